@@ -18,7 +18,7 @@ from deep_gemm.gemm.output import Groups
 
 from .dense import Outcome, ProductTrial, outcome
 from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, draws, near_edge, run_plan, tile_of
+from .product import How, buffers_of, draws, random_d_and_c, run_plan, sides
 from .rounding import FP32_UNIT, within_units
 
 
@@ -65,14 +65,7 @@ def random_problem(
         return x.mT if is_mn else x
 
     a, b = operand(m, config.majors.a_is_mn), operand(n, config.majors.b_is_mn)
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
-    d = torch.full((*lead, m, n), float("nan"), dtype=dtype)
-    c = None
-    if config.adds_to_d or (config.with_c and in_place):
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(d.shape, generator=generator).to(dtype)
-    return Problem(a, b, d, c)
+    return Problem(a, b, *random_d_and_c(config, (*lead, m, n), generator, in_place))
 
 
 def run(
@@ -109,8 +102,6 @@ class Bf16Trial(ProductTrial):
     in_place: bool = False
     is_dependent: bool = False
     gap: int = 8
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
@@ -120,13 +111,11 @@ class Bf16Trial(ProductTrial):
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16Trial:
         """Draw sizes around a tile's edges, any where an operand is not contiguous along them."""
-        draw, majors = draws(config, seed), config.majors
-        rows, columns = tile_of(config)
+        draw = draws(config, seed)
         blocks = draw.randint(1, 2 * config.slices + 2)
         return cls(
             config,
-            near_edge(draw, rows, 8 if majors.a_is_mn else 1, blocks=1),
-            near_edge(draw, columns, 8, blocks=1),
+            *sides(draw, config, of_m=8 if config.majors.a_is_mn else 1, of_n=8),
             blocks * BLOCK_K - draw.choice((0, 8 * draw.randrange(8))),
             seed,
             in_place=config.with_c and not config.is_fp32 and draw.random() < 0.5,

@@ -14,10 +14,10 @@ from deep_gemm.gemm.bf16.counted import CountedProblem
 from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.output import Groups
 
-from .bf16_depths import random_d_and_c, right_and_allowed_of_groups
+from .bf16_depths import right_and_allowed_of_groups
 from .dense import Outcome, ProductTrial, outcome
 from .library import HostKernel
-from .product import How, buffers_of, draws, near_edge, run_plan, sizes, tile_of
+from .product import How, buffers_of, draws, random_d_and_c, run_plan, sides, sizes
 
 
 def random_problem(
@@ -77,8 +77,6 @@ class Bf16CountedTrial(ProductTrial):
     """What the GPU finds for depths, if that is wrong; there are no further rows then."""
     more_rows: int = 70
     gap: int = 0
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
@@ -89,12 +87,10 @@ class Bf16CountedTrial(ProductTrial):
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16CountedTrial:
         """Draw depths, some of them zero, and sizes around a tile's edges."""
         draw = draws(config, seed)
-        rows, columns = tile_of(config)
         return cls(
             config,
             (*sizes(draw, draw.randint(0, 4), 200), draw.randint(1, 70)),
-            near_edge(draw, rows, 8, blocks=1),
-            near_edge(draw, columns, 8, blocks=1),
+            *sides(draw, config, of_m=8, of_n=8),
             seed,
             on_gpu_alone=draw.random() < 0.5,
             more_rows=draw.choice((0, 70)),

@@ -19,7 +19,7 @@ from deep_gemm.gemm.output import Groups
 from .bf16 import Problem, right_and_allowed
 from .dense import Outcome, ProductTrial, outcome
 from .library import HostKernel
-from .product import How, buffers_of, draws, near_edge, run_plan, tile_of
+from .product import How, buffers_of, draws, random_d_and_c, run_plan, sides
 
 
 def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: int = 0) -> DepthsProblem:
@@ -28,20 +28,6 @@ def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: 
     a, b = (torch.randn(sum(ks), rows, generator=generator).to(torch.bfloat16) for rows in (m, n))
     d, c = random_d_and_c(config, (len(ks), m, n), generator)
     return DepthsProblem(a, b, d, c, tuple(ks))
-
-
-def random_d_and_c(
-    config: Bf16Config, shape: Sequence[int], generator: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
-    """D full of NaN, and C if there is one; D is random if it is C."""
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
-    d = torch.full(tuple(shape), float("nan"), dtype=dtype)
-    c = None
-    if config.adds_to_d:
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(d.shape, generator=generator).to(dtype)
-    return d, c
 
 
 def run(kernel: HostKernel, config: Bf16Config, p: DepthsProblem, **how: Unpack[How]) -> Outcome:
@@ -73,8 +59,6 @@ class Bf16DepthsTrial(ProductTrial):
     n: int = 72
     seed: int = 0
     schedule: str | None = None
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
@@ -85,12 +69,10 @@ class Bf16DepthsTrial(ProductTrial):
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16DepthsTrial:
         """Draw depths, some of them zero, and sizes around a tile's edges."""
         draw = draws(config, seed)
-        rows, columns = tile_of(config)
         return cls(
             config,
             (*(BLOCK_K * draw.randint(0, 3) for _ in range(draw.randint(0, 4))), BLOCK_K),
-            near_edge(draw, rows, 8, blocks=1),
-            near_edge(draw, columns, 8, blocks=1),
+            *sides(draw, config, of_m=8, of_n=8),
             seed,
             num_sms=config.cluster_size * draw.randint(1, 3),
         )

@@ -115,8 +115,6 @@ class Bf16RowsTrial(ProductTrial):
     rows: int | None = None
     alignment: int = 128
     zero_padding: bool = False
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,17 +22,12 @@ from deep_gemm.gemm.plan import Plan
 
 from .dense import Outcome, ProductTrial, outcome
 from .launcher import flat_memory, placed_in
-from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, draws, launcher_of, near_edge, simulation_of, tile_of, with_d
+from .library import HostKernel
+from .product import How, buffers_of, draws, launcher_of, near_edge, sides, simulation_of, with_d
 from .rounding import FP32_UNIT, within_units
 from .simulate import Buffer, Simulation
 
 PLAIN = SlicesConfig(False)
-
-
-def compile_slices(config: SlicesConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel that adds up slices; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(sum_slices.KERNEL, config, edits)
 
 
 def random_problem(
@@ -100,8 +94,6 @@ class SumTrial(ProductTrial):
     schedule: str | None = None
     output: SlicesConfig = PLAIN
     gap: int = 8
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
@@ -112,14 +104,12 @@ class SumTrial(ProductTrial):
     def drawn(cls, config: Bf16Config, seed: int) -> SumTrial:
         """Draw products, slices that cross them, and sizes around a tile's edges."""
         draw = draws(config, seed)
-        rows, columns = tile_of(config)
         products, blocks = draw.randint(1, 4), draw.randint(1, 2)
         return cls(
             config,
             draw.randint(1, products * blocks),
             products,
-            near_edge(draw, rows, 8, blocks=1),
-            near_edge(draw, columns, 8, blocks=1),
+            *sides(draw, config, of_m=8, of_n=8),
             blocks * BLOCK_K,
             seed,
             output=draw.choice(sum_slices.reachable_slices()),
@@ -145,8 +135,6 @@ class SlicesTrial(ProductTrial):
     seed: int = 0
     schedule: str | None = None
     gap: int = 8
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def drawn(cls, config: SlicesConfig, seed: int) -> SlicesTrial:

@@ -15,12 +15,14 @@ from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense import launch as kernels
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.kernel_decode import kernel_of
 from deep_gemm.gemm.output import Groups
 
 from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, depth, draws, near_edge, partial_sums, run_plan, tile_of
+from .product import How, buffers_of, depth, draws, partial_sums, random_d_and_c, run_plan, sides
 from .rounding import allowed_difference, describe_mistakes, excess
 from .simulate import Result
 from .trial import Trial
@@ -49,11 +51,12 @@ class Outcome:
         return self
 
 
+@dataclass(frozen=True, kw_only=True)
 class ProductTrial(Trial):
     """A trial whose D is compared with the right one, within what rounding explains."""
 
-    num_sms: int | None
-    truncate: bool
+    num_sms: int | None = None
+    truncate: bool = False
 
     @abstractmethod
     def outcome(self, kernel: HostKernel) -> Outcome:
@@ -73,28 +76,21 @@ class ProductTrial(Trial):
         return {"num_sms": self.num_sms, "seed": self.seed, "schedule": self.schedule, "truncate": self.truncate}
 
 
-def compile_config(config: GemmConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(fp8_gemm.KERNEL, config, edits)
+def compile_config(config: GemmConfig | DecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
+    """Compile a configuration's kernel for the host; `edits` replaces sources by name, for mutations."""
+    return compile_for_host(kernel_of(config), config, edits)
 
 
 def random_problem(
-    config: GemmConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
+    config: GemmConfig | DecodeConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
 ) -> DenseProblem:
     """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`)."""
     generator = torch.Generator().manual_seed(seed)
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
+    is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
-    cast_b = per_token_cast_to_fp8 if config.sfb == PER_ROW else per_block_cast_to_fp8
-    b = cast_b(torch.randn(n, k, generator=generator))
-    d = torch.full((m, n), float("nan"), dtype=dtype)
-    c = None
-    if config.adds_to_d or (config.with_c and in_place):
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(m, n, generator=generator).to(dtype)
-    recipe = (1, 1, 128) if config.sfb == PER_ROW else None
-    return dense_problem(a, b, d, c, recipes=(recipe, None, None))
+    b = (per_token_cast_to_fp8 if is_per_row else per_block_cast_to_fp8)(torch.randn(n, k, generator=generator))
+    d, c = random_d_and_c(config, (m, n), generator, in_place)
+    return dense_problem(a, b, d, c, recipes=((1, 1, 128) if is_per_row else None, None, None))
 
 
 def run(
@@ -138,8 +134,6 @@ class DenseTrial(ProductTrial):
     schedule: str | None = None
     in_place: bool = False
     is_dependent: bool = False
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -150,11 +144,9 @@ class DenseTrial(ProductTrial):
     def drawn(cls, config: GemmConfig, seed: int) -> DenseTrial:
         """Draw sizes around a tile's edges."""
         draw = draws(config, seed)
-        rows, columns = tile_of(config)
         return cls(
             config,
-            near_edge(draw, rows),
-            near_edge(draw, columns, 4 if config.is_fp32 else 8),
+            *sides(draw, config, blocks=2),
             depth(draw, config),
             seed,
             in_place=config.with_c and not config.is_fp32 and draw.random() < 0.5,

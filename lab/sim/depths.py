@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from deep_gemm.gemm.plan import addresses_of
 from .dense import Outcome, ProductTrial, compile_config, outcome
 from .launcher import placed_in
 from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, draws, launcher_of, near_edge, partial_sums, simulation_of, with_d
+from .product import How, buffers_of, draws, launcher_of, partial_sums, random_d_and_c, sides, simulation_of, with_d
 from .rounding import allowed_difference
 from .simulate import Buffer
 from .trial import Trial
@@ -38,7 +37,6 @@ def compile_maps(edits: Mapping[str, str] | None = None) -> HostKernel:
     return compile_for_host(k_group_maps.KERNEL, k_group_maps.CONFIG, edits)
 
 
-@cache
 def compiled(config: GemmConfig) -> tuple[HostKernel, HostKernel]:
     """Both kernels, without edits."""
     return compile_maps(), compile_config(config)
@@ -50,13 +48,7 @@ def random_problem(
     """Make a problem with random data. D is NaN, unless it is also C. `on_gpu_alone`: depths in a tensor only."""
     generator = torch.Generator().manual_seed(seed)
     a, b = (k_grouped_cast_to_fp8(torch.randn(rows, sum(ks), generator=generator), ks) for rows in (m, n))
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
-    d = torch.full((len(ks), m, n), float("nan"), dtype=dtype)
-    c = None
-    if config.adds_to_d:
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(d.shape, generator=generator)
+    d, c = random_d_and_c(config, (len(ks), m, n), generator)
     p = k_grouped_problem(a, b, d, list(ks), None, c)
     return p._replace(ks=None, ks_tensor=torch.tensor(ks, dtype=torch.int32)) if on_gpu_alone else p
 
@@ -122,8 +114,7 @@ class DepthsTrial(ProductTrial):
     on_gpu_alone: bool = True
     m: int = 130
     n: int = 136
-    num_sms: int | None = 3
-    truncate: bool = False
+    num_sms: int | None = field(default=3, kw_only=True)
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -134,13 +125,14 @@ class DepthsTrial(ProductTrial):
     def drawn(cls, config: GemmConfig, seed: int) -> DepthsTrial:
         """Draw depths, some of them zero, and sizes around a tile's edges."""
         draw = draws(config, seed)
+        m, n = sides(draw, config)
         return cls(
             config,
             drawn_depths(draw),
             seed,
             on_gpu_alone=draw.random() < 0.5,
-            m=near_edge(draw, config.block_m, blocks=1),
-            n=near_edge(draw, config.block_n * config.cluster_n, 4 if config.is_fp32 else 8, blocks=1),
+            m=m,
+            n=n,
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from typing_extensions import Unpack
 
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.dense.check import DenseProblem
 
-from .dense import Outcome, ProductTrial, outcome, right_and_allowed
-from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, depth, draws, near_edge, partial_sums, run_plan
+from .dense import Outcome, ProductTrial, outcome, random_problem, right_and_allowed
+from .library import HostKernel
+from .product import How, buffers_of, depth, draws, partial_sums, run_plan, sides
 
 ALIGNMENTS = {"sfa": 4, "sfb": 4}
 """Least alignment of scales, which the kernel reads as floats."""
-
-
-def compile_config(config: DecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(fp8_gemm_decode.KERNEL, config, edits)
-
-
-def random_problem(
-    config: DecodeConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
-) -> DenseProblem:
-    """Make a problem with random data for a configuration. D is NaN, unless it is also C (`in_place`)."""
-    generator = torch.Generator().manual_seed(seed)
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
-    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
-    b = per_block_cast_to_fp8(torch.randn(n, k, generator=generator))
-    d = torch.full((m, n), float("nan"), dtype=dtype)
-    c = None
-    if config.with_c:
-        c = d if in_place else torch.empty_like(d)
-        c.normal_(generator=generator)
-    return dense_problem(a, b, d, c)
 
 
 def run(
@@ -85,8 +61,6 @@ class DecodeTrial(ProductTrial):
     is_dependent: bool = False
     in_place: bool = False
     weight_is_ready: bool = False
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: DecodeConfig) -> bool:
@@ -97,12 +71,10 @@ class DecodeTrial(ProductTrial):
     def drawn(cls, config: DecodeConfig, seed: int) -> DecodeTrial:
         """Draw sizes around a tile's edges."""
         draw = draws(config, seed)
-        m, n = near_edge(draw, config.block_tokens), near_edge(draw, config.block_n, 8)
         is_dependent = draw.random() < 0.5
         return cls(
             config,
-            m,
-            n,
+            *sides(draw, config, blocks=2),
             depth(draw, config),
             seed,
             is_dependent=is_dependent,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,8 +24,8 @@ from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
 
 from .dense import Outcome, ProductTrial, outcome
-from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, depth, draws, near_edge, partial_sums, run_plan, tile_of
+from .library import HostKernel
+from .product import How, buffers_of, depth, draws, partial_sums, random_d_and_c, run_plan, sides
 from .rounding import allowed_difference
 
 Config = GemmConfig | DecodeConfig
@@ -41,17 +40,10 @@ def random_problem(
     """
     generator = torch.Generator().manual_seed(seed)
     is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
-    adds_to_d = isinstance(config, GemmConfig) and config.adds_to_d
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     a, sfa = per_token_cast_to_fp8(torch.randn(m, heads, k, generator=generator))
     cast_b = per_token_cast_to_fp8 if is_per_row else per_block_cast_to_fp8
     b, sfb = cast_b(torch.randn(heads, n, k, generator=generator))
-    d = torch.full((m, heads, n), float("nan"), dtype=dtype)
-    c = None
-    if adds_to_d or (config.with_c and in_place):
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(m, heads, n, generator=generator).to(dtype)
+    d, c = random_d_and_c(config, (m, heads, n), generator, in_place)
     recipe = (1, 1, 128) if is_per_row else (1, 128, 128)
     return heads_problem(BY_HEADS, (_wider(a, gap), sfa), (_wider(b, gap), sfb), d, c, (recipe, None, None))
 
@@ -96,11 +88,6 @@ def right_and_allowed(p: HeadsProblem, partial_sums: float) -> tuple[Tensor, Ten
     return right, allowed
 
 
-def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(fp8_gemm_decode.kernel_of(config), config, edits)
-
-
 @dataclass(frozen=True)
 class HeadsTrial(ProductTrial):
     """Products of some heads by `fp8_gemm`."""
@@ -115,8 +102,6 @@ class HeadsTrial(ProductTrial):
     schedule: str | None = None
     is_dependent: bool = False
     in_place: bool = False
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: Config) -> bool:
@@ -127,12 +112,10 @@ class HeadsTrial(ProductTrial):
     def drawn(cls, config: Config, seed: int) -> HeadsTrial:
         """Draw heads, and sizes around a tile's edges."""
         draw = draws(config, seed)
-        rows, columns = tile_of(config)
         return cls(
             config,
             draw.randint(1, 3),
-            near_edge(draw, rows, blocks=1),
-            near_edge(draw, columns, 4 if config.is_fp32 else 8, blocks=1),
+            *sides(draw, config),
             depth(draw, config),
             seed,
             is_dependent=draw.random() < 0.5,

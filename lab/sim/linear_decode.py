@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,15 +19,10 @@ from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig, grid, params_of
 from . import fp8_gemm_decode
 from .fp8_gemm_decode import DecodeTrial
 from .launcher import flat_memory
-from .library import HostKernel, compile_for_host
+from .library import HostKernel
 from .product import How, as_before, draws, launcher_of, near_edge, simulation_of
 from .simulate import Buffer
 from .trial import Trial
-
-
-def compile_config(config: LinearDecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(KERNEL, config, edits)
 
 
 def run(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
+import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import align, ceil_div
@@ -80,6 +81,18 @@ def buffers_of(p: Any, alignments: Mapping[str, int] | None = None, is_dependent
     }
 
 
+def random_d_and_c(
+    config: GemmConfig | DecodeConfig, shape: Sequence[int], generator: torch.Generator, in_place: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """D full of NaN, and C if there is one. D is random if it is C: `in_place`, or because the kernel adds to it."""
+    d = torch.full(tuple(shape), float("nan"), dtype=torch.float32 if config.is_fp32 else torch.bfloat16)
+    if isinstance(config, GemmConfig) and config.adds_to_d:
+        return d, d.normal_(generator=generator)
+    if not config.with_c:
+        return d, None
+    return d, d.normal_(generator=generator) if in_place else torch.randn(d.shape, generator=generator).to(d.dtype)
+
+
 def run_plan(
     kernel: HostKernel,
     of: Kernel[Any],
@@ -124,11 +137,15 @@ def near_edge(draw: random.Random, block: int, multiple: int = 1, blocks: int = 
     return max(align(draw.choice((0, *range(1, blocks + 1), 1)) * block + beside, multiple), multiple)
 
 
-def tile_of(config: GemmConfig | DecodeConfig) -> tuple[int, int]:
-    """Give the rows and columns of D that a cluster computes at a time."""
+def sides(
+    draw: random.Random, config: GemmConfig | DecodeConfig, *, blocks: int = 1, of_m: int = 1, of_n: int = 1
+) -> tuple[int, int]:
+    """Draw m and n, multiples of `of_m` and `of_n`, around the edges of what a cluster computes at a time."""
     if isinstance(config, DecodeConfig):
-        return config.block_tokens, config.block_n
-    return config.block_m * config.cluster_m, config.block_n * config.cluster_n
+        rows, columns = config.block_tokens, config.block_n
+    else:
+        rows, columns = config.block_m * config.cluster_m, config.block_n * config.cluster_n
+    return near_edge(draw, rows, of_m, blocks), near_edge(draw, columns, max(of_n, 4 if config.is_fp32 else 8), blocks)
 
 
 def depth(draw: random.Random, config: GemmConfig | DecodeConfig) -> int:

@@ -139,10 +139,8 @@ class RowsTrial(ProductTrial):
     alignment: int = 128
     n: int = 136
     k: int = 400
-    num_sms: int | None = None
     num_groups: int | None = None
     zero_padding: bool = True
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -187,8 +185,8 @@ class RowsTrial(ProductTrial):
 
 
 def drawn_layout(draw: random.Random, config: GemmConfig, alignment: int) -> tuple[tuple[int, ...], int | None]:
-    """Draw a layout of up to 5 groups as a configuration wants it, and the rows that A has, unless each has an id."""
-    of_groups = sizes(draw, draw.randint(1, 5), config.block_m + 70)
+    """Draw a layout of up to 4 groups as a configuration wants it, and the rows that A has; None: each has an id."""
+    of_groups = sizes(draw, draw.randint(1, 4), config.block_m + 70)
     if config.groups == Groups.IDS:
         stretches = [(draw.randint(-1, 4), size) for size in of_groups]
         return tuple(group for group, size in stretches for _ in range(size)) or (-1,), None

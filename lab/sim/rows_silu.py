@@ -116,7 +116,7 @@ class SiluTrial(Trial):
             config,
             drawn_layout(draw, config, 128)[0],
             seed,
-            n=256 * draw.randint(1, 3),
+            n=256 * draw.randint(1, 2),
             k=depth(draw, config),
             limit=draw.choice((None, 0.5)),
             has_weights=draw.random() < 0.5,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,17 +22,12 @@ from deep_gemm.gemm.skip.check import SkipProblem, parts, skip_problem
 
 from .dense import Outcome, ProductTrial, outcome
 from .fp8_gemm_decode import ALIGNMENTS
-from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, depth, draws, near_edge, run_plan, tile_of
+from .library import HostKernel
+from .product import How, buffers_of, depth, draws, run_plan, sides
 from .rounding import EXACT_STEPS, allowed_difference
 
 Config = GemmConfig | DecodeConfig
 UNTOUCHED = 42.0
-
-
-def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(fp8_gemm_decode.kernel_of(config), config, edits)
 
 
 def random_problem(
@@ -90,8 +84,6 @@ class SkipTrial(ProductTrial):
     schedule: str | None = None
     k: int = 272
     is_dependent: bool = False
-    num_sms: int | None = None
-    truncate: bool = False
 
     @classmethod
     def takes(cls, config: Config) -> bool:
@@ -106,7 +98,7 @@ class SkipTrial(ProductTrial):
         left, right = (panel * draw.randint(1, 128 // panel) for _ in range(2))
         return cls(
             config,
-            near_edge(draw, tile_of(config)[0]),
+            sides(draw, config)[0],
             draw.randint(1, config.block_n // (left + right) + 1),
             (left, 8 * draw.randint(0, 16), right),
             seed,

@@ -52,21 +52,23 @@ def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
 
 
 def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
+    from lab.sim import dense
     from lab.sim import fp8_gemm_decode as sim
 
-    p: DenseProblem = sim.random_problem(config, *mnk)
+    p: DenseProblem = dense.random_problem(config, *mnk)
     p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfa=wider(p.sfa, 3), sfb=wider(p.sfb, 2))
     if p.c is not None:
         p = p._replace(c=wider(p.c, 8))
-    sim.run(sim.compile_config(config), config, p).checked()
+    sim.run(dense.compile_config(config), config, p).checked()
 
 
 def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) -> None:
+    from lab.sim import dense
     from lab.sim import skip_head_mid as sim
 
     p = sim.random_problem(72, (splits[0] + splits[2]) * 5, 400, splits, extra_columns=8)
     p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=wider(p.sfb, 3))
-    sim.run(sim.compile_config(config), config, p).checked()
+    sim.run(dense.compile_config(config), config, p).checked()
 
 
 def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, alignment: int = 128) -> None:
@@ -101,6 +103,7 @@ def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
 
 
 def heads_trial(tile: Tile, output: Output) -> None:
+    from lab.sim import dense
     from lab.sim import heads as sim
 
     config = tile.config(output, 400)
@@ -108,7 +111,7 @@ def heads_trial(tile: Tile, output: Output) -> None:
     if isinstance(config, DecodeConfig):
         p = p._replace(sfa=wider(p.sfa, 5))
     p = p._replace(sfb=p.sfb if p.of_b == PER_ROW else wider(p.sfb, 3))
-    sim.run(sim.compile_config(config), config, p).checked()
+    sim.run(dense.compile_config(config), config, p).checked()
 
 
 def cast_rows_trial(x: torch.Tensor) -> None:

@@ -43,8 +43,8 @@ def main() -> None:
     product = dense.random_problem(tile, 200, 136, 400)
     assert dense.run(dense.compile_config(tile), tile, product).mistakes is None
     decode = DecodeConfig(16, 4, 2, 3)
-    product = fp8_gemm_decode.random_problem(decode, 13, 136, 528)
-    assert fp8_gemm_decode.run(fp8_gemm_decode.compile_config(decode), decode, product).mistakes is None
+    product = dense.random_problem(decode, 13, 136, 528)
+    assert fp8_gemm_decode.run(dense.compile_config(decode), decode, product).mistakes is None
     p = logits([[300, 301], [0, 0], [65, 64]], 2, 32, 64)
     config = config_of(p)
     found = fp8_paged_mqa_logits.run(fp8_paged_mqa_logits.compile_config(config), config, p)

@@ -239,7 +239,7 @@ def test_sim_tells_of_its_progress_where_there_is_no_terminal(monkeypatch: pytes
     [
         (("int8_gemm",), "kernel: expected one of fp8_gemm, bf16_gemm, fp8_gemm_decode, "),
         (("--config", "1x1"), "config: expected one of ['64x32 bf16', "),
-        (("--set", "depth=5"), "set: expected one of m, n, k, schedule, in_place, "),
+        (("--set", "depth=5"), "set: expected one of num_sms, truncate, m, n, k, schedule, "),
         (("--seeds", "0"), "Invalid value for '--seeds'"),
         (("--first-seed", "-1"), "Invalid value for '--first-seed'"),
         (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),

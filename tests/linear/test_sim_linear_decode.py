@@ -14,6 +14,7 @@ from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.choose import reachable_decode
 from deep_gemm.linear.kernel import LinearDecodeConfig, serving
 from lab.sim import linear_decode as sim
+from lab.sim.linear_decode import LinearTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -45,7 +46,7 @@ def check(
     seed: int = 0,
     schedule: str | None = None,
 ) -> None:
-    d = sim.run(sim.compile_config(config), config, x, w, c, seed=seed, schedule=schedule, truncate=True)
+    d = sim.run(LinearTrial(config).compiled(), config, x, w, c, seed=seed, schedule=schedule, truncate=True)
     assert same_bits(d, sim.by_parts(config.tile, x, w, c, seed))
 
 
@@ -103,7 +104,7 @@ def test_rows_may_lie_apart() -> None:
     room = torch.full((5, 424), torch.nan, dtype=torch.bfloat16)
     room[:, 8:408] = x
     config = config_of(8, 1)
-    d = sim.run(sim.compile_config(config), config, room[:, 8:408], w, truncate=True)
+    d = sim.run(LinearTrial(config).compiled(), config, room[:, 8:408], w, truncate=True)
     assert same_bits(d, sim.by_parts(config.tile, x, w, None, 0))
 
 

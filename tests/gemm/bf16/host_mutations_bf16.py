@@ -73,7 +73,7 @@ def sum_trial(is_turned: bool) -> None:
     p = bf16_sums.random_problem(config, 5, 72, 136, 192, output, gap=8)
     if not is_turned:
         p = p._replace(b=wider(p.b, 16))
-    adder = bf16_sums.compile_slices(output)
+    adder = bf16_sums.SlicesTrial(output).compiled()
     bf16_sums.run(bf16.compile_config(config), adder, config, 4, p).checked()
 
 
