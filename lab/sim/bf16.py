@@ -101,7 +101,6 @@ class Bf16Trial(ProductTrial):
     schedule: str | None = None
     in_place: bool = False
     is_dependent: bool = False
-    gap: int = 8
 
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
@@ -125,6 +124,5 @@ class Bf16Trial(ProductTrial):
 
     def outcome(self, kernel: HostKernel) -> Outcome:
         """Multiply random matrices."""
-        sizes = self.m, self.n, self.k
-        p = random_problem(self.config, *sizes, self.seed, in_place=self.in_place, gap=self.gap)
+        p = random_problem(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, gap=8)
         return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)

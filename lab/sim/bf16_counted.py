@@ -72,11 +72,10 @@ class Bf16CountedTrial(ProductTrial):
     seed: int = 0
     schedule: str | None = None
     on_gpu_alone: bool = True
-    """Where the counts are."""
+    """Counts lie where the GPU alone knows them."""
     told: tuple[int, ...] = ()
-    """What the GPU finds for depths, if that is wrong; there are no further rows then."""
+    """Depths that the GPU finds, if they are wrong; there are no further rows then."""
     more_rows: int = 70
-    gap: int = 0
 
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
@@ -94,13 +93,12 @@ class Bf16CountedTrial(ProductTrial):
             seed,
             on_gpu_alone=draw.random() < 0.5,
             more_rows=draw.choice((0, 70)),
-            gap=draw.choice((0, 8)),
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
     def outcome(self, kernel: HostKernel) -> Outcome:
         """Multiply random matrices."""
-        more = {"on_gpu_alone": self.on_gpu_alone, "more_rows": 0 if self.told else self.more_rows, "gap": self.gap}
+        more = {"on_gpu_alone": self.on_gpu_alone, "more_rows": 0 if self.told else self.more_rows, "gap": 8}
         p = random_problem(self.config, self.ks, self.m, self.n, self.seed, **more)  # type: ignore[arg-type]
         if self.told:
             p = p._replace(sfa=torch.tensor(self.told, dtype=torch.int32))

@@ -93,7 +93,6 @@ class SumTrial(ProductTrial):
     seed: int = 0
     schedule: str | None = None
     output: SlicesConfig = PLAIN
-    gap: int = 8
 
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
@@ -119,7 +118,7 @@ class SumTrial(ProductTrial):
     def outcome(self, kernel: HostKernel) -> Outcome:
         """Multiply random matrices."""
         shape = self.products, self.m, self.n, self.k
-        p = random_problem(self.config, *shape, self.output, self.seed, gap=self.gap)
+        p = random_problem(self.config, *shape, self.output, self.seed, gap=8)
         return run(kernel, SlicesTrial(self.output).compiled(), self.config, self.slices, p, **self.how)
 
 
@@ -134,7 +133,6 @@ class SlicesTrial(ProductTrial):
     n: int = 72
     seed: int = 0
     schedule: str | None = None
-    gap: int = 8
 
     @classmethod
     def drawn(cls, config: SlicesConfig, seed: int) -> SlicesTrial:
@@ -148,7 +146,7 @@ class SlicesTrial(ProductTrial):
         generator, (m, n) = torch.Generator().manual_seed(self.seed), (self.m, self.n)
         workspace = torch.randn(self.slices, m, n, generator=generator)
         dtype = torch.float32 if self.config.output_is_fp32 else torch.bfloat16
-        d = torch.full((m, n + self.gap), float("nan"), dtype=dtype)[:, :n]
+        d = torch.full((m, n + 8), float("nan"), dtype=dtype)[:, :n]
         exact, magnitudes = workspace.double().sum(0), workspace.double().abs().sum(0)
         if self.config.adds_to_d:
             d.normal_(generator=generator)

@@ -100,7 +100,7 @@ class SiluTrial(Trial):
     has_weights: bool = True
     size: float = 1.0
     factors: tuple[float, ...] = ()
-    """Of scales of A, for rows in turn, so that sums are far from 1."""
+    """Factors of the scales of A, for rows in turn, so that sums are far from 1."""
     num_sms: int = 2
 
     @classmethod

@@ -30,7 +30,7 @@ def test_groups_along_k_of_any_depth(
 ) -> None:
     """Rows behind the last group are NaN: that a k-block ends with its group is checked to the last row."""
     config = bf16_config(128, 128, output, TN, *cluster)
-    Bf16CountedTrial(config, ks, 264, 136, 2, schedule, on_gpu_alone, gap=8).run()
+    Bf16CountedTrial(config, ks, 264, 136, 2, schedule, on_gpu_alone).run()
 
 
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])

@@ -53,7 +53,7 @@ def test_c_may_be_d() -> None:
         config = DecodeConfig(16, 4, 2, 3, is_fp32=is_fp32, with_c=True)
         p = random_problem(config, 11, 200, 720, seed=1, in_place=True)
         assert p.c is p.d
-        assert sim.run(compile_config(config), config, p, seed=1).mistakes is None
+        sim.run(compile_config(config), config, p, seed=1).checked()
 
 
 @pytest.mark.parametrize("k", [16, 128, 4080, 4224, 8208, 12304])
@@ -101,7 +101,7 @@ def test_c_may_be_one_row_for_all() -> None:
         p = random_problem(config, 19, 136, 400, seed=2)
         assert p.c is not None
         p = p._replace(c=p.c[0].clone().expand_as(p.d))
-        assert sim.run(compile_config(config), config, p, seed=2).mistakes is None
+        sim.run(compile_config(config), config, p, seed=2).checked()
 
 
 def test_scales_may_have_any_strides() -> None:
@@ -112,7 +112,7 @@ def test_scales_may_have_any_strides() -> None:
     padded = torch.empty(11, 16)
     padded[:, : p.sfa.shape[1]] = p.sfa
     for problem in (p, column_major, p._replace(sfa=padded[:, : p.sfa.shape[1]])):
-        assert sim.run(compile_config(config), config, problem, seed=3).mistakes is None
+        sim.run(compile_config(config), config, problem, seed=3).checked()
 
 
 def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
