@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,6 +62,7 @@ def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, seed
     (m, k), n = x.shape, len(w[0])
     d = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
     p = DenseProblem(a, sfa, *w, d, c, m, n, k, PER_BLOCK)
+    config = replace(config, num_stages=min(config.num_stages, 4))  # those of a tile here are for B alone
     return fp8_gemm_decode.run(DecodeTrial(config).compiled(), config, p, seed=seed, truncate=True).d
 
 
