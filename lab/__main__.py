@@ -68,7 +68,7 @@ def sim(
         options = [f"--set {shlex.quote(setting)}" for setting in settings or ()]
         if kernel == "fp8_gemm" and config is None:
             form = _output_of(fp32=fp32, with_c=with_c, adds_to_d=adds_to_d, by_row=by_row)
-            chosen = _stated(block_m, block_n, form, cluster_m, cluster_n, cluster_k)
+            chosen = _stated(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128)  # of any depth
             numbers = {
                 "--block-m": block_m,
                 "--block-n": block_n,

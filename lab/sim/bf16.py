@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm.bf16 import launch as kernels
-from deep_gemm.gemm.bf16.config import Bf16Config
+from deep_gemm.gemm.bf16.config import BLOCK_K, Bf16Config
 from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
-from deep_gemm.gemm.kernel import params_of
 from deep_gemm.gemm.output import Groups
-from deep_gemm.gemm.plan import addresses_of
 
-from .dense import Outcome, outcome
-from .launcher import Launcher, flat_memory, placed_in
+from .dense import Outcome, ProductTrial, outcome
 from .library import HostKernel, compile_for_host
+from .product import How, buffers_of, draws, random_d_and_c, run_plan, sides
 from .rounding import FP32_UNIT, within_units
-from .simulate import Buffer, Simulation
 
 
 class Problem(NamedTuple):
@@ -36,9 +35,6 @@ class Problem(NamedTuple):
 
 def compile_config(config: Bf16Config, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"{config.name}: {reason}")
     return compile_for_host(BF16_GEMM, config, edits)
 
 
@@ -69,46 +65,16 @@ def random_problem(
         return x.mT if is_mn else x
 
     a, b = operand(m, config.majors.a_is_mn), operand(n, config.majors.b_is_mn)
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
-    d = torch.full((*lead, m, n), float("nan"), dtype=dtype)
-    c = None
-    if config.adds_to_d or (config.with_c and in_place):
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(d.shape, generator=generator).to(dtype)
-    return Problem(a, b, d, c)
+    return Problem(a, b, *random_d_and_c(config, (*lead, m, n), generator, in_place))
 
 
 def run(
-    kernel: HostKernel,
-    config: Bf16Config,
-    p: Problem,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
-    is_dependent: bool = False,
+    kernel: HostKernel, config: Bf16Config, p: Problem, *, is_dependent: bool = False, **how: Unpack[How]
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. `is_dependent`: the kernel ahead may still run."""
     right, allowed = right_and_allowed(p, config.slices)
-    buffers = {name: Buffer(flat_memory(getattr(p, name)), is_dependent=is_dependent) for name in ("a", "b")}
-    buffers["d"] = Buffer(p.d, is_writable=True, is_dependent=is_dependent)
-    if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
-        buffers["c"] = Buffer(flat_memory(p.c), is_dependent=is_dependent)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    placed = placed_in(simulation, p)
-    launcher = Launcher(
-        simulation,
-        kernel,
-        params_of(config),
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-        cluster_size=config.cluster_size,
-    )
-    plan = kernels.plan_of(placed, config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(placed))
-    return outcome(simulation.result(), right, allowed, (config.block_m, config.block_n))
+    result = run_plan(kernel, BF16_GEMM, config, p, buffers_of(p, is_dependent=is_dependent), kernels.plan_of, how)
+    return outcome(result, right, allowed, (config.block_m, config.block_n))
 
 
 def right_and_allowed(p: Problem, slices: int) -> tuple[Tensor, Tensor]:
@@ -120,3 +86,43 @@ def right_and_allowed(p: Problem, slices: int) -> tuple[Tensor, Tensor]:
     roundings = ceil_div(p.a.shape[-1], 16) + slices + 2
     right = exact.to(p.d.dtype)
     return right, within_units(right, magnitudes * (roundings * FP32_UNIT))
+
+
+@dataclass(frozen=True)
+class Bf16Trial(ProductTrial):
+    """One product, or those of some heads."""
+
+    kernel = BF16_GEMM
+    config: Bf16Config
+    m: int = 200
+    n: int = 136
+    k: int = 456
+    seed: int = 0
+    schedule: str | None = None
+    in_place: bool = False
+    is_dependent: bool = False
+
+    @classmethod
+    def takes(cls, config: Bf16Config) -> bool:
+        """Take products that are not grouped, and those of heads."""
+        return config.groups in (Groups.NONE, Groups.HEADS)
+
+    @classmethod
+    def drawn(cls, config: Bf16Config, seed: int) -> Bf16Trial:
+        """Draw sizes around a tile's edges, any where an operand is not contiguous along them."""
+        draw = draws(config, seed)
+        blocks = draw.randint(1, 2 * config.slices + 2)
+        return cls(
+            config,
+            *sides(draw, config, of_m=8 if config.majors.a_is_mn else 1, of_n=8),
+            blocks * BLOCK_K - draw.choice((0, 8 * draw.randrange(8))),
+            seed,
+            in_place=config.with_c and not config.is_fp32 and draw.random() < 0.5,
+            is_dependent=draw.random() < 0.5,
+            num_sms=config.cluster_size * draw.randint(1, 3),
+        )
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices."""
+        p = random_problem(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, gap=8)
+        return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from typing_extensions import Unpack
 
 from deep_gemm.gemm.bf16 import counted as kernels
 from deep_gemm.gemm.bf16.config import Bf16Config
 from deep_gemm.gemm.bf16.counted import CountedProblem
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
+from deep_gemm.gemm.output import Groups
 
-from .bf16_depths import random_d_and_c, run_plans
-from .dense import Outcome
+from .bf16_depths import right_and_allowed_of_groups
+from .dense import Outcome, ProductTrial, outcome
 from .library import HostKernel
+from .product import How, buffers_of, draws, random_d_and_c, run_plan, sides, sizes
 
 
 def random_problem(
@@ -45,22 +50,56 @@ def run(
     p: CountedProblem,
     *,
     ks: Sequence[int] | None = None,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
+    **how: Unpack[How],
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. `ks`: the depths that are right, if not the problem's."""
     if ks is None:
         ks = p.ks if p.sfa is None else p.sfa.tolist()
-    return run_plans(
-        kernel,
-        config,
-        p,
-        ks or (),
-        kernels.plans_of,
-        num_sms=num_sms,
-        seed=seed,
-        schedule=schedule,
-        truncate=truncate,
-    )
+    right, allowed = right_and_allowed_of_groups(p, ks or ())
+    result = run_plan(kernel, BF16_GEMM, config, p, buffers_of(p), kernels.plans_of, how)
+    return outcome(result, right, allowed, (config.block_m, config.block_n))
+
+
+@dataclass(frozen=True)
+class Bf16CountedTrial(ProductTrial):
+    """One list of depths."""
+
+    kernel = BF16_GEMM
+    config: Bf16Config
+    ks: tuple[int, ...] = (70, 0, 129)
+    m: int = 136
+    n: int = 72
+    seed: int = 0
+    schedule: str | None = None
+    on_gpu_alone: bool = True
+    """Counts lie where the GPU alone knows them."""
+    told: tuple[int, ...] = ()
+    """Depths that the GPU finds, if they are wrong; there are no further rows then."""
+    more_rows: int = 70
+
+    @classmethod
+    def takes(cls, config: Bf16Config) -> bool:
+        """Take groups along k that the GPU counts."""
+        return config.groups == Groups.COUNTED_DEPTHS
+
+    @classmethod
+    def drawn(cls, config: Bf16Config, seed: int) -> Bf16CountedTrial:
+        """Draw depths, some of them zero, and sizes around a tile's edges."""
+        draw = draws(config, seed)
+        return cls(
+            config,
+            (*sizes(draw, draw.randint(0, 4), 200), draw.randint(1, 70)),
+            *sides(draw, config, of_m=8, of_n=8),
+            seed,
+            on_gpu_alone=draw.random() < 0.5,
+            more_rows=draw.choice((0, 70)),
+            num_sms=config.cluster_size * draw.randint(1, 3),
+        )
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices."""
+        more = {"on_gpu_alone": self.on_gpu_alone, "more_rows": 0 if self.told else self.more_rows, "gap": 8}
+        p = random_problem(self.config, self.ks, self.m, self.n, self.seed, **more)  # type: ignore[arg-type]
+        if self.told:
+            p = p._replace(sfa=torch.tensor(self.told, dtype=torch.int32))
+        return run(kernel, self.config, p, ks=self.ks, **self.how)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from deep_gemm.core.jit import driver
 from deep_gemm.gemm.bf16 import depths as kernels
-from deep_gemm.gemm.bf16.config import Bf16Config
+from deep_gemm.gemm.bf16.config import BLOCK_K, Bf16Config
 from deep_gemm.gemm.bf16.counted import CountedProblem
 from deep_gemm.gemm.bf16.depths import DepthsProblem
-from deep_gemm.gemm.kernel import params_of
-from deep_gemm.gemm.plan import Plan, addresses_of
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
+from deep_gemm.gemm.output import Groups
 
 from .bf16 import Problem, right_and_allowed
-from .dense import Outcome, outcome
-from .launcher import Launcher, flat_memory, placed_in
+from .dense import Outcome, ProductTrial, outcome
 from .library import HostKernel
-from .simulate import Buffer, Simulation
-
-P = TypeVar("P", DepthsProblem, CountedProblem)
+from .product import How, buffers_of, draws, random_d_and_c, run_plan, sides
 
 
 def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: int = 0) -> DepthsProblem:
@@ -33,69 +30,11 @@ def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: 
     return DepthsProblem(a, b, d, c, tuple(ks))
 
 
-def random_d_and_c(
-    config: Bf16Config, shape: Sequence[int], generator: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
-    """D full of NaN, and C if there is one; D is random if it is C."""
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
-    d = torch.full(tuple(shape), float("nan"), dtype=dtype)
-    c = None
-    if config.adds_to_d:
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(d.shape, generator=generator).to(dtype)
-    return d, c
-
-
-def run(
-    kernel: HostKernel,
-    config: Bf16Config,
-    p: DepthsProblem,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
-) -> Outcome:
+def run(kernel: HostKernel, config: Bf16Config, p: DepthsProblem, **how: Unpack[How]) -> Outcome:
     """Compute on simulated SMs and in FP64."""
-    return run_plans(
-        kernel, config, p, p.ks, kernels.plans_of, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
-    )
-
-
-def run_plans(
-    kernel: HostKernel,
-    config: Bf16Config,
-    p: P,
-    ks: Sequence[int],
-    plans_of: Callable[[P, Bf16Config, int, driver.Launcher], list[Plan]],
-    *,
-    num_sms: int,
-    seed: int,
-    schedule: str | None,
-    truncate: bool,
-) -> Outcome:
-    """Compute by the plans of a problem, and in FP64 for groups of these depths."""
-    right, allowed = right_and_allowed_of_groups(p, ks)
-    buffers = {name: Buffer(flat_memory(getattr(p, name))) for name in ("a", "b")}
-    buffers["d"] = Buffer(p.d, is_writable=True)
-    if p.sfa is not None:
-        buffers["sfa"] = Buffer(p.sfa)
-    if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
-        buffers["c"] = Buffer(flat_memory(p.c))
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    placed = placed_in(simulation, p)
-    launcher = Launcher(
-        simulation,
-        kernel,
-        params_of(config),
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-        cluster_size=config.cluster_size,
-    )
-    for plan in plans_of(placed, config, num_sms, launcher):  # type: ignore[arg-type]
-        plan.launch(addresses_of(placed))
-    return outcome(simulation.result(), right, allowed, (config.block_m, config.block_n))
+    right, allowed = right_and_allowed_of_groups(p, p.ks)
+    result = run_plan(kernel, BF16_GEMM, config, p, buffers_of(p), kernels.plans_of, how)
+    return outcome(result, right, allowed, (config.block_m, config.block_n))
 
 
 def right_and_allowed_of_groups(p: DepthsProblem | CountedProblem, ks: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -107,3 +46,37 @@ def right_and_allowed_of_groups(p: DepthsProblem | CountedProblem, ks: Sequence[
         first += k
     right, allowed = (torch.stack(each) for each in zip(*parts, strict=True))
     return right, allowed
+
+
+@dataclass(frozen=True)
+class Bf16DepthsTrial(ProductTrial):
+    """One list of depths."""
+
+    kernel = BF16_GEMM
+    config: Bf16Config
+    ks: tuple[int, ...] = (128, 0, 256, 64)
+    m: int = 136
+    n: int = 72
+    seed: int = 0
+    schedule: str | None = None
+
+    @classmethod
+    def takes(cls, config: Bf16Config) -> bool:
+        """Take groups along k that the host knows."""
+        return config.groups == Groups.DEPTHS
+
+    @classmethod
+    def drawn(cls, config: Bf16Config, seed: int) -> Bf16DepthsTrial:
+        """Draw depths, some of them zero, and sizes around a tile's edges."""
+        draw = draws(config, seed)
+        return cls(
+            config,
+            (*(BLOCK_K * draw.randint(0, 3) for _ in range(draw.randint(0, 4))), BLOCK_K),
+            *sides(draw, config, of_m=8, of_n=8),
+            seed,
+            num_sms=config.cluster_size * draw.randint(1, 3),
+        )
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices."""
+        return run(kernel, self.config, random_problem(self.config, self.ks, self.m, self.n, self.seed), **self.how)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm.bf16 import rows as kernels
-from deep_gemm.gemm.bf16.config import Bf16Config
+from deep_gemm.gemm.bf16.config import BLOCK_K, Bf16Config
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.bf16.rows import RowsProblem
-from deep_gemm.gemm.kernel import params_of
 from deep_gemm.gemm.output import Groups
-from deep_gemm.gemm.plan import addresses_of
 
-from .dense import Outcome, outcome
-from .launcher import Launcher, flat_memory, placed_in
+from .dense import Outcome, ProductTrial, outcome
 from .library import HostKernel
+from .product import How, buffers_of, draws, near_edge, run_plan
 from .rounding import FP32_UNIT, within_units
-from .simulate import Buffer, Simulation
+from .rows import drawn_layout
 
 CANARY = 12345.0
 """Value of D beforehand: rows without a group keep it."""
@@ -69,37 +70,12 @@ def ids_of(p: RowsProblem) -> Tensor:
     return ids
 
 
-def run(
-    kernel: HostKernel,
-    config: Bf16Config,
-    problem: RowsProblem,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
-) -> Outcome:
+def run(kernel: HostKernel, config: Bf16Config, problem: RowsProblem, **how: Unpack[How]) -> Outcome:
     """Compute on simulated SMs and in FP64."""
     p = kernels.prepared(problem)
-    buffers = {
-        "a": Buffer(flat_memory(p.a)),
-        "b": Buffer(flat_memory(p.b)),
-        "d": Buffer(p.d, is_writable=True),
-        "c": Buffer(p.c, alignment=16 if p.groups == Groups.IDS else 4),
-    }
     right, allowed = right_and_allowed(p)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    placed = placed_in(simulation, p)
-    launcher = Launcher(
-        simulation,
-        kernel,
-        params_of(config),
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-    )
-    plan = kernels.plan_of(placed, config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(placed))
-    return outcome(simulation.result(), right, allowed)
+    buffers = buffers_of(p, {"c": 16 if p.groups == Groups.IDS else 4})
+    return outcome(run_plan(kernel, BF16_GEMM, config, p, buffers, kernels.plan_of, how), right, allowed)
 
 
 def right_and_allowed(p: RowsProblem) -> tuple[Tensor, Tensor]:
@@ -123,3 +99,48 @@ def _shares_block(ids: Tensor, alignment: int) -> Tensor:
     padded = torch.nn.functional.pad(ids >= 0, (0, -ids.shape[1] % alignment))
     used = padded.view(ids.shape[0], -1, alignment).any(-1)
     return used.repeat_interleave(alignment, 1)[:, : ids.shape[1]]
+
+
+@dataclass(frozen=True)
+class Bf16RowsTrial(ProductTrial):
+    """One layout of rows: ids, ends or counts."""
+
+    kernel = BF16_GEMM
+    config: Bf16Config
+    layout: tuple[int, ...] = (0, 3, 70)
+    n: int = 136
+    k: int = 200
+    seed: int = 0
+    schedule: str | None = None
+    rows: int | None = None
+    alignment: int = 128
+    zero_padding: bool = False
+
+    @classmethod
+    def takes(cls, config: Bf16Config) -> bool:
+        """Take grouped rows."""
+        return config.rows_are_grouped
+
+    @classmethod
+    def drawn(cls, config: Bf16Config, seed: int) -> Bf16RowsTrial:
+        """Draw groups: empty, short and longer than a tile; and columns around a tile's edges."""
+        draw = draws(config, seed)
+        alignment = draw.choice((1, 16, 128))
+        layout, rows = drawn_layout(draw, config, alignment)
+        return cls(
+            config,
+            layout if config.groups != Groups.IDS else (*layout, 0),
+            near_edge(draw, config.block_n, 8, blocks=1),
+            BLOCK_K * draw.randint(1, 4) - draw.choice((0, 8 * draw.randrange(8))),
+            seed,
+            rows=rows,
+            alignment=alignment,
+            zero_padding=config.groups != Groups.COUNTS and draw.random() < 0.5,
+            num_sms=draw.randint(1, 5),
+        )
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices."""
+        of_rows = {"rows": self.rows, "alignment": self.alignment, "zero_padding": self.zero_padding}
+        p = random_problem(self.config, self.layout, self.n, self.k, self.seed, **of_rows)  # type: ignore[arg-type]
+        return run(kernel, self.config, p, **self.how)

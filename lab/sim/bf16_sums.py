@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.kernel import launch
@@ -12,22 +14,20 @@ from deep_gemm.gemm.bf16 import sum_slices
 from deep_gemm.gemm.bf16 import sums as kernels
 from deep_gemm.gemm.bf16.choose import SUM_OUTPUT
 from deep_gemm.gemm.bf16.config import BLOCK_K, Bf16Config
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.bf16.sum_slices import SlicesConfig
 from deep_gemm.gemm.bf16.sums import Operands
-from deep_gemm.gemm.kernel import SUM_PARAMS
+from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.plan import Plan
 
-from .dense import Outcome, outcome
-from .launcher import Launcher, flat_memory, placed_in
-from .library import HostKernel, compile_kernel
+from .dense import Outcome, ProductTrial, outcome
+from .launcher import flat_memory, placed_in
+from .library import HostKernel
+from .product import How, buffers_of, draws, launcher_of, near_edge, sides, simulation_of, with_d
 from .rounding import FP32_UNIT, within_units
 from .simulate import Buffer, Simulation
 
-
-def compile_slices(config: SlicesConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel that adds up slices; `edits` replaces sources by name, for mutations."""
-    headers = {**sum_slices.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(sum_slices.KERNEL.source, headers, name=sum_slices.KERNEL.kernel_name)
+PLAIN = SlicesConfig(False)
 
 
 def random_problem(
@@ -49,15 +49,7 @@ def random_problem(
 
 
 def run(
-    kernel: HostKernel,
-    adder: HostKernel,
-    config: Bf16Config,
-    slices: int,
-    p: Operands,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
+    kernel: HostKernel, adder: HostKernel, config: Bf16Config, slices: int, p: Operands, **how: Unpack[How]
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. What the first kernel leaves unwritten of the workspace is NaN."""
     a, b = p.a.double(), p.b.double()
@@ -67,33 +59,105 @@ def run(
     roundings = ceil_div(len(a) * a.shape[-1] // BLOCK_K, slices) * BLOCK_K // 16 + slices + 2
     right = exact.to(p.d.dtype)
     workspace = torch.full((slices, *p.d.shape), float("nan"))
-    buffers = {name: Buffer(flat_memory(getattr(p, name)), is_dependent=True) for name in ("a", "b")}
+    buffers = buffers_of(p, is_dependent=True)
     buffers["workspace"] = Buffer(workspace, is_writable=True, is_dependent=True)
-    buffers["d"] = Buffer(p.d, is_writable=True, is_dependent=True)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    placed = placed_in(simulation, p)
-    threads, shared_bytes, cluster = config.num_threads, config.shared_bytes, config.cluster_size
-    first = Launcher(
-        simulation,
-        kernel,
-        SUM_PARAMS,
-        threads=threads,
-        shared_bytes=shared_bytes,
-        cluster_size=cluster,
-        inputs=frozenset({"d"}),
-    )
-    between = simulation.tensor("workspace", workspace)
-    plan = kernels.plan_of(placed, between, config, num_sms, first)  # type: ignore[arg-type]
+    simulation = simulation_of(buffers, config, how)
+    placed, between = placed_in(simulation, p), simulation.tensor("workspace", workspace)
+    first = launcher_of(simulation, kernel, BF16_GEMM, config, frozenset({"d"}))
+    plan = kernels.plan_of(placed, between, config, simulation.num_sms, first)
     Plan.launch(plan, (placed.a.data_ptr(), 0, placed.b.data_ptr(), 0, between.data_ptr(), 0))
-    output = plan.slices_config
-    second = Launcher(
-        simulation,
-        adder,
-        sum_slices.PARAMS,
-        threads=output.num_threads,
-        shared_bytes=output.shared_bytes,
-        inputs=frozenset({"workspace"}),
-    )
-    params = sum_slices.bind(between, placed.d.data_ptr(), plan.pitch)
-    launch(second, params, sum_slices.grid(*p.d.shape), -1)  # type: ignore[arg-type]
-    return outcome(simulation.result(), right, within_units(right, magnitudes * (roundings * FP32_UNIT)), (64, 64))
+    add(simulation, adder, plan.slices_config, between, placed.d, plan.pitch)
+    result = with_d(simulation.result(), p.d)
+    return outcome(result, right, within_units(right, magnitudes * (roundings * FP32_UNIT)), (64, 64))
+
+
+def add(
+    simulation: Simulation, adder: HostKernel, config: SlicesConfig, workspace: Tensor, d: Tensor, pitch: int
+) -> None:
+    """Launch the kernel that adds up slices."""
+    launcher = launcher_of(simulation, adder, sum_slices.KERNEL, config, frozenset({"workspace"}))
+    launch(launcher, sum_slices.bind(workspace, d.data_ptr(), pitch), sum_slices.grid(*d.shape), -1)
+
+
+@dataclass(frozen=True)
+class SumTrial(ProductTrial):
+    """One sum over products, in slices that an unbroken kernel adds up."""
+
+    kernel = BF16_GEMM
+    config: Bf16Config
+    slices: int = 4
+    products: int = 5
+    m: int = 70
+    n: int = 72
+    k: int = 192
+    seed: int = 0
+    schedule: str | None = None
+    output: SlicesConfig = PLAIN
+
+    @classmethod
+    def takes(cls, config: Bf16Config) -> bool:
+        """Take sums over products."""
+        return config.groups == Groups.SUM
+
+    @classmethod
+    def drawn(cls, config: Bf16Config, seed: int) -> SumTrial:
+        """Draw products, slices that cross them, and sizes around a tile's edges."""
+        draw = draws(config, seed)
+        products, blocks = draw.randint(1, 4), draw.randint(1, 2)
+        return cls(
+            config,
+            draw.randint(1, products * blocks),
+            products,
+            *sides(draw, config, of_m=8, of_n=8),
+            blocks * BLOCK_K,
+            seed,
+            output=draw.choice(sum_slices.reachable_slices()),
+            num_sms=config.cluster_size * draw.randint(1, 3),
+        )
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices."""
+        shape = self.products, self.m, self.n, self.k
+        p = random_problem(self.config, *shape, self.output, self.seed, gap=8)
+        return run(kernel, SlicesTrial(self.output).compiled(), self.config, self.slices, p, **self.how)
+
+
+@dataclass(frozen=True)
+class SlicesTrial(ProductTrial):
+    """One workspace of slices, which are random."""
+
+    kernel = sum_slices.KERNEL
+    config: SlicesConfig
+    slices: int = 4
+    m: int = 70
+    n: int = 72
+    seed: int = 0
+    schedule: str | None = None
+
+    @classmethod
+    def drawn(cls, config: SlicesConfig, seed: int) -> SlicesTrial:
+        """Draw slices, fewer and more than a CTA has warps, and columns around a CTA's."""
+        draw = draws(config, seed)
+        n = near_edge(draw, sum_slices.COLUMNS, 4 if config.output_is_fp32 else 8)
+        return cls(config, draw.randint(1, 90), draw.randint(1, 20), n, seed)
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Add up slices, in a D whose rows have a gap behind them."""
+        generator, (m, n) = torch.Generator().manual_seed(self.seed), (self.m, self.n)
+        workspace = torch.randn(self.slices, m, n, generator=generator)
+        dtype = torch.float32 if self.config.output_is_fp32 else torch.bfloat16
+        d = torch.full((m, n + 8), float("nan"), dtype=dtype)[:, :n]
+        exact, magnitudes = workspace.double().sum(0), workspace.double().abs().sum(0)
+        if self.config.adds_to_d:
+            d.normal_(generator=generator)
+            exact, magnitudes = exact + d.double(), magnitudes + d.double().abs()
+        buffers = {
+            "workspace": Buffer(workspace, is_writable=True, is_dependent=True),
+            "d": Buffer(flat_memory(d), is_writable=True, is_dependent=True),
+        }
+        simulation = simulation_of(buffers, self.config, self.how)
+        between, placed = simulation.tensor("workspace", workspace), simulation.tensor("d", d)
+        add(simulation, kernel, self.config, between, placed, d.stride(0))
+        right = exact.to(dtype)
+        allowed = within_units(right, magnitudes * ((self.slices + 2) * FP32_UNIT))
+        return outcome(with_d(simulation.result(), d), right, allowed)

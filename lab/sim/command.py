@@ -29,7 +29,7 @@ def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *
     console, kind = Console(highlight=False), trial_of(kernel, config)
     trials = [_with(kind.drawn(config, seed), settings) for seed in range(first_seed, first_seed + seeds)]
     with console.status("compiling"):
-        compiled = trials[0].compiled()
+        compiled = trials[0].compiled(trials[0].headers())
     console.print(f"{kernel.name} {config.name}")
     begin, worst = time.perf_counter(), 0.0
     told = begin

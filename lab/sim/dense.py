@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense import launch as kernels
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
-from deep_gemm.gemm.plan import addresses_of
+from deep_gemm.gemm.kernel_decode import kernel_of
+from deep_gemm.gemm.output import Groups
 
-from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel, compile_for_host
-from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes, excess
-from .simulate import Buffer, Result, Simulation
+from .product import How, buffers_of, depth, draws, partial_sums, random_d_and_c, run_plan, sides
+from .rounding import allowed_difference, describe_mistakes, excess
+from .simulate import Result
+from .trial import Trial
 
 
 @dataclass(frozen=True)
@@ -39,64 +44,66 @@ class Outcome:
         """Largest difference of an element, relative to the allowed one: up to 1 is right; NaN counts as infinite."""
         return float(excess(self.d, self.right, self.allowed).amax())
 
+    def checked(self) -> Outcome:
+        """Raise a ValueError if there are mistakes."""
+        if self.mistakes is not None:
+            raise ValueError(self.mistakes)
+        return self
 
-def compile_config(config: GemmConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"{config.name}: {reason}")
-    return compile_for_host(fp8_gemm.KERNEL, config, edits)
+
+@dataclass(frozen=True, kw_only=True)
+class ProductTrial(Trial):
+    """A trial whose D is compared with the right one, within what rounding explains."""
+
+    num_sms: int | None = None
+    truncate: bool = False
+
+    @abstractmethod
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Run the compiled kernel on the problem, and compare."""
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare D with the right one."""
+        return self.outcome(kernel).checked().worst
+
+    def passed(self) -> Outcome:
+        """Compile the kernel, check it, and give all that it did."""
+        return self.outcome(self.compiled()).checked()
+
+    @property
+    def how(self) -> How:
+        """How the simulation runs."""
+        return {"num_sms": self.num_sms, "seed": self.seed, "schedule": self.schedule, "truncate": self.truncate}
+
+
+def compile_config(config: GemmConfig | DecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
+    """Compile a configuration's kernel for the host; `edits` replaces sources by name, for mutations."""
+    return compile_for_host(kernel_of(config), config, edits)
 
 
 def random_problem(
-    config: GemmConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
+    config: GemmConfig | DecodeConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
 ) -> DenseProblem:
     """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`)."""
     generator = torch.Generator().manual_seed(seed)
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
+    is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
-    cast_b = per_token_cast_to_fp8 if config.sfb == PER_ROW else per_block_cast_to_fp8
-    b = cast_b(torch.randn(n, k, generator=generator))
-    d = torch.full((m, n), float("nan"), dtype=dtype)
-    c = None
-    if config.adds_to_d or (config.with_c and in_place):
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(m, n, generator=generator).to(dtype)
-    recipe = (1, 1, 128) if config.sfb == PER_ROW else None
-    return dense_problem(a, b, d, c, recipes=(recipe, None, None))
+    b = (per_token_cast_to_fp8 if is_per_row else per_block_cast_to_fp8)(torch.randn(n, k, generator=generator))
+    d, c = random_d_and_c(config, (m, n), generator, in_place)
+    return dense_problem(a, b, d, c, recipes=((1, 1, 128) if is_per_row else None, None, None))
 
 
 def run(
-    kernel: HostKernel,
-    config: GemmConfig,
-    p: DenseProblem,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
-    is_dependent: bool = False,
+    kernel: HostKernel, config: GemmConfig, p: DenseProblem, *, is_dependent: bool = False, **how: Unpack[How]
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     p = kernels.prepared(config, p)
-    simulation = Simulation(
-        buffers_of(p, is_dependent), num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
+    buffers = buffers_of(p, {"sfb": 16 if p.of_b == PER_ROW else 4}, is_dependent)
+    output = kernels.output_of(p)
+    result = run_plan(
+        kernel, fp8_gemm.KERNEL, config, p, buffers, lambda placed, *of: kernels.plan_of(placed, output, *of), how
     )
-    placed = placed_in(simulation, p)
-    launcher = Launcher(
-        simulation,
-        kernel,
-        fp8_gemm.DENSE_PARAMS,
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-        cluster_size=config.cluster_size,
-    )
-    plan = kernels.plan_of(placed, kernels.output_of(placed), config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(placed))
-    result = simulation.result()
-    tile = config.block_m, config.block_n
-    return outcome(result, *right_and_allowed(p, TENSOR_CORES if truncate else EXACT_STEPS), tile)
+    return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_m, config.block_n))
 
 
 def right_and_allowed(p: DenseProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
@@ -114,21 +121,40 @@ def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int
     return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed, tile), result)
 
 
-def buffers_of(p: DenseProblem, is_dependent: bool = False, weight_is_ready: bool = False) -> dict[str, Buffer]:
-    """A problem's operands as the simulator's buffers, each with the least alignment that is allowed.
+@dataclass(frozen=True)
+class DenseTrial(ProductTrial):
+    """One product."""
 
-    `is_dependent`: the kernel ahead may still write them, all but B if `weight_is_ready`.
-    """
-    alignments = {"sfb": 16 if p.of_b == PER_ROW else 4}
-    found = {
-        name: Buffer(
-            flat_memory(x),
-            alignment=alignments.get(name, 16),
-            is_dependent=is_dependent and not (weight_is_ready and name == "b"),
+    kernel = fp8_gemm.KERNEL
+    config: GemmConfig
+    m: int = 200
+    n: int = 336
+    k: int = 896
+    seed: int = 0
+    schedule: str | None = None
+    in_place: bool = False
+    is_dependent: bool = False
+
+    @classmethod
+    def takes(cls, config: GemmConfig) -> bool:
+        """Take products that are neither grouped nor skip columns."""
+        return config.groups == Groups.NONE and not config.skips_mid
+
+    @classmethod
+    def drawn(cls, config: GemmConfig, seed: int) -> DenseTrial:
+        """Draw sizes around a tile's edges."""
+        draw = draws(config, seed)
+        return cls(
+            config,
+            *sides(draw, config, blocks=2),
+            depth(draw, config),
+            seed,
+            in_place=config.with_c and not config.is_fp32 and draw.random() < 0.5,
+            is_dependent=draw.random() < 0.5,
+            num_sms=config.cluster_size * draw.randint(1, 3),
         )
-        for name, x in (("a", p.a), ("b", p.b), ("sfa", p.sfa), ("sfb", p.sfb))
-    }
-    found["d"] = Buffer(p.d, is_writable=True, is_dependent=is_dependent)
-    if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
-        found["c"] = Buffer(flat_memory(p.c), is_dependent=is_dependent)
-    return found
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices."""
+        p = random_problem(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place)
+        return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8
-from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.layout import SCALE_BLOCK, align, ceil_div
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -17,23 +19,24 @@ from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.depths import launch as kernels
 from deep_gemm.gemm.depths import maps_kernel as k_group_maps
 from deep_gemm.gemm.depths.check import KGroupedProblem, k_grouped_problem
-from deep_gemm.gemm.kernel import DEPTHS_PARAMS
+from deep_gemm.gemm.kernel import KERNEL
+from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.plan import addresses_of
 
-from .dense import Outcome, compile_config, outcome
-from .launcher import Launcher, flat_memory, placed_in
-from .library import HostKernel, compile_kernel
-from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
-from .simulate import Buffer, Simulation
+from .dense import Outcome, ProductTrial, compile_config, outcome
+from .launcher import placed_in
+from .library import HostKernel, compile_for_host
+from .product import How, buffers_of, draws, launcher_of, partial_sums, random_d_and_c, sides, simulation_of, with_d
+from .rounding import allowed_difference
+from .simulate import Buffer
+from .trial import Trial
 
 
 def compile_maps(edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel that makes the maps; `edits` replaces sources by name."""
-    headers = {**k_group_maps.KERNEL.headers(k_group_maps.CONFIG), **(edits or {})}
-    return compile_kernel(k_group_maps.KERNEL.source, headers, name=k_group_maps.KERNEL.kernel_name)
+    return compile_for_host(k_group_maps.KERNEL, k_group_maps.CONFIG, edits)
 
 
-@cache
 def compiled(config: GemmConfig) -> tuple[HostKernel, HostKernel]:
     """Both kernels, without edits."""
     return compile_maps(), compile_config(config)
@@ -45,13 +48,7 @@ def random_problem(
     """Make a problem with random data. D is NaN, unless it is also C. `on_gpu_alone`: depths in a tensor only."""
     generator = torch.Generator().manual_seed(seed)
     a, b = (k_grouped_cast_to_fp8(torch.randn(rows, sum(ks), generator=generator), ks) for rows in (m, n))
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
-    d = torch.full((len(ks), m, n), float("nan"), dtype=dtype)
-    c = None
-    if config.adds_to_d:
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(d.shape, generator=generator)
+    d, c = random_d_and_c(config, (len(ks), m, n), generator)
     p = k_grouped_problem(a, b, d, list(ks), None, c)
     return p._replace(ks=None, ks_tensor=torch.tensor(ks, dtype=torch.int32)) if on_gpu_alone else p
 
@@ -61,62 +58,32 @@ def run(
     config: GemmConfig,
     problem: KGroupedProblem,
     *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
     is_dependent: bool = True,
     ks: Tensor | None = None,
+    **how: Unpack[How],
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `ks` replaces the problem's depths for the kernels."""
     p = kernels.prepared(problem)
-    buffers = {
-        "a": Buffer(p.a, is_dependent=is_dependent),
-        "b": Buffer(p.b, is_dependent=is_dependent),
-        "sfa": Buffer(flat_memory(p.sfa), is_dependent=is_dependent),
-        "sfb": Buffer(flat_memory(p.sfb), is_dependent=is_dependent),
-        "d": Buffer(p.d, is_writable=True, is_dependent=is_dependent),
-        "k_groups": Buffer(
-            torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8),
-            is_writable=True,
-            alignment=64,
-            is_dependent=is_dependent,
-        ),
-    }
-    if config.with_c and p.c is not None:
-        buffers["c"] = Buffer(flat_memory(p.c), is_dependent=is_dependent)
+    buffers = buffers_of(p if config.with_c else p._replace(c=None), is_dependent=is_dependent)
+    room = torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8)
+    buffers["k_groups"] = Buffer(room, is_writable=True, alignment=64, is_dependent=is_dependent)
     depths = kernels.depths_of(p.ks, p.ks_tensor, p.d.device)
     if isinstance(depths, Tensor):
         buffers["ks"] = Buffer(depths if ks is None else ks, alignment=4, is_dependent=is_dependent)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
+    simulation = simulation_of(buffers, config, how)
     placed = placed_in(simulation, p)
     plan = kernels.plan_of(
         placed,
         config,
-        num_sms,
-        Launcher(  # type: ignore[arg-type]
-            simulation,
-            compiled[1],
-            DEPTHS_PARAMS,
-            threads=config.num_threads,
-            shared_bytes=config.shared_bytes,
-            cluster_size=config.cluster_size,
-        ),
-        Launcher(  # type: ignore[arg-type]
-            simulation,
-            compiled[0],
-            k_group_maps.PARAMS,
-            threads=k_group_maps.CONFIG.num_threads,
-            shared_bytes=0,
-            inputs=frozenset({"d"}),
-        ),
+        simulation.num_sms,
+        launcher_of(simulation, compiled[1], KERNEL, config),
+        launcher_of(simulation, compiled[0], k_group_maps.KERNEL, k_group_maps.CONFIG, frozenset({"d"})),
     )
     at_ks = simulation.address("ks") if isinstance(depths, Tensor) else 0
     at = (*addresses_of(placed), at_ks, simulation.address("k_groups"))
     plan.make_maps.launch(at, b"" if isinstance(depths, Tensor) else depths, kernels.INLINE_KS_AT)
     plan.launch(at)
-    result = simulation.result()
-    return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
+    return outcome(with_d(simulation.result(), p.d), *right_and_allowed(problem, partial_sums(how)))
 
 
 def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
@@ -133,3 +100,87 @@ def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, 
         allowed[group] = allowed_difference(part, right[group], partial_sums)
         first_k, first_block = first_k + k, blocks.stop
     return right, allowed
+
+
+@dataclass(frozen=True)
+class DepthsTrial(ProductTrial):
+    """One list of depths. Mutations change both kernels."""
+
+    kernel = KERNEL
+    config: GemmConfig
+    ks: tuple[int, ...] = (16, 0, 144)
+    seed: int = 0
+    schedule: str | None = None
+    on_gpu_alone: bool = True
+    m: int = 130
+    n: int = 136
+    num_sms: int | None = field(default=3, kw_only=True)
+
+    @classmethod
+    def takes(cls, config: GemmConfig) -> bool:
+        """Take groups along k."""
+        return config.groups == Groups.DEPTHS
+
+    @classmethod
+    def drawn(cls, config: GemmConfig, seed: int) -> DepthsTrial:
+        """Draw depths, some of them zero, and sizes around a tile's edges."""
+        draw = draws(config, seed)
+        m, n = sides(draw, config)
+        return cls(
+            config,
+            drawn_depths(draw),
+            seed,
+            on_gpu_alone=draw.random() < 0.5,
+            m=m,
+            n=n,
+            num_sms=config.cluster_size * draw.randint(1, 3),
+        )
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices with maps by the unbroken kernel."""
+        return self.with_maps(MapsTrial(k_group_maps.CONFIG).compiled(), kernel)
+
+    def with_maps(self, maps: HostKernel, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices."""
+        p = random_problem(self.config, self.ks, self.m, self.n, self.seed, on_gpu_alone=self.on_gpu_alone)
+        return run((maps, kernel), self.config, p, **self.how)
+
+    def run(self, headers: Mapping[str, str] | None = None) -> float:
+        """Compile both kernels and check them."""
+        maps = MapsTrial(k_group_maps.CONFIG).compiled(headers)
+        return self.with_maps(maps, self.compiled(headers)).checked().worst
+
+
+@dataclass(frozen=True)
+class MapsTrial(Trial):
+    """One list of depths that maps are made for: a product by them, of an unbroken kernel, tells whether they serve."""
+
+    kernel = k_group_maps.KERNEL
+    config: k_group_maps.MapsConfig
+    ks: tuple[int, ...] = (16, 0, 144)
+    seed: int = 0
+    schedule: str | None = None
+    on_gpu_alone: bool = True
+    m: int = 20
+    n: int = 24
+
+    @classmethod
+    def drawn(cls, config: k_group_maps.MapsConfig, seed: int) -> MapsTrial:
+        """Draw depths, for more groups than a CTA has threads too."""
+        draw = draws(config, seed)
+        ks = drawn_depths(draw, draw.choice((3, 31, 32, 33, 70)), deepest=4)
+        return cls(config, ks, seed, None, draw.random() < 0.5, draw.randint(1, 70), 4 * draw.randint(1, 20))
+
+    def check(self, kernel: HostKernel) -> float:
+        """Multiply by the maps."""
+        config = next(config for config in KERNEL.configs() if DepthsTrial.takes(config))
+        product = DepthsTrial(config, self.ks, self.seed, self.schedule, self.on_gpu_alone, self.m, align(self.n, 8))
+        return product.with_maps(kernel, product.compiled()).checked().worst
+
+
+def drawn_depths(draw: random.Random, most: int = 5, deepest: int = 20) -> tuple[int, ...]:
+    """Draw the depths of groups, some of them zero, but not all."""
+    return (
+        *(16 * min(draw.choice((0, 1, 8, 9, draw.randrange(20))), deepest) for _ in range(draw.randint(0, most - 1))),
+        48,
+    )

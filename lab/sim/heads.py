@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.recipes import PER_ROW
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
@@ -17,15 +20,13 @@ from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.heads import launch as kernels
 from deep_gemm.gemm.heads.check import BY_HEADS, HeadsProblem, heads_problem
-from deep_gemm.gemm.plan import addresses_of
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.tiles import Tile
 
-from . import dense as sim_dense
-from . import fp8_gemm_decode as sim_decode
-from .dense import Outcome, outcome
-from .launcher import Launcher, flat_memory, placed_in
+from .dense import Outcome, ProductTrial, outcome
 from .library import HostKernel
-from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
-from .simulate import Buffer, Simulation
+from .product import How, buffers_of, depth, draws, partial_sums, random_d_and_c, run_plan, sides
+from .rounding import allowed_difference
 
 Config = GemmConfig | DecodeConfig
 
@@ -39,17 +40,10 @@ def random_problem(
     """
     generator = torch.Generator().manual_seed(seed)
     is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
-    adds_to_d = isinstance(config, GemmConfig) and config.adds_to_d
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     a, sfa = per_token_cast_to_fp8(torch.randn(m, heads, k, generator=generator))
     cast_b = per_token_cast_to_fp8 if is_per_row else per_block_cast_to_fp8
     b, sfb = cast_b(torch.randn(heads, n, k, generator=generator))
-    d = torch.full((m, heads, n), float("nan"), dtype=dtype)
-    c = None
-    if adds_to_d or (config.with_c and in_place):
-        c = d.normal_(generator=generator)
-    elif config.with_c:
-        c = torch.randn(m, heads, n, generator=generator).to(dtype)
+    d, c = random_d_and_c(config, (m, heads, n), generator, in_place)
     recipe = (1, 1, 128) if is_per_row else (1, 128, 128)
     return heads_problem(BY_HEADS, (_wider(a, gap), sfa), (_wider(b, gap), sfb), d, c, (recipe, None, None))
 
@@ -64,50 +58,22 @@ def _wider(x: Tensor, gap: int) -> Tensor:
 
 
 def run(
-    kernel: HostKernel,
-    config: Config,
-    problem: HeadsProblem,
-    *,
-    num_sms: int | None = None,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
-    is_dependent: bool = False,
+    kernel: HostKernel, config: Config, problem: HeadsProblem, *, is_dependent: bool = False, **how: Unpack[How]
 ) -> Outcome:
     """Compute products on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     p = kernels.prepared(config, problem)
-    buffers = {name: Buffer(flat_memory(getattr(p, name)), is_dependent=is_dependent) for name in ("a", "b")}
-    sfa_alignment = 4 if isinstance(config, DecodeConfig) else 16
-    buffers["sfa"] = Buffer(flat_memory(p.sfa), alignment=sfa_alignment, is_dependent=is_dependent)
-    sfb_alignment = 16 if p.of_b == PER_ROW else 4
-    buffers["sfb"] = Buffer(flat_memory(p.sfb), alignment=sfb_alignment, is_dependent=is_dependent)
-    buffers["d"] = Buffer(flat_memory(p.d), is_writable=True, is_dependent=is_dependent)
-    if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
-        buffers["c"] = Buffer(flat_memory(p.c), is_dependent=is_dependent)
-    if isinstance(config, DecodeConfig):
-        cluster_size, params = config.cluster_k, fp8_gemm_decode.HEADS_PARAMS
-        num_sms = num_sms or 2 * cluster_size
-    else:
-        cluster_size, params = config.cluster_size, fp8_gemm.HEADS_PARAMS
-        num_sms = num_sms or 2
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    placed = placed_in(simulation, p)
-    launcher = Launcher(
-        simulation,
+    alignments = {"sfa": 4 if isinstance(config, DecodeConfig) else 16, "sfb": 16 if p.of_b == PER_ROW else 4}
+    output = kernels.output_of(p)
+    result = run_plan(
         kernel,
-        params,
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-        cluster_size=cluster_size,
+        fp8_gemm_decode.kernel_of(config),
+        config,
+        p,
+        buffers_of(p, alignments, is_dependent),
+        lambda placed, *of: kernels.plan_of(placed, output, *of),
+        how,
     )
-    plan = kernels.plan_of(placed, kernels.output_of(placed), config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(placed))
-    result = simulation.result()
-    d = result.buffers["d"]
-    assert isinstance(d, Tensor)
-    by_head = d.as_strided(p.d.shape, p.d.stride())
-    result.buffers["d"] = by_head.contiguous()
-    return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
+    return outcome(result, *right_and_allowed(problem, partial_sums(how)))
 
 
 def right_and_allowed(p: HeadsProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
@@ -122,8 +88,55 @@ def right_and_allowed(p: HeadsProblem, partial_sums: float) -> tuple[Tensor, Ten
     return right, allowed
 
 
-def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    if isinstance(config, DecodeConfig):
-        return sim_decode.compile_config(config, edits)
-    return sim_dense.compile_config(config, edits)
+@dataclass(frozen=True)
+class HeadsTrial(ProductTrial):
+    """Products of some heads by `fp8_gemm`."""
+
+    kernel: ClassVar[Kernel[Any]] = fp8_gemm.KERNEL
+    config: Config
+    heads: int = 3
+    m: int = 70
+    n: int = 136
+    k: int = 400
+    seed: int = 0
+    schedule: str | None = None
+    is_dependent: bool = False
+    in_place: bool = False
+
+    @classmethod
+    def takes(cls, config: Config) -> bool:
+        """Take products of heads."""
+        return config.has_heads if isinstance(config, DecodeConfig) else config.groups == Groups.HEADS
+
+    @classmethod
+    def drawn(cls, config: Config, seed: int) -> HeadsTrial:
+        """Draw heads, and sizes around a tile's edges."""
+        draw = draws(config, seed)
+        return cls(
+            config,
+            draw.randint(1, 3),
+            *sides(draw, config),
+            depth(draw, config),
+            seed,
+            is_dependent=draw.random() < 0.5,
+            in_place=config.with_c and not config.is_fp32 and draw.random() < 0.5,
+            num_sms=config.cluster_size * draw.randint(1, 3),
+        )
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices, in rows of wider ones."""
+        sizes = self.heads, self.m, self.n, self.k
+        p = random_problem(self.config, *sizes, self.seed, in_place=self.in_place, gap=16)
+        return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)
+
+
+class DecodeHeadsTrial(HeadsTrial):
+    """The same by `fp8_gemm_decode`."""
+
+    kernel = fp8_gemm_decode.KERNEL
+
+
+def of_tile(tile: Tile, output: Output, heads: int, m: int, n: int, k: int, *more: Any, **how: Any) -> HeadsTrial:
+    """Make the trial of a tile, by the kernel that has it."""
+    kind = DecodeHeadsTrial if tile.is_decode else HeadsTrial
+    return kind(tile.config(output, k), heads, m, n, k, *more, **how)

@@ -220,14 +220,17 @@ def _compiler_version() -> str:
 
 def compile_for_host(kernel: Kernel[Any], config: Any, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile a configuration of a kernel of the package; `edits` replaces sources by name, for mutations."""
+    return compiled(kernel, config) if edits is None else _compile(kernel, config, edits)
+
+
+def _compile(kernel: Kernel[Any], config: Any, edits: Mapping[str, str]) -> HostKernel:
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**kernel.headers(config), **(edits or {})}
-    return compile_kernel(kernel.source, headers, name=kernel.name_of(config))
+    return compile_kernel(kernel.source, {**kernel.headers(config), **edits}, name=kernel.name_of(config))
 
 
 @cache
 def compiled(kernel: Kernel[Any], config: Any) -> HostKernel:
     """Compile a configuration for the host, once."""
-    return compile_for_host(kernel, config)
+    return _compile(kernel, config, {})

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.recipes import PER_BLOCK
 from deep_gemm.core.kernel import launch
-from deep_gemm.linear.kernel import KERNEL, PARAMS, LinearDecodeConfig, grid, params_of
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig, grid, params_of
 
-from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_for_host
-from .simulate import Buffer, Simulation
-
-
-def compile_config(config: LinearDecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(KERNEL, config, edits)
+from . import fp8_gemm_decode
+from .fp8_gemm_decode import DecodeTrial
+from .launcher import flat_memory
+from .library import HostKernel
+from .product import How, as_before, draws, launcher_of, near_edge, simulation_of
+from .simulate import Buffer
+from .trial import Trial
 
 
 def run(
@@ -29,11 +32,8 @@ def run(
     w: Operand,
     c: Tensor | None = None,
     *,
-    num_sms: int | None = None,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
     is_dependent: bool = True,
+    **how: Unpack[How],
 ) -> Tensor:
     """Compute C + cast(x) @ w.T on simulated SMs. C may have a stride of 0.
 
@@ -47,20 +47,79 @@ def run(
         for name, tensor in given.items()
     }
     buffers["d"] = Buffer(d, is_writable=True, is_dependent=is_dependent)
-    num_sms = num_sms or 2 * config.cluster_size
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    launcher: Any = Launcher(
-        simulation,
-        kernel,
-        PARAMS,
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-        cluster_size=config.cluster_size,
-    )
+    simulation = simulation_of(buffers, config, how)
+    launcher = launcher_of(simulation, kernel, KERNEL, config)
     placed = {name: simulation.tensor(name, tensor) for name, tensor in given.items()}
     of_d = simulation.tensor("d", d)
     params = params_of(config, launcher, placed["x"], placed["values"], placed["scales"], of_d, placed.get("c"))
     launch(launcher, params, grid(config, *d.shape), -1)
-    found = simulation.result().buffers["d"]
-    assert isinstance(found, Tensor)
-    return found
+    return as_before(d, simulation.result().buffers["d"])
+
+
+def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, seed: int = 0) -> Tensor:
+    """Give what the cast and the product give, the tensor cores' few bits included."""
+    a, sfa = per_token_cast_to_fp8(x)
+    (m, k), n = x.shape, len(w[0])
+    d = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
+    p = DenseProblem(a, sfa, *w, d, c, m, n, k, PER_BLOCK)
+    config = replace(config, num_stages=min(config.num_stages, 4))  # those of a tile here are for B alone
+    return fp8_gemm_decode.run(DecodeTrial(config).compiled(), config, p, seed=seed, truncate=True).d
+
+
+@dataclass(frozen=True)
+class LinearTrial(Trial):
+    """One layer. `special` numbers lie among the others."""
+
+    kernel = KERNEL
+    config: LinearDecodeConfig
+    m: int = 7
+    n: int = 136
+    k: int = 656
+    seed: int = 0
+    schedule: str | None = None
+    special: tuple[float, ...] = ()
+    is_dependent: bool = True
+    num_sms: int | None = None
+
+    @classmethod
+    def drawn(cls, config: LinearDecodeConfig, seed: int) -> LinearTrial:
+        """Draw rows for a tile, columns around its edges, and depths of a few groups that are cast."""
+        draw, tile = draws(config, seed), config.tile
+        blocks = draw.randint(1, 2 * tile.cluster_k * config.group_blocks // tile.block_tokens + 2)
+        return cls(
+            config,
+            draw.randint(1, tile.block_tokens),
+            near_edge(draw, tile.block_n * config.cluster_n, 8, blocks=1),
+            128 * blocks - 16 * draw.randrange(8),
+            seed,
+            special=draw.choice(((), (torch.inf, torch.nan, 1e-40, 3e38))),
+            is_dependent=draw.random() < 0.5,
+            num_sms=config.cluster_size * draw.randint(1, 2),
+        )
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare with the cast and the product, to the bit. Rows of x lie apart."""
+        (m, n, k), g = (self.m, self.n, self.k), torch.Generator().manual_seed(self.seed)
+        x = torch.randn(m, k, generator=g).to(torch.bfloat16)
+        for row, number in enumerate(self.special):
+            x[row % m, row * 130 % k] = number
+        w = per_block_cast_to_fp8(torch.randn(n, k, generator=g) * torch.logspace(0, 2, k))
+        room = torch.full((m, k + 8), torch.nan, dtype=torch.bfloat16)
+        room[:, :k] = x
+        c = torch.randn(n, generator=g).to(torch.bfloat16).expand(m, n) if self.config.tile.with_c else None
+        d = run(
+            kernel,
+            self.config,
+            room[:, :k],
+            w,
+            c,
+            is_dependent=self.is_dependent,
+            num_sms=self.num_sms,
+            seed=self.seed,
+            schedule=self.schedule,
+            truncate=True,
+        )
+        right = by_parts(self.config.tile, x, w, c)
+        if not torch.equal(d.view(torch.int16), right.view(torch.int16)):
+            raise ValueError(f"{int((d != right).sum())} of {d.numel()} elements differ")
+        return 0.0

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.output import Groups
-from deep_gemm.gemm.plan import addresses_of
 from deep_gemm.gemm.rows import launch as kernels
 from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
 from deep_gemm.gemm.rows.launch import grouped_problem
 
-from .dense import Outcome, outcome
-from .launcher import Launcher, flat_memory, placed_in
+from .dense import Outcome, ProductTrial, outcome
 from .library import HostKernel
-from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
-from .simulate import Buffer, Simulation
+from .product import How, buffers_of, depth, draws, near_edge, partial_sums, run_plan, sizes, with_d
+from .rounding import allowed_difference
 
 CANARY = 42.0
 """D's content before: a row that must not be written still has it afterwards."""
@@ -93,42 +95,16 @@ def ids_of(p: Problem) -> Tensor:
 
 
 def run(
-    kernel: HostKernel,
-    config: GemmConfig,
-    problem: Problem,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
-    layout: Tensor | None = None,
+    kernel: HostKernel, config: GemmConfig, problem: Problem, *, layout: Tensor | None = None, **how: Unpack[How]
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel."""
     p = kernels.prepared(grouped_problem(problem))
-    buffers = {
-        "a": Buffer(flat_memory(p.a)),
-        "b": Buffer(flat_memory(p.b)),
-        "sfa": Buffer(flat_memory(p.sfa)),
-        "sfb": Buffer(flat_memory(p.sfb), alignment=16 if config.sfb == PER_ROW else 4),
-        "d": Buffer(p.d, is_writable=True),
-        "c": Buffer(p.c if layout is None else layout, alignment=16 if p.groups == Groups.IDS else 4),
-    }
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    placed = placed_in(simulation, p)
-    launcher = Launcher(
-        simulation,
-        kernel,
-        fp8_gemm.ROWS_SFB_PARAMS,
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-    )
-    plan = kernels.plan_of(placed, config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(placed))
-    result = simulation.result()
-    d = result.buffers["d"]
-    assert isinstance(d, Tensor)
-    result.buffers["d"] = d.view(problem.d.shape)
-    return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
+    alignments = {"sfb": 16 if config.sfb == PER_ROW else 4, "c": 16 if p.groups == Groups.IDS else 4}
+    buffers = buffers_of(p, alignments)
+    if layout is not None:
+        buffers["c"] = replace(buffers["c"], data=layout)
+    result = with_d(run_plan(kernel, fp8_gemm.KERNEL, config, p, buffers, kernels.plan_of, how), problem.d)
+    return outcome(result, *right_and_allowed(problem, partial_sums(how)))
 
 
 def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
@@ -148,3 +124,76 @@ def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
             of_a = p.of_a if isinstance(p, ContiguousProblem) else PER_ROW
             allowed[rows] = allowed_difference(part, d, partial_sums, of_a)
     return right, allowed
+
+
+@dataclass(frozen=True)
+class RowsTrial(ProductTrial):
+    """One layout of rows: ids, ends or counts."""
+
+    kernel = fp8_gemm.KERNEL
+    config: GemmConfig
+    layout: tuple[int, ...] = (0, 3, 70)
+    seed: int = 0
+    schedule: str | None = None
+    rows: int | None = None
+    alignment: int = 128
+    n: int = 136
+    k: int = 400
+    num_groups: int | None = None
+    zero_padding: bool = True
+
+    @classmethod
+    def takes(cls, config: GemmConfig) -> bool:
+        """Take rows that are neither activated nor go to addresses."""
+        return config.rows_are_grouped and not (config.activates or config.to_addresses)
+
+    @classmethod
+    def drawn(cls, config: GemmConfig, seed: int) -> RowsTrial:
+        """Draw groups: empty, short and longer than a tile; and columns around a tile's edges."""
+        draw = draws(config, seed)
+        alignment = draw.choice((1, 16, 128))
+        layout, rows = drawn_layout(draw, config, alignment)
+        return cls(
+            config,
+            layout,
+            seed,
+            rows=rows,
+            alignment=alignment,
+            n=near_edge(draw, config.block_n, 4 if config.is_fp32 else 8, blocks=1),
+            k=depth(draw, config),
+            num_sms=draw.randint(1, 5),
+            num_groups=5 if config.groups == Groups.IDS else None,
+            zero_padding=draw.random() < 0.5 and not config.scale_parts > 1,
+        )
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices. The two scales that A has for a k-block differ by more than chance."""
+        p = random_problem(
+            self.config,
+            self.layout,
+            self.n,
+            self.k,
+            self.seed,
+            rows=self.rows,
+            num_groups=self.num_groups,
+            alignment=self.alignment,
+            zero_padding=self.zero_padding,
+        )
+        if self.config.scale_parts > 1:
+            p.sfa[:, 1::2] *= 3
+        return run(kernel, self.config, p, **self.how)
+
+
+def drawn_layout(draw: random.Random, config: GemmConfig, alignment: int) -> tuple[tuple[int, ...], int | None]:
+    """Draw a layout of up to 4 groups as a configuration wants it, and the rows that A has; None: each has an id."""
+    of_groups = sizes(draw, draw.randint(1, 4), config.block_m + 70)
+    if config.groups == Groups.IDS:
+        stretches = [(draw.randint(-1, 4), size) for size in of_groups]
+        return tuple(group for group, size in stretches for _ in range(size)) or (-1,), None
+    if config.groups == Groups.COUNTS:
+        return tuple(of_groups), max(1, *of_groups) + draw.randint(0, 70)
+    ends, end = [], 0
+    for size in of_groups:
+        end = align(end, alignment) + size if size else end
+        ends.append(end)
+    return tuple(ends), max(end, 1) + draw.randint(0, 200)

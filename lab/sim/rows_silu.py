@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized, empty_scales
 from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.kernel import ROWS_SILU_PARAMS
+from deep_gemm.gemm.kernel import KERNEL
 from deep_gemm.gemm.rows import silu_launch as kernels
 from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem, silu_rows_problem
 
-from .launcher import Launcher, flat_memory
+from ..silu import SCALE_ERROR, mistakes, right, scale_errors
+from .launcher import flat_memory
 from .library import HostKernel
-from .simulate import Buffer, Result, Simulation
+from .product import How, as_before, depth, draws, launcher_of, simulation_of
+from .rows import drawn_layout
+from .simulate import Buffer, Result
+from .trial import Trial
 
 POISON = 0xA5
 CANARY = 42.0
@@ -62,16 +67,7 @@ def random_problem(
     return silu_rows_problem((a, sfa), b, (d, scales), numbers, row_weights, limit, gates_apart)
 
 
-def run(
-    kernel: HostKernel,
-    config: GemmConfig,
-    p: SiluRowsProblem,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
-) -> tuple[Quantized, Result]:
+def run(kernel: HostKernel, config: GemmConfig, p: SiluRowsProblem, **how: Unpack[How]) -> tuple[Quantized, Result]:
     """Compute a product on simulated SMs: values and scales, as they are afterwards."""
     p = kernels.prepared(p)
     alignments = {"sfb": 4, "row_weights": 4}
@@ -80,19 +76,72 @@ def run(
         name: Buffer(flat_memory(x), is_writable=name in OUTPUTS, alignment=alignments.get(name, 16))
         for name, x in given.items()
     }
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
+    simulation = simulation_of(buffers, config, how)
     tensors: Any = {name: simulation.tensor(name, x) for name, x in given.items()}
     placed = p._replace(**tensors)
-    launcher = Launcher(
-        simulation, kernel, ROWS_SILU_PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
-    )
-    plan = kernels.plan_of(placed, config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(kernels.addresses(placed))
+    launcher = launcher_of(simulation, kernel, KERNEL, config)
+    kernels.plan_of(placed, config, simulation.num_sms, launcher).launch(kernels.addresses(placed))
     result = simulation.result()
     return (as_before(p.d, result.buffers["d"]), as_before(p.scales, result.buffers["scales"])), result
 
 
-def as_before(like: Tensor, written: object) -> Tensor:
-    """See what a kernel wrote as the tensor that it was made from."""
-    assert isinstance(written, Tensor)
-    return written.view(like.dtype).as_strided(like.shape, like.stride())
+@dataclass(frozen=True)
+class SiluTrial(Trial):
+    """One layout of rows that are activated."""
+
+    kernel = KERNEL
+    config: GemmConfig
+    ids: tuple[int, ...] = (0, 0, -1, 1)
+    seed: int = 0
+    schedule: str | None = None
+    n: int = 512
+    k: int = 256
+    limit: float | None = None
+    has_weights: bool = True
+    size: float = 1.0
+    factors: tuple[float, ...] = ()
+    """Factors of the scales of A, for rows in turn, so that sums are far from 1."""
+    num_sms: int = 2
+
+    @classmethod
+    def takes(cls, config: GemmConfig) -> bool:
+        """Take rows that are activated, and lie where they are multiplied."""
+        return config.activates and not config.fetches
+
+    @classmethod
+    def drawn(cls, config: GemmConfig, seed: int) -> SiluTrial:
+        """Draw groups, a limit, and weights or none."""
+        draw = draws(config, seed)
+        return cls(
+            config,
+            drawn_layout(draw, config, 128)[0],
+            seed,
+            n=256 * draw.randint(1, 2),
+            k=depth(draw, config),
+            limit=draw.choice((None, 0.5)),
+            has_weights=draw.random() < 0.5,
+            size=draw.choice((1.0, 2.0)),
+            num_sms=draw.randint(1, 5),
+        )
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare values and scales with those of the CPU."""
+        p = random_problem(
+            self.ids,
+            self.n,
+            self.k,
+            self.seed,
+            groups=max(*self.ids, 4) + 1,
+            limit=self.limit,
+            has_weights=self.has_weights,
+            size=self.size,
+            gates_apart=self.config.gates_apart,
+        )
+        for i, factor in enumerate(self.factors):
+            p.sfa[i :: len(self.factors)] *= factor
+        got, _ = run(kernel, self.config, p, num_sms=self.num_sms, seed=self.seed, schedule=self.schedule)
+        wanted = right(p)
+        found = mistakes(p, got, wanted)
+        if found is not None:
+            raise ValueError(found)
+        return float(scale_errors(got, wanted).amax()) / SCALE_ERROR

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.plan import addresses_of
 from deep_gemm.gemm.skip import launch as kernels
 from deep_gemm.gemm.skip.check import SkipProblem, parts, skip_problem
 
-from . import dense
-from . import fp8_gemm_decode as decode
-from .dense import Outcome, buffers_of, outcome
-from .launcher import Launcher, flat_memory, placed_in
+from .dense import Outcome, ProductTrial, outcome
+from .fp8_gemm_decode import ALIGNMENTS
 from .library import HostKernel
+from .product import How, buffers_of, depth, draws, run_plan, sides
 from .rounding import EXACT_STEPS, allowed_difference
-from .simulate import Buffer, Simulation
 
 Config = GemmConfig | DecodeConfig
 UNTOUCHED = 42.0
-
-
-def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    if isinstance(config, DecodeConfig):
-        return decode.compile_config(config, edits)
-    return dense.compile_config(config, edits)
 
 
 def random_problem(
@@ -51,43 +43,13 @@ def random_problem(
 
 
 def run(
-    kernel: HostKernel,
-    config: Config,
-    p: SkipProblem,
-    *,
-    num_sms: int | None = None,
-    seed: int = 0,
-    schedule: str | None = None,
-    is_dependent: bool = False,
+    kernel: HostKernel, config: Config, p: SkipProblem, *, is_dependent: bool = False, **how: Unpack[How]
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. All of D must be right, columns between parts too."""
     p = kernels.prepared(config, p)
-    is_decode = isinstance(config, DecodeConfig)
-    cluster = config.cluster_k if isinstance(config, DecodeConfig) else config.cluster_size
-    buffers = buffers_of(plain(p), is_dependent)
-    buffers["d"] = Buffer(flat_memory(p.d), is_writable=True, is_dependent=is_dependent)
-    if is_decode:
-        buffers |= {name: replace(buffers[name], alignment=4) for name in ("sfa", "sfb")}
-    num_sms = num_sms or 2 * cluster
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    placed = placed_in(simulation, p)
-    params = fp8_gemm_decode.SKIP_PARAMS if is_decode else fp8_gemm.SKIP_PARAMS
-    launcher = Launcher(
-        simulation,
-        kernel,
-        params,
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-        cluster_size=cluster,
-    )
-    plan = kernels.plan_of(placed, config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(placed))
-    result = simulation.result()
-    flat = result.buffers["d"]
-    assert isinstance(flat, Tensor)
-    d = flat.as_strided(p.d.shape, p.d.stride())
-    result.buffers["d"] = d
-    return outcome(result, *right_and_allowed(p))
+    alignments = ALIGNMENTS if isinstance(config, DecodeConfig) else {"sfb": 4}
+    of, buffers = fp8_gemm_decode.kernel_of(config), buffers_of(p, alignments, is_dependent)
+    return outcome(run_plan(kernel, of, config, p, buffers, kernels.plan_of, how), *right_and_allowed(p))
 
 
 def plain(p: SkipProblem) -> DenseProblem:
@@ -107,3 +69,57 @@ def right_and_allowed(p: SkipProblem) -> tuple[Tensor, Tensor]:
     left_part.copy_(of_heads[..., : p.heads.left])
     right_part.copy_(of_heads[..., p.heads.left :])
     return right, allowed
+
+
+@dataclass(frozen=True)
+class SkipTrial(ProductTrial):
+    """One product into parts of heads, by `fp8_gemm`."""
+
+    kernel: ClassVar[Kernel[Any]] = fp8_gemm.KERNEL
+    config: Config
+    m: int = 133
+    heads: int = 3
+    splits: tuple[int, int, int] = (128, 64, 64)
+    seed: int = 0
+    schedule: str | None = None
+    k: int = 272
+    is_dependent: bool = False
+
+    @classmethod
+    def takes(cls, config: Config) -> bool:
+        """Take products that skip columns."""
+        return config.skips_mid
+
+    @classmethod
+    def drawn(cls, config: Config, seed: int) -> SkipTrial:
+        """Draw rows around a tile's edges, parts of whole panels, and heads for a tile and a bit."""
+        draw = draws(config, seed)
+        panel = 16 if isinstance(config, DecodeConfig) else config.panel_columns
+        left, right = (panel * draw.randint(1, 128 // panel) for _ in range(2))
+        return cls(
+            config,
+            sides(draw, config)[0],
+            draw.randint(1, config.block_n // (left + right) + 1),
+            (left, 8 * draw.randint(0, 16), right),
+            seed,
+            k=depth(draw, config),
+            is_dependent=draw.random() < 0.5,
+            num_sms=config.cluster_size * draw.randint(1, 3),
+        )
+
+    def outcome(self, kernel: HostKernel) -> Outcome:
+        """Multiply random matrices; rows of D go on behind its last column."""
+        n = (self.splits[0] + self.splits[2]) * self.heads
+        p = random_problem(self.m, n, self.k, self.splits, self.seed, extra_columns=16)
+        return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)
+
+
+class DecodeSkipTrial(SkipTrial):
+    """The same by `fp8_gemm_decode`."""
+
+    kernel = fp8_gemm_decode.KERNEL
+
+
+def of_config(config: Config, *more: Any, **how: Any) -> SkipTrial:
+    """Make the trial of a configuration, by its kernel."""
+    return (DecodeSkipTrial if isinstance(config, DecodeConfig) else SkipTrial)(config, *more, **how)

@@ -30,7 +30,7 @@ from deep_gemm.gemm.depths.check import KGroupedProblem
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.skip.choose import skipping
 from deep_gemm.gemm.tiles import Tile
-from lab import silu as silu_cases
+from lab import silu
 from lab.casts import assert_same_bits, wild
 
 ROOT = Path(deep_gemm.__file__).parents[1]
@@ -47,31 +47,27 @@ def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
     p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=p.sfb if config.sfb == PER_ROW else wider(p.sfb, 3))
     if p.c is not None and p.c is not p.d:
         p = p._replace(c=wider(p.c, 8))
-    outcome = sim.run(sim.compile_config(config), config, p, num_sms=2 * config.cluster_size)
-    if outcome.mistakes is not None:
-        raise ValueError(outcome.mistakes)
+    sim.run(sim.compile_config(config), config, p).checked()
 
 
 def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
+    from lab.sim import dense
     from lab.sim import fp8_gemm_decode as sim
 
-    p: DenseProblem = sim.random_problem(config, *mnk)
+    p: DenseProblem = dense.random_problem(config, *mnk)
     p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfa=wider(p.sfa, 3), sfb=wider(p.sfb, 2))
     if p.c is not None:
         p = p._replace(c=wider(p.c, 8))
-    outcome = sim.run(sim.compile_config(config), config, p)
-    if outcome.mistakes is not None:
-        raise ValueError(outcome.mistakes)
+    sim.run(dense.compile_config(config), config, p).checked()
 
 
 def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) -> None:
+    from lab.sim import dense
     from lab.sim import skip_head_mid as sim
 
     p = sim.random_problem(72, (splits[0] + splits[2]) * 5, 400, splits, extra_columns=8)
     p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=wider(p.sfb, 3))
-    outcome = sim.run(sim.compile_config(config), config, p)
-    if outcome.mistakes is not None:
-        raise ValueError(outcome.mistakes)
+    sim.run(dense.compile_config(config), config, p).checked()
 
 
 def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, alignment: int = 128) -> None:
@@ -80,9 +76,7 @@ def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, a
 
     p = sim.random_problem(config, layout, 264, 400, rows=rows, alignment=alignment)
     p = p._replace(b=wider(p.b, 16), sfb=p.sfb if config.sfb == PER_ROW else wider(p.sfb, 3))
-    outcome = sim.run(dense.compile_config(config), config, p)
-    if outcome.mistakes is not None:
-        raise ValueError(outcome.mistakes)
+    sim.run(dense.compile_config(config), config, p).checked()
 
 
 def silu_trial(has_weights: bool) -> None:
@@ -93,7 +87,7 @@ def silu_trial(has_weights: bool) -> None:
     p = sim.random_problem([-1, *[0] * 70, -1, *[1] * 21], 512, 400, has_weights=has_weights, limit=0.5)
     p = p._replace(b=wider(p.b, 16), sfb=wider(p.sfb, 3), d=wider(p.d, 32))
     got, _ = sim.run(dense.compile_config(config), config, p)
-    found = silu_cases.mistakes(p, got, silu_cases.right(p))
+    found = silu.mistakes(p, got, silu.right(p))
     if found is not None:
         raise ValueError(found)
 
@@ -104,12 +98,11 @@ def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
     p: KGroupedProblem = sim.random_problem(config, (272, 16, 400), 72, 136, on_gpu_alone=on_gpu_alone)
     if config.with_c and p.c is not None:
         p = p._replace(c=wider(p.c, 8))
-    outcome = sim.run(sim.compiled(config), config, p)
-    if outcome.mistakes is not None:
-        raise ValueError(outcome.mistakes)
+    sim.run(sim.compiled(config), config, p).checked()
 
 
 def heads_trial(tile: Tile, output: Output) -> None:
+    from lab.sim import dense
     from lab.sim import heads as sim
 
     config = tile.config(output, 400)
@@ -117,9 +110,7 @@ def heads_trial(tile: Tile, output: Output) -> None:
     if isinstance(config, DecodeConfig):
         p = p._replace(sfa=wider(p.sfa, 5))
     p = p._replace(sfb=p.sfb if p.of_b == PER_ROW else wider(p.sfb, 3))
-    outcome = sim.run(sim.compile_config(config), config, p)
-    if outcome.mistakes is not None:
-        raise ValueError(outcome.mistakes)
+    sim.run(dense.compile_config(config), config, p).checked()
 
 
 ROUNDED: dict[str, Any] = {"data": "wild", "min_amax": 0.25, "rounds_up": True, "is_m_major": False}

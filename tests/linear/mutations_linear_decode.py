@@ -5,62 +5,12 @@ What it shares with fp8_gemm_decode and with the casts is broken in their lists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import torch
-from layer_cases import same_bits
 
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.core.check.recipes import PER_BLOCK
 from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig
-from lab.sim import fp8_gemm_decode, mutate
-from lab.sim import linear_decode as sim
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, layer, seed and schedule. `special` numbers lie among the others."""
-
-    config: LinearDecodeConfig
-    mnk: tuple[int, int, int]
-    seed: int
-    schedule: str | None = None
-    special: tuple[float, ...] = ()
-    is_dependent: bool = True
-
-    def headers(self) -> dict[str, str]:
-        return KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        (m, n, k), g = self.mnk, torch.Generator().manual_seed(self.seed)
-        x = torch.randn(m, k, generator=g).to(torch.bfloat16)
-        for row, number in enumerate(self.special):
-            x[row % m, row * 130 % k] = number
-        w = per_block_cast_to_fp8(torch.randn(n, k, generator=g) * torch.logspace(0, 2, k))
-        room = torch.full((m, k + 8), torch.nan, dtype=torch.bfloat16)
-        room[:, :k] = x
-        c = torch.randn(n, generator=g).to(torch.bfloat16).expand(m, n) if self.config.tile.with_c else None
-        d = sim.run(
-            sim.compile_config(self.config, headers),
-            self.config,
-            room[:, :k],
-            w,
-            c,
-            seed=self.seed,
-            schedule=self.schedule,
-            truncate=True,
-            is_dependent=self.is_dependent,
-        )
-        tile = self.config.tile
-        a, sfa = per_token_cast_to_fp8(x)
-        p = DenseProblem(a, sfa, *w, torch.full_like(d, torch.nan), c, m, n, k, PER_BLOCK)
-        right = fp8_gemm_decode.run(fp8_gemm_decode.compile_config(tile), tile, p, truncate=True).d
-        if not same_bits(d, right):
-            raise ValueError(f"{int((d != right).sum())} of {d.numel()} elements differ")
-
+from deep_gemm.linear.kernel import LinearDecodeConfig
+from lab.sim.linear_decode import LinearTrial as Trial
+from lab.sim.mutate import Mutation
 
 PAIR = LinearDecodeConfig(DecodeConfig(8, 3, 1), 2)
 FOUR = LinearDecodeConfig(DecodeConfig(16, 3, 2, with_c=True), 4)
@@ -68,23 +18,22 @@ SPLIT = LinearDecodeConfig(DecodeConfig(8, 3, 1, 3), 1)
 BOTH = LinearDecodeConfig(DecodeConfig(16, 3, 1, 2), 2)
 
 TRIALS = [
-    *(Trial(PAIR, (7, 136, 8336), seed) for seed in (1, 2)),
-    *(Trial(PAIR, (8, 72, 8336), 3, name) for name in ("slow_warps", "slow_lanes", "late_loads", "slow_producer")),
-    *(Trial(PAIR, (8, 128, 8336), seed, "slow_cta") for seed in (4, 5, 6)),
-    *(Trial(PAIR, (8, 128, 8336), seed, "late_stores") for seed in (4, 5)),
-    *(Trial(PAIR, (8, 128, 1168), seed, "slow_cta", is_dependent=False) for seed in (6, 7)),
-    Trial(PAIR, (7, 72, 656), 8, special=(torch.inf, torch.nan, 1e-40, 3e38)),
-    Trial(PAIR, (3, 40, 16), 9),
-    *(Trial(FOUR, (13, 600, 4240), seed) for seed in (10, 11)),
-    Trial(FOUR, (16, 1000, 3216), 12, "slow_math"),
-    *(Trial(SPLIT, (5, 136, 12304), seed, name) for seed, name in ((13, None), (14, "slow_cta"), (15, "slow_warps"))),
-    Trial(SPLIT, (5, 72, 144), 16),
-    *(Trial(BOTH, (13, 200, 8336), seed) for seed in (17, 18)),
-    Trial(BOTH, (16, 200, 8336), 19, "slow_cta"),
+    *(Trial(PAIR, 7, 136, 8336, seed) for seed in (1, 2)),
+    *(Trial(PAIR, 8, 72, 8336, 3, name) for name in ("slow_warps", "slow_lanes", "late_loads", "slow_producer")),
+    *(Trial(PAIR, 8, 128, 8336, seed, "slow_cta") for seed in (4, 5, 6)),
+    *(Trial(PAIR, 8, 128, 8336, seed, "late_stores") for seed in (4, 5)),
+    *(Trial(PAIR, 8, 128, 1168, seed, "slow_cta", is_dependent=False) for seed in (6, 7)),
+    Trial(PAIR, 7, 72, 656, 8, special=(torch.inf, torch.nan, 1e-40, 3e38)),
+    Trial(PAIR, 3, 40, 16, 9),
+    *(Trial(FOUR, 13, 600, 4240, seed) for seed in (10, 11)),
+    Trial(FOUR, 16, 1000, 3216, 12, "slow_math"),
+    *(Trial(SPLIT, 5, 136, 12304, seed, name) for seed, name in ((13, None), (14, "slow_cta"), (15, "slow_warps"))),
+    Trial(SPLIT, 5, 72, 144, 16),
+    *(Trial(BOTH, 13, 200, 8336, seed) for seed in (17, 18)),
+    Trial(BOTH, 16, 200, 8336, 19, "slow_cta"),
 ]
 
 _KERNEL = "linear_decode.cuh"
-Mutation = mutate.Mutation
 
 MUTATIONS = [
     # The ring and the kernel ahead

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from layer_cases import same_bits
 from thorough import one_in
 from torch import Tensor
 
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.core.check.recipes import PER_BLOCK
 from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.dense.choose import reachable_decode
 from deep_gemm.linear.kernel import LinearDecodeConfig, serving
-from lab.sim import HostKernel, fp8_gemm_decode
 from lab.sim import linear_decode as sim
+from lab.sim.linear_decode import LinearTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -26,16 +22,6 @@ TILES = [(8, 1), (8, 2), (16, 1), (16, 2)]
 """Tokens, and math warpgroups."""
 CLUSTERS = [(1, 2), (2, 1), (2, 3), (4, 1), (4, 2)]
 """CTAs along n, and along k."""
-
-
-@cache
-def compiled(config: LinearDecodeConfig) -> HostKernel:
-    return sim.compile_config(config)
-
-
-@cache
-def compiled_product(config: DecodeConfig) -> HostKernel:
-    return fp8_gemm_decode.compile_config(config)
 
 
 def config_of(
@@ -52,15 +38,6 @@ def random_layer(m: int, n: int, k: int, seed: int = 0) -> tuple[Tensor, Operand
     return x.to(torch.bfloat16), per_block_cast_to_fp8(torch.randn(n, k, generator=g))
 
 
-def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, seed: int) -> Tensor:
-    """What the cast and the product give, the tensor cores' few bits included."""
-    a, sfa = per_token_cast_to_fp8(x)
-    (m, k), n = x.shape, len(w[0])
-    d = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
-    p = DenseProblem(a, sfa, *w, d, c, m, n, k, PER_BLOCK)
-    return fp8_gemm_decode.run(compiled_product(config), config, p, seed=seed, truncate=True).d
-
-
 def check(
     config: LinearDecodeConfig,
     x: Tensor,
@@ -69,8 +46,8 @@ def check(
     seed: int = 0,
     schedule: str | None = None,
 ) -> None:
-    d = sim.run(compiled(config), config, x, w, c, seed=seed, schedule=schedule, truncate=True)
-    assert same_bits(d, by_parts(config.tile, x, w, c, seed))
+    d = sim.run(LinearTrial(config).compiled(), config, x, w, c, seed=seed, schedule=schedule, truncate=True)
+    assert same_bits(d, sim.by_parts(config.tile, x, w, c, seed))
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -127,8 +104,8 @@ def test_rows_may_lie_apart() -> None:
     room = torch.full((5, 424), torch.nan, dtype=torch.bfloat16)
     room[:, 8:408] = x
     config = config_of(8, 1)
-    d = sim.run(compiled(config), config, room[:, 8:408], w, truncate=True)
-    assert same_bits(d, by_parts(config.tile, x, w, None, 0))
+    d = sim.run(LinearTrial(config).compiled(), config, room[:, 8:408], w, truncate=True)
+    assert same_bits(d, sim.by_parts(config.tile, x, w, None, 0))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -25,11 +24,6 @@ def wider(x: torch.Tensor, extra: int) -> torch.Tensor:
     return room[..., : x.shape[-1]]
 
 
-def expect_no_mistakes(outcome: Any) -> None:
-    if outcome.mistakes is not None:
-        raise ValueError(outcome.mistakes)
-
-
 def product_trial(config: Bf16Config, m: int, n: int, k: int) -> None:
     from lab.sim import bf16 as sim
 
@@ -37,7 +31,7 @@ def product_trial(config: Bf16Config, m: int, n: int, k: int) -> None:
     p = p._replace(b=p.b if config.majors.b_is_mn else wider(p.b, 16))
     if p.c is not None and p.c is not p.d:
         p = p._replace(c=wider(p.c, 8))
-    expect_no_mistakes(sim.run(sim.compile_config(config), config, p, num_sms=2 * config.cluster_size))
+    sim.run(sim.compile_config(config), config, p).checked()
 
 
 def rows_trial(groups: Groups, layout: list[int], rows: int | None = None, b_is_mn: bool = False) -> None:
@@ -47,7 +41,7 @@ def rows_trial(groups: Groups, layout: list[int], rows: int | None = None, b_is_
     zero_padding = groups != Groups.COUNTS
     p = bf16_rows.random_problem(config, layout, 136, 200, rows=rows, alignment=32, zero_padding=zero_padding)
     p = p._replace(a=wider(p.a, 8), b=p.b if b_is_mn else wider(p.b, 16))
-    expect_no_mistakes(bf16_rows.run(bf16.compile_config(config), config, p))
+    bf16_rows.run(bf16.compile_config(config), config, p).checked()
 
 
 def depths_trial() -> None:
@@ -57,7 +51,7 @@ def depths_trial() -> None:
     p = bf16_depths.random_problem(config, (64, 0, 192), 72, 136)
     assert p.c is not None
     p = p._replace(a=wider(p.a, 8), b=wider(p.b, 16), c=wider(p.c, 8))
-    expect_no_mistakes(bf16_depths.run(bf16.compile_config(config), config, p))
+    bf16_depths.run(bf16.compile_config(config), config, p).checked()
 
 
 def counted_trial(on_gpu_alone: bool, ks: tuple[int, ...] = (70, 0, 129), m: int = 72, n: int = 136) -> None:
@@ -67,7 +61,7 @@ def counted_trial(on_gpu_alone: bool, ks: tuple[int, ...] = (70, 0, 129), m: int
     p = bf16_counted.random_problem(config, ks, m, n, on_gpu_alone=on_gpu_alone, gap=8)
     assert p.c is not None
     p = p._replace(b=wider(p.b, 16), c=wider(p.c, 8))
-    expect_no_mistakes(bf16_counted.run(bf16.compile_config(config), config, p))
+    bf16_counted.run(bf16.compile_config(config), config, p).checked()
 
 
 def sum_trial(is_turned: bool) -> None:
@@ -79,8 +73,8 @@ def sum_trial(is_turned: bool) -> None:
     p = bf16_sums.random_problem(config, 5, 72, 136, 192, output, gap=8)
     if not is_turned:
         p = p._replace(b=wider(p.b, 16))
-    adder = bf16_sums.compile_slices(output)
-    expect_no_mistakes(bf16_sums.run(bf16.compile_config(config), adder, config, 4, p))
+    adder = bf16_sums.SlicesTrial(output).compiled()
+    bf16_sums.run(bf16.compile_config(config), adder, config, 4, p).checked()
 
 
 HEADS_OUTPUT = Output(is_fp32=True, with_c=True, groups=Groups.HEADS)

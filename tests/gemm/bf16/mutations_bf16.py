@@ -2,64 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import torch
-
 from deep_gemm.gemm.bf16.config import MOST_COUNTED, Bf16Config, Majors, bf16_config
-from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.output import Groups, Output
-from lab.sim import bf16 as sim
-from lab.sim import bf16_counted, bf16_depths, bf16_rows
+from lab.sim.bf16 import Bf16Trial as Trial
+from lab.sim.bf16_counted import Bf16CountedTrial
+from lab.sim.bf16_depths import Bf16DepthsTrial
+from lab.sim.bf16_rows import Bf16RowsTrial
 from lab.sim.mutate import Mutation
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, problem, seed and schedule. The shape is m, n, k; of groups along k it begins with k."""
-
-    config: Bf16Config
-    shape: tuple[int, int, int]
-    seed: int = 0
-    schedule: str | None = None
-    on_gpu_alone: bool = True
-    """Of groups along k that are counted: where the counts are."""
-    ks: tuple[int, ...] = ()
-    """Their depths, if not as for other groups along k."""
-    told: tuple[int, ...] = ()
-    """What the GPU finds for depths, if that is wrong."""
-
-    def headers(self) -> dict[str, str]:
-        return BF16_GEMM.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        config, seed = self.config, self.seed
-        kernel, num_sms = sim.compile_config(config, headers), 2 * config.cluster_size
-        if config.groups == Groups.DEPTHS:
-            k, m, n = self.shape
-            of_depths = bf16_depths.random_problem(config, (k, 0, 2 * k, 64), m, n, seed)
-            outcome = bf16_depths.run(kernel, config, of_depths, num_sms=num_sms, seed=seed, schedule=self.schedule)
-        elif config.groups == Groups.COUNTED_DEPTHS:
-            k, m, n = self.shape
-            ks = self.ks or (k, 0, 2 * k + 3, 64, k)
-            counted = bf16_counted.random_problem(config, ks, m, n, seed, on_gpu_alone=self.on_gpu_alone, more_rows=70)
-            if self.told:
-                counted = counted._replace(sfa=torch.tensor(self.told, dtype=torch.int32))
-                counted = counted._replace(a=counted.a[: sum(ks)], b=counted.b[: sum(ks)])
-            outcome = bf16_counted.run(
-                kernel, config, counted, ks=ks, num_sms=num_sms, seed=seed, schedule=self.schedule
-            )
-        elif config.groups == Groups.ENDS:
-            ends = [70, 128, 128 + self.shape[0]]
-            of_rows = bf16_rows.random_problem(config, ends, *self.shape[1:], seed)
-            outcome = bf16_rows.run(kernel, config, of_rows, seed=seed, schedule=self.schedule)
-        else:
-            problem = sim.random_problem(config, *self.shape, seed)
-            outcome = sim.run(kernel, config, problem, num_sms=num_sms, seed=seed, schedule=self.schedule)
-        if outcome.mistakes is not None:
-            raise ValueError(outcome.mistakes)
-
 
 TN = Majors(True, True)
 ALONG_K = Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS)
@@ -78,26 +27,27 @@ COUNTED_PAIRS = bf16_config(128, 64, BY_COUNTS, TN, cluster_n=2)
 COUNTED_ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.COUNTED_DEPTHS), TN)
 PAIRS = bf16_config(128, 64, ALONG_K, TN, cluster_n=2)
 WIDE = bf16_config(64, 64, Output(groups=Groups.ENDS), Majors(b_is_mn=True))
+KS = (100, 0, 203, 64, 100)
 
 TRIALS = [
-    *(Trial(PLAIN, (200, 136, 456), 1, name) for name in (None, "late_loads", "slow_warps", "slow_math")),
-    Trial(UNITS, (264, 40, 328), 2),
-    Trial(UNITS, (264, 40, 328), 2, "late_loads"),
-    Trial(TURNED, (132, 136, 200), 3),
-    Trial(TURNED, (20, 136, 200), 3),
-    *(Trial(SHARES_B, (264, 136, 456), 4, name) for name in (None, "slow_cta", "late_loads", "slow_warpgroup")),
-    *(Trial(SLICES, (70, 40, 520), 5, name) for name in (None, "slow_math")),
-    *(Trial(SPLITS, (70, 40, 520), 9, name) for name in (None, "slow_cta", "slow_warps", "late_stores")),
-    Trial(SPLITS_C, (140, 72, 264), 9),
-    *(Trial(config, (128, 136, 72), 6) for config in (DEPTHS, ADDING)),
-    Trial(PAIRS, (192, 136, 136), 7),
-    *(Trial(config, (100, 136, 72), 6) for config in (COUNTED, COUNTED_ADDING)),
-    Trial(COUNTED, (100, 136, 72), 6, on_gpu_alone=False),
-    *(Trial(COUNTED, (100, 136, 72), 6, name) for name in ("slow_math", "slow_warps")),
-    Trial(COUNTED, (0, 8, 8), 6, ks=tuple(i % 3 for i in range(MOST_COUNTED + 5))),
-    Trial(COUNTED, (0, 72, 72), 6, ks=(70, 0, 30, 0), told=(70, -5, 1000, 2**31 - 1)),
-    Trial(COUNTED_PAIRS, (100, 136, 136), 7, "slow_cta"),
-    Trial(WIDE, (70, 136, 200), 8),
+    *(Trial(PLAIN, 200, 136, 456, 1, name) for name in (None, "late_loads", "slow_warps", "slow_math")),
+    Trial(UNITS, 264, 40, 328, 2),
+    Trial(UNITS, 264, 40, 328, 2, "late_loads"),
+    Trial(TURNED, 132, 136, 200, 3),
+    Trial(TURNED, 20, 136, 200, 3),
+    *(Trial(SHARES_B, 264, 136, 456, 4, name) for name in (None, "slow_cta", "late_loads", "slow_warpgroup")),
+    *(Trial(SLICES, 70, 40, 520, 5, name) for name in (None, "slow_math")),
+    *(Trial(SPLITS, 70, 40, 520, 9, name) for name in (None, "slow_cta", "slow_warps", "late_stores")),
+    Trial(SPLITS_C, 140, 72, 264, 9),
+    *(Bf16DepthsTrial(config, (128, 0, 256, 64), 136, 72, 6) for config in (DEPTHS, ADDING)),
+    Bf16DepthsTrial(PAIRS, (192, 0, 384, 64), 136, 136, 7),
+    *(Bf16CountedTrial(config, KS, 136, 72, 6) for config in (COUNTED, COUNTED_ADDING)),
+    Bf16CountedTrial(COUNTED, KS, 136, 72, 6, on_gpu_alone=False),
+    *(Bf16CountedTrial(COUNTED, KS, 136, 72, 6, name) for name in ("slow_math", "slow_warps")),
+    Bf16CountedTrial(COUNTED, tuple(i % 3 for i in range(MOST_COUNTED + 5)), 8, 8, 6),
+    Bf16CountedTrial(COUNTED, (70, 0, 30, 0), 72, 72, 6, told=(70, -5, 1000, 2**31 - 1)),
+    Bf16CountedTrial(COUNTED_PAIRS, KS, 136, 136, 7, "slow_cta"),
+    Bf16RowsTrial(WIDE, (70, 128, 198), 136, 200, 8),
 ]
 
 _OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.cuh"

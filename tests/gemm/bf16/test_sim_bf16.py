@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 
 from deep_gemm.gemm.bf16.config import Bf16Config, Majors, bf16_config
 from deep_gemm.gemm.output import Groups, Output
-from lab.sim import HostKernel
 from lab.sim import bf16 as sim
+from lab.sim.bf16 import Bf16Trial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -20,19 +18,8 @@ BF16, FP32 = Output(), Output(is_fp32=True)
 OUTPUTS = (BF16, Output(with_c=True), FP32, Output(is_fp32=True, with_c=True), Output(is_fp32=True, adds_to_d=True))
 
 
-@cache
-def compiled(config: Bf16Config) -> HostKernel:
-    return sim.compile_config(config)
-
-
-def check(config: Bf16Config, m: int, n: int, k: int, seed: int = 0, schedule: str | None = None, **said: bool) -> None:
-    is_dependent = said.pop("is_dependent", False)
-    p = sim.random_problem(config, m, n, k, seed, gap=8, **said)
-    num_sms = 2 * config.cluster_size
-    outcome = sim.run(
-        compiled(config), config, p, num_sms=num_sms, seed=seed, schedule=schedule, is_dependent=is_dependent
-    )
-    assert outcome.mistakes is None, f"{config.name}: {outcome.mistakes}"
+def check(config: Bf16Config, m: int, n: int, k: int, seed: int = 0, schedule: str | None = None, **how: bool) -> None:
+    Bf16Trial(config, m, n, k, seed, schedule, **how).run()
 
 
 @pytest.mark.parametrize("majors", MAJORS, ids=lambda majors: majors.name)
@@ -104,8 +91,8 @@ def test_a_rows_bits_depend_on_neither_tile_nor_other_rows(config: Bf16Config) -
     """With the tensor cores' own arithmetic, of which the simulator's is a model that an H200 confirmed."""
     first = SAME[1]
     p = sim.random_problem(first, 200, 104, 64 * 9 + 8, seed=3)
-    right = sim.run(compiled(first), first, p, truncate=True).d
+    right = sim.run(sim.compile_config(first), first, p, truncate=True).d
     for rows in (1, 70, 200):
         few = p._replace(a=p.a[:rows], d=torch.full_like(p.d[:rows], float("nan")))
-        got = sim.run(compiled(config), config, few, num_sms=2 * config.cluster_size, seed=rows, truncate=True).d
+        got = sim.run(sim.compile_config(config), config, few, seed=rows, truncate=True).d
         assert torch.equal(got, right[:rows])

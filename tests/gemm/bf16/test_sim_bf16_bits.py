@@ -5,8 +5,6 @@ The simulator models that arithmetic, and an H200 gave the same bits.
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,18 +13,13 @@ from deep_gemm.gemm.bf16.config import Bf16Config, Majors, bf16_config
 from deep_gemm.gemm.bf16.counted import CountedProblem
 from deep_gemm.gemm.bf16.rows import RowsProblem
 from deep_gemm.gemm.output import Groups, Output
-from lab.sim import HostKernel, bf16_counted, bf16_depths, bf16_rows
 from lab.sim import bf16 as sim
+from lab.sim import bf16_counted, bf16_depths, bf16_rows
 
 pytestmark = pytest.mark.host_compiler
 N, K, ROWS = 72, 200, 100
 OWN = 1
 """The group whose rows are looked at."""
-
-
-@cache
-def compiled(config: Bf16Config) -> HostKernel:
-    return sim.compile_config(config)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -37,9 +30,7 @@ def products(config: Bf16Config, a: Tensor, b: Tensor, layout: list[int]) -> Ten
     """D of grouped rows; `a` of stacked ones is one plane."""
     d = torch.full((*a.shape[:-1], b.shape[1]), bf16_rows.CANARY)
     p = RowsProblem(a, b, d, torch.tensor(layout, dtype=torch.int32), config.groups, 1.0, alignment=1)
-    outcome = bf16_rows.run(compiled(config), config, p, num_sms=3, truncate=True)
-    assert outcome.mistakes is None, outcome.mistakes
-    return outcome.d
+    return bf16_rows.run(sim.compile_config(config), config, p, num_sms=3, truncate=True).checked().d
 
 
 def grouped(block_m: int, block_n: int, groups: Groups) -> Bf16Config:
@@ -73,11 +64,11 @@ def test_bits_of_a_heads_row_depend_on_it_and_its_weight_alone(tile: tuple[int, 
     output = Output(is_fp32=True, groups=Groups.HEADS)
     first, config = bf16_config(64, 64, output), bf16_config(*tile, output)
     p = sim.random_problem(first, ROWS, N, K, seed=5, planes=3)
-    right = sim.run(compiled(first), first, p, truncate=True).d
+    right = sim.run(sim.compile_config(first), first, p, truncate=True).d
     for rows, heads in ((1, 3), (65, 1), (ROWS, 2)):
         last = slice(3 - heads, None)
         few = p._replace(a=p.a[last, :rows], b=p.b[last], d=torch.full((heads, rows, N), float("nan")))
-        got = sim.run(compiled(config), config, few, truncate=True, seed=rows).d
+        got = sim.run(sim.compile_config(config), config, few, truncate=True, seed=rows).d
         assert torch.equal(got, right[last, :rows])
 
 
@@ -89,13 +80,12 @@ def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
         for groups in (Groups.DEPTHS, Groups.COUNTED_DEPTHS)
     )
     p = bf16_depths.random_problem(by_host, ks, 72, N, seed=6)
-    right = bf16_depths.run(compiled(by_host), by_host, p, truncate=True).d
+    right = bf16_depths.run(sim.compile_config(by_host), by_host, p, truncate=True).d
     for more in (0, 30):
         ahead = [numbers(more, x.shape[1], seed=7) for x in (p.a, p.b)]
         a, b = (torch.cat([x, y]) for x, y in zip(ahead, (p.a, p.b), strict=True))
         counts = torch.tensor((more, *ks), dtype=torch.int32)
         d = torch.full((4, 72, N), float("nan"))
         counted = CountedProblem(a, b, d, None, counts, None)
-        outcome = bf16_counted.run(compiled(by_gpu), by_gpu, counted, truncate=True)
-        assert outcome.mistakes is None, outcome.mistakes
+        outcome = bf16_counted.run(sim.compile_config(by_gpu), by_gpu, counted, truncate=True).checked()
         assert torch.equal(outcome.d[1:], right)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
-from deep_gemm.gemm.bf16.config import MOST_COUNTED, Bf16Config, Majors, bf16_config
+from deep_gemm.gemm.bf16.config import MOST_COUNTED, Majors, bf16_config
 from deep_gemm.gemm.output import Groups, Output
-from lab.sim import HostKernel, bf16_counted
-from lab.sim import bf16 as sim
+from lab.sim.bf16_counted import Bf16CountedTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 TN = Majors(True, True)
@@ -18,11 +15,6 @@ OUTPUTS = (
     Output(is_fp32=True, with_c=True, groups=Groups.COUNTED_DEPTHS),
     Output(is_fp32=True, adds_to_d=True, groups=Groups.COUNTED_DEPTHS),
 )
-
-
-@cache
-def compiled(config: Bf16Config) -> HostKernel:
-    return sim.compile_config(config)
 
 
 @pytest.mark.parametrize("ks", [(128, 0, 3, 200), (0, 1), (64, 65, 63, 64, 64), (0, 0)])
@@ -38,9 +30,7 @@ def test_groups_along_k_of_any_depth(
 ) -> None:
     """Rows behind the last group are NaN: that a k-block ends with its group is checked to the last row."""
     config = bf16_config(128, 128, output, TN, *cluster)
-    p = bf16_counted.random_problem(config, ks, 264, 136, seed=2, on_gpu_alone=on_gpu_alone, more_rows=70, gap=8)
-    outcome = bf16_counted.run(compiled(config), config, p, num_sms=2 * config.cluster_size, seed=2, schedule=schedule)
-    assert outcome.mistakes is None, outcome.mistakes
+    Bf16CountedTrial(config, ks, 264, 136, 2, schedule, on_gpu_alone).run()
 
 
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
@@ -48,23 +38,15 @@ def test_groups_along_k_of_any_depth(
 def test_no_cluster_straddles_two_groups(cluster: tuple[int, int], on_gpu_alone: bool) -> None:
     """Where a group has an odd number of tiles, its last one has no neighbour, and takes none of the next group."""
     config = bf16_config(128, 128, OUTPUTS[2], TN, *cluster)
-    p = bf16_counted.random_problem(config, (384, 256), 296, 296, seed=3, on_gpu_alone=on_gpu_alone)
-    outcome = bf16_counted.run(compiled(config), config, p, num_sms=4, seed=3)
-    assert outcome.mistakes is None, outcome.mistakes
+    Bf16CountedTrial(config, (384, 256), 296, 296, 3, on_gpu_alone=on_gpu_alone, more_rows=0, num_sms=4).run()
 
 
 def test_more_groups_than_a_launch_takes() -> None:
     config = bf16_config(64, 64, OUTPUTS[0], TN)
-    p = bf16_counted.random_problem(config, [i % 3 for i in range(MOST_COUNTED + 5)], 8, 8)
-    outcome = bf16_counted.run(compiled(config), config, p)
-    assert outcome.mistakes is None, outcome.mistakes
+    Bf16CountedTrial(config, tuple(i % 3 for i in range(MOST_COUNTED + 5)), 8, 8, more_rows=0).run()
 
 
 def test_depths_that_are_wrong_lead_nowhere_outside() -> None:
     """Nobody can check them. What they say too much is cut off, and the others are what they would be."""
     config = bf16_config(64, 64, OUTPUTS[1], TN)
-    p = bf16_counted.random_problem(config, (70, 0, 30, 0), 72, 72, seed=3)
-    assert p.sfa is not None
-    p.sfa.copy_(p.sfa.new_tensor([70, -5, 1000, 2**31 - 1]))
-    outcome = bf16_counted.run(compiled(config), config, p, ks=(70, 0, 30, 0))
-    assert outcome.mistakes is None, outcome.mistakes
+    Bf16CountedTrial(config, (70, 0, 30, 0), 72, 72, 3, told=(70, -5, 1000, 2**31 - 1)).run()

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
-from deep_gemm.gemm.bf16.config import Bf16Config, Majors, bf16_config
+from deep_gemm.gemm.bf16.config import Majors, bf16_config
 from deep_gemm.gemm.bf16.depths import parts_of
 from deep_gemm.gemm.output import Groups, Output
-from lab.sim import HostKernel, bf16_depths, bf16_rows
-from lab.sim import bf16 as sim
+from lab.sim.bf16_depths import Bf16DepthsTrial
+from lab.sim.bf16_rows import CANARY, Bf16RowsTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 NT, NN, TN = Majors(), Majors(b_is_mn=True), Majors(True, True)
 LAYOUTS = {
-    Groups.IDS: [0] * 70 + [-1] * 58 + [1] * 200 + [-1] * 3 + [3] * 5,
-    Groups.ENDS: [70, 128, 333],
-    Groups.COUNTS: [70, 0, 200],
+    Groups.IDS: (*[0] * 70, *[-1] * 58, *[1] * 200, *[-1] * 3, *[3] * 5),
+    Groups.ENDS: (70, 128, 333),
+    Groups.COUNTS: (70, 0, 200),
 }
-
-
-@cache
-def compiled(config: Bf16Config) -> HostKernel:
-    return sim.compile_config(config)
 
 
 @pytest.mark.parametrize("groups", LAYOUTS, ids=lambda groups: groups.name)
@@ -33,17 +26,13 @@ def compiled(config: Bf16Config) -> HostKernel:
 @pytest.mark.parametrize("schedule", [None, "slow_math", "late_loads"])
 def test_groups_of_rows(tile: tuple[int, int], majors: Majors, groups: Groups, schedule: str | None) -> None:
     config = bf16_config(*tile, Output(groups=groups), majors)
-    p = bf16_rows.random_problem(config, LAYOUTS[groups], 136, 200, seed=1)
-    outcome = bf16_rows.run(compiled(config), config, p, seed=1, schedule=schedule)
-    assert outcome.mistakes is None, outcome.mistakes
+    Bf16RowsTrial(config, LAYOUTS[groups], 136, 200, 1, schedule).run()
 
 
 @pytest.mark.parametrize("groups", [Groups.IDS, Groups.ENDS], ids=lambda groups: groups.name)
 def test_padding_is_zeroed_where_asked(groups: Groups) -> None:
     config = bf16_config(64, 64, Output(is_fp32=True, groups=groups))
-    p = bf16_rows.random_problem(config, LAYOUTS[groups], 72, 72, zero_padding=True)
-    outcome = bf16_rows.run(compiled(config), config, p)
-    assert outcome.mistakes is None, outcome.mistakes
+    Bf16RowsTrial(config, LAYOUTS[groups], 72, 72, zero_padding=True).run()
 
 
 @pytest.mark.parametrize("tile", [(64, 64), (128, 128)])
@@ -51,12 +40,10 @@ def test_rows_without_a_group_cost_nothing(tile: tuple[int, int]) -> None:
     """Neither loads nor products; and a block of such rows alone is not written."""
     config, found = bf16_config(*tile, Output(groups=Groups.IDS)), []
     for none in (0, 58, 700):
-        layout = [-1] * none + [0] * 70 + [-1] * none + [1] * 100 + [-1] * none
-        p = bf16_rows.random_problem(config, layout, 72, 200, zero_padding=True)
-        outcome = bf16_rows.run(compiled(config), config, p, num_sms=3)
-        assert outcome.mistakes is None, outcome.mistakes
+        layout = (*[-1] * none, *[0] * 70, *[-1] * none, *[1] * 100, *[-1] * none)
+        outcome = Bf16RowsTrial(config, layout, 72, 200, zero_padding=True, num_sms=3).passed()
         found.append((outcome.result.loads, outcome.result.products))
-        assert (none == 700) == bool((outcome.d == bf16_rows.CANARY).all(-1).any())
+        assert (none == 700) == bool((outcome.d == CANARY).all(-1).any())
     assert len(set(found)) == 1
 
 
@@ -72,16 +59,12 @@ OUTPUTS = (
 @pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2)])
 def test_groups_along_k(cluster: tuple[int, int], output: Output, ks: tuple[int, ...]) -> None:
     config = bf16_config(128, 128, output, TN, *cluster)
-    p = bf16_depths.random_problem(config, ks, 264, 136, seed=2)
-    outcome = bf16_depths.run(compiled(config), config, p, num_sms=2 * config.cluster_size, seed=2)
-    assert outcome.mistakes is None, outcome.mistakes
+    Bf16DepthsTrial(config, ks, 264, 136, 2).run()
 
 
 def test_more_groups_along_k_than_a_launch_takes() -> None:
     config = bf16_config(64, 64, OUTPUTS[0], TN)
-    p = bf16_depths.random_problem(config, [64 * (i % 2) for i in range(130)], 8, 8)
-    outcome = bf16_depths.run(compiled(config), config, p)
-    assert outcome.mistakes is None, outcome.mistakes
+    Bf16DepthsTrial(config, tuple(64 * (i % 2) for i in range(130)), 8, 8).run()
 
 
 def test_the_deepest_parts_come_first() -> None:
@@ -92,6 +75,4 @@ def test_the_deepest_parts_come_first() -> None:
 def test_no_cluster_straddles_two_groups(cluster: tuple[int, int]) -> None:
     """Where a group has an odd number of tiles, its last one has no neighbour, and takes none of the next group."""
     config = bf16_config(128, 128, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN, *cluster)
-    p = bf16_depths.random_problem(config, (384, 256), 296, 296, seed=3)
-    outcome = bf16_depths.run(compiled(config), config, p, num_sms=4, seed=3)
-    assert outcome.mistakes is None, outcome.mistakes
+    Bf16DepthsTrial(config, (384, 256), 296, 296, 3, num_sms=4).run()

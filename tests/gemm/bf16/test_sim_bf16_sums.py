@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 from deep_gemm.gemm.bf16.choose import SUM_OUTPUT, select_bf16_sum
-from deep_gemm.gemm.bf16.config import Bf16Config, Majors, bf16_config
-from deep_gemm.gemm.bf16.sum_slices import SlicesConfig, reachable_slices
-from lab.sim import HostKernel
-from lab.sim import bf16 as sim_bf16
-from lab.sim import bf16_sums as sim
+from deep_gemm.gemm.bf16.config import Majors, bf16_config
+from deep_gemm.gemm.bf16.sum_slices import reachable_slices
+from lab.sim.bf16_sums import SumTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 BF16, FP32, ADDED = reachable_slices()
-
-
-@cache
-def compiled(config: Bf16Config) -> HostKernel:
-    return sim_bf16.compile_config(config)
-
-
-@cache
-def adder(output: SlicesConfig) -> HostKernel:
-    return sim.compile_slices(output)
 
 
 CASES = {
@@ -41,11 +27,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_sums_are_right(case: str, schedule: str | None) -> None:
     config, slices, shape, output = CASES[case]
-    p = sim.random_problem(config, *shape, output, seed=len(case), gap=8)
-    found = sim.run(
-        compiled(config), adder(output), config, slices, p, num_sms=2 * config.cluster_size, schedule=schedule
-    )
-    assert found.mistakes is None, f"{config.name}: {found.mistakes}"
+    SumTrial(config, slices, *shape, len(case), schedule, output).run()
 
 
 def test_slices_follow_from_sizes() -> None:

@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Output
-from lab.sim import dense as sim
+from lab.sim.dense import DenseTrial as Trial
 from lab.sim.mutate import Mutation
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, problem, seed and schedule."""
-
-    config: GemmConfig
-    mnk: tuple[int, int, int]
-    seed: int
-    schedule: str | None = None
-
-    def headers(self) -> dict[str, str]:
-        return FP8_GEMM.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim.compile_config(self.config, headers)
-        problem = sim.random_problem(self.config, *self.mnk, seed=self.seed)
-        num_sms = 2 * self.config.cluster_size
-        outcome = sim.run(kernel, self.config, problem, num_sms=num_sms, seed=self.seed, schedule=self.schedule)
-        if outcome.mistakes is not None:
-            raise ValueError(outcome.mistakes)
-
 
 PLAIN = GemmConfig(128, 128, 3, panels_per_store=1, num_store_buffers=2)
 RAGGED = tile_config(128, 112, Output(with_c=True), k=128)
@@ -49,32 +23,32 @@ BY_ROW = GemmConfig(128, 64, 3, sfb=PER_ROW, panel_columns=32, is_fp32=True)
 KEEPING = GemmConfig(256, 32, 3, sfb=PER_ROW, panel_columns=32, is_fp32=True)
 
 TRIALS = [
-    *(Trial(PLAIN, (456, 392, 784), seed) for seed in (1, 2)),
-    *(Trial(PLAIN, (456, 392, 784), 3, name) for name in ("late_loads", "late_stores", "slow_lanes", "slow_warps")),
-    Trial(PLAIN, (136, 264, 4496), 4),
-    Trial(PLAIN, (259, 136, 400), 4),
-    Trial(PLAIN, (21, 136, 400), 21),
-    Trial(SHARES_A, (21, 136, 400), 22),
-    Trial(SHARES_A, (102, 136, 400), 22),
-    *(Trial(RAGGED, (200, 336, 496), 5, name) for name in ("slow_producer", "slow_math")),
-    Trial(RAGGED, (136, 328, 272), 5),
-    Trial(TWO_UNITS, (520, 200, 656), 6),
-    Trial(TWO_UNITS, (520, 200, 656), 6, "slow_warpgroup"),
-    Trial(ALONG_N, (264, 520, 528), 7),
-    *(Trial(ADDING, (264, n, 400), 8) for n in (196, 200)),
-    *(Trial(SHARES_A, (264, 264, 784), seed) for seed in (9, 10)),
-    *(Trial(SHARES_A, (264, 264, 784), 11, name) for name in ("slow_cta", "late_loads", "slow_warpgroup")),
-    *(Trial(SHARES_B, (520, 136, 784), seed) for seed in (12, 13)),
-    *(Trial(SHARES_B, (520, 136, 784), 14, name) for name in ("slow_cta", "late_loads", "even")),
-    *(Trial(SHARES_B, (136, 136, 400), seed, "slow_warpgroup") for seed in (1, 2, 3)),
-    *(Trial(PAIRS, (200, 136, 128 * 13 - 16), 15, name) for name in (None, "slow_math", "late_loads", "slow_warps")),
-    Trial(PAIRS, (136, 72, 128 * 37), 16),
-    *(Trial(SPLITS, (520, 72, 128 * 7 - 16), 17, name) for name in (None, "slow_cta", "slow_warps", "late_loads")),
-    Trial(SPLITS, (136, 72, 128), 18),
-    Trial(SPLITS_C, (264, 72, 128 * 5), 19, "slow_cta"),
-    Trial(SPLITS_C, (264, 72, 128 * 70), 19),
-    *(Trial(BY_ROW, (264, 136, 400), 20, name) for name in (None, "slow_lanes", "late_loads", "slow_warps")),
-    *(Trial(KEEPING, (264, 136, 656), 23, name) for name in (None, "slow_lanes", "late_loads", "slow_warps")),
+    *(Trial(PLAIN, 456, 392, 784, seed) for seed in (1, 2)),
+    *(Trial(PLAIN, 456, 392, 784, 3, name) for name in ("late_loads", "late_stores", "slow_lanes", "slow_warps")),
+    Trial(PLAIN, 136, 264, 4496, 4),
+    Trial(PLAIN, 259, 136, 400, 4),
+    Trial(PLAIN, 21, 136, 400, 21),
+    Trial(SHARES_A, 21, 136, 400, 22),
+    Trial(SHARES_A, 102, 136, 400, 22),
+    *(Trial(RAGGED, 200, 336, 496, 5, name) for name in ("slow_producer", "slow_math")),
+    Trial(RAGGED, 136, 328, 272, 5),
+    Trial(TWO_UNITS, 520, 200, 656, 6),
+    Trial(TWO_UNITS, 520, 200, 656, 6, "slow_warpgroup"),
+    Trial(ALONG_N, 264, 520, 528, 7),
+    *(Trial(ADDING, 264, n, 400, 8) for n in (196, 200)),
+    *(Trial(SHARES_A, 264, 264, 784, seed) for seed in (9, 10)),
+    *(Trial(SHARES_A, 264, 264, 784, 11, name) for name in ("slow_cta", "late_loads", "slow_warpgroup")),
+    *(Trial(SHARES_B, 520, 136, 784, seed) for seed in (12, 13)),
+    *(Trial(SHARES_B, 520, 136, 784, 14, name) for name in ("slow_cta", "late_loads", "even")),
+    *(Trial(SHARES_B, 136, 136, 400, seed, "slow_warpgroup") for seed in (1, 2, 3)),
+    *(Trial(PAIRS, 200, 136, 128 * 13 - 16, 15, name) for name in (None, "slow_math", "late_loads", "slow_warps")),
+    Trial(PAIRS, 136, 72, 128 * 37, 16),
+    *(Trial(SPLITS, 520, 72, 128 * 7 - 16, 17, name) for name in (None, "slow_cta", "slow_warps", "late_loads")),
+    Trial(SPLITS, 136, 72, 128, 18),
+    Trial(SPLITS_C, 264, 72, 128 * 5, 19, "slow_cta"),
+    Trial(SPLITS_C, 264, 72, 128 * 70, 19),
+    *(Trial(BY_ROW, 264, 136, 400, 20, name) for name in (None, "slow_lanes", "late_loads", "slow_warps")),
+    *(Trial(KEEPING, 264, 136, 656, 23, name) for name in (None, "slow_lanes", "late_loads", "slow_warps")),
 ]
 
 _GEMM, _MAINLOOP, _RING, _SLOT, _TILE = (f"{name}.cuh" for name in ("fp8_gemm", "mainloop", "ring", "slot", "tile"))

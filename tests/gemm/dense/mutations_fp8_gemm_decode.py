@@ -2,45 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
-from lab.sim import fp8_gemm_decode as sim
+from lab.sim.fp8_gemm_decode import DecodeTrial as Trial
 from lab.sim.mutate import Mutation
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, problem, seed and schedule."""
-
-    config: DecodeConfig
-    mnk: tuple[int, int, int]
-    seed: int
-    schedule: str | None = None
-    is_dependent: bool = False
-    in_place: bool = False
-    weight_is_ready: bool = False
-
-    def headers(self) -> dict[str, str]:
-        return FP8_GEMM_DECODE.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim.compile_config(self.config, headers)
-        problem = sim.random_problem(self.config, *self.mnk, seed=self.seed, in_place=self.in_place)
-        outcome = sim.run(
-            kernel,
-            self.config,
-            problem,
-            seed=self.seed,
-            schedule=self.schedule,
-            is_dependent=self.is_dependent,
-            weight_is_ready=self.weight_is_ready,
-        )
-        if outcome.mistakes is not None:
-            raise ValueError(outcome.mistakes)
-
 
 ALONE = DecodeConfig(16, 3, 1, 1)
 ALONE_WIDE = DecodeConfig(64, 4, 2, 1, is_fp32=True, with_c=True)
@@ -50,37 +14,34 @@ FEW_CHUNKS = DecodeConfig(8, 3, 1, 8)
 WITH_C = DecodeConfig(16, 3, 1, 2, with_c=True)
 
 TRIALS = [
-    *(Trial(ALONE, (13, 200, 1296), seed) for seed in (1, 2)),
-    *(Trial(ALONE, (17, 72, 1296), 3, name) for name in ("late_loads", "slow_math", "slow_producer", "slow_lanes")),
-    Trial(ALONE, (5, 72, 8208), 4),
-    *(Trial(ALONE, (16, 64, 8320), seed, "slow_warps") for seed in (5, 6, 7)),
-    Trial(ALONE_WIDE, (61, 200, 656), 5),
-    *(Trial(ALONE_WIDE, (61, 200, 656), seed, "slow_warps") for seed in (6, 7)),
-    *(Trial(SPLIT, (13, 328, 1296), seed) for seed in (8, 9)),
+    *(Trial(ALONE, 13, 200, 1296, seed) for seed in (1, 2)),
+    *(Trial(ALONE, 17, 72, 1296, 3, name) for name in ("late_loads", "slow_math", "slow_producer", "slow_lanes")),
+    Trial(ALONE, 5, 72, 8208, 4),
+    *(Trial(ALONE, 16, 64, 8320, seed, "slow_warps") for seed in (5, 6, 7)),
+    Trial(ALONE_WIDE, 61, 200, 656, 5),
+    *(Trial(ALONE_WIDE, 61, 200, 656, seed, "slow_warps") for seed in (6, 7)),
+    *(Trial(SPLIT, 13, 328, 1296, seed) for seed in (8, 9)),
     *(
-        Trial(SPLIT, (13, 200, 1296), 10, name)
+        Trial(SPLIT, 13, 200, 1296, 10, name)
         for name in ("slow_cta", "late_stores", "late_loads", "slow_warps", "even")
     ),
-    *(Trial(SPLIT, (9, 128, 256), seed, "slow_cta") for seed in (1, 2, 3)),
-    *(Trial(SPLIT_FP32, (21, 72, 1296), seed) for seed in (11, 12)),
-    *(Trial(FEW_CHUNKS, (7, 136, 1296), seed) for seed in (13, 14)),
-    Trial(FEW_CHUNKS, (7, 72, 400), 15),
-    *(Trial(FEW_CHUNKS, (23, 64, 1296), seed, "slow_cta") for seed in range(1, 6)),
-    Trial(SPLIT_FP32, (69, 64, 1296), 15),
-    Trial(FEW_CHUNKS, (7, 72, 1296), 15, "late_stores"),
-    Trial(WITH_C, (13, 72, 528), 16),
-    Trial(WITH_C, (19, 72, 528), 16, in_place=True),
-    *(Trial(WITH_C, (13, 72, 528), seed, is_dependent=True) for seed in (17, 18)),
-    Trial(WITH_C, (13, 72, 528), 19, "slow_math", is_dependent=True),
+    *(Trial(SPLIT, 9, 128, 256, seed, "slow_cta") for seed in (1, 2, 3)),
+    *(Trial(SPLIT_FP32, 21, 72, 1296, seed) for seed in (11, 12)),
+    *(Trial(FEW_CHUNKS, 7, 136, 1296, seed) for seed in (13, 14)),
+    Trial(FEW_CHUNKS, 7, 72, 400, 15),
+    *(Trial(FEW_CHUNKS, 23, 64, 1296, seed, "slow_cta") for seed in range(1, 6)),
+    Trial(SPLIT_FP32, 69, 64, 1296, 15),
+    Trial(FEW_CHUNKS, 7, 72, 1296, 15, "late_stores"),
+    Trial(WITH_C, 13, 72, 528, 16),
+    Trial(WITH_C, 19, 72, 528, 16, in_place=True),
+    *(Trial(WITH_C, 13, 72, 528, seed, is_dependent=True) for seed in (17, 18)),
+    Trial(WITH_C, 13, 72, 528, 19, "slow_math", is_dependent=True),
     *(
-        Trial(WITH_C, (13, 72, k), 20, name, is_dependent=True, weight_is_ready=True)
+        Trial(WITH_C, 13, 72, k, 20, name, is_dependent=True, weight_is_ready=True)
         for k in (128, 528, 1296)
         for name in ("slow_math", "late_loads")
     ),
-    *(
-        Trial(WITH_C, (13, 72, 128), seed, "late_loads", is_dependent=True, weight_is_ready=True)
-        for seed in range(1, 5)
-    ),
+    *(Trial(WITH_C, 13, 72, 128, seed, "late_loads", is_dependent=True, weight_is_ready=True) for seed in range(1, 5)),
 ]
 
 _DECODE, _TILE, _EXCHANGE, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "decode/tile", "exchange", "ring"))

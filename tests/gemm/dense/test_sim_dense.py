@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -17,27 +16,16 @@ from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.output import Output
 from deep_gemm.gemm.tiles import TILES, TILES_PER_ROW, Tile
-from lab.sim import HostKernel
 from lab.sim import dense as sim
+from lab.sim.dense import DenseTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(sfb=PER_ROW)
 
 
-@cache
-def compiled(config: GemmConfig) -> HostKernel:
-    return sim.compile_config(config)
-
-
-def check(
-    config: GemmConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None, **options: bool
-) -> torch.Tensor:
-    problem = sim.random_problem(config, m, n, k, seed, in_place=options.pop("in_place", False))
-    num_sms = 2 * config.cluster_size
-    outcome = sim.run(compiled(config), config, problem, num_sms=num_sms, seed=seed, schedule=schedule, **options)
-    assert outcome.mistakes is None, outcome.mistakes
-    return outcome.d
+def check(config: GemmConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None, **how: Any) -> None:
+    DenseTrial(config, m, n, k, seed, schedule, **how).run()
 
 
 def ragged(config: GemmConfig) -> tuple[int, int, int]:
@@ -175,7 +163,7 @@ def test_a_split_gives_the_sums_of_its_parts_in_order_whoever_is_slow(kind: str)
     p = small_integers(config, config.block_m + 8, config.block_n + 8, 128 * (2 * config.cluster_k + 1) - 16)
     right = sum_of_parts(p, config.cluster_k, config.run_k_blocks)
     for seed, schedule in enumerate(("slow_cta", "slow_warps", "late_stores")):
-        outcome = sim.run(compiled(config), config, p, num_sms=config.cluster_k, seed=seed, schedule=schedule)
+        outcome = sim.run(sim.compile_config(config), config, p, num_sms=config.cluster_k, seed=seed, schedule=schedule)
         assert torch.equal(outcome.d, right)
 
 
@@ -202,8 +190,7 @@ def test_c_may_be_one_row_for_all() -> None:
         p = sim.random_problem(config, 70, 200, 912, seed=4)
         assert p.c is not None
         p = p._replace(c=p.c[0].clone().expand_as(p.d))
-        outcome = sim.run(compiled(config), config, p, num_sms=2 * config.cluster_size, seed=4)
-        assert outcome.mistakes is None, outcome.mistakes
+        sim.run(sim.compile_config(config), config, p, seed=4).checked()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -283,12 +270,10 @@ def test_scales_may_have_any_strides() -> None:
     p = sim.random_problem(config, 200, 264, 400, seed=3)
     column_major = p._replace(sfb=p.sfb.t().contiguous().t())
     assert column_major.sfb.stride() != p.sfb.stride()
-    assert sim.run(compiled(config), config, column_major, seed=3).mistakes is None
+    sim.run(sim.compile_config(config), config, column_major, seed=3).checked()
 
 
 @pytest.mark.parametrize("output", [BF16, FP32, Output(is_fp32=True, with_c=True)])
 def test_the_tensor_cores_sums_stay_within_what_is_allowed_them(output: Output) -> None:
     config = tile_config(128, 64, output)
-    p = sim.random_problem(config, 136, 72, 400, seed=4)
-    outcome = sim.run(compiled(config), config, p, seed=4, truncate=True)
-    assert outcome.mistakes is None, outcome.mistakes
+    check(config, 136, 72, 400, 4, truncate=True)

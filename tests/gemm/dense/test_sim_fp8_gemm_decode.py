@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 
 import pytest
 import torch
@@ -11,21 +10,15 @@ import torch
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.gemm.config_decode import BLOCK_TOKENS, DecodeConfig, decode_config
 from deep_gemm.gemm.dense.check import dense_problem
-from lab.sim import HostKernel
 from lab.sim import fp8_gemm_decode as sim
+from lab.sim.dense import compile_config, random_problem
+from lab.sim.fp8_gemm_decode import DecodeTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 
-@cache
-def compiled(config: DecodeConfig) -> HostKernel:
-    return sim.compile_config(config)
-
-
-def check(config: DecodeConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None) -> None:
-    problem = sim.random_problem(config, m, n, k, seed)
-    outcome = sim.run(compiled(config), config, problem, seed=seed, schedule=schedule)
-    assert outcome.mistakes is None, outcome.mistakes
+def check(config: DecodeConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None, **how: bool) -> None:
+    DecodeTrial(config, m, n, k, seed, schedule, **how).run()
 
 
 @pytest.mark.parametrize("num_math_warpgroups", [1, 2])
@@ -58,9 +51,9 @@ def test_every_kind_of_output(tile: tuple[int, int, int], with_c: bool, is_fp32:
 def test_c_may_be_d() -> None:
     for is_fp32 in (False, True):
         config = DecodeConfig(16, 4, 2, 3, is_fp32=is_fp32, with_c=True)
-        p = sim.random_problem(config, 11, 200, 720, seed=1, in_place=True)
+        p = random_problem(config, 11, 200, 720, seed=1, in_place=True)
         assert p.c is p.d
-        assert sim.run(compiled(config), config, p, seed=1).mistakes is None
+        sim.run(compile_config(config), config, p, seed=1).checked()
 
 
 @pytest.mark.parametrize("k", [16, 128, 4080, 4224, 8208, 12304])
@@ -89,8 +82,7 @@ def test_biased_schedules(tile: tuple[int, int, int], schedule: str) -> None:
 
 def test_the_kernel_ahead_may_still_be_at_work() -> None:
     config = DecodeConfig(8, 4, 1, 2, with_c=True)
-    p = sim.random_problem(config, 5, 72, 1296, seed=1)
-    assert sim.run(compiled(config), config, p, seed=1, is_dependent=True).mistakes is None
+    check(config, 5, 72, 1296, 1, is_dependent=True)
 
 
 def test_the_weight_may_be_loaded_while_the_kernel_ahead_is_at_work() -> None:
@@ -99,32 +91,28 @@ def test_the_weight_may_be_loaded_while_the_kernel_ahead_is_at_work() -> None:
         (1, 3), (1, 4, 13), (None, "slow_math", "slow_producer")
     ):
         config = DecodeConfig(8, 4, 1, cluster_k, with_c=True)
-        p = sim.random_problem(config, 5, 136, 128 * num_k_blocks - 16, seed=1)
-        outcome = sim.run(
-            compiled(config), config, p, seed=1, schedule=schedule, is_dependent=True, weight_is_ready=True
-        )
-        assert outcome.mistakes is None, outcome.mistakes
+        check(config, 5, 136, 128 * num_k_blocks - 16, 1, schedule, is_dependent=True, weight_is_ready=True)
 
 
 def test_c_may_be_one_row_for_all() -> None:
     """A bias."""
     for cluster_k in (1, 2):
         config = DecodeConfig(16, 4, 1, cluster_k, with_c=True)
-        p = sim.random_problem(config, 19, 136, 400, seed=2)
+        p = random_problem(config, 19, 136, 400, seed=2)
         assert p.c is not None
         p = p._replace(c=p.c[0].clone().expand_as(p.d))
-        assert sim.run(compiled(config), config, p, seed=2).mistakes is None
+        sim.run(compile_config(config), config, p, seed=2).checked()
 
 
 def test_scales_may_have_any_strides() -> None:
     config = DecodeConfig(16, 4, 1, 2)
-    p = sim.random_problem(config, 11, 264, 720, seed=3)
+    p = random_problem(config, 11, 264, 720, seed=3)
     column_major = p._replace(sfa=p.sfa.t().contiguous().t(), sfb=p.sfb.t().contiguous().t())
     assert column_major.sfb.stride() != p.sfb.stride()
     padded = torch.empty(11, 16)
     padded[:, : p.sfa.shape[1]] = p.sfa
     for problem in (p, column_major, p._replace(sfa=padded[:, : p.sfa.shape[1]])):
-        assert sim.run(compiled(config), config, problem, seed=3).mistakes is None
+        sim.run(compile_config(config), config, problem, seed=3).checked()
 
 
 def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
@@ -134,7 +122,7 @@ def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
         config = DecodeConfig(tokens, 4, warpgroups, 1, is_fp32=True)
         a, b = (torch.randint(-2, 3, (rows, 4240), generator=g).to(torch.float8_e4m3fn) for rows in (7, 136))
         sfa, sfb = torch.rand(7, 34, generator=g), torch.rand(2, 34, generator=g)
-        outcome = sim.run(compiled(config), config, dense_problem((a, sfa), (b, sfb), torch.empty(7, 136), None))
+        outcome = sim.run(compile_config(config), config, dense_problem((a, sfa), (b, sfb), torch.empty(7, 136), None))
         assert torch.equal(outcome.d, outcome.right)
 
 
@@ -145,11 +133,11 @@ def test_a_row_gives_the_same_bits_among_any_others() -> None:
     a, sfa = per_token_cast_to_fp8(torch.randn(13, 900, generator=g)[:, :896])
     b = per_block_cast_to_fp8(torch.randn(72, 896, generator=g))
     whole = sim.run(
-        compiled(config), config, dense_problem((a, sfa), b, torch.empty(13, 72, dtype=torch.bfloat16), None)
+        compile_config(config), config, dense_problem((a, sfa), b, torch.empty(13, 72, dtype=torch.bfloat16), None)
     )
     for row in (0, 12):
         alone = dense_problem((a[row:][:1], sfa[row:][:1]), b, torch.empty(1, 72, dtype=torch.bfloat16), None)
-        assert torch.equal(sim.run(compiled(config), config, alone).d[0], whole.d[row])
+        assert torch.equal(sim.run(compile_config(config), config, alone).d[0], whole.d[row])
 
 
 def test_few_configurations_cannot_be_built() -> None:

@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.depths.choose import SHARING_A, TILES, k_grouped_config
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
-from lab.sim import depths as sim
-from lab.sim.dense import compile_config
+from lab.sim.depths import DepthsTrial as Trial
 from lab.sim.mutate import Mutation
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, list of depths, seed and schedule."""
-
-    config: GemmConfig
-    ks: tuple[int, ...]
-    seed: int
-    schedule: str | None = None
-    on_gpu_alone: bool = True
-    m: int = 130
-    n: int = 136
-    num_sms: int = 3
-
-    def headers(self) -> dict[str, str]:
-        return FP8_GEMM.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernels = sim.compile_maps(headers), compile_config(self.config, headers)
-        p = sim.random_problem(self.config, self.ks, self.m, self.n, self.seed, on_gpu_alone=self.on_gpu_alone)
-        outcome = sim.run(kernels, self.config, p, seed=self.seed, schedule=self.schedule, num_sms=self.num_sms)
-        if outcome.mistakes is not None:
-            raise ValueError(outcome.mistakes)
 
 
 def _config(tile: Tile, **output: Any) -> GemmConfig:

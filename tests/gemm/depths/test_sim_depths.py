@@ -24,6 +24,7 @@ from deep_gemm.gemm.tiles import Tile
 from lab.sim import SimulationError
 from lab.sim import depths as sim
 from lab.sim.dense import Outcome, compile_config
+from lab.sim.depths import DepthsTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -37,13 +38,9 @@ def config_for(tile: Tile = TILES[0], /, **output: Any) -> GemmConfig:
     return k_grouped_config(tile, Output(**{"is_fp32": True, **output}, sfb=PER_ROW, groups=Groups.DEPTHS))
 
 
-def check(config: GemmConfig, ks: Sequence[int], m: int = M, n: int = N, seed: int = 1, **how: object) -> Outcome:
-    on_gpu_alone = bool(how.pop("on_gpu_alone", seed % 2))
+def check(config: GemmConfig, ks: Sequence[int], m: int = M, n: int = N, seed: int = 1, **how: Any) -> Outcome:
     n = n if config.is_fp32 else align(n, 8)
-    problem = sim.random_problem(config, ks, m, n, seed, on_gpu_alone=on_gpu_alone)
-    outcome = sim.run(sim.compiled(config), config, problem, seed=seed, **how)  # type: ignore[arg-type]
-    assert outcome.mistakes is None, outcome.mistakes
-    return outcome
+    return DepthsTrial(config, tuple(ks), seed, m=m, n=n, **{"on_gpu_alone": bool(seed % 2), **how}).passed()
 
 
 @pytest.mark.parametrize("addition", ADDITIONS)

@@ -2,68 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
-from lab.sim import heads as sim
+from lab.sim.heads import of_tile
 from lab.sim.mutate import Mutation
 
 BF16 = Output(groups=Groups.HEADS)
 FP32 = replace(BF16, is_fp32=True)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One tile and kind of output, problem, seed and schedule."""
-
-    tile: Tile
-    output: Output
-    shape: tuple[int, int, int, int]
-    """Heads, m, n, k."""
-    seed: int = 0
-    schedule: str | None = None
-    is_dependent: bool = False
-
-    @property
-    def config(self) -> sim.Config:
-        return self.tile.config(self.output, self.shape[3])
-
-    def headers(self) -> dict[str, str]:
-        config = self.config
-        return FP8_GEMM_DECODE.headers(config) if isinstance(config, DecodeConfig) else FP8_GEMM.headers(config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim.compile_config(self.config, headers)
-        problem = sim.random_problem(self.config, *self.shape, seed=self.seed, gap=16)
-        outcome = sim.run(
-            kernel,
-            self.config,
-            problem,
-            seed=self.seed,
-            schedule=self.schedule,
-            is_dependent=self.is_dependent,
-        )
-        if outcome.mistakes is not None:
-            raise ValueError(outcome.mistakes)
-
-
-PLAIN = Trial(Tile(64, 64), BF16, (3, 70, 136, 400))
-SHARES_B = Trial(Tile(128, 128, cluster_m=2), BF16, (3, 300, 136, 272))
-SHARES_A = Trial(Tile(128, 64, cluster_n=2), BF16, (3, 140, 136, 272))
-WITH_C = Trial(Tile(64, 64), replace(FP32, with_c=True), (3, 70, 72, 272))
-ADDING = Trial(Tile(64, 64), replace(FP32, adds_to_d=True), (3, 70, 72, 272))
-ADDING_NARROW = Trial(Tile(64, 32), replace(FP32, adds_to_d=True), (3, 70, 40, 272))
-BY_ROW = Trial(Tile(64, 64), replace(FP32, sfb=PER_ROW), (3, 70, 136, 272))
-FEW = Trial(Tile(64, 64), BF16, (3, 21, 136, 272))
-DECODE = Trial(Tile(16, 64, cluster_k=2, is_decode=True), BF16, (3, 21, 136, 400))
-DECODE_WIDE = Trial(Tile(16, 128, is_decode=True), BF16, (3, 9, 264, 400))
-DECODE_C = Trial(Tile(8, 64, is_decode=True), replace(BF16, with_c=True), (3, 11, 72, 272), is_dependent=True)
+PLAIN = of_tile(Tile(64, 64), BF16, 3, 70, 136, 400)
+SHARES_B = of_tile(Tile(128, 128, cluster_m=2), BF16, 3, 300, 136, 272)
+SHARES_A = of_tile(Tile(128, 64, cluster_n=2), BF16, 3, 140, 136, 272)
+WITH_C = of_tile(Tile(64, 64), replace(FP32, with_c=True), 3, 70, 72, 272)
+ADDING = of_tile(Tile(64, 64), replace(FP32, adds_to_d=True), 3, 70, 72, 272)
+ADDING_NARROW = of_tile(Tile(64, 32), replace(FP32, adds_to_d=True), 3, 70, 40, 272)
+BY_ROW = of_tile(Tile(64, 64), replace(FP32, sfb=PER_ROW), 3, 70, 136, 272)
+FEW = of_tile(Tile(64, 64), BF16, 3, 21, 136, 272)
+DECODE = of_tile(Tile(16, 64, cluster_k=2, is_decode=True), BF16, 3, 21, 136, 400)
+DECODE_WIDE = of_tile(Tile(16, 128, is_decode=True), BF16, 3, 9, 264, 400)
+DECODE_C = of_tile(Tile(8, 64, is_decode=True), replace(BF16, with_c=True), 3, 11, 72, 272, is_dependent=True)
 
 TRIALS = [
     PLAIN,

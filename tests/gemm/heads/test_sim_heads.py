@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from typing import Any
 
 import pytest
 from thorough import one_in
 
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.heads.choose import OUTPUTS, TILES, TILES_PER_ROW
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
-from lab.sim import HostKernel
-from lab.sim import heads as sim
+from lab.sim.heads import of_tile
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -23,37 +20,8 @@ BF16 = Output(groups=Groups.HEADS)
 FEW_ROWS = Tile(16, 64, cluster_k=2, is_decode=True)
 
 
-@cache
-def compiled(config: GemmConfig | DecodeConfig) -> HostKernel:
-    return sim.compile_config(config)
-
-
-def check(
-    tile: Tile,
-    output: Output,
-    heads: int,
-    m: int,
-    n: int,
-    k: int,
-    *,
-    seed: int = 0,
-    schedule: str | None = None,
-    num_sms: int | None = None,
-    in_place: bool = False,
-    is_dependent: bool = False,
-) -> None:
-    config = tile.config(output, k)
-    problem = sim.random_problem(config, heads, m, n, k, seed, in_place=in_place, gap=16)
-    outcome = sim.run(
-        compiled(config),
-        config,
-        problem,
-        num_sms=num_sms,
-        seed=seed,
-        schedule=schedule,
-        is_dependent=is_dependent,
-    )
-    assert outcome.mistakes is None, f"{config.name}: {outcome.mistakes}"
+def check(tile: Tile, output: Output, heads: int, m: int, n: int, k: int, **how: Any) -> None:
+    of_tile(tile, output, heads, m, n, k, **how).run()
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)

@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Groups, Output
-from lab.sim import rows as sim
-from lab.sim.dense import compile_config
 from lab.sim.mutate import Mutation
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, layout, seed and schedule."""
-
-    config: GemmConfig
-    layout: tuple[int, ...]
-    seed: int
-    schedule: str | None = None
-    rows: int | None = None
-    alignment: int = 128
-    n: int = 136
-    k: int = 400
-    num_sms: int = 2
-
-    def headers(self) -> dict[str, str]:
-        return FP8_GEMM.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = compile_config(self.config, headers)
-        p = sim.random_problem(
-            self.config, self.layout, self.n, self.k, self.seed, rows=self.rows, alignment=self.alignment
-        )
-        outcome = sim.run(kernel, self.config, p, num_sms=self.num_sms, seed=self.seed, schedule=self.schedule)
-        if outcome.mistakes is not None:
-            raise ValueError(outcome.mistakes)
-
+from lab.sim.rows import RowsTrial as Trial
 
 IDS = tile_config(128, 64, Output(groups=Groups.IDS), k=128)
 IDS_LOW = tile_config(64, 64, Output(groups=Groups.IDS), k=128)

@@ -5,69 +5,13 @@ The first product activates and casts on its way out; the second takes a scale o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from deep_gemm.core.check.recipes import PER_64
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Groups, Output
-from lab.silu import mistakes, right
-from lab.sim import rows, rows_silu
-from lab.sim.dense import compile_config
 from lab.sim.mutate import Mutation
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, of either product, layout, seed and schedule."""
-
-    config: GemmConfig
-    ids: tuple[int, ...]
-    seed: int
-    schedule: str | None = None
-    n: int = 512
-    k: int = 256
-    limit: float | None = None
-    has_weights: bool = True
-    size: float = 1.0
-    factors: tuple[float, ...] = ()
-    """Of scales of A, for rows in turn, so that sums are far from 1."""
-    num_sms: int = 2
-
-    def headers(self) -> dict[str, str]:
-        return FP8_GEMM.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = compile_config(self.config, headers)
-        found = self.activated(kernel) if self.config.activates else self.by_64(kernel)
-        if found is not None:
-            raise ValueError(found)
-
-    def activated(self, kernel: object) -> str | None:
-        p = rows_silu.random_problem(
-            self.ids,
-            self.n,
-            self.k,
-            self.seed,
-            limit=self.limit,
-            has_weights=self.has_weights,
-            size=self.size,
-            gates_apart=self.config.gates_apart,
-        )
-        for i, factor in enumerate(self.factors):
-            p.sfa[i :: len(self.factors)] *= factor
-        how = {"num_sms": self.num_sms, "seed": self.seed, "schedule": self.schedule}
-        got, _ = rows_silu.run(kernel, self.config, p, **how)  # type: ignore[arg-type]
-        return mistakes(p, got, right(p))
-
-    def by_64(self, kernel: object) -> str | None:
-        p = rows.random_problem(self.config, self.ids, self.n, self.k, self.seed, zero_padding=False)
-        p.sfa[:, 1::2] *= 3
-        outcome = rows.run(kernel, self.config, p, seed=self.seed, schedule=self.schedule)  # type: ignore[arg-type]
-        return outcome.mistakes
-
+from lab.sim.rows import RowsTrial
+from lab.sim.rows_silu import SiluTrial
 
 SILU = Output(groups=Groups.IDS, activates=True)
 BY_64 = Output(groups=Groups.IDS, sfa=PER_64)
@@ -80,19 +24,19 @@ FEW_STAGES = GemmConfig(64, 128, 2, 1, run_k_blocks=1, panels_per_store=2, group
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 50 + (1,) * 150 + (2,) * 64 + (0,) * 5
 
 TRIALS = [
-    Trial(USUAL, MIXED, 1, n=768, k=384),
-    Trial(USUAL, MIXED, 2, limit=0.5, size=2.0),
-    Trial(USUAL, MIXED, 3, has_weights=False),
-    Trial(LOW, MIXED, 4, "slow_warps"),
-    Trial(USUAL, MIXED, 5, "slow_lanes"),
-    Trial(CUT, MIXED, 6, n=768),
-    Trial(CUT, MIXED, 7, num_sms=5),
-    Trial(LOW, (0,) * 64, 8, n=256, factors=(1e18, 4e18, 1e25, 1e-13, 1e-18, 1e-30, 1, 1)),
-    Trial(HALVES, MIXED, 15, n=768, limit=0.5, size=2.0),
-    *(Trial(SECOND, MIXED, 9, name, n=136, k=384) for name in (None, "slow_warps")),
-    Trial(SECOND_LOW, MIXED, 10, n=136, k=384),
-    Trial(SECOND_UNITS, MIXED, 11, n=264, k=384),
-    *(Trial(FEW_STAGES, (0,) * 70, seed, "slow_warps", n=136, k=128 * 24) for seed in (12, 13, 14)),
+    SiluTrial(USUAL, MIXED, 1, n=768, k=384),
+    SiluTrial(USUAL, MIXED, 2, limit=0.5, size=2.0),
+    SiluTrial(USUAL, MIXED, 3, has_weights=False),
+    SiluTrial(LOW, MIXED, 4, "slow_warps"),
+    SiluTrial(USUAL, MIXED, 5, "slow_lanes"),
+    SiluTrial(CUT, MIXED, 6, n=768),
+    SiluTrial(CUT, MIXED, 7, num_sms=5),
+    SiluTrial(LOW, (0,) * 64, 8, n=256, factors=(1e18, 4e18, 1e25, 1e-13, 1e-18, 1e-30, 1, 1)),
+    SiluTrial(HALVES, MIXED, 15, n=768, limit=0.5, size=2.0),
+    *(RowsTrial(SECOND, MIXED, 9, name, n=136, k=384) for name in (None, "slow_warps")),
+    RowsTrial(SECOND_LOW, MIXED, 10, n=136, k=384),
+    RowsTrial(SECOND_UNITS, MIXED, 11, n=264, k=384),
+    *(RowsTrial(FEW_STAGES, (0,) * 70, seed, "slow_warps", n=136, k=128 * 24) for seed in (12, 13, 14)),
 ]
 
 _SILU, _HALVES, _BLOCKS = "epilogue/silu.cuh", "scales/by_halves.cuh", "scales/blocks_of_b.cuh"

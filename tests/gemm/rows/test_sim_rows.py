@@ -7,7 +7,6 @@ leaves in D is compared whole: products, zeros where the contract wants them, ca
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -22,20 +21,15 @@ from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem
 from deep_gemm.gemm.rows.choose import TILES_PER_ROW, tiles_for
-from lab.sim import HostKernel
 from lab.sim import rows as sim
 from lab.sim.dense import Outcome, compile_config
+from lab.sim.rows import RowsTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 KINDS = [Groups.IDS, Groups.ENDS, Groups.COUNTS]
 SIZES = [3, 0, 70, 128, 0, 129, 1, 64, 200, 5]
 N, K = 72, 272
-
-
-@cache
-def compiled(config: GemmConfig) -> HostKernel:
-    return compile_config(config)
 
 
 def config_for(kind: Groups, block_m: int = 128, block_n: int = 64, k: int = K, **output: Any) -> GemmConfig:
@@ -65,14 +59,12 @@ def layout_of(kind: Groups, sizes: list[int]) -> list[int]:
     return ids_of_sizes(sizes) if kind == Groups.IDS else sizes
 
 
-def check(config: GemmConfig, problem: sim.Problem, seed: int = 1, schedule: str | None = None) -> Outcome:
-    outcome = sim.run(compiled(config), config, problem, seed=seed, schedule=schedule)
-    assert outcome.mistakes is None, outcome.mistakes
-    return outcome
+def check(config: GemmConfig, problem: sim.Problem, seed: int = 1, schedule: str | None = None, **how: Any) -> Outcome:
+    return sim.run(compile_config(config), config, problem, seed=seed, schedule=schedule, **how).checked()
 
 
-def check_layout(config: GemmConfig, layout: list[int], seed: int = 1, **how: object) -> Outcome:
-    return check(config, sim.random_problem(config, layout, N, K, seed, **how), seed)  # type: ignore[arg-type]
+def check_layout(config: GemmConfig, layout: list[int], **how: Any) -> Outcome:
+    return RowsTrial(config, tuple(layout), n=N, k=K, **{"seed": 1, **how}).passed()
 
 
 # ---- every tile, output and schedule
@@ -120,11 +112,9 @@ def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
     cut_by = ((one_tile, () if kind == Groups.IDS else (2, 3, 4, 5, 7)), (six, (4, 5)), (forty, (3,)))
     for (sizes, n), cut_by_sms in cut_by:
         problem = sim.random_problem(config, layout_of(kind, sizes), n, K)
-        whole = sim.run(compiled(config), config, problem, num_sms=1)
-        assert whole.mistakes is None, whole.mistakes
+        whole = sim.run(compile_config(config), config, problem, num_sms=1).checked()
         for sms in num_sms:
-            outcome = sim.run(compiled(config), config, problem, num_sms=sms, seed=sms, schedule=schedule)
-            assert outcome.mistakes is None, outcome.mistakes
+            outcome = check(config, problem, sms, schedule, num_sms=sms)
             assert torch.equal(outcome.d, whole.d)
             assert outcome.result.stores == whole.result.stores
             has_loaded_twice = outcome.result.loads > whole.result.loads  # A's rows, by both halves
@@ -288,7 +278,7 @@ def test_numbers_that_no_layout_may_hold_lead_nowhere() -> None:
         config = config_for(kind)
         p = sim.random_problem(config, good, N, K, rows=300, num_groups=2 if kind == Groups.IDS else None)
         wrong = torch.tensor(bad, dtype=torch.int32)
-        kernel = compiled(config)
+        kernel = compile_config(config)
         right = check(config, p).d
         if isinstance(p, MaskedProblem):
             assert torch.equal(sim.run(kernel, config, p, layout=wrong).d, right)

@@ -6,8 +6,6 @@ a run leaves is compared whole.
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +18,6 @@ from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.rows.choose import TILES_APART, TILES_SILU
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from lab.silu import mistakes, right
-from lab.sim import HostKernel
 from lab.sim import rows_silu as sim
 from lab.sim.dense import compile_config
 
@@ -30,17 +27,12 @@ TILES = [(tile.block_m, tile.block_n) for tile in TILES_SILU]
 RAGGED = [*[2] * 70, *[-1] * 5, *[0] * 3, *[1] * 129, 3, *[-1] * 200, *[0] * 64, *[2] * 2]
 
 
-@cache
-def compiled(config: GemmConfig) -> HostKernel:
-    return compile_config(config)
-
-
 def config_of(tile: tuple[int, int] = (128, 128), k: int = 384, apart: bool = False) -> GemmConfig:
     return tile_config(*tile, Output(groups=Groups.IDS, activates=True, gates_apart=apart), k=k)
 
 
 def check(p: SiluRowsProblem, config: GemmConfig, seed: int = 1, schedule: str | None = None, num_sms: int = 2) -> None:
-    got, result = sim.run(compiled(config), config, p, seed=seed, schedule=schedule, num_sms=num_sms)
+    got, result = sim.run(compile_config(config), config, p, seed=seed, schedule=schedule, num_sms=num_sms)
     assert mistakes(p, got, right(p)) is None, mistakes(p, got, right(p))
     assert result.stores == 0, "no store by TMA"
 
@@ -90,7 +82,7 @@ def test_weights_of_zero_and_below() -> None:
     assert p.row_weights is not None
     p.row_weights[:20] = 0
     p.row_weights[20:40] *= -1
-    got, _ = sim.run(compiled(config_of(k=256)), config_of(k=256), p)
+    got, _ = sim.run(compile_config(config_of(k=256)), config_of(k=256), p)
     assert mistakes(p, got, right(p)) is None
     assert (got[0].view(torch.uint8)[:20] & 0x7F == 0).all()
     assert (got[1][:20] == 1).all(), "as in any cast of zeros"
@@ -115,7 +107,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
     for tile in TILES:
         for seed, schedule in ((1, None), (2, "slow_cta"), (3, "slow_warps")):
             config = config_of(tile)
-            (values, scales), _ = sim.run(compiled(config), config, p, seed=seed, schedule=schedule)
+            (values, scales), _ = sim.run(compile_config(config), config, p, seed=seed, schedule=schedule)
             bits = torch.cat([values.view(torch.uint8).flatten(), scales.flatten().view(torch.uint8)])
             assert first is None or torch.equal(bits, first)
             first = bits

@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.skip.choose import skipping
-from lab.sim import skip_head_mid as sim
 from lab.sim.mutate import Mutation
+from lab.sim.skip_head_mid import DecodeSkipTrial, SkipTrial
 
 ONE_IN = 2
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, heads, seed and schedule."""
-
-    config: sim.Config
-    m: int
-    heads: int
-    splits: tuple[int, int, int]
-    seed: int
-    schedule: str | None = None
-
-    def headers(self) -> dict[str, str]:
-        if isinstance(self.config, DecodeConfig):
-            return FP8_GEMM_DECODE.headers(self.config)
-        return FP8_GEMM.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim.compile_config(self.config, headers)
-        n = (self.splits[0] + self.splits[2]) * self.heads
-        problem = sim.random_problem(self.m, n, 272, self.splits, self.seed, extra_columns=16)
-        outcome = sim.run(kernel, self.config, problem, seed=self.seed, schedule=self.schedule)
-        if outcome.mistakes is not None:
-            raise ValueError(outcome.mistakes)
 
 
 WIDE = skipping(GemmConfig(128, 128, 3), 64)
@@ -46,14 +16,14 @@ NARROW = skipping(GemmConfig(64, 64, 3, 1), 16)
 DECODE = skipping(DecodeConfig(16, 4, 2, 3), 16)
 
 TRIALS = [
-    Trial(WIDE, 133, 2, (64, 32, 192), 1),
-    Trial(WIDE, 133, 3, (128, 64, 64), 2),
-    Trial(NARROW, 70, 3, (16, 8, 48), 3),
-    Trial(NARROW, 70, 5, (32, 16, 16), 4, "slow_warps"),
-    Trial(NARROW, 70, 3, (16, 0, 32), 5),
-    Trial(DECODE, 13, 3, (16, 8, 48), 6),
-    Trial(DECODE, 19, 5, (48, 16, 16), 7, "slow_cta"),
-    Trial(DECODE, 13, 2, (64, 32, 192), 8),
+    SkipTrial(WIDE, 133, 2, (64, 32, 192), 1),
+    SkipTrial(WIDE, 133, 3, (128, 64, 64), 2),
+    SkipTrial(NARROW, 70, 3, (16, 8, 48), 3),
+    SkipTrial(NARROW, 70, 5, (32, 16, 16), 4, "slow_warps"),
+    SkipTrial(NARROW, 70, 3, (16, 0, 32), 5),
+    DecodeSkipTrial(DECODE, 13, 3, (16, 8, 48), 6),
+    DecodeSkipTrial(DECODE, 19, 5, (48, 16, 16), 7, "slow_cta"),
+    DecodeSkipTrial(DECODE, 13, 2, (64, 32, 192), 8),
 ]
 
 _STORE, _DECODE, _HEADS = "epilogue/to_heads.cuh", "decode/skip_mid.cuh", "head_parts.cuh"

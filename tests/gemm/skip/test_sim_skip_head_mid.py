@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.skip.check import HeadParts
 from deep_gemm.gemm.skip.choose import PANELS, skipping
-from lab.sim import HostKernel
-from lab.sim import skip_head_mid as sim
+from lab.sim.skip_head_mid import Config, of_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -32,24 +30,17 @@ SPLITS = [
 ]
 
 
-@cache
-def compiled(config: sim.Config) -> HostKernel:
-    return sim.compile_config(config)
-
-
-def check(config: sim.Config, m: int, splits: tuple[int, int, int], seed: int, schedule: str | None = None) -> None:
+def check(config: Config, m: int, splits: tuple[int, int, int], seed: int, schedule: str | None = None) -> None:
     """Heads for a tile and a bit, in rows that go on behind D's last column."""
     heads = (config.block_n + 8) // (splits[0] + splits[2]) + 1
-    problem = sim.random_problem(m, (splits[0] + splits[2]) * heads, 272, splits, seed, extra_columns=16)
-    config = skipping(config, next(columns for columns in PANELS if problem.heads.part_multiple % columns == 0))
-    assert config.why_illegal() is None
-    outcome = sim.run(compiled(config), config, problem, seed=seed, schedule=schedule)
-    assert outcome.mistakes is None, outcome.mistakes
+    part_multiple = HeadParts(*splits).part_multiple
+    config = skipping(config, next(columns for columns in PANELS if part_multiple % columns == 0))
+    of_config(config, m, heads, splits, seed, schedule).run()
 
 
 @pytest.mark.parametrize("splits", SPLITS, ids=lambda splits: "-".join(map(str, splits)))
 @pytest.mark.parametrize("config", [WIDE, PAIRS, UNITS, TALL, SPLIT, ALONE], ids=lambda config: config.name)
-def test_parts_of_any_size(config: sim.Config, splits: tuple[int, int, int]) -> None:
+def test_parts_of_any_size(config: Config, splits: tuple[int, int, int]) -> None:
     rows = config.block_tokens if isinstance(config, DecodeConfig) else config.block_m
     check(config, rows + 5, splits, seed=1)
     check(config, rows - 3, splits, seed=2)
@@ -57,14 +48,13 @@ def test_parts_of_any_size(config: sim.Config, splits: tuple[int, int, int]) -> 
 
 @pytest.mark.parametrize("schedule", ["slow_cta", "slow_warps", "late_loads", "late_stores", "slow_lanes"])
 @pytest.mark.parametrize("config", [WIDE, PAIRS, SPLIT], ids=lambda config: config.name)
-def test_biased_schedules(config: sim.Config, schedule: str) -> None:
+def test_biased_schedules(config: Config, schedule: str) -> None:
     check(config, 140, (32, 8, 48), seed=3, schedule=schedule)
 
 
 @pytest.mark.parametrize("config", [WIDE, SPLIT], ids=lambda config: config.name)
-def test_the_kernel_ahead_may_still_be_at_work(config: sim.Config) -> None:
-    p, config = sim.random_problem(13, 192, 272, (48, 8, 16), seed=4), skipping(config, 16)
-    assert sim.run(compiled(config), config, p, seed=4, is_dependent=True).mistakes is None
+def test_the_kernel_ahead_may_still_be_at_work(config: Config) -> None:
+    of_config(skipping(config, 16), 13, 3, (48, 8, 16), 4, is_dependent=True).run()
 
 
 def test_what_cannot_be_built() -> None:

@@ -1,0 +1,164 @@
+"""A product in the simulator: its operands as buffers, the launch of its plan, and sizes for problems to draw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from deep_gemm.core.check.layout import align, ceil_div
+from deep_gemm.core.kernel import Config, Kernel
+from deep_gemm.gemm.config import BLOCK_K, GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.plan import Plan, addresses_of
+
+from .launcher import Launcher, flat_memory, placed_in
+from .library import HostKernel
+from .rounding import EXACT_STEPS, TENSOR_CORES
+from .simulate import Buffer, Result, Simulation
+
+
+class How(TypedDict, total=False):
+    """How a simulation runs."""
+
+    num_sms: int | None
+    """None: as many as two clusters have CTAs."""
+    seed: int
+    schedule: str | None
+    truncate: bool
+    """WGMMA accumulates with Hopper's few bits."""
+
+
+def partial_sums(how: How) -> float:
+    """Give the share of an element's magnitudes by which its partial sums may be off."""
+    return TENSOR_CORES if how.get("truncate") else EXACT_STEPS
+
+
+def simulation_of(buffers: Mapping[str, Buffer], config: Config, how: How) -> Simulation:
+    """Make a GPU with these buffers, for a kernel of this configuration."""
+    return Simulation(
+        buffers,
+        num_sms=how.get("num_sms") or 2 * config.cluster_size,
+        seed=how.get("seed", 0),
+        schedule=how.get("schedule"),
+        truncate=how.get("truncate", False),
+    )
+
+
+def launcher_of(
+    simulation: Simulation, kernel: HostKernel, of: Kernel[Any], config: Any, inputs: frozenset[str] = frozenset()
+) -> Any:
+    """Launch a kernel of the package as its configuration says; `inputs` are writable buffers that it must not write.
+
+    It serves as a `jit.driver.Launcher`.
+    """
+    return Launcher(
+        simulation,
+        kernel,
+        of.params_of(config),
+        threads=config.num_threads,
+        shared_bytes=config.shared_bytes,
+        cluster_size=config.cluster_size,
+        inputs=inputs,
+    )
+
+
+def buffers_of(p: Any, alignments: Mapping[str, int] | None = None, is_dependent: bool = False) -> dict[str, Buffer]:
+    """Give a problem's operands as buffers, aligned to 16 bytes unless said otherwise; D alone is writable.
+
+    `is_dependent`: the kernel ahead may still write them.
+    """
+    given = {name: getattr(p, name) for name in ("a", "b", "sfa", "sfb", "d", "c")}
+    if p.c is not None and p.c.data_ptr() == p.d.data_ptr():
+        del given["c"]
+    return {
+        name: Buffer(flat_memory(x), name == "d", (alignments or {}).get(name, 16), is_dependent)
+        for name, x in given.items()
+        if x is not None
+    }
+
+
+def random_d_and_c(
+    config: GemmConfig | DecodeConfig, shape: Sequence[int], generator: torch.Generator, in_place: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """D full of NaN, and C if there is one. D is random if it is C: `in_place`, or because the kernel adds to it."""
+    d = torch.full(tuple(shape), float("nan"), dtype=torch.float32 if config.is_fp32 else torch.bfloat16)
+    if isinstance(config, GemmConfig) and config.adds_to_d:
+        return d, d.normal_(generator=generator)
+    if not config.with_c:
+        return d, None
+    return d, d.normal_(generator=generator) if in_place else torch.randn(d.shape, generator=generator).to(d.dtype)
+
+
+def run_plan(
+    kernel: HostKernel,
+    of: Kernel[Any],
+    config: Any,
+    p: Any,
+    buffers: Mapping[str, Buffer],
+    plans_of: Callable[[Any, Any, int, Any], Plan | list[Plan]],
+    how: How,
+) -> Result:
+    """Launch a problem's plan, or several, on simulated SMs. D of the result lies as the problem's."""
+    k = p.a.shape[-1]
+    if isinstance(config, GemmConfig) and not config.has_tail and ceil_div(k, BLOCK_K) % config.run_k_blocks:
+        raise ValueError(f"k: expected runs of {config.run_k_blocks} k-blocks, as there is no code for a tail, got {k}")
+    simulation = simulation_of(buffers, config, how)
+    placed = placed_in(simulation, p)
+    found = plans_of(placed, config, simulation.num_sms, launcher_of(simulation, kernel, of, config))
+    for plan in [found] if isinstance(found, Plan) else found:
+        plan.launch(addresses_of(placed))
+    return with_d(simulation.result(), p.d)
+
+
+def with_d(result: Result, d: Tensor) -> Result:
+    """Give a result whose D lies as this one."""
+    result.buffers["d"] = as_before(d, result.buffers["d"])
+    return result
+
+
+def as_before(like: Tensor, written: object) -> Tensor:
+    """See what a kernel wrote as the tensor that it was made from."""
+    assert isinstance(written, Tensor)
+    return written.view(like.dtype).as_strided(like.shape, like.stride())
+
+
+def draws(config: Config, seed: int) -> random.Random:
+    """Give what problems of a configuration are drawn by."""
+    return random.Random(f"{config.name} {seed}")
+
+
+def near_edge(draw: random.Random, block: int, multiple: int = 1, blocks: int = 2) -> int:
+    """Draw a size of up to so many blocks and a bit: often at the edge of a block, or beside it."""
+    beside = draw.choice((0, 0, multiple, -multiple, draw.randrange(block)))
+    return max(align(draw.choice((0, *range(1, blocks + 1), 1)) * block + beside, multiple), multiple)
+
+
+def sides(
+    draw: random.Random, config: GemmConfig | DecodeConfig, *, blocks: int = 1, of_m: int = 1, of_n: int = 1
+) -> tuple[int, int]:
+    """Draw m and n, multiples of `of_m` and `of_n`, around the edges of what a cluster computes at a time."""
+    if isinstance(config, DecodeConfig):
+        rows, columns = config.block_tokens, config.block_n
+    else:
+        rows, columns = config.block_m * config.cluster_m, config.block_n * config.cluster_n
+    return near_edge(draw, rows, of_m, blocks), near_edge(draw, columns, max(of_n, 4 if config.is_fp32 else 8), blocks)
+
+
+def depth(draw: random.Random, config: GemmConfig | DecodeConfig) -> int:
+    """Draw a k that a kernel for FP8 has code for: of `fp8_gemm` runs of k-blocks, with a tail if it has one."""
+    if isinstance(config, DecodeConfig):
+        blocks = draw.randint(1, 2 * config.cluster_k + config.num_stages)
+    else:
+        run = config.run_k_blocks
+        most = run * config.cluster_k + 2
+        blocks = draw.randint(1, most) if config.has_tail else run * draw.randint(1, -(-most // run))
+    return blocks * BLOCK_K - draw.choice((0, 16 * draw.randrange(BLOCK_K // 16)))
+
+
+def sizes(draw: random.Random, groups: int, most: int) -> list[int]:
+    """Draw the sizes of groups: none, few, around 64 and 128, and others."""
+    return [min(draw.choice((0, 1, 3, 63, 65, 128, 129, draw.randint(0, most))), most) for _ in range(groups)]
