@@ -219,7 +219,7 @@ class Kernel(Generic[C]):
 
 
 class Wishes(threading.local):
-    """What this thread wants of launches beside the launch."""
+    """Wishes of this thread for launches, beside the launch."""
 
     prepared = False
     """To be prepared for others like them."""
