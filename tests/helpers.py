@@ -19,8 +19,9 @@ from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from lab.sim.mutate import CAUGHT, Mutation, Trial, try_mutation
+from lab.sim.mutate import CAUGHT, Mutation, try_mutation
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
+from lab.sim.trial import Trial
 
 CANARY = 42.0
 BF16_UNIT = 2.0**-8

@@ -17,8 +17,9 @@ from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.output import Groups
 
 from .dense import Outcome, ProductTrial, outcome
-from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, draws, random_d_and_c, run_plan, sides
+from .launcher import How
+from .library import HostKernel, compiled
+from .product import draws, random_d_and_c, run_plan, sides, stage_of
 from .rounding import FP32_UNIT, within_units
 
 
@@ -35,7 +36,7 @@ class Problem(NamedTuple):
 
 def compile_config(config: Bf16Config, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(BF16_GEMM, config, edits)
+    return compiled(BF16_GEMM, config, edits)
 
 
 def random_problem(
@@ -73,7 +74,8 @@ def run(
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. `is_dependent`: the kernel ahead may still run."""
     right, allowed = right_and_allowed(p, config.slices)
-    result = run_plan(kernel, BF16_GEMM, config, p, buffers_of(p, is_dependent=is_dependent), kernels.plan_of, how)
+    stage = stage_of(config, p, is_dependent=is_dependent, **how)
+    result = run_plan(kernel, BF16_GEMM, config, p, kernels.plan_of, stage)
     return outcome(result, right, allowed, (config.block_m, config.block_n))
 
 

@@ -16,8 +16,9 @@ from deep_gemm.gemm.output import Groups
 
 from .bf16_depths import right_and_allowed_of_groups
 from .dense import Outcome, ProductTrial, outcome
+from .launcher import How
 from .library import HostKernel
-from .product import How, buffers_of, draws, random_d_and_c, run_plan, sides, sizes
+from .product import draws, random_d_and_c, run_plan, sides, sizes, stage_of
 
 
 def random_problem(
@@ -56,7 +57,7 @@ def run(
     if ks is None:
         ks = p.ks if p.sfa is None else p.sfa.tolist()
     right, allowed = right_and_allowed_of_groups(p, ks or ())
-    result = run_plan(kernel, BF16_GEMM, config, p, buffers_of(p), kernels.plans_of, how)
+    result = run_plan(kernel, BF16_GEMM, config, p, kernels.plans_of, stage_of(config, p, **how))
     return outcome(result, right, allowed, (config.block_m, config.block_n))
 
 

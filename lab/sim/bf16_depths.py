@@ -18,8 +18,9 @@ from deep_gemm.gemm.output import Groups
 
 from .bf16 import Problem, right_and_allowed
 from .dense import Outcome, ProductTrial, outcome
+from .launcher import How
 from .library import HostKernel
-from .product import How, buffers_of, draws, random_d_and_c, run_plan, sides
+from .product import draws, random_d_and_c, run_plan, sides, stage_of
 
 
 def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: int = 0) -> DepthsProblem:
@@ -33,7 +34,7 @@ def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: 
 def run(kernel: HostKernel, config: Bf16Config, p: DepthsProblem, **how: Unpack[How]) -> Outcome:
     """Compute on simulated SMs and in FP64."""
     right, allowed = right_and_allowed_of_groups(p, p.ks)
-    result = run_plan(kernel, BF16_GEMM, config, p, buffers_of(p), kernels.plans_of, how)
+    result = run_plan(kernel, BF16_GEMM, config, p, kernels.plans_of, stage_of(config, p, **how))
     return outcome(result, right, allowed, (config.block_m, config.block_n))
 
 

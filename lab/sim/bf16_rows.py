@@ -17,8 +17,9 @@ from deep_gemm.gemm.bf16.rows import RowsProblem
 from deep_gemm.gemm.output import Groups
 
 from .dense import Outcome, ProductTrial, outcome
+from .launcher import How
 from .library import HostKernel
-from .product import How, buffers_of, draws, near_edge, run_plan
+from .product import draws, near_edge, run_plan, stage_of
 from .rounding import FP32_UNIT, within_units
 from .rows import drawn_layout
 
@@ -74,8 +75,8 @@ def run(kernel: HostKernel, config: Bf16Config, problem: RowsProblem, **how: Unp
     """Compute on simulated SMs and in FP64."""
     p = kernels.prepared(problem)
     right, allowed = right_and_allowed(p)
-    buffers = buffers_of(p, {"c": 16 if p.groups == Groups.IDS else 4})
-    return outcome(run_plan(kernel, BF16_GEMM, config, p, buffers, kernels.plan_of, how), right, allowed)
+    stage = stage_of(config, p, {"c": 16 if p.groups == Groups.IDS else 4}, **how)
+    return outcome(run_plan(kernel, BF16_GEMM, config, p, kernels.plan_of, stage), right, allowed)
 
 
 def right_and_allowed(p: RowsProblem) -> tuple[Tensor, Tensor]:

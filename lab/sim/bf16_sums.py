@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import ceil_div
@@ -21,11 +20,10 @@ from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.plan import Plan
 
 from .dense import Outcome, ProductTrial, outcome
-from .launcher import flat_memory, placed_in
+from .launcher import How, Stage
 from .library import HostKernel
-from .product import How, buffers_of, draws, launcher_of, near_edge, sides, simulation_of, with_d
+from .product import draws, near_edge, sides, stage_of
 from .rounding import FP32_UNIT, within_units
-from .simulate import Buffer, Simulation
 
 PLAIN = SlicesConfig(False)
 
@@ -59,23 +57,20 @@ def run(
     roundings = ceil_div(len(a) * a.shape[-1] // BLOCK_K, slices) * BLOCK_K // 16 + slices + 2
     right = exact.to(p.d.dtype)
     workspace = torch.full((slices, *p.d.shape), float("nan"))
-    buffers = buffers_of(p, is_dependent=True)
-    buffers["workspace"] = Buffer(workspace, is_writable=True, is_dependent=True)
-    simulation = simulation_of(buffers, config, how)
-    placed, between = placed_in(simulation, p), simulation.tensor("workspace", workspace)
-    first = launcher_of(simulation, kernel, BF16_GEMM, config, frozenset({"d"}))
-    plan = kernels.plan_of(placed, between, config, simulation.num_sms, first)
+    stage = stage_of(config, p, is_dependent=True, more={"workspace": workspace}, **how)
+    placed, between = stage.placed(p), stage.at["workspace"]
+    first = stage.launcher(BF16_GEMM, kernel, config, frozenset({"d"}))
+    plan = kernels.plan_of(placed, between, config, stage.num_sms, first)
     Plan.launch(plan, (placed.a.data_ptr(), 0, placed.b.data_ptr(), 0, between.data_ptr(), 0))
-    add(simulation, adder, plan.slices_config, between, placed.d, plan.pitch)
-    result = with_d(simulation.result(), p.d)
+    add(stage, adder, plan.slices_config, plan.pitch)
+    result = stage.result()
     return outcome(result, right, within_units(right, magnitudes * (roundings * FP32_UNIT)), (64, 64))
 
 
-def add(
-    simulation: Simulation, adder: HostKernel, config: SlicesConfig, workspace: Tensor, d: Tensor, pitch: int
-) -> None:
+def add(stage: Stage, adder: HostKernel, config: SlicesConfig, pitch: int) -> None:
     """Launch the kernel that adds up slices."""
-    launcher = launcher_of(simulation, adder, sum_slices.KERNEL, config, frozenset({"workspace"}))
+    launcher = stage.launcher(sum_slices.KERNEL, adder, config, frozenset({"workspace"}))
+    workspace, d = stage.at["workspace"], stage.at["d"]
     launch(launcher, sum_slices.bind(workspace, d.data_ptr(), pitch), sum_slices.grid(*d.shape), -1)
 
 
@@ -151,13 +146,9 @@ class SlicesTrial(ProductTrial):
         if self.config.adds_to_d:
             d.normal_(generator=generator)
             exact, magnitudes = exact + d.double(), magnitudes + d.double().abs()
-        buffers = {
-            "workspace": Buffer(workspace, is_writable=True, is_dependent=True),
-            "d": Buffer(flat_memory(d), is_writable=True, is_dependent=True),
-        }
-        simulation = simulation_of(buffers, self.config, self.how)
-        between, placed = simulation.tensor("workspace", workspace), simulation.tensor("d", d)
-        add(simulation, kernel, self.config, between, placed, d.stride(0))
+        written = {"workspace": workspace, "d": d}
+        stage = Stage(self.config, {}, written, dict.fromkeys(written, 16), **self.how)
+        add(stage, kernel, self.config, d.stride(0))
         right = exact.to(dtype)
         allowed = within_units(right, magnitudes * ((self.slices + 2) * FP32_UNIT))
-        return outcome(with_d(simulation.result(), d), right, allowed)
+        return outcome(stage.result(), right, allowed)

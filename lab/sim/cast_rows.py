@@ -21,7 +21,7 @@ from deep_gemm.moe.activation import silu_mul
 from deep_gemm.moe.routing import expert_rows
 
 from ..casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wild
-from .launcher import Conditions, Stage, flat_memory
+from .launcher import How, Stage, flat_memory
 from .library import HostKernel
 from .trial import Trial
 
@@ -34,14 +34,12 @@ HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
 HARD_SHAPE = (len(HARD_EXPONENTS) * hard_quotients().shape[0], 128)
 
 
-def run_cast(
-    kernel: HostKernel, config: CastConfig, p: RowCast, *, num_sms: int = 2, **conditions: Unpack[Conditions]
-) -> None:
+def run_cast(kernel: HostKernel, config: CastConfig, p: RowCast, **how: Unpack[How]) -> None:
     """Cast as `casts.cast_rows.run` does, into the outputs of `p`, on simulated SMs."""
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
     aligned = dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {}
-    stage = Stage(read, written, aligned, num_sms=num_sms, **conditions)
-    grid = num_ctas(config, p.x.shape[0], p.values.shape[1], num_sms)
+    stage = Stage(config, read, written, aligned, **how)
+    grid = num_ctas(config, p.x.shape[0], p.values.shape[1], stage.num_sms)
     stage.run(cast_rows.KERNEL, kernel, config, lambda _, at: cast_rows.params_of(p._replace(**at)), grid)
 
 
@@ -71,7 +69,6 @@ class RowTrial(Trial):
     """x itself, instead of `data`."""
     padding: int = 16
     """How much further apart rows of x and of values lie than they are long."""
-    num_sms: int = 2
 
     @classmethod
     def drawn(cls, config: CastConfig, seed: int) -> RowTrial:
@@ -107,7 +104,7 @@ class RowTrial(Trial):
         A GPU has approximations of exp and of the reciprocal, which the simulator rounds.
         """
         p = problem(self)
-        run_cast(kernel, self.config, p, num_sms=self.num_sms, seed=self.seed, schedule=self.schedule)
+        run_cast(kernel, self.config, p, **self.how)
         part = verdict(self, p) / MOST_OTHERS
         if part > 1:
             raise ValueError(f"{part * MOST_OTHERS:.2%} of values are beside the right ones")

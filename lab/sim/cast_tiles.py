@@ -18,7 +18,7 @@ from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div
 
 from ..casts import assert_same_bits, hard_quotients, wild
-from .launcher import Conditions, Stage
+from .launcher import How, Stage
 from .library import HostKernel
 from .trial import Trial
 
@@ -49,7 +49,7 @@ def run(
     padding: int = 0,
     min_amax: float = 0.0,
     rounds_up: bool = False,
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> Casts:
     """Cast `x` `[m, k]` on simulated SMs. What the kernel leaves unwritten is poison.
 
@@ -65,7 +65,7 @@ def run(
         columns = _poisoned(k, m, padding)
         column_scales = _empty_scales(k, ceil_div(m, 128), is_m_major=is_m_major)
     p = TileCast(x, config.grain, values, scales, columns, column_scales, min_amax, rounds_up)
-    run_cast(kernel, config, p, **conditions)
+    run_cast(kernel, config, p, **how)
     for name, written in (("values", values), ("columns", columns)):
         if written is not None and padding:
             rows, pitch = written.shape[0] - 1, written.stride(0)
@@ -78,10 +78,10 @@ def run(
     )
 
 
-def run_cast(kernel: HostKernel, config: TileCastConfig, p: TileCast, **conditions: Unpack[Conditions]) -> None:
+def run_cast(kernel: HostKernel, config: TileCastConfig, p: TileCast, **how: Unpack[How]) -> None:
     """Cast as `casts.cast_tiles.run` does, into the outputs of `p`, on simulated SMs."""
     aligned = {"columns": config.column_bytes} | (dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {})
-    stage = Stage({"x": p.x}, {name: getattr(p, name) for name in OUTPUTS}, aligned, **conditions)
+    stage = Stage(config, {"x": p.x}, {name: getattr(p, name) for name in OUTPUTS}, aligned, **how)
     stage.run(
         cast_tiles.KERNEL,
         kernel,
@@ -121,7 +121,7 @@ def check(
     padding: int = 0,
     min_amax: float = 0.0,
     rounds_up: bool = False,
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> None:
     """Compare the casts of `x` with the reference's, to the bit."""
     found = run(
@@ -132,7 +132,7 @@ def check(
         padding=padding,
         min_amax=min_amax,
         rounds_up=rounds_up,
-        **conditions,
+        **how,
     )
     if found.values is not None and config.grain is not None:
         assert_same_bits(found.values, RIGHT[config.grain](x, rounds_up, min_amax))

@@ -52,7 +52,7 @@ def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *
 
 def _with(trial: Trial, settings: Sequence[str]) -> Trial:
     """Set fields of a trial as the command line states them: a Python literal each, else text."""
-    names = [field.name for field in fields(trial) if field.name not in ("config", "seed")]  # type: ignore[arg-type]
+    names = [field.name for field in fields(trial) if field.name not in ("config", "seed")]
     values = {}
     for setting in settings:
         name, _, text = setting.partition("=")
@@ -62,4 +62,4 @@ def _with(trial: Trial, settings: Sequence[str]) -> Trial:
             values[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             values[name] = text
-    return replace(trial, **values)  # type: ignore[type-var]
+    return replace(trial, **values)

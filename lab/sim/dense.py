@@ -21,8 +21,9 @@ from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.kernel_decode import kernel_of
 from deep_gemm.gemm.output import Groups
 
-from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, depth, draws, partial_sums, random_d_and_c, run_plan, sides
+from .launcher import How
+from .library import HostKernel, compiled
+from .product import depth, draws, partial_sums, random_d_and_c, run_plan, sides, stage_of
 from .rounding import allowed_difference, describe_mistakes, excess
 from .simulate import Result
 from .trial import Trial
@@ -51,12 +52,8 @@ class Outcome:
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProductTrial(Trial):
     """A trial whose D is compared with the right one, within what rounding explains."""
-
-    num_sms: int | None = None
-    truncate: bool = False
 
     @abstractmethod
     def outcome(self, kernel: HostKernel) -> Outcome:
@@ -70,15 +67,10 @@ class ProductTrial(Trial):
         """Compile the kernel, check it, and give all that it did."""
         return self.outcome(self.compiled()).checked()
 
-    @property
-    def how(self) -> How:
-        """How the simulation runs."""
-        return {"num_sms": self.num_sms, "seed": self.seed, "schedule": self.schedule, "truncate": self.truncate}
-
 
 def compile_config(config: GemmConfig | DecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile a configuration's kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(kernel_of(config), config, edits)
+    return compiled(kernel_of(config), config, edits)
 
 
 def random_problem(
@@ -98,11 +90,10 @@ def run(
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     p = kernels.prepared(config, p)
-    buffers = buffers_of(p, {"sfb": 16 if p.of_b == PER_ROW else 4}, is_dependent)
+    stage = stage_of(config, p, {"sfb": 16 if p.of_b == PER_ROW else 4}, is_dependent=is_dependent, **how)
     output = kernels.output_of(p)
-    result = run_plan(
-        kernel, fp8_gemm.KERNEL, config, p, buffers, lambda placed, *of: kernels.plan_of(placed, output, *of), how
-    )
+    plan_of = lambda placed, *of: kernels.plan_of(placed, output, *of)  # noqa: E731
+    result = run_plan(kernel, fp8_gemm.KERNEL, config, p, plan_of, stage)
     return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_m, config.block_n))
 
 

@@ -23,23 +23,17 @@ from deep_gemm.gemm.kernel import KERNEL
 from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.plan import addresses_of
 
-from .dense import Outcome, ProductTrial, compile_config, outcome
-from .launcher import placed_in
-from .library import HostKernel, compile_for_host
-from .product import How, buffers_of, draws, launcher_of, partial_sums, random_d_and_c, sides, simulation_of, with_d
+from .dense import Outcome, ProductTrial, outcome
+from .launcher import How
+from .library import HostKernel, compiled
+from .product import draws, partial_sums, random_d_and_c, sides, stage_of
 from .rounding import allowed_difference
-from .simulate import Buffer
 from .trial import Trial
 
 
-def compile_maps(edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel that makes the maps; `edits` replaces sources by name."""
-    return compile_for_host(k_group_maps.KERNEL, k_group_maps.CONFIG, edits)
-
-
-def compiled(config: GemmConfig) -> tuple[HostKernel, HostKernel]:
-    """Both kernels, without edits."""
-    return compile_maps(), compile_config(config)
+def compile_both(config: GemmConfig, edits: Mapping[str, str] | None = None) -> tuple[HostKernel, HostKernel]:
+    """Compile the kernel that makes the maps, and the product's; `edits` replaces sources by name, for mutations."""
+    return compiled(k_group_maps.KERNEL, k_group_maps.CONFIG, edits), compiled(KERNEL, config, edits)
 
 
 def random_problem(
@@ -54,7 +48,7 @@ def random_problem(
 
 
 def run(
-    compiled: tuple[HostKernel, HostKernel],
+    both: tuple[HostKernel, HostKernel],
     config: GemmConfig,
     problem: KGroupedProblem,
     *,
@@ -64,26 +58,30 @@ def run(
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `ks` replaces the problem's depths for the kernels."""
     p = kernels.prepared(problem)
-    buffers = buffers_of(p if config.with_c else p._replace(c=None), is_dependent=is_dependent)
-    room = torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8)
-    buffers["k_groups"] = Buffer(room, is_writable=True, alignment=64, is_dependent=is_dependent)
     depths = kernels.depths_of(p.ks, p.ks_tensor, p.d.device)
-    if isinstance(depths, Tensor):
-        buffers["ks"] = Buffer(depths if ks is None else ks, alignment=4, is_dependent=is_dependent)
-    simulation = simulation_of(buffers, config, how)
-    placed = placed_in(simulation, p)
+    on_gpu = isinstance(depths, Tensor)
+    stage = stage_of(
+        config,
+        p,
+        {"k_groups": 64, "ks": 4},
+        is_dependent=is_dependent,
+        more={"k_groups": torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8)},
+        read={"ks": (depths if ks is None else ks) if isinstance(depths, Tensor) else None}
+        | ({} if config.with_c else {"c": None}),
+        **how,
+    )
+    placed = stage.placed(p)
     plan = kernels.plan_of(
         placed,
         config,
-        simulation.num_sms,
-        launcher_of(simulation, compiled[1], KERNEL, config),
-        launcher_of(simulation, compiled[0], k_group_maps.KERNEL, k_group_maps.CONFIG, frozenset({"d"})),
+        stage.num_sms,
+        stage.launcher(KERNEL, both[1], config),
+        stage.launcher(k_group_maps.KERNEL, both[0], k_group_maps.CONFIG, frozenset({"d"})),
     )
-    at_ks = simulation.address("ks") if isinstance(depths, Tensor) else 0
-    at = (*addresses_of(placed), at_ks, simulation.address("k_groups"))
+    at = (*addresses_of(placed), stage.at["ks"].data_ptr() if on_gpu else 0, stage.at["k_groups"].data_ptr())
     plan.make_maps.launch(at, b"" if isinstance(depths, Tensor) else depths, kernels.INLINE_KS_AT)
     plan.launch(at)
-    return outcome(with_d(simulation.result(), p.d), *right_and_allowed(problem, partial_sums(how)))
+    return outcome(stage.result(), *right_and_allowed(problem, partial_sums(how)))
 
 
 def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
@@ -138,7 +136,7 @@ class DepthsTrial(ProductTrial):
 
     def outcome(self, kernel: HostKernel) -> Outcome:
         """Multiply random matrices with maps by the unbroken kernel."""
-        return self.with_maps(MapsTrial(k_group_maps.CONFIG).compiled(), kernel)
+        return self.with_maps(compile_both(self.config)[0], kernel)
 
     def with_maps(self, maps: HostKernel, kernel: HostKernel) -> Outcome:
         """Multiply random matrices."""
@@ -147,8 +145,7 @@ class DepthsTrial(ProductTrial):
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
         """Compile both kernels and check them."""
-        maps = MapsTrial(k_group_maps.CONFIG).compiled(headers)
-        return self.with_maps(maps, self.compiled(headers)).checked().worst
+        return self.with_maps(*compile_both(self.config, headers)).checked().worst
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from typing_extensions import Unpack
 
@@ -11,8 +11,9 @@ from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 
 from .dense import Outcome, ProductTrial, outcome, random_problem, right_and_allowed
+from .launcher import How
 from .library import HostKernel
-from .product import How, buffers_of, depth, draws, partial_sums, run_plan, sides
+from .product import depth, draws, partial_sums, run_plan, sides, stage_of
 
 ALIGNMENTS = {"sfa": 4, "sfb": 4}
 """Least alignment of scales, which the kernel reads as floats."""
@@ -31,19 +32,12 @@ def run(
 
     `is_dependent`: the kernel ahead may still run. `weight_is_ready`: B is not what it writes, and the kernel may know.
     """
-    buffers = buffers_of(p, ALIGNMENTS, is_dependent)
-    buffers["b"] = replace(buffers["b"], is_dependent=is_dependent and not weight_is_ready)
-    result = run_plan(
-        kernel,
-        fp8_gemm_decode.KERNEL,
-        config,
-        p,
-        buffers,
-        lambda placed, _, num_sms, launcher: fp8_gemm_decode.plan_of(
-            placed, config, launcher, weight_is_ready=weight_is_ready
-        ),
-        how,
+    ready = ("b",) if weight_is_ready else ()
+    stage = stage_of(config, p, ALIGNMENTS, is_dependent=is_dependent, ready=ready, **how)
+    plan_of = lambda placed, _, num_sms, launcher: fp8_gemm_decode.plan_of(  # noqa: E731
+        placed, config, launcher, weight_is_ready=weight_is_ready
     )
+    result = run_plan(kernel, fp8_gemm_decode.KERNEL, config, p, plan_of, stage)
     return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_tokens, config.block_n))
 
 

@@ -14,7 +14,7 @@ from deep_gemm.indexer.check import MqaLogits, mqa_logits_problem
 from deep_gemm.indexer.kernel import KERNEL, MqaConfig, grid, params_of
 from deep_gemm.indexer.reference import weighted_scores
 
-from .launcher import Conditions, Stage
+from .launcher import How, Stage
 from .library import HostKernel
 from .rounding import largest_part
 from .trial import Trial
@@ -85,21 +85,19 @@ def in_parts(p: MqaLogits, weights: Tensor) -> Tensor:
     return torch.cat([weighted_scores(p.q[each].double(), keys, weights[each]) * scales for each in rows])
 
 
-def run(
-    kernel: HostKernel, config: MqaConfig, p: MqaLogits, *, num_sms: int = 2, **conditions: Unpack[Conditions]
-) -> Tensor:
+def run(kernel: HostKernel, config: MqaConfig, p: MqaLogits, **how: Unpack[How]) -> Tensor:
     """Compute the logits on simulated SMs. What the kernel leaves unwritten is NaN."""
     tokens, columns = p.logits.shape
     whole = torch.full((tokens, p.logits.stride(0)), torch.nan, dtype=p.logits.dtype)
     given = {name: getattr(p, name) for name in ("q", "keys", "scales", "weights", "starts", "ends")}
     aligned = dict.fromkeys(("q", "keys", "scales", "logits"), 16)
-    stage = Stage(given, {"logits": whole}, aligned, num_sms=num_sms, **conditions)
+    stage = Stage(config, given, {"logits": whole}, aligned, **how)
     stage.run(
         KERNEL,
         kernel,
         config,
         lambda launcher, at: params_of(config, launcher, p._replace(**{**at, "logits": at["logits"][:, :columns]})),
-        grid(config, tokens, p.keys.shape[0], num_sms),
+        grid(config, tokens, p.keys.shape[0], stage.num_sms),
     )
     return whole[:, :columns]
 
@@ -172,4 +170,4 @@ class MqaTrial(Trial):
         q = p.q.clone()
         q[0, 1, 2] = torch.nan  # poison is NaN too, and must not become 0
         p = p._replace(weights=weights[:, : c.heads], q=q)
-        return compare(p, run(kernel, c, p, seed=self.seed, schedule=self.schedule))
+        return compare(p, run(kernel, c, p, **self.how))

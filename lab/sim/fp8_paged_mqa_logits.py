@@ -18,7 +18,7 @@ from deep_gemm.indexer.paged_kernel import KERNEL, PagedConfig, grid, paged_conf
 from deep_gemm.indexer.reference import keys_of, weighted_scores
 
 from .fp8_mqa_logits import ROUNDINGS
-from .launcher import Conditions, Stage
+from .launcher import How, Stage
 from .library import HostKernel
 from .rounding import largest_part
 from .trial import Trial
@@ -80,9 +80,8 @@ def run(
     config: PagedConfig,
     p: PagedLogits,
     *,
-    num_sms: int = 2,
     hidden_blocks: int = 0,
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> Tensor:
     """Compute the logits on simulated SMs. What the kernel leaves unwritten is NaN.
 
@@ -92,8 +91,8 @@ def run(
     whole = torch.full((p.logits.shape[0], p.logits.stride(0)), torch.nan, dtype=p.logits.dtype)
     given = dict(zip(p._fields[:-1], p[:-1], strict=True))
     given["cache"] = p.cache[: len(p.cache) - hidden_blocks]
-    stage = Stage(given, {"logits": whole}, ALIGNED, num_sms=num_sms, **conditions)
-    splits = splits_of(p, num_sms)
+    stage = Stage(config, given, {"logits": whole}, ALIGNED, **how)
+    splits = splits_of(p, stage.num_sms)
 
     def params(launcher: Any, at: Any) -> bytes:
         memory = at["cache"]
@@ -141,7 +140,6 @@ class PagedTrial(Trial):
     depth: int
     page: int = 64
     shares: int = 2
-    num_sms: int = 2
     room: int = 0
     columns: int | None = None
     seed: int = 0
@@ -192,6 +190,5 @@ class PagedTrial(Trial):
             seed=self.seed,
             names_last_block=self.hides_block,
         )
-        how = Conditions(seed=self.seed, schedule=self.schedule)
         hidden = int(self.hides_block)
-        return compare(p, run(kernel, self.config, p, num_sms=self.num_sms, hidden_blocks=hidden, **how))
+        return compare(p, run(kernel, self.config, p, hidden_blocks=hidden, **self.how))

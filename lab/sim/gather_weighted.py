@@ -15,7 +15,7 @@ from deep_gemm.moe import gather_weighted
 from deep_gemm.moe.gather_weighted import KERNEL, MANY, GatherConfig, ManyConfig
 from deep_gemm.moe.routing import weighted_sum
 
-from .launcher import Conditions, Stage
+from .launcher import How, Stage
 from .library import HostKernel
 from .trial import Trial
 
@@ -31,15 +31,13 @@ def run(
     y: Tensor,
     row_of: Tensor,
     weights: Tensor | None,
-    *,
-    num_sms: int = 2,
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> Tensor:
     """Sum up each token's rows on simulated SMs. What the kernel leaves unwritten is NaN."""
     out = torch.full((row_of.shape[0], y.shape[1]), float("nan"), dtype=torch.bfloat16)
     given = {"y": y, "row_of": row_of, "weights": weights}
-    stage = Stage(given, {"out": out}, {"y": 16, "out": 16}, num_sms=num_sms, **conditions)
-    grid = num_sms if isinstance(config, ManyConfig) else gather_weighted.grid(config, *out.shape)
+    stage = Stage(config, given, {"out": out}, {"y": 16, "out": 16}, **how)
+    grid = stage.num_sms if isinstance(config, ManyConfig) else gather_weighted.grid(config, *out.shape)
     stage.run(
         kernel_of(config),
         kernel,
@@ -86,7 +84,7 @@ class GatherTrial(Trial):
         taken = row_of[row_of >= 0].long()
         wide[taken, : self.n] = y[taken]
         y = wide[:, : self.n]
-        found = run(kernel, self.config, y, row_of, weights, seed=self.seed, schedule=self.schedule)
+        found = run(kernel, self.config, y, row_of, weights, **self.how)
         right = weighted_sum(y, row_of, weights).bfloat16()
         if not torch.equal(found, right):
             raise ValueError(f"expected {right.flatten()[:4]}, got {found.flatten()[:4]}")

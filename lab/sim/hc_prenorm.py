@@ -20,7 +20,7 @@ from deep_gemm.hyper.kernel import PRODUCT_K
 from deep_gemm.hyper.reference import hc_prenorm as reference
 from deep_gemm.hyper.reference import to_tf32
 
-from .launcher import Conditions, Stage
+from .launcher import How, Stage
 from .library import HostKernel
 from .rounding import FP32_UNIT, largest_part
 from .trial import Trial
@@ -35,22 +35,19 @@ def run(
     a: Tensor,
     b: Tensor,
     splits: int = 1,
-    *,
-    num_sms: int | None = None,
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> tuple[Tensor, Tensor]:
     """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. What is left unwritten is NaN."""
     m, n = len(a), len(b)
     written = {"d": torch.full((splits, m, n), torch.nan), "sqr_sum": torch.full((splits, m), torch.nan)}
-    num_sms = num_sms or 2 * config.cluster
-    stage = Stage({"a": a, "b": b}, written, {"a": 16, "b": 16}, num_sms=num_sms, **conditions)
+    stage = Stage(config, {"a": a, "b": b}, written, {"a": 16, "b": 16}, **how)
     module = kernel_of(config)
     stage.run(
         module.KERNEL,
         kernel,
         config,
         lambda launcher, at: module.bind(config, launcher, HcProblem(**at)),
-        module.grid(config, m, n, splits, num_sms),
+        module.grid(config, m, n, splits, stage.num_sms),
     )
     return written["d"], written["sqr_sum"]
 
@@ -105,7 +102,6 @@ class HcTrial(Trial):
     n: int
     k: int
     splits: int = 1
-    num_sms: int | None = None
     seed: int = 0
     schedule: str | None = None
     is_special: bool = False
@@ -115,14 +111,13 @@ class HcTrial(Trial):
         """Draw a shape, and the number of splits."""
         draw = random.Random(seed)
         n = config.block_n if config.block_n > 8 else draw.choice(COLUMNS)
-        return cls(config, draw.randint(1, 150), n, BLOCK_K * draw.randint(1, 12), draw.randint(1, 4), None, seed)
+        return cls(config, draw.randint(1, 150), n, BLOCK_K * draw.randint(1, 12), draw.randint(1, 4), seed)
 
     def check(self, kernel: HostKernel) -> float:
         """Compare the product and the sums of squares with the reference's, within what rounding may do."""
         size = self.m, self.n, self.k
         a, b = special_operands(*size) if self.is_special else random_operands(*size, self.seed)
-        how = Conditions(seed=self.seed, schedule=self.schedule)
-        found = run(kernel, self.config, a, b, self.splits, num_sms=self.num_sms, **how)
+        found = run(kernel, self.config, a, b, self.splits, **self.how)
         return compare(a, b, *found)
 
 

@@ -24,8 +24,9 @@ from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
 
 from .dense import Outcome, ProductTrial, outcome
+from .launcher import How
 from .library import HostKernel
-from .product import How, buffers_of, depth, draws, partial_sums, random_d_and_c, run_plan, sides
+from .product import depth, draws, partial_sums, random_d_and_c, run_plan, sides, stage_of
 from .rounding import allowed_difference
 
 Config = GemmConfig | DecodeConfig
@@ -63,16 +64,9 @@ def run(
     """Compute products on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     p = kernels.prepared(config, problem)
     alignments = {"sfa": 4 if isinstance(config, DecodeConfig) else 16, "sfb": 16 if p.of_b == PER_ROW else 4}
-    output = kernels.output_of(p)
-    result = run_plan(
-        kernel,
-        fp8_gemm_decode.kernel_of(config),
-        config,
-        p,
-        buffers_of(p, alignments, is_dependent),
-        lambda placed, *of: kernels.plan_of(placed, output, *of),
-        how,
-    )
+    stage, output = stage_of(config, p, alignments, is_dependent=is_dependent, **how), kernels.output_of(p)
+    plan_of = lambda placed, *of: kernels.plan_of(placed, output, *of)  # noqa: E731
+    result = run_plan(kernel, fp8_gemm_decode.kernel_of(config), config, p, plan_of, stage)
     return outcome(result, *right_and_allowed(problem, partial_sums(how)))
 
 

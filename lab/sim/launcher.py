@@ -6,7 +6,7 @@ The simulator therefore gets the same parameter bytes and the same grid as a GPU
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn, TypedDict, TypeVar
 
 import torch
@@ -15,12 +15,12 @@ from typing_extensions import Unpack
 
 from deep_gemm.core.jit.driver import ParamsBuffer
 from deep_gemm.core.jit.tensor_map import TensorMap
-from deep_gemm.core.kernel import Kernel, launch
+from deep_gemm.core.kernel import Config, Kernel, launch
 from deep_gemm.core.params import Params
 
 from .arguments import encode_tensor_map
 from .library import HostKernel
-from .simulate import Buffer, KernelLaunch, Simulation
+from .simulate import Buffer, KernelLaunch, Result, Simulation
 
 _CPU = -1
 """The device index of CPU tensors."""
@@ -33,32 +33,19 @@ def flat_memory(x: Tensor) -> Tensor:
     return x.as_strided((extent,), (1,))
 
 
-def placed_in(simulation: Simulation, p: Problem) -> Problem:
-    """Give the problem with its operands in the simulator's memory, in the buffers that have their names."""
-    names = [name for name in ("a", "sfa", "b", "sfb", "d") if getattr(p, name) is not None]
-    placed: Any = p._replace(**{name: simulation.tensor(name, getattr(p, name)) for name in names})
-    if p.c is None:
-        return placed  # type: ignore[no-any-return]
-    c = placed.d if p.c.data_ptr() == p.d.data_ptr() else simulation.tensor("c", p.c)
-    return placed._replace(c=c)  # type: ignore[no-any-return]
-
-
 class Launcher:
     """The simulator's counterpart of `jit.driver.Launcher`."""
 
     def __init__(
         self,
         simulation: Simulation,
-        kernel: HostKernel,
+        compiled: HostKernel,
         params: Params,
-        *,
-        threads: int,
-        shared_bytes: int,
-        cluster_size: int = 1,
+        config: Config,
         inputs: frozenset[str] = frozenset(),
     ) -> None:
         """`inputs`: writable buffers that this kernel must not write."""
-        self.simulation, self.kernel = simulation, kernel
+        self.simulation, self.kernel = simulation, compiled
         self.params, self._size = ParamsBuffer(params.size), params.size
         self.lock = threading.Lock()
         self.plan: object = None
@@ -66,9 +53,9 @@ class Launcher:
         self.config = self.function = self.pointers = None
         self.success = 0
         self._fixed: dict[str, Any] = {
-            "threads": threads,
-            "shared_bytes": shared_bytes,
-            "cluster_size": cluster_size,
+            "threads": config.num_threads,
+            "shared_bytes": config.shared_bytes,
+            "cluster_size": config.cluster_size,
             "inputs": inputs,
         }
         self.grid = 0
@@ -113,12 +100,15 @@ class Launcher:
         raise AssertionError(status)
 
 
-class Conditions(TypedDict, total=False):
-    """Keywords of `Simulation` that functions which run a kernel pass on."""
+class How(TypedDict, total=False):
+    """How a simulation runs: keywords that functions which run a kernel pass on."""
 
+    num_sms: int | None
+    """None: as many as two clusters have CTAs."""
     seed: int
     schedule: str | None
     truncate: bool
+    """WGMMA accumulates with Hopper's few bits."""
 
 
 class Stage:
@@ -126,29 +116,43 @@ class Stage:
 
     def __init__(
         self,
+        config: Config,
         read: Mapping[str, Tensor | None],
         written: Mapping[str, Tensor | None],
         aligned: Mapping[str, int] | None = None,
         *,
-        num_sms: int = 2,
-        **conditions: Unpack[Conditions],
+        ready: Collection[str] = (),
+        ranks: Mapping[str, int] | None = None,
+        **how: Unpack[How],
     ) -> None:
-        """Copy tensors there. They begin at multiples of their elements, those in `aligned` at multiples of more."""
+        """Copy tensors there. They begin at multiples of their elements, those in `aligned` at multiples of more.
+
+        `config` is of the kernel with the largest clusters. All is what the kernel ahead may still write, but for
+        tensors that are `ready`. `ranks`: whose memory it is, if not that of rank 0.
+        """
         given = {name: x for name, x in {**read, **written}.items() if x is not None}
         self._written = {name: given[name] for name in written if name in given}
         alignments = {name: x.element_size() for name, x in given.items()} | {**(aligned or {})}
         buffers = {
-            name: Buffer(flat_memory(x), is_writable=name in written, alignment=alignments[name], is_dependent=True)
+            name: Buffer(
+                flat_memory(x), name in written, alignments[name], name not in ready, (ranks or {}).get(name, 0)
+            )
             for name, x in given.items()
         }
-        self.simulation = Simulation(buffers, num_sms=num_sms, **conditions)
+        how["num_sms"] = how.get("num_sms") or 2 * config.cluster_size
+        self.simulation = Simulation(buffers, **how)
+        self.num_sms = self.simulation.num_sms
         self.at: dict[str, Any] = {name: self.simulation.tensor(name, x) for name, x in given.items()}
+
+    def placed(self, p: Problem) -> Problem:
+        """Give a problem with the tensors here in place of those with their names."""
+        return p._replace(**{name: x for name, x in self.at.items() if name in p._fields})  # type: ignore[no-any-return]
 
     def run(
         self,
         kernel: Kernel[Any],
         compiled: HostKernel,
-        config: Any,
+        config: Config,
         params_of: Callable[[Any, Any], bytes],
         grid: int,
         inputs: frozenset[str] = frozenset(),
@@ -162,21 +166,18 @@ class Stage:
         self.copy_back()
 
     def launcher(
-        self, kernel: Kernel[Any], compiled: HostKernel, config: Any, inputs: frozenset[str] = frozenset()
+        self, kernel: Kernel[Any], compiled: HostKernel, config: Config, inputs: frozenset[str] = frozenset()
     ) -> Any:
         """Give what launches a kernel here, in place of a `jit.driver.Launcher`."""
-        return Launcher(
-            self.simulation,
-            compiled,
-            kernel.params_of(config),
-            threads=config.num_threads,
-            shared_bytes=config.shared_bytes,
-            cluster_size=config.cluster_size,
-            inputs=inputs,
-        )
+        return Launcher(self.simulation, compiled, kernel.params_of(config), config, inputs)
 
     def copy_back(self) -> None:
-        """Copy what kernels wrote back into the tensors that it was made from."""
-        found = self.simulation.result().buffers
+        """Copy what kernels wrote back into the tensors that it was made from, and what lies between their rows."""
         for name, tensor in self._written.items():
-            flat_memory(tensor).view(torch.uint8).copy_(torch.as_tensor(found[name]).view(torch.uint8))
+            flat_memory(tensor).view(torch.uint8).copy_(flat_memory(self.at[name]).view(torch.uint8))
+
+    def result(self) -> Result:
+        """Give what kernels wrote, each tensor as it lay before, and counters of the last kernel."""
+        result = self.simulation.result()
+        result.buffers.update({name: self.at[name] for name in self._written})
+        return result

@@ -13,16 +13,16 @@ from deep_gemm.casts import lay_scales
 from deep_gemm.casts.lay_scales import CONFIG, ScalesConfig
 from deep_gemm.core.check.layout import empty_mn_major
 
-from .launcher import Conditions, Stage, flat_memory
+from .launcher import How, Stage, flat_memory
 from .library import HostKernel
 from .trial import Trial
 
 POISON = -0x5A5A5A5A
 
 
-def run(kernel: HostKernel, sf: Tensor, out: Tensor, **conditions: Unpack[Conditions]) -> None:
+def run(kernel: HostKernel, sf: Tensor, out: Tensor, **how: Unpack[How]) -> None:
     """Copy scales as `casts.lay_scales.run` does, on simulated SMs. What the kernel leaves unwritten stays."""
-    stage = Stage({"sf": sf}, {"out": out}, **conditions)
+    stage = Stage(CONFIG, {"sf": sf}, {"out": out}, **how)
     stage.run(
         lay_scales.KERNEL,
         kernel,
@@ -32,13 +32,13 @@ def run(kernel: HostKernel, sf: Tensor, out: Tensor, **conditions: Unpack[Condit
     )
 
 
-def check(kernel: HostKernel, sf: Tensor, **conditions: Unpack[Conditions]) -> None:
+def check(kernel: HostKernel, sf: Tensor, **how: Unpack[How]) -> None:
     """Compare what is laid out, and what lies between, to the bit."""
     out = empty_mn_major(sf)
     memory = flat_memory(out).view(torch.int32).fill_(POISON)
     right = memory.clone()
     right.as_strided(out.shape, out.stride()).copy_(sf.view(torch.int32))
-    run(kernel, sf, out, **conditions)
+    run(kernel, sf, out, **how)
     if not torch.equal(memory, right):
         wrong = int((memory != right).nonzero()[0])
         raise ValueError(f"word {wrong}: expected {right[wrong]:#x}, got {memory[wrong]:#x}")
@@ -68,5 +68,5 @@ class ScalesTrial(Trial):
         rows, columns = (self.k_blocks, self.m) if self.is_m_major else (self.m, self.k_blocks)
         numbers = torch.arange(self.groups * (rows + 1) * (columns + 3), dtype=torch.float32)
         sf = numbers.view(self.groups, rows + 1, columns + 3)[:, :rows, :columns]
-        check(kernel, sf.mT if self.is_m_major else sf, seed=self.seed, schedule=self.schedule)
+        check(kernel, sf.mT if self.is_m_major else sf, **self.how)
         return 0.0

@@ -218,9 +218,12 @@ def _compiler_version() -> str:
     return subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
-def compile_for_host(kernel: Kernel[Any], config: Any, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile a configuration of a kernel of the package; `edits` replaces sources by name, for mutations."""
-    return compiled(kernel, config) if edits is None else _compile(kernel, config, edits)
+def compiled(kernel: Kernel[Any], config: Any, edits: Mapping[str, str] | None = None) -> HostKernel:
+    """Compile a configuration of a kernel of the package for the host, once.
+
+    `edits` replaces sources by name, for mutations, which are compiled each time.
+    """
+    return _compiled(kernel, config) if edits is None else _compile(kernel, config, edits)
 
 
 def _compile(kernel: Kernel[Any], config: Any, edits: Mapping[str, str]) -> HostKernel:
@@ -231,6 +234,5 @@ def _compile(kernel: Kernel[Any], config: Any, edits: Mapping[str, str]) -> Host
 
 
 @cache
-def compiled(kernel: Kernel[Any], config: Any) -> HostKernel:
-    """Compile a configuration for the host, once."""
+def _compiled(kernel: Kernel[Any], config: Any) -> HostKernel:
     return _compile(kernel, config, {})

@@ -11,17 +11,15 @@ from typing_extensions import Unpack
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.recipes import PER_BLOCK
-from deep_gemm.core.kernel import launch
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig, grid, params_of
 
 from . import fp8_gemm_decode
 from .fp8_gemm_decode import DecodeTrial
-from .launcher import flat_memory
+from .launcher import How, Stage
 from .library import HostKernel
-from .product import How, as_before, draws, launcher_of, near_edge, simulation_of
-from .simulate import Buffer
+from .product import draws, near_edge
 from .trial import Trial
 
 
@@ -41,19 +39,17 @@ def run(
     """
     values, scales = w
     d = torch.full((len(x), len(values)), float("nan"), dtype=torch.bfloat16)
-    given = {"x": x, "values": values, "scales": scales} | ({} if c is None else {"c": c})
-    buffers = {
-        name: Buffer(flat_memory(tensor), alignment=4 if name == "scales" else 16, is_dependent=is_dependent)
-        for name, tensor in given.items()
-    }
-    buffers["d"] = Buffer(d, is_writable=True, is_dependent=is_dependent)
-    simulation = simulation_of(buffers, config, how)
-    launcher = launcher_of(simulation, kernel, KERNEL, config)
-    placed = {name: simulation.tensor(name, tensor) for name, tensor in given.items()}
-    of_d = simulation.tensor("d", d)
-    params = params_of(config, launcher, placed["x"], placed["values"], placed["scales"], of_d, placed.get("c"))
-    launch(launcher, params, grid(config, *d.shape), -1)
-    return as_before(d, simulation.result().buffers["d"])
+    given = {"x": x, "values": values, "scales": scales, "c": c}
+    aligned = dict.fromkeys(("x", "values", "c", "d"), 16)
+    stage = Stage(config, given, {"d": d}, aligned, ready=() if is_dependent else (*given, "d"), **how)
+    stage.run(
+        KERNEL,
+        kernel,
+        config,
+        lambda launcher, at: params_of(config, launcher, at["x"], at["values"], at["scales"], at["d"], at.get("c")),
+        grid(config, *d.shape),
+    )
+    return d
 
 
 def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, seed: int = 0) -> Tensor:
@@ -79,7 +75,6 @@ class LinearTrial(Trial):
     schedule: str | None = None
     special: tuple[float, ...] = ()
     is_dependent: bool = True
-    num_sms: int | None = None
 
     @classmethod
     def drawn(cls, config: LinearDecodeConfig, seed: int) -> LinearTrial:
@@ -107,18 +102,8 @@ class LinearTrial(Trial):
         room = torch.full((m, k + 8), torch.nan, dtype=torch.bfloat16)
         room[:, :k] = x
         c = torch.randn(n, generator=g).to(torch.bfloat16).expand(m, n) if self.config.tile.with_c else None
-        d = run(
-            kernel,
-            self.config,
-            room[:, :k],
-            w,
-            c,
-            is_dependent=self.is_dependent,
-            num_sms=self.num_sms,
-            seed=self.seed,
-            schedule=self.schedule,
-            truncate=True,
-        )
+        how: How = {**self.how, "truncate": True}
+        d = run(kernel, self.config, room[:, :k], w, c, is_dependent=self.is_dependent, **how)
         right = by_parts(self.config.tile, x, w, c)
         if not torch.equal(d.view(torch.int16), right.view(torch.int16)):
             raise ValueError(f"{int((d != right).sum())} of {d.numel()} elements differ")

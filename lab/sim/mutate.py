@@ -11,11 +11,11 @@ import multiprocessing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
 
 import torch
 
 from .library import HostCompileError
+from .trial import Trial
 
 CAUGHT, MISSED, DOES_NOT_COMPILE = "caught", "missed", "does not compile"
 
@@ -41,20 +41,6 @@ class Mutation:
         if count == 0 or (count > 1 and not self.everywhere):
             raise ValueError(f"mutation {self.name!r}: expected one {self.old!r} in {self.header}, got {count}")
         return {**headers, self.header: headers[self.header].replace(self.old, self.new)}
-
-
-class Trial(Protocol):
-    """One way to run the kernel. Trials travel to other processes, so they must be picklable."""
-
-    @property
-    def config(self) -> Any:
-        """The configuration, to be compared with `Mutation.shows_in`."""
-
-    def headers(self) -> Mapping[str, str]:
-        """Give the kernel's headers for this trial's configuration."""
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        """Compile and simulate; raise whatever is wrong."""
 
 
 @dataclass(frozen=True)

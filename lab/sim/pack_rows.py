@@ -13,7 +13,7 @@ from deep_gemm.across import pack_rows
 from deep_gemm.across.message import pack, row_bytes
 from deep_gemm.across.pack_rows import PackConfig
 
-from .launcher import Conditions, Stage
+from .launcher import How, Stage
 from .library import HostKernel
 from .trial import Trial
 
@@ -28,12 +28,12 @@ def run(
     topk_weights: Tensor,
     row_of: Tensor | None,
     shape: tuple[int, int],
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> Tensor:
     """Pack tokens on simulated SMs: int32 rows of this shape. What the kernel leaves unwritten is poison."""
     rows = torch.full(shape, POISON, dtype=torch.int32)
     given = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights, "row_of": row_of}
-    stage = Stage(given, {"rows": rows}, {"x": 16, "rows": 16}, **conditions)
+    stage = Stage(config, given, {"rows": rows}, {"x": 16, "rows": 16}, **how)
     slots = shape[0] if row_of is None else x.shape[0]
     stage.run(
         pack_rows.KERNEL,
@@ -85,8 +85,7 @@ class PackTrial(Trial):
             row_of = torch.randperm(rows, generator=g).int().view(self.tokens, self.topk)
             some = torch.randint(0, self.topk + 1, (self.tokens, 1), generator=g)
             row_of[torch.arange(self.topk) >= some] = -1
-        how = Conditions(seed=self.seed, schedule=self.schedule)
-        found = run(kernel, self.config, x, given, p, row_of, (rows, words), **how)
+        found = run(kernel, self.config, x, given, p, row_of, (rows, words), **self.how)
         right = torch.full_like(found, POISON)
         of_tokens = pack(x, ids, p)
         if row_of is None:

@@ -28,7 +28,7 @@ from deep_gemm.moe import gather_weighted
 from deep_gemm.moe.gather_weighted import GatherConfig
 
 from .launcher import flat_memory
-from .library import HostKernel, compile_for_host, compile_kernel, compiled
+from .library import HostKernel, compile_kernel, compiled
 from .rank_calls import Call, Sizes, calls_of
 from .ranks import run_ranks
 from .simulate import Buffer, KernelLaunch, Simulation
@@ -117,7 +117,9 @@ def launches_of(
             x, ids, p = at("x", call.x), at("ids", call.topk_ids), at("p", call.topk_weights)
             sf = None if call.sf is None else at("sf", call.sf)
             params = post_rows.params_of(x, ids, p, returns_to, node, sf)
-            launches.append(launch_of(kernels["post_rows"], post, params, post_rows.grid(post, node, trial.num_sms)))
+            launches.append(
+                launch_of(kernels["post_rows"], post, params, post_rows.grid(post, node, simulation.num_sms))
+            )
             kept = simulation.address(f"kept {i} {rank}")
             words = room.results // 4
             params = KEEP.pack({"room": addresses[rank], "kept": kept, "words": words})
@@ -220,7 +222,6 @@ class PeerTrial(Trial):
     sizes: Sizes
     seed: int = 0
     schedule: str | None = None
-    num_sms: int = 2
     num_threads: int = 64
     """Threads of a CTA of post_rows and of gather_rows."""
 
@@ -259,10 +260,7 @@ class PeerTrial(Trial):
         """Compile the kernels that are tried together, by name."""
         kernels: dict[Kernel[Any], Config] = {post_rows.KERNEL: self.post, gather_rows.KERNEL: self.gather}
         kernels[meet_ranks.KERNEL] = meet_ranks.CONFIG
-        return {
-            kernel.name: compiled(kernel, config) if headers is None else compile_for_host(kernel, config, headers)
-            for kernel, config in kernels.items()
-        }
+        return {kernel.name: compiled(kernel, config, headers) for kernel, config in kernels.items()}
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
         """Compile all kernels and check them."""

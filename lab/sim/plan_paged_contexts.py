@@ -13,19 +13,19 @@ from deep_gemm.indexer import plan_paged_contexts
 from deep_gemm.indexer.plan_paged_contexts import CONFIG, PlanConfig
 from deep_gemm.indexer.reference import schedule
 
-from .launcher import Conditions, Stage
+from .launcher import How, Stage
 from .library import HostKernel
 from .trial import Trial
 
 POISON = -0x5A5A5A5A
 
 
-def check(kernel: HostKernel, contexts: Tensor, shares: int, **conditions: Unpack[Conditions]) -> Tensor:
+def check(kernel: HostKernel, contexts: Tensor, shares: int, **how: Unpack[How]) -> Tensor:
     """Make a schedule on a simulated SM, compare it with the reference's, and give it."""
     right, got = torch.empty(shares + 1, 2, dtype=torch.int32), torch.full((shares + 1, 2), POISON, dtype=torch.int32)
     schedule(contexts, right)
     given = contexts if len(contexts) else contexts.new_zeros(1, *contexts.shape[1:])  # no buffer is empty
-    stage = Stage({"contexts": given}, {"out": got}, {"out": 8}, num_sms=1, **conditions)
+    stage = Stage(CONFIG, {"contexts": given}, {"out": got}, {"out": 8}, **how)
     params_of = plan_paged_contexts.params_of
     stage.run(
         plan_paged_contexts.KERNEL,
@@ -62,5 +62,5 @@ class PlanTrial(Trial):
         """Compare the schedule, to the bit."""
         g = torch.Generator().manual_seed(self.seed)
         lengths = torch.randint(-300, self.most, (self.sequences, self.next_n), generator=g, dtype=torch.int32)
-        check(kernel, lengths, self.shares, seed=self.seed, schedule=self.schedule)
+        check(kernel, lengths, self.shares, **self.how)
         return 0.0

@@ -14,7 +14,7 @@ from deep_gemm.across.owners import count_routes, owners_of_routes, owners_of_to
 from deep_gemm.across.plan_sends import NUM_FACTS, PlanSendsConfig
 from deep_gemm.moe.routing import expert_rows
 
-from .launcher import Conditions, Stage
+from .launcher import How, Stage
 from .library import HostKernel
 from .trial import Trial
 
@@ -28,14 +28,14 @@ def check(
     topk_ids: Tensor,
     experts_here: int,
     ranks: int,
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> None:
     """Plan on simulated SMs, and compare `row_of` and what is told with torch's."""
     tokens, topk = topk_ids.shape
     row_of = torch.full((max(tokens, 1), topk), POISON, dtype=torch.int32)  # no buffer is empty
     told = torch.full((NUM_FACTS + 2 * ranks,), POISON, dtype=torch.int64)
     given = topk_ids if tokens else row_of.to(topk_ids.dtype)
-    stage = Stage({"topk_ids": given}, {"row_of": row_of, "told": told}, **conditions)
+    stage = Stage(config, {"topk_ids": given}, {"row_of": row_of, "told": told}, **how)
     stage.run(
         plan_sends.KERNEL,
         kernel,
@@ -81,6 +81,5 @@ class PlanTrial(Trial):
         if self.config.id_bytes == 8:  # an id whose lower half alone is an expert's
             ids[0, 0] = 1 << 32
         given = ids.to(torch.int64 if self.config.id_bytes == 8 else torch.int32)
-        how = Conditions(seed=self.seed, schedule=self.schedule)
-        check(kernel, self.config, given, self.experts_here, self.ranks, **how)
+        check(kernel, self.config, given, self.experts_here, self.ranks, **self.how)
         return 0.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.kernel import Config, Kernel
@@ -15,21 +16,10 @@ from deep_gemm.gemm.config import BLOCK_K, GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.plan import Plan, addresses_of
 
-from .launcher import Launcher, flat_memory, placed_in
+from .launcher import How, Stage
 from .library import HostKernel
 from .rounding import EXACT_STEPS, TENSOR_CORES
-from .simulate import Buffer, Result, Simulation
-
-
-class How(TypedDict, total=False):
-    """How a simulation runs."""
-
-    num_sms: int | None
-    """None: as many as two clusters have CTAs."""
-    seed: int
-    schedule: str | None
-    truncate: bool
-    """WGMMA accumulates with Hopper's few bits."""
+from .simulate import Result
 
 
 def partial_sums(how: How) -> float:
@@ -37,48 +27,31 @@ def partial_sums(how: How) -> float:
     return TENSOR_CORES if how.get("truncate") else EXACT_STEPS
 
 
-def simulation_of(buffers: Mapping[str, Buffer], config: Config, how: How) -> Simulation:
-    """Make a GPU with these buffers, for a kernel of this configuration."""
-    return Simulation(
-        buffers,
-        num_sms=how.get("num_sms") or 2 * config.cluster_size,
-        seed=how.get("seed", 0),
-        schedule=how.get("schedule"),
-        truncate=how.get("truncate", False),
-    )
+def stage_of(
+    config: Config,
+    p: Any,
+    aligned: Mapping[str, int] | None = None,
+    *,
+    is_dependent: bool = False,
+    ready: Collection[str] = (),
+    more: Mapping[str, Tensor] | None = None,
+    read: Mapping[str, Tensor | None] | None = None,
+    **how: Unpack[How],
+) -> Stage:
+    """Lay out a problem's operands, aligned to 16 bytes unless said otherwise; D, and `more`, are writable.
 
-
-def launcher_of(
-    simulation: Simulation, kernel: HostKernel, of: Kernel[Any], config: Any, inputs: frozenset[str] = frozenset()
-) -> Any:
-    """Launch a kernel of the package as its configuration says; `inputs` are writable buffers that it must not write.
-
-    It serves as a `jit.driver.Launcher`.
+    `is_dependent`: the kernel ahead may still write them, but for those that are `ready`. `read`: further tensors, or
+    others than the problem's.
     """
-    return Launcher(
-        simulation,
-        kernel,
-        of.params_of(config),
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-        cluster_size=config.cluster_size,
-        inputs=inputs,
-    )
-
-
-def buffers_of(p: Any, alignments: Mapping[str, int] | None = None, is_dependent: bool = False) -> dict[str, Buffer]:
-    """Give a problem's operands as buffers, aligned to 16 bytes unless said otherwise; D alone is writable.
-
-    `is_dependent`: the kernel ahead may still write them.
-    """
-    given = {name: getattr(p, name) for name in ("a", "b", "sfa", "sfb", "d", "c")}
-    if p.c is not None and p.c.data_ptr() == p.d.data_ptr():
-        del given["c"]
-    return {
-        name: Buffer(flat_memory(x), name == "d", (alignments or {}).get(name, 16), is_dependent)
-        for name, x in given.items()
-        if x is not None
-    }
+    in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
+    operands = {name: getattr(p, name) for name in ("a", "b", "sfa", "sfb", "c") if name != "c" or not in_place}
+    given, written = {**operands, **(read or {})}, {"d": p.d, **(more or {})}
+    everything = {**given, **written}
+    aligned = dict.fromkeys(everything, 16) | dict(aligned or {})
+    stage = Stage(config, given, written, aligned, ready=ready if is_dependent else everything, **how)
+    if in_place:
+        stage.at["c"] = stage.at["d"]
+    return stage
 
 
 def random_d_and_c(
@@ -98,32 +71,18 @@ def run_plan(
     of: Kernel[Any],
     config: Any,
     p: Any,
-    buffers: Mapping[str, Buffer],
     plans_of: Callable[[Any, Any, int, Any], Plan | list[Plan]],
-    how: How,
+    stage: Stage,
 ) -> Result:
-    """Launch a problem's plan, or several, on simulated SMs. D of the result lies as the problem's."""
+    """Launch a problem's plan, or several, where its operands lie."""
     k = p.a.shape[-1]
     if isinstance(config, GemmConfig) and not config.has_tail and ceil_div(k, BLOCK_K) % config.run_k_blocks:
         raise ValueError(f"k: expected runs of {config.run_k_blocks} k-blocks, as there is no code for a tail, got {k}")
-    simulation = simulation_of(buffers, config, how)
-    placed = placed_in(simulation, p)
-    found = plans_of(placed, config, simulation.num_sms, launcher_of(simulation, kernel, of, config))
+    placed = stage.placed(p)
+    found = plans_of(placed, config, stage.num_sms, stage.launcher(of, kernel, config))
     for plan in [found] if isinstance(found, Plan) else found:
         plan.launch(addresses_of(placed))
-    return with_d(simulation.result(), p.d)
-
-
-def with_d(result: Result, d: Tensor) -> Result:
-    """Give a result whose D lies as this one."""
-    result.buffers["d"] = as_before(d, result.buffers["d"])
-    return result
-
-
-def as_before(like: Tensor, written: object) -> Tensor:
-    """See what a kernel wrote as the tensor that it was made from."""
-    assert isinstance(written, Tensor)
-    return written.view(like.dtype).as_strided(like.shape, like.stride())
+    return stage.result()
 
 
 def draws(config: Config, seed: int) -> random.Random:

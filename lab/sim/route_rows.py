@@ -15,8 +15,8 @@ from deep_gemm.moe import route_rows
 from deep_gemm.moe.route_rows import COUNTER, PART, CountConfig, RouteConfig, RouteProblem, Totals, num_arrivals
 from deep_gemm.moe.routing import expert_rows
 
-from .launcher import Conditions, Stage
-from .library import HostKernel, compile_for_host
+from .launcher import How, Stage
+from .library import HostKernel, compiled
 from .trial import Trial
 
 POISON = -0x5A5A5A5A
@@ -35,8 +35,8 @@ def compile_config(config: RouteConfig, edits: Mapping[str, str] | None = None) 
     of_counter = {name: text for name, text in (edits or {}).items() if name != "config.cuh"}
     counter = None
     if config.totals == Totals.OF_PARTS:
-        counter = compile_for_host(COUNTER, CountConfig(config.id_bytes), of_counter)
-    return Kernels(counter, compile_for_host(route_rows.KERNEL, config, edits))
+        counter = compiled(COUNTER, CountConfig(config.id_bytes), of_counter)
+    return Kernels(counter, compiled(route_rows.KERNEL, config, edits))
 
 
 def run(
@@ -46,13 +46,13 @@ def run(
     num_experts: int,
     *,
     first: int = 0,
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> dict[str, Tensor]:
     """Give routes their rows on simulated SMs: the outputs by name. What the kernels leave unwritten is poison."""
     p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     found = {name: getattr(p, name).fill_(POISON) for name in OUTPUTS}
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
-    stage = Stage({"topk_ids": topk_ids}, {**found, "of_parts": of_parts}, **conditions)
+    stage = Stage(config, {"topk_ids": topk_ids}, {**found, "of_parts": of_parts}, **how)
     if kernels.counter is not None:
         own = CountConfig(config.id_bytes)
         stage.run(COUNTER, kernels.counter, own, lambda _, at: _params(p, at), grid, frozenset(OUTPUTS))
@@ -66,12 +66,12 @@ def count(
     topk_ids: Tensor,
     num_experts: int,
     first: int,
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> Tensor:
     """Count routes of each part, on simulated SMs."""
     p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
-    stage = Stage({"topk_ids": topk_ids}, {"of_parts": of_parts}, **conditions)
+    stage = Stage(config, {"topk_ids": topk_ids}, {"of_parts": of_parts}, **how)
     stage.run(COUNTER, kernel, config, lambda _, at: _params(p, at), grid)
     return of_parts
 
@@ -94,10 +94,10 @@ def check(
     topk_ids: Tensor,
     num_experts: int,
     first: int = 0,
-    **conditions: Unpack[Conditions],
+    **how: Unpack[How],
 ) -> None:
     """Compare all outputs with the package's, to the bit."""
-    found = run(kernels, config, topk_ids, num_experts, first=first, **conditions)
+    found = run(kernels, config, topk_ids, num_experts, first=first, **how)
     of_routes = expert_rows(_here(topk_ids, num_experts, first), num_experts)._asdict()
     of_routes["arrivals"] = torch.zeros(num_arrivals(topk_ids.numel()), dtype=torch.int32)
     for name, right in of_routes.items():
@@ -140,8 +140,7 @@ class RouteTrial(Trial):
 
     def _check(self, kernels: Kernels) -> float:
         ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
-        how = Conditions(seed=self.seed, schedule=self.schedule)
-        check(kernels, self.config, ids, self.num_experts, self.first, **how)
+        check(kernels, self.config, ids, self.num_experts, self.first, **self.how)
         return 0.0
 
 
@@ -168,8 +167,7 @@ class CountTrial(Trial):
     def check(self, kernel: HostKernel) -> float:
         """Compare the count of each expert's routes in each part."""
         ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
-        how = Conditions(seed=self.seed, schedule=self.schedule)
-        found = count(kernel, self.config, ids, self.num_experts, self.first, **how)
+        found = count(kernel, self.config, ids, self.num_experts, self.first, **self.how)
         routes = _here(ids, self.num_experts, self.first).flatten()
         for part, (of_part, got) in enumerate(zip(torch.split(routes, PART), found, strict=True)):
             right = torch.bincount(of_part[of_part >= 0], minlength=self.num_experts)

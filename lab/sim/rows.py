@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem, contiguo
 from deep_gemm.gemm.rows.launch import grouped_problem
 
 from .dense import Outcome, ProductTrial, outcome
+from .launcher import How
 from .library import HostKernel
-from .product import How, buffers_of, depth, draws, near_edge, partial_sums, run_plan, sizes, with_d
+from .product import depth, draws, near_edge, partial_sums, run_plan, sizes, stage_of
 from .rounding import allowed_difference
 
 CANARY = 42.0
@@ -100,10 +101,9 @@ def run(
     """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel."""
     p = kernels.prepared(grouped_problem(problem))
     alignments = {"sfb": 16 if config.sfb == PER_ROW else 4, "c": 16 if p.groups == Groups.IDS else 4}
-    buffers = buffers_of(p, alignments)
-    if layout is not None:
-        buffers["c"] = replace(buffers["c"], data=layout)
-    result = with_d(run_plan(kernel, fp8_gemm.KERNEL, config, p, buffers, kernels.plan_of, how), problem.d)
+    stage = stage_of(config, p, alignments, read=None if layout is None else {"c": layout}, **how)
+    result = run_plan(kernel, fp8_gemm.KERNEL, config, p, kernels.plan_of, stage)
+    result.buffers["d"] = result.buffers["d"].reshape(problem.d.shape)
     return outcome(result, *right_and_allowed(problem, partial_sums(how)))
 
 

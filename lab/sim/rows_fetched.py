@@ -29,7 +29,7 @@ from deep_gemm.moe.route_rows import num_arrivals
 from deep_gemm.moe.routing import expert_rows
 
 from ..silu import SCALE_ERROR, mistakes, right, scale_errors
-from .launcher import Conditions, Stage
+from .launcher import How, Stage
 from .library import HostKernel
 from .rows_silu import CANARY, POISON
 from .trial import Trial
@@ -59,9 +59,7 @@ class Asked(NamedTuple):
         return len(self.rows.counts)
 
 
-def run(
-    kernel: HostKernel, config: GemmConfig, asked: Asked, *, num_sms: int = 2, **conditions: Unpack[Conditions]
-) -> dict[str, Tensor]:
+def run(kernel: HostKernel, config: GemmConfig, asked: Asked, **how: Unpack[How]) -> dict[str, Tensor]:
     """Fetch and multiply on simulated SMs: what the kernel wrote, by name; addresses as `Asked` has them."""
     silu, rows, room = asked.silu, asked.rows, asked.room
     state = torch.zeros(STATE_WORDS, dtype=torch.int32)
@@ -86,7 +84,7 @@ def run(
         **rooms_of,
     }
     aligned = dict.fromkeys(("a", "sfa", "d", "scales", "b", *rooms_of), 16)
-    stage = Stage(read, written, aligned, num_sms=num_sms, **conditions)
+    stage = Stage(config, read, written, aligned, **how)
     at = stage.at
     rooms = tuple(at[name].data_ptr() for name in rooms_of)
     if asked.has_missed:  # its room may be gone
@@ -96,7 +94,7 @@ def run(
     operands = {name: at[name] for name in ("a", "sfa", "b", "sfb", "d", "scales", "row_weights")}
     of_rows = rows._replace(**{name: at[name] for name in ("token_of", "row_of", "ends")})
     problem = FetchedRowsProblem(silu._replace(**operands, ids=at["ends"]), of_rows, at["addresses"], node)
-    plan = kernels.plan_of(problem, config, num_sms, stage.launcher(KERNEL, kernel, config))
+    plan = kernels.plan_of(problem, config, stage.num_sms, stage.launcher(KERNEL, kernel, config))
     plan.launch(kernels.addresses(problem))
     stage.copy_back()
     if not asked.has_missed:
@@ -230,7 +228,6 @@ class FetchTrial(Trial):
     schedule: str | None = None
     n: int = 256
     k: int = 256
-    num_sms: int = 2
     more: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of `ask`."""
 
@@ -262,8 +259,7 @@ class FetchTrial(Trial):
             gates_apart=self.config.gates_apart,
             **self.more,
         )
-        how = Conditions(seed=self.seed, schedule=self.schedule)
-        got = run(kernel, self.config, asked, num_sms=self.num_sms, **how)
+        got = run(kernel, self.config, asked, **self.how)
         if asked.has_missed:  # it ends, and writes to no room
             if bool((got["addresses"] != 0).any()):
                 raise ValueError("addresses: expected none from a rank that missed another")

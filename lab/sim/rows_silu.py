@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from typing_extensions import Unpack
@@ -18,18 +17,17 @@ from deep_gemm.gemm.rows import silu_launch as kernels
 from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem, silu_rows_problem
 
 from ..silu import SCALE_ERROR, mistakes, right, scale_errors
-from .launcher import flat_memory
+from .launcher import How, Stage
 from .library import HostKernel
-from .product import How, as_before, depth, draws, launcher_of, simulation_of
+from .product import depth, draws
 from .rows import drawn_layout
-from .simulate import Buffer, Result
+from .simulate import Result
 from .trial import Trial
 
 POISON = 0xA5
 CANARY = 42.0
 """Values and scales before: a row that must not be written still has them afterwards."""
-OUTPUTS = ("d", "scales")
-TENSORS = ("a", "sfa", "b", "sfb", "ids", "row_weights", *OUTPUTS)
+INPUTS, OUTPUTS = ("a", "sfa", "b", "sfb", "ids", "row_weights"), ("d", "scales")
 
 
 def random_problem(
@@ -70,19 +68,15 @@ def random_problem(
 def run(kernel: HostKernel, config: GemmConfig, p: SiluRowsProblem, **how: Unpack[How]) -> tuple[Quantized, Result]:
     """Compute a product on simulated SMs: values and scales, as they are afterwards."""
     p = kernels.prepared(p)
-    alignments = {"sfb": 4, "row_weights": 4}
-    given = {name: getattr(p, name) for name in TENSORS if getattr(p, name) is not None}
-    buffers = {
-        name: Buffer(flat_memory(x), is_writable=name in OUTPUTS, alignment=alignments.get(name, 16))
-        for name, x in given.items()
-    }
-    simulation = simulation_of(buffers, config, how)
-    tensors: Any = {name: simulation.tensor(name, x) for name, x in given.items()}
-    placed = p._replace(**tensors)
-    launcher = launcher_of(simulation, kernel, KERNEL, config)
-    kernels.plan_of(placed, config, simulation.num_sms, launcher).launch(kernels.addresses(placed))
-    result = simulation.result()
-    return (as_before(p.d, result.buffers["d"]), as_before(p.scales, result.buffers["scales"])), result
+    read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
+    aligned = dict.fromkeys(("a", "sfa", "b", "ids", *OUTPUTS), 16)
+    stage = Stage(config, read, written, aligned, ready=(*INPUTS, *OUTPUTS), **how)
+    placed = stage.placed(p)
+    kernels.plan_of(placed, config, stage.num_sms, stage.launcher(KERNEL, kernel, config)).launch(
+        kernels.addresses(placed)
+    )
+    result = stage.result()
+    return (stage.at["d"], stage.at["scales"]), result
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,6 @@ class SiluTrial(Trial):
     size: float = 1.0
     factors: tuple[float, ...] = ()
     """Factors of the scales of A, for rows in turn, so that sums are far from 1."""
-    num_sms: int = 2
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -139,7 +132,7 @@ class SiluTrial(Trial):
         )
         for i, factor in enumerate(self.factors):
             p.sfa[i :: len(self.factors)] *= factor
-        got, _ = run(kernel, self.config, p, num_sms=self.num_sms, seed=self.seed, schedule=self.schedule)
+        got, _ = run(kernel, self.config, p, **self.how)
         wanted = right(p)
         found = mistakes(p, got, wanted)
         if found is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.across import rows_to_addresses as kernels
 from deep_gemm.gemm import kernel as fp8_gemm
@@ -16,51 +17,32 @@ from deep_gemm.gemm.rows.check import ContiguousProblem
 from deep_gemm.gemm.rows.launch import grouped_problem, prepared
 
 from .dense import Outcome, outcome
-from .launcher import Launcher, flat_memory, placed_in
+from .launcher import How, Stage
 from .library import HostKernel
 from .rounding import EXACT_STEPS
 from .rows import CANARY, random_problem, right_and_allowed
-from .simulate import Buffer, Simulation
 from .trial import Trial
 
 
-def run(
-    kernel: HostKernel,
-    config: GemmConfig,
-    problem: ContiguousProblem,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-) -> Outcome:
+def run(kernel: HostKernel, config: GemmConfig, problem: ContiguousProblem, **how: Unpack[How]) -> Outcome:
     """Compute a product, and gather what became of its rows. One row of eight goes nowhere."""
     p = prepared(grouped_problem(problem))
     rows, n = problem.d.shape
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(how.get("seed", 0))
     place = torch.randperm(rows, generator=generator)
     on_peer, nowhere = (torch.rand(rows, generator=generator) < part for part in (0.5, 0.125))
     results = torch.full((rows, n + 8), CANARY, dtype=torch.bfloat16)
-    buffers = {
-        "a": Buffer(flat_memory(p.a)),
-        "b": Buffer(flat_memory(p.b)),
-        "sfa": Buffer(flat_memory(p.sfa)),
-        "sfb": Buffer(flat_memory(p.sfb), alignment=4),
-        "d": Buffer(torch.zeros(rows, dtype=torch.int64), alignment=8),
-        "c": Buffer(p.c),
-        "here": Buffer(results, is_writable=True),
-        "there": Buffer(results, is_writable=True, rank=1),
-    }
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    rooms = [torch.tensor(simulation.address(name)) for name in ("here", "there")]
+    read = {"a": p.a, "b": p.b, "sfa": p.sfa, "sfb": p.sfb, "c": p.c, "d": torch.zeros(rows, dtype=torch.int64)}
+    written, aligned = {"here": results, "there": results}, dict.fromkeys(("a", "b", "sfa", "c", "here", "there"), 16)
+    stage = Stage(config, read, written, aligned, ready=(*read, *written), ranks={"there": 1}, **how)
+    rooms = [torch.tensor(stage.at[name].data_ptr()) for name in written]
     addresses = torch.where(on_peer, rooms[1], rooms[0]) + place * results.stride(0) * 2
-    table = torch.zeros(rows, dtype=torch.int64)
-    placed = placed_in(simulation, p._replace(d=table))
+    placed = stage.placed(p)
     placed.d.copy_(addresses.masked_fill(nowhere, 0))
-    params = fp8_gemm.ROWS_PARAMS
-    launcher = Launcher(simulation, kernel, params, threads=config.num_threads, shared_bytes=config.shared_bytes)
-    kernels.plan_of(placed, config, num_sms, launcher).launch(addresses_of(placed))  # type: ignore[arg-type]
-    result = simulation.result()
-    found = [torch.as_tensor(result.buffers[name]) for name in ("here", "there")]
+    launcher = stage.launcher(fp8_gemm.KERNEL, kernel, config)
+    kernels.plan_of(placed, config, stage.num_sms, launcher).launch(addresses_of(placed))
+    result = stage.result()
+    found = [torch.as_tensor(result.buffers[name]) for name in written]
     _check_untouched(found, place, on_peer, n)
     pieces = int((on_peer & ~nowhere & (problem.grouped_layout >= 0)).sum()) * n // 8
     if result.to_peers != pieces:
@@ -119,7 +101,4 @@ class AddressesTrial(Trial):
             self.config, ids, self.n, self.k, self.seed, num_groups=len(self.sizes), zero_padding=False
         )
         assert isinstance(problem, ContiguousProblem)
-        outcome = run(kernel, self.config, problem, seed=self.seed, schedule=self.schedule)
-        if outcome.mistakes is not None:
-            raise ValueError(outcome.mistakes)
-        return outcome.worst
+        return run(kernel, self.config, problem, **self.how).checked().worst

@@ -107,7 +107,7 @@ class Simulation:
         self,
         buffers: Mapping[str, Buffer],
         *,
-        num_sms: int = 2,
+        num_sms: int | None = None,
         seed: int = 0,
         schedule: str | None = None,
         truncate: bool = False,
@@ -115,7 +115,7 @@ class Simulation:
     ) -> None:
         if schedule is not None and schedule not in SCHEDULES:
             raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
-        self.num_sms, self.seed, self.schedule, self.truncate = num_sms, seed, schedule, truncate
+        self.num_sms, self.seed, self.schedule, self.truncate = num_sms or 2, seed, schedule, truncate
         self._max_steps = max_steps
         self._arena = _Arena(buffers)
         self._stats = Stats()

@@ -22,8 +22,9 @@ from deep_gemm.gemm.skip.check import SkipProblem, parts, skip_problem
 
 from .dense import Outcome, ProductTrial, outcome
 from .fp8_gemm_decode import ALIGNMENTS
+from .launcher import How
 from .library import HostKernel
-from .product import How, buffers_of, depth, draws, run_plan, sides
+from .product import depth, draws, run_plan, sides, stage_of
 from .rounding import EXACT_STEPS, allowed_difference
 
 Config = GemmConfig | DecodeConfig
@@ -48,8 +49,8 @@ def run(
     """Compute a product on simulated SMs and with the reference. All of D must be right, columns between parts too."""
     p = kernels.prepared(config, p)
     alignments = ALIGNMENTS if isinstance(config, DecodeConfig) else {"sfb": 4}
-    of, buffers = fp8_gemm_decode.kernel_of(config), buffers_of(p, alignments, is_dependent)
-    return outcome(run_plan(kernel, of, config, p, buffers, kernels.plan_of, how), *right_and_allowed(p))
+    of, stage = fp8_gemm_decode.kernel_of(config), stage_of(config, p, alignments, is_dependent=is_dependent, **how)
+    return outcome(run_plan(kernel, of, config, p, kernels.plan_of, stage), *right_and_allowed(p))
 
 
 def plain(p: SkipProblem) -> DenseProblem:

@@ -7,14 +7,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from deep_gemm.core.kernel import Kernel
 
-from .library import HostKernel, compile_for_host, compiled
+from .launcher import How
+from .library import HostKernel, compiled
 
 
-class Trial(ABC):
+@dataclass(frozen=True, kw_only=True)
+class _Gpu:
+    num_sms: int | None = None
+    """None: as many as two clusters have CTAs."""
+    truncate: bool = False
+    """WGMMA accumulates with Hopper's few bits."""
+
+
+class Trial(_Gpu, ABC):
     """One run of a kernel in the simulator. Heirs are frozen dataclasses, so that trials travel to other processes.
 
     The fields of an heir are its configuration, what its problem is drawn from, and how it runs; all but the
@@ -25,6 +35,11 @@ class Trial(ABC):
     config: Any
     seed: int
     schedule: str | None
+
+    @property
+    def how(self) -> How:
+        """How the simulation runs."""
+        return {"num_sms": self.num_sms, "seed": self.seed, "schedule": self.schedule, "truncate": self.truncate}
 
     @classmethod
     def takes(cls, config: Any) -> bool:
@@ -49,9 +64,7 @@ class Trial(ABC):
 
     def compiled(self, headers: Mapping[str, str] | None = None) -> HostKernel:
         """Compile the kernel for the host; `headers` replaces sources by name, for mutations."""
-        if headers is None:
-            return compiled(self.kernel, self.config)
-        return compile_for_host(self.kernel, self.config, headers)
+        return compiled(self.kernel, self.config, headers)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
         """Compile the kernel and check it."""

@@ -78,5 +78,8 @@ TRIALS: tuple[type[Trial], ...] = (
 
 
 def trial_of(kernel: Kernel[Any], config: Any) -> type[Trial]:
-    """Find the trial that runs this configuration of a kernel."""
-    return next(each for each in TRIALS if each.kernel is kernel and each.takes(config))
+    """Find the trial that runs this configuration of a kernel; a ValueError says that there is none."""
+    for each in TRIALS:
+        if each.kernel is kernel and each.takes(config):
+            return each
+    raise ValueError(f"kernel: expected one with a trial in lab/sim/trials.py, got {kernel.name} {config.name}")

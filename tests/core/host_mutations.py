@@ -98,7 +98,7 @@ def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
     p: KGroupedProblem = sim.random_problem(config, (272, 16, 400), 72, 136, on_gpu_alone=on_gpu_alone)
     if config.with_c and p.c is not None:
         p = p._replace(c=wider(p.c, 8))
-    sim.run(sim.compiled(config), config, p).checked()
+    sim.run(sim.compile_both(config), config, p).checked()
 
 
 def heads_trial(tile: Tile, output: Output) -> None:

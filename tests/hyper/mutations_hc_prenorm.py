@@ -10,19 +10,19 @@ from lab.sim.mutate import Mutation
 ALONE, PAIR = HcConfig(64, 24, 1, 2, max_stages=4), HcConfig(128, 16, 2, 3, max_stages=3)
 FEW_ROWS, MANY_TEAMS = HcConfig(64, 8, 3, 1, max_stages=2), HcConfig(64, 8, 2, 4, max_stages=4)
 TRIALS = [
-    HcTrial(ALONE, 137, 24, 512, 3, 2, 0),
-    HcTrial(FEW_ROWS, 70, 24, 448, 2, 3, 1),
-    HcTrial(PAIR, 300, 16, 384, 2, 2, 8, "slow_lanes"),
-    HcTrial(ALONE, 13, 24, 192, 1, 2, 3, is_special=True),
-    HcTrial(MANY_TEAMS, 70, 16, 1152, 2, 2, 9, "slow_warps"),
-    HcTrial(ALONE, 70, 24, 448, 5, 2, 5),
-    HcTrial(ALONE, 70, 24, 1024, 1, 2, 5, "slow_math"),
-    HcTrial(ALONE, 70, 24, 1024, 1, 2, 4, "late_loads"),
-    HcTrial(FEW_ROWS, 137, 24, 448, 1, 3, 6, "slow_cta"),
-    HcTrial(FEW_ROWS, 137, 24, 448, 1, 3, 7, "slow_warps"),
-    HcTrial(FEW_ROWS, 5, 8, 64, 1, 3, 2, "slow_cta"),  # CTAs without a block send at once
-    HcTrial(FEW_ROWS, 5, 8, 64, 1, 3, 0, "slow_warps"),
-    HcTrial(ALONE, 5, 24, 64, 3, 2, 0, "slow_producer"),  # splits without a block are written at once
+    HcTrial(ALONE, 137, 24, 512, 3, 0, num_sms=2),
+    HcTrial(FEW_ROWS, 70, 24, 448, 2, 1, num_sms=3),
+    HcTrial(PAIR, 300, 16, 384, 2, 8, "slow_lanes", num_sms=2),
+    HcTrial(ALONE, 13, 24, 192, 1, 3, is_special=True, num_sms=2),
+    HcTrial(MANY_TEAMS, 70, 16, 1152, 2, 9, "slow_warps", num_sms=2),
+    HcTrial(ALONE, 70, 24, 448, 5, 5, num_sms=2),
+    HcTrial(ALONE, 70, 24, 1024, 1, 5, "slow_math", num_sms=2),
+    HcTrial(ALONE, 70, 24, 1024, 1, 4, "late_loads", num_sms=2),
+    HcTrial(FEW_ROWS, 137, 24, 448, 1, 6, "slow_cta", num_sms=3),
+    HcTrial(FEW_ROWS, 137, 24, 448, 1, 7, "slow_warps", num_sms=3),
+    HcTrial(FEW_ROWS, 5, 8, 64, 1, 2, "slow_cta", num_sms=3),  # CTAs without a block send at once
+    HcTrial(FEW_ROWS, 5, 8, 64, 1, 0, "slow_warps", num_sms=3),
+    HcTrial(ALONE, 5, 24, 64, 3, 0, "slow_producer", num_sms=2),  # splits without a block are written at once
 ]
 
 _K, _PART = "hc_prenorm.cuh", "part.cuh"
@@ -175,13 +175,13 @@ MUTATIONS = [
 
 _FEW, _ONE = HcFewConfig(24, 3, 4, 2), HcFewConfig(8, 1, 2, 3)
 FEW_TRIALS = [
-    HcFewTrial(_FEW, 37, 24, 1280, 2, 3, 0),
-    HcFewTrial(_ONE, 13, 16, 1280, 3, 2, 1),
-    HcFewTrial(_FEW, 13, 24, 192, 1, 3, 3, is_special=True),
-    HcFewTrial(_FEW, 20, 24, 448, 1, 3, 2, "slow_cta"),
-    HcFewTrial(_FEW, 20, 24, 448, 1, 3, 4, "slow_warps"),
-    HcFewTrial(_FEW, 5, 24, 64, 1, 3, 5, "slow_cta"),  # CTAs without a step send at once
-    HcFewTrial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 4, 6, "slow_lanes"),  # CTAs to whom nobody sends
+    HcFewTrial(_FEW, 37, 24, 1280, 2, 0, num_sms=3),
+    HcFewTrial(_ONE, 13, 16, 1280, 3, 1, num_sms=2),
+    HcFewTrial(_FEW, 13, 24, 192, 1, 3, is_special=True, num_sms=3),
+    HcFewTrial(_FEW, 20, 24, 448, 1, 2, "slow_cta", num_sms=3),
+    HcFewTrial(_FEW, 20, 24, 448, 1, 4, "slow_warps", num_sms=3),
+    HcFewTrial(_FEW, 5, 24, 64, 1, 5, "slow_cta", num_sms=3),  # CTAs without a step send at once
+    HcFewTrial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 6, "slow_lanes", num_sms=4),  # CTAs to whom nobody sends
 ]
 
 _F = "hc_prenorm_few.cuh"

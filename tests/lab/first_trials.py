@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lab.sim.mutate import Mutation, Trial
+    from lab.sim.mutate import Mutation
+    from lab.sim.trial import Trial
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "first_trials.json"

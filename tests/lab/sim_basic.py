@@ -14,6 +14,7 @@ from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.core.sources import cuda_sources
 from deep_gemm.core.wgmma_header import wgmma_header
 from lab.sim import Buffer, HostKernel, Map, Pointer, Result, Struct, compile_kernel, simulate
+from lab.sim.trial import Trial
 
 KERNELS = Path(__file__).parent / "sim_kernels"
 SOURCE = '#include "basic.cuh"\n'
@@ -75,7 +76,7 @@ def problem(m: int, n: int, k: int) -> Problem:
     return Problem(a, b, sfa, sfb, right)
 
 
-def compile_basic(config: Config, headers: dict[str, str] | None = None) -> HostKernel:
+def compile_basic(config: Config, headers: Mapping[str, str] | None = None) -> HostKernel:
     return compile_kernel(SOURCE, headers or config.headers(), name="basic_kernel")
 
 
@@ -118,10 +119,19 @@ class WrongResultError(AssertionError):
     """The kernel ended well, with wrong numbers."""
 
 
-@dataclass(frozen=True)
-class BasicTrial:
-    """A `Trial` of lab.sim.mutate."""
+class OwnTrial(Trial):
+    """A trial of what is no kernel of the package, and is not drawn."""
 
+    @classmethod
+    def drawn(cls, config: Any, seed: int) -> Trial:
+        raise NotImplementedError
+
+    def check(self, kernel: HostKernel) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class BasicTrial(OwnTrial):
     config: Config
     mnk: tuple[int, int, int]
     seed: int
@@ -130,11 +140,13 @@ class BasicTrial:
     def headers(self) -> dict[str, str]:
         return self.config.headers()
 
-    def run(self, headers: Mapping[str, str]) -> None:
+    def compiled(self, headers: Mapping[str, str] | None = None) -> HostKernel:
+        return compile_basic(self.config, headers)
+
+    def check(self, kernel: HostKernel) -> float:
         p = problem(*self.mnk)
-        kernel = compile_basic(self.config, dict(headers))
-        d, _ = run_basic(kernel, self.config, p, seed=self.seed, schedule=self.schedule)
-        check(d, p)
+        check(run_basic(kernel, self.config, p, seed=self.seed, schedule=self.schedule)[0], p)
+        return 0.0
 
 
 def check(d: torch.Tensor, p: Problem) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import host_mutations
 import pytest
 from helpers import assert_caught
-from sim_basic import BasicTrial
+from sim_basic import BasicTrial, OwnTrial
 from sim_mutations import MUTATIONS, TRIALS
 from thorough import one_in
 
@@ -24,7 +24,7 @@ ROOT = TESTS.parent
 
 
 @dataclass(frozen=True)
-class TextTrial:
+class TextTrial(OwnTrial):
     """Stands in for a kernel: what its text says happens."""
 
     config: str = "small"
@@ -32,8 +32,8 @@ class TextTrial:
     def headers(self) -> dict[str, str]:
         return {"k.cuh": "good good fine"}
 
-    def run(self, headers: Mapping[str, str]) -> None:
-        text = headers["k.cuh"]
+    def run(self, headers: Mapping[str, str] | None = None) -> float:
+        text = (headers or self.headers())["k.cuh"]
         if self.config in text:
             raise ValueError(f"wrong in a {self.config} kernel")
         if "crash" in text:
@@ -44,6 +44,7 @@ class TextTrial:
             raise HostCompileError("k.cpp:1: error: no such thing")
         if "wrong" in text:
             raise ValueError("7 of 9 elements are wrong")
+        return 0.0
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
 from lab.sim import SimulationError
 from lab.sim import depths as sim
-from lab.sim.dense import Outcome, compile_config
+from lab.sim.dense import Outcome
 from lab.sim.depths import DepthsTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
@@ -69,7 +69,7 @@ def test_groups_without_depth_and_others(ks: list[int], addition: str) -> None:
     else:  # the host does not launch for these, but a tensor may say it of operands that are there
         config = config_for(**ADDITIONS[addition])
         problem = sim.random_problem(config, [128, *ks[1:]], M, N, on_gpu_alone=True)
-        outcome = sim.run(sim.compiled(config), config, problem, ks=torch.tensor(ks, dtype=torch.int32))
+        outcome = sim.run(sim.compile_both(config), config, problem, ks=torch.tensor(ks, dtype=torch.int32))
         assert torch.equal(outcome.d, torch.zeros_like(outcome.d) if problem.c is None else problem.c)
         assert outcome.result.loads == 0
 
@@ -113,7 +113,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
         first = check(config, KS).d
         problem = sim.random_problem(config, KS, M, N, 1)
         for seed, schedule, num_sms in ((2, "slow_cta", 2), (3, "slow_warps", 7)):
-            again = sim.run(sim.compiled(config), config, problem, seed=seed, schedule=schedule, num_sms=num_sms)
+            again = sim.run(sim.compile_both(config), config, problem, seed=seed, schedule=schedule, num_sms=num_sms)
             assert torch.equal(again.d, first)
 
 
@@ -128,7 +128,7 @@ def test_a_c_with_strides_of_its_own() -> None:
     wide = torch.full((len(KS), M + 8, N + 4), float("nan"))
     assert p.c is not None
     wide[:, :M, :N] = p.c
-    outcome = sim.run(sim.compiled(config), config, p._replace(c=wide[:, :M, :N]))
+    outcome = sim.run(sim.compile_both(config), config, p._replace(c=wide[:, :M, :N]))
     assert outcome.mistakes is None
 
 
@@ -142,7 +142,7 @@ def test_depths_that_no_caller_may_pass_lead_nowhere(wrong: list[int]) -> None:
     for tile, addition in product((TILES[0], SHARING_A), ADDITIONS.values()):
         config = config_for(tile, **addition)
         problem = sim.random_problem(config, [16, 144, 256, 400], M, N, on_gpu_alone=True)
-        sim.run(sim.compiled(config), config, problem, ks=torch.tensor(wrong, dtype=torch.int32))
+        sim.run(sim.compile_both(config), config, problem, ks=torch.tensor(wrong, dtype=torch.int32))
 
 
 def test_other_depths_in_the_same_memory() -> None:
@@ -151,7 +151,7 @@ def test_other_depths_in_the_same_memory() -> None:
     problem = sim.random_problem(config, [256, 128, 384], M, N, on_gpu_alone=True)
     changed = torch.tensor([0, 512, 256], dtype=torch.int32)
     right, _ = sim.right_and_allowed(problem._replace(ks_tensor=changed), 1)
-    outcome = sim.run(sim.compiled(config), config, problem, ks=changed)
+    outcome = sim.run(sim.compile_both(config), config, problem, ks=changed)
     assert torch.allclose(outcome.d, right, rtol=1e-4, atol=1e-3)
 
 
@@ -195,7 +195,7 @@ def test_pairs_where_groups_have_no_depth(ks: list[int]) -> None:
         config = config_for(SHARING_A, **addition)
         problem = sim.random_problem(config, [128, 0], 300, 256, on_gpu_alone=True)
         right, _ = sim.right_and_allowed(problem._replace(ks_tensor=torch.tensor(ks, dtype=torch.int32)), 1)
-        outcome = sim.run(sim.compiled(config), config, problem, num_sms=4, ks=torch.tensor(ks, dtype=torch.int32))
+        outcome = sim.run(sim.compile_both(config), config, problem, num_sms=4, ks=torch.tensor(ks, dtype=torch.int32))
         assert torch.allclose(outcome.d, right, rtol=1e-4, atol=1e-3)
 
 
@@ -221,7 +221,7 @@ def test_a_missing_step_is_noticed(header: str, line: str, message: str) -> None
     text = FP8_GEMM.headers(config)[header]
     assert text.count(line) == 1
     edits = {header: text.replace(line, "")}
-    kernels = sim.compile_maps(edits), compile_config(config, edits)
+    kernels = sim.compile_both(config, edits)
     problem = sim.random_problem(config, KS, M, N, on_gpu_alone=True)
     with pytest.raises(SimulationError, match=message):
         sim.run(kernels, config, problem)
