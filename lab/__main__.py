@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +28,18 @@ app = typer.Typer(
 )
 
 
+KernelName = Annotated[str, typer.Argument(help="the kernel, named as its file; a wrong name lists all")]
+ConfigName = Annotated[
+    str | None, typer.Option(help="a configuration as `configs` names it; fp8_gemm's may be stated instead")
+]
+ClusterM = Annotated[int, typer.Option(help="2: pairs of CTAs share B")]
+ClusterN = Annotated[int, typer.Option(help="2: pairs of CTAs share A")]
+ClusterK = Annotated[int, typer.Option(help="2 to 8: this many CTAs split k")]
+WithC = Annotated[bool, typer.Option("--with-c", help="read C and add it")]
+AddsToD = Annotated[bool, typer.Option("--adds-to-d", help="add to D in place (FP32)")]
+ByRow = Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")]
+
+
 @app.callback(
     epilog=examples("bench dense --quick", "sim --seeds 4", "inspect --block-m 256 --block-n 128", "soak --minutes 8")
     + "\n\nExit codes: 0 all right; 1 something failed or was found wrong; 2 the request cannot be carried out."
@@ -38,11 +52,8 @@ def about() -> None:
     epilog=examples("sim --seeds 4", "sim cast_tiles --set shape=(40,72)", "sim fp8_gemm --set m=40 --set k=272 --fp32")
 )
 def sim(
-    kernel: Annotated[str, typer.Argument(help="the kernel, named as its file; a wrong name lists all")] = "fp8_gemm",
-    config: Annotated[
-        str | None,
-        typer.Option(help="a configuration as `configs` names it; fp8_gemm's may be stated instead"),
-    ] = None,
+    kernel: KernelName = "fp8_gemm",
+    config: ConfigName = None,
     seeds: Annotated[int, typer.Option(min=1, help="number of trials, each drawn from a seed")] = 8,
     first_seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 0,
     settings: Annotated[
@@ -50,20 +61,20 @@ def sim(
     ] = None,
     block_m: Annotated[int, typer.Option(help="rows of a tile")] = 128,
     block_n: Annotated[int, typer.Option(help="columns of a tile")] = 128,
-    cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
-    cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
-    cluster_k: Annotated[int, typer.Option(help="2 to 8: this many CTAs split k")] = 1,
+    cluster_m: ClusterM = 1,
+    cluster_n: ClusterN = 1,
+    cluster_k: ClusterK = 1,
     fp32: Annotated[bool, typer.Option("--fp32", help="FP32 output")] = False,
-    with_c: Annotated[bool, typer.Option("--with-c", help="read C and add it")] = False,
-    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="add to D in place (FP32)")] = False,
-    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
+    with_c: WithC = False,
+    adds_to_d: AddsToD = False,
+    by_row: ByRow = False,
 ) -> None:
     """Run a kernel's own source on a simulated GPU, under many schedules (needs g++)."""
     from .kernels import config_named, kernel_named
     from .sim import HostCompileError
     from .sim.command import run
 
-    try:
+    with _refused(ValueError, HostCompileError):
         listed = kernel_named(kernel)
         options = [f"--set {shlex.quote(setting)}" for setting in settings or ()]
         if kernel == "fp8_gemm" and config is None:
@@ -84,10 +95,17 @@ def sim(
             options.append(f"--config {shlex.quote(chosen.name)}")
         again = " ".join(["sim", kernel, *options])
         passed = run(listed, chosen, again, settings or (), seeds=seeds, first_seed=first_seed)
-    except (ValueError, HostCompileError) as error:
-        typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
     raise typer.Exit(0 if passed else WRONG)
+
+
+@contextmanager
+def _refused(*errors: type[Exception], prefix: str = "deep_gemm: ") -> Iterator[None]:
+    """End the command with the text of such an error: the request cannot be carried out."""
+    try:
+        yield
+    except errors as error:
+        typer.echo(f"{prefix}{error}", err=True)
+        raise typer.Exit(MISUSED) from None
 
 
 def _stated(
@@ -115,20 +133,17 @@ def _output_of(*, fp32: bool, with_c: bool, adds_to_d: bool, by_row: bool) -> Ou
     epilog=examples("inspect --block-m 256 --block-n 128", 'inspect gather_weighted --config "weights in bfloat16"')
 )
 def inspect(
-    kernel: Annotated[str, typer.Argument(help="the kernel, named as its file; a wrong name lists all")] = "fp8_gemm",
-    config: Annotated[
-        str | None,
-        typer.Option(help="a configuration as `configs` names it; fp8_gemm's may be stated instead"),
-    ] = None,
+    kernel: KernelName = "fp8_gemm",
+    config: ConfigName = None,
     block_m: Annotated[int, typer.Option(help="rows of a tile: 64, 128, 192 or 256")] = 256,
     block_n: Annotated[int, typer.Option(help="columns of a tile: 16 to 256, a multiple of 16")] = 128,
-    cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
-    cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
-    cluster_k: Annotated[int, typer.Option(help="2 to 8: this many CTAs split k")] = 1,
+    cluster_m: ClusterM = 1,
+    cluster_n: ClusterN = 1,
+    cluster_k: ClusterK = 1,
     output: Annotated[OutputName, typer.Option(help="type of D")] = OutputName.BF16,
-    with_c: Annotated[bool, typer.Option("--with-c", help="read C and add it")] = False,
-    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="add to D in place (FP32)")] = False,
-    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
+    with_c: WithC = False,
+    adds_to_d: AddsToD = False,
+    by_row: ByRow = False,
     odd: Annotated[bool, typer.Option("--odd", help="k is an odd number of blocks of 128")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
     source: Annotated[bool, typer.Option("--source", help="print the whole source as one file instead")] = False,
@@ -219,7 +234,7 @@ def bench(
     """Measure products, casts and layers beside rivals, host time, or compile times. Write a file and print tables."""
     from .bench.command import UsageError, run
 
-    try:
+    with _refused(UsageError, prefix=""):
         right = run(
             kind,
             quick=quick,
@@ -233,9 +248,6 @@ def bench(
             part=part,
             processes=processes,
         )
-    except UsageError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(MISUSED) from None
     raise typer.Exit(0 if right else WRONG)
 
 
@@ -253,11 +265,8 @@ def soak(
     """Run random problems of everything, bad calls among them, and check values, canaries and errors each time."""
     from .soak.command import run
 
-    try:
+    with _refused(ValueError):
         right = run(minutes, seed, only or (), device, first, count, out, commit)
-    except ValueError as error:
-        typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
     raise typer.Exit(0 if right else WRONG)
 
 
@@ -284,7 +293,7 @@ def tune(
     from .bench.command import UsageError
     from .bench.tune_command import run
 
-    try:
+    with _refused(UsageError, prefix=""):
         right = run(
             audit=audit,
             collect=collect,
@@ -298,9 +307,6 @@ def tune(
             commit=commit,
             verbose=verbose,
         )
-    except UsageError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(MISUSED) from None
     raise typer.Exit(0 if right else WRONG)
 
 
@@ -312,11 +318,8 @@ def plot(
     """Draw a benchmark's result FILE as a picture, OUT."""
     from .bench.command import UsageError, plot_file
 
-    try:
+    with _refused(UsageError, prefix=""):
         plot_file(file, out)
-    except UsageError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(MISUSED) from None
 
 
 @app.command(epilog=examples("releases", "releases --install cu13"))
@@ -331,11 +334,8 @@ def releases(
     if install is not None:
         typer.echo(try_to_install(install))
         return
-    try:
+    with _refused(ValueError):
         found = on_pypi()
-    except ValueError as error:
-        typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
     newer = newer_than_tried(found)
     for name, version in found.items():
         typer.echo(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from . import yardsticks
@@ -17,8 +16,8 @@ from .layers import EAGER
 from .logits import Kind, Logits
 from .logits_paged import METADATA_SHAPES, PAGED_SHAPES, metadata, paged_mqa_logits
 from .logits_prefill import MQA_SHAPES, mqa_logits
-from .products import MAX_NAME, raise_if_lost, reason
-from .report import Row
+from .products import measure_each
+from .report import Add, Announce, Row, cold_rows_of
 from .timing import L2Flush, cold
 
 METHOD = (
@@ -50,23 +49,11 @@ def chosen(shapes: Sequence[Shape]) -> list[tuple[str, Shape]]:
     return found or [(KIND_OF_NUMBERS[len(shape)], shape) for shape in shapes]
 
 
-def measure(
-    kinds: Sequence[tuple[str, Shape]],
-    *,
-    only: Sequence[str] = (),
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-) -> None:
+def measure(kinds: Sequence[tuple[str, Shape]], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Time the yardsticks, and logits of these kinds and shapes."""
     flush = L2Flush()
     add(yardsticks.measure(flush))
-    for kind, shape in kinds:
-        announce(f"{kind} {'x'.join(map(str, shape))}")
-        try:
-            add(rows_of(kind, shape, KINDS[kind].make(shape), flush, only))
-        except Exception as exception:
-            raise_if_lost(exception)
-            add([Row(kind, shape, OURS, "cold", failed=reason(exception))])
+    measure_each(kinds, lambda kind, shape: rows_of(kind, shape, KINDS[kind].make(shape), flush, only), add, announce)
 
 
 def rows_of(kind: str, shape: Shape, logits: Logits, flush: L2Flush, only: Sequence[str]) -> list[Row]:
@@ -82,20 +69,7 @@ def rows_of(kind: str, shape: Shape, logits: Logits, flush: L2Flush, only: Seque
     wrong = f"wrong: difference {error:.2g}" if error is not None and not error <= MOST_DIFFERENCE else None
     time.sleep(COOL_SECONDS)
     repeats = max(3, min(REPEATS, int(SECONDS / max(floor_us * 1e-6, 1e-6))))
-    return [
-        Row(
-            kind,
-            shape,
-            name,
-            "cold",
-            error=error if name == OURS else None,
-            failed=wrong if name == OURS else None,
-            kernels=tuple(kernel[:MAX_NAME] for kernel in kernels),
-            **work,
-            **asdict(spread),
-        )
-        for name, (spread, kernels) in cold(calls, flush, repeats).items()
-    ]
+    return cold_rows_of(kind, shape, cold(calls, flush, repeats), errors={OURS: error}, failed={OURS: wrong}, **work)
 
 
 KINDS: Mapping[str, Kind] = {

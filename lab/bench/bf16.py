@@ -23,11 +23,10 @@ from deep_gemm.testing import calc_diff
 from . import yardsticks
 from .attention import CONTENDERS, rows_of
 from .cases import Shape
-from .contenders import OURS
 from .logits import Kind
 from .logits import Logits as Work
-from .products import raise_if_lost, reason
-from .report import Row
+from .products import measure_each
+from .report import Add, Announce
 from .timing import L2Flush
 
 __all__ = ["CONTENDERS", "KINDS", "METHOD", "Kind", "chosen", "measure", "shapes_of"]
@@ -54,24 +53,11 @@ def chosen(shapes: Sequence[Shape]) -> list[tuple[str, Shape]]:
     return found or [("bf16_dense", shape) for shape in shapes if len(shape) == len(DENSE_SHAPES[0])]
 
 
-def measure(
-    kinds: Sequence[tuple[str, Shape]],
-    *,
-    only: Sequence[str] = (),
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-) -> None:
+def measure(kinds: Sequence[tuple[str, Shape]], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Time the yardsticks, and products of these kinds and shapes."""
     flush = L2Flush()
     add(yardsticks.measure(flush))
-    for kind, shape in kinds:
-        announce(f"{kind} {'x'.join(map(str, shape))}")
-        torch.manual_seed(0)
-        try:
-            add(rows_of(kind, shape, KINDS[kind].make(shape), flush, only))
-        except Exception as exception:
-            raise_if_lost(exception)
-            add([Row(kind, shape, OURS, "cold", failed=reason(exception))])
+    measure_each(kinds, lambda kind, shape: rows_of(kind, shape, KINDS[kind].make(shape), flush, only), add, announce)
 
 
 def random(*shape: int, device: str) -> Tensor:

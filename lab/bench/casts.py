@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +14,9 @@ from deep_gemm import casts as quantize
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.moe import activation, routing
 
-from .products import MAX_NAME, raise_if_lost, reason
-from .report import Row
+from .cases import Shape
+from .products import measure_each, raise_if_lost, reason
+from .report import Add, Announce, Row, cold_rows_of
 from .timing import L2Flush, cold
 
 METHOD = (
@@ -55,7 +55,7 @@ class Cast(NamedTuple):
     """A cast of one shape: its kind, the bytes that it must move, our call, and the same in torch."""
 
     kind: str
-    shape: tuple[int, int]
+    shape: Shape
     bytes: int
     ours: Callable[[], Any]
     in_torch: Callable[[], Any]
@@ -64,28 +64,16 @@ class Cast(NamedTuple):
     """Which rows are defined; None if all are."""
 
 
-def kinds_and_shapes(*, quick: bool = False) -> list[tuple[str, tuple[int, int]]]:
+def kinds_and_shapes(*, quick: bool = False) -> list[tuple[str, Shape]]:
     """List what is measured: kinds with m and k."""
     found = [(kind, shape) for kind, shapes in SHAPES.items() for shape in shapes]
     return [(kind, (m, k)) for kind, (m, k) in found if not quick or (m in (*QUICK_MS, sum(COUNTS)) and k == 7168)]
 
 
-def measure(
-    kinds: Sequence[tuple[str, tuple[int, int]]],
-    *,
-    only: Sequence[str] = (),
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-) -> None:
+def measure(kinds: Sequence[tuple[str, Shape]], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Measure casts of these kinds and shapes."""
     flush, compiler = L2Flush(), Compiler()
-    for kind, shape in kinds:
-        announce(f"{kind} {'x'.join(map(str, shape))}")
-        try:
-            add(rows_of(kind, shape, flush, compiler, only))
-        except Exception as exception:
-            raise_if_lost(exception)
-            add([Row(kind, shape, OURS, "cold", failed=reason(exception))])
+    measure_each(kinds, lambda kind, shape: rows_of(kind, shape, flush, compiler, only), add, announce)
 
 
 class Compiler:
@@ -109,7 +97,7 @@ class Compiler:
 
 
 def rows_of(
-    kind: str, shape: tuple[int, int], flush: L2Flush, compiler: Callable[..., Callable[[], Any]], only: Sequence[str]
+    kind: str, shape: Shape, flush: L2Flush, compiler: Callable[..., Callable[[], Any]], only: Sequence[str]
 ) -> list[Row]:
     """Check and time all contenders of a cast."""
     torch.manual_seed(0)
@@ -132,19 +120,7 @@ def rows_of(
             failed[name] = reason(exception)
     wrong = difference(cast) if OURS in calls else None
     found = cold(calls, flush, REPEATS) if calls else {}
-    rows = [
-        Row(
-            kind,
-            shape,
-            name,
-            "cold",
-            bytes=cast.bytes,
-            kernels=tuple(kernel[:MAX_NAME] for kernel in kernels),
-            failed=wrong if name == OURS else None,
-            **asdict(spread),
-        )
-        for name, (spread, kernels) in found.items()
-    ]
+    rows = cold_rows_of(kind, shape, found, errors={}, failed={OURS: wrong}, bytes=cast.bytes)
     return rows + [Row(kind, shape, name, "cold", bytes=cast.bytes, failed=why) for name, why in failed.items()]
 
 
@@ -163,7 +139,7 @@ def difference(cast: Cast) -> str | None:
     return None
 
 
-def cast_of(kind: str, shape: tuple[int, int], device: str = "cuda") -> Cast:
+def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
     """Make random input of a cast, and the calls."""
     m, k = shape
     of_rows, of_columns = m * ceil_div(k, SCALE_BLOCK) * 4, k * ceil_div(m, SCALE_BLOCK) * 4
@@ -197,7 +173,7 @@ def cast_of(kind: str, shape: tuple[int, int], device: str = "cuda") -> Cast:
     return Cast(kind, shape, *calls[kind])
 
 
-def _of_experts(kind: str, shape: tuple[int, int], device: str) -> Cast:
+def _of_experts(kind: str, shape: Shape, device: str) -> Cast:
     tokens, k = shape
     ids = torch.stack([torch.randperm(NUM_EXPERTS, device=device)[:TOPK] for _ in range(min(tokens, 1024))])
     ids = ids.repeat(ceil_div(tokens, len(ids)), 1)[:tokens]

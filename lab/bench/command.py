@@ -33,7 +33,7 @@ from . import (
     skip_head_mid,
     table,
 )
-from .report import Report, Row
+from .report import Add, Announce, Report, Row
 from .timing import PairingError
 
 KINDS = (
@@ -163,7 +163,7 @@ def need_gpu(command: str) -> None:
         )
 
 
-Steps = tuple[int, Callable[[Callable[[list[Row]], None], Callable[[str], None]], None]]
+Steps = tuple[int, Callable[[Add, Announce], None]]
 """How many steps a run has, and the function that does them; it takes `add` for rows and `announce` for steps."""
 
 
@@ -254,8 +254,8 @@ def _measure_distributed(
     chosen: Sequence[Any],
     count: int,
     names: Sequence[str],
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
+    add: Add,
+    announce: Announce,
 ) -> None:
     distributed.measure(chosen, count, only=names, add=add, announce=announce)
 
@@ -309,8 +309,8 @@ def _measure_heads(
     into_heads: Sequence[Any],
     *,
     only: Sequence[str],
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
+    add: Add,
+    announce: Announce,
 ) -> None:
     """Products of heads, then products into the parts of heads: those that have a contender that is asked for."""
     if only and not set(only) & set(einsum.CONTENDERS):
@@ -341,7 +341,7 @@ def _measure_with_progress(report: Report, path: Path, console: Console, steps: 
         report.rows += rows
         report.save(path)  # after each step, so that little is lost if the run stops
 
-    def work(announce: Callable[[str], None]) -> None:
+    def work(announce: Announce) -> None:
         def announce_in_time(step: str) -> None:
             seconds, place = time.monotonic() - begin, next(done)
             if minutes is not None and seconds > minutes * 60:

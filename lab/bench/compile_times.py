@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from deep_gemm.core.jit.compiler import compile_cubin, compiler_version
 from deep_gemm.gemm.config import GemmConfig
@@ -11,7 +10,7 @@ from deep_gemm.gemm.dense.choose import reachable
 from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 
 from .products import reason
-from .report import Row
+from .report import Add, Announce, Row
 
 METHOD = "compile: wall time of NVRTC from source to machine code, one configuration after the other, no cache involved"
 QUICK_COUNT = 12
@@ -23,7 +22,7 @@ def configurations(quick: bool) -> list[GemmConfig]:
     return configs[:: len(configs) // QUICK_COUNT][:QUICK_COUNT] if quick else configs
 
 
-def measure(configs: list[GemmConfig], *, add: Callable[[list[Row]], None], announce: Callable[[str], None]) -> None:
+def measure(configs: list[GemmConfig], *, add: Add, announce: Announce) -> None:
     """Compile each configuration once."""
     compiler_version()  # loads NVRTC; otherwise the first kernel's time would include that
     for config in configs:

@@ -40,7 +40,7 @@ from .cases import Shape
 from .experts import weights_of
 from .layers import ALONE
 from .products import reason
-from .report import Row
+from .report import Add, Announce, Row
 from .timing import L2Flush, Spread
 
 GROUP, GROUP_FIXED, FUSED, MEGA = "nccl", "nccl_fixed", "fused", "mega"
@@ -86,14 +86,7 @@ WITHOUT_GPU: tuple[Shape, ...] = ((8, 2, 16, 256, 128, 0), (8, 2, 16, 256, 128, 
 Say = Callable[[str, Any], None]
 
 
-def measure(
-    shapes: Sequence[Shape],
-    processes: int,
-    *,
-    only: Sequence[str] = (),
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-) -> None:
+def measure(shapes: Sequence[Shape], processes: int, *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Start the processes, and hear from them until they are done."""
     context = multiprocessing.get_context("spawn")
     heard = context.Queue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ from deep_gemm.gemm.heads.api import fp8_einsum
 from deep_gemm.testing import calc_diff
 
 from . import yardsticks
+from .cases import Shape
 from .contenders import BF16, OURS
-from .products import MAX_NAME, raise_if_lost, reason
-from .report import Row
+from .products import measure_each
+from .report import Add, Announce, Row, cold_rows_of
 from .timing import L2Flush, cold
 
 KIND, EXPRESSION = "fp8_einsum", "bhr,hdr->bhd"
@@ -36,32 +36,19 @@ QUICK_SHAPES = ((4, 8, 4096, 1024), (4096, 8, 4096, 1024))
 REPEATS = 20
 MOST_ERROR = 1e-5
 
-Shape = tuple[int, int, int, int]
-
 
 def shapes_of(*, quick: bool = False) -> list[Shape]:
     """List what is measured: b, h, r, d."""
     return list(QUICK_SHAPES if quick else SHAPES)
 
 
-def measure(
-    shapes: Sequence[Shape],
-    *,
-    only: Sequence[str] = (),
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-) -> None:
+def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Measure products of these shapes."""
     flush = L2Flush()
     add(yardsticks.measure(flush))
-    for shape in shapes:
-        announce(f"{KIND} {'x'.join(map(str, shape))}")
-        torch.manual_seed(0)
-        try:
-            add(rows_of(Heads(shape, "cuda"), flush, only))
-        except Exception as exception:
-            raise_if_lost(exception)
-            add([Row(KIND, shape, OURS, "cold", failed=reason(exception))])
+    measure_each(
+        [(KIND, shape) for shape in shapes], lambda _, shape: rows_of(Heads(shape, "cuda"), flush, only), add, announce
+    )
 
 
 class Heads:
@@ -105,21 +92,15 @@ def rows_of(heads: Heads, flush: L2Flush, only: Sequence[str]) -> list[Row]:
     """Check and time all contenders of one shape."""
     calls = {name: call for name, call in heads.calls().items() if not only or name in only}
     errors = {name: heads.error(call) for name, call in calls.items() if name != BF16}
-    return [
-        Row(
-            KIND,
-            heads.shape,
-            name,
-            "cold",
-            operations=heads.operations,
-            bytes=heads.bytes,
-            error=errors.get(name),
-            kernels=tuple(kernel[:MAX_NAME] for kernel in kernels),
-            failed=wrong_if(errors.get(name)),
-            **asdict(spread),
-        )
-        for name, (spread, kernels) in cold(calls, flush, REPEATS).items()
-    ]
+    return cold_rows_of(
+        KIND,
+        heads.shape,
+        cold(calls, flush, REPEATS),
+        errors=errors,
+        failed={name: wrong_if(error) for name, error in errors.items()},
+        operations=heads.operations,
+        bytes=heads.bytes,
+    )
 
 
 def wrong_if(error: float | None) -> str | None:

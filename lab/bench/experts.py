@@ -24,7 +24,7 @@ from .experts_by_torch import chains_in_bf16, steps_with_casts
 from .layers import ALONE, EAGER, FIRST, SECOND, Layer, Work
 from .linear import relative_error
 from .products import raise_if_lost, reason
-from .report import Row
+from .report import Add, Announce, Row
 from .timing import L2Flush
 
 METHOD = (
@@ -63,13 +63,7 @@ class Weights(NamedTuple):
     plain2: Tensor
 
 
-def measure(
-    shapes: Sequence[Shape],
-    *,
-    only: Sequence[str] = (),
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-) -> None:
+def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Measure layers of these shapes. Weights are made once for all shapes in a row that have the same."""
     flush = L2Flush()
     for (num_experts, hidden, intermediate), alike in groupby(shapes, key=lambda shape: (shape[0], *shape[3:])):

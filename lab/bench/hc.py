@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from . import yardsticks
 from .cases import PEAK_TFLOPS, Shape, cold_copy_us
 from .contenders import OURS
 from .layers import COPY, EAGER
-from .products import MAX_NAME, raise_if_lost, reason
-from .report import Row
+from .products import measure_each
+from .report import Add, Announce, Row, cold_rows_of
 from .timing import L2Flush, cold
 
 METHOD = (
@@ -40,23 +39,13 @@ SHAPES: tuple[Shape, ...] = tuple(
 QUICK = SHAPES[:15:5]
 
 
-def measure(
-    shapes: Sequence[Shape],
-    *,
-    only: Sequence[str] = (),
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-) -> None:
+def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Time the yardsticks, and the product at these shapes."""
     flush = L2Flush()
     add(yardsticks.measure(flush))
-    for shape in shapes:
-        announce(f"{KIND} {'x'.join(map(str, shape))}")
-        try:
-            add(rows_of(shape, problem(shape), flush, only))
-        except Exception as exception:
-            raise_if_lost(exception)
-            add([Row(KIND, shape, OURS, "cold", failed=reason(exception))])
+    measure_each(
+        [(KIND, shape) for shape in shapes], lambda _, shape: rows_of(shape, problem(shape), flush, only), add, announce
+    )
 
 
 def problem(shape: Shape, device: str = "cuda") -> HcProblem:
@@ -86,20 +75,7 @@ def rows_of(shape: Shape, p: HcProblem, flush: L2Flush, only: Sequence[str]) -> 
         calls = {name: call for name, call in calls.items() if name in only}
     error = difference(p) if OURS in calls else None
     wrong = f"wrong: difference {error:.2g}" if error is not None and not error <= MOST_DIFFERENCE else None
-    return [
-        Row(
-            KIND,
-            shape,
-            name,
-            "cold",
-            error=error if name == OURS else None,
-            failed=wrong if name == OURS else None,
-            kernels=tuple(kernel[:MAX_NAME] for kernel in kernels),
-            **work,
-            **asdict(spread),
-        )
-        for name, (spread, kernels) in cold(calls, flush, REPEATS).items()
-    ]
+    return cold_rows_of(KIND, shape, cold(calls, flush, REPEATS), errors={OURS: error}, failed={OURS: wrong}, **work)
 
 
 def in_torch(p: HcProblem) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ from deep_gemm.gemm.output import Output
 from deep_gemm.gemm.rows import api as grouped
 
 from .products import reason
-from .report import Row
+from .report import Add, Announce, Row
 from .timing import Spread
 
 METHOD = (
@@ -38,7 +38,7 @@ GROUPS, M, N, K = 4, 64, 256, 256
 Call = Callable[[], Any]
 
 
-def measure(*, add: Callable[[list[Row]], None], announce: Callable[[str], None]) -> None:
+def measure(*, add: Add, announce: Announce) -> None:
     """Measure every product's call, then torch's, then calls with a new m and with a new weight."""
     sound = []
     for name, shape, call in public_calls("cuda"):

@@ -18,8 +18,8 @@ import torch
 from .cases import PEAK_TFLOPS, Shape, cold_copy_us
 from .contenders import OURS
 from .machine import GpuState, gpu_state
-from .products import MAX_NAME, SETTLE_SECONDS, raise_if_lost, reason
-from .report import Row
+from .products import SETTLE_SECONDS, raise_if_lost, reason
+from .report import MAX_NAME, Row
 from .timing import Kernels, L2Flush, PairingError, Spread, names_of, recorded, span_us
 
 COPY, EAGER, ALONE = "copy", "torch", "product_alone"

@@ -22,8 +22,8 @@ from .cases import all_cases
 from .casts import copy_of
 from .contenders import BF16, OURS
 from .layers import ALONE, CAST, COPY, EAGER, PRODUCT, Layer, Steps, Work
-from .products import raise_if_lost, reason
-from .report import Row
+from .products import measure_each
+from .report import Add, Announce, Row
 from .timing import L2Flush
 
 METHOD = (
@@ -45,24 +45,16 @@ def shapes_of(*, quick: bool = False) -> list[tuple[int, int, int]]:
     return [(m, n, k) for n, k in weights[: 2 if quick else None] for m in (QUICK_MS if quick else MS)]
 
 
-def measure(
-    shapes: Sequence[tuple[int, int, int]],
-    *,
-    only: Sequence[str] = (),
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-) -> None:
+def measure(shapes: Sequence[tuple[int, int, int]], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Measure layers of these shapes."""
     flush = L2Flush()
-    for m, n, k in shapes:
-        announce(f"linear {m}x{n}x{k}")
-        torch.manual_seed(0)
-        try:
-            linear = Linear(m, n, k, "cuda")
-            add(layers.rows_of(linear.work, layers.only_asked_for(linear.contenders(), only), linear.check, flush))
-        except Exception as exception:
-            raise_if_lost(exception)
-            add([Row("linear", (m, n, k), OURS, "cold", failed=reason(exception))])
+
+    def rows_of(_: str, shape: Sequence[int]) -> list[Row]:
+        m, n, k = shape
+        linear = Linear(m, n, k, "cuda")
+        return layers.rows_of(linear.work, layers.only_asked_for(linear.contenders(), only), linear.check, flush)
+
+    measure_each([("linear", shape) for shape in shapes], rows_of, add, announce)
 
 
 class Linear:

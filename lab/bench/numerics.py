@@ -36,7 +36,7 @@ from deep_gemm.moe.api import experts
 from .cases import Shape
 from .contenders import BF16, BLOCKWISE, FAST, OURS, blockwise_call, dequantized
 from .products import raise_if_lost, reason
-from .report import Row
+from .report import Add, Announce, Row
 
 EXACT = "cublaslt"
 """cuBLASLt's product without fast accumulation: it adds up partial sums outside of the tensor cores, as ours does."""
@@ -103,9 +103,7 @@ def steps(*, quick: bool = False) -> list[Step]:
     return found
 
 
-def measure(
-    chosen: Sequence[Step], device: str, *, add: Callable[[list[Row]], None], announce: Callable[[str], None]
-) -> None:
+def measure(chosen: Sequence[Step], device: str, *, add: Add, announce: Announce) -> None:
     """Compute each product in all of its ways on this device, and compare."""
     for kind, shape, operands in chosen:
         announce(f"{kind} {'x'.join(map(str, shape))} {operands}")

@@ -7,7 +7,7 @@ answers; the rows so far are kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,10 +18,10 @@ from deep_gemm.core.settings import get_batch_invariant, get_num_sms
 from deep_gemm.gemm.dense.choose import select
 from deep_gemm.gemm.output import Output
 
-from .cases import Case
+from .cases import Case, Shape
 from .contenders import OURS, Contender, contenders_of
 from .machine import GpuState, gpu_state
-from .report import Row
+from .report import MAX_NAME, Add, Announce, Row
 from .timing import L2Flush, PairingError, cold, sustained
 
 REPEATS = 20
@@ -38,8 +38,6 @@ MAX_ERROR_BF16, MAX_ERROR_FP32 = 4e-3, 1e-3
 SUSTAINED_FROM_US = 50
 # Pause between the FP64 products of the checks, which draw much power, and the timing of kernels.
 SETTLE_SECONDS = 0.05
-MAX_NAME = 100
-"""Kernel names are cut to this length, because those of templates fill pages."""
 
 
 class GpuLostError(RuntimeError):
@@ -49,14 +47,8 @@ class GpuLostError(RuntimeError):
 DENSE_OUTPUTS = {"dense": Output(), "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW)}
 
 
-def measure(
-    cases: Sequence[Case],
-    *,
-    with_sustained: bool,
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-) -> None:
-    """Measure all cases. Rows go to `add` as they come; `announce` gets the name of each step before it begins."""
+def measure(cases: Sequence[Case], *, with_sustained: bool, add: Add, announce: Announce) -> None:
+    """Measure all cases."""
     cold_us: dict[tuple[Case, str], float] = {}
     flush = L2Flush()
     for case in cases:
@@ -70,6 +62,20 @@ def measure(
         if names:
             first = turn % len(names)
             add(sustained_rows(case, {name: cold_us[case, name] for name in names[first:] + names[:first]}))
+
+
+def measure_each(
+    kinds: Iterable[tuple[str, Shape]], rows_of: Callable[[str, Shape], list[Row]], add: Add, announce: Announce
+) -> None:
+    """Measure kinds at shapes, each with the same random numbers. If one fails, a row says why."""
+    for kind, shape in kinds:
+        announce(f"{kind} {'x'.join(map(str, shape))}")
+        torch.manual_seed(0)
+        try:
+            add(rows_of(kind, shape))
+        except Exception as exception:
+            raise_if_lost(exception)
+            add([Row(kind, shape, OURS, "cold", failed=reason(exception))])
 
 
 def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:

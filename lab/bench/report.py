@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ HEADER_KEYS = frozenset(
 )
 FIELDS_OF_EVERY_ROW = frozenset({"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"})
 FIELDS_OF_OLDER_FILES = frozenset({"deepgemm_ratio_to_fast"})  # `peers` holds it now
+MAX_NAME = 100
+"""Kernel names are cut to this length, because those of templates fill pages."""
 MODES = ("cold", "sustained", "host", "host_new_m", "host_new_weight", "compile", "numerics")
 
 
@@ -92,6 +94,38 @@ class Row:
     def fraction_of_floor(self) -> float | None:
         """The floor divided by the median time; 1 is as fast as the machine can be."""
         return self.floor_us / self.us if self.us and self.floor_us else None
+
+
+Add = Callable[[list[Row]], None]
+"""Takes the rows of a measurement as they come."""
+Announce = Callable[[str], None]
+"""Takes the name of each step before it begins."""
+
+
+def cold_rows_of(
+    kind: str,
+    shape: Shape,
+    times: Mapping[str, tuple[Spread, Sequence[str]]],
+    *,
+    errors: Mapping[str, float | None],
+    failed: Mapping[str, str | None],
+    **work: Any,
+) -> list[Row]:
+    """Make the rows of contenders, by name, that were timed cold; `work`: what else a row has."""
+    return [
+        Row(
+            kind,
+            shape,
+            name,
+            "cold",
+            error=errors.get(name),
+            failed=failed.get(name),
+            kernels=tuple(kernel[:MAX_NAME] for kernel in kernels),
+            **work,
+            **asdict(spread),
+        )
+        for name, (spread, kernels) in times.items()
+    ]
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,10 +16,11 @@ from deep_gemm.gemm.skip.api import fp8_gemm_nt_skip_head_mid
 from deep_gemm.gemm.skip.check import HeadParts, parts
 
 from . import yardsticks
+from .cases import Shape
 from .contenders import OURS
 from .layers import ALONE
-from .products import MAX_NAME, raise_if_lost, reason
-from .report import Row
+from .products import measure_each
+from .report import Add, Announce, Row, cold_rows_of
 from .timing import L2Flush, cold
 
 KIND = "skip_head_mid"
@@ -33,7 +33,6 @@ METHOD = (
     "to FP8, A's scales m-major; product_alone: fp8_gemm_nt, whose bits ours must have, while 64 columns of each head "
     f"stay as they were; {yardsticks.METHOD}"
 )
-Shape = tuple[int, int, int]
 SHAPES: tuple[Shape, ...] = tuple((m, n, 512) for n in (32768, 8192) for m in (1, 16, 64, 128, 512, 4096))
 QUICK_SHAPES: tuple[Shape, ...] = ((128, 32768, 512), (4096, 32768, 512))
 REPEATS = 20
@@ -46,25 +45,18 @@ def shapes_of(*, quick: bool = False) -> list[Shape]:
 
 
 def measure(
-    shapes: Sequence[Shape],
-    *,
-    only: Sequence[str] = (),
-    add: Callable[[list[Row]], None],
-    announce: Callable[[str], None],
-    with_yardsticks: bool = True,
+    shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce, with_yardsticks: bool = True
 ) -> None:
     """Measure products of these shapes. Whoever has timed the yardsticks leaves them out here."""
     flush = L2Flush()
     if with_yardsticks:
         add(yardsticks.measure(flush))
-    for shape in shapes:
-        announce(f"{KIND} {'x'.join(map(str, shape))}")
-        torch.manual_seed(0)
-        try:
-            add(rows_of(IntoHeads(shape, "cuda"), flush, only))
-        except Exception as exception:
-            raise_if_lost(exception)
-            add([Row(KIND, shape, OURS, "cold", failed=reason(exception))])
+    measure_each(
+        [(KIND, shape) for shape in shapes],
+        lambda _, shape: rows_of(IntoHeads(shape, "cuda"), flush, only),
+        add,
+        announce,
+    )
 
 
 class IntoHeads:
@@ -109,17 +101,12 @@ def rows_of(product: IntoHeads, flush: L2Flush, only: Sequence[str]) -> list[Row
     """Check and time both ways."""
     wrong = product.wrong()
     calls = {name: call for name, call in product.calls().items() if not only or name in only}
-    return [
-        Row(
-            KIND,
-            product.shape,
-            name,
-            "cold",
-            operations=product.operations,
-            bytes=product.bytes,
-            kernels=tuple(kernel[:MAX_NAME] for kernel in kernels),
-            failed=wrong if name == OURS else None,
-            **asdict(spread),
-        )
-        for name, (spread, kernels) in cold(calls, flush, REPEATS).items()
-    ]
+    return cold_rows_of(
+        KIND,
+        product.shape,
+        cold(calls, flush, REPEATS),
+        errors={},
+        failed={OURS: wrong},
+        operations=product.operations,
+        bytes=product.bytes,
+    )

@@ -40,7 +40,7 @@ def run_cast(kernel: HostKernel, config: CastConfig, p: RowCast, **how: Unpack[H
     aligned = dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {}
     stage = Stage(config, read, written, aligned, **how)
     grid = num_ctas(config, p.x.shape[0], p.values.shape[1], stage.num_sms)
-    stage.run(cast_rows.KERNEL, kernel, config, lambda _, at: cast_rows.params_of(p._replace(**at)), grid)
+    stage.run(cast_rows.KERNEL, kernel, lambda _, at: cast_rows.params_of(p._replace(**at)), grid)
 
 
 @dataclass(frozen=True)

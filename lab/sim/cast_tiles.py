@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +14,11 @@ from deep_gemm.casts import cast_tiles
 from deep_gemm.casts.cast_tiles import Grain, TileCast, TileCastConfig, num_tiles
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
-from deep_gemm.core.check.layout import align, ceil_div
+from deep_gemm.core.check.layout import align
 
 from ..casts import assert_same_bits, hard_quotients, wild
-from .launcher import How, Stage
+from .cast_rows import strided, wider
+from .launcher import How, Stage, flat_memory
 from .library import HostKernel
 from .trial import Trial
 
@@ -26,83 +26,11 @@ POISON = 0xA5
 OUTPUTS = ("values", "scales", "columns", "column_scales")
 
 
-class Casts(NamedTuple):
-    """The casts that the kernel wrote."""
-
-    values: Quantized | None
-    """Values that lie as x does."""
-    columns: Quantized | None
-    """The transposed values `[k, m]`, and their scales `[k, ceil(m / 128)]`."""
-
-
-def scales_shape(grain: Grain, m: int, k: int) -> tuple[int, int]:
-    """Rows and columns of the scales of values that lie as x does."""
-    return (m if grain == Grain.ROWS else ceil_div(m, 128)), (k if grain == Grain.CHANNELS else ceil_div(k, 128))
-
-
-def run(
-    kernel: HostKernel,
-    config: TileCastConfig,
-    x: Tensor,
-    *,
-    is_m_major: bool = True,
-    padding: int = 0,
-    min_amax: float = 0.0,
-    rounds_up: bool = False,
-    **how: Unpack[How],
-) -> Casts:
-    """Cast `x` `[m, k]` on simulated SMs. What the kernel leaves unwritten is poison.
-
-    Rows of the values, transposed ones too, lie `padding` elements apart; a ValueError says that those were written.
-    `is_m_major`: scales lie as products load them.
-    """
-    m, k = x.shape
-    values = scales = columns = column_scales = None
-    if config.grain is not None:
-        values = _poisoned(m, k, padding)
-        scales = _empty_scales(*scales_shape(config.grain, m, k), is_m_major=is_m_major)
-    if config.column_bytes:
-        columns = _poisoned(k, m, padding)
-        column_scales = _empty_scales(k, ceil_div(m, 128), is_m_major=is_m_major)
-    p = TileCast(x, config.grain, values, scales, columns, column_scales, min_amax, rounds_up)
-    run_cast(kernel, config, p, **how)
-    for name, written in (("values", values), ("columns", columns)):
-        if written is not None and padding:
-            rows, pitch = written.shape[0] - 1, written.stride(0)
-            beyond = written.view(torch.uint8).as_strided((rows, padding), (pitch, 1), pitch - padding)
-            if not bool((beyond == POISON).all()):
-                raise ValueError(f"{name}: written beyond a row's end")
-    return Casts(
-        None if values is None or scales is None else (values.contiguous(), scales),
-        None if columns is None or column_scales is None else (columns.contiguous(), column_scales),
-    )
-
-
 def run_cast(kernel: HostKernel, config: TileCastConfig, p: TileCast, **how: Unpack[How]) -> None:
     """Cast as `casts.cast_tiles.run` does, into the outputs of `p`, on simulated SMs."""
     aligned = {"columns": config.column_bytes} | (dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {})
     stage = Stage(config, {"x": p.x}, {name: getattr(p, name) for name in OUTPUTS}, aligned, **how)
-    stage.run(
-        cast_tiles.KERNEL,
-        kernel,
-        config,
-        lambda _, at: cast_tiles.params_of(p._replace(**at)),
-        num_tiles(*p.x.shape),
-    )
-
-
-def _poisoned(rows: int, columns: int, padding: int) -> Tensor:
-    """Make room for FP8 values in rows that lie `padding` elements apart."""
-    pitch = columns + padding
-    memory = torch.full(((rows - 1) * pitch + columns,), POISON, dtype=torch.uint8)
-    return memory.view(torch.float8_e4m3fn).as_strided((rows, columns), (pitch, 1))
-
-
-def _empty_scales(rows: int, columns: int, *, is_m_major: bool) -> Tensor:
-    strides = (1, align(rows, 4)) if is_m_major else (columns, 1)
-    return torch.full(((rows - 1) * strides[0] + (columns - 1) * strides[1] + 1,), float("nan")).as_strided(
-        (rows, columns), strides
-    )
+    stage.run(cast_tiles.KERNEL, kernel, lambda _, at: cast_tiles.params_of(p._replace(**at)), num_tiles(*p.x.shape))
 
 
 RIGHT: dict[Grain, Callable[[Tensor, bool, float], Quantized]] = {
@@ -123,21 +51,29 @@ def check(
     rounds_up: bool = False,
     **how: Unpack[How],
 ) -> None:
-    """Compare the casts of `x` with the reference's, to the bit."""
-    found = run(
-        kernel,
-        config,
-        x,
-        is_m_major=is_m_major,
-        padding=padding,
-        min_amax=min_amax,
-        rounds_up=rounds_up,
-        **how,
-    )
-    if found.values is not None and config.grain is not None:
-        assert_same_bits(found.values, RIGHT[config.grain](x, rounds_up, min_amax))
-    if found.columns is not None:
-        assert_same_bits(found.columns, RIGHT[Grain.ROWS](x.t(), rounds_up, min_amax))
+    """Compare the casts of `x` `[m, k]` with the reference's, to the bit: values as x lies, and `[k, m]`.
+
+    Rows of both lie `padding` elements apart, which stay as they were. `is_m_major`: scales lie as products load them.
+    """
+    rows = None if config.grain is None else RIGHT[config.grain](x, rounds_up, min_amax)
+    columns = RIGHT[Grain.ROWS](x.t(), rounds_up, min_amax) if config.column_bytes else None
+    rooms = [_room_for(right, is_m_major, padding) for right in (rows, columns)]
+    run_cast(kernel, config, TileCast(x, config.grain, *rooms[0], *rooms[1], min_amax, rounds_up), **how)
+    for right, (values, scales) in zip((rows, columns), rooms, strict=True):
+        if right is not None and values is not None and scales is not None:
+            assert_same_bits((values, scales), right)
+            values.view(torch.uint8).fill_(POISON)
+            if not bool((flat_memory(values).view(torch.uint8) == POISON).all()):
+                raise ValueError("written beyond a row's end")
+
+
+def _room_for(right: Quantized | None, is_m_major: bool, padding: int) -> tuple[Tensor | None, Tensor | None]:
+    """Make room for a cast, full of poison and NaN."""
+    if right is None:
+        return None, None
+    values, shape = torch.full(right[0].shape, POISON, dtype=torch.uint8), right[1].shape
+    strides = (1, align(shape[0], 4)) if is_m_major else (shape[1], 1)
+    return wider(values, padding, POISON).view(torch.float8_e4m3fn), strided(shape, strides)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,6 @@ def run(kernel: HostKernel, config: MqaConfig, p: MqaLogits, **how: Unpack[How])
     stage.run(
         KERNEL,
         kernel,
-        config,
         lambda launcher, at: params_of(config, launcher, p._replace(**{**at, "logits": at["logits"][:, :columns]})),
         grid(config, tokens, p.keys.shape[0], stage.num_sms),
     )

@@ -100,7 +100,7 @@ def run(
         problem = PagedLogits(**{**at, "cache": cache, "logits": at["logits"][:, :columns]})
         return params_of(config, launcher, problem, splits)
 
-    stage.run(KERNEL, kernel, config, params, grid(p, splits))
+    stage.run(KERNEL, kernel, params, grid(p, splits))
     return whole[:, :columns]
 
 

@@ -41,7 +41,6 @@ def run(
     stage.run(
         kernel_of(config),
         kernel,
-        config,
         lambda _, at: gather_weighted.params_of(at["y"], at["row_of"], at.get("weights"), at["out"]),
         grid,
     )

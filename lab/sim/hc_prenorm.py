@@ -45,7 +45,6 @@ def run(
     stage.run(
         module.KERNEL,
         kernel,
-        config,
         lambda launcher, at: module.bind(config, launcher, HcProblem(**at)),
         module.grid(config, m, n, splits, stage.num_sms),
     )

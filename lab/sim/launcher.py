@@ -131,7 +131,7 @@ class Stage:
         tensors that are `ready`. `ranks`: whose memory it is, if not that of rank 0.
         """
         given = {name: x for name, x in {**read, **written}.items() if x is not None}
-        self._written = {name: given[name] for name in written if name in given}
+        self.config, self._written = config, {name: given[name] for name in written if name in given}
         alignments = {name: x.element_size() for name, x in given.items()} | {**(aligned or {})}
         buffers = {
             name: Buffer(
@@ -152,16 +152,16 @@ class Stage:
         self,
         kernel: Kernel[Any],
         compiled: HostKernel,
-        config: Config,
         params_of: Callable[[Any, Any], bytes],
         grid: int,
         inputs: frozenset[str] = frozenset(),
+        config: Config | None = None,
     ) -> None:
         """Launch a kernel with the parameters that `params_of` makes of the launcher and the tensors here, by name.
 
-        What it wrote is copied back; it may not write `inputs`.
+        What it wrote is copied back; it may not write `inputs`. `config`: the kernel's, if it is another one's stage.
         """
-        launcher = self.launcher(kernel, compiled, config, inputs)
+        launcher = self.launcher(kernel, compiled, config or self.config, inputs)
         launch(launcher, params_of(launcher, self.at), grid, _CPU)
         self.copy_back()
 

@@ -24,11 +24,7 @@ def run(kernel: HostKernel, sf: Tensor, out: Tensor, **how: Unpack[How]) -> None
     """Copy scales as `casts.lay_scales.run` does, on simulated SMs. What the kernel leaves unwritten stays."""
     stage = Stage(CONFIG, {"sf": sf}, {"out": out}, **how)
     stage.run(
-        lay_scales.KERNEL,
-        kernel,
-        CONFIG,
-        lambda _, at: lay_scales.params_of(at["sf"], at["out"]),
-        lay_scales.grid(CONFIG, sf),
+        lay_scales.KERNEL, kernel, lambda _, at: lay_scales.params_of(at["sf"], at["out"]), lay_scales.grid(CONFIG, sf)
     )
 
 

@@ -45,7 +45,6 @@ def run(
     stage.run(
         KERNEL,
         kernel,
-        config,
         lambda launcher, at: params_of(config, launcher, at["x"], at["values"], at["scales"], at["d"], at.get("c")),
         grid(config, *d.shape),
     )

@@ -38,7 +38,6 @@ def run(
     stage.run(
         pack_rows.KERNEL,
         kernel,
-        config,
         lambda _, at: pack_rows.params_of(**{"row_of": None, **at}),
         pack_rows.grid(config, slots, x.shape[1]),
     )

@@ -28,11 +28,7 @@ def check(kernel: HostKernel, contexts: Tensor, shares: int, **how: Unpack[How])
     stage = Stage(CONFIG, {"contexts": given}, {"out": got}, {"out": 8}, **how)
     params_of = plan_paged_contexts.params_of
     stage.run(
-        plan_paged_contexts.KERNEL,
-        kernel,
-        CONFIG,
-        lambda _, at: params_of(at["contexts"][: len(contexts)], at["out"]),
-        1,
+        plan_paged_contexts.KERNEL, kernel, lambda _, at: params_of(at["contexts"][: len(contexts)], at["out"]), 1
     )
     if not torch.equal(got, right):
         raise ValueError(f"rows {(got != right).any(1).nonzero()[:3].flatten().tolist()} are wrong")

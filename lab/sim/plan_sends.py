@@ -39,7 +39,6 @@ def check(
     stage.run(
         plan_sends.KERNEL,
         kernel,
-        config,
         lambda _, at: plan_sends.params_of(
             at["topk_ids"][:tokens], FACTS, at["row_of"], at["told"], experts_here, ranks
         ),

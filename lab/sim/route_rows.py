@@ -55,8 +55,8 @@ def run(
     stage = Stage(config, {"topk_ids": topk_ids}, {**found, "of_parts": of_parts}, **how)
     if kernels.counter is not None:
         own = CountConfig(config.id_bytes)
-        stage.run(COUNTER, kernels.counter, own, lambda _, at: _params(p, at), grid, frozenset(OUTPUTS))
-    stage.run(route_rows.KERNEL, kernels.router, config, lambda _, at: _params(p, at), grid, frozenset({"of_parts"}))
+        stage.run(COUNTER, kernels.counter, lambda _, at: _params(p, at), grid, frozenset(OUTPUTS), own)
+    stage.run(route_rows.KERNEL, kernels.router, lambda _, at: _params(p, at), grid, frozenset({"of_parts"}))
     return found
 
 
@@ -72,7 +72,7 @@ def count(
     p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
     stage = Stage(config, {"topk_ids": topk_ids}, {"of_parts": of_parts}, **how)
-    stage.run(COUNTER, kernel, config, lambda _, at: _params(p, at), grid)
+    stage.run(COUNTER, kernel, lambda _, at: _params(p, at), grid)
     return of_parts
 
 

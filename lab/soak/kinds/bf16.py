@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,7 +12,7 @@ from deep_gemm.gemm import bf16
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
-from .groups import BLOCK_OF_IDS, draw_counts, draw_ends, draw_ids, ids_of_ends, rows_written
+from .groups import draw_counts, draw_layout, ids_of_ends, rows_written
 
 BF16, LARGEST = torch.bfloat16, 4
 CALLS = {
@@ -132,24 +132,13 @@ class RowsBf16(OfBf16):
     def fill(self) -> None:
         """Draw all anew."""
         super().fill()
-        drawn = (
-            draw_ends(self.draw, self.m, self.groups, self.alignment)
-            if self.by_ends
-            else draw_ids(self.draw, self.m, self.groups)
-        )
-        self.operands["layout"].copy_(drawn)
+        self.operands["layout"].copy_(draw_layout(self.draw, self.m, self.groups, self.alignment, self.by_ends))
 
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
         product = bf16.m_grouped_bf16_gemm_nn_contiguous if self.nn else bf16.m_grouped_bf16_gemm_nt_contiguous
-        product(
-            x["a"],
-            x["b"],
-            x["d"],
-            x["layout"],
-            use_psum_layout=self.by_ends,
-            ensure_zero_padding=self.zero_padding,
-        )
+        of_layout: Any = {"use_psum_layout": self.by_ends, "ensure_zero_padding": self.zero_padding}
+        product(x["a"], x["b"], x["d"], x["layout"], **of_layout)
         return {}
 
     def right(self) -> dict[str, Right]:
@@ -161,9 +150,7 @@ class RowsBf16(OfBf16):
         for group in range(self.groups):
             at = (ids == group).nonzero().flatten()
             exact[at] = x["a"][at].double() @ b[group].t()
-        written = rows_written(
-            ids, self.alignment if self.by_ends else BLOCK_OF_IDS, self.zero_padding or not self.by_ends
-        )
+        written = rows_written(ids, self.alignment, self.zero_padding, self.by_ends)
         return {"d": Right(exact, None, written)}
 
 

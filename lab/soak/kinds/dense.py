@@ -10,7 +10,7 @@ from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.gemm.dense import api as dense
 
 from ..draw import Draw
-from ..trial import Right, Tensors, Trial
+from ..trial import Right, Tensors
 from . import fp8
 
 CALLS = {
@@ -21,7 +21,7 @@ CALLS = {
 }
 
 
-class Dense(Trial):
+class Dense(fp8.OfFp8):
     """`fp8_gemm_nt` and its relatives."""
 
     kind = "fp8_gemm"
@@ -65,9 +65,7 @@ class Dense(Trial):
 
     def fill(self) -> None:
         """Draw all anew."""
-        for name in ("a", "b"):
-            fp8.fill_values(self.draw, self.operands[name], self.exact)
-            fp8.fill_scales(self.draw, self.operands["sf" + name], self.exact)
+        super().fill()
         if self.c is not None:
             c = self.draw.integers((self.m, self.n), -8, 8).to(self.dtype)
             if self.c == "c":

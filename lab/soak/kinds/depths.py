@@ -10,11 +10,11 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm.rows.api import k_grouped_fp8_gemm_nt_contiguous
 
 from ..draw import Draw
-from ..trial import Right, Tensors, Trial
+from ..trial import Right, Tensors
 from . import fp8
 
 
-class Depths(Trial):
+class Depths(fp8.OfFp8):
     """`k_grouped_fp8_gemm_nt_contiguous`."""
 
     kind = "k_grouped_fp8"
@@ -49,9 +49,7 @@ class Depths(Trial):
 
     def fill(self) -> None:
         """Draw all anew, but the depths."""
-        for name in ("a", "b"):
-            fp8.fill_values(self.draw, self.operands[name], self.exact)
-            fp8.fill_scales(self.draw, self.operands["sf" + name], self.exact)
+        super().fill()
         if self.adds:
             self.starts["d"] = self.draw.integers((len(self.ks), self.m, self.n), -8, 8)
 

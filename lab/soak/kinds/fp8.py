@@ -9,6 +9,7 @@ from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 
 from ...sim.rounding import FP32_UNIT, TENSOR_CORES, within_units
 from ..draw import Draw
+from ..trial import Trial
 
 VALUES = "dtype address stride shape device"
 SCALES = "dtype shape device"
@@ -50,3 +51,15 @@ def product(a: Tensor, b: Tensor, c: Tensor | None, dtype: torch.dtype, exact: b
     bound = a.abs() @ b.abs().mT * (share / (1 - share)) + 2 * FP32_UNIT * total.abs()
     right = total.to(dtype)
     return right, within_units(right, bound)
+
+
+class OfFp8(Trial):
+    """The common part of products of FP8."""
+
+    exact: bool
+
+    def fill(self) -> None:
+        """Draw values and scales anew."""
+        for name in ("a", "b"):
+            fill_values(self.draw, self.operands[name], self.exact)
+            fill_scales(self.draw, self.operands["sf" + name], self.exact)

@@ -31,6 +31,11 @@ def draw_ends(draw: Draw, m: int, groups: int, alignment: int) -> Tensor:
     return torch.tensor(ends, dtype=torch.int32, device=draw.device)
 
 
+def draw_layout(draw: Draw, m: int, groups: int, alignment: int, by_ends: bool) -> Tensor:
+    """Draw ends, or ids."""
+    return draw_ends(draw, m, groups, alignment) if by_ends else draw_ids(draw, m, groups)
+
+
 def draw_counts(draw: Draw, groups: int, max_m: int) -> Tensor:
     """Rows of each group."""
     counts = [draw.rng.choice((0, max_m, draw.rng.randint(0, max_m))) for _ in range(groups)]
@@ -50,9 +55,9 @@ BLOCK_OF_IDS = 128
 """With ids, padding is made zero within blocks of so many rows, whatever alignment is set."""
 
 
-def rows_written(ids: Tensor, alignment: int, zero_padding: bool) -> Tensor:
-    """`[m, 1]`: rows of groups, and the padding that is made zero."""
+def rows_written(ids: Tensor, alignment: int, zero_padding: bool, by_ends: bool) -> Tensor:
+    """`[m, 1]`: rows of groups, and the padding that is made zero: always with ids."""
     written = ids >= 0
-    if zero_padding and len(ids):
-        written = written | padding_rows(ids, alignment)
+    if (zero_padding or not by_ends) and len(ids):
+        written = written | padding_rows(ids, alignment if by_ends else BLOCK_OF_IDS)
     return written[:, None]

@@ -10,11 +10,11 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm.heads.api import fp8_einsum
 
 from ..draw import Draw
-from ..trial import Right, Tensors, Trial
+from ..trial import Right, Tensors
 from . import fp8
 
 
-class Heads(Trial):
+class Heads(fp8.OfFp8):
     """`fp8_einsum` of tokens and weights."""
 
     kind = "fp8_einsum"
@@ -48,9 +48,7 @@ class Heads(Trial):
 
     def fill(self) -> None:
         """Draw all anew."""
-        for name in ("a", "b"):
-            fp8.fill_values(self.draw, self.operands[name], self.exact)
-            fp8.fill_scales(self.draw, self.operands["sf" + name], self.exact)
+        super().fill()
         if self.adds:
             self.starts["d"] = self.draw.integers((self.b, self.h, self.n), -8, 8, torch.bfloat16)
 

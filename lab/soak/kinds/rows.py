@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from deep_gemm.core.settings import get_mk_alignment_for_contiguous_layout
 from deep_gemm.gemm.rows import api as grouped
 
 from ..draw import Draw
-from ..trial import Right, Tensors, Trial
+from ..trial import Right, Tensors
 from . import fp8
-from .groups import BLOCK_OF_IDS, draw_counts, draw_ends, draw_ids, ids_of_ends, rows_written
+from .groups import draw_counts, draw_layout, ids_of_ends, rows_written
 
 
 def product_by_id(a: Tensor, b: Tensor, ids: Tensor, dtype: torch.dtype, exact: bool) -> tuple[Tensor, Tensor | None]:
@@ -29,7 +29,7 @@ def product_by_id(a: Tensor, b: Tensor, ids: Tensor, dtype: torch.dtype, exact: 
     return right, allowed
 
 
-class Contiguous(Trial):
+class Contiguous(fp8.OfFp8):
     """`m_grouped_fp8_gemm_nt_contiguous` and its nn form."""
 
     kind = "m_grouped_fp8_contiguous"
@@ -72,27 +72,14 @@ class Contiguous(Trial):
 
     def fill(self) -> None:
         """Draw all anew."""
-        for name in ("a", "b"):
-            fp8.fill_values(self.draw, self.operands[name], self.exact)
-            fp8.fill_scales(self.draw, self.operands["sf" + name], self.exact)
-        drawn = (
-            draw_ends(self.draw, self.m, self.groups, self.alignment)
-            if self.by_ends
-            else draw_ids(self.draw, self.m, self.groups)
-        )
-        self.operands["layout"].copy_(drawn)
+        super().fill()
+        self.operands["layout"].copy_(draw_layout(self.draw, self.m, self.groups, self.alignment, self.by_ends))
 
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
         product = grouped.m_grouped_fp8_gemm_nn_contiguous if self.turned else grouped.m_grouped_fp8_gemm_nt_contiguous
-        product(
-            (x["a"], x["sfa"]),
-            (x["b"], x["sfb"]),
-            x["d"],
-            x["layout"],
-            use_psum_layout=self.by_ends,
-            ensure_zero_padding=self.zero_padding,
-        )
+        of_layout: Any = {"use_psum_layout": self.by_ends, "ensure_zero_padding": self.zero_padding}
+        product((x["a"], x["sfa"]), (x["b"], x["sfb"]), x["d"], x["layout"], **of_layout)
         return {}
 
     def right(self) -> dict[str, Right]:
@@ -101,13 +88,11 @@ class Contiguous(Trial):
         ids = ids_of_ends(x["layout"], self.m, self.alignment) if self.by_ends else x["layout"]
         b, sfb = (x["b"].mT, x["sfb"].mT) if self.turned else (x["b"], x["sfb"])
         a, b = fp8.spread(x["a"], x["sfa"], 1), fp8.spread(b, sfb, 128)
-        written = rows_written(
-            ids, self.alignment if self.by_ends else BLOCK_OF_IDS, self.zero_padding or not self.by_ends
-        )
+        written = rows_written(ids, self.alignment, self.zero_padding, self.by_ends)
         return {"d": Right(*product_by_id(a, b, ids, self.dtype, self.exact), written)}
 
 
-class Masked(Trial):
+class Masked(fp8.OfFp8):
     """`m_grouped_fp8_gemm_nt_masked`."""
 
     kind = "m_grouped_fp8_masked"
@@ -143,9 +128,7 @@ class Masked(Trial):
 
     def fill(self) -> None:
         """Draw all anew."""
-        for name in ("a", "b"):
-            fp8.fill_values(self.draw, self.operands[name], self.exact)
-            fp8.fill_scales(self.draw, self.operands["sf" + name], self.exact)
+        super().fill()
         self.operands["masked_m"].copy_(draw_counts(self.draw, self.groups, self.max_m))
 
     def call(self, x: Tensors) -> Tensors:

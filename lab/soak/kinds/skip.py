@@ -10,11 +10,11 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm.skip.api import fp8_gemm_nt_skip_head_mid
 
 from ..draw import Draw
-from ..trial import Right, Tensors, Trial
+from ..trial import Right, Tensors
 from . import fp8
 
 
-class SkipHeadMid(Trial):
+class SkipHeadMid(fp8.OfFp8):
     """`fp8_gemm_nt_skip_head_mid`."""
 
     kind = "skip_head_mid"
@@ -39,12 +39,6 @@ class SkipHeadMid(Trial):
     def text(self) -> str:
         """The problem in a few words."""
         return f"m={self.m} k={self.k} {self.heads} heads of {self.left}+{self.mid}+{self.right_part}"
-
-    def fill(self) -> None:
-        """Draw all anew."""
-        for name in ("a", "b"):
-            fp8.fill_values(self.draw, self.operands[name], self.exact)
-            fp8.fill_scales(self.draw, self.operands["sf" + name], self.exact)
 
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
