@@ -6,6 +6,7 @@ that the simulator's launches go through the broken code.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import broken
 import host_mutations_bf16 as of_bf16
 import host_mutations_sends as of_sends
 import torch
-from host_mutations_bf16 import wider
+from host_mutations_bf16 import spread, wider
 
 import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles
@@ -25,8 +26,6 @@ from deep_gemm.core.check.recipes import PER_64, PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.depths.check import KGroupedProblem
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.skip.choose import skipping
 from deep_gemm.gemm.tiles import Tile
@@ -40,43 +39,39 @@ SECONDS = 120
 # Trials. Strides differ wherever two could be mistaken for each other.
 
 
-def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
-    from lab.sim import dense as sim
+def check(module: str, config: Any, p: Any, **more: int) -> None:
+    """Compute a product, of operands whose rows lie as many elements further apart."""
+    from lab.sim.dense import compile_config
 
-    p: DenseProblem = sim.random_problem(config, *mnk)
-    p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=p.sfb if config.sfb == PER_ROW else wider(p.sfb, 3))
-    if p.c is not None and p.c is not p.d:
-        p = p._replace(c=wider(p.c, 8))
-    sim.run(sim.compile_config(config), config, p).checked()
+    sim = importlib.import_module(f"lab.sim.{module}")
+    sim.run(compile_config(config), config, spread(p, **more)).checked()
+
+
+def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
+    from lab.sim.dense import random_problem
+
+    p = random_problem(config, *mnk)
+    check("dense", config, p, a=32, b=16, sfb=0 if config.sfb == PER_ROW else 3, c=0 if p.c is p.d else 8)
 
 
 def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
-    from lab.sim import dense
-    from lab.sim import fp8_gemm_decode as sim
+    from lab.sim.dense import random_problem
 
-    p: DenseProblem = dense.random_problem(config, *mnk)
-    p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfa=wider(p.sfa, 3), sfb=wider(p.sfb, 2))
-    if p.c is not None:
-        p = p._replace(c=wider(p.c, 8))
-    sim.run(dense.compile_config(config), config, p).checked()
+    check("fp8_gemm_decode", config, random_problem(config, *mnk), a=32, b=16, sfa=3, sfb=2, c=8)
 
 
 def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) -> None:
-    from lab.sim import dense
-    from lab.sim import skip_head_mid as sim
+    from lab.sim.skip_head_mid import random_problem
 
-    p = sim.random_problem(72, (splits[0] + splits[2]) * 5, 400, splits, extra_columns=8)
-    p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=wider(p.sfb, 3))
-    sim.run(dense.compile_config(config), config, p).checked()
+    p = random_problem(72, (splits[0] + splits[2]) * 5, 400, splits, extra_columns=8)
+    check("skip_head_mid", config, p, a=32, b=16, sfb=3)
 
 
 def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, alignment: int = 128) -> None:
-    from lab.sim import dense
-    from lab.sim import rows as sim
+    from lab.sim.rows import random_problem
 
-    p = sim.random_problem(config, layout, 264, 400, rows=rows, alignment=alignment)
-    p = p._replace(b=wider(p.b, 16), sfb=p.sfb if config.sfb == PER_ROW else wider(p.sfb, 3))
-    sim.run(dense.compile_config(config), config, p).checked()
+    p = random_problem(config, layout, 264, 400, rows=rows, alignment=alignment)
+    check("rows", config, p, b=16, sfb=0 if config.sfb == PER_ROW else 3)
 
 
 def silu_trial(has_weights: bool) -> None:
@@ -85,7 +80,7 @@ def silu_trial(has_weights: bool) -> None:
 
     config = tile_config(64, 128, Output(groups=Groups.IDS, activates=True), k=400)
     p = sim.random_problem([-1, *[0] * 70, -1, *[1] * 21], 512, 400, has_weights=has_weights, limit=0.5)
-    p = p._replace(b=wider(p.b, 16), sfb=wider(p.sfb, 3), d=wider(p.d, 32))
+    p = spread(p, b=16, sfb=3, d=32)
     got, _ = sim.run(dense.compile_config(config), config, p)
     found = silu.mistakes(p, got, silu.right(p))
     if found is not None:
@@ -95,22 +90,17 @@ def silu_trial(has_weights: bool) -> None:
 def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
     from lab.sim import depths as sim
 
-    p: KGroupedProblem = sim.random_problem(config, (272, 16, 400), 72, 136, on_gpu_alone=on_gpu_alone)
-    if config.with_c and p.c is not None:
-        p = p._replace(c=wider(p.c, 8))
-    sim.run(sim.compile_both(config), config, p).checked()
+    p = sim.random_problem(config, (272, 16, 400), 72, 136, on_gpu_alone=on_gpu_alone)
+    sim.run(sim.compile_both(config), config, spread(p, c=8 if config.with_c else 0)).checked()
 
 
 def heads_trial(tile: Tile, output: Output) -> None:
-    from lab.sim import dense
-    from lab.sim import heads as sim
+    from lab.sim.heads import random_problem
 
     config = tile.config(output, 400)
-    p = sim.random_problem(config, 3, 72, 264, 400, gap=16)
-    if isinstance(config, DecodeConfig):
-        p = p._replace(sfa=wider(p.sfa, 5))
-    p = p._replace(sfb=p.sfb if p.of_b == PER_ROW else wider(p.sfb, 3))
-    sim.run(dense.compile_config(config), config, p).checked()
+    p = random_problem(config, 3, 72, 264, 400, gap=16)
+    sfa, sfb = 5 if isinstance(config, DecodeConfig) else 0, 0 if p.of_b == PER_ROW else 3
+    check("heads", config, p, sfa=sfa, sfb=sfb)
 
 
 ROUNDED: dict[str, Any] = {"data": "wild", "min_amax": 0.25, "rounds_up": True, "is_m_major": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -24,13 +25,19 @@ def wider(x: torch.Tensor, extra: int) -> torch.Tensor:
     return room[..., : x.shape[-1]]
 
 
+def spread(p: Any, **more: int) -> Any:
+    """Lay the rows of these operands further apart, by so many elements. One that lies along its rows stays."""
+    wide = {
+        name: wider(getattr(p, name), extra) for name, extra in more.items() if extra and getattr(p, name) is not None
+    }
+    return p._replace(**wide)
+
+
 def product_trial(config: Bf16Config, m: int, n: int, k: int) -> None:
     from lab.sim import bf16 as sim
 
     p = sim.random_problem(config, m, n, k, planes=3, gap=8)
-    p = p._replace(b=p.b if config.majors.b_is_mn else wider(p.b, 16))
-    if p.c is not None and p.c is not p.d:
-        p = p._replace(c=wider(p.c, 8))
+    p = spread(p, b=0 if config.majors.b_is_mn else 16, c=0 if p.c is p.d else 8)
     sim.run(sim.compile_config(config), config, p).checked()
 
 
@@ -40,7 +47,7 @@ def rows_trial(groups: Groups, layout: list[int], rows: int | None = None, b_is_
     config = bf16_config(64, 64, Output(groups=groups), Majors(b_is_mn=b_is_mn))
     zero_padding = groups != Groups.COUNTS
     p = bf16_rows.random_problem(config, layout, 136, 200, rows=rows, alignment=32, zero_padding=zero_padding)
-    p = p._replace(a=wider(p.a, 8), b=p.b if b_is_mn else wider(p.b, 16))
+    p = spread(p, a=8, b=0 if b_is_mn else 16)
     bf16_rows.run(bf16.compile_config(config), config, p).checked()
 
 
@@ -48,9 +55,7 @@ def depths_trial() -> None:
     from lab.sim import bf16, bf16_depths
 
     config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS), TURNED)
-    p = bf16_depths.random_problem(config, (64, 0, 192), 72, 136)
-    assert p.c is not None
-    p = p._replace(a=wider(p.a, 8), b=wider(p.b, 16), c=wider(p.c, 8))
+    p = spread(bf16_depths.random_problem(config, (64, 0, 192), 72, 136), a=8, b=16, c=8)
     bf16_depths.run(bf16.compile_config(config), config, p).checked()
 
 
@@ -58,9 +63,7 @@ def counted_trial(on_gpu_alone: bool, ks: tuple[int, ...] = (70, 0, 129), m: int
     from lab.sim import bf16, bf16_counted
 
     config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, groups=Groups.COUNTED_DEPTHS), TURNED)
-    p = bf16_counted.random_problem(config, ks, m, n, on_gpu_alone=on_gpu_alone, gap=8)
-    assert p.c is not None
-    p = p._replace(b=wider(p.b, 16), c=wider(p.c, 8))
+    p = spread(bf16_counted.random_problem(config, ks, m, n, on_gpu_alone=on_gpu_alone, gap=8), b=16, c=8)
     bf16_counted.run(bf16.compile_config(config), config, p).checked()
 
 
@@ -70,9 +73,7 @@ def sum_trial(is_turned: bool) -> None:
 
     config = bf16_config(64, 64, SUM_OUTPUT, TURNED if is_turned else Majors())
     output = SlicesConfig(True, adds_to_d=True)
-    p = bf16_sums.random_problem(config, 5, 72, 136, 192, output, gap=8)
-    if not is_turned:
-        p = p._replace(b=wider(p.b, 16))
+    p = spread(bf16_sums.random_problem(config, 5, 72, 136, 192, output, gap=8), b=0 if is_turned else 16)
     adder = bf16_sums.SlicesTrial(output).compiled()
     bf16_sums.run(bf16.compile_config(config), adder, config, 4, p).checked()
 
