@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 examples = partial(examples_of, program="lab")
 app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
 
 

@@ -242,11 +242,7 @@ def random_shapes(count: int) -> list[tuple[int, int, int]]:
 
 
 def parse_shapes(
-    text: str,
-    lengths: Sequence[int] = (3, 4),
-    example: str = "64,2112,7168",
-    least_last: int = 1,
-    meaning: str = "",
+    text: str, lengths: Sequence[int] = (3, 4), example: str = "64,2112,7168", least_last: int = 1, meaning: str = ""
 ) -> list[Shape]:
     """Read `m,n,k;m,n,k`, or shapes of as many numbers as `lengths` allow, the last of which may be `least_last`.
 

@@ -250,13 +250,7 @@ def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processe
     return len(chosen), partial(_measure_distributed, chosen, count, names)
 
 
-def _measure_distributed(
-    chosen: Sequence[Any],
-    count: int,
-    names: Sequence[str],
-    add: Add,
-    announce: Announce,
-) -> None:
+def _measure_distributed(chosen: Sequence[Any], count: int, names: Sequence[str], add: Add, announce: Announce) -> None:
     distributed.measure(chosen, count, only=names, add=add, announce=announce)
 
 
@@ -305,12 +299,7 @@ def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, C
 
 
 def _measure_heads(
-    of_heads: Sequence[Any],
-    into_heads: Sequence[Any],
-    *,
-    only: Sequence[str],
-    add: Add,
-    announce: Announce,
+    of_heads: Sequence[Any], into_heads: Sequence[Any], *, only: Sequence[str], add: Add, announce: Announce
 ) -> None:
     """Products of heads, then products into the parts of heads: those that have a contender that is asked for."""
     if only and not set(only) & set(einsum.CONTENDERS):

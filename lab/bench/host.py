@@ -102,11 +102,7 @@ def public_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
     for name, p, q in (("nt", a, b), ("nn", a, b_t), ("tn", a_t, b_t), ("tt", a_t, b)):
         gemm = getattr(dense, f"fp8_gemm_{name}")
         yield f"deep_gemm.fp8_gemm_{name}", (M, N, K), lambda gemm=gemm, p=p, q=q: gemm(p, q, d)  # type: ignore[misc]
-    yield (
-        "deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt",
-        (M, N, K),
-        lambda: dense.wgrad_gemm_fp8_fp8_fp32_nt(a, b_rows, grad),
-    )
+    yield ("deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt", (M, N, K), lambda: dense.wgrad_gemm_fp8_fp8_fp32_nt(a, b_rows, grad))
     yield from _grouped_calls(device)
     one = torch.ones((), device=device)
     yield (

@@ -103,10 +103,7 @@ def _gpu_facts() -> dict[str, Any]:
 
 def _nvml_state() -> GpuState:
     nvml, handle = _nvml()
-    return GpuState(
-        nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-        nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-    )
+    return GpuState(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM), nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
 
 
 @cache

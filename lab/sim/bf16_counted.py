@@ -46,12 +46,7 @@ def random_problem(
 
 
 def run(
-    kernel: HostKernel,
-    config: Bf16Config,
-    p: CountedProblem,
-    *,
-    ks: Sequence[int] | None = None,
-    **how: Unpack[How],
+    kernel: HostKernel, config: Bf16Config, p: CountedProblem, *, ks: Sequence[int] | None = None, **how: Unpack[How]
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. `ks`: the depths that are right, if not the problem's."""
     if ks is None:

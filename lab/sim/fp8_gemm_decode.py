@@ -81,10 +81,5 @@ class DecodeTrial(ProductTrial):
         """Multiply random matrices."""
         p = random_problem(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place)
         return run(
-            kernel,
-            self.config,
-            p,
-            is_dependent=self.is_dependent,
-            weight_is_ready=self.weight_is_ready,
-            **self.how,
+            kernel, self.config, p, is_dependent=self.is_dependent, weight_is_ready=self.weight_is_ready, **self.how
         )

@@ -76,12 +76,7 @@ def problem(
 
 
 def run(
-    kernel: HostKernel,
-    config: PagedConfig,
-    p: PagedLogits,
-    *,
-    hidden_blocks: int = 0,
-    **how: Unpack[How],
+    kernel: HostKernel, config: PagedConfig, p: PagedLogits, *, hidden_blocks: int = 0, **how: Unpack[How]
 ) -> Tensor:
     """Compute the logits on simulated SMs. What the kernel leaves unwritten is NaN.
 

@@ -30,12 +30,7 @@ LEFT_OVER = 2.0**-133
 
 
 def run(
-    kernel: HostKernel,
-    config: Chosen,
-    a: Tensor,
-    b: Tensor,
-    splits: int = 1,
-    **how: Unpack[How],
+    kernel: HostKernel, config: Chosen, a: Tensor, b: Tensor, splits: int = 1, **how: Unpack[How]
 ) -> tuple[Tensor, Tensor]:
     """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. What is left unwritten is NaN."""
     m, n = len(a), len(b)

@@ -91,11 +91,7 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
 
 
 def launches_of(
-    trial: PeerTrial,
-    kernels: Mapping[str, HostKernel],
-    by_rank: list[list[Call]],
-    simulation: Simulation,
-    limit: int,
+    trial: PeerTrial, kernels: Mapping[str, HostKernel], by_rank: list[list[Call]], simulation: Simulation, limit: int
 ) -> list[list[KernelLaunch]]:
     """Give the launches of each rank, in order."""
     sizes, post, gather = trial.sizes, trial.post, trial.gather

@@ -23,12 +23,7 @@ FACTS = (1, 2**62, -1, 5, -(2**40), 7, 3)
 
 
 def check(
-    kernel: HostKernel,
-    config: PlanSendsConfig,
-    topk_ids: Tensor,
-    experts_here: int,
-    ranks: int,
-    **how: Unpack[How],
+    kernel: HostKernel, config: PlanSendsConfig, topk_ids: Tensor, experts_here: int, ranks: int, **how: Unpack[How]
 ) -> None:
     """Plan on simulated SMs, and compare `row_of` and what is told with torch's."""
     tokens, topk = topk_ids.shape

@@ -40,13 +40,7 @@ def compile_config(config: RouteConfig, edits: Mapping[str, str] | None = None) 
 
 
 def run(
-    kernels: Kernels,
-    config: RouteConfig,
-    topk_ids: Tensor,
-    num_experts: int,
-    *,
-    first: int = 0,
-    **how: Unpack[How],
+    kernels: Kernels, config: RouteConfig, topk_ids: Tensor, num_experts: int, *, first: int = 0, **how: Unpack[How]
 ) -> dict[str, Tensor]:
     """Give routes their rows on simulated SMs: the outputs by name. What the kernels leave unwritten is poison."""
     p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
@@ -61,12 +55,7 @@ def run(
 
 
 def count(
-    kernel: HostKernel,
-    config: CountConfig,
-    topk_ids: Tensor,
-    num_experts: int,
-    first: int,
-    **how: Unpack[How],
+    kernel: HostKernel, config: CountConfig, topk_ids: Tensor, num_experts: int, first: int, **how: Unpack[How]
 ) -> Tensor:
     """Count routes of each part, on simulated SMs."""
     p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
@@ -89,12 +78,7 @@ def _params(p: RouteProblem, at: Mapping[str, Tensor]) -> bytes:
 
 
 def check(
-    kernels: Kernels,
-    config: RouteConfig,
-    topk_ids: Tensor,
-    num_experts: int,
-    first: int = 0,
-    **how: Unpack[How],
+    kernels: Kernels, config: RouteConfig, topk_ids: Tensor, num_experts: int, first: int = 0, **how: Unpack[How]
 ) -> None:
     """Compare all outputs with the package's, to the bit."""
     found = run(kernels, config, topk_ids, num_experts, first=first, **how)

@@ -22,11 +22,7 @@ def pack_trial(behind: int | None) -> None:
 
 
 PLANS, PACKS, OWN = "plan of sends", "rows to ranks", "rows to all"
-TRIALS: dict[str, Callable[[], None]] = {
-    PLANS: plan_trial,
-    PACKS: lambda: pack_trial(None),
-    OWN: lambda: pack_trial(2),
-}
+TRIALS: dict[str, Callable[[], None]] = {PLANS: plan_trial, PACKS: lambda: pack_trial(None), OWN: lambda: pack_trial(2)}
 SWAPS: tuple[tuple[str, ...], ...] = (
     ("across.plan_sends", '"facts": _FACTS.pack(*facts)', '"facts": b""', PLANS),
     ("across.plan_sends", '"topk_ids": topk_ids.data_ptr()', '"topk_ids": told.data_ptr()', PLANS),

@@ -112,12 +112,7 @@ INT8 = torch.zeros(2, 2, dtype=torch.int8)
         (per_token_cast_to_fp4, (torch.ones(2, 2), True, 0), ValueError, "gran_k: expected a positive integer, got 0"),
         (per_token_cast_to_fp4, (torch.ones(2, 2), False, 2, True), ValueError, "use_packed_ue8m0: expected use_ue8m0"),
         (cast_back_from_fp4, (None, torch.ones(2, 1)), TypeError, "packed: expected a tensor, got NoneType"),
-        (
-            cast_back_from_fp4,
-            (torch.ones(2, 2), torch.ones(2, 1)),
-            ValueError,
-            "packed: expected dtype torch.int8, ",
-        ),
+        (cast_back_from_fp4, (torch.ones(2, 2), torch.ones(2, 1)), ValueError, "packed: expected dtype torch.int8, "),
         (
             cast_back_from_fp4,
             (INT8.to_sparse(), torch.ones(2, 1)),
@@ -136,12 +131,7 @@ INT8 = torch.zeros(2, 2, dtype=torch.int8)
             ValueError,
             "sf: expected device cpu, where packed is, got meta",
         ),
-        (
-            cast_back_from_fp4,
-            (INT8[0], torch.ones(1)),
-            ValueError,
-            "packed: expected shape (..., m, k / 2), got (2,)",
-        ),
+        (cast_back_from_fp4, (INT8[0], torch.ones(1)), ValueError, "packed: expected shape (..., m, k / 2), got (2,)"),
         (
             transpose_packed_fp4,
             (INT8.to_sparse(),),
@@ -149,12 +139,7 @@ INT8 = torch.zeros(2, 2, dtype=torch.int8)
             "packed: expected a dense tensor, got layout torch.sparse_coo",
         ),
         (cast_back_from_fp4, (INT8, torch.ones(2, 2)), ValueError, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
-        (
-            cast_back_from_fp4,
-            (INT8, INT8),
-            ValueError,
-            "sf: expected dtype torch.float32 or torch.int32, got",
-        ),
+        (cast_back_from_fp4, (INT8, INT8), ValueError, "sf: expected dtype torch.float32 or torch.int32, got"),
         (transpose_packed_fp4, (INT8[:1],), ValueError, "packed: expected shape (..., m, k / 2) with an even m, got "),
     ],
 )

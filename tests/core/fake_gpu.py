@@ -21,24 +21,12 @@ from deep_gemm.core.params import Params
 from deep_gemm.core.seen import Seen
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.bf16 import (
-    depths as bf16_depths,
-)
-from deep_gemm.gemm.bf16 import (
-    kernel as bf16_gemm,
-)
-from deep_gemm.gemm.bf16 import (
-    launch as bf16,
-)
-from deep_gemm.gemm.bf16 import (
-    rows as bf16_rows,
-)
-from deep_gemm.gemm.bf16 import (
-    sum_slices,
-)
-from deep_gemm.gemm.bf16 import (
-    sums as bf16_sums,
-)
+from deep_gemm.gemm.bf16 import depths as bf16_depths
+from deep_gemm.gemm.bf16 import kernel as bf16_gemm
+from deep_gemm.gemm.bf16 import launch as bf16
+from deep_gemm.gemm.bf16 import rows as bf16_rows
+from deep_gemm.gemm.bf16 import sum_slices
+from deep_gemm.gemm.bf16 import sums as bf16_sums
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.depths import launch as depths
 from deep_gemm.gemm.depths import maps_kernel as k_group_maps

@@ -269,12 +269,7 @@ MUTATIONS = [
         (SPLIT,),
     ),
     *_swap("core.params", "before = -at % max(field.of_base, field.kind.alignment)", "before = 0", *ROWS),
-    *_swap(
-        "core.params",
-        "max(field.of_base, field.kind.alignment)",
-        "field.kind.alignment",
-        *INTO_HEADS,
-    ),
+    *_swap("core.params", "max(field.of_base, field.kind.alignment)", "field.kind.alignment", *INTO_HEADS),
     *_swap("core.params", "at += before + field.num_bytes", "at += before + field.kind.size", DEPTHS[0]),
     # What a plan writes
     *_swap("gemm.plan", "words[word] = at[operand] - before", "words[word] = at[operand]", *ROWS),
@@ -493,12 +488,7 @@ MUTATIONS = [
     ),
     *_swap("casts.cast_rows", '"rounds_up": int(p.rounds_up)', '"rounds_up": 0', CAST),
     *_swap("casts.cast_rows", "activates=p.activates", "activates=False", "activation with weights"),
-    *_swap(
-        "casts.cast_rows",
-        "return Groups.COUNTS",
-        "return Groups.NONE",
-        "cast of counted rows",
-    ),
+    *_swap("casts.cast_rows", "return Groups.COUNTS", "return Groups.NONE", "cast of counted rows"),
     *_swap("casts.cast_rows", "Groups.ENDS if has_gaps", "Groups.NONE if has_gaps", ACTIVATED),
     *_swap("casts.cast_rows", "to_routes=p.row_of is not None", "to_routes=False", TO_ROUTES),
     *_swap("casts.cast_rows", "x.stride(0) % elements == 0", "True", "cast of odd rows"),

@@ -98,11 +98,7 @@ CASES: list[Case] = []
 
 
 def case(
-    name: str,
-    inputs: Callable[[int], Sequence[Tensor]],
-    dims: Sequence[int | None],
-    operators: str,
-    **more: Any,
+    name: str, inputs: Callable[[int], Sequence[Tensor]], dims: Sequence[int | None], operators: str, **more: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a case of the decorated call."""
 
@@ -246,12 +242,7 @@ def _(x: Tensor, sx: Tensor, layout: Tensor) -> Any:
     return deep_gemm.m_grouped_fp8_gemm_nt_contiguous((x, sx), W, grouped_layout=layout)
 
 
-@case(
-    "contiguous nn into",
-    lambda m: (*with_bf16(m), ids(m)),
-    (0, 0, 0, 0),
-    "m_grouped_fp8_gemm_nn_contiguous.into",
-)
+@case("contiguous nn into", lambda m: (*with_bf16(m), ids(m)), (0, 0, 0, 0), "m_grouped_fp8_gemm_nn_contiguous.into")
 def _(x: Tensor, sx: Tensor, d: Tensor, layout: Tensor) -> Any:
     return deep_gemm.m_grouped_fp8_gemm_nn_contiguous((x, sx), turned(W), d, m_indices=layout)  # type: ignore[call-arg]
 
@@ -305,12 +296,7 @@ def k_grouped(m: int) -> tuple[Tensor, Tensor]:
     return deep_gemm.k_grouped_cast_to_fp8(numbers(m, sum(KS)), KS)
 
 
-@case(
-    "k-grouped",
-    lambda m: (numbers(m, sum(KS)),),
-    (0,),
-    "k_grouped_cast_to_fp8 k_grouped_fp8_gemm_nt_contiguous",
-)
+@case("k-grouped", lambda m: (numbers(m, sum(KS)),), (0,), "k_grouped_cast_to_fp8 k_grouped_fp8_gemm_nt_contiguous")
 def _(x: Tensor) -> Any:
     a = deep_gemm.k_grouped_cast_to_fp8(x, KS, mn_major=True)
     return deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, K_GROUPED, ks=KS)
@@ -372,12 +358,7 @@ def _(x: Tensor) -> Any:
     return deep_gemm.cast_both_to_fp8(x, True)
 
 
-@case(
-    "activation",
-    lambda m: (numbers(m, K), torch.rand(m, generator=generator(m))),
-    (0, 0),
-    "silu_mul_cast_to_fp8",
-)
+@case("activation", lambda m: (numbers(m, K), torch.rand(m, generator=generator(m))), (0, 0), "silu_mul_cast_to_fp8")
 def _(x: Tensor, weights: Tensor) -> Any:
     return deep_gemm.silu_mul_cast_to_fp8(x, weights, limit=1.5, mn_major=True)
 
@@ -431,10 +412,7 @@ def _(x: Tensor, out: Tensor, bias: Tensor) -> Any:
 
 
 @case(
-    "experts",
-    lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))),
-    (0, 0, 0),
-    "experts",
+    "experts", lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))), (0, 0, 0), "experts"
 )
 def _(x: Tensor, topk_ids: Tensor, weights: Tensor) -> Any:
     return deep_gemm.experts(x, topk_ids, weights, W1, W2, limit=2.0)

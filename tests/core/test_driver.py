@@ -47,12 +47,7 @@ class Driver:
 @pytest.fixture
 def fresh() -> Any:
     """Let what was made with a driver be made anew, in the test and after it."""
-    caches = (
-        driver._attributes,
-        driver._fixed_arguments,
-        driver.address_is_first_word,
-        driver.sizes_are_numbers,
-    )
+    caches = (driver._attributes, driver._fixed_arguments, driver.address_is_first_word, driver.sizes_are_numbers)
     for cached in caches:
         cached.cache_clear()
     yield

@@ -206,8 +206,7 @@ KEPT_OTHERWISE = {"decode 64"} if IN_USE >= (13, 1) else set()
 """Where other operands are kept than by 12.9 and 13.0; every other FFMA yields there too."""
 
 has_interleaving_compiler = pytest.mark.skipif(
-    IN_USE < COMPILERS_THAT_INTERLEAVE,
-    reason=f"needs NVRTC 12.9 or later, has {compiler_version()}",
+    IN_USE < COMPILERS_THAT_INTERLEAVE, reason=f"needs NVRTC 12.9 or later, has {compiler_version()}"
 )
 
 

@@ -140,9 +140,7 @@ CASES = {
     },
     **{
         f"cast{' m-major' if mn_major else ''}": Case(
-            fp8_casts.ROWS,
-            partial(deep_gemm.per_token_cast_to_fp8, mn_major=mn_major),
-            lambda: {"x": bf16(5, 256)},
+            fp8_casts.ROWS, partial(deep_gemm.per_token_cast_to_fp8, mn_major=mn_major), lambda: {"x": bf16(5, 256)}
         )
         for mn_major in (False, True)
     },

@@ -15,14 +15,7 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout
-from deep_gemm.core.check.layout import (
-    RECIPES,
-    align,
-    ceil_div,
-    either,
-    get_tma_aligned_size,
-    is_mn_major_tma_aligned,
-)
+from deep_gemm.core.check.layout import RECIPES, align, ceil_div, either, get_tma_aligned_size, is_mn_major_tma_aligned
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import dense_problem

@@ -32,14 +32,7 @@ SIZES = {
     "generation",
 }
 """Parameters that take as many values as a program likes. All others are configurations, types, flags and devices."""
-TOOLS = (
-    "lab.bench",
-    "deep_gemm.cli",
-    "lab.sim",
-    "lab.soak",
-    "deep_gemm.integrations",
-    "deep_gemm.__main__",
-)
+TOOLS = ("lab.bench", "deep_gemm.cli", "lab.sim", "lab.soak", "deep_gemm.integrations", "deep_gemm.__main__")
 
 
 def cached_functions() -> dict[str, Any]:

@@ -489,11 +489,7 @@ SIZES: list[Mistake] = [
     ("k-grouped", to(ks=None, ks_tensor=None), "ks: expected a list, or ks_tensor with the same numbers"),
     ("k-grouped", to(ks_tensor=int32(128, 144)), "ks_tensor: expected the numbers of ks, (144, 128), got (128, 144)"),
     ("k-grouped", to(ks=None, ks_tensor=int32(136, 136)), "ks_tensor: expected multiples of 16, got 136 at index 0"),
-    (
-        "k-grouped",
-        to(ks=None, ks_tensor=int32(144, 112)),
-        "a: expected shape (m * sum(ks),) = (1280,), got (1360,)",
-    ),
+    ("k-grouped", to(ks=None, ks_tensor=int32(144, 112)), "a: expected shape (m * sum(ks),) = (1280,), got (1360,)"),
     *[
         ("k-grouped", both(to(ks=None, use_psum_layout=True), to(ks_tensor=ends)), f"ks_tensor: expected {message}")
         for ends, message in (
@@ -1064,18 +1060,8 @@ CUBLASLT_MISTAKES: list[tuple[str, Arguments, type[Exception], str]] = [
     ("tt", {"c": torch.ones(1, 3)}, ValueError, "c: expected shape (m, n) = (2, 3), got (1, 3)"),
     ("nt", {"b": torch.ones(3, 4, device="meta")}, ValueError, "b: expected device cpu"),
     ("nt", {"d": torch.empty(2, 3, device="meta")}, ValueError, "d: expected device cpu"),
-    (
-        "nt",
-        {"a": MATRIX[:2, :4], "d": MATRIX[1:3, 2:5]},
-        ValueError,
-        "d: expected memory that does not overlap a",
-    ),
-    (
-        "nn",
-        {"b": MATRIX[:4, :3], "d": MATRIX[3:5, :3]},
-        ValueError,
-        "d: expected memory that does not overlap b",
-    ),
+    ("nt", {"a": MATRIX[:2, :4], "d": MATRIX[1:3, 2:5]}, ValueError, "d: expected memory that does not overlap a"),
+    ("nn", {"b": MATRIX[:4, :3], "d": MATRIX[3:5, :3]}, ValueError, "d: expected memory that does not overlap b"),
     (
         "nt",
         {"c": MATRIX[:2, :3], "d": MATRIX[1:3, :3]},

@@ -53,10 +53,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ("needs at least 1 store buffer", {"num_store_buffers": 0}),
     ("needs a raster of at least 1 tile", {"raster_group": 0}),
     ("needs FP32 output where it is added to D", {"adds_to_d": True}),
-    (
-        "needs C added in one way, not both",
-        {"is_fp32": True, "panel_columns": 32, "with_c": True, "adds_to_d": True},
-    ),
+    ("needs C added in one way, not both", {"is_fp32": True, "panel_columns": 32, "with_c": True, "adds_to_d": True}),
     ("needs 1 to 8 CTAs that split k", {"cluster_k": 9}),
     ("needs k split, or an operand shared, not both", {"cluster_k": 2, "cluster_m": 2}),
     (
@@ -205,8 +202,7 @@ def test_a_configuration_has_a_short_name(name: str, config: GemmConfig) -> None
 
 
 @pytest.mark.parametrize(
-    ("tile", "tiles_down_m"),
-    [((128, 256), 16), ((64, 128), 16), ((128, 192), 8), ((256, 128), 8), ((128, 256, 2), 8)],
+    ("tile", "tiles_down_m"), [((128, 256), 16), ((64, 128), 16), ((128, 192), 8), ((256, 128), 8), ((128, 256, 2), 8)]
 )
 def test_tiles_twice_as_wide_as_high_have_a_higher_raster(tile: tuple[int, ...], tiles_down_m: int) -> None:
     block_m, block_n, cluster_m = (*tile, 1)[:3]

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.tiles import (
-    OUTPUTS_BY_NAME,
-    TILES,
-    TILES_PER_ROW,
-    Tile,
-    tiles_by_name,
-    tiles_for,
-)
+from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME, TILES, TILES_PER_ROW, Tile, tiles_by_name, tiles_for
 
 
 @pytest.mark.parametrize("output", OUTPUTS_BY_NAME.values(), ids=lambda output: output.name)

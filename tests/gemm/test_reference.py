@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import (
-    assert_within,
-    product_and_bound,
-    random_fp8,
-    random_scales,
-    rounding_to,
-)
+from helpers import assert_within, product_and_bound, random_fp8, random_scales, rounding_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -205,11 +205,7 @@ MODULES = {
         "transform_sf_into_required_layout",
     ],
     "deep_gemm.utils.dist": ["dist_print", "init_dist", "uneven_all_gather"],
-    "deep_gemm.utils.layout": [
-        *LAYOUT_NAMES,
-        *PACKED_NAMES,
-        *ALIGNMENTS,
-    ],
+    "deep_gemm.utils.layout": [*LAYOUT_NAMES, *PACKED_NAMES, *ALIGNMENTS],
     "deep_gemm.utils.math": [*CAST_NAMES, *OTHER_CASTS, "align", "ceil_div", "ceil_to_ue8m0"],
     "deep_gemm.testing": [
         "assert_bitwise_equal",

@@ -31,18 +31,8 @@ MUTATIONS = [
     # the ring, and B split within it
     Mutation("slots are not waited for", _K, "      wait_until_free(shared.ring, at);\n", ""),
     Mutation("one box is announced", _K, "expect_tx(full, p.slot_bytes)", "expect_tx(full, p.slot_bytes / 2)"),
-    Mutation(
-        "B is split before it has come",
-        _K,
-        "    wait_until_loaded(shared.ring, slot);\n",
-        "",
-    ),
-    Mutation(
-        "B is multiplied before it is split",
-        _K,
-        "    ptx::bar_sync(1 + team, kTeamThreads);\n",
-        "",
-    ),
+    Mutation("B is split before it has come", _K, "    wait_until_loaded(shared.ring, slot);\n", ""),
+    Mutation("B is multiplied before it is split", _K, "    ptx::bar_sync(1 + team, kTeamThreads);\n", ""),
     Mutation("the tensor cores may read old bytes", _K, "    ptx::fence_proxy_async_shared();", "    "),
     Mutation("teams meet at one barrier", _K, "ptx::bar_sync(1 + team, ", "ptx::bar_sync(1, "),
     Mutation("all teams take the same k-blocks", _K, "unit.k_block + team; k_block", "unit.k_block; k_block"),

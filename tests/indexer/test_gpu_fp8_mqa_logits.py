@@ -59,9 +59,7 @@ def test_any_number_of_heads(heads: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [(5, 200, 32, 128), (13, 333, 64, 128), (1, 1, 64, 128), (1, 4096, 64, 128), (3, 20000, 64, 128)],
-    ids=str,
+    "shape", [(5, 200, 32, 128), (13, 333, 64, 128), (1, 1, 64, 128), (1, 4096, 64, 128), (3, 20000, 64, 128)], ids=str
 )
 @pytest.mark.parametrize("clean", [False, True])
 def test_few_tokens(shape: tuple[int, int, int, int], clean: bool) -> None:

@@ -45,9 +45,7 @@ def test_the_reference_is_right(ranges: Any, dtype: torch.dtype, form: str) -> N
 
 
 @pytest.mark.parametrize(
-    "ranges",
-    [([5, 9, 0], [5, 4, -3]), ([-4, 39, 2**31 - 1], [50, 2**31 - 1, 3])],
-    ids=["empty and crossed", "beyond"],
+    "ranges", [([5, 9, 0], [5, 4, -3]), ([-4, 39, 2**31 - 1], [50, 2**31 - 1, 3])], ids=["empty and crossed", "beyond"]
 )
 def test_ranges_that_are_no_ranges(ranges: Ranges) -> None:
     p = problem((3, 40, 8, 32), ranges, clean=True)

@@ -89,10 +89,7 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     into_heads = [config for config in reachable_skipping() if isinstance(config, GemmConfig)]
     into_heads_decode = [config for config in reachable_skipping() if isinstance(config, DecodeConfig)]
     found = [
-        Case(
-            Job(f"fp8_gemm {config.name}", FP8_GEMM.source, FP8_GEMM.headers(config)),
-            FP8_GEMM.code_plan(config),
-        )
+        Case(Job(f"fp8_gemm {config.name}", FP8_GEMM.source, FP8_GEMM.headers(config)), FP8_GEMM.code_plan(config))
         for kind in (
             reachable(),
             reachable_grouped(),
@@ -137,18 +134,12 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
         for config in choose(fp8_paged_mqa_logits.usual_paged())
     ]
     found += [
-        Case(
-            Job(f"bf16_gemm {config.name}", BF16_GEMM.source, BF16_GEMM.headers(config)),
-            BF16_GEMM.code_plan(config),
-        )
+        Case(Job(f"bf16_gemm {config.name}", BF16_GEMM.source, BF16_GEMM.headers(config)), BF16_GEMM.code_plan(config))
         for kind in (reachable_bf16(), reachable_bf16_rows(), reachable_bf16_depths(), reachable_bf16_sum())
         for config in choose(kind)
     ]
     found += [
-        Case(
-            Job(f"hc_prenorm {config.name}", kernel.source, kernel.headers(config)),
-            kernel.code_plan(config),
-        )
+        Case(Job(f"hc_prenorm {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
         for kernel, configs in ((hc_prenorm.KERNEL, reachable_hc()), (hc_prenorm_few.KERNEL, reachable_few()))
         for config in choose(configs)
     ]

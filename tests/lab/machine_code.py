@@ -80,11 +80,7 @@ HEADS = (
     decode_config(8, 1, 1, 2, heads=True),
     decode_config(32, 1, 2, 2, c=True, heads=True),
 )
-MQA = (
-    mqa_config(64, 128, 4, False, False),
-    mqa_config(32, 64, 2, False, True),
-    mqa_config(128, 32, 4, True, False),
-)
+MQA = (mqa_config(64, 128, 4, False, False), mqa_config(32, 64, 2, False, True), mqa_config(128, 32, 4, True, False))
 PAGED = (paged_config(1, 64, 128, 64, 4), paged_config(3, 32, 64, 32, 2), paged_config(2, 88, 32, 64, 4))
 HC = (
     HcConfig(64, 8, 16, 4),

@@ -133,10 +133,7 @@ def test_quick_cases_are_few_and_exist() -> None:
 def test_groups_come_with_the_dense_shapes_that_they_are_compared_to() -> None:
     assert [case.shape for case in cases_of("grouped", quick=True)[:2]] == [ANCHOR, ANCHOR_SHORT_K]
     alone = cases_of("grouped", shapes=[(32, 20, 7168, 2048)])
-    assert [(case.kind, case.shape) for case in alone] == [
-        ("dense", ANCHOR_SHORT_K),
-        ("masked", (32, 20, 7168, 2048)),
-    ]
+    assert [(case.kind, case.shape) for case in alone] == [("dense", ANCHOR_SHORT_K), ("masked", (32, 20, 7168, 2048))]
 
 
 def test_asked_for_shapes_may_be_new_where_they_are_dense() -> None:
@@ -721,11 +718,7 @@ def test_every_public_product_is_called_by_the_host_benchmark() -> None:
         if (
             "gemm" in name
             and not name.startswith("cublaslt")
-            and getattr(deep_gemm, name).__module__
-            in (
-                "deep_gemm.gemm.dense.api",
-                "deep_gemm.gemm.rows.api",
-            )
+            and getattr(deep_gemm, name).__module__ in ("deep_gemm.gemm.dense.api", "deep_gemm.gemm.rows.api")
         ):
             assert getattr(deep_gemm, name) in aliases, name
     for _, _, call in calls:

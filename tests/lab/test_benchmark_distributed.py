@@ -56,10 +56,7 @@ def test_routes_are_different_experts_and_skew_prefers_few() -> None:
         ({"kind": "dense", "processes": 2}, "--processes is for bench distributed"),
         ({"kind": "distributed"}, "found none; --quick and --shapes run anywhere"),
         ({"kind": "distributed", "quick": True, "processes": 0}, "processes: expected at least 1, got 0"),
-        (
-            {"kind": "distributed", "shapes": "8,2,8"},
-            "six integers, of which the last may be 0, like 256,6,",
-        ),
+        ({"kind": "distributed", "shapes": "8,2,8"}, "six integers, of which the last may be 0, like 256,6,"),
         ({"kind": "distributed", "shapes": "5,2,6,256,128,0"}, "expected experts for 2 processes to share"),
         ({"kind": "distributed", "quick": True, "only": "torch"}, "only: expected some of nccl, nccl_fixed"),
     ],

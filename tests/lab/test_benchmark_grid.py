@@ -99,8 +99,7 @@ def test_means_of_what_is_judged_stand_apart() -> None:
     header = {"machine": {"gpu": "NVIDIA H200"}}
     few, many, known = (16, 512, 1024), (1000, 512, 1024), (17, 512, 2048)
     report = Report(
-        header,
-        [*rows(few, 8, is_judged=True), *rows(many, 12.5, is_judged=True), *rows(known, 20, is_judged=False)],
+        header, [*rows(few, 8, is_judged=True), *rows(many, 12.5, is_judged=True), *rows(known, 20, is_judged=False)]
     )
     found = {each.regime: each for each in summaries(comparisons(report))}
     assert found["judged, dense"].count == 2

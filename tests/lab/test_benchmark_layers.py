@@ -60,14 +60,7 @@ def test_parts_add_up_to_the_span() -> None:
     starts = (0, 2, 3, 20, 25, 31)
     kernels = tuple(KernelEvent(name, start, 6) for name, start in zip(OURS_OF_EXPERTS, starts, strict=True))
     parts = layers.part_times([kernels], layers.parts_of_experts)
-    assert parts == {
-        "routing": 6,
-        "cast": 2,
-        "product 1": 1,
-        "activation": 17,
-        "product 2": 5,
-        "weighted gather": 6,
-    }
+    assert parts == {"routing": 6, "cast": 2, "product 1": 1, "activation": 17, "product 2": 5, "weighted gather": 6}
     assert sum(parts.values()) == timing.span_us(kernels)
 
 

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import CANARY, dequantize
-from layer_cases import (
-    assert_mistake,
-    random_routes,
-    same_bits,
-    weights_without_values,
-    without_values,
-)
+from layer_cases import assert_mistake, random_routes, same_bits, weights_without_values, without_values
 from torch import Tensor
 
 import deep_gemm

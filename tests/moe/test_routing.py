@@ -393,11 +393,7 @@ ROWS_MISTAKES: list[tuple[Any, type[Exception], str]] = [
     ({"ids": torch.zeros(17, dtype=torch.int32)}, ValueError, "rows.ids: expected shape (rows) = (18), got (17,)"),
     ({"row_of": torch.zeros(6, 3)}, ValueError, "rows.row_of: expected dtype torch.int32, got torch.float32"),
     ({"row_of": torch.zeros(6, dtype=torch.int32)}, ValueError, "rows.row_of: expected shape (tokens, topk), got (6,)"),
-    (
-        {"ends": torch.zeros(4, dtype=torch.int32, device="meta")},
-        ValueError,
-        "rows.ends: expected device cpu, where ",
-    ),
+    ({"ends": torch.zeros(4, dtype=torch.int32, device="meta")}, ValueError, "rows.ends: expected device cpu, where "),
 ]
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deep_gemm.moe.gather_weighted import (
-    WEIGHTS,
-    GatherConfig,
-    ManyConfig,
-    config_of,
-    reachable_gather,
-    reachable_many,
-)
+from deep_gemm.moe.gather_weighted import WEIGHTS, GatherConfig, ManyConfig, config_of, reachable_gather, reachable_many
 from lab.sim import gather_weighted as sim
 from lab.sim.library import compiled
 

@@ -12,15 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_cases import same_bits
-from nn_cases import (
-    TYPICAL_OF_EXPERTS,
-    by_blocks,
-    by_columns,
-    by_rows,
-    error,
-    kept_by_autograd,
-    new_memory_is_nan,
-)
+from nn_cases import TYPICAL_OF_EXPERTS, by_blocks, by_columns, by_rows, error, kept_by_autograd, new_memory_is_nan
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -416,14 +408,8 @@ def test_sizes_that_products_do_not_take_are_refused_at_once(sizes: Sequence[Any
     ("changes", "message"),
     [
         ({"x": torch.zeros(4, 16)}, "x: expected shape (..., 144), got (4, 16)"),
-        (
-            {"ids": torch.zeros(3, TOPK).long()},
-            "topk_ids: expected shape (..., topk) with leading dimensions (4,)",
-        ),
-        (
-            {"weights": torch.zeros(4)},
-            "topk_weights: expected shape (..., topk) with leading dimensions (4,)",
-        ),
+        ({"ids": torch.zeros(3, TOPK).long()}, "topk_ids: expected shape (..., topk) with leading dimensions (4,)"),
+        ({"weights": torch.zeros(4)}, "topk_weights: expected shape (..., topk) with leading dimensions (4,)"),
         ({"weights": torch.zeros(4, 3)}, "topk_weights: expected shape (4, 2), got (4, 3)"),
         ({"ids": torch.full((4, TOPK), NUM)}, "topk_ids: expected values in -1..4, got 5"),
     ],

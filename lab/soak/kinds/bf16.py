@@ -15,12 +15,7 @@ from ..trial import Right, Tensors, Trial
 from .groups import draw_counts, draw_layout, ids_of_ends, rows_written
 
 BF16, LARGEST = torch.bfloat16, 4
-CALLS = {
-    "nt": bf16.bf16_gemm_nt,
-    "nn": bf16.bf16_gemm_nn,
-    "tn": bf16.bf16_gemm_tn,
-    "tt": bf16.bf16_gemm_tt,
-}
+CALLS = {"nt": bf16.bf16_gemm_nt, "nn": bf16.bf16_gemm_nn, "tn": bf16.bf16_gemm_tn, "tt": bf16.bf16_gemm_tt}
 
 
 class OfBf16(Trial):

@@ -13,12 +13,7 @@ from ..draw import Draw
 from ..trial import Right, Tensors
 from . import fp8
 
-CALLS = {
-    "nt": dense.fp8_gemm_nt,
-    "nn": dense.fp8_gemm_nn,
-    "tn": dense.fp8_gemm_tn,
-    "tt": dense.fp8_gemm_tt,
-}
+CALLS = {"nt": dense.fp8_gemm_nt, "nn": dense.fp8_gemm_nn, "tn": dense.fp8_gemm_tn, "tt": dense.fp8_gemm_tt}
 
 
 class Dense(fp8.OfFp8):

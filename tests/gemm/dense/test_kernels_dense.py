@@ -195,13 +195,7 @@ def of_several_m(n: int, k: int, tile: tuple[int, int], output: Output, extra: i
     ],
 )
 def test_a_plan_of_another_m_is_what_the_driver_would_make_of_it(
-    gpu: FakeGpu,
-    monkeypatch: pytest.MonkeyPatch,
-    n: int,
-    k: int,
-    tile: tuple[int, int],
-    output: Output,
-    extra: int,
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, n: int, k: int, tile: tuple[int, int], output: Output, extra: int
 ) -> None:
     given = {"n": n, "k": k, "tile": tile, "output": output, "extra": extra}
     changed, encoded_for_few = words_and_grids(gpu, monkeypatch, are_derived=True, **given)

@@ -124,16 +124,7 @@ SPLITS = {
     "three warpgroups": GemmConfig(192, 32, 3, 3, cluster_k=3, panel_columns=32, with_c=True),
     "scales by row": GemmConfig(128, 64, 3, cluster_k=3, sfb=PER_ROW),
     "pairs, by row": GemmConfig(
-        64,
-        64,
-        3,
-        1,
-        num_partials=2,
-        cluster_k=4,
-        panel_columns=32,
-        is_fp32=True,
-        with_c=True,
-        sfb=PER_ROW,
+        64, 64, 3, 1, num_partials=2, cluster_k=4, panel_columns=32, is_fp32=True, with_c=True, sfb=PER_ROW
     ),
 }
 

@@ -228,16 +228,7 @@ def test_one_column_of_tiles_is_not_taken_by_pairs() -> None:
 
 @pytest.mark.parametrize(
     ("n", "num_sms", "ctas"),
-    [
-        (256, 132, 12),
-        (256, 8, 8),
-        (256, 7, 6),
-        (256, 2, 2),
-        (256, 1, 2),
-        (252, 132, 12),
-        (72, 132, 12),
-        (300, 132, 24),
-    ],
+    [(256, 132, 12), (256, 8, 8), (256, 7, 6), (256, 2, 2), (256, 1, 2), (252, 132, 12), (72, 132, 12), (300, 132, 24)],
 )
 def test_whole_clusters_are_launched(n: int, num_sms: int, ctas: int) -> None:
     """For 3 groups with two rows of tiles each: no more clusters than pairs of tiles, no more CTAs than SMs."""
