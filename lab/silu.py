@@ -34,6 +34,14 @@ def scale_errors(got: Quantized, wanted: Quantized) -> Tensor:
     return ((got[1] - wanted[1]) / wanted[1]).abs()
 
 
+def checked(p: SiluRowsProblem, got: Quantized) -> float:
+    """Give the largest error of scales, as a part of what is allowed; a ValueError says what is wrong."""
+    wanted = right(p)
+    if (found := mistakes(p, got, wanted)) is not None:
+        raise ValueError(found)
+    return float(scale_errors(got, wanted).amax()) / SCALE_ERROR
+
+
 def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized) -> str | None:
     """Say what is wrong; None if nothing is. Some values may be the FP8 number beside the right one.
 

@@ -3,10 +3,16 @@ are made of, and broken ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import first_trials
+import pytest
 import torch
 from torch import Tensor
 
@@ -33,6 +39,12 @@ def inside_of_an_element(x: Tensor) -> Tensor:
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     here = torch.frombuffer(memory, dtype=x.dtype, offset=-start % x.element_size() + 1, count=x.numel())
     return here.as_strided(x.shape, x.stride()).copy_(x)
+
+
+def random_ids(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Some routes have no expert, or an id that none has."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, num_experts + 2, (tokens, topk), generator=generator).to(dtype)
 
 
 def random_fp8(shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -100,6 +112,33 @@ def assert_within(got: Tensor, exact: Tensor, bound: Tensor) -> None:
         worst = int(torch.where(excess.isnan(), torch.inf, excess).argmax())
         at = tuple(int(x) for x in torch.unravel_index(torch.tensor(worst), got.shape))
         raise AssertionError(f"at {at}: got {got[at].item()}, exact {exact[at].item()}, bound {bound[at].item():.3g}")
+
+
+@contextmanager
+def group_of_one(folder: Path) -> Iterator[None]:
+    """Make a group of one process over NCCL."""
+    store = f"file://{folder}/store"
+    torch.distributed.init_process_group("nccl", init_method=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> list[str]:
+    """Names of these functions of a module, as they are called."""
+    called: list[str] = []
+
+    def counting(name: str, function: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            called.append(name)
+            return function(*args, **more)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    return called
 
 
 def sum_of_parts(p: DenseProblem, cluster_k: int, run_k_blocks: int) -> Tensor:

@@ -64,10 +64,19 @@ class Cast(NamedTuple):
     """Which rows are defined; None if all are."""
 
 
-def kinds_and_shapes(*, quick: bool = False) -> list[tuple[str, Shape]]:
+def shapes_of(*, quick: bool = False) -> list[tuple[str, Shape]]:
     """List what is measured: kinds with m and k."""
     found = [(kind, shape) for kind, shapes in SHAPES.items() for shape in shapes]
     return [(kind, (m, k)) for kind, (m, k) in found if not quick or (m in (*QUICK_MS, sum(COUNTS)) and k == 7168)]
+
+
+def chosen(shapes: Sequence[Shape]) -> list[tuple[str, Shape]]:
+    """These shapes, of each kind that has them."""
+    found = [(kind, shape) for kind, shape in shapes_of() if shape in shapes]
+    if not found:
+        asked = ";".join(",".join(map(str, shape)) for shape in shapes)
+        raise ValueError(f"shapes: expected some that casts are measured at, got {asked!r}")
+    return found
 
 
 def measure(kinds: Sequence[tuple[str, Shape]], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:

@@ -36,35 +36,32 @@ from . import (
 from .report import Add, Announce, Report, Row
 from .timing import PairingError
 
-KINDS = (
-    "dense",
-    "grouped",
-    "einsum",
-    "casts",
-    "linear",
-    "experts",
-    "attention",
-    "hc",
-    "bf16",
-    "distributed",
-    "host",
-    "compile",
-    "numerics",
-)
-PLOTTED = ("dense", "grouped", "linear", "experts")
-METHODS = {
-    "einsum": f"{einsum.METHOD}; {skip_head_mid.METHOD}",
-    "casts": casts.METHOD,
-    "linear": linear.METHOD,
-    "experts": experts.METHOD,
-    "attention": attention.METHOD,
-    "hc": hc.METHOD,
-    "bf16": bf16.METHOD,
-    "distributed": distributed.METHOD,
-    "host": host.METHOD,
-    "compile": compile_times.METHOD,
-    "numerics": numerics.METHOD,
+MODULES: dict[str, Any] = {
+    "einsum": einsum,
+    "casts": casts,
+    "linear": linear,
+    "experts": experts,
+    "attention": attention,
+    "hc": hc,
+    "bf16": bf16,
+    "distributed": distributed,
+    "host": host,
+    "compile": compile_times,
+    "numerics": numerics,
 }
+KINDS = ("dense", "grouped", *MODULES)
+PLOTTED = ("dense", "grouped", "linear", "experts")
+METHODS = {name: module.METHOD for name, module in MODULES.items()}
+METHODS["einsum"] += f"; {skip_head_mid.METHOD}"
+SHAPES = {
+    "casts": ((2,), "8192,7168"),
+    "linear": ((3,), "64,2112,7168"),
+    "experts": ((5,), "32,8,64,7168,2048"),
+    "attention": ((3, 4, 5), "2048,8192,64,128"),
+    "hc": ((3, 4), "4096,24,7168,16"),
+    "bf16": ((3, 4), "4096,7168,2048"),
+}
+"""What --shapes takes: how many numbers, and an example."""
 PARTS = {"fitted": False, "judged": True}
 """Names that --part takes, and `Case.is_judged` of each."""
 
@@ -76,16 +73,8 @@ def judged_of(part: str | None) -> bool | None:
     return None if part is None else PARTS[part]
 
 
-CONTENDERS = {
-    "einsum": tuple(dict.fromkeys((*einsum.CONTENDERS, *skip_head_mid.CONTENDERS))),
-    "casts": casts.CONTENDERS,
-    "linear": linear.CONTENDERS,
-    "experts": experts.CONTENDERS,
-    "attention": attention.CONTENDERS,
-    "hc": hc.CONTENDERS,
-    "bf16": bf16.CONTENDERS,
-    "distributed": distributed.CONTENDERS,
-}
+CONTENDERS: dict[str, tuple[str, ...]] = {name: MODULES[name].CONTENDERS for name in ("einsum", *SHAPES, "distributed")}
+CONTENDERS["einsum"] = tuple(dict.fromkeys((*einsum.CONTENDERS, *skip_head_mid.CONTENDERS)))
 """Names that --only takes."""
 
 
@@ -263,39 +252,12 @@ def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, C
             asked = cases.parse_shapes(shapes, (3, 4), "32,8,4096,1024")
             of_heads, into_heads = ([shape for shape in asked if len(shape) == sizes] for sizes in (4, 3))
         return len(of_heads) + len(into_heads), partial(_measure_heads, of_heads, into_heads)
-    if kind == "linear":
-        of_linear: Sequence[Any] = linear.shapes_of(quick=quick)
-        if shapes is not None:
-            of_linear = cases.parse_shapes(shapes, (3,))
-        return len(of_linear), partial(linear.measure, of_linear)
-    if kind == "experts":
-        of_experts: Sequence[Any] = experts.shapes_of(quick=quick)
-        if shapes is not None:
-            of_experts = cases.parse_shapes(shapes, (5,), "32,8,64,7168,2048")
-        return len(of_experts), partial(experts.measure, of_experts)
-    if kind == "attention":
-        of_attention = attention.shapes_of(quick=quick)
-        if shapes is not None:
-            of_attention = attention.chosen(cases.parse_shapes(shapes, (3, 4, 5), "2048,8192,64,128"))
-        return len(of_attention), partial(attention.measure, of_attention)
-    if kind == "hc":
-        of_hc: Sequence[Any] = hc.QUICK if quick else hc.SHAPES
-        if shapes is not None:
-            asked_for = cases.parse_shapes(shapes, (3, 4), "4096,24,7168,16")
-            of_hc = [shape if len(shape) == hc.NUMBERS else (*shape, 0) for shape in asked_for]
-        return len(of_hc), partial(hc.measure, of_hc)
-    if kind == "bf16":
-        of_bf16 = bf16.shapes_of(quick=quick)
-        if shapes is not None:
-            of_bf16 = bf16.chosen(cases.parse_shapes(shapes, (3, 4), "4096,7168,2048"))
-        return len(of_bf16), partial(bf16.measure, of_bf16)
-    kinds = casts.kinds_and_shapes(quick=quick)
-    if shapes is not None:
-        asked_for = cases.parse_shapes(shapes, (2,), "8192,7168")
-        kinds = [(kind, shape) for kind, shape in casts.kinds_and_shapes() if shape in asked_for]
-        if not kinds:
-            raise ValueError(f"shapes: expected some that casts are measured at, got {shapes!r}")
-    return len(kinds), partial(casts.measure, kinds)
+    module = MODULES[kind]
+    if shapes is None:
+        chosen = module.shapes_of(quick=quick)
+    else:
+        chosen = getattr(module, "chosen", list)(cases.parse_shapes(shapes, *SHAPES[kind]))
+    return len(chosen), partial(module.measure, chosen)
 
 
 def _measure_heads(

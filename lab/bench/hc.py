@@ -36,7 +36,16 @@ MOST_DIFFERENCE = 1e-8
 SHAPES: tuple[Shape, ...] = tuple(
     (m, 24, k, splits) for splits in (0, 16) for k in (7168, 7680, 28672) for m in (13, 137, 1024, 4096, 8192)
 )
-QUICK = SHAPES[:15:5]
+
+
+def shapes_of(*, quick: bool = False) -> Sequence[Shape]:
+    """List what is measured."""
+    return SHAPES[:15:5] if quick else SHAPES
+
+
+def chosen(shapes: Sequence[Shape]) -> list[Shape]:
+    """These shapes; a single result where the number of splits is left out."""
+    return [shape if len(shape) == NUMBERS else (*shape, 0) for shape in shapes]
 
 
 def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:

@@ -39,6 +39,15 @@ def compile_config(config: Bf16Config, edits: Mapping[str, str] | None = None) -
     return compiled(BF16_GEMM, config, edits)
 
 
+def operand(shape: tuple[int, ...], is_mn: bool, gap: int, generator: torch.Generator, exact: bool = False) -> Tensor:
+    """Make random rows, or columns that lie contiguous if `is_mn`; each is followed by `gap` NaNs."""
+    shape = (*shape[:-2], shape[-1], shape[-2]) if is_mn else shape
+    wide = torch.full((*shape[:-1], -(-shape[-1] // 8) * 8 + gap), float("nan"), dtype=torch.bfloat16)
+    values = torch.randint(-2, 3, shape, generator=generator) if exact else torch.randn(shape, generator=generator)
+    x = wide[..., : shape[-1]].copy_(values)
+    return x.mT if is_mn else x
+
+
 def random_problem(
     config: Bf16Config,
     m: int,
@@ -58,14 +67,8 @@ def random_problem(
     generator = torch.Generator().manual_seed(seed)
     lead = (planes,) if config.groups == Groups.HEADS else ()
 
-    def operand(rows: int, is_mn: bool) -> Tensor:
-        shape = (*lead, k, rows) if is_mn else (*lead, rows, k)
-        wide = torch.full((*shape[:-1], -(-shape[-1] // 8) * 8 + gap), float("nan"), dtype=torch.bfloat16)
-        values = torch.randint(-2, 3, shape, generator=generator) if exact else torch.randn(shape, generator=generator)
-        x = wide[..., : shape[-1]].copy_(values)
-        return x.mT if is_mn else x
-
-    a, b = operand(m, config.majors.a_is_mn), operand(n, config.majors.b_is_mn)
+    a = operand((*lead, m, k), config.majors.a_is_mn, gap, generator, exact)
+    b = operand((*lead, n, k), config.majors.b_is_mn, gap, generator, exact)
     return Problem(a, b, *random_d_and_c(config, (*lead, m, n), generator, in_place))
 
 

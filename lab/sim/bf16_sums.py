@@ -19,6 +19,7 @@ from deep_gemm.gemm.bf16.sums import Operands
 from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.plan import Plan
 
+from .bf16 import operand
 from .dense import Outcome, ProductTrial, outcome
 from .launcher import How, Stage
 from .library import HostKernel
@@ -34,14 +35,8 @@ def random_problem(
     """Make a problem with random data. Behind each row are `gap` NaNs, a multiple of 8. D is NaN, unless it is C."""
     assert config.groups == SUM_OUTPUT.groups
     generator = torch.Generator().manual_seed(seed)
-
-    def operand(rows: int, is_mn: bool) -> torch.Tensor:
-        shape = (products, k, rows) if is_mn else (products, rows, k)
-        wide = torch.full((*shape[:-1], -(-shape[-1] // 8) * 8 + gap), float("nan"), dtype=torch.bfloat16)
-        x = wide[..., : shape[-1]].copy_(torch.randn(shape, generator=generator))
-        return x.mT if is_mn else x
-
-    a, b = operand(m, config.majors.a_is_mn), operand(n, config.majors.b_is_mn)
+    a = operand((products, m, k), config.majors.a_is_mn, gap, generator)
+    b = operand((products, n, k), config.majors.b_is_mn, gap, generator)
     d = torch.full((m, n), float("nan"), dtype=torch.float32 if output.output_is_fp32 else torch.bfloat16)
     return Operands(a, b, d, d.normal_(generator=generator) if output.adds_to_d else None)
 

@@ -15,7 +15,7 @@ from deep_gemm.core.check.layout import empty_mn_major
 
 from .launcher import How, Stage, flat_memory
 from .library import HostKernel
-from .trial import Trial
+from .trial import Trial, same
 
 POISON = -0x5A5A5A5A
 
@@ -35,9 +35,7 @@ def check(kernel: HostKernel, sf: Tensor, **how: Unpack[How]) -> None:
     right = memory.clone()
     right.as_strided(out.shape, out.stride()).copy_(sf.view(torch.int32))
     run(kernel, sf, out, **how)
-    if not torch.equal(memory, right):
-        wrong = int((memory != right).nonzero()[0])
-        raise ValueError(f"word {wrong}: expected {right[wrong]:#x}, got {memory[wrong]:#x}")
+    same("words", memory, right)
 
 
 @dataclass(frozen=True)

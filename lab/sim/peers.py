@@ -32,7 +32,7 @@ from .library import HostKernel, compile_kernel, compiled
 from .rank_calls import Call, Sizes, calls_of
 from .ranks import run_ranks
 from .simulate import Buffer, KernelLaunch, Simulation
-from .trial import Trial
+from .trial import Trial, same
 
 KEEP = Params("KeepParams", Field("room", Kind.POINTER), Field("kept", Kind.POINTER), Field("words", Kind.UINT32))
 STORE = Params(
@@ -170,7 +170,7 @@ def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which:
             right = _bytes_of(row, before.values, before.sfa, before.weights)
         else:
             right = call.gathered[row, : room.weights + 4]
-        _same(f"row {row} gathered {which}", got, right)
+        same(f"row {row} gathered {which}", got, right)
     at = found[f"addresses {which}"]
     unused = [row for row, place in enumerate(call.places) if place is None]
     if not bool((at[unused] == -1).all()):
@@ -189,25 +189,19 @@ def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) 
         for i, call in enumerate(calls):
             where = f"of call {i} on rank {rank}"
             tokens = call.x.shape[0]
-            _same(f"row_of {where}", found[f"returns_to {i} {rank}"][:tokens], call.returns_to)
+            same(f"row_of {where}", found[f"returns_to {i} {rank}"][:tokens], call.returns_to)
             kept = found[f"kept {i} {rank}"].view(torch.uint8)
             ids = kept[room.ids :][: room.slots * room.topk * 4].view(torch.int32).view(room.slots, room.topk)
-            _same(f"ids {where}", ids, call.ids)
+            same(f"ids {where}", ids, call.ids)
             rows = kept[: room.ids].view(room.max_tokens, room.row_bytes)
-            _same(f"rows {where}", rows[:tokens, : call.posted.shape[1]], call.posted)
+            same(f"rows {where}", rows[:tokens, : call.posted.shape[1]], call.posted)
             if i == 0 and bool((rows[tokens:] != POISON).any()):
                 raise ValueError(f"rows {where}: expected none of tokens that are not there")
             check_gathered(sizes, call, found, f"{i} {rank}")
             out = found[f"out {i} {rank}"][:tokens]
-            _same(f"out {where}", out.view(torch.int16), call.out.view(torch.int16))
+            same(f"out {where}", out.view(torch.int16), call.out.view(torch.int16))
         if (missed := int(found[f"report {rank}"])) != 0:
             raise ValueError(f"rank {rank} missed rank {missed - 1}")
-
-
-def _same(name: str, got: Tensor, right: Tensor) -> None:
-    if not torch.equal(got, right):
-        at = (got != right).nonzero()[0].tolist()
-        raise ValueError(f"{name}: expected {right[tuple(at)]} at {at}, got {got[tuple(at)]}")
 
 
 @dataclass(frozen=True)

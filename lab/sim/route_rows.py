@@ -17,7 +17,7 @@ from deep_gemm.moe.routing import expert_rows
 
 from .launcher import How, Stage
 from .library import HostKernel, compiled
-from .trial import Trial
+from .trial import Trial, same
 
 POISON = -0x5A5A5A5A
 OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids", "arrivals")
@@ -85,8 +85,7 @@ def check(
     of_routes = expert_rows(_here(topk_ids, num_experts, first), num_experts)._asdict()
     of_routes["arrivals"] = torch.zeros(num_arrivals(topk_ids.numel()), dtype=torch.int32)
     for name, right in of_routes.items():
-        if not torch.equal(found[name], right):
-            raise ValueError(f"{name}: expected {right.flatten()[:8]}, got {found[name].flatten()[:8]}")
+        same(name, found[name], right)
 
 
 @dataclass(frozen=True)
@@ -155,8 +154,7 @@ class CountTrial(Trial):
         routes = _here(ids, self.num_experts, self.first).flatten()
         for part, (of_part, got) in enumerate(zip(torch.split(routes, PART), found, strict=True)):
             right = torch.bincount(of_part[of_part >= 0], minlength=self.num_experts)
-            if not torch.equal(got.long(), right):
-                raise ValueError(f"part {part}: expected {right[:8]}, got {got[:8]}")
+            same(f"part {part}", got.long(), right)
         return 0.0
 
 

@@ -16,7 +16,7 @@ from deep_gemm.gemm.kernel import KERNEL
 from deep_gemm.gemm.rows import silu_launch as kernels
 from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem, silu_rows_problem
 
-from ..silu import SCALE_ERROR, mistakes, right, scale_errors
+from ..silu import checked
 from .launcher import How, Stage
 from .library import HostKernel
 from .product import depth, draws
@@ -133,8 +133,4 @@ class SiluTrial(Trial):
         for i, factor in enumerate(self.factors):
             p.sfa[i :: len(self.factors)] *= factor
         got, _ = run(kernel, self.config, p, **self.how)
-        wanted = right(p)
-        found = mistakes(p, got, wanted)
-        if found is not None:
-            raise ValueError(found)
-        return float(scale_errors(got, wanted).amax()) / SCALE_ERROR
+        return checked(p, got)

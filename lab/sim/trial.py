@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from deep_gemm.core.kernel import Kernel
 
 from .launcher import How
@@ -22,6 +25,13 @@ class _Gpu:
     """None: as many as two clusters have CTAs."""
     truncate: bool = False
     """WGMMA accumulates with Hopper's few bits."""
+
+
+def same(name: str, got: Tensor, right: Tensor) -> None:
+    """Raise a ValueError with the first element that is not the right one."""
+    if not torch.equal(got, right):
+        at = tuple((got != right).nonzero()[0].tolist())
+        raise ValueError(f"{name}: expected {right[at]} at {at}, got {got[at]}")
 
 
 class Trial(_Gpu, ABC):

@@ -33,6 +33,7 @@ class Trial(ABC):
     """One random problem. A subclass draws it in `__init__`, and is a kind that `kinds/__init__.py` lists."""
 
     kind: ClassVar[str]
+    dtype: torch.dtype
     faults: ClassVar[Mapping[str, str]] = {}
     """Operands, and what may be wrong with each so that the call must refuse it (faults.py)."""
 
@@ -59,6 +60,15 @@ class Trial(ABC):
     @abstractmethod
     def right(self) -> dict[str, Right]:
         """Say what each output, and each tensor that a call makes, must be."""
+
+    def draw_c(self, shape: tuple[int, ...], c: str | None) -> None:
+        """C as an operand, or as what D starts from."""
+        if c is not None:
+            drawn = self.draw.integers(shape, -8, 8).to(self.dtype)
+            if c == "c":
+                self.operands["c"].copy_(drawn)
+            else:
+                self.starts["d"] = drawn
 
     def refused_faults(self) -> Mapping[str, str]:
         """Give those of `faults` that this problem must refuse."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import torch
@@ -51,6 +52,19 @@ def random_weight(experts: int, n: int, k: int, g: torch.Generator) -> Operand:
     values.bitwise_and_(0xB7).bitwise_or_(0x20)  # magnitudes from 2^-3 to 3.75
     scales = (torch.rand(experts, n // 128, k // 128, generator=g, device=g.device) + 0.5) / k**0.5
     return values.view(torch.float8_e4m3fn), scales
+
+
+def filling(buffer: SM90SymmBuffer, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> dict[str, Any]:
+    """The arguments of mega_moe_pre_dispatch_sm90."""
+    return {
+        "hidden": hidden,
+        "topk_ids": topk_ids,
+        "topk_weights": topk_weights,
+        "x": buffer.x,
+        "x_sf": buffer.x_sf,
+        "topk_idx": buffer.topk_idx,
+        "buffer_topk_weights": buffer.topk_weights,
+    }
 
 
 def fill(buffer: SM90SymmBuffer, tokens: Tokens) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import doctest
 import subprocess
 import sys
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
 import across_cases
 import pytest
 import torch
+from helpers import group_of_one
 
 import deep_gemm
 from deep_gemm.across import message, owners
@@ -52,11 +52,7 @@ def test_what_docstrings_show_is_so(module: ModuleType) -> None:
 @pytest.mark.gpu
 def test_one_gpu_over_nccl_replays_the_decode_form(tmp_path: Path) -> None:
     """A group of one: the same calls, captured once and replayed with other tokens and routes."""
-    dist = torch.distributed
-    dist.init_process_group(
-        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=60)
-    )
-    try:
+    with group_of_one(tmp_path):
         num, hidden, inter, topk, most = 8, 512, 256, 4, 32
         g = torch.Generator("cuda").manual_seed(0)
         w1, w2 = (
@@ -83,17 +79,11 @@ def test_one_gpu_over_nccl_replays_the_decode_form(tmp_path: Path) -> None:
             assert right is not None
             assert torch.equal(out, right)  # one rank adds, and its sum is rounded once
             assert torch.equal(layer(x, ids, p), right)
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.gpu
 def test_one_gpu_over_nccl_gives_the_gradients_of_one_process(tmp_path: Path) -> None:
-    dist = torch.distributed
-    dist.init_process_group(
-        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=60)
-    )
-    try:
+    with group_of_one(tmp_path):
         torch.manual_seed(0)
         one = deep_gemm.nn.Experts(8, 512, 256, device="cuda", dtype=torch.bfloat16)
         layer = deep_gemm.distributed.Experts(8, one.w1.detach().clone(), one.w2.detach().clone())
@@ -106,5 +96,3 @@ def test_one_gpu_over_nccl_gives_the_gradients_of_one_process(tmp_path: Path) ->
             found.append([across_cases.gradient(leaf) for leaf in leaves])
         for of_one, of_layer in zip(*found, strict=True):
             assert torch.equal(of_one, of_layer)
-    finally:
-        dist.destroy_process_group()

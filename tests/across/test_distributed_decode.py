@@ -16,6 +16,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.across import by_peers, decode, experts, rows_fetched, rows_to_addresses
 from deep_gemm.across.by_peers import Peers
+from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.meeting import Room
 from deep_gemm.core.settings import set_compile_mode, set_num_sms, set_pdl
 from deep_gemm.distributed import Experts
@@ -42,6 +43,16 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     torch.use_deterministic_algorithms(False)
 
 
+def weights_of(rank: int, world: int, intermediate: int) -> tuple[Operand, Operand]:
+    """The weights of a rank's experts."""
+    g = torch.Generator().manual_seed(0)
+    w1, w2 = (
+        deep_gemm.per_block_cast_to_fp8(torch.randn(world * HERE, *shape, generator=g)[rank * HERE :][:HERE])
+        for shape in ((2 * intermediate, HIDDEN), (HIDDEN, intermediate))
+    )
+    return w1, w2
+
+
 class Node:
     """Layers of ranks that know each other's rooms."""
 
@@ -57,12 +68,8 @@ class Node:
             monkeypatch.setattr(rows_fetched, "why_not", lambda _: "rows are too long")
 
     def layer(self, rank: int, intermediate: int = 80, seconds: float = 60.0, **more: Any) -> Experts:
-        g = torch.Generator().manual_seed(0)
-        w1, w2 = (
-            deep_gemm.per_block_cast_to_fp8(torch.randn(self.world * HERE, *shape, generator=g)[rank * HERE :][:HERE])
-            for shape in ((2 * intermediate, HIDDEN), (HIDDEN, intermediate))
-        )
-        layer = Experts(self.world * HERE, w1, w2, max_tokens=MOST, peer_memory=True, **more)
+        weights = weights_of(rank, self.world, intermediate)
+        layer = Experts(self.world * HERE, *weights, max_tokens=MOST, peer_memory=True, **more)
         addresses = tuple(memory.data_ptr() for memory in self.memories)
         layer._peers = Peers(self.memories[rank], addresses, self.room, rank, seconds, HERE)
         return layer

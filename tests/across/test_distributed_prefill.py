@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import addressed_kernels
 import pytest
 import torch
-from helpers import inside_of_an_element
+from helpers import group_of_one, inside_of_an_element
 from rank_threads import Ranks
+from test_distributed_decode import HERE, HIDDEN, Given, given, weights_of
 from torch import Tensor
 
 import deep_gemm
@@ -21,9 +21,7 @@ from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.distributed import Experts
 from deep_gemm.moe import route_rows
 
-HIDDEN, TOPK, HERE = 144, 3, 2
 ALL = {"plan_sends": 1, "pack_rows": 1, "route_rows": 1, "gather_rows": 1, "gather_weighted": 2, "fp8_gemm_rows": 2}
-Given = tuple[Tensor, Tensor, Tensor]
 
 
 @pytest.fixture
@@ -32,22 +30,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def layer_of(rank: int, world: int, intermediate: int = 80, **more: Any) -> Experts:
-    g = torch.Generator().manual_seed(0)
-    w1, w2 = (
-        deep_gemm.per_block_cast_to_fp8(torch.randn(world * HERE, *shape, generator=g)[rank * HERE :][:HERE])
-        for shape in ((2 * intermediate, HIDDEN), (HIDDEN, intermediate))
-    )
-    layer = Experts(world * HERE, w1, w2, **more)
+    layer = Experts(world * HERE, *weights_of(rank, world, intermediate), **more)
     layer.planner().has_kernel = True
     return layer
-
-
-def given(
-    tokens: int, world: int, seed: int, dtype: torch.dtype = torch.bfloat16, ids_dtype: torch.dtype = torch.int64
-) -> Given:
-    g = torch.Generator().manual_seed(seed)
-    ids = torch.randint(-1, world * HERE, (tokens, TOPK), generator=g).to(ids_dtype)
-    return torch.randn(tokens, HIDDEN, generator=g).to(dtype), ids, torch.randn(tokens, TOPK, generator=g)
 
 
 def by_tensors(layer: Experts, given: Given) -> Tensor:
@@ -236,11 +221,7 @@ def test_a_call_that_only_compiles_goes_by_tensors(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.gpu
 def test_one_gpu_over_nccl_gives_the_bits_of_calls_by_tensors(tmp_path: Path) -> None:
-    dist = torch.distributed
-    dist.init_process_group(
-        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=60)
-    )
-    try:
+    with group_of_one(tmp_path):
         num, hidden, inter, topk = 8, 512, 256, 4
         g = torch.Generator("cuda").manual_seed(0)
         w1, w2 = (
@@ -257,8 +238,6 @@ def test_one_gpu_over_nccl_gives_the_bits_of_calls_by_tensors(tmp_path: Path) ->
             got = layer(*one)
             assert torch.equal(got, right), tokens
             assert len(layer._prefills) == 1, call
-    finally:
-        dist.destroy_process_group()
 
 
 def test_tensors_that_begin_at_any_byte_are_refused(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:

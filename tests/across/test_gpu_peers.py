@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from helpers import group_of_one
 from torch import Tensor
 
 import deep_gemm
@@ -203,11 +203,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 def test_symmetric_memory_of_a_group_of_one(tmp_path: Path) -> None:
-    dist = torch.distributed
-    dist.init_process_group(
-        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=60)
-    )
-    try:
+    with group_of_one(tmp_path):
         g = torch.Generator("cuda").manual_seed(0)
         w1, w2 = (
             deep_gemm.per_block_cast_to_fp8(torch.randn(s, device="cuda", generator=g) / s[2] ** 0.5)
@@ -226,5 +222,3 @@ def test_symmetric_memory_of_a_group_of_one(tmp_path: Path) -> None:
         layer.check()
         with pytest.raises(ValueError, match="topk_ids: expected 4 columns, as in the first call, got 2"):
             layer.decode(x, ids[:, :2], p[:, :2])
-    finally:
-        dist.destroy_process_group()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mega_cases import Model, Tokens, chain, dequantized, fill, result
+from mega_cases import Model, Tokens, chain, dequantized, fill, filling, result
 from torch import Tensor
 
 import deep_gemm
@@ -370,15 +370,7 @@ def test_tokens_are_cast_into_the_buffer_and_its_other_rows_get_no_expert() -> N
 )
 def test_what_does_not_fit_a_buffer_is_refused(changed: dict[str, Any], error: type[Exception], message: str) -> None:
     buffer = MODEL.buffer()
-    given: dict[str, Any] = {
-        "hidden": torch.ones(4, 256),
-        "topk_ids": torch.zeros(4, 3, dtype=torch.int64),
-        "topk_weights": torch.ones(4, 3),
-        "x": buffer.x,
-        "x_sf": buffer.x_sf,
-        "topk_idx": buffer.topk_idx,
-        "buffer_topk_weights": buffer.topk_weights,
-    }
+    given = filling(buffer, torch.ones(4, 256), torch.zeros(4, 3, dtype=torch.int64), torch.ones(4, 3))
     with pytest.raises(error) as found:
         deep_gemm.mega_moe_pre_dispatch_sm90(**(given | changed))
     assert str(found.value).startswith(message)
@@ -414,15 +406,7 @@ def test_what_overlaps_the_buffer_is_refused_before_anything_is_written(name: st
     for each in tensors:
         each.view(torch.uint8).fill_(1)
     before = [each.clone() for each in tensors]
-    given: dict[str, Any] = {
-        "hidden": torch.ones(4, 256),
-        "topk_ids": torch.zeros(4, 3, dtype=torch.int64),
-        "topk_weights": torch.ones(4, 3),
-        "x": buffer.x,
-        "x_sf": buffer.x_sf,
-        "topk_idx": buffer.topk_idx,
-        "buffer_topk_weights": buffer.topk_weights,
-    }
+    given = filling(buffer, torch.ones(4, 256), torch.zeros(4, 3, dtype=torch.int64), torch.ones(4, 3))
     room = torch.ones(128 * 3)
     both = {"x_sf": room[:256].view(128, 2), "buffer_topk_weights": room.view(128, 3)}
     given |= both if change is None else {name: change(buffer)}

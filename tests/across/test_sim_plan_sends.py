@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import random_ids
 from torch import Tensor
 
 from deep_gemm.across.plan_sends import KERNEL, PlanSendsConfig, config_of, reachable_plan_sends
@@ -16,12 +17,6 @@ pytestmark = pytest.mark.host_compiler
 def check(topk_ids: Tensor, experts_here: int, ranks: int, seed: int = 0, schedule: str | None = None) -> None:
     config = config_of(topk_ids.element_size())
     sim.check(compiled(KERNEL, config), config, topk_ids, experts_here, ranks, seed=seed, schedule=schedule)
-
-
-def random_ids(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Some routes have no expert, or an id that none has."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-3, num_experts + 2, (tokens, topk), generator=generator).to(dtype)
 
 
 @pytest.mark.parametrize("config", reachable_plan_sends(), ids=lambda config: config.name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from mega_cases import filling
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
@@ -46,15 +47,7 @@ def bf16(*shape: int) -> Tensor:
 def fill(t: Pass, name: str) -> None:
     """Fill a buffer, one of the arguments being passed on by t."""
     buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, 2, 128, 1, 256, 128)
-    given: dict[str, Any] = {
-        "hidden": torch.ones(M, 256),
-        "topk_ids": IDS,
-        "topk_weights": P,
-        "x": buffer.x,
-        "x_sf": buffer.x_sf,
-        "topk_idx": buffer.topk_idx,
-        "buffer_topk_weights": buffer.topk_weights,
-    }
+    given = filling(buffer, torch.ones(M, 256), IDS, P)
     deep_gemm.mega_moe_pre_dispatch_sm90(**{key: t(x) if key == name else x for key, x in given.items()})
 
 

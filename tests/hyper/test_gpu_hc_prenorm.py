@@ -13,6 +13,7 @@ from deep_gemm.hyper.choose import Chosen, run
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.testing import calc_diff
+from lab.bench.hc import in_torch
 from lab.sim.hc_prenorm import compare, special_operands
 from lab.sim.hc_prenorm import random_operands as operands
 
@@ -54,11 +55,7 @@ def test_what_callers_ask_for(m: int, k: int, splits: int | None) -> None:
     torch.manual_seed(m + k)
     a, b = torch.randn(m, k, device="cuda").bfloat16(), torch.randn(24, k, device="cuda")
     p = check(a, b, splits or 1)
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
-    try:
-        right = a.float() @ b.t()
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    right = in_torch(HcProblem(a, b, p.d[:1], p.sqr_sum[:1]))[0][0]
     assert calc_diff(p.d.sum(0), right) < 1e-8
     assert calc_diff(p.sqr_sum.sum(0), a.float().square().sum(1)) < 1e-8
 
@@ -97,11 +94,7 @@ def test_many_units_for_each_sm() -> None:
 def test_zeros_infinities_and_nan_as_torch_has_them(config: Chosen) -> None:
     a, b = (x.cuda() for x in special_operands(13, 24, 192))
     p = check(a, b, 1, config)
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
-    try:
-        right = a.float() @ b.t()
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    right = in_torch(HcProblem(a, b, p.d[:1], p.sqr_sum[:1]))[0][0]
     assert torch.equal(p.d[0].isnan(), right.isnan())
     assert torch.equal(p.d[0].isinf(), right.isinf())
 

@@ -28,7 +28,44 @@ _K, _U, _W = "fp8_mqa_logits.cuh", "logits/unit.cuh", "logits/weights.cuh"
 _R, _S = "logits/ranges.cuh", "logits/shares.cuh"
 
 
+def of_both(kernel: str) -> list[Mutation]:
+    """Ways to break this kernel or the paged one."""
+    return [
+        Mutation(
+            "slots of keys are not given back",
+            kernel,
+            "if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);",
+            "",
+        ),
+        Mutation("the slot of another block is given back", kernel, "slots[kBlock], work.lane", "slots[0], work.lane"),
+        Mutation(
+            "all blocks of a run have the first's scales",
+            kernel,
+            "logits, scales[kBlock], work.lane",
+            "logits, scales[0], work.lane",
+        ),
+        Mutation("products are not waited for", kernel, "kInFlight < kLag ? kInFlight : kLag", "kLag"),
+        Mutation("both warpgroups multiply the same keys", kernel, " + warpgroup * 64 * kDepth);", ");"),
+        Mutation(
+            "all slots are the first",
+            kernel,
+            "work.keys_low + slots[kBlock].stage * (kKeysBytes / 16)",
+            "work.keys_low",
+        ),
+        Mutation(
+            "the second unit multiplies the first's q", kernel, "work.q_low + kUnit * (Unit::kBytes / 16)", "work.q_low"
+        ),
+        Mutation(
+            "the second unit's rows are the first's",
+            kernel,
+            "work.rows + kUnit * kUnitTokens",
+            "work.rows + 0 * kUnitTokens",
+        ),
+    ]
+
+
 MUTATIONS = [
+    *of_both(_K),
     # the ring and the slots of tiles
     Mutation("slots of keys are not waited for", _K, "wait_until_free(shared.ring, at);", ";"),
     Mutation(
@@ -39,23 +76,10 @@ MUTATIONS = [
     ),
     Mutation("keys are not waited for", _K, "if (!is_loaded) wait_until_loaded(work.shared.ring, at);", ""),
     Mutation(
-        "slots of keys are not given back",
-        _K,
-        "if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);",
-        "",
-    ),
-    Mutation(
         "slots of keys are given back before the last product is done",
         _K,
         "if constexpr (kUnit + 1 == kUnits) release(",
         "if constexpr (kUnit == 0) release(",
-    ),
-    Mutation("the slot of another block is given back", _K, "slots[kBlock], work.lane", "slots[0], work.lane"),
-    Mutation(
-        "all blocks of a run have the first's scales",
-        _K,
-        "logits, scales[kBlock], work.lane",
-        "logits, scales[0], work.lane",
     ),
     Mutation("all blocks of a run have the first's keys", _K, "key + kBlock * kBlockKeys", "key"),
     Mutation("runs are as long as one block", _K, "key += kRunBlocks * kBlockKeys", "key += kBlockKeys"),
@@ -114,10 +138,6 @@ MUTATIONS = [
     # products and sums
     Mutation("no fence before the product", _U, "    ptx::wgmma_fence();\n", ""),
     Mutation("products are not committed", _U, "    ptx::wgmma_commit_group();\n", ""),
-    Mutation("products are not waited for", _K, "kInFlight < kLag ? kInFlight : kLag", "kLag"),
-    Mutation("both warpgroups multiply the same keys", _K, " + warpgroup * 64 * kDepth);", ");"),
-    Mutation("all slots are the first", _K, "work.keys_low + slots[kBlock].stage * (kKeysBytes / 16)", "work.keys_low"),
-    Mutation("the second unit multiplies the first's q", _K, "work.q_low + kUnit * (Unit::kBytes / 16)", "work.q_low"),
     Mutation("negative scores count", _U, "ptx::add_rn(x, ptx::abs_f32(x))", "2 * x"),
     Mutation("a NaN becomes zero", _U, "ptx::add_rn(x, ptx::abs_f32(x))", "2 * ptx::max_f32(x, 0)"),
     Mutation("weights are not halved", _U, "given * 0.5f", "given"),
@@ -133,9 +153,6 @@ MUTATIONS = [
     Mutation("ranges end a key late", _K, "key - row.z < row.w", "key - row.z <= row.w"),
     Mutation("rows of tokens that there are not", _K, "    if (token >= p.tokens) address = 0;\n", ""),
     Mutation("compressed rows begin at key 0", _K, "if (kIsCompressed) address -=", "if (false) address -="),
-    Mutation(
-        "the second unit's rows are the first's", _K, "work.rows + kUnit * kUnitTokens", "work.rows + 0 * kUnitTokens"
-    ),
     Mutation(
         "both tokens stored by a lane without one",
         _K,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mutations_fp8_mqa_logits import of_both
+
 from lab.sim.fp8_paged_mqa_logits import PagedTrial
 from lab.sim.mutate import Mutation
 from lab.sim.plan_paged_contexts import PlanTrial
@@ -36,18 +38,12 @@ _K = "fp8_paged_mqa_logits.cuh"
 
 
 MUTATIONS = [
+    *of_both(_K),
     # the ring and the slots of sequences
     Mutation(
         "slots of keys are not waited for", _K, "    wait_until_free(shared.ring, at);\n    ptx::syncwarp();\n", ""
     ),
     Mutation("keys are not waited for", _K, "        wait_until_loaded(work.shared.ring, at);\n", ""),
-    Mutation(
-        "slots of keys are not given back",
-        _K,
-        "if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);",
-        "",
-    ),
-    Mutation("the slot of another block is given back", _K, "slots[kBlock], work.lane", "slots[0], work.lane"),
     Mutation(
         "slots of sequences are not waited for",
         _K,
@@ -169,21 +165,8 @@ MUTATIONS = [
         "sequence * kNextN * p.logits_pitch",
     ),
     # products and stores
-    Mutation("products are not waited for", _K, "kInFlight < kLag ? kInFlight : kLag", "kLag"),
-    Mutation("both warpgroups multiply the same keys", _K, " + warpgroup * 64 * kDepth);", ");"),
-    Mutation("all slots are the first", _K, "work.keys_low + slots[kBlock].stage * (kKeysBytes / 16)", "work.keys_low"),
-    Mutation("the second unit multiplies the first's q", _K, "work.q_low + kUnit * (Unit::kBytes / 16)", "work.q_low"),
-    Mutation(
-        "the second unit's rows are the first's", _K, "work.rows + kUnit * kUnitTokens", "work.rows + 0 * kUnitTokens"
-    ),
     Mutation(
         "logits are not scaled", _K, "ptx::st_global_f32(to, logits[i] * scale)", "ptx::st_global_f32(to, logits[i])"
-    ),
-    Mutation(
-        "all blocks of a run have the first's scales",
-        _K,
-        "logits, scales[kBlock], work.lane",
-        "logits, scales[0], work.lane",
     ),
     Mutation("all blocks of a run have the first's keys", _K, "key + kBlock * work.step", "key"),
     Mutation("a key too many", _K, "if (key >= row.z) continue;", "if (key > row.z) continue;"),

@@ -101,12 +101,12 @@ def test_a_call_without_a_product_has_no_parts() -> None:
 
 
 def test_shapes_are_those_that_figures_are_judged_by() -> None:
-    kinds = casts.kinds_and_shapes()
+    kinds = casts.shapes_of()
     for kind in ("cast_1x128", "silu_cast"):
         shapes = {shape for each, shape in kinds if each == kind}
         assert shapes >= {(m, 7168) for m in (1, 16, 64, 256, 1024, 4096, 8192)} | {(8192, 2048), (16384, 16384)}
-    assert set(casts.kinds_and_shapes(quick=True)) < set(kinds)
-    assert {kind for kind, _ in casts.kinds_and_shapes(quick=True)} == {kind for kind, _ in kinds}
+    assert set(casts.shapes_of(quick=True)) < set(kinds)
+    assert {kind for kind, _ in casts.shapes_of(quick=True)} == {kind for kind, _ in kinds}
     assert {m for m, _, _ in linear.shapes_of()} == {1, 16, 64, 4096}
     assert len(linear.shapes_of()) == 28
     assert len(experts.shapes_of()) == 3 * 7 * 2
@@ -297,7 +297,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(linear, "shapes_of", lambda **_: [(1, 128, 256), (5, 128, 256)])
     monkeypatch.setattr(casts, "cast_of", partial(casts.cast_of, device="cpu"))
     monkeypatch.setattr(casts, "copy_of", lambda count: lambda: None)
-    monkeypatch.setattr(casts, "kinds_and_shapes", lambda **_: [("cast_1x128", (4, 256)), ("cast_both", (4, 256))])
+    monkeypatch.setattr(casts, "shapes_of", lambda **_: [("cast_1x128", (4, 256)), ("cast_both", (4, 256))])
     monkeypatch.setattr(casts.Compiler, "__call__", lambda self, call: call)
     monkeypatch.setattr(
         casts, "cold", lambda calls, *_: {name: (Spread(9.0, 8.0, 10.0), ("kernel" * 50,)) for name in calls}

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from helpers import random_ids
 from torch import Tensor
 
 from deep_gemm.moe.route_rows import (
@@ -32,12 +33,6 @@ def check(topk_ids: Tensor, num_experts: int, seed: int = 0, first: int = 0) -> 
     for totals in Totals:
         config = config_of(topk_ids.element_size(), num_experts, totals)
         sim.check(compiled(config), config, topk_ids, num_experts, first, seed=seed)
-
-
-def random_ids(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Some routes have no expert, or an id that none has."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-3, num_experts + 2, (tokens, topk), generator=generator).to(dtype)
 
 
 @pytest.mark.parametrize("max_experts", MAX_EXPERTS)

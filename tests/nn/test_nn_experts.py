@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import count_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_cases import same_bits
@@ -227,18 +228,8 @@ def test_a_result_is_changed_in_place() -> None:
 def test_what_nobody_needs_is_not_computed(monkeypatch: pytest.MonkeyPatch, needed: str) -> None:
     layer, x, (ids, weights), grad = layer_of(), numbers(40, HIDDEN), routes(40), numbers(40, HIDDEN, seed=3)
     right = dict(zip(NAMES, trained(layer, x, ids, weights, grad), strict=True))
-    called: list[str] = []
-
-    def counting(name: str, function: Any) -> Any:
-        def call(*args: Any, **more: Any) -> Any:
-            called.append(name)
-            return function(*args, **more)
-
-        return call
-
     along_k, of_rows = "k_grouped_fp8_gemm_nt_contiguous", "product_of_rows"
-    for name in (along_k, of_rows):
-        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    called = count_calls(monkeypatch, module, along_k, of_rows)
     leaves = {"x": x, "topk_weights": weights, "w1": layer.w1, "w2": layer.w2}
     for name, leaf in leaves.items():
         leaf.requires_grad_(name in needed.split())

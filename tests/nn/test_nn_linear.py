@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import count_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_cases import same_bits
@@ -233,18 +234,8 @@ NT = "fp8_gemm_nt"
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the products and casts, as they are called."""
-    called: list[str] = []
-
-    def counting(name: str, function: Any) -> Any:
-        def call(*args: Any, **more: Any) -> Any:
-            called.append(name)
-            return function(*args, **more)
-
-        return call
-
-    for name in (BLOCKS, ROWS, BOTH, NT):
-        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
-    monkeypatch.setattr(backward_of_x, NT, counting(NT, getattr(backward_of_x, NT)))
+    called = count_calls(monkeypatch, module, BLOCKS, ROWS, BOTH, NT)
+    monkeypatch.setattr(backward_of_x, NT, getattr(module, NT))
     return called
 
 

@@ -21,21 +21,10 @@ CALLS = {"nt": bf16.bf16_gemm_nt, "nn": bf16.bf16_gemm_nn, "tn": bf16.bf16_gemm_
 class OfBf16(Trial):
     """The common parts of all kinds of BF16."""
 
-    dtype: torch.dtype
-
     def fill(self) -> None:
         """Whole numbers."""
         for name in ("a", "b"):
             self.operands[name].copy_(self.draw.integers(self.operands[name].shape, -LARGEST, LARGEST))
-
-    def draw_c(self, shape: tuple[int, ...], c: str | None) -> None:
-        """C as an operand, or as what D starts from."""
-        if c is not None:
-            drawn = self.draw.integers(shape, -8, 8).to(self.dtype)
-            if c == "c":
-                self.operands["c"].copy_(drawn)
-            else:
-                self.starts["d"] = drawn
 
 
 class DenseBf16(OfBf16):

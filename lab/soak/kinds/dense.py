@@ -61,12 +61,7 @@ class Dense(fp8.OfFp8):
     def fill(self) -> None:
         """Draw all anew."""
         super().fill()
-        if self.c is not None:
-            c = self.draw.integers((self.m, self.n), -8, 8).to(self.dtype)
-            if self.c == "c":
-                self.operands["c"].copy_(c)
-            else:
-                self.starts["d"] = c
+        self.draw_c((self.m, self.n), self.c)
 
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
