@@ -29,6 +29,13 @@ def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) 
     return x
 
 
+def wider(x: Tensor, gap: int, filling: float = 0.0) -> Tensor:
+    """Lay the same rows further apart: so many other elements follow each."""
+    room = torch.full((*x.shape[:-1], x.shape[-1] + gap), filling, dtype=x.dtype)
+    room[..., : x.shape[-1]] = x
+    return room[..., : x.shape[-1]]
+
+
 def hard_quotients() -> Tensor:
     """Rows of FP32 whose quotients by their scales are as near as they can be to where FP8 rounds the other way.
 

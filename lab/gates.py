@@ -71,10 +71,6 @@ def _local_memory(report: KernelReport, plan: CodePlan) -> list[str]:
     ]
 
 
-def _notes(report: KernelReport, plan: CodePlan) -> list[str]:
-    return list(report.notes)
-
-
 def _tensor_core(report: KernelReport, plan: CodePlan) -> list[str]:
     return [
         f"{report.counts[mnemonic]} tensor core instructions ({mnemonic}) where {planned} were planned, those of one "
@@ -162,7 +158,7 @@ def _tma_stores(report: KernelReport, plan: CodePlan) -> list[str]:
 GATES = (
     Gate("no stack", "arrays in local memory, which is slow", _stack),
     Gate("no local memory", "registers spilled in the k loop", _local_memory),
-    Gate("no C75xx note", "products (WGMMA) that wait for each other", _notes),
+    Gate("no C75xx note", "products (WGMMA) that wait for each other", lambda report, plan: list(report.notes)),
     Gate("QGMMA as planned", "a k loop copied, products left out", _tensor_core),
     Gate("setmaxnreg as planned", "math warps with too few registers", _setmaxnreg),
     Gate("registers suffice", "launches that fail, or wait for ever", _register_pool),

@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 335,
-    "lines of Python in the wheel": 27_000,
-    "lines of Python in lab/": 16_100,
-    "lines of Python in tests/": 41_300,
+    "files in the wheel": 320,
+    "lines of Python in the wheel": 26_600,
+    "lines of Python in lab/": 16_230,
+    "lines of Python in tests/": 40_810,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

@@ -128,7 +128,9 @@ def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
     console.print(opcodes)
     gates = _table("gates", ("gate", "", "protects from"))
     for verdict in found.verdicts:
-        gates.add_row(verdict.gate.name, _mark(verdict.passed), verdict.gate.protects_from)
+        gates.add_row(
+            verdict.gate.name, "[green]passed[/]" if verdict.passed else "[red]failed[/]", verdict.gate.protects_from
+        )
     console.print(gates)
     _show_problems(found, console)
     if sass:
@@ -235,7 +237,3 @@ def _table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Tab
     for heading in numbers:
         table.add_column(heading, justify="right")
     return table
-
-
-def _mark(passed: bool) -> str:
-    return "[green]passed[/]" if passed else "[red]failed[/]"

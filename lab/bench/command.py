@@ -189,7 +189,8 @@ def _steps(
     if kind == "numerics":
         if not quick:
             need_gpu("bench numerics")
-        return _numerics(numerics.steps(quick=quick))
+        steps, device = numerics.steps(quick=quick), "cuda" if has_gpu() else "cpu"
+        return len(steps), lambda add, announce: numerics.measure(steps, device, add=add, announce=announce)
     try:
         if kind in CONTENDERS:
             total, measure = _casts_or_layers(kind, quick, shapes)
@@ -205,12 +206,6 @@ def _steps(
     return len(chosen) * (2 if with_sustained else 1), lambda add, announce: products.measure(
         chosen, with_sustained=with_sustained, add=add, announce=announce
     )
-
-
-def _numerics(chosen: Sequence[numerics.Step]) -> Steps:
-    """Compare each product with FP64, on the GPU if there is one."""
-    device = "cuda" if has_gpu() else "cpu"
-    return len(chosen), lambda add, announce: numerics.measure(chosen, device, add=add, announce=announce)
 
 
 def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processes: int | None) -> Steps:
@@ -236,11 +231,7 @@ def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processe
     for shape in chosen:
         if shape[0] % count or shape[1] > shape[0]:
             raise UsageError(f"shapes: expected experts for {count} processes to share, at least top-k, got {shape}")
-    return len(chosen), partial(_measure_distributed, chosen, count, names)
-
-
-def _measure_distributed(chosen: Sequence[Any], count: int, names: Sequence[str], add: Add, announce: Announce) -> None:
-    distributed.measure(chosen, count, only=names, add=add, announce=announce)
+    return len(chosen), lambda add, announce: distributed.measure(chosen, count, only=names, add=add, announce=announce)
 
 
 def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, Callable[..., None]]:

@@ -58,7 +58,8 @@ def draw(report: Report, path: Path) -> None:
         "left: casts in eager torch, right: deep_gemm, both with deep_gemm's products; us of one call, cold L2",
         fontsize=12,
     )
-    parts = dict.fromkeys(part for pairs in panels.values() for pair in pairs for part in _parts(pair))
+    rows = [row for pairs in panels.values() for pair in pairs for row in pair.rows if row is not None]
+    parts = {part for row in rows for part in row.parts or {}}
     handles = [figure.axes[0].bar(0, 0, color=COLOURS[part], label=part) for part in COLOURS if part in parts]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=9)
     about = f"{report.header['date'][:10]}, commit {report.header['commit']}"
@@ -118,10 +119,6 @@ def draw_panel(ax: Axes, title: str, pairs: Sequence[Pair]) -> None:
     ax.set_ylim(0, 1.12)
     ax.set_ylabel("share of the slower", fontsize=9)
     ax.spines[["top", "right"]].set_visible(False)
-
-
-def _parts(pair: Pair) -> list[str]:
-    return [part for row in pair.rows if row is not None for part in row.parts or {}]
 
 
 def _figure(us: float | None) -> str:

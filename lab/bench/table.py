@@ -343,12 +343,9 @@ def _summary_table(compared: list[Comparison]) -> Table | None:
     table.add_column("at")
     for each in summaries(compared):
         ratios = _ratio(each.to_fast), _ratio(each.to_deepgemm)
-        table.add_row(each.regime, str(each.count), *ratios, _percent(each.fraction_of_floor), *_worst(each.worst))
+        worst = each.worst and (_ratio(each.worst.to_fast), "x".join(map(str, each.worst.row.shape)))
+        table.add_row(each.regime, str(each.count), *ratios, _percent(each.fraction_of_floor), *(worst or ("", "")))
     return table if table.row_count else None
-
-
-def _worst(worst: Comparison | None) -> tuple[str, str]:
-    return ("", "") if worst is None else (_ratio(worst.to_fast), "x".join(map(str, worst.row.shape)))
 
 
 def contest_table(rows: Iterable[Sequence[str]]) -> Table:

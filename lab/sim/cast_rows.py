@@ -20,7 +20,7 @@ from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.moe.activation import silu_mul
 from deep_gemm.moe.routing import expert_rows
 
-from ..casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wild
+from ..casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wider, wild
 from .launcher import How, Stage, flat_memory
 from .library import HostKernel
 from .trial import Trial
@@ -277,13 +277,6 @@ def is_cast(trial: RowTrial) -> Tensor:
         found[align(before, trial.alignment) : max(end, 0)] = True
         before = max(end, 0)
     return found
-
-
-def wider(x: Tensor, padding: int, filling: float) -> Tensor:
-    """Lay the same rows further apart."""
-    room = torch.full((x.shape[0], x.shape[1] + padding), filling, dtype=x.dtype)
-    room[:, : x.shape[1]] = x
-    return room[:, : x.shape[1]]
 
 
 def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:

@@ -16,8 +16,8 @@ from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, 
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align
 
-from ..casts import assert_same_bits, hard_quotients, wild
-from .cast_rows import strided, wider
+from ..casts import assert_same_bits, hard_quotients, wider, wild
+from .cast_rows import strided
 from .launcher import How, Stage, flat_memory
 from .library import HostKernel
 from .trial import Trial
@@ -105,9 +105,7 @@ class TileTrial(Trial):
 
     def check(self, kernel: HostKernel) -> float:
         """Compare values and scales with the reference's, to the bit."""
-        x = matrix(self)
-        # Rows of a wider matrix: a pitch of its own.
-        x = torch.cat([x, torch.full((len(x), 32), 3.0, dtype=x.dtype)], dim=1)[:, : x.shape[1]]
+        x = wider(matrix(self), 32, 3.0)  # a pitch of its own
         check(
             kernel,
             self.config,

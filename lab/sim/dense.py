@@ -92,8 +92,7 @@ def run(
     p = kernels.prepared(config, p)
     stage = stage_of(config, p, {"sfb": 16 if p.of_b == PER_ROW else 4}, is_dependent=is_dependent, **how)
     output = kernels.output_of(p)
-    plan_of = lambda placed, *of: kernels.plan_of(placed, output, *of)  # noqa: E731
-    result = run_plan(kernel, fp8_gemm.KERNEL, config, p, plan_of, stage)
+    result = run_plan(kernel, fp8_gemm.KERNEL, config, p, lambda at, *of: kernels.plan_of(at, output, *of), stage)
     return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_m, config.block_n))
 
 

@@ -59,27 +59,18 @@ def run(
     """Compute a product on simulated SMs and with the reference. `ks` replaces the problem's depths for the kernels."""
     p = kernels.prepared(problem)
     depths = kernels.depths_of(p.ks, p.ks_tensor, p.d.device)
-    on_gpu = isinstance(depths, Tensor)
-    stage = stage_of(
-        config,
-        p,
-        {"k_groups": 64, "ks": 4},
-        is_dependent=is_dependent,
-        more={"k_groups": torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8)},
-        read={"ks": (depths if ks is None else ks) if isinstance(depths, Tensor) else None}
-        | ({} if config.with_c else {"c": None}),
-        **how,
-    )
-    placed = stage.placed(p)
-    plan = kernels.plan_of(
-        placed,
-        config,
-        stage.num_sms,
-        stage.launcher(KERNEL, both[1], config),
-        stage.launcher(k_group_maps.KERNEL, both[0], k_group_maps.CONFIG, frozenset({"d"})),
-    )
-    at = (*addresses_of(placed), stage.at["ks"].data_ptr() if on_gpu else 0, stage.at["k_groups"].data_ptr())
-    plan.make_maps.launch(at, b"" if isinstance(depths, Tensor) else depths, kernels.INLINE_KS_AT)
+    read: dict[str, Tensor | None] = {} if config.with_c else {"c": None}
+    if isinstance(depths, Tensor):
+        read["ks"], depths = depths if ks is None else ks, b""
+    room = {"k_groups": torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8)}
+    aligned = {"k_groups": 64, "ks": 4}
+    stage = stage_of(config, p, aligned, is_dependent=is_dependent, more=room, read=read, **how)
+    placed, launcher = stage.placed(p), stage.launcher(KERNEL, both[1], config)
+    of_maps = stage.launcher(k_group_maps.KERNEL, both[0], k_group_maps.CONFIG, frozenset({"d"}))
+    plan = kernels.plan_of(placed, config, stage.num_sms, launcher, of_maps)
+    at_ks = stage.at["ks"].data_ptr() if "ks" in read else 0
+    at = (*addresses_of(placed), at_ks, stage.at["k_groups"].data_ptr())
+    plan.make_maps.launch(at, depths, kernels.INLINE_KS_AT)
     plan.launch(at)
     return outcome(stage.result(), *right_and_allowed(problem, partial_sums(how)))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from typing_extensions import Unpack
 
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.plan import Plan
 
 from .dense import Outcome, ProductTrial, outcome, random_problem, right_and_allowed
 from .launcher import How
@@ -34,9 +36,10 @@ def run(
     """
     ready = ("b",) if weight_is_ready else ()
     stage = stage_of(config, p, ALIGNMENTS, is_dependent=is_dependent, ready=ready, **how)
-    plan_of = lambda placed, _, num_sms, launcher: fp8_gemm_decode.plan_of(  # noqa: E731
-        placed, config, launcher, weight_is_ready=weight_is_ready
-    )
+
+    def plan_of(placed: DenseProblem, _: DecodeConfig, num_sms: int, launcher: Any) -> Plan:
+        return fp8_gemm_decode.plan_of(placed, config, launcher, weight_is_ready=weight_is_ready)
+
     result = run_plan(kernel, fp8_gemm_decode.KERNEL, config, p, plan_of, stage)
     return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_tokens, config.block_n))
 

@@ -14,6 +14,7 @@ from deep_gemm.indexer.check import MqaLogits, mqa_logits_problem
 from deep_gemm.indexer.kernel import KERNEL, MqaConfig, grid, params_of
 from deep_gemm.indexer.reference import weighted_scores
 
+from ..casts import wider
 from .launcher import How, Stage
 from .library import HostKernel
 from .rounding import largest_part
@@ -164,9 +165,7 @@ class MqaTrial(Trial):
             dtype=torch.float32 if c.output_bytes == 4 else torch.bfloat16,
             seed=self.seed,
         )
-        weights = torch.full((self.tokens, c.heads + 5), torch.nan)
-        weights[:, : c.heads] = p.weights
         q = p.q.clone()
         q[0, 1, 2] = torch.nan  # poison is NaN too, and must not become 0
-        p = p._replace(weights=weights[:, : c.heads], q=q)
+        p = p._replace(weights=wider(p.weights, 5, torch.nan), q=q)
         return compare(p, run(kernel, c, p, **self.how))

@@ -23,6 +23,7 @@ from deep_gemm.gemm.heads.check import BY_HEADS, HeadsProblem, heads_problem
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
 
+from ..casts import wider
 from .dense import Outcome, ProductTrial, outcome
 from .launcher import How
 from .library import HostKernel
@@ -46,16 +47,9 @@ def random_problem(
     b, sfb = cast_b(torch.randn(heads, n, k, generator=generator))
     d, c = random_d_and_c(config, (m, heads, n), generator, in_place)
     recipe = (1, 1, 128) if is_per_row else (1, 128, 128)
-    return heads_problem(BY_HEADS, (_wider(a, gap), sfa), (_wider(b, gap), sfb), d, c, (recipe, None, None))
-
-
-def _wider(x: Tensor, gap: int) -> Tensor:
-    """The same values in the rows of a wider tensor, whose others are NaN."""
-    if gap == 0:
-        return x
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + gap), 0x7F, dtype=torch.uint8).view(x.dtype)
-    wide[..., : x.shape[-1]].view(torch.uint8).copy_(x.view(torch.uint8))
-    return wide[..., : x.shape[-1]]
+    return heads_problem(
+        BY_HEADS, (wider(a, gap, torch.nan), sfa), (wider(b, gap, torch.nan), sfb), d, c, (recipe, None, None)
+    )
 
 
 def run(
@@ -65,8 +59,8 @@ def run(
     p = kernels.prepared(config, problem)
     alignments = {"sfa": 4 if isinstance(config, DecodeConfig) else 16, "sfb": 16 if p.of_b == PER_ROW else 4}
     stage, output = stage_of(config, p, alignments, is_dependent=is_dependent, **how), kernels.output_of(p)
-    plan_of = lambda placed, *of: kernels.plan_of(placed, output, *of)  # noqa: E731
-    result = run_plan(kernel, fp8_gemm_decode.kernel_of(config), config, p, plan_of, stage)
+    of_config = fp8_gemm_decode.kernel_of(config)
+    result = run_plan(kernel, of_config, config, p, lambda at, *of: kernels.plan_of(at, output, *of), stage)
     return outcome(result, *right_and_allowed(problem, partial_sums(how)))
 
 

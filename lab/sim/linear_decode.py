@@ -15,6 +15,7 @@ from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig, grid, params_of
 
+from ..casts import wider
 from . import fp8_gemm_decode
 from .fp8_gemm_decode import DecodeTrial
 from .launcher import How, Stage
@@ -98,11 +99,9 @@ class LinearTrial(Trial):
         for row, number in enumerate(self.special):
             x[row % m, row * 130 % k] = number
         w = per_block_cast_to_fp8(torch.randn(n, k, generator=g) * torch.logspace(0, 2, k))
-        room = torch.full((m, k + 8), torch.nan, dtype=torch.bfloat16)
-        room[:, :k] = x
         c = torch.randn(n, generator=g).to(torch.bfloat16).expand(m, n) if self.config.tile.with_c else None
         how: How = {**self.how, "truncate": True}
-        d = run(kernel, self.config, room[:, :k], w, c, is_dependent=self.is_dependent, **how)
+        d = run(kernel, self.config, wider(x, 8, torch.nan), w, c, is_dependent=self.is_dependent, **how)
         right = by_parts(self.config.tile, x, w, c)
         if not torch.equal(d.view(torch.int16), right.view(torch.int16)):
             raise ValueError(f"{int((d != right).sum())} of {d.numel()} elements differ")

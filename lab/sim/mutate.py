@@ -93,13 +93,10 @@ def _run_trials(mutation: Mutation, trials: list[tuple[int, Trial]], sender: Con
         try:
             trial.run(mutation.apply(trial.headers()))
         except HostCompileError as error:
-            sender.send((DOES_NOT_COMPILE, _first_error(str(error)), index))
+            first = next((line for line in str(error).splitlines() if "error" in line), str(error)[:200])
+            sender.send((DOES_NOT_COMPILE, first, index))
             return
         except Exception as error:  # any error means that the mutation was noticed
             sender.send((CAUGHT, " ".join(str(error).split())[:300], index))
             return
     sender.send((MISSED, "every trial passed", len(trials)))
-
-
-def _first_error(log: str) -> str:
-    return next((line for line in log.splitlines() if "error" in line), log[:200])

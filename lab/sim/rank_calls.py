@@ -17,6 +17,8 @@ from deep_gemm.core.meeting import Room
 from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.routing import expert_rows, weighted_sum
 
+from ..casts import wider
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -78,10 +80,7 @@ def tokens_of(count: int, sizes: Sizes, g: torch.Generator) -> tuple[Tensor, Ten
     if sizes.dtype != torch.float8_e4m3fn:
         return x.to(sizes.dtype), None
     values, scales = per_token_cast_to_fp8(x)
-    wide = torch.full((count, sizes.hidden + 32), 0x7F, dtype=torch.uint8).view(sizes.dtype)
-    wide_scales = torch.full((count, scales.shape[1] + 1), torch.nan)
-    wide[:, : sizes.hidden], wide_scales[:, :-1] = values, scales
-    return wide[:, : sizes.hidden], wide_scales[:, :-1]
+    return wider(values, 32, torch.nan), wider(scales, 1, torch.nan)
 
 
 def row_bytes_of(x: Tensor, sf: Tensor | None, weights: Tensor, num_bytes: int) -> Tensor:

@@ -71,12 +71,9 @@ def run(kernel: HostKernel, config: GemmConfig, p: SiluRowsProblem, **how: Unpac
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
     aligned = dict.fromkeys(("a", "sfa", "b", "ids", *OUTPUTS), 16)
     stage = Stage(config, read, written, aligned, ready=(*INPUTS, *OUTPUTS), **how)
-    placed = stage.placed(p)
-    kernels.plan_of(placed, config, stage.num_sms, stage.launcher(KERNEL, kernel, config)).launch(
-        kernels.addresses(placed)
-    )
-    result = stage.result()
-    return (stage.at["d"], stage.at["scales"]), result
+    placed, launcher = stage.placed(p), stage.launcher(KERNEL, kernel, config)
+    kernels.plan_of(placed, config, stage.num_sms, launcher).launch(kernels.addresses(placed))
+    return (placed.d, placed.scales), stage.result()
 
 
 @dataclass(frozen=True)

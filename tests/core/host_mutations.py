@@ -17,7 +17,7 @@ import broken
 import host_mutations_bf16 as of_bf16
 import host_mutations_sends as of_sends
 import torch
-from host_mutations_bf16 import spread, wider
+from host_mutations_bf16 import spread
 
 import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles
@@ -30,7 +30,7 @@ from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.skip.choose import skipping
 from deep_gemm.gemm.tiles import Tile
 from lab import silu
-from lab.casts import assert_same_bits, wild
+from lab.casts import assert_same_bits, wider, wild
 
 ROOT = Path(deep_gemm.__file__).parents[1]
 SECONDS = 120
@@ -150,12 +150,8 @@ def gather_trial(*, is_many: bool) -> None:
     from deep_gemm.moe.gather_weighted import GatherConfig, ManyConfig
     from lab.sim.gather_weighted import GatherTrial, ManyTrial
 
-    trial = (
-        ManyTrial(ManyConfig(torch.float32), 5, 3, 4104)
-        if is_many
-        else GatherTrial(GatherConfig(torch.float32), 5, 3, 4104)
-    )
-    trial.run()
+    kind, config = (ManyTrial, ManyConfig) if is_many else (GatherTrial, GatherConfig)
+    kind(config(torch.float32), 5, 3, 4104).run()
 
 
 def scales_trial(is_m_major: bool) -> None:
@@ -233,14 +229,10 @@ class Mutation:
 
     def text(self) -> str:
         """The broken module. An `old` that is not there exactly once is a ValueError: the list is stale."""
-        text = path_of(f"deep_gemm.{self.module}").read_text()
+        text = (ROOT / "deep_gemm" / self.module.replace(".", "/")).with_suffix(".py").read_text()
         if text.count(self.old) != 1:
             raise ValueError(f"{self.name}: expected one {self.old!r} in {self.module}.py, got {text.count(self.old)}")
         return text.replace(self.old, self.new)
-
-
-def path_of(module: str) -> Path:
-    return (ROOT / module.replace(".", "/")).with_suffix(".py")
 
 
 def _swap(module: str, one: str, other: str, *trials: str) -> list[Mutation]:

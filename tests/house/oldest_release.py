@@ -39,12 +39,8 @@ def versions() -> dict[str, str] | None:
     """Those that are installed; None where the folder is not there, or is of other bounds."""
     found = {item.metadata["Name"]: item.version for item in metadata.distributions(path=[str(FOLDER)])}
     wanted = bounds()
-    is_complete = all(name in found and _is_of(found[name], bound) for name, bound in wanted.items())
+    is_complete = all(name in found and f"{found[name]}.0.0".startswith(f"{bound}.0") for name, bound in wanted.items())
     return {name: found[name] for name in wanted} if is_complete else None
-
-
-def _is_of(version: str, bound: str) -> bool:
-    return f"{version}.0.0".startswith(f"{bound}.0")
 
 
 def main() -> None:

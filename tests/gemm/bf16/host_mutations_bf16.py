@@ -6,23 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 from deep_gemm.gemm.bf16.choose import SUM_OUTPUT
 from deep_gemm.gemm.bf16.config import MOST_COUNTED, Bf16Config, Majors, bf16_config
 from deep_gemm.gemm.output import Groups, Output
+from lab.casts import wider
 
 TURNED = Majors(True, True)
 
 
 # Trials. Strides differ wherever two could be mistaken for each other.
-
-
-def wider(x: torch.Tensor, extra: int) -> torch.Tensor:
-    """The same numbers in rows that lie further apart."""
-    room = torch.zeros(*x.shape[:-1], x.shape[-1] + extra, dtype=x.dtype)
-    room[..., : x.shape[-1]] = x
-    return room[..., : x.shape[-1]]
 
 
 def spread(p: Any, **more: int) -> Any:
