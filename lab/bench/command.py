@@ -61,7 +61,7 @@ SHAPES = {
     "hc": ((3, 4), "4096,24,7168,16"),
     "bf16": ((3, 4), "4096,7168,2048"),
 }
-"""What --shapes takes: how many numbers, and an example."""
+"""`--shapes` by kind: how many numbers a shape has, and an example."""
 PARTS = {"fitted": False, "judged": True}
 """Names that --part takes, and `Case.is_judged` of each."""
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 from thorough import up_to
+from typer.testing import CliRunner
 
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.kernels import KERNELS
+from lab.__main__ import app
+from lab.sim import trials
 from lab.sim.trial import Trial
 from lab.sim.trials import TRIALS
 
@@ -20,6 +23,13 @@ def test_each_configuration_has_one_trial(kernel: Kernel[Any]) -> None:
     kinds = [kind for kind in TRIALS if kind.kernel is kernel]
     taken = {config.name: [kind.__name__ for kind in kinds if kind.takes(config)] for config in kernel.configs()}
     assert {name: kinds for name, kinds in taken.items() if len(kinds) != 1} == {}
+
+
+def test_a_configuration_without_a_trial_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "TRIALS", ())
+    result = CliRunner().invoke(app, ["sim", "lay_scales"])
+    assert result.exit_code == 2
+    assert "kernel: expected one with a trial in lab/sim/trials.py, got lay_scales" in result.output
 
 
 def taken_by(kind: type[Trial]) -> Sequence[Any]:
