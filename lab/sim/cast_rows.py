@@ -68,7 +68,9 @@ class RowTrial(Trial):
     matrix: Tensor | None = None
     """x itself, instead of `data`."""
     padding: int = 16
-    """How much further apart rows of x and of values lie than they are long."""
+    """How much further apart rows of values lie than they are long."""
+    padding_of_x: int | None = None
+    """The same of x, if it is not that of values."""
 
     @classmethod
     def drawn(cls, config: CastConfig, seed: int) -> RowTrial:
@@ -237,7 +239,7 @@ def data(trial: RowTrial) -> Tensor:
         x = ordinary
     if trial.config.groups != Groups.NONE:
         x[~is_cast(trial)] = torch.nan
-    return wider(x, trial.padding, 3.0)
+    return wider(x, trial.padding if trial.padding_of_x is None else trial.padding_of_x, 3.0)
 
 
 def weights(trial: RowTrial) -> Tensor | None:
