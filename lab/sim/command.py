@@ -13,9 +13,9 @@ from rich.progress import track
 
 from deep_gemm.core.kernel import Kernel
 
+from . import trials as of_kernels
 from .simulate import SimulationError
 from .trial import Trial
-from .trials import trial_of
 
 SECONDS_BETWEEN_LINES = 5
 """Seconds between lines of progress, without a terminal."""
@@ -26,7 +26,7 @@ def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *
 
     `again` is the command line but for seeds; `settings` are fields of the trial, as NAME=VALUE.
     """
-    console, kind = Console(highlight=False), trial_of(kernel, config)
+    console, kind = Console(highlight=False), of_kernels.trial_of(kernel, config)
     trials = [_with(kind.drawn(config, seed), settings) for seed in range(first_seed, first_seed + seeds)]
     with console.status("compiling"):
         compiled = trials[0].compiled(trials[0].headers())

@@ -1,80 +1,31 @@
-"""The trials of every kernel, by its name: the one list of what the simulator can run."""
+"""The trials of every kernel: all that the simulator can run, found in the modules beside this one."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from inspect import isabstract
+from pathlib import Path
 from typing import Any
 
 from deep_gemm.core.kernel import Kernel
 
-from . import (
-    bf16,
-    bf16_counted,
-    bf16_depths,
-    bf16_rows,
-    bf16_sums,
-    cast_rows,
-    cast_tiles,
-    dense,
-    depths,
-    fp8_gemm_decode,
-    fp8_mqa_logits,
-    fp8_paged_mqa_logits,
-    gather_weighted,
-    hc_prenorm,
-    heads,
-    lay_scales,
-    linear_decode,
-    pack_rows,
-    peers,
-    plan_paged_contexts,
-    plan_sends,
-    route_rows,
-    rows,
-    rows_fetched,
-    rows_silu,
-    rows_to_addresses,
-    skip_head_mid,
-)
 from .trial import Trial
 
-TRIALS: tuple[type[Trial], ...] = (
-    dense.DenseTrial,
-    rows.RowsTrial,
-    rows_silu.SiluTrial,
-    depths.DepthsTrial,
-    depths.MapsTrial,
-    heads.HeadsTrial,
-    heads.DecodeHeadsTrial,
-    skip_head_mid.SkipTrial,
-    skip_head_mid.DecodeSkipTrial,
-    fp8_gemm_decode.DecodeTrial,
-    bf16.Bf16Trial,
-    bf16_rows.Bf16RowsTrial,
-    bf16_depths.Bf16DepthsTrial,
-    bf16_counted.Bf16CountedTrial,
-    bf16_sums.SumTrial,
-    bf16_sums.SlicesTrial,
-    linear_decode.LinearTrial,
-    cast_tiles.TileTrial,
-    cast_rows.RowTrial,
-    lay_scales.ScalesTrial,
-    route_rows.RouteTrial,
-    route_rows.CountTrial,
-    gather_weighted.GatherTrial,
-    gather_weighted.ManyTrial,
-    fp8_mqa_logits.MqaTrial,
-    fp8_paged_mqa_logits.PagedTrial,
-    plan_paged_contexts.PlanTrial,
-    hc_prenorm.HcTrial,
-    hc_prenorm.HcFewTrial,
-    pack_rows.PackTrial,
-    plan_sends.PlanTrial,
-    peers.PeerTrial,
-    peers.GatherRowsTrial,
-    peers.MeetTrial,
-    rows_fetched.FetchTrial,
-    rows_to_addresses.AddressesTrial,
-)
+
+def _found() -> Iterator[type[Trial]]:
+    """Find trials. A kind that has kernel, configurations and draws of another is for mutations alone."""
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.name == Path(__file__).name:
+            continue
+        module = importlib.import_module(f"{__package__}.{path.stem}")
+        for kind in vars(module).values():
+            is_own = isinstance(kind, type) and issubclass(kind, Trial) and kind.__module__ == module.__name__
+            if is_own and not isabstract(kind) and vars(kind).keys() & {"kernel", "takes", "drawn"}:
+                yield kind
+
+
+TRIALS: tuple[type[Trial], ...] = tuple(_found())
 
 
 def trial_of(kernel: Kernel[Any], config: Any) -> type[Trial]:
