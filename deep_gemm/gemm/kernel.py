@@ -13,7 +13,7 @@ from .config import BLOCK_K, GemmConfig
 from .dense import choose as dense
 from .depths import choose as depths
 from .heads import choose as heads
-from .output import Groups, Output
+from .output import Groups, Output, other_fields
 from .rows import choose as rows
 from .skip import choose as skip
 
@@ -172,14 +172,9 @@ def code_plan(config: GemmConfig) -> CodePlan:
 
 def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     """Say why a configuration would compute something else than this problem; None if it computes it."""
-    of_output = (config.is_fp32, config.sfb, config.with_c or config.adds_to_d)
-    if of_output != (output.is_fp32, output.sfb, output.with_c or output.adds_to_d):
-        return "is for another type of D, another C, or other scales of B"
-    of_rows = (config.activates, config.gates_apart, config.fetches, config.sfa)
-    if of_rows != (output.activates, output.gates_apart, output.fetches, output.sfa):
-        return "activates rows, or does not, fetches them, or does not, or is for other scales of A"
-    if (config.groups, config.to_addresses) != (output.groups, output.to_addresses):
-        return "is for rows that are grouped otherwise, or not at all"
+    others = other_fields(config, output)
+    if others:
+        return f"is for another output: {', '.join(others)}"
     if config.adds_to_d and not output.adds_to_d:
         return "adds to D, which is not C"
     k_blocks = ceil_div(k, BLOCK_K)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import PER_BLOCK
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
@@ -22,7 +21,7 @@ from .dense.check import DenseProblem
 from .heads import choose as heads
 from .heads.check import HeadsProblem
 from .maps import matrix_map, plane_map
-from .output import Groups, Output
+from .output import Groups, Output, other_fields
 from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
 from .skip import choose as skip
 from .skip.check import SkipProblem
@@ -89,13 +88,9 @@ def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str 
     """Say why a configuration would compute something else than this product; None if it computes it."""
     if isinstance(config, GemmConfig):
         return fp8_gemm.why_unfit(config, k, output)
-    if output.sfb != PER_BLOCK:
-        return "is for one scale for each 128x128 block of B"
-    if (config.is_fp32, config.with_c) != (output.is_fp32, output.with_c or output.adds_to_d):
-        return "is for another type of D, or another C"
-    if config.has_heads != (output.groups == Groups.HEADS):
-        return "is for one head, or for several, and the product is not"
-    return None
+    groups = Groups.HEADS if config.has_heads else Groups.NONE
+    others = other_fields(Output(is_fp32=config.is_fp32, with_c=config.with_c, groups=groups), output)
+    return f"is for another output: {', '.join(others)}" if others else None
 
 
 def grid(config: DecodeConfig, m: int, n: int) -> int:

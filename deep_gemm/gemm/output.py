@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cache
 
@@ -97,6 +97,13 @@ class Output:
         """Name groups of rows, and where rows lie."""
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
         return groups + (" to addresses" if self.to_addresses else " fetched" if self.fetches else "")
+
+
+def other_fields(one: Output, other: Output) -> list[str]:
+    """Name the fields in which two outputs differ. A C is read or added to: where k is split, it is always read."""
+    same = ("with_c", "adds_to_d") if (one.with_c or one.adds_to_d) == (other.with_c or other.adds_to_d) else ()
+    names = (each.name for each in fields(Output) if each.name not in same)
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 
 def output_into(d: Tensor, c: Tensor | None, sfb: Scales | None = PER_BLOCK, groups: Groups = Groups.NONE) -> Output:

@@ -95,9 +95,13 @@ OUTPUTS_OF = {sfb: tuple(replace(output, sfb=sfb) for output in OUTPUTS) for sfb
 OUTPUTS_BY_NAME = {output.name: output for outputs in OUTPUTS_OF.values() for output in outputs}
 
 
+@cache
 def tiles_for(output: Output) -> tuple[Tile, ...]:
-    """The tiles that there are for a kind of product."""
-    return TILES_OF[output.sfb]
+    """The tiles that there are for a kind of product: of those for its scales of B, all that can be built for it."""
+    tiles = TILES_OF[output.sfb]
+    if output in OUTPUTS_OF[output.sfb]:
+        return tiles
+    return tuple(tile for tile in tiles if not tile.is_decode and tile.config(output, BLOCK_K).why_illegal() is None)
 
 
 @cache

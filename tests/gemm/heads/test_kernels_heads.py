@@ -81,9 +81,9 @@ def test_a_configuration_for_other_products_is_refused(monkeypatch: pytest.Monke
     install(monkeypatch)
     p = heads_problem(BY_HEADS, *operands(4), None)
     for tile in TILES:
-        with pytest.raises(ValueError, match=r"is for (rows that are grouped|one head)"):
+        with pytest.raises(ValueError, match="is for another output: groups"):
             kernels.run(p, tile.config(Output(), p.k))
-    with pytest.raises(ValueError, match="is for another type of D"):
+    with pytest.raises(ValueError, match="is for another output: "):
         kernels.run(p, Tile(64, 64).config(Output(is_fp32=True, groups=Groups.HEADS), p.k))
 
 
