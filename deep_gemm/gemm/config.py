@@ -43,8 +43,6 @@ _WORKS = {
     Groups.COUNTED_DEPTHS: ("k_grouped", "k_counted"),
 }
 """The part of a kernel's name that tells a kind of work, and its file in gemm/work."""
-_SCALES = {None: "none", PER_BLOCK: "by_block", PER_ROW: "by_row"}
-"""The file in gemm/scales, by B's."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +138,11 @@ class GemmConfig(Config, Output):
     def loads_sfb(self) -> bool:
         """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
         return self.sfb is not None and self.sfb.rows == 1
+
+    @property
+    def scale_rows_of_b(self) -> int:
+        """Rows of B that share a scale; a block's where each has its own, or none has one."""
+        return PER_BLOCK.rows if self.sfb is None or self.loads_sfb else self.sfb.rows
 
     @property
     def store_buffer_bytes(self) -> int:
@@ -283,7 +286,7 @@ class GemmConfig(Config, Output):
         yield self.block_n <= 256, "a TMA box of at most 256 rows of B"
         yield unit_n % 16 == 0 and 16 <= unit_n <= 256, "units of 16 to 256 columns, a multiple of 16"
         yield self.block_n % unit_n == 0, "whole units along n"
-        scale_chunk = gcd(self.block_n, 128)
+        scale_chunk = gcd(self.block_n, self.scale_rows_of_b)
         yield unit_n % scale_chunk == 0 or scale_chunk % unit_n == 0, "whole scale chunks"
         yield self.num_stages >= 2, "at least 2 stages"
         # Either half of an operand that a cluster shares is whole swizzle atoms, 8 rows, by the rules on tiles above.
@@ -357,7 +360,8 @@ class GemmConfig(Config, Output):
         """Give the files that gemm/kinds.cuh includes, one of each kind, and the kernel's name."""
         stores = "store_rows" if self.to_addresses else "silu" if self.activates else "store"
         stores = "split" if self.cluster_k > 1 else stores
-        scales = "by_halves" if self.activates else "by_row_kept" if self.keeps_row_scales else _SCALES[self.sfb]
+        scales = "by_row_kept" if self.keeps_row_scales else "by_row" if self.loads_sfb else "by_block"
+        scales = "by_halves" if self.activates else scales
         arrival = "fetched" if self.fetches else "there"
         params = "_fetched" if self.fetches else "_silu" if self.activates else ""
         of_rows = {"ARRIVAL": f"work/rows_{arrival}.cuh", "ROWS_PARAMS": f"work/rows{params}_params.cuh"}
@@ -423,6 +427,7 @@ class GemmConfig(Config, Output):
             "kBoxRowsOfB": self.box_rows_of_b,
             "kScaleRows": self.scale_rows,
             "kScaleParts": self.scale_parts,
+            "kScaleRowsOfB": self.scale_rows_of_b,
             "kGateColumns": 128 if self.gates_apart else 8,
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,

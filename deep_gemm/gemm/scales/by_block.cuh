@@ -1,35 +1,35 @@
-// B has one scale for each 128x128 block, and a tile's columns lie in blocks as they follow each other.
+// B has one scale for each block of kScaleRowsOfB x 128, and a tile's columns lie in blocks as they follow each other.
 #pragma once
 #include "scales/blocks_of_b.cuh"
 
-// Columns that certainly share one 128x128 block of B, wherever a tile begins: at a multiple of kBlockN, or, the second half of
+// Columns that certainly share one block of B, wherever a tile begins: at a multiple of kBlockN, or, the second half of
 // one that is cut, of kUnitN, where a unit is 128 columns.
-constexpr uint32_t kScaleChunk = greatest_common_divisor(kBlockN, 128);
+constexpr uint32_t kScaleChunk = greatest_common_divisor(kBlockN, kScaleRowsOfB);
 // How many blocks of B a tile touches at most.
 constexpr uint32_t kScalesPerTile =
-    kBlockN % 128 == 0 ? kBlockN / 128 : ceil_div(128 - kScaleChunk + kBlockN, 128);
+    kBlockN % kScaleRowsOfB == 0 ? kBlockN / kScaleRowsOfB : ceil_div(kScaleRowsOfB - kScaleChunk + kBlockN, kScaleRowsOfB);
 
 using FirstScales = float[kScalesPerTile];
 
 struct TileScales : BlockScales<kScalesPerTile> {
   DEVICE TileScales(const float* sfb, uint32_t stride_n, uint32_t stride_k_, uint32_t row_n, uint32_t n,
                     uint32_t end_k_block_)
-      : BlockScales(stride_k_, end_k_block_, row_n % 128) {
-    const uint32_t last_block = (n - 1) / 128;
+      : BlockScales(stride_k_, end_k_block_, row_n % kScaleRowsOfB) {
+    const uint32_t last_block = (n - 1) / kScaleRowsOfB;
 #pragma unroll
     for (uint32_t i = 0; i < kScalesPerTile; ++i) {
       // A tile's columns past n, and a cluster's tile outside D, take the last scale: never an address outside sfb.
-      const uint32_t block = row_n / 128 + i < last_block ? row_n / 128 + i : last_block;
+      const uint32_t block = row_n / kScaleRowsOfB + i < last_block ? row_n / kScaleRowsOfB + i : last_block;
       row[i] = sfb + static_cast<uint64_t>(block) * stride_n;
     }
   }
 
   // The scale of the chunk of columns that begins at `column` of the tile.
   DEVICE float at_column(const float (&scales)[kScalesPerTile], uint32_t column) const {
-    if constexpr (kBlockN % 128 == 0) return scales[column / 128];
+    if constexpr (kBlockN % kScaleRowsOfB == 0) return scales[column / kScaleRowsOfB];
     float scale = scales[0];
 #pragma unroll
-    for (uint32_t i = 1; i < kScalesPerTile; ++i) scale = first_column + column >= i * 128 ? scales[i] : scale;
+    for (uint32_t i = 1; i < kScalesPerTile; ++i) scale = first_column + column >= i * kScaleRowsOfB ? scales[i] : scale;
     return scale;
   }
 };
