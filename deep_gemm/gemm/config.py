@@ -358,7 +358,7 @@ class GemmConfig(Config, Output):
 
     def choices(self) -> dict[str, str]:
         """Give the files that gemm/kinds.cuh includes, one of each kind, and the kernel's name."""
-        stores = "store_rows" if self.to_addresses else "silu" if self.activates else "store"
+        stores = "store_rows" if self.to_addresses else "silu" if self.activates else "stored"
         stores = "split" if self.cluster_k > 1 else stores
         scales = "by_row_kept" if self.keeps_row_scales else "by_row" if self.loads_sfb else "by_block"
         scales = "by_halves" if self.activates else scales

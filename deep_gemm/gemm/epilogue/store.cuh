@@ -59,12 +59,12 @@ DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, 
   }
 }
 
-// What a warpgroup stores, tile by tile.
-struct Output {
+// What a warpgroup stores, tile by tile. stored.cuh takes it as it is; other epilogues may do more to totals before.
+struct PanelOutput {
   uint8_t* buffers;  // the warpgroup's own
   uint32_t warpgroup, next_buffer = 0;
 
-  DEVICE Output(OutputStorage& storage, OutputBarriers&, uint32_t warpgroup_)
+  DEVICE PanelOutput(OutputStorage& storage, OutputBarriers&, uint32_t warpgroup_)
       : buffers(storage.buffers + warpgroup_ * kNumStoreBuffers * kStoreBufferBytes), warpgroup(warpgroup_) {}
 
   DEVICE void expect(const Params&, const Tile&) {}
