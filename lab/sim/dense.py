@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.core.check.recipes import PER_ROW
+from deep_gemm.casts.by_torch import cast_by_torch
+from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -78,11 +79,11 @@ def random_problem(
 ) -> DenseProblem:
     """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`)."""
     generator = torch.Generator().manual_seed(seed)
-    is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
+    of_b = config.sfb if isinstance(config, GemmConfig) and config.sfb is not None else PER_BLOCK
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
-    b = (per_token_cast_to_fp8 if is_per_row else per_block_cast_to_fp8)(torch.randn(n, k, generator=generator))
+    b = cast_by_torch(torch.randn(n, k, generator=generator), *of_b)
     d, c = random_d_and_c(config, (m, n), generator, in_place)
-    return dense_problem(a, b, d, c, recipes=((1, 1, 128) if is_per_row else None, None, None))
+    return dense_problem(a, b, d, c, recipes=(None, None, of_b))
 
 
 def run(
