@@ -9,7 +9,7 @@ from ...core.gpu import Gpu
 from ..config import GemmConfig
 from ..config_decode import DecodeConfig
 from ..dense.choose import reachable, reachable_decode, select
-from ..output import Output
+from ..output import Output, other_fields
 
 PANELS = (64, 32, 16)
 """Columns of a panel. Parts of heads must be whole panels; the widest that fits is stored fastest."""
@@ -48,9 +48,7 @@ def select_skipping(
 def reachable_skipping() -> list[GemmConfig | DecodeConfig]:
     """Every configuration that `select_skipping` can give."""
     plain: list[GemmConfig | DecodeConfig] = [
-        config
-        for config in reachable()
-        if not (config.is_fp32 or config.with_c or config.loads_sfb or config.cluster_k > 1)
+        config for config in reachable() if config.cluster_k == 1 and not other_fields(config, Output())
     ]
     plain += [config for config in reachable_decode() if not (config.is_fp32 or config.with_c)]
     return list(dict.fromkeys(skipping(config, columns) for config in plain for columns in PANELS))
