@@ -10,6 +10,7 @@ The host reads no value, so any FP32 scale is right, and a captured graph may be
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from functools import cache
 
 import torch
@@ -25,16 +26,27 @@ TIMES = {32: 10, 64: 6}
 
 
 def in_whole_blocks(
-    a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_a: Scales, of_b: Scales
+    a: Tensor,
+    sfa: Tensor,
+    b: Tensor,
+    sfb: Tensor,
+    of_a: Scales,
+    of_b: Scales,
+    taken: Collection[Scales | None] = (PER_ROW, PER_BLOCK),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Scales]:
-    """Give checked operands whose scales have 128 columns, and how B is scaled then: the same if theirs have."""
+    """Give checked operands whose scales have 128 columns, and how B is scaled then: the same if theirs have.
+
+    `taken` are the scales of B for which there are kernels; others are given to each row.
+    """
     columns = min(of_a.columns, of_b.columns)
-    if columns == SCALE_BLOCK:
+    if columns == SCALE_BLOCK and of_b in taken:
         return a, sfa, b, sfb, of_b
+    if columns == SCALE_BLOCK:
+        return a, sfa, b, sfb.detach().repeat_interleave(of_b.rows, -2)[..., : b.shape[-2], :], PER_ROW
     if a.is_cuda and has_memory(a):
         _warn(columns)
     groups, whole = ceil_div(a.shape[-1], columns), Scales(of_b.rows, SCALE_BLOCK)
-    if whole not in (PER_ROW, PER_BLOCK):
+    if whole not in taken:
         sfb, whole = sfb.repeat_interleave(of_b.rows, -2)[..., : b.shape[-2], :], PER_ROW
     sfa, sfb = (
         sf.detach().repeat_interleave(of.columns // columns, -1)[..., :groups] for sf, of in ((sfa, of_a), (sfb, of_b))

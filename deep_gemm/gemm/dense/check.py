@@ -11,6 +11,7 @@ from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
 from ...core.check.recipes import NO_RECIPES, Recipes, Scales, default_dtype, scales_of
 from ..fine_scales import in_whole_blocks
+from ..tiles import TILES_OF
 
 ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -49,7 +50,7 @@ def dense_problem(
     checks.depth(k)
     av = checks.k_major("a", av, copy_if_transposed=turn_a)
     bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
-    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
+    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b, TILES_OF)
     return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], of_b)
 
 

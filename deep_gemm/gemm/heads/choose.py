@@ -53,7 +53,9 @@ share A, and 0.9% less in pairs that share B.
 TILES_PER_ROW = (Tile(64, 64), Tile(128, 128), Tile(192, 128), Tile(256, 128))
 TILES_OF: dict[Scales | None, tuple[Tile, ...]] = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW}
 """By the scales of B."""
-OUTPUTS = tuple(replace(output, groups=Groups.HEADS) for output in tiles.OUTPUTS_BY_NAME.values())
+OUTPUTS = tuple(
+    replace(output, groups=Groups.HEADS) for output in tiles.OUTPUTS_BY_NAME.values() if output.sfb in TILES_OF
+)
 
 
 @lru_cache(maxsize=4096)
