@@ -14,10 +14,10 @@ from functools import partial
 
 import torch
 
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.by_torch import cast_by_torch
+from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.core.check.layout import RECIPE_1D1D
-from deep_gemm.core.check.recipes import PER_ROW
+from deep_gemm.core.check.recipes import PER_BLOCK
 from deep_gemm.core.gpu import Gpu
 from deep_gemm.core.settings import get_batch_invariant
 from deep_gemm.gemm.config import GemmConfig
@@ -171,10 +171,10 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
     with torch.device(device):
         x, w = (torch.randn(rows, k, dtype=torch.bfloat16) for rows in (m, n))
         a, sfa = per_token_cast_to_fp8(x)
-        b, sfb = per_token_cast_to_fp8(w) if output.sfb == PER_ROW else per_block_cast_to_fp8(w)
-        if output.sfb == PER_ROW:
+        of_b = output.sfb or PER_BLOCK
+        b, sfb = cast_by_torch(w, *of_b)
+        if of_b.rows == 1:
             sfb = get_mn_major_tma_aligned_tensor(sfb)
         d = torch.randn(m, n).to(torch.float32 if output.is_fp32 else torch.bfloat16)
         c = d if output.adds_to_d else torch.randn_like(d) if output.with_c else None
-    recipe = RECIPE_1D1D if output.sfb == PER_ROW else None
-    return dense_problem((a, get_mn_major_tma_aligned_tensor(sfa)), (b, sfb), d, c, recipes=(recipe, None, None))
+    return dense_problem((a, get_mn_major_tma_aligned_tensor(sfa)), (b, sfb), d, c, recipes=(None, None, of_b))
