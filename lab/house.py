@@ -11,8 +11,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 320,
-    "lines of Python in the wheel": 26_600,
+    "files in the wheel": 321,
+    "lines of Python in the wheel": 26_620,
     "lines of Python in lab/": 16_230,
     "lines of Python in tests/": 40_810,
     "rooms": 17,

@@ -33,4 +33,4 @@ def trial_of(kernel: Kernel[Any], config: Any) -> type[Trial]:
     for each in TRIALS:
         if each.kernel is kernel and each.takes(config):
             return each
-    raise ValueError(f"kernel: expected one with a trial in lab/sim/trials.py, got {kernel.name} {config.name}")
+    raise ValueError(f"kernel: expected one with a trial in lab/sim/, got {kernel.name} {config.name}")

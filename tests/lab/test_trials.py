@@ -29,7 +29,7 @@ def test_a_configuration_without_a_trial_is_refused_in_words(monkeypatch: pytest
     monkeypatch.setattr(trials, "TRIALS", ())
     result = CliRunner().invoke(app, ["sim", "lay_scales"])
     assert result.exit_code == 2
-    assert "kernel: expected one with a trial in lab/sim/trials.py, got lay_scales" in result.output
+    assert "kernel: expected one with a trial in lab/sim/, got lay_scales" in result.output
 
 
 def taken_by(kind: type[Trial]) -> Sequence[Any]:
