@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 321,
-    "lines of Python in the wheel": 26_620,
+    "files in the wheel": 324,
+    "lines of Python in the wheel": 26_890,
     "lines of Python in lab/": 16_230,
-    "lines of Python in tests/": 40_810,
+    "lines of Python in tests/": 41_350,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

@@ -39,6 +39,30 @@ DEVICE void wgmma_m64k128_e4m3<{n}>(float (&d)[{count}], uint32_t a_low, uint32_
 }}
 """
 
+_OF_REGISTERS = """\
+template <>
+DEVICE void wgmma_registers_m64k{depth}_e4m3<{n}>(float (&d)[{count}], const uint32_t (&a)[{words}], uint32_t b_low) {{
+  asm volatile(
+      "{{\\n"
+      ".reg .pred first, other;\\n"
+      ".reg .b32 b_low;\\n"
+      ".reg .b64 b;\\n"
+      "setp.ne.b32 first, 0, 0;\\n"
+      "setp.ne.b32 other, 1, 0;\\n"
+{products}
+      "}}"
+      : {outputs}
+      : {fragments}, "r"(b_low), "n"(static_cast<uint64_t>(kDescriptorHigh) << 32));
+}}
+"""
+
+_PRODUCT_OF_REGISTERS = """\
+      "add.u32 b_low, %{b}, {step};\\n"
+      "cvt.u64.u32 b, b_low;\\n"
+      "or.b64 b, b, %{high};\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 "
+      "{{{registers}}}, {{{fragment}}}, b, {accumulate}, 1, 1;\\n\""""
+
 _BF16 = """\
 DEVICE void fence_registers(float (&d)[{count}]) {{
   asm volatile("" : {outputs}::"memory");
@@ -88,9 +112,15 @@ _PRODUCT_OF_FOUR = """\
 _K_MAJOR_STEP, _MN_MAJOR_STEP = WGMMA_K // 16, 16 * 128 // 16
 
 
-def wgmma_header(ns: Iterable[int]) -> str:
-    """Text of `wgmma_shapes.cuh`: `ptx::wgmma_m64k32_e4m3<n>` for each n (PTX ISA: 8 to 256, a multiple of 8)."""
-    return _header(map(_e4m3, _shapes(ns)))
+def wgmma_header(ns: Iterable[int], *, of_registers: bool = False) -> str:
+    """Text of `wgmma_shapes.cuh`: `ptx::wgmma_m64k32_e4m3<n>` for each n (PTX ISA: 8 to 256, a multiple of 8).
+
+    `of_registers`: also those whose A is in registers.
+    """
+    shapes = _shapes(ns)
+    return _header(
+        [*map(_e4m3, shapes), *(_of_registers(n, depth) for n in shapes * of_registers for depth in (32, 128))]
+    )
 
 
 def wgmma_bf16_header(ns: Iterable[int], a_is_mn_major: bool = False, b_is_mn_major: bool = False) -> str:
@@ -113,6 +143,26 @@ def _header(specializations: Iterable[str]) -> str:
 def _e4m3(n: int) -> str:
     return _SPECIALIZATION.format(
         **_operands(n), products=_four_products(n, "k32.f32.e4m3.e4m3", "", _K_MAJOR_STEP, _K_MAJOR_STEP)
+    )
+
+
+def _of_registers(n: int, depth: int) -> str:
+    count, words = n // 2, depth // 8
+    products = [
+        _PRODUCT_OF_REGISTERS.format(
+            n=n,
+            b=count + words,
+            high=count + words + 1,
+            step=i * _K_MAJOR_STEP,
+            registers=_operands(n)["registers"],
+            fragment=", ".join(f"%{count + i * 4 + word}" for word in range(4)),
+            accumulate="other" if i else "first",
+        )
+        for i in range(words // 4)
+    ]
+    fragments = ", ".join(f'"r"(a[{word}])' for word in range(words))
+    return _OF_REGISTERS.format(
+        **_operands(n), depth=depth, words=words, fragments=fragments, products="\n".join(products)
     )
 
 

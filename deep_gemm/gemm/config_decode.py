@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
+from ..core.check.recipes import MX, PER_BLOCK, Scales
 from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from .config import BLOCK_K, MAX_CLUSTER
@@ -17,9 +18,12 @@ RESERVED_SHARED_BYTES = 1024
 MAX_REGISTERS = 255
 MAX_STAGES = 24
 MIN_STAGES = 4
-"""For candidates: what fewer stages hold in flight does not hide the latency of memory."""
+"""For candidates: what fewer stages hold in flight does not hide the latency of memory. Half as many of two blocks."""
 SCALE_BLOCKS = 32
 """k-blocks whose scales are in shared memory at a time."""
+SCALE_BLOCKS_OF_E2M1 = 16
+FRAGMENT_REGISTERS = 16
+"""A thread's part of a k-block of B that is multiplied from registers."""
 CHUNK_FLOATS = 128
 """Four accumulators of each lane of a warp: what the reduction shares out."""
 OTHER_REGISTERS = 24
@@ -44,13 +48,15 @@ class DecodeConfig(Config):
     """Each head has its own A, B and D."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
+    sfb: Scales = PER_BLOCK
+    """How B is scaled: with MX it is FP4, which becomes E4M3 in registers."""
 
     @property
     def name(self) -> str:
         """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
         output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c
-        heads = " by heads" * self.has_heads + " skip mid" * self.skips_mid
+        heads = " by heads" * self.has_heads + " skip mid" * self.skips_mid + " fp4" * self.is_fp4
         return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{heads}"
 
     @property
@@ -85,16 +91,34 @@ class DecodeConfig(Config):
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in gemm/fp8_gemm_decode.cuh, which asserts that it is the same."""
-        operands = self.num_stages * (self.block_n + self.block_tokens) * BLOCK_K
-        scales, barriers = SCALE_BLOCKS * self.block_tokens * 4, (self.num_stages * 2 + 1) * 8
-        return align(operands + self.exchange_bytes + scales + barriers, 1024)
+        operands = self.num_stages * (self.block_n + self.block_tokens * self.slot_blocks) * BLOCK_K
+        barriers = (self.num_stages * 2 + 1) * 8
+        return align(operands + self.exchange_bytes + self.scale_bytes + barriers, 1024)
+
+    @property
+    def is_fp4(self) -> bool:
+        """B is E2M1, not E4M3."""
+        return self.sfb == MX
+
+    @property
+    def slot_blocks(self) -> int:
+        """k-blocks of a slot: as many as a line of 128 bytes of B has."""
+        return 2 if self.is_fp4 else 1
+
+    @property
+    def scale_bytes(self) -> int:
+        """Size of `ScaleStorage`."""
+        if not self.is_fp4:
+            return SCALE_BLOCKS * self.block_tokens * 4
+        return SCALE_BLOCKS_OF_E2M1 * (self.block_n * 8 + self.block_tokens * 4 + self.num_math_warpgroups * 8)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.block_tokens in BLOCK_TOKENS, f"block_tokens of {BLOCK_TOKENS}"
-        yield self.num_math_warpgroups in (1, 2), "1 or 2 math warpgroups, so that one block of scales covers a tile"
+        most = 4 if self.is_fp4 else 2
+        yield 1 <= self.num_math_warpgroups <= most, "1 or 2 math warpgroups, so that one block of scales covers a tile"
         yield 1 <= self.cluster_k <= MAX_CLUSTER, "clusters of 1 to 8"
-        yield self.ctas_per_sm in (1, 2), "1 or 2 CTAs an SM"
+        yield 1 <= self.ctas_per_sm <= most, f"up to {most} CTAs an SM"
         yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
         yield self.num_stages >= 2, "at least 2 stages"
         tile_bytes = self.block_tokens * self.block_n * 4
@@ -105,6 +129,10 @@ class DecodeConfig(Config):
         # Totals and partial sums; scales of a k-block, where they fit; scales on their way.
         registers = self.block_tokens + (self.block_tokens // 4 if self.block_tokens <= 64 else 0)
         registers += SCALE_BLOCKS * self.block_tokens // (self.num_math_warpgroups * WARPGROUP_THREADS)
+        if self.is_fp4:
+            registers += FRAGMENT_REGISTERS + SCALE_BLOCKS_OF_E2M1 * WGMMA_ROWS // WARPGROUP_THREADS
+            if self.block_tokens <= 32:  # two k-blocks at a time
+                registers += FRAGMENT_REGISTERS + self.block_tokens // 2
         yield (
             registers + OTHER_REGISTERS <= self.registers_limit,
             f"{registers} + {OTHER_REGISTERS} of {self.registers_limit} registers",
@@ -114,9 +142,9 @@ class DecodeConfig(Config):
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
     def choices(self) -> dict[str, str]:
-        """Give the file that says how tiles are found."""
+        """Give the files that say how tiles are found, and how B is multiplied."""
         work = "heads" if self.has_heads else "skip_mid" if self.skips_mid else "one"
-        return {"DECODE_WORK": f"decode/{work}.cuh"}
+        return {"DECODE_WORK": f"decode/{work}.cuh", "DECODE_B": f"decode/{'e2m1' if self.is_fp4 else 'e4m3'}.cuh"}
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
@@ -124,6 +152,7 @@ class DecodeConfig(Config):
             "kBlockTokens": self.block_tokens,
             "kBlockN": self.block_n,
             "kBlockK": BLOCK_K,
+            "kSlotBlocks": self.slot_blocks,
             "kNumStages": self.num_stages,
             "kNumMathWarps": self.num_math_warpgroups * 4,
             "kNumThreads": self.num_threads,
@@ -158,16 +187,18 @@ def decode_config(
     fp32: bool = False,
     c: bool = False,
     heads: bool = False,
+    sfb: Scales = PER_BLOCK,
 ) -> DecodeConfig | None:
     """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
     config = DecodeConfig(
         block_tokens,
-        MIN_STAGES,
+        MIN_STAGES // (2 if sfb == MX else 1),
         num_math_warpgroups,
         cluster_k,
         ctas_per_sm,
         is_fp32=fp32,
         with_c=c,
         has_heads=heads,
+        sfb=sfb,
     )
     return deepest(config) if config.why_illegal() is None else None

@@ -2,14 +2,17 @@
 
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
     multiply = rounds * (blocks of k * block + tile_us + store + split_us if k is split)
+               + blocks of k * fp4_alone_ns         with an FP4 weight
     block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
+    block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
     store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
     memory   = bytes / dram_tb_per_s + evict_us * (1 - e^(-bytes / L2))
 
-In a round all SMs take a tile each; two CTAs on an SM take twice as long, so theirs counts as two. Multiplying and
-memory go on at the same time: the longer of the two decides, and where they are alike each is in the other's way, which
-the exponent stands for. Rows across lines of the L2 may take longer to load than to multiply. timings.json has the
+In a round all SMs take a tile each; two CTAs on an SM take twice as long, so theirs counts as two. (With an FP4 weight
+an SM's CTAs take what their number asks, however many fit.) Multiplying and memory go on at the same time: the longer
+of the two decides, and where they are alike each is in the other's way, which the exponent stands for. Rows across
+lines of the L2 may take longer to load than to multiply. timings.json has the
 constants, and timings.py says what they are.
 
 Memory takes the same with any tile, so that the tile of the lowest cost is the one that multiplies fastest.
@@ -24,7 +27,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import PER_ROW
+from ..core.check.recipes import MX, PER_ROW
 from ..core.gpu import Gpu
 from .config import BLOCK_K
 from .output import Groups, Output
@@ -35,7 +38,7 @@ L2_MB = 50
 """Megabytes of the L2 of an H100 and an H200."""
 MOST_DECODE_ROWS = 128
 """Up to how many rows the decode kernel multiplies: two of its highest tiles."""
-CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 8: (15, 30)}
+CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 6: (20, 42), 8: (15, 30)}
 """By their CTAs how many clusters 132 SMs run at a time, with one and with two CTAs on an SM: the driver says so."""
 NUM_SMS = 132
 SECTOR_BYTES = 32
@@ -69,6 +72,8 @@ class OnWeight(NamedTuple):
     uncrowded: int
     """How many of them do with a CTA on each SM."""
     round_us: float
+    once_us: float
+    """Time that one round takes longer than each of several does."""
     straddling_us: float
     """Time of the L2 for a cluster's rows of A and B that lie across its lines, else 0."""
     least_m: int
@@ -83,10 +88,10 @@ class OnWeight(NamedTuple):
 
     def multiply_us(self, ms: Sequence[int]) -> list[float]:
         """Estimate the time of multiplying for each size of batch, smaller ones first; infinite if it cannot run."""
-        _, rows, clusters_n, at_once, uncrowded, round_us, straddling_us, low, high, _ = self
+        _, rows, clusters_n, at_once, uncrowded, round_us, once_us, straddling_us, low, high, _ = self
         crowded_us = round_us * self.tile.ctas_per_sm
         counts = [(m + rows - 1) // rows * clusters_n for m in ms if m <= high]
-        us = [(c + at_once - 1) // at_once * (round_us if c <= uncrowded else crowded_us) for c in counts]
+        us = [(c + at_once - 1) // at_once * (round_us if c <= uncrowded else crowded_us) + once_us for c in counts]
         if straddling_us:
             us = [max(own, c * straddling_us) for own, c in zip(us, counts, strict=True)]
         if low > 1:
@@ -161,9 +166,10 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
         at_once,
         uncrowded,
         share * block_us + tile_us,
+        share * timings.fp4_alone_ns / 1e3 if output.sfb == MX else 0.0,
         (rows + columns) * blocks * _straddling_ps(k, timings) / 1e6,
         tile.block_m + 1 if tile.cluster_m > 1 else 1,
-        0 if never else MOST_DECODE_ROWS if tile.is_decode else sys.maxsize,
+        0 if never else MOST_DECODE_ROWS if tile.is_decode and output.sfb != MX else sys.maxsize,
         never,
     )
 
@@ -179,7 +185,9 @@ def _straddling_ps(k: int, timings: Timings) -> float:
 def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[int, int, int, int, int, float, float]:
     """Give all that depends on neither weight nor batch, in the order in which `on_weight` takes it."""
     elements = tile.block_m * tile.block_n
-    if tile.is_decode:
+    if output.sfb == MX:
+        block_us = tile.block_n / 64 * (timings.fp4_ns + tile.block_m * timings.fp4_token_ns) / 1e3
+    elif tile.is_decode:
         block_us = (tile.block_m + tile.block_n) * BLOCK_K / timings.load_gb_per_s / 1e3
     else:
         block_us = timings.block_ns / 1e3 + 2 * elements * BLOCK_K / timings.sm_tflops / 1e6
@@ -194,4 +202,6 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
             tile_us += elements * timings.split_c_ns / 1e3
     alone, crowded = (max(count * gpu.num_sms // NUM_SMS, 1) for count in CLUSTERS_AT_ONCE[tile.cluster_size])
     rows, columns = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
+    if output.sfb == MX:
+        return rows, columns, tile.cluster_k, alone, sys.maxsize, block_us, tile_us
     return rows, columns, tile.cluster_k, crowded if tile.is_decode else alone, alone, block_us, tile_us

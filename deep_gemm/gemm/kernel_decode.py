@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.check.layout import ceil_div
+from ..core.check.recipes import MX
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
@@ -72,8 +73,8 @@ def code_plan(config: DecodeConfig) -> CodePlan:
     return CodePlan(
         roles=((32, None), (WARPGROUP_THREADS * config.num_math_warpgroups, None)),
         shared_bytes=config.shared_bytes,
-        qgmma=BLOCK_K // WGMMA_K,
-        tma_loads=4,  # A and B, and B ahead of A
+        qgmma=config.slot_blocks * BLOCK_K // WGMMA_K + config.is_fp4,  # and that of a single group
+        tma_loads=2 * (1 + config.slot_blocks),  # A and B, and B ahead of A
         multicast_loads=0,
         ctas_per_sm=config.ctas_per_sm,
     )
@@ -89,7 +90,7 @@ def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str 
     if isinstance(config, GemmConfig):
         return fp8_gemm.why_unfit(config, k, output)
     groups = Groups.HEADS if config.has_heads else Groups.NONE
-    others = other_fields(Output(is_fp32=config.is_fp32, with_c=config.with_c, groups=groups), output)
+    others = other_fields(Output(is_fp32=config.is_fp32, with_c=config.with_c, groups=groups, sfb=config.sfb), output)
     return f"is for another output: {', '.join(others)}" if others else None
 
 
@@ -151,12 +152,12 @@ def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) ->
 
 def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:
     """Count the bytes that land in a slot of the ring: a box of A and one of B."""
-    return (min(config.block_tokens, m) + min(config.block_n, n)) * BLOCK_K
+    return (min(config.block_tokens, m) * config.slot_blocks + min(config.block_n, n)) * BLOCK_K
 
 
 def reachable() -> list[DecodeConfig]:
     """Every configuration that the choice for any kind of work can give."""
-    ways = (*dense.reachable_decode(), *heads.reachable(), *skip.reachable_skipping())
+    ways = (*dense.reachable_decode(), *dense.reachable_decode(MX), *heads.reachable(), *skip.reachable_skipping())
     return [config for config in dict.fromkeys(ways) if isinstance(config, DecodeConfig)]
 
 
@@ -165,6 +166,6 @@ KERNEL: Kernel[DecodeConfig] = Kernel(
     params_of,
     reachable,
     code=code_plan,
-    more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.block_tokens])},
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.block_tokens], of_registers=config.is_fp4)},
     promotes=True,
 )

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import MX, PER_64, PER_BLOCK, PER_ROW, Scales
 
 
 class Groups(IntEnum):
@@ -41,6 +41,7 @@ _NAMES: dict[tuple[Scales | None, Scales | None], str] = {
     (PER_ROW, PER_BLOCK): "",
     (PER_ROW, PER_ROW): "1d1d ",
     (PER_64, PER_BLOCK): "by 64 ",
+    (PER_ROW, MX): "fp4 ",
 }
 """Names of the scales of A and B; the usual ones have none."""
 

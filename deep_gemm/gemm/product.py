@@ -75,9 +75,10 @@ def whole_signature(hint: Key, tensors: Sequence[Tensor], d: Tensor | None, c: T
 
 
 def serves_like_calls(plan: Plan, turned: tuple[bool, bool], problem: Problem, call: Sequence[Any]) -> bool:
-    """Tell whether the plan suits calls like this one: their values are not copied, and scales are where calls say."""
+    """Tell whether the plan suits calls like this one: values and scales of the problem are where calls say."""
     a, b, _, c = call
-    if problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr():
+    asked, given = (problem.a, problem.sfa, problem.b, problem.sfb), (*a, *b)
+    if any(mine is None or mine.data_ptr() != its.data_ptr() for mine, its in zip(asked, given, strict=True)):
         return False
     if plan.needs_c and c is None:
         return False

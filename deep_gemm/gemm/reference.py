@@ -5,6 +5,10 @@ For each 128-deep block of k, in order:
     partial = round_fp32(sum of the block's exact products of E4M3 values)
     acc     = fma(partial, round_fp32(sfa * sfb), acc)                      in FP32, one rounding
 
+Of an FP4 weight, whose scales 2^s have 32 columns, a block's partial is the sum over its groups of 32, in order:
+
+    partial = fma(round_fp32(sum of the group's exact products), 2^s, partial);   acc = fma(partial, sfa, acc)
+
 and at the end D = round_d(acc), or round_d(round_fp32(acc + C)). A tensor core sums a block with fewer bits than the
 exact sum here; everything after the partial sums is the same on every machine, to the bit.
 
@@ -20,10 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
-from ..core.check.recipes import PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
 from .dense.check import DenseProblem
 from .depths.check import KGroupedProblem
 from .heads.check import HeadsProblem
+from .packed import as_e4m3, numbers_of
 from .rows.check import ContiguousProblem, MaskedProblem
 from .rows.silu_check import INTERLEAVED, SiluRowsProblem
 from .skip.check import SkipProblem, parts
@@ -152,6 +157,8 @@ def block_scaled_product(
 
     A block of k that is summed from zero is as deep as a scale of A reaches.
     """
+    if of_b == MX:
+        return _packed_product(a, sfa, b, sfb)
     m, k, n = *a.shape, b.shape[0]
     out = torch.zeros(m, n, dtype=torch.float32, device=a.device)
     for first_n in range(0, n, TILE_N):
@@ -170,6 +177,21 @@ def block_scaled_product(
                 acc = fma_fp32(partial, scale[..., None], acc)
             out[rows, columns] = acc.view(len(a_tile), -1)[:, : columns.stop - first_n].float()
     return out
+
+
+def _packed_product(a: Tensor, sfa: Tensor, b: Tensor, words: Tensor) -> Tensor:
+    """FP32 `[m, n]` of A `[m, k]` and an FP4 weight: values `[n, k / 2]`, words of scales `[n, ceil(k / 128)]`."""
+    k = a.shape[1]
+    values, scales = as_e4m3(b).double(), numbers_of(words, k // MX.columns).double()
+    acc = torch.zeros(len(a), len(b), dtype=torch.float64, device=a.device)
+    for block in range(ceil_div(k, SCALE_BLOCK)):
+        of_block = torch.zeros_like(acc)
+        for first in range(block * SCALE_BLOCK, min((block + 1) * SCALE_BLOCK, k), MX.columns):
+            ks = slice(first, first + MX.columns)
+            partial = (a[:, ks].double() @ values[:, ks].t()).float()
+            of_block = fma_fp32(partial, scales[:, first // MX.columns].expand_as(partial), of_block)
+        acc = fma_fp32(of_block, sfa[:, block, None], acc)
+    return acc.float()
 
 
 def fma_fp32(x: Tensor, y: Tensor, z: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
 from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
 from .config_of_tile import tile_config
@@ -23,7 +23,9 @@ class Tile:
     cluster_n: int = 1
     cluster_k: int = 1
     is_decode: bool = False
-    """For the decode kernel, two CTAs on an SM; its tiles have `block_m` tokens."""
+    """For the decode kernel; its tiles have `block_m` tokens."""
+    crowd: int = 2
+    """CTAs of the decode kernel on an SM."""
 
     @property
     def name(self) -> str:
@@ -42,7 +44,7 @@ class Tile:
     @property
     def ctas_per_sm(self) -> int:
         """How many CTAs share an SM."""
-        return 2 if self.is_decode else 1
+        return self.crowd if self.is_decode else 1
 
     def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
         """The kernel's configuration for this tile."""
@@ -88,7 +90,16 @@ TILES_PER_ROW = (
     Tile(256, 128),
 )
 """If B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
-TILES_OF: dict[Scales | None, tuple[Tile, ...]] = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW}
+TILES_FP4 = (
+    *_splits(Tile(8, 64, is_decode=True, crowd=4), 1, 2, 4, 6),
+    *_splits(Tile(16, 64, is_decode=True, crowd=3), 1, 2, 4),
+    *_splits(Tile(16, 128, is_decode=True), 1, 4),
+    *_splits(Tile(32, 64, is_decode=True, crowd=3), 1, 2, 4),
+    *_splits(Tile(64, 64, is_decode=True), 1, 2),
+    *_splits(Tile(64, 128, is_decode=True, crowd=1), 1, 2, 6),
+)
+"""If B is FP4."""
+TILES_OF: dict[Scales | None, tuple[Tile, ...]] = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW, MX: TILES_FP4}
 """By the scales of B."""
 
 OUTPUTS_OF = {sfb: tuple(replace(output, sfb=sfb) for output in OUTPUTS) for sfb in TILES_OF}
@@ -122,6 +133,7 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
             fp32=output.is_fp32,
             c=adds,
             heads=output.groups == Groups.HEADS,
+            sfb=output.sfb or PER_BLOCK,
         )
         if config is None:
             raise ValueError(f"tile: {tile} cannot be built")

@@ -41,6 +41,12 @@ class Timings:
     """Time of storing a tile of 256x128 in BF16 that the next tile does not hide."""
     load_gb_per_s: float
     """A and B that one SM loads in the decode kernel, which waits for nothing else."""
+    fp4_ns: float
+    """Time of an SM in the decode kernel for 64 columns of a k-block of an FP4 weight: to make E4M3 of it."""
+    fp4_token_ns: float
+    """Further time for each row of A that it is multiplied by."""
+    fp4_alone_ns: float
+    """Further time for a k-block that CTAs beside each other on an SM hide."""
     split_us: float
     """Time of adding up a tile if k is split among CTAs, in `fp8_gemm`."""
     decode_split_ns: float

@@ -12,7 +12,8 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
-from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
+from deep_gemm.core.check.layout import UE8M0_PER_WORD
+from deep_gemm.core.check.recipes import MX, PER_BLOCK, PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -21,6 +22,7 @@ from deep_gemm.gemm.dense import launch as kernels
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.kernel_decode import kernel_of
 from deep_gemm.gemm.output import Groups
+from deep_gemm.gemm.packed import words_of
 
 from .launcher import How
 from .library import HostKernel, compiled
@@ -75,15 +77,40 @@ def compile_config(config: GemmConfig | DecodeConfig, edits: Mapping[str, str] |
 
 
 def random_problem(
-    config: GemmConfig | DecodeConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
+    config: GemmConfig | DecodeConfig,
+    m: int,
+    n: int,
+    k: int,
+    seed: int = 0,
+    *,
+    in_place: bool = False,
+    any_scales: bool = False,
 ) -> DenseProblem:
-    """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`)."""
+    """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`).
+
+    `any_scales`: those of an FP4 weight do not always fold.
+    """
     generator = torch.Generator().manual_seed(seed)
-    of_b = config.sfb if isinstance(config, GemmConfig) and config.sfb is not None else PER_BLOCK
+    if config.sfb == MX:
+        a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
+        d, c = random_d_and_c(config, (m, n), generator, in_place)
+        return dense_problem(a, random_packed(n, k, generator, any_scales), d, c)
+    of_b = config.sfb or PER_BLOCK
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
     b = cast_by_torch(torch.randn(n, k, generator=generator), *of_b)
     d, c = random_d_and_c(config, (m, n), generator, in_place)
     return dense_problem(a, b, d, c, recipes=(None, None, of_b))
+
+
+def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) -> tuple[Tensor, Tensor]:
+    """Make an FP4 weight of all codes. Its scales, in words, are of few sizes, but for some of any if `any_scales`."""
+    values = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(118, 130, (n, k // MX.columns), generator=generator, dtype=torch.uint8)
+    if any_scales:
+        others = torch.randint(70, 180, scales.shape, generator=generator, dtype=torch.uint8)
+        scales = torch.where(torch.rand(scales.shape, generator=generator) < 0.02, others, scales)
+    behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # not to be looked at
+    return values, words_of(torch.cat([scales, behind], 1))
 
 
 def run(

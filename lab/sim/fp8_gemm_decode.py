@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from deep_gemm.core.check.layout import align
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
@@ -58,6 +59,8 @@ class DecodeTrial(ProductTrial):
     is_dependent: bool = False
     in_place: bool = False
     weight_is_ready: bool = False
+    any_scales: bool = False
+    """Scales of an FP4 weight that do not always fold."""
 
     @classmethod
     def takes(cls, config: DecodeConfig) -> bool:
@@ -68,21 +71,24 @@ class DecodeTrial(ProductTrial):
     def drawn(cls, config: DecodeConfig, seed: int) -> DecodeTrial:
         """Draw sizes around a tile's edges."""
         draw = draws(config, seed)
-        is_dependent = draw.random() < 0.5
+        is_dependent, k = draw.random() < 0.5, depth(draw, config)
         return cls(
             config,
             *sides(draw, config, blocks=2),
-            depth(draw, config),
+            align(k, 32) if config.is_fp4 else k,
             seed,
             is_dependent=is_dependent,
             in_place=config.with_c and draw.random() < 0.5,
             weight_is_ready=is_dependent and draw.random() < 0.5,
+            any_scales=config.is_fp4 and draw.random() < 0.5,
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
     def outcome(self, kernel: HostKernel) -> Outcome:
         """Multiply random matrices."""
-        p = random_problem(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place)
+        p = random_problem(
+            self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, any_scales=self.any_scales
+        )
         return run(
             kernel, self.config, p, is_dependent=self.is_dependent, weight_is_ready=self.weight_is_ready, **self.how
         )

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import PER_ROW, Scales
+from deep_gemm.core.check.recipes import MX, PER_ROW, Scales
 from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.packed import as_e4m3, numbers_of
 
 FP32_UNIT = 2.0**-24
 
@@ -31,6 +32,9 @@ A 32-deep step aligns 32 products and the accumulator to the largest of them and
 def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scales, of_a: Scales = PER_ROW) -> Tensor:
     """S of every element of A `[m, k]` @ B `[n, k]`.T, in FP64."""
     m, k, n = *a.shape, b.shape[0]
+    if of_b == MX:
+        b, sfb = as_e4m3(b), numbers_of(sfb, k // MX.columns)
+        sfa, of_a = sfa.repeat_interleave(PER_ROW.columns // MX.columns, 1), MX
     sfb = sfb.repeat_interleave(of_b.rows, 0)[:n]
     total = torch.zeros(m, n, dtype=torch.float64, device=a.device)
     for block in range(ceil_div(k, of_a.columns)):
@@ -45,7 +49,7 @@ def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float, of_a
 
     `partial_sums` is EXACT_STEPS or TENSOR_CORES.
     """
-    share = partial_sums + (2 * ceil_div(p.k, of_a.columns) + 1) * FP32_UNIT
+    share = partial_sums + (2 * ceil_div(p.k, min(of_a, p.of_b).columns) + 1) * FP32_UNIT
     bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.of_b, of_a) * (share / (1 - share))
     bound += 2 * FP32_UNIT * right.double().abs()
     return within_units(right, bound)

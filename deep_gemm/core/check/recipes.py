@@ -26,6 +26,8 @@ PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)
 """B's usual ones ("1D2D")."""
 PER_64 = Scales(1, 64)
 """A scale for 64 columns of each row, as rows have that a product activated."""
+MX = Scales(1, 32)
+"""FP4's, powers of two in UE8M0. (Products have no FP8 operand with scales of 32 columns: see gemm/fine_scales.py.)"""
 USUAL = PER_ROW, PER_BLOCK
 """The scales of A and of B if the caller states nothing."""
 

@@ -44,6 +44,16 @@ DEVICE uint32_t ld_shared_b32(const void* pointer) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem_address(pointer)) : "memory");
   return value;
 }
+DEVICE uint32_t ld_shared_u16(uint32_t address) {
+  uint16_t value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+  return value;
+}
+DEVICE Uint2 ld_shared_v2_b32(const void* pointer) {
+  Uint2 v;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(smem_address(pointer)) : "memory");
+  return v;
+}
 DEVICE Uint4 ld_shared_v4_b32(uint32_t address) {
   Uint4 v;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -320,6 +330,14 @@ DEVICE Float2 unpack_f16(uint32_t packed) {
       : "r"(packed));
   return v;
 }
+// Four bytes of the eight of `low` and `high`, each by three bits of a digit of `selector`. A digit's fourth bit must be zero.
+// (PTX ISA, "prmt".)
+DEVICE uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+  return bytes;
+}
+
 // The 32 bits of an FP32 number.
 DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
 DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }

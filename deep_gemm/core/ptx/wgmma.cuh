@@ -44,7 +44,18 @@ DEVICE void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low
   static_assert(N == 0, "wgmma_header() was not asked for this N");
 }
 
-// The same for BF16 operands, 16 deep. An operand lies K-major as above, a row of 128 bytes being 64 elements along k; or
+// Both with the 64 rows of A in registers, from zero: a thread's fragments, of which each has four words of four values. They must
+// not change before the product is waited for, as ptxas sees to.
+template <uint32_t N>
+DEVICE void wgmma_registers_m64k32_e4m3(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b_low) {
+  static_assert(N == 0, "wgmma_header() was not asked for this N of registers");
+}
+template <uint32_t N>
+DEVICE void wgmma_registers_m64k128_e4m3(float (&d)[N / 2], const uint32_t (&a)[16], uint32_t b_low) {
+  static_assert(N == 0, "wgmma_header() was not asked for this N of registers");
+}
+
+// Products of BF16 operands, 16 deep. An operand lies K-major as above, a row of 128 bytes being 64 elements along k; or
 // MN-major: a row is 64 elements along m or n, 8 elements of k are 8 such rows, the next 8 follow at 1024 bytes, and the next
 // 64 of m or n where its descriptor says. (PTX ISA, "Strides": leading dimension byte offset, stride dimension byte offset.)
 template <uint32_t N, bool kAIsMnMajor = false, bool kBIsMnMajor = false>

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
-from ...core.check.recipes import NO_RECIPES, Recipes, Scales, default_dtype, scales_of
+from ...core.check.recipes import MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from .. import packed
 from ..fine_scales import in_whole_blocks
 from ..tiles import TILES_OF
 
@@ -29,7 +30,7 @@ class DenseProblem(NamedTuple):
     n: int
     k: int
     of_b: Scales
-    """How B is scaled: in blocks or by row. A scale has 128 columns, see fine_scales.py."""
+    """How B is scaled: in blocks or by row, by 128 columns, see fine_scales.py; or MX, and B is FP4: see packed.py."""
 
 
 def dense_problem(
@@ -37,8 +38,10 @@ def dense_problem(
 ) -> DenseProblem:
     """Check a dense product. `major` "nt" means A `[m, k]` and B `[n, k]`; "tn" means that both are transposed."""
     sizes: Sizes = {}
-    of_a, of_b = scales_of(recipes)
     turn_a, turn_b = major[0] == "t", major[1] == "n"
+    if packed.is_packed(b) and not turn_a:
+        return _packed_problem(a, b, d, c, turn_b, recipes)
+    of_a, of_b = scales_of(recipes)
     av, sfa = checks.operand("a", a, ("k", "m") if turn_a else ("m", "k"), sizes)
     bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes)
     av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
@@ -51,6 +54,26 @@ def dense_problem(
     av = checks.k_major("a", av, copy_if_transposed=turn_a)
     bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
     av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b, TILES_OF)
+    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], of_b)
+
+
+def _packed_problem(
+    a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, turn_b: bool, recipes: Recipes
+) -> DenseProblem:
+    """Check a dense product with an FP4 weight."""
+    sizes: Sizes = {}
+    of_a = packed.scales_beside(recipes)
+    av, sfa = checks.operand("a", a, ("m", "k"), sizes)
+    bv, sfb = packed.weight("b", b, ("k / 2", "n") if turn_b else ("n", "k / 2"), sizes, turned=turn_b)
+    m, n, k = sizes["m"], sizes["n"], sizes["k"]
+    sfa = packed.scales_of_a("sfa", sfa, (m,), k, of_a)
+    d, c = checks.outputs({"a": av, "sfa": sfa, "b": bv, "sfb": sfb}, d, c, ("m", "n"), sizes, torch.bfloat16)
+    av = checks.k_major("a", av)
+    if of_a == PER_ROW and sfb.dtype == torch.int32:
+        return DenseProblem(av, sfa, bv, sfb, d, c, m, n, k, MX)
+    if sfb.dtype == torch.int32:
+        sfb = packed.numbers_of(sfb, k // MX.columns)
+    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, packed.as_e4m3(bv), sfb, of_a, MX)
     return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], of_b)
 
 

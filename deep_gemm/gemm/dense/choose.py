@@ -14,14 +14,15 @@ from itertools import pairwise
 from math import log
 from typing import NamedTuple
 
+from ...core.check.recipes import PER_BLOCK, Scales
 from ...core.gpu import GPUS, Gpu, gpu_named
 from ...core.settings import settings
 from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
 from ..cost import OnWeight, dense_memory_us, on_weight, together
-from ..output import OUTPUTS, Output
+from ..output import Output
 from ..table import Entry, Product, read_table
-from ..tiles import BLOCKS_OF_RUNS, OUTPUTS_BY_NAME, TILES, Tile, tiles_by_name, tiles_for
+from ..tiles import BLOCKS_OF_RUNS, OUTPUTS_BY_NAME, OUTPUTS_OF, TILES_OF, Tile, tiles_by_name, tiles_for
 from ..timings import Timings, timings_of
 
 MAX_MENU = 12
@@ -190,7 +191,7 @@ def reachable() -> list[GemmConfig]:
     return list(dict.fromkeys(config for config in found if isinstance(config, GemmConfig)))
 
 
-def reachable_decode() -> list[DecodeConfig]:
-    """Every configuration of the decode kernel that `select` can give."""
-    found = [tile.config(output, BLOCK_K) for output in OUTPUTS for tile in TILES]
+def reachable_decode(sfb: Scales = PER_BLOCK) -> list[DecodeConfig]:
+    """Every configuration of the decode kernel that `select` can give for a B that is scaled so."""
+    found = [tile.config(output, BLOCK_K) for output in OUTPUTS_OF[sfb] for tile in TILES_OF[sfb]]
     return list(dict.fromkeys(config for config in found if isinstance(config, DecodeConfig)))

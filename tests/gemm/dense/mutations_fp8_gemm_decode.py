@@ -45,6 +45,7 @@ TRIALS = [
 ]
 
 _DECODE, _TILE, _EXCHANGE, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "decode/tile", "exchange", "ring"))
+_E4M3 = "decode/e4m3.cuh"
 _BAR = "    ptx::bar_sync(1, kNumMathThreads);\n"
 _WAIT_WGMMA = "    ptx::wgmma_wait_group<0>();\n"
 _RELEASE = "    release(ring, at, lane);\n"
@@ -59,9 +60,9 @@ MUTATIONS = [
     Mutation("the product is not waited for", _TILE, _WAIT_WGMMA, ""),
     Mutation("empty expects one arrival", _RING, "kEmptyArrivals = kMulticastCtas * kNumMathWarps", "kEmptyArrivals = 1"),
     Mutation("bytes of whole boxes announced", _DECODE, "p.slot_bytes);", "kABytes + kBBytes);"),
-    Mutation("A loaded into the wrong slot", _DECODE, "shared.a[stage], i * kBlockK", "shared.a[0], i * kBlockK"),
-    Mutation("B of the next k-block", _DECODE, "i * kBlockK, work.row_n", "(i + 1) * kBlockK, work.row_n"),
-    Mutation("A of the first tile", _DECODE, "i * kBlockK, work.row_m, work)", "i * kBlockK, 0, work)"),
+    Mutation("A loaded into the wrong slot", _DECODE, "shared.a[stage] + block * kABytes", "shared.a[0] + block * kABytes"),
+    Mutation("B of the next k-block", _DECODE, "i * (kBlockK / kSlotBlocks), work.row_n", "(i + 1) * (kBlockK / kSlotBlocks), work.row_n"),
+    Mutation("A of the first tile", _DECODE, "(i + block) * kBlockK, work.row_m, work)", "(i + block) * kBlockK, 0, work)"),
     Mutation("no block barrier after the barriers' initialization", _DECODE, "  ptx::syncthreads();\n", ""),
     Mutation("barriers not fenced", _RING, "    ptx::fence_mbarrier_init();\n", ""),
     Mutation("A loaded before the kernel ahead has ended", _DECODE, "  ptx::griddepcontrol_wait();\n  RingPosition at", "  RingPosition at"),
@@ -76,28 +77,28 @@ MUTATIONS = [
     Mutation("clusters count as CTAs", _TILE, "ptx::block_index() / kClusterK", "ptx::block_index()"),
     # The weight ahead of A
     Mutation("loads the weight ahead though it is not ready", _DECODE, "  if (p.weight_is_ready) {", "  {"),
-    Mutation("loads A ahead with the weight", _DECODE, "++stage) load_b(work.k_block + stage, stage);", "++stage) load_b(work.k_block + stage, stage), load_a(work.k_block + stage, stage);"),
-    Mutation("loads B again behind the wait", _DECODE, "i < end_ahead; ++i, at = at.next()) load_a(i, at.stage);", "i < end_ahead; ++i, at = at.next()) load_b(i, at.stage), load_a(i, at.stage);"),
-    Mutation("no A for what was loaded ahead", _DECODE, "i < end_ahead; ++i, at = at.next()) load_a(i, at.stage);", "i < end_ahead; ++i, at = at.next()) {}"),
-    Mutation("all of B loaded ahead, whatever the ring holds", _DECODE, "end_ahead += count < kNumStages ? count : kNumStages;", "end_ahead += count;"),
-    Mutation("the ring filled ahead, whatever k is", _DECODE, "end_ahead += count < kNumStages ? count : kNumStages;", "end_ahead += kNumStages;"),
-    Mutation("B of the next k-block loaded ahead", _DECODE, "++stage) load_b(work.k_block + stage, stage);", "++stage) load_b(work.k_block + stage + 1, stage);"),
+    Mutation("loads A ahead with the weight", _DECODE, "load_b(work.k_block + stage * kSlotBlocks, stage);", "load_b(work.k_block + stage * kSlotBlocks, stage), load_a(work.k_block + stage * kSlotBlocks, stage);"),
+    Mutation("loads B again behind the wait", _DECODE, "i < end_ahead; i += kSlotBlocks, at = at.next()) load_a(i, at.stage);", "i < end_ahead; i += kSlotBlocks, at = at.next()) load_b(i, at.stage), load_a(i, at.stage);"),
+    Mutation("no A for what was loaded ahead", _DECODE, "i < end_ahead; i += kSlotBlocks, at = at.next()) load_a(i, at.stage);", "i < end_ahead; i += kSlotBlocks, at = at.next()) {}"),
+    Mutation("all of B loaded ahead, whatever the ring holds", _DECODE, "end_ahead += count < kNumStages * kSlotBlocks ? count : kNumStages * kSlotBlocks;", "end_ahead += count;"),
+    Mutation("the ring filled ahead, whatever k is", _DECODE, "end_ahead += count < kNumStages * kSlotBlocks ? count : kNumStages * kSlotBlocks;", "end_ahead += kNumStages;"),
+    Mutation("B of the next k-block loaded ahead", _DECODE, "load_b(work.k_block + stage * kSlotBlocks, stage);", "load_b(work.k_block + stage * kSlotBlocks + 1, stage);"),
     # Scales and promotion
-    Mutation("scales of tokens outside are read", _DECODE, "(token < p.m ? token : p.m - 1)", "(token)"),
-    Mutation("scales past the last k-block are read", _DECODE, "first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1", "first_k_block + i"),
-    Mutation("scales of an empty range are read", _DECODE, "  if (work.k_block < work.end_k_block) scales.load", "  scales.load"),
-    Mutation("scales of B of the first block", _DECODE, "static_cast<uint64_t>(work.row_n / 128) * p.sfb_stride_n", "0"),
-    Mutation("scales of B of one k-block for all", _DECODE, "ptx::shfl_sync(sfb, index / kBlockTokens)", "ptx::shfl_sync(sfb, 0)"),
-    Mutation("scales overwritten while others read them", _DECODE, "    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before\n", ""),
-    Mutation("scales read before all are there", _DECODE, "    scales.store(shared.scales);\n" + _BAR, "    scales.store(shared.scales);\n"),
-    Mutation("the next scales are not loaded", _DECODE, "    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);\n", ""),
-    Mutation("the next scales are loaded one too far", _DECODE, "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
+    Mutation("scales of tokens outside are read", _E4M3, "(token < p.m ? token : p.m - 1)", "(token)"),
+    Mutation("scales past the last k-block are read", _E4M3, "first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1", "first_k_block + i"),
+    Mutation("scales of an empty range are read", _E4M3, "  if (work.k_block < work.end_k_block) scales.load", "  scales.load"),
+    Mutation("scales of B of the first block", _E4M3, "static_cast<uint64_t>(work.row_n / 128) * p.sfb_stride_n", "0"),
+    Mutation("scales of B of one k-block for all", _E4M3, "ptx::shfl_sync(sfb, index / kBlockTokens)", "ptx::shfl_sync(sfb, 0)"),
+    Mutation("scales overwritten while others read them", _E4M3, "    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before\n", ""),
+    Mutation("scales read before all are there", _E4M3, "    scales.store(shared.scales);\n" + _BAR, "    scales.store(shared.scales);\n"),
+    Mutation("the next scales are not loaded", _E4M3, "    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);\n", ""),
+    Mutation("the next scales are loaded one too far", _E4M3, "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
     Mutation("tokens of a pair swapped in the promotion", _TILE, "j % 2 ? scale[j / 4].y : scale[j / 4].x", "j % 2 ? scale[j / 4].x : scale[j / 4].y"),
     Mutation("scales of the rows' neighbours", _TILE, "j % 2 ? scale[j / 4].y", "j / 2 % 2 ? scale[j / 4].y"),
     Mutation("promotion replaces the total", _TILE, "scale[j / 4].x, total[j]);", "scale[j / 4].x, 0.f);"),
-    Mutation("totals start as they are", _DECODE, "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
+    Mutation("totals start as they are", _E4M3, "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
     Mutation("half of a block's depth", _TILE, "k < kBlockK; k += 32)", "k < kBlockK / 2; k += 32)"),
-    Mutation("both warpgroups multiply the same rows", _DECODE, "ptx::warp_index() / 4 * 64 * kBlockK", "0"),
+    Mutation("both warpgroups multiply the same rows", _E4M3, "ptx::warp_index() / 4 * 64 * kBlockK", "0"),
     Mutation("no fence before the product", _TILE, "  ptx::wgmma_fence();\n", ""),
     # The reduction
     Mutation("sums sent before all CTAs run", _DECODE, "    if constexpr (kClusterK > 1) ptx::cluster_wait();\n    add_up", "    add_up"),

@@ -174,6 +174,15 @@ float add_rn(float a, float b) { return a + b; }
 float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
 float ex2_approx(float x) { return flush_to_zero(std::exp2(x)); }
 float rcp_approx(float x) { return flush_to_zero(1.f / flush_to_zero(x)); }
+uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t bytes = 0;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t digit = selector >> i * 4 & 15;
+    if (digit > 7) fail("byte_perm: digit " + text(i) + " of the selector is " + text(digit));
+    bytes |= (digit < 4 ? low >> digit * 8 & 255 : high >> (digit - 4) * 8 & 255) << i * 8;
+  }
+  return bytes;
+}
 uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);

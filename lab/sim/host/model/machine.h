@@ -75,13 +75,16 @@ struct Accumulators {
 struct ProductKind {
   const char* name;
   bool is_bf16, a_is_mn_major, b_is_mn_major;
+  bool has_registers = false;  // A is in the lanes' registers
 
   bool operator!=(const ProductKind& other) const {
-    return is_bf16 != other.is_bf16 || a_is_mn_major != other.a_is_mn_major || b_is_mn_major != other.b_is_mn_major;
+    return is_bf16 != other.is_bf16 || a_is_mn_major != other.a_is_mn_major || b_is_mn_major != other.b_is_mn_major ||
+           has_registers != other.has_registers;
   }
   uint32_t depth() const { return is_bf16 ? 16 : 32; }
 };
 inline constexpr ProductKind kE4m3{"wgmma_m64k32_e4m3", false, false, false};
+inline constexpr ProductKind kE4m3OfRegisters{"wgmma_registers_m64k32_e4m3", false, false, false, true};
 
 // A warp's part of one WGMMA: 16 rows.
 struct Product {
@@ -91,6 +94,7 @@ struct Product {
   uint64_t descriptor_a, descriptor_b;
   bool accumulate;
   uint64_t number;  // the warp's count of products
+  uint32_t registers[4][kLanes] = {};  // A, if the lanes have it
 };
 
 struct Warp {

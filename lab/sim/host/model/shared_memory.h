@@ -66,6 +66,8 @@ Float2 ld_shared_v2_f32(uint32_t address) { return ld_shared_v2_f32(shared_point
 Float4 ld_shared_v4_f32(const void* p) { return shared_load<Float4>(p, "ld_shared_v4_f32"); }
 Float4 ld_shared_v4_f32(uint32_t address) { return ld_shared_v4_f32(shared_pointer(address)); }
 uint32_t ld_shared_b32(const void* p) { return shared_load<uint32_t>(p, "ld_shared_b32"); }
+uint32_t ld_shared_u16(uint32_t address) { return shared_load<uint16_t>(shared_pointer(address), "ld_shared_u16"); }
+Uint2 ld_shared_v2_b32(const void* p) { return shared_load<Uint2>(p, "ld_shared_v2_b32"); }
 Uint4 ld_shared_v4_b32(const void* p) { return shared_load<Uint4>(p, "ld_shared_v4_b32"); }
 Uint4 ld_shared_v4_b32(uint32_t address) { return ld_shared_v4_b32(shared_pointer(address)); }
 void st_shared_b32(void* p, uint32_t value) { shared_store_value(p, value, "st_shared_b32"); }

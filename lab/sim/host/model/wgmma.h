@@ -143,9 +143,18 @@ inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
   const ProductKind& kind = product.kind;
   const uint32_t n = product.n, depth = kind.depth();
   const int64_t fraction_bits = kind.is_bf16 ? 25 : 13, least_exponent = kind.is_bf16 ? -126 : -6;
-  const Operand operand_a(kind, kind.a_is_mn_major, product.descriptor_a, 64, "A");
   const Operand operand_b(kind, kind.b_is_mn_major, product.descriptor_b, n, "B");
-  for (uint32_t row = 0; row < kRowsPerWarp; ++row) operand_a.row(cta, warp % 4 * kRowsPerWarp + row, a[row]);
+  if (kind.has_registers) {
+    // Register i of a lane: row lane / 4 + i % 2 * 8, columns lane % 4 * 4 + i / 2 * 16 and the three behind it.
+    for (uint32_t row = 0; row < kRowsPerWarp; ++row)
+      for (uint32_t k = 0; k < depth; ++k) {
+        const uint32_t word = product.registers[k / 16 * 2 + row / 8][row % 8 * 4 + k % 16 / 4];
+        a[row][k] = e4m3.value[word >> k % 4 * 8 & 255];
+      }
+  } else {
+    const Operand operand_a(kind, kind.a_is_mn_major, product.descriptor_a, 64, "A");
+    for (uint32_t row = 0; row < kRowsPerWarp; ++row) operand_a.row(cta, warp % 4 * kRowsPerWarp + row, a[row]);
+  }
   for (uint32_t row = 0; row < n; ++row) {
     operand_b.row(cta, row, b_row);
     for (uint32_t k = 0; k < depth; ++k) b[k][row] = b_row[k];
@@ -195,7 +204,8 @@ inline void check_same_in_warpgroup(const ProductKind& kind, uint32_t n, uint64_
          "another warp of its warpgroup");
 }
 
-inline void issue(const ProductKind& kind, float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate) {
+inline void issue(const ProductKind& kind, float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate,
+                  const uint32_t* registers = nullptr) {
   const char* what = kind.name;
   const std::string name = what;
   yield();
@@ -214,6 +224,12 @@ inline void issue(const ProductKind& kind, float* d, uint32_t n, uint64_t a, uin
   }
   const uint64_t other_b = gather(what, b)[0];
   if (a != other_a || b != other_b) fail(name + ": operands differ between the lanes of a warp");
+  Product product{&held, kind, n, a, b, accumulate, 0};
+  if (registers)
+    for (uint32_t i = 0; i < 4; ++i) {
+      const auto& of_lanes = gather(what, registers[i]);
+      for (uint32_t lane = 0; lane < kLanes; ++lane) product.registers[i][lane] = static_cast<uint32_t>(of_lanes[lane]);
+    }
   if (self->lane() != 0) return;
 
   const auto back = warp.handed_back.find(lane0);
@@ -221,13 +237,18 @@ inline void issue(const ProductKind& kind, float* d, uint32_t n, uint64_t a, uin
     fail(name + " without wgmma_fence since its accumulators were last touched");
   check_same_in_warpgroup(kind, n, a, b, accumulate);
   held.last_product = warp.issued;
-  warp.products.push_back({&held, kind, n, a, b, accumulate, warp.issued++});
+  product.number = warp.issued++;
+  warp.products.push_back(product);
   wake(self->warpgroup().waiting);
   const bool may_run = !machine->bias.whole_warpgroup || issued_by_all_of_warpgroup(*self) >= warp.issued;
   if (machine->bias.early_products && may_run && !one_in(4)) execute_until(warp.issued);
 }
 
 void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate) { issue(kE4m3, d, n, a, b, accumulate); }
+
+void wgmma_registers_m64k32_e4m3(float* d, uint32_t n, const uint32_t* a, uint64_t b, bool accumulate) {
+  issue(kE4m3OfRegisters, d, n, 0, b, accumulate, a);
+}
 
 void wgmma_m64k16_bf16(float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate, bool a_is_mn_major, bool b_is_mn_major) {
   issue({"wgmma_m64k16_bf16", true, a_is_mn_major, b_is_mn_major}, d, n, a, b, accumulate);

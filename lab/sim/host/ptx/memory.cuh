@@ -15,6 +15,8 @@ Float2 ld_shared_v2_f32(const void* pointer);
 Float4 ld_shared_v4_f32(uint32_t address);
 Float4 ld_shared_v4_f32(const void* pointer);
 uint32_t ld_shared_b32(const void* pointer);
+uint32_t ld_shared_u16(uint32_t address);
+Uint2 ld_shared_v2_b32(const void* pointer);
 Uint4 ld_shared_v4_b32(uint32_t address);
 Uint4 ld_shared_v4_b32(const void* pointer);
 void st_shared_b32(void* pointer, uint32_t value);
@@ -70,6 +72,7 @@ uint32_t pack_e4m3(float low, float high);
 uint32_t pack_bf16(float low, float high);
 Float2 unpack_bf16(uint32_t packed);
 Float2 unpack_f16(uint32_t packed);
+uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t selector);
 uint32_t bits_of(float value);
 float float_of(uint32_t bits);
 

@@ -3,6 +3,7 @@
 
 namespace sim {
 void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate);
+void wgmma_registers_m64k32_e4m3(float* d, uint32_t n, const uint32_t* a, uint64_t descriptor_b, bool accumulate);
 void wgmma_m64k16_bf16(float* d, uint32_t n, uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate,
                        bool a_is_mn_major, bool b_is_mn_major);
 void wgmma_wait_group(uint32_t pending);
@@ -37,6 +38,17 @@ template <uint32_t N>
 void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
   for (uint32_t k = 0; k < 128; k += 32)
     wgmma_m64k32_e4m3<N>(d, smem_descriptor_from_low(a_low + k / 16), smem_descriptor_from_low(b_low + k / 16), k != 0);
+}
+
+template <uint32_t N>
+void wgmma_registers_m64k32_e4m3(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b_low) {
+  sim::wgmma_registers_m64k32_e4m3(d, N, a, smem_descriptor_from_low(b_low), false);
+}
+
+template <uint32_t N>
+void wgmma_registers_m64k128_e4m3(float (&d)[N / 2], const uint32_t (&a)[16], uint32_t b_low) {
+  for (uint32_t i = 0; i < 4; ++i)
+    sim::wgmma_registers_m64k32_e4m3(d, N, a + i * 4, smem_descriptor_from_low(b_low + i * 2), i != 0);
 }
 
 inline uint32_t mn_major_descriptor_low(uint32_t address, uint32_t bytes_to_next) {

@@ -1,0 +1,255 @@
+// B in E2M1, two values to a byte, with a scale 2^s for each 32 of a row: MXFP4.
+//
+//   two k-blocks of B, in shared memory: rows of 128 bytes, swizzled
+//     16 bits for each lane and half of a group of 32        --> four E4M3 values of its fragment, by a table of the group's scale
+//     fragments of 64 x 32, in registers, x tokens            --> WGMMA, four to a k-block
+//
+// A row's scales in a k-block fold into the exponents of its E4M3 values as long as they are at most 2^11 apart, which the math
+// warps see when they bring scales into shared memory. If those of any of a warpgroup's rows are not, its groups are multiplied
+// one by one, each from zero.
+#pragma once
+#include "config.cuh"
+#include "decode/product.cuh"
+#include "decode/tile.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+// Groups of 32 of a row, each with a scale of its own, in a k-block.
+constexpr uint32_t kGroupsOfBlock = kBlockK / 32;
+// E2M1's values by their three low bits, in E4M3: 0, 0.5, 1, 1.5, and 2, 3, 4, 6. Times 2^-5 to 2^6 they are ordinary numbers too.
+constexpr uint32_t kLowValues = 0x3c383000, kHighValues = 0x4c484440;
+constexpr uint32_t kShifts = 12, kShiftOfOne = 5, kMostShift = kShifts - 1 - kShiftOfOne;  // from 2^-5 on
+
+// Sums of k-blocks that a thread has registers for: with two, one is multiplied while the other is promoted.
+constexpr uint32_t kNumPartials = kBlockTokens <= 32 ? 2 : 1;
+// How many k-blocks have their scales in shared memory at a time.
+constexpr uint32_t kScaleBlocks = 16;
+constexpr uint32_t kNumWarpgroups = kNumMathWarps / 4;
+constexpr uint32_t kScalesOfTokens = kScaleBlocks * kBlockTokens;
+constexpr uint32_t kRowsPerThread = kScaleBlocks * 64 / 128, kTokensPerThread = ceil_div(kScalesOfTokens, kNumMathThreads);
+
+static_assert(kSlotBlocks == 2 && kScaleBlocks % 2 == 0, "a row of a slot is two k-blocks");
+
+struct ScaleStorage {
+  // Of a row of B, if it folds: its groups' shifts from 2^-5, a byte each, and the factor of their sum; else its four scales, and zero.
+  alignas(16) ptx::Uint2 rows[kNumWarpgroups][kScaleBlocks][64];
+  float tokens[kScaleBlocks][kBlockTokens];
+  // Whether rows fold: 32 of a warpgroup's each.
+  alignas(16) uint32_t fold[kNumWarpgroups][kScaleBlocks][2];
+};
+
+// 2^(s - 127), the number that UE8M0's `s` stands for; NaN for 255.
+DEVICE uint32_t bits_of_scale(uint32_t s) { return s == 255 ? 0x7fffffff : s == 0 ? 0x400000 : s << 23; }
+
+// What ScaleStorage holds of a row whose scales are the bytes of `word`.
+DEVICE ptx::Uint2 folded(uint32_t word, bool& folds) {
+  uint32_t least = 255, most = 0;
+#pragma unroll
+  for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+    const uint32_t s = word >> g * 8 & 255;
+    least = s < least ? s : least, most = s > most ? s : most;
+  }
+  folds = most - least < kShifts || most == 255;
+  if (!folds) return {word, 0};
+  if (most == 255) return {0, bits_of_scale(255)};  // NaN times anything
+  const uint32_t shifts = word + (kShifts - 1) * 0x01010101 - most * 0x01010101;  // no byte borrows of the next
+  return {shifts, most > kMostShift ? most - kMostShift << 23 : 0x400000u >> kMostShift - most};
+}
+
+// The scales of kScaleBlocks k-blocks, on their way to shared memory. A warpgroup brings those of its rows, all together those of
+// the tokens. What is past the last row, token or k-block is loaded again from the last one: never an address outside.
+struct Scales {
+  uint32_t rows[kRowsPerThread];
+  float tokens[kTokensPerThread];
+
+  DEVICE void load(const DecodeProduct& p, const Work& work, uint32_t first_k_block) {
+    const auto k_block = [&](uint32_t i) {
+      return first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1;
+    };
+    const uint32_t thread = ptx::thread_index() % 128;
+    const uint32_t row = work.row_n + ptx::warp_index() / 4 * 64 + thread % 64;
+    const uint32_t* of_row = reinterpret_cast<const uint32_t*>(p.sfb) +
+                             static_cast<uint64_t>(row < p.n ? row : p.n - 1) * p.sfb_stride_n;
+#pragma unroll
+    for (uint32_t i = 0; i < kRowsPerThread; ++i) {
+      const uint32_t at = k_block(i * 2 + thread / 64);
+      rows[i] = ptx::ld_global_b32(of_row + static_cast<uint64_t>(at) * p.sfb_stride_k);
+      // Behind the last group of a row its first one's scale: what is there is zero.
+      const uint32_t groups = (p.k - at * kBlockK) / 32;
+      if (groups < kGroupsOfBlock) rows[i] = ptx::byte_perm(rows[i], 0, groups == 1 ? 0x0000 : groups == 2 ? 0x0010 : 0x0210);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kTokensPerThread; ++i) {
+      const uint32_t index = i * kNumMathThreads + ptx::thread_index();
+      const uint32_t token = work.row_m + index % kBlockTokens;
+      tokens[i] = ptx::ld_global_f32(p.sfa + static_cast<uint64_t>(token < p.m ? token : p.m - 1) * p.sfa_stride_m +
+                                     static_cast<uint64_t>(k_block(index / kBlockTokens)) * p.sfa_stride_k);
+    }
+  }
+
+  DEVICE void store(ScaleStorage& to) const {
+    const uint32_t thread = ptx::thread_index() % 128, group = ptx::warp_index() / 4;
+#pragma unroll
+    for (uint32_t i = 0; i < kRowsPerThread; ++i) {
+      bool folds;
+      const ptx::Uint2 row = folded(rows[i], folds);
+      ptx::st_shared_v2_b32(&to.rows[group][i * 2 + thread / 64][thread % 64], row.x, row.y);
+      const bool all_fold = ptx::all_sync(folds);
+      if (ptx::lane_index() == 0) ptx::st_shared_b32(&to.fold[group][i * 2 + thread / 64][thread / 32 % 2], all_fold);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kTokensPerThread; ++i) {
+      const uint32_t index = i * kNumMathThreads + ptx::thread_index();
+      if (kScalesOfTokens % kNumMathThreads == 0 || index < kScalesOfTokens)
+        ptx::st_shared_f32(&to.tokens[0][0] + index, tokens[i]);
+    }
+  }
+};
+
+// ---- From E2M1 to E4M3
+
+// A group's values by their codes.
+struct Table {
+  uint32_t low, high;
+
+  // `shift` counts from 2^-5. Zero stays zero; no byte of the others carries into the next.
+  DEVICE explicit Table(uint32_t shift)
+      : low(kLowValues - kShiftOfOne * 0x08080800 + shift * 0x08080800),
+        high(kHighValues - kShiftOfOne * 0x08080808 + shift * 0x08080808) {}
+};
+
+// Four values of 16 bits.
+DEVICE uint32_t e4m3_of(uint32_t codes, const Table& table) {
+  const uint32_t magnitudes = ptx::byte_perm(table.low, table.high, codes & 0x7777);
+  const uint32_t signs = ptx::byte_perm(codes << 4, codes, 0x5140);  // each code's, in the highest bit of its byte
+  return magnitudes | (signs & 0x80808080);
+}
+
+// A thread's fragment of 64 rows of B, 32 deep: rows lane / 4 and lane / 4 + 8 of its warp's 16, of each values 4 * (lane % 4) to + 3,
+// and those 16 on. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".) `chunk` counts a row's 16 bytes.
+DEVICE void load_fragment(uint32_t (&fragment)[4], uint32_t b, uint32_t chunk, const Table (&tables)[2]) {
+  const uint32_t lane = ptx::lane_index();
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t at = b + i * 8 * kBlockK + ((chunk ^ lane / 4) * 16) + lane % 4 * 2;  // swizzled by the row in its atom
+    fragment[i] = e4m3_of(ptx::ld_shared_u16(at), tables[i]);
+    fragment[i + 2] = e4m3_of(ptx::ld_shared_u16(at + 8), tables[i]);
+  }
+}
+
+// ---- One k-block: b is where the thread's first row is in the slot, `first` the k-block's first chunk of a row
+
+using Fragments = uint32_t[4 * kGroupsOfBlock];
+
+DEVICE void load_fragments(Fragments& fragments, uint32_t b, uint32_t first, const ptx::Uint2 (&rows)[2]) {
+#pragma unroll
+  for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+    const Table tables[2] = {Table(rows[0].x >> g * 8 & 255), Table(rows[1].x >> g * 8 & 255)};
+    load_fragment(reinterpret_cast<uint32_t(&)[4]>(fragments[4 * g]), b, first + g, tables);
+  }
+}
+
+DEVICE void issue(float (&partial)[kAccumulators], const Fragments& fragments, uint32_t a_low) {
+  ptx::fence_registers(partial);
+  ptx::wgmma_fence();
+  ptx::wgmma_registers_m64k128_e4m3<kBlockTokens>(partial, fragments, a_low);
+  ptx::wgmma_commit_group();
+}
+
+// Where scales do not fold: a sum for each group, from zero, added in their order.
+DEVICE void multiply_groups(float (&partial)[kAccumulators], uint32_t b, uint32_t first, uint32_t a_low,
+                            const ptx::Uint2 (&rows)[2]) {
+#pragma unroll
+  for (float& x : partial) x = 0;
+#pragma unroll 1
+  for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+    const auto folds = [&](uint32_t i) { return rows[i].y != 0; };
+    const auto byte = [&](uint32_t i) { return rows[i].x >> g * 8 & 255; };
+    const auto table = [&](uint32_t i) { return Table(folds(i) ? byte(i) : kShiftOfOne); };
+    const auto scale = [&](uint32_t i) { return ptx::float_of(folds(i) ? rows[i].y : bits_of_scale(byte(i))); };
+    const Table tables[2] = {table(0), table(1)};
+    const float scales[2] = {scale(0), scale(1)};
+    uint32_t fragment[4];
+    load_fragment(fragment, b, first + g, tables);
+    float of_group[kAccumulators];
+    ptx::fence_registers(of_group);
+    ptx::wgmma_fence();
+    ptx::wgmma_registers_m64k32_e4m3<kBlockTokens>(of_group, fragment, a_low + g * 2);
+    ptx::wgmma_commit_group();
+    ptx::fence_registers(of_group);
+    ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (uint32_t i = 0; i < kAccumulators; ++i) partial[i] = ptx::fma(of_group[i], scales[i / 2 % 2], partial[i]);
+  }
+}
+
+// total += partial * scales of the tokens
+DEVICE void promote(float (&total)[kAccumulators], const float (&partial)[kAccumulators], const float (&tokens)[kBlockTokens]) {
+#pragma unroll
+  for (uint32_t g = 0; g < kBlockTokens / 8; ++g) {
+    const ptx::Float2 scale = ptx::ld_shared_v2_f32(&tokens[g * 8 + ptx::lane_index() % 4 * 2]);
+#pragma unroll
+    for (uint32_t j = g * 4; j < g * 4 + 4; ++j) total[j] = ptx::fma(partial[j], j % 2 ? scale.y : scale.x, total[j]);
+  }
+}
+
+DEVICE void scale_rows(float (&partial)[kAccumulators], const ptx::Uint2 (&rows)[2]) {
+#pragma unroll
+  for (uint32_t i = 0; i < kAccumulators; ++i) partial[i] *= ptx::float_of(rows[i / 2 % 2].y);
+}
+
+// Multiplies this CTA's k-blocks, two to a slot.
+template <typename Storage>
+DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, float (&total)[kAccumulators]) {
+  const uint32_t warpgroup = ptx::warp_index() / 4, lane = ptx::lane_index();
+  const uint32_t row = ptx::warp_index() % 4 * 16 + lane / 4;
+  const uint32_t first_b = ptx::smem_address(shared.b) + (warpgroup * 64 + row) * kBlockK;
+  const uint32_t first_a = ptx::smem_descriptor_low(ptx::smem_address(shared.a));
+#pragma unroll
+  for (float& x : total) x = 0;
+  Scales scales;
+  if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
+  RingPosition at;
+  for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
+    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before
+    scales.store(shared.scales);
+    ptx::bar_sync(1, kNumMathThreads);
+    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);
+    const uint32_t count = work.end_k_block - first < kScaleBlocks ? work.end_k_block - first : kScaleBlocks;
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; i += kSlotBlocks, at = at.next()) {
+      const auto row_of = [&](uint32_t block, uint32_t r) { return ptx::ld_shared_v2_b32(&shared.scales.rows[warpgroup][i + block][r]); };
+      const ptx::Uint4 fold = ptx::ld_shared_v4_b32(shared.scales.fold[warpgroup][i]);
+      const uint32_t b = first_b + at.stage * kBBytes, a = first_a + at.stage * (kSlotBlocks * kABytes / 16);
+      wait_until_loaded(shared.ring, at);
+      if (__builtin_expect(ptx::all_sync((fold.x & fold.y & fold.z & fold.w) != 0 && i + 1 < count), 1)) {
+        const ptx::Uint2 rows[kSlotBlocks][2] = {{row_of(0, row), row_of(0, row + 8)}, {row_of(1, row), row_of(1, row + 8)}};
+        float partial[kNumPartials][kAccumulators];
+        Fragments fragments[kSlotBlocks];
+        load_fragments(fragments[0], b, 0, rows[0]);
+        issue(partial[0], fragments[0], a);
+        load_fragments(fragments[1], b, kGroupsOfBlock, rows[1]);
+        if constexpr (kNumPartials == 2) issue(partial[1], fragments[1], a + kABytes / 16);
+        ptx::wgmma_wait_group<kNumPartials - 1>();
+        scale_rows(partial[0], rows[0]);
+        promote(total, partial[0], shared.scales.tokens[i]);
+        if constexpr (kNumPartials == 1) issue(partial[0], fragments[1], a + kABytes / 16);
+        ptx::fence_registers(partial[kNumPartials - 1]);
+        ptx::wgmma_wait_group<0>();
+        release(shared.ring, at, lane);
+        scale_rows(partial[kNumPartials - 1], rows[1]);
+        promote(total, partial[kNumPartials - 1], shared.scales.tokens[i + 1]);
+      } else {
+#pragma unroll 1
+        for (uint32_t block = 0; block < kSlotBlocks && i + block < count; ++block) {
+          const ptx::Uint2 rows[2] = {row_of(block, row), row_of(block, row + 8)};
+          float partial[kAccumulators];
+          multiply_groups(partial, b, block * kGroupsOfBlock, a + block * (kABytes / 16), rows);
+          promote(total, partial, shared.scales.tokens[i + block]);
+        }
+        ptx::syncwarp();
+        release(shared.ring, at, lane);
+      }
+    }
+  }
+}

@@ -1,0 +1,66 @@
+// B in E4M3, with one scale for each 128x128 block.
+#pragma once
+#include "config.cuh"
+#include "decode/product.cuh"
+#include "decode/tile.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+// How many k-blocks have their scales in shared memory at a time.
+constexpr uint32_t kScaleBlocks = 32;
+constexpr uint32_t kScalesPerThread = kScaleBlocks * kBlockTokens / kNumMathThreads;
+
+using ScaleStorage = float[kScaleBlocks * kBlockTokens];
+
+// sfa * sfb for 32 k-blocks: [k-block][token] in shared memory, on their way in registers before that. Each of these
+// products is needed by 64 or 128 columns of D; a tile lies within one 128x128 block of B, so there are no others.
+struct Scales {
+  float sfa[kScalesPerThread], sfb;
+
+  // Past the last token or k-block the last one is loaded again: never an address outside. Not by ".nc", which the
+  // compiler may move to before griddepcontrol_wait.
+  DEVICE void load(const DecodeProduct& p, const Work& work, uint32_t first_k_block) {
+    const auto k_block = [&](uint32_t i) {
+      return first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1;
+    };
+    sfb = ptx::ld_global_f32(p.sfb + static_cast<uint64_t>(work.row_n / 128) * p.sfb_stride_n +
+                             static_cast<uint64_t>(k_block(ptx::lane_index())) * p.sfb_stride_k);
+#pragma unroll
+    for (uint32_t i = 0; i < kScalesPerThread; ++i) {
+      const uint32_t index = i * kNumMathThreads + ptx::thread_index();
+      const uint32_t token = work.row_m + index % kBlockTokens;
+      sfa[i] = ptx::ld_global_f32(p.sfa + static_cast<uint64_t>(token < p.m ? token : p.m - 1) * p.sfa_stride_m +
+                                  static_cast<uint64_t>(k_block(index / kBlockTokens)) * p.sfa_stride_k);
+    }
+  }
+
+  DEVICE void store(float* scales) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kScalesPerThread; ++i) {
+      const uint32_t index = i * kNumMathThreads + ptx::thread_index();
+      ptx::st_shared_f32(scales + index, sfa[i] * ptx::shfl_sync(sfb, index / kBlockTokens));
+    }
+  }
+};
+
+// Multiplies this CTA's k-blocks, in groups that have their scales in shared memory.
+template <typename Storage>
+DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, float (&total)[kAccumulators]) {
+  const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;
+  const uint32_t a_address = ptx::smem_address(shared.a);
+#pragma unroll
+  for (float& x : total) x = 0;
+  Scales scales;
+  if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
+  RingPosition at;
+  for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
+    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before
+    scales.store(shared.scales);
+    ptx::bar_sync(1, kNumMathThreads);
+    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);
+    const uint32_t count = work.end_k_block - first < kScaleBlocks ? work.end_k_block - first : kScaleBlocks;
+    multiply_k_blocks(
+        shared.ring, b_address, [&](uint32_t, uint32_t stage) { return a_address + stage * kABytes; }, shared.scales,
+        count, at, total);
+  }
+}

@@ -1,0 +1,111 @@
+"""FP4 weights (MXFP4): what is asked of a B of E2M1 values, two to a byte, with a scale 2^s for each 32 of a row.
+
+Kernels take scales as words: four exponents of UE8M0 along k to an int32, the first in its lowest byte, in any strides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.check import checks
+from ..core.check.checks import Axes, Operand, Sizes
+from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div, whole_elements
+from ..core.check.recipes import MX, Recipes, Scales, scales_of
+from ..core.check.tracing import has_memory
+
+COLUMNS = MX.columns
+VALUES = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
+E4M3_OF_E2M1 = (0x00, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C)
+"""E4M3's bytes of E2M1's magnitudes, by their three bits; the sign is the highest bit of both."""
+
+
+def is_packed(operand: Any) -> bool:
+    """Tell whether an operand's values are two to a byte, so that a product takes them for FP4."""
+    is_pair = isinstance(operand, (tuple, list)) and len(operand) == 2
+    return is_pair and isinstance(operand[0], Tensor) and operand[0].dtype in VALUES
+
+
+def scales_beside(recipes: Recipes) -> Scales:
+    """Give the scales of A that a caller states beside an FP4 weight, whose own can be no other."""
+    recipe, of_a, of_b = recipes
+    if recipe is None and of_b is None:
+        return scales_of((None, of_a, None))[0]
+    stated, found = scales_of(recipes)
+    if found != MX:
+        name, expected, got = ("recipe_b", (1, 32), of_b) if recipe is None else ("recipe", (1, 1, 32), recipe)
+        raise ValueError(f"{name}: expected {expected} for packed FP4 values, got {tuple(got or ())}")
+    return stated
+
+
+def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, turned: bool = False) -> Operand:
+    """Check an FP4 weight of these axes, the depth `k / 2` among them, beside an A whose k `sizes` has.
+
+    Give bytes `[..., n, k / 2]`, and scales as words; those in FP32 as they are.
+    """
+    values, sf = checks.pair(name, given)
+    k = sizes["k"]
+    if k % COLUMNS:
+        raise ValueError(f"k: expected a multiple of {COLUMNS} for packed FP4 values, got {k}")
+    sizes["k / 2"] = k // 2
+    checks.bind(name, values, axes, sizes)
+    values, sf = values.detach().view(torch.uint8), checks.tensor(f"sf{name}", sf).detach()
+    if turned:
+        values, sf = values.mT, sf.mT
+    values = checks.weights(name, values) if values.dim() == 3 else checks.k_major(name, values)
+    return values, _scales(f"sf{name}", sf, values.shape[:-1], k)
+
+
+def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:
+    types = torch.float32, torch.int32, *EXPONENTS
+    checks.has_type(name, sf, types)
+    expected = (*rows, ceil_div(k, SCALE_BLOCK) if sf.dtype == torch.int32 else k // COLUMNS)
+    if sf.shape != expected:
+        raise ValueError(f"{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
+    whole_elements(name, sf)
+    return words_of(sf) if sf.dtype in EXPONENTS else sf
+
+
+def words_of(exponents: Tensor) -> Tensor:
+    """Give bytes as words: the same memory if whole words lie in it, else a copy, filled up with zeros."""
+    exponents = exponents.view(torch.uint8)
+    groups, strides = exponents.shape[-1], exponents.stride()
+    lies_so = (
+        groups % UE8M0_PER_WORD == 0
+        and strides[-1] == 1
+        and all(stride % UE8M0_PER_WORD == 0 for stride in strides[:-1])
+        and not (has_memory(exponents) and exponents.data_ptr() % UE8M0_PER_WORD)
+        and exponents.storage_offset() % UE8M0_PER_WORD == 0
+    )
+    if not lies_so:
+        exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()
+    return exponents.view(torch.int32)
+
+
+def scales_of_a(name: str, sf: Tensor, outer: tuple[int, ...], k: int, of_a: Scales, axis: str = "m") -> Tensor:
+    """Check scales of A, FP32 or words of UE8M0; give FP32."""
+    if sf.dtype != torch.int32:
+        return checks.scales(name, sf, axis, outer, k, *of_a)
+    groups = ceil_div(k, of_a.columns)
+    expected = (*outer, ceil_div(groups, UE8M0_PER_WORD))
+    if sf.shape != expected:
+        raise ValueError(f"{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
+    return numbers_of(sf.detach(), groups)
+
+
+def numbers_of(words: Tensor, groups: int) -> Tensor:
+    """Give the FP32 numbers `[..., groups]` that words of exponents stand for."""
+    bytes_of = torch.stack([words >> 8 * i & 0xFF for i in range(UE8M0_PER_WORD)], -1).flatten(-2)[..., :groups]
+    bits = torch.where(bytes_of == 0, 1 << 22, bytes_of << 23)
+    return torch.where(bytes_of == 255, torch.nan, bits.view(torch.float32))
+
+
+def as_e4m3(packed: Tensor) -> Tensor:
+    """Give packed values `[..., k / 2]` as E4M3 `[..., k]`, exactly."""
+    codes = torch.stack([packed & 0xF, packed >> 4], -1).flatten(-2)
+    table = torch.tensor([byte | sign for sign in (0, 0x80) for byte in E4M3_OF_E2M1], dtype=torch.uint8)
+    return table.to(packed.device)[codes.int()].view(torch.float8_e4m3fn)

@@ -1,0 +1,153 @@
+"""Products with FP4 weights (MXFP4): the forms that callers may give, what they give, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.gemm.packed import as_e4m3, numbers_of, words_of
+
+VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def operands(m: int, n: int, k: int, seed: int = 0, columns: int = 128) -> tuple[Operand, Tensor, Tensor]:
+    """A, packed values of B, and its scales as bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    a = deep_gemm.per_token_cast_to_fp8(torch.randn(m, k, generator=generator), gran_k=columns)
+    values = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
+    return a, values, torch.randint(110, 135, (n, k // 32), generator=generator, dtype=torch.uint8)
+
+
+def plain(values: Tensor, scales: Tensor) -> Tensor:
+    """The numbers of a weight, in FP64."""
+    codes = torch.stack([values & 15, values >> 4], -1).flatten(-2)
+    return VALUES[codes.int()].double() * 2.0 ** (scales.double() - 127).repeat_interleave(32, -1)
+
+
+def product(a: Any, b: Any, call: Any = deep_gemm.fp8_fp4_gemm_nt, **said: Any) -> Tensor:
+    """The D that the function makes."""
+    d = call(a, b, **said)
+    assert isinstance(d, Tensor)
+    return d
+
+
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bytes": lambda scales: scales,
+    "e8m0": lambda scales: scales.view(torch.float8_e8m0fnu),
+    "words": words_of,
+    "words, MN-major": lambda scales: words_of(scales).t().contiguous().t(),
+    "powers of two in FP32": lambda scales: 2.0 ** (scales.float() - 127),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("k", [32, 288, 512])
+def test_all_forms_of_scales_give_the_product(k: int, form: str) -> None:
+    (a, sfa), values, scales = operands(5, 72, k)
+    d = product((a, sfa), (values, FORMS[form](scales)), recipe_a=(1, 128), recipe_b=(1, 32))
+    exact = (a.double() * sfa.double().repeat_interleave(128, 1)[:, :k]) @ plain(values, scales).t()
+    assert d.dtype == torch.bfloat16
+    assert deep_gemm.calc_diff(d.double(), exact) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float4_e2m1fn_x2])
+def test_values_may_be_of_any_type_of_bytes(dtype: torch.dtype) -> None:
+    a, values, scales = operands(3, 16, 96)
+    expected = product(a, (values, scales))
+    d = torch.empty(3, 16, dtype=torch.bfloat16)
+    assert deep_gemm.fp8_fp4_gemm_nt(a, (values.view(dtype), scales), d) is None
+    assert torch.equal(d, expected)
+    assert torch.equal(product(a, (values.view(dtype).t(), scales.t()), deep_gemm.fp8_fp4_gemm_nn), expected)
+    assert torch.equal(product(a, (values.view(dtype), scales), deep_gemm.fp8_gemm_nt), expected)
+
+
+def test_c_is_added() -> None:
+    a, values, scales = operands(3, 16, 96)
+    c, d = torch.randn(3, 16), torch.empty(3, 16)
+    deep_gemm.fp8_fp4_gemm_nt(a, (values, scales), d, c)
+    assert deep_gemm.calc_diff(d - c, product(a, (values, scales))) < 1e-4
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_scales_of_a_for_32_columns(packed: bool) -> None:
+    (a, sfa), values, scales = operands(4, 24, 288, columns=32)
+    sfa = 2.0 ** sfa.log2().ceil()
+    exact = (a.double() * sfa.double().repeat_interleave(32, 1)) @ plain(values, scales).t()
+    of_a = deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(sfa) if packed else sfa
+    d = product((a, of_a), (values, scales), recipe=(1, 1, 32))
+    assert deep_gemm.calc_diff(d.double(), exact) < 1e-5
+
+
+def test_scales_of_a_may_be_words() -> None:
+    (a, sfa), values, scales = operands(4, 24, 1312)
+    sfa = 2.0 ** sfa.log2().ceil()
+    words = deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(sfa)
+    found = product((a, words), (values, scales), recipe_a=(1, 128), recipe_b=(1, 32))
+    assert torch.equal(found, product((a, sfa), (values, scales)))
+
+
+def test_scales_of_any_fp32_value() -> None:
+    (a, sfa), values, _ = operands(4, 24, 288)
+    scales = torch.rand(24, 9) + 0.1
+    exact = (a.double() * sfa.double().repeat_interleave(128, 1)[:, :288]) @ (
+        as_e4m3(values).double() * scales.double().repeat_interleave(32, 1)
+    ).t()
+    assert deep_gemm.calc_diff(product((a, sfa), (values, scales)).double(), exact) < 1e-5
+
+
+def test_every_code_and_every_exponent_is_the_number_that_it_stands_for() -> None:
+    codes = torch.arange(16, dtype=torch.uint8)
+    packed = codes[::2] | codes[1::2] << 4
+    assert torch.equal(as_e4m3(packed).float(), VALUES)
+    exponents = torch.arange(256, dtype=torch.uint8)
+    numbers = numbers_of(words_of(exponents), 256)
+    assert torch.equal(numbers[:255].double(), 2.0 ** (torch.arange(255.0, dtype=torch.float64) - 127))
+    assert numbers[255].isnan()
+
+
+def test_whole_words_are_not_copied() -> None:
+    scales = torch.zeros(6, 8, dtype=torch.uint8)
+    assert words_of(scales).data_ptr() == scales.data_ptr()
+    for others in (scales[:, :7], scales[:, 1:5], torch.zeros(6, 9, dtype=torch.uint8)[:, :8], scales.t()[:4]):
+        assert torch.equal(words_of(others).contiguous().view(torch.uint8)[:, : others.shape[1]], others)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    r"recipe: expected \(1, 1, 32\) for packed FP4 values, got \(1, 128, 128\)": (
+        lambda a, b, sf: (a, (b, sf)),
+        {"recipe": (1, 128, 128)},
+    ),
+    r"recipe_b: expected \(1, 32\) for packed FP4 values, got \(32, 32\)": (
+        lambda a, b, sf: (a, (b, sf)),
+        {"recipe_b": (32, 32)},
+    ),
+    r"b: expected shape \(n, k / 2\) = \(n, 48\), got \(16, 47\)": (lambda a, b, sf: (a, (b[:, 1:], sf)), {}),
+    r"sfb: expected shape \(16, 3\) of torch.uint8, got \(16, 2\)": (lambda a, b, sf: (a, (b, sf[:, 1:])), {}),
+    r"sfb: expected shape \(16, 1\) of torch.int32": (lambda a, b, sf: (a, (b, words_of(sf).repeat(1, 2))), {}),
+    r"sfb: expected dtype torch.float32 or torch.int32": (lambda a, b, sf: (a, (b, sf.half())), {}),
+    r"b: expected values contiguous along k": (lambda a, b, sf: (a, (b.t().contiguous().t(), sf)), {}),
+    r"n: expected a multiple of 8": (lambda a, b, sf: (a, (b[:12], sf[:12])), {}),
+    r"k: expected a multiple of 32 for packed FP4 values, got 80": (
+        lambda a, b, sf: (deep_gemm.per_token_cast_to_fp8(torch.randn(3, 80)), (b[:, :40], sf)),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_wrong_is_said_in_words(message: str) -> None:
+    given, said = REFUSED[message]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        deep_gemm.fp8_fp4_gemm_nt(*given(*operands(3, 16, 96)), **said)
+
+
+def test_a_packed_weight_has_its_k_last() -> None:
+    a, values, scales = operands(3, 16, 96)
+    with pytest.raises(NotImplementedError, match=r"^b: packed FP4"):
+        deep_gemm.fp8_fp4_gemm_tn(a, (values.view(torch.int8), scales))

@@ -1,0 +1,105 @@
+"""FP4 weights on a GPU: every configuration that can be chosen, scales of all sorts, bits, graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import framed
+
+import deep_gemm
+from deep_gemm.core.check.recipes import MX
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.dense import launch as dense
+from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.dense.choose import reachable_decode
+from lab.bench.tune import compile_all
+from lab.sim.dense import random_packed
+from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(reachable_decode(MX), lambda _: None)
+
+
+def problem(m: int, n: int, k: int, seed: int, any_scales: bool = False, d: torch.Tensor | None = None) -> DenseProblem:
+    generator = torch.Generator().manual_seed(seed)
+    values, words = random_packed(n, k, generator, any_scales)
+    a = deep_gemm.per_token_cast_to_fp8(torch.randn(m, k, generator=generator).cuda())
+    return dense_problem(a, (values.cuda(), words.cuda()), d, None)
+
+
+def product(p: DenseProblem, rows: slice = slice(None)) -> torch.Tensor:
+    """What the public function makes of some rows."""
+    d = deep_gemm.fp8_fp4_gemm_nt((p.a[rows], p.sfa[rows]), (p.b, p.sfb), recipe_a=(1, 128), recipe_b=(1, 32))
+    assert isinstance(d, torch.Tensor)
+    return d
+
+
+def assert_right(p: DenseProblem, c: torch.Tensor | None = None) -> None:
+    right = torch.empty_like(p.d)
+    reference.dense(p._replace(d=right, c=c))
+    assert describe_mistakes(p.d, right, allowed_difference(p, right, TENSOR_CORES)) is None
+
+
+@pytest.mark.parametrize("any_scales", [False, True])
+@pytest.mark.parametrize("index", range(len(reachable_decode(MX))))
+def test_every_reachable_configuration(index: int, any_scales: bool) -> None:
+    config = reachable_decode(MX)[index]
+    tokens, dtype = config.block_tokens, torch.float32 if config.is_fp32 else torch.bfloat16
+    for m, n, k in ((tokens - 3, 1160, 2848), (tokens + 5, 200, 416), (1, 72, 32), (tokens, 520, 5152)):
+        frame = framed((m, n), dtype, "cuda")
+        frame.view.fill_(torch.nan)
+        p = problem(m, n, k, index, any_scales, frame.view)
+        c = torch.randn(m, n, device="cuda").to(dtype) if config.with_c else None
+        dense.run(p._replace(c=c), config)
+        assert_right(p, c)
+        frame.assert_untouched_outside()
+
+
+@pytest.mark.parametrize("any_scales", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(4096, 7168), (576, 288), (24576, 1536), (5120, 2304), (2880, 2880)])
+def test_any_number_of_rows_through_the_public_function(n: int, k: int, any_scales: bool) -> None:
+    """Plans are derived for other rows, and serve other weights of the same shape."""
+    for seed, m in enumerate((1, 7, 16, 33, 64, 100, 257, 7, 64)):
+        p = problem(m, n, k, seed, any_scales)
+        assert_right(p._replace(d=product(p)))
+
+
+def test_a_graph_takes_what_the_weight_has_become() -> None:
+    """Scales that folded, and then do not: nothing about a weight is decided before the kernel runs."""
+    p, other = problem(9, 200, 1312, 1), problem(9, 200, 1312, 2, any_scales=True)
+    call = (p.a, p.sfa), (p.b, p.sfb), p.d
+    for _ in range(3):
+        deep_gemm.fp8_fp4_gemm_nt(*call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        deep_gemm.fp8_fp4_gemm_nt(*call)
+    assert_right(p)
+    p.b.data.copy_(other.b)
+    p.sfb.data.copy_(other.sfb)
+    graph.replay()
+    assert_right(p)
+    p.d.zero_()
+    deep_gemm.fp8_fp4_gemm_nt(*call)
+    assert_right(p)
+
+
+def test_bits_are_those_of_the_row_alone_where_that_is_asked() -> None:
+    deep_gemm.set_batch_invariant(True)
+    try:
+        p = problem(200, 4096, 2048, 3)
+        whole = product(p)
+        for rows in (slice(0, 1), slice(5, 20), slice(40, 104)):
+            assert torch.equal(product(p, rows), whole[rows])
+    finally:
+        deep_gemm.set_batch_invariant(False)
+
+
+def test_one_call_gives_the_same_bits_each_time() -> None:
+    p = problem(16, 4096, 7168, 4)
+    found = [product(p) for _ in range(20)]
+    assert all(torch.equal(each, found[0]) for each in found)
