@@ -59,12 +59,12 @@ class Plans(Generic[P]):
             self.seen.keep(hint, tensors, plan, wants_checks)
         return plan
 
-    def was_met(self, key: Key) -> bool:
-        """Tell whether a call of this signature was met before: sizes that never come again are not worth a plan."""
-        if key in self._met:
+    def was_met(self, hint: Key) -> bool:
+        """Tell whether a call with this hint was met before: sizes that never come again are not worth a plan."""
+        if hint in self._met:
             return True
         with self._lock:
-            put(self._met, key, None, MAX_PLANS)
+            put(self._met, hint, None, MAX_PLANS)
         return False
 
     def keep(self, key: Key, plan: P) -> None:
@@ -153,7 +153,8 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         if first.is_cuda and (type(first) is Tensor or not handles_operators(first)):
             hint = (function, said, *map(type, said), settings.in_force.generation, len(tensors), first.shape)
             plan = CALLS.find(hint, tensors)
-            if plan is None and not (handles_operators(*tensors) or function.wants_checks(tensors)):
+            is_like_others = plan is None and PLAIN.issuperset(map(type, said)) and CALLS.was_met(hint)
+            if is_like_others and not (handles_operators(*tensors) or function.wants_checks(tensors)):
                 key = signature(hint, tensors)
                 plan = CALLS.find_by_signature(key, hint, tensors, function.wants_checks)
             if plan is not None:
@@ -169,7 +170,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         return made if len(made) > 1 else made[0] if made else None
     if handles_operators(*operands) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
-    if not key or not CALLS.was_met(key) or not PLAIN.issuperset(map(type, said)):
+    if not key:
         return function.answer(*operands, *said)[0]
     WISHES.prepared = True
     try:

@@ -18,7 +18,10 @@ ALL_WRAPPERS = (Path(__file__).parent / "sim_kernels" / "all_wrappers.cuh").read
 
 
 def compile_all(n: int, *, shapes: Iterable[int] | None = None) -> tuple[bytes, str]:
-    fp8, bf16 = wgmma_header([n] if shapes is None else shapes), wgmma_bf16_header([24], b_is_mn_major=True)
+    fp8, bf16 = (
+        wgmma_header([n] if shapes is None else shapes, of_registers=True),
+        wgmma_bf16_header([24], b_is_mn_major=True),
+    )
     headers = {
         **cuda_sources(),
         "config.cuh": f"#pragma once\nconstexpr unsigned kUnitN = {n};\n",
@@ -46,7 +49,7 @@ def test_every_wrapper_assembles(n: int) -> None:
     assert "error" not in log
     (kernel,) = read_kernels(cubin)
     counts = kernel.counts()
-    assert counts["QGMMA"] == 2 + 4 + 2, "the wrong number of FP8 tensor core instructions"
+    assert counts["QGMMA"] == 4 + 1 + 2 + 4 + 2, "the wrong number of FP8 tensor core instructions"
     assert counts["HGMMA"] == 4 + 1, "the wrong number of BF16 tensor core instructions"
     assert counts["USETMAXREG"] == 2
 

@@ -144,6 +144,19 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     ptx::fence_registers(shallow);
 #pragma unroll
     for (uint32_t i = 0; i < kUnitN / 2; ++i) sum += shallow[i];
+    const uint32_t words[16] = {ptx::ld_shared_u16(ptx::smem_address(tile)), ptx::ld_shared_v2_b32(tile).y,
+                                ptx::byte_perm(thread, low, 0x5140)};
+    const uint32_t few[4] = {words[0], words[1], words[2], low};
+    float of_registers[kUnitN / 2], of_few[kUnitN / 2];
+    ptx::wgmma_fence();
+    ptx::wgmma_registers_m64k128_e4m3<kUnitN>(of_registers, words, low);
+    ptx::wgmma_registers_m64k32_e4m3<kUnitN>(of_few, few, low);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(of_registers);
+    ptx::fence_registers(of_few);
+#pragma unroll
+    for (uint32_t i = 0; i < kUnitN / 2; ++i) sum += of_registers[i] + of_few[i];
     float d[kUnitN / 2];
     ptx::fence_registers(d);
     ptx::wgmma_fence();
