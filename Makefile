@@ -22,7 +22,7 @@ test: $(TOOLS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	@echo "The tests take $(if $(DG_TEST_ALL),more than 20,about $(if $(CI),12,5)) minutes on two cores."
+	@echo "The tests take $(if $(DG_TEST_ALL),more than 20,about $(if $(CI),12,6)) minutes on two cores."
 	DG_JIT_STRICT=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --durations 10
 
 $(PACKAGE): pyproject.toml constraints.txt constraints-cu12.txt constraints-cu13.txt Makefile
