@@ -95,5 +95,9 @@ def _unpacked(packed: Tensor) -> Tensor:
     check_dense("packed", packed)
     if packed.dtype not in (torch.int8, torch.uint8, torch.float4_e2m1fn_x2) or packed.dim() < 1:
         raise ValueError(f"packed: expected dtype torch.int8, got {packed.dtype} of shape {tuple(packed.shape)}")
-    codes = packed.view(torch.uint8)
-    return torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(-2)
+    return codes_of(packed.view(torch.uint8))
+
+
+def codes_of(packed: Tensor) -> Tensor:
+    """Give the two codes of each byte, the one in its lower half first."""
+    return torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)

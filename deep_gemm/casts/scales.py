@@ -111,8 +111,12 @@ def unpack_ue8m0_from_int(packed: Tensor) -> Tensor:
     [1.0, 2.0, 0.5, 1.0]
     """
     check_words("packed", packed)
-    exponents = torch.stack([packed >> 8 * i & 0xFF for i in range(UE8M0_PER_WORD)], dim=-1).flatten(-2)
-    return (exponents << FP32_MANTISSA_BITS).view(torch.float32)
+    return (exponents_of(packed) << FP32_MANTISSA_BITS).view(torch.float32)
+
+
+def exponents_of(words: Tensor) -> Tensor:
+    """Give the four bytes of each int32 `[..., j]`, the lowest first, as int32 `[..., 4 j]`."""
+    return torch.stack([words >> 8 * i & 0xFF for i in range(UE8M0_PER_WORD)], dim=-1).flatten(-2)
 
 
 def packed_rows(sf: Tensor) -> Tensor:

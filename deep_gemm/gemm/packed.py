@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..casts.fp4 import codes_of
+from ..casts.scales import FP32_MANTISSA_BITS, exponents_of
 from ..core.check import checks
 from ..core.check.checks import Axes, Operand, Sizes
 from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div, whole_elements
@@ -56,8 +58,7 @@ def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, turned: bool 
     values, sf = values.detach().view(torch.uint8), checks.tensor(f"sf{name}", sf).detach()
     if turned:
         values, sf = values.mT, sf.mT
-    values = checks.weights(name, values) if values.dim() == 3 else checks.k_major(name, values)
-    return values, _scales(f"sf{name}", sf, values.shape[:-1], k)
+    return checks.k_major(name, values), _scales(f"sf{name}", sf, values.shape[:-1], k)
 
 
 def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:
@@ -99,13 +100,12 @@ def scales_of_a(name: str, sf: Tensor, outer: tuple[int, ...], k: int, of_a: Sca
 
 def numbers_of(words: Tensor, groups: int) -> Tensor:
     """Give the FP32 numbers `[..., groups]` that words of exponents stand for."""
-    bytes_of = torch.stack([words >> 8 * i & 0xFF for i in range(UE8M0_PER_WORD)], -1).flatten(-2)[..., :groups]
-    bits = torch.where(bytes_of == 0, 1 << 22, bytes_of << 23)
-    return torch.where(bytes_of == 255, torch.nan, bits.view(torch.float32))
+    exponents = exponents_of(words)[..., :groups]
+    bits = torch.where(exponents == 0, 1 << FP32_MANTISSA_BITS - 1, exponents << FP32_MANTISSA_BITS)
+    return torch.where(exponents == 255, torch.nan, bits.view(torch.float32))
 
 
 def as_e4m3(packed: Tensor) -> Tensor:
     """Give packed values `[..., k / 2]` as E4M3 `[..., k]`, exactly."""
-    codes = torch.stack([packed & 0xF, packed >> 4], -1).flatten(-2)
     table = torch.tensor([byte | sign for sign in (0, 0x80) for byte in E4M3_OF_E2M1], dtype=torch.uint8)
-    return table.to(packed.device)[codes.int()].view(torch.float8_e4m3fn)
+    return table.to(packed.device)[codes_of(packed).int()].view(torch.float8_e4m3fn)

@@ -5,7 +5,7 @@ For each 128-deep block of k, in order:
     partial = round_fp32(sum of the block's exact products of E4M3 values)
     acc     = fma(partial, round_fp32(sfa * sfb), acc)                      in FP32, one rounding
 
-Of an FP4 weight, whose scales 2^s have 32 columns, a block's partial is the sum over its groups of 32, in order:
+An FP4 weight has a scale 2^s for each 32 columns. A block's partial is then summed up group by group, in order:
 
     partial = fma(round_fp32(sum of the group's exact products), 2^s, partial);   acc = fma(partial, sfa, acc)
 

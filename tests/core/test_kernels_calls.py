@@ -40,7 +40,7 @@ class Case(NamedTuple):
     tensors: Callable[[], dict[str, Tensor]]
     written: tuple[str, ...] = ()
     alignments: dict[str, int] = {}  # noqa: RUF012
-    """Of those tensors that may not begin anywhere."""
+    """Alignments of those tensors that may not begin anywhere."""
     launches: int = 1
 
 
@@ -225,7 +225,7 @@ def test_a_warm_call_launches_in_three_hops(name: str, gpu: FakeGpu, monkeypatch
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_warm_call_launches_what_a_cold_one_does(name: str, gpu: FakeGpu) -> None:
-    """Of the same addresses, and gives an output like it."""
+    """It launches at the same addresses, and gives an output like it."""
     case, words, outs = CASES[name], [], []
     for _ in range(3):
         case.call(**tensors_of(name))

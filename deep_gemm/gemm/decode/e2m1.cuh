@@ -31,7 +31,8 @@ constexpr uint32_t kRowsPerThread = kScaleBlocks * 64 / 128, kTokensPerThread = 
 static_assert(kSlotBlocks == 2 && kScaleBlocks % 2 == 0, "a row of a slot is two k-blocks");
 
 struct ScaleStorage {
-  // Of a row of B, if it folds: its groups' shifts from 2^-5, a byte each, and the factor of their sum; else its four scales, and zero.
+  // Two words for each row of B. If it folds: a byte for each group, the shift of its values counted from 2^-5, and the factor of
+  // the row's sum. If it does not: its four scales, and zero.
   alignas(16) ptx::Uint2 rows[kNumWarpgroups][kScaleBlocks][64];
   float tokens[kScaleBlocks][kBlockTokens];
   // Whether rows fold: 32 of a warpgroup's each.

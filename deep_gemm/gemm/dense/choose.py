@@ -88,7 +88,8 @@ def menu_of(n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True, whol
     """
     if whole_gpu:
         return menu_by(timings_of(gpu), n, k, output, gpu, split_k)
-    offers = tuple(offer for offer in menu_of(n, k, output, gpu, split_k).offers if not offer.tile.is_decode)
+    all_offers = menu_of(n, k, output, gpu, split_k).offers
+    offers = tuple(offer for offer in all_offers if not offer.tile.is_decode) or all_offers  # FP4 has no others
     columns = zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True)
     return Menu(offers, tuple(column.index(min(column)) for column in columns), [None] * len(offers))
 

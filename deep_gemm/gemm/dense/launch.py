@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...casts.lay_scales import mn_major
 from ...core.check.layout import align, ceil_div
-from ...core.check.recipes import MX
 from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType
@@ -122,7 +121,7 @@ def choice(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:
     """
     split_k, num_sms = not get_batch_invariant(), num_sms_of(gpu.num_sms)
     config = select(m, n, k, output, gpu, split_k=split_k)
-    if num_sms >= gpu.num_sms or output.sfb == MX:  # FP4 has the decode kernel alone
+    if num_sms >= gpu.num_sms:
         return config
     if isinstance(config, DecodeConfig):
         if fp8_gemm_decode.grid(config, m, n) <= num_sms:

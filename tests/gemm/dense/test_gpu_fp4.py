@@ -33,7 +33,7 @@ def problem(m: int, n: int, k: int, seed: int, any_scales: bool = False, d: torc
 
 
 def product(p: DenseProblem, rows: slice = slice(None)) -> torch.Tensor:
-    """What the public function makes of some rows."""
+    """Call the public function for some rows."""
     d = deep_gemm.fp8_fp4_gemm_nt((p.a[rows], p.sfa[rows]), (p.b, p.sfb), recipe_a=(1, 128), recipe_b=(1, 32))
     assert isinstance(d, torch.Tensor)
     return d
