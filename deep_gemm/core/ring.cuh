@@ -16,9 +16,10 @@ struct Ring {
   uint64_t full[kNumStages];
   uint64_t empty[kNumStages];
 
-  DEVICE void init() {
+  // `more_arrivals`: of those who finish what has landed before it is full.
+  DEVICE void init(uint32_t more_arrivals = 0) {
     for (uint32_t stage = 0; stage < kNumStages; ++stage) {
-      ptx::mbarrier_init(&full[stage], kFullArrivals);
+      ptx::mbarrier_init(&full[stage], kFullArrivals + more_arrivals);
       ptx::mbarrier_init(&empty[stage], kEmptyArrivals);
     }
     ptx::fence_mbarrier_init();

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ..core.check.layout import align, ceil_div
-from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW
+from ..core.check.recipes import MX, PER_64, PER_BLOCK, PER_ROW
 from ..core.kernel import Config
 from ..core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from . import config_fetched
@@ -23,6 +23,14 @@ CHUNK_ELEMENTS = 16 * 8
 TILE_SLOTS = 4
 """Tiles of a grouped product that are found ahead of who loads and multiplies them; see gemm/work/tile_queue.cuh."""
 TILE_BYTES = 16
+CONVERT_ROWS = 32
+"""Rows of B that a warp converts."""
+SCALING_WARPS = 2
+"""The warps of the producer's, its last ones, that read the scales of values which are converted."""
+PASS_SLOTS = 4
+"""Tiles of whose passes others are told before they ask; see gemm/convert/e2m1.cuh."""
+FACTOR_PLACES = 8
+"""Places of a slot in which a factor of converted values stands."""
 MAIL_BYTES = 24
 """Size of `NumberMail` in gemm/work/k_scheduler.cuh."""
 EMPTY_BYTES = 1
@@ -105,8 +113,33 @@ class GemmConfig(Config, Output):
 
     @property
     def num_threads(self) -> int:
-        """Threads of a block: the math warpgroups and the producer's."""
-        return (self.num_math_warpgroups + 1) * WARPGROUP_THREADS
+        """Threads of a block: the math warpgroups, the producer's, and those that convert."""
+        return (self.num_math_warpgroups + 1 + self.convert_groups) * WARPGROUP_THREADS
+
+    @property
+    def converts_b(self) -> bool:
+        """B is E2M1, which becomes E4M3 in shared memory."""
+        return self.sfb == MX
+
+    @property
+    def convert_groups(self) -> int:
+        """Warpgroups that convert B."""
+        return 0 if not self.converts_b else 1 if self.block_m == 256 else 2
+
+    @property
+    def convert_warps(self) -> int:
+        """Warps that convert a slot."""
+        return ceil_div(self.block_n, CONVERT_ROWS) if self.converts_b else 0
+
+    @property
+    def loaded_line_bytes_of_b(self) -> int:
+        """Bytes of a k-block of a row of B that TMA brings."""
+        return LINE_BYTES // 2 if self.converts_b else LINE_BYTES
+
+    @property
+    def convert_registers(self) -> int:
+        """Registers of a converting thread after `setmaxnreg`."""
+        return {64: 72, 128: 48, 256: 48}.get(self.block_m, 0) if self.converts_b else 0
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -117,6 +150,8 @@ class GemmConfig(Config, Output):
         with 24, and two that fetch rows with 40. Tiles of 256x128 that keep B's scales by row, for which rows are never
         grouped, spill with 232 registers, which cost up to 12% on an H200.
         """
+        if self.converts_b:
+            return {64: (64, 232), 128: (64, 160), 256: (48, 208)}.get(self.block_m, (0, 0))
         if self.keeps_row_scales:
             return 24, 240
         searches_ids_with_row_scales = self.groups == Groups.IDS and self.loads_sfb
@@ -137,7 +172,7 @@ class GemmConfig(Config, Output):
     @property
     def loads_sfb(self) -> bool:
         """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
-        return self.sfb is not None and self.sfb.rows == 1
+        return self.sfb is not None and self.sfb.rows == 1 and not self.converts_b
 
     @property
     def scale_rows_of_b(self) -> int:
@@ -178,7 +213,15 @@ class GemmConfig(Config, Output):
         barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
         before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
         alignment = 1 if self.finds_tiles_alone else 128 if self.fetches else 16
-        return align(align(before_work, alignment) + self.work_bytes, 1024)
+        before_convert = align(before_work, 16 if self.converts_b else alignment)
+        return align(align(before_convert + self.convert_bytes, alignment) + self.work_bytes, 1024)
+
+    @property
+    def convert_bytes(self) -> int:
+        """Size of `ConvertStorage` in gemm/convert."""
+        if not self.converts_b:
+            return 0
+        return align(self.num_stages * (self.block_n * 4 + 8) + PASS_SLOTS * (8 + 2 * 8), 16)
 
     @property
     def exchange_bytes(self) -> int:
@@ -194,7 +237,7 @@ class GemmConfig(Config, Output):
     @property
     def scales_bytes(self) -> int:
         """Scales of all slots."""
-        rows_of_b = self.block_n if self.loads_sfb else 0
+        rows_of_b = self.block_n if self.loads_sfb else FACTOR_PLACES * self.convert_warps
         return self.num_stages * align(self.scale_parts * self.scale_rows + rows_of_b, 32) * 4
 
     @property
@@ -268,7 +311,9 @@ class GemmConfig(Config, Output):
 
     @property
     def box_rows_of_b(self) -> int:
-        """Rows of B that a TMA load brings to a grouped product: a tile's, or half of them if halves may lie apart."""
+        """Rows of B that a TMA load brings: a tile's, or half of them if halves may lie apart, or those of a warp."""
+        if self.converts_b:
+            return CONVERT_ROWS
         return self.block_n // 2 if self.cuts_last_tiles or self.gates_apart else self.block_n
 
     @property
@@ -344,11 +389,18 @@ class GemmConfig(Config, Output):
         yield self.block_n == 256 or not self.gates_apart, "tiles of 256 columns where gate and up lie apart"
         yield self.sfa in (None, PER_ROW, PER_64), "a scale of A for each 128 or 64 columns"
         yield of_ids or self.sfa != PER_64, "rows with ids, and scales of B by blocks, where A has them for 64"
+        yield self.num_math_warpgroups < 3 or not self.converts_b, "1 or 2 math warpgroups where B is converted"
+        yield not (self.converts_b and self.cuts_last_tiles), "whole tiles where B is converted"
+        alone = self.cluster_m * self.cluster_n == 1
+        yield alone or not self.converts_b, "no shared operand where B is converted: other tiles may have other passes"
+        whole = self.block_n % CONVERT_ROWS == 0 and self.block_n <= 128
+        yield whole or not self.converts_b, "whole rows of up to 4 warps where B is converted"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
         yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
         registers = self.registers[1]
-        yield self.accumulators <= registers - 32, f"{self.accumulators} accumulators in {registers} registers"
+        others = 16 if self.converts_b else 32
+        yield self.accumulators <= registers - others, f"{self.accumulators} accumulators in {registers} registers"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
 
     @property
@@ -361,7 +413,7 @@ class GemmConfig(Config, Output):
         stores = "store_rows" if self.to_addresses else "silu" if self.activates else "stored"
         stores = "split" if self.cluster_k > 1 else stores
         scales = "by_row_kept" if self.keeps_row_scales else "by_row" if self.loads_sfb else "by_block"
-        scales = "by_halves" if self.activates else scales
+        scales = "by_slot" if self.converts_b else "by_halves" if self.activates else scales
         arrival = "fetched" if self.fetches else "there"
         params = "_fetched" if self.fetches else "_silu" if self.activates else ""
         of_rows = {"ARRIVAL": f"work/rows_{arrival}.cuh", "ROWS_PARAMS": f"work/rows{params}_params.cuh"}
@@ -369,6 +421,7 @@ class GemmConfig(Config, Output):
         return {
             "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
             "WORK": f"work/{_WORKS[self.groups][1]}.cuh",
+            "CONVERT": f"convert/{'e2m1' if self.converts_b else 'none'}.cuh",
             "MAINLOOP": "mainloop.cuh",
             "SCALES": f"scales/{scales}.cuh",
             "EPILOGUE": f"epilogue/{stores}.cuh",
@@ -398,6 +451,7 @@ class GemmConfig(Config, Output):
             "kBlockN": self.block_n,
             "kBlockK": BLOCK_K,
             "kLineBytes": LINE_BYTES,
+            "kLoadedLineBytesOfB": self.loaded_line_bytes_of_b,
             "kUnitN": self.unit_n or self.block_n,
             "kUnitsAlongN": self.units_along_n,
             "kUnitsPerWarpgroup": self.units_per_warpgroup,
@@ -411,6 +465,11 @@ class GemmConfig(Config, Output):
             "kNumThreads": self.num_threads,
             "kProducerRegisters": producer_registers,
             "kMathRegisters": math_registers,
+            "kConvertWarps": self.convert_warps,
+            "kConvertGroups": self.convert_groups,
+            "kConvertRows": CONVERT_ROWS,
+            "kConvertRegisters": self.convert_registers,
+            "kScalingWarps": SCALING_WARPS,
             "kClusterM": self.cluster_m,
             "kClusterN": self.cluster_n,
             "kClusterSize": self.cluster_size,

@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any, TypeVar
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import PER_64, PER_ROW
+from ..core.check.recipes import MX, PER_64, PER_ROW
 from ..core.sm90 import SHARED_BYTES_LIMIT, WGMMA_ROWS
 from .config import BLOCK_K, RASTER_GROUP, GemmConfig
 from .output import Groups, Output
@@ -15,6 +15,8 @@ from .output import Groups, Output
 C = TypeVar("C", bound=GemmConfig)
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for totals and partial sums, by math warpgroups; the rest is for addresses and scales."""
+MAX_ACCUMULATORS_BESIDE_CONVERTING = {64: 192, 128: 128, 256: 192}
+"""The same where further threads convert B, by the rows of a tile."""
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 """By the rows of a tile."""
 MAX_STAGES = 16
@@ -39,6 +41,8 @@ def tile_config(
     # One unit's partial sums, two units' if possible, and all units' totals must fit a thread's registers.
     units_along_m = rows_per_warpgroup // WGMMA_ROWS
     room = MAX_ACCUMULATORS[num_math_warpgroups]
+    if output.sfb == MX:
+        room = MAX_ACCUMULATORS_BESIDE_CONVERTING.get(block_m, 0)
     unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
     keeps_row_scales = output.sfb == PER_ROW and units_along_m > 1 and unit_n == block_n
     kept = unit_n // 4 if keeps_row_scales else 0
@@ -50,7 +54,7 @@ def tile_config(
     panel_columns = gcd(unit_n, 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
-    min_stages = 3 if slot_bytes >= 44 * 1024 else 4
+    min_stages = 3 if slot_bytes >= 44 * 1024 and output.sfb != MX else 4
     config = GemmConfig(
         block_m,
         block_n,

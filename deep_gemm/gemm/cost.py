@@ -2,15 +2,16 @@
 
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
     multiply = rounds * (blocks of k * block + tile_us + store + split_us if k is split)
-               + blocks of k * fp4_alone_ns         with an FP4 weight
-    block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row
+               + blocks of k * fp4_alone_ns         of the decode kernel with an FP4 weight
+    block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row,
+               or convert_ns more if B is FP4
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
     block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
     store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
     memory   = bytes / dram_tb_per_s + evict_us * (1 - e^(-bytes / L2))
 
 In a round all SMs take a tile each; two CTAs on an SM take twice as long, so theirs counts as two. (With an FP4 weight
-an SM's CTAs take what their number asks, however many fit.) Multiplying and memory go on at the same time: the longer
+an SM's CTAs of the decode kernel take what their number asks, however many fit.) Multiplying and memory go on at the same time: the longer
 of the two decides, and where they are alike each is in the other's way, which the exponent stands for. Rows across
 lines of the L2 may take longer to load than to multiply. timings.json has the
 constants, and timings.py says what they are.
@@ -124,12 +125,17 @@ def together(multiply_us: float, memory_us: float) -> float:
 
 def dense_memory_us(m: int, n: int, k: int, output: Output, timings: Timings) -> float:
     """Estimate the time of memory for a dense product."""
-    return memory_us((n * k + m * row_bytes(n, k, output)) / 1e6, timings)
+    return memory_us((bytes_of_weight(n, k, output) + m * row_bytes(n, k, output)) / 1e6, timings)
 
 
 def memory_us(megabytes: float, timings: Timings) -> float:
     """Estimate the time of moving so much between DRAM and the SMs."""
     return megabytes / timings.dram_tb_per_s + timings.evict_us * (1 - math.exp(megabytes / -L2_MB))
+
+
+def bytes_of_weight(n: int, k: int, output: Output) -> float:
+    """Bytes of a weight: of FP4 half as many, and one for each 32."""
+    return n * k * (17 / 32 if output.sfb == MX else 1)
 
 
 def row_bytes(n: int, k: int, output: Output) -> int:
@@ -166,10 +172,10 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
         at_once,
         uncrowded,
         share * block_us + tile_us,
-        share * timings.fp4_alone_ns / 1e3 if output.sfb == MX else 0.0,
+        share * timings.fp4_alone_ns / 1e3 if tile.is_decode and output.sfb == MX else 0.0,
         (rows + columns) * blocks * _straddling_ps(k, timings) / 1e6,
         tile.block_m + 1 if tile.cluster_m > 1 else 1,
-        0 if never else MOST_DECODE_ROWS if tile.is_decode and output.sfb != MX else sys.maxsize,
+        0 if never else MOST_DECODE_ROWS if tile.is_decode else sys.maxsize,
         never,
     )
 
@@ -185,7 +191,7 @@ def _straddling_ps(k: int, timings: Timings) -> float:
 def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[int, int, int, int, int, float, float]:
     """Give all that depends on neither weight nor batch, in the order in which `on_weight` takes it."""
     elements = tile.block_m * tile.block_n
-    if output.sfb == MX:
+    if tile.is_decode and output.sfb == MX:
         block_us = tile.block_n / 64 * (timings.fp4_ns + tile.block_m * timings.fp4_token_ns) / 1e3
     elif tile.is_decode:
         block_us = (tile.block_m + tile.block_n) * BLOCK_K / timings.load_gb_per_s / 1e3
@@ -193,6 +199,8 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
         block_us = timings.block_ns / 1e3 + 2 * elements * BLOCK_K / timings.sm_tflops / 1e6
     if output.sfb == PER_ROW:
         block_us *= timings.by_row
+    if output.sfb == MX and not tile.is_decode:
+        block_us += timings.convert_ns / 1e3
     tile_us = timings.tile_us
     if output.groups != Groups.DEPTHS:  # along k a tile is stored while the next is multiplied
         tile_us += timings.store_us * by_size(tile) * bytes_of_d(output) / 2
@@ -202,6 +210,6 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
             tile_us += elements * timings.split_c_ns / 1e3
     alone, crowded = (max(count * gpu.num_sms // NUM_SMS, 1) for count in CLUSTERS_AT_ONCE[tile.cluster_size])
     rows, columns = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
-    if output.sfb == MX:
+    if tile.is_decode and output.sfb == MX:
         return rows, columns, tile.cluster_k, alone, sys.maxsize, block_us, tile_us
     return rows, columns, tile.cluster_k, crowded if tile.is_decode else alone, alone, block_us, tile_us

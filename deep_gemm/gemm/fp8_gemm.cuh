@@ -1,6 +1,7 @@
 // D = C + A @ B.T, FP8 operands with fine-grained scales, two-level accumulation. Persistent and warp-specialized:
 //
 //   producer, one thread      for each tile, for each k-block:   empty --wait--> TMA A, sfa, B --bytes--> full
+//   converting, 0 or 4 warps  B that WGMMA cannot read, in between: see CONVERT
 //   math, 1 to 3 warpgroups   for each tile, for each k-block:   full --wait--> WGMMA, promote --arrive--> empty
 //                             after the last k-block:            accumulators -> shared memory --TMA--> D
 //
@@ -15,8 +16,13 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
+#include CONVERT
 #include MAINLOOP
 #include "params_layout.cuh"  // asserts that Params lies as core/params.py packs it
+
+struct RoleStorage : ConvertStorage {  // which may be empty
+  WorkStorage work;
+};
 
 struct SharedStorage {
   OutputStorage output;
@@ -25,24 +31,30 @@ struct SharedStorage {
   alignas(kHasScales ? 128 : 4) float scales[kNumStages][kScales];
   Ring ring;
   OutputBarriers output_barriers;
-  WorkStorage work;
+  RoleStorage roles;
 
-  DEVICE Slot slot(uint32_t stage) { return {&ring.full[stage], a[stage], b[stage], scales[stage]}; }
+  DEVICE Slot slot(uint32_t stage) {
+    uint64_t* const full = &ring.full[stage];
+    return {full, roles.full_of_b(full, stage), a[stage], b[stage], scales[stage]};
+  }
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes and SharedStorage differ");
 
 // Producer, one thread: loads the k-blocks of one tile, each into the next slot of the ring.
-DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& tile, RingPosition& at) {
+DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& tile, RingPosition& at, Passes& passes) {
   const KBlocks k_blocks = k_blocks_of(p, tile);
   const TileLoad load(p, tile);
-  for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
-    const uint32_t k = k_block * kBlockK;
-    wait_until_free(shared.ring, at);
-    const Slot slot = shared.slot(at.stage);
-    ptx::mbarrier_arrive_expect_tx(slot.full, load.slot_bytes);
-    load.load_slot(slot, k_block, k);
-    prefetch_d(p, tile, k_block, k_blocks.end);
-  }
+  do {
+    for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
+      const uint32_t k = k_block * kBlockK;
+      wait_until_free(shared.ring, at);
+      const Slot slot = shared.slot(at.stage);
+      ptx::mbarrier_arrive_expect_tx(slot.full, load.slot_bytes);
+      if constexpr (kConvertWarps > 0) ptx::mbarrier_arrive_expect_tx(slot.full_of_b, kPackedBytes);
+      load.load_slot(slot, k_block, k);
+      prefetch_d(p, tile, k_block, k_blocks.end);
+    }
+  } while (passes.again<false>());
 }
 
 // Profilers find a product by its kernel's name, so config.cuh defines KERNEL_NAME: fp8_gemm_dense, and so on.
@@ -55,8 +67,9 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     prefetch_operand_maps(p);
     prefetch_output_map(p);
     shared.output_barriers.init();
-    shared.work.init();
-    shared.ring.init();
+    shared.roles.work.init();
+    shared.roles.init();
+    shared.ring.init(kConvertWarps);
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
   // If CTAs only add up, these may meet when they do.
@@ -66,7 +79,8 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
   // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
   ptx::griddepcontrol_wait();
 
-  Tiles tiles(p, shared.work);
+  Tiles tiles(p, shared.roles.work);
+  Passes passes(shared.roles);
   RingPosition at;
   // Before registers move: ptxas puts shuffles where lanes may have parted into code that both roles share, and that takes
   // registers which the producer's warps no longer have (an illegal instruction on an H200).
@@ -74,13 +88,16 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
   if (is_producer) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0 && ptx::elect_sync()) {
-      tiles.load_all([&](const TileToLoad& tile) { load_tile(p, shared, tile, at); });
+      tiles.load_all([&](const TileToLoad& tile) { load_tile(p, shared, tile, at, passes); });
       ptx::griddepcontrol_launch_dependents();
       // The other CTA still arrives at this one's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
+    if (kConvertWarps > 0 && warp >= 4 - kScalingWarps) scale_tiles(p, shared, tiles, warp - (4 - kScalingWarps));
     tiles.find_for_others(warp);
+  } else if (kConvertWarps > 0 && warpgroup > kNumMathWarpgroups) {
+    convert_tiles(p, shared, tiles, warpgroup - kNumMathWarpgroups - 1);
   } else {
     ptx::setmaxnreg_inc<kMathRegisters>();
     const Operands operands(shared.a[0], shared.b[0], shared.scales[0], warpgroup);
@@ -101,9 +118,9 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
       share.set(tile, warpgroup);
       output.expect(p, tile);
       if (share.is_any)
-        share.with(total, [&](auto& units) { multiply_tile(p, shared.ring, operands, first_scales, tile, at, units); });
+        share.with(total, [&](auto& units) { multiply_tile(p, shared.ring, operands, first_scales, tile, at, passes, units); });
       else
-        skip_tile(p, shared.ring, tile, at);
+        skip_tile(p, shared.ring, tile, at, passes);
       if (kStoresAtOnce && share.is_any) {
         tiles.finish(tile);
         share.with(total, [&](auto& units) { output.store_tile(p, tile, units); });

@@ -147,13 +147,14 @@ def code_plan(config: GemmConfig) -> CodePlan:
     units = config.units_per_warpgroup + config.units_of_part
     stores = 0 if config.to_addresses else units * (config.unit_n or config.block_n) // config.panel_columns
     boxes = 2  # of A and B
-    if config.rows_are_grouped:
+    if config.rows_are_grouped or config.converts_b:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
     # Beside the one that cuts off: a whole D; or of heads' left parts, the right ones.
     has_second_map = (config.rows_are_grouped and not config.loads_sfb) or config.skips_mid
     return CodePlan(
         roles=(
             (WARPGROUP_THREADS, producer_registers),
+            *([(WARPGROUP_THREADS * config.convert_groups, config.convert_registers)] if config.converts_b else []),
             (WARPGROUP_THREADS * config.num_math_warpgroups, math_registers),
         ),
         shared_bytes=config.shared_bytes,

@@ -111,7 +111,7 @@ DEVICE void begin_scales(const Params& p, const Tile& tile, FirstScales& first) 
 // Multiplies the k-blocks of one tile.
 template <uint32_t kUnits>
 DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const FirstScales& first_scales,
-                          const Tile& tile, RingPosition& at, float (&total)[kUnits][kUnitN / 2]) {
+                          const Tile& tile, RingPosition& at, Passes& passes, float (&total)[kUnits][kUnitN / 2]) {
   const KBlocks k_blocks = k_blocks_of(p, tile);
 #pragma unroll
   for (auto& unit : total)
@@ -123,9 +123,11 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
   operands.scales.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
   if constexpr (!kLoopsInBatches) return multiply_runs(ring, operands, tile_scales, k_blocks.end, at, is_loaded, total);
-  for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
-    tile_scales.advance(first);
-    const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
-    multiply_runs(ring, operands, tile_scales, count, at, is_loaded, total);
-  }
+  do {
+    for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
+      tile_scales.advance(first);
+      const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
+      multiply_runs(ring, operands, tile_scales, count, at, is_loaded, total);
+    }
+  } while (passes.again<true>());
 }

@@ -5,10 +5,12 @@
 #include "ring.cuh"
 
 // Gives a tile's slots back, of which this warp needs nothing.
-DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPosition& at) {
-  for (uint32_t k_block = 0; k_block < k_blocks_of(p, tile).end; ++k_block, at = at.next()) {
-    wait_until_loaded(ring, at);
-    ptx::syncwarp();
-    release(ring, at, ptx::lane_index());
-  }
+DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPosition& at, Passes& passes) {
+  do {
+    for (uint32_t k_block = 0; k_block < k_blocks_of(p, tile).end; ++k_block, at = at.next()) {
+      wait_until_loaded(ring, at);
+      ptx::syncwarp();
+      release(ring, at, ptx::lane_index());
+    }
+  } while (passes.again<true>());
 }

@@ -91,6 +91,11 @@ TILES_PER_ROW = (
 )
 """If B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
 TILES_FP4 = (
+    Tile(64, 64),
+    *_splits(Tile(64, 128), 1, 2, 4),
+    Tile(128, 64),
+    *_splits(Tile(128, 128), 1, 2, 4),
+    Tile(256, 128),
     *_splits(Tile(8, 64, is_decode=True, crowd=4), 1, 2, 4, 6),
     *_splits(Tile(16, 64, is_decode=True, crowd=3), 1, 2, 4),
     *_splits(Tile(16, 128, is_decode=True), 1, 4),

@@ -47,6 +47,8 @@ class Timings:
     """Further time for each row of A that it is multiplied by."""
     fp4_alone_ns: float
     """Further time for a k-block that CTAs beside each other on an SM hide."""
+    convert_ns: float
+    """Further time of a tile of `fp8_gemm` for a block of k of an FP4 weight, which is converted first."""
     split_us: float
     """Time of adding up a tile if k is split among CTAs, in `fp8_gemm`."""
     decode_split_ns: float

@@ -79,9 +79,11 @@ DEVICE void st_shared_v2_b32(void* pointer, uint32_t a, uint32_t b) {
 DEVICE void st_shared_v2_f32(void* pointer, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address(pointer)), "f"(x), "f"(y) : "memory");
 }
+DEVICE void st_shared_v4_b32(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 DEVICE void st_shared_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(pointer)), "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
+  st_shared_v4_b32(smem_address(pointer), a, b, c, d);
 }
 
 // Stores four 8x8 matrices of 16-bit elements: lane i gives the address of row i (16 bytes) of all in turn, and
@@ -329,6 +331,12 @@ DEVICE Float2 unpack_f16(uint32_t packed) {
       : "=f"(v.x), "=f"(v.y)
       : "r"(packed));
   return v;
+}
+// The larger of each half, taken for 16-bit numbers without a sign.
+DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
 }
 // Four bytes of the eight of `low` and `high`, each by three bits of a digit of `selector`. A digit's fourth bit must be zero.
 // (PTX ISA, "prmt".)

@@ -11,14 +11,9 @@
 #include "config.cuh"
 #include "decode/product.cuh"
 #include "decode/tile.cuh"
+#include "e4m3_of_e2m1.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-
-// Groups of 32 of a row, each with a scale of its own, in a k-block.
-constexpr uint32_t kGroupsOfBlock = kBlockK / 32;
-// E2M1's values by their three low bits, in E4M3: 0, 0.5, 1, 1.5, and 2, 3, 4, 6. Times 2^-5 to 2^6 they are ordinary numbers too.
-constexpr uint32_t kLowValues = 0x3c383000, kHighValues = 0x4c484440;
-constexpr uint32_t kShifts = 12, kShiftOfOne = 5, kMostShift = kShifts - 1 - kShiftOfOne;  // from 2^-5 on
 
 // Sums of k-blocks that a thread has registers for: with two, one is multiplied while the other is promoted.
 constexpr uint32_t kNumPartials = kBlockTokens <= 32 ? 2 : 1;
@@ -39,9 +34,6 @@ struct ScaleStorage {
   alignas(16) uint32_t fold[kNumWarpgroups][kScaleBlocks][2];
 };
 
-// 2^(s - 127), the number that UE8M0's `s` stands for; NaN for 255.
-DEVICE uint32_t bits_of_scale(uint32_t s) { return s == 255 ? 0x7fffffff : s == 0 ? 0x400000 : s << 23; }
-
 // What ScaleStorage holds of a row whose scales are the bytes of `word`.
 DEVICE ptx::Uint2 folded(uint32_t word, bool& folds) {
   uint32_t least = 255, most = 0;
@@ -54,7 +46,7 @@ DEVICE ptx::Uint2 folded(uint32_t word, bool& folds) {
   if (!folds) return {word, 0};
   if (most == 255) return {0, bits_of_scale(255)};  // NaN times anything
   const uint32_t shifts = word + (kShifts - 1) * 0x01010101 - most * 0x01010101;  // no byte borrows of the next
-  return {shifts, most > kMostShift ? most - kMostShift << 23 : 0x400000u >> kMostShift - most};
+  return {shifts, bits_of_factor(most)};
 }
 
 // The scales of kScaleBlocks k-blocks, on their way to shared memory. A warpgroup brings those of its rows, all together those of
@@ -75,9 +67,7 @@ struct Scales {
     for (uint32_t i = 0; i < kRowsPerThread; ++i) {
       const uint32_t at = k_block(i * 2 + thread / 64);
       rows[i] = ptx::ld_global_b32(of_row + static_cast<uint64_t>(at) * p.sfb_stride_k);
-      // Behind the last group of a row its first one's scale: what is there is zero.
-      const uint32_t groups = (p.k - at * kBlockK) / 32;
-      if (groups < kGroupsOfBlock) rows[i] = ptx::byte_perm(rows[i], 0, groups == 1 ? 0x0000 : groups == 2 ? 0x0010 : 0x0210);
+      rows[i] = scales_within(rows[i], (p.k - at * kBlockK) / 32);
     }
 #pragma unroll
     for (uint32_t i = 0; i < kTokensPerThread; ++i) {
@@ -108,23 +98,6 @@ struct Scales {
 };
 
 // ---- From E2M1 to E4M3
-
-// A group's values by their codes.
-struct Table {
-  uint32_t low, high;
-
-  // `shift` counts from 2^-5. Zero stays zero; no byte of the others carries into the next.
-  DEVICE explicit Table(uint32_t shift)
-      : low(kLowValues - kShiftOfOne * 0x08080800 + shift * 0x08080800),
-        high(kHighValues - kShiftOfOne * 0x08080808 + shift * 0x08080808) {}
-};
-
-// Four values of 16 bits.
-DEVICE uint32_t e4m3_of(uint32_t codes, const Table& table) {
-  const uint32_t magnitudes = ptx::byte_perm(table.low, table.high, codes & 0x7777);
-  const uint32_t signs = ptx::byte_perm(codes << 4, codes, 0x5140);  // each code's, in the highest bit of its byte
-  return magnitudes | (signs & 0x80808080);
-}
 
 // A thread's fragment of 64 rows of B, 32 deep: rows lane / 4 and lane / 4 + 8 of its warp's 16, of each values 4 * (lane % 4) to + 3,
 // and those 16 on. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".) `chunk` counts a row's 16 bytes.

@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import log
 from typing import NamedTuple
 
-from ...core.check.recipes import PER_BLOCK, Scales
+from ...core.check.recipes import MX, PER_BLOCK, Scales
 from ...core.gpu import GPUS, Gpu, gpu_named
 from ...core.settings import settings
 from ..config import BLOCK_K, GemmConfig
@@ -89,7 +89,7 @@ def menu_of(n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True, whol
     if whole_gpu:
         return menu_by(timings_of(gpu), n, k, output, gpu, split_k)
     all_offers = menu_of(n, k, output, gpu, split_k).offers
-    offers = tuple(offer for offer in all_offers if not offer.tile.is_decode) or all_offers  # FP4 has no others
+    offers = tuple(offer for offer in all_offers if not offer.tile.is_decode)
     columns = zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True)
     return Menu(offers, tuple(column.index(min(column)) for column in columns), [None] * len(offers))
 
@@ -100,7 +100,9 @@ def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k:
     Those that are best for some band, and then one fewer at a time, until they are few: the one to go is that which is
     missed least. What a band loses counts as a part of the least cost that it could have.
     """
-    tiles = (tile for tile in tiles_for(output) if split_k or tile.cluster_k == 1)
+    tiles = [tile for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
+    if output.sfb == MX and not split_k:  # of scales that do not fold, the two kernels add up in different orders
+        tiles = [tile for tile in tiles if not tile.is_decode]
     offers = [on_weight(tile, n, k, output, gpu, timings) for tile in tiles]
     columns = list(zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True))
     best = [column.index(min(column)) for column in columns]

@@ -167,10 +167,11 @@ def plan_of(
 
 
 def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+    line_of_b = config.loaded_line_bytes_of_b
     maps = {
         # Boxes of A have no rows that are never there, those of its scales at most what fills 16 bytes.
         "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.box_rows_of_a, p.m), BLOCK_K), 128),
-        "map_b": matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
+        "map_b": matrix_map(ElementType.UINT8, p.b, (config.box_rows_of_b // config.cluster_m, line_of_b), line_of_b),
         "map_sfa": scales_map(box_rows_of_sfa(config, p.m), p.sfa),
         "map_d": output_map(config, p.d),
     }

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from functools import cache, lru_cache
 
-from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW
+from ...core.check.recipes import MX, PER_64, PER_BLOCK, PER_ROW
 from ...core.gpu import Gpu
 from ...core.sm90 import WGMMA_ROWS
 from ..config import BLOCK_K, GemmConfig
 from ..config_of_tile import tile_config
-from ..cost import Estimate, memory_us, on_weight, row_bytes, together
+from ..cost import Estimate, bytes_of_weight, memory_us, on_weight, row_bytes, together
 from ..output import Groups, Output
 from ..tiles import Tile
 from ..timings import Timings, timings_of
@@ -27,6 +27,8 @@ TILES_COUNTS = (*TILES, Tile(256, 128))
 """For rows that are not stacked, whose scales one TMA box of 256 rows brings."""
 TILES_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
+TILES_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
+"""Threads that convert B leave registers for no wider ones."""
 TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 """A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
 TILES_APART = (Tile(64, 256), Tile(128, 256))
@@ -72,7 +74,9 @@ def estimate(
         work = tiles * (1 + low * (1 - _share(tile.block_m, WGMMA_ROWS, timings)))
         rounds = max(busy * tiles * per_tile + half / 2, 1.0)  # a last round is half full on average
     multiply_us = rounds * work / tiles * offer.round_us
-    moving_us = memory_us((busy * n * k + num_groups * rows * row_bytes(n, k, output)) / 1e6, timings)
+    moving_us = memory_us(
+        (busy * bytes_of_weight(n, k, output) + num_groups * rows * row_bytes(n, k, output)) / 1e6, timings
+    )
     cost_us = timings.launch_us + timings.find_us + together(multiply_us, moving_us)
     return Estimate(tile, busy * tiles * offer.clusters_n, rounds, multiply_us, moving_us, cost_us)
 
@@ -106,6 +110,8 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
     if output.sfb == PER_ROW:
         return TILES_PER_ROW
+    if output.sfb == MX:
+        return TILES_FP4
     if output.activates:
         return TILES_APART if output.gates_apart else TILES_SILU
     return TILES_COUNTS if output.groups == Groups.COUNTS else TILES
@@ -117,7 +123,7 @@ def reachable_grouped() -> list[GemmConfig]:
         Output(is_fp32=is_fp32, sfb=sfb, groups=groups)
         for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
-        for sfb in (PER_BLOCK, PER_ROW)
+        for sfb in (PER_BLOCK, PER_ROW, MX)
     ]
     by_ids = [
         Output(groups=Groups.IDS, to_addresses=to_addresses, sfa=sfa)

@@ -87,7 +87,7 @@ class GroupedProblem(NamedTuple):
     @property
     def k(self) -> int:
         """Depth of the product."""
-        return self.b.shape[2]
+        return self.a.shape[2]
 
 
 def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
@@ -232,9 +232,10 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
 
 def operand_maps(p: GroupedProblem, config: GemmConfig) -> tuple[dict[str, TensorMap], list[Place]]:
     """Maps of what is loaded, and places of what has an address, D's map apart."""
+    line_of_b = config.loaded_line_bytes_of_b
     maps = {
         "map_a": clipped_map(ElementType.UINT8, p.a, (config.box_rows_of_a, BLOCK_K), 128),
-        "map_b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, BLOCK_K), 128),
+        "map_b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, line_of_b), line_of_b),
         "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (config.scale_parts, config.scale_rows), 0),
     }
     places = [

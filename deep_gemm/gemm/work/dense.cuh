@@ -91,7 +91,10 @@ struct TileLoad {
 
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
     load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m);
-    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, k, tile.row_n);
+#pragma unroll
+    for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB)
+      load_operand<kBIsMnMajor, kBoxRowsOfB, kClusterM>(&p.map_b, slot.full_of_b, slot.b + row * kLineBytes, k / kPackedB,
+                                                        tile.row_n + row);
     if constexpr (kHasScales) load_scales(slot, k_block);
   }
 

@@ -24,7 +24,7 @@ struct WorkStorage : ArrivalStorage {
 
   DEVICE void init() {
     ArrivalStorage::init();
-    queue.init(kNumMathWarps + 1);  // the math warps and the loading thread take
+    queue.init(kNumMathWarps + 1 + (kConvertWarps > 0 ? kConvertGroups * kConvertWarps + kScalingWarps : 0));  // all roles but the dealing warp take
   }
 };
 
@@ -248,8 +248,8 @@ struct TileLoad {
 #pragma unroll
     for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB) {
       if (row > 0 && tile.is_narrow) break;
-      load_rows<kBIsMnMajor, kBoxRowsOfB>(&p.map_b, slot.full, slot.b + row * kLineBytes, k, row_of_b(p, tile.row_n + row),
-                                              tile.group);
+      load_rows<kBIsMnMajor, kBoxRowsOfB>(&p.map_b, slot.full_of_b, slot.b + row * kLineBytes, k / kPackedB,
+                                          row_of_b(p, tile.row_n + row), tile.group);
     }
     if constexpr (kHasScales) load_scales(slot, k_block);
   }

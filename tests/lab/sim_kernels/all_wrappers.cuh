@@ -145,7 +145,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
 #pragma unroll
     for (uint32_t i = 0; i < kUnitN / 2; ++i) sum += shallow[i];
     const uint32_t words[16] = {ptx::ld_shared_u16(ptx::smem_address(tile)), ptx::ld_shared_v2_b32(tile).y,
-                                ptx::byte_perm(thread, low, 0x5140)};
+                                ptx::byte_perm(thread, ptx::max_u16x2(low, lane), 0x5140)};
     const uint32_t few[4] = {words[0], words[1], words[2], low};
     float of_registers[kUnitN / 2], of_few[kUnitN / 2];
     ptx::wgmma_fence();

@@ -86,6 +86,9 @@ void st_shared_v2_f32(void* p, float x, float y) { shared_store_value(p, Float2{
 void st_shared_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   shared_store_value(p, Uint4{a, b, c, d}, "st_shared_v4_b32");
 }
+void st_shared_v4_b32(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  st_shared_v4_b32(const_cast<uint8_t*>(shared_pointer(address)), a, b, c, d);
+}
 
 // As on a GPU, the rank of the CTA in its cluster is the highest byte of an address.
 uint32_t smem_address(const void* pointer) {

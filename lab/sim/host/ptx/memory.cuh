@@ -25,6 +25,7 @@ void st_shared_f32(void* pointer, float value);
 void st_shared_v2_b32(void* pointer, uint32_t a, uint32_t b);
 void st_shared_v2_f32(void* pointer, float x, float y);
 void st_shared_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
+void st_shared_v4_b32(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
 void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
 
 float ld_global_f32(const void* pointer);
@@ -72,6 +73,7 @@ uint32_t pack_e4m3(float low, float high);
 uint32_t pack_bf16(float low, float high);
 Float2 unpack_bf16(uint32_t packed);
 Float2 unpack_f16(uint32_t packed);
+uint32_t max_u16x2(uint32_t a, uint32_t b);
 uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t selector);
 uint32_t bits_of(float value);
 float float_of(uint32_t bits);

@@ -1,0 +1,298 @@
+// B in E2M1, two values to a byte, with a scale 2^s for each 32 of a row: MXFP4. E4M3 is made of it where it lies, each 32 rows by a
+// warp of their own:
+//
+//   TMA          64 bytes of each row of B            -> the first half of the 32 rows' place in the slot, swizzled by 64 bytes
+//   scaling      scales of a k-block from memory      -> a shift for each 32 values, a factor for each 32 rows, behind A's scales
+//   converting   packed --wait--> bytes, shifts -> registers -> E4M3 in the rows' place, swizzled by 128 bytes --arrive--> full
+//   math         full --wait--> WGMMA, promote by sfa and the rows' factors
+//
+// Scales fold into the exponents of E4M3 as long as those of 32 rows in a k-block are at most 2^11 apart; the factor is what all of
+// them have in common. If a tile has scales beyond that, its k-blocks are multiplied several times, each time with the
+// values of the next scales alone, and zeros for all others. So each value takes part once, and a tile's path depends on its scales
+// alone. The scaling warps, two of the producer's that share out a tile's rows, see how often, and tell all others at the end of the
+// first time.
+#pragma once
+#include "config.cuh"
+#include "e4m3_of_e2m1.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include WORK
+
+constexpr uint32_t kPassSlots = 4;
+static_assert(kConvertRows == 32 && kScalingWarps == 2, "a lane of a scaling warp for each row");
+// What stands in the place of a shift: it is not the turn of these values, or their scale is NaN.
+constexpr uint32_t kZeros = 0x80, kNaNs = 0x40;
+
+struct ConvertStorage {
+  alignas(16) uint32_t shifts[kNumStages][kBlockN];  // of each row's four groups, a byte each, counted from 2^-5
+  uint64_t packed[kNumStages];
+  uint64_t counted[kPassSlots], known[kPassSlots];
+  alignas(8) ptx::Uint2 passes[kPassSlots];  // of tiles in turn, those that the rows of either scaling warp need
+
+  DEVICE void init() {
+    for (uint64_t& barrier : packed) ptx::mbarrier_init(&barrier, 1 + kScalingWarps);  // the loading thread is first
+    for (uint32_t slot = 0; slot < kPassSlots; ++slot) {
+      ptx::mbarrier_init(&counted[slot], kScalingWarps);
+      ptx::mbarrier_init(&known[slot], 1 + kScalingWarps + kConvertGroups * kConvertWarps + kNumMathWarps);  // all roles
+    }
+  }
+
+  DEVICE uint64_t* full_of_b(uint64_t*, uint32_t stage) { return &packed[stage]; }
+};
+
+// How often a role goes through a tile's k-blocks: asked after each time.
+struct Passes {
+  ConvertStorage& storage;
+  uint32_t at = 0;  // tiles that are done, times 256, and passes that are left of the one at hand: a register that math warps have
+
+  DEVICE explicit Passes(ConvertStorage& storage_) : storage(storage_) {}
+
+  template <bool kIsWarp>
+  DEVICE bool again() {
+    if (at % 256 == 0) {
+      const uint32_t number = at / 256, slot = number % kPassSlots;
+      ptx::mbarrier_wait_parity(&storage.counted[slot], number / kPassSlots & 1);
+      const ptx::Uint2 needed = ptx::ld_shared_v2_b32(&storage.passes[slot]);
+      const uint32_t read = needed.x > needed.y ? needed.x : needed.y;
+      at += 256 + (kIsWarp ? ptx::shfl_sync(read, 0) : read);
+      ptx::mbarrier_arrive_after(&storage.known[slot], read, !kIsWarp || ptx::lane_index() == 0);
+    }
+    return --at % 256 != 0;
+  }
+
+  // By a scaling warp, before it asks.
+  DEVICE void tell(uint32_t which, uint32_t needed) {
+    const uint32_t number = at / 256, slot = number % kPassSlots;
+    ptx::mbarrier_wait_parity(&storage.known[slot], (number / kPassSlots & 1) ^ 1);
+    if (ptx::lane_index() == 0) {
+      ptx::st_shared_b32(which == 0 ? &storage.passes[slot].x : &storage.passes[slot].y, needed);
+      ptx::mbarrier_arrive(&storage.counted[slot]);
+    }
+    ptx::syncwarp();
+  }
+};
+
+// ---- The warps that scale
+//
+// Scales go by their order: one more than their exponent, and NaN, which has no part in it, is 0.
+
+DEVICE uint32_t order_of(uint32_t word, uint32_t group) { return (word >> group * 8) + 1 & 255; }
+
+// The largest of a word's four that is too small to fold with `above`.
+DEVICE uint32_t most_of_word(uint32_t word, uint32_t above) {
+  uint32_t most = 0;
+#pragma unroll
+  for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+    const uint32_t order = order_of(word, g);
+    most = order > most && order + kShifts <= above ? order : most;
+  }
+  return most;
+}
+
+// The factor of values among which a scale of this order became 2^6, the largest shift.
+DEVICE float factor_of(uint32_t order) { return ptx::float_of(bits_of_factor(order > 0 ? order - 1 : 0)); }
+
+DEVICE uint32_t reduce_max_sync(uint32_t value) { return ~ptx::reduce_min_sync(~value); }
+DEVICE uint32_t reduce_most_sync(uint32_t word, uint32_t above) { return reduce_max_sync(most_of_word(word, above)); }
+
+// 32 rows of B, of which each lane of a scaling warp has one. Scales seldom differ much from a k-block to the next, so the largest
+// order that folds stays as it is while it serves.
+struct RowsOf32 {
+  uint32_t next;  // where the lane's word of scales lies that is to be asked for
+  uint32_t coming;
+  uint32_t most = kShifts;  // the largest order that folds: 12 to 251
+
+  // A word's shifts if all four fold. With an order of 12 to 251 all others, and NaN, give a shift of more than 11, or one that
+  // borrows of the next.
+  DEVICE bool fold(uint32_t word, uint32_t& shifts) const {
+    shifts = word + (kShifts - most) * 0x01010101;
+    return ((shifts | shifts + 0x04040404) & 0xf0f0f0f0) == 0;
+  }
+
+  // Sets what folds from here on, in the middle between the largest and the smallest scale, if they fold.
+  DEVICE bool folds_anew(uint32_t word, uint32_t& shifts) {
+    uint32_t largest = 0, smallest = 255;
+#pragma unroll
+    for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+      const uint32_t order = order_of(word, g);
+      largest = order > largest ? order : largest, smallest = order < smallest ? order : smallest;
+    }
+    largest = reduce_max_sync(largest), smallest = ptx::reduce_min_sync(smallest);
+    const uint32_t order = largest + (smallest + kShifts - 1 - largest) / 2;
+    if (largest - smallest >= kShifts || order - kShifts >= 240) return false;
+    most = order;
+    fold(word, shifts);
+    return true;
+  }
+
+  // Shifts for one of several passes, or what stands in their place. Gives how many there are, and the largest
+  // order that folds in this one.
+  static DEVICE uint32_t shift_apart(uint32_t word, uint32_t pass, uint32_t& shifts, uint32_t& order) {
+    uint32_t passes = 0;
+    order = 0;
+    for (uint32_t found = reduce_most_sync(word, 255 + kShifts); found != 0; found = reduce_most_sync(word, found), ++passes)
+      order = passes <= pass ? found : order;
+    if (passes <= pass) order = 0;  // nothing is left for this pass
+    shifts = 0;
+#pragma unroll
+    for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+      const uint32_t of_group = order_of(word, g), shift = of_group + (kShifts - 1) - order;
+      shifts |= (of_group == 0 ? kNaNs : of_group > order || shift >= kShifts ? kZeros : shift) << g * 8;
+    }
+    return passes;
+  }
+};
+
+// A scaling warp has every other 32 rows of a tile.
+constexpr uint32_t kShares = ceil_div(kConvertWarps, kScalingWarps);
+
+// By the producer's last warps.
+template <typename Storage>
+DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t which) {
+  const uint32_t lane = ptx::lane_index();
+  Passes passes(shared.roles);
+  RingPosition at;
+  RowsOf32 rows[kShares];
+  for (Tile tile; tiles.next(tile);) {
+    const KBlocks k_blocks = k_blocks_of(p, tile);
+    uint32_t pass = 0, needed = 1;
+    do {
+#pragma unroll
+      for (uint32_t i = 0; i < kShares; ++i) {
+        const uint32_t row = tile.row_n + (i * kScalingWarps + which) * 32 + lane;  // behind the last one, the last one's scales
+        rows[i].next = (row < p.n ? row : p.n - 1) * p.sfb_stride_n + k_blocks.first * p.sfb_stride_k;
+        if (!k_blocks.are_none()) rows[i].coming = ptx::ld_global_b32(sfb_of(p, tile) + rows[i].next);
+      }
+#pragma unroll 1
+      for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
+        uint32_t words[kShares], shifts[kShares], orders[kShares];
+        bool all_fold = pass == 0;
+#pragma unroll
+        for (uint32_t i = 0; i < kShares; ++i) {
+          words[i] = rows[i].coming;
+          rows[i].next += p.sfb_stride_k;
+          if (k_block + 1 < k_blocks.end) rows[i].coming = ptx::ld_global_b32(sfb_of(p, tile) + rows[i].next);
+        }
+        if (k_block + 1 == k_blocks.end)
+#pragma unroll
+          for (uint32_t& word : words) word = scales_within(word, (p.k - k_block * kBlockK) / 32);
+#pragma unroll
+        for (uint32_t i = 0; i < kShares; ++i) {
+          all_fold = rows[i].fold(words[i], shifts[i]) && all_fold;
+          orders[i] = rows[i].most;
+        }
+        if (__builtin_expect(!ptx::all_sync(all_fold), 0)) {
+#pragma unroll
+          for (uint32_t i = 0; i < kShares; ++i) {
+            if (pass == 0 && rows[i].folds_anew(words[i], shifts[i])) {
+              orders[i] = rows[i].most;
+            } else {
+              const uint32_t of_rows = RowsOf32::shift_apart(words[i], pass, shifts[i], orders[i]);
+              needed = of_rows > needed ? of_rows : needed;
+            }
+          }
+        }
+        wait_until_free(shared.ring, at);
+#pragma unroll
+        for (uint32_t i = 0; i < kShares; ++i) {
+          const uint32_t warp = i * kScalingWarps + which;
+          if (warp >= kConvertWarps) continue;
+          ptx::st_shared_b32(&shared.roles.shifts[at.stage][warp * 32 + lane], shifts[i]);
+          // In as many places as a math warp's threads read B's scales from.
+          if (lane < 8) ptx::st_shared_f32(&shared.scales[at.stage][kScaleRows + warp * 8 + lane], factor_of(orders[i]));
+        }
+        ptx::syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(&shared.roles.packed[at.stage]);
+      }
+      if (pass++ == 0) passes.tell(which, needed);
+    } while (passes.again<true>());
+  }
+}
+
+// ---- The warps that convert
+
+// A lane has two groups of a row, in each of two rounds of 16 rows.
+constexpr uint32_t kRowsOfRound = 16;
+
+struct Tables {
+  Table of[kGroupsOfBlock];
+
+  // By shifts, or what stands in their place.
+  DEVICE explicit Tables(uint32_t shifts)
+      : of{Table(shifts & 255), Table(shifts >> 8 & 255), Table(shifts >> 16 & 255), Table(shifts >> 24)} {
+    if (__builtin_expect((shifts & (kZeros | kNaNs) * 0x01010101) == 0, 1)) return;
+#pragma unroll
+    for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+      const uint32_t shift = shifts >> g * 8 & 255;
+      if (shift >= kNaNs) of[g].low = of[g].high = shift == kZeros ? 0 : 0x7f7f7f7f;
+    }
+  }
+};
+
+// Writes the values of a round; `to` is where the lane's go.
+DEVICE void store_values(const ptx::Uint4 (&packed)[2], const Table& first, const Table& second, uint32_t to) {
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t codes[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
+#pragma unroll
+    for (uint32_t part = 0; part < 2; ++part) {
+      const ptx::Uint2 low = e4m3_of_eight(codes[part * 2], i == 0 ? first : second);
+      const ptx::Uint2 high = e4m3_of_eight(codes[part * 2 + 1], i == 0 ? first : second);
+      ptx::st_shared_v4_b32(to ^ (i * 2 + part) * 16, low.x, low.y, high.x, high.y);
+    }
+  }
+}
+
+// Converts the slots of a tile. A warp has no other beside it to hide what it waits for, so it gives a slot on only when the next
+// one's bytes are on their way to registers.
+template <typename Storage>
+DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& is_turn, const Tile& tile, RingPosition& at) {
+  const uint32_t lane = ptx::lane_index(), row = lane / 2, half = lane % 2;
+  const uint32_t first_b = ptx::smem_address(shared.b[0]) + warp * (32 * kBlockK);
+  const uint32_t first_from = first_b + row * (kBlockK / 2) + ((half * 2 ^ row / 2 % 4) * 16);
+  const uint32_t first_to = first_b + row * kBlockK + ((half * 4 ^ row % 8) * 16);
+  const uint32_t first_shifts = ptx::smem_address(&shared.roles.shifts[0][warp * 32 + row]) + half * 2;
+  uint32_t stage_before = kNumStages;  // whose slot is to be given on
+  const auto give_on = [&](uint32_t stage) {
+    ptx::fence_proxy_async_shared();
+    ptx::syncwarp();  // and all lanes have read what lies where others are to write
+    if (lane == 0 && stage < kNumStages) ptx::mbarrier_arrive(&shared.ring.full[stage]);
+  };
+  const KBlocks k_blocks = k_blocks_of(p, tile);
+#pragma unroll 1
+  for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
+    if (kConvertGroups == 2 && (is_turn = !is_turn)) continue;
+    ptx::mbarrier_wait_parity(&shared.roles.packed[at.stage], at.parity);
+    const uint32_t shifts_at = first_shifts + at.stage * (kBlockN * 4), from = first_from + at.stage * kBBytes;
+    const uint32_t shifts = ptx::ld_shared_u16(shifts_at) | ptx::ld_shared_u16(shifts_at + kRowsOfRound * 4) << 16;
+    ptx::Uint4 packed[2][2];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+      packed[i / 2][i % 2] = ptx::ld_shared_v4_b32((from ^ i % 2 * 16) + i / 2 * (kRowsOfRound * kBlockK / 2));
+    give_on(stage_before);
+    stage_before = at.stage;
+    const uint32_t to = first_to + at.stage * kBBytes;
+    const Tables tables(shifts);
+    store_values(packed[0], tables.of[0], tables.of[1], to);
+    store_values(packed[1], tables.of[2], tables.of[3], to + kRowsOfRound * kBlockK);
+  }
+  give_on(stage_before);
+}
+
+// By the converting warpgroups: with two of them, each has every other slot.
+template <typename Storage>
+DEVICE void convert_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t group) {
+  ptx::setmaxnreg_dec<kConvertRegisters>();
+  const uint32_t warp = ptx::warp_index() % 4;
+  if (warp >= kConvertWarps) return;
+  Passes passes(shared.roles);
+  RingPosition at;
+  bool is_turn = group == 0;  // of the other one, for the slot before
+  for (Tile tile; tiles.next(tile);) do
+      convert_tile(p, shared, warp, is_turn, tile, at);
+    while (passes.template again<true>());
+}

@@ -1,0 +1,52 @@
+// E2M1 values, four bits each, become E4M3 with the scale of their group of 32 folded into the exponent: a group's values are
+// looked up in a table of eight bytes.
+#pragma once
+#include "config.cuh"
+#include "ptx/memory.cuh"
+
+// Groups of 32 of a row, each with a scale of its own, in a k-block.
+constexpr uint32_t kGroupsOfBlock = kBlockK / 32;
+// E2M1's values by their three low bits, in E4M3: 0, 0.5, 1, 1.5, and 2, 3, 4, 6. Times 2^-5 to 2^6 they are ordinary numbers too.
+constexpr uint32_t kLowValues = 0x3c383000, kHighValues = 0x4c484440;
+constexpr uint32_t kShifts = 12, kShiftOfOne = 5, kMostShift = kShifts - 1 - kShiftOfOne;  // from 2^-5 on
+
+// 2^(s - 127), the number that UE8M0's `s` stands for; NaN for 255.
+DEVICE uint32_t bits_of_scale(uint32_t s) { return s == 255 ? 0x7fffffff : s == 0 ? 0x400000 : s << 23; }
+
+// The factor of E4M3 values among which a scale 2^(most - 127) became 2^6, the largest shift.
+DEVICE uint32_t bits_of_factor(uint32_t most) {
+  return most > kMostShift ? most - kMostShift << 23 : 0x400000u >> kMostShift - most;
+}
+
+// A group's values by their codes.
+struct Table {
+  uint32_t low, high;
+
+  // `shift` counts from 2^-5. Zero stays zero; no byte of the others carries into the next.
+  DEVICE explicit Table(uint32_t shift)
+      : low(kLowValues - kShiftOfOne * 0x08080800 + shift * 0x08080800),
+        high(kHighValues - kShiftOfOne * 0x08080808 + shift * 0x08080808) {}
+};
+
+// Four values of 16 bits.
+DEVICE uint32_t e4m3_of(uint32_t codes, const Table& table) {
+  const uint32_t magnitudes = ptx::byte_perm(table.low, table.high, codes & 0x7777);
+  const uint32_t signs = ptx::byte_perm(codes << 4, codes, 0x5140);  // each code's, in the highest bit of its byte
+  return magnitudes | (signs & 0x80808080);
+}
+
+// Eight values of 32 bits.
+DEVICE ptx::Uint2 e4m3_of_eight(uint32_t codes, const Table& table) {
+  const uint32_t places = codes & 0x77777777, shifted = codes << 4;
+  const uint32_t low = ptx::byte_perm(table.low, table.high, places);
+  const uint32_t high = ptx::byte_perm(table.low, table.high, places >> 16);
+  return {low | (ptx::byte_perm(shifted, codes, 0x5140) & 0x80808080),
+          high | (ptx::byte_perm(shifted, codes, 0x7362) & 0x80808080)};
+}
+
+// A row's word of scales in a k-block of which the row has so many groups: behind the last one the first one's scale again, as
+// what is there is zero.
+DEVICE uint32_t scales_within(uint32_t word, uint32_t groups) {
+  if (groups < kGroupsOfBlock) word = ptx::byte_perm(word, 0, groups == 1 ? 0x0000 : groups == 2 ? 0x0010 : 0x0210);
+  return word;
+}
