@@ -20,6 +20,7 @@ from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.check.memory import empty
 from ..core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from ..core.check.tracing import has_memory
+from . import packed
 
 TIMES = {32: 10, 64: 6}
 """How long a call takes beside one with scales of 128 columns: the middle of five products on an H100, in the log."""
@@ -36,8 +37,15 @@ def in_whole_blocks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Scales]:
     """Give checked operands whose scales have 128 columns, and how B is scaled then: the same if theirs have.
 
-    `taken` are the scales of B for which there are kernels; others are given to each row.
+    `taken` are the scales of B for which there are kernels; others are given to each row. An FP4 weight stays as it is
+    if kernels take its scales, which are words then, and those beside it.
     """
+    if b.dtype == torch.uint8:
+        if of_a == PER_ROW and sfb.dtype == torch.int32:
+            return a, sfa, b, sfb, of_b
+        b = packed.as_e4m3(b)
+        if sfb.dtype == torch.int32:
+            sfb = packed.numbers_of(sfb, a.shape[-1] // of_b.columns)
     columns = min(of_a.columns, of_b.columns)
     if columns == SCALE_BLOCK and of_b in taken:
         return a, sfa, b, sfb, of_b

@@ -47,7 +47,7 @@ def scales_beside(recipes: Recipes) -> Scales:
 def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, turned: bool = False) -> Operand:
     """Check an FP4 weight of these axes, the depth `k / 2` among them, beside an A whose k `sizes` has.
 
-    Give bytes `[..., n, k / 2]`, and scales as words; those in FP32 as they are.
+    Give bytes `[..., n, k / 2]`, and scales as words; those in FP32 as they are. Whoever calls asks how the bytes lie.
     """
     values, sf = checks.pair(name, given)
     k = sizes["k"]
@@ -58,7 +58,7 @@ def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, turned: bool 
     values, sf = values.detach().view(torch.uint8), checks.tensor(f"sf{name}", sf).detach()
     if turned:
         values, sf = values.mT, sf.mT
-    return checks.k_major(name, values), _scales(f"sf{name}", sf, values.shape[:-1], k)
+    return values, _scales(f"sf{name}", sf, values.shape[:-1], k)
 
 
 def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:
