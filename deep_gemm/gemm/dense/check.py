@@ -64,7 +64,7 @@ def _packed_problem(
     sizes: Sizes = {}
     of_a = packed.scales_beside(recipes)
     av, sfa = checks.operand("a", a, ("m", "k"), sizes)
-    bv, sfb = packed.weight("b", b, ("k / 2", "n") if turn_b else ("n", "k / 2"), sizes, turned=turn_b)
+    bv, sfb = packed.weight("b", b, ("k", "n") if turn_b else ("n", "k"), sizes, turned=turn_b)
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     sfa = packed.scales_of_a("sfa", sfa, (m,), k, of_a)
     d, c = checks.outputs({"a": av, "sfa": sfa, "b": bv, "sfb": sfb}, d, c, ("m", "n"), sizes, torch.bfloat16)

@@ -153,13 +153,13 @@ def _operands(
     """Check A `[*rows, k]` and B, and give with them how each is scaled: B, which may be FP4, as `[groups, n, k]`."""
     av, sfa = checks.operand("a", a, (*rows, "k"), sizes)
     outer, k = tuple(av.shape[:-1]), sizes["k"]
+    axes = ("groups", "k", "n") if turn_b else ("groups", "n", "k")
     if packed.is_packed(b):
         of_a, of_b = packed.scales_beside(recipes), MX
-        axes = ("groups", "k / 2", "n") if turn_b else ("groups", "n", "k / 2")
         weight = packed.weight("b", b, axes, sizes, turned=turn_b)
         return (av, packed.scales_of_a("sfa", sfa, outer, k, of_a, rows[-1])), weight, of_a, of_b
     of_a, of_b = scales_of(recipes)
-    bv, sfb = checks.operand("b", b, ("groups", "k", "n") if turn_b else ("groups", "n", "k"), sizes)
+    bv, sfb = checks.operand("b", b, axes, sizes)
     sfa = checks.scales("sfa", sfa, rows[-1], outer, k, *min(finest_of_a, of_a))
     sfb = checks.scales("sfb", sfb, "n", (sizes["groups"], sizes["n"]), k, *of_b, transposed=turn_b)
     return (av, sfa), (bv.mT if turn_b else bv, sfb), of_a, of_b
