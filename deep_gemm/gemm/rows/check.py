@@ -79,6 +79,7 @@ def contiguous_problem(
     turn_b = major[1] == "n"
     (av, sfa), (bv, sfb), stated, of_b = _operands(a, b, ("m",), sizes, recipes, turn_b, of_a)
     m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
+    is_fp4 = bv.dtype == torch.uint8
     if num_groups is not None and as_integer(num_groups) != groups:
         raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
     if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
@@ -95,7 +96,7 @@ def contiguous_problem(
         else:
             checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
     av = checks.k_major("a", av)
-    bv = checks.weights("b", bv, copy_if_transposed=turn_b and bv.dtype != torch.uint8)
+    bv = checks.weights("b", bv, copy_if_transposed=turn_b and not is_fp4)
     av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, stated, of_b)
     return ContiguousProblem(
         av,
@@ -112,7 +113,7 @@ def contiguous_problem(
         use_psum_layout,
         alignment,
         ensure_zero_padding,
-        of_a,
+        PER_ROW if is_fp4 else of_a,
     )
 
 
@@ -155,7 +156,7 @@ def _operands(
     outer, k = tuple(av.shape[:-1]), sizes["k"]
     axes = ("groups", "k", "n") if turn_b else ("groups", "n", "k")
     if packed.is_packed(b):
-        of_a, of_b = packed.scales_beside(recipes), MX
+        of_a, of_b = min(finest_of_a, packed.scales_beside(recipes)), MX
         weight = packed.weight("b", b, axes, sizes, turned=turn_b)
         return (av, packed.scales_of_a("sfa", sfa, outer, k, of_a, rows[-1])), weight, of_a, of_b
     of_a, of_b = scales_of(recipes)

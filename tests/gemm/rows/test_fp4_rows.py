@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from fp4_cases import FORMS, random_weight
+from fp4_cases import FORMS, plain, random_weight
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.gemm.packed import words_of
+from deep_gemm.gemm.rows.api import product_of_rows_by_64
 from deep_gemm.gemm.rows.check import contiguous_problem, masked_problem
 
 GROUPS, N = 3, 24
@@ -92,6 +93,28 @@ def test_scales_of_a_in_every_form(columns: int, packed: bool) -> None:
     d = counted((x.repeat(GROUPS, 1, 1), of_a), b, None, everywhere, **said)
     for row, group in enumerate(IDS):
         assert torch.equal(d[group, row], expected[row]) or group < 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("k", [64, 160, 672])
+def test_scales_of_a_for_64_columns(k: int, form: str) -> None:
+    """As activations have them: the product of halves of blocks, of which each has a scale of A."""
+    (x, sx), (values, scales) = rows(len(IDS), k, columns=64), random_weight(GROUPS, N, k)
+    b, d = (values, FORMS[form](scales)), torch.full((len(IDS), N), 7.0)
+    product_of_rows_by_64((x, sx), b, d, torch.tensor(IDS, dtype=torch.int32))
+    exact = x.double() * sx.double().repeat_interleave(64, 1)[:, :k]
+    for row, group in enumerate(IDS):
+        right = plain(values[max(group, 0)], scales[max(group, 0)]) @ exact[row]
+        assert deep_gemm.calc_diff(d[row].double(), right) < 1e-12 or (group < 0 and (d[row] == 7).all())
+
+
+@pytest.mark.parametrize("columns", [32, 64])
+def test_beside_finer_scales_of_a_a_weight_remains_fp4(columns: int) -> None:
+    b = random_weight(GROUPS, N, 288)
+    p = contiguous_problem(rows(6, 288, columns=columns), b, None, None, recipes=(None, (1, columns), None))
+    blocks = -(-288 // columns)
+    assert (p.k, p.of_a, p.of_b) == (128 * blocks, (1, 128), (1, 32))
+    assert (p.b.dtype, p.b.shape, p.sfb.shape) == (torch.uint8, (GROUPS, N, 64 * blocks), (GROUPS, N, blocks))
 
 
 def test_scales_of_any_fp32_value() -> None:
