@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 324,
-    "lines of Python in the wheel": 27_160,
+    "lines of Python in the wheel": 27_170,
     "lines of Python in lab/": 16_230,
-    "lines of Python in tests/": 41_920,
+    "lines of Python in tests/": 41_970,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,
