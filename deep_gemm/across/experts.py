@@ -7,7 +7,7 @@ out <--added up in order of ranks-- BF16, one row for each that came <----------
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
 from ..moe.routing import stack_routes, sum_rows, weighted_sum
 from ..nn.experts import mixture
+from ..nn.frozen import Holder
 from ..nn.gradients import as_autocast_says
 from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
@@ -42,7 +43,7 @@ from .rows_to_addresses import check_weight
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 
 
-class Experts(torch.nn.Module):
+class Experts(Holder):
     """The experts of a mixture, an equal part of them on each process of a group: `experts` of all tokens together.
 
     - `num_experts`: how many there are on all processes together, a multiple of the number of processes.
@@ -90,9 +91,9 @@ class Experts(torch.nn.Module):
                 w if isinstance(w, torch.nn.Parameter) else torch.nn.Parameter(w.detach()) for w in (w1, w2)
             )
         else:
-            for name, pair in (("w1", w1), ("w2", w2)):
-                self.register_buffer(f"{name}_values", pair[0])
-                self.register_buffer(f"{name}_scales", pair[1])
+            for name, w in (("w1", w1), ("w2", w2)):
+                assert not isinstance(w, Tensor)  # by `share_of_experts` both are pairs
+                self.hold(name, w)
         device = (w1 if isinstance(w1, Tensor) else w1[0]).device
         most = None if max_tokens is None else integer_in_range("max_tokens", max_tokens, 1)
         if peer_memory:
@@ -133,8 +134,7 @@ class Experts(torch.nn.Module):
         """Both weights as `experts` takes them."""
         if self.w1 is not None and self.w2 is not None:
             return per_block_cast_to_fp8(self.w1.detach()), per_block_cast_to_fp8(self.w2.detach())
-        here = self._buffers  # by attribute the four take 2 us: torch looks for each among parameters first
-        return (here["w1_values"], here["w1_scales"]), (here["w2_values"], here["w2_scales"])  # type: ignore[return-value]
+        return self.held("w1"), self.held("w2")
 
     def _weights_that_stay(self) -> Weights | None:
         """The weights for which calls are prepared: FP8, unless each call casts them."""
@@ -142,17 +142,6 @@ class Experts(torch.nn.Module):
 
     def _device(self) -> torch.device:
         return self.w1_values.device if self.w1 is None else self.w1.device
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Experts:
-        """Move cast weights and their scales, but leave their types: `half` and its like are for other parameters."""
-        fixed = {id(each) for each in self._buffers.values()}
-
-        def moved(x: Tensor) -> Tensor:
-            y = fn(x)
-            return x.to(y.device) if id(x) in fixed and y.dtype != x.dtype else y
-
-        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
-        return self
 
     def planner(self) -> Planner:
         """The planner of the prefill form's calls, made in the first one."""
