@@ -45,8 +45,8 @@ class Holder(torch.nn.Module):
 class FrozenLinear(Holder):
     """`linear` with a weight that is FP8 or FP4 already.
 
-    `w` is a pair of values and scales as `linear` takes it; `bias` becomes a parameter if it is none. The result is
-    BF16.
+    `w` is a pair of values and scales as `linear` takes it; `bias` becomes a parameter without a gradient. The
+    result is BF16.
 
     >>> w = torch.full((8, 64), 0x22, dtype=torch.int8), torch.full((8, 4), 127, dtype=torch.uint8)  # MXFP4, all ones
     >>> FrozenLinear(w, bias=torch.ones(8))(torch.ones(2, 128))[:, 0].tolist()
@@ -56,9 +56,7 @@ class FrozenLinear(Holder):
     def __init__(self, w: Operand, bias: Tensor | None = None) -> None:
         super().__init__()
         self.hold("w", w)
-        if bias is not None and not isinstance(bias, torch.nn.Parameter):
-            bias = torch.nn.Parameter(bias, requires_grad=False)
-        self.bias = bias
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute x @ w.T + bias of x `[..., k]`."""
