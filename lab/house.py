@@ -14,7 +14,7 @@ CEILINGS = {
     "files in the wheel": 325,
     "lines of Python in the wheel": 27_260,
     "lines of Python in lab/": 16_230,
-    "lines of Python in tests/": 42_040,
+    "lines of Python in tests/": 42_240,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,
