@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 325,
-    "lines of Python in the wheel": 27_260,
+    "lines of Python in the wheel": 27_270,
     "lines of Python in lab/": 16_230,
-    "lines of Python in tests/": 42_240,
+    "lines of Python in tests/": 42_250,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

@@ -5,6 +5,11 @@ The names and arguments are those of DeepGEMM for Hopper. docs/experts_across_gp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -348,6 +353,25 @@ def transform_weights_for_mega_moe(l1: Operand, l2: Operand) -> tuple[Operand, O
     return check_weights(l1, l2, {}, is_fp4=True)
 
 
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def accepts_later_keywords(function: F) -> F:
+    """Let calls name what a later era added, as long as it asks for nothing: None or False."""
+    known = signature(function).parameters
+
+    @wraps(function)
+    def call(*given: Any, **said: Any) -> None:
+        for name in [name for name in said if name not in known]:
+            value = said.pop(name)
+            if value is not None and value is not False:
+                raise NotImplementedError(f"{name}: expected None, got {value!r}")
+        function(*given, **said)
+
+    return call  # type: ignore[return-value]
+
+
+@accepts_later_keywords
 def fp8_fp4_mega_moe(
     y: Tensor,
     l1_weights: Operand,
@@ -358,7 +382,6 @@ def fp8_fp4_mega_moe(
     activation: str = SWIGLU,
     activation_clamp: float | None = None,
     fast_math: bool = True,
-    **later: bool | None,
 ) -> None:
     """Compute `fp8_mega_moe` with FP4 weights, from `transform_weights_for_mega_moe`.
 
@@ -377,9 +400,6 @@ def fp8_fp4_mega_moe(
     >>> y[:, 0].tolist()  # 128 * 256 * 256 / 2 of each route
     [8388608.0, 4194304.0]
     """
-    for name, value in later.items():
-        if value not in (None, False):
-            raise NotImplementedError(f"{name}: expected None, got {value!r}")
     counts = cumulative_local_expert_recv_stats
     said = recipe, activation, activation_clamp, RECIPE_FP4
     _compute("sym_buffer", y, l1_weights, l2_weights, sym_buffer, counts, said)

@@ -231,7 +231,8 @@ def test_keywords_of_later_are_accepted_where_they_change_nothing() -> None:
     tokens, weights, buffer = FP4.tokens(4), FP4.weights(), FP4.buffer()
     fill(buffer, tokens)
     y = torch.empty_like(Y)
-    deep_gemm.fp8_fp4_mega_moe(y, *weights, buffer, None, (1, 1, 32), "swiglu", None, True, something_new=None)
+    call: Any = deep_gemm.fp8_fp4_mega_moe
+    call(y, *weights, buffer, None, (1, 1, 32), "swiglu", None, True, something_new=None, another=False)
     assert torch.equal(y, result(FP4.buffer(), tokens, *weights))
     for said, message in (
         ({"something_new": True}, "something_new: expected None, got True"),
@@ -239,7 +240,7 @@ def test_keywords_of_later_are_accepted_where_they_change_nothing() -> None:
         ({"activation": "situ"}, "activation: expected 'swiglu', got 'situ'"),
     ):
         with pytest.raises(NotImplementedError, match=f"^{message}"):
-            deep_gemm.fp8_fp4_mega_moe(y, *weights, buffer, **said)
+            call(y, *weights, buffer, **said)
     with pytest.raises(TypeError, match=r"^sym_buffer: expected SM90SymmBuffer, got NoneType"):
         deep_gemm.fp8_fp4_mega_moe(y, *weights, None)  # type: ignore[arg-type]
 
