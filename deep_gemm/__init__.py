@@ -111,9 +111,12 @@ if is_available():  # torch is built without it for some systems
     from . import distributed
     from .distributed import (
         SM90SymmBuffer,
+        fp8_fp4_mega_moe,
         fp8_mega_moe,
+        get_symm_buffer_for_mega_moe,
         get_symm_buffer_for_sm90_mega_moe,
         mega_moe_pre_dispatch_sm90,
+        transform_weights_for_mega_moe,
         transform_weights_for_mega_moe_sm90,
     )
 
@@ -153,6 +156,7 @@ __all__ = [
     "fp8_fp4_gemm_nt",
     "fp8_fp4_gemm_tn",
     "fp8_fp4_gemm_tt",
+    "fp8_fp4_mega_moe",
     "fp8_fp4_mqa_logits",
     "fp8_fp4_paged_mqa_logits",
     "fp8_gemm_nn",
@@ -180,6 +184,7 @@ __all__ = [
     "get_num_sms",
     "get_paged_mqa_logits_metadata",
     "get_pdl",
+    "get_symm_buffer_for_mega_moe",
     "get_symm_buffer_for_sm90_mega_moe",
     "get_tc_util",
     "get_theoretical_mk_alignment_for_contiguous_layout",
@@ -220,6 +225,7 @@ __all__ = [
     "testing",
     "tf32_hc_prenorm_gemm",
     "transform_sf_into_required_layout",
+    "transform_weights_for_mega_moe",
     "transform_weights_for_mega_moe_sm90",
     "transpose_packed_fp4",
     "unpack_ue8m0_from_int",

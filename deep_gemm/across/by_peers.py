@@ -27,6 +27,7 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..core.gpu import gpu_of, is_hopper
 from ..core.kernel import Prepared
 from ..core.meeting import STATE_WORDS, Node, Room
+from ..gemm.packed import is_packed
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe import gather_weighted, route_rows
 from ..moe.api import MANY_ROWS, activations_of_rows
@@ -91,7 +92,7 @@ class Peers:
         values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=device)
         scales = empty_scales((count,), hidden, values, mn_major=True)
         addresses = torch.empty(count, dtype=torch.int64, device=device)
-        if not self.fetches(intermediate):
+        if is_packed(w) or not self.fetches(intermediate):
             gather_rows.run(self.node, rows, Gathered(values, scales, addresses=addresses))
             return activations_of_rows((values, scales), w, rows, limit), addresses
         d = (

@@ -50,7 +50,7 @@ def count_of_each(num_experts: int, world_size: int) -> int:
 
 
 def share_of_experts(num_experts: int, w1: Tensor | Operand, w2: Tensor | Operand, rank: int, world_size: int) -> Share:
-    """Check the weights of one process: both are pairs of FP8 values and scales, or both are ordinary tensors."""
+    """Check the weights of one process: both are pairs of values and scales, or both are ordinary tensors."""
     count = count_of_each(num_experts, world_size)
     sizes: Sizes = {"experts / processes": count}
     axes1, axes2 = (

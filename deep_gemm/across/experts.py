@@ -7,7 +7,7 @@ out <--added up in order of ranks-- BF16, one row for each that came <----------
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,12 @@ from ..core.check.checks import Operand, no_gradient, written
 from ..core.check.integers import integer_in_range
 from ..core.check.numbers import positive
 from ..core.meeting import Room
+from ..gemm.packed import is_packed
 from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
 from ..moe.routing import stack_routes, sum_rows, weighted_sum
 from ..nn.experts import mixture
+from ..nn.frozen import Holder
 from ..nn.gradients import as_autocast_says
 from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
@@ -36,16 +38,17 @@ from .message import WORD, Arrived, gather, pack, words_of_ids
 from .prefill import Prefill
 from .prefill import why_not as why_not_prefill
 from .prepared import MAX_KINDS, Tokens, Weights, find
+from .rows_to_addresses import check_weight
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 
 
-class Experts(torch.nn.Module):
+class Experts(Holder):
     """The experts of a mixture, an equal part of them on each process of a group: `experts` of all tokens together.
 
     - `num_experts`: how many there are on all processes together, a multiple of the number of processes.
     - `w1`, `w2`: this process's, `[num_experts / processes, 2 intermediate, hidden]` and `[..., hidden, intermediate]`:
-      pairs of FP8 values and scales, as `experts` takes them, or tensors in FP32, BF16 or FP16. Tensors become
+      pairs of FP8 or FP4 values and scales, as `experts` takes them, or tensors in FP32, BF16 or FP16. Tensors become
       parameters, are cast in each call, and get gradients.
     - `group`: the default group if it is None.
     - `limit`: as for `experts`.
@@ -82,14 +85,15 @@ class Experts(torch.nn.Module):
         self.room = None if room is None else integer_in_range("room", room, 0)
         self.w1: torch.nn.Parameter | None = None
         self.w2: torch.nn.Parameter | None = None
+        self._is_fp4 = is_packed(w1) or is_packed(w2)
         if isinstance(w1, Tensor) and isinstance(w2, Tensor):
             self.w1, self.w2 = (
                 w if isinstance(w, torch.nn.Parameter) else torch.nn.Parameter(w.detach()) for w in (w1, w2)
             )
         else:
-            for name, pair in (("w1", w1), ("w2", w2)):
-                self.register_buffer(f"{name}_values", pair[0])
-                self.register_buffer(f"{name}_scales", pair[1])
+            for name, w in (("w1", w1), ("w2", w2)):
+                assert not isinstance(w, Tensor)  # by `share_of_experts` both are pairs
+                self.hold(name, w)
         device = (w1 if isinstance(w1, Tensor) else w1[0]).device
         most = None if max_tokens is None else integer_in_range("max_tokens", max_tokens, 1)
         if peer_memory:
@@ -127,29 +131,17 @@ class Experts(torch.nn.Module):
         )
 
     def weights(self) -> tuple[Operand, Operand]:
-        """Both weights in FP8."""
+        """Both weights as `experts` takes them."""
         if self.w1 is not None and self.w2 is not None:
             return per_block_cast_to_fp8(self.w1.detach()), per_block_cast_to_fp8(self.w2.detach())
-        here = self._buffers  # by attribute the four take 2 us: torch looks for each among parameters first
-        return (here["w1_values"], here["w1_scales"]), (here["w2_values"], here["w2_scales"])  # type: ignore[return-value]
+        return self.held("w1"), self.held("w2")
 
     def _weights_that_stay(self) -> Weights | None:
-        """The weights, unless each call casts them."""
-        return Weights(*self.weights()) if self.w1 is None else None
+        """The weights for which calls are prepared: FP8, unless each call casts them."""
+        return Weights(*self.weights()) if self.w1 is None and not self._is_fp4 else None
 
     def _device(self) -> torch.device:
         return self.w1_values.device if self.w1 is None else self.w1.device
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Experts:
-        """Move FP8 weights and their scales, but leave their types: `half` and its like are for other parameters."""
-        fixed = {id(each) for each in self._buffers.values()}
-
-        def moved(x: Tensor) -> Tensor:
-            y = fn(x)
-            return x.to(y.device) if id(x) in fixed and y.dtype != x.dtype else y
-
-        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
-        return self
 
     def planner(self) -> Planner:
         """The planner of the prefill form's calls, made in the first one."""
@@ -181,7 +173,7 @@ class Experts(torch.nn.Module):
                 for each in (x, topk_weights, self.w1, self.w2)
             ]
             if any(needs) and self.w1 is None:
-                raise ValueError("x: expected tensors without a gradient, because the weights are in FP8 for inference")
+                raise ValueError("x: expected tensors without a gradient, because the weights are cast, for inference")
             gradients = sum(2**index for index, need in enumerate(needs) if need)
             facts = facts._replace(topk=topk_ids.shape[1], type_of_x=LAYER_TYPES.index(x.dtype), gradients=gradients)
         except MISTAKES as caught:
@@ -285,9 +277,10 @@ class Experts(torch.nn.Module):
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
         self._check_weights()
         if self._seconds is not None:
+            w1, w2 = self.weights()
+            check_weight("w2", w2)
             peers = self.connected(topk)
             row_of, rows = peers.post(x, topk_ids, topk_weights), peers.rows()
-            w1, w2 = self.weights()
             middle, addresses = peers.activations(w1, rows, self.limit)
             peers.product(middle, w2, rows, addresses)
             return peers.combine(row_of, topk_weights, out)
@@ -308,7 +301,7 @@ class Experts(torch.nn.Module):
         return self._everywhere
 
     def _check_weights(self) -> None:
-        """Check weights in FP8 again: a module may have been moved or cast since it was made."""
+        """Check weights that are cast again: a module may have been moved or cast since it was made."""
         if self.w1 is None:
             share = self.share
             share_of_experts(share.num_experts, *self.weights(), share.rank, share.ranks)

@@ -18,17 +18,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..core.call import put
+from ..core.call import Key, put
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
 from ..core.check.recipes import PER_64
 from ..core.kernel import computes_on
 from ..core.meeting import Room
 from ..core.seen import torch_compares
+from ..gemm.packed import is_packed
 from ..gemm.plan import B, D, addresses_of
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.launch import GroupedProblem
 from ..gemm.rows.silu_check import SiluRowsProblem
+from ..moe.activation import activated_product_of_rows
 from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import MAX_EXPERTS, RoutesAt
 from . import rows_fetched, rows_to_addresses
@@ -76,7 +78,7 @@ class Calls:
     def __init__(self, sizes: MegaSizes, tensors: MegaTensors, peers: Peers) -> None:
         self.sizes, self.tensors, self.peers = sizes, tensors, peers
         self._alike: list[Alike] = []
-        self._launches: dict[object, Launches] = {}
+        self._launches: dict[object, Launches | Products] = {}
         self._device, self._rows = tensors.x.get_device(), sizes.rows
         self.fetches = peers.fetches(sizes.intermediate)
         routes = peers.routes()
@@ -93,52 +95,54 @@ class Calls:
         launches = peers.launches(given, self.rows, to, ("tokens",), ())
         (self._post, self._ctas_of_post), (self._gather, self._ctas_of_gather), self._meet = launches
 
-    def __call__(self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None, limit: float | None) -> None:
+    def __call__(
+        self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None, limit: float | None, *, is_fp4: bool
+    ) -> None:
         """Compute a call of this rank, of which `limit` alone was checked, together with the others'."""
         given, weights = (y,) if counts is None else (y, counts), Weights(l1, l2)
-        like = self._find(given, weights, limit)
+        like = self._find(given, weights, (limit, is_fp4))
         if like is not None and like.is_right(given, weights):
             self._launch(like.launches, y, l1, l2, counts)
             return
         if torch._C._cuda_getDevice() != self._device:
             with torch.cuda.device(self._device):
-                self(y, l1, l2, counts, limit)
+                self(y, l1, l2, counts, limit, is_fp4=is_fp4)
             return
-        p = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit)
+        p = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit, is_fp4=is_fp4)
         launches = self._launches_of(p)
         self._launch(launches, y, p.l1, p.l2, counts)
         if like is None and why_not_alike(y) is None:
-            like = Alike(self, launches, given, weights, limit)
+            like = Alike(self, launches, given, weights, (limit, is_fp4))
             self._alike = [like, *self._alike[: MAX_KINDS - 1]]  # a new list: others may be reading the old
 
-    def _find(self, given: Sequence[Tensor], weights: Weights, limit: float | None) -> Alike | None:
+    def _find(self, given: Sequence[Tensor], weights: Weights, said: Key) -> Alike | None:
         """Find calls like one that nobody has checked: what it was given may be anything."""
-        of_limit = (each for each in self._alike if each.limit == limit)
+        of_said = (each for each in self._alike if each.said == said)
         try:
-            return find(of_limit, given, weights)
+            return find(of_said, given, weights)
         except (TypeError, ValueError):  # weights that are no pairs: the checks say how
             return None
 
-    def _launches_of(self, p: MegaProblem) -> Launches:
-        lie = p.limit, *(x.stride() for x in (p.y, *p.l1, *p.l2))
+    def _launches_of(self, p: MegaProblem) -> Launches | Products:
+        lie = p.limit, is_packed(p.l1), *(x.stride() for x in (p.y, *p.l1, *p.l2))
         found = self._launches.get(lie)
         if found is None:
-            found = Launches(self, p)
+            found = Products(self, p) if is_packed(p.l1) else Launches(self, p)
             put(self._launches, lie, found, MAX_KINDS)
         return found
 
-    def _launch(self, launches: Launches, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None) -> None:
+    def _launch(
+        self, launches: Launches | Products, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None
+    ) -> None:
         self.peers.check()
         tokens, rows = y.shape[0], self._rows
         self._post.launch(self._ctas_of_post, tokens)
         self._route.launch(rows, *self._at_routes)
-        if not self.fetches:
+        if not launches.fetches:
             self._gather.launch(self._ctas_of_gather)
         if counts is not None and computes_on(self._device):
             counts.add_(self.rows.counts)
-        (a, behind), (middle, to_addresses) = launches.addresses
-        launches.first.launch(rows, l1, a, behind)
-        launches.second.launch(rows, l2, middle, to_addresses)
+        launches.multiply(rows, l1, l2)
         self._meet.launch(1)
         if tokens:
             launches.sums.launch(tokens, *self._at_results, 0, y.data_ptr())
@@ -162,7 +166,8 @@ class Launches:
         def second(l2: Operand) -> GroupedProblem:
             return rows_to_addresses.problem(middle, l2, addresses, rows.ids, of_a=PER_64)
 
-        if calls.fetches:
+        self.fetches = calls.fetches
+        if self.fetches:
             at = rows_fetched.addresses(fetched(p.l1))
             output, first = rows_fetched.IN_TURN, lambda l1, *how: rows_fetched.plan_of(fetched(l1), *how)
         else:
@@ -175,16 +180,41 @@ class Launches:
         self.addresses = [(each[:B], each[D:]) for each in (at, addresses_of(second(p.l2)))]
         self.sums = sums_at(calls.peers.results, calls.result_of, None, p.y)
 
+    def multiply(self, rows: int, l1: Operand, l2: Operand) -> None:
+        """Launch both products."""
+        (a, behind), (middle, to_addresses) = self.addresses
+        self.first.launch(rows, l1, a, behind)
+        self.second.launch(rows, l2, middle, to_addresses)
+
+
+class Products:
+    """The same for FP4 weights, by products that are asked in each call."""
+
+    fetches = False
+
+    def __init__(self, calls: Calls, p: MegaProblem) -> None:
+        """For a call that was checked. It keeps neither y nor weights."""
+        rows_to_addresses.check_weight("l2", p.l2)
+        t, self._ids, self._limit = calls.tensors, calls.rows.ids, p.limit
+        self._a, self._middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
+        self._weights, self._addresses = calls.weights, calls.addresses
+        self.sums = sums_at(calls.peers.results, calls.result_of, None, p.y)
+
+    def multiply(self, _: int, l1: Operand, l2: Operand) -> None:
+        """Compute both products."""
+        activated_product_of_rows(self._a, l1, self._middle, self._ids, self._weights, limit=self._limit)
+        rows_to_addresses.run(self._middle, l2, self._ids, self._addresses, of_a=PER_64)
+
 
 class Alike(Kind):
     """Calls with one limit, and a y, weights and counts of one kind. What they are given is y, and counts if any."""
 
     def __init__(
-        self, calls: Calls, launches: Launches, given: Sequence[Tensor], weights: Weights, limit: float | None
+        self, calls: Calls, launches: Launches | Products, given: Sequence[Tensor], weights: Weights, said: Key
     ) -> None:
         """For calls like this one, which was checked and `why_not_alike` has nothing against."""
         super().__init__(given, weights)
-        self.launches, self.limit = launches, limit
+        self.launches, self.said = launches, said
         self._most, self._here = calls.sizes.max_tokens, calls.sizes.here
         y = given[0]
         self._pitch, self._row_bytes = y.stride(0) * BF16_BYTES, y.shape[1] * BF16_BYTES

@@ -16,12 +16,14 @@ from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe, align, recipe_numbers
 from ..core.check.numbers import positive
 from ..core.check.tracing import has_memory
+from ..gemm import packed
 from ..linear.check import weight
 from ..moe.check import route_weights
 from .check import count_of_each
 
 TOKEN_MULTIPLE, HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE = 128, 256, 128
 RECIPE = (SCALE_BLOCK, SCALE_BLOCK, SCALE_BLOCK)
+RECIPE_FP4 = (1, 1, packed.COLUMNS)
 FILLED = 4
 """The first of `MegaTensors`: those that the caller fills."""
 SWIGLU = "swiglu"
@@ -91,8 +93,8 @@ class MegaProblem(NamedTuple):
     y: Tensor
     """BF16 `[tokens, hidden]`"""
     l1: Operand
-    """`[experts here, 2 intermediate, hidden]`, gate and up in turns of 8 rows; the scales are those of all gate rows,
-    then of all up rows."""
+    """`[experts here, 2 intermediate, hidden]`: FP8 with gate and up in turns of 8 rows, the scales being those of all
+    gate rows, then of all up rows; FP4 with all gate rows first."""
     l2: Operand
     """`[experts here, hidden, intermediate]`"""
     tensors: MegaTensors
@@ -143,8 +145,14 @@ def check_activation(activation: str) -> None:
         raise NotImplementedError(f"activation: expected {SWIGLU!r}, got {activation!r}")
 
 
-def check_weights(l1: Operand, l2: Operand, sizes: Sizes) -> tuple[Operand, Operand]:
+def check_weights(l1: Operand, l2: Operand, sizes: Sizes, *, is_fp4: bool) -> tuple[Operand, Operand]:
     """Check both weights of the experts of one rank, and how they fit."""
+    for name, w in (("l1", l1), ("l2", l2)):
+        values, _ = checks.pair(name, w)
+        if is_fp4:
+            checks.has_type(name, values, packed.VALUES)
+        else:
+            checks.fp8(name, values)
     l1 = weight("l1", l1, ("experts here", "2 intermediate", "hidden"), sizes)
     l2 = weight("l2", l2, ("experts here", "hidden", "intermediate"), sizes)
     if sizes["2 intermediate"] != 2 * sizes["intermediate"]:
@@ -160,10 +168,10 @@ def check_weights(l1: Operand, l2: Operand, sizes: Sizes) -> tuple[Operand, Oper
     return l1, l2
 
 
-def mega_limit(recipe: Recipe, activation: str, activation_clamp: float | None) -> float | None:
+def mega_limit(recipe: Recipe, activation: str, activation_clamp: float | None, expected: Recipe) -> float | None:
     """Check what a call says besides its tensors; give the limit of gate and up."""
-    if recipe is not RECIPE and recipe_numbers("recipe", recipe) != RECIPE:
-        raise NotImplementedError(f"recipe: expected {RECIPE}, got {recipe!r}")
+    if recipe is not expected and recipe_numbers("recipe", recipe) != expected:
+        raise NotImplementedError(f"recipe: expected {expected}, got {recipe!r}")
     check_activation(activation)
     return None if activation_clamp is None else positive("activation_clamp", activation_clamp)
 
@@ -176,6 +184,8 @@ def mega_problem(
     tensors: MegaTensors,
     counts: Tensor | None,
     limit: float | None,
+    *,
+    is_fp4: bool,
 ) -> MegaProblem:
     """Check a call whose `limit` was checked. The host reads no ids of a GPU."""
     checks.written("y", y)
@@ -191,7 +201,7 @@ def mega_problem(
     if tokens > sizes.max_tokens:
         raise ValueError(f"y: expected at most {sizes.max_tokens} tokens, for which the buffer is, got {tokens}")
     checks.rows("y", y, "hidden")
-    l1, l2 = check_weights(l1, l2, known)
+    l1, l2 = check_weights(l1, l2, known, is_fp4=is_fp4)
     if counts is not None:
         checks.int32("cumulative_local_expert_recv_stats", counts, "experts here", sizes.here)
     device = tensors.x.device

@@ -5,6 +5,11 @@ The names and arguments are those of DeepGEMM for Hopper. docs/experts_across_gp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,6 +20,7 @@ from ..casts.cast_rows import RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.rules import empty_scales
 from ..core.check.checks import Operand
+from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe
 from ..gemm.rows.silu_check import INTERLEAVED, SILU_COLUMNS
 from . import mega_by_peers
@@ -23,6 +29,7 @@ from .by_peers import Peers
 from .collectives import all_agree, place_in
 from .mega_check import (
     RECIPE,
+    RECIPE_FP4,
     SWIGLU,
     FillProblem,
     MegaProblem,
@@ -39,7 +46,9 @@ MISTAKES = (ValueError, TypeError, NotImplementedError)
 
 
 class SM90SymmBuffer:
-    """The memory of `fp8_mega_moe`: tokens, routes, room to work. `get_symm_buffer_for_sm90_mega_moe` makes it.
+    """The memory of `fp8_mega_moe` and `fp8_fp4_mega_moe`: tokens, routes, room to work.
+
+    `get_symm_buffer_for_sm90_mega_moe` makes it, and `get_symm_buffer_for_mega_moe` by the other name.
 
     The caller fills the first rows of these before each call, as many as the call's `y` has:
 
@@ -194,7 +203,7 @@ def transform_weights_for_mega_moe_sm90(l1: Operand, l2: Operand) -> tuple[Opera
     >>> transform_weights_for_mega_moe_sm90(l1, l2)[0][0][0, ::4, 0].tolist()[:6]
     [2.0, 2.0, 448.0, 448.0, 2.0, 2.0]
     """
-    l1, l2 = check_weights(l1, l2, {})
+    l1, l2 = check_weights(l1, l2, {}, is_fp4=False)
     values = l1[0].detach()
     experts, rows, hidden = values.shape
     # [experts, gate or up, turns, 8, hidden] -> [experts, turns, gate or up, 8, hidden]
@@ -287,16 +296,134 @@ def fp8_mega_moe(
     >>> y[:, 0].tolist()  # 128 * 256 * 256 / 2 of each route
     [8388608.0, 4194304.0]
     """
+    counts = cumulative_local_expert_recv_stats
+    _compute("buffer", y, l1, l2, buffer, counts, (recipe, activation, activation_clamp, RECIPE))
+
+
+def get_symm_buffer_for_mega_moe(
+    group: dist.ProcessGroup | None,
+    num_experts: int,
+    num_max_tokens_per_rank: int,
+    num_topk: int,
+    hidden: int,
+    intermediate_hidden: int,
+    num_shared_experts: int = 0,
+    use_fp8_dispatch: bool | None = None,
+    mma_type: str = "fp8xfp4",
+    activation: str = "swiglu",
+) -> SM90SymmBuffer:
+    """Make a buffer for `fp8_fp4_mega_moe`, as `get_symm_buffer_for_sm90_mega_moe` does, which has the other arguments.
+
+    - `num_shared_experts`: 0; `use_fp8_dispatch`: None or True; `mma_type`: one that begins with "fp8". Others are a
+      NotImplementedError.
+
+    >>> get_symm_buffer_for_mega_moe(None, 8, 100, 2, 256, 128).x.dtype
+    torch.float8_e4m3fn
+    """
+    if integer_in_range("num_shared_experts", num_shared_experts, 0):
+        raise NotImplementedError(f"num_shared_experts: expected 0, got {num_shared_experts}")
+    if not isinstance(mma_type, str) or not mma_type.startswith("fp8"):
+        raise NotImplementedError(f"mma_type: expected one that begins with 'fp8', got {mma_type!r}")
+    return get_symm_buffer_for_sm90_mega_moe(
+        group,
+        num_experts,
+        num_max_tokens_per_rank,
+        num_topk,
+        hidden,
+        intermediate_hidden,
+        True if use_fp8_dispatch is None else use_fp8_dispatch,
+        activation,
+    )
+
+
+def transform_weights_for_mega_moe(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:
+    """Give both FP4 weights of this rank's experts as `fp8_fp4_mega_moe` takes them.
+
+    - `l1`: values `[experts here, 2 intermediate, hidden / 2]`, two to a byte, the gate's rows first, and scales
+      `[experts here, 2 intermediate, hidden / 32]`; `l2`: values `[experts here, hidden, intermediate / 2]`, and scales
+      likewise. Both in any form that `fp8_fp4_gemm_nt` takes.
+
+    Values stay where they are, and so do scales in FP32 or words; others are seen as words, four to an int32.
+
+    >>> w = torch.zeros(1, 256, 128, dtype=torch.int8), torch.zeros(1, 256, 8, dtype=torch.uint8)
+    >>> (values, scales), _ = transform_weights_for_mega_moe(w, (w[0][..., :64], w[1][..., :4]))
+    >>> values.shape, scales.shape, scales.data_ptr() == w[1].data_ptr()
+    (torch.Size([1, 256, 128]), torch.Size([1, 256, 2]), True)
+    """
+    return check_weights(l1, l2, {}, is_fp4=True)
+
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def accepts_later_keywords(function: F) -> F:
+    """Let calls name what a later era added, as long as it asks for nothing: None or False."""
+    known = signature(function).parameters
+
+    @wraps(function)
+    def call(*given: Any, **said: Any) -> None:
+        for name in [name for name in said if name not in known]:
+            value = said.pop(name)
+            if value is not None and value is not False:
+                raise NotImplementedError(f"{name}: expected None, got {value!r}")
+        function(*given, **said)
+
+    return call  # type: ignore[return-value]
+
+
+@accepts_later_keywords
+def fp8_fp4_mega_moe(
+    y: Tensor,
+    l1_weights: Operand,
+    l2_weights: Operand,
+    sym_buffer: SM90SymmBuffer,
+    cumulative_local_expert_recv_stats: Tensor | None = None,
+    recipe: Recipe = RECIPE_FP4,
+    activation: str = SWIGLU,
+    activation_clamp: float | None = None,
+    fast_math: bool = True,
+) -> None:
+    """Compute `fp8_mega_moe` with FP4 weights, from `transform_weights_for_mega_moe`.
+
+    `recipe` is (1, 1, 32), or a NotImplementedError; so is a keyword that is not named here, unless it is None or
+    False. Between the products all is as there. By peer memory scales of l2 are UE8M0, in any form. On a GPU it is
+    right but slow for now: torch activates, and the second product copies its operands, whose scales of A are for 64
+    columns.
+
+    >>> l1 = torch.full((2, 256, 128), 0x22, dtype=torch.uint8), torch.full((2, 256, 8), 127, dtype=torch.uint8)
+    >>> l2 = torch.full((2, 256, 64), 0x22, dtype=torch.uint8), torch.full((2, 256, 4), 127, dtype=torch.uint8)
+    >>> buffer = get_symm_buffer_for_mega_moe(None, 2, 128, 2, 256, 128)
+    >>> buffer.x[:2], buffer.x_sf[:2] = per_token_cast_to_fp8(torch.ones(2, 256))
+    >>> buffer.topk_idx[:2], buffer.topk_weights[:2] = torch.tensor([[0, 1], [1, -1]]), torch.full((2, 2), 0.5)
+    >>> y = torch.empty(2, 256, dtype=torch.bfloat16)
+    >>> fp8_fp4_mega_moe(y, *transform_weights_for_mega_moe(l1, l2), buffer)
+    >>> y[:, 0].tolist()  # 128 * 256 * 256 / 2 of each route
+    [8388608.0, 4194304.0]
+    """
+    counts = cumulative_local_expert_recv_stats
+    said = recipe, activation, activation_clamp, RECIPE_FP4
+    _compute("sym_buffer", y, l1_weights, l2_weights, sym_buffer, counts, said)
+
+
+def _compute(
+    name: str,
+    y: Tensor,
+    l1: Operand,
+    l2: Operand,
+    buffer: SM90SymmBuffer,
+    counts: Tensor | None,
+    said: tuple[Recipe, str, float | None, Recipe],
+) -> None:
+    """Compute a call with the buffer of that name. `said` ends with the recipe that there is for such weights."""
     if not isinstance(buffer, SM90SymmBuffer):
-        raise TypeError(f"buffer: expected SM90SymmBuffer, got {type(buffer).__name__}")
-    sizes, tensors = buffer.sizes, buffer.tensors
-    said = recipe, activation, activation_clamp
+        raise TypeError(f"{name}: expected SM90SymmBuffer, got {type(buffer).__name__}")
+    sizes, tensors, is_fp4 = buffer.sizes, buffer.tensors, said[-1] is RECIPE_FP4
     if buffer.calls is not None:
-        buffer.calls(y, l1, l2, cumulative_local_expert_recv_stats, mega_limit(*said))
+        buffer.calls(y, l1, l2, counts, mega_limit(*said), is_fp4=is_fp4)
         return
     asked: MegaProblem | Exception
     try:
-        asked = mega_problem(y, l1, l2, sizes, tensors, cumulative_local_expert_recv_stats, mega_limit(*said))
+        asked = mega_problem(y, l1, l2, sizes, tensors, counts, mega_limit(*said), is_fp4=is_fp4)
     except MISTAKES as mistake:
         asked = mistake
     compute_mega(asked, sizes, buffer.planner)

@@ -10,44 +10,60 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..core.call import Key
 from ..core.check.checks import Operand
-from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import MX, PER_64, PER_BLOCK, PER_ROW, Scales
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES
 from ..core.settings import get_compile_mode, get_num_sms, get_pdl
 from ..gemm import product
 from ..gemm.config import GemmConfig
+from ..gemm.fine_scales import in_whole_blocks
 from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.kernel import ROWS_PARAMS
 from ..gemm.output import Groups, Output
+from ..gemm.packed import is_packed
+from ..gemm.packed import weight as packed_weight
 from ..gemm.plan import Plan, addresses_of
 from ..gemm.rows.launch import GroupedProblem, chosen, grid, numbers_of, operand_maps, prepared
 
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
 OUTPUT_BY_64 = replace(OUTPUT, sfa=PER_64)
+OUTPUTS = {(each.sfa, each.sfb): each for each in (OUTPUT, OUTPUT_BY_64, replace(OUTPUT, sfb=MX))}
+"""By the scales of A and B."""
 
 
-def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor) -> None:
+def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:
     """Multiply each row by its group's weight, and store the result, BF16 `[n]`, at the row's address.
 
     `addresses` is int64 `[rows]`, 0 for a result that goes nowhere; `ids` is int32 `[rows]`, -1 for a row without a
-    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them. Nobody checks them.
+    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them, but a scale of A may be for 64 columns. Nobody
+    checks them.
     """
-    product.run(PRODUCT, a, w, addresses, ids)
+    product.run(PRODUCT, a, w, addresses, ids, (of_a,))
+
+
+def check_weight(name: str, w: Operand) -> None:
+    """Refuse a weight that `run` has no kernel for: FP4 whose scales may be no powers of two."""
+    if is_packed(w) and w[1].dtype == torch.float32:
+        raise NotImplementedError(f"sf{name}: expected UE8M0 beside FP4 where rows go to other GPUs, got torch.float32")
 
 
 def problem(a: Operand, w: Operand, addresses: Tensor, ids: Tensor, *, of_a: Scales = PER_ROW) -> GroupedProblem:
     """Take the operands of `run` for those of grouped rows; here a scale of A may be for 64 columns."""
-    (values, scales), rows_of_a_group = a, len(addresses) / max(len(w[0]), 1)
+    (values, scales), (b, sfb), of_b, rows_of_a_group = a, w, PER_BLOCK, len(addresses) / max(len(w[0]), 1)
+    if is_packed(w):
+        b, sfb = packed_weight("b", w, ("groups", "n", "k"), {})
+        values, scales, b, sfb, of_b = in_whole_blocks(values, scales, b, sfb, of_a, MX)
+        of_a = PER_ROW
     return GroupedProblem(
         values[None],
         scales[None],
-        *w,
+        b,
+        sfb,
         addresses,
         ids,
         Groups.IDS,
-        PER_BLOCK,
+        of_b,
         1,
         False,
         rows_of_a_group,
@@ -55,14 +71,14 @@ def problem(a: Operand, w: Operand, addresses: Tensor, ids: Tensor, *, of_a: Sca
     )
 
 
-def _ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) -> GroupedProblem:
+def _ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: tuple[Scales]) -> GroupedProblem:
     assert d is not None
     assert c is not None
-    return problem(a, b, d, c)
+    return problem(a, b, d, c, of_a=said[0])
 
 
 def _output(p: GroupedProblem) -> Output:
-    return OUTPUT if p.of_a == PER_ROW else OUTPUT_BY_64
+    return OUTPUTS[p.of_a, p.of_b]
 
 
 def _on_gpu(p: GroupedProblem) -> Plan | None:

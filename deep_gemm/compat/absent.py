@@ -15,9 +15,6 @@ _MOE = "distributed.Experts, experts, m_grouped_fp8_gemm_nt_masked or m_grouped_
 
 INSTEAD: dict[str, str] = {
     "k_grouped_fp8_gemm_tn_contiguous": "k_grouped_fp8_gemm_nt_contiguous",
-    "fp8_fp4_mega_moe": "fp8_mega_moe",
-    "get_symm_buffer_for_mega_moe": "get_symm_buffer_for_sm90_mega_moe",
-    "transform_weights_for_mega_moe": "transform_weights_for_mega_moe_sm90",
     "batched_syrk": _TORCH,
     "batched_symm": _TORCH,
     "SymmBuffer": "SM90SymmBuffer",

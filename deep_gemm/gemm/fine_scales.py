@@ -14,12 +14,15 @@ from collections.abc import Collection
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..casts.scales import exponents_of
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.check.memory import empty
-from ..core.check.recipes import PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
 from ..core.check.tracing import has_memory
+from . import packed
 
 TIMES = {32: 10, 64: 6}
 """How long a call takes beside one with scales of 128 columns: the middle of five products on an H100, in the log."""
@@ -36,8 +39,13 @@ def in_whole_blocks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Scales]:
     """Give checked operands whose scales have 128 columns, and how B is scaled then: the same if theirs have.
 
-    `taken` are the scales of B for which there are kernels; others are given to each row.
+    `taken` are the scales of B for which there are kernels; others are given to each row. An FP4 weight remains one
+    if its scales are words.
     """
+    if b.dtype == torch.uint8:
+        if sfb.dtype == torch.int32:
+            return _beside_words(a, sfa, b, sfb, of_a.columns)
+        b = packed.as_e4m3(b)
     columns = min(of_a.columns, of_b.columns)
     if columns == SCALE_BLOCK and of_b in taken:
         return a, sfa, b, sfb, of_b
@@ -54,9 +62,25 @@ def in_whole_blocks(
     return _widened("a", a, columns, groups), sfa, _widened("b", b, columns, groups), sfb, whole
 
 
-def _widened(name: str, values: Tensor, columns: int, groups: int) -> Tensor:
+def _beside_words(
+    a: Tensor, sfa: Tensor, b: Tensor, words: Tensor, columns: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Scales]:
+    """Give the same of operands of which B is FP4, beside scales of A of these columns: a word for each block of B."""
+    if columns == SCALE_BLOCK:
+        return a, sfa, b, words, MX
+    if a.is_cuda and has_memory(a):
+        _warn(columns)
+    k, of_group = a.shape[-1], columns // packed.COLUMNS
+    groups = ceil_div(k, columns)
+    exponents = exponents_of(words)[..., : k // packed.COLUMNS].to(torch.uint8)
+    exponents = F.pad(exponents, (0, groups * of_group - exponents.shape[-1])).view(*b.shape[:-1], groups, of_group)
+    b = _widened("b", b, columns // 2, groups, SCALE_BLOCK // 2).view(torch.uint8)
+    return _widened("a", a, columns, groups), sfa.detach(), b, packed.words_of(exponents).squeeze(-1), MX
+
+
+def _widened(name: str, values: Tensor, columns: int, groups: int, block: int = SCALE_BLOCK) -> Tensor:
     *outer, k = values.shape
-    wide = empty(f"{name} in blocks of {SCALE_BLOCK}", (*outer, groups, SCALE_BLOCK), torch.uint8, values.device)
+    wide = empty(f"{name} in blocks of {SCALE_BLOCK}", (*outer, groups, block), torch.uint8, values.device)
     values, whole = values.detach().view(torch.uint8), k // columns
     wide[..., columns:] = 0
     wide[..., :whole, :columns] = values[..., : whole * columns].view(*outer, whole, columns)

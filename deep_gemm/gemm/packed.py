@@ -44,21 +44,28 @@ def scales_beside(recipes: Recipes) -> Scales:
     return stated
 
 
-def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, turned: bool = False) -> Operand:
-    """Check an FP4 weight of these axes, the depth `k / 2` among them, beside an A whose k `sizes` has.
+def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = "k", turned: bool = False) -> Operand:
+    """Check an FP4 weight of these axes, `depth` among them, of which it has half as many bytes.
 
-    Give bytes `[..., n, k / 2]`, and scales as words; those in FP32 as they are.
+    Give bytes `[..., n, k / 2]`, and scales as words; those in FP32 as they are. Whoever calls asks how the bytes lie.
     """
     values, sf = checks.pair(name, given)
-    k = sizes["k"]
-    if k % COLUMNS:
-        raise ValueError(f"k: expected a multiple of {COLUMNS} for packed FP4 values, got {k}")
-    sizes["k / 2"] = k // 2
-    checks.bind(name, values, axes, sizes)
+    half = f"{depth} / 2"
+    if depth in sizes:
+        _whole_groups(depth, sizes[depth])
+        sizes[half] = sizes[depth] // 2
+    checks.bind(name, values, tuple(half if axis == depth else axis for axis in axes), sizes)
+    k = _whole_groups(depth, sizes.setdefault(depth, 2 * sizes[half]))
     values, sf = values.detach().view(torch.uint8), checks.tensor(f"sf{name}", sf).detach()
     if turned:
         values, sf = values.mT, sf.mT
-    return checks.k_major(name, values), _scales(f"sf{name}", sf, values.shape[:-1], k)
+    return values, _scales(f"sf{name}", sf, values.shape[:-1], k)
+
+
+def _whole_groups(name: str, k: int) -> int:
+    if k % COLUMNS:
+        raise ValueError(f"{name}: expected a multiple of {COLUMNS} for packed FP4 values, got {k}")
+    return k
 
 
 def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:

@@ -1,8 +1,8 @@
 """FP8 models of transformers (5.17 and newer) on `linear` and `experts`; `use_deep_gemm()` is all that a program calls.
 
 Two places of transformers' `finegrained_fp8` are changed meanwhile: the function `fp8_linear`, through which every
-`FP8Linear` goes, and those entries of the experts interface through which `FP8Experts` goes. What these layers do not
-take is left to the functions that stood there before, with a warning that says why.
+`FP8Linear` goes, and those entries of the experts interface through which `FP8Experts` goes, which may have FP4 values.
+What these layers do not take is left to the functions that stood there before, with a warning that says why.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..core.check.checks import wants_gradient
+from ..core.check.checks import Operand, wants_gradient
 from ..core.check.layout import SCALE_BLOCK
 from ..linear.api import linear
 from ..moe.api import experts
@@ -144,7 +144,7 @@ def _linear_or(own: Function) -> Function:
         return _here_or(
             lambda: own(input, weight, weight_scale_inv, block_size, bias, activation_scale, allow_deepgemm),
             "linear",
-            linear_refusal(block_size, activation_scale),
+            linear_refusal(weight, block_size, activation_scale),
             lambda: _differentiable(_Linear, (input, bias), input, weight, weight_scale_inv, bias),
         )
 
@@ -193,12 +193,12 @@ def _here_or(own: Function, layer: str, refusal: str | None, here: Function) -> 
 # What is not taken, beside what `linear` and `experts` refuse
 
 
-def linear_refusal(block_size: Any, activation_scale: object) -> str | None:
-    """Say why a linear layer is not taken; None if it is."""
+def linear_refusal(weight: Tensor | None, block_size: Any, activation_scale: object) -> str | None:
+    """Say why a linear layer is not taken; None if it is. FP4 weights have a scale for each 32, whatever is said."""
     if activation_scale is not None:
         return "activation_scale: expected None, a scale for each row and 128 columns of activations, got a static one"
     expected = (SCALE_BLOCK, SCALE_BLOCK)
-    if block_size is None or tuple(block_size) != expected:
+    if not is_fp4(weight) and (block_size is None or tuple(block_size) != expected):
         return f"block_size: expected {expected}, got {block_size}"
     return None
 
@@ -212,7 +212,7 @@ def experts_refusal(layer: Any) -> str | None:
 
 def _first_refusal(layer: Any) -> str | None:
     static = True if layer.activation_scheme == "static" else None
-    if refusal := linear_refusal(layer.block_size, static):
+    if refusal := linear_refusal(getattr(layer, "gate_up_proj", None), layer.block_size, static):
         return refusal
     expected = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
     for name, value in {**expected, "has_post_expert_norm": False}.items():
@@ -254,7 +254,7 @@ def _differentiable(layer: Any, trained: tuple[object, ...], *given: Any) -> Any
 class _Linear(torch.autograd.Function):
     @staticmethod
     def compute(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        out = linear(x, (weight, as_fp32(scales)), bias=bias)
+        out = linear(x, as_operand(weight, scales), bias=bias)
         assert out is not None
         return out.to(x.dtype)
 
@@ -277,8 +277,8 @@ class _Experts(torch.autograd.Function):
     def compute(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Any) -> Tensor:
         if topk_ids.is_cpu:  # a GPU takes every id that no expert has for none, the CPU -1 alone
             topk_ids = topk_ids.masked_fill(topk_ids == layer.num_experts, -1)  # this one: another rank's expert
-        w1 = layer.gate_up_proj, as_fp32(layer.gate_up_proj_scale_inv)
-        w2 = layer.down_proj, as_fp32(layer.down_proj_scale_inv)
+        w1 = as_operand(layer.gate_up_proj, layer.gate_up_proj_scale_inv)
+        w2 = as_operand(layer.down_proj, layer.down_proj_scale_inv)
         out = experts(x, topk_ids, topk_weights, w1, w2, limit=_limit(layer))
         assert out is not None
         return out.to(x.dtype)
@@ -300,13 +300,25 @@ class _Experts(torch.autograd.Function):
         return of_x, None, of_weights, None
 
 
+def is_fp4(weight: Tensor | None) -> bool:
+    """Tell whether values lie two to a byte."""
+    return weight is not None and weight.dtype == torch.int8
+
+
+def as_operand(weight: Tensor, scales: Tensor) -> Operand:
+    """Give a weight as layers take it: scales in UE8M0 beside FP4 values alone, else in FP32."""
+    return weight, scales if is_fp4(weight) else as_fp32(scales)
+
+
 def as_fp32(scales: Tensor) -> Tensor:
-    """Turn UE8M0 scales, which are powers of two, into FP32. The products take no other scales."""
+    """Turn UE8M0 scales, which are powers of two, into FP32."""
     return scales.float() if scales.dtype == torch.float8_e8m0fnu else scales
 
 
 def dequantized(weight: Tensor, scales: Tensor) -> Tensor:
     """FP32 `[..., n, k]` of FP8 values and scales `[..., ceil(n / 128), ceil(k / 128)]`."""
+    if is_fp4(weight):
+        raise NotImplementedError("weight: expected torch.float8_e4m3fn, through which gradients flow, got FP4")
     n, k = weight.shape[-2:]
     by_rows = as_fp32(scales).repeat_interleave(SCALE_BLOCK, dim=-2)[..., :n, :]
     return weight.float() * by_rows.repeat_interleave(SCALE_BLOCK, dim=-1)[..., :k]

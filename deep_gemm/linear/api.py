@@ -12,7 +12,8 @@ from ..casts.fp8 import cast_rows
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
-from ..gemm.dense.api import BEHIND_CAST
+from ..gemm.dense.api import BEHIND_CAST, fp8_gemm_nt
+from ..gemm.packed import is_packed
 from ..gemm.plan import SCALE_BYTES
 from ..gemm.product import run as run_product
 from ..gemm.product import run_checked
@@ -27,13 +28,14 @@ def linear(x: Tensor, w: Operand, *, out: Tensor | None = None, bias: Tensor | N
 
     - `x`: `[..., k]`, BF16, FP16 or FP32, with any leading dimensions and strides.
     - `w`: values `[n, k]` (torch.float8_e4m3fn) and scales `[ceil(n / 128), ceil(k / 128)]`, as `per_block_cast_to_fp8`
-      gives them. k is a multiple of 16 and n of 8.
+      gives them. k is a multiple of 16 and n of 8. Or FP4 (MXFP4) as `fp8_fp4_gemm_nt` takes it: values `[n, k / 2]`,
+      two to a byte, and scales `[n, k / 32]`, k a multiple of 32.
     - `out`: BF16 `[..., n]`, its rows at equal distances. Where it is given the function returns None; where it is left
       out the function makes it and returns it.
     - `bias`: `[n]`, BF16, FP16 or FP32, added in FP32 before the one rounding to BF16.
 
     Where `out` is left out x and bias have gradients, in their types: dx = dy @ w with dy cast to FP8 as x is. The
-    weight has none.
+    weight has none. Beside an FP4 weight nothing has one, and what requires one is refused.
 
     >>> w = per_block_cast_to_fp8(torch.ones(8, 128))
     >>> linear(torch.ones(2, 3, 128), w, bias=torch.ones(8)).shape
@@ -54,6 +56,13 @@ def _answer(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> t
 def compute_linear(p: LinearProblem, *, is_made: bool) -> CallPlan | None:
     """Compute `linear`; give the plan if it serves other calls. `is_made`: these make their output too."""
     d, c = output_and_c(p.out, p.bias)
+    if is_packed(p.w):
+        if c is not None and c is not d:
+            c = d.copy_(c)  # products take a C with rows of its own
+        fp8_gemm_nt(cast_rows(p.x, mn_major=True)[0], p.w, d, c)
+        if d is not p.out:
+            p.out.copy_(d)
+        return None
     launch, ctas = kernel.run(p.x, p.w, d, c) or (cast_and_multiply(p.x, p.w, d, c), 0)
     if d is not p.out:
         p.out.copy_(d)

@@ -12,15 +12,16 @@ from ..casts.rules import LAYER_TYPES
 from ..core.check import checks
 from ..core.check.checks import Operand, Sizes
 from ..core.check.layout import SCALE_BLOCK
+from ..gemm import packed
 
 
 class LinearProblem(NamedTuple):
-    """Rows of any tensor times an FP8 weight, plus a bias."""
+    """Rows of any tensor times an FP8 or FP4 weight, plus a bias."""
 
     x: Tensor
     """`[m, k]`"""
     w: Operand
-    """`[n, k]`, one scale for each 128x128 block."""
+    """`[n, k]`, as `weight` gives it."""
     bias: Tensor | None
     """`[n]`"""
     out: Tensor
@@ -66,7 +67,12 @@ def linear_problem(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | Non
 
 
 def weight(name: str, given: Operand, axes: tuple[str, ...], sizes: Sizes) -> Operand:
-    """Check an FP8 weight `[n, k]`, or one for each group, with a scale for each 128x128 block."""
+    """Check a weight `[n, k]`, or one for each group: FP8 with a scale for each 128x128 block, or FP4 (gemm/packed.py).
+
+    FP4's values are given back as bytes, and its scales as words where they are not FP32.
+    """
+    if packed.is_packed(given):
+        return packed.weight(name, given, axes, sizes, depth=axes[-1])
     values, scales = checks.operand(name, given, axes, sizes)
     *outer, k = values.shape
     checks.scales(f"sf{name}", scales, axes[-2], tuple(outer), k, SCALE_BLOCK)

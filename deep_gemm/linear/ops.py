@@ -36,6 +36,11 @@ def ask_linear(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -
 def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep what the gradients take."""
     x, w, sfw, bias = inputs
+    if w.dtype != torch.float8_e4m3fn:
+        raise ValueError(
+            "w: expected torch.float8_e4m3fn where x or bias requires a gradient, got FP4, which is for inference: "
+            "call under torch.no_grad()"
+        )
     ctx.save_for_backward(w, sfw)
     ctx.x_shape, ctx.x_dtype, ctx.bias_dtype = x.shape, x.dtype, None if bias is None else bias.dtype
 

@@ -1,4 +1,4 @@
-"""A gated mixture of experts with FP8 weights, for activations as models have them."""
+"""A gated mixture of experts with FP8 or FP4 weights, for activations as models have them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, ceil_div, get_tma_aligned_size
 from ..core.check.tracing import is_dispatched
 from ..core.gpu import is_hopper
+from ..gemm.packed import is_packed
 from ..gemm.rows.api import product_of_stacked_rows
 from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem
@@ -39,7 +40,9 @@ def experts(
       FP16.
     - `w1`: values `[experts, 2 intermediate, hidden]`, the gate's rows first, and scales
       `[experts, ceil(2 intermediate / 128), ceil(hidden / 128)]`; `w2`: values `[experts, hidden, intermediate]`, and
-      scales likewise. `per_block_cast_to_fp8` gives them. hidden and intermediate are multiples of 16.
+      scales likewise. `per_block_cast_to_fp8` gives them. hidden and intermediate are multiples of 16. Either may be
+      FP4 (MXFP4) as `m_grouped_fp8_fp4_gemm_nt_contiguous` takes it: values `[experts, n, k / 2]`, two to a byte, and
+      scales `[experts, n, k / 32]`, k a multiple of 32.
     - `out`: BF16 `[tokens, hidden]`. Where it is given the function returns None; where it is left out the function
       makes it and returns it.
     - `limit`: as for `silu_mul_cast_to_fp8`.
@@ -90,7 +93,7 @@ def activations_of_rows(a: Quantized, w: Operand, rows: ExpertRows, limit: float
     """
     values, intermediate = a[0], w[0].shape[1] // 2
     has_kernel = values.is_cuda and is_hopper(values.get_device())
-    if not has_kernel or not activates_in_product(values.shape[0], intermediate):
+    if not has_kernel or is_packed(w) or not activates_in_product(values.shape[0], intermediate):
         return activate_rows(product_of_rows(a, w, rows), rows, limit)
     d = torch.empty((values.shape[0], intermediate), dtype=values.dtype, device=values.device)
     scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)

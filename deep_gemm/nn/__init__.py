@@ -1,9 +1,11 @@
 """Modules that are trained in FP8: a linear layer and a gated mixture of experts, with gradients for autograd.
 
-Weights are BF16 or FP32, as an optimizer needs them, and are cast in each call.
+Weights are BF16 or FP32, as an optimizer needs them, and are cast in each call. The frozen ones are for inference:
+their weights are FP8 or FP4 already.
 """
 
 from .experts import Experts
+from .frozen import FrozenExperts, FrozenLinear
 from .linear import Linear
 
-__all__ = ["Experts", "Linear"]
+__all__ = ["Experts", "FrozenExperts", "FrozenLinear", "Linear"]

@@ -24,7 +24,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from mega_cases import mega_mistakes, over_ranks, to_one_rank
+from mega_cases import mega_mistakes, over_ranks, random_fp4, to_one_rank
 from torch import Tensor
 
 import deep_gemm
@@ -36,6 +36,8 @@ HIDDEN, INTER, TOPK, MAX_TOKENS = 144, 80, 3, 20
 SECONDS = 60
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "experts_across_processes.py"
 TIMEOUT = timedelta(seconds=20)
+Both = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Both weights of all experts, cast."""
 
 
 def free_ports() -> tuple[int, int]:
@@ -109,15 +111,15 @@ def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor
     assert worst <= 0, f"{worst} beyond the bound"
 
 
-def by_one(x: Tensor, ids: Tensor, p: Tensor, num: int, limit: float | None) -> tuple[Tensor, Tensor]:
+def by_one(x: Tensor, ids: Tensor, p: Tensor, both: Both, limit: float | None) -> tuple[Tensor, Tensor]:
     """What one process gives, and the result of each route."""
-    w1, w2 = map(cast, weights(num))
+    w1, w2 = both
     out = deep_gemm.experts(x, ids, p, w1, w2, limit=limit)
     each = deep_gemm.experts(
         x.repeat_interleave(ids.shape[1], 0), ids.reshape(-1, 1), torch.ones(ids.numel(), 1), w1, w2, limit=limit
     )
     assert out is not None and each is not None
-    return out, each.view(*ids.shape, HIDDEN)
+    return out, each.view(*ids.shape, x.shape[1])
 
 
 def check_layer(
@@ -126,18 +128,23 @@ def check_layer(
     ids: Tensor | None = None,
     limit: float | None = None,
     group: dist.ProcessGroup | None = None,
+    both: Both | None = None,
 ) -> None:
     x, drawn, p = tokens_of_ranks(counts, num)
+    if both is None:
+        first, second = weights(num)
+        both = cast(first), cast(second)
+    x = x[:, : both[1][0].shape[1]].contiguous()
     ids = drawn if ids is None else ids
     p = p[:, : ids.shape[1]]
-    w1, w2 = (part(cast(w), owned_experts(num, group)) for w in weights(num))
+    w1, w2 = (part(w, owned_experts(num, group)) for w in both)
     layer = Experts(num, w1, w2, group, limit=limit, max_tokens=MAX_TOKENS)
     mine = [share_out(each, counts, group) for each in (x, ids, p)]
     with torch.inference_mode():  # what the first call makes serves calls of any mode
         layer(*mine)
         layer.decode(*mine)
     got = layer(*mine)
-    out, rows = by_one(x, ids, p, num, limit)
+    out, rows = by_one(x, ids, p, both, limit)
     out, rows = share_out(out, counts, group), share_out(rows, counts, group)
     assert got.dtype == torch.bfloat16
     assert_near(got, out, mine[1], mine[2], rows, num, len(counts))
@@ -155,6 +162,19 @@ def uneven(world: int) -> None:
     check_layer([5, *[8] * (world - 1)], 3 * world, limit=0.4)
     one_route = torch.arange(5 * world)[:, None] % (2 * world)
     check_layer([5] * world, 2 * world, one_route)
+
+
+def with_fp4_weights(world: int) -> None:
+    g, num = torch.Generator().manual_seed(7), 2 * world
+    both = random_fp4(num, 192, 128, g), random_fp4(num, 128, 96, g)
+    check_layer([3 + 7 * r % 11 for r in range(world)], num, both=both)
+    check_layer([0, *[8] * (world - 1)], num, limit=0.4, both=both)
+    w1, w2 = (part(w, owned_experts(num)) for w in both)
+    layer, (x, ids, p) = Experts(num, w1, w2), tokens_of_ranks([4], num)
+    said = error_of(lambda: layer(x[:, :128].requires_grad_(), ids, p))
+    assert said == "x: expected tensors without a gradient, because the weights are cast, for inference", said
+    layer.bfloat16()
+    assert [each.dtype for each in layer.buffers()] == [torch.uint8] * 4
 
 
 def without_tokens(world: int) -> None:
@@ -541,6 +561,7 @@ CASES: dict[int, list[Callable[[int], None]]] = {
         copies,
         casts,
         uneven,
+        with_fp4_weights,
         without_tokens,
         all_to_one_expert,
         without_routes,
@@ -552,7 +573,18 @@ CASES: dict[int, list[Callable[[int], None]]] = {
         mega_mistakes,
         example,
     ],
-    3: [in_groups_of_some, uneven, all_to_one_expert, trained, mistakes, over_ranks, to_one_rank, mega_mistakes, dies],
+    3: [
+        in_groups_of_some,
+        uneven,
+        with_fp4_weights,
+        all_to_one_expert,
+        trained,
+        mistakes,
+        over_ranks,
+        to_one_rank,
+        mega_mistakes,
+        dies,
+    ],
     4: [uneven, without_tokens, trained, bytes_sent],
 }
 """By number of processes. A case that leaves the group broken is the last."""

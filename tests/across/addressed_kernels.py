@@ -25,6 +25,7 @@ from deep_gemm.across import post_rows as post_rows_kernel
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.tensor_map import TensorMap
@@ -56,6 +57,7 @@ def at(address: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence
 
 
 Launched = dict[str, Any]
+Pair = tuple[Tensor, Tensor]
 
 
 def members(params: Params, memory: memoryview, address: int) -> Launched:
@@ -240,6 +242,14 @@ def fetched(p: Launched, groups: int) -> Tensor:
     return group_of.masked_fill_(group_of == groups, -1)
 
 
+def rows_to_addresses(a: Pair, b: Pair, ids: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:
+    d = torch.empty(len(ids), b[0].shape[1], dtype=BF16)
+    (product_of_rows_by_64 if of_a == PER_64 else product_of_stacked_rows)(a, b, d, ids)
+    for row, address in enumerate(addresses.tolist()):
+        if int(ids[row]) >= 0 and address:
+            at(address, d.shape[1:], BF16).copy_(d[row])
+
+
 def fp8_gemm_rows(config: Any, p: Launched) -> None:
     m, n, k, groups = p["m"], p["n"], p["k"], p["groups.count"]
     first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_b", "map_sfa")}
@@ -252,11 +262,8 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     sfb = at(p["sfb"], (groups, -(-n // 128), -(-k // 128)), FP32, strides)
     ids = fetched(p, groups) if config.fetches else at(p["groups.layout"], (m,), INT32)
     if config.to_addresses:
-        d = torch.empty(m, n, dtype=BF16)
-        (product_of_rows_by_64 if config.scale_parts == 2 else product_of_stacked_rows)((a, sfa), (b, sfb), d, ids)
-        for row, address in enumerate(at(p["d"], (m,), INT64).tolist()):
-            if int(ids[row]) >= 0 and address:
-                at(address, (n,), BF16).copy_(d[row])
+        of_a = PER_64 if config.scale_parts == 2 else PER_ROW
+        rows_to_addresses((a, sfa), (b, sfb), ids, at(p["d"], (m,), INT64), of_a=of_a)
         return
     if not config.activates:
         product_of_stacked_rows((a, sfa), (b, sfb), at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)

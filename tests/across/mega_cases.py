@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -14,6 +14,7 @@ import deep_gemm
 from deep_gemm import SM90SymmBuffer
 from deep_gemm.across import mega_by_peers
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.gemm.packed import as_e4m3, is_packed
 
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
 """FP8 values, their scales, experts and weights of routes."""
@@ -25,11 +26,15 @@ class Model:
     inter: int = 128
     num_experts: int = 6
     topk: int = 3
+    is_fp4: bool = False
 
     def weights(self, device: str = "cpu", seed: int = 0) -> tuple[Operand, Operand]:
         """All experts': the gate's rows first."""
         g = torch.Generator(device).manual_seed(seed)
         shapes = (2 * self.inter, self.hidden), (self.hidden, self.inter)
+        if self.is_fp4:
+            l1, l2 = (random_fp4(self.num_experts, *shape, g) for shape in shapes)
+            return l1, l2
         l1, l2 = (random_weight(self.num_experts, *shape, g) for shape in shapes)
         return l1, l2
 
@@ -43,6 +48,8 @@ class Model:
 
     def buffer(self, max_tokens: int = 128, group: dist.ProcessGroup | None = None) -> SM90SymmBuffer:
         sizes = self.num_experts, max_tokens, self.topk, self.hidden, self.inter
+        if self.is_fp4:
+            return deep_gemm.get_symm_buffer_for_mega_moe(group, *sizes)
         return deep_gemm.get_symm_buffer_for_sm90_mega_moe(group, *sizes)
 
 
@@ -52,6 +59,27 @@ def random_weight(experts: int, n: int, k: int, g: torch.Generator) -> Operand:
     values.bitwise_and_(0xB7).bitwise_or_(0x20)  # magnitudes from 2^-3 to 3.75
     scales = (torch.rand(experts, n // 128, k // 128, generator=g, device=g.device) + 0.5) / k**0.5
     return values.view(torch.float8_e4m3fn), scales
+
+
+def random_fp4(experts: int, n: int, k: int, g: torch.Generator) -> Operand:
+    """MXFP4 values of every code, and scales as bytes."""
+    values = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, generator=g, device=g.device)
+    return values, torch.randint(117, 125, (experts, n, k // 32), dtype=torch.uint8, generator=g, device=g.device)
+
+
+def transformed(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:
+    """Weights as calls take them."""
+    if is_packed(l1):
+        return deep_gemm.transform_weights_for_mega_moe(l1, l2)
+    return deep_gemm.transform_weights_for_mega_moe_sm90(l1, l2)
+
+
+def call(
+    y: Tensor, l1: Operand, l2: Operand, buffer: SM90SymmBuffer, counts: Tensor | None, clamp: float | None
+) -> None:
+    """A call with weights that were transformed."""
+    function = deep_gemm.fp8_fp4_mega_moe if is_packed(l1) else deep_gemm.fp8_mega_moe
+    function(y, l1, l2, buffer, counts, activation_clamp=clamp)
 
 
 def filling(buffer: SM90SymmBuffer, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> dict[str, Any]:
@@ -86,8 +114,7 @@ def result(
     count = len(tokens[0])
     room = torch.full((count + 1, buffer.hidden), torch.nan, dtype=torch.bfloat16, device=buffer.x.device)
     y, behind = room[:count], room[count]
-    l1, l2 = deep_gemm.transform_weights_for_mega_moe_sm90(l1, l2)
-    deep_gemm.fp8_mega_moe(y, l1, l2, buffer, counts, activation_clamp=clamp)
+    call(y, *transformed(l1, l2), buffer, counts, clamp)
     assert bool(y.isfinite().all())
     assert bool(behind.isnan().all())
     return y
@@ -112,6 +139,8 @@ def chain(tokens: Tokens, l1: Operand, l2: Operand, clamp: float | None = None) 
 
 
 def dequantized(weight: Operand, expert: int) -> Tensor:
+    if is_packed(weight):
+        return as_e4m3(weight[0][expert]).float() * 2.0 ** (weight[1][expert].float() - 127).repeat_interleave(32, 1)
     values, scales = weight[0][expert].float(), weight[1][expert]
     return values * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
 
@@ -128,7 +157,8 @@ def over_ranks(world: int) -> None:
     """Uneven tokens, a rank without any, routes of -1; the bits of one process; counts of what came."""
     model = Model(num_experts=2 * world)
     counts = [0, 9, 130][-world:]
-    check_over_ranks(model, counts, model.tokens(sum(counts)), None)
+    for each in (model, replace(model, is_fp4=True)):
+        check_over_ranks(each, counts, each.tokens(sum(counts)), None)
     counts = counts[1:] + counts[:1]
     check_over_ranks(model, counts, model.tokens(sum(counts), seed=2), 0.5)
 

@@ -9,6 +9,7 @@ from typing import Any
 import addressed_kernels
 import pytest
 import torch
+from fp4_cases import random_weight
 from helpers import inside_of_an_element
 from rank_threads import Ranks
 from torch import Tensor
@@ -68,7 +69,9 @@ class Node:
             monkeypatch.setattr(rows_fetched, "why_not", lambda _: "rows are too long")
 
     def layer(self, rank: int, intermediate: int = 80, seconds: float = 60.0, **more: Any) -> Experts:
-        weights = weights_of(rank, self.world, intermediate)
+        return self.connected(rank, weights_of(rank, self.world, intermediate), seconds, **more)
+
+    def connected(self, rank: int, weights: tuple[Operand, Operand], seconds: float = 60.0, **more: Any) -> Experts:
         layer = Experts(self.world * HERE, *weights, max_tokens=MOST, peer_memory=True, **more)
         addresses = tuple(memory.data_ptr() for memory in self.memories)
         layer._peers = Peers(self.memories[rank], addresses, self.room, rank, seconds, HERE)
@@ -134,6 +137,48 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
         layer.connected(TOPK).check()
 
     node.ranks.run(of_rank)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_fp4_weights_give_the_bits_of_one_process(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch, form: str, world: int
+) -> None:
+    monkeypatch.setitem(globals(), "HIDDEN", 160)
+    node = Node(monkeypatch, world, form)
+    monkeypatch.setattr(rows_to_addresses, "run", addressed_kernels.rows_to_addresses)
+    all_weights = random_weight(world * HERE, 256, 160), random_weight(world * HERE, 160, 128)
+
+    def of_rank(rank: int) -> None:
+        mine = slice(rank * HERE, (rank + 1) * HERE)
+        w1, w2 = ((values[mine].view(torch.int8), scales[mine] // 8 + 110) for values, scales in all_weights)
+        layer = node.connected(rank, (w1, w2))
+        for call, tokens in enumerate((5, MOST, 3 * (rank == 1))):
+            one = given(tokens, world, 10 * call + rank)
+            node.ranks.meeting.wait()
+            got = layer.decode(*one)
+            node.ranks.meeting.wait()
+            both = ((values, scales // 8 + 110) for values, scales in all_weights)
+            right = deep_gemm.experts(*one, *both)
+            assert right is not None and same(got, right)
+        assert not layer._decodes, "launches are prepared for FP8 alone"
+
+    node.ranks.run(of_rank)
+
+
+def test_scales_of_fp4_that_may_be_no_powers_of_two_are_refused_before_anything_is_sent(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "HIDDEN", 160)
+    (w1, (values, _)), node = (random_weight(HERE, 256, 160), random_weight(HERE, 160, 128)), Node(monkeypatch, 1)
+
+    def of_rank(rank: int) -> None:
+        layer = node.connected(rank, (w1, (values, torch.ones(HERE, 160, 4))))
+        with pytest.raises(NotImplementedError, match=r"^sfw2: expected UE8M0 beside FP4 where rows go to other GPUs"):
+            layer.decode(*given(3, 1, 0))
+
+    node.ranks.run(of_rank)
+    assert not launched
 
 
 def test_routes_to_nobody_and_to_one_rank(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,20 +6,21 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import addressed_kernels
 import pytest
 import torch
 from helpers import inside_of_an_element
-from mega_cases import Model, Tokens, fill, part, result
+from mega_cases import Model, Tokens, call, fill, part, result, transformed
 from rank_threads import Ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.across import by_peers, mega_by_peers, prepared
+from deep_gemm.across import by_peers, mega_by_peers, prepared, rows_to_addresses
 from deep_gemm.across import mega_check as mega_moe
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.mega_check import mega_sizes
@@ -44,7 +45,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 class Node:
     """Buffers of ranks that know each other's rooms, and weights."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int, *, fetches: bool = False) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, world: int, *, fetches: bool = False, model: Model = MODEL
+    ) -> None:
         monkeypatch.setattr(by_peers, "MANY_ROWS", 1 if fetches else 10**6)
         self.world, self.here, self.ranks = world, MODEL.num_experts // world, Ranks(monkeypatch, world)
         self.sizes = [
@@ -54,7 +57,7 @@ class Node:
         self.room = mega_by_peers.room_of(self.sizes[0])
         self.memories = [torch.zeros(self.room.num_bytes + 16, dtype=torch.uint8) for _ in range(world)]
         self.memories = [each[-each.data_ptr() % 16 :][: self.room.num_bytes] for each in self.memories]
-        self.weights = MODEL.weights()
+        self.model, self.weights = model, model.weights()
 
     def buffer(self, rank: int, seconds: float = 60.0) -> SM90SymmBuffer:
         addresses = tuple(memory.data_ptr() for memory in self.memories)
@@ -63,11 +66,11 @@ class Node:
 
     def own(self, rank: int) -> tuple[Operand, Operand]:
         mine = slice(rank * self.here, (rank + 1) * self.here)
-        return deep_gemm.transform_weights_for_mega_moe_sm90(*part(self.weights, mine))
+        return transformed(*part(self.weights, mine))
 
     def right(self, tokens: Tokens, clamp: float | None = None) -> Tensor:
         """The bits of one process by collectives."""
-        return result(MODEL.buffer(max(len(tokens[0]), 1)), tokens, *self.weights, clamp=clamp)
+        return result(self.model.buffer(max(len(tokens[0]), 1)), tokens, *self.weights, clamp=clamp)
 
 
 def same(x: Tensor, y: Tensor) -> bool:
@@ -79,9 +82,9 @@ def checked_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     check = mega_moe.mega_problem
 
-    def noted(*given: Any) -> mega_moe.MegaProblem:
+    def noted(*given: Any, is_fp4: bool) -> mega_moe.MegaProblem:
         seen.append(given)
-        return check(*given)
+        return check(*given, is_fp4=is_fp4)
 
     monkeypatch.setattr(mega_by_peers, "mega_problem", noted)
     return seen
@@ -128,6 +131,36 @@ def test_calls_have_the_bits_of_one_process(
 
     node.ranks.run(of_rank)
     assert len(checked) == 2 * world, "once without and once with counts"
+
+
+@pytest.mark.parametrize("fetches", [False, True])
+@pytest.mark.parametrize("world", [1, 3])
+def test_calls_with_fp4_weights_have_the_bits_of_one_process(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch, world: int, fetches: bool
+) -> None:
+    node = Node(monkeypatch, world, fetches=fetches, model=replace(MODEL, is_fp4=True))
+    monkeypatch.setattr(rows_to_addresses, "run", addressed_kernels.rows_to_addresses)
+    checked = checked_calls(monkeypatch)
+    by_rank = [5, 3, 9][:world]
+    tokens = MODEL.tokens(sum(by_rank))
+    right = torch.split(node.right(tokens, 0.5), by_rank)
+
+    def of_rank(rank: int) -> None:
+        buffer, own = node.buffer(rank), node.own(rank)
+        fill(buffer, tuple(torch.split(each, by_rank)[rank] for each in tokens))  # type: ignore[arg-type]
+        for _ in range(2):
+            y = torch.full((by_rank[rank], MODEL.hidden), 7, dtype=torch.bfloat16)
+            node.ranks.meeting.wait()
+            call(y, *own, buffer, None, 0.5)
+            node.ranks.meeting.wait()
+            assert same(y, right[rank])
+
+    node.ranks.run(of_rank)
+    assert len(checked) == world
+    of_any_value = torch.ones(node.here, MODEL.hidden, MODEL.inter // 32)
+    l1, (values, _) = node.own(0)
+    with pytest.raises(NotImplementedError, match=r"^sfl2: expected UE8M0 beside FP4 where rows go to other GPUs"):
+        call(torch.empty(1, MODEL.hidden, dtype=torch.bfloat16), l1, (values, of_any_value), node.buffer(0), None, None)
 
 
 def test_ranks_go_the_same_way_whether_calls_are_checked_or_not(
@@ -339,6 +372,7 @@ def test_calls_follow_the_settings(launched: Counter[str], monkeypatch: pytest.M
     calls = alone.buffer.calls
     assert calls is not None
     (launches,) = calls._launches.values()
+    assert isinstance(launches, mega_by_peers.Launches)
     products, rows = (launches.first, launches.second), calls.sizes.rows
     usual = [product._plans[rows] for product in products]
     try:

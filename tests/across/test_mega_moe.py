@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fp4_cases import FORMS
 from mega_cases import Model, Tokens, chain, dequantized, fill, filling, result
 from torch import Tensor
 
@@ -21,11 +23,16 @@ from deep_gemm.across import mega_moe
 from deep_gemm.core.check.checks import Operand
 
 MODEL = Model()
+Y = torch.zeros(4, 256, dtype=torch.bfloat16)
+FP4 = replace(MODEL, is_fp4=True)
 NAMES = {
     "SM90SymmBuffer",
+    "fp8_fp4_mega_moe",
     "fp8_mega_moe",
+    "get_symm_buffer_for_mega_moe",
     "get_symm_buffer_for_sm90_mega_moe",
     "mega_moe_pre_dispatch_sm90",
+    "transform_weights_for_mega_moe",
     "transform_weights_for_mega_moe_sm90",
 }
 
@@ -33,7 +40,7 @@ NAMES = {
 def test_names_are_there_and_those_that_could_not_work_are_not() -> None:
     assert set(deep_gemm.__all__) >= NAMES
     assert all(getattr(deep_gemm, name) is getattr(deep_gemm.distributed, name) for name in NAMES)
-    for name in ("SymmBuffer", "get_symm_buffer_for_mega_moe", "fp8_fp4_mega_moe", "bf16_mega_moe"):
+    for name in ("SymmBuffer", "bf16_mega_moe"):
         assert not hasattr(deep_gemm, name)
 
 
@@ -175,6 +182,69 @@ def test_weights_that_do_not_fit_are_refused(
     assert str(found.value).startswith(message)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_transform_of_fp4_keeps_its_bytes_and_its_input(form: str) -> None:
+    """So weights that are refreshed in place are seen anew, whatever they held when they were transformed."""
+    l1, l2 = ((values, FORMS[form](scales)) for values, scales in FP4.weights())
+    before = [each.clone() for each in (*l1, *l2)]
+    made = deep_gemm.transform_weights_for_mega_moe(l1, l2)
+    for (given, got), was in zip(zip((*l1, *l2), (*made[0], *made[1]), strict=True), before, strict=True):
+        assert got.data_ptr() == given.data_ptr()
+        assert got.numel() * got.element_size() == given.numel() * given.element_size()
+        assert torch.equal(given.contiguous().view(torch.uint8), was.contiguous().view(torch.uint8))
+    tokens = FP4.tokens(9)
+    buffer, y = FP4.buffer(), torch.empty(9, FP4.hidden, dtype=torch.bfloat16)
+    fill(buffer, tokens)
+    l1[0].zero_()
+    deep_gemm.fp8_fp4_mega_moe(y, *made, buffer)
+    assert not y.any()
+
+
+@pytest.mark.parametrize("model", [MODEL, FP4])
+def test_each_function_takes_its_own_weights_alone(model: Model) -> None:
+    weights, buffer = model.weights(), model.buffer()
+    function: Any = deep_gemm.fp8_mega_moe if model.is_fp4 else deep_gemm.fp8_fp4_mega_moe
+    of_other = deep_gemm.transform_weights_for_mega_moe
+    if model.is_fp4:
+        of_other = deep_gemm.transform_weights_for_mega_moe_sm90
+    for use in (lambda: of_other(*weights), lambda: function(Y, *weights, buffer)):
+        with pytest.raises(ValueError, match=r"^l1: expected dtype torch\.(float8_e4m3fn|int8)"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_shared_experts": 1}, "num_shared_experts: expected 0, got 1"),
+        ({"mma_type": "bf16xfp4"}, "mma_type: expected one that begins with 'fp8', got 'bf16xfp4'"),
+        ({"use_fp8_dispatch": False}, "use_fp8_dispatch: expected True, got False"),
+        ({"activation": "situ"}, "activation: expected 'swiglu', got 'situ'"),
+    ],
+)
+def test_what_a_buffer_of_the_other_name_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
+    assert deep_gemm.get_symm_buffer_for_mega_moe(None, 6, 8, 3, 256, 128, 0, True, "fp8xfp8").x.shape == (128, 256)
+    with pytest.raises(NotImplementedError, match=f"^{message}"):
+        deep_gemm.get_symm_buffer_for_mega_moe(None, 6, 8, 3, 256, 128, **changed)
+
+
+def test_keywords_of_later_are_accepted_where_they_change_nothing() -> None:
+    tokens, weights, buffer = FP4.tokens(4), FP4.weights(), FP4.buffer()
+    fill(buffer, tokens)
+    y = torch.empty_like(Y)
+    call: Any = deep_gemm.fp8_fp4_mega_moe
+    call(y, *weights, buffer, None, (1, 1, 32), "swiglu", None, True, something_new=None, another=False)
+    assert torch.equal(y, result(FP4.buffer(), tokens, *weights))
+    for said, message in (
+        ({"something_new": True}, "something_new: expected None, got True"),
+        ({"recipe": (1, 128, 128)}, r"recipe: expected \(1, 1, 32\), got \(1, 128, 128\)"),
+        ({"activation": "situ"}, "activation: expected 'swiglu', got 'situ'"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"^{message}"):
+            call(y, *weights, buffer, **said)
+    with pytest.raises(TypeError, match=r"^sym_buffer: expected SM90SymmBuffer, got NoneType"):
+        deep_gemm.fp8_fp4_mega_moe(y, *weights, None)  # type: ignore[arg-type]
+
+
 # Values
 
 
@@ -186,6 +256,8 @@ def test_weights_that_do_not_fit_are_refused(
         (MODEL, 33),
         (Model(512, 256, 32, 6), 8),  # 4096, 2048, 256 experts, top-6, made smaller
         (Model(768, 384, 48, 6), 24),  # 7168, 3072, 384 experts, top-6
+        (FP4, 33),
+        (Model(512, 384, 48, 6, is_fp4=True), 24),
     ],
 )
 def test_a_call_is_the_chain_of_one_expert_after_another(model: Model, count: int, clamp: float | None) -> None:
@@ -271,9 +343,6 @@ def test_no_token_at_all() -> None:
     counts = torch.zeros(6, dtype=torch.int32)
     assert result(MODEL.buffer(), MODEL.tokens(0), *MODEL.weights(), counts).shape == (0, 256)
     assert not counts.any()
-
-
-Y = torch.zeros(4, 256, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ def mega(t: Pass) -> None:
     deep_gemm.fp8_mega_moe(t(bf16(0, 256)), L1, L2, buffer)
 
 
+def mega_fp4(t: Pass) -> None:
+    """The same with FP4 weights."""
+    buffer = deep_gemm.get_symm_buffer_for_mega_moe(None, 2, 128, 1, 256, 128)
+    l1 = torch.zeros(2, 256, 128, dtype=torch.uint8), torch.zeros(2, 256, 8, dtype=torch.uint8)
+    deep_gemm.fp8_fp4_mega_moe(t(bf16(0, 256)), l1, (l1[0][..., :64], l1[1][..., :4]), buffer)
+
+
 OPERANDS: list[tuple[str, Callable[[Pass], Any]]] = [
     ("per_token_cast_to_fp8 x", lambda t: per_token_cast_to_fp8(t(X))),
     ("per_token_cast_to_fp8 x", lambda t: per_token_cast_to_fp8(t(X), True, use_packed_ue8m0=True)),
@@ -177,6 +184,7 @@ OUTPUTS: list[tuple[str, Callable[[Pass], Any]]] = [
     ("experts out", lambda t: deep_gemm.experts(X, IDS, P, W1, W2, out=t(bf16(M, K)))),
     ("gather_weighted out", lambda t: deep_gemm.gather_weighted(X, ROWS, P, out=t(bf16(M, K)))),
     ("fp8_mega_moe y", mega),
+    ("fp8_fp4_mega_moe y", mega_fp4),
     ("mega_moe_pre_dispatch_sm90 x_sf", lambda t: fill(t, "x_sf")),
 ]
 """A function, the output that it refuses, and a call of it."""
@@ -277,7 +285,8 @@ def test_compiled_functions_refuse_it_and_run_without_gradients(name: str) -> No
 TYPES = "Tensor", "Operand"
 WITHOUT_ONE = """
     align bench bench_kineto calc_diff ceil_div cell_div expert_rows explain get_paged_mqa_logits_metadata
-    transform_weights_for_mega_moe_sm90 transpose_packed_fp4 unpack_ue8m0_from_int cast_back_from_fp4
+    transform_weights_for_mega_moe transform_weights_for_mega_moe_sm90 transpose_packed_fp4 unpack_ue8m0_from_int
+    cast_back_from_fp4
     fp8_mqa_logits fp8_fp4_mqa_logits fp8_paged_mqa_logits fp8_fp4_paged_mqa_logits
 """
 """The functions of nothing that is trained, those whose gradient is torch's, and logits (test_indexer.py)."""

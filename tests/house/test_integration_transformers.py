@@ -17,16 +17,19 @@ from typing import Any
 
 import pytest
 import torch
+from fp4_cases import plain, random_weight
 from torch import Tensor
 from torch.nn.functional import silu
 
 from deep_gemm import calc_diff, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.integrations import transformers as integration
-from deep_gemm.integrations.transformers import dequantized, use_deep_gemm
+from deep_gemm.integrations.transformers import WAYS_OF_EXPERTS, dequantized, use_deep_gemm
 
 pytest.importorskip("transformers", minversion="5.17")
 fp8: Any = import_module("transformers.integrations.finegrained_fp8")
 
+CONSTRUCTED = ("block_size", "activation_scheme", "expert_dtype", "scale_fmt")
+"""Arguments of `FP8Experts`, which are no part of a model's configuration."""
 FAMILIES = ("qwen3_moe", "deepseek_v3")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -104,7 +107,7 @@ def experts_layer(**config: Any) -> Any:
     """Four experts of transformers, as a model makes them."""
     sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 4, "hidden_act": "silu"}
     has_gate = config.pop("has_gate", True)
-    arguments = {name: config.pop(name) for name in ("block_size", "activation_scheme") if name in config}
+    arguments = {name: config.pop(name) for name in CONSTRUCTED if name in config}
     made = fp8.use_experts_implementation(
         experts_class=type("Experts", (fp8.FP8Experts,), {}),
         experts_interface=fp8.ALL_FP8_EXPERTS_FUNCTIONS,
@@ -113,7 +116,12 @@ def experts_layer(**config: Any) -> Any:
     settings = SimpleNamespace(**{**sizes, "_experts_implementation": "grouped_mm", **config})
     layer = made(config=settings, has_gate=has_gate, **{"block_size": (128, 128), **arguments})
     for i, name in enumerate(("gate_up_proj", "down_proj")):
-        if hasattr(layer, name) and arguments.get("block_size", (128, 128)) == (128, 128):
+        if arguments.get("expert_dtype") == "fp4":
+            values, scales = random_weight(*getattr(layer, name).shape[:2], 2 * getattr(layer, name).shape[2], seed=i)
+            scales = (scales // 8 + 107).view(torch.float8_e8m0fnu).to(getattr(layer, f"{name}_scale_inv").dtype)
+            setattr(layer, name, torch.nn.Parameter(values.view(torch.int8), requires_grad=False))
+            setattr(layer, f"{name}_scale_inv", torch.nn.Parameter(scales, requires_grad=False))
+        elif hasattr(layer, name) and arguments.get("block_size", (128, 128)) == (128, 128):
             values, scales = per_block_cast_to_fp8(random(*getattr(layer, name).shape, seed=i) / 8)
             setattr(layer, name, torch.nn.Parameter(values, requires_grad=False))
             setattr(layer, f"{name}_scale_inv", torch.nn.Parameter(scales, requires_grad=False))
@@ -128,8 +136,15 @@ def routes(num_tokens: int = 12, topk: int = 2, num: int = 4) -> tuple[Tensor, T
 
 def mixture(layer: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """The experts in FP32, each token at a time."""
-    w1 = dequantized(layer.gate_up_proj, layer.gate_up_proj_scale_inv)
-    w2 = dequantized(layer.down_proj, layer.down_proj_scale_inv)
+    w1, w2 = (
+        plain(values.view(torch.uint8), scales.to(torch.float8_e8m0fnu).view(torch.uint8)).float()
+        if values.dtype == torch.int8
+        else dequantized(values, scales)
+        for values, scales in (
+            (layer.gate_up_proj, layer.gate_up_proj_scale_inv),
+            (layer.down_proj, layer.down_proj_scale_inv),
+        )
+    )
     rows = []
     for i, token in enumerate(x.float()):
         row = torch.zeros(x.shape[1])
@@ -368,6 +383,37 @@ def test_experts_have_gradients(device: str) -> None:
         assert calc_diff(got.grad.cpu(), expected.grad) < ONE_LAYER
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale_fmt", ["ue8m0", "float"])
+@pytest.mark.parametrize("way", [*WAYS_OF_EXPERTS, "eager"])
+def test_experts_in_fp4(way: str, scale_fmt: str, device: str) -> None:
+    """As checkpoints of DeepSeek-V4 have them: `block_size` is about the other layers."""
+    layer = experts_layer(expert_dtype="fp4", scale_fmt=scale_fmt, block_size=(64, 64), swiglu_limit=0.4)
+    layer.config._experts_implementation = way
+    assert layer.gate_up_proj.dtype == torch.int8
+    x, ids, weights = routes()
+    expected = mixture(layer, x, ids, weights)
+    with use_deep_gemm() as use, torch.no_grad():
+        out = layer.to(device)(*(y.to(device) for y in (x, ids, weights)))
+    assert not use.left
+    assert use.taken == ({"linear": 8} if way == "eager" else {"experts": 1})
+    assert calc_diff(out.cpu(), expected) < ONE_LAYER
+
+
+def test_there_is_no_gradient_through_fp4() -> None:
+    layer, (x, ids, weights) = experts_layer(expert_dtype="fp4", scale_fmt="ue8m0"), routes()
+    w, learns = (layer.gate_up_proj[0], layer.gate_up_proj_scale_inv[0]), x.clone().requires_grad_()
+    with use_deep_gemm():
+        out = fp8.fp8_linear(learns, *w)
+        with pytest.raises(NotImplementedError, match=r"^weight: expected torch.float8_e4m3fn, through which"):
+            out.sum().backward()
+        for way in ("grouped_mm", "eager"):
+            layer.config._experts_implementation = way
+            out = layer(learns, ids, weights)
+            with pytest.raises(NotImplementedError, match="FP4"):  # newer releases say it in their own words
+                out.sum().backward()
+
+
 # What is left to transformers
 
 
@@ -411,6 +457,7 @@ def test_other_blocks_are_left(calls_left: list[Any]) -> None:
         ({"has_gate": False}, "has_gate: expected True, got False"),
         ({"activation_scheme": "static"}, "activation_scale: expected None"),
         ({"block_size": (64, 64)}, "block_size: expected"),
+        ({"expert_dtype": "fp4", "activation_scheme": "static"}, "activation_scale: expected None"),
     ],
 )
 def test_experts_are_left_with_a_reason(changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:

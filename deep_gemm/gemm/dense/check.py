@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
-from ...core.check.recipes import MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from ...core.check.recipes import MX, NO_RECIPES, Recipes, Scales, default_dtype, scales_of
 from .. import packed
 from ..fine_scales import in_whole_blocks
 from ..tiles import TILES_OF
@@ -64,16 +64,12 @@ def _packed_problem(
     sizes: Sizes = {}
     of_a = packed.scales_beside(recipes)
     av, sfa = checks.operand("a", a, ("m", "k"), sizes)
-    bv, sfb = packed.weight("b", b, ("k / 2", "n") if turn_b else ("n", "k / 2"), sizes, turned=turn_b)
+    bv, sfb = packed.weight("b", b, ("k", "n") if turn_b else ("n", "k"), sizes, turned=turn_b)
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     sfa = packed.scales_of_a("sfa", sfa, (m,), k, of_a)
     d, c = checks.outputs({"a": av, "sfa": sfa, "b": bv, "sfb": sfb}, d, c, ("m", "n"), sizes, torch.bfloat16)
-    av = checks.k_major("a", av)
-    if of_a == PER_ROW and sfb.dtype == torch.int32:
-        return DenseProblem(av, sfa, bv, sfb, d, c, m, n, k, MX)
-    if sfb.dtype == torch.int32:
-        sfb = packed.numbers_of(sfb, k // MX.columns)
-    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, packed.as_e4m3(bv), sfb, of_a, MX)
+    av, bv = checks.k_major("a", av), checks.k_major("b", bv)
+    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, MX)
     return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], of_b)
 
 

@@ -48,7 +48,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
       other row without a group is neither read nor written. With offsets, zeros are written up to the next group's
       aligned start, unless `ensure_zero_padding` is False; with ids it changes nothing, as callers expect.
 
-    The other keywords are as for `fp8_gemm_nt`; `expected_m_for_psum_layout` is accepted as a hint.
+    The other keywords are as for `fp8_gemm_nt`; `expected_m_for_psum_layout` is accepted as a hint. `b` may be FP4
+    (MXFP4): values `[groups, n, k / 2]`, two to a byte, and scales `[groups, n, k / 32]`, k a multiple of 32.
 
     >>> a, b = per_token_cast_to_fp8(torch.ones(3, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> layout = torch.tensor([0, 1, -1], dtype=torch.int32)

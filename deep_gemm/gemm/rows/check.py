@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ...core.check import checks
-from ...core.check.checks import Operand, Sizes
+from ...core.check.checks import Axes, Operand, Sizes
 from ...core.check.integers import INT32_MAX, as_integer, integer_in_range
-from ...core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from ...core.check.recipes import MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from .. import packed
 from ..fine_scales import in_whole_blocks
 
 ZERO_PADDING_BLOCK = 128
@@ -75,22 +76,18 @@ def contiguous_problem(
     `of_a`: scales of A that the kernel itself takes, which no recipe says.
     """
     sizes: Sizes = {}
-    stated, of_b = scales_of(recipes)
     turn_b = major[1] == "n"
-    av, sfa = checks.operand("a", a, ("m", "k"), sizes)
-    bv, sfb = checks.operand("b", b, ("groups", "k", "n") if turn_b else ("groups", "n", "k"), sizes)
-    bv = bv.mT if turn_b else bv
+    (av, sfa), (bv, sfb), stated, of_b = _operands(a, b, ("m",), sizes, recipes, turn_b, of_a)
     m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
+    is_fp4 = bv.dtype == torch.uint8
     if num_groups is not None and as_integer(num_groups) != groups:
         raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
-    sfa = checks.scales("sfa", sfa, "m", (m,), k, *min(of_a, stated))
-    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, *of_b, transposed=turn_b)
     if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
         grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
     axis = "groups" if use_psum_layout else "m"
     checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
-    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default_dtype(of_b))
+    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, _default_dtype(bv, of_b))
     checks.depth(k)
     alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
     if checks.on_host(grouped_layout):
@@ -99,7 +96,7 @@ def contiguous_problem(
         else:
             checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
     av = checks.k_major("a", av)
-    bv = checks.weights("b", bv, copy_if_transposed=turn_b)
+    bv = checks.weights("b", bv, copy_if_transposed=turn_b and not is_fp4)
     av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, stated, of_b)
     return ContiguousProblem(
         av,
@@ -116,7 +113,7 @@ def contiguous_problem(
         use_psum_layout,
         alignment,
         ensure_zero_padding,
-        of_a,
+        PER_ROW if is_fp4 else of_a,
     )
 
 
@@ -131,22 +128,46 @@ def masked_problem(
 ) -> MaskedProblem:
     """Check a product grouped along m with a row count for each group."""
     sizes: Sizes = {}
-    of_a, of_b = scales_of(recipes)
-    av, sfa = checks.operand("a", a, ("groups", "max_m", "k"), sizes)
-    bv, sfb = checks.operand("b", b, ("groups", "n", "k"), sizes)
+    (av, sfa), (bv, sfb), of_a, of_b = _operands(a, b, ("groups", "max_m"), sizes, recipes)
     groups, max_m, n, k = sizes["groups"], sizes["max_m"], sizes["n"], sizes["k"]
-    sfa = checks.scales("sfa", sfa, "max_m", (groups, max_m), k, *of_a)
-    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, *of_b)
     masked_m = checks.int32("masked_m", masked_m, "groups", groups)
     expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
-    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default_dtype(of_b))
+    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, _default_dtype(bv, of_b))
     checks.depth(k)
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, max_m)
     av, bv = checks.k_major("a", av), checks.weights("b", bv)
     av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
     return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, av.shape[2], of_b)
+
+
+def _operands(
+    a: Operand,
+    b: Operand,
+    rows: Axes,
+    sizes: Sizes,
+    recipes: Recipes,
+    turn_b: bool = False,
+    finest_of_a: Scales = PER_ROW,
+) -> tuple[Operand, Operand, Scales, Scales]:
+    """Check A `[*rows, k]` and B, and give with them how each is scaled: B, which may be FP4, as `[groups, n, k]`."""
+    av, sfa = checks.operand("a", a, (*rows, "k"), sizes)
+    outer, k = tuple(av.shape[:-1]), sizes["k"]
+    axes = ("groups", "k", "n") if turn_b else ("groups", "n", "k")
+    if packed.is_packed(b):
+        of_a, of_b = min(finest_of_a, packed.scales_beside(recipes)), MX
+        weight = packed.weight("b", b, axes, sizes, turned=turn_b)
+        return (av, packed.scales_of_a("sfa", sfa, outer, k, of_a, rows[-1])), weight, of_a, of_b
+    of_a, of_b = scales_of(recipes)
+    bv, sfb = checks.operand("b", b, axes, sizes)
+    sfa = checks.scales("sfa", sfa, rows[-1], outer, k, *min(finest_of_a, of_a))
+    sfb = checks.scales("sfb", sfb, "n", (sizes["groups"], sizes["n"]), k, *of_b, transposed=turn_b)
+    return (av, sfa), (bv.mT if turn_b else bv, sfb), of_a, of_b
+
+
+def _default_dtype(b: Tensor, of_b: Scales) -> torch.dtype:
+    return torch.bfloat16 if b.dtype == torch.uint8 else default_dtype(of_b)
 
 
 def _equal_groups(m: int, groups: int, device: torch.device) -> Tensor:

@@ -7,27 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from fp4_cases import FORMS, VALUES, operands, plain
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.core.check.checks import Operand
 from deep_gemm.gemm.packed import as_e4m3, numbers_of, words_of
-
-VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
-def operands(m: int, n: int, k: int, seed: int = 0, columns: int = 128) -> tuple[Operand, Tensor, Tensor]:
-    """A, packed values of B, and its scales as bytes."""
-    generator = torch.Generator().manual_seed(seed)
-    a = deep_gemm.per_token_cast_to_fp8(torch.randn(m, k, generator=generator), gran_k=columns)
-    values = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
-    return a, values, torch.randint(110, 135, (n, k // 32), generator=generator, dtype=torch.uint8)
-
-
-def plain(values: Tensor, scales: Tensor) -> Tensor:
-    """The numbers of a weight, in FP64."""
-    codes = torch.stack([values & 15, values >> 4], -1).flatten(-2)
-    return VALUES[codes.int()].double() * 2.0 ** (scales.double() - 127).repeat_interleave(32, -1)
 
 
 def product(a: Any, b: Any, call: Any = deep_gemm.fp8_fp4_gemm_nt, **said: Any) -> Tensor:
@@ -35,15 +19,6 @@ def product(a: Any, b: Any, call: Any = deep_gemm.fp8_fp4_gemm_nt, **said: Any) 
     d = call(a, b, **said)
     assert isinstance(d, Tensor)
     return d
-
-
-FORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "bytes": lambda scales: scales,
-    "e8m0": lambda scales: scales.view(torch.float8_e8m0fnu),
-    "words": words_of,
-    "words, MN-major": lambda scales: words_of(scales).t().contiguous().t(),
-    "powers of two in FP32": lambda scales: 2.0 ** (scales.float() - 127),
-}
 
 
 @pytest.mark.parametrize("form", FORMS)
