@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 324,
-    "lines of Python in the wheel": 26_900,
+    "files in the wheel": 326,
+    "lines of Python in the wheel": 26_980,
     "lines of Python in lab/": 16_230,
-    "lines of Python in tests/": 41_350,
+    "lines of Python in tests/": 41_470,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

@@ -80,6 +80,16 @@ def cast_rows_of(
 
 
 @torch.no_grad()
+def cast_rows_to_fp4(x: Tensor, use_ue8m0: bool, block: int) -> Quantized:
+    """Cast on a GPU to bytes of two FP4 values, each row's `block` columns with a scale."""
+    *rows, k = x.shape
+    values = torch.empty((*rows, k // 2), dtype=torch.uint8, device=x.device)
+    scales = empty_scales(rows, k, x, mn_major=False, gran_k=block)
+    cast_rows.run(RowCast(as_rows(x), as_rows(values), as_rows(scales), rounds_up=use_ue8m0, block=block))
+    return values, scales
+
+
+@torch.no_grad()
 def cast_columns_of(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
     """Cast the transpose of `x` `[m, k]` on a GPU, each column's 128 rows with a scale."""
     x = with_rows(x)

@@ -1,9 +1,11 @@
-"""Casts to FP4 values with FP32 scales, by torch, on any device. No product here takes them: Hopper has no FP4.
+"""Casts to FP4 values with FP32 scales, and back.
 
 A value is E2M1, one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign. Two lie in an int8, the first in its lower half. The
 rules are those of all casts (casts/rules.py) with 6 in place of 448: a scale is the block's largest finite magnitude
 over 6, an infinity saturates, a block without a finite non-zero value has scale 1. A quotient is rounded to the nearest
 value, a tie to the one with an even mantissa. E2M1 has no NaN: one becomes 6, as the hardware's conversion has it.
+
+On a Hopper GPU a kernel casts where 32 or 128 columns share a scale; all else is torch's, on any device.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div, check_dense
+from ..core.check.tracing import is_dispatched
+from .by_kernels import cast_rows_to_fp4, has_kernels
+from .cast_rows import FP4_BLOCKS
 from .fp8 import scaled_back
 from .rules import Quantized, check_castable, granularity, scales_of
 from .scales import packed_rows
@@ -43,12 +48,20 @@ def per_token_cast_to_fp4(
         raise ValueError(f"x: expected shape (..., m, k) with an even k, got {tuple(x.shape)}")
     if use_packed_ue8m0 and not use_ue8m0:
         raise ValueError("use_packed_ue8m0: expected use_ue8m0 with it")
+    if gran_k in FP4_BLOCKS and not is_dispatched(x) and has_kernels(x):
+        values, scales = cast_rows_to_fp4(x, use_ue8m0, gran_k)
+    else:
+        values, scales = cast_by_torch(x, use_ue8m0, gran_k)
+    return values.view(torch.int8), packed_rows(scales) if use_packed_ue8m0 else scales
+
+
+def cast_by_torch(x: Tensor, use_ue8m0: bool, gran_k: int) -> Quantized:
+    """Cast to FP4 by torch's operations, on a GPU too: the definition, and a yardstick."""
     *rows, k = x.shape
     blocks = F.pad(x.detach().float(), (0, align(k, gran_k) - k)).view(*rows, ceil_div(k, gran_k), gran_k)
     amax = torch.where(blocks.isfinite(), blocks.abs(), 0.0).amax(dim=-1)
     scales = scales_of(amax, FP4_MAX, use_ue8m0)
-    codes = _codes((blocks / scales[..., None]).flatten(-2)[..., :k])
-    return _packed(codes), packed_rows(scales) if use_packed_ue8m0 else scales
+    return _packed(_codes((blocks / scales[..., None]).flatten(-2)[..., :k])), scales
 
 
 def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm import casts as quantize
-from deep_gemm.casts import cast_rows, cast_tiles, fp8
+from deep_gemm.casts import cast_rows, cast_tiles, fp4, fp8
 from deep_gemm.casts.cast_rows import RowCast
 from deep_gemm.casts.cast_tiles import TileCast
 from deep_gemm.casts.rules import Quantized
@@ -29,7 +29,7 @@ from lab.sim.library import compiled
 pytestmark = pytest.mark.host_compiler
 
 
-CASTING: tuple[Any, ...] = (fp8, activation, routing)
+CASTING: tuple[Any, ...] = (fp4, fp8, activation, routing)
 """Modules that ask whether there are kernels."""
 
 
@@ -154,6 +154,31 @@ def test_other_blocks_are_the_references(launched: list[str]) -> None:
     quantize.per_channel_cast_to_fp8(x, gran_k=32)
     quantize.per_block_cast_to_fp8(x, gran_k=64)
     quantize.per_token_cast_to_fp8(x, gran_k=64)
+    assert launched == []
+
+
+# FP4
+
+
+@pytest.mark.parametrize("gran_k", [32, 128])
+@pytest.mark.parametrize("use_packed_ue8m0", [False, True])
+def test_rows_in_fp4(launched: list[str], gran_k: int, use_packed_ue8m0: bool) -> None:
+    x = wild(24, 264, torch.bfloat16, 17)
+    said = use_packed_ue8m0, gran_k, use_packed_ue8m0
+    right = reference(quantize.per_token_cast_to_fp4, x, *said)
+    wider = torch.cat([x, x], 1)
+    for same in (x, x.view(2, 3, 4, 264), x.t().contiguous().t(), wider[:, 264:], x.repeat_interleave(2, 1)[:, ::2]):
+        launched.clear()
+        values, scales = quantize.per_token_cast_to_fp4(same, *said)
+        assert launched == ["rows"]
+        assert values.dtype == torch.int8
+        assert (values.shape, scales.shape[:-1]) == ((*same.shape[:-1], 132), same.shape[:-1])
+        assert_same_bits((values.view(24, 132), scales.view(24, -1)), right)
+
+
+def test_odd_blocks_in_fp4_are_the_references(launched: list[str]) -> None:
+    for gran_k in (2, 16, 64, 256):
+        quantize.per_token_cast_to_fp4(wild(7, 100, torch.bfloat16, 18), gran_k=gran_k)
     assert launched == []
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from thorough import up_to
 
-from deep_gemm.casts.cast_rows import CastConfig, Groups, cast_config, reachable_cast
-from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
-from lab.sim.cast_rows import HARD_SHAPE, RowTrial, is_cast, ragged
+from deep_gemm.casts.cast_rows import FP4_BLOCKS, CastConfig, Format, Groups, cast_config, reachable_cast
+from deep_gemm.core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
+from lab.sim.cast_rows import RowTrial, hard, is_cast, ragged
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -27,10 +27,10 @@ def config(
     is_few: bool = False,
     activates: bool = False,
     to_routes: bool = False,
+    format: Format = Format.FP8,
+    block: int = SCALE_BLOCK,
 ) -> CastConfig:
-    return cast_config(
-        dtype, is_aligned=is_aligned, is_few=is_few, activates=activates, groups=groups, to_routes=to_routes
-    )
+    return cast_config(dtype, is_aligned, is_few, activates, groups, to_routes, format, block)
 
 
 CONFIGS = reachable_cast()
@@ -74,8 +74,11 @@ def test_the_largest_magnitude_has_a_floor(min_amax: float, activates: bool) -> 
 
 
 @pytest.mark.parametrize("is_aligned", [False, True])
-def test_quotients_beside_where_fp8_rounds_the_other_way(is_aligned: bool) -> None:
-    RowTrial(config(torch.float32, is_aligned=is_aligned), *HARD_SHAPE, data="hard").run()
+def test_quotients_beside_where_a_format_rounds_the_other_way(is_aligned: bool) -> None:
+    for format, block in ((Format.FP8, SCALE_BLOCK), *((Format.FP4, block) for block in FP4_BLOCKS)):
+        which = config(torch.float32, is_aligned=is_aligned, format=format, block=block)
+        m, k = hard(which).shape
+        RowTrial(which, m, k, data="hard").run()
 
 
 @every_dtype

@@ -462,8 +462,8 @@ MUTATIONS = [
     *_swap("casts.cast_rows", "further * SCALE_BYTES", "0", "cast of counted rows"),
     *_swap("casts.cast_rows", '"m": m', '"m": m - 1', CAST),
     *_swap("casts.cast_rows", '"k": k', '"k": k - 8', CAST),
-    *_swap("casts.cast_rows", "(1 << 32) // ceil_div(k, SCALE_BLOCK)", "(1 << 32) // (k // SCALE_BLOCK)", CAST),
-    *_swap("casts.cast_rows", "SCALE_BLOCK), (1 << 32) - 1)", "SCALE_BLOCK), 1 << 32)", ACTIVATED),
+    *_swap("casts.cast_rows", "(1 << 32) // ceil_div(k, block)", "(1 << 32) // (k // block)", CAST),
+    *_swap("casts.cast_rows", "block), (1 << 32) - 1)", "block), 1 << 32)", ACTIVATED),
     *_swap(
         "casts.cast_rows",
         "0 if sizes is None else sizes.numel()",
@@ -489,7 +489,7 @@ MUTATIONS = [
     *_swap("casts.cast_rows", "Groups.ENDS if has_gaps", "Groups.NONE if has_gaps", ACTIVATED),
     *_swap("casts.cast_rows", "to_routes=p.row_of is not None", "to_routes=False", TO_ROUTES),
     *_swap("casts.cast_rows", "x.stride(0) % elements == 0", "True", "cast of odd rows"),
-    *_swap("casts.cast_rows", "values.shape[1] % elements == 0", "True", "cast of odd columns"),
+    *_swap("casts.cast_rows", "values.shape[1] % stored == 0", "True", "cast of odd columns"),
     # Casts of tiles
     *_swap(
         "casts.cast_tiles", '"values": 0 if values is None else values.data_ptr()', '"values": p.x.data_ptr()', BOTH
