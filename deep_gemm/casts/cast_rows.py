@@ -53,7 +53,9 @@ class Format(Enum):
     FP8 = "fp8"
     """E4M3, with a scale for each 128 columns."""
     FP4 = "fp4"
-    """E2M1, two to a byte."""
+    """E2M1, two to a byte, with a scale for each 32 or 128 columns."""
+    MXFP4 = "mxfp4"
+    """The same for each 32 columns, and a block's largest magnitude may be up to 7 times its scale."""
 
 
 class Groups(Enum):
@@ -70,8 +72,11 @@ class Groups(Enum):
 
 
 MAX_GROUPS = 1024
-FP4_BLOCKS = (32, SCALE_BLOCK)
+MX_BLOCK = 32
+FP4_BLOCKS = (MX_BLOCK, SCALE_BLOCK)
 """Columns under a scale of FP4 values."""
+BLOCKS = {Format.FP8: (SCALE_BLOCK,), Format.FP4: FP4_BLOCKS, Format.MXFP4: (MX_BLOCK,)}
+"""Columns under a scale, by the format."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,8 @@ class CastConfig(Config):
     def name(self) -> str:
         """Short, for people: rows of a team, and what a lane loads; such as "silu 4 rows of ends bfloat16 by 8"."""
         what = "silu " * self.activates + f"{self.rows} rows"
-        if self.format == Format.FP4:
-            what = f"fp4 by {self.block}, {what}"
+        if self.format != Format.FP8:
+            what = f"{self.format.value} by {self.block}, {what}"
         of_groups = "" if self.groups == Groups.NONE else f" of {self.groups.name.lower()}"
         to = " to routes" * self.to_routes
         return f"{what}{of_groups}{to} {str(self.dtype).removeprefix('torch.')} by {self.vector}"
@@ -118,11 +123,9 @@ class CastConfig(Config):
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.rows in (1, 2, 4, 8), "1, 2, 4 or 8 rows of a team"
-        if self.format == Format.FP4:
-            is_plain = not self.activates and not self.to_routes and self.groups == Groups.NONE
-            yield is_plain and self.block in FP4_BLOCKS, "FP4 of x as it is, 32 or 128 columns under a scale"
-        else:
-            yield self.block == SCALE_BLOCK, "FP8, 128 columns under a scale"
+        yield self.block in BLOCKS[self.format], "128 columns under a scale, in FP4 also 32, in MXFP4 32 alone"
+        is_plain = not self.activates and not self.to_routes and self.groups == Groups.NONE
+        yield self.format == Format.FP8 or is_plain, "all rows of x as they are, if they become FP4"
         yield self.rows <= lanes_of(self.vector, self.block), "a lane for each row of a team"
         yield not self.to_routes or self.groups == Groups.NONE, "rows of groups, or rows that go to routes"
 
@@ -160,7 +163,7 @@ def cast_config(
 ) -> CastConfig:
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
     vector = vector_of(dtype, is_aligned)
-    if format == Format.FP4:
+    if format != Format.FP8:
         return CastConfig(dtype, vector, 1 if is_few else 4, format=format, block=block)
     # Teams that look for their rows among groups first take more of them at a time.
     rows = 1 if is_few or to_routes else 4 if groups in (Groups.COUNTS, Groups.ENDS) else 2 if activates else 8
@@ -210,7 +213,8 @@ def reachable_cast() -> list[CastConfig]:
         for activates, groups, to_routes in [*kinds, (False, Groups.NONE, True)]
         if which[-1] or not to_routes
     ]
-    return [*to_fp8, *(cast_config(*which, format=Format.FP4, block=block) for which in rows for block in FP4_BLOCKS)]
+    to_fp4 = [(format, block) for format, blocks in BLOCKS.items() if format != Format.FP8 for block in blocks]
+    return [*to_fp8, *(cast_config(*which, format=format, block=block) for which in rows for format, block in to_fp4)]
 
 
 KERNEL: Kernel[CastConfig] = Kernel("cast_rows", PARAMS, reachable_cast)
@@ -242,11 +246,7 @@ class RowCast(NamedTuple):
     """int32 `[m, topk]`: the rows of values to which each row goes, -1 for none."""
     block: int = SCALE_BLOCK
     """Columns under one scale."""
-
-    @property
-    def format(self) -> Format:
-        """The type that x is cast to: that of values says it."""
-        return Format.FP4 if values_of_byte(self.values) > 1 else Format.FP8
+    format: Format = Format.FP8
 
     @property
     def k(self) -> int:

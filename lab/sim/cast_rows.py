@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_rows
 from deep_gemm.casts.cast_rows import CastConfig, Format, Groups, RowCast, num_ctas
-from deep_gemm.casts.fp4 import FP4_MAX, cast_by_torch
+from deep_gemm.casts.fp4 import FP4_MAX, MXFP4_MAX, cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div
@@ -33,11 +33,15 @@ INPUTS = ("x", "row_weights", "counts", "ends", "row_of")
 EXPERTS = 24
 HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
 """Powers of two by which the hard quotients are multiplied: scales of all sizes, the tiny ones too."""
+LARGEST = {Format.FP4: FP4_MAX, Format.MXFP4: MXFP4_MAX}
+"""Largest magnitude of a block over its scale."""
 
 
 def hard(config: CastConfig) -> Tensor:
     """Give the hard quotients of a format, each at scales of all sizes."""
-    quotients = hard_quotients(FP4_MAX, config.block, range(-2, 3)) if config.format == Format.FP4 else hard_quotients()
+    quotients = hard_quotients()
+    if config.format != Format.FP8:
+        quotients = hard_quotients(LARGEST[config.format], config.block, range(-2, 3))
     return torch.cat([quotients * 2.0**exponent for exponent in HARD_EXPONENTS])
 
 
@@ -83,7 +87,7 @@ class RowTrial(Trial):
     def drawn(cls, config: CastConfig, seed: int) -> RowTrial:
         """Draw sizes, data, and what a configuration leaves open."""
         draw = random.Random(seed)
-        step = max(config.vector, 2) if config.format == Format.FP4 else config.vector
+        step = max(config.vector, 2) if config.format != Format.FP8 else config.vector
         m, k = draw.randint(1, 60), draw.randint(1, 600 // step) * step
         data = draw.choice(("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"))
         is_m_major, rounds_up, sizes = draw.random() < 0.5, draw.random() < 0.5, tuple[int, ...]()
@@ -142,7 +146,7 @@ def ragged(which: CastConfig) -> list[RowTrial]:
             RowTrial(which, 60, 264 + step, 1, sizes=(0, 5, 5, 17, 50), padding=padding),
             RowTrial(which, 3, step, 2, sizes=(3,), padding=padding),
         ]
-    if which.format == Format.FP4:
+    if which.format != Format.FP8:
         step = max(step, 2)
     return [
         RowTrial(which, 2 * which.rows + 3, 5 * 128 + 3 * step, 1, padding=padding),
@@ -173,7 +177,7 @@ def problem(trial: RowTrial) -> RowCast:
     x = data(trial)
     rows = trial.m * trial.topk if trial.config.to_routes else trial.m
     blocks, groups = ceil_div(trial.k, trial.config.block), len(trial.sizes)
-    row_bytes = trial.k // 2 if trial.config.format == Format.FP4 else trial.k
+    row_bytes = trial.k // 2 if trial.config.format != Format.FP8 else trial.k
     values = wider(torch.full((rows, row_bytes), POISON, dtype=torch.uint8), trial.padding, POISON)
     if trial.config.groups == Groups.COUNTS:
         shape: tuple[int, ...] = (groups, trial.m // groups, blocks)
@@ -188,7 +192,7 @@ def problem(trial: RowTrial) -> RowCast:
     sizes = torch.tensor(trial.sizes, dtype=torch.int32)
     return RowCast(
         x,
-        values if trial.config.format == Format.FP4 else values.view(torch.float8_e4m3fn),
+        values if trial.config.format != Format.FP8 else values.view(torch.float8_e4m3fn),
         strided(shape, strides),
         trial.min_amax,
         trial.rounds_up,
@@ -200,6 +204,7 @@ def problem(trial: RowTrial) -> RowCast:
         alignment=trial.alignment,
         row_of=row_of(trial) if trial.config.to_routes else None,
         block=trial.config.block,
+        format=trial.config.format,
     )
 
 
@@ -230,8 +235,8 @@ def expected(trial: RowTrial) -> RowCast:
 
 def cast_by_reference(trial: RowTrial, y: Tensor) -> Quantized:
     """Cast all rows as the CPU does."""
-    if trial.config.format == Format.FP4:
-        return cast_by_torch(y, trial.rounds_up, trial.config.block)
+    if trial.config.format != Format.FP8:
+        return cast_by_torch(y, trial.rounds_up, trial.config.block, LARGEST[trial.config.format])
     return per_token_cast_to_fp8(y, trial.rounds_up, min_amax=trial.min_amax)
 
 

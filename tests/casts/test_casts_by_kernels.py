@@ -176,6 +176,18 @@ def test_rows_in_fp4(launched: list[str], gran_k: int, use_packed_ue8m0: bool) -
         assert_same_bits((values.view(24, 132), scales.view(24, -1)), right)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_in_mxfp4(launched: list[str], dtype: torch.dtype) -> None:
+    w = wild(24, 288, dtype, 19).view(2, 12, 288)
+    right = reference(quantize.quantize_mxfp4, w)
+    for same in (w, w.mT.contiguous().mT):
+        launched.clear()
+        found = quantize.quantize_mxfp4(same)
+        assert launched == ["rows"]
+        assert all(torch.equal(one, other) for one, other in zip(found, right, strict=True))
+    assert right[1].amax() == 255
+
+
 def test_odd_blocks_in_fp4_are_the_references(launched: list[str]) -> None:
     for gran_k in (2, 16, 64, 256):
         quantize.per_token_cast_to_fp4(wild(7, 100, torch.bfloat16, 18), gran_k=gran_k)

@@ -62,6 +62,16 @@ def test_casts_to_fp4_are_the_references(dtype: torch.dtype, use_ue8m0: bool, gr
             assert_same_bits(deep_gemm.per_token_cast_to_fp4(same, use_ue8m0, gran_k), right)
 
 
+@every_type
+def test_weights_in_mxfp4_are_the_references(dtype: torch.dtype) -> None:
+    for seed, (n, k) in enumerate([(1, 32), (130, 288), (576, 7168), (4096, 4096)]):
+        w = wild(n, k, dtype, seed)
+        right = deep_gemm.quantize_mxfp4(w)
+        for same in (w.cuda(), w.cuda().view(1, n, k), w.cuda().t().contiguous().t()):
+            for found, its in zip(deep_gemm.quantize_mxfp4(same), right, strict=True):
+                assert torch.equal(found.view(its.shape).cpu(), its)
+
+
 @pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
 @pytest.mark.parametrize("gran_k", FP4_BLOCKS)
 def test_quotients_of_every_mantissa_in_fp4(exponent: int, gran_k: int) -> None:

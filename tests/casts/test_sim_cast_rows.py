@@ -12,7 +12,7 @@ import pytest
 import torch
 from thorough import up_to
 
-from deep_gemm.casts.cast_rows import FP4_BLOCKS, CastConfig, Format, Groups, cast_config, reachable_cast
+from deep_gemm.casts.cast_rows import BLOCKS, CastConfig, Format, Groups, cast_config, reachable_cast
 from deep_gemm.core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
 from lab.sim.cast_rows import RowTrial, hard, is_cast, ragged
 
@@ -75,7 +75,7 @@ def test_the_largest_magnitude_has_a_floor(min_amax: float, activates: bool) -> 
 
 @pytest.mark.parametrize("is_aligned", [False, True])
 def test_quotients_beside_where_a_format_rounds_the_other_way(is_aligned: bool) -> None:
-    for format, block in ((Format.FP8, SCALE_BLOCK), *((Format.FP4, block) for block in FP4_BLOCKS)):
+    for format, block in [(format, block) for format, blocks in BLOCKS.items() for block in blocks]:
         which = config(torch.float32, is_aligned=is_aligned, format=format, block=block)
         m, k = hard(which).shape
         RowTrial(which, m, k, data="hard").run()
