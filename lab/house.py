@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 328,
-    "lines of Python in the wheel": 27_050,
+    "files in the wheel": 330,
+    "lines of Python in the wheel": 27_160,
     "lines of Python in lab/": 16_230,
-    "lines of Python in tests/": 41_600,
+    "lines of Python in tests/": 41_700,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

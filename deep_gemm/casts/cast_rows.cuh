@@ -24,8 +24,9 @@ struct CastParams {
   uint32_t num_groups, alignment, topk;
   float min_amax;       // the largest magnitude of a block counts as at least this
   float limit;          // gate counts as at most this, up as within +-this
-  uint32_t is_plain;    // no limit, no row_weights
-  uint32_t rounds_up;  // scales are powers of two
+  uint32_t gating;      // 0: silu(gate) * up without limit and row_weights; 1: SwiGLU; 2: SiTU
+  uint32_t rounds_up;   // scales are powers of two
+  float alpha, beta, alpha_reciprocal, beta_reciprocal;  // of the activation
 };
 #include "cast_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 

@@ -18,6 +18,7 @@ from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
 from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, vector_of
+from .gating import Gating
 
 SCALE_BYTES = 4
 PARAMS = Params(
@@ -41,8 +42,12 @@ PARAMS = Params(
     Field("topk", Kind.UINT32),
     Field("min_amax", Kind.FLOAT32),
     Field("limit", Kind.FLOAT32),
-    Field("is_plain", Kind.UINT32),
+    Field("gating", Kind.UINT32),
     Field("rounds_up", Kind.UINT32),
+    Field("alpha", Kind.FLOAT32),
+    Field("beta", Kind.FLOAT32),
+    Field("alpha_reciprocal", Kind.FLOAT32),
+    Field("beta_reciprocal", Kind.FLOAT32),
 )
 """`CastParams` of casts/cast_rows.cuh."""
 
@@ -231,10 +236,8 @@ class RowCast(NamedTuple):
     """One for each row of values and `block` columns, by any strides; `[groups, rows, blocks]` with `counts`."""
     min_amax: float = 0.0
     rounds_up: bool = False
-    activates: bool = False
-    """silu(gate) * up is cast."""
-    limit: float | None = None
-    """gate counts as at most this, up as within +-this."""
+    gating: Gating | None = None
+    """The activation of gate and up that is cast."""
     row_weights: Tensor | None = None
     """FP32 `[m]`: factors of activated rows."""
     counts: Tensor | None = None
@@ -278,7 +281,7 @@ def config_of(p: RowCast, num_sms: int) -> CastConfig:
         p.k,
         num_sms,
         is_aligned=is_aligned(p.x, p.values),
-        activates=p.activates,
+        activates=p.gating is not None,
         groups=_groups_of(p),
         to_routes=p.row_of is not None,
         format=p.format,
@@ -313,10 +316,17 @@ def block_reciprocal(k: int, block: int = SCALE_BLOCK) -> int:
     return min((1 << 32) // ceil_div(k, block), (1 << 32) - 1)
 
 
+def _kind_of(gating: Gating, has_weights: bool) -> int:
+    if gating.name == "situ":
+        return 2
+    return int(gating != Gating() or has_weights)
+
+
 def params_of(p: RowCast) -> bytes:
     """Give the kernel's parameters."""
     (m, _), k, scales = p.x.shape, p.k, p.scales
     sizes = p.ends if p.counts is None else p.counts
+    gating = p.gating or Gating()
     # How much further away a group lies than if all rows were those of one matrix.
     further = scales.stride(0) - scales.shape[1] * scales.stride(1) if scales.dim() == 3 else 0
     return PARAMS.pack(
@@ -339,8 +349,12 @@ def params_of(p: RowCast) -> bytes:
             "alignment": p.alignment,
             "topk": 0 if p.row_of is None else p.row_of.shape[1],
             "min_amax": p.min_amax,
-            "limit": math.inf if p.limit is None else p.limit,
-            "is_plain": int(p.limit is None and p.row_weights is None),
+            "limit": math.inf if gating.limit is None else gating.limit,
+            "alpha": gating.alpha,
+            "beta": gating.beta or -0.0,  # which no sum notices, a zero's sign neither
+            "alpha_reciprocal": 1 / gating.alpha,
+            "beta_reciprocal": 1 / gating.beta if gating.beta else 0.0,
+            "gating": _kind_of(gating, p.row_weights is not None),
             "rounds_up": int(p.rounds_up),
         }
     )

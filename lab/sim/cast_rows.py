@@ -17,9 +17,9 @@ from deep_gemm.casts import cast_rows
 from deep_gemm.casts.cast_rows import CastConfig, Format, Groups, RowCast, num_ctas
 from deep_gemm.casts.fp4 import FP4_MAX, MXFP4_MAX, cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.casts.gating import Gating, activated
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div
-from deep_gemm.moe.activation import silu_mul
 from deep_gemm.moe.routing import expert_rows
 
 from ..casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wider, wild
@@ -31,6 +31,7 @@ POISON = 0xA5
 OUTPUTS = ("values", "scales")
 INPUTS = ("x", "row_weights", "counts", "ends", "row_of")
 EXPERTS = 24
+GATINGS = (Gating(), Gating(limit=1.5), Gating(alpha=1.702, beta=1.0, limit=7.0), Gating("situ", 4.0, 25.0))
 HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
 """Powers of two by which the hard quotients are multiplied: scales of all sizes, the tiny ones too."""
 LARGEST = {Format.FP4: FP4_MAX, Format.MXFP4: MXFP4_MAX}
@@ -75,7 +76,7 @@ class RowTrial(Trial):
     alignment: int = 1
     topk: int = 3
     has_weights: bool = False
-    limit: float | None = None
+    gating: Gating = GATINGS[0]
     matrix: Tensor | None = None
     """x itself, instead of `data`."""
     padding: int = 16
@@ -108,7 +109,7 @@ class RowTrial(Trial):
             alignment=draw.choice((1, 8)),
             topk=draw.randint(1, 20),
             has_weights=config.activates and draw.random() < 0.5,
-            limit=draw.choice((None, 1.5)) if config.activates else None,
+            gating=draw.choice(GATINGS),
             padding=16 if config.vector > 1 else 3,
         )
 
@@ -196,8 +197,7 @@ def problem(trial: RowTrial) -> RowCast:
         strided(shape, strides),
         trial.min_amax,
         trial.rounds_up,
-        activates=trial.config.activates,
-        limit=trial.limit,
+        gating=trial.gating if trial.config.activates else None,
         row_weights=weights(trial),
         counts=sizes if trial.config.groups == Groups.COUNTS else None,
         ends=sizes if trial.config.groups in (Groups.ENDS, Groups.UNTIL) else None,
@@ -213,7 +213,7 @@ def expected(trial: RowTrial) -> RowCast:
     p = problem(trial)
     y: Tensor = p.x
     if trial.config.activates:
-        y = silu_mul(y, trial.limit)
+        y = activated(y, trial.gating)
         y = y if p.row_weights is None else y * p.row_weights[:, None]
     values, scales = cast_by_reference(trial, y)
     bytes_of_values = p.values.view(torch.uint8)

@@ -16,6 +16,7 @@ from deep_gemm import casts as quantize
 from deep_gemm.casts import cast_rows, cast_tiles, fp4, fp8
 from deep_gemm.casts.cast_rows import RowCast
 from deep_gemm.casts.cast_tiles import TileCast
+from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
@@ -249,6 +250,16 @@ def test_activations_of_any_strides(launched: list[str], dtype: torch.dtype, mn_
             near(found, right, torch.ones(21, dtype=torch.bool))
 
 
+@pytest.mark.parametrize(
+    "said", [{"alpha": 1.702, "beta": 1.0, "limit": 7.0}, {"activation": "situ"}, {"activation": "situ", "alpha": 2.0}]
+)
+def test_activations_of_models(launched: list[str], said: dict[str, Any]) -> None:
+    x = wild(21, 2 * 136, torch.bfloat16, 20)
+    right = reference(activation.silu_mul_cast_to_fp8, x, **said)
+    near(activation.silu_mul_cast_to_fp8(x, **said), right, torch.ones(21, dtype=torch.bool))
+    assert launched == ["rows"]
+
+
 def test_batches_are_activated_at_once(launched: list[str]) -> None:
     x, weights = wild(24, 2 * 72, torch.bfloat16, 12).view(2, 3, 4, 144), torch.rand(2, 3, 4)
     near(
@@ -279,7 +290,7 @@ def test_groups_that_follow_each_other_are_activated(
 ) -> None:
     x, of_groups = wild(24, 2 * 136, torch.bfloat16, 14), torch.tensor(ends, dtype=torch.int32)
     is_there = rows_of_groups(of_groups, 24, alignment)
-    p = activation_problem(x, None, None, of_groups, None, alignment)
+    p = activation_problem(x, None, None, of_groups, Gating(), alignment)
     right = reference(activation.cast_activated, p, mn_major=mn_major)
     p = p._replace(x=x.masked_fill(~is_there[:, None], torch.nan))
     found = activation.cast_activated(p, mn_major=mn_major)

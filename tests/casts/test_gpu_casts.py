@@ -21,7 +21,7 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.settings import get_num_sms
 from lab.casts import MOST_OTHERS, assert_same_bits, hard_quotients, wild
-from lab.sim.cast_rows import RowTrial, problem, ragged, verdict
+from lab.sim.cast_rows import GATINGS, RowTrial, problem, ragged, verdict
 from lab.sim.launcher import flat_memory
 
 pytestmark = pytest.mark.gpu
@@ -233,7 +233,8 @@ def test_every_configuration_of_casts_of_rows(config: CastConfig) -> None:
         for data in ("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"):
             passes(replace(case, data=data), config)
             if config.activates:
-                passes(replace(case, data=data, has_weights=True, limit=1.5), config)
+                for gating in GATINGS:
+                    passes(replace(case, data=data, has_weights=True, gating=gating), config)
 
 
 def kind(groups: Groups = Groups.NONE, *, activates: bool = False, to_routes: bool = False) -> CastConfig:

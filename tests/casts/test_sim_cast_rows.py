@@ -13,8 +13,9 @@ import torch
 from thorough import up_to
 
 from deep_gemm.casts.cast_rows import BLOCKS, CastConfig, Format, Groups, cast_config, reachable_cast
+from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
-from lab.sim.cast_rows import RowTrial, hard, is_cast, ragged
+from lab.sim.cast_rows import GATINGS, RowTrial, hard, is_cast, ragged
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -54,12 +55,12 @@ def test_every_configuration_on_ragged_matrices(
 
 
 @every_activation
-@pytest.mark.parametrize("limit", [None, 1.5])
+@pytest.mark.parametrize("gating", GATINGS, ids=str)
 @pytest.mark.parametrize("has_weights", [False, True])
 @pytest.mark.parametrize("data", ["wild", "mixed", "ordinary"])
-def test_weights_and_limits(which: CastConfig, data: str, has_weights: bool, limit: float | None) -> None:
+def test_weights_and_activations(which: CastConfig, data: str, has_weights: bool, gating: Gating) -> None:
     case = ragged(which)[0]
-    replace(case, data=data, has_weights=has_weights, limit=limit).run()
+    replace(case, data=data, has_weights=has_weights, gating=gating).run()
 
 
 # Numbers
