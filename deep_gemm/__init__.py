@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 
 from . import nn, testing, utils
 from . import ops as ops
-from .casts.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
+from .casts.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, quantize_mxfp4, transpose_packed_fp4
 from .casts.fp8 import (
     cast_back_from_fp8,
     cast_both_to_fp8,
@@ -213,6 +213,7 @@ __all__ = [
     "per_custom_dims_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "quantize_mxfp4",
     "set_batch_invariant",
     "set_block_size_multiple_of",
     "set_compile_mode",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from deep_gemm.casts.rules import Quantized
-from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.casts.rules import FP8_MAX, Quantized
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 
 MOST_OTHERS = 2e-3
 """Of activated values this share at most are not the reference's, but beside them."""
@@ -36,11 +38,12 @@ def wider(x: Tensor, gap: int, filling: float = 0.0) -> Tensor:
     return room[..., : x.shape[-1]]
 
 
-def hard_quotients() -> Tensor:
-    """Rows of FP32 whose quotients by their scales are as near as they can be to where FP8 rounds the other way.
+def hard_quotients(largest: float = FP8_MAX, block: int = SCALE_BLOCK, downs: Sequence[int] = (0, 10)) -> Tensor:
+    """Rows of FP32 whose quotients by their scales are as near as can be to where FP8, or FP4, rounds the other way.
 
     An element X and a significand S of a scale are integers of 24 bits. X / S is near T / 16 + half a unit in its last
-    place, for the few bits T of a number between two of FP8, only where S is near a multiple of 2^20.
+    place, for the few bits T of a number between two of FP8, only where S is near a multiple of 2^20. Quotients lie in
+    [1, 2) over 2^down.
     """
     rows = []
     for eighths in range(8, 17):
@@ -48,14 +51,19 @@ def hard_quotients() -> Tensor:
             significand = eighths * 2**20 + off
             if not 2**23 <= significand < 2**24:
                 continue
-            amax = torch.tensor(significand * 448.0 / 2**23, dtype=torch.float64).float()
+            amax = torch.tensor(significand * largest / 2**23, dtype=torch.float64).float()
             near = [
                 (significand * t // 16 + more) / 2.0 ** (23 + down)
                 for t in range(16, 32)
                 for more in range(-1, 3)
-                for down in (0, 10)
+                for down in downs
             ]
-            rows.append(torch.cat([amax[None], torch.tensor(near[:127], dtype=torch.float64).float()]))
+            for first in range(0, len(near) - 1, block - 1):
+                row = torch.zeros(block, dtype=torch.float64)
+                part = near[first : first + block - 1]
+                row[1 : 1 + len(part)] = torch.tensor(part, dtype=torch.float64)
+                row[0] = amax
+                rows.append(row.float())
     return torch.stack(rows)
 
 

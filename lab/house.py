@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 325,
-    "lines of Python in the wheel": 27_270,
+    "files in the wheel": 335,
+    "lines of Python in the wheel": 28_000,
     "lines of Python in lab/": 16_230,
-    "lines of Python in tests/": 42_250,
+    "lines of Python in tests/": 43_300,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _symmetric_memory
 
+from ..casts.gating import Gating
 from ..casts.rules import Quantized, empty_scales
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
@@ -94,7 +95,7 @@ class Peers:
         addresses = torch.empty(count, dtype=torch.int64, device=device)
         if is_packed(w) or not self.fetches(intermediate):
             gather_rows.run(self.node, rows, Gathered(values, scales, addresses=addresses))
-            return activations_of_rows((values, scales), w, rows, limit), addresses
+            return activations_of_rows((values, scales), w, rows, Gating(limit=limit)), addresses
         d = (
             torch.empty(count, intermediate, dtype=values.dtype, device=device),
             empty_scales((count,), intermediate, values, mn_major=True),

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..casts.fp8 import per_block_cast_to_fp8
+from ..casts.gating import Gating
 from ..casts.rules import LAYER_TYPES
 from ..core.check.checks import Operand, no_gradient, written
 from ..core.check.integers import integer_in_range
@@ -233,7 +234,7 @@ class Experts(Holder):
     def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
         """BF16 results of the experts here, for each of their rows."""
         w1, w2 = self.weights()
-        return product_of_rows(activations_of_rows(gather(arrived, rows), w1, rows, self.limit), w2, rows)
+        return product_of_rows(activations_of_rows(gather(arrived, rows), w1, rows, Gating(limit=self.limit)), w2, rows)
 
     def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..casts import cast_rows
 from ..casts.cast_rows import MAX_GROUPS, CastConfig, RowCast, num_ctas, select_cast
 from ..casts.cast_rows import Groups as CastGroups
+from ..casts.gating import Gating
 from ..core.call import put
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
@@ -145,7 +146,7 @@ def activation(columns: int, groups: int, limit: float | None, device: torch.dev
     """
     h = torch.empty(FEW, 2 * columns, dtype=torch.bfloat16, device=device)
     ends = torch.zeros(groups, dtype=torch.int32, device=device)
-    like = RowCast(h, *few_in_fp8(columns, device), activates=True, limit=limit, ends=ends)
+    like = RowCast(h, *few_in_fp8(columns, device), gating=Gating(limit=limit), ends=ends)
     params, number, is_aligned = cast_rows.params_of(like), h.get_device(), cast_rows.is_aligned(h, like.values)
     gpu = gpu_of(number)
 

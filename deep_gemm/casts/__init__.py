@@ -12,7 +12,7 @@ mode they refuse what was computed from something that requires one.
 from . import cast_rows, cast_tiles, lay_scales
 from .by_kernels import as_rows, has_kernels
 from .by_torch import cast_by_torch
-from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
+from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, quantize_mxfp4, transpose_packed_fp4
 from .fp8 import (
     cast_back_from_fp8,
     cast_both_to_fp8,
@@ -59,5 +59,6 @@ __all__ = [
     "per_custom_dims_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "quantize_mxfp4",
     "transpose_packed_fp4",
 ]

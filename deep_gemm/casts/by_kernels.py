@@ -11,7 +11,7 @@ from ..core.call import CallPlan
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import is_hopper
 from . import cast_rows, cast_tiles
-from .cast_rows import RowCast
+from .cast_rows import Format, RowCast
 from .cast_tiles import Grain, TileCast
 from .config import INPUTS
 from .rules import Quantized, empty_scales, empty_values
@@ -77,6 +77,17 @@ def cast_rows_of(
 
     places = (0, 0), (1, 0), (2, 0)
     return (values, scales), CallPlan(ready.launch, ctas, places, (ADDRESS_ALIGNMENT,), new_outputs=new_outputs)
+
+
+@torch.no_grad()
+def cast_rows_to_fp4(x: Tensor, format: Format, use_ue8m0: bool, block: int) -> Quantized:
+    """Cast on a GPU to bytes of two FP4 values, each row's `block` columns with a scale."""
+    *rows, k = x.shape
+    values = torch.empty((*rows, k // 2), dtype=torch.uint8, device=x.device)
+    scales = empty_scales(rows, k, x, mn_major=False, gran_k=block)
+    cast = RowCast(as_rows(x), as_rows(values), as_rows(scales), rounds_up=use_ue8m0, block=block, format=format)
+    cast_rows.run(cast)
+    return values, scales
 
 
 @torch.no_grad()

@@ -1,9 +1,10 @@
-// FP8 values and their scales, one for each row and 128 columns ("1x128"): activations, as the products take them.
+// FP8 values and their scales, one for each row and 128 columns ("1x128"): activations, as the products take them. Or FP4
+// values, with a scale for each row and 32 or 128 columns.
 //
-//   rows of x -> registers -> (silu(gate) * up) -> largest magnitude of 128 columns -> scale      -> scales
-//                                                  the same registers, divided by the scale  -> FP8 values
+//   rows of x -> registers -> (silu(gate) * up) -> largest magnitude of a block    -> scale      -> scales
+//                                                  the same registers, divided by the scale  -> FP8 or FP4 values
 //
-// A team of lanes takes 128 columns of kRows rows, a unit, and all of its loads are under way before it looks at the first:
+// A team of lanes takes kBlock columns of kRows rows, a unit, and all of its loads are under way before it looks at the first:
 // only so does memory run at its full rate. Which rows there are, what is cast, and to where it goes are files of their own.
 #pragma once
 #include "cast/values.cuh"
@@ -19,12 +20,13 @@ struct CastParams {
   // that an address is one instruction.
   uint32_t x_pitch, values_pitch, scales_stride_m, scales_stride_k, scales_stride_g;
   uint32_t m, k;  // rows of x, and columns of what is cast
-  uint32_t block_reciprocal;  // of ceil(k / 128): see BlockOfRows
+  uint32_t block_reciprocal;  // of ceil(k / kBlock): see BlockOfRows
   uint32_t num_groups, alignment, topk;
   float min_amax;       // the largest magnitude of a block counts as at least this
   float limit;          // gate counts as at most this, up as within +-this
-  uint32_t is_plain;    // no limit, no row_weights
-  uint32_t rounds_up;  // scales are powers of two
+  uint32_t gating;      // 0: silu(gate) * up without limit and row_weights; 1: SwiGLU; 2: SiTU
+  uint32_t rounds_up;   // scales are powers of two
+  float alpha, beta, alpha_reciprocal, beta_reciprocal;  // of the activation
 };
 #include "cast_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
@@ -34,6 +36,7 @@ struct Unit {
 };
 #include ROWS     // Rows: which units there are
 #include SOURCE   // Loaded, load, Held, held_of: what is cast
+#include FORMAT   // kLargestValue, Values, pack_values, store_values: what it becomes
 #include TARGETS  // Targets: to where it goes
 
 // Tells whether it has cast the unit. It writes nothing if it takes blocks for ordinary of which one is not.
@@ -45,7 +48,7 @@ DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targ
 #pragma unroll
   for (uint32_t i = 0; i < kRows; ++i) keys[i] = key_of<kIsOrdinary>(held[i]);
   const float amax = amax_of(largest_of_team(keys, lane));
-  const Divisor of_lane = divisor_of<kIsOrdinary>(amax, p.min_amax, p.rounds_up);
+  const Divisor of_lane = divisor_of<kIsOrdinary>(amax, p.min_amax, p.rounds_up, kLargestValue);
   if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;
 
   const uint32_t first_of_team = ptx::lane_index() / kLanes * kLanes;

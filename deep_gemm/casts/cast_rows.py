@@ -18,6 +18,7 @@ from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
 from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, vector_of
+from .gating import Gating
 
 SCALE_BYTES = 4
 PARAMS = Params(
@@ -41,14 +42,29 @@ PARAMS = Params(
     Field("topk", Kind.UINT32),
     Field("min_amax", Kind.FLOAT32),
     Field("limit", Kind.FLOAT32),
-    Field("is_plain", Kind.UINT32),
+    Field("gating", Kind.UINT32),
     Field("rounds_up", Kind.UINT32),
+    Field("alpha", Kind.FLOAT32),
+    Field("beta", Kind.FLOAT32),
+    Field("alpha_reciprocal", Kind.FLOAT32),
+    Field("beta_reciprocal", Kind.FLOAT32),
 )
 """`CastParams` of casts/cast_rows.cuh."""
 
 
+class Format(Enum):
+    """Types that elements are cast to. The values are files of casts/cast."""
+
+    FP8 = "fp8"
+    """E4M3, with a scale for each 128 columns."""
+    FP4 = "fp4"
+    """E2M1, two to a byte, with a scale for each 32 or 128 columns."""
+    MXFP4 = "mxfp4"
+    """The same for each 32 columns, and a block's largest magnitude may be up to 7 times its scale."""
+
+
 class Groups(Enum):
-    """Which rows of x a cast takes. The values are files of cuda/cast."""
+    """Which rows of x a cast takes. The values are files of casts/cast."""
 
     NONE = "rows_all"
     """All."""
@@ -61,11 +77,16 @@ class Groups(Enum):
 
 
 MAX_GROUPS = 1024
+MX_BLOCK = 32
+FP4_BLOCKS = (MX_BLOCK, SCALE_BLOCK)
+"""Columns under a scale of FP4 values."""
+BLOCKS = {Format.FP8: (SCALE_BLOCK,), Format.FP4: FP4_BLOCKS, Format.MXFP4: (MX_BLOCK,)}
+"""Columns under a scale, by the format."""
 
 
 @dataclass(frozen=True)
 class CastConfig(Config):
-    """One configuration of `cast_rows`. A team of lanes casts `rows` rows of 128 columns at a time."""
+    """One configuration of `cast_rows`. A team of lanes casts `rows` rows of `block` columns at a time."""
 
     dtype: torch.dtype
     vector: int
@@ -78,11 +99,16 @@ class CastConfig(Config):
     """A row goes to the rows of its routes."""
     num_threads: int = 128
     ctas_per_sm: int = 8
+    format: Format = Format.FP8
+    block: int = SCALE_BLOCK
+    """Columns of a row under one scale."""
 
     @property
     def name(self) -> str:
         """Short, for people: rows of a team, and what a lane loads; such as "silu 4 rows of ends bfloat16 by 8"."""
         what = "silu " * self.activates + f"{self.rows} rows"
+        if self.format != Format.FP8:
+            what = f"{self.format.value} by {self.block}, {what}"
         of_groups = "" if self.groups == Groups.NONE else f" of {self.groups.name.lower()}"
         to = " to routes" * self.to_routes
         return f"{what}{of_groups}{to} {str(self.dtype).removeprefix('torch.')} by {self.vector}"
@@ -90,7 +116,7 @@ class CastConfig(Config):
     @property
     def teams(self) -> int:
         """Groups of lanes that each cast a unit, some rows of a block, at a time."""
-        return self.num_threads // lanes_of(self.vector)
+        return self.num_threads // lanes_of(self.vector, self.block)
 
     @property
     def shared_bytes(self) -> int:
@@ -102,12 +128,16 @@ class CastConfig(Config):
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.rows in (1, 2, 4, 8), "1, 2, 4 or 8 rows of a team"
+        yield self.block in BLOCKS[self.format], "128 columns under a scale, in FP4 also 32, in MXFP4 32 alone"
+        is_plain = not self.activates and not self.to_routes and self.groups == Groups.NONE
+        yield self.format == Format.FP8 or is_plain, "all rows of x as they are, if they become FP4"
+        yield self.rows <= lanes_of(self.vector, self.block), "a lane for each row of a team"
         yield not self.to_routes or self.groups == Groups.NONE, "rows of groups, or rows that go to routes"
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
         return {
-            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads),
+            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads, block=self.block),
             "kRows": self.rows,
             "kCtasPerSm": self.ctas_per_sm,
             "kMaxGroups": MAX_GROUPS,
@@ -118,6 +148,7 @@ class CastConfig(Config):
     def choices(self) -> dict[str, str]:
         """Give the files that the source picks."""
         return {
+            "FORMAT": f"cast/{self.format.value}.cuh",
             "ROWS": f"cast/{self.groups.value}.cuh",
             "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
             "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
@@ -132,11 +163,15 @@ def cast_config(
     activates: bool = False,
     groups: Groups = Groups.NONE,
     to_routes: bool = False,
+    format: Format = Format.FP8,
+    block: int = SCALE_BLOCK,
 ) -> CastConfig:
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
+    vector = vector_of(dtype, is_aligned)
+    if format != Format.FP8:
+        return CastConfig(dtype, vector, 1 if is_few else 4, format=format, block=block)
     # Teams that look for their rows among groups first take more of them at a time.
     rows = 1 if is_few or to_routes else 4 if groups in (Groups.COUNTS, Groups.ENDS) else 2 if activates else 8
-    vector = vector_of(dtype, is_aligned)
     num_threads = 256 if to_routes or rows == 2 else 128
     ctas_per_sm = {8: 6, 4: 5}.get(rows, 1024 // num_threads)
     return CastConfig(dtype, vector, rows, activates, groups, to_routes, num_threads, ctas_per_sm)
@@ -152,15 +187,18 @@ def select_cast(
     activates: bool = False,
     groups: Groups = Groups.NONE,
     to_routes: bool = False,
+    format: Format = Format.FP8,
+    block: int = SCALE_BLOCK,
 ) -> CastConfig:
     """The configuration for a matrix: teams take several rows if there are enough for all SMs."""
-    many, few = (cast_config(dtype, is_aligned, is_few, activates, groups, to_routes) for is_few in (False, True))
+    kind = activates, groups, to_routes, format, block
+    many, few = (cast_config(dtype, is_aligned, is_few, *kind) for is_few in (False, True))
     return many if num_units(many, m, k) >= num_sms * many.ctas_per_sm * many.teams else few
 
 
 def num_units(config: CastConfig, m: int, k: int) -> int:
-    """Count the units that teams of lanes take: some rows of 128 columns."""
-    return ceil_div(m, config.rows) * ceil_div(k, SCALE_BLOCK)
+    """Count the units that teams of lanes take: some rows of a block."""
+    return ceil_div(m, config.rows) * ceil_div(k, config.block)
 
 
 def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
@@ -173,14 +211,15 @@ def reachable_cast() -> list[CastConfig]:
     """Every configuration of `cast_rows` that casts can ask for."""
     plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)  # casts of plain rows know no ends
     kinds = [(activates, groups, False) for activates, some in ((False, plain), (True, silu)) for groups in some]
-    return [
-        cast_config(dtype, is_aligned, is_few, activates, groups, to_routes)
-        for dtype in INPUTS
-        for is_aligned in (True, False)
-        for is_few in (True, False)
+    rows = [(dtype, is_aligned, is_few) for dtype in INPUTS for is_aligned in (True, False) for is_few in (True, False)]
+    to_fp8 = [
+        cast_config(*which, activates, groups, to_routes)
+        for which in rows
         for activates, groups, to_routes in [*kinds, (False, Groups.NONE, True)]
-        if is_few or not to_routes
+        if which[-1] or not to_routes
     ]
+    to_fp4 = [(format, block) for format, blocks in BLOCKS.items() if format != Format.FP8 for block in blocks]
+    return [*to_fp8, *(cast_config(*which, format=format, block=block) for which in rows for format, block in to_fp4)]
 
 
 KERNEL: Kernel[CastConfig] = Kernel("cast_rows", PARAMS, reachable_cast)
@@ -192,15 +231,13 @@ class RowCast(NamedTuple):
     x: Tensor
     """`[m, k]`; `[m, 2 k]`, gate and up, if it is activated."""
     values: Tensor
-    """`[m, k]`; `[rows of routes, k]` with `row_of`."""
+    """`[m, k]` of E4M3; `[rows of routes, k]` with `row_of`; bytes `[m, k / 2]` of E2M1."""
     scales: Tensor
-    """One for each row of values and 128 columns, by any strides; `[groups, rows, blocks]` with `counts`."""
+    """One for each row of values and `block` columns, by any strides; `[groups, rows, blocks]` with `counts`."""
     min_amax: float = 0.0
     rounds_up: bool = False
-    activates: bool = False
-    """silu(gate) * up is cast."""
-    limit: float | None = None
-    """gate counts as at most this, up as within +-this."""
+    gating: Gating | None = None
+    """The activation of gate and up that is cast."""
     row_weights: Tensor | None = None
     """FP32 `[m]`: factors of activated rows."""
     counts: Tensor | None = None
@@ -210,6 +247,19 @@ class RowCast(NamedTuple):
     alignment: int = 1
     row_of: Tensor | None = None
     """int32 `[m, topk]`: the rows of values to which each row goes, -1 for none."""
+    block: int = SCALE_BLOCK
+    """Columns under one scale."""
+    format: Format = Format.FP8
+
+    @property
+    def k(self) -> int:
+        """Columns of what is cast."""
+        return self.values.shape[1] * values_of_byte(self.values)
+
+
+def values_of_byte(values: Tensor) -> int:
+    """Count the values of a byte: two of E2M1."""
+    return 2 if values.dtype == torch.uint8 else 1
 
 
 def run(p: RowCast, changing: Sequence[str] = ()) -> tuple[Prepared[CastConfig] | None, int]:
@@ -219,7 +269,7 @@ def run(p: RowCast, changing: Sequence[str] = ()) -> tuple[Prepared[CastConfig] 
     device = p.x.get_device()
     num_sms = num_sms_of(gpu_of(device).num_sms)
     config = config_of(p, num_sms)
-    ctas = num_ctas(config, p.x.shape[0], p.values.shape[1], num_sms)
+    ctas = num_ctas(config, p.x.shape[0], p.k, num_sms)
     return KERNEL.run(config, params_of(p), ctas, device, changing), ctas
 
 
@@ -228,12 +278,14 @@ def config_of(p: RowCast, num_sms: int) -> CastConfig:
     return select_cast(
         p.x.dtype,
         p.x.shape[0],
-        p.values.shape[1],
+        p.k,
         num_sms,
         is_aligned=is_aligned(p.x, p.values),
-        activates=p.activates,
+        activates=p.gating is not None,
         groups=_groups_of(p),
         to_routes=p.row_of is not None,
+        format=p.format,
+        block=p.block,
     )
 
 
@@ -249,24 +301,32 @@ def _groups_of(p: RowCast) -> Groups:
 def is_aligned(x: Tensor, values: Tensor) -> bool:
     """Tell whether lanes may load 16 bytes at once, and store what becomes of them."""
     elements = ADDRESS_ALIGNMENT // x.element_size()
+    stored = elements // values_of_byte(values)
     return (
         x.data_ptr() % ADDRESS_ALIGNMENT == 0
         and values.data_ptr() % ADDRESS_ALIGNMENT == 0
-        and values.shape[1] % elements == 0
+        and values.shape[1] % stored == 0
         and (x.shape[0] == 1 or x.stride(0) % elements == 0)
-        and (values.shape[0] == 1 or values.stride(0) % elements == 0)
+        and (values.shape[0] == 1 or values.stride(0) % stored == 0)
     )
 
 
-def block_reciprocal(k: int) -> int:
+def block_reciprocal(k: int, block: int = SCALE_BLOCK) -> int:
     """Give the number by which `BlockOfRows` of casts/cast/values.cuh divides by the blocks of a row."""
-    return min((1 << 32) // ceil_div(k, SCALE_BLOCK), (1 << 32) - 1)
+    return min((1 << 32) // ceil_div(k, block), (1 << 32) - 1)
+
+
+def _kind_of(gating: Gating, has_weights: bool) -> int:
+    if gating.name == "situ":
+        return 2
+    return int(gating != Gating() or has_weights)
 
 
 def params_of(p: RowCast) -> bytes:
     """Give the kernel's parameters."""
-    (m, _), k, scales = p.x.shape, p.values.shape[1], p.scales
+    (m, _), k, scales = p.x.shape, p.k, p.scales
     sizes = p.ends if p.counts is None else p.counts
+    gating = p.gating or Gating()
     # How much further away a group lies than if all rows were those of one matrix.
     further = scales.stride(0) - scales.shape[1] * scales.stride(1) if scales.dim() == 3 else 0
     return PARAMS.pack(
@@ -284,13 +344,17 @@ def params_of(p: RowCast) -> bytes:
             "scales_stride_g": further * SCALE_BYTES,
             "m": m,
             "k": k,
-            "block_reciprocal": block_reciprocal(k),
+            "block_reciprocal": block_reciprocal(k, p.block),
             "num_groups": 0 if sizes is None else sizes.numel(),
             "alignment": p.alignment,
             "topk": 0 if p.row_of is None else p.row_of.shape[1],
             "min_amax": p.min_amax,
-            "limit": math.inf if p.limit is None else p.limit,
-            "is_plain": int(p.limit is None and p.row_weights is None),
+            "limit": math.inf if gating.limit is None else gating.limit,
+            "alpha": gating.alpha,
+            "beta": gating.beta or -0.0,  # which no sum notices, a zero's sign neither
+            "alpha_reciprocal": 1 / gating.alpha,
+            "beta_reciprocal": 1 / gating.beta if gating.beta else 0.0,
+            "gating": _kind_of(gating, p.row_weights is not None),
             "rounds_up": int(p.rounds_up),
         }
     )

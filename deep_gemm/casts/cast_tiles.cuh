@@ -9,7 +9,7 @@
 // that follow each other, so that a thread has as many bytes of each of its columns that lie beside each other in the
 // transposed output. Those go through shared memory, and from there 128 at once to each column's place.
 #pragma once
-#include "cast/values.cuh"
+#include "cast/fp8.cuh"
 
 struct TileCastParams {
   const uint8_t* x;

@@ -11,9 +11,12 @@ VECTOR_BYTES = 16
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def cast_constants(dtype: torch.dtype, *, vector: int, num_threads: int) -> dict[str, int | bool]:
+def cast_constants(
+    dtype: torch.dtype, *, vector: int, num_threads: int, block: int = SCALE_BLOCK
+) -> dict[str, int | bool]:
     """Give the constants that casts/cast/values.cuh asks for."""
     return {
+        "kBlock": block,
         "kInputBytes": dtype.itemsize,
         "kVector": vector,
         "kNumThreads": num_threads,
@@ -22,9 +25,9 @@ def cast_constants(dtype: torch.dtype, *, vector: int, num_threads: int) -> dict
     }
 
 
-def lanes_of(vector: int) -> int:
-    """Lanes of a team, which takes 128 columns of a row."""
-    return min(SCALE_BLOCK // vector, 32)
+def lanes_of(vector: int, block: int = SCALE_BLOCK) -> int:
+    """Lanes of a team, which takes `block` columns of a row."""
+    return block // (4 if vector == 1 else vector)
 
 
 def vector_of(dtype: torch.dtype, is_aligned: bool) -> int:

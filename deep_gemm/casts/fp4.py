@@ -1,9 +1,11 @@
-"""Casts to FP4 values with FP32 scales, by torch, on any device. No product here takes them: Hopper has no FP4.
+"""Casts to FP4 values with FP32 scales, and back.
 
 A value is E2M1, one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign. Two lie in an int8, the first in its lower half. The
 rules are those of all casts (casts/rules.py) with 6 in place of 448: a scale is the block's largest finite magnitude
 over 6, an infinity saturates, a block without a finite non-zero value has scale 1. A quotient is rounded to the nearest
 value, a tie to the one with an even mantissa. E2M1 has no NaN: one becomes 6, as the hardware's conversion has it.
+
+On a Hopper GPU a kernel casts where 32 or 128 columns share a scale; all else is torch's, on any device.
 """
 
 from __future__ import annotations
@@ -15,13 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div, check_dense
+from ..core.check.tracing import is_dispatched
+from .by_kernels import cast_rows_to_fp4, has_kernels
+from .cast_rows import FP4_BLOCKS, MX_BLOCK, Format
 from .fp8 import scaled_back
-from .rules import Quantized, check_castable, granularity, scales_of
-from .scales import packed_rows
+from .rules import LAYER_TYPES, Quantized, check_castable, granularity, scales_of
+from .scales import FP32_MANTISSA_BITS, NO_NUMBER, ONE, packed_rows
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By the lower three bits."""
 FP4_MAX = VALUES[-1]
+MXFP4_MAX = 7.0
+"""Up to so many times its scale a group's largest magnitude is cut off, at 6: beyond, 8 would be nearer."""
 SIGN = 8
 
 
@@ -43,16 +50,79 @@ def per_token_cast_to_fp4(
         raise ValueError(f"x: expected shape (..., m, k) with an even k, got {tuple(x.shape)}")
     if use_packed_ue8m0 and not use_ue8m0:
         raise ValueError("use_packed_ue8m0: expected use_ue8m0 with it")
+    if gran_k in FP4_BLOCKS and not is_dispatched(x) and has_kernels(x):
+        values, scales = cast_rows_to_fp4(x, Format.FP4, use_ue8m0, gran_k)
+    else:
+        values, scales = cast_by_torch(x, use_ue8m0, gran_k)
+    return values.view(torch.int8), packed_rows(scales) if use_packed_ue8m0 else scales
+
+
+def cast_by_torch(x: Tensor, use_ue8m0: bool, gran_k: int, largest: float = FP4_MAX) -> Quantized:
+    """Cast to FP4 by torch's operations, on a GPU too: the definition, and a yardstick.
+
+    `largest` is what a block's largest magnitude is over its scale; what is beyond 6 then becomes 6.
+    """
     *rows, k = x.shape
     blocks = F.pad(x.detach().float(), (0, align(k, gran_k) - k)).view(*rows, ceil_div(k, gran_k), gran_k)
     amax = torch.where(blocks.isfinite(), blocks.abs(), 0.0).amax(dim=-1)
-    scales = scales_of(amax, FP4_MAX, use_ue8m0)
-    codes = _codes((blocks / scales[..., None]).flatten(-2)[..., :k])
-    return _packed(codes), packed_rows(scales) if use_packed_ue8m0 else scales
+    scales = scales_of(amax, largest, use_ue8m0)
+    return _packed(_codes((blocks / scales[..., None]).flatten(-2)[..., :k])), scales
+
+
+def quantize_mxfp4(w: Tensor) -> Quantized:
+    """Quantize weights to MXFP4: FP4 values with a power of two for each 32 along k.
+
+    `w` is `[n, k]` or `[groups, n, k]`, BF16, FP16 or FP32, k a multiple of 32. The result is what products of FP4
+    weights take: bytes (torch.uint8) `[..., n, k / 2]`, the value of an even k in the lower half, and exponents
+    (torch.uint8) `[..., n, k / 32]`, of which s stands for 2^(s - 127). `cast_back_from_fp4` with `gran_k=32` is the
+    way back.
+
+    A group's scale is the least power of two, from 2^-126 on, of which its largest magnitude is at most 7 times as
+    much; quotients are rounded to the nearest value, ties to the even code, and those above 6 become 6. Weights that
+    are MXFP4 already come back as they were. A group of zeros takes the largest scale of its 128 columns, or 1 if these
+    are all zeros: it never stands in the way of folding its neighbours' scales. A group with a NaN or an infinity has
+    the scale 255, which is NaN, so that no product hides it.
+
+    >>> packed, scales = quantize_mxfp4(torch.tensor([[12.0, -6.0, 1.0, 0.0] * 8]))
+    >>> [hex(byte) for byte in packed[0, :2].tolist()], scales.tolist()
+    (['0xd7', '0x1'], [[128]])
+    """
+    check_castable(w, "w")
+    if w.dtype not in LAYER_TYPES or w.dim() not in (2, 3):
+        raise ValueError(
+            f"w: expected BF16, FP16 or FP32 of shape (n, k) or (groups, n, k), got {w.dtype} of shape {tuple(w.shape)}"
+        )
+    *rows, k = w.shape
+    if k % MX_BLOCK:
+        raise ValueError(f"w: expected a k that is a multiple of {MX_BLOCK}, got {k}")
+    with torch.no_grad():
+        if has_kernels(w) and not is_dispatched(w):
+            values, scales = cast_rows_to_fp4(w, Format.MXFP4, True, MX_BLOCK)
+        else:
+            values, scales = cast_by_torch(w, True, MX_BLOCK, MXFP4_MAX)
+        largest = torch.linalg.vector_norm(w.reshape(*rows, k // MX_BLOCK, MX_BLOCK), torch.inf, dim=-1)
+        return values.view(torch.uint8), _exponents(scales, largest)
+
+
+def _exponents(scales: Tensor, largest: Tensor) -> Tensor:
+    """Give the exponents of groups with these scales and these largest magnitudes, which NaN and infinity are too."""
+    groups = scales.shape[-1]
+    exponents = (scales.view(torch.int32) >> FP32_MANTISSA_BITS).masked_fill(largest == 0, 0)
+    exponents.masked_fill_(~largest.isfinite(), 0)
+    # [..., groups] -> [..., blocks of 128, groups of each]
+    of_block = SCALE_BLOCK // MX_BLOCK
+    padded = F.pad(exponents, (0, align(groups, of_block) - groups))
+    blocks = padded.view(*padded.shape[:-1], padded.shape[-1] // of_block, of_block)
+    others = blocks.amax(dim=-1, keepdim=True)
+    blocks = blocks.where(blocks > 0, others.where(others > 0, ONE))
+    exponents = blocks.flatten(-2)[..., :groups]
+    return exponents.masked_fill(~largest.isfinite(), NO_NUMBER).to(torch.uint8)
 
 
 def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK) -> Tensor:
     """Get the FP32 numbers `[..., m, k]` that FP4 values `[..., m, k / 2]` and their scales stand for.
+
+    Scales are as for `cast_back_from_fp8`, or exponents as `quantize_mxfp4` gives them.
 
     >>> cast_back_from_fp4(*per_token_cast_to_fp4(torch.tensor([[12.0, -6.0, 1.0, 0.0]]))).tolist()
     [[12.0, -6.0, 1.0, 0.0]]
@@ -82,7 +152,7 @@ def _codes(quotients: Tensor) -> Tensor:
     bounds = torch.tensor(middles, device=quotients.device)
     # From a bound on, the upper value is the nearest. A tie belongs to the value of an even number.
     bounds[::2] = bounds[::2].nextafter(bounds.new_full((), torch.inf))
-    codes = torch.bucketize(quotients.abs().nan_to_num(torch.inf), bounds, right=True)
+    codes = torch.bucketize(quotients.abs().nan_to_num(torch.inf).contiguous(), bounds, right=True)
     is_negative = quotients.signbit() & ~quotients.isnan()
     return (codes + SIGN * is_negative).to(torch.uint8)
 

@@ -37,7 +37,7 @@ from .rules import (
     empty_values,
     granularity,
 )
-from .scales import packed_rows, unpack_ue8m0_from_int
+from .scales import EXPONENTS, packed_rows, powers_of, unpack_ue8m0_from_int
 
 
 def per_token_cast_to_fp8(
@@ -237,8 +237,8 @@ def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_pac
     """Get the FP32 numbers that FP8 values and their scales stand for, each rounded once.
 
     `x` is `[..., m, k]`; `sf` is `[..., m, ceil(k / gran_k)]`, or one for each block,
-    `[..., ceil(m / gran_k), ceil(k / gran_k)]`, in FP32 or, for rows, as packed UE8M0, which
-    `use_packed_ue8m0` insists on.
+    `[..., ceil(m / gran_k), ceil(k / gran_k)]`, in FP32, as UE8M0 exponents (torch.uint8) or, for rows, as packed
+    UE8M0, which `use_packed_ue8m0` insists on.
 
     >>> cast_back_from_fp8(*per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))).tolist()
     [[896.0, -448.0, 0.0]]
@@ -265,8 +265,10 @@ def scaled_back(x: Tensor, sf: Tensor, gran_k: int, name: str) -> Tensor:
     columns = ceil_div(k, gran_k)
     if sf.dtype == torch.int32:
         sf = unpack_ue8m0_from_int(sf)[..., :columns]
+    elif sf.dtype in EXPONENTS:
+        sf = powers_of(sf.view(torch.uint8).int())
     if sf.dtype != torch.float32:
-        raise ValueError(f"sf: expected dtype torch.float32 or torch.int32, got {sf.dtype}")
+        raise ValueError(f"sf: expected dtype torch.float32, torch.int32 or torch.uint8, got {sf.dtype}")
     of_rows, of_blocks = (*batch, m, columns), (*batch, ceil_div(m, gran_k), columns)
     if sf.shape not in (of_rows, of_blocks):
         raise ValueError(f"sf: expected shape {of_rows} or {of_blocks}, got {tuple(sf.shape)}")

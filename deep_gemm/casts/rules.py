@@ -111,9 +111,9 @@ def check_groups(x: Tensor, ks: Sequence[int], min_amax: float) -> tuple[Sequenc
     return ks, min_amax
 
 
-def check_castable(x: Tensor) -> None:
+def check_castable(x: Tensor, name: str = "x") -> None:
     """Check that a tensor is of a type that casts take. A cast is computed under torch.no_grad(), so ask it before."""
-    no_gradient("x", x)
-    check_dense("x", x)
+    no_gradient(name, x)
+    check_dense(name, x)
     if not x.is_floating_point() or x.element_size() == 1:
-        raise ValueError(f"x: expected dtype float32, bfloat16, float16 or float64, got {x.dtype}")
+        raise ValueError(f"{name}: expected dtype float32, bfloat16, float16 or float64, got {x.dtype}")

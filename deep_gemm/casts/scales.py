@@ -33,6 +33,10 @@ from ..core.check.tracing import is_dispatched
 from .lay_scales import mn_major
 
 FP32_MANTISSA_BITS = 23
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
+"""Types of UE8M0 exponents, a byte each."""
+ONE, NO_NUMBER = 127, 255
+"""Exponents of 1 and of NaN."""
 
 
 def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
@@ -117,6 +121,12 @@ def unpack_ue8m0_from_int(packed: Tensor) -> Tensor:
 def exponents_of(words: Tensor) -> Tensor:
     """Give the four bytes of each int32 `[..., j]`, the lowest first, as int32 `[..., 4 j]`."""
     return torch.stack([words >> 8 * i & 0xFF for i in range(UE8M0_PER_WORD)], dim=-1).flatten(-2)
+
+
+def powers_of(exponents: Tensor) -> Tensor:
+    """Give the FP32 numbers that exponents, int32, stand for: 0 is 2^-127, and 255 NaN."""
+    bits = torch.where(exponents == 0, 1 << FP32_MANTISSA_BITS - 1, exponents << FP32_MANTISSA_BITS)
+    return torch.where(exponents == NO_NUMBER, torch.nan, bits.view(torch.float32))
 
 
 def packed_rows(sf: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..casts.fp4 import codes_of
-from ..casts.scales import FP32_MANTISSA_BITS, exponents_of
+from ..casts.scales import EXPONENTS, exponents_of, powers_of
 from ..core.check import checks
 from ..core.check.checks import Axes, Operand, Sizes
 from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div, whole_elements
@@ -21,7 +21,6 @@ from ..core.check.tracing import has_memory
 
 COLUMNS = MX.columns
 VALUES = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
-EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 E4M3_OF_E2M1 = (0x00, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C)
 """E4M3's bytes of E2M1's magnitudes, by their three bits; the sign is the highest bit of both."""
 
@@ -107,9 +106,7 @@ def scales_of_a(name: str, sf: Tensor, outer: tuple[int, ...], k: int, of_a: Sca
 
 def numbers_of(words: Tensor, groups: int) -> Tensor:
     """Give the FP32 numbers `[..., groups]` that words of exponents stand for."""
-    exponents = exponents_of(words)[..., :groups]
-    bits = torch.where(exponents == 0, 1 << FP32_MANTISSA_BITS - 1, exponents << FP32_MANTISSA_BITS)
-    return torch.where(exponents == 255, torch.nan, bits.view(torch.float32))
+    return powers_of(exponents_of(words)[..., :groups])
 
 
 def as_e4m3(packed: Tensor) -> Tensor:

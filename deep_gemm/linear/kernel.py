@@ -165,6 +165,7 @@ class LinearDecodeConfig(Config):
         return {
             **self.tile.constants(),
             "kInputBytes": 2,
+            "kBlock": BLOCK_K,
             "kVector": BLOCK_K // LANES,
             "kClusterN": self.cluster_n,
             "kNumThreads": self.num_threads,

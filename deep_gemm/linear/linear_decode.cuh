@@ -16,7 +16,7 @@
 // While the first group is cast the ring fills with B, which needs longer to arrive. decode/tile.cuh has what a CTA
 // computes, the loop over k-blocks, and the way to D.
 #pragma once
-#include "cast/values.cuh"
+#include "cast/fp8.cuh"
 #include "config.cuh"
 #include "decode/tile.cuh"
 #include "ptx/cluster.cuh"

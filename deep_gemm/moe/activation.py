@@ -9,6 +9,7 @@ from ..casts import cast_rows
 from ..casts.by_kernels import as_rows, has_kernels
 from ..casts.cast_rows import MAX_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
+from ..casts.gating import Gating, activated, gating_of
 from ..casts.rules import Quantized, empty_scales, empty_values
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
@@ -33,8 +34,11 @@ def silu_mul_cast_to_fp8(
     use_ue8m0: bool = False,
     min_amax: float = 0.0,
     mn_major: bool = False,
+    activation: str = "swiglu",
+    alpha: float | None = None,
+    beta: float | None = None,
 ) -> Quantized:
-    """Compute silu(gate) * up of each row, and cast it with one scale for each row and 128 columns.
+    """Compute silu(gate) * up of each row, or another activation, and cast it with one scale for each 128 columns.
 
     - `x`: `[..., m, 2 i]`, BF16, FP16 or FP32: gate in the first i columns, up in the others.
     - `row_weights`: FP32 `[..., m]`, factors of whole rows.
@@ -44,6 +48,8 @@ def silu_mul_cast_to_fp8(
       `ends[g - 1]`, aligned to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`.
     - `limit`: gate counts as at most this, up as within +-this. A NaN stays NaN.
     - `use_ue8m0`, `min_amax`, `mn_major`: as for `per_token_cast_to_fp8`, which casts the result.
+    - `activation`: "swiglu", gate * sigmoid(alpha * gate) * (up + beta), alpha 1 and beta 0 if they are not said; or
+      "situ", alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta), alpha 4 and beta 25, without a limit.
 
     The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / 128)]` (torch.float32). A row
     that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros with scale 1). Every
@@ -58,10 +64,11 @@ def silu_mul_cast_to_fp8(
     """
     if is_dispatched(x):
         operator = torch.ops.deep_gemm.silu_mul_cast_to_fp8.default
-        said = row_weights, masked_m, ends, limit, use_ue8m0, min_amax, mn_major
+        said = row_weights, masked_m, ends, limit, use_ue8m0, min_amax, mn_major, activation, alpha, beta
         return operator(x, *said)  # type: ignore[no-any-return]
     alignment = get_mk_alignment_for_contiguous_layout()
-    problem = activation_problem(x, row_weights, masked_m, ends, limit, alignment)
+    gating = gating_of(activation, alpha, beta, limit)
+    problem = activation_problem(x, row_weights, masked_m, ends, gating, alignment)
     return cast_activated(problem, use_ue8m0, min_amax, mn_major=mn_major)
 
 
@@ -77,7 +84,7 @@ def cast_activated(
         and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
     ):
         return _cast_by_kernel(p, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
-    y = silu_mul(p.x, p.limit)
+    y = activated(p.x, p.gating)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]
     is_defined = defined_rows(p)
@@ -98,8 +105,7 @@ def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_m
         scales if p.masked_m is not None or mn_major else as_rows(scales),
         min_amax,
         use_ue8m0,
-        activates=True,
-        limit=p.limit,
+        gating=p.gating,
         row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
         counts=p.masked_m,
         ends=p.ends,
@@ -110,16 +116,8 @@ def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_m
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
-    """FP32 silu(gate) * up of rows that hold gate and up side by side.
-
-    FP64 gives the FP32 number nearest to sigmoid. The bits of torch's FP32 sigmoid depend on where an element lies in
-    its tensor.
-    """
-    gate, up = (half.float() for half in x.chunk(2, dim=-1))
-    if limit is not None:
-        gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
-    sigmoid = gate.double().sigmoid().float()
-    return gate * sigmoid.masked_fill(sigmoid < 2.0**-126, 0) * up
+    """FP32 silu(gate) * up of rows that hold gate and up side by side."""
+    return activated(x, Gating(limit=limit))
 
 
 def defined_rows(p: ActivationProblem) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..casts.gating import Gating, gating_of
 from ..casts.rules import Quantized, empty_scales
 from ..core.check.checks import Operand, pair
 from ..core.check.integers import integer_in_range
@@ -32,6 +33,9 @@ def experts(
     *,
     out: Tensor | None = None,
     limit: float | None = None,
+    activation: str = "swiglu",
+    alpha: float | None = None,
+    beta: float | None = None,
 ) -> Tensor | None:
     """Compute a gated mixture of experts: the weighted sum of `w2[e] @ (silu(gate) * up)` over each token's experts e.
 
@@ -45,7 +49,7 @@ def experts(
       scales `[experts, n, k / 32]`, k a multiple of 32.
     - `out`: BF16 `[tokens, hidden]`. Where it is given the function returns None; where it is left out the function
       makes it and returns it.
-    - `limit`: as for `silu_mul_cast_to_fp8`.
+    - `limit`, `activation`, `alpha`, `beta`: as for `silu_mul_cast_to_fp8`.
 
     It is `expert_rows`, `gather_cast_to_fp8`, a grouped product with `w1` in BF16, `silu_mul_cast_to_fp8`, a grouped
     product with `w2` in BF16, and `gather_weighted`, to the bit. The host reads no value of a GPU.
@@ -59,12 +63,14 @@ def experts(
     [4096.0, 2048.0, 0.0]
     """
     if is_dispatched(x):
+        said = limit, activation, alpha, beta
         operator, weights = torch.ops.deep_gemm.experts, (*pair("w1", w1), *pair("w2", w2))
         if out is None:
-            return operator.default(x, topk_ids, topk_weights, *weights, limit)  # type: ignore[no-any-return]
-        operator.into(x, topk_ids, topk_weights, *weights, out, limit)
+            return operator.default(x, topk_ids, topk_weights, *weights, *said)  # type: ignore[no-any-return]
+        operator.into(x, topk_ids, topk_weights, *weights, out, *said)
         return None
-    problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, limit)
+    gating = gating_of(activation, alpha, beta, limit)
+    problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, gating)
     compute_experts(problem)
     return problem.out if out is None else None
 
@@ -74,7 +80,7 @@ def compute_experts(p: ExpertsProblem) -> None:
     """Compute `experts`, part by part."""
     rows = expert_rows(p.topk_ids, p.num_experts)
     a = gather_cast_to_fp8(p.x, rows, mn_major=True)
-    y = product_of_rows(activations_of_rows(a, p.w1, rows, p.limit), p.w2, rows)
+    y = product_of_rows(activations_of_rows(a, p.w1, rows, p.gating), p.w2, rows)
     gather_weighted(y, rows, p.topk_weights, out=p.out)
 
 
@@ -85,7 +91,7 @@ def product_of_rows(a: Quantized, w: Operand, rows: ExpertRows) -> Tensor:
     return d
 
 
-def activations_of_rows(a: Quantized, w: Operand, rows: ExpertRows, limit: float | None) -> Quantized:
+def activations_of_rows(a: Quantized, w: Operand, rows: ExpertRows, gating: Gating) -> Quantized:
     """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
 
     An epilogue that activates keeps the tensor cores waiting, so it gains 1 to 2% on an H200. A kernel that casts few
@@ -93,11 +99,12 @@ def activations_of_rows(a: Quantized, w: Operand, rows: ExpertRows, limit: float
     """
     values, intermediate = a[0], w[0].shape[1] // 2
     has_kernel = values.is_cuda and is_hopper(values.get_device())
-    if not has_kernel or is_packed(w) or not activates_in_product(values.shape[0], intermediate):
-        return activate_rows(product_of_rows(a, w, rows), rows, limit)
+    in_product = gating.is_silu and not is_packed(w) and activates_in_product(values.shape[0], intermediate)
+    if not has_kernel or not in_product:
+        return activate_rows(product_of_rows(a, w, rows), rows, gating)
     d = torch.empty((values.shape[0], intermediate), dtype=values.dtype, device=values.device)
     scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
-    activated_product_of_rows(a, w, (d, scales), rows.ids, limit=limit, gates_apart=True)
+    activated_product_of_rows(a, w, (d, scales), rows.ids, limit=gating.limit, gates_apart=True)
     return d, scales
 
 
@@ -106,9 +113,9 @@ def activates_in_product(rows: int, intermediate: int) -> bool:
     return rows >= MANY_ROWS and intermediate % SCALE_BLOCK == 0
 
 
-def activate_rows(h: Tensor, rows: ExpertRows, limit: float | None) -> Quantized:
+def activate_rows(h: Tensor, rows: ExpertRows, gating: Gating) -> Quantized:
     """Compute `silu_mul_cast_to_fp8` of rows that are stacked without gaps, whatever alignment is set."""
-    return cast_activated(ActivationProblem(h, None, None, rows.ends, 1, limit), mn_major=True)
+    return cast_activated(ActivationProblem(h, None, None, rows.ends, 1, gating), mn_major=True)
 
 
 def experts_workspace_bytes(tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int) -> int:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..casts.gating import Gating
 from ..casts.rules import LAYER_TYPES, check_counts
 from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.integers import INT32_MAX, integer_in_range
 from ..core.check.layout import whole_elements
-from ..core.check.numbers import positive
 from ..core.check.tracing import has_memory
 from ..linear.check import weight
 
@@ -130,7 +130,7 @@ class ActivationProblem(NamedTuple):
     """`[groups]`: where the rows of each group end, x being `[m, 2 i]`."""
     alignment: int
     """Alignment, in rows, of group starts where `ends` is given."""
-    limit: float | None
+    gating: Gating
 
 
 def activation_problem(
@@ -138,7 +138,7 @@ def activation_problem(
     row_weights: Tensor | None,
     masked_m: Tensor | None,
     ends: Tensor | None,
-    limit: float | None,
+    gating: Gating,
     alignment: int,
 ) -> ActivationProblem:
     """Check an activation with gates."""
@@ -171,8 +171,7 @@ def activation_problem(
     checks.same_device(given, x.device, "x")
     if ends is not None and checks.on_host(ends):
         checks.ends(ends, sizes["m"], alignment, "ends")
-    limit = None if limit is None else positive("limit", limit)
-    return ActivationProblem(x, row_weights, masked_m, ends, alignment, limit)
+    return ActivationProblem(x, row_weights, masked_m, ends, alignment, gating)
 
 
 class ExpertsProblem(NamedTuple):
@@ -191,11 +190,11 @@ class ExpertsProblem(NamedTuple):
     out: Tensor
     """`[tokens, hidden]` BF16."""
     num_experts: int
-    limit: float | None
+    gating: Gating
 
 
 def experts_problem(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, limit: float | None
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, gating: Gating
 ) -> ExpertsProblem:
     """Check a layer of experts, and make its output if it was left out."""
     sizes: Sizes = {}
@@ -223,9 +222,8 @@ def experts_problem(
     inputs.update(zip(("w1", "sfw1", "w2", "sfw2"), (*w1, *w2), strict=True))
     checks.same_device(inputs, x.device, "x")
     num_experts = check_routes(topk_ids, sizes["experts"])
-    limit = None if limit is None else positive("limit", limit)
     if out is None:
         out = torch.empty((sizes["tokens"], hidden), dtype=torch.bfloat16, device=x.device)
     else:
         layer_output(out, ("tokens", "hidden"), sizes, inputs, "x")
-    return ExpertsProblem(x, topk_ids, topk_weights, w1, w2, out, num_experts, limit)
+    return ExpertsProblem(x, topk_ids, topk_weights, w1, w2, out, num_experts, gating)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import _register_namedtuple as register_namedtuple
 
+from ..casts.gating import gating_of
 from ..casts.ops import fake_rows
 from ..casts.rules import Quantized, empty_scales, empty_values
 from ..core.check.numbers import magnitude
@@ -74,21 +75,28 @@ def fake_silu_mul(
     limit: float | None,
     min_amax: float,
     mn_major: bool,
+    activation: str,
+    alpha: float | None,
+    beta: float | None,
     **_: object,
 ) -> Quantized:
     """Stand for both."""
-    activation_problem(x, row_weights, masked_m, ends, limit, alignment=1)  # fake ends are aligned to nothing
+    gating = gating_of(activation, alpha, beta, limit)
+    activation_problem(x, row_weights, masked_m, ends, gating, alignment=1)  # fake ends are aligned to nothing
     activated = torch.empty((*x.shape[:-1], x.shape[-1] // 2), device=x.device)
     return fake_rows(activated, min_amax=min_amax, mn_major=mn_major)
 
 
-def fake_experts(out: Tensor | None, **given: Any) -> Tensor | None:
+def fake_experts(
+    out: Tensor | None, limit: float | None, activation: str, alpha: float | None, beta: float | None, **given: Any
+) -> Tensor | None:
     """Stand for a layer of experts."""
-    problem = experts_problem(out=out, **given)
+    problem = experts_problem(out=out, gating=gating_of(activation, alpha, beta, limit), **given)
     return problem.out if out is None else None
 
 
 ROUTED = "Tensor x, Tensor topk_ids, Tensor topk_weights"
+GATING = "str activation='swiglu', float? alpha=None, float? beta=None"
 for schema, real, fake in (
     (
         "expert_rows(Tensor topk_ids, SymInt num_experts) -> "
@@ -109,12 +117,14 @@ for schema, real, fake in (
     ),
     (
         "silu_mul_cast_to_fp8(Tensor x, Tensor? row_weights=None, Tensor? masked_m=None, Tensor? ends=None, "
-        "float? limit=None, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False) -> (Tensor, Tensor)",
+        "float? limit=None, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False, "
+        f"{GATING}) -> (Tensor, Tensor)",
         activation.silu_mul_cast_to_fp8,
         fake_silu_mul,
     ),
     (
-        f"experts({ROUTED}, Tensor w1, Tensor sfw1, Tensor w2, Tensor sfw2<, Tensor(out!) out>, float? limit=None) "
+        f"experts({ROUTED}, Tensor w1, Tensor sfw1, Tensor w2, Tensor sfw2<, Tensor(out!) out>, float? limit=None, "
+        f"{GATING}) "
         "-> Tensor",
         experts,
         fake_experts,

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..casts.gating import Gating
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import align
@@ -191,7 +192,7 @@ def with_gates(
 ) -> tuple[Tensor, Tensor]:
     """Compute the mixture, and gate and up of each row, which all gradients take."""
     h = product_of_rows(gather_cast_to_fp8(x, rows, mn_major=True), per_block_cast_to_fp8(w1), rows)
-    y = product_of_rows(activate_rows(h, rows, limit), per_block_cast_to_fp8(w2), rows)
+    y = product_of_rows(activate_rows(h, rows, Gating(limit=limit)), per_block_cast_to_fp8(w2), rows)
     out = gather_weighted(y, rows, topk_weights)
     assert out is not None
     return out, h

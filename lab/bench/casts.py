@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm import casts as quantize
+from deep_gemm.casts import fp4
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.moe import activation, routing
 
@@ -25,7 +26,8 @@ METHOD = (
     "input of random normal numbers; copy: of as many bytes as the cast reads and writes together, half of them read; "
     "compiled: torch.compile of the cast in torch for this shape alone; torch: the same, eager; our results checked "
     "bit for bit against torch on the same GPU (activations within one FP8 step); silu_cast_masked: 32 groups of 256 "
-    "rows, of which 64 to 192 are in use: m and bytes count these, torch casts all rows"
+    "rows, of which 64 to 192 are in use: m and bytes count these, torch casts all rows; cast_fp4: scales are powers "
+    "of two, one for each row and 32 columns"
 )
 OURS, COPY, COMPILED, EAGER = "deep_gemm", "copy", "compiled", "torch"
 CONTENDERS = (OURS, COPY, COMPILED, EAGER)
@@ -34,6 +36,7 @@ COMPILE_SECONDS = 150
 """For so long rivals are compiled; further shapes have none."""
 TOPK, NUM_EXPERTS = 8, 128
 GROUPS, MAX_M = 32, 256
+FP4_BLOCK = 32
 _RANDOM = random.Random(1)
 COUNTS = tuple(_RANDOM.randint(64, 192) for _ in range(GROUPS))
 """Rows in use of each group."""
@@ -42,6 +45,7 @@ MASKED = ((sum(COUNTS), 2048), (sum(COUNTS), 7168))
 TILES = ((1024, 7168), (8192, 7168), (16384, 16384))
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "cast_1x128": ROWS,
+    "cast_fp4": ROWS,
     "silu_cast": ROWS,
     "silu_cast_masked": MASKED,
     **dict.fromkeys(("cast_128x1", "cast_both", "cast_128x128", "gather_cast", "gather_weighted"), TILES),
@@ -167,6 +171,11 @@ def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
     x = torch.randn(m, k, device=device).bfloat16()
     calls: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
         "cast_1x128": (m * k * 3 + of_rows, lambda: quantize.per_token_cast_to_fp8(x, mn_major=True), lambda: _rows(x)),
+        "cast_fp4": (
+            m * k * 2 + m * k // 2 + m * ceil_div(k, FP4_BLOCK) * 4,
+            lambda: quantize.per_token_cast_to_fp4(x, True, FP4_BLOCK),
+            lambda: fp4.cast_by_torch(x, True, FP4_BLOCK),
+        ),
         "cast_128x1": (m * k * 3 + of_columns, lambda: quantize.per_token_cast_to_fp8(x.t()), lambda: _rows(x.t())),
         "cast_both": (
             m * k * 4 + of_rows + of_columns,

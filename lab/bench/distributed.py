@@ -27,6 +27,7 @@ from deep_gemm.across.by_group import Facts
 from deep_gemm.across.by_peers import why_not
 from deep_gemm.across.collectives import all_gather
 from deep_gemm.across.owners import local_ids
+from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.checks import Operand
@@ -288,7 +289,7 @@ class Work:
             return lambda: None
         x = torch.randn(len(ids), share.hidden, dtype=torch.bfloat16, device=self.device)
         a = _m_major(gather_cast_to_fp8(x, rows))
-        b = activations_of_rows(a, w1, rows, None)
+        b = activations_of_rows(a, w1, rows, Gating())
         return _replayed(lambda: _both(a, w1, b, w2, rows), self.device)
 
 

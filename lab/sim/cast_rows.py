@@ -14,10 +14,12 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_rows
-from deep_gemm.casts.cast_rows import CastConfig, Groups, RowCast, num_ctas
+from deep_gemm.casts.cast_rows import CastConfig, Format, Groups, RowCast, num_ctas
+from deep_gemm.casts.fp4 import FP4_MAX, MXFP4_MAX, cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.casts.gating import Gating, activated
+from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div
-from deep_gemm.moe.activation import silu_mul
 from deep_gemm.moe.routing import expert_rows
 
 from ..casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wider, wild
@@ -29,9 +31,19 @@ POISON = 0xA5
 OUTPUTS = ("values", "scales")
 INPUTS = ("x", "row_weights", "counts", "ends", "row_of")
 EXPERTS = 24
+GATINGS = (Gating(), Gating(limit=1.5), Gating(alpha=1.702, beta=1.0, limit=7.0), Gating("situ", 4.0, 25.0))
 HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
 """Powers of two by which the hard quotients are multiplied: scales of all sizes, the tiny ones too."""
-HARD_SHAPE = (len(HARD_EXPONENTS) * hard_quotients().shape[0], 128)
+LARGEST = {Format.FP4: FP4_MAX, Format.MXFP4: MXFP4_MAX}
+"""Largest magnitude of a block over its scale."""
+
+
+def hard(config: CastConfig) -> Tensor:
+    """Give the hard quotients of a format, each at scales of all sizes."""
+    quotients = hard_quotients()
+    if config.format != Format.FP8:
+        quotients = hard_quotients(LARGEST[config.format], config.block, range(-2, 3))
+    return torch.cat([quotients * 2.0**exponent for exponent in HARD_EXPONENTS])
 
 
 def run_cast(kernel: HostKernel, config: CastConfig, p: RowCast, **how: Unpack[How]) -> None:
@@ -39,7 +51,7 @@ def run_cast(kernel: HostKernel, config: CastConfig, p: RowCast, **how: Unpack[H
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
     aligned = dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {}
     stage = Stage(config, read, written, aligned, **how)
-    grid = num_ctas(config, p.x.shape[0], p.values.shape[1], stage.num_sms)
+    grid = num_ctas(config, p.x.shape[0], p.k, stage.num_sms)
     stage.run(cast_rows.KERNEL, kernel, lambda _, at: cast_rows.params_of(p._replace(**at)), grid)
 
 
@@ -64,7 +76,7 @@ class RowTrial(Trial):
     alignment: int = 1
     topk: int = 3
     has_weights: bool = False
-    limit: float | None = None
+    gating: Gating = GATINGS[0]
     matrix: Tensor | None = None
     """x itself, instead of `data`."""
     padding: int = 16
@@ -76,7 +88,8 @@ class RowTrial(Trial):
     def drawn(cls, config: CastConfig, seed: int) -> RowTrial:
         """Draw sizes, data, and what a configuration leaves open."""
         draw = random.Random(seed)
-        m, k = draw.randint(1, 60), draw.randint(1, 600 // config.vector) * config.vector
+        step = max(config.vector, 2) if config.format != Format.FP8 else config.vector
+        m, k = draw.randint(1, 60), draw.randint(1, 600 // step) * step
         data = draw.choice(("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"))
         is_m_major, rounds_up, sizes = draw.random() < 0.5, draw.random() < 0.5, tuple[int, ...]()
         if config.groups == Groups.COUNTS:
@@ -96,7 +109,7 @@ class RowTrial(Trial):
             alignment=draw.choice((1, 8)),
             topk=draw.randint(1, 20),
             has_weights=config.activates and draw.random() < 0.5,
-            limit=draw.choice((None, 1.5)) if config.activates else None,
+            gating=draw.choice(GATINGS),
             padding=16 if config.vector > 1 else 3,
         )
 
@@ -134,6 +147,8 @@ def ragged(which: CastConfig) -> list[RowTrial]:
             RowTrial(which, 60, 264 + step, 1, sizes=(0, 5, 5, 17, 50), padding=padding),
             RowTrial(which, 3, step, 2, sizes=(3,), padding=padding),
         ]
+    if which.format != Format.FP8:
+        step = max(step, 2)
     return [
         RowTrial(which, 2 * which.rows + 3, 5 * 128 + 3 * step, 1, padding=padding),
         RowTrial(which, 1, step, 2, padding=0, topk=1),
@@ -162,7 +177,9 @@ def problem(trial: RowTrial) -> RowCast:
     """Give the kernel's problem; outputs are full of poison."""
     x = data(trial)
     rows = trial.m * trial.topk if trial.config.to_routes else trial.m
-    blocks, groups = ceil_div(trial.k, 128), len(trial.sizes)
+    blocks, groups = ceil_div(trial.k, trial.config.block), len(trial.sizes)
+    row_bytes = trial.k // 2 if trial.config.format != Format.FP8 else trial.k
+    values = wider(torch.full((rows, row_bytes), POISON, dtype=torch.uint8), trial.padding, POISON)
     if trial.config.groups == Groups.COUNTS:
         shape: tuple[int, ...] = (groups, trial.m // groups, blocks)
         pitch = align(trial.m // groups, 4)
@@ -176,17 +193,18 @@ def problem(trial: RowTrial) -> RowCast:
     sizes = torch.tensor(trial.sizes, dtype=torch.int32)
     return RowCast(
         x,
-        wider(torch.full((rows, trial.k), POISON, dtype=torch.uint8), trial.padding, POISON).view(torch.float8_e4m3fn),
+        values if trial.config.format != Format.FP8 else values.view(torch.float8_e4m3fn),
         strided(shape, strides),
         trial.min_amax,
         trial.rounds_up,
-        activates=trial.config.activates,
-        limit=trial.limit,
+        gating=trial.gating if trial.config.activates else None,
         row_weights=weights(trial),
         counts=sizes if trial.config.groups == Groups.COUNTS else None,
         ends=sizes if trial.config.groups in (Groups.ENDS, Groups.UNTIL) else None,
         alignment=trial.alignment,
         row_of=row_of(trial) if trial.config.to_routes else None,
+        block=trial.config.block,
+        format=trial.config.format,
     )
 
 
@@ -195,9 +213,9 @@ def expected(trial: RowTrial) -> RowCast:
     p = problem(trial)
     y: Tensor = p.x
     if trial.config.activates:
-        y = silu_mul(y, trial.limit)
+        y = activated(y, trial.gating)
         y = y if p.row_weights is None else y * p.row_weights[:, None]
-    values, scales = per_token_cast_to_fp8(y, trial.rounds_up, min_amax=trial.min_amax)
+    values, scales = cast_by_reference(trial, y)
     bytes_of_values = p.values.view(torch.uint8)
     if p.row_of is not None:
         token, route = (p.row_of >= 0).nonzero(as_tuple=True)
@@ -215,6 +233,13 @@ def expected(trial: RowTrial) -> RowCast:
     return p
 
 
+def cast_by_reference(trial: RowTrial, y: Tensor) -> Quantized:
+    """Cast all rows as the CPU does."""
+    if trial.config.format != Format.FP8:
+        return cast_by_torch(y, trial.rounds_up, trial.config.block, LARGEST[trial.config.format])
+    return per_token_cast_to_fp8(y, trial.rounds_up, min_amax=trial.min_amax)
+
+
 def data(trial: RowTrial) -> Tensor:
     """Make rows of x; those that must not matter are NaN."""
     dtype, columns = trial.config.dtype, trial.k * (2 if trial.config.activates else 1)
@@ -225,7 +250,7 @@ def data(trial: RowTrial) -> Tensor:
     elif trial.data == "wild":
         x = wild(trial.m, columns, dtype, trial.seed)
     elif trial.data == "hard":
-        x = torch.cat([hard_quotients() * 2.0**exponent for exponent in HARD_EXPONENTS])
+        x = hard(trial.config)
     elif trial.data == "mixed":
         is_wild = torch.rand(trial.m, ceil_div(columns, 128), generator=generator) < 0.1
         is_wild = is_wild.repeat_interleave(128, 1)[:, :columns]

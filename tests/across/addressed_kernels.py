@@ -25,6 +25,7 @@ from deep_gemm.across import post_rows as post_rows_kernel
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
@@ -217,7 +218,7 @@ def cast_rows(config: Any, p: Launched) -> None:
     m, k, groups = p["m"], p["k"], p["num_groups"]
     h, ends = at(p["x"], (m, 2 * k), BF16, (p["x_pitch"] // 2, 1)), at(p["sizes"], (groups,), INT32)
     rows = ExpertRows(ends, ends, ends, ends, ends)
-    values, scales = activate_rows(h, rows, None if p["limit"] == inf else p["limit"])
+    values, scales = activate_rows(h, rows, Gating(limit=None if p["limit"] == inf else p["limit"]))
     at(p["values"], (m, k), FP8, (p["values_pitch"], 1)).copy_(values)
     strides = p["scales_stride_m"] // 4, p["scales_stride_k"] // 4
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from deep_gemm.casts.cast_rows import cast_config
-from lab.sim.cast_rows import HARD_SHAPE, RowTrial
+from lab.sim.cast_rows import RowTrial, hard
 from lab.sim.mutate import Mutation
 
 BF16, FP16, FP32 = (
@@ -19,6 +19,7 @@ FEW, SINGLE, SINGLE_FP32 = (
     cast_config(torch.bfloat16, is_aligned=False, is_few=True),
     cast_config(torch.float32, is_aligned=False, is_few=True),
 )
+HARD_ROWS = len(hard(FP32))
 
 TRIALS = [
     RowTrial(BF16, 67, 5 * 128 + 24, 1),
@@ -30,7 +31,7 @@ TRIALS = [
     RowTrial(FP16, 35, 264, 4, data="largest"),
     RowTrial(FP32, 35, 1028, 5),
     RowTrial(FP32, 35, 260, 6, "slow_warps", rounds_up=True),
-    RowTrial(FP32, *HARD_SHAPE, data="hard"),
+    RowTrial(FP32, HARD_ROWS, 128, data="hard"),
     RowTrial(FEW, 6, 1416, 7, is_m_major=False),
     RowTrial(SINGLE, 6, 1403, 8, padding=3),
     RowTrial(SINGLE_FP32, 6, 771, 9, "slow_lanes", padding=3),
@@ -38,7 +39,7 @@ TRIALS = [
 ]
 
 _KERNEL, _VALUES, _DIVISION = "cast_rows.cuh", "cast/values.cuh", "cast/division.cuh"
-_ALL, _PLAIN, _TO_ROWS = "cast/rows_all.cuh", "cast/source_plain.cuh", "cast/to_rows.cuh"
+_FP8, _ALL, _PLAIN, _TO_ROWS = "cast/fp8.cuh", "cast/rows_all.cuh", "cast/source_plain.cuh", "cast/to_rows.cuh"
 
 MUTATIONS = [
     # Units
@@ -63,8 +64,8 @@ MUTATIONS = [
     Mutation("the two strides of the scales exchanged", _TO_ROWS, "scale_at(p.scales, row, p.scales_stride_m, block, p.scales_stride_k)", "scale_at(p.scales, row, p.scales_stride_k, block, p.scales_stride_m)"),
     Mutation("columns past the last are loaded", _VALUES, "if (is_there && column < end)", "if (is_there)", shows_in=BF16),
     Mutation("single columns past the last are loaded", _VALUES, "if (!is_there || column >= end) continue;", "if (!is_there) continue;", shows_in=SINGLE),
-    Mutation("columns past the last are stored", _VALUES, "    if (column >= end) return;\n", ""),
-    Mutation("single columns past the last are stored", _VALUES, "if (column < end) ptx::st_global_b8", "ptx::st_global_b8", shows_in=SINGLE),
+    Mutation("columns past the last are stored", _FP8, "    if (column >= end) return;\n", ""),
+    Mutation("single columns past the last are stored", _FP8, "if (column < end) ptx::st_global_b8", "ptx::st_global_b8", shows_in=SINGLE),
     Mutation("lanes take single columns beside each other", _VALUES, "kVector == 1 ? element * kLanes + lane", "kVector == 1 ? element + lane", shows_in=SINGLE),
     Mutation("both elements of a word in its lower half", _VALUES, "<< i % 2 * 16", "<< 0", shows_in=SINGLE),
     Mutation("the first element of a word twice", _VALUES, "return element % kElementsOfWord == 0 ? elements.x : elements.y;", "return elements.x;"),
@@ -99,7 +100,7 @@ MUTATIONS = [
     Mutation("keys are exchanged, not compared", _VALUES, "keys[0] = larger_key(keys[0], ptx::shfl_sync(keys[0], other));", "keys[0] = ptx::shfl_sync(keys[0], other);"),
     # Scales
     Mutation("no floor", _DIVISION, "amax = amax < min_amax ? min_amax : amax;", ""),
-    Mutation("scales are multiplied, not divided", _DIVISION, "const float quotient = ptx::fma_rn(ptx::fma_rn(guess, -kLargest, amax), 1.f / kLargest, guess);", "const float quotient = guess;"),
+    Mutation("scales are multiplied, not divided", _DIVISION, "const float quotient = ptx::fma_rn(ptx::fma_rn(guess, -largest, amax), 1.f / largest, guess);", "const float quotient = guess;"),
     Mutation("no least scale", _DIVISION, "quotient < kLeastScale ? kLeastScale : quotient", "quotient", shows_in=FP32),
     Mutation("powers of two rounded down", _DIVISION, "(ptx::bits_of(least) + 0x7fffff) & 0x7f800000", "ptx::bits_of(least) & 0x7f800000"),
     Mutation("a power of two becomes the next", _DIVISION, "ptx::bits_of(least) + 0x7fffff", "ptx::bits_of(least) + 0x800000"),
@@ -122,9 +123,9 @@ MUTATIONS = [
     Mutation("negative zeros become positive", _DIVISION, "ptx::fma_rn(guess, d.scale, -x);\n  return ptx::fma_rn(excess, d.reciprocal, guess);", "ptx::fma_rn(-guess, d.scale, x);\n  return ptx::fma_rn(excess, -d.reciprocal, guess);"),
     # FP8 values
     Mutation("pairs of values exchanged", _DIVISION, "ptx::pack_e4m3(a, b) | ptx::pack_e4m3(c, d) << 16", "ptx::pack_e4m3(c, d) | ptx::pack_e4m3(a, b) << 16"),
-    Mutation("the last four alone", _VALUES, "values.words[i / 4] = ", "values.words[0] = "),
-    Mutation("words of values exchanged", _VALUES, "values.words[0], values.words[1]);", "values.words[1], values.words[0]);"),
-    Mutation("a lane's first single value four times", _VALUES, "values.words[0] >> i * 8", "values.words[0]", shows_in=SINGLE),
+    Mutation("the last four alone", _FP8, "values.words[i / 4] = ", "values.words[0] = "),
+    Mutation("words of values exchanged", _FP8, "values.words[0], values.words[1]);", "values.words[1], values.words[0]);"),
+    Mutation("a lane's first single value four times", _FP8, "values.words[0] >> i * 8", "values.words[0]", shows_in=SINGLE),
     Mutation("all values are the first row's", _KERNEL, "element_of(held[i], e)", "element_of(held[0], e)"),
     Mutation("all values are stored as the first row's", _KERNEL, "targets.store(p, unit, i, block", "targets.store(p, unit, 0, block"),
 ]  # fmt: skip

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from deep_gemm import casts as quantize
-from deep_gemm.casts import cast_rows, cast_tiles, fp8
+from deep_gemm.casts import cast_rows, cast_tiles, fp4, fp8
 from deep_gemm.casts.cast_rows import RowCast
 from deep_gemm.casts.cast_tiles import TileCast
+from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
@@ -29,7 +30,7 @@ from lab.sim.library import compiled
 pytestmark = pytest.mark.host_compiler
 
 
-CASTING: tuple[Any, ...] = (fp8, activation, routing)
+CASTING: tuple[Any, ...] = (fp4, fp8, activation, routing)
 """Modules that ask whether there are kernels."""
 
 
@@ -157,6 +158,43 @@ def test_other_blocks_are_the_references(launched: list[str]) -> None:
     assert launched == []
 
 
+# FP4
+
+
+@pytest.mark.parametrize("gran_k", [32, 128])
+@pytest.mark.parametrize("use_packed_ue8m0", [False, True])
+def test_rows_in_fp4(launched: list[str], gran_k: int, use_packed_ue8m0: bool) -> None:
+    x = wild(24, 264, torch.bfloat16, 17)
+    said = use_packed_ue8m0, gran_k, use_packed_ue8m0
+    right = reference(quantize.per_token_cast_to_fp4, x, *said)
+    wider = torch.cat([x, x], 1)
+    for same in (x, x.view(2, 3, 4, 264), x.t().contiguous().t(), wider[:, 264:], x.repeat_interleave(2, 1)[:, ::2]):
+        launched.clear()
+        values, scales = quantize.per_token_cast_to_fp4(same, *said)
+        assert launched == ["rows"]
+        assert values.dtype == torch.int8
+        assert (values.shape, scales.shape[:-1]) == ((*same.shape[:-1], 132), same.shape[:-1])
+        assert_same_bits((values.view(24, 132), scales.view(24, -1)), right)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_in_mxfp4(launched: list[str], dtype: torch.dtype) -> None:
+    w = wild(24, 288, dtype, 19).view(2, 12, 288)
+    right = reference(quantize.quantize_mxfp4, w)
+    for same in (w, w.mT.contiguous().mT):
+        launched.clear()
+        found = quantize.quantize_mxfp4(same)
+        assert launched == ["rows"]
+        assert all(torch.equal(one, other) for one, other in zip(found, right, strict=True))
+    assert right[1].amax() == 255
+
+
+def test_odd_blocks_in_fp4_are_the_references(launched: list[str]) -> None:
+    for gran_k in (2, 16, 64, 256):
+        quantize.per_token_cast_to_fp4(wild(7, 100, torch.bfloat16, 18), gran_k=gran_k)
+    assert launched == []
+
+
 # Groups of rows
 
 
@@ -212,6 +250,16 @@ def test_activations_of_any_strides(launched: list[str], dtype: torch.dtype, mn_
             near(found, right, torch.ones(21, dtype=torch.bool))
 
 
+@pytest.mark.parametrize(
+    "said", [{"alpha": 1.702, "beta": 1.0, "limit": 7.0}, {"activation": "situ"}, {"activation": "situ", "alpha": 2.0}]
+)
+def test_activations_of_models(launched: list[str], said: dict[str, Any]) -> None:
+    x = wild(21, 2 * 136, torch.bfloat16, 20)
+    right = reference(activation.silu_mul_cast_to_fp8, x, **said)
+    near(activation.silu_mul_cast_to_fp8(x, **said), right, torch.ones(21, dtype=torch.bool))
+    assert launched == ["rows"]
+
+
 def test_batches_are_activated_at_once(launched: list[str]) -> None:
     x, weights = wild(24, 2 * 72, torch.bfloat16, 12).view(2, 3, 4, 144), torch.rand(2, 3, 4)
     near(
@@ -242,7 +290,7 @@ def test_groups_that_follow_each_other_are_activated(
 ) -> None:
     x, of_groups = wild(24, 2 * 136, torch.bfloat16, 14), torch.tensor(ends, dtype=torch.int32)
     is_there = rows_of_groups(of_groups, 24, alignment)
-    p = activation_problem(x, None, None, of_groups, None, alignment)
+    p = activation_problem(x, None, None, of_groups, Gating(), alignment)
     right = reference(activation.cast_activated, p, mn_major=mn_major)
     p = p._replace(x=x.masked_fill(~is_there[:, None], torch.nan))
     found = activation.cast_activated(p, mn_major=mn_major)

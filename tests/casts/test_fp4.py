@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deep_gemm import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4, unpack_ue8m0_from_int
+from deep_gemm import (
+    cast_back_from_fp4,
+    fp8_fp4_gemm_nt,
+    per_token_cast_to_fp4,
+    per_token_cast_to_fp8,
+    quantize_mxfp4,
+    transpose_packed_fp4,
+    unpack_ue8m0_from_int,
+)
 
 VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -92,6 +100,79 @@ def test_a_transpose_is_that_of_the_numbers(device: str) -> None:
     assert torch.equal(transpose_packed_fp4(turned), values)
 
 
+# MXFP4
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(3, 32), (2, 160), (2, 5, 288)]), st.integers(1, 100))
+def test_weights_that_are_mxfp4_come_back_as_they_were(seed: int, shape: tuple[int, ...], least: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    *rows, k = shape
+    packed = torch.randint(0, 256, (*rows, k // 2), dtype=torch.uint8, generator=generator)
+    packed[..., 16:32] &= 0x88  # a group of zeros, of both signs
+    scales = torch.randint(least, 253, (*rows, k // 32), dtype=torch.uint8, generator=generator)
+    w = cast_back_from_fp4(packed, scales, 32)
+    again = quantize_mxfp4(w)
+    assert torch.equal(cast_back_from_fp4(*again, 32), w)
+    for same in (w.bfloat16(), w.mT.contiguous().mT):
+        assert all(torch.equal(one, other) for one, other in zip(quantize_mxfp4(same), again, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_group_is_cut_off_where_rounding_up_would_lose_more(device: str) -> None:
+    """7 is nearer to 6 than the next scale's numbers are to 1; from there on 8 fits."""
+    w = torch.zeros(3, 32, device=device)
+    w[:, 0], w[:, 1] = torch.tensor([7.0, 7.001, -6.9], device=device), 1.0
+    packed, scales = quantize_mxfp4(w)
+    assert scales.flatten().tolist() == [127, 128, 127]
+    assert cast_back_from_fp4(packed, scales, 32)[:, :2].tolist() == [[6.0, 1.0], [8.0, 1.0], [-6.0, 1.0]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_groups_of_zeros_take_a_scale_that_folds(device: str) -> None:
+    w = torch.ones(2, 288, device=device)
+    w[0, 32:96], w[0, 96:128], w[0, 128:256] = 0.0, 2.0**-20, 0.0
+    w[1, :256] = 0.0
+    _, scales = quantize_mxfp4(w)
+    assert scales.tolist() == [[125, 125, 125, 105, 127, 127, 127, 127, 125], [*[127] * 8, 125]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("strange", [torch.nan, -torch.nan, torch.inf, -torch.inf])
+def test_a_group_without_a_scale_is_nan(strange: float, device: str) -> None:
+    w = torch.ones(2, 128, device=device)
+    w[1, 40], w[1, 64:96] = strange, 0.0
+    packed, scales = quantize_mxfp4(w)
+    assert scales.tolist() == [[125] * 4, [125, 255, 125, 125]]
+    back = cast_back_from_fp4(packed, scales, 32)
+    assert bool(back[1, 32:64].isnan().all())
+    back[1, 32:64] = 1.0
+    assert torch.equal(back[1, 64:96], torch.zeros(32, device=device))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_the_error_is_no_more_than_that_of_either_scale_that_might_be(seed: int, dtype: torch.dtype) -> None:
+    """Of all values within 6 of the chosen scale, and by no more than 1 / 7 of the largest beyond."""
+    w = torch.randn(5, 96, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    packed, exponents = quantize_mxfp4(w)
+    scales = (2.0 ** (exponents.float() - 127)).repeat_interleave(32, 1)
+    quotients = w.float() / scales
+    assert float(quotients.abs().amax()) <= 7
+    assert bool((quotients.view(5, 3, 32).abs().amax(-1) > 3.5).all())
+    magnitude = quotients.abs()
+    most = torch.where(magnitude <= 2, 0.25, torch.where(magnitude <= 4, 0.5, 1.0))
+    assert bool(((cast_back_from_fp4(packed, exponents, 32) - w.float()).abs() <= most * scales).all())
+
+
+def test_products_take_what_it_gives() -> None:
+    w, x = torch.randn(24, 288), torch.randn(5, 288)
+    d = torch.empty(5, 24, dtype=torch.bfloat16)
+    fp8_fp4_gemm_nt(per_token_cast_to_fp8(x), quantize_mxfp4(w), d)
+    right = x @ cast_back_from_fp4(*quantize_mxfp4(w), 32).T
+    assert float((d.float() - right).norm() / right.norm()) < 0.04
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (2, 0, 4)])
 def test_nothing_is_nothing(shape: tuple[int, ...]) -> None:
     values, scales = per_token_cast_to_fp4(torch.empty(shape))
@@ -139,7 +220,17 @@ INT8 = torch.zeros(2, 2, dtype=torch.int8)
             "packed: expected a dense tensor, got layout torch.sparse_coo",
         ),
         (cast_back_from_fp4, (INT8, torch.ones(2, 2)), ValueError, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
-        (cast_back_from_fp4, (INT8, INT8), ValueError, "sf: expected dtype torch.float32 or torch.int32, got"),
+        (
+            cast_back_from_fp4,
+            (INT8, INT8),
+            ValueError,
+            "sf: expected dtype torch.float32, torch.int32 or torch.uint8, got",
+        ),
+        (quantize_mxfp4, ([1.0],), TypeError, "w: expected a tensor, got list"),
+        (quantize_mxfp4, (torch.ones(32),), ValueError, "w: expected BF16, FP16 or FP32 of shape (n, k) or (groups, "),
+        (quantize_mxfp4, (torch.ones(2, 32).double(),), ValueError, "w: expected BF16, FP16 or FP32 of shape (n, k) "),
+        (quantize_mxfp4, (torch.ones(2, 48),), ValueError, "w: expected a k that is a multiple of 32, got 48"),
+        (quantize_mxfp4, (torch.ones(1, 1, 2, 32),), ValueError, "w: expected BF16, FP16 or FP32 of shape (n, k) or "),
         (transpose_packed_fp4, (INT8[:1],), ValueError, "packed: expected shape (..., m, k / 2) with an even m, got "),
     ],
 )

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts import cast_rows, cast_tiles
+from deep_gemm.casts import cast_rows, cast_tiles, fp4
 from deep_gemm.casts.by_torch import cast_by_torch
-from deep_gemm.casts.cast_rows import CastConfig, Groups, RowCast, cast_config, num_ctas, reachable_cast
+from deep_gemm.casts.cast_rows import FP4_BLOCKS, CastConfig, Groups, RowCast, cast_config, num_ctas, reachable_cast
 from deep_gemm.casts.cast_tiles import Grain, TileCast
 from deep_gemm.casts.config import INPUTS
 from deep_gemm.casts.rules import Quantized
@@ -21,7 +21,7 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.settings import get_num_sms
 from lab.casts import MOST_OTHERS, assert_same_bits, hard_quotients, wild
-from lab.sim.cast_rows import RowTrial, problem, ragged, verdict
+from lab.sim.cast_rows import GATINGS, RowTrial, problem, ragged, verdict
 from lab.sim.launcher import flat_memory
 
 pytestmark = pytest.mark.gpu
@@ -49,6 +49,41 @@ def test_casts_are_the_references(cast: Callable[..., Quantized], dtype: torch.d
     for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
         x = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else 128)
         assert_same_bits(cast(x.cuda(), use_ue8m0), cast(x, use_ue8m0))
+
+
+@every_type
+@pytest.mark.parametrize("use_ue8m0", [False, True], ids=["FP32", "UE8M0"])
+@pytest.mark.parametrize("gran_k", FP4_BLOCKS)
+def test_casts_to_fp4_are_the_references(dtype: torch.dtype, use_ue8m0: bool, gran_k: int) -> None:
+    for seed, (m, k) in enumerate([*SHAPES, *random_shapes(10)]):
+        x = wild(m, k + k % 2, dtype, seed)
+        right = deep_gemm.per_token_cast_to_fp4(x, use_ue8m0, gran_k)
+        for same in (x.cuda(), x.cuda().t().contiguous().t(), torch.cat([x, x], 1).cuda()[:, k + k % 2 :]):
+            assert_same_bits(deep_gemm.per_token_cast_to_fp4(same, use_ue8m0, gran_k), right)
+
+
+@every_type
+def test_weights_in_mxfp4_are_the_references(dtype: torch.dtype) -> None:
+    for seed, (n, k) in enumerate([(1, 32), (130, 288), (576, 7168), (4096, 4096)]):
+        w = wild(n, k, dtype, seed)
+        right = deep_gemm.quantize_mxfp4(w)
+        for same in (w.cuda(), w.cuda().view(1, n, k), w.cuda().t().contiguous().t()):
+            for found, its in zip(deep_gemm.quantize_mxfp4(same), right, strict=True):
+                assert torch.equal(found.view(its.shape).cpu(), its)
+
+
+@pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
+@pytest.mark.parametrize("gran_k", FP4_BLOCKS)
+def test_quotients_of_every_mantissa_in_fp4(exponent: int, gran_k: int) -> None:
+    bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
+    x = bits.view(torch.float32).view(-1, 128)
+    for factor in (1.0, 1 / 3, 0.7):
+        part = x * factor
+        part[:, 0] *= torch.linspace(0.5, 1.0, len(part), device="cuda") * (1.9 if exponent < 254 else 1.0)
+        for found, right in zip(
+            deep_gemm.per_token_cast_to_fp4(part, gran_k=gran_k), fp4.cast_by_torch(part, False, gran_k), strict=True
+        ):
+            assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
 
 
 @every_type
@@ -198,7 +233,8 @@ def test_every_configuration_of_casts_of_rows(config: CastConfig) -> None:
         for data in ("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"):
             passes(replace(case, data=data), config)
             if config.activates:
-                passes(replace(case, data=data, has_weights=True, limit=1.5), config)
+                for gating in GATINGS:
+                    passes(replace(case, data=data, has_weights=True, gating=gating), config)
 
 
 def kind(groups: Groups = Groups.NONE, *, activates: bool = False, to_routes: bool = False) -> CastConfig:

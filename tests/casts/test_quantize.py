@@ -533,7 +533,12 @@ def test_casts_come_back_by_rows_by_blocks_and_by_packed_scales() -> None:
     [
         (ONES, torch.ones(2, 1), 128, "x: expected dtype torch.float8_e4m3fn, got torch.float32"),
         (FP8, torch.ones(2, 2), 128, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
-        (FP8, torch.ones(2, 1).double(), 128, "sf: expected dtype torch.float32 or torch.int32, got torch.float64"),
+        (
+            FP8,
+            torch.ones(2, 1).double(),
+            128,
+            "sf: expected dtype torch.float32, torch.int32 or torch.uint8, got torch.float64",
+        ),
         (FP8, torch.ones(2, 1), 0, "gran_k: expected a positive integer, got 0"),
         (FP8, torch.ones(2, 1, device="meta"), 128, "sf: expected device cpu, where x is, got meta"),
         (FP8.to("meta"), torch.ones(2, 1), 128, "sf: expected device meta, where x is, got cpu"),

@@ -12,9 +12,10 @@ import pytest
 import torch
 from thorough import up_to
 
-from deep_gemm.casts.cast_rows import CastConfig, Groups, cast_config, reachable_cast
-from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
-from lab.sim.cast_rows import HARD_SHAPE, RowTrial, is_cast, ragged
+from deep_gemm.casts.cast_rows import BLOCKS, CastConfig, Format, Groups, cast_config, reachable_cast
+from deep_gemm.casts.gating import Gating
+from deep_gemm.core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
+from lab.sim.cast_rows import GATINGS, RowTrial, hard, is_cast, ragged
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -27,10 +28,10 @@ def config(
     is_few: bool = False,
     activates: bool = False,
     to_routes: bool = False,
+    format: Format = Format.FP8,
+    block: int = SCALE_BLOCK,
 ) -> CastConfig:
-    return cast_config(
-        dtype, is_aligned=is_aligned, is_few=is_few, activates=activates, groups=groups, to_routes=to_routes
-    )
+    return cast_config(dtype, is_aligned, is_few, activates, groups, to_routes, format, block)
 
 
 CONFIGS = reachable_cast()
@@ -54,12 +55,12 @@ def test_every_configuration_on_ragged_matrices(
 
 
 @every_activation
-@pytest.mark.parametrize("limit", [None, 1.5])
+@pytest.mark.parametrize("gating", GATINGS, ids=str)
 @pytest.mark.parametrize("has_weights", [False, True])
 @pytest.mark.parametrize("data", ["wild", "mixed", "ordinary"])
-def test_weights_and_limits(which: CastConfig, data: str, has_weights: bool, limit: float | None) -> None:
+def test_weights_and_activations(which: CastConfig, data: str, has_weights: bool, gating: Gating) -> None:
     case = ragged(which)[0]
-    replace(case, data=data, has_weights=has_weights, limit=limit).run()
+    replace(case, data=data, has_weights=has_weights, gating=gating).run()
 
 
 # Numbers
@@ -74,8 +75,11 @@ def test_the_largest_magnitude_has_a_floor(min_amax: float, activates: bool) -> 
 
 
 @pytest.mark.parametrize("is_aligned", [False, True])
-def test_quotients_beside_where_fp8_rounds_the_other_way(is_aligned: bool) -> None:
-    RowTrial(config(torch.float32, is_aligned=is_aligned), *HARD_SHAPE, data="hard").run()
+def test_quotients_beside_where_a_format_rounds_the_other_way(is_aligned: bool) -> None:
+    for format, block in [(format, block) for format, blocks in BLOCKS.items() for block in blocks]:
+        which = config(torch.float32, is_aligned=is_aligned, format=format, block=block)
+        m, k = hard(which).shape
+        RowTrial(which, m, k, data="hard").run()
 
 
 @every_dtype

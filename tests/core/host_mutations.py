@@ -21,6 +21,7 @@ from host_mutations_bf16 import spread
 
 import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles
+from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import MX, PER_64, PER_ROW
 from deep_gemm.gemm.config import GemmConfig
@@ -197,9 +198,11 @@ TRIALS: dict[str, Callable[[], None]] = {
     "cast of odd columns": lambda: row_cast_trial(1, 261, **ROUNDED, padding=0),
     "cast of counted rows": lambda: row_cast_trial(60, 264, "COUNTS", sizes=(0, 12, 5, 1, 11)),
     "activation with weights": lambda: row_cast_trial(21, 264, activates=True, has_weights=True),
-    "activation with a limit": lambda: row_cast_trial(21, 264, activates=True, limit=1.0),
+    "activation with a limit": lambda: row_cast_trial(21, 264, activates=True, gating=Gating(limit=1.0)),
+    "activation of gpt-oss": lambda: row_cast_trial(21, 264, activates=True, gating=Gating("swiglu", 1.702, 1.0, 7.0)),
+    "activation with bounds": lambda: row_cast_trial(21, 264, activates=True, gating=Gating("situ", 4.0, 25.0)),
     "activation of groups": lambda: row_cast_trial(
-        60, 128, "ENDS", True, sizes=(5, 5, 17, 50), alignment=8, has_weights=True, limit=1.0
+        60, 128, "ENDS", True, sizes=(5, 5, 17, 50), alignment=8, has_weights=True, gating=Gating(limit=1.0)
     ),
     "cast to routes": lambda: row_cast_trial(23, 264, to_routes=True),
     "cast of both": lambda: cast_tiles_trial(wider(wild(144, 264, torch.bfloat16, 0), 24)),
@@ -244,6 +247,7 @@ HEADS = "heads"
 DENSE, SPLIT, BY_ROW, DECODE = "dense", "split", "by row", "decode"
 INTO_HEADS = "into heads", "into heads, few rows"
 ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
+OF_GPT_OSS, BOUNDED = "activation of gpt-oss", "activation with bounds"
 CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
 SILU = "activated rows"
 BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
@@ -462,8 +466,8 @@ MUTATIONS = [
     *_swap("casts.cast_rows", "further * SCALE_BYTES", "0", "cast of counted rows"),
     *_swap("casts.cast_rows", '"m": m', '"m": m - 1', CAST),
     *_swap("casts.cast_rows", '"k": k', '"k": k - 8', CAST),
-    *_swap("casts.cast_rows", "(1 << 32) // ceil_div(k, SCALE_BLOCK)", "(1 << 32) // (k // SCALE_BLOCK)", CAST),
-    *_swap("casts.cast_rows", "SCALE_BLOCK), (1 << 32) - 1)", "SCALE_BLOCK), 1 << 32)", ACTIVATED),
+    *_swap("casts.cast_rows", "(1 << 32) // ceil_div(k, block)", "(1 << 32) // (k // block)", CAST),
+    *_swap("casts.cast_rows", "block), (1 << 32) - 1)", "block), 1 << 32)", ACTIVATED),
     *_swap(
         "casts.cast_rows",
         "0 if sizes is None else sizes.numel()",
@@ -473,23 +477,26 @@ MUTATIONS = [
     *_swap("casts.cast_rows", '"alignment": p.alignment', '"alignment": 1', ACTIVATED),
     *_swap("casts.cast_rows", "p.row_of.shape[1]", "p.row_of.shape[0]", TO_ROUTES),
     *_swap("casts.cast_rows", '"min_amax": p.min_amax', '"min_amax": 0', CAST),
-    *_swap("casts.cast_rows", "math.inf if p.limit is None else p.limit", "math.inf", ACTIVATED),
-    *_swap(
-        "casts.cast_rows", "p.limit is None and p.row_weights is None", "p.limit is None", "activation with weights"
-    ),
+    *_swap("casts.cast_rows", "math.inf if gating.limit is None else gating.limit", "math.inf", ACTIVATED),
+    *_swap("casts.cast_rows", "gating != Gating() or has_weights", "gating != Gating()", "activation with weights"),
     *_swap(
         "casts.cast_rows",
-        "p.limit is None and p.row_weights is None",
+        "gating != Gating() or has_weights",
         "p.row_weights is None",
         "activation with a limit",
     ),
+    *_swap("casts.cast_rows", '"alpha": gating.alpha', '"alpha": 1.0', OF_GPT_OSS, BOUNDED),
+    *_swap("casts.cast_rows", '"beta": gating.beta or -0.0', '"beta": -0.0', OF_GPT_OSS),
+    *_swap("casts.cast_rows", '"alpha_reciprocal": 1 / gating.alpha', '"alpha_reciprocal": 1.0', BOUNDED),
+    *_swap("casts.cast_rows", "1 / gating.beta if gating.beta else 0.0", "0.04 / 2", BOUNDED),
+    *_swap("casts.cast_rows", "        return 2\n", "        return 1\n", BOUNDED),
     *_swap("casts.cast_rows", '"rounds_up": int(p.rounds_up)', '"rounds_up": 0', CAST),
-    *_swap("casts.cast_rows", "activates=p.activates", "activates=False", "activation with weights"),
+    *_swap("casts.cast_rows", "activates=p.gating is not None", "activates=False", "activation with weights"),
     *_swap("casts.cast_rows", "return Groups.COUNTS", "return Groups.NONE", "cast of counted rows"),
     *_swap("casts.cast_rows", "Groups.ENDS if has_gaps", "Groups.NONE if has_gaps", ACTIVATED),
     *_swap("casts.cast_rows", "to_routes=p.row_of is not None", "to_routes=False", TO_ROUTES),
     *_swap("casts.cast_rows", "x.stride(0) % elements == 0", "True", "cast of odd rows"),
-    *_swap("casts.cast_rows", "values.shape[1] % elements == 0", "True", "cast of odd columns"),
+    *_swap("casts.cast_rows", "values.shape[1] % stored == 0", "True", "cast of odd columns"),
     # Casts of tiles
     *_swap(
         "casts.cast_tiles", '"values": 0 if values is None else values.data_ptr()', '"values": p.x.data_ptr()', BOTH

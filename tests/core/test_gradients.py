@@ -73,6 +73,7 @@ OPERANDS: list[tuple[str, Callable[[Pass], Any]]] = [
     ("cast_both_to_fp8 x", lambda t: deep_gemm.cast_both_to_fp8(t(X))),
     ("k_grouped_cast_to_fp8 x", lambda t: deep_gemm.k_grouped_cast_to_fp8(t(X), KS)),
     ("per_token_cast_to_fp4 x", lambda t: deep_gemm.per_token_cast_to_fp4(t(X))),
+    ("quantize_mxfp4 w", lambda t: deep_gemm.quantize_mxfp4(t(X))),
     ("cast_back_from_fp8 x", lambda t: deep_gemm.cast_back_from_fp8(t(A[0]), A[1])),
     ("cast_back_from_fp8 sf", lambda t: deep_gemm.cast_back_from_fp8(A[0], t(A[1]))),
     ("silu_mul_cast_to_fp8 x", lambda t: deep_gemm.silu_mul_cast_to_fp8(t(X))),

@@ -119,6 +119,7 @@ def samples() -> Iterator[Sample]:
     yield call(ops.linear.into, bf16(M, K), *B, bf16(M, N))
     experts = bf16(M, 48), routes(M), weights, *W1, *W2
     yield call(ops.experts.default, *experts, 1.5)
+    yield call(ops.experts.default, *experts, 7.0, "swiglu", 1.702, 1.0)
     yield call(ops.experts.into, *experts, bf16(M, 48))
     a3, w3 = rows(M, GROUPS, K), deep_gemm.per_block_cast_to_fp8(bf16(GROUPS, N, K))
     yield call(ops.fp8_einsum.default, "bhr,hdr->bhd", *a3, *w3, None, [1, 128, 128])

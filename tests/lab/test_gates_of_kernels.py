@@ -56,11 +56,11 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
     groups = MAX_GROUPS // config.num_threads
     of_sizes = {Groups.NONE: 0, Groups.UNTIL: 1, Groups.COUNTS: groups, Groups.ENDS: 2 * groups}
     yield found.counts["LDG"] == config.rows * of_row + of_sizes[config.groups], "each element is loaded once"
-    # Reciprocals and powers of two: a scale's, two for an activated element with a limit and weights and without, and
-    # one where groups divide an integer.
+    # Reciprocals and powers of two: a scale's; two for an activated element with a limit and weights and without, six
+    # where gate and up have bounds; and one where groups divide an integer.
     elements = config.rows * max(config.vector, 4) if config.activates else 0
     of_groups = 0 if config.groups in (Groups.NONE, Groups.UNTIL) else groups
-    yield found.counts["MUFU"] == ways + 4 * elements + of_groups, "no element is divided"
+    yield found.counts["MUFU"] == ways + 10 * elements + of_groups, "no element is divided"
 
 
 def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:

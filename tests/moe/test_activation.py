@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import per_token_cast_to_fp8, silu_mul_cast_to_fp8
+from deep_gemm.casts.gating import Gating, activated
 from deep_gemm.core.check.layout import align, ceil_div, rows_of_groups
 from deep_gemm.moe.activation import silu_mul
 from lab.casts import MOST_OTHERS, assert_near
@@ -31,6 +32,16 @@ def exact(x: Tensor, limit: float | None = None) -> Tensor:
     return gate / (1 + (-gate).exp()) * up
 
 
+EXACT: dict[Gating, Callable[[Tensor, Tensor], Tensor]] = {
+    Gating("swiglu", 1.702, 1.0, 7.0): lambda gate, up: (
+        gate.clamp(max=7) * torch.sigmoid(1.702 * gate.clamp(max=7)) * (up.clamp(-7, 7) + 1)
+    ),
+    Gating("swiglu", limit=10.0): lambda gate, up: torch.nn.functional.silu(gate.clamp(max=10)) * up.clamp(-10, 10),
+    Gating("situ", 4.0, 25.0): lambda gate, up: 4 * (gate / 4).tanh() * gate.sigmoid() * 25 * (up / 25).tanh(),
+}
+"""Activations of gpt-oss, DeepSeek-V4 and Kimi-K3, of gate and up in FP64."""
+
+
 def dequantized(values: Tensor, scales: Tensor) -> Tensor:
     return values.double() * scales.double().repeat_interleave(128, -1)[..., : values.shape[-1]]
 
@@ -47,6 +58,30 @@ def alignment() -> Iterator[Any]:
 
 
 # The arithmetic
+
+
+@pytest.mark.parametrize("gating", EXACT, ids=str)
+@pytest.mark.parametrize("scale", [1e-4, 3.0, 40.0])
+def test_activations_of_models_are_those_in_fp64(gating: Gating, scale: float) -> None:
+    x = random_x(50, 512, dtype=torch.float32, scale=scale)
+    y, right = activated(x, gating).double(), EXACT[gating](*x.double().chunk(2, dim=-1))
+    # A sigmoid below 2^-126 counts as zero, and a sum near zero is as exact as its largest summand.
+    least = 2.0**-23 * x.double().abs().amax() if gating.beta == 1.0 else 2.0**-110
+    assert bool(((y - right).abs() <= right.abs() * 6 * 2.0**-24 + least).all())
+    said: dict[str, Any] = {
+        "activation": gating.name,
+        "alpha": gating.alpha,
+        "beta": gating.beta,
+        "limit": gating.limit,
+    }
+    assert same_pairs(silu_mul_cast_to_fp8(x, **said), per_token_cast_to_fp8(activated(x, gating)))
+
+
+def test_activations_have_the_parameters_of_their_models() -> None:
+    x = random_x(5, 256)
+    situ = silu_mul_cast_to_fp8(x, activation="situ", alpha=4.0, beta=25.0)
+    assert same_pairs(silu_mul_cast_to_fp8(x, activation="situ"), situ)
+    assert same_pairs(silu_mul_cast_to_fp8(x, activation="swiglu", alpha=1, beta=0), silu_mul_cast_to_fp8(x))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -48,16 +48,14 @@ def call(tokens: int = TOKENS, topk: int = TOPK, num: int = NUM, **changes: Any)
     }
 
 
-def one_by_one(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Weights, w2: Weights, limit: float | None = None
-) -> Tensor:
+def one_by_one(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Weights, w2: Weights, **gating: Any) -> Tensor:
     """Each expert's tokens through two dense products, and sums in order of columns."""
     y = torch.zeros(*topk_ids.shape, x.shape[1], dtype=torch.bfloat16)
     for expert in range(len(w1[0])):
         tokens, columns = (topk_ids == expert).nonzero(as_tuple=True)
         h = fp8_gemm_nt(per_token_cast_to_fp8(x[tokens]), (w1[0][expert], w1[1][expert]))
         assert h is not None
-        of_expert = fp8_gemm_nt(silu_mul_cast_to_fp8(h, limit=limit), (w2[0][expert], w2[1][expert]))
+        of_expert = fp8_gemm_nt(silu_mul_cast_to_fp8(h, **gating), (w2[0][expert], w2[1][expert]))
         assert of_expert is not None
         y[tokens, columns] = of_expert
     total = torch.zeros(x.shape)
@@ -79,6 +77,22 @@ def called(arguments: dict[str, Any]) -> Tensor:
 def test_it_is_a_loop_over_experts_to_the_bit(tokens: int, topk: int, num: int, limit: float | None) -> None:
     arguments = call(tokens, topk, num, limit=limit)
     assert same_bits(called(arguments), one_by_one(**arguments))
+
+
+@pytest.mark.parametrize(
+    "gating",
+    [
+        {"alpha": 1.702, "beta": 1.0, "limit": 7.0},
+        {"activation": "situ"},
+        {"activation": "situ", "alpha": 2, "beta": 9},
+    ],
+    ids=str,
+)
+def test_other_activations_are_those_of_the_cast(gating: dict[str, Any]) -> None:
+    arguments = call(12, 3, 5, **gating)
+    out = called(arguments)
+    assert same_bits(out, one_by_one(**arguments))
+    assert not same_bits(out, called(call(12, 3, 5)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -338,6 +352,11 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
         "intermediate: expected a multiple of 16, got 88",
     ),
     ({"limit": 0.0}, ValueError, "limit: expected a number above 0, got 0.0"),
+    ({"activation": "gelu"}, ValueError, "activation: expected one of ['swiglu', 'situ'], got 'gelu'"),
+    ({"alpha": -1.0}, ValueError, "alpha: expected a finite FP32 number that is not negative, got -1.0"),
+    ({"beta": torch.inf}, ValueError, "beta: expected a finite FP32 number, got inf"),
+    ({"activation": "situ", "limit": 7.0}, ValueError, "limit: expected None with activation='situ', which has bounds"),
+    ({"activation": "situ", "beta": 0}, ValueError, "beta: expected a number above 0, got 0"),
     ({"out": 1}, TypeError, "out: expected a tensor, got int"),
     ({"out": OUT.float()}, ValueError, "out: expected dtype torch.bfloat16, got torch.float32"),
     ({"out": OUT[1:]}, ValueError, "out: expected shape (tokens, hidden) = (12, 144), got (11, 144)"),

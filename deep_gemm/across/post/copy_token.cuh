@@ -2,8 +2,6 @@
 #pragma once
 #include "ptx/memory.cuh"
 
-constexpr uint32_t kBlock = 128;  // columns under one scale
-
 DEVICE void put_token(const PostParams& p, uint8_t* row, uint32_t token, uint32_t blocks) {
   const uint8_t* values = p.x + uint64_t{token} * p.x_pitch;
   const uint8_t* scales = p.sf + uint64_t{token} * p.sf_pitch;

@@ -16,12 +16,12 @@ struct Divisor {
 
 DEVICE float significand_of(float scale) { return ptx::float_of((ptx::bits_of(scale) & 0x7fffff) | 0x3f800000); }
 
-// The scale of elements whose largest magnitude is `amax`; it counts as at least `min_amax`.
-DEVICE float scale_of(float amax, float min_amax, bool rounds_up) {
+// The scale of elements whose largest magnitude is `amax`, which becomes `largest`; it counts as at least `min_amax`.
+DEVICE float scale_of(float amax, float min_amax, bool rounds_up, float largest = kLargest) {
   amax = amax < min_amax ? min_amax : amax;
-  // amax / kLargest as a division rounds it, whatever amax is, but for numbers below kLeastScale.
-  const float guess = amax * (1.f / kLargest);
-  const float quotient = ptx::fma_rn(ptx::fma_rn(guess, -kLargest, amax), 1.f / kLargest, guess);
+  // amax / largest as a division rounds it, whatever amax is, but for numbers below kLeastScale.
+  const float guess = amax * (1.f / largest);
+  const float quotient = ptx::fma_rn(ptx::fma_rn(guess, -largest, amax), 1.f / largest, guess);
   const float least = quotient < kLeastScale ? kLeastScale : quotient;
   // Up to a power of two: a carry out of the mantissa is the next one.
   const float power = ptx::float_of((ptx::bits_of(least) + 0x7fffff) & 0x7f800000);
@@ -35,15 +35,15 @@ DEVICE float reciprocal_of(float scale) {
 }
 
 template <bool kIsOrdinary>
-DEVICE Divisor divisor_of(float amax, float min_amax, bool rounds_up) {
-  const float scale = scale_of(amax, min_amax, rounds_up);
+DEVICE Divisor divisor_of(float amax, float min_amax, bool rounds_up, float largest = kLargest) {
+  const float scale = scale_of(amax, min_amax, rounds_up, largest);
   return {scale, -reciprocal_of(kIsOrdinary ? scale : significand_of(scale))};
 }
 
 // Whether ordinary quotients by this scale are right. That of an infinity is NaN, or zero as a power of two.
 DEVICE bool is_ordinary(Divisor d) { return d.scale >= 0x1p-90f; }
 
-// x / scale as a division rounds it, for |x| <= 448 * scale, zeros with their signs, and NaN. An infinity becomes a number
+// x / scale as a division rounds it, for |x| <= 448 * scale (in FP4 6 * scale, whose ties are among those of FP8), zeros with their signs, and NaN. An infinity becomes a number
 // above 448. `guess` is off by two units in the last place at most, and `excess` is exact; one step from there gives the
 // rounded quotient wherever FP8 rounds differently on its two sides. (The test of hard quotients has all that are near.)
 // `excess` may underflow if the scale is tiny, and an infinity has none: so in general numbers are multiplied by a power of

@@ -1,6 +1,6 @@
 // 128 columns of one row in FP8, cast by a team, whatever they hold.
 #pragma once
-#include "cast/values.cuh"
+#include "cast/fp8.cuh"
 
 struct CastPiece {
   Values values;  // of a lane

@@ -1,8 +1,9 @@
-// What is cast is silu(gate) * up, times the row's weight: gate is the first half of a row of x, up the other one.
+// What is cast is a gated activation, times the row's weight: gate is the first half of a row of x, up the other one.
 //
-// Each product is rounded to FP32, in this order.
+// Each product is rounded to FP32, in the order in which it is written.
 #pragma once
 #include "cast/silu.cuh"
+#include "cast/situ.cuh"
 
 struct Loaded {
   Piece gate, up;
@@ -19,20 +20,42 @@ DEVICE Loaded load(const CastParams& p, uint32_t row, bool is_there, uint32_t bl
   return loaded;
 }
 
-// kIsPlain: without a limit and weights.
-template <bool kIsPlain>
-DEVICE Held activated(const Loaded& loaded, float limit) {
+// silu(gate) * up, without weights: what a model has nothing to say about.
+struct Plain {
+  DEVICE explicit Plain(const CastParams&) {}
+  DEVICE float operator()(float gate, float up, float) const { return ptx::mul_rn(silu(gate), up); }
+};
+
+struct Swiglu {
+  float limit, alpha, beta;
+  DEVICE explicit Swiglu(const CastParams& p) : limit(p.limit), alpha(p.alpha), beta(p.beta) {}
+  DEVICE float operator()(float gate, float up, float weight) const {
+    gate = ptx::min_nan(gate, limit), up = ptx::min_magnitude(up, limit) + beta;
+    return ptx::mul_rn(ptx::mul_rn(silu(gate, alpha), up), weight);
+  }
+};
+
+struct Situ {
+  float alpha, beta, alpha_reciprocal, beta_reciprocal;
+  DEVICE explicit Situ(const CastParams& p)
+      : alpha(p.alpha), beta(p.beta), alpha_reciprocal(p.alpha_reciprocal), beta_reciprocal(p.beta_reciprocal) {}
+  DEVICE float operator()(float gate, float up, float weight) const {
+    const float of_gate = ptx::mul_rn(bounded(gate, alpha, alpha_reciprocal), sigmoid(gate, 1.f));
+    return ptx::mul_rn(ptx::mul_rn(of_gate, bounded(up, beta, beta_reciprocal)), weight);
+  }
+};
+
+template <typename Gating>
+DEVICE Held activated(const CastParams& p, const Loaded& loaded) {
+  const Gating gating(p);
   Held held;
 #pragma unroll
-  for (uint32_t e = 0; e < kElements; ++e) {
-    float gate = element_of(loaded.gate, e), up = element_of(loaded.up, e);
-    if constexpr (!kIsPlain) gate = ptx::min_nan(gate, limit), up = ptx::min_magnitude(up, limit);
-    const float product = ptx::mul_rn(silu(gate), up);
-    held.words[e] = ptx::bits_of(kIsPlain ? product : ptx::mul_rn(product, loaded.weight));
-  }
+  for (uint32_t e = 0; e < kElements; ++e)
+    held.words[e] = ptx::bits_of(gating(element_of(loaded.gate, e), element_of(loaded.up, e), loaded.weight));
   return held;
 }
 
 DEVICE Held held_of(const CastParams& p, const Loaded& loaded) {
-  return p.is_plain ? activated<true>(loaded, 0.f) : activated<false>(loaded, p.limit);
+  if (p.gating == 0) return activated<Plain>(p, loaded);
+  return p.gating == 1 ? activated<Swiglu>(p, loaded) : activated<Situ>(p, loaded);
 }

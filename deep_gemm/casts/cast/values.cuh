@@ -6,14 +6,12 @@
 #include "ptx/warp.cuh"
 #include "types.cuh"
 
-constexpr uint32_t kBlock = 128;  // elements under one scale, of a row or of a column
-
 // ---- Elements
 //
-// A team of lanes takes 128 columns of a row. A lane holds 16 bytes of them that lie beside each other or, where rows may not
-// be loaded so, four elements that are 32 columns apart. A word has two elements of 16 bits.
+// A team of lanes takes kBlock columns of a row, those under one scale. A lane holds 16 bytes of them that lie beside each other
+// or, where rows may not be loaded so, four elements that are kLanes columns apart. A word has two elements of 16 bits.
 
-constexpr uint32_t kLanes = kBlock / kVector < 32 ? kBlock / kVector : 32;
+constexpr uint32_t kLanes = kBlock / (kVector == 1 ? 4 : kVector);
 constexpr uint32_t kTeams = kNumThreads / kLanes;
 constexpr uint32_t kElements = kBlock / kLanes;
 constexpr uint32_t kElementsOfWord = 4 / kInputBytes;
@@ -144,7 +142,7 @@ DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
   return keys[0];
 }
 
-// ---- Scales and values in memory
+// ---- Scales in memory
 
 DEVICE Divisor load_divisor(const Divisor* from) {
   const ptx::Float2 loaded = ptx::ld_shared_v2_f32(from);
@@ -154,34 +152,4 @@ DEVICE void store_divisor(Divisor* to, Divisor d) { ptx::st_shared_v2_f32(to, d.
 
 DEVICE uint8_t* scale_at(uint8_t* scales, uint32_t row, uint32_t stride_m, uint32_t block, uint32_t stride_k) {
   return scales + uint64_t{row} * stride_m + uint64_t{block} * stride_k;
-}
-
-// What became of a piece: four values in a word.
-struct Values {
-  uint32_t words[kElements / 4];
-};
-
-DEVICE Values pack_values(const float (&v)[kElements]) {
-  Values values;
-#pragma unroll
-  for (uint32_t i = 0; i < kElements; i += 4) values.words[i / 4] = pack_quotients(v[i], v[i + 1], v[i + 2], v[i + 3]);
-  return values;
-}
-
-// To where the piece was: `row` is the address of the first column's FP8 value.
-DEVICE void store_values(uint8_t* row, uint32_t first_column, uint32_t end, uint32_t lane, const Values& values) {
-  if constexpr (kVector == 1) {
-#pragma unroll
-    for (uint32_t i = 0; i < kElements; ++i) {
-      const uint32_t column = first_column + column_of(lane, i);
-      if (column < end) ptx::st_global_b8(row + column, values.words[0] >> i * 8);
-    }
-  } else {
-    const uint32_t column = first_column + column_of(lane, 0);
-    if (column >= end) return;
-    if constexpr (kVector == 8)
-      ptx::st_global_v2_b32(row + column, values.words[0], values.words[1]);
-    else
-      ptx::st_global_b32(row + column, values.words[0]);
-  }
 }

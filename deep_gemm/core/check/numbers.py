@@ -14,6 +14,13 @@ def magnitude(name: str, value: object) -> float:
     return float(value)
 
 
+def finite(name: str, value: object) -> float:
+    """Get a caller's number between the largest of FP32 and its negative."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) <= FP32_MAX:
+        raise ValueError(f"{name}: expected a finite FP32 number, got {value!r}")
+    return float(value)
+
+
 def positive(name: str, value: object) -> float:
     """Get a caller's number above 0 up to the largest of FP32."""
     number = magnitude(name, value)

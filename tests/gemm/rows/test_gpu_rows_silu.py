@@ -17,6 +17,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Quantized, empty_scales
 from deep_gemm.core.check.recipes import PER_64
 from deep_gemm.gemm import reference
@@ -103,8 +104,8 @@ def test_gate_and_up_that_lie_apart_give_the_bits_of_separate_kernels(rows: int,
     stacked = expert_rows(torch.randint(-1, groups, (rows, 3), device="cuda", generator=generator), groups)
     a = gather_cast_to_fp8(x, stacked, mn_major=True)
     count = int(stacked.ends[-1])
-    values, scales = activations_of_rows(a, w, stacked, limit)
-    wanted_values, wanted_scales = activate_rows(product_of_rows(a, w, stacked), stacked, limit)
+    values, scales = activations_of_rows(a, w, stacked, Gating(limit=limit))
+    wanted_values, wanted_scales = activate_rows(product_of_rows(a, w, stacked), stacked, Gating(limit=limit))
     assert torch.equal(values.view(torch.uint8)[:count], wanted_values.view(torch.uint8)[:count])
     assert torch.equal(scales[:count], wanted_scales[:count])
 

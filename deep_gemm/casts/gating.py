@@ -1,0 +1,71 @@
+"""Gated activations: which there are, what their parameters are, and the definition, by torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..core.check.numbers import finite, positive
+
+LEAST_SIGMOID = 2.0**-126
+DEFAULTS = {"swiglu": (1.0, 0.0), "situ": (4.0, 25.0)}
+"""alpha and beta by the name of an activation, where a caller says none."""
+
+
+class Gating(NamedTuple):
+    """A gated activation: its name, and what it is said beside gate and up.
+
+    - `swiglu`: gate * sigmoid(alpha * gate) * (up + beta), gate cut off above `limit`, up beyond +-limit.
+    - `situ`: alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta).
+    """
+
+    name: str = "swiglu"
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
+
+    @property
+    def is_silu(self) -> bool:
+        """Tell whether it is silu(gate) * up, with a limit or without: what products activate by themselves."""
+        return self == Gating(limit=self.limit)
+
+
+def gating_of(activation: str, alpha: float | None, beta: float | None, limit: float | None) -> Gating:
+    """Check what a caller says of an activation."""
+    if activation not in DEFAULTS:
+        raise ValueError(f"activation: expected one of {list(DEFAULTS)}, got {activation!r}")
+    usual = DEFAULTS[activation]
+    a = usual[0] if alpha is None else positive("alpha", alpha)
+    if activation == "situ":
+        if limit is not None:
+            raise ValueError(f"limit: expected None with activation='situ', which has bounds of its own, got {limit!r}")
+        return Gating(activation, a, usual[1] if beta is None else positive("beta", beta))
+    b = usual[1] if beta is None else finite("beta", beta)
+    return Gating(activation, a, b, None if limit is None else positive("limit", limit))
+
+
+def activated(x: Tensor, gating: Gating) -> Tensor:
+    """Activate rows that hold gate and up side by side, in FP32.
+
+    FP64 gives the FP32 numbers nearest to sigmoid and tanh. The bits of torch's FP32 sigmoid depend on where an element
+    lies in its tensor.
+    """
+    gate, up = (half.float() for half in x.chunk(2, dim=-1))
+    if gating.name == "situ":
+        bounded = gating.alpha * _tanh(gate, gating.alpha) * _sigmoid(gate.double())
+        return bounded * (gating.beta * _tanh(up, gating.beta))
+    if gating.limit is not None:
+        gate, up = gate.clamp_max(gating.limit), up.clamp(-gating.limit, gating.limit)
+    if gating.beta:
+        up = up + gating.beta
+    return gate * _sigmoid(gate.double() * gating.alpha) * up
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    sigmoid = x.sigmoid().float()
+    return sigmoid.masked_fill(sigmoid < LEAST_SIGMOID, 0)
+
+
+def _tanh(x: Tensor, bound: float) -> Tensor:
+    return (x.double() / bound).tanh().float()
