@@ -14,7 +14,7 @@ CEILINGS = {
     "files in the wheel": 324,
     "lines of Python in the wheel": 26_900,
     "lines of Python in lab/": 16_230,
-    "lines of Python in tests/": 41_357,
+    "lines of Python in tests/": 41_368,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,
