@@ -18,6 +18,9 @@ settings.load_profile("ci" if THOROUGH else "default")
 torch.set_num_threads(1)  # tensors are small here, and there are as many workers as cores
 
 
+_TOLD: dict[int, str] = {}
+
+
 def _has_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
@@ -61,7 +64,14 @@ def _may_be_fewer(item: pytest.Item) -> bool:
 def _values(item: pytest.Item) -> Iterable[Hashable]:
     """Give the features that must occur: each value of each parameter; elsewhere than in CI any schedule will do."""
     parameters = item.callspec.params.items()  # type: ignore[attr-defined]
-    return [(name, repr(value)) for name, value in parameters if THOROUGH or name not in ("schedule", "seed")]
+    return [(name, _told(value)) for name, value in parameters if THOROUGH or name not in ("schedule", "seed")]
+
+
+def _told(value: object) -> str:
+    """Give a parameter's `repr`, made once of each: cases share their parameters, which live as long as they do."""
+    if id(value) not in _TOLD:
+        _TOLD[id(value)] = repr(value)
+    return _TOLD[id(value)]
 
 
 @pytest.hookimpl(optionalhook=True)

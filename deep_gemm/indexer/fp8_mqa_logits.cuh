@@ -28,6 +28,9 @@ constexpr uint32_t kTileSlots = 2, kKeysBytes = kBlockKeys * kDepth, kSlotBytes 
 constexpr uint32_t kTileColumns = kTileTokens * kHeads;
 // Of a lane, on their way. Where a column's token is no shift away, more take registers that the producer does not have.
 constexpr uint32_t kWeightsAtOnce = kHeads <= 64 && (kHeads & (kHeads - 1)) == 0 ? 8 : 2;
+// A unit's logits are stored before the next product starts. ptxas would start it while 16 tokens' sums take registers,
+// and spill.
+constexpr bool kStoresFirst = kHeads == 8 && kDepth == 128 && kOutputBytes == 2;
 constexpr uint32_t kInfinity = kOutputBytes == 4 ? 0xff800000u : 0xff80ff80u;  // -inf: one of FP32, two of BF16
 
 // Where a token's logits go. `begin` and `length` are its range of keys.
@@ -252,6 +255,7 @@ struct Run {
       units[kUnit].reduce(work.weights.units[kUnit], work.lane, logits);
       store_logits(work.rows + kUnit * kUnitTokens * kRowBytes, key + kBlock * kBlockKeys,
                    logits, scales[kBlock], work.lane);
+      if constexpr (kStoresFirst) ptx::syncwarp();
     }
     if constexpr (kPiece + 1 < kPieces + kLag) step<kPiece + 1>(work, key, at, is_loaded);
   }

@@ -38,6 +38,8 @@ _MODEL_FLAGS: tuple[str, ...] = ("-O2", "-ftree-vectorize", "-fvect-cost-model=d
 _KERNEL_FLAGS = ("-Og",)
 # Without these, all loaded kernels would share their variables.
 _PRIVATE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
+# All that g++ would link but libstdc++, whose symbols take as long to read as a small kernel to compile: see `_loaded`.
+_LIBRARIES: tuple[str, ...] = ("-nodefaultlibs", "-lm", "-lgcc_s", "-lgcc", "-lc")
 _COMPILE_SECONDS = 300
 
 
@@ -135,7 +137,7 @@ def compile_kernel(
             # No warnings, because g++ does not know the kernel's pragmas; NVRTC warns about kernels.
             chosen = (*_FLAGS, *_KERNEL_FLAGS, *_PRIVATE, *flags)
             arguments = (*chosen, "-w", "-shared", f"-I{build}", f"-I{HOST_DIRECTORY}")
-            _run_compiler((*arguments, str(unit), str(model)), Path(build) / "kernel.so", library)
+            _run_compiler((*arguments, str(unit), str(model), *_LIBRARIES), Path(build) / "kernel.so", library)
     return _loaded(name, library)
 
 
@@ -147,6 +149,7 @@ def copy_of(kernel: HostKernel, directory: Path) -> HostKernel:
 
 
 def _loaded(name: str, library: Path) -> HostKernel:
+    ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
     loaded = ctypes.CDLL(str(library))
     loaded.sim_run.restype = ctypes.c_char_p
     loaded.sim_run.argtypes = (ctypes.POINTER(Launch), ctypes.POINTER(Stats))
@@ -190,7 +193,8 @@ def _run_compiler(arguments: tuple[str, ...], output: Path, final: Path) -> None
 
 def _digest(source: str, headers: Mapping[str, str], name: str, flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    parts = [source, name, *flags, *_FLAGS, *_MODEL_FLAGS, *_KERNEL_FLAGS, _compiler_version(), _host_digest()]
+    chosen = (*flags, *_FLAGS, *_MODEL_FLAGS, *_KERNEL_FLAGS, *_PRIVATE, *_LIBRARIES)
+    parts = [source, name, *chosen, _compiler_version(), _host_digest()]
     for part in [*parts, *(text for item in sorted(headers.items()) for text in item)]:
         digest.update(f"{len(part)}:{part}".encode())
     return digest.hexdigest()[:32]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from ops_cases import Case, assert_same, compressed_logits, copies, every_case, queries
-from torch._dynamo.testing import CompileCounterWithBackend
 
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.host_compiler)]
 
@@ -22,6 +21,8 @@ def operators_of(graph: torch.fx.Graph) -> set[str]:
 @pytest.mark.combinations
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_graph_serves_any_number_of_rows(case: Case, backend: str) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # slow, and each worker collects this file
+
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(case.call, fullgraph=True, backend=counter)

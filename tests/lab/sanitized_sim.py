@@ -23,6 +23,7 @@ WHOLE, BEHIND = "squares[row][0] + squares[row][1];", "squares[row][0] + squares
 def main() -> None:
     library._FLAGS = (*library._FLAGS, *FLAGS)
     library._MODEL_FLAGS = ("-O1",)  # compiled in half the time
+    library._LIBRARIES = ()  # the sanitizers' too
     for kind in TRIALS:
         config = next(each for each in kind.kernel.configs() if kind.takes(each))
         print(f"{kind.kernel.name} {config.name}", flush=True)

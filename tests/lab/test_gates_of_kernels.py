@@ -28,14 +28,17 @@ FEW = 12
 """So many configurations of a kernel are all compiled."""
 ALIKE = "bf16_gemm"
 """More than a thousand, of which every value of every field is enough, before a release too."""
+TIGHT = {"fp8_mqa_logits 8x128 bf16", "fp8_mqa_logits 8x128 bf16 compressed"}
+"""Always compiled: they spilled, and no other did."""
 
 
 def sampled(kernel: Kernel[Any]) -> Sequence[Any]:
-    """Give as many configurations as have every value of every field for each kind of work, half of them elsewhere."""
+    """Give as many as have every value of every field for each kind of work, half of them elsewhere, and the tight."""
     configs = kernel.configs()
     if len(configs) <= FEW:
         return list(configs)
-    return one_in(2, covering(configs, values) if kernel.name == ALIKE else sample(configs, kind))
+    chosen = set(one_in(2, covering(configs, values) if kernel.name == ALIKE else sample(configs, kind)))
+    return [config for config in configs if config in chosen or f"{kernel.name} {config.name}" in TIGHT]
 
 
 def kind(config: Any) -> list[Any]:
@@ -114,6 +117,10 @@ def test_configurations_are_few_legal_and_have_names_of_their_own(kernel: Kernel
     assert 0 < len(configs) <= MOST_CONFIGURATIONS.get(kernel.name, len(configs))
     assert [config for config in configs if config.why_illegal()] == []
     assert len({config.name for config in configs}) == len(configs)
+
+
+def test_tight_configurations_are_tried() -> None:
+    assert CASES.keys() >= TIGHT
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,7 +1,7 @@
 // The simulator's counterpart of core/ptx/platform.cuh. Each file here declares the functions that its namesake in
 // core/ptx defines with asm; their bodies are in ../model.
 #pragma once
-#include <cstdint>
+#include <stdint.h>
 
 #define DEVICE inline
 #define DEVICE_CONSTEXPR constexpr
