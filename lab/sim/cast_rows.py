@@ -34,7 +34,7 @@ HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
 HARD_SHAPE = (len(HARD_EXPONENTS) * hard_quotients().shape[0], 128)
 
 
-def run_cast(kernel: HostKernel, config: CastConfig, p: RowCast, **how: Unpack[How]) -> None:
+def run_cast(kernel: HostKernel | None, config: CastConfig, p: RowCast, **how: Unpack[How]) -> None:
     """Cast as `casts.cast_rows.run` does, into the outputs of `p`, on simulated SMs."""
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
     aligned = dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {}
@@ -100,7 +100,7 @@ class RowTrial(Trial):
             padding=16 if config.vector > 1 else 3,
         )
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare values, scales and what lies around: to the bit, or values within a step of FP8 if activated.
 
         A GPU has approximations of exp and of the reciprocal, which the simulator rounds.
