@@ -53,8 +53,13 @@ class GpuMemory:
         launcher.start = noted
         return launcher
 
+    def restore(self) -> None:
+        """Make memory what it was before the first launch, which kernels that count arrivals need."""
+        assert self._before is not None
+        self.arena.memory.copy_(self._before)
+
     def launch_again(self) -> None:
-        """Repeat all launches, in order; outputs are what they are by now."""
+        """Repeat all launches, in order, on memory as it is by now."""
         launches, self._launches = self._launches, []
         for launcher, params, grid in launches:
             launch(launcher, params, grid, self.device)

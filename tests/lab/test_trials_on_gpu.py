@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from deep_gemm.casts import lay_scales
 from deep_gemm.core.jit import driver
 from deep_gemm.core.kernel import Config, Kernel
+from lab.__main__ import app
+from lab.bench import command
+from lab.bench import kernel as of_kernels
+from lab.bench.timing import KernelEvent, L2Flush
 from lab.kernels import all_kernels
 from lab.sim.gpu import GpuMemory, kept
 from lab.sim.launcher import Launcher
@@ -83,11 +88,64 @@ def test_launches_are_repeated(driver_of_the_simulator: list[GpuMemory]) -> None
     (memory,) = driver_of_the_simulator
     out = memory.arena.memory[memory.arena.spans["out"]]
     first = out.clone()
-    out.view(torch.int32).view(SCALES.groups, -1)[:, : SCALES.m] = 0
-    assert not torch.equal(out, first)
     for _ in range(2):
+        memory.restore()
+        assert not torch.equal(out, first)
         memory.launch_again()
         assert torch.equal(out, first)
+
+
+@pytest.fixture
+def profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profiler that sees each fill, copy and launch, which takes longer by 1 us each time."""
+    seen: list[KernelEvent] = []
+
+    def see(name: str, us: float) -> None:
+        seen.append(KernelEvent(name, 100.0 * len(seen), us))
+
+    def copied(memory: GpuMemory, restore: Any = GpuMemory.restore) -> None:
+        restore(memory)
+        see("Memcpy DtoD (Device -> Device)", 7.0)
+
+    def launched(memory: GpuMemory, launch_again: Any = GpuMemory.launch_again) -> None:
+        launch_again(memory)
+        see("lay_scales", 10.0 + sum(event.name == "lay_scales" for event in seen))
+
+    def fill(_: object) -> None:
+        see("fill", 50.0)
+
+    def profiled(work: Any) -> list[KernelEvent]:
+        seen.clear()
+        work()
+        return seen
+
+    monkeypatch.setattr(GpuMemory, "restore", copied)
+    monkeypatch.setattr(GpuMemory, "launch_again", launched)
+    monkeypatch.setattr(L2Flush, "__init__", lambda flush: setattr(flush, "name", "fill"))
+    monkeypatch.setattr(L2Flush, "__call__", fill)
+    monkeypatch.setattr(of_kernels, "profiled", profiled)
+    monkeypatch.setattr(of_kernels, "DEVICE", DEVICE)
+    monkeypatch.setattr(command, "has_gpu", lambda: True)
+
+
+@pytest.mark.usefixtures("profiler")
+def test_the_launches_of_a_trial_are_timed_without_copies_and_fills() -> None:
+    result = CliRunner().invoke(app, ["bench", "kernel", "lay_scales", "--set", "m=33"])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1].split()[-4:] == ["19.50", "10.00", "29.00", "0"]
+
+
+@pytest.mark.usefixtures("profiler")
+def test_a_wrong_result_is_told_and_what_is_for_kernels_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments, says in (
+        (("kernel", "lay_scales", "--set", "x=1"), "set: expected one of num_sms, truncate, groups, m, "),
+        (("dense", "lay_scales"), "kind: expected kernel, as lay_scales is for it, got dense"),
+    ):
+        result = CliRunner().invoke(app, ["bench", *arguments])
+        assert (result.exit_code, says in result.output) == (2, True), result.output
+    monkeypatch.setattr("lab.sim.lay_scales.run", lambda *_, **__: None)
+    result = CliRunner().invoke(app, ["bench", "kernel", "lay_scales"])
+    assert (result.exit_code, "words: expected" in result.output) == (1, True), result.output
 
 
 def test_a_kernel_compiled_for_the_host_is_refused() -> None:
