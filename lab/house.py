@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 324,
     "lines of Python in the wheel": 26_900,
-    "lines of Python in lab/": 16_230,
-    "lines of Python in tests/": 41_350,
+    "lines of Python in lab/": 16_510,
+    "lines of Python in tests/": 41_180,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

@@ -113,8 +113,7 @@ class TileTrial(Trial):
             is_m_major=self.is_m_major,
             padding=self.padding,
             rounds_up=self.rounds_up,
-            seed=self.seed,
-            schedule=self.schedule,
+            **self.how,
         )
         return 0.0
 

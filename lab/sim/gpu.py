@@ -44,10 +44,10 @@ class GpuMemory:
         size = kernel.params_of(config).size
         loaded, is_dependent = kernel.loaded(config, self.device), self.is_dependent
         launcher = driver.Launcher(loaded, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
-        start = launcher.start
+        start, note = launcher.start, self._launches.append
 
-        def noted(*launched: Any) -> Any:
-            self._launches.append((launcher, bytes(launcher.params.bytes), launcher.grid))
+        def noted(*launched: Any) -> Any:  # it must not hold the memory: encoded maps are kept, and their launchers
+            note((launcher, bytes(launcher.params.bytes), launcher.grid))
             return start(*launched)
 
         launcher.start = noted
@@ -60,7 +60,8 @@ class GpuMemory:
 
     def launch_again(self) -> None:
         """Repeat all launches, in order, on memory as it is by now."""
-        launches, self._launches = self._launches, []
+        launches = [*self._launches]
+        self._launches.clear()
         for launcher, params, grid in launches:
             launch(launcher, params, grid, self.device)
 

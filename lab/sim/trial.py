@@ -28,7 +28,7 @@ class _Gpu:
     truncate: bool = False
     """WGMMA accumulates with Hopper's few bits."""
     device: str = "cpu"
-    """Where it runs: on the CPU in the simulator; on a GPU there is no schedule."""
+    """`cpu`: in the simulator. `cuda`: on a GPU, where there is no schedule."""
 
 
 def same(name: str, got: Tensor, right: Tensor) -> None:

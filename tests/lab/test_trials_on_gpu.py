@@ -54,9 +54,12 @@ def driver_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("kind", ON_GPU, ids=lambda kind: f"{kind.kernel.name} {kind.__name__}")
-def test_trials_of_every_kind_pass_in_the_memory_of_a_gpu(kind: type[Trial]) -> None:
+def test_trials_of_every_kind_pass_in_the_memory_of_a_gpu(
+    kind: type[Trial], driver_of_the_simulator: list[GpuMemory]
+) -> None:
     config = next(config for config in kind.kernel.configs() if kind.takes(config))
     assert 0 <= kind.drawn(config, 3).on(DEVICE).run() <= 1
+    assert driver_of_the_simulator
 
 
 def test_every_kernel_but_those_of_several_ranks_has_a_trial_for_a_gpu() -> None:
