@@ -205,7 +205,10 @@ def configs() -> None:
 
 @app.command(
     epilog=examples(
-        "bench dense --quick", 'bench linear --shapes "1,2112,7168;64,2112,7168" --out result.json', "bench compile"
+        "bench dense --quick",
+        'bench linear --shapes "1,2112,7168;64,2112,7168" --out result.json',
+        "bench compile",
+        "bench kernel fp8_gemm --set m=4096 --set n=2112 --set k=7168",
     )
 )
 def bench(
@@ -213,9 +216,15 @@ def bench(
         str,
         typer.Argument(
             help="dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, distributed, host, "
-            "compile or numerics"
+            "compile, numerics or kernel"
         ),
     ],
+    kernel: Annotated[str | None, typer.Argument(help="after `kernel`, its name; all unless given")] = None,
+    config: ConfigName = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="kernel: a field of its trial, such as n=72; a wrong one lists all"),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
     sustained: Annotated[bool, typer.Option("--sustained", help="also time calls back to back")] = False,
     plot: Annotated[Path | None, typer.Option(help="draw the result into this file")] = None,
@@ -227,10 +236,22 @@ def bench(
     part: Annotated[str | None, typer.Option(help="dense, grouped: only what is 'fitted', or 'judged'")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
-    """Measure products, casts and layers beside rivals, host time, or compile times. Write a file and print tables."""
-    from .bench.command import UsageError, run
+    """Measure products, casts and layers beside rivals, host time, or compile times. Write a file and print tables.
 
+    `bench kernel` times launches of any kernel on the problem of a trial, and writes no file.
+    """
+    from .bench.command import UsageError, need_gpu, run
+
+    if kind == "kernel":
+        from .bench import kernel as of_kernels
+
+        with _refused(UsageError, ValueError, prefix=""):
+            need_gpu("bench kernel")
+            right = of_kernels.run(kernel, config, settings or ())
+        raise typer.Exit(0 if right else WRONG)
     with _refused(UsageError, prefix=""):
+        if given := kernel or config or settings:
+            raise UsageError(f"kind: expected kernel, as {given} is for it, got {kind}")
         right = run(
             kind,
             quick=quick,
@@ -247,7 +268,11 @@ def bench(
     raise typer.Exit(0 if right else WRONG)
 
 
-@app.command(epilog=examples("soak --minutes 8", "soak --seed 7 --only fp8_gemm --only einsum --out soak.json"))
+@app.command(
+    epilog=examples(
+        "soak --minutes 8", "soak --seed 7 --only fp8_gemm --only einsum", "soak --only kernels --out soak.json"
+    )
+)
 def soak(
     minutes: Annotated[float, typer.Option(min=0, help="begin nothing new after this time")] = 8,
     seed: Annotated[int, typer.Option(help="what all problems follow from")] = 0,
@@ -258,7 +283,10 @@ def soak(
     out: Annotated[Path | None, typer.Option(help="write a record of it into this file")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
-    """Run random problems of everything, bad calls among them, and check values, canaries and errors each time."""
+    """Run random problems of everything, bad calls among them, and check values, canaries and errors each time.
+
+    `--only kernels` runs every kernel by itself, in any configuration; `--only kernel:lay_scales` one of them.
+    """
     from .soak.command import run
 
     with _refused(ValueError):

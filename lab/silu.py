@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
+from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_contiguous
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from deep_gemm.moe import activation
 
@@ -23,6 +25,34 @@ def right(p: SiluRowsProblem) -> Quantized:
     return values, scales
 
 
+def right_on_gpu(p: SiluRowsProblem) -> Quantized:
+    """Values and scales by torch, of the FP32 product of ordinary rows, whose tensor cores sum in the same way.
+
+    What is left is the sigmoid.
+    """
+    groups, n, k = p.b.shape
+    gates_first = p.b.view(torch.uint8)
+    if not p.gates_apart:
+        gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
+    product = torch.zeros(len(p.a), n, device=p.a.device)
+    m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, p.ids)
+    product = product.bfloat16().float() if p.gates_apart else product
+    y = activation.silu_mul(product, p.limit)
+    if p.row_weights is not None:
+        y *= p.row_weights[:, None]
+    values, scales = per_token_cast_to_fp8(y, gran_k=128 if p.gates_apart else 64)
+    is_defined = (p.ids >= 0)[:, None]
+    kept = torch.where(is_defined, values.view(torch.uint8), p.d.view(torch.uint8)).view(p.d.dtype)
+    return kept, torch.where(is_defined, scales, p.scales)
+
+
+def placed(p: SiluRowsProblem, device: str) -> SiluRowsProblem:
+    """Copy a problem to a device."""
+    tensors = {name: x.to(device) for name, x in p._asdict().items() if isinstance(x, Tensor) and name != "scales"}
+    scales = torch.empty_strided(p.scales.shape, p.scales.stride(), device=device).copy_(p.scales)
+    return p._replace(**tensors, scales=scales)  # type: ignore[arg-type]
+
+
 def codes(values: Tensor) -> Tensor:
     """Number E4M3 values in their order, zeros alike."""
     byte = values.view(torch.uint8).int()
@@ -34,9 +64,13 @@ def scale_errors(got: Quantized, wanted: Quantized) -> Tensor:
     return ((got[1] - wanted[1]) / wanted[1]).abs()
 
 
-def checked(p: SiluRowsProblem, got: Quantized) -> float:
-    """Give the largest error of scales, as a part of what is allowed; a ValueError says what is wrong."""
-    wanted = right(p)
+def checked(p: SiluRowsProblem, got: Quantized, device: str = "cpu") -> float:
+    """Give the largest error of scales, as a part of what is allowed; a ValueError says what is wrong.
+
+    `device`: where it was computed.
+    """
+    values, scales = right(p) if device == "cpu" else right_on_gpu(placed(p, device))
+    wanted = values.cpu(), scales.cpu()
     if (found := mistakes(p, got, wanted)) is not None:
         raise ValueError(found)
     return float(scale_errors(got, wanted).amax()) / SCALE_ERROR

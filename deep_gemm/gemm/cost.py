@@ -11,10 +11,10 @@
     memory   = bytes / dram_tb_per_s + evict_us * (1 - e^(-bytes / L2))
 
 In a round all SMs take a tile each; two CTAs on an SM take twice as long, so theirs counts as two. (With an FP4 weight
-an SM's CTAs of the decode kernel take what their number asks, however many fit.) Multiplying and memory go on at the same time: the longer
-of the two decides, and where they are alike each is in the other's way, which the exponent stands for. Rows across
-lines of the L2 may take longer to load than to multiply. timings.json has the
-constants, and timings.py says what they are.
+an SM's CTAs of the decode kernel take what their number asks, however many fit.) Multiplying and memory go on at the
+same time: the longer of the two decides, and where they are alike each is in the other's way, which the exponent
+stands for. Rows across lines of the L2 may take longer to load than to multiply. timings.json has the constants, and
+timings.py says what they are.
 
 Memory takes the same with any tile, so that the tile of the lowest cost is the one that multiplies fastest.
 """

@@ -256,6 +256,7 @@ START = Timings(
     fp4_ns=165.0,
     fp4_token_ns=1.3,
     fp4_alone_ns=130.0,
+    convert_ns=260.0,
     split_us=2.0,
     decode_split_ns=0.5,
     split_c_ns=0.3,

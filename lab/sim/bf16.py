@@ -19,7 +19,7 @@ from deep_gemm.gemm.output import Groups
 from .dense import Outcome, ProductTrial, outcome
 from .launcher import How
 from .library import HostKernel, compiled
-from .product import draws, random_d_and_c, run_plan, sides, stage_of
+from .product import draws, random_d_and_c, run_plan, sides, stage_of, units_of_step
 from .rounding import FP32_UNIT, within_units
 
 
@@ -73,22 +73,22 @@ def random_problem(
 
 
 def run(
-    kernel: HostKernel, config: Bf16Config, p: Problem, *, is_dependent: bool = False, **how: Unpack[How]
+    kernel: HostKernel | None, config: Bf16Config, p: Problem, *, is_dependent: bool = False, **how: Unpack[How]
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. `is_dependent`: the kernel ahead may still run."""
-    right, allowed = right_and_allowed(p, config.slices)
+    right, allowed = right_and_allowed(p, config.slices, units_of_step(how))
     stage = stage_of(config, p, is_dependent=is_dependent, **how)
     result = run_plan(kernel, BF16_GEMM, config, p, kernels.plan_of, stage)
     return outcome(result, right, allowed, (config.block_m, config.block_n))
 
 
-def right_and_allowed(p: Problem, slices: int) -> tuple[Tensor, Tensor]:
-    """The right D, and how far each element may be from it: a rounding for each 16 of k, each slice, and C."""
+def right_and_allowed(p: Problem, slices: int, of_step: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The right D, and how far elements may be from it: `of_step` for each 16 of k, a unit for each slice, and C."""
     a, b = p.a.double(), p.b.double()
     exact, magnitudes = a @ b.mT, a.abs() @ b.mT.abs()
     if p.c is not None:
         exact, magnitudes = exact + p.c.double(), magnitudes + p.c.double().abs()
-    roundings = ceil_div(p.a.shape[-1], 16) + slices + 2
+    roundings = ceil_div(p.a.shape[-1], 16) * of_step + slices + 2
     right = exact.to(p.d.dtype)
     return right, within_units(right, magnitudes * (roundings * FP32_UNIT))
 
@@ -127,7 +127,7 @@ class Bf16Trial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel) -> Outcome:
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices."""
         p = random_problem(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, gap=8)
         return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)

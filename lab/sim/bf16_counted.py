@@ -18,7 +18,7 @@ from .bf16_depths import right_and_allowed_of_groups
 from .dense import Outcome, ProductTrial, outcome
 from .launcher import How
 from .library import HostKernel
-from .product import draws, random_d_and_c, run_plan, sides, sizes, stage_of
+from .product import draws, random_d_and_c, run_plan, sides, sizes, stage_of, units_of_step
 
 
 def random_problem(
@@ -46,12 +46,17 @@ def random_problem(
 
 
 def run(
-    kernel: HostKernel, config: Bf16Config, p: CountedProblem, *, ks: Sequence[int] | None = None, **how: Unpack[How]
+    kernel: HostKernel | None,
+    config: Bf16Config,
+    p: CountedProblem,
+    *,
+    ks: Sequence[int] | None = None,
+    **how: Unpack[How],
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. `ks`: the depths that are right, if not the problem's."""
     if ks is None:
         ks = p.ks if p.sfa is None else p.sfa.tolist()
-    right, allowed = right_and_allowed_of_groups(p, ks or ())
+    right, allowed = right_and_allowed_of_groups(p, ks or (), units_of_step(how))
     result = run_plan(kernel, BF16_GEMM, config, p, kernels.plans_of, stage_of(config, p, **how))
     return outcome(result, right, allowed, (config.block_m, config.block_n))
 
@@ -92,7 +97,7 @@ class Bf16CountedTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel) -> Outcome:
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices."""
         more = {"on_gpu_alone": self.on_gpu_alone, "more_rows": 0 if self.told else self.more_rows, "gap": 8}
         p = random_problem(self.config, self.ks, self.m, self.n, self.seed, **more)  # type: ignore[arg-type]

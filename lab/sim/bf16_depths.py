@@ -20,7 +20,7 @@ from .bf16 import Problem, right_and_allowed
 from .dense import Outcome, ProductTrial, outcome
 from .launcher import How
 from .library import HostKernel
-from .product import draws, random_d_and_c, run_plan, sides, stage_of
+from .product import draws, random_d_and_c, run_plan, sides, stage_of, units_of_step
 
 
 def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: int = 0) -> DepthsProblem:
@@ -31,19 +31,22 @@ def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: 
     return DepthsProblem(a, b, d, c, tuple(ks))
 
 
-def run(kernel: HostKernel, config: Bf16Config, p: DepthsProblem, **how: Unpack[How]) -> Outcome:
+def run(kernel: HostKernel | None, config: Bf16Config, p: DepthsProblem, **how: Unpack[How]) -> Outcome:
     """Compute on simulated SMs and in FP64."""
-    right, allowed = right_and_allowed_of_groups(p, p.ks)
+    right, allowed = right_and_allowed_of_groups(p, p.ks, units_of_step(how))
     result = run_plan(kernel, BF16_GEMM, config, p, kernels.plans_of, stage_of(config, p, **how))
     return outcome(result, right, allowed, (config.block_m, config.block_n))
 
 
-def right_and_allowed_of_groups(p: DepthsProblem | CountedProblem, ks: Sequence[int]) -> tuple[Tensor, Tensor]:
+def right_and_allowed_of_groups(
+    p: DepthsProblem | CountedProblem, ks: Sequence[int], of_step: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """The right D of all groups, and how far each element may be from it."""
     parts, first = [], 0
     for group, k in enumerate(ks):
         a, b = p.a[first : first + k].mT, p.b[first : first + k].mT
-        parts.append(right_and_allowed(Problem(a, b, p.d[group], None if p.c is None else p.c[group]), 1))
+        of_group = Problem(a, b, p.d[group], None if p.c is None else p.c[group])
+        parts.append(right_and_allowed(of_group, 1, of_step))
         first += k
     right, allowed = (torch.stack(each) for each in zip(*parts, strict=True))
     return right, allowed
@@ -78,6 +81,6 @@ class Bf16DepthsTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel) -> Outcome:
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices."""
         return run(kernel, self.config, random_problem(self.config, self.ks, self.m, self.n, self.seed), **self.how)

@@ -19,7 +19,7 @@ from deep_gemm.gemm.output import Groups
 from .dense import Outcome, ProductTrial, outcome
 from .launcher import How
 from .library import HostKernel
-from .product import draws, near_edge, run_plan, stage_of
+from .product import draws, near_edge, run_plan, stage_of, units_of_step
 from .rounding import FP32_UNIT, within_units
 from .rows import drawn_layout
 
@@ -71,15 +71,15 @@ def ids_of(p: RowsProblem) -> Tensor:
     return ids
 
 
-def run(kernel: HostKernel, config: Bf16Config, problem: RowsProblem, **how: Unpack[How]) -> Outcome:
+def run(kernel: HostKernel | None, config: Bf16Config, problem: RowsProblem, **how: Unpack[How]) -> Outcome:
     """Compute on simulated SMs and in FP64."""
     p = kernels.prepared(problem)
-    right, allowed = right_and_allowed(p)
+    right, allowed = right_and_allowed(p, units_of_step(how))
     stage = stage_of(config, p, {"c": 16 if p.groups == Groups.IDS else 4}, **how)
     return outcome(run_plan(kernel, BF16_GEMM, config, p, kernels.plan_of, stage), right, allowed)
 
 
-def right_and_allowed(p: RowsProblem) -> tuple[Tensor, Tensor]:
+def right_and_allowed(p: RowsProblem, of_step: float = 1.0) -> tuple[Tensor, Tensor]:
     """The right D, and how far each element may be from it: not at all if it is not part of a product."""
     right = p.d.clone()
     allowed = torch.full_like(right, torch.finfo(torch.float64).tiny, dtype=torch.float64)
@@ -90,7 +90,7 @@ def right_and_allowed(p: RowsProblem) -> tuple[Tensor, Tensor]:
         rows = ids == group
         a, b = p.a[rows].double(), p.b[group].double()
         right[rows] = (a @ b.mT).to(right.dtype)
-        bound = a.abs() @ b.mT.abs() * ((ceil_div(p.a.shape[-1], 16) + 2) * FP32_UNIT)
+        bound = a.abs() @ b.mT.abs() * ((ceil_div(p.a.shape[-1], 16) * of_step + 2) * FP32_UNIT)
         allowed[rows] = within_units(right[rows], bound)
     return right, allowed
 
@@ -140,7 +140,7 @@ class Bf16RowsTrial(ProductTrial):
             num_sms=draw.randint(1, 5),
         )
 
-    def outcome(self, kernel: HostKernel) -> Outcome:
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices."""
         of_rows = {"rows": self.rows, "alignment": self.alignment, "zero_padding": self.zero_padding}
         p = random_problem(self.config, self.layout, self.n, self.k, self.seed, **of_rows)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def hard(config: CastConfig) -> Tensor:
     return torch.cat([quotients * 2.0**exponent for exponent in HARD_EXPONENTS])
 
 
-def run_cast(kernel: HostKernel, config: CastConfig, p: RowCast, **how: Unpack[How]) -> None:
+def run_cast(kernel: HostKernel | None, config: CastConfig, p: RowCast, **how: Unpack[How]) -> None:
     """Cast as `casts.cast_rows.run` does, into the outputs of `p`, on simulated SMs."""
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
     aligned = dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {}
@@ -113,7 +113,7 @@ class RowTrial(Trial):
             padding=16 if config.vector > 1 else 3,
         )
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare values, scales and what lies around: to the bit, or values within a step of FP8 if activated.
 
         A GPU has approximations of exp and of the reciprocal, which the simulator rounds.

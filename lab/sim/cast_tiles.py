@@ -26,7 +26,7 @@ POISON = 0xA5
 OUTPUTS = ("values", "scales", "columns", "column_scales")
 
 
-def run_cast(kernel: HostKernel, config: TileCastConfig, p: TileCast, **how: Unpack[How]) -> None:
+def run_cast(kernel: HostKernel | None, config: TileCastConfig, p: TileCast, **how: Unpack[How]) -> None:
     """Cast as `casts.cast_tiles.run` does, into the outputs of `p`, on simulated SMs."""
     aligned = {"columns": config.column_bytes} | (dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {})
     stage = Stage(config, {"x": p.x}, {name: getattr(p, name) for name in OUTPUTS}, aligned, **how)
@@ -41,7 +41,7 @@ RIGHT: dict[Grain, Callable[[Tensor, bool, float], Quantized]] = {
 
 
 def check(
-    kernel: HostKernel,
+    kernel: HostKernel | None,
     config: TileCastConfig,
     x: Tensor,
     *,
@@ -103,7 +103,7 @@ class TileTrial(Trial):
             rounds_up=draw.random() < 0.5,
         )
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare values and scales with the reference's, to the bit."""
         x = wider(matrix(self), 32, 3.0)  # a pitch of its own
         check(
@@ -113,8 +113,7 @@ class TileTrial(Trial):
             is_m_major=self.is_m_major,
             padding=self.padding,
             rounds_up=self.rounds_up,
-            seed=self.seed,
-            schedule=self.schedule,
+            **self.how,
         )
         return 0.0
 

@@ -27,7 +27,7 @@ def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *
     `again` is the command line but for seeds; `settings` are fields of the trial, as NAME=VALUE.
     """
     console, kind = Console(highlight=False), of_kernels.trial_of(kernel, config)
-    trials = [_with(kind.drawn(config, seed), settings) for seed in range(first_seed, first_seed + seeds)]
+    trials = [with_settings(kind.drawn(config, seed), settings) for seed in range(first_seed, first_seed + seeds)]
     with console.status("compiling"):
         compiled = trials[0].compiled(trials[0].headers())
     console.print(f"{kernel.name} {config.name}")
@@ -50,9 +50,9 @@ def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *
     return True
 
 
-def _with(trial: Trial, settings: Sequence[str]) -> Trial:
+def with_settings(trial: Trial, settings: Sequence[str]) -> Trial:
     """Set fields of a trial as the command line states them: a Python literal each, else text."""
-    names = [field.name for field in fields(trial) if field.name not in ("config", "seed")]
+    names = [field.name for field in fields(trial) if field.name not in ("config", "seed", "device")]
     values = {}
     for setting in settings:
         name, _, text = setting.partition("=")

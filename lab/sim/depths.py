@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8
 from deep_gemm.core.check.layout import SCALE_BLOCK, align, ceil_div
 from deep_gemm.core.check.recipes import PER_ROW
+from deep_gemm.core.jit.tensor_map import MAP_BYTES
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.check import DenseProblem
@@ -48,7 +49,7 @@ def random_problem(
 
 
 def run(
-    both: tuple[HostKernel, HostKernel],
+    both: tuple[HostKernel | None, HostKernel | None],
     config: GemmConfig,
     problem: KGroupedProblem,
     *,
@@ -63,7 +64,7 @@ def run(
     if isinstance(depths, Tensor):
         read["ks"], depths = depths if ks is None else ks, b""
     room = {"k_groups": torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8)}
-    aligned = {"k_groups": 64, "ks": 4}
+    aligned = {"k_groups": MAP_BYTES, "ks": 4}
     stage = stage_of(config, p, aligned, is_dependent=is_dependent, more=room, read=read, **how)
     placed, launcher = stage.placed(p), stage.launcher(KERNEL, both[1], config)
     of_maps = stage.launcher(k_group_maps.KERNEL, both[0], k_group_maps.CONFIG, frozenset({"d"}))
@@ -125,18 +126,19 @@ class DepthsTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel) -> Outcome:
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices with maps by the unbroken kernel."""
-        return self.with_maps(compile_both(self.config)[0], kernel)
+        return self.with_maps(None, kernel)
 
-    def with_maps(self, maps: HostKernel, kernel: HostKernel) -> Outcome:
+    def with_maps(self, maps: HostKernel | None, kernel: HostKernel | None) -> Outcome:
         """Multiply random matrices."""
         p = random_problem(self.config, self.ks, self.m, self.n, self.seed, on_gpu_alone=self.on_gpu_alone)
         return run((maps, kernel), self.config, p, **self.how)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Compile both kernels and check them."""
-        return self.with_maps(*compile_both(self.config, headers)).checked().worst
+        """Check both kernels, or what `headers` make of them."""
+        both = (None, None) if headers is None else compile_both(self.config, headers)
+        return self.with_maps(*both).checked().worst
 
 
 @dataclass(frozen=True)
@@ -159,11 +161,11 @@ class MapsTrial(Trial):
         ks = drawn_depths(draw, draw.choice((3, 31, 32, 33, 70)), deepest=4)
         return cls(config, ks, seed, None, draw.random() < 0.5, draw.randint(1, 70), 4 * draw.randint(1, 20))
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Multiply by the maps."""
         config = next(config for config in KERNEL.configs() if DepthsTrial.takes(config))
         product = DepthsTrial(config, self.ks, self.seed, self.schedule, self.on_gpu_alone, self.m, align(self.n, 8))
-        return product.with_maps(kernel, product.compiled()).checked().worst
+        return product.on(self.device).with_maps(kernel, None).checked().worst
 
 
 def drawn_depths(draw: random.Random, most: int = 5, deepest: int = 20) -> tuple[int, ...]:

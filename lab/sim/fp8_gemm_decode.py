@@ -23,7 +23,7 @@ ALIGNMENTS = {"sfa": 4, "sfb": 4}
 
 
 def run(
-    kernel: HostKernel,
+    kernel: HostKernel | None,
     config: DecodeConfig,
     p: DenseProblem,
     *,
@@ -84,7 +84,7 @@ class DecodeTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel) -> Outcome:
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices."""
         p = random_problem(
             self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, any_scales=self.any_scales

@@ -15,7 +15,7 @@ from deep_gemm.indexer.kernel import KERNEL, MqaConfig, grid, params_of
 from deep_gemm.indexer.reference import weighted_scores
 
 from ..casts import wider
-from .launcher import How, Stage
+from .launcher import How, Stage, is_on_gpu
 from .library import HostKernel
 from .rounding import largest_part
 from .trial import Trial
@@ -86,7 +86,7 @@ def in_parts(p: MqaLogits, weights: Tensor) -> Tensor:
     return torch.cat([weighted_scores(p.q[each].double(), keys, weights[each]) * scales for each in rows])
 
 
-def run(kernel: HostKernel, config: MqaConfig, p: MqaLogits, **how: Unpack[How]) -> Tensor:
+def run(kernel: HostKernel | None, config: MqaConfig, p: MqaLogits, **how: Unpack[How]) -> Tensor:
     """Compute the logits on simulated SMs. What the kernel leaves unwritten is NaN."""
     tokens, columns = p.logits.shape
     whole = torch.full((tokens, p.logits.stride(0)), torch.nan, dtype=p.logits.dtype)
@@ -100,6 +100,11 @@ def run(kernel: HostKernel, config: MqaConfig, p: MqaLogits, **how: Unpack[How])
         grid(config, tokens, p.keys.shape[0], stage.num_sms),
     )
     return whole[:, :columns]
+
+
+def of_addends(how: How) -> float:
+    """Give the part of all addends that a score may be off."""
+    return BITS_OF_PRODUCTS if is_on_gpu(how) else 0.0
 
 
 def compare(p: MqaLogits, got: Tensor, unwritten: float = torch.nan, of_addends: float = 0.0) -> float:
@@ -154,7 +159,7 @@ class MqaTrial(Trial):
         keys, ranges = draw.randint(tokens, 700), draw.choice((*RANGES,))
         return cls(config, tokens, keys, ranges, seed, columns=draw.randint(1, 200))
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare logits with the reference's, within what rounding may do; a NaN of q and no others."""
         c = self.config
         p = problem(
@@ -168,4 +173,4 @@ class MqaTrial(Trial):
         q = p.q.clone()
         q[0, 1, 2] = torch.nan  # poison is NaN too, and must not become 0
         p = p._replace(weights=wider(p.weights, 5, torch.nan), q=q)
-        return compare(p, run(kernel, c, p, **self.how))
+        return compare(p, run(kernel, c, p, **self.how), of_addends=of_addends(self.how))

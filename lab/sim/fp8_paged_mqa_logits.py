@@ -17,7 +17,7 @@ from deep_gemm.indexer.paged_check import PagedLogits, paged_logits_problem
 from deep_gemm.indexer.paged_kernel import KERNEL, PagedConfig, grid, paged_config, params_of, splits_of
 from deep_gemm.indexer.reference import keys_of, weighted_scores
 
-from .fp8_mqa_logits import ROUNDINGS
+from .fp8_mqa_logits import ROUNDINGS, of_addends
 from .launcher import How, Stage
 from .library import HostKernel
 from .rounding import largest_part
@@ -76,7 +76,7 @@ def problem(
 
 
 def run(
-    kernel: HostKernel, config: PagedConfig, p: PagedLogits, *, hidden_blocks: int = 0, **how: Unpack[How]
+    kernel: HostKernel | None, config: PagedConfig, p: PagedLogits, *, hidden_blocks: int = 0, **how: Unpack[How]
 ) -> Tensor:
     """Compute the logits on simulated SMs. What the kernel leaves unwritten is NaN.
 
@@ -170,7 +170,7 @@ class PagedTrial(Trial):
             is_bf16=config.output_bytes == 2,
         )
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare logits with the reference's, within what rounding may do."""
         p = problem(
             self.contexts,
@@ -186,4 +186,5 @@ class PagedTrial(Trial):
             names_last_block=self.hides_block,
         )
         hidden = int(self.hides_block)
-        return compare(p, run(kernel, self.config, p, hidden_blocks=hidden, **self.how))
+        got = run(kernel, self.config, p, hidden_blocks=hidden, **self.how)
+        return compare(p, got, of_addends=of_addends(self.how))

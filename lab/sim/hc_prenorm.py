@@ -22,6 +22,7 @@ from deep_gemm.hyper.reference import to_tf32
 
 from .launcher import How, Stage
 from .library import HostKernel
+from .product import units_of_step
 from .rounding import FP32_UNIT, largest_part
 from .trial import Trial
 
@@ -30,7 +31,7 @@ LEFT_OVER = 2.0**-133
 
 
 def run(
-    kernel: HostKernel, config: Chosen, a: Tensor, b: Tensor, splits: int = 1, **how: Unpack[How]
+    kernel: HostKernel | None, config: Chosen, a: Tensor, b: Tensor, splits: int = 1, **how: Unpack[How]
 ) -> tuple[Tensor, Tensor]:
     """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. What is left unwritten is NaN."""
     m, n = len(a), len(b)
@@ -107,12 +108,12 @@ class HcTrial(Trial):
         n = config.block_n if config.block_n > 8 else draw.choice(COLUMNS)
         return cls(config, draw.randint(1, 150), n, BLOCK_K * draw.randint(1, 12), draw.randint(1, 4), seed)
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare the product and the sums of squares with the reference's, within what rounding may do."""
         size = self.m, self.n, self.k
         a, b = special_operands(*size) if self.is_special else random_operands(*size, self.seed)
         found = run(kernel, self.config, a, b, self.splits, **self.how)
-        return compare(a, b, *found)
+        return compare(a, b, *found, units_of_step(self.how))
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def random_problem(
 
 
 def run(
-    kernel: HostKernel, config: Config, problem: HeadsProblem, *, is_dependent: bool = False, **how: Unpack[How]
+    kernel: HostKernel | None, config: Config, problem: HeadsProblem, *, is_dependent: bool = False, **how: Unpack[How]
 ) -> Outcome:
     """Compute products on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     p = kernels.prepared(config, problem)
@@ -111,7 +111,7 @@ class HeadsTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel) -> Outcome:
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices, in rows of wider ones."""
         sizes = self.heads, self.m, self.n, self.k
         p = random_problem(self.config, *sizes, self.seed, in_place=self.in_place, gap=16)

@@ -19,7 +19,9 @@ from deep_gemm.core.kernel import Config, Kernel, launch
 from deep_gemm.core.params import Params
 
 from .arguments import encode_tensor_map
+from .gpu import GpuMemory
 from .library import HostKernel
+from .library import compiled as compiled_for_host
 from .simulate import Buffer, KernelLaunch, Result, Simulation
 
 _CPU = -1
@@ -109,10 +111,17 @@ class How(TypedDict, total=False):
     schedule: str | None
     truncate: bool
     """WGMMA accumulates with Hopper's few bits."""
+    device: str
+    """`cpu`: the simulator, as everywhere unless said. `cuda`: a GPU, for which only the number of SMs counts."""
+
+
+def is_on_gpu(how: How) -> bool:
+    """Tell whether kernels run on a GPU, whose tensor cores keep fewer bits than the simulator."""
+    return how.get("device", "cpu") != "cpu"
 
 
 class Stage:
-    """Tensors in the memory of a simulated GPU, where kernels run on them one after another."""
+    """Tensors in the memory of a GPU, a simulated one unless said, where kernels run on them one after another."""
 
     def __init__(
         self,
@@ -139,10 +148,17 @@ class Stage:
             )
             for name, x in given.items()
         }
-        how["num_sms"] = how.get("num_sms") or 2 * config.cluster_size
-        self.simulation = Simulation(buffers, **how)
-        self.num_sms = self.simulation.num_sms
-        self.at: dict[str, Any] = {name: self.simulation.tensor(name, x) for name, x in given.items()}
+        self._memory: Simulation | GpuMemory
+        if is_on_gpu(how):
+            self._memory = GpuMemory(buffers, how["device"], how.get("num_sms"))
+            self.device = self._memory.device
+        else:
+            num_sms, seed = how.get("num_sms") or 2 * config.cluster_size, how.get("seed", 0)
+            schedule, truncate = how.get("schedule"), how.get("truncate", False)
+            self._memory = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
+            self.device = _CPU
+        self.num_sms = self._memory.num_sms
+        self.at: dict[str, Any] = {name: self._memory.tensor(name, x) for name, x in given.items()}
 
     def placed(self, p: Problem) -> Problem:
         """Give a problem with the tensors here in place of those with their names."""
@@ -151,7 +167,7 @@ class Stage:
     def run(
         self,
         kernel: Kernel[Any],
-        compiled: HostKernel,
+        compiled: HostKernel | None,
         params_of: Callable[[Any, Any], bytes],
         grid: int,
         inputs: frozenset[str] = frozenset(),
@@ -162,22 +178,32 @@ class Stage:
         What it wrote is copied back; it may not write `inputs`. `config`: the kernel's, if it is another one's stage.
         """
         launcher = self.launcher(kernel, compiled, config or self.config, inputs)
-        launch(launcher, params_of(launcher, self.at), grid, _CPU)
+        launch(launcher, params_of(launcher, self.at), grid, self.device)
         self.copy_back()
 
     def launcher(
-        self, kernel: Kernel[Any], compiled: HostKernel, config: Config, inputs: frozenset[str] = frozenset()
+        self, kernel: Kernel[Any], compiled: HostKernel | None, config: Config, inputs: frozenset[str] = frozenset()
     ) -> Any:
-        """Give what launches a kernel here, in place of a `jit.driver.Launcher`."""
-        return Launcher(self.simulation, compiled, kernel.params_of(config), config, inputs)
+        """Give what launches a kernel here: a `jit.driver.Launcher`, or what takes its place in the simulator.
+
+        `compiled`: None means the package's own source, which is all that a GPU runs.
+        """
+        if isinstance(self._memory, GpuMemory):
+            if compiled is not None:
+                raise ValueError(f"kernel: expected None for a GPU, got {compiled.name} compiled for the host")
+            return self._memory.launcher(kernel, config)
+        host = compiled or compiled_for_host(kernel, config)
+        return Launcher(self._memory, host, kernel.params_of(config), config, inputs)
 
     def copy_back(self) -> None:
         """Copy what kernels wrote back into the tensors that it was made from, and what lies between their rows."""
-        for name, tensor in self._written.items():
-            flat_memory(tensor).view(torch.uint8).copy_(flat_memory(self.at[name]).view(torch.uint8))
+        for name, x in self.result().buffers.items():
+            flat_memory(self._written[name]).view(torch.uint8).copy_(flat_memory(torch.as_tensor(x)).view(torch.uint8))
 
     def result(self) -> Result:
         """Give what kernels wrote, each tensor as it lay before, and counters of the last kernel."""
-        result = self.simulation.result()
-        result.buffers.update({name: self.at[name] for name in self._written})
+        result = self._memory.result()
+        for name in self._written:
+            x = self.at[name]
+            result.buffers[name] = flat_memory(x).cpu().as_strided(x.shape, x.stride())
         return result

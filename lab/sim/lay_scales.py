@@ -20,7 +20,7 @@ from .trial import Trial, same
 POISON = -0x5A5A5A5A
 
 
-def run(kernel: HostKernel, sf: Tensor, out: Tensor, **how: Unpack[How]) -> None:
+def run(kernel: HostKernel | None, sf: Tensor, out: Tensor, **how: Unpack[How]) -> None:
     """Copy scales as `casts.lay_scales.run` does, on simulated SMs. What the kernel leaves unwritten stays."""
     stage = Stage(CONFIG, {"sf": sf}, {"out": out}, **how)
     stage.run(
@@ -28,7 +28,7 @@ def run(kernel: HostKernel, sf: Tensor, out: Tensor, **how: Unpack[How]) -> None
     )
 
 
-def check(kernel: HostKernel, sf: Tensor, **how: Unpack[How]) -> None:
+def check(kernel: HostKernel | None, sf: Tensor, **how: Unpack[How]) -> None:
     """Compare what is laid out, and what lies between, to the bit."""
     out = empty_mn_major(sf)
     memory = flat_memory(out).view(torch.int32).fill_(POISON)
@@ -57,7 +57,7 @@ class ScalesTrial(Trial):
         draw = random.Random(seed)
         return cls(draw.randint(1, 3), draw.randint(1, 150), draw.randint(1, 80), draw.random() < 0.5, seed)
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare what is laid out, to the bit."""
         rows, columns = (self.k_blocks, self.m) if self.is_m_major else (self.m, self.k_blocks)
         numbers = torch.arange(self.groups * (rows + 1) * (columns + 3), dtype=torch.float32)

@@ -17,7 +17,6 @@ from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig, grid, params_of
 
 from ..casts import wider
 from . import fp8_gemm_decode
-from .fp8_gemm_decode import DecodeTrial
 from .launcher import How, Stage
 from .library import HostKernel
 from .product import draws, near_edge
@@ -25,7 +24,7 @@ from .trial import Trial
 
 
 def run(
-    kernel: HostKernel,
+    kernel: HostKernel | None,
     config: LinearDecodeConfig,
     x: Tensor,
     w: Operand,
@@ -52,14 +51,14 @@ def run(
     return d
 
 
-def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, seed: int = 0) -> Tensor:
+def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, device: str = "cpu") -> Tensor:
     """Give what the cast and the product give, the tensor cores' few bits included."""
     a, sfa = per_token_cast_to_fp8(x)
     (m, k), n = x.shape, len(w[0])
     d = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
     p = DenseProblem(a, sfa, *w, d, c, m, n, k, PER_BLOCK)
     config = replace(config, num_stages=min(config.num_stages, 4))  # those of a tile here are for B alone
-    return fp8_gemm_decode.run(DecodeTrial(config).compiled(), config, p, seed=seed, truncate=True).d
+    return fp8_gemm_decode.run(None, config, p, truncate=True, device=device).d
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class LinearTrial(Trial):
             num_sms=config.cluster_size * draw.randint(1, 2),
         )
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare with the cast and the product, to the bit. Rows of x lie apart."""
         (m, n, k), g = (self.m, self.n, self.k), torch.Generator().manual_seed(self.seed)
         x = torch.randn(m, k, generator=g).to(torch.bfloat16)
@@ -102,7 +101,7 @@ class LinearTrial(Trial):
         c = torch.randn(n, generator=g).to(torch.bfloat16).expand(m, n) if self.config.tile.with_c else None
         how: How = {**self.how, "truncate": True}
         d = run(kernel, self.config, wider(x, 8, torch.nan), w, c, is_dependent=self.is_dependent, **how)
-        right = by_parts(self.config.tile, x, w, c)
+        right = by_parts(self.config.tile, x, w, c, self.device)
         if not torch.equal(d.view(torch.int16), right.view(torch.int16)):
             raise ValueError(f"{int((d != right).sum())} of {d.numel()} elements differ")
         return 0.0

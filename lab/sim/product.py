@@ -16,15 +16,20 @@ from deep_gemm.gemm.config import BLOCK_K, GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.plan import Plan, addresses_of
 
-from .launcher import How, Stage
+from .launcher import How, Stage, is_on_gpu
 from .library import HostKernel
-from .rounding import EXACT_STEPS, TENSOR_CORES
+from .rounding import EXACT_STEPS, TENSOR_CORES, UNITS_OF_STEP
 from .simulate import Result
 
 
 def partial_sums(how: How) -> float:
     """Give the share of an element's magnitudes by which its partial sums may be off."""
-    return TENSOR_CORES if how.get("truncate") else EXACT_STEPS
+    return TENSOR_CORES if how.get("truncate") or is_on_gpu(how) else EXACT_STEPS
+
+
+def units_of_step(how: How) -> float:
+    """Give how many units of the magnitudes' sum a step of 16 along k may be off."""
+    return UNITS_OF_STEP if is_on_gpu(how) else 1.0
 
 
 def stage_of(
@@ -67,7 +72,7 @@ def random_d_and_c(
 
 
 def run_plan(
-    kernel: HostKernel,
+    kernel: HostKernel | None,
     of: Kernel[Any],
     config: Any,
     p: Any,

@@ -86,8 +86,9 @@ def tokens_of(count: int, sizes: Sizes, g: torch.Generator) -> tuple[Tensor, Ten
 def row_bytes_of(x: Tensor, sf: Tensor | None, weights: Tensor, num_bytes: int) -> Tensor:
     """Make rows as they lie in a room."""
     values, scales = per_token_cast_to_fp8(x) if sf is None else (x, sf)
-    parts = [each.contiguous().view(torch.uint8) for each in (values, scales, weights)]
-    rows = torch.cat(parts, dim=1)
+    # A copy, because the scale of one token may have a stride of 0, and be contiguous.
+    parts = [each.clone(memory_format=torch.contiguous_format) for each in (values, scales, weights)]
+    rows = torch.cat([each.view(torch.uint8) for each in parts], dim=1)
     return torch.nn.functional.pad(rows, (0, num_bytes - rows.shape[1]))
 
 

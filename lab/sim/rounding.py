@@ -28,6 +28,12 @@ A 32-deep step aligns 32 products and the accumulator to the largest of them and
 33 loses less than 2^-13 of it. Four steps make a block, and no number exceeds the sum of magnitudes.
 """
 
+UNITS_OF_STEP = 3.0
+"""How many units of the magnitudes' sum a step of 16 along k, of BF16 or TF32, may be off on Hopper.
+
+Tensor cores cut off bits of the addends, and of the sum, where the simulator rounds once.
+"""
+
 
 def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scales, of_a: Scales = PER_ROW) -> Tensor:
     """S of every element of A `[m, k]` @ B `[n, k]`.T, in FP64."""

@@ -24,10 +24,10 @@ OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids", "arrivals")
 
 
 class Kernels(NamedTuple):
-    """The kernels of a configuration of `route_rows`."""
+    """The kernels of a configuration of `route_rows`; None means the package's own source."""
 
-    counter: HostKernel | None
-    router: HostKernel
+    counter: HostKernel | None = None
+    router: HostKernel | None = None
 
 
 def compile_config(config: RouteConfig, edits: Mapping[str, str] | None = None) -> Kernels:
@@ -47,7 +47,7 @@ def run(
     found = {name: getattr(p, name).fill_(POISON) for name in OUTPUTS}
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
     stage = Stage(config, {"topk_ids": topk_ids}, {**found, "of_parts": of_parts}, **how)
-    if kernels.counter is not None:
+    if config.totals == Totals.OF_PARTS:
         own = CountConfig(config.id_bytes)
         stage.run(COUNTER, kernels.counter, lambda _, at: _params(p, at), grid, frozenset(OUTPUTS), own)
     stage.run(route_rows.KERNEL, kernels.router, lambda _, at: _params(p, at), grid, frozenset({"of_parts"}))
@@ -55,7 +55,7 @@ def run(
 
 
 def count(
-    kernel: HostKernel, config: CountConfig, topk_ids: Tensor, num_experts: int, first: int, **how: Unpack[How]
+    kernel: HostKernel | None, config: CountConfig, topk_ids: Tensor, num_experts: int, first: int, **how: Unpack[How]
 ) -> Tensor:
     """Count routes of each part, on simulated SMs."""
     p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
@@ -114,12 +114,12 @@ class RouteTrial(Trial):
         return {**COUNTER.headers(CountConfig(self.config.id_bytes)), **super().headers()}
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Compile both kernels and check them."""
-        return self._check(compile_config(self.config, headers))
+        """Check both kernels, or what `headers` make of them."""
+        return self._check(Kernels() if headers is None else compile_config(self.config, headers))
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare all outputs with the package's, to the bit."""
-        return self._check(compile_config(self.config)._replace(router=kernel))
+        return self._check(Kernels(router=kernel))
 
     def _check(self, kernels: Kernels) -> float:
         ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
@@ -147,7 +147,7 @@ class CountTrial(Trial):
         experts = draw.randint(1, 1024)
         return cls(config, draw.randint(1, 600), draw.randint(1, 9), experts, seed, first=draw.choice((0, experts)))
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare the count of each expert's routes in each part."""
         ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
         found = count(kernel, self.config, ids, self.num_experts, self.first, **self.how)

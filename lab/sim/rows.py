@@ -96,7 +96,7 @@ def ids_of(p: Problem) -> Tensor:
 
 
 def run(
-    kernel: HostKernel, config: GemmConfig, problem: Problem, *, layout: Tensor | None = None, **how: Unpack[How]
+    kernel: HostKernel | None, config: GemmConfig, problem: Problem, *, layout: Tensor | None = None, **how: Unpack[How]
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel."""
     p = kernels.prepared(grouped_problem(problem))
@@ -166,7 +166,7 @@ class RowsTrial(ProductTrial):
             zero_padding=draw.random() < 0.5 and not config.scale_parts > 1,
         )
 
-    def outcome(self, kernel: HostKernel) -> Outcome:
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices. The two scales that A has for a k-block differ by more than chance."""
         p = random_problem(
             self.config,

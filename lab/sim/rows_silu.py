@@ -65,7 +65,9 @@ def random_problem(
     return silu_rows_problem((a, sfa), b, (d, scales), numbers, row_weights, limit, gates_apart)
 
 
-def run(kernel: HostKernel, config: GemmConfig, p: SiluRowsProblem, **how: Unpack[How]) -> tuple[Quantized, Result]:
+def run(
+    kernel: HostKernel | None, config: GemmConfig, p: SiluRowsProblem, **how: Unpack[How]
+) -> tuple[Quantized, Result]:
     """Compute a product on simulated SMs: values and scales, as they are afterwards."""
     p = kernels.prepared(p)
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
@@ -114,7 +116,7 @@ class SiluTrial(Trial):
             num_sms=draw.randint(1, 5),
         )
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Compare values and scales with those of the CPU."""
         p = random_problem(
             self.ids,
@@ -130,4 +132,4 @@ class SiluTrial(Trial):
         for i, factor in enumerate(self.factors):
             p.sfa[i :: len(self.factors)] *= factor
         got, _ = run(kernel, self.config, p, **self.how)
-        return checked(p, got)
+        return checked(p, got, self.device)

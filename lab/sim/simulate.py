@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,17 +117,13 @@ class Simulation:
             raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
         self.num_sms, self.seed, self.schedule, self.truncate = num_sms or 2, seed, schedule, truncate
         self._max_steps = max_steps
-        self._arena = _Arena(buffers)
+        self._arena = Arena(buffers)
+        self.tensor = self._arena.tensor
         self._stats = Stats()
 
     def address(self, name: str) -> int:
         """Give the address of a buffer."""
         return int(self._arena.addresses[name])
-
-    def tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """Give a buffer's memory as a tensor with the type, shape and strides of `like`, which it was made from."""
-        data = torch.from_numpy(self._arena.memory[self._arena.spans[name]])
-        return data.view(like.dtype).as_strided(like.shape, like.stride())
 
     def launch(
         self, launched: KernelLaunch, *, rank: int = 0, other_ranks: Callable[[], int] | None = None, seed: int = 0
@@ -184,28 +180,31 @@ class _Aligned:
         self.address = self.storage.ctypes.data + offset
 
 
-class _Arena:
+class Arena:
     """All buffers in one allocation, far enough apart that a stray access does not reach the next one."""
 
-    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
+    def __init__(self, buffers: Mapping[str, Buffer], device: str = "cpu") -> None:
         self.buffers = dict(buffers)
         contents = {name: _as_bytes(buffer.data) for name, buffer in self.buffers.items()}
         total = sum(len(contents[name]) + 2 * buffer.alignment + _GUARD_BYTES for name, buffer in buffers.items())
-        self.memory = np.full(total + _GUARD_BYTES, _CANARY, np.uint8)
+        self.memory = torch.full((total + _GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=device)
         self.spans: dict[str, slice] = {}
-        at = 0
+        base, at = self.memory.data_ptr(), 0
         for name, data in contents.items():
             alignment = self.buffers[name].alignment
             at += _GUARD_BYTES
             # A multiple of the alignment, but not of twice the alignment.
-            at += (alignment - (self.memory.ctypes.data + at)) % (2 * alignment)
+            at += (alignment - (base + at)) % (2 * alignment)
             self.spans[name] = slice(at, at + len(data))
-            self.memory[self.spans[name]] = data
+            self.memory[self.spans[name]] = data.to(device)
             at += len(data)
         # A byte for each word of memory, and more room than that, so that a buffer's lie where it does.
         self.of_words = {name: np.zeros(len(self.memory), np.uint8) for name in ("news", "held", "released")}
-        base = self.memory.ctypes.data
         self.addresses = {name: base + span.start for name, span in self.spans.items()}
+
+    def tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Give a buffer's memory as a tensor with the type, shape and strides of `like`, which it was made from."""
+        return self.memory[self.spans[name]].view(like.dtype).as_strided(like.shape, like.stride())
 
     def native_but_inputs(self, inputs: frozenset[str]) -> ctypes.Array[NativeBuffer]:
         """All buffers for the model, with `inputs` not writable."""
@@ -229,30 +228,38 @@ class _Arena:
 
     def trampled(self) -> str | None:
         """Name a buffer next to which bytes were overwritten."""
-        at = 0
-        for name, span in self.spans.items():
-            if (self.memory[at : span.start] != _CANARY).any():
-                return name
-            at = span.stop
-        return next(reversed(self.spans), None) if (self.memory[at:] != _CANARY).any() else None
+        return self.changed(_CANARY, self.spans)
+
+    def changed(self, before: torch.Tensor | int, but: Iterable[str]) -> str | None:
+        """Name the buffer at or next to which memory is no longer as before; buffers `but` may have changed."""
+        is_other = self.memory != before
+        for name in but:
+            is_other[self.spans[name]] = False
+        if not is_other.any():
+            return None
+        first = int(is_other.int().argmax())
+        return min(self.spans, key=lambda name: max(self.spans[name].start - first, first - self.spans[name].stop + 1))
 
     def outputs(self) -> dict[str, Array]:
         """Copies of the writable buffers, each with the type that was passed in."""
         return {
-            name: _from_bytes(self.memory[self.spans[name]].copy(), buffer.data)
+            name: _from_bytes(self.memory[self.spans[name]].clone(), buffer.data)
             for name, buffer in self.buffers.items()
             if buffer.is_writable
         }
 
 
-def _as_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    if isinstance(array, torch.Tensor):
-        return array.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def _as_bytes(array: Array) -> torch.Tensor:
+    x = (
+        array.detach()
+        if isinstance(array, torch.Tensor)
+        else torch.from_numpy(np.ascontiguousarray(array).view(np.uint8))
+    )
+    return x.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _from_bytes(data: np.ndarray[Any, np.dtype[np.uint8]], like: Array) -> Array:
+def _from_bytes(data: torch.Tensor, like: Array) -> Array:
     if isinstance(like, torch.Tensor):
-        return torch.from_numpy(data).view(like.dtype).reshape(like.shape)
-    array: Array = data.view(like.dtype).reshape(like.shape)
+        return data.view(like.dtype).reshape(like.shape)
+    array: Array = data.numpy().view(like.dtype).reshape(like.shape)
     return array

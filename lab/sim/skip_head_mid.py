@@ -24,7 +24,7 @@ from .dense import Outcome, ProductTrial, outcome
 from .fp8_gemm_decode import ALIGNMENTS
 from .launcher import How
 from .library import HostKernel
-from .product import depth, draws, run_plan, sides, stage_of
+from .product import depth, draws, partial_sums, run_plan, sides, stage_of
 from .rounding import EXACT_STEPS, allowed_difference
 
 Config = GemmConfig | DecodeConfig
@@ -44,13 +44,13 @@ def random_problem(
 
 
 def run(
-    kernel: HostKernel, config: Config, p: SkipProblem, *, is_dependent: bool = False, **how: Unpack[How]
+    kernel: HostKernel | None, config: Config, p: SkipProblem, *, is_dependent: bool = False, **how: Unpack[How]
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. All of D must be right, columns between parts too."""
     p = kernels.prepared(config, p)
     alignments = ALIGNMENTS if isinstance(config, DecodeConfig) else {"sfb": 4}
     of, stage = fp8_gemm_decode.kernel_of(config), stage_of(config, p, alignments, is_dependent=is_dependent, **how)
-    return outcome(run_plan(kernel, of, config, p, kernels.plan_of, stage), *right_and_allowed(p))
+    return outcome(run_plan(kernel, of, config, p, kernels.plan_of, stage), *right_and_allowed(p, partial_sums(how)))
 
 
 def plain(p: SkipProblem) -> DenseProblem:
@@ -59,13 +59,13 @@ def plain(p: SkipProblem) -> DenseProblem:
     return DenseProblem(p.a, p.sfa, p.b, p.sfb, d, None, p.m, p.n, p.k, p.of_b)
 
 
-def right_and_allowed(p: SkipProblem) -> tuple[Tensor, Tensor]:
+def right_and_allowed(p: SkipProblem, partial_sums: float = EXACT_STEPS) -> tuple[Tensor, Tensor]:
     """The right D, and how far each element may be from it: not at all between the parts."""
     right, allowed = torch.full_like(p.d, UNTOUCHED), torch.full(p.d.shape, 1e-30, dtype=torch.float64)
     reference.skip_head_mid(p._replace(d=right))
     matrix = plain(p)
     reference.dense(matrix)
-    of_heads = allowed_difference(matrix, matrix.d, EXACT_STEPS).view(p.m, p.n // p.heads.columns, p.heads.columns)
+    of_heads = allowed_difference(matrix, matrix.d, partial_sums).view(p.m, p.n // p.heads.columns, p.heads.columns)
     left_part, right_part = parts(allowed, p.heads)
     left_part.copy_(of_heads[..., : p.heads.left])
     right_part.copy_(of_heads[..., p.heads.left :])
@@ -108,7 +108,7 @@ class SkipTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel) -> Outcome:
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices; rows of D go on behind its last column."""
         n = (self.splits[0] + self.splits[2]) * self.heads
         p = random_problem(self.m, n, self.k, self.splits, self.seed, extra_columns=16)

@@ -1,17 +1,19 @@
 """A trial: a kernel, one of its configurations, a problem and a schedule, and whether what it wrote is right.
 
-`python -m lab sim`, the sanitizers, the tests and their mutations all run kernels by trials.
+`python -m lab sim`, the sanitizers, the tests and their mutations run kernels by trials in the simulator; the soak, the
+benchmark of kernels and the tests on a GPU there.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from deep_gemm.core.kernel import Kernel
 
@@ -25,6 +27,8 @@ class _Gpu:
     """None: as many as two clusters have CTAs."""
     truncate: bool = False
     """WGMMA accumulates with Hopper's few bits."""
+    device: str = "cpu"
+    """`cpu`: in the simulator. `cuda`: on a GPU, where there is no schedule."""
 
 
 def same(name: str, got: Tensor, right: Tensor) -> None:
@@ -42,6 +46,8 @@ class Trial(_Gpu, ABC):
     """
 
     kernel: ClassVar[Kernel[Any]]
+    needs_ranks: ClassVar[bool] = False
+    """Kernels of several ranks wait for each other, so the simulator alone, which lets them take turns, runs them."""
     config: Any
     seed: int
     schedule: str | None
@@ -49,7 +55,14 @@ class Trial(_Gpu, ABC):
     @property
     def how(self) -> How:
         """How the simulation runs."""
-        return {"num_sms": self.num_sms, "seed": self.seed, "schedule": self.schedule, "truncate": self.truncate}
+        how: How = {"num_sms": self.num_sms, "seed": self.seed, "schedule": self.schedule, "truncate": self.truncate}
+        return {**how, "device": self.device}
+
+    def on(self, device: str) -> Self:
+        """Give the same trial on another device: the simulator's `cpu`, or a GPU."""
+        if device != "cpu" and self.needs_ranks:
+            raise ValueError(f"device: expected cpu, as {self.kernel.name} runs on several ranks, got {device}")
+        return replace(self, device=device)
 
     @classmethod
     def takes(cls, config: Any) -> bool:
@@ -62,8 +75,8 @@ class Trial(_Gpu, ABC):
         """Draw a small problem for a configuration: other sizes and values, and another schedule, by each seed."""
 
     @abstractmethod
-    def check(self, kernel: HostKernel) -> float:
-        """Run the compiled kernel; a ValueError says what is wrong with its results.
+    def check(self, kernel: HostKernel | None = None) -> float:
+        """Run the kernel; a ValueError says what is wrong with its results. None: the package's own source.
 
         Gives the largest error, as a part of what is allowed: zero if results are compared to the bit.
         """
@@ -77,5 +90,5 @@ class Trial(_Gpu, ABC):
         return compiled(self.kernel, self.config, headers)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Compile the kernel and check it."""
-        return self.check(self.compiled(headers))
+        """Check the kernel, or what `headers` make of it."""
+        return self.check(None if self.device != "cpu" else self.compiled(headers))

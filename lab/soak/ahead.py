@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -19,12 +19,23 @@ from deep_gemm.kernels import ORDINARY
 from deep_gemm.linear import kernel as linear_decode
 
 from ..bench import tune
+from .attempt import Kind, picked
+from .kernels import OfKernel
 
 CORES_FOR_ATTEMPTS = 2
+MOST_DRAWN = 2000
 
 
-def builds() -> Iterator[Callable[[], object]]:
-    """Build each kernel that attempts are likely to need. One that is there is only read."""
+def drawn(seed: int, first: int, count: int | None, kinds: Sequence[Kind]) -> Iterator[Callable[[], object]]:
+    """Build the kernels of the trials to come, in their order."""
+    for number in range(first, first + min(count or MOST_DRAWN, MOST_DRAWN)):
+        kind, own_seed = picked(seed, number, kinds)
+        if isinstance(kind, OfKernel):
+            yield partial(kind.kernel.build, kind.drawn(own_seed).config)
+
+
+def likely() -> Iterator[Callable[[], object]]:
+    """Build each kernel that calls are likely to need. One that is there is only read."""
     for logits in fp8_mqa_logits.usual_mqa():
         yield partial(fp8_mqa_logits.KERNEL.build, logits)
     for paged in fp8_paged_mqa_logits.usual_paged():
@@ -46,10 +57,10 @@ def builds() -> Iterator[Callable[[], object]]:
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
+def compiling(builds: Iterable[Callable[[], object]]) -> Iterator[None]:
     """Compile on all cores but a few; what is not done at the end is left."""
     pool = ThreadPoolExecutor(max(len(os.sched_getaffinity(0)) - CORES_FOR_ATTEMPTS, 1))
-    for build in builds():
+    for build in builds:
         pool.submit(build)  # one that fails fails again, and is told, in an attempt that needs it
     try:
         yield

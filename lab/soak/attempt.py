@@ -11,11 +11,13 @@ from deep_gemm.core import settings
 from .draw import Draw
 from .faults import FAULTS, REFUSALS, applies
 from .judge import Before, mistakes
+from .kernels import OfKernel
 from .trial import Tensors, Trial
 from .ways import Captured, at_once, in_a_thread, on_a_stream, plainly
 
 DIVISORS_OF_SMS = (1, 1, 1, 2, 3, 7)
 MOST_ROUNDS = 3
+Kind = type[Trial] | OfKernel
 TIMES_AT_ONCE = 5
 
 
@@ -44,17 +46,23 @@ def settings_restored() -> Iterator[None]:
         settings.in_force.change(**vars(choices))
 
 
-def attempt(seed: int, number: int, kinds: Sequence[type[Trial]], device: str) -> Attempt:
+def picked(seed: int, number: int, kinds: Sequence[Kind]) -> tuple[Kind, str]:
+    """Pick a kind for an attempt, and give the seed of what it draws, which does not depend on the other kinds."""
+    draw = Draw(f"{seed}/{number}", "cpu")
+    kind = kinds[int(draw.rng.random() * len(kinds))]
+    return kind, f"{seed}/{number}/{kind.kind}"
+
+
+def attempt(seed: int, number: int, kinds: Sequence[Kind], device: str) -> Attempt:
     """Draw a trial and try it. Everything follows from the seed, the number and the kinds."""
-    draw = Draw(f"{seed}/{number}", device)
-    picked = draw.rng.random()
-    kind = kinds[int(picked * len(kinds))]
-    # What is drawn for a kind does not depend on which others there are.
-    own_seed = f"{seed}/{number}/{kind.kind}"
+    kind, own_seed = picked(seed, number, kinds)
     found = Attempt(number, kind.kind)
     with settings_restored():
         try:
-            found.wrong = _try(own_seed, device, kind, found)
+            if isinstance(kind, OfKernel):
+                kind.attempt(own_seed, device, found)
+            else:
+                found.wrong = _try(own_seed, device, kind, found)
         except Exception as error:  # whatever it is, it is the finding
             found.wrong = f"{type(error).__name__}: {error}"
     return found

@@ -6,7 +6,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from deep_gemm.core.gpu import HOPPER
 from deep_gemm.gemm.plan import PLANS
 
 from ..bench.machine import header
-from .ahead import compiling
-from .attempt import Attempt, attempt
+from .ahead import compiling, drawn, likely
+from .attempt import Attempt, Kind, attempt
+from .kernels import kernels_on
 from .kinds import ALL, KINDS
-from .trial import Trial
 
 MOST_FAILURES = 20
 """After so many it ends: the first ones tell more than many."""
@@ -45,17 +45,17 @@ def run(
     commit: str | None = None,
 ) -> bool:
     """Attempt problems until time is up or `count` are done; print and record what was found. Tell if all passed."""
-    if unknown := [name for name in only if name not in KINDS]:
-        raise ValueError(f"--only: expected kinds among {', '.join(KINDS)}, got {', '.join(unknown)}")
     device = device_of(device)
-    kinds = tuple(KINDS[name] for name in only) if only else ALL
+    kinds = kinds_of(only, device)
     console = make_console()
     begun, memory = time.monotonic(), [memory_now(device)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tensors are small on the CPU
-    is_long = device == "cuda" and not only and count is None
+    builds: Iterable[Callable[[], object]] = ()
+    if device == "cuda":
+        builds = drawn(seed, first, count, kinds) if only or count is not None else likely()
     try:
-        with compiling() if is_long else nullcontext():
+        with compiling(builds) if device == "cuda" else nullcontext():
             attempts, failures, seconds = _attempt_all(console, kinds, minutes * 60, seed, device, first, count, memory)
     finally:
         torch.set_num_threads(threads)
@@ -80,6 +80,16 @@ def run(
         out.write_text(json.dumps(record, indent=1) + "\n")
     _show(console, record)
     return not failures
+
+
+def kinds_of(only: Sequence[str], device: str) -> tuple[Kind, ...]:
+    """Find kinds of problems by their names: those of calls if there are none."""
+    kernels = {each.kind: each for each in kernels_on(device)}
+    kinds: dict[str, tuple[Kind, ...]] = {name: (kind,) for name, kind in (KINDS | kernels).items()}
+    kinds["kernels"] = (*kernels.values(),)
+    if unknown := [name for name in only if name not in kinds]:
+        raise ValueError(f"--only: expected kinds among {', '.join(kinds)}, got {', '.join(unknown)}")
+    return tuple(kind for name in only for kind in kinds[name]) or ALL
 
 
 def device_of(asked: str | None) -> str:
@@ -114,7 +124,7 @@ def memory_now(device: str) -> dict[str, Any]:
 
 def _attempt_all(
     console: Console,
-    kinds: Sequence[type[Trial]],
+    kinds: Sequence[Kind],
     time_s: float,
     seed: int,
     device: str,

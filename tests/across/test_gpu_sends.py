@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from deep_gemm.across import plan_sends
 from deep_gemm.across.message import Arrived, gather, pack, row_bytes
-from deep_gemm.across.owners import count_routes, owners_of_routes, owners_of_tokens
+from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
+from deep_gemm.across.plan_sends import PlanSendsConfig
 from deep_gemm.moe.routing import expert_rows, stack_routes, sum_rows, weighted_sum
+from lab.sim.plan_sends import check
 
 pytestmark = pytest.mark.gpu
-FACTS = (0, 2**62, 256, -1, 8, 0, -(2**40))
 
 
 def drawn(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -25,13 +25,7 @@ def drawn(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: in
 def test_rows_are_planned(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     tokens, topk, here, ranks = sizes
     ids = drawn(tokens, topk, here * ranks, dtype, tokens)
-    owners = owners_of_routes(ids, here, ranks)
-    rows = expert_rows(owners_of_tokens(owners, ranks), ranks)
-    row_of = torch.full((tokens, topk), 77, dtype=torch.int32, device="cuda")
-    told = torch.full((len(FACTS) + 2 * ranks,), 77, dtype=torch.int64, device="cuda")
-    plan_sends.run(ids.cuda(), FACTS, row_of, told, here, ranks)
-    assert torch.equal(row_of.cpu(), rows.row_of)
-    assert told.tolist() == [*FACTS, *rows.counts.tolist(), *count_routes(owners, ranks).tolist()]
+    check(None, PlanSendsConfig(dtype.itemsize), ids, here, ranks, device="cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

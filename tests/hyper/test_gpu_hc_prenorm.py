@@ -16,13 +16,12 @@ from deep_gemm.testing import calc_diff
 from lab.bench.hc import in_torch
 from lab.sim.hc_prenorm import compare, special_operands
 from lab.sim.hc_prenorm import random_operands as operands
+from lab.sim.rounding import UNITS_OF_STEP
 
 pytestmark = pytest.mark.gpu
 
 MARK = -1.5 * 2.0**53
 REPEATS = 20
-UNITS_OF_STEP = 3.0
-"""A product of 16 along k cuts off bits of its addends, and of the sum, where the reference rounds once."""
 
 
 def guarded(a: Tensor, b: Tensor, splits: int) -> tuple[HcProblem, list[Tensor]]:
@@ -66,22 +65,6 @@ def test_edges_of_shapes(m: int, n: int) -> None:
     for k in (64, 128, 1984):
         for splits in (1, 3, 40):
             check(*operands(m, n, k, device="cuda"), splits)
-
-
-@pytest.mark.parametrize("cluster", [1, 2, 3, 5, 8, 11, 14, 16])
-@pytest.mark.parametrize(("block_m", "block_n"), [(64, 8), (64, 24), (128, 24)])
-def test_any_cluster(block_m: int, block_n: int, cluster: int) -> None:
-    for teams in (2, 3, 4):
-        config = HcConfig(block_m, block_n, cluster, teams)
-        if config.why_illegal() is None:
-            check(*operands(300, 24, 3200, device="cuda"), 2, config)
-
-
-@pytest.mark.parametrize("cluster", [1, 2, 3, 5, 8, 11, 14, 16])
-@pytest.mark.parametrize(("block_n", "warps", "ahead"), [(8, 8, 4), (24, 8, 3), (24, 3, 1), (8, 16, 6)])
-def test_any_cluster_for_few_rows(block_n: int, warps: int, ahead: int, cluster: int) -> None:
-    for m in (1, 16, 137):
-        check(*operands(m, 24, 3200, device="cuda"), 2, HcFewConfig(block_n, cluster, warps, ahead))
 
 
 def test_many_units_for_each_sm() -> None:

@@ -126,7 +126,7 @@ class OwnTrial(Trial):
     def drawn(cls, config: Any, seed: int) -> Trial:
         raise NotImplementedError
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
         raise NotImplementedError
 
 
@@ -143,7 +143,8 @@ class BasicTrial(OwnTrial):
     def compiled(self, headers: Mapping[str, str] | None = None) -> HostKernel:
         return compile_basic(self.config, headers)
 
-    def check(self, kernel: HostKernel) -> float:
+    def check(self, kernel: HostKernel | None = None) -> float:
+        assert kernel is not None
         p = problem(*self.mnk)
         check(run_basic(kernel, self.config, p, seed=self.seed, schedule=self.schedule)[0], p)
         return 0.0

@@ -17,11 +17,16 @@ from typer.testing import CliRunner
 
 import deep_gemm
 from deep_gemm.core import settings
+from deep_gemm.kernels import KERNELS
 from lab.__main__ import app
+from lab.sim import lay_scales
 from lab.soak import attempt as attempts
+from lab.soak.ahead import drawn
 from lab.soak.attempt import Attempt, attempt
+from lab.soak.command import kinds_of
 from lab.soak.draw import Draw
 from lab.soak.faults import FAULTS
+from lab.soak.kernels import kernels_on
 from lab.soak.kinds import ALL, KINDS, dense
 from lab.soak.trial import Trial
 
@@ -169,6 +174,29 @@ def test_an_attempt_is_the_same_again_alone() -> None:
         alone = attempt(3, number, (KINDS[among_all.kind],), "cpu")
         assert alone == among_all
     assert attempt(4, 0, ALL, "cpu") != attempt(3, 0, ALL, "cpu")
+
+
+@pytest.mark.host_compiler
+def test_kernels_are_tried_by_themselves_and_again_alone() -> None:
+    kernels = kinds_of(["kernels"], "cpu")
+    assert [each.kind for each in kernels] == [f"kernel:{kernel.name}" for kernel in KERNELS]
+    assert kinds_of([], "cpu") == ALL
+    for number in range(4):
+        found = attempt(5, number, kernels, "cpu")
+        assert found.wrong is None, f"{found.kind}: {found.text}: {found.wrong}"
+        assert found.calls
+        assert found == attempt(5, number, kinds_of([found.kind], "cpu"), "cpu")
+        assert len([*drawn(5, number, 1, kernels)]) == 1
+    assert "kernel:post_rows" not in [each.kind for each in kernels_on("cuda")]
+
+
+@pytest.mark.host_compiler
+def test_a_wrong_result_of_a_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lay_scales, "run", lambda *_, **__: None)
+    result = CliRunner().invoke(app, ["soak", "--device", "cpu", "--only", "kernel:lay_scales", "--count", "1"])
+    assert result.exit_code == 1
+    assert "ValueError: words: expected" in result.output
+    assert "soak --seed 0 --first 0 --count 1 --only kernel:lay_scales --device cpu" in result.output
 
 
 def test_settings_are_as_they_were_before() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import experts, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.moe import api as parts
 
@@ -89,14 +90,14 @@ def test_many_rows_on_a_gpu_are_activated_behind_the_product(monkeypatch: pytest
     arguments = call()
     rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
     a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
-    expected = parts.activations_of_rows(a, arguments["w1"], rows, None)
+    expected = parts.activations_of_rows(a, arguments["w1"], rows, Gating())
 
     class OnGpu(Tensor):
         is_cuda = True
 
     monkeypatch.setattr(parts, "is_hopper", lambda _: True)
     monkeypatch.setattr(parts, "activates_in_product", lambda *_: True)
-    got = parts.activations_of_rows((a[0].as_subclass(OnGpu), a[1]), arguments["w1"], rows, None)
+    got = parts.activations_of_rows((a[0].as_subclass(OnGpu), a[1]), arguments["w1"], rows, Gating())
     assert same_bits(got[0], expected[0])
 
 

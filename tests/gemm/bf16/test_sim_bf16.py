@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ BF16, FP32 = Output(), Output(is_fp32=True)
 OUTPUTS = (BF16, Output(with_c=True), FP32, Output(is_fp32=True, with_c=True), Output(is_fp32=True, adds_to_d=True))
 
 
-def check(config: Bf16Config, m: int, n: int, k: int, seed: int = 0, schedule: str | None = None, **how: bool) -> None:
+def check(config: Bf16Config, m: int, n: int, k: int, seed: int = 0, schedule: str | None = None, **how: Any) -> None:
     Bf16Trial(config, m, n, k, seed, schedule, **how).run()
 
 

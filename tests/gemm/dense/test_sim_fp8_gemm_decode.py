@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from lab.sim.fp8_gemm_decode import DecodeTrial
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 
-def check(config: DecodeConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None, **how: bool) -> None:
+def check(config: DecodeConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None, **how: Any) -> None:
     DecodeTrial(config, m, n, k, seed, schedule, **how).run()
 
 

@@ -1,4 +1,4 @@
-"""Products of heads on a GPU: every kernel that can be chosen, operands as callers have them, graphs, repeats."""
+"""Products of heads on a GPU: all forms, operands as callers have them, graphs, repeats."""
 
 from __future__ import annotations
 
@@ -10,28 +10,14 @@ from torch import Tensor
 from deep_gemm import fp8_einsum, get_mn_major_tma_aligned_tensor, set_num_sms
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import RECIPE_1D1D, RECIPE_1D2D, Recipe, ceil_div
-from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.heads import launch as heads
 from deep_gemm.gemm.heads.check import BY_HEADS as BHD
 from deep_gemm.gemm.heads.check import BY_HEADS_TURNED as BHR
 from deep_gemm.gemm.heads.check import HeadsProblem, heads_problem
-from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
-from lab.bench.tune import compile_all
 from lab.sim.heads import right_and_allowed
 from lab.sim.rounding import TENSOR_CORES, describe_mistakes
 
 pytestmark = pytest.mark.gpu
-
-CONFIGS: list[GemmConfig | DecodeConfig] = [*reachable_heads(), *reachable_heads_decode()]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    """All that are needed, compiled on all processors at once."""
-    compile_all(CONFIGS, lambda _: None)
 
 
 def operands(
@@ -61,48 +47,6 @@ def assert_right(p: HeadsProblem, name: str = "chosen") -> None:
     right, allowed = right_and_allowed(p, TENSOR_CORES)
     mistakes = describe_mistakes(p.d.flatten(0, 1), right.flatten(0, 1), allowed.flatten(0, 1))
     assert mistakes is None, f"{name}: {mistakes}"
-
-
-def problem_for(
-    config: GemmConfig | DecodeConfig, a: Operand, b: Operand, d: Tensor
-) -> tuple[HeadsProblem, Tensor | None]:
-    """With the C that the configuration takes, and a copy of it."""
-    c = None
-    is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
-    if isinstance(config, GemmConfig) and config.adds_to_d:
-        c = d.normal_()
-    elif config.with_c:
-        c = torch.randn(d.shape, device="cuda").to(d.dtype)
-    p = asked(BHD, a, b, d, c, RECIPE_1D1D if is_per_row else RECIPE_1D2D)
-    return p, None if p.c is None else p.c.clone()
-
-
-@pytest.mark.parametrize("index", range(len(CONFIGS)))
-def test_every_reachable_configuration(index: int) -> None:
-    config = CONFIGS[index]
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
-    if isinstance(config, DecodeConfig):
-        tokens = config.block_tokens
-        shapes = [(tokens - 3, 1160, 2832), (tokens + 5, 200, 400), (1, 72, 16), (tokens, 136, 5136)]
-        recipe: Recipe = RECIPE_1D2D
-    else:
-        tail = 128 if config.has_tail else 0
-        height, width = config.block_m * config.cluster_m, config.block_n * config.cluster_n
-        shapes = [
-            (height + 8, width + 8, 16 if tail else 400),
-            (config.block_m * 5 + 24, config.block_n * 9 + 8, 400 + tail),
-            (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + tail),
-            (1 + index * 13 % (config.block_m - 1), config.block_n * 3 + 8, 400 + tail),
-        ]
-        recipe = RECIPE_1D1D if config.sfb == PER_ROW else RECIPE_1D2D
-    for count, (m, n, k) in zip((5, 3, 1, 2), shapes, strict=True):
-        a, b, shape = operands({"b": m, "h": count, "d": n, "r": k}, BHD, recipe, seed=index)
-        frame = framed(shape, dtype, "cuda")
-        frame.view.fill_(float("nan"))
-        p, c = problem_for(config, a, b, frame.view)
-        heads.run(p, config)
-        assert_right(p._replace(c=c), config.name)
-        frame.assert_untouched_outside()
 
 
 @pytest.mark.parametrize("b", [1, 4, 32, 128, 130, 4096])

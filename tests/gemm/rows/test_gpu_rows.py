@@ -1,4 +1,4 @@
-"""Grouped rows on a GPU: every kernel that can be chosen, what users met, graphs, layouts that change.
+"""Grouped rows on a GPU: chosen kernels, what users met, graphs, layouts that change.
 
 D is full of canaries before each product, rows of A without a group hold NaN, values and scales, and all of D is
 compared.
@@ -75,32 +75,6 @@ def random_sizes(rng: random.Random, groups: int) -> list[int]:
 def kernels() -> None:
     """All that are needed, compiled on all processors at once."""
     compile_all(reachable_grouped(), lambda _: None)
-
-
-INTO_D = [config for config in reachable_grouped() if not config.to_addresses]
-"""Configurations that write a D. Those that write to addresses need peers: tests/across/test_gpu_peers.py."""
-
-
-@pytest.mark.parametrize("index", range(len(INTO_D)))
-def test_every_configuration_that_can_be_chosen(index: int) -> None:
-    config, rng = INTO_D[index], random.Random(index)
-    for n, k in ((config.block_n * 3 + 8, 128 * 4 + 128 * config.has_tail), (1032, 128 * 12 + 16 * config.has_tail)):
-        layout = layout_of(config.groups, random_sizes(rng, 12), rng)
-        rows = None if config.groups == Groups.IDS else max([*layout, 1]) + rng.choice([0, 70])
-        check(on_gpu(sim.random_problem(config, layout, n, k, index, rows=rows, num_groups=12)), config)
-
-
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_layouts_and_the_chosen_kernel(kind: Groups, seed: int) -> None:
-    rng = random.Random(seed)
-    groups, n, k = rng.choice([1, 3, 33, 70]), rng.choice([8, 576, 2112]), rng.choice([16, 400, 2048])
-    layout = layout_of(kind, random_sizes(rng, groups), rng)
-    rows = None if kind == Groups.IDS else max([*layout, 1]) + rng.choice([0, 70])
-    config = tile_config(128, 128, Output(groups=kind, is_fp32=seed % 3 == 2))
-    zero_padding = bool(seed % 4)
-    p = sim.random_problem(config, layout, n, k, seed, rows=rows, num_groups=groups, zero_padding=zero_padding)
-    check(on_gpu(p))
 
 
 # ---- through the public functions

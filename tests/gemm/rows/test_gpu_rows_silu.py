@@ -16,65 +16,26 @@ from test_sim_rows import ids_of_sizes
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating
-from deep_gemm.casts.rules import Quantized, empty_scales
+from deep_gemm.casts.rules import empty_scales
 from deep_gemm.core.check.recipes import PER_64
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.rows import silu_launch as rows_silu
 from deep_gemm.gemm.rows.api import product_of_rows_by_64
-from deep_gemm.gemm.rows.choose import reachable_silu
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
-from deep_gemm.moe.activation import activated_product_of_rows, silu_mul
+from deep_gemm.moe.activation import activated_product_of_rows
 from deep_gemm.moe.api import activate_rows, activations_of_rows, product_of_rows
 from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8
-from lab.bench.tune import compile_all
-from lab.silu import mistakes
+from lab.silu import mistakes, placed, right_on_gpu
 from lab.sim import rows_silu as sim
 
 pytestmark = pytest.mark.gpu
 
 
-OF_ROWS_THAT_ARE_THERE = [config for config in reachable_silu() if not config.fetches]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    """All that are needed, compiled on all processors at once."""
-    compile_all(OF_ROWS_THAT_ARE_THERE, lambda _: None)
-
-
-def on_gpu(p: SiluRowsProblem) -> SiluRowsProblem:
-    tensors = {name: x.cuda() for name, x in p._asdict().items() if isinstance(x, Tensor) and name != "scales"}
-    scales = torch.empty_strided(p.scales.shape, p.scales.stride(), device="cuda").copy_(p.scales)
-    return p._replace(**tensors, scales=scales)  # type: ignore[arg-type]
-
-
-def by_torch(p: SiluRowsProblem) -> Quantized:
-    """What must come, in copies of the outputs."""
-    groups, n, k = p.b.shape
-    gates_first = p.b.view(torch.uint8)
-    if not p.gates_apart:
-        gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
-    product = torch.zeros(len(p.a), n, device=p.a.device)
-    b = gates_first.view(torch.float8_e4m3fn), p.sfb
-    deep_gemm.m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), b, product, p.ids)
-    product = product.bfloat16().float() if p.gates_apart else product
-    y = silu_mul(product, p.limit)
-    if p.row_weights is not None:
-        y *= p.row_weights[:, None]
-    values, scales = per_token_cast_to_fp8(y, gran_k=128 if p.gates_apart else 64)
-    is_defined = (p.ids >= 0)[:, None]
-    kept = torch.where(is_defined, values.view(torch.uint8), p.d.view(torch.uint8)).view(torch.float8_e4m3fn)
-    return kept, torch.where(is_defined, scales, p.scales)
-
-
-def check(p: SiluRowsProblem, config: GemmConfig | None = None) -> None:
-    wanted = by_torch(p)
-    rows_silu.run(p, config)
-    found = mistakes(p, (p.d, p.scales), wanted)
-    assert found is None, f"{config.name if config else 'chosen'}: {found}"
+def check(p: SiluRowsProblem) -> None:
+    wanted = right_on_gpu(p)
+    rows_silu.run(p)
+    assert mistakes(p, (p.d, p.scales), wanted) is None
 
 
 def ragged(rng: random.Random, groups: int) -> list[int]:
@@ -82,16 +43,6 @@ def ragged(rng: random.Random, groups: int) -> list[int]:
     for group, size in enumerate(random_sizes(rng, groups)):
         ids += [-1] * rng.choice([0, 0, 1, 127, 300]) + [group] * size
     return [*ids, *[-1] * rng.choice([1, 3000])]
-
-
-@pytest.mark.parametrize("index", range(len(OF_ROWS_THAT_ARE_THERE)))
-def test_every_configuration_that_can_be_chosen(index: int) -> None:
-    config, rng = OF_ROWS_THAT_ARE_THERE[index], random.Random(index)
-    for n, k in ((768, 128 * 4 + 128 * config.has_tail), (1024, 128 * 12 + 16 * config.has_tail)):
-        limit, has_weights = rng.choice([None, 1.0]), rng.random() < 0.7
-        how = {"groups": 12, "limit": limit, "has_weights": has_weights, "gates_apart": config.gates_apart}
-        p = sim.random_problem(ragged(rng, 12), n, k, index, **how)  # type: ignore[arg-type]
-        check(on_gpu(p), config)
 
 
 @pytest.mark.parametrize("limit", [None, 1.0])
@@ -110,23 +61,15 @@ def test_gate_and_up_that_lie_apart_give_the_bits_of_separate_kernels(rows: int,
     assert torch.equal(scales[:count], wanted_scales[:count])
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_layouts_and_the_chosen_kernel(seed: int) -> None:
-    rng = random.Random(seed)
-    groups, n, k = rng.choice([1, 3, 33, 70]), rng.choice([256, 1280, 4096]), rng.choice([128, 400, 2048])
-    size = rng.choice([1.0, 8.0])
-    check(on_gpu(sim.random_problem(ragged(rng, groups), n, k, seed, groups=groups, size=size)))
-
-
 def test_the_very_large_the_very_small_and_what_is_not_finite() -> None:
     p = sim.random_problem([0] * 640 + [1] * 70, 512, 1024, 7)
     factors = torch.tensor([1, 1e18, 4e18, 1e25, 1e-13, 1e-18, 1e-30, 1])
     p.sfa.mul_(factors[torch.arange(710) % 8, None])
-    check(on_gpu(p))
+    check(placed(p, "cuda"))
 
 
 def test_the_same_call_gives_the_same_bits_on_any_number_of_sms() -> None:
-    p = on_gpu(sim.random_problem(ragged(random.Random(1), 20), 1280, 1040, 1, groups=20))
+    p = placed(sim.random_problem(ragged(random.Random(1), 20), 1280, 1040, 1, groups=20), "cuda")
     rows_silu.run(p)
     first = p.d.view(torch.uint8).clone(), p.scales.clone()
     try:

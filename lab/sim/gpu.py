@@ -1,0 +1,83 @@
+"""A GPU's memory in place of a simulation's: trials run there too, by the launchers that the package's calls use.
+
+Whoever writes beside its outputs is found. Races, and reads beside the inputs, are for the simulator to find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from deep_gemm.core.jit import driver
+from deep_gemm.core.kernel import Config, Kernel, launch
+
+from .simulate import Arena, Buffer, Result
+
+KEPT: list[list[GpuMemory]] = []
+"""Lists of those who want each one that is made: see `kept`."""
+
+
+class GpuMemory:
+    """Some buffers in a GPU's memory. Kernels run there one after another."""
+
+    def __init__(self, buffers: Mapping[str, Buffer], device: str, num_sms: int | None = None) -> None:
+        """`num_sms`: for how many persistent kernels are launched; all unless given."""
+        self.arena = Arena(buffers, device)
+        self.tensor = self.arena.tensor
+        self.device = self.arena.memory.get_device()
+        self.num_sms = num_sms or torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._written = [name for name, buffer in buffers.items() if buffer.is_writable]
+        self.is_dependent = any(buffer.is_dependent for buffer in buffers.values())
+        """The kernel ahead may still write what is not ready: kernels start beside its end."""
+        self._before: torch.Tensor | None = None
+        self._launches: list[tuple[driver.Launcher, bytes, int]] = []
+        for each in KEPT:
+            each.append(self)
+
+    def launcher(self, kernel: Kernel[Any], config: Config) -> driver.Launcher:
+        """Give what launches a kernel here. Inputs have their values by now."""
+        if self._before is None:
+            self._before = self.arena.memory.clone()
+        size = kernel.params_of(config).size
+        loaded, is_dependent = kernel.loaded(config, self.device), self.is_dependent
+        launcher = driver.Launcher(loaded, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
+        start, note = launcher.start, self._launches.append
+
+        def noted(*launched: Any) -> Any:  # it must not hold the memory: encoded maps are kept, and their launchers
+            note((launcher, bytes(launcher.params.bytes), launcher.grid))
+            return start(*launched)
+
+        launcher.start = noted
+        return launcher
+
+    def restore(self) -> None:
+        """Make memory what it was before the first launch, which kernels that count arrivals need."""
+        assert self._before is not None
+        self.arena.memory.copy_(self._before)
+
+    def launch_again(self) -> None:
+        """Repeat all launches, in order, on memory as it is by now."""
+        launches = [*self._launches]
+        self._launches.clear()
+        for launcher, params, grid in launches:
+            launch(launcher, params, grid, self.device)
+
+    def result(self) -> Result:
+        """Wait for what was launched; a ValueError says that something was written beside the outputs."""
+        if self._before is not None and (name := self.arena.changed(self._before, self._written)) is not None:
+            raise ValueError(f"{name}: expected to be written in its outputs alone, got a write to it or beside it")
+        return Result({}, *[0] * 6)
+
+
+@contextmanager
+def kept() -> Iterator[list[GpuMemory]]:
+    """Give all that are made meanwhile, in order."""
+    made: list[GpuMemory] = []
+    KEPT.append(made)
+    try:
+        yield made
+    finally:
+        KEPT.remove(made)
