@@ -379,8 +379,8 @@ class GemmConfig(Config, Output):
             "FP8 rows with ids, or fetched ones with ends, and scales of B by blocks, where they are activated",
         )
         yield (
-            of_ids or not self.to_addresses,
-            "BF16 rows with ids, and scales of B by blocks, where each has an address",
+            of_ids or (of_experts and self.converts_b and not self.is_fp32) or not self.to_addresses,
+            "BF16 rows with ids, and FP4 or scales of B by blocks, where each has an address",
         )
         of_halves = unit_n == 128 and self.block_n in (128, 256)
         yield of_halves or not self.activates, "units of 128 columns, one or two, where rows are activated"
@@ -393,6 +393,8 @@ class GemmConfig(Config, Output):
         yield not (self.converts_b and self.cuts_last_tiles), "whole tiles where B is converted"
         alone = self.cluster_m * self.cluster_n == 1
         yield alone or not self.converts_b, "no shared operand where B is converted: other tiles may have other passes"
+        is_plain = not (self.is_fp32 or self.with_c)
+        yield is_plain or not self.converts_b or self.block_m < 256, "registers that are left for another D than BF16"
         whole = self.block_n % CONVERT_ROWS == 0 and self.block_n <= 128
         yield whole or not self.converts_b, "whole rows of up to 4 warps where B is converted"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"

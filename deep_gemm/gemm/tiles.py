@@ -115,9 +115,12 @@ OUTPUTS_BY_NAME = {output.name: output for outputs in OUTPUTS_OF.values() for ou
 def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product: of those for its scales of B, all that can be built for it."""
     tiles = TILES_OF[output.sfb]
-    if output in OUTPUTS_OF[output.sfb]:
+    decodes = output in OUTPUTS_OF[output.sfb]
+    if decodes and output.sfb != MX:
         return tiles
-    return tuple(tile for tile in tiles if not tile.is_decode and tile.config(output, BLOCK_K).why_illegal() is None)
+    return tuple(
+        tile for tile in tiles if (decodes if tile.is_decode else tile.config(output, BLOCK_K).why_illegal() is None)
+    )
 
 
 @cache

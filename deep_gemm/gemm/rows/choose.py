@@ -126,8 +126,13 @@ def reachable_grouped() -> list[GemmConfig]:
         for sfb in (PER_BLOCK, PER_ROW, MX)
     ]
     by_ids = [
-        Output(groups=Groups.IDS, to_addresses=to_addresses, sfa=sfa)
-        for to_addresses, sfa in ((True, PER_ROW), (False, PER_64), (True, PER_64))
+        Output(groups=Groups.IDS, to_addresses=to_addresses, sfa=sfa, sfb=sfb)
+        for to_addresses, sfa, sfb in (
+            (True, PER_ROW, PER_BLOCK),
+            (False, PER_64, PER_BLOCK),
+            (True, PER_64, PER_BLOCK),
+            (True, PER_ROW, MX),
+        )
     ]
     found = [
         tile_config(tile.block_m, tile.block_n, output, k=BLOCK_K * blocks)
