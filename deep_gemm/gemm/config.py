@@ -139,7 +139,7 @@ class GemmConfig(Config, Output):
     @property
     def convert_registers(self) -> int:
         """Registers of a converting thread after `setmaxnreg`."""
-        return {64: 72, 128: 48, 256: 48}.get(self.block_m, 0) if self.converts_b else 0
+        return {64: 72, 128: 48, 256: 40}.get(self.block_m, 0) if self.converts_b else 0
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -151,7 +151,7 @@ class GemmConfig(Config, Output):
         grouped, spill with 232 registers, which cost up to 12% on an H200.
         """
         if self.converts_b:
-            return {64: (64, 232), 128: (64, 160), 256: (48, 208)}.get(self.block_m, (0, 0))
+            return {64: (64, 232), 128: (64, 160), 256: (56, 208)}.get(self.block_m, (0, 0))
         if self.keeps_row_scales:
             return 24, 240
         searches_ids_with_row_scales = self.groups == Groups.IDS and self.loads_sfb

@@ -102,9 +102,10 @@ DEVICE uint32_t reduce_most_sync(uint32_t word, uint32_t above) { return reduce_
 // 32 rows of B, of which each lane of a scaling warp has one. Scales seldom differ much from a k-block to the next, so the largest
 // order that folds stays as it is while it serves.
 struct RowsOf32 {
-  uint32_t next;  // where the lane's word of scales lies that is to be asked for
+  const uint32_t* next;  // the lane's words of scales that are to be asked for
   uint32_t coming;
   uint32_t most = kShifts;  // the largest order that folds: 12 to 251
+  float factor;             // of scales that fold
 
   // A word's shifts if all four fold. With an order of 12 to 251 all others, and NaN, give a shift of more than 11, or one that
   // borrows of the next.
@@ -124,20 +125,19 @@ struct RowsOf32 {
     largest = reduce_max_sync(largest), smallest = ptx::reduce_min_sync(smallest);
     const uint32_t order = largest + (smallest + kShifts - 1 - largest) / 2;
     if (largest - smallest >= kShifts || order - kShifts >= 240) return false;
-    most = order;
+    most = order, factor = factor_of(order);
     fold(word, shifts);
     return true;
   }
 
-  // Shifts for one of several passes, or what stands in their place. Gives how many there are, and the largest
-  // order that folds in this one.
-  static DEVICE uint32_t shift_apart(uint32_t word, uint32_t pass, uint32_t& shifts, uint32_t& order) {
-    uint32_t passes = 0;
-    order = 0;
+  // Shifts for one of several passes, or what stands in their place. Gives how many there are, and the factor
+  // of this one.
+  static DEVICE uint32_t shift_apart(uint32_t word, uint32_t pass, uint32_t& shifts, float& factor) {
+    uint32_t passes = 0, order = 0;
     for (uint32_t found = reduce_most_sync(word, 255 + kShifts); found != 0; found = reduce_most_sync(word, found), ++passes)
       order = passes <= pass ? found : order;
     if (passes <= pass) order = 0;  // nothing is left for this pass
-    shifts = 0;
+    factor = factor_of(order), shifts = 0;
 #pragma unroll
     for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
       const uint32_t of_group = order_of(word, g), shift = of_group + (kShifts - 1) - order;
@@ -149,6 +149,8 @@ struct RowsOf32 {
 
 // A scaling warp has every other 32 rows of a tile.
 constexpr uint32_t kShares = ceil_div(kConvertWarps, kScalingWarps);
+// Scales come from DRAM by sectors, which hold a row's words of so many k-blocks if these lie beside each other.
+constexpr uint32_t kWordsOfSector = 8;
 
 // By the producer's last warps.
 template <typename Storage>
@@ -164,18 +166,24 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
 #pragma unroll
       for (uint32_t i = 0; i < kShares; ++i) {
         const uint32_t row = tile.row_n + (i * kScalingWarps + which) * 32 + lane;  // behind the last one, the last one's scales
-        rows[i].next = (row < p.n ? row : p.n - 1) * p.sfb_stride_n + k_blocks.first * p.sfb_stride_k;
-        if (!k_blocks.are_none()) rows[i].coming = ptx::ld_global_b32(sfb_of(p, tile) + rows[i].next);
+        rows[i].next = reinterpret_cast<const uint32_t*>(sfb_of(p, tile)) +
+                       static_cast<uint64_t>(row < p.n ? row : p.n - 1) * p.sfb_stride_n +
+                       static_cast<uint64_t>(k_blocks.first) * p.sfb_stride_k;
+        rows[i].factor = factor_of(rows[i].most);
+        if (!k_blocks.are_none()) rows[i].coming = ptx::ld_global_b32(rows[i].next);
       }
 #pragma unroll 1
       for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
-        uint32_t words[kShares], shifts[kShares], orders[kShares];
+        uint32_t words[kShares], shifts[kShares];
+        float factors[kShares];
         bool all_fold = pass == 0;
+        const bool prefetches = k_block + kWordsOfSector < k_blocks.end && (p.sfb_stride_k != 1 || k_block % kWordsOfSector == 0);
 #pragma unroll
         for (uint32_t i = 0; i < kShares; ++i) {
           words[i] = rows[i].coming;
           rows[i].next += p.sfb_stride_k;
-          if (k_block + 1 < k_blocks.end) rows[i].coming = ptx::ld_global_b32(sfb_of(p, tile) + rows[i].next);
+          if (prefetches) ptx::prefetch_l2(rows[i].next + (kWordsOfSector - 1) * static_cast<uint64_t>(p.sfb_stride_k));
+          if (k_block + 1 < k_blocks.end) rows[i].coming = ptx::ld_global_b32(rows[i].next);
         }
         if (k_block + 1 == k_blocks.end)
 #pragma unroll
@@ -183,15 +191,15 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
 #pragma unroll
         for (uint32_t i = 0; i < kShares; ++i) {
           all_fold = rows[i].fold(words[i], shifts[i]) && all_fold;
-          orders[i] = rows[i].most;
+          factors[i] = rows[i].factor;
         }
         if (__builtin_expect(!ptx::all_sync(all_fold), 0)) {
 #pragma unroll
           for (uint32_t i = 0; i < kShares; ++i) {
             if (pass == 0 && rows[i].folds_anew(words[i], shifts[i])) {
-              orders[i] = rows[i].most;
+              factors[i] = rows[i].factor;
             } else {
-              const uint32_t of_rows = RowsOf32::shift_apart(words[i], pass, shifts[i], orders[i]);
+              const uint32_t of_rows = RowsOf32::shift_apart(words[i], pass, shifts[i], factors[i]);
               needed = of_rows > needed ? of_rows : needed;
             }
           }
@@ -203,7 +211,7 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
           if (warp >= kConvertWarps) continue;
           ptx::st_shared_b32(&shared.roles.shifts[at.stage][warp * 32 + lane], shifts[i]);
           // In as many places as a math warp's threads read B's scales from.
-          if (lane < 8) ptx::st_shared_f32(&shared.scales[at.stage][kScaleRows + warp * 8 + lane], factor_of(orders[i]));
+          if (lane < 8) ptx::st_shared_f32(&shared.scales[at.stage][kScaleRows + warp * 8 + lane], factors[i]);
         }
         ptx::syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(&shared.roles.packed[at.stage]);
@@ -247,8 +255,7 @@ DEVICE void store_values(const ptx::Uint4 (&packed)[2], const Table& first, cons
   }
 }
 
-// Converts the slots of a tile. A warp has no other beside it to hide what it waits for, so it gives a slot on only when the next
-// one's bytes are on their way to registers.
+// Converts the slots of a tile.
 template <typename Storage>
 DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& is_turn, const Tile& tile, RingPosition& at) {
   const uint32_t lane = ptx::lane_index(), row = lane / 2, half = lane % 2;
@@ -256,12 +263,6 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
   const uint32_t first_from = first_b + row * (kBlockK / 2) + ((half * 2 ^ row / 2 % 4) * 16);
   const uint32_t first_to = first_b + row * kBlockK + ((half * 4 ^ row % 8) * 16);
   const uint32_t first_shifts = ptx::smem_address(&shared.roles.shifts[0][warp * 32 + row]) + half * 2;
-  uint32_t stage_before = kNumStages;  // whose slot is to be given on
-  const auto give_on = [&](uint32_t stage) {
-    ptx::fence_proxy_async_shared();
-    ptx::syncwarp();  // and all lanes have read what lies where others are to write
-    if (lane == 0 && stage < kNumStages) ptx::mbarrier_arrive(&shared.ring.full[stage]);
-  };
   const KBlocks k_blocks = k_blocks_of(p, tile);
 #pragma unroll 1
   for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
@@ -273,14 +274,15 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
       packed[i / 2][i % 2] = ptx::ld_shared_v4_b32((from ^ i % 2 * 16) + i / 2 * (kRowsOfRound * kBlockK / 2));
-    give_on(stage_before);
-    stage_before = at.stage;
+    ptx::syncwarp();  // all lanes have read what lies where others are to write
     const uint32_t to = first_to + at.stage * kBBytes;
     const Tables tables(shifts);
     store_values(packed[0], tables.of[0], tables.of[1], to);
     store_values(packed[1], tables.of[2], tables.of[3], to + kRowsOfRound * kBlockK);
+    ptx::fence_proxy_async_shared();
+    ptx::syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&shared.ring.full[at.stage]);
   }
-  give_on(stage_before);
 }
 
 // By the converting warpgroups: with two of them, each has every other slot.
