@@ -108,6 +108,8 @@ def experts_layer(**config: Any) -> Any:
     sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 4, "hidden_act": "silu"}
     has_gate = config.pop("has_gate", True)
     arguments = {name: config.pop(name) for name in CONSTRUCTED if name in config}
+    if "expert_dtype" in arguments and "expert_dtype" not in inspect.signature(fp8.FP8Experts.__init__).parameters:
+        pytest.skip("this release of transformers has no experts in FP4")
     made = fp8.use_experts_implementation(
         experts_class=type("Experts", (fp8.FP8Experts,), {}),
         experts_interface=fp8.ALL_FP8_EXPERTS_FUNCTIONS,
