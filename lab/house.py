@@ -12,12 +12,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 335,
-    "lines of Python in the wheel": 28_000,
-    "lines of Python in lab/": 16_700,
-    "lines of Python in tests/": 43_300,
+    "lines of Python in the wheel": 27_620,
+    "lines of Python in lab/": 16_570,
+    "lines of Python in tests/": 42_530,
     "rooms": 17,
     "floors": 10,
-    "arrows": 75,
+    "arrows": 74,
 }
 """A commit that exceeds one says why. They go to 220, 21,000, 12,000, 37,000; 18, 10, 85."""
 

@@ -15,6 +15,7 @@ from deep_gemm.gemm.bf16 import launch as kernels
 from deep_gemm.gemm.bf16.config import BLOCK_K, Bf16Config
 from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.output import Groups
+from deep_gemm.gemm.plan import refuse_if
 
 from .dense import Outcome, ProductTrial, outcome
 from .launcher import How
@@ -76,6 +77,7 @@ def run(
     kernel: HostKernel | None, config: Bf16Config, p: Problem, *, is_dependent: bool = False, **how: Unpack[How]
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. `is_dependent`: the kernel ahead may still run."""
+    refuse_if(config.name, kernels.why_unfit(config, p))
     right, allowed = right_and_allowed(p, config.slices, units_of_step(how))
     stage = stage_of(config, p, is_dependent=is_dependent, **how)
     result = run_plan(kernel, BF16_GEMM, config, p, kernels.plan_of, stage)
@@ -114,9 +116,9 @@ class Bf16Trial(ProductTrial):
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16Trial:
-        """Draw sizes around a tile's edges, any where an operand is not contiguous along them."""
+        """Draw sizes around a tile's edges, any where an operand is not contiguous along them; no slice is empty."""
         draw = draws(config, seed)
-        blocks = draw.randint(1, 2 * config.slices + 2)
+        blocks = draw.randint(config.slices, 2 * config.slices + 2)
         return cls(
             config,
             *sides(draw, config, of_m=8 if config.majors.a_is_mn else 1, of_n=8),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -36,6 +37,8 @@ _FLAGS: tuple[str, ...] = ("-std=c++17", "-march=native", "-fPIC", "-fno-strict-
 # The model takes nearly all of a run, and a kernel is compiled about as often as it runs.
 _MODEL_FLAGS: tuple[str, ...] = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-trapping-math")
 _KERNEL_FLAGS = ("-Og",)
+# A register that nothing was written to holds anything on a GPU, and here -1.7e38 as FP32, lest it be a zero by chance.
+POISON_FLAG, _POISON_SINCE = "-ftrivial-auto-var-init=pattern", 12
 # Without these, all loaded kernels would share their variables.
 _PRIVATE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
 # All that g++ would link but libstdc++, whose symbols take as long to read as a small kernel to compile: see `_loaded`.
@@ -135,7 +138,7 @@ def compile_kernel(
                     path.write_text(text)
             unit.write_text(f'#include "ptx/platform.cuh"\n{source}\n#include "model/entry.h"\nSIM_EXPORT({name})\n')
             # No warnings, because g++ does not know the kernel's pragmas; NVRTC warns about kernels.
-            chosen = (*_FLAGS, *_KERNEL_FLAGS, *_PRIVATE, *flags)
+            chosen = (*_FLAGS, *kernel_flags(), *_PRIVATE, *flags)
             arguments = (*chosen, "-w", "-shared", f"-I{build}", f"-I{HOST_DIRECTORY}")
             _run_compiler((*arguments, str(unit), str(model), *_LIBRARIES), Path(build) / "kernel.so", library)
     return _loaded(name, library)
@@ -193,7 +196,7 @@ def _run_compiler(arguments: tuple[str, ...], output: Path, final: Path) -> None
 
 def _digest(source: str, headers: Mapping[str, str], name: str, flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    chosen = (*flags, *_FLAGS, *_MODEL_FLAGS, *_KERNEL_FLAGS, *_PRIVATE, *_LIBRARIES)
+    chosen = (*flags, *_FLAGS, *_MODEL_FLAGS, *kernel_flags(), *_PRIVATE, *_LIBRARIES)
     parts = [source, name, *chosen, _compiler_version(), _host_digest()]
     for part in [*parts, *(text for item in sorted(headers.items()) for text in item)]:
         digest.update(f"{len(part)}:{part}".encode())
@@ -215,6 +218,12 @@ def _compiler() -> str:
     if found is None:
         raise HostCompileError("the simulator needs g++ (C++17); none was found in PATH")
     return found
+
+
+def kernel_flags() -> tuple[str, ...]:
+    """Give what a kernel is compiled with: registers are filled if this g++ can."""
+    found = re.search(r" (\d+)\.\d", _compiler_version())
+    return (*_KERNEL_FLAGS, POISON_FLAG) if found and int(found[1]) >= _POISON_SINCE else _KERNEL_FLAGS
 
 
 @cache

@@ -75,7 +75,8 @@ def run(
     stage = Stage(config, read, written, aligned, ready=(*INPUTS, *OUTPUTS), **how)
     placed, launcher = stage.placed(p), stage.launcher(KERNEL, kernel, config)
     kernels.plan_of(placed, config, stage.num_sms, launcher).launch(kernels.addresses(placed))
-    return (placed.d, placed.scales), stage.result()
+    result = stage.result()
+    return (torch.as_tensor(result.buffers["d"]), torch.as_tensor(result.buffers["scales"])), result
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,10 @@ MUTATIONS = [
     *_swap("gemm.dense.launch", 'Place("d", D)', 'Place("d", C)', SPLIT),
     *_swap("gemm.dense.launch", "scales_map(config.block_n, p.sfb)", "scales_map(config.block_n, p.sfa)", BY_ROW),
     *_swap(
-        "gemm.dense.launch", "(config.block_n // config.cluster_m, BLOCK_K)", "(config.block_n // 2, BLOCK_K)", DENSE
+        "gemm.dense.launch",
+        "(config.box_rows_of_b // config.cluster_m, line_of_b)",
+        "(config.box_rows_of_b // 2, line_of_b)",
+        DENSE,
     ),
     # Into heads
     *_swap("gemm.skip.launch", "-(left + mid) * p.d.element_size()", "-left * p.d.element_size()", INTO_HEADS[0]),

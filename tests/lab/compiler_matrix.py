@@ -51,10 +51,11 @@ from deep_gemm.kernels import ORDINARY
 from deep_gemm.linear import kernel as linear_decode
 from lab.bench.machine import git_state
 from lab.bench.report import write_whole
+from lab.flat import flat
 from lab.gates import violations
 
-USUAL_HEADS = (16, 32, 64)
-"""Of the indexer: numbers of heads that models have, and one between."""
+USUAL_HEADS = (8, 16, 32, 64)
+"""Of the indexer: numbers of heads that models have, the least, and one between."""
 MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
 """The last release of each minor version, November 2026."""
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "nvrtc"
@@ -70,8 +71,8 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A digest of all that decides what comes of it, but for the compiler."""
-        decisive = (self.job.source, sorted(self.job.headers.items()), full_options(self.job.options), self.plan)
+        """A digest of all that decides what comes of it, but for the compiler: of headers those that it includes."""
+        decisive = (flat(self.job.source, self.job.headers), full_options(self.job.options), self.plan)
         return hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
 
 

@@ -133,6 +133,9 @@ def test_the_matrix_compiles_what_is_new_and_keeps_what_came_of_it(
     changed = case._replace(job=case.job._replace(source=case.job.source + "// another"))
     planned = case._replace(plan=replace(case.plan, qgmma=case.plan.qgmma + 1))
     assert len({each.key for each in (case, other, changed, planned)}) == 4
+    for header, is_included in (("slot.cuh", True), ("cast_rows.cuh", False)):
+        headers = {**case.job.headers, header: case.job.headers[header] + "// another"}
+        assert (case._replace(job=case.job._replace(headers=headers)).key != case.key) == is_included, header
     (kernel,) = compile_many([case.job])
     compiled: list[str] = []
 

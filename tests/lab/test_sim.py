@@ -12,7 +12,7 @@ from sim_cases import cases_file, run_case
 
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.core.sources import cuda_sources
-from lab.sim import SCHEDULES, Buffer, HostCompileError, Pointer, SimulationError, compile_kernel, simulate
+from lab.sim import SCHEDULES, Buffer, HostCompileError, Pointer, SimulationError, compile_kernel, library, simulate
 from lab.sim.arguments import U64, Argument, Map, Struct, encode
 
 pytestmark = pytest.mark.host_compiler
@@ -109,6 +109,28 @@ def test_accumulators_are_poison_until_the_wait(seed: int) -> None:
     out = run("accumulators", seed=seed)
     assert out[:128].isnan().all()
     assert (out[128:256] == 1 + 32).all()
+
+
+def test_registers_that_nothing_was_written_to_are_no_zeros() -> None:
+    if library.POISON_FLAG not in library.kernel_flags():
+        pytest.skip("this g++ cannot fill them")
+    assert (run("accumulators_of_nothing")[:128] < -1e38).all()
+
+
+@pytest.mark.parametrize(
+    ("version", "fills"),
+    [
+        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", True),
+        ("g++ (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0", False),
+        ("g++ (GCC) 15.1.1 20250425", True),
+        ("another compiler", False),
+    ],
+)
+def test_a_compiler_that_cannot_fill_registers_is_not_asked_to(
+    version: str, fills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_compiler_version", lambda: version)
+    assert (library.POISON_FLAG in library.kernel_flags()) == fills
 
 
 def fp8_words() -> torch.Tensor:

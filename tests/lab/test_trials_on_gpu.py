@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
 from typer.testing import CliRunner
 
 from deep_gemm.casts import lay_scales
@@ -31,6 +34,35 @@ DEVICE = "cpu:0"
 """The CPU by a name that is not the simulator's."""
 ON_GPU = [kind for kind in TRIALS if not kind.needs_ranks]
 SCALES = ScalesTrial.drawn(lay_scales.CONFIG, 0)
+
+
+class TwoDevices(TorchFunctionMode):
+    """Raises, as torch does on a GPU, if an operation takes tensors of `DEVICE` and of the host.
+
+    Both lie on the CPU, so tensors of `DEVICE` are marked: those made or copied there, and all that is made of them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, keep the marks, and answer for a tensor's device."""
+        given = list(tree_iter((args, kwargs)))
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        marked = [hasattr(x, "is_marked") for x in tensors]
+        if func == Tensor.device.__get__:
+            return torch.device(DEVICE if marked[0] else "cpu")
+        named = [str(x) for x in given if isinstance(x, (str, torch.device))]
+        to_host, to_device = "cpu" in named or func is Tensor.cpu, DEVICE in named
+        indexed = func is Tensor.__getitem__ and marked[0]  # by indices of the host too, and numbers go everywhere
+        may_mix = to_host or to_device or indexed or func is Tensor.copy_
+        devices = {mark for x, mark in zip(tensors, marked, strict=True) if mark or x.dim()}
+        if (len(devices) > 1 and not may_mix) or (func is Tensor.numpy and marked[0]):
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device, got {DEVICE} and cpu")
+        made = func(*args, **(kwargs or {}))
+        if to_host or func is Tensor.copy_:
+            return made.clone() if to_host and any(marked) else made
+        for x in tree_iter(made):
+            if isinstance(x, Tensor) and (to_device or any(marked)):
+                x.is_marked = True  # type: ignore[attr-defined]
+        return made
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +90,19 @@ def test_trials_of_every_kind_pass_in_the_memory_of_a_gpu(
     kind: type[Trial], driver_of_the_simulator: list[GpuMemory]
 ) -> None:
     config = next(config for config in kind.kernel.configs() if kind.takes(config))
-    assert 0 <= kind.drawn(config, 3).on(DEVICE).run() <= 1
+    with TwoDevices():
+        assert 0 <= kind.drawn(config, 3).on(DEVICE).run() <= 1
     assert driver_of_the_simulator
+
+
+def test_operations_on_tensors_of_two_devices_are_refused() -> None:
+    with TwoDevices():
+        here, there = torch.ones(2), torch.ones(2).to(DEVICE)
+        assert torch.equal(there[:1].cpu() + here[:1], torch.full((1,), 2.0))
+        assert there.mul(2).sub(torch.zeros(2, device=there.device)).device == torch.device(DEVICE)
+        for mixed in (lambda: here + there, lambda: torch.cat((here, there.double().float())), there.numpy):
+            with pytest.raises(RuntimeError, match="same device, got cpu:0 and cpu"):
+                mixed()
 
 
 def test_every_kernel_but_those_of_several_ranks_has_a_trial_for_a_gpu() -> None:

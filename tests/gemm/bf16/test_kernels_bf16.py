@@ -11,8 +11,12 @@ from torch import Tensor
 
 from deep_gemm import set_compile_mode
 from deep_gemm.gemm import bf16
+from deep_gemm.gemm.bf16 import launch
+from deep_gemm.gemm.bf16.check import bf16_problem
+from deep_gemm.gemm.bf16.config import bf16_config
 from deep_gemm.gemm.bf16.sum_slices import SlicesConfig
 from deep_gemm.gemm.kernel import K_COUNTED_PARAMS
+from deep_gemm.gemm.output import Output
 
 M, N, K = 128, 64, 192
 
@@ -103,6 +107,20 @@ def test_compile_mode_compiles_all_that_a_call_needs_and_computes_nothing(gpu: F
     ask()
     assert len(gpu.compiled) == len(kernels)
     assert [launch.kernel for launch in gpu.launches] == kernels
+
+
+@pytest.mark.parametrize("cluster_k", [1, 3])
+def test_a_configuration_with_more_slices_than_k_has_blocks_is_refused(gpu: FakeGpu, cluster_k: int) -> None:
+    """The sums of an empty slice would be whatever the accumulators held."""
+    config = bf16_config(64, 64, Output(), cluster_k=cluster_k, slices=3)
+    for k in (64, 128, 136):
+        p = bf16_problem(numbers(M, k), numbers(N, k), numbers(M, N), None, "nt")
+        if k > 128:
+            assert launch.run(p, config) is not None
+            continue
+        with pytest.raises(ValueError, match="cuts k into 3 slices, more than there are blocks of 64"):
+            launch.run(p, config)
+    assert len(gpu.launches) == 1
 
 
 def test_one_plan_serves_all_depths_that_the_gpu_counts(gpu: FakeGpu) -> None:

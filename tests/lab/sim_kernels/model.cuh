@@ -128,6 +128,12 @@ CASE(accumulators) {
   write_f32(c.out + 128 + thread, d[3]);
 }
 
+CASE(accumulators_of_nothing) {
+  float d[4];
+  ptx::fence_registers(d);
+  write_f32(c.out + thread, d[3]);
+}
+
 // 4096 deep. Once: all in the tensor core. Else: 128 deep, 32 times, added up here.
 CASE(accumulate) {
   const bool once = c.x;
