@@ -1,8 +1,9 @@
 """Layouts of scales, as callers ask for them.
 
 Other GPUs load scales that are powers of two as UE8M0: the exponent alone, biased by 127, four of them in an int32, the
-first in its lowest byte. No product here takes these. Programs make them on any GPU all the same, and they are made by
-torch, on any device. A byte of 0, which fills up the last int32 of a row, counts as 0.0 when it is unpacked.
+first in its lowest byte. Products with FP4 weights take these, others do not. Programs make them on any GPU all the
+same, and they are made by torch, on any device. A byte of 0, which fills up the last int32 of a row, counts as 0.0 when
+it is unpacked.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..core.check.layout import (
     rows_under_a_scale,
     with_usual_strides,
 )
-from ..core.check.tracing import is_dispatched
+from ..core.check.tracing import has_memory, is_dispatched
 from .lay_scales import mn_major
 
 FP32_MANTISSA_BITS = 23
@@ -63,6 +64,22 @@ def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
 get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor  # an older name
 
 
+def words_of(exponents: Tensor) -> Tensor:
+    """Give bytes as words: the same memory if whole words lie in it, else a copy, filled up with zeros."""
+    exponents = exponents.view(torch.uint8)
+    groups, strides = exponents.shape[-1], exponents.stride()
+    lies_so = (
+        groups % UE8M0_PER_WORD == 0
+        and strides[-1] == 1
+        and all(stride % UE8M0_PER_WORD == 0 for stride in strides[:-1])
+        and not (has_memory(exponents) and exponents.data_ptr() % UE8M0_PER_WORD)
+        and exponents.storage_offset() % UE8M0_PER_WORD == 0
+    )
+    if not lies_so:
+        exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()
+    return exponents.view(torch.int32)
+
+
 def transform_sf_into_required_layout(
     sf: Tensor,
     mn: int,
@@ -78,13 +95,16 @@ def transform_sf_into_required_layout(
     `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` says which side `sf` is; or it is the pair
     (rows, columns) of that side. None means (1, 128, 128). Scales of single rows get the m-major form of
     `get_mn_major_tma_aligned_tensor`; scales of blocks stay as they are. FP32 scales are never rounded, so
-    `disable_ue8m0_cast` changes nothing.
+    `disable_ue8m0_cast` changes nothing. Those of FP4 values, for 32 columns of a row, may be UE8M0 too: bytes
+    `[.., mn, k / 32]` (uint8, float8_e8m0fnu) become int32 words of four, in the same memory if it has whole words.
 
     >>> sf = torch.ones(5, 2)
     >>> transform_sf_into_required_layout(sf, 5, 256, (1, 128, 128), is_sfa=True).stride()
     (1, 8)
     """
     rows = rows_under_a_scale(sf, mn, k, recipe, num_groups, is_sfa)
+    if sf.dtype != torch.float32:
+        return sf if sf.dtype == torch.int32 else words_of(sf)
     return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
 
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..casts.fp4 import codes_of
-from ..casts.scales import EXPONENTS, exponents_of, powers_of
+from ..casts.scales import EXPONENTS, exponents_of, powers_of, words_of
 from ..core.check import checks
 from ..core.check.checks import Axes, Operand, Sizes
-from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div, whole_elements
+from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div, whole_elements
 from ..core.check.recipes import MX, Recipes, Scales, scales_of
-from ..core.check.tracing import has_memory
 
 COLUMNS = MX.columns
 VALUES = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
@@ -75,22 +73,6 @@ def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:
         raise ValueError(f"{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
     whole_elements(name, sf)
     return words_of(sf) if sf.dtype in EXPONENTS else sf
-
-
-def words_of(exponents: Tensor) -> Tensor:
-    """Give bytes as words: the same memory if whole words lie in it, else a copy, filled up with zeros."""
-    exponents = exponents.view(torch.uint8)
-    groups, strides = exponents.shape[-1], exponents.stride()
-    lies_so = (
-        groups % UE8M0_PER_WORD == 0
-        and strides[-1] == 1
-        and all(stride % UE8M0_PER_WORD == 0 for stride in strides[:-1])
-        and not (has_memory(exponents) and exponents.data_ptr() % UE8M0_PER_WORD)
-        and exponents.storage_offset() % UE8M0_PER_WORD == 0
-    )
-    if not lies_so:
-        exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()
-    return exponents.view(torch.int32)
 
 
 def scales_of_a(name: str, sf: Tensor, outer: tuple[int, ...], k: int, of_a: Scales, axis: str = "m") -> Tensor:

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.layout import UE8M0_PER_WORD
 from deep_gemm.core.check.recipes import MX, PER_BLOCK, PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
@@ -22,7 +23,6 @@ from deep_gemm.gemm.dense import launch as kernels
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.kernel_decode import kernel_of
 from deep_gemm.gemm.output import Groups
-from deep_gemm.gemm.packed import words_of
 
 from .launcher import How
 from .library import HostKernel, compiled

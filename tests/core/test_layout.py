@@ -328,3 +328,24 @@ def test_scales_that_do_not_follow_the_recipe_are_refused(
     with pytest.raises(error) as caught:
         transform_sf_into_required_layout(*arguments)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu])
+@pytest.mark.parametrize("k", [288, 512])
+@pytest.mark.parametrize("groups", [None, 3])
+def test_exponents_of_fp4_weights_become_the_words_that_products_take(
+    groups: int | None, k: int, dtype: torch.dtype
+) -> None:
+    """They lie where they lay if whole words do; words are given back."""
+    lead = () if groups is None else (groups,)
+    exponents = torch.randint(100, 140, (*lead, 24, k // 32), dtype=torch.uint8)
+    words = transform_sf_into_required_layout(exponents.view(dtype), 24, k, (1, 32), groups)
+    assert words.dtype == torch.int32
+    assert words.shape == (*lead, 24, -(-k // 128))
+    assert torch.equal(words.view(torch.uint8)[..., : k // 32], exponents)
+    assert (words.data_ptr() == exponents.data_ptr()) == (k == 512)
+    assert transform_sf_into_required_layout(words, 24, k, (1, 32), groups) is words
+    with pytest.raises(ValueError, match=r"^sf: expected shape"):
+        transform_sf_into_required_layout(words[..., :1], 24, k, (1, 32), groups)
+    with pytest.raises(ValueError, match=r"^sf: expected dtype torch.float32"):
+        transform_sf_into_required_layout(exponents.view(dtype), 24, k, (1, 128), groups)

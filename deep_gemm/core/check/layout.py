@@ -207,9 +207,11 @@ def rows_under_a_scale(
     """Check scales against a recipe, and tell how many rows share one."""
     rows, columns = _stated(recipe, is_sfa)
     check_dense("sf", sf)
-    if sf.dtype == torch.int32:
+    if (rows, columns) == (1, 32) and sf.dtype in (torch.int32, torch.uint8, torch.float8_e8m0fnu):
+        columns = 128 if sf.dtype == torch.int32 else columns
+    elif sf.dtype == torch.int32:
         raise NotImplementedError("sf: packed UE8M0 scales (torch.int32) are not supported, pass torch.float32 scales")
-    if sf.dtype != torch.float32:
+    elif sf.dtype != torch.float32:
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
     groups = () if num_groups is None else (integer_in_range("num_groups", num_groups, 0),)
     mn, k = integer_in_range("mn", mn, 0), integer_in_range("k", k, 0)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.recipes import MX
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import dense_problem
-from deep_gemm.gemm.packed import words_of
 from lab.sim import fp8_gemm_decode as sim
 from lab.sim.dense import compile_config, random_problem
 from lab.sim.fp8_gemm_decode import DecodeTrial
