@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..casts.scales import exponents_of
+from ..casts.scales import exponents_of, words_of
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.check.memory import empty
 from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
@@ -75,7 +75,7 @@ def _beside_words(
     exponents = exponents_of(words)[..., : k // packed.COLUMNS].to(torch.uint8)
     exponents = F.pad(exponents, (0, groups * of_group - exponents.shape[-1])).view(*b.shape[:-1], groups, of_group)
     b = _widened("b", b, columns // 2, groups, SCALE_BLOCK // 2).view(torch.uint8)
-    return _widened("a", a, columns, groups), sfa.detach(), b, packed.words_of(exponents).squeeze(-1), MX
+    return _widened("a", a, columns, groups), sfa.detach(), b, words_of(exponents).squeeze(-1), MX
 
 
 def _widened(name: str, values: Tensor, columns: int, groups: int, block: int = SCALE_BLOCK) -> Tensor:
