@@ -102,7 +102,7 @@ MUTATIONS = [
     Mutation("each CTA of a cluster loads the first half", _OPERAND, "ptx::cluster_rank() * kPart", "0", shows_in=SHARES_A),
     Mutation("half of an operand into the wrong slot rows", _OPERAND, "to + first * kLineBytes", "to", shows_in=SHARES_B),
     Mutation("scales of the next k-block", _WORK, "tile.row_m, k_block);", "tile.row_m, k_block + 1);"),
-    Mutation("load coordinates swapped", _WORK, "k / kPackedB,\n                                                        tile.row_n + row);", "tile.row_n + row, k / kPackedB);"),
+    Mutation("load coordinates swapped", _WORK, "k / kPackedB,\n                                                        tile.row_n + row);", "tile.row_n + row, k);"),
     # Products
     Mutation("no WGMMA fence", _MAINLOOP, "  ptx::wgmma_fence();\n", ""),
     Mutation("no commit", _MAINLOOP, "  ptx::wgmma_commit_group();\n", ""),

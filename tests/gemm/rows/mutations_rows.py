@@ -139,10 +139,10 @@ MUTATIONS = [
     Mutation("a warpgroup's second unit stored whole where the first is", _STORE, "row_m + row_of_unit(kUnits - 1) + 64", "row_m + 64", shows_in=TWO_UNITS),
     Mutation("whole boxes of the first group", _WORK, "panel, column, row, plane_of(tile));", "panel, column, row, 0);", shows_in=COUNTS),
     Mutation("D of the first group", _WORK, "panel, column, rows.first, rows.place, plane_of(tile));", "panel, column, rows.first, rows.place, 0);", shows_in=COUNTS),
-    Mutation("slots of rows outside are not let go", _SKIP, "    release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),
+    Mutation("slots of rows outside are not let go", _SKIP, "      release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),
     Mutation("slots of rows outside are let go before they are loaded", _SKIP, "      wait_until_loaded(ring, at);\n      ptx::syncwarp();\n", "", shows_in=COUNTS),
     Mutation("one lane lets slots go ahead of its warp", _SKIP, "      wait_until_loaded(ring, at);\n      ptx::syncwarp();\n", "      wait_until_loaded(ring, at);\n", shows_in=FEW_STAGES),
-    Mutation("a tile without rows for a warpgroup leaves its place in the ring", _SKIP, "++k_block, at = at.next()) {\n      wait_until_loaded(ring, at);", "++k_block) {\n      wait_until_loaded(ring, at);", shows_in=COUNTS),
+    Mutation("a tile without rows for a warpgroup leaves its place in the ring", _SKIP, "++k_block, at = at.next()) {", "++k_block) {", shows_in=COUNTS),
     # Padding
     Mutation("padding is left as it is", _WORK, "if (p.groups.zeroes_padding)", "if (false)"),
     Mutation("padding of all rows without a group", _PADDING, "      if (ptx::all_sync(!is_used)) continue;\n", "", shows_in=IDS),
