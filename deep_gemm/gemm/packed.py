@@ -51,17 +51,18 @@ def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = 
     values, sf = checks.pair(name, given)
     half = f"{depth} / 2"
     if depth in sizes:
-        _whole_groups(depth, sizes[depth])
+        whole_groups(depth, sizes[depth])
         sizes[half] = sizes[depth] // 2
     checks.bind(name, values, tuple(half if axis == depth else axis for axis in axes), sizes)
-    k = _whole_groups(depth, sizes.setdefault(depth, 2 * sizes[half]))
+    k = whole_groups(depth, sizes.setdefault(depth, 2 * sizes[half]))
     values, sf = values.detach().view(torch.uint8), checks.tensor(f"sf{name}", sf).detach()
     if turned:
         values, sf = values.mT, sf.mT
     return values, _scales(f"sf{name}", sf, values.shape[:-1], k)
 
 
-def _whole_groups(name: str, k: int) -> int:
+def whole_groups(name: str, k: int) -> int:
+    """Refuse a depth that is no whole number of groups; give it else."""
     if k % COLUMNS:
         raise ValueError(f"{name}: expected a multiple of {COLUMNS} for packed FP4 values, got {k}")
     return k
