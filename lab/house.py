@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 335,
     "lines of Python in the wheel": 28_000,
-    "lines of Python in lab/": 17_200,
+    "lines of Python in lab/": 17_450,
     "lines of Python in tests/": 43_300,
     "rooms": 17,
     "floors": 10,
