@@ -31,7 +31,20 @@ METHOD = (
     "memory; humming: HummingLayer of humming-kernels, e4m3 1x128 by MXFP4, its error beside x in BF16 times the "
     "weight, its time with its cast of x, its part `product` the longest of its kernels"
 )
-FITTED = frozenset({(4096, 7168), (7168, 16384), (24576, 1536), (2112, 7168), (7168, 2048), (5120, 2304)})
+FITTED = frozenset(
+    {
+        (4096, 7168),
+        (7168, 2048),
+        (7168, 16384),
+        (24576, 1536),
+        (2112, 7168),
+        (6144, 4096),
+        (12288, 5120),
+        (3072, 5120),
+        (8192, 8192),
+        (5120, 2304),
+    }
+)
 """Weights `(n, k)` that tiles and their cost were tuned to."""
 MS = (1, 4, 16, 64, 128, 512, 1024, 4096)
 ROWS = {"fp4_masked": (4, 16, 48, 256), "fp4_contiguous": (64, 256, 1024)}

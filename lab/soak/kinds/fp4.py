@@ -50,7 +50,7 @@ class Weight(fp8.Weight):
 
     @property
     def recipes(self) -> dict[str, Any]:
-        """What a caller must say of scales."""
+        """Give the keywords that state scales in a call."""
         return {} if self.columns_of_a == 128 else {"recipe_a": (1, self.columns_of_a), "recipe_b": (1, GROUP)}
 
     def room(self, shape: Sequence[int], rows: int = 1) -> tuple[Tensor, Tensor]:

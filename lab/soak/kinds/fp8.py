@@ -84,7 +84,7 @@ class Weight:
 
     @property
     def recipes(self) -> dict[str, Any]:
-        """What a caller must say of scales."""
+        """Give the keywords that state scales in a call."""
         return {}
 
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ class OfFp8(Trial):
 
     @cached_property
     def weight(self) -> Weight:
-        """What B is."""
+        """The weight of the trial, B."""
         return self.make_weight(self.draw, self.exact)
 
     def fill(self) -> None:
