@@ -113,7 +113,11 @@ class GroupsName(str, Enum):
 
 
 @app.command(
-    epilog=examples("explain 4096 7168 2048", "explain 2048 4096 7168 --groups ids --num-groups 32 --gpu H100")
+    epilog=examples(
+        "explain 4096 7168 2048",
+        "explain 2048 4096 7168 --groups ids --num-groups 32 --gpu H100",
+        "explain 16 4096 7168 --fp4",
+    )
 )
 def explain(
     m: Annotated[
@@ -126,6 +130,7 @@ def explain(
     with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
     accumulate: Annotated[bool, typer.Option("--accumulate", help="C is D itself")] = False,
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
+    fp4: Annotated[bool, typer.Option("--fp4", help="B is FP4 (MXFP4)")] = False,
     groups: Annotated[
         GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
     ] = None,
@@ -150,6 +155,7 @@ def explain(
             groups=None if groups is None else groups.value,
             num_groups=num_groups,
             gpu=gpu,
+            fp4=fp4,
         )
     except ValueError as error:
         typer.echo(f"deep_gemm: {error}", err=True)
@@ -177,6 +183,7 @@ def compile_shapes(
     with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
     accumulate: Annotated[bool, typer.Option("--accumulate", help="C is D itself")] = False,
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
+    fp4: Annotated[bool, typer.Option("--fp4", help="B is FP4 (MXFP4)")] = False,
     groups: Annotated[
         GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
     ] = None,
@@ -211,7 +218,7 @@ def compile_shapes(
         for shape in shapes or ():
             m, n, k = precompile.parsed(shape)
             kind = None if groups is None else groups.value
-            question = asked(m or num_groups, n, k, dtype, with_c, accumulate, recipe, kind, num_groups, gpu)
+            question = asked(m or num_groups, n, k, dtype, with_c, accumulate, recipe, kind, num_groups, gpu, fp4)
             jobs += ((shape, job) for job in precompile.jobs_of(question, any_m=m is None, with_layers=layers))
         if only_list:
             precompile.show(jobs, make_console())

@@ -215,8 +215,8 @@ def bench(
     kind: Annotated[
         str,
         typer.Argument(
-            help="dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, distributed, host, "
-            "compile, numerics or kernel"
+            help="dense, grouped, fp4_dense, fp4_masked, fp4_contiguous, einsum, casts, linear, experts, fp4_experts, "
+            "attention, hc, bf16, distributed, host, compile, numerics or kernel"
         ),
     ],
     kernel: Annotated[str | None, typer.Argument(help="after `kernel`, its name; all unless given")] = None,
@@ -233,7 +233,7 @@ def bench(
     only: Annotated[str | None, typer.Option(help="only these contenders, as 'deep_gemm,copy'")] = None,
     minutes: Annotated[float | None, typer.Option(help="begin nothing new after this time")] = None,
     processes: Annotated[int | None, typer.Option(help="distributed: how many; one for each GPU unless given")] = None,
-    part: Annotated[str | None, typer.Option(help="dense, grouped: only what is 'fitted', or 'judged'")] = None,
+    part: Annotated[str | None, typer.Option(help="products: only what is 'fitted', or 'judged'")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
     """Measure products, casts and layers beside rivals, host time, or compile times. Write a file and print tables.

@@ -4,12 +4,15 @@ The sizes are those of `config.json` beside each model's public weights, under t
 
     deepseek-v3          deepseek-ai/DeepSeek-V3, and R1 and V3.1 of the same sizes
     deepseek-v3.2        deepseek-ai/DeepSeek-V3.2-Exp
-    deepseek-v4-flash    deepseek-ai/DeepSeek-V4-Flash: FP8 but for the experts, which are FP4 and not compiled
+    deepseek-v4-flash    deepseek-ai/DeepSeek-V4-Flash: FP8, its experts FP4
     deepseek-v4-pro      deepseek-ai/DeepSeek-V4-Pro: the same
+    deepseek-v4.1-flash  deepseek-ai/DeepSeek-V4.1-Flash: its experts, in FP4, and their router alone
     glm-4.5              zai-org/GLM-4.5, and 4.6 and 4.7 of the same sizes
     glm-4.5-air          zai-org/GLM-4.5-Air
     glm-5                zai-org/GLM-5
+    gpt-oss-120b         openai/gpt-oss-120b: BF16, its experts FP4, whose biases are the caller's to add
     kimi-k2              moonshotai/Kimi-K2-Instruct
+    mimo-v2.5-pro        XiaomiMiMo/MiMo-V2.5-Pro: its experts, in FP4, and their router alone
     qwen3-30b-a3b        Qwen/Qwen3-30B-A3B-FP8
     qwen3-235b           Qwen/Qwen3-235B-A22B-FP8
 
@@ -25,6 +28,8 @@ from typing import NamedTuple
 
 BLOCK = 128
 """Columns or rows of a weight that share a scale: no rank can have a part of them."""
+FP4_BLOCK = 32
+"""The same of an FP4 weight."""
 INDEX_DEPTH = 128
 """Depth of an indexer's heads in all of these."""
 
@@ -44,6 +49,7 @@ class Weight(NamedTuple):
     rows_per_token: int = 1
     is_gated: bool = False
     """Whether it is gate and up of experts, so that many rows may be activated where they are multiplied."""
+    is_fp4: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,14 +84,15 @@ class Grouped:
     heads: int
     kv_heads: int
     head: int
+    is_bf16: bool = False
     index_heads = 0
 
     def weights(self, hidden: int, tp: int) -> Iterator[Weight]:
         """Weights of a layer."""
         heads = shared("attention heads", self.heads, tp)
         kv_heads = shared("heads of keys", self.kv_heads, tp) if tp <= self.kv_heads else 1  # ranks then share a head
-        yield Weight("qkv", (heads + 2 * kv_heads) * self.head, hidden)
-        yield Weight("o", hidden, heads * self.head)
+        yield Weight("qkv", (heads + 2 * kv_heads) * self.head, hidden, is_bf16=self.is_bf16)
+        yield Weight("o", hidden, heads * self.head, is_bf16=self.is_bf16)
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,9 @@ class Model:
 
     hidden: int
     vocabulary: int
-    attention: Latent | Grouped | Compressed
+    """Words of the head; 0: no head."""
+    attention: Latent | Grouped | Compressed | None
+    """None: neither that nor the indexer is looked at."""
     experts: int
     expert_width: int
     experts_per_token: int
@@ -124,30 +133,32 @@ class Model:
     """Width of experts that every token passes."""
     mlp_width: int = 0
     """Width of layers without experts; 0: there is no such layer."""
-    experts_are_fp8: bool = True
+    experts_are_fp4: bool = False
     streams: int = 0
     """Streams of hyper-connections."""
 
     def weights(self, tp: int = 1, ep: int = 1) -> Iterator[Weight]:
         """Give every weight that a product of this package multiplies by, as one of `tp` ranks has it."""
-        yield from self.attention.weights(self.hidden, tp)
+        if self.attention:
+            yield from self.attention.weights(self.hidden, tp)
         if self.mlp_width:
             yield from self._gated("dense", blocks_shared("width of a dense layer", self.mlp_width, tp))
         if self.shared_width and (ep == 1 or self.shared_width % (tp * BLOCK) == 0):
             yield from self._gated("shared expert", blocks_shared("width of the shared expert", self.shared_width, tp))
         if self.shared_width and ep > 1 and tp > 1:  # some engines then give each rank all of it
             yield from self._gated("whole shared expert", self.shared_width)
-        if self.experts_are_fp8:
-            experts = shared("experts", self.experts, ep)
-            width = self.expert_width if ep > 1 else blocks_shared("width of an expert", self.expert_width, tp)
-            for groups in ("ids", "counts"):
-                often = self.experts_per_token if groups == "ids" else 1
-                gated = Weight("experts gate and up", 2 * width, self.hidden, experts, groups, rows_per_token=often)
-                yield gated._replace(is_gated=groups == "ids")
-                yield Weight("experts down", self.hidden, width, experts, groups, rows_per_token=often)
+        experts, is_fp4 = shared("experts", self.experts, ep), self.experts_are_fp4
+        block = FP4_BLOCK if is_fp4 else BLOCK
+        width = self.expert_width if ep > 1 else blocks_shared("width of an expert", self.expert_width, tp, block)
+        for groups in ("ids", "counts"):
+            often = self.experts_per_token if groups == "ids" else 1
+            down = Weight("experts down", self.hidden, width, experts, groups, rows_per_token=often, is_fp4=is_fp4)
+            yield down._replace(name="experts gate and up", n=2 * width, k=self.hidden, is_gated=groups == "ids")
+            yield down
         for is_fp32 in (False, True):
             yield Weight("router", self.experts, self.hidden, is_bf16=True, is_fp32=is_fp32)
-        yield Weight("head", shared("words of the vocabulary", self.vocabulary, tp), self.hidden, is_bf16=True)
+        if self.vocabulary:
+            yield Weight("head", shared("words of the vocabulary", self.vocabulary, tp), self.hidden, is_bf16=True)
 
     def _gated(self, name: str, width: int) -> Iterator[Weight]:
         yield Weight(f"{name} gate and up", 2 * width, self.hidden)
@@ -158,15 +169,18 @@ MODELS = {
     "deepseek-v3": Model(7168, 129280, Latent(128, 1536, 512, 128, 64, 128), 256, 2048, 8, 2048, 18432),
     "deepseek-v3.2": Model(7168, 129280, Latent(128, 1536, 512, 128, 64, 128, 64), 256, 2048, 8, 2048, 18432),
     "deepseek-v4-flash": Model(
-        4096, 129280, Compressed(64, 512, 1024, 1024, 8, 64), 256, 2048, 6, 2048, experts_are_fp8=False, streams=4
+        4096, 129280, Compressed(64, 512, 1024, 1024, 8, 64), 256, 2048, 6, 2048, experts_are_fp4=True, streams=4
     ),
     "deepseek-v4-pro": Model(
-        7168, 129280, Compressed(128, 512, 1536, 1024, 16, 64), 384, 3072, 6, 3072, experts_are_fp8=False, streams=4
+        7168, 129280, Compressed(128, 512, 1536, 1024, 16, 64), 384, 3072, 6, 3072, experts_are_fp4=True, streams=4
     ),
+    "deepseek-v4.1-flash": Model(5120, 0, None, 384, 2304, 6, experts_are_fp4=True),
     "glm-4.5": Model(5120, 151552, Grouped(96, 8, 128), 160, 1536, 8, 1536, 12288),
     "glm-4.5-air": Model(4096, 151552, Grouped(96, 8, 128), 128, 1408, 8, 1408, 10944),
     "glm-5": Model(6144, 154880, Latent(64, 2048, 512, 192, 64, 256, 32), 256, 2048, 8, 2048, 12288),
+    "gpt-oss-120b": Model(2880, 201088, Grouped(64, 8, 64, is_bf16=True), 128, 2880, 4, experts_are_fp4=True),
     "kimi-k2": Model(7168, 163840, Latent(64, 1536, 512, 128, 64, 128), 384, 2048, 8, 2048, 18432),
+    "mimo-v2.5-pro": Model(6144, 0, None, 384, 2048, 8, experts_are_fp4=True),
     "qwen3-30b-a3b": Model(2048, 151936, Grouped(32, 4, 128), 128, 768, 8),
     "qwen3-235b": Model(4096, 151936, Grouped(64, 4, 128), 128, 1536, 8),
 }
@@ -186,8 +200,8 @@ def shared(what: str, number: int, ranks: int) -> int:
     return number // ranks
 
 
-def blocks_shared(what: str, width: int, ranks: int) -> int:
+def blocks_shared(what: str, width: int, ranks: int, block: int = BLOCK) -> int:
     """One rank's part of a width, in whole blocks of scales unless the rank has all of it."""
-    if ranks > 1 and width % (ranks * BLOCK):
-        raise ValueError(f"tp: expected ranks that share {width}, the {what}, in blocks of {BLOCK}, got {ranks}")
+    if ranks > 1 and width % (ranks * block):
+        raise ValueError(f"tp: expected ranks that share {width}, the {what}, in blocks of {block}, got {ranks}")
     return width // ranks

@@ -22,7 +22,8 @@ from rich.console import Console
 from ..across import rows_fetched, rows_to_addresses
 from ..across.mega_check import TOKEN_MULTIPLE
 from ..core.check.integers import integer_in_range
-from ..core.check.layout import SCALE_BLOCK, align
+from ..core.check.layout import SCALE_BLOCK, align, ceil_div
+from ..core.check.recipes import MX, PER_64, PER_ROW
 from ..core.gpu import Gpu
 from ..core.jit import CompileError
 from ..core.jit.cache import files_in, written_directory
@@ -117,14 +118,14 @@ def jobs_of_model(
     kind = asked(1, 8, 16, None, False, False, None, None, 1, gpu).gpu
     for weight in found.weights(tp, ep):
         times = f"{weight.num_groups} of " if weight.groups else ""
-        label = f"{weight.name}: {times}{weight.n} x {weight.k}{' in BF16' if weight.is_bf16 else ''}"
+        label = f"{weight.name}: {times}{weight.n} x {weight.k}{_type_of(weight)}"
         for job in dict.fromkeys(_jobs_of_weight(weight, max_tokens, kind)):
             yield label, job
         for job in dict.fromkeys(_jobs_across(weight, max_tokens, ep, kind)):
             yield label, job
     for job in ordinary_jobs():
         yield "casts, routes and scales", job
-    index_heads = found.attention.index_heads
+    index_heads = found.attention.index_heads if found.attention else 0
     for job in logits_jobs() if index_heads else ():
         if job.config.heads == index_heads:
             yield "logits of the indexer", job
@@ -140,13 +141,19 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
             yield job_of(BF16_GEMM, config)
         return
     num_groups = weight.num_groups
-    question = asked(num_groups, weight.n, weight.k, dtype, False, False, None, weight.groups, num_groups, gpu.name)
+    sizes = num_groups, weight.n, weight.k
+    question = asked(*sizes, dtype, False, False, None, weight.groups, num_groups, gpu.name, weight.is_fp4)
     most = max_tokens * weight.rows_per_token
     yield from jobs_of(question, any_m=True, with_layers=True, most=most)
-    if weight.is_gated and most >= MANY_ROWS and weight.n % (2 * SCALE_BLOCK) == 0:
+    if weight.is_gated and not weight.is_fp4 and most >= MANY_ROWS and weight.n % (2 * SCALE_BLOCK) == 0:
         for m in every_m(most):
             silu = activating_config(weight, max(m, MANY_ROWS), gpu)
             yield job_of(FP8_GEMM, silu)
+
+
+def _type_of(weight: Weight) -> str:
+    """Name the type of a weight that is not FP8."""
+    return " in BF16" if weight.is_bf16 else " in FP4" if weight.is_fp4 else ""
 
 
 def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
@@ -161,13 +168,18 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
     """List what experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
+    rows = m / weight.num_groups
+    if weight.is_fp4:
+        output = Output(groups=Groups.IDS, sfb=MX) if weight.is_gated else rows_to_addresses.OUTPUTS[PER_ROW, MX]
+        # Behind `fp8_mega_moe`'s activation, which has a scale for 64 columns, these become blocks of 128.
+        depths = (weight.k,) if weight.is_gated else (weight.k, ceil_div(weight.k, PER_64.columns) * SCALE_BLOCK)
+        return [select_grouped(weight.num_groups, rows, weight.n, k, output, gpu) for k in depths]
     if weight.is_gated:
         is_whole = weight.n % (2 * SCALE_BLOCK) == 0
         many = [rows_fetched.IN_TURN, rows_fetched.APART] if m >= MANY_ROWS else []
         outputs = [rows_silu.OUTPUT, *many] if is_whole else []
     else:
         outputs = [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
-    rows = m / weight.num_groups
     return [select_grouped(weight.num_groups, rows, weight.n, weight.k, output, gpu) for output in outputs]
 
 
@@ -196,7 +208,7 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
             yield job_of(FP8_GEMM_DECODE, config)
             casting = (
                 serving(m, question.k, config)
-                if with_layers and question.output.groups == Groups.NONE and not question.output.is_fp32
+                if with_layers and not (question.output.groups or question.output.is_fp32 or config.is_fp4)
                 else None
             )
             if casting is not None:

@@ -12,11 +12,12 @@ import torch
 from ..core.check import checks
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import Recipe
-from ..core.check.recipes import PER_ROW, default_dtype, scales_of_b
+from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, default_dtype, scales_of_b
 from ..core.gpu import GPUS, H200, Gpu, gpu_named, gpu_of
+from . import packed
 from .config import GemmConfig
 from .config_decode import DecodeConfig
-from .cost import Estimate, dense_memory_us, on_weight, row_bytes
+from .cost import Estimate, bytes_of_weight, dense_memory_us, on_weight, row_bytes
 from .dense.choose import chosen_tile, menu_of, tuned_tile
 from .depths import choose as depths
 from .depths.check import check_depths_recipe
@@ -29,8 +30,9 @@ from .timings import Timings, timings_of
 WIDTH = 80
 LEGEND = (
     "A tile is rows x columns of D. /m2, /n2: pairs of CTAs share B, or A; /k3: three split k; 2/SM: the decode "
-    "kernel, columns x rows. In a round all SMs take a tile each. Total: the launch, and multiplying and memory, which "
-    "overlap. A weight has a menu of a few tiles for all m, so that few kernels are compiled and kept."
+    "kernel, two CTAs on an SM, columns x rows. In a round all SMs take a tile each. Total: the launch, and "
+    "multiplying and memory, which overlap. A weight has a menu of a few tiles for all m, so that few kernels are "
+    "compiled and kept."
 )
 
 
@@ -120,17 +122,17 @@ class Question:
     def megabytes(self) -> float:
         """Megabytes that must move between DRAM and the SMs: A, B and D, and what is added to it."""
         m, n, k = self.m, self.n, self.k
-        of_row = row_bytes(n, k, self.output)
+        weight, of_row = bytes_of_weight(n, k, self.output), row_bytes(n, k, self.output)
         if self.output.groups in (Groups.DEPTHS, Groups.HEADS):
-            return self.num_groups * (n * k + m * of_row) / 1e6
+            return self.num_groups * (weight + m * of_row) / 1e6
         if self.output.groups:
-            return self.num_groups * (min(self.rows, 1.0) * n * k + self.rows * of_row) / 1e6
-        return (n * k + m * of_row) / 1e6
+            return self.num_groups * (min(self.rows, 1.0) * weight + self.rows * of_row) / 1e6
+        return (weight + m * of_row) / 1e6
 
     def title(self) -> str:
         """The product in words."""
         d_type = "FP32" if self.output.is_fp32 else "BF16"
-        scales = ", a scale for each row of B" if self.output.sfb == PER_ROW else ""
+        scales = {PER_ROW: ", a scale for each row of B", MX: ", B is FP4"}.get(self.output.sfb or PER_BLOCK, "")
         addition = ", added to D" if self.output.adds_to_d else ", C added" if self.output.with_c else ""
         sizes = f"{self.m} x {self.n} x {self.k}"
         if self.output.groups == Groups.DEPTHS:
@@ -166,6 +168,7 @@ def explain(
     groups: str | None = None,
     num_groups: int = 1,
     gpu: str | None = None,
+    fp4: bool = False,
 ) -> list[Candidate]:
     """Print and return every candidate for a product with what it is thought to take, best first, and why it lost.
 
@@ -174,11 +177,12 @@ def explain(
       ("masked"), "heads" for products of `m` rows each (`fp8_einsum`), "depths" for groups along k that are `k` deep on
       average.
     - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
+    - `fp4`: B is FP4 (MXFP4) with scales in bytes or words, as `fp8_fp4_gemm_nt` takes it.
 
     >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP
     '256x128 bf16'
     """
-    question = asked(m, n, k, d_dtype, with_c, accumulate, recipe, groups, num_groups, gpu)
+    question = asked(m, n, k, d_dtype, with_c, accumulate, recipe, groups, num_groups, gpu, fp4)
     found = question.candidates()
     choice = question.choice()
     chosen = next(candidate for candidate in found if candidate.tile == choice)
@@ -197,9 +201,11 @@ def asked(
     groups: str | None,
     num_groups: int,
     gpu: str | None,
+    fp4: bool = False,
 ) -> Question:
     """Check what is asked, in the words of the products."""
-    kinds = {each.name.lower(): each for each in Groups if each not in (Groups.NONE, *OF_BF16_ALONE)}
+    others = (Groups.NONE, *OF_BF16_ALONE, *((Groups.DEPTHS, Groups.HEADS) if fp4 else ()))
+    kinds = {each.name.lower(): each for each in Groups if each not in others}
     if groups is not None and (not isinstance(groups, str) or groups not in kinds):
         raise ValueError(f"groups: expected {', '.join(kinds)} or None, got {groups!r}")
     kind = Groups.NONE if groups is None else kinds[groups]
@@ -207,10 +213,13 @@ def asked(
     m, n, k, num_groups = (integer_in_range(name, size, 1) for name, size in sizes)
     if kind == Groups.DEPTHS:
         check_depths_recipe(recipe)
-    sfb = PER_ROW if kind == Groups.DEPTHS else scales_of_b((recipe, None, None))
+    if fp4:
+        packed.scales_beside((recipe, None, None))
+        packed.whole_groups("k", k)
+    sfb = MX if fp4 else PER_ROW if kind == Groups.DEPTHS else scales_of_b((recipe, None, None))
     if with_c and accumulate:
         raise ValueError("accumulate: expected C to be D itself or, with_c, another tensor, got both")
-    dtype = d_dtype or default_dtype(sfb)
+    dtype = d_dtype or (torch.bfloat16 if fp4 else default_dtype(sfb))
     needs_fp32 = kind == Groups.DEPTHS and (with_c or accumulate)
     allowed = (torch.float32,) if needs_fp32 else checks.OUTPUT_TYPES
     if dtype not in allowed:
@@ -247,17 +256,21 @@ def _page(question: Question, found: Sequence[Candidate], chosen: Candidate) -> 
         *wrap(question.title(), WIDTH),
         *wrap(sentence, WIDTH),
         "",
-        f"{'tile':13} {'tiles':>8} {'rounds':>6} {'multiply us':>11} {'memory us':>9} {'total us':>8}",
-        *(_line(question, candidate, chosen) for candidate in able),
+        f"{'tile':{_width(found)}} {'tiles':>8} {'rounds':>6} {'multiply us':>11} {'memory us':>9} {'total us':>8}",
+        *(f"{candidate.tile.name:{_width(found)}}{_line(question, candidate, chosen)}" for candidate in able),
         *(f"{count} more cannot run it: {reason}" for reason, count in reasons.items()),
         "",
         *wrap(LEGEND, WIDTH),
     ]
 
 
+def _width(found: Sequence[Candidate]) -> int:
+    return max(13, *(len(candidate.tile.name) for candidate in found))
+
+
 def _line(question: Question, candidate: Candidate, chosen: Candidate) -> str:
     one = candidate.estimate
-    counts = f"{candidate.tile.name:13} {_number(one.tiles):>8} {_number(one.rounds):>6}"
+    counts = f" {_number(one.tiles):>8} {_number(one.rounds):>6}"
     times = f" {one.multiply_us:>11.1f} {one.memory_us:>9.1f} {one.cost_us:>8.1f}"
     return f"{counts}{times}  {_verdict(question, candidate, chosen)}"
 

@@ -18,9 +18,9 @@ from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div, whole_ele
 from ..core.check.recipes import MX, Recipes, Scales, scales_of
 
 COLUMNS = MX.columns
+HALF = 0x30
+"""E4M3's byte of 0.5."""
 VALUES = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
-E4M3_OF_E2M1 = (0x00, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C)
-"""E4M3's bytes of E2M1's magnitudes, by their three bits; the sign is the highest bit of both."""
 
 
 def is_packed(operand: Any) -> bool:
@@ -49,17 +49,18 @@ def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = 
     values, sf = checks.pair(name, given)
     half = f"{depth} / 2"
     if depth in sizes:
-        _whole_groups(depth, sizes[depth])
+        whole_groups(depth, sizes[depth])
         sizes[half] = sizes[depth] // 2
     checks.bind(name, values, tuple(half if axis == depth else axis for axis in axes), sizes)
-    k = _whole_groups(depth, sizes.setdefault(depth, 2 * sizes[half]))
+    k = whole_groups(depth, sizes.setdefault(depth, 2 * sizes[half]))
     values, sf = values.detach().view(torch.uint8), checks.tensor(f"sf{name}", sf).detach()
     if turned:
         values, sf = values.mT, sf.mT
     return values, _scales(f"sf{name}", sf, values.shape[:-1], k)
 
 
-def _whole_groups(name: str, k: int) -> int:
+def whole_groups(name: str, k: int) -> int:
+    """Refuse a depth that is no whole number of groups; give it else."""
     if k % COLUMNS:
         raise ValueError(f"{name}: expected a multiple of {COLUMNS} for packed FP4 values, got {k}")
     return k
@@ -92,6 +93,11 @@ def numbers_of(words: Tensor, groups: int) -> Tensor:
 
 
 def as_e4m3(packed: Tensor) -> Tensor:
-    """Give packed values `[..., k / 2]` as E4M3 `[..., k]`, exactly."""
-    table = torch.tensor([byte | sign for sign in (0, 0x80) for byte in E4M3_OF_E2M1], dtype=torch.uint8)
-    return table.to(packed.device)[codes_of(packed).int()].view(torch.float8_e4m3fn)
+    """Give packed values `[..., k / 2]` as E4M3 `[..., k]`, exactly; without a table, which a host would copy and wait.
+
+    Exponents are 6 apart and E4M3 has two bits more below E2M1's one; E2M1's only subnormal number is 0.5.
+    """
+    codes = codes_of(packed)
+    magnitudes = codes & 7
+    bytes_of = torch.where(magnitudes > 1, (magnitudes << 2) + HALF, magnitudes * HALF)
+    return (bytes_of | (codes & 8) << 4).view(torch.float8_e4m3fn)

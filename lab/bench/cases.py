@@ -21,6 +21,9 @@ from .tune_samples import samples
 Shape = tuple[int, ...]
 
 KINDS = ("dense", "dense_1d1d", "contiguous", "contiguous_uneven", "masked", "k_grouped")
+FP4_DENSE = "fp4_dense"
+FP4_KINDS = (FP4_DENSE, "fp4_masked", "fp4_contiguous")
+"""Products of FP4 weights: their cases are in fp4.py, and their shapes as those of the kinds without "fp4_"."""
 PEERS_FILE = Path(__file__).with_name("peers.json")
 
 # Sustained rate of FP8 WGMMA with operands resident in shared memory, on random data: H200, 700 W.
@@ -55,6 +58,9 @@ UNKNOWN_TO_PEERS = (
 
 MOST_OPERATIONS = 1e12
 """Limit for a random product, so that the slowest of its candidates takes only milliseconds."""
+
+ROOM_FP4 = 512
+"""Room for rows in each group of a masked product of FP4 weights: more than any of its cases has."""
 
 QUICK: dict[str, tuple[Shape, ...]] = {
     "dense": (
@@ -113,6 +119,11 @@ class Case:
         return self.kind in ("dense_1d1d", "k_grouped")
 
     @property
+    def is_fp4(self) -> bool:
+        """Whether B is FP4."""
+        return self.kind in FP4_KINDS
+
+    @property
     def operations(self) -> int:
         """Floating-point operations that the product needs: two for each multiplication."""
         m, n, k = self._mnk
@@ -128,6 +139,8 @@ class Case:
             outputs = len(self.sizes) or 1
             return a + n * (k + 4 * k_blocks) + outputs * m * n * 4 * 2
         weights = sum(1 for size in self.sizes if size) if self.sizes else 1
+        if self.is_fp4:
+            return a + weights * (n * k // 2 + n * ceil_div(k, 32)) + m * n * 2
         return a + weights * (n * k + 4 * ceil_div(n, 128) * k_blocks) + m * n * 2
 
     @property
@@ -138,12 +151,12 @@ class Case:
     @property
     def max_m(self) -> int:
         """Room for rows in each group of a masked product."""
-        return 1024 if self.shape[0] == 1 else ROOM
+        return ROOM_FP4 if self.is_fp4 else 1024 if self.shape[0] == 1 else ROOM
 
     @property
     def _mnk(self) -> tuple[int, int, int]:
         """Sizes of a dense product with the same work: the groups' rows, or their k, added up."""
-        if self.kind in ("dense", "dense_1d1d"):
+        if self.kind in ("dense", "dense_1d1d", FP4_DENSE):
             m, n, k = self.shape
             return m, n, k
         if self.kind == "k_grouped":
@@ -172,7 +185,7 @@ def all_cases() -> tuple[Case, ...]:
     found = dict.fromkeys(
         (row["kind"], tuple(row["shape"])) for session in peers["sessions"] for row in session["rows"]
     )
-    known = [Case(kind, shape, _sizes(kind, shape, peers["uneven_groups"]), is_judged=False) for kind, shape in found]
+    known = [Case(kind, shape, sizes_of(kind, shape, peers["uneven_groups"]), is_judged=False) for kind, shape in found]
     return (*known, *(Case("dense", shape, is_judged=False) for shape in UNKNOWN_TO_PEERS + ODD_SHAPES))
 
 
@@ -183,7 +196,7 @@ def grid_cases() -> tuple[Case, ...]:
     return (
         *(Case("dense", each.shape, is_judged=each.is_judged) for each in grid(tuned_to)),
         *(
-            Case(each.kind, each.shape, _sizes(each.kind, each.shape, {}), each.is_judged)
+            Case(each.kind, each.shape, sizes_of(each.kind, each.shape, {}), each.is_judged)
             for each in grouped_grid(tuned_to)
         ),
     )
@@ -280,7 +293,7 @@ def _asked_for(shape: Shape, cases: Iterable[Case], command: str) -> list[Case]:
     return found
 
 
-def _sizes(kind: str, shape: Shape, uneven_groups: dict[str, list[int]]) -> tuple[int, ...]:
+def sizes_of(kind: str, shape: Shape, uneven_groups: dict[str, list[int]]) -> tuple[int, ...]:
     """Sizes of the groups. `peers.json` states the rule, and lists the sizes of its uneven groups."""
     if kind == "contiguous":
         return (shape[1],) * shape[0]

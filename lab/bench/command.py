@@ -24,6 +24,8 @@ from . import (
     distributed,
     einsum,
     experts,
+    fp4,
+    fp4_experts,
     hc,
     host,
     linear,
@@ -41,6 +43,7 @@ MODULES: dict[str, Any] = {
     "casts": casts,
     "linear": linear,
     "experts": experts,
+    "fp4_experts": fp4_experts,
     "attention": attention,
     "hc": hc,
     "bf16": bf16,
@@ -49,14 +52,17 @@ MODULES: dict[str, Any] = {
     "compile": compile_times,
     "numerics": numerics,
 }
-KINDS = ("dense", "grouped", *MODULES)
+PRODUCTS = ("dense", "grouped", *cases.FP4_KINDS)
+KINDS = (*PRODUCTS, *MODULES)
 PLOTTED = ("dense", "grouped", "linear", "experts")
 METHODS = {name: module.METHOD for name, module in MODULES.items()}
+METHODS |= dict.fromkeys(cases.FP4_KINDS, f"{products.METHOD}; {fp4.METHOD}")
 METHODS["einsum"] += f"; {skip_head_mid.METHOD}"
 SHAPES = {
     "casts": ((2,), "8192,7168"),
     "linear": ((3,), "64,2112,7168"),
     "experts": ((5,), "32,8,64,7168,2048"),
+    "fp4_experts": ((5,), "48,8,64,6144,2048"),
     "attention": ((3, 4, 5), "2048,8192,64,128"),
     "hc": ((3, 4), "4096,24,7168,16"),
     "bf16": ((3, 4), "4096,7168,2048"),
@@ -173,10 +179,10 @@ def _steps(
         if kind not in PLOTTED:
             raise UsageError(f"--plot draws products and layers, bench {kind} has none")
         _need_matplotlib()
-    if shapes is not None and kind not in ("dense", "grouped", *CONTENDERS):
+    if shapes is not None and kind not in (*PRODUCTS, *CONTENDERS):
         raise UsageError(f"--shapes chooses products, casts and layers, bench {kind} has its own")
-    if part is not None and (kind not in ("dense", "grouped") or quick or shapes is not None):
-        raise UsageError("--part chooses among all cases of bench dense and grouped; not with --quick or --shapes")
+    if part is not None and (kind not in PRODUCTS or quick or shapes is not None):
+        raise UsageError(f"--part chooses among all cases of bench {', '.join(PRODUCTS)}; not with --quick or --shapes")
     is_judged = judged_of(part)
     if processes is not None and kind != "distributed":
         raise UsageError(f"--processes is for bench distributed; bench {kind} runs in one")
@@ -197,7 +203,8 @@ def _steps(
             need_gpu(f"bench {kind}")
             return total, lambda add, announce: measure(only=names, add=add, announce=announce)
         asked_for = cases.parse_shapes(shapes) if shapes is not None else ()
-        chosen = cases.cases_of(kind, quick=quick, shapes=asked_for, is_judged=is_judged)
+        source = fp4 if kind in cases.FP4_KINDS else cases
+        chosen = source.cases_of(kind, quick=quick, shapes=asked_for, is_judged=is_judged)
     except ValueError as error:
         raise UsageError(str(error)) from error
     need_gpu(f"bench {kind}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, product
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,21 +61,40 @@ class Weights(NamedTuple):
     w2: Operand
     plain1: Tensor
     plain2: Tensor
+    fp8: tuple[Operand, Operand] | None = None
+    """Nearly the same in FP8, if those are FP4."""
 
 
 def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
-    """Measure layers of these shapes. Weights are made once for all shapes in a row that have the same."""
+    """Measure layers of these shapes."""
+
+    def on_gpu(num_experts: int, hidden: int, intermediate: int) -> Weights:
+        return weights_of(num_experts, hidden, intermediate, "cuda")
+
+    measure_with(Experts, on_gpu, shapes, only=only, add=add, announce=announce)
+
+
+def measure_with(
+    make: type[Experts],
+    weights_of: Callable[[int, int, int], Weights],
+    shapes: Sequence[Shape],
+    *,
+    only: Sequence[str],
+    add: Add,
+    announce: Announce,
+) -> None:
+    """Measure layers of a kind. Weights are made once for all shapes in a row that have the same."""
     flush = L2Flush()
     for (num_experts, hidden, intermediate), alike in groupby(shapes, key=lambda shape: (shape[0], *shape[3:])):
         weights: Weights | None = None
         for shape in alike:
-            announce(f"experts {'x'.join(map(str, shape))}")
+            announce(f"{make.kind} {'x'.join(map(str, shape))}")
             try:
-                weights = weights or weights_of(num_experts, hidden, intermediate, "cuda")
-                add(_rows(Experts(shape, weights), only, flush))
+                weights = weights or weights_of(num_experts, hidden, intermediate)
+                add(_rows(make(shape, weights), only, flush))
             except Exception as exception:
                 raise_if_lost(exception)
-                add([Row("experts", shape, OURS, "cold", failed=reason(exception))])
+                add([Row(make.kind, shape, OURS, "cold", failed=reason(exception))])
 
 
 def _rows(experts: Experts, only: Sequence[str], flush: L2Flush) -> list[Row]:
@@ -107,6 +126,8 @@ def _weights(num_experts: int, n: int, k: int, device: str) -> tuple[Operand, Te
 class Experts:
     """Tokens and routes of a mixture of experts, and the ways to compute it."""
 
+    kind: ClassVar[str] = "experts"
+
     def __init__(self, shape: Shape, weights: Weights) -> None:
         num_experts, topk, tokens, hidden, intermediate = shape
         device = weights.plain1.device
@@ -117,13 +138,13 @@ class Experts:
         self.topk_weights = route_weights.softmax(dim=-1)
         self.out, self.out_of_eager = torch.empty_like(self.x), torch.empty_like(self.x)
         used = int((torch.bincount(self.topk_ids.flatten(), minlength=num_experts) > 0).sum())
-        of_weights = sum(w[0][0].numel() + w[1][0].numel() * 4 for w in (weights.w1, weights.w2))
+        of_weights = sum(x[0].nbytes for w in (weights.w1, weights.w2) for x in w)
         operations = 6 * tokens * topk * hidden * intermediate
-        self.work = Work("experts", shape, operations, used * of_weights + 2 * tokens * hidden * 2)
+        self.work = Work(self.kind, shape, operations, used * of_weights + 2 * tokens * hidden * 2)
 
     def contenders(self) -> Iterator[Layer]:
         """All ways."""
-        x, ids, weights, (w1, w2, plain1, plain2) = self.x, self.topk_ids, self.topk_weights, self.weights
+        x, ids, weights, (w1, w2, plain1, plain2, _) = self.x, self.topk_ids, self.topk_weights, self.weights
         yield Layer(OURS, lambda: public.experts(x, ids, weights, w1, w2, out=self.out), parts=layers.parts_of_experts)
         yield Layer(ALONE, self._products(), parts=lambda names: [FIRST, SECOND] if len(names) == 2 else None)
         for chain, call in chains_in_bf16(x, ids, weights, plain1, plain2, with_compiled=x.is_cuda):
@@ -157,8 +178,8 @@ class Experts:
 
         It must be that of the public parts bit for bit, and near a chain in BF16 that casts nothing to FP8.
         """
-        _, _, plain1, plain2 = self.weights
-        chains = chains_in_bf16(self.x, self.topk_ids, self.topk_weights, plain1, plain2, with_compiled=False)
+        plain = self.weights.plain1, self.weights.plain2
+        chains = chains_in_bf16(self.x, self.topk_ids, self.topk_weights, *plain, with_compiled=False)
         error = relative_error(out, dict(chains)["sum"]())
         if not torch.equal(out, right := self._by_parts()):
             return error, f"wrong: {int((out != right).sum())} elements differ from the parts one by one"

@@ -126,7 +126,7 @@ def expert_weights() -> list[tuple[int, int, int]]:
         for model in MODELS.values()
         for tp, ep in (*((1, ep) for ep in EXPERT_RANKS), *((tp, 1) for tp in WIDTH_RANKS))
         for weight in _shared_weights(lambda ranks, model=model, tp=tp: model.weights(tp, ranks), ep)  # type: ignore[misc]
-        if weight.groups == "ids" and not weight.is_bf16
+        if weight.groups == "ids" and not weight.is_fp4
     }
     return sorted(found, key=lambda each: (each[0] * each[1] * each[2], each))
 
@@ -138,7 +138,7 @@ def all_weights() -> list[tuple[int, int]]:
         for weights_of in (each.weights for models in (MODELS, DENSE_MODELS) for each in models.values())
         for tp in RANKS
         for weight in _shared_weights(weights_of, tp)
-        if not weight.is_bf16 and weight.groups != "heads"
+        if not (weight.is_bf16 or weight.is_fp4) and weight.groups != "heads"
     }
     return sorted(found, key=lambda each: (each[0] * each[1], each))
 

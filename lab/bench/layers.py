@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from .bulk_read import READ
 from .cases import PEAK_TFLOPS, Shape, cold_copy_us
 from .contenders import OURS
 from .machine import GpuState, gpu_state
-from .products import SETTLE_SECONDS, raise_if_lost, reason
+from .products import PRODUCT, SETTLE_SECONDS, raise_if_lost, reason
 from .report import MAX_NAME, Row
 from .timing import Kernels, L2Flush, PairingError, Spread, names_of, recorded, span_us
 
@@ -31,7 +32,7 @@ METHOD = (
 )
 REPEATS = 20
 WARM_UPS = 2
-ROUTING, CAST, PRODUCT, ACTIVATION, GATHER = "routing", "cast", "product", "activation", "weighted gather"
+ROUTING, CAST, ACTIVATION, GATHER = "routing", "cast", "activation", "weighted gather"
 FIRST, SECOND = "product 1", "product 2"
 
 Parts = Callable[[Sequence[str]], Sequence[str] | None]
@@ -66,9 +67,10 @@ class Work:
     """Bytes that a copy moves."""
 
     def row(self, contender: str, **more: Any) -> Row:
-        """A contender's row. A copy multiplies nothing."""
-        if contender == COPY:
-            return Row(self.kind, self.shape, contender, "cold", bytes=self.cast_bytes, **more)
+        """A contender's row. A copy multiplies nothing, and neither does a read."""
+        if contender in (COPY, READ):
+            count = self.cast_bytes if contender == COPY else self.bytes
+            return Row(self.kind, self.shape, contender, "cold", bytes=count, **more)
         floor_us = round(max(self.operations / (PEAK_TFLOPS * 1e6), cold_copy_us(self.bytes)), 3)
         more = {"operations": self.operations, "bytes": self.bytes, "floor_us": floor_us, **more}
         return Row(self.kind, self.shape, contender, "cold", **more)

@@ -21,8 +21,8 @@ from . import layers
 from .cases import all_cases
 from .casts import copy_of
 from .contenders import BF16, OURS
-from .layers import ALONE, CAST, COPY, EAGER, PRODUCT, Layer, Steps, Work
-from .products import measure_each
+from .layers import ALONE, CAST, COPY, EAGER, Layer, Steps, Work
+from .products import PRODUCT, measure_each
 from .report import Add, Announce, Row
 from .timing import L2Flush
 

@@ -6,25 +6,29 @@ answers; the rows so far are kept.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from deep_gemm.core.check.recipes import PER_ROW
+from deep_gemm.core.check.recipes import MX, PER_ROW
 from deep_gemm.core.gpu import GPUS
 from deep_gemm.core.settings import get_batch_invariant, get_num_sms
 from deep_gemm.gemm.dense.choose import select
 from deep_gemm.gemm.output import Output
 
-from .cases import Case, Shape
+from . import fp4
+from .cases import FP4_DENSE, Case, Shape
 from .contenders import OURS, Contender, contenders_of
 from .machine import GpuState, gpu_state
 from .report import MAX_NAME, Add, Announce, Row
-from .timing import L2Flush, PairingError, cold, sustained
+from .timing import Kernels, L2Flush, PairingError, cold, recorded, sustained
 
 REPEATS = 20
+PRODUCT = "product"
 METHOD = (
     "cold: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
     f"contenders of a shape interleaved in one process in rotating order, {REPEATS} calls each, median, least and "
@@ -44,7 +48,11 @@ class GpuLostError(RuntimeError):
     """The GPU's context is in an error from which no call recovers."""
 
 
-DENSE_OUTPUTS = {"dense": Output(), "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW)}
+DENSE_OUTPUTS = {
+    "dense": Output(),
+    "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW),
+    FP4_DENSE: Output(sfb=MX),
+}
 
 
 def measure(cases: Sequence[Case], *, with_sustained: bool, add: Add, announce: Announce) -> None:
@@ -81,7 +89,7 @@ def measure_each(
 def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
     """Check and time all contenders of a case."""
     try:
-        contenders = contenders_of(case)
+        contenders = made(case)
     except Exception as exception:
         raise_if_lost(exception)
         return [Row.of(case, OURS, "cold", None, failed=reason(exception))]
@@ -102,15 +110,31 @@ def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
         return rows + [Row.of(case, name, "cold", None, error=errors[name], failed=failed) for name in calls]
     for name, (spread, kernels) in times.items():
         config = config_name(case) if name == OURS else None
-        more = {"error": errors[name], "config": config, "kernels": tuple(kernel[:MAX_NAME] for kernel in kernels)}
+        more: dict[str, Any] = {
+            "error": errors[name],
+            "config": config,
+            "kernels": tuple(kernel[:MAX_NAME] for kernel in kernels),
+        }
+        if name == fp4.HUMMING:
+            more["parts"] = product_alone(recorded({name: calls[name]}, flush, repeats)[name])
         rows.append(Row.of(case, name, "cold", spread, states[-1], **more))
     return rows
+
+
+def made(case: Case) -> list[Contender]:
+    """Make all contenders of a case."""
+    return list(fp4.contenders_of(case)) if case.is_fp4 else contenders_of(case)
+
+
+def product_alone(calls: Iterable[Kernels]) -> dict[str, float]:
+    """Tell how long the longest kernel of a call takes, as a part of it: beside a cast, the product."""
+    return {PRODUCT: statistics.median(max(kernel.us for kernel in kernels) for kernels in calls)}
 
 
 def sustained_rows(case: Case, cold_us: dict[str, float]) -> list[Row]:
     """Time contenders back to back; `cold_us` has their names and cold times."""
     rows = []
-    contenders = {contender.name: contender for contender in contenders_of(case)}
+    contenders = {contender.name: contender for contender in made(case)}
     for name, us in cold_us.items():
         states: list[GpuState] = []
         try:

@@ -9,17 +9,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import distributed, einsum, numerics, skip_head_mid
+from . import distributed, einsum, fp4, numerics, skip_head_mid
+from .bulk_read import READ
 from .casts import COMPILED, COPY, EAGER
 from .compare import Comparison, comparisons, summaries
 from .contenders import BF16, BLOCKWISE, FAST, OURS
 from .layers import ALONE
+from .products import PRODUCT
 from .report import Report, Row, geometric_mean
 from .tune_fit import Regret
 from .yardsticks import yardsticks_of
 
-SHORT = {"nccl_fixed": "fixed", "product_alone": "products"}
+SHORT = {"nccl_fixed": "fixed", "product_alone": "products", "bulk_read": "read", "deep_gemm_fp8": "fp8"}
 """Names of contenders that are long for a table."""
+PARTS = {True: "judged", False: "fitted", None: ""}
+FEW, MANY, LARGE_BYTES = 64, 1024, 29e6
+"""Rows up to which, and from which, the ratios of FP4 have means of their own; bytes of a weight in FP8."""
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -36,6 +41,10 @@ def print_report(report: Report, console: Console) -> None:
         _print_failures(report, console)
     elif report.kind in ("linear", "experts"):
         for part in _linear_tables(report) if report.kind == "linear" else _experts_tables(report):
+            console.print(part)
+        _print_failures(report, console)
+    elif report.kind.startswith("fp4_"):
+        for part in _fp4_tables(report):
             console.print(part)
         _print_failures(report, console)
     elif report.kind == "distributed":
@@ -253,6 +262,45 @@ def _experts_tables(report: Report) -> list[Table]:
     for (num_experts, *sizes), of_weights in ratios.items():
         means.add_row(str(num_experts), "x".join(map(str, sizes)), str(len(of_weights)), *_means(of_weights))
     return [table, means]
+
+
+def _fp4_tables(report: Report) -> list[Table]:
+    """Tabulate FP4 products or layers, and means of ratios by rows; "alone" is the rival's product without its cast."""
+    rivals = [name for name in (fp4.FP8, fp4.HUMMING) if any(row.contender == name for row in report.rows)]
+    table = _table(report.kind, gap=1)
+    table.add_column("shape")
+    for heading in ("us", *(cell for name in (READ, *rivals) for cell in (SHORT.get(name, name), "ratio"))):
+        table.add_column(heading, justify="right")
+    if fp4.HUMMING in rivals:
+        table.add_column("alone", justify="right")
+    alone = {row.shape: row.parts[PRODUCT] for row in report.rows if row.contender == fp4.HUMMING and row.parts}
+    ratios: dict[tuple[str, str], list[tuple[float | None, ...]]] = {}
+    for row, others in _beside(report):
+        times = [others.get(name) for name in (READ, *rivals)]
+        found = [_over(row.us, us) for us in times] + [_over(row.us, alone.get(row.shape))]
+        ratios.setdefault((_rows_of_fp4(row), PARTS[row.is_judged]), []).append(tuple(found))
+        table.add_row(
+            "x".join(map(str, row.shape)),
+            "failed" if row.failed else _figure(row.us),
+            *(cell for us, ratio in zip(times, found, strict=False) for cell in (_figure(us), _ratio(ratio))),
+            *([_ratio(found[-1])] if fp4.HUMMING in rivals else []),
+        )
+    means = _table("geometric means of ratios", gap=2)
+    for heading in ("rows", "part", "shapes", *(f"/ {SHORT.get(name, name)}" for name in (READ, *rivals, "alone"))):
+        means.add_column(heading, justify="right")
+    for (rows, part), of_part in ratios.items():
+        means.add_row(rows, part, str(len(of_part)), *_means(of_part))
+    return [table, means]
+
+
+def _rows_of_fp4(row: Row) -> str:
+    """Name the regime of a shape by its rows, of each group, or its tokens; few rows by the weight's bytes in FP8."""
+    place = {"fp4_dense": 0, "fp4_experts": 2}.get(row.kind, 1)
+    if row.shape[place] > FEW:
+        return f"to {MANY - 1}" if row.shape[place] < MANY else f"from {MANY}"
+    if row.kind != "fp4_dense":
+        return f"to {FEW}"
+    return f"to {FEW}, {'from' if row.shape[1] * row.shape[2] >= LARGE_BYTES else 'below'} {LARGE_BYTES / 1e6:.0f} MB"
 
 
 def _distributed_table(report: Report) -> Table:

@@ -128,13 +128,12 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
                     values.view(n, -1, 16)[row, group] &= 0x88
         for least in (0, 251) if k > SCALE_BLOCK else ():
             row, group = (int(torch.randint(0, most, (), generator=generator)) for most in (n, k // SCALE_BLOCK))
-            rows, groups = slice(row // 32 * 32, row // 32 * 32 + 32), slice(group * 4, group * 4 + 4)
-            scales[rows, groups] = torch.randint(least, least + 4, (32, 4), generator=generator).byte()[
-                : n - rows.start
-            ]
+            of_rows, groups = slice(row // 32 * 32, row // 32 * 32 + 32), slice(group * 4, group * 4 + 4)
+            drawn = torch.randint(least, least + 4, (32, 4), generator=generator).byte()
+            scales[of_rows, groups] = drawn[: n - of_rows.start]
             scales[row, group * 4] = 255
             if least > 0:
-                values.view(n, -1, 16)[rows, groups] &= 0x88
+                values.view(n, -1, 16)[of_rows, groups] &= 0x88
     behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # not to be looked at
     return values, words_of(torch.cat([scales, behind], 1))
 

@@ -16,7 +16,7 @@ from deep_gemm import (
     per_block_cast_to_fp8,
     per_token_cast_to_fp8,
 )
-from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
+from deep_gemm.core.check.recipes import MX, PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import H200
 from deep_gemm.gemm.dense import choose as heuristics
 from deep_gemm.gemm.dense.choose import reachable, reachable_decode, select
@@ -37,6 +37,10 @@ QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "ends": ((8192, 4096, 7168), {"groups": "ends", "num_groups": 32, "d_dtype": torch.float32}),
     "counts": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32}),
     "counts, 1d1d": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32, "recipe": BY_ROW}),
+    "fp4": ((300, 7168, 2048), {"fp4": True}),
+    "fp4, few rows, fp32": ((3, 7168, 2304), {"fp4": True, "d_dtype": torch.float32}),
+    "fp4, ids": ((8192, 4096, 7168), {"groups": "ids", "num_groups": 32, "fp4": True}),
+    "fp4, counts": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32, "fp4": True}),
     "depths": ((7168, 2048, 4096), {"groups": "depths", "num_groups": 16, "accumulate": True}),
     "heads": ((32, 1024, 4096), {"groups": "heads", "num_groups": 8}),
     "heads, many rows, c": ((4096, 1024, 4096), {"groups": "heads", "num_groups": 8, "with_c": True}),
@@ -57,7 +61,7 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert chosen("\n".join(lines)) in {candidate.tile.name for candidate in found}
-    known = {*reachable(), *reachable_decode(), *reachable_grouped(), *reachable_k_grouped()}
+    known = {*reachable(), *reachable_decode(), *reachable_decode(MX), *reachable_grouped(), *reachable_k_grouped()}
     known |= {*reachable_heads(), *reachable_heads_decode()}
     assert {candidate.config for candidate in found} <= known
 
@@ -77,6 +81,8 @@ def chosen(output: str) -> str:
         ("with c", Output(with_c=True)),
         ("added to d", Output(is_fp32=True, adds_to_d=True)),
         ("weight gradient", Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW)),
+        ("fp4", Output(sfb=MX)),
+        ("fp4, few rows, fp32", Output(is_fp32=True, sfb=MX)),
     ],
 )
 def test_what_is_chosen_is_what_a_dense_product_runs(
@@ -92,13 +98,15 @@ def _tail(output: Output, sizes: tuple[int, int, int]) -> str:
     return select(*sizes, output, H200).name.partition("/SM " if sizes[0] < 8 else " ")[2]
 
 
-@pytest.mark.parametrize("name", ["ids", "ends", "counts", "counts, 1d1d"])
+@pytest.mark.parametrize("name", ["ids", "ends", "counts", "counts, 1d1d", "fp4, ids", "fp4, counts"])
 def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     (m, n, k), more = QUESTIONS[name]
     explain(m, n, k, **more, gpu="H200")
     by_row = "recipe" in more
     output = Output(
-        is_fp32=by_row or "d_dtype" in more, sfb=PER_ROW if by_row else PER_BLOCK, groups=Groups[more["groups"].upper()]
+        is_fp32=by_row or "d_dtype" in more,
+        sfb=PER_ROW if by_row else MX if "fp4" in more else PER_BLOCK,
+        groups=Groups[more["groups"].upper()],
     )
     rows = m if more["groups"] == "counts" else m / 32
     config = select_grouped(32, rows, n, k, output, H200)
@@ -119,6 +127,20 @@ def test_it_says_what_moves_and_what_is_multiplied(capsys: pytest.CaptureFixture
     best = found[0].estimate
     assert f"moves {megabytes:.1f} MB in {best.memory_us:.1f} us" in text
     assert f"multiplies {best.tiles:.0f} tiles in {best.rounds:.0f} rounds in {best.multiply_us:.1f} us" in text
+
+
+def test_fp4_shows_the_candidates_of_both_kernels_and_half_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explain(16, 4096, 7168, fp4=True, gpu="H100")
+    assert {candidate.tile.is_decode for candidate in found} == {False, True}
+    assert chosen(capsys.readouterr().out) == found[0].tile.name
+    assert found[0].tile.is_decode
+    explain(16, 4096, 7168, gpu="H100")
+    explain(4096, 4096, 7168, fp4=True, gpu="H100")
+    text = capsys.readouterr().out
+    of_a_and_d = 16 * (7168 + 4096 * 2)
+    assert f"moves {(4096 * 7168 + of_a_and_d) / 1e6:.1f} MB" in text
+    assert f"moves {(4096 * 7168 * 17 / 32 + 256 * of_a_and_d) / 1e6:.1f} MB" in text
+    assert "4096 x 4096 x 7168, BF16, B is FP4" in text
 
 
 def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +176,9 @@ def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         ({"n": 12}, "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
         ({"n": 10, "d_dtype": torch.float32}, "n: expected a multiple of 4 for torch.float32 output, got 10"),
         ({"k": 100}, "k: expected a multiple of 16, got 100"),
+        ({"k": 144, "fp4": True}, "k: expected a multiple of 32 for packed FP4 values, got 144"),
+        ({"recipe": BY_ROW, "fp4": True}, "recipe: expected (1, 1, 32) for packed FP4 values, got (1, 1, 128)"),
+        ({"groups": "heads", "fp4": True}, "groups: expected ids, ends, counts or None, got 'heads'"),
     ],
 )
 def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:

@@ -112,7 +112,7 @@ def test_means_of_what_is_judged_stand_apart() -> None:
 
 
 def test_a_part_is_of_products_alone() -> None:
-    with pytest.raises(command.UsageError, match="--part chooses among all cases of bench dense and grouped"):
+    with pytest.raises(command.UsageError, match="--part chooses among all cases of bench dense, grouped, fp4_dense"):
         command.run("casts", part="judged")
     with pytest.raises(command.UsageError, match="--part is for --audit; --fit has products of its own"):
         tune_command.run(fit=True, files=[Path("f.json")], part="judged")

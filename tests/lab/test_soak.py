@@ -36,7 +36,6 @@ MADE_OF_OTHERS = {
     "wgrad_gemm_fp8_fp8_fp32_nt",  # fp8_gemm_nt with C = D
     "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",  # k_grouped_fp8_gemm_nt_contiguous with C = D
     "per_custom_dims_cast_to_fp8",  # per_token_cast_to_fp8 of another shape
-    "per_token_cast_to_fp4",  # torch's operations everywhere
 }
 
 
@@ -114,6 +113,21 @@ def test_a_write_outside_is_found(monkeypatch: pytest.MonkeyPatch, where: int) -
         d.as_strided((1,), (1,), at).fill_(0)
 
     assert "bytes were written that do not belong to the result" in (planted(monkeypatch, fault).wrong or "")
+
+
+@pytest.mark.parametrize("wrong", ["nibbles", "scales"])
+def test_fp4_that_is_read_otherwise_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(product: Callable[..., Any], a: Any, b: Any, *rest: Any, **said: Any) -> Any:
+        values, sf = b
+        if wrong == "nibbles":
+            codes = values.view(torch.uint8)
+            values = codes << 4 | codes >> 4
+        else:
+            sf = sf.roll(1, 0)
+        return product(a, (values, sf), *rest, **said)
+
+    monkeypatch.setattr(dense, "CALLS", {name: partial(broken, call) for name, call in dense.CALLS.items()})
+    assert re.search("d: .* elements are wrong", first_failure(KINDS["fp8_fp4_gemm"]).wrong or "")
 
 
 def test_an_operand_that_is_changed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..trial import Trial
-from . import bf16, casts, dense, depths, heads, hyper_connections, layers, logits, mega_moe, rows, skip
+from . import bf16, casts, dense, depths, fp4, heads, hyper_connections, layers, logits, mega_moe, rows, skip
 
 ALL: tuple[type[Trial], ...] = (
     dense.Dense,
@@ -27,5 +27,12 @@ ALL: tuple[type[Trial], ...] = (
     layers.Experts,
     layers.Routing,
     mega_moe.MegaMoe,
+    fp4.DenseFp4,
+    fp4.ContiguousFp4,
+    fp4.MaskedFp4,
+    fp4.LinearFp4,
+    fp4.ExpertsFp4,
+    fp4.MegaMoeFp4,
+    fp4.CastFp4,
 )
 KINDS = {trial.kind: trial for trial in ALL}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from deep_gemm import casts as quantize
 from deep_gemm.casts import scales
 from deep_gemm.casts.by_torch import cast_blocks
-from deep_gemm.moe.activation import silu_mul, silu_mul_cast_to_fp8
+from deep_gemm.casts.gating import activated, gating_of
+from deep_gemm.moe.activation import silu_mul_cast_to_fp8
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
@@ -119,7 +120,11 @@ class Activation(Trial):
         super().__init__(draw)
         self.m, self.i = draw.size(1, 1500), draw.size(1, 1500, draw.rng.choice((1, 8, 16)))
         self.groups = draw.rng.choice((0, 0, 1, 4))
-        self.limit, self.rounds_up = draw.rng.choice((None, 3.0)), draw.flag()
+        name, self.rounds_up = draw.rng.choice(("swiglu", "swiglu", "situ")), draw.flag()
+        self.limit = draw.rng.choice((None, 3.0)) if name == "swiglu" else None
+        alpha, beta = draw.rng.choice(((None, None), (1.702, 1.0), (2.0, 7.0)))
+        self.said: dict[str, Any] = {"activation": name, "alpha": alpha, "beta": beta, "limit": self.limit}
+        self.gating = gating_of(**self.said)
         shape = (self.groups, min(self.m, 200), 2 * self.i) if self.groups else (self.m, 2 * self.i)
         self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES))}
         if self.groups:
@@ -132,7 +137,7 @@ class Activation(Trial):
         """The problem in a few words."""
         x = self.operands["x"]
         weighted = "row_weights" in self.operands
-        return f"{tuple(x.shape)} {x.dtype} groups={self.groups} limit={self.limit} weighted={weighted}"
+        return f"{tuple(x.shape)} {x.dtype} groups={self.groups} {self.gating} weighted={weighted}"
 
     def fill(self) -> None:
         """Normal numbers."""
@@ -146,7 +151,7 @@ class Activation(Trial):
     def call(self, x: Tensors) -> Tensors:
         """The call makes values and scales."""
         values, sf = silu_mul_cast_to_fp8(
-            x["x"], x.get("row_weights"), masked_m=x.get("masked_m"), limit=self.limit, use_ue8m0=self.rounds_up
+            x["x"], x.get("row_weights"), masked_m=x.get("masked_m"), use_ue8m0=self.rounds_up, **self.said
         )
         k = values.shape[-1]
         return {"numbers": values.float() * sf.repeat_interleave(128, -1)[..., :k]}
@@ -154,7 +159,7 @@ class Activation(Trial):
     def right(self) -> dict[str, Right]:
         """Give what the numbers stand for: within two steps of FP8, because a GPU's sigmoid is not the CPU's."""
         x = self.operands["x"]
-        y = silu_mul(x, self.limit).double()
+        y = activated(x, self.gating).double()
         if "row_weights" in self.operands:
             y *= self.operands["row_weights"].double()[..., None]
         _, sf = cast_blocks(y.float(), 1, 128, self.rounds_up, 0.0)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor
 
@@ -27,39 +31,109 @@ def fill_values(draw: Draw, x: Tensor, exact: bool) -> None:
     x.copy_(bits.to(torch.uint8).view(torch.float8_e4m3fn))
 
 
-def fill_scales(draw: Draw, x: Tensor, exact: bool) -> None:
+def fill_scales(draw: Draw, x: Tensor, exact: bool, low: int = -2, high: int = 2) -> None:
     """Powers of two; with random mantissas unless sums are to be exact."""
-    scales = draw.powers_of_two(x.shape)
+    scales = draw.powers_of_two(x.shape, low, high)
     x.copy_(scales if exact else scales * (1 + torch.rand(x.shape, generator=draw.generator, device=x.device)))
 
 
-def spread(values: Tensor, scales: Tensor, rows: int) -> Tensor:
-    """The FP64 numbers of values `[..., m, k]` with a scale for each `rows` rows and 128 columns."""
+def spread(values: Tensor, scales: Tensor, rows: int, columns: int = SCALE_BLOCK) -> Tensor:
+    """The FP64 numbers of values `[..., m, k]` with a scale for each `rows` rows and so many columns."""
     m, k = values.shape[-2:]
-    scales = scales.double().repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(SCALE_BLOCK, -1)[..., :k]
+    scales = scales.double().repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(columns, -1)[..., :k]
     return values.double() * scales
 
 
-def product(a: Tensor, b: Tensor, c: Tensor | None, dtype: torch.dtype, exact: bool) -> tuple[Tensor, Tensor | None]:
-    """Give A @ B.T + C of FP64 numbers, rounded to D's type, and how far D may be from it: None, not at all."""
+def product(
+    a: Tensor, b: Tensor, c: Tensor | None, dtype: torch.dtype, exact: bool, columns: int = SCALE_BLOCK
+) -> tuple[Tensor, Tensor | None]:
+    """Give A @ B.T + C of FP64 numbers, rounded to D's type, and how far D may be from it: None, not at all.
+
+    Sums of so many columns are promoted by their scales.
+    """
     total = a @ b.mT
     if c is not None:
         total += c.double()
     if exact:
         return total.to(dtype), None
-    share = TENSOR_CORES + (2 * ceil_div(a.shape[-1], SCALE_BLOCK) + 3) * FP32_UNIT
+    share = TENSOR_CORES + (2 * ceil_div(a.shape[-1], columns) + 3) * FP32_UNIT
     bound = a.abs() @ b.abs().mT * (share / (1 - share)) + 2 * FP32_UNIT * total.abs()
     right = total.to(dtype)
     return right, within_units(right, bound)
+
+
+class Weight:
+    """A weight of a trial: how it lies, what it holds, what it stands for. This one is FP8; fp4.py has another."""
+
+    depths: ClassVar[int] = 16
+    """k is a multiple of this."""
+    columns: ClassVar[int] = SCALE_BLOCK
+    columns_of_a: int = SCALE_BLOCK
+    """Columns of A's scales beside it."""
+    faults: ClassVar[tuple[str, str, str]] = (VALUES, SCALES, SCALES)
+    """Faults of values, of scales, and of A's scales."""
+
+    def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
+        """State whether sums are exact, and the exponents of scales."""
+        self.draw, self.exact, self.low, self.high = draw, exact, low, high
+
+    @property
+    def text(self) -> str:
+        """More words of a trial."""
+        return ""
+
+    @property
+    def recipes(self) -> dict[str, Any]:
+        """Give the keywords that state scales in a call."""
+        return {}
+
+    def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
+        """Room for a weight `[..., n, k]`, and for a scale of each so many rows."""
+        *outer, n, k = shape
+        values = self.draw.matrix(shape, torch.float8_e4m3fn)
+        return values, self.draw.scales((*outer, ceil_div(n, rows), ceil_div(k, SCALE_BLOCK)))
+
+    def fill(self, values: Tensor, sf: Tensor) -> None:
+        """Draw values and scales anew."""
+        fill_values(self.draw, values, self.exact)
+        fill_scales(self.draw, sf, self.exact, self.low, self.high)
+
+    def given(self, values: Tensor, sf: Tensor) -> tuple[Tensor, Tensor]:
+        """Give values and scales as a call takes them."""
+        return values, sf
+
+    def numbers(self, values: Tensor, sf: Tensor, rows: int = SCALE_BLOCK) -> Tensor:
+        """Give the FP64 numbers `[..., n, k]`."""
+        return spread(values, sf, rows)
 
 
 class OfFp8(Trial):
     """The common part of products of FP8."""
 
     exact: bool
+    k: int
+    make_weight: ClassVar[type[Weight]] = Weight
+
+    @cached_property
+    def weight(self) -> Weight:
+        """The weight of the trial, B."""
+        return self.make_weight(self.draw, self.exact)
 
     def fill(self) -> None:
         """Draw values and scales anew."""
-        for name in ("a", "b"):
-            fill_values(self.draw, self.operands[name], self.exact)
-            fill_scales(self.draw, self.operands["sf" + name], self.exact)
+        x = self.operands
+        fill_values(self.draw, x["a"], self.exact)
+        fill_scales(self.draw, x["sfa"], self.exact)
+        self.fill_b(x["b"], x["sfb"])
+
+    def drawn_depth(self, most: int) -> int:
+        """Draw k."""
+        return self.draw.size(self.make_weight.depths, most, self.make_weight.depths)
+
+    def scales_of_a(self, rows: Sequence[int]) -> Tensor:
+        """Room for A's scales."""
+        return self.draw.scales((*rows, ceil_div(self.k, self.weight.columns_of_a)))
+
+    def fill_b(self, b: Tensor, sfb: Tensor) -> None:
+        """Draw B anew; a kind whose B is turned turns it back."""
+        self.weight.fill(b, sfb)

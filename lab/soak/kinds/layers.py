@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts.by_torch import cast_blocks
-from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.linear.api import linear
 from deep_gemm.moe import api as layers
 from deep_gemm.moe import routing
@@ -36,14 +35,18 @@ class Linear(Trial):
         "sfw": "dtype shape device",
         "out": "dtype shape device",
     }
+    make_weight: ClassVar[type[fp8.Weight]] = fp8.Weight
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
-        self.m, self.n, self.k = draw.size(1, 1500), draw.size(8, 2500, 8), draw.size(16, 3000, 16)
+        self.weight = self.make_weight(draw, exact=False)
+        depths = self.weight.depths
+        self.m, self.n, self.k = draw.size(1, 1500), draw.size(8, 2500, 8), draw.size(depths, 3000, depths)
+        w, sfw = self.weight.room((self.n, self.k))
         self.operands = {
             "x": draw.matrix((self.m, self.k), draw.rng.choice(TYPES)),
-            "w": draw.matrix((self.n, self.k), torch.float8_e4m3fn),
-            "sfw": torch.empty(ceil_div(self.n, 128), ceil_div(self.k, 128), device=draw.device),
+            "w": w,
+            "sfw": sfw,
         }
         if draw.flag():
             self.operands["bias"] = torch.empty(self.n, dtype=draw.rng.choice(TYPES), device=draw.device)
@@ -53,20 +56,20 @@ class Linear(Trial):
     def text(self) -> str:
         """The problem in a few words."""
         bias = self.operands.get("bias")
-        return f"{self.m}x{self.n}x{self.k} {self.operands['x'].dtype} bias={None if bias is None else bias.dtype}"
+        sizes = f"{self.m}x{self.n}x{self.k} {self.operands['x'].dtype}"
+        return f"{sizes} bias={None if bias is None else bias.dtype}{self.weight.text}"
 
     def fill(self) -> None:
         """Normal numbers."""
         x = self.operands
         x["x"].copy_(self.draw.normal(x["x"].shape))
-        fp8.fill_values(self.draw, x["w"], exact=True)
-        fp8.fill_scales(self.draw, x["sfw"], exact=False)
+        self.weight.fill(x["w"], x["sfw"])
         if "bias" in x:
             x["bias"].copy_(self.draw.normal((self.n,)))
 
     def call(self, x: Tensors) -> Tensors:
         """The output is given."""
-        linear(x["x"], (x["w"], x["sfw"]), out=x["out"], bias=x.get("bias"))
+        linear(x["x"], self.weight.given(x["w"], x["sfw"]), out=x["out"], bias=x.get("bias"))
         return {}
 
     def right(self) -> dict[str, Right]:
@@ -74,8 +77,8 @@ class Linear(Trial):
         x = self.operands
         bias = x.get("bias")
         c = None if bias is None else bias.expand(self.m, self.n)
-        a, b = as_cast(x["x"]), fp8.spread(x["w"], x["sfw"], 128)
-        return {"out": Right(*fp8.product(a, b, c, torch.bfloat16, exact=False))}
+        a, b = as_cast(x["x"]), self.weight.numbers(x["w"], x["sfw"])
+        return {"out": Right(*fp8.product(a, b, c, torch.bfloat16, exact=False, columns=self.weight.columns))}
 
 
 class Experts(Trial):
@@ -91,11 +94,14 @@ class Experts(Trial):
         "sf1": "dtype shape device",
         "sf2": "dtype shape device",
     }
+    make_weight: ClassVar[type[fp8.Weight]] = fp8.Weight
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
         self.tokens, self.topk, self.experts = draw.size(1, 300), draw.rng.randint(1, 6), draw.rng.choice((1, 3, 8, 20))
-        self.hidden, self.middle = draw.size(16, 700, 16), draw.size(16, 500, 16)
+        self.weights = {name: self.make_weight(draw, exact=True, low=-6, high=-3) for name in "12"}
+        depths = self.make_weight.depths
+        self.hidden, self.middle = draw.size(depths, 700, depths), draw.size(depths, 500, depths)
         sizes = {"1": (self.experts, 2 * self.middle, self.hidden), "2": (self.experts, self.hidden, self.middle)}
         self.operands = {
             "x": draw.matrix((self.tokens, self.hidden), draw.rng.choice(TYPES)),
@@ -104,16 +110,16 @@ class Experts(Trial):
             ),
             "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device),
         }
-        for name, (groups, n, k) in sizes.items():
-            self.operands["w" + name] = torch.empty(groups, n, k, device=draw.device).to(torch.float8_e4m3fn)
-            self.operands["sf" + name] = torch.empty(groups, ceil_div(n, 128), ceil_div(k, 128), device=draw.device)
+        for name, shape in sizes.items():
+            self.operands["w" + name], self.operands["sf" + name] = self.weights[name].room(shape)
         self.outputs = {"out": draw.output((self.tokens, self.hidden), torch.bfloat16)}
 
     @property
     def text(self) -> str:
         """The problem in a few words."""
         sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts}"
-        return f"{sizes} hidden={self.hidden} intermediate={self.middle} {self.operands['x'].dtype}"
+        more = "".join(weight.text for weight in self.weights.values())
+        return f"{sizes} hidden={self.hidden} intermediate={self.middle} {self.operands['x'].dtype}{more}"
 
     def fill(self) -> None:
         """Normal tokens, small whole weights, routes of which some go nowhere."""
@@ -121,20 +127,20 @@ class Experts(Trial):
         x["x"].copy_(draw.normal(x["x"].shape))
         x["topk_ids"].copy_(draw.integers(x["topk_ids"].shape, -1, self.experts - 1))
         x["topk_weights"].copy_(draw.powers_of_two(x["topk_weights"].shape, -3, 0))
-        for name in "12":
-            fp8.fill_values(draw, x["w" + name], exact=True)
-            x["sf" + name].copy_(draw.powers_of_two(x["sf" + name].shape, -6, -3))
+        for name, weight in self.weights.items():
+            weight.fill(x["w" + name], x["sf" + name])
 
     def call(self, x: Tensors) -> Tensors:
         """The output is given."""
-        w1, w2 = (x["w1"], x["sf1"]), (x["w2"], x["sf2"])
+        w1, w2 = (weight.given(x["w" + name], x["sf" + name]) for name, weight in self.weights.items())
         layers.experts(x["x"], x["topk_ids"], x["topk_weights"], w1, w2, out=x["out"])
         return {}
 
     def right(self) -> dict[str, Right]:
         """Expert by expert."""
         x = self.operands
-        tokens, w1, w2 = as_cast(x["x"]), fp8.spread(x["w1"], x["sf1"], 128), fp8.spread(x["w2"], x["sf2"], 128)
+        w1, w2 = (weight.numbers(x["w" + name], x["sf" + name]) for name, weight in self.weights.items())
+        tokens = as_cast(x["x"])
         total = torch.zeros(self.tokens, self.hidden, dtype=torch.float64, device=tokens.device)
         size = torch.zeros_like(total)
         for expert in range(self.experts):

@@ -10,6 +10,7 @@ from torch import Tensor
 from deep_gemm.across import mega_by_peers
 from deep_gemm.across.mega_check import SWIGLU, mega_sizes
 from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.core.check.checks import Operand
 from deep_gemm.distributed import SM90SymmBuffer, fp8_mega_moe
 from deep_gemm.gemm.rows.silu_check import INTERLEAVED, SILU_COLUMNS
 from deep_gemm.moe.activation import silu_mul
@@ -33,6 +34,7 @@ class MegaMoe(Trial):
         "y": fp8.OUTPUT,
         "counts": fp8.INTS,
     }
+    make_weight: ClassVar[type[fp8.Weight]] = fp8.Weight
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -53,9 +55,9 @@ class MegaMoe(Trial):
             "topk_weights": torch.empty(self.tokens, self.topk, device=device),
         }
         shapes = {"l1": (self.experts, 2 * self.middle, self.hidden), "l2": (self.experts, self.hidden, self.middle)}
-        for name, (experts, n, k) in shapes.items():
-            self.operands[name] = torch.empty(experts, n, k, device=device).to(torch.float8_e4m3fn)
-            self.operands["sf" + name] = draw.scales((experts, n // 128, k // 128))
+        self.weights = {name: self.make_weight(draw, exact=True, low=-6, high=-3) for name in shapes}
+        for name, shape in shapes.items():
+            self.operands[name], self.operands["sf" + name] = self.weights[name].room(shape)
         self.outputs = {
             "y": draw.output((self.tokens, self.hidden), torch.bfloat16),
             "counts": draw.output((1, self.experts), torch.int32, packed=True),
@@ -66,7 +68,8 @@ class MegaMoe(Trial):
     def text(self) -> str:
         """The problem in a few words."""
         sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts}"
-        return f"{sizes} hidden={self.hidden} intermediate={self.middle} clamp={self.limit}"
+        more = "".join(weight.text for weight in self.weights.values())
+        return f"{sizes} hidden={self.hidden} intermediate={self.middle} clamp={self.limit}{more}"
 
     def fill(self) -> None:
         """Small whole tokens and weights, routes of which some go nowhere."""
@@ -75,9 +78,8 @@ class MegaMoe(Trial):
         x["x_sf"].copy_(draw.powers_of_two(x["x_sf"].shape, -3, 0))
         x["topk_idx"].copy_(draw.integers(x["topk_idx"].shape, -1, self.experts - 1))
         x["topk_weights"].copy_(draw.powers_of_two(x["topk_weights"].shape, -3, 0))
-        for name in ("l1", "l2"):
-            fp8.fill_values(draw, x[name], exact=True)
-            x["sf" + name].copy_(draw.powers_of_two(x["sf" + name].shape, -6, -3))
+        for name, weight in self.weights.items():
+            weight.fill(x[name], x["sf" + name])
 
     def call(self, x: Tensors) -> Tensors:
         """The buffer is filled, as callers do, and the output is given."""
@@ -85,9 +87,18 @@ class MegaMoe(Trial):
             target[: self.tokens].copy_(x[name])
         counts = x["counts"]
         counts = counts[0] if counts.dim() == 2 and len(counts) == 1 else counts
-        weights = (x["l1"], x["sfl1"]), (x["l2"], x["sfl2"])
-        fp8_mega_moe(x["y"], *weights, self.buffer, counts, activation_clamp=self.limit)
+        l1, l2 = (weight.given(x[name], x["sf" + name]) for name, weight in self.weights.items())
+        self.compute(x["y"], l1, l2, counts)
         return {}
+
+    def compute(self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor) -> None:
+        """Make the call itself."""
+        fp8_mega_moe(y, l1, l2, self.buffer, counts, activation_clamp=self.limit)
+
+    def first_weight(self, expert: int) -> Tensor:
+        """Give the FP64 numbers of an expert's first weight, the gate's rows first."""
+        x = self.operands
+        return self.weights["l1"].numbers(gate_first(x["l1"][expert]), x["sfl1"][expert])
 
     def right(self) -> dict[str, Right]:
         """Route by route."""
@@ -95,9 +106,9 @@ class MegaMoe(Trial):
         tokens, ids = fp8.spread(x["x"], x["x_sf"], 1), x["topk_idx"]
         total = torch.zeros(self.tokens, self.hidden, dtype=torch.float64, device=tokens.device)
         allowed = torch.zeros_like(total)
-        w2 = fp8.spread(x["l2"], x["sfl2"], 128)
+        w2 = self.weights["l2"].numbers(x["l2"], x["sfl2"])
         for expert in range(self.experts):
-            w1 = fp8.spread(gate_first(x["l1"][expert]), x["sfl1"][expert], 128)
+            w1 = self.first_weight(expert)
             at, column = (ids == expert).nonzero(as_tuple=True)
             middle = silu_mul((tokens[at] @ w1.t()).float(), self.limit) * x["topk_weights"][at, column, None]
             values, scales = cast_blocks(middle, 1, SILU_COLUMNS, use_ue8m0=False, min_amax=0.0)

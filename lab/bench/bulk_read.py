@@ -1,0 +1,77 @@
+"""The kernel of bulk_read.cuh: the yardstick of kernels that stream weights, timed where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deep_gemm.core.kernel import Config, Kernel
+from deep_gemm.core.params import Field, Kind, Params
+from deep_gemm.core.settings import get_num_sms
+
+PARAMS = Params("ReadParams", Field("source", Kind.POINTER), Field("bytes", Kind.UINT64))
+READ = "bulk_read"
+SOURCE = Path(__file__).with_name("bulk_read.cuh")
+
+
+@dataclass(frozen=True)
+class ReadConfig(Config):
+    """The configuration: there is one. A CTA has `slots` chunks of so many bytes on their way."""
+
+    slots: int = 12
+    chunk: int = 16384
+    num_threads: int = 32
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        return f"{self.slots}x{self.chunk}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in bulk_read.cuh, which asserts that it is the same."""
+        return -(-self.slots * (self.chunk + 8) // 128) * 128
+
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers that the source takes."""
+        return {
+            "kSlots": self.slots,
+            "kChunk": self.chunk,
+            "kNumThreads": self.num_threads,
+            "kSharedBytes": self.shared_bytes,
+        }
+
+
+class OfLaboratory(Kernel[ReadConfig]):
+    """A kernel whose source lies beside this file, not in the package."""
+
+    def headers(self, config: ReadConfig) -> dict[str, str]:
+        """Give everything that the source includes."""
+        return {**super().headers(config), SOURCE.name: SOURCE.read_text()}
+
+
+CONFIG = ReadConfig()
+KERNEL = OfLaboratory(READ, PARAMS, lambda: [CONFIG])
+
+
+def read(source: Tensor) -> None:
+    """Bring all of a tensor, whole 16 bytes that lie together, into shared memory of all SMs."""
+    if not source.is_cuda:
+        source.clone()
+        return
+    KERNEL.run(CONFIG, params_of(source), get_num_sms(), source.get_device())
+
+
+def params_of(source: Tensor) -> bytes:
+    """Give the kernel's parameters."""
+    if not source.is_contiguous() or source.nbytes % 16:
+        raise ValueError(f"source: expected whole 16 bytes that lie together, got {source.nbytes} of {source.stride()}")
+    return PARAMS.pack({"source": source.data_ptr(), "bytes": source.nbytes})
+
+
+def read_of(count: int) -> Tensor:
+    """Make so many random bytes to read on the current device, rounded up to whole 16."""
+    return torch.randint(0, 256, (-(-count // 16) * 16,), dtype=torch.uint8)

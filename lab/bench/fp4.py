@@ -1,0 +1,199 @@
+"""Products of FP4 weights (MXFP4): their cases, and their contenders. Cold, on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deep_gemm.casts.fp4 import cast_back_from_fp4, quantize_mxfp4
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor, words_of
+from deep_gemm.cli.models import MODELS
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.gemm.dense.api import fp8_fp4_gemm_nt
+from deep_gemm.gemm.packed import COLUMNS
+from deep_gemm.gemm.rows.api import m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_masked
+
+from .bulk_read import READ, read, read_of
+from .cases import FP4_DENSE, FP4_KINDS, Case, Shape, sizes_of
+from .contenders import OURS, Contender, dequantized
+from .grid import MOST_OPERATIONS
+
+FP8, HUMMING = f"{OURS}_fp8", "humming"
+METHOD = (
+    "FP4: normal weights by quantize_mxfp4, scales as words; deep_gemm_fp8: our product of the same shape with weights "
+    "in FP8, 128x128; bulk_read: a kernel that brings as many bytes as the FP4 product must move from DRAM into shared "
+    "memory; humming: HummingLayer of humming-kernels, e4m3 1x128 by MXFP4, its error beside x in BF16 times the "
+    "weight, its time with its cast of x, its part `product` the longest of its kernels"
+)
+FITTED = frozenset(
+    {
+        (4096, 7168),
+        (7168, 2048),
+        (7168, 16384),
+        (24576, 1536),
+        (2112, 7168),
+        (6144, 4096),
+        (12288, 5120),
+        (3072, 5120),
+        (8192, 8192),
+        (5120, 2304),
+    }
+)
+"""Weights `(n, k)` that tiles and their cost were tuned to."""
+MS = (1, 4, 16, 64, 128, 512, 1024, 4096)
+ROWS = {"fp4_masked": (4, 16, 48, 256), "fp4_contiguous": (64, 256, 1024)}
+"""Rows of each group."""
+RANKS = 8
+"""Ranks that share the experts of a model."""
+AIMED_AT = {"fp4_masked": ((8, 16, 4096, 7168), (8, 48, 4096, 7168))}
+QUICK: dict[str, tuple[Shape, ...]] = {
+    "fp4_dense": ((1, 4096, 7168), (16, 6144, 7168), (128, 7168, 3072), (4096, 4608, 5120)),
+    "fp4_masked": (*AIMED_AT["fp4_masked"], (48, 16, 6144, 7168)),
+    "fp4_contiguous": ((32, 64, 4096, 4096), (48, 256, 6144, 7168)),
+}
+
+
+def all_cases(kind: str) -> list[Case]:
+    """List the cases of a kind; those with the same weights follow each other."""
+    weights = [each for model in MODELS.values() for each in model.weights(1, RANKS) if each.is_fp4]
+    if kind == FP4_DENSE:
+        new = sorted({(each.n, each.k) for each in weights} - FITTED, key=lambda each: (each[0] * each[1], each))
+        shapes: list[Shape] = [(m, n, k) for n, k in (*sorted(FITTED), *new) for m in MS]
+    else:
+        groups = sorted({(each.num_groups, each.n, each.k) for each in weights})
+        shapes = [*AIMED_AT.get(kind, ()), *((count, rows, n, k) for count, n, k in groups for rows in ROWS[kind])]
+    return [case for case in map(partial(_case, kind), shapes) if case.operations <= MOST_OPERATIONS]
+
+
+def _case(kind: str, shape: Shape) -> Case:
+    return Case(kind, shape, sizes_of(kind.removeprefix("fp4_"), shape, {}), is_judged=shape[-2:] not in FITTED)
+
+
+def cases_of(
+    kind: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
+) -> list[Case]:
+    """Give the cases of a kind, a part of them, or those of shapes, which may be new."""
+    known = {case.shape: case for case in all_cases(kind)}
+    for shape in shapes:
+        if len(shape) != (3 if kind == FP4_DENSE else 4):
+            meaning = "(m, n, k)" if kind == FP4_DENSE else "(groups, rows, n, k)"
+            raise ValueError(f"shapes: expected {meaning} for bench {kind}, got {shape}")
+    if shapes:
+        return [known.get(shape) or Case(kind, shape, _case(kind, shape).sizes) for shape in shapes]
+    chosen = [known[shape] for shape in QUICK[kind]] if quick else list(known.values())
+    return [case for case in chosen if is_judged is None or case.is_judged == is_judged]
+
+
+class Weights:
+    """Weights of groups, in FP4 and in FP8."""
+
+    def __init__(self, groups: int, n: int, k: int) -> None:
+        fp4, fp8 = [], []
+        for _ in range(groups):
+            plain = torch.randn(n, k, dtype=torch.bfloat16)
+            fp4.append(quantize_mxfp4(plain))
+            fp8.append(per_block_cast_to_fp8(plain))
+        self.packed, self.exponents = map(torch.stack, zip(*fp4, strict=True))
+        values, scales = map(torch.stack, zip(*fp8, strict=True))
+        self.fp4, self.fp8 = (self.packed, words_of(self.exponents)), (values, scales)
+
+    def numbers_of_fp4(self, group: int) -> Tensor:
+        """Give the numbers of a group in FP64."""
+        return cast_back_from_fp4(self.packed[group], self.exponents[group], COLUMNS).double()
+
+    def numbers_of_fp8(self, group: int) -> Tensor:
+        """Give those of the FP8 weight."""
+        return dequantized((self.fp8[0][group], self.fp8[1][group]), 128)
+
+    @cached_property
+    def humming(self) -> Any:
+        """Make the rival's layer of the first group."""
+        if importlib.util.find_spec("humming") is None:
+            raise NotImplementedError("humming-kernels is not installed: pip install humming-kernels==0.1.19")
+        _, n, half_k = self.packed.shape
+        layer = importlib.import_module("humming.layer").HummingLayer(
+            shape_n=n,
+            shape_k=2 * half_k,
+            weight_config={"quant_method": "mxfp4"},
+            input_config={"dtype": "float8e4m3", "group_size": 128},
+            torch_dtype=torch.bfloat16,
+        )
+        layer = layer.to(self.packed.device)
+        layer.load_from_tensors({"weight": self.packed[0], "weight_scale": self.exponents[0]})
+        layer.transform()
+        return layer
+
+
+@lru_cache(maxsize=1)
+def weights_of(groups: int, n: int, k: int, device: str) -> Weights:
+    """Make the weights of cases that follow each other."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        return Weights(groups, n, k)
+
+
+def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
+    """Make random activations of a case, and its contenders. What is the same function takes both kinds of weights."""
+    groups, rows, n, k = case.shape if case.sizes else (1, *case.shape)
+    weights = weights_of(groups, n, k, device)
+    torch.manual_seed(1)
+    with torch.device(device):
+        masked = case.kind == "fp4_masked"
+        outer = (groups, case.max_m) if masked else (sum(case.sizes) or rows,)
+        x, d = (torch.randn(*outer, columns, dtype=torch.bfloat16) for columns in (k, n))
+        a, sa = per_token_cast_to_fp8(x)
+        operand = a, get_mn_major_tma_aligned_tensor(sa)
+        layout = _layout(case)
+        source, done = read_of(case.bytes), torch.ones(1)
+    places = _places(case)
+
+    def product(b: Operand) -> Tensor:
+        if masked:
+            m_grouped_fp8_fp4_gemm_nt_masked(operand, b, d, layout, rows)
+        elif case.sizes:
+            m_grouped_fp8_fp4_gemm_nt_contiguous(operand, b, d, layout)
+        else:
+            fp8_fp4_gemm_nt(operand, (b[0][0], b[1][0]), d)
+        return d
+
+    def right(numbers_of: Callable[[int], Tensor], got: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for group, at in places:
+            yield got[at], dequantized((a[at], sa[at]), 1) @ numbers_of(group).t()
+
+    def reading() -> Tensor:
+        read(source)
+        return done
+
+    ways = ((OURS, weights.fp4, weights.numbers_of_fp4), (FP8, weights.fp8, weights.numbers_of_fp8))
+    for name, b, numbers_of in ways:
+        yield Contender(name, partial(product, b), partial(right, numbers_of), lambda: d.fill_(torch.nan))
+    yield Contender(READ, reading, lambda got: [(got, got.double())])
+    if case.kind == FP4_DENSE:
+        yield Contender(
+            HUMMING, lambda: weights.humming(x), lambda got: [(got, x.double() @ weights.numbers_of_fp4(0).t())]
+        )
+
+
+def _layout(case: Case) -> Tensor:
+    """Rows of each group, or the group of each row; of a dense product nothing."""
+    sizes = torch.tensor(case.sizes, dtype=torch.int32)
+    if case.kind == "fp4_masked":
+        return sizes
+    return torch.arange(len(case.sizes), dtype=torch.int32).repeat_interleave(sizes)
+
+
+def _places(case: Case) -> list[tuple[int, Any]]:
+    """Each group, and where its rows are in A and D."""
+    if case.kind == "fp4_masked":
+        return [(group, (group, slice(size))) for group, size in enumerate(case.sizes)]
+    ends = [sum(case.sizes[: group + 1]) for group in range(len(case.sizes))]
+    return [(g, slice(end - case.sizes[g], end)) for g, end in enumerate(ends)] or [(0, slice(None))]
+
+
+assert set(QUICK) == set(FP4_KINDS)

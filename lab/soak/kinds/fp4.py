@@ -1,0 +1,279 @@
+"""FP4 weights (MXFP4) in products and layers of which there are FP8 kinds, and casts to FP4: every form of scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from deep_gemm import casts as quantize
+from deep_gemm.casts.fp4 import VALUES, cast_by_torch
+from deep_gemm.casts.scales import exponents_of
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.distributed import fp8_fp4_mega_moe, transform_weights_for_mega_moe
+
+from ..draw import Draw
+from ..trial import Right, Tensors, Trial
+from . import dense, fp8, layers, mega_moe, rows
+from .casts import TYPES
+
+GROUP, WORD, ONE, NAN = 32, 128, 127, 255
+"""Columns of a scale, and of a word of four; exponents that stand for 1 and for NaN."""
+EXACT_CODES = (0, 2, 4, 10, 12)
+"""Of 0, 1, 2, -1, -2, which tensor cores add up exactly."""
+SCALES = "shape device"
+"""Faults of scales: of another type they may be right, as words."""
+NUMBERS = torch.tensor([*VALUES, *(-value for value in VALUES)], dtype=torch.float64)
+
+
+class Weight(fp8.Weight):
+    """Values two to a byte, and a scale for each 32 of a row: bytes, E8M0, words either way round, or FP32."""
+
+    depths = GROUP
+    columns = GROUP
+    faults: ClassVar = ("address shape device", SCALES, SCALES)
+
+    def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
+        super().__init__(draw, exact, low, high)
+        self.type = draw.rng.choice((torch.uint8, torch.int8, torch.float4_e2m1fn_x2))
+        self.form = draw.rng.choice(("bytes", "e8m0", "words", "words, MN-major", "fp32"))
+        self.apart = 1 if exact else draw.rng.choice((3, 11, 30))  # exponents of a block: 30 do not fold
+        self.columns_of_a = draw.rng.choice((128, 128, 128, 64, 32))
+
+    @property
+    def text(self) -> str:
+        """The forms in a few words."""
+        return f" {self.type}, scales in {self.form}, up to 2^{self.apart} apart, of A for {self.columns_of_a}"
+
+    @property
+    def recipes(self) -> dict[str, Any]:
+        """Give the keywords that state scales in a call."""
+        return {} if self.columns_of_a == 128 else {"recipe_a": (1, self.columns_of_a), "recipe_b": (1, GROUP)}
+
+    def room(self, shape: Sequence[int], rows: int = 1) -> tuple[Tensor, Tensor]:
+        """Room for a weight `[..., n, k]` and its scales."""
+        *outer, n, k = shape
+        values = self.draw.matrix((*outer, n, k // 2), torch.float8_e4m3fn).view(torch.uint8)
+        device, words = values.device, (*outer, n, ceil_div(k, WORD))
+        if self.form == "words":
+            return values, torch.zeros(words, dtype=torch.int32, device=device)
+        if self.form == "words, MN-major":
+            return values, torch.zeros((*outer, words[-1], n), dtype=torch.int32, device=device).mT
+        dtype = torch.float32 if self.form == "fp32" else torch.uint8
+        return values, torch.empty((*outer, n, k // GROUP), dtype=dtype, device=device)
+
+    def fill(self, values: Tensor, sf: Tensor) -> None:
+        """Draw values and exponents anew; FP32 scales are no powers of two unless sums are to be exact."""
+        draw, codes = self.draw, torch.tensor(EXACT_CODES if self.exact else range(16), device=values.device)
+        low, high = (codes[draw.integers(values.shape, 0, len(codes) - 1, torch.int64)] for _ in range(2))
+        values.copy_(low | high << 4)
+        groups = values.shape[-1] * 2 // GROUP
+        shape = (*values.shape[:-1], ceil_div(groups, 4), 4)
+        exponents = draw.integers((*shape[:-1], 1), ONE + self.low, ONE + self.high, torch.int32)
+        exponents = exponents + draw.integers(shape, 0, self.apart, torch.int32)
+        of_groups = exponents.flatten(-2)[..., :groups]
+        if sf.dtype == torch.float32:
+            scales = torch.ldexp(torch.ones(of_groups.shape, device=sf.device), of_groups - ONE)
+            if not self.exact:
+                scales *= 1 + torch.rand(scales.shape, generator=draw.generator, device=sf.device)
+            sf.copy_(scales)
+        elif sf.dtype == torch.uint8:
+            sf.copy_(of_groups)
+        else:
+            exponents[..., -1, 1 + (groups - 1) % 4 :] = 0  # what lies behind the last group
+            first, second, third, fourth = exponents.unbind(-1)
+            sf.copy_(first | second << 8 | third << 16 | fourth << 24)
+
+    def spoil(self, sf: Tensor) -> None:
+        """Make a scale NaN: the first of the last row."""
+        if sf.dtype == torch.float32:
+            sf[..., -1, 0] = torch.nan
+        elif sf.dtype == torch.uint8:
+            sf[..., -1, 0] = NAN
+        else:
+            sf[..., -1, 0] |= NAN
+
+    def given(self, values: Tensor, sf: Tensor) -> tuple[Tensor, Tensor]:
+        """Give values and scales as the caller has them."""
+        if sf.dtype == torch.uint8 and self.form == "e8m0":
+            sf = sf.view(torch.float8_e8m0fnu)
+        return values.view(self.type) if values.dtype == torch.uint8 else values, sf
+
+    def numbers(self, values: Tensor, sf: Tensor, rows: int = 1) -> Tensor:
+        """Give the FP64 numbers that a weight stands for."""
+        codes = torch.stack([values & 15, values >> 4], -1).flatten(-2)
+        if sf.dtype == torch.float32:
+            scales = sf.double()
+        else:
+            exponents = sf.int() if sf.dtype == torch.uint8 else exponents_of(sf)[..., : codes.shape[-1] // GROUP]
+            scales = (2.0 ** (exponents.double() - ONE)).masked_fill(exponents == NAN, torch.nan)
+        return NUMBERS.to(values.device)[codes.int()] * scales.repeat_interleave(GROUP, -1)
+
+
+class OfFp4(fp8.OfFp8):
+    """The common part of products: now and then a scale is NaN, which no product may hide."""
+
+    make_weight: ClassVar = Weight
+    weight: Weight
+
+    def fill(self) -> None:
+        """Draw all anew."""
+        super().fill()
+        if self.exact and self.draw.flag(0.1):
+            self.weight.spoil(self.scales_of_b)
+
+    @property
+    def scales_of_b(self) -> Tensor:
+        """Scales of B `[..., n, columns]`, whichever way it is given."""
+        sfb = self.operands["sfb"]
+        return sfb.mT if getattr(self, "turned", False) else sfb
+
+
+class DenseFp4(OfFp4, dense.Dense):
+    """`fp8_fp4_gemm_nt` and `fp8_fp4_gemm_nn`."""
+
+    kind = "fp8_fp4_gemm"
+    majors: ClassVar = ("nt", "nt", "nn")
+    has_rows = False
+
+    @property
+    def turned(self) -> bool:
+        """Whether B is given as `[k / 2, n]`."""
+        return self.major[1] == "n"
+
+
+class ContiguousFp4(OfFp4, rows.Contiguous):
+    """`m_grouped_fp8_fp4_gemm_nt_contiguous` and its nn form."""
+
+    kind = "m_grouped_fp8_fp4_contiguous"
+    faults: ClassVar = {**rows.Contiguous.faults, "sfa": SCALES, "b": "shape device", "sfb": SCALES}
+
+
+class MaskedFp4(OfFp4, rows.Masked):
+    """`m_grouped_fp8_fp4_gemm_nt_masked`."""
+
+    kind = "m_grouped_fp8_fp4_masked"
+    faults: ClassVar = {**rows.Masked.faults, "sfa": SCALES, "b": "address shape device", "sfb": SCALES}
+
+
+class LinearFp4(layers.Linear):
+    """`linear` with such a weight."""
+
+    kind = "linear_fp4"
+    faults: ClassVar = {**layers.Linear.faults, "w": "shape device", "sfw": SCALES}
+    make_weight: ClassVar = Weight
+
+
+class ExpertsFp4(layers.Experts):
+    """`experts` with such weights."""
+
+    kind = "experts_fp4"
+    faults: ClassVar = {**layers.Experts.faults, "w1": "device", "w2": "device"} | dict.fromkeys(("sf1", "sf2"), SCALES)
+    make_weight: ClassVar = Weight
+
+
+class MegaMoeFp4(mega_moe.MegaMoe):
+    """`fp8_fp4_mega_moe`. By the memory of peers, as on a GPU, the second weight's scales are no FP32."""
+
+    kind = "fp8_fp4_mega_moe"
+    faults: ClassVar = mega_moe.MegaMoe.faults | dict.fromkeys(("l1", "l2", "sfl1", "sfl2"), SCALES)
+    make_weight: ClassVar = Weight
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        second = self.weights["l2"]
+        assert isinstance(second, Weight)
+        if draw.device == "cuda" and second.form == "fp32":
+            second.form = "words"
+            _, self.operands["sfl2"] = second.room((self.experts, self.hidden, self.middle))
+
+    def compute(self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor) -> None:
+        """Bring weights into their form, which is the same memory, and make the call."""
+        made = transform_weights_for_mega_moe(l1, l2)
+        fp8_fp4_mega_moe(y, *made, self.buffer, counts, activation_clamp=self.limit)
+
+    def first_weight(self, expert: int) -> Tensor:
+        """Give the FP64 numbers of an expert's first weight."""
+        x = self.operands
+        return self.weights["l1"].numbers(x["l1"][expert], x["sfl1"][expert])
+
+
+class CastFp4(Trial):
+    """`per_token_cast_to_fp4` and `quantize_mxfp4`."""
+
+    kind = "casts_fp4"
+    faults: ClassVar = {"x": "cast_type"}
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.is_mx, self.rounds_up = draw.flag(), draw.flag()
+        others = (16, 100) if draw.device == "cpu" else ()  # on a GPU torch casts these, by a table from the host
+        self.columns = GROUP if self.is_mx else draw.rng.choice((GROUP, 128, *others))
+        k = draw.size(GROUP, 2000, GROUP) if self.is_mx else draw.size(2, 2000, 2)
+        groups = draw.rng.choice((0, 0, 1, 4))
+        shape = (*([groups] if groups else []), draw.size(1, 300 if groups else 2000), k)
+        self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES))}
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        x = self.operands["x"]
+        return f"{'mxfp4' if self.is_mx else 'fp4'} {tuple(x.shape)} {x.dtype} for {self.columns} {self.rounds_up}"
+
+    def fill(self) -> None:
+        """Numbers of many magnitudes, zeros, whole groups of them too, and now and then an infinity or a NaN."""
+        x, draw = self.operands["x"], self.draw
+        drawn = draw.normal(x.shape) * 2.0 ** draw.rng.randint(-8, 8)
+        drawn[torch.rand(x.shape, generator=draw.generator, device=x.device) < 0.2] = 0
+        if draw.flag(0.3):
+            drawn[..., : draw.rng.randint(0, x.shape[-1])] = 0
+        if draw.flag(0.2):
+            drawn.reshape(-1)[draw.rng.randrange(drawn.numel())] = draw.rng.choice((torch.inf, -torch.inf, torch.nan))
+        x.copy_(drawn)
+
+    def call(self, x: Tensors) -> Tensors:
+        """The call makes values and scales."""
+        if self.is_mx:
+            values, sf = quantize.quantize_mxfp4(x["x"])
+        else:
+            values, sf = quantize.per_token_cast_to_fp4(x["x"], self.rounds_up, self.columns)
+        return {"values": values.view(torch.uint8), "scales": sf}
+
+    def right(self) -> dict[str, Right]:
+        """By torch; of MXFP4 by the numbers it stands for, and by what its groups must have."""
+        x = self.operands["x"]
+        if not self.is_mx:
+            values, sf = cast_by_torch(x, self.rounds_up, self.columns)
+            return {"values": Right(values.view(torch.uint8)), "scales": Right(sf)}
+        of_groups = x.double().reshape(*x.shape[:-1], -1, GROUP)
+        largest = of_groups.abs().amax(-1)
+        # The least power of two of which the largest magnitude is at most 7 times as much.
+        mantissa, exponent = torch.frexp(largest / 7)
+        exponents = (exponent - (mantissa == 0.5).int()).clamp(-126) + ONE
+        exponents = exponents.masked_fill(~largest.isfinite(), 0).masked_fill(largest == 0, 0)
+        exponents = self._beside(exponents).masked_fill(~largest.isfinite(), NAN)
+        quotients = of_groups / 2.0 ** (exponents.double() - ONE)[..., None]
+        steps = (quotients.abs()[..., None] - NUMBERS[:8].to(x.device)).abs()
+        # Of two that are as near the one with an even code.
+        codes = (steps + torch.tensor([0, 1e-9] * 4, device=x.device)).argmin(-1)
+        codes = codes + 8 * (quotients.signbit() & ~quotients.isnan())
+        low, high = codes.flatten(-2)[..., ::2], codes.flatten(-2)[..., 1::2]
+        finite = largest.isfinite().repeat_interleave(GROUP // 2, -1)
+        return {
+            "values": Right((low | high << 4).to(torch.uint8), None, finite),
+            "scales": Right(exponents.to(torch.uint8)),
+        }
+
+    @staticmethod
+    def _beside(exponents: Tensor) -> Tensor:
+        """Give groups of zeros the largest exponent of their 128 columns, or that of 1."""
+        groups = exponents.shape[-1]
+        found = exponents.clone()
+        for first in range(0, groups, 4):
+            block = exponents[..., first : first + 4]
+            most = block.amax(-1, keepdim=True)
+            found[..., first : first + 4] = torch.where(block > 0, block, torch.where(most > 0, most, ONE))
+        return found
