@@ -2,7 +2,8 @@
 
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
     multiply = rounds * (blocks of k * block + tile_us + store + split_us if k is split)
-               + blocks of k * fp4_alone_ns         of the decode kernel with an FP4 weight
+               + blocks of k * fp4_alone_ns         of the decode kernel with an FP4 weight, and launch_us for each
+                                                    time that its CTAs fill the GPU, but the first
     block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row,
                or convert_ns more if B is FP4
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
@@ -75,6 +76,8 @@ class OnWeight(NamedTuple):
     round_us: float
     once_us: float
     """Time that one round takes longer than each of several does."""
+    late_us: float
+    """Time that CTAs of the decode kernel with an FP4 weight take longer if they do not all fit on the GPU at once."""
     straddling_us: float
     """Time of the L2 for a cluster's rows of A and B that lie across its lines, else 0."""
     least_m: int
@@ -89,10 +92,13 @@ class OnWeight(NamedTuple):
 
     def multiply_us(self, ms: Sequence[int]) -> list[float]:
         """Estimate the time of multiplying for each size of batch, smaller ones first; infinite if it cannot run."""
-        _, rows, clusters_n, at_once, uncrowded, round_us, once_us, straddling_us, low, high, _ = self
+        _, rows, clusters_n, at_once, uncrowded, round_us, once_us, late_us, straddling_us, low, high, _ = self
         crowded_us = round_us * self.tile.ctas_per_sm
         counts = [(m + rows - 1) // rows * clusters_n for m in ms if m <= high]
         us = [(c + at_once - 1) // at_once * (round_us if c <= uncrowded else crowded_us) + once_us for c in counts]
+        if late_us:
+            room = at_once * self.tile.ctas_per_sm
+            us = [own + (c - 1) // room * late_us for own, c in zip(us, counts, strict=True)]
         if straddling_us:
             us = [max(own, c * straddling_us) for own, c in zip(us, counts, strict=True)]
         if low > 1:
@@ -173,6 +179,7 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
         uncrowded,
         share * block_us + tile_us,
         share * timings.fp4_alone_ns / 1e3 if tile.is_decode and output.sfb == MX else 0.0,
+        timings.launch_us if tile.is_decode and output.sfb == MX else 0.0,
         (rows + columns) * blocks * _straddling_ps(k, timings) / 1e6,
         tile.block_m + 1 if tile.cluster_m > 1 else 1,
         0 if never else MOST_DECODE_ROWS if tile.is_decode else sys.maxsize,
