@@ -267,6 +267,9 @@ DEVICE void convert_tile(const Params& p, Storage& shared, uint32_t warp, bool& 
 #pragma unroll 1
   for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
     if (kConvertGroups == 2 && (is_turn = !is_turn)) continue;
+    // Who has each slot every other time must know that the time between is over: its parity is the other one, so the end of the
+    // time before it would be taken for that of this one. It is over once math warps have given the slot back.
+    if constexpr (kNumStages % kConvertGroups != 0) wait_until_free(shared.ring, at);
     ptx::mbarrier_wait_parity(&shared.roles.packed[at.stage], at.parity);
     const uint32_t shifts_at = first_shifts + at.stage * (kBlockN * 4), from = first_from + at.stage * kBBytes;
     const uint32_t shifts = ptx::ld_shared_u16(shifts_at) | ptx::ld_shared_u16(shifts_at + kRowsOfRound * 4) << 16;
