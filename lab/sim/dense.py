@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
-from deep_gemm.core.check.layout import UE8M0_PER_WORD
+from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.core.check.recipes import MX, PER_BLOCK, PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
@@ -103,12 +103,29 @@ def random_problem(
 
 
 def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) -> tuple[Tensor, Tensor]:
-    """Make an FP4 weight of all codes. Its scales, in words, are of few sizes, but for some of any if `any_scales`."""
+    """Make an FP4 weight of all codes. Its scales, in words, are of few sizes.
+
+    `any_scales`: some are of any size, in the first 128 rows and in some of the others, there in some of 32 rows each.
+    Single ones are NaN, so large that the reference may just not overflow, the largest, of zeros, and, beside others,
+    the smallest.
+    """
     values = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
     scales = torch.randint(118, 130, (n, k // MX.columns), generator=generator, dtype=torch.uint8)
     if any_scales:
         others = torch.randint(70, 180, scales.shape, generator=generator, dtype=torch.uint8)
-        scales = torch.where(torch.rand(scales.shape, generator=generator) < 0.02, others, scales)
+        likely = torch.ones(n, 1)
+        for rows in (32, 128):
+            some = torch.rand(ceil_div(n, rows), 1, generator=generator) < 0.6
+            some[0] = True
+            likely *= some.repeat_interleave(rows, 0)[:n]
+        scales = torch.where(torch.rand(scales.shape, generator=generator) < 0.02 * likely, others, scales)
+        for scale in (0, 237, 254, 255):
+            if scale > 0 or k > MX.columns:
+                row = int(torch.randint(0, min(n, 128), (), generator=generator))
+                group = int(torch.randint(0, scales.shape[1], (), generator=generator))
+                scales[row, group] = scale
+                if scale == 254:
+                    values.view(n, -1, 16)[row, group] &= 0x88
     behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # not to be looked at
     return values, words_of(torch.cat([scales, behind], 1))
 
@@ -152,6 +169,8 @@ class DenseTrial(ProductTrial):
     schedule: str | None = None
     in_place: bool = False
     is_dependent: bool = False
+    any_scales: bool = False
+    """Scales of an FP4 weight that do not always fold."""
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -162,17 +181,21 @@ class DenseTrial(ProductTrial):
     def drawn(cls, config: GemmConfig, seed: int) -> DenseTrial:
         """Draw sizes around a tile's edges."""
         draw = draws(config, seed)
+        of_sides, k = sides(draw, config, blocks=2), depth(draw, config)
         return cls(
             config,
-            *sides(draw, config, blocks=2),
-            depth(draw, config),
+            *of_sides,
+            align(k, MX.columns) if config.converts_b else k,
             seed,
             in_place=config.with_c and not config.is_fp32 and draw.random() < 0.5,
             is_dependent=draw.random() < 0.5,
+            any_scales=config.converts_b and draw.random() < 0.5,
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices."""
-        p = random_problem(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place)
+        p = random_problem(
+            self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, any_scales=self.any_scales
+        )
         return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)

@@ -70,9 +70,12 @@ def within_units(right: Tensor, bound: Tensor) -> Tensor:
 
 
 def excess(d: Tensor, right: Tensor, allowed: Tensor) -> Tensor:
-    """Each element's difference relative to the allowed one: above 1 is wrong; NaN counts as infinite."""
+    """Each element's difference relative to the allowed one: above 1 is wrong.
+
+    NaN counts as infinite, but where it is right.
+    """
     ratio = (d.double() - right.double()).abs() / allowed
-    return torch.where(ratio.isnan(), torch.inf, ratio)
+    return torch.where(d.isnan() & right.isnan(), 0.0, torch.where(ratio.isnan(), torch.inf, ratio))
 
 
 def describe_mistakes(d: Tensor, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> str | None:

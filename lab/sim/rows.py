@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.layout import align
-from deep_gemm.core.check.recipes import PER_ROW
+from deep_gemm.core.check.recipes import MX, PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -22,7 +22,7 @@ from deep_gemm.gemm.rows import launch as kernels
 from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
 from deep_gemm.gemm.rows.launch import grouped_problem
 
-from .dense import Outcome, ProductTrial, outcome
+from .dense import Outcome, ProductTrial, outcome, random_packed
 from .launcher import How
 from .library import HostKernel
 from .product import depth, draws, near_edge, partial_sums, run_plan, sizes, stage_of
@@ -44,8 +44,9 @@ def random_problem(
     num_groups: int | None = None,
     alignment: int = 128,
     zero_padding: bool = True,
+    any_scales: bool = False,
 ) -> Problem:
-    """Make a problem with random data for a configuration.
+    """Make a problem with random data for a configuration. `any_scales`: those of FP4 weights do not always fold.
 
     `layout` holds ids, ends or counts, depending on the configuration. `rows` is the number of rows that A has, for
     counts in each group. Rows of A without a group are NaN, both values and scales.
@@ -61,8 +62,12 @@ def random_problem(
     planes = [groups] if config.groups == Groups.COUNTS else []
     assert config.sfa is not None
     a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=config.sfa.columns)
-    cast_b = per_token_cast_to_fp8 if config.sfb == PER_ROW else per_block_cast_to_fp8
-    b = cast_b(torch.randn(groups, n, k, generator=generator))
+    if config.converts_b:
+        weights = [random_packed(n, k, generator, any_scales) for _ in range(groups)]
+        b = torch.stack([values for values, _ in weights]), torch.stack([scales for _, scales in weights])
+    else:
+        cast_b = per_token_cast_to_fp8 if config.sfb == PER_ROW else per_block_cast_to_fp8
+        b = cast_b(torch.randn(groups, n, k, generator=generator))
     d = torch.full((*planes, rows, n), CANARY, dtype=dtype)
     recipes = ((1, 1, 128) if config.sfb == PER_ROW else None, None, None)
     problem: Problem
@@ -141,6 +146,8 @@ class RowsTrial(ProductTrial):
     k: int = 400
     num_groups: int | None = None
     zero_padding: bool = True
+    any_scales: bool = False
+    """Scales of FP4 weights that do not always fold."""
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -153,17 +160,19 @@ class RowsTrial(ProductTrial):
         draw = draws(config, seed)
         alignment = draw.choice((1, 16, 128))
         layout, rows = drawn_layout(draw, config, alignment)
+        n, k = near_edge(draw, config.block_n, 4 if config.is_fp32 else 8, blocks=1), depth(draw, config)
         return cls(
             config,
             layout,
             seed,
             rows=rows,
             alignment=alignment,
-            n=near_edge(draw, config.block_n, 4 if config.is_fp32 else 8, blocks=1),
-            k=depth(draw, config),
+            n=n,
+            k=align(k, MX.columns) if config.converts_b else k,
             num_sms=draw.randint(1, 5),
             num_groups=5 if config.groups == Groups.IDS else None,
             zero_padding=draw.random() < 0.5 and not config.scale_parts > 1,
+            any_scales=config.converts_b and draw.random() < 0.5,
         )
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
@@ -178,6 +187,7 @@ class RowsTrial(ProductTrial):
             num_groups=self.num_groups,
             alignment=self.alignment,
             zero_padding=self.zero_padding,
+            any_scales=self.any_scales,
         )
         if self.config.scale_parts > 1:
             p.sfa[:, 1::2] *= 3

@@ -51,7 +51,7 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: ContiguousProble
         )
     d = torch.where(on_peer[:, None], found[1][place, :n], found[0][place, :n])
     right, allowed = right_and_allowed(problem, partial_sums(how))
-    right[nowhere] = CANARY
+    right[nowhere], allowed[nowhere] = CANARY, torch.finfo(allowed.dtype).tiny
     result.buffers["d"] = d
     return outcome(result, right, allowed)
 
@@ -78,6 +78,8 @@ class AddressesTrial(Trial):
     schedule: str | None = None
     sizes: tuple[int, ...] = (70, 0, 3, 129, 1)
     behind: int = 130
+    any_scales: bool = False
+    """Scales of FP4 weights that do not always fold."""
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -92,13 +94,21 @@ class AddressesTrial(Trial):
         blocks = draw.randint(1, 3) if config.has_tail or run == 1 else run
         sizes = tuple(draw.choice((0, 1, 65, 129, draw.randint(1, 100))) for _ in range(draw.randint(1, 3)))
         n = 8 * draw.randint(1, config.block_n // 8 + 4)
-        return cls(config, n, blocks * BLOCK_K, seed, sizes=sizes, behind=draw.randint(1, 40))
+        behind, any_scales = draw.randint(1, 40), config.converts_b and draw.random() < 0.5
+        return cls(config, n, blocks * BLOCK_K, seed, sizes=sizes, behind=behind, any_scales=any_scales)
 
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare rows at their addresses with the reference's, within what rounding may do."""
         ids = [group for group, size in enumerate(self.sizes) for _ in range(size)] + [-1] * self.behind
         problem = random_problem(
-            self.config, ids, self.n, self.k, self.seed, num_groups=len(self.sizes), zero_padding=False
+            self.config,
+            ids,
+            self.n,
+            self.k,
+            self.seed,
+            num_groups=len(self.sizes),
+            zero_padding=False,
+            any_scales=self.any_scales,
         )
         assert isinstance(problem, ContiguousProblem)
         return run(kernel, self.config, problem, **self.how).checked().worst

@@ -1,0 +1,31 @@
+"""How often fp8_gemm multiplies the tiles of FP4 weights, told from their scales alone; see gemm/convert/e2m1.cuh."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FOLDING = 12
+"""Scales fold if the largest is less than 2^12 times the smallest."""
+ROWS = 32
+
+
+def passes_of(scales: Tensor, block_n: int) -> list[int]:
+    """How often the tiles of `block_n` rows of a weight are multiplied, with its scales as bytes `[n, k / 32]`."""
+    found = []
+    for tile in torch.split(scales, block_n):
+        sets = [part for rows in torch.split(tile, ROWS) for part in torch.split(rows, 4, 1)]
+        found.append(max(1, *(_levels(part) for part in sets)))
+    return found
+
+
+def _levels(scales: Tensor) -> int:
+    left, levels = sorted(set(scales.flatten().tolist()) - {255}), 0
+    while left:
+        left, levels = [scale for scale in left if scale <= left[-1] - FOLDING], levels + 1
+    return levels
+
+
+def bytes_of(words: Tensor, k: int) -> Tensor:
+    """Scales `[..., n, words]` as bytes, those of k alone."""
+    return words.contiguous().view(torch.uint8)[..., : k // 32]
