@@ -127,9 +127,9 @@ BREAKS = {
         "bytes of shared memory are static",
         edits=(
             (
-                "  Tiles tiles(p, shared.work);\n",
+                "  Tiles tiles(p, shared.roles.work);\n",
                 "  __shared__ uint32_t m[32];\n  m[threadIdx.x % 32] = p.m;\n"
-                "  __syncthreads();\n  Tiles tiles(p, shared.work);\n  tiles.rows = m[threadIdx.x / 32];\n",
+                "  __syncthreads();\n  Tiles tiles(p, shared.roles.work);\n  tiles.rows = m[threadIdx.x / 32];\n",
             ),
         ),
     ),

@@ -198,7 +198,7 @@ def test_sim_runs_seeds_and_says_how_far_from_wrong(arguments: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("broken", "by", "says"),
     [
-        ("ptx::mbarrier_init(&full[stage], kFullArrivals);", "", "is not initialized"),
+        ("ptx::mbarrier_init(&full[stage], kFullArrivals + more_arrivals);", "", "is not initialized"),
         ("scale[i / 2 % 2], total[i]);", "scale[i / 2 % 2], 0.f);", "elements are wrong, 0 of them NaN; the worst"),
     ],
 )

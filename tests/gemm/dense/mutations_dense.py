@@ -95,14 +95,14 @@ MUTATIONS = [
     Mutation("takes an answer for the wrong parity", _MAINLOOP, "&ring.full[at.stage], at.parity)", "&ring.full[at.stage], at.parity ^ 1)"),
     Mutation("exits while the other CTA still arrives", _GEMM, "for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);", "{}", shows_in=SHARES_A),
     # Loads
-    Mutation("expects bytes without the scales", _SLOT, "kABytes + kBBytes + kScalesLoaded * 4;", "kABytes + kBBytes;"),
-    Mutation("expects twice the bytes of B", _SLOT, "kABytes + kBBytes + kScalesLoaded * 4;", "kABytes + 2 * kBBytes + kScalesLoaded * 4;"),
+    Mutation("expects bytes without the scales", _SLOT, " + kScalesLoaded * 4;", ";"),
+    Mutation("expects twice the bytes of B", _SLOT, "? 0 : kBBytes)", "? 0 : 2 * kBBytes)"),
     Mutation("multicasts to itself alone", _OPERAND, "kAllCtas);", "1u << ptx::cluster_rank());", everywhere=True, shows_in=SHARES_A),
     Mutation("half of an operand at the wrong rows", _OPERAND, "k, row + first, planes...);", "k, row, planes...);", shows_in=SHARES_A),
     Mutation("each CTA of a cluster loads the first half", _OPERAND, "ptx::cluster_rank() * kPart", "0", shows_in=SHARES_A),
     Mutation("half of an operand into the wrong slot rows", _OPERAND, "to + first * kLineBytes", "to", shows_in=SHARES_B),
     Mutation("scales of the next k-block", _WORK, "tile.row_m, k_block);", "tile.row_m, k_block + 1);"),
-    Mutation("load coordinates swapped", _WORK, "slot.b, k, tile.row_n);", "slot.b, tile.row_n, k);"),
+    Mutation("load coordinates swapped", _WORK, "k / kPackedB,\n                                                        tile.row_n + row);", "tile.row_n + row, k);"),
     # Products
     Mutation("no WGMMA fence", _MAINLOOP, "  ptx::wgmma_fence();\n", ""),
     Mutation("no commit", _MAINLOOP, "  ptx::wgmma_commit_group();\n", ""),

@@ -25,21 +25,21 @@ TRIALS = [
     *(Trial(ALONE, 5, 72, k, k, any_scales=True) for k in (32, 64, 96, 160)),
 ]
 
-_E2M1, _DECODE = "decode/e2m1.cuh", "fp8_gemm_decode.cuh"
+_E2M1, _E4M3, _DECODE = "decode/e2m1.cuh", "e4m3_of_e2m1.cuh", "fp8_gemm_decode.cuh"
 
 MUTATIONS = [
     # Values
-    Mutation("0.5 is 0.25", _E2M1, "kLowValues = 0x3c383000", "kLowValues = 0x3c382800"),
-    Mutation("6 is 5", _E2M1, "kHighValues = 0x4c484440", "kHighValues = 0x4a484440"),
-    Mutation("zero is shifted too", _E2M1, "shift * 0x08080800)", "shift * 0x08080808)"),
-    Mutation("signs of odd values", _E2M1, "0x5140", "0x5540"),
+    Mutation("0.5 is 0.25", _E4M3, "kLowValues = 0x3c383000", "kLowValues = 0x3c382800"),
+    Mutation("6 is 5", _E4M3, "kHighValues = 0x4c484440", "kHighValues = 0x4a484440"),
+    Mutation("zero is shifted too", _E4M3, "shift * 0x08080800)", "shift * 0x08080808)"),
+    Mutation("signs of odd values", _E4M3, "codes << 4, codes, 0x5140", "codes << 4, codes, 0x5540"),
     Mutation(
         "signs of the values behind",
-        _E2M1,
+        _E4M3,
         "ptx::byte_perm(codes << 4, codes, 0x5140)",
         "ptx::byte_perm(codes, codes << 4, 0x5140)",
     ),
-    Mutation("no value is negative", _E2M1, "magnitudes | (signs & 0x80808080)", "magnitudes"),
+    Mutation("no value is negative", _E4M3, "magnitudes | (signs & 0x80808080)", "magnitudes"),
     Mutation("the second half of a group is the first", _E2M1, "ptx::ld_shared_u16(at + 8)", "ptx::ld_shared_u16(at)"),
     Mutation("rows 8 apart are one", _E2M1, "b + i * 8 * kBlockK +", "b +"),
     Mutation(
@@ -98,7 +98,7 @@ MUTATIONS = [
         "(fold.x & fold.y & fold.z & fold.w) != 0",
         "(fold.x & fold.y) != 0",
     ),
-    Mutation("a factor 2 too large", _E2M1, "most - kMostShift << 23", "most - kMostShift + 1 << 23"),
+    Mutation("a factor 2 too large", _E4M3, "most - kMostShift << 23", "most - kMostShift + 1 << 23"),
     Mutation(
         "a row's factor for both",
         _E2M1,
@@ -111,10 +111,10 @@ MUTATIONS = [
         "scale_rows(partial[kNumPartials - 1], rows[1]);",
         "scale_rows(partial[kNumPartials - 1], rows[0]);",
     ),
-    Mutation("scales behind the last group count", _E2M1, "if (groups < kGroupsOfBlock) rows[i]", "if (false) rows[i]"),
+    Mutation("scales behind the last group count", _E4M3, "if (groups < kGroupsOfBlock) word", "if (false) word"),
     Mutation(
         "one group too many counts",
-        _E2M1,
+        _E4M3,
         "groups == 1 ? 0x0000 : groups == 2 ? 0x0010 : 0x0210",
         "groups == 1 ? 0x0010 : groups == 2 ? 0x0210 : 0x3210",
     ),
