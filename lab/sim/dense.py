@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
-from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div
+from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.core.check.recipes import MX, PER_BLOCK, PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
@@ -107,7 +107,7 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
 
     `any_scales`: some are of any size, in the first 128 rows and in some of the others, there in some of 32 rows each.
     Single ones are NaN, so large that the reference may just not overflow, the largest, of zeros, and, beside others,
-    the smallest.
+    the smallest. From two k-blocks on, NaN is also among the smallest of some rows, and among the largest, of zeros.
     """
     values = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
     scales = torch.randint(118, 130, (n, k // MX.columns), generator=generator, dtype=torch.uint8)
@@ -126,6 +126,17 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
                 scales[row, group] = scale
                 if scale == 254:
                     values.view(n, -1, 16)[row, group] &= 0x88
+        if k >= 2 * SCALE_BLOCK:
+            block = 4 * int(torch.randint(0, k // SCALE_BLOCK, (), generator=generator))
+            for least in (0, 251):
+                row = int(torch.randint(0, n, (), generator=generator))
+                part = slice(row // 32 * 32, row // 32 * 32 + 32), slice(block, block + 4)
+                scales[part] = torch.randint(least, least + 4, (32, 4), generator=generator).byte()[
+                    : n - row // 32 * 32
+                ]
+                scales[row, block] = 255
+                if least > 0:
+                    values.view(n, -1, 16)[part] &= 0x88
     behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # not to be looked at
     return values, words_of(torch.cat([scales, behind], 1))
 
