@@ -1,7 +1,7 @@
 // D = C + A @ B.T, FP8 operands with fine-grained scales, two-level accumulation. Persistent and warp-specialized:
 //
 //   producer, one thread      for each tile, for each k-block:   empty --wait--> TMA A, sfa, B --bytes--> full
-//   converting, 0 or 4 warps  B that WGMMA cannot read, in between: see CONVERT
+//   converting, 0 to 8 warps  in between, if WGMMA cannot read B as it lies: see CONVERT
 //   math, 1 to 3 warpgroups   for each tile, for each k-block:   full --wait--> WGMMA, promote --arrive--> empty
 //                             after the last k-block:            accumulators -> shared memory --TMA--> D
 //

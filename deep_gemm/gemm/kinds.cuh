@@ -29,10 +29,16 @@
 //   prefetch_output_map(p), prefetch_d(p, tile, k_block, end)
 //   leave()                          by all threads of the CTA, at last
 //
+// CONVERT (convert): how B becomes what WGMMA reads
+//   ConvertStorage                   shared memory; init() of its barriers; full_of_b(full, stage), the barrier that counts B's bytes
+//   Passes(storage)                  again<kIsWarp>(), asked after a tile's k-blocks by all that go through them: once more?
+//   scale_tiles(p, shared, tiles, which)    by the producer's last warps
+//   convert_tiles(p, shared, tiles, group)  by the converting warpgroups
+//
 // MAINLOOP: mainloop.cuh for operands with scales; mainloop_of_slice.cuh and mainloop_of_slices.cuh for BF16
 //   Operands(a, b, scales, warpgroup)  where a warpgroup's operands lie in the ring's first slot
 //   FirstScales, begin_scales(p, tile, first)  what a tile needs of scales before it can begin
-//   multiply_tile(p, ring, operands, first, tile, at, total), skip_tile(p, ring, tile, at)
+//   multiply_tile(p, ring, operands, first, tile, at, passes, total), skip_tile(p, ring, tile, at, passes)
 //
 // SCALES (scales), for mainloop.cuh: where the scales are when partial sums are promoted
 //   TileScales                       B's scales under a tile; start(first), then advance(k_block) before every 32nd k-block
