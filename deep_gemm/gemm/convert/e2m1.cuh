@@ -104,8 +104,8 @@ DEVICE uint32_t reduce_most_sync(uint32_t word, uint32_t above) { return reduce_
 struct RowsOf32 {
   const uint32_t* next;  // the lane's words of scales that are to be asked for
   uint32_t coming;
-  uint32_t most = kShifts;  // the largest order that folds: 12 to 251
-  float factor;             // of scales that fold
+  uint32_t most;  // the largest order that folds: 12 to 251
+  float factor;   // of scales that fold
 
   // A word's shifts if all four fold. With an order of 12 to 251 all others, and NaN, give a shift of more than 11, or one that
   // borrows of the next.
@@ -141,7 +141,7 @@ struct RowsOf32 {
 #pragma unroll
     for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
       const uint32_t of_group = order_of(word, g), shift = of_group + (kShifts - 1) - order;
-      shifts |= (of_group == 0 ? kNaNs : of_group > order || shift >= kShifts ? kZeros : shift) << g * 8;
+      shifts |= (of_group == 0 ? kNaNs : shift >= kShifts ? kZeros : shift) << g * 8;
     }
     return passes;
   }
@@ -169,7 +169,7 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
         rows[i].next = reinterpret_cast<const uint32_t*>(sfb_of(p, tile)) +
                        static_cast<uint64_t>(row < p.n ? row : p.n - 1) * p.sfb_stride_n +
                        static_cast<uint64_t>(k_blocks.first) * p.sfb_stride_k;
-        rows[i].factor = factor_of(rows[i].most);
+        rows[i].most = kShifts, rows[i].factor = factor_of(kShifts);  // whatever the tile before had: its bits are its own
         if (!k_blocks.are_none()) rows[i].coming = ptx::ld_global_b32(rows[i].next);
       }
 #pragma unroll 1

@@ -99,7 +99,7 @@ MUTATIONS = [
     Mutation("the last scales in every pass", _E2M1, "order = passes <= pass ? found : order;", "order = found;"),
     Mutation("rows that are done are multiplied again", _E2M1, "    if (passes <= pass) order = 0;  // nothing is left for this pass\n", ""),
     Mutation("NaN is zero where scales do not fold", _E2M1, "of_group == 0 ? kNaNs", "of_group == 0 ? kZeros"),
-    Mutation("larger scales than a pass's take part", _E2M1, "of_group > order || shift >= kShifts ?", "of_group < order && shift >= kShifts ?"),
+    Mutation("larger scales than a pass's take part", _E2M1, ": shift >= kShifts ?", ": shift >= 16 * kShifts ?"),
     Mutation("one group's scale for all where scales do not fold", _E2M1, "of_group = order_of(word, g), shift", "of_group = order_of(word, 0), shift"),
     # Scaling
     Mutation("scales of rows past the last", _E2M1, "(row < p.n ? row : p.n - 1)", "(row)"),
@@ -110,7 +110,6 @@ MUTATIONS = [
     Mutation("a group fewer counts", _E4M3, "groups == 1 ? 0x0000 : groups == 2 ? 0x0010 : 0x0210", "groups == 1 ? 0x0000 : groups == 2 ? 0x0000 : 0x0010"),
     Mutation("a group more counts", _E4M3, "groups == 1 ? 0x0000 : groups == 2 ? 0x0010 : 0x0210", "groups == 1 ? 0x0010 : groups == 2 ? 0x0210 : 0x3210"),
     Mutation("the last 32 rows say whether all fold", _E2M1, "shifts[i]) && all_fold;", "shifts[i]);"),
-    Mutation("what folds is multiplied in every pass", _E2M1, "all_fold = pass == 0;", "all_fold = true;"),
     Mutation("rows fold anew in every pass", _E2M1, "pass == 0 && rows[i].folds_anew", "rows[i].folds_anew"),
     Mutation("the passes of the last k-block alone", _E2M1, "needed = of_rows > needed ? of_rows : needed;", "needed = of_rows;"),
     Mutation("shifts overwrite those that are read", _E2M1, "        wait_until_free(shared.ring, at);\n#pragma", "#pragma"),
