@@ -1,18 +1,6 @@
 // Each kConvertRows rows of B in a slot have one scale. They stand behind A's, where convert/e2m1.cuh writes them.
 #pragma once
-#include "config.cuh"
-#include "ptx/memory.cuh"
-#include "ring.cuh"
-#include "scales/thread.cuh"
-
-using FirstScales = float[1];
-
-struct TileScales {
-  DEVICE TileScales(const float*, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) {}
-  DEVICE void ask(uint32_t, FirstScales&) const {}
-  DEVICE void start(const FirstScales&) {}
-  DEVICE void advance(uint32_t) {}
-};
+#include "scales/rows_of_b.cuh"
 
 constexpr uint32_t kFactors = ceil_div(kUnitN, kConvertRows);  // of a unit
 
