@@ -153,7 +153,7 @@ def test_a_group_without_a_scale_is_nan(strange: float, device: str) -> None:
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 def test_the_error_is_no_more_than_that_of_either_scale_that_might_be(seed: int, dtype: torch.dtype) -> None:
-    """Of all values within 6 of the chosen scale, and by no more than 1 / 7 of the largest beyond."""
+    """Values up to 6 times the chosen scale round to the nearest; larger ones lose at most 1 / 7 of the largest."""
     w = torch.randn(5, 96, generator=torch.Generator().manual_seed(seed)).to(dtype)
     packed, exponents = quantize_mxfp4(w)
     scales = (2.0 ** (exponents.float() - 127)).repeat_interleave(32, 1)

@@ -389,7 +389,7 @@ def test_experts_have_gradients(device: str) -> None:
 @pytest.mark.parametrize("scale_fmt", ["ue8m0", "float"])
 @pytest.mark.parametrize("way", [*WAYS_OF_EXPERTS, "eager"])
 def test_experts_in_fp4(way: str, scale_fmt: str, device: str) -> None:
-    """As checkpoints of DeepSeek-V4 have them: `block_size` is about the other layers."""
+    """Experts of DeepSeek-V4's checkpoints are FP4, and their `block_size` is about the other layers."""
     layer = experts_layer(expert_dtype="fp4", scale_fmt=scale_fmt, block_size=(64, 64), swiglu_limit=0.4)
     layer.config._experts_implementation = way
     assert layer.gate_up_proj.dtype == torch.int8

@@ -55,7 +55,7 @@ from lab.flat import flat
 from lab.gates import violations
 
 USUAL_HEADS = (8, 16, 32, 64)
-"""Of the indexer: numbers of heads that models have, the least, and one between."""
+"""Numbers of the indexer's heads: those that models have, the least, and one between."""
 MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
 """The last release of each minor version, November 2026."""
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "nvrtc"

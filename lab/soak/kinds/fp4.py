@@ -23,7 +23,7 @@ from .casts import TYPES
 GROUP, WORD, ONE, NAN = 32, 128, 127, 255
 """Columns of a scale, and of a word of four; exponents that stand for 1 and for NaN."""
 EXACT_CODES = (0, 2, 4, 10, 12)
-"""Of 0, 1, 2, -1, -2, which tensor cores add up exactly."""
+"""Codes of 0, 1, 2, -1, -2, which tensor cores add up exactly."""
 SCALES = "shape device"
 """Faults of scales: of another type they may be right, as words."""
 NUMBERS = torch.tensor([*VALUES, *(-value for value in VALUES)], dtype=torch.float64)
@@ -257,7 +257,7 @@ class CastFp4(Trial):
         exponents = self._beside(exponents).masked_fill(~largest.isfinite(), NAN)
         quotients = of_groups / 2.0 ** (exponents.double() - ONE)[..., None]
         steps = (quotients.abs()[..., None] - NUMBERS[:8].to(x.device)).abs()
-        # Of two that are as near the one with an even code.
+        # If two are as near, the one with an even code is right.
         codes = (steps + torch.tensor([0, 1e-9] * 4, device=x.device)).argmin(-1)
         codes = codes + 8 * (quotients.signbit() & ~quotients.isnan())
         low, high = codes.flatten(-2)[..., ::2], codes.flatten(-2)[..., 1::2]
