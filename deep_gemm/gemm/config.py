@@ -25,17 +25,17 @@ TILE_SLOTS = 4
 TILE_BYTES = 16
 CONVERT_ROWS = 32
 """Rows of B that a warp converts."""
-SCALING_WARPS = 2
-"""The warps of the producer's, its last ones, that read the scales of values which are converted."""
+SCALED_ROWS = 64
+"""Rows of B whose scales a warp of the producer's reads, if they are converted."""
 PASS_SLOTS = 4
 """Tiles of whose passes others are told before they ask; see gemm/convert/e2m1.cuh."""
-FACTOR_PLACES = 8
-"""Places of a slot in which a factor of converted values stands."""
 MAIL_BYTES = 24
 """Size of `NumberMail` in gemm/work/k_scheduler.cuh."""
 EMPTY_BYTES = 1
 """Size of a struct without members, in C++."""
 WINDOW_ROWS = 2048
+MOST_BOX_ROWS = 256
+"""Rows that one TMA load brings."""
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
 
@@ -130,6 +130,11 @@ class GemmConfig(Config, Output):
     def convert_warps(self) -> int:
         """Warps that convert a slot."""
         return ceil_div(self.block_n, CONVERT_ROWS) if self.converts_b else 0
+
+    @property
+    def scaling_warps(self) -> int:
+        """The producer's last warps, which read the scales of values that are converted."""
+        return self.block_n // SCALED_ROWS if self.converts_b else 0
 
     @property
     def loaded_line_bytes_of_b(self) -> int:
@@ -237,7 +242,7 @@ class GemmConfig(Config, Output):
     @property
     def scales_bytes(self) -> int:
         """Scales of all slots."""
-        rows_of_b = self.block_n if self.loads_sfb else FACTOR_PLACES * self.convert_warps
+        rows_of_b = self.block_n if self.loads_sfb else self.scaling_warps
         return self.num_stages * align(self.scale_parts * self.scale_rows + rows_of_b, 32) * 4
 
     @property
@@ -260,7 +265,13 @@ class GemmConfig(Config, Output):
 
         Stacked groups begin at any row, and TMA loads from 16 bytes on: from the multiple of 4 rows before.
         """
-        return self.block_m + (32 if self.groups in (Groups.IDS, Groups.ENDS) else 0)
+        rows = self.block_m + (32 if self.groups in (Groups.IDS, Groups.ENDS) else 0)
+        return rows if rows <= MOST_BOX_ROWS else align(rows, 64)
+
+    @property
+    def box_scale_rows(self) -> int:
+        """Rows whose scales one TMA load brings: all, or half of them, in whole lines."""
+        return self.scale_rows if self.scale_rows <= MOST_BOX_ROWS else self.scale_rows // 2
 
     @property
     def rows_are_grouped(self) -> bool:
@@ -273,9 +284,11 @@ class GemmConfig(Config, Output):
 
         A group of 129 to 256 rows then is one tile, which reads B once and multiplies few rows in vain: on an H200
         128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by it:
-        CTAs that share B get out of step, and read it from DRAM twice.
+        CTAs that share B get out of step, and read it from DRAM twice. Beside threads that convert B there are no
+        registers for it.
         """
-        return self.rows_are_grouped and self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
+        has_two_units = self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
+        return self.rows_are_grouped and has_two_units and not self.converts_b
 
     @property
     def cuts_last_tiles(self) -> bool:
@@ -357,7 +370,7 @@ class GemmConfig(Config, Output):
         yield self.raster_group >= 1, "a raster of at least 1 tile"
         yield not self.adds_to_d or self.is_fp32, "FP32 output where it is added to D"
         yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
-        yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
+        yield self.box_scale_rows <= MOST_BOX_ROWS, "a TMA box of at most 256 scales"
         along_k = self.groups == Groups.DEPTHS
         yield not self.rows_are_grouped or self.cluster_size == 1, "no clusters where rows are grouped"
         only_a = self.cluster_size == self.cluster_n or not self.has_scales
@@ -395,8 +408,7 @@ class GemmConfig(Config, Output):
         yield alone or not self.converts_b, "no shared operand where B is converted: other tiles may have other passes"
         is_plain = not (self.is_fp32 or self.with_c)
         yield is_plain or not self.converts_b or self.block_m < 256, "registers that are left for another D than BF16"
-        whole = self.block_n % CONVERT_ROWS == 0 and self.block_n <= 128
-        yield whole or not self.converts_b, "whole rows of up to 4 warps where B is converted"
+        yield self.block_n in (64, 128) or not self.converts_b, "64 or 128 columns where B is converted"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
         yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
@@ -471,7 +483,7 @@ class GemmConfig(Config, Output):
             "kConvertGroups": self.convert_groups,
             "kConvertRows": CONVERT_ROWS,
             "kConvertRegisters": self.convert_registers,
-            "kScalingWarps": SCALING_WARPS,
+            "kScalingWarps": self.scaling_warps,
             "kClusterM": self.cluster_m,
             "kClusterN": self.cluster_n,
             "kClusterSize": self.cluster_size,
@@ -487,6 +499,7 @@ class GemmConfig(Config, Output):
             "kBoxRowsOfA": self.box_rows_of_a,
             "kBoxRowsOfB": self.box_rows_of_b,
             "kScaleRows": self.scale_rows,
+            "kBoxScaleRows": self.box_scale_rows,
             "kScaleParts": self.scale_parts,
             "kScaleRowsOfB": self.scale_rows_of_b,
             "kGateColumns": 128 if self.gates_apart else 8,

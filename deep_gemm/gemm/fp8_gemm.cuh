@@ -94,7 +94,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
-    if (kConvertWarps > 0 && warp >= 4 - kScalingWarps) scale_tiles(p, shared, tiles, warp - (4 - kScalingWarps));
+    if (kScalingWarps > 0 && warp >= 4 - kScalingWarps) scale_tiles(p, shared, tiles, warp - (4 - kScalingWarps));
     tiles.find_for_others(warp);
   } else if (kConvertWarps > 0 && warpgroup > kNumMathWarpgroups) {
     convert_tiles(p, shared, tiles, warpgroup - kNumMathWarpgroups - 1);

@@ -159,7 +159,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         ),
         shared_bytes=config.shared_bytes,
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
-        tma_loads=boxes + (2 if config.loads_sfb else 1),  # and scales
+        tma_loads=boxes + config.scale_rows // config.box_scale_rows + config.loads_sfb,  # and scales
         multicast_loads=0
         if config.cluster_m * config.cluster_n == 1
         else 2

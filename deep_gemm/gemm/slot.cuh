@@ -12,7 +12,7 @@ constexpr uint32_t kPackedBytes = ceil_div(kBlockN, kBoxRowsOfB) * kBoxRowsOfB *
 // lines of 128 bytes.
 // (BF16 has none, but C++ has no empty arrays.)
 constexpr uint32_t kScalesLoaded = kHasScales ? kScaleParts * kScaleRows + (kSfbIsPerRow ? kBlockN : 0) : 0;
-constexpr uint32_t kScales = kHasScales ? ceil_div(kScalesLoaded + kConvertWarps * 8, 32) * 32 : 1;
+constexpr uint32_t kScales = kHasScales ? ceil_div(kScalesLoaded + kScalingWarps, 32) * 32 : 1;
 constexpr uint32_t kSlotBytes = kABytes + (kConvertWarps > 0 ? 0 : kBBytes) + kScalesLoaded * 4;
 
 // One slot's parts in shared memory, and the barriers that count the bytes of them which land: of all, or of B apart.

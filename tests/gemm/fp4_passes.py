@@ -7,7 +7,7 @@ from torch import Tensor
 
 FOLDING = 12
 """Scales fold if the largest is less than 2^12 times the smallest."""
-ROWS = 32
+ROWS = 64
 
 
 def passes_of(scales: Tensor, block_n: int) -> list[int]:

@@ -2,14 +2,14 @@
 // warp of their own:
 //
 //   TMA          64 bytes of each row of B            -> the first half of the 32 rows' place in the slot, swizzled by 64 bytes
-//   scaling      scales of a k-block from memory      -> a shift for each 32 values, a factor for each 32 rows, behind A's scales
+//   scaling      scales of a k-block from memory      -> a shift for each 32 values, a factor for each 64 rows, behind A's scales
 //   converting   packed --wait--> bytes, shifts -> registers -> E4M3 in the rows' place, swizzled by 128 bytes --arrive--> full
 //   math         full --wait--> WGMMA, promote by sfa and the rows' factors
 //
-// Scales fold into the exponents of E4M3 as long as those of 32 rows in a k-block are at most 2^11 apart; the factor is what all of
+// Scales fold into the exponents of E4M3 as long as those of 64 rows in a k-block are at most 2^11 apart; the factor is what all of
 // them have in common. If a tile has scales beyond that, its k-blocks are multiplied several times, each time with the
 // values of the next scales alone, and zeros for all others. So each value takes part once, and a tile's path depends on its scales
-// alone. The scaling warps, two of the producer's that share out a tile's rows, see how often, and tell all others at the end of the
+// alone. The scaling warps, one of the producer's for each 64 rows of a tile, see how often, and tell all others at the end of the
 // first time.
 #pragma once
 #include "config.cuh"
@@ -23,7 +23,7 @@
 #include WORK
 
 constexpr uint32_t kPassSlots = 4;
-static_assert(kConvertRows == 32 && kScalingWarps == 2, "a lane of a scaling warp for each row");
+static_assert(kConvertRows == 32 && kBlockN == kScalingWarps * 64, "64 rows for each scaling warp");
 // What stands in the place of a shift: it is not the turn of these values, or their scale is NaN.
 constexpr uint32_t kZeros = 0x80, kNaNs = 0x40;
 
@@ -57,7 +57,7 @@ struct Passes {
       const uint32_t number = at / 256, slot = number % kPassSlots;
       ptx::mbarrier_wait_parity(&storage.counted[slot], number / kPassSlots & 1);
       const ptx::Uint2 needed = ptx::ld_shared_v2_b32(&storage.passes[slot]);
-      const uint32_t read = needed.x > needed.y ? needed.x : needed.y;
+      const uint32_t read = kScalingWarps == 1 || needed.x > needed.y ? needed.x : needed.y;
       at += 256 + (kIsWarp ? ptx::shfl_sync(read, 0) : read);
       ptx::mbarrier_arrive_after(&storage.known[slot], read, !kIsWarp || ptx::lane_index() == 0);
     }
@@ -97,122 +97,122 @@ DEVICE uint32_t most_of_word(uint32_t word, uint32_t above) {
 DEVICE float factor_of(uint32_t order) { return ptx::float_of(bits_of_factor(order > 0 ? order - 1 : 0)); }
 
 DEVICE uint32_t reduce_max_sync(uint32_t value) { return ~ptx::reduce_min_sync(~value); }
-DEVICE uint32_t reduce_most_sync(uint32_t word, uint32_t above) { return reduce_max_sync(most_of_word(word, above)); }
+DEVICE uint32_t reduce_most_sync(const uint32_t (&words)[2], uint32_t above) {
+  const uint32_t first = most_of_word(words[0], above), second = most_of_word(words[1], above);
+  return reduce_max_sync(first > second ? first : second);
+}
 
-// 32 rows of B, of which each lane of a scaling warp has one. Scales seldom differ much from a k-block to the next, so the largest
+// 64 rows of B, of which each lane of a scaling warp has two. Scales seldom differ much from a k-block to the next, so the largest
 // order that folds stays as it is while it serves.
-struct RowsOf32 {
-  const uint32_t* next;  // the lane's words of scales that are to be asked for
-  uint32_t coming;
+struct RowsOf64 {
+  const uint32_t* next[2];  // the lane's words of scales that are to be asked for
+  uint32_t coming[2];
   uint32_t most;  // the largest order that folds: 12 to 251
   float factor;   // of scales that fold
 
   // A word's shifts if all four fold. With an order of 12 to 251 all others, and NaN, give a shift of more than 11, or one that
   // borrows of the next.
-  DEVICE bool fold(uint32_t word, uint32_t& shifts) const {
-    shifts = word + (kShifts - most) * 0x01010101;
-    return ((shifts | shifts + 0x04040404) & 0xf0f0f0f0) == 0;
+  DEVICE bool fold(const uint32_t (&words)[2], uint32_t (&shifts)[2]) const {
+    uint32_t outside = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      shifts[i] = words[i] + (kShifts - most) * 0x01010101;
+      outside |= shifts[i] | shifts[i] + 0x04040404;
+    }
+    return (outside & 0xf0f0f0f0) == 0;
   }
 
   // Sets what folds from here on, in the middle between the largest and the smallest scale, if they fold.
-  DEVICE bool folds_anew(uint32_t word, uint32_t& shifts) {
+  DEVICE bool folds_anew(const uint32_t (&words)[2], uint32_t (&shifts)[2]) {
     uint32_t largest = 0, smallest = 255;
 #pragma unroll
-    for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
-      const uint32_t order = order_of(word, g);
-      largest = order > largest ? order : largest, smallest = order < smallest ? order : smallest;
-    }
+    for (uint32_t i = 0; i < 2; ++i)
+#pragma unroll
+      for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+        const uint32_t order = order_of(words[i], g);
+        largest = order > largest ? order : largest, smallest = order < smallest ? order : smallest;
+      }
     largest = reduce_max_sync(largest), smallest = ptx::reduce_min_sync(smallest);
     const uint32_t order = largest + (smallest + kShifts - 1 - largest) / 2;
     if (largest - smallest >= kShifts || order - kShifts >= 240) return false;
     most = order, factor = factor_of(order);
-    fold(word, shifts);
+    fold(words, shifts);
     return true;
   }
 
   // Shifts for one of several passes, or what stands in their place. Gives how many there are, and the factor
   // of this one.
-  static DEVICE uint32_t shift_apart(uint32_t word, uint32_t pass, uint32_t& shifts, float& factor) {
+  static DEVICE uint32_t shift_apart(const uint32_t (&words)[2], uint32_t pass, uint32_t (&shifts)[2], float& factor) {
     uint32_t passes = 0, order = 0;
-    for (uint32_t found = reduce_most_sync(word, 255 + kShifts); found != 0; found = reduce_most_sync(word, found), ++passes)
+    for (uint32_t found = reduce_most_sync(words, 255 + kShifts); found != 0; found = reduce_most_sync(words, found), ++passes)
       order = passes <= pass ? found : order;
     if (passes <= pass) order = 0;  // nothing is left for this pass
-    factor = factor_of(order), shifts = 0;
+    factor = factor_of(order);
 #pragma unroll
-    for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
-      const uint32_t of_group = order_of(word, g), shift = of_group + (kShifts - 1) - order;
-      shifts |= (of_group == 0 ? kNaNs : shift >= kShifts ? kZeros : shift) << g * 8;
+    for (uint32_t i = 0; i < 2; ++i) {
+      shifts[i] = 0;
+#pragma unroll
+      for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+        const uint32_t of_group = order_of(words[i], g), shift = of_group + (kShifts - 1) - order;
+        shifts[i] |= (of_group == 0 ? kNaNs : shift >= kShifts ? kZeros : shift) << g * 8;
+      }
     }
     return passes;
   }
 };
 
-// A scaling warp has every other 32 rows of a tile.
-constexpr uint32_t kShares = ceil_div(kConvertWarps, kScalingWarps);
 // Scales come from DRAM by sectors, which hold a row's words of so many k-blocks if these lie beside each other.
 constexpr uint32_t kWordsOfSector = 8;
 
-// By the producer's last warps.
+// By the producer's last warps: each has 64 rows of a tile.
 template <typename Storage>
 DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t which) {
   const uint32_t lane = ptx::lane_index();
   Passes passes(shared.roles);
   RingPosition at;
-  RowsOf32 rows[kShares];
+  RowsOf64 rows;
   for (Tile tile; tiles.next(tile);) {
     const KBlocks k_blocks = k_blocks_of(p, tile);
     uint32_t pass = 0, needed = 1;
     do {
 #pragma unroll
-      for (uint32_t i = 0; i < kShares; ++i) {
-        const uint32_t row = tile.row_n + (i * kScalingWarps + which) * 32 + lane;  // behind the last one, the last one's scales
-        rows[i].next = reinterpret_cast<const uint32_t*>(sfb_of(p, tile)) +
+      for (uint32_t i = 0; i < 2; ++i) {
+        const uint32_t row = tile.row_n + which * 64 + i * 32 + lane;  // behind the last one, the last one's scales
+        rows.next[i] = reinterpret_cast<const uint32_t*>(sfb_of(p, tile)) +
                        static_cast<uint64_t>(row < p.n ? row : p.n - 1) * p.sfb_stride_n +
                        static_cast<uint64_t>(k_blocks.first) * p.sfb_stride_k;
-        rows[i].most = kShifts, rows[i].factor = factor_of(kShifts);  // whatever the tile before had: its bits are its own
-        if (!k_blocks.are_none()) rows[i].coming = ptx::ld_global_b32(rows[i].next);
+        if (!k_blocks.are_none()) rows.coming[i] = ptx::ld_global_b32(rows.next[i]);
       }
+      rows.most = kShifts, rows.factor = factor_of(kShifts);  // whatever the tile before had: its bits are its own
 #pragma unroll 1
       for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
-        uint32_t words[kShares], shifts[kShares];
-        float factors[kShares];
-        bool all_fold = pass == 0;
+        uint32_t words[2], shifts[2];
         const bool prefetches = k_block + kWordsOfSector < k_blocks.end && (p.sfb_stride_k != 1 || k_block % kWordsOfSector == 0);
 #pragma unroll
-        for (uint32_t i = 0; i < kShares; ++i) {
-          words[i] = rows[i].coming;
-          rows[i].next += p.sfb_stride_k;
-          if (prefetches) ptx::prefetch_l2(rows[i].next + (kWordsOfSector - 1) * static_cast<uint64_t>(p.sfb_stride_k));
-          if (k_block + 1 < k_blocks.end) rows[i].coming = ptx::ld_global_b32(rows[i].next);
+        for (uint32_t i = 0; i < 2; ++i) {
+          words[i] = rows.coming[i];
+          rows.next[i] += p.sfb_stride_k;
+          if (prefetches) ptx::prefetch_l2(rows.next[i] + (kWordsOfSector - 1) * static_cast<uint64_t>(p.sfb_stride_k));
+          if (k_block + 1 < k_blocks.end) rows.coming[i] = ptx::ld_global_b32(rows.next[i]);
         }
         if (k_block + 1 == k_blocks.end)
 #pragma unroll
           for (uint32_t& word : words) word = scales_within(word, (p.k - k_block * kBlockK) / 32);
-#pragma unroll
-        for (uint32_t i = 0; i < kShares; ++i) {
-          all_fold = rows[i].fold(words[i], shifts[i]) && all_fold;
-          factors[i] = rows[i].factor;
-        }
-        if (__builtin_expect(!ptx::all_sync(all_fold), 0)) {
-#pragma unroll
-          for (uint32_t i = 0; i < kShares; ++i) {
-            if (pass == 0 && rows[i].folds_anew(words[i], shifts[i])) {
-              factors[i] = rows[i].factor;
-            } else {
-              const uint32_t of_rows = RowsOf32::shift_apart(words[i], pass, shifts[i], factors[i]);
-              needed = of_rows > needed ? of_rows : needed;
-            }
+        const bool folds = rows.fold(words, shifts);
+        float factor = rows.factor;
+        if (__builtin_expect(!ptx::all_sync(pass == 0 && folds), 0)) {
+          if (pass == 0 && rows.folds_anew(words, shifts)) {
+            factor = rows.factor;
+          } else {
+            const uint32_t of_rows = RowsOf64::shift_apart(words, pass, shifts, factor);
+            needed = of_rows > needed ? of_rows : needed;
           }
         }
         wait_until_free(shared.ring, at);
 #pragma unroll
-        for (uint32_t i = 0; i < kShares; ++i) {
-          const uint32_t warp = i * kScalingWarps + which;
-          if (warp >= kConvertWarps) continue;
-          ptx::st_shared_b32(&shared.roles.shifts[at.stage][warp * 32 + lane], shifts[i]);
-          // In as many places as a math warp's threads read B's scales from.
-          if (lane < 8) ptx::st_shared_f32(&shared.scales[at.stage][kScaleRows + warp * 8 + lane], factors[i]);
-        }
+        for (uint32_t i = 0; i < 2; ++i)
+          ptx::st_shared_b32(&shared.roles.shifts[at.stage][which * 64 + i * 32 + lane], shifts[i]);
+        if (lane == 0) ptx::st_shared_f32(&shared.scales[at.stage][kScaleRows + which], factor);
         ptx::syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(&shared.roles.packed[at.stage]);
       }

@@ -29,6 +29,8 @@ TILES_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 TILES_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
 """Threads that convert B leave registers for no wider ones."""
+TILES_FP4_PLAIN = (*TILES_FP4, Tile(256, 128))
+"""For D in BF16 whose rows lie in order: its registers and its room suffice for higher ones."""
 TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 """A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
 TILES_APART = (Tile(64, 256), Tile(128, 256))
@@ -64,7 +66,8 @@ def estimate(
     per_tile = offer.clusters_n / offer.at_once
     if output.groups == Groups.COUNTS:
         # One group's rows may be far from `rows`, those of several are close to it in all.
-        parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0), timings) for part in SPREAD]
+        ends_low = _has_short_tiles(tile, output)
+        parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0), ends_low, timings) for part in SPREAD]
         tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
         totals = [of_part for of_part, _ in parts] if num_groups == 1 else [busy * tiles]
         rounds = sum(_rounds(total * per_tile, half) for total in totals) / len(totals)
@@ -86,18 +89,23 @@ def _cuts_last_tiles(tile: Tile, output: Output) -> bool:
     return tile_config(tile.block_m, tile.block_n, output).cuts_last_tiles
 
 
+@cache
+def _has_short_tiles(tile: Tile, output: Output) -> bool:
+    return tile_config(tile.block_m, tile.block_n, output).has_short_tiles
+
+
 def _rounds(full: float, half: float) -> float:
     """How long CTAs are busy, in whole tiles, with tiles for so many full rounds."""
     return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
 
 
-def _tiles_of_group(block_m: int, rows: float, timings: Timings) -> tuple[int, float]:
+def _tiles_of_group(block_m: int, rows: float, ends_low: bool, timings: Timings) -> tuple[int, float]:
     """How many tiles along m a group has, and what they take, in whole tiles.
 
-    Only tiles of 256 rows end low; lower ones are moved up, if there are several, so as to be whole.
+    If the last one does not end low, it is moved up, if there are several, so as to be whole.
     """
     tiles = math.ceil(rows / block_m)
-    last = rows - (tiles - 1) * block_m if tiles == 1 or block_m == 256 else block_m
+    last = rows - (tiles - 1) * block_m if tiles == 1 or ends_low else block_m
     return tiles, tiles - 1 + _share(block_m, last, timings)
 
 
@@ -111,7 +119,7 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     if output.sfb == PER_ROW:
         return TILES_PER_ROW
     if output.sfb == MX:
-        return TILES_FP4
+        return TILES_FP4 if output.is_fp32 or output.to_addresses else TILES_FP4_PLAIN
     if output.activates:
         return TILES_APART if output.gates_apart else TILES_SILU
     return TILES_COUNTS if output.groups == Groups.COUNTS else TILES

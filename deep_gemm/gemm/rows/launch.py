@@ -236,7 +236,7 @@ def operand_maps(p: GroupedProblem, config: GemmConfig) -> tuple[dict[str, Tenso
     maps = {
         "map_a": clipped_map(ElementType.UINT8, p.a, (config.box_rows_of_a, BLOCK_K), 128),
         "map_b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, line_of_b), line_of_b),
-        "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (config.scale_parts, config.scale_rows), 0),
+        "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (config.scale_parts, config.box_scale_rows), 0),
     }
     places = [
         # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", gemm/work/rows.cuh.

@@ -255,8 +255,10 @@ struct TileLoad {
   }
 
   DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
-    ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales, tile.row_m - skipped_scales(tile), k_block * kScaleParts,
-                     plane_of(tile));
+#pragma unroll
+    for (uint32_t row = 0; row < kScaleRows; row += kBoxScaleRows)
+      ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales + row, tile.row_m - skipped_scales(tile) + row, k_block * kScaleParts,
+                       plane_of(tile));
     if constexpr (kSfbIsPerRow)
       ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block, tile.group);
   }

@@ -121,8 +121,8 @@ SCALES: dict[str, Callable[[Tensor], object]] = {
     "small, a few too many": lambda s: s.copy_(counted(s, 13)),
     "large": lambda s: s.copy_(245 + counted(s, 10)),
     "larger with k": lambda s: s.copy_(40 + torch.arange(s.shape[1]) // 4 * 20),
-    "far below in the first 32 rows": lambda s: s[7, 5].fill_(90),
-    "far below in the second 32 rows": lambda s: s[40, 5].fill_(90),
+    "far below in the first 64 rows": lambda s: s[47, 5].fill_(90),
+    "far below in the second 64 rows": lambda s: s[100, 5].fill_(90),
     "far below in the last k-block": lambda s: s[127, 13].fill_(90),
     "single NaNs": lambda s: (s[5, 6].fill_(255), s[130, 0].fill_(255)),
     "NaN beside the smallest": lambda s: (s[:32].fill_(2), s[5, 6].fill_(255)),
@@ -176,8 +176,8 @@ def test_a_split_has_passes_for_each_part_of_k() -> None:
     scales = bytes_of(p.sfb, p.k).clone()
     scales[9, -3], scales[41, -2] = 90, 60
     result = sim.run(compile_config(of), of, p._replace(sfb=words_of(scales)), num_sms=2).checked().result
-    assert [passes_of(each, 64) for each in torch.split(scales, part // 32, 1)] == [[1], [2]]
-    assert result.loads == (1 + 2) * of.run_k_blocks * (2 + 64 // CONVERT_ROWS)
+    assert [passes_of(each, 64) for each in torch.split(scales, part // 32, 1)] == [[1], [3]]
+    assert result.loads == (1 + 3) * of.run_k_blocks * (2 + 64 // CONVERT_ROWS)
 
 
 def test_scales_may_have_any_strides() -> None:
