@@ -284,11 +284,14 @@ class GemmConfig(Config, Output):
 
         A group of 129 to 256 rows then is one tile, which reads B once and multiplies few rows in vain: on an H200
         128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by it:
-        CTAs that share B get out of step, and read it from DRAM twice. Beside threads that convert B there are no
-        registers for it.
+        CTAs that share B get out of step, and read it from DRAM twice.
         """
-        has_two_units = self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
-        return self.rows_are_grouped and has_two_units and not self.converts_b
+        return self.rows_are_grouped and self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
+
+    @property
+    def branches_on_parts(self) -> bool:
+        """Code for whole tiles leaves units out where a tile is short, as no registers are left for code of its own."""
+        return self.converts_b and self.has_short_tiles
 
     @property
     def cuts_last_tiles(self) -> bool:
@@ -411,6 +414,8 @@ class GemmConfig(Config, Output):
         yield self.block_n in (64, 128) or not self.converts_b, "64 or 128 columns where B is converted"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
+        one_by_one = self.run_k_blocks == self.num_partials == 1
+        yield one_by_one or not self.branches_on_parts, "one k-block and unit at a time where units are left out"
         yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
         registers = self.registers[1]
         others = 16 if self.converts_b else 32
@@ -513,6 +518,7 @@ class GemmConfig(Config, Output):
             "kAIsMnMajor": False,
             "kBIsMnMajor": False,
             "kHasShortTiles": self.has_short_tiles,
+            "kBranchesOnParts": self.branches_on_parts,
             "kCutsLastTiles": self.cuts_last_tiles,
             "kOutputIsFp32": self.is_fp32,
             "kWithC": self.with_c,

@@ -144,7 +144,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
     """
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_tail
-    units = config.units_per_warpgroup + config.units_of_part
+    units = config.units_per_warpgroup + (0 if config.branches_on_parts else config.units_of_part)
     stores = 0 if config.to_addresses else units * (config.unit_n or config.block_n) // config.panel_columns
     boxes = 2  # of A and B
     if config.rows_are_grouped or config.converts_b:

@@ -10,7 +10,7 @@
 //     find_for_others(warp)            by the producer's other warps
 //     next(tile)                       by a math warp: false behind the last tile
 //     finish(tile)                     called by a math warp after multiplying: reads the rest of the tile's description
-//   Share                            the units of a tile that a warpgroup computes: set(tile, warpgroup), is_any, with(total, use)
+//   Share                            the units of a tile that a warpgroup computes: set(tile, warpgroup), is_any, is_part, with(total, use)
 //   k_blocks_of(p, tile)             the k-blocks that this CTA multiplies
 //   TileLoad(p, tile)                load_slot(slot, k_block, k) asks TMA for what one slot needs, in all slot_bytes
 //   WeightAhead                      B of some slots, ahead of the rest, before the kernel ahead has ended: kIsLoaded, or none
@@ -38,7 +38,7 @@
 // MAINLOOP: mainloop.cuh for operands with scales; mainloop_of_slice.cuh and mainloop_of_slices.cuh for BF16
 //   Operands(a, b, scales, warpgroup)  where a warpgroup's operands lie in the ring's first slot
 //   FirstScales, begin_scales(p, tile, first)  what a tile needs of scales before it can begin
-//   multiply_tile(p, ring, operands, first, tile, at, passes, total), skip_tile(p, ring, tile, at, passes)
+//   multiply_tile(p, ring, operands, first, tile, at, passes, share, total), skip_tile(p, ring, tile, at, passes)
 //
 // SCALES (scales), for mainloop.cuh: where the scales are when partial sums are promoted
 //   TileScales                       B's scales under a tile; start(first), then advance(k_block) before every 32nd k-block

@@ -45,7 +45,7 @@ DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b
 // the next WGMMA wait for what needs them.
 template <uint32_t kCount, uint32_t kUnits>
 DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileScales& tile_scales,
-                              uint32_t k_block_of_32, RingPosition& at, bool& is_loaded,
+                              uint32_t k_block_of_32, RingPosition& at, bool& is_loaded, bool is_part,
                               float (&total)[kUnits][kUnitN / 2]) {
   constexpr uint32_t kPieces = kUnits * kScaleParts, kLag = kNumPartials - 1;  // of a k-block
   RingPosition slots[kCount];
@@ -53,6 +53,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
   float partial[kNumPartials][kUnitN / 2];
 #pragma unroll
   for (uint32_t i = 0; i < kCount * kPieces + kLag; ++i) {
+    if (kBranchesOnParts && i == kUnitsOfPart && is_part) return release(ring, slots[0], ptx::lane_index());
     if (i < kCount * kPieces) {
       const uint32_t k_block = i / kPieces, piece = i % kPieces, unit = unit_of_piece(piece);
       const uint32_t low = part_of_piece(piece) * (kBlockK / kScaleParts / 16);  // of the part, in low words of descriptors
@@ -67,7 +68,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
                   operands.a + stage * (kABytes / 16) + row_of_unit(unit) * (kBlockK / 16) + low,
                   operands.b + stage * (kBBytes / 16) + column_of_unit(unit) * (kBlockK / 16) + low);
       scales.load_behind(stage, k_block, piece);
-      if (piece + 1 == kPieces) {
+      if (piece + 1 == (kBranchesOnParts ? kUnitsOfPart : kPieces)) {
         // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
         at = at.next();
         is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&ring.full[at.stage], at.parity));
@@ -85,17 +86,17 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
 // Multiplies `count` k-blocks: whole runs, and the tail that they leave.
 template <uint32_t kUnits>
 DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales& tile_scales, uint32_t count,
-                          RingPosition& at, bool& is_loaded, float (&total)[kUnits][kUnitN / 2]) {
+                          RingPosition& at, bool& is_loaded, bool is_part, float (&total)[kUnits][kUnitN / 2]) {
   // Kept from the compiler, which would compute it anew for each turn of the loop.
   const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
   uint32_t k_block = 0;
 #pragma unroll 1
   for (; k_block != end_of_runs; k_block += kRunKBlocks)
-    multiply_k_blocks<kRunKBlocks>(ring, operands, tile_scales, k_block, at, is_loaded, total);
+    multiply_k_blocks<kRunKBlocks>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
   if constexpr (kHasTail)
 #pragma unroll 1
     for (; k_block < count; ++k_block)
-      multiply_k_blocks<1>(ring, operands, tile_scales, k_block, at, is_loaded, total);
+      multiply_k_blocks<1>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
 }
 
 DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
@@ -111,7 +112,8 @@ DEVICE void begin_scales(const Params& p, const Tile& tile, FirstScales& first) 
 // Multiplies the k-blocks of one tile.
 template <uint32_t kUnits>
 DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const FirstScales& first_scales,
-                          const Tile& tile, RingPosition& at, Passes& passes, float (&total)[kUnits][kUnitN / 2]) {
+                          const Tile& tile, RingPosition& at, Passes& passes, const Share& share,
+                          float (&total)[kUnits][kUnitN / 2]) {
   const KBlocks k_blocks = k_blocks_of(p, tile);
 #pragma unroll
   for (auto& unit : total)
@@ -122,12 +124,12 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
   tile_scales.start(first_scales);
   operands.scales.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
-  if constexpr (!kLoopsInBatches) return multiply_runs(ring, operands, tile_scales, k_blocks.end, at, is_loaded, total);
+  if constexpr (!kLoopsInBatches) return multiply_runs(ring, operands, tile_scales, k_blocks.end, at, is_loaded, share.is_part, total);
   do {
     for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
       tile_scales.advance(first);
       const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
-      multiply_runs(ring, operands, tile_scales, count, at, is_loaded, total);
+      multiply_runs(ring, operands, tile_scales, count, at, is_loaded, share.is_part, total);
     }
   } while (passes.again<true>());
 }

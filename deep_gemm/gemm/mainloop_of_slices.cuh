@@ -8,7 +8,7 @@
 // Multiplies the k-blocks of one tile.
 template <uint32_t kUnits>
 DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands, const FirstScales&, const Tile& tile,
-                          RingPosition& at, Passes&, float (&total)[kUnits][kUnitN / 2]) {
+                          RingPosition& at, Passes&, const Share&, float (&total)[kUnits][kUnitN / 2]) {
   const uint32_t k_blocks = k_blocks_of(p, tile).end;
 #pragma unroll
   for (auto& unit : total)

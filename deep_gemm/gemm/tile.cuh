@@ -76,6 +76,7 @@ constexpr bool kStoresAtOnce = !kHasScales && kCudaRelease < 1209;
 
 struct WholeShare {
   bool is_any = false;  // not before the first tile
+  static constexpr bool is_part = false;
 
   template <typename Tile>
   DEVICE void set(const Tile&, uint32_t) {

@@ -27,10 +27,7 @@ struct RunScales {
   DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], uint32_t, uint32_t k_block,
                       uint32_t unit, const Release& release_slot) const {
     const float(&rows)[2] = sfa[k_block * kUnits + unit];
-    if (unit + 1 == kUnits) {
-      ptx::syncwarp();
-      release_slot(rows[1]);
-    }
+    if (unit + 1 == kUnits) release_slot(rows[1]);
 #pragma unroll
     for (uint32_t column = 0; column < kUnitN; column += 64) {
       const float factor = column_of_unit(unit) + column == 0 ? factors[k_block].x : factors[k_block].y;

@@ -187,7 +187,7 @@ struct Share {
   template <typename Use>
   DEVICE void with(Totals& total, const Use& use) const {
     constexpr uint32_t kFirstUnits = kUnitsOfPart > 0 ? kUnitsOfPart : kUnitsPerWarpgroup;
-    if (kUnitsOfPart > 0 && is_part)
+    if (kUnitsOfPart > 0 && !kBranchesOnParts && is_part)
       use(reinterpret_cast<float(&)[kFirstUnits][kUnitN / 2]>(total));
     else
       use(total);

@@ -20,6 +20,7 @@ TALL = tile_config(256, 128, FP4)
 SPLIT = tile_config(64, 64, FP4, cluster_k=2, k=128)
 COUNTS = tile_config(128, 64, Output(groups=Groups.COUNTS, sfb=MX), k=128)
 IDS = tile_config(64, 128, Output(groups=Groups.IDS, sfb=MX), k=128)
+TALL_IDS = tile_config(256, 128, Output(groups=Groups.IDS, sfb=MX), k=128)
 
 TRIALS = [
     *(Trial(PLAIN, 77, 200, 672, seed, any_scales=seed == 2) for seed in (1, 2)),
@@ -38,6 +39,8 @@ TRIALS = [
     *(Trial(SMALL, 5, 1096, 128, seed, "slow_math", any_scales=True, num_sms=1) for seed in (11, 12)),
     *(Trial(SMALL, 5, 1096, 128, 13, name, any_scales=True, num_sms=1) for name in ("slow_warps", "slow_lanes")),
     *(RowsTrial(COUNTS, (70, 0, 129, 3), seed, n=136, k=416, any_scales=seed == 15, num_sms=2) for seed in (14, 15)),
+    RowsTrial(TALL_IDS, (0,) * 259 + (1,) * 97, 17, n=136, k=288, num_sms=1),
+    RowsTrial(TALL_IDS, (0,) * 66 + (1,) * 193, 18, "slow_math", n=136, k=800, any_scales=True, num_sms=1),
     RowsTrial(IDS, (0,) * 70 + (-1,) * 3 + (2,) * 66, 16, "slow_warps", n=200, k=288, any_scales=True, num_sms=2),
 ]
 
@@ -152,6 +155,11 @@ MUTATIONS = [
     Mutation("the rows of all warps in one place", _DENSE, "slot.b + row * kLineBytes", "slot.b"),
     Mutation("the rows of warps close to each other", _DENSE, "slot.b + row * kLineBytes", "slot.b + row * kLoadedLineBytesOfB"),
     Mutation("the first rows for all warps", _DENSE, "                                                        tile.row_n + row);", "tile.row_n);"),
+    Mutation("the first scales in both boxes", _ROWS, "tile.row_m - skipped_scales(tile) + row, k_block", "tile.row_m - skipped_scales(tile), k_block", shows_in=TALL_IDS),
+    Mutation("both boxes of scales in one place", _ROWS, "slot.scales + row, tile.row_m - skipped", "slot.scales, tile.row_m - skipped", shows_in=TALL_IDS),
+    Mutation("a short tile keeps its slots", _LOOP, "is_part) return release(ring, slots[0], ptx::lane_index());", "is_part) return;", shows_in=TALL_IDS),
+    Mutation("whole tiles are short", _LOOP, "i == kUnitsOfPart && is_part)", "i == kUnitsOfPart)", shows_in=TALL_IDS),
+    Mutation("a short tile goes on to the next slot at its end", _LOOP, "(kBranchesOnParts ? kUnitsOfPart : kPieces)", "kPieces", shows_in=TALL_IDS),
     Mutation("B of groups twice as far along k", _ROWS, "k / kPackedB", "k", shows_in=COUNTS),
     # Values
     Mutation("0.5 is 0.25", _E4M3, "kLowValues = 0x3c383000", "kLowValues = 0x3c382800"),
@@ -165,5 +173,4 @@ MUTATIONS = [
     Mutation("the first 64 rows' factor for all", _SCALES, "+ column == 0 ? factors", "+ column >= 0 ? factors"),
     Mutation("factors of the first slot", _SCALES, "in_first_slot.sfb + stage * kScales", "in_first_slot.sfb"),
     Mutation("slots are given back with a unit to go", _SCALES, "if (unit + 1 == kUnits)", "if (unit == 0)", shows_in=TALL),
-    Mutation("one lane gives slots back ahead of its warp", _SCALES, "      ptx::syncwarp();\n      release_slot", "      release_slot"),
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from deep_gemm.gemm.config import CONVERT_ROWS, GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.rows.choose import tiles_for
+from deep_gemm.gemm.tiles import Tile
 from lab.sim import dense as sim_dense
 from lab.sim import rows as sim
 from lab.sim.dense import compile_config
@@ -32,6 +33,7 @@ LAYOUTS = {
 }
 TILES = [(kind, (tile.block_m, tile.block_n)) for kind in LAYOUTS for tile in tiles_for(Output(groups=kind, sfb=MX))]
 BLOCKS = sorted({block for _, block in TILES})
+TO_ADDRESSES = Output(groups=Groups.IDS, sfb=MX, to_addresses=True)
 
 
 def config(kind: Groups, block_m: int, block_n: int, **output: Any) -> GemmConfig:
@@ -82,9 +84,9 @@ def test_without_any_rows(kind: Groups) -> None:
 
 
 @pytest.mark.parametrize("any_scales", [False, True])
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_rows_that_go_to_addresses(block: tuple[int, int], any_scales: bool) -> None:
-    of = config(Groups.IDS, *block, to_addresses=True)
+@pytest.mark.parametrize("tile", tiles_for(TO_ADDRESSES), ids=str)
+def test_rows_that_go_to_addresses(tile: Tile, any_scales: bool) -> None:
+    of = tile_config(tile.block_m, tile.block_n, TO_ADDRESSES, k=128)
     AddressesTrial(of, 136, 288, 1, any_scales=any_scales).run()
 
 
