@@ -25,8 +25,6 @@ TILE_SLOTS = 4
 TILE_BYTES = 16
 CONVERT_ROWS = 32
 """Rows of B that a warp converts."""
-SCALED_ROWS = 64
-"""Rows of B whose scales a warp of the producer's reads, if they are converted."""
 PASS_SLOTS = 4
 """Tiles of whose passes others are told before they ask; see gemm/convert/e2m1.cuh."""
 MAIL_BYTES = 24
@@ -34,8 +32,6 @@ MAIL_BYTES = 24
 EMPTY_BYTES = 1
 """Size of a struct without members, in C++."""
 WINDOW_ROWS = 2048
-MOST_BOX_ROWS = 256
-"""Rows that one TMA load brings."""
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
 
@@ -133,8 +129,8 @@ class GemmConfig(Config, Output):
 
     @property
     def scaling_warps(self) -> int:
-        """The producer's last warps, which read the scales of values that are converted."""
-        return self.block_n // SCALED_ROWS if self.converts_b else 0
+        """The producer's last warps, which read the scales of 64 rows each of a B that is converted."""
+        return self.block_n // 64 if self.converts_b else 0
 
     @property
     def loaded_line_bytes_of_b(self) -> int:
@@ -266,12 +262,12 @@ class GemmConfig(Config, Output):
         Stacked groups begin at any row, and TMA loads from 16 bytes on: from the multiple of 4 rows before.
         """
         rows = self.block_m + (32 if self.groups in (Groups.IDS, Groups.ENDS) else 0)
-        return rows if rows <= MOST_BOX_ROWS else align(rows, 64)
+        return rows if rows <= 256 else align(rows, 64)
 
     @property
     def box_scale_rows(self) -> int:
         """Rows whose scales one TMA load brings: all, or half of them, in whole lines."""
-        return self.scale_rows if self.scale_rows <= MOST_BOX_ROWS else self.scale_rows // 2
+        return self.scale_rows if self.scale_rows <= 256 else self.scale_rows // 2
 
     @property
     def rows_are_grouped(self) -> bool:
@@ -373,7 +369,7 @@ class GemmConfig(Config, Output):
         yield self.raster_group >= 1, "a raster of at least 1 tile"
         yield not self.adds_to_d or self.is_fp32, "FP32 output where it is added to D"
         yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
-        yield self.box_scale_rows <= MOST_BOX_ROWS, "a TMA box of at most 256 scales"
+        yield self.box_scale_rows <= 256, "a TMA box of at most 256 scales"
         along_k = self.groups == Groups.DEPTHS
         yield not self.rows_are_grouped or self.cluster_size == 1, "no clusters where rows are grouped"
         only_a = self.cluster_size == self.cluster_n or not self.has_scales
@@ -414,8 +410,8 @@ class GemmConfig(Config, Output):
         yield self.block_n in (64, 128) or not self.converts_b, "64 or 128 columns where B is converted"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
-        one_by_one = self.run_k_blocks == self.num_partials == 1
-        yield one_by_one or not self.branches_on_parts, "one k-block and unit at a time where units are left out"
+        one_by_one = self.run_k_blocks == self.num_partials == 1 or not self.branches_on_parts
+        yield one_by_one, "one k-block and unit at a time where units are left out"
         yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
         registers = self.registers[1]
         others = 16 if self.converts_b else 32

@@ -53,9 +53,8 @@ def tile_config(
         run_k_blocks, has_tail = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
     panel_columns = gcd(unit_n, 64)
     panels = units_along_m * block_n // panel_columns
-    slot_bytes = (block_m + block_n) * BLOCK_K
     # To convert B takes a stage more, worth 4% at 256 x 128, if there is room beside a tile of D.
-    min_stages = 3 if slot_bytes >= 44 * 1024 and output.sfb != MX else 4
+    min_stages = 3 if (block_m + block_n) * BLOCK_K >= 44 * 1024 and output.sfb != MX else 4
     config = GemmConfig(
         block_m,
         block_n,
@@ -130,16 +129,14 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
     """How many blocks of k are multiplied in a straight line, and whether there is code for a tail that they leave.
 
     Each block in the line is more to compile, as a tail is. With one set of partial sums lines of 2 are 0.4% faster
-    than a plain loop, with scales by row 2%; scales of A for 64 columns leave no registers for them, nor do FP4
-    tiles of 256x128. With two sets lines of 4 are 2% faster than of 2 in small tiles and with scales by row, and level
-    in other large ones (an H200).
+    than a plain loop, with scales by row 2%; scales of A for 64 columns and FP4 tiles of 256x128 leave no registers.
+    With two sets lines of 4 are 2% faster than of 2 in small tiles and with scales by row, level in others (an H200).
     """
     if output.groups == Groups.DEPTHS:
         return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
     is_odd = k_blocks % 2 != 0
     if num_partials == 1:
-        is_tight = output.sfa == PER_64 or (output.sfb == MX and area == 256 * 128)
-        return (1 if is_odd or is_tight else 2), False
+        return (1 if is_odd or output.sfa == PER_64 or (output.sfb == MX and area == 256 * 128) else 2), False
     gains_by_four = area <= 64 * 128 or output.sfb == PER_ROW
     if gains_by_four and k_blocks % 4 == 0:
         return 4, False

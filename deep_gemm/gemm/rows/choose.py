@@ -28,9 +28,7 @@ TILES_COUNTS = (*TILES, Tile(256, 128))
 TILES_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 TILES_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
-"""Threads that convert B leave registers for no wider ones."""
-TILES_FP4_PLAIN = (*TILES_FP4, Tile(256, 128))
-"""For D in BF16 whose rows lie in order: its registers and its room suffice for higher ones."""
+"""Threads that convert B leave registers for no wider ones, and for higher ones if D is BF16 in order."""
 TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 """A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
 TILES_APART = (Tile(64, 256), Tile(128, 256))
@@ -61,13 +59,13 @@ def estimate(
 ) -> Estimate:
     """About how long the product takes."""
     offer = on_weight(tile, n, k, output, gpu, timings)
-    half = 0.5**timings.part_power if _cuts_last_tiles(tile, output) else 1.0  # of a last round of few tiles
+    config = _config(tile, output)
+    half = 0.5**timings.part_power if config.cuts_last_tiles else 1.0  # of a last round of few tiles
     busy = num_groups * min(rows, 1.0)  # groups that have rows
     per_tile = offer.clusters_n / offer.at_once
     if output.groups == Groups.COUNTS:
         # One group's rows may be far from `rows`, those of several are close to it in all.
-        ends_low = _has_short_tiles(tile, output)
-        parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0), ends_low, timings) for part in SPREAD]
+        parts = [_tiles_of_group(config, part * max(rows, 1.0), timings) for part in SPREAD]
         tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
         totals = [of_part for of_part, _ in parts] if num_groups == 1 else [busy * tiles]
         rounds = sum(_rounds(total * per_tile, half) for total in totals) / len(totals)
@@ -85,13 +83,8 @@ def estimate(
 
 
 @cache
-def _cuts_last_tiles(tile: Tile, output: Output) -> bool:
-    return tile_config(tile.block_m, tile.block_n, output).cuts_last_tiles
-
-
-@cache
-def _has_short_tiles(tile: Tile, output: Output) -> bool:
-    return tile_config(tile.block_m, tile.block_n, output).has_short_tiles
+def _config(tile: Tile, output: Output) -> GemmConfig:
+    return tile_config(tile.block_m, tile.block_n, output)
 
 
 def _rounds(full: float, half: float) -> float:
@@ -99,14 +92,14 @@ def _rounds(full: float, half: float) -> float:
     return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
 
 
-def _tiles_of_group(block_m: int, rows: float, ends_low: bool, timings: Timings) -> tuple[int, float]:
+def _tiles_of_group(config: GemmConfig, rows: float, timings: Timings) -> tuple[int, float]:
     """How many tiles along m a group has, and what they take, in whole tiles.
 
-    If the last one does not end low, it is moved up, if there are several, so as to be whole.
+    The last of several is moved up, so as to be whole, unless it may end low.
     """
-    tiles = math.ceil(rows / block_m)
-    last = rows - (tiles - 1) * block_m if tiles == 1 or ends_low else block_m
-    return tiles, tiles - 1 + _share(block_m, last, timings)
+    tiles = math.ceil(rows / config.block_m)
+    last = rows - (tiles - 1) * config.block_m if tiles == 1 or config.has_short_tiles else config.block_m
+    return tiles, tiles - 1 + _share(config.block_m, last, timings)
 
 
 def _share(block_m: int, rows: float, timings: Timings) -> float:
@@ -119,7 +112,7 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     if output.sfb == PER_ROW:
         return TILES_PER_ROW
     if output.sfb == MX:
-        return TILES_FP4 if output.is_fp32 or output.to_addresses else TILES_FP4_PLAIN
+        return TILES_FP4 if output.is_fp32 or output.to_addresses else (*TILES_FP4, Tile(256, 128))
     if output.activates:
         return TILES_APART if output.gates_apart else TILES_SILU
     return TILES_COUNTS if output.groups == Groups.COUNTS else TILES
