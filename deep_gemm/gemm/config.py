@@ -369,7 +369,6 @@ class GemmConfig(Config, Output):
         yield self.raster_group >= 1, "a raster of at least 1 tile"
         yield not self.adds_to_d or self.is_fp32, "FP32 output where it is added to D"
         yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
-        yield self.box_scale_rows <= 256, "a TMA box of at most 256 scales"
         along_k = self.groups == Groups.DEPTHS
         yield not self.rows_are_grouped or self.cluster_size == 1, "no clusters where rows are grouped"
         only_a = self.cluster_size == self.cluster_n or not self.has_scales

@@ -361,7 +361,9 @@ MUTATIONS = [
     *_swap("gemm.rows.launch", 'Place("d", D)', 'Place("d", A)', "ids", "ends"),
     *_swap("gemm.rows.launch", 'Place("groups.layout", C)', 'Place("groups.layout", SFB)', *ROWS),
     *_swap("gemm.rows.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', "rows by row"),
-    *_swap("gemm.rows.launch", "(config.scale_parts, config.scale_rows)", "(1, config.scale_rows)", "rows by 64"),
+    *_swap(
+        "gemm.rows.launch", "(config.scale_parts, config.box_scale_rows)", "(1, config.box_scale_rows)", "rows by 64"
+    ),
     # Rows that are activated
     *_swap("gemm.rows.silu_launch", "numbers_of(rows, row_pitch(p.d))", "numbers_of(rows, p.d.shape[1])", SILU),
     *_swap(
