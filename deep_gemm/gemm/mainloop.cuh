@@ -53,6 +53,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
   float partial[kNumPartials][kUnitN / 2];
 #pragma unroll
   for (uint32_t i = 0; i < kCount * kPieces + kLag; ++i) {
+    // With kBranchesOnParts a k-block is a run, and a short tile is done with its slot here.
     if (kBranchesOnParts && i == kUnitsOfPart && is_part) return release(ring, slots[0], ptx::lane_index());
     if (i < kCount * kPieces) {
       const uint32_t k_block = i / kPieces, piece = i % kPieces, unit = unit_of_piece(piece);
