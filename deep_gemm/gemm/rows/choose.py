@@ -59,13 +59,13 @@ def estimate(
 ) -> Estimate:
     """About how long the product takes."""
     offer = on_weight(tile, n, k, output, gpu, timings)
-    config = _config(tile, output)
-    half = 0.5**timings.part_power if config.cuts_last_tiles else 1.0  # of a last round of few tiles
+    are_cut, end_low = _last_tiles(tile, output)
+    half = 0.5**timings.part_power if are_cut else 1.0  # of a last round of few tiles
     busy = num_groups * min(rows, 1.0)  # groups that have rows
     per_tile = offer.clusters_n / offer.at_once
     if output.groups == Groups.COUNTS:
         # One group's rows may be far from `rows`, those of several are close to it in all.
-        parts = [_tiles_of_group(config, part * max(rows, 1.0), timings) for part in SPREAD]
+        parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0), end_low, timings) for part in SPREAD]
         tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
         totals = [of_part for of_part, _ in parts] if num_groups == 1 else [busy * tiles]
         rounds = sum(_rounds(total * per_tile, half) for total in totals) / len(totals)
@@ -83,8 +83,9 @@ def estimate(
 
 
 @cache
-def _config(tile: Tile, output: Output) -> GemmConfig:
-    return tile_config(tile.block_m, tile.block_n, output)
+def _last_tiles(tile: Tile, output: Output) -> tuple[bool, bool]:
+    config = tile_config(tile.block_m, tile.block_n, output)
+    return config.cuts_last_tiles, config.has_short_tiles
 
 
 def _rounds(full: float, half: float) -> float:
@@ -92,14 +93,14 @@ def _rounds(full: float, half: float) -> float:
     return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
 
 
-def _tiles_of_group(config: GemmConfig, rows: float, timings: Timings) -> tuple[int, float]:
+def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) -> tuple[int, float]:
     """How many tiles along m a group has, and what they take, in whole tiles.
 
     The last of several is moved up, so as to be whole, unless it may end low.
     """
-    tiles = math.ceil(rows / config.block_m)
-    last = rows - (tiles - 1) * config.block_m if tiles == 1 or config.has_short_tiles else config.block_m
-    return tiles, tiles - 1 + _share(config.block_m, last, timings)
+    tiles = math.ceil(rows / block_m)
+    last = rows - (tiles - 1) * block_m if tiles == 1 or end_low else block_m
+    return tiles, tiles - 1 + _share(block_m, last, timings)
 
 
 def _share(block_m: int, rows: float, timings: Timings) -> float:
