@@ -24,14 +24,12 @@ from ..core.gpu import gpu_of
 from ..core.kernel import ByRows, Prepared
 from ..core.meeting import Node
 from ..core.settings import get_num_sms, get_pdl, in_force, num_sms_of
-from ..gemm.config import GemmConfig
-from ..gemm.kernel import KERNEL as FP8_GEMM
+from ..gemm.kernel_decode import kernel_of
 from ..gemm.output import Groups, Output
-from ..gemm.plan import SCALE_BYTES, Addresses, Plan
+from ..gemm.plan import Addresses, Plan
 from ..gemm.rows import launch as rows
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.check import contiguous_problem
-from ..gemm.rows.choose import select_grouped
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe import route_rows
 from ..moe.check import ExpertRows
@@ -61,7 +59,7 @@ class RowsAt:
         self.groups, self.n, self.k = weight[0].shape
         self.device, self.output, self._template = weight[0].get_device(), output, template
         self._pitches = ["activation.scales_pitch"] * output.activates + ["fetching.pitch"] * output.fetches
-        self._templates: dict[GemmConfig, Plan] = {}
+        self._templates: dict[rows.Config, Plan] = {}
         self._plans: dict[int, Plan] = {}
         self._generation = in_force.generation
 
@@ -81,17 +79,18 @@ class RowsAt:
         templates, plans = self._templates, self._plans  # another thread may change settings meanwhile
         if m in plans:
             return plans[m]
-        config = select_grouped(self.groups, m / self.groups, self.n, self.k, self.output, gpu_of(self.device))
+        config = rows.selected(self.groups, m / self.groups, self.n, self.k, self.output, self.device)
         rows.print_if_asked(self.groups, self.n, self.k, config)
         template = templates.get(config)
         if template is None:
-            launcher = FP8_GEMM.launcher(config, self.device, get_pdl())
+            launcher = kernel_of(config).launcher(config, self.device, get_pdl())
             template = templates[config] = self._template(weight, config, get_num_sms(), launcher)
         pitch = pitch_of_scales(m)
-        numbers = {"m": m, "groups.rows": m, **dict.fromkeys(self._pitches, pitch)}
+        numbers, resized = rows.resized_for(template, m, pitch)
+        numbers |= dict.fromkeys(self._pitches, pitch)
         shape = template.rows._replace(shape=(m, self.n))  # the other members are for questions that nobody asks here
         ctas = rows.grid(config, 1, m, self.n, get_num_sms())
-        plan = template.derived(shape, ctas, numbers, rows.resized_for(template, m, pitch * SCALE_BYTES))
+        plan = template.derived(shape, ctas, numbers, resized)
         put(plans, m, plan, MAX_PLANS)
         return plan
 

@@ -20,7 +20,7 @@ from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.kernel import ROWS_FETCHED_PARAMS
 from ..gemm.output import Groups, Output
 from ..gemm.plan import PLANS, SFA, A, Addresses, Place, Plan
-from ..gemm.rows.launch import chosen, grid
+from ..gemm.rows.launch import chosen_tall, grid
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..gemm.rows.silu_launch import ROW_WEIGHTS, parameters_of
 from ..gemm.rows.silu_launch import addresses as addresses_of_silu
@@ -78,7 +78,7 @@ def run(p: FetchedRowsProblem, config: GemmConfig | None = None) -> None:
 def planned(p: FetchedRowsProblem, config: GemmConfig | None = None) -> Plan:
     """Choose a configuration if there is none, and prepare the launch. The problem's device is the current one."""
     (m, _), (groups, n, k), device = p.silu.a.shape, p.silu.b.shape, p.silu.d.get_device()
-    config = chosen(config, groups, m / groups, n, k, output_of(p), device)
+    config = chosen_tall(config, groups, m / groups, n, k, output_of(p), device)
     return plan_of(p, config, get_num_sms(), FP8_GEMM.launcher(config, device, get_pdl()))
 
 

@@ -24,7 +24,7 @@ from ..gemm.output import Groups, Output
 from ..gemm.packed import is_packed
 from ..gemm.packed import weight as packed_weight
 from ..gemm.plan import Plan, addresses_of
-from ..gemm.rows.launch import GroupedProblem, chosen, grid, numbers_of, operand_maps, prepared
+from ..gemm.rows.launch import GroupedProblem, chosen_tall, grid, numbers_of, operand_maps, prepared
 
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
 OUTPUT_BY_64 = replace(OUTPUT, sfa=PER_64)
@@ -100,7 +100,7 @@ def _on_gpu(p: GroupedProblem) -> Plan | None:
 def planned(p: GroupedProblem) -> Plan:
     """Choose a configuration, and prepare the launch of a problem that is `prepared`. Its device is the current one."""
     device = p.d.get_device()
-    config = chosen(None, p.num_groups, p.expected_m, p.n, p.k, _output(p), device)
+    config = chosen_tall(None, p.num_groups, p.expected_m, p.n, p.k, _output(p), device)
     return plan_of(p, config, get_num_sms(), FP8_GEMM.launcher(config, device, get_pdl()))
 
 

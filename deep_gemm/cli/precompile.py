@@ -44,6 +44,7 @@ from ..gemm.explain import Question, asked
 from ..gemm.heads.choose import select_heads
 from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
+from ..gemm.kernel_decode import kernel_of
 from ..gemm.output import Groups, Output
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.choose import select_grouped
@@ -163,10 +164,10 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
     most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
     for m in every_m(most):
         for config in across_configs(weight, m, gpu):
-            yield job_of(FP8_GEMM, config)
+            yield job_of(kernel_of(config), config)
 
 
-def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
+def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List what experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
     rows = m / weight.num_groups
     if weight.is_fp4:
@@ -183,7 +184,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
     return [select_grouped(weight.num_groups, rows, weight.n, weight.k, output, gpu) for output in outputs]
 
 
-def activating_config(weight: Weight, m: int, gpu: Gpu) -> GemmConfig:
+def activating_config(weight: Weight, m: int, gpu: Gpu) -> GemmConfig | DecodeConfig:
     """Give what `experts` runs for so many rows, which it activates where they are multiplied."""
     return select_grouped(weight.num_groups, m / weight.num_groups, weight.n, weight.k, rows_silu.APART, gpu)
 

@@ -10,7 +10,8 @@ from ..core.check.layout import align, ceil_div
 from ..core.check.recipes import MX, PER_BLOCK, Scales
 from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
-from .config import BLOCK_K, MAX_CLUSTER
+from .config import BLOCK_K, EMPTY_BYTES, MAX_CLUSTER, TILE_BYTES, TILE_SLOTS
+from .output import Groups
 
 SHARED_BYTES_PER_SM = 233472
 RESERVED_SHARED_BYTES = 1024
@@ -28,6 +29,8 @@ CHUNK_FLOATS = 128
 """Four accumulators of each lane of a warp: what the reduction shares out."""
 OTHER_REGISTERS = 24
 """A thread's registers for addresses, counters and scales, besides accumulators and what grows with them."""
+WINDOW_ROWS = 512
+"""Rows that one look at ids reads."""
 BLOCK_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -44,8 +47,8 @@ class DecodeConfig(Config):
     is_fp32: bool = False
     with_c: bool = False
     """C is read and added; it may be D itself."""
-    has_heads: bool = False
-    """Each head has its own A, B and D."""
+    groups: Groups = Groups.NONE
+    """Which rows each B multiplies: all; or those of its head, or of its group."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
     sfb: Scales = PER_BLOCK
@@ -56,8 +59,9 @@ class DecodeConfig(Config):
         """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
         output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c
-        heads = " by heads" * self.has_heads + " skip mid" * self.skips_mid + " fp4" * self.is_fp4
-        return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{heads}"
+        groups = f" by {self.groups.name.lower()}" * (self.groups != Groups.NONE)
+        kind = groups + " skip mid" * self.skips_mid + " fp4" * self.is_fp4
+        return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{kind}"
 
     @property
     def block_n(self) -> int:
@@ -93,7 +97,25 @@ class DecodeConfig(Config):
         """Size of `SharedStorage` in gemm/fp8_gemm_decode.cuh, which asserts that it is the same."""
         operands = self.num_stages * (self.block_n + self.block_tokens * self.slot_blocks) * BLOCK_K
         barriers = (self.num_stages * 2 + 1) * 8
-        return align(operands + self.exchange_bytes + self.scale_bytes + barriers, 1024)
+        return align(operands + self.exchange_bytes + self.scale_bytes + barriers + self.work_bytes, 1024)
+
+    @property
+    def work_bytes(self) -> int:
+        """Size of `WorkStorage`: for grouped rows a queue of tiles, and room where warps transpose what they store."""
+        if not self.rows_are_grouped:
+            return EMPTY_BYTES
+        queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
+        return align(queue, 16) + self.num_math_warpgroups * 4 * CHUNK_FLOATS * 4
+
+    @property
+    def rows_are_grouped(self) -> bool:
+        """A layout says which rows belong to which group."""
+        return self.groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of the layout that `Stretches` in gemm/work/layout.cuh sees at a time; few if it holds no rows."""
+        return WINDOW_ROWS if self.groups == Groups.IDS else 4
 
     @property
     def is_fp4(self) -> bool:
@@ -121,9 +143,11 @@ class DecodeConfig(Config):
         yield 1 <= self.ctas_per_sm <= most, f"up to {most} CTAs an SM"
         yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
         yield self.num_stages >= 2, "at least 2 stages"
+        if self.rows_are_grouped:
+            yield self.cluster_k == 1 and not self.with_c, "grouped rows without C, whose k no cluster splits"
         tile_bytes = self.block_tokens * self.block_n * 4
         yield (
-            self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
+            self.rows_are_grouped or self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
             "a ring that holds a tile of FP32, which is transposed there",
         )
         # Totals and partial sums; scales of a k-block, where they fit; scales on their way.
@@ -143,7 +167,8 @@ class DecodeConfig(Config):
 
     def choices(self) -> dict[str, str]:
         """Give the files that say how tiles are found, and how B is multiplied."""
-        work = "heads" if self.has_heads else "skip_mid" if self.skips_mid else "one"
+        alone = "skip_mid" if self.skips_mid else "one"
+        work = "rows" if self.rows_are_grouped else "heads" if self.groups == Groups.HEADS else alone
         return {"DECODE_WORK": f"decode/{work}.cuh", "DECODE_B": f"decode/{'e2m1' if self.is_fp4 else 'e4m3'}.cuh"}
 
     def constants(self) -> dict[str, int | bool]:
@@ -159,11 +184,21 @@ class DecodeConfig(Config):
             "kCtasPerSm": self.ctas_per_sm,
             "kClusterK": self.cluster_k,
             "kClusterN": 1,
+            **({} if not self.rows_are_grouped else self.constants_of_rows()),
             "kOutputBytes": 4 if self.is_fp32 else 2,
             "kMulticastCtas": 1,  # nobody loads into another CTA's slots
             "kSharedBytes": self.shared_bytes,
             "kOutputIsFp32": self.is_fp32,
             "kWithC": self.with_c,
+        }
+
+    def constants_of_rows(self) -> dict[str, int | bool]:
+        """Give what work/layout.cuh and work/tile_queue.cuh take."""
+        return {
+            "kGroups": int(self.groups),
+            "kBlockM": self.block_tokens,
+            "kTileSlots": TILE_SLOTS,
+            "kWindowRows": self.window_rows,
         }
 
 
@@ -186,7 +221,7 @@ def decode_config(
     *,
     fp32: bool = False,
     c: bool = False,
-    heads: bool = False,
+    groups: Groups = Groups.NONE,
     sfb: Scales = PER_BLOCK,
 ) -> DecodeConfig | None:
     """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
@@ -198,7 +233,7 @@ def decode_config(
         ctas_per_sm,
         is_fp32=fp32,
         with_c=c,
-        has_heads=heads,
+        groups=groups,
         sfb=sfb,
     )
     return deepest(config) if config.why_illegal() is None else None

@@ -10,7 +10,7 @@
 // of one product or of several; decode/e4m3.cuh and decode/e2m1.cuh, of which config.cuh names one, how B is multiplied:
 //
 //   ScaleStorage              shared memory for scales
-//   multiply(p, shared, work, total)  by the math warps: sums up this CTA's k-blocks
+//   multiply(p, shared, work, at, total)  by the math warps: sums up this CTA's k-blocks
 #pragma once
 #include "config.cuh"
 #include "decode/tile.cuh"
@@ -28,34 +28,37 @@ struct SharedStorage {
   ScaleStorage scales;
   Ring ring;
   uint64_t received;  // by `exchange`
+  WorkStorage work;
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "DecodeConfig.shared_bytes and SharedStorage differ");
-static_assert(kClusterK > 1 || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
+static_assert(kClusterK > 1 || !kHasOneTile || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
 
-// Loads this CTA's k-blocks, kSlotBlocks of them into each slot of the ring.
-DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork& work) {
+// Loads a tile's k-blocks, kSlotBlocks of them into each slot of the ring.
+DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork& work, RingPosition& at) {
   const auto load_b = [&](uint32_t i, uint32_t stage) {
     ptx::mbarrier_arrive_expect_tx(&shared.ring.full[stage], p.slot_bytes);
-    load_box(&p.map_b, &shared.ring.full[stage], shared.b[stage], i * (kBlockK / kSlotBlocks), work.row_n, work);
+    load_box<true>(&p.map_b, &shared.ring.full[stage], shared.b[stage], i * (kBlockK / kSlotBlocks), work.row_n, work);
   };
   const auto load_a = [&](uint32_t i, uint32_t stage) {
 #pragma unroll
     for (uint32_t block = 0; block < kSlotBlocks; ++block)
-      load_box(&p.map_a, &shared.ring.full[stage], shared.a[stage] + block * kABytes, (i + block) * kBlockK, work.row_m, work);
+      load_box<false>(&p.map_a, &shared.ring.full[stage], shared.a[stage] + block * kABytes, (i + block) * kBlockK, work.row_m, work);
   };
-  uint32_t i = work.k_block, end_ahead = work.k_block;
-  if (p.weight_is_ready) {
-    const uint32_t count = work.end_k_block - work.k_block;
-    end_ahead += count < kNumStages * kSlotBlocks ? count : kNumStages * kSlotBlocks;
+  uint32_t i = work.k_block;
+  if constexpr (kHasOneTile) {
+    uint32_t end_ahead = work.k_block;
+    if (p.weight_is_ready) {
+      const uint32_t count = work.end_k_block - work.k_block;
+      end_ahead += count < kNumStages * kSlotBlocks ? count : kNumStages * kSlotBlocks;
 #pragma unroll 1
-    for (uint32_t stage = 0; stage * kSlotBlocks < end_ahead - work.k_block; ++stage)
-      load_b(work.k_block + stage * kSlotBlocks, stage);
+      for (uint32_t stage = 0; stage * kSlotBlocks < end_ahead - work.k_block; ++stage)
+        load_b(work.k_block + stage * kSlotBlocks, stage);
+    }
+    // What the kernel before wrote can be read from here on; B counts as such, unless it is ready.
+    ptx::griddepcontrol_wait();
+#pragma unroll 1
+    for (; i < end_ahead; i += kSlotBlocks, at = at.next()) load_a(i, at.stage);
   }
-  // What the kernel before wrote can be read from here on; B counts as such, unless it is ready.
-  ptx::griddepcontrol_wait();
-  RingPosition at;
-#pragma unroll 1
-  for (; i < end_ahead; i += kSlotBlocks, at = at.next()) load_a(i, at.stage);
   for (; i < work.end_k_block; i += kSlotBlocks, at = at.next()) {
     wait_until_free(shared.ring, at);
     load_b(i, at.stage);
@@ -65,28 +68,31 @@ DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork&
 
 KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
-  const CtaWork work(p);
+  Tiles tiles(p, shared);
   const bool is_producer = ptx::warp_index() == kNumMathWarps;
 
   if (is_producer && ptx::elect_sync()) {
     ptx::prefetch_tensormap(&p.map_b);
     ptx::prefetch_tensormap(&p.map_a);
-    init_barriers(shared, work);
+    shared.work.init();
+    init_barriers(shared, tiles.work);
   }
   ptx::syncthreads();
   if constexpr (kClusterK > 1) ptx::cluster_arrive_relaxed();  // this CTA runs, and may be written to
 
   if (is_producer) {
-    if (ptx::elect_sync()) load_k_blocks(p, shared, work);
-    ptx::syncwarp();
+    tiles.load_all([&](const CtaWork& work, RingPosition& at) { load_k_blocks(p, shared, work, at); });
     if constexpr (kClusterK > 1) ptx::cluster_wait();
   } else {
-    const auto& product = product_of(p, work);
+    RingPosition at;
     ptx::griddepcontrol_wait();
-    float total[kAccumulators];
-    multiply(product, shared, work, total);
-    ptx::griddepcontrol_launch_dependents();
-    if constexpr (kClusterK > 1) ptx::cluster_wait();
-    add_up_and_store(product, shared, work, total);
+    for (CtaWork work; tiles.next(work);) {
+      const auto& product = product_of(p, work);
+      float total[kAccumulators];
+      multiply(product, shared, work, at, total);
+      ptx::griddepcontrol_launch_dependents();
+      if constexpr (kClusterK > 1) ptx::cluster_wait();
+      tiles.store(product, shared, work, total);
+    }
   }
 }

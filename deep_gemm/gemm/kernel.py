@@ -41,7 +41,7 @@ def _params(last_map: str, *work: Field) -> Params:
     )
 
 
-_ROWS = (
+GROUPS_OF_ROWS = (
     Field("groups.layout", Kind.POINTER),
     Field("groups.sfb_stride", Kind.UINT64),
     Field("groups.count", Kind.UINT32),
@@ -51,18 +51,18 @@ _ROWS = (
 )
 DENSE_PARAMS = _params("map_sfb")
 SKIP_PARAMS = _params("map_right_d", *head_parts(Kind.MAP.alignment))
-ROWS_PARAMS = _params("map_whole_d", *_ROWS)
-ROWS_SFB_PARAMS = _params("map_sfb", *_ROWS)
+ROWS_PARAMS = _params("map_whole_d", *GROUPS_OF_ROWS)
+ROWS_SFB_PARAMS = _params("map_sfb", *GROUPS_OF_ROWS)
 _ACTIVATION = (
     Field("activation.row_weights", Kind.POINTER),
     Field("activation.scales", Kind.POINTER),
     Field("activation.scales_pitch", Kind.UINT32),
     Field("activation.limit", Kind.FLOAT32),
 )
-ROWS_SILU_PARAMS = _params("map_whole_d", *_ROWS, *_ACTIVATION)
+ROWS_SILU_PARAMS = _params("map_whole_d", *GROUPS_OF_ROWS, *_ACTIVATION)
 ROWS_FETCHED_PARAMS = _params(
     "map_whole_d",
-    *_ROWS,
+    *GROUPS_OF_ROWS,
     *_ACTIVATION,
     Field("fetching.token_of", Kind.POINTER),
     Field("fetching.row_of", Kind.POINTER),

@@ -24,6 +24,7 @@ from .heads.check import HeadsProblem
 from .maps import matrix_map, plane_map
 from .output import Groups, Output, other_fields
 from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
+from .rows import choose as rows
 from .skip import choose as skip
 from .skip.check import SkipProblem
 
@@ -61,11 +62,21 @@ HEADS_PARAMS = Params(
 """`Params` of gemm/decode/heads.cuh."""
 SKIP_PARAMS = Params("Params", *_PRODUCT, *head_parts(Kind.POINTER.alignment))
 """`Params` of gemm/decode/skip_mid.cuh."""
+ROWS_PARAMS = Params(
+    "Params",
+    *_PRODUCT,
+    *fp8_gemm.GROUPS_OF_ROWS,
+    Field("sfa_stride", Kind.UINT64),
+    Field("d_stride", Kind.UINT64),
+)
+"""`Params` of gemm/decode/rows.cuh."""
 
 
 def params_of(config: DecodeConfig) -> Params:
     """The list that a configuration's kernel is launched with."""
-    return HEADS_PARAMS if config.has_heads else SKIP_PARAMS if config.skips_mid else PARAMS
+    if config.rows_are_grouped:
+        return ROWS_PARAMS
+    return HEADS_PARAMS if config.groups == Groups.HEADS else SKIP_PARAMS if config.skips_mid else PARAMS
 
 
 def code_plan(config: DecodeConfig) -> CodePlan:
@@ -74,7 +85,7 @@ def code_plan(config: DecodeConfig) -> CodePlan:
         roles=((32, None), (WARPGROUP_THREADS * config.num_math_warpgroups, None)),
         shared_bytes=config.shared_bytes,
         qgmma=config.slot_blocks * BLOCK_K // WGMMA_K + config.is_fp4,  # and that of a single group
-        tma_loads=2 * (1 + config.slot_blocks),  # A and B, and B ahead of A
+        tma_loads=(1 if config.rows_are_grouped else 2) * (1 + config.slot_blocks),  # A and B, and B ahead of A
         multicast_loads=0,
         ctas_per_sm=config.ctas_per_sm,
     )
@@ -89,8 +100,8 @@ def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str 
     """Say why a configuration would compute something else than this product; None if it computes it."""
     if isinstance(config, GemmConfig):
         return fp8_gemm.why_unfit(config, k, output)
-    groups = Groups.HEADS if config.has_heads else Groups.NONE
-    others = other_fields(Output(is_fp32=config.is_fp32, with_c=config.with_c, groups=groups, sfb=config.sfb), output)
+    own = Output(is_fp32=config.is_fp32, with_c=config.with_c, groups=config.groups, sfb=config.sfb)
+    others = other_fields(own, output)
     return f"is for another output: {', '.join(others)}" if others else None
 
 
@@ -157,7 +168,8 @@ def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:
 
 def reachable() -> list[DecodeConfig]:
     """Every configuration that the choice for any kind of work can give."""
-    ways = (*dense.reachable_decode(), *dense.reachable_decode(MX), *heads.reachable(), *skip.reachable_skipping())
+    ways = (*dense.reachable_decode(), *dense.reachable_decode(MX), *heads.reachable())
+    ways = (*ways, *rows.reachable_grouped_decode(), *skip.reachable_skipping())
     return [config for config in dict.fromkeys(ways) if isinstance(config, DecodeConfig)]
 
 

@@ -10,7 +10,7 @@ from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
 from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
 from .config_of_tile import tile_config
-from .output import OUTPUTS, Groups, Output
+from .output import OUTPUTS, Output
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
             tile.ctas_per_sm,
             fp32=output.is_fp32,
             c=adds,
-            heads=output.groups == Groups.HEADS,
+            groups=output.groups,
             sfb=output.sfb or PER_BLOCK,
         )
         if config is None:

@@ -11,6 +11,7 @@ from deep_gemm.core.check.layout import align
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.plan import Plan
 
 from .dense import Outcome, ProductTrial, outcome, random_problem, right_and_allowed
@@ -65,7 +66,7 @@ class DecodeTrial(ProductTrial):
     @classmethod
     def takes(cls, config: DecodeConfig) -> bool:
         """Take products without heads."""
-        return not (config.has_heads or config.skips_mid)
+        return config.groups == Groups.NONE and not config.skips_mid
 
     @classmethod
     def drawn(cls, config: DecodeConfig, seed: int) -> DecodeTrial:

@@ -94,7 +94,7 @@ class HeadsTrial(ProductTrial):
     @classmethod
     def takes(cls, config: Config) -> bool:
         """Take products of heads."""
-        return config.has_heads if isinstance(config, DecodeConfig) else config.groups == Groups.HEADS
+        return config.groups == Groups.HEADS
 
     @classmethod
     def drawn(cls, config: Config, seed: int) -> HeadsTrial:

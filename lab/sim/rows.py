@@ -12,10 +12,12 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.layout import align
-from deep_gemm.core.check.recipes import MX, PER_ROW
+from deep_gemm.core.check.recipes import MX, PER_ROW, Scales
 from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.rows import launch as kernels
@@ -31,10 +33,11 @@ from .rounding import allowed_difference
 CANARY = 42.0
 """D's content before: a row that must not be written still has it afterwards."""
 Problem = ContiguousProblem | MaskedProblem
+Config = GemmConfig | DecodeConfig
 
 
 def random_problem(
-    config: GemmConfig,
+    config: Config,
     layout: Sequence[int],
     n: int,
     k: int,
@@ -60,9 +63,9 @@ def random_problem(
     elif rows is None:
         rows = int(numbers.max())
     planes = [groups] if config.groups == Groups.COUNTS else []
-    assert config.sfa is not None
-    a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=config.sfa.columns)
-    if config.converts_b:
+    of_a = scales_of_a(config)
+    a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=of_a.columns)
+    if config.sfb == MX:
         weights = [random_packed(n, k, generator, any_scales) for _ in range(groups)]
         b = torch.stack([values for values, _ in weights]), torch.stack([scales for _, scales in weights])
     else:
@@ -83,12 +86,24 @@ def random_problem(
             use_psum_layout=config.groups == Groups.ENDS,
             ensure_zero_padding=zero_padding,
             alignment=alignment,
-            of_a=config.sfa,
+            of_a=of_a,
         )
     unused = ids_of(problem) < 0
     a.view(torch.uint8)[unused] = 0x7F
     sfa[unused] = float("nan")
     return problem
+
+
+def scales_of_a(config: Config) -> Scales:
+    """How A is scaled."""
+    of_a = PER_ROW if isinstance(config, DecodeConfig) else config.sfa
+    assert of_a is not None
+    return of_a
+
+
+def block_m_of(config: Config) -> int:
+    """Rows of a tile."""
+    return config.block_tokens if isinstance(config, DecodeConfig) else config.block_m
 
 
 def ids_of(p: Problem) -> Tensor:
@@ -101,13 +116,13 @@ def ids_of(p: Problem) -> Tensor:
 
 
 def run(
-    kernel: HostKernel | None, config: GemmConfig, problem: Problem, *, layout: Tensor | None = None, **how: Unpack[How]
+    kernel: HostKernel | None, config: Config, problem: Problem, *, layout: Tensor | None = None, **how: Unpack[How]
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel."""
-    p = kernels.prepared(grouped_problem(problem))
+    p = kernels.prepared(grouped_problem(problem), config)
     alignments = {"sfb": 16 if config.sfb == PER_ROW else 4, "c": 16 if p.groups == Groups.IDS else 4}
     stage = stage_of(config, p, alignments, read=None if layout is None else {"c": layout}, **how)
-    result = run_plan(kernel, fp8_gemm.KERNEL, config, p, kernels.plan_of, stage)
+    result = run_plan(kernel, fp8_gemm_decode.kernel_of(config), config, p, kernels.plan_of, stage)
     result.buffers["d"] = result.buffers["d"].reshape(problem.d.shape)
     return outcome(result, *right_and_allowed(problem, partial_sums(how)))
 
@@ -168,11 +183,11 @@ class RowsTrial(ProductTrial):
             rows=rows,
             alignment=alignment,
             n=n,
-            k=align(k, MX.columns) if config.converts_b else k,
+            k=align(k, MX.columns) if config.sfb == MX else k,
             num_sms=draw.randint(1, 5),
             num_groups=5 if config.groups == Groups.IDS else None,
-            zero_padding=draw.random() < 0.5 and not config.scale_parts > 1,
-            any_scales=config.converts_b and draw.random() < 0.5,
+            zero_padding=draw.random() < 0.5 and scales_of_a(config) == PER_ROW,
+            any_scales=config.sfb == MX and draw.random() < 0.5,
         )
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
@@ -189,14 +204,27 @@ class RowsTrial(ProductTrial):
             zero_padding=self.zero_padding,
             any_scales=self.any_scales,
         )
-        if self.config.scale_parts > 1:
+        if scales_of_a(self.config) != PER_ROW:
             p.sfa[:, 1::2] *= 3
         return run(kernel, self.config, p, **self.how)
 
 
-def drawn_layout(draw: random.Random, config: GemmConfig, alignment: int) -> tuple[tuple[int, ...], int | None]:
+@dataclass(frozen=True)
+class DecodeRowsTrial(RowsTrial):
+    """One layout of few rows a group, for the kernel of few rows."""
+
+    kernel = fp8_gemm_decode.KERNEL  # type: ignore[assignment]
+    config: DecodeConfig  # type: ignore[assignment]
+
+    @classmethod
+    def takes(cls, config: DecodeConfig) -> bool:  # type: ignore[override]
+        """Take grouped rows."""
+        return config.rows_are_grouped
+
+
+def drawn_layout(draw: random.Random, config: Config, alignment: int) -> tuple[tuple[int, ...], int | None]:
     """Draw a layout of up to 4 groups as a configuration wants it, and the rows that A has; None: each has an id."""
-    of_groups = sizes(draw, draw.randint(1, 4), config.block_m + 70)
+    of_groups = sizes(draw, draw.randint(1, 4), block_m_of(config) + 70)
     if config.groups == Groups.IDS:
         stretches = [(draw.randint(-1, 4), size) for size in of_groups]
         return tuple(group for group, size in stretches for _ in range(size)) or (-1,), None

@@ -18,6 +18,7 @@ from deep_gemm import (
 )
 from deep_gemm.core.check.recipes import MX, PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import H200
+from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense import choose as heuristics
 from deep_gemm.gemm.dense.choose import reachable, reachable_decode, select
 from deep_gemm.gemm.depths.choose import reachable_k_grouped, select_k_grouped
@@ -110,7 +111,12 @@ def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.Captu
     )
     rows = m if more["groups"] == "counts" else m / 32
     config = select_grouped(32, rows, n, k, output, H200)
-    assert chosen(capsys.readouterr().out) == f"{config.block_m}x{config.block_n}"
+    tile = (
+        f"{config.block_n}x{config.block_tokens} 4/SM"
+        if isinstance(config, DecodeConfig)
+        else f"{config.block_m}x{config.block_n}"
+    )
+    assert chosen(capsys.readouterr().out) == tile
 
 
 def test_what_is_chosen_is_what_groups_along_k_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from deep_gemm.core.settings import settings
 from deep_gemm.gemm.bf16.choose import select_bf16, select_bf16_sum
 from deep_gemm.gemm.bf16.config import K_MAJOR
 from deep_gemm.gemm.bf16.sum_slices import reachable_slices
+from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.explain import asked
 from deep_gemm.gemm.output import Output
@@ -141,13 +142,12 @@ def test_products_across_gpus_are_those_of_all_ranks_rows() -> None:
             m = draw.choice((draw.randint(1, 4000), draw.randint(1, 4 * 3000 * weight.rows_per_token)))
             for config in precompile.across_configs(weight, m, H200):
                 assert config in made, (weight, m)
+                assert isinstance(config, GemmConfig)
                 seen.add((config.fetches, config.gates_apart, config.to_addresses, config.scale_parts))
     assert {(True, True, False, 1), (True, False, False, 1), (False, False, True, 1), (False, False, True, 2)} <= seen
     fp4 = [job for _, job in precompile.jobs_of_model("deepseek-v4-flash", ep=4, max_tokens=3000, gpu="H200")]
-    assert {job.config.to_addresses for job in fp4 if "grouped_contiguous" in job.kernel and "fp4" in job.name} == {
-        False,
-        True,
-    }
+    of_fp8_gemm = [job for job in fp4 if "grouped_contiguous" in job.kernel and "fp4" in job.name]
+    assert {job.config.to_addresses for job in of_fp8_gemm} == {False, True}
     alone = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", max_tokens=3000, gpu="H200")}
     assert not any(getattr(config, "to_addresses", False) for config in alone), "nobody to send to"
 

@@ -81,8 +81,8 @@ HEADS = (
     tile_config(128, 256, BY_HEADS, cluster_m=2),
     tile_config(128, 128, Output(is_fp32=True, adds_to_d=True, groups=Groups.HEADS), k=128),
     tile_config(128, 128, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.HEADS)),
-    decode_config(8, 1, 1, 2, heads=True),
-    decode_config(32, 1, 2, 2, c=True, heads=True),
+    decode_config(8, 1, 1, 2, groups=Groups.HEADS),
+    decode_config(32, 1, 2, 2, c=True, groups=Groups.HEADS),
 )
 MQA = (mqa_config(64, 128, 4, False, False), mqa_config(32, 64, 2, False, True), mqa_config(128, 32, 4, True, False))
 PAGED = (paged_config(1, 64, 128, 64, 4), paged_config(3, 32, 64, 32, 2), paged_config(2, 88, 32, 64, 4))

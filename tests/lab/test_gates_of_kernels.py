@@ -43,7 +43,7 @@ def sampled(kernel: Kernel[Any]) -> Sequence[Any]:
 
 def kind(config: Any) -> list[Any]:
     """Tell a configuration's kind of work: groups, or what it leaves room for."""
-    return [getattr(config, name, None) for name in ("groups", "skips_mid", "has_heads")]
+    return [getattr(config, name, None) for name in ("groups", "skips_mid")]
 
 
 # ---- what must hold of one kernel beyond its plan -----------------------------------------------------------------

@@ -174,7 +174,7 @@ DEVICE void scale_rows(float (&partial)[kAccumulators], const ptx::Uint2 (&rows)
 
 // Multiplies this CTA's k-blocks, two to a slot.
 template <typename Storage>
-DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, float (&total)[kAccumulators]) {
+DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, RingPosition& at, float (&total)[kAccumulators]) {
   const uint32_t warpgroup = ptx::warp_index() / 4, lane = ptx::lane_index();
   const uint32_t row = ptx::warp_index() % 4 * 16 + lane / 4;
   const uint32_t first_b = ptx::smem_address(shared.b) + (warpgroup * 64 + row) * kBlockK;
@@ -183,7 +183,6 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   for (float& x : total) x = 0;
   Scales scales;
   if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
-  RingPosition at;
   for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
     ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before
     scales.store(shared.scales);

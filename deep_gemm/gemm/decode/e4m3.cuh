@@ -45,14 +45,13 @@ struct Scales {
 
 // Multiplies this CTA's k-blocks, in groups that have their scales in shared memory.
 template <typename Storage>
-DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, float (&total)[kAccumulators]) {
+DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, RingPosition& at, float (&total)[kAccumulators]) {
   const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;
   const uint32_t a_address = ptx::smem_address(shared.a);
 #pragma unroll
   for (float& x : total) x = 0;
   Scales scales;
   if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
-  RingPosition at;
   for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
     ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before
     scales.store(shared.scales);

@@ -15,12 +15,19 @@ struct Params : DecodeMaps, DecodeProduct {
 struct CtaWork : Work {
   uint32_t head;
 
+  CtaWork() = default;
   DEVICE explicit CtaWork(const Params& p) : Work(p) {
     const uint32_t tiles_n = ceil_div(p.n, kBlockN), tile_n = row_n / kBlockN;  // counted through all heads
     head = tile_n / tiles_n;
     row_n = (tile_n - head * tiles_n) * kBlockN;
   }
 };
+
+constexpr bool kHasOneTile = true;
+struct WorkStorage {
+  DEVICE void init() {}
+};
+using Tiles = OneTile<CtaWork>;
 
 DEVICE DecodeProduct product_of(const Params& p, const CtaWork& work) {
   DecodeProduct product = p;
@@ -31,6 +38,7 @@ DEVICE DecodeProduct product_of(const Params& p, const CtaWork& work) {
   return product;
 }
 
+template <bool kIsB>
 DEVICE void load_box(const ptx::TensorMap* map, uint64_t* full, uint8_t* destination, uint32_t k, uint32_t row,
                      const CtaWork& work) {
   ptx::tma_load_3d(map, full, destination, k, row, work.head);

@@ -29,6 +29,7 @@ struct Work {
   uint32_t rank, row_m, row_n, k_block, end_k_block;
   uint32_t place;  // of the tile among those of its cluster
 
+  Work() = default;
   template <typename Params>
   DEVICE explicit Work(const Params& p) {
     rank = kClusterK * kClusterN > 1 ? ptx::cluster_rank() : 0;
@@ -166,3 +167,33 @@ DEVICE void add_up_and_store(const Params& p, Storage& shared, const Work& work,
     store_share(p, reinterpret_cast<float*>(shared.b), work, total);
   }
 }
+
+// The tile of a CTA that has only one.
+template <typename CtaWork>
+struct OneTile {
+  CtaWork work;
+  bool is_taken = false;
+
+  template <typename Params, typename Storage>
+  DEVICE OneTile(const Params& p, Storage&) : work(p) {}
+
+  // By the producer's warp.
+  template <typename Load>
+  DEVICE void load_all(const Load& load) {
+    RingPosition at;
+    if (ptx::elect_sync()) load(work, at);
+    ptx::syncwarp();
+  }
+
+  // By a math warp.
+  DEVICE bool next(CtaWork& next_work) {
+    if (is_taken) return false;
+    next_work = work, is_taken = true;
+    return true;
+  }
+
+  template <typename Product, typename Storage>
+  DEVICE void store(const Product& product, Storage& shared, const CtaWork&, const float (&total)[kAccumulators]) const {
+    add_up_and_store(product, shared, work, total);
+  }
+};

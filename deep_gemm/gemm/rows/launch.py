@@ -15,10 +15,11 @@ from ...core.check.recipes import PER_ROW, Scales
 from ...core.gpu import gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
-from ...core.settings import get_compile_mode, get_num_sms, get_pdl, settings
+from ...core.settings import get_batch_invariant, get_compile_mode, get_num_sms, get_pdl, num_sms_of, settings
 from ...core.sm90 import WGMMA_ROWS
-from .. import kernel as fp8_gemm
+from .. import kernel_decode as fp8_gemm_decode
 from ..config import BLOCK_K, GemmConfig
+from ..config_decode import DecodeConfig
 from ..kernel import params_of
 from ..maps import clipped_map, output_map, plane_map, row_pitch
 from ..output import Groups, Output
@@ -42,6 +43,10 @@ from ..plan import (
 from ..reference import padding_rows
 from .check import ContiguousProblem, MaskedProblem
 from .choose import select_grouped
+
+Config = GemmConfig | DecodeConfig
+PLACES = (Place("sfb", SFB), Place("d", D), Place("groups.layout", C))
+"""Addresses that no map has."""
 
 
 class GroupedProblem(NamedTuple):
@@ -113,7 +118,7 @@ def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
     )
 
 
-def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = None) -> Plan | None:
+def run(problem: ContiguousProblem | MaskedProblem, config: Config | None = None) -> Plan | None:
     """Compute a product of grouped rows on the GPU that its tensors are on; give the plan, which serves other calls.
 
     The host does not wait for the layout. `config` None leaves the choice to the heuristics.
@@ -130,8 +135,9 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
             write_zeros(problem)
         return None
     config = chosen(config, p.num_groups, p.expected_m, p.n, p.k, output_of(p), device)
-    ready = prepared(p)
-    plan = plan_of(ready, config, get_num_sms(), fp8_gemm.KERNEL.launcher(config, device, get_pdl()))
+    ready = prepared(p, config)
+    launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, get_pdl())
+    plan = plan_of(ready, config, get_num_sms(), launcher)
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
     if get_compile_mode() == 1:
         return None
@@ -140,18 +146,34 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
 
 
 def chosen(
-    config: GemmConfig | None, num_groups: int, rows_of_group: float, n: int, k: int, output: Output, device: int
-) -> GemmConfig:
+    config: Config | None, num_groups: int, rows_of_group: float, n: int, k: int, output: Output, device: int
+) -> Config:
     """Choose a configuration if there is none, and check that one which there is fits."""
     if config is None:
-        config = select_grouped(num_groups, rows_of_group, n, k, output, gpu_of(device))
+        config = selected(num_groups, rows_of_group, n, k, output, device)
     else:
-        refuse_if(config.name, fp8_gemm.why_unfit(config, k, output))
+        refuse_if(config.name, fp8_gemm_decode.why_unfit(config, k, output))
     print_if_asked(num_groups, n, k, config)
     return config
 
 
-def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> Plan | None:
+def chosen_tall(
+    config: GemmConfig | None, num_groups: int, rows_of_group: float, n: int, k: int, output: Output, device: int
+) -> GemmConfig:
+    """Choose the same of an output that `fp8_gemm` alone computes."""
+    found = chosen(config, num_groups, rows_of_group, n, k, output, device)
+    assert isinstance(found, GemmConfig)
+    return found
+
+
+def selected(num_groups: int, rows_of_group: float, n: int, k: int, output: Output, device: int) -> Config:
+    """Choose a configuration, by the settings in force."""
+    gpu = gpu_of(device)
+    decodes = not get_batch_invariant() and num_sms_of(gpu.num_sms) >= gpu.num_sms
+    return select_grouped(num_groups, rows_of_group, n, k, output, gpu, decodes=decodes)
+
+
+def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan | None:
     """Make a plan for other rows of the same groups, of operands that nobody has checked; None if they want the checks.
 
     For stacked rows alone: the room for rows that are counted is seldom new.
@@ -164,7 +186,7 @@ def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> 
     num_groups, groups = operands[B].shape[0], like.output.groups
     if layout.shape != ((num_groups,) if groups == Groups.ENDS else (m,)):
         return None
-    config = select_grouped(num_groups, m / num_groups, like.n, like.k, like.output, gpu_of(like.device))
+    config = selected(num_groups, m / num_groups, like.n, like.k, like.output, like.device)
     template = templates.get(config)
     if template is None or template.copies_sfa:
         return None
@@ -172,24 +194,30 @@ def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> 
     of_rows, ctas = rows_of(like, m, pitch, operands), grid(config, 1, m, like.n, get_num_sms())
     if template.resizing is not None and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
         return template.with_rows(m, pitch * SCALE_BYTES, of_rows, ctas)
-    resized = resized_for(template, m, pitch * SCALE_BYTES)
-    plan = template.derived(of_rows, ctas, {"m": m, "groups.rows": m}, resized)
-    if driver.sizes_are_numbers():
+    numbers, resized = resized_for(template, m, pitch)
+    plan = template.derived(of_rows, ctas, numbers, resized)
+    if isinstance(config, GemmConfig) and driver.sizes_are_numbers():
         template.resizing = plan.resizing = Resizing.of(plan.params, ("m", "groups.rows"), resized, m)
     return plan
 
 
-def resized_for(plan: Plan, m: int, pitch: int) -> list[Resized]:
-    """The maps of a plan of stacked rows for other rows; `pitch` is that of A's scales in bytes."""
+def resized_for(plan: Plan, m: int, pitch: int) -> tuple[dict[str, int], list[Resized]]:
+    """Parameters of a plan of stacked rows for other rows, and its maps; `pitch` is that of A's scales in elements."""
+    numbers = {"m": m, "groups.rows": m}
+    config = plan.config
+    if isinstance(config, DecodeConfig):
+        of_slot = fp8_gemm_decode.slot_bytes(config, m, plan.n)
+        numbers |= {"sfa_stride_m": 1, "sfa_stride_k": pitch, "slot_bytes": of_slot}
+        return numbers, [Resized("map_a", 1, m, box=(BLOCK_K, min(config.block_tokens, m), 1))]
     resized = [  # places where a box of rows may begin: one more than there are rows
         Resized("map_a", 2, m + 1),
-        Resized("map_sfa", 0, m, pitch),
+        Resized("map_sfa", 0, m, pitch * SCALE_BYTES),
     ]
     if "map_d" in plan.maps:
         resized.append(Resized("map_d", 2, m + 1))
     if "map_whole_d" in plan.maps:
         resized.append(Resized("map_whole_d", len(plan.maps["map_whole_d"].sizes) - 2, m))
-    return resized
+    return numbers, resized
 
 
 def output_of(p: GroupedProblem) -> Output:
@@ -197,9 +225,9 @@ def output_of(p: GroupedProblem) -> Output:
     return Output(is_fp32=p.d.dtype == torch.float32, sfa=p.of_a, sfb=p.of_b, groups=p.groups)
 
 
-def prepared(p: GroupedProblem) -> GroupedProblem:
+def prepared(p: GroupedProblem, config: Config | None = None) -> GroupedProblem:
     """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
-    sfa = mn_major(p.sfa)
+    sfa = p.sfa if isinstance(config, DecodeConfig) else mn_major(p.sfa)
     sfb = mn_major(p.sfb) if p.of_b == PER_ROW else p.sfb
     layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
     if sfa is p.sfa and sfb is p.sfb and layout is p.c:
@@ -207,8 +235,46 @@ def prepared(p: GroupedProblem) -> GroupedProblem:
     return p._replace(sfa=sfa, sfb=sfb, c=layout)
 
 
-def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+def plan_of(p: GroupedProblem, config: Config, num_sms: int, launcher: driver.Launcher) -> Plan:
     """Prepare the launch for a problem that is `prepared`."""
+    numbers = numbers_of(p, row_pitch(p.d))
+    if isinstance(config, DecodeConfig):
+        plan = _decode_plan_of(p, config, numbers, num_sms, launcher)
+    else:
+        plan = _plan_of(p, config, numbers, num_sms, launcher)
+    plan.config, plan.output, plan.n, plan.k = config, output_of(p), p.n, p.k
+    plan.c_is_d, plan.needs_c = False, True
+    plan.alignment_of_c = ADDRESS_ALIGNMENT if p.groups == Groups.IDS else 4
+    if p.groups != Groups.COUNTS:
+        plan.rows = plan.rows._replace(shape=plan.rows.shape[1:])
+    return plan
+
+
+def _decode_plan_of(
+    p: GroupedProblem, config: DecodeConfig, numbers: Mapping[str, int | bytes], num_sms: int, launcher: driver.Launcher
+) -> Plan:
+    maps = {
+        "map_a": plane_map(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
+        "map_b": plane_map(ElementType.UINT8, p.b, (min(config.block_n, p.n), BLOCK_K), 128),
+    }
+    places = [Place("map_a", A), Place("map_b", B), Place("sfa", SFA), *PLACES]
+    of_group = int(p.groups == Groups.COUNTS)
+    numbers = {
+        **numbers,
+        "sfa_stride_m": p.sfa.stride(1),
+        "sfa_stride_k": p.sfa.stride(2),
+        "sfa_stride": p.sfa.stride(0) * of_group,
+        "d_stride": p.d.stride(0) * of_group,
+        "slot_bytes": fp8_gemm_decode.slot_bytes(config, p.m, p.n),
+        "weight_is_ready": 0,
+    }
+    ctas = grid(config, p.planes, p.m, p.n, num_sms)
+    return Plan(p, fp8_gemm_decode.ROWS_PARAMS, numbers, maps, places, launcher, ctas)
+
+
+def _plan_of(
+    p: GroupedProblem, config: GemmConfig, numbers: Mapping[str, int | bytes], num_sms: int, launcher: driver.Launcher
+) -> Plan:
     element = ElementType.FLOAT32 if config.is_fp32 else ElementType.BFLOAT16
     swizzle = config.panel_columns * config.output_bytes
     maps, places = operand_maps(p, config)
@@ -220,14 +286,7 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
     else:
         maps["map_whole_d"] = output_map(config, p.d)
         places.append(Place("map_whole_d", D))
-    numbers = numbers_of(p, row_pitch(p.d))
-    plan = Plan(p, params_of(config), numbers, maps, places, launcher, grid(config, p.planes, p.m, p.n, num_sms))
-    plan.config, plan.output, plan.n, plan.k = config, output_of(p), p.n, p.k
-    plan.c_is_d, plan.needs_c = False, True
-    plan.alignment_of_c = ADDRESS_ALIGNMENT if p.groups == Groups.IDS else 4
-    if p.groups != Groups.COUNTS:
-        plan.rows = plan.rows._replace(shape=plan.rows.shape[1:])
-    return plan
+    return Plan(p, params_of(config), numbers, maps, places, launcher, grid(config, p.planes, p.m, p.n, num_sms))
 
 
 def operand_maps(p: GroupedProblem, config: GemmConfig) -> tuple[dict[str, TensorMap], list[Place]]:
@@ -243,9 +302,7 @@ def operand_maps(p: GroupedProblem, config: GemmConfig) -> tuple[dict[str, Tenso
         Place("map_a", A, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()),
         Place("map_b", B),
         Place("map_sfa", SFA),
-        Place("sfb", SFB),
-        Place("d", D),
-        Place("groups.layout", C),
+        *PLACES,
     ]
     return maps, places
 
@@ -269,8 +326,10 @@ def numbers_of(p: GroupedProblem, d_pitch: int) -> dict[str, int | bytes]:
     }
 
 
-def grid(config: GemmConfig, planes: int, m: int, n: int, num_sms: int) -> int:
-    """One CTA for each SM, but no more than there can be tiles, or halves of them: a tile has a row at least."""
+def grid(config: Config, planes: int, m: int, n: int, num_sms: int) -> int:
+    """As many CTAs as run at once, but no more than tiles, or halves of them, of which each has a row at least."""
+    if isinstance(config, DecodeConfig):
+        return min(num_sms * config.ctas_per_sm, planes * m * ceil_div(n, config.block_n))
     return min(num_sms, planes * m * ceil_div(n, config.block_n) * (2 if config.cuts_last_tiles else 1))
 
 
@@ -292,7 +351,7 @@ def write_zeros(p: ContiguousProblem | MaskedProblem) -> None:
     p.d.masked_fill_(is_written[..., None], 0)
 
 
-def print_if_asked(num_groups: int, n: int, k: int, config: GemmConfig) -> None:
+def print_if_asked(num_groups: int, n: int, k: int, config: Config) -> None:
     """Say what is planned, if DG_PRINT_CONFIGS asks for it."""
     if settings().print_configs:
         print(f"deep_gemm: {num_groups} groups of {n} x {k} run {config.name}", file=sys.stderr)

@@ -21,7 +21,7 @@ from ..kernel import ROWS_SILU_PARAMS
 from ..maps import row_pitch
 from ..output import Groups, Output
 from ..plan import PLANS, SCALE_BYTES, Addresses, Place, Plan, addresses_of
-from .launch import GroupedProblem, chosen, grid, numbers_of, operand_maps
+from .launch import GroupedProblem, chosen_tall, grid, numbers_of, operand_maps
 from .silu_check import SiluRowsProblem
 
 OUTPUT = Output(groups=Groups.IDS, activates=True)
@@ -102,7 +102,7 @@ def planned(p: SiluRowsProblem, config: GemmConfig | None = None) -> SiluPlan:
     Its device is the current one.
     """
     (m, k), (groups, n, _), device = p.a.shape, p.b.shape, p.d.get_device()
-    config = chosen(config, groups, m / groups, n, k, output_of(p), device)
+    config = chosen_tall(config, groups, m / groups, n, k, output_of(p), device)
     return plan_of(p, config, get_num_sms(), FP8_GEMM.launcher(config, device, get_pdl()))
 
 

@@ -65,8 +65,8 @@ MUTATIONS = [
     Mutation("A of the first tile", _DECODE, "(i + block) * kBlockK, work.row_m, work)", "(i + block) * kBlockK, 0, work)"),
     Mutation("no block barrier after the barriers' initialization", _DECODE, "  ptx::syncthreads();\n", ""),
     Mutation("barriers not fenced", _RING, "    ptx::fence_mbarrier_init();\n", ""),
-    Mutation("A loaded before the kernel ahead has ended", _DECODE, "  ptx::griddepcontrol_wait();\n  RingPosition at", "  RingPosition at"),
-    Mutation("scales loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n    float total", "    float total"),
+    Mutation("A loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n#pragma unroll 1", "#pragma unroll 1"),
+    Mutation("scales loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n    for (CtaWork", "    for (CtaWork"),
     # Work
     Mutation("k-blocks rounded down", _TILE, "ceil_div(p.k, kBlockK)", "(p.k / kBlockK)"),
     Mutation("every CTA takes all of k", _TILE, "end_k_block = num_k_blocks * (rank + 1) / kClusterK", "end_k_block = num_k_blocks"),
@@ -101,7 +101,7 @@ MUTATIONS = [
     Mutation("both warpgroups multiply the same rows", _E4M3, "ptx::warp_index() / 4 * 64 * kBlockK", "0"),
     Mutation("no fence before the product", _TILE, "  ptx::wgmma_fence();\n", ""),
     # The reduction
-    Mutation("sums sent before all CTAs run", _DECODE, "    if constexpr (kClusterK > 1) ptx::cluster_wait();\n    add_up", "    add_up"),
+    Mutation("sums sent before all CTAs run", _DECODE, "      if constexpr (kClusterK > 1) ptx::cluster_wait();\n      tiles", "      tiles"),
     Mutation("sums added before they have arrived", _TILE, "    ptx::mbarrier_wait_parity_cluster(&shared.received, 0);\n", ""),
     Mutation("half of the bytes expected", _EXCHANGE, "* kChunkFloats * 4);", "* kChunkFloats * 2);"),
     Mutation("every CTA expects a whole share", _EXCHANGE, "  if (first >= chunks) return 0;\n  return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);", "  return chunks_per_cta(accumulators);"),

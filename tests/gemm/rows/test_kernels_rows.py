@@ -27,15 +27,15 @@ BY_IDS, BY_COUNTS = Output(groups=Groups.IDS), Output(groups=Groups.COUNTS)
 
 
 def test_tiles_are_as_high_as_groups_need() -> None:
-    heights = [select_grouped(4, rows, 4096, 7168, BY_IDS, H200).block_m for rows in (2, 64, 256, 1024, 8192)]
+    heights = [sim.block_m_of(select_grouped(4, rows, 4096, 7168, BY_IDS, H200)) for rows in (2, 64, 256, 1024, 8192)]
     assert heights == sorted(heights)
     assert heights[0] == 64
     assert heights[-1] == 128
 
 
 def test_masked_groups_of_about_192_rows_are_one_tile() -> None:
-    assert select_grouped(32, 192, 4096, 7168, BY_COUNTS, H200).block_m == 256
-    assert select_grouped(32, 192, 4096, 7168, BY_IDS, H200).block_m == 128
+    assert sim.block_m_of(select_grouped(32, 192, 4096, 7168, BY_COUNTS, H200)) == 256
+    assert sim.block_m_of(select_grouped(32, 192, 4096, 7168, BY_IDS, H200)) == 128
 
 
 @pytest.mark.parametrize("rows", [0, 0.01, 1, 20, 1e6])

@@ -31,7 +31,12 @@ LAYOUTS = {
     Groups.ENDS: (3, 3, 198, 384, 384, 513, 641, 832),
     Groups.COUNTS: tuple(SIZES),
 }
-TILES = [(kind, (tile.block_m, tile.block_n)) for kind in LAYOUTS for tile in tiles_for(Output(groups=kind, sfb=MX))]
+TILES = [
+    (kind, (tile.block_m, tile.block_n))
+    for kind in LAYOUTS
+    for tile in tiles_for(Output(groups=kind, sfb=MX))
+    if not tile.is_decode
+]
 BLOCKS = sorted({block for _, block in TILES})
 TO_ADDRESSES = Output(groups=Groups.IDS, sfb=MX, to_addresses=True)
 
