@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
-from ..core.check.recipes import MX, PER_BLOCK, Scales
+from ..core.check.recipes import E2M1, E4M3, PER_BLOCK, Scales, Values
 from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from .config import BLOCK_K, MAX_CLUSTER
@@ -48,8 +48,10 @@ class DecodeConfig(Config):
     """Each head has its own A, B and D."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
+    b: Values = E4M3
+    """Values of B; E2M1 becomes E4M3 in registers."""
     sfb: Scales = PER_BLOCK
-    """How B is scaled: with MX it is FP4, which becomes E4M3 in registers."""
+    """How B is scaled."""
 
     @property
     def name(self) -> str:
@@ -98,7 +100,7 @@ class DecodeConfig(Config):
     @property
     def is_fp4(self) -> bool:
         """B is E2M1, not E4M3."""
-        return self.sfb == MX
+        return self.b == E2M1
 
     @property
     def slot_blocks(self) -> int:
@@ -187,18 +189,20 @@ def decode_config(
     fp32: bool = False,
     c: bool = False,
     heads: bool = False,
+    b: Values = E4M3,
     sfb: Scales = PER_BLOCK,
 ) -> DecodeConfig | None:
     """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
     config = DecodeConfig(
         block_tokens,
-        MIN_STAGES // (2 if sfb == MX else 1),
+        MIN_STAGES // (2 if b == E2M1 else 1),
         num_math_warpgroups,
         cluster_k,
         ctas_per_sm,
         is_fp32=fp32,
         with_c=c,
         has_heads=heads,
+        b=b,
         sfb=sfb,
     )
     return deepest(config) if config.why_illegal() is None else None

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import MX
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
@@ -22,7 +21,7 @@ from .dense.check import DenseProblem
 from .heads import choose as heads
 from .heads.check import HeadsProblem
 from .maps import matrix_map, plane_map
-from .output import Groups, Output, other_fields
+from .output import FP4_OPERANDS, Groups, Output, other_fields
 from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
 from .skip import choose as skip
 from .skip.check import SkipProblem
@@ -90,7 +89,8 @@ def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str 
     if isinstance(config, GemmConfig):
         return fp8_gemm.why_unfit(config, k, output)
     groups = Groups.HEADS if config.has_heads else Groups.NONE
-    others = other_fields(Output(is_fp32=config.is_fp32, with_c=config.with_c, groups=groups, sfb=config.sfb), output)
+    own = Output(is_fp32=config.is_fp32, with_c=config.with_c, groups=groups, b=config.b, sfb=config.sfb)
+    others = other_fields(own, output)
     return f"is for another output: {', '.join(others)}" if others else None
 
 
@@ -157,7 +157,12 @@ def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:
 
 def reachable() -> list[DecodeConfig]:
     """Every configuration that the choice for any kind of work can give."""
-    ways = (*dense.reachable_decode(), *dense.reachable_decode(MX), *heads.reachable(), *skip.reachable_skipping())
+    ways = (
+        *dense.reachable_decode(),
+        *dense.reachable_decode(FP4_OPERANDS),
+        *heads.reachable(),
+        *skip.reachable_skipping(),
+    )
     return [config for config in dict.fromkeys(ways) if isinstance(config, DecodeConfig)]
 
 
