@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
-from ..core.check.recipes import E2M1, E4M3, PER_BLOCK, Scales, Values
+from ..core.check.recipes import E2M1, E4M3, IN_FP32, IN_UE8M0, MX, PER_BLOCK, PER_ROW, USUAL, Scales, Values
 from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from .config import BLOCK_K, MAX_CLUSTER
@@ -22,6 +22,10 @@ MIN_STAGES = 4
 SCALE_BLOCKS = 32
 """k-blocks whose scales are in shared memory at a time."""
 SCALE_BLOCKS_OF_E2M1 = 16
+FINE_SCALE_BLOCKS = 8
+FINE_SCALE_BLOCKS_OF_ROWS = 4
+FINE_ROWS, FINE_COLUMNS = (1, 32, 64, 128), (32, 64, 128)
+"""What scales of B finer than 128x128 may have; those of A have as many columns."""
 FRAGMENT_REGISTERS = 16
 """A thread's part of a k-block of B that is multiplied from registers."""
 CHUNK_FLOATS = 128
@@ -52,6 +56,10 @@ class DecodeConfig(Config):
     """Values of B; E2M1 becomes E4M3 in registers."""
     sfb: Scales = PER_BLOCK
     """How B is scaled."""
+    sfa: Scales = PER_ROW
+    """How A is scaled."""
+    sfb_values: Values = IN_FP32
+    """What B's scales are, if B is E4M3: those of E2M1 are always words of UE8M0."""
 
     @property
     def name(self) -> str:
@@ -59,6 +67,9 @@ class DecodeConfig(Config):
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
         output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c
         heads = " by heads" * self.has_heads + " skip mid" * self.skips_mid + " fp4" * self.is_fp4
+        if self.is_fine:
+            heads += f" {self.sfa.rows}x{self.sfa.columns} by {self.sfb.rows}x{self.sfb.columns}"
+            heads += f" {self.sfb_values.name}" * (self.sfb_values != IN_FP32)
         return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{heads}"
 
     @property
@@ -103,6 +114,33 @@ class DecodeConfig(Config):
         return self.b == E2M1
 
     @property
+    def is_fine(self) -> bool:
+        """B is E4M3, and scales are finer than 1x128 by 128x128, or are words."""
+        return self.b == E4M3 and ((self.sfa, self.sfb) != USUAL or self.sfb_values != IN_FP32)
+
+    @property
+    def num_partials(self) -> int:
+        """Sums of parts of a k-block that a thread keeps at a time, if scales are fine."""
+        parts = BLOCK_K // min(self.sfa.columns, self.sfb.columns)
+        return min(parts, 4 if self.block_tokens <= 16 else 2)
+
+    @property
+    def fine_scale_blocks(self) -> int:
+        """k-blocks whose fine scales are in shared memory at a time: fewer if many of FP32 are on their way."""
+        has_many = self.fine_scales_of_rows > 2 * WGMMA_ROWS and self.sfb_values == IN_FP32 and self.block_tokens > 16
+        return FINE_SCALE_BLOCKS_OF_ROWS if has_many else FINE_SCALE_BLOCKS
+
+    @property
+    def fine_scales_of_rows(self) -> int:
+        """Fine scales that 64 rows of B have in a k-block."""
+        return max(WGMMA_ROWS // self.sfb.rows, 1) * (BLOCK_K // self.sfb.columns)
+
+    @property
+    def fine_scales_of_tokens(self) -> int:
+        """Fine scales that the tokens of a tile have in a k-block."""
+        return self.block_tokens * (BLOCK_K // self.sfa.columns)
+
+    @property
     def slot_blocks(self) -> int:
         """k-blocks of a slot: as many as a line of 128 bytes of B has."""
         return 2 if self.is_fp4 else 1
@@ -110,6 +148,9 @@ class DecodeConfig(Config):
     @property
     def scale_bytes(self) -> int:
         """Size of `ScaleStorage`."""
+        if self.is_fine:
+            of_rows = self.num_math_warpgroups * self.fine_scales_of_rows
+            return self.fine_scale_blocks * (self.fine_scales_of_tokens + of_rows) * 4
         if not self.is_fp4:
             return SCALE_BLOCKS * self.block_tokens * 4
         return SCALE_BLOCKS_OF_E2M1 * (self.block_n * 8 + self.block_tokens * 4 + self.num_math_warpgroups * 8)
@@ -128,9 +169,21 @@ class DecodeConfig(Config):
             self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
             "a ring that holds a tile of FP32, which is transposed there",
         )
+        if self.is_fine:
+            yield from self.rules_of_fine_scales()
+        elif self.is_fp4:
+            yield (self.sfa, self.sfb) == (PER_ROW, MX), "scales of 1x128 and 1x32 for FP4"
         # Totals and partial sums; scales of a k-block, where they fit; scales on their way.
         registers = self.block_tokens + (self.block_tokens // 4 if self.block_tokens <= 64 else 0)
-        registers += SCALE_BLOCKS * self.block_tokens // (self.num_math_warpgroups * WARPGROUP_THREADS)
+        threads = self.num_math_warpgroups * WARPGROUP_THREADS
+        if self.is_fine:
+            registers += (self.num_partials - 1) * self.block_tokens // 2
+            registers += BLOCK_K // self.sfb.columns * (2 if self.sfb.rows == 1 else 1)
+            registers += self.fine_scale_blocks * self.fine_scales_of_tokens // threads
+            of_rows = self.fine_scale_blocks * self.fine_scales_of_rows // WARPGROUP_THREADS
+            registers += of_rows // (4 if self.sfb_values == IN_UE8M0 else 1)
+        else:
+            registers += SCALE_BLOCKS * self.block_tokens // threads
         if self.is_fp4:
             registers += FRAGMENT_REGISTERS + SCALE_BLOCKS_OF_E2M1 * WGMMA_ROWS // WARPGROUP_THREADS
             if self.block_tokens <= 32:  # two k-blocks at a time
@@ -143,10 +196,27 @@ class DecodeConfig(Config):
         limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
+    def rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for scales that are finer than the usual ones."""
+        yield self.block_tokens <= 64, "at most 64 tokens, as partial sums of parts have registers too"
+        yield (
+            self.sfa.rows == 1 and self.sfa.columns in FINE_COLUMNS,
+            f"scales of A for a row and {FINE_COLUMNS} columns",
+        )
+        yield (
+            self.sfb.rows in FINE_ROWS and self.sfb.columns in FINE_COLUMNS,
+            f"scales of B for one of {FINE_ROWS} rows and one of {FINE_COLUMNS} columns",
+        )
+        yield (
+            self.sfb_values == IN_FP32 or (self.sfb_values == IN_UE8M0 and self.sfb.columns == MX.columns),
+            "scales of B in FP32, or words of those of 32 columns",
+        )
+
     def choices(self) -> dict[str, str]:
         """Give the files that say how tiles are found, and how B is multiplied."""
         work = "heads" if self.has_heads else "skip_mid" if self.skips_mid else "one"
-        return {"DECODE_WORK": f"decode/{work}.cuh", "DECODE_B": f"decode/{'e2m1' if self.is_fp4 else 'e4m3'}.cuh"}
+        b = "fine" if self.is_fine else self.b.name
+        return {"DECODE_WORK": f"decode/{work}.cuh", "DECODE_B": f"decode/{b}.cuh"}
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
@@ -166,6 +236,18 @@ class DecodeConfig(Config):
             "kSharedBytes": self.shared_bytes,
             "kOutputIsFp32": self.is_fp32,
             "kWithC": self.with_c,
+            **(self.constants_of_fine_scales() if self.is_fine else {}),
+        }
+
+    def constants_of_fine_scales(self) -> dict[str, int | bool]:
+        """Give what decode/fine.cuh takes beside."""
+        return {
+            "kColumnsOfA": self.sfa.columns,
+            "kRowsOfB": self.sfb.rows,
+            "kColumnsOfB": self.sfb.columns,
+            "kScalesAreWords": self.sfb_values == IN_UE8M0,
+            "kScaleBlocks": self.fine_scale_blocks,
+            "kNumPartials": self.num_partials,
         }
 
 
@@ -191,6 +273,8 @@ def decode_config(
     heads: bool = False,
     b: Values = E4M3,
     sfb: Scales = PER_BLOCK,
+    sfa: Scales = PER_ROW,
+    sfb_values: Values = IN_FP32,
 ) -> DecodeConfig | None:
     """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
     config = DecodeConfig(
@@ -204,5 +288,7 @@ def decode_config(
         has_heads=heads,
         b=b,
         sfb=sfb,
+        sfa=sfa,
+        sfb_values=sfb_values,
     )
     return deepest(config) if config.why_illegal() is None else None

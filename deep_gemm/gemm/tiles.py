@@ -6,7 +6,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import E2M1, PER_BLOCK
+from ..core.check.recipes import (
+    BLOCKS_OF_32,
+    BLOCKS_OF_64,
+    E2M1,
+    IN_FP32,
+    IN_UE8M0,
+    MX,
+    PER_64,
+    PER_BLOCK,
+    PER_ROW,
+)
 from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
 from .config_of_tile import tile_config
@@ -104,6 +114,20 @@ TILES_FP4 = (
     *_splits(Tile(64, 128, is_decode=True, crowd=1), 1, 2, 6),
 )
 """If B is FP4."""
+TILES_FINE = tuple(tile for tile in TILES if tile.is_decode)
+"""If E4M3 operands have fine scales, for few rows: those of the usual scales, whose time they are to take."""
+FINE_SCALES = (
+    (PER_ROW, BLOCKS_OF_32, IN_FP32),
+    (PER_64, BLOCKS_OF_32, IN_FP32),
+    (MX, BLOCKS_OF_32, IN_FP32),
+    (PER_ROW, BLOCKS_OF_64, IN_FP32),
+    (PER_64, BLOCKS_OF_64, IN_FP32),
+    (PER_ROW, MX, IN_FP32),
+    (PER_ROW, MX, IN_UE8M0),
+    (MX, MX, IN_FP32),
+    (MX, MX, IN_UE8M0),
+)
+"""Fine scales of A and of B, and what those of B are, for which the decode kernel is compiled."""
 TILES_OF: dict[Operands, tuple[Tile, ...]] = {
     USUAL_OPERANDS: TILES,
     OPERANDS_BY_ROW: TILES_PER_ROW,
@@ -126,6 +150,28 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     return tuple(
         tile for tile in tiles if (decodes if tile.is_decode else tile.config(output, BLOCK_K).why_illegal() is None)
     )
+
+
+def fine_decode_configs() -> list[DecodeConfig]:
+    """Every configuration of the decode kernel for fine scales."""
+    found = [
+        decode_config(
+            tile.block_m,
+            tile.block_n // 64,
+            tile.cluster_k,
+            tile.ctas_per_sm,
+            fp32=output.is_fp32,
+            c=output.with_c,
+            sfa=sfa,
+            sfb=sfb,
+            sfb_values=values,
+        )
+        for sfa, sfb, values in FINE_SCALES
+        for output in OUTPUTS
+        if not output.adds_to_d
+        for tile in TILES_FINE
+    ]
+    return [config for config in found if config is not None]
 
 
 @cache

@@ -64,8 +64,8 @@ class DecodeTrial(ProductTrial):
 
     @classmethod
     def takes(cls, config: DecodeConfig) -> bool:
-        """Take products without heads."""
-        return not (config.has_heads or config.skips_mid)
+        """Take products without heads, but for those with fine scales."""
+        return not (config.has_heads or config.skips_mid or config.is_fine)
 
     @classmethod
     def drawn(cls, config: DecodeConfig, seed: int) -> DecodeTrial:

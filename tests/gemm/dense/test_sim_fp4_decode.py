@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 
 def config(
-    block_tokens: int, num_stages: int = 3, warpgroups: int = 1, cluster_k: int = 1, **more: bool
+    block_tokens: int, num_stages: int = 3, warpgroups: int = 1, cluster_k: int = 1, **more: Any
 ) -> DecodeConfig:
     return DecodeConfig(block_tokens, num_stages, warpgroups, cluster_k, b=E2M1, sfb=MX, **more)
 
