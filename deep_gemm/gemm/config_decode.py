@@ -201,7 +201,7 @@ class DecodeConfig(Config):
         yield self.block_tokens <= 64, "at most 64 tokens, as partial sums of parts have registers too"
         yield (
             self.sfa.rows == 1 and self.sfa.columns in FINE_COLUMNS,
-            f"scales of A for a row and {FINE_COLUMNS} columns",
+            f"scales of A for a row and one of {FINE_COLUMNS} columns",
         )
         yield (
             self.sfb.rows in FINE_ROWS and self.sfb.columns in FINE_COLUMNS,
