@@ -25,7 +25,7 @@ SCALE_BLOCKS_OF_E2M1 = 16
 FINE_SCALE_BLOCKS = 8
 FINE_SCALE_BLOCKS_OF_ROWS = 4
 FINE_ROWS, FINE_COLUMNS = (1, 32, 64, 128), (32, 64, 128)
-"""What scales of B finer than 128x128 may have; those of A have as many columns."""
+"""Rows and columns that a fine scale of B may have; one of A has as many columns."""
 FRAGMENT_REGISTERS = 16
 """A thread's part of a k-block of B that is multiplied from registers."""
 CHUNK_FLOATS = 128
@@ -59,7 +59,7 @@ class DecodeConfig(Config):
     sfa: Scales = PER_ROW
     """How A is scaled."""
     sfb_values: Values = IN_FP32
-    """What B's scales are, if B is E4M3: those of E2M1 are always words of UE8M0."""
+    """Values of B's scales, if B is E4M3: those of E2M1 are always words of UE8M0."""
 
     @property
     def name(self) -> str:

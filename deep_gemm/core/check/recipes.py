@@ -42,7 +42,7 @@ PER_64 = Scales(1, 64)
 MX = Scales(1, 32)
 """FP4's, powers of two in UE8M0, and MXFP8's."""
 BLOCKS_OF_32, BLOCKS_OF_64 = Scales(32, 32), Scales(64, 64)
-"""Of B, finer than the usual ones."""
+"""Finer blocks of B than the usual ones."""
 USUAL = PER_ROW, PER_BLOCK
 """The scales of A and of B if the caller states nothing."""
 
