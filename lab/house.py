@@ -14,7 +14,7 @@ CEILINGS = {
     "files in the wheel": 336,
     "lines of Python in the wheel": 27_920,
     "lines of Python in lab/": 17_590,
-    "lines of Python in tests/": 43_680,
+    "lines of Python in tests/": 43_690,
     "rooms": 17,
     "floors": 10,
     "arrows": 74,
