@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 336,
-    "lines of Python in the wheel": 27_920,
+    "lines of Python in the wheel": 27_930,
     "lines of Python in lab/": 17_590,
     "lines of Python in tests/": 43_690,
     "rooms": 17,

@@ -22,8 +22,11 @@ MIN_STAGES = 4
 SCALE_BLOCKS = 32
 """k-blocks whose scales are in shared memory at a time."""
 SCALE_BLOCKS_OF_E2M1 = 16
-FINE_SCALE_BLOCKS = 8
-FINE_SCALE_BLOCKS_OF_ROWS = 4
+FINE_SCALE_BLOCKS = (32, 16, 8, 4)
+FINE_SCALES_ON_WAY = 20
+"""Registers of a thread for fine scales that are on their way to shared memory."""
+FINE_SCALES_THERE = 2048
+"""Fine scales of tokens, and of 64 rows, that are in shared memory at a time."""
 FINE_ROWS, FINE_COLUMNS = (1, 32, 64, 128), (32, 64, 128)
 """Rows and columns that a fine scale of B may have; one of A has as many columns."""
 FRAGMENT_REGISTERS = 16
@@ -126,9 +129,16 @@ class DecodeConfig(Config):
 
     @property
     def fine_scale_blocks(self) -> int:
-        """k-blocks whose fine scales are in shared memory at a time: fewer if many of FP32 are on their way."""
-        has_many = self.fine_scales_of_rows > 2 * WGMMA_ROWS and self.sfb_values == IN_FP32 and self.block_tokens > 16
-        return FINE_SCALE_BLOCKS_OF_ROWS if has_many else FINE_SCALE_BLOCKS
+        """k-blocks whose fine scales are in shared memory at a time: as many as find room, and registers before."""
+        *more, least = FINE_SCALE_BLOCKS
+        most = FINE_SCALES_THERE // max(self.fine_scales_of_tokens, self.fine_scales_of_rows)
+        return next((some for some in more if some <= most and self.fine_registers(some) <= FINE_SCALES_ON_WAY), least)
+
+    def fine_registers(self, k_blocks: int) -> int:
+        """Registers in which a thread loads the fine scales of so many k-blocks."""
+        loads_of_rows = k_blocks * self.fine_scales_of_rows // (4 if self.sfb_values == IN_UE8M0 else 1)
+        scales_of_tokens, threads = k_blocks * self.fine_scales_of_tokens, self.num_math_warpgroups * WARPGROUP_THREADS
+        return ceil_div(loads_of_rows, WARPGROUP_THREADS) + ceil_div(scales_of_tokens, threads)
 
     @property
     def fine_scales_of_rows(self) -> int:
@@ -179,9 +189,7 @@ class DecodeConfig(Config):
         if self.is_fine:
             registers += (self.num_partials - 1) * self.block_tokens // 2
             registers += BLOCK_K // self.sfb.columns * (2 if self.sfb.rows == 1 else 1)
-            registers += self.fine_scale_blocks * self.fine_scales_of_tokens // threads
-            of_rows = self.fine_scale_blocks * self.fine_scales_of_rows // WARPGROUP_THREADS
-            registers += of_rows // (4 if self.sfb_values == IN_UE8M0 else 1)
+            registers += self.fine_registers(self.fine_scale_blocks)
         else:
             registers += SCALE_BLOCKS * self.block_tokens // threads
         if self.is_fp4:
