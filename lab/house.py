@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 336,
-    "lines of Python in the wheel": 27_850,
-    "lines of Python in lab/": 17_545,
-    "lines of Python in tests/": 43_530,
+    "files in the wheel": 337,
+    "lines of Python in the wheel": 28_080,
+    "lines of Python in lab/": 17_620,
+    "lines of Python in tests/": 43_790,
     "rooms": 17,
     "floors": 10,
     "arrows": 74,

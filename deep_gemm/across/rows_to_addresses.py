@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.check.checks import Operand
-from ..core.check.recipes import MX, PER_64, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import E2M1, MX, PER_64, PER_BLOCK, PER_ROW, Scales
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES
 from ..core.settings import get_compile_mode, get_num_sms, get_pdl
@@ -28,7 +28,7 @@ from ..gemm.rows.launch import GroupedProblem, chosen_tall, grid, numbers_of, op
 
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
 OUTPUT_BY_64 = replace(OUTPUT, sfa=PER_64)
-OUTPUTS = {(each.sfa, each.sfb): each for each in (OUTPUT, OUTPUT_BY_64, replace(OUTPUT, sfb=MX))}
+OUTPUTS = {(each.sfa, each.sfb): each for each in (OUTPUT, OUTPUT_BY_64, replace(OUTPUT, b=E2M1, sfb=MX))}
 """By the scales of A and B."""
 
 

@@ -23,7 +23,7 @@ from ..across import rows_fetched, rows_to_addresses
 from ..across.mega_check import TOKEN_MULTIPLE
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
-from ..core.check.recipes import MX, PER_64, PER_ROW
+from ..core.check.recipes import E2M1, MX, PER_64, PER_ROW
 from ..core.gpu import Gpu
 from ..core.jit import CompileError
 from ..core.jit.cache import files_in, written_directory
@@ -171,7 +171,9 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
     """List what experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
     rows = m / weight.num_groups
     if weight.is_fp4:
-        output = Output(groups=Groups.IDS, sfb=MX) if weight.is_gated else rows_to_addresses.OUTPUTS[PER_ROW, MX]
+        output = (
+            Output(groups=Groups.IDS, b=E2M1, sfb=MX) if weight.is_gated else rows_to_addresses.OUTPUTS[PER_ROW, MX]
+        )
         # Behind `fp8_mega_moe`'s activation, which has a scale for 64 columns, these become blocks of 128.
         depths = (weight.k,) if weight.is_gated else (weight.k, ceil_div(weight.k, PER_64.columns) * SCALE_BLOCK)
         return [select_grouped(weight.num_groups, rows, weight.n, k, output, gpu) for k in depths]

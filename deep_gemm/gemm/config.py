@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ..core.check.layout import align, ceil_div
-from ..core.check.recipes import MX, PER_64, PER_BLOCK, PER_ROW
+from ..core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW
 from ..core.kernel import Config
 from ..core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from . import config_fetched
@@ -115,7 +115,7 @@ class GemmConfig(Config, Output):
     @property
     def converts_b(self) -> bool:
         """B is E2M1, which becomes E4M3 in shared memory."""
-        return self.sfb == MX
+        return self.b == E2M1
 
     @property
     def convert_groups(self) -> int:

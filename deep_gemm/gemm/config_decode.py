@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
-from ..core.check.recipes import MX, PER_BLOCK, Scales
+from ..core.check.recipes import E2M1, E4M3, IN_FP32, IN_UE8M0, MX, PER_BLOCK, PER_ROW, USUAL, Scales, Values
 from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from .config import BLOCK_K, EMPTY_BYTES, MAX_CLUSTER, TILE_BYTES, TILE_SLOTS
@@ -23,6 +23,13 @@ MIN_STAGES = 4
 SCALE_BLOCKS = 32
 """k-blocks whose scales are in shared memory at a time."""
 SCALE_BLOCKS_OF_E2M1 = 16
+FINE_SCALE_BLOCKS = (32, 16, 8, 4)
+FINE_SCALES_ON_WAY = 20
+"""Registers of a thread for fine scales that are on their way to shared memory."""
+FINE_SCALES_THERE = 2048
+"""Fine scales of tokens, and of 64 rows, that are in shared memory at a time."""
+FINE_ROWS, FINE_COLUMNS = (1, 32, 64, 128), (32, 64, 128)
+"""Rows and columns that a fine scale of B may have; one of A has as many columns."""
 FRAGMENT_REGISTERS = 16
 """A thread's part of a k-block of B that is multiplied from registers."""
 CHUNK_FLOATS = 128
@@ -51,8 +58,14 @@ class DecodeConfig(Config):
     """Which rows each B multiplies: all; or those of its head, or of its group."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
+    b: Values = E4M3
+    """Values of B; E2M1 becomes E4M3 in registers."""
     sfb: Scales = PER_BLOCK
-    """How B is scaled: with MX it is FP4, which becomes E4M3 in registers."""
+    """How B is scaled."""
+    sfa: Scales = PER_ROW
+    """How A is scaled."""
+    sfb_values: Values = IN_FP32
+    """Values of B's scales, if B is E4M3: those of E2M1 are always words of UE8M0."""
 
     @property
     def name(self) -> str:
@@ -61,6 +74,9 @@ class DecodeConfig(Config):
         output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c
         groups = f" by {self.groups.name.lower()}" * (self.groups != Groups.NONE)
         kind = groups + " skip mid" * self.skips_mid + " fp4" * self.is_fp4
+        if self.is_fine:
+            kind += f" {self.sfa.rows}x{self.sfa.columns} by {self.sfb.rows}x{self.sfb.columns}"
+            kind += f" {self.sfb_values.name}" * (self.sfb_values != IN_FP32)
         return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{kind}"
 
     @property
@@ -120,7 +136,41 @@ class DecodeConfig(Config):
     @property
     def is_fp4(self) -> bool:
         """B is E2M1, not E4M3."""
-        return self.sfb == MX
+        return self.b == E2M1
+
+    @property
+    def is_fine(self) -> bool:
+        """B is E4M3, and scales are finer than 1x128 by 128x128, or are words."""
+        return self.b == E4M3 and ((self.sfa, self.sfb) != USUAL or self.sfb_values != IN_FP32)
+
+    @property
+    def num_partials(self) -> int:
+        """Sums of parts of a k-block that a thread keeps at a time, if scales are fine."""
+        parts = BLOCK_K // min(self.sfa.columns, self.sfb.columns)
+        return min(parts, 4 if self.block_tokens <= 16 else 2)
+
+    @property
+    def fine_scale_blocks(self) -> int:
+        """k-blocks whose fine scales are in shared memory at a time: as many as find room, and registers before."""
+        *more, least = FINE_SCALE_BLOCKS
+        most = FINE_SCALES_THERE // max(self.fine_scales_of_tokens, self.fine_scales_of_rows)
+        return next((some for some in more if some <= most and self.fine_registers(some) <= FINE_SCALES_ON_WAY), least)
+
+    def fine_registers(self, k_blocks: int) -> int:
+        """Registers in which a thread loads the fine scales of so many k-blocks."""
+        loads_of_rows = k_blocks * self.fine_scales_of_rows // (4 if self.sfb_values == IN_UE8M0 else 1)
+        scales_of_tokens, threads = k_blocks * self.fine_scales_of_tokens, self.num_math_warpgroups * WARPGROUP_THREADS
+        return ceil_div(loads_of_rows, WARPGROUP_THREADS) + ceil_div(scales_of_tokens, threads)
+
+    @property
+    def fine_scales_of_rows(self) -> int:
+        """Fine scales that 64 rows of B have in a k-block."""
+        return max(WGMMA_ROWS // self.sfb.rows, 1) * (BLOCK_K // self.sfb.columns)
+
+    @property
+    def fine_scales_of_tokens(self) -> int:
+        """Fine scales that the tokens of a tile have in a k-block."""
+        return self.block_tokens * (BLOCK_K // self.sfa.columns)
 
     @property
     def slot_blocks(self) -> int:
@@ -130,6 +180,9 @@ class DecodeConfig(Config):
     @property
     def scale_bytes(self) -> int:
         """Size of `ScaleStorage`."""
+        if self.is_fine:
+            of_rows = self.num_math_warpgroups * self.fine_scales_of_rows
+            return self.fine_scale_blocks * (self.fine_scales_of_tokens + of_rows) * 4
         if not self.is_fp4:
             return SCALE_BLOCKS * self.block_tokens * 4
         return SCALE_BLOCKS_OF_E2M1 * (self.block_n * 8 + self.block_tokens * 4 + self.num_math_warpgroups * 8)
@@ -150,9 +203,19 @@ class DecodeConfig(Config):
             self.rows_are_grouped or self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
             "a ring that holds a tile of FP32, which is transposed there",
         )
+        if self.is_fine:
+            yield from self.rules_of_fine_scales()
+        elif self.is_fp4:
+            yield (self.sfa, self.sfb) == (PER_ROW, MX), "scales of 1x128 and 1x32 for FP4"
         # Totals and partial sums; scales of a k-block, where they fit; scales on their way.
         registers = self.block_tokens + (self.block_tokens // 4 if self.block_tokens <= 64 else 0)
-        registers += SCALE_BLOCKS * self.block_tokens // (self.num_math_warpgroups * WARPGROUP_THREADS)
+        threads = self.num_math_warpgroups * WARPGROUP_THREADS
+        if self.is_fine:
+            registers += (self.num_partials - 1) * self.block_tokens // 2
+            registers += BLOCK_K // self.sfb.columns * (2 if self.sfb.rows == 1 else 1)
+            registers += self.fine_registers(self.fine_scale_blocks)
+        else:
+            registers += SCALE_BLOCKS * self.block_tokens // threads
         if self.is_fp4:
             registers += FRAGMENT_REGISTERS + SCALE_BLOCKS_OF_E2M1 * WGMMA_ROWS // WARPGROUP_THREADS
             if self.block_tokens <= 32:  # two k-blocks at a time
@@ -165,11 +228,28 @@ class DecodeConfig(Config):
         limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
+    def rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for scales that are finer than the usual ones."""
+        yield self.block_tokens <= 64, "at most 64 tokens, as partial sums of parts have registers too"
+        yield (
+            self.sfa.rows == 1 and self.sfa.columns in FINE_COLUMNS,
+            f"scales of A for a row and one of {FINE_COLUMNS} columns",
+        )
+        yield (
+            self.sfb.rows in FINE_ROWS and self.sfb.columns in FINE_COLUMNS,
+            f"scales of B for one of {FINE_ROWS} rows and one of {FINE_COLUMNS} columns",
+        )
+        yield (
+            self.sfb_values == IN_FP32 or (self.sfb_values == IN_UE8M0 and self.sfb.columns == MX.columns),
+            "scales of B in FP32, or words of those of 32 columns",
+        )
+
     def choices(self) -> dict[str, str]:
         """Give the files that say how tiles are found, and how B is multiplied."""
         alone = "skip_mid" if self.skips_mid else "one"
         work = "rows" if self.rows_are_grouped else "heads" if self.groups == Groups.HEADS else alone
-        return {"DECODE_WORK": f"decode/{work}.cuh", "DECODE_B": f"decode/{'e2m1' if self.is_fp4 else 'e4m3'}.cuh"}
+        b = "fine" if self.is_fine else self.b.name
+        return {"DECODE_WORK": f"decode/{work}.cuh", "DECODE_B": f"decode/{b}.cuh"}
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
@@ -190,6 +270,18 @@ class DecodeConfig(Config):
             "kSharedBytes": self.shared_bytes,
             "kOutputIsFp32": self.is_fp32,
             "kWithC": self.with_c,
+            **(self.constants_of_fine_scales() if self.is_fine else {}),
+        }
+
+    def constants_of_fine_scales(self) -> dict[str, int | bool]:
+        """Give what decode/fine.cuh takes beside."""
+        return {
+            "kColumnsOfA": self.sfa.columns,
+            "kRowsOfB": self.sfb.rows,
+            "kColumnsOfB": self.sfb.columns,
+            "kScalesAreWords": self.sfb_values == IN_UE8M0,
+            "kScaleBlocks": self.fine_scale_blocks,
+            "kNumPartials": self.num_partials,
         }
 
     def constants_of_rows(self) -> dict[str, int | bool]:
@@ -222,18 +314,24 @@ def decode_config(
     fp32: bool = False,
     c: bool = False,
     groups: Groups = Groups.NONE,
+    b: Values = E4M3,
     sfb: Scales = PER_BLOCK,
+    sfa: Scales = PER_ROW,
+    sfb_values: Values = IN_FP32,
 ) -> DecodeConfig | None:
     """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
     config = DecodeConfig(
         block_tokens,
-        MIN_STAGES // (2 if sfb == MX else 1),
+        MIN_STAGES // (2 if b == E2M1 else 1),
         num_math_warpgroups,
         cluster_k,
         ctas_per_sm,
         is_fp32=fp32,
         with_c=c,
         groups=groups,
+        b=b,
         sfb=sfb,
+        sfa=sfa,
+        sfb_values=sfb_values,
     )
     return deepest(config) if config.why_illegal() is None else None

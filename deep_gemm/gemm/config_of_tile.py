@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any, TypeVar
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import MX, PER_64, PER_ROW
+from ..core.check.recipes import E2M1, PER_64, PER_ROW
 from ..core.sm90 import SHARED_BYTES_LIMIT, WGMMA_ROWS
 from .config import BLOCK_K, RASTER_GROUP, GemmConfig
 from .output import Groups, Output
@@ -41,7 +41,7 @@ def tile_config(
     # One unit's partial sums, two units' if possible, and all units' totals must fit a thread's registers.
     units_along_m = rows_per_warpgroup // WGMMA_ROWS
     room = MAX_ACCUMULATORS[num_math_warpgroups]
-    if output.sfb == MX:
+    if output.b == E2M1:
         room = MAX_ACCUMULATORS_BESIDE_CONVERTING.get(block_m, 0)
     unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
     keeps_row_scales = output.sfb == PER_ROW and units_along_m > 1 and unit_n == block_n
@@ -54,7 +54,7 @@ def tile_config(
     panel_columns = gcd(unit_n, 64)
     panels = units_along_m * block_n // panel_columns
     # To convert B takes a stage more, worth 4% at 256 x 128, if there is room beside a tile of D.
-    min_stages = 3 if (block_m + block_n) * BLOCK_K >= 44 * 1024 and output.sfb != MX else 4
+    min_stages = 3 if (block_m + block_n) * BLOCK_K >= 44 * 1024 and output.b != E2M1 else 4
     config = GemmConfig(
         block_m,
         block_n,
@@ -136,7 +136,7 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
         return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
     is_odd = k_blocks % 2 != 0
     if num_partials == 1:
-        return (1 if is_odd or output.sfa == PER_64 or (output.sfb == MX and area == 256 * 128) else 2), False
+        return (1 if is_odd or output.sfa == PER_64 or (output.b == E2M1 and area == 256 * 128) else 2), False
     gains_by_four = area <= 64 * 128 or output.sfb == PER_ROW
     if gains_by_four and k_blocks % 4 == 0:
         return 4, False

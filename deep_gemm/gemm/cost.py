@@ -29,7 +29,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import MX, PER_ROW
+from ..core.check.recipes import E2M1, PER_ROW
 from ..core.gpu import Gpu
 from .config import BLOCK_K
 from .output import Groups, Output
@@ -141,7 +141,7 @@ def memory_us(megabytes: float, timings: Timings) -> float:
 
 def bytes_of_weight(n: int, k: int, output: Output) -> float:
     """Bytes of a weight: of FP4 half as many, and one for each 32."""
-    return n * k * (17 / 32 if output.sfb == MX else 1)
+    return n * k * (17 / 32 if output.b == E2M1 else 1)
 
 
 def row_bytes(n: int, k: int, output: Output) -> int:
@@ -178,8 +178,8 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
         at_once,
         uncrowded,
         share * block_us + tile_us,
-        share * timings.fp4_alone_ns / 1e3 if tile.is_decode and output.sfb == MX else 0.0,
-        timings.launch_us if tile.is_decode and output.sfb == MX else 0.0,
+        share * timings.fp4_alone_ns / 1e3 if tile.is_decode and output.b == E2M1 else 0.0,
+        timings.launch_us if tile.is_decode and output.b == E2M1 else 0.0,
         (rows + columns) * blocks * _straddling_ps(k, timings) / 1e6,
         tile.block_m + 1 if tile.cluster_m > 1 else 1,
         0 if never else MOST_DECODE_ROWS if tile.is_decode else sys.maxsize,
@@ -198,7 +198,7 @@ def _straddling_ps(k: int, timings: Timings) -> float:
 def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[int, int, int, int, int, float, float]:
     """Give all that depends on neither weight nor batch, in the order in which `on_weight` takes it."""
     elements = tile.block_m * tile.block_n
-    if tile.is_decode and output.sfb == MX:
+    if tile.is_decode and output.b == E2M1:
         block_us = tile.block_n / 64 * (timings.fp4_ns + tile.block_m * timings.fp4_token_ns) / 1e3
     elif tile.is_decode:
         block_us = (tile.block_m + tile.block_n) * BLOCK_K / timings.load_gb_per_s / 1e3
@@ -206,7 +206,7 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
         block_us = timings.block_ns / 1e3 + 2 * elements * BLOCK_K / timings.sm_tflops / 1e6
     if output.sfb == PER_ROW:
         block_us *= timings.by_row
-    if output.sfb == MX and not tile.is_decode:
+    if output.b == E2M1 and not tile.is_decode:
         block_us += timings.convert_ns / 1e3
     tile_us = timings.tile_us
     if output.groups != Groups.DEPTHS:  # along k a tile is stored while the next is multiplied
@@ -217,6 +217,6 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
             tile_us += elements * timings.split_c_ns / 1e3
     alone, crowded = (max(count * gpu.num_sms // NUM_SMS, 1) for count in CLUSTERS_AT_ONCE[tile.cluster_size])
     rows, columns = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
-    if tile.is_decode and output.sfb == MX:
+    if tile.is_decode and output.b == E2M1:
         return rows, columns, tile.cluster_k, alone, sys.maxsize, block_us, tile_us
     return rows, columns, tile.cluster_k, crowded if tile.is_decode else alone, alone, block_us, tile_us

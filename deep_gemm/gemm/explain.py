@@ -12,7 +12,7 @@ import torch
 from ..core.check import checks
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import Recipe
-from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, default_dtype, scales_of_b
+from ..core.check.recipes import E2M1, E4M3, MX, PER_ROW, default_dtype, scales_of_b
 from ..core.gpu import GPUS, H200, Gpu, gpu_named, gpu_of
 from . import packed
 from .config import GemmConfig
@@ -132,7 +132,8 @@ class Question:
     def title(self) -> str:
         """The product in words."""
         d_type = "FP32" if self.output.is_fp32 else "BF16"
-        scales = {PER_ROW: ", a scale for each row of B", MX: ", B is FP4"}.get(self.output.sfb or PER_BLOCK, "")
+        by_row = ", a scale for each row of B" if self.output.sfb == PER_ROW else ""
+        scales = ", B is FP4" if self.output.b == E2M1 else by_row
         addition = ", added to D" if self.output.adds_to_d else ", C added" if self.output.with_c else ""
         sizes = f"{self.m} x {self.n} x {self.k}"
         if self.output.groups == Groups.DEPTHS:
@@ -235,6 +236,7 @@ def asked(
         is_fp32=is_fp32,
         with_c=with_c or (accumulate and not is_fp32),
         adds_to_d=accumulate and is_fp32,
+        b=E2M1 if fp4 else E4M3,
         sfb=sfb,
         groups=kind,
     )

@@ -7,7 +7,8 @@
 //                                after the last k-block: accumulators --cluster--> sums -> transposed -> D
 //
 // decode/tile.cuh has what a CTA computes, the loop over k-blocks, and the way to D; decode/product.cuh what the kernel is given,
-// of one product or of several; decode/e4m3.cuh and decode/e2m1.cuh, of which config.cuh names one, how B is multiplied:
+// of one product or of several; decode/e4m3.cuh, decode/fine.cuh and decode/e2m1.cuh, of which config.cuh names one, how B is
+// multiplied:
 //
 //   ScaleStorage              shared memory for scales
 //   multiply(p, shared, work, at, total)  by the math warps: sums up this CTA's k-blocks

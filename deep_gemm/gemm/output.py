@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..core.check.recipes import MX, PER_64, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
 
 
 class Groups(IntEnum):
@@ -36,14 +36,19 @@ class Groups(IntEnum):
 OF_BF16_ALONE = (Groups.SUM, Groups.COUNTED_DEPTHS)
 """Work that no FP8 product does."""
 
-_NAMES: dict[tuple[Scales | None, Scales | None], str] = {
-    (None, None): "",
-    (PER_ROW, PER_BLOCK): "",
-    (PER_ROW, PER_ROW): "1d1d ",
-    (PER_64, PER_BLOCK): "by 64 ",
-    (PER_ROW, MX): "fp4 ",
+Operands = tuple[Values, Scales | None, Scales | None]
+"""Values of B, and how A and B are scaled."""
+USUAL_OPERANDS: Operands = E4M3, PER_ROW, PER_BLOCK
+OPERANDS_BY_ROW: Operands = E4M3, PER_ROW, PER_ROW
+FP4_OPERANDS: Operands = E2M1, PER_ROW, MX
+_NAMES: dict[Operands, str] = {
+    (E4M3, None, None): "",
+    USUAL_OPERANDS: "",
+    OPERANDS_BY_ROW: "1d1d ",
+    (E4M3, PER_64, PER_BLOCK): "by 64 ",
+    FP4_OPERANDS: "fp4 ",
 }
-"""Names of the scales of A and B; the usual ones have none."""
+"""Names of operands; the usual ones have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,8 @@ class Output:
     """C is another tensor, or D itself in BF16: read and added."""
     adds_to_d: bool = False
     """C is D itself, in FP32: TMA adds where D lies, which is faster than to read it."""
+    b: Values = E4M3
+    """Values of B. They say nothing of BF16, which has no scales."""
     sfa: Scales | None = PER_ROW
     """How A is scaled. None: neither operand is, as in BF16."""
     sfb: Scales | None = PER_BLOCK
@@ -70,6 +77,11 @@ class Output:
     """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
     fetches: bool = False
     """With `activates`: rows of A lie in rooms of a node's ranks, and are fetched as needed."""
+
+    @property
+    def operands(self) -> Operands:
+        """Values of B, and scales."""
+        return self.b, self.sfa, self.sfb
 
     @property
     def c_is_d(self) -> bool | None:
@@ -88,7 +100,7 @@ class Output:
     def name_of_d(self) -> str:
         """Name scales, type and C."""
         sides = (f"{side.rows}x{side.columns} " for side in (self.sfa, self.sfb) if side is not None)
-        scales = _NAMES.get((self.sfa, self.sfb), "".join(sides))
+        scales = _NAMES.get(self.operands, "".join(sides))
         silu = "silu of halves" if self.gates_apart else "silu"
         of = silu if self.activates else "fp32" if self.is_fp32 else "bf16"
         return scales + of + ("+d" if self.adds_to_d else "+c" if self.with_c else "")
@@ -107,15 +119,24 @@ def other_fields(one: Output, other: Output) -> list[str]:
     return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 
-def output_into(d: Tensor, c: Tensor | None, sfb: Scales | None = PER_BLOCK, groups: Groups = Groups.NONE) -> Output:
+def output_into(
+    d: Tensor, c: Tensor | None, operands: Operands = USUAL_OPERANDS, groups: Groups = Groups.NONE
+) -> Output:
     """Give the output of a product: the type of D and how C takes part are read off the tensors."""
     is_fp32 = d.dtype == torch.float32
-    return _output(is_fp32, c is not None, is_fp32 and c is not None and c.data_ptr() == d.data_ptr(), sfb, groups)
+    return _output(is_fp32, c is not None, is_fp32 and c is not None and c.data_ptr() == d.data_ptr(), operands, groups)
 
 
 @cache
-def _output(is_fp32: bool, has_c: bool, adds_to_d: bool, sfb: Scales | None, groups: Groups) -> Output:
-    return Output(is_fp32=is_fp32, with_c=has_c and not adds_to_d, adds_to_d=adds_to_d, sfb=sfb, groups=groups)
+def _output(is_fp32: bool, has_c: bool, adds_to_d: bool, operands: Operands, groups: Groups) -> Output:
+    b, sfa, sfb = operands
+    with_c = has_c and not adds_to_d
+    return Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, b=b, sfa=sfa, sfb=sfb, groups=groups)
+
+
+def values_of(b: Tensor) -> Values:
+    """Tell what the values of a checked B are: packed ones come as bytes."""
+    return E2M1 if b.dtype == torch.uint8 else E4M3
 
 
 OUTPUTS = (

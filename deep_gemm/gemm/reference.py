@@ -24,10 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
-from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
 from .dense.check import DenseProblem
 from .depths.check import KGroupedProblem
 from .heads.check import HeadsProblem
+from .output import values_of
 from .packed import as_e4m3, numbers_of
 from .rows.check import ContiguousProblem, MaskedProblem
 from .rows.silu_check import INTERLEAVED, SiluRowsProblem
@@ -157,7 +158,7 @@ def block_scaled_product(
 
     A block of k that is summed from zero is as deep as a scale of A reaches.
     """
-    if of_b == MX:
+    if values_of(b) == E2M1:
         return _packed_product(a, sfa, b, sfb)
     m, k, n = *a.shape, b.shape[0]
     out = torch.zeros(m, n, dtype=torch.float32, device=a.device)

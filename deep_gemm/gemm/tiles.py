@@ -6,11 +6,21 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import (
+    BLOCKS_OF_32,
+    BLOCKS_OF_64,
+    E2M1,
+    IN_FP32,
+    IN_UE8M0,
+    MX,
+    PER_64,
+    PER_BLOCK,
+    PER_ROW,
+)
 from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
 from .config_of_tile import tile_config
-from .output import OUTPUTS, Output
+from .output import FP4_OPERANDS, OPERANDS_BY_ROW, OUTPUTS, USUAL_OPERANDS, Operands, Output
 
 
 @dataclass(frozen=True)
@@ -104,23 +114,64 @@ TILES_FP4 = (
     *_splits(Tile(64, 128, is_decode=True, crowd=1), 1, 2, 6),
 )
 """If B is FP4."""
-TILES_OF: dict[Scales | None, tuple[Tile, ...]] = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW, MX: TILES_FP4}
-"""By the scales of B."""
+TILES_FINE = tuple(tile for tile in TILES if tile.is_decode)
+"""If E4M3 operands have fine scales, for few rows: those of the usual scales, whose time they are to take."""
+FINE_SCALES = (
+    (PER_ROW, BLOCKS_OF_32, IN_FP32),
+    (PER_64, BLOCKS_OF_32, IN_FP32),
+    (MX, BLOCKS_OF_32, IN_FP32),
+    (PER_ROW, BLOCKS_OF_64, IN_FP32),
+    (PER_64, BLOCKS_OF_64, IN_FP32),
+    (PER_ROW, MX, IN_FP32),
+    (PER_ROW, MX, IN_UE8M0),
+    (MX, MX, IN_FP32),
+    (MX, MX, IN_UE8M0),
+)
+"""Fine scales of A and of B, and what those of B are, for which the decode kernel is compiled."""
+TILES_OF: dict[Operands, tuple[Tile, ...]] = {
+    USUAL_OPERANDS: TILES,
+    OPERANDS_BY_ROW: TILES_PER_ROW,
+    FP4_OPERANDS: TILES_FP4,
+}
 
-OUTPUTS_OF = {sfb: tuple(replace(output, sfb=sfb) for output in OUTPUTS) for sfb in TILES_OF}
+OUTPUTS_OF = {
+    (b, sfa, sfb): tuple(replace(output, b=b, sfa=sfa, sfb=sfb) for output in OUTPUTS) for b, sfa, sfb in TILES_OF
+}
 OUTPUTS_BY_NAME = {output.name: output for outputs in OUTPUTS_OF.values() for output in outputs}
 
 
 @cache
 def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product: of those for its scales of B, all that can be built for it."""
-    tiles = TILES_OF[output.sfb]
-    decodes = output in OUTPUTS_OF[output.sfb]
-    if decodes and output.sfb != MX:
+    tiles = TILES_OF[output.operands]
+    decodes = output in OUTPUTS_OF[output.operands]
+    if decodes and output.b != E2M1:
         return tiles
     return tuple(
         tile for tile in tiles if (decodes if tile.is_decode else tile.config(output, BLOCK_K).why_illegal() is None)
     )
+
+
+def fine_decode_configs() -> list[DecodeConfig]:
+    """Every configuration of the decode kernel for fine scales."""
+    found = [
+        decode_config(
+            tile.block_m,
+            tile.block_n // 64,
+            tile.cluster_k,
+            tile.ctas_per_sm,
+            fp32=output.is_fp32,
+            c=output.with_c,
+            sfa=sfa,
+            sfb=sfb,
+            sfb_values=values,
+        )
+        for sfa, sfb, values in FINE_SCALES
+        for output in OUTPUTS
+        if not output.adds_to_d
+        for tile in TILES_FINE
+    ]
+    return [config for config in found if config is not None]
 
 
 @cache
@@ -141,6 +192,7 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
             fp32=output.is_fp32,
             c=adds,
             groups=output.groups,
+            b=output.b,
             sfb=output.sfb or PER_BLOCK,
         )
         if config is None:

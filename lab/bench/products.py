@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from deep_gemm.core.check.recipes import MX, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW
 from deep_gemm.core.gpu import GPUS
 from deep_gemm.core.settings import get_batch_invariant, get_num_sms
 from deep_gemm.gemm.dense.choose import select
@@ -51,7 +51,7 @@ class GpuLostError(RuntimeError):
 DENSE_OUTPUTS = {
     "dense": Output(),
     "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW),
-    FP4_DENSE: Output(sfb=MX),
+    FP4_DENSE: Output(b=E2M1, sfb=MX),
 }
 
 

@@ -18,7 +18,7 @@ from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp4 import per_token_cast_to_fp4
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.core.check.recipes import MX, PER_BLOCK, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import Gpu
 from deep_gemm.core.settings import get_batch_invariant
 from deep_gemm.gemm.config import GemmConfig
@@ -173,7 +173,7 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
         x, w = (torch.randn(rows, k, dtype=torch.bfloat16) for rows in (m, n))
         a, sfa = per_token_cast_to_fp8(x)
         of_b = output.sfb or PER_BLOCK
-        if of_b == MX:
+        if output.b == E2M1:
             b, sfb = per_token_cast_to_fp4(w, use_ue8m0=True, gran_k=MX.columns, use_packed_ue8m0=True)
         else:
             b, sfb = cast_by_torch(w, *of_b)

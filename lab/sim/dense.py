@@ -14,7 +14,7 @@ from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
-from deep_gemm.core.check.recipes import MX, PER_BLOCK, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -91,7 +91,7 @@ def random_problem(
     `any_scales`: those of an FP4 weight do not always fold.
     """
     generator = torch.Generator().manual_seed(seed)
-    if config.sfb == MX:
+    if config.b == E2M1:
         a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
         d, c = random_d_and_c(config, (m, n), generator, in_place)
         return dense_problem(a, random_packed(n, k, generator, any_scales), d, c)

@@ -8,12 +8,14 @@ from typing import Any
 from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import align
+from deep_gemm.core.check.recipes import IN_UE8M0
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.plan import Plan
 
+from . import fine_decode
 from .dense import Outcome, ProductTrial, outcome, random_problem, right_and_allowed
 from .launcher import How
 from .library import HostKernel
@@ -43,7 +45,9 @@ def run(
         return fp8_gemm_decode.plan_of(placed, config, launcher, weight_is_ready=weight_is_ready)
 
     result = run_plan(kernel, fp8_gemm_decode.KERNEL, config, p, plan_of, stage)
-    return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_tokens, config.block_n))
+    of = partial_sums(how)
+    right = fine_decode.right_and_allowed(config, p, of) if config.is_fine else right_and_allowed(p, of)
+    return outcome(result, *right, (config.block_tokens, config.block_n))
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class DecodeTrial(ProductTrial):
     in_place: bool = False
     weight_is_ready: bool = False
     any_scales: bool = False
-    """Scales of an FP4 weight that do not always fold."""
+    """Scales of an FP4 weight that do not always fold, or fine ones in words that are anything."""
 
     @classmethod
     def takes(cls, config: DecodeConfig) -> bool:
@@ -81,15 +85,14 @@ class DecodeTrial(ProductTrial):
             is_dependent=is_dependent,
             in_place=config.with_c and draw.random() < 0.5,
             weight_is_ready=is_dependent and draw.random() < 0.5,
-            any_scales=config.is_fp4 and draw.random() < 0.5,
+            any_scales=(config.is_fp4 or config.sfb_values == IN_UE8M0) and draw.random() < 0.5,
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices."""
-        p = random_problem(
-            self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, any_scales=self.any_scales
-        )
+        random = fine_decode.random_problem if self.config.is_fine else random_problem
+        p = random(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, any_scales=self.any_scales)
         return run(
             kernel, self.config, p, is_dependent=self.is_dependent, weight_is_ready=self.weight_is_ready, **self.how
         )

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import MX, PER_ROW, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, Scales
 from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.output import values_of
 from deep_gemm.gemm.packed import as_e4m3, numbers_of
 
 FP32_UNIT = 2.0**-24
@@ -38,7 +39,7 @@ Tensor cores cut off bits of the addends, and of the sum, where the simulator ro
 def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scales, of_a: Scales = PER_ROW) -> Tensor:
     """S of every element of A `[m, k]` @ B `[n, k]`.T, in FP64."""
     m, k, n = *a.shape, b.shape[0]
-    if of_b == MX:
+    if values_of(b) == E2M1:
         b, sfb = as_e4m3(b), numbers_of(sfb, k // MX.columns)
         sfa, of_a = sfa.repeat_interleave(PER_ROW.columns // MX.columns, 1), MX
     sfb = sfb.repeat_interleave(of_b.rows, 0)[:n]

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.layout import align
-from deep_gemm.core.check.recipes import MX, PER_ROW, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, Scales
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
@@ -65,7 +65,7 @@ def random_problem(
     planes = [groups] if config.groups == Groups.COUNTS else []
     of_a = scales_of_a(config)
     a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=of_a.columns)
-    if config.sfb == MX:
+    if config.b == E2M1:
         weights = [random_packed(n, k, generator, any_scales) for _ in range(groups)]
         b = torch.stack([values for values, _ in weights]), torch.stack([scales for _, scales in weights])
     else:
@@ -183,11 +183,11 @@ class RowsTrial(ProductTrial):
             rows=rows,
             alignment=alignment,
             n=n,
-            k=align(k, MX.columns) if config.sfb == MX else k,
+            k=align(k, MX.columns) if config.b == E2M1 else k,
             num_sms=draw.randint(1, 5),
             num_groups=5 if config.groups == Groups.IDS else None,
             zero_padding=draw.random() < 0.5 and scales_of_a(config) == PER_ROW,
-            any_scales=config.sfb == MX and draw.random() < 0.5,
+            any_scales=config.b == E2M1 and draw.random() < 0.5,
         )
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:

@@ -23,7 +23,7 @@ import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles
 from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import MX, PER_64, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.config_of_tile import tile_config
@@ -172,7 +172,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "by row": lambda: dense_trial(tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW), k=400), (72, 136, 400)),
     "split": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), cluster_k=3, k=1040), (72, 264, 1040)),
     "decode": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, with_c=True), (9, 264, 1040)),
-    "decode of FP4": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, sfb=MX), (9, 264, 1056)),
+    "decode of FP4": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, b=E2M1, sfb=MX), (9, 264, 1056)),
     "into heads": lambda: skip_trial(skipping(tile_config(64, 64, Output(), k=400), 16), (16, 8, 48)),
     "into heads, few rows": lambda: skip_trial(skipping(DecodeConfig(16, 4, 1, 2), 16), (16, 8, 48)),
     "ids": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.IDS), k=400), [-1, *[0] * 70, -1, *[1] * 20]),

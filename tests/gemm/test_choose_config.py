@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
 
-from deep_gemm.core.check.recipes import MX, PER_64, PER_ROW, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, Scales
 from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import MATH_WARPGROUPS, tile_config
@@ -109,21 +109,27 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ),
     ("needs a scale of A for each 128 or 64 columns", {"groups": Groups.IDS, "sfa": Scales(1, 32)}),
     ("needs rows with ids, and scales of B by blocks, where A has them for 64", {"sfa": PER_64}),
-    ("needs 1 or 2 math warpgroups where B is converted", {"sfb": MX, "block_m": 192, "num_math_warpgroups": 3}),
-    ("needs whole tiles where B is converted", {"sfb": MX, "groups": Groups.IDS, "unit_n": 64}),
+    (
+        "needs 1 or 2 math warpgroups where B is converted",
+        {"b": E2M1, "sfb": MX, "block_m": 192, "num_math_warpgroups": 3},
+    ),
+    ("needs whole tiles where B is converted", {"b": E2M1, "sfb": MX, "groups": Groups.IDS, "unit_n": 64}),
     (
         "needs no shared operand where B is converted: other tiles may have other passes",
-        {"sfb": MX, "cluster_m": 2},
+        {"b": E2M1, "sfb": MX, "cluster_m": 2},
     ),
     (
         "needs registers that are left for another D than BF16",
-        {"sfb": MX, "block_m": 256, "with_c": True, "num_stages": 3},
+        {"b": E2M1, "sfb": MX, "block_m": 256, "with_c": True, "num_stages": 3},
     ),
-    ("needs 64 or 128 columns where B is converted", {"sfb": MX, "block_n": 112, "panel_columns": 16}),
-    ("needs 64 or 128 columns where B is converted", {"sfb": MX, "block_n": 160, "unit_n": 32, "panel_columns": 32}),
+    ("needs 64 or 128 columns where B is converted", {"b": E2M1, "sfb": MX, "block_n": 112, "panel_columns": 16}),
+    (
+        "needs 64 or 128 columns where B is converted",
+        {"b": E2M1, "sfb": MX, "block_n": 160, "unit_n": 32, "panel_columns": 32},
+    ),
     (
         "needs one k-block and unit at a time where units are left out",
-        {"sfb": MX, "groups": Groups.COUNTS, "block_m": 256, "num_partials": 2, "num_stages": 3},
+        {"b": E2M1, "sfb": MX, "groups": Groups.COUNTS, "block_m": 256, "num_partials": 2, "num_stages": 3},
     ),
     ("needs 1 or 2 sets of partial sums", {"num_partials": 3}),
     ("needs runs that fill 32 blocks of k", {"run_k_blocks": 3}),

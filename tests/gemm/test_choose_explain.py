@@ -16,15 +16,15 @@ from deep_gemm import (
     per_block_cast_to_fp8,
     per_token_cast_to_fp8,
 )
-from deep_gemm.core.check.recipes import MX, PER_BLOCK, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import H200
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense import choose as heuristics
 from deep_gemm.gemm.dense.choose import reachable, reachable_decode, select
 from deep_gemm.gemm.depths.choose import reachable_k_grouped, select_k_grouped
 from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.rows.choose import reachable_grouped, select_grouped
+from deep_gemm.gemm.output import FP4_OPERANDS, Groups, Output
+from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_grouped_decode, select_grouped
 
 BY_ROW = (1, 1, 128)
 QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
@@ -62,8 +62,14 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert chosen("\n".join(lines)) in {candidate.tile.name for candidate in found}
-    known = {*reachable(), *reachable_decode(), *reachable_decode(MX), *reachable_grouped(), *reachable_k_grouped()}
-    known |= {*reachable_heads(), *reachable_heads_decode()}
+    known = {
+        *reachable(),
+        *reachable_decode(),
+        *reachable_decode(FP4_OPERANDS),
+        *reachable_grouped(),
+        *reachable_k_grouped(),
+    }
+    known |= {*reachable_heads(), *reachable_heads_decode(), *reachable_grouped_decode()}
     assert {candidate.config for candidate in found} <= known
 
 
@@ -82,8 +88,8 @@ def chosen(output: str) -> str:
         ("with c", Output(with_c=True)),
         ("added to d", Output(is_fp32=True, adds_to_d=True)),
         ("weight gradient", Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW)),
-        ("fp4", Output(sfb=MX)),
-        ("fp4, few rows, fp32", Output(is_fp32=True, sfb=MX)),
+        ("fp4", Output(b=E2M1, sfb=MX)),
+        ("fp4, few rows, fp32", Output(is_fp32=True, b=E2M1, sfb=MX)),
     ],
 )
 def test_what_is_chosen_is_what_a_dense_product_runs(
@@ -106,6 +112,7 @@ def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.Captu
     by_row = "recipe" in more
     output = Output(
         is_fp32=by_row or "d_dtype" in more,
+        b=E2M1 if "fp4" in more else E4M3,
         sfb=PER_ROW if by_row else MX if "fp4" in more else PER_BLOCK,
         groups=Groups[more["groups"].upper()],
     )

@@ -27,7 +27,7 @@ import deep_gemm
 from deep_gemm.__main__ import app
 from deep_gemm.cli import demo, doctor, precompile
 from deep_gemm.core import jit
-from deep_gemm.core.check.recipes import MX
+from deep_gemm.core.check.recipes import E2M1, MX
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import CompilerMissing, compiler
 from deep_gemm.core.jit.cache import KernelCache
@@ -281,7 +281,7 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     built.clear()
     assert run("compile", "2112,7168", "--layers", "--fp4", "--gpu", "H200").exit_code == 0
     made = {job.config for job in built}
-    assert {select(m, 2112, 7168, Output(sfb=MX), H200) for m in range(1, 20_000, 7)} <= made
+    assert {select(m, 2112, 7168, Output(b=E2M1, sfb=MX), H200) for m in range(1, 20_000, 7)} <= made
     assert not any(job.kernel == linear_decode.KERNEL.kernel_name for job in built), "`linear` casts by itself"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import checkout  # noqa: F401
 from thorough import covering, values
 
-from deep_gemm.core.check.recipes import MX, PER_64, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW
 from deep_gemm.core.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.core.jit.cubin import text_sections
 from deep_gemm.gemm.bf16.config import Majors, bf16_config
@@ -39,7 +39,7 @@ from deep_gemm.kernels import ORDINARY
 FILE = Path(__file__).with_name("machine_code_digests.json")
 
 BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(is_fp32=True, sfb=PER_ROW)
-FP4 = Output(sfb=MX)
+FP4 = Output(b=E2M1, sfb=MX)
 ALONG_K = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
 BY_HEADS = Output(groups=Groups.HEADS)
 DENSE = (
@@ -74,7 +74,7 @@ GROUPED = (
     tile_config(64, 128, Output(groups=Groups.IDS, sfa=PER_64), k=128),
     tile_config(256, 128, ALONG_K, k=128),
     tile_config(256, 128, ALONG_K, cluster_n=2, k=128),
-    tile_config(64, 128, Output(groups=Groups.COUNTS, sfb=MX)),
+    tile_config(64, 128, Output(groups=Groups.COUNTS, b=E2M1, sfb=MX)),
 )
 HEADS = (
     tile_config(64, 128, BY_HEADS),

@@ -20,6 +20,19 @@ class Scales(NamedTuple):
     columns: int
 
 
+class Values(NamedTuple):
+    """A kind of numbers, by its name and bits."""
+
+    name: str
+    bits: int
+
+
+E4M3 = Values("e4m3", 8)
+E2M1 = Values("e2m1", 4)
+"""FP4's, two to a byte."""
+IN_FP32 = Values("fp32", 32)
+IN_UE8M0 = Values("ue8m0", 8)
+"""Values of scales: numbers, or exponents of two, four to a word."""
 PER_ROW = Scales(1, SCALE_BLOCK)
 """A scale for 128 columns of each row: A's usual ones; with B's ("1D1D") those of gradients of weights."""
 PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)
@@ -27,7 +40,9 @@ PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)
 PER_64 = Scales(1, 64)
 """A scale for 64 columns of each row, as rows have that a product activated."""
 MX = Scales(1, 32)
-"""FP4's, powers of two in UE8M0. (Products have no FP8 operand with scales of 32 columns: see gemm/fine_scales.py.)"""
+"""FP4's, powers of two in UE8M0, and MXFP8's."""
+BLOCKS_OF_32, BLOCKS_OF_64 = Scales(32, 32), Scales(64, 64)
+"""Finer blocks of B than the usual ones."""
 USUAL = PER_ROW, PER_BLOCK
 """The scales of A and of B if the caller states nothing."""
 

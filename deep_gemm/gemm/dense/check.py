@@ -12,7 +12,6 @@ from ...core.check.checks import Operand, Sizes
 from ...core.check.recipes import MX, NO_RECIPES, Recipes, Scales, default_dtype, scales_of
 from .. import packed
 from ..fine_scales import in_whole_blocks
-from ..tiles import TILES_OF
 
 ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -30,7 +29,7 @@ class DenseProblem(NamedTuple):
     n: int
     k: int
     of_b: Scales
-    """How B is scaled: in blocks or by row, by 128 columns, see fine_scales.py; or MX, and B is FP4: see packed.py."""
+    """How B is scaled: in blocks or by row, by 128 columns, see fine_scales.py; with MX if it is FP4: see packed.py."""
 
 
 def dense_problem(
@@ -53,7 +52,7 @@ def dense_problem(
     checks.depth(k)
     av = checks.k_major("a", av, copy_if_transposed=turn_a)
     bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
-    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b, TILES_OF)
+    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
     return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], of_b)
 
 

@@ -14,13 +14,13 @@ from itertools import pairwise
 from math import log
 from typing import NamedTuple
 
-from ...core.check.recipes import MX, PER_BLOCK, Scales
+from ...core.check.recipes import E2M1
 from ...core.gpu import GPUS, Gpu, gpu_named
 from ...core.settings import settings
 from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
 from ..cost import OnWeight, dense_memory_us, on_weight, together
-from ..output import Output
+from ..output import USUAL_OPERANDS, Operands, Output
 from ..table import Entry, Product, read_table
 from ..tiles import BLOCKS_OF_RUNS, OUTPUTS_BY_NAME, OUTPUTS_OF, TILES_OF, Tile, tiles_by_name, tiles_for
 from ..timings import Timings, timings_of
@@ -101,7 +101,7 @@ def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k:
     missed least. What a band loses counts as a part of the least cost that it could have.
     """
     tiles = [tile for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
-    if output.sfb == MX and not split_k:  # of scales that do not fold, the two kernels add up in different orders
+    if output.b == E2M1 and not split_k:  # of scales that do not fold, the two kernels add up in different orders
         tiles = [tile for tile in tiles if not tile.is_decode]
     offers = [on_weight(tile, n, k, output, gpu, timings) for tile in tiles]
     columns = list(zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True))
@@ -194,7 +194,7 @@ def reachable() -> list[GemmConfig]:
     return list(dict.fromkeys(config for config in found if isinstance(config, GemmConfig)))
 
 
-def reachable_decode(sfb: Scales = PER_BLOCK) -> list[DecodeConfig]:
-    """Every configuration of the decode kernel that `select` can give for a B that is scaled so."""
-    found = [tile.config(output, BLOCK_K) for output in OUTPUTS_OF[sfb] for tile in TILES_OF[sfb]]
+def reachable_decode(operands: Operands = USUAL_OPERANDS) -> list[DecodeConfig]:
+    """Every configuration of the decode kernel that `select` can give for such operands."""
+    found = [tile.config(output, BLOCK_K) for output in OUTPUTS_OF[operands] for tile in TILES_OF[operands]]
     return list(dict.fromkeys(config for config in found if isinstance(config, DecodeConfig)))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...casts.lay_scales import mn_major
 from ...core.check.layout import align, ceil_div
+from ...core.check.recipes import PER_ROW
 from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType
@@ -20,7 +21,7 @@ from ..config_decode import DecodeConfig
 from ..config_of_tile import tile_config
 from ..kernel import DENSE_PARAMS
 from ..maps import matrix_map, output_map, scales_map
-from ..output import Output, output_into
+from ..output import Output, output_into, values_of
 from ..plan import (
     SCALE_BYTES,
     SFA,
@@ -110,7 +111,7 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
 
 def output_of(p: DenseProblem) -> Output:
     """Give all that decides the kernel's code besides the tile: the type of D, how C takes part, how B is scaled."""
-    return output_into(p.d, p.c, p.of_b)
+    return output_into(p.d, p.c, (values_of(p.b), PER_ROW, p.of_b))
 
 
 def choice(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:

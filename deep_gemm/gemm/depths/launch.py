@@ -17,7 +17,6 @@ from ...core.call import Key
 from ...core.check.checks import K_MULTIPLE, Operand
 from ...core.check.layout import ceil_div
 from ...core.check.memory import empty
-from ...core.check.recipes import PER_ROW
 from ...core.gpu import gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
@@ -27,7 +26,7 @@ from .. import reference
 from ..config import BLOCK_K, GemmConfig
 from ..kernel import DEPTHS_PARAMS
 from ..maps import matrix_map, output_map
-from ..output import Groups, Output, output_into
+from ..output import OPERANDS_BY_ROW, Groups, Output, output_into
 from ..plan import SFA, SFB, A, Addresses, B, C, D, Place, Plan, Resized, Step, addresses_of, refuse_if
 from ..product import Product, call_operator
 from . import maps_kernel as k_group_maps
@@ -359,7 +358,7 @@ def _mean_k(numel: int, m: int, num_groups: int) -> int:
 
 def output_of(p: KGroupedProblem) -> Output:
     """Give all that decides the kernel's code besides the tile."""
-    return output_into(p.d, p.c, PER_ROW, Groups.DEPTHS)
+    return output_into(p.d, p.c, OPERANDS_BY_ROW, Groups.DEPTHS)
 
 
 def prepared(p: KGroupedProblem) -> KGroupedProblem:

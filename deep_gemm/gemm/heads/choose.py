@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ...core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from ...core.gpu import Gpu
 from .. import tiles
 from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
 from ..cost import Estimate, memory_us, on_weight, row_bytes
-from ..output import Groups, Output
+from ..output import OPERANDS_BY_ROW, USUAL_OPERANDS, Groups, Operands, Output
 from ..tiles import BLOCKS_OF_RUNS, Tile
 from ..timings import Timings, timings_of
 
@@ -51,10 +50,9 @@ Of tiles with the same cost the first is taken: on an H200 8 heads of 4096 x 102
 share A, and 0.9% less in pairs that share B.
 """
 TILES_PER_ROW = (Tile(64, 64), Tile(128, 128), Tile(192, 128), Tile(256, 128))
-TILES_OF: dict[Scales | None, tuple[Tile, ...]] = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW}
-"""By the scales of B."""
+TILES_OF: dict[Operands, tuple[Tile, ...]] = {USUAL_OPERANDS: TILES, OPERANDS_BY_ROW: TILES_PER_ROW}
 OUTPUTS = tuple(
-    replace(output, groups=Groups.HEADS) for output in tiles.OUTPUTS_BY_NAME.values() if output.sfb in TILES_OF
+    replace(output, groups=Groups.HEADS) for output in tiles.OUTPUTS_BY_NAME.values() if output.operands in TILES_OF
 )
 
 
@@ -88,7 +86,7 @@ def estimate(tile: Tile, heads: int, m: int, n: int, k: int, output: Output, gpu
 
 def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
-    return TILES_OF[output.sfb]
+    return TILES_OF[output.operands]
 
 
 def reachable() -> list[GemmConfig | DecodeConfig]:

@@ -14,6 +14,7 @@ from ...casts import lay_scales
 from ...casts.lay_scales import mn_major
 from ...core.check.layout import empty_mn_major
 from ...core.check.memory import empty
+from ...core.check.recipes import PER_ROW
 from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
@@ -24,7 +25,7 @@ from ..config_decode import DecodeConfig
 from ..dense.launch import box_rows_of_sfa, grid
 from ..kernel import HEADS_PARAMS
 from ..maps import output_map, plane_map
-from ..output import Groups, Output, output_into
+from ..output import Groups, Output, output_into, values_of
 from ..plan import SCALE_BYTES, SFA, SFB, A, Addresses, B, C, D, Place, Plan, addresses_of, refuse_if
 from .check import HeadsProblem
 from .choose import select_heads
@@ -129,7 +130,7 @@ def _span(x: Tensor) -> int:
 
 def output_of(p: HeadsProblem) -> Output:
     """Give all that decides the kernel's code besides the tile."""
-    return output_into(p.d, p.c, p.of_b, Groups.HEADS)
+    return output_into(p.d, p.c, (values_of(p.b), PER_ROW, p.of_b), Groups.HEADS)
 
 
 def choice(heads: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:

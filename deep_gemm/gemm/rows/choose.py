@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from functools import cache, lru_cache
 
-from ...core.check.recipes import MX, PER_64, PER_BLOCK, PER_ROW
+from ...core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW
 from ...core.gpu import Gpu
 from ...core.sm90 import WGMMA_ROWS
 from ..config import BLOCK_K, GemmConfig
@@ -137,9 +137,9 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
     if output.sfb == PER_ROW:
         return TILES_PER_ROW
-    if output.sfb == MX and output.to_addresses:
+    if output.b == E2M1 and output.to_addresses:
         return TILES_FP4
-    if output.sfb == MX:
+    if output.b == E2M1:
         return (*TILES_FP4, FEW_FP4) if output.is_fp32 else (*TILES_FP4, Tile(256, 128), FEW_FP4)
     if output.activates:
         return TILES_APART if output.gates_apart else TILES_SILU
@@ -158,18 +158,18 @@ def reachable_grouped() -> list[GemmConfig]:
 
 def _reachable() -> list[GemmConfig | DecodeConfig]:
     outputs = [
-        Output(is_fp32=is_fp32, sfb=sfb, groups=groups)
+        Output(is_fp32=is_fp32, b=b, sfb=sfb, groups=groups)
         for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
-        for sfb in (PER_BLOCK, PER_ROW, MX)
+        for b, sfb in ((E4M3, PER_BLOCK), (E4M3, PER_ROW), (E2M1, MX))
     ]
     by_ids = [
-        Output(groups=Groups.IDS, to_addresses=to_addresses, sfa=sfa, sfb=sfb)
-        for to_addresses, sfa, sfb in (
-            (True, PER_ROW, PER_BLOCK),
-            (False, PER_64, PER_BLOCK),
-            (True, PER_64, PER_BLOCK),
-            (True, PER_ROW, MX),
+        Output(groups=Groups.IDS, to_addresses=to_addresses, b=b, sfa=sfa, sfb=sfb)
+        for to_addresses, b, sfa, sfb in (
+            (True, E4M3, PER_ROW, PER_BLOCK),
+            (False, E4M3, PER_64, PER_BLOCK),
+            (True, E4M3, PER_64, PER_BLOCK),
+            (True, E2M1, PER_ROW, MX),
         )
     ]
     found = [

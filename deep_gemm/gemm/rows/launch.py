@@ -22,7 +22,7 @@ from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
 from ..kernel import params_of
 from ..maps import clipped_map, output_map, plane_map, row_pitch
-from ..output import Groups, Output
+from ..output import Groups, Output, values_of
 from ..plan import (
     SCALE_BYTES,
     SFA,
@@ -222,7 +222,8 @@ def resized_for(plan: Plan, m: int, pitch: int) -> tuple[dict[str, int], list[Re
 
 def output_of(p: GroupedProblem) -> Output:
     """Give all that decides the kernel's code besides the tile."""
-    return Output(is_fp32=p.d.dtype == torch.float32, sfa=p.of_a, sfb=p.of_b, groups=p.groups)
+    is_fp32, b = p.d.dtype == torch.float32, values_of(p.b)
+    return Output(is_fp32=is_fp32, b=b, sfa=p.of_a, sfb=p.of_b, groups=p.groups)
 
 
 def prepared(p: GroupedProblem, config: Config | None = None) -> GroupedProblem:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from deep_gemm.core.check.recipes import MX
+from deep_gemm.core.check.recipes import E2M1, MX
 from deep_gemm.gemm.config_decode import DecodeConfig
 from lab.sim.fp8_gemm_decode import DecodeTrial as Trial
 from lab.sim.mutate import Mutation
 
-ALONE = DecodeConfig(16, 3, 1, 1, sfb=MX)
-WIDE = DecodeConfig(24, 2, 2, 1, is_fp32=True, sfb=MX)
-HIGH = DecodeConfig(64, 2, 1, 2, sfb=MX)
-SPLIT = DecodeConfig(8, 2, 2, 3, with_c=True, sfb=MX)
+ALONE = DecodeConfig(16, 3, 1, 1, b=E2M1, sfb=MX)
+WIDE = DecodeConfig(24, 2, 2, 1, is_fp32=True, b=E2M1, sfb=MX)
+HIGH = DecodeConfig(64, 2, 1, 2, b=E2M1, sfb=MX)
+SPLIT = DecodeConfig(8, 2, 2, 3, with_c=True, b=E2M1, sfb=MX)
 
 TRIALS = [
     *(Trial(ALONE, 13, 200, 1312, seed) for seed in (1, 2)),

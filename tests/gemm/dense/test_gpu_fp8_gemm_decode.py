@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,11 @@ from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.dense.choose import reachable_decode
+from deep_gemm.gemm.kernel_decode import run_fine
 from deep_gemm.gemm.plan import Plan
+from deep_gemm.gemm.tiles import FINE_SCALES
 from lab.bench.tune import compile_all
+from lab.sim.fine_decode import random_problem, right_of
 
 pytestmark = pytest.mark.gpu
 
@@ -134,6 +138,21 @@ def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
     d.fill_(float("nan"))
     graph.replay()
     assert torch.equal(d, rights[1])
+
+
+@pytest.mark.parametrize("scales", FINE_SCALES, ids=str)
+def test_fine_scales_give_the_references_bits(scales: Any) -> None:
+    """A chain over all parts of k-blocks in order, with any scales; no sum of a part needs more bits than there are."""
+    sfa, sfb, values = scales
+    for tokens, warpgroups in ((8, 1), (16, 2), (64, 1)):
+        config = decode_config(tokens, warpgroups, 1, 1, fp32=True, sfa=sfa, sfb=sfb, sfb_values=values)
+        assert config is not None
+        p = random_problem(config, tokens + 3, 200, 1200, tokens, any_scales=True)
+        g = torch.Generator("cuda").manual_seed(tokens)
+        a, b = (torch.randint(-2, 3, x.shape, generator=g, device="cuda").to(x.dtype) for x in (p.a, p.b))
+        p = p._replace(a=a, sfa=p.sfa.cuda(), b=b, sfb=p.sfb.cuda(), d=p.d.cuda())
+        run_fine(p, config)
+        assert torch.equal(p.d.nan_to_num(7.25), right_of(config, p).nan_to_num(7.25))
 
 
 def test_the_same_call_gives_the_same_bits() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deep_gemm.casts.scales import words_of
-from deep_gemm.core.check.recipes import MX
+from deep_gemm.core.check.recipes import E2M1, MX
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import dense_problem
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 def config(
     block_tokens: int, num_stages: int = 3, warpgroups: int = 1, cluster_k: int = 1, **more: Any
 ) -> DecodeConfig:
-    return DecodeConfig(block_tokens, num_stages, warpgroups, cluster_k, sfb=MX, **more)
+    return DecodeConfig(block_tokens, num_stages, warpgroups, cluster_k, b=E2M1, sfb=MX, **more)
 
 
 @pytest.mark.parametrize("any_scales", [False, True])

@@ -13,7 +13,7 @@ from fp4_passes import bytes_of, passes_of
 from torch import Tensor
 
 from deep_gemm.casts.scales import words_of
-from deep_gemm.core.check.recipes import MX
+from deep_gemm.core.check.recipes import E2M1, MX
 from deep_gemm.gemm.config import CONVERT_ROWS, GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.config_of_tile import tile_config
@@ -32,7 +32,7 @@ SIZES = sorted({tile[:2] for tile in TILES})
 
 
 def config(block_m: int, block_n: int, cluster_k: int = 1, k: int = 128, **output: Any) -> GemmConfig:
-    return tile_config(block_m, block_n, Output(sfb=MX, **output), cluster_k=cluster_k, k=k)
+    return tile_config(block_m, block_n, Output(b=E2M1, sfb=MX, **output), cluster_k=cluster_k, k=k)
 
 
 @pytest.mark.parametrize("any_scales", [False, True])
@@ -201,6 +201,6 @@ def test_bits_do_not_depend_on_the_tile(any_scales: bool) -> None:
         sim.run(compile_config(of), of, fresh(), truncate=True).d for of in (config(*tile, k=128) for tile in SIZES)
     ]
     if not any_scales:
-        of = DecodeConfig(48, 2, 2, 1, sfb=MX)
+        of = DecodeConfig(48, 2, 2, 1, b=E2M1, sfb=MX)
         found.append(sim_decode.run(compile_config(of), of, fresh(), truncate=True).d)
     assert all(torch.equal(d.view(torch.int16), found[0].view(torch.int16)) for d in found)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from deep_gemm.core.check.recipes import MX
+from deep_gemm.core.check.recipes import E2M1, MX
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.output import Groups
 from lab.sim.mutate import Mutation
 from lab.sim.rows import DecodeRowsTrial as Trial
 
 IDS, ENDS, COUNTS = (
-    DecodeConfig(8, 2, 1, 1, 2, groups=groups, sfb=MX) for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
+    DecodeConfig(8, 2, 1, 1, 2, groups=groups, b=E2M1, sfb=MX) for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
 )
 WIDE = DecodeConfig(16, 2, 2, 1, 1, is_fp32=True, groups=Groups.COUNTS)
 BY_IDS = (2,) * 9 + (-1,) * 4 + (0,) * 3 + (1,) * 17 + (-1,) * 6 + (2,) * 2

@@ -10,7 +10,7 @@ import torch
 from fp4_passes import bytes_of, passes_of
 
 from deep_gemm.casts.scales import words_of
-from deep_gemm.core.check.recipes import MX
+from deep_gemm.core.check.recipes import E2M1, MX
 from deep_gemm.gemm.config import CONVERT_ROWS, GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
@@ -34,15 +34,15 @@ LAYOUTS = {
 TILES = [
     (kind, (tile.block_m, tile.block_n))
     for kind in LAYOUTS
-    for tile in tiles_for(Output(groups=kind, sfb=MX))
+    for tile in tiles_for(Output(groups=kind, b=E2M1, sfb=MX))
     if not tile.is_decode
 ]
 BLOCKS = sorted({block for _, block in TILES})
-TO_ADDRESSES = Output(groups=Groups.IDS, sfb=MX, to_addresses=True)
+TO_ADDRESSES = Output(groups=Groups.IDS, b=E2M1, sfb=MX, to_addresses=True)
 
 
 def config(kind: Groups, block_m: int, block_n: int, **output: Any) -> GemmConfig:
-    return tile_config(block_m, block_n, Output(groups=kind, sfb=MX, **output), k=128)
+    return tile_config(block_m, block_n, Output(groups=kind, b=E2M1, sfb=MX, **output), k=128)
 
 
 @pytest.mark.parametrize("any_scales", [False, True])
@@ -121,7 +121,7 @@ def test_bits_are_those_of_dense_products(any_scales: bool) -> None:
         d = sim.run(compile_config(of), of, p._replace(d=torch.zeros_like(p.d)), truncate=True).d
         for group, size in enumerate(sizes):
             if size:
-                dense = tile_config(64, 64, Output(sfb=MX), k=k)
+                dense = tile_config(64, 64, Output(b=E2M1, sfb=MX), k=k)
                 like = sim_dense.random_problem(dense, size, n, k)
                 one = like._replace(
                     a=p.a[group, :size],

@@ -1,0 +1,88 @@
+"""Ways to break what the fp8_gemm_decode kernel adds for fine scales, and the trials they meet."""
+
+from __future__ import annotations
+
+from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, IN_UE8M0, MX, PER_64
+from deep_gemm.gemm.config_decode import DecodeConfig
+from lab.sim.fp8_gemm_decode import DecodeTrial as Trial
+from lab.sim.mutate import Mutation
+
+BLOCKS = DecodeConfig(16, 3, 2, 1, is_fp32=True, sfb=BLOCKS_OF_32)
+ROWS = DecodeConfig(8, 3, 2, 2, is_fp32=True, sfa=MX, sfb=MX)
+WORDS = DecodeConfig(32, 3, 2, 1, is_fp32=True, sfa=MX, sfb=MX, sfb_values=IN_UE8M0)
+HALVES = DecodeConfig(24, 2, 1, 3, is_fp32=True, with_c=True, sfa=PER_64, sfb=BLOCKS_OF_64)
+
+TRIALS = [
+    *(Trial(BLOCKS, 13, 200, 1296, seed) for seed in (1, 2)),
+    *(Trial(BLOCKS, 16, 64, 2176, seed, "slow_warps") for seed in (3, 4, 5)),
+    *(Trial(BLOCKS, 17, 72, 1296, 6, name) for name in ("late_loads", "slow_math", "slow_producer", "slow_lanes")),
+    *(Trial(ROWS, 7, 136, k, k) for k in (16, 288, 2128)),
+    *(Trial(WORDS, 29, 200, 1296, seed, any_scales=seed == 8) for seed in (7, 8)),
+    *(Trial(WORDS, 32, 64, 2176, seed, "slow_warps") for seed in (9, 10)),
+    Trial(WORDS, 5, 136, 1328, 11, "late_loads"),
+    *(Trial(HALVES, 23, 136, k, 12) for k in (336, 1168)),
+]
+
+_FINE = "decode/fine.cuh"
+_BAR = "    ptx::bar_sync(1, kNumMathThreads);\n"
+
+
+def _replace(name: str, old: str, new: str, shows_in: object = None) -> Mutation:
+    return Mutation(name, _FINE, old, new, shows_in=shows_in)
+
+
+MUTATIONS = [
+    # Scales on their way
+    _replace("scales of B of the first warpgroup's rows", "work.row_n + ptx::warp_index() / 4 * 64)", "work.row_n)"),
+    _replace("scales of B of the first tile's rows", "(work.row_n + ptx::warp_index()", "(ptx::warp_index()"),
+    _replace("scales of rows past the last", "first_row + place.row < last_row ? first_row + place.row : last_row", "first_row + place.row"),
+    _replace("the last block's scales left out", "last_row = (p.n - 1) / kRowsOfB", "last_row = p.n / kRowsOfB - 1"),
+    _replace("scales of tokens past the last", "(token < p.m ? token : p.m - 1)", "(token)"),
+    _replace("scales past the last column of k", "(k < end_k ? k : end_k - 1)", "k"),
+    _replace("scales of any column are read", "work.end_k_block * kBlockK < p.k ? work.end_k_block * kBlockK : p.k", "0u - 1"),
+    _replace("scales from the first k-block on", "first_k_block * kBlockK + i * columns", "i * columns"),
+    _replace("scales of an empty range are read", "  if (work.k_block < work.end_k_block) scales.load", "  scales.load", ROWS),
+    _replace("scales of rows where those of columns are", "row(index / kLoadsTogether % kScalesOfRows)", "row(index % kScalesOfRows)"),
+    _replace("the next scales are not loaded", "if (first + kScaleBlocks < work.end_k_block) scales.load", "if (false) scales.load"),
+    _replace("the next scales are loaded one too far", "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
+    _replace("scales are overwritten while they are read", _BAR[:-1] + "  // everybody is done with the scales before\n", ""),
+    _replace("scales are read before they are there", "    scales.store(shared.scales);\n" + _BAR, "    scales.store(shared.scales);\n"),
+    _replace("scales are stored behind the last", "if (kLoadsOfRows % 128 != 0 && place.index >= kLoadsOfRows) break;", ""),
+    _replace("exponents of a word in the other order", "rows[i] >> part * 8 & 255", "rows[i] >> (3 - part) * 8 & 255", WORDS),
+    _replace("one exponent of a word for all", "rows[i] >> part * 8 & 255", "rows[i] & 255", WORDS),
+    # Scales of a thread
+    _replace("scales of the first warp's rows", "ptx::warp_index() % 4 * 16 + (kRowsOfB", "(kRowsOfB"),
+    _replace("scales of the warp's first row", "(kRowsOfB == 1 ? ptx::lane_index() / 4 : 0)", "0", ROWS),
+    _replace("both rows have one scale", "row / kRowsOfB + i * 8 : 0", "row / kRowsOfB : 0", ROWS),
+    _replace("blocks of 32 rows have one scale", "kRowsOfB < 64 ? row / kRowsOfB + i * 8 : 0", "kRowsOfB < 32 ? row + i * 8 : 0", BLOCKS),
+    _replace("parts two and three swapped", "of[i][2] = four.z, of[i][3] = four.w", "of[i][3] = four.z, of[i][2] = four.w"),
+    _replace("the second half has the first's scale", "of[i][1] = two.y", "of[i][1] = two.x", HALVES),
+    # Parts
+    _replace("all parts of B are the first", "ptx::smem_descriptor_from_low(b_low + k / 16)", "ptx::smem_descriptor_from_low(b_low)"),
+    _replace("all parts of A are the first", "ptx::smem_descriptor_from_low(a_low + k / 16)", "ptx::smem_descriptor_from_low(a_low)"),
+    _replace("the first 32 columns of a part alone", "k != part * kDepth);", "false);", HALVES),
+    _replace("a part's sum begins with what was there", "k != part * kDepth);", "true);"),
+    _replace("one scale of A for the parts of a k-block", "kPartOfA = kPart * kDepth / kColumnsOfA", "kPartOfA = 0", ROWS),
+    _replace("one scale of B for the parts of a k-block", "kPartOfB = kPart * kDepth / kColumnsOfB", "kPartOfB = 0"),
+    _replace("no fence before a part", "    ptx::wgmma_fence();\n", ""),
+    _replace("sums are not waited for", "      ptx::wgmma_wait_group<kIssued - 1>();\n", ""),
+    _replace("the last sums are not waited for", "kPart + kNumPartials < kParts ? kNumPartials : kParts - kPart;", "kNumPartials;"),
+    _replace("parts behind the first sums are left out", "if constexpr (kPart + kNumPartials < kParts) issue", "if constexpr (false) issue", WORDS),
+    _replace("a part too few", "part < kNumPartials; ++part)", "part + 1 < kNumPartials; ++part)"),
+    _replace("the last part is not promoted", "if constexpr (kPart < kParts) {", "if constexpr (kPart + 1 < kParts) {"),
+    _replace("every part is promoted from one sum", "partials[kPart % kNumPartials];", "partials[0];"),
+    # Promotion
+    _replace("parts past the first are left out where k ends", "kPart * kDepth < depth)", "(kPart + 1) * kDepth < depth)"),
+    _replace("k ends where a k-block of the range does", "p.k - (first + i) * kBlockK,", "p.k - first * kBlockK,", ROWS),
+    _replace("tokens of a pair swapped", "j % 2 ? scales[j / 4].y : scales[j / 4].x", "j % 2 ? scales[j / 4].x : scales[j / 4].y"),
+    _replace("rows of a pair swapped", "rows.of[j / 2 % kScalesOfThread]", "rows.of[(j / 2 + 1) % kScalesOfThread]", ROWS),
+    _replace("promotion replaces the total", "[kPartOfB], total[j]);", "[kPartOfB], 0.f);"),
+    _replace("totals start as they are", "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
+    _replace("both warpgroups multiply the same rows", "ptx::smem_address(shared.b) + warpgroup * 64 * kBlockK", "ptx::smem_address(shared.b)"),
+    # The ring
+    _replace("full is not waited for", "      wait_until_loaded(shared.ring, at);\n", ""),
+    _replace("slots are given back before the products are done", "if constexpr (kPart + 1 == kParts) done();", "if constexpr (kPart == 0) done();"),
+    _replace("slots are never given back", "if constexpr (kPart + 1 == kParts) done();", ""),
+    _replace("all k-blocks in the first slot", "b_low + at.stage * (kBBytes / 16)", "b_low"),
+    _replace("tokens of the first slot", "a_low + at.stage * (kABytes / 16)", "a_low"),
+]  # fmt: skip
