@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 335,
-    "lines of Python in the wheel": 27_760,
-    "lines of Python in lab/": 17_520,
-    "lines of Python in tests/": 43_460,
+    "files in the wheel": 338,
+    "lines of Python in the wheel": 27_880,
+    "lines of Python in lab/": 17_640,
+    "lines of Python in tests/": 43_860,
     "rooms": 17,
     "floors": 10,
     "arrows": 74,

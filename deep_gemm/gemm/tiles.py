@@ -6,11 +6,21 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import E2M1, PER_BLOCK
+from ..core.check.recipes import PER_BLOCK
 from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
 from .config_of_tile import tile_config
-from .output import FP4_OPERANDS, OPERANDS_BY_ROW, OUTPUTS, USUAL_OPERANDS, Groups, Operands, Output
+from .output import (
+    FINE_OPERANDS,
+    FP4_OPERANDS,
+    OPERANDS_BY_ROW,
+    OUTPUTS,
+    USUAL_OPERANDS,
+    Groups,
+    Operands,
+    Output,
+    has_chunks,
+)
 
 
 @dataclass(frozen=True)
@@ -104,10 +114,15 @@ TILES_FP4 = (
     *_splits(Tile(64, 128, is_decode=True, crowd=1), 1, 2, 6),
 )
 """If B is FP4."""
+TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), Tile(256, 128))
+"""If blocks of B with a scale are smaller than 128 x 128: whether parts of k fold is asked of 128 columns."""
+TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2))
+"""If other scales have fewer than 128 columns."""
 TILES_OF: dict[Operands, tuple[Tile, ...]] = {
     USUAL_OPERANDS: TILES,
     OPERANDS_BY_ROW: TILES_PER_ROW,
     FP4_OPERANDS: TILES_FP4,
+    **{each: TILES_CHUNKS if has_chunks(each) else TILES_FINE for each in FINE_OPERANDS},
 }
 
 OUTPUTS_OF = {
@@ -121,7 +136,7 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product: of those for its scales of B, all that can be built for it."""
     tiles = TILES_OF[output.operands]
     decodes = output in OUTPUTS_OF[output.operands]
-    if decodes and output.b != E2M1:
+    if output.operands in (USUAL_OPERANDS, OPERANDS_BY_ROW) and decodes:
         return tiles
     return tuple(
         tile for tile in tiles if (decodes if tile.is_decode else tile.config(output, BLOCK_K).why_illegal() is None)
