@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ..core.check.layout import align, ceil_div
-from ..core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW
+from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW
 from ..core.kernel import Config
 from ..core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from . import config_fetched
@@ -113,11 +113,6 @@ class GemmConfig(Config, Output):
         return (self.num_math_warpgroups + 1 + self.convert_groups) * WARPGROUP_THREADS
 
     @property
-    def converts_b(self) -> bool:
-        """B is E2M1, which becomes E4M3 in shared memory."""
-        return self.b == E2M1
-
-    @property
     def convert_groups(self) -> int:
         """Warpgroups that convert B."""
         return 0 if not self.converts_b else 1 if self.block_m == 256 else 2
@@ -129,8 +124,15 @@ class GemmConfig(Config, Output):
 
     @property
     def scaling_warps(self) -> int:
-        """The producer's last warps, which read the scales of 64 rows each of a B that is converted."""
-        return self.block_n // 64 if self.converts_b else 0
+        """The producer's last warps: each reads scales of 64 rows of a B that is converted, or one those of blocks."""
+        return self.block_n // 64 if self.converts_b else int(self.has_chunks)
+
+    @property
+    def scales_written(self) -> int:
+        """Numbers of a slot that scaling warps write: a factor each, or scales of chunks and whether they fold."""
+        if not self.has_chunks:
+            return self.scaling_warps
+        return self.scale_parts_of_b * (self.block_n // self.scale_rows_of_b) + 1
 
     @property
     def loaded_line_bytes_of_b(self) -> int:
@@ -153,6 +155,8 @@ class GemmConfig(Config, Output):
         """
         if self.converts_b:
             return {64: (64, 232), 128: (64, 160), 256: (56, 208)}.get(self.block_m, (0, 0))
+        if self.has_chunks:
+            return {1: (56, 248), 2: (56, 224)}.get(self.num_math_warpgroups, (0, 0))
         if self.keeps_row_scales:
             return 24, 240
         searches_ids_with_row_scales = self.groups == Groups.IDS and self.loads_sfb
@@ -164,16 +168,6 @@ class GemmConfig(Config, Output):
     def has_scales(self) -> bool:
         """Partial sums are promoted by scales."""
         return self.sfa is not None
-
-    @property
-    def scale_parts(self) -> int:
-        """Parts of a k-block for which A has scales of their own."""
-        return 1 if self.sfa is None else BLOCK_K // self.sfa.columns
-
-    @property
-    def loads_sfb(self) -> bool:
-        """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
-        return self.sfb is not None and self.sfb.rows == 1 and not self.converts_b
 
     @property
     def scale_rows_of_b(self) -> int:
@@ -238,8 +232,8 @@ class GemmConfig(Config, Output):
     @property
     def scales_bytes(self) -> int:
         """Scales of all slots."""
-        rows_of_b = self.block_n if self.loads_sfb else self.scaling_warps
-        return self.num_stages * align(self.scale_parts * self.scale_rows + rows_of_b, 32) * 4
+        of_b = self.scale_parts_of_b * self.block_n if self.loads_sfb else self.scales_written
+        return self.num_stages * align(self.scale_parts * self.scale_rows + of_b, 32) * 4
 
     @property
     def work_bytes(self) -> int:
@@ -309,7 +303,7 @@ class GemmConfig(Config, Output):
     @property
     def keeps_row_scales(self) -> bool:
         """Scales of B by row stay in registers for a warpgroup's units of rows, which share them."""
-        return self.loads_sfb and self.units_along_n == 1 and self.units_per_warpgroup > 1
+        return self.loads_sfb and self.units_along_n == 1 and self.units_per_warpgroup > 1 and self.parts == 1
 
     @property
     def box_rows_of_a(self) -> int:
@@ -398,8 +392,23 @@ class GemmConfig(Config, Output):
         yield self.activates or not self.gates_apart, "rows that are activated where gate and up lie apart"
         yield self.activates or not self.fetches, "rows that are activated where they are fetched"
         yield self.block_n == 256 or not self.gates_apart, "tiles of 256 columns where gate and up lie apart"
-        yield self.sfa in (None, PER_ROW, PER_64), "a scale of A for each 128 or 64 columns"
-        yield of_ids or self.sfa != PER_64, "rows with ids, and scales of B by blocks, where A has them for 64"
+        yield (
+            self.sfa is None or (self.sfa.rows == 1 and self.sfa.columns in (32, 64, 128)),
+            "a scale of A for each 128, 64 or 32 columns",
+        )
+        of_matrices = self.groups in (Groups.NONE, Groups.IDS, Groups.ENDS, Groups.COUNTS)
+        yield (
+            self.parts == 1 or (of_matrices and not (self.activates or self.skips_mid)),
+            "no heads, depths or activation where scales are finer than 128 columns",
+        )
+        yield self.scale_parts == 1 or self.box_scale_rows == self.scale_rows, "one box of A's scales if they are finer"
+        yield self.block_n == unit_n == 128 or not self.has_chunks, "128 columns where blocks of B are smaller"
+        yield self.run_k_blocks == 1 or not self.folds_parts, "one k-block at a time where its parts may fold"
+        by_warps = self.num_math_warpgroups < 3 and self.cluster_m * self.cluster_n == 1
+        yield (
+            by_warps or not self.has_chunks,
+            "1 or 2 math warpgroups that share nothing where blocks of B are smaller",
+        )
         yield self.num_math_warpgroups < 3 or not self.converts_b, "1 or 2 math warpgroups where B is converted"
         yield not (self.converts_b and self.cuts_last_tiles), "whole tiles where B is converted"
         alone = self.cluster_m * self.cluster_n == 1
@@ -427,15 +436,17 @@ class GemmConfig(Config, Output):
         stores = "store_rows" if self.to_addresses else "silu" if self.activates else "stored"
         stores = "split" if self.cluster_k > 1 else stores
         scales = "by_row_kept" if self.keeps_row_scales else "by_row" if self.loads_sfb else "by_block"
+        scales = "by_chunk" if self.has_chunks else scales
         scales = "by_slot" if self.converts_b else "by_halves" if self.activates else scales
         arrival = "fetched" if self.fetches else "there"
+        convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
         params = "_fetched" if self.fetches else "_silu" if self.activates else ""
         of_rows = {"ARRIVAL": f"work/rows_{arrival}.cuh", "ROWS_PARAMS": f"work/rows{params}_params.cuh"}
         gates = {"GATES": f"epilogue/gates_{'apart' if self.gates_apart else 'in_turn'}.cuh"}
         return {
             "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
             "WORK": f"work/{_WORKS[self.groups][1]}.cuh",
-            "CONVERT": f"convert/{'e2m1' if self.converts_b else 'none'}.cuh",
+            "CONVERT": f"convert/{convert}.cuh",
             "MAINLOOP": "mainloop.cuh",
             "SCALES": f"scales/{scales}.cuh",
             "EPILOGUE": f"epilogue/{stores}.cuh",
@@ -484,6 +495,7 @@ class GemmConfig(Config, Output):
             "kConvertRows": CONVERT_ROWS,
             "kConvertRegisters": self.convert_registers,
             "kScalingWarps": self.scaling_warps,
+            "kFinishingWarps": self.convert_warps or self.scaling_warps,
             "kClusterM": self.cluster_m,
             "kClusterN": self.cluster_n,
             "kClusterSize": self.cluster_size,
@@ -501,6 +513,10 @@ class GemmConfig(Config, Output):
             "kScaleRows": self.scale_rows,
             "kBoxScaleRows": self.box_scale_rows,
             "kScaleParts": self.scale_parts,
+            "kScalePartsOfB": self.scale_parts_of_b,
+            "kParts": self.parts,
+            "kFoldsParts": self.folds_parts,
+            "kScalesWritten": self.scales_written,
             "kScaleRowsOfB": self.scale_rows_of_b,
             "kGateColumns": 128 if self.gates_apart else 8,
             "kTileSlots": TILE_SLOTS,

@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any, TypeVar
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import E2M1, PER_64, PER_ROW
+from ..core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW
 from ..core.sm90 import SHARED_BYTES_LIMIT, WGMMA_ROWS
 from .config import BLOCK_K, RASTER_GROUP, GemmConfig
 from .output import Groups, Output
@@ -134,6 +134,8 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
     """
     if output.groups == Groups.DEPTHS:
         return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
+    if output.parts > 1 and (output.sfa, output.sfb) != (PER_64, PER_BLOCK):
+        return 1, False
     is_odd = k_blocks % 2 != 0
     if num_partials == 1:
         return (1 if is_odd or output.sfa == PER_64 or (output.b == E2M1 and area == 256 * 128) else 2), False

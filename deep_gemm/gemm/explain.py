@@ -12,7 +12,7 @@ import torch
 from ..core.check import checks
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import Recipe
-from ..core.check.recipes import E2M1, E4M3, MX, PER_ROW, default_dtype, scales_of_b
+from ..core.check.recipes import E2M1, E4M3, MX, PER_ROW, default_dtype, scales_of, scales_of_b
 from ..core.gpu import GPUS, H200, Gpu, gpu_named, gpu_of
 from . import packed
 from .config import GemmConfig
@@ -133,6 +133,8 @@ class Question:
         """The product in words."""
         d_type = "FP32" if self.output.is_fp32 else "BF16"
         by_row = ", a scale for each row of B" if self.output.sfb == PER_ROW else ""
+        fine = [f"{side.rows}x{side.columns}" for side in (self.output.sfa, self.output.sfb) if side is not None]
+        by_row = f", scales of {' by '.join(fine)}" if self.output.parts > 1 else by_row
         scales = ", B is FP4" if self.output.b == E2M1 else by_row
         addition = ", added to D" if self.output.adds_to_d else ", C added" if self.output.with_c else ""
         sizes = f"{self.m} x {self.n} x {self.k}"
@@ -217,7 +219,11 @@ def asked(
     if fp4:
         packed.scales_beside((recipe, None, None))
         packed.whole_groups("k", k)
-    sfb = MX if fp4 else PER_ROW if kind == Groups.DEPTHS else scales_of_b((recipe, None, None))
+    sfa, sfb = PER_ROW, MX if fp4 else PER_ROW
+    if kind == Groups.HEADS:
+        sfb = scales_of_b((recipe, None, None))
+    elif kind != Groups.DEPTHS and not fp4:
+        sfa, sfb = scales_of((recipe, None, None))
     if with_c and accumulate:
         raise ValueError("accumulate: expected C to be D itself or, with_c, another tensor, got both")
     dtype = d_dtype or (torch.bfloat16 if fp4 else default_dtype(sfb))
@@ -237,6 +243,7 @@ def asked(
         with_c=with_c or (accumulate and not is_fp32),
         adds_to_d=accumulate and is_fp32,
         b=E2M1 if fp4 else E4M3,
+        sfa=sfa,
         sfb=sfb,
         groups=kind,
     )

@@ -1,16 +1,18 @@
-"""Scales of fewer than 128 columns: each group of columns that share one gets a block of 128 columns of its own.
+"""FP4 weights beside scales that the kernels for FP4 do not take.
+
+These take words of scales, beside scales of A for 128 columns. If B's scales are FP32, B becomes E4M3 with the same
+scales. If A's scales are finer, each group of columns that share one gets a block of 128 columns of its own:
 
     [rows, k]  ->  [rows, ceil(k / g), 128]: g columns of each 128, and zeros
 
-Zeros add nothing to the sum of a block, so products of 128 columns give what the definition asks: for each g columns in
-order, acc = fma(sum, round(sfa * sfb), acc). It costs a copy of both operands in each call, and 128 / g times the work.
-The host reads no value, so any FP32 scale is right, and a captured graph may be replayed with others.
+Zeros add nothing to the sum of a block, so products of 128 columns give what the definition asks. It costs a copy of
+both operands in each call, and 128 / g times the work. The host reads no value, so any scale is right, and a captured
+graph may be replayed with others.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
 from functools import cache
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 from ..casts.scales import exponents_of, words_of
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.check.memory import empty
-from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import PER_ROW, Scales
 from ..core.check.tracing import has_memory
 from . import packed
 
@@ -28,46 +30,21 @@ TIMES = {32: 10, 64: 6}
 """How long a call takes beside one with scales of 128 columns: the middle of five products on an H100, in the log."""
 
 
-def in_whole_blocks(
-    a: Tensor,
-    sfa: Tensor,
-    b: Tensor,
-    sfb: Tensor,
-    of_a: Scales,
-    of_b: Scales,
-    taken: Collection[Scales | None] = (PER_ROW, PER_BLOCK),
+def as_kernels_take_it(
+    a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_a: Scales
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Scales]:
-    """Give checked operands whose scales have 128 columns, and how B is scaled then: the same if theirs have.
-
-    `taken` are the scales of B for which there are kernels; others are given to each row. An FP4 weight remains one
-    if its scales are words.
-    """
-    if b.dtype == torch.uint8:
-        if sfb.dtype == torch.int32:
-            return _beside_words(a, sfa, b, sfb, of_a.columns)
-        b = packed.as_e4m3(b)
-    columns = min(of_a.columns, of_b.columns)
-    if columns == SCALE_BLOCK and of_b in taken:
-        return a, sfa, b, sfb, of_b
-    if columns == SCALE_BLOCK:
-        return a, sfa, b, sfb.detach().repeat_interleave(of_b.rows, -2)[..., : b.shape[-2], :], PER_ROW
-    if a.is_cuda and has_memory(a):
-        _warn(columns)
-    groups, whole = ceil_div(a.shape[-1], columns), Scales(of_b.rows, SCALE_BLOCK)
-    if whole not in taken:
-        sfb, whole = sfb.repeat_interleave(of_b.rows, -2)[..., : b.shape[-2], :], PER_ROW
-    sfa, sfb = (
-        sf.detach().repeat_interleave(of.columns // columns, -1)[..., :groups] for sf, of in ((sfa, of_a), (sfb, of_b))
-    )
-    return _widened("a", a, columns, groups), sfa, _widened("b", b, columns, groups), sfb, whole
+    """Give checked operands of which B is FP4 as there are kernels for them, and how A is scaled then."""
+    if sfb.dtype != torch.int32:
+        return a, sfa, packed.as_e4m3(b), sfb, of_a
+    if of_a.columns == SCALE_BLOCK:
+        return a, sfa, b, sfb, of_a
+    return *_beside_words(a, sfa, b, sfb, of_a.columns), PER_ROW
 
 
 def _beside_words(
     a: Tensor, sfa: Tensor, b: Tensor, words: Tensor, columns: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Scales]:
-    """Give the same of operands of which B is FP4, beside scales of A of these columns: a word for each block of B."""
-    if columns == SCALE_BLOCK:
-        return a, sfa, b, words, MX
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Give a block of 128 columns to each group of columns under a scale of A: a word for each block of B."""
     if a.is_cuda and has_memory(a):
         _warn(columns)
     k, of_group = a.shape[-1], columns // packed.COLUMNS
@@ -75,7 +52,7 @@ def _beside_words(
     exponents = exponents_of(words)[..., : k // packed.COLUMNS].to(torch.uint8)
     exponents = F.pad(exponents, (0, groups * of_group - exponents.shape[-1])).view(*b.shape[:-1], groups, of_group)
     b = _widened("b", b, columns // 2, groups, SCALE_BLOCK // 2).view(torch.uint8)
-    return _widened("a", a, columns, groups), sfa.detach(), b, words_of(exponents).squeeze(-1), MX
+    return _widened("a", a, columns, groups), sfa.detach(), b, words_of(exponents).squeeze(-1)
 
 
 def _widened(name: str, values: Tensor, columns: int, groups: int, block: int = SCALE_BLOCK) -> Tensor:

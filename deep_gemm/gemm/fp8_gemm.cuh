@@ -1,7 +1,7 @@
 // D = C + A @ B.T, FP8 operands with fine-grained scales, two-level accumulation. Persistent and warp-specialized:
 //
 //   producer, one thread      for each tile, for each k-block:   empty --wait--> TMA A, sfa, B --bytes--> full
-//   converting, 0 to 8 warps  in between, if WGMMA cannot read B as it lies: see CONVERT
+//   converting, 0 to 8 warps  in between, if WGMMA cannot read B as it lies, or scales of B want another place: see CONVERT
 //   math, 1 to 3 warpgroups   for each tile, for each k-block:   full --wait--> WGMMA, promote --arrive--> empty
 //                             after the last k-block:            accumulators -> shared memory --TMA--> D
 //
@@ -69,7 +69,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     shared.output_barriers.init();
     shared.roles.work.init();
     shared.roles.init();
-    shared.ring.init(kConvertWarps);
+    shared.ring.init(kFinishingWarps);
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
   // If CTAs only add up, these may meet when they do.

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import IN_UE8M0
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
 from ..core.kernel import Kernel
 from ..core.params import Field, Kind, Params, head_parts
-from ..core.settings import get_pdl
 from ..core.sm90 import WARPGROUP_THREADS, WGMMA_K
 from ..core.wgmma_header import wgmma_header
 from . import kernel as fp8_gemm
@@ -25,12 +21,11 @@ from .dense.check import DenseProblem
 from .heads import choose as heads
 from .heads.check import HeadsProblem
 from .maps import matrix_map, plane_map
-from .output import FP4_OPERANDS, Groups, Output, other_fields
-from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows, addresses_of, refuse_if
+from .output import FINE_OPERANDS, FP4_OPERANDS, Groups, Output, other_fields
+from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
 from .rows import choose as rows
 from .skip import choose as skip
 from .skip.check import SkipProblem
-from .tiles import fine_decode_configs
 
 Problem = DenseProblem | SkipProblem | HeadsProblem
 _PRODUCT = (
@@ -104,7 +99,14 @@ def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str 
     """Say why a configuration would compute something else than this product; None if it computes it."""
     if isinstance(config, GemmConfig):
         return fp8_gemm.why_unfit(config, k, output)
-    own = Output(is_fp32=config.is_fp32, with_c=config.with_c, groups=config.groups, b=config.b, sfb=config.sfb)
+    own = Output(
+        is_fp32=config.is_fp32,
+        with_c=config.with_c,
+        groups=config.groups,
+        b=config.b,
+        sfa=config.sfa,
+        sfb=config.sfb,
+    )
     others = other_fields(own, output)
     return f"is for another output: {', '.join(others)}" if others else None
 
@@ -158,28 +160,6 @@ def plan_of(
     return kind(p, params_of(config), numbers, maps, places, launcher, products * grid(config, p.m, p.n))
 
 
-def run_fine(p: DenseProblem, config: DecodeConfig) -> None:
-    """Compute one product with fine scales on its GPU, whatever would be chosen; `p` is checked but for its scales."""
-    refuse_if(config.name, why_other_scales(p, config))
-    device = p.d.get_device()
-    with torch.cuda.device(device):
-        plan_of(p, config, KERNEL.launcher(config, device, get_pdl())).launch(addresses_of(p))
-
-
-def why_other_scales(p: DenseProblem, config: DecodeConfig) -> str | None:
-    """Say why a problem's scales are not those of a configuration for fine ones; None if they are."""
-    words = config.sfb_values == IN_UE8M0
-    dtype_of_b, columns_of_b = (torch.int32, BLOCK_K) if words else (torch.float32, config.sfb.columns)
-    sides = (
-        ("sfa", p.sfa, torch.float32, (p.m, ceil_div(p.k, config.sfa.columns))),
-        ("sfb", p.sfb, dtype_of_b, (ceil_div(p.n, config.sfb.rows), ceil_div(p.k, columns_of_b))),
-    )
-    for name, sf, dtype, shape in sides:
-        if sf.dtype != dtype or sf.shape != shape:
-            return f"{name}: expected {dtype} of shape {shape}, got {sf.dtype} of shape {tuple(sf.shape)}"
-    return None
-
-
 def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:
     """Prepare the launch for other rows of the same weight, scales of A m-major with this pitch."""
     numbers = {"sfa_stride_m": 1, "sfa_stride_k": pitch, "m": m, "slot_bytes": slot_bytes(config, m, plan.n)}
@@ -197,7 +177,7 @@ def reachable() -> list[DecodeConfig]:
     ways = (
         *dense.reachable_decode(),
         *dense.reachable_decode(FP4_OPERANDS),
-        *fine_decode_configs(),
+        *(config for operands in FINE_OPERANDS for config in dense.reachable_decode(operands)),
         *heads.reachable(),
         *rows.reachable_grouped_decode(),
         *skip.reachable_skipping(),

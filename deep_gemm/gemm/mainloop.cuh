@@ -22,14 +22,15 @@ struct Operands {
         scales(first_scales, warpgroup) {}
 };
 
-// Multiplies one piece of one slot: 64 rows of A by kUnitN rows of B, as deep as one scale of A reaches, from zero.
+// Multiplies one piece of one slot: 64 rows of A by kUnitN rows of B, as deep as one scale reaches, from zero.
+template <uint32_t kOfUnit>
 DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_low) {
   ptx::wgmma_fence();
-  if constexpr (kScaleParts == 1) {
+  if constexpr (kOfUnit == 1) {
     ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);
   } else {
 #pragma unroll
-    for (uint32_t k = 0; k < kBlockK / kScaleParts; k += 32)
+    for (uint32_t k = 0; k < kBlockK / kOfUnit; k += 32)
       ptx::wgmma_m64k32_e4m3<kUnitN>(partial, ptx::smem_descriptor_from_low(a_low + k / 16),
                                      ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);
   }
@@ -43,21 +44,21 @@ DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b
 //
 // Scales are loaded ahead of the WGMMAs if possible: behind them the loads wait for the warp's own WGMMAs, and ptxas lets
 // the next WGMMA wait for what needs them.
-template <uint32_t kCount, uint32_t kUnits>
+template <uint32_t kCount, uint32_t kOfUnit = kParts, uint32_t kUnits>
 DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileScales& tile_scales,
                               uint32_t k_block_of_32, RingPosition& at, bool& is_loaded, bool is_part,
                               float (&total)[kUnits][kUnitN / 2]) {
-  constexpr uint32_t kPieces = kUnits * kScaleParts, kLag = kNumPartials - 1;  // of a k-block
+  constexpr uint32_t kPieces = kUnits * kOfUnit, kLag = kNumPartials - 1;  // of a k-block
   RingPosition slots[kCount];
-  RunScales<kCount, kPieces> scales(operands.scales, tile_scales);
+  RunScales<kCount, kPieces, kOfUnit> scales(operands.scales, tile_scales);
   float partial[kNumPartials][kUnitN / 2];
 #pragma unroll
   for (uint32_t i = 0; i < kCount * kPieces + kLag; ++i) {
     // With kBranchesOnParts a k-block is a run, and a short tile is done with its slot here.
     if (kBranchesOnParts && i == kUnitsOfPart && is_part) return release(ring, slots[0], ptx::lane_index());
     if (i < kCount * kPieces) {
-      const uint32_t k_block = i / kPieces, piece = i % kPieces, unit = unit_of_piece(piece);
-      const uint32_t low = part_of_piece(piece) * (kBlockK / kScaleParts / 16);  // of the part, in low words of descriptors
+      const uint32_t k_block = i / kPieces, piece = i % kPieces, unit = unit_of_piece<kOfUnit>(piece);
+      const uint32_t low = part_of_piece<kOfUnit>(piece) * (kBlockK / kOfUnit / 16);  // of the part, in low words of descriptors
       if (piece == 0) {
         slots[k_block] = at;
         scales.begin_k_block(k_block, k_block_of_32 + k_block);
@@ -65,7 +66,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
       }
       const uint32_t stage = slots[k_block].stage;
       scales.load_ahead(stage, k_block, piece);
-      issue_piece(partial[i % kNumPartials],
+      issue_piece<kOfUnit>(partial[i % kNumPartials],
                   operands.a + stage * (kABytes / 16) + row_of_unit(unit) * (kBlockK / 16) + low,
                   operands.b + stage * (kBBytes / 16) + column_of_unit(unit) * (kBlockK / 16) + low);
       scales.load_behind(stage, k_block, piece);
@@ -78,7 +79,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
     if (i >= kLag) {
       const uint32_t done = i - kLag, k_block = done / kPieces, piece = done % kPieces;
       if (i < kCount * kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
-      scales.promote(total[unit_of_piece(piece)], partial[done % kNumPartials], slots[k_block].stage, k_block, piece,
+      scales.promote(total[unit_of_piece<kOfUnit>(piece)], partial[done % kNumPartials], slots[k_block].stage, k_block, piece,
                      [&](float loaded) { release(ring, slots[k_block], ptx::lane_index(), loaded); });
     }
   }
@@ -92,8 +93,17 @@ DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales
   const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
   uint32_t k_block = 0;
 #pragma unroll 1
-  for (; k_block != end_of_runs; k_block += kRunKBlocks)
+  for (; k_block != end_of_runs; k_block += kRunKBlocks) {
+    if constexpr (kFoldsParts) {
+      if (!is_loaded) wait_until_loaded(ring, at);
+      is_loaded = true;
+      if (RunScales<1, kUnits, 1>::parts_fold(operands.scales, at.stage)) {
+        multiply_k_blocks<1, 1>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
+        continue;
+      }
+    }
     multiply_k_blocks<kRunKBlocks>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
+  }
   if constexpr (kHasTail)
 #pragma unroll 1
     for (; k_block < count; ++k_block)

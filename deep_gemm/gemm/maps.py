@@ -45,9 +45,9 @@ def late_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int
     return TensorMap(element, (columns, box[0], rows), (pitch, pitch), (box[1], box[0], 1), swizzle)
 
 
-def scales_map(rows: int, sf: Tensor) -> TensorMap:
-    """Scales by row, m-major, in boxes of so many rows and one block of k."""
-    return matrix_map(ElementType.FLOAT32, sf, (1, rows), 0, transposed=True)
+def scales_map(rows: int, sf: Tensor, parts: int = 1) -> TensorMap:
+    """Scales by row, m-major, in boxes of so many rows and one k-block, for whose parts each row has scales."""
+    return matrix_map(ElementType.FLOAT32, sf, (parts, rows), 0, transposed=True)
 
 
 def output_map(config: GemmConfig, d: Tensor) -> TensorMap:

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..core.check.layout import SCALE_BLOCK
 from ..core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
 
 
@@ -41,6 +42,13 @@ Operands = tuple[Values, Scales | None, Scales | None]
 USUAL_OPERANDS: Operands = E4M3, PER_ROW, PER_BLOCK
 OPERANDS_BY_ROW: Operands = E4M3, PER_ROW, PER_ROW
 FP4_OPERANDS: Operands = E2M1, PER_ROW, MX
+FINE_OPERANDS: tuple[Operands, ...] = tuple(
+    (E4M3, of_a, of_b)
+    for of_a in (PER_ROW, PER_64, MX)
+    for of_b in (PER_BLOCK, PER_ROW, Scales(64, 64), Scales(32, 32), MX)
+    if min(of_a.columns, of_b.columns) < SCALE_BLOCK
+)
+"""Operands with scales of fewer than 128 columns on one side or both."""
 _NAMES: dict[Operands, str] = {
     (E4M3, None, None): "",
     USUAL_OPERANDS: "",
@@ -49,6 +57,12 @@ _NAMES: dict[Operands, str] = {
     FP4_OPERANDS: "fp4 ",
 }
 """Names of operands; the usual ones have none."""
+
+
+def has_chunks(operands: Operands) -> bool:
+    """Tell whether blocks of B that share a scale are smaller than 128 x 128."""
+    _, _, of_b = operands
+    return of_b is not None and 1 < of_b.rows < SCALE_BLOCK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +96,46 @@ class Output:
     def operands(self) -> Operands:
         """Values of B, and scales."""
         return self.b, self.sfa, self.sfb
+
+    @property
+    def columns_of_a(self) -> int:
+        """Columns of A that share a scale; a k-block's where there are none."""
+        return SCALE_BLOCK if self.sfa is None else self.sfa.columns
+
+    @property
+    def scale_parts(self) -> int:
+        """Parts of a k-block for which A has scales of their own."""
+        return SCALE_BLOCK // self.columns_of_a
+
+    @property
+    def scale_parts_of_b(self) -> int:
+        """Parts of a k-block for which B has scales of their own, unless they fold into its values."""
+        return 1 if self.sfb is None or self.converts_b else SCALE_BLOCK // self.sfb.columns
+
+    @property
+    def parts(self) -> int:
+        """Parts of a k-block that are promoted one by one."""
+        return max(self.scale_parts, self.scale_parts_of_b)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Blocks of B with a scale are smaller than 128 x 128, and a warp of the producer's writes scales to slots."""
+        return has_chunks(self.operands)
+
+    @property
+    def loads_sfb(self) -> bool:
+        """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
+        return self.sfb is not None and self.sfb.rows == 1 and not self.converts_b
+
+    @property
+    def folds_parts(self) -> bool:
+        """A k-block of blocks with one scale for all of its parts is promoted at once."""
+        return self.has_chunks and self.scale_parts == 1
+
+    @property
+    def converts_b(self) -> bool:
+        """B is E2M1, which becomes E4M3 in shared memory."""
+        return self.b == E2M1
 
     @property
     def c_is_d(self) -> bool | None:

@@ -76,15 +76,33 @@ def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:
     return words_of(sf) if sf.dtype in EXPONENTS else sf
 
 
-def scales_of_a(name: str, sf: Tensor, outer: tuple[int, ...], k: int, of_a: Scales, axis: str = "m") -> Tensor:
-    """Check scales of A, FP32 or words of UE8M0; give FP32."""
+def checked_scales(
+    name: str,
+    sf: Tensor,
+    axis: str,
+    outer: tuple[int, ...],
+    k: int,
+    of: Scales,
+    beside: Scales,
+    *,
+    transposed: bool = False,
+) -> Tensor:
+    """Check scales of E4M3 values, and give FP32. UE8M0, in bytes or words, is taken where a side's scales are fine.
+
+    They are `of` so many values, those of the other side `beside` them; FP4's are fine.
+    """
+    if min(of.columns, beside.columns) == SCALE_BLOCK:
+        return checks.scales(name, sf, axis, outer, k, *of, transposed=transposed)
+    if sf.dtype in EXPONENTS:
+        sf = powers_of(sf.detach().view(torch.uint8).to(torch.int32))
     if sf.dtype != torch.int32:
-        return checks.scales(name, sf, axis, outer, k, *of_a)
-    groups = ceil_div(k, of_a.columns)
-    expected = (*outer, ceil_div(groups, UE8M0_PER_WORD))
+        return checks.scales(name, sf, axis, outer, k, *of, transposed=transposed)
+    sf = sf.detach().mT if transposed else sf.detach()
+    groups = ceil_div(k, of.columns)
+    expected = (*outer[:-1], ceil_div(outer[-1], of.rows), ceil_div(groups, UE8M0_PER_WORD))
     if sf.shape != expected:
         raise ValueError(f"{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
-    return numbers_of(sf.detach(), groups)
+    return numbers_of(sf, groups)
 
 
 def numbers_of(words: Tensor, groups: int) -> Tensor:

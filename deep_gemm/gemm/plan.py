@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.call import MAX_PLANS, Key, Plans, put
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span, ceil_div
+from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span, ceil_div
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES, TensorMap
 from ..core.params import Kind, Params
@@ -320,7 +320,7 @@ def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int] | None:
     devices are those of its family. Single rows, whose strides say nothing, and a single column of scales are left out.
     """
     a, sfa, _, _, d, _ = operands
-    m, k_blocks = a.shape[0], ceil_div(like.k, SCALE_BLOCK)
+    m, k_blocks = a.shape[0], ceil_div(like.k, like.output.columns_of_a)
     if m < 2 or k_blocks < 2 or a.shape != (m, like.k) or sfa.shape != (m, k_blocks):
         return None
     step, pitch = sfa.stride()
@@ -338,7 +338,7 @@ def rows_of(like: Plan, m: int, pitch: int, operands: Sequence[Any]) -> Rows:
     return Rows(
         (m, like.n),
         (m - 1) * a.stride(0) + like.k,
-        ((ceil_div(like.k, SCALE_BLOCK) - 1) * pitch + m) * SCALE_BYTES,
+        ((ceil_div(like.k, like.output.columns_of_a) - 1) * pitch + m) * SCALE_BYTES,
         like.rows.span_b,
         like.rows.span_sfb,
         span_d,

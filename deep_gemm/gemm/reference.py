@@ -1,6 +1,6 @@
 """The CPU backend, and the definition of the arithmetic: what every kernel is compared with.
 
-For each 128-deep block of k, in order:
+For each block of k, in order, 128 deep, or as deep as a scale reaches where one side's reach less far:
 
     partial = round_fp32(sum of the block's exact products of E4M3 values)
     acc     = fma(partial, round_fp32(sfa * sfb), acc)                      in FP32, one rounding
@@ -44,7 +44,7 @@ ELEMENTS_AT_A_TIME = 1 << 24
 @torch.no_grad()
 def dense(p: DenseProblem) -> None:
     """Write D = C + A @ B.T."""
-    _store(p.d, p.c, block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.of_b))
+    _store(p.d, p.c, block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.of_b, p.of_a))
 
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ def masked(p: MaskedProblem) -> None:
     counts = p.masked_m.tolist() if p.masked_m.is_cpu else [p.max_m] * p.num_groups
     for group, rows in enumerate(counts):
         d = p.d[group, :rows]
-        product = block_scaled_product(p.a[group, :rows], p.sfa[group, :rows], p.b[group], p.sfb[group], p.of_b)
+        product = block_scaled_product(p.a[group, :rows], p.sfa[group, :rows], p.b[group], p.sfb[group], p.of_b, p.of_a)
         is_written = torch.arange(rows, device=d.device) < p.masked_m[group]
         d.copy_(torch.where(is_written[:, None], product.to(d.dtype), d))
 
@@ -156,11 +156,12 @@ def block_scaled_product(
 ) -> Tensor:
     """FP32 `[m, n]` of A `[m, k]` and B `[n, k]`, accumulated as this module's head defines.
 
-    A block of k that is summed from zero is as deep as a scale of A reaches.
+    A block of k that is summed from zero is as deep as a scale of A and one of B reach.
     """
     if values_of(b) == E2M1:
         return _packed_product(a, sfa, b, sfb)
     m, k, n = *a.shape, b.shape[0]
+    columns_of_block = min(of_a.columns, of_b.columns)
     out = torch.zeros(m, n, dtype=torch.float32, device=a.device)
     for first_n in range(0, n, TILE_N):
         columns = slice(first_n, min(first_n + TILE_N, n))
@@ -171,10 +172,10 @@ def block_scaled_product(
             a_tile = a[rows].double()
             # [rows, columns] -> [rows, scales of B, columns under one scale]
             acc = torch.zeros(len(a_tile), len(sfb_tile), of_b.rows, dtype=torch.float64, device=a.device)
-            for block in range(ceil_div(k, of_a.columns)):
-                ks = slice(block * of_a.columns, (block + 1) * of_a.columns)
+            for first_k in range(0, k, columns_of_block):
+                ks = slice(first_k, first_k + columns_of_block)
                 partial = (a_tile[:, ks] @ b_tile[:, ks].t()).float().view_as(acc)
-                scale = sfa[rows, block, None] * sfb_tile[:, ks.start // of_b.columns]  # rounded to FP32
+                scale = sfa[rows, first_k // of_a.columns, None] * sfb_tile[:, first_k // of_b.columns]  # in FP32
                 acc = fma_fp32(partial, scale[..., None], acc)
             out[rows, columns] = acc.view(len(a_tile), -1)[:, : columns.stop - first_n].float()
     return out

@@ -10,9 +10,17 @@
 DEVICE_CONSTEXPR uint32_t row_of_unit(uint32_t unit) { return unit / kUnitsAlongN * kUnitStride; }
 DEVICE_CONSTEXPR uint32_t column_of_unit(uint32_t unit) { return unit % kUnitsAlongN * kUnitN; }
 
-// A piece of a k-block that is multiplied from zero, and promoted: a unit, or half of its depth if A has scales for each half.
-DEVICE_CONSTEXPR uint32_t unit_of_piece(uint32_t piece) { return piece / kScaleParts; }
-DEVICE_CONSTEXPR uint32_t part_of_piece(uint32_t piece) { return piece % kScaleParts; }
+// A piece of a k-block that is multiplied from zero, and promoted: a unit, or as much of its depth as a scale of A and of B reaches.
+template <uint32_t kOfUnit>
+DEVICE_CONSTEXPR uint32_t unit_of_piece(uint32_t piece) {
+  return piece / kOfUnit;
+}
+template <uint32_t kOfUnit>
+DEVICE_CONSTEXPR uint32_t part_of_piece(uint32_t piece) {
+  return piece % kOfUnit;
+}
+// Which of the scales that A, or B, has for a k-block is that of a part.
+DEVICE_CONSTEXPR uint32_t scale_of_part(uint32_t part, uint32_t scales) { return part * scales / kParts; }
 
 // ---- The order of tiles
 

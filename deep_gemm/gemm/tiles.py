@@ -6,21 +6,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import (
-    BLOCKS_OF_32,
-    BLOCKS_OF_64,
-    E2M1,
-    IN_FP32,
-    IN_UE8M0,
-    MX,
-    PER_64,
-    PER_BLOCK,
-    PER_ROW,
-)
+from ..core.check.recipes import PER_BLOCK, PER_ROW
 from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
 from .config_of_tile import tile_config
-from .output import FP4_OPERANDS, OPERANDS_BY_ROW, OUTPUTS, USUAL_OPERANDS, Operands, Output
+from .output import (
+    FINE_OPERANDS,
+    FP4_OPERANDS,
+    OPERANDS_BY_ROW,
+    OUTPUTS,
+    USUAL_OPERANDS,
+    Operands,
+    Output,
+    has_chunks,
+)
 
 
 @dataclass(frozen=True)
@@ -114,24 +113,23 @@ TILES_FP4 = (
     *_splits(Tile(64, 128, is_decode=True, crowd=1), 1, 2, 6),
 )
 """If B is FP4."""
-TILES_FINE = tuple(tile for tile in TILES if tile.is_decode)
-"""If E4M3 operands have fine scales, for few rows: those of the usual scales, whose time they are to take."""
-FINE_SCALES = (
-    (PER_ROW, BLOCKS_OF_32, IN_FP32),
-    (PER_64, BLOCKS_OF_32, IN_FP32),
-    (MX, BLOCKS_OF_32, IN_FP32),
-    (PER_ROW, BLOCKS_OF_64, IN_FP32),
-    (PER_64, BLOCKS_OF_64, IN_FP32),
-    (PER_ROW, MX, IN_FP32),
-    (PER_ROW, MX, IN_UE8M0),
-    (MX, MX, IN_FP32),
-    (MX, MX, IN_UE8M0),
+_FEW_FINE = (
+    *_splits(Tile(8, 64, is_decode=True), 1, 3, 8),
+    Tile(8, 128, cluster_k=3, is_decode=True),
+    Tile(16, 64, is_decode=True),
+    Tile(16, 128, cluster_k=3, is_decode=True),
+    *_splits(Tile(32, 64, is_decode=True), 1, 3),
+    *_splits(Tile(64, 64, is_decode=True), 3, 5),
 )
-"""Fine scales of A and of B, and what those of B are, for which the decode kernel is compiled."""
+TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), Tile(256, 128), *_FEW_FINE)
+"""If blocks of B with a scale are smaller than 128 x 128: whether parts of k fold is asked of 128 columns."""
+TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
+"""If other scales have fewer than 128 columns."""
 TILES_OF: dict[Operands, tuple[Tile, ...]] = {
     USUAL_OPERANDS: TILES,
     OPERANDS_BY_ROW: TILES_PER_ROW,
     FP4_OPERANDS: TILES_FP4,
+    **{each: TILES_CHUNKS if has_chunks(each) else TILES_FINE for each in FINE_OPERANDS},
 }
 
 OUTPUTS_OF = {
@@ -145,33 +143,11 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product: of those for its scales of B, all that can be built for it."""
     tiles = TILES_OF[output.operands]
     decodes = output in OUTPUTS_OF[output.operands]
-    if decodes and output.b != E2M1:
+    if output.operands in (USUAL_OPERANDS, OPERANDS_BY_ROW) and decodes:
         return tiles
     return tuple(
         tile for tile in tiles if (decodes if tile.is_decode else tile.config(output, BLOCK_K).why_illegal() is None)
     )
-
-
-def fine_decode_configs() -> list[DecodeConfig]:
-    """Every configuration of the decode kernel for fine scales."""
-    found = [
-        decode_config(
-            tile.block_m,
-            tile.block_n // 64,
-            tile.cluster_k,
-            tile.ctas_per_sm,
-            fp32=output.is_fp32,
-            c=output.with_c,
-            sfa=sfa,
-            sfb=sfb,
-            sfb_values=values,
-        )
-        for sfa, sfb, values in FINE_SCALES
-        for output in OUTPUTS
-        if not output.adds_to_d
-        for tile in TILES_FINE
-    ]
-    return [config for config in found if config is not None]
 
 
 @cache
@@ -194,6 +170,7 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
             groups=output.groups,
             b=output.b,
             sfb=output.sfb or PER_BLOCK,
+            sfa=output.sfa or PER_ROW,
         )
         if config is None:
             raise ValueError(f"tile: {tile} cannot be built")

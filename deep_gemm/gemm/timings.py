@@ -61,6 +61,8 @@ class Timings:
     """Time of the L2 for 128 bytes of a row across two of its lines, as they lie if k is no multiple of 128."""
     across_sectors_ps: float
     """The same across five of its sectors of 32 bytes instead of four: if k is no multiple of 32 either."""
+    part_ps: float
+    """Further time for an element of a tile of `fp8_gemm` for each part of a k-block but the first."""
     by_row: float
     """How much longer a block of k takes if B has a scale for each row."""
     find_us: float

@@ -171,14 +171,14 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
     m, n, k = shape
     with torch.device(device):
         x, w = (torch.randn(rows, k, dtype=torch.bfloat16) for rows in (m, n))
-        a, sfa = per_token_cast_to_fp8(x)
-        of_b = output.sfb or PER_BLOCK
+        of_a, of_b = output.sfa or PER_ROW, output.sfb or PER_BLOCK
+        a, sfa = per_token_cast_to_fp8(x, gran_k=of_a.columns)
         if output.b == E2M1:
             b, sfb = per_token_cast_to_fp4(w, use_ue8m0=True, gran_k=MX.columns, use_packed_ue8m0=True)
         else:
             b, sfb = cast_by_torch(w, *of_b)
-        if of_b == PER_ROW:
+        if output.loads_sfb:
             sfb = get_mn_major_tma_aligned_tensor(sfb)
         d = torch.randn(m, n).to(torch.float32 if output.is_fp32 else torch.bfloat16)
         c = d if output.adds_to_d else torch.randn_like(d) if output.with_c else None
-    return dense_problem((a, get_mn_major_tma_aligned_tensor(sfa)), (b, sfb), d, c, recipes=(None, None, of_b))
+    return dense_problem((a, get_mn_major_tma_aligned_tensor(sfa)), (b, sfb), d, c, recipes=(None, of_a, of_b))

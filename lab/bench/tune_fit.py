@@ -257,6 +257,7 @@ START = Timings(
     fp4_token_ns=1.3,
     fp4_alone_ns=130.0,
     convert_ns=190.0,
+    part_ps=4.0,
     split_us=2.0,
     decode_split_ns=0.5,
     split_c_ns=0.3,

@@ -14,7 +14,7 @@ from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
-from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -96,10 +96,27 @@ def random_problem(
         d, c = random_d_and_c(config, (m, n), generator, in_place)
         return dense_problem(a, random_packed(n, k, generator, any_scales), d, c)
     of_b = config.sfb or PER_BLOCK
-    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
+    of_a = (config.sfa if isinstance(config, GemmConfig) else None) or PER_ROW
+    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator), gran_k=of_a.columns)
     b = cast_by_torch(torch.randn(n, k, generator=generator), *of_b)
+    vary(a[1], of_a, generator)
+    vary(b[1], of_b, generator)
     d, c = random_d_and_c(config, (m, n), generator, in_place)
-    return dense_problem(a, b, d, c, recipes=(None, None, of_b))
+    return dense_problem(a, b, d, c, recipes=(None, of_a, of_b))
+
+
+def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
+    """Let fine scales differ by more than chance, but not along k in half of a tile's k-blocks, nor of other blocks."""
+    if of.columns == SCALE_BLOCK:
+        return
+    scales *= torch.randint(1, 9, scales.shape, generator=generator)
+    blocks, parts = ceil_div(SCALE_BLOCK, of.rows), SCALE_BLOCK // of.columns
+    rows, groups = scales.shape[-2:]
+    folds = torch.rand(ceil_div(rows, blocks), ceil_div(groups, parts), generator=generator) < 0.5
+    folds = folds.repeat_interleave(blocks, 0)[:rows]
+    folds = (folds | (torch.rand(folds.shape, generator=generator) < 0.5)).repeat_interleave(parts, 1)[:, :groups]
+    first = scales[..., ::parts].repeat_interleave(parts, -1)[..., :groups]
+    scales.copy_(torch.where(folds, first, scales))
 
 
 def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) -> tuple[Tensor, Tensor]:
@@ -146,7 +163,7 @@ def run(
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     p = kernels.prepared(config, p)
-    stage = stage_of(config, p, {"sfb": 16 if p.of_b == PER_ROW else 4}, is_dependent=is_dependent, **how)
+    stage = stage_of(config, p, {"sfb": 16 if config.loads_sfb else 4}, is_dependent=is_dependent, **how)
     output = kernels.output_of(p)
     result = run_plan(kernel, fp8_gemm.KERNEL, config, p, lambda at, *of: kernels.plan_of(at, output, *of), stage)
     return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_m, config.block_n))

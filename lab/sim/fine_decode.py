@@ -8,15 +8,22 @@ from torch import Tensor
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.layout import UE8M0_PER_WORD, ceil_div
-from deep_gemm.core.check.recipes import IN_UE8M0, Scales
+from deep_gemm.core.check.recipes import IN_FP32, IN_UE8M0, MX, PER_ROW
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.output import FINE_OPERANDS
 from deep_gemm.gemm.packed import numbers_of
 
 from .product import random_d_and_c
 from .rounding import allowed_difference
 
+KINDS = (
+    *((sfa, sfb, IN_FP32) for _, sfa, sfb in FINE_OPERANDS),
+    (PER_ROW, MX, IN_UE8M0),
+    (MX, MX, IN_UE8M0),
+)
+"""Fine scales of A and of B, and what those of B are."""
 SOME = 0.02
 """The part of scales in words that is of any size, and of which some are no numbers."""
 
@@ -43,25 +50,24 @@ def random_problem(
         sfb = sfb * (0.5 + torch.rand(sfb.shape, generator=generator))
     sfa = sfa * (0.5 + torch.rand(sfa.shape, generator=generator))
     d, c = random_d_and_c(config, (m, n), generator, in_place)
-    return DenseProblem(a, sfa, b, sfb, d, c, m, n, k, config.sfb)
+    return DenseProblem(a, sfa, b, sfb, d, c, m, n, k, config.sfb, config.sfa)
 
 
-def of_one_depth(config: DecodeConfig, p: DenseProblem) -> tuple[DenseProblem, Scales]:
-    """Give the problem in FP32 scales, those of A of as few columns as the finer side has; and how A is scaled then."""
-    columns = min(config.sfa.columns, config.sfb.columns)
-    sfa = p.sfa.repeat_interleave(config.sfa.columns // columns, 1)[:, : ceil_div(p.k, columns)]
-    sfb = numbers_of(p.sfb, ceil_div(p.k, columns)) if config.sfb_values == IN_UE8M0 else p.sfb
-    return p._replace(sfa=sfa, sfb=sfb), Scales(1, columns)
+def in_numbers(config: DecodeConfig, p: DenseProblem) -> DenseProblem:
+    """Give the problem with B's scales in FP32."""
+    if config.sfb_values != IN_UE8M0:
+        return p
+    return p._replace(sfb=numbers_of(p.sfb, ceil_div(p.k, config.sfb.columns)))
 
 
 def right_of(config: DecodeConfig, p: DenseProblem) -> Tensor:
     """The D that the reference gives."""
-    p, of_a = of_one_depth(config, p)
-    product = reference.block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.of_b, of_a)
+    p = in_numbers(config, p)
+    product = reference.block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.of_b, p.of_a)
     return (product if p.c is None else product + p.c.float()).to(p.d.dtype)
 
 
 def right_and_allowed(config: DecodeConfig, p: DenseProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
     """The right D, and how far each element may be from it."""
-    right, (plain, of_a) = right_of(config, p), of_one_depth(config, p)
-    return right, allowed_difference(plain, right, partial_sums, of_a)
+    right = right_of(config, p)
+    return right, allowed_difference(in_numbers(config, p), right, partial_sums)

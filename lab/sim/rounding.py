@@ -44,20 +44,22 @@ def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scal
         sfa, of_a = sfa.repeat_interleave(PER_ROW.columns // MX.columns, 1), MX
     sfb = sfb.repeat_interleave(of_b.rows, 0)[:n]
     total = torch.zeros(m, n, dtype=torch.float64, device=a.device)
-    for block in range(ceil_div(k, of_a.columns)):
-        ks = slice(block * of_a.columns, (block + 1) * of_a.columns)
+    columns = min(of_a.columns, of_b.columns)
+    for first in range(0, k, columns):
+        ks = slice(first, first + columns)
         products = a[:, ks].double().abs() @ b[:, ks].double().abs().t()
-        total += products * sfa[:, block, None].double().abs() * sfb[None, :, ks.start // of_b.columns].double().abs()
+        scale = sfa[:, first // of_a.columns, None].double() * sfb[None, :, first // of_b.columns].double()
+        total += products * scale.abs()
     return total
 
 
-def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float, of_a: Scales = PER_ROW) -> Tensor:
+def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float) -> Tensor:
     """How far each element of D may be from the reference's, `right`; in FP64.
 
     `partial_sums` is EXACT_STEPS or TENSOR_CORES.
     """
-    share = partial_sums + (2 * ceil_div(p.k, min(of_a, p.of_b).columns) + 1) * FP32_UNIT
-    bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.of_b, of_a) * (share / (1 - share))
+    share = partial_sums + (2 * ceil_div(p.k, min(p.of_a.columns, p.of_b.columns)) + 1) * FP32_UNIT
+    bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.of_b, p.of_a) * (share / (1 - share))
     bound += 2 * FP32_UNIT * right.double().abs()
     return within_units(right, bound)
 

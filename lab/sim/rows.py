@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.by_torch import cast_by_torch
+from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, Scales
 from deep_gemm.gemm import kernel as fp8_gemm
@@ -24,7 +25,7 @@ from deep_gemm.gemm.rows import launch as kernels
 from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
 from deep_gemm.gemm.rows.launch import grouped_problem
 
-from .dense import Outcome, ProductTrial, outcome, random_packed
+from .dense import Outcome, ProductTrial, outcome, random_packed, vary
 from .launcher import How
 from .library import HostKernel
 from .product import depth, draws, near_edge, partial_sums, run_plan, sizes, stage_of
@@ -65,14 +66,16 @@ def random_problem(
     planes = [groups] if config.groups == Groups.COUNTS else []
     of_a = scales_of_a(config)
     a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=of_a.columns)
+    vary(sfa, of_a, generator)
     if config.b == E2M1:
         weights = [random_packed(n, k, generator, any_scales) for _ in range(groups)]
         b = torch.stack([values for values, _ in weights]), torch.stack([scales for _, scales in weights])
     else:
-        cast_b = per_token_cast_to_fp8 if config.sfb == PER_ROW else per_block_cast_to_fp8
-        b = cast_b(torch.randn(groups, n, k, generator=generator))
+        assert config.sfb is not None
+        b = cast_by_torch(torch.randn(groups, n, k, generator=generator), *config.sfb)
+        vary(b[1], config.sfb, generator)
     d = torch.full((*planes, rows, n), CANARY, dtype=dtype)
-    recipes = ((1, 1, 128) if config.sfb == PER_ROW else None, None, None)
+    recipes = (None, config.sfa, None if config.b == E2M1 else config.sfb)
     problem: Problem
     if config.groups == Groups.COUNTS:
         problem = masked_problem((a, sfa), b, d, numbers, None, recipes=recipes)
@@ -86,7 +89,6 @@ def random_problem(
             use_psum_layout=config.groups == Groups.ENDS,
             ensure_zero_padding=zero_padding,
             alignment=alignment,
-            of_a=of_a,
         )
     unused = ids_of(problem) < 0
     a.view(torch.uint8)[unused] = 0x7F
@@ -120,7 +122,8 @@ def run(
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel."""
     p = kernels.prepared(grouped_problem(problem), config)
-    alignments = {"sfb": 16 if config.sfb == PER_ROW else 4, "c": 16 if p.groups == Groups.IDS else 4}
+    loads_sfb = isinstance(config, GemmConfig) and config.loads_sfb
+    alignments = {"sfb": 16 if loads_sfb else 4, "c": 16 if p.groups == Groups.IDS else 4}
     stage = stage_of(config, p, alignments, read=None if layout is None else {"c": layout}, **how)
     result = run_plan(kernel, fp8_gemm_decode.kernel_of(config), config, p, kernels.plan_of, stage)
     result.buffers["d"] = result.buffers["d"].reshape(problem.d.shape)
@@ -140,9 +143,8 @@ def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
         rows = ids == group
         if bool(rows.any()):
             a, sfa, d = p.a[rows], p.sfa[rows], right[rows]
-            part = DenseProblem(a, sfa, p.b[group], p.sfb[group], d, None, len(a), p.n, p.k, p.of_b)
-            of_a = p.of_a if isinstance(p, ContiguousProblem) else PER_ROW
-            allowed[rows] = allowed_difference(part, d, partial_sums, of_a)
+            part = DenseProblem(a, sfa, p.b[group], p.sfb[group], d, None, len(a), p.n, p.k, p.of_b, p.of_a)
+            allowed[rows] = allowed_difference(part, d, partial_sums)
     return right, allowed
 
 
@@ -191,7 +193,7 @@ class RowsTrial(ProductTrial):
         )
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices. The two scales that A has for a k-block differ by more than chance."""
+        """Multiply random matrices."""
         p = random_problem(
             self.config,
             self.layout,
@@ -204,8 +206,6 @@ class RowsTrial(ProductTrial):
             zero_padding=self.zero_padding,
             any_scales=self.any_scales,
         )
-        if scales_of_a(self.config) != PER_ROW:
-            p.sfa[:, 1::2] *= 3
         return run(kernel, self.config, p, **self.how)
 
 

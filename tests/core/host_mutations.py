@@ -299,7 +299,7 @@ MUTATIONS = [
     *_swap("gemm.dense.launch", 'Place("map_d", D)', 'Place("map_d", C)', DENSE),
     *_swap("gemm.dense.launch", 'Place("c", C)', 'Place("c", A)', DENSE),
     *_swap("gemm.dense.launch", 'Place("d", D)', 'Place("d", C)', SPLIT),
-    *_swap("gemm.dense.launch", "scales_map(config.block_n, p.sfb)", "scales_map(config.block_n, p.sfa)", BY_ROW),
+    *_swap("gemm.dense.launch", "scales_map(config.block_n, p.sfb,", "scales_map(config.block_n, p.sfa,", BY_ROW),
     *_swap("gemm.dense.launch", "(config.box_rows_of_b // config.cluster_m,", "(config.box_rows_of_b // 2,", DENSE),
     # Into heads
     *_swap("gemm.skip.launch", "-(left + mid) * p.d.element_size()", "-left * p.d.element_size()", INTO_HEADS[0]),

@@ -107,8 +107,21 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs tiles of 256 columns where gate and up lie apart",
         {"groups": Groups.IDS, "activates": True, "gates_apart": True, "unit_n": 128},
     ),
-    ("needs a scale of A for each 128 or 64 columns", {"groups": Groups.IDS, "sfa": Scales(1, 32)}),
-    ("needs rows with ids, and scales of B by blocks, where A has them for 64", {"sfa": PER_64}),
+    ("needs a scale of A for each 128, 64 or 32 columns", {"sfa": Scales(2, 128)}),
+    (
+        "needs no heads, depths or activation where scales are finer than 128 columns",
+        {"groups": Groups.HEADS, "sfa": PER_64},
+    ),
+    (
+        "needs one box of A's scales if they are finer",
+        {"groups": Groups.IDS, "sfa": PER_64, "block_m": 256, "num_stages": 3},
+    ),
+    ("needs 128 columns where blocks of B are smaller", {"sfb": Scales(32, 32), "block_n": 64}),
+    ("needs one k-block at a time where its parts may fold", {"sfb": Scales(64, 64), "run_k_blocks": 2}),
+    (
+        "needs 1 or 2 math warpgroups that share nothing where blocks of B are smaller",
+        {"sfb": Scales(32, 32), "cluster_m": 2},
+    ),
     (
         "needs 1 or 2 math warpgroups where B is converted",
         {"b": E2M1, "sfb": MX, "block_m": 192, "num_math_warpgroups": 3},

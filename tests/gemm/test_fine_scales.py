@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +10,10 @@ from helpers import assert_within, random_fp8, random_scales, rounding_to
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import Scales
-from deep_gemm.gemm import fine_scales
+from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.reference import fma_fp32
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES
 
@@ -35,13 +34,6 @@ every_recipe = pytest.mark.parametrize(("said", "of_a", "of_b"), [*WHOLE, *SIDES
 M, N, K = 37, 136, 288
 product: Any = deep_gemm.fp8_gemm_nt
 COUNTS = [5, 0, 12]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
 
 
 def operand(shape: tuple[int, ...], of: Scales, seed: int) -> tuple[Tensor, Tensor]:
@@ -159,7 +151,7 @@ def test_counted_rows(said: dict[str, Any], of_a: Scales, of_b: Scales, device: 
 
 @pytest.mark.gpu
 def test_a_graph_is_replayed_with_other_values() -> None:
-    """Nothing of a call is decided by values, and no plan of it is kept: the copies have other addresses."""
+    """Whether parts of k-blocks fold is asked on the GPU."""
     a, b = (to("cuda", operand(shape, of, 8)) for shape, of in (((M, K), Scales(1, 32)), ((N, K), Scales(32, 32))))
     d = torch.empty(M, N, dtype=torch.bfloat16, device="cuda")
     product(a, b, d, recipe=(1, 32, 32))
@@ -174,21 +166,34 @@ def test_a_graph_is_replayed_with_other_values() -> None:
         assert torch.equal(d, product(a, b, recipe=(1, 32, 32)))
 
 
-def test_how_slow_it_is_is_said_once() -> None:
-    fine_scales._warn.cache_clear()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            fine_scales._warn(32)
-    assert [str(each.message)[:40] for each in caught] == ["scales of 32 columns are right but slow:"]
+@pytest.mark.parametrize("device", DEVICES)
+@every_recipe
+def test_ue8m0_bytes_and_words(said: dict[str, Any], of_a: Scales, of_b: Scales, device: str) -> None:
+    """Either side's, in any form, beside FP32 of the other."""
+    a, b = to(device, operand((M, K), of_a, 1)), to(device, operand((N, K), of_b, 2))
+    exponents = [torch.randint(120, 134, sf.shape, dtype=torch.uint8, device=device) for _, sf in (a, b)]
+    of_bytes = [(exponent.int() << 23).view(torch.float32) for exponent in exponents]
+    expected = product((a[0], of_bytes[0]), (b[0], of_bytes[1]), **said)
+    for form in (
+        lambda x: x,
+        lambda x: x.view(torch.float8_e8m0fnu),
+        words_of,
+        lambda x: words_of(x).t().contiguous().t(),
+    ):
+        sfa, sfb = map(form, exponents)
+        for given_a, given_b in ((sfa, sfb), (of_bytes[0], sfb), (sfa, of_bytes[1])):
+            assert same(product((a[0], given_a), (b[0], given_b), **said), expected)
+        assert same(deep_gemm.fp8_gemm_nn((a[0], sfa), (b[0].t(), sfb.t()), **said), expected)
 
 
 @pytest.mark.gpu
-def test_a_gpu_warns() -> None:
-    fine_scales._warn.cache_clear()
-    a, b = (to("cuda", operand((8, 128), of, 1)) for of in (Scales(1, 32), Scales(32, 32)))
-    with pytest.warns(RuntimeWarning, match="scales of 32 columns are right but slow: .* about 10 times as long"):
-        product(a, b, recipe=(1, 32, 32))
+def test_calls_that_are_alike_have_one_plan() -> None:
+    a, b = (to("cuda", operand(shape, of, 1)) for shape, of in (((M, K), Scales(1, 128)), ((N, K), Scales(32, 32))))
+    a = a[0], deep_gemm.get_mn_major_tma_aligned_tensor(a[1])
+    product(a, b, recipe_b=(32, 32))
+    before = len(PLANS.plans)
+    product(a, b, recipe_b=(32, 32))
+    assert len(PLANS.plans) == before
 
 
 @pytest.mark.parametrize(
@@ -241,4 +246,5 @@ def test_products_that_take_128_columns_alone_say_so() -> None:
     with pytest.raises(NotImplementedError, match=expected):
         deep_gemm.fp8_einsum("bhr,hdr->bhd", a, b, recipe=(1, 32, 32))
     with pytest.raises(NotImplementedError, match=expected):
-        deep_gemm.explain(M, N, 128, recipe=(1, 32, 32))
+        deep_gemm.explain(M, N, 128, groups="heads", num_groups=2, recipe=(1, 32, 32))
+    assert deep_gemm.explain(M, N, 128, recipe=(1, 32, 32))[0].config.name == "64x128 1x32 32x32 bf16 run 1"

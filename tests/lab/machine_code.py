@@ -15,7 +15,7 @@ from typing import Any
 import checkout  # noqa: F401
 from thorough import covering, values
 
-from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, Scales
 from deep_gemm.core.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.core.jit.cubin import text_sections
 from deep_gemm.gemm.bf16.config import Majors, bf16_config
@@ -59,6 +59,9 @@ DENSE = (
     tile_config(192, 128, Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW), k=128),
     tile_config(128, 128, FP4),
     tile_config(256, 128, FP4),
+    tile_config(128, 128, Output(sfb=Scales(32, 32))),
+    tile_config(256, 128, Output(sfb=Scales(64, 64))),
+    tile_config(128, 128, Output(sfa=Scales(1, 32), sfb=Scales(1, 32))),
 )
 GROUPED = (
     tile_config(128, 128, Output(groups=Groups.IDS)),

@@ -1,21 +1,6 @@
-// B lies in memory as WGMMA reads it.
+// B lies in memory as WGMMA reads it, and its scales where the math warps do.
 #pragma once
-#include "types.cuh"
-
-struct ConvertStorage {
-  DEVICE void init() {}
-  DEVICE uint64_t* full_of_b(uint64_t* full, uint32_t) { return full; }
-};
+#include "convert/as_it_lies.cuh"
 
 template <typename... Given>
 DEVICE void scale_tiles(Given&&...) {}
-template <typename... Given>
-DEVICE void convert_tiles(Given&&...) {}
-
-struct Passes {
-  DEVICE explicit Passes(ConvertStorage&) {}
-  template <bool kIsWarp>
-  DEVICE bool again() {
-    return false;
-  }
-};

@@ -37,7 +37,7 @@ def fp8_gemm_nt(
       row-major or in the m-major form of `get_mn_major_tma_aligned_tensor`, which the kernels load directly.
     - `b`: values `[n, k]`, contiguous along k; scales `[ceil(n / 128), ceil(k / 128)]`, one for each 128x128 block.
       With `recipe=(1, 1, 128)` one for each row and 128 columns instead: `[n, ceil(k / 128)]`.
-    - `recipe` (1, 32, 32), (1, 64, 64) or (1, 1, 32): finer scales of both, right but slow for now.
+    - `recipe` (1, 32, 32), (1, 64, 64) or (1, 1, 32): finer scales of both, FP32 or UE8M0 in bytes or int32 words.
     - `d`: `[m, n]`, torch.bfloat16 or torch.float32. Where it is given the function returns None; where it is left out
       the function makes it, of C's type, else BF16 (FP32 with `recipe=(1, 1, 128)`), and returns it.
     - `c`: added to the product in FP32; of D's shape and type, D itself or disjoint from it.

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
-from ...core.check.recipes import MX, NO_RECIPES, Recipes, Scales, default_dtype, scales_of
+from ...core.check.recipes import MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
 from .. import packed
-from ..fine_scales import in_whole_blocks
+from ..fine_scales import as_kernels_take_it
 
 ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -29,7 +29,8 @@ class DenseProblem(NamedTuple):
     n: int
     k: int
     of_b: Scales
-    """How B is scaled: in blocks or by row, by 128 columns, see fine_scales.py; with MX if it is FP4: see packed.py."""
+    """How B is scaled; with MX if it is FP4, in words: see packed.py."""
+    of_a: Scales = PER_ROW
 
 
 def dense_problem(
@@ -45,15 +46,14 @@ def dense_problem(
     bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes)
     av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
-    sfa = checks.scales("sfa", sfa, "m", (m,), k, *of_a, transposed=turn_a)
-    sfb = checks.scales("sfb", sfb, "n", (n,), k, *of_b, transposed=turn_b)
+    sfa = packed.checked_scales("sfa", sfa, "m", (m,), k, of_a, of_b, transposed=turn_a)
+    sfb = packed.checked_scales("sfb", sfb, "n", (n,), k, of_b, of_a, transposed=turn_b)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
     d, c = checks.outputs(inputs, d, c, ("m", "n"), sizes, default_dtype(of_b))
     checks.depth(k)
     av = checks.k_major("a", av, copy_if_transposed=turn_a)
     bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
-    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
-    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], of_b)
+    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, k, of_b, of_a)
 
 
 def _packed_problem(
@@ -65,11 +65,11 @@ def _packed_problem(
     av, sfa = checks.operand("a", a, ("m", "k"), sizes)
     bv, sfb = packed.weight("b", b, ("k", "n") if turn_b else ("n", "k"), sizes, turned=turn_b)
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
-    sfa = packed.scales_of_a("sfa", sfa, (m,), k, of_a)
+    sfa = packed.checked_scales("sfa", sfa, "m", (m,), k, of_a, MX)
     d, c = checks.outputs({"a": av, "sfa": sfa, "b": bv, "sfb": sfb}, d, c, ("m", "n"), sizes, torch.bfloat16)
     av, bv = checks.k_major("a", av), checks.k_major("b", bv)
-    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, MX)
-    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], of_b)
+    av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, of_a)
+    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], MX, of_a)
 
 
 def no_alpha(alpha: object) -> NoReturn:

@@ -101,7 +101,7 @@ def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k:
     missed least. What a band loses counts as a part of the least cost that it could have.
     """
     tiles = [tile for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
-    if output.b == E2M1 and not split_k:  # of scales that do not fold, the two kernels add up in different orders
+    if (output.b == E2M1 or output.folds_parts) and not split_k:  # the two kernels add up in different orders
         tiles = [tile for tile in tiles if not tile.is_decode]
     offers = [on_weight(tile, n, k, output, gpu, timings) for tile in tiles]
     columns = list(zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True))

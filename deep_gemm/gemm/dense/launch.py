@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...casts.lay_scales import mn_major
 from ...core.check.layout import align, ceil_div
-from ...core.check.recipes import PER_ROW
 from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType
@@ -99,7 +98,7 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
         return template.with_rows(m, pitch * SCALE_BYTES, rows, ctas)
     resized = (
         Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
-        Resized("map_sfa", 0, m, pitch * SCALE_BYTES, (box_rows_of_sfa(config, m), 1)),
+        Resized("map_sfa", 0, m, pitch * SCALE_BYTES, (box_rows_of_sfa(config, m), config.scale_parts)),
         Resized("map_d", 2 if config.has_wide_panels else 1, m),
     )
     plan = template.derived(rows, ctas, {"m": m}, resized)
@@ -111,7 +110,7 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
 
 def output_of(p: DenseProblem) -> Output:
     """Give all that decides the kernel's code besides the tile: the type of D, how C takes part, how B is scaled."""
-    return output_into(p.d, p.c, (values_of(p.b), PER_ROW, p.of_b))
+    return output_into(p.d, p.c, (values_of(p.b), p.of_a, p.of_b))
 
 
 def choice(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:
@@ -173,7 +172,7 @@ def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver
         # Boxes of A have no rows that are never there, those of its scales at most what fills 16 bytes.
         "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.box_rows_of_a, p.m), BLOCK_K), 128),
         "map_b": matrix_map(ElementType.UINT8, p.b, (config.box_rows_of_b // config.cluster_m, line_of_b), line_of_b),
-        "map_sfa": scales_map(box_rows_of_sfa(config, p.m), p.sfa),
+        "map_sfa": scales_map(box_rows_of_sfa(config, p.m), p.sfa, config.scale_parts),
         "map_d": output_map(config, p.d),
     }
     places = [
@@ -197,14 +196,17 @@ def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver
     }
     if config.loads_sfb:
         del numbers["map_sfb"]
-        maps["map_sfb"] = scales_map(config.block_n, p.sfb)
+        maps["map_sfb"] = scales_map(config.block_n, p.sfb, config.scale_parts_of_b)
         places.append(Place("map_sfb", SFB))
     return Plan(p, DENSE_PARAMS, numbers, maps, places, launcher, grid(config, p.m, p.n, num_sms))
 
 
 def box_rows_of_sfa(config: GemmConfig, m: int) -> int:
-    """Scales of A that one TMA load brings: a tile's, but no more than there are in whole 16 bytes."""
-    return min(config.block_m, align(m, 4))
+    """Rows of A whose scales one TMA load brings: a tile's, but no more than there are in whole 16 bytes.
+
+    All of a tile's if they have lines of several parts, which lie that far apart in a slot.
+    """
+    return config.block_m if config.scale_parts > 1 else min(config.block_m, align(m, 4))
 
 
 def grid(config: GemmConfig, m: int, n: int, num_sms: int, products: int = 1) -> int:

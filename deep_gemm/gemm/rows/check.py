@@ -12,7 +12,7 @@ from ...core.check.checks import Axes, Operand, Sizes
 from ...core.check.integers import INT32_MAX, as_integer, integer_in_range
 from ...core.check.recipes import MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
 from .. import packed
-from ..fine_scales import in_whole_blocks
+from ..fine_scales import as_kernels_take_it
 
 ZERO_PADDING_BLOCK = 128
 
@@ -54,6 +54,7 @@ class MaskedProblem(NamedTuple):
     n: int
     k: int
     of_b: Scales
+    of_a: Scales = PER_ROW
 
 
 def contiguous_problem(
@@ -73,11 +74,11 @@ def contiguous_problem(
     """Check a product grouped along m whose groups' rows are stacked.
 
     `alignment` applies to group starts in the offsets form. With ids, zero padding always fills blocks of 128 rows.
-    `of_a`: scales of A that the kernel itself takes, which no recipe says.
+    `of_a`: scales of A, if they are finer than the recipe says.
     """
     sizes: Sizes = {}
     turn_b = major[1] == "n"
-    (av, sfa), (bv, sfb), stated, of_b = _operands(a, b, ("m",), sizes, recipes, turn_b, of_a)
+    (av, sfa), (bv, sfb), of_a, of_b = _operands(a, b, ("m",), sizes, recipes, turn_b, of_a)
     m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
     is_fp4 = bv.dtype == torch.uint8
     if num_groups is not None and as_integer(num_groups) != groups:
@@ -97,7 +98,8 @@ def contiguous_problem(
             checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
     av = checks.k_major("a", av)
     bv = checks.weights("b", bv, copy_if_transposed=turn_b and not is_fp4)
-    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, stated, of_b)
+    if is_fp4:
+        av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, of_a)
     return ContiguousProblem(
         av,
         sfa,
@@ -113,7 +115,7 @@ def contiguous_problem(
         use_psum_layout,
         alignment,
         ensure_zero_padding,
-        PER_ROW if is_fp4 else of_a,
+        of_a,
     )
 
 
@@ -138,8 +140,9 @@ def masked_problem(
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, max_m)
     av, bv = checks.k_major("a", av), checks.weights("b", bv)
-    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
-    return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, av.shape[2], of_b)
+    if bv.dtype == torch.uint8:
+        av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, of_a)
+    return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, av.shape[2], of_b, of_a)
 
 
 def _operands(
@@ -158,11 +161,12 @@ def _operands(
     if packed.is_packed(b):
         of_a, of_b = min(finest_of_a, packed.scales_beside(recipes)), MX
         weight = packed.weight("b", b, axes, sizes, turned=turn_b)
-        return (av, packed.scales_of_a("sfa", sfa, outer, k, of_a, rows[-1])), weight, of_a, of_b
+        return (av, packed.checked_scales("sfa", sfa, rows[-1], outer, k, of_a, MX)), weight, of_a, of_b
     of_a, of_b = scales_of(recipes)
     bv, sfb = checks.operand("b", b, axes, sizes)
-    sfa = checks.scales("sfa", sfa, rows[-1], outer, k, *min(finest_of_a, of_a))
-    sfb = checks.scales("sfb", sfb, "n", (sizes["groups"], sizes["n"]), k, *of_b, transposed=turn_b)
+    of_a = min(finest_of_a, of_a)
+    sfa = packed.checked_scales("sfa", sfa, rows[-1], outer, k, of_a, of_b)
+    sfb = packed.checked_scales("sfb", sfb, "n", (sizes["groups"], sizes["n"]), k, of_b, of_a, transposed=turn_b)
     return (av, sfa), (bv.mT if turn_b else bv, sfb), of_a, of_b
 
 

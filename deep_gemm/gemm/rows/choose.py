@@ -19,7 +19,7 @@ from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
 from ..config_of_tile import tile_config
 from ..cost import Estimate, bytes_of_weight, memory_us, on_weight, row_bytes, together
-from ..output import Groups, Output
+from ..output import FINE_OPERANDS, FP4_OPERANDS, OPERANDS_BY_ROW, USUAL_OPERANDS, Groups, Output
 from ..tiles import Tile
 from ..timings import Timings, timings_of
 
@@ -28,6 +28,10 @@ TILES_COUNTS = (*TILES, Tile(256, 128))
 """For rows that are not stacked, whose scales one TMA box of 256 rows brings."""
 TILES_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
+TILES_FINE = (Tile(64, 128), Tile(128, 128))
+"""For scales of fewer than 128 columns."""
+TILES_CHUNKS = (*TILES_FINE, Tile(256, 128))
+"""The same if blocks of B are smaller than 128 x 128, and one TMA box brings the scales of A."""
 TILES_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
 """Threads that convert B leave registers for no wider ones, and for higher ones if D is BF16 in order."""
 FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
@@ -135,10 +139,14 @@ def _share(block_m: int, rows: float, timings: Timings) -> float:
 
 def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
-    if output.sfb == PER_ROW:
+    if output.sfb == PER_ROW and output.parts == 1:
         return TILES_PER_ROW
     if output.b == E2M1 and output.to_addresses:
         return TILES_FP4
+    if output.has_chunks:
+        return TILES_CHUNKS if output.groups == Groups.COUNTS or output.scale_parts == 1 else TILES_FINE
+    if output.parts > 1 and (output.sfa, output.sfb) != (PER_64, PER_BLOCK):
+        return TILES_FINE
     if output.b == E2M1:
         return (*TILES_FP4, FEW_FP4) if output.is_fp32 else (*TILES_FP4, Tile(256, 128), FEW_FP4)
     if output.activates:
@@ -158,16 +166,15 @@ def reachable_grouped() -> list[GemmConfig]:
 
 def _reachable() -> list[GemmConfig | DecodeConfig]:
     outputs = [
-        Output(is_fp32=is_fp32, b=b, sfb=sfb, groups=groups)
+        Output(is_fp32=is_fp32, b=b, sfa=sfa, sfb=sfb, groups=groups)
         for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
-        for b, sfb in ((E4M3, PER_BLOCK), (E4M3, PER_ROW), (E2M1, MX))
+        for b, sfa, sfb in (USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS)
     ]
     by_ids = [
         Output(groups=Groups.IDS, to_addresses=to_addresses, b=b, sfa=sfa, sfb=sfb)
         for to_addresses, b, sfa, sfb in (
             (True, E4M3, PER_ROW, PER_BLOCK),
-            (False, E4M3, PER_64, PER_BLOCK),
             (True, E4M3, PER_64, PER_BLOCK),
             (True, E2M1, PER_ROW, MX),
         )

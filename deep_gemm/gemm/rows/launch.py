@@ -98,7 +98,8 @@ class GroupedProblem(NamedTuple):
 def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
     """Take either kind of problem for what they have in common."""
     if isinstance(p, MaskedProblem):
-        return GroupedProblem(p.a, p.sfa, p.b, p.sfb, p.d, p.masked_m, Groups.COUNTS, p.of_b, 1, False, p.expected_m)
+        of_rows = Groups.COUNTS, p.of_b, 1, False, p.expected_m, p.of_a
+        return GroupedProblem(p.a, p.sfa, p.b, p.sfb, p.d, p.masked_m, *of_rows)
     groups = Groups.ENDS if p.layout_is_ends else Groups.IDS
     a, sfa, d = p.a[None], p.sfa[None], p.d[None]
     rows_of_a_group = p.m / max(p.num_groups, 1)
@@ -229,7 +230,7 @@ def output_of(p: GroupedProblem) -> Output:
 def prepared(p: GroupedProblem, config: Config | None = None) -> GroupedProblem:
     """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
     sfa = p.sfa if isinstance(config, DecodeConfig) else mn_major(p.sfa)
-    sfb = mn_major(p.sfb) if p.of_b == PER_ROW else p.sfb
+    sfb = mn_major(p.sfb) if output_of(p).loads_sfb else p.sfb
     layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
     if sfa is p.sfa and sfb is p.sfb and layout is p.c:
         return p
@@ -282,7 +283,7 @@ def _plan_of(
     maps["map_d"] = clipped_map(element, p.d, (WGMMA_ROWS, config.panel_columns), swizzle)
     places.append(Place("map_d", D, WGMMA_ROWS * row_pitch(p.d) * p.d.element_size()))
     if config.loads_sfb:
-        maps["map_sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
+        maps["map_sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (config.scale_parts_of_b, config.block_n), 0)
         places.append(Place("map_sfb", SFB))
     else:
         maps["map_whole_d"] = output_map(config, p.d)

@@ -34,6 +34,6 @@ struct TileScales : BlockScales<kScalesPerTile> {
   }
 };
 
-template <uint32_t kCount, uint32_t kPieces>
+template <uint32_t kCount, uint32_t kPieces, uint32_t kOfUnit>
 using RunScales =
-    RunBlockScales<TileScales, kScalesPerTile, kScaleChunk < kUnitN ? kScaleChunk : kUnitN, kCount, kPieces>;
+    RunBlockScales<TileScales, kScalesPerTile, kScaleChunk < kUnitN ? kScaleChunk : kUnitN, kCount, kPieces, kOfUnit>;

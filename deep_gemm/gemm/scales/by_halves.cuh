@@ -18,5 +18,5 @@ struct TileScales : BlockScales<2> {
   DEVICE float at_column(const float (&scales)[2], uint32_t column) const { return scales[column / kGateColumns % 2]; }
 };
 
-template <uint32_t kCount, uint32_t kPieces>
-using RunScales = RunBlockScales<TileScales, 2, kGateColumns, kCount, kPieces>;
+template <uint32_t kCount, uint32_t kPieces, uint32_t kOfUnit>
+using RunScales = RunBlockScales<TileScales, 2, kGateColumns, kCount, kPieces, kOfUnit>;

@@ -2,7 +2,7 @@
 #pragma once
 #include "scales/rows_of_b.cuh"
 
-template <uint32_t kCount, uint32_t kUnits>
+template <uint32_t kCount, uint32_t kUnits, uint32_t>
 struct RunScales {
   const ThreadScales in_first_slot;  // by value: with a reference ptxas makes a loop that takes 3% longer
   float sfa[kCount * kUnits][2];

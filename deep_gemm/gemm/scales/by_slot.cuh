@@ -5,7 +5,7 @@
 
 static_assert(kUnitN == 64 || kUnitN == 128, "one factor of a unit, or both");
 
-template <uint32_t kCount, uint32_t kUnits>
+template <uint32_t kCount, uint32_t kUnits, uint32_t>
 struct RunScales {
   const ThreadScales in_first_slot;
   float sfa[kCount * kUnits][2];

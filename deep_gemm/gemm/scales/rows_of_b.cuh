@@ -1,5 +1,5 @@
 // B has a scale for each row, a column of D, as A has. They come through the ring beside A's, and nothing is held of a tile.
-// What by_row.cuh and by_row_kept.cuh have in common; by_slot.cuh holds nothing of a tile either.
+// What by_row.cuh and by_row_kept.cuh have in common; by_slot.cuh and by_chunk.cuh hold nothing of a tile either.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"

@@ -16,7 +16,7 @@ struct ThreadScales {
   DEVICE ThreadScales() {}
   DEVICE ThreadScales(const float* first_scales, uint32_t warpgroup)
       : sfa(&first_scales[warpgroup * 64 + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4]),
-        sfb(first_scales + kScaleRows + (kConvertWarps > 0 ? 0 : ptx::lane_index() % 4 * 2)) {}
+        sfb(first_scales + kScaleParts * kScaleRows + (kScalingWarps > 0 ? 0 : ptx::lane_index() % 4 * 2)) {}
 };
 
 // The scales of the thread's two rows of a unit of A, by a pointer to them or by their address.

@@ -78,7 +78,7 @@ using Share = WholeShare;
 // What lies in the slot behind them is multiplied, and not stored.
 DEVICE uint32_t bytes_of_slot(const Params& p, const Tile&) {
   const uint32_t rows = (!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
-  const uint32_t scales = kHasScales && p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
+  const uint32_t scales = kHasScales && kScaleParts == 1 && p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
   return kSlotBytes - (kBlockM - rows) * kLineBytes - (kBlockM - scales) * 4;
 }
 
@@ -99,8 +99,9 @@ struct TileLoad {
   }
 
   DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
-    ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block);
-    if constexpr (kSfbIsPerRow) ptx::tma_load_2d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block);
+    ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block * kScaleParts);
+    if constexpr (kSfbIsPerRow)
+      ptx::tma_load_2d(&p.map_sfb, slot.full, slot.scales + kScaleParts * kScaleRows, tile.row_n, k_block * kScalePartsOfB);
   }
 };
 

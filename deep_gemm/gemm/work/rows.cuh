@@ -24,7 +24,7 @@ struct WorkStorage : ArrivalStorage {
 
   DEVICE void init() {
     ArrivalStorage::init();
-    queue.init(kNumMathWarps + 1 + (kConvertWarps > 0 ? kConvertGroups * kConvertWarps + kScalingWarps : 0));  // all roles but the dealing warp take
+    queue.init(kNumMathWarps + 1 + kConvertGroups * kConvertWarps + kScalingWarps);  // all roles but the dealing warp take
   }
 };
 
@@ -260,7 +260,8 @@ struct TileLoad {
       ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales + row, tile.row_m - skipped_scales(tile) + row, k_block * kScaleParts,
                        plane_of(tile));
     if constexpr (kSfbIsPerRow)
-      ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block, tile.group);
+      ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleParts * kScaleRows, tile.row_n,
+                       k_block * kScalePartsOfB, tile.group);
   }
 };
 

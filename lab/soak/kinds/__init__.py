@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from ..trial import Trial
-from . import bf16, casts, dense, depths, fp4, heads, hyper_connections, layers, logits, mega_moe, rows, skip
+from . import bf16, casts, dense, depths, fine, fp4, heads, hyper_connections, layers, logits, mega_moe, rows, skip
 
 ALL: tuple[type[Trial], ...] = (
     dense.Dense,
     skip.SkipHeadMid,
     rows.Contiguous,
     rows.Masked,
+    fine.DenseFine,
+    fine.ContiguousFine,
+    fine.MaskedFine,
     depths.Depths,
     heads.Heads,
     bf16.DenseBf16,

@@ -67,7 +67,7 @@ class Weight:
 
     depths: ClassVar[int] = 16
     """k is a multiple of this."""
-    columns: ClassVar[int] = SCALE_BLOCK
+    columns: int = SCALE_BLOCK
     columns_of_a: int = SCALE_BLOCK
     """Columns of A's scales beside it."""
     faults: ClassVar[tuple[str, str, str]] = (VALUES, SCALES, SCALES)

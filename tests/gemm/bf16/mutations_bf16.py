@@ -64,7 +64,7 @@ MUTATIONS = [
     Mutation("MN-major coordinates swapped", _OPERAND, "row + i, k, planes...);", "k, row + i, planes...);", shows_in=TURNED),
     Mutation("bytes of rows that an MN-major box has not", _DENSE, "!kAIsMnMajor && p.m < kBoxRowsOfA", "p.m < kBoxRowsOfA", shows_in=TURNED),
     Mutation("an MN-major box that begins anywhere", _DENSE, " && !kAIsMnMajor) move_up", ") move_up", shows_in=TURNED),
-    Mutation("bytes of scales that there are not", _SLOT, "kHasScales ? kScaleParts * kScaleRows + (kSfbIsPerRow ? kBlockN : 0) : 0", "32", shows_in=PLAIN),
+    Mutation("bytes of scales that there are not", _SLOT, "kHasScales ? kScaleParts * kScaleRows + (kSfbIsPerRow ? kScalePartsOfB * kBlockN : 0) : 0", "32", shows_in=PLAIN),
     Mutation("B of the first group", _ROWS, "row_of_b(p, tile.row_n + row), tile.group);", "row_of_b(p, tile.row_n + row), 0);", shows_in=WIDE),
     # Products
     Mutation("the next 64 rows at the wrong place", _SLICE, "mn_major_descriptor_low(address, kBytesOf64Rows)", "mn_major_descriptor_low(address, 1024)", shows_in=TURNED),

@@ -18,11 +18,10 @@ from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.dense.choose import reachable_decode
-from deep_gemm.gemm.kernel_decode import run_fine
-from deep_gemm.gemm.plan import Plan
-from deep_gemm.gemm.tiles import FINE_SCALES
+from deep_gemm.gemm.kernel_decode import KERNEL, plan_of
+from deep_gemm.gemm.plan import Plan, addresses_of
 from lab.bench.tune import compile_all
-from lab.sim.fine_decode import random_problem, right_of
+from lab.sim.fine_decode import KINDS, random_problem, right_of
 
 pytestmark = pytest.mark.gpu
 
@@ -140,7 +139,7 @@ def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
     assert torch.equal(d, rights[1])
 
 
-@pytest.mark.parametrize("scales", FINE_SCALES, ids=str)
+@pytest.mark.parametrize("scales", KINDS, ids=str)
 def test_fine_scales_give_the_references_bits(scales: Any) -> None:
     """A chain over all parts of k-blocks in order, with any scales; no sum of a part needs more bits than there are."""
     sfa, sfb, values = scales
@@ -151,7 +150,7 @@ def test_fine_scales_give_the_references_bits(scales: Any) -> None:
         g = torch.Generator("cuda").manual_seed(tokens)
         a, b = (torch.randint(-2, 3, x.shape, generator=g, device="cuda").to(x.dtype) for x in (p.a, p.b))
         p = p._replace(a=a, sfa=p.sfa.cuda(), b=b, sfb=p.sfb.cuda(), d=p.d.cuda())
-        run_fine(p, config)
+        plan_of(p, config, KERNEL.launcher(config, 0, False)).launch(addresses_of(p))
         assert torch.equal(p.d.nan_to_num(7.25), right_of(config, p).nan_to_num(7.25))
 
 

@@ -9,18 +9,17 @@ import pytest
 import torch
 from thorough import one_in
 
-from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, IN_FP32, IN_UE8M0, MX, PER_BLOCK, PER_ROW, Scales
-from deep_gemm.gemm import kernel_decode
+from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, IN_FP32, IN_UE8M0, MX, PER_ROW, Scales
 from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.tiles import FINE_SCALES
 from lab.sim import fp8_gemm_decode as sim
 from lab.sim.dense import compile_config
+from lab.sim.fine_decode import KINDS as REACHABLE
 from lab.sim.fine_decode import random_problem
 from lab.sim.fp8_gemm_decode import DecodeTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
-KINDS = [*FINE_SCALES, (MX, PER_BLOCK, IN_FP32), (MX, BLOCKS_OF_64, IN_FP32), (PER_ROW, BLOCKS_OF_32, IN_UE8M0)]
+KINDS = [*REACHABLE, (PER_ROW, BLOCKS_OF_32, IN_UE8M0)]
 TILES = [(8, 3, 1, 4), (16, 2, 2, 1), (24, 3, 1, 2), (32, 3, 2, 1), (48, 2, 1, 3), (64, 4, 1, 1)]
 
 
@@ -111,19 +110,3 @@ def test_bits_do_not_depend_on_the_tile() -> None:
 )
 def test_what_cannot_be_built_is_refused_in_words(change: dict[str, Any], reason: str) -> None:
     assert reason in (replace(config(16, 3, 1, 1), **change).why_illegal() or "")
-
-
-def test_scales_of_another_kind_are_refused_in_words() -> None:
-    of = config(16, 3, 1, 1)
-    p = random_problem(of, 5, 72, 288)
-    assert kernel_decode.why_other_scales(p, of) is None
-    for other, told in (
-        (p._replace(sfb=p.sfb.float()), "sfb: expected torch.int32 of shape (72, 3), got torch.float32"),
-        (
-            p._replace(sfa=p.sfa[:, :3]),
-            "sfa: expected torch.float32 of shape (5, 9), got torch.float32",
-        ),
-    ):
-        assert told in (kernel_decode.why_other_scales(other, of) or "")
-        with pytest.raises(ValueError, match="config: 64x16"):
-            kernel_decode.run_fine(other, of)

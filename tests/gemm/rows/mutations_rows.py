@@ -127,7 +127,7 @@ MUTATIONS = [
     Mutation("scales of rows before the tile", _MAINLOOP, "  operands.scales.sfa += skipped_scales(tile);\n", "", shows_in=IDS),
     Mutation("B of the first group", _WORK, "row_of_b(p, tile.row_n + row), tile.group);", "row_of_b(p, tile.row_n + row), 0);"),
     Mutation("B's scales of the first group", _WORK, "p.sfb + tile.group * p.groups.sfb_stride;", "p.sfb;"),
-    Mutation("B's scales by row of the first group", _WORK, "tile.row_n, k_block, tile.group);", "tile.row_n, k_block, 0);", shows_in=IDS_BY_ROW),
+    Mutation("B's scales by row of the first group", _WORK, "k_block * kScalePartsOfB, tile.group);", "k_block * kScalePartsOfB, 0);", shows_in=IDS_BY_ROW),
     Mutation("planes of stacked rows", _WORK, "kGroups == kGroupCounts ? tile.group : 0;", "tile.group;"),
     # Rows that are not the group's
     Mutation("boxes are not cut off", _WORK, "row >= end ? 0 : end - row < height ? end - row : height;", "height;"),

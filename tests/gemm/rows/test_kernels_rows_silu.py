@@ -169,8 +169,6 @@ def test_a_configuration_for_something_else_is_refused(monkeypatch: pytest.Monke
         (Output(is_fp32=True, groups=Groups.IDS, activates=True), (128, 128), "FP8 rows with ids"),
         (SILU, (128, 192), "units of 128 columns"),
         (SILU, (128, 64), "units of 128 columns"),
-        (Output(groups=Groups.COUNTS, sfa=PER_64), (128, 128), "rows with ids"),
-        (Output(sfa=PER_64), (128, 128), "rows with ids"),
     ],
 )
 def test_what_cannot_be_built_says_why(output: Output, tile: tuple[int, int], rule: str) -> None:

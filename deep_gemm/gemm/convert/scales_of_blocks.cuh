@@ -1,0 +1,84 @@
+// B lies in memory as WGMMA reads it, and has a scale for each block of fewer than 128 x 128: too many for the math warps to keep.
+// The producer's last warp writes those of a k-block into the slot, behind A's:
+//
+//   [parts of the k-block][chunks of a tile's columns], and whether each chunk has one scale for all parts
+//
+// and arrives at the slot's barrier. Its loads are of a batch of k-blocks at a time, a batch ahead.
+#pragma once
+#include "config.cuh"
+#include "convert/as_it_lies.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include WORK
+
+constexpr uint32_t kChunks = kBlockN / kScaleRowsOfB;
+// A lane has a part of one of so many k-blocks, of each chunk.
+constexpr uint32_t kBlocksOfBatch = 32 / kScalePartsOfB;
+static_assert(kChunks == 2 || kChunks == 4, "the scales of a part are stored at once");
+
+struct LaneScales {
+  const float* rows[kChunks];  // of the tile's chunks: a block's first scale
+  uint32_t coming[kChunks];
+
+  // Scales behind the last one of k are zeros, as the values there are. A tile's columns past n take the last block's.
+  DEVICE void ask(const Params& p, uint32_t first_k_block) {
+    const uint32_t part = first_k_block * kScalePartsOfB + ptx::lane_index();
+    const bool is_there = part < ceil_div(p.k, kBlockK / kScalePartsOfB);
+#pragma unroll
+    for (uint32_t i = 0; i < kChunks; ++i)
+      coming[i] = is_there ? ptx::ld_global_nc_b32(rows[i] + static_cast<uint64_t>(part) * p.sfb_stride_k) : 0;
+  }
+
+  DEVICE LaneScales(const Params& p, const Tile& tile) {
+    const uint32_t last = (p.n - 1) / kScaleRowsOfB;
+#pragma unroll
+    for (uint32_t i = 0; i < kChunks; ++i) {
+      const uint32_t block = tile.row_n / kScaleRowsOfB + i;
+      rows[i] = sfb_of(p, tile) + static_cast<uint64_t>(block < last ? block : last) * p.sfb_stride_n;
+    }
+  }
+};
+
+// By the producer's last warp.
+template <typename Storage>
+DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t) {
+  const uint32_t block_of_lane = ptx::lane_index() / kScalePartsOfB, part = ptx::lane_index() % kScalePartsOfB;
+  RingPosition at;
+  for (Tile tile; tiles.next(tile);) {
+    const KBlocks k_blocks = k_blocks_of(p, tile);
+    LaneScales scales(p, tile);
+    scales.ask(p, k_blocks.first);
+#pragma unroll 1
+    for (uint32_t first = k_blocks.first; first < k_blocks.end; first += kBlocksOfBatch) {
+      uint32_t current[kChunks];
+      bool folds = true;  // the scales of the k-block's first part, or behind the last one of k
+#pragma unroll
+      for (uint32_t i = 0; i < kChunks; ++i) {
+        current[i] = scales.coming[i];
+        folds &= current[i] == ptx::shfl_sync(current[i], ptx::lane_index() - part);
+      }
+      folds |= (first * kScalePartsOfB + ptx::lane_index()) * (kBlockK / kScalePartsOfB) >= p.k;
+      const uint32_t folding = ptx::ballot_sync(folds);
+      scales.ask(p, first + kBlocksOfBatch);
+      const uint32_t count = k_blocks.end - first < kBlocksOfBatch ? k_blocks.end - first : kBlocksOfBatch;
+#pragma unroll 1
+      for (uint32_t i = 0; i < count; ++i, at = at.next()) {
+        constexpr uint32_t kAll = (1 << kScalePartsOfB) - 1;
+        float* const to = &shared.scales[at.stage][kScalesLoaded];
+        wait_until_free(shared.ring, at);
+        if (block_of_lane == i) {
+          if constexpr (kChunks == 4)
+            ptx::st_shared_v4_b32(&to[part * kChunks], current[0], current[1], current[2], current[3]);
+          else
+            ptx::st_shared_v2_b32(&to[part * kChunks], current[0], current[1]);
+          if (part == 0) ptx::st_shared_b32(&to[kScalePartsOfB * kChunks], (folding >> i * kScalePartsOfB & kAll) == kAll);
+        }
+        ptx::syncwarp();
+        if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&shared.ring.full[at.stage]);
+      }
+    }
+  }
+}

@@ -1,0 +1,59 @@
+// B has a scale for each block of fewer than 128 x 128. Those of a k-block stand in the slot behind A's, by parts of the k-block and
+// chunks of columns, where convert/scales_of_blocks.cuh writes them. A k-block whose chunks have one scale each for all of
+// their parts is promoted at once, any other in parts; so a block's path depends on its own scales alone, as long as all tiles
+// have the same columns.
+#pragma once
+#include "scales/rows_of_b.cuh"
+
+template <uint32_t kCount, uint32_t kPieces, uint32_t kOfUnit>
+struct RunScales {
+  static constexpr uint32_t kChunks = kBlockN / kScaleRowsOfB;
+  static_assert(kUnitN == kBlockN, "a unit has all chunks");
+  const ThreadScales in_first_slot;
+  float sfa[kCount * kPieces][2];
+  float sfb[kCount * kPieces][kChunks];
+
+  DEVICE RunScales(const ThreadScales& in_first_slot_, const TileScales&) : in_first_slot(in_first_slot_) {}
+
+  // Whether all parts of a slot are promoted at once.
+  static DEVICE bool parts_fold(const ThreadScales& in_first_slot, uint32_t stage) {
+    return ptx::all_sync(ptx::ld_shared_b32(in_first_slot.sfb + stage * kScales + kScalesWritten - 1) != 0);
+  }
+
+  DEVICE void begin_k_block(uint32_t, uint32_t) {}
+
+  // Before the piece's WGMMA: A's, then B's.
+  DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t piece) {
+    const uint32_t part = part_of_piece<kOfUnit>(piece), unit = unit_of_piece<kOfUnit>(piece);
+    float(&rows)[2] = sfa[k_block * kPieces + piece];
+    float(&chunks)[kChunks] = sfb[k_block * kPieces + piece];
+    load_scales(in_first_slot.sfa + stage * kScales + scale_of_part(part, kScaleParts) * kScaleRows + row_of_unit(unit), rows);
+    const float* const of_part = in_first_slot.sfb + stage * kScales + scale_of_part(part, kScalePartsOfB) * kChunks;
+    if constexpr (kChunks == 4) {
+      const ptx::Float4 four = ptx::ld_shared_v4_f32(of_part);
+      chunks[0] = four.x, chunks[1] = four.y, chunks[2] = four.z, chunks[3] = four.w;
+    } else {
+      const ptx::Float2 two = ptx::ld_shared_v2_f32(of_part);
+      chunks[0] = two.x, chunks[1] = two.y;
+    }
+  }
+
+  DEVICE void load_behind(uint32_t, uint32_t, uint32_t) {}
+
+  // total = fma(partial, round(sfa * sfb), total)
+  template <typename Release>
+  DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], uint32_t, uint32_t k_block,
+                      uint32_t piece, const Release& release_slot) const {
+    const float(&rows)[2] = sfa[k_block * kPieces + piece];
+    const float(&chunks)[kChunks] = sfb[k_block * kPieces + piece];
+    if (piece + 1 == kPieces) release_slot(chunks[kChunks - 1]);
+#pragma unroll
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      const float scale[2] = {rows[0] * chunks[chunk], rows[1] * chunks[chunk]};
+      constexpr uint32_t kValues = kScaleRowsOfB / 2;
+#pragma unroll
+      for (uint32_t i = chunk * kValues; i < (chunk + 1) * kValues; ++i)
+        total[i] = ptx::fma(partial[i], scale[i / 2 % 2], total[i]);
+    }
+  }
+};

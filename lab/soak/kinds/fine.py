@@ -1,0 +1,95 @@
+"""FP8 products with scales of fewer than 128 columns: dense, of rows by ids or ends, of counted rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from deep_gemm.casts.scales import words_of
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.gemm.output import FINE_OPERANDS
+
+from ..draw import Draw
+from . import dense, fp8, rows
+
+FORMS: Mapping[str, Any] = {
+    "FP32": lambda sf: sf,
+    "bytes": lambda sf: (sf.view(torch.int32) >> 23).to(torch.uint8),
+    "words": lambda sf: words_of(FORMS["bytes"](sf)),
+}
+
+
+SCALES = "shape device"
+"""Faults of scales, which may have other types too."""
+
+
+class FineWeight(fp8.Weight):
+    """A weight with fine scales, or beside such scales of A. Those of exact sums are powers of two, in any form."""
+
+    faults: ClassVar[tuple[str, str, str]] = (fp8.VALUES, SCALES, SCALES)
+
+    def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
+        super().__init__(draw, exact, low, high)
+        _, of_a, of_b = draw.rng.choice(FINE_OPERANDS)
+        assert of_a is not None
+        assert of_b is not None
+        self.of_a, self.of_b = of_a, of_b
+        self.columns_of_a, self.columns = of_a.columns, min(of_a.columns, of_b.columns)
+        self.form = draw.rng.choice([*FORMS]) if exact else "FP32"
+
+    @property
+    def text(self) -> str:
+        """More words of a trial."""
+        return f" {tuple(self.of_a)} by {tuple(self.of_b)} in {self.form}"
+
+    @property
+    def recipes(self) -> dict[str, Any]:
+        """Give the keywords that state scales in a call."""
+        return {"recipe_a": tuple(self.of_a), "recipe_b": tuple(self.of_b)}
+
+    def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
+        """Room for a weight `[..., n, k]` and its scales."""
+        *outer, n, k = shape
+        groups = ceil_div(n, self.of_b.rows), ceil_div(k, self.of_b.columns)
+        return self.draw.matrix(shape, torch.float8_e4m3fn), self.draw.scales((*outer, *groups))
+
+    def given(self, values: Tensor, sf: Tensor) -> tuple[Tensor, Tensor]:
+        """Give values and scales as a call takes them. Words lie along k, also where B is turned."""
+        if self.form == "words" and values.stride(-1) != 1:
+            return values, FORMS["words"](sf.mT).mT
+        return values, FORMS[self.form](sf)
+
+    def numbers(self, values: Tensor, sf: Tensor, rows: int = SCALE_BLOCK) -> Tensor:
+        """Give the FP64 numbers `[..., n, k]`."""
+        return fp8.spread(values, sf, *self.of_b)
+
+
+class DenseFine(dense.Dense):
+    """`fp8_gemm_nt` and its relatives."""
+
+    kind = "fp8_gemm_fine"
+    has_rows: ClassVar[bool] = False
+    make_weight: ClassVar[type[fp8.Weight]] = FineWeight
+
+    def refused_faults(self) -> Mapping[str, str]:
+        """A turned B may be copied, wherever it is."""
+        return {**super().refused_faults(), "b": "dtype shape device" if self.major[1] == "n" else fp8.VALUES}
+
+
+class ContiguousFine(rows.Contiguous):
+    """`m_grouped_fp8_gemm_nt_contiguous` and its nn form."""
+
+    kind = "m_grouped_fp8_contiguous_fine"
+    faults: ClassVar = {**rows.Contiguous.faults, "sfa": SCALES, "sfb": SCALES}
+    make_weight: ClassVar[type[fp8.Weight]] = FineWeight
+
+
+class MaskedFine(rows.Masked):
+    """`m_grouped_fp8_gemm_nt_masked`."""
+
+    kind = "m_grouped_fp8_masked_fine"
+    faults: ClassVar = {**rows.Masked.faults, "sfa": SCALES, "sfb": SCALES}
+    make_weight: ClassVar[type[fp8.Weight]] = FineWeight

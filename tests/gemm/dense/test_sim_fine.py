@@ -1,0 +1,111 @@
+"""Products with scales of fewer than 128 columns, in the simulator: whole results, bits, and which path is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.output import FINE_OPERANDS, Groups, Operands, Output
+from deep_gemm.gemm.tiles import TILES_OF
+from lab.sim import dense as sim
+from lab.sim.dense import DenseTrial, compile_config
+from lab.sim.rows import RowsTrial
+
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
+
+BLOCKS = Scales(32, 32), Scales(64, 64)
+TILES = sorted({(tile.block_m, tile.block_n) for operands in FINE_OPERANDS for tile in TILES_OF[operands]})
+
+
+def config(
+    operands: Operands, tile: tuple[int, int], groups: Groups = Groups.NONE, k: int = 128, split: int = 1
+) -> GemmConfig:
+    b, sfa, sfb = operands
+    return tile_config(*tile, Output(b=b, sfa=sfa, sfb=sfb, groups=groups), cluster_k=split, k=k)
+
+
+@pytest.mark.parametrize("k", [16, 288, 576, 1312])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
+def test_every_kind_tile_and_depth(operands: Operands, tile: tuple[int, int], k: int) -> None:
+    if tile in {(each.block_m, each.block_n) for each in TILES_OF[operands]}:
+        DenseTrial(config(operands, tile, k=k), 150, 200, k, 1).run()
+
+
+@pytest.mark.parametrize("groups", [Groups.IDS, Groups.ENDS, Groups.COUNTS])
+@pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
+def test_rows_of_groups(operands: Operands, groups: Groups) -> None:
+    ids = (*[0] * 70, *[-1] * 3, *[2] * 66, *[1] * 130)
+    layout = {Groups.IDS: ids, Groups.ENDS: (70, 70, 258), Groups.COUNTS: (70, 0, 130)}[groups]
+    RowsTrial(config(operands, (128, 128), groups=groups, k=416), layout, 2, n=200, k=416, num_sms=2).run()
+
+
+@pytest.mark.parametrize("schedule", ["slow_producer", "slow_warps", "slow_math", "slow_warpgroup", "late_loads"])
+@pytest.mark.parametrize("operands", FINE_OPERANDS[::3], ids=str)
+def test_biased_schedules(operands: Operands, schedule: str) -> None:
+    DenseTrial(config(operands, (128, 128), k=928), 137, 296, 928, 3, schedule, num_sms=1).run()
+
+
+def problem(sfb: Scales, *, of_a: Scales = PER_ROW) -> tuple[GemmConfig, DenseProblem]:
+    of = tile_config(128, 128, Output(sfa=of_a, sfb=sfb), k=128)
+    return of, sim.random_problem(of, 150, 264, 1312, 5)
+
+
+@pytest.mark.parametrize("sfb", BLOCKS, ids=str)
+def test_blocks_that_share_a_scale_along_k_are_promoted_at_once(sfb: Scales) -> None:
+    """They have the bits of a product by 128x128 then, and of one whose parts differ if they do in a column's tile."""
+    of, p = problem(sfb)
+    plain = tile_config(128, 128, Output(), k=128)
+    blocks = torch.rand(3, 11, generator=torch.Generator().manual_seed(1)) + 0.5
+    fine = blocks.repeat_interleave(128 // sfb.rows, 0).repeat_interleave(128 // sfb.columns, 1)
+    fine = fine[: p.sfb.shape[0], : p.sfb.shape[1]].contiguous()
+    by_128 = sim.run(compile_config(plain), plain, p._replace(sfb=blocks, of_b=PER_BLOCK), truncate=True).d
+    at_once = sim.run(compile_config(of), of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
+    assert torch.equal(at_once, by_128)
+    fine[0, 1] *= 3
+    d = sim.run(compile_config(of), of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
+    assert torch.equal(d[:, 128:], by_128[:, 128:])
+    assert not torch.equal(d[:, sfb.rows : 128], by_128[:, sfb.rows : 128])
+
+
+@pytest.mark.parametrize("sfb", BLOCKS, ids=str)
+def test_bits_do_not_depend_on_the_tile(sfb: Scales) -> None:
+    _, p = problem(sfb)
+    found = []
+    for tile in ((64, 128), (128, 128), (256, 128)):
+        of = tile_config(*tile, Output(sfb=sfb), k=128)
+        found.append(sim.run(compile_config(of), of, p._replace(d=torch.empty_like(p.d)), truncate=True).d)
+    assert all(torch.equal(d, found[0]) for d in found)
+
+
+@pytest.mark.parametrize("sfb", [*BLOCKS, Scales(1, 32)], ids=str)
+@pytest.mark.parametrize("of_a", [PER_ROW, Scales(1, 32)], ids=str)
+def test_scales_of_any_size_and_strides(sfb: Scales, of_a: Scales) -> None:
+    """0, NaN, infinite ones beside small ones; columns of another tensor."""
+    of, p = problem(sfb, of_a=of_a)
+    p.sfb[1, 3], p.sfb[2, 6], p.sfb[3, 9], p.sfb[0, 5] = 0, torch.nan, 2.0**-100, 2.0**90
+    wide = torch.full((p.sfb.shape[0], 50), torch.nan)
+    wide[:, : p.sfb.shape[1]] = p.sfb
+    kernel = compile_config(of)
+    for scales in (p.sfb, p.sfb.t().contiguous().t(), wide[:, : p.sfb.shape[1]]):
+        result = sim.run(kernel, of, p._replace(sfb=scales, d=torch.empty_like(p.d)))
+        assert bool(result.d.isnan().any())
+        result.checked()
+
+
+@pytest.mark.parametrize("split", [2, 4])
+def test_a_split_of_k_adds_up_parts_of_any_scales(split: int) -> None:
+    for sfb in BLOCKS:
+        DenseTrial(config((Output().b, PER_ROW, sfb), (64, 128), split=split), 72, 200, 1312, 7, num_sms=split).run()
+
+
+def test_c_is_added() -> None:
+    of = tile_config(128, 128, Output(is_fp32=True, adds_to_d=True, sfa=Scales(1, 32), sfb=Scales(1, 32)), k=128)
+    DenseTrial(of, 137, 264, 416, 8).run()
+    DenseTrial(replace(of, adds_to_d=False, with_c=True), 137, 264, 416, 8).run()
