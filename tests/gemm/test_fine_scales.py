@@ -247,4 +247,4 @@ def test_products_that_take_128_columns_alone_say_so() -> None:
         deep_gemm.fp8_einsum("bhr,hdr->bhd", a, b, recipe=(1, 32, 32))
     with pytest.raises(NotImplementedError, match=expected):
         deep_gemm.explain(M, N, 128, groups="heads", num_groups=2, recipe=(1, 32, 32))
-    assert deep_gemm.explain(M, N, 128, recipe=(1, 32, 32))[0].config.name == "64x128 1x32 32x32 bf16 run 1"
+    assert deep_gemm.explain(M, N, 128, recipe=(1, 32, 32))[0].config.name == "64x8 2/SM bf16 1x32 by 32x32"
