@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 335,
-    "lines of Python in the wheel": 27_703,
+    "lines of Python in the wheel": 27_752,
     "lines of Python in lab/": 17_520,
-    "lines of Python in tests/": 43_460,
+    "lines of Python in tests/": 43_566,
     "rooms": 17,
     "floors": 10,
     "arrows": 74,
