@@ -13,12 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..casts.gating import Gating
 from ..casts.rules import LAYER_TYPES
 from ..core.gpu import is_hopper
 from ..core.jit.to_host import ToHost
-from ..gemm.rows.api import product_of_rows_by_64
-from ..moe.activation import activated_product_of_rows
-from ..moe.check import ExpertRows
+from ..gemm.packed import is_packed
+from ..gemm.rows.api import product_of_rows_by_64, product_of_stacked_rows
+from ..moe.activation import activated_product_of_rows, cast_activated
+from ..moe.api import product_of_rows
+from ..moe.check import ActivationProblem, ExpertRows
 from ..moe.routing import expert_rows, gather_weighted, stack_routes, sum_rows
 from . import plan_sends
 from .collectives import all_gather, all_to_all, check_agreed
@@ -258,14 +261,20 @@ def experts_here(came: Arrived, p: MegaProblem, sizes: MegaSizes, routes: int | 
     rows = rows._replace(token_of=rows.token_of[:routes], ids=rows.ids[:routes])
     num, tensors = len(rows.ids), p.tensors
     results = torch.empty(num, sizes.hidden, dtype=torch.bfloat16, device=rows.ids.device)
-    if num:
-        source = rows.token_of.clamp_min(0)  # rows without a token may hold anything
-        a = tensors.l1_acts[:num], tensors.l1_acts_sf[:num]
-        torch.index_select(came.values, 0, source, out=a[0].view(WORD))
-        a[1].copy_(came.scales.index_select(0, source))
-        middles = tensors.l2_acts[:num], tensors.l2_acts_sf[:num]
-        activated_product_of_rows(a, p.l1, middles, rows.ids, weights_of(rows, came.weights), limit=p.limit)
-        product_of_rows_by_64(middles, p.l2, results, rows.ids)
+    if not num:
+        return results, rows
+    source = rows.token_of.clamp_min(0)  # rows without a token may hold anything
+    a = tensors.l1_acts[:num], tensors.l1_acts_sf[:num]
+    torch.index_select(came.values, 0, source, out=a[0].view(WORD))
+    a[1].copy_(came.scales.index_select(0, source))
+    weights = weights_of(rows, came.weights)
+    if is_packed(p.l1):
+        h = ActivationProblem(product_of_rows(a, p.l1, rows), weights, None, rows.ends, 1, Gating(limit=p.limit))
+        product_of_stacked_rows(cast_activated(h, mn_major=True), p.l2, results, rows.ids)
+        return results, rows
+    middles = tensors.l2_acts[:num], tensors.l2_acts_sf[:num]
+    activated_product_of_rows(a, p.l1, middles, rows.ids, weights, limit=p.limit)
+    product_of_rows_by_64(middles, p.l2, results, rows.ids)
     return results, rows
 
 

@@ -93,7 +93,7 @@ class Peers:
         values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=device)
         scales = empty_scales((count,), hidden, values, mn_major=True)
         addresses = torch.empty(count, dtype=torch.int64, device=device)
-        if is_packed(w) or not self.fetches(intermediate):
+        if not self.fetches(w):
             gather_rows.run(self.node, rows, Gathered(values, scales, addresses=addresses))
             return activations_of_rows((values, scales), w, rows, Gating(limit=limit)), addresses
         d = (
@@ -104,9 +104,9 @@ class Peers:
         rows_fetched.run(FetchedRowsProblem(silu, rows, addresses, self.node))
         return d, addresses
 
-    def fetches(self, intermediate: int) -> bool:
-        """Tell whether the first product fetches its rows."""
-        is_many = self.ids.numel() >= MANY_ROWS
+    def fetches(self, w: Operand) -> bool:
+        """Tell whether the first product fetches its rows: many, and of FP8, for which alone it activates."""
+        is_many, intermediate = self.ids.numel() >= MANY_ROWS and not is_packed(w), w[0].shape[1] // 2
         return is_many and intermediate % SCALE_BLOCK == 0 and rows_fetched.why_not(self.room) is None
 
     def product(self, a: Quantized, w: Operand, rows: ExpertRows, addresses: Tensor) -> None:

@@ -20,6 +20,7 @@ from ..core.check.integers import INT32_MAX
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..core.meeting import Room
 from ..core.seen import torch_compares
+from ..gemm.packed import is_packed
 from ..moe.api import activates_in_product
 from ..moe.check import ExpertRows
 from ..moe.gather_weighted import sums_at
@@ -72,11 +73,11 @@ class Decode(Kind):
         super().__init__(given, weights)
         self.peers, self.rows, self.at_ids = peers, peers.ids.numel(), peers.ids.data_ptr()
         self.max_tokens, self.hidden = peers.room.max_tokens, peers.room.hidden
-        self.fetches = peers.fetches(share.intermediate)
+        self.fetches = peers.fetches(weights.w1)
         self.activation = None
         if self.fetches:
             self.first = rows_at.fetched(weights.w1, limit, peers.node)
-        elif activates_in_product(self.rows, share.intermediate):
+        elif not is_packed(weights.w1) and activates_in_product(self.rows, share.intermediate):
             self.first = rows_at.activated(weights.w1, limit)
         else:
             self.first = rows_at.product(weights.w1)
@@ -126,7 +127,8 @@ class Decode(Kind):
             tokens <= self.max_tokens
             and tokens == ids.shape[0] == p.shape[0]
             and addresses % ADDRESS_ALIGNMENT == 0
-            and are_whole(ids, p, weights.w1[1], weights.w2[1])
+            and are_whole(ids, p)
+            and weights.have_whole_scales()
             and self.is_straight()
         )
 
@@ -174,7 +176,7 @@ class Decode(Kind):
         return None if out else y
 
 
-def why_not(peers: Peers, share: Share, given: Sequence[Tensor]) -> str | None:
+def why_not(peers: Peers, share: Share, given: Sequence[Tensor], weights: Weights) -> str | None:
     """Say why calls like this one, which was checked, go by tensors; None if they can be prepared."""
     x, ids, p, *out = given
     if not 0 < share.here <= MAX_EXPERTS:
@@ -185,4 +187,6 @@ def why_not(peers: Peers, share: Share, given: Sequence[Tensor]) -> str | None:
         return "routes that are cast or copied first"
     if not has_aligned_rows(x) or any(each.stride(0) < share.hidden or not has_aligned_rows(each) for each in out):
         return "tokens that are copied first, or strides of `out` that suit a single row"
+    if not weights.are_taken_as_they_lie():
+        return "scales of weights that are copied first"
     return None if torch_compares() else "this torch compares tensors otherwise"

@@ -22,7 +22,6 @@ from ..core.check.checks import Operand, no_gradient, written
 from ..core.check.integers import integer_in_range
 from ..core.check.numbers import positive
 from ..core.meeting import Room
-from ..gemm.packed import is_packed
 from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
 from ..moe.routing import stack_routes, sum_rows, weighted_sum
@@ -86,7 +85,6 @@ class Experts(Holder):
         self.room = None if room is None else integer_in_range("room", room, 0)
         self.w1: torch.nn.Parameter | None = None
         self.w2: torch.nn.Parameter | None = None
-        self._is_fp4 = is_packed(w1) or is_packed(w2)
         if isinstance(w1, Tensor) and isinstance(w2, Tensor):
             self.w1, self.w2 = (
                 w if isinstance(w, torch.nn.Parameter) else torch.nn.Parameter(w.detach()) for w in (w1, w2)
@@ -138,8 +136,8 @@ class Experts(Holder):
         return self.held("w1"), self.held("w2")
 
     def _weights_that_stay(self) -> Weights | None:
-        """The weights for which calls are prepared: FP8, unless each call casts them."""
-        return Weights(*self.weights()) if self.w1 is None and not self._is_fp4 else None
+        """The weights for which calls are prepared, unless each call casts them."""
+        return Weights(*self.weights()) if self.w1 is None else None
 
     def _device(self) -> torch.device:
         return self.w1_values.device if self.w1 is None else self.w1.device
@@ -264,7 +262,9 @@ class Experts(Holder):
     def _prepare_decode(self, given: Sequence[Tensor], weights: Weights) -> None:
         """Prepare calls like this one, which went by peer memory, if there can be such."""
         peers = self._peers
-        if peers is not None and len(self._decodes) < MAX_KINDS and why_not_decode(peers, self.share, given) is None:
+        if peers is None or len(self._decodes) >= MAX_KINDS:
+            return
+        if why_not_decode(peers, self.share, given, weights) is None:
             self._decodes = [Decode(peers, self.share, self.limit, given, weights), *self._decodes]
 
     @torch.no_grad()

@@ -3,7 +3,8 @@
     post_rows:          tokens, FP8 already -> this rank's room; which experts want them -> all rooms
     route_rows:         a row for each route to an expert here
     gather_rows:        rooms -> rows of the experts here, their weights, and where each row's result goes
-    the first product:  gate and up, activated, weighted, cast; it fetches many rows itself
+    the first product:  gate and up, activated, weighted, cast; it fetches many rows itself. With FP4 weights it gives
+                        gate and up in BF16, and cast_rows does the rest
     rows_to_addresses:  the second one, each row -> the place of its route on the token's rank
     meet_ranks, gather_weighted: a token's results, summed up in order of its routes
 
@@ -25,15 +26,15 @@ from ..core.check.recipes import PER_64
 from ..core.kernel import computes_on
 from ..core.meeting import Room
 from ..core.seen import torch_compares
-from ..gemm.packed import is_packed
+from ..gemm.packed import is_packed, is_taken_as_it_lies
 from ..gemm.plan import B, D, addresses_of
 from ..gemm.rows import silu_launch as rows_silu
+from ..gemm.rows.api import product_of_stacked_rows
 from ..gemm.rows.launch import GroupedProblem
 from ..gemm.rows.silu_check import SiluRowsProblem
-from ..moe.activation import activated_product_of_rows
 from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import MAX_EXPERTS, RoutesAt
-from . import rows_fetched, rows_to_addresses
+from . import rows_at, rows_fetched, rows_to_addresses
 from .by_peers import Peers, connect, why_not
 from .gather_rows import Gathered
 from .mega_check import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
@@ -78,9 +79,8 @@ class Calls:
     def __init__(self, sizes: MegaSizes, tensors: MegaTensors, peers: Peers) -> None:
         self.sizes, self.tensors, self.peers = sizes, tensors, peers
         self._alike: list[Alike] = []
-        self._launches: dict[object, Launches | Products] = {}
+        self._launches: dict[object, Launches] = {}
         self._device, self._rows = tensors.x.get_device(), sizes.rows
-        self.fetches = peers.fetches(sizes.intermediate)
         routes = peers.routes()
         self.rows = routes.rows
         self.weights = torch.empty_like(routes.ids, dtype=torch.float32)
@@ -111,7 +111,7 @@ class Calls:
         p = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit, is_fp4=is_fp4)
         launches = self._launches_of(p)
         self._launch(launches, y, p.l1, p.l2, counts)
-        if like is None and why_not_alike(y) is None:
+        if like is None and why_not_alike(y, weights) is None:
             like = Alike(self, launches, given, weights, (limit, is_fp4))
             self._alike = [like, *self._alike[: MAX_KINDS - 1]]  # a new list: others may be reading the old
 
@@ -123,17 +123,15 @@ class Calls:
         except (TypeError, ValueError):  # weights that are no pairs: the checks say how
             return None
 
-    def _launches_of(self, p: MegaProblem) -> Launches | Products:
-        lie = p.limit, is_packed(p.l1), *(x.stride() for x in (p.y, *p.l1, *p.l2))
+    def _launches_of(self, p: MegaProblem) -> Launches:
+        lie = p.limit, *((x.dtype, x.stride()) for x in (p.y, *p.l1, *p.l2))
         found = self._launches.get(lie)
         if found is None:
-            found = Products(self, p) if is_packed(p.l1) else Launches(self, p)
+            found = (LaunchesOfFp4 if is_packed(p.l1) else Launches)(self, p)
             put(self._launches, lie, found, MAX_KINDS)
         return found
 
-    def _launch(
-        self, launches: Launches | Products, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None
-    ) -> None:
+    def _launch(self, launches: Launches, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None) -> None:
         self.peers.check()
         tokens, rows = y.shape[0], self._rows
         self._post.launch(self._ctas_of_post, tokens)
@@ -153,6 +151,11 @@ class Launches:
 
     def __init__(self, calls: Calls, p: MegaProblem) -> None:
         """For a call that was checked. It keeps neither y nor weights."""
+        self.fetches = calls.peers.fetches(p.l1)
+        self.sums = sums_at(calls.peers.results, calls.result_of, None, p.y)
+        self._prepare(calls, p)
+
+    def _prepare(self, calls: Calls, p: MegaProblem) -> None:
         t, rows, node, limit = calls.tensors, calls.rows, calls.peers.node, p.limit
         a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
         weights, addresses = calls.weights, calls.addresses  # who holds `calls` would keep it from being let go
@@ -166,7 +169,6 @@ class Launches:
         def second(l2: Operand) -> GroupedProblem:
             return rows_to_addresses.problem(middle, l2, addresses, rows.ids, of_a=PER_64)
 
-        self.fetches = calls.fetches
         if self.fetches:
             at = rows_fetched.addresses(fetched(p.l1))
             output, first = rows_fetched.IN_TURN, lambda l1, *how: rows_fetched.plan_of(fetched(l1), *how)
@@ -178,7 +180,6 @@ class Launches:
             p.l2, rows_to_addresses.OUTPUT_BY_64, lambda l2, *how: rows_to_addresses.plan_of(second(l2), *how)
         )
         self.addresses = [(each[:B], each[D:]) for each in (at, addresses_of(second(p.l2)))]
-        self.sums = sums_at(calls.peers.results, calls.result_of, None, p.y)
 
     def multiply(self, rows: int, l1: Operand, l2: Operand) -> None:
         """Launch both products."""
@@ -187,31 +188,36 @@ class Launches:
         self.second.launch(rows, l2, middle, to_addresses)
 
 
-class Products:
-    """The same for FP4 weights, by products that are asked in each call."""
+class LaunchesOfFp4(Launches):
+    """The same for FP4 weights: the first product comes in BF16, and a kernel of its own activates and casts it."""
 
-    fetches = False
-
-    def __init__(self, calls: Calls, p: MegaProblem) -> None:
-        """For a call that was checked. It keeps neither y nor weights."""
+    def _prepare(self, calls: Calls, p: MegaProblem) -> None:
         rows_to_addresses.check_weight("l2", p.l2)
-        t, self._ids, self._limit = calls.tensors, calls.rows.ids, p.limit
-        self._a, self._middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
-        self._weights, self._addresses = calls.weights, calls.addresses
-        self.sums = sums_at(calls.peers.results, calls.result_of, None, p.y)
+        (experts, self._width, _), t = p.l1[0].shape, calls.tensors
+        self._a, self._ids = (t.l1_acts, t.l1_acts_sf), calls.rows.ids
+        self._is_asked = not is_taken_as_it_lies(p.l1)
+        self.first, self.second = rows_at.product(p.l1), rows_at.to_addresses(p.l2)
+        self._activation = rows_at.activation(self._width // 2, experts, p.limit, t.x.device, calls.weights)
+        a, middle, to = self._a, (t.l2_acts, t.l2_acts_sf), (calls.addresses, self._ids)
+        self._at_a, self._at_middle, self._to = (tuple(x.data_ptr() for x in each) for each in (a, middle, to))
+        self._how = calls.rows.ends.data_ptr(), t.l2_acts_sf.stride(1) * WORD_BYTES
 
-    def multiply(self, _: int, l1: Operand, l2: Operand) -> None:
-        """Compute both products."""
-        activated_product_of_rows(self._a, l1, self._middle, self._ids, self._weights, limit=self._limit)
-        rows_to_addresses.run(self._middle, l2, self._ids, self._addresses, of_a=PER_64)
+    def multiply(self, rows: int, l1: Operand, l2: Operand) -> None:
+        """Launch all three. An l1 with scales in FP32, which no kernel takes, is asked in each call."""
+        h = torch.empty(rows, self._width, dtype=torch.bfloat16, device=self._ids.device)
+        at_h = h.data_ptr()
+        if self._is_asked:
+            product_of_stacked_rows(self._a, l1, h, self._ids)
+        else:
+            self.first.launch(rows, l1, self._at_a, (at_h, self._to[1]))
+        self._activation.launch(rows, at_h, *self._at_middle, *self._how)
+        self.second.launch(rows, l2, self._at_middle, self._to)
 
 
 class Alike(Kind):
     """Calls with one limit, and a y, weights and counts of one kind. What they are given is y, and counts if any."""
 
-    def __init__(
-        self, calls: Calls, launches: Launches | Products, given: Sequence[Tensor], weights: Weights, said: Key
-    ) -> None:
+    def __init__(self, calls: Calls, launches: Launches, given: Sequence[Tensor], weights: Weights, said: Key) -> None:
         """For calls like this one, which was checked and `why_not_alike` has nothing against."""
         super().__init__(given, weights)
         self.launches, self.said = launches, said
@@ -236,15 +242,18 @@ class Alike(Kind):
         return (
             tokens <= self._most
             and (first | at[0] | at[2]) % ADDRESS_ALIGNMENT == 0
-            and are_whole(weights.w1[1], weights.w2[1], *counts)
+            and are_whole(*counts)
+            and weights.have_whole_scales()
             and not touches(first, span, inputs)
             and self.is_straight()
             and not (self._requires_grad and cuts_gradient((*weights.w1, *weights.w2), (y,)))
         )
 
 
-def why_not_alike(y: Tensor) -> str | None:
-    """Say why calls with a y like this one, which was checked, are checked each; None if they need not be."""
+def why_not_alike(y: Tensor, weights: Weights) -> str | None:
+    """Say why calls like this one, which was checked, are checked each; None if they need not be."""
     if y.stride(0) < y.shape[1] or not has_aligned_rows(y):
         return "strides that suit a single row"
+    if not weights.are_taken_as_they_lie():
+        return "scales of weights that are copied first"
     return None if torch_compares() else "this torch compares tensors otherwise"

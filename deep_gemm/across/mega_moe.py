@@ -57,7 +57,9 @@ class SM90SymmBuffer:
     - `topk_weights`: FP32 `[T, topk]`.
 
     T is `num_max_tokens_per_rank`. `l1_acts`, `l1_acts_sf`, `l2_acts` and `l2_acts_sf` are what the two products of a
-    call read, each row being one route's: room for every token of every rank on all its experts here.
+    call read, each row being one route's: room for every token of every rank on all its experts here. (With FP4
+    weights `l2_acts_sf` has a scale for 128 columns in its first half; through collectives the second product has
+    memory of its own.)
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class SM90SymmBuffer:
 
     @property
     def l2_acts_sf(self) -> Tensor:
-        """Scales of `l2_acts`, one for each 64 columns."""
+        """Scales of `l2_acts`, one for each 64 columns of it, or 128 with FP4 weights."""
         return self.tensors.l2_acts_sf
 
 
@@ -386,9 +388,8 @@ def fp8_fp4_mega_moe(
     """Compute `fp8_mega_moe` with FP4 weights, from `transform_weights_for_mega_moe`.
 
     `recipe` is (1, 1, 32), or a NotImplementedError; so is a keyword that is not named here, unless it is None or
-    False. Between the products all is as there. By peer memory scales of l2 are UE8M0, in any form. On a GPU it is
-    right but slow for now: torch activates, and the second product copies its operands, whose scales of A are for 64
-    columns.
+    False. gate and up are rounded to BF16, and Q has one scale for each row and 128 columns, as kernels of FP4 take
+    it: what `silu_mul_cast_to_fp8` gives. All else is as there. By peer memory scales of l2 are UE8M0, in any form.
 
     >>> l1 = torch.full((2, 256, 128), 0x22, dtype=torch.uint8), torch.full((2, 256, 8), 127, dtype=torch.uint8)
     >>> l2 = torch.full((2, 256, 64), 0x22, dtype=torch.uint8), torch.full((2, 256, 4), 127, dtype=torch.uint8)

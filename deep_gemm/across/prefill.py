@@ -17,6 +17,7 @@ from ..core.check.integers import INT32_MAX
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..core.meeting import MAX_ROW_BYTES
 from ..core.seen import torch_compares
+from ..gemm.packed import is_packed
 from ..moe import route_rows
 from ..moe.api import MANY_ROWS
 from ..moe.gather_weighted import sums_at
@@ -43,8 +44,8 @@ class Prefill(Kind):
         self.words = row_bytes(share.hidden, self.topk) // WORD_BYTES
         self.rows_of_token = min(self.topk, planner.world_size)
         self.product1, self.product2 = rows_at.product(weights.w1), rows_at.product(weights.w2)
-        has_whole_blocks = share.intermediate % SCALE_BLOCK == 0
-        self.activated = rows_at.activated(weights.w1, limit) if has_whole_blocks else None
+        activates = share.intermediate % SCALE_BLOCK == 0 and not is_packed(weights.w1)
+        self.activated = rows_at.activated(weights.w1, limit) if activates else None
         self._prepare(given, limit)
 
     def _prepare(self, given: Tokens, limit: float | None) -> None:
@@ -89,7 +90,8 @@ class Prefill(Kind):
             x.shape[0] == ids.shape[0] == p.shape[0]
             and x.shape[0] * self.topk <= INT32_MAX
             and addresses % ADDRESS_ALIGNMENT == 0
-            and are_whole(ids, p, weights.w1[1], weights.w2[1])
+            and are_whole(ids, p)
+            and weights.have_whole_scales()
             and self.is_straight()
         )
 
@@ -177,4 +179,6 @@ def why_not(planner: Planner, share: Share, given: Tokens, weights: Weights) -> 
         return "tokens or routes that are cast or copied first"
     if any(each.requires_grad for each in (*given, *weights.w1, *weights.w2)):
         return "tensors that may want a gradient"
+    if not weights.are_taken_as_they_lie():
+        return "scales of weights that are copied first"
     return None if torch_compares() else "this torch compares tensors otherwise"

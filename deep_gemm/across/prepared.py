@@ -15,6 +15,8 @@ from ..core.check.checks import Operand
 from ..core.check.tracing import is_dynamo_compiling, num_modes
 from ..core.kernel import computes_on
 from ..core.seen import check_of
+from ..gemm.packed import is_taken_as_it_lies
+from ..gemm.plan import SCALE_BYTES
 
 MAX_KINDS = 8
 """For which calls of a form are prepared."""
@@ -31,10 +33,18 @@ class Tokens(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The experts of a process, in FP8."""
+    """The experts of a process, in FP8 or FP4."""
 
     w1: Operand
     w2: Operand
+
+    def are_taken_as_they_lie(self) -> bool:
+        """Tell whether kernels take both, which were checked, where calls have them."""
+        return is_taken_as_it_lies(self.w1) and is_taken_as_it_lies(self.w2)
+
+    def have_whole_scales(self) -> bool:
+        """Tell whether scales begin where FP32 numbers may, and words of exponents, which may come as bytes."""
+        return (self.w1[1].data_ptr() | self.w2[1].data_ptr()) % SCALE_BYTES == 0
 
 
 class Kind:

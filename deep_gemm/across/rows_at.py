@@ -20,12 +20,14 @@ from ..casts.gating import Gating
 from ..core.call import put
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
+from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
 from ..core.gpu import gpu_of
 from ..core.kernel import ByRows, Prepared
 from ..core.meeting import Node
 from ..core.settings import get_num_sms, get_pdl, in_force, num_sms_of
 from ..gemm.kernel_decode import kernel_of
 from ..gemm.output import Groups, Output
+from ..gemm.packed import depth_of, is_packed
 from ..gemm.plan import Addresses, Plan
 from ..gemm.rows import launch as rows
 from ..gemm.rows import silu_launch as rows_silu
@@ -56,7 +58,7 @@ class RowsAt:
 
     def __init__(self, weight: Operand, output: Output, template: Template) -> None:
         """`template` prepares the launch of a configuration for a weight, and some number of rows."""
-        self.groups, self.n, self.k = weight[0].shape
+        (self.groups, self.n, _), self.k = weight[0].shape, depth_of(weight)
         self.device, self.output, self._template = weight[0].get_device(), output, template
         self._pitches = ["activation.scales_pitch"] * output.activates + ["fetching.pitch"] * output.fetches
         self._templates: dict[rows.Config, Plan] = {}
@@ -105,7 +107,7 @@ def product(weight: Operand) -> RowsAt:
             rows.grouped_problem(contiguous_problem(a, weight, d, ids, ensure_zero_padding=False)), *how
         )
 
-    return RowsAt(weight, Output(groups=Groups.IDS), template)
+    return RowsAt(weight, Output(groups=Groups.IDS, sfb=_sfb(weight)), template)
 
 
 def activated(weight: Operand, limit: float | None) -> RowsAt:
@@ -135,17 +137,20 @@ def to_addresses(weight: Operand) -> RowsAt:
         ids = _zeros(FEW, weight)
         return rows_to_addresses.plan_of(rows_to_addresses.problem(_few_rows(weight), weight, ids.long(), ids), *how)
 
-    return RowsAt(weight, rows_to_addresses.OUTPUT, template)
+    return RowsAt(weight, rows_to_addresses.OUTPUTS[PER_ROW, _sfb(weight)], template)
 
 
-def activation(columns: int, groups: int, limit: float | None, device: torch.device) -> ByRows:
+def activation(
+    columns: int, groups: int, limit: float | None, device: torch.device, row_weights: Tensor | None = None
+) -> ByRows:
     """The cast between two such products: `layers.activate_rows` of BF16 rows that have so many `columns` of gate.
 
-    A launch takes the number of rows, and where h, values, scales and ends are, and the bytes of m scales.
+    A launch takes the number of rows, and where h, values, scales and ends are, and the bytes of m scales. Factors of
+    rows, if there are any, stay where they are; they are not kept.
     """
     h = torch.empty(FEW, 2 * columns, dtype=torch.bfloat16, device=device)
     ends = torch.zeros(groups, dtype=torch.int32, device=device)
-    like = RowCast(h, *few_in_fp8(columns, device), gating=Gating(limit=limit), ends=ends)
+    like = RowCast(h, *few_in_fp8(columns, device), gating=Gating(limit=limit), row_weights=row_weights, ends=ends)
     params, number, is_aligned = cast_rows.params_of(like), h.get_device(), cast_rows.is_aligned(h, like.values)
     gpu = gpu_of(number)
 
@@ -164,12 +169,16 @@ def activation(columns: int, groups: int, limit: float | None, device: torch.dev
     return ByRows(choose)
 
 
+def _sfb(weight: Operand) -> Scales:
+    return MX if is_packed(weight) else PER_BLOCK
+
+
 def _zeros(count: int, weight: Operand) -> Tensor:
     return torch.zeros(count, dtype=torch.int32, device=weight[0].device)
 
 
 def _few_rows(weight: Operand) -> Operand:
-    return few_in_fp8(weight[0].shape[2], weight[0].device)
+    return few_in_fp8(depth_of(weight), weight[0].device)
 
 
 def _few_activated(weight: Operand, layout: Tensor, limit: float | None) -> SiluRowsProblem:

@@ -17,7 +17,6 @@ from ..core.jit.tensor_map import MAP_BYTES
 from ..core.settings import get_compile_mode, get_num_sms, get_pdl
 from ..gemm import product
 from ..gemm.config import GemmConfig
-from ..gemm.fine_scales import as_kernels_take_it
 from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.kernel import ROWS_PARAMS
 from ..gemm.output import Groups, Output
@@ -49,12 +48,10 @@ def check_weight(name: str, w: Operand) -> None:
 
 
 def problem(a: Operand, w: Operand, addresses: Tensor, ids: Tensor, *, of_a: Scales = PER_ROW) -> GroupedProblem:
-    """Take the operands of `run` for those of grouped rows; here a scale of A may be for 64 columns."""
+    """Take the operands of `run` for those of grouped rows; here a scale of A may be for 64 columns beside FP8."""
     (values, scales), (b, sfb), of_b, rows_of_a_group = a, w, PER_BLOCK, len(addresses) / max(len(w[0]), 1)
     if is_packed(w):
-        b, sfb = packed_weight("b", w, ("groups", "n", "k"), {})
-        values, scales, b, sfb, of_a = as_kernels_take_it(values, scales, b, sfb, of_a)
-        of_b = MX
+        (b, sfb), of_b = packed_weight("b", w, ("groups", "n", "k"), {}), MX
     return GroupedProblem(
         values[None],
         scales[None],

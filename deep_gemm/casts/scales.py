@@ -67,17 +67,22 @@ get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor  # an older n
 def words_of(exponents: Tensor) -> Tensor:
     """Give bytes as words: the same memory if whole words lie in it, else a copy, filled up with zeros."""
     exponents = exponents.view(torch.uint8)
-    groups, strides = exponents.shape[-1], exponents.stride()
-    lies_so = (
-        groups % UE8M0_PER_WORD == 0
+    if not lie_in_words(exponents):
+        groups = exponents.shape[-1]
+        exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()
+    return exponents.view(torch.int32)
+
+
+def lie_in_words(exponents: Tensor) -> bool:
+    """Tell whether whole words lie in the memory of bytes."""
+    strides = exponents.stride()
+    return (
+        exponents.shape[-1] % UE8M0_PER_WORD == 0
         and strides[-1] == 1
         and all(stride % UE8M0_PER_WORD == 0 for stride in strides[:-1])
         and not (has_memory(exponents) and exponents.data_ptr() % UE8M0_PER_WORD)
         and exponents.storage_offset() % UE8M0_PER_WORD == 0
     )
-    if not lies_so:
-        exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()
-    return exponents.view(torch.int32)
 
 
 def transform_sf_into_required_layout(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..casts.fp4 import codes_of
-from ..casts.scales import EXPONENTS, exponents_of, powers_of, words_of
+from ..casts.scales import EXPONENTS, exponents_of, lie_in_words, powers_of, words_of
 from ..core.check import checks
 from ..core.check.checks import Axes, Operand, Sizes
 from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div, whole_elements
@@ -27,6 +27,18 @@ def is_packed(operand: Any) -> bool:
     """Tell whether an operand's values are two to a byte, so that a product takes them for FP4."""
     is_pair = isinstance(operand, (tuple, list)) and len(operand) == 2
     return is_pair and isinstance(operand[0], Tensor) and operand[0].dtype in VALUES
+
+
+def depth_of(weight: Operand) -> int:
+    """Give the depth of a weight `[.., n, k]`, FP8 or FP4."""
+    values, _ = weight
+    return values.shape[-1] * (2 if is_packed(weight) else 1)
+
+
+def is_taken_as_it_lies(weight: Operand) -> bool:
+    """Tell whether kernels take a weight, which was checked, without another one made of it: FP8, or FP4 by words."""
+    sf = weight[1]
+    return not is_packed(weight) or sf.dtype == torch.int32 or (sf.dtype in EXPONENTS and lie_in_words(sf))
 
 
 def scales_beside(recipes: Recipes) -> Scales:

@@ -48,22 +48,25 @@ def linear(x: Tensor, w: Operand, *, out: Tensor | None = None, bias: Tensor | N
 def _answer(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, CallPlan | None]:
     p = linear_problem(x, w, out, bias)
     plan = compute_linear(p, is_made=out is None)
-    # A call like one whose rows were copied has others to copy.
-    return p.whole_out if out is None else None, plan if p.x.data_ptr() == x.data_ptr() else None
+    # A call like one whose rows, or scales of an FP4 weight, were copied has others to copy.
+    is_here = p.x.data_ptr() == x.data_ptr() and p.w[1].data_ptr() == w[1].data_ptr()
+    return p.whole_out if out is None else None, plan if is_here else None
 
 
 @torch.no_grad()
 def compute_linear(p: LinearProblem, *, is_made: bool) -> CallPlan | None:
     """Compute `linear`; give the plan if it serves other calls. `is_made`: these make their output too."""
     d, c = output_and_c(p.out, p.bias)
-    if is_packed(p.w):
+    is_fp4 = is_packed(p.w)
+    if is_fp4 and p.w[1].dtype == torch.float32:  # no kernel has such scales: each call makes another weight of them
         if c is not None and c is not d:
             c = d.copy_(c)  # products take a C with rows of its own
         fp8_gemm_nt(cast_rows(p.x, mn_major=True)[0], p.w, d, c)
         if d is not p.out:
             p.out.copy_(d)
         return None
-    launch, ctas = kernel.run(p.x, p.w, d, c) or (cast_and_multiply(p.x, p.w, d, c), 0)
+    in_one = None if is_fp4 else kernel.run(p.x, p.w, d, c)
+    launch, ctas = in_one or (cast_and_multiply(p.x, p.w, d, c), 0)
     if d is not p.out:
         p.out.copy_(d)
     if launch is None or d is not p.out or c is d:

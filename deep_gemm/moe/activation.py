@@ -17,9 +17,7 @@ from ..core.check.numbers import magnitude
 from ..core.check.tracing import is_dispatched
 from ..core.settings import get_mk_alignment_for_contiguous_layout
 from ..gemm import reference
-from ..gemm.packed import is_packed
 from ..gemm.rows import silu_launch as rows_silu
-from ..gemm.rows.api import product_of_stacked_rows
 from ..gemm.rows.silu_check import SILU_COLUMNS, silu_rows_problem
 from .check import ActivationProblem, activation_problem
 
@@ -146,22 +144,16 @@ def activated_product_of_rows(
 
     The result is `silu_mul_cast_to_fp8` of the FP32 product, but with a scale for each row and 64 columns.
 
-    With `gates_apart` b has all rows of gate first (FP4 always has), and scales are `[m, i / 128]`: the result is that
-    of `silu_mul_cast_to_fp8` of the product in BF16, to the bit if both are computed on one device.
+    With `gates_apart` b has all rows of gate first, and scales are `[m, i / 128]`: the result is that of
+    `silu_mul_cast_to_fp8` of the product in BF16, to the bit if both are computed on one device.
     """
     if rows_silu.again(a, b, d, ids, row_weights, limit, gates_apart):
         return
     p = silu_rows_problem(a, b, d, ids, row_weights, limit, gates_apart)
-    if is_packed(b):
-        dtype = torch.bfloat16 if gates_apart else torch.float32
-        h = torch.zeros(len(p.a), p.b.shape[1], dtype=dtype, device=p.a.device)
-        product_of_stacked_rows((p.a, p.sfa), (p.b, p.sfb), h, p.ids)
-    elif p.d.is_cuda:
+    if p.d.is_cuda:
         rows_silu.run(p)
         return
-    else:
-        h = reference.gate_and_up(p)
-    y = silu_mul(h, p.limit)
+    y = silu_mul(reference.gate_and_up(p), p.limit)
     if p.row_weights is not None:
         y *= p.row_weights[:, None]
     values, scales = per_token_cast_to_fp8(y, gran_k=SCALE_BLOCK if gates_apart else SILU_COLUMNS)

@@ -37,9 +37,8 @@ from deep_gemm.gemm.rows import launch as rows
 from deep_gemm.gemm.rows.api import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.moe import gather_weighted as gather_weighted_kernel
 from deep_gemm.moe import route_rows as route_rows_kernel
-from deep_gemm.moe.activation import activated_product_of_rows
-from deep_gemm.moe.api import activate_rows
-from deep_gemm.moe.check import ExpertRows
+from deep_gemm.moe.activation import activated_product_of_rows, cast_activated
+from deep_gemm.moe.check import ActivationProblem, ExpertRows
 from deep_gemm.moe.route_rows import Totals
 from deep_gemm.moe.routing import expert_rows, stack_routes, weighted_sum
 
@@ -217,8 +216,9 @@ def gather_weighted_many(config: Any, p: Launched) -> None:
 def cast_rows(config: Any, p: Launched) -> None:
     m, k, groups = p["m"], p["k"], p["num_groups"]
     h, ends = at(p["x"], (m, 2 * k), BF16, (p["x_pitch"] // 2, 1)), at(p["sizes"], (groups,), INT32)
-    rows = ExpertRows(ends, ends, ends, ends, ends)
-    values, scales = activate_rows(h, rows, Gating(limit=None if p["limit"] == inf else p["limit"]))
+    weights = at(p["row_weights"], (m,), FP32) if p["row_weights"] else None
+    gating = Gating(limit=None if p["limit"] == inf else p["limit"])
+    values, scales = cast_activated(ActivationProblem(h, weights, None, ends, 1, gating), mn_major=True)
     at(p["values"], (m, k), FP8, (p["values_pitch"], 1)).copy_(values)
     strides = p["scales_stride_m"] // 4, p["scales_stride_k"] // 4
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)
@@ -258,9 +258,12 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
     sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
     row, group = (16 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
-    b = at(first_words["map_b"][0], (groups, n, k), FP8, (group, row, 1))
+    bytes_of_b, of_b, rows_of_sfb, of_sfb = (
+        (k // 2, torch.uint8, n, INT32) if config.converts_b else (k, FP8, -(-n // 128), FP32)
+    )
+    b = at(first_words["map_b"][0], (groups, n, bytes_of_b), of_b, (group, row, 1))
     strides = p["groups.sfb_stride"], p["sfb_stride_n"], p["sfb_stride_k"]
-    sfb = at(p["sfb"], (groups, -(-n // 128), -(-k // 128)), FP32, strides)
+    sfb = at(p["sfb"], (groups, rows_of_sfb, -(-k // 128)), of_sfb, strides)
     ids = fetched(p, groups) if config.fetches else at(p["groups.layout"], (m,), INT32)
     if config.to_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW

@@ -121,17 +121,19 @@ def result(
 
 
 def chain(tokens: Tokens, l1: Operand, l2: Operand, clamp: float | None = None) -> Tensor:
-    """The definition, in FP32 matrices and operations of torch."""
+    """The definition, in FP32 matrices and operations of torch. Of FP4 weights gate and up are rounded to BF16."""
     values, scales, ids, weights = tokens
+    is_fp4 = is_packed(l1)
     x = values.float() * scales.repeat_interleave(128, 1)
     routes = x.new_zeros(*ids.shape, x.shape[1])
     for expert in set(ids[ids >= 0].tolist()):
         token, k = (ids == expert).nonzero(as_tuple=True)
-        gate, up = (x[token] @ dequantized(l1, expert).t()).chunk(2, 1)
+        both = x[token] @ dequantized(l1, expert).t()
+        gate, up = (both.bfloat16().float() if is_fp4 else both).chunk(2, 1)
         if clamp is not None:
             gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
         middle = weights[token, k, None] * torch.nn.functional.silu(gate) * up
-        blocks = middle.view(len(token), -1, 64)
+        blocks = middle.view(len(token), -1, 128 if is_fp4 else 64)
         scale = blocks.abs().amax(2, keepdim=True) / 448
         cast = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
         routes[token, k] = (cast.view_as(middle) @ dequantized(l2, expert).t()).bfloat16().float()

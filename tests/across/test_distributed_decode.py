@@ -17,6 +17,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.across import by_peers, decode, experts, rows_fetched, rows_to_addresses
 from deep_gemm.across.by_peers import Peers
+from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.meeting import Room
 from deep_gemm.core.settings import set_compile_mode, set_num_sms, set_pdl
@@ -139,29 +140,71 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
     node.ranks.run(of_rank)
 
 
+def with_fp4(experts: int, which: str) -> tuple[Operand, Operand]:
+    """Weights of which these are FP4, in bytes or words."""
+    shapes = (experts, 256, 256), (experts, 256, 128)
+    g = torch.Generator().manual_seed(0)
+    w1, w2 = (deep_gemm.per_block_cast_to_fp8(torch.randn(shape, generator=g) / 8) for shape in shapes)
+    (v1, s1), (v2, s2) = (random_weight(*shape) for shape in shapes)
+    of1, of2 = (v1.view(torch.int8), s1 // 8 + 110), (v2, words_of(s2 // 8 + 110))
+    return of1 if "w1" in which else w1, of2 if "w2" in which else w2
+
+
+@pytest.mark.parametrize("which", ["w1 and w2", "w1", "w2"])
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
-def test_fp4_weights_give_the_bits_of_one_process(
-    launched: Counter[str], monkeypatch: pytest.MonkeyPatch, form: str, world: int
+def test_prepared_calls_with_fp4_weights_have_the_bits_of_one_process(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch, form: str, world: int, which: str
 ) -> None:
-    monkeypatch.setitem(globals(), "HIDDEN", 160)
-    node = Node(monkeypatch, world, form)
-    monkeypatch.setattr(rows_to_addresses, "run", addressed_kernels.rows_to_addresses)
-    all_weights = random_weight(world * HERE, 256, 160), random_weight(world * HERE, 160, 128)
+    monkeypatch.setitem(globals(), "HIDDEN", 256)
+    node, both = Node(monkeypatch, world, form), with_fp4(world * HERE, which)
+    wait = node.ranks.meeting.wait
+    counted = {**ALL, **FORMS["few" if "w1" in which else form]}  # of FP4 rows are activated behind the product
 
     def of_rank(rank: int) -> None:
         mine = slice(rank * HERE, (rank + 1) * HERE)
-        w1, w2 = ((values[mine].view(torch.int8), scales[mine] // 8 + 110) for values, scales in all_weights)
+        w1, w2 = ((values[mine], scales[mine]) for values, scales in both)
         layer = node.connected(rank, (w1, w2))
-        for call, tokens in enumerate((5, MOST, 3 * (rank == 1))):
+        for call, tokens in enumerate((5, MOST, 7, 3 * (rank == 1))):
             one = given(tokens, world, 10 * call + rank)
-            node.ranks.meeting.wait()
+            wait()
+            launched.clear()
+            wait()
             got = layer.decode(*one)
-            node.ranks.meeting.wait()
-            both = ((values, scales // 8 + 110) for values, scales in all_weights)
+            wait()
+            count = +launched
+            wait()
+            if call in (1, 2):
+                assert count == +Counter({name: world * times for name, times in counted.items()})
             right = deep_gemm.experts(*one, *both)
             assert right is not None and same(got, right)
-        assert not layer._decodes, "launches are prepared for FP8 alone"
+        assert len(layer._decodes) == 1
+
+    node.ranks.run(of_rank)
+
+
+def test_scales_of_fp4_that_are_copied_are_not_prepared(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their copy is another one in each call. Words that begin between elements are refused, bytes are not."""
+    monkeypatch.setitem(globals(), "HIDDEN", 256)
+    (w1, (values, words)), node = with_fp4(HERE, "w1 and w2"), Node(monkeypatch, 1)
+    apart = torch.cat([w1[1], w1[1][..., :1]], -1)[..., :-1]
+    between = torch.cat([w1[1].view(-1)[:2], w1[1].view(-1)])[2:].view(w1[1].shape)
+
+    def of_rank(rank: int) -> None:
+        one = given(5, 1, 0)
+        layer = node.connected(rank, (w1, (values, words)))
+        right = layer.decode(*one)
+        assert right is not None and len(layer._decodes) == 1
+        for scales in (apart, between):
+            layer.w1_scales = scales
+            for _ in range(2):
+                assert same(layer.decode(*one), right)
+        assert len(layer._decodes) == 1
+        layer.w1_scales, layer.w2_scales = w1[1], inside_of_an_element(words)
+        with pytest.raises(ValueError, match=r"^sf\w+: expected an address that is a multiple of 4 bytes"):
+            layer.decode(*one)
 
     node.ranks.run(of_rank)
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import addressed_kernels
 import pytest
+import test_distributed_decode
 import torch
 from helpers import group_of_one, inside_of_an_element
 from rank_threads import Ranks
-from test_distributed_decode import HERE, HIDDEN, Given, given, weights_of
+from test_distributed_decode import HERE, HIDDEN, Given, given, weights_of, with_fp4
 from torch import Tensor
 
 import deep_gemm
@@ -75,6 +76,39 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
                 assert launched == {name: world * count for name, count in {**ALL, **casts, **parts}.items()}
             assert got.dtype == right.dtype and torch.equal(got.view(torch.int16), right.view(torch.int16))
             ranks.meeting.wait()
+        assert len(layer._prefills) == 1
+
+    ranks.run(of_rank)
+
+
+@pytest.mark.parametrize("many", [0, 10**6])
+@pytest.mark.parametrize("which", ["w1 and w2", "w1", "w2"])
+def test_prepared_calls_with_fp4_weights_have_the_bits_of_one_process(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch, which: str, many: int
+) -> None:
+    monkeypatch.setattr(test_distributed_decode, "HIDDEN", 256)
+    monkeypatch.setattr(prefill, "MANY_ROWS", many)
+    ranks, both = Ranks(monkeypatch, 2), with_fp4(2 * HERE, which)
+    wait, casts = ranks.meeting.wait, {} if which == "w2" and not many else {"cast_rows": 1}
+
+    def of_rank(rank: int) -> None:
+        w1, w2 = ((values[rank * HERE :][:HERE], scales[rank * HERE :][:HERE]) for values, scales in both)
+        layer = Experts(2 * HERE, w1, w2)
+        layer.planner().has_kernel = True
+        for call, tokens in enumerate((5, 37, 7, 3 * (rank == 1))):
+            one = given(tokens, 2, 10 * call + rank)
+            wait()
+            launched.clear()
+            wait()
+            got = layer(*one)
+            wait()
+            if call in (1, 2):
+                assert launched == {name: 2 * count for name, count in {**ALL, **casts}.items()}
+            wait()
+            right = deep_gemm.experts(*one, *both)
+            assert right is not None and deep_gemm.calc_diff(got, right) < 1e-5, "sums are rounded on each rank"
+            assert torch.equal(by_tensors(layer, one), got)
+            wait()
         assert len(layer._prefills) == 1
 
     ranks.run(of_rank)

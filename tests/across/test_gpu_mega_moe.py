@@ -6,7 +6,8 @@ import gc
 
 import pytest
 import torch
-from mega_cases import Model, Tokens, chain, fill, part, result
+from mega_cases import Model, Tokens, chain, fill, part, result, transformed
+from mega_cases import call as mega_moe
 from torch import Tensor
 
 import deep_gemm
@@ -101,10 +102,11 @@ def test_tokens_are_cast_into_the_buffer_as_on_the_cpu() -> None:
     assert torch.equal(buffer.topk_weights[:5].cpu(), p[:5] * 2.5)
 
 
+@pytest.mark.parametrize("is_fp4", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int) -> None:
+def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int, is_fp4: bool) -> None:
     """Each rank on a stream of its own, three calls in a row."""
-    model, by_rank = Model(512, 256, 16, 4), (24, 0, 7, 1)[:ranks]
+    model, by_rank = Model(512, 256, 16, 4, is_fp4), (24, 0, 7, 1)[:ranks]
     weights, here = model.weights(DEVICE), 16 // ranks
     sizes = [mega_sizes(16, 128, 4, 512, 256, True, "swiglu", rank, ranks) for rank in range(ranks)]
     room = mega_by_peers.room_of(sizes[0])
@@ -112,17 +114,14 @@ def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int) -> No
     addresses = tuple(memory.data_ptr() for memory in memories)
     peers = [Peers(memory, addresses, room, rank, 5.0, here) for rank, memory in enumerate(memories)]
     buffers = [SM90SymmBuffer(s, torch.device(DEVICE, 0), None, p) for s, p in zip(sizes, peers, strict=True)]
-    own = [
-        deep_gemm.transform_weights_for_mega_moe_sm90(*part(weights, slice(rank * here, (rank + 1) * here)))
-        for rank in range(ranks)
-    ]
+    own = [transformed(*part(weights, slice(rank * here, (rank + 1) * here))) for rank in range(ranks)]
     ys = [torch.empty(count, 512, dtype=torch.bfloat16, device=DEVICE) for count in by_rank]
     counts = [torch.zeros(here, dtype=torch.int32, device=DEVICE) for _ in range(ranks)]
     streams = [torch.cuda.Stream() for _ in range(ranks)]  # type: ignore[no-untyped-call]
 
     def call(rank: int) -> None:
         with torch.cuda.stream(streams[rank]):
-            deep_gemm.fp8_mega_moe(ys[rank], *own[rank], buffers[rank], counts[rank], activation_clamp=0.5)
+            mega_moe(ys[rank], *own[rank], buffers[rank], counts[rank], 0.5)
 
     # All that a call compiles, loads and allocates, as if all flags were set: later the host never waits.
     for rank in range(ranks):

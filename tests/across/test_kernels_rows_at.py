@@ -19,6 +19,7 @@ from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
 from deep_gemm.core.meeting import STATE_WORDS, Node, Room
 from deep_gemm.core.settings import set_num_sms
+from deep_gemm.gemm.packed import depth_of
 from deep_gemm.gemm.rows.api import product_of_stacked_rows
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from deep_gemm.moe.activation import activated_product_of_rows
@@ -43,23 +44,25 @@ def fp8(m: int, k: int) -> Fp8:
     return values, empty_scales((m,), k, values, mn_major=True)
 
 
-def weight(k: int) -> Fp8:
+def weight(k: int, is_fp4: bool = False) -> Fp8:
+    if is_fp4:
+        return torch.empty(GROUPS, N, k // 2, dtype=torch.uint8), torch.empty(GROUPS, N, k // 32, dtype=torch.uint8)
     return torch.empty(GROUPS, N, k, dtype=torch.float8_e4m3fn), torch.empty(GROUPS, N // 128, -(-k // 128))
 
 
 def stacked(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
-    a, d, ids = fp8(m, w[0].shape[2]), torch.empty(m, N, dtype=torch.bfloat16), torch.zeros(m, dtype=torch.int32)
+    a, d, ids = fp8(m, depth_of(w)), torch.empty(m, N, dtype=torch.bfloat16), torch.zeros(m, dtype=torch.int32)
     return lambda: product_of_stacked_rows(a, w, d, ids), at(*a, *w, d, ids)
 
 
 def activated(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
-    a, d, ids = fp8(m, w[0].shape[2]), fp8(m, N // 2), torch.zeros(m, dtype=torch.int32)
+    a, d, ids = fp8(m, depth_of(w)), fp8(m, N // 2), torch.zeros(m, dtype=torch.int32)
     by_tensors = lambda: activated_product_of_rows(a, w, d, ids, limit=2.0, gates_apart=True)  # noqa: E731
     return by_tensors, (*at(*a, *w, d[0], ids), 0, d[1].data_ptr())
 
 
 def fetched(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
-    a, d, addresses = fp8(m, w[0].shape[2]), fp8(m, N // 2), torch.zeros(m, dtype=torch.int64)
+    a, d, addresses = fp8(m, depth_of(w)), fp8(m, N // 2), torch.zeros(m, dtype=torch.int64)
     of_rows, ends = [torch.zeros(m, dtype=torch.int32) for _ in range(3)], torch.zeros(GROUPS, dtype=torch.int32)
     token_of, row_of, ids = of_rows
     silu = SiluRowsProblem(*a, *w, *d, ends, None, 2.0, gates_apart=True)
@@ -69,7 +72,7 @@ def fetched(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
 
 
 def to_addresses(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
-    a, addresses, ids = fp8(m, w[0].shape[2]), torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.int32)
+    a, addresses, ids = fp8(m, depth_of(w)), torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.int32)
     return lambda: rows_to_addresses.run(a, w, ids, addresses), at(*a, *w, addresses, ids)
 
 
@@ -92,8 +95,18 @@ def test_launches_are_those_of_tensors(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, call: Any, k: int, knows_maps: bool
 ) -> None:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: knows_maps)
-    made = made_for(call, weight(k))
-    w = weight(k)  # others than those it was made with
+    check_launches(gpu, call, weight(k), weight(k))
+
+
+@pytest.mark.parametrize("k", [128, 384])
+@pytest.mark.parametrize("call", [stacked, to_addresses])
+def test_launches_with_fp4_weights_are_those_of_tensors(gpu: FakeGpu, call: Any, k: int) -> None:
+    check_launches(gpu, call, weight(k, is_fp4=True), weight(k, is_fp4=True))
+
+
+def check_launches(gpu: FakeGpu, call: Any, like: Fp8, w: Fp8) -> None:
+    """What is made with a weight launches for another one what a call by tensors does."""
+    made, k = made_for(call, like), depth_of(w)
     for m in ROWS:
         by_tensors, addresses = call(m, w)
         by_tensors()

@@ -12,6 +12,7 @@ from typing import Any
 import addressed_kernels
 import pytest
 import torch
+from fp4_cases import FORMS
 from helpers import inside_of_an_element
 from mega_cases import Model, Tokens, call, fill, part, result, transformed
 from rank_threads import Ranks
@@ -20,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.across import by_peers, mega_by_peers, prepared, rows_to_addresses
+from deep_gemm.across import by_peers, mega_by_peers, prepared
 from deep_gemm.across import mega_check as mega_moe
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.mega_check import mega_sizes
@@ -139,24 +140,37 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch, world: int, fetches: bool
 ) -> None:
     node = Node(monkeypatch, world, fetches=fetches, model=replace(MODEL, is_fp4=True))
-    monkeypatch.setattr(rows_to_addresses, "run", addressed_kernels.rows_to_addresses)
-    checked = checked_calls(monkeypatch)
+    checked, wait = checked_calls(monkeypatch), node.ranks.meeting.wait
     by_rank = [5, 3, 9][:world]
     tokens = MODEL.tokens(sum(by_rank))
     right = torch.split(node.right(tokens, 0.5), by_rank)
+    counted = Counter({name: world * times for name, times in {**ALL, "cast_rows": 1}.items()})
+    forms = [(name, form, 1) for name, form in FORMS.items() if "FP32" not in name]
+    # Bytes that are no whole words, and an l1 of any scales, are checked and copied by each call.
+    forms += [("apart", lambda scales: torch.cat([scales, scales[..., :1]], -1)[..., :-1], 3)]
 
     def of_rank(rank: int) -> None:
-        buffer, own = node.buffer(rank), node.own(rank)
+        buffer, (l1, l2) = node.buffer(rank), part(node.weights, slice(rank * node.here, (rank + 1) * node.here))
         fill(buffer, tuple(torch.split(each, by_rank)[rank] for each in tokens))  # type: ignore[arg-type]
-        for _ in range(2):
-            y = torch.full((by_rank[rank], MODEL.hidden), 7, dtype=torch.bfloat16)
-            node.ranks.meeting.wait()
-            call(y, *own, buffer, None, 0.5)
-            node.ranks.meeting.wait()
-            assert same(y, right[rank])
+        for name, form, times in forms:
+            checked.clear()
+            for _ in range(3):
+                y = torch.full((by_rank[rank], MODEL.hidden), 7, dtype=torch.bfloat16)
+                wait()
+                launched.clear()
+                wait()
+                call(y, (l1[0], form(l1[1])), (l2[0], form(l2[1])), buffer, None, 0.5)
+                wait()
+                assert launched == counted
+                wait()
+                assert same(y, right[rank]), name
+            assert len(checked) == times * world, name
+            wait()
+        y.fill_(7)
+        call(y, (l1[0], FORMS["powers of two in FP32"](l1[1])), l2, buffer, None, 0.5)
+        assert same(y, right[rank])
 
     node.ranks.run(of_rank)
-    assert len(checked) == world
     of_any_value = torch.ones(node.here, MODEL.hidden, MODEL.inter // 32)
     l1, (values, _) = node.own(0)
     with pytest.raises(NotImplementedError, match=r"^sfl2: expected UE8M0 beside FP4 where rows go to other GPUs"):

@@ -118,25 +118,27 @@ CASES = {
         for m in (3, 700)
     },
     **{
-        f"linear of {m} rows{'' if more else ' alone'}": Case(
+        f"linear of {m} rows{'' if more else ' alone'}{' of FP4' if of_fp4 else ''}": Case(
             linear_api.INTO if more else linear_api.MADE,
             linear,
             partial(
-                lambda m, more: {
+                lambda m, more, of_fp4: {
                     "x": bf16(m, 256),
-                    "w": fp8(256, 256),
-                    "sfw": zeros(2, 2),
+                    "w": zeros(256, 128).to(torch.int8) if of_fp4 else fp8(256, 256),
+                    "sfw": ints(256, 2) if of_fp4 else zeros(2, 2),
                     **({"bias": bf16(256), "out": bf16(m, 256)} if more else {}),
                 },
                 m,
                 more,
+                of_fp4,
             ),
             ("out",) if more else (),
             {"w": 16, "sfw": 4, **({"out": 16} if more else {})},
-            launches=1 if m == 3 else 2,
+            launches=1 if m == 3 and not of_fp4 else 2,
         )
         for m in (3, 512)
         for more in (False, True)
+        for of_fp4 in (False, True)
     },
     **{
         f"cast{' m-major' if mn_major else ''}": Case(
@@ -370,3 +372,21 @@ def test_a_warm_call_refuses_what_would_cut_a_gradient(
         with pytest.raises(ValueError, match=r"^weights: expected a tensor without a gradient"):
             logits(**learning)
         assert len(gpu.launches) == launched
+
+
+def test_linear_is_asked_each_time_where_scales_of_fp4_are_copied(gpu: FakeGpu, asked: list[Function]) -> None:
+    groups = torch.zeros(256, 4, dtype=torch.uint8)
+    forms = {
+        "bytes": (groups, 2),
+        "exponents": (groups.view(torch.float8_e8m0fnu), 2),
+        "bytes that begin between words": (at_byte(groups, 2), 4),
+        "no whole words": (torch.zeros(256, 5, dtype=torch.uint8), 4),
+        "FP32": (zeros(256, 4), 4),
+    }
+    for name, (scales, times) in forms.items():
+        CALLS.clear()
+        asked.clear()
+        x, values = bf16(3, 32 * scales.shape[1]), torch.zeros(256, 16 * scales.shape[1], dtype=torch.int8)
+        for _ in range(4):
+            linear(on_gpu(x), values, scales)
+        assert asked.count(linear_api.MADE) == times, name

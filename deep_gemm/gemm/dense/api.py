@@ -9,7 +9,7 @@ from ...compat.forms import Request, accepts_every_form
 from ...core.call import Key
 from ...core.check.checks import Operand
 from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
-from ...core.check.recipes import PER_BLOCK, Recipes, whole_recipe
+from ...core.check.recipes import MX, PER_BLOCK, Recipes, whole_recipe
 from ...core.check.tracing import is_dispatched
 from .. import reference
 from ..product import Product, call_operator, run
@@ -182,7 +182,7 @@ NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
 def _unchecked(a: Operand, b: Operand, d: Tensor, c: Tensor | None, _: Key) -> DenseProblem:
     (x, sfa), (y, sfb) = a, b
     (m, n), k = d.shape, x.shape[1]
-    return DenseProblem(x, sfa, y, sfb, d, c, m, n, k, PER_BLOCK)
+    return DenseProblem(x, sfa, y, sfb, d, c, m, n, k, MX if y.dtype == torch.uint8 else PER_BLOCK)
 
 
 BEHIND_CAST = Product(_unchecked, reference.dense, dense.run_behind_cast, NT.as_operator, dense.derive)

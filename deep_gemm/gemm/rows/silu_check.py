@@ -11,7 +11,6 @@ from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
 from ...core.check.layout import SCALE_BLOCK, is_mn_major_tma_aligned, whole_elements
 from ...core.check.numbers import positive
-from .. import packed
 
 INTERLEAVED = 8
 """Rows of gate, then as many of up, and so on: what one 8-column group of WGMMA's accumulators holds."""
@@ -25,9 +24,9 @@ class SiluRowsProblem(NamedTuple):
     a: Tensor
     sfa: Tensor
     b: Tensor
-    """8 rows of gate and 8 of up in turn, or with `gates_apart`, and of FP4, all of gate first."""
+    """8 rows of gate and 8 of up in turn, or with `gates_apart` all of gate first."""
     sfb: Tensor
-    """`[groups, n / 128, k / 128]`, those of gate first; of FP4 as packed.py gives them."""
+    """`[groups, n / 128, k / 128]`, those of gate first."""
     d: Tensor
     """FP8 `[m, n / 2]`."""
     scales: Tensor
@@ -59,16 +58,14 @@ def silu_rows_problem(
     """Check a product of grouped rows that is activated. `d` is room for values and scales."""
     sizes: Sizes = {}
     av, sfa = checks.operand("a", a, ("m", "k"), sizes)
-    axes = ("groups", "n", "k")
-    bv, sfb = packed.weight("b", b, axes, sizes) if packed.is_packed(b) else checks.operand("b", b, axes, sizes)
+    bv, sfb = checks.operand("b", b, ("groups", "n", "k"), sizes)
     m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
     if n % (2 * SCALE_BLOCK):
         raise ValueError(f"b: expected a multiple of {2 * SCALE_BLOCK} rows, gate and up, got n = {n}")
     blocks = "n / 256" if gates_apart else "n / 128"
     sizes |= {"n / 2": n // 2, blocks: n // 2 // (SCALE_BLOCK if gates_apart else SILU_COLUMNS)}
     sfa = checks.scales("sfa", sfa, "m", (m,), k, 1)
-    if bv.dtype != torch.uint8:
-        sfb = checks.scales("sfb", sfb, "n", (groups, n), k, SCALE_BLOCK)
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, SCALE_BLOCK)
     values, scales = checks.operand("d", d, ("m", "n / 2"), sizes)
     checks.fp32_scales("sfd", scales)
     checks.bind("sfd", scales, ("m", blocks), sizes)

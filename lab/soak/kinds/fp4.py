@@ -12,7 +12,7 @@ from deep_gemm import casts as quantize
 from deep_gemm.casts.fp4 import VALUES, cast_by_torch
 from deep_gemm.casts.scales import exponents_of
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.distributed import fp8_fp4_mega_moe, transform_weights_for_mega_moe
 
 from ..draw import Draw
@@ -179,6 +179,7 @@ class MegaMoeFp4(mega_moe.MegaMoe):
     """`fp8_fp4_mega_moe`. By the memory of peers, as on a GPU, the second weight's scales are no FP32."""
 
     kind = "fp8_fp4_mega_moe"
+    columns, type_of_first = SCALE_BLOCK, torch.bfloat16
     faults: ClassVar = mega_moe.MegaMoe.faults | dict.fromkeys(("l1", "l2", "sfl1", "sfl2"), SCALES)
     make_weight: ClassVar = Weight
 

@@ -26,6 +26,7 @@ class MegaMoe(Trial):
     """`fp8_mega_moe`."""
 
     kind = "fp8_mega_moe"
+    columns, type_of_first = SILU_COLUMNS, torch.float32
     faults: ClassVar = {
         "l1": fp8.SCALES,
         "l2": fp8.SCALES,
@@ -110,9 +111,10 @@ class MegaMoe(Trial):
         for expert in range(self.experts):
             w1 = self.first_weight(expert)
             at, column = (ids == expert).nonzero(as_tuple=True)
-            middle = silu_mul((tokens[at] @ w1.t()).float(), self.limit) * x["topk_weights"][at, column, None]
-            values, scales = cast_blocks(middle, 1, SILU_COLUMNS, use_ue8m0=False, min_amax=0.0)
-            cast = values.double() * scales.double().repeat_interleave(SILU_COLUMNS, 1)
+            first = (tokens[at] @ w1.t()).to(self.type_of_first)
+            middle = silu_mul(first, self.limit) * x["topk_weights"][at, column, None]
+            values, scales = cast_blocks(middle, 1, self.columns, use_ue8m0=False, min_amax=0.0)
+            cast = values.double() * scales.double().repeat_interleave(self.columns, 1)
             route = cast @ w2[expert].t()
             # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8: an eighth.
             size = cast.abs() @ w2[expert].abs().t()
