@@ -167,7 +167,12 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Tensor, psum_layout: Tensor
     check_scales(sf)
     no_gradient("sf", sf)
     check_powers_of_two("sf", sf)
-    packed = packed_rows(sf.detach())
+    return words_laid_out(sf.detach())
+
+
+def words_laid_out(sf: Tensor) -> Tensor:
+    """Pack scales that are powers of two, and lay them as TMA loads them."""
+    packed = packed_rows(sf)
     return empty_mn_major(packed).copy_(packed)
 
 
