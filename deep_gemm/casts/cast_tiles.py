@@ -176,7 +176,7 @@ class TileCast(NamedTuple):
     values: Tensor | None
     """`[m, k]`, if there is a grain."""
     scales: Tensor | None
-    """The scales of `values`: as many rows and columns as there are, `block` of them together where a scale is theirs."""
+    """Of `values`: as many rows and columns as there are, `block` of them together where a scale is theirs."""
     columns: Tensor | None = None
     """`[k, m]`: the transposed values."""
     column_scales: Tensor | None = None

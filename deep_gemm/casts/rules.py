@@ -55,7 +55,10 @@ def empty_scales(
     gran_k: int = SCALE_BLOCK,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Make room for the scales of rows, `[..., m]`; with `mn_major` they lie as products load them. An int32 has four."""
+    """Make room for the scales of rows, `[..., m]`; with `mn_major` they lie as products load them.
+
+    An int32 has room for four.
+    """
     *batch, m = rows
     blocks = ceil_div(k, gran_k * UE8M0_PER_WORD if dtype == torch.int32 else gran_k)
     if not mn_major:
