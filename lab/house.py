@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 335,
-    "lines of Python in the wheel": 27_700,
-    "lines of Python in lab/": 17_520,
-    "lines of Python in tests/": 43_440,
+    "files in the wheel": 337,
+    "lines of Python in the wheel": 27_843,
+    "lines of Python in lab/": 17_555,
+    "lines of Python in tests/": 43_678,
     "rooms": 17,
     "floors": 10,
     "arrows": 74,

@@ -182,7 +182,8 @@ def test_finer_scales(launched: list[str], name: str, gran_k: int) -> None:
 @pytest.mark.parametrize("gran_k", [32, 64, 128])
 @pytest.mark.parametrize("mn_major", [False, True])
 def test_packed_scales(launched: list[str], gran_k: int, mn_major: bool) -> None:
-    x, said = wild(24, 264, torch.bfloat16, 23), {"mn_major": mn_major, "use_packed_ue8m0": True}
+    x = wild(24, 264, torch.bfloat16, 23)
+    said: dict[str, Any] = {"mn_major": mn_major, "use_packed_ue8m0": True}
     right = reference(quantize.per_token_cast_to_fp8, x, True, gran_k, **said)
     for same in (x, x.t().contiguous().t(), torch.cat([x, x], 1)[:, 264:]):
         launched.clear()
