@@ -176,7 +176,7 @@ class TileCast(NamedTuple):
     values: Tensor | None
     """`[m, k]`, if there is a grain."""
     scales: Tensor | None
-    """Of `values`: as many rows and columns as there are, `block` of them together where a scale is theirs."""
+    """Scales of `values`: for each row and column, or for each `block` of them where they share one."""
     columns: Tensor | None = None
     """`[k, m]`: the transposed values."""
     column_scales: Tensor | None = None
