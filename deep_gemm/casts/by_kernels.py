@@ -54,16 +54,23 @@ def with_rows(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def cast_rows_of(
-    x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool, masked_m: Tensor | None = None
+    x: Tensor,
+    use_ue8m0: bool,
+    min_amax: float,
+    mn_major: bool,
+    masked_m: Tensor | None = None,
+    block: int = SCALE_BLOCK,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Quantized, CallPlan | None]:
-    """Cast on a GPU, each row's 128 columns with a scale; give the plan if it serves other casts."""
-    values, scales = empty_values(x.shape, x), empty_scales(x.shape[:-1], x.shape[-1], x, mn_major=mn_major)
+    """Cast on a GPU, each row's `block` columns with a scale of a type; give the plan if it serves other casts."""
+    *outer, k = x.shape
+    values, scales = empty_values(x.shape, x), empty_scales(outer, k, x, mn_major=mn_major, gran_k=block, dtype=dtype)
     if x.dim() == 3 and mn_major and masked_m is None:
         for part in zip(x, values, scales, strict=True):
-            cast_rows.run(RowCast(as_rows(part[0]), *part[1:], min_amax, use_ue8m0))
+            cast_rows.run(RowCast(as_rows(part[0]), *part[1:], min_amax, use_ue8m0, block=block))
         return (values, scales), None
     rows, of_rows = as_rows(x), scales if masked_m is not None or mn_major else as_rows(scales)
-    cast = RowCast(rows, as_rows(values), of_rows, min_amax, use_ue8m0, counts=masked_m)
+    cast = RowCast(rows, as_rows(values), of_rows, min_amax, use_ue8m0, counts=masked_m, block=block)
     # Others have no counts; rows that are copied, or begin anywhere, would be so only here.
     is_like_others = masked_m is None and rows.data_ptr() == x.data_ptr() and x.data_ptr() % ADDRESS_ALIGNMENT == 0
     ready, ctas = cast_rows.run(cast, ("x", "values", "scales") if is_like_others else ())
@@ -91,12 +98,12 @@ def cast_rows_to_fp4(x: Tensor, format: Format, use_ue8m0: bool, block: int) -> 
 
 
 @torch.no_grad()
-def cast_columns_of(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
-    """Cast the transpose of `x` `[m, k]` on a GPU, each column's 128 rows with a scale."""
+def cast_columns_of(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool, block: int) -> Quantized:
+    """Cast the transpose of `x` `[m, k]` on a GPU, each column's `block` rows with a scale."""
     x = with_rows(x)
     m, k = x.shape
-    values, scales = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=mn_major)
-    cast_tiles.run(TileCast(x, None, None, None, values, scales, min_amax, use_ue8m0))
+    values, scales = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=mn_major, gran_k=block)
+    cast_tiles.run(TileCast(x, None, None, None, values, scales, min_amax, use_ue8m0, block))
     return values, scales
 
 
@@ -134,16 +141,17 @@ def cast_both_of(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Quantized
 
 
 @torch.no_grad()
-def cast_tiles_of(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float) -> Quantized:
-    """Cast on a GPU, each tile's 128 rows with a scale, or with one for each column."""
+def cast_tiles_of(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float, block: int) -> Quantized:
+    """Cast on a GPU, each `block` rows with a scale for as many columns, or with one for each column."""
     *batch, m, k = x.shape
     x = with_rows(x)
-    columns = k if grain == Grain.CHANNELS else ceil_div(k, SCALE_BLOCK)
+    columns = k if grain == Grain.CHANNELS else ceil_div(k, block)
     values = empty_values(x.shape, x)
-    scales = torch.empty((*batch, ceil_div(m, SCALE_BLOCK), columns), dtype=torch.float32, device=x.device)
-    # Matrices whose tiles are all whole are one matrix.
-    rows = x.numel() // k if m % SCALE_BLOCK == 0 else m
-    parts = x.reshape(-1, rows, k), values.view(-1, rows, k), scales.view(-1, ceil_div(rows, SCALE_BLOCK), columns)
+    scales = torch.empty((*batch, ceil_div(m, block), columns), dtype=torch.float32, device=x.device)
+    # Matrices whose blocks are all whole are one matrix.
+    rows = x.numel() // k if m % block == 0 else m
+    parts = x.reshape(-1, rows, k), values.view(-1, rows, k), scales.view(-1, ceil_div(rows, block), columns)
     for one, its_values, its_scales in zip(*parts, strict=True):
-        cast_tiles.run(TileCast(one, grain, its_values, its_scales, min_amax=min_amax, rounds_up=use_ue8m0))
+        cast = TileCast(one, grain, its_values, its_scales, min_amax=min_amax, rounds_up=use_ue8m0, block=block)
+        cast_tiles.run(cast)
     return values, scales

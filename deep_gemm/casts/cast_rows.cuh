@@ -1,5 +1,5 @@
-// FP8 values and their scales, one for each row and 128 columns ("1x128"): activations, as the products take them. Or FP4
-// values, with a scale for each row and 32 or 128 columns.
+// FP8 values and their scales, one for each row and 128 columns ("1x128"), 64 or 32: activations, as the products take them.
+// Or FP4 values, with a scale for each row and 32 or 128 columns.
 //
 //   rows of x -> registers -> (silu(gate) * up) -> largest magnitude of a block    -> scale      -> scales
 //                                                  the same registers, divided by the scale  -> FP8 or FP4 values
@@ -37,6 +37,7 @@ struct Unit {
 #include ROWS     // Rows: which units there are
 #include SOURCE   // Loaded, load, Held, held_of: what is cast
 #include FORMAT   // kLargestValue, Values, pack_values, store_values: what it becomes
+#include SCALES   // store_scale: how scales lie
 #include TARGETS  // Targets: to where it goes
 
 // Tells whether it has cast the unit. It writes nothing if it takes blocks for ordinary of which one is not.

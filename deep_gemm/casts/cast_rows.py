@@ -56,11 +56,20 @@ class Format(Enum):
     """Types that elements are cast to. The values are files of casts/cast."""
 
     FP8 = "fp8"
-    """E4M3, with a scale for each 128 columns."""
+    """E4M3, with a scale for each 32, 64 or 128 columns."""
     FP4 = "fp4"
     """E2M1, two to a byte, with a scale for each 32 or 128 columns."""
     MXFP4 = "mxfp4"
     """The same for each 32 columns, and a block's largest magnitude may be up to 7 times its scale."""
+
+
+class Stored(Enum):
+    """How scales lie. The values are files of casts/cast."""
+
+    FP32 = "scales_fp32"
+    """A number for each."""
+    WORDS = "scales_words"
+    """UE8M0, four in an int32."""
 
 
 class Groups(Enum):
@@ -78,9 +87,12 @@ class Groups(Enum):
 
 MAX_GROUPS = 1024
 MX_BLOCK = 32
+FP8_BLOCKS = (MX_BLOCK, 64, SCALE_BLOCK)
+BLOCKS_OF_GROUPS = (MX_BLOCK, SCALE_BLOCK)
+"""The same of rows of groups, of activations, and of rows that go to routes."""
 FP4_BLOCKS = (MX_BLOCK, SCALE_BLOCK)
 """Columns under a scale of FP4 values."""
-BLOCKS = {Format.FP8: (SCALE_BLOCK,), Format.FP4: FP4_BLOCKS, Format.MXFP4: (MX_BLOCK,)}
+BLOCKS = {Format.FP8: FP8_BLOCKS, Format.FP4: FP4_BLOCKS, Format.MXFP4: (MX_BLOCK,)}
 """Columns under a scale, by the format."""
 
 
@@ -102,13 +114,16 @@ class CastConfig(Config):
     format: Format = Format.FP8
     block: int = SCALE_BLOCK
     """Columns of a row under one scale."""
+    stored: Stored = Stored.FP32
 
     @property
     def name(self) -> str:
         """Short, for people: rows of a team, and what a lane loads; such as "silu 4 rows of ends bfloat16 by 8"."""
         what = "silu " * self.activates + f"{self.rows} rows"
-        if self.format != Format.FP8:
+        if self.format != Format.FP8 or self.block != SCALE_BLOCK:
             what = f"{self.format.value} by {self.block}, {what}"
+        if self.stored != Stored.FP32:
+            what = f"{self.stored.name.lower()}, {what}"
         of_groups = "" if self.groups == Groups.NONE else f" of {self.groups.name.lower()}"
         to = " to routes" * self.to_routes
         return f"{what}{of_groups}{to} {str(self.dtype).removeprefix('torch.')} by {self.vector}"
@@ -128,9 +143,12 @@ class CastConfig(Config):
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.rows in (1, 2, 4, 8), "1, 2, 4 or 8 rows of a team"
-        yield self.block in BLOCKS[self.format], "128 columns under a scale, in FP4 also 32, in MXFP4 32 alone"
+        yield self.block in BLOCKS[self.format], "128 columns under a scale, in FP8 also 32 or 64, in MXFP4 32 alone"
         is_plain = not self.activates and not self.to_routes and self.groups == Groups.NONE
         yield self.format == Format.FP8 or is_plain, "all rows of x as they are, if they become FP4"
+        yield is_plain or self.block in BLOCKS_OF_GROUPS, "all rows of x as they are, if 64 columns share a scale"
+        is_packed = self.stored == Stored.WORDS
+        yield not is_packed or (is_plain and self.format == Format.FP8), "all rows of x in FP8, if scales are words"
         yield self.rows <= lanes_of(self.vector, self.block), "a lane for each row of a team"
         yield not self.to_routes or self.groups == Groups.NONE, "rows of groups, or rows that go to routes"
 
@@ -150,6 +168,7 @@ class CastConfig(Config):
         return {
             "FORMAT": f"cast/{self.format.value}.cuh",
             "ROWS": f"cast/{self.groups.value}.cuh",
+            "SCALES": f"cast/{self.stored.value}.cuh",
             "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
             "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
         }
@@ -165,16 +184,21 @@ def cast_config(
     to_routes: bool = False,
     format: Format = Format.FP8,
     block: int = SCALE_BLOCK,
+    stored: Stored = Stored.FP32,
 ) -> CastConfig:
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
     vector = vector_of(dtype, is_aligned)
     if format != Format.FP8:
         return CastConfig(dtype, vector, 1 if is_few else 4, format=format, block=block)
+    lanes = lanes_of(vector, block)
     # Teams that look for their rows among groups first take more of them at a time.
-    rows = 1 if is_few or to_routes else 4 if groups in (Groups.COUNTS, Groups.ENDS) else 2 if activates else 8
+    of_groups = groups in (Groups.COUNTS, Groups.ENDS)
+    rows = 1 if is_few or to_routes else 4 if of_groups else 2 if activates else min(8, lanes)
     num_threads = 256 if to_routes or rows == 2 else 128
-    ctas_per_sm = {8: 6, 4: 5}.get(rows, 1024 // num_threads)
-    return CastConfig(dtype, vector, rows, activates, groups, to_routes, num_threads, ctas_per_sm)
+    ctas_per_sm = 6 if rows == 8 else 5 if rows == 4 and of_groups else 1024 // num_threads
+    return CastConfig(
+        dtype, vector, rows, activates, groups, to_routes, num_threads, ctas_per_sm, block=block, stored=stored
+    )
 
 
 def select_cast(
@@ -189,9 +213,10 @@ def select_cast(
     to_routes: bool = False,
     format: Format = Format.FP8,
     block: int = SCALE_BLOCK,
+    stored: Stored = Stored.FP32,
 ) -> CastConfig:
     """The configuration for a matrix: teams take several rows if there are enough for all SMs."""
-    kind = activates, groups, to_routes, format, block
+    kind = activates, groups, to_routes, format, block, stored
     many, few = (cast_config(dtype, is_aligned, is_few, *kind) for is_few in (False, True))
     return many if num_units(many, m, k) >= num_sms * many.ctas_per_sm * many.teams else few
 
@@ -211,13 +236,17 @@ def reachable_cast() -> list[CastConfig]:
     """Every configuration of `cast_rows` that casts can ask for."""
     plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)  # casts of plain rows know no ends
     kinds = [(activates, groups, False) for activates, some in ((False, plain), (True, silu)) for groups in some]
+    kinds += [(False, Groups.NONE, True)]
     rows = [(dtype, is_aligned, is_few) for dtype in INPUTS for is_aligned in (True, False) for is_few in (True, False)]
     to_fp8 = [
-        cast_config(*which, activates, groups, to_routes)
+        cast_config(*which, *kind, block=block)
         for which in rows
-        for activates, groups, to_routes in [*kinds, (False, Groups.NONE, True)]
-        if which[-1] or not to_routes
+        for kind in kinds
+        for block in BLOCKS_OF_GROUPS
+        if which[-1] or not kind[-1]
     ]
+    to_fp8 += [cast_config(*which, block=64) for which in rows]
+    to_fp8 += [cast_config(*which, block=block, stored=Stored.WORDS) for which in rows for block in FP8_BLOCKS]
     to_fp4 = [(format, block) for format, blocks in BLOCKS.items() if format != Format.FP8 for block in blocks]
     return [*to_fp8, *(cast_config(*which, format=format, block=block) for which in rows for format, block in to_fp4)]
 
@@ -233,7 +262,8 @@ class RowCast(NamedTuple):
     values: Tensor
     """`[m, k]` of E4M3; `[rows of routes, k]` with `row_of`; bytes `[m, k / 2]` of E2M1."""
     scales: Tensor
-    """One for each row of values and `block` columns, by any strides; `[groups, rows, blocks]` with `counts`."""
+    """One for each row of values and `block` columns, by any strides; `[groups, rows, blocks]` with `counts`. In FP32,
+    or four to a word in int32, powers of two then."""
     min_amax: float = 0.0
     rounds_up: bool = False
     gating: Gating | None = None
@@ -286,6 +316,7 @@ def config_of(p: RowCast, num_sms: int) -> CastConfig:
         to_routes=p.row_of is not None,
         format=p.format,
         block=p.block,
+        stored=Stored.WORDS if p.scales.dtype == torch.int32 else Stored.FP32,
     )
 
 

@@ -5,6 +5,8 @@
 //   kCastsChannels  values [m, k], a scale for each column and 128 rows
 //   kCastsBlocks    values [m, k], a scale for each 128x128 block
 //
+// But for rows, kScaleBlock may be 32 or 64 in the place of 128. Then a tile has several scales of a column, or of blocks.
+//
 // A CTA takes a tile, and all of its loads are under way before it looks at the first. A team of lanes holds kTeamRows rows
 // that follow each other, so that a thread has as many bytes of each of its columns that lie beside each other in the
 // transposed output. Those go through shared memory, and from there 128 at once to each column's place.
@@ -30,6 +32,12 @@ constexpr bool kCastsColumns = kColumnBytes != 0;
 constexpr bool kNeedsColumns = kCastsColumns || kCastsChannels;
 constexpr uint32_t kTeamRows = kBlock / kTeams;
 constexpr uint32_t kNumWarps = kNumThreads / 32;
+constexpr uint32_t kParts = kBlock / kScaleBlock;  // of a tile's rows, or of its columns, that have scales of their own
+constexpr uint32_t kColumnScales = ceil_div(kBlock * kParts, kNumThreads);  // that a thread computes
+constexpr uint32_t kWarpsOfPart = kNumWarps / kParts;
+// Blocks of which a lane holds elements, and lanes of a team that hold elements of one block.
+constexpr uint32_t kBlocksOfLane = kVector == 1 ? kParts : 1;
+constexpr uint32_t kLanesOfBlock = kVector == 1 ? kLanes : kScaleBlock / kVector;
 static_assert(kTeamRows == 8 || kTeamRows == 16, "a thread's bytes of a column are one or two chunks of 8");
 static_assert(kNumThreads == 2 * kBlock, "half of the threads take a column each, the other half a row");
 
@@ -38,8 +46,9 @@ struct SharedStorage {
   alignas(16) uint8_t columns[kCastsColumns ? kBlock : 1][kBlock];
   uint32_t column_keys[kNeedsColumns ? kTeams : 1][kWords * kLanes];
   Divisor of_rows[kBlock];
-  Divisor of_columns[kElements][kLanes];  // those that a team reads at once lie beside each other
-  uint32_t warp_keys[kNumWarps];
+  // Those that a team reads at once lie beside each other.
+  Divisor of_columns[kNeedsColumns ? kParts : 1][kElements][kLanes];
+  uint32_t warp_keys[kNumWarps][kParts];
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "TileCastConfig.shared_bytes and SharedStorage differ");
 
@@ -55,6 +64,8 @@ struct Tile {
   }
 
   DEVICE uint32_t row_of(uint32_t i) const { return team * kTeamRows + i; }  // counted from the tile's first
+  // Of the tile's rows, the part in which the team's are.
+  DEVICE uint32_t part() const { return kParts == 1 ? 0 : team * kTeamRows / kScaleBlock; }
 
   DEVICE void load(const TileCastParams& p) {
 #pragma unroll
@@ -92,14 +103,37 @@ DEVICE void store_column_keys(SharedStorage& shared, const Tile& tile) {
     ptx::st_shared_v4_b32(&shared.column_keys[tile.team][place_of_key(tile.lane, 0)], keys[0], keys[1], keys[2], keys[3]);
 }
 
-// A column's, of all teams' keys.
-DEVICE float amax_of_column(const SharedStorage& shared, uint32_t column) {
+// One of a tile's scales of columns. Those of a column follow each other, so that a warp's stores reach whole sectors, whichever
+// way scales lie.
+struct ColumnScale {
+  uint32_t index, column, part;
+  DEVICE explicit ColumnScale(uint32_t i) : index(i), column(i / kParts), part(i % kParts) {}
+  DEVICE bool is_there() const { return index < kBlock * kParts; }
+};
+
+// A column's, of the keys of all teams of a part.
+DEVICE float amax_of_column(const SharedStorage& shared, uint32_t column, uint32_t part) {
   const uint32_t element = index_of(column), place = place_of_key(lane_of(column), element / kElementsOfWord);
   uint32_t key = 0;
 #pragma unroll
-  for (uint32_t team = 0; team < kTeams; ++team) key = larger_key(key, ptx::ld_shared_b32(&shared.column_keys[team][place]));
+  for (uint32_t i = 0; i < kTeams / kParts; ++i)
+    key = larger_key(key, ptx::ld_shared_b32(&shared.column_keys[part * (kTeams / kParts) + i][place]));
   const ptx::Float2 amaxes = amaxes_of(key);
   return element % kElementsOfWord == 0 ? amaxes.x : amaxes.y;
+}
+
+template <bool kIsOrdinary>
+DEVICE Divisor store_column_divisor(SharedStorage& shared, const TileCastParams& p, const ColumnScale& at) {
+  const Divisor divisor = divisor_of<kIsOrdinary>(amax_of_column(shared, at.column, at.part), p.min_amax, p.rounds_up);
+  store_divisor(&shared.of_columns[at.part][index_of(at.column)][lane_of(at.column)], divisor);
+  return divisor;
+}
+
+DEVICE void store_column_scale(const TileCastParams& p, const Tile& tile, uint32_t block_m, const ColumnScale& at, float scale) {
+  const uint32_t column = tile.column + at.column, part = block_m * kParts + at.part;
+  uint8_t* to = kCastsChannels ? scale_at(p.scales, part, p.scales_stride_m, column, p.scales_stride_k)
+                               : scale_at(p.column_scales, part, p.column_scales_stride_m, column, p.column_scales_stride_k);
+  if (at.is_there() && column < p.k && (kParts == 1 || part * kScaleBlock < p.m)) ptx::st_global_f32(to, scale);
 }
 
 // A lane has the scale of one of its team's rows. Tells whether it is ordinary.
@@ -114,23 +148,72 @@ DEVICE bool store_row_divisors(SharedStorage& shared, const TileCastParams& p, c
   return is_ordinary(divisor);
 }
 
-// The largest of a warp's elements.
+// The key of a lane's elements in the block that is number `i` of those of which it has some.
 template <bool kIsOrdinary>
-DEVICE void store_warp_key(SharedStorage& shared, const Tile& tile) {
+DEVICE uint32_t key_of_block(const Piece& piece, uint32_t i) {
+  if constexpr (kBlocksOfLane == 1) return key_of<kIsOrdinary>(piece);
+  constexpr uint32_t kEach = kElements / kBlocksOfLane;
   uint32_t key = 0;
 #pragma unroll
-  for (const Piece& piece : tile.pieces) key = larger_key(key, key_of<kIsOrdinary>(piece));
-#pragma unroll
-  for (uint32_t distance = 1; distance < 32; distance *= 2)
-    key = larger_key(key, ptx::shfl_sync(key, ptx::lane_index() ^ distance));
-  if (ptx::lane_index() == 0) ptx::st_shared_b32(&shared.warp_keys[ptx::thread_index() / 32], key);
+  for (uint32_t e = i * kEach; e < (i + 1) * kEach; ++e) {
+    const uint32_t of_word = key_of<kIsOrdinary>(piece.words[e / kElementsOfWord]);
+    key = larger_key(key, kElementsOfWord == 1 ? of_word : of_word >> e % 2 * 16 & 0xffff);
+  }
+  return key;
 }
 
-DEVICE float amax_of_tile(const SharedStorage& shared) {
+// Number `i` of a lane's blocks, counted from the tile's first column.
+DEVICE uint32_t block_of(const Tile& tile, uint32_t i) {
+  return kBlocksOfLane == kParts ? i : tile.lane / kLanesOfBlock;
+}
+
+// Whether a lane of a warp stands for those that hold elements of the same blocks. All rows of a warp are of one part.
+DEVICE bool is_first_of_block() {
+  return kBlocksOfLane * kLanesOfBlock < kLanes ? ptx::lane_index() % kLanesOfBlock == 0 && ptx::lane_index() < kLanes
+                                                : ptx::lane_index() == 0;
+}
+
+// The largest of a warp's elements in each block.
+template <bool kIsOrdinary>
+DEVICE void store_warp_keys(SharedStorage& shared, const Tile& tile) {
+#pragma unroll
+  for (uint32_t i = 0; i < kBlocksOfLane; ++i) {
+    uint32_t key = 0;
+#pragma unroll
+    for (const Piece& piece : tile.pieces) key = larger_key(key, key_of_block<kIsOrdinary>(piece, i));
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32; distance *= 2) {
+      if (distance < kLanesOfBlock || distance >= kLanes)  // another team has the same columns
+        key = larger_key(key, ptx::shfl_sync(key, ptx::lane_index() ^ distance));
+    }
+    if (is_first_of_block()) ptx::st_shared_b32(&shared.warp_keys[ptx::thread_index() / 32][block_of(tile, i)], key);
+  }
+}
+
+// The largest in a block of the thread's part of the rows.
+DEVICE float amax_of_block(const SharedStorage& shared, const Tile& tile, uint32_t i) {
   uint32_t key = 0;
 #pragma unroll
-  for (uint32_t warp = 0; warp < kNumWarps; ++warp) key = larger_key(key, ptx::ld_shared_b32(&shared.warp_keys[warp]));
+  for (uint32_t warp = 0; warp < kWarpsOfPart; ++warp)
+    key = larger_key(key, ptx::ld_shared_b32(&shared.warp_keys[tile.part() * kWarpsOfPart + warp][block_of(tile, i)]));
   return amax_of(key);
+}
+
+// One thread stores each block's.
+DEVICE void store_block_scales(const TileCastParams& p, const Tile& tile, const Divisor (&divisors)[kBlocksOfLane]) {
+  if constexpr (kParts == 1) {
+    if (ptx::thread_index() == 0)
+      ptx::st_global_f32(scale_at(p.scales, tile.row / kBlock, p.scales_stride_m, tile.column / kBlock, p.scales_stride_k),
+                         divisors[0].scale);
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocksOfLane; ++i) {
+      const uint32_t row = tile.row / kScaleBlock + tile.part(), column = tile.column / kScaleBlock + block_of(tile, i);
+      if (is_first_of_block() && ptx::thread_index() / 32 % kWarpsOfPart == 0 && row * kScaleBlock < p.m &&
+          column * kScaleBlock < p.k)
+        ptx::st_global_f32(scale_at(p.scales, row, p.scales_stride_m, column, p.scales_stride_k), divisors[i].scale);
+    }
+  }
 }
 
 // ---- Values
@@ -157,7 +240,7 @@ DEVICE void transpose(SharedStorage& shared, const Tile& tile) {
 #pragma unroll
   for (uint32_t e = 0; e < kElements; ++e) {
     const uint32_t column = column_of(tile.lane, e);
-    const Divisor divisor = load_divisor(&shared.of_columns[e][tile.lane]);
+    const Divisor divisor = load_divisor(&shared.of_columns[tile.part()][e][tile.lane]);
     uint32_t words[kTeamRows / 4];
 #pragma unroll
     for (uint32_t i = 0; i < kTeamRows; i += 4) {
@@ -210,29 +293,36 @@ DEVICE bool cast_tile(SharedStorage& shared, const TileCastParams& p, const Tile
   bool all_ordinary = true;  // this thread's scales
   if constexpr (kNeedsColumns) store_column_keys<kIsOrdinary>(shared, tile);
   if constexpr (kCastsRows) all_ordinary = store_row_divisors<kIsOrdinary>(shared, p, tile);
-  if constexpr (kCastsBlocks) store_warp_key<kIsOrdinary>(shared, tile);
+  if constexpr (kCastsBlocks) store_warp_keys<kIsOrdinary>(shared, tile);
   ptx::syncthreads();
 
   if constexpr (kCastsBlocks) {
-    const Divisor divisor = divisor_of<kIsOrdinary>(amax_of_tile(shared), p.min_amax, p.rounds_up);
-    if (kIsOrdinary && !is_ordinary(divisor)) return false;
-    if (thread == 0) ptx::st_global_f32(scale_at(p.scales, block_m, p.scales_stride_m, block_k, p.scales_stride_k), divisor.scale);
-    store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t) { return divisor; });
+    Divisor divisors[kBlocksOfLane];
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocksOfLane; ++i) {
+      divisors[i] = divisor_of<kIsOrdinary>(amax_of_block(shared, tile, i), p.min_amax, p.rounds_up);
+      all_ordinary = all_ordinary && is_ordinary(divisors[i]);
+    }
+    // All threads know a tile's only scale.
+    if (kIsOrdinary && !(kParts == 1 ? is_ordinary(divisors[0]) : ptx::syncthreads_and(all_ordinary))) return false;
+    store_block_scales(p, tile, divisors);
+    store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t e) { return divisors[e / (kElements / kBlocksOfLane)]; });
   }
-  Divisor of_column = {};
-  if (kNeedsColumns && thread < kBlock) {
-    of_column = divisor_of<kIsOrdinary>(amax_of_column(shared, thread), p.min_amax, p.rounds_up);
-    store_divisor(&shared.of_columns[index_of(thread)][lane_of(thread)], of_column);
-    all_ordinary = all_ordinary && is_ordinary(of_column);
+  const ColumnScale first(thread), second(thread + kNumThreads);
+  Divisor of_first = {}, of_second = {};
+  if (kNeedsColumns && first.is_there()) {
+    of_first = store_column_divisor<kIsOrdinary>(shared, p, first);
+    all_ordinary = all_ordinary && is_ordinary(of_first);
+  }
+  if constexpr (kNeedsColumns && kColumnScales == 2) {
+    of_second = store_column_divisor<kIsOrdinary>(shared, p, second);
+    all_ordinary = all_ordinary && is_ordinary(of_second);
   }
   if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;
 
   if constexpr (kNeedsColumns) {
-    const uint32_t column = tile.column + thread;
-    uint8_t* scale = kCastsChannels
-                         ? scale_at(p.scales, block_m, p.scales_stride_m, column, p.scales_stride_k)
-                         : scale_at(p.column_scales, block_m, p.column_scales_stride_m, column, p.column_scales_stride_k);
-    if (thread < kBlock && column < p.k) ptx::st_global_f32(scale, of_column.scale);
+    store_column_scale(p, tile, block_m, first, of_first.scale);
+    if constexpr (kColumnScales == 2) store_column_scale(p, tile, block_m, second, of_second.scale);
   }
   if constexpr (kCastsRows) {
     const uint32_t row = thread - kBlock;
@@ -244,7 +334,7 @@ DEVICE bool cast_tile(SharedStorage& shared, const TileCastParams& p, const Tile
   if constexpr (kCastsChannels) {
     Divisor divisors[kElements];
 #pragma unroll
-    for (uint32_t e = 0; e < kElements; ++e) divisors[e] = load_divisor(&shared.of_columns[e][tile.lane]);
+    for (uint32_t e = 0; e < kElements; ++e) divisors[e] = load_divisor(&shared.of_columns[tile.part()][e][tile.lane]);
     store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t e) { return divisors[e]; });
   }
   if constexpr (kCastsColumns) {

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
 from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
-from .cast_rows import SCALE_BYTES, block_reciprocal, is_aligned
+from .cast_rows import FP8_BLOCKS, SCALE_BYTES, block_reciprocal, is_aligned
 from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, vector_of
 
 PARAMS = Params(
@@ -41,7 +41,10 @@ PARAMS = Params(
 
 
 class Grain(Enum):
-    """The part of a tile with a scale, in a cast whose values lie as those of x do. Named as the kernel's switches."""
+    """The part of a tile with a scale, in a cast whose values lie as those of x do. Named as the kernel's switches.
+
+    Where it says 128 it may be 64 or 32, but for rows.
+    """
 
     ROWS = "kCastsRows"
     """Each row and 128 columns."""
@@ -64,22 +67,27 @@ class TileCastConfig(Config):
     """Bytes of the transposed values that a lane stores at once: 16, or 1 where they lie otherwise; 0: none."""
     ctas_per_sm: int = 2
     num_threads: int = 256
+    block: int = SCALE_BLOCK
+    """Rows under one scale; of blocks the columns too."""
 
     @property
     def name(self) -> str:
         """Short, for people, such as "rows, columns by 16, bfloat16 by 8"."""
         parts = [self.grain.name.lower()] if self.grain else []
         parts += [f"columns by {self.column_bytes}"] if self.column_bytes else []
+        parts += [f"a scale for {self.block}"] if self.block != SCALE_BLOCK else []
         return ", ".join([*parts, f"{str(self.dtype).removeprefix('torch.')} by {self.vector}"])
 
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in casts/cast_tiles.cuh, which asserts that it is the same."""
         lanes = lanes_of(self.vector)
-        teams = self.num_threads // lanes if self.column_bytes or self.grain == Grain.CHANNELS else 1
+        has_columns, parts = self.column_bytes > 0 or self.grain == Grain.CHANNELS, SCALE_BLOCK // self.block
+        teams = self.num_threads // lanes if has_columns else 1
         columns = (SCALE_BLOCK if self.column_bytes else 1) * SCALE_BLOCK
         keys = teams * SCALE_BLOCK * self.dtype.itemsize
-        return align(columns + keys + 2 * SCALE_BLOCK * 8 + self.num_threads // 32 * 4, 16)
+        divisors = (1 + (parts if has_columns else 1)) * SCALE_BLOCK * 8
+        return align(columns + keys + divisors + self.num_threads // 32 * parts * 4, 16)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
@@ -89,12 +97,15 @@ class TileCastConfig(Config):
         yield self.grain is not None or self.column_bytes > 0, "an output"
         yield self.grain in (None, Grain.ROWS) or self.column_bytes == 0, "columns alone or beside rows"
         yield self.grain != Grain.ROWS or self.column_bytes > 0, "columns beside rows, which cast_rows casts alone"
+        yield self.block in FP8_BLOCKS, "32, 64 or 128 rows under a scale"
+        yield self.grain != Grain.ROWS or self.block == SCALE_BLOCK, "128 columns under a scale of rows"
         yield self.num_threads == 2 * SCALE_BLOCK, "a thread for each row and each column of a tile"
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
         return {
             **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads),
+            "kScaleBlock": self.block,
             "kColumnBytes": self.column_bytes,
             "kCtasPerSm": self.ctas_per_sm,
             "kSharedBytes": self.shared_bytes,
@@ -105,7 +116,13 @@ class TileCastConfig(Config):
 
 @cache
 def tile_cast_config(
-    dtype: torch.dtype, grain: Grain | None, *, with_columns: bool, is_aligned: bool, has_aligned_columns: bool = True
+    dtype: torch.dtype,
+    grain: Grain | None,
+    *,
+    with_columns: bool,
+    is_aligned: bool,
+    has_aligned_columns: bool = True,
+    block: int = SCALE_BLOCK,
 ) -> TileCastConfig:
     """The configuration of `cast_tiles` for rows of a type.
 
@@ -118,7 +135,7 @@ def tile_cast_config(
     ctas_per_sm = (4 if grain is None else 3) if dtype != torch.float32 else 2
     if vector == 1:
         ctas_per_sm = ctas_per_sm // 2
-    return TileCastConfig(dtype, vector, grain, column_bytes, ctas_per_sm)
+    return TileCastConfig(dtype, vector, grain, column_bytes, ctas_per_sm, block=block)
 
 
 def num_tiles(m: int, k: int) -> int:
@@ -131,12 +148,18 @@ def reachable_tile_casts() -> list[TileCastConfig]:
     outputs = [(Grain.ROWS, True), (None, True), (Grain.CHANNELS, False), (Grain.BLOCKS, False)]
     return [
         tile_cast_config(
-            dtype, grain, with_columns=with_columns, is_aligned=is_aligned, has_aligned_columns=has_aligned_columns
+            dtype,
+            grain,
+            with_columns=with_columns,
+            is_aligned=is_aligned,
+            has_aligned_columns=has_aligned_columns,
+            block=block,
         )
         for dtype in INPUTS
         for grain, with_columns in outputs
         for is_aligned in (True, False)
         for has_aligned_columns in ((True, False) if with_columns else (True,))
+        for block in ((SCALE_BLOCK,) if grain == Grain.ROWS else FP8_BLOCKS)
     ]
 
 
@@ -153,13 +176,15 @@ class TileCast(NamedTuple):
     values: Tensor | None
     """`[m, k]`, if there is a grain."""
     scales: Tensor | None
-    """The scales of `values`: as many rows and columns as there are, 128 of them together where a scale is theirs."""
+    """Scales of `values`: for each row and column, or for each `block` of them where they share one."""
     columns: Tensor | None = None
     """`[k, m]`: the transposed values."""
     column_scales: Tensor | None = None
-    """`[k, ceil(m / 128)]`, if there are columns."""
+    """`[k, ceil(m / block)]`, if there are columns."""
     min_amax: float = 0.0
     rounds_up: bool = False
+    block: int = SCALE_BLOCK
+    """Rows under one scale; of blocks the columns too."""
 
 
 def run(p: TileCast) -> None:
@@ -178,6 +203,7 @@ def config_of(p: TileCast) -> TileCastConfig:
         is_aligned=is_aligned(p.x, p.x if p.values is None else p.values),
         has_aligned_columns=columns is None
         or all(n % ADDRESS_ALIGNMENT == 0 for n in (columns.data_ptr(), columns.stride(0), p.x.shape[0])),
+        block=p.block,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from .by_kernels import (
     lies_transposed,
 )
 from .by_torch import cast_blocks
-from .cast_rows import MAX_GROUPS
+from .cast_rows import BLOCKS_OF_GROUPS, FP8_BLOCKS, MAX_GROUPS
 from .cast_tiles import Grain
 from .rules import (
     Quantized,
@@ -37,7 +36,7 @@ from .rules import (
     empty_values,
     granularity,
 )
-from .scales import EXPONENTS, packed_rows, powers_of, unpack_ue8m0_from_int
+from .scales import EXPONENTS, packed_rows, powers_of, unpack_ue8m0_from_int, words_laid_out
 
 
 def per_token_cast_to_fp8(
@@ -59,19 +58,18 @@ def per_token_cast_to_fp8(
     others may hold anything, and their result is undefined (on the CPU zeros with scale 1). As in every cast,
     `use_ue8m0` rounds scales up to powers of two, and `min_amax` is the least that a block's largest magnitude counts
     as. With `use_packed_ue8m0` too, scales are int32 `[..., m, ceil(k / gran_k / 4)]`, four exponents in each
-    (`pack_ue8m0_to_int`), which no product here takes.
+    (`pack_ue8m0_to_int`), and with `mn_major` as `get_mn_major_tma_aligned_packed_ue8m0_tensor` would lay them. On a
+    Hopper GPU a kernel casts where 32, 64 or 128 columns share a scale; all else is torch's.
 
     >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, -224.0, 0.0]], [[2.0]])
     """
-    if use_packed_ue8m0:
-        if not use_ue8m0 or mn_major or masked_m is not None:
-            raise ValueError("use_packed_ue8m0: expected use_ue8m0, and neither mn_major nor masked_m, with it")
-        values, scales = per_token_cast_to_fp8(x, use_ue8m0, gran_k, min_amax=min_amax)
-        return values, packed_rows(scales)
+    if use_packed_ue8m0 and (not use_ue8m0 or masked_m is not None):
+        raise ValueError("use_packed_ue8m0: expected use_ue8m0, and no masked_m, with it")
     if masked_m is None:
-        return run(ROWS, (x,), (use_ue8m0, gran_k, min_amax, mn_major))  # type: ignore[no-any-return]
+        said = use_ue8m0, gran_k, min_amax, mn_major, None, use_packed_ue8m0
+        return run(ROWS, (x,), said)  # type: ignore[no-any-return]
     if is_dispatched(x):
         return _rows_operator(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)
     return cast_rows(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)[0]
@@ -84,28 +82,45 @@ def cast_rows(
     min_amax: float = 0.0,
     mn_major: bool = False,
     masked_m: Tensor | None = None,
+    use_packed_ue8m0: bool = False,
 ) -> tuple[Quantized, CallPlan | None]:
     """Check and compute `per_token_cast_to_fp8`; give the plan if it serves other casts."""
     gran_k = granularity(gran_k)
     no_gradient("x", x)
     check_rows(x, mn_major, masked_m)
-    if gran_k == SCALE_BLOCK and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
+    blocks = FP8_BLOCKS if masked_m is None else BLOCKS_OF_GROUPS
+    if gran_k in blocks and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
         min_amax = magnitude("min_amax", min_amax)
-        if x.dim() == 2 and lies_transposed(x):
-            return cast_columns_of(x.t(), use_ue8m0, min_amax, mn_major), None
-        return cast_rows_of(x, use_ue8m0, min_amax, mn_major, masked_m)
+        if x.dim() == 2 and lies_transposed(x) and not use_packed_ue8m0:
+            return cast_columns_of(x.t(), use_ue8m0, min_amax, mn_major, gran_k), None
+        dtype = torch.int32 if use_packed_ue8m0 else torch.float32
+        return cast_rows_of(x, use_ue8m0, min_amax, mn_major, masked_m, gran_k, dtype)
     if masked_m is not None:
         has_no_row = ~rows_of_counts(masked_m, x.shape[1])[..., None]
         x = x.masked_fill(has_no_row, 0)
     values, scales = cast_blocks(x, 1, gran_k, use_ue8m0, min_amax)
     if masked_m is not None:
         scales.masked_fill_(has_no_row, 1)
+    if use_packed_ue8m0:
+        return (values, words_laid_out(scales) if mn_major else packed_rows(scales)), None
     return (values, lay_scales.laid_out(scales) if mn_major else scales), None
 
 
-def _rows_operator(x: Tensor, use_ue8m0: bool, gran_k: int, *others: Any) -> Quantized:
-    operator = torch.ops.deep_gemm.per_token_cast_to_fp8.default
-    return operator(x, use_ue8m0, granularity(gran_k), *others)  # type: ignore[no-any-return]
+def _rows_operator(
+    x: Tensor,
+    use_ue8m0: bool,
+    gran_k: int,
+    min_amax: float,
+    mn_major: bool,
+    masked_m: Tensor | None = None,
+    use_packed_ue8m0: bool = False,
+) -> Quantized:
+    operator, gran_k = torch.ops.deep_gemm.per_token_cast_to_fp8.default, granularity(gran_k)
+    if not use_packed_ue8m0:
+        return operator(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)  # type: ignore[no-any-return]
+    check_rows(x, mn_major, None)
+    values, scales = operator(x, use_ue8m0, gran_k, min_amax)
+    return values, words_laid_out(scales) if mn_major else packed_rows(scales)
 
 
 ROWS = Function(cast_rows, _rows_operator, lambda x: (x,), lambda tensors: cuts_gradient(tensors, ()))
@@ -128,8 +143,8 @@ def per_channel_cast_to_fp8(
         operator = torch.ops.deep_gemm.per_channel_cast_to_fp8.default
         return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
     no_gradient("x", x)
-    if gran_k == SCALE_BLOCK and has_kernels(x):
-        return cast_tiles_of(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax))
+    if gran_k in FP8_BLOCKS and has_kernels(x):
+        return cast_tiles_of(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax), gran_k)
     return cast_blocks(x, gran_k, 1, use_ue8m0, min_amax)
 
 
@@ -150,8 +165,8 @@ def per_block_cast_to_fp8(
         operator = torch.ops.deep_gemm.per_block_cast_to_fp8.default
         return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
     no_gradient("x", x)
-    if gran_k == SCALE_BLOCK and has_kernels(x):
-        return cast_tiles_of(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax))
+    if gran_k in FP8_BLOCKS and has_kernels(x):
+        return cast_tiles_of(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax), gran_k)
     return cast_blocks(x, gran_k, gran_k, use_ue8m0, min_amax)
 
 

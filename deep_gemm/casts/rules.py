@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.check import checks
 from ..core.check.checks import Sizes, integers, no_gradient
 from ..core.check.integers import as_integer
-from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, pitch_of_scales
+from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div, check_dense, pitch_of_scales
 from ..core.check.numbers import magnitude
 
 FP8_MAX = 448.0
@@ -46,15 +46,26 @@ def empty_values(shape: Sequence[int], x: Tensor) -> Tensor:
     return torch.empty(shape, dtype=torch.float8_e4m3fn, device=x.device)
 
 
-def empty_scales(rows: Sequence[int], k: int, x: Tensor, *, mn_major: bool, gran_k: int = SCALE_BLOCK) -> Tensor:
-    """Make room for the scales of rows, `[..., m]`; with `mn_major` they lie as products load them."""
+def empty_scales(
+    rows: Sequence[int],
+    k: int,
+    x: Tensor,
+    *,
+    mn_major: bool,
+    gran_k: int = SCALE_BLOCK,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Make room for the scales of rows, `[..., m]`; with `mn_major` they lie as products load them.
+
+    An int32 has room for four.
+    """
     *batch, m = rows
-    blocks = ceil_div(k, gran_k)
+    blocks = ceil_div(k, gran_k * UE8M0_PER_WORD if dtype == torch.int32 else gran_k)
     if not mn_major:
-        return torch.empty((*rows, blocks), dtype=torch.float32, device=x.device)
+        return torch.empty((*rows, blocks), dtype=dtype, device=x.device)
     pitch = pitch_of_scales(m)
     strides = (blocks * pitch,) * len(batch) + (1, pitch)
-    return torch.empty_strided((*rows, blocks), strides, dtype=torch.float32, device=x.device)
+    return torch.empty_strided((*rows, blocks), strides, dtype=dtype, device=x.device)
 
 
 def granularity(gran_k: object) -> int:

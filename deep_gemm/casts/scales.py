@@ -18,18 +18,21 @@ from ..core.check.checks import no_gradient
 from ..core.check.depths import ue8m0_depths
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import (
+    ADDRESS_ALIGNMENT,
     UE8M0_PER_WORD,
     Recipe,
     align,
+    block_under_a_scale,
     ceil_div,
     check_powers_of_two,
     check_scales,
+    check_shape_of_scales,
     check_words,
     empty_mn_major,
     is_mn_major,
-    rows_under_a_scale,
     with_usual_strides,
 )
+from ..core.check.recipes import MX
 from ..core.check.tracing import has_memory, is_dispatched
 from .lay_scales import mn_major
 
@@ -100,16 +103,21 @@ def transform_sf_into_required_layout(
     `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` says which side `sf` is; or it is the pair
     (rows, columns) of that side. None means (1, 128, 128). Scales of single rows get the m-major form of
     `get_mn_major_tma_aligned_tensor`; scales of blocks stay as they are. FP32 scales are never rounded, so
-    `disable_ue8m0_cast` changes nothing. Those of FP4 values, for 32 columns of a row, may be UE8M0 too: bytes
-    `[.., mn, k / 32]` (uint8, float8_e8m0fnu) become int32 words of four, in the same memory if it has whole words.
+    `disable_ue8m0_cast` changes nothing. Scales of 32 or 64 columns may be UE8M0 too: bytes (uint8, float8_e8m0fnu), or
+    int32 words of four along k. Those of 32 columns of a row become such words, in the same memory if it has whole
+    ones; others, of which products take numbers, become the FP32 numbers that they stand for.
 
     >>> sf = torch.ones(5, 2)
     >>> transform_sf_into_required_layout(sf, 5, 256, (1, 128, 128), is_sfa=True).stride()
     (1, 8)
     """
-    rows = rows_under_a_scale(sf, mn, k, recipe, num_groups, is_sfa)
-    if sf.dtype != torch.float32:
+    rows, columns = block = block_under_a_scale(sf, mn, k, recipe, num_groups, is_sfa)
+    if sf.dtype != torch.float32 and block == MX:
         return sf if sf.dtype == torch.int32 else words_of(sf)
+    if sf.dtype == torch.int32:
+        sf = powers_of(exponents_of(sf)[..., : ceil_div(k, columns)])
+    elif sf.dtype != torch.float32:
+        sf = powers_of(sf.view(torch.uint8).int())
     return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
 
 
@@ -162,18 +170,32 @@ def packed_rows(sf: Tensor) -> Tensor:
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Tensor, psum_layout: Tensor | None = None) -> Tensor:
     """Pack scales as UE8M0 and lay them m-major, in rows of a multiple of 16 bytes.
 
-    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]`, all powers of two; the result is int32
-    `[..., mn, ceil(k_blocks / 4)]`. `psum_layout` is accepted: rows without a group are packed as well.
+    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]`, all powers of two, or the exponents themselves (uint8,
+    float8_e8m0fnu); the result is int32 `[..., mn, ceil(k_blocks / 4)]`. Such words are taken too, and given back if
+    they lie so. `psum_layout` is accepted: rows without a group are packed as well.
 
     >>> out = get_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(5, 6))
     >>> out.shape, out.stride(), hex(out[0, 1])
     (torch.Size([5, 2]), (1, 8), '0x7f7f')
     """
+    if isinstance(sf, Tensor) and sf.dtype in (torch.int32, *EXPONENTS):
+        check_shape_of_scales(sf)
+        words = sf if sf.dtype == torch.int32 else words_of(sf)
+        lies_so = is_mn_major(words) and not (has_memory(words) and words.data_ptr() % ADDRESS_ALIGNMENT)
+        return with_usual_strides(words) if lies_so else _laid_out(words)
     check_scales(sf)
     no_gradient("sf", sf)
     check_powers_of_two("sf", sf)
-    packed = packed_rows(sf.detach())
-    return empty_mn_major(packed).copy_(packed)
+    return words_laid_out(sf.detach())
+
+
+def words_laid_out(sf: Tensor) -> Tensor:
+    """Pack scales that are powers of two, and lay them as TMA loads them."""
+    return _laid_out(packed_rows(sf))
+
+
+def _laid_out(words: Tensor) -> Tensor:
+    return empty_mn_major(words).copy_(words)
 
 
 def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
@@ -204,4 +226,4 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     if sf.dim() != 2 or sf.shape[0] != sum(blocks):
         raise ValueError(f"sf: expected shape (sum(ceil(k / gran_k)), mn) = ({sum(blocks)}, mn), got {tuple(sf.shape)}")
     packed = torch.cat([packed_rows(part) for part in torch.split(sf.detach().t(), blocks, dim=1)], dim=1)
-    return empty_mn_major(packed).copy_(packed).t()
+    return _laid_out(packed).t()

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from ..casts import cast_rows
 from ..casts.by_kernels import as_rows, has_kernels
-from ..casts.cast_rows import MAX_GROUPS, RowCast
+from ..casts.cast_rows import BLOCKS_OF_GROUPS, MAX_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.gating import Gating, activated, gating_of
-from ..casts.rules import Quantized, empty_scales, empty_values
+from ..casts.rules import Quantized, empty_scales, empty_values, granularity
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
 from ..core.check.numbers import magnitude
+from ..core.check.recipes import PER_ROW, Scales
 from ..core.check.tracing import is_dispatched
 from ..core.settings import get_mk_alignment_for_contiguous_layout
 from ..gemm import reference
@@ -35,8 +36,9 @@ def silu_mul_cast_to_fp8(
     activation: str = "swiglu",
     alpha: float | None = None,
     beta: float | None = None,
+    gran_k: int = SCALE_BLOCK,
 ) -> Quantized:
-    """Compute silu(gate) * up of each row, or another activation, and cast it with one scale for each 128 columns.
+    """Compute silu(gate) * up of each row, or another activation, and cast it with one scale for each `gran_k` columns.
 
     - `x`: `[..., m, 2 i]`, BF16, FP16 or FP32: gate in the first i columns, up in the others.
     - `row_weights`: FP32 `[..., m]`, factors of whole rows.
@@ -49,8 +51,8 @@ def silu_mul_cast_to_fp8(
     - `activation`: "swiglu", gate * sigmoid(alpha * gate) * (up + beta), alpha 1 and beta 0 if they are not said; or
       "situ", alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta), alpha 4 and beta 25, without a limit.
 
-    The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / 128)]` (torch.float32). A row
-    that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros with scale 1). Every
+    The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / gran_k)]` (torch.float32). A
+    row that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros, scale 1). Every
     step is rounded to FP32: sigmoid(gate), which is zero below 2^-126, then its product with gate, with up and with the
     row's weight, in this order. A GPU's sigmoid may be up to 2^-17 of itself away (2^-20 for gates from -10 on), so an
     element may become the FP8 number beside the CPU's. There is no gradient: see `experts`.
@@ -60,43 +62,51 @@ def silu_mul_cast_to_fp8(
     >>> values.float().tolist(), round(scales.item(), 4)
     ([[0.0, 448.0]], 1.0)
     """
+    gran_k = granularity(gran_k)
     if is_dispatched(x):
         operator = torch.ops.deep_gemm.silu_mul_cast_to_fp8.default
-        said = row_weights, masked_m, ends, limit, use_ue8m0, min_amax, mn_major, activation, alpha, beta
+        said = row_weights, masked_m, ends, limit, use_ue8m0, min_amax, mn_major, activation, alpha, beta, gran_k
         return operator(x, *said)  # type: ignore[no-any-return]
     alignment = get_mk_alignment_for_contiguous_layout()
     gating = gating_of(activation, alpha, beta, limit)
     problem = activation_problem(x, row_weights, masked_m, ends, gating, alignment)
-    return cast_activated(problem, use_ue8m0, min_amax, mn_major=mn_major)
+    return cast_activated(problem, use_ue8m0, min_amax, mn_major=mn_major, scaled=Scales(1, gran_k))
 
 
 @torch.no_grad()
 def cast_activated(
-    p: ActivationProblem, use_ue8m0: bool = False, min_amax: float = 0.0, *, mn_major: bool = False
+    p: ActivationProblem,
+    use_ue8m0: bool = False,
+    min_amax: float = 0.0,
+    *,
+    mn_major: bool = False,
+    scaled: Scales = PER_ROW,
 ) -> Quantized:
     """Compute an activation that was checked. The host reads no value."""
     groups = p.masked_m if p.ends is None else p.ends
     if (
         has_kernels(p.x)
+        and scaled.columns in BLOCKS_OF_GROUPS
         and (groups is None or len(groups) <= MAX_GROUPS)
         and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
     ):
-        return _cast_by_kernel(p, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
+        return _cast_by_kernel(p, use_ue8m0, magnitude("min_amax", min_amax), mn_major, scaled.columns)
     y = activated(p.x, p.gating)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]
     is_defined = defined_rows(p)
     if is_defined is None:
-        return per_token_cast_to_fp8(y, use_ue8m0, min_amax=min_amax, mn_major=mn_major)
+        return per_token_cast_to_fp8(y, use_ue8m0, scaled.columns, min_amax=min_amax, mn_major=mn_major)
     y.masked_fill_(~is_defined[..., None], 0)
-    values, scales = per_token_cast_to_fp8(y, use_ue8m0, min_amax=min_amax, mn_major=mn_major)
+    values, scales = per_token_cast_to_fp8(y, use_ue8m0, scaled.columns, min_amax=min_amax, mn_major=mn_major)
     return values, scales.masked_fill_(~is_defined[..., None], 1)
 
 
-def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, block: int) -> Quantized:
     """Activate and cast on a GPU."""
     *rows, columns = p.x.shape
-    values, scales = empty_values((*rows, columns // 2), p.x), empty_scales(rows, columns // 2, p.x, mn_major=mn_major)
+    values = empty_values((*rows, columns // 2), p.x)
+    scales = empty_scales(rows, columns // 2, p.x, mn_major=mn_major, gran_k=block)
     cast = RowCast(
         as_rows(p.x),
         as_rows(values),
@@ -108,6 +118,7 @@ def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_m
         counts=p.masked_m,
         ends=p.ends,
         alignment=p.alignment,
+        block=block,
     )
     cast_rows.run(cast)
     return values, scales

@@ -46,12 +46,12 @@ def gather_cast(x: Tensor, rows: Members, **said: Any) -> Quantized:
     return routing.gather_cast_to_fp8(x, ExpertRows(*rows), **said)
 
 
-def fake_gather_cast(x: Tensor, rows: Members, min_amax: float, mn_major: bool, **_: object) -> Quantized:
+def fake_gather_cast(x: Tensor, rows: Members, min_amax: float, mn_major: bool, gran_k: int, **_: object) -> Quantized:
     """Stand for tokens in their rows."""
     check_gather(x, ExpertRows(*rows))
     magnitude("min_amax", min_amax)
     num_rows, k = ExpertRows(*rows).token_of.shape[0], x.shape[1]
-    return empty_values((num_rows, k), x), empty_scales((num_rows,), k, x, mn_major=mn_major)
+    return empty_values((num_rows, k), x), empty_scales((num_rows,), k, x, mn_major=mn_major, gran_k=gran_k)
 
 
 def weighted(y: Tensor, rows: Members, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
@@ -78,13 +78,14 @@ def fake_silu_mul(
     activation: str,
     alpha: float | None,
     beta: float | None,
+    gran_k: int,
     **_: object,
 ) -> Quantized:
     """Stand for both."""
     gating = gating_of(activation, alpha, beta, limit)
     activation_problem(x, row_weights, masked_m, ends, gating, alignment=1)  # fake ends are aligned to nothing
     activated = torch.empty((*x.shape[:-1], x.shape[-1] // 2), device=x.device)
-    return fake_rows(activated, min_amax=min_amax, mn_major=mn_major)
+    return fake_rows(activated, gran_k, min_amax, mn_major)
 
 
 def fake_experts(
@@ -105,8 +106,8 @@ for schema, real, fake in (
         fake_expert_rows,
     ),
     (
-        "gather_cast_to_fp8(Tensor x, Tensor[] rows, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False) "
-        "-> (Tensor, Tensor)",
+        "gather_cast_to_fp8(Tensor x, Tensor[] rows, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False, "
+        "int gran_k=128) -> (Tensor, Tensor)",
         gather_cast,
         fake_gather_cast,
     ),
@@ -118,7 +119,7 @@ for schema, real, fake in (
     (
         "silu_mul_cast_to_fp8(Tensor x, Tensor? row_weights=None, Tensor? masked_m=None, Tensor? ends=None, "
         "float? limit=None, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False, "
-        f"{GATING}) -> (Tensor, Tensor)",
+        f"{GATING}, int gran_k=128) -> (Tensor, Tensor)",
         activation.silu_mul_cast_to_fp8,
         fake_silu_mul,
     ),

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ..casts import cast_rows, lay_scales
 from ..casts.by_kernels import as_rows, has_kernels
-from ..casts.cast_rows import RowCast
+from ..casts.cast_rows import BLOCKS_OF_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
-from ..casts.rules import Quantized, empty_scales, empty_values
-from ..core.check.layout import ADDRESS_ALIGNMENT
+from ..casts.rules import Quantized, empty_scales, empty_values, granularity
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..core.check.numbers import magnitude
+from ..core.check.recipes import PER_ROW, Scales
 from ..core.check.tracing import is_dispatched
 from ..core.gpu import is_hopper
 from . import gather_weighted as gather_weighted_kernel
@@ -88,12 +89,18 @@ def _stacked_by_torch(topk_ids: Tensor, num_experts: int, first: int) -> ExpertR
 
 
 def gather_cast_to_fp8(
-    x: Tensor, rows: ExpertRows, *, use_ue8m0: bool = False, min_amax: float = 0.0, mn_major: bool = False
+    x: Tensor,
+    rows: ExpertRows,
+    *,
+    use_ue8m0: bool = False,
+    min_amax: float = 0.0,
+    mn_major: bool = False,
+    gran_k: int = SCALE_BLOCK,
 ) -> Quantized:
     """Cast tokens to FP8 and copy each into its rows.
 
     `x` is `[tokens, k]`, BF16, FP16 or FP32; `rows` is what `expert_rows` gives. The result is that of
-    `per_token_cast_to_fp8(x[rows.token_of])`: values `[rows, k]` and scales `[rows, ceil(k / 128)]`. Rows without a
+    `per_token_cast_to_fp8(x[rows.token_of])`: values `[rows, k]` and scales `[rows, ceil(k / gran_k)]`. Rows without a
     token are undefined (on the CPU zeros with scale 1). A GPU reads and casts each token once. There is no
     gradient: see `experts`.
 
@@ -102,25 +109,29 @@ def gather_cast_to_fp8(
     >>> values.float().tolist(), scales.tolist()
     ([[448.0], [448.0]], [[2.0], [1.0]])
     """
+    gran_k = granularity(gran_k)
     if is_dispatched(x):
         operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
-        return operator(x, [*check_rows(rows)], use_ue8m0, min_amax, mn_major)  # type: ignore[no-any-return]
+        return operator(x, [*check_rows(rows)], use_ue8m0, min_amax, mn_major, gran_k)  # type: ignore[no-any-return]
     check_gather(x, rows)
-    return gather_and_cast(x, rows, use_ue8m0, min_amax, mn_major)
+    return gather_and_cast(x, rows, use_ue8m0, min_amax, mn_major, Scales(1, gran_k))
 
 
 @torch.no_grad()
-def gather_and_cast(x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+def gather_and_cast(
+    x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, scaled: Scales = PER_ROW
+) -> Quantized:
     """Compute `gather_cast_to_fp8` of what was checked."""
-    if has_kernels(x):
+    if has_kernels(x) and scaled.columns in BLOCKS_OF_GROUPS:
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
         is_few = rows.token_of.shape[0] <= MANY_ROWS
         num_rows, k = rows.token_of.shape[0], x.shape[1]
-        values, scales = empty_values((num_rows, k), x), empty_scales((num_rows,), k, x, mn_major=is_few and mn_major)
-        least = magnitude("min_amax", min_amax)
-        cast_rows.run(RowCast(as_rows(x), values, scales, least, use_ue8m0, row_of=rows.row_of.contiguous()))
+        values, block = empty_values((num_rows, k), x), scaled.columns
+        scales = empty_scales((num_rows,), k, x, mn_major=is_few and mn_major, gran_k=block)
+        least, row_of = magnitude("min_amax", min_amax), rows.row_of.contiguous()
+        cast_rows.run(RowCast(as_rows(x), values, scales, least, use_ue8m0, row_of=row_of, block=block))
         return values, lay_scales.laid_out(scales) if mn_major and not is_few else scales
-    values, scales = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax)
+    values, scales = per_token_cast_to_fp8(x, use_ue8m0, scaled.columns, min_amax=min_amax)
     token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
     gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
     scales = scales.index_select(0, token).masked_fill_(has_none, 1)

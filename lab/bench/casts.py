@@ -12,6 +12,8 @@ from torch import Tensor
 
 from deep_gemm import casts as quantize
 from deep_gemm.casts import fp4
+from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.casts.scales import packed_rows
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.moe import activation, routing
 
@@ -27,7 +29,7 @@ METHOD = (
     "compiled: torch.compile of the cast in torch for this shape alone; torch: the same, eager; our results checked "
     "bit for bit against torch on the same GPU (activations within one FP8 step); silu_cast_masked: 32 groups of 256 "
     "rows, of which 64 to 192 are in use: m and bytes count these, torch casts all rows; cast_fp4: scales are powers "
-    "of two, one for each row and 32 columns"
+    "of two, one for each row and 32 columns; cast_1x32_packed: the same in FP8, four to an int32"
 )
 OURS, COPY, COMPILED, EAGER = "deep_gemm", "copy", "compiled", "torch"
 CONTENDERS = (OURS, COPY, COMPILED, EAGER)
@@ -36,7 +38,7 @@ COMPILE_SECONDS = 150
 """For so long rivals are compiled; further shapes have none."""
 TOPK, NUM_EXPERTS = 8, 128
 GROUPS, MAX_M = 32, 256
-FP4_BLOCK = 32
+FINE = 32
 _RANDOM = random.Random(1)
 COUNTS = tuple(_RANDOM.randint(64, 192) for _ in range(GROUPS))
 """Rows in use of each group."""
@@ -48,7 +50,10 @@ SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "cast_fp4": ROWS,
     "silu_cast": ROWS,
     "silu_cast_masked": MASKED,
+    "cast_1x32": ROWS,
+    "cast_1x32_packed": ROWS,
     **dict.fromkeys(("cast_128x1", "cast_both", "cast_128x128", "gather_cast", "gather_weighted"), TILES),
+    **dict.fromkeys(("cast_32x1", "cast_32x32", "cast_64x64"), TILES),
 }
 QUICK_MS = (1, 1024, 8192)
 COMPARED_ROWS = 4096
@@ -172,10 +177,33 @@ def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
     calls: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
         "cast_1x128": (m * k * 3 + of_rows, lambda: quantize.per_token_cast_to_fp8(x, mn_major=True), lambda: _rows(x)),
         "cast_fp4": (
-            m * k * 2 + m * k // 2 + m * ceil_div(k, FP4_BLOCK) * 4,
-            lambda: quantize.per_token_cast_to_fp4(x, True, FP4_BLOCK),
-            lambda: fp4.cast_by_torch(x, True, FP4_BLOCK),
+            m * k * 2 + m * k // 2 + m * ceil_div(k, FINE) * 4,
+            lambda: quantize.per_token_cast_to_fp4(x, True, FINE),
+            lambda: fp4.cast_by_torch(x, True, FINE),
         ),
+        "cast_1x32": (
+            m * k * 3 + m * ceil_div(k, FINE) * 4,
+            lambda: quantize.per_token_cast_to_fp8(x, gran_k=FINE, mn_major=True),
+            lambda: quantize.cast_by_torch(x, 1, FINE),
+        ),
+        "cast_1x32_packed": (
+            m * k * 3 + m * ceil_div(k, FINE),
+            lambda: quantize.per_token_cast_to_fp8(x, True, FINE, mn_major=True, use_packed_ue8m0=True),
+            lambda: _packed_rows(x),
+        ),
+        "cast_32x1": (
+            m * k * 3 + k * ceil_div(m, FINE) * 4,
+            lambda: quantize.per_token_cast_to_fp8(x.t(), gran_k=FINE, mn_major=True),
+            lambda: quantize.cast_by_torch(x.t(), 1, FINE),
+        ),
+        **{
+            f"cast_{block}x{block}": (
+                m * k * 3,
+                lambda block=block: quantize.per_block_cast_to_fp8(x, gran_k=block),  # type: ignore[misc]
+                lambda block=block: quantize.cast_by_torch(x, block, block),  # type: ignore[misc]
+            )
+            for block in (FINE, 64)
+        },
         "cast_128x1": (m * k * 3 + of_columns, lambda: quantize.per_token_cast_to_fp8(x.t()), lambda: _rows(x.t())),
         "cast_both": (
             m * k * 4 + of_rows + of_columns,
@@ -209,6 +237,11 @@ def _of_experts(kind: str, shape: Shape, device: str) -> Cast:
 
 def _rows(x: Tensor) -> quantize.Quantized:
     return quantize.cast_by_torch(x, 1, SCALE_BLOCK)
+
+
+def _packed_rows(x: Tensor) -> quantize.Quantized:
+    values, scales = cast_blocks(x, 1, FINE, use_ue8m0=True, min_amax=0.0)
+    return values, packed_rows(scales)
 
 
 def _rows_at(x: Tensor, token: Tensor) -> quantize.Quantized:

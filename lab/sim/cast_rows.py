@@ -7,19 +7,19 @@ written must be poison afterwards, and everything else as the reference casts.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_rows
-from deep_gemm.casts.cast_rows import CastConfig, Format, Groups, RowCast, num_ctas
+from deep_gemm.casts.cast_rows import CastConfig, Format, Groups, RowCast, Stored, num_ctas
 from deep_gemm.casts.fp4 import FP4_MAX, MXFP4_MAX, cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating, activated
-from deep_gemm.casts.rules import Quantized
-from deep_gemm.core.check.layout import align, ceil_div
+from deep_gemm.casts.rules import FP8_MAX, Quantized
+from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.moe.routing import expert_rows
 
 from ..casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wider, wild
@@ -34,15 +34,14 @@ EXPERTS = 24
 GATINGS = (Gating(), Gating(limit=1.5), Gating(alpha=1.702, beta=1.0, limit=7.0), Gating("situ", 4.0, 25.0))
 HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
 """Powers of two by which the hard quotients are multiplied: scales of all sizes, the tiny ones too."""
-LARGEST = {Format.FP4: FP4_MAX, Format.MXFP4: MXFP4_MAX}
+LARGEST = {Format.FP8: FP8_MAX, Format.FP4: FP4_MAX, Format.MXFP4: MXFP4_MAX}
 """Largest magnitude of a block over its scale."""
 
 
 def hard(config: CastConfig) -> Tensor:
     """Give the hard quotients of a format, each at scales of all sizes."""
-    quotients = hard_quotients()
-    if config.format != Format.FP8:
-        quotients = hard_quotients(LARGEST[config.format], config.block, range(-2, 3))
+    downs = (0, 10) if config.format == Format.FP8 else range(-2, 3)
+    quotients = hard_quotients(LARGEST[config.format], config.block, downs)
     return torch.cat([quotients * 2.0**exponent for exponent in HARD_EXPONENTS])
 
 
@@ -92,6 +91,7 @@ class RowTrial(Trial):
         m, k = draw.randint(1, 60), draw.randint(1, 600 // step) * step
         data = draw.choice(("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"))
         is_m_major, rounds_up, sizes = draw.random() < 0.5, draw.random() < 0.5, tuple[int, ...]()
+        rounds_up |= config.stored == Stored.WORDS
         if config.groups == Groups.COUNTS:
             sizes = tuple(draw.randint(0, 12) for _ in range(draw.randint(1, 9)))
             m = 12 * len(sizes)
@@ -128,6 +128,11 @@ class RowTrial(Trial):
 
 def ragged(which: CastConfig) -> list[RowTrial]:
     """Columns, rows and groups that no number of a configuration divides, and the smallest ones."""
+    trials = _ragged(which)
+    return [replace(trial, rounds_up=True) for trial in trials] if which.stored == Stored.WORDS else trials
+
+
+def _ragged(which: CastConfig) -> list[RowTrial]:
     step = which.vector
     padding = 16 if step > 1 else 3
     if which.groups == Groups.COUNTS:
@@ -189,12 +194,14 @@ def problem(trial: RowTrial) -> RowCast:
         )
     else:
         shape = (rows, blocks)
-        strides = (1, align(rows, 4) + 4) if trial.is_m_major else (blocks + 1, 1)
+        if trial.config.stored == Stored.WORDS:
+            shape = (rows, ceil_div(blocks, UE8M0_PER_WORD))
+        strides = (1, align(rows, 4) + 4) if trial.is_m_major else (shape[1] + 1, 1)
     sizes = torch.tensor(trial.sizes, dtype=torch.int32)
     return RowCast(
         x,
         values if trial.config.format != Format.FP8 else values.view(torch.float8_e4m3fn),
-        strided(shape, strides),
+        strided(shape, strides).view(torch.int32 if trial.config.stored == Stored.WORDS else torch.float32),
         trial.min_amax,
         trial.rounds_up,
         gating=trial.gating if trial.config.activates else None,
@@ -237,7 +244,9 @@ def cast_by_reference(trial: RowTrial, y: Tensor) -> Quantized:
     """Cast all rows as the CPU does."""
     if trial.config.format != Format.FP8:
         return cast_by_torch(y, trial.rounds_up, trial.config.block, LARGEST[trial.config.format])
-    return per_token_cast_to_fp8(y, trial.rounds_up, min_amax=trial.min_amax)
+    is_packed = trial.config.stored == Stored.WORDS
+    said = trial.rounds_up, trial.config.block
+    return per_token_cast_to_fp8(y, *said, min_amax=trial.min_amax, use_packed_ue8m0=is_packed)
 
 
 def data(trial: RowTrial) -> Tensor:

@@ -33,10 +33,10 @@ def run_cast(kernel: HostKernel | None, config: TileCastConfig, p: TileCast, **h
     stage.run(cast_tiles.KERNEL, kernel, lambda _, at: cast_tiles.params_of(p._replace(**at)), num_tiles(*p.x.shape))
 
 
-RIGHT: dict[Grain, Callable[[Tensor, bool, float], Quantized]] = {
-    Grain.ROWS: lambda x, rounds_up, min_amax: per_token_cast_to_fp8(x, rounds_up, min_amax=min_amax),
-    Grain.CHANNELS: lambda x, rounds_up, _: per_channel_cast_to_fp8(x, rounds_up),
-    Grain.BLOCKS: lambda x, rounds_up, _: per_block_cast_to_fp8(x, rounds_up),
+RIGHT: dict[Grain, Callable[..., Quantized]] = {
+    Grain.ROWS: per_token_cast_to_fp8,
+    Grain.CHANNELS: per_channel_cast_to_fp8,
+    Grain.BLOCKS: per_block_cast_to_fp8,
 }
 
 
@@ -55,10 +55,11 @@ def check(
 
     Rows of both lie `padding` elements apart, which stay as they were. `is_m_major`: scales lie as products load them.
     """
-    rows = None if config.grain is None else RIGHT[config.grain](x, rounds_up, min_amax)
-    columns = RIGHT[Grain.ROWS](x.t(), rounds_up, min_amax) if config.column_bytes else None
+    said = {"use_ue8m0": rounds_up, "gran_k": config.block, "min_amax": min_amax}
+    rows = None if config.grain is None else RIGHT[config.grain](x, **said)
+    columns = RIGHT[Grain.ROWS](x.t(), **said) if config.column_bytes else None
     rooms = [_room_for(right, is_m_major, padding) for right in (rows, columns)]
-    run_cast(kernel, config, TileCast(x, config.grain, *rooms[0], *rooms[1], min_amax, rounds_up), **how)
+    run_cast(kernel, config, TileCast(x, config.grain, *rooms[0], *rooms[1], min_amax, rounds_up, config.block), **how)
     for right, (values, scales) in zip((rows, columns), rooms, strict=True):
         if right is not None and values is not None and scales is not None:
             assert_same_bits((values, scales), right)

@@ -47,7 +47,7 @@ MUTATIONS = [
     Mutation("groups begin one row apart", _COUNTED, "row = group * most", "row = group", shows_in=COUNTS),
     Mutation("a group has room for the rows of all", _COUNTED, "most = p.m / p.num_groups", "most = p.m", shows_in=COUNTS),
     Mutation("scales of groups lie as rows do", _COUNTED, "kScalesOfGroups = true", "kScalesOfGroups = false", shows_in=COUNTS),
-    Mutation("scales of groups lie as far apart as blocks", _TO_ROWS, "uint64_t{unit.group} * p.scales_stride_g", "uint64_t{unit.group} * p.scales_stride_k", shows_in=COUNTS),
+    Mutation("scales of groups lie as far apart as blocks", "cast/scales_fp32.cuh", "uint64_t{group} * p.scales_stride_g", "uint64_t{group} * p.scales_stride_k", shows_in=COUNTS),
     # Ends
     Mutation("groups begin where the one before ended", _ENDED, "ceil_div(before < 0 ? 0 : before, p.alignment) * p.alignment", "before < 0 ? 0 : before", shows_in=ENDS),
     Mutation("beginnings rounded down", _ENDED, "ceil_div(before < 0 ? 0 : before, p.alignment)", "(before < 0 ? 0 : before) / p.alignment", shows_in=ENDS),

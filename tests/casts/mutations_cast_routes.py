@@ -49,6 +49,6 @@ MUTATIONS = [
     Mutation("rows have the first one's scale", _TO, "ptx::shfl_sync(of_lane, first_of_team + i)", "ptx::shfl_sync(of_lane, first_of_team)"),
     Mutation("teams have the first one's scales", _TO, "ptx::shfl_sync(of_lane, first_of_team + i)", "ptx::shfl_sync(of_lane, i)"),
     Mutation("lanes have scales of their own", _TO, "const float scale = ptx::shfl_sync(of_lane, first_of_team + i);", "const float scale = of_lane;"),
-    Mutation("scales go to rows that are none", _TO, "if (to >= 0) ptx::st_global_f32", "ptx::st_global_f32"),
-    Mutation("the two strides of the scales exchanged", _TO, "scale_at(p.scales, to, p.scales_stride_m, block, p.scales_stride_k)", "scale_at(p.scales, to, p.scales_stride_k, block, p.scales_stride_m)"),
+    Mutation("scales go to rows that are none", _TO, "if (to >= 0) store_scale", "store_scale"),
+    Mutation("the two strides of the scales exchanged", "cast/scales_fp32.cuh", "row, p.scales_stride_m, block, p.scales_stride_k", "row, p.scales_stride_k, block, p.scales_stride_m"),
 ]  # fmt: skip

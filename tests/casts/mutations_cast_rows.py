@@ -61,7 +61,7 @@ MUTATIONS = [
     Mutation("all values go to the first block", _TO_ROWS, "block * kBlock, p.k", "0, p.k"),
     Mutation("scales of rows that a team does not have", _TO_ROWS, "lane < kRows && row", "row"),
     Mutation("scales past the last row are stored", _TO_ROWS, "lane < kRows && row < unit.end", "lane < kRows"),
-    Mutation("the two strides of the scales exchanged", _TO_ROWS, "scale_at(p.scales, row, p.scales_stride_m, block, p.scales_stride_k)", "scale_at(p.scales, row, p.scales_stride_k, block, p.scales_stride_m)"),
+    Mutation("the two strides of the scales exchanged", "cast/scales_fp32.cuh", "row, p.scales_stride_m, block, p.scales_stride_k", "row, p.scales_stride_k, block, p.scales_stride_m"),
     Mutation("columns past the last are loaded", _VALUES, "if (is_there && column < end)", "if (is_there)", shows_in=BF16),
     Mutation("single columns past the last are loaded", _VALUES, "if (!is_there || column >= end) continue;", "if (!is_there) continue;", shows_in=SINGLE),
     Mutation("columns past the last are stored", _FP8, "    if (column >= end) return;\n", ""),

@@ -42,7 +42,7 @@ TRIALS = [
 ]
 
 _TILES, _VALUES = "cast_tiles.cuh", "cast/values.cuh"
-_FIRST_BARRIER = "store_warp_key<kIsOrdinary>(shared, tile);\n  ptx::syncthreads();\n"
+_FIRST_BARRIER = "store_warp_keys<kIsOrdinary>(shared, tile);\n  ptx::syncthreads();\n"
 
 MUTATIONS = [
     # The tile
@@ -60,20 +60,20 @@ MUTATIONS = [
     Mutation("keys of a lane at the next lane's places", _TILES, ": lane * kWords + word;", ": lane * kWords + word + 1;"),
     Mutation("a column's keys among the lane's of another", _TILES, "kVector == 1 ? column % kLanes : column / kVector;", "kVector == 1 ? column / kWords : column / kVector;", shows_in=BOTH_SINGLE),
     Mutation("a column's element of another", _TILES, "kVector == 1 ? column / kLanes : column % kVector;", "kVector == 1 ? column % kWords : column % kVector;", shows_in=BOTH_SINGLE),
-    Mutation("the last team's keys left out", _TILES, "for (uint32_t team = 0; team < kTeams; ++team)", "for (uint32_t team = 0; team + 1 < kTeams; ++team)"),
-    Mutation("columns' scales at other lanes' places", _TILES, "&shared.of_columns[index_of(thread)][lane_of(thread)]", "&shared.of_columns[index_of(thread)][lane_of(thread) ^ 1]"),
+    Mutation("the last team's keys left out", _TILES, "i < kTeams / kParts; ++i", "i + 1 < kTeams / kParts; ++i"),
+    Mutation("columns' scales at other lanes' places", _TILES, "[index_of(at.column)][lane_of(at.column)]", "[index_of(at.column)][lane_of(at.column) ^ 1]"),
     Mutation("both columns of a word have the first's scale", _TILES, "element % kElementsOfWord == 0 ? amaxes.x : amaxes.y;", "amaxes.x;"),
     Mutation("rows' scales at the first team's places", _TILES, "&shared.of_rows[tile.row_of(tile.lane)]", "&shared.of_rows[tile.lane]"),
     Mutation("half of a team's rows have scales", _TILES, "if (tile.lane < kTeamRows)", "if (tile.lane < kTeamRows / 2)"),
     Mutation("half of a warp counts for a block", _TILES, "distance < 32; distance *= 2", "distance < 16; distance *= 2", shows_in=BLOCKS),
-    Mutation("a team counts for a block", _TILES, "for (const Piece& piece : tile.pieces) key = larger_key(key, key_of<kIsOrdinary>(piece));", "key = key_of<kIsOrdinary>(tile.pieces[0]);", shows_in=BLOCKS),
-    Mutation("the last warp does not count for a block", _TILES, "warp < kNumWarps; ++warp", "warp + 1 < kNumWarps; ++warp", shows_in=BLOCKS),
+    Mutation("a team counts for a block", _TILES, "for (const Piece& piece : tile.pieces) key = larger_key(key, key_of_block<kIsOrdinary>(piece, i));", "key = key_of_block<kIsOrdinary>(tile.pieces[0], i);", shows_in=BLOCKS),
+    Mutation("the last warp does not count for a block", _TILES, "warp < kWarpsOfPart; ++warp", "warp + 1 < kWarpsOfPart; ++warp", shows_in=BLOCKS),
     Mutation("all warps at the first one's place", _TILES, "shared.warp_keys[ptx::thread_index() / 32]", "shared.warp_keys[0]", shows_in=BLOCKS),
-    Mutation("the strides of the blocks' scales exchanged", _TILES, "scale_at(p.scales, block_m, p.scales_stride_m, block_k, p.scales_stride_k)", "scale_at(p.scales, block_m, p.scales_stride_k, block_k, p.scales_stride_m)", shows_in=BLOCKS),
+    Mutation("the strides of the blocks' scales exchanged", _TILES, "p.scales, tile.row / kBlock, p.scales_stride_m, tile.column / kBlock, p.scales_stride_k", "p.scales, tile.row / kBlock, p.scales_stride_k, tile.column / kBlock, p.scales_stride_m", shows_in=BLOCKS),
     Mutation("the strides of the rows' scales exchanged", _TILES, "scale_at(p.scales, tile.row + row, p.scales_stride_m, block_k, p.scales_stride_k)", "scale_at(p.scales, tile.row + row, p.scales_stride_k, block_k, p.scales_stride_m)"),
-    Mutation("the strides of the columns' scales exchanged", _TILES, "scale_at(p.column_scales, block_m, p.column_scales_stride_m, column, p.column_scales_stride_k)", "scale_at(p.column_scales, block_m, p.column_scales_stride_k, column, p.column_scales_stride_m)"),
-    Mutation("the strides of the channels' scales exchanged", _TILES, "scale_at(p.scales, block_m, p.scales_stride_m, column, p.scales_stride_k)", "scale_at(p.scales, block_m, p.scales_stride_k, column, p.scales_stride_m)", shows_in=CHANNELS),
-    Mutation("scales of columns past the last are stored", _TILES, "if (thread < kBlock && column < p.k)", "if (thread < kBlock)"),
+    Mutation("the strides of the columns' scales exchanged", _TILES, "scale_at(p.column_scales, part, p.column_scales_stride_m, column, p.column_scales_stride_k)", "scale_at(p.column_scales, part, p.column_scales_stride_k, column, p.column_scales_stride_m)"),
+    Mutation("the strides of the channels' scales exchanged", _TILES, "scale_at(p.scales, part, p.scales_stride_m, column, p.scales_stride_k)", "scale_at(p.scales, part, p.scales_stride_k, column, p.scales_stride_m)", shows_in=CHANNELS),
+    Mutation("scales of columns past the last are stored", _TILES, "at.is_there() && column < p.k &&", "at.is_there() &&"),
     Mutation("scales of rows past the last are stored", _TILES, "if (thread >= kBlock && tile.row + row < p.m)", "if (thread >= kBlock)"),
     Mutation("the first half of the rows' scales", _TILES, "const uint32_t row = thread - kBlock;", "const uint32_t row = (thread - kBlock) / 2;"),
     # Order
@@ -86,18 +86,18 @@ MUTATIONS = [
     # Ordinary and any
     Mutation("other tiles are left out", _TILES, "    cast_tile<false>(shared, p, tile);", "    ;"),
     Mutation("other tiles are tried as ordinary ones again", _TILES, "    cast_tile<false>(shared", "    cast_tile<true>(shared"),
-    Mutation("every tile under one scale counts as ordinary", _TILES, "if (kIsOrdinary && !is_ordinary(divisor)) return false;", "", shows_in=BLOCKS),
-    Mutation("other tiles' blocks are not cast", _TILES, "if (kIsOrdinary && !is_ordinary(divisor)) return false;", "if (!is_ordinary(divisor)) return false;", shows_in=BLOCKS),
+    Mutation("every tile under one scale counts as ordinary", _TILES, "kParts == 1 ? is_ordinary(divisors[0])", "kParts == 1 ? true", shows_in=BLOCKS),
+    Mutation("other tiles' blocks are not cast", _TILES, "if (kIsOrdinary && !(kParts", "if (!(kParts", shows_in=BLOCKS),
     Mutation("other tiles' columns are not cast", _TILES, "ptx::syncthreads_and(all_ordinary) && kIsOrdinary", "ptx::syncthreads_and(all_ordinary)"),
     Mutation("rows need not be ordinary", _TILES, "if constexpr (kCastsRows) all_ordinary = store_row_divisors", "if constexpr (kCastsRows) store_row_divisors"),
-    Mutation("columns need not be ordinary", _TILES, "    all_ordinary = all_ordinary && is_ordinary(of_column);\n", ""),
+    Mutation("columns need not be ordinary", _TILES, "    all_ordinary = all_ordinary && is_ordinary(of_first);\n", ""),
     # Values
     Mutation("values past the last row are stored", _TILES, "if (row < p.m) store_values", "store_values"),
     Mutation("values lie as far apart as x", _TILES, "uint64_t{row} * p.values_pitch, tile.column", "uint64_t{row} * p.x_pitch, tile.column"),
     Mutation("all rows of a team by the first one's scale", _TILES, "&shared.of_rows[tile.row_of(i)]", "&shared.of_rows[tile.row_of(0)]"),
     Mutation("all channels of a lane by the first one's scale", _TILES, "return divisors[e];", "return divisors[0];", shows_in=CHANNELS),
     # Transposed values
-    Mutation("columns by the next one's scale", _TILES, "divisor = load_divisor(&shared.of_columns[e][tile.lane]);", "divisor = load_divisor(&shared.of_columns[e ^ 1][tile.lane]);"),
+    Mutation("columns by the next one's scale", _TILES, "divisor = load_divisor(&shared.of_columns[tile.part()][e][tile.lane]);", "divisor = load_divisor(&shared.of_columns[tile.part()][e ^ 1][tile.lane]);"),
     Mutation("rows of a column exchanged", _TILES, "element_of(tile.pieces[i + j], e)", "element_of(tile.pieces[i + (j ^ 1)], e)"),
     Mutation("bytes written without a swizzle", _TILES, "(tile.team ^ swizzle_of(column)) * kTeamRows", "tile.team * kTeamRows"),
     Mutation("16 bytes read without a swizzle", _TILES, "(i ^ swizzle / 2) * 16", "i * 16"),

@@ -152,10 +152,67 @@ def test_groups_of_columns_that_lie_apart_are_copied_first(launched: list[str]) 
 
 def test_other_blocks_are_the_references(launched: list[str]) -> None:
     x = wild(70, 100, torch.bfloat16, 5)
-    quantize.per_channel_cast_to_fp8(x, gran_k=32)
-    quantize.per_block_cast_to_fp8(x, gran_k=64)
-    quantize.per_token_cast_to_fp8(x, gran_k=64)
+    quantize.per_channel_cast_to_fp8(x, gran_k=16)
+    quantize.per_block_cast_to_fp8(x, gran_k=96)
+    quantize.per_token_cast_to_fp8(x, gran_k=256)
+    quantize.per_token_cast_to_fp8(x[None], gran_k=64, masked_m=COUNTS[1:2])
     assert launched == []
+
+
+# Scales of fewer than 128 rows or columns
+
+
+@pytest.mark.parametrize("gran_k", [32, 64])
+@pytest.mark.parametrize("name", ["per_channel_cast_to_fp8", "per_block_cast_to_fp8", "per_token_cast_to_fp8"])
+def test_finer_scales(launched: list[str], name: str, gran_k: int) -> None:
+    cast, x = getattr(quantize, name), wild(192, 136, torch.bfloat16, 21)
+    right = reference(cast, x, True, gran_k, min_amax=1e-3)
+    wider = torch.cat([x, x], 1)
+    for same in (x, x.t().contiguous().t(), wider[:, 136:], x.repeat_interleave(2, 1)[:, ::2], x.view(3, 64, 136)):
+        launched.clear()
+        values, scales = cast(same, True, gran_k, min_amax=1e-3)
+        assert len(launched) == 1
+        assert_same_bits((values.view(192, 136), scales.view(right[1].shape)), right)
+    launched.clear()
+    batch = wild(260, 40, torch.float32, 22).view(2, 130, 40)
+    assert_same_bits(cast(batch, False, gran_k), reference(cast, batch, False, gran_k))
+    assert len(launched) == (1 if name == "per_token_cast_to_fp8" else 2)
+
+
+@pytest.mark.parametrize("gran_k", [32, 64, 128])
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_packed_scales(launched: list[str], gran_k: int, mn_major: bool) -> None:
+    x = wild(24, 264, torch.bfloat16, 23)
+    said: dict[str, Any] = {"mn_major": mn_major, "use_packed_ue8m0": True}
+    right = reference(quantize.per_token_cast_to_fp8, x, True, gran_k, **said)
+    for same in (x, x.t().contiguous().t(), torch.cat([x, x], 1)[:, 264:]):
+        launched.clear()
+        found = quantize.per_token_cast_to_fp8(same, True, gran_k, **said)
+        assert launched == ["rows"]
+        assert found[1].stride() == right[1].stride()
+        assert_same_bits(found, right)
+    three = quantize.per_token_cast_to_fp8(x.view(2, 12, 264), True, gran_k, **said)
+    assert_same_bits((three[0].view(24, 264), three[1].reshape(right[1].shape)), right)
+
+
+@pytest.mark.parametrize("gran_k", [32, 64])
+def test_rows_of_experts_with_finer_scales(launched: list[str], gran_k: int) -> None:
+    """64 columns share a scale in torch's operations."""
+    ids = torch.randint(-1, 7, (23, 3), generator=torch.Generator().manual_seed(24))
+    rows, x = routing.expert_rows(ids, 7), wild(23, 264, torch.bfloat16, 24)
+    options: dict[str, Any] = {"use_ue8m0": True, "mn_major": True, "gran_k": gran_k}
+    right, used = reference(routing.gather_cast_to_fp8, x, rows, **options), rows.token_of >= 0
+    found = routing.gather_cast_to_fp8(x, rows, **options)
+    assert found[1].stride() == right[1].stride()
+    assert_same_bits((found[0][used], found[1][used]), (right[0][used], right[1][used]))
+    h, is_there = wild(36, 2 * 136, torch.bfloat16, 25).view(4, 9, 272), rows_of_counts(COUNTS, 9)
+    options |= {"masked_m": COUNTS}
+    near(
+        activation.silu_mul_cast_to_fp8(h, **options),
+        reference(activation.silu_mul_cast_to_fp8, h, **options),
+        is_there,
+    )
+    assert gran_k == 64 or launched == ["rows"] * 2
 
 
 # FP4

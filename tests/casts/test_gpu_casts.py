@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,32 @@ def test_casts_are_the_references(cast: Callable[..., Quantized], dtype: torch.d
     for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
         x = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else 128)
         assert_same_bits(cast(x.cuda(), use_ue8m0), cast(x, use_ue8m0))
+
+
+@every_cast
+@every_type
+@pytest.mark.parametrize("use_ue8m0", [False, True], ids=["FP32", "UE8M0"])
+@pytest.mark.parametrize("gran_k", [32, 64])
+def test_casts_with_finer_scales_are_the_references(
+    cast: Callable[..., Quantized], dtype: torch.dtype, use_ue8m0: bool, gran_k: int
+) -> None:
+    for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
+        x = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else 32)
+        right = cast(x, use_ue8m0, gran_k)
+        for same in (x.cuda(), x.cuda().t().contiguous().t()):
+            assert_same_bits(cast(same, use_ue8m0, gran_k), right)
+
+
+@every_type
+@pytest.mark.parametrize("gran_k", [32, 64, 128])
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_casts_with_packed_scales_are_the_references(dtype: torch.dtype, gran_k: int, mn_major: bool) -> None:
+    said: dict[str, Any] = {"gran_k": gran_k, "mn_major": mn_major, "use_packed_ue8m0": True}
+    for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
+        x = wild(*shape, dtype, seed)
+        found, right = (deep_gemm.per_token_cast_to_fp8(each, True, **said) for each in (x.cuda(), x))
+        assert_same_bits(found, right)
+        assert found[1].stride() == right[1].stride()
 
 
 @every_type
@@ -147,10 +174,10 @@ def test_batches_and_strides(cast: Callable[..., Quantized], dtype: torch.dtype)
 # All kinds of casts of rows
 
 
-def kind(groups: Groups = Groups.NONE, *, activates: bool = False, to_routes: bool = False) -> CastConfig:
-    return cast_config(
-        torch.bfloat16, is_aligned=True, is_few=False, activates=activates, groups=groups, to_routes=to_routes
-    )
+def kind(
+    groups: Groups = Groups.NONE, *, activates: bool = False, to_routes: bool = False, block: int = 128
+) -> CastConfig:
+    return cast_config(torch.bfloat16, True, False, activates, groups, to_routes, block=block)
 
 
 def test_large_casts_of_rows_of_all_kinds() -> None:
@@ -165,6 +192,10 @@ def test_large_casts_of_rows_of_all_kinds() -> None:
         RowTrial(kind(Groups.ENDS, activates=True), 8192, 2048, 5, data="ordinary", sizes=ends),
         RowTrial(kind(to_routes=True), 520, 7168, 6, data="mixed", topk=8),
         RowTrial(kind(to_routes=True), 70, 520, 7, data="mixed", topk=40),
+        RowTrial(kind(block=32), 4100, 4104, 8, data="mixed"),
+        RowTrial(kind(Groups.COUNTS, block=32), 64 * 32, 7168, 9, data="mixed", sizes=counts),
+        RowTrial(kind(Groups.ENDS, activates=True, block=32), 8192, 2048, 10, data="ordinary", sizes=ends),
+        RowTrial(kind(to_routes=True, block=32), 520, 7168, 11, data="mixed", topk=8),
     ):
         case.on("cuda").run()
 

@@ -97,8 +97,34 @@ def test_a_cast_gives_packed_scales(device: str) -> None:
     assert torch.equal(same.view(torch.uint8), values.view(torch.uint8))
     assert packed.shape == (2, 5, 2)
     assert torch.equal(unpack_ue8m0_from_int(packed)[..., :6], scales)
-    with pytest.raises(ValueError, match=r"^use_packed_ue8m0: expected use_ue8m0, and neither mn_major nor masked_m"):
+    with pytest.raises(ValueError, match=r"^use_packed_ue8m0: expected use_ue8m0, and no masked_m, with it"):
         per_token_cast_to_fp8(x, use_packed_ue8m0=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("gran_k", [32, 64, 96, 128])
+def test_a_cast_lays_packed_scales_as_tma_loads_them(device: str, gran_k: int) -> None:
+    for shape in ((5, 700), (3, 6, 160)):
+        x = torch.randn(shape, device=device)
+        scales = per_token_cast_to_fp8(x, True, gran_k)[1]
+        packed = per_token_cast_to_fp8(x, True, gran_k, mn_major=True, use_packed_ue8m0=True)[1]
+        right = get_mn_major_tma_aligned_packed_ue8m0_tensor(scales)
+        assert torch.equal(packed, right)
+        assert packed.stride() == right.stride()
+        assert get_mn_major_tma_aligned_packed_ue8m0_tensor(packed) is packed
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu])
+def test_exponents_are_packed_as_the_numbers_they_stand_for(device: str, dtype: torch.dtype) -> None:
+    for shape in ((5, 9), (2, 7, 8)):
+        exponents = torch.randint(1, 255, shape, dtype=torch.uint8, device=device)
+        words = get_mn_major_tma_aligned_packed_ue8m0_tensor(exponents.view(dtype))
+        numbers = torch.ldexp(torch.ones(shape, device=device), exponents.int() - 127)
+        right = get_mn_major_tma_aligned_packed_ue8m0_tensor(numbers)
+        assert torch.equal(words, right)
+        assert words.stride() == right.stride()
+        assert torch.equal(get_mn_major_tma_aligned_packed_ue8m0_tensor(words.contiguous()), right)
 
 
 K_GROUPED = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
@@ -156,7 +182,10 @@ ONES = torch.ones(3, 8)
         ),
         (unpack_ue8m0_from_int, (None,), TypeError, "packed: expected a tensor, got NoneType"),
         (unpack_ue8m0_from_int, (torch.ones(4),), ValueError, "packed: expected dtype torch.int32, got torch.float32"),
-        (get_mn_major_tma_aligned_packed_ue8m0_tensor, (torch.ones(4),), ValueError, "sf: expected shape (mn, k_"),
+        *(
+            (get_mn_major_tma_aligned_packed_ue8m0_tensor, (torch.ones(4, dtype=dtype),), ValueError, "sf: expected sh")
+            for dtype in (torch.float32, torch.uint8, torch.int32)
+        ),
         (get_mn_major_tma_aligned_packed_ue8m0_tensor, (ONES * 3,), ValueError, "sf: expected powers of two, got 3.0"),
         (K_GROUPED, (ONES, None, None, 128, 128), ValueError, "ks_cpu: expected a list, or grouped_layout with the "),
         (K_GROUPED, (ONES, None, [384, 64], 128, 128), ValueError, "ks_cpu: expected multiples of k_alignment = 128, "),

@@ -51,7 +51,7 @@ def test_every_configuration_on_ragged_matrices(
 ) -> None:
     """With `mixed` some blocks of a warp are ordinary and others are not, so that it casts them both ways."""
     for case in ragged(which):
-        replace(case, data=data, is_m_major=is_m_major, rounds_up=rounds_up).run()
+        replace(case, data=data, is_m_major=is_m_major, rounds_up=rounds_up or case.rounds_up).run()
 
 
 @every_activation

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deep_gemm.casts.cast_rows import FP8_BLOCKS
 from deep_gemm.casts.cast_tiles import KERNEL, Grain, TileCastConfig, reachable_tile_casts, tile_cast_config
 from deep_gemm.core.check.layout import ceil_div
 from lab.casts import hard_quotients, wild
@@ -68,16 +69,19 @@ def test_the_largest_magnitude_has_a_floor(min_amax: float) -> None:
     check(config, torch.zeros(16, 256, dtype=torch.bfloat16), min_amax=min_amax)
 
 
+@pytest.mark.parametrize("block", FP8_BLOCKS)
 @pytest.mark.parametrize("grain", list(Grain), ids=lambda grain: grain.name)
-def test_quotients_beside_where_fp8_rounds_the_other_way(grain: Grain) -> None:
-    x = hard_quotients()
+def test_quotients_beside_where_fp8_rounds_the_other_way(grain: Grain, block: int) -> None:
+    if grain == Grain.ROWS and block < 128:
+        return
+    x = hard_quotients(block=block)
     with_columns = grain == Grain.ROWS
     config = tile_cast_config(
-        torch.float32, grain, with_columns=with_columns, is_aligned=True, has_aligned_columns=False
+        torch.float32, grain, with_columns=with_columns, is_aligned=True, has_aligned_columns=False, block=block
     )
     if grain == Grain.BLOCKS:
         for row in x[::5]:
-            check(config, row.view(1, 128))
+            check(config, row.view(1, block))
     else:
         x = x if grain == Grain.ROWS else x.t().contiguous()
         check(config, x[:, : x.shape[1] // 4 * 4])
@@ -99,6 +103,8 @@ def test_many_schedules(seed: int) -> None:
         (TileCastConfig(torch.bfloat16, 8, Grain.BLOCKS, 16), "needs columns alone or beside rows"),
         (TileCastConfig(torch.bfloat16, 8, Grain.ROWS, 0), "needs columns beside rows"),
         (TileCastConfig(torch.bfloat16, 8, None, 16, num_threads=128), "needs a thread for each row"),
+        (TileCastConfig(torch.bfloat16, 8, None, 16, block=16), "needs 32, 64 or 128 rows under a scale"),
+        (TileCastConfig(torch.bfloat16, 8, Grain.ROWS, 16, block=32), "needs 128 columns under a scale of rows"),
     ],
 )
 def test_what_cannot_be_built_is_refused(config: TileCastConfig, reason: str) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout, words_of
 from deep_gemm.core.check.layout import (
     RECIPES,
     RECIPES_OF_A,
@@ -349,3 +349,22 @@ def test_exponents_of_fp4_weights_become_the_words_that_products_take(
         transform_sf_into_required_layout(words[..., :1], 24, k, (1, 32), groups)
     with pytest.raises(ValueError, match=r"^sf: expected dtype torch.float32"):
         transform_sf_into_required_layout(exponents.view(dtype), 24, k, (1, 128), groups)
+
+
+@pytest.mark.parametrize("recipe", [(1, 64), (32, 32), (64, 64)])
+@pytest.mark.parametrize("k", [288, 576, 2880])
+@pytest.mark.parametrize("groups", [None, 3])
+def test_scales_of_any_form_become_the_same_numbers(groups: int | None, k: int, recipe: tuple[int, int]) -> None:
+    """Numbers, exponents of either type, and words of four: as products of E4M3 take them."""
+    mn, (rows, columns) = 80, recipe
+    shape = (*(() if groups is None else (groups,)), -(-mn // rows), -(-k // columns))
+    exponents = torch.randint(0, 256, shape, dtype=torch.uint8)
+    numbers = torch.where(exponents == 255, torch.nan, torch.exp2(exponents.double() - 127).float())
+    right = transform_sf_into_required_layout(numbers, mn, k, recipe, groups)
+    words = words_of(exponents)
+    for sf in (exponents, exponents.view(torch.float8_e8m0fnu), words, words.mT.contiguous().mT):
+        out = transform_sf_into_required_layout(sf, mn, k, recipe, groups)
+        assert torch.equal(out.view(torch.int32), right.view(torch.int32))
+        assert out.stride() == right.stride()
+        with pytest.raises(ValueError, match=r"^sf: expected shape"):
+            transform_sf_into_required_layout(sf, mn, k + 256, recipe, groups)

@@ -46,7 +46,7 @@ struct Targets {
 #pragma unroll 1
       for (uint32_t first = 0; first < p.topk; first += kLanes) {
         const int32_t to = route(p, unit, i, first, lane);
-        if (to >= 0) ptx::st_global_f32(scale_at(p.scales, to, p.scales_stride_m, block, p.scales_stride_k), scale);
+        if (to >= 0) store_scale(p, to, 0, block, scale);
       }
     }
   }

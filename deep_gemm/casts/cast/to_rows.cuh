@@ -13,9 +13,6 @@ struct Targets {
   // Lane i has the scale of row i.
   DEVICE void store_scales(const CastParams& p, const Unit& unit, uint32_t block, uint32_t lane, float scale) const {
     const uint32_t row = unit.row + lane;
-    if (lane < kRows && row < unit.end)
-      ptx::st_global_f32(scale_at(p.scales, row, p.scales_stride_m, block, p.scales_stride_k) +
-                             uint64_t{unit.group} * p.scales_stride_g,
-                         scale);
+    if (lane < kRows && row < unit.end) store_scale(p, row, unit.group, block, scale);
   }
 };

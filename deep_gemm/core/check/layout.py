@@ -174,6 +174,12 @@ def check_scales(sf: Tensor) -> None:
     check_dense("sf", sf)
     if sf.dtype != torch.float32:
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
+    check_shape_of_scales(sf)
+
+
+def check_shape_of_scales(sf: Tensor) -> None:
+    """Check scales of any type: of a matrix or of several."""
+    check_dense("sf", sf)
     if sf.dim() not in (2, 3):
         raise ValueError(f"sf: expected shape (mn, k_blocks) or (groups, mn, k_blocks), got {tuple(sf.shape)}")
     whole_elements("sf", sf)
@@ -201,24 +207,25 @@ def check_words(name: str, x: Tensor) -> None:
         raise ValueError(f"{name}: expected at least 1 dimension, got shape {tuple(x.shape)}")
 
 
-def rows_under_a_scale(
+def block_under_a_scale(
     sf: Tensor, mn: int, k: int, recipe: Recipe | None, num_groups: int | None, is_sfa: bool | None
-) -> int:
-    """Check scales against a recipe, and tell how many rows share one."""
+) -> tuple[int, int]:
+    """Check scales against a recipe, and tell how many rows and columns share one."""
     rows, columns = _stated(recipe, is_sfa)
     check_dense("sf", sf)
-    if (rows, columns) == (1, 32) and sf.dtype in (torch.int32, torch.uint8, torch.float8_e8m0fnu):
-        columns = 128 if sf.dtype == torch.int32 else columns
+    each = 1  # scales of an element
+    if columns < SCALE_BLOCK and sf.dtype in (torch.int32, torch.uint8, torch.float8_e8m0fnu):
+        each = UE8M0_PER_WORD if sf.dtype == torch.int32 else 1
     elif sf.dtype == torch.int32:
         raise NotImplementedError("sf: packed UE8M0 scales (torch.int32) are not supported, pass torch.float32 scales")
     elif sf.dtype != torch.float32:
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
     groups = () if num_groups is None else (integer_in_range("num_groups", num_groups, 0),)
     mn, k = integer_in_range("mn", mn, 0), integer_in_range("k", k, 0)
-    expected = (*groups, ceil_div(mn, rows), ceil_div(k, columns))
+    expected = (*groups, ceil_div(mn, rows), ceil_div(k, columns * each))
     if tuple(sf.shape) != expected:
         raise ValueError(f"sf: expected shape {expected}, got {tuple(sf.shape)}")
-    return rows
+    return rows, columns
 
 
 def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
