@@ -14,7 +14,7 @@ CEILINGS = {
     "files in the wheel": 342,
     "lines of Python in the wheel": 28_330,
     "lines of Python in lab/": 17_790,
-    "lines of Python in tests/": 44_520,
+    "lines of Python in tests/": 44_560,
     "rooms": 17,
     "floors": 10,
     "arrows": 74,

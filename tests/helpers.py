@@ -141,6 +141,12 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str
     return called
 
 
+def scales_between(sf: Tensor, of: Scales, first: int, end: int) -> Tensor:
+    """Scales of the k-blocks from `first` to `end`."""
+    parts = 128 // of.columns
+    return sf[:, first * parts : end * parts]
+
+
 def sum_of_parts(p: DenseProblem, cluster_k: int, run_k_blocks: int) -> Tensor:
     """What CTAs that split k in whole runs must give, to the bit: the reference's sums over their parts, in order."""
     total, k_blocks = torch.zeros(p.m, p.n, device=p.a.device), ceil_div(p.k, 128)
@@ -152,8 +158,8 @@ def sum_of_parts(p: DenseProblem, cluster_k: int, run_k_blocks: int) -> Tensor:
         part = p._replace(
             a=p.a[:, first * 128 : end * 128].contiguous(),
             b=p.b[:, first * 128 : end * 128].contiguous(),
-            sfa=p.sfa[:, first:end],
-            sfb=p.sfb[:, first:end],
+            sfa=scales_between(p.sfa, p.of_a, first, end),
+            sfb=scales_between(p.sfb, p.of_b, first, end),
             d=torch.empty_like(total),
             c=None,
             k=min(end * 128, p.k) - first * 128,

@@ -20,7 +20,7 @@ from ..casts.gating import Gating
 from ..core.call import put
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
-from ..core.check.recipes import MX, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, Scales
 from ..core.gpu import gpu_of
 from ..core.kernel import ByRows, Prepared
 from ..core.meeting import Node
@@ -107,7 +107,8 @@ def product(weight: Operand) -> RowsAt:
             rows.grouped_problem(contiguous_problem(a, weight, d, ids, ensure_zero_padding=False)), *how
         )
 
-    return RowsAt(weight, Output(groups=Groups.IDS, sfb=_sfb(weight)), template)
+    b = E2M1 if is_packed(weight) else E4M3
+    return RowsAt(weight, Output(groups=Groups.IDS, b=b, sfb=_sfb(weight)), template)
 
 
 def activated(weight: Operand, limit: float | None) -> RowsAt:

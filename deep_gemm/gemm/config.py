@@ -11,7 +11,7 @@ from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW
 from ..core.kernel import Config
 from ..core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from . import config_fetched
-from .output import Groups, Output
+from .output import OPERANDS_BY_ROW, Groups, Output
 
 BLOCK_K = 128
 """FP8 values of a k-block."""
@@ -463,10 +463,9 @@ class GemmConfig(Config, Output):
         one match a call, so no kernel that only helps a product has any of these in its name.
         """
         work = "skip_head_mid" if self.skips_mid else _WORKS[self.groups][0]
-        of_rows = (
-            "_fetched_silu" if self.fetches else "_silu" if self.activates else "_by_64" if self.sfa == PER_64 else ""
-        )
-        return f"{'fp8_wgrad_gemm' if self.sfb == PER_ROW else 'fp8_gemm'}_{work}{of_rows}"
+        scales = "" if self.parts == 1 else "_by_64" if (self.sfa, self.sfb) == (PER_64, PER_BLOCK) else "_fine"
+        of_rows = "_fetched_silu" if self.fetches else "_silu" if self.activates else scales
+        return f"{'fp8_wgrad_gemm' if self.operands == OPERANDS_BY_ROW else 'fp8_gemm'}_{work}{of_rows}"
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""

@@ -5,7 +5,8 @@
                + blocks of k * fp4_alone_ns         of the decode kernel with an FP4 weight, and launch_us for each
                                                     time that its CTAs fill the GPU, but the first
     block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row,
-               or convert_ns more if B is FP4; and for each part of it beside the first part_ps * elements of a tile
+               or convert_ns more if B is FP4; and for each part of it beside the first part_ns + part_ps * elements
+               of a tile, of which half where parts may fold (in the decode kernel half of part_ps, and no part_ns)
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
     block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
     store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
@@ -204,7 +205,10 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
         block_us = (tile.block_m + tile.block_n) * BLOCK_K / timings.load_gb_per_s / 1e3
     else:
         block_us = timings.block_ns / 1e3 + 2 * elements * BLOCK_K / timings.sm_tflops / 1e6
-    block_us += (output.parts - 1) * elements * timings.part_ps / 1e6
+    part_us = elements * timings.part_ps / 1e6
+    if tile.is_decode or output.folds_parts:
+        part_us /= 2
+    block_us += (output.parts - 1) * (part_us if tile.is_decode else part_us + timings.part_ns / 1e3)
     if output.loads_sfb:
         block_us *= timings.by_row
     if output.b == E2M1 and not tile.is_decode:

@@ -63,6 +63,8 @@ class Timings:
     """The same across five of its sectors of 32 bytes instead of four: if k is no multiple of 32 either."""
     part_ps: float
     """Further time for an element of a tile of `fp8_gemm` for each part of a k-block but the first."""
+    part_ns: float
+    """Further time of a tile of `fp8_gemm` for each of these parts."""
     by_row: float
     """How much longer a block of k takes if B has a scale for each row."""
     find_us: float

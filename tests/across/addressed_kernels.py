@@ -33,6 +33,8 @@ from deep_gemm.core.jit.tensor_map import TensorMap
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
 from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.rows import launch as rows
 from deep_gemm.gemm.rows.api import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.moe import gather_weighted as gather_weighted_kernel
@@ -251,7 +253,23 @@ def rows_to_addresses(a: Pair, b: Pair, ids: Tensor, addresses: Tensor, *, of_a:
             at(address, d.shape[1:], BF16).copy_(d[row])
 
 
+def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
+    m, n, k, groups = p["m"], p["n"], p["k"], p["groups.count"]
+    assert config.is_fp4
+    first_a, first_b = (int(at(p[name], (1,), INT64)) for name in ("map_a", "map_b"))
+    row, group = (16 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
+    sfa = at(p["sfa"], (m, -(-k // 128)), FP32, (p["sfa_stride_m"], p["sfa_stride_k"]))
+    b = at(first_b, (groups, n, k // 2), torch.uint8, (group, row, 1))
+    strides = p["groups.sfb_stride"], p["sfb_stride_n"], p["sfb_stride_k"]
+    sfb, ids = at(p["sfb"], (groups, n, -(-k // 128)), INT32, strides), at(p["groups.layout"], (m,), INT32)
+    d = at(p["d"], (m, n), BF16, (p["d_pitch"], 1))
+    product_of_stacked_rows((at(first_a, (m, k), FP8), sfa), (b, sfb), d, ids)
+
+
 def fp8_gemm_rows(config: Any, p: Launched) -> None:
+    if isinstance(config, DecodeConfig):
+        fp8_gemm_few_rows(config, p)
+        return
     m, n, k, groups = p["m"], p["n"], p["k"], p["groups.count"]
     first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_b", "map_sfa")}
     a = at(first_words["map_a"][0] + config.box_rows_of_a * k, (m, k), FP8)
@@ -349,12 +367,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     @cache
     def gemm(config: Any, device: int, is_dependent: bool) -> Launcher:
-        return Launcher("fp8_gemm_rows", fp8_gemm.params_of(config), config, launched)
+        params = fp8_gemm_decode.kernel_of(config).params_of(config)
+        return Launcher("fp8_gemm_rows", params, config, launched)
 
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(Kernel, "launcher", ordinary)
-    monkeypatch.setattr(fp8_gemm.KERNEL, "launcher", gemm)
+    for kernel in (fp8_gemm.KERNEL, fp8_gemm_decode.KERNEL):
+        monkeypatch.setattr(kernel, "launcher", gemm)
     for module in (rows, rows_at, gather_weighted_kernel, post_rows_kernel, by_peers):
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     return launched

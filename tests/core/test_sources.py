@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.sources import cuda_sources
 from deep_gemm.gemm.bf16.choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
 from deep_gemm.gemm.dense.choose import reachable
@@ -14,6 +13,7 @@ from deep_gemm.gemm.depths.choose import reachable_k_grouped
 from deep_gemm.gemm.depths.maps_kernel import KERNEL as K_GROUP_MAPS
 from deep_gemm.gemm.heads.choose import reachable_heads
 from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
+from deep_gemm.gemm.output import OPERANDS_BY_ROW
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 from deep_gemm.kernels import KERNELS, ORDINARY
 
@@ -52,6 +52,11 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
         "fp8_gemm_m_grouped_contiguous_silu",
         "fp8_gemm_m_grouped_contiguous_fetched_silu",
         "fp8_gemm_m_grouped_contiguous_by_64",
+        "fp8_gemm_dense_by_64",
+        "fp8_gemm_m_grouped_masked_by_64",
+        "fp8_gemm_dense_fine",
+        "fp8_gemm_m_grouped_contiguous_fine",
+        "fp8_gemm_m_grouped_masked_fine",
         "fp8_gemm_m_grouped_masked",
         "fp8_gemm_heads",
         "fp8_wgrad_gemm_dense",
@@ -69,7 +74,7 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
     }
     for name, config in names.items():
         assert f"#define KERNEL_NAME {name}\n" in config.header()
-        assert name.startswith("fp8_wgrad_gemm_") == (config.sfb == PER_ROW)
+        assert name.startswith("fp8_wgrad_gemm_") == (config.operands == OPERANDS_BY_ROW)
     assert FP8_GEMM_DECODE.name.startswith("fp8_gemm_")
     searched = ("fp8_gemm", "fp8_wgrad_gemm", "gemm_", "bf16_gemm", "mqa_logits", "tf32_hc_prenorm_gemm")
     helpers = {K_GROUP_MAPS.name, *(kernel.name for kernel in ORDINARY)}

@@ -55,7 +55,7 @@ READ_WHAT_TMA_STORED = re.compile(
 EVERY_LANE_ARRIVES = {
     "work/rows.cuh": {
         "queue.init(kNumMathWarps + 1": "queue.init(kNumMathWarps * 32 + 1",
-        "? kConvertGroups * kConvertWarps + kScalingWarps": "? (kConvertGroups * kConvertWarps + kScalingWarps) * 32",
+        "kConvertGroups * kConvertWarps + kScalingWarps);": "(kConvertGroups * kConvertWarps + kScalingWarps) * 32);",
         "!kIsWarp || ptx::lane_index() == 0": "true",
     },
     "work/depths.cuh": {

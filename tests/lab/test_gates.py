@@ -51,7 +51,7 @@ BREAKS = {
         file="mainloop.cuh",
         edits=(
             (
-                "promote(total[unit_of_piece(piece)], partial[",
+                "promote(total[unit_of_piece<kOfUnit>(piece)], partial[",
                 "promote(total[ptx::lane_index() % kUnitsPerWarpgroup], partial[",
             ),
         ),
@@ -137,7 +137,7 @@ BREAKS = {
         "TMA loads as planned",
         "2 TMA loads (UTMALDG) where 3 were planned",
         file="work/dense.cuh",
-        edits=(("    ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block);\n", ""),),
+        edits=(("    ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block * kScaleParts);\n", ""),),
     ),
     "a cluster that does not share": Break(
         "TMA loads as planned",

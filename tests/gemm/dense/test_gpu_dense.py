@@ -13,8 +13,8 @@ from helpers import random_fp8, random_scales, sum_of_parts
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
-from deep_gemm.core.check.recipes import E2M1, PER_ROW
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.recipes import E2M1
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -48,8 +48,7 @@ def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> DenseP
         c = d.normal_()
     elif config.with_c:
         c = torch.randn(d.shape, device="cuda").to(d.dtype)
-    recipe = RECIPE_1D1D if config.sfb == PER_ROW else None
-    return dense_problem(a, b, d, c, recipes=(recipe, None, None))
+    return dense_problem(a, b, d, c, recipes=(None, config.sfa, config.sfb))
 
 
 def right_d(p: DenseProblem, c: Tensor | None) -> Tensor:
@@ -85,8 +84,12 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
     m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240 if config.has_tail else 128 * 36 - 16
     g = torch.Generator("cuda").manual_seed(index)
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
-    sfa = random_scales((m, ceil_div(k, 128)), g)
-    sfb = random_scales((n if config.sfb == PER_ROW else ceil_div(n, 128), ceil_div(k, 128)), g)
+    assert config.sfa is not None
+    assert config.sfb is not None
+    sfa, sfb = (
+        random_scales((ceil_div(rows, of.rows), ceil_div(k, of.columns)), g)
+        for rows, of in ((m, config.sfa), (n, config.sfb))
+    )
     p = problem_for(config, (a, sfa), (b, sfb), torch.full((m, n), float("nan"), dtype=dtype, device="cuda"))
     right = (
         sum_of_parts(p, config.cluster_k, config.run_k_blocks)
