@@ -22,6 +22,7 @@ from deep_gemm.gemm.dense import choose
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.output import FINE_OPERANDS
 from deep_gemm.gemm.plan import PLANS
 from lab.bench.tune import compile_all
 from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
@@ -67,7 +68,8 @@ def assert_right(p: DenseProblem, got: Tensor, right: Tensor, config: GemmConfig
     assert relative < RELATIVE[got.dtype], f"{relative:.1e} of the whole result"
 
 
-CONFIGS = [config for config in choose.reachable() if config.b != E2M1]
+FINE = [config for config in choose.reachable() if config.operands in FINE_OPERANDS]
+CONFIGS = [config for config in choose.reachable() if config.b != E2M1 and config not in FINE] + FINE[::12]
 
 
 @pytest.fixture(scope="module", autouse=True)
