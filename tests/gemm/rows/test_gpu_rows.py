@@ -20,7 +20,7 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.output import FINE_OPERANDS, Groups, Output
 from deep_gemm.gemm.rows import launch as grouped
 from deep_gemm.gemm.rows.check import contiguous_problem, masked_problem
 from deep_gemm.gemm.rows.choose import reachable_grouped, tiles_for
