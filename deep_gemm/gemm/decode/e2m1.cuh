@@ -136,7 +136,7 @@ DEVICE void multiply_groups(float (&partial)[kAccumulators], uint32_t b, uint32_
 #pragma unroll
   for (float& x : partial) x = 0;
 #pragma unroll 1
-  for (uint32_t g = 0; g < kGroupsOfBlock; ++g) {
+  for (uint32_t g = ptx::opaque(0u); g < kGroupsOfBlock; ++g) {  // or the compiler takes the first one apart
     const auto folds = [&](uint32_t i) { return rows[i].y != 0; };
     const auto byte = [&](uint32_t i) { return rows[i].x >> g * 8 & 255; };
     const auto table = [&](uint32_t i) { return Table(folds(i) ? byte(i) : kShiftOfOne); };
@@ -217,7 +217,18 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
         for (uint32_t block = 0; block < kSlotBlocks && i + block < count; ++block) {
           const ptx::Uint2 rows[2] = {row_of(block, row), row_of(block, row + 8)};
           float partial[kAccumulators];
-          multiply_groups(partial, b, block * kGroupsOfBlock, a + block * (kABytes / 16), rows);
+          const uint32_t of_block = a + block * (kABytes / 16);
+          const ptx::Uint2 fold_of_block = ptx::ld_shared_v2_b32(shared.scales.fold[warpgroup][i + block]);
+          if (ptx::all_sync((fold_of_block.x & fold_of_block.y) != 0)) {  // a k-block that is alone
+            Fragments fragments;
+            load_fragments(fragments, b, block * kGroupsOfBlock, rows);
+            issue(partial, fragments, of_block);
+            ptx::fence_registers(partial);
+            ptx::wgmma_wait_group<0>();
+            scale_rows(partial, rows);
+          } else {
+            multiply_groups(partial, b, block * kGroupsOfBlock, of_block, rows);
+          }
           promote(total, partial, shared.scales.tokens[i + block]);
         }
         ptx::syncwarp();
