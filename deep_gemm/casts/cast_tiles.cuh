@@ -64,7 +64,7 @@ struct Tile {
   }
 
   DEVICE uint32_t row_of(uint32_t i) const { return team * kTeamRows + i; }  // counted from the tile's first
-  // Of the tile's rows, the part in which the team's are.
+  // The part of the tile's rows in which the team's rows lie.
   DEVICE uint32_t part() const { return kParts == 1 ? 0 : team * kTeamRows / kScaleBlock; }
 
   DEVICE void load(const TileCastParams& p) {

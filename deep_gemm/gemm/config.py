@@ -49,6 +49,11 @@ _WORKS = {
 """The part of a kernel's name that tells a kind of work, and its file in gemm/work."""
 
 
+def queue_bytes(window_rows: int) -> int:
+    """Size of `TileQueue` in gemm/work/tile_queue.cuh but for its alignment."""
+    return TILE_SLOTS * (TILE_BYTES + 2 * 8) + window_rows * 4
+
+
 @dataclass(frozen=True)
 class GemmConfig(Config, Output):
     """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128.
@@ -238,7 +243,7 @@ class GemmConfig(Config, Output):
     @property
     def work_bytes(self) -> int:
         """Size of `WorkStorage` in the file of work that the configuration includes."""
-        queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
+        queue = queue_bytes(self.window_rows)
         if self.finds_tiles_alone:
             return EMPTY_BYTES
         more = MAIL_BYTES if self.groups == Groups.DEPTHS else config_fetched.ARRIVAL_BYTES if self.fetches else 0

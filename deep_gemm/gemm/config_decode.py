@@ -10,7 +10,7 @@ from ..core.check.layout import align, ceil_div
 from ..core.check.recipes import E2M1, E4M3, IN_FP32, IN_UE8M0, MX, PER_BLOCK, PER_ROW, USUAL, Scales, Values
 from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
-from .config import BLOCK_K, EMPTY_BYTES, MAX_CLUSTER, TILE_BYTES, TILE_SLOTS
+from .config import BLOCK_K, EMPTY_BYTES, MAX_CLUSTER, TILE_SLOTS, queue_bytes
 from .output import Groups
 
 SHARED_BYTES_PER_SM = 233472
@@ -117,11 +117,10 @@ class DecodeConfig(Config):
 
     @property
     def work_bytes(self) -> int:
-        """Size of `WorkStorage`: for grouped rows a queue of tiles, and room where warps transpose what they store."""
+        """Size of `Tiles::Storage`: for grouped rows a queue of tiles, and room where warps transpose D."""
         if not self.rows_are_grouped:
             return EMPTY_BYTES
-        queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
-        return align(queue, 16) + self.num_math_warpgroups * 4 * CHUNK_FLOATS * 4
+        return align(queue_bytes(self.window_rows), 16) + self.num_math_warpgroups * 4 * CHUNK_FLOATS * 4
 
     @property
     def rows_are_grouped(self) -> bool:

@@ -29,10 +29,10 @@ struct SharedStorage {
   ScaleStorage scales;
   Ring ring;
   uint64_t received;  // by `exchange`
-  WorkStorage work;
+  Tiles::Storage work;
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "DecodeConfig.shared_bytes and SharedStorage differ");
-static_assert(kClusterK > 1 || !kHasOneTile || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
+static_assert(kClusterK > 1 || !Tiles::kIsOnly || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
 
 // Loads a tile's k-blocks, kSlotBlocks of them into each slot of the ring.
 DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork& work, RingPosition& at) {
@@ -46,7 +46,7 @@ DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork&
       load_box<false>(&p.map_a, &shared.ring.full[stage], shared.a[stage] + block * kABytes, (i + block) * kBlockK, work.row_m, work);
   };
   uint32_t i = work.k_block;
-  if constexpr (kHasOneTile) {
+  if constexpr (Tiles::kIsOnly) {
     uint32_t end_ahead = work.k_block;
     if (p.weight_is_ready) {
       const uint32_t count = work.end_k_block - work.k_block;

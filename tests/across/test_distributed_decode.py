@@ -186,7 +186,7 @@ def test_prepared_calls_with_fp4_weights_have_the_bits_of_one_process(
 def test_scales_of_fp4_that_are_copied_are_not_prepared(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their copy is another one in each call. Words that begin between elements are refused, bytes are not."""
+    """Each call makes its own copy of them. Words that begin between elements are refused, bytes are not."""
     monkeypatch.setitem(globals(), "HIDDEN", 256)
     (w1, (values, words)), node = with_fp4(HERE, "w1 and w2"), Node(monkeypatch, 1)
     apart = torch.cat([w1[1], w1[1][..., :1]], -1)[..., :-1]

@@ -105,7 +105,7 @@ def test_launches_with_fp4_weights_are_those_of_tensors(gpu: FakeGpu, call: Any,
 
 
 def check_launches(gpu: FakeGpu, call: Any, like: Fp8, w: Fp8) -> None:
-    """What is made with a weight launches for another one what a call by tensors does."""
+    """Launches that were made with a weight are, for another weight, those of a call by tensors."""
     made, k = made_for(call, like), depth_of(w)
     for m in ROWS:
         by_tensors, addresses = call(m, w)

@@ -23,10 +23,6 @@ struct CtaWork : Work {
   }
 };
 
-constexpr bool kHasOneTile = true;
-struct WorkStorage {
-  DEVICE void init() {}
-};
 using Tiles = OneTile<CtaWork>;
 
 DEVICE DecodeProduct product_of(const Params& p, const CtaWork& work) {

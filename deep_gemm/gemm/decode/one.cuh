@@ -7,10 +7,6 @@ struct Params : DecodeMaps, DecodeProduct {};
 
 using CtaWork = Work;
 
-constexpr bool kHasOneTile = true;
-struct WorkStorage {
-  DEVICE void init() {}
-};
 using Tiles = OneTile<CtaWork>;
 
 DEVICE const DecodeProduct& product_of(const Params& p, const CtaWork&) { return p; }

@@ -13,15 +13,7 @@ struct Params : DecodeMaps, DecodeProduct {
   uint64_t sfa_stride, d_stride;  // from group to group where each has its own A and D, in elements; else 0
 };
 
-constexpr bool kHasOneTile = false;
 static_assert(kClusterK == 1, "no tile is shared out to several CTAs");
-
-struct WorkStorage {
-  TileQueue queue;
-  alignas(16) float room[kNumMathWarps][kChunkFloats];  // where a warp transposes what it stores
-
-  DEVICE void init() { queue.init(kNumMathWarps); }
-};
 
 // A tile, and where its group's rows end; behind the last one comes a tile that ends at 0.
 struct CtaWork : Work {
@@ -44,13 +36,21 @@ DEVICE DecodeProduct product_of(const Params& p, const CtaWork& work) {
 }
 
 struct Tiles {
+  static constexpr bool kIsOnly = false;
+  struct Storage {
+    TileQueue queue;
+    alignas(16) float room[kNumMathWarps][kChunkFloats];  // where a warp transposes what it stores
+
+    DEVICE void init() { queue.init(kNumMathWarps); }
+  };
+
   const Params& p;
-  WorkStorage& storage;
+  Storage& storage;
   CtaWork work{};  // of no tile
   uint32_t number = 0;  // of the tiles that this thread has dealt or taken
 
-  template <typename Storage>
-  DEVICE Tiles(const Params& p_, Storage& shared) : p(p_), storage(shared.work) {}
+  template <typename Shared>
+  DEVICE Tiles(const Params& p_, Shared& shared) : p(p_), storage(shared.work) {}
 
   // By the producer's warp.
   template <typename Load>
@@ -90,8 +90,8 @@ struct Tiles {
   }
 
   // Writes a tile's rows as far as the group has them, from room of the warp's own: the ring is loaded meanwhile.
-  template <typename Storage>
-  DEVICE void store(const DecodeProduct& product, Storage&, const CtaWork& tile, const float (&total)[kAccumulators]) {
+  template <typename Shared>
+  DEVICE void store(const DecodeProduct& product, Shared&, const CtaWork& tile, const float (&total)[kAccumulators]) {
     const uint32_t warp = ptx::warp_index();
 #pragma unroll
     for (uint32_t i = 0; i < kBlockTokens / 8; ++i)

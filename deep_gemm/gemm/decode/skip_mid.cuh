@@ -13,10 +13,6 @@ static_assert(!kWithC, "D of heads is the product alone");
 
 using CtaWork = Work;
 
-constexpr bool kHasOneTile = true;
-struct WorkStorage {
-  DEVICE void init() {}
-};
 using Tiles = OneTile<CtaWork>;
 
 DEVICE const Params& product_of(const Params& p, const CtaWork&) { return p; }

@@ -171,11 +171,16 @@ DEVICE void add_up_and_store(const Params& p, Storage& shared, const Work& work,
 // The tile of a CTA that has only one.
 template <typename CtaWork>
 struct OneTile {
+  static constexpr bool kIsOnly = true;
+  struct Storage {
+    DEVICE void init() {}
+  };
+
   CtaWork work;
   bool is_taken = false;
 
-  template <typename Params, typename Storage>
-  DEVICE OneTile(const Params& p, Storage&) : work(p) {}
+  template <typename Params, typename Shared>
+  DEVICE OneTile(const Params& p, Shared&) : work(p) {}
 
   // By the producer's warp.
   template <typename Load>
@@ -192,8 +197,8 @@ struct OneTile {
     return true;
   }
 
-  template <typename Product, typename Storage>
-  DEVICE void store(const Product& product, Storage& shared, const CtaWork&, const float (&total)[kAccumulators]) const {
+  template <typename Product, typename Shared>
+  DEVICE void store(const Product& product, Shared& shared, const CtaWork&, const float (&total)[kAccumulators]) const {
     add_up_and_store(product, shared, work, total);
   }
 };

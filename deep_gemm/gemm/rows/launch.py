@@ -329,7 +329,7 @@ def numbers_of(p: GroupedProblem, d_pitch: int) -> dict[str, int | bytes]:
 
 
 def grid(config: Config, planes: int, m: int, n: int, num_sms: int) -> int:
-    """As many CTAs as run at once, but no more than tiles, or halves of them, of which each has a row at least."""
+    """Count CTAs: as many as run at once, but no more than there can be tiles, or halves; a tile has a row at least."""
     if isinstance(config, DecodeConfig):
         return min(num_sms * config.ctas_per_sm, planes * m * ceil_div(n, config.block_n))
     return min(num_sms, planes * m * ceil_div(n, config.block_n) * (2 if config.cuts_last_tiles else 1))

@@ -79,7 +79,7 @@ def test_a_cta_that_is_alone_gives_the_references_bits(kind: Any) -> None:
 
 
 def test_scales_that_are_infinite_are_so_in_their_own_columns_alone() -> None:
-    """Where k ends within a k-block nothing is behind: zero times infinity would be no number."""
+    """Nothing behind the end of k is multiplied: zero times infinity would be no number."""
     of = config(16, 3, 1, 1, kind=(PER_ROW, BLOCKS_OF_32, IN_FP32), is_fp32=True)
     p = random_problem(of, 13, 72, 288, seed=4)
     p.a[:, 256:], p.b[:, 256:] = (torch.ones(x.shape[0], 32).to(x.dtype) for x in (p.a, p.b))
