@@ -1,0 +1,104 @@
+"""vLLM's plugin, which vLLM loads into each of its processes by the entry point `vllm.general_plugins`.
+
+On a Hopper GPU it offers vLLM two kinds of layers, ahead of those that vLLM would choose by itself:
+
+    linear layers, FP8 by 128x128           DeepGemmLinear    `linear`: cast and product, in one launch up to 16 rows
+    experts, FP8 by 128x128 and MXFP4       DeepGemmExperts   `experts`: from routes to their weighted sum
+
+vLLM still asks each kind whether it takes a layer, and what somebody asks for by name (`--moe-backend triton`) is left
+alone. `DG_DISABLE_VLLM_PLUGIN=1` turns the plugin off, and so does `VLLM_USE_DEEP_GEMM=0`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ..core.settings import settings
+
+__all__ = ["register"]
+
+logger = logging.getLogger("vllm.plugins.deep_gemm")
+
+OF_MOE = "vllm.model_executor.layers.fused_moe"
+PLACES = {
+    ("vllm.model_executor.kernels.linear", "_POSSIBLE_FP8_BLOCK_KERNELS"): None,
+    ("vllm.model_executor.kernels.linear", "_LINEAR_BACKEND_KERNEL_MAP"): None,
+    (f"{OF_MOE}.oracle.fp8", "_get_priority_backends"): ("moe_config", "weight_key", "activation_key"),
+    (f"{OF_MOE}.oracle.fp8", "backend_to_kernel_cls"): ("backend",),
+    (f"{OF_MOE}.oracle.mxfp4", "backend_to_kernel_cls"): ("backend",),
+    (f"{OF_MOE}.modular_kernel", "FusedMoEExpertsModular.apply"): (
+        *("self", "output", "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation"),
+        *("global_num_experts", "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2"),
+        *("expert_tokens_meta", "apply_router_weight_on_input"),
+    ),
+}
+"""Parameters, in the releases that are known (0.26), of each thing that is changed or filled in here."""
+
+
+def register() -> None:
+    """Offer this package's layers to vLLM in this process, unless a reason speaks against it."""
+    if settings().disable_vllm_plugin or os.environ.get("VLLM_USE_DEEP_GEMM") == "0":
+        logger.info("deep_gemm: the plugin is turned off")
+        return
+    platforms = import_module("vllm.platforms")
+    if not (platforms.current_platform.is_cuda() and platforms.current_platform.is_device_capability(90)):
+        return
+    if refusal := why_not():
+        logger.warning("deep_gemm leaves all layers to vLLM: %s", refusal)
+        return
+    layers = import_module("deep_gemm.integrations.vllm_layers")
+    linear = import_module("vllm.model_executor.kernels.linear")
+    kinds = linear._POSSIBLE_FP8_BLOCK_KERNELS[platforms.PlatformEnum.CUDA]
+    if layers.DeepGemmLinear in kinds:
+        return
+    kinds.insert(0, layers.DeepGemmLinear)
+    linear._LINEAR_BACKEND_KERNEL_MAP["deep_gemm"].add(layers.DeepGemmLinear)
+    fp8: Any
+    mxfp4: Any
+    fp8, mxfp4 = (import_module(f"{OF_MOE}.oracle.{name}") for name in ("fp8", "mxfp4"))
+    _offer_experts(fp8, layers.DeepGemmExperts, (fp8.Fp8MoeBackend.TRITON, fp8.Fp8MoeBackend.DEEPGEMM))
+    _offer_experts(mxfp4, layers.DeepGemmExperts, (mxfp4.Mxfp4MoeBackend.DEEPGEMM_MXFP4,))
+    # TRITON leaves weights as the checkpoint has them, where DEEPGEMM rounds their scales to powers of two.
+    own: Callable[..., list[Any]] = fp8._get_priority_backends
+
+    def in_order(moe_config: Any, weight_key: Any, activation_key: Any) -> list[Any]:
+        backends = own(moe_config, weight_key, activation_key)
+        kind = layers.DeepGemmExperts
+        standard = kind.activation_format()
+        if kind.is_supported_config(kind, moe_config, weight_key, activation_key, standard)[0]:
+            backends.sort(key=lambda backend: backend != fp8.Fp8MoeBackend.TRITON)
+        return backends
+
+    fp8._get_priority_backends = in_order
+    logger.info("deep_gemm: vLLM is offered linear layers and experts")
+
+
+def why_not() -> str | None:
+    """Say in what this release of vLLM differs from those that are known; None if in nothing that matters here."""
+    version = import_module("vllm").__version__
+    for (module, path), expected in PLACES.items():
+        try:
+            found: Any = import_module(module)
+            for name in path.split("."):
+                found = getattr(found, name)
+        except (ImportError, AttributeError):
+            return f"vLLM {version} has no {module}.{path}"
+        got = expected and tuple(inspect.signature(found).parameters)
+        if got != expected:
+            return f"vLLM {version}: expected {path} of {expected}, got {got}"
+    return None
+
+
+def _offer_experts(oracle: Any, kind: type, backends: tuple[Any, ...]) -> None:
+    """Let vLLM ask our kind of experts first where it considers one of these backends."""
+    own: Callable[[Any], list[type]] = oracle.backend_to_kernel_cls
+
+    def backend_to_kernel_cls(backend: Any) -> list[type]:
+        return [kind, *own(backend)] if backend in backends else own(backend)
+
+    oracle.backend_to_kernel_cls = backend_to_kernel_cls

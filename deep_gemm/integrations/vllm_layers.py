@@ -1,0 +1,185 @@
+"""Layers that vLLM may choose; vllm.py offers them. vLLM must be there to import this."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import vllm.model_executor.layers.fused_moe.modular_kernel as mk
+from torch import Tensor
+from vllm import envs
+from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+from vllm.model_executor.layers.quantization.utils.quant_utils import (
+    GroupShape,
+    kFp8Dynamic128Sym,
+    kFp8Static128BlockSym,
+    kMxfp4Static,
+)
+from vllm.model_executor.utils import replace_parameter
+from vllm.platforms import current_platform
+
+from ..core.check.checks import K_MULTIPLE
+from ..core.check.layout import SCALE_BLOCK
+from ..gemm import packed
+from ..linear.api import linear
+from ..moe.api import experts
+from .transformers import as_fp32
+
+Answer = tuple[bool, str | None]
+
+
+class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
+    """A linear layer with an FP8 weight: BF16 in, BF16 out."""
+
+    apply_input_quant = False
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> Answer:
+        """Tell whether this GPU has it."""
+        return compute_capability == 90, "is for Hopper GPUs"
+
+    @classmethod
+    def can_implement(cls, config: Any) -> Answer:
+        """Tell whether it takes a layer."""
+        n, k = config.weight_shape
+        of_weight, of_activations = (
+            key.scale.group_shape for key in (config.weight_quant_key, config.activation_quant_key)
+        )
+        for is_met, reason in (
+            (not envs.VLLM_BATCH_INVARIANT, "is not batch invariant"),
+            (config.out_dtype == torch.bfloat16, f"gives BF16, not {config.out_dtype}"),
+            (of_weight == GroupShape(SCALE_BLOCK, SCALE_BLOCK), f"has a scale for 128x128, not {of_weight}"),
+            (of_activations == GroupShape(1, SCALE_BLOCK), f"casts activations by 1x128, not {of_activations}"),
+            (n % 8 == 0 and k % K_MULTIPLE == 0, f"expects n % 8 and k % 16 to be 0, not n = {n} and k = {k}"),
+        ):
+            if not is_met:
+                return False, reason
+        return super().can_implement(config)  # type: ignore[no-any-return]
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Keep scales in FP32, which UE8M0 becomes without a rounding."""
+        super().process_weights_after_loading(layer)
+        name = self._name_of_scales(layer)
+        replace_parameter(layer, name, as_fp32(getattr(layer, name).data))
+
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None, **_: object) -> Tensor:
+        """Compute x @ weight.T + bias."""
+        out = linear(x, (layer.weight, getattr(layer, self._name_of_scales(layer))), bias=bias)
+        assert out is not None
+        return out
+
+    def apply_block_scaled_mm(self, *_: object, **__: object) -> Tensor:
+        """Multiply operands that are cast already, which `apply_weights` never asks for."""
+        raise NotImplementedError("DeepGemmLinear casts activations by itself")
+
+    def _name_of_scales(self, layer: Any) -> str:
+        params = self._get_layer_params(layer)
+        name: str = params.WEIGHT_SCALE if params.weight_scale_inv is None else params.WEIGHT_SCALE_INV
+        return name
+
+
+class DeepGemmExperts(mk.FusedMoEExpertsModular):
+    """A whole layer of experts: BF16 in, the weighted sum of each token's experts out."""
+
+    @property
+    def expects_unquantized_inputs(self) -> bool:
+        """Tell that tokens are cast here."""
+        return True
+
+    @staticmethod
+    def activation_format() -> Any:
+        """Tell that tokens come as they are, with their routes."""
+        return mk.FusedMoEActivationFormat.Standard
+
+    @staticmethod
+    def is_supported_config(
+        kind: Any, moe_config: Any, weight_key: Any, activation_key: Any, activation_format: Any
+    ) -> Answer:
+        """Tell whether it takes a layer."""
+        intermediate, hidden = moe_config.intermediate_size_per_partition, moe_config.hidden_dim
+        whole = packed.COLUMNS if weight_key == kMxfp4Static else SCALE_BLOCK
+        for is_met, reason in (
+            (moe_config.moe_backend in ("auto", "deep_gemm"), f"moe_backend={moe_config.moe_backend} is asked for"),
+            (not moe_config.has_bias, "experts have biases"),
+            (moe_config.in_dtype == torch.bfloat16, f"activations are {moe_config.in_dtype}, not BF16"),
+            (intermediate % whole == 0, f"the intermediate size {intermediate} is no multiple of {whole}"),
+            (hidden % packed.COLUMNS == 0, f"the hidden size {hidden} is no multiple of {packed.COLUMNS}"),
+        ):
+            if not is_met:
+                return False, reason
+        supported: Answer = mk.FusedMoEExpertsModular.is_supported_config(
+            kind, moe_config, weight_key, activation_key, activation_format
+        )
+        return supported
+
+    @staticmethod
+    def _supports_current_device() -> bool:
+        return bool(current_platform.is_cuda() and current_platform.is_device_capability(90))
+
+    @staticmethod
+    def _supports_no_act_and_mul() -> bool:
+        return False
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        return weight_key in (kFp8Static128BlockSym, kMxfp4Static) and activation_key == kFp8Dynamic128Sym
+
+    @staticmethod
+    def _supports_activation(activation: Any) -> bool:
+        return activation in (MoEActivation.SILU, MoEActivation.SWIGLUOAI_UNINTERLEAVE)
+
+    @staticmethod
+    def _supports_parallel_config(moe_parallel_config: Any) -> bool:
+        return not moe_parallel_config.use_all2all_kernels or moe_parallel_config.use_ag_rs_all2all_kernels
+
+    def finalize_weight_and_reduce_impl(self) -> Any:
+        """Tell that routes are weighted and summed up here."""
+        return TopKWeightAndReduceNoOP()
+
+    def workspace_shapes(self, M: int, N: int, K: int, *_: object) -> tuple[tuple[int, ...], ...]:  # noqa: N803
+        """Ask for room for the output alone."""
+        return (M, K), (1,), (M, K)
+
+    def apply(
+        self,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        activation: Any,
+        global_num_experts: int,
+        expert_map: Tensor | None,
+        a1q_scale: Tensor | None,
+        a2_scale: Tensor | None,
+        workspace13: Tensor,
+        workspace2: Tensor,
+        expert_tokens_meta: Any,
+        apply_router_weight_on_input: bool,
+    ) -> None:
+        """Compute the layer into `output`."""
+        of = self.quant_config
+        experts(
+            hidden_states,
+            topk_ids if expert_map is None else local_ids(topk_ids, expert_map),
+            torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights,
+            (w1, scales_of(w1, self.w1_scale)),
+            (w2, scales_of(w2, self.w2_scale)),
+            out=output,
+            limit=of.gemm1_clamp_limit,
+            alpha=None if activation == MoEActivation.SILU else of.gemm1_alpha,
+            beta=None if activation == MoEActivation.SILU else of.gemm1_beta,
+        )
+
+
+def local_ids(topk_ids: Tensor, expert_map: Tensor) -> Tensor:
+    """Give the numbers that experts of all ranks have on this one, -1 for none."""
+    return expert_map[topk_ids.clamp(min=0).long()].masked_fill(topk_ids < 0, -1)
+
+
+def scales_of(weight: Tensor, scales: Tensor) -> Tensor:
+    """Give scales as products take them: FP32 beside FP8, bytes or words beside FP4."""
+    return as_fp32(scales) if weight.dtype == torch.float8_e4m3fn else scales

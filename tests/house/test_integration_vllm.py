@@ -1,0 +1,307 @@
+"""The plugin for vLLM, beside a stand-in that has the places of vLLM 0.26 which the plugin touches."""
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm.core.settings import settings
+from deep_gemm.integrations import vllm as plugin
+
+experts: Any = deep_gemm.experts
+linear: Any = deep_gemm.linear
+FUSED = plugin.OF_MOE
+LINEAR = "vllm.model_executor.kernels.linear"
+OURS = "deep_gemm.integrations.vllm_layers"
+
+
+class Named(Enum):
+    """Names of everything that vLLM has in enumerations."""
+
+    CUDA, SILU, SWIGLUOAI_UNINTERLEAVE, GELU, TRITON, DEEPGEMM, DEEPGEMM_MXFP4, MARLIN, Standard = range(9)
+
+
+class OwnExperts:
+    pass
+
+
+class Linear:
+    WEIGHT_SCALE, WEIGHT_SCALE_INV = "weight_scale", "weight_scale_inv"
+
+    @classmethod
+    def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+        return True, None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        pass
+
+    def _get_layer_params(self, layer: Any) -> Any:
+        scales = getattr(layer, "weight_scale_inv", None)
+        return SimpleNamespace(
+            weight_scale_inv=scales, WEIGHT_SCALE="weight_scale", WEIGHT_SCALE_INV="weight_scale_inv"
+        )
+
+
+class Experts:
+    def __init__(self, w1_scale: Any = None, w2_scale: Any = None, **of: Any) -> None:
+        self.w1_scale, self.w2_scale = w1_scale, w2_scale
+        said = {"gemm1_clamp_limit": None, "gemm1_alpha": None, "gemm1_beta": None, **of}
+        self.quant_config = SimpleNamespace(**said)
+
+    @staticmethod
+    def is_supported_config(
+        kind: Any, config: Any, weight: Any, activations: Any, form: Any
+    ) -> tuple[bool, str | None]:
+        asked = (
+            kind._supports_current_device()
+            and kind._supports_quant_scheme(weight, activations)
+            and kind._supports_activation(config.activation)
+            and kind._supports_parallel_config(config.moe_parallel_config)
+            and form == kind.activation_format()
+        )
+        return asked, None if asked else "no"
+
+    def apply(
+        self,
+        output: Any,
+        hidden_states: Any,
+        w1: Any,
+        w2: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        activation: Any,
+        global_num_experts: Any,
+        expert_map: Any,
+        a1q_scale: Any,
+        a2_scale: Any,
+        workspace13: Any,
+        workspace2: Any,
+        expert_tokens_meta: Any,
+        apply_router_weight_on_input: Any,
+    ) -> None:
+        raise NotImplementedError
+
+
+def backend_to_kernel_cls(backend: Any) -> list[type]:
+    return [OwnExperts]
+
+
+def in_order(moe_config: Any, weight_key: Any, activation_key: Any) -> list[Any]:
+    return [Named.MARLIN, Named.DEEPGEMM, Named.TRITON]
+
+
+def replace_parameter(layer: Any, name: str, value: Any) -> None:
+    setattr(layer, name, value)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The stand-in; what the plugin imported of it goes with it."""
+    platform = SimpleNamespace(is_cuda=lambda: True, is_device_capability=lambda c: c == 90)
+    oracle = {"backend_to_kernel_cls": backend_to_kernel_cls, "_get_priority_backends": in_order}
+    quant = "vllm.model_executor.layers.quantization.utils.quant_utils"
+    names: dict[str, Any] = {"GroupShape": lambda *sides: sides}
+    names |= {name: name for name in ("kFp8Dynamic128Sym", "kFp8Static128BlockSym", "kMxfp4Static")}
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": "0.26.0"},
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
+        "vllm.platforms": {"current_platform": platform, "PlatformEnum": Named},
+        LINEAR: {"_POSSIBLE_FP8_BLOCK_KERNELS": {Named.CUDA: []}, "_LINEAR_BACKEND_KERNEL_MAP": {"deep_gemm": set()}},
+        f"{LINEAR}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Linear},
+        "vllm.model_executor.utils": {"replace_parameter": replace_parameter},
+        quant: names,
+        f"{FUSED}.activation": {"MoEActivation": Named},
+        f"{FUSED}.topk_weight_and_reduce": {"TopKWeightAndReduceNoOP": type("TopKWeightAndReduceNoOP", (), {})},
+        f"{FUSED}.modular_kernel": {"FusedMoEExpertsModular": Experts, "FusedMoEActivationFormat": Named},
+        f"{FUSED}.oracle.fp8": {"Fp8MoeBackend": Named, **oracle},
+        f"{FUSED}.oracle.mxfp4": {"Mxfp4MoeBackend": Named, **oracle},
+    }
+    for path in contents:
+        parts = path.split(".")
+        for i in range(1, len(parts) + 1):
+            name = ".".join(parts[:i])
+            if name not in sys.modules:
+                module = ModuleType(name)
+                module.__path__ = []
+                monkeypatch.setitem(sys.modules, name, module)
+                if i > 1:
+                    setattr(sys.modules[".".join(parts[: i - 1])], parts[i - 1], module)
+    for path, given in contents.items():
+        vars(sys.modules[path]).update(given)
+    monkeypatch.delenv("VLLM_USE_DEEP_GEMM", raising=False)
+    yield sys.modules
+    sys.modules.pop(OURS, None)
+
+
+def config(**said: Any) -> Any:
+    usual = {"moe_backend": "auto", "has_bias": False, "in_dtype": torch.bfloat16, "hidden_dim": 256}
+    usual |= {"intermediate_size_per_partition": 128, "activation": Named.SILU}
+    parallel = SimpleNamespace(use_all2all_kernels=False, use_ag_rs_all2all_kernels=False)
+    return SimpleNamespace(**usual | {"moe_parallel_config": parallel} | said)
+
+
+def takes(kind: Any, of: Any, weight: str = "kFp8Static128BlockSym") -> bool:
+    return bool(kind.is_supported_config(kind, of, weight, "kFp8Dynamic128Sym", kind.activation_format())[0])
+
+
+def test_vllm_finds_the_plugin_by_its_entry_point() -> None:
+    found = importlib.metadata.entry_points(group="vllm.general_plugins")
+    assert [each.load() for each in found if each.name == "deep_gemm"] == [plugin.register]
+
+
+def test_layers_are_offered_once_and_first(vllm: Any) -> None:
+    plugin.register()
+    plugin.register()
+    layers = importlib.import_module(OURS)
+    assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == [layers.DeepGemmLinear]
+    assert vllm[LINEAR]._LINEAR_BACKEND_KERNEL_MAP["deep_gemm"] == {layers.DeepGemmLinear}
+    fp8, mxfp4 = vllm[f"{FUSED}.oracle.fp8"], vllm[f"{FUSED}.oracle.mxfp4"]
+    assert fp8.backend_to_kernel_cls(Named.TRITON) == [layers.DeepGemmExperts, OwnExperts]
+    assert fp8.backend_to_kernel_cls(Named.MARLIN) == [OwnExperts]
+    assert mxfp4.backend_to_kernel_cls(Named.DEEPGEMM_MXFP4) == [layers.DeepGemmExperts, OwnExperts]
+    asked = "kFp8Static128BlockSym", "kFp8Dynamic128Sym"
+    assert fp8._get_priority_backends(config(), *asked) == [Named.TRITON, Named.MARLIN, Named.DEEPGEMM]
+    assert fp8._get_priority_backends(config(has_bias=True), *asked) == in_order(None, *asked)
+
+
+@pytest.mark.parametrize("variable", ["VLLM_USE_DEEP_GEMM=0", "DG_DISABLE_VLLM_PLUGIN=1"])
+def test_a_variable_turns_it_off(vllm: Any, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(*variable.split("="))
+    settings.cache_clear()
+    try:
+        plugin.register()
+    finally:
+        settings.cache_clear()
+    assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
+
+
+def test_other_gpus_are_left_alone(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm["vllm.platforms"].current_platform, "is_device_capability", lambda c: c == 100)
+    plugin.register()
+    assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
+
+
+@pytest.mark.parametrize("change", ["gone", "other parameters"])
+def test_another_release_is_left_alone_in_words(vllm: Any, change: str, caplog: pytest.LogCaptureFixture) -> None:
+    there = vllm[f"{FUSED}.oracle.mxfp4"]
+    if change == "gone":
+        del there.backend_to_kernel_cls
+    else:
+        there.backend_to_kernel_cls = lambda backend, more: []
+    with caplog.at_level(logging.WARNING, plugin.logger.name):
+        plugin.register()
+    expected = "has no" if change == "gone" else "expected backend_to_kernel_cls of ('backend',)"
+    assert expected in caplog.text
+    assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
+
+
+@pytest.mark.parametrize(
+    ("said", "is_taken"),
+    [
+        ({}, True),
+        ({"moe_backend": "deep_gemm"}, True),
+        ({"moe_backend": "triton"}, False),
+        ({"has_bias": True}, False),
+        ({"in_dtype": torch.float16}, False),
+        ({"intermediate_size_per_partition": 96}, False),
+        ({"hidden_dim": 136}, False),
+        ({"activation": Named.SWIGLUOAI_UNINTERLEAVE}, True),
+        ({"activation": Named.GELU}, False),
+    ],
+)
+def test_which_experts_are_taken(vllm: Any, said: dict[str, Any], is_taken: bool) -> None:
+    kind = importlib.import_module(OURS).DeepGemmExperts
+    assert takes(kind, config(**said)) == is_taken
+
+
+def test_mxfp4_takes_groups_of_32(vllm: Any) -> None:
+    kind = importlib.import_module(OURS).DeepGemmExperts
+    assert takes(kind, config(intermediate_size_per_partition=96), "kMxfp4Static")
+    assert not takes(kind, config(intermediate_size_per_partition=80), "kMxfp4Static")
+    assert not takes(kind, config(), "kInt8")
+
+
+@pytest.mark.parametrize("all2all", ["none", "allgather_reducescatter", "another"])
+def test_tokens_come_as_they_are(vllm: Any, all2all: str) -> None:
+    kind = importlib.import_module(OURS).DeepGemmExperts
+    of = SimpleNamespace(use_all2all_kernels=all2all != "none", use_ag_rs_all2all_kernels=all2all.startswith("allg"))
+    assert takes(kind, config(moe_parallel_config=of)) == (all2all != "another")
+
+
+def linear_config(**said: Any) -> Any:
+    def key(*shape: int) -> Any:
+        return SimpleNamespace(scale=SimpleNamespace(group_shape=shape))
+
+    usual = {"weight_quant_key": key(128, 128), "activation_quant_key": key(1, 128)}
+    return SimpleNamespace(**usual | {"out_dtype": torch.bfloat16, "weight_shape": (72, 144)} | said)
+
+
+def test_which_linear_layers_are_taken(vllm: Any) -> None:
+    kind = importlib.import_module(OURS).DeepGemmLinear
+    assert (kind.is_supported(90)[0], kind.is_supported(100)[0]) == (True, False)
+    assert kind.can_implement(linear_config()) == (True, None)
+    refused = {"out_dtype": torch.float16, "weight_shape": (72, 136), "activation_quant_key": None}
+    refused["activation_quant_key"] = linear_config().weight_quant_key
+    for name, value in {**refused, "weight_quant_key": linear_config().activation_quant_key}.items():
+        assert not kind.can_implement(linear_config(**{name: value}))[0], name
+    vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
+    assert kind.can_implement(linear_config()) == (False, "is not batch invariant")
+
+
+@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale"])
+def test_a_linear_layer_is_linear(vllm: Any, name: str) -> None:
+    kind = importlib.import_module(OURS).DeepGemmLinear()
+    w, sf = deep_gemm.per_block_cast_to_fp8(torch.randn(72, 144).bfloat16(), True)
+    layer = SimpleNamespace(weight=w, **{name: sf.to(torch.float8_e8m0fnu)})
+    kind.process_weights_after_loading(layer)
+    x, bias = torch.randn(2, 3, 144).bfloat16(), torch.randn(72).bfloat16()
+    assert torch.equal(kind.apply_weights(layer, x, bias), linear(x, (w, sf), bias=bias))
+    with pytest.raises(NotImplementedError, match="by itself"):
+        kind.apply_block_scaled_mm()
+
+
+def experts_of(num: int, is_fp4: bool) -> Any:
+    cast = deep_gemm.quantize_mxfp4 if is_fp4 else deep_gemm.per_block_cast_to_fp8
+    return [cast(torch.randn(num, *shape).bfloat16()) for shape in ((256, 160), (160, 128))]
+
+
+def applied(layer: Any, x: Any, ids: Any, weights: Any, w1: Any, w2: Any, **said: Any) -> Any:
+    out = torch.full_like(x, torch.nan)
+    given = {"activation": Named.SILU, "expert_map": None, "apply_router_weight_on_input": False}
+    unused = ("a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta")
+    layer.apply(out, x, w1[0], w2[0], weights, ids, global_num_experts=4, **dict.fromkeys(unused), **given | said)
+    return out
+
+
+@pytest.mark.parametrize("is_fp4", [False, True])
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_experts_are_experts(vllm: Any, is_fp4: bool, limit: float | None) -> None:
+    w1, w2 = experts_of(4, is_fp4)
+    layer = importlib.import_module(OURS).DeepGemmExperts(w1[1], w2[1], gemm1_clamp_limit=limit, gemm1_alpha=1.7)
+    x, ids = torch.randn(3, 160).bfloat16(), torch.tensor([[0, 3], [1, 2], [3, 1]])
+    weights = torch.rand(3, 2)
+    assert layer.expects_unquantized_inputs
+    assert layer.workspace_shapes(3, 256, 160, 2)[0] == (3, 160)
+    expected = experts(x, ids, weights, w1, w2, limit=limit)
+    assert torch.equal(applied(layer, x, ids, weights, w1, w2), expected)
+    alpha = experts(x, ids, weights, w1, w2, limit=limit, alpha=1.7)
+    assert torch.equal(applied(layer, x, ids, weights, w1, w2, activation=Named.SWIGLUOAI_UNINTERLEAVE), alpha)
+
+
+def test_experts_of_other_ranks_and_weights_on_the_input(vllm: Any) -> None:
+    w1, w2 = experts_of(2, False)
+    layer = importlib.import_module(OURS).DeepGemmExperts(w1[1], w2[1])
+    x, ids = torch.randn(3, 160).bfloat16(), torch.tensor([[0, 3], [1, 2], [3, -1]], dtype=torch.int32)
+    weights, here = torch.rand(3, 2), torch.tensor([[-1, 1], [0, -1], [1, -1]])
+    of_rank = torch.tensor([-1, 0, -1, 1], dtype=torch.int32)
+    given = layer, x, ids, weights, w1, w2
+    assert torch.equal(applied(*given, expert_map=of_rank), experts(x, here, weights, w1, w2))
+    ones = experts(x, here, torch.ones(3, 2), w1, w2)
+    assert torch.equal(applied(*given, expert_map=of_rank, apply_router_weight_on_input=True), ones)
