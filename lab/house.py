@@ -11,13 +11,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 342,
-    "lines of Python in the wheel": 28_330,
-    "lines of Python in lab/": 17_790,
-    "lines of Python in tests/": 44_560,
+    "files in the wheel": 345,
+    "lines of Python in the wheel": 28_510,
+    "lines of Python in lab/": 18_320,
+    "lines of Python in tests/": 44_840,
     "rooms": 17,
     "floors": 10,
-    "arrows": 74,
+    "arrows": 75,
 }
 """A commit that exceeds one says why. They go to 220, 21,000, 12,000, 37,000; 18, 10, 85."""
 

@@ -1,0 +1,1 @@
+"""What engines call, as data; and what their newest wheels look for."""
