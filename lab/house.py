@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 345,
-    "lines of Python in the wheel": 28_510,
+    "lines of Python in the wheel": 28_520,
     "lines of Python in lab/": 18_320,
     "lines of Python in tests/": 44_840,
     "rooms": 17,

@@ -1,1 +1,1 @@
-"""What engines call, as data; and what their newest wheels look for."""
+"""Calls of engines, as data; and the names that their newest wheels look for."""

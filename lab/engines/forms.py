@@ -199,7 +199,7 @@ ELSEWHERE = {
     "get_paged_mqa_logits_metadata indices": BLACKWELL,
     "fp8_fp4_paged_mqa_logits indices": BLACKWELL,
 }
-"""What engines ask of other GPUs alone: attributes, and keywords behind theirs."""
+"""Attributes, and keywords behind theirs, of which no call on Hopper is known, and why."""
 
 
 def table() -> str:

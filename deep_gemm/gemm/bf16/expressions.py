@@ -41,7 +41,8 @@ def einsum(
     >>> einsum("bhr,hdr->bhd", x, w)[:, 0, 0].tolist()
     [16.0, 16.0, 16.0]
     """
-    checks.nothing("epilogue", epilogue)
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     return run(PRODUCTS[expression(expr)], a, b, d, c)
 
 

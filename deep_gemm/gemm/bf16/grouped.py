@@ -42,7 +42,8 @@ def m_grouped_bf16_gemm_nt_contiguous(
     >>> m_grouped_bf16_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
     [16.0, 16.0, 0.0]
     """
-    checks.nothing("epilogue", epilogue)
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     return run(CONTIGUOUS["nt"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
 
 
@@ -62,7 +63,8 @@ def m_grouped_bf16_gemm_nn_contiguous(
     >>> m_grouped_bf16_gemm_nn_contiguous(a, b, grouped_layout=torch.zeros(2, dtype=torch.int32))[0, 0].item()
     16.0
     """
-    checks.nothing("epilogue", epilogue)
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     return run(CONTIGUOUS["nn"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
 
 
@@ -84,7 +86,8 @@ def m_grouped_bf16_gemm_nt_masked(
     >>> m_grouped_bf16_gemm_nt_masked(a, b, masked_m=torch.tensor([3, 1], dtype=torch.int32))[:, 0, 0].tolist()
     [16.0, 16.0]
     """
-    checks.nothing("epilogue", epilogue)
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     return run(MASKED, a, b, d, masked_m, (expected_m,))
 
 
@@ -118,7 +121,8 @@ def k_grouped_bf16_gemm_tn_contiguous(
     >>> k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=[16, 0, 8])[:, 0, 0].tolist()
     [16.0, 0.0, 8.0]
     """
-    checks.nothing("epilogue", epilogue)
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     ks = None if ks_cpu is None else checks.integers("ks_cpu", ks_cpu)
     return run(DEPTHS, a, b, d, c, (ks, use_psum_layout), grouped_layout)
 

@@ -51,7 +51,8 @@ def fp8_einsum(
     >>> fp8_einsum("bhr,hdr->bhd", a, w)[:, 0, 0].tolist()
     [256.0, 256.0, 256.0]
     """
-    checks.nothing("epilogue", epilogue)
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     expr = expression(expr)
     if is_dispatched(a[0]) if isinstance(a, tuple | list) and a else False:
         return _as_operator(expr, a, b, d, c, recipe)

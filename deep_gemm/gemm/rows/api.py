@@ -57,7 +57,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
     >>> m_grouped_fp8_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
     [128.0, 128.0, 0.0]
     """
-    nothing("epilogue", epilogue)
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
     zero_padding = ensure_zero_padding or not use_psum_layout
     said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
     return run, CONTIGUOUS_NT, a, b, d, grouped_layout, said
@@ -87,7 +88,8 @@ def m_grouped_fp8_gemm_nn_contiguous(
     >>> m_grouped_fp8_gemm_nn_contiguous(a, (w.mT, sw.mT), num_groups=2)[:, 0].tolist()
     [128.0, 128.0]
     """
-    nothing("epilogue", epilogue)
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
     zero_padding = ensure_zero_padding or not use_psum_layout
     said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
     return run, CONTIGUOUS_NN, a, b, d, grouped_layout, said
@@ -124,7 +126,8 @@ def m_grouped_fp8_gemm_nt_masked(
     >>> d[..., 0].round().tolist()
     [[128.0, 0.0, 0.0, 0.0], [128.0, 128.0, 128.0, 0.0]]
     """
-    nothing("epilogue", epilogue)
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
     return run, MASKED, a, b, d, masked_m, ((recipe, recipe_a, recipe_b), expected_m, type(expected_m))
 
 
@@ -160,7 +163,8 @@ def k_grouped_fp8_gemm_nt_contiguous(
     >>> k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)[:, 0, 0].round().tolist()
     [128.0, 0.0, 16.0]
     """
-    nothing("epilogue", epilogue)
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
     nothing("use_padded_sf_layout", use_padded_sf_layout, expected=False)
     if use_psum_layout:
         ks_tensor = depths_of_ends(ks_tensor, get_mk_alignment_for_contiguous_layout())
