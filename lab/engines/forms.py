@@ -86,7 +86,7 @@ FAMILIES = {
         (
             Form("m_grouped_fp8_gemm_nt_contiguous", "(a, sfa), (b, sfb), d, ids", f"{SGLANG}, {LMDEPLOY}", _STACKED),
             Form("m_grouped_fp8_gemm_nt_contiguous", "(a, sfa), (b, sfb), d, ids, disable_ue8m0_cast=True", VLLM, _STACKED),
-            Form("m_grouped_fp8_gemm_nt_contiguous", "(a, sfa), (b, sfb), d, ends, use_psum_layout=True, disable_ue8m0_cast=True", "vLLM 0.33", _STACKED),
+            Form("m_grouped_fp8_gemm_nt_contiguous", "(a, sfa), (b, sfb), d, ends, use_psum_layout=True, disable_ue8m0_cast=True", "vLLM 0.32-0.33", _STACKED),
             Form("m_grouped_fp8_gemm_nt_contiguous", "(a, sfa), (fp4, fp4_fp32), d, ids, recipe_a=(1, 128), recipe_b=(1, 32)", SGLANG, _FP4.format("rows", "ids")),
             Form("transform_sf_into_required_layout", "fp4_fp32, 160, 256, (1, 32), 3, disable_ue8m0_cast=True", f"{VLLM}, likewise", "result.shape == (3, 160, 8)", "fp4_laid"),
             Form("m_grouped_fp8_fp4_gemm_nt_contiguous", "(a, sfa), (fp4.view(torch.int8), fp4_laid), d, ids, recipe_a=(1, 128), recipe_b=(1, 32), use_psum_layout=False, disable_ue8m0_cast=True", f"{VLLM}, where its gate lets it: for Blackwell alone", _FP4.format("rows", "ids")),
