@@ -25,6 +25,7 @@ from .casts.fp8 import (
     per_custom_dims_cast_to_fp8,
     per_token_cast_to_fp8,
 )
+from .casts.rules import ceil_to_ue8m0
 from .casts.scales import (
     get_col_major_tma_aligned_tensor,
     get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
@@ -55,10 +56,11 @@ from .core.settings import (
     set_num_sms,
     set_pdl,
     set_tc_util,
+    shutdown,
     use_deterministic_algorithms,
 )
 from .gemm.bf16.dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt
-from .gemm.bf16.expressions import einsum
+from .gemm.bf16.expressions import batched_symm, batched_syrk, einsum
 from .gemm.bf16.grouped import (
     bf16_m_grouped_gemm_nt_masked,
     k_grouped_bf16_gemm_tn_contiguous,
@@ -106,6 +108,7 @@ from .moe.activation import silu_mul_cast_to_fp8
 from .moe.api import experts, experts_workspace_bytes
 from .moe.routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
 from .testing import bench, bench_kineto, calc_diff
+from .utils.dist import init_dist, uneven_all_gather
 
 if is_available():  # torch is built without it for some systems
     from . import distributed
@@ -128,6 +131,8 @@ __all__ = [
     "ExpertRows",
     "SM90SymmBuffer",
     "align",
+    "batched_symm",
+    "batched_syrk",
     "bench",
     "bench_kineto",
     "bf16_gemm_nn",
@@ -140,6 +145,7 @@ __all__ = [
     "cast_back_from_fp8",
     "cast_both_to_fp8",
     "ceil_div",
+    "ceil_to_ue8m0",
     "cell_div",
     "cublaslt_gemm_nn",
     "cublaslt_gemm_nt",
@@ -189,6 +195,7 @@ __all__ = [
     "get_tc_util",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
+    "init_dist",
     "k_grouped_bf16_gemm_tn_contiguous",
     "k_grouped_cast_to_fp8",
     "k_grouped_fp8_gemm_nt_contiguous",
@@ -222,6 +229,7 @@ __all__ = [
     "set_num_sms",
     "set_pdl",
     "set_tc_util",
+    "shutdown",
     "silu_mul_cast_to_fp8",
     "testing",
     "tf32_hc_prenorm_gemm",
@@ -229,6 +237,7 @@ __all__ = [
     "transform_weights_for_mega_moe",
     "transform_weights_for_mega_moe_sm90",
     "transpose_packed_fp4",
+    "uneven_all_gather",
     "unpack_ue8m0_from_int",
     "use_deterministic_algorithms",
     "utils",

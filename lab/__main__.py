@@ -370,6 +370,32 @@ def releases(
         raise typer.Exit(WRONG)
 
 
+@app.command(epilog=examples("engines", "engines vllm==0.33.0 sglang==0.5.23", "engines --table"))
+def engines(
+    releases: Annotated[
+        list[str] | None, typer.Argument(help="wheels, or releases that pip downloads; the newest of all unless given")
+    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="print the table of docs/engines.md instead")] = False,
+) -> None:
+    """Read which names and keywords of deep_gemm engines use, and list those that no call form has."""
+    from .engines.forms import lacking
+    from .engines.forms import table as table_of_calls
+    from .engines.wheels import NEWEST, uses_of
+
+    if table:
+        typer.echo(table_of_calls(), nl=False)
+        return
+    found = False
+    for release in releases or NEWEST:
+        with _refused(ValueError):
+            name, uses = uses_of(release)
+        absent = lacking(uses)
+        found = found or bool(absent)
+        typer.echo(f"{name}: {len(uses)} names, " + ("all of them known" if not absent else "unknown:"))
+        typer.echo("".join(f"  {each}\n" for each in absent), nl=False)
+    raise typer.Exit(WRONG if found else 0)
+
+
 def main() -> None:
     """Run the command line."""
     app(prog_name="lab")

@@ -11,13 +11,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 344,
-    "lines of Python in the wheel": 28_640,
-    "lines of Python in lab/": 17_790,
-    "lines of Python in tests/": 44_880,
+    "files in the wheel": 400,
+    "lines of Python in the wheel": 30_000,
+    "lines of Python in lab/": 20_000,
+    "lines of Python in tests/": 47_000,
     "rooms": 17,
     "floors": 10,
-    "arrows": 74,
+    "arrows": 75,
 }
 """A commit that exceeds one says why. They go to 220, 21,000, 12,000, 37,000; 18, 10, 85."""
 

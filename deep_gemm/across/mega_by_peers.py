@@ -192,7 +192,7 @@ class LaunchesOfFp4(Launches):
     """The same for FP4 weights: the first product comes in BF16, and a kernel of its own activates and casts it."""
 
     def _prepare(self, calls: Calls, p: MegaProblem) -> None:
-        rows_to_addresses.check_weight("l2", p.l2)
+        rows_to_addresses.check_weight("l2_weights", p.l2)
         (experts, self._width, _), t = p.l1[0].shape, calls.tensors
         self._a, self._ids = (t.l1_acts, t.l1_acts_sf), calls.rows.ids
         self._is_asked = not is_taken_as_it_lies(p.l1)

@@ -147,24 +147,24 @@ def check_activation(activation: str) -> None:
 
 def check_weights(l1: Operand, l2: Operand, sizes: Sizes, *, is_fp4: bool) -> tuple[Operand, Operand]:
     """Check both weights of the experts of one rank, and how they fit."""
-    for name, w in (("l1", l1), ("l2", l2)):
+    for name, w in (("l1_weights", l1), ("l2_weights", l2)):
         values, _ = checks.pair(name, w)
         if is_fp4:
             checks.has_type(name, values, packed.VALUES)
         else:
             checks.fp8(name, values)
-    l1 = weight("l1", l1, ("experts here", "2 intermediate", "hidden"), sizes)
-    l2 = weight("l2", l2, ("experts here", "hidden", "intermediate"), sizes)
+    l1 = weight("l1_weights", l1, ("experts here", "2 intermediate", "hidden"), sizes)
+    l2 = weight("l2_weights", l2, ("experts here", "hidden", "intermediate"), sizes)
     if sizes["2 intermediate"] != 2 * sizes["intermediate"]:
         raise ValueError(
-            f"l1: expected 2 * intermediate = {2 * sizes['intermediate']} rows, gate and up, where l2 has depth "
-            f"{sizes['intermediate']}, got {sizes['2 intermediate']}"
+            f"l1_weights: expected 2 * intermediate = {2 * sizes['intermediate']} rows, gate and up, where l2_weights "
+            f"has depth {sizes['intermediate']}, got {sizes['2 intermediate']}"
         )
     _multiple("hidden", sizes["hidden"], HIDDEN_MULTIPLE)
     _multiple("intermediate", sizes["intermediate"], INTERMEDIATE_MULTIPLE)
-    checks.weights("l1", l1[0])
-    checks.weights("l2", l2[0])
-    checks.same_device({"sfl1": l1[1], "l2": l2[0], "sfl2": l2[1]}, l1[0].device, "l1")
+    checks.weights("l1_weights", l1[0])
+    checks.weights("l2_weights", l2[0])
+    checks.same_device({"sfl1_weights": l1[1], "l2_weights": l2[0], "sfl2_weights": l2[1]}, l1[0].device, "l1_weights")
     return l1, l2
 
 
@@ -205,7 +205,7 @@ def mega_problem(
     if counts is not None:
         checks.int32("cumulative_local_expert_recv_stats", counts, "experts here", sizes.here)
     device = tensors.x.device
-    given = {"y": y, "l1": l1[0], "sfl1": l1[1], "l2": l2[0], "sfl2": l2[1]}
+    given = {"y": y, "l1_weights": l1[0], "sfl1_weights": l1[1], "l2_weights": l2[0], "sfl2_weights": l2[1]}
     given |= {} if counts is None else {"cumulative_local_expert_recv_stats": counts}
     checks.same_device(given, device, "the buffer")
     for name, x in given.items():
@@ -224,39 +224,44 @@ def mega_problem(
 class FillProblem(NamedTuple):
     """Tokens and routes that go into a buffer, checked."""
 
-    hidden: Tensor
-    topk_ids: Tensor
+    x: Tensor
+    topk_idx: Tensor
     topk_weights: Tensor
     tokens: int
     factor: float
 
 
 def fill_problem(
-    hidden: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
     x: Tensor,
-    x_sf: Tensor,
     topk_idx: Tensor,
-    weights: Tensor,
+    topk_weights: Tensor,
+    buf_x: Tensor,
+    buf_x_sf: Tensor,
+    buf_topk_idx: Tensor,
+    buf_topk_weights: Tensor,
     num_tokens: int | None,
     group_size: int,
     routed_scaling_factor: float,
 ) -> FillProblem:
-    """Check tokens and the tensors of a buffer, `x` to `weights`, that they go into."""
+    """Check tokens and the tensors of a buffer that they go into."""
     sizes: Sizes = {}
-    checks.no_gradient("hidden", hidden)
+    checks.no_gradient("x", x)
     checks.no_gradient("topk_weights", topk_weights)
-    checks.has_type("hidden", checks.tensor("hidden", hidden), LAYER_TYPES)
-    checks.bind("hidden", hidden, ("tokens", "hidden"), sizes)
-    checks.has_type("topk_ids", checks.tensor("topk_ids", topk_ids), (torch.int32, torch.int64))
-    checks.bind("topk_ids", topk_ids, ("tokens", "topk"), sizes)
+    checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
+    checks.bind("x", x, ("tokens", "hidden"), sizes)
+    checks.has_type("topk_idx", checks.tensor("topk_idx", topk_idx), (torch.int32, torch.int64))
+    checks.bind("topk_idx", topk_idx, ("tokens", "topk"), sizes)
     route_weights(topk_weights, sizes)
     _multiple("hidden", sizes["hidden"], HIDDEN_MULTIPLE)
     if integer_in_range("group_size", group_size, 1) != SCALE_BLOCK:
         raise NotImplementedError(f"group_size: expected {SCALE_BLOCK}, got {group_size!r}")
     sizes["hidden / 128"] = sizes["hidden"] // SCALE_BLOCK
-    targets = {"x": x, "x_sf": x_sf, "topk_idx": topk_idx, "topk_weights of the buffer": weights}
+    targets = {
+        "buf_x": buf_x,
+        "buf_x_sf": buf_x_sf,
+        "buf_topk_idx": buf_topk_idx,
+        "buf_topk_weights": buf_topk_weights,
+    }
     types = torch.float8_e4m3fn, torch.float32, torch.int64, torch.float32
     columns = "hidden", "hidden / 128", "topk", "topk"
     for (name, target), dtype, axis in zip(targets.items(), types, columns, strict=True):
@@ -265,11 +270,11 @@ def fill_problem(
         checks.bind(name, target, ("max_tokens", axis), sizes)
         if not target.is_contiguous():
             raise ValueError(f"{name}: expected a contiguous tensor, got strides {target.stride()}")
-    checks.same_device({"topk_ids": topk_ids, "topk_weights": topk_weights, **targets}, hidden.device, "hidden")
-    inputs = {"hidden": hidden, "topk_ids": topk_ids, "topk_weights": topk_weights}
-    goes_to = {"topk_ids": topk_idx, "topk_weights": weights}  # what lies there already may stay
+    checks.same_device({"topk_idx": topk_idx, "topk_weights": topk_weights, **targets}, x.device, "x")
+    inputs = {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights}
+    goes_to = {"topk_idx": buf_topk_idx, "topk_weights": buf_topk_weights}  # what lies there already may stay
     for name, target in targets.items():
-        apart = {its: x for its, x in inputs.items() if not (goes_to.get(its) is target and _begins(target, x))}
+        apart = {its: e for its, e in inputs.items() if not (goes_to.get(its) is target and _begins(target, e))}
         checks.no_overlap(apart, target, None, name)
         inputs[name] = target
     most = min(sizes["tokens"], sizes["max_tokens"])
@@ -278,4 +283,4 @@ def fill_problem(
     factor = routed_scaling_factor
     if isinstance(factor, bool) or not isinstance(factor, Real) or not isfinite(factor):
         raise ValueError(f"routed_scaling_factor: expected a finite number, got {factor!r}")
-    return FillProblem(hidden[:tokens], topk_ids[:tokens], topk_weights[:tokens], tokens, float(factor))
+    return FillProblem(x[:tokens], topk_idx[:tokens], topk_weights[:tokens], tokens, float(factor))

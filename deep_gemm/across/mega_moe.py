@@ -19,7 +19,7 @@ from ..casts.by_kernels import as_rows, has_kernels
 from ..casts.cast_rows import RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.rules import empty_scales
-from ..core.check.checks import Operand
+from ..core.check.checks import Operand, nothing
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe
 from ..gemm.rows.silu_check import INTERLEAVED, SILU_COLUMNS
@@ -35,6 +35,7 @@ from .mega_check import (
     MegaProblem,
     MegaSizes,
     MegaTensors,
+    check_activation,
     check_weights,
     fill_problem,
     mega_limit,
@@ -190,22 +191,22 @@ def get_symm_buffer_for_sm90_mega_moe(
         return SM90SymmBuffer(sizes, device, group, mega_by_peers.peers_of(sizes, device, group))
 
 
-def transform_weights_for_mega_moe_sm90(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:
+def transform_weights_for_mega_moe_sm90(l1_weights: Operand, l2_weights: Operand) -> tuple[Operand, Operand]:
     """Give both weights of this rank's experts as `fp8_mega_moe` takes them.
 
-    - `l1`: values `[experts here, 2 intermediate, hidden]`, the gate's rows first, and scales
-      `[experts here, 2 intermediate / 128, hidden / 128]`; `l2`: values `[experts here, hidden, intermediate]`, and
-      scales likewise. `per_block_cast_to_fp8` gives them.
+    - `l1_weights`: values `[experts here, 2 intermediate, hidden]`, the gate's rows first, and scales
+      `[experts here, 2 intermediate / 128, hidden / 128]`; `l2_weights`: values `[experts here, hidden, intermediate]`,
+      and scales likewise. `per_block_cast_to_fp8` gives them.
 
-    In the values of l1 8 rows of the gate and 8 of up then follow each other, so that one thread of a kernel has both.
-    Scales stay as they are, and so does l2.
+    In the values of `l1_weights` 8 rows of the gate and 8 of up then follow each other, so that one thread of a kernel
+    has both. Scales stay as they are, and so do `l2_weights`.
 
     >>> l1, l2 = per_block_cast_to_fp8(torch.ones(1, 256, 256)), per_block_cast_to_fp8(torch.ones(1, 256, 128))
     >>> l1[0][0, :128] = 2  # the gate
     >>> transform_weights_for_mega_moe_sm90(l1, l2)[0][0][0, ::4, 0].tolist()[:6]
     [2.0, 2.0, 448.0, 448.0, 2.0, 2.0]
     """
-    l1, l2 = check_weights(l1, l2, {}, is_fp4=False)
+    l1, l2 = check_weights(l1_weights, l2_weights, {}, is_fp4=False)
     values = l1[0].detach()
     experts, rows, hidden = values.shape
     # [experts, gate or up, turns, 8, hidden] -> [experts, turns, gate or up, 8, hidden]
@@ -214,22 +215,22 @@ def transform_weights_for_mega_moe_sm90(l1: Operand, l2: Operand) -> tuple[Opera
 
 
 def mega_moe_pre_dispatch_sm90(
-    hidden: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
     x: Tensor,
-    x_sf: Tensor,
     topk_idx: Tensor,
-    buffer_topk_weights: Tensor,
+    topk_weights: Tensor,
+    buf_x: Tensor,
+    buf_x_sf: Tensor,
+    buf_topk_idx: Tensor,
+    buf_topk_weights: Tensor,
     num_tokens: int | None = None,
     group_size: int = 128,
     routed_scaling_factor: float = 1.0,
 ) -> None:
     """Cast tokens to FP8 as `per_token_cast_to_fp8` does, into the tensors of a buffer, and their routes beside them.
 
-    - `hidden`: `[tokens, hidden]`, BF16, FP16 or FP32; `topk_ids`: int32 or int64 `[tokens, topk]`, -1 for no expert;
+    - `x`: `[tokens, hidden]`, BF16, FP16 or FP32; `topk_idx`: int32 or int64 `[tokens, topk]`, -1 for no expert;
       `topk_weights`: `[tokens, topk]`, FP32, BF16 or FP16.
-    - `x`, `x_sf`, `topk_idx`, `buffer_topk_weights`: those of a `SM90SymmBuffer`.
+    - `buf_x`, `buf_x_sf`, `buf_topk_idx`, `buf_topk_weights`: those of a `SM90SymmBuffer`.
     - `num_tokens`: how many of the tokens count; all if it is None. The buffer's rows behind them get no expert.
     - `group_size`: 128, or a NotImplementedError. `routed_scaling_factor`: a factor of all weights.
 
@@ -239,47 +240,48 @@ def mega_moe_pre_dispatch_sm90(
     >>> buffer.x_sf[0].tolist(), buffer.topk_idx[:3].tolist()
     ([2.0, 2.0], [[3], [5], [-1]])
     """
-    targets = x, x_sf, topk_idx, buffer_topk_weights
-    p = fill_problem(hidden, topk_ids, topk_weights, *targets, num_tokens, group_size, routed_scaling_factor)
+    targets = buf_x, buf_x_sf, buf_topk_idx, buf_topk_weights
+    p = fill_problem(x, topk_idx, topk_weights, *targets, num_tokens, group_size, routed_scaling_factor)
     fill(p, *targets)
 
 
 @torch.no_grad()
-def fill(p: FillProblem, x: Tensor, x_sf: Tensor, topk_idx: Tensor, buffer_topk_weights: Tensor) -> None:
+def fill(p: FillProblem, buf_x: Tensor, buf_x_sf: Tensor, buf_topk_idx: Tensor, buf_topk_weights: Tensor) -> None:
     """Compute `mega_moe_pre_dispatch_sm90` of what was checked."""
-    if has_kernels(p.hidden):
-        cast_rows.run(RowCast(as_rows(p.hidden), x[: p.tokens], x_sf[: p.tokens], 0.0, False))
+    if has_kernels(p.x):
+        cast_rows.run(RowCast(as_rows(p.x), buf_x[: p.tokens], buf_x_sf[: p.tokens], 0.0, False))
     else:
-        values, scales = per_token_cast_to_fp8(p.hidden)
-        x[: p.tokens], x_sf[: p.tokens] = values, scales
-    topk_idx[: p.tokens] = p.topk_ids
-    topk_idx[p.tokens :] = -1
-    torch.mul(p.topk_weights.float(), p.factor, out=buffer_topk_weights[: p.tokens])
+        values, scales = per_token_cast_to_fp8(p.x)
+        buf_x[: p.tokens], buf_x_sf[: p.tokens] = values, scales
+    buf_topk_idx[: p.tokens] = p.topk_idx
+    buf_topk_idx[p.tokens :] = -1
+    torch.mul(p.topk_weights.float(), p.factor, out=buf_topk_weights[: p.tokens])
 
 
 def fp8_mega_moe(
     y: Tensor,
-    l1: Operand,
-    l2: Operand,
-    buffer: SM90SymmBuffer,
+    l1_weights: Operand,
+    l2_weights: Operand,
+    sym_buffer: SM90SymmBuffer,
     cumulative_local_expert_recv_stats: Tensor | None = None,
     recipe: Recipe = RECIPE,
     activation: str = SWIGLU,
     activation_clamp: float | None = None,
     fast_math: bool = True,
+    num_tokens_bound: None = None,
 ) -> None:
     """Compute a gated mixture of the experts of all ranks, for the tokens that the buffer holds. All ranks call it.
 
-        gate, up = the halves of l1[e] @ x[t]                                               e = topk_idx[t, k]
-        y[t] = sum over k of l2[e] @ Q(silu(gate) * up * topk_weights[t, k])
+        gate, up = the halves of l1_weights[e] @ x[t]                                       e = topk_idx[t, k]
+        y[t] = sum over k of l2_weights[e] @ Q(silu(gate) * up * topk_weights[t, k])
 
     - `y`: BF16 `[tokens, hidden]`. A rank has at most `num_max_tokens_per_rank` tokens, and may have none. The buffer's
       rows behind them are not read.
-    - `l1`, `l2`: of this rank's experts, from `transform_weights_for_mega_moe_sm90`.
+    - `l1_weights`, `l2_weights`: of this rank's experts, from `transform_weights_for_mega_moe_sm90`.
     - `cumulative_local_expert_recv_stats`: int32 `[experts here]`; the call adds how many tokens each expert received.
     - `recipe`, `activation`: (128, 128, 128) and "swiglu", or a NotImplementedError.
     - `activation_clamp`: the gate counts as at most this, up as within +-this.
-    - `fast_math`: accepted; it changes nothing.
+    - `fast_math`: accepted; it changes nothing. `num_tokens_bound`: accepted as None.
 
     Calls with one buffer follow each other on one stream.
 
@@ -298,8 +300,9 @@ def fp8_mega_moe(
     >>> y[:, 0].tolist()  # 128 * 256 * 256 / 2 of each route
     [8388608.0, 4194304.0]
     """
+    nothing("num_tokens_bound", num_tokens_bound)
     counts = cumulative_local_expert_recv_stats
-    _compute("buffer", y, l1, l2, buffer, counts, (recipe, activation, activation_clamp, RECIPE))
+    _compute(y, l1_weights, l2_weights, sym_buffer, counts, (recipe, activation, activation_clamp, RECIPE))
 
 
 def get_symm_buffer_for_mega_moe(
@@ -324,8 +327,7 @@ def get_symm_buffer_for_mega_moe(
     """
     if integer_in_range("num_shared_experts", num_shared_experts, 0):
         raise NotImplementedError(f"num_shared_experts: expected 0, got {num_shared_experts}")
-    if not isinstance(mma_type, str) or not mma_type.startswith("fp8"):
-        raise NotImplementedError(f"mma_type: expected one that begins with 'fp8', got {mma_type!r}")
+    _check_mma_type(mma_type)
     return get_symm_buffer_for_sm90_mega_moe(
         group,
         num_experts,
@@ -338,12 +340,20 @@ def get_symm_buffer_for_mega_moe(
     )
 
 
-def transform_weights_for_mega_moe(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:
+def _check_mma_type(mma_type: str) -> None:
+    if not isinstance(mma_type, str) or not mma_type.startswith("fp8"):
+        raise NotImplementedError(f"mma_type: expected one that begins with 'fp8', got {mma_type!r}")
+
+
+def transform_weights_for_mega_moe(
+    l1_weights: Operand, l2_weights: Operand, activation: str = SWIGLU, mma_type: str = "fp8xfp4"
+) -> tuple[Operand, Operand]:
     """Give both FP4 weights of this rank's experts as `fp8_fp4_mega_moe` takes them.
 
-    - `l1`: values `[experts here, 2 intermediate, hidden / 2]`, two to a byte, the gate's rows first, and scales
-      `[experts here, 2 intermediate, hidden / 32]`; `l2`: values `[experts here, hidden, intermediate / 2]`, and scales
-      likewise. Both in any form that `fp8_fp4_gemm_nt` takes.
+    - `l1_weights`: values `[experts here, 2 intermediate, hidden / 2]`, two to a byte, the gate's rows first, and
+      scales `[experts here, 2 intermediate, hidden / 32]`; `l2_weights`: values `[experts here, hidden,
+      intermediate / 2]`, and scales likewise. Both in any form that `fp8_fp4_gemm_nt` takes.
+    - `activation`, `mma_type`: as of `get_symm_buffer_for_mega_moe`.
 
     Values stay where they are, and so do scales in FP32 or words; others are seen as words, four to an int32.
 
@@ -352,7 +362,9 @@ def transform_weights_for_mega_moe(l1: Operand, l2: Operand) -> tuple[Operand, O
     >>> values.shape, scales.shape, scales.data_ptr() == w[1].data_ptr()
     (torch.Size([1, 256, 128]), torch.Size([1, 256, 2]), True)
     """
-    return check_weights(l1, l2, {}, is_fp4=True)
+    check_activation(activation)
+    _check_mma_type(mma_type)
+    return check_weights(l1_weights, l2_weights, {}, is_fp4=True)
 
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -366,8 +378,7 @@ def accepts_later_keywords(function: F) -> F:
     def call(*given: Any, **said: Any) -> None:
         for name in [name for name in said if name not in known]:
             value = said.pop(name)
-            if value is not None and value is not False:
-                raise NotImplementedError(f"{name}: expected None, got {value!r}")
+            nothing(name, None if value is False else value)
         function(*given, **said)
 
     return call  # type: ignore[return-value]
@@ -403,11 +414,10 @@ def fp8_fp4_mega_moe(
     """
     counts = cumulative_local_expert_recv_stats
     said = recipe, activation, activation_clamp, RECIPE_FP4
-    _compute("sym_buffer", y, l1_weights, l2_weights, sym_buffer, counts, said)
+    _compute(y, l1_weights, l2_weights, sym_buffer, counts, said)
 
 
 def _compute(
-    name: str,
     y: Tensor,
     l1: Operand,
     l2: Operand,
@@ -415,9 +425,9 @@ def _compute(
     counts: Tensor | None,
     said: tuple[Recipe, str, float | None, Recipe],
 ) -> None:
-    """Compute a call with the buffer of that name. `said` ends with the recipe that there is for such weights."""
+    """Compute a call. `said` ends with the recipe that there is for such weights."""
     if not isinstance(buffer, SM90SymmBuffer):
-        raise TypeError(f"{name}: expected SM90SymmBuffer, got {type(buffer).__name__}")
+        raise TypeError(f"sym_buffer: expected SM90SymmBuffer, got {type(buffer).__name__}")
     sizes, tensors, is_fp4 = buffer.sizes, buffer.tensors, said[-1] is RECIPE_FP4
     if buffer.calls is not None:
         buffer.calls(y, l1, l2, counts, mega_limit(*said), is_fp4=is_fp4)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..compat.forms import accepts_names
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div, check_dense
 from ..core.check.tracing import is_dispatched
 from .by_kernels import cast_rows_to_fp4, has_kernels
@@ -119,7 +120,7 @@ def _exponents(scales: Tensor, largest: Tensor) -> Tensor:
     return exponents.masked_fill(~largest.isfinite(), NO_NUMBER).to(torch.uint8)
 
 
-def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK) -> Tensor:
+def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_packed_ue8m0: bool = False) -> Tensor:
     """Get the FP32 numbers `[..., m, k]` that FP4 values `[..., m, k / 2]` and their scales stand for.
 
     Scales are as for `cast_back_from_fp8`, or exponents as `quantize_mxfp4` gives them.
@@ -131,9 +132,10 @@ def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK) ->
     if packed.dim() < 2:
         raise ValueError(f"packed: expected shape (..., m, k / 2), got {tuple(packed.shape)}")
     numbers = torch.tensor([*VALUES, *(-value for value in VALUES)], device=packed.device)
-    return scaled_back(numbers[codes.int()], sf, gran_k, "packed")
+    return scaled_back(numbers[codes.int()], sf, gran_k, use_packed_ue8m0, "packed")
 
 
+@accepts_names(a="packed")
 def transpose_packed_fp4(packed: Tensor) -> Tensor:
     """Transpose FP4 values: int8 `[..., m, k / 2]`, m even, becomes `[..., k, m / 2]`.
 

@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ..compat.forms import accepts_names
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import cuts_gradient, integers, no_gradient, same_device
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, rows_of_counts
@@ -248,6 +249,7 @@ def per_custom_dims_cast_to_fp8(
     return in_order.permute(back).contiguous(), scales.view([x.shape[dim] for dim in kept])
 
 
+@accepts_names(x_fp8="x")
 def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_packed_ue8m0: bool = False) -> Tensor:
     """Get the FP32 numbers that FP8 values and their scales stand for, each rounded once.
 
@@ -263,18 +265,18 @@ def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_pac
     check_dense("x", x)
     if x.dtype != torch.float8_e4m3fn:
         raise ValueError(f"x: expected dtype torch.float8_e4m3fn, got {x.dtype}")
-    if use_packed_ue8m0 and isinstance(sf, Tensor) and sf.dtype != torch.int32:
-        raise ValueError(f"sf: expected dtype torch.int32 with use_packed_ue8m0, got {sf.dtype}")
     if x.dim() < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
     with torch.no_grad():
-        return scaled_back(x.float(), sf, gran_k, "x")
+        return scaled_back(x.float(), sf, gran_k, use_packed_ue8m0, "x")
 
 
-def scaled_back(x: Tensor, sf: Tensor, gran_k: int, name: str) -> Tensor:
+def scaled_back(x: Tensor, sf: Tensor, gran_k: int, use_packed_ue8m0: bool, name: str) -> Tensor:
     """Multiply FP32 numbers `[..., m, k]`, of values that are called `name`, with scales of rows or of blocks."""
     gran_k = granularity(gran_k)
     check_dense("sf", sf)
+    if use_packed_ue8m0 and sf.dtype != torch.int32:
+        raise ValueError(f"sf: expected dtype torch.int32 with use_packed_ue8m0, got {sf.dtype}")
     same_device({"sf": sf}, x.device, name)
     *batch, m, k = x.shape
     columns = ceil_div(k, gran_k)

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.check.checks import no_gradient
+from ..compat.forms import accepts_names
+from ..core.check.checks import no_gradient, nothing
 from ..core.check.depths import ue8m0_depths
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import (
@@ -138,6 +139,7 @@ def pack_ue8m0_to_int(x: Tensor) -> Tensor:
     return first | second << 8 | third << 16 | fourth << 24
 
 
+@accepts_names(packed_sf="packed")
 def unpack_ue8m0_from_int(packed: Tensor) -> Tensor:
     """Unpack UE8M0, int32 `[..., j]`, to FP32 `[..., 4 j]`.
 
@@ -198,6 +200,7 @@ def _laid_out(words: Tensor) -> Tensor:
     return empty_mn_major(words).copy_(words)
 
 
+@accepts_names(ks="ks_cpu")
 def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     sf: Tensor,
     grouped_layout: Tensor | None,
@@ -205,19 +208,21 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     gran_k: int,
     k_alignment: int,
     use_psum_layout: bool = False,
+    use_padded_sf_layout: bool = False,
 ) -> Tensor:
     """Pack scales of groups along k as UE8M0, and lay them m-major. No int32 spans two groups.
 
     `sf` is FP32 `[sum(ceil(k_g / gran_k)), mn]`, as `per_channel_cast_to_fp8` gives them; the result is int32
     `[sum(ceil(k_g / (4 gran_k))), mn]`, in rows of a multiple of 16 bytes. `ks_cpu` has the groups' k, multiples of
     `k_alignment`; where it is None, `grouped_layout` has them, int32 `[groups]`, or with `use_psum_layout` where groups
-    end, and the host waits for it.
+    end, and the host waits for it. `use_padded_sf_layout` is accepted as False.
 
     >>> sf = torch.ones(3, 8)
     >>> out = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, None, [256, 128], 128, 128)
     >>> out.shape, out.stride(), [hex(word) for word in out[:, 0].tolist()]
     (torch.Size([2, 8]), (8, 1), ['0x7f7f', '0x7f'])
     """
+    nothing("use_padded_sf_layout", use_padded_sf_layout, expected=False)
     gran_k, k_alignment = integer_in_range("gran_k", gran_k, 1), integer_in_range("k_alignment", k_alignment, 1)
     no_gradient("sf", sf)
     check_powers_of_two("sf", sf)

@@ -34,7 +34,7 @@ from ..gemm.rows.api import (
 )
 from ..linear.api import linear
 from ..moe.api import experts
-from ..testing import L2_FLUSH_BYTES
+from ..testing.bench import L2_FLUSH_BYTES
 from .console import make_console, with_progress
 
 MAX_ERROR_EXPERTS = 1e-2

@@ -15,12 +15,12 @@ _MOE = "distributed.Experts, experts, m_grouped_fp8_gemm_nt_masked or m_grouped_
 
 INSTEAD: dict[str, str] = {
     "k_grouped_fp8_gemm_tn_contiguous": "k_grouped_fp8_gemm_nt_contiguous",
-    "batched_syrk": _TORCH,
-    "batched_symm": _TORCH,
     "SymmBuffer": "SM90SymmBuffer",
     "bf16_mega_moe": _MOE,
     "bf16_mega_gate": "torch.topk",
     "mega_mhc": _TORCH,
+    "nvfp4_mega_moe": _MOE,
+    "mega_moe_pre_dispatch": "mega_moe_pre_dispatch_sm90",
     "get_mqa_logits_metadata": _DEQUANTIZED,
     "fp4_gemm_nt": _FP8,
     "m_grouped_fp4_gemm_nt_contiguous": _FP8,

@@ -1,9 +1,9 @@
-"""The forms in which programs of either era call a product.
+"""The forms in which programs of any era call a product.
 
 Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`. Arguments have today's
 names or those of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form, and `accepts_every_form` lets it
-take the others. Options of an indexer's logits come by position in another order in each release;
-`tells_options_by_type` takes them all.
+take the others; `accepts_names` takes other names alone. Options of an indexer's logits come by position in another
+order in each release; `tells_options_by_type` takes them all.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import SymBool, SymInt, Tensor
 
 P = ParamSpec("P")
+R = TypeVar("R")
 Request = tuple[Any, ...]
 """The function that runs a product, and its arguments."""
 
@@ -54,6 +55,23 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[P, Request]],
             return request[0](*request[1:])  # type: ignore[no-any-return]
 
         _shown_as(call, function, signature, "Tensor | None")
+        return call
+
+    return decorate
+
+
+def accepts_names(**synonyms: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function take arguments by names of other eras, each mapped to its own."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = tuple(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> R:
+            if not synonyms.keys().isdisjoint(kwargs):
+                kwargs = _todays_names(function.__name__, parameters[: len(args)], kwargs, synonyms)
+            return function(*args, **kwargs)
+
         return call
 
     return decorate

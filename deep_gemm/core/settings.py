@@ -195,15 +195,19 @@ def set_ignore_compile_dims(ignore: bool) -> None:
     _truth_value(ignore, "ignore")
 
 
-def set_block_size_multiple_of(multiple: int | tuple[int, int]) -> None:
+def set_block_size_multiple_of(value: int | tuple[int, int]) -> None:
     """Accept a number, or two, that sizes of tiles are to be multiples of. Which tiles run changes no shape or layout
     that a caller sees, so it changes nothing.
     """
-    numbers = multiple if isinstance(multiple, tuple | list) else (multiple, multiple)
+    numbers = value if isinstance(value, tuple | list) else (value, value)
     if len(numbers) != 2:
-        raise ValueError(f"multiple: expected an integer or a pair of integers, got {multiple!r}")
+        raise ValueError(f"value: expected an integer or a pair of integers, got {value!r}")
     for number in numbers:
-        _integer_in_range("multiple", number, 1)
+        _integer_in_range("value", number, 1)
+
+
+def shutdown() -> None:
+    """Do nothing: kernels and memory go with the process. Programs call it before they end."""
 
 
 def set_pdl(enabled: bool) -> None:
@@ -260,9 +264,9 @@ def get_compile_mode() -> int:
     return in_force.choices.compile_mode
 
 
-def set_mk_alignment_for_contiguous_layout(alignment: int) -> None:
+def set_mk_alignment_for_contiguous_layout(new_value: int) -> None:
     """Set the alignment of group starts in the offsets form of grouped layouts; 1 means no padding at all."""
-    in_force.change(mk_alignment=_integer_in_range("alignment", alignment, 1, 1 << 30))
+    in_force.change(mk_alignment=_integer_in_range("new_value", new_value, 1, 1 << 30))
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:

@@ -101,12 +101,6 @@ def without_scales(q: tuple[Tensor, None]) -> Tensor:
     return values
 
 
-def no_schedule(schedule_meta: object) -> None:
-    """Refuse a schedule: the kernel makes its own."""
-    if schedule_meta is not None:
-        raise NotImplementedError(f"schedule_meta: expected None, got {type(schedule_meta).__name__}")
-
-
 def queries(q: Tensor, axes: checks.Axes, sizes: checks.Sizes) -> None:
     """Check the type, the shape and the device of queries."""
     checks.fp8("q", checks.tensor("q", q))

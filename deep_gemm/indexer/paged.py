@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ..compat.forms import Request, tells_options_by_type
 from ..core.call import CallPlan, Function, run
+from ..core.check.checks import nothing
 from . import paged_kernel, plan_paged_contexts, reference
 from .check import without_scales
-from .paged_check import PagedLogits, metadata_problem, no_indices, paged_logits_problem
+from .paged_check import PagedLogits, metadata_problem, paged_logits_problem
 
 
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int, indices: None = None) -> Tensor:
@@ -23,7 +24,7 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: 
     >>> get_paged_mqa_logits_metadata(torch.tensor([[1000], [24]], dtype=torch.int32), 64, 2).tolist()
     [[0, 0], [0, 2], [1, 1]]
     """
-    no_indices(indices)
+    nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
     made: Tensor = run(SCHEDULE, (context_lens,), (block_kv, num_sms))
     return made
 
@@ -60,7 +61,7 @@ def fp8_paged_mqa_logits(
     The result is a view of rows that have room for more, so it is not contiguous. Sums have one order, so the bits are
     the same each time.
     """
-    no_indices(indices)
+    nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
     operands = q, kv_cache, weights, context_lens, block_table, schedule_meta
     return run, LOGITS, operands, (max_context_len, clean_logits, torch.float32)
 
@@ -82,7 +83,7 @@ def fp8_fp4_paged_mqa_logits(
 
     The other member would be the scales of FP4 queries, which Hopper does not have.
     """
-    no_indices(indices)
+    nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
     operands = without_scales(q), kv_cache, weights, context_lens, block_table, schedule_meta
     return run, LOGITS, operands, (max_context_len, clean_logits, logits_dtype)
 

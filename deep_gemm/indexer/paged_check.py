@@ -125,12 +125,6 @@ def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Tenso
     return torch.empty((num_sms + 1, 2), dtype=torch.int32, device=context_lens.device)
 
 
-def no_indices(indices: object) -> None:
-    """Refuse indices of sequences, which only Blackwell's kernels take."""
-    if indices is not None:
-        raise NotImplementedError(f"indices: expected None, got {type(indices).__name__}")
-
-
 def block_stride(cache: Tensor) -> int:
     """Bytes from block to block of a cache. One alone has any stride."""
     return cache.stride(0) if cache.shape[0] > 1 else cache.shape[1] * cache.shape[3]

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..compat.forms import Request, tells_options_by_type
 from ..core.call import CallPlan, Function, run
+from ..core.check.checks import nothing
 from . import kernel, reference
-from .check import Keys, MqaLogits, mqa_logits_problem, no_schedule, without_scales
+from .check import Keys, MqaLogits, mqa_logits_problem, without_scales
 
 
 @tells_options_by_type
@@ -49,7 +50,7 @@ def fp8_mqa_logits(
     >>> fp8_mqa_logits(q, (k, torch.ones(3)), torch.full((2, 8), 0.5), start, end).tolist()
     [[128.0, 128.0, -inf], [-inf, 128.0, 128.0]]
     """
-    no_schedule(schedule_meta)
+    nothing("schedule_meta", schedule_meta)  # the kernel makes its own
     said = clean_logits, max_seqlen_k, torch.float32
     return run, LOGITS, (q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end), said
 
@@ -70,7 +71,7 @@ def fp8_fp4_mqa_logits(
 
     The other member would be the scales of FP4 queries, which Hopper does not have.
     """
-    no_schedule(schedule_meta)
+    nothing("schedule_meta", schedule_meta)  # the kernel makes its own
     said = clean_logits, max_seqlen_k, logits_dtype
     return run, LOGITS, (without_scales(q), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end), said
 

@@ -14,7 +14,9 @@ from ..compat.absent import refuse
 from ..core.check.layout import align, ceil_div, get_tma_aligned_size
 from ..testing import bench, bench_kineto, calc_diff
 from . import dist, layout, math
+from .dist import init_dist, uneven_all_gather
 from .layout import (
+    get_col_major_tma_aligned_tensor,
     get_k_alignment_for_contiguous_layout,
     get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_m_alignment_for_contiguous_layout,
@@ -25,7 +27,7 @@ from .layout import (
     set_mk_alignment_for_contiguous_layout,
     transform_sf_into_required_layout,
 )
-from .math import pack_ue8m0_to_int, unpack_ue8m0_from_int
+from .math import ceil_to_ue8m0, pack_ue8m0_to_int, unpack_ue8m0_from_int
 
 __all__ = [
     "align",
@@ -35,7 +37,9 @@ __all__ = [
     "cast_back_from_fp4",
     "cast_back_from_fp8",
     "ceil_div",
+    "ceil_to_ue8m0",
     "dist",
+    "get_col_major_tma_aligned_tensor",
     "get_k_alignment_for_contiguous_layout",
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_m_alignment_for_contiguous_layout",
@@ -44,6 +48,7 @@ __all__ = [
     "get_mn_major_tma_aligned_tensor",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
+    "init_dist",
     "layout",
     "math",
     "pack_ue8m0_to_int",
@@ -55,6 +60,7 @@ __all__ = [
     "set_mk_alignment_for_contiguous_layout",
     "transform_sf_into_required_layout",
     "transpose_packed_fp4",
+    "uneven_all_gather",
     "unpack_ue8m0_from_int",
 ]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from deep_gemm.testing import L2_FLUSH_BYTES
+from deep_gemm.testing.bench import L2_FLUSH_BYTES
 
 WARM_UPS = 3
 # Fills ahead of the first call. If the profiler loses events while it starts, it loses these.

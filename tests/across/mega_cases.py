@@ -82,16 +82,16 @@ def call(
     function(y, l1, l2, buffer, counts, activation_clamp=clamp)
 
 
-def filling(buffer: SM90SymmBuffer, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> dict[str, Any]:
+def filling(buffer: SM90SymmBuffer, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> dict[str, Any]:
     """The arguments of mega_moe_pre_dispatch_sm90."""
     return {
-        "hidden": hidden,
-        "topk_ids": topk_ids,
+        "x": x,
+        "topk_idx": topk_idx,
         "topk_weights": topk_weights,
-        "x": buffer.x,
-        "x_sf": buffer.x_sf,
-        "topk_idx": buffer.topk_idx,
-        "buffer_topk_weights": buffer.topk_weights,
+        "buf_x": buffer.x,
+        "buf_x_sf": buffer.x_sf,
+        "buf_topk_idx": buffer.topk_idx,
+        "buf_topk_weights": buffer.topk_weights,
     }
 
 

@@ -173,7 +173,9 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     node.ranks.run(of_rank)
     of_any_value = torch.ones(node.here, MODEL.hidden, MODEL.inter // 32)
     l1, (values, _) = node.own(0)
-    with pytest.raises(NotImplementedError, match=r"^sfl2: expected UE8M0 beside FP4 where rows go to other GPUs"):
+    with pytest.raises(
+        NotImplementedError, match=r"^sfl2_weights: expected UE8M0 beside FP4 where rows go to other GPUs"
+    ):
         call(torch.empty(1, MODEL.hidden, dtype=torch.bfloat16), l1, (values, of_any_value), node.buffer(0), None, None)
 
 
@@ -282,9 +284,9 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
         ("y: expected memory that does not overlap buffer.x", (columns_of_x, l1, l2), {}),
         ("y: expected memory that does not overlap l1", (of_weight[:5], l1, l2), {}),
         ("y: expected memory that does not overlap l1", (of_weight[-1:], l1, l2), {}),
-        ("l1: expected a pair", (y, l1[0], l2), {}),
-        ("l1: expected a pair", (y, None, l2), {}),
-        ("l2: expected a pair", (y, l1, (*l2, l2)), {}),
+        ("l1_weights: expected a pair", (y, l1[0], l2), {}),
+        ("l1_weights: expected a pair", (y, None, l2), {}),
+        ("l2_weights: expected a pair", (y, l1, (*l2, l2)), {}),
         ("activation_clamp: expected a finite FP32 number", (y, l1, l2), {"activation_clamp": True}),
         ("activation_clamp: expected a number above 0", (y, l1, l2), {"activation_clamp": 0}),
         (r"recipe: expected \(128, 128, 128\)", (y, l1, l2), {"recipe": (1, 128, 128)}),
@@ -310,12 +312,12 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
     misaligned = shared[-shared.data_ptr() % 16 + 8 :][: 5 * y[0].nbytes].view(torch.bfloat16).view(5, -1)
     with pytest.raises(ValueError, match="y: expected an address that is a multiple of 16 bytes"):
         alone.call(misaligned)
-    for name, weights in (("l1", (shifted(l1), l2)), ("l2", (l1, shifted(l2)))):
+    for name, weights in (("l1_weights", (shifted(l1), l2)), ("l2_weights", (l1, shifted(l2)))):
         with pytest.raises(ValueError, match=f"{name}: expected an address that is a multiple of 16 bytes"):
             deep_gemm.fp8_mega_moe(y, *weights, alone.buffer)
     with pytest.raises(ValueError, match="cumulative_local_expert_recv_stats: expected an address"):
         alone.call(y, inside_of_an_element(counts))
-    with pytest.raises(ValueError, match="sfl1: expected an address that is a multiple of 4 bytes"):
+    with pytest.raises(ValueError, match="sfl1_weights: expected an address that is a multiple of 4 bytes"):
         deep_gemm.fp8_mega_moe(y, (l1[0], inside_of_an_element(l1[1])), l2, alone.buffer)
     assert not launched
     alone.checked.clear()
@@ -332,7 +334,7 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
     with pytest.raises(NotImplementedError, match=r"y: expected a tensor that has memory, .* got a FakeTensor"):
         alone.call(of_no_memory)
     faked = FakeTensorMode().from_tensor(l1[0]), l1[1]
-    with pytest.raises(NotImplementedError, match=r"l1: expected a tensor that has memory, .* got a FakeTensor"):
+    with pytest.raises(NotImplementedError, match=r"l1_weights: expected a tensor that has memory, .* a FakeTensor"):
         deep_gemm.fp8_mega_moe(y, faked, l2, alone.buffer)
     calls = alone.buffer.calls
     assert calls is not None
@@ -373,7 +375,7 @@ def test_each_mode_of_torch_is_checked_once_and_gradients_are_refused(
     assert not alone.checked
     alone.l1 = alone.l1[0], alone.l1[1] * 1
     for _ in range(2):
-        with pytest.raises(ValueError, match="sfl1: expected a tensor without a gradient"):
+        with pytest.raises(ValueError, match="sfl1_weights: expected a tensor without a gradient"):
             alone.call(y)
         with torch.no_grad():
             alone.call(y)

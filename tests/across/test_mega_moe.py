@@ -157,15 +157,19 @@ def test_rows_of_gate_and_up_follow_each_other_in_turns_of_8() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda l1, l2: (l1[0], l2), TypeError, "l1: expected a pair (values, scales), got Tensor"),
-        (lambda l1, l2: (l1, (l2[0], None)), TypeError, "sfl2: expected a tensor, got NoneType"),
-        (lambda l1, l2: ((l1[0].float(), l1[1]), l2), ValueError, "l1: expected dtype torch.float8_e4m3fn"),
-        (lambda l1, l2: ((l1[0], l1[1][:, :1]), l2), ValueError, "sfl1: expected shape (groups, ceil(2 intermediate"),
-        (lambda l1, l2: (l1, (l2[0][:5], l2[1][:5])), ValueError, "l2: expected shape (experts here, hidden"),
+        (lambda l1, l2: (l1[0], l2), TypeError, "l1_weights: expected a pair (values, scales), got Tensor"),
+        (lambda l1, l2: (l1, (l2[0], None)), TypeError, "sfl2_weights: expected a tensor, got NoneType"),
+        (lambda l1, l2: ((l1[0].float(), l1[1]), l2), ValueError, "l1_weights: expected dtype torch.float8_e4m3fn"),
+        (
+            lambda l1, l2: ((l1[0], l1[1][:, :1]), l2),
+            ValueError,
+            "sfl1_weights: expected shape (groups, ceil(2 intermediate",
+        ),
+        (lambda l1, l2: (l1, (l2[0][:5], l2[1][:5])), ValueError, "l2_weights: expected shape (experts here, hidden"),
         (
             lambda l1, l2: ((l1[0][:, :128], l1[1][:, :1]), l2),
             ValueError,
-            "l1: expected 2 * intermediate = 256 rows, gate and up, where l2 has depth 128, got 128",
+            "l1_weights: expected 2 * intermediate = 256 rows, gate and up, where l2_weights has depth 128, got 128",
         ),
         (
             lambda l1, l2: ((l1[0][..., :128], l1[1][..., :1]), (l2[0][:, :128], l2[1][:, :1])),
@@ -204,12 +208,13 @@ def test_a_transform_of_fp4_keeps_its_bytes_and_its_input(form: str) -> None:
 def test_each_function_takes_its_own_weights_alone(model: Model) -> None:
     weights, buffer = model.weights(), model.buffer()
     function: Any = deep_gemm.fp8_mega_moe if model.is_fp4 else deep_gemm.fp8_fp4_mega_moe
-    of_other = deep_gemm.transform_weights_for_mega_moe
+    of_other: Callable[..., Any] = deep_gemm.transform_weights_for_mega_moe
     if model.is_fp4:
         of_other = deep_gemm.transform_weights_for_mega_moe_sm90
-    for use in (lambda: of_other(*weights), lambda: function(Y, *weights, buffer)):
-        with pytest.raises(ValueError, match=r"^l1: expected dtype torch\.(float8_e4m3fn|int8)"):
-            use()
+    calls: list[tuple[Any, ...]] = [(of_other, *weights), (function, Y, *weights, buffer)]
+    for call, *given in calls:
+        with pytest.raises(ValueError, match=r"^l1_weights: expected dtype torch\.(float8_e4m3fn|int8)"):
+            call(*given)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +230,9 @@ def test_what_a_buffer_of_the_other_name_cannot_be_is_refused(changed: dict[str,
     assert deep_gemm.get_symm_buffer_for_mega_moe(None, 6, 8, 3, 256, 128, 0, True, "fp8xfp8").x.shape == (128, 256)
     with pytest.raises(NotImplementedError, match=f"^{message}"):
         deep_gemm.get_symm_buffer_for_mega_moe(None, 6, 8, 3, 256, 128, **changed)
+    if changed.keys() <= {"mma_type", "activation"}:
+        with pytest.raises(NotImplementedError, match=f"^{message}"):
+            deep_gemm.transform_weights_for_mega_moe(*FP4.weights(), **changed)
 
 
 def test_keywords_of_later_are_accepted_where_they_change_nothing() -> None:
@@ -353,12 +361,13 @@ def test_no_token_at_all() -> None:
         ({"y": Y[:, :128]}, ValueError, "y: expected shape (tokens, hidden) = (tokens, 256), got (4, 128)"),
         ({"y": Y[:1].expand(129, 256)}, ValueError, "y: expected at most 128 tokens, for which the buffer is, got 129"),
         ({"y": Y[:1].expand(4, 256)}, ValueError, "y: expected rows that do not overlap"),
-        ({"buffer": None}, TypeError, "buffer: expected SM90SymmBuffer, got NoneType"),
-        ({"l1": Y}, TypeError, "l1: expected a pair (values, scales), got Tensor"),
+        ({"sym_buffer": None}, TypeError, "sym_buffer: expected SM90SymmBuffer, got NoneType"),
+        ({"l1_weights": Y}, TypeError, "l1_weights: expected a pair (values, scales), got Tensor"),
         ({"recipe": (1, 128, 128)}, NotImplementedError, "recipe: expected (128, 128, 128), got (1, 128, 128)"),
         ({"recipe": 128}, ValueError, "recipe: expected a tuple of integers, got 128"),
         ({"activation": "relu"}, NotImplementedError, "activation: expected 'swiglu', got 'relu'"),
         ({"activation_clamp": 0.0}, ValueError, "activation_clamp: expected a number above 0, got 0.0"),
+        ({"num_tokens_bound": Y}, NotImplementedError, "num_tokens_bound: expected None, got Tensor"),
         ({"activation_clamp": "1"}, ValueError, "activation_clamp: expected a finite FP32 number"),
         (
             {"cumulative_local_expert_recv_stats": torch.zeros(5, dtype=torch.int32)},
@@ -374,7 +383,7 @@ def test_no_token_at_all() -> None:
 )
 def test_mistakes_say_what_was_expected(changed: dict[str, Any], error: type[Exception], message: str) -> None:
     l1, l2 = deep_gemm.transform_weights_for_mega_moe_sm90(*MODEL.weights())
-    given: dict[str, Any] = {"y": Y, "l1": l1, "l2": l2, "buffer": MODEL.buffer()}
+    given: dict[str, Any] = {"y": Y, "l1_weights": l1, "l2_weights": l2, "sym_buffer": MODEL.buffer()}
     with pytest.raises(error) as found:
         deep_gemm.fp8_mega_moe(**(given | changed))
     assert str(found.value).startswith(message)
@@ -383,7 +392,7 @@ def test_mistakes_say_what_was_expected(changed: dict[str, Any], error: type[Exc
 def test_weights_of_other_sizes_and_experts_that_nobody_has_are_refused_before_anything_is_written() -> None:
     buffer, y = MODEL.buffer(), torch.full_like(Y, 3.0)
     others = deep_gemm.transform_weights_for_mega_moe_sm90(*Model(num_experts=5).weights())
-    with pytest.raises(ValueError, match="l1: expected shape"):
+    with pytest.raises(ValueError, match="l1_weights: expected shape"):
         deep_gemm.fp8_mega_moe(y, *others, buffer)
     weights = deep_gemm.transform_weights_for_mega_moe_sm90(*MODEL.weights())
     buffer.topk_idx[2, 1] = 6
@@ -428,13 +437,21 @@ def test_tokens_are_cast_into_the_buffer_and_its_other_rows_get_no_expert() -> N
         ({"num_tokens": torch.tensor(3)}, ValueError, "num_tokens: expected an integer in 0..4, got tensor(3)"),
         ({"num_tokens": 5}, ValueError, "num_tokens: expected an integer in 0..4, got 5"),
         ({"routed_scaling_factor": torch.ones(1)}, ValueError, "routed_scaling_factor: expected a finite number"),
-        ({"hidden": torch.ones(4, 128)}, ValueError, "hidden: expected a multiple of 256, got 128"),
-        ({"topk_ids": torch.ones(4, 3)}, ValueError, "topk_ids: expected dtype torch.int32 or torch.int64"),
+        ({"x": torch.ones(4, 128)}, ValueError, "hidden: expected a multiple of 256, got 128"),
+        ({"topk_idx": torch.ones(4, 3)}, ValueError, "topk_idx: expected dtype torch.int32 or torch.int64"),
         ({"topk_weights": torch.ones(4, 2)}, ValueError, "topk_weights: expected shape (tokens, topk) = (4, 3)"),
-        ({"x": torch.ones(128, 256)}, ValueError, "x: expected dtype torch.float8_e4m3fn, got torch.float32"),
-        ({"x_sf": torch.ones(128, 3)}, ValueError, "x_sf: expected shape (max_tokens, hidden / 128) = (128, 2)"),
-        ({"x_sf": torch.ones(2, 128).t()}, ValueError, "x_sf: expected a contiguous tensor, got strides (1, 128)"),
-        ({"topk_idx": None}, TypeError, "topk_idx: expected a tensor, got NoneType"),
+        ({"buf_x": torch.ones(128, 256)}, ValueError, "buf_x: expected dtype torch.float8_e4m3fn, got torch.float32"),
+        (
+            {"buf_x_sf": torch.ones(128, 3)},
+            ValueError,
+            "buf_x_sf: expected shape (max_tokens, hidden / 128)",
+        ),
+        (
+            {"buf_x_sf": torch.ones(2, 128).t()},
+            ValueError,
+            "buf_x_sf: expected a contiguous tensor, got strides",
+        ),
+        ({"buf_topk_idx": None}, TypeError, "buf_topk_idx: expected a tensor, got NoneType"),
     ],
 )
 def test_what_does_not_fit_a_buffer_is_refused(changed: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -459,14 +476,14 @@ def test_sizes_may_be_integers_of_numpy() -> None:
 @pytest.mark.parametrize(
     ("name", "target", "change"),
     [
-        ("hidden", "x", lambda b: b.x.view(torch.bfloat16).view(-1)[: 4 * 256].view(4, 256)),
-        ("hidden", "topk_idx", lambda b: b.topk_idx.view(torch.bfloat16).view(-1)[: 4 * 256].view(4, 256)),
-        ("topk_ids", "topk_idx", lambda b: b.topk_idx[1:5]),
-        ("topk_ids", "topk_idx", lambda b: b.topk_idx.view(torch.int32).view(-1)[:12].view(4, 3)),
-        ("topk_weights", "topk_weights of the buffer", lambda b: b.topk_weights[1:5]),
-        ("topk_weights", "x_sf", lambda b: b.x_sf.view(-1)[:12].view(4, 3)),
-        ("topk_weights", "topk_idx", lambda b: b.topk_idx.view(torch.float32).view(-1)[:12].view(4, 3)),
-        ("x_sf", "topk_weights of the buffer", None),
+        ("x", "buf_x", lambda b: b.x.view(torch.bfloat16).view(-1)[: 4 * 256].view(4, 256)),
+        ("x", "buf_topk_idx", lambda b: b.topk_idx.view(torch.bfloat16).view(-1)[: 4 * 256].view(4, 256)),
+        ("topk_idx", "buf_topk_idx", lambda b: b.topk_idx[1:5]),
+        ("topk_idx", "buf_topk_idx", lambda b: b.topk_idx.view(torch.int32).view(-1)[:12].view(4, 3)),
+        ("topk_weights", "buf_topk_weights", lambda b: b.topk_weights[1:5]),
+        ("topk_weights", "buf_x_sf", lambda b: b.x_sf.view(-1)[:12].view(4, 3)),
+        ("topk_weights", "buf_topk_idx", lambda b: b.topk_idx.view(torch.float32).view(-1)[:12].view(4, 3)),
+        ("buf_x_sf", "buf_topk_weights", None),
     ],
 )
 def test_what_overlaps_the_buffer_is_refused_before_anything_is_written(name: str, target: str, change: Any) -> None:
@@ -477,7 +494,7 @@ def test_what_overlaps_the_buffer_is_refused_before_anything_is_written(name: st
     before = [each.clone() for each in tensors]
     given = filling(buffer, torch.ones(4, 256), torch.zeros(4, 3, dtype=torch.int64), torch.ones(4, 3))
     room = torch.ones(128 * 3)
-    both = {"x_sf": room[:256].view(128, 2), "buffer_topk_weights": room.view(128, 3)}
+    both = {"buf_x_sf": room[:256].view(128, 2), "buf_topk_weights": room.view(128, 3)}
     given |= both if change is None else {name: change(buffer)}
     with pytest.raises(ValueError) as found:
         deep_gemm.mega_moe_pre_dispatch_sm90(**given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -41,7 +42,10 @@ def products() -> dict[str, tuple[Callable[[], object], str]]:
 @pytest.mark.parametrize("name", ["dense", "few rows", "contiguous", "masked", "weight gradient", "along k"])
 def test_a_product_is_one_kernel_to_a_profiler(name: str) -> None:
     call, text = products()[name]
+    begun: list[int] = []
     for searched in (text, "gemm_"):  # raises if there are several in a call
-        time = bench_kineto(call, searched, num_tests=5, suppress_kineto_output=True)
+        barrier = partial(begun.append, 1)
+        time = bench_kineto(call, searched, num_tests=5, suppress_kineto_output=True, barrier=barrier)
         assert isinstance(time, float)
         assert 0 < time < 1e-2
+    assert len(begun) == 2 * 5

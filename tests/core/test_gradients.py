@@ -100,7 +100,7 @@ OPERANDS: list[tuple[str, Callable[[Pass], Any]]] = [
         "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor sf",
         lambda t: deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(t(SX), None, [K * M], 128, 128),
     ),
-    ("mega_moe_pre_dispatch_sm90 hidden", lambda t: fill(t, "hidden")),
+    ("mega_moe_pre_dispatch_sm90 x", lambda t: fill(t, "x")),
     ("mega_moe_pre_dispatch_sm90 topk_weights", lambda t: fill(t, "topk_weights")),
 ]
 """A function, the argument that it refuses, and a call of it."""
@@ -166,6 +166,8 @@ OUTPUTS: list[tuple[str, Callable[[Pass], Any]]] = [
     ),
     ("einsum d", lambda t: deep_gemm.einsum("bmk,bnk->mn", bf16(2, M, K), bf16(2, N, K), t(bf16(M, N)))),
     ("einsum d", lambda t: deep_gemm.einsum("bhr,hdr->bhd", bf16(M, 2, K), bf16(2, N, K), t(bf16(M, 2, N)))),
+    ("batched_syrk d", lambda t: deep_gemm.batched_syrk(bf16(2, N, K), t(bf16(2, N, N)))),
+    ("batched_symm d", lambda t: deep_gemm.batched_symm(bf16(2, N, N), bf16(2, N, N), t(bf16(2, N, N)))),
     ("fp8_einsum d", lambda t: deep_gemm.fp8_einsum("bhr,hdr->bhd", *HEADS, t(bf16(M, 2, N)))),
     (
         "fp8_gemm_nt_skip_head_mid d",
@@ -186,7 +188,7 @@ OUTPUTS: list[tuple[str, Callable[[Pass], Any]]] = [
     ("gather_weighted out", lambda t: deep_gemm.gather_weighted(X, ROWS, P, out=t(bf16(M, K)))),
     ("fp8_mega_moe y", mega),
     ("fp8_fp4_mega_moe y", mega_fp4),
-    ("mega_moe_pre_dispatch_sm90 x_sf", lambda t: fill(t, "x_sf")),
+    ("mega_moe_pre_dispatch_sm90 buf_x_sf", lambda t: fill(t, "buf_x_sf")),
 ]
 """A function, the output that it refuses, and a call of it."""
 
@@ -287,7 +289,7 @@ TYPES = "Tensor", "Operand"
 WITHOUT_ONE = """
     align bench bench_kineto calc_diff ceil_div cell_div expert_rows explain get_paged_mqa_logits_metadata
     transform_weights_for_mega_moe transform_weights_for_mega_moe_sm90 transpose_packed_fp4 unpack_ue8m0_from_int
-    cast_back_from_fp4
+    cast_back_from_fp4 ceil_to_ue8m0 uneven_all_gather
     fp8_mqa_logits fp8_fp4_mqa_logits fp8_paged_mqa_logits fp8_fp4_paged_mqa_logits
 """
 """The functions of nothing that is trained, those whose gradient is torch's, and logits (test_indexer.py)."""

@@ -68,8 +68,8 @@ def test_tma_aligned_size_is_the_next_multiple_of_16_bytes(x: int, element_size:
     [
         (33, 0, "element_size: expected an integer in 1..2147483647, got 0"),
         (33, 4.0, "element_size: expected an integer in 1..2147483647, got 4.0"),
-        (-1, 4, "x: expected an integer in 0..2147483647, got -1"),
-        ("x", 4, "x: expected an integer in 0..2147483647, got 'x'"),
+        (-1, 4, "mn: expected an integer in 0..2147483647, got -1"),
+        ("x", 4, "mn: expected an integer in 0..2147483647, got 'x'"),
     ],
 )
 def test_a_size_that_is_no_integer_is_refused(x: Any, element_size: Any, message: str) -> None:

@@ -166,12 +166,12 @@ def test_settings_kept_for_callers_are_accepted_and_refuse_nonsense() -> None:
     with pytest.raises(ValueError, match=r"^ignore: expected True or False, got 1$"):
         deep_gemm.set_ignore_compile_dims(1)  # type: ignore[arg-type]
     for nonsense in (0, "x", (64, 0)):
-        with pytest.raises(ValueError, match=r"^multiple: expected an integer in 1\.\."):
+        with pytest.raises(ValueError, match=r"^value: expected an integer in 1\.\."):
             deep_gemm.set_block_size_multiple_of(nonsense)  # type: ignore[arg-type]
     for number in ((), (1,), (1, 2, 3)):
         with pytest.raises(ValueError) as caught:
             deep_gemm.set_block_size_multiple_of(number)  # type: ignore[arg-type]
-        assert str(caught.value) == f"multiple: expected an integer or a pair of integers, got {number}"
+        assert str(caught.value) == f"value: expected an integer or a pair of integers, got {number}"
 
 
 @pytest.mark.parametrize("expected_m", ["x", -1, 1.5, True, torch.tensor(3)])

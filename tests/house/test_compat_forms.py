@@ -170,6 +170,11 @@ PRODUCTS_OF_2025 = [
     "wgrad_gemm_fp8_fp8_fp32_nt",
 ]
 
+ACROSS_RANKS = ["init_dist", "uneven_all_gather"]
+BENCH = ["bench", "bench_kineto", "empty_suppress", "suppress_stdout_stderr"]
+NUMERIC = ["assert_bitwise_equal", "calc_diff", "count_bytes"]
+TEST_UTILS = ["get_arch_major", "ignore_env", "test_filter"]
+
 MODULES = {
     "deep_gemm": [
         *ALIASES.keys(),
@@ -189,8 +194,17 @@ MODULES = {
         *PACKED_NAMES,
         *OTHER_CASTS,
         *ALIGNMENTS,
+        *ACROSS_RANKS,
+        "batched_symm",
+        "batched_syrk",
+        "ceil_to_ue8m0",
+        "get_symm_buffer_for_mega_moe",
+        "mega_moe_pre_dispatch_sm90",
+        "shutdown",
     ],
     "deep_gemm.utils": [
+        *ACROSS_RANKS,
+        *LAYOUT_NAMES,
         *CAST_NAMES,
         *OTHER_CASTS,
         *PACKED_NAMES,
@@ -200,23 +214,15 @@ MODULES = {
         "bench_kineto",
         "calc_diff",
         "ceil_div",
-        "get_mn_major_tma_aligned_tensor",
-        "get_tma_aligned_size",
-        "transform_sf_into_required_layout",
+        "ceil_to_ue8m0",
     ],
-    "deep_gemm.utils.dist": ["dist_print", "init_dist", "uneven_all_gather"],
+    "deep_gemm.utils.dist": ["dist_print", *ACROSS_RANKS],
     "deep_gemm.utils.layout": [*LAYOUT_NAMES, *PACKED_NAMES, *ALIGNMENTS],
     "deep_gemm.utils.math": [*CAST_NAMES, *OTHER_CASTS, "align", "ceil_div", "ceil_to_ue8m0"],
-    "deep_gemm.testing": [
-        "assert_bitwise_equal",
-        "test_filter",
-        "bench",
-        "bench_kineto",
-        "calc_diff",
-        "count_bytes",
-        "get_arch_major",
-        "ignore_env",
-    ],
+    "deep_gemm.testing": [*BENCH, *NUMERIC, *TEST_UTILS],
+    "deep_gemm.testing.bench": BENCH,
+    "deep_gemm.testing.numeric": NUMERIC,
+    "deep_gemm.testing.utils": TEST_UTILS,
     "deep_gemm.jit_kernels": PRODUCTS_OF_2025,
     "deep_gemm.jit_kernels.utils": [
         "ceil_div",
@@ -250,6 +256,40 @@ def test_a_star_import_gives_exactly_the_names_that_a_module_lists(module: str) 
         assert names.keys() - {"__builtins__"} == set(listed)
         assert len(listed) == len(set(listed))
     assert set(MODULES[module]) <= names.keys()
+
+
+def test_every_product_takes_an_epilogue_of_none_alone() -> None:
+    public = {name: getattr(deep_gemm, name) for name in deep_gemm.__all__}
+    parameters = {name: inspect.signature(each).parameters for name, each in public.items() if inspect.isfunction(each)}
+    takes = {name for name, its in parameters.items() if "epilogue" in its}
+    assert takes == {name for name, its in parameters.items() if "compiled_dims" in its} - {
+        "fp8_gemm_nt_skip_head_mid"
+    } | {"einsum", "fp8_einsum"}
+    for name in takes:
+        a, b = (X, SX), (Y, SY)
+        given = ("bhr,hdr->bhd", a, b) if "einsum" in name else (a, b)
+        with pytest.raises(NotImplementedError, match=r"^epilogue: expected None, got 3$"):
+            public[name](*given, epilogue=3)
+
+
+def test_arguments_go_by_names_of_other_eras() -> None:
+    deep_gemm: Any = importlib.import_module("deep_gemm")  # checkers see today's names
+    packed = torch.tensor([[0x7F7F7F7F]], dtype=torch.int32)
+    assert deep_gemm.unpack_ue8m0_from_int(packed_sf=packed).tolist() == [[1.0] * 4]
+    pairs = torch.tensor([[0x21], [0x43]], dtype=torch.int8)
+    assert torch.equal(deep_gemm.transpose_packed_fp4(a=pairs), deep_gemm.transpose_packed_fp4(pairs))
+    values, scales = deep_gemm.per_token_cast_to_fp8(torch.ones(2, 128))
+    assert deep_gemm.cast_back_from_fp8(x_fp8=values, sf=scales).eq(1).all()
+    one = torch.ones(16, 8).bfloat16()
+    assert deep_gemm.k_grouped_bf16_gemm_tn_contiguous(one, one, ks=[16]).eq(16).all()
+    of_words = deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
+    assert of_words(torch.ones(1, 8), None, ks=[128], gran_k=128, k_alignment=128).eq(0x7F).all()
+    with pytest.raises(NotImplementedError, match=r"^use_padded_sf_layout: expected False, got True$"):
+        of_words(torch.ones(1, 8), None, [128], 128, 128, use_padded_sf_layout=True)
+    with pytest.raises(NotImplementedError, match=r"^use_padded_sf_layout: expected False, got True$"):
+        deep_gemm.k_grouped_fp8_gemm_nt_contiguous((X, SX), (Y, SY), use_padded_sf_layout=True)
+    with pytest.raises(ValueError, match=r"^ks_cpu: given twice in a call of k_grouped_bf16_gemm_tn_contiguous"):
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(one, one, None, [16], ks=[16])
 
 
 # Names that are absent

@@ -23,7 +23,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import deep_gemm
-from deep_gemm import testing
 from deep_gemm.casts import fp4, fp8, rules, scales
 from deep_gemm.cli import demo
 from deep_gemm.core.check import layout
@@ -34,6 +33,7 @@ from deep_gemm.gemm.rows import api as grouped
 from deep_gemm.gemm.skip import api as skip_head_mid
 from deep_gemm.moe import activation, routing
 from deep_gemm.moe import api as layers
+from deep_gemm.testing import numeric
 from lab import releases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ EXAMPLES = {"torch": torch, **{name: getattr(deep_gemm, name) for name in deep_g
 
 
 @pytest.mark.parametrize(
-    "module", [dense, grouped, *OF_BF16, layout, scales, skip_head_mid, testing, *OF_CASTS, *OF_LAYERS]
+    "module", [dense, grouped, *OF_BF16, layout, scales, skip_head_mid, numeric, *OF_CASTS, *OF_LAYERS]
 )
 def test_examples_in_docstrings_run(module: ModuleType) -> None:
     names = {**EXAMPLES, **vars(module)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
@@ -23,6 +24,8 @@ from deep_gemm.testing import (
     get_arch_major,
     ignore_env,
 )
+
+timing = importlib.import_module("deep_gemm.testing.bench")  # the name is a function's too
 
 VARIABLE = "DEEP_GEMM_TEST_OF_IGNORE_ENV"
 
@@ -166,7 +169,13 @@ def test_timing_says_that_it_needs_a_gpu_and_runs_nothing(name: str, measure: Ca
 
 
 def test_timing_takes_the_arguments_that_callers_pass() -> None:
-    arguments = {"num_tests": 4, "suppress_kineto_output": True, "trace_path": None, "flush_l2": False}
+    arguments = {
+        "num_tests": 4,
+        "suppress_kineto_output": True,
+        "trace_path": None,
+        "flush_l2": False,
+        "barrier": print,
+    }
     inspect.signature(bench_kineto).bind(print, ("gemm_", "other"), **arguments, with_multiple_kernels=True)
     inspect.signature(bench).bind(print, num_warmups=1, num_tests=2, high_precision=True)
 
@@ -178,34 +187,34 @@ GEMM, DECODE, OTHER = ("fp8_gemm_dense", 30, 600.0), ("void fp8_gemm_decode<1>()
 
 def test_time_is_that_of_the_kernels_whose_names_contain_the_text() -> None:
     events = [OTHER, GEMM]
-    assert testing._mean_time("fp8_gemm", events, 30, False) == pytest.approx(20e-6)
-    assert testing._mean_time("gemm_", events, 30, False) == pytest.approx(20e-6)
+    assert timing._mean_time("fp8_gemm", events, 30, False) == pytest.approx(20e-6)
+    assert timing._mean_time("gemm_", events, 30, False) == pytest.approx(20e-6)
 
 
 def test_several_kernels_a_call_need_permission_and_add_up() -> None:
     events = [GEMM, DECODE, OTHER]
     with pytest.raises(ValueError, match="kernel_names: 'gemm_' matches more than one kernel a call") as caught:
-        testing._mean_time("gemm_", events, 30, False)
+        timing._mean_time("gemm_", events, 30, False)
     assert "fp8_gemm_dense x 30, void fp8_gemm_decode<1>() x 30" in str(caught.value)
     assert "fill" not in str(caught.value)
-    assert testing._mean_time("gemm_", events, 30, True) == pytest.approx(30e-6)
+    assert timing._mean_time("gemm_", events, 30, True) == pytest.approx(30e-6)
     with pytest.raises(ValueError, match="fill x 60"):
-        testing._mean_time("fill", events, 30, False)
-    assert testing._mean_time("fill", events, 30, True) == pytest.approx(3e-6)
+        timing._mean_time("fill", events, 30, False)
+    assert timing._mean_time("fill", events, 30, True) == pytest.approx(3e-6)
 
 
 def test_calls_that_take_either_of_two_kernels_are_one_kernel_a_call() -> None:
     events = [("fp8_gemm_dense", 10, 100.0), ("fp8_gemm_decode", 20, 100.0)]
-    assert testing._mean_time("fp8_gemm", events, 30, False) == pytest.approx(200e-6 / 30)
+    assert timing._mean_time("fp8_gemm", events, 30, False) == pytest.approx(200e-6 / 30)
 
 
 def test_a_text_that_no_name_contains_takes_no_time() -> None:
-    assert testing._mean_time("bf16_gemm", [GEMM, OTHER], 30, False) == 0
-    assert testing._mean_time("fp8_gemm", [], 30, False) == 0
+    assert timing._mean_time("bf16_gemm", [GEMM, OTHER], 30, False) == 0
+    assert timing._mean_time("fp8_gemm", [], 30, False) == 0
 
 
 def test_what_native_code_prints_is_silenced_and_then_heard_again(capfd: pytest.CaptureFixture[str]) -> None:
-    with testing._stderr_and_stdout_closed():
+    with testing.suppress_stdout_stderr(), testing.empty_suppress():
         os.write(1, b"hidden")
         os.write(2, b"hidden")
     os.write(1, b"out")

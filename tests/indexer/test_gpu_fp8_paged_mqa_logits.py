@@ -72,6 +72,18 @@ def test_context_0_and_no_sequences() -> None:
     assert empty.shape == (0, 70)
 
 
+@pytest.mark.parametrize("next_n", [1, 2, 3, 4])
+@pytest.mark.parametrize("sequences", [32, 64, 96, 128])
+def test_whole_batches_without_keys_and_with_one_each(sequences: int, next_n: int) -> None:
+    shares = sms() // 2 if next_n == 4 else sms()
+    for length in (0, 1):
+        lengths = torch.full((sequences, next_n), length, dtype=torch.int32)
+        expected = torch.empty(shares + 1, 2, dtype=torch.int32)
+        schedule(lengths, expected)
+        assert torch.equal(deep_gemm.get_paged_mqa_logits_metadata(lengths.cuda(), 64, shares).cpu(), expected)
+        check(problem(lengths.tolist(), next_n, columns=300, shares=shares, device="cuda"))
+
+
 @pytest.mark.parametrize("sequences", [0, 1, 256, 4096])
 @pytest.mark.parametrize("next_n", [1, 3])
 def test_schedules(sequences: int, next_n: int) -> None:

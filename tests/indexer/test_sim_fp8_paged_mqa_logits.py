@@ -116,6 +116,17 @@ def test_schedules(shares: int, sequences: int, next_n: int) -> None:
     plan_paged_contexts.check(compiled(PLANNER, CONFIG), lengths, shares)
 
 
-def test_schedules_without_keys() -> None:
-    lengths = torch.zeros(9, 2, dtype=torch.int32)
-    assert not plan_paged_contexts.check(compiled(PLANNER, CONFIG), lengths, 132).any()
+@pytest.mark.parametrize("next_n", [1, 2, 3, 4])
+@pytest.mark.parametrize("sequences", [9, 32, 64, 96, 128])
+def test_schedules_without_keys(sequences: int, next_n: int) -> None:
+    lengths = torch.zeros(sequences, next_n, dtype=torch.int32)
+    for shares in (132, 66):
+        assert not plan_paged_contexts.check(compiled(PLANNER, CONFIG), lengths, shares).any()
+
+
+@pytest.mark.parametrize("next_n", [1, 4])
+@pytest.mark.parametrize("sequences", [32, 64, 96, 128])
+def test_whole_batches_without_keys_and_with_one_each(sequences: int, next_n: int) -> None:
+    """No page is read where there is no key, and no logit is written."""
+    for length in (0, 1):
+        check(problem([[length] * next_n] * sequences, next_n, 16, 32, columns=70, shares=3), num_sms=3)

@@ -251,6 +251,13 @@ def apart(name: str, x: Tensor) -> None:
 # Output
 
 
+def nothing(name: str, value: object, hint: str = "", expected: object = None) -> None:
+    """Refuse a keyword of other GPUs or of later years, unless it asks for nothing."""
+    if value is not expected:
+        got = type(value).__name__ if isinstance(value, Tensor) else repr(value)
+        raise NotImplementedError(f"{name}: expected {expected}, got {got}{hint}")
+
+
 def outputs(
     inputs: dict[str, Tensor],
     d: Tensor | None,

@@ -45,14 +45,14 @@ def align(x: int, y: int) -> int:
     return ceil_div(x, y) * y
 
 
-def get_tma_aligned_size(x: int, element_size: int) -> int:
-    """Get `x` elements rounded up to a row pitch that TMA accepts, a multiple of 16 bytes.
+def get_tma_aligned_size(mn: int, element_size: int) -> int:
+    """Get `mn` elements rounded up to a row pitch that TMA accepts, a multiple of 16 bytes.
 
     >>> get_tma_aligned_size(33, 4)
     36
     """
-    x, element_size = integer_in_range("x", x, 0), integer_in_range("element_size", element_size, 1)
-    return align(x, ADDRESS_ALIGNMENT // gcd(element_size, ADDRESS_ALIGNMENT))
+    mn, element_size = integer_in_range("mn", mn, 0), integer_in_range("element_size", element_size, 1)
+    return align(mn, ADDRESS_ALIGNMENT // gcd(element_size, ADDRESS_ALIGNMENT))
 
 
 def byte_span(x: Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...core.call import Key
+from ...core.check.checks import nothing
 from ..product import Product, run
 from . import launch as bf16
 from . import reference
@@ -20,6 +21,7 @@ def bf16_gemm_nt(
     compiled_dims: str = "nk",
     *,
     alpha: None = None,
+    epilogue: None = None,
 ) -> Tensor | None:
     """Compute D = C + A @ B.T of BF16 matrices, summed in FP32 and rounded once.
 
@@ -30,12 +32,12 @@ def bf16_gemm_nt(
     - `c`: added in FP32; of D's shape and type, D itself or disjoint from it.
 
     On a GPU a row's bits depend on its row of A, on B and on its row of C alone, whatever m is. `compiled_dims` is
-    accepted and changes no result; `alpha` is accepted as None.
+    accepted and changes no result; `alpha` and `epilogue` are accepted as None.
 
     >>> bf16_gemm_nt(torch.ones(2, 16).bfloat16(), torch.ones(8, 16).bfloat16())[0, 0].item()
     16.0
     """
-    return _run("nt", a, b, d, c, alpha)
+    return _run("nt", a, b, d, c, alpha, epilogue)
 
 
 def bf16_gemm_nn(
@@ -46,13 +48,14 @@ def bf16_gemm_nn(
     compiled_dims: str = "nk",
     *,
     alpha: None = None,
+    epilogue: None = None,
 ) -> Tensor | None:
     """Compute `bf16_gemm_nt` with B given as `[k, n]`.
 
     >>> bf16_gemm_nn(torch.ones(2, 16).bfloat16(), torch.ones(16, 8).bfloat16())[0, 0].item()
     16.0
     """
-    return _run("nn", a, b, d, c, alpha)
+    return _run("nn", a, b, d, c, alpha, epilogue)
 
 
 def bf16_gemm_tn(
@@ -63,13 +66,14 @@ def bf16_gemm_tn(
     compiled_dims: str = "mn",
     *,
     alpha: None = None,
+    epilogue: None = None,
 ) -> Tensor | None:
     """Compute `bf16_gemm_nt` with A given as `[k, m]` and B as `[k, n]`.
 
     >>> bf16_gemm_tn(torch.ones(16, 8).bfloat16(), torch.ones(16, 8).bfloat16())[0, 0].item()
     16.0
     """
-    return _run("tn", a, b, d, c, alpha)
+    return _run("tn", a, b, d, c, alpha, epilogue)
 
 
 def bf16_gemm_tt(
@@ -80,18 +84,22 @@ def bf16_gemm_tt(
     compiled_dims: str = "mn",
     *,
     alpha: None = None,
+    epilogue: None = None,
 ) -> Tensor | None:
     """Compute `bf16_gemm_nt` with A given as `[k, m]`.
 
     >>> bf16_gemm_tt(torch.ones(16, 8).bfloat16(), torch.ones(8, 16).bfloat16())[0, 0].item()
     16.0
     """
-    return _run("tt", a, b, d, c, alpha)
+    return _run("tt", a, b, d, c, alpha, epilogue)
 
 
-def _run(major: str, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, alpha: object) -> Tensor | None:
-    if alpha is not None:
-        raise NotImplementedError(f"alpha: expected None, got {alpha!r}; multiply a, b or d with it instead")
+def _run(
+    major: str, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, alpha: object, epilogue: object
+) -> Tensor | None:
+    if alpha is not None or epilogue is not None:
+        nothing("alpha", alpha, "; multiply a, b or d with it instead")
+        nothing("epilogue", epilogue)
     return run(DENSE[major], a, b, d, c)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ...compat.forms import accepts_names
 from ...core.check import checks
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ..product import Product, run
@@ -23,6 +24,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
     expected_m_for_psum_layout: int | None = None,
+    epilogue: None = None,
 ) -> Tensor | None:
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
 
@@ -32,13 +34,16 @@ def m_grouped_bf16_gemm_nt_contiguous(
       `[groups]`, where each group's rows end. Groups are of any size, and need no padding; what
       `m_grouped_fp8_gemm_nt_contiguous` says of both forms and of rows without a group holds here.
 
-    Where `d` is left out the product has gradients: of `a`, and of `b` in the type of `b`.
+    Where `d` is left out the product has gradients: of `a`, and of `b` in the type of `b`. `epilogue` is accepted as
+    None.
 
     >>> layout = torch.tensor([0, 1, -1], dtype=torch.int32)
     >>> a, b = torch.ones(3, 16).bfloat16(), torch.ones(2, 8, 16).bfloat16()
     >>> m_grouped_bf16_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
     [16.0, 16.0, 0.0]
     """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     return run(CONTIGUOUS["nt"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
 
 
@@ -50,6 +55,7 @@ def m_grouped_bf16_gemm_nn_contiguous(
     compiled_dims: str = "nk",
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
+    epilogue: None = None,
 ) -> Tensor | None:
     """Compute `m_grouped_bf16_gemm_nt_contiguous` with B `[groups, k, n]`.
 
@@ -57,6 +63,8 @@ def m_grouped_bf16_gemm_nn_contiguous(
     >>> m_grouped_bf16_gemm_nn_contiguous(a, b, grouped_layout=torch.zeros(2, dtype=torch.int32))[0, 0].item()
     16.0
     """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     return run(CONTIGUOUS["nn"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
 
 
@@ -67,6 +75,7 @@ def m_grouped_bf16_gemm_nt_masked(
     masked_m: Tensor | None = None,
     expected_m: int | None = None,
     compiled_dims: str = "nk",
+    epilogue: None = None,
 ) -> Tensor | None:
     """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
 
@@ -77,12 +86,15 @@ def m_grouped_bf16_gemm_nt_masked(
     >>> m_grouped_bf16_gemm_nt_masked(a, b, masked_m=torch.tensor([3, 1], dtype=torch.int32))[:, 0, 0].tolist()
     [16.0, 16.0]
     """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     return run(MASKED, a, b, d, masked_m, (expected_m,))
 
 
 bf16_m_grouped_gemm_nt_masked = m_grouped_bf16_gemm_nt_masked
 
 
+@accepts_names(ks="ks_cpu")
 def k_grouped_bf16_gemm_tn_contiguous(
     a: Tensor,
     b: Tensor,
@@ -92,6 +104,7 @@ def k_grouped_bf16_gemm_tn_contiguous(
     c: Tensor | None = None,
     compiled_dims: str = "mn",
     use_psum_layout: bool = False,
+    epilogue: None = None,
 ) -> Tensor | None:
     """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g.T @ b_g`.
 
@@ -108,6 +121,8 @@ def k_grouped_bf16_gemm_tn_contiguous(
     >>> k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=[16, 0, 8])[:, 0, 0].tolist()
     [16.0, 0.0, 8.0]
     """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     ks = None if ks_cpu is None else checks.integers("ks_cpu", ks_cpu)
     return run(DEPTHS, a, b, d, c, (ks, use_psum_layout), grouped_layout)
 

@@ -14,7 +14,7 @@ from ...core.check.tracing import is_dispatched
 from .. import reference
 from ..product import Product, call_operator, run
 from . import launch as dense
-from .check import DenseProblem, check_ordinary_matrices, dense_problem, no_alpha
+from .check import DenseProblem, check_ordinary_matrices, dense_problem, no_epilogue
 
 
 @accepts_every_form()
@@ -30,6 +30,7 @@ def fp8_gemm_nt(
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
     alpha: None = None,
+    epilogue: None = None,
 ) -> Request:
     """Compute D = C + A @ B.T with FP8 operands and FP32 scales.
 
@@ -44,9 +45,9 @@ def fp8_gemm_nt(
 
     k is a multiple of 16, n of 8 (BF16 output) or 4 (FP32); addresses are multiples of 16 bytes. `recipe_a` and
     `recipe_b` state a recipe side by side. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result:
-    FP32 scales are never rounded. `alpha` is accepted as None: scales hold any factor already. There is no gradient:
-    `deep_gemm.nn` has layers that have one, and operands that were computed from what requires one are refused in grad
-    mode.
+    FP32 scales are never rounded. `alpha` and `epilogue` are accepted as None: scales hold any factor already. There is
+    no gradient: `deep_gemm.nn` has layers that have one, and operands that were computed from what requires one are
+    refused in grad mode.
 
     >>> x, w = torch.randn(4, 256), torch.randn(128, 256)
     >>> a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
@@ -54,8 +55,8 @@ def fp8_gemm_nt(
     >>> y.shape, y.dtype, bool(calc_diff(y, x @ w.t()) < 1e-2)
     (torch.Size([4, 128]), torch.bfloat16, True)
     """
-    if alpha is not None:
-        no_alpha(alpha)
+    if alpha is not None or epilogue is not None:
+        no_epilogue(alpha, epilogue)
     return run, NT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -72,6 +73,7 @@ def fp8_gemm_nn(
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
     alpha: None = None,
+    epilogue: None = None,
 ) -> Request:
     """Compute `fp8_gemm_nt` with B given as `[k, n]` and its scales as `[ceil(k / 128), ceil(n / 128)]`.
 
@@ -81,8 +83,8 @@ def fp8_gemm_nn(
     >>> fp8_gemm_nn(a, (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    if alpha is not None:
-        no_alpha(alpha)
+    if alpha is not None or epilogue is not None:
+        no_epilogue(alpha, epilogue)
     return run, NN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -99,6 +101,7 @@ def fp8_gemm_tn(
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
     alpha: None = None,
+    epilogue: None = None,
 ) -> Request:
     """Compute `fp8_gemm_nt` with A given as `[k, m]`, B as `[k, n]`, and the scales of both transposed likewise.
 
@@ -106,8 +109,8 @@ def fp8_gemm_tn(
     >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    if alpha is not None:
-        no_alpha(alpha)
+    if alpha is not None or epilogue is not None:
+        no_epilogue(alpha, epilogue)
     return run, TN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -124,6 +127,7 @@ def fp8_gemm_tt(
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
     alpha: None = None,
+    epilogue: None = None,
 ) -> Request:
     """Compute `fp8_gemm_nt` with A given as `[k, m]` and its scales as `[ceil(k / 128), m]`.
 
@@ -131,8 +135,8 @@ def fp8_gemm_tt(
     >>> fp8_gemm_tt((x.t(), sx.t()), b)[0, 0].item()
     128.0
     """
-    if alpha is not None:
-        no_alpha(alpha)
+    if alpha is not None or epilogue is not None:
+        no_epilogue(alpha, epilogue)
     return run, TT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 

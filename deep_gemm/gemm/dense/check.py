@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,9 +72,10 @@ def _packed_problem(
     return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], MX, of_a)
 
 
-def no_alpha(alpha: object) -> NoReturn:
-    """Refuse a factor of the whole product, which no kernel for Hopper has."""
-    raise NotImplementedError(f"alpha: expected None, got {alpha!r}; multiply the scales of a or b with it instead")
+def no_epilogue(alpha: object, epilogue: object) -> None:
+    """Refuse a factor of the whole product, and whatever else would be done to it, which no kernel for Hopper does."""
+    checks.nothing("alpha", alpha, "; multiply the scales of a or b with it instead")
+    checks.nothing("epilogue", epilogue)
 
 
 def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:

@@ -26,6 +26,7 @@ def fp8_einsum(
     d: Tensor | None = None,
     c: Tensor | None = None,
     recipe: Recipe = RECIPE_1D2D,
+    epilogue: None = None,
 ) -> Tensor | None:
     """Multiply what each head has, FP8 with FP32 scales: b tokens, h heads, vectors of d and of r numbers.
 
@@ -43,13 +44,15 @@ def fp8_einsum(
     Values lie contiguous along their last dimension, in any strides else that 16 bytes divide: a part of a wider tensor
     will do. So will scales of any strides; those of a token and head lie as a kernel loads them if the tokens' are
     contiguous: `get_mn_major_tma_aligned_tensor(scales.transpose(0, 1)).transpose(0, 1)`. Where `d` is given the
-    function returns None; where it is left out the function makes it and returns it.
+    function returns None; where it is left out the function makes it and returns it. `epilogue` is accepted as None.
 
     >>> a = per_token_cast_to_fp8(torch.ones(3, 2, 256))
     >>> w = per_block_cast_to_fp8(torch.ones(2, 128, 256))
     >>> fp8_einsum("bhr,hdr->bhd", a, w)[:, 0, 0].tolist()
     [256.0, 256.0, 256.0]
     """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
     expr = expression(expr)
     if is_dispatched(a[0]) if isinstance(a, tuple | list) and a else False:
         return _as_operator(expr, a, b, d, c, recipe)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...compat.forms import Request, accepts_every_form
-from ...core.check.checks import Operand, tensor
+from ...core.check.checks import Operand, nothing, tensor
 from ...core.check.depths import depths_of_ends
 from ...core.check.layout import Recipe
 from ...core.check.recipes import NO_RECIPES, PER_64, Recipes, whole_recipe
@@ -35,6 +35,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     expected_m_for_psum_layout: int | None = None,
     ensure_zero_padding: bool = True,
     num_groups: int | None = None,
+    epilogue: None = None,
 ) -> Request:
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
 
@@ -56,6 +57,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
     >>> m_grouped_fp8_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
     [128.0, 128.0, 0.0]
     """
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
     zero_padding = ensure_zero_padding or not use_psum_layout
     said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
     return run, CONTIGUOUS_NT, a, b, d, grouped_layout, said
@@ -77,6 +80,7 @@ def m_grouped_fp8_gemm_nn_contiguous(
     expected_m_for_psum_layout: int | None = None,
     ensure_zero_padding: bool = True,
     num_groups: int | None = None,
+    epilogue: None = None,
 ) -> Request:
     """Compute `m_grouped_fp8_gemm_nt_contiguous` with B `[groups, k, n]` and its scales transposed likewise.
 
@@ -84,6 +88,8 @@ def m_grouped_fp8_gemm_nn_contiguous(
     >>> m_grouped_fp8_gemm_nn_contiguous(a, (w.mT, sw.mT), num_groups=2)[:, 0].tolist()
     [128.0, 128.0]
     """
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
     zero_padding = ensure_zero_padding or not use_psum_layout
     said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
     return run, CONTIGUOUS_NN, a, b, d, grouped_layout, said
@@ -102,6 +108,7 @@ def m_grouped_fp8_gemm_nt_masked(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    epilogue: None = None,
 ) -> Request:
     """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
 
@@ -119,6 +126,8 @@ def m_grouped_fp8_gemm_nt_masked(
     >>> d[..., 0].round().tolist()
     [[128.0, 0.0, 0.0, 0.0], [128.0, 128.0, 128.0, 0.0]]
     """
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
     return run, MASKED, a, b, d, masked_m, ((recipe, recipe_a, recipe_b), expected_m, type(expected_m))
 
 
@@ -135,6 +144,8 @@ def k_grouped_fp8_gemm_nt_contiguous(
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
     use_psum_layout: bool = False,
+    use_padded_sf_layout: bool = False,
+    epilogue: None = None,
 ) -> Request:
     """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g @ b_g.T`.
 
@@ -145,12 +156,16 @@ def k_grouped_fp8_gemm_nt_contiguous(
       instead. All ends but the last must be multiples of `get_mk_alignment_for_contiguous_layout()`.
     - `d`: FP32 `[groups, m, n]`, made and returned where it is left out, or BF16 if there is no C; `c`: added, FP32, D
       itself or disjoint from it. An empty group gives C, or zero.
+    - `use_padded_sf_layout` and `epilogue`: accepted as False and None.
 
     >>> ks = [128, 0, 16]
     >>> a, b = k_grouped_cast_to_fp8(torch.ones(4, 144), ks), k_grouped_cast_to_fp8(torch.ones(8, 144), ks)
     >>> k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)[:, 0, 0].round().tolist()
     [128.0, 0.0, 16.0]
     """
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
+    nothing("use_padded_sf_layout", use_padded_sf_layout, expected=False)
     if use_psum_layout:
         ks_tensor = depths_of_ends(ks_tensor, get_mk_alignment_for_contiguous_layout())
     return run, depths.ALONG_K, a, b, d, c, (recipe,), ks_tensor, ks

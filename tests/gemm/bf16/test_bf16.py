@@ -246,6 +246,32 @@ def test_what_einsum_refuses() -> None:
         bf16.einsum("bmk,bnk->mn", a[..., :56], b[..., :56])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_batches_of_symmetric_products(dtype: torch.dtype) -> None:
+    x, d = numbers(3, 24, 40), torch.full((3, 24, 24), torch.nan, dtype=dtype)
+    bf16.batched_syrk(x, d)
+    assert calc_diff(d, x.float() @ x.float().mT) < NEAR
+    gram, square = d.bfloat16().tril(), torch.full_like(d, torch.nan)
+    gram = gram + gram.tril(-1).mT
+    bf16.batched_symm(gram, gram, square)
+    assert calc_diff(square, gram.float() @ gram.float()) < NEAR
+
+
+def test_what_symmetric_products_refuse() -> None:
+    x, square = numbers(3, 24, 40), numbers(3, 24, 24)
+    for given, message in (
+        ((x, x, square), r"a: expected shape \(batch, n, n\), got \(3, 24, 40\)"),
+        ((square, square, square), "a: expected symmetric matrices, got others"),
+        ((square + square.mT, square, square), "b: expected symmetric matrices, got others"),
+        ((square + square.mT, square + square.mT, x), r"d: expected shape .* got \(24, 3, 40\)"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            bf16.batched_symm(*given)
+    for matrices, message in ((x[0], "a: expected shape"), (square, "d: expected memory that does not overlap")):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            bf16.batched_syrk(matrices, square)
+
+
 @pytest.mark.parametrize("expr", EXPRESSIONS)
 def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> None:
     of_a, of_b, of_d = ([SIZES[axis] for axis in axes] for axes in expr.replace("->", ",").split(","))

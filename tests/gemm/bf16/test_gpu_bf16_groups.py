@@ -187,6 +187,16 @@ def test_einsum(expr: str, b: int) -> None:
     assert calc_diff(d, torch.einsum(expr, x.float(), y.float())) < TOLERANCE
 
 
+@pytest.mark.parametrize(("batch", "n", "k"), [(1, 8, 8), (3, 136, 520), (2, 2048, 1024)])
+def test_batches_of_symmetric_products(batch: int, n: int, k: int) -> None:
+    x, d = numbers(batch, n, k), torch.full((batch, n, n), torch.nan, dtype=torch.bfloat16, device="cuda")
+    bf16.batched_syrk(x, d)
+    assert calc_diff(d, x.float() @ x.float().mT) < TOLERANCE
+    gram, square = d.tril() + d.tril(-1).mT, torch.full_like(d, torch.nan)
+    bf16.batched_symm(gram, gram, square)
+    assert calc_diff(square, gram.float() @ gram.float()) < TOLERANCE
+
+
 def test_gradients_of_grouped_rows() -> None:
     rows = [100, 0, 37, 64]
     ids = torch.arange(4, device="cuda").repeat_interleave(torch.tensor(rows, device="cuda")).int()

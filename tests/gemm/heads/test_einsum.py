@@ -49,6 +49,20 @@ def test_each_head_is_a_product_of_its_own(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_the_output_projection_of_deepseek_v4_beside_fp64(ranks: int, device: str) -> None:
+    """Scales of any value, not only powers of two, as GPUs before Blackwell have them."""
+    tokens, heads, r, d = 3, 8 // ranks, 4096, 1024
+    a = per_token_cast_to_fp8(numbers(tokens, heads, r, device=device))
+    w = per_block_cast_to_fp8(numbers(heads, d, r, seed=1, device=device))
+    out = torch.full((tokens, heads, d), torch.nan, dtype=torch.bfloat16, device=device)
+    fp8_einsum(BY_HEADS, a, w, out, recipe=(1, 128, 128))
+    x, y = (deep_gemm.cast_back_from_fp8(*operand).double() for operand in (a, w))
+    right, size = torch.einsum(BY_HEADS, x, y), torch.einsum(BY_HEADS, x.abs(), y.abs())
+    assert bool(((out.double() - right).abs() <= right.abs() * 2**-8 + size * 2**-12).all())
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_all_expressions_mean_what_torch_means_by_them(device: str) -> None:
     x, y, w = (
         numbers(40, 3, 256, device=device),

@@ -1,0 +1,56 @@
+"""Tests that run under conditions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
+
+from ..core.gpu import HOPPER
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def get_arch_major() -> int:
+    """Get the major number of the GPU's architecture; without a GPU 9 (Hopper), for which kernels are compiled."""
+    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else HOPPER
+
+
+def ignore_env(name: str, condition: Callable[[], bool]) -> Callable[[Function], Function]:
+    """Decorate a function to run without an environment variable while `condition()` holds."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            saved = os.environ.pop(name, None) if condition() else None
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if saved is not None:
+                    os.environ[name] = saved
+
+        return cast(Function, call)
+
+    return decorate
+
+
+def test_filter(condition: Callable[[], bool]) -> Callable[[Function], Function]:
+    """Decorate a test to run only while `condition()` holds; otherwise it says that it is left out."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if condition():
+                return function(*args, **kwargs)
+            print(f"{function.__name__}: left out, its condition does not hold")
+            return None
+
+        return cast(Function, call)
+
+    return decorate
+
+
+test_filter.__test__ = False  # type: ignore[attr-defined]  # no test itself, to pytest

@@ -1,0 +1,112 @@
+"""Calls into deep_gemm in the wheels of engines: which attributes they look for, with which keywords."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+Uses = dict[str, set[str]]
+"""The keywords with which each attribute is called somewhere."""
+
+MODULES = ("utils", "layout", "math", "testing")
+NEWEST = ("vllm", "sglang", "lmdeploy")
+COPIES = re.compile(r"(^|/)third_party/deep_gemm/|^deep_gemm/")
+"""Files of a copy of another deep_gemm inside of a wheel: nobody reads them."""
+_MODULE = re.compile(r"^(_?(dg|deep_gemm)|_?(import|get)_deep_gemm)$")
+"""Names that modules go by, and functions that give one."""
+_IMPORTED = re.compile(r"(^|third_party\.)deep_gemm(\.|$)")
+_PASSING = re.compile(r"\.utils\.deep_gemm$")
+"""A module of an engine with functions of the same names, which pass keywords on."""
+
+
+def uses_in_wheel(path: Path) -> Uses:
+    """Read the Python files of a wheel."""
+    found: Uses = defaultdict(set)
+    passed: Uses = defaultdict(set)
+    with zipfile.ZipFile(path) as wheel:
+        for name in wheel.namelist():
+            if name.endswith(".py") and not COPIES.search(name):
+                text = wheel.read(name).decode(errors="replace")
+                for into, read in zip((found, passed), uses(text) if "deep_gemm" in text else (), strict=False):
+                    for attribute, keywords in read.items():
+                        into[attribute] |= keywords
+    return {attribute: keywords | passed[attribute] for attribute, keywords in found.items()}
+
+
+def uses(source: str) -> tuple[Uses, Uses]:
+    """Read one file: what it asks of the module, and of functions that pass calls on to those of their name."""
+    tree = ast.parse(source)
+    names, passing = dict(_names(tree, _IMPORTED)), dict(_names(tree, _PASSING))
+    found: Uses = {attribute: set() for attribute in names.values()}
+    passed: Uses = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_module(node.value):
+            if not _is_module(node) and not node.attr.startswith("__"):
+                found.setdefault(node.attr, set())
+        elif isinstance(node, ast.Call):
+            keywords = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
+            if (name := _looked_up(node)) is not None:
+                found.setdefault(name, set())
+            elif (name := _called(node.func, names)) is not None:
+                found.setdefault(name, set()).update(keywords)
+            elif (name := _called(node.func, passing)) is not None:
+                passed.setdefault(name, set()).update(keywords)
+    return found, passed
+
+
+def _names(tree: ast.AST, module: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Names of a file that stand for attributes: imported from such a module, or found by `getattr`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level and module.search(node.module or ""):
+            yield from ((each.asname or each.name, each.name) for each in node.names)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            looked_up = (_looked_up(part) for part in ast.walk(node.value) if isinstance(part, ast.Call))
+            yield from ((node.targets[0].id, name) for name in looked_up if name is not None)
+
+
+def _last(node: ast.expr) -> str:
+    """Give the last word of a dotted name, or of the function that is called."""
+    if isinstance(node, ast.Call):
+        return _last(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_module(node: ast.expr) -> bool:
+    """Tell whether an expression is the module, or `utils` and the like inside of it."""
+    inside = isinstance(node, ast.Attribute) and node.attr in MODULES and _is_module(node.value)
+    return inside or bool(_MODULE.match(_last(node)))
+
+
+def _looked_up(node: ast.Call) -> str | None:
+    """Give the name for which `getattr` or `hasattr` asks the module."""
+    if _last(node.func) in ("getattr", "hasattr") and len(node.args) > 1 and _is_module(node.args[0]):
+        name = node.args[1]
+        return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
+    return None
+
+
+def _called(function: ast.expr, names: dict[str, str]) -> str | None:
+    if isinstance(function, ast.Attribute):
+        return function.attr if _is_module(function.value) else None
+    return names.get(function.id) if isinstance(function, ast.Name) else None
+
+
+def uses_of(release: str) -> tuple[str, Uses]:
+    """Download a release, `vllm` or `vllm==0.33.0`, read it, and let go of it; or read a wheel that is there."""
+    path = Path(release)
+    if path.is_file():
+        return path.name, uses_in_wheel(path)
+    with TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        run = subprocess.run([*pip, "--dest", folder, release], capture_output=True, text=True, check=False)
+        wheels = [*Path(folder).glob("*.whl")]
+        if run.returncode or not wheels:
+            raise ValueError(f"{release}: pip downloads no wheel: {(run.stderr or run.stdout).strip()[-300:]}")
+        return wheels[0].name, uses_in_wheel(wheels[0])
