@@ -10,9 +10,9 @@ from helpers import assert_within, random_fp8, random_scales, rounding_to
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import Scales
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.reference import fma_fp32
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES

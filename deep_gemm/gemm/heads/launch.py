@@ -198,6 +198,7 @@ def _plan_of(p: HeadsProblem, config: GemmConfig, num_sms: int, launcher: driver
         "d_pitch": p.d.stride(1),
         "sfb_stride_n": p.sfb.stride(1),
         "sfb_stride_k": p.sfb.stride(2),
+        "words": 0,
         "m": p.m,
         "n": p.n,
         "k": p.k,
