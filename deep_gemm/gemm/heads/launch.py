@@ -46,7 +46,7 @@ class ScalesLaid(NamedTuple):
     def of(cls, sf: Tensor) -> ScalesLaid:
         """Prepare the launch for scales that lie as these do."""
         out = empty_mn_major(sf)
-        params, ctas = lay_scales.params_of(sf, out), lay_scales.grid(lay_scales.CONFIG, sf)
+        params, ctas = lay_scales.params_of(sf, out), lay_scales.grid(lay_scales.CONFIG, out)
         return cls(params, ctas, tuple(out.shape), out.stride())
 
     def lay(self, address: int, place: torch.device, device: int) -> Tensor:
