@@ -337,8 +337,14 @@ def test_a_plan_of_few_rows_with_words_is_derived_as_it_would_be_made(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, k: int
 ) -> None:
     launched, zeros = [], {fp8_gemm_decode.PARAMS.word(name): 0 for name in pointer_members(fp8_gemm_decode.PARAMS)}
-    product, made = deep_gemm.gemm.dense.api.NT, []
-    monkeypatch.setattr(product, "on_gpu", lambda p: made.append(p.m) or dense.run(p))
+    product: Any = deep_gemm.gemm.dense.api.NT
+    made = []
+
+    def make(p: DenseProblem) -> Any:
+        made.append(p.m)
+        return dense.run(p)
+
+    monkeypatch.setattr(product, "on_gpu", make)
     for is_derived in (True, False):
         PLANS.clear()
         gpu.launches.clear()
