@@ -1,9 +1,9 @@
 """Layouts of scales, as callers ask for them.
 
 Other GPUs load scales that are powers of two as UE8M0: the exponent alone, biased by 127, four of them in an int32, the
-first in its lowest byte. Products with FP4 weights take these, others do not. Programs make them on any GPU all the
-same, and they are made by torch, on any device. A byte of 0, which fills up the last int32 of a row, counts as 0.0 when
-it is unpacked.
+first in its lowest byte. Products with FP4 weights or scales of fewer than 128 columns take these, others do not.
+Programs make them on any GPU all the same, and they are made by torch, on any device. A byte of 0, which fills up the
+last int32 of a row, counts as 0.0 when it is unpacked.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def transform_sf_into_required_layout(
     `get_mn_major_tma_aligned_tensor`; scales of blocks stay as they are. FP32 scales are never rounded, so
     `disable_ue8m0_cast` changes nothing. Scales of 32 or 64 columns may be UE8M0 too: bytes (uint8, float8_e8m0fnu), or
     int32 words of four along k. Those of 32 columns of a row become such words, in the same memory if it has whole
-    ones; others, of which products take numbers, become the FP32 numbers that they stand for.
+    ones; others become the FP32 numbers that they stand for.
 
     >>> sf = torch.ones(5, 2)
     >>> transform_sf_into_required_layout(sf, 5, 256, (1, 128, 128), is_sfa=True).stride()
