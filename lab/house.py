@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 342,
-    "lines of Python in the wheel": 28_330,
-    "lines of Python in lab/": 17_790,
-    "lines of Python in tests/": 44_560,
+    "files in the wheel": 344,
+    "lines of Python in the wheel": 28_420,
+    "lines of Python in lab/": 17_836,
+    "lines of Python in tests/": 44_767,
     "rooms": 17,
     "floors": 10,
     "arrows": 74,
