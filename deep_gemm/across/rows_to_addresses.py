@@ -87,7 +87,7 @@ def _on_gpu(p: GroupedProblem) -> Plan | None:
             return _on_gpu(p)
     ready = prepared(p)
     plan = planned(ready)
-    plan.copies_sfa = ready.sfa is not p.sfa
+    plan.set_copies(p, ready)
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(ready))

@@ -19,11 +19,12 @@ from torch import Tensor
 from ..compat.forms import accepts_names
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div, check_dense
 from ..core.check.tracing import is_dispatched
+from ..core.check.ue8m0 import FP32_MANTISSA_BITS, NO_NUMBER, ONE
 from .by_kernels import cast_rows_to_fp4, has_kernels
 from .cast_rows import FP4_BLOCKS, MX_BLOCK, Format
 from .fp8 import scaled_back
 from .rules import LAYER_TYPES, Quantized, check_castable, granularity, scales_of
-from .scales import FP32_MANTISSA_BITS, NO_NUMBER, ONE, packed_rows
+from .scales import packed_rows
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By the lower three bits."""

@@ -14,6 +14,7 @@ from ..core.check.checks import cuts_gradient, integers, no_gradient, same_devic
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, rows_of_counts
 from ..core.check.numbers import magnitude
 from ..core.check.tracing import is_dispatched
+from ..core.check.ue8m0 import EXPONENTS, powers_of
 from . import lay_scales
 from .by_kernels import (
     cast_both_of,
@@ -37,7 +38,7 @@ from .rules import (
     empty_values,
     granularity,
 )
-from .scales import EXPONENTS, packed_rows, powers_of, unpack_ue8m0_from_int, words_laid_out
+from .scales import packed_rows, unpack_ue8m0_from_int, words_laid_out
 
 
 def per_token_cast_to_fp8(

@@ -1,15 +1,17 @@
-// Scales as TMA loads them: FP32 [groups, m, k_blocks] of any strides, copied so that rows lie beside each other (m-major).
+// Scales as TMA loads them: FP32 [groups, m, k_blocks] of any strides, copied so that rows lie beside each other (m-major); or FP32
+// that is made of words of UE8M0, [groups, m, ceil(k_blocks / 4)].
 //
 //   sf, any strides -> registers -> a tile in shared memory -> out, strides (k_blocks * pitch, 1, pitch)
 //
 // A CTA takes kRows rows of kBlocks blocks of k, and all of its loads are under way before it stores the first. Successive
 // threads read along k or along m, whichever way scales lie beside each other, and write along m. What lies between the last
-// row and the pitch is not written. Elements are words, so a NaN keeps its bits.
+// row and the pitch is not written. FP32 is moved as bits, so a NaN keeps its own.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "types.cuh"
+#include "ue8m0.cuh"
 
 struct ScalesParams {
   const uint32_t* sf;
@@ -18,6 +20,7 @@ struct ScalesParams {
   uint64_t pitch;                             // of out: from a block of k to the next
   uint32_t m, k_blocks;
   uint32_t reads_along_m;
+  uint32_t are_words;
 };
 #include "scales_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
@@ -44,7 +47,7 @@ KERNEL(kNumThreads, kCtasPerSm) lay_scales(GRID_CONSTANT ScalesParams p) {
   const uint32_t tile = ptx::block_index() % (tiles_m * tiles_k);
   const uint64_t group = ptx::block_index() / (tiles_m * tiles_k);
   const uint32_t first_row = tile / tiles_k * kRows, first_block = tile % tiles_k * kBlocks;
-  const bool reads_along_m = p.reads_along_m != 0;
+  const bool reads_along_m = p.reads_along_m != 0, are_words = p.are_words != 0;
 
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
@@ -55,12 +58,12 @@ KERNEL(kNumThreads, kCtasPerSm) lay_scales(GRID_CONSTANT ScalesParams p) {
     const Place at = place_of(i, reads_along_m);
     const uint64_t row = first_row + at.row, block = first_block + at.block;
     if (row < p.m && block < p.k_blocks)
-      words[i] = ptx::ld_global_b32(p.sf + group * p.group_stride + row * p.stride_m + block * p.stride_k);
+      words[i] = ptx::ld_global_b32(p.sf + group * p.group_stride + row * p.stride_m + (are_words ? block / 4 : block) * p.stride_k);
   }
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i) {
     const Place at = place_of(i, reads_along_m);
-    ptx::st_shared_b32(&shared.tile[at.block][at.row], words[i]);
+    ptx::st_shared_b32(&shared.tile[at.block][at.row], are_words ? bits_of_scale_at(at.block, words[i]) : words[i]);
   }
   ptx::syncthreads();
 

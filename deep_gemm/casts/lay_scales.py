@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..core.check.layout import ceil_div, empty_mn_major, is_mn_major_tma_aligned
+from ..core.check.ue8m0 import numbers_of
 from ..core.gpu import is_hopper
 from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
@@ -23,6 +25,7 @@ PARAMS = Params(
     Field("m", Kind.UINT32),
     Field("k_blocks", Kind.UINT32),
     Field("reads_along_m", Kind.UINT32),
+    Field("are_words", Kind.UINT32),
 )
 """`ScalesParams` of casts/lay_scales.cuh."""
 
@@ -70,13 +73,18 @@ def mn_major(sf: Tensor) -> Tensor:
     return sf if is_mn_major_tma_aligned(sf) else laid_out(sf)
 
 
-def laid_out(sf: Tensor) -> Tensor:
-    """Copy FP32 scales, as they may lie, to where TMA can load them."""
-    out = empty_mn_major(sf)
+def laid_out(sf: Tensor, k_blocks: int | None = None) -> Tensor:
+    """Copy scales, as they may lie, to where TMA can load them, in FP32.
+
+    `k_blocks`: how many a row has, where they may be UE8M0: words, or bytes in whose memory whole words lie.
+    """
+    if sf.dtype != torch.float32:
+        sf = sf.view(torch.int32)
+    out = empty_mn_major(sf, k_blocks)
     if has_kernel(sf):
         run(sf, out)
     else:
-        out.copy_(sf.detach())
+        out.copy_(numbers_of(sf.detach(), out.shape[-1]))
     return out
 
 
@@ -87,14 +95,14 @@ def has_kernel(sf: Tensor) -> bool:
 
 
 def run(sf: Tensor, out: Tensor) -> None:
-    """Copy scales to `out`, which `empty_mn_major` gave, on the GPU that they are on."""
+    """Copy scales, FP32 or words, to `out`, which `empty_mn_major` gave, on the GPU that they are on."""
     if sf.numel() > 0:
-        KERNEL.run(CONFIG, params_of(sf, out), grid(CONFIG, sf), sf.get_device())
+        KERNEL.run(CONFIG, params_of(sf, out), grid(CONFIG, out), sf.get_device())
 
 
-def grid(config: ScalesConfig, sf: Tensor) -> int:
+def grid(config: ScalesConfig, out: Tensor) -> int:
     """A CTA for each tile of each group."""
-    *groups, m, k_blocks = sf.shape
+    *groups, m, k_blocks = out.shape
     return (groups[0] if groups else 1) * ceil_div(m, config.rows) * ceil_div(k_blocks, config.blocks)
 
 
@@ -109,8 +117,9 @@ def params_of(sf: Tensor, out: Tensor) -> bytes:
             "stride_m": stride_m,
             "stride_k": stride_k,
             "pitch": out.stride(-1),
-            "m": sf.shape[-2],
-            "k_blocks": sf.shape[-1],
+            "m": out.shape[-2],
+            "k_blocks": out.shape[-1],
             "reads_along_m": int(stride_m < stride_k),
+            "are_words": int(sf.dtype == torch.int32),
         }
     )

@@ -1,9 +1,9 @@
 """Layouts of scales, as callers ask for them.
 
 Other GPUs load scales that are powers of two as UE8M0: the exponent alone, biased by 127, four of them in an int32, the
-first in its lowest byte. Products with FP4 weights take these, others do not. Programs make them on any GPU all the
-same, and they are made by torch, on any device. A byte of 0, which fills up the last int32 of a row, counts as 0.0 when
-it is unpacked.
+first in its lowest byte. Products with FP4 weights or scales of fewer than 128 columns take these, others do not.
+Programs make them on any GPU all the same, and they are made by torch, on any device. A byte of 0, which fills up the
+last int32 of a row, counts as 0.0 when it is unpacked.
 """
 
 from __future__ import annotations
@@ -35,13 +35,8 @@ from ..core.check.layout import (
 )
 from ..core.check.recipes import MX
 from ..core.check.tracing import has_memory, is_dispatched
+from ..core.check.ue8m0 import EXPONENTS, FP32_MANTISSA_BITS, exponents_of, numbers_of, powers_of, words_of
 from .lay_scales import mn_major
-
-FP32_MANTISSA_BITS = 23
-EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
-"""Types of UE8M0 exponents, a byte each."""
-ONE, NO_NUMBER = 127, 255
-"""Exponents of 1 and of NaN."""
 
 
 def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
@@ -68,27 +63,6 @@ def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
 get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor  # an older name
 
 
-def words_of(exponents: Tensor) -> Tensor:
-    """Give bytes as words: the same memory if whole words lie in it, else a copy, filled up with zeros."""
-    exponents = exponents.view(torch.uint8)
-    if not lie_in_words(exponents):
-        groups = exponents.shape[-1]
-        exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()
-    return exponents.view(torch.int32)
-
-
-def lie_in_words(exponents: Tensor) -> bool:
-    """Tell whether whole words lie in the memory of bytes."""
-    strides = exponents.stride()
-    return (
-        exponents.shape[-1] % UE8M0_PER_WORD == 0
-        and strides[-1] == 1
-        and all(stride % UE8M0_PER_WORD == 0 for stride in strides[:-1])
-        and not (has_memory(exponents) and exponents.data_ptr() % UE8M0_PER_WORD)
-        and exponents.storage_offset() % UE8M0_PER_WORD == 0
-    )
-
-
 def transform_sf_into_required_layout(
     sf: Tensor,
     mn: int,
@@ -106,7 +80,7 @@ def transform_sf_into_required_layout(
     `get_mn_major_tma_aligned_tensor`; scales of blocks stay as they are. FP32 scales are never rounded, so
     `disable_ue8m0_cast` changes nothing. Scales of 32 or 64 columns may be UE8M0 too: bytes (uint8, float8_e8m0fnu), or
     int32 words of four along k. Those of 32 columns of a row become such words, in the same memory if it has whole
-    ones; others, of which products take numbers, become the FP32 numbers that they stand for.
+    ones; others become the FP32 numbers that they stand for.
 
     >>> sf = torch.ones(5, 2)
     >>> transform_sf_into_required_layout(sf, 5, 256, (1, 128, 128), is_sfa=True).stride()
@@ -116,7 +90,7 @@ def transform_sf_into_required_layout(
     if sf.dtype != torch.float32 and block == MX:
         return sf if sf.dtype == torch.int32 else words_of(sf)
     if sf.dtype == torch.int32:
-        sf = powers_of(exponents_of(sf)[..., : ceil_div(k, columns)])
+        sf = numbers_of(sf, ceil_div(k, columns))
     elif sf.dtype != torch.float32:
         sf = powers_of(sf.view(torch.uint8).int())
     return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
@@ -151,17 +125,6 @@ def unpack_ue8m0_from_int(packed: Tensor) -> Tensor:
     """
     check_words("packed", packed)
     return (exponents_of(packed) << FP32_MANTISSA_BITS).view(torch.float32)
-
-
-def exponents_of(words: Tensor) -> Tensor:
-    """Give the four bytes of each int32 `[..., j]`, the lowest first, as int32 `[..., 4 j]`."""
-    return torch.stack([words >> 8 * i & 0xFF for i in range(UE8M0_PER_WORD)], dim=-1).flatten(-2)
-
-
-def powers_of(exponents: Tensor) -> Tensor:
-    """Give the FP32 numbers that exponents, int32, stand for: 0 is 2^-127, and 255 NaN."""
-    bits = torch.where(exponents == 0, 1 << FP32_MANTISSA_BITS - 1, exponents << FP32_MANTISSA_BITS)
-    return torch.where(exponents == NO_NUMBER, torch.nan, bits.view(torch.float32))
 
 
 def packed_rows(sf: Tensor) -> Tensor:

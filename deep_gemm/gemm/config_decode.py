@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
-from ..core.check.recipes import E2M1, E4M3, IN_FP32, IN_UE8M0, MX, PER_BLOCK, PER_ROW, USUAL, Scales, Values
+from ..core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, USUAL, Scales, Values
+from ..core.check.ue8m0 import Words
 from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from .config import BLOCK_K, EMPTY_BYTES, MAX_CLUSTER, TILE_SLOTS, queue_bytes
@@ -64,8 +65,6 @@ class DecodeConfig(Config):
     """How B is scaled."""
     sfa: Scales = PER_ROW
     """How A is scaled."""
-    sfb_values: Values = IN_FP32
-    """Values of B's scales, if B is E4M3: those of E2M1 are always words of UE8M0."""
 
     @property
     def name(self) -> str:
@@ -76,7 +75,6 @@ class DecodeConfig(Config):
         kind = groups + " skip mid" * self.skips_mid + " fp4" * self.is_fp4
         if self.is_fine:
             kind += f" {self.sfa.rows}x{self.sfa.columns} by {self.sfb.rows}x{self.sfb.columns}"
-            kind += f" {self.sfb_values.name}" * (self.sfb_values != IN_FP32)
         return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{kind}"
 
     @property
@@ -139,8 +137,13 @@ class DecodeConfig(Config):
 
     @property
     def is_fine(self) -> bool:
-        """B is E4M3, and scales are finer than 1x128 by 128x128, or are words."""
-        return self.b == E4M3 and ((self.sfa, self.sfb) != USUAL or self.sfb_values != IN_FP32)
+        """B is E4M3, and scales are finer than 1x128 by 128x128."""
+        return self.b == E4M3 and (self.sfa, self.sfb) != USUAL
+
+    @property
+    def reads_words(self) -> Words:
+        """Sides whose scales the kernel takes as words of UE8M0: any fine ones, and those of an FP4 weight."""
+        return Words.A | Words.B if self.is_fine else Words.B if self.is_fp4 else Words.NONE
 
     @property
     def num_partials(self) -> int:
@@ -157,9 +160,8 @@ class DecodeConfig(Config):
 
     def fine_registers(self, k_blocks: int) -> int:
         """Registers in which a thread loads the fine scales of so many k-blocks."""
-        loads_of_rows = k_blocks * self.fine_scales_of_rows // (4 if self.sfb_values == IN_UE8M0 else 1)
-        scales_of_tokens, threads = k_blocks * self.fine_scales_of_tokens, self.num_math_warpgroups * WARPGROUP_THREADS
-        return ceil_div(loads_of_rows, WARPGROUP_THREADS) + ceil_div(scales_of_tokens, threads)
+        of_rows, of_tokens = k_blocks * self.fine_scales_of_rows, k_blocks * self.fine_scales_of_tokens
+        return ceil_div(of_rows, WARPGROUP_THREADS) + ceil_div(of_tokens, self.num_math_warpgroups * WARPGROUP_THREADS)
 
     @property
     def fine_scales_of_rows(self) -> int:
@@ -238,10 +240,6 @@ class DecodeConfig(Config):
             self.sfb.rows in FINE_ROWS and self.sfb.columns in FINE_COLUMNS,
             f"scales of B for one of {FINE_ROWS} rows and one of {FINE_COLUMNS} columns",
         )
-        yield (
-            self.sfb_values == IN_FP32 or (self.sfb_values == IN_UE8M0 and self.sfb.columns == MX.columns),
-            "scales of B in FP32, or words of those of 32 columns",
-        )
 
     def choices(self) -> dict[str, str]:
         """Give the files that say how tiles are found, and how B is multiplied."""
@@ -278,7 +276,6 @@ class DecodeConfig(Config):
             "kColumnsOfA": self.sfa.columns,
             "kRowsOfB": self.sfb.rows,
             "kColumnsOfB": self.sfb.columns,
-            "kScalesAreWords": self.sfb_values == IN_UE8M0,
             "kScaleBlocks": self.fine_scale_blocks,
             "kNumPartials": self.num_partials,
         }
@@ -316,7 +313,6 @@ def decode_config(
     b: Values = E4M3,
     sfb: Scales = PER_BLOCK,
     sfa: Scales = PER_ROW,
-    sfb_values: Values = IN_FP32,
 ) -> DecodeConfig | None:
     """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
     config = DecodeConfig(
@@ -331,6 +327,5 @@ def decode_config(
         b=b,
         sfb=sfb,
         sfa=sfa,
-        sfb_values=sfb_values,
     )
     return deepest(config) if config.why_illegal() is None else None

@@ -10,9 +10,6 @@ constexpr uint32_t kGroupsOfBlock = kBlockK / 32;
 constexpr uint32_t kLowValues = 0x3c383000, kHighValues = 0x4c484440;
 constexpr uint32_t kShifts = 12, kShiftOfOne = 5, kMostShift = kShifts - 1 - kShiftOfOne;  // from 2^-5 on
 
-// 2^(s - 127), the number that UE8M0's `s` stands for; NaN for 255.
-DEVICE uint32_t bits_of_scale(uint32_t s) { return s == 255 ? 0x7fffffff : s == 0 ? 0x400000 : s << 23; }
-
 // The factor of E4M3 values among which a scale 2^(most - 127) became 2^6, the largest shift.
 DEVICE uint32_t bits_of_factor(uint32_t most) {
   return most > kMostShift ? most - kMostShift << 23 : 0x400000u >> kMostShift - most;

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..casts.scales import exponents_of, words_of
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.check.memory import empty
 from ..core.check.recipes import PER_ROW, Scales
 from ..core.check.tracing import has_memory
+from ..core.check.ue8m0 import exponents_of, words_of
 from . import packed
 
 TIMES = {32: 10, 64: 6}

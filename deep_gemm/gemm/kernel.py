@@ -37,6 +37,7 @@ def _params(last_map: str, *work: Field) -> Params:
         Field("m", Kind.UINT32),
         Field("n", Kind.UINT32),
         Field("k", Kind.UINT32),
+        Field("words", Kind.UINT32),
         *work,
     )
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..casts.lay_scales import laid_out, mn_major
 from ..core.check.layout import ceil_div
+from ..core.check.recipes import Scales
+from ..core.check.ue8m0 import Words, sides_in_words
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
@@ -46,6 +52,7 @@ _PRODUCT = (
     Field("k", Kind.UINT32),
     Field("slot_bytes", Kind.UINT32),
     Field("weight_is_ready", Kind.UINT32),
+    Field("words", Kind.UINT32),
 )
 """`DecodeMaps` and `DecodeProduct` of gemm/decode/product.cuh."""
 PARAMS = Params("Params", *_PRODUCT)
@@ -111,6 +118,14 @@ def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str 
     return f"is for another output: {', '.join(others)}" if others else None
 
 
+def scales_for(config: Output | DecodeConfig, side: Words, sf: Tensor, of: Scales, k: int) -> Tensor:
+    """Give a side's scales as a kernel takes them: words, if it reads these, or FP32, m-major where TMA loads them."""
+    if sf.dtype == torch.int32:
+        return sf if side in config.reads_words else laid_out(sf, ceil_div(k, of.columns))
+    by_tma = isinstance(config, Output) and (side == Words.A or config.loads_sfb)
+    return mn_major(sf) if by_tma else sf
+
+
 def grid(config: DecodeConfig, m: int, n: int) -> int:
     """A cluster for each tile of D."""
     return ceil_div(m, config.block_tokens) * ceil_div(n, config.block_n) * config.cluster_k
@@ -155,6 +170,7 @@ def plan_of(
         "k": p.k,
         "slot_bytes": slot_bytes(config, p.m, p.n),
         "weight_is_ready": int(weight_is_ready),
+        "words": sides_in_words(p.sfa, p.sfb),
         **(more or {}),
     }
     return kind(p, params_of(config), numbers, maps, places, launcher, products * grid(config, p.m, p.n))

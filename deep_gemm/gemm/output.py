@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK
 from ..core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
+from ..core.check.ue8m0 import Words
 
 
 class Groups(IntEnum):
@@ -126,6 +127,11 @@ class Output:
     def loads_sfb(self) -> bool:
         """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
         return self.sfb is not None and self.sfb.rows == 1 and not self.converts_b
+
+    @property
+    def reads_words(self) -> Words:
+        """Sides whose scales `fp8_gemm` takes as words of UE8M0: its warps read those of B, but not what TMA loads."""
+        return Words.B if self.has_chunks or self.converts_b else Words.NONE
 
     @property
     def folds_parts(self) -> bool:

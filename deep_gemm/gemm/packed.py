@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..casts.fp4 import codes_of
-from ..casts.scales import EXPONENTS, exponents_of, lie_in_words, powers_of, words_of
 from ..core.check import checks
 from ..core.check.checks import Axes, Operand, Sizes
-from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div, whole_elements
+from ..core.check.layout import SCALE_BLOCK, ceil_div, whole_elements
 from ..core.check.recipes import MX, Recipes, Scales, scales_of
+from ..core.check.ue8m0 import EXPONENTS, lie_in_words, words_of
 
 COLUMNS = MX.columns
 HALF = 0x30
@@ -86,40 +86,6 @@ def _scales(name: str, sf: Tensor, rows: torch.Size, k: int) -> Tensor:
         raise ValueError(f"{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
     whole_elements(name, sf)
     return words_of(sf) if sf.dtype in EXPONENTS else sf
-
-
-def checked_scales(
-    name: str,
-    sf: Tensor,
-    axis: str,
-    outer: tuple[int, ...],
-    k: int,
-    of: Scales,
-    beside: Scales,
-    *,
-    transposed: bool = False,
-) -> Tensor:
-    """Check scales of E4M3 values, and give FP32. UE8M0, in bytes or words, is taken where a side's scales are fine.
-
-    They are `of` so many values, those of the other side `beside` them; FP4's are fine.
-    """
-    if min(of.columns, beside.columns) == SCALE_BLOCK:
-        return checks.scales(name, sf, axis, outer, k, *of, transposed=transposed)
-    if sf.dtype in EXPONENTS:
-        sf = powers_of(sf.detach().view(torch.uint8).to(torch.int32))
-    if sf.dtype != torch.int32:
-        return checks.scales(name, sf, axis, outer, k, *of, transposed=transposed)
-    sf = sf.detach().mT if transposed else sf.detach()
-    groups = ceil_div(k, of.columns)
-    expected = (*outer[:-1], ceil_div(outer[-1], of.rows), ceil_div(groups, UE8M0_PER_WORD))
-    if sf.shape != expected:
-        raise ValueError(f"{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
-    return numbers_of(sf, groups)
-
-
-def numbers_of(words: Tensor, groups: int) -> Tensor:
-    """Give the FP32 numbers `[..., groups]` that words of exponents stand for."""
-    return powers_of(exponents_of(words)[..., :groups])
 
 
 def as_e4m3(packed: Tensor) -> Tensor:

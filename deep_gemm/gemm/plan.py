@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.call import MAX_PLANS, Key, Plans, put
-from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span, ceil_div
+from ..core.check.layout import ADDRESS_ALIGNMENT, UE8M0_PER_WORD, byte_span, ceil_div
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES, TensorMap
 from ..core.params import Kind, Params
@@ -125,8 +125,8 @@ class Plan:
     alignment_of_c = ADDRESS_ALIGNMENT
     needs_c = False
     """C was made for a caller who left it out: such a call is never like another."""
-    copies_sfa = copies_sfb = False
-    """Scales lie as the kernel cannot read them: each call copies them into another layout first."""
+    copies_sfa = copies_sfb = 0
+    """Scales lie as the kernel cannot read them: each call copies so many of each row into another layout first."""
     config: object = None
     """The kernel's configuration."""
     n = k = 0
@@ -160,6 +160,13 @@ class Plan:
         self.rows = Rows(
             tuple(p.d.shape),
             *(0 if x is None else byte_span(x) for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c)),
+        )
+
+    def set_copies(self, given: Operands, ready: Operands) -> None:
+        """Note which scales of a problem were copied when it was prepared."""
+        self.copies_sfa, self.copies_sfb = (
+            0 if laid is None or laid is sf else laid.shape[-1]
+            for sf, laid in ((given.sfa, ready.sfa), (given.sfb, ready.sfb))
         )
 
     def with_rows(self, m: int, pitch: int, rows: Rows, grid: int) -> Plan:
@@ -320,7 +327,7 @@ def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int] | None:
     devices are those of its family. Single rows, whose strides say nothing, and a single column of scales are left out.
     """
     a, sfa, _, _, d, _ = operands
-    m, k_blocks = a.shape[0], ceil_div(like.k, like.output.columns_of_a)
+    m, k_blocks = a.shape[0], _loads_of_row(like, sfa)
     if m < 2 or k_blocks < 2 or a.shape != (m, like.k) or sfa.shape != (m, k_blocks):
         return None
     step, pitch = sfa.stride()
@@ -329,16 +336,22 @@ def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int] | None:
     return None if d is not None and d.shape != (m, like.n) else (m, pitch)
 
 
+def _loads_of_row(like: Plan, sfa: Tensor) -> int:
+    """Count the numbers, or the words, that a row of A has for scales."""
+    groups = ceil_div(like.k, like.output.columns_of_a)
+    return ceil_div(groups, UE8M0_PER_WORD) if sfa.dtype == torch.int32 else groups
+
+
 def rows_of(like: Plan, m: int, pitch: int, operands: Sequence[Any]) -> Rows:
     """Give the part that changes with m, of operands for which `other_rows` gave these."""
-    a, _, _, _, d, c = operands
+    a, sfa, _, _, d, c = operands
     element = like.dtype.itemsize
     pitch_d = like.n if d is None else d.stride(0)
     span_d = ((m - 1) * pitch_d + like.n) * element
     return Rows(
         (m, like.n),
         (m - 1) * a.stride(0) + like.k,
-        ((ceil_div(like.k, like.output.columns_of_a) - 1) * pitch + m) * SCALE_BYTES,
+        ((_loads_of_row(like, sfa) - 1) * pitch + m) * SCALE_BYTES,
         like.rows.span_b,
         like.rows.span_sfb,
         span_d,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..casts.lay_scales import mn_major
+from ..casts.lay_scales import laid_out
 from ..core import settings
 from ..core.call import Key, requires_gradient, signature
 from ..core.check import checks
@@ -119,8 +119,8 @@ class Product:
     """Tells whether a plan suits calls like one that was computed by it."""
     output_of: Callable[[Any], Tensor] = lambda problem: problem.d
     """Gives the D of a problem as its caller has it."""
-    lay_scales: Callable[[Tensor], Tensor] = mn_major
-    """Lays scales out as TMA loads them, for plans that copy them."""
+    lay_scales: Callable[[Tensor, int], Tensor] = laid_out
+    """Lays scales out as TMA loads them, so many of each row, for plans that copy them."""
 
 
 def run(
@@ -185,10 +185,10 @@ def run(
     if plan is not None:
         out = plan.new_output() if d is None else d
         if plan.copies_sfa:
-            sx = product.lay_scales(sx)
+            sx = product.lay_scales(sx, plan.copies_sfa)
             at_sfa = sx.data_ptr()
         if plan.copies_sfb:
-            sy = product.lay_scales(sy)
+            sy = product.lay_scales(sy, plan.copies_sfb)
             at_sfb = sy.data_ptr()
         at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, out.data_ptr(), 0 if c is None else c.data_ptr())
         if layout is None and ks is None:

@@ -25,11 +25,12 @@ from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
+from ..core.check.ue8m0 import numbers_of
 from .dense.check import DenseProblem
 from .depths.check import KGroupedProblem
 from .heads.check import HeadsProblem
 from .output import values_of
-from .packed import as_e4m3, numbers_of
+from .packed import as_e4m3
 from .rows.check import ContiguousProblem, MaskedProblem
 from .rows.silu_check import INTERLEAVED, SiluRowsProblem
 from .skip.check import SkipProblem, parts
@@ -158,9 +159,11 @@ def block_scaled_product(
 
     A block of k that is summed from zero is as deep as a scale of A and one of B reach.
     """
+    m, k, n = *a.shape, b.shape[0]
+    sfa = numbers_of(sfa, ceil_div(k, of_a.columns))
     if values_of(b) == E2M1:
         return _packed_product(a, sfa, b, sfb)
-    m, k, n = *a.shape, b.shape[0]
+    sfb = numbers_of(sfb, ceil_div(k, of_b.columns))
     columns_of_block = min(of_a.columns, of_b.columns)
     out = torch.zeros(m, n, dtype=torch.float32, device=a.device)
     for first_n in range(0, n, TILE_N):

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from deep_gemm.casts.fp4 import cast_back_from_fp4, quantize_mxfp4
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor, words_of
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.cli.models import MODELS
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.dense.api import fp8_fp4_gemm_nt
 from deep_gemm.gemm.packed import COLUMNS
 from deep_gemm.gemm.rows.api import m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_masked

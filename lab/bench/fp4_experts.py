@@ -11,9 +11,9 @@ from torch import Tensor
 
 from deep_gemm.casts.fp4 import cast_back_from_fp4, quantize_mxfp4
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8
-from deep_gemm.casts.scales import words_of
 from deep_gemm.cli.models import MODELS
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.packed import COLUMNS
 from deep_gemm.moe import api as public
 

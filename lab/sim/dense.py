@@ -12,9 +12,9 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
-from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
+from deep_gemm.core.check.ue8m0 import FP32_MANTISSA_BITS, Words, words_of
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -26,7 +26,7 @@ from deep_gemm.gemm.output import Groups
 
 from .launcher import How
 from .library import HostKernel, compiled
-from .product import depth, draws, partial_sums, random_d_and_c, run_plan, sides, stage_of
+from .product import depth, drawn_words, draws, partial_sums, random_d_and_c, random_words, run_plan, sides, stage_of
 from .rounding import allowed_difference, describe_mistakes, excess
 from .simulate import Result
 from .trial import Trial
@@ -85,10 +85,12 @@ def random_problem(
     *,
     in_place: bool = False,
     any_scales: bool = False,
+    words: Words = Words.NONE,
 ) -> DenseProblem:
     """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`).
 
-    `any_scales`: those of an FP4 weight do not always fold.
+    `any_scales`: those of an FP4 weight do not always fold, and those in words are anything. `words`: sides that have
+    fine scales, or are beside them, in words.
     """
     generator = torch.Generator().manual_seed(seed)
     if config.b == E2M1:
@@ -99,10 +101,21 @@ def random_problem(
     of_a = (config.sfa if isinstance(config, GemmConfig) else None) or PER_ROW
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator), gran_k=of_a.columns)
     b = cast_by_torch(torch.randn(n, k, generator=generator), *of_b)
-    vary(a[1], of_a, generator)
-    vary(b[1], of_b, generator)
+    sfa = varied(a[1], of_a, generator, Words.A in words, any_scales)
+    sfb = varied(b[1], of_b, generator, Words.B in words, any_scales)
     d, c = random_d_and_c(config, (m, n), generator, in_place)
-    return dense_problem(a, b, d, c, recipes=(None, of_a, of_b))
+    return dense_problem((a[0], sfa), (b[0], sfb), d, c, recipes=(None, of_a, of_b))
+
+
+def varied(scales: Tensor, of: Scales, generator: torch.Generator, in_words: bool, any_scales: bool) -> Tensor:
+    """Give scales that differ as `vary` lets them; or their exponents in words, usual ones then differing too."""
+    vary(scales, of, generator)
+    if not in_words:
+        return scales
+    exponents = (scales.view(torch.int32) >> FP32_MANTISSA_BITS).to(torch.uint8)
+    if of.columns == SCALE_BLOCK:
+        exponents += torch.randint(0, 8, exponents.shape, generator=generator, dtype=torch.uint8)
+    return random_words(exponents, generator, any_scales)
 
 
 def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
@@ -198,7 +211,9 @@ class DenseTrial(ProductTrial):
     in_place: bool = False
     is_dependent: bool = False
     any_scales: bool = False
-    """Scales of an FP4 weight that do not always fold."""
+    """Scales of an FP4 weight that do not always fold, or of words that are anything."""
+    words: Words = Words.NONE
+    """Sides that have fine scales, or are beside them, in words."""
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -210,6 +225,7 @@ class DenseTrial(ProductTrial):
         """Draw sizes around a tile's edges."""
         draw = draws(config, seed)
         of_sides, k = sides(draw, config, blocks=2), depth(draw, config)
+        words = drawn_words(draw, config)
         return cls(
             config,
             *of_sides,
@@ -217,13 +233,21 @@ class DenseTrial(ProductTrial):
             seed,
             in_place=config.with_c and not config.is_fp32 and draw.random() < 0.5,
             is_dependent=draw.random() < 0.5,
-            any_scales=config.converts_b and draw.random() < 0.5,
+            any_scales=(config.converts_b or words != Words.NONE) and draw.random() < 0.5,
+            words=words,
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices."""
         p = random_problem(
-            self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, any_scales=self.any_scales
+            self.config,
+            self.m,
+            self.n,
+            self.k,
+            self.seed,
+            in_place=self.in_place,
+            any_scales=self.any_scales,
+            words=self.words,
         )
         return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import align
-from deep_gemm.core.check.recipes import IN_UE8M0
+from deep_gemm.core.check.ue8m0 import Words
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
@@ -45,9 +46,7 @@ def run(
         return fp8_gemm_decode.plan_of(placed, config, launcher, weight_is_ready=weight_is_ready)
 
     result = run_plan(kernel, fp8_gemm_decode.KERNEL, config, p, plan_of, stage)
-    of = partial_sums(how)
-    right = fine_decode.right_and_allowed(config, p, of) if config.is_fine else right_and_allowed(p, of)
-    return outcome(result, *right, (config.block_tokens, config.block_n))
+    return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_tokens, config.block_n))
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,8 @@ class DecodeTrial(ProductTrial):
     weight_is_ready: bool = False
     any_scales: bool = False
     """Scales of an FP4 weight that do not always fold, or fine ones in words that are anything."""
+    words: Words = Words.NONE
+    """Sides whose fine scales are words."""
 
     @classmethod
     def takes(cls, config: DecodeConfig) -> bool:
@@ -77,6 +78,7 @@ class DecodeTrial(ProductTrial):
         """Draw sizes around a tile's edges."""
         draw = draws(config, seed)
         is_dependent, k = draw.random() < 0.5, depth(draw, config)
+        words = Words(draw.randint(0, 3)) if config.is_fine else Words.NONE
         return cls(
             config,
             *sides(draw, config, blocks=2),
@@ -85,13 +87,14 @@ class DecodeTrial(ProductTrial):
             is_dependent=is_dependent,
             in_place=config.with_c and draw.random() < 0.5,
             weight_is_ready=is_dependent and draw.random() < 0.5,
-            any_scales=(config.is_fp4 or config.sfb_values == IN_UE8M0) and draw.random() < 0.5,
+            any_scales=(config.is_fp4 or words != Words.NONE) and draw.random() < 0.5,
+            words=words,
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Multiply random matrices."""
-        random = fine_decode.random_problem if self.config.is_fine else random_problem
+        random = partial(fine_decode.random_problem, words=self.words) if self.config.is_fine else random_problem
         p = random(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, any_scales=self.any_scales)
         return run(
             kernel, self.config, p, is_dependent=self.is_dependent, weight_is_ready=self.weight_is_ready, **self.how

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts import lay_scales
 from deep_gemm.casts.lay_scales import CONFIG, ScalesConfig
-from deep_gemm.core.check.layout import empty_mn_major
+from deep_gemm.core.check.layout import UE8M0_PER_WORD, ceil_div, empty_mn_major
+from deep_gemm.core.check.ue8m0 import NO_NUMBER, numbers_of
 
 from .launcher import How, Stage, flat_memory
 from .library import HostKernel
@@ -24,17 +26,21 @@ def run(kernel: HostKernel | None, sf: Tensor, out: Tensor, **how: Unpack[How]) 
     """Copy scales as `casts.lay_scales.run` does, on simulated SMs. What the kernel leaves unwritten stays."""
     stage = Stage(CONFIG, {"sf": sf}, {"out": out}, **how)
     stage.run(
-        lay_scales.KERNEL, kernel, lambda _, at: lay_scales.params_of(at["sf"], at["out"]), lay_scales.grid(CONFIG, sf)
+        lay_scales.KERNEL, kernel, lambda _, at: lay_scales.params_of(at["sf"], at["out"]), lay_scales.grid(CONFIG, out)
     )
 
 
-def check(kernel: HostKernel | None, sf: Tensor, **how: Unpack[How]) -> None:
-    """Compare what is laid out, and what lies between, to the bit."""
-    out = empty_mn_major(sf)
+def check(kernel: HostKernel | None, sf: Tensor, k_blocks: int | None = None, **how: Unpack[How]) -> None:
+    """Compare what is laid out, and what lies between, to the bit. `k_blocks`: how many a row of words has."""
+    out = empty_mn_major(sf, k_blocks)
     memory = flat_memory(out).view(torch.int32).fill_(POISON)
     right = memory.clone()
-    right.as_strided(out.shape, out.stride()).copy_(sf.view(torch.int32))
+    numbers = sf if k_blocks is None else numbers_of(sf, k_blocks)
+    right.as_strided(out.shape, out.stride()).copy_(numbers.view(torch.int32))
     run(kernel, sf, out, **how)
+    if k_blocks is not None:  # a NaN may have any bits
+        for words in (memory, right):
+            words.masked_fill_(words.view(torch.float32).isnan(), 0)
     same("words", memory, right)
 
 
@@ -49,18 +55,27 @@ class ScalesTrial(Trial):
     is_m_major: bool
     seed: int = 0
     schedule: str | None = None
+    are_words: bool = False
     config: ScalesConfig = CONFIG
 
     @classmethod
     def drawn(cls, config: ScalesConfig, seed: int) -> ScalesTrial:
         """Draw sizes and an order."""
         draw = random.Random(seed)
-        return cls(draw.randint(1, 3), draw.randint(1, 150), draw.randint(1, 80), draw.random() < 0.5, seed)
+        sizes = draw.randint(1, 3), draw.randint(1, 150), draw.randint(1, 80)
+        return cls(*sizes, draw.random() < 0.5, seed, are_words=draw.random() < 0.5)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare what is laid out, to the bit."""
-        rows, columns = (self.k_blocks, self.m) if self.is_m_major else (self.m, self.k_blocks)
-        numbers = torch.arange(self.groups * (rows + 1) * (columns + 3), dtype=torch.float32)
-        sf = numbers.view(self.groups, rows + 1, columns + 3)[:, :rows, :columns]
-        check(kernel, sf.mT if self.is_m_major else sf, **self.how)
+        """Compare what is laid out of FP32, or made of words, to the bit."""
+        of_row = ceil_div(self.k_blocks, UE8M0_PER_WORD) if self.are_words else self.k_blocks
+        rows, columns = (of_row, self.m) if self.is_m_major else (self.m, of_row)
+        shape = self.groups, rows + 1, columns + 3
+        if self.are_words:
+            generator = torch.Generator().manual_seed(self.seed)
+            memory = torch.randint(-(2**31), 2**31, shape, generator=generator).int()
+            memory.view(torch.uint8).view(-1)[::7], memory.view(torch.uint8).view(-1)[::11] = 0, NO_NUMBER
+        else:
+            memory = torch.arange(prod(shape), dtype=torch.float32).view(shape)
+        sf = memory[:, :rows, :columns]
+        check(kernel, sf.mT if self.is_m_major else sf, self.k_blocks if self.are_words else None, **self.how)
         return 0.0

@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import Unpack
 
-from deep_gemm.core.check.layout import align, ceil_div
+from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div
+from deep_gemm.core.check.ue8m0 import NO_NUMBER, Words, words_of
 from deep_gemm.core.kernel import Config, Kernel
 from deep_gemm.gemm.config import BLOCK_K, GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
@@ -90,9 +92,31 @@ def run_plan(
     return stage.result()
 
 
+SOME = 0.02
+"""The part of scales in words that is of any size, and of which some are no numbers."""
+
+
+def random_words(exponents: Tensor, generator: torch.Generator, any_scales: bool) -> Tensor:
+    """Give words of these exponents, MN-major or not, and NaN behind a row's last, which nobody is to look at.
+
+    `any_scales`: some are of any size, or no numbers.
+    """
+    if any_scales:
+        others = torch.tensor([0, 1, 60, 180, 255], dtype=torch.uint8)
+        some = torch.rand(exponents.shape, generator=generator) < SOME
+        exponents = torch.where(some, others[torch.randint(0, 5, exponents.shape, generator=generator)], exponents)
+    words = words_of(F.pad(exponents, (0, -exponents.shape[-1] % UE8M0_PER_WORD), value=NO_NUMBER))
+    return words.mT.contiguous().mT if torch.rand((), generator=generator) < 0.5 else words
+
+
 def draws(config: Config, seed: int) -> random.Random:
     """Give what problems of a configuration are drawn by."""
     return random.Random(f"{config.name} {seed}")
+
+
+def drawn_words(draw: random.Random, config: GemmConfig) -> Words:
+    """Draw the sides of E4M3 whose scales are words, if any are fine."""
+    return Words(draw.randint(0, 3)) if config.parts > 1 and not config.converts_b else Words.NONE
 
 
 def near_edge(draw: random.Random, block: int, multiple: int = 1, blocks: int = 2) -> int:

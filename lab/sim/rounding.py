@@ -13,9 +13,10 @@ from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, Scales
+from deep_gemm.core.check.ue8m0 import numbers_of
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.output import values_of
-from deep_gemm.gemm.packed import as_e4m3, numbers_of
+from deep_gemm.gemm.packed import as_e4m3
 
 FP32_UNIT = 2.0**-24
 
@@ -39,10 +40,11 @@ Tensor cores cut off bits of the addends, and of the sum, where the simulator ro
 def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scales, of_a: Scales = PER_ROW) -> Tensor:
     """S of every element of A `[m, k]` @ B `[n, k]`.T, in FP64."""
     m, k, n = *a.shape, b.shape[0]
+    sfa = numbers_of(sfa, ceil_div(k, of_a.columns))
     if values_of(b) == E2M1:
         b, sfb = as_e4m3(b), numbers_of(sfb, k // MX.columns)
         sfa, of_a = sfa.repeat_interleave(PER_ROW.columns // MX.columns, 1), MX
-    sfb = sfb.repeat_interleave(of_b.rows, 0)[:n]
+    sfb = numbers_of(sfb, ceil_div(k, of_b.columns)).repeat_interleave(of_b.rows, 0)[:n]
     total = torch.zeros(m, n, dtype=torch.float64, device=a.device)
     columns = min(of_a.columns, of_b.columns)
     for first in range(0, k, columns):

@@ -14,6 +14,7 @@ from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, Scales
+from deep_gemm.core.check.ue8m0 import Words
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
@@ -25,10 +26,10 @@ from deep_gemm.gemm.rows import launch as kernels
 from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
 from deep_gemm.gemm.rows.launch import grouped_problem
 
-from .dense import Outcome, ProductTrial, outcome, random_packed, vary
+from .dense import Outcome, ProductTrial, outcome, random_packed, varied
 from .launcher import How
 from .library import HostKernel
-from .product import depth, draws, near_edge, partial_sums, run_plan, sizes, stage_of
+from .product import depth, drawn_words, draws, near_edge, partial_sums, run_plan, sizes, stage_of
 from .rounding import allowed_difference
 
 CANARY = 42.0
@@ -49,8 +50,9 @@ def random_problem(
     alignment: int = 128,
     zero_padding: bool = True,
     any_scales: bool = False,
+    words: Words = Words.NONE,
 ) -> Problem:
-    """Make a problem with random data for a configuration. `any_scales`: those of FP4 weights do not always fold.
+    """Make a problem with random data for a configuration. `any_scales`, `words`: as in `dense.random_problem`.
 
     `layout` holds ids, ends or counts, depending on the configuration. `rows` is the number of rows that A has, for
     counts in each group. Rows of A without a group are NaN, both values and scales.
@@ -66,14 +68,14 @@ def random_problem(
     planes = [groups] if config.groups == Groups.COUNTS else []
     of_a = scales_of_a(config)
     a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=of_a.columns)
-    vary(sfa, of_a, generator)
+    sfa = varied(sfa, of_a, generator, Words.A in words, any_scales)
     if config.b == E2M1:
         weights = [random_packed(n, k, generator, any_scales) for _ in range(groups)]
         b = torch.stack([values for values, _ in weights]), torch.stack([scales for _, scales in weights])
     else:
         assert config.sfb is not None
-        b = cast_by_torch(torch.randn(groups, n, k, generator=generator), *config.sfb)
-        vary(b[1], config.sfb, generator)
+        values, sfb = cast_by_torch(torch.randn(groups, n, k, generator=generator), *config.sfb)
+        b = values, varied(sfb, config.sfb, generator, Words.B in words, any_scales)
     d = torch.full((*planes, rows, n), CANARY, dtype=dtype)
     recipes = (None, config.sfa, None if config.b == E2M1 else config.sfb)
     problem: Problem
@@ -92,7 +94,7 @@ def random_problem(
         )
     unused = ids_of(problem) < 0
     a.view(torch.uint8)[unused] = 0x7F
-    sfa[unused] = float("nan")
+    sfa[unused] = -1 if Words.A in words else float("nan")
     return problem
 
 
@@ -164,7 +166,9 @@ class RowsTrial(ProductTrial):
     num_groups: int | None = None
     zero_padding: bool = True
     any_scales: bool = False
-    """Scales of FP4 weights that do not always fold."""
+    """Scales of FP4 weights that do not always fold, or of words that are anything."""
+    words: Words = Words.NONE
+    """Sides that have fine scales, or are beside them, in words."""
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -177,6 +181,7 @@ class RowsTrial(ProductTrial):
         draw = draws(config, seed)
         alignment = draw.choice((1, 16, 128))
         layout, rows = drawn_layout(draw, config, alignment)
+        words = Words.NONE if isinstance(config, DecodeConfig) else drawn_words(draw, config)
         n, k = near_edge(draw, config.block_n, 4 if config.is_fp32 else 8, blocks=1), depth(draw, config)
         return cls(
             config,
@@ -189,7 +194,8 @@ class RowsTrial(ProductTrial):
             num_sms=draw.randint(1, 5),
             num_groups=5 if config.groups == Groups.IDS else None,
             zero_padding=draw.random() < 0.5 and scales_of_a(config) == PER_ROW,
-            any_scales=config.b == E2M1 and draw.random() < 0.5,
+            any_scales=(config.b == E2M1 or words != Words.NONE) and draw.random() < 0.5,
+            words=words,
         )
 
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
@@ -205,6 +211,7 @@ class RowsTrial(ProductTrial):
             alignment=self.alignment,
             zero_padding=self.zero_padding,
             any_scales=self.any_scales,
+            words=self.words,
         )
         return run(kernel, self.config, p, **self.how)
 

@@ -17,8 +17,8 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.across import by_peers, decode, experts, rows_fetched, rows_to_addresses
 from deep_gemm.across.by_peers import Peers
-from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.core.meeting import Room
 from deep_gemm.core.settings import set_compile_mode, set_num_sms, set_pdl
 from deep_gemm.distributed import Experts

@@ -23,7 +23,8 @@ import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles
 from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW
+from deep_gemm.core.check.recipes import BLOCKS_OF_32, E2M1, MX, PER_64, PER_ROW
+from deep_gemm.core.check.ue8m0 import Words
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.config_of_tile import tile_config
@@ -48,10 +49,10 @@ def check(module: str, config: Any, p: Any, **more: int) -> None:
     sim.run(compile_config(config), config, spread(p, **more)).checked()
 
 
-def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
+def dense_trial(config: GemmConfig, mnk: tuple[int, int, int], words: Words = Words.NONE) -> None:
     from lab.sim.dense import random_problem
 
-    p = random_problem(config, *mnk)
+    p = random_problem(config, *mnk, words=words)
     check("dense", config, p, a=32, b=16, sfb=0 if config.sfb == PER_ROW else 3, c=0 if p.c is p.d else 8)
 
 
@@ -61,6 +62,13 @@ def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
     check("fp8_gemm_decode", config, random_problem(config, *mnk), a=32, b=16, sfa=3, sfb=2, c=8)
 
 
+def fine_decode_trial() -> None:
+    from lab.sim.fine_decode import random_problem
+
+    config = DecodeConfig(16, 4, 1, 2, sfa=MX, sfb=MX)
+    check("fp8_gemm_decode", config, random_problem(config, 9, 264, 1040, words=Words.A), sfa=3, sfb=2)
+
+
 def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) -> None:
     from lab.sim.skip_head_mid import random_problem
 
@@ -68,10 +76,16 @@ def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) 
     check("skip_head_mid", config, p, a=32, b=16, sfb=3)
 
 
-def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, alignment: int = 128) -> None:
+def rows_trial(
+    config: GemmConfig,
+    layout: list[int],
+    rows: int | None = None,
+    alignment: int = 128,
+    words: Words = Words.NONE,
+) -> None:
     from lab.sim.rows import random_problem
 
-    p = random_problem(config, layout, 264, 400, rows=rows, alignment=alignment)
+    p = random_problem(config, layout, 264, 400, rows=rows, alignment=alignment, words=words)
     check("rows", config, p, b=16, sfb=0 if config.sfb == PER_ROW else 3)
 
 
@@ -159,6 +173,7 @@ def scales_trial(is_m_major: bool) -> None:
     from lab.sim.lay_scales import ScalesTrial
 
     ScalesTrial(3, 70, 40, is_m_major).run()
+    ScalesTrial(3, 70, 38, is_m_major, are_words=True).run()
 
 
 WITH_C, IN_PLACE = (
@@ -173,6 +188,12 @@ TRIALS: dict[str, Callable[[], None]] = {
     "split": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), cluster_k=3, k=1040), (72, 264, 1040)),
     "decode": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, with_c=True), (9, 264, 1040)),
     "decode of FP4": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, b=E2M1, sfb=MX), (9, 264, 1056)),
+    "fine": lambda: dense_trial(tile_config(64, 128, Output(sfb=BLOCKS_OF_32), k=400), (72, 264, 400), Words.B),
+    "fine by row": lambda: dense_trial(tile_config(64, 128, Output(sfa=MX, sfb=MX), k=400), (72, 264, 400), Words.A),
+    "fine, few rows": fine_decode_trial,
+    "fine ids": lambda: rows_trial(
+        tile_config(64, 128, Output(sfb=BLOCKS_OF_32, groups=Groups.IDS), k=400), [-1, *[0] * 70, 1], words=Words.B
+    ),
     "into heads": lambda: skip_trial(skipping(tile_config(64, 64, Output(), k=400), 16), (16, 8, 48)),
     "into heads, few rows": lambda: skip_trial(skipping(DecodeConfig(16, 4, 1, 2), 16), (16, 8, 48)),
     "ids": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.IDS), k=400), [-1, *[0] * 70, -1, *[1] * 20]),
@@ -301,6 +322,7 @@ MUTATIONS = [
     *_swap("gemm.dense.launch", 'Place("d", D)', 'Place("d", C)', SPLIT),
     *_swap("gemm.dense.launch", "scales_map(config.block_n, p.sfb,", "scales_map(config.block_n, p.sfa,", BY_ROW),
     *_swap("gemm.dense.launch", "(config.box_rows_of_b // config.cluster_m,", "(config.box_rows_of_b // 2,", DENSE),
+    *_swap("gemm.dense.launch", "sides_in_words(p.sfa, p.sfb)", "sides_in_words(p.sfb, p.sfa)", "fine"),
     # Into heads
     *_swap("gemm.skip.launch", "-(left + mid) * p.d.element_size()", "-left * p.d.element_size()", INTO_HEADS[0]),
     *_swap("gemm.skip.launch", "part_map(config, p.d, right_d),\n", "part_map(config, p.d, left_d),\n", INTO_HEADS[0]),
@@ -344,7 +366,10 @@ MUTATIONS = [
     *_swap("gemm.kernel_decode", 'Place("sfa", SFA)', 'Place("sfa", SFB)', DECODE),
     *_swap("gemm.kernel_decode", 'Place("d", D)', 'Place("d", C)', DECODE),
     *_swap("gemm.kernel_decode", 'Place("map_b", B)', 'Place("map_b", A)', DECODE),
+    *_swap("gemm.kernel_decode", "sides_in_words(p.sfa, p.sfb)", "sides_in_words(p.sfb, p.sfa)", "fine, few rows"),
+    *_swap("gemm.kernel_decode", "ceil_div(k, of.columns)", "4 * sf.shape[-1]", "fine by row"),
     # Rows
+    *_swap("gemm.rows.launch", "sides_in_words(p.sfa, p.sfb)", "sides_in_words(p.sfb, p.sfa)", "fine ids"),
     *_swap("gemm.rows.launch", '"groups.sfb_stride": p.sfb.stride(0)', '"groups.sfb_stride": p.sfb.stride(1)', *ROWS),
     *_swap("gemm.rows.launch", '"sfb_stride_n": p.sfb.stride(1)', '"sfb_stride_n": p.sfb.stride(2)', *ROWS),
     *_swap("gemm.rows.launch", '"sfb_stride_k": p.sfb.stride(2)', '"sfb_stride_k": p.sfb.stride(1)', *ROWS),
@@ -559,8 +584,9 @@ MUTATIONS = [
     *_swap("casts.lay_scales", '"stride_m": stride_m', '"stride_m": stride_k', SCALES),
     *_swap("casts.lay_scales", '"stride_k": stride_k', '"stride_k": stride_m', SCALES, "m-major scales"),
     *_swap("casts.lay_scales", '"pitch": out.stride(-1)', '"pitch": sf.shape[-2]', SCALES),
-    *_swap("casts.lay_scales", '"m": sf.shape[-2]', '"m": sf.shape[-2] - 1', SCALES),
-    *_swap("casts.lay_scales", '"k_blocks": sf.shape[-1]', '"k_blocks": sf.shape[-1] - 1', SCALES),
+    *_swap("casts.lay_scales", '"m": out.shape[-2]', '"m": out.shape[-2] - 1', SCALES),
+    *_swap("casts.lay_scales", '"k_blocks": out.shape[-1]', '"k_blocks": sf.shape[-1]', SCALES),
+    *_swap("casts.lay_scales", '"are_words": int(sf.dtype == torch.int32)', '"are_words": 0', SCALES),
     *_swap("casts.lay_scales", "(groups[0] if groups else 1) *", "1 *", SCALES),
     *_swap("casts.lay_scales", "ceil_div(m, config.rows)", "m // config.rows", SCALES),
     # BF16, and what travels by collectives

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout, words_of
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout
 from deep_gemm.core.check.layout import (
     RECIPES,
     RECIPES_OF_A,
@@ -25,6 +25,7 @@ from deep_gemm.core.check.layout import (
     get_tma_aligned_size,
     is_mn_major_tma_aligned,
 )
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import dense_problem

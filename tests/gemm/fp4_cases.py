@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.ue8m0 import words_of
 
 VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 

@@ -10,11 +10,13 @@ from helpers import assert_within, random_fp8, random_scales, rounding_to
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.scales import words_of
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_packed_ue8m0_tensor
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import Scales
+from deep_gemm.core.check.ue8m0 import powers_of, words_of
 from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.reference import fma_fp32
+from lab.bench.timing import profiled
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -166,34 +168,90 @@ def test_a_graph_is_replayed_with_other_values() -> None:
         assert torch.equal(d, product(a, b, recipe=(1, 32, 32)))
 
 
+FORMS: list[Any] = [
+    lambda x: x,
+    lambda x: x.view(torch.float8_e8m0fnu),
+    words_of,
+    lambda x: words_of(x).mT.contiguous().mT,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor,
+]
+
+
+def exponents_like(sf: Tensor) -> tuple[Tensor, Tensor]:
+    """Exponents, 0 and NaN among them, and the numbers that they stand for."""
+    generator = torch.Generator().manual_seed(sf.numel())
+    exponents = torch.randint(120, 134, sf.shape, generator=generator, dtype=torch.uint8)
+    exponents.view(-1)[3], exponents.view(-1)[-2] = 0, 255
+    return exponents.to(sf.device), powers_of(exponents.int()).to(sf.device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("m", [M, 300])
+@every_recipe
+def test_ue8m0_bytes_and_words(said: dict[str, Any], of_a: Scales, of_b: Scales, m: int, device: str) -> None:
+    """Either side's, in any form, beside FP32 of the other."""
+    a, b = to(device, operand((m, K), of_a, 1)), to(device, operand((N, K), of_b, 2))
+    (bytes_of_a, numbers_of_a), (bytes_of_b, numbers_of_b) = exponents_like(a[1]), exponents_like(b[1])
+    expected = product((a[0], numbers_of_a), (b[0], numbers_of_b), **said).nan_to_num(7.25)
+    assert (expected == 7.25).any()
+    assert (expected != 7.25).any()
+    for form in FORMS:
+        sfa, sfb = form(bytes_of_a), form(bytes_of_b)
+        for given_a, given_b in ((sfa, sfb), (numbers_of_a, sfb), (sfa, numbers_of_b)):
+            for _ in range(2):
+                assert same(product((a[0], given_a), (b[0], given_b), **said).nan_to_num(7.25), expected)
+        turned = deep_gemm.fp8_gemm_nn((a[0], sfa), (b[0].t(), sfb.t()), **said)
+        assert turned is not None
+        assert same(turned.nan_to_num(7.25), expected)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @every_recipe
-def test_ue8m0_bytes_and_words(said: dict[str, Any], of_a: Scales, of_b: Scales, device: str) -> None:
-    """Either side's, in any form, beside FP32 of the other."""
-    a, b = to(device, operand((M, K), of_a, 1)), to(device, operand((N, K), of_b, 2))
-    exponents = [torch.randint(120, 134, sf.shape, dtype=torch.uint8, device=device) for _, sf in (a, b)]
-    of_bytes = [(exponent.int() << 23).view(torch.float32) for exponent in exponents]
-    expected = product((a[0], of_bytes[0]), (b[0], of_bytes[1]), **said)
-    for form in (
-        lambda x: x,
-        lambda x: x.view(torch.float8_e8m0fnu),
-        words_of,
-        lambda x: words_of(x).t().contiguous().t(),
-    ):
-        sfa, sfb = map(form, exponents)
-        for given_a, given_b in ((sfa, sfb), (of_bytes[0], sfb), (sfa, of_bytes[1])):
-            assert same(product((a[0], given_a), (b[0], given_b), **said), expected)
-        assert same(deep_gemm.fp8_gemm_nn((a[0], sfa), (b[0].t(), sfb.t()), **said), expected)
+def test_ue8m0_of_groups(said: dict[str, Any], of_a: Scales, of_b: Scales, device: str) -> None:
+    """Rows by ids, by ends and counted give what they give of the same numbers."""
+    m, groups = 200, len(COUNTS)
+    b = to(device, operand((groups, N, K), of_b, 5))
+    ids = torch.full((m,), -1, dtype=torch.int32, device=device)
+    ids[:70], ids[128:190] = 0, 2
+    ends = torch.tensor([70, 70, 190], dtype=torch.int32, device=device)
+    counts = torch.tensor(COUNTS, dtype=torch.int32, device=device)
+    api: Any = deep_gemm
+    calls: list[tuple[tuple[int, ...], Any]] = [
+        ((m,), lambda *x: api.m_grouped_fp8_gemm_nt_contiguous(*x, ids, **said)),
+        ((m,), lambda *x: api.m_grouped_fp8_gemm_nt_contiguous(*x, ends, use_psum_layout=True, **said)),
+        ((groups, 12), lambda *x: api.m_grouped_fp8_gemm_nt_masked(*x, counts, 8, **said)),
+    ]
+    for rows, call in calls:
+        a = to(device, operand((*rows, K), of_a, 4))
+        (bytes_of_a, numbers_of_a), (bytes_of_b, numbers_of_b) = exponents_like(a[1]), exponents_like(b[1])
+
+        def multiplied(sfa: Tensor, sfb: Tensor, a: Any = a, call: Any = call, rows: Any = rows) -> Tensor:
+            d = torch.full((*rows, N), 3.5, dtype=torch.bfloat16, device=device)
+            call((a[0], sfa), (b[0], sfb), d)
+            return d.nan_to_num(7.25)
+
+        expected = multiplied(numbers_of_a, numbers_of_b)
+        for form in FORMS:
+            for given_a in (form(bytes_of_a), numbers_of_a):
+                assert torch.equal(multiplied(given_a, form(bytes_of_b)), expected)
 
 
 @pytest.mark.gpu
-def test_calls_that_are_alike_have_one_plan() -> None:
-    a, b = (to("cuda", operand(shape, of, 1)) for shape, of in (((M, K), Scales(1, 128)), ((N, K), Scales(32, 32))))
-    a = a[0], deep_gemm.get_mn_major_tma_aligned_tensor(a[1])
-    product(a, b, recipe_b=(32, 32))
+@pytest.mark.parametrize("m", [8, 512])
+@pytest.mark.parametrize("form", FORMS[::2])
+@pytest.mark.parametrize(("said", "of_a", "of_b"), [WHOLE[0], WHOLE[2], SIDES[0]], ids=str)
+def test_calls_that_are_alike_have_one_plan(said: Any, of_a: Scales, of_b: Scales, form: Any, m: int) -> None:
+    """No kernel runs but the product's, and many rows' that lays scales out which TMA loads."""
+    a, b = (to("cuda", operand(shape, of, 1)) for shape, of in (((m, 1024), of_a), ((N, 1024), of_b)))
+    a, b = ((values, form(exponents_like(sf)[0])) for values, sf in (a, b))
+    d = torch.empty(m, N, dtype=torch.bfloat16, device="cuda")
+    product(a, b, d, **said)
     before = len(PLANS.plans)
-    product(a, b, recipe_b=(32, 32))
+    kernels = [event.name for event in profiled(lambda: product(a, b, d, **said))]
     assert len(PLANS.plans) == before
+    laid = 0 if m == 8 else 1 if of_b.rows > 1 else 2
+    assert sum(name == "lay_scales" for name in kernels) == laid
+    assert sum(name.startswith("fp8_") for name in kernels) == 1 == len(kernels) - laid
 
 
 @pytest.mark.parametrize(

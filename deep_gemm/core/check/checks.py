@@ -146,10 +146,10 @@ def fp8(name: str, values: Tensor) -> None:
     raise ValueError(f"{name}: expected dtype torch.float8_e4m3fn, got {dtype}")
 
 
-def fp32_scales(name: str, sf: Tensor) -> None:
-    """Check the type of scales."""
+def fp32_scales(name: str, sf: Tensor, also: tuple[torch.dtype, ...] = ()) -> None:
+    """Check the type of scales: FP32, or one of `also`."""
     dtype = sf.dtype
-    if dtype == torch.float32:
+    if dtype == torch.float32 or dtype in also:
         whole_elements(name, sf)
         return
     if dtype in (torch.int32, getattr(torch, "float8_e8m0fnu", None)):
@@ -175,9 +175,13 @@ def scales(
     columns: int = SCALE_BLOCK,
     *,
     transposed: bool = False,
+    also: tuple[torch.dtype, ...] = (),
 ) -> Tensor:
-    """Check scales, one for `rows` x `columns` values of a matrix `[outer, k]`; transpose them back if `transposed`."""
-    fp32_scales(name, sf)
+    """Check scales, one for `rows` x `columns` values of a matrix `[outer, k]`; transpose them back if `transposed`.
+
+    They are FP32, or of a type among `also`.
+    """
+    fp32_scales(name, sf, also)
     *groups, mn = outer
     num_mn_blocks, num_k_blocks = ceil_div(mn, rows), ceil_div(k, columns)
     expected = (*groups, num_k_blocks, num_mn_blocks) if transposed else (*groups, num_mn_blocks, num_k_blocks)

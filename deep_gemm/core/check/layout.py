@@ -145,12 +145,16 @@ def with_usual_strides(sf: Tensor) -> Tensor:
     return sf if sf.stride() == strides else sf.detach().as_strided(sf.shape, strides)
 
 
-def empty_mn_major(sf: Tensor) -> Tensor:
-    """Make room for the same scales in the layout that TMA loads: m-major, in rows of a multiple of 16 bytes."""
-    mn, num_k_blocks = sf.shape[-2:]
-    pitch = pitch_of_scales(mn)
+def empty_mn_major(sf: Tensor, num_k_blocks: int | None = None) -> Tensor:
+    """Make room for the same scales in the layout that TMA loads: m-major, in rows of a multiple of 16 bytes.
+
+    With `num_k_blocks` of a row for FP32, whatever type and number the scales have.
+    """
+    *outer, of_row = sf.shape
+    pitch = pitch_of_scales(outer[-1])
+    num_k_blocks, dtype = (of_row, sf.dtype) if num_k_blocks is None else (num_k_blocks, torch.float32)
     strides = (num_k_blocks * pitch, 1, pitch)[3 - sf.dim() :]
-    return empty("scales laid out for TMA", sf.shape, sf.dtype, sf.device, strides)
+    return empty("scales laid out for TMA", (*outer, num_k_blocks), dtype, sf.device, strides)
 
 
 def whole_elements(name: str, x: Tensor) -> None:

@@ -14,7 +14,7 @@ NO_RECIPES: Recipes = (None, None, None)
 
 
 class Scales(NamedTuple):
-    """How an operand is scaled: so many rows and columns share a scale, which is FP32."""
+    """How an operand is scaled: so many rows and columns share a scale."""
 
     rows: int
     columns: int
@@ -30,9 +30,6 @@ class Values(NamedTuple):
 E4M3 = Values("e4m3", 8)
 E2M1 = Values("e2m1", 4)
 """FP4's, two to a byte."""
-IN_FP32 = Values("fp32", 32)
-IN_UE8M0 = Values("ue8m0", 8)
-"""Values of scales: numbers, or exponents of two, four to a word."""
 PER_ROW = Scales(1, SCALE_BLOCK)
 """A scale for 128 columns of each row: A's usual ones; with B's ("1D1D") those of gradients of weights."""
 PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)

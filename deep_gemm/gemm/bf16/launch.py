@@ -117,6 +117,7 @@ NO_SCALES: Mapping[str, int | bytes] = {
     "sfb": 0,
     "sfb_stride_n": 0,
     "sfb_stride_k": 0,
+    "words": 0,
 }
 """Members of Params that only products with scales use."""
 

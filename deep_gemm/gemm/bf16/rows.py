@@ -120,6 +120,7 @@ def plan_of(p: RowsProblem, config: Bf16Config, num_sms: int, launcher: driver.L
         "d_pitch": row_pitch(p.d),
         "sfb_stride_n": 0,
         "sfb_stride_k": 0,
+        "words": 0,
         "m": m,
         "n": n,
         "k": k,

@@ -3,7 +3,8 @@
 //
 //   [parts of the k-block][chunks of a tile's columns], and whether each chunk has one scale for all parts
 //
-// and arrives at the slot's barrier. Its loads are of a batch of k-blocks at a time, a batch ahead.
+// and arrives at the slot's barrier. Its loads are of a batch of k-blocks at a time, a batch ahead. Scales in words become numbers
+// when they are taken up; lanes load a word each, and four of them the same.
 #pragma once
 #include "config.cuh"
 #include "convert/as_it_lies.cuh"
@@ -12,6 +13,7 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
+#include "ue8m0.cuh"
 #include WORK
 
 constexpr uint32_t kChunks = kBlockN / kScaleRowsOfB;
@@ -22,17 +24,22 @@ static_assert(kChunks == 2 || kChunks == 4, "the scales of a part are stored at 
 struct LaneScales {
   const float* rows[kChunks];  // of the tile's chunks: a block's first scale
   uint32_t coming[kChunks];
+  const bool are_words;
 
-  // Scales behind the last one of k are zeros, as the values there are. A tile's columns past n take the last block's.
+  // Scales behind the last one of k are zeros, as the values there are, or the number of exponent zero. A tile's columns past n
+  // take the last block's.
   DEVICE void ask(const Params& p, uint32_t first_k_block) {
     const uint32_t part = first_k_block * kScalePartsOfB + ptx::lane_index();
     const bool is_there = part < ceil_div(p.k, kBlockK / kScalePartsOfB);
 #pragma unroll
     for (uint32_t i = 0; i < kChunks; ++i)
-      coming[i] = is_there ? ptx::ld_global_nc_b32(rows[i] + static_cast<uint64_t>(part) * p.sfb_stride_k) : 0;
+      coming[i] = is_there ? ptx::ld_global_nc_b32(rows[i] + static_cast<uint64_t>(are_words ? part / 4 : part) * p.sfb_stride_k) : 0;
   }
 
-  DEVICE LaneScales(const Params& p, const Tile& tile) {
+  // What came for the lane's part, of which this is the place along k.
+  DEVICE uint32_t taken(uint32_t i, uint32_t part) const { return are_words ? bits_of_scale_at(part, coming[i]) : coming[i]; }
+
+  DEVICE LaneScales(const Params& p, const Tile& tile) : are_words(p.words & kWordsOfB) {
     const uint32_t last = (p.n - 1) / kScaleRowsOfB;
 #pragma unroll
     for (uint32_t i = 0; i < kChunks; ++i) {
@@ -57,7 +64,7 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
       bool folds = true;  // the scales of the k-block's first part, or behind the last one of k
 #pragma unroll
       for (uint32_t i = 0; i < kChunks; ++i) {
-        current[i] = scales.coming[i];
+        current[i] = scales.taken(i, first * kScalePartsOfB + ptx::lane_index());
         folds &= current[i] == ptx::shfl_sync(current[i], ptx::lane_index() - part);
       }
       folds |= (first * kScalePartsOfB + ptx::lane_index()) * (kBlockK / kScalePartsOfB) >= p.k;

@@ -14,6 +14,7 @@
 #include "e4m3_of_e2m1.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "ue8m0.cuh"
 
 // Sums of k-blocks that a thread has registers for: with two, one is multiplied while the other is promoted.
 constexpr uint32_t kNumPartials = kBlockTokens <= 32 ? 2 : 1;

@@ -1,97 +1,119 @@
 // B in E4M3, where a scale of A or of B has less than 128 columns, or one of B less than 128 rows.
 //
-//   scales of kScaleBlocks k-blocks             --> shared memory: of tokens and of rows of B, apart
+//   scales of kScaleBlocks k-blocks, or words    --> shared memory, as numbers: of tokens and of rows of B, apart
 //   a part of a k-block, as deep as the shallower scale  --> WGMMA, from zero
 //   total = fma(partial, sfa * sfb, total), the parts in order
 #pragma once
 #include "config.cuh"
 #include "decode/product.cuh"
 #include "decode/tile.cuh"
-#include "e4m3_of_e2m1.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "ue8m0.cuh"
 
 constexpr uint32_t kDepth = kColumnsOfA < kColumnsOfB ? kColumnsOfA : kColumnsOfB;
 constexpr uint32_t kParts = kBlockK / kDepth, kPartsOfA = kBlockK / kColumnsOfA, kPartsOfB = kBlockK / kColumnsOfB;
 constexpr uint32_t kNumWarpgroups = kNumMathWarps / 4;
 // Scales that a warpgroup's 64 rows of B have, and of these a thread's two rows, which are 8 apart.
 constexpr uint32_t kScalesOfRows = kRowsOfB < 64 ? 64 / kRowsOfB : 1, kScalesOfThread = kRowsOfB == 1 ? 2 : 1;
-// What is loaded of B's scales at a time: one, or a word with those of a k-block.
-constexpr uint32_t kColumnsOfLoad = kScalesAreWords ? kBlockK : kColumnsOfB, kLoadsOfBlock = kBlockK / kColumnsOfLoad;
-// Loads along k by lanes beside each other: scales of a row lie beside each other, words of rows do.
-constexpr uint32_t kLoadsTogether = kScalesAreWords ? 1 : 8;
-constexpr uint32_t kLoadsOfRows = kScaleBlocks * kLoadsOfBlock * kScalesOfRows;
 constexpr uint32_t kScalesOfTokens = kScaleBlocks * kPartsOfA * kBlockTokens;
-constexpr uint32_t kRowsPerThread = ceil_div(kLoadsOfRows, 128), kTokensPerThread = ceil_div(kScalesOfTokens, kNumMathThreads);
+constexpr uint32_t kTokensPerThread = ceil_div(kScalesOfTokens, kNumMathThreads);
 
 static_assert(kSlotBlocks == 1 && kNumPartials <= kParts, "a k-block at a time, in parts");
-static_assert(!kScalesAreWords || kPartsOfB == 4, "a word has the scales of a k-block");
-static_assert(kScaleBlocks * kLoadsOfBlock % kLoadsTogether == 0, "whole sets of loads");
 
 struct ScaleStorage {
   alignas(16) float tokens[kScaleBlocks][kPartsOfA][kBlockTokens];
   alignas(16) float rows[kNumWarpgroups][kScaleBlocks][kScalesOfRows][kPartsOfB];
 };
 
-// The scales of kScaleBlocks k-blocks, on their way to shared memory. A warpgroup brings those of its rows, all together those of
-// the tokens. What is past the last row, token or column is loaded again from the last one: never an address outside.
+// Which load of B's scales a thread's i-th is, of those of a warpgroup: of one, or of a word that has those of a k-block.
+template <bool kAreWords>
+struct RowLoad {
+  static constexpr uint32_t kOfBlock = kAreWords ? 1 : kPartsOfB;
+  // Loads along k by lanes beside each other: scales of a row lie beside each other, words of rows do.
+  static constexpr uint32_t kTogether = kAreWords ? 1 : 8;
+  static constexpr uint32_t kCount = kScaleBlocks * kOfBlock * kScalesOfRows, kPerThread = ceil_div(kCount, 128);
+  static_assert(kScaleBlocks * kOfBlock % kTogether == 0, "whole sets of loads");
+  uint32_t index, row, along_k;
+
+  DEVICE explicit RowLoad(uint32_t i)
+      : index(i * 128 + ptx::thread_index() % 128),
+        row(index / kTogether % kScalesOfRows),
+        along_k(index / (kTogether * kScalesOfRows) * kTogether + index % kTogether) {}
+};
+
+// The scales of kScaleBlocks k-blocks, or the words that they are in, on their way to shared memory. A warpgroup brings those of its
+// rows, all together those of the tokens. What is past the last row, token or column is loaded again from the last one: never an
+// address outside.
 struct Scales {
-  uint32_t rows[kRowsPerThread];
-  float tokens[kTokensPerThread];
-
-  // Which of the warpgroup's loads of B's scales is this thread's i-th.
-  struct Place {
-    uint32_t index, row, load;
-
-    DEVICE explicit Place(uint32_t i)
-        : index(i * 128 + ptx::thread_index() % 128),
-          row(index / kLoadsTogether % kScalesOfRows),
-          load(index / (kLoadsTogether * kScalesOfRows) * kLoadsTogether + index % kLoadsTogether) {}
-  };
+  uint32_t rows[RowLoad<false>::kPerThread], tokens[kTokensPerThread];
 
   DEVICE void load(const DecodeProduct& p, const Work& work, uint32_t first_k_block) {
     const uint32_t end_k = work.end_k_block * kBlockK < p.k ? work.end_k_block * kBlockK : p.k;
     const auto along_k = [&](uint32_t i, uint32_t columns) {
       const uint32_t k = first_k_block * kBlockK + i * columns;
-      return static_cast<uint64_t>((k < end_k ? k : end_k - 1) / columns);
+      return k < end_k ? k : end_k - 1;
     };
-    const uint32_t first_row = (work.row_n + ptx::warp_index() / 4 * 64) / kRowsOfB, last_row = (p.n - 1) / kRowsOfB;
-#pragma unroll
-    for (uint32_t i = 0; i < kRowsPerThread; ++i) {
-      const Place place(i);
-      const uint32_t row = first_row + place.row < last_row ? first_row + place.row : last_row;
-      rows[i] = ptx::ld_global_b32(p.sfb + static_cast<uint64_t>(row) * p.sfb_stride_n +
-                                   along_k(place.load, kColumnsOfLoad) * p.sfb_stride_k);
-    }
+    if (p.words & kWordsOfB) load_rows<true>(p, work, along_k); else load_rows<false>(p, work, along_k);
+    const uint32_t scales_of_load = p.words & kWordsOfA ? 4 : 1;
 #pragma unroll
     for (uint32_t i = 0; i < kTokensPerThread; ++i) {
       const uint32_t index = i * kNumMathThreads + ptx::thread_index();
       const uint32_t token = work.row_m + index % kBlockTokens;
-      tokens[i] = ptx::ld_global_f32(p.sfa + static_cast<uint64_t>(token < p.m ? token : p.m - 1) * p.sfa_stride_m +
-                                     along_k(index / kBlockTokens, kColumnsOfA) * p.sfa_stride_k);
+      const uint32_t scale = along_k(index / kBlockTokens, kColumnsOfA) / kColumnsOfA;
+      tokens[i] = ptx::ld_global_b32(p.sfa + static_cast<uint64_t>(token < p.m ? token : p.m - 1) * p.sfa_stride_m +
+                                     static_cast<uint64_t>(scale / scales_of_load) * p.sfa_stride_k);
     }
   }
 
-  DEVICE void store(ScaleStorage& to) const {
-    const uint32_t warpgroup = ptx::warp_index() / 4;
+  template <bool kAreWords, typename AlongK>
+  DEVICE void load_rows(const DecodeProduct& p, const Work& work, const AlongK& along_k) {
+    using Load = RowLoad<kAreWords>;
+    const uint32_t first_row = (work.row_n + ptx::warp_index() / 4 * 64) / kRowsOfB, last_row = (p.n - 1) / kRowsOfB;
 #pragma unroll
-    for (uint32_t i = 0; i < kRowsPerThread; ++i) {
-      const Place place(i);
-      if (kLoadsOfRows % 128 != 0 && place.index >= kLoadsOfRows) break;
-      const uint32_t k_block = place.load / kLoadsOfBlock;
-      float* scales = to.rows[warpgroup][k_block][place.row];
-      if constexpr (kScalesAreWords) {
-        const auto scale = [&](uint32_t part) { return bits_of_scale(rows[i] >> part * 8 & 255); };
-        ptx::st_shared_v4_b32(scales, scale(0), scale(1), scale(2), scale(3));
-      } else {
-        ptx::st_shared_b32(scales + place.load % kLoadsOfBlock, rows[i]);
-      }
+    for (uint32_t i = 0; i < Load::kPerThread; ++i) {
+      const Load load(i);
+      const uint32_t row = first_row + load.row < last_row ? first_row + load.row : last_row;
+      const uint32_t at_k = along_k(load.along_k, kBlockK / Load::kOfBlock) / (kColumnsOfB * (kAreWords ? 4 : 1));
+      rows[i] = ptx::ld_global_b32(p.sfb + static_cast<uint64_t>(row) * p.sfb_stride_n +
+                                   static_cast<uint64_t>(at_k) * p.sfb_stride_k);
     }
+  }
+
+  // What was loaded from a k-block on.
+  DEVICE void store(const DecodeProduct& p, uint32_t first_k_block, ScaleStorage& to) const {
+    if (p.words & kWordsOfB) store_rows<true>(first_k_block, to); else store_rows<false>(first_k_block, to);
+    const bool are_words = p.words & kWordsOfA;
 #pragma unroll
     for (uint32_t i = 0; i < kTokensPerThread; ++i) {
       const uint32_t index = i * kNumMathThreads + ptx::thread_index();
+      const uint32_t place = first_k_block * kPartsOfA + index / kBlockTokens;
       if (kScalesOfTokens % kNumMathThreads == 0 || index < kScalesOfTokens)
-        ptx::st_shared_f32(&to.tokens[0][0][0] + index, tokens[i]);
+        ptx::st_shared_b32(&to.tokens[0][0][0] + index, are_words ? bits_of_scale_at(place, tokens[i]) : tokens[i]);
+    }
+  }
+
+  template <bool kAreWords>
+  DEVICE void store_rows(uint32_t first_k_block, ScaleStorage& to) const {
+    using Load = RowLoad<kAreWords>;
+    const uint32_t warpgroup = ptx::warp_index() / 4;
+#pragma unroll
+    for (uint32_t i = 0; i < Load::kPerThread; ++i) {
+      const Load load(i);
+      if (Load::kCount % 128 != 0 && load.index >= Load::kCount) break;
+      const uint32_t k_block = load.along_k / Load::kOfBlock;
+      float* const scales = to.rows[warpgroup][k_block][load.row];
+      if constexpr (kAreWords) {
+        const auto scale = [&](uint32_t part) { return bits_of_scale_at((first_k_block + k_block) * kPartsOfB + part, rows[i]); };
+        if constexpr (kPartsOfB == 4)
+          ptx::st_shared_v4_b32(scales, scale(0), scale(1), scale(2), scale(3));
+        else if constexpr (kPartsOfB == 2)
+          ptx::st_shared_v2_b32(scales, scale(0), scale(1));
+        else
+          ptx::st_shared_b32(scales, scale(0));
+      } else {
+        ptx::st_shared_b32(scales + load.along_k % Load::kOfBlock, rows[i]);
+      }
     }
   }
 };
@@ -178,7 +200,7 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
   for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
     ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before
-    scales.store(shared.scales);
+    scales.store(p, first, shared.scales);
     ptx::bar_sync(1, kNumMathThreads);
     if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);
     const uint32_t count = work.end_k_block - first < kScaleBlocks ? work.end_k_block - first : kScaleBlocks;

@@ -32,4 +32,5 @@ struct DecodeProduct {
   // This kernel starts when all is over that ran before the kernel ahead of it, which writes A and its scales alone. So B
   // may be loaded before griddepcontrol_wait.
   uint32_t weight_is_ready;
+  uint32_t words;  // whose scales are words of UE8M0: see ue8m0.cuh
 };

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.check import checks
+from ...core.check import checks, ue8m0
 from ...core.check.checks import Operand, Sizes
 from ...core.check.recipes import MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
 from .. import packed
@@ -29,7 +29,7 @@ class DenseProblem(NamedTuple):
     n: int
     k: int
     of_b: Scales
-    """How B is scaled; with MX if it is FP4, in words: see packed.py."""
+    """How B is scaled; with MX if it is FP4. Of what type scales are say their tensors: see core/check/ue8m0.py."""
     of_a: Scales = PER_ROW
 
 
@@ -46,8 +46,8 @@ def dense_problem(
     bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes)
     av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
-    sfa = packed.checked_scales("sfa", sfa, "m", (m,), k, of_a, of_b, transposed=turn_a)
-    sfb = packed.checked_scales("sfb", sfb, "n", (n,), k, of_b, of_a, transposed=turn_b)
+    sfa = ue8m0.scales("sfa", sfa, "m", (m,), k, of_a, of_b, transposed=turn_a)
+    sfb = ue8m0.scales("sfb", sfb, "n", (n,), k, of_b, of_a, transposed=turn_b)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
     d, c = checks.outputs(inputs, d, c, ("m", "n"), sizes, default_dtype(of_b))
     checks.depth(k)
@@ -65,7 +65,7 @@ def _packed_problem(
     av, sfa = checks.operand("a", a, ("m", "k"), sizes)
     bv, sfb = packed.weight("b", b, ("k", "n") if turn_b else ("n", "k"), sizes, turned=turn_b)
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
-    sfa = packed.checked_scales("sfa", sfa, "m", (m,), k, of_a, MX)
+    sfa = ue8m0.scales("sfa", sfa, "m", (m,), k, of_a, MX)
     d, c = checks.outputs({"a": av, "sfa": sfa, "b": bv, "sfb": sfb}, d, c, ("m", "n"), sizes, torch.bfloat16)
     av, bv = checks.k_major("a", av), checks.k_major("b", bv)
     av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, of_a)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...casts.lay_scales import mn_major
 from ...core.check.layout import align, ceil_div
+from ...core.check.ue8m0 import Words, sides_in_words
 from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType
@@ -70,7 +70,7 @@ def run(p: DenseProblem, config: Config | None = None, *, is_behind_cast: bool =
     num_sms = num_sms_of(gpu_of(device).num_sms)
     launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, is_behind_cast or get_pdl())
     plan = plan_of(ready, output, config, num_sms, launcher, weight_is_ready=is_behind_cast)
-    plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
+    plan.set_copies(p, ready)
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(ready))
@@ -133,11 +133,9 @@ def choice(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:
 
 
 def prepared(config: Config, p: DenseProblem) -> DenseProblem:
-    """Lay scales that TMA loads out for it: m-major, in rows of a multiple of 16 bytes. Itself, where they lie so."""
-    if isinstance(config, DecodeConfig):
-        return p
-    sfa = mn_major(p.sfa)
-    sfb = mn_major(p.sfb) if config.loads_sfb else p.sfb
+    """Lay scales out as the kernel reads them. The problem itself, where they lie so."""
+    sfa = fp8_gemm_decode.scales_for(config, Words.A, p.sfa, p.of_a, p.k)
+    sfb = fp8_gemm_decode.scales_for(config, Words.B, p.sfb, p.of_b, p.k)
     return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
 
 
@@ -193,6 +191,7 @@ def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver
         "m": p.m,
         "n": p.n,
         "k": p.k,
+        "words": sides_in_words(p.sfa, p.sfb),
     }
     if config.loads_sfb:
         del numbers["map_sfb"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...casts.lay_scales import mn_major
+from ...casts.lay_scales import laid_out, mn_major
 from ...core import settings
 from ...core.call import Key
 from ...core.check.checks import K_MULTIPLE, Operand
@@ -133,7 +133,7 @@ def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None, *, keeps_ro
         fp8_gemm.KERNEL.launcher(config, device, True),
         k_group_maps.KERNEL.launcher(k_group_maps.CONFIG, device, get_pdl()),
     )
-    plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
+    plan.set_copies(p, ready)
     plan.keeps_room = keeps_room
     if get_compile_mode() == 1:
         return None
@@ -180,6 +180,7 @@ def plan_of(
         "d_pitch": p.d.stride(1),
         "sfb_stride_n": 0,
         "sfb_stride_k": 0,
+        "words": 0,
         "m": p.m,
         "n": p.n,
         "k": 0,
@@ -256,7 +257,7 @@ def product(k_major_scales: bool, keeps_room: bool) -> Product:
         has_layout=True,
         signature=signature,
         serves=lambda *_: True,
-        lay_scales=lambda sf: mn_major(turn(sf)),
+        lay_scales=lambda sf, k_blocks: laid_out(turn(sf), k_blocks),
     )
 
 

@@ -46,7 +46,7 @@ class ScalesLaid(NamedTuple):
     def of(cls, sf: Tensor) -> ScalesLaid:
         """Prepare the launch for scales that lie as these do."""
         out = empty_mn_major(sf)
-        params, ctas = lay_scales.params_of(sf, out), lay_scales.grid(lay_scales.CONFIG, sf)
+        params, ctas = lay_scales.params_of(sf, out), lay_scales.grid(lay_scales.CONFIG, out)
         return cls(params, ctas, tuple(out.shape), out.stride())
 
     def lay(self, address: int, place: torch.device, device: int) -> Tensor:
@@ -198,6 +198,7 @@ def _plan_of(p: HeadsProblem, config: GemmConfig, num_sms: int, launcher: driver
         "d_pitch": p.d.stride(1),
         "sfb_stride_n": p.sfb.stride(1),
         "sfb_stride_k": p.sfb.stride(2),
+        "words": 0,
         "m": p.m,
         "n": p.n,
         "k": p.k,

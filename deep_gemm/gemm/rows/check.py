@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.check import checks
+from ...core.check import checks, ue8m0
 from ...core.check.checks import Axes, Operand, Sizes
 from ...core.check.integers import INT32_MAX, as_integer, integer_in_range
 from ...core.check.recipes import MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
@@ -161,12 +161,12 @@ def _operands(
     if packed.is_packed(b):
         of_a, of_b = min(finest_of_a, packed.scales_beside(recipes)), MX
         weight = packed.weight("b", b, axes, sizes, turned=turn_b)
-        return (av, packed.checked_scales("sfa", sfa, rows[-1], outer, k, of_a, MX)), weight, of_a, of_b
+        return (av, ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, MX)), weight, of_a, of_b
     of_a, of_b = scales_of(recipes)
     bv, sfb = checks.operand("b", b, axes, sizes)
     of_a = min(finest_of_a, of_a)
-    sfa = packed.checked_scales("sfa", sfa, rows[-1], outer, k, of_a, of_b)
-    sfb = packed.checked_scales("sfb", sfb, "n", (sizes["groups"], sizes["n"]), k, of_b, of_a, transposed=turn_b)
+    sfa = ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, of_b)
+    sfb = ue8m0.scales("sfb", sfb, "n", (sizes["groups"], sizes["n"]), k, of_b, of_a, transposed=turn_b)
     return (av, sfa), (bv.mT if turn_b else bv, sfb), of_a, of_b
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...casts.lay_scales import mn_major
 from ...core.check.layout import ADDRESS_ALIGNMENT, ceil_div
 from ...core.check.recipes import PER_ROW, Scales
+from ...core.check.ue8m0 import Words, sides_in_words
 from ...core.gpu import gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
@@ -139,7 +139,7 @@ def run(problem: ContiguousProblem | MaskedProblem, config: Config | None = None
     ready = prepared(p, config)
     launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, get_pdl())
     plan = plan_of(ready, config, get_num_sms(), launcher)
-    plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
+    plan.set_copies(p, ready)
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(ready))
@@ -229,8 +229,9 @@ def output_of(p: GroupedProblem) -> Output:
 
 def prepared(p: GroupedProblem, config: Config | None = None) -> GroupedProblem:
     """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
-    sfa = p.sfa if isinstance(config, DecodeConfig) else mn_major(p.sfa)
-    sfb = mn_major(p.sfb) if output_of(p).loads_sfb else p.sfb
+    kind = config or output_of(p)
+    sfa = fp8_gemm_decode.scales_for(kind, Words.A, p.sfa, p.of_a, p.k)
+    sfb = fp8_gemm_decode.scales_for(kind, Words.B, p.sfb, p.of_b, p.k)
     layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
     if sfa is p.sfa and sfb is p.sfb and layout is p.c:
         return p
@@ -320,6 +321,7 @@ def numbers_of(p: GroupedProblem, d_pitch: int) -> dict[str, int | bytes]:
         "m": p.m,
         "n": p.n,
         "k": p.k,
+        "words": sides_in_words(p.sfa, p.sfb),
         "groups.sfb_stride": p.sfb.stride(0),
         "groups.count": p.num_groups,
         "groups.rows": p.m,

@@ -50,7 +50,7 @@ def run(p: SkipProblem, config: Config | None = None) -> Plan | None:
     ready = prepared(config, p)
     launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, get_pdl())
     plan = plan_of(ready, config, num_sms_of(gpu.num_sms), launcher)
-    plan.copies_sfa = ready.sfa is not p.sfa
+    plan.set_copies(p, ready)
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(ready))
@@ -118,6 +118,7 @@ def plan_of(p: SkipProblem, config: Config, num_sms: int, launcher: driver.Launc
         "d_pitch": p.d.stride(0),
         "sfb_stride_n": p.sfb.stride(0),
         "sfb_stride_k": p.sfb.stride(1),
+        "words": 0,
         "m": p.m,
         "n": p.n,
         "k": p.k,

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.output import FINE_OPERANDS
 
 from ..draw import Draw

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from deep_gemm import casts as quantize
 from deep_gemm.casts.fp4 import VALUES, cast_by_torch
-from deep_gemm.casts.scales import exponents_of
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.ue8m0 import exponents_of
 from deep_gemm.distributed import fp8_fp4_mega_moe, transform_weights_for_mega_moe
 
 from ..draw import Draw

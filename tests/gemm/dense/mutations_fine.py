@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deep_gemm.core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
+from deep_gemm.core.check.ue8m0 import Words
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
@@ -21,6 +22,7 @@ FOLDING = config(PER_ROW, BLOCKS_32, 128)
 WIDE = config(PER_ROW, BLOCKS_64, 64)
 TALL = config(PER_ROW, BLOCKS_32, 256)
 SPLIT = config(PER_ROW, BLOCKS_32, 64, split=2)
+SPLIT_64 = config(PER_ROW, BLOCKS_64, 64, split=2)
 PARTS = config(ROWS_32, BLOCKS_32, 128)
 MIXED = config(PER_64, BLOCKS_32, 64)
 BY_ROW = config(ROWS_32, ROWS_32, 128)
@@ -41,6 +43,8 @@ TRIALS = [
     Trial(WIDE, 77, 328, 2336, 5, "late_loads", num_sms=1),
     Trial(TALL, 260, 136, 544, 6, num_sms=1),
     Trial(SPLIT, 72, 200, 1312, 7, num_sms=2),
+    Trial(FOLDING, 137, 296, 1312, 17, num_sms=1, any_scales=True, words=Words.B),
+    Trial(SPLIT_64, 72, 200, 1696, 18, num_sms=2, words=Words.B),
     *(Trial(PARTS, 137, 296, k, 8, num_sms=1) for k in (416, 1056)),
     *(Trial(PARTS, 5, 296, 288, 9, name, num_sms=1) for name in ("slow_math", "late_loads")),
     Trial(MIXED, 70, 136, 800, 10, num_sms=1),
@@ -132,6 +136,20 @@ MUTATIONS = [
         _WRITE,
         "current[0], current[1], current[2], current[3]",
         "current[0], current[2], current[1], current[3]",
+    ),
+    # Words
+    Mutation("words are numbers", _WRITE, "are_words(p.words & kWordsOfB)", "are_words(false)"),
+    Mutation("words of A are those of B", _WRITE, "are_words(p.words & kWordsOfB)", "are_words(p.words & kWordsOfA)"),
+    Mutation("a word for each scale", _WRITE, "are_words ? part / 4 : part", "part"),
+    Mutation(
+        "a word's first exponent for all", _WRITE, "bits_of_scale_at(part, coming[i])", "bits_of_scale_at(0, coming[i])"
+    ),
+    Mutation(
+        "exponents from the split's first on",
+        _WRITE,
+        "scales.taken(i, first * kScalePartsOfB + ptx::lane_index())",
+        "scales.taken(i, ptx::lane_index())",
+        shows_in=SPLIT_64,
     ),
     # Folding
     Mutation("all fold", _WRITE, "(folding >> i * kScalePartsOfB & kAll) == kAll);", "1);"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, IN_UE8M0, MX, PER_64
+from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, MX, PER_64
+from deep_gemm.core.check.ue8m0 import Words
 from deep_gemm.gemm.config_decode import DecodeConfig
 from lab.sim.fp8_gemm_decode import DecodeTrial as Trial
 from lab.sim.mutate import Mutation
 
 BLOCKS = DecodeConfig(16, 3, 2, 1, is_fp32=True, sfb=BLOCKS_OF_32)
 ROWS = DecodeConfig(8, 3, 2, 2, is_fp32=True, sfa=MX, sfb=MX)
-WORDS = DecodeConfig(32, 3, 2, 1, is_fp32=True, sfa=MX, sfb=MX, sfb_values=IN_UE8M0)
+TALL = DecodeConfig(32, 3, 2, 1, is_fp32=True, sfa=MX, sfb=MX)
 HALVES = DecodeConfig(24, 2, 1, 3, is_fp32=True, with_c=True, sfa=PER_64, sfb=BLOCKS_OF_64)
 
 TRIALS = [
@@ -17,14 +18,16 @@ TRIALS = [
     *(Trial(BLOCKS, 16, 64, 2176, seed, "slow_warps") for seed in (3, 4, 5)),
     *(Trial(BLOCKS, 17, 72, 1296, 6, name) for name in ("late_loads", "slow_math", "slow_producer", "slow_lanes")),
     *(Trial(ROWS, 7, 136, k, k) for k in (16, 288, 2128)),
-    *(Trial(WORDS, 29, 200, 1296, seed, any_scales=seed == 8) for seed in (7, 8)),
-    *(Trial(WORDS, 32, 64, 2176, seed, "slow_warps") for seed in (9, 10)),
-    Trial(WORDS, 5, 136, 1328, 11, "late_loads"),
+    *(Trial(TALL, 29, 200, 1296, seed, any_scales=seed == 8, words=Words.B) for seed in (7, 8)),
+    *(Trial(TALL, 32, 64, 2176, seed, "slow_warps", words=Words.A) for seed in (9, 10)),
+    Trial(TALL, 5, 136, 1328, 11, "late_loads", words=Words.A | Words.B),
     *(Trial(HALVES, 23, 136, k, 12) for k in (336, 1168)),
+    Trial(HALVES, 23, 136, 1168, 13, words=Words.A | Words.B),
 ]
 
 _FINE = "decode/fine.cuh"
 _BAR = "    ptx::bar_sync(1, kNumMathThreads);\n"
+_STORE = "    scales.store(p, first, shared.scales);\n"
 
 
 def _replace(name: str, old: str, new: str, shows_in: object = None) -> Mutation:
@@ -35,21 +38,34 @@ MUTATIONS = [
     # Scales on their way
     _replace("scales of B of the first warpgroup's rows", "work.row_n + ptx::warp_index() / 4 * 64)", "work.row_n)"),
     _replace("scales of B of the first tile's rows", "(work.row_n + ptx::warp_index()", "(ptx::warp_index()"),
-    _replace("scales of rows past the last", "first_row + place.row < last_row ? first_row + place.row : last_row", "first_row + place.row"),
+    _replace("scales of rows past the last", "first_row + load.row < last_row ? first_row + load.row : last_row", "first_row + load.row"),
     _replace("the last block's scales left out", "last_row = (p.n - 1) / kRowsOfB", "last_row = p.n / kRowsOfB - 1"),
     _replace("scales of tokens past the last", "(token < p.m ? token : p.m - 1)", "(token)"),
-    _replace("scales past the last column of k", "(k < end_k ? k : end_k - 1)", "k"),
+    _replace("scales past the last column of k", "return k < end_k ? k : end_k - 1;", "return k;"),
     _replace("scales of any column are read", "work.end_k_block * kBlockK < p.k ? work.end_k_block * kBlockK : p.k", "0u - 1"),
     _replace("scales from the first k-block on", "first_k_block * kBlockK + i * columns", "i * columns"),
     _replace("scales of an empty range are read", "  if (work.k_block < work.end_k_block) scales.load", "  scales.load", ROWS),
-    _replace("scales of rows where those of columns are", "row(index / kLoadsTogether % kScalesOfRows)", "row(index % kScalesOfRows)"),
+    _replace("scales of rows where those of columns are", "row(index / kTogether % kScalesOfRows)", "row(index % kScalesOfRows)"),
     _replace("the next scales are not loaded", "if (first + kScaleBlocks < work.end_k_block) scales.load", "if (false) scales.load"),
     _replace("the next scales are loaded one too far", "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
     _replace("scales are overwritten while they are read", _BAR[:-1] + "  // everybody is done with the scales before\n", ""),
-    _replace("scales are read before they are there", "    scales.store(shared.scales);\n" + _BAR, "    scales.store(shared.scales);\n"),
-    _replace("scales are stored behind the last", "if (kLoadsOfRows % 128 != 0 && place.index >= kLoadsOfRows) break;", ""),
-    _replace("exponents of a word in the other order", "rows[i] >> part * 8 & 255", "rows[i] >> (3 - part) * 8 & 255", WORDS),
-    _replace("one exponent of a word for all", "rows[i] >> part * 8 & 255", "rows[i] & 255", WORDS),
+    _replace("scales are read before they are there", _STORE + _BAR, _STORE),
+    _replace("scales are stored behind the last", "if (Load::kCount % 128 != 0 && load.index >= Load::kCount) break;", ""),
+    # Words
+    _replace("words of B are loaded as numbers", "if (p.words & kWordsOfB) load_rows<true>(p, work, along_k); else", ""),
+    _replace("words of B are stored as numbers", "if (p.words & kWordsOfB) store_rows<true>(first_k_block, to); else", ""),
+    _replace("words of A are numbers of B", "if (p.words & kWordsOfB) store", "if (p.words & kWordsOfA) store"),
+    _replace("a word of A for each scale", "p.words & kWordsOfA ? 4 : 1;", "1;"),
+    _replace("words of A are stored as numbers", "are_words = p.words & kWordsOfA;", "are_words = false;"),
+    _replace("a word of B for each k-block", "(kColumnsOfB * (kAreWords ? 4 : 1))", "(kAreWords ? kBlockK : kColumnsOfB)", HALVES),
+    _replace("exponents of A from the range's first on", "place = first_k_block * kPartsOfA + index / kBlockTokens;", "place = index / kBlockTokens;", HALVES),
+    _replace("exponents of B from the range's first on", "(first_k_block + k_block) * kPartsOfB + part", "k_block * kPartsOfB + part", HALVES),
+    _replace("exponents of B from the word's first on", "(first_k_block + k_block) * kPartsOfB + part", "part", HALVES),
+    _replace("one exponent of a word of A for all", "bits_of_scale_at(place, tokens[i])", "bits_of_scale_at(0, tokens[i])"),
+    _replace("exponents of a word in the other order", "st_shared_v4_b32(scales, scale(0), scale(1), scale(2), scale(3));", "st_shared_v4_b32(scales, scale(3), scale(2), scale(1), scale(0));"),
+    _replace("one exponent of a word for both halves", "st_shared_v2_b32(scales, scale(0), scale(1));", "st_shared_v2_b32(scales, scale(0), scale(0));", HALVES),
+    Mutation("the highest exponent is infinite", "ue8m0.cuh", "s == 255 ? 0x7fffffff : ", ""),
+    Mutation("exponents of a word in the other order", "ue8m0.cuh", "place % 4 * 8", "(3 - place % 4) * 8"),
     # Scales of a thread
     _replace("scales of the first warp's rows", "ptx::warp_index() % 4 * 16 + (kRowsOfB", "(kRowsOfB"),
     _replace("scales of the warp's first row", "(kRowsOfB == 1 ? ptx::lane_index() / 4 : 0)", "0", ROWS),
@@ -67,7 +83,7 @@ MUTATIONS = [
     _replace("no fence before a part", "    ptx::wgmma_fence();\n", ""),
     _replace("sums are not waited for", "      ptx::wgmma_wait_group<kIssued - 1>();\n", ""),
     _replace("the last sums are not waited for", "kPart + kNumPartials < kParts ? kNumPartials : kParts - kPart;", "kNumPartials;"),
-    _replace("parts behind the first sums are left out", "if constexpr (kPart + kNumPartials < kParts) issue", "if constexpr (false) issue", WORDS),
+    _replace("parts behind the first sums are left out", "if constexpr (kPart + kNumPartials < kParts) issue", "if constexpr (false) issue", TALL),
     _replace("a part too few", "part < kNumPartials; ++part)", "part + 1 < kNumPartials; ++part)"),
     _replace("the last part is not promoted", "if constexpr (kPart < kParts) {", "if constexpr (kPart + 1 < kParts) {"),
     _replace("every part is promoted from one sum", "partials[kPart % kNumPartials];", "partials[0];"),

@@ -11,8 +11,8 @@ from fp4_cases import FORMS, VALUES, operands, plain
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.scales import words_of
-from deep_gemm.gemm.packed import as_e4m3, numbers_of
+from deep_gemm.core.check.ue8m0 import numbers_of, words_of
+from deep_gemm.gemm.packed import as_e4m3
 
 
 def product(a: Any, b: Any, call: Any = deep_gemm.fp8_fp4_gemm_nt, **said: Any) -> Tensor:

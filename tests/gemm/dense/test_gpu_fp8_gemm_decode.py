@@ -14,14 +14,16 @@ from torch import Tensor
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.ue8m0 import Words
 from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.dense.choose import reachable_decode
 from deep_gemm.gemm.kernel_decode import KERNEL, plan_of
+from deep_gemm.gemm.output import FINE_OPERANDS
 from deep_gemm.gemm.plan import Plan, addresses_of
 from lab.bench.tune import compile_all
-from lab.sim.fine_decode import KINDS, random_problem, right_of
+from lab.sim.fine_decode import random_problem
 
 pytestmark = pytest.mark.gpu
 
@@ -139,19 +141,20 @@ def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
     assert torch.equal(d, rights[1])
 
 
-@pytest.mark.parametrize("scales", KINDS, ids=str)
-def test_fine_scales_give_the_references_bits(scales: Any) -> None:
+@pytest.mark.parametrize("words", Words.__members__.values(), ids=str)
+@pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
+def test_fine_scales_give_the_references_bits(operands: Any, words: Words) -> None:
     """A chain over all parts of k-blocks in order, with any scales; no sum of a part needs more bits than there are."""
-    sfa, sfb, values = scales
+    _, sfa, sfb = operands
     for tokens, warpgroups in ((8, 1), (16, 2), (64, 1)):
-        config = decode_config(tokens, warpgroups, 1, 1, fp32=True, sfa=sfa, sfb=sfb, sfb_values=values)
+        config = decode_config(tokens, warpgroups, 1, 1, fp32=True, sfa=sfa, sfb=sfb)
         assert config is not None
-        p = random_problem(config, tokens + 3, 200, 1200, tokens, any_scales=True)
+        p = random_problem(config, tokens + 3, 200, 1200, tokens, any_scales=True, words=words)
         g = torch.Generator("cuda").manual_seed(tokens)
         a, b = (torch.randint(-2, 3, x.shape, generator=g, device="cuda").to(x.dtype) for x in (p.a, p.b))
         p = p._replace(a=a, sfa=p.sfa.cuda(), b=b, sfb=p.sfb.cuda(), d=p.d.cuda())
         plan_of(p, config, KERNEL.launcher(config, 0, False)).launch(addresses_of(p))
-        assert torch.equal(p.d.nan_to_num(7.25), right_of(config, p).nan_to_num(7.25))
+        assert torch.equal(p.d.nan_to_num(7.25), right_d(p, None).nan_to_num(7.25))
 
 
 def test_the_same_call_gives_the_same_bits() -> None:

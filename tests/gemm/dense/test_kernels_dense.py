@@ -12,10 +12,11 @@ from fake_gpu import FakeGpu, install, on_gpu
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor
 from deep_gemm.core import settings as settings_module
 from deep_gemm.core.check.layout import RECIPE_1D1D, align, ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
+from deep_gemm.core.check.ue8m0 import Words, words_of
 from deep_gemm.core.jit import driver
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
@@ -300,6 +301,62 @@ def test_scales_that_tma_cannot_load_are_copied_for_each_call_and_the_plan_is_ke
         at_sfa = addresses(gpu)[1]
         assert at_sfa != a[1].data_ptr()
     assert gpu.plans == 1
+
+
+def fine_operands(m: int, n: int, k: int, form: str) -> tuple[Operand, Operand, Tensor]:
+    """A with a UE8M0 scale for each 32 columns, B for each 32 x 32: bytes, or words that are MN-major."""
+    (a, _), (b, _), d = operands(m, n, k)
+    of_a, of_b = (torch.full((rows, k // 32), 127, dtype=torch.uint8) for rows in (m, n // 32))
+    if form == "words":
+        return (a, get_mn_major_tma_aligned_packed_ue8m0_tensor(of_a)), (b, words_of(of_b).t().contiguous().t()), d
+    return (a, of_a.view(torch.float8_e8m0fnu)), (b, of_b), d
+
+
+@pytest.mark.parametrize("form", ["words", "bytes"])
+def test_exponents_are_read_as_they_lie_or_laid_out_by_one_kernel(gpu: FakeGpu, form: str) -> None:
+    """Each call like another has its plan, and a stale one is not taken for FP32."""
+    for shape, kernel in ((DECODE, fp8_gemm_decode.PARAMS), (LARGE, DENSE_PARAMS)):
+        kept = [fine_operands(*shape, form) for _ in range(3)]
+        PLANS.clear()
+        for a, b, d in kept:
+            deep_gemm.fp8_gemm_nt(a, b, d, recipe=(1, 32, 32))
+            found, given = addresses(gpu), pointers(a, b, d)
+            assert found[:1] + found[2:] == given[:1] + given[2:]
+            assert (found[1] == given[1]) == (shape == DECODE)
+            words = gpu.last.words[kernel.offset("words") // 8] >> kernel.offset("words") % 8 * 8
+            assert words & 0xFFFFFFFF == (Words.A | Words.B if shape == DECODE else Words.B)
+        assert gpu.plans == 1
+        m, n, k = shape
+        fp32 = torch.ones(m, k // 32), torch.ones(n // 32, k // 32)
+        deep_gemm.fp8_gemm_nt((a[0], fp32[0]), (b[0], fp32[1]), d, recipe=(1, 32, 32))
+        assert gpu.plans == 2
+
+
+@pytest.mark.parametrize("k", [288, 1056, 7168])
+def test_a_plan_of_few_rows_with_words_is_derived_as_it_would_be_made(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, k: int
+) -> None:
+    launched, zeros = [], {fp8_gemm_decode.PARAMS.word(name): 0 for name in pointer_members(fp8_gemm_decode.PARAMS)}
+    product: Any = deep_gemm.gemm.dense.api.NT
+    made = []
+
+    def make(p: DenseProblem) -> Any:
+        made.append(p.m)
+        return dense.run(p)
+
+    monkeypatch.setattr(product, "on_gpu", make)
+    for is_derived in (True, False):
+        PLANS.clear()
+        gpu.launches.clear()
+        if not is_derived:
+            monkeypatch.setattr(product, "derive", None)
+        for m in (8, 7, 1, 5, 8):
+            a, b, d = fine_operands(m, 2112, k, "words")
+            deep_gemm.fp8_gemm_nt(a, b, d, recipe=(1, 32, 32))
+            assert (gpu.last.words[32], gpu.last.words[34]) == (a[1].data_ptr(), d.data_ptr())
+        launched.append([(x.grid, {**dict(enumerate(x.words)), **zeros}) for x in gpu.launches])
+    assert launched[0] == launched[1]
+    assert made == [8, 1, 8, 7, 1, 5]
 
 
 @pytest.mark.parametrize("by_row", [False, True])

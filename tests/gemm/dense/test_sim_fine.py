@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
+from deep_gemm.core.check.ue8m0 import Words
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.dense.check import DenseProblem
@@ -39,12 +40,22 @@ def test_every_kind_tile_and_depth(operands: Operands, tile: tuple[int, int], k:
         DenseTrial(config(operands, tile, k=k), 150, 200, k, 1).run()
 
 
+@pytest.mark.parametrize("words", [Words.A, Words.B, Words.A | Words.B])
+@pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
+def test_any_sides_scales_in_words(operands: Operands, words: Words) -> None:
+    """B's blocks are read so, other scales laid out as numbers; parts that split k begin at any exponent of a word."""
+    of = config(operands, (64, 128), split=2)
+    DenseTrial(of, 72, 200, 1312, 7, any_scales=True, words=words, num_sms=2).run()
+
+
+@pytest.mark.parametrize("words", [Words.NONE, Words.A | Words.B])
 @pytest.mark.parametrize("groups", [Groups.IDS, Groups.ENDS, Groups.COUNTS])
 @pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
-def test_rows_of_groups(operands: Operands, groups: Groups) -> None:
+def test_rows_of_groups(operands: Operands, groups: Groups, words: Words) -> None:
     ids = (*[0] * 70, *[-1] * 3, *[2] * 66, *[1] * 130)
     layout = {Groups.IDS: ids, Groups.ENDS: (70, 70, 258), Groups.COUNTS: (70, 0, 130)}[groups]
-    RowsTrial(config(operands, (128, 128), groups=groups, k=416), layout, 2, n=200, k=416, num_sms=2).run()
+    of = config(operands, (128, 128), groups=groups, k=416)
+    RowsTrial(of, layout, 2, n=200, k=416, any_scales=True, words=words, num_sms=2).run()
 
 
 @pytest.mark.parametrize("schedule", ["slow_producer", "slow_warps", "slow_math", "slow_warpgroup", "late_loads"])

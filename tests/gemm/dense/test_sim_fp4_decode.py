@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.recipes import E2M1, MX
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import dense_problem

@@ -12,8 +12,8 @@ from fp4_cases import plain
 from fp4_passes import bytes_of, passes_of
 from torch import Tensor
 
-from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.recipes import E2M1, MX
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.config import CONVERT_ROWS, GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.config_of_tile import tile_config

@@ -11,8 +11,8 @@ from fp4_cases import FORMS, plain, random_weight
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.rows.api import product_of_rows_by_64
 from deep_gemm.gemm.rows.check import contiguous_problem, masked_problem
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from fp4_passes import bytes_of, passes_of
 
-from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.recipes import E2M1, MX
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.config import CONVERT_ROWS, GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output

@@ -1,0 +1,105 @@
+"""Scales that are powers of two: UE8M0 exponents, a byte each, or four along k to an int32, the lowest byte first.
+
+Products with scales of fewer than 128 columns, or an FP4 weight, take them: the kernels that can read words as they
+lie, others FP32 that `lay_scales` makes of them. A product's problem has words where its caller gave words or bytes.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import checks
+from .layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div, whole_elements
+from .recipes import Scales
+from .tracing import has_memory
+
+FP32_MANTISSA_BITS = 23
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
+"""Types of UE8M0 exponents, a byte each."""
+ONE, NO_NUMBER = 127, 255
+"""Exponents of 1 and of NaN."""
+
+
+class Words(IntFlag):
+    """Sides of a product whose scales are words of UE8M0, not FP32: what `kWordsOfA` of core/ue8m0.cuh says."""
+
+    NONE = 0
+    A = 1
+    B = 2
+
+
+def sides_in_words(sfa: Tensor, sfb: Tensor) -> Words:
+    """Tell which sides' scales are words, by their types."""
+    of_a, of_b = (sf.dtype == torch.int32 for sf in (sfa, sfb))
+    return (Words.A if of_a else Words.NONE) | (Words.B if of_b else Words.NONE)
+
+
+def scales(
+    name: str,
+    sf: Tensor,
+    axis: str,
+    outer: tuple[int, ...],
+    k: int,
+    of: Scales,
+    beside: Scales,
+    *,
+    transposed: bool = False,
+) -> Tensor:
+    """Check scales of E4M3 values, FP32 or UE8M0 if a side's scales are fine, and give UE8M0 as words.
+
+    They are `of` so many values, those of the other side `beside` them; FP4's are fine. Bytes are the same memory if
+    whole words lie in it.
+    """
+    is_fine = min(of.columns, beside.columns) < SCALE_BLOCK
+    if not is_fine or sf.dtype != torch.int32:
+        also = EXPONENTS if is_fine else ()
+        sf = checks.scales(name, sf, axis, outer, k, of.rows, of.columns, transposed=transposed, also=also)
+        return words_of(sf) if sf.dtype in EXPONENTS else sf
+    sf = sf.mT if transposed else sf
+    words = ceil_div(ceil_div(k, of.columns), UE8M0_PER_WORD)
+    expected = (*outer[:-1], ceil_div(outer[-1], of.rows), words)
+    if sf.shape != expected:
+        raise ValueError(f"{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
+    whole_elements(name, sf)
+    return sf
+
+
+def words_of(exponents: Tensor) -> Tensor:
+    """Give bytes as words: the same memory if whole words lie in it, else a copy, filled up with zeros."""
+    exponents = exponents.view(torch.uint8)
+    if not lie_in_words(exponents):
+        groups = exponents.shape[-1]
+        exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()
+    return exponents.view(torch.int32)
+
+
+def lie_in_words(exponents: Tensor) -> bool:
+    """Tell whether whole words lie in the memory of bytes."""
+    strides = exponents.stride()
+    return (
+        exponents.shape[-1] % UE8M0_PER_WORD == 0
+        and strides[-1] == 1
+        and all(stride % UE8M0_PER_WORD == 0 for stride in strides[:-1])
+        and not (has_memory(exponents) and exponents.data_ptr() % UE8M0_PER_WORD)
+        and exponents.storage_offset() % UE8M0_PER_WORD == 0
+    )
+
+
+def exponents_of(words: Tensor) -> Tensor:
+    """Give the four bytes of each int32 `[..., j]`, the lowest first, as int32 `[..., 4 j]`."""
+    return torch.stack([words >> 8 * i & 0xFF for i in range(UE8M0_PER_WORD)], dim=-1).flatten(-2)
+
+
+def powers_of(exponents: Tensor) -> Tensor:
+    """Give the FP32 numbers that exponents, int32, stand for: 0 is 2^-127, and 255 NaN."""
+    bits = torch.where(exponents == 0, 1 << FP32_MANTISSA_BITS - 1, exponents << FP32_MANTISSA_BITS)
+    return torch.where(exponents == NO_NUMBER, torch.nan, bits.view(torch.float32))
+
+
+def numbers_of(sf: Tensor, groups: int) -> Tensor:
+    """Give scales in FP32, `[..., groups]`: themselves, or the numbers that words of exponents stand for."""
+    return powers_of(exponents_of(sf)[..., :groups]) if sf.dtype == torch.int32 else sf
