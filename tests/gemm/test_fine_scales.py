@@ -12,7 +12,8 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.casts.scales import words_of
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import Scales
+from deep_gemm.core.check.recipes import Scales, scales_of, whole_recipe
+from deep_gemm.gemm.ops import recipes_of
 from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.reference import fma_fp32
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES
@@ -68,6 +69,12 @@ def check(d: Tensor, rows: Tensor, a: Any, b: Any, of_a: Scales, of_b: Scales, c
     else:
         exact = total.double()
         assert_within(d[rows], exact, rounding_to(d.dtype, exact, bound + tensor_cores))
+
+
+@every_recipe
+def test_an_operator_is_told_all_of_a_recipe(said: dict[str, Any], of_a: Scales, of_b: Scales) -> None:
+    recipes = said.get("recipe"), said.get("recipe_a"), said.get("recipe_b")
+    assert scales_of(recipes_of(whole_recipe(recipes))) == scales_of(recipes) == (of_a, of_b)
 
 
 def same(x: Tensor | None, y: Tensor) -> bool:
@@ -184,6 +191,17 @@ def test_ue8m0_bytes_and_words(said: dict[str, Any], of_a: Scales, of_b: Scales,
         for given_a, given_b in ((sfa, sfb), (of_bytes[0], sfb), (sfa, of_bytes[1])):
             assert same(product((a[0], given_a), (b[0], given_b), **said), expected)
         assert same(deep_gemm.fp8_gemm_nn((a[0], sfa), (b[0].t(), sfb.t()), **said), expected)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_words_of_another_shape_are_refused(turned: bool) -> None:
+    a, b = operand((M, K), Scales(1, 32), 1), operand((N, K), Scales(32, 32), 2)
+    words = torch.zeros(4, 3, dtype=torch.int32)  # one row of blocks less
+    with pytest.raises(ValueError, match=r"sfb: expected shape \(5, 3\) of torch.int32, got \(4, 3\)"):
+        if turned:
+            deep_gemm.fp8_gemm_nn(a, (b[0].t(), words.t()), recipe=(1, 32, 32))
+        else:
+            product(a, (b[0], words), recipe=(1, 32, 32))
 
 
 @pytest.mark.gpu
