@@ -1,20 +1,23 @@
 """What each kind of product aims at, beside what was measured.
 
     cd benchmarks/results
-    python ../../docs/write_aims.py dense.json dense-h100.json sustained.json > ../../docs/aims.md
+    python ../../docs/write_aims.py dense.json dense-h100.json sustained.json [fine_dense.json ...] > ../../docs/aims.md
 
 Judged shapes are those of two result files of `bench dense`, one for each GPU. Other times of one call are those of the
 peers' sessions (lab/bench/peers.json), in which DeepGEMM and cuBLASLt were measured beside this package.
-Sustained times are those of a result file of `bench dense --sustained`.
+Sustained times are those of a result file of `bench dense --sustained`, those of finer scales of files of
+`bench fine_dense`, one for each GPU that ran it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from lab.bench import fine
 from lab.bench.compare import Comparison, comparisons
+from lab.bench.contenders import BF16, OURS
 from lab.bench.peers import sessions
 from lab.bench.report import Report, geometric_mean
 
@@ -97,7 +100,7 @@ class Table:
         self._add(what, f"at least {aim:.0f}", texts[0], met=min(h200)[0] >= aim, h100=texts[1])
 
     def _add(self, what: str, aim: str, measured: str, *, met: bool, h100: str) -> None:
-        self.lines.append(f"| {what} | {aim} | {measured}{'' if met else ', **missed**'} | {h100} |")
+        self.lines.append(_line(what, aim, f"{measured}{'' if met else ', **missed**'}", h100))
 
 
 def judged(table: Table, h200: Report, h100: Report) -> None:
@@ -182,11 +185,40 @@ def grouped(table: Table, h200: Report, h100: Report) -> None:
     table.slowest("(TFLOPS) groups along k, slowest", 1050, *along_k)
 
 
+def finer_scales(reports: Sequence[Report]) -> list[str]:
+    """Products with scales finer than 128x128, at judged shapes. The aims hold on each GPU."""
+    few: Choice = lambda s: s[0] <= 64  # noqa: E731
+    many: Choice = lambda s: s[0] >= 1024  # noqa: E731
+    folding, *others = fine.SAID
+    aims = [
+        *((name, fine.USUAL, "m <= 64", few, 1.03) for name in fine.SAID),
+        (folding, fine.USUAL, "m >= 1024", many, 1.15),
+        *((name, BF16, "m >= 1024", many, 1.00) for name in others),
+    ]
+    gpus = [report.header["machine"]["gpu"] for report in reports]
+    lines = [_line("scales", "our time over that of", "aim", *gpus), "|---" * (3 + len(gpus)) + "|"]
+    for name, rival, words, choice, aim in aims:
+        means = []
+        for report in reports:
+            us = {(row.contender, row.shape): row.us for row in report.rows if row.is_judged and row.us}
+            shapes = [shape for who, shape in us if who == name and choice(shape) and (rival, shape) in us]
+            mean = geometric_mean(us[name, shape] / us[rival, shape] for shape in shapes)
+            if mean is None:
+                raise ValueError(f"{name}, {words}: expected some shapes, got none")
+            means.append(f"{mean:.3f}{'' if mean <= aim else ', **missed**'}")
+        scales = name.removeprefix(f"{OURS}_").replace("_", " by ")
+        over = {fine.USUAL: "128x128", BF16: "BF16 by cuBLASLt"}[rival]
+        lines.append(_line(scales, f"{over}, {words}, geometric mean", f"at most {aim:.2f}", *means))
+    return lines
+
+
 def page(files: Iterable[Path]) -> str:
     """All of it."""
-    *dense_files, file = files
+    first, second, file, *of_fine = files
+    dense_files = first, second
     h200, h100, sustained = sessions()[H200], sessions()[H100], Report.load(file)
     new = [Report.load(each) for each in dense_files]
+    measured = [(each.name, Report.load(each)) for each in of_fine]
     table, of_new = Table(), Table()
     judged(of_new, *new)
     products = Products(h200, "dense"), Products(h100, "dense")
@@ -220,8 +252,25 @@ def page(files: Iterable[Path]) -> str:
             "",
             *table.lines,
             "",
+            "## Scales finer than 128x128",
+            "",
+            "One weight with finer scales, with 128x128 and in BF16, in one process",
+            "([method](benchmark.md#finer-scales)), at shapes that nothing was tuned to. B's scales are powers of",
+            "two that fold. A has a scale for as many columns as B if the first column does not say otherwise; such",
+            "scales keep the parts of a k-block apart.",
+            *(
+                f"Measured {each.header['date'][:10]} at commit {each.header['commit']}: `{name}`."
+                for name, each in measured
+            ),
+            "",
+            *finer_scales([each for _, each in measured]),
+            "",
         ]
     )
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _name(shape: Shape) -> str:

@@ -215,8 +215,8 @@ def bench(
     kind: Annotated[
         str,
         typer.Argument(
-            help="dense, grouped, fp4_dense, fp4_masked, fp4_contiguous, einsum, casts, linear, experts, fp4_experts, "
-            "attention, hc, bf16, distributed, host, compile, numerics or kernel"
+            help="dense, grouped, fp4_dense, fp4_masked, fp4_contiguous, fine_dense, fine_masked, einsum, casts, "
+            "linear, experts, fp4_experts, attention, hc, bf16, distributed, host, compile, numerics or kernel"
         ),
     ],
     kernel: Annotated[str | None, typer.Argument(help="after `kernel`, its name; all unless given")] = None,

@@ -61,7 +61,6 @@ def weight(name: str, given: Operand, axes: Axes, sizes: Sizes, *, depth: str = 
     values, sf = checks.pair(name, given)
     half = f"{depth} / 2"
     if depth in sizes:
-        whole_groups(depth, sizes[depth])
         sizes[half] = sizes[depth] // 2
     checks.bind(name, values, tuple(half if axis == depth else axis for axis in axes), sizes)
     k = whole_groups(depth, sizes.setdefault(depth, 2 * sizes[half]))

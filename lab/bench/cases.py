@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,9 @@ KINDS = ("dense", "dense_1d1d", "contiguous", "contiguous_uneven", "masked", "k_
 FP4_DENSE = "fp4_dense"
 FP4_KINDS = (FP4_DENSE, "fp4_masked", "fp4_contiguous")
 """Products of FP4 weights: their cases are in fp4.py, and their shapes as those of the kinds without "fp4_"."""
+FINE_DENSE = "fine_dense"
+FINE_KINDS = (FINE_DENSE, "fine_masked")
+"""Products with scales finer than 128x128: fine.py, and shapes as those of the kinds without "fine_"."""
 PEERS_FILE = Path(__file__).with_name("peers.json")
 
 # Sustained rate of FP8 WGMMA with operands resident in shared memory, on random data: H200, 700 W.
@@ -59,8 +62,8 @@ UNKNOWN_TO_PEERS = (
 MOST_OPERATIONS = 1e12
 """Limit for a random product, so that the slowest of its candidates takes only milliseconds."""
 
-ROOM_FP4 = 512
-"""Room for rows in each group of a masked product of FP4 weights: more than any of its cases has."""
+ROOM_FEW = 512
+"""Room for rows in each group of a masked product of FP4 weights or fine scales: more than any of its cases has."""
 
 QUICK: dict[str, tuple[Shape, ...]] = {
     "dense": (
@@ -124,6 +127,11 @@ class Case:
         return self.kind in FP4_KINDS
 
     @property
+    def has_own_rivals(self) -> bool:
+        """Whether it is compared with other products of its weights, not with cuBLASLt's fast one."""
+        return self.is_fp4 or self.kind in FINE_KINDS
+
+    @property
     def operations(self) -> int:
         """Floating-point operations that the product needs: two for each multiplication."""
         m, n, k = self._mnk
@@ -151,12 +159,12 @@ class Case:
     @property
     def max_m(self) -> int:
         """Room for rows in each group of a masked product."""
-        return ROOM_FP4 if self.is_fp4 else 1024 if self.shape[0] == 1 else ROOM
+        return ROOM_FEW if self.has_own_rivals else 1024 if self.shape[0] == 1 else ROOM
 
     @property
     def _mnk(self) -> tuple[int, int, int]:
         """Sizes of a dense product with the same work: the groups' rows, or their k, added up."""
-        if self.kind in ("dense", "dense_1d1d", FP4_DENSE):
+        if self.kind in ("dense", "dense_1d1d", FP4_DENSE, FINE_DENSE):
             m, n, k = self.shape
             return m, n, k
         if self.kind == "k_grouped":
@@ -233,6 +241,32 @@ def cases_of(
         anchors = {case.fast_shape for case in cases}
         cases = [case for case in all_cases() if case.kind == "dense" and case.shape in anchors] + cases
     return cases
+
+
+def case_of(kind: str, shape: Shape, fitted: Collection[Shape]) -> Case:
+    """Make the case of a kind with rivals of its own; it judges unless its weight `(n, k)` is among `fitted`."""
+    return Case(kind, shape, sizes_of(kind.partition("_")[2], shape, {}), is_judged=shape[-2:] not in fitted)
+
+
+def chosen_of(
+    kind: str,
+    every: Sequence[Case],
+    few: Sequence[Shape],
+    *,
+    quick: bool = False,
+    shapes: Sequence[Shape] = (),
+    is_judged: bool | None = None,
+) -> list[Case]:
+    """Give the cases of such a kind: all, `few`, a part of them, or those of shapes, which may be new."""
+    known = {case.shape: case for case in every}
+    length, meaning = (3, "(m, n, k)") if kind.endswith("_dense") else (4, "(groups, rows, n, k)")
+    for shape in shapes:
+        if len(shape) != length:
+            raise ValueError(f"shapes: expected {meaning} for bench {kind}, got {shape}")
+    if shapes:
+        return [known.get(shape) or replace(case_of(kind, shape, ()), is_judged=None) for shape in shapes]
+    chosen = [known[shape] for shape in few] if quick else every
+    return [case for case in chosen if is_judged is None or case.is_judged == is_judged]
 
 
 def random_shapes(count: int) -> list[tuple[int, int, int]]:

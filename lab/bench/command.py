@@ -24,7 +24,6 @@ from . import (
     distributed,
     einsum,
     experts,
-    fp4,
     fp4_experts,
     hc,
     host,
@@ -34,6 +33,7 @@ from . import (
     products,
     skip_head_mid,
     table,
+    tune,
 )
 from .report import Add, Announce, Report, Row
 from .timing import PairingError
@@ -52,11 +52,11 @@ MODULES: dict[str, Any] = {
     "compile": compile_times,
     "numerics": numerics,
 }
-PRODUCTS = ("dense", "grouped", *cases.FP4_KINDS)
+PRODUCTS = ("dense", "grouped", *products.WITH_OWN_RIVALS)
 KINDS = (*PRODUCTS, *MODULES)
 PLOTTED = ("dense", "grouped", "linear", "experts")
 METHODS = {name: module.METHOD for name, module in MODULES.items()}
-METHODS |= dict.fromkeys(cases.FP4_KINDS, f"{products.METHOD}; {fp4.METHOD}")
+METHODS |= {name: f"{products.METHOD}; {module.METHOD}" for name, module in products.WITH_OWN_RIVALS.items()}
 METHODS["einsum"] += f"; {skip_head_mid.METHOD}"
 SHAPES = {
     "casts": ((2,), "8192,7168"),
@@ -203,16 +203,20 @@ def _steps(
             need_gpu(f"bench {kind}")
             return total, lambda add, announce: measure(only=names, add=add, announce=announce)
         asked_for = cases.parse_shapes(shapes) if shapes is not None else ()
-        source = fp4 if kind in cases.FP4_KINDS else cases
+        source = products.WITH_OWN_RIVALS.get(kind, cases)
         chosen = source.cases_of(kind, quick=quick, shapes=asked_for, is_judged=is_judged)
     except ValueError as error:
         raise UsageError(str(error)) from error
     need_gpu(f"bench {kind}")
     if kind == "host":
         return host.STEPS, lambda add, announce: host.measure(add=add, announce=announce)
-    return len(chosen) * (2 if with_sustained else 1), lambda add, announce: products.measure(
-        chosen, with_sustained=with_sustained, add=add, announce=announce
-    )
+    ahead = products.configurations(chosen)
+
+    def measure_products(add: Add, announce: Announce) -> None:
+        tune.compile_all(ahead, announce)
+        products.measure(chosen, with_sustained=with_sustained, add=add, announce=announce)
+
+    return len(ahead) + len(chosen) * (2 if with_sustained else 1), measure_products
 
 
 def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processes: int | None) -> Steps:

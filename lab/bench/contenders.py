@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -245,7 +246,7 @@ def _weights(groups: int, n: int, k: int, *, keep_bf16: bool) -> tuple[Tensor, T
     return w, b, sb
 
 
-def _slices(sizes: Iterable[int]) -> list[tuple[int, slice]]:
+def _slices(sizes: Iterable[int]) -> list[tuple[int, Any]]:
     """The groups that are not empty, each with its rows."""
     found, start = [], 0
     for group, size in enumerate(sizes):
@@ -253,6 +254,13 @@ def _slices(sizes: Iterable[int]) -> list[tuple[int, slice]]:
             found.append((group, slice(start, start + size)))
         start += size
     return found
+
+
+def places_of(case: Case) -> list[tuple[int, Any]]:
+    """Tell where the rows of each group are in A and D; of a dense product there is one group of all rows."""
+    if case.kind.endswith("masked"):
+        return [(group, (group, slice(size))) for group, size in enumerate(case.sizes)]
+    return _slices(case.sizes) or [(0, slice(None))]
 
 
 def dequantized(operand: Operand, rows: int) -> Tensor:

@@ -21,8 +21,8 @@ from deep_gemm.gemm.packed import COLUMNS
 from deep_gemm.gemm.rows.api import m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_masked
 
 from .bulk_read import READ, read, read_of
-from .cases import FP4_DENSE, FP4_KINDS, Case, Shape, sizes_of
-from .contenders import OURS, Contender, dequantized
+from .cases import FP4_DENSE, FP4_KINDS, Case, Shape, case_of, chosen_of
+from .contenders import OURS, Contender, dequantized, places_of
 from .grid import MOST_OPERATIONS
 
 FP8, HUMMING = f"{OURS}_fp8", "humming"
@@ -69,26 +69,15 @@ def all_cases(kind: str) -> list[Case]:
     else:
         groups = sorted({(each.num_groups, each.n, each.k) for each in weights})
         shapes = [*AIMED_AT.get(kind, ()), *((count, rows, n, k) for count, n, k in groups for rows in ROWS[kind])]
-    return [case for case in map(partial(_case, kind), shapes) if case.operations <= MOST_OPERATIONS]
-
-
-def _case(kind: str, shape: Shape) -> Case:
-    return Case(kind, shape, sizes_of(kind.removeprefix("fp4_"), shape, {}), is_judged=shape[-2:] not in FITTED)
+    found = (case_of(kind, shape, FITTED) for shape in shapes)
+    return [case for case in found if case.operations <= MOST_OPERATIONS]
 
 
 def cases_of(
     kind: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
 ) -> list[Case]:
     """Give the cases of a kind, a part of them, or those of shapes, which may be new."""
-    known = {case.shape: case for case in all_cases(kind)}
-    for shape in shapes:
-        if len(shape) != (3 if kind == FP4_DENSE else 4):
-            meaning = "(m, n, k)" if kind == FP4_DENSE else "(groups, rows, n, k)"
-            raise ValueError(f"shapes: expected {meaning} for bench {kind}, got {shape}")
-    if shapes:
-        return [known.get(shape) or Case(kind, shape, _case(kind, shape).sizes) for shape in shapes]
-    chosen = [known[shape] for shape in QUICK[kind]] if quick else list(known.values())
-    return [case for case in chosen if is_judged is None or case.is_judged == is_judged]
+    return chosen_of(kind, all_cases(kind), QUICK[kind], quick=quick, shapes=shapes, is_judged=is_judged)
 
 
 class Weights:
@@ -152,7 +141,7 @@ def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
         operand = a, get_mn_major_tma_aligned_tensor(sa)
         layout = _layout(case)
         source, done = read_of(case.bytes), torch.ones(1)
-    places = _places(case)
+    places = places_of(case)
 
     def product(b: Operand) -> Tensor:
         if masked:
@@ -187,14 +176,6 @@ def _layout(case: Case) -> Tensor:
     if case.kind == "fp4_masked":
         return sizes
     return torch.arange(len(case.sizes), dtype=torch.int32).repeat_interleave(sizes)
-
-
-def _places(case: Case) -> list[tuple[int, Any]]:
-    """Each group, and where its rows are in A and D."""
-    if case.kind == "fp4_masked":
-        return [(group, (group, slice(size))) for group, size in enumerate(case.sizes)]
-    ends = [sum(case.sizes[: group + 1]) for group in range(len(case.sizes))]
-    return [(g, slice(end - case.sizes[g], end)) for g, end in enumerate(ends)] or [(0, slice(None))]
 
 
 assert set(QUICK) == set(FP4_KINDS)

@@ -17,11 +17,13 @@ import torch
 from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW
 from deep_gemm.core.gpu import GPUS
 from deep_gemm.core.settings import get_batch_invariant, get_num_sms
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.choose import select
 from deep_gemm.gemm.output import Output
 
-from . import fp4
-from .cases import FP4_DENSE, Case, Shape
+from . import fine, fp4
+from .cases import FINE_DENSE, FINE_KINDS, FP4_DENSE, FP4_KINDS, Case, Shape
 from .contenders import OURS, Contender, contenders_of
 from .machine import GpuState, gpu_state
 from .report import MAX_NAME, Add, Announce, Row
@@ -53,6 +55,8 @@ DENSE_OUTPUTS = {
     "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW),
     FP4_DENSE: Output(b=E2M1, sfb=MX),
 }
+WITH_OWN_RIVALS: dict[str, Any] = {**dict.fromkeys(FP4_KINDS, fp4), **dict.fromkeys(FINE_KINDS, fine)}
+"""Modules that have the cases and contenders of other kinds."""
 
 
 def measure(cases: Sequence[Case], *, with_sustained: bool, add: Add, announce: Announce) -> None:
@@ -109,10 +113,10 @@ def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
         failed = reason(exception)
         return rows + [Row.of(case, name, "cold", None, error=errors[name], failed=failed) for name in calls]
     for name, (spread, kernels) in times.items():
-        config = config_name(case) if name == OURS else None
+        config = config_of(case, name)
         more: dict[str, Any] = {
             "error": errors[name],
-            "config": config,
+            "config": config and config.name,
             "kernels": tuple(kernel[:MAX_NAME] for kernel in kernels),
         }
         if name == fp4.HUMMING:
@@ -123,7 +127,7 @@ def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
 
 def made(case: Case) -> list[Contender]:
     """Make all contenders of a case."""
-    return list(fp4.contenders_of(case)) if case.is_fp4 else contenders_of(case)
+    return list(WITH_OWN_RIVALS[case.kind].contenders_of(case)) if case.has_own_rivals else contenders_of(case)
 
 
 def product_alone(calls: Iterable[Kernels]) -> dict[str, float]:
@@ -143,8 +147,8 @@ def sustained_rows(case: Case, cold_us: dict[str, float]) -> list[Row]:
             raise_if_lost(error)
             rows.append(Row.of(case, name, "sustained", None, failed=reason(error)))
             continue
-        config = config_name(case) if name == OURS else None
-        rows.append(Row.of(case, name, "sustained", spread, states[-1], config=config))
+        config = config_of(case, name)
+        rows.append(Row.of(case, name, "sustained", spread, states[-1], config=config and config.name))
     return rows
 
 
@@ -155,20 +159,27 @@ def checked(contender: Contender, max_error: float) -> tuple[float | None, str |
     except Exception as exception:
         raise_if_lost(exception)
         return None, reason(exception)
-    if contender.name == OURS and not error <= max_error:
+    if contender.name.startswith(OURS) and not error <= max_error:
         return error, f"wrong: relative error {error:.2g}, expected at most {max_error:.0e}"
     return error, None
 
 
-def config_name(case: Case) -> str | None:
-    """The configuration chosen for a dense case on this GPU; None if unknown."""
+def config_of(case: Case, contender: str) -> GemmConfig | DecodeConfig | None:
+    """The configuration chosen for a contender's dense product on this GPU; None if unknown."""
     words = torch.cuda.get_device_name().split() if torch.cuda.is_available() else []
     gpu = next((gpu for gpu in GPUS if gpu.name in words), None)
-    if gpu is None or case.kind not in DENSE_OUTPUTS:
+    outputs = fine.OUTPUTS if case.kind == FINE_DENSE else {OURS: DENSE_OUTPUTS.get(case.kind)}
+    output = outputs.get(contender)
+    if gpu is None or output is None:
         return None
     m, n, k = case.shape
-    output, split_k = DENSE_OUTPUTS[case.kind], not get_batch_invariant()
-    return select(m, n, k, output, replace(gpu, num_sms=get_num_sms()), split_k=split_k).name
+    return select(m, n, k, output, replace(gpu, num_sms=get_num_sms()), split_k=not get_batch_invariant())
+
+
+def configurations(cases: Iterable[Case]) -> list[GemmConfig | DecodeConfig]:
+    """All that dense products with fine scales need, each once: too many to compile one after the other."""
+    found = (config_of(case, name) for case in cases if case.kind == FINE_DENSE for name in fine.OUTPUTS)
+    return [config for config in dict.fromkeys(found) if config is not None]
 
 
 def reason(error: BaseException) -> str:

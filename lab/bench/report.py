@@ -80,7 +80,7 @@ class Row:
             floor_us=round(computed.floor_us, 3),
             operations=computed.operations,
             bytes=computed.bytes,
-            fast_shape=None if case.is_fp4 else case.fast_shape,
+            fast_shape=None if case.has_own_rivals else case.fast_shape,
             is_judged=case.is_judged,
             **more,
         )

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import distributed, einsum, fp4, numerics, skip_head_mid
+from . import distributed, einsum, fine, fp4, numerics, skip_head_mid
 from .bulk_read import READ
 from .casts import COMPILED, COPY, EAGER
 from .compare import Comparison, comparisons, summaries
@@ -24,7 +24,7 @@ SHORT = {"nccl_fixed": "fixed", "product_alone": "products", "bulk_read": "read"
 """Names of contenders that are long for a table."""
 PARTS = {True: "judged", False: "fitted", None: ""}
 FEW, MANY, LARGE_BYTES = 64, 1024, 29e6
-"""Rows up to which, and from which, the ratios of FP4 have means of their own; bytes of a weight in FP8."""
+"""Rows up to which, and from which, ratios have means of their own; bytes of a weight in FP8."""
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -45,6 +45,10 @@ def print_report(report: Report, console: Console) -> None:
         _print_failures(report, console)
     elif report.kind.startswith("fp4_"):
         for part in _fp4_tables(report):
+            console.print(part)
+        _print_failures(report, console)
+    elif report.kind.startswith("fine_"):
+        for part in _fine_tables(report):
             console.print(part)
         _print_failures(report, console)
     elif report.kind == "distributed":
@@ -278,7 +282,7 @@ def _fp4_tables(report: Report) -> list[Table]:
     for row, others in _beside(report):
         times = [others.get(name) for name in (READ, *rivals)]
         found = [_over(row.us, us) for us in times] + [_over(row.us, alone.get(row.shape))]
-        ratios.setdefault((_rows_of_fp4(row), PARTS[row.is_judged]), []).append(tuple(found))
+        ratios.setdefault((_rows_of(row), PARTS[row.is_judged]), []).append(tuple(found))
         table.add_row(
             "x".join(map(str, row.shape)),
             "failed" if row.failed else _figure(row.us),
@@ -293,11 +297,39 @@ def _fp4_tables(report: Report) -> list[Table]:
     return [table, means]
 
 
-def _rows_of_fp4(row: Row) -> str:
-    """Name the regime of a shape by its rows, of each group, or its tokens; few rows by the weight's bytes in FP8."""
-    place = {"fp4_dense": 0, "fp4_experts": 2}.get(row.kind, 1)
-    if row.shape[place] > FEW:
-        return f"to {MANY - 1}" if row.shape[place] < MANY else f"from {MANY}"
+def _fine_tables(report: Report) -> list[Table]:
+    """Tabulate products with fine scales, each beside 128x128 and BF16, and means of ratios by rows."""
+    names = {name: name.removeprefix(f"{OURS}_") for name in fine.SAID}
+    table = _table(report.kind, gap=1)
+    table.add_column("shape")
+    for heading in ("128x128", "bf16", *(cell for name in names.values() for cell in (name.replace("_", "\n"), ""))):
+        table.add_column(heading, justify="right")
+    beside = _beside(report, fine.USUAL)
+    for row, us in beside:
+        table.add_row(
+            "x".join(map(str, row.shape)),
+            "failed" if row.failed else _figure(row.us),
+            _figure(us.get(BF16)),
+            *(cell for name in names for cell in (_figure(us.get(name)), _ratio(_over(us.get(name), row.us)))),
+        )
+    ratios: dict[tuple[str, str, str], list[tuple[float | None, ...]]] = {}
+    for name, scales in names.items():
+        for row, us in beside:
+            found = tuple(_over(us.get(name), us.get(rival)) for rival in (fine.USUAL, BF16, fine.TRITON))
+            ratios.setdefault((scales.replace("_", " by "), _rows_of(row), PARTS[row.is_judged]), []).append(found)
+    means = _table("geometric means of ratios", gap=2)
+    for heading in ("scales", "rows", "part", "shapes", "/ 128x128", "/ bf16", "/ triton"):
+        means.add_column(heading, justify="right")
+    for key, of_key in ratios.items():
+        means.add_row(*key, str(len(of_key)), *_means(of_key))
+    return [table, means]
+
+
+def _rows_of(row: Row) -> str:
+    """Name the regime of a shape by its rows, of each group, or its tokens; FP4's few rows by the bytes in FP8 too."""
+    rows = row.shape[0 if row.kind.endswith("_dense") else 2 if row.kind == "fp4_experts" else 1]
+    if rows > FEW:
+        return f"to {MANY - 1}" if rows < MANY else f"from {MANY}"
     if row.kind != "fp4_dense":
         return f"to {FEW}"
     return f"to {FEW}, {'from' if row.shape[1] * row.shape[2] >= LARGE_BYTES else 'below'} {LARGE_BYTES / 1e6:.0f} MB"
@@ -329,13 +361,13 @@ def _distributed_table(report: Report) -> Table:
     return table
 
 
-def _beside(report: Report) -> list[tuple[Row, dict[str, float]]]:
-    """Our rows, each with the times of all contenders of its shape."""
+def _beside(report: Report, contender: str = OURS) -> list[tuple[Row, dict[str, float]]]:
+    """Rows of a contender, ours if none is named, each with the times of all contenders of its shape."""
     times: dict[tuple[int, ...], dict[str, float]] = {}
     for row in report.rows:
         if row.us:
             times.setdefault(row.shape, {})[row.contender] = row.us
-    return [(row, times.get(row.shape, {})) for row in report.rows if row.contender == OURS]
+    return [(row, times.get(row.shape, {})) for row in report.rows if row.contender == contender]
 
 
 def _over(us: float | None, other: float | None) -> float | None:

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from deep_gemm.casts.by_torch import cast_by_torch
+from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.fp4 import per_token_cast_to_fp4
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
@@ -46,7 +46,8 @@ RIVAL = "rival"
 METHOD = (
     f"tiles of up to {HOPEFUL} times the lowest modelled cost, cold, interleaved in one process in rotating order, "
     f"{FIRST_REPEATS} calls each, a 512 MB fill before each; of these the best {FINALISTS} and the chosen one again, "
-    f"{REPEATS} calls each, median, least and most; random normal operands quantized 1x128 / 128x128 (1d1d: 1x128)"
+    f"{REPEATS} calls each, median, least and most; random normal operands quantized 1x128 / 128x128 (1d1d: 1x128; "
+    "fine scales of B are powers of two)"
 )
 
 
@@ -167,7 +168,7 @@ def judge(contest: Contest, flush: L2Flush) -> Judgement:
 
 
 def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -> DenseProblem:
-    """A dense product of random numbers."""
+    """A dense product of random numbers; fine scales of B fold, as those of checkpoints do."""
     m, n, k = shape
     with torch.device(device):
         x, w = (torch.randn(rows, k, dtype=torch.bfloat16) for rows in (m, n))
@@ -176,7 +177,7 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
         if output.b == E2M1:
             b, sfb = per_token_cast_to_fp4(w, use_ue8m0=True, gran_k=MX.columns, use_packed_ue8m0=True)
         else:
-            b, sfb = cast_by_torch(w, *of_b)
+            b, sfb = cast_blocks(w, *of_b, use_ue8m0=output.scale_parts_of_b > 1, min_amax=0.0)
         if output.loads_sfb:
             sfb = get_mn_major_tma_aligned_tensor(sfb)
         d = torch.randn(m, n).to(torch.float32 if output.is_fp32 else torch.bfloat16)

@@ -37,6 +37,8 @@ MOST_OPERATIONS = 1e12
 """Operations of one product, so that the slowest tile takes a millisecond or two."""
 OTHER_OUTPUTS = {"fp32": 12, "bf16+c": 6, "fp32+d": 6, "1d1d bf16": 12, "1d1d fp32": 6, "1d1d fp32+d": 24}
 """How many samples there are of each kind of dense product besides BF16."""
+FINE_OUTPUTS = {"1x128 32x32 bf16": 24, "1x32 32x32 bf16": 24, "1x64 64x64 bf16": 12, "1x32 1x32 bf16": 24}
+"""The same with scales finer than 128x128, of real weights alone."""
 GROUPED_ROWS = {
     Output(groups=Groups.IDS): 36,
     Output(groups=Groups.COUNTS): 36,
@@ -118,7 +120,7 @@ def fact_samples(num_sms: int) -> list[Sample]:
 
 def choice_samples() -> list[Sample]:
     """Products whose tiles compete, in an order in which each kind has its share of any beginning."""
-    rng = random.Random(0)
+    rng, rng_fine = random.Random(0), random.Random(1)  # which random weights are fitted stays as it was
     streams: list[Sequence[Sample]] = []
     for is_fitted, real in ((True, FITTED_WEIGHTS), (False, HELD_BACK_WEIGHTS)):
         for weights in (real, tuple(_random_weights(rng, RANDOM_WEIGHTS))):
@@ -128,6 +130,10 @@ def choice_samples() -> list[Sample]:
             picked = [rng.choice(weights) for _ in range(count // 2)]
             output = OUTPUTS_BY_NAME[name]
             streams.append([_dense(rng, output, weight, i, is_fitted) for i, weight in enumerate(picked)])
+        for name, count in FINE_OUTPUTS.items():
+            picked = [rng_fine.choice(real) for _ in range(count // 2)]
+            output = OUTPUTS_BY_NAME[name]
+            streams.append([_dense(rng_fine, output, weight, i, is_fitted) for i, weight in enumerate(picked)])
         for output, count in GROUPED_ROWS.items():
             streams.append([_grouped_rows(rng, output, i, real, is_fitted) for i in range(count // 2)])
         streams.append([_grouped_depths(rng, i, real, is_fitted) for i in range(GROUPED_DEPTHS // 2)])

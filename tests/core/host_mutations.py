@@ -15,6 +15,7 @@ from typing import Any
 
 import broken
 import host_mutations_bf16 as of_bf16
+import host_mutations_fine as of_fine
 import host_mutations_sends as of_sends
 import torch
 from host_mutations_bf16 import spread
@@ -235,6 +236,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "scales": lambda: scales_trial(False),
     "m-major scales": lambda: scales_trial(True),
     **of_bf16.TRIALS,
+    **of_fine.TRIALS,
     **of_sends.TRIALS,
 }
 
@@ -589,8 +591,8 @@ MUTATIONS = [
     *_swap("casts.lay_scales", '"are_words": int(sf.dtype == torch.int32)', '"are_words": 0', SCALES),
     *_swap("casts.lay_scales", "(groups[0] if groups else 1) *", "1 *", SCALES),
     *_swap("casts.lay_scales", "ceil_div(m, config.rows)", "m // config.rows", SCALES),
-    # BF16, and what travels by collectives
-    *(mutation for swap in (*of_bf16.SWAPS, *of_sends.SWAPS) for mutation in _swap(*swap)),
+    # BF16, fine scales, and what travels by collectives
+    *(mutation for swap in (*of_bf16.SWAPS, *of_fine.SWAPS, *of_sends.SWAPS) for mutation in _swap(*swap)),
 ]
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_packed_ue8m0_tensor
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import Scales
+from deep_gemm.core.check.recipes import Scales, scales_of, whole_recipe
 from deep_gemm.core.check.ue8m0 import powers_of, words_of
+from deep_gemm.gemm.ops import recipes_of
 from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.reference import fma_fp32
 from lab.bench.timing import profiled
@@ -70,6 +71,12 @@ def check(d: Tensor, rows: Tensor, a: Any, b: Any, of_a: Scales, of_b: Scales, c
     else:
         exact = total.double()
         assert_within(d[rows], exact, rounding_to(d.dtype, exact, bound + tensor_cores))
+
+
+@every_recipe
+def test_an_operator_is_told_all_of_a_recipe(said: dict[str, Any], of_a: Scales, of_b: Scales) -> None:
+    recipes = said.get("recipe"), said.get("recipe_a"), said.get("recipe_b")
+    assert scales_of(recipes_of(whole_recipe(recipes))) == scales_of(recipes) == (of_a, of_b)
 
 
 def same(x: Tensor | None, y: Tensor) -> bool:
@@ -234,6 +241,17 @@ def test_ue8m0_of_groups(said: dict[str, Any], of_a: Scales, of_b: Scales, devic
         for form in FORMS:
             for given_a in (form(bytes_of_a), numbers_of_a):
                 assert torch.equal(multiplied(given_a, form(bytes_of_b)), expected)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_words_of_another_shape_are_refused(turned: bool) -> None:
+    a, b = operand((M, K), Scales(1, 32), 1), operand((N, K), Scales(32, 32), 2)
+    words = torch.zeros(4, 3, dtype=torch.int32)  # one row of blocks less
+    with pytest.raises(ValueError, match=r"sfb: expected shape \(5, 3\) of torch.int32, got \(4, 3\)"):
+        if turned:
+            deep_gemm.fp8_gemm_nn(a, (b[0].t(), words.t()), recipe=(1, 32, 32))
+        else:
+            product(a, (b[0], words), recipe=(1, 32, 32))
 
 
 @pytest.mark.gpu

@@ -17,6 +17,9 @@ import typer.main
 import deep_gemm
 from deep_gemm.__main__ import app
 from lab.__main__ import app as lab_app
+from lab.bench import fine
+from lab.bench.contenders import BF16
+from lab.bench.report import Report, Row
 
 APPS = {"deep_gemm": app, "lab": lab_app}
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,6 +213,29 @@ def test_the_page_of_aims_is_what_its_script_writes() -> None:
     text = (DOCS / "aims.md").read_text()
     files = [ROOT / "benchmarks" / "results" / name for name in re.findall(r"`([\w.-]+\.json)`", text)]
     assert script("write_aims").page(files) == text
+
+
+def test_aims_of_finer_scales_are_judged_on_each_gpu_that_ran_them() -> None:
+    aims = script("write_aims").finer_scales
+    assert all(line.count("|") == 4 for line in aims([]))
+
+    def on(gpu: str, times: dict[str, float]) -> Report:
+        rows = [
+            Row("fine_dense", (m, 576, 5120), name, "cold", us=us, is_judged=judged)
+            for m, judged in ((16, True), (4096, True), (1, False))
+            for name, us in times.items()
+        ]
+        return Report({"machine": {"gpu": gpu}}, rows)
+
+    times = dict.fromkeys(fine.SAID, 1.1) | {fine.USUAL: 1.0, BF16: 1.2}
+    found = aims([on("H100", times), on("H200", times | {"deep_gemm_1x32": 1.25})])
+    assert found[0].endswith("| H100 | H200 |")
+    assert "| 1x32 | 128x128, m <= 64, geometric mean | at most 1.03 | 1.100, **missed** | 1.250, **missed** |" in found
+    assert "| 32x32 by 1x128 | 128x128, m >= 1024, geometric mean | at most 1.15 | 1.100 | 1.100 |" in found
+    assert any(line.startswith("| 1x32 | BF16") and line.endswith("| 0.917 | 1.042, **missed** |") for line in found)
+    del times[BF16]
+    with pytest.raises(ValueError, match="deep_gemm_32x32, m >= 1024: expected some shapes, got none"):
+        aims([on("H100", times)])
 
 
 def test_every_incident_has_tests_that_exist() -> None:

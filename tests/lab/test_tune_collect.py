@@ -100,7 +100,8 @@ def test_samples_cover_both_halves_and_every_kind_from_the_beginning() -> None:
         assert abs(len(by_half[0]) - len(by_half[1])) <= len(part) / 20
         for half in by_half:
             assert {one.output.groups for one in half} == set(Groups) - {Groups.ENDS, Groups.HEADS, *OF_BF16_ALONE}
-            assert {"bf16", "fp32", "1d1d fp32+d", "1d1d bf16"} <= {one.output.name for one in half}
+            names = {one.output.name for one in half}
+            assert {"bf16", "fp32", "1d1d fp32+d", "1d1d bf16", *tune_samples.FINE_OUTPUTS} <= names
             assert min(one.m for one in half if not one.num_groups) <= 8
             assert max(one.m for one in half if not one.num_groups) > 4000
 

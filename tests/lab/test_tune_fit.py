@@ -25,7 +25,8 @@ pytestmark = pytest.mark.release
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
-SAMPLES = [one for one in tune_samples.samples(132) if one.m > 1 or one.purpose == "launch"][:100]
+USUAL = [one for one in tune_samples.samples(132) if one.output.parts == 1]
+SAMPLES = [one for one in USUAL if one.m > 1 or one.purpose == "launch"][:100]
 
 
 def product_of(sample: Sample, us: dict[str, float]) -> Product:
@@ -68,6 +69,15 @@ def test_times_made_by_the_formula_give_its_constants_back() -> None:
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.1), name
     lost = [tune_fit.regret(product, H200, found) for product in one.products]
     assert sum(lost) / len(lost) < 0.005
+
+
+def test_parts_of_k_blocks_are_fitted_to_products_with_fine_scales() -> None:
+    truth = tune_fit.START
+    fine = [one for one in tune_samples.choice_samples() if one.output.parts > 1 and one.m > 1][:30]
+    one = Collected(H200, tuple(by_formula(truth, [*SAMPLES[:40], *fine])))  # others hold what is not of parts
+    found = tune_fit.fit([one], replace(truth, part_ps=truth.part_ps * 2, part_ns=truth.part_ns / 2))["H200"]
+    for name in ("part_ps", "part_ns"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.1), name
 
 
 def test_a_fit_is_the_same_each_time() -> None:

@@ -56,8 +56,9 @@ def test_scales_of_a_for_32_columns(packed: bool) -> None:
     sfa = 2.0 ** sfa.log2().ceil()
     exact = (a.double() * sfa.double().repeat_interleave(32, 1)) @ plain(values, scales).t()
     of_a = deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(sfa) if packed else sfa
-    d = product((a, of_a), (values, scales), recipe=(1, 1, 32))
-    assert deep_gemm.calc_diff(d.double(), exact) < 1e-5
+    for said in ({"recipe": (1, 1, 32)}, {"recipe_a": (1, 32)}, {"recipe_a": (1, 32), "recipe_b": (1, 32)}):
+        d = product((a, of_a), (values, scales), **said)
+        assert deep_gemm.calc_diff(d.double(), exact) < 1e-5
 
 
 def test_scales_of_a_may_be_words() -> None:
@@ -90,8 +91,22 @@ def test_every_code_and_every_exponent_is_the_number_that_it_stands_for() -> Non
 def test_whole_words_are_not_copied() -> None:
     scales = torch.zeros(6, 8, dtype=torch.uint8)
     assert words_of(scales).data_ptr() == scales.data_ptr()
-    for others in (scales[:, :7], scales[:, 1:5], torch.zeros(6, 9, dtype=torch.uint8)[:, :8], scales.t()[:4]):
-        assert torch.equal(words_of(others).contiguous().view(torch.uint8)[:, : others.shape[1]], others)
+    for others in (
+        scales[:, :7],
+        scales[:, 1:5],
+        torch.zeros(6, 9, dtype=torch.uint8)[:, :8],
+        scales.t()[:4],
+        scales[0, ::2],
+    ):
+        assert torch.equal(words_of(others).contiguous().view(torch.uint8)[..., : others.shape[-1]], others)
+    assert words_of(behind_a_byte(scales)).data_ptr() % 4 == 0
+
+
+def behind_a_byte(x: Tensor) -> Tensor:
+    """Copy a tensor to an address that suits no element of more than a byte, as a file mapped to memory may lie."""
+    buffer = bytearray(x.nbytes + 16)
+    first = 1 - torch.frombuffer(buffer, dtype=torch.uint8).data_ptr() % 4 & 3
+    return torch.frombuffer(buffer, dtype=x.dtype, count=x.numel(), offset=first).view(x.shape).copy_(x)
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -107,6 +122,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     r"sfb: expected shape \(16, 3\) of torch.uint8, got \(16, 2\)": (lambda a, b, sf: (a, (b, sf[:, 1:])), {}),
     r"sfb: expected shape \(16, 1\) of torch.int32": (lambda a, b, sf: (a, (b, words_of(sf).repeat(1, 2))), {}),
     r"sfb: expected dtype torch.float32 or torch.int32": (lambda a, b, sf: (a, (b, sf.half())), {}),
+    r"sfb: expected an address that is a multiple of 4 bytes": (
+        lambda a, b, sf: (a, (b, behind_a_byte(words_of(sf)))),
+        {},
+    ),
     r"b: expected values contiguous along k": (lambda a, b, sf: (a, (b.t().contiguous().t(), sf)), {}),
     r"n: expected a multiple of 8": (lambda a, b, sf: (a, (b[:12], sf[:12])), {}),
     r"k: expected a multiple of 32 for packed FP4 values, got 80": (

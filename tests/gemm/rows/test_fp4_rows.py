@@ -12,7 +12,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.core.check.ue8m0 import words_of
+from deep_gemm.core.check.ue8m0 import exponents_of, words_of
 from deep_gemm.gemm.rows.api import product_of_rows_by_64
 from deep_gemm.gemm.rows.check import contiguous_problem, masked_problem
 
@@ -110,11 +110,17 @@ def test_scales_of_a_for_64_columns(k: int, form: str) -> None:
 
 @pytest.mark.parametrize("columns", [32, 64])
 def test_beside_finer_scales_of_a_a_weight_remains_fp4(columns: int) -> None:
-    b = random_weight(GROUPS, N, 288)
-    p = contiguous_problem(rows(6, 288, columns=columns), b, None, None, recipes=(None, (1, columns), None))
+    (x, sx), b = rows(6, 288, columns=columns), random_weight(GROUPS, N, 288)
+    p = contiguous_problem((x, sx), b, None, None, recipes=(None, (1, columns), None))
     blocks = -(-288 // columns)
     assert (p.k, p.of_a, p.of_b) == (128 * blocks, (1, 128), (1, 32))
     assert (p.b.dtype, p.b.shape, p.sfb.shape) == (torch.uint8, (GROUPS, N, 64 * blocks), (GROUPS, N, blocks))
+    narrow = x.double() * sx.double().repeat_interleave(columns, 1)[:, :288]
+    wide = p.a.double() * p.sfa.double().repeat_interleave(128, 1)
+    for group in range(GROUPS):
+        right = narrow @ plain(b[0][group], b[1][group]).t()
+        found = wide @ plain(p.b[group], exponents_of(p.sfb[group]).to(torch.uint8)).t()
+        assert torch.allclose(found, right, rtol=1e-12, atol=1e-12)
 
 
 def test_scales_of_any_fp32_value() -> None:

@@ -1,0 +1,190 @@
+"""Products with scales finer than 128x128: their cases, and their contenders. Cold, on a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deep_gemm.casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.cli.models import Compressed, Grouped
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales, scales_of
+from deep_gemm.gemm.dense.api import fp8_gemm_nt
+from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_masked
+
+from .cases import FINE_DENSE, FINE_KINDS, Case, Shape, case_of, chosen_of
+from .contenders import BF16, OURS, Contender, places_of
+
+USUAL, TRITON = f"{OURS}_128x128", "triton"
+BLOCKS_OF_32 = f"{OURS}_32x32"
+SAID: dict[str, dict[str, tuple[int, ...]]] = {
+    f"{OURS}_32x32_1x128": {"recipe_a": (1, 128), "recipe_b": (32, 32)},
+    BLOCKS_OF_32: {"recipe": (1, 32, 32)},
+    f"{OURS}_64x64": {"recipe": (1, 64, 64)},
+    f"{OURS}_1x32": {"recipe": (1, 1, 32)},
+}
+"""Recipes that a caller states for fine scales, by contender."""
+SIDES = {
+    name: scales_of((said.get("recipe"), said.get("recipe_a"), said.get("recipe_b")))
+    for name, said in {USUAL: {}, **SAID}.items()
+}
+"""How A and B are scaled."""
+OUTPUTS = {name: Output(sfa=of_a, sfb=of_b) for name, (of_a, of_b) in SIDES.items()}
+TRANSFORMERS = "transformers==5.3.0"
+"""The last release whose wheel has a Triton kernel for blocks of any size: later ones load it from a hub."""
+METHOD = (
+    "fine scales: normal numbers; scales FP32, those of B but 128x128 rounded up to powers of two, which fold, of "
+    "A and of B's rows m-major; deep_gemm_*: our products of one weight, named by B's scales, and A's where they "
+    "are not as deep; bf16: the numbers before a cast by cuBLASLt, groups by grouped_mm, rows put together; triton: "
+    f"w8a8_block_fp8_matmul_triton of {TRANSFORMERS}, 32x32"
+)
+FITTED = frozenset({(4096, 7168), (7168, 2048), (7168, 16384)})
+"""Weights `(n, k)` that tiles and their cost were tuned to."""
+RANKS = (1, 2, 4, 8)
+MS = (1, 16, 64, 256, 1024, 4096)
+ROWS = (4, 16, 48, 256)
+"""Rows of each group."""
+GROUPS = ((8, 4096, 7168), (8, 7168, 2048), (32, 3072, 3072), (32, 3072, 1536), (48, 4608, 5120), (48, 5120, 2304))
+"""Experts `(groups, n, k)`: two that tiles were tuned to, and what one of eight ranks has of a model."""
+QUICK: dict[str, tuple[Shape, ...]] = {
+    FINE_DENSE: ((1, 4608, 5120), (16, 5120, 288), (64, 576, 5120), (1024, 4096, 7168), (4096, 4608, 5120)),
+    "fine_masked": ((8, 16, 4096, 7168), (32, 48, 3072, 1536)),
+}
+
+
+def dense_weights() -> list[tuple[int, int]]:
+    """List the weights `(n, k)`, small ones first: those of two models as 1, 2, 4 or 8 ranks have them, and `FITTED`.
+
+    Of DeepSeek-V4.1-Flash the hidden size and the shared expert are known, of MiniMax-M3 that all is scaled by 1x32:
+    the rest is as in DeepSeek-V4-Flash, and in MiniMax-M2.
+    """
+    found = set(FITTED)
+    models = ((5120, 2304, Compressed(64, 512, 1024, 1024, 8, 64)), (3072, 1536, Grouped(48, 8, 128)))
+    for hidden, width, attention in models:
+        for tp in RANKS:
+            found |= {(2 * width // tp, hidden), (hidden, width // tp)}
+            weights = attention.weights(hidden, tp)
+            found |= {(each.n, each.k) for each in weights if not each.is_bf16 and each.groups is None}
+    return sorted(found, key=lambda each: (each[0] * each[1], each))
+
+
+def all_cases(kind: str) -> list[Case]:
+    """List the cases of a kind; those with the same weights follow each other."""
+    if kind == FINE_DENSE:
+        shapes: list[Shape] = [(m, n, k) for n, k in dense_weights() for m in MS]
+    else:
+        shapes = [(count, rows, n, k) for count, n, k in GROUPS for rows in ROWS]
+    return [case_of(kind, shape, FITTED) for shape in shapes]
+
+
+def cases_of(
+    kind: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
+) -> list[Case]:
+    """Give the cases of a kind, a part of them, or those of shapes, which may be new."""
+    return chosen_of(kind, all_cases(kind), QUICK[kind], quick=quick, shapes=shapes, is_judged=is_judged)
+
+
+class Weights:
+    """Weights of groups in BF16, and in FP8 by their scales."""
+
+    def __init__(self, groups: int, n: int, k: int) -> None:
+        self.plain = torch.randn(groups, n, k, dtype=torch.bfloat16)
+        self.by_scales = {of_b: quantized(self.plain, of_b) for _, of_b in SIDES.values()}
+
+
+def quantized(w: Tensor, of: Scales) -> Operand:
+    """Cast a weight as its checkpoint and its loader do."""
+    fine = of != PER_BLOCK
+    if of.rows > 1:
+        return per_block_cast_to_fp8(w, fine, of.columns)
+    values, scales = per_token_cast_to_fp8(w, fine, of.columns)
+    return values, get_mn_major_tma_aligned_tensor(scales)
+
+
+@lru_cache(maxsize=1)
+def weights_of(groups: int, n: int, k: int, device: str) -> Weights:
+    """Make the weights of cases that follow each other."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        return Weights(groups, n, k)
+
+
+def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
+    """Make random activations of a case, and its contenders."""
+    groups, rows, n, k = case.shape if case.sizes else (1, *case.shape)
+    weights, places = weights_of(groups, n, k, device), places_of(case)
+    torch.manual_seed(1)
+    with torch.device(device):
+        outer = (groups, case.max_m) if case.sizes else (rows,)
+        x, d = (torch.randn(*outer, columns, dtype=torch.bfloat16) for columns in (k, n))
+        by_columns = {of_a.columns: per_token_cast_to_fp8(x, gran_k=of_a.columns) for of_a, _ in SIDES.values()}
+        counts = torch.tensor(case.sizes, dtype=torch.int32)
+        ends = counts.cumsum(0).to(torch.int32)
+
+    def product(a: Operand, b: Operand, said: dict[str, Any]) -> Tensor:
+        if case.sizes:
+            m_grouped_fp8_gemm_nt_masked(a, b, d, counts, rows, **said)
+        else:
+            fp8_gemm_nt(a, (b[0][0], b[1][0]), d, **said)
+        return d
+
+    def right(of_a: Scales, of_b: Scales, got: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        (a, sa), (b, sb) = by_columns[of_a.columns], weights.by_scales[of_b]
+        for group, at in places:
+            left, other = numbers((a[at], sa[at]), of_a), numbers((b[group], sb[group]), of_b)
+            yield got[at], left @ other.t()
+
+    for name, (of_a, of_b) in SIDES.items():
+        a, sa = by_columns[of_a.columns]
+        call = partial(product, (a, get_mn_major_tma_aligned_tensor(sa)), weights.by_scales[of_b], SAID.get(name, {}))
+        yield Contender(name, call, partial(right, of_a, of_b), lambda: d.fill_(torch.nan))
+    yield _plain(x, weights.plain, places, ends)
+    if case.kind == FINE_DENSE:
+        of_a, of_b = SIDES[BLOCKS_OF_32]
+        b, sb = weights.by_scales[of_b]
+        yield Contender(TRITON, _by_triton(by_columns[of_a.columns], (b[0], sb[0]), of_b), partial(right, of_a, of_b))
+
+
+def numbers(operand: Operand, of: Scales) -> Tensor:
+    """Give the numbers that FP8 values `[rows, k]` stand for in FP64."""
+    return cast_back_from_fp8(*operand, of.columns).double()
+
+
+def _plain(x: Tensor, w: Tensor, places: Sequence[tuple[int, Any]], ends: Tensor) -> Contender:
+    """Multiply in BF16; rows of groups are put together first, so that none is multiplied that is not there."""
+    together = torch.cat([x[at] for _, at in places])
+
+    def call() -> Tensor:
+        return together @ w[0].t() if not len(ends) else torch.nn.functional.grouped_mm(together, w.mT, offs=ends)
+
+    def right(got: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        parts = zip(torch.split(got, [len(x[at]) for _, at in places]), places, strict=True)
+        return ((part, x[at].double() @ w[group].double().t()) for part, (group, at) in parts)
+
+    return Contender(BF16, call, right)
+
+
+def _by_triton(a: Operand, b: Operand, of_b: Scales) -> Callable[[], Tensor]:
+    """Call the rival. What it lacks is said at its first call, so that others are measured."""
+
+    def call() -> Tensor:
+        has_it = importlib.util.find_spec("transformers") is not None
+        module = importlib.import_module("transformers.integrations.finegrained_fp8") if has_it else None
+        multiply: Any = getattr(module, "w8a8_block_fp8_matmul_triton", None)
+        if multiply is None:
+            raise NotImplementedError(f"no transformers with a Triton kernel: pip install {TRANSFORMERS}")
+        return multiply(a[0], b[0], a[1], b[1], list(of_b), torch.bfloat16)  # type: ignore[no-any-return]
+
+    return call
+
+
+assert set(QUICK) == set(FINE_KINDS)
+assert SIDES[USUAL] == (PER_ROW, PER_BLOCK)

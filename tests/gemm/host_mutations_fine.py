@@ -1,0 +1,162 @@
+"""Ways to break what is asked of fine scales and FP4 weights: `host_mutations.py` runs them.
+
+The trials are tests of the CPU's definition and of errors, in the process with the broken module.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+def by_tests(*files: str) -> None:
+    """Run the tests of these files that need no GPU; raise what they print if one fails."""
+    told = io.StringIO()
+    with redirect_stdout(told):
+        code = pytest.main(["-x", "-m", "not gpu", "-p", "no:cacheprovider", "-p", "no:xdist", *_paths(files)])
+    if code != pytest.ExitCode.OK:
+        raise AssertionError(told.getvalue()[-2000:])
+
+
+def _paths(files: tuple[str, ...]) -> list[str]:
+    return [str(TESTS / file) for file in files]
+
+
+FINE, FP4, FP4_ROWS = "tests of fine scales", "tests of FP4 weights", "tests of FP4 weights by groups"
+LAYOUTS = "tests of layouts"
+TRIALS: dict[str, Callable[[], None]] = {
+    FINE: partial(by_tests, "gemm/test_fine_scales.py"),
+    FP4: partial(by_tests, "gemm/dense/test_fp4_products.py"),
+    FP4_ROWS: partial(by_tests, "gemm/rows/test_fp4_rows.py"),
+    LAYOUTS: partial(by_tests, "core/test_layout.py", "casts/test_packed_scales.py"),
+}
+
+PACKED, SLOW, RECIPES, LAYOUT, CASTS = (
+    "gemm.packed",
+    "gemm.fine_scales",
+    "core.check.recipes",
+    "core.check.layout",
+    "casts.scales",
+)
+SWAPS: list[tuple[str, ...]] = [
+    # What is FP4, and its scales
+    (PACKED, "(torch.int8, torch.uint8, torch.float4", "(torch.int8, torch.int8, torch.float4", FP4),
+    (PACKED, "torch.uint8, torch.float4_e2m1fn_x2)", "torch.uint8)", FP4),
+    (PACKED, "if recipe is None and of_b is None:", "if recipe is None:", FP4),
+    (PACKED, "return scales_of((None, of_a, None))[0]", "return scales_of((None, None, None))[0]", FP4),
+    (PACKED, "    if found != MX:\n", "    if found == MX:\n", FP4),
+    (PACKED, "    if found != MX:\n", "    if not found:\n", FP4),
+    (PACKED, "of_b) if recipe is None else", "of_b) if recipe is not None else", FP4),
+    (PACKED, "sizes[half] = sizes[depth] // 2", "sizes[half] = sizes[depth]", FP4),
+    (PACKED, "k = whole_groups(depth, sizes.setdefault(", "k = (sizes.setdefault(", FP4),
+    (PACKED, "values, sf = values.mT, sf.mT", "values = values.mT", FP4_ROWS),
+    (PACKED, "    if k % COLUMNS:\n", "    if k % 16:\n", FP4),
+    (PACKED, "    checks.has_type(name, sf, types)\n", "", FP4),
+    (PACKED, "ceil_div(k, SCALE_BLOCK) if sf.dtype", "k // SCALE_BLOCK if sf.dtype", FP4),
+    (PACKED, "else k // COLUMNS)", "else k // SCALE_BLOCK)", FP4),
+    (PACKED, "else k // COLUMNS)\n    if sf.shape != expected:", "else k // COLUMNS)\n    if not expected:", FP4),
+    (PACKED, "    whole_elements(name, sf)\n", "", FP4),
+    (PACKED, "return words_of(sf) if sf.dtype in EXPONENTS else sf", "return sf", FP4),
+    # Scales of E4M3 values
+    (PACKED, "if min(of.columns, beside.columns) ==", "if of.columns ==", FINE),
+    (PACKED, "if min(of.columns, beside.columns) ==", "if max(of.columns, beside.columns) ==", FINE),
+    (PACKED, "if min(of.columns, beside.columns) ==", "if min(of.columns, beside.columns) <", FINE, LAYOUTS),
+    (PACKED, "    if sf.dtype in EXPONENTS:\n", "    if sf.dtype == torch.uint8:\n", FINE),
+    (PACKED, "    if sf.dtype in EXPONENTS:\n", "    if sf.dtype == EXPONENTS[1]:\n", FINE),
+    (PACKED, "sf.detach().mT if transposed else sf.detach()", "sf.detach()", FINE),
+    (PACKED, "groups = ceil_div(k, of.columns)", "groups = k // of.columns", FINE),
+    (PACKED, "(*outer[:-1], ceil_div(outer", "(ceil_div(outer", FP4_ROWS),
+    (PACKED, "ceil_div(outer[-1], of.rows)", "outer[-1] // of.rows", FINE),
+    (PACKED, "ceil_div(groups, UE8M0_PER_WORD))", "groups // UE8M0_PER_WORD)", FINE),
+    (PACKED, "UE8M0_PER_WORD))\n    if sf.shape != expected:", "UE8M0_PER_WORD))\n    if not expected:", FINE),
+    (PACKED, "exponents_of(words)[..., :groups]", "exponents_of(words)[..., -groups:]", FINE),
+    # FP4 as E4M3
+    (PACKED, "magnitudes > 1", "magnitudes > 0", FP4),
+    (PACKED, "(magnitudes << 2) + HALF", "(magnitudes << 2) | HALF", FP4),
+    (PACKED, "magnitudes * HALF", "HALF", FP4),
+    (PACKED, "(codes & 8) << 4", "(codes & 8) << 3", FP4),
+    (PACKED, "HALF = 0x30", "HALF = 0x38", FP4),
+    # FP4 beside scales that kernels do not take
+    (SLOW, "if sfb.dtype != torch.int32:", "if sfb.dtype == torch.int32:", FP4_ROWS),
+    (SLOW, "    if of_a.columns == SCALE_BLOCK:\n", "    if of_a.columns != SCALE_BLOCK:\n", FP4_ROWS),
+    (SLOW, "of_a.columns), PER_ROW", "of_a.columns), of_a", FP4_ROWS),
+    (SLOW, "columns // packed.COLUMNS\n", "1\n", FP4_ROWS),
+    (SLOW, "groups = ceil_div(k, columns)", "groups = k // columns", FP4_ROWS),
+    (SLOW, "(0, groups * of_group - exponents.shape[-1])", "(groups * of_group - exponents.shape[-1], 0)", FP4_ROWS),
+    (SLOW, "SCALE_BLOCK // 2)", "SCALE_BLOCK)", FP4_ROWS),
+    (SLOW, "wide[..., columns:] = 0", "wide[..., columns:] = 127", FP4_ROWS),
+    (SLOW, "wide[..., whole, k % columns : columns] = 0", "wide[..., whole, k % columns : columns] = 127", FP4_ROWS),
+    (SLOW, "= values[..., whole * columns :]\n", "= values[..., : k % columns]\n", FP4_ROWS),
+    (SLOW, "    if whole < groups:\n", "    if whole > groups:\n", FP4_ROWS),
+    # Recipes
+    (RECIPES, "if all(recipe is None for", "if any(recipe is None for", FINE),
+    (RECIPES, "(RECIPES, RECIPES_OF_A, RECIPES_OF_B), strict", "(RECIPES, RECIPES_OF_B, RECIPES_OF_A), strict", FINE),
+    (RECIPES, "if each[-1] >= finest]", "if each[-1] >= 0]", FINE),
+    (RECIPES, "if numbers is not None and numbers not in allowed:", "if numbers == ():", FINE),
+    (RECIPES, "zip(USUAL, sides, strict=True))", "zip(USUAL[::-1], sides, strict=True))", FINE),
+    (
+        RECIPES,
+        "Scales(both[0], both[2]), Scales(both[1], both[2])",
+        "Scales(both[1], both[2]), Scales(both[0], both[2])",
+        FINE,
+    ),
+    (RECIPES, "if side is not None and side != expected:", "if side is not None and not expected:", FINE),
+    (RECIPES, "scales_of(recipes, SCALE_BLOCK)[1]", "scales_of(recipes)[1]", FINE),
+    (RECIPES, "scales_of(recipes, SCALE_BLOCK)[1]", "scales_of(recipes, SCALE_BLOCK)[0]", "heads"),
+    (RECIPES, "    if found == USUAL:\n", "    if found != USUAL:\n", FINE),
+    (RECIPES, "if of_a.columns == of_b.columns else", "if of_a.columns != of_b.columns else", FINE),
+    (RECIPES, "torch.float32 if of_b.rows == 1", "torch.float32 if of_b.rows > 1", FINE),
+    (LAYOUT, "(1, 64, 64), (1, 32, 32), (1, 1, 32))", "(1, 64, 64), (1, 1, 32))", FINE),
+    (LAYOUT, "(1, 64, 64), (1, 32, 32), (1, 1, 32))", "(1, 32, 32), (1, 1, 32))", FINE),
+    (LAYOUT, "(1, 64, 64), (1, 32, 32), (1, 1, 32))", "(1, 64, 64), (1, 32, 32))", FINE),
+    (LAYOUT, "((1, SCALE_BLOCK), (1, 64), (1, 32))", "((1, SCALE_BLOCK), (1, 64))", FINE),
+    (LAYOUT, "((1, SCALE_BLOCK), (1, 64), (1, 32))", "((1, SCALE_BLOCK), (1, 32))", FINE),
+    (LAYOUT, "(1, SCALE_BLOCK), (64, 64), (32, 32), (1, 32))", "(1, SCALE_BLOCK), (64, 64), (1, 32))", FINE),
+    (LAYOUT, "(1, SCALE_BLOCK), (64, 64), (32, 32), (1, 32))", "(1, SCALE_BLOCK), (32, 32), (1, 32))", FINE),
+    (LAYOUT, "(1, SCALE_BLOCK), (64, 64), (32, 32), (1, 32))", "(1, SCALE_BLOCK), (64, 64), (32, 32))", FINE),
+    # Scales as callers ask for them
+    (LAYOUT, "if columns < SCALE_BLOCK and sf.dtype in", "if sf.dtype in", LAYOUTS),
+    (LAYOUT, "in (torch.int32, torch.uint8, torch.float8_e8m0fnu):", "in (torch.int32, torch.uint8):", LAYOUTS),
+    (
+        LAYOUT,
+        "in (torch.int32, torch.uint8, torch.float8_e8m0fnu):",
+        "in (torch.uint8, torch.float8_e8m0fnu):",
+        LAYOUTS,
+    ),
+    (LAYOUT, "each = UE8M0_PER_WORD if sf.dtype == torch.int32 else 1", "each = 1", LAYOUTS),
+    (LAYOUT, "ceil_div(mn, rows), ceil_div(k,", "mn // rows, ceil_div(k,", LAYOUTS),
+    (LAYOUT, "ceil_div(k, columns * each))", "k // (columns * each))", LAYOUTS),
+    (LAYOUT, "    if stated in (*RECIPES_OF_A, *RECIPES_OF_B):\n", "    if stated in RECIPES_OF_A:\n", LAYOUTS),
+    (LAYOUT, "    if stated in (*RECIPES_OF_A, *RECIPES_OF_B):\n", "    if stated in RECIPES_OF_B:\n", LAYOUTS),
+    (LAYOUT, "    if stated not in RECIPES:\n", "    if not stated:\n", LAYOUTS),
+    (LAYOUT, "if is_sfa is None and of_a != of_b:", "if is_sfa is None and of_a == of_b:", LAYOUTS),
+    (LAYOUT, "return of_a if is_sfa else of_b, columns", "return of_b if is_sfa else of_a, columns", LAYOUTS),
+    (CASTS, "!= torch.float32 and block == MX:", "!= torch.float32 and columns == 32:", LAYOUTS),
+    (CASTS, "return sf if sf.dtype == torch.int32 else words_of(sf)", "return words_of(sf)", LAYOUTS),
+    (CASTS, "(exponents_of(sf)[..., : ceil_div(k, columns)])", "(exponents_of(sf))", LAYOUTS),
+    (CASTS, "(exponents_of(sf)[..., : ceil_div(k, columns)])", "(exponents_of(sf)[..., : k // columns])", LAYOUTS),
+    (CASTS, "tensor(sf) if rows == 1 else sf", "tensor(sf) if rows != 1 else sf", LAYOUTS),
+    (CASTS, "    if not lie_in_words(exponents):\n", "    if False:\n", LAYOUTS, FP4),
+    (CASTS, "    if not lie_in_words(exponents):\n", "    if True:\n", LAYOUTS, FP4),
+    (CASTS, "(0, align(groups, UE8M0_PER_WORD) - groups)", "(align(groups, UE8M0_PER_WORD) - groups, 0)", LAYOUTS),
+    (CASTS, "exponents.shape[-1] % UE8M0_PER_WORD == 0\n", "True\n", FP4),
+    (CASTS, "        and strides[-1] == 1\n", "", FP4),
+    (CASTS, "        and all(stride % UE8M0_PER_WORD == 0 for stride in strides[:-1])\n", "", LAYOUTS, FP4),
+    (CASTS, "        and not (has_memory(exponents) and exponents.data_ptr() % UE8M0_PER_WORD)\n", "", FP4),
+    (CASTS, "words >> 8 * i & 0xFF", "words >> 8 * (3 - i) & 0xFF", LAYOUTS),
+    (CASTS, "torch.where(exponents == 0, 1 <<", "torch.where(exponents == 0, 0 <<", LAYOUTS, FP4, FINE),
+    (
+        CASTS,
+        "torch.where(exponents == NO_NUMBER, torch.nan,",
+        "torch.where(exponents > NO_NUMBER, torch.nan,",
+        LAYOUTS,
+        FP4,
+    ),
+]
