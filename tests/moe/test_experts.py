@@ -331,7 +331,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"w1": (W1[0], W1[1][:, :1])},
         ValueError,
-        "sfw1: expected shape (groups, ceil(2 intermediate / 128), ceil(k / 128)) = (5, 2, 2), got (5, 1, 2)",
+        "sfw1: expected shape (5, 2, 2) of 128x128 values, ",
     ),
     (
         {"w1": weights(NUM, HIDDEN, 96)[0]},
