@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..casts.gating import Gating
 from ..casts.rules import LAYER_TYPES
+from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK
 from ..core.gpu import is_hopper
 from ..core.jit.to_host import ToHost
 from ..gemm.packed import is_packed
@@ -31,8 +32,10 @@ from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_
 
 UNLIMITED = 2**62
 WITH_GRADIENTS = ("x", "topk_weights", "w1", "w2")
+KINDS_OF_X = tuple((dtype, columns) for _, columns in RECIPES_OF_A for dtype in LAYER_TYPES)
+"""Types of x, and how many of its columns share a scale as it travels."""
 IS_FP8 = -1
-"""The type of x, if it is none of `LAYER_TYPES`."""
+"""The kind of x, if it is none of `KINDS_OF_X`."""
 NAMES_OF_FACTS = ("num_experts", "hidden", "topk", "dtype of x", "set of gradients")
 """For errors."""
 
@@ -43,16 +46,17 @@ class Facts(NamedTuple):
     num_experts: int
     hidden: int
     topk: int
-    type_of_x: int
-    """Its number among `LAYER_TYPES`, or `IS_FP8`."""
+    kind_of_x: int
+    """Its number among `KINDS_OF_X`, or `IS_FP8`."""
     gradients: int
     """A bit for each of `WITH_GRADIENTS` whose gradient is asked for."""
 
     def said(self) -> tuple[object, ...]:
         """Give what an error says of each."""
         asked = [name for bit, name in enumerate(WITH_GRADIENTS) if self.gradients >> bit & 1]
-        type_of_x = "FP8" if self.type_of_x == IS_FP8 else LAYER_TYPES[self.type_of_x]
-        return *self[:3], type_of_x, " and ".join(asked) or "none"
+        dtype, columns = ("FP8", SCALE_BLOCK) if self.kind_of_x == IS_FP8 else KINDS_OF_X[self.kind_of_x]
+        kind = f"{dtype}" if columns == SCALE_BLOCK else f"{dtype} with scales of 1x{columns}"
+        return *self[:3], kind, " and ".join(asked) or "none"
 
 
 class Plan(NamedTuple):

@@ -11,6 +11,8 @@ from ..casts.rules import LAYER_TYPES
 from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.integers import integer_in_range
+from ..core.check.layout import Recipe
+from ..gemm.output import USUAL_OPERANDS, ScaledOperands
 from ..linear.check import weight
 from ..moe.check import check_routes, layer_output, route_weights
 
@@ -49,8 +51,19 @@ def count_of_each(num_experts: int, world_size: int) -> int:
     return num_experts // world_size
 
 
-def share_of_experts(num_experts: int, w1: Tensor | Operand, w2: Tensor | Operand, rank: int, world_size: int) -> Share:
-    """Check the weights of one process: both are pairs of values and scales, or both are ordinary tensors."""
+def share_of_experts(
+    num_experts: int,
+    w1: Tensor | Operand,
+    w2: Tensor | Operand,
+    rank: int,
+    world_size: int,
+    gran_k: int | None = None,
+    recipe_b: Recipe | None = None,
+) -> tuple[Share, tuple[ScaledOperands, ScaledOperands]]:
+    """Check the weights of one process: both are pairs of values and scales, or both are ordinary tensors.
+
+    Give with its share what both products multiply. Tensors become FP8 with the usual scales.
+    """
     count = count_of_each(num_experts, world_size)
     sizes: Sizes = {"experts / processes": count}
     axes1, axes2 = (
@@ -59,14 +72,17 @@ def share_of_experts(num_experts: int, w1: Tensor | Operand, w2: Tensor | Operan
     )
     if isinstance(w1, Tensor) != isinstance(w2, Tensor):
         raise ValueError("w2: expected a tensor where w1 is one, and a pair (values, scales) where w1 is a pair")
-    given = {}
-    for name, w, axes in (("w1", w1, axes1), ("w2", w2, axes2)):
+    given, operands = {}, [USUAL_OPERANDS, USUAL_OPERANDS]
+    for i, (name, w, axes) in enumerate((("w1", w1, axes1), ("w2", w2, axes2))):
         if isinstance(w, Tensor):
+            for its_name, said in (("gran_k", gran_k), ("recipe_b", recipe_b)):
+                if said is not None:
+                    raise ValueError(f"{its_name}: expected None beside weights that each call casts, got {said!r}")
             checks.has_type(name, checks.tensor(name, w), MASTER_TYPES)
             checks.bind(name, w, axes, sizes)
             given[name] = w
         else:
-            given[name], given[f"sf{name}"] = weight(name, w, axes, sizes)
+            (given[name], given[f"sf{name}"]), operands[i] = weight(name, w, axes, sizes, gran_k, recipe_b)
             checks.weights(name, given[name])
     hidden, intermediate = sizes["hidden"], sizes["intermediate"]
     if sizes["2 intermediate"] != 2 * intermediate:
@@ -77,7 +93,7 @@ def share_of_experts(num_experts: int, w1: Tensor | Operand, w2: Tensor | Operan
         if size % K_MULTIPLE:
             raise ValueError(f"{name}: expected a multiple of {K_MULTIPLE}, got {size}")
     checks.same_device(given, given["w1"].device, "w1")
-    return Share(num_experts, rank * count, count, hidden, intermediate)
+    return Share(num_experts, rank * count, count, hidden, intermediate), (operands[0], operands[1])
 
 
 def check_tokens(

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
 
+from ..core.check.layout import SCALE_BLOCK
+
 # torch 2.13 has new names for both, and warns of the old ones.
 _all_gather: Any = getattr(dist.ProcessGroup, "all_gather_single", None) or dist.ProcessGroup._allgather_base
 _all_to_all: Any = getattr(dist.ProcessGroup, "all_to_all_single", None) or dist.ProcessGroup.alltoall_base
@@ -48,10 +50,11 @@ def agree_about_decode(
     peer_memory: bool,
     device: torch.device,
     group: dist.ProcessGroup | None,
+    gran_k: int = SCALE_BLOCK,
 ) -> None:
     """Raise on each rank if two would send each other messages of other sizes, or on other ways."""
     sizes = {"max_tokens": max_tokens, "hidden": hidden, "topk": topk, "number of experts of a rank": experts}
-    all_agree({**sizes, "peer_memory": int(peer_memory)}, device, group)
+    all_agree({**sizes, "peer_memory": int(peer_memory), "gran_k of x": gran_k}, device, group)
 
 
 def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[object]]) -> None:

@@ -17,18 +17,19 @@ from torch.autograd.function import once_differentiable
 
 from ..casts.fp8 import per_block_cast_to_fp8
 from ..casts.gating import Gating
-from ..casts.rules import LAYER_TYPES
 from ..core.check.checks import Operand, no_gradient, written
 from ..core.check.integers import integer_in_range
+from ..core.check.layout import Recipe
 from ..core.check.numbers import positive
 from ..core.meeting import Room
+from ..gemm.output import FP4_OPERANDS, USUAL_OPERANDS, recipes_for
 from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
 from ..moe.routing import stack_routes, sum_rows, weighted_sum
 from ..nn.experts import mixture
 from ..nn.frozen import Holder
 from ..nn.gradients import as_autocast_says
-from .by_group import Everywhere, Facts, Plan, Planner
+from .by_group import KINDS_OF_X, Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
 from .check import check_tokens, share_of_experts
 from .collectives import agree_about_decode, place_in
@@ -51,7 +52,8 @@ class Experts(Holder):
       pairs of FP8 or FP4 values and scales, as `experts` takes them, or tensors in FP32, BF16 or FP16. Tensors become
       parameters, are cast in each call, and get gradients.
     - `group`: the default group if it is None.
-    - `limit`: as for `experts`.
+    - `limit`, `gran_k`, `recipe_b`: as for `experts`; the last two are for pairs alone. Tokens travel with a scale for
+      each `gran_k` columns. With `peer_memory` scales are for 128 columns of a row and 128x128 of a weight, or FP4's.
     - `room`: the most rows that may come to this process in the prefill form; no limit if it is None.
     - `max_tokens`: the most tokens of any process in the decode form, the same on each process.
     - `peer_memory`: the decode form writes straight into the memory of the other GPUs, all of one node, instead of
@@ -77,10 +79,13 @@ class Experts(Holder):
         max_tokens: int | None = None,
         peer_memory: bool = False,
         seconds: float = 30.0,
+        gran_k: int | None = None,
+        recipe_b: Recipe | None = None,
     ) -> None:
         super().__init__()
         self.group = group
-        self.share = share_of_experts(num_experts, w1, w2, *place_in(group))
+        self.gran_k, self.recipe_b = gran_k, recipe_b
+        self.share, self.operands = share_of_experts(num_experts, w1, w2, *place_in(group), gran_k, recipe_b)
         self.limit = None if limit is None else positive("limit", limit)
         self.room = None if room is None else integer_in_range("room", room, 0)
         self.w1: torch.nn.Parameter | None = None
@@ -99,6 +104,9 @@ class Experts(Holder):
             reason = why_not(device, dist.get_world_size(group))
             if most is None:
                 reason = "expected max_tokens beside it, got None"
+            elif self._has_fine_scales():
+                scaled = [f"{a.rows}x{a.columns} beside {b.rows}x{b.columns}" for _, a, b in self.operands]
+                reason = f"expected scales of 1x128 beside 128x128, or beside FP4, got {' and '.join(scaled)}"
             if reason is not None:
                 raise ValueError(f"peer_memory: {reason}")
         self._seconds = positive("seconds", seconds) if peer_memory else None
@@ -135,9 +143,19 @@ class Experts(Holder):
             return per_block_cast_to_fp8(self.w1.detach()), per_block_cast_to_fp8(self.w2.detach())
         return self.held("w1"), self.held("w2")
 
+    def _has_fine_scales(self) -> bool:
+        """Tell whether scales are finer than those that kernels between GPUs, and prepared launches, are for."""
+        return any(each not in (USUAL_OPERANDS, FP4_OPERANDS) for each in self.operands)
+
     def _weights_that_stay(self) -> Weights | None:
-        """The weights for which calls are prepared, unless each call casts them."""
-        return Weights(*self.weights()) if self.w1 is None else None
+        """The weights for which calls are prepared, unless each call casts them, or their scales are finer."""
+        return Weights(*self.weights()) if self.w1 is None and not self._has_fine_scales() else None
+
+    @property
+    def _columns(self) -> int:
+        """Columns of a token that share a scale as it travels."""
+        _, of_x, _ = self.operands[0]
+        return of_x.columns
 
     def _device(self) -> torch.device:
         return self.w1_values.device if self.w1 is None else self.w1.device
@@ -174,7 +192,8 @@ class Experts(Holder):
             if any(needs) and self.w1 is None:
                 raise ValueError("x: expected tensors without a gradient, because the weights are cast, for inference")
             gradients = sum(2**index for index, need in enumerate(needs) if need)
-            facts = facts._replace(topk=topk_ids.shape[1], type_of_x=LAYER_TYPES.index(x.dtype), gradients=gradients)
+            kind_of_x = KINDS_OF_X.index((x.dtype, self._columns))
+            facts = facts._replace(topk=topk_ids.shape[1], kind_of_x=kind_of_x, gradients=gradients)
         except MISTAKES as caught:
             mistake = caught
         if mistake is not None or facts.gradients:
@@ -197,9 +216,9 @@ class Experts(Holder):
         planner, (tokens, topk) = self.planner(), topk_ids.shape
         row_of = planner.ask(topk_ids, None, facts)
         # While the host waits for counts, a GPU packs. It may need as many rows as this.
-        sent = pack(x, topk_ids, topk_weights, row_of, tokens * min(topk, planner.world_size))
+        sent = pack(x, topk_ids, topk_weights, row_of, tokens * min(topk, planner.world_size), self._columns)
         plan = planner.hear(row_of, None, facts)
-        arrived = Arrived(plan.forth(sent), self.share.hidden, topk)
+        arrived = Arrived(plan.forth(sent), self.share.hidden, topk, self._columns)
         return plan.sum_up(plan.back(self._sums(arrived, plan.routes)))
 
     def _trained(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
@@ -231,8 +250,9 @@ class Experts(Holder):
 
     def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
         """BF16 results of the experts here, for each of their rows."""
-        w1, w2 = self.weights()
-        return product_of_rows(activations_of_rows(gather(arrived, rows), w1, rows, Gating(limit=self.limit)), w2, rows)
+        (w1, w2), (first, second), gating = self.weights(), self.operands, Gating(limit=self.limit)
+        middle = activations_of_rows(gather(arrived, rows), w1, rows, gating, recipes_for(first), second[1])
+        return product_of_rows(middle, w2, rows, recipes_for(second))
 
     def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
@@ -286,8 +306,8 @@ class Experts(Holder):
             peers.product(middle, w2, rows, addresses)
             return peers.combine(row_of, topk_weights, out)
         everywhere = self.everywhere(topk)
-        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
-        sums = self._sums(Arrived(message, self.share.hidden, topk), None)
+        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most, columns=self._columns))
+        sums = self._sums(Arrived(message, self.share.hidden, topk, self._columns), None)
         return everywhere.combine(sums, tokens, out)
 
     def everywhere(self, topk: int) -> Everywhere:
@@ -295,7 +315,8 @@ class Experts(Holder):
         device = self._device()
         if self._everywhere is None or self._everywhere.device != device:
             assert self._most is not None
-            agree_about_decode(self._most, self.share.hidden, topk, self.share.here, False, device, self.group)
+            sizes = self._most, self.share.hidden, topk, self.share.here
+            agree_about_decode(*sizes, False, device, self.group, self._columns)
             with torch.inference_mode(False):  # calls of any mode use its tensors
                 self._everywhere = Everywhere(self._most, topk, device, self.group)
         _check_topk(topk, self._everywhere.topk)
@@ -305,7 +326,8 @@ class Experts(Holder):
         """Check weights that are cast again: a module may have been moved or cast since it was made."""
         if self.w1 is None:
             share = self.share
-            share_of_experts(share.num_experts, *self.weights(), share.rank, share.ranks)
+            where = share.rank, share.ranks
+            share_of_experts(share.num_experts, *self.weights(), *where, self.gran_k, self.recipe_b)
 
     def connected(self, topk: int) -> Peers:
         """The peers of this process, connected in the first call; later calls have as many routes for a token."""

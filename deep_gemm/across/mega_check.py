@@ -15,6 +15,7 @@ from ..core.check.checks import Operand, Sizes
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe, align, recipe_numbers
 from ..core.check.numbers import positive
+from ..core.check.recipes import PER_BLOCK
 from ..core.check.tracing import has_memory
 from ..gemm import packed
 from ..linear.check import weight
@@ -153,8 +154,9 @@ def check_weights(l1: Operand, l2: Operand, sizes: Sizes, *, is_fp4: bool) -> tu
             checks.has_type(name, values, packed.VALUES)
         else:
             checks.fp8(name, values)
-    l1 = weight("l1_weights", l1, ("experts here", "2 intermediate", "hidden"), sizes)
-    l2 = weight("l2_weights", l2, ("experts here", "hidden", "intermediate"), sizes)
+    recipe_b = None if is_fp4 else PER_BLOCK
+    l1, _ = weight("l1_weights", l1, ("experts here", "2 intermediate", "hidden"), sizes, None, recipe_b)
+    l2, _ = weight("l2_weights", l2, ("experts here", "hidden", "intermediate"), sizes, None, recipe_b)
     if sizes["2 intermediate"] != 2 * sizes["intermediate"]:
         raise ValueError(
             f"l1_weights: expected 2 * intermediate = {2 * sizes['intermediate']} rows, gate and up, where l2_weights "

@@ -1,6 +1,8 @@
 """The message of a token: one row of 4-byte words, so that one collective carries all of it.
 
 [ FP8 values: hidden / 4 | scales: ceil(hidden / 128) | ids of experts: topk | weights: topk | up to 16 bytes ]
+
+Or a scale is for 64 or 32 columns. Kernels pack and gather those of 128; torch the others.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from ..casts import lay_scales
 from ..casts.fp8 import per_token_cast_to_fp8
-from ..casts.rules import Quantized, empty_scales
+from ..casts.rules import Quantized, empty_scales, granularity
 from ..core.check.integers import INT32_MAX, integer_in_range
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
 from ..core.gpu import is_hopper
@@ -22,6 +24,7 @@ from ..moe.check import ExpertRows
 from . import gather_rows, pack_rows
 from .check import count_of_each
 from .gather_rows import Gathered, Slots
+from .owners import tokens_of_rows
 
 WORD = torch.int32
 WORD_BYTES = 4
@@ -37,6 +40,8 @@ class Arrived(NamedTuple):
     """Words `[rows, ...]`."""
     hidden: int
     topk: int
+    columns: int = SCALE_BLOCK
+    """Columns that share a scale."""
 
     @property
     def values(self) -> Tensor:
@@ -46,7 +51,7 @@ class Arrived(NamedTuple):
     @property
     def scales(self) -> Tensor:
         """FP32 `[rows, blocks]`."""
-        return self.message.view(torch.float32).narrow(1, self.hidden // WORD_BYTES, ceil_div(self.hidden, SCALE_BLOCK))
+        return self.message.view(torch.float32).narrow(1, self.hidden // WORD_BYTES, self._num_scales)
 
     @property
     def ids(self) -> Tensor:
@@ -59,41 +64,48 @@ class Arrived(NamedTuple):
         return self.message.view(torch.float32).narrow(1, self._routes + self.topk, self.topk)
 
     @property
+    def _num_scales(self) -> int:
+        return ceil_div(self.hidden, self.columns)
+
+    @property
     def _routes(self) -> int:
-        return self.hidden // WORD_BYTES + ceil_div(self.hidden, SCALE_BLOCK)
+        return self.hidden // WORD_BYTES + self._num_scales
 
 
-def row_bytes(hidden: int, topk: int) -> int:
-    """Bytes that travel for a token to one process.
+def row_bytes(hidden: int, topk: int, columns: int = SCALE_BLOCK) -> int:
+    """Bytes that travel for a token to one process, if so many columns share a scale.
 
     >>> row_bytes(hidden=7168, topk=6)  # 7168 values, 56 scales, 6 ids and 6 weights
     7440
     """
-    return align(hidden + WORD_BYTES * (ceil_div(hidden, SCALE_BLOCK) + 2 * topk), ADDRESS_ALIGNMENT)
+    return align(hidden + WORD_BYTES * (ceil_div(hidden, columns) + 2 * topk), ADDRESS_ALIGNMENT)
 
 
 def pack(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None = None, rows: int | None = None
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    row_of: Tensor | None = None,
+    rows: int | None = None,
+    columns: int = SCALE_BLOCK,
 ) -> Tensor:
     """Cast tokens to FP8, and write each beside its routes into its rows: those of `row_of` `[tokens, topk]` up to -1.
 
-    Without `row_of` each token has the row of its number. If there are to be more `rows` than that, those behind the
-    last have no routes.
+    Without `row_of` each token has the row of its number, and if there are to be more `rows` than that, those behind
+    the last have no routes. With `row_of` such rows may hold anything. So many `columns` share a scale.
     """
     rows = x.shape[0] if rows is None else rows
-    words = row_bytes(x.shape[1], topk_ids.shape[1]) // WORD_BYTES
-    if _has_kernel(x):
+    words = row_bytes(x.shape[1], topk_ids.shape[1], columns) // WORD_BYTES
+    if _has_kernel(x) and columns == SCALE_BLOCK:
         message = torch.empty(rows, words, dtype=WORD, device=x.device)
         p = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
         pack_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), row_of, message)
         return message
-    of_tokens = pack_fp8(per_token_cast_to_fp8(x), topk_ids, topk_weights)
+    of_tokens = pack_fp8(per_token_cast_to_fp8(x, gran_k=columns), topk_ids, topk_weights)
+    if row_of is not None:
+        return of_tokens.index_select(0, tokens_of_rows(row_of, rows))
     message = of_tokens.new_full((rows, words), -1)
-    if row_of is None:
-        message[: len(x)] = of_tokens
-    else:
-        token, column = (row_of >= 0).nonzero(as_tuple=True)
-        message[row_of[token, column].long()] = of_tokens[token]
+    message[: len(x)] = of_tokens
     return message
 
 
@@ -101,7 +113,7 @@ def pack_fp8(x: Quantized, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
     """Write tokens that are FP8 beside their routes, each into the row of its number."""
     values, scales = x
     parts = [values.view(WORD), scales.view(WORD), words_of_ids(topk_ids), topk_weights.float().view(WORD)]
-    words = row_bytes(values.shape[1], topk_ids.shape[1]) // WORD_BYTES - sum(part.shape[1] for part in parts)
+    words = -sum(part.shape[1] for part in parts) % (ADDRESS_ALIGNMENT // WORD_BYTES)
     return torch.cat([*parts, parts[0].new_zeros(len(values), words)], dim=1)
 
 
@@ -132,7 +144,8 @@ def with_aligned_rows(x: Tensor) -> Tensor:
 
 def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
     """Copy each row that arrived into the rows of its experts, as products load them."""
-    if _has_kernel(arrived.message) and arrived.hidden <= MAX_ROW_BYTES:
+    has_kernel = _has_kernel(arrived.message) and arrived.columns == SCALE_BLOCK
+    if has_kernel and arrived.hidden <= MAX_ROW_BYTES:
         return _gathered(arrived, rows)
     source = rows.token_of.clamp_min(0)  # rows without a token may hold anything
     values = arrived.values.index_select(0, source).view(torch.float8_e4m3fn)
@@ -147,8 +160,10 @@ def _gathered(arrived: Arrived, rows: ExpertRows) -> Quantized:
     return values, scales
 
 
-def prefill_bytes(rows: int, hidden: int, topk: int) -> int:
+def prefill_bytes(rows: int, hidden: int, topk: int, *, gran_k: int = SCALE_BLOCK) -> int:
     """Bytes that a process sends in the prefill form if `rows` of its (token, process) pairs go to others, and back.
+
+    `gran_k` columns of a token share a scale.
 
     >>> prefill_bytes(rows=1, hidden=7168, topk=6)  # FP8 with scales and routes there, BF16 back
     21776
@@ -156,7 +171,7 @@ def prefill_bytes(rows: int, hidden: int, topk: int) -> int:
     rows, hidden, topk = (
         integer_in_range(name, size, 0) for name, size in (("rows", rows), ("hidden", hidden), ("topk", topk))
     )
-    return rows * (row_bytes(hidden, topk) + BF16_BYTES * hidden)
+    return rows * (row_bytes(hidden, topk, granularity(gran_k)) + BF16_BYTES * hidden)
 
 
 def decode_bytes(
@@ -168,11 +183,13 @@ def decode_bytes(
     intermediate: int,
     *,
     peer_memory: bool = False,
+    gran_k: int = SCALE_BLOCK,
 ) -> tuple[int, int]:
     """Bytes of the decode form for each process: what it sends to others and they send back, and what it holds.
 
     What it holds is room for the worst case, all of it at once: every token of every process on every expert here. With
     `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back.
+    `gran_k` columns of a row share a scale, 128 with `peer_memory`.
 
     >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
     (8361984, 117881344)
@@ -199,8 +216,8 @@ def decode_bytes(
         addresses = rows * topk * ADDRESS_BYTES
         sent = (rows - max_tokens) * room.row_bytes + (results if world_size > 1 else 0)
         return sent, room.num_bytes + of_products - not_held + addresses
-    sent = prefill_bytes(rows - max_tokens, hidden, topk)
-    messages = (rows + max_tokens) * row_bytes(hidden, topk)
+    sent = prefill_bytes(rows - max_tokens, hidden, topk, gran_k=gran_k)
+    messages = (rows + max_tokens) * row_bytes(hidden, topk, gran_k)
     sums = 2 * rows * BF16_BYTES * hidden
-    here = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate)
+    here = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate, gran_k=gran_k)
     return sent, messages + sums + here

@@ -45,7 +45,7 @@ def owners_of_tokens(owners: Tensor, world_size: int) -> Tensor:
 
 
 def tokens_of_rows(row_of: Tensor, count: int) -> Tensor:
-    """The token of each of `count` rows, if `row_of` has the rows of each token. The host reads nothing.
+    """The token of each of `count` rows, if `row_of` has the rows of each token; 0 for others. The host reads nothing.
 
     >>> tokens_of_rows(torch.tensor([[1, -1], [0, 2]]), count=3).tolist()
     [1, 0, 1]
@@ -53,7 +53,7 @@ def tokens_of_rows(row_of: Tensor, count: int) -> Tensor:
     tokens, topk = row_of.shape
     places = row_of.masked_fill(row_of < 0, count).flatten().long()
     of_routes = torch.arange(tokens, device=row_of.device).repeat_interleave(topk)
-    return torch.empty(count + 1, dtype=torch.int64, device=row_of.device).scatter_(0, places, of_routes)[:count]
+    return torch.zeros(count + 1, dtype=torch.int64, device=row_of.device).scatter_(0, places, of_routes)[:count]
 
 
 def local_ids(topk_ids: Tensor, first: int, count: int) -> Tensor:

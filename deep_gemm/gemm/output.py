@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK
-from ..core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
+from ..core.check.recipes import E2M1, E4M3, MX, NO_RECIPES, PER_64, PER_BLOCK, PER_ROW, Recipes, Scales, Values
 from ..core.check.ue8m0 import Words
 
 
@@ -40,9 +40,11 @@ OF_BF16_ALONE = (Groups.SUM, Groups.COUNTED_DEPTHS)
 
 Operands = tuple[Values, Scales | None, Scales | None]
 """Values of B, and how A and B are scaled."""
-USUAL_OPERANDS: Operands = E4M3, PER_ROW, PER_BLOCK
+ScaledOperands = tuple[Values, Scales, Scales]
+"""The same of all but BF16."""
+USUAL_OPERANDS: ScaledOperands = E4M3, PER_ROW, PER_BLOCK
 OPERANDS_BY_ROW: Operands = E4M3, PER_ROW, PER_ROW
-FP4_OPERANDS: Operands = E2M1, PER_ROW, MX
+FP4_OPERANDS: ScaledOperands = E2M1, PER_ROW, MX
 FINE_OPERANDS: tuple[Operands, ...] = tuple(
     (E4M3, of_a, of_b)
     for of_a in (PER_ROW, PER_64, MX)
@@ -58,6 +60,11 @@ _NAMES: dict[Operands, str] = {
     FP4_OPERANDS: "fp4 ",
 }
 """Names of operands; the usual ones have none."""
+
+
+def recipes_for(operands: ScaledOperands) -> Recipes:
+    """Give the recipes by which a product is asked of these operands: none where it takes them for such anyway."""
+    return NO_RECIPES if operands in (USUAL_OPERANDS, FP4_OPERANDS) else (None, *operands[1:])
 
 
 def has_chunks(operands: Operands) -> bool:

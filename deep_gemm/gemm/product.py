@@ -220,18 +220,18 @@ def run(
     return product.output_of(problem) if d is None else None
 
 
-def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor | None) -> Plan | None:
+def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor | None, said: Key = ()) -> Plan | None:
     """Compute a product on a GPU of operands that are checked, and give the plan if it serves such calls."""
     (x, sx), (y, sy) = a, b
     offsets = sx.data_ptr() % ADDRESS_ALIGNMENT, sy.data_ptr() % ADDRESS_ALIGNMENT
-    hint = (product, (), settings.in_force.generation, x.shape, y.shape, *offsets)
+    hint = (product, said, settings.in_force.generation, x.shape, y.shape, *offsets)
     key = product.signature(hint, (x, sx, y, sy), d, c)
     plan = PLANS.plans.get(key) or _derived(product, key, (x, sx, y, sy, d, c))
     if plan is not None and not (plan.copies_sfa or plan.copies_sfb):
         at_c = 0 if c is None else c.data_ptr()
         plan.launch((x.data_ptr(), sx.data_ptr(), y.data_ptr(), sy.data_ptr(), d.data_ptr(), at_c))
         return plan
-    plan = product.on_gpu(product.ask(a, b, d, c, ()))
+    plan = product.on_gpu(product.ask(a, b, d, c, said))
     if plan is None or plan.copies_sfa or plan.copies_sfb:
         return None
     PLANS.keep(key, plan)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from ..core.check.checks import Operand, wants_gradient
-from ..core.check.layout import SCALE_BLOCK
+from ..core.check.layout import either
+from ..core.check.recipes import PER_BLOCK
 from ..linear.api import linear
+from ..linear.check import SCALES_OF_WEIGHTS
 from ..moe.api import experts
 
 __all__ = ["DeepGemmUse", "use_deep_gemm"]
@@ -145,7 +147,7 @@ def _linear_or(own: Function) -> Function:
             lambda: own(input, weight, weight_scale_inv, block_size, bias, activation_scale, allow_deepgemm),
             "linear",
             linear_refusal(weight, block_size, activation_scale),
-            lambda: _differentiable(_Linear, (input, bias), input, weight, weight_scale_inv, bias),
+            lambda: _differentiable(_Linear, (input, bias), input, weight, weight_scale_inv, bias, block_size),
         )
 
     return fp8_linear
@@ -197,9 +199,9 @@ def linear_refusal(weight: Tensor | None, block_size: Any, activation_scale: obj
     """Say why a linear layer is not taken; None if it is. FP4 weights have a scale for each 32, whatever is said."""
     if activation_scale is not None:
         return "activation_scale: expected None, a scale for each row and 128 columns of activations, got a static one"
-    expected = (SCALE_BLOCK, SCALE_BLOCK)
-    if not is_fp4(weight) and (block_size is None or tuple(block_size) != expected):
-        return f"block_size: expected {expected}, got {block_size}"
+    allowed = [*map(tuple, SCALES_OF_WEIGHTS)]
+    if not is_fp4(weight) and (block_size is None or tuple(block_size) not in allowed):
+        return f"block_size: expected {either(allowed)}, got {block_size}"
     return None
 
 
@@ -253,23 +255,25 @@ def _differentiable(layer: Any, trained: tuple[object, ...], *given: Any) -> Any
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def compute(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    def compute(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, _: Any) -> Tensor:
         out = linear(x, as_operand(weight, scales), bias=bias)
         assert out is not None
         return out.to(x.dtype)
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, block: Any) -> Tensor:
         ctx.save_for_backward(weight, scales)
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return _Linear.compute(x, weight, scales, bias)
+        ctx.block = block
+        return _Linear.compute(x, weight, scales, bias, block)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needs_x, _, _, needs_bias = ctx.needs_input_grad
-        of_x = grad @ dequantized(*ctx.saved_tensors).to(grad.dtype) if needs_x else None
+        needs_x, _, _, needs_bias, _ = ctx.needs_input_grad
+        weight, scales = ctx.saved_tensors
+        of_x = grad @ dequantized(weight, scales, ctx.block).to(grad.dtype) if needs_x else None
         of_bias = grad.flatten(0, -2).sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
-        return of_x, None, None, of_bias
+        return of_x, None, None, of_bias, None
 
 
 class _Experts(torch.autograd.Function):
@@ -315,10 +319,10 @@ def as_fp32(scales: Tensor) -> Tensor:
     return scales.float() if scales.dtype == torch.float8_e8m0fnu else scales
 
 
-def dequantized(weight: Tensor, scales: Tensor) -> Tensor:
-    """FP32 `[..., n, k]` of FP8 values and scales `[..., ceil(n / 128), ceil(k / 128)]`."""
+def dequantized(weight: Tensor, scales: Tensor, block: Sequence[int] = PER_BLOCK) -> Tensor:
+    """FP32 `[..., n, k]` of FP8 values and a scale for each block."""
     if is_fp4(weight):
         raise NotImplementedError("weight: expected torch.float8_e4m3fn, through which gradients flow, got FP4")
-    n, k = weight.shape[-2:]
-    by_rows = as_fp32(scales).repeat_interleave(SCALE_BLOCK, dim=-2)[..., :n, :]
-    return weight.float() * by_rows.repeat_interleave(SCALE_BLOCK, dim=-1)[..., :k]
+    (n, k), (rows, columns) = weight.shape[-2:], block
+    by_rows = as_fp32(scales).repeat_interleave(rows, dim=-2)[..., :n, :]
+    return weight.float() * by_rows.repeat_interleave(columns, dim=-1)[..., :k]

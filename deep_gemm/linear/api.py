@@ -1,4 +1,4 @@
-"""A linear layer with an FP8 weight, for activations as models have them."""
+"""A linear layer with an FP8 or FP4 weight, for activations as models have them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor
 from ..casts.fp8 import cast_rows
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
-from ..core.check.layout import ADDRESS_ALIGNMENT
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe
+from ..core.check.recipes import E2M1
 from ..gemm.dense.api import BEHIND_CAST, fp8_gemm_nt
-from ..gemm.packed import is_packed
+from ..gemm.output import USUAL_OPERANDS
 from ..gemm.plan import SCALE_BYTES
 from ..gemm.product import run as run_product
 from ..gemm.product import run_checked
@@ -23,32 +24,51 @@ from .check import LinearProblem, linear_problem
 __all__ = ["linear"]
 
 
-def linear(x: Tensor, w: Operand, *, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor | None:
+def linear(
+    x: Tensor,
+    w: Operand,
+    *,
+    out: Tensor | None = None,
+    bias: Tensor | None = None,
+    gran_k: int | None = None,
+    recipe_b: Recipe | None = None,
+) -> Tensor | None:
     """Compute x @ w.T + bias: cast x to FP8 as `per_token_cast_to_fp8` does, and multiply as `fp8_gemm_nt` does.
 
     - `x`: `[..., k]`, BF16, FP16 or FP32, with any leading dimensions and strides.
     - `w`: values `[n, k]` (torch.float8_e4m3fn) and scales `[ceil(n / 128), ceil(k / 128)]`, as `per_block_cast_to_fp8`
-      gives them. k is a multiple of 16 and n of 8. Or FP4 (MXFP4) as `fp8_fp4_gemm_nt` takes it: values `[n, k / 2]`,
-      two to a byte, and scales `[n, k / 32]`, k a multiple of 32.
+      gives them. k is a multiple of 16 and n of 8. Scales may be finer: one for each 64x64 or 32x32 block, or for 32
+      columns of a row, FP32 or UE8M0 as `fp8_gemm_nt` takes them. Or FP4 (MXFP4) as `fp8_fp4_gemm_nt` takes it: values
+      `[n, k / 2]`, two to a byte, and scales `[n, k / 32]`, k a multiple of 32.
     - `out`: BF16 `[..., n]`, its rows at equal distances. Where it is given the function returns None; where it is left
       out the function makes it and returns it.
     - `bias`: `[n]`, BF16, FP16 or FP32, added in FP32 before the one rounding to BF16.
+    - `gran_k`: 32, 64 or 128 columns of x share a scale; as many as of w where it is left out, 128 beside FP4.
+    - `recipe_b`: rows and columns of w that share a scale, if int32 words leave it open; else their shape says it.
 
     Where `out` is left out x and bias have gradients, in their types: dx = dy @ w with dy cast to FP8 as x is. The
-    weight has none. Beside an FP4 weight nothing has one, and what requires one is refused.
+    weight has none. Beside FP4 or finer scales nothing has one, and what requires one is refused.
 
     >>> w = per_block_cast_to_fp8(torch.ones(8, 128))
     >>> linear(torch.ones(2, 3, 128), w, bias=torch.ones(8)).shape
     torch.Size([2, 3, 8])
     """
-    result: Tensor | None = run(MADE if out is None else INTO, (x, w, out, bias))
+    said = () if gran_k is None and recipe_b is None else (gran_k, recipe_b)
+    result: Tensor | None = run(MADE if out is None else INTO, (x, w, out, bias), said)
     return result
 
 
-def _answer(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, CallPlan | None]:
-    p = linear_problem(x, w, out, bias)
+def _answer(
+    x: Tensor,
+    w: Operand,
+    out: Tensor | None,
+    bias: Tensor | None,
+    gran_k: int | None = None,
+    recipe_b: Recipe | None = None,
+) -> tuple[Tensor | None, CallPlan | None]:
+    p = linear_problem(x, w, out, bias, gran_k, recipe_b)
     plan = compute_linear(p, is_made=out is None)
-    # A call like one whose rows, or scales of an FP4 weight, were copied has others to copy.
+    # A call like one whose rows, or scales of the weight, were copied has others to copy.
     is_here = p.x.data_ptr() == x.data_ptr() and p.w[1].data_ptr() == w[1].data_ptr()
     return p.whole_out if out is None else None, plan if is_here else None
 
@@ -57,16 +77,17 @@ def _answer(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> t
 def compute_linear(p: LinearProblem, *, is_made: bool) -> CallPlan | None:
     """Compute `linear`; give the plan if it serves other calls. `is_made`: these make their output too."""
     d, c = output_and_c(p.out, p.bias)
-    is_fp4 = is_packed(p.w)
-    if is_fp4 and p.w[1].dtype == torch.float32:  # no kernel has such scales: each call makes another weight of them
+    values, of_x, _ = p.operands
+    if values == E2M1 and (p.w[1].dtype == torch.float32 or of_x.columns < SCALE_BLOCK):
+        # No kernel has such scales: each call makes other operands of them.
         if c is not None and c is not d:
             c = d.copy_(c)  # products take a C with rows of its own
-        fp8_gemm_nt(cast_rows(p.x, mn_major=True)[0], p.w, d, c)
+        fp8_gemm_nt(cast_rows(p.x, gran_k=of_x.columns, mn_major=True)[0], p.w, d, c, recipe_a=of_x)
         if d is not p.out:
             p.out.copy_(d)
         return None
-    in_one = None if is_fp4 else kernel.run(p.x, p.w, d, c)
-    launch, ctas = in_one or (cast_and_multiply(p.x, p.w, d, c), 0)
+    in_one = kernel.run(p.x, p.w, d, c) if p.operands == USUAL_OPERANDS else None
+    launch, ctas = in_one or (cast_and_multiply(p, d, c), 0)
     if d is not p.out:
         p.out.copy_(d)
     if launch is None or d is not p.out or c is d:
@@ -84,16 +105,17 @@ def compute_linear(p: LinearProblem, *, is_made: bool) -> CallPlan | None:
     )
 
 
-def cast_and_multiply(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> Callable[..., None] | None:
+def cast_and_multiply(p: LinearProblem, d: Tensor, c: Tensor | None) -> Callable[..., None] | None:
     """Compute D = C + cast(x) @ w.T by two launches. Give both for other addresses, as `kernel.run` does, or None.
 
-    Nothing may come between these two: the product reads the weight beside the cast.
+    Nothing may come between these two, because the product reads the weight beside the cast, except a launch that lays
+    scales of w out for TMA: a kernel that loads these waits before it reads anything.
     """
-    a, cast = cast_rows(x, mn_major=True)
-    if not x.is_cuda:
-        run_product(BEHIND_CAST, a, w, d, c)
+    a, cast = cast_rows(p.x, gran_k=p.operands[1].columns, mn_major=True)
+    if not p.x.is_cuda:
+        run_product(BEHIND_CAST, a, p.w, d, c, p.operands)
         return None
-    product = run_checked(BEHIND_CAST, a, w, d, c)
+    product = run_checked(BEHIND_CAST, a, p.w, d, c, p.operands)
     if cast is None or product is None:
         return None
 
@@ -116,12 +138,14 @@ def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | Non
     return d, d.copy_(bias.expand_as(d))
 
 
-def _as_operator(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def _as_operator(
+    x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None, *said: int | Recipe | None
+) -> Tensor | None:
     # Weights in Parameters require a gradient, but nobody trains them.
     operator, (values, scales) = torch.ops.deep_gemm.linear, (each.detach() for each in pair("w", w))
     if out is None:
-        return operator.default(x, values, scales, bias)  # type: ignore[no-any-return]
-    operator.into(x, values, scales, out, bias)
+        return operator.default(x, values, scales, bias, *said)  # type: ignore[no-any-return]
+    operator.into(x, values, scales, out, bias, *said)
     return None
 
 

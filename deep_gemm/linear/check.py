@@ -1,4 +1,4 @@
-"""Linear layers: what is asked, checked."""
+"""Linear layers: what is asked, checked. `weight` is for layers of experts too."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 
 from ..casts.rules import LAYER_TYPES
+from ..casts.scales import EXPONENTS
 from ..core.check import checks
 from ..core.check.checks import Operand, Sizes
-from ..core.check.layout import SCALE_BLOCK
+from ..core.check.integers import as_integer
+from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK, UE8M0_PER_WORD, Recipe, ceil_div, either
+from ..core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, E2M1, E4M3, MX, PER_BLOCK, Scales, scales_of
 from ..gemm import packed
+from ..gemm.output import ScaledOperands
+
+SCALES_OF_WEIGHTS = PER_BLOCK, BLOCKS_OF_64, BLOCKS_OF_32, MX
+"""How FP8 weights may be scaled, from coarse to fine."""
 
 
 class LinearProblem(NamedTuple):
@@ -28,9 +35,13 @@ class LinearProblem(NamedTuple):
     """`[m, n]` BF16."""
     whole_out: Tensor
     """`out` with the leading dimensions of the caller's x."""
+    operands: ScaledOperands
+    """Values of w, and how x and w are scaled."""
 
 
-def linear_problem(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> LinearProblem:
+def linear_problem(
+    x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None, gran_k: int | None, recipe_b: Recipe | None
+) -> LinearProblem:
     """Check a linear layer, and make its output if it was left out."""
     checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
     checks.supported_device("x", x)
@@ -38,7 +49,7 @@ def linear_problem(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | Non
         raise ValueError(f"x: expected shape (..., k), got {tuple(x.shape)}")
     *leading, k = x.shape
     m, sizes = prod(leading), Sizes(k=k)
-    values, scales = weight("w", w, ("n", "k"), sizes)
+    (values, scales), operands = weight("w", w, ("n", "k"), sizes, gran_k, recipe_b)
     n = sizes["n"]
     inputs = {"x": x, "w": values, "sfw": scales}
     if bias is not None:
@@ -63,20 +74,73 @@ def linear_problem(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | Non
         checks.same_device({"out": out}, x.device, "x")
         checks.rows("out", out, "n")
         checks.no_overlap(inputs, out, None, "out")
-    return LinearProblem(x.reshape(m, k), (values, scales), bias, _rows_of(out, m, n), out)
+    return LinearProblem(x.reshape(m, k), (values, scales), bias, _rows_of(out, m, n), out, operands)
 
 
-def weight(name: str, given: Operand, axes: tuple[str, ...], sizes: Sizes) -> Operand:
-    """Check a weight `[n, k]`, or one for each group: FP8 with a scale for each 128x128 block, or FP4 (gemm/packed.py).
+def weight(
+    name: str,
+    given: Operand,
+    axes: tuple[str, ...],
+    sizes: Sizes,
+    gran_k: int | None = None,
+    recipe_b: Recipe | None = None,
+) -> tuple[Operand, ScaledOperands]:
+    """Check a weight `[n, k]`, or one for each group; give it, and what it and the rows beside it are.
 
-    FP4's values are given back as bytes, and its scales as words where they are not FP32.
+    FP8 has scales of `SCALES_OF_WEIGHTS`, of which UE8M0 comes back as FP32. FP4 (gemm/packed.py) comes back as bytes,
+    its scales as words where they are not FP32. `gran_k`: so many columns of rows share a scale, if not as many as of
+    the weight, 128 beside FP4. `recipe_b`: rows and columns of the weight under a scale.
     """
     if packed.is_packed(given):
-        return packed.weight(name, given, axes, sizes, depth=axes[-1])
+        packed.scales_beside((None, None, recipe_b))
+        operands = E2M1, _scales_of_rows(gran_k, SCALE_BLOCK), MX
+        return packed.weight(name, given, axes, sizes, depth=axes[-1]), operands
     values, scales = checks.operand(name, given, axes, sizes)
+    operands = _, of_rows, of_w = operands_of(name, values, scales, gran_k, recipe_b)
     *outer, k = values.shape
-    checks.scales(f"sf{name}", scales, axes[-2], tuple(outer), k, SCALE_BLOCK)
-    return values, scales
+    return (values, packed.checked_scales(f"sf{name}", scales, axes[-2], tuple(outer), k, of_w, of_rows)), operands
+
+
+def operands_of(name: str, values: Tensor, sf: Tensor, gran_k: int | None, recipe_b: Recipe | None) -> ScaledOperands:
+    """Tell how an FP8 weight and rows beside it are scaled, as `weight` does. Shapes and types alone are looked at."""
+    of_w = _scales_of_weight(f"sf{name}", sf, values.shape, recipe_b)
+    return E4M3, _scales_of_rows(gran_k, of_w.columns), of_w
+
+
+def _scales_of_rows(gran_k: int | None, usual: int) -> Scales:
+    """Check how many columns of activations share a scale."""
+    columns = usual if gran_k is None else as_integer(gran_k)
+    if (1, columns) not in RECIPES_OF_A:
+        allowed = sorted(columns for _, columns in RECIPES_OF_A)
+        raise ValueError(f"gran_k: expected {either(allowed)} columns under a scale, got {gran_k!r}")
+    return Scales(1, columns)  # type: ignore[arg-type]
+
+
+def _scales_of_weight(name: str, sf: Tensor, shape: torch.Size, recipe_b: Recipe | None) -> Scales:
+    """Tell from the shape of an FP8 weight's scales how it is scaled, unless it is said.
+
+    One scale for a whole matrix is one for a block of any size. Four exponents of a word may be more than a row has.
+    """
+    if recipe_b is not None:
+        _, stated = scales_of((None, None, recipe_b))
+        if stated not in SCALES_OF_WEIGHTS:
+            allowed = either([*map(tuple, SCALES_OF_WEIGHTS)])
+            raise NotImplementedError(f"recipe_b: expected {allowed}, got {tuple(stated)}")
+        return stated
+    if sf.dtype not in (torch.float32, torch.int32, *EXPONENTS):
+        checks.fp32_scales(name, sf)  # says what is wrong
+    *groups, n, k = shape
+    if sf.dtype == torch.float32 and sf.shape == (*groups, ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)):
+        return PER_BLOCK
+    of_word = UE8M0_PER_WORD if sf.dtype == torch.int32 else 1
+    shapes = {of: (*groups, ceil_div(n, of.rows), ceil_div(k, of.columns * of_word)) for of in SCALES_OF_WEIGHTS}
+    found = [of for of, shape in shapes.items() if sf.shape == shape]
+    if not found:
+        each = either([f"{shape} of {of.rows}x{of.columns} values" for of, shape in shapes.items()])
+        raise ValueError(f"{name}: expected shape {each} with {sf.dtype}, got {tuple(sf.shape)}")
+    if of_word > 1 and len(found) > 1 and k > found[-1].columns and sf.numel():
+        raise ValueError(f"recipe_b: expected {either([*map(tuple, found)])}: {name} may be words of each, got None")
+    return found[-1]
 
 
 def _rows_of(out: Tensor, m: int, n: int) -> Tensor:

@@ -7,39 +7,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.check.checks import Operand
-from ..core.operators import Kernel, gradients, operator
-from ..gemm.ops import Compute
+from ..core.operators import gradients, operators
+from ..gemm.output import USUAL_OPERANDS
 from .api import linear
 from .backward import input_gradient
-from .check import linear_problem
+from .check import linear_problem, operands_of
 
 
-def kernels(compute: Compute) -> tuple[Kernel, Kernel]:
-    """Give a linear layer as its two operators take it."""
-
-    def new(x: Tensor, w: Tensor, sfw: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        return compute(x, (w, sfw), out=None, bias=bias)
-
-    def into(x: Tensor, w: Tensor, sfw: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
-        compute(x, (w, sfw), out=out, bias=bias)
-
-    return new, into
-
-
-def ask_linear(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def ask_linear(out: Tensor | None, **given: Any) -> Tensor | None:
     """Ask what `linear` computes, without an answer."""
-    problem = linear_problem(x, w, out, bias)
+    problem = linear_problem(out=out, **given)
     return problem.whole_out if out is None else None
 
 
 def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep what the gradients take."""
-    x, w, sfw, bias = inputs
+    x, w, sfw, bias, gran_k, recipe_b = inputs
     if w.dtype != torch.float8_e4m3fn:
         raise ValueError(
             "w: expected torch.float8_e4m3fn where x or bias requires a gradient, got FP4, which is for inference: "
             "call under torch.no_grad()"
+        )
+    operands = operands_of("w", w, sfw, gran_k, recipe_b)
+    if operands != USUAL_OPERANDS:
+        of_x, of_w = (f"{each.rows}x{each.columns}" for each in operands[1:])
+        raise ValueError(
+            f"w: expected scales of 128x128 beside 1x128 of x where x or bias requires a gradient, got {of_w} beside "
+            f"{of_x}, which are for inference: call under torch.no_grad()"
         )
     ctx.save_for_backward(w, sfw)
     ctx.x_shape, ctx.x_dtype, ctx.bias_dtype = x.shape, x.dtype, None if bias is None else bias.dtype
@@ -51,11 +45,14 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     rows = grad.reshape(-1, grad.shape[-1])
     of_x = input_gradient(rows, ctx.saved_tensors, ctx.x_dtype).view(ctx.x_shape) if needs_x else None
     of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
-    return of_x, None, None, of_bias
+    return of_x, None, None, of_bias, None, None
 
 
-TENSORS = "Tensor x, Tensor w, Tensor sfw"
-(new, into), (fake_new, fake_into) = kernels(linear), kernels(ask_linear)
-operator(f"linear({TENSORS}, Tensor? bias=None) -> Tensor", new, fake_new, has_gradients=True)
-operator(f"linear.into({TENSORS}, Tensor(out!) out, Tensor? bias=None) -> ()", into, fake_into)
+operators(
+    "linear(Tensor x, Tensor w, Tensor sfw<, Tensor(out!) out>, Tensor? bias=None, int? gran_k=None, "
+    "int[]? recipe_b=None) -> Tensor",
+    linear,
+    ask_linear,
+    has_gradients=True,
+)
 gradients("linear", linear_backward, keep_linear)

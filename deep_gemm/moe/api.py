@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from ..casts.gating import Gating, gating_of
-from ..casts.rules import Quantized, empty_scales
+from ..casts.rules import Quantized, empty_scales, granularity
 from ..core.check.checks import Operand, pair
 from ..core.check.integers import integer_in_range
-from ..core.check.layout import SCALE_BLOCK, ceil_div, get_tma_aligned_size
+from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div, get_tma_aligned_size
+from ..core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales
 from ..core.check.tracing import is_dispatched
 from ..core.gpu import is_hopper
+from ..gemm.output import recipes_for
 from ..gemm.packed import is_packed
 from ..gemm.rows.api import product_of_stacked_rows
 from .activation import activated_product_of_rows, cast_activated
@@ -36,6 +38,8 @@ def experts(
     activation: str = "swiglu",
     alpha: float | None = None,
     beta: float | None = None,
+    gran_k: int | None = None,
+    recipe_b: Recipe | None = None,
 ) -> Tensor | None:
     """Compute a gated mixture of experts: the weighted sum of `w2[e] @ (silu(gate) * up)` over each token's experts e.
 
@@ -44,12 +48,13 @@ def experts(
       FP16.
     - `w1`: values `[experts, 2 intermediate, hidden]`, the gate's rows first, and scales
       `[experts, ceil(2 intermediate / 128), ceil(hidden / 128)]`; `w2`: values `[experts, hidden, intermediate]`, and
-      scales likewise. `per_block_cast_to_fp8` gives them. hidden and intermediate are multiples of 16. Either may be
-      FP4 (MXFP4) as `m_grouped_fp8_fp4_gemm_nt_contiguous` takes it: values `[experts, n, k / 2]`, two to a byte, and
-      scales `[experts, n, k / 32]`, k a multiple of 32.
+      scales likewise. `per_block_cast_to_fp8` gives them. hidden and intermediate are multiples of 16. Scales may be
+      finer, as for `linear`. Either weight may be FP4 (MXFP4) as `m_grouped_fp8_fp4_gemm_nt_contiguous` takes it:
+      values `[experts, n, k / 2]`, two to a byte, and scales `[experts, n, k / 32]`, k a multiple of 32.
     - `out`: BF16 `[tokens, hidden]`. Where it is given the function returns None; where it is left out the function
       makes it and returns it.
     - `limit`, `activation`, `alpha`, `beta`: as for `silu_mul_cast_to_fp8`.
+    - `gran_k`, `recipe_b`: as for `linear`, of both products. Each cast follows its own weight if `gran_k` is left out.
 
     It is `expert_rows`, `gather_cast_to_fp8`, a grouped product with `w1` in BF16, `silu_mul_cast_to_fp8`, a grouped
     product with `w2` in BF16, and `gather_weighted`, to the bit. The host reads no value of a GPU.
@@ -63,14 +68,14 @@ def experts(
     [4096.0, 2048.0, 0.0]
     """
     if is_dispatched(x):
-        said = limit, activation, alpha, beta
+        said = limit, activation, alpha, beta, gran_k, recipe_b
         operator, weights = torch.ops.deep_gemm.experts, (*pair("w1", w1), *pair("w2", w2))
         if out is None:
             return operator.default(x, topk_ids, topk_weights, *weights, *said)  # type: ignore[no-any-return]
         operator.into(x, topk_ids, topk_weights, *weights, out, *said)
         return None
     gating = gating_of(activation, alpha, beta, limit)
-    problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, gating)
+    problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, gating, gran_k, recipe_b)
     compute_experts(problem)
     return problem.out if out is None else None
 
@@ -79,29 +84,40 @@ def experts(
 def compute_experts(p: ExpertsProblem) -> None:
     """Compute `experts`, part by part."""
     rows = expert_rows(p.topk_ids, p.num_experts)
-    a = gather_cast_to_fp8(p.x, rows, mn_major=True)
-    y = product_of_rows(activations_of_rows(a, p.w1, rows, p.gating), p.w2, rows)
+    (_, of_x, _), (_, of_middle, _) = p.first, p.second
+    a = gather_cast_to_fp8(p.x, rows, mn_major=True, gran_k=of_x.columns)
+    middle = activations_of_rows(a, p.w1, rows, p.gating, recipes_for(p.first), of_middle)
+    y = product_of_rows(middle, p.w2, rows, recipes_for(p.second))
     gather_weighted(y, rows, p.topk_weights, out=p.out)
 
 
-def product_of_rows(a: Quantized, w: Operand, rows: ExpertRows) -> Tensor:
+def product_of_rows(a: Quantized, w: Operand, rows: ExpertRows, recipes: Recipes = NO_RECIPES) -> Tensor:
     """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are."""
     d = torch.empty((a[0].shape[0], w[0].shape[1]), dtype=torch.bfloat16, device=a[0].device)
-    product_of_stacked_rows(a, w, d, rows.ids)
+    product_of_stacked_rows(a, w, d, rows.ids, recipes)
     return d
 
 
-def activations_of_rows(a: Quantized, w: Operand, rows: ExpertRows, gating: Gating) -> Quantized:
+def activations_of_rows(
+    a: Quantized,
+    w: Operand,
+    rows: ExpertRows,
+    gating: Gating,
+    recipes: Recipes = NO_RECIPES,
+    of_middle: Scales = PER_ROW,
+) -> Quantized:
     """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
 
-    An epilogue that activates keeps the tensor cores waiting, so it gains 1 to 2% on an H200. A kernel that casts few
-    rows takes 2 us, less than what the products lose by fewer, wider tiles.
+    That kernel is for scales of 1x128 beside 128x128, of which `recipes` say nothing. An epilogue that activates keeps
+    the tensor cores waiting, so it gains 1 to 2% on an H200. A kernel that casts few rows takes 2 us, less than what
+    the products lose by fewer, wider tiles.
     """
     values, intermediate = a[0], w[0].shape[1] // 2
     has_kernel = values.is_cuda and is_hopper(values.get_device())
-    in_product = gating.is_silu and not is_packed(w) and activates_in_product(values.shape[0], intermediate)
+    is_usual = recipes == NO_RECIPES and of_middle == PER_ROW and not is_packed(w)
+    in_product = gating.is_silu and is_usual and activates_in_product(values.shape[0], intermediate)
     if not has_kernel or not in_product:
-        return activate_rows(product_of_rows(a, w, rows), rows, gating)
+        return activate_rows(product_of_rows(a, w, rows, recipes), rows, gating, of_middle)
     d = torch.empty((values.shape[0], intermediate), dtype=values.dtype, device=values.device)
     scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
     activated_product_of_rows(a, w, (d, scales), rows.ids, limit=gating.limit, gates_apart=True)
@@ -113,19 +129,23 @@ def activates_in_product(rows: int, intermediate: int) -> bool:
     return rows >= MANY_ROWS and intermediate % SCALE_BLOCK == 0
 
 
-def activate_rows(h: Tensor, rows: ExpertRows, gating: Gating) -> Quantized:
+def activate_rows(h: Tensor, rows: ExpertRows, gating: Gating, scaled: Scales = PER_ROW) -> Quantized:
     """Compute `silu_mul_cast_to_fp8` of rows that are stacked without gaps, whatever alignment is set."""
-    return cast_activated(ActivationProblem(h, None, None, rows.ends, 1, gating), mn_major=True)
+    return cast_activated(ActivationProblem(h, None, None, rows.ends, 1, gating), mn_major=True, scaled=scaled)
 
 
-def experts_workspace_bytes(tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int) -> int:
+def experts_workspace_bytes(
+    tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int, *, gran_k: int = SCALE_BLOCK
+) -> int:
     """Bytes of what `experts` holds between its parts at most, all at once: rows, FP8 operands, and both products.
 
-    Many rows are activated where they are multiplied, and a GPU then holds no first product.
+    `gran_k` columns of a row share a scale. Many rows are activated where they are multiplied, and a GPU then holds no
+    first product. FP32 numbers of a weight's scales in UE8M0 are not counted.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076
     """
+    gran_k = granularity(gran_k)
     tokens, topk, num_experts, hidden, intermediate = (
         integer_in_range(name, size, 0)
         for name, size in (
@@ -141,6 +161,6 @@ def experts_workspace_bytes(tokens: int, topk: int, num_experts: int, hidden: in
     of_experts = 2 * int32_bytes  # counts, ends
     of_routes = 3 * int32_bytes  # row_of, token_of, ids
     of_products = bf16_bytes * (2 * intermediate + hidden)
-    # Scales of 128 columns lie beside each other, as products load them.
-    of_scales = sum(get_tma_aligned_size(rows, fp32_bytes) * ceil_div(k, SCALE_BLOCK) for k in (hidden, intermediate))
+    # Scales of the same columns lie beside each other, as products load them.
+    of_scales = sum(get_tma_aligned_size(rows, fp32_bytes) * ceil_div(k, gran_k) for k in (hidden, intermediate))
     return num_experts * of_experts + rows * (of_routes + hidden + intermediate + of_products) + fp32_bytes * of_scales

@@ -12,8 +12,9 @@ from ..casts.rules import LAYER_TYPES, check_counts
 from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.integers import INT32_MAX, integer_in_range
-from ..core.check.layout import whole_elements
+from ..core.check.layout import Recipe, whole_elements
 from ..core.check.tracing import has_memory
+from ..gemm.output import ScaledOperands
 from ..linear.check import weight
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -191,10 +192,22 @@ class ExpertsProblem(NamedTuple):
     """`[tokens, hidden]` BF16."""
     num_experts: int
     gating: Gating
+    first: ScaledOperands
+    """Values of w1, and how x and w1 are scaled."""
+    second: ScaledOperands
+    """The same of w2, and of the activation."""
 
 
 def experts_problem(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, gating: Gating
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w1: Operand,
+    w2: Operand,
+    out: Tensor | None,
+    gating: Gating,
+    gran_k: int | None,
+    recipe_b: Recipe | None,
 ) -> ExpertsProblem:
     """Check a layer of experts, and make its output if it was left out."""
     sizes: Sizes = {}
@@ -205,8 +218,8 @@ def experts_problem(
     checks.bind("x", x, ("tokens", "hidden"), sizes)
     checks.bind("topk_ids", checks.tensor("topk_ids", topk_ids), ("tokens", "topk"), sizes)
     route_weights(topk_weights, sizes)
-    w1 = weight("w1", w1, ("experts", "2 intermediate", "hidden"), sizes)
-    w2 = weight("w2", w2, ("experts", "hidden", "intermediate"), sizes)
+    w1, first = weight("w1", w1, ("experts", "2 intermediate", "hidden"), sizes, gran_k, recipe_b)
+    w2, second = weight("w2", w2, ("experts", "hidden", "intermediate"), sizes, gran_k, recipe_b)
     hidden, intermediate = sizes["hidden"], sizes["intermediate"]
     if sizes["2 intermediate"] != 2 * intermediate:
         raise ValueError(
@@ -226,4 +239,4 @@ def experts_problem(
         out = torch.empty((sizes["tokens"], hidden), dtype=torch.bfloat16, device=x.device)
     else:
         layer_output(out, ("tokens", "hidden"), sizes, inputs, "x")
-    return ExpertsProblem(x, topk_ids, topk_weights, w1, w2, out, num_experts, gating)
+    return ExpertsProblem(x, topk_ids, topk_weights, w1, w2, out, num_experts, gating, first, second)

@@ -111,12 +111,12 @@ def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor
     assert worst <= 0, f"{worst} beyond the bound"
 
 
-def by_one(x: Tensor, ids: Tensor, p: Tensor, both: Both, limit: float | None) -> tuple[Tensor, Tensor]:
+def by_one(x: Tensor, ids: Tensor, p: Tensor, both: Both, **said: Any) -> tuple[Tensor, Tensor]:
     """What one process gives, and the result of each route."""
     w1, w2 = both
-    out = deep_gemm.experts(x, ids, p, w1, w2, limit=limit)
+    out = deep_gemm.experts(x, ids, p, w1, w2, **said)
     each = deep_gemm.experts(
-        x.repeat_interleave(ids.shape[1], 0), ids.reshape(-1, 1), torch.ones(ids.numel(), 1), w1, w2, limit=limit
+        x.repeat_interleave(ids.shape[1], 0), ids.reshape(-1, 1), torch.ones(ids.numel(), 1), w1, w2, **said
     )
     assert out is not None and each is not None
     return out, each.view(*ids.shape, x.shape[1])
@@ -129,6 +129,7 @@ def check_layer(
     limit: float | None = None,
     group: dist.ProcessGroup | None = None,
     both: Both | None = None,
+    **more: Any,
 ) -> None:
     x, drawn, p = tokens_of_ranks(counts, num)
     if both is None:
@@ -138,13 +139,13 @@ def check_layer(
     ids = drawn if ids is None else ids
     p = p[:, : ids.shape[1]]
     w1, w2 = (part(w, owned_experts(num, group)) for w in both)
-    layer = Experts(num, w1, w2, group, limit=limit, max_tokens=MAX_TOKENS)
+    layer = Experts(num, w1, w2, group, limit=limit, max_tokens=MAX_TOKENS, **more)
     mine = [share_out(each, counts, group) for each in (x, ids, p)]
     with torch.inference_mode():  # what the first call makes serves calls of any mode
         layer(*mine)
         layer.decode(*mine)
     got = layer(*mine)
-    out, rows = by_one(x, ids, p, both, limit)
+    out, rows = by_one(x, ids, p, both, limit=limit, **more)
     out, rows = share_out(out, counts, group), share_out(rows, counts, group)
     assert got.dtype == torch.bfloat16
     assert_near(got, out, mine[1], mine[2], rows, num, len(counts))
@@ -175,6 +176,32 @@ def with_fp4_weights(world: int) -> None:
     assert said == "x: expected tensors without a gradient, because the weights are cast, for inference", said
     layer.bfloat16()
     assert [each.dtype for each in layer.buffers()] == [torch.uint8] * 4
+
+
+def with_finer_weights(world: int) -> None:
+    num, cast_rows, words = 2 * world, deep_gemm.per_token_cast_to_fp8, deep_gemm.casts.scales.words_of
+    for of, gran_k in (((32, 32), None), ((1, 32), None), ((64, 64), 128)):
+        casts = ((cast_rows if of[0] == 1 else deep_gemm.per_block_cast_to_fp8)(w, True, of[1]) for w in weights(num))
+        w1, (values, sf) = casts  # one in FP32, one in words
+        both = w1, (values, words(sf.to(torch.float8_e8m0fnu)))
+        check_layer([3 + 7 * r % 11 for r in range(world)], num, both=both, recipe_b=of, gran_k=gran_k)
+        check_layer([0, *[8] * (world - 1)], num, limit=0.4, both=both, recipe_b=of, gran_k=gran_k)
+    mine = [part(w, owned_experts(num)) for w in both]
+    layer = experts_with(num, mine, max_tokens=9, gran_k=32 if dist.get_rank() else 64)
+    tokens, columns = tokens_of_ranks([4], num), ["64", *["32"] * (world - 1)]
+    for call, what, got in (
+        (layer, "dtype of x", [f"torch.bfloat16 with scales of 1x{each}" for each in columns]),
+        (layer.decode, "gran_k of x", columns),
+    ):
+        said = error_of(partial(call, *tokens))
+        assert said == f"experts across processes: expected one {what} on all ranks, got [{', '.join(got)}] by rank", (
+            said
+        )
+    said = error_of(lambda: experts_with(num, mine, max_tokens=9, peer_memory=True))
+    fine = "1x64 beside 64x64"
+    assert said == f"peer_memory: expected scales of 1x128 beside 128x128, or beside FP4, got {fine} and {fine}", said
+    said = error_of(lambda: experts_with(num, (w[:2] for w in weights(num)), gran_k=32))
+    assert said == "gran_k: expected None beside weights that each call casts, got 32", said
 
 
 def without_tokens(world: int) -> None:
@@ -562,6 +589,7 @@ CASES: dict[int, list[Callable[[int], None]]] = {
         casts,
         uneven,
         with_fp4_weights,
+        with_finer_weights,
         without_tokens,
         all_to_one_expert,
         without_routes,
@@ -577,6 +605,7 @@ CASES: dict[int, list[Callable[[int], None]]] = {
         in_groups_of_some,
         uneven,
         with_fp4_weights,
+        with_finer_weights,
         all_to_one_expert,
         trained,
         mistakes,

@@ -170,6 +170,39 @@ def gather_trial(*, is_many: bool) -> None:
     kind(config(torch.float32), 5, 3, 4104).run()
 
 
+def layers_trial() -> None:
+    """Layers with finer scales, beside their parts."""
+    of: Any = deep_gemm
+    x, ids, p = torch.randn(9, 144), torch.arange(18).view(9, 2) % 3, torch.rand(9, 2)
+    w1, w2, w = torch.randn(3, 192, 144), torch.randn(3, 144, 96), torch.randn(40, 48)
+    by_32, by_64, exponents = (of.per_block_cast_to_fp8(each, True, g) for each, g in ((w1, 32), (w2, 64), (w, 64)))
+    said = ({"recipe_a": (1, 32), "recipe_b": (32, 32)}, {"recipe_a": (1, 64), "recipe_b": (64, 64)})
+    for columns in (None, 128):
+        beside = columns or 32, columns or 64
+        recipes = [{**each, "recipe_a": (1, g)} for each, g in zip(said, beside, strict=True)]
+        rows = of.expert_rows(ids, 3)
+        a = of.gather_cast_to_fp8(x, rows, gran_k=beside[0])
+        h = of.m_grouped_fp8_gemm_nt_contiguous(a, by_32, grouped_layout=rows.ids, **recipes[0])
+        a = of.silu_mul_cast_to_fp8(h, gran_k=beside[1])
+        y = of.m_grouped_fp8_gemm_nt_contiguous(a, by_64, grouped_layout=rows.ids, **recipes[1])
+        right = of.gather_weighted(y, rows, p)
+        assert torch.equal(of.experts(x, ids, p, by_32, by_64, gran_k=columns), right)
+        w_of_one = by_32[0][0], by_32[1][0]
+        a = of.per_token_cast_to_fp8(x, gran_k=beside[0])
+        right = of.fp8_gemm_nt(a, w_of_one, **recipes[0])
+        assert torch.equal(of.linear(x, w_of_one, gran_k=columns), right)
+    in_ue8m0 = exponents[0], exponents[1].to(torch.float8_e8m0fnu)
+    right = of.linear(x[:, :48], exponents)
+    assert torch.equal(of.linear(x[:, :48], in_ue8m0), right)
+    words = by_32[0][0, :32, :128].contiguous(), torch.zeros(1, 1, dtype=torch.int32)  # of 32x32 or 64x64
+    try:
+        of.linear(x[:, :128], words)
+    except ValueError as error:
+        assert str(error).startswith("recipe_b: expected")
+    else:
+        raise AssertionError("words of either were taken")
+
+
 def scales_trial(is_m_major: bool) -> None:
     from lab.sim.lay_scales import ScalesTrial
 
@@ -233,6 +266,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "routes by parts": lambda: route_trial(by_parts=True),
     "weighted sums": lambda: gather_trial(is_many=False),
     "weighted sums of many": lambda: gather_trial(is_many=True),
+    "layers of finer scales": layers_trial,
     "scales": lambda: scales_trial(False),
     "m-major scales": lambda: scales_trial(True),
     **of_bf16.TRIALS,
@@ -274,7 +308,7 @@ OF_GPT_OSS, BOUNDED = "activation of gpt-oss", "activation with bounds"
 CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
 SILU = "activated rows"
 BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
-SUMS_OF_MANY = "weighted sums of many"
+SUMS_OF_MANY, LAYERS = "weighted sums of many", "layers of finer scales"
 MUTATIONS = [
     # The list of members
     Mutation(
@@ -579,6 +613,23 @@ MUTATIONS = [
         "self.num_math_warps * 256",
         SUMS_OF_MANY,
     ),
+    # Layers
+    *_swap("linear.check", "_scales_of_rows(gran_k, of_w.columns)", "_scales_of_rows(None, of_w.columns)", LAYERS),
+    *_swap("linear.check", "_scales_of_rows(gran_k, of_w.columns)", "_scales_of_rows(gran_k, SCALE_BLOCK)", LAYERS),
+    *_swap("linear.check", "return found[-1]", "return found[0]", LAYERS),
+    *_swap("linear.check", "k > found[-1].columns", "k > SCALE_BLOCK", LAYERS),
+    *_swap("linear.check", "of_word > 1 and", "of_word > 4 and", LAYERS),
+    *_swap("linear.api", "gran_k=p.operands[1].columns, ", "", LAYERS),
+    *_swap(
+        "linear.api",
+        "a, p.w, d, c, p.operands)\n        return None",
+        "a, p.w, d, c, USUAL_OPERANDS)\n        return None",
+        LAYERS,
+    ),
+    *_swap("moe.api", "gran_k=of_x.columns", "gran_k=of_middle.columns", LAYERS),
+    *_swap("moe.api", "recipes_for(p.first), of_middle)", "recipes_for(p.first), of_x)", LAYERS),
+    *_swap("moe.api", "rows, recipes_for(p.second))", "rows, recipes_for(p.first))", LAYERS),
+    *_swap("gemm.output", "(None, *operands[1:])", "(None, PER_ROW, operands[2])", LAYERS),
     # Scales
     *_swap("casts.lay_scales", '"sf": sf.data_ptr()', '"sf": out.data_ptr()', SCALES),
     *_swap("casts.lay_scales", '"out": out.data_ptr()', '"out": sf.data_ptr()', SCALES),

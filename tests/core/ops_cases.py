@@ -91,6 +91,7 @@ FINE = torch.rand(-(-N // 32), -(-K // 32), generator=generator(32))
 """The scales of B, one for each block of 32x32."""
 PLAIN_B = numbers(N, 24)
 W1, W2 = blocks(GROUPS, 2 * 64, 48), blocks(GROUPS, 48, 64)
+FINE_OF_W1 = torch.rand(GROUPS, 4, 2, generator=generator(4))
 K_GROUPED = deep_gemm.k_grouped_cast_to_fp8(numbers(N, sum(KS)), KS)
 OF_BF16, W_OF_BF16 = numbers(N, K), numbers(GROUPS, N, K)
 
@@ -406,6 +407,11 @@ def _(x: Tensor) -> Any:
     return deep_gemm.linear(x, B)
 
 
+@case("linear of finer scales", lambda m: (numbers(2, m, K),), (1,), "linear")
+def _(x: Tensor) -> Any:
+    return deep_gemm.linear(x, (B[0], FINE), gran_k=64, recipe_b=(32, 32))
+
+
 @case("linear into", lambda m: (numbers(m, K), numbers(m, N), numbers(N)), (0, 0, None), "linear.into")
 def _(x: Tensor, out: Tensor, bias: Tensor) -> Any:
     return deep_gemm.linear(x, B, out=out, bias=bias)
@@ -426,6 +432,16 @@ def _(x: Tensor, topk_ids: Tensor, weights: Tensor) -> Any:
 )
 def _(x: Tensor, topk_ids: Tensor, weights: Tensor, out: Tensor) -> Any:
     return deep_gemm.experts(x, topk_ids, weights, W1, W2, out=out)
+
+
+@case(
+    "experts of finer scales",
+    lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))),
+    (0, 0, 0),
+    "experts",
+)
+def _(x: Tensor, topk_ids: Tensor, weights: Tensor) -> Any:
+    return deep_gemm.experts(x, topk_ids, weights, (W1[0], FINE_OF_W1), W2, gran_k=128)
 
 
 def queries(m: int) -> tuple[Tensor, ...]:

@@ -74,6 +74,13 @@ def paged_logits(q: Tensor, **others: Any) -> Any:
     return call((q, None), *others.values(), 96, False, torch.bfloat16)
 
 
+SCALES: dict[str, Callable[[], Tensor]] = {
+    "": lambda: zeros(2, 2),
+    "64x64": lambda: zeros(4, 4),
+    "32x32": lambda: zeros(8, 8),
+    "1x32": lambda: zeros(8, 256).t(),  # as kernels load them
+}
+"""Scales of an FP8 weight `[256, 256]`."""
 CASES = {
     "logits": Case(
         prefill.LOGITS,
@@ -118,27 +125,27 @@ CASES = {
         for m in (3, 700)
     },
     **{
-        f"linear of {m} rows{'' if more else ' alone'}{' of FP4' if of_fp4 else ''}": Case(
+        f"linear of {m} rows{'' if more else ' alone'}{' of ' * bool(scales)}{scales}": Case(
             linear_api.INTO if more else linear_api.MADE,
             linear,
             partial(
-                lambda m, more, of_fp4: {
+                lambda m, more, scales: {
                     "x": bf16(m, 256),
-                    "w": zeros(256, 128).to(torch.int8) if of_fp4 else fp8(256, 256),
-                    "sfw": ints(256, 2) if of_fp4 else zeros(2, 2),
+                    "w": zeros(256, 128).to(torch.int8) if scales == "FP4" else fp8(256, 256),
+                    "sfw": ints(256, 2) if scales == "FP4" else SCALES[scales](),
                     **({"bias": bf16(256), "out": bf16(m, 256)} if more else {}),
                 },
                 m,
                 more,
-                of_fp4,
+                scales,
             ),
             ("out",) if more else (),
             {"w": 16, "sfw": 4, **({"out": 16} if more else {})},
-            launches=1 if m == 3 and not of_fp4 else 2,
+            launches=1 if m == 3 and not scales else 2,
         )
         for m in (3, 512)
         for more in (False, True)
-        for of_fp4 in (False, True)
+        for scales in ("FP4", *SCALES)
     },
     **{
         f"cast{' m-major' if mn_major else ''}": Case(
@@ -372,6 +379,27 @@ def test_a_warm_call_refuses_what_would_cut_a_gradient(
         with pytest.raises(ValueError, match=r"^weights: expected a tensor without a gradient"):
             logits(**learning)
         assert len(gpu.launches) == launched
+
+
+@pytest.mark.parametrize("gran_k", [32, 128])
+def test_what_is_said_of_a_linear_layer_is_part_of_its_calls(gran_k: int, gpu: FakeGpu, asked: list[Function]) -> None:
+    given = CASES["linear of 512 rows of 32x32"].tensors()
+    x, w, sfw = (on_gpu(each) for each in (given["x"], given["w"], given["sfw"]))
+    for _ in range(4):
+        linear(x, w, sfw, gran_k=gran_k)
+    assert asked.count(linear_api.INTO) + asked.count(linear_api.MADE) == 2
+    linear(x, w, sfw, gran_k=64)
+    assert asked.count(linear_api.INTO) + asked.count(linear_api.MADE) == 3
+
+
+def test_linear_is_asked_each_time_where_scales_are_copied(gpu: FakeGpu, asked: list[Function]) -> None:
+    x, w, exponents = bf16(512, 256), fp8(256, 256), torch.zeros(8, 8, dtype=torch.uint8)
+    for name, scales in {"UE8M0": exponents, "single rows": zeros(256, 8)}.items():
+        CALLS.clear()
+        asked.clear()
+        for _ in range(4):
+            linear(on_gpu(x), w, scales)
+        assert asked.count(linear_api.MADE) == 4, name
 
 
 def test_linear_is_asked_each_time_where_scales_of_fp4_are_copied(gpu: FakeGpu, asked: list[Function]) -> None:

@@ -28,6 +28,7 @@ from deep_gemm.integrations.transformers import WAYS_OF_EXPERTS, dequantized, us
 pytest.importorskip("transformers", minversion="5.17")
 fp8: Any = import_module("transformers.integrations.finegrained_fp8")
 
+FINE_ENOUGH = ((128, 128), (64, 64), (32, 32), (1, 32))
 CONSTRUCTED = ("block_size", "activation_scheme", "expert_dtype", "scale_fmt")
 """Arguments of `FP8Experts`, which are no part of a model's configuration."""
 FAMILIES = ("qwen3_moe", "deepseek_v3")
@@ -90,9 +91,15 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> T
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def cast_by(block: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
+    rows, columns = block
+    return (per_token_cast_to_fp8 if rows == 1 else per_block_cast_to_fp8)(x, gran_k=columns)
+
+
 def linear_layer(n: int = 192, k: int = 256, bias: bool = False, **changes: Any) -> Any:
-    layer = fp8.FP8Linear(k, n, block_size=(128, 128), has_bias=bias, **changes)
-    values, scales = per_block_cast_to_fp8(random(n, k))
+    block = changes.pop("block_size", (128, 128))
+    layer = fp8.FP8Linear(k, n, block_size=block, has_bias=bias, **changes)
+    values, scales = cast_by(block, random(n, k))
     if layer.weight_scale_inv.dtype == torch.float8_e8m0fnu:
         scales = scales.log2().round().exp2().to(torch.float8_e8m0fnu)
     layer.weight = torch.nn.Parameter(values, requires_grad=False)
@@ -123,8 +130,9 @@ def experts_layer(**config: Any) -> Any:
             scales = (scales // 8 + 107).view(torch.float8_e8m0fnu).to(getattr(layer, f"{name}_scale_inv").dtype)
             setattr(layer, name, torch.nn.Parameter(values.view(torch.int8), requires_grad=False))
             setattr(layer, f"{name}_scale_inv", torch.nn.Parameter(scales, requires_grad=False))
-        elif hasattr(layer, name) and arguments.get("block_size", (128, 128)) == (128, 128):
-            values, scales = per_block_cast_to_fp8(random(*getattr(layer, name).shape, seed=i) / 8)
+        elif hasattr(layer, name) and arguments.get("block_size", (128, 128)) in FINE_ENOUGH:
+            block = arguments.get("block_size", (128, 128))
+            values, scales = cast_by(block, random(*getattr(layer, name).shape, seed=i) / 8)
             setattr(layer, name, torch.nn.Parameter(values, requires_grad=False))
             setattr(layer, f"{name}_scale_inv", torch.nn.Parameter(scales, requires_grad=False))
     return layer
@@ -141,7 +149,7 @@ def mixture(layer: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     w1, w2 = (
         plain(values.view(torch.uint8), scales.to(torch.float8_e8m0fnu).view(torch.uint8)).float()
         if values.dtype == torch.int8
-        else dequantized(values, scales)
+        else dequantized(values, scales, layer.block_size)
         for values, scales in (
             (layer.gate_up_proj, layer.gate_up_proj_scale_inv),
             (layer.down_proj, layer.down_proj_scale_inv),
@@ -416,6 +424,31 @@ def test_there_is_no_gradient_through_fp4() -> None:
                 out.sum().backward()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale_fmt", ["ue8m0", "float"])
+@pytest.mark.parametrize("block_size", [(64, 64), (32, 32), (1, 32)])
+def test_finer_blocks(block_size: tuple[int, int], scale_fmt: str, device: str) -> None:
+    layer = linear_layer(bias=True, block_size=block_size, scale_fmt=scale_fmt).to(device)
+    x = random(5, 256).to(device).requires_grad_()
+    w = dequantized(layer.weight, layer.weight_scale_inv, block_size)
+    with use_deep_gemm() as use:
+        out = layer(x)
+        out.sum().backward()
+        with torch.no_grad():
+            assert torch.equal(layer(x), out)
+    assert use.taken == {"linear": 2}
+    assert calc_diff(out, x.float() @ w.mT + layer.bias) < ONE_LAYER
+    assert x.grad is not None
+    assert calc_diff(x.grad, w.sum(0).expand_as(x)) < 1e-4
+    if scale_fmt == "float":
+        experts, (tokens_x, ids, weights) = experts_layer(block_size=block_size), routes()
+        expected = mixture(experts, tokens_x, ids, weights)
+        with use_deep_gemm() as use, torch.no_grad():
+            got = experts.to(device)(*(each.to(device) for each in (tokens_x, ids, weights)))
+        assert use.taken == {"experts": 1}
+        assert calc_diff(got.cpu(), expected) < ONE_LAYER
+
+
 # What is left to transformers
 
 
@@ -444,11 +477,12 @@ def test_a_linear_layer_is_left_with_a_reason(layer: Any, reason: str, calls_lef
 
 def test_other_blocks_are_left(calls_left: list[Any]) -> None:
     layer = linear_layer()
-    for block_size in ((64, 64), None):
+    for block_size in ((128, 64), None):
         layer.block_size = block_size
         with use_deep_gemm() as use, pytest.warns(RuntimeWarning, match="leaves"), torch.no_grad():
             layer(random(4, 256))
-        assert dict(use.left) == {f"linear: block_size: expected (128, 128), got {block_size}": 1}
+        allowed = "(128, 128), (64, 64), (32, 32) or (1, 32)"
+        assert dict(use.left) == {f"linear: block_size: expected {allowed}, got {block_size}": 1}
 
 
 @pytest.mark.parametrize(
@@ -458,7 +492,7 @@ def test_other_blocks_are_left(calls_left: list[Any]) -> None:
         ({"swiglu_alpha": 1.7, "swiglu_limit": 7.0}, "gate: expected silu"),
         ({"has_gate": False}, "has_gate: expected True, got False"),
         ({"activation_scheme": "static"}, "activation_scale: expected None"),
-        ({"block_size": (64, 64)}, "block_size: expected"),
+        ({"block_size": (128, 64)}, "block_size: expected"),
         ({"expert_dtype": "fp4", "activation_scheme": "static"}, "activation_scale: expected None"),
     ],
 )

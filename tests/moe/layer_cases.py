@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from fp4_cases import FORMS
 from torch import Tensor
 
+from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check import checks
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.linear import api as linear
@@ -44,9 +46,9 @@ def assert_mistake(function: Callable[..., Any], call: dict[str, Any], error: ty
     assert str(caught.value).startswith(message), str(caught.value)
 
 
-def product_of_shapes(a: Quantized, b: Quantized, d: Tensor, *more: Tensor | None, **_: Any) -> None:
+def product_of_shapes(a: Quantized, b: Quantized, d: Tensor, *more: Any) -> None:
     """Stands for a product of tensors without values."""
-    assert {x.device.type for x in (*a, *b, d, *more) if x is not None} == {"meta"}
+    assert {x.device.type for x in (*a, *b, d, *more) if isinstance(x, Tensor)} == {"meta"}
     d.zero_()
 
 
@@ -62,6 +64,20 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(checks, "supported_device", lambda *_: None)
         patch.setattr(checks, "no_overlap", lambda *_: None)  # all of them lie at address 0
         yield
+
+
+def fine_weight(*shape: int, of: tuple[int, int], form: str | None = None, seed: int = 0) -> Quantized:
+    """An FP8 weight with a scale for so many rows and columns: in a form of fp4_cases, or FP32 of any value."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+    cast: Any = per_token_cast_to_fp8 if of[0] == 1 else per_block_cast_to_fp8
+    values, sf = cast(x, use_ue8m0=form is not None, gran_k=of[1])
+    return values, sf if form is None else FORMS[form]((sf.view(torch.int32) >> 23).to(torch.uint8))
+
+
+def recipes(of: tuple[int, int], columns: int | None = None) -> tuple[int, dict[str, Any]]:
+    """Columns under a scale of the rows beside such a weight, and a product's recipes for both."""
+    columns = of[1] if columns is None else columns
+    return columns, {"recipe_a": (1, columns), "recipe_b": of}
 
 
 def weights_without_values(*shape: int) -> Quantized:

@@ -48,16 +48,31 @@ def call(tokens: int = TOKENS, topk: int = TOPK, num: int = NUM, **changes: Any)
     }
 
 
-def one_by_one(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Weights, w2: Weights, **gating: Any) -> Tensor:
-    """Each expert's tokens through two dense products, and sums in order of columns."""
+def one_by_one(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w1: Weights,
+    w2: Weights,
+    first: tuple[int, dict[str, Any]] = (128, {}),
+    second: tuple[int, dict[str, Any]] = (128, {}),
+    **gating: Any,
+) -> Tensor:
+    """Each expert's tokens through two dense products, and sums in order of columns.
+
+    `first` and `second`: columns under a scale of what each product takes, and the recipes that say so.
+    """
+
+    def multiplied(a: Weights, w: Weights, recipes: dict[str, Any]) -> Tensor:
+        d = torch.empty(len(a[0]), w[0].shape[1], dtype=torch.bfloat16)
+        fp8_gemm_nt(a, (w[0][expert], w[1][expert]), d, **recipes)
+        return d
+
     y = torch.zeros(*topk_ids.shape, x.shape[1], dtype=torch.bfloat16)
     for expert in range(len(w1[0])):
         tokens, columns = (topk_ids == expert).nonzero(as_tuple=True)
-        h = fp8_gemm_nt(per_token_cast_to_fp8(x[tokens]), (w1[0][expert], w1[1][expert]))
-        assert h is not None
-        of_expert = fp8_gemm_nt(silu_mul_cast_to_fp8(h, **gating), (w2[0][expert], w2[1][expert]))
-        assert of_expert is not None
-        y[tokens, columns] = of_expert
+        h = multiplied(per_token_cast_to_fp8(x[tokens], gran_k=first[0]), w1, first[1])
+        y[tokens, columns] = multiplied(silu_mul_cast_to_fp8(h, gran_k=second[0], **gating), w2, second[1])
     total = torch.zeros(x.shape)
     for column in range(topk_ids.shape[1]):
         routed = topk_ids[:, column] >= 0
@@ -331,7 +346,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"w1": (W1[0], W1[1][:, :1])},
         ValueError,
-        "sfw1: expected shape (groups, ceil(2 intermediate / 128), ceil(k / 128)) = (5, 2, 2), got (5, 1, 2)",
+        "sfw1: expected shape (5, 2, 2) of 128x128 values, ",
     ),
     (
         {"w1": weights(NUM, HIDDEN, 96)[0]},

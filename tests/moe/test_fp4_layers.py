@@ -118,7 +118,8 @@ def test_compiled_layers_have_the_same_bits(backend: str) -> None:
 
 def test_what_requires_a_gradient_is_refused() -> None:
     x, w, bias = random(3, HIDDEN), small(72, HIDDEN), random(72).requires_grad_()
-    for given in ({"x": x.clone().requires_grad_()}, {"x": x, "bias": bias}):
+    givens: list[dict[str, Any]] = [{"x": x.clone().requires_grad_()}, {"x": x, "bias": bias}]
+    for given in givens:
         with pytest.raises(ValueError, match=r"^w: expected torch.float8_e4m3fn where x or bias requires a gradient"):
             linear(w=w, **given)
         with torch.no_grad():

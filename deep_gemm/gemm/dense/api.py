@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from ...compat.forms import Request, accepts_every_form
-from ...core.call import Key
 from ...core.check.checks import Operand
 from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
-from ...core.check.recipes import MX, PER_BLOCK, Recipes, whole_recipe
+from ...core.check.recipes import Recipes, whole_recipe
 from ...core.check.tracing import is_dispatched
 from .. import reference
+from ..output import ScaledOperands
 from ..product import Product, call_operator, run
 from . import launch as dense
 from .check import DenseProblem, check_ordinary_matrices, dense_problem, no_epilogue
@@ -183,16 +183,16 @@ def _dense_product(major: str) -> Product:
 NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
 
 
-def _unchecked(a: Operand, b: Operand, d: Tensor, c: Tensor | None, _: Key) -> DenseProblem:
-    (x, sfa), (y, sfb) = a, b
+def _unchecked(a: Operand, b: Operand, d: Tensor, c: Tensor | None, said: ScaledOperands) -> DenseProblem:
+    (x, sfa), (y, sfb), (_, of_a, of_b) = a, b, said
     (m, n), k = d.shape, x.shape[1]
-    return DenseProblem(x, sfa, y, sfb, d, c, m, n, k, MX if y.dtype == torch.uint8 else PER_BLOCK)
+    return DenseProblem(x, sfa, y, sfb, d, c, m, n, k, of_b, of_a)
 
 
 BEHIND_CAST = Product(_unchecked, reference.dense, dense.run_behind_cast, NT.as_operator, dense.derive)
 """`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream.
 
-The caller has checked the others. D is given. C may be one row for all, with a stride of zero.
+The caller has checked the others, and says what they are. D is given. C may be one row for all, with a stride of zero.
 """
 
 

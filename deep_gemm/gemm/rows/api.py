@@ -243,9 +243,9 @@ def _ask_masked(a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | Non
     return masked_problem(a, b, d, masked_m, expected_m, recipes=recipes)
 
 
-def product_of_stacked_rows(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
+def product_of_stacked_rows(a: Operand, b: Operand, d: Tensor, ids: Tensor, recipes: Recipes = NO_RECIPES) -> None:
     """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of rows that nobody padded: those of -1 keep what D has."""
-    run(CONTIGUOUS_NT, a, b, d, ids, (NO_RECIPES, None, False, False))
+    run(CONTIGUOUS_NT, a, b, d, ids, (recipes, None, False, False))
 
 
 def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:

@@ -29,6 +29,8 @@ ALL: tuple[type[Trial], ...] = (
     layers.Linear,
     layers.Experts,
     layers.Routing,
+    fine.LinearFine,
+    fine.ExpertsFine,
     mega_moe.MegaMoe,
     fp4.DenseFp4,
     fp4.ContiguousFp4,

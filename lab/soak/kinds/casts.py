@@ -18,6 +18,8 @@ from ..trial import Right, Tensors, Trial
 from .groups import draw_counts
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
+COLUMNS = (128, 128, 64, 32)
+"""How many may share a scale."""
 
 
 class Cast(Trial):
@@ -31,6 +33,7 @@ class Cast(Trial):
         self.form = draw.rng.choice(("token", "channel", "block", "both", "groups", "masked"))
         self.rounds_up, self.mn_major = draw.flag(), draw.flag()
         self.least = draw.rng.choice((0.0, 1e-4))
+        self.columns = 128 if self.form in ("both", "groups") else draw.rng.choice(COLUMNS)
         self.m, self.k = draw.size(1, 2000), draw.size(1, 3000, draw.rng.choice((1, 8, 16)))
         self.ks: list[int] = []
         left = self.k
@@ -49,7 +52,7 @@ class Cast(Trial):
     def text(self) -> str:
         """The problem in a few words."""
         x = self.operands["x"]
-        said = f"ue8m0={self.rounds_up} mn_major={self.mn_major} least={self.least}"
+        said = f"ue8m0={self.rounds_up} mn_major={self.mn_major} least={self.least} for {self.columns}"
         return f"{self.form} {tuple(x.shape)} {x.dtype} strides={x.stride()} {said}"
 
     def fill(self) -> None:
@@ -74,13 +77,13 @@ class Cast(Trial):
                 operand, self.ks, self.rounds_up, min_amax=least, mn_major=self.mn_major
             )
         elif self.form == "channel":
-            made = quantize.per_channel_cast_to_fp8(operand, self.rounds_up, min_amax=least)
+            made = quantize.per_channel_cast_to_fp8(operand, self.rounds_up, self.columns, min_amax=least)
         elif self.form == "block":
-            made = quantize.per_block_cast_to_fp8(operand, self.rounds_up, min_amax=least)
+            made = quantize.per_block_cast_to_fp8(operand, self.rounds_up, self.columns, min_amax=least)
         else:
             masked_m = x.get("masked_m")
             made = quantize.per_token_cast_to_fp8(
-                operand, self.rounds_up, min_amax=least, mn_major=self.mn_major, masked_m=masked_m
+                operand, self.rounds_up, self.columns, min_amax=least, mn_major=self.mn_major, masked_m=masked_m
             )
         return dict(zip(("values", "scales"), made, strict=True))
 
@@ -93,7 +96,8 @@ class Cast(Trial):
                 "values": Right(torch.cat([values.flatten() for values, _ in parts])),
                 "scales": Right(torch.cat([sf for _, sf in parts], dim=1)),
             }
-        rows, columns = {"channel": (128, 1), "block": (128, 128)}.get(self.form, (1, 128))
+        many = self.columns
+        rows, columns = {"channel": (many, 1), "block": (many, many)}.get(self.form, (1, many))
         values, sf = self.blocks(x, rows, columns)
         if self.form == "masked":
             row = torch.arange(x.shape[1], device=x.device)
@@ -125,6 +129,7 @@ class Activation(Trial):
         alpha, beta = draw.rng.choice(((None, None), (1.702, 1.0), (2.0, 7.0)))
         self.said: dict[str, Any] = {"activation": name, "alpha": alpha, "beta": beta, "limit": self.limit}
         self.gating = gating_of(**self.said)
+        self.columns = draw.rng.choice(COLUMNS)
         shape = (self.groups, min(self.m, 200), 2 * self.i) if self.groups else (self.m, 2 * self.i)
         self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES))}
         if self.groups:
@@ -137,7 +142,7 @@ class Activation(Trial):
         """The problem in a few words."""
         x = self.operands["x"]
         weighted = "row_weights" in self.operands
-        return f"{tuple(x.shape)} {x.dtype} groups={self.groups} {self.gating} weighted={weighted}"
+        return f"{tuple(x.shape)} {x.dtype} groups={self.groups} {self.gating} weighted={weighted} for {self.columns}"
 
     def fill(self) -> None:
         """Normal numbers."""
@@ -150,11 +155,10 @@ class Activation(Trial):
 
     def call(self, x: Tensors) -> Tensors:
         """The call makes values and scales."""
-        values, sf = silu_mul_cast_to_fp8(
-            x["x"], x.get("row_weights"), masked_m=x.get("masked_m"), use_ue8m0=self.rounds_up, **self.said
-        )
+        said = {"use_ue8m0": self.rounds_up, "gran_k": self.columns, **self.said}
+        values, sf = silu_mul_cast_to_fp8(x["x"], x.get("row_weights"), masked_m=x.get("masked_m"), **said)
         k = values.shape[-1]
-        return {"numbers": values.float() * sf.repeat_interleave(128, -1)[..., :k]}
+        return {"numbers": values.float() * sf.repeat_interleave(self.columns, -1)[..., :k]}
 
     def right(self) -> dict[str, Right]:
         """Give what the numbers stand for: within two steps of FP8, because a GPU's sigmoid is not the CPU's."""
@@ -162,8 +166,8 @@ class Activation(Trial):
         y = activated(x, self.gating).double()
         if "row_weights" in self.operands:
             y *= self.operands["row_weights"].double()[..., None]
-        _, sf = cast_blocks(y.float(), 1, 128, self.rounds_up, 0.0)
-        scale = sf.double().repeat_interleave(128, -1)[..., : self.i]
+        _, sf = cast_blocks(y.float(), 1, self.columns, self.rounds_up, 0.0)
+        scale = sf.double().repeat_interleave(self.columns, -1)[..., : self.i]
         allowed = y.abs() * 2.0**-3 + scale * 2.0**-8
         written = None
         if self.groups:

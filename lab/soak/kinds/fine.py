@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, MX, PER_64, PER_ROW
 from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.output import FINE_OPERANDS
 
 from ..draw import Draw
-from . import dense, fp8, rows
+from . import dense, fp8, layers, rows
 
 FORMS: Mapping[str, Any] = {
     "FP32": lambda sf: sf,
@@ -67,6 +68,33 @@ class FineWeight(fp8.Weight):
         return fp8.spread(values, sf, *self.of_b)
 
 
+class LayerWeight(FineWeight):
+    """A weight of a layer, whose own scales are fine. What is left unsaid the shape of its scales says."""
+
+    def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
+        super().__init__(draw, exact, low, high)
+        self.of_a, self.of_b = draw.rng.choice((PER_ROW, PER_64, MX)), draw.rng.choice((BLOCKS_OF_64, BLOCKS_OF_32, MX))
+        self.form = draw.rng.choice([*FORMS])
+        self.is_beside(self)
+
+    def is_beside(self, other: fp8.Weight) -> None:
+        """Take what a layer is told of both of its weights from the other one."""
+        assert isinstance(other, LayerWeight)
+        self.of_a, self.of_b, self.form = other.of_a, other.of_b, other.form
+        self.columns_of_a, self.columns = self.of_a.columns, min(self.of_a.columns, self.of_b.columns)
+        self.block, self.usual_beside = (self.of_b.rows, self.of_b.columns), self.of_b.columns
+        self.is_open = self.form == "words"
+
+    def refused(self, is_stated: bool) -> str:
+        """Give the faults of its scales that a layer refuses: one more scale may be in a word that is there."""
+        return SCALES if is_stated and not self.is_open else "device"
+
+    def fill(self, values: Tensor, sf: Tensor) -> None:
+        """Draw values and scales anew: powers of two, if they are given in UE8M0."""
+        fp8.fill_values(self.draw, values, self.exact)
+        fp8.fill_scales(self.draw, sf, self.exact or self.form != "FP32", self.low, self.high)
+
+
 class DenseFine(dense.Dense):
     """`fp8_gemm_nt` and its relatives."""
 
@@ -93,3 +121,19 @@ class MaskedFine(rows.Masked):
     kind = "m_grouped_fp8_masked_fine"
     faults: ClassVar = {**rows.Masked.faults, "sfa": SCALES, "sfb": SCALES}
     make_weight: ClassVar[type[fp8.Weight]] = FineWeight
+
+
+class LinearFine(layers.Linear):
+    """`linear` with such a weight."""
+
+    kind = "linear_fine"
+    faults: ClassVar = {**layers.Linear.faults, "sfw": SCALES}
+    make_weight: ClassVar[type[fp8.Weight]] = LayerWeight
+
+
+class ExpertsFine(layers.Experts):
+    """`experts` with such weights."""
+
+    kind = "experts_fine"
+    faults: ClassVar = layers.Experts.faults | dict.fromkeys(("sf1", "sf2"), SCALES)
+    make_weight: ClassVar[type[fp8.Weight]] = LayerWeight

@@ -34,6 +34,7 @@ class Weight(fp8.Weight):
 
     depths = GROUP
     columns = GROUP
+    block = (1, GROUP)
     faults: ClassVar = ("address shape device", SCALES, SCALES)
 
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
@@ -64,6 +65,10 @@ class Weight(fp8.Weight):
             return values, torch.zeros((*outer, words[-1], n), dtype=torch.int32, device=device).mT
         dtype = torch.float32 if self.form == "fp32" else torch.uint8
         return values, torch.empty((*outer, n, k // GROUP), dtype=dtype, device=device)
+
+    def refused(self, is_stated: bool) -> str:
+        """Give the faults of its scales that a layer refuses."""
+        return SCALES
 
     def fill(self, values: Tensor, sf: Tensor) -> None:
         """Draw values and exponents anew; FP32 scales are no powers of two unless sums are to be exact."""

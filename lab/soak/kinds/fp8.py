@@ -87,6 +87,26 @@ class Weight:
         """Give the keywords that state scales in a call."""
         return {}
 
+    block: tuple[int, int] = (SCALE_BLOCK, SCALE_BLOCK)
+    """Rows and columns under a scale, as a layer is told."""
+    usual_beside: int = SCALE_BLOCK
+    """Columns of A under a scale in a layer that is told nothing."""
+    is_open: bool = False
+    """The shape of the scales may not say what they are of."""
+
+    def said(self, is_stated: bool) -> dict[str, Any]:
+        """Give the keywords that state scales in a call of a layer."""
+        of_rows = {} if self.columns_of_a == self.usual_beside else {"gran_k": self.columns_of_a}
+        return of_rows | ({"recipe_b": self.block} if is_stated or self.is_open else {})
+
+    def refused(self, is_stated: bool) -> str:
+        """Give the faults of its scales that a layer refuses: of another type or shape they may be other ones."""
+        return SCALES if is_stated else "device"
+
+    def is_beside(self, other: Weight) -> None:
+        """Take what a layer is told of both of its weights from the other one."""
+        self.columns_of_a = other.columns_of_a
+
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
         """Room for a weight `[..., n, k]`, and for a scale of each so many rows."""
         *outer, n, k = shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -20,9 +21,9 @@ from . import fp8
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def as_cast(x: Tensor) -> Tensor:
-    """The FP64 numbers that a cast by rows makes of x."""
-    return fp8.spread(*cast_blocks(x, 1, 128, use_ue8m0=False, min_amax=0.0), 1)
+def as_cast(x: Tensor, columns: int) -> Tensor:
+    """The FP64 numbers that a cast by rows makes of x, with a scale for so many columns."""
+    return fp8.spread(*cast_blocks(x, 1, columns, use_ue8m0=False, min_amax=0.0), 1, columns)
 
 
 class Linear(Trial):
@@ -51,6 +52,11 @@ class Linear(Trial):
         if draw.flag():
             self.operands["bias"] = torch.empty(self.n, dtype=draw.rng.choice(TYPES), device=draw.device)
         self.outputs = {"out": draw.output((self.m, self.n), torch.bfloat16)}
+        self.is_stated = draw.flag()
+
+    def refused_faults(self) -> Mapping[str, str]:
+        """Give those of `faults` that this problem must refuse."""
+        return {**self.faults, "sfw": self.weight.refused(self.is_stated)}
 
     @property
     def text(self) -> str:
@@ -69,7 +75,8 @@ class Linear(Trial):
 
     def call(self, x: Tensors) -> Tensors:
         """The output is given."""
-        linear(x["x"], self.weight.given(x["w"], x["sfw"]), out=x["out"], bias=x.get("bias"))
+        said = self.weight.said(self.is_stated)
+        linear(x["x"], self.weight.given(x["w"], x["sfw"]), out=x["out"], bias=x.get("bias"), **said)
         return {}
 
     def right(self) -> dict[str, Right]:
@@ -77,7 +84,7 @@ class Linear(Trial):
         x = self.operands
         bias = x.get("bias")
         c = None if bias is None else bias.expand(self.m, self.n)
-        a, b = as_cast(x["x"]), self.weight.numbers(x["w"], x["sfw"])
+        a, b = as_cast(x["x"], self.weight.columns_of_a), self.weight.numbers(x["w"], x["sfw"])
         return {"out": Right(*fp8.product(a, b, c, torch.bfloat16, exact=False, columns=self.weight.columns))}
 
 
@@ -100,6 +107,7 @@ class Experts(Trial):
         super().__init__(draw)
         self.tokens, self.topk, self.experts = draw.size(1, 300), draw.rng.randint(1, 6), draw.rng.choice((1, 3, 8, 20))
         self.weights = {name: self.make_weight(draw, exact=True, low=-6, high=-3) for name in "12"}
+        self.weights["2"].is_beside(self.weights["1"])
         depths = self.make_weight.depths
         self.hidden, self.middle = draw.size(depths, 700, depths), draw.size(depths, 500, depths)
         sizes = {"1": (self.experts, 2 * self.middle, self.hidden), "2": (self.experts, self.hidden, self.middle)}
@@ -113,6 +121,12 @@ class Experts(Trial):
         for name, shape in sizes.items():
             self.operands["w" + name], self.operands["sf" + name] = self.weights[name].room(shape)
         self.outputs = {"out": draw.output((self.tokens, self.hidden), torch.bfloat16)}
+        self.is_stated = draw.flag()
+
+    def refused_faults(self) -> Mapping[str, str]:
+        """Give those of `faults` that this problem must refuse."""
+        of_scales = {"sf" + name: weight.refused(self.is_stated) for name, weight in self.weights.items()}
+        return {**self.faults, **of_scales}
 
     @property
     def text(self) -> str:
@@ -133,21 +147,23 @@ class Experts(Trial):
     def call(self, x: Tensors) -> Tensors:
         """The output is given."""
         w1, w2 = (weight.given(x["w" + name], x["sf" + name]) for name, weight in self.weights.items())
-        layers.experts(x["x"], x["topk_ids"], x["topk_weights"], w1, w2, out=x["out"])
+        said = self.weights["1"].said(self.is_stated)
+        layers.experts(x["x"], x["topk_ids"], x["topk_weights"], w1, w2, out=x["out"], **said)
         return {}
 
     def right(self) -> dict[str, Right]:
         """Expert by expert."""
         x = self.operands
         w1, w2 = (weight.numbers(x["w" + name], x["sf" + name]) for name, weight in self.weights.items())
-        tokens = as_cast(x["x"])
+        columns = self.weights["1"].columns_of_a
+        tokens = as_cast(x["x"], columns)
         total = torch.zeros(self.tokens, self.hidden, dtype=torch.float64, device=tokens.device)
         size = torch.zeros_like(total)
         for expert in range(self.experts):
             weight = (x["topk_weights"].double() * (x["topk_ids"] == expert)).sum(1, keepdim=True)
             at = weight[:, 0].nonzero().flatten()
             hidden = silu_mul((tokens[at] @ w1[expert].t()).bfloat16(), None)
-            middle = as_cast(hidden)
+            middle = as_cast(hidden, columns)
             total[at] += weight[at] * (middle @ w2[expert].t())
             # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8: an eighth.
             size[at] += weight[at] * (middle.abs() @ w2[expert].abs().t())
@@ -165,7 +181,7 @@ class Routing(Trial):
         super().__init__(draw)
         self.tokens, self.topk, self.experts = draw.size(1, 2000), draw.rng.randint(1, 8), draw.rng.choice((1, 8, 256))
         self.k = draw.size(8, 1000, 8)
-        self.ids_type = draw.rng.choice((torch.int32, torch.int64))
+        self.ids_type, self.columns = draw.rng.choice((torch.int32, torch.int64)), draw.rng.choice((128, 128, 64, 32))
         self.operands = {
             "x": draw.matrix((self.tokens, self.k), torch.bfloat16),
             "topk_ids": torch.empty(self.tokens, self.topk, dtype=self.ids_type, device=draw.device),
@@ -176,7 +192,8 @@ class Routing(Trial):
     @property
     def text(self) -> str:
         """The problem in a few words."""
-        return f"tokens={self.tokens} topk={self.topk} experts={self.experts} k={self.k} {self.ids_type}"
+        sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts} k={self.k}"
+        return f"{sizes} {self.ids_type} for {self.columns}"
 
     def fill(self) -> None:
         """Whole numbers, so that sums are exact."""
@@ -188,7 +205,7 @@ class Routing(Trial):
     def call(self, x: Tensors) -> Tensors:
         """Rows are made, tokens gathered into them as they are and as FP8, and summed up again."""
         rows = routing.expert_rows(x["topk_ids"], self.experts)
-        values, sf = routing.gather_cast_to_fp8(x["x"], rows)
+        values, sf = routing.gather_cast_to_fp8(x["x"], rows, gran_k=self.columns)
         y = x["x"].index_select(0, rows.token_of.clamp(min=0))
         routing.gather_weighted(y, rows, x["topk_weights"], out=x["out"])
         return {"ends": rows.ends, "ids": rows.ids, "token_of": rows.token_of, "values": values, "scales": sf}
@@ -202,7 +219,7 @@ class Routing(Trial):
         has_token = in_order < self.experts
         token = route // self.topk
         ends = torch.bincount(key, minlength=self.experts + 1)[: self.experts].cumsum(0)
-        values, sf = cast_blocks(x["x"], 1, 128, use_ue8m0=False, min_amax=0.0)
+        values, sf = cast_blocks(x["x"], 1, self.columns, use_ue8m0=False, min_amax=0.0)
         bytes_of_rows = values.view(torch.uint8).index_select(0, token).view(torch.float8_e4m3fn)
         weight = (x["topk_weights"] * (x["topk_ids"] >= 0)).double().sum(1, keepdim=True)
         return {

@@ -28,7 +28,7 @@ from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.api import BEHIND_CAST
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.kernel import DENSE_PARAMS
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.output import USUAL_OPERANDS, Output
 from deep_gemm.gemm.plan import PLANS, pointer_members
 from deep_gemm.gemm.product import run
 from deep_gemm.gemm.tiles import tiles_by_name
@@ -403,7 +403,7 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
 
     for rows in (m, m - 4, m):
         a, b, d = operands(rows, 4096, 7168)
-        run(BEHIND_CAST, a, b, d, None)
+        run(BEHIND_CAST, a, b, d, None, USUAL_OPERANDS)
         assert weight_is_ready() == (1 if m == 8 else None)
         assert gpu.last.is_dependent
         deep_gemm.fp8_gemm_nt(a, b, d)

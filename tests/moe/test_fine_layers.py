@@ -1,0 +1,249 @@
+"""Layers with FP8 weights whose scales are finer than 128x128: the bits of their parts, and how scales are known."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from layer_cases import assert_mistake, fine_weight, random_routes, recipes, same_bits
+from test_experts import one_by_one
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm import experts, experts_workspace_bytes, fp8_gemm_nt, linear, per_token_cast_to_fp8
+from deep_gemm.casts.gating import Gating
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.recipes import MX, PER_BLOCK
+from deep_gemm.linear.check import SCALES_OF_WEIGHTS, weight
+from deep_gemm.moe import api as parts
+
+FINE = [(64, 64), (32, 32), (1, 32)]
+FORMS = [None, "bytes", "e8m0", "words", "words, MN-major"]
+NUM, HIDDEN, INTER = 5, 288, 144
+TYPES = {"FP32": (torch.float32, 1), "bytes": (torch.uint8, 1), "words": (torch.int32, 4)}
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def call(of1: tuple[int, int], of2: tuple[int, int], form: str | None = None, tokens: int = 12) -> dict[str, Any]:
+    return {
+        "x": random(tokens, HIDDEN, seed=3),
+        "topk_ids": random_routes(tokens, 3, NUM, seed=4),
+        "topk_weights": random(tokens, 3, dtype=torch.float32, seed=5),
+        "w1": fine_weight(NUM, 2 * INTER, HIDDEN, of=of1, form=form, seed=1),
+        "w2": fine_weight(NUM, HIDDEN, INTER, of=of2, form=form, seed=2),
+    }
+
+
+# Bits
+
+
+@pytest.mark.parametrize("columns", [None, 32, 64, 128])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("of", FINE, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(72, 288), (576, 16), (8, 576)])
+def test_a_linear_layer_is_cast_and_product(
+    n: int, k: int, of: tuple[int, int], form: str | None, columns: int | None
+) -> None:
+    x, w, bias = random(2, 3, k), fine_weight(n, k, of=of, form=form), random(n, seed=3, dtype=torch.float32) * 1.001
+    of_x, said = recipes(of, columns)
+    d = torch.empty(6, n)
+    fp8_gemm_nt(per_token_cast_to_fp8(x.view(6, k), gran_k=of_x), w, d, bias.repeat(6, 1), **said)
+    expected = d.to(torch.bfloat16).view(2, 3, n)
+    more: dict[str, Any] = {"recipe_b": of} if form in ("words", "words, MN-major") else {}  # some are ambiguous here
+    got = linear(x, w, bias=bias, gran_k=columns, **more)
+    assert got is not None
+    assert same_bits(got, expected)
+    out = torch.zeros_like(expected)
+    assert linear(x, w, bias=bias, out=out, gran_k=columns, **more) is None
+    assert same_bits(out, expected)
+
+
+@pytest.mark.parametrize("columns", [32, 64])
+@pytest.mark.parametrize("of", [(128, 128), "fp4"], ids=str)
+def test_activations_may_be_finer_than_the_weight(of: Any, columns: int) -> None:
+    x, d, cast = random(6, 288), torch.empty(6, 72, dtype=torch.bfloat16), deep_gemm.per_block_cast_to_fp8
+    w = deep_gemm.quantize_mxfp4(random(72, 288, seed=1)) if of == "fp4" else cast(random(72, 288, seed=1))
+    said: dict[str, Any] = {"recipe_a": (1, columns), "recipe_b": (1, 32) if of == "fp4" else of}
+    fp8_gemm_nt(per_token_cast_to_fp8(x, gran_k=columns), w, d, **said)
+    got = linear(x, w, gran_k=columns)
+    assert got is not None
+    assert same_bits(got, d)
+    assert not same_bits(got, linear(x, w))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("columns", [None, 128])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("of1", "of2"), [(of, of) for of in FINE] + [((32, 32), (64, 64)), ((128, 128), (1, 32))])
+def test_experts_are_a_loop_over_experts(
+    of1: tuple[int, int], of2: tuple[int, int], form: str | None, columns: int | None
+) -> None:
+    arguments = call(of1, of2, form if of1 != (128, 128) else None)
+    more: dict[str, Any] = {"limit": 0.5, "alpha": 1.5}
+    expected = one_by_one(**arguments, first=recipes(of1, columns), second=recipes(of2, columns), **more)
+    got = experts(**arguments, gran_k=columns, **more)
+    assert got is not None
+    assert same_bits(got, expected)
+    out = torch.zeros_like(expected)
+    assert experts(**arguments, gran_k=columns, out=out, **more) is None
+    assert same_bits(out, expected)
+
+
+def test_one_weight_may_be_fp4() -> None:
+    arguments = call((32, 32), (32, 32)) | {"w2": deep_gemm.quantize_mxfp4(random(NUM, HIDDEN, 160, seed=2))}
+    arguments["w1"] = fine_weight(NUM, 320, HIDDEN, of=(32, 32))
+    got = experts(**arguments)
+    assert got is not None
+    assert same_bits(got, one_by_one(**arguments, first=recipes((32, 32))))
+
+
+def test_many_rows_on_a_gpu_are_activated_behind_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that activates where it multiplies takes, and gives, scales of 128 alone."""
+    arguments = call((128, 128), (128, 128))
+    rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
+    a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
+
+    class OnGpu(Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(parts, "is_hopper", lambda _: True)
+    monkeypatch.setattr(parts, "activates_in_product", lambda *_: True)
+    monkeypatch.setattr(parts, "activated_product_of_rows", lambda *_, **__: pytest.fail("launched"))
+    stated = {"recipes": (None, (1, 128), (128, 128))}, {"of_middle": MX}
+    for said, columns in zip(stated, (128, 32), strict=True):
+        got = parts.activations_of_rows((a[0].as_subclass(OnGpu), a[1]), arguments["w1"], rows, Gating(), **said)  # type: ignore[arg-type]
+        assert got[1].shape[1] == ceil_div(INTER, columns)
+    with pytest.raises(pytest.fail.Exception, match="launched"):
+        parts.activations_of_rows((a[0].as_subclass(OnGpu), a[1]), arguments["w1"], rows, Gating())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_layers_have_the_same_bits(backend: str) -> None:
+    arguments, w = call((32, 32), (64, 64), "e8m0"), fine_weight(72, HIDDEN, of=(1, 32))
+
+    def layers(x: Tensor) -> Tensor:
+        y = experts(**{**arguments, "x": x}, gran_k=128)
+        assert y is not None
+        z = linear(y, w, recipe_b=(1, 32))
+        assert z is not None
+        return z * 2
+
+    torch._dynamo.reset()
+    assert same_bits(torch.compile(layers, fullgraph=True, backend=backend)(arguments["x"]), layers(arguments["x"]))
+
+
+def test_a_workspace_has_room_for_more_scales() -> None:
+    sizes = 12, 3, NUM, HIDDEN, INTER
+    more = 4 * 36 * (ceil_div(HIDDEN, 32) + ceil_div(INTER, 32) - ceil_div(HIDDEN, 128) - ceil_div(INTER, 128))
+    assert experts_workspace_bytes(*sizes, gran_k=32) == experts_workspace_bytes(*sizes) + more
+
+
+# How scales are known
+
+
+def checked(n: int, k: int, sf: Tensor, recipe_b: Any = None) -> Any:
+    values = torch.empty(n, k, dtype=torch.float8_e4m3fn)
+    return weight("w", (values, sf), ("n", "k"), {}, None, recipe_b)[1][2]
+
+
+def scales_of(n: int, k: int, of: tuple[int, int], form: str) -> Tensor:
+    dtype, each = TYPES[form]
+    return torch.zeros(ceil_div(n, of[0]), ceil_div(k, of[1] * each), dtype=dtype)
+
+
+@pytest.mark.parametrize("form", TYPES)
+def test_the_shape_of_scales_says_what_they_are_of(form: str) -> None:
+    """What is found stands for the same numbers beside the same cast of x; else recipe_b is asked for."""
+    asked = set()
+    for n, k, of in product((8, 32, 40, 64, 72, 136), (16, 32, 48, 64, 80, 128, 144, 256, 288), SCALES_OF_WEIGHTS):
+        if of == PER_BLOCK and form != "FP32":
+            continue  # no product takes UE8M0 for these
+        sf = scales_of(n, k, of, form)
+        try:
+            found = checked(n, k, sf)
+        except ValueError as error:
+            assert str(error).startswith("recipe_b: expected"), error
+            asked.add((n, k))
+            found = checked(n, k, sf, tuple(of))
+        assert found == of or (min(n, k) >= 8 and n <= 64 and k <= min(of.columns, found.columns))
+        if found != of:
+            assert n <= min(of.rows, found.rows)
+    if form == "words":
+        assert (32, 64) in asked
+        assert (72, 128) not in asked
+    else:
+        assert not asked
+
+
+def test_words_that_may_be_of_either_are_settled_by_recipe_b() -> None:
+    x = random(3, 128)
+    words = {of: fine_weight(32, 128, of=of, form="words") for of in ((64, 64), (32, 32))}
+    for of, w in words.items():
+        said = "recipe_b: expected (128, 128), (64, 64) or (32, 32): sfw may be words of each, got None"
+        assert_mistake(linear, {"x": x, "w": w}, ValueError, said)
+        bytes_of = fine_weight(32, 128, of=of, form="bytes")
+        assert same_bits(linear(x, w, recipe_b=of), linear(x, bytes_of))  # type: ignore[arg-type]
+
+
+def test_scales_for_128_columns_are_no_ue8m0() -> None:
+    values, sf = fine_weight(256, 256, of=(64, 64), form="e8m0")
+    with pytest.raises(NotImplementedError, match=r"^sfw: UE8M0 scales \(torch.float8_e8m0fnu\) are not supported"):
+        linear(random(2, 256), (values, sf[:2, :2]))
+    got = linear(random(2, 256), (values, sf[:2, :2]), gran_k=32)  # beside finer ones they are taken
+    assert got is not None
+    assert same_bits(got, linear(random(2, 256), (values, sf[:2, :2].float()), gran_k=32))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of", FINE, ids=str)
+def test_what_requires_a_gradient_is_refused(of: tuple[int, int]) -> None:
+    x, w, bias = random(3, HIDDEN), fine_weight(72, HIDDEN, of=of), random(72).requires_grad_()
+    learning: list[dict[str, Any]] = [{"x": x.clone().requires_grad_()}, {"x": x, "bias": bias}]
+    for given in learning:
+        said = f"w: expected scales of 128x128 beside 1x128 of x where x or bias requires a gradient, got {of[0]}x"
+        assert_mistake(linear, {**given, "w": w}, ValueError, said)
+        with torch.no_grad():
+            assert linear(w=w, **given) is not None
+    usual = deep_gemm.per_block_cast_to_fp8(random(72, HIDDEN))
+    given = {"x": x, "w": usual, "bias": bias, "gran_k": 32}
+    assert_mistake(linear, given, ValueError, "w: expected scales of 128x128 beside 1x128 of x where x or bias")
+
+
+W = fine_weight(72, HIDDEN, of=(32, 32))
+MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"gran_k": 48}, ValueError, "gran_k: expected 32, 64 or 128 columns under a scale, got 48"),
+    ({"gran_k": True}, ValueError, "gran_k: expected 32, 64 or 128 columns under a scale, got True"),
+    ({"recipe_b": (1, 128)}, NotImplementedError, "recipe_b: expected (128, 128), (64, 64), (32, 32) or (1, 32), got"),
+    ({"recipe_b": (32,)}, NotImplementedError, "recipe_b: expected (128, 128), (1, 128), (64, 64), (32, 32) or"),
+    (
+        {"recipe_b": (64, 64)},
+        ValueError,
+        "sfw: expected shape (ceil(n / 64), ceil(k / 64)) = (2, 5), got (3, 9)",
+    ),
+    (
+        {"w": (W[0], W[1][:, :8])},
+        ValueError,
+        "sfw: expected shape (1, 3) of 128x128 values, (2, 5) of 64x64 values, (3, 9) of 32x32 values or (72, 9) of "
+        "1x32 values with torch.float32, got (3, 8)",
+    ),
+    ({"w": (W[0], W[1].half())}, ValueError, "sfw: expected dtype torch.float32, got torch.float16"),
+    (
+        {"w": deep_gemm.quantize_mxfp4(random(72, HIDDEN)), "recipe_b": (32, 32)},
+        ValueError,
+        "recipe_b: expected (1, 32) for packed FP4 values, got (32, 32)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), MISTAKES, ids=[message[:40] for *_, message in MISTAKES])
+def test_a_mistake_is_refused_in_words(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    assert_mistake(linear, {"x": random(2, HIDDEN), "w": W, **changes}, error, message)
+
+
+def test_mistakes_of_experts_name_the_weight() -> None:
+    arguments = call((32, 32), (64, 64))
+    wrong = arguments["w2"][0], arguments["w2"][1][:, :1]
+    assert_mistake(experts, arguments | {"w2": wrong}, ValueError, "sfw2: expected shape (5, 3, 2) of 128x128 values,")
