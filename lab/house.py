@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 342,
     "lines of Python in the wheel": 28_330,
-    "lines of Python in lab/": 17_790,
-    "lines of Python in tests/": 44_560,
+    "lines of Python in lab/": 18_494,
+    "lines of Python in tests/": 44_814,
     "rooms": 17,
     "floors": 10,
     "arrows": 74,
