@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2] / "deep_gemm"
 _SMI_FIELDS = "clocks.sm,power.draw,driver_version,power.limit,clocks.max.sm"
 
 

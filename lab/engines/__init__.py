@@ -1,1 +1,1 @@
-"""Calls of engines, as data; and the names that their newest wheels look for."""
+"""Engines that serve models with this package: what they call, and what runs inside them."""

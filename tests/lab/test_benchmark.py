@@ -438,6 +438,7 @@ def test_default_path_names_kind_date_and_commit() -> None:
 
 def test_header_knows_the_code() -> None:
     header = machine.header("compile", "made up")
+    assert Path(deep_gemm.__file__).parent == machine.PACKAGE
     assert len(header["source_sha256"]) == 64
     assert header["commit"] == "unknown" or len(header["commit"]) == 12
     assert header["versions"]["nvrtc"]
