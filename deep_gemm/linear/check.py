@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..casts.rules import LAYER_TYPES
-from ..casts.scales import EXPONENTS
-from ..core.check import checks
+from ..core.check import checks, ue8m0
 from ..core.check.checks import Operand, Sizes
 from ..core.check.integers import as_integer
 from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK, UE8M0_PER_WORD, Recipe, ceil_div, either
@@ -87,7 +86,7 @@ def weight(
 ) -> tuple[Operand, ScaledOperands]:
     """Check a weight `[n, k]`, or one for each group; give it, and what it and the rows beside it are.
 
-    FP8 has scales of `SCALES_OF_WEIGHTS`, of which UE8M0 comes back as FP32. FP4 (gemm/packed.py) comes back as bytes,
+    FP8 has scales of `SCALES_OF_WEIGHTS`, of which UE8M0 comes back as words. FP4 (gemm/packed.py) comes back as bytes,
     its scales as words where they are not FP32. `gran_k`: so many columns of rows share a scale, if not as many as of
     the weight, 128 beside FP4. `recipe_b`: rows and columns of the weight under a scale.
     """
@@ -98,7 +97,7 @@ def weight(
     values, scales = checks.operand(name, given, axes, sizes)
     operands = _, of_rows, of_w = operands_of(name, values, scales, gran_k, recipe_b)
     *outer, k = values.shape
-    return (values, packed.checked_scales(f"sf{name}", scales, axes[-2], tuple(outer), k, of_w, of_rows)), operands
+    return (values, ue8m0.scales(f"sf{name}", scales, axes[-2], tuple(outer), k, of_w, of_rows)), operands
 
 
 def operands_of(name: str, values: Tensor, sf: Tensor, gran_k: int | None, recipe_b: Recipe | None) -> ScaledOperands:
@@ -127,7 +126,7 @@ def _scales_of_weight(name: str, sf: Tensor, shape: torch.Size, recipe_b: Recipe
             allowed = either([*map(tuple, SCALES_OF_WEIGHTS)])
             raise NotImplementedError(f"recipe_b: expected {allowed}, got {tuple(stated)}")
         return stated
-    if sf.dtype not in (torch.float32, torch.int32, *EXPONENTS):
+    if sf.dtype not in (torch.float32, torch.int32, *ue8m0.EXPONENTS):
         checks.fp32_scales(name, sf)  # says what is wrong
     *groups, n, k = shape
     if sf.dtype == torch.float32 and sf.shape == (*groups, ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)):

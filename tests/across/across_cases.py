@@ -30,6 +30,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.across import by_group, collectives
 from deep_gemm.across import check as experts_across
+from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.distributed import Experts, decode_bytes, owned_experts, prefill_bytes
 
 HIDDEN, INTER, TOPK, MAX_TOKENS = 144, 80, 3, 20
@@ -179,7 +180,7 @@ def with_fp4_weights(world: int) -> None:
 
 
 def with_finer_weights(world: int) -> None:
-    num, cast_rows, words = 2 * world, deep_gemm.per_token_cast_to_fp8, deep_gemm.casts.scales.words_of
+    num, cast_rows, words = 2 * world, deep_gemm.per_token_cast_to_fp8, words_of
     for of, gran_k in (((32, 32), None), ((1, 32), None), ((64, 64), 128)):
         casts = ((cast_rows if of[0] == 1 else deep_gemm.per_block_cast_to_fp8)(w, True, of[1]) for w in weights(num))
         w1, (values, sf) = casts  # one in FP32, one in words
