@@ -31,6 +31,9 @@ PLACES = {
     (f"{OF_MOE}.oracle.fp8", "_get_priority_backends"): ("moe_config", "weight_key", "activation_key"),
     (f"{OF_MOE}.oracle.fp8", "backend_to_kernel_cls"): ("backend",),
     (f"{OF_MOE}.oracle.mxfp4", "backend_to_kernel_cls"): ("backend",),
+    (f"{OF_MOE}.oracle.mxfp4", "_pack_deepgemm_mxfp4_scales"): (
+        *("w13_weight", "w2_weight", "w13_weight_scale", "w2_weight_scale"),
+    ),
     (f"{OF_MOE}.modular_kernel", "FusedMoEExpertsModular.apply"): (
         *("self", "output", "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation"),
         *("global_num_experts", "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2"),
@@ -63,6 +66,8 @@ def register() -> None:
     fp8, mxfp4 = (import_module(f"{OF_MOE}.oracle.{name}") for name in ("fp8", "mxfp4"))
     _offer_experts(fp8, layers.DeepGemmExperts, (fp8.Fp8MoeBackend.TRITON, fp8.Fp8MoeBackend.DEEPGEMM))
     _offer_experts(mxfp4, layers.DeepGemmExperts, (mxfp4.Mxfp4MoeBackend.DEEPGEMM_MXFP4,))
+    # vLLM would make FP32 of these bytes, which products read as they lie. On Hopper no other kind has this backend.
+    mxfp4._pack_deepgemm_mxfp4_scales = lambda w13, w2, of_w13, of_w2: (of_w13.data, of_w2.data)
     # TRITON leaves weights as the checkpoint has them, where DEEPGEMM rounds their scales to powers of two.
     own: Callable[..., list[Any]] = fp8._get_priority_backends
 

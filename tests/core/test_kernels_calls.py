@@ -394,12 +394,13 @@ def test_what_is_said_of_a_linear_layer_is_part_of_its_calls(gran_k: int, gpu: F
 
 def test_linear_is_asked_each_time_where_scales_are_copied(gpu: FakeGpu, asked: list[Function]) -> None:
     x, w, exponents = bf16(512, 256), fp8(256, 256), torch.zeros(8, 8, dtype=torch.uint8)
-    for name, scales in {"UE8M0": exponents, "single rows": zeros(256, 8)}.items():
+    copied = {"bytes that begin between words": at_byte(exponents, 2), "single rows": zeros(256, 8)}
+    for scales, times in (*((each, 4) for each in copied.values()), (exponents, 2)):
         CALLS.clear()
         asked.clear()
         for _ in range(4):
             linear(on_gpu(x), w, scales)
-        assert asked.count(linear_api.MADE) == 4, name
+        assert asked.count(linear_api.MADE) == times
 
 
 def test_linear_is_asked_each_time_where_scales_of_fp4_are_copied(gpu: FakeGpu, asked: list[Function]) -> None:

@@ -97,6 +97,10 @@ def in_order(moe_config: Any, weight_key: Any, activation_key: Any) -> list[Any]
     return [Named.MARLIN, Named.DEEPGEMM, Named.TRITON]
 
 
+def pack(w13_weight: Any, w2_weight: Any, w13_weight_scale: Any, w2_weight_scale: Any) -> Any:
+    raise NotImplementedError
+
+
 def replace_parameter(layer: Any, name: str, value: Any) -> None:
     setattr(layer, name, value)
 
@@ -121,7 +125,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         f"{FUSED}.topk_weight_and_reduce": {"TopKWeightAndReduceNoOP": type("TopKWeightAndReduceNoOP", (), {})},
         f"{FUSED}.modular_kernel": {"FusedMoEExpertsModular": Experts, "FusedMoEActivationFormat": Named},
         f"{FUSED}.oracle.fp8": {"Fp8MoeBackend": Named, **oracle},
-        f"{FUSED}.oracle.mxfp4": {"Mxfp4MoeBackend": Named, **oracle},
+        f"{FUSED}.oracle.mxfp4": {"Mxfp4MoeBackend": Named, **oracle, "_pack_deepgemm_mxfp4_scales": pack},
     }
     for path in contents:
         parts = path.split(".")
@@ -166,6 +170,9 @@ def test_layers_are_offered_once_and_first(vllm: Any) -> None:
     assert fp8.backend_to_kernel_cls(Named.TRITON) == [layers.DeepGemmExperts, OwnExperts]
     assert fp8.backend_to_kernel_cls(Named.MARLIN) == [OwnExperts]
     assert mxfp4.backend_to_kernel_cls(Named.DEEPGEMM_MXFP4) == [layers.DeepGemmExperts, OwnExperts]
+    scales = [torch.zeros(2, 3, dtype=torch.uint8) for _ in range(2)]
+    of_w13, of_w2 = mxfp4._pack_deepgemm_mxfp4_scales(None, None, *scales)
+    assert (of_w13.data_ptr(), of_w2.data_ptr()) == tuple(each.data_ptr() for each in scales)
     asked = "kFp8Static128BlockSym", "kFp8Dynamic128Sym"
     assert fp8._get_priority_backends(config(), *asked) == [Named.TRITON, Named.MARLIN, Named.DEEPGEMM]
     assert fp8._get_priority_backends(config(has_bias=True), *asked) == in_order(None, *asked)

@@ -22,7 +22,7 @@ from deep_gemm.gemm.dense.choose import reachable, reachable_decode
 from deep_gemm.gemm.depths import launch as depths
 from deep_gemm.gemm.depths.check import KGroupedProblem
 from deep_gemm.gemm.depths.choose import reachable_k_grouped
-from deep_gemm.gemm.output import OF_BF16_ALONE, Groups, Output
+from deep_gemm.gemm.output import FINE_OPERANDS, OF_BF16_ALONE, USUAL_OPERANDS, Groups, Output
 from deep_gemm.gemm.rows import launch as rows
 from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem
 from deep_gemm.gemm.rows.choose import reachable_grouped
@@ -138,7 +138,8 @@ def test_the_product_that_shows_the_rate_has_a_tile_for_each_sm(num_sms: int) ->
 def test_only_kernels_that_can_be_chosen_are_timed() -> None:
     entries = [tune_collect.entry_of(one, H200) for one in tune_samples.samples(132)]
     configs = set(tune_collect.configurations(entries))
-    assert configs <= {*reachable(), *reachable_decode(), *reachable_grouped(), *reachable_k_grouped()}
+    few_rows = (config for operands in (USUAL_OPERANDS, *FINE_OPERANDS) for config in reachable_decode(operands))
+    assert configs <= {*reachable(), *few_rows, *reachable_grouped(), *reachable_k_grouped()}
     assert all(len(entry.configs) >= 2 for entry in entries)
 
 

@@ -34,6 +34,11 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
 
 
+def whole(*shape: int) -> Tensor:
+    """Whole numbers of which sums of products are exact, in whatever order a host's library adds them up."""
+    return numbers(*shape).mul(4).round()
+
+
 def int32(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
@@ -51,7 +56,7 @@ def given(x: Tensor, transposed: bool, mn_major: bool) -> Tensor:
 @pytest.mark.parametrize(("a_is_mn", "b_is_mn"), [*itertools.product((False, True), repeat=2)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_dense_products_take_either_major(major: str, a_is_mn: bool, b_is_mn: bool, dtype: torch.dtype) -> None:
-    x, w, d = numbers(M, K), numbers(N, K), torch.full((M, N), 3.0, dtype=dtype)
+    x, w, d = whole(M, K), whole(N, K), torch.full((M, N), 3.0, dtype=dtype)
     a, b = given(x, major[0] == "t", a_is_mn), given(w, major[1] == "n", b_is_mn)
     function, right = getattr(bf16, f"bf16_gemm_{major}"), x.float() @ w.float().t()
     assert torch.equal(function(a, b), right.bfloat16())
