@@ -2,7 +2,7 @@
 
 On a Hopper GPU it offers vLLM two kinds of layers, ahead of those that vLLM would choose by itself:
 
-    linear layers, FP8 by 128x128           DeepGemmLinear    `linear`: cast and product, in one launch up to 16 rows
+    linear layers, FP8 by blocks            DeepGemmLinear    `linear`: cast and product, in one launch up to 16 rows
     experts, FP8 by 128x128 and MXFP4       DeepGemmExperts   `experts`: from routes to their weighted sum
 
 vLLM still asks each kind whether it takes a layer, and what somebody asks for by name (`--moe-backend triton`) is left
@@ -40,7 +40,7 @@ PLACES = {
         *("expert_tokens_meta", "apply_router_weight_on_input"),
     ),
 }
-"""Parameters, in the releases that are known (0.26), of each thing that is changed or filled in here."""
+"""Parameters, in the releases that are known (0.26 to 0.33), of each thing that is changed or filled in here."""
 
 
 def register() -> None:

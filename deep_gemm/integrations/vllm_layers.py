@@ -12,7 +12,6 @@ from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel impo
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
-    GroupShape,
     kFp8Dynamic128Sym,
     kFp8Static128BlockSym,
     kMxfp4Static,
@@ -24,10 +23,13 @@ from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK
 from ..gemm import packed
 from ..linear.api import linear
+from ..linear.check import SCALES_OF_WEIGHTS
 from ..moe.api import experts
 from .transformers import as_fp32
 
 Answer = tuple[bool, str | None]
+BLOCKS = tuple(block for block in SCALES_OF_WEIGHTS if block.rows == block.columns)
+"""How weights of linear layers may be scaled; activations are cast by as many columns."""
 
 
 class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
@@ -50,8 +52,8 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
         for is_met, reason in (
             (not envs.VLLM_BATCH_INVARIANT, "is not batch invariant"),
             (config.out_dtype == torch.bfloat16, f"gives BF16, not {config.out_dtype}"),
-            (of_weight == GroupShape(SCALE_BLOCK, SCALE_BLOCK), f"has a scale for 128x128, not {of_weight}"),
-            (of_activations == GroupShape(1, SCALE_BLOCK), f"casts activations by 1x128, not {of_activations}"),
+            (tuple(of_weight) in BLOCKS, f"has a scale for 128x128, 64x64 or 32x32, not {of_weight}"),
+            (tuple(of_activations) == (1, of_weight[1]), f"casts by as many columns, not {of_activations}"),
             (n % 8 == 0 and k % K_MULTIPLE == 0, f"expects n % 8 and k % 16 to be 0, not n = {n} and k = {k}"),
         ):
             if not is_met:
@@ -59,8 +61,10 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
         return super().can_implement(config)  # type: ignore[no-any-return]
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Keep scales in FP32, which UE8M0 becomes without a rounding."""
+        """Keep scales for 128x128 in FP32, which UE8M0 becomes without a rounding; finer ones are taken in either."""
         super().process_weights_after_loading(layer)
+        if self.weight_group_shape[0] < SCALE_BLOCK:
+            return
         name = self._name_of_scales(layer)
         replace_parameter(layer, name, as_fp32(getattr(layer, name).data))
 

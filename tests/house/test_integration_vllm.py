@@ -35,6 +35,9 @@ class OwnExperts:
 class Linear:
     WEIGHT_SCALE, WEIGHT_SCALE_INV = "weight_scale", "weight_scale_inv"
 
+    def __init__(self, block: int = 128) -> None:
+        self.weight_group_shape = block, block
+
     @classmethod
     def can_implement(cls, config: Any) -> tuple[bool, str | None]:
         return True, None
@@ -111,8 +114,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     platform = SimpleNamespace(is_cuda=lambda: True, is_device_capability=lambda c: c == 90)
     oracle = {"backend_to_kernel_cls": backend_to_kernel_cls, "_get_priority_backends": in_order}
     quant = "vllm.model_executor.layers.quantization.utils.quant_utils"
-    names: dict[str, Any] = {"GroupShape": lambda *sides: sides}
-    names |= {name: name for name in ("kFp8Dynamic128Sym", "kFp8Static128BlockSym", "kMxfp4Static")}
+    names = {name: name for name in ("kFp8Dynamic128Sym", "kFp8Static128BlockSym", "kMxfp4Static")}
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": "0.26.0"},
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
@@ -242,11 +244,11 @@ def test_tokens_come_as_they_are(vllm: Any, all2all: str) -> None:
     assert takes(kind, config(moe_parallel_config=of)) == (all2all != "another")
 
 
-def linear_config(**said: Any) -> Any:
+def linear_config(block: int = 128, **said: Any) -> Any:
     def key(*shape: int) -> Any:
         return SimpleNamespace(scale=SimpleNamespace(group_shape=shape))
 
-    usual = {"weight_quant_key": key(128, 128), "activation_quant_key": key(1, 128)}
+    usual = {"weight_quant_key": key(block, block), "activation_quant_key": key(1, block)}
     return SimpleNamespace(**usual | {"out_dtype": torch.bfloat16, "weight_shape": (72, 144)} | said)
 
 
@@ -254,6 +256,9 @@ def test_which_linear_layers_are_taken(vllm: Any) -> None:
     kind = importlib.import_module(OURS).DeepGemmLinear
     assert (kind.is_supported(90)[0], kind.is_supported(100)[0]) == (True, False)
     assert kind.can_implement(linear_config()) == (True, None)
+    finer = {name: getattr(linear_config(32), name) for name in ("weight_quant_key", "activation_quant_key")}
+    assert kind.can_implement(linear_config(**finer)) == (True, None)
+    assert not kind.can_implement(linear_config(activation_quant_key=finer["activation_quant_key"]))[0]
     refused = {"out_dtype": torch.float16, "weight_shape": (72, 136), "activation_quant_key": None}
     refused["activation_quant_key"] = linear_config().weight_quant_key
     for name, value in {**refused, "weight_quant_key": linear_config().activation_quant_key}.items():
@@ -262,10 +267,11 @@ def test_which_linear_layers_are_taken(vllm: Any) -> None:
     assert kind.can_implement(linear_config()) == (False, "is not batch invariant")
 
 
+@pytest.mark.parametrize("block", [128, 64, 32])
 @pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale"])
-def test_a_linear_layer_is_linear(vllm: Any, name: str) -> None:
-    kind = importlib.import_module(OURS).DeepGemmLinear()
-    w, sf = deep_gemm.per_block_cast_to_fp8(torch.randn(72, 144).bfloat16(), True)
+def test_a_linear_layer_is_linear(vllm: Any, name: str, block: int) -> None:
+    kind = importlib.import_module(OURS).DeepGemmLinear(block)
+    w, sf = deep_gemm.per_block_cast_to_fp8(torch.randn(72, 144).bfloat16(), True, block)
     layer = SimpleNamespace(weight=w, **{name: sf.to(torch.float8_e8m0fnu)})
     kind.process_weights_after_loading(layer)
     x, bias = torch.randn(2, 3, 144).bfloat16(), torch.randn(72).bfloat16()
