@@ -17,6 +17,7 @@ METHOD = (
     "vLLM's offline engine on random models, a process for each provider. logprobs: absolute differences of prompts' "
     "log-probabilities from exact's, and how many have the bits of the vendored copy's; tokens: greedy ones equal to "
     "exact's until the first that differs. ms: host time of a prefill, or of a decoded step; the median of all values. "
+    "profile: the GPU's ms by kernel. "
     "start: seconds from a process's begin until the engine is up, and until its first token, with kernels that were "
     "compiled until then; empty caches, or warm ones."
 )
@@ -59,20 +60,27 @@ def compare(files: Sequence[Path], out: Path | None, commit: str | None) -> None
 def tables_of(runs: Runs) -> dict[str, Table]:
     """Make the tables of a model."""
     times = across(runs, "ms", statistics.median)
+    of_gpu = across(runs, "profile", lambda rows: sum(ms for _, ms in rows))
     starts = {who: dict(zip(("empty", "warm"), run["starts"], strict=False)) for who, run in runs.items()}
     of_start = {"s": "first_token_s", "kernels": "kernels"}
     return {
         "logprobs": {who: answers(runs, who) for who in runs if who != "exact"},
         "ms": times,
-        "ratios": {
-            name: {f"{who}/{other}": row[who] / row[other] for who, other in RATIOS if {who, other} <= row.keys()}
-            for name, row in times.items()
-        },
+        "ratios": ratios_of(times),
         "start": {
             who: {f"{caches}: {what}": start[of] for caches, start in each.items() for what, of in of_start.items()}
             for who, each in starts.items()
         },
-        "GPU, ms": across(runs, "profile", lambda rows: sum(us for _, us, _ in rows) / 1e3),
+        "GPU, ms": of_gpu,
+        "ratios, GPU": ratios_of(of_gpu),
+    }
+
+
+def ratios_of(times: Table) -> Table:
+    """Make rows of the ratios of times."""
+    return {
+        name: {f"{who}/{other}": row[who] / row[other] for who, other in RATIOS if {who, other} <= row.keys()}
+        for name, row in times.items()
     }
 
 

@@ -60,8 +60,7 @@ def measure(who: str, model: str, options: dict[str, Any]) -> dict[str, Any]:
     result["tokens"] = [list(answer.outputs[0].token_ids) for answer in answers]
     if not options["skip_time"] and who != "exact":
         result["ms"] = times(llm, options["repeat"])
-    if options["profile"]:
-        result["profile"] = profiles(llm)
+        result["profile"] = profiles(llm, options["profile"])
     return result
 
 
@@ -126,20 +125,28 @@ def times(llm: Any, repeat: int) -> dict[str, list[float]]:
     return found
 
 
-def profiles(llm: Any) -> dict[str, list[tuple[str, float, int]]]:
-    """Give the GPU's microseconds by kernel, and how often each ran."""
-    profiler = modules()[1].profiler
+def profiles(llm: Any, shows_kernels: bool) -> dict[str, list[tuple[str, float]]]:
+    """Give the GPU's milliseconds by kernel, of a prefill, or of a step of a decode, whatever the host takes."""
     found = {}
-    for name, tokens in (("prefill 8 x 1024", 1), ("decode batch 32", 1 + STEPS)):
-        with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as record:
-            generate(llm, (PREFILLS | DECODES)[name], tokens, seed=50)
-        rows = [(each.key[:100], each.self_device_time_total, each.count) for each in record.key_averages()]
-        found[name] = sorted((row for row in rows if row[1] > 0), key=lambda row: -row[1])
-        total = sum(us for _, us, _ in rows)
-        say(f"GPU, {name}, {tokens} tokens: {total / 1e3:.2f} ms")
-        for kernel, us, count in found[name][:14]:
-            say(f"{us / total:6.1%} {us / 1e3:9.3f} ms {count:6} x {kernel[:48]}")
+    for name, lengths in (PREFILLS | DECODES).items():
+        ms = of_kernels(llm, lengths, 1)
+        if name in DECODES:
+            whole = of_kernels(llm, lengths, 1 + STEPS)
+            ms = {kernel: (all_ms - ms.get(kernel, 0)) / STEPS for kernel, all_ms in whole.items()}
+        found[name] = sorted(ms.items(), key=lambda row: -row[1])
+        total = sum(ms.values())
+        say(f"GPU, {name}: {total:.3f} ms")
+        for kernel, each in found[name][: 14 * shows_kernels]:
+            say(f"{each / total:6.1%} {each:9.3f} ms {kernel[:52]}")
     return found
+
+
+def of_kernels(llm: Any, lengths: list[int], tokens: int) -> dict[str, float]:
+    """Give the GPU's milliseconds by kernel, of prompts that go on for so many tokens."""
+    profiler = modules()[1].profiler
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as record:
+        generate(llm, lengths, tokens, seed=50)
+    return {each.key: each.self_device_time_total / 1e3 for each in record.key_averages()}
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> None:
     runs = commands.add_parser("run", help="measure a provider on models")
     runs.add_argument("who", choices=PROVIDERS)
     runs.add_argument("models", choices=MODELS, nargs="+", metavar="model", help=f"some of {', '.join(MODELS)}")
-    runs.add_argument("--profile", action="store_true", help="also the GPU's time by kernel")
+    runs.add_argument("--profile", action="store_true", help="also print the GPU's time by kernel")
     runs.add_argument("--skip-time", action="store_true", help="log-probabilities and starts alone")
     runs.add_argument("--repeat", type=int, default=5, help="measurements of each time")
     runs.add_argument("--engine", default={}, type=json.loads, help="JSON of more arguments of vLLM's LLM")

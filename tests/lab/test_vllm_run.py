@@ -30,7 +30,7 @@ def result_of(who: str, ms: float = 1.0, logprobs: tuple[float, ...] = (0.0,) * 
         **{"logprobs": list(logprobs), "tokens": [[1, 2, 3], [4, 5, 6]], "deep_gemm": vllm_run.PROVIDERS[who].source},
         "layers": [f"{CLASSES.get(who, 'vllm.DeepGemmFp8')}: qkv_proj x 4"],
         "ms": {"prefill 8 x 1024": [ms, ms / 2, ms * 2], "decode batch 32": [4 * ms] * 3},
-        "profile": {"decode batch 32": [["a", 1500.0, 3], ["b", 500.0, 1]]},
+        "profile": {"decode batch 32": [["a", 1.5 * ms], ["b", 0.5 * ms]]},
     }
 
 
@@ -143,6 +143,10 @@ def test_the_engine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    given = iter(
+        [1, 2, 3, 4, 4 + 128 * 5, 6, 6 + 128 * 7]
+    )  # ms of each call: of three prefills, and of two decodes twice
+    monkeypatch.setattr(vllm_engine, "of_kernels", lambda *_: {"a": float(next(given))})
     options = OPTIONS | {"begun": 0.0, "start_only": False, "engine": {"max_model_len": 1024}}
     found = vllm_engine.measure("ours", "a folder", options)
     assert found["layers"] == [f"pathlib.{type(Path()).__name__}: proj x 1"]
@@ -153,6 +157,7 @@ def test_the_engine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {name: len(values) for name, values in found["ms"].items()} == dict.fromkeys(
         [*vllm_engine.PREFILLS, *vllm_engine.DECODES], 5
     )
+    assert [rows for rows in found["profile"].values()] == [[("a", ms)] for ms in (1, 2, 3, 5, 7)]
     assert "ms" not in vllm_engine.measure("ours", "a folder", options | {"start_only": True})
 
 
@@ -170,7 +175,8 @@ def test_numbers_of_a_comparison() -> None:
     assert tables["ms"]["prefill 8 x 1024"]["own"] == 8
     assert tables["ratios"]["decode batch 32"] == {"plugin/own": 0.5, "plugin/vendored": 1.0, "ours/vendored": 0.5}
     assert tables["start"]["own"] == {"empty: s": 10, "empty: kernels": 3, "warm: s": 10, "warm: kernels": 3}
-    assert tables["GPU, ms"]["decode batch 32"]["own"] == 2.0
+    assert tables["GPU, ms"]["decode batch 32"]["own"] == 16
+    assert tables["ratios, GPU"]["decode batch 32"]["plugin/own"] == 0.5
 
 
 def test_a_comparison_fits_into_80_columns_and_is_written(
