@@ -143,9 +143,7 @@ def test_the_engine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    given = iter(
-        [1, 2, 3, 4, 4 + 128 * 5, 6, 6 + 128 * 7]
-    )  # ms of each call: of three prefills, and of two decodes twice
+    given = iter([1, 2, 3, 4, 4 + 128 * 5, 6, 6 + 128 * 7])  # ms of three prefills, and of two decodes twice
     monkeypatch.setattr(vllm_engine, "of_kernels", lambda *_: {"a": float(next(given))})
     options = OPTIONS | {"begun": 0.0, "start_only": False, "engine": {"max_model_len": 1024}}
     found = vllm_engine.measure("ours", "a folder", options)
@@ -157,7 +155,7 @@ def test_the_engine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {name: len(values) for name, values in found["ms"].items()} == dict.fromkeys(
         [*vllm_engine.PREFILLS, *vllm_engine.DECODES], 5
     )
-    assert [rows for rows in found["profile"].values()] == [[("a", ms)] for ms in (1, 2, 3, 5, 7)]
+    assert list(found["profile"].values()) == [[("a", ms)] for ms in (1, 2, 3, 5, 7)]
     assert "ms" not in vllm_engine.measure("ours", "a folder", options | {"start_only": True})
 
 
