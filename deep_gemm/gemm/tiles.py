@@ -119,7 +119,7 @@ _FEW_FINE = (
     *_splits(Tile(32, 64, is_decode=True), 1, 3),
     Tile(64, 64, cluster_k=3, is_decode=True),
 )
-"""Few rows with fine scales. By cost.py most buy 3% where they are the best; 64x8 serves the batch invariant mode too."""
+"""Few rows with fine scales. By cost.py most buy 3% where they are the best; 64x8 serves the batch invariant mode."""
 TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), Tile(256, 128), *_FEW_FINE)
 """If blocks of B with a scale are smaller than 128 x 128: whether parts of k fold is asked of 128 columns."""
 TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
