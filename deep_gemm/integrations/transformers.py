@@ -310,8 +310,8 @@ def is_fp4(weight: Tensor | None) -> bool:
 
 
 def as_operand(weight: Tensor, scales: Tensor) -> Operand:
-    """Give a weight as layers take it: scales in UE8M0 beside FP4 values alone, else in FP32."""
-    return weight, scales if is_fp4(weight) else as_fp32(scales)
+    """Give a weight as layers take it: scales in FP32 beside FP8 values, as they are beside FP4."""
+    return weight, as_fp32(scales) if weight.dtype == torch.float8_e4m3fn else scales
 
 
 def as_fp32(scales: Tensor) -> Tensor:

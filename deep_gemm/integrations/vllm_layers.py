@@ -25,7 +25,7 @@ from ..gemm import packed
 from ..linear.api import linear
 from ..linear.check import SCALES_OF_WEIGHTS
 from ..moe.api import experts
-from .transformers import as_fp32
+from .transformers import as_fp32, as_operand
 
 Answer = tuple[bool, str | None]
 BLOCKS = tuple(block for block in SCALES_OF_WEIGHTS if block.rows == block.columns)
@@ -170,8 +170,8 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
             hidden_states,
             topk_ids if expert_map is None else local_ids(topk_ids, expert_map),
             torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights,
-            (w1, scales_of(w1, self.w1_scale)),
-            (w2, scales_of(w2, self.w2_scale)),
+            as_operand(w1, self.w1_scale),
+            as_operand(w2, self.w2_scale),
             out=output,
             limit=of.gemm1_clamp_limit,
             alpha=None if activation == MoEActivation.SILU else of.gemm1_alpha,
@@ -182,8 +182,3 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
 def local_ids(topk_ids: Tensor, expert_map: Tensor) -> Tensor:
     """Give the numbers that experts of all ranks have on this one, -1 for none."""
     return expert_map[topk_ids.clamp(min=0).long()].masked_fill(topk_ids < 0, -1)
-
-
-def scales_of(weight: Tensor, scales: Tensor) -> Tensor:
-    """Give scales as products take them: FP32 beside FP8, bytes or words beside FP4."""
-    return as_fp32(scales) if weight.dtype == torch.float8_e4m3fn else scales

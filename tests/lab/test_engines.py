@@ -1,4 +1,4 @@
-"""What engines call: every form gives the right values on the CPU, and wheels are read as they are written."""
+"""Calls of engines: every form gives the right values on the CPU, and wheels are read as they are written."""
 
 from __future__ import annotations
 

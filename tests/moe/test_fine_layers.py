@@ -157,7 +157,7 @@ def scales_of(n: int, k: int, of: tuple[int, int], form: str) -> Tensor:
 
 @pytest.mark.parametrize("form", TYPES)
 def test_the_shape_of_scales_says_what_they_are_of(form: str) -> None:
-    """What is found stands for the same numbers beside the same cast of x; else recipe_b is asked for."""
+    """Scales that are found stand for the same numbers beside the same cast of x; else recipe_b is asked for."""
     asked = set()
     for n, k, of in product((8, 32, 40, 64, 72, 136), (16, 32, 48, 64, 80, 128, 144, 256, 288), SCALES_OF_WEIGHTS):
         if of == PER_BLOCK and form != "FP32":
