@@ -75,7 +75,7 @@ struct Tiles {
     }
     if (ptx::lane_index() == 0) storage.queue.deal(number, {0, 0, 0, 0});
     ptx::syncwarp();
-    if (p.groups.zeroes_padding) zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
+    if (p.groups.zeroes_padding) zero_padding(p.groups, storage.queue.window, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }
 
   // By a math warp.

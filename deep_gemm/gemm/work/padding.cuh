@@ -1,6 +1,7 @@
 // Zeros for the padding behind a group.
 #pragma once
 #include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "work/layout.cuh"
 
@@ -10,28 +11,71 @@ DEVICE void write_zeros(uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes, ui
     ptx::st_global_v4_b32(d + row * pitch_bytes + byte, 0, 0, 0, 0);
 }
 
-// Zeros for the rows without a group that share an aligned block of rows with one that has a group. This is one warp of
-// each CTA.
-DEVICE void zero_padding(const Groups& g, uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes) {
-  if constexpr (kGroups == kGroupEnds) {
-    for (uint32_t group = ptx::block_index(); group < g.count; group += ptx::grid_size()) {
-      // A group without rows ends where one before it does, or where none needs padding.
-      const uint32_t end = end_of_group(g, group), padded = ceil_div(end, g.alignment) * g.alignment;
-      for (uint32_t row = end; row < padded && row < g.rows; ++row) write_zeros(d, pitch_bytes, row_bytes, row);
+// How many warps share an aligned block of rows, each in a CTA of its own: one alone writes for longer than a tile takes.
+constexpr uint32_t kPaddingShares = 4;
+
+// Which rows of an aligned block of at most 128 have a group.
+struct RowsOfBlock {
+  uint32_t ids[kPaddingShares];
+
+  DEVICE void load(const Groups& g, uint32_t first, uint32_t end) {
+#pragma unroll
+    for (uint32_t i = 0; i < kPaddingShares; ++i) {
+      const uint32_t row = first + i * 32 + ptx::lane_index();
+      ids[i] = row < end ? id_of_row(g, row) : ~0u;
     }
   }
-  if constexpr (kGroups == kGroupIds) {
-    for (uint32_t first = ptx::block_index() * g.alignment; first < g.rows; first += ptx::grid_size() * g.alignment) {
-      const uint32_t end = first + g.alignment < g.rows ? first + g.alignment : g.rows;
-      const auto has_group = [&](uint32_t row) { return row < end && id_of_row(g, row) < g.count; };
-      bool is_used = false;
-      for (uint32_t row = first; row < end; row += 32) is_used = has_group(row + ptx::lane_index()) || is_used;
-      if (ptx::all_sync(!is_used)) continue;
-      for (uint32_t row = first; row < end; row += 32) {
-        const uint32_t used = ptx::ballot_sync(has_group(row + ptx::lane_index()));
-        for (uint32_t i = 0; i < 32 && row + i < end; ++i)
-          if (!(used >> i & 1)) write_zeros(d, pitch_bytes, row_bytes, row + i);
-      }
+
+  // The rows of one share, in bits; and whether any of the block has a group.
+  DEVICE uint32_t used(const Groups& g, uint32_t share, bool& any) const {
+    uint32_t of_share = 0;
+    any = false;
+#pragma unroll
+    for (uint32_t i = 0; i < kPaddingShares; ++i) {
+      const uint32_t used = ptx::ballot_sync(ids[i] < g.count);
+      any |= used != 0;
+      if (i == share) of_share = used;
     }
+    return of_share;
+  }
+};
+
+// Zeros for the rows without a group that share an aligned block of rows with one that has a group. This is one warp of
+// each CTA, whose lanes have met since they read the window for the last time.
+DEVICE void zero_padding(const Groups& g, uint32_t* window, uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes) {
+  if constexpr (kGroups == kGroupCounts) return;
+  const uint32_t blocks = kGroups == kGroupEnds ? g.count : ceil_div(g.rows, g.alignment), units = blocks * kPaddingShares;
+  // Shares that follow each other: groups often begin at regular distances.
+  const uint32_t each = ceil_div(units, ptx::grid_size()), first_unit = ptx::block_index() * each;
+  const uint32_t end_unit = first_unit + each < units ? first_unit + each : units;
+  const auto end_of_block = [&](uint32_t unit) {
+    const uint32_t end = (unit / kPaddingShares + 1) * g.alignment;
+    return end < g.rows ? end : g.rows;
+  };
+  if constexpr (kGroups == kGroupEnds) {
+    for (uint32_t unit = first_unit; unit < end_unit; ++unit) {
+      // A group without rows ends where one before it does, or where none needs padding.
+      const uint32_t end = end_of_group(g, unit / kPaddingShares), padded = ceil_div(end, g.alignment) * g.alignment;
+      for (uint32_t row = end + unit % kPaddingShares; row < padded && row < g.rows; row += kPaddingShares)
+        write_zeros(d, pitch_bytes, row_bytes, row);
+    }
+  } else {
+    for (uint32_t i = ptx::lane_index() * 4; i < kWindowRows; i += 128) ptx::st_shared_v4_b32(&window[i], 0, 0, 0, 0);
+    ptx::fence_proxy_async_shared();
+    ptx::syncwarp();
+    RowsOfBlock coming;  // loaded while zeros of the block before are written
+    coming.load(g, first_unit / kPaddingShares * g.alignment, end_of_block(first_unit));
+    for (uint32_t unit = first_unit; unit < end_unit; ++unit) {
+      const RowsOfBlock rows = coming;
+      coming.load(g, (unit + 1) / kPaddingShares * g.alignment, end_of_block(unit + 1));
+      bool any;
+      const uint32_t share = unit % kPaddingShares, used = rows.used(g, share, any);
+      const uint32_t row = unit / kPaddingShares * g.alignment + share * 32 + ptx::lane_index();
+      if (!any || used >> ptx::lane_index() & 1 || row >= end_of_block(unit)) continue;
+      for (uint32_t byte = 0; byte < row_bytes; byte += kWindowRows * 4)
+        ptx::bulk_store(d + row * pitch_bytes + byte, window, row_bytes - byte < kWindowRows * 4 ? row_bytes - byte : kWindowRows * 4);
+    }
+    ptx::tma_store_commit();
+    ptx::tma_store_wait_read<0>();
   }
 }

@@ -90,7 +90,7 @@ struct Tiles {
       deal(tile);
     }
     deal(kNoMoreTiles);
-    if (p.groups.zeroes_padding) zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
+    if (p.groups.zeroes_padding) zero_padding(p.groups, storage.queue.window, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }
 
   // By a math warp.

@@ -18,6 +18,7 @@ MANY = (0,) * 7 + (-1,) * 600 + (1,) * 3 + (-1,) * 30 + (0,) * 9
 TRIALS = [
     *(Trial(IDS, BY_IDS, seed, n=200, k=672, num_groups=4, num_sms=2) for seed in (1, 2)),
     Trial(IDS, MANY, 3, n=72, k=160, num_groups=2, num_sms=1),
+    Trial(IDS, BY_IDS, 3, n=72, k=160, num_groups=4, num_sms=1, zero_padding=False),
     *(Trial(IDS, BY_IDS, 4, name, n=136, k=1312, num_groups=4) for name in ("late_loads", "slow_math", "slow_warps")),
     Trial(ENDS, (5, 5, 21, 33), 5, rows=40, alignment=8, n=200, k=672, num_sms=3),
     Trial(ENDS, (5, 5, 21, 33), 6, rows=48, alignment=16, n=136, k=288, zero_padding=False),
