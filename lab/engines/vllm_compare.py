@@ -46,7 +46,10 @@ def compare(files: Sequence[Path], out: Path | None, commit: str | None) -> None
         for title, table in tables.items():
             print_table(title, table)
         ratios += [row["plugin/own"] for row in tables["ratios"].values() if "plugin/own" in row]
-        summed_up = {who: run | {"logprobs": tables["logprobs"].get(who), "tokens": None} for who, run in runs.items()}
+        summed_up = {
+            who: run | {"logprobs": tables["logprobs"].get(who), "tokens": None, "profile": largest(run)}
+            for who, run in runs.items()
+        }
         lines += [json.dumps(run) for run in summed_up.values()]
     header["plugin/own"] = geometric_mean(ratios)
     print(f"\ngeometric mean of plugin/own, {len(ratios)} times: {header['plugin/own']}")
@@ -73,6 +76,14 @@ def tables_of(runs: Runs) -> dict[str, Table]:
         },
         "GPU, ms": of_gpu,
         "ratios, GPU": ratios_of(of_gpu),
+    }
+
+
+def largest(run: Mapping[str, Any], count: int = 12) -> dict[str, list[tuple[str, float]]]:
+    """Give a run's kernels that take the longest in each step, by short names, and what the others take."""
+    return {
+        step: [*((name[:48], ms) for name, ms in rows[:count]), ("others", sum(ms for _, ms in rows[count:]))]
+        for step, rows in run.get("profile", {}).items()
     }
 
 
