@@ -28,6 +28,13 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except typer.Exit:
             raise
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            from .compat.installed import WITHOUT_TORCH
+
+            typer.echo(WITHOUT_TORCH, err=True)
+            raise typer.Exit(MISUSED) from None
         except (RuntimeError, ValueError) as error:
             from .core.jit import CompilerMissing
             from .core.settings import SettingError

@@ -637,11 +637,27 @@ def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.parametrize("by", ["-m deep_gemm", "script"])
-@pytest.mark.parametrize("line", ["doctor", "cache list", "demo", "--help"])
+@pytest.mark.parametrize("line", ["doctor", "explain 64 128 128", "demo"])
 def test_every_command_without_torch_ends_in_a_sentence(process: Any, line: str, by: str) -> None:
     done = process(line, hidden="torch", by=by)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "deep_gemm: expected torch, found none. Run: pip install torch\n"
+
+
+@pytest.mark.parametrize("by", ["-m deep_gemm", "script"])
+@pytest.mark.parametrize("line", ["--help", "--version", "cache list", "explain --help", "bench"])
+def test_what_needs_no_torch_imports_none(process: Any, line: str, by: str) -> None:
+    done = process(line, hidden="torch numpy", by=by)
+    assert done.returncode == (2 if line == "bench" else 0), done.stderr
+    assert "torch, found none" not in done.stderr
+
+
+@pytest.mark.parametrize("by", ["-m", "script"])
+def test_a_program_is_no_command_whatever_it_is_called(process: Any, tmp_path: Path, by: str) -> None:
+    program = tmp_path / ("deep_gemm" if by == "script" else "site/deep_gemm_is_used.py")
+    program.write_text("import deep_gemm\nprint(deep_gemm.ceil_div(7, 2))\n")
+    done = process("--help deep_gemm" if by == "script" else "deep_gemm_is_used deep_gemm", by=by)
+    assert (done.stdout, done.stderr) == ("4\n", "")
 
 
 def test_a_program_without_torch_gets_an_error_that_says_so(process: Any) -> None:
