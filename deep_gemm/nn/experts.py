@@ -91,8 +91,9 @@ class Experts(torch.nn.Module):
             torch.nn.init.uniform_(weight, -bound, bound)
 
     def extra_repr(self) -> str:
-        """Sizes, for `print`."""
-        return f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
+        """Sizes and what is multiplied, for `print`."""
+        sizes = f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
+        return f"{sizes}, products=fp8"
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[..., hidden]`: `topk_ids` and `topk_weights` are `[..., topk]`.
