@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError as error:
     without_torch(error)
 
-from . import nn, testing, utils
+from . import convert, nn, testing, utils
 from . import ops as ops
 from .casts.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, quantize_mxfp4, transpose_packed_fp4
 from .casts.fp8 import (
@@ -147,6 +147,7 @@ __all__ = [
     "ceil_div",
     "ceil_to_ue8m0",
     "cell_div",
+    "convert",
     "cublaslt_gemm_nn",
     "cublaslt_gemm_nt",
     "cublaslt_gemm_tn",
