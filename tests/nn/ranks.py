@@ -21,11 +21,25 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+import deep_gemm
 from deep_gemm.convert import to_fp8_training
 
 HIDDEN, INTER, OUT = 64, 256, 48
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= RANKS else "cpu"
+
+
+class Mixture(torch.nn.Module):
+    """Experts in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = deep_gemm.nn.Experts(4, HIDDEN, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = torch.arange(2 * len(x), device=x.device).view(-1, 2) % 4
+        y: Tensor = self.experts(x, ids, torch.full(ids.shape, 0.5, device=x.device))
+        return y
 
 
 class Mlp(torch.nn.Module):
@@ -46,14 +60,17 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(shape[-2])).to(DEVICE)
 
 
-def both(make: Callable[[], torch.nn.Module]) -> tuple[Any, Any]:
-    """A model in FP8, and its copy."""
+def both(make: Callable[[], torch.nn.Module], share: Callable[[Any], Any], *, first: bool = True) -> tuple[Any, Any]:
+    """A model in FP8 that is shared among ranks, converted `first` or after that, and one that is not."""
     torch.manual_seed(0)
     model = make().to(DEVICE)
     whole = copy.deepcopy(model)
-    for each in (model, whole):
+    for each in (model, whole) if first else (whole,):
         to_fp8_training(each)
-    return model, whole
+    shared = share(model) or model
+    if not first:
+        to_fp8_training(model)
+    return shared, whole
 
 
 def whole_of(x: Tensor | None) -> Tensor:
@@ -83,21 +100,29 @@ def mean_of_ranks(model: torch.nn.Module, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def ddp() -> None:
-    model, whole = both(Mlp)
-    inputs = [numbers(tokens, HIDDEN) for tokens in (24, 0)[:RANKS]]
-    right = mean_of_ranks(whole, inputs)
-    near(gradients(DistributedDataParallel(model), inputs[RANK], torch.ones((), device=DEVICE))[2:], right)
+    for first in (True, False):
+        model, whole = both(Mlp, DistributedDataParallel, first=first)
+        inputs = [numbers(tokens, HIDDEN) for tokens in (24, 0)[:RANKS]]
+        right = mean_of_ranks(whole, inputs)
+        near(gradients(model, inputs[RANK], torch.ones((), device=DEVICE))[2:], right)
 
 
 def fsdp() -> None:
     """Master weights are FP32; what is gathered is BF16, and cast to FP8 then."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for recomputes in (False, True):
-        model, whole = both(lambda: torch.nn.Sequential(*(Mlp(HIDDEN, recomputes=recomputes) for _ in range(2))))  # noqa: B023
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        mesh = init_device_mesh(DEVICE, (RANKS,))
+    mesh = init_device_mesh(DEVICE, (RANKS,))
+
+    def share(model: torch.nn.Sequential) -> None:
         for block in (*model, model):
             fully_shard(block, mesh=mesh, mp_policy=policy)
+
+    for recomputes in (False, True):
+        model, whole = both(
+            lambda: torch.nn.Sequential(Mlp(HIDDEN, recomputes=recomputes), Mixture()),  # noqa: B023
+            share,
+            first=recomputes,
+        )
+        before = {name: value.clone() for name, value in whole.state_dict().items()}
         inputs = [numbers(tokens, HIDDEN).bfloat16() for tokens in (40, 7)[:RANKS]]
         right = mean_of_ranks(whole.bfloat16(), inputs)
         found = gradients(model, inputs[RANK], torch.ones((), device=DEVICE))
@@ -109,10 +134,12 @@ def fsdp() -> None:
 
 
 def tensor_parallel() -> None:
-    for bias in (False, True):
-        model, whole = both(lambda: Mlp(bias=bias))  # noqa: B023
+    def share(model: Mlp) -> None:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(model, init_device_mesh(DEVICE, (RANKS,)), plan)
+
+    for bias in (False, True):
+        model, whole = both(lambda: Mlp(bias=bias), share, first=bias)  # noqa: B023
         assert isinstance(model.up.weight, DTensor)
         weight = torch.linspace(-1, 1, OUT, device=DEVICE)
         for tokens in (40, 300):

@@ -406,6 +406,23 @@ def test_a_state_dict_without_fp8_loads_into_other_models(dtype: torch.dtype) ->
         dequantized_state_dict({"w": torch.zeros(16, 16, dtype=torch.int8), "w_scale_inv": torch.ones(1, 1)})
 
 
+@pytest.mark.gpu
+def test_a_gpu_loads_and_computes_what_the_cpu_does() -> None:
+    model = Mlp(torch.bfloat16)
+    to_fp8_inference(model)
+    on_gpu, x = Mlp(torch.bfloat16).cuda(), numbers(6, HIDDEN, dtype=torch.bfloat16)
+    for p in on_gpu.parameters():
+        torch.nn.init.zeros_(p)
+    to_fp8_inference(on_gpu)
+    for state in (Mlp(torch.bfloat16).state_dict(), fp8_checkpoint()):
+        on_gpu.load_state_dict(state)
+        assert on_gpu.up.weight.is_cuda
+        got = {name: value.cpu() for name, value in on_gpu.state_dict().items()}
+        assert same_state(got, dict(model.state_dict()))
+        assert error(on_gpu(x.cuda()).cpu(), model(x)) < 2e-3
+        on_gpu.up.weight.view(torch.uint8).zero_()
+
+
 # Models of transformers
 
 
