@@ -16,7 +16,7 @@ if TYPE_CHECKING or not is_command():  # a command says at once what it takes, a
     except ModuleNotFoundError as error:
         without_torch(error)
 
-    from . import nn, testing, utils
+    from . import convert, nn, testing, utils
     from .casts.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, quantize_mxfp4, transpose_packed_fp4
     from .casts.fp8 import (
         cast_back_from_fp8,
@@ -151,6 +151,7 @@ __all__ = [
     "ceil_div",
     "ceil_to_ue8m0",
     "cell_div",
+    "convert",
     "cublaslt_gemm_nn",
     "cublaslt_gemm_nt",
     "cublaslt_gemm_tn",

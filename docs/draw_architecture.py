@@ -25,7 +25,7 @@ Arrows = dict[str, set[str]]
 PARTS = {
     "what kernels are written against": ("#f3cfcf", ("core",)),
     "families": ("#cfe3f3", ("casts", "gemm", "linear", "moe", "indexer", "hyper", "across")),
-    "layers that learn": ("#f6e3bf", ("nn",)),
+    "layers that learn": ("#f6e3bf", ("nn", "convert")),
     "ways in": ("#e6e6e6", (FRONT, "__main__", "cli", "ops", "compat", "integrations", "testing")),
 }
 WIDTH, LEFT, TOP = 1000, 40, 56
