@@ -14,7 +14,7 @@ CEILINGS = {
     "files in the wheel": 349,
     "lines of Python in the wheel": 29_120,
     "lines of Python in lab/": 19_440,
-    "lines of Python in tests/": 46_774,
+    "lines of Python in tests/": 46_778,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,
