@@ -94,6 +94,25 @@ def sim(
     raise typer.Exit(0 if passed else WRONG)
 
 
+@app.command(epilog=examples("learn", "learn broken", "learn time"))
+def learn(
+    what: Annotated[str, typer.Argument(help="run, broken or time; time needs a Hopper GPU")] = "run",
+) -> None:
+    """Run the product of docs/learn in the simulator, break it in five ways, or time its steps on a GPU."""
+    from . import learn as product
+    from .bench.command import UsageError, need_gpu
+    from .sim import HostCompileError
+
+    ways = {"run": product.run, "broken": product.show_broken, "time": product.time_steps}
+    with _refused(UsageError, HostCompileError):
+        if what not in ways:
+            raise UsageError(f"what: expected {', '.join(ways)}, got {what}")
+        if what == "time":
+            need_gpu("learn time")
+        right = ways[what]()
+    raise typer.Exit(0 if right else WRONG)
+
+
 @contextmanager
 def _refused(*errors: type[Exception], prefix: str = "deep_gemm: ") -> Iterator[None]:
     """End the command with the text of such an error: the request cannot be carried out."""
