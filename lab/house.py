@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 349,
     "lines of Python in the wheel": 29_120,
-    "lines of Python in lab/": 19_440,
-    "lines of Python in tests/": 46_620,
+    "lines of Python in lab/": 19_730,
+    "lines of Python in tests/": 46_670,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

@@ -46,7 +46,7 @@ PARAMS = Params(
 
 @dataclass(frozen=True)
 class LearnConfig(Config):
-    """What product.cuh takes from its configuration."""
+    """A configuration of product.cuh."""
 
     block_n: int = 128
     num_stages: int = 3
@@ -241,7 +241,7 @@ def calls(p: DenseProblem) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def time_steps() -> bool:
     """Compare each step with FP64, time all, and print a table. Tell whether all were right."""
-    p = problem(*TIMED, device="cuda")
+    p = problem(*TIMED, "cuda")
     named, errors = dict(calls(p)), {}
     for title, call in named.items():
         p.d.fill_(float("nan"))

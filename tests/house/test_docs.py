@@ -62,7 +62,7 @@ def python_on(page: Path) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 
 
-# The simulator's code stands for any kernel; lab/learn.py is a whole one. That of transformers loads a model; own.md shows an example.
+# The code of the simulator stands for any kernel, that of own.md is an example, and that of transformers loads a model.
 HAVE_CODE = [
     pytest.param(page, marks=[pytest.mark.host_compiler] if page.name == "torch_compile.md" else [])
     for page in PAGES

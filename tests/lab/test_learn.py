@@ -103,7 +103,7 @@ def test_times_are_printed_of_what_is_right_alone(is_right: bool, monkeypatch: p
 @pytest.mark.parametrize("number", range(len(learn.STEPS)))
 @pytest.mark.parametrize("mnk", [(300, 264, 528), (1, 24, 2048), (4096, 2112, 7168)])
 def test_each_step_is_right_on_a_gpu(number: int, mnk: tuple[int, int, int]) -> None:
-    p = learn.problem(*mnk, device="cuda")
+    p = learn.problem(*mnk, "cuda")
     _, call = list(learn.calls(p))[number]
     p.d.fill_(float("nan"))
     call()
