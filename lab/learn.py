@@ -17,7 +17,7 @@ from deep_gemm.cli.console import make_console
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.gpu import gpu_of
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
-from deep_gemm.core.kernel import Config, Kernel, encoded
+from deep_gemm.core.kernel import Config, Kernel
 from deep_gemm.core.params import Field, Kind, Params, fields
 from deep_gemm.core.wgmma_header import wgmma_header
 from deep_gemm.gemm.dense.api import fp8_gemm_nt
@@ -83,7 +83,6 @@ KERNEL: Kernel[LearnConfig] = Kernel(
     PARAMS,
     lambda: [step.config for step in STEPS],
     more=lambda config: {"product.cuh": SOURCE.read_text(), "wgmma_shapes.cuh": wgmma_header([config.block_n])},
-    promotes=True,
 )
 
 
@@ -97,8 +96,9 @@ def params_of(config: LearnConfig, launcher: Any, at: Mapping[str, Any], m: int,
         "sfa": TensorMap(ElementType.FLOAT32, (m, blocks), (pitch,), (BLOCK_M, 1)),
         "d": TensorMap(ElementType.BFLOAT16, (n, m), (n * 2,), (panel, WARPGROUP_ROWS), panel * 2),
     }
-    packed = {f"map_{name}": encoded(launcher, each, at[name].data_ptr()) for name, each in maps.items()}
-    return PARAMS.pack({**packed, "sfb": at["sfb"].data_ptr(), "m": m, "n": n, "k": k})
+    begins = {name: x.data_ptr() for name, x in at.items()}
+    packed = {f"map_{name}": launcher.encode(each, begins[name], begins[name]) for name, each in maps.items()}
+    return PARAMS.pack({**packed, "sfb": begins["sfb"], "m": m, "n": n, "k": k})
 
 
 @cache

@@ -1,4 +1,4 @@
-// D = A @ B.T for Hopper: operands in FP8, a scale for each row of A and 128 columns and for each 128x128 block of B, D in BF16.
+// D = A @ B.T for Hopper: FP8 operands, D in BF16. A has a scale for each row and 128 columns, B for each 128x128 block.
 //
 //   producer, one thread   empty --wait--> TMA A, sfa, B --bytes--> full
 //   math, 2 warpgroups     full --wait--> WGMMA, promote --arrive--> empty
