@@ -92,6 +92,25 @@ def sim(
     raise typer.Exit(0 if passed else WRONG)
 
 
+@app.command(epilog=examples("learn", "learn broken", "learn time"))
+def learn(
+    what: Annotated[str, typer.Argument(help="run, broken or time; time needs a Hopper GPU")] = "run",
+) -> None:
+    """Run the product of docs/learn in the simulator, break it in five ways, or time its steps on a GPU."""
+    from . import learn as product
+    from .bench.command import UsageError, need_gpu
+    from .sim import HostCompileError
+
+    ways = {"run": product.run, "broken": product.show_broken, "time": product.time_steps}
+    with refused(UsageError, HostCompileError):
+        if what not in ways:
+            raise UsageError(f"what: expected {', '.join(ways)}, got {what}")
+        if what == "time":
+            need_gpu("learn time")
+        right = ways[what]()
+    raise typer.Exit(0 if right else WRONG)
+
+
 def _stated(
     block_m: int, block_n: int, form: Output, cluster_m: int, cluster_n: int, cluster_k: int, k: int = 0
 ) -> GemmConfig:

@@ -87,7 +87,7 @@ def said_by_ranks(*arguments: str, ranks: int = 2) -> list[str]:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     root, pipe = Path(__file__).resolve().parents[2], subprocess.PIPE
-    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     processes = [
         subprocess.Popen(
             [sys.executable, *arguments],
