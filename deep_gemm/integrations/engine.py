@@ -1,4 +1,4 @@
-"""What plugins of engines share: whether a release is as those that are known, and what layers are not taken."""
+"""Checks that plugins of engines share: whether a release is as those that are known, and why a layer is not taken."""
 
 from __future__ import annotations
 

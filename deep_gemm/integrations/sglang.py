@@ -50,7 +50,7 @@ PLACES: Places = {
     ("sglang.srt.batch_invariant_ops", "is_batch_invariant_mode_enabled"): (),
     ("sglang.srt.runtime_context", "get_parallel"): (),
 }
-"""What is hooked or called here, in the release that is known (0.5.23). Fields of a layer are compared one by one."""
+"""Things that are hooked or called here, in the release that is known (0.5.23). Fields of a layer are compared one by one."""
 
 
 def register() -> None:

@@ -40,7 +40,7 @@ PLACES: Places = {
         *("expert_tokens_meta", "apply_router_weight_on_input"),
     ),
 }
-"""What is changed or filled in here, in the releases that are known (0.26 to 0.33)."""
+"""Things that are changed or filled in here, in the releases that are known (0.26 to 0.33)."""
 
 
 def register() -> None:
