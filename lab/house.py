@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 349,
-    "lines of Python in the wheel": 29_120,
-    "lines of Python in lab/": 19_440,
-    "lines of Python in tests/": 46_620,
+    "files in the wheel": 352,
+    "lines of Python in the wheel": 29_390,
+    "lines of Python in lab/": 19_520,
+    "lines of Python in tests/": 47_075,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

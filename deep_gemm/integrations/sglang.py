@@ -33,7 +33,7 @@ PLACES: Places = {
     EXPERTS: ("self", "dispatch_output", "quant_info", "lora_info"),
     ("sglang.srt.plugins.hook_registry", "HookRegistry.register"): ("target", "hook", "hook_type", "source"),
     ("sglang.srt.plugins.hook_registry", "HookType.AROUND"): None,
-    (f"{OF_LAYERS}.deep_gemm_wrapper", "ENABLE_JIT_DEEPGEMM"): None,
+    (f"{OF_LAYERS}.deep_gemm_wrapper.configurer", "ENABLE_JIT_DEEPGEMM"): None,
     (f"{OF_LAYERS}.moe.moe_runner.base", "MoeRunnerConfig"): None,
     (f"{OF_LAYERS}.moe.moe_runner.deep_gemm", "DeepGemmMoeQuantInfo"): None,
     (f"{OF_LAYERS}.moe.moe_runner.triton", "TritonMoeQuantInfo"): None,
@@ -50,7 +50,8 @@ PLACES: Places = {
     ("sglang.srt.batch_invariant_ops", "is_batch_invariant_mode_enabled"): (),
     ("sglang.srt.runtime_context", "get_parallel"): (),
 }
-"""Things that are hooked or called here, in the release that is known (0.5.23). Fields of a layer are compared one by one."""
+"""Things that are hooked or called here, in the releases that are known (0.5.22, 0.5.23). A layer's fields are looked
+at one by one, when the layer first runs."""
 
 
 def register() -> None:
@@ -62,7 +63,7 @@ def register() -> None:
     if refusal := why_not("sglang", PLACES):
         logger.warning("deep_gemm leaves all layers to SGLang: %s", refusal)
         return
-    if not import_module(f"{OF_LAYERS}.deep_gemm_wrapper").ENABLE_JIT_DEEPGEMM:
+    if not import_module(f"{OF_LAYERS}.deep_gemm_wrapper.configurer").ENABLE_JIT_DEEPGEMM:
         return
     layers = import_module("deep_gemm.integrations.sglang_layers")
     hooks = import_module("sglang.srt.plugins.hook_registry")

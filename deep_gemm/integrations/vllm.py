@@ -25,6 +25,8 @@ __all__ = ["register"]
 logger = logging.getLogger("vllm.plugins.deep_gemm")
 
 OF_MOE = "vllm.model_executor.layers.fused_moe"
+_KEYS = "vllm.model_executor.layers.quantization.utils.quant_utils"
+_BLOCK_SCALED = "vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel"
 PLACES: Places = {
     ("vllm.model_executor.kernels.linear", "_POSSIBLE_FP8_BLOCK_KERNELS"): None,
     ("vllm.model_executor.kernels.linear", "_LINEAR_BACKEND_KERNEL_MAP"): None,
@@ -39,8 +41,14 @@ PLACES: Places = {
         *("global_num_experts", "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2"),
         *("expert_tokens_meta", "apply_router_weight_on_input"),
     ),
+    (f"{OF_MOE}.modular_kernel", "FusedMoEActivationFormat.Standard"): None,
+    (f"{OF_MOE}.activation", "MoEActivation.SWIGLUOAI_UNINTERLEAVE"): None,
+    (f"{OF_MOE}.topk_weight_and_reduce", "TopKWeightAndReduceNoOP"): None,
+    (_BLOCK_SCALED, "Fp8BlockScaledMMLinearKernel._get_layer_params"): None,
+    **dict.fromkeys((_KEYS, name) for name in ("kFp8Dynamic128Sym", "kFp8Static128BlockSym", "kMxfp4Static")),
+    ("vllm.model_executor.utils", "replace_parameter"): None,
 }
-"""Things that are changed or filled in here, in the releases that are known (0.26 to 0.33)."""
+"""Things that are changed, filled in or used here, in the releases that are known (0.26 to 0.33)."""
 
 
 def register() -> None:

@@ -163,7 +163,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "sglang.srt.distributed.device_communicators.pynccl_allocator": {"use_symmetric_memory": use_symmetric_memory},
         FP8_UTILS: {NAME_OF_LINEAR: own_linear},
         RUNNER: {"MoeRunner": MoeRunner},
-        f"{plugin.OF_LAYERS}.deep_gemm_wrapper": {"ENABLE_JIT_DEEPGEMM": True},
+        f"{plugin.OF_LAYERS}.deep_gemm_wrapper.configurer": {"ENABLE_JIT_DEEPGEMM": True},
         f"{plugin.OF_LAYERS}.dp_attention": {"is_allocation_symmetric": lambda: True},
         f"{MOE}.moe_runner.base": {"MoeRunnerConfig": MoeRunnerConfig},
         f"{MOE}.moe_runner.deep_gemm": {"DeepGemmMoeQuantInfo": DeepGemmMoeQuantInfo},
@@ -201,7 +201,7 @@ def test_no_hooks_where_the_plugin_is_turned_off(sglang: Any, reason: str, monke
     elif reason == "another GPU":
         sglang["sglang.srt.runtime_context"].get_platform = lambda: SimpleNamespace(is_sm90=False)
     else:
-        sglang[f"{plugin.OF_LAYERS}.deep_gemm_wrapper"].ENABLE_JIT_DEEPGEMM = False
+        sglang[f"{plugin.OF_LAYERS}.deep_gemm_wrapper.configurer"].ENABLE_JIT_DEEPGEMM = False
     settings.cache_clear()
     try:
         plugin.register()

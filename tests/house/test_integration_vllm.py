@@ -186,16 +186,18 @@ def test_other_gpus_are_left_alone(vllm: Any, monkeypatch: pytest.MonkeyPatch) -
     assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
 
 
-@pytest.mark.parametrize("change", ["gone", "other parameters"])
+@pytest.mark.parametrize("change", ["gone", "a name gone", "other parameters"])
 def test_another_release_is_left_alone_in_words(vllm: Any, change: str, caplog: pytest.LogCaptureFixture) -> None:
     there = vllm[f"{FUSED}.oracle.mxfp4"]
-    if change == "gone":
+    if change == "a name gone":
+        del vllm["vllm.model_executor.utils"].replace_parameter
+    elif change == "gone":
         del there.backend_to_kernel_cls
     else:
         there.backend_to_kernel_cls = lambda backend, more: []
     with caplog.at_level(logging.WARNING, plugin.logger.name):
         plugin.register()
-    expected = "has no" if change == "gone" else "expected backend_to_kernel_cls of ('backend',)"
+    expected = "has no" if change.endswith("gone") else "expected backend_to_kernel_cls of ('backend',)"
     assert expected in caplog.text
     assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
 
