@@ -40,7 +40,7 @@ HOLDS = {
     "across": "experts across GPUs",
     "nn": "modules with gradients",
     "convert": "models that exist",
-    "integrations": "vLLM, transformers",
+    "integrations": "engines, transformers",
     "moe": "mixtures of experts",
     "linear": "cast and product",
     "hyper": "hyper-connections",

@@ -382,22 +382,29 @@ def engines(
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="print the table of docs/engines.md instead")] = False,
 ) -> None:
-    """Read which names and keywords of deep_gemm engines use, and list those that no call form has."""
+    """Read which names and keywords of deep_gemm engines use, and list those that no call form has.
+
+    Of engines with a plugin, list the functions that are not as the plugin knows them, too.
+    """
     from .engines.forms import lacking
     from .engines.forms import table as table_of_calls
-    from .engines.wheels import NEWEST, uses_of
+    from .engines.places import changed
+    from .engines.wheels import NEWEST, uses_in_wheel, wheel_of
 
     if table:
         typer.echo(table_of_calls(), nl=False)
         return
     found = False
     for release in releases or NEWEST:
-        with refused(ValueError):
-            name, uses = uses_of(release)
+        with refused(ValueError), wheel_of(release) as wheel:
+            name, uses, others = wheel.name, uses_in_wheel(wheel), changed(wheel)
         absent = lacking(uses)
-        found = found or bool(absent)
+        found = found or bool(absent or others)
         typer.echo(f"{name}: {len(uses)} names, " + ("all of them known" if not absent else "unknown:"))
         typer.echo("".join(f"  {each}\n" for each in absent), nl=False)
+        if others is not None:
+            typer.echo("  the plugin's places " + ("are as it knows them" if not others else "are others:"))
+            typer.echo("".join(f"    {each}\n" for each in others), nl=False)
     raise typer.Exit(WRONG if found else 0)
 
 
