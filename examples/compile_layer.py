@@ -1,4 +1,4 @@
-"""A model with FP8 layers under torch.compile, in one graph for any batch:  python examples/compile_layer.py
+"""A model, converted to FP8, under torch.compile, in one graph for any batch:  python examples/compile_layer.py
 
 Prints the error beside BF16 for three sizes of batch and the number of graphs, in 15 seconds: most of it is
 torch.compile's. It needs a C++ compiler, as torch.compile does; on a Hopper GPU products run there.
@@ -6,13 +6,14 @@ torch.compile's. It needs a C++ compiler, as torch.compile does; on a Hopper GPU
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import deep_gemm
-from deep_gemm.nn import FrozenLinear
 
 HIDDEN, INTERMEDIATE = 256, 512
 
@@ -20,9 +21,9 @@ HIDDEN, INTERMEDIATE = 256, 512
 class Mlp(nn.Module):
     """Two layers, and between them what torch.compile fuses."""
 
-    def __init__(self, up: nn.Module, down: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = up, down
+        self.up, self.down = nn.Linear(HIDDEN, INTERMEDIATE), nn.Linear(INTERMEDIATE, HIDDEN)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute x + the layers of x."""
@@ -34,9 +35,9 @@ def main() -> None:
     """Compile once, and run batches of other sizes."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    up, down = nn.Linear(HIDDEN, INTERMEDIATE), nn.Linear(INTERMEDIATE, HIDDEN)
-    plain = Mlp(up, down).to(device, torch.bfloat16)
-    model = Mlp(*(FrozenLinear(deep_gemm.per_block_cast_to_fp8(each.weight), each.bias) for each in (up, down)))
+    plain = Mlp().to(device, torch.bfloat16)
+    model = copy.deepcopy(plain)
+    deep_gemm.convert.to_fp8_inference(model)
     graphs = CompileCounterWithBackend("inductor")
     compiled = torch.compile(model, fullgraph=True, backend=graphs)
     for batch in (5, 32, 200):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -202,7 +203,8 @@ def said_of(mutation: Mutation) -> str:
             trial.run(mutation.apply(trial.headers()))
         except (SimulationError, ValueError) as error:
             what = error.what if isinstance(error, SimulationError) else str(error)
-            return f"{what}\n(seed {seed}, schedule {trial.schedule})"
+            lines = (textwrap.fill(line, 110, subsequent_indent="    ") for line in what.splitlines())
+            return "\n".join([*lines, f"(seed {seed}, schedule {trial.schedule})"])
     raise AssertionError(f"no schedule notices: {mutation.name}")
 
 
