@@ -24,6 +24,9 @@ def know_shardings() -> None:
         _known.append(True)
 
 
+# torch.compile calls it while it traces, instead of tracing it. torch.compiler.assume_constant_result says so too, but
+# loads the compiler, which takes seconds.
+know_shardings._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _known: list[bool] = []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.linear import backward as backward_of_x
 from deep_gemm.nn import Linear
 from deep_gemm.nn import linear as module
+from deep_gemm.nn import sharding
 
 IN, OUT = 272, 144
 TYPES = [torch.bfloat16, torch.float32, torch.float16]
@@ -367,6 +369,17 @@ def test_a_model_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, fr
         assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
     assert counter.frame_count == 1
     torch.compiler.reset()
+
+
+def test_a_program_that_has_loaded_dtensor_compiles_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph's first call may be the one that tells DTensor the shardings: that is done beside the graph."""
+    importlib.import_module("torch.distributed.tensor")
+    monkeypatch.setattr(sharding, "_known", [])
+    torch.compiler.reset()
+    layer, x = layer_of(), numbers(40, IN)
+    compiled: Any = torch.compile(layer, backend="eager", fullgraph=True)
+    assert same_bits(compiled(x), layer(x))
+    assert sharding._known == [True]
 
 
 def test_a_compiled_model_under_autocast_and_checkpointing() -> None:
