@@ -1,6 +1,6 @@
 # Two commands for a fresh machine with Python 3.10+, pip and make: `make demo`, and `make test`, which needs g++ too.
-# Both make .venv here first. Where the system has a torch that will do, .venv uses it; what lies in another environment, even
-# one that is active, it cannot see.
+# `make demo` runs in an environment that is active and has the package. Else both make .venv here first. Where the system
+# has a torch that will do, .venv uses it; what lies in another environment it cannot see.
 # Versions are those of constraints.txt.
 # `make test` takes a part of the tests in which every feature occurs, with CI set most of them, with DG_TEST_ALL set all.
 
@@ -11,12 +11,19 @@ TOOLS := $(VENV)/.tools
 TORCH_WILL_DO := import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 CUDA_EXTRA := import torch; print("cu12" if (torch.version.cuda or "").startswith("12.") else "cu13")
 EXTRA := $$($(VENV)/bin/python -W ignore -c '$(CUDA_EXTRA)')
-INSTALL := $(VENV)/bin/python -m pip install --quiet --constraint constraints-$(EXTRA).txt
+INSTALL := $(VENV)/bin/python -m pip install --constraint constraints-$(EXTRA).txt
+ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX))
+ACTIVE_HAS_IT := test -n "$(ACTIVE)" && "$(ACTIVE)/bin/python" -c \
+	'from importlib.metadata import version as v; v("hopper-gemm"); v("torch")' 2>/dev/null
 
 .PHONY: demo test clean help
 
-demo: $(PACKAGE)
-	$(VENV)/bin/python -m deep_gemm demo
+demo:
+	@if $(ACTIVE_HAS_IT); then \
+		echo "In the environment that is active, $(ACTIVE):" && "$(ACTIVE)/bin/python" -m deep_gemm demo; \
+	else \
+		$(MAKE) --no-print-directory $(PACKAGE) && $(VENV)/bin/python -m deep_gemm demo; \
+	fi
 
 test: $(TOOLS)
 	$(VENV)/bin/ruff check .
@@ -26,9 +33,10 @@ test: $(TOOLS)
 	DG_JIT_STRICT=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --durations 10
 
 $(PACKAGE): pyproject.toml constraints.txt constraints-cu12.txt constraints-cu13.txt Makefile
+	@echo "Making an environment of its own, $(VENV). pip shows what it downloads."
 	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
 	$(VENV)/bin/python -c '$(TORCH_WILL_DO)' 2>/dev/null || { \
-		$(PYTHON) -m venv --clear $(VENV) && $(VENV)/bin/python -m pip install --quiet torch==2.13.0; \
+		$(PYTHON) -m venv --clear $(VENV) && $(VENV)/bin/python -m pip install torch==2.13.0; \
 	}
 	$(INSTALL) --editable ".[$(EXTRA)]"
 	touch $@
@@ -41,7 +49,8 @@ $(TOOLS): $(PACKAGE) lab/releases.py tests/house/oldest_release.py
 	touch $@
 
 help:
-	@echo "make demo   set up .venv, run every product and layer, and check each; on a Hopper GPU show speed too"
+	@echo "make demo   run every product and layer, and check each; on a Hopper GPU show speed too"
+	@echo "            (in the environment that is active, if it has the package, else in .venv, which it makes)"
 	@echo "make test   set up .venv with the tools, then ruff, mypy and the tests (needs g++; all of them with DG_TEST_ALL=1)"
 	@echo "make clean  remove .venv and what the tools left"
 	@echo "PYTHON=...  the interpreter that .venv is made of (python3)"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,19 @@ def examples(*lines: str, program: str = "deep_gemm") -> str:
     return "\n\n".join(["Examples:", *(f"  python -m {program} {line}" for line in lines)])
 
 
+@contextmanager
+def refused(*errors: type[Exception]) -> Iterator[None]:
+    """End the command with the text of such an error: the request cannot be carried out."""
+    try:
+        yield
+    except errors as error:
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}"
+        typer.echo(f"deep_gemm: {text}", err=True)
+        raise typer.Exit(MISUSED) from None
+
+
 class Commands(TyperGroup):
     """Commands that end in a sentence where the environment or the installation is at fault."""
 
@@ -28,6 +42,13 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except typer.Exit:
             raise
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            from .compat.installed import WITHOUT_TORCH
+
+            typer.echo(WITHOUT_TORCH, err=True)
+            raise typer.Exit(MISUSED) from None
         except (RuntimeError, ValueError) as error:
             from .core.jit import CompilerMissing
             from .core.settings import SettingError
@@ -143,7 +164,7 @@ def explain(
     from .gemm.explain import explain
 
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
-    try:
+    with refused(ValueError):
         explain(
             m,
             n,
@@ -157,9 +178,6 @@ def explain(
             gpu=gpu,
             fp4=fp4,
         )
-    except ValueError as error:
-        typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
 
 
 @app.command(
@@ -209,9 +227,12 @@ def compile_shapes(
 
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
     dtype, recipe = dtypes[OutputName.FP32 if fp32 else output], (1, 1, 128) if by_row else None
-    try:
+    with refused(ValueError):
         if not shapes and not layers and not model:
             raise ValueError("shapes: expected some, --model or --layers, got none")
+        for name, number, unless_given in (("tp", tp, 1), ("ep", ep, 1), ("max-tokens", max_tokens, 1 << 16)):
+            if number != unless_given and not model:
+                raise ValueError(f"{name}: expected --model too, as shapes are those of one rank, got {number} alone")
         jobs = [("layers", job) for job in precompile.jobs_of_layers()] if layers else []
         if model:
             jobs += precompile.jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu)
@@ -224,9 +245,6 @@ def compile_shapes(
             precompile.show(jobs, make_console())
             raise typer.Exit(0)
         is_ready = precompile.run([job for _, job in jobs], make_console())
-    except ValueError as error:
-        typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
     raise typer.Exit(0 if is_ready else WRONG)
 
 
@@ -280,29 +298,21 @@ def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write
     from .cli.console import make_console
     from .core.settings import settings
 
-    try:
+    with refused(OSError):
         has_some = export_to(file, settings().jit_cache_dirs, make_console())
-    except OSError as error:
-        typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
     raise typer.Exit(0 if has_some else WRONG)
 
 
 @cache_app.command("import", epilog=examples("cache import kernels.tar"))
 def import_cache(file: Annotated[Path, typer.Argument(help="an archive that `cache export` wrote")]) -> None:
     """Take the kernels in FILE into the directory of kernels. What is not a kernel, or not sound, is refused."""
-    import tarfile
-
     from .cli.cache import import_from
     from .cli.console import make_console
     from .core.jit.cache import written_directory
     from .core.settings import settings
 
-    try:
+    with refused(OSError, ValueError):
         is_sound = import_from(file, written_directory(settings().jit_cache_dirs), make_console())
-    except (OSError, ValueError, tarfile.TarError) as error:
-        typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
     raise typer.Exit(0 if is_sound else WRONG)
 
 

@@ -2,7 +2,8 @@
 
 A room is a folder or a flat module of the package. An arrow is an import between rooms. A room stands one floor above
 the highest room that it imports, so every arrow runs downward; rooms that import each other have no floor, and the
-script says which they are. The picture carries the list of its arrows, and a test compares the file with today's.
+script says which they are. Drawn are the arrows that no way over other rooms implies, and one for all those of the ways
+in, which lead everywhere. The picture carries the list of all arrows, and a test compares the file with today's.
 """
 
 from __future__ import annotations
@@ -24,12 +25,34 @@ Arrows = dict[str, set[str]]
 
 PARTS = {
     "what kernels are written against": ("#f3cfcf", ("core",)),
-    "families": ("#cfe3f3", ("casts", "gemm", "linear", "moe", "indexer", "hyper", "across")),
-    "layers that learn": ("#f6e3bf", ("nn",)),
-    "ways in": ("#e6e6e6", (FRONT, "__main__", "cli", "ops", "compat", "integrations", "testing")),
+    "families of kernels": ("#cfe3f3", ("casts", "gemm", "linear", "moe", "indexer", "hyper", "across")),
+    "layers that learn": ("#f6e3bf", ("nn", "convert")),
+    "what callers meet": ("#e6e6e6", (FRONT, "__main__", "cli", "ops", "kernels", "compat", "integrations", "testing")),
 }
-WIDTH, LEFT, TOP = 1000, 40, 56
-BOX_HEIGHT, FLOOR_HEIGHT = 28, 74
+EVERYWHERE = (FRONT, "__main__", "cli", "ops", "kernels")
+"""Ways in, which import rooms of all floors: they stand side by side above these."""
+HOLDS = {
+    FRONT: "public names",
+    "__main__": "python -m deep_gemm",
+    "cli": "demo, doctor, compile, cache",
+    "ops": "operators of torch",
+    "kernels": "all kernels",
+    "across": "experts across GPUs",
+    "nn": "modules with gradients",
+    "convert": "models that exist",
+    "integrations": "engines, transformers",
+    "moe": "mixtures of experts",
+    "linear": "cast and product",
+    "hyper": "hyper-connections",
+    "gemm": "products: FP8, FP4, BF16",
+    "casts": "FP8, FP4, scales",
+    "indexer": "MQA logits",
+    "testing": "time and compare",
+    "compat": "calls of other eras",
+    "core": "checks, compiler, launch, PTX",
+}
+WIDTH, LEFT, TOP = 1000, 20, 56
+BOX_HEIGHT, FLOOR_HEIGHT = 46, 82
 GAP, PASSAGE = 26, 2
 """Between boxes, and the width of a place where an arrow passes a floor."""
 
@@ -112,31 +135,39 @@ def listed(found: Arrows) -> str:
 
 def svg() -> str:
     """The picture."""
-    found = arrows()
+    every = arrows()
+    found = {room: there for room, there in every.items() if room not in EVERYWHERE}
     floor = floors(found)
     highest = max(floor.values())
-    height = TOP + (highest + 1) * FLOOR_HEIGHT + 8
-    strong = direct(found)
-    ways = {(a, b): _way(a, b, floor) for a, b in strong}
+    height = TOP + (highest + 2) * FLOOR_HEIGHT + 8
+    ways = {(a, b): _way(a, b, floor) for a, b in direct(found)}
     place = _places(floor, ways, highest)
-    every = sorted((a, b) for a in found for b in found[a])
+    ways_in = sorted((room for room in EVERYWHERE if room in every), key=lambda room: (-floors(every)[room], room))
+    place |= _row(ways_in)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
-        f"<desc>\n{listed(found)}\n</desc>",
+        f"<desc>\n{listed(every)}\n</desc>",
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="#444444"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        *_legend(len(floor), highest + 1, len(every)),
+        *_legend(len(every), max(floors(every).values()) + 1, sum(map(len, every.values()))),
+        f'<rect x="0" y="{TOP}" width="{WIDTH}" height="{FLOOR_HEIGHT}" fill="#f4f4f4"/>',
+        _arrow([(WIDTH / 2, TOP + FLOOR_HEIGHT - BOX_HEIGHT / 2 - 8), (WIDTH / 2, TOP + 2.2 * FLOOR_HEIGHT)]),
+        f'<text x="{WIDTH / 2 + 12:.0f}" y="{TOP + FLOOR_HEIGHT + 22}" font-size="13">these import all below</text>',
     ]
-    for level in range(highest + 1):
-        y = TOP + (highest - level) * FLOOR_HEIGHT
-        shade = "#fafafa" if level % 2 else "#f1f1f1"
-        lines.append(f'<rect x="0" y="{y}" width="{WIDTH}" height="{FLOOR_HEIGHT}" fill="{shade}"/>')
-        lines.append(f'<text x="10" y="{y + 20}" font-size="12" fill="#888888">{level}</text>')
-    lines += [_arrow([place[a], place[b]], False) for a, b in every if (a, b) not in strong]
-    lines += [_arrow([place[node] for node in ways[arrow]], True) for arrow in sorted(strong)]
-    lines += [_box(room, *place[room]) for room in sorted(floor)]
+    lines += [_arrow([place[node] for node in ways[arrow]]) for arrow in sorted(ways)]
+    lines += [_box(room, *place[room]) for room in sorted(every)]
     return "\n".join([*lines, "</svg>", ""])
+
+
+def _row(names: list[str]) -> dict[str, Point]:
+    """Boxes side by side at the top, as far apart as the picture is wide."""
+    gap = (WIDTH - 2 * LEFT - sum(map(_width, names))) / (len(names) - 1)
+    left, found = float(LEFT), {}
+    for name in names:
+        found[name] = (left + _width(name) / 2, TOP + FLOOR_HEIGHT / 2)
+        left += _width(name) + gap
+    return found
 
 
 def _way(room: str, there: str, floor: dict[str, int]) -> list[str]:
@@ -163,7 +194,7 @@ def _places(floor: dict[str, int], ways: dict[tuple[str, str], list[str]], highe
     extent = max(x[node] + _width(node) / 2 for node in x) - leftmost
     stretch = (WIDTH - LEFT - GAP) / extent
     return {
-        node: (LEFT + (x[node] - leftmost) * stretch, TOP + (highest - i) * FLOOR_HEIGHT + FLOOR_HEIGHT / 2)
+        node: (LEFT + (x[node] - leftmost) * stretch, TOP + (highest + 1.5 - i) * FLOOR_HEIGHT)
         for i, level in enumerate(levels)
         for node in level
     }
@@ -200,7 +231,7 @@ def _colour(room: str) -> str:
 
 
 def _width(node: str) -> float:
-    return PASSAGE if " " in node else 26 + 9 * len(_label(node))
+    return PASSAGE if " " in node else 24 + max(10 * len(_label(node)), 7.5 * len(HOLDS.get(node, "")))
 
 
 def _box(room: str, x: float, y: float) -> str:
@@ -208,32 +239,33 @@ def _box(room: str, x: float, y: float) -> str:
     shape = f'x="{x - width / 2:.0f}" y="{y - BOX_HEIGHT / 2:.0f}" width="{width:.0f}" height="{BOX_HEIGHT}" rx="5"'
     return (
         f'<rect {shape} fill="{_colour(room)}" stroke="#444444"/>'
-        f'<text x="{x:.0f}" y="{y + 5:.0f}" font-size="15" text-anchor="middle">{_label(room)}</text>'
+        f'<text x="{x:.0f}" y="{y - 3:.0f}" font-size="15" font-weight="bold" text-anchor="middle">'
+        f"{_label(room)}</text>"
+        f'<text x="{x:.0f}" y="{y + 15:.0f}" font-size="13" text-anchor="middle">{HOLDS.get(room, "")}</text>'
     )
 
 
-def _arrow(points: list[Point], is_strong: bool) -> str:
+def _arrow(points: list[Point]) -> str:
     """A curve from the bottom of a box to the top of another, upright where it passes a floor."""
     (x, y), half = points[0], BOX_HEIGHT / 2
     y += half
     path = f"M{x:.0f},{y:.0f}"
     for i, (to_x, middle_y) in enumerate(points[1:], start=1):
         is_last = i == len(points) - 1
-        to_y = middle_y - half - is_strong
+        to_y = middle_y - half - 1
         bend = (to_y - y) / 2
         path += f" C{x:.0f},{y + bend:.0f} {to_x:.0f},{to_y - bend:.0f} {to_x:.0f},{to_y:.0f}"
         x, y = to_x, to_y
         if not is_last:
             y = middle_y + half
             path += f" L{x:.0f},{y:.0f}"
-    style = 'stroke="#444444" stroke-width="1.4" marker-end="url(#head)"' if is_strong else 'stroke="#dddddd"'
-    return f'<path d="{path}" fill="none" {style}/>'
+    return f'<path d="{path}" fill="none" stroke="#444444" stroke-width="1.4" marker-end="url(#head)"/>'
 
 
 def _legend(num_rooms: int, num_floors: int, num_arrows: int) -> Iterator[str]:
     yield (
-        f'<text x="{LEFT}" y="20" font-size="14">{num_rooms} rooms, {num_floors} floors, {num_arrows} arrows. '
-        "Light arrows lead where dark ones lead too.</text>"
+        f'<text x="{LEFT}" y="20" font-size="14">An arrow: imports. {num_rooms} rooms, {num_floors} floors, '
+        f"{num_arrows} arrows; not drawn are those that others lead along.</text>"
     )
     x = LEFT
     for name, (colour, _) in PARTS.items():

@@ -1,11 +1,12 @@
 """Train a small transformer with experts twice, in FP8 and in BF16, and compare the curves.
 
-    python examples/train_small.py                          # two minutes at most on two cores
+    python examples/train_small.py                          # a minute on one core
     python examples/train_small.py --plot curves.png
     python examples/train_small.py --size large --device cuda
 
-Both start from the same weights and see the same data: a chain in which the next token depends on the two before it, so
-that attention has to find them and the experts have to know what follows each pair. The best possible loss is known.
+Prints the mean loss of every 30 steps in both, the best possible one, and how far the last ones are apart. Both start
+from the same weights and see the same data: a chain in which the next token depends on the two before it, so that
+attention has to find them and the experts have to know what follows each pair. The best possible loss is known.
 """
 
 from __future__ import annotations
@@ -243,6 +244,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="file to draw the curves into, such as curves.svg")
     parser.add_argument("--save", type=Path, help="file to write the losses into, as JSON")
     args = parser.parse_args()
+    if args.device == "cpu":
+        torch.set_num_threads(1)  # products are so small that threads only wait for each other
     size, curves = SIZES[args.size], []
     for name, run in (("BF16", train_bf16), ("FP8", train_fp8)):
         begin = time.perf_counter()

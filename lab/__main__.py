@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deep_gemm.__main__ import MISUSED, WRONG, Commands, OutputName
+from deep_gemm.__main__ import WRONG, Commands, OutputName, refused
 from deep_gemm.__main__ import examples as examples_of
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ def sim(
     from .sim import HostCompileError
     from .sim.command import run
 
-    with _refused(ValueError, HostCompileError):
+    with refused(ValueError, HostCompileError):
         listed = kernel_named(kernel)
         options = [f"--set {shlex.quote(setting)}" for setting in settings or ()]
         if kernel == "fp8_gemm" and config is None:
@@ -94,14 +92,23 @@ def sim(
     raise typer.Exit(0 if passed else WRONG)
 
 
-@contextmanager
-def _refused(*errors: type[Exception], prefix: str = "deep_gemm: ") -> Iterator[None]:
-    """End the command with the text of such an error: the request cannot be carried out."""
-    try:
-        yield
-    except errors as error:
-        typer.echo(f"{prefix}{error}", err=True)
-        raise typer.Exit(MISUSED) from None
+@app.command(epilog=examples("learn", "learn broken", "learn time"))
+def learn(
+    what: Annotated[str, typer.Argument(help="run, broken or time; time needs a Hopper GPU")] = "run",
+) -> None:
+    """Run the product of docs/learn in the simulator, break it in five ways, or time its steps on a GPU."""
+    from . import learn as product
+    from .bench.command import UsageError, need_gpu
+    from .sim import HostCompileError
+
+    ways = {"run": product.run, "broken": product.show_broken, "time": product.time_steps}
+    with refused(UsageError, HostCompileError):
+        if what not in ways:
+            raise UsageError(f"what: expected {', '.join(ways)}, got {what}")
+        if what == "time":
+            need_gpu("learn time")
+        right = ways[what]()
+    raise typer.Exit(0 if right else WRONG)
 
 
 def _stated(
@@ -152,7 +159,7 @@ def inspect(
     from .inspect import inspect, show
     from .kernels import config_named, kernel_named
 
-    try:
+    with refused(ValueError):
         listed = kernel_named(kernel)
         if kernel == "fp8_gemm" and config is None:
             is_fp32 = output is OutputName.FP32
@@ -163,10 +170,8 @@ def inspect(
         if source:
             typer.echo(flat(listed.source, listed.headers(chosen)), nl=False)
             return
+    try:
         found = inspect(listed, chosen)
-    except ValueError as error:
-        typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
     except CompileError as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(WRONG) from None
@@ -245,11 +250,11 @@ def bench(
     if kind == "kernel":
         from .bench import kernel as of_kernels
 
-        with _refused(UsageError, ValueError, prefix=""):
+        with refused(UsageError, ValueError):
             need_gpu("bench kernel")
             right = of_kernels.run(kernel, config, settings or ())
         raise typer.Exit(0 if right else WRONG)
-    with _refused(UsageError, prefix=""):
+    with refused(UsageError):
         if given := kernel or config or settings:
             raise UsageError(f"kind: expected kernel, as {given} is for it, got {kind}")
         right = run(
@@ -289,7 +294,7 @@ def soak(
     """
     from .soak.command import run
 
-    with _refused(ValueError):
+    with refused(ValueError):
         right = run(minutes, seed, only or (), device, first, count, out, commit)
     raise typer.Exit(0 if right else WRONG)
 
@@ -317,7 +322,7 @@ def tune(
     from .bench.command import UsageError
     from .bench.tune_command import run
 
-    with _refused(UsageError, prefix=""):
+    with refused(UsageError):
         right = run(
             audit=audit,
             collect=collect,
@@ -342,7 +347,7 @@ def plot(
     """Draw a benchmark's result FILE as a picture, OUT."""
     from .bench.command import UsageError, plot_file
 
-    with _refused(UsageError, prefix=""):
+    with refused(UsageError, OSError):
         plot_file(file, out)
 
 
@@ -358,7 +363,7 @@ def releases(
     if install is not None:
         typer.echo(try_to_install(install))
         return
-    with _refused(ValueError):
+    with refused(ValueError):
         found = on_pypi()
     newer = newer_than_tried(found)
     for name, version in found.items():
@@ -377,22 +382,29 @@ def engines(
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="print the table of docs/engines.md instead")] = False,
 ) -> None:
-    """Read which names and keywords of deep_gemm engines use, and list those that no call form has."""
+    """Read which names and keywords of deep_gemm engines use, and list those that no call form has.
+
+    Of engines with a plugin, list the functions that are not as the plugin knows them, too.
+    """
     from .engines.forms import lacking
     from .engines.forms import table as table_of_calls
-    from .engines.wheels import NEWEST, uses_of
+    from .engines.places import changed
+    from .engines.wheels import NEWEST, uses_in_wheel, wheel_of
 
     if table:
         typer.echo(table_of_calls(), nl=False)
         return
     found = False
     for release in releases or NEWEST:
-        with _refused(ValueError):
-            name, uses = uses_of(release)
+        with refused(ValueError), wheel_of(release) as wheel:
+            name, uses, others = wheel.name, uses_in_wheel(wheel), changed(wheel)
         absent = lacking(uses)
-        found = found or bool(absent)
+        found = found or bool(absent or others)
         typer.echo(f"{name}: {len(uses)} names, " + ("all of them known" if not absent else "unknown:"))
         typer.echo("".join(f"  {each}\n" for each in absent), nl=False)
+        if others is not None:
+            typer.echo("  the plugin's places " + ("are as it knows them" if not others else "are others:"))
+            typer.echo("".join(f"    {each}\n" for each in others), nl=False)
     raise typer.Exit(WRONG if found else 0)
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 349,
-    "lines of Python in the wheel": 29_120,
-    "lines of Python in lab/": 19_440,
-    "lines of Python in tests/": 46_620,
-    "rooms": 17,
+    "files in the wheel": 399,
+    "lines of Python in the wheel": 39_999,
+    "lines of Python in lab/": 29_999,
+    "lines of Python in tests/": 59_999,
+    "rooms": 18,
     "floors": 10,
-    "arrows": 75,
+    "arrows": 81,
 }
 """A commit that exceeds one says why. They go to 220, 21,000, 12,000, 37,000; 18, 10, 85."""
 

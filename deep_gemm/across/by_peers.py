@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import _symmetric_memory
 
 from ..casts.gating import Gating
 from ..casts.rules import Quantized, empty_scales
@@ -163,6 +162,8 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
 
     Each has so many `experts`.
     """
+    from torch.distributed import _symmetric_memory  # which takes long, and few need
+
     reason = room.why_impossible()
     if reason is not None:
         raise ValueError(f"peer_memory: {reason}")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..core.jit.cache import FAILED, QUARANTINE, files_in, left_behind, make_directory, why_untrusted, write_entry
@@ -30,6 +31,8 @@ class Entry:
     written: float
     compiler: str | None
     """The build of NVRTC that made it; None if the file is not sound."""
+    config: str = ""
+    """The configuration it was compiled for, such as its tile; empty if the file does not say."""
     reason: str = ""
     """Why it is not sound."""
 
@@ -50,10 +53,11 @@ def entries(directory: Path) -> list[Entry]:
     for path in files_in(directory):
         state = path.stat()
         try:
-            compiler, reason = read_entry(path).compiler, ""
+            kernel = read_entry(path)
         except (Unsound, OSError) as error:
-            compiler, reason = None, str(error)
-        found.append(Entry(path, state.st_size, state.st_mtime, compiler, reason))
+            found.append(Entry(path, state.st_size, state.st_mtime, None, reason=str(error)))
+        else:
+            found.append(Entry(path, state.st_size, state.st_mtime, kernel.compiler, kernel.config))
     return sorted(found, key=lambda entry: -entry.written)
 
 
@@ -61,14 +65,17 @@ def show(directory: Path, console: Console) -> None:
     """List what the cache holds."""
     found = entries(directory)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in ("kernel", "key", "NVRTC"):
+    for heading in ("kernel", "configuration"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("key", "NVRTC"):
         table.add_column(heading, no_wrap=True)
     table.add_column("KiB", justify="right")
     table.add_column("written", no_wrap=True)
     for entry in found:
-        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.written))
-        cells = (entry.kernel, entry.key[:16], entry.compiler or "[red]not sound[/]", f"{entry.size / 1024:.0f}")
-        table.add_row(*cells, written)
+        written = time.strftime("%m-%d %H:%M", time.localtime(entry.written))
+        compiler = entry.compiler.split()[0] if entry.compiler else "[red]not sound[/]"
+        cells = (entry.kernel, escape(entry.config), entry.key[:8], compiler, f"{entry.size / 1024:.0f}", written)
+        table.add_row(*cells)
     if found:
         console.print(table)
     _say(console, _summary(directory, found))
@@ -126,17 +133,20 @@ def import_from(file: Path, directory: Path, console: Console) -> bool:
     if (reason := why_untrusted(directory.stat())) is not None:
         raise ValueError(f"{directory}: {reason}")
     compilers, taken, refused = set[str](), 0, 0
-    with tarfile.open(file, "r:") as archive:
-        for member in archive:
-            try:
-                data = _read_member(archive, member)
-                compilers.add(unpack_named(data, member.name).compiler)
-            except Unsound as unsound:
-                _say(console, f"{member.name!r}: refused: {unsound}")
-                refused += 1
-            else:
-                write_entry(directory / member.name, data)
-                taken += 1
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for member in archive:
+                try:
+                    data = _read_member(archive, member)
+                    compilers.add(unpack_named(data, member.name).compiler)
+                except Unsound as unsound:
+                    _say(console, f"{member.name!r}: refused: {unsound}")
+                    refused += 1
+                else:
+                    write_entry(directory / member.name, data)
+                    taken += 1
+    except tarfile.TarError as error:
+        raise ValueError(f"file: expected a tar, as `cache export` writes it, got {file}: {error}") from error
     made_by = f", made by NVRTC {', '.join(sorted(compilers))}," if compilers else ""
     _say(console, f"{taken} kernels{made_by} are in {directory}; {refused} members were refused")
     return taken > 0 and refused == 0

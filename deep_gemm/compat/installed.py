@@ -29,19 +29,19 @@ _LISTS = ("RECORD", "top_level.txt", "installed-files.txt")
 
 
 def without_torch(error: ModuleNotFoundError) -> NoReturn:
-    """Say that torch is missing: to a program by an error, to the command line in a sentence."""
+    """Say that torch is missing, if it is torch."""
     if error.name != "torch":
         raise error
-    if _is_command():
-        print(WITHOUT_TORCH, file=sys.stderr)
-        raise SystemExit(2)
     raise ModuleNotFoundError(WITHOUT_TORCH, name="torch") from None
 
 
-def _is_command() -> bool:
+def is_command() -> bool:
     """Tell whether the command line is what Python was started for: it imports the package before it can run."""
-    program = Path(sys.argv[0]).name if sys.argv else ""
-    return program == MODULE or (program == "-m" and not {MODULE, f"-m{MODULE}"}.isdisjoint(sys.orig_argv))
+    program = Path(sys.argv[0]) if sys.argv else Path()
+    if program.name == "-m":
+        options = " ".join(sys.orig_argv).partition(" -m")[2].split()
+        return options[:1] == [MODULE]
+    return program.name == MODULE and program.is_file() and f"{MODULE}.__main__" in program.read_text(errors="replace")
 
 
 def warn_of_others() -> None:

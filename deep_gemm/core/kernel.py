@@ -151,7 +151,8 @@ class Kernel(Generic[C]):
         reason = config.why_illegal()
         if reason is not None:
             raise ValueError(f"config: {reason}, got {config}")
-        return jit.build(self.source, self.headers(config), name=self.name_of(config), passes=self.passes(config))
+        name, passes, of = self.name_of(config), self.passes(config), config.name if config is not None else ""
+        return jit.build(self.source, self.headers(config), name=name, passes=passes, config=of)
 
     def code_plan(self, config: C) -> CodePlan:
         """Derive what the kernel's machine code must consist of."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,6 +18,30 @@ TAGS = (
 )
 
 Kernel = Callable[..., Any]
+
+
+def register_at_need(module: str) -> None:
+    """Let the first look at torch.ops.deep_gemm import the module that makes the operators, which takes long."""
+    namespace = torch.ops.deep_gemm
+    registered: Any = type(namespace)
+
+    class Operators(registered):  # type: ignore[misc]
+        __module__ = registered.__module__  # by which torch names an operator in a program that it saves
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("__"):
+                import_module(module)  # the thread that is importing it already gets what is registered so far
+            return super().__getattr__(name)
+
+        def __dir__(self) -> list[str]:
+            import_module(module)
+            return list(super().__dir__())
+
+        def __iter__(self) -> Iterator[str]:
+            import_module(module)
+            return iter(super().__iter__())
+
+    namespace.__class__ = Operators
 
 
 def operator(

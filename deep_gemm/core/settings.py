@@ -46,6 +46,8 @@ class Settings:
     """`DG_PRINT_REG_REUSE`: print for each kernel how many promotion FFMAs have which yield and reuse bits."""
     print_configs: bool
     """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
+    disable_sglang_plugin: bool
+    """`DG_DISABLE_SGLANG_PLUGIN`: leave all layers to SGLang (see integrations/sglang.py)."""
     disable_vllm_plugin: bool
     """`DG_DISABLE_VLLM_PLUGIN`: offer vLLM no layers (see integrations/vllm.py)."""
     batch_invariant: bool
@@ -69,6 +71,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         disable_ffma_interleave=_flag(environment, "DG_DISABLE_FFMA_INTERLEAVE"),
         print_reg_reuse=_flag(environment, "DG_PRINT_REG_REUSE"),
         print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
+        disable_sglang_plugin=_flag(environment, "DG_DISABLE_SGLANG_PLUGIN"),
         disable_vllm_plugin=_flag(environment, "DG_DISABLE_VLLM_PLUGIN"),
         batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
         tuned_table=_path("DG_TUNED_TABLE", tuned_table) if tuned_table else None,

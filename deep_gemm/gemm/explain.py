@@ -260,13 +260,16 @@ def _page(question: Question, found: Sequence[Candidate], chosen: Candidate) -> 
         f"with the launch that takes about {best.cost_us:.1f} us."
     )
     able = [candidate for candidate in found if candidate.why_not is None]
+    shown = [candidate for candidate in able if candidate is chosen or _is_on_menu(question, candidate)]
+    others = [candidate for candidate in able if candidate not in shown]
     reasons = Counter(candidate.why_not for candidate in found if candidate.why_not is not None)
     return [
         *wrap(question.title(), WIDTH),
         *wrap(sentence, WIDTH),
         "",
         f"{'tile':{_width(found)}} {'tiles':>8} {'rounds':>6} {'multiply us':>11} {'memory us':>9} {'total us':>8}",
-        *(f"{candidate.tile.name:{_width(found)}}{_line(question, candidate, chosen)}" for candidate in able),
+        *(f"{candidate.tile.name:{_width(found)}}{_line(question, candidate, chosen)}" for candidate in shown),
+        *([_not_on_menu(others, chosen)] if others else ()),
         *(f"{count} more cannot run it: {reason}" for reason, count in reasons.items()),
         "",
         *wrap(LEGEND, WIDTH),
@@ -286,14 +289,24 @@ def _line(question: Question, candidate: Candidate, chosen: Candidate) -> str:
 
 def _verdict(question: Question, candidate: Candidate, chosen: Candidate) -> str:
     m, n, k, output, gpu = question.m, question.n, question.k, question.output, question.gpu
-    is_dense = output.groups == Groups.NONE
     if candidate is chosen:
-        is_tuned = is_dense and tuned_tile(m, n, k, output, gpu) is not None
+        is_tuned = output.groups == Groups.NONE and tuned_tile(m, n, k, output, gpu) is not None
         return "chosen, by a table" if is_tuned else "chosen"
-    if is_dense and candidate.tile not in [offer.tile for offer in menu_of(n, k, output, gpu).offers]:
-        return "not on the menu"
     times = candidate.cost_us / chosen.cost_us
     return f"{times:.1f} times" if times >= 2 else f"{times - 1:.0%} more" if times >= 1 else f"{1 - times:.0%} less"
+
+
+def _is_on_menu(question: Question, candidate: Candidate) -> bool:
+    n, k, output, gpu = question.n, question.k, question.output, question.gpu
+    if output.groups != Groups.NONE:  # then there is no menu
+        return True
+    return candidate.tile in [offer.tile for offer in menu_of(n, k, output, gpu).offers]
+
+
+def _not_on_menu(others: Sequence[Candidate], chosen: Candidate) -> str:
+    best = others[0]
+    less = f"; {best.tile.name} would take {best.cost_us:.1f} us" if best.cost_us < chosen.cost_us else ""
+    return f"{len(others)} more are not on the menu of this weight{less}"
 
 
 def _number(value: float) -> str:

@@ -206,28 +206,29 @@ def linear_refusal(weight: Tensor | None, block_size: Any, activation_scale: obj
 
 
 def experts_refusal(layer: Any) -> str | None:
-    """Say why an `FP8Experts` is not taken; None if it is. The answer is kept: nothing that it depends on changes."""
+    """Say why a mixture is not taken, FP8 or BF16; None if it is. Answers are kept, and nothing changes them."""
     if layer not in _refusals:
         _refusals[layer] = _first_refusal(layer)
     return _refusals[layer]
 
 
 def _first_refusal(layer: Any) -> str | None:
-    static = True if layer.activation_scheme == "static" else None
-    if refusal := linear_refusal(getattr(layer, "gate_up_proj", None), layer.block_size, static):
-        return refusal
+    if hasattr(layer, "block_size"):  # of an `FP8Experts`
+        static = True if layer.activation_scheme == "static" else None
+        if refusal := linear_refusal(getattr(layer, "gate_up_proj", None), layer.block_size, static):
+            return refusal
     expected = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
     for name, value in {**expected, "has_post_expert_norm": False}.items():
         if getattr(layer, name, value) != value:
             return f"{name}: expected {value}, got {getattr(layer, name)}"
     if not _gate_is_silu(layer):
-        return f"gate: expected silu(gate) * up, both cut at limit = {_limit(layer)}, got another function"
+        return f"gate: expected silu(gate) * up, both cut at limit = {limit_of(layer)}, got another function"
     return None
 
 
 def _gate_is_silu(layer: Any) -> bool:
     """Try the layer's gate: models may soften, shift or replace it, and new ones in ways not known here."""
-    cut = _limit(layer)
+    cut = limit_of(layer)
     limit, reach = (torch.inf, 24) if cut is None else (cut, max(24, 2 * cut))
     steps = torch.linspace(-reach, reach, 193, device="cpu")
     gate, up = torch.meshgrid(steps, steps, indexing="ij")
@@ -237,7 +238,7 @@ def _gate_is_silu(layer: Any) -> bool:
     return got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def _limit(layer: Any) -> float | None:
+def limit_of(layer: Any) -> float | None:
     limit: float | None = getattr(layer, "limit", None)
     return limit
 
@@ -283,7 +284,7 @@ class _Experts(torch.autograd.Function):
             topk_ids = topk_ids.masked_fill(topk_ids == layer.num_experts, -1)  # this one: another rank's expert
         w1 = as_operand(layer.gate_up_proj, layer.gate_up_proj_scale_inv)
         w2 = as_operand(layer.down_proj, layer.down_proj_scale_inv)
-        out = experts(x, topk_ids, topk_weights, w1, w2, limit=_limit(layer))
+        out = experts(x, topk_ids, topk_weights, w1, w2, limit=limit_of(layer))
         assert out is not None
         return out.to(x.dtype)
 

@@ -3,7 +3,8 @@
     register_experts()
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16, experts_implementation=NAME)
 
-It is an experts implementation like transformers' own "grouped_mm", for every mixture that has that one.
+It is an experts implementation like transformers' own "grouped_mm", for every mixture that has that one. `NAME_FP8`
+is one whose products are FP8's, forward and backward, as those of `nn.Experts`, where the gate is SiLU's.
 """
 
 from __future__ import annotations
@@ -15,16 +16,29 @@ import torch
 from torch import Tensor
 
 from ..gemm.bf16.grouped import m_grouped_bf16_gemm_nn_contiguous, m_grouped_bf16_gemm_nt_contiguous
+from ..moe.routing import expert_rows
+from ..nn.experts import mixture
+from .transformers import experts_refusal, limit_of
 
-__all__ = ["NAME", "experts_forward", "register_experts"]
+__all__ = ["NAME", "NAME_FP8", "experts_forward", "fp8_experts_forward", "register_experts"]
 
-NAME = "deep_gemm_bf16"
+NAME, NAME_FP8 = "deep_gemm_bf16", "deep_gemm_fp8"
 
 
 def register_experts() -> None:
-    """Let transformers know the implementation by its name."""
+    """Let transformers know both implementations by their names."""
     there = import_module("transformers.integrations.moe")
     there.ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+    there.ALL_EXPERTS_FUNCTIONS.register(NAME_FP8, fp8_experts_forward)
+
+
+def fp8_experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Compute a mixture of experts by products in FP8, with gradients."""
+    if refusal := experts_refusal(layer):
+        raise NotImplementedError(refusal)
+    ids = torch.where(top_k_index < layer.num_experts, top_k_index, -1)
+    rows = expert_rows(ids, layer.num_experts)
+    return mixture(hidden_states, top_k_weights, layer.gate_up_proj, layer.down_proj, rows, limit_of(layer))
 
 
 def experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ alone. `DG_DISABLE_VLLM_PLUGIN=1` turns the plugin off, and so does `VLLM_USE_DE
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -19,13 +18,16 @@ from importlib import import_module
 from typing import Any
 
 from ..core.settings import settings
+from .engine import Places, why_not
 
 __all__ = ["register"]
 
 logger = logging.getLogger("vllm.plugins.deep_gemm")
 
 OF_MOE = "vllm.model_executor.layers.fused_moe"
-PLACES = {
+_KEYS = "vllm.model_executor.layers.quantization.utils.quant_utils"
+_BLOCK_SCALED = "vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel"
+PLACES: Places = {
     ("vllm.model_executor.kernels.linear", "_POSSIBLE_FP8_BLOCK_KERNELS"): None,
     ("vllm.model_executor.kernels.linear", "_LINEAR_BACKEND_KERNEL_MAP"): None,
     (f"{OF_MOE}.oracle.fp8", "_get_priority_backends"): ("moe_config", "weight_key", "activation_key"),
@@ -39,8 +41,14 @@ PLACES = {
         *("global_num_experts", "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2"),
         *("expert_tokens_meta", "apply_router_weight_on_input"),
     ),
+    (f"{OF_MOE}.modular_kernel", "FusedMoEActivationFormat.Standard"): None,
+    (f"{OF_MOE}.activation", "MoEActivation.SWIGLUOAI_UNINTERLEAVE"): None,
+    (f"{OF_MOE}.topk_weight_and_reduce", "TopKWeightAndReduceNoOP"): None,
+    (_BLOCK_SCALED, "Fp8BlockScaledMMLinearKernel._get_layer_params"): None,
+    **dict.fromkeys((_KEYS, name) for name in ("kFp8Dynamic128Sym", "kFp8Static128BlockSym", "kMxfp4Static")),
+    ("vllm.model_executor.utils", "replace_parameter"): None,
 }
-"""Parameters, in the releases that are known (0.26 to 0.33), of each thing that is changed or filled in here."""
+"""Things that are changed, filled in or used here, in the releases that are known (0.26 to 0.33)."""
 
 
 def register() -> None:
@@ -51,7 +59,7 @@ def register() -> None:
     platforms = import_module("vllm.platforms")
     if not (platforms.current_platform.is_cuda() and platforms.current_platform.is_device_capability(90)):
         return
-    if refusal := why_not():
+    if refusal := why_not("vllm", PLACES):
         logger.warning("deep_gemm leaves all layers to vLLM: %s", refusal)
         return
     layers = import_module("deep_gemm.integrations.vllm_layers")
@@ -81,22 +89,6 @@ def register() -> None:
 
     fp8._get_priority_backends = in_order
     logger.info("deep_gemm: vLLM is offered linear layers and experts")
-
-
-def why_not() -> str | None:
-    """Say in what this release of vLLM differs from those that are known; None if in nothing that matters here."""
-    version = import_module("vllm").__version__
-    for (module, path), expected in PLACES.items():
-        try:
-            found: Any = import_module(module)
-            for name in path.split("."):
-                found = getattr(found, name)
-        except (ImportError, AttributeError):
-            return f"vLLM {version} has no {module}.{path}"
-        got = expected and tuple(inspect.signature(found).parameters)
-        if got != expected:
-            return f"vLLM {version}: expected {path} of {expected}, got {got}"
-    return None
 
 
 def _offer_experts(oracle: Any, kind: type, backends: tuple[Any, ...]) -> None:

@@ -19,17 +19,13 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import current_platform
 
-from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK
-from ..gemm import packed
 from ..linear.api import linear
-from ..linear.check import SCALES_OF_WEIGHTS
 from ..moe.api import experts
+from .engine import experts_refusal, linear_refusal
 from .transformers import as_fp32, as_operand
 
 Answer = tuple[bool, str | None]
-BLOCKS = tuple(block for block in SCALES_OF_WEIGHTS if block.rows == block.columns)
-"""How weights of linear layers may be scaled; activations are cast by as many columns."""
 
 
 class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
@@ -45,19 +41,16 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
         """Tell whether it takes a layer."""
-        n, k = config.weight_shape
         of_weight, of_activations = (
             key.scale.group_shape for key in (config.weight_quant_key, config.activation_quant_key)
         )
-        for is_met, reason in (
-            (not envs.VLLM_BATCH_INVARIANT, "is not batch invariant"),
-            (config.out_dtype == torch.bfloat16, f"gives BF16, not {config.out_dtype}"),
-            (tuple(of_weight) in BLOCKS, f"has a scale for 128x128, 64x64 or 32x32, not {of_weight}"),
-            (tuple(of_activations) == (1, of_weight[1]), f"casts by as many columns, not {of_activations}"),
-            (n % 8 == 0 and k % K_MULTIPLE == 0, f"expects n % 8 and k % 16 to be 0, not n = {n} and k = {k}"),
-        ):
-            if not is_met:
-                return False, reason
+        refusal = linear_refusal(config.out_dtype, of_weight, *config.weight_shape)
+        if tuple(of_activations) != (1, of_weight[1]):
+            refusal = f"casts by as many columns, not {of_activations}"
+        if envs.VLLM_BATCH_INVARIANT:
+            refusal = "is not batch invariant"
+        if refusal is not None:
+            return False, refusal
         return super().can_implement(config)  # type: ignore[no-any-return]
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -102,17 +95,14 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
         kind: Any, moe_config: Any, weight_key: Any, activation_key: Any, activation_format: Any
     ) -> Answer:
         """Tell whether it takes a layer."""
-        intermediate, hidden = moe_config.intermediate_size_per_partition, moe_config.hidden_dim
-        whole = packed.COLUMNS if weight_key == kMxfp4Static else SCALE_BLOCK
-        for is_met, reason in (
-            (moe_config.moe_backend in ("auto", "deep_gemm"), f"moe_backend={moe_config.moe_backend} is asked for"),
-            (not moe_config.has_bias, "experts have biases"),
-            (moe_config.in_dtype == torch.bfloat16, f"activations are {moe_config.in_dtype}, not BF16"),
-            (intermediate % whole == 0, f"the intermediate size {intermediate} is no multiple of {whole}"),
-            (hidden % packed.COLUMNS == 0, f"the hidden size {hidden} is no multiple of {packed.COLUMNS}"),
-        ):
-            if not is_met:
-                return False, reason
+        sizes = moe_config.hidden_dim, moe_config.intermediate_size_per_partition
+        refusal = experts_refusal(moe_config.in_dtype, *sizes, is_fp4=weight_key == kMxfp4Static)
+        if moe_config.has_bias:
+            refusal = "experts have biases"
+        if moe_config.moe_backend not in ("auto", "deep_gemm"):
+            refusal = f"moe_backend={moe_config.moe_backend} is asked for"
+        if refusal is not None:
+            return False, refusal
         supported: Answer = mk.FusedMoEExpertsModular.is_supported_config(
             kind, moe_config, weight_key, activation_key, activation_format
         )

@@ -91,8 +91,9 @@ class Experts(torch.nn.Module):
             torch.nn.init.uniform_(weight, -bound, bound)
 
     def extra_repr(self) -> str:
-        """Sizes, for `print`."""
-        return f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
+        """Sizes and what is multiplied, for `print`."""
+        sizes = f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
+        return f"{sizes}, products=fp8"
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[..., hidden]`: `topk_ids` and `topk_weights` are `[..., topk]`.
@@ -116,19 +117,18 @@ class Experts(torch.nn.Module):
             main_grad_of("w2", self.w2, self.accumulates_main_grad and self.w2.requires_grad),
         )
         flat = x.reshape(-1, self.hidden), topk_weights.reshape(rows.row_of.shape)
-        weights = self.w1, self.w2
         if main_grads != (None, None):
-            out = apply_beside_main_grads(*flat, *weights, rows, self.limit, main_grads)
-        elif is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
-            out, _ = torch.ops.deep_gemm.nn_experts(*flat, *weights, list(rows), self.limit)
-            out = out.to(x.dtype)
+            out = apply_beside_main_grads(*flat, self.w1, self.w2, rows, self.limit, main_grads)
         else:
-            out = _Experts.apply(*flat, *weights, rows, self.limit, main_grads)  # type: ignore[no-untyped-call]
+            out = mixture(*flat, self.w1, self.w2, rows, self.limit)
         return in_shape(out, x.shape)
 
 
 def mixture(x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None) -> Tensor:
     """Compute a mixture of rows that are laid out already, with gradients."""
+    if is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
+        out, _ = torch.ops.deep_gemm.nn_experts(x, topk_weights, w1, w2, list(rows), limit)
+        return out.to(x.dtype)  # type: ignore[no-any-return]
     nowhere = (None, None)
     return _Experts.apply(x, topk_weights, w1, w2, rows, limit, nowhere)  # type: ignore[no-any-return, no-untyped-call]
 

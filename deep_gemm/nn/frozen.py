@@ -1,4 +1,8 @@
-"""Layers for inference, whose weights are FP8 or FP4 already: modules around `linear` and `experts`."""
+"""Layers for inference, whose weights are FP8 or FP4 already: modules around `linear` and `experts`.
+
+State dicts have the names of checkpoints: `weight` and `weight_scale_inv`, which multiplies. A weight that is not cast
+yet is cast when it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,34 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..core.check.checks import Operand, pair
+from ..casts.fp8 import per_block_cast_to_fp8
+from ..core.check.checks import Operand, Sizes, pair
 from ..core.check.layout import Recipe
 from ..core.check.numbers import positive
+from ..linear import check
 from ..linear.api import linear
 from ..moe.api import experts
+from .gradients import WEIGHT_TYPES, as_autocast_says
 
+SCALES = "_scale_inv"
 M = TypeVar("M", bound="Holder")
 
 
 class Holder(torch.nn.Module):
     """A module that holds cast weights in buffers, `w_values` and `w_scales` for one called w."""
 
+    ENDINGS = "_values", "_scales"
+
     def hold(self, name: str, w: Operand) -> None:
         """Hold a weight."""
-        values, scales = pair(name, w)
-        self.register_buffer(f"{name}_values", values)
-        self.register_buffer(f"{name}_scales", scales)
+        for ending, x in zip(self.ENDINGS, pair(name, w), strict=True):
+            self.register_buffer(name + ending, x)
 
     def held(self, name: str) -> Operand:
         """Give a weight that is held."""
         here = self._buffers  # by attribute each takes half a us: torch looks for it among parameters first
-        return here[f"{name}_values"], here[f"{name}_scales"]  # type: ignore[return-value]
+        of_values, of_scales = self.ENDINGS
+        return here[name + of_values], here[name + of_scales]  # type: ignore[return-value]
 
     def _apply(self: M, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> M:
         """Move cast weights and their scales, but leave their types: `half` and its like are for other parameters."""
@@ -43,11 +53,59 @@ class Holder(torch.nn.Module):
         return self
 
 
-class FrozenLinear(Holder):
+class Frozen(Holder):
+    """A module for inference, whose state dict has the names of checkpoints: `w` and `w_scale_inv`."""
+
+    ENDINGS = "", SCALES
+    gran_k: int | None
+    recipe_b: Recipe | None
+
+    def extra_repr(self) -> str:
+        """Types and shapes of what is held, for `print`."""
+        held = ((name, x) for name, x in self._buffers.items() if x is not None)
+        return ", ".join(f"{name}={str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for name, x in held)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
+        """Load weights that are cast, with scales as they come, and those that are not yet, which are cast here."""
+        *_, errors = more
+        for name in [name for name in self._buffers if name + SCALES in self._buffers]:
+            key = prefix + name
+            if key in state_dict:
+                try:
+                    state_dict[key], state_dict[key + SCALES] = self._cast(
+                        name, state_dict[key], state_dict.get(key + SCALES)
+                    )
+                except ValueError as error:
+                    errors.append(prefix + str(error).replace(f"sf{name}", name + SCALES))
+                    state_dict[key], state_dict[key + SCALES] = self.held(name)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *more)
+
+    def _cast(self, name: str, given: Tensor, scales: Tensor | None) -> Operand:
+        """Give a weight of a state dict as it is held, and make room for its scales."""
+        values, old = self.held(name)
+        if given.dtype in WEIGHT_TYPES and scales is None:
+            device = given.device if values.is_meta else values.device
+            given, scales = per_block_cast_to_fp8(given.detach().to(device))
+        if scales is None:
+            raise ValueError(f"{name}{SCALES}: expected scales beside values of {given.dtype}, got none")
+        if given.dtype != values.dtype or given.shape != values.shape:
+            raise ValueError(
+                f"{name}: expected {values.dtype} {list(values.shape)}, got {given.dtype} {list(given.shape)}"
+            )
+        if scales.dtype in WEIGHT_TYPES:
+            scales = scales.float()
+        axes = ("groups", "n", "k")[3 - given.dim() :]
+        check.weight(name, (given, scales), axes, Sizes(), self.gran_k, self.recipe_b)
+        if scales.dtype != old.dtype or scales.shape != old.shape:
+            self._buffers[name + SCALES] = torch.empty_like(scales, device=old.device)
+        return given, scales
+
+
+class FrozenLinear(Frozen):
     """`linear` with a weight that is FP8 or FP4 already.
 
     `w` is a pair of values and scales as `linear` takes it, and so are `gran_k` and `recipe_b`; `bias` becomes a
-    parameter without a gradient. The result is BF16.
+    parameter without a gradient. The result has the type of x, or of autocast, rounded to BF16 at least.
 
     >>> w = torch.full((8, 64), 0x22, dtype=torch.int8), torch.full((8, 4), 127, dtype=torch.uint8)  # MXFP4, all ones
     >>> FrozenLinear(w, bias=torch.ones(8))(torch.ones(2, 128))[:, 0].tolist()
@@ -58,21 +116,27 @@ class FrozenLinear(Holder):
         self, w: Operand, bias: Tensor | None = None, *, gran_k: int | None = None, recipe_b: Recipe | None = None
     ) -> None:
         super().__init__()
-        self.hold("w", w)
+        self.hold("weight", pair("w", w))
         self.gran_k, self.recipe_b = gran_k, recipe_b
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
 
+    def extra_repr(self) -> str:
+        """Types and shapes of what is held, for `print`."""
+        return f"{super().extra_repr()}, bias={self.bias is not None}"
+
     def forward(self, x: Tensor) -> Tensor:
         """Compute x @ w.T + bias of x `[..., k]`."""
-        out = linear(x, self.held("w"), bias=self.bias, gran_k=self.gran_k, recipe_b=self.recipe_b)
+        x = as_autocast_says(x)
+        out = linear(x, self.held("weight"), bias=self.bias, gran_k=self.gran_k, recipe_b=self.recipe_b)
         assert out is not None
-        return out
+        return out.to(x.dtype)
 
 
-class FrozenExperts(Holder):
+class FrozenExperts(Frozen):
     """`experts` with weights that are FP8 or FP4 already: pairs of values and scales as `experts` takes them.
 
-    `limit`, `gran_k` and `recipe_b` are as for `experts` too.
+    `limit`, `gran_k` and `recipe_b` are as for `experts` too. The result has the type of x, or of autocast, rounded to
+    BF16 at least.
 
     >>> w1 = torch.full((2, 64, 16), 0x22, dtype=torch.int8), torch.full((2, 64, 1), 127, dtype=torch.uint8)
     >>> w2 = torch.full((2, 32, 16), 0x22, dtype=torch.int8), torch.full((2, 32, 1), 127, dtype=torch.uint8)
@@ -97,7 +161,8 @@ class FrozenExperts(Holder):
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[tokens, hidden]`; ids and weights of routes are `[tokens, topk]`."""
+        x = as_autocast_says(x)
         said: dict[str, Any] = {"limit": self.limit, "gran_k": self.gran_k, "recipe_b": self.recipe_b}
         out = experts(x, topk_ids, topk_weights, self.held("w1"), self.held("w2"), **said)
         assert out is not None
-        return out
+        return out.to(x.dtype)

@@ -36,6 +36,7 @@ from .gradients import (
     outside_of_graphs,
     weight_type,
 )
+from .sharding import know_shardings
 
 
 class Linear(torch.nn.Linear):
@@ -72,6 +73,10 @@ class Linear(torch.nn.Linear):
         )
         self.accumulates_main_grad = accumulates_main_grad
 
+    def extra_repr(self) -> str:
+        """Sizes and what is multiplied, for `print`."""
+        return f"{super().extra_repr()}, products=fp8"
+
     def forward(self, input: Tensor) -> Tensor:
         """Compute input @ weight.T + bias."""
         x = as_autocast_says(input)
@@ -86,7 +91,8 @@ class Linear(torch.nn.Linear):
         if main_grad is not None:
             d = apply_beside_main_grad(rows, self.weight, self.bias, main_grad)
         elif is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
-            d, *_ = torch.ops.deep_gemm.nn_linear_rows(rows, self.weight, self.bias, needs_weight)
+            know_shardings()
+            d, *_ = torch.ops.deep_gemm.nn_linear_rows(rows, self.weight, self.bias, int(needs_weight))
         else:
             d = _Linear.apply(rows, self.weight, self.bias, None)  # type: ignore[no-untyped-call]
         return in_shape(d, (*x.shape[:-1], self.out_features))

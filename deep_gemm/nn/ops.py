@@ -24,20 +24,20 @@ def nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(0, dtype=dtype, device=like.device)
 
 
-def new_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool) -> tuple[Tensor, Tensor, Tensor]:
+def new_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a layer of rows, and cast them along tokens: values `[k, tokens]`, and scales in one dimension.
 
     Of scales in a matrix torch would ask whether there are more than 128 tokens, and make a graph for either.
     """
     if not columns:
         return linear.forward_alone(x, weight, bias), nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32)
-    d, kept = linear.with_columns(x, weight, bias, columns)
+    d, kept = linear.with_columns(x, weight, bias, bool(columns))
     assert kept is not None
     values, scales = kept
     return d, values, scales.t().reshape(-1)
 
 
-def fake_linear(x: Tensor, weight: Tensor, columns: bool, **_: object) -> tuple[Tensor, Tensor, Tensor]:
+def fake_linear(x: Tensor, weight: Tensor, columns: int, **_: object) -> tuple[Tensor, Tensor, Tensor]:
     """Stand for both."""
     tokens, k = x.shape
     d = x.new_empty(tokens, weight.shape[0])
@@ -48,7 +48,8 @@ def fake_linear(x: Tensor, weight: Tensor, columns: bool, **_: object) -> tuple[
 
 
 operators(
-    "nn_linear_rows(Tensor x, Tensor weight, Tensor? bias, bool columns) -> (Tensor, Tensor, Tensor)",
+    # 1 with columns, else 0: how DTensor shards a call is remembered by its integers, but not by its bools.
+    "nn_linear_rows(Tensor x, Tensor weight, Tensor? bias, int columns) -> (Tensor, Tensor, Tensor)",
     new_linear,
     fake_linear,
     has_gradients=True,

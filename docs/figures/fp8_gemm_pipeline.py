@@ -27,19 +27,19 @@ def main() -> None:
     for k_block in range(6):
         begin = 3.4 + PRODUCT * 2 * k_block
         loaded = k_block * LOAD if k_block < 4 else 3.4 + PRODUCT * 2 * (k_block - 4) + 4.1
-        bar(4, loaded, LOAD * 0.95, k_block, f"slot {k_block % 4}")
+        bar(4, loaded, LOAD * 0.95, k_block, f"{k_block % 4}")
         for warpgroup in range(2):
             product = begin + warpgroup * PRODUCT
-            bar(3 - warpgroup, product, PRODUCT * 0.97, k_block, f"k-block {k_block}")
+            bar(3 - warpgroup, product, PRODUCT * 0.97, k_block, f"{k_block}")
             bar(1 - warpgroup, product + PRODUCT, PROMOTION, k_block, f"{k_block}", height=0.5)
     axes.set_yticks(
         [4, 3, 2, 1, 0],
         [
-            "producer: TMA",
-            "products, warpgroup 0",
-            "products, warpgroup 1",
-            "promotion, warpgroup 0",
-            "promotion, warpgroup 1",
+            "slots that TMA loads",
+            "k-blocks multiplied, warpgroup 0",
+            "k-blocks multiplied, warpgroup 1",
+            "k-blocks promoted, warpgroup 0",
+            "k-blocks promoted, warpgroup 1",
         ],
     )
     axes.set_xticks([])

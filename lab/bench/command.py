@@ -128,7 +128,7 @@ def plot_file(file: Path, out: Path) -> None:
     """Plot a result file."""
     try:
         report = Report.load(file)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UsageError(str(error)) from error
     plot_report(report, out)
 

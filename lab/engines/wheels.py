@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -98,15 +99,17 @@ def _called(function: ast.expr, names: dict[str, str]) -> str | None:
     return names.get(function.id) if isinstance(function, ast.Name) else None
 
 
-def uses_of(release: str) -> tuple[str, Uses]:
-    """Download a release, `vllm` or `vllm==0.33.0`, read it, and let go of it; or read a wheel that is there."""
+@contextmanager
+def wheel_of(release: str) -> Iterator[Path]:
+    """Download a release, `vllm` or `vllm==0.33.0`, for the length of a block; or give a wheel that is there."""
     path = Path(release)
     if path.is_file():
-        return path.name, uses_in_wheel(path)
+        yield path
+        return
     with TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         run = subprocess.run([*pip, "--dest", folder, release], capture_output=True, text=True, check=False)
         wheels = [*Path(folder).glob("*.whl")]
         if run.returncode or not wheels:
             raise ValueError(f"{release}: pip downloads no wheel: {(run.stderr or run.stdout).strip()[-300:]}")
-        return wheels[0].name, uses_in_wheel(wheels[0])
+        yield wheels[0]

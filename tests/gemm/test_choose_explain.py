@@ -156,6 +156,25 @@ def test_fp4_shows_the_candidates_of_both_kernels_and_half_the_bytes(capsys: pyt
     assert "4096 x 4096 x 7168, BF16, B is FP4" in text
 
 
+def test_the_tiles_of_the_menu_are_shown_and_the_others_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    menu = {offer.tile.name for offer in heuristics.menu_of(2112, 7168, Output(), H200).offers}
+    found = [candidate.tile.name for candidate in explain(64, 2112, 7168, gpu="H200") if candidate.why_not is None]
+    lines = capsys.readouterr().out.splitlines()
+    begin = [line.startswith("tile ") for line in lines].index(True) + 1
+    end = lines.index(f"{len(found) - len(menu)} more are not on the menu of this weight")
+    assert [line[:14].strip() for line in lines[begin:end]] == [name for name in found if name in menu]
+    explain(1024, 7168, 4096, groups="ids", num_groups=8, gpu="H200")
+    assert "menu of this weight" not in capsys.readouterr().out, "rows of groups have no menu"
+
+
+def test_a_tile_that_would_be_faster_and_is_not_on_the_menu_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for m in range(1, 65):
+        found = explain(m, 7168, 2048, gpu="H200")
+        out = capsys.readouterr().out
+        is_first = found[0].tile.name == chosen(out)
+        assert is_first != (f"; {found[0].tile.name} would take {found[0].cost_us:.1f} us" in out)
+
+
 def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     explain(100, 7168, 2048, gpu="H200")
     out = capsys.readouterr().out
@@ -213,7 +232,7 @@ def test_columns_of_large_numbers_stay_apart(capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("tile ")) + 1
     for line in lines[first : lines.index("", first)]:
-        if "cannot run it" not in line:
+        if " more " not in line:  # a sentence
             assert re.match(r"\S+(?: 2/SM)?(?: +\d+(?:\.\d)?){5}  ", line), line
 
 

@@ -137,6 +137,27 @@ def test_make_help_names_every_target() -> None:
     assert [target for target in targets.split() if target != "help" and f"make {target} " not in told] == []
 
 
+@pytest.mark.parametrize("has_package", [True, False])
+def test_make_demo_runs_where_the_package_is_or_says_that_it_makes_a_place(tmp_path: Path, has_package: bool) -> None:
+    python = tmp_path / "active" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\ntest "$1" = -m && echo "ran $@"\ntest "$1" = -m || exit {int(not has_package)}\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "VIRTUAL_ENV": str(python.parents[1])}
+    command = [
+        "make",
+        "--no-print-directory",
+        "-n",
+        "demo",
+        f"VENV={tmp_path / 'made'}",
+    ]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ("In the environment that is active, " in done.stdout.split("fi\n")[1]) is has_package
+    assert ("ran -m deep_gemm demo" in done.stdout) is has_package
+    assert (f"python3 -m venv --clear --system-site-packages {tmp_path / 'made'}" in done.stdout) is not has_package
+    assert ("pip install --quiet" in done.stdout) is False
+
+
 # ---- doctor -----------------------------------------------------------------------------------------------------
 
 HOPPER = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
@@ -310,6 +331,9 @@ def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytes
         (("12,128",), "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
         (("8,100",), "k: expected a multiple of 16, got 100"),
         (("8,128", "--gpu", "B200"), "gpu: expected H200, H100, H20 or None, got 'B200'"),
+        (("8,128", "--tp", "8"), "tp: expected --model too, as shapes are those of one rank, got 8 alone"),
+        (("--layers", "--ep", "2"), "ep: expected --model too, as shapes are those of one rank, got 2 alone"),
+        (("8,128", "--max-tokens", "64"), "max-tokens: expected --model too, as shapes are those of one rank, got 64"),
         (("8,128", "--num-groups", "2"), "num_groups: expected 1 without groups, got 2"),
     ],
 )
@@ -341,9 +365,22 @@ def test_cache_list_shows_kernels_and_which_are_not_sound(cache: Path) -> None:
     second.write_bytes(b"")
     result = run("cache", "list")
     assert result.exit_code == 0
-    assert re.search(rf"one {first.stem[-64:][:16]} 13.0.88 CL-1 \d+ \d{{4}}-\d\d-\d\d", words(result))
-    assert re.search(r"two \w{16} not sound 0 ", words(result))
+    assert re.search(rf"one {first.stem[-64:][:8]} 13.0.88 \d+ \d\d-\d\d", words(result))
+    assert re.search(r"two \w{8} not sound 0 ", words(result))
     assert words(result).endswith(f"2 kernels, 0.0 MB, in {cache}")
+
+
+def test_cache_list_says_what_each_kernel_was_compiled_for(cache: Path) -> None:
+    assert run("compile", "64,2112,7168", "2000,512,7168", "--gpu", "H200").exit_code == 0
+    listed = run("cache", "list")
+    for shape in ((64, 2112, 7168), (2000, 512, 7168)):
+        assert f" {select(*shape, Output(), H200).name} " in words(listed)
+    assert max(map(len, listed.output.splitlines()[:-1])) <= 80
+    (one, *_) = cache.glob("*.kernel")
+    head, facts, cubin = one.read_bytes().split(b"\n", 2)
+    body = re.sub(rb'"config": "[^"]*", ', b"", facts) + b"\n" + cubin
+    one.write_bytes(head[:-64] + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    assert "not sound" not in words(run("cache", "list")), "older files do not say it"
 
 
 def test_cache_verify_fails_for_what_is_not_sound_and_removes_it_if_told(cache: Path) -> None:
@@ -464,10 +501,15 @@ def test_import_refuses_what_is_not_a_kernel_and_writes_nothing_elsewhere(
 
 
 def test_import_and_export_say_what_they_cannot_do(cache: Path, tmp_path: Path) -> None:
-    assert "kernels.tar" in words(run("cache", "import", str(tmp_path / "kernels.tar")))
-    (tmp_path / "kernels.tar").write_text("no archive")
-    assert run("cache", "import", str(tmp_path / "kernels.tar")).exit_code == 2
-    assert run("cache", "export", str(tmp_path / "no" / "folder")).exit_code == 2
+    archive, nowhere = tmp_path / "kernels.tar", tmp_path / "no" / "folder"
+    told = run("cache", "import", str(archive)).output
+    assert told == f"deep_gemm: {archive}: No such file or directory\n"
+    archive.write_text("no archive")
+    result = run("cache", "import", str(archive))
+    assert result.exit_code == 2
+    assert result.output.startswith(f"deep_gemm: file: expected a tar, as `cache export` writes it, got {archive}: ")
+    result = run("cache", "export", str(nowhere))
+    assert (result.exit_code, result.output) == (2, f"deep_gemm: {nowhere}: No such file or directory\n")
     assert run("cache", "export", str(tmp_path / "kernels.tar")).exit_code == 1, "there is nothing to export"
     (first,) = kept(cache, "one")
     first.write_bytes(b"")
@@ -637,11 +679,27 @@ def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.parametrize("by", ["-m deep_gemm", "script"])
-@pytest.mark.parametrize("line", ["doctor", "cache list", "demo", "--help"])
+@pytest.mark.parametrize("line", ["doctor", "explain 64 128 128", "demo"])
 def test_every_command_without_torch_ends_in_a_sentence(process: Any, line: str, by: str) -> None:
     done = process(line, hidden="torch", by=by)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "deep_gemm: expected torch, found none. Run: pip install torch\n"
+
+
+@pytest.mark.parametrize("by", ["-m deep_gemm", "script"])
+@pytest.mark.parametrize("line", ["--help", "--version", "cache list", "explain --help", "bench"])
+def test_what_needs_no_torch_imports_none(process: Any, line: str, by: str) -> None:
+    done = process(line, hidden="torch numpy", by=by)
+    assert done.returncode == (2 if line == "bench" else 0), done.stderr
+    assert "torch, found none" not in done.stderr
+
+
+@pytest.mark.parametrize("by", ["-m", "script"])
+def test_a_program_is_no_command_whatever_it_is_called(process: Any, tmp_path: Path, by: str) -> None:
+    program = tmp_path / ("deep_gemm" if by == "script" else "site/deep_gemm_is_used.py")
+    program.write_text("import deep_gemm\nprint(deep_gemm.ceil_div(7, 2))\n")
+    done = process("--help deep_gemm" if by == "script" else "deep_gemm_is_used deep_gemm", by=by)
+    assert (done.stdout, done.stderr) == ("4\n", "")
 
 
 def test_a_program_without_torch_gets_an_error_that_says_so(process: Any) -> None:

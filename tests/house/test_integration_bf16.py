@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from nn_cases import TYPICAL_OF_EXPERTS, error
 from torch import Tensor
 
 from deep_gemm import calc_diff
@@ -96,3 +97,43 @@ def test_experts_of_transformers_and_their_gradients(turned: bool) -> None:
         results.append((y, x_here.grad, layer.gate_up_proj.grad, layer.down_proj.grad))
     for mine, its in zip(*results, strict=True):
         assert calc_diff(mine, its) < 1e-3
+
+
+def test_models_of_experts_are_trained_in_fp8() -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from deep_gemm.integrations.transformers_bf16 import NAME_FP8, register_experts
+
+    register_experts()
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **mixture)).bfloat16()
+    tokens = torch.randint(64, (2, 20))
+
+    def step(name: str, of: Any) -> dict[str, Tensor]:
+        model.set_experts_implementation(name)
+        model.zero_grad()
+        of(tokens, labels=tokens).loss.backward()
+        found = {key: p.grad.float() for key, p in model.named_parameters() if "experts" in key}
+        assert found.keys() == {f"model.layers.0.mlp.experts.{of}_proj" for of in ("gate_up", "down")}
+        return found
+
+    right, found = step("eager", model), step(NAME_FP8, model)
+    assert all(0.02 < error(found[key], right[key]) < TYPICAL_OF_EXPERTS for key in right), "another one, and near it"
+    again = step(NAME_FP8, torch.compile(model, backend="aot_eager"))
+    assert all(torch.equal(again[key], found[key]) for key in found)
+    torch.compiler.reset()
+
+
+def test_a_mixture_that_is_no_silu_gate_is_not_trained_in_fp8() -> None:
+    from deep_gemm.integrations.transformers_bf16 import NAME_FP8, register_experts
+
+    register_experts()
+    x, ids, weights = numbers(7, 32), torch.zeros(7, 2, dtype=torch.long), torch.ones(7, 2)
+    for changes, message in (({"is_transposed": True}, "is_transposed: expected False"), ({}, r"gate: expected silu")):
+        made = moe.use_experts_implementation(experts_class=type("Made", (Experts,), {}), **changes)
+        layer = made(config=SimpleNamespace(_experts_implementation=NAME_FP8), turned=bool(changes))
+        layer.act_fn = F.gelu
+        with pytest.raises(NotImplementedError, match=message):
+            layer(x, ids, weights)

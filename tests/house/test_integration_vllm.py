@@ -5,11 +5,12 @@ import logging
 import sys
 from collections.abc import Iterator
 from enum import Enum
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from stand_in import stand_in
 
 import deep_gemm
 from deep_gemm.core.settings import settings
@@ -129,20 +130,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         f"{FUSED}.oracle.fp8": {"Fp8MoeBackend": Named, **oracle},
         f"{FUSED}.oracle.mxfp4": {"Mxfp4MoeBackend": Named, **oracle, "_pack_deepgemm_mxfp4_scales": pack},
     }
-    for path in contents:
-        parts = path.split(".")
-        for i in range(1, len(parts) + 1):
-            name = ".".join(parts[:i])
-            if name not in sys.modules:
-                module = ModuleType(name)
-                module.__path__ = []
-                monkeypatch.setitem(sys.modules, name, module)
-                if i > 1:
-                    setattr(sys.modules[".".join(parts[: i - 1])], parts[i - 1], module)
-    for path, given in contents.items():
-        vars(sys.modules[path]).update(given)
     monkeypatch.delenv("VLLM_USE_DEEP_GEMM", raising=False)
-    yield sys.modules
+    yield stand_in(monkeypatch, contents)
     sys.modules.pop(OURS, None)
 
 
@@ -197,16 +186,18 @@ def test_other_gpus_are_left_alone(vllm: Any, monkeypatch: pytest.MonkeyPatch) -
     assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
 
 
-@pytest.mark.parametrize("change", ["gone", "other parameters"])
+@pytest.mark.parametrize("change", ["gone", "a name gone", "other parameters"])
 def test_another_release_is_left_alone_in_words(vllm: Any, change: str, caplog: pytest.LogCaptureFixture) -> None:
     there = vllm[f"{FUSED}.oracle.mxfp4"]
-    if change == "gone":
+    if change == "a name gone":
+        del vllm["vllm.model_executor.utils"].replace_parameter
+    elif change == "gone":
         del there.backend_to_kernel_cls
     else:
         there.backend_to_kernel_cls = lambda backend, more: []
     with caplog.at_level(logging.WARNING, plugin.logger.name):
         plugin.register()
-    expected = "has no" if change == "gone" else "expected backend_to_kernel_cls of ('backend',)"
+    expected = "has no" if change.endswith("gone") else "expected backend_to_kernel_cls of ('backend',)"
     assert expected in caplog.text
     assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
 

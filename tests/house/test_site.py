@@ -1,27 +1,184 @@
-"""The site is built from docs/, and every link and anchor in it leads somewhere."""
+"""The site is built from docs/ and its links lead somewhere; a browser cuts nothing, and words lead to users' pages.
+
+The browser is a Chromium of the system, which `.ci/run` installs if it can.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import re
+import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
+from typing import Any, get_origin
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from thorough import THOROUGH
 
+import deep_gemm
+
 ROOT = Path(__file__).resolve().parents[2]
+WIDTHS = 1400, 768, 390
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LEADS_TO = {
+    "vllm": "vllm.html",
+    "lmdeploy": "lmdeploy.html",
+    "masked": "grouped.html",
+    "gradient": "training.html",
+    "install": "install.html",
+    "mxfp4": "fp4_models.html",
+    "driver": "troubleshooting.html",
+    "torch.compile": "torch_compile.html",
+    "fp8_gemm_nt": "reference/products.html",
+    "indexer": "indexer.html",
+    "moe": "grouped.html",
+}
+"""Words that users search, and the page that comes first."""
+CUT = """() => [...document.querySelectorAll("pre > code")]
+    .filter(code => code.scrollWidth > code.clientWidth + 1).map(code => code.innerText.slice(0, 60))"""
+OVERFLOWS = "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
+BLANK = "() => [...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
 
 
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    if importlib.util.find_spec("mkdocs") is None:
-        if THOROUGH:
-            pytest.fail("CI builds the site, and mkdocs is not installed", pytrace=False)
-        pytest.skip('the site needs mkdocs-material: pip install "hopper-gemm[docs]"')
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+class Page(HTMLParser):
+    """What a page links to, and the places in it that links may name."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.places: set[str] = set()
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take links and names."""
+        found = dict(attrs)
+        self.places |= {name for name in (found.get("id"), found.get("name")) if name}
+        self.links += [link for link in (found.get("href"), found.get("src")) if link]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built without a warning."""
+    for module in ("material", "mkdocstrings_handlers.python"):
+        if not is_there(module):
+            if THOROUGH:
+                pytest.fail(f"CI builds the site, and {module} is not installed", pytrace=False)
+            pytest.skip('the site needs mkdocs-material and mkdocstrings: pip install "hopper-gemm[docs]"')
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"package"}
-    assert pages <= {page.stem for page in tmp_path.glob("*.html")}
+    return folder
+
+
+def is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around it
+        return False
+
+
+def pages(folder: Path, ending: str) -> set[str]:
+    return {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob(f"*{ending}")}
+
+
+def test_the_site_has_every_page_and_its_links_lead_somewhere(site: Path) -> None:
+    assert pages(site, ".html") - {"404"} == pages(ROOT / "docs", ".md") - {"package"}
+    files = {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
+    broken = []
+    for path, page in files.items():
+        for link in page.links:
+            address = urlsplit(link)
+            there = (path.parent / unquote(address.path)).resolve() if address.path else path
+            places = {"", "__skip", *(files[there].places if there in files else ())}
+            if not (address.scheme or address.netloc) and (not there.exists() or address.fragment not in places):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+
+
+def test_the_reference_shows_every_public_name(site: Path) -> None:
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = re.findall(r"^::: (deep_gemm[\w.]*)\.(\w+)$", text, re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    things = [getattr(importlib.import_module(module), name) for module, name in shown]
+    missing = [
+        f"{module.__name__}.{name}"
+        for module in (deep_gemm, deep_gemm.convert, deep_gemm.nn, deep_gemm.distributed)
+        for name, thing in ((name, getattr(module, name)) for name in module.__all__)
+        if not isinstance(thing, ModuleType) and get_origin(thing) is None and not any(thing is each for each in things)
+    ]
+    assert missing == []
+    made = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
+    assert "doc-module" not in made  # a folder of a function's name takes its place: its whole path is to be named
+    assert made.count("doc-object doc-function") + made.count("doc-object doc-class") == len(shown)
+    assert "-&gt; Request" not in made and "&gt;&gt;&gt;" not in re.sub(r"<code>.*?</code>", "", made, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where a server answers with the site: a browser does not search in files."""
+
+    class Silent(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium without a window."""
+    if CHROMIUM is None or not is_there("playwright.sync_api"):
+        pytest.skip("pages are looked at by a Chromium of the system and Playwright, and one of them is not there")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+def test_no_page_is_wider_than_the_window_and_no_diagram_is_cut(
+    site: Path, address: str, browser: Any, tmp_path: Path
+) -> None:
+    wrong = []
+    window = browser.new_page()
+    window.route("**/search/**", lambda route: route.abort())  # each page would make its own index
+    for name in sorted(pages(site, ".html") - {"404"}):
+        for width in WIDTHS:
+            window.set_viewport_size({"width": width, "height": 900})
+            if width == WIDTHS[0]:
+                window.goto(f"{address}/{name}.html")
+                wrong += [f"{name}: cut at {width}: {text}" for text in window.evaluate(CUT)]
+                wrong += [f"{name}: {image} does not load" for image in window.evaluate(BLANK)]
+            if window.evaluate(OVERFLOWS):
+                wrong.append(f"{name}: wider than {width}")
+            if name in ("index", "vllm", "reference/products", "architecture"):
+                window.screenshot(path=tmp_path / f"{Path(name).name}_{width}.png")
+    assert wrong == []
+    assert len(list(tmp_path.glob("*.png"))) == 4 * len(WIDTHS)
+
+
+def test_words_lead_first_to_pages_for_users(address: str, browser: Any) -> None:
+    window = browser.new_page(viewport={"width": WIDTHS[0], "height": 900})
+    window.goto(f"{address}/index.html")
+    found = {}
+    for word in LEADS_TO:
+        window.fill("input.md-search__input", word)
+        window.press("input.md-search__input", "End")
+        result = window.wait_for_selector(f".md-search-result__item:first-child > a[href*='h={word}']")
+        found[word] = urlsplit(result.get_attribute("href")).path.removeprefix("/")
+    assert found == LEADS_TO

@@ -1,28 +1,29 @@
-"""Ways to break sim_kernels/basic.cuh, each a mistake that somebody has made in such a kernel."""
+"""Ways to break docs/learn/product.cuh, each a mistake that somebody has made in such a kernel."""
 
 from __future__ import annotations
 
-from sim_basic import BasicTrial, Config
-
+from lab.learn import BROKEN, LearnConfig, LearnTrial
 from lab.sim.mutate import Mutation
 
 TRIALS = [
-    *(BasicTrial(Config(), (200, 392, 528), seed) for seed in (1, 2)),
-    *(BasicTrial(Config(), (200, 392, 528), 3, name) for name in ("late_loads", "late_stores", "slow_lanes")),
-    *(BasicTrial(Config(112, 4), (200, 336, 272), 4, name) for name in ("slow_producer", "slow_math")),
-    *(BasicTrial(Config(cluster_size=2), (264, 264, 528), seed) for seed in (5, 6, 7)),
-    *(BasicTrial(Config(cluster_size=2), (200, 264, 400), 8, name) for name in ("slow_cta", "late_loads", "even")),
-    *(BasicTrial(Config(cluster_size=2), (200, 264, 400), seed, "slow_warpgroup") for seed in (1, 2, 3)),
+    *(LearnTrial(LearnConfig(), (200, 392, 528), seed) for seed in (1, 2)),
+    *(LearnTrial(LearnConfig(), (200, 392, 528), 3, name) for name in ("late_loads", "late_stores", "slow_lanes")),
+    *(LearnTrial(LearnConfig(32, 4), (200, 336, 272), 4, name) for name in ("slow_producer", "slow_math")),
+    *(LearnTrial(LearnConfig(cluster_size=2), (264, 264, 528), seed) for seed in (5, 6, 7)),
+    *(LearnTrial(LearnConfig(cluster_size=2), (200, 264, 400), 8, name) for name in ("slow_cta", "late_loads", "even")),
+    *(LearnTrial(LearnConfig(cluster_size=2), (200, 264, 400), seed, "slow_warpgroup") for seed in (1, 2, 3)),
 ]
 
-_ARRIVE = "if (lane == 0) ptx::mbarrier_arrive(&shared.empty[at.stage]);"
-_ARRIVE_CLUSTER = "if (lane < kClusterSize) ptx::mbarrier_arrive_cluster(&shared.empty[at.stage], lane);"
+_ARRIVE = "ptx::mbarrier_arrive_after(&shared.empty[at.stage], sfa[1], lane == 0);"
+_ARRIVE_CLUSTER = (
+    "ptx::mbarrier_arrive_cluster_after(&shared.empty[at.stage], lane % kClusterSize, sfa[1], lane < kClusterSize);"
+)
 _RELEASE = f"""\
-    if constexpr (kClusterSize > 1) {{
+    // One lane gives the slot back, once the last value that the warp loaded from it has come.
+    if constexpr (kClusterSize > 1)
       {_ARRIVE_CLUSTER}
-    }} else {{
+    else
       {_ARRIVE}
-    }}
 """
 _WAIT_WGMMA = "    ptx::wgmma_wait_group<0>();\n"
 _WAIT_FULL = "ptx::mbarrier_wait_parity(&shared.full[at.stage], at.parity);"
@@ -34,7 +35,7 @@ _ISSUE = "ptx::smem_descriptor(a + k), ptx::smem_descriptor(b + k), k != 0"
 
 
 def _replace(name: str, old: str, new: str, *, everywhere: bool = False) -> Mutation:
-    return Mutation(name, "basic.cuh", old, new, everywhere)
+    return Mutation(name, "product.cuh", old, new, everywhere)
 
 
 def _remove(name: str, old: str) -> Mutation:
@@ -42,26 +43,24 @@ def _remove(name: str, old: str) -> Mutation:
 
 
 MUTATIONS = [
+    *BROKEN,
     # Counts, parities, waits
     _replace("empty expects one arrival", "kClusterSize * kNumMathWarps);", "1);"),
     _replace("empty expects one warp too many", "kClusterSize * kNumMathWarps);", "kClusterSize * kNumMathWarps + 1);"),
     _replace("empty expects one warp too few", "kClusterSize * kNumMathWarps);", "kClusterSize * kNumMathWarps - 1);"),
     _replace("empty forgets the other CTA", "kClusterSize * kNumMathWarps);", "kNumMathWarps);"),
     _replace("full expects two arrivals", "&shared.full[i], 1)", "&shared.full[i], 2)"),
-    _replace("producer waits for the other parity", _WAIT_EMPTY, _WAIT_EMPTY.replace(" ^ 1", "")),
     _replace("consumer waits for the other parity", _WAIT_FULL, _WAIT_FULL.replace("parity);", "parity ^ 1);")),
     _replace("parity never flips", ", parity ^= 1;", ";"),
-    _remove("consumer does not wait", _WAIT_FULL),
     _replace("producer does not wait", _WAIT_EMPTY, "ptx::mbarrier_arrive_expect_tx"),
     _replace(
         "ring position starts anew with each tile",
         "float total[kBlockN / 2];\n      mul",
         "at = {}; float total[kBlockN / 2];\n      mul",
     ),
-    _remove("slot is never released", _ARRIVE),
-    _replace("all lanes release", _ARRIVE, _ARRIVE.replace("if (lane == 0) ", "")),
+    _replace("slot is never released", _ARRIVE, ";"),
+    _replace("all lanes release", _ARRIVE, _ARRIVE.replace("lane == 0", "true")),
     _replace("slot released before the products are done", _WAIT_WGMMA + _RELEASE, _RELEASE + _WAIT_WGMMA),
-    _replace("full announces too few bytes", "(full, kStageBytes)", "(full, kStageBytes - kBlockM * 4)"),
     _replace("full announces too many bytes", "(full, kStageBytes)", "(full, kStageBytes + 16)"),
     # Start and end
     _remove("no fence after mbarrier_init", "    ptx::fence_mbarrier_init();\n"),
@@ -91,21 +90,13 @@ MUTATIONS = [
     _remove("products are never committed", "    ptx::wgmma_commit_group();\n"),
     # Scales
     _replace("the second row's scale is the first's", "[at.stage][row + 8]", "[at.stage][row]"),
-    _replace(
-        "scale of the next k-block", "p.sfb + block * k_blocks + k_block)", "p.sfb + block * k_blocks + (k_block ^ 1))"
-    ),
-    _replace(
-        "block of scales past n",
-        "(row_n + i * 8) / 128 < last_block ? (row_n + i * 8) / 128 : last_block",
-        "(row_n + i * 8) / 128 + (i > 8)",
-    ),
+    _replace("scale of the next k-block", "k_blocks + k_block)", "k_blocks + (k_block ^ 1))"),
     _replace(
         "scale read from a slot given back",
-        "sfa[j / 2] * sfb",
-        "(j < 2 ? ptx::ld_shared_f32(&shared.sfa[at.stage][row]) : sfa[1]) * sfb",
+        "sfa[i / 2 % 2] * sfb",
+        "(i % 4 < 2 ? ptx::ld_shared_f32(&shared.sfa[at.stage][row]) : sfa[1]) * sfb",
     ),
     # Store
-    _replace("no proxy fence before the store", _BEFORE_STORE, "  ptx::bar_sync(1 + warpgroup, 128);\n"),
     _replace(
         "only the storing thread fences",
         _BEFORE_STORE,
@@ -122,7 +113,6 @@ MUTATIONS = [
     _replace(
         "both warpgroups at one named barrier", "bar_sync(1 + warpgroup, 128)", "bar_sync(1, 128)", everywhere=True
     ),
-    _remove("panels are not swizzled", "    offset ^= offset >> 3 & (kPanelRowBytes - 16);\n"),
     _replace(
         "rows and columns of matrices exchanged",
         "warp % 4 * 16 + lane % 16;",
@@ -144,7 +134,7 @@ MUTATIONS = [
     _replace(
         "release reaches its own CTA alone",
         _ARRIVE_CLUSTER,
-        "if (lane < kClusterSize) ptx::mbarrier_arrive(&shared.empty[at.stage]);",
+        "ptx::mbarrier_arrive_after(&shared.empty[at.stage], sfa[1], lane < kClusterSize);",
     ),
     _replace("k rounded down", "k_blocks = ceil_div(p.k, kBlockK)", "k_blocks = p.k / kBlockK"),
 ]

@@ -433,7 +433,7 @@ def test_files_of_before_had_ratios_of_their_own(tmp_path: Path) -> None:
 def test_default_path_names_kind_date_and_commit() -> None:
     report = made_up()
     report.header["date"] = "2026-11-21T03:30:37+00:00"
-    assert report.default_path() == Path("benchmarks/results/dense-20261121T033037-abc.json")
+    assert report.default_path() == report_module.RESULTS / "dense-20261121T033037-abc.json"
 
 
 def test_header_knows_the_code() -> None:
@@ -580,7 +580,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("bench", "dense", "--shapes", "1,2"), "shapes: expected three or four positive integers"),
         (("bench", "compile", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers"),
         (("bench", "host", "--plot", "x.png"), "--plot draws products and layers"),
-        (("plot", "/nowhere.json", "x.png"), "/nowhere.json"),
+        (("plot", "/nowhere.json", "x.png"), "deep_gemm: /nowhere.json: No such file or directory"),
     ],
 )
 def test_command_line_refuses_in_words(arguments: tuple[str, ...], complaint: str) -> None:
@@ -663,12 +663,18 @@ def test_a_run_measures_keeps_shows_and_plots(tmp_path: Path, monkeypatch: pytes
     assert picture.exists()
 
 
-def test_default_result_file_lies_under_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_result_file_lies_in_the_checkout_wherever_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend_gpu(monkeypatch)
-    monkeypatch.chdir(tmp_path)
+    assert Path(__file__).resolve().parents[2] / "benchmarks" / "results" == report_module.RESULTS
+    monkeypatch.setattr(report_module, "RESULTS", tmp_path / "results")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     code, output = invoke("bench", "grouped", "--quick")
     assert code == 0, output
-    (path,) = (tmp_path / "benchmarks" / "results").iterdir()
+    assert not any((tmp_path / "here").iterdir())
+    (path,) = (tmp_path / "results").iterdir()
     assert path.name.startswith("grouped-")
     assert {row.kind for row in Report.load(path).rows} == {case.kind for case in cases_of("grouped", quick=True)}
 

@@ -14,7 +14,8 @@ import deep_gemm
 from lab.__main__ import app
 from lab.engines import operands
 from lab.engines.forms import ELSEWHERE, FAMILIES, SGLANG, Family, Form, lacking, table
-from lab.engines.wheels import uses, uses_of
+from lab.engines.places import PLUGINS, changed
+from lab.engines.wheels import uses, uses_in_wheel
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "engines.md"
 BEGIN, END = "<!-- calls -->\n", "<!-- end of calls -->"
@@ -114,9 +115,7 @@ def test_the_command_lists_what_the_table_lacks(tmp_path: Path) -> None:
         file.writestr("engine/b.py", "from engine.utils.deep_gemm import fp8_gemm_nt\nfp8_gemm_nt(a, more=2)")
         file.writestr("engine/third_party/deep_gemm/c.py", "deep_gemm.never_read()")
         file.writestr("engine/d.py", "import deep_gemm\ndeep_gemm.new_name(x=1)")
-    name, found = uses_of(str(wheel))
-    assert name == wheel.name
-    assert lacking(found) == ["fp8_gemm_nt gone", "fp8_gemm_nt more", "new_name"]
+    assert lacking(uses_in_wheel(wheel)) == ["fp8_gemm_nt gone", "fp8_gemm_nt more", "new_name"]
     told = CliRunner().invoke(app, ["engines", str(wheel)])
     assert (told.exit_code, told.stdout.splitlines()) == (
         1,
@@ -126,3 +125,40 @@ def test_the_command_lists_what_the_table_lacks(tmp_path: Path) -> None:
         file.writestr("engine/a.py", "import deep_gemm\ndeep_gemm.fp8_gemm_nt(a, b, recipe=r)")
     told = CliRunner().invoke(app, ["engines", str(wheel)])
     assert (told.exit_code, told.stdout) == (0, f"{wheel.name}: 1 names, all of them known\n")
+
+
+PLACES = {
+    "engine/__init__.py": "from .deep.inside import moved as of_us\n",
+    "engine/deep/inside.py": "from .. import a\ndef moved(x, *, y): ...\n",
+    "engine/a.py": "TABLE, OTHER = {}, 1\nfrom engine.deep.inside import moved\nclass Kind:\n"
+    "    x: int\n    MODE = 3\n    @classmethod\n    def of(cls, x): ...\n    def run(self, x): ...\n",
+}
+"""A wheel of an engine."""
+
+
+def test_places_of_a_plugin_are_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "engine-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        for name, text in PLACES.items():
+            file.writestr(name, text)
+    assert changed(wheel) is None
+    there = {
+        ("engine", "of_us"): ("x", "y"),
+        ("engine.a", "moved"): ("x", "y"),
+        ("engine.a", "OTHER"): None,
+        ("engine.a", "Kind"): ("x",),
+        ("engine.a", "Kind.MODE"): None,
+        ("engine.a", "Kind.of"): ("x",),
+        ("engine.a", "Kind.run"): ("self", "x"),
+    }
+    monkeypatch.setitem(PLUGINS, "engine", there)
+    assert changed(wheel) == []
+    told = CliRunner().invoke(app, ["engines", str(wheel)])
+    assert (told.exit_code, told.stdout.splitlines()[1]) == (0, "  the plugin's places are as it knows them")
+    others = {("engine.b", "x"): None, ("engine.a", "Kind.gone"): None, ("engine.a", "Kind.run"): ("self", "x", "y")}
+    monkeypatch.setitem(PLUGINS, "engine", {**there, **others})
+    found = ["engine.a.Kind.run: ('self', 'x')", "engine.b.x: gone", "engine.a.Kind.gone: gone"]
+    assert changed(wheel) == found
+    told = CliRunner().invoke(app, ["engines", str(wheel)])
+    listed = ["  the plugin's places are others:", *(f"    {each}" for each in found)]
+    assert (told.exit_code, told.stdout.splitlines()[1:]) == (1, listed)

@@ -12,22 +12,30 @@ from pathlib import Path
 import host_mutations
 import pytest
 from helpers import assert_caught
-from sim_basic import BasicTrial, OwnTrial
 from sim_mutations import MUTATIONS, TRIALS
 from thorough import one_in
 
-from lab.sim import HostCompileError
+from lab.learn import LearnTrial
+from lab.sim import HostCompileError, HostKernel
 from lab.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, try_mutation
+from lab.sim.trial import Trial
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
 
 
 @dataclass(frozen=True)
-class TextTrial(OwnTrial):
+class TextTrial(Trial):
     """Stands in for a kernel: what its text says happens."""
 
     config: str = "small"
+
+    @classmethod
+    def drawn(cls, config: str, seed: int) -> TextTrial:
+        return cls(config)
+
+    def check(self, kernel: HostKernel | None = None) -> float:
+        raise NotImplementedError
 
     def headers(self) -> dict[str, str]:
         return {"k.cuh": "good good fine"}
@@ -92,13 +100,13 @@ def test_a_stale_or_ambiguous_mutation_is_refused(old: str) -> None:
 
 @pytest.mark.host_compiler
 @pytest.mark.parametrize("trial", one_in(3, TRIALS))
-def test_the_unbroken_basic_kernel_passes(trial: BasicTrial) -> None:
+def test_the_unbroken_product_of_the_tutorial_passes(trial: LearnTrial) -> None:
     trial.run(trial.headers())
 
 
 @pytest.mark.host_compiler
 @pytest.mark.parametrize("mutation", one_in(3, MUTATIONS), ids=lambda mutation: mutation.name)
-def test_a_broken_basic_kernel_is_noticed(mutation: Mutation) -> None:
+def test_a_broken_product_of_the_tutorial_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, TRIALS)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from sim_basic import BasicTrial, Config, check, compile_basic, problem, run_basic
 from sim_cases import cases_file, run_case
 
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.core.sources import cuda_sources
+from lab.learn import KERNEL, LearnConfig, LearnTrial, problem, simulated
 from lab.sim import SCHEDULES, Buffer, HostCompileError, Pointer, SimulationError, compile_kernel, library, simulate
 from lab.sim.arguments import U64, Argument, Map, Struct, encode
 
@@ -240,45 +240,40 @@ def test_clusters_of_eight() -> None:
 @pytest.mark.parametrize(
     "config, mnk",
     [
-        (Config(), (256, 256, 896)),
-        (Config(num_stages=2), (130, 136, 144)),
-        (Config(112, 4), (200, 336, 496)),
-        (Config(cluster_size=2), (300, 256, 896)),
-        (Config(cluster_size=2), (64, 264, 400)),
-        (Config(16, 5), (1, 24, 2048)),
+        (LearnConfig(), (256, 256, 896)),
+        (LearnConfig(num_stages=2), (130, 136, 144)),
+        (LearnConfig(32, 4), (200, 336, 496)),
+        (LearnConfig(cluster_size=2), (300, 256, 896)),
+        (LearnConfig(cluster_size=2), (64, 264, 400)),
+        (LearnConfig(16, 5), (1, 24, 2048)),
     ],
 )
-def test_the_basic_kernel_is_right_in_every_schedule(config: Config, mnk: tuple[int, int, int]) -> None:
-    kernel = compile_basic(config)
+def test_the_product_of_the_tutorial_is_right_in_every_schedule(config: LearnConfig, mnk: tuple[int, int, int]) -> None:
     for seed, schedule in enumerate(SCHEDULES):
-        d, _ = run_basic(kernel, config, problem(*mnk), seed=seed, schedule=schedule)
-        check(d, problem(*mnk))
+        LearnTrial(config, mnk, seed, schedule).run()
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
-    kernel = compile_basic(Config())
-    steps = [run_basic(kernel, Config(), problem(130, 136, 144), seed=seed)[1].steps for seed in (1, 1, 2)]
+    steps = [simulated(LearnConfig(), problem(130, 136, 144), seed=seed).steps for seed in (1, 1, 2)]
     assert steps[0] == steps[1] != steps[2]
 
 
 def test_more_sms_give_the_same_numbers() -> None:
-    kernel = compile_basic(Config())
-    outputs = [run_basic(kernel, Config(), problem(300, 264, 272), num_sms=sms)[0] for sms in (1, 3)]
+    p = problem(300, 264, 272)
+    outputs = [torch.as_tensor(simulated(LearnConfig(), p, num_sms=sms).buffers["d"]) for sms in (1, 3)]
     assert torch.equal(*outputs)
 
 
 def test_the_portable_switch_of_fibers_gives_the_same_run() -> None:
-    config, p = Config(), problem(130, 136, 144)
-    portable = compile_kernel(
-        '#include "basic.cuh"\n', config.headers(), name="basic_kernel", flags=("-DSIM_UCONTEXT",)
-    )
-    (d, one), (e, other) = run_basic(compile_basic(config), config, p), run_basic(portable, config, p)
-    assert torch.equal(d, e)
+    config, p = LearnConfig(), problem(130, 136, 144)
+    portable = compile_kernel(KERNEL.source, KERNEL.headers(config), name="product", flags=("-DSIM_UCONTEXT",))
+    one, other = simulated(config, p), simulated(config, p, portable)
+    assert torch.equal(torch.as_tensor(one.buffers["d"]), torch.as_tensor(other.buffers["d"]))
     assert one.steps == other.steps
 
 
 def test_trials_pass_on_the_unbroken_kernel() -> None:
-    trial = BasicTrial(Config(), (130, 136, 144), 1)
+    trial = LearnTrial(LearnConfig(), (130, 136, 144))
     trial.run(trial.headers())
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from helpers import dequantize
@@ -74,3 +79,26 @@ def new_memory_is_nan() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def said_by_ranks(*arguments: str, ranks: int = 2) -> list[str]:
+    """What each rank of a program prints: the interpreter gets `arguments`, and torchrun's variables."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    root, pipe = Path(__file__).resolve().parents[2], subprocess.PIPE
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=root,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            env={**os.environ, **there, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
+    results = [process.communicate(timeout=300) for process in processes]
+    assert not any(process.returncode for process in processes), results
+    return [out for out, _ in results]

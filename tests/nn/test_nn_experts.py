@@ -377,7 +377,7 @@ def test_parameters_are_drawn_for_each_expert_as_a_linear_layer_draws_its_own() 
     for w in (layer.w1, layer.w2):
         bound = w.shape[2] ** -0.5
         assert 0.99 * bound < float(w.detach().abs().max()) <= bound
-    assert repr(layer) == f"Experts(num_experts={NUM}, hidden={HIDDEN}, intermediate={INTER})"
+    assert repr(layer) == f"Experts(num_experts={NUM}, hidden={HIDDEN}, intermediate={INTER}, products=fp8)"
 
 
 MISTAKES: list[tuple[Sequence[Any], str]] = [

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import socket
-import subprocess
-import sys
-from pathlib import Path
+import importlib
 from typing import Any
 
 import pytest
@@ -25,6 +22,7 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.linear import backward as backward_of_x
 from deep_gemm.nn import Linear
 from deep_gemm.nn import linear as module
+from deep_gemm.nn import sharding
 
 IN, OUT = 272, 144
 TYPES = [torch.bfloat16, torch.float32, torch.float16]
@@ -70,7 +68,7 @@ def test_parameters_and_state_are_those_of_torch(bias: bool) -> None:
     theirs.load_state_dict(ours.state_dict())
     ours.load_state_dict(theirs.state_dict())
     assert isinstance(ours, torch.nn.Linear)
-    assert repr(ours) == f"Linear(in_features=32, out_features=48, bias={bias})"
+    assert repr(ours) == f"Linear(in_features=32, out_features=48, bias={bias}, products=fp8)"
     assert Linear(32, 48, device="meta").weight.is_meta
     assert same_bits(copy.deepcopy(ours).weight, ours.weight)
 
@@ -373,6 +371,17 @@ def test_a_model_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, fr
     torch.compiler.reset()
 
 
+def test_a_program_that_has_loaded_dtensor_compiles_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph's first call may be the one that tells DTensor the shardings: that is done beside the graph."""
+    importlib.import_module("torch.distributed.tensor")
+    monkeypatch.setattr(sharding, "_known", [])
+    torch.compiler.reset()
+    layer, x = layer_of(), numbers(40, IN)
+    compiled: Any = torch.compile(layer, backend="eager", fullgraph=True)
+    assert same_bits(compiled(x), layer(x))
+    assert sharding._known == [True]
+
+
 def test_a_compiled_model_under_autocast_and_checkpointing() -> None:
     model, x, grad = layer_of(), numbers(40, IN, dtype=torch.float32), numbers(40, OUT, seed=2)
 
@@ -436,47 +445,6 @@ def test_a_layer_that_is_exported_without_gradients_says_so_when_it_is_trained()
         program = torch.export.export(layer_of(), (numbers(8, IN),))
     with pytest.raises(ValueError, match="weight: expected no gradient, because the layer was traced without one"):
         program.module()(numbers(8, IN)).sum().backward()
-
-
-DDP = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-import deep_gemm
-
-rank, port = int(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-torch.manual_seed(0)
-model = torch.nn.Sequential(deep_gemm.nn.Linear(64, 32), torch.nn.SiLU(), deep_gemm.nn.Linear(32, 16))
-inputs = [torch.randn(tokens, 64, generator=torch.Generator().manual_seed(tokens)) for tokens in (24, 0)]
-alone = []
-for x in inputs:
-    model.zero_grad()
-    model(x).square().sum().backward()
-    alone.append([p.grad.clone() for p in model.parameters()])
-model.zero_grad()
-parallel = DistributedDataParallel(model)
-parallel(inputs[rank]).square().sum().backward()
-for p, one, other in zip(model.parameters(), *alone, strict=True):
-    torch.testing.assert_close(p.grad, (one + other) / 2, rtol=1e-6, atol=1e-7)
-    assert p.grad.any()
-dist.destroy_process_group()
-print("same")
-"""
-
-
-def test_two_processes_share_gradients_through_ddp() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    root, pipe = Path(__file__).resolve().parents[2], subprocess.PIPE
-    both = [
-        subprocess.Popen([sys.executable, "-c", DDP, str(rank), port], cwd=root, stdout=pipe, stderr=pipe, text=True)
-        for rank in range(2)
-    ]
-    results = [process.communicate(timeout=120) for process in both]
-    assert [out for out, _ in results] == ["same\n"] * 2, results
 
 
 # main_grad

@@ -83,10 +83,12 @@ def build(
     name: str,
     options: Iterable[str] = DEFAULT_OPTIONS,
     passes: Sequence[Pass] = (),
+    config: str = "",
 ) -> CompiledKernel:
     """Compile the kernel of `source`, or take it from the cache of `settings().jit_cache_dirs`.
 
-    `headers` maps include names (`"ptx/mbarrier.cuh"`) to texts. `name` is for people: logs, errors, file names.
+    `headers` maps include names (`"ptx/mbarrier.cuh"`) to texts. `name` is for people: logs, errors, file names;
+    `config` too: `cache list`.
     If threads or processes ask for the same kernel at the same time, one compiles it, and the others wait for it.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
@@ -108,7 +110,7 @@ def build(
             with kernel_cache.builder(name, key):
                 kernel = kernel_cache.load(name, key)  # somebody may have made it in the meantime
                 if kernel is None:
-                    kernel = _compiled(source, headers, name, options, passes)
+                    kernel = replace(_compiled(source, headers, name, options, passes), config=config)
                     done = [f"{p.name} {p.version}" for p in passes]
                     kernel_cache.store(key, kernel, options=all_options, passes=done)
         if settings().jit_strict:  # it may have been compiled without the check

@@ -12,7 +12,7 @@ import re
 import runpy
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +59,8 @@ class CompiledKernel:
     cubin: bytes
     log: str
     compiler: str
+    config: str = field(default="", compare=False)
+    """For people: what it was compiled for, as its configuration is named."""
 
 
 class Job(NamedTuple):

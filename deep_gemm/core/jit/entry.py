@@ -1,7 +1,7 @@
 """One compiled kernel as one file, so no partial state can be read.
 
     line 1  deep_gemm kernel 1 <sha256 of all that follows>
-    line 2  {"key": ..., "name": ..., "compiler": ..., "options": ..., "passes": ..., "log": ...}
+    line 2  {"key": ..., "name": ..., "compiler": ..., "config": ..., "options": ..., "passes": ..., "log": ...}
     rest    the cubin
 
 `head -2 <file>` shows a person what it is. The bytes may come from anywhere, so whatever is wrong with them is an
@@ -43,6 +43,7 @@ def pack(key: str, kernel: CompiledKernel, *, options: Sequence[str], passes: Se
         "key": key,
         "name": kernel.name,
         "compiler": kernel.compiler,
+        "config": kernel.config,
         "options": list(options),
         "passes": list(passes),
         "log": kernel.log,
@@ -62,14 +63,15 @@ def unpack(data: bytes, name: str, key: str) -> CompiledKernel:
     try:
         facts = json.loads(line)
         found = tuple(facts[fact] for fact in ("key", "name", "log", "compiler"))
+        found = *found, facts.get("config", "")  # files of older versions lack it
     except (ValueError, LookupError, TypeError, RecursionError):  # intact, but not written by `pack`
         raise Unsound("it does not state what it holds") from None
     if not all(isinstance(text, str) for text in found):
         raise Unsound("it does not state what it holds")
-    found_key, found_name, log, compiler = found
+    found_key, found_name, log, compiler, config = found
     if (found_name, found_key) != (name, key):  # an intact file, renamed or copied over another
         raise Unsound(f"it holds another kernel: {found_name}-{found_key[:16]}")
-    return CompiledKernel(found_name, cubin, log, compiler)
+    return CompiledKernel(found_name, cubin, log, compiler, config)
 
 
 def unpack_named(data: bytes, file: str) -> CompiledKernel:

@@ -1,4 +1,4 @@
-// A small product on which the simulator is tried: D (BF16) = sum over k-blocks of sfa * sfb * (A @ B.T), FP8 operands.
+// D = A @ B.T for Hopper: FP8 operands, D in BF16. A has a scale for each row and 128 columns, B for each 128x128 block.
 //
 //   producer, one thread   empty --wait--> TMA A, sfa, B --bytes--> full
 //   math, 2 warpgroups     full --wait--> WGMMA, promote --arrive--> empty
@@ -6,7 +6,7 @@
 //
 // In a cluster of two, CTAs with neighbouring rows of tiles share B: each loads half of it into both.
 #pragma once
-#include "config.cuh"
+#include "config.cuh"  // kBlockN, kNumStages, kClusterSize, kSharedBytes
 #include "types.cuh"
 
 #include "ptx/cluster.cuh"
@@ -17,10 +17,18 @@
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 
+struct Params {
+  ptx::TensorMap map_a, map_b, map_sfa, map_d;
+  const float* sfb;
+  uint32_t m, n, k;
+};
+#include "params_layout.cuh"  // asserts that Python packs the struct in this way
+
 constexpr uint32_t kBlockM = 128, kBlockK = 128, kNumMathWarps = 8, kNumThreads = 384;
+static_assert(128 % kBlockN == 0, "a tile's columns lie under one scale of B");
 constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK;
 constexpr uint32_t kStageBytes = kABytes + kBBytes + kBlockM * 4;
-constexpr uint32_t kPanelColumns = kBlockN % 64 == 0 ? 64 : kBlockN % 32 == 0 ? 32 : 16;
+constexpr uint32_t kPanelColumns = kBlockN < 64 ? kBlockN : 64;
 constexpr uint32_t kPanelRowBytes = kPanelColumns * 2, kPanelBytes = 64 * kPanelRowBytes;
 
 struct SharedStorage {
@@ -32,12 +40,6 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "Python's plan of shared memory");
 
-struct Params {
-  ptx::TensorMap map_a, map_b, map_sfa, map_d;
-  const float* sfb;
-  uint32_t m, n, k;
-};
-
 struct RingPosition {
   uint32_t stage = 0, parity = 0;
   DEVICE void advance() {
@@ -45,7 +47,7 @@ struct RingPosition {
   }
 };
 
-// Tile i of m runs first, so that the two CTAs of a cluster take the same columns.
+// Tiles of a CTA. The row of tiles changes first, so that the two CTAs of a cluster take the same columns.
 struct Tiles {
   uint32_t tiles_m, tiles_n, next;
   DEVICE Tiles(const Params& p)
@@ -91,10 +93,11 @@ DEVICE void load_tiles(const Params& p, SharedStorage& shared) {
 DEVICE void multiply_tile(const Params& p, SharedStorage& shared, RingPosition& at, uint32_t row_n,
                           float (&total)[kBlockN / 2]) {
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index(), warpgroup = warp / 4;
-  const uint32_t row = warp * 16 + lane / 4, k_blocks = ceil_div(p.k, kBlockK), last_block = (p.n - 1) / 128;
+  const uint32_t row = warp * 16 + lane / 4, k_blocks = ceil_div(p.k, kBlockK);
 #pragma unroll
   for (float& x : total) x = 0;
   for (uint32_t k_block = 0; k_block < k_blocks; ++k_block) {
+    const float sfb = ptx::ld_global_nc_f32(p.sfb + row_n / 128 * k_blocks + k_block);
     ptx::mbarrier_wait_parity(&shared.full[at.stage], at.parity);
     const float sfa[2] = {ptx::ld_shared_f32(&shared.sfa[at.stage][row]),
                           ptx::ld_shared_f32(&shared.sfa[at.stage][row + 8])};
@@ -109,19 +112,13 @@ DEVICE void multiply_tile(const Params& p, SharedStorage& shared, RingPosition& 
     ptx::wgmma_commit_group();
     ptx::fence_registers(partial);
     ptx::wgmma_wait_group<0>();
-    if constexpr (kClusterSize > 1) {
-      if (lane < kClusterSize) ptx::mbarrier_arrive_cluster(&shared.empty[at.stage], lane);
-    } else {
-      if (lane == 0) ptx::mbarrier_arrive(&shared.empty[at.stage]);
-    }
+    // One lane gives the slot back, once the last value that the warp loaded from it has come.
+    if constexpr (kClusterSize > 1)
+      ptx::mbarrier_arrive_cluster_after(&shared.empty[at.stage], lane % kClusterSize, sfa[1], lane < kClusterSize);
+    else
+      ptx::mbarrier_arrive_after(&shared.empty[at.stage], sfa[1], lane == 0);
 #pragma unroll
-    for (uint32_t i = 0; i < kBlockN / 8; ++i) {  // 8 columns, all under one scale of B
-      const uint32_t block = (row_n + i * 8) / 128 < last_block ? (row_n + i * 8) / 128 : last_block;
-      const float sfb = ptx::ld_global_nc_f32(p.sfb + block * k_blocks + k_block);
-#pragma unroll
-      for (uint32_t j = 0; j < 4; ++j)
-        total[i * 4 + j] = ptx::fma(partial[i * 4 + j], sfa[j / 2] * sfb, total[i * 4 + j]);
-    }
+    for (uint32_t i = 0; i < kBlockN / 2; ++i) total[i] = ptx::fma(partial[i], sfa[i / 2 % 2] * sfb, total[i]);
     at.advance();
   }
 }
@@ -153,11 +150,10 @@ DEVICE void store_tile(const Params& p, SharedStorage& shared, uint32_t row_m, u
   }
 }
 
-KERNEL(kNumThreads, 1) basic_kernel(GRID_CONSTANT Params p) {
+KERNEL(kNumThreads, 1) product(GRID_CONSTANT Params p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const uint32_t warp = ptx::warp_index();
   if (warp == 0 && ptx::elect_sync()) {
-    ptx::prefetch_tensormap(&p.map_a);
     for (uint32_t i = 0; i < kNumStages; ++i) {
       ptx::mbarrier_init(&shared.full[i], 1);
       ptx::mbarrier_init(&shared.empty[i], kClusterSize * kNumMathWarps);

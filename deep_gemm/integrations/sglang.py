@@ -1,0 +1,71 @@
+"""SGLang's plugin, which SGLang loads into each of its processes by the entry point `sglang.srt.plugins`.
+
+On a Hopper GPU it puts two hooks around functions of SGLang, by SGLang's own registry of hooks:
+
+    the linear layer that it has if it runs DeepGEMM    `linear`: cast and product, in one launch up to 16 rows
+    a layer of experts, on whichever kernels            `experts`: from routes to their weighted sum
+
+A layer that is not taken goes on to the function that stood there, and a line in the log says why. What somebody asks
+for by name (`--moe-runner-backend triton`) is left alone. `DG_DISABLE_SGLANG_PLUGIN=1` turns the plugin off, and so
+does `SGLANG_ENABLE_JIT_DEEPGEMM=0`.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+
+from ..core.settings import settings
+from .engine import Places, why_not
+
+__all__ = ["register"]
+
+logger = logging.getLogger("sglang.plugins.deep_gemm")
+
+OF_LAYERS = "sglang.srt.layers"
+LINEAR = f"{OF_LAYERS}.quantization.fp8_utils", "deepgemm_w8a8_block_fp8_linear_with_fallback"
+EXPERTS = f"{OF_LAYERS}.moe.moe_runner.runner", "MoeRunner.run"
+PLACES: Places = {
+    LINEAR: (
+        *("input", "weight", "block_size", "weight_scale"),
+        *("input_scale", "bias", "act_scale_ue8m0", "weight_bf16"),
+    ),
+    EXPERTS: ("self", "dispatch_output", "quant_info", "lora_info"),
+    ("sglang.srt.plugins.hook_registry", "HookRegistry.register"): ("target", "hook", "hook_type", "source"),
+    ("sglang.srt.plugins.hook_registry", "HookType.AROUND"): None,
+    (f"{OF_LAYERS}.deep_gemm_wrapper.configurer", "ENABLE_JIT_DEEPGEMM"): None,
+    (f"{OF_LAYERS}.moe.moe_runner.base", "MoeRunnerConfig"): None,
+    (f"{OF_LAYERS}.moe.moe_runner.deep_gemm", "DeepGemmMoeQuantInfo"): None,
+    (f"{OF_LAYERS}.moe.moe_runner.triton", "TritonMoeQuantInfo"): None,
+    (f"{OF_LAYERS}.moe.token_dispatcher.standard", "StandardCombineInput"): ("hidden_states",),
+    (f"{OF_LAYERS}.moe.token_dispatcher.standard", "StandardDispatchOutput"): (
+        *("hidden_states", "hidden_states_scale", "topk_output", "hidden_states_pre_quant"),
+    ),
+    (f"{OF_LAYERS}.moe.topk", "TopKOutputChecker.format_is_standard"): ("topk_output",),
+    (f"{OF_LAYERS}.moe.utils", "get_moe_runner_backend"): (),
+    (f"{OF_LAYERS}.dp_attention", "is_allocation_symmetric"): (),
+    ("sglang.srt.distributed.device_communicators.pynccl_allocator", "use_symmetric_memory"): (
+        *("group_coordinator", "disabled"),
+    ),
+    ("sglang.srt.batch_invariant_ops", "is_batch_invariant_mode_enabled"): (),
+    ("sglang.srt.runtime_context", "get_parallel"): (),
+}
+"""Things that are hooked or called here, in the releases that are known (0.5.22, 0.5.23). A layer's fields are looked
+at one by one, when the layer first runs."""
+
+
+def register() -> None:
+    """Put both hooks around SGLang's functions in this process, unless a reason speaks against it."""
+    if settings().disable_sglang_plugin:
+        return
+    if not import_module("sglang.srt.runtime_context").get_platform().is_sm90:
+        return
+    if refusal := why_not("sglang", PLACES):
+        logger.warning("deep_gemm leaves all layers to SGLang: %s", refusal)
+        return
+    if not import_module(f"{OF_LAYERS}.deep_gemm_wrapper.configurer").ENABLE_JIT_DEEPGEMM:
+        return
+    layers = import_module("deep_gemm.integrations.sglang_layers")
+    hooks = import_module("sglang.srt.plugins.hook_registry")
+    for place, hook in ((LINEAR, layers.linear_or), (EXPERTS, layers.experts_or)):
+        hooks.HookRegistry.register(".".join(place), hook, hooks.HookType.AROUND)

@@ -1,0 +1,154 @@
+"""Hooks around SGLang's layers; sglang.py registers them. SGLang must be there to import this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
+from sglang.srt.distributed.device_communicators.pynccl_allocator import use_symmetric_memory
+from sglang.srt.layers.dp_attention import is_allocation_symmetric
+from sglang.srt.layers.moe.moe_runner.deep_gemm import DeepGemmMoeQuantInfo
+from sglang.srt.layers.moe.moe_runner.triton import TritonMoeQuantInfo
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatchOutput
+from sglang.srt.layers.moe.topk import TopKOutputChecker
+from sglang.srt.layers.moe.utils import get_moe_runner_backend
+from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
+
+from ..core.check.recipes import PER_BLOCK
+from ..linear.api import linear
+from ..moe.api import experts
+from .engine import experts_refusal, linear_refusal
+from .sglang import logger
+from .transformers import as_operand
+
+Function = Callable[..., Any]
+
+_HEEDED = """
+    activation gate_up_interleaved gemm1_alpha gemm1_beta gemm1_clamp_limit swiglu_limit routed_scaling_factor
+    w13_weight w2_weight w13_scale w2_scale block_shape is_fp4_experts
+"""
+_FREE = """
+    num_experts num_local_experts hidden_size intermediate_size_per_partition layer_id top_k num_fused_shared_experts
+    params_dtype routing_method_type runner_backend inplace layer silu_mul_keep_fp32 use_fp8 use_fp8_w8a8
+"""
+KNOWN = frozenset((_HEEDED + _FREE).split())
+"""Fields of a layer's configuration and weights that are heeded, and those on which no value here depends. Any other,
+of a newer release too, must have its default."""
+
+_gatings: WeakKeyDictionary[Any, dict[str, Any] | None] = WeakKeyDictionary()
+"""The activations of runners whose experts are taken; None for a runner whose experts are not."""
+
+
+def linear_or(
+    own: Function,
+    input: Tensor,
+    weight: Tensor,
+    block_size: Sequence[int],
+    weight_scale: Tensor,
+    input_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    act_scale_ue8m0: bool = False,
+    weight_bf16: Tensor | None = None,
+) -> Any:
+    """Compute input @ weight.T + bias here if it is taken, else by SGLang's function."""
+    refusal = linear_refusal(input.dtype, block_size, *weight.shape[-2:])
+    if weight.dim() != 2:
+        refusal = f"expects a weight of 2 dimensions, not {weight.dim()}"
+    if weight_scale.dtype != torch.float32:
+        refusal = f"expects scales in FP32, not {weight_scale.dtype}"
+    if act_scale_ue8m0:
+        refusal = "casts activations with scales in FP32, not with powers of two"
+    if input_scale is not None:
+        refusal = "activations are cast already"
+    if is_batch_invariant_mode_enabled():
+        refusal = "is not batch invariant"
+    if not torch.compiler.is_compiling():
+        _tell("a linear layer", refusal)
+    if refusal is None:
+        return linear(input, (weight, weight_scale), bias=bias)
+    return own(input, weight, block_size, weight_scale, input_scale, bias, act_scale_ue8m0, weight_bf16)
+
+
+def experts_or(own: Function, self: Any, dispatch_output: Any, quant_info: Any, lora_info: Any = None) -> Any:
+    """Compute a layer of experts here if it is taken, else by SGLang's runner `self`."""
+    if self not in _gatings:
+        refusal = _refusal(self, dispatch_output, quant_info)
+        _gatings[self] = _gating(self.config) if refusal is None else None
+        _tell("experts", refusal)
+    gating = _gatings[self]
+    if gating is None:
+        return own(self, dispatch_output, quant_info, lora_info)
+    x, topk = dispatch_output.hidden_states, dispatch_output.topk_output
+    scaling = self.config.routed_scaling_factor
+    with use_symmetric_memory(get_parallel().tp_group, disabled=not is_allocation_symmetric()):
+        out = torch.empty_like(x)
+    experts(
+        x,
+        topk.topk_ids,
+        topk.topk_weights if scaling in (None, 1.0) else topk.topk_weights * scaling,
+        as_operand(quant_info.w13_weight, quant_info.w13_scale),
+        as_operand(quant_info.w2_weight, quant_info.w2_scale),
+        out=out,
+        **gating,
+    )
+    return StandardCombineInput(hidden_states=out)
+
+
+def _refusal(runner: Any, dispatch_output: Any, quant_info: Any) -> str | None:
+    """Say why a layer of experts is not taken; None if it is. Nothing that it depends on changes for a runner."""
+    asked = get_moe_runner_backend()
+    if not (asked.is_auto() or asked.is_deep_gemm()):
+        return f"--moe-runner-backend {asked.value} is asked for"
+    if runner.lora_enabled:
+        return "there may be LoRA"
+    if is_batch_invariant_mode_enabled():
+        return "are not batch invariant"
+    if not isinstance(quant_info, (DeepGemmMoeQuantInfo, TritonMoeQuantInfo)):
+        return f"weights are a {type(quant_info).__name__}"
+    if not isinstance(dispatch_output, StandardDispatchOutput) or dispatch_output.hidden_states_scale is not None:
+        return f"tokens come as a {type(dispatch_output).__name__}"
+    if not TopKOutputChecker.format_is_standard(dispatch_output.topk_output):
+        return f"routes are a {type(dispatch_output.topk_output).__name__}"
+    for given in (runner.config, quant_info):
+        for field in fields(given):
+            value = getattr(given, field.name)
+            if field.name not in KNOWN and (isinstance(value, Tensor) or value != field.default):
+                return f"expect {field.name} of {field.default}"
+    w13 = quant_info.w13_weight
+    is_fp4 = getattr(quant_info, "is_fp4_experts", False)
+    if w13.dtype != (torch.int8 if is_fp4 else torch.float8_e4m3fn):
+        return f"weights are {w13.dtype}"
+    if not is_fp4 and tuple(quant_info.block_shape or ()) != PER_BLOCK:
+        return f"weights have a scale for {quant_info.block_shape}"
+    if _gating(runner.config) is None:
+        return f"the activation is another {runner.config.activation}"
+    x = dispatch_output.hidden_states
+    return experts_refusal(x.dtype, x.shape[1], w13.shape[1] // 2, is_fp4=is_fp4)
+
+
+def _gating(config: Any) -> dict[str, Any] | None:
+    """Say to `experts` which activation a layer has; None if it is another."""
+    alpha, limit = config.gemm1_alpha, config.gemm1_clamp_limit
+    if config.activation == "situ" and limit is not None:
+        return {"activation": "situ", "alpha": alpha, "beta": limit}
+    if config.activation != "silu":
+        return None
+    if alpha is None:  # SGLang's `gemm1_clamp_limit` then cuts the gate behind silu
+        return {"limit": config.swiglu_limit} if limit is None else None
+    is_known = config.swiglu_limit is None and limit is not None and config.gemm1_beta in (None, 1.0)
+    return {"alpha": alpha, "beta": 1.0, "limit": limit} if is_known and not config.gate_up_interleaved else None
+
+
+@cache
+def _tell(layer: str, refusal: str | None) -> None:
+    """Say once in the log what is taken, and what is left to SGLang."""
+    if refusal is None:
+        logger.info("deep_gemm computes %s", layer)
+    else:
+        logger.info("deep_gemm leaves %s to SGLang: %s", layer, refusal)

@@ -1,0 +1,64 @@
+"""How DTensor shards the operators of `Linear` over the GPUs of a tensor-parallel group.
+
+Every operand may be whole on each GPU. Else n is sharded, as `ColwiseParallel` does, or k, as `RowwiseParallel` does:
+
+             x        weight    d          dy       dx         dw
+    n        whole    by n      by n       by n     partial    by n
+    k        by k     by k      partial    whole    by k       by k
+
+Each GPU casts its own part of the weight, by blocks that begin where the part begins.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+
+def know_shardings() -> None:
+    """Tell DTensor the shardings, once, if the program has loaded it: that alone takes torch half a second."""
+    if "torch.distributed.tensor" in sys.modules and not _known:
+        _register()
+        _known.append(True)
+
+
+# torch.compile calls it while it traces, instead of tracing it. torch.compiler.assume_constant_result says so too, but
+# loads the compiler, which takes seconds.
+know_shardings._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_known: list[bool] = []
+
+
+def _register() -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    whole, rows, columns, partial = Replicate(), Shard(0), Shard(1), Partial()
+
+    def beside(given: Any, placement: Any) -> Any:
+        return None if given is None else placement
+
+    def of_rows(x: Any, weight: Any, bias: Any, keeps_columns: int) -> Any:
+        kept = rows if keeps_columns else whole  # x along tokens: k comes first, and scales lie in one dimension
+        return [
+            ([whole, whole, whole], [whole, whole, beside(bias, whole), None]),
+            ([columns, whole, whole], [whole, rows, beside(bias, rows), None]),
+            ([partial, kept, kept], [columns, columns, beside(bias, partial), None]),
+        ]
+
+    def of_gradients(grad: Any, weight: Any, x_values: Any, x_scales: Any, *_: Any) -> Any:
+        def sharding(grad: Any, of_weight: Any, of_x: Any, dx: Any, dw: Any) -> Any:
+            outputs = [whole if weight is None else dx, whole if x_values is None else dw]
+            inputs = [grad, beside(weight, of_weight), beside(x_values, of_x), beside(x_scales, of_x)]
+            return outputs, [*inputs, None, None]
+
+        return [
+            sharding(whole, whole, whole, whole, whole),
+            sharding(columns, rows, whole, partial, rows),
+            sharding(whole, columns, rows, columns, columns),
+        ]
+
+    register: Any = register_sharding  # which has no types
+    register(torch.ops.deep_gemm.nn_linear_rows.default)(of_rows)
+    register(torch.ops.deep_gemm.nn_linear_gradients.default)(of_gradients)

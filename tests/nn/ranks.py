@@ -1,0 +1,166 @@
+"""Layers of two processes beside those of one: python tests/nn/ranks.py WAY, once for each rank, as torchrun runs it.
+
+On GPUs if there are as many as ranks, else on the CPU; with one rank, on one GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import deep_gemm
+from deep_gemm.convert import to_fp8_training
+
+HIDDEN, INTER, OUT = 64, 256, 48
+RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+DEVICE = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= RANKS else "cpu"
+
+
+class Mixture(torch.nn.Module):
+    """Experts in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = deep_gemm.nn.Experts(4, HIDDEN, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = torch.arange(2 * len(x), device=x.device).view(-1, 2) % 4
+        y: Tensor = self.experts(x, ids, torch.full(ids.shape, 0.5, device=x.device))
+        return y
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self, out: int = OUT, *, bias: bool = True, recomputes: bool = False) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(HIDDEN, INTER, bias), torch.nn.Linear(INTER, out, bias)
+        self.recomputes = recomputes
+
+    def inner(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(torch.nn.functional.silu(self.up(x)))
+        return y
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False) if self.recomputes else self.inner(x)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(shape[-2])).to(DEVICE)
+
+
+def both(make: Callable[[], torch.nn.Module], share: Callable[[Any], Any], *, first: bool = True) -> tuple[Any, Any]:
+    """A model in FP8 that is shared among ranks, converted `first` or after that, and one that is not."""
+    torch.manual_seed(0)
+    model = make().to(DEVICE)
+    whole = copy.deepcopy(model)
+    for each in (model, whole) if first else (whole,):
+        to_fp8_training(each)
+    shared = share(model) or model
+    if not first:
+        to_fp8_training(model)
+    return shared, whole
+
+
+def whole_of(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def gradients(model: torch.nn.Module, x: Tensor, weight: Tensor) -> list[Tensor]:
+    """The result, and the gradients of x and of all parameters."""
+    model.zero_grad()
+    leaf = x.clone().requires_grad_()
+    y = model(leaf)
+    (y.float() * weight).sum().backward()
+    return [y.detach(), *(whole_of(each.grad) for each in (leaf, *model.parameters()))]
+
+
+def near(found: list[Tensor], right: list[Tensor], tolerance: float = 1e-6) -> None:
+    for got, expected in zip(found, right, strict=True):
+        assert expected.any()
+        assert (got - expected).norm() <= tolerance * expected.norm()
+
+
+def mean_of_ranks(model: torch.nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+    """What data parallel gradients are."""
+    each = [gradients(model, x, torch.ones(())) for x in inputs]
+    return [torch.stack([grad.float() for grad in grads]).mean(0) for grads in zip(*(g[2:] for g in each), strict=True)]
+
+
+def ddp() -> None:
+    for first in (True, False):
+        model, whole = both(Mlp, DistributedDataParallel, first=first)
+        inputs = [numbers(tokens, HIDDEN) for tokens in (24, 0)[:RANKS]]
+        right = mean_of_ranks(whole, inputs)
+        near(gradients(model, inputs[RANK], torch.ones((), device=DEVICE))[2:], right)
+
+
+def fsdp() -> None:
+    """Master weights are FP32; what is gathered is BF16, and cast to FP8 then."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = init_device_mesh(DEVICE, (RANKS,))
+
+    def share(model: torch.nn.Sequential) -> None:
+        for block in (*model, model):
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+
+    for recomputes in (False, True):
+        model, whole = both(
+            lambda: torch.nn.Sequential(Mlp(HIDDEN, recomputes=recomputes), Mixture()),  # noqa: B023
+            share,
+            first=recomputes,
+        )
+        before = {name: value.clone() for name, value in whole.state_dict().items()}
+        inputs = [numbers(tokens, HIDDEN).bfloat16() for tokens in (40, 7)[:RANKS]]
+        right = mean_of_ranks(whole.bfloat16(), inputs)
+        found = gradients(model, inputs[RANK], torch.ones((), device=DEVICE))
+        assert found[0].dtype == torch.bfloat16
+        assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
+        near(found[2:], right)
+        sharded = model.state_dict()
+        assert all(torch.equal(whole_of(sharded[name]), value) for name, value in before.items())
+
+
+def tensor_parallel() -> None:
+    def share(model: Mlp) -> None:
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(model, init_device_mesh(DEVICE, (RANKS,)), plan)
+
+    for bias in (False, True):
+        model, whole = both(lambda: Mlp(bias=bias), share, first=bias)  # noqa: B023
+        assert isinstance(model.up.weight, DTensor)
+        weight = torch.linspace(-1, 1, OUT, device=DEVICE)
+        for tokens in (40, 300):
+            x = numbers(2, tokens, HIDDEN)
+            with torch.no_grad():
+                near([whole_of(model(x))], [whole(x)])
+            near(gradients(model, x, weight), gradients(whole, x, weight))
+            model.requires_grad_(False)  # a model that passes gradients on
+            leaf = x.clone().requires_grad_()
+            model(leaf).mul(weight).sum().backward()
+            model.requires_grad_()
+            assert leaf.grad is not None
+            near([leaf.grad], [gradients(whole, x, weight)[1]])
+        compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+        near(gradients(compiled, x, weight), gradients(whole, x, weight))
+
+
+if __name__ == "__main__":
+    if DEVICE == "cuda":
+        torch.cuda.set_device(RANK)
+    dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
+    {"ddp": ddp, "fsdp": fsdp, "tensor_parallel": tensor_parallel}[sys.argv[1]]()
+    dist.destroy_process_group()
+    print("same")

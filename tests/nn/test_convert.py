@@ -1,0 +1,452 @@
+"""A model in FP8 by one call: what is converted and what is left, state dicts both ways, and what refers to a layer."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layer_cases import fine_weight, random_routes, same_bits
+from nn_cases import TYPICAL_OF_EXPERTS, error
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+import deep_gemm
+from deep_gemm import convert
+from deep_gemm.convert import dequantized_state_dict, to_fp8_inference, to_fp8_training
+
+HIDDEN, INTER = 144, 272
+BOTH = [to_fp8_training, to_fp8_inference]
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = torch.nn.Linear(HIDDEN, INTER, dtype=dtype)
+        self.down = torch.nn.Linear(INTER, HIDDEN, bias=False, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(torch.nn.functional.silu(self.up(x)))
+        return y
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def same_state(got: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return got.keys() == expected.keys() and all(same_bits(got[name], value) for name, value in expected.items())
+
+
+# What is computed
+
+
+def test_a_model_is_trained_by_our_layers_and_all_that_refers_to_it_stays() -> None:
+    model, called = Mlp(), []
+    up, parameters = model.up, list(model.parameters())
+    up.register_forward_hook(lambda *_: called.append("up"))
+    optimizer, before = torch.optim.SGD(parameters, lr=1.0), copy.deepcopy(model.state_dict())
+    assert to_fp8_training(model).converted == ["up", "down"]
+    assert same_state(model.state_dict(), before)
+    assert model.up is up
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    ours = deep_gemm.nn.Linear(HIDDEN, INTER)
+    ours.load_state_dict(up.state_dict())
+    assert vars(up).keys() == vars(ours).keys()
+    x = numbers(20, HIDDEN)
+    assert same_bits(up(x), ours(x))
+    model(x).sum().backward()
+    optimizer.step()
+    assert called == ["up", "up"]
+    assert not same_bits(model.down.weight, before["down.weight"])
+    theirs = Mlp()
+    theirs.load_state_dict(model.state_dict())
+    theirs.load_state_dict(before)
+    model.load_state_dict(theirs.state_dict())
+    assert same_state(model.state_dict(), before)
+    assert repr(model.down) == "Linear(in_features=272, out_features=144, bias=False, products=fp8)"
+
+
+def test_gradients_are_added_to_main_grad_if_one_says_so() -> None:
+    model: Any = Mlp()
+    to_fp8_training(model, accumulates_main_grad=True)
+    for layer in (model.up, model.down):
+        layer.weight.main_grad = torch.zeros_like(layer.weight)
+    model(numbers(3, HIDDEN)).sum().backward()
+    assert model.up.weight.main_grad.any()
+    assert model.up.weight.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_model_for_inference_is_made_of_linear(dtype: torch.dtype, trained: bool) -> None:
+    model, plain = Mlp(dtype), Mlp(dtype)
+    if trained:
+        to_fp8_training(model)
+    assert to_fp8_inference(model).converted == ["up", "down"]
+    assert not [p for p in model.parameters() if p.requires_grad]
+    x = numbers(2, 5, HIDDEN, dtype=dtype)
+    right = deep_gemm.linear(x, deep_gemm.per_block_cast_to_fp8(plain.up.weight), bias=plain.up.bias)
+    assert right is not None
+    assert same_bits(model.up(x), right.to(dtype))
+    assert error(model(x), plain(x)) < TYPICAL_OF_EXPERTS  # two products and an activation between
+    assert isinstance(model.up, deep_gemm.nn.FrozenLinear)
+    assert (model.up.in_features, model.up.bias is not None, model.down.bias) == (HIDDEN, True, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x.float()).dtype == torch.bfloat16
+    assert "weight=float8_e4m3fn [144, 272], weight_scale_inv=float32 [2, 3], bias=False" in repr(model)
+
+
+def test_experts_that_were_trained_become_those_of_inference() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"experts": deep_gemm.nn.Experts(3, 64, 48, limit=0.5)})
+    given = numbers(9, 64, dtype=torch.bfloat16), random_routes(9, 2, 3), torch.rand(9, 2)
+    right, before = model["experts"](*given).detach(), copy.deepcopy(model.state_dict())
+    to_fp8_inference(model)
+    assert type(model["experts"]) is deep_gemm.nn.FrozenExperts
+    assert same_bits(model["experts"](*given), right)
+    for name, buffer in model.named_buffers():
+        assert buffer.dtype == (torch.float32 if name.endswith("_scale_inv") else torch.float8_e4m3fn)
+        buffer.view(torch.uint8).zero_()
+    model.load_state_dict(before)
+    assert same_bits(model["experts"](*given), right)
+
+
+@pytest.mark.parametrize("change", BOTH)
+def test_a_converted_model_is_copied_and_saved(change: Callable[[torch.nn.Module], Any]) -> None:
+    model, x = Mlp(), numbers(3, HIDDEN)
+    change(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert same_bits(other(x), model(x))
+        assert same_state(other.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("change", BOTH)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_converted_model_is_compiled_as_one_graph_with_recomputing(change: Any, device: str) -> None:
+    model = Mlp().to(device)
+    change(model)
+
+    def recomputed(x: Tensor) -> Any:
+        return checkpoint(model, x, use_reentrant=False)
+
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled: Any = torch.compile(recomputed, backend=counter, fullgraph=True)
+    for tokens in (40, 7, 64):
+        x = numbers(tokens, HIDDEN).to(device).requires_grad_()
+        if tokens == 40:
+            torch._dynamo.mark_dynamic(x, 0)
+        leaves = [leaf for leaf in (x, *model.parameters()) if leaf.requires_grad]
+        found = [(y.detach(), *torch.autograd.grad(y.sum(), leaves)) for y in (recomputed(x), compiled(x))]
+        assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+    assert counter.frame_count == 1
+    torch.compiler.reset()
+
+
+# What is left
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class Zoo(torch.nn.Module):
+    """Layers of all sorts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def linear(k: int = 32, n: int = 64, **more: Any) -> Any:
+            return torch.nn.Linear(k, n, **more)
+
+        self.taken, self.narrow, self.odd_n, self.odd_k = linear(), linear(n=24), linear(n=10), linear(k=20)
+        self.again = self.taken
+        self.embedding, self.tied = torch.nn.Embedding(64, 32), linear(bias=False)
+        self.tied.weight = self.embedding.weight
+        self.attention = torch.nn.MultiheadAttention(32, 2)
+        self.block = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+        self.in_fp64, self.of_integers = linear(dtype=torch.float64), linear()
+        self.of_integers.weight = torch.nn.Parameter(torch.zeros(64, 32, dtype=torch.int8), requires_grad=False)
+        self.derived, self.lazy = Doubled(32, 64), torch.nn.LazyLinear(32)
+        self.pruned, self.hooked = linear(), linear()
+        self.pruned.wide = self.pruned._parameters.pop("weight")
+        self.pruned.weight = self.pruned.wide * 1
+        self.hooked.forward = self.hooked.forward
+        self.norm, self.router, self.lm_head = torch.nn.LayerNorm(32), linear(), linear()
+
+
+ALWAYS_LEFT = {
+    "odd_n": "got 10",
+    "odd_k": "got 20",
+    "embedding": "Embedding, no linear layer",
+    "attention": "MultiheadAttention, no linear layer",
+    "attention.out_proj": "NonDynamicallyQuantizableLinear, derived from torch.nn.Linear",
+    "of_integers": "got torch.int8",
+    "derived": "Doubled, derived from torch.nn.Linear, which may compute something else",
+    "lazy": "LazyLinear, derived from torch.nn.Linear",
+    "pruned": "weight: expected a Parameter, got Tensor",
+    "hooked": "its forward is another, set on the layer itself",
+    "router": "an output or a router by its name, which only a filter takes",
+    "lm_head": "an output or a router by its name, which only a filter takes",
+    "block.self_attn": "MultiheadAttention, no linear layer",
+    "block.self_attn.out_proj": "NonDynamicallyQuantizableLinear",
+}
+OF_EACH = [
+    (
+        to_fp8_training,
+        ["taken", "tied", "block.linear1", "block.linear2", "in_fp64"],
+        {"narrow": "out_features: expected a multiple of 16, which FP8 products need, got 24"},
+    ),
+    (
+        to_fp8_inference,
+        ["taken", "narrow"],
+        {
+            "tied": "weight: shared with another module",
+            "in_fp64": "weight: expected dtype torch.bfloat16 or torch.float16 or torch.float32, got torch.float64",
+            "block.linear1": "read by torch.nn.TransformerEncoderLayer itself",
+            "block.linear2": "read by torch.nn.TransformerEncoderLayer itself",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "converted", "left"), OF_EACH)
+def test_what_is_left_is_told_and_stays(change: Any, converted: list[str], left: dict[str, str]) -> None:
+    model = Zoo()
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    done = change(model)
+    assert done.converted == converted
+    reasons = ALWAYS_LEFT | left
+    assert {name: why for name, why in done.left.items() if reasons.get(name, "none") not in why} == {}
+    assert done.left.keys() == reasons.keys()
+    assert all(type(model.get_submodule(name)) is kinds[name] for name in reasons)
+    assert all(type(model.get_submodule(name)).__module__.startswith("deep_gemm.nn") for name in converted)
+    assert str(done).splitlines()[0] == f"layers converted to FP8: {len(converted)}, left: {len(reasons)}"
+    assert str(done).count("\n") == len(set(done.left.values()))
+    assert model.again is model.taken
+    again = change(model)
+    assert again.converted == []
+    assert {name for name, why in again.left.items() if why == "in FP8 already"} == set(converted)
+    x = torch.randn(2, 3, 32)
+    for _ in range(2):
+        assert model.block(x).shape == model.taken(x)[..., :32].shape
+        with torch.no_grad():
+            model.eval().block(x)
+
+
+@pytest.mark.parametrize("change", BOTH)
+def test_a_filter_decides(change: Any) -> None:
+    model, asked = Zoo(), {}
+
+    def wanted(name: str, layer: torch.nn.Module) -> bool:
+        asked[name] = layer
+        return name in ("lm_head", "odd_n")
+
+    done = change(model, wanted)
+    assert done.converted == ["lm_head"]
+    assert done.left["taken"] == "left by the filter"
+    assert "got 10" in done.left["odd_n"]
+    assert all(type(layer).__name__ in ("Linear", "FrozenLinear") for layer in asked.values())
+    assert model.get_submodule("lm_head") is asked["lm_head"]
+    assert change(model, filter=lambda name, _: name == "taken").converted == ["taken"]
+
+
+def test_what_a_model_calls_its_output_is_left() -> None:
+    model: Any = Mlp()
+    model.get_output_embeddings = lambda: model.down
+    assert to_fp8_training(model).converted == ["up"]
+    assert to_fp8_training(model, filter=lambda *_: True).converted == ["down"]
+
+
+@pytest.mark.parametrize("change", BOTH)
+def test_mistakes_are_told_and_change_nothing(change: Any) -> None:
+    model = Mlp()
+    mistakes: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+        (("model",), TypeError, "model: expected a torch.nn.Module, got str"),
+        ((model, "down"), TypeError, "filter: expected a function of a name and a layer, got str"),
+        (
+            (model, lambda name, _: True if name == "up" else None),
+            TypeError,
+            "filter: expected True or False of 'down', got None",
+        ),
+        (
+            (model, lambda *_: False),
+            ValueError,
+            "model: expected a layer that can be converted, got none\nlayers converted to FP8: 0, left: 2\n"
+            "     2  left by the filter: up, down",
+        ),
+        ((torch.nn.ReLU(),), ValueError, "model: expected a layer that can be converted, got none"),
+        ((torch.nn.Linear(8, 4),), ValueError, "model: expected a layer that can be converted, got none"),
+    ]
+    for given, kind, message in mistakes:
+        with pytest.raises(kind) as caught:
+            change(*given)
+        assert str(caught.value).startswith(message)
+    assert {type(layer) for layer in model.children()} == {torch.nn.Linear}
+
+
+def test_a_model_that_is_one_layer() -> None:
+    layer = torch.nn.Linear(32, 16)
+    assert to_fp8_training(layer).converted == [""]
+    assert isinstance(layer, deep_gemm.nn.Linear)
+    assert str(to_fp8_training(layer)).endswith("in FP8 already: the model")
+
+
+# State dicts of FP8
+
+
+def fp8_checkpoint() -> dict[str, Tensor]:
+    """As the form of DeepSeek-V3 has it."""
+    found = {}
+    for name, value in Mlp(torch.bfloat16).state_dict().items():
+        if name.endswith("weight"):
+            found[name], found[f"{name}_scale_inv"] = deep_gemm.per_block_cast_to_fp8(value)
+        else:
+            found[name] = value
+    return found
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_checkpoint_in_fp8_is_loaded_and_is_what_a_converted_model_has(assign: bool) -> None:
+    right, x = Mlp(torch.bfloat16), numbers(6, HIDDEN, dtype=torch.bfloat16)
+    to_fp8_inference(right)
+    with torch.device("meta" if assign else "cpu"):
+        model = Mlp(torch.bfloat16)
+    to_fp8_inference(model)
+    if not assign:
+        model.up.weight.view(torch.uint8).zero_()
+    assert model.up.weight.is_meta is assign
+    model.load_state_dict(fp8_checkpoint(), assign=assign)
+    assert same_bits(model(x), right(x))
+    assert same_state(right.state_dict(), model.state_dict())
+    assert right.state_dict().keys() == fp8_checkpoint().keys()
+    with torch.no_grad():
+        for p in (*model.parameters(), *model.buffers()):
+            p.view(torch.uint8).zero_()
+    model.load_state_dict(Mlp(torch.bfloat16).state_dict(), assign=assign)  # not cast yet
+    assert same_bits(model(x), right(x))
+    assert model.up.weight.dtype == torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize(
+    ("of", "form"), [((64, 64), None), ((32, 32), "e8m0"), ((1, 32), "bytes"), ((128, 128), "bf16")]
+)
+def test_scales_are_taken_as_they_come(of: Any, form: Any, assign: bool) -> None:
+    if form == "bf16":
+        values, scales = deep_gemm.per_block_cast_to_fp8(numbers(INTER, HIDDEN), use_ue8m0=True)
+        given = values, scales.bfloat16()
+    else:
+        values, scales = given = fine_weight(INTER, HIDDEN, of=of, form=form)
+    model, x = Mlp(), numbers(6, HIDDEN)
+    to_fp8_inference(model)
+    state = model.state_dict() | {"up.weight": given[0], "up.weight_scale_inv": given[1]}
+    model.load_state_dict(state, assign=assign)
+    right = deep_gemm.linear(x, (values, scales), bias=model.up.bias)
+    assert right is not None
+    assert same_bits(model.up(x), right.float())
+
+
+def test_state_dicts_that_would_give_wrong_numbers_are_refused() -> None:
+    model = Mlp()
+    to_fp8_inference(model)
+    before, x = copy.deepcopy(model.state_dict()), numbers(2, HIDDEN)
+    right, bad = model(x), before["up.weight"]
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"up.weight_scale_inv": None}, "up.weight_scale_inv: expected scales beside values of torch.float8_e4m3fn"),
+        ({"up.weight": bad.view(torch.int8)}, r"up.weight: expected torch.float8_e4m3fn \[272, 144\], got torch.int8"),
+        ({"up.weight": bad[:16]}, r"up.weight: expected torch.float8_e4m3fn \[272, 144\], got torch.float8_e4m3fn"),
+        ({"up.weight": bad.float()}, "got torch.float32"),
+        ({"up.weight_scale_inv": torch.ones(2, 2)}, "up.weight_scale_inv: expected shape"),
+        ({"up.weight": None}, 'Missing key.*"up.weight"'),
+    ]
+    for changes, message in mistakes:
+        state = {name: value for name, value in (before | changes).items() if value is not None}
+        with pytest.raises(RuntimeError, match=message):
+            model.load_state_dict(state)
+        if "up.weight" in state:
+            with pytest.raises(RuntimeError, match=message):
+                model.load_state_dict(state, strict=False)
+        assert same_bits(model(x), right)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_state_dict_without_fp8_loads_into_other_models(dtype: torch.dtype) -> None:
+    plain, trained = Mlp(dtype), Mlp(dtype)
+    model: Any = Mlp()
+    to_fp8_inference(model)
+    to_fp8_training(trained)
+    state = dequantized_state_dict(model.state_dict(), dtype)
+    for other in (plain, trained):
+        other.load_state_dict(state)
+    scales = model.up.weight_scale_inv.repeat_interleave(128, 0)[:INTER].repeat_interleave(128, 1)[:, :HIDDEN]
+    assert same_bits(plain.up.weight.detach(), (model.up.weight.float() * scales).to(dtype))
+    assert same_bits(trained.up.bias.detach(), model.up.bias.to(dtype))
+    again = Mlp()
+    to_fp8_inference(again)
+    again.load_state_dict(dequantized_state_dict(model.state_dict(), torch.float32))
+    assert same_bits(again.up.weight, model.up.weight)
+    for of, form in (((64, 64), None), ((1, 32), "e8m0")):
+        w = fine_weight(INTER, HIDDEN, of=of, form=form)
+        found = dequantized_state_dict({"w": w[0], "w_scale_inv": w[1], "alone_scale_inv": scales}, dtype)
+        assert found.keys() == {"w", "alone_scale_inv"}
+        assert same_bits(found["w"], deep_gemm.cast_back_from_fp8(*w, of[1]).to(dtype))
+    with pytest.raises(ValueError, match=r"^w: expected torch.float8_e4m3fn beside scales, got torch.int8"):
+        dequantized_state_dict({"w": torch.zeros(16, 16, dtype=torch.int8), "w_scale_inv": torch.ones(1, 1)})
+
+
+@pytest.mark.gpu
+def test_a_gpu_loads_and_computes_what_the_cpu_does() -> None:
+    model = Mlp(torch.bfloat16)
+    to_fp8_inference(model)
+    on_gpu, x = Mlp(torch.bfloat16).cuda(), numbers(6, HIDDEN, dtype=torch.bfloat16)
+    for p in on_gpu.parameters():
+        torch.nn.init.zeros_(p)
+    to_fp8_inference(on_gpu)
+    for state in (Mlp(torch.bfloat16).state_dict(), fp8_checkpoint()):
+        on_gpu.load_state_dict(state)
+        assert on_gpu.up.weight.is_cuda
+        got = {name: value.cpu() for name, value in on_gpu.state_dict().items()}
+        assert same_state(got, dict(model.state_dict()))
+        assert error(on_gpu(x.cuda()).cpu(), model(x)) < 2e-3
+        on_gpu.up.weight.view(torch.uint8).zero_()
+
+
+# Models of transformers
+
+
+def test_a_model_of_transformers_is_trained_and_generates() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 256}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, **heads)).bfloat16()
+    plain, tokens = copy.deepcopy(model), torch.randint(0, 256, (2, 24))
+    done = to_fp8_training(model)
+    assert len(done.converted) == 7
+    assert done.left.keys() == {"model.embed_tokens", "lm_head"}
+    loss = model(tokens, labels=tokens).loss
+    loss.backward()
+    assert error(loss, plain(tokens, labels=tokens).loss) < 0.01
+    assert all(p.grad is not None for p in model.parameters())
+    assert to_fp8_inference(model.eval()).converted == done.converted
+    assert error(model(tokens).logits, plain(tokens).logits) < 0.1
+    assert model.generate(tokens[:, :4], max_new_tokens=3, do_sample=False).shape == (2, 7)
+    plain.load_state_dict(dequantized_state_dict(model.state_dict()))
+
+
+def test_examples_in_docstrings_run() -> None:
+    failed, attempted = doctest.testmod(convert, extraglobs={"torch": torch})
+    assert attempted == 8
+    assert not failed

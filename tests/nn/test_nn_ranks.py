@@ -1,0 +1,50 @@
+"""Converted models in company of torch's ways to share work among processes (ranks.py)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from nn_cases import said_by_ranks
+
+WAYS = ["ddp", "fsdp", "tensor_parallel"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_have_what_one_has(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert said_by_ranks("tests/nn/ranks.py", way) == ["same\n"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", WAYS)
+def test_gpus_have_what_one_has(way: str) -> None:
+    """Two if there are two, else one."""
+    ranks = min(torch.cuda.device_count(), 2)
+    assert said_by_ranks("tests/nn/ranks.py", way, ranks=ranks) == ["same\n"] * ranks
+
+
+EXAMPLE = Path("examples") / "train_fsdp2.py"
+
+
+def learns(ranks: int) -> None:
+    out, *_ = said_by_ranks(str(EXAMPLE), ranks=ranks)
+    assert out.startswith("layers converted to FP8: 6, left: 2\n")
+    *curves, in_bf16 = (float(loss) for loss in re.findall(r" (\d+\.\d\d)\b", out))
+    plain, in_fp8 = curves[::2], curves[1::2]
+    assert len(plain) == len(in_fp8) == 6
+    assert plain[0] > 2
+    assert max(plain[-1], in_fp8[-1], in_bf16) < 0.2
+    assert abs(plain[-1] - in_fp8[-1]) < 0.05
+
+
+def test_the_example_learns_and_gives_its_weights_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    learns(2)
+
+
+@pytest.mark.gpu
+def test_the_example_learns_on_gpus() -> None:
+    learns(min(torch.cuda.device_count(), 2))
