@@ -20,9 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import deep_gemm
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.linear import backward as backward_of_x
-from deep_gemm.nn import Linear
+from deep_gemm.nn import Linear, sharding
 from deep_gemm.nn import linear as module
-from deep_gemm.nn import sharding
 
 IN, OUT = 272, 144
 TYPES = [torch.bfloat16, torch.float32, torch.float16]
