@@ -11,13 +11,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 399,
-    "lines of Python in the wheel": 39_999,
-    "lines of Python in lab/": 29_999,
-    "lines of Python in tests/": 59_999,
+    "files in the wheel": 354,
+    "lines of Python in the wheel": 29_840,
+    "lines of Python in lab/": 19_800,
+    "lines of Python in tests/": 48_120,
     "rooms": 18,
     "floors": 10,
-    "arrows": 81,
+    "arrows": 80,
 }
 """A commit that exceeds one says why. They go to 220, 21,000, 12,000, 37,000; 18, 10, 85."""
 

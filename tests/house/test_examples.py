@@ -95,11 +95,13 @@ def test_kernels_are_listed_with_the_part_that_is_the_packages() -> None:
     assert table({}, ("fp8_gemm",)) == "the profiler saw no kernel"
 
 
-def test_every_example_has_a_test_and_says_what_it_prints_and_how_long_it_takes() -> None:
+def test_every_example_has_a_test_and_a_row_and_says_what_it_prints_and_how_long_it_takes() -> None:
+    rows = (ROOT / "docs" / "index.md").read_text()
     tests = sorted(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for example in EXAMPLES.glob("*.py"):
         named = re.compile(rf'"{example.stem}(\.py)?"')
         assert any(named.search(text) for text in tests), example.name
+        assert f"\n| `examples/{example.name}` |" in rows
         top = example.read_text().split('"""')[1]
         assert re.search(r"Prints? ", top), example.name
         assert re.search(r"second|minute", top), example.name
