@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..settings import settings
 from . import interleave, ptxas_log
-from .cache import KernelCache, kernel_key
+from .cache import KernelCache, kernel_key, shipped
 from .compiler import (
     DEFAULT_OPTIONS,
     CompiledKernel,
@@ -60,7 +60,8 @@ _cache_of = functools.cache(KernelCache)
 
 
 def _cache() -> KernelCache:
-    return _cache_of(*settings().jit_cache_dirs, limit_bytes=settings().jit_cache_limit_mb * 10**6)
+    limit_bytes = settings().jit_cache_limit_mb * 10**6
+    return _cache_of(*settings().jit_cache_dirs, only_read=shipped(), limit_bytes=limit_bytes)
 
 
 def _compiler(kernel_cache: KernelCache) -> str:
@@ -133,7 +134,7 @@ def _compiled(
     try:
         kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
     except CompilerMissing as error:
-        places = os.pathsep.join(map(str, settings().jit_cache_dirs))
+        places = os.pathsep.join(map(str, _cache().directories))
         raise CompilerMissing(f"{name} is not among the compiled kernels in {places}. {error}") from error
     kernel = applied(passes, kernel)
     if settings().jit_debug:

@@ -9,7 +9,9 @@ have written.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -33,6 +35,8 @@ FAILED, QUARANTINE = "failed", "quarantine"
 MOST_IN_QUARANTINE = 16
 """Bad files that are kept for people to look at."""
 NO_LIMIT = 1 << 62
+SHIPPED = "hopper_gemm_cache"
+"""The module whose folder holds the kernels that a wheel brings (`python -m lab ship kernels` makes it)."""
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _FRESH_S = 3600.0
 """A use within this time of the last one is not noted: loading then writes nothing."""
@@ -52,13 +56,24 @@ def kernel_key(
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
-class KernelCache:
-    """Kernels in this process's memory, backed by directories that processes share: one is written, all are read."""
+@functools.cache
+def shipped() -> tuple[Path, ...]:
+    """Find the folder of the kernels that an installed wheel brings, if there is one. Nothing is imported."""
+    spec = importlib.util.find_spec(SHIPPED)
+    return () if spec is None else tuple(map(Path, spec.submodule_search_locations or ()))
 
-    def __init__(self, *directories: Path, limit_bytes: int = NO_LIMIT) -> None:
-        self.directories = directories
+
+class KernelCache:
+    """Kernels in this process's memory, backed by directories that processes share: one is written, all are read.
+
+    `only_read` are never written: what a wheel brought goes with the wheel.
+    """
+
+    def __init__(self, *directories: Path, only_read: tuple[Path, ...] = (), limit_bytes: int = NO_LIMIT) -> None:
+        self.directories = (*directories, *only_read)
         self.directory = written_directory(directories)
         """The one that is written."""
+        self._only_read = only_read
         self._limit_bytes = limit_bytes
         self._memory: dict[str, CompiledKernel] = {}
         self._newest_compiler: str | None = None
@@ -131,7 +146,8 @@ class KernelCache:
         error.source_path = folder / f"{error.name}.cu"
 
     def _find_newest_compiler(self) -> str | None:
-        for directory in self.directories:
+        # A wheel first: it was made to be used without a compiler, and has more kernels than were needed here before.
+        for directory in sorted(self.directories, key=lambda each: each not in self._only_read):
             with contextlib.suppress(OSError):
                 if not self._is_trusted(directory, directory.stat()):
                     continue
