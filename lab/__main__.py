@@ -358,7 +358,7 @@ def releases(
 
 
 class Shipped(str, Enum):
-    """What `ship` makes."""
+    """Values of WHAT of `ship`."""
 
     KERNELS = "kernels"
     HUB = "hub"

@@ -1,4 +1,4 @@
-"""What a release ships beside the package: a wheel of compiled kernels, and a folder for the Hugging Face kernel hub.
+"""Make a wheel of compiled kernels, and a folder for the Hugging Face kernel hub: a release ships them.
 
 Both are made on any machine; nothing is uploaded. docs/release.md says what a person does with them.
 """
