@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -308,3 +309,34 @@ def test_the_hubs_loader_takes_the_folder(folder: Path, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     backend = "cpu" if torch.version.cuda is None else "cuda"
     assert run.stdout == f"{folder / 'build' / f'torch-{backend}' / '__init__.py'} hopper-gemm\n"
+
+
+# ---- workflows --------------------------------------------------------------------------------------------------
+
+
+def steps_of(workflow: str) -> list[dict[str, Any]]:
+    """The steps of a workflow's one job."""
+    yaml = pytest.importorskip("yaml", reason="workflows are YAML: pip install PyYAML")
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text())["jobs"].values()
+    steps: list[dict[str, Any]] = job["steps"]
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("workflow", "commands"),
+    [("ci", [".ci/run"]), ("release", [".ci/run", "make dist", "pipx run twine check --strict dist/*"])],
+)
+def test_workflows_name_the_commands_that_people_run_and_list_no_others(workflow: str, commands: list[str]) -> None:
+    steps = steps_of(workflow)
+    assert [step["run"] for step in steps if "run" in step] == commands
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    (python,) = (step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", ""))
+    assert f"on Python {python};" in (ROOT / "constraints.txt").read_text()
+    page = (ROOT / "docs" / "release.md").read_text()
+    assert [command for command in commands if command not in page] == []
+
+
+def test_make_dist_makes_what_the_workflow_keeps() -> None:
+    rule = (ROOT / "Makefile").read_text().partition("\ndist:")[2].partition("\n\n")[0]
+    kept = {step["with"]["path"].rstrip("/") for step in steps_of("release") if "upload" in step.get("uses", "")}
+    assert kept == set(re.findall(r"-m .* (\S+)$", rule, re.MULTILINE)) != set()
