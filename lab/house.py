@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 349,
-    "lines of Python in the wheel": 29_215,
+    "lines of Python in the wheel": 29_235,
     "lines of Python in lab/": 19_605,
-    "lines of Python in tests/": 47_150,
+    "lines of Python in tests/": 47_165,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

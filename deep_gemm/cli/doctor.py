@@ -14,7 +14,7 @@ from .. import __version__
 from ..compat import installed
 from ..core.gpu import HOPPER
 from ..core.jit import CompilerMissing
-from ..core.jit.cache import can_be_written, files_in, shipped, why_untrusted
+from ..core.jit.cache import can_be_written, files_in, shipped, why_not_taken
 from ..core.jit.compiler import compiler_version
 from ..core.jit.driver import driver_version
 from ..core.jit.entry import Unsound, read_entry
@@ -107,7 +107,7 @@ def _cache(environment: Mapping[str, str], compiler: Finding) -> Finding:
     for directory in (*directories, *shipped()):
         kernels = files_in(directory)
         size = sum(path.stat().st_size for path in kernels) / 1e6
-        reason = why_untrusted(directory.stat()) if directory.exists() else None
+        reason = why_not_taken(directory, directory.stat()) if directory.exists() else None
         if reason is None and directory in shipped() and not compiler.is_wrong:
             reason = _of_another_compiler(kernels, compiler.found)
         texts.append(

@@ -29,7 +29,7 @@ from deep_gemm.core import jit
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import CompilerMissing, compiler
 from deep_gemm.core.jit import cache as cache_module
-from deep_gemm.core.jit.cache import SHIPPED, shipped
+from deep_gemm.core.jit.cache import SHIPPED, shipped, why_untrusted
 from deep_gemm.core.jit.compiler import compiler_version
 from deep_gemm.core.settings import settings
 from deep_gemm.gemm.dense.choose import select
@@ -137,6 +137,28 @@ def test_what_is_not_sound_or_not_ours_is_not_hit(installed: Path, monkeypatch: 
     else:
         with pytest.raises(CompilerMissing):
             kernel_of(SMALL).build(SMALL)
+
+
+def test_a_wheel_may_be_as_open_as_the_package_and_no_more(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = tmp_path / "cache.py"
+    code.write_text("")
+    monkeypatch.setattr(cache_module, "__file__", str(code))
+    (kernel,) = installed.glob("*.kernel")
+    for path, mode in ((code, 0o664), (installed, 0o775), (kernel, 0o664)):  # as pip leaves them under umask 002
+        path.chmod(mode)
+    assert kernel_of(SMALL).build(SMALL).cubin
+    assert "not used" not in str(doctor.examine()[5])
+    code.chmod(0o644)
+    assert "not used: others may write to it" in str(doctor.examine()[5])
+
+
+def test_a_wheel_may_be_its_packages_owners_and_no_other_users() -> None:
+    ours, theirs = (os.stat_result((0o644, 0, 0, 1, user, 0, 0, 0, 0, 0)) for user in (4711, 4712))
+    assert why_untrusted(ours, ours) is None
+    assert "it belongs to user 4711" in str(why_untrusted(ours))
+    assert "it belongs to user 4712" in str(why_untrusted(theirs, ours))
 
 
 def test_a_kernel_that_the_wheel_lacks_is_compiled_into_the_users_cache(

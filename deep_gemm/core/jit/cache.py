@@ -169,7 +169,7 @@ class KernelCache:
             return kernel
 
     def _is_trusted(self, path: Path, state: os.stat_result) -> bool:
-        reason = why_untrusted(state)
+        reason = why_not_taken(path, state)
         if reason is not None:
             folder = path if path in self.directories else path.parent
             self._warn(folder, f"compiled kernels are not taken from {path}: {reason}")
@@ -197,14 +197,25 @@ def can_be_written(directory: Path) -> bool:
     return directory.is_dir() and why_untrusted(state) is None and os.access(directory, os.W_OK | os.X_OK)
 
 
-def why_untrusted(state: os.stat_result) -> str | None:
+def why_not_taken(path: Path, state: os.stat_result) -> str | None:
+    """Why no kernel may be loaded from a folder of kernels, or from a file in one; None if it may."""
+    is_shipped = not {path, path.parent}.isdisjoint(shipped())
+    return why_untrusted(state, os.stat(__file__) if is_shipped else None)  # noqa: PTH116
+
+
+def why_untrusted(state: os.stat_result, package: os.stat_result | None = None) -> str | None:
     """Why nothing may be loaded from a file or folder in this state; None if it may.
 
-    Root can write anywhere anyway, so what is root's is trusted: a container image is such.
+    Root can write anywhere anyway, so what is root's is trusted: a container image is such. With the state of a file of
+    the `package`, what is its owner's is trusted too, and what is as open: who can change its code needs no kernel.
     """
-    if state.st_uid not in (os.geteuid(), 0):
+    owners, writers = {os.geteuid(), 0}, stat.S_IWGRP | stat.S_IWOTH
+    if package is not None:
+        owners.add(package.st_uid)
+        writers &= ~package.st_mode
+    if state.st_uid not in owners:
         return f"it belongs to user {state.st_uid}, not to user {os.geteuid()} or root"
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if state.st_mode & writers:
         return f"others may write to it (mode {stat.S_IMODE(state.st_mode):o}): chmod go-w"
     return None
 
