@@ -18,15 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..core.jit.cache import (
-    FAILED,
-    QUARANTINE,
-    files_in,
-    left_behind,
-    make_directory,
-    why_not_taken,
-    write_entry,
-)
+from ..core.jit.cache import FAILED, QUARANTINE, files_in, left_behind, make_directory, why_not_taken, write_entry
 from ..core.jit.entry import MOST_BYTES, SUFFIX, Unsound, open_regular, read_entry, read_whole, unpack_named
 
 
