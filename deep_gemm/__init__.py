@@ -129,7 +129,7 @@ if TYPE_CHECKING or not is_command():  # a command says at once what it takes, a
 
 warn_of_others()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ExpertRows",

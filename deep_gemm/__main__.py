@@ -253,9 +253,9 @@ def list_cache() -> None:
     """List the compiled kernels that are kept, the newest first."""
     from .cli.cache import show
     from .cli.console import make_console
-    from .core.settings import settings
+    from .core.jit import directories
 
-    for directory in settings().jit_cache_dirs:
+    for directory in directories():
         show(directory, make_console())
 
 
@@ -266,10 +266,10 @@ def verify_cache(
     """Check the digest and the name of every kernel that is kept. One that is not sound is only compiled anew."""
     from .cli.cache import verify
     from .cli.console import make_console
-    from .core.settings import settings
+    from .core.jit import directories
 
     console = make_console()
-    is_sound = [verify(directory, console, remove=remove) for directory in settings().jit_cache_dirs]
+    is_sound = [verify(directory, console, remove=remove) for directory in directories()]
     raise typer.Exit(0 if all(is_sound) else WRONG)
 
 
@@ -296,10 +296,10 @@ def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write
     """Write all kernels that are kept into FILE, for other machines and for container images."""
     from .cli.cache import export_to
     from .cli.console import make_console
-    from .core.settings import settings
+    from .core.jit import directories
 
     with refused(OSError):
-        has_some = export_to(file, settings().jit_cache_dirs, make_console())
+        has_some = export_to(file, directories(), make_console())
     raise typer.Exit(0 if has_some else WRONG)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -373,6 +374,40 @@ def releases(
     if newer:
         typer.echo("Try them: CI=1 make test, then tests/lab/compiler_matrix.py; and raise TRIED in lab/releases.py.")
         raise typer.Exit(WRONG)
+
+
+class Shipped(str, Enum):
+    """Values of WHAT of `ship`."""
+
+    KERNELS = "kernels"
+    HUB = "hub"
+
+
+@app.command(epilog=examples("ship kernels dist", "ship kernels dist --model deepseek-v3 --tp 8", "ship hub build/hub"))
+def ship(
+    what: Annotated[Shipped, typer.Argument(help="a wheel of compiled kernels, or a folder for the kernel hub")],
+    out: Annotated[Path, typer.Argument(help="the folder to write it into")],
+    model: Annotated[list[str] | None, typer.Option(help="as `compile` takes it; all unless given")] = None,
+    tp: Annotated[list[int] | None, typer.Option(help="ranks that share it; 1, 2, 4 and 8 unless given")] = None,
+    gpu: Annotated[list[str] | None, typer.Option(help="H200, H100 or H20; all unless given")] = None,
+    max_tokens: Annotated[int, typer.Option(help="tokens of its largest batch")] = 1 << 16,
+) -> None:
+    """Make what a release ships beside the package: a wheel of compiled kernels, or a folder for the kernel hub."""
+    from deep_gemm.cli.console import make_console
+    from deep_gemm.cli.models import MODELS
+    from deep_gemm.core.gpu import GPUS
+
+    from .ship import hub, kernels
+
+    gpus = gpu or [each.name for each in GPUS]
+    with refused(ValueError, OSError):
+        if what is Shipped.HUB:
+            made: Path | None = hub(out)
+        else:
+            made = kernels(out, model or list(MODELS), tp or [1, 2, 4, 8], gpus, max_tokens, make_console())
+    if made is not None:
+        typer.echo(made)
+    raise typer.Exit(WRONG if made is None else 0)
 
 
 @app.command(epilog=examples("engines", "engines vllm==0.33.0 sglang==0.5.23", "engines --table"))

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..core.jit.cache import FAILED, QUARANTINE, files_in, left_behind, make_directory, why_untrusted, write_entry
+from ..core.jit.cache import FAILED, QUARANTINE, files_in, left_behind, make_directory, why_not_taken, write_entry
 from ..core.jit.entry import MOST_BYTES, SUFFIX, Unsound, open_regular, read_entry, read_whole, unpack_named
 
 
@@ -130,7 +130,7 @@ def export_to(file: Path, directories: Sequence[Path], console: Console) -> bool
 def import_from(file: Path, directory: Path, console: Console) -> bool:
     """Take the kernels of an archive into a directory; tell whether all in it were kernels, and sound."""
     make_directory(directory)
-    if (reason := why_untrusted(directory.stat())) is not None:
+    if (reason := why_not_taken(directory, directory.stat())) is not None:
         raise ValueError(f"{directory}: {reason}")
     compilers, taken, refused = set[str](), 0, 0
     try:
@@ -154,7 +154,7 @@ def import_from(file: Path, directory: Path, console: Console) -> bool:
 
 def _read_file(path: Path) -> bytes:
     with open_regular(path) as file:
-        if (reason := why_untrusted(file.state)) is not None:
+        if (reason := why_not_taken(path, file.state)) is not None:
             raise Unsound(reason)
         return read_whole(file)
 

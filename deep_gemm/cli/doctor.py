@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from .. import __version__
 from ..compat import installed
 from ..core.gpu import HOPPER
 from ..core.jit import CompilerMissing
-from ..core.jit.cache import can_be_written, files_in, why_untrusted
+from ..core.jit.cache import can_be_written, files_in, shipped, why_not_taken
 from ..core.jit.compiler import compiler_version
 from ..core.jit.driver import driver_version
+from ..core.jit.entry import Unsound, read_entry
 from ..core.settings import SettingError, read_settings
 from ..gemm.table import read_table
 
@@ -49,7 +50,7 @@ def examine(environment: Mapping[str, str] = os.environ) -> list[Finding]:
         compiler,
         driver,
         gpu,
-        _cache(environment),
+        _cache(environment, compiler),
         Finding("settings", ", ".join(variables) or "no DG_ variable is set"),
         *_verdict(compiler, driver, gpu),
         *(Finding("mend", each, is_wrong=True) for each in (*_wrong_settings(environment), *installed.to_mend())),
@@ -97,16 +98,18 @@ def _wrong_settings(environment: Mapping[str, str]) -> list[str]:
     return wrong
 
 
-def _cache(environment: Mapping[str, str]) -> Finding:
+def _cache(environment: Mapping[str, str], compiler: Finding) -> Finding:
     texts = []
     try:
         directories = read_settings({name: environment.get(name, "") for name in CACHE_VARIABLES}).jit_cache_dirs
     except SettingError:
         return Finding("cache", "not looked at", is_wrong=True)
-    for directory in directories:
+    for directory in (*directories, *shipped()):
         kernels = files_in(directory)
         size = sum(path.stat().st_size for path in kernels) / 1e6
-        reason = why_untrusted(directory.stat()) if directory.exists() else None
+        reason = why_not_taken(directory, directory.stat()) if directory.exists() else None
+        if reason is None and directory in shipped() and not compiler.is_wrong:
+            reason = _of_another_compiler(kernels, compiler.found)
         texts.append(
             f"{directory}: {len(kernels)} kernels, {size:.1f} MB" + (f"; not used: {reason}" if reason else "")
         )
@@ -114,6 +117,15 @@ def _cache(environment: Mapping[str, str]) -> Finding:
         return Finding("cache", "; ".join(texts))
     told = "; ".join([*texts, "it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can"])
     return Finding("cache", told, is_wrong=True)
+
+
+def _of_another_compiler(kernels: Sequence[Path], compiler: str) -> str | None:
+    """Say so if what a wheel brought is not what the NVRTC here would make: then it is not looked for."""
+    try:
+        found = read_entry(kernels[0]).compiler if kernels else compiler
+    except (OSError, Unsound) as error:
+        return str(error)
+    return None if found == compiler else f"NVRTC {found} made them, and {compiler} is here"
 
 
 def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
@@ -129,6 +141,11 @@ def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
         return [
             Finding("so", f"products run by the reference on the CPU; {can_compile}"),
             Finding("for more", driver.found if is_old else f"{why}: kernels need an H100, H200 or H20", is_old),
+        ]
+    if not driver.is_wrong and any(map(files_in, shipped())):
+        return [
+            Finding("so", "the kernels that a wheel brought run on this GPU, and the reference on the CPU"),
+            Finding("for more", f"others are compiled at need: {compiler.found}"),
         ]
     return [
         Finding("so", "products run by the reference on the CPU alone"),

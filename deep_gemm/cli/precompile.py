@@ -25,7 +25,7 @@ from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.recipes import E2M1, MX, PER_64, PER_ROW
 from ..core.gpu import Gpu
-from ..core.jit import CompileError
+from ..core.jit import CompileError, directories
 from ..core.jit.cache import files_in, written_directory
 from ..core.jit.compiler import compiler_version
 from ..core.jit.driver import PORTABLE_CLUSTER
@@ -326,4 +326,4 @@ def run(jobs: Iterable[Job], console: Console) -> bool:
         markup=False,
         soft_wrap=True,
     )
-    return not failed and (added > 0 or before > 0 or not todo)
+    return not failed and (any(map(files_in, directories())) or not todo)

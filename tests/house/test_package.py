@@ -8,10 +8,10 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import warnings
 import zipfile
-from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -19,8 +19,10 @@ from types import ModuleType
 import oldest_release
 import pytest
 import torch
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from thorough import THOROUGH
 
 import deep_gemm
 from deep_gemm.casts import fp4, fp8, rules, scales
@@ -139,12 +141,44 @@ def test_wheel_is_pure_python_and_carries_every_file_of_the_package(wheel: Path)
 def test_wheel_states_its_licence_and_links_to_nothing_in_the_repository(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        stated = message_from_bytes(archive.read(name))
+        stated = Metadata.from_email(archive.read(name), validate=True)  # as an index does
         assert f"{name.removesuffix('METADATA')}licenses/LICENSE" in archive.namelist()
-    assert stated["License-Expression"] == "MIT"
-    description = stated.get_payload(decode=True)
-    assert isinstance(description, bytes)
-    assert [link for link in re.findall(r"\]\(([^)]*)\)", description.decode()) if "://" not in link] == []
+    assert (stated.name, str(stated.version)) == ("hopper-gemm", deep_gemm.__version__)
+    assert stated.license_expression == "MIT"
+    assert stated.author is not None and stated.author in (ROOT / "LICENSE").read_text()
+    assert stated.description_content_type == "text/markdown"
+    assert stated.description is not None
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", stated.description) if "://" not in link] == []
+    pythons = {str(name).rpartition(" ")[2] for name in stated.classifiers or () if "Python :: 3." in name}
+    assert pythons and stated.requires_python is not None
+    assert all(python in stated.requires_python for python in pythons)
+    cudas = {str(name).rpartition(" ")[2] for name in stated.classifiers or () if "CUDA :: " in name}
+    assert {f"cu{cuda}" for cuda in cudas} == {extra for extra in stated.provides_extra or () if extra.startswith("cu")}
+
+
+def test_the_changes_begin_with_this_release() -> None:
+    first = re.search(r"^## (\S+), (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None
+    assert first[1] == deep_gemm.__version__
+    assert re.fullmatch(r"not uploaded yet|\d{4}-\d\d-\d\d", first[2])
+
+
+@pytest.mark.release
+def test_the_source_distribution_is_the_checkout_and_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    if not list(metadata.distributions(name="build")):
+        if THOROUGH:
+            pytest.fail("CI builds the source distribution, and build is not installed", pytrace=False)
+        pytest.skip("the source distribution needs build: pip install build")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT)], check=True)
+    of_tree, of_archive = (zipfile.ZipFile(path) for path in (wheel, tmp_path / wheel.name))
+    assert of_archive.namelist() == of_tree.namelist()
+    assert [name for name in of_tree.namelist() if of_archive.read(name) != of_tree.read(name)] == []
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as source:
+        carried = {member.name.partition("/")[2] for member in source if member.isfile()}
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert carried == {name for name in listed if (ROOT / name).exists()} | {"PKG-INFO"}
 
 
 class Environment:

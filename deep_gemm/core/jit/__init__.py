@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..settings import settings
 from . import interleave, ptxas_log
-from .cache import KernelCache, kernel_key
+from .cache import KernelCache, kernel_key, shipped
 from .compiler import (
     DEFAULT_OPTIONS,
     CompiledKernel,
@@ -31,7 +31,7 @@ from .compiler import (
 )
 from .dumps import dump
 
-__all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "applied", "build", "passes_for"]
+__all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "applied", "build", "directories", "passes_for"]
 
 
 class Pass(NamedTuple):
@@ -60,7 +60,13 @@ _cache_of = functools.cache(KernelCache)
 
 
 def _cache() -> KernelCache:
-    return _cache_of(*settings().jit_cache_dirs, limit_bytes=settings().jit_cache_limit_mb * 10**6)
+    limit_bytes = settings().jit_cache_limit_mb * 10**6
+    return _cache_of(*settings().jit_cache_dirs, only_read=shipped(), limit_bytes=limit_bytes)
+
+
+def directories() -> tuple[Path, ...]:
+    """The folders in which kernels are looked for: those of the settings, and that of a wheel."""
+    return _cache().directories
 
 
 def _compiler(kernel_cache: KernelCache) -> str:
@@ -133,7 +139,7 @@ def _compiled(
     try:
         kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
     except CompilerMissing as error:
-        places = os.pathsep.join(map(str, settings().jit_cache_dirs))
+        places = os.pathsep.join(map(str, directories()))
         raise CompilerMissing(f"{name} is not among the compiled kernels in {places}. {error}") from error
     kernel = applied(passes, kernel)
     if settings().jit_debug:

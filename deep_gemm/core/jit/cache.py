@@ -9,7 +9,9 @@ have written.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -33,6 +35,8 @@ FAILED, QUARANTINE = "failed", "quarantine"
 MOST_IN_QUARANTINE = 16
 """Bad files that are kept for people to look at."""
 NO_LIMIT = 1 << 62
+SHIPPED = "hopper_gemm_cache"
+"""The module whose folder holds the kernels that a wheel brings (`python -m lab ship kernels` makes it)."""
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _FRESH_S = 3600.0
 """A use within this time of the last one is not noted: loading then writes nothing."""
@@ -52,13 +56,24 @@ def kernel_key(
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
-class KernelCache:
-    """Kernels in this process's memory, backed by directories that processes share: one is written, all are read."""
+@functools.cache
+def shipped() -> tuple[Path, ...]:
+    """Find the folder of the kernels that an installed wheel brings, if there is one. Nothing is imported."""
+    spec = importlib.util.find_spec(SHIPPED)
+    return () if spec is None else tuple(map(Path, spec.submodule_search_locations or ()))
 
-    def __init__(self, *directories: Path, limit_bytes: int = NO_LIMIT) -> None:
-        self.directories = directories
+
+class KernelCache:
+    """Kernels in this process's memory, backed by directories that processes share: one is written, all are read.
+
+    `only_read` are never written: what a wheel brought goes with the wheel.
+    """
+
+    def __init__(self, *directories: Path, only_read: tuple[Path, ...] = (), limit_bytes: int = NO_LIMIT) -> None:
+        self.directories = (*directories, *only_read)
         self.directory = written_directory(directories)
         """The one that is written."""
+        self._only_read = only_read
         self._limit_bytes = limit_bytes
         self._memory: dict[str, CompiledKernel] = {}
         self._newest_compiler: str | None = None
@@ -131,7 +146,8 @@ class KernelCache:
         error.source_path = folder / f"{error.name}.cu"
 
     def _find_newest_compiler(self) -> str | None:
-        for directory in self.directories:
+        # A wheel first: it was made to be used without a compiler, and has more kernels than were needed here before.
+        for directory in sorted(self.directories, key=lambda each: each not in self._only_read):
             with contextlib.suppress(OSError):
                 if not self._is_trusted(directory, directory.stat()):
                     continue
@@ -153,7 +169,7 @@ class KernelCache:
             return kernel
 
     def _is_trusted(self, path: Path, state: os.stat_result) -> bool:
-        reason = why_untrusted(state)
+        reason = why_not_taken(path, state)
         if reason is not None:
             folder = path if path in self.directories else path.parent
             self._warn(folder, f"compiled kernels are not taken from {path}: {reason}")
@@ -181,14 +197,25 @@ def can_be_written(directory: Path) -> bool:
     return directory.is_dir() and why_untrusted(state) is None and os.access(directory, os.W_OK | os.X_OK)
 
 
-def why_untrusted(state: os.stat_result) -> str | None:
+def why_not_taken(path: Path, state: os.stat_result) -> str | None:
+    """Why no kernel may be loaded from a folder of kernels, or from a file in one; None if it may."""
+    is_shipped = not {path, path.parent}.isdisjoint(shipped())
+    return why_untrusted(state, os.stat(__file__) if is_shipped else None)  # noqa: PTH116
+
+
+def why_untrusted(state: os.stat_result, package: os.stat_result | None = None) -> str | None:
     """Why nothing may be loaded from a file or folder in this state; None if it may.
 
-    Root can write anywhere anyway, so what is root's is trusted: a container image is such.
+    Root can write anywhere anyway, so what is root's is trusted: a container image is such. With the state of a file of
+    the `package`, what is its owner's is trusted too, and what is as open: who can change its code needs no kernel.
     """
-    if state.st_uid not in (os.geteuid(), 0):
+    owners, writers = {os.geteuid(), 0}, stat.S_IWGRP | stat.S_IWOTH
+    if package is not None:
+        owners.add(package.st_uid)
+        writers &= ~package.st_mode
+    if state.st_uid not in owners:
         return f"it belongs to user {state.st_uid}, not to user {os.geteuid()} or root"
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if state.st_mode & writers:
         return f"others may write to it (mode {stat.S_IMODE(state.st_mode):o}): chmod go-w"
     return None
 
