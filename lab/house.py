@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 351,
-    "lines of Python in the wheel": 29_510,
-    "lines of Python in lab/": 19_440,
-    "lines of Python in tests/": 47_310,
+    "files in the wheel": 357,
+    "lines of Python in the wheel": 29_802,
+    "lines of Python in lab/": 19_834,
+    "lines of Python in tests/": 47_782,
     "rooms": 18,
     "floors": 10,
     "arrows": 81,

@@ -48,7 +48,7 @@ SHAPES: tuple[Shape, ...] = (
 OF_EXPERTS = len(SHAPES[0])
 MAX_NAME = 48
 WAIT, LAUNCH_US = "wait", 3.0
-"""What lies between launches that follow each other is no wait."""
+"""No more than this lies between launches that follow each other: it is no wait."""
 
 
 def shapes_of(*, quick: bool = False) -> Sequence[Shape]:
