@@ -76,14 +76,14 @@ def assert_same_bits(found: Quantized, right: Quantized) -> None:
     assert torch.equal(values.cpu().view(torch.uint8), right_values.view(torch.uint8))
 
 
-def assert_near(found: Quantized, right: Quantized) -> float:
-    """Scales are within 2^-16 of the reference's, and values within one step of FP8.
+def assert_near(found: Quantized, right: Quantized, of_scales: float = 2.0**-16) -> float:
+    """Scales are within `of_scales` of the reference's, and values within one step of FP8.
 
     Give the share of other values, but for a single one.
     """
     scales, right_scales = (scales.reshape(-1, scales.shape[-1]) for scales in (found[1], right[1]))
     assert torch.equal(scales.isnan(), right_scales.isnan()), "other scales are written"
-    assert torch.allclose(scales, right_scales, rtol=2.0**-16, atol=0, equal_nan=True), "other scales"
+    assert torch.allclose(scales, right_scales, rtol=of_scales, atol=0, equal_nan=True), "other scales"
     values, right_values = (values.view(torch.uint8).int() for values in (found[0], right[0]))
     is_nan = right_values & 0x7F == 0x7F
     assert torch.equal(values[is_nan], right_values[is_nan]), "other NaN"

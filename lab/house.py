@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 354,
-    "lines of Python in the wheel": 29_840,
-    "lines of Python in lab/": 19_800,
-    "lines of Python in tests/": 48_120,
+    "files in the wheel": 362,
+    "lines of Python in the wheel": 30_300,
+    "lines of Python in lab/": 20_480,
+    "lines of Python in tests/": 49_200,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

@@ -9,7 +9,7 @@ FP64 input is rounded to FP32 first, so values beyond FP32's range count as infi
 mode they refuse what was computed from something that requires one.
 """
 
-from . import cast_rows, cast_tiles, lay_scales
+from . import cast_depths, cast_rows, cast_tiles, lay_scales
 from .by_kernels import as_rows, has_kernels
 from .by_torch import cast_by_torch
 from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, quantize_mxfp4, transpose_packed_fp4
@@ -34,7 +34,7 @@ from .rules import (
     empty_values,
 )
 
-KERNELS = (cast_rows.KERNEL, cast_tiles.KERNEL, lay_scales.KERNEL)
+KERNELS = (cast_rows.KERNEL, cast_tiles.KERNEL, cast_depths.KERNEL, lay_scales.KERNEL)
 
 __all__ = [
     "FP8_MAX",

@@ -9,32 +9,31 @@ Rows are routes of tokens, stacked by expert, as `expert_rows` says; p is the we
     dh         --cast 1x128--> A w1,            dx = sum of each token's
     dw2 = (p dout rows)^T s,   dw1 = dh^T (x rows): groups along k, all operands cast 1x128 along each expert's rows
 
-From forward to backward stay x, h, the weights, and where each row comes from.
+From forward to backward stay x, h, the weights, and where each row comes from. The host waits for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from math import prod, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..casts.depths import GroupedRows, cast_along_groups, cast_silu_gradient
+from ..casts.fp8 import per_block_cast_to_fp8
 from ..casts.gating import Gating
-from ..core.check.checks import K_MULTIPLE
+from ..casts.rules import Quantized
 from ..core.check.integers import integer_in_range
-from ..core.check.layout import align
 from ..core.check.numbers import positive
 from ..core.check.tracing import is_dispatched
 from ..gemm.rows.api import k_grouped_fp8_gemm_nt_contiguous
 from ..linear.backward import output_type, transposed
 from ..moe.api import activate_rows, product_of_rows
 from ..moe.check import ExpertRows
-from ..moe.routing import expert_rows, gather_cast_to_fp8, gather_weighted
+from ..moe.routing import expert_rows, gather_cast_to_fp8, gather_weighted, sum_rows
 from .gradients import (
     as_autocast_says,
     features,
@@ -53,8 +52,6 @@ class Experts(torch.nn.Module):
     intermediate]`, both drawn as `torch.nn.Linear` draws its weight. hidden and intermediate are multiples of 16. A
     router chooses experts and weights: gradients flow to the weights, and to x. `limit` and `accumulates_main_grad`:
     as for `silu_mul_cast_to_fp8` and `Linear`. The result has the type of x, or of autocast, rounded to BF16 at least.
-
-    The gradients of `w1` and `w2` need the number of each expert's rows on the host, so backward waits for a GPU once.
 
     >>> experts = Experts(num_experts=4, hidden=32, intermediate=16)
     >>> topk_weights, topk_ids = torch.randn(2, 3, 4).softmax(-1).topk(2)
@@ -217,30 +214,43 @@ def gradients(
 ) -> Gradients:
     """Compute the gradients that are needed, in these types."""
     needs_x, needs_p, needs_w1, needs_w2 = needs
-    is_empty = (rows.ids < 0)[:, None]  # behind the last row of an expert, where products leave anything
-    activation = Activation.of(h.masked_fill(is_empty, 0), limit)
-    p = of_rows(topk_weights.float(), rows)[:, None]
-    stack = Stack.of(rows) if needs_w1 or needs_w2 else None
-    of_x = of_p = of_w1 = of_w2 = None
+    groups, p = GroupedRows(rows.counts, rows.ends, rows.token_of), of_rows(topk_weights.float(), rows)
+    ds = of_x = of_p = of_w1 = of_w2 = None
     if w2 is not None:  # one of the first three needs it
         a = gather_cast_to_fp8(grad.contiguous(), rows, mn_major=True)
         ds = product_of_rows(a, transposed(per_block_cast_to_fp8(w2)), rows)  # but for the factor p
-        ds = ds.masked_fill_(is_empty, 0).float()
-        if needs_p:
-            of_p = of_routes((activation.s * ds).sum(1), rows).to(types[1])
-        dh = activation.gradient(ds * p).to(torch.bfloat16) if needs_x or needs_w1 else None
-        if dh is not None and w1 is not None and needs_x:
-            a = per_token_cast_to_fp8(dh, mn_major=True)
-            dx = product_of_rows(a, transposed(per_block_cast_to_fp8(w1)), rows)
-            of_x = gather_weighted(dx, rows, torch.ones_like(rows.row_of, dtype=torch.float32))
-            assert of_x is not None
-            of_x = of_x.to(types[0])
-        if dh is not None and x is not None and needs_w1 and stack is not None:
-            of_w1 = stack.product(dh[stack.row], x[stack.token], types[2], main_grads[0])
-    if needs_w2 and stack is not None:
-        dy = grad[stack.token] * p[stack.row]
-        of_w2 = stack.product(dy, activation.s[stack.row], types[3], main_grads[1])
+        del a
+    dh, dh_columns, s_columns, of_p_of_rows = cast_silu_gradient(
+        h, ds, groups, p, limit, gradient_too=needs_x or needs_w1, activation_too=needs_p or needs_w2
+    )
+    del ds
+    if needs_p and of_p_of_rows is not None:
+        of_p = of_routes(of_p_of_rows, rows).to(types[1])
+    # One after the other, so that few operands are there at a time.
+    if needs_w2 and s_columns is not None:
+        of_w2 = weight_gradient(cast_along_groups(grad, groups, p), s_columns, groups, types[3], main_grads[1])
+    del s_columns
+    if needs_x and dh is not None and w1 is not None:
+        dx = product_of_rows(dh, transposed(per_block_cast_to_fp8(w1)), rows)
+        of_x = sum_rows(dx, rows.row_of).to(types[0])
+        del dx
+    del dh
+    if needs_w1 and dh_columns is not None and x is not None:
+        of_w1 = weight_gradient(dh_columns, cast_along_groups(x, groups), groups, types[2], main_grads[0])
     return of_x, of_p, of_w1, of_w2
+
+
+def weight_gradient(
+    a: Quantized, b: Quantized, groups: GroupedRows, dtype: torch.dtype, main_grad: Tensor | None
+) -> Tensor | None:
+    """Compute a @ b.T along each group's rows: added to `main_grad`, else returned in `dtype`."""
+    if main_grad is not None:
+        k_grouped_fp8_gemm_nt_contiguous(a, b, main_grad, None, groups.depths, main_grad)
+        return None
+    shape = groups.ends.numel(), a[1].shape[0], b[1].shape[0]
+    d = torch.empty(shape, dtype=output_type(dtype), device=a[0].device)
+    k_grouped_fp8_gemm_nt_contiguous(a, b, d, None, groups.depths)
+    return d.to(dtype)
 
 
 def of_rows(x: Tensor, rows: ExpertRows) -> Tensor:
@@ -254,77 +264,3 @@ def of_routes(x: Tensor, rows: ExpertRows) -> Tensor:
     """Give each route what its row has; 0 where a route has no row."""
     found = x.new_zeros(rows.row_of.shape) if len(x) == 0 else x[rows.row_of.clamp_min(0).long()]
     return found.masked_fill(rows.row_of < 0, 0)
-
-
-class Activation(NamedTuple):
-    """FP32 silu(gate) * up, and what its gradient takes."""
-
-    s: Tensor
-    of_gate: Tensor
-    """The derivative of s by gate."""
-    of_up: Tensor
-
-    @classmethod
-    def of(cls, h: Tensor, limit: float | None) -> Activation:
-        """Activate rows that hold gate and up side by side."""
-        gate, up = (half.float() for half in h.chunk(2, dim=1))
-        cut_gate = gate if limit is None else gate.clamp_max(limit)
-        cut_up = up if limit is None else up.clamp(-limit, limit)
-        sigmoid = cut_gate.sigmoid()
-        silu = cut_gate * sigmoid
-        of_gate, of_up = cut_up * sigmoid * (1 + cut_gate - silu), silu
-        if limit is not None:
-            of_gate = of_gate.masked_fill(gate > limit, 0)
-            of_up = of_up.masked_fill(up.abs() > limit, 0)
-        return cls(silu * cut_up, of_gate, of_up)
-
-    def gradient(self, ds: Tensor) -> Tensor:
-        """The gradient of gate and up, side by side."""
-        return torch.cat([ds * self.of_gate, ds * self.of_up], dim=1)
-
-
-class Stack(NamedTuple):
-    """Rows stacked by expert once more, with space behind each expert's: products along k take multiples of 16."""
-
-    ks: list[int]
-    """How many rows each expert has here."""
-    row: Tensor
-    """The row at each place; any at a place without one."""
-    token: Tensor
-    """Its token."""
-    is_space: Tensor
-    """bool `[places, 1]`"""
-
-    @classmethod
-    def of(cls, rows: ExpertRows) -> Stack:
-        """Wait for the number of each expert's rows: they decide how much memory the casts need."""
-        counts = rows.counts.tolist()
-        ks = [align(count, K_MULTIPLE) for count in counts]
-        device = rows.ids.device
-        starts, own = (torch.tensor(each, dtype=torch.long).to(device) for each in (_starts(counts), _starts(ks)))
-        depths = torch.tensor(ks, dtype=torch.long).to(device)
-        expert = torch.repeat_interleave(torch.arange(len(ks), device=device), depths, output_size=sum(ks))
-        within = torch.arange(sum(ks), device=device) - own[expert]
-        is_space = within >= rows.counts[expert]
-        row = (starts[expert] + within).masked_fill_(is_space, 0)
-        return cls(ks, row, rows.token_of[row].long() if len(row) else row, is_space[:, None])
-
-    def product(self, a: Tensor, b: Tensor, dtype: torch.dtype, main_grad: Tensor | None) -> Tensor | None:
-        """Compute a.T @ b of each expert's places: added to `main_grad`, else returned in `dtype`."""
-        shape = len(self.ks), a.shape[1], b.shape[1]
-        if not sum(self.ks):
-            return None if main_grad is not None else torch.zeros(shape, dtype=dtype, device=a.device)
-        of_a, of_b = (
-            k_grouped_cast_to_fp8(each.masked_fill(self.is_space, 0).t(), self.ks, mn_major=True) for each in (a, b)
-        )
-        if main_grad is not None:
-            k_grouped_fp8_gemm_nt_contiguous(of_a, of_b, main_grad, self.ks, None, main_grad)
-            return None
-        d = torch.empty(shape, dtype=output_type(dtype), device=a.device)
-        k_grouped_fp8_gemm_nt_contiguous(of_a, of_b, d, self.ks)
-        return d.to(dtype)
-
-
-def _starts(sizes: list[int]) -> list[int]:
-    """Give where parts of these sizes begin."""
-    return list(accumulate(sizes, initial=0))[:-1]

@@ -186,7 +186,7 @@ operators(
     "-> (Tensor, Tensor, Tensor, Tensor)",
     experts_gradients,
     fake_experts_gradients,
-    tags=(torch.Tag.cudagraph_unsafe,),  # it waits for the number of each expert's rows
+    tags=(torch.Tag.cudagraph_unsafe,),  # products along k keep memory, which may be that of a graph's pool
 )
 
 

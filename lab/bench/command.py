@@ -33,6 +33,7 @@ from . import (
     products,
     skip_head_mid,
     table,
+    training,
     tune,
 )
 from .report import Add, Announce, Report, Row
@@ -47,6 +48,7 @@ MODULES: dict[str, Any] = {
     "attention": attention,
     "hc": hc,
     "bf16": bf16,
+    "training": training,
     "distributed": distributed,
     "host": host,
     "compile": compile_times,
@@ -66,6 +68,7 @@ SHAPES = {
     "attention": ((3, 4, 5), "2048,8192,64,128"),
     "hc": ((3, 4), "4096,24,7168,16"),
     "bf16": ((3, 4), "4096,7168,2048"),
+    "training": ((3, 5), "128,8,32768,2048,768"),
 }
 """`--shapes` by kind: how many numbers a shape has, and an example."""
 PARTS = {"fitted": False, "judged": True}

@@ -23,7 +23,7 @@ FIELDS_OF_EVERY_ROW = frozenset({"kind", "shape", "contender", "mode", "us", "us
 FIELDS_OF_OLDER_FILES = frozenset({"deepgemm_ratio_to_fast"})  # `peers` holds it now
 MAX_NAME = 100
 """Kernel names are cut to this length, because those of templates fill pages."""
-MODES = ("cold", "sustained", "host", "host_new_m", "host_new_weight", "compile", "numerics")
+MODES = ("cold", "sustained", "host", "host_new_m", "host_new_weight", "compile", "numerics", "step", "forward")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Row:
     error_with_cast: float | None = None
     bias: float | None = None
     """Mean of the differences away from zero, over the mean magnitude."""
+    peak_bytes: int | None = None
+    """The most that a step of training allocates at a time."""
     sm_mhz: float | None = None
     power_w: float | None = None
     failed: str | None = None

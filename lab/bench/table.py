@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import distributed, einsum, fine, fp4, numerics, skip_head_mid
+from . import distributed, einsum, fine, fp4, numerics, skip_head_mid, training
 from .bulk_read import READ
 from .casts import COMPILED, COPY, EAGER
 from .compare import Comparison, comparisons, summaries
@@ -60,6 +60,10 @@ def print_report(report: Report, console: Console) -> None:
         _print_failures(report, console)
     elif report.kind in ("attention", "hc", "bf16"):
         console.print(_attention_table(report))
+        _print_failures(report, console)
+    elif report.kind == "training":
+        for part in _training_tables(report):
+            console.print(part)
         _print_failures(report, console)
     elif report.kind == "compile":
         console.print(_compile_line(report))
@@ -208,6 +212,38 @@ def _numerics_table(report: Report) -> Table:
 
 def _error(error: float | None) -> str:
     return "" if error is None else f"{error:.1e}"
+
+
+def _training_tables(report: Report) -> list[Table]:
+    """Steps beside those in BF16, and a time line of each of ours."""
+    table, lines = _table("training", gap=2), []
+    table.add_column("shape")
+    for heading in ("us", "bf16", "ratio", "TFLOPS", "GB", "bf16", "forward", "bf16"):
+        table.add_column(heading, justify="right")
+    found = {(row.shape, row.contender, row.mode): row for row in report.rows}
+    for row in report.rows:
+        if (row.contender, row.mode) != (OURS, training.STEP):
+            continue
+        name, plain = "x".join(map(str, row.shape)), found.get((row.shape, BF16, training.STEP))
+        others = plain, *(found.get((row.shape, each, training.FORWARD)) for each in (OURS, BF16))
+        plain_us, *forward_us = (None if each is None else each.us for each in others)
+        table.add_row(
+            name,
+            "failed" if row.failed else _figure(row.us),
+            _figure(plain_us),
+            _ratio(_over(row.us, plain_us)),
+            f"{row.tflops:.0f}" if row.tflops else "",
+            *(f"{each.peak_bytes / 1e9:.1f}" if each and each.peak_bytes is not None else "" for each in (row, plain)),
+            *map(_figure, forward_us),
+        )
+        if row.parts:
+            line = _table(f"{sum(row.parts.values()):.0f} us")
+            line.add_column(f"a step of {name}", no_wrap=True)
+            line.add_column("us", justify="right")
+            for part, us in row.parts.items():
+                line.add_row(part, _figure(us))
+            lines.append(line)
+    return [table, *lines]
 
 
 def _linear_tables(report: Report) -> list[Table]:

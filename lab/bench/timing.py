@@ -134,6 +134,20 @@ def sustained(call: Callable[[], Any], cold_us: float, while_busy: Callable[[], 
     return Spread.of([begin.elapsed_time(end) * 1e3 / repeats for begin, end in parts])
 
 
+def warm(call: Callable[[], Any], repeats: int = 10) -> Spread:
+    """Time calls one after the other, each between two events, behind some that warm up; waits of the host count."""
+    for _ in range(WARM_UPS):
+        call()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    return Spread.of([begin.elapsed_time(end) * 1e3 for begin, end in pairwise(events)])
+
+
 def rotated(names: Sequence[str], repeats: int) -> list[str]:
     """Give the order of calls. Each round starts with the contender that was second in the round before.
 

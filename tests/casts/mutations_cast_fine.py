@@ -61,7 +61,7 @@ TILES_TRIALS = [
     TileTrial(COLUMNS_64, (144, 136), 11, "slow_warps"),
 ]
 
-_TILES = "cast_tiles.cuh"
+_TILES = "cast/tile.cuh"
 TILES_MUTATIONS = [
     # Parts of a tile's rows
     Mutation("all rows are of the first part", _TILES, "return kParts == 1 ? 0 : team * kTeamRows / kScaleBlock;", "return 0;"),

@@ -41,17 +41,17 @@ TRIALS = [
     *(Trial(BLOCKS, (203, 136), seed, "slow_warps", is_m_major=False) for seed in (16, 17)),
 ]
 
-_TILES, _VALUES = "cast_tiles.cuh", "cast/values.cuh"
+_TILES, _KERNEL, _VALUES = "cast/tile.cuh", "cast_tiles.cuh", "cast/values.cuh"
 _FIRST_BARRIER = "store_warp_keys<kIsOrdinary>(shared, tile);\n  ptx::syncthreads();\n"
 
 MUTATIONS = [
     # The tile
-    Mutation("tiles of a row rounded down", _TILES, "ptx::block_index(), ceil_div(p.k, kBlock), p.block_reciprocal", "ptx::block_index(), p.k / kBlock, p.block_reciprocal"),
+    Mutation("tiles of a row rounded down", _KERNEL, "ptx::block_index(), ceil_div(p.k, kBlock), p.block_reciprocal", "ptx::block_index(), p.k / kBlock, p.block_reciprocal"),
     Mutation("columns of tiles rounded down", _TILES, "column = tile.block * kBlock;", "column = tile.block * (kBlock / 2);"),
     Mutation("rows and columns of tiles exchanged", _TILES, "row = tile.row * kBlock, column = tile.block * kBlock;", "row = tile.block * kBlock, column = tile.row * kBlock;"),
     Mutation("teams take rows in turns", _TILES, "return team * kTeamRows + i;", "return i * kTeams + team;"),
-    Mutation("rows of x lie as far apart as they are long", _TILES, "uint64_t{x_row} * p.x_pitch", "uint64_t{x_row} * p.k * kInputBytes"),
-    Mutation("rows past the last count", _TILES, "x_row < p.m, column", "true, column"),
+    Mutation("rows of x lie as far apart as they are long", _KERNEL, "uint64_t{x_row} * p.x_pitch", "uint64_t{x_row} * p.k * kInputBytes"),
+    Mutation("rows past the last count", _KERNEL, "x_row < p.m, tile.column", "true, tile.column"),
     Mutation("single columns past the last count", _VALUES, "if (!is_there || column >= end) continue;", "if (!is_there) continue;", shows_in=BOTH_SINGLE),
     # Scales
     Mutation("a column's keys of a team's last row", _TILES, "for (const Piece& piece : tile.pieces) keys[word] = larger_key(keys[word], key_of<kIsOrdinary>(piece.words[word]));", "for (const Piece& piece : tile.pieces) keys[word] = key_of<kIsOrdinary>(piece.words[word]);"),
@@ -77,19 +77,19 @@ MUTATIONS = [
     Mutation("scales of rows past the last are stored", _TILES, "if (thread >= kBlock && tile.row + row < p.m)", "if (thread >= kBlock)"),
     Mutation("the first half of the rows' scales", _TILES, "const uint32_t row = thread - kBlock;", "const uint32_t row = (thread - kBlock) / 2;"),
     # Order
-    Mutation("x is loaded before the kernel ahead has ended", _TILES, "  ptx::griddepcontrol_wait();\n", ""),
+    Mutation("x is loaded before the kernel ahead has ended", _KERNEL, "  ptx::griddepcontrol_wait();\n", ""),
     Mutation("keys are read before all are there", _TILES, _FIRST_BARRIER, _FIRST_BARRIER.replace("  ptx::syncthreads();\n", "")),
     Mutation("columns' scales are read before all are there", _TILES, "if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", "if (!all_ordinary && kIsOrdinary) return false;"),
     Mutation("columns' scales are read before all are there, and all are ordinary", _TILES, "if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", ""),
     Mutation("columns are stored before all are there", _TILES, "    transpose<kIsOrdinary>(shared, tile);\n    ptx::syncthreads();\n", "    transpose<kIsOrdinary>(shared, tile);\n"),
     Mutation("keys are written anew before all are read", _TILES, "    ptx::syncthreads();  // the keys have been read\n", ""),
     # Ordinary and any
-    Mutation("other tiles are left out", _TILES, "    cast_tile<false>(shared, p, tile);", "    ;"),
-    Mutation("other tiles are tried as ordinary ones again", _TILES, "    cast_tile<false>(shared", "    cast_tile<true>(shared"),
+    Mutation("other tiles are left out", _TILES, "    cast_tile<false, kRowsToo>(shared, p, tile);", "    ;"),
+    Mutation("other tiles are tried as ordinary ones again", _TILES, "    cast_tile<false, kRowsToo>(shared", "    cast_tile<true, kRowsToo>(shared"),
     Mutation("every tile under one scale counts as ordinary", _TILES, "kParts == 1 ? is_ordinary(divisors[0])", "kParts == 1 ? true", shows_in=BLOCKS),
     Mutation("other tiles' blocks are not cast", _TILES, "if (kIsOrdinary && !(kParts", "if (!(kParts", shows_in=BLOCKS),
     Mutation("other tiles' columns are not cast", _TILES, "ptx::syncthreads_and(all_ordinary) && kIsOrdinary", "ptx::syncthreads_and(all_ordinary)"),
-    Mutation("rows need not be ordinary", _TILES, "if constexpr (kCastsRows) all_ordinary = store_row_divisors", "if constexpr (kCastsRows) store_row_divisors"),
+    Mutation("rows need not be ordinary", _TILES, "if constexpr (kRowsToo) all_ordinary = store_row_divisors", "if constexpr (kRowsToo) store_row_divisors"),
     Mutation("columns need not be ordinary", _TILES, "    all_ordinary = all_ordinary && is_ordinary(of_first);\n", ""),
     # Values
     Mutation("values past the last row are stored", _TILES, "if (row < p.m) store_values", "store_values"),

@@ -574,7 +574,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (
             ("bench", "sparse"),
             "kind: expected one of dense, grouped, fp4_dense, fp4_masked, fp4_contiguous, fine_dense, fine_masked, "
-            "einsum, casts, linear, experts, fp4_experts, attention, hc, bf16, distributed, host, "
+            "einsum, casts, linear, experts, fp4_experts, attention, hc, bf16, training, distributed, host, "
             "compile, numerics, got 'sparse'",
         ),
         (("bench", "dense", "--shapes", "1,2"), "shapes: expected three or four positive integers"),

@@ -403,7 +403,7 @@ def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypat
         (
             ("dense", "--only", "deep_gemm"),
             "--only chooses contenders of einsum, casts, linear, experts, fp4_experts, attention, hc, bf16, "
-            "distributed, not of bench dense",
+            "training, distributed, not of bench dense",
         ),
         (("casts", "--shapes", "1,2"), "shapes: expected some that casts are measured at, got '1,2'"),
         (("casts", "--shapes", "1"), "shapes: expected two positive integers like 8192,7168, got '1'"),

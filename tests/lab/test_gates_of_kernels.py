@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 from helpers import assert_loads_nothing_early
 from thorough import covering, one_in, sample, values
 
+from deep_gemm.casts.cast_depths import DepthsCastConfig, Source
 from deep_gemm.casts.cast_rows import MAX_GROUPS, CastConfig, Groups
 from deep_gemm.casts.cast_tiles import TileCastConfig
 from deep_gemm.casts.lay_scales import ScalesConfig
@@ -72,6 +74,16 @@ def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> 
     yield found.counts["MUFU"] <= 8, "no element is divided, of which a thread has up to 64"
 
 
+def cast_of_depths(config: DepthsCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
+    rows = 8 if config.dtype != torch.float32 else 16
+    # Each row's token and weight; of SiLU gate, up and ds, for the gradient and for the activation.
+    of_row = {Source.TOKENS: 2, Source.WEIGHTED: 3, Source.SILU: 2 * 3 + 1}[config.source]
+    yield found.counts["LDG"] == rows * of_row + 2, "each element is loaded once, and two ends by each thread"
+    # Two for each sigmoid, once for the gradient by gate, once by up and once for the activation.
+    sigmoids = 3 * 64 if config.source == Source.SILU else 0
+    yield found.counts["MUFU"] <= 2 * sigmoids + 16, "no element is divided"
+
+
 def scales(config: ScalesConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     each = config.rows * config.blocks // config.num_threads
     moves = [found.counts[opcode] for opcode in ("LDG", "STS", "LDS", "STG")]
@@ -101,6 +113,7 @@ def few_rows(config: HcFewConfig, found: KernelReport, cubin: bytes) -> Iterator
 MORE: dict[str, Callable[[Any, KernelReport, bytes], Iterator[tuple[bool, str]]]] = {
     "cast_rows": cast_of_rows,
     "cast_tiles": cast_of_tiles,
+    "cast_depths": cast_of_depths,
     "fp8_gemm_decode": decode,
     "lay_scales": scales,
     "gather_weighted": sums,

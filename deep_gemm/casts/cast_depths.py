@@ -1,0 +1,212 @@
+"""The kernel of casts/cast_depths.cuh, which casts groups of rows along their rows: configurations, choice, launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.check.checks import K_MULTIPLE
+from ..core.check.layout import SCALE_BLOCK, ceil_div
+from ..core.kernel import Config, Kernel
+from ..core.params import Field, Kind, Params, fields
+from .cast_rows import SCALE_BYTES, block_reciprocal
+from .cast_tiles import Grain, TileCastConfig
+from .config import INPUTS, VECTOR_BYTES, vector_of
+from .rules import Quantized
+
+PARAMS = Params(
+    "DepthsCastParams",
+    *fields(Kind.POINTER, "x", "ds", "ends", "token_of", "row_weights", "columns", "column_scales", "values", "scales"),
+    *fields(Kind.POINTER, "activated", "activated_scales", "sums"),
+    *fields(Kind.UINT32, "x_pitch", "ds_pitch"),
+    *fields(Kind.UINT32, "stride_of_block", "activated_stride_of_block", "scales_stride_k"),
+    *fields(Kind.UINT32, "rows", "k", "room", "num_groups", "tiles", "reciprocal", "gradient_tiles"),
+    Field("limit", Kind.FLOAT32),
+)
+"""`DepthsCastParams` of casts/cast_depths.cuh."""
+
+
+WEIGHTED = (torch.bfloat16, torch.float32)
+"""Types of rows that are cast times their weights."""
+
+
+class Source(Enum):
+    """Kinds of rows that are cast. The values are a file of casts/cast, and whether rows have weights there."""
+
+    TOKENS = "columns_of_tokens", False
+    """Tokens in the rows of their routes."""
+    WEIGHTED = "columns_of_tokens", True
+    """The same, each times the weight of its row."""
+    SILU = "columns_of_silu", True
+    """silu(gate) * up of rows, and the gradient of gate and up, which is cast along rows too."""
+
+
+@dataclass(frozen=True)
+class DepthsCastConfig(Config):
+    """One configuration of `cast_depths`, of which a CTA casts a 128x128 tile of a group."""
+
+    dtype: torch.dtype
+    source: Source
+    ctas_per_sm: int = 2
+    num_threads: int = 2 * SCALE_BLOCK
+
+    @property
+    def name(self) -> str:
+        """Short, for people, such as "weighted bfloat16"."""
+        return f"{self.source.name.lower()} {str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def tile(self) -> TileCastConfig:
+        """The tile that a CTA casts."""
+        grain = Grain.ROWS if self.source == Source.SILU else None
+        return TileCastConfig(self.dtype, vector_of(self.dtype, True), grain, VECTOR_BYTES, self.ctas_per_sm)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in casts/cast_depths.cuh, which asserts that it is the same."""
+        return self.tile.shared_bytes + 4 * 4 + self.num_threads // 32 * 2 * 4
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield from self.tile.rules()
+        yield self.num_threads == self.tile.num_threads, "a thread for each row and each column of a tile"
+        yield self.source != Source.SILU or self.dtype == torch.bfloat16, "gate and up in BF16, as products give them"
+        yield (
+            self.source == Source.TOKENS or self.dtype != torch.float16,
+            "no FP16 times weights: small ones would be zero",
+        )
+
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {**self.tile.constants(), "kIsWeighted": self.source.value[1], "kSharedBytes": self.shared_bytes}
+
+    def choices(self) -> dict[str, str]:
+        """Give the file that the source picks."""
+        return {"SOURCE": f"cast/{self.source.value[0]}.cuh"}
+
+
+@cache
+def depths_cast_config(dtype: torch.dtype, source: Source) -> DepthsCastConfig:
+    """The configuration for rows of a type. A tile in FP32 fills half of the registers, as do gate, up and ds."""
+    is_large = dtype == torch.float32 or source == Source.SILU
+    return DepthsCastConfig(dtype, source, 2 if is_large else 3)
+
+
+def reachable_depths_casts() -> list[DepthsCastConfig]:
+    """Every configuration of `cast_depths` that casts can ask for."""
+    weighted = [depths_cast_config(dtype, Source.WEIGHTED) for dtype in WEIGHTED]
+    of_tokens = [depths_cast_config(dtype, Source.TOKENS) for dtype in INPUTS]
+    return [*of_tokens, *weighted, depths_cast_config(torch.bfloat16, Source.SILU)]
+
+
+KERNEL: Kernel[DepthsCastConfig] = Kernel("cast_depths", PARAMS, reachable_depths_casts)
+
+
+class DepthsCast(NamedTuple):
+    """A cast: what is cast, and to where. All tensors lie on one device; rows of x and ds begin where 16 bytes may."""
+
+    x: Tensor
+    """`[tokens, k]`; BF16 `[rows, k]`, gate and up, if there is `ds`."""
+    ends: Tensor
+    """int32 `[groups]`: groups follow each other without gaps."""
+    rows: int
+    """Rows of all groups at most."""
+    token_of: Tensor | None = None
+    """int32 `[rows]`: the token of each row of a group."""
+    row_weights: Tensor | None = None
+    """FP32 `[rows]`."""
+    columns: Tensor | None = None
+    """Room for the groups' transposed values, k for each depth."""
+    column_scales: Tensor | None = None
+    """`[k, blocks of 128 rows]`, scales of a block beside each other."""
+    ds: Tensor | None = None
+    """BF16 `[rows, k / 2]`"""
+    values: Tensor | None = None
+    """`[rows, k]`: the gradient of gate and up along rows, if there are its columns."""
+    scales: Tensor | None = None
+    """`[rows, ceil(k / 128)]`, scales of a block of columns beside each other."""
+    activated: Tensor | None = None
+    """Room for columns of the activation, k / 2 for each depth."""
+    activated_scales: Tensor | None = None
+    """`[k / 2, blocks of 128 rows]`, as `column_scales`."""
+    sums: Tensor | None = None
+    """FP32 `[ceil(k / 2 / 128), rows]`: for each row and 128 columns the sum of the activation times `ds`."""
+    limit: float | None = None
+
+    def with_gradient(self, rows: Quantized, columns: Quantized) -> DepthsCast:
+        """Cast the gradient of gate and up too: along rows, and along groups."""
+        return self._replace(values=rows[0], scales=rows[1], columns=columns[0], column_scales=columns[1])
+
+    def with_activation(self, activated: Quantized, sums: Tensor) -> DepthsCast:
+        """Cast the activation too, and sum it up times `ds`."""
+        return self._replace(activated=activated[0], activated_scales=activated[1], sums=sums)
+
+
+def run(p: DepthsCast) -> None:
+    """Cast on the GPU on which x is."""
+    if p.rows > 0 and grid(p) > 0:
+        KERNEL.run(config_of(p), params_of(p), grid(p), p.x.get_device())
+
+
+def config_of(p: DepthsCast) -> DepthsCastConfig:
+    """Choose the configuration."""
+    source = Source.SILU if p.ds is not None else Source.TOKENS if p.row_weights is None else Source.WEIGHTED
+    return depths_cast_config(p.x.dtype, source)
+
+
+def room_of(rows: int, groups: int) -> tuple[int, int]:
+    """Depth and blocks of 128 rows that groups need at most: each aligned, whatever their ends are.
+
+    >>> room_of(40, 2)  # 1 and 39 rows: depths 16 and 48
+    (64, 2)
+    """
+    some = min(groups, rows)
+    return (rows + some * (K_MULTIPLE - 1)) // K_MULTIPLE * K_MULTIPLE, (rows - some) // SCALE_BLOCK + some
+
+
+def tiles_of(p: DepthsCast) -> tuple[int, int]:
+    """Tiles of columns: those of x, or of the gradient of gate and up; and those of the activation."""
+    k = p.x.shape[1]
+    of_x, of_activation = ceil_div(k, SCALE_BLOCK), ceil_div(k // 2, SCALE_BLOCK)
+    return of_x if p.columns is not None else 0, of_activation if p.activated is not None else 0
+
+
+def grid(p: DepthsCast) -> int:
+    """A CTA for each tile that there can be."""
+    return room_of(p.rows, p.ends.numel())[1] * sum(tiles_of(p))
+
+
+def params_of(p: DepthsCast) -> bytes:
+    """Give the kernel's parameters."""
+    pointers = {field.name: getattr(p, field.name) for field in PARAMS.fields if field.kind == Kind.POINTER}
+    of_gradient, of_activation = tiles_of(p)
+    tiles = of_gradient + of_activation
+    return PARAMS.pack(
+        {
+            **{name: 0 if each is None else each.data_ptr() for name, each in pointers.items()},
+            "x_pitch": p.x.stride(0) * p.x.element_size(),
+            "ds_pitch": 0 if p.ds is None else p.ds.stride(0) * p.ds.element_size(),
+            "stride_of_block": _stride_of_block(p.column_scales),
+            "activated_stride_of_block": _stride_of_block(p.activated_scales),
+            "scales_stride_k": _stride_of_block(p.scales),
+            "rows": p.rows,
+            "k": p.x.shape[1],
+            "room": room_of(p.rows, p.ends.numel())[0],
+            "num_groups": p.ends.numel(),
+            "tiles": tiles,
+            "reciprocal": block_reciprocal(tiles * SCALE_BLOCK),
+            "gradient_tiles": of_gradient,
+            "limit": math.inf if p.limit is None else p.limit,
+        }
+    )
+
+
+def _stride_of_block(scales: Tensor | None) -> int:
+    return 0 if scales is None else scales.stride(1) * SCALE_BYTES

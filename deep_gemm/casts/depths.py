@@ -1,0 +1,163 @@
+"""Casts of groups of rows along their rows, for the gradients of experts' weights: the host reads no value of a GPU.
+
+Groups of rows follow each other without gaps, and `ends` says where each ends. A group's depth in a product is its
+number of rows, aligned to 16: zeros follow its rows. On a GPU results have room for the depths that there can be, and
+what lies behind the last group is undefined.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.check.checks import K_MULTIPLE
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
+from . import cast_depths
+from .by_kernels import has_kernels, with_rows
+from .cast_depths import WEIGHTED, DepthsCast, room_of
+from .cast_rows import is_aligned
+from .config import INPUTS
+from .fp8 import k_grouped_cast_to_fp8, per_token_cast_to_fp8
+from .rules import Quantized, empty_scales, empty_values
+
+
+class GroupedRows(NamedTuple):
+    """Groups of rows that follow each other without gaps."""
+
+    counts: Tensor
+    """int32 `[groups]`"""
+    ends: Tensor
+    """int32 `[groups]`"""
+    token_of: Tensor
+    """int32 `[rows]`: each row's token. Rows behind the last end have any."""
+
+    @property
+    def depths(self) -> Tensor:
+        """int32 `[groups]`: depths of products along the groups' rows."""
+        return ((self.counts + (K_MULTIPLE - 1)) // K_MULTIPLE * K_MULTIPLE).to(torch.int32)
+
+
+@torch.no_grad()
+def cast_along_groups(x: Tensor, groups: GroupedRows, row_weights: Tensor | None = None) -> Quantized:
+    """Cast tokens `[tokens, k]` in the rows of groups, times FP32 weights of rows, along each group's rows.
+
+    The result is what `k_grouped_cast_to_fp8` gives of `x[token_of].T` for the groups' depths, scales m-major. Weighted
+    rows are rounded to the type of x before, but those of FP16 to FP32.
+    """
+    if x.dtype not in (INPUTS if row_weights is None else WEIGHTED):
+        x = x.float()
+    rows, k = len(groups.token_of), x.shape[1]
+    if has_kernels(x) and rows and k % ADDRESS_ALIGNMENT == 0:
+        x, columns = _aligned(x), _room(rows, k, groups, x)
+        cast_depths.run(DepthsCast(x, groups.ends, rows, groups.token_of, row_weights, *columns))
+        return columns
+    gathered = x[groups.token_of.clamp_min(0).long()]
+    if row_weights is not None:
+        gathered = (gathered.float() * row_weights[:, None]).to(x.dtype)
+    return _along_groups(gathered, groups)
+
+
+class SiluCasts(NamedTuple):
+    """What backward takes of the activation s = silu(gate) * up."""
+
+    rows: Quantized | None
+    """The gradient of gate and up, `[rows, 2 i]`, along rows, scales m-major."""
+    columns: Quantized | None
+    """The same along each group's rows."""
+    activated: Quantized | None
+    """s along each group's rows."""
+    of_weights: Tensor | None
+    """FP32 `[rows]`: the gradient of the weights of rows."""
+
+
+@torch.no_grad()
+def cast_silu_gradient(
+    h: Tensor,
+    ds: Tensor | None,
+    groups: GroupedRows,
+    row_weights: Tensor,
+    limit: float | None = None,
+    *,
+    gradient_too: bool = True,
+    activation_too: bool = True,
+) -> SiluCasts:
+    """Cast the gradient of gate and up along rows and along each group's rows, and the activation along the latter.
+
+    `h`: BF16 `[rows, 2 i]`, gate first; `ds`: BF16 `[rows, i]`, the gradient of s but for the FP32 weights of rows,
+    None if the activation alone is asked for. Every step is rounded to FP32, and what is cast to BF16; `limit`: as for
+    `silu_mul_cast_to_fp8`. Rows behind the last end may hold anything, and their results are undefined. A GPU sums up
+    the gradient of a weight in an order of its own, always the same one.
+    """
+    rows, both = h.shape
+    ds = h[:, : both // 2] if ds is None else ds  # nobody asks for the gradient of weights then
+    gradient = columns = activated = of_weights = None
+    if has_kernels(h):
+        cast = DepthsCast(h, groups.ends, rows, row_weights=row_weights, ds=ds, limit=limit)
+        if gradient_too:
+            gradient = empty_values((rows, both), h), empty_scales((rows,), both, h, mn_major=True)
+            columns = _room(rows, both, groups, h)
+            cast = cast.with_gradient(gradient, columns)
+        if activation_too:
+            activated = _room(rows, both // 2, groups, h)
+            sums = torch.empty(ceil_div(both // 2, SCALE_BLOCK), rows, dtype=torch.float32, device=h.device)
+            cast = cast.with_activation(activated, sums)
+        cast_depths.run(cast)
+        return SiluCasts(gradient, columns, activated, sums.sum(0) if activation_too else None)
+    is_there = (torch.arange(rows, device=h.device) < groups.ends[-1:])[:, None]
+    silu, wide = Silu.of(h.masked_fill(~is_there, 0), limit), ds.float().masked_fill(~is_there, 0)
+    if gradient_too:
+        dh = silu.gradient(wide * row_weights[:, None].masked_fill(~is_there, 0)).to(h.dtype)
+        gradient, columns = per_token_cast_to_fp8(dh, mn_major=True), _along_groups(dh, groups)
+    if activation_too:
+        activated, of_weights = _along_groups(silu.s.to(h.dtype), groups), (silu.s * wide).sum(1)
+    return SiluCasts(gradient, columns, activated, of_weights)
+
+
+class Silu(NamedTuple):
+    """FP32 silu(gate) * up, and what its gradient takes."""
+
+    s: Tensor
+    of_gate: Tensor
+    """The derivative of s by gate."""
+    of_up: Tensor
+
+    @classmethod
+    def of(cls, h: Tensor, limit: float | None) -> Silu:
+        """Activate rows that hold gate and up side by side."""
+        gate, up = (half.float() for half in h.chunk(2, dim=1))
+        cut_gate = gate if limit is None else gate.clamp_max(limit)
+        cut_up = up if limit is None else up.clamp(-limit, limit)
+        sigmoid = cut_gate.sigmoid()
+        silu = cut_gate * sigmoid
+        of_gate, of_up = cut_up * sigmoid * (1 + cut_gate - silu), silu
+        if limit is not None:
+            of_gate = of_gate.masked_fill(gate > limit, 0)
+            of_up = of_up.masked_fill(up.abs() > limit, 0)
+        return cls(silu * cut_up, of_gate, of_up)
+
+    def gradient(self, ds: Tensor) -> Tensor:
+        """The gradient of gate and up, side by side."""
+        return torch.cat([ds * self.of_gate, ds * self.of_up], dim=1)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Give a matrix whose rows begin where 16 bytes may be loaded; a copy if x is none."""
+    x = with_rows(x)
+    return x if is_aligned(x, x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def _room(rows: int, k: int, groups: GroupedRows, x: Tensor) -> Quantized:
+    """Make room for columns of all groups."""
+    depth, blocks = room_of(rows, groups.ends.numel())
+    return empty_values((k * depth,), x), empty_scales((k,), blocks * SCALE_BLOCK, x, mn_major=True)
+
+
+def _along_groups(rows: Tensor, groups: GroupedRows) -> Quantized:
+    """Cast rows along each group's rows by torch. The host waits for the groups' sizes."""
+    counts, depths = groups.counts.tolist(), groups.depths.tolist()
+    parts = torch.split(rows, [*counts, len(rows) - sum(counts)])[: len(counts)]
+    padded = [F.pad(part, (0, 0, 0, depth - len(part))) for part, depth in zip(parts, depths, strict=True)]
+    return k_grouped_cast_to_fp8(torch.cat([rows[:0], *padded]).t(), depths, mn_major=True)

@@ -1,0 +1,184 @@
+"""Layers that are trained, forward and backward, beside the same in BF16 by torch. Warm, on a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deep_gemm.nn import Experts, Linear
+
+from .cases import PEAK_TFLOPS, Shape, cold_copy_us
+from .contenders import BF16, OURS
+from .experts_by_torch import chains_in_bf16
+from .linear import relative_error
+from .products import SETTLE_SECONDS, measure_each
+from .report import Add, Announce, Row
+from .timing import KernelEvent, profiled, warm
+
+METHOD = (
+    "training: forward and backward of a layer, gradients of x, weights of routes and parameters set to None ahead of "
+    "each step; time between CUDA events around each of 10 steps behind 3 that warm up, median, least and most, the "
+    "host's waits included; mode forward: forward alone in grad mode; parameters and inputs BF16, random normal "
+    "numbers; each token goes to top-k different experts at random; bf16: torch.nn.functional.linear, or sorting, "
+    "index_select, grouped_mm, silu * up, grouped_mm and index_add, and torch's autograd; operations: three times "
+    "those of forward; peak_bytes: the most that torch allocated in a step above what was allocated before it, "
+    "gradients included; parts: microseconds of each kernel of a step by torch.profiler, those of one name that "
+    "follow each other as one, wait: none ran for more than 3 us; error: the largest relative one of the result and "
+    "the gradients beside bf16"
+)
+EXPERTS, LINEAR = "train_experts", "train_linear"
+CONTENDERS = (OURS, BF16)
+STEP, FORWARD = "step", "forward"
+MOST_ERROR = 0.1
+"""`TYPICAL_OF_EXPERTS` of the tests: six operands are rounded to FP8."""
+SHAPES: tuple[Shape, ...] = (
+    (128, 8, 32768, 2048, 768),
+    (64, 8, 16384, 4096, 1536),
+    (32, 8, 8192, 7168, 2048),
+    (256, 8, 8192, 7168, 2048),
+    *((tokens, n, k) for n, k in ((4096, 4096), (14336, 4096), (7168, 18432)) for tokens in (4096, 16384)),
+)
+"""Experts, top-k, tokens, hidden, intermediate; or tokens, n, k of a linear layer."""
+OF_EXPERTS = len(SHAPES[0])
+MAX_NAME = 48
+WAIT, LAUNCH_US = "wait", 3.0
+"""No more than this lies between launches that follow each other: it is no wait."""
+
+
+def shapes_of(*, quick: bool = False) -> Sequence[Shape]:
+    """List what is measured."""
+    return (SHAPES[0], SHAPES[4]) if quick else SHAPES
+
+
+def kind_of(shape: Shape) -> str:
+    """Tell a mixture of experts from a linear layer by how many numbers its shape has."""
+    return EXPERTS if len(shape) == OF_EXPERTS else LINEAR
+
+
+def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
+    """Measure steps of layers of these shapes."""
+    measure_each(
+        [(kind_of(shape), shape) for shape in shapes],
+        lambda _, shape: rows_of(shape, layers_of(shape, "cuda"), only),
+        add,
+        announce,
+    )
+
+
+class Layer(NamedTuple):
+    """One way to compute a layer, and where its gradients are."""
+
+    forward: Callable[[], Tensor]
+    leaves: Sequence[Tensor]
+    grad: Tensor
+    """The gradient of the result."""
+
+    def step(self) -> Sequence[Tensor]:
+        """Compute the result, and the gradients of all leaves."""
+        return self.run()[1:]
+
+    def run(self) -> list[Tensor]:
+        """Give the result, and the gradients of all leaves in their order."""
+        for leaf in self.leaves:
+            leaf.grad = None
+        out = self.forward()
+        out.backward(self.grad)  # type: ignore[no-untyped-call]
+        return [out.detach(), *(leaf.grad for leaf in self.leaves if leaf.grad is not None)]
+
+
+def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
+    """All ways to compute a layer, with the same parameters."""
+    said: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
+    if kind_of(shape) == LINEAR:
+        tokens, n, k = shape
+        x, grad = (torch.randn(tokens, width, **said) for width in (k, n))
+        linear = Linear(k, n, bias=False, **said)
+        both = [x.requires_grad_(), linear.weight]
+        plain = torch.nn.functional.linear
+        return {
+            OURS: Layer(lambda: linear(x), both, grad),
+            BF16: Layer(lambda: plain(x, linear.weight), both, grad),
+        }
+    num_experts, topk, tokens, hidden, intermediate = shape
+    x, grad = (torch.randn(tokens, hidden, **said) for _ in range(2))
+    logits, ids = torch.randn(tokens, num_experts, device=device).topk(topk)
+    experts, p = Experts(num_experts, hidden, intermediate, **said), logits.softmax(dim=-1).requires_grad_()
+    leaves = [x.requires_grad_(), p, experts.w1, experts.w2]
+    (_, in_bf16), *_ = chains_in_bf16(x, ids, p, experts.w1, experts.w2, with_compiled=False)
+    return {OURS: Layer(lambda: experts(x, ids, p), leaves, grad), BF16: Layer(in_bf16, leaves, grad)}
+
+
+def work_of(shape: Shape) -> tuple[int, int]:
+    """Operations of forward, and bytes that a step moves at least.
+
+    They are inputs and gradients of both sides once, and parameters in BF16 three times: for forward, for backward,
+    and as gradients.
+    """
+    if kind_of(shape) == LINEAR:
+        tokens, n, k = shape
+        return 2 * tokens * n * k, 2 * (3 * n * k + 2 * tokens * (n + k))
+    num_experts, topk, tokens, hidden, intermediate = shape
+    operations = 6 * tokens * topk * hidden * intermediate
+    return operations, 2 * (3 * 3 * num_experts * hidden * intermediate + 4 * tokens * hidden)
+
+
+def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list[Row]:
+    """Compare the results of all, and time those that are asked for: steps, and forward alone."""
+    operations, moved = work_of(shape)
+    found = {name: layer.run() for name, layer in layers.items()}
+    error = max(relative_error(ours, right) for ours, right in zip(found[OURS], found[BF16], strict=True))
+    wrong = None if error <= MOST_ERROR else f"wrong: relative error {error:.2g}, expected {MOST_ERROR}"
+    found.clear()
+    floor_us = round(max(3 * operations / (PEAK_TFLOPS * 1e6), cold_copy_us(moved)), 3)
+    rows = []
+    for name, layer in layers.items():
+        if only and name not in only:
+            continue
+        more: dict[str, Any] = {"error": error, "failed": wrong} if name == OURS else {}
+        time.sleep(SETTLE_SECONDS)
+        of_step, of_forward = (asdict(warm(call)) for call in (layer.step, layer.forward))
+        line = parts_of(profiled(layer.step))
+        of_step |= {"bytes": moved, "floor_us": floor_us, "peak_bytes": peak_bytes(layer), "parts": line}
+        rows.append(Row(kind_of(shape), shape, name, STEP, operations=3 * operations, **of_step, **more))
+        rows.append(Row(kind_of(shape), shape, name, FORWARD, operations=operations, **of_forward, **more))
+    return rows
+
+
+def peak_bytes(layer: Layer) -> int:
+    """Count what a step allocates at most above what was there before it."""
+    for leaf in layer.leaves:
+        leaf.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    layer.step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def parts_of(events: Sequence[KernelEvent]) -> dict[str, float]:
+    """Give the time line of a step: kernels in the order of their starts, and how long none ran ahead of each.
+
+    >>> events = [KernelEvent("a", 0, 2), KernelEvent("a", 2, 3), KernelEvent("b", 9, 1)]
+    >>> parts_of(events)
+    {'1 a x2': 5, '2 wait': 4, '3 b': 1}
+    """
+    named: list[tuple[str, float]] = []
+    end: float | None = None
+    for event in sorted(events, key=lambda event: event.start_us):
+        if end is not None and event.start_us > end + LAUNCH_US:
+            named.append((WAIT, event.start_us - end))
+        # What ran beside the kernel before counts once.
+        us = event.us if end is None else max(0.0, event.start_us + event.us - max(end, event.start_us))
+        named.append((event.name[:MAX_NAME], us))
+        end = max(end or 0.0, event.start_us + event.us)
+    line: dict[str, float] = {}
+    for name, alike in groupby(named, key=lambda part: part[0]):
+        all_us = [us for _, us in alike]
+        line[f"{len(line) + 1} {name}" + (f" x{len(all_us)}" if len(all_us) > 1 else "")] = round(sum(all_us), 3)
+    return line

@@ -1,0 +1,158 @@
+"""The `cast_depths` kernel in the simulator, with the source and parameters that a GPU gets.
+
+Rows behind the last group are full of NaN and have no token, and outputs are full of poison: what lies behind the last
+group's must be poison afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from deep_gemm.casts import cast_depths
+from deep_gemm.casts.cast_depths import DepthsCast, DepthsCastConfig, Source, grid, room_of
+from deep_gemm.casts.depths import GroupedRows, Silu, cast_along_groups, cast_silu_gradient
+from deep_gemm.casts.rules import Quantized, empty_scales
+from deep_gemm.core.check.layout import SCALE_BLOCK, align, ceil_div
+
+from ..casts import MOST_OTHERS, assert_near, assert_same_bits, wider, wild
+from .cast_rows import strided
+from .launcher import How, Stage
+from .library import HostKernel
+from .trial import Trial
+
+POISON = 0xA5
+INPUTS = ("x", "ends", "token_of", "row_weights", "ds")
+OUTPUTS = ("columns", "column_scales", "values", "scales", "activated", "activated_scales", "sums")
+OF_BF16 = 2.0**-7
+"""Elements are rounded to BF16 first, and may become the number beside the reference's: so may their scale."""
+OF_SUMS = 2.0**-15
+"""A GPU's sigmoid is within 2^-17, and sums are rounded in another order."""
+
+
+def run_cast(kernel: HostKernel | None, config: DepthsCastConfig, p: DepthsCast, **how: Unpack[How]) -> None:
+    """Cast as `casts.cast_depths.run` does, into the outputs of `p`, on simulated SMs."""
+    read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
+    aligned = dict.fromkeys(("x", "ds", "columns", "values", "activated"), 16)
+    stage = Stage(config, read, written, aligned, **how)
+    stage.run(cast_depths.KERNEL, kernel, lambda _, at: cast_depths.params_of(p._replace(**at)), grid(p))
+
+
+def _near(found: Quantized, right: Quantized) -> float:
+    return assert_near(found, right, OF_BF16) if found[0].numel() else 0.0
+
+
+@dataclass(frozen=True)
+class DepthsTrial(Trial):
+    """One configuration, groups, columns, seed and schedule."""
+
+    kernel = cast_depths.KERNEL
+    config: DepthsCastConfig
+    counts: tuple[int, ...] = (5, 0, 130)
+    k: int = 144
+    """Columns of what is cast along groups; of gate and of up."""
+    seed: int = 0
+    schedule: str | None = None
+    behind: int = 3
+    """Rows behind the last group."""
+    limit: float | None = None
+    parts: str = "both"
+    """The parts of SiLU that are asked for: `gradient`, `activation`, or both."""
+    ends: tuple[int, ...] = ()
+    """Ends that are not those of `counts`, of which nothing is right but that nobody writes outside of the outputs."""
+
+    @classmethod
+    def drawn(cls, config: DepthsCastConfig, seed: int) -> DepthsTrial:
+        """Draw groups, columns and a limit."""
+        draw = random.Random(seed)
+        counts = tuple(
+            draw.choice((0, 1, draw.randint(1, 40), draw.randint(1, 200))) for _ in range(draw.randint(1, 5))
+        )
+        k, limit = draw.randint(1, 16) * 16, draw.choice((None, 1.5))
+        parts = draw.choice(("both", "gradient", "activation"))
+        return cls(config, counts, k, seed, behind=draw.randint(0, 20), limit=limit, parts=parts)
+
+    @property
+    def groups(self) -> GroupedRows:
+        """Groups, and a token of each of their rows."""
+        counts = torch.tensor(self.counts, dtype=torch.int32)
+        used, generator = sum(self.counts), torch.Generator().manual_seed(self.seed)
+        token_of = torch.randint(0, max(used // 2, 1), (used + self.behind,), generator=generator, dtype=torch.int32)
+        token_of[used:] = -1
+        return GroupedRows(counts, counts.cumsum(0, dtype=torch.int32), token_of)
+
+    def check(self, kernel: HostKernel | None = None) -> float:
+        """Compare tokens to the bit, and what SiLU gives to a step of FP8."""
+        groups = self.groups
+        if len(groups.token_of) == 0:
+            return 0.0
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        p = torch.rand(len(groups.token_of), generator=generator) * 2
+        p[sum(self.counts) :] = torch.nan
+        if self.config.source == Source.SILU:
+            return self._check_silu(kernel, groups, p)
+        weights = p if self.config.source == Source.WEIGHTED else None
+        x = wider(wild(max(sum(self.counts) // 2, 1), self.k, self.config.dtype, self.seed, block_rows=32), 32, 3.0)
+        columns, used = self._room(groups, self.k)
+        rows = len(groups.token_of)
+        ends = torch.tensor(self.ends, dtype=torch.int32) if self.ends else groups.ends
+        run_cast(kernel, self.config, DepthsCast(x, ends, rows, groups.token_of, weights, *columns), **self.how)
+        if self.ends:
+            return 0.0
+        assert_same_bits(used(columns), cast_along_groups(x, groups, weights))
+        return 0.0
+
+    def _check_silu(self, kernel: HostKernel | None, groups: GroupedRows, p: Tensor) -> float:
+        rows, used_rows = len(groups.token_of), sum(self.counts)
+        generator = torch.Generator().manual_seed(self.seed + 2)
+        h = (torch.randn(rows, 2 * self.k, generator=generator) * 2).bfloat16()
+        ds = torch.randn(rows, self.k, generator=generator).bfloat16()
+        h[used_rows:] = ds[used_rows:] = torch.nan
+        has_gradient, has_activation = (self.parts in ("both", part) for part in ("gradient", "activation"))
+        (columns, used), (activated, used_of_s) = self._room(groups, 2 * self.k), self._room(groups, self.k)
+        values = torch.full((rows, 2 * self.k), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        scales = empty_scales((rows,), 2 * self.k, h, mn_major=True)
+        sums = torch.full((ceil_div(self.k, SCALE_BLOCK), rows), torch.nan)
+        cast = DepthsCast(h, groups.ends, rows, row_weights=p, ds=ds, limit=self.limit)
+        cast = cast.with_gradient((values, scales), columns) if has_gradient else cast
+        cast = cast.with_activation(activated, sums) if has_activation else cast
+        run_cast(kernel, self.config, cast, **self.how)
+        right = cast_silu_gradient(h, ds, groups, p, self.limit)
+        assert right.rows is not None and right.columns is not None
+        assert right.activated is not None and right.of_weights is not None
+        others = 0.0
+        if has_gradient:
+            if bool((values[used_rows:].view(torch.uint8) != POISON).any()):
+                raise ValueError("values: expected rows behind the last group as they were")
+            of_rows = [(q[0][:used_rows], q[1][:used_rows]) for q in ((values, scales), right.rows)]
+            others = max(_near(of_rows[0], of_rows[1]), _near(used(columns), right.columns))
+        if has_activation:
+            others = max(others, _near(used_of_s(activated), right.activated))
+            s = Silu.of(h[:used_rows], self.limit).s
+            off = (sums.sum(0) - right.of_weights)[:used_rows].abs()
+            if not bool((off <= OF_SUMS * (s * ds[:used_rows].float()).abs().sum(1)).all()):
+                raise ValueError(f"sums: expected those of the reference, got one {float(off.max()):.2g} away")
+        if others > MOST_OTHERS:
+            raise ValueError(f"{others:.2%} of values are beside the right ones")
+        return others / MOST_OTHERS
+
+    def _room(self, groups: GroupedRows, k: int) -> tuple[Quantized, Callable[[Quantized], Quantized]]:
+        """Room for columns, full of poison, and what gives the groups' part of it and sees that the rest is poison."""
+        depth, blocks = room_of(len(groups.token_of), len(self.counts))
+        values = torch.full((k * depth,), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        scales = strided(torch.Size((k, blocks)), (1, align(k, 4)))
+
+        def used(room: Quantized) -> Quantized:
+            of_groups = k * int(groups.depths.sum()), sum(ceil_div(count, SCALE_BLOCK) for count in self.counts)
+            if bool((values.view(torch.uint8)[of_groups[0] :] != POISON).any()) or not bool(
+                scales[:, of_groups[1] :].isnan().all()
+            ):
+                raise ValueError("written behind the last group")
+            return room[0][: of_groups[0]], room[1][:, : of_groups[1]]
+
+        return (values, scales), used

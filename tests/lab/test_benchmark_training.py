@@ -1,0 +1,84 @@
+"""`bench training`, what needs no GPU of it: layers on the CPU, times that nobody measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from lab.bench import command, table, training
+from lab.bench.contenders import BF16, OURS
+from lab.bench.report import Report
+from lab.bench.timing import KernelEvent, Spread
+
+MIXTURE, MATRIX = (4, 2, 24, 64, 32), (24, 32, 64)
+LINE = [KernelEvent("product", 0, 1500), KernelEvent("sum", 1510, 4)]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are made and not timed."""
+
+    def called(call: Any, repeats: int = 10) -> Spread:
+        call()
+        return Spread(2000.0, 1000.0, 3000.0)
+
+    monkeypatch.setattr(training, "warm", called)
+    monkeypatch.setattr(training, "peak_bytes", lambda layer: 1 << 31)
+    monkeypatch.setattr(training, "profiled", lambda call: LINE)
+    monkeypatch.setattr(training, "SETTLE_SECONDS", 0)
+
+
+@pytest.mark.parametrize("shape", [MIXTURE, MATRIX])
+def test_rows_of_one_shape(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layers = training.layers_of(shape, "cpu")
+    rows = training.rows_of(shape, layers, ())
+    assert [(row.contender, row.mode) for row in rows] == [
+        (name, mode) for name in (OURS, BF16) for mode in (training.STEP, training.FORWARD)
+    ]
+    step, forward, *_ = rows
+    assert (step.failed, step.kind, step.peak_bytes) == (None, training.kind_of(shape), 1 << 31)
+    assert step.operations == 3 * (forward.operations or 0) > 0
+    assert step.parts == {"1 product": 1500.0, "2 wait": 10.0, "3 sum": 4.0}
+    (alone, _) = training.rows_of(shape, layers, (BF16,))
+    assert (alone.contender, alone.error) == (BF16, None)
+    (wrong, _, *_) = training.rows_of(shape, {**layers, OURS: layers[OURS]._replace(grad=-layers[OURS].grad)}, ())
+    assert wrong.failed is not None and wrong.failed.startswith("wrong: relative error 2")
+
+
+def test_work_is_that_of_three_products_of_each_weight() -> None:
+    assert training.work_of(MATRIX) == (2 * 24 * 32 * 64, 2 * (3 * 32 * 64 + 2 * 24 * 96))
+    assert training.work_of(MIXTURE) == (2 * 48 * 3 * 64 * 32, 2 * (3 * 4 * 3 * 64 * 32 + 4 * 24 * 64))
+
+
+def test_what_runs_beside_another_kernel_counts_once_and_2_us_are_no_wait() -> None:
+    events = [KernelEvent("a", 0, 10), KernelEvent("b", 5, 10), KernelEvent("c", 6, 2), KernelEvent("d", 17, 1)]
+    assert training.parts_of(events) == {
+        "1 a": 10,
+        "2 b": 5,
+        "3 c": 0,
+        "4 d": 1,
+    }  # 2 us: launches that follow each other
+
+
+def test_the_table_has_steps_beside_bf16_and_time_lines() -> None:
+    rows = training.rows_of(MATRIX, training.layers_of(MATRIX, "cpu"), ())
+    report = Report({"kind": "training", "commit": "abc", "machine": {"gpu": "NVIDIA H200", "cpu": "x"}}, rows)
+    console = Console(width=80, record=True)
+    table.print_report(report, console)
+    text = console.export_text()
+    for expected in ("24x32x64", "2000.0", "1.00", "2.1", "1514 us", "a step of 24x32x64", "2 wait", "10.00"):
+        assert expected in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_shapes_are_chosen() -> None:
+    measure: Any
+    total, measure = command._casts_or_layers("training", False, "24,32,64;4,2,24,64,32")
+    assert total == 2
+    assert measure.args == ([MATRIX, MIXTURE],)
+    assert {training.kind_of(shape) for shape in training.shapes_of(quick=True)} == {training.EXPERTS, training.LINEAR}
+    assert set(training.shapes_of(quick=True)) < set(training.shapes_of())
