@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 357,
-    "lines of Python in the wheel": 29_802,
-    "lines of Python in lab/": 19_834,
-    "lines of Python in tests/": 47_782,
+    "lines of Python in the wheel": 29_848,
+    "lines of Python in lab/": 19_882,
+    "lines of Python in tests/": 47_902,
     "rooms": 18,
     "floors": 10,
     "arrows": 81,
