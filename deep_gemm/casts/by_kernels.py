@@ -11,7 +11,7 @@ from ..core.call import CallPlan
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import is_hopper
 from . import cast_rows, cast_tiles
-from .cast_rows import Format, RowCast
+from .cast_rows import Format, RowCast, is_aligned
 from .cast_tiles import Grain, TileCast
 from .config import INPUTS
 from .rules import Quantized, empty_scales, empty_values
@@ -154,4 +154,24 @@ def cast_tiles_of(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float, blo
     for one, its_values, its_scales in zip(*parts, strict=True):
         cast = TileCast(one, grain, its_values, its_scales, min_amax=min_amax, rounds_up=use_ue8m0, block=block)
         cast_tiles.run(cast)
+    return values, scales
+
+
+def can_turn_blocks(x: Tensor) -> bool:
+    """Tell whether a kernel casts blocks and transposes them: of matrices `[..., m, k]` that lie as it loads them."""
+    if not has_kernels(x) or not x.is_contiguous():
+        return False
+    rows = x.view(-1, x.shape[-1])
+    return is_aligned(rows, rows) and x.shape[-2] % ADDRESS_ALIGNMENT == 0
+
+
+@torch.no_grad()
+def cast_turned_blocks_of(x: Tensor) -> Quantized:
+    """Cast 128x128 blocks of matrices `[..., m, k]` on a GPU: values `[..., k, m]`, and scales as those of x."""
+    *batch, m, k = x.shape
+    values = empty_values((*batch, k, m), x)
+    blocks = ceil_div(k, SCALE_BLOCK)
+    scales = torch.empty((*batch, ceil_div(m, SCALE_BLOCK), blocks), dtype=torch.float32, device=x.device)
+    of_rows = scales.view(-1, blocks)
+    cast_tiles.run(TileCast(x.view(-1, k), Grain.BLOCKS, None, of_rows, values.view(-1, k, m)))
     return values, scales

@@ -16,11 +16,32 @@ DEVICE void load_tile(const TileCastParams& p, Tile& tile) {
   }
 }
 
-KERNEL(kNumThreads, kCtasPerSm) cast_tiles(GRID_CONSTANT TileCastParams p) {
-  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
-  Tile tile(BlockOfRows(ptx::block_index(), ceil_div(p.k, kBlock), p.block_reciprocal));
+// One of matrices [m, k] that follow each other and are transposed each by itself, and the tile's place in it.
+DEVICE TileCastParams matrix_of(const TileCastParams& p, BlockOfRows& tile) {
+  const uint32_t tiles_m = ceil_div(p.m, kBlock), matrix = tile.row / tiles_m;
+  tile.row -= matrix * tiles_m;
+  TileCastParams found = p;
+  found.x += uint64_t{matrix} * p.m * p.x_pitch;
+  found.columns += uint64_t{matrix} * p.k * p.columns_pitch;
+  found.scales += uint64_t{matrix} * tiles_m * p.scales_stride_m;
+  return found;
+}
+
+DEVICE void load_and_cast(SharedStorage& shared, const TileCastParams& p, const BlockOfRows& at) {
+  Tile tile(at);
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
   load_tile(p, tile);
   cast_any_tile(shared, p, tile);
+}
+
+KERNEL(kNumThreads, kCtasPerSm) cast_tiles(GRID_CONSTANT TileCastParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  BlockOfRows at(ptx::block_index(), ceil_div(p.k, kBlock), p.block_reciprocal);
+  if constexpr (kTurnsBlocks) {
+    const TileCastParams matrix = matrix_of(p, at);
+    load_and_cast(shared, matrix, at);
+  } else {
+    load_and_cast(shared, p, at);
+  }
 }

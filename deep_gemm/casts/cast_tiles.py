@@ -51,7 +51,7 @@ class Grain(Enum):
     CHANNELS = "kCastsChannels"
     """Each column and 128 rows."""
     BLOCKS = "kCastsBlocks"
-    """Each 128x128 block."""
+    """Each 128x128 block. With columns there are the transposed values alone, each matrix by itself."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class TileCastConfig(Config):
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in casts/cast_tiles.cuh, which asserts that it is the same."""
         lanes = lanes_of(self.vector)
-        has_columns, parts = self.column_bytes > 0 or self.grain == Grain.CHANNELS, SCALE_BLOCK // self.block
+        parts = SCALE_BLOCK // self.block
+        has_columns = self.grain == Grain.CHANNELS or (self.column_bytes > 0 and not turns_blocks(self))
         teams = self.num_threads // lanes if has_columns else 1
         columns = (SCALE_BLOCK if self.column_bytes else 1) * SCALE_BLOCK
         keys = teams * SCALE_BLOCK * self.dtype.itemsize
@@ -95,7 +96,12 @@ class TileCastConfig(Config):
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.column_bytes in (0, 1, VECTOR_BYTES), "16 bytes, or one, of columns at once"
         yield self.grain is not None or self.column_bytes > 0, "an output"
-        yield self.grain in (None, Grain.ROWS) or self.column_bytes == 0, "columns alone or beside rows"
+        yield self.grain != Grain.CHANNELS or self.column_bytes == 0, "columns alone, beside rows or of blocks"
+        is_whole = self.column_bytes == VECTOR_BYTES and self.vector > 1 and self.block == SCALE_BLOCK
+        yield (
+            not turns_blocks(self) or is_whole,
+            "16 bytes at once, and 128 rows under a scale, of transposed blocks",
+        )
         yield self.grain != Grain.ROWS or self.column_bytes > 0, "columns beside rows, which cast_rows casts alone"
         yield self.block in FP8_BLOCKS, "32, 64 or 128 rows under a scale"
         yield self.grain != Grain.ROWS or self.block == SCALE_BLOCK, "128 columns under a scale of rows"
@@ -112,6 +118,11 @@ class TileCastConfig(Config):
             **{grain.value: grain == self.grain for grain in Grain},
             "kActivates": False,
         }
+
+
+def turns_blocks(config: TileCastConfig) -> bool:
+    """Tell whether blocks are cast and transposed."""
+    return config.grain == Grain.BLOCKS and config.column_bytes > 0
 
 
 @cache
@@ -160,7 +171,7 @@ def reachable_tile_casts() -> list[TileCastConfig]:
         for is_aligned in (True, False)
         for has_aligned_columns in ((True, False) if with_columns else (True,))
         for block in ((SCALE_BLOCK,) if grain == Grain.ROWS else FP8_BLOCKS)
-    ]
+    ] + [tile_cast_config(dtype, Grain.BLOCKS, with_columns=True, is_aligned=True) for dtype in INPUTS]
 
 
 KERNEL: Kernel[TileCastConfig] = Kernel("cast_tiles", PARAMS, reachable_tile_casts)
@@ -170,7 +181,7 @@ class TileCast(NamedTuple):
     """A cast: what is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
 
     x: Tensor
-    """`[m, k]`."""
+    """`[m, k]`; the rows of all matrices if blocks are transposed."""
     grain: Grain | None
     """The part of `values` that has a scale."""
     values: Tensor | None
@@ -178,7 +189,7 @@ class TileCast(NamedTuple):
     scales: Tensor | None
     """Scales of `values`: for each row and column, or for each `block` of them where they share one."""
     columns: Tensor | None = None
-    """`[k, m]`: the transposed values."""
+    """`[k, m]`: the transposed values; of blocks `[matrices, k, m]`."""
     column_scales: Tensor | None = None
     """`[k, ceil(m / block)]`, if there are columns."""
     min_amax: float = 0.0
@@ -190,7 +201,13 @@ class TileCast(NamedTuple):
 def run(p: TileCast) -> None:
     """Cast on the GPU on which x is."""
     if p.x.numel() > 0:
-        KERNEL.run(config_of(p), params_of(p), num_tiles(*p.x.shape), p.x.get_device())
+        KERNEL.run(config_of(p), params_of(p), grid(p), p.x.get_device())
+
+
+def grid(p: TileCast) -> int:
+    """A CTA for each tile of each matrix."""
+    matrices = 1 if p.columns is None or p.columns.dim() == 2 else len(p.columns)
+    return matrices * num_tiles(len(p.x) // matrices, p.x.shape[1])
 
 
 def config_of(p: TileCast) -> TileCastConfig:
@@ -202,7 +219,7 @@ def config_of(p: TileCast) -> TileCastConfig:
         with_columns=columns is not None,
         is_aligned=is_aligned(p.x, p.x if p.values is None else p.values),
         has_aligned_columns=columns is None
-        or all(n % ADDRESS_ALIGNMENT == 0 for n in (columns.data_ptr(), columns.stride(0), p.x.shape[0])),
+        or all(n % ADDRESS_ALIGNMENT == 0 for n in (columns.data_ptr(), columns.stride(-2), columns.shape[-1])),
         block=p.block,
     )
 
@@ -219,12 +236,12 @@ def params_of(p: TileCast) -> bytes:
             "column_scales": 0 if of_columns is None else of_columns.data_ptr(),
             "x_pitch": p.x.stride(0) * p.x.element_size(),
             "values_pitch": 0 if values is None else values.stride(0),
-            "columns_pitch": 0 if columns is None else columns.stride(0),
+            "columns_pitch": 0 if columns is None else columns.stride(-2),
             "scales_stride_m": 0 if scales is None else scales.stride(0) * SCALE_BYTES,
             "scales_stride_k": 0 if scales is None else scales.stride(1) * SCALE_BYTES,
             "column_scales_stride_m": 0 if of_columns is None else of_columns.stride(1) * SCALE_BYTES,
             "column_scales_stride_k": 0 if of_columns is None else of_columns.stride(0) * SCALE_BYTES,
-            "m": m,
+            "m": m if columns is None else columns.shape[-1],
             "k": k,
             "block_reciprocal": block_reciprocal(k),
             "min_amax": p.min_amax,

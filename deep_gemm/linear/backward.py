@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..casts.fp8 import per_token_cast_to_fp8
+from ..casts.by_kernels import can_turn_blocks, cast_turned_blocks_of
+from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..core.check.checks import K_MULTIPLE, Operand
 from ..gemm.dense.api import fp8_gemm_nt
 
@@ -21,13 +22,13 @@ def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
     if more:
         grad = F.pad(grad, (0, more))
         values = F.pad(values.view(torch.uint8), (0, 0, 0, more)).view(values.dtype)
-    return product_back(per_token_cast_to_fp8(grad, mn_major=True), (values, scales), dtype)
+    return product_back(per_token_cast_to_fp8(grad, mn_major=True), transposed((values, scales)), dtype)
 
 
 def product_back(a: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
-    """Compute a @ w in a type."""
-    d = torch.empty(a[0].shape[0], w[0].shape[1], dtype=output_type(dtype), device=a[0].device)
-    fp8_gemm_nt(a, transposed(w), d)
+    """Compute a @ w.T of a weight that is transposed already, in a type."""
+    d = torch.empty(a[0].shape[0], w[0].shape[0], dtype=output_type(dtype), device=a[0].device)
+    fp8_gemm_nt(a, w, d)
     return d.to(dtype)
 
 
@@ -43,3 +44,11 @@ def transposed(w: Operand) -> Operand:
     """
     values, scales = w
     return values.mT.contiguous(), scales.mT
+
+
+def cast_transposed(w: Tensor) -> Operand:
+    """Compute `transposed` of `per_block_cast_to_fp8`, on a GPU from one read of the weight."""
+    if not can_turn_blocks(w):
+        return transposed(per_block_cast_to_fp8(w))
+    values, scales = cast_turned_blocks_of(w)
+    return values, scales.mT

@@ -26,7 +26,7 @@ from ..core.check.layout import RECIPE_1D1D
 from ..core.check.tracing import is_dispatched
 from ..gemm.dense.api import fp8_gemm_nt
 from ..linear.api import linear
-from ..linear.backward import output_type, product_back
+from ..linear.backward import cast_transposed, output_type, product_back
 from .gradients import (
     as_autocast_says,
     features,
@@ -167,7 +167,7 @@ def gradients(
     a, columns = casts(grad, rows_too=weight is not None, columns_too=x_columns is not None)
     of_x = of_weight = None
     if a is not None and weight is not None:
-        of_x = product_back(a, per_block_cast_to_fp8(weight), x_dtype)
+        of_x = product_back(a, cast_transposed(weight), x_dtype)
     if columns is not None and x_columns is not None:
         of_weight = weight_gradient(columns, x_columns, weight_dtype, main_grad)
     return of_x, of_weight

@@ -43,6 +43,12 @@ def run_cast(kernel: HostKernel | None, config: DepthsCastConfig, p: DepthsCast,
     stage.run(cast_depths.KERNEL, kernel, lambda _, at: cast_depths.params_of(p._replace(**at)), grid(p))
 
 
+def of_groups(columns: Quantized, groups: GroupedRows) -> Quantized:
+    """Give what there is of groups, without the room behind them."""
+    k, blocks = columns[1].shape[0], sum(ceil_div(count, SCALE_BLOCK) for count in groups.counts.tolist())
+    return columns[0][: k * int(groups.depths.sum())], columns[1][:, :blocks]
+
+
 def _near(found: Quantized, right: Quantized) -> float:
     return assert_near(found, right, OF_BF16) if found[0].numel() else 0.0
 
@@ -148,11 +154,10 @@ class DepthsTrial(Trial):
         scales = strided(torch.Size((k, blocks)), (1, align(k, 4)))
 
         def used(room: Quantized) -> Quantized:
-            of_groups = k * int(groups.depths.sum()), sum(ceil_div(count, SCALE_BLOCK) for count in self.counts)
-            if bool((values.view(torch.uint8)[of_groups[0] :] != POISON).any()) or not bool(
-                scales[:, of_groups[1] :].isnan().all()
-            ):
+            found = of_groups(room, groups)
+            is_behind = values.view(torch.uint8)[found[0].numel() :]
+            if bool((is_behind != POISON).any()) or not bool(scales[:, found[1].shape[1] :].isnan().all()):
                 raise ValueError("written behind the last group")
-            return room[0][: of_groups[0]], room[1][:, : of_groups[1]]
+            return found
 
         return (values, scales), used

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_tiles
-from deep_gemm.casts.cast_tiles import Grain, TileCast, TileCastConfig, num_tiles
+from deep_gemm.casts.cast_tiles import Grain, TileCast, TileCastConfig, turns_blocks
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align
@@ -30,7 +30,7 @@ def run_cast(kernel: HostKernel | None, config: TileCastConfig, p: TileCast, **h
     """Cast as `casts.cast_tiles.run` does, into the outputs of `p`, on simulated SMs."""
     aligned = {"columns": config.column_bytes} | (dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {})
     stage = Stage(config, {"x": p.x}, {name: getattr(p, name) for name in OUTPUTS}, aligned, **how)
-    stage.run(cast_tiles.KERNEL, kernel, lambda _, at: cast_tiles.params_of(p._replace(**at)), num_tiles(*p.x.shape))
+    stage.run(cast_tiles.KERNEL, kernel, lambda _, at: cast_tiles.params_of(p._replace(**at)), cast_tiles.grid(p))
 
 
 RIGHT: dict[Grain, Callable[..., Quantized]] = {
@@ -91,6 +91,11 @@ class TileTrial(Trial):
     rounds_up: bool = False
 
     @classmethod
+    def takes(cls, config: TileCastConfig) -> bool:
+        """Tell whether one matrix is cast: others are in `TurnedTrial`."""
+        return not turns_blocks(config)
+
+    @classmethod
     def drawn(cls, config: TileCastConfig, seed: int) -> TileTrial:
         """Draw sizes, pitches and a schedule."""
         draw = random.Random(seed)
@@ -116,6 +121,44 @@ class TileTrial(Trial):
             rounds_up=self.rounds_up,
             **self.how,
         )
+        return 0.0
+
+
+@dataclass(frozen=True)
+class TurnedTrial(Trial):
+    """Blocks of matrices that are transposed: one configuration, sizes, seed and schedule."""
+
+    kernel = cast_tiles.KERNEL
+    config: TileCastConfig
+    shape: tuple[int, int, int] = (3, 144, 136)
+    """Matrices, and what each is."""
+    seed: int = 0
+    schedule: str | None = None
+    rounds_up: bool = False
+
+    @classmethod
+    def takes(cls, config: TileCastConfig) -> bool:
+        """Tell whether blocks are transposed."""
+        return turns_blocks(config)
+
+    @classmethod
+    def drawn(cls, config: TileCastConfig, seed: int) -> TurnedTrial:
+        """Draw sizes."""
+        draw = random.Random(seed)
+        shape = draw.randint(1, 4), draw.randint(1, 18) * 16, draw.randint(1, 35) * 8
+        return cls(config, shape, seed, rounds_up=draw.random() < 0.5)
+
+    def check(self, kernel: HostKernel | None = None) -> float:
+        """Compare values and scales with the reference's, to the bit."""
+        matrices, m, k = self.shape
+        x = wider(matrix(TileTrial(self.config, (matrices * m, k), self.seed)), 32, 3.0)
+        values, scales = per_block_cast_to_fp8(x.view(matrices, m, k), self.rounds_up)
+        columns = torch.full((matrices, k, m), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        room = torch.full(scales.shape, torch.nan)
+        flat = room.view(-1, room.shape[-1])
+        cast = TileCast(x, Grain.BLOCKS, None, flat, columns, rounds_up=self.rounds_up)
+        run_cast(kernel, self.config, cast, **self.how)
+        assert_same_bits((columns, room), (values.mT.contiguous(), scales))
         return 0.0
 
 

@@ -69,7 +69,7 @@ TILES_MUTATIONS = [
     Mutation("keys of parts that overlap", _TILES, "shared.column_keys[part * (kTeams / kParts) + i]", "shared.column_keys[part + i]", shows_in=CHANNELS),
     Mutation("a part of a column's scales at another's place", _TILES, "column(i / kParts), part(i % kParts)", "column(i / kParts), part(0)", shows_in=CHANNELS),
     Mutation("columns' scales of the first part", _TILES, "&shared.of_columns[at.part][index_of", "&shared.of_columns[0][index_of", shows_in=CHANNELS),
-    Mutation("values by the first part's scales", _TILES, "divisor = load_divisor(&shared.of_columns[tile.part()]", "divisor = load_divisor(&shared.of_columns[0]", shows_in=COLUMNS),
+    Mutation("values by the first part's scales", _TILES, "{ return load_divisor(&shared.of_columns[tile.part()]", "{ return load_divisor(&shared.of_columns[0]", shows_in=COLUMNS),
     Mutation("channels by the first part's scales", _TILES, "divisors[e] = load_divisor(&shared.of_columns[tile.part()]", "divisors[e] = load_divisor(&shared.of_columns[0]", shows_in=CHANNELS),
     Mutation("the second scales of threads are those of their first", _TILES, "second(thread + kNumThreads)", "second(thread)", shows_in=CHANNELS),
     Mutation("second scales need not be ordinary", _TILES, "    all_ordinary = all_ordinary && is_ordinary(of_second);\n", "", shows_in=CHANNELS),

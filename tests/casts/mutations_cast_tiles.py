@@ -9,6 +9,7 @@ import torch
 
 from deep_gemm.casts.cast_tiles import Grain, tile_cast_config
 from lab.sim.cast_tiles import TileTrial as Trial
+from lab.sim.cast_tiles import TurnedTrial
 from lab.sim.mutate import Mutation
 
 BOTH, BOTH_FP32 = (
@@ -22,6 +23,8 @@ COLUMNS_SINGLE_FP32 = tile_cast_config(torch.float32, None, with_columns=True, i
 CHANNELS = tile_cast_config(torch.bfloat16, Grain.CHANNELS, with_columns=False, is_aligned=True)
 CHANNELS_SINGLE = tile_cast_config(torch.bfloat16, Grain.CHANNELS, with_columns=False, is_aligned=False)
 BLOCKS = tile_cast_config(torch.bfloat16, Grain.BLOCKS, with_columns=False, is_aligned=True)
+
+TURNED = tile_cast_config(torch.bfloat16, Grain.BLOCKS, with_columns=True, is_aligned=True)
 
 TRIALS = [
     Trial(BOTH, (176, 264), 1),
@@ -39,6 +42,8 @@ TRIALS = [
     Trial(BLOCKS, (331, 264), 15, padding=8),
     Trial(BLOCKS, (512, 520), 18),
     *(Trial(BLOCKS, (203, 136), seed, "slow_warps", is_m_major=False) for seed in (16, 17)),
+    TurnedTrial(TURNED, (3, 144, 136), 19),
+    TurnedTrial(TURNED, (2, 144, 136), 20, "slow_warps", rounds_up=True),
 ]
 
 _TILES, _KERNEL, _VALUES = "cast/tile.cuh", "cast_tiles.cuh", "cast/values.cuh"
@@ -81,7 +86,7 @@ MUTATIONS = [
     Mutation("keys are read before all are there", _TILES, _FIRST_BARRIER, _FIRST_BARRIER.replace("  ptx::syncthreads();\n", "")),
     Mutation("columns' scales are read before all are there", _TILES, "if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", "if (!all_ordinary && kIsOrdinary) return false;"),
     Mutation("columns' scales are read before all are there, and all are ordinary", _TILES, "if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", ""),
-    Mutation("columns are stored before all are there", _TILES, "    transpose<kIsOrdinary>(shared, tile);\n    ptx::syncthreads();\n", "    transpose<kIsOrdinary>(shared, tile);\n"),
+    Mutation("columns are stored before all are there", _TILES, "    ptx::syncthreads();\n    store_columns(", "    store_columns("),
     Mutation("keys are written anew before all are read", _TILES, "    ptx::syncthreads();  // the keys have been read\n", ""),
     # Ordinary and any
     Mutation("other tiles are left out", _TILES, "    cast_tile<false, kRowsToo>(shared, p, tile);", "    ;"),
@@ -97,7 +102,7 @@ MUTATIONS = [
     Mutation("all rows of a team by the first one's scale", _TILES, "&shared.of_rows[tile.row_of(i)]", "&shared.of_rows[tile.row_of(0)]"),
     Mutation("all channels of a lane by the first one's scale", _TILES, "return divisors[e];", "return divisors[0];", shows_in=CHANNELS),
     # Transposed values
-    Mutation("columns by the next one's scale", _TILES, "divisor = load_divisor(&shared.of_columns[tile.part()][e][tile.lane]);", "divisor = load_divisor(&shared.of_columns[tile.part()][e ^ 1][tile.lane]);"),
+    Mutation("columns by the next one's scale", _TILES, "{ return load_divisor(&shared.of_columns[tile.part()][e][tile.lane]); }", "{ return load_divisor(&shared.of_columns[tile.part()][e ^ 1][tile.lane]); }"),
     Mutation("rows of a column exchanged", _TILES, "element_of(tile.pieces[i + j], e)", "element_of(tile.pieces[i + (j ^ 1)], e)"),
     Mutation("bytes written without a swizzle", _TILES, "(tile.team ^ swizzle_of(column)) * kTeamRows", "tile.team * kTeamRows"),
     Mutation("16 bytes read without a swizzle", _TILES, "(i ^ swizzle / 2) * 16", "i * 16"),
@@ -111,4 +116,12 @@ MUTATIONS = [
     Mutation("rows of columns past the last are stored", _TILES, " || tile.row + row >= p.m", ""),
     Mutation("columns lie as far apart as they are long", _TILES, "uint64_t{tile.column + column} * p.columns_pitch", "uint64_t{tile.column + column} * p.m"),
     Mutation("columns of the first tile of rows", _TILES, "p.columns_pitch + tile.row + row;", "p.columns_pitch + row;"),
+    # Blocks of matrices that are transposed
+    Mutation("all matrices are the first", _KERNEL, "found.x += uint64_t{matrix} * p.m * p.x_pitch;", "", shows_in=TURNED),
+    Mutation("matrices lie as far apart as a row", _KERNEL, "uint64_t{matrix} * p.m * p.x_pitch", "uint64_t{matrix} * p.x_pitch", shows_in=TURNED),
+    Mutation("columns of all matrices go to the first's", _KERNEL, "found.columns += uint64_t{matrix} * p.k * p.columns_pitch;", "", shows_in=TURNED),
+    Mutation("scales of all matrices go to the first's", _KERNEL, "found.scales += uint64_t{matrix} * tiles_m * p.scales_stride_m;", "", shows_in=TURNED),
+    Mutation("tiles of all matrices are counted on", _KERNEL, "tile.row -= matrix * tiles_m;", "", shows_in=TURNED),
+    Mutation("matrices have tiles of whole rows alone", _KERNEL, "tiles_m = ceil_div(p.m, kBlock)", "tiles_m = p.m / kBlock", shows_in=TURNED),
+    Mutation("blocks are not transposed", _TILES, "      transpose<kIsOrdinary>(shared, tile, divisor_of_element);", "      ;", shows_in=TURNED),
 ]  # fmt: skip

@@ -6,6 +6,7 @@ Activations are within a step of FP8.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
@@ -13,24 +14,30 @@ import torch
 from torch import Tensor
 
 from deep_gemm import casts as quantize
-from deep_gemm.casts import cast_rows, cast_tiles, fp4, fp8
+from deep_gemm.casts import by_kernels, cast_depths, cast_rows, cast_tiles, depths, fp4, fp8
+from deep_gemm.casts.cast_depths import DepthsCast
 from deep_gemm.casts.cast_rows import RowCast
 from deep_gemm.casts.cast_tiles import TileCast
+from deep_gemm.casts.depths import GroupedRows, cast_along_groups, cast_silu_gradient
 from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
+from deep_gemm.linear.backward import cast_transposed
 from deep_gemm.moe import activation, routing
 from deep_gemm.moe.check import activation_problem
+from deep_gemm.moe.routing import expert_rows
 from lab.casts import MOST_OTHERS, assert_near, assert_same_bits, wild
+from lab.sim import cast_depths as sim_depths
 from lab.sim import cast_rows as sim_rows
 from lab.sim import cast_tiles as sim_tiles
+from lab.sim.cast_depths import OF_BF16, of_groups
 from lab.sim.library import compiled
 
 pytestmark = pytest.mark.host_compiler
 
 
-CASTING: tuple[Any, ...] = (fp4, fp8, activation, routing)
+CASTING: tuple[Any, ...] = (by_kernels, depths, fp4, fp8, activation, routing)
 """Modules that ask whether there are kernels."""
 
 
@@ -53,14 +60,20 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(config.name)
         sim_tiles.run_cast(compiled(cast_tiles.KERNEL, config), config, p)
 
+    def run_depths(p: DepthsCast) -> None:
+        config = cast_depths.config_of(p)
+        names.append(config.name)
+        sim_depths.run_cast(compiled(cast_depths.KERNEL, config), config, p)
+
     for module in CASTING:
         monkeypatch.setattr(module, "has_kernels", lambda x: isinstance(x, Tensor) and x.numel() > 0)
     monkeypatch.setattr(cast_rows, "run", run_rows)
     monkeypatch.setattr(cast_tiles, "run", run_tiles)
+    monkeypatch.setattr(cast_depths, "run", run_depths)
     return names
 
 
-def reference(cast: Callable[..., Quantized], x: Any, *args: object, **options: object) -> Quantized:
+def reference(cast: Callable[..., Any], x: Any, *args: object, **options: object) -> Any:
     """The same cast without kernels."""
     with pytest.MonkeyPatch.context() as patch:
         for module in CASTING:
@@ -394,3 +407,77 @@ def test_inputs_that_require_a_gradient_give_no_graph(launched: list[str]) -> No
     results += quantize.k_grouped_cast_to_fp8(x, [128, 8])
     assert launched
     assert not any(result.requires_grad for result in results)
+
+
+# What trained layers ask for
+
+
+@pytest.mark.parametrize("shape", [(144, 136), (3, 144, 136), (2, 1, 16, 8)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_blocks_are_transposed_at_once(launched: list[str], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    w = wild(prod(shape[:-1]), shape[-1], dtype, 3, block_rows=32).view(shape)
+    values, scales = cast_transposed(w)
+    assert len(launched) == 1
+    right, of_right = reference(cast_transposed, w)
+    assert scales.stride() == of_right.stride()
+    assert_same_bits((values, scales.contiguous()), (right, of_right))
+
+
+def test_blocks_that_lie_apart_or_are_ragged_are_transposed_by_torch(launched: list[str]) -> None:
+    for w in (torch.randn(32, 48)[:, :40], torch.randn(40, 32), torch.randn(32, 48).t(), torch.randn(32, 42)):
+        values, scales = cast_transposed(w)
+        right, of_right = reference(cast_transposed, w)
+        assert_same_bits((values, scales.contiguous()), (right, of_right))
+        assert not [name for name in launched if "columns" in name]
+
+
+def grouped_rows() -> GroupedRows:
+    rows = expert_rows(torch.randint(-1, 4, (90, 2), generator=torch.Generator().manual_seed(0)), 4)
+    return GroupedRows(rows.counts, rows.ends, rows.token_of)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_tokens_are_cast_along_groups(launched: list[str], dtype: torch.dtype, weighted: bool) -> None:
+    groups, x = grouped_rows(), wild(90, 160, torch.float32, 5).to(dtype)
+    weights = torch.rand(180, generator=torch.Generator().manual_seed(1)) if weighted else None
+    for lies in (x, torch.cat([x, x], 1)[:, :160], torch.cat([x[:, :1], x], 1)[:, 1:], x.t().contiguous().t()):
+        found = cast_along_groups(lies, groups, weights)
+        assert len(launched) == 1
+        launched.clear()
+        assert_same_bits(of_groups(found, groups), reference(cast_along_groups, lies, groups, weights))
+
+
+@pytest.mark.parametrize(("gradient_too", "activation_too"), [(True, True), (True, False), (False, True)])
+def test_the_gradient_of_silu_is_cast(launched: list[str], gradient_too: bool, activation_too: bool) -> None:
+    groups, p = grouped_rows(), torch.rand(180, generator=torch.Generator().manual_seed(2))
+    h, ds = (torch.randn(180, n, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (288, 144))
+    said: dict[str, Any] = {"limit": 1.0, "gradient_too": gradient_too, "activation_too": activation_too}
+    found: Any = cast_silu_gradient(h, ds, groups, p, **said)
+    right = reference(cast_silu_gradient, h, ds, groups, p, **said)
+    assert launched == ["silu bfloat16"]
+    assert [each is None for each in found] == [each is None for each in right]
+    end = int(groups.ends[-1])
+    if gradient_too:
+        assert found.rows[1].stride() == right.rows[1].stride()
+        of_rows, right_rows = ((q[0][:end], q[1][:end]) for q in (found.rows, right.rows))
+        assert assert_near(of_rows, right_rows, OF_BF16) <= MOST_OTHERS
+        assert assert_near(of_groups(found.columns, groups), right.columns, OF_BF16) <= MOST_OTHERS
+    if activation_too:
+        assert assert_near(of_groups(found.activated, groups), right.activated, OF_BF16) <= MOST_OTHERS
+        torch.testing.assert_close(found.of_weights[:end], right.of_weights[:end], rtol=1e-4, atol=1e-4)
+    alone = cast_silu_gradient(h, None, groups, p, 1.0, gradient_too=False)
+    assert alone.activated is not None
+    if activation_too:
+        assert_same_bits(of_groups(alone.activated, groups), of_groups(found.activated, groups))
+
+
+def test_groups_without_any_row_launch_nothing_that_is_wrong(launched: list[str]) -> None:
+    rows = expert_rows(torch.full((5, 2), -1), 3)
+    groups = GroupedRows(rows.counts, rows.ends, rows.token_of)
+    values, scales = of_groups(cast_along_groups(torch.ones(5, 32), groups), groups)
+    assert values.numel() == scales.numel() == 0
+    rows = expert_rows(torch.zeros(0, 2, dtype=torch.long), 3)
+    groups = GroupedRows(rows.counts, rows.ends, rows.token_of)
+    values, scales = cast_along_groups(torch.ones(0, 32), groups)
+    assert values.numel() == scales.numel() == 0

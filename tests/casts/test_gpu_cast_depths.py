@@ -9,10 +9,9 @@ from torch import Tensor
 from deep_gemm import k_grouped_fp8_gemm_nt_contiguous
 from deep_gemm.casts.depths import GroupedRows, SiluCasts, cast_along_groups, cast_silu_gradient
 from deep_gemm.casts.rules import Quantized
-from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.moe.routing import expert_rows
 from lab.casts import MOST_OTHERS, assert_near, assert_same_bits
-from lab.sim.cast_depths import OF_BF16
+from lab.sim.cast_depths import OF_BF16, of_groups
 
 pytestmark = pytest.mark.gpu
 
@@ -41,9 +40,8 @@ def on_gpu(groups: GroupedRows) -> GroupedRows:
 
 
 def used(columns: Quantized, groups: GroupedRows) -> Quantized:
-    """What there is of groups, without the room behind them."""
-    k, blocks = columns[1].shape[0], sum(ceil_div(count, 128) for count in groups.counts.tolist())
-    return columns[0][: k * int(groups.depths.sum())].cpu(), columns[1][:, :blocks].cpu()
+    values, scales = of_groups(columns, groups)
+    return values.cpu(), scales.cpu()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

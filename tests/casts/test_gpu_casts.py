@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts import fp4
+from deep_gemm.casts.by_kernels import can_turn_blocks
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.cast_rows import FP4_BLOCKS, CastConfig, Groups, cast_config
 from deep_gemm.casts.config import INPUTS
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.linear.backward import cast_transposed, transposed
 from lab.casts import assert_same_bits, hard_quotients, wild
 from lab.sim.cast_rows import RowTrial
 
@@ -44,6 +47,17 @@ def test_casts_are_the_references(cast: Callable[..., Quantized], dtype: torch.d
     for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
         x = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else 128)
         assert_same_bits(cast(x.cuda(), use_ue8m0), cast(x, use_ue8m0))
+
+
+@every_type
+@pytest.mark.parametrize("shape", [(16, 8), (144, 136), (2048, 1536), (3, 144, 136), (128, 256, 768), (1, 16, 8)])
+def test_blocks_that_are_transposed_are_the_references(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = wild(prod(shape[:-1]), shape[-1], dtype, 0, block_rows=32).view(shape)
+    values, scales = cast_transposed(x.cuda())
+    right, right_scales = transposed(deep_gemm.per_block_cast_to_fp8(x))
+    assert can_turn_blocks(x.cuda())
+    assert scales.stride() == right_scales.stride()
+    assert_same_bits((values, scales.contiguous()), (right, right_scales))
 
 
 @every_cast

@@ -226,12 +226,12 @@ def test_no_tokens_give_gradients_of_zero(leading: tuple[int, ...], dtype: torch
 
 
 BLOCKS, ROWS, BOTH = "per_block_cast_to_fp8", "per_token_cast_to_fp8", "cast_both_to_fp8"
-NT = "fp8_gemm_nt"
+NT, TURNED = "fp8_gemm_nt", "cast_transposed"
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the products and casts, as they are called."""
-    called = count_calls(monkeypatch, module, BLOCKS, ROWS, BOTH, NT)
+    called = count_calls(monkeypatch, module, BLOCKS, ROWS, BOTH, NT, TURNED)
     monkeypatch.setattr(backward_of_x, NT, getattr(module, NT))
     return called
 
@@ -239,8 +239,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("needs_x", "needs_weight", "forward", "backward"),
     [
-        (True, True, [BOTH, BLOCKS, NT], [BOTH, BLOCKS, NT, NT]),
-        (True, False, [ROWS, BLOCKS, NT], [ROWS, BLOCKS, NT]),
+        (True, True, [BOTH, BLOCKS, NT], [BOTH, TURNED, NT, NT]),
+        (True, False, [ROWS, BLOCKS, NT], [ROWS, TURNED, NT]),
         (False, True, [BOTH, BLOCKS, NT], [ROWS, NT]),
         (False, False, [ROWS, BLOCKS, NT], []),
     ],

@@ -4,7 +4,7 @@
 //   kCastsRows      values [m, k], a scale for each row and 128 columns
 //   kCastsColumns   the transposed values [k, m], a scale for each column and 128 rows: alone, or beside those of rows
 //   kCastsChannels  values [m, k], a scale for each column and 128 rows
-//   kCastsBlocks    values [m, k], a scale for each 128x128 block
+//   kCastsBlocks    values [m, k], a scale for each 128x128 block; with kCastsColumns the transposed values alone
 //
 // But for rows, kScaleBlock may be 32 or 64 in the place of 128. Then a tile has several scales of a column, or of blocks.
 //
@@ -29,7 +29,8 @@ struct TileCastParams {
 };
 
 constexpr bool kCastsColumns = kColumnBytes != 0;
-constexpr bool kNeedsColumns = kCastsColumns || kCastsChannels;
+constexpr bool kTurnsBlocks = kCastsBlocks && kCastsColumns;
+constexpr bool kNeedsColumns = (kCastsColumns && !kCastsBlocks) || kCastsChannels;  // scales of columns
 constexpr uint32_t kTeamRows = kBlock / kTeams;
 constexpr uint32_t kNumWarps = kNumThreads / 32;
 constexpr uint32_t kParts = kBlock / kScaleBlock;  // of a tile's rows, or of its columns, that have scales of their own
@@ -225,12 +226,13 @@ DEVICE void store_tile(const TileCastParams& p, const Tile& tile, DivisorOf divi
 // Where a column's bytes of a team's rows are. The lanes of a team, whose columns are kVector apart, have different places.
 DEVICE uint32_t swizzle_of(uint32_t column) { return column / kVector % kTeams; }
 
-template <bool kIsOrdinary>
-DEVICE void transpose(TileStorage& shared, const Tile& tile) {
+// `divisor_of_element(e)` is that of a thread's elements in a column.
+template <bool kIsOrdinary, typename DivisorOf>
+DEVICE void transpose(TileStorage& shared, const Tile& tile, DivisorOf divisor_of_element) {
 #pragma unroll
   for (uint32_t e = 0; e < kElements; ++e) {
     const uint32_t column = column_of(tile.lane, e);
-    const Divisor divisor = load_divisor(&shared.of_columns[tile.part()][e][tile.lane]);
+    const Divisor divisor = divisor_of_element(e);
     uint32_t words[kTeamRows / 4];
 #pragma unroll
     for (uint32_t i = 0; i < kTeamRows; i += 4) {
@@ -296,7 +298,11 @@ DEVICE bool cast_tile(TileStorage& shared, const TileCastParams& p, const Tile& 
     // All threads know a tile's only scale.
     if (kIsOrdinary && !(kParts == 1 ? is_ordinary(divisors[0]) : ptx::syncthreads_and(all_ordinary))) return false;
     store_block_scales(p, tile, divisors);
-    store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t e) { return divisors[e / (kElements / kBlocksOfLane)]; });
+    const auto divisor_of_element = [&](uint32_t e) { return divisors[e / (kElements / kBlocksOfLane)]; };
+    if constexpr (kTurnsBlocks)
+      transpose<kIsOrdinary>(shared, tile, divisor_of_element);
+    else
+      store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t e) { return divisor_of_element(e); });
   }
   const ColumnScale first(thread), second(thread + kNumThreads);
   Divisor of_first = {}, of_second = {};
@@ -328,7 +334,8 @@ DEVICE bool cast_tile(TileStorage& shared, const TileCastParams& p, const Tile& 
     store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t e) { return divisors[e]; });
   }
   if constexpr (kCastsColumns) {
-    transpose<kIsOrdinary>(shared, tile);
+    if constexpr (!kTurnsBlocks)
+      transpose<kIsOrdinary>(shared, tile, [&](uint32_t e) { return load_divisor(&shared.of_columns[tile.part()][e][tile.lane]); });
     ptx::syncthreads();
     store_columns(shared, p, tile);
   }
