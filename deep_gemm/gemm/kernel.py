@@ -168,7 +168,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         else 1,  # and A's scales
         tma_stores=stores * (1 + has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
-        bulk_copies=2 if config.fetches else 0,  # of a row to shared memory, and to where it is multiplied
+        bulk_copies=2 * config.fetches + (config.groups == Groups.IDS),  # a row there and back; zeros of padding
     )
 
 

@@ -94,6 +94,7 @@ def code_plan(config: DecodeConfig) -> CodePlan:
         tma_loads=(1 if config.rows_are_grouped else 2) * (1 + config.slot_blocks),  # A and B, and B ahead of A
         multicast_loads=0,
         ctas_per_sm=config.ctas_per_sm,
+        bulk_copies=int(config.groups == Groups.IDS),  # zeros of padding
     )
 
 

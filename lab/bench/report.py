@@ -15,7 +15,7 @@ from .contenders import FAST
 from .machine import GpuState
 from .timing import Spread
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+RESULTS = Path("benchmarks") / "results"
 HEADER_KEYS = frozenset(
     {"kind", "date", "machine", "versions", "commit", "dirty", "source_sha256", "method", "stopped"}
 )
@@ -143,7 +143,7 @@ class Report:
         return str(self.header["kind"])
 
     def default_path(self) -> Path:
-        """`benchmarks/results/kind-date-commit.json` of the checkout, wherever one stands."""
+        """`benchmarks/results/kind-date-commit.json`, below the current directory."""
         date = "".join(character for character in self.header["date"][:19] if character.isalnum())
         return RESULTS / f"{self.kind}-{date}-{self.header['commit']}.json"
 

@@ -22,6 +22,7 @@ def test_the_anchors_shapes_are_measured() -> None:
 
 
 def test_a_right_result_passes_and_a_wrong_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)  # by chance an element of D may be what stands there
     product = bench.IntoHeads(SHAPE, "cpu")
     assert product.wrong() is None
     right = deep_gemm.fp8_gemm_nt_skip_head_mid

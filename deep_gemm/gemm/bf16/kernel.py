@@ -7,6 +7,7 @@ from ...core.kernel import Kernel
 from ...core.sm90 import WARPGROUP_THREADS
 from ...core.wgmma_header import wgmma_bf16_header
 from ..kernel import params_of
+from ..output import Groups
 from .choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
 from .config import Bf16Config
 
@@ -39,6 +40,7 @@ def code_plan(config: Bf16Config) -> CodePlan:
         multicast_loads=boxes_of_a * shares_a + boxes_of_b * shares_b,
         tma_stores=0 if config.adds_to_d or splits else stores * (1 + config.rows_are_grouped),
         tma_reduces=stores if config.adds_to_d else 0,
+        bulk_copies=int(config.groups == Groups.IDS),  # zeros of padding
     )
 
 

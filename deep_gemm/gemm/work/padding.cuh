@@ -72,6 +72,7 @@ DEVICE void zero_padding(const Groups& g, uint32_t* window, uint8_t* d, uint64_t
       const uint32_t share = unit % kPaddingShares, used = rows.used(g, share, any);
       const uint32_t row = unit / kPaddingShares * g.alignment + share * 32 + ptx::lane_index();
       if (!any || used >> ptx::lane_index() & 1 || row >= end_of_block(unit)) continue;
+#pragma unroll 1
       for (uint32_t byte = 0; byte < row_bytes; byte += kWindowRows * 4)
         ptx::bulk_store(d + row * pitch_bytes + byte, window, row_bytes - byte < kWindowRows * 4 ? row_bytes - byte : kWindowRows * 4);
     }
