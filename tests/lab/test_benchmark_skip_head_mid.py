@@ -22,6 +22,7 @@ def test_the_anchors_shapes_are_measured() -> None:
 
 
 def test_a_right_result_passes_and_a_wrong_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)  # numbers of which no product is by chance what stands in D
     product = bench.IntoHeads(SHAPE, "cpu")
     assert product.wrong() is None
     right = deep_gemm.fp8_gemm_nt_skip_head_mid
@@ -33,8 +34,7 @@ def test_a_right_result_passes_and_a_wrong_one_is_told(monkeypatch: pytest.Monke
     monkeypatch.setattr(bench, "fp8_gemm_nt_skip_head_mid", touches)
     assert product.wrong() == "wrong: 1 elements between parts were written"
     monkeypatch.setattr(bench, "fp8_gemm_nt_skip_head_mid", lambda *_: None)
-    told = product.wrong() or ""  # of 1536 elements few are by chance what stands there
-    assert told.startswith("wrong: 15") and "elements differ" in told
+    assert (product.wrong() or "").startswith("wrong: 1536 elements differ")
 
 
 def test_rows_have_both_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
