@@ -51,7 +51,7 @@ DEVICE uint32_t end_of(const DepthsCastParams& p, uint32_t group) {
   return end < 0 ? 0 : static_cast<uint32_t>(end) < p.rows ? end : p.rows;
 }
 
-// Of a warp's values those of this lane and of the lanes below.
+// This lane's value and those of the lanes below it, added up.
 DEVICE uint32_t sum_of_lanes(uint32_t value) {
 #pragma unroll
   for (uint32_t distance = 1; distance < 32; distance *= 2) {
