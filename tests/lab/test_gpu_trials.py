@@ -28,10 +28,12 @@ ON_GPU = {kind: taken_by(kind) for kind in TRIALS if not kind.needs_ranks}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    """All that are needed, compiled on all processors at once."""
+def kernels(request: pytest.FixtureRequest) -> None:
+    """All that the tests that were asked for need, compiled on all processors at once."""
+    here = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
+    kinds: list[Any] = [item.callspec.params["kind"] for item in here]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        built = [pool.submit(kind.kernel.build, config) for kind, configs in ON_GPU.items() for config in configs]
+        built = [pool.submit(kind.kernel.build, config) for kind in kinds for config in ON_GPU[kind]]
     for each in built:
         each.result()
 
