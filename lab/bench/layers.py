@@ -53,6 +53,8 @@ class Layer:
     parts: Parts = lambda names: None
     steps: Steps = ()
     """Steps that `call` runs one after the other, where kernels' names do not tell the parts."""
+    error: Callable[[], float] | None = None
+    """A rival's error, after its last call."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -
             us=spread.us,
             us_min=spread.us_min,
             us_max=spread.us_max,
-            error=error if layer.name == OURS else None,
+            error=error if layer.name == OURS else layer.error and layer.error(),
             config=layer.chain,
             kernels=tuple(name[:MAX_NAME] for name in names_of(calls[0])),
             parts=part_times(calls, counted.get(key, layer.parts)),

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import distributed, einsum, fine, fp4, numerics, skip_head_mid, training
+from . import distributed, einsum, few_experts, fine, fp4, numerics, skip_head_mid, training
 from .bulk_read import READ
 from .casts import COMPILED, COPY, EAGER
 from .compare import Comparison, comparisons, summaries
@@ -43,9 +43,12 @@ def print_report(report: Report, console: Console) -> None:
         for part in _linear_tables(report) if report.kind == "linear" else _experts_tables(report):
             console.print(part)
         _print_failures(report, console)
-    elif report.kind.startswith("fp4_"):
-        for part in _fp4_tables(report):
+    elif report.kind.startswith("fp4_") or report.kind == "few_experts":
+        for part in _tables_beside_reads(report):
             console.print(part)
+        if report.kind == "few_experts":
+            for line in few_experts.time_lines(report.rows):
+                console.print(line, style="dim", markup=False)
         _print_failures(report, console)
     elif report.kind.startswith("fine_"):
         for part in _fine_tables(report):
@@ -304,9 +307,10 @@ def _experts_tables(report: Report) -> list[Table]:
     return [table, means]
 
 
-def _fp4_tables(report: Report) -> list[Table]:
-    """Tabulate FP4 products or layers, and means of ratios by rows; "alone" is the rival's product without its cast."""
-    rivals = [name for name in (fp4.FP8, fp4.HUMMING) if any(row.contender == name for row in report.rows)]
+def _tables_beside_reads(report: Report) -> list[Table]:
+    """Tabulate products or layers and means of ratios by rows; "alone" is the rival's product without its cast."""
+    names = {row.contender for row in report.rows}
+    rivals = [name for name in (fp4.FP8, fp4.HUMMING, few_experts.VLLM) if name in names]
     table = _table(report.kind, gap=1)
     table.add_column("shape")
     for heading in ("us", *(cell for name in (READ, *rivals) for cell in (SHORT.get(name, name), "ratio"))):
@@ -363,7 +367,7 @@ def _fine_tables(report: Report) -> list[Table]:
 
 def _rows_of(row: Row) -> str:
     """Name the regime of a shape by its rows, of each group, or its tokens; FP4's few rows by the bytes in FP8 too."""
-    rows = row.shape[0 if row.kind.endswith("_dense") else 2 if row.kind == "fp4_experts" else 1]
+    rows = row.shape[0 if row.kind.endswith("_dense") else 2 if row.kind.endswith("_experts") else 1]
     if rows > FEW:
         return f"to {MANY - 1}" if rows < MANY else f"from {MANY}"
     if row.kind != "fp4_dense":

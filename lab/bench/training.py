@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -16,7 +17,6 @@ from deep_gemm.nn import Experts, Linear
 from .cases import PEAK_TFLOPS, Shape, cold_copy_us
 from .contenders import BF16, OURS
 from .experts_by_torch import chains_in_bf16
-from .linear import relative_error
 from .products import SETTLE_SECONDS, measure_each
 from .report import Add, Announce, Row
 from .timing import KernelEvent, profiled, warm
@@ -47,6 +47,8 @@ SHAPES: tuple[Shape, ...] = (
 """Experts, top-k, tokens, hidden, intermediate; or tokens, n, k of a linear layer."""
 OF_EXPERTS = len(SHAPES[0])
 MAX_NAME = 48
+MOST_AT_ONCE = 1 << 26
+"""Elements of a result that become FP64 at a time: 0.5 GB."""
 WAIT, LAUNCH_US = "wait", 3.0
 """No more than this lies between launches that follow each other: it is no wait."""
 
@@ -131,10 +133,8 @@ def work_of(shape: Shape) -> tuple[int, int]:
 def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list[Row]:
     """Compare the results of all, and time those that are asked for: steps, and forward alone."""
     operations, moved = work_of(shape)
-    found = {name: layer.run() for name, layer in layers.items()}
-    error = max(relative_error(ours, right) for ours, right in zip(found[OURS], found[BF16], strict=True))
+    error = error_of(layers)
     wrong = None if error <= MOST_ERROR else f"wrong: relative error {error:.2g}, expected {MOST_ERROR}"
-    found.clear()
     floor_us = round(max(3 * operations / (PEAK_TFLOPS * 1e6), cold_copy_us(moved)), 3)
     rows = []
     for name, layer in layers.items():
@@ -148,6 +148,27 @@ def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list
         rows.append(Row(kind_of(shape), shape, name, STEP, operations=3 * operations, **of_step, **more))
         rows.append(Row(kind_of(shape), shape, name, FORWARD, operations=operations, **of_forward, **more))
     return rows
+
+
+def error_of(layers: dict[str, Layer]) -> float:
+    """Find the largest relative error of the result and the gradients.
+
+    Ours wait in the host's memory: a GPU may not have room for the gradients of both ways.
+    """
+    ours = [each.cpu() for each in layers[OURS].run()]
+    errors = [relative_error(*each) for each in zip(ours, layers[BF16].run(), strict=True)]
+    return float(torch.tensor(errors, dtype=torch.float64).max())  # NaN is the largest
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Relative error of a whole tensor, of which a piece at a time becomes FP64 on the GPU."""
+    off = size = 0.0
+    pieces = (torch.split(each.flatten(), MOST_AT_ONCE) for each in (got, expected))
+    for piece, right in zip(*pieces, strict=True):
+        wide = right.double()
+        off += float((piece.to(wide) - wide).square().sum())
+        size += float(wide.square().sum())
+    return math.sqrt(off / size)
 
 
 def peak_bytes(layer: Layer) -> int:

@@ -574,8 +574,8 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (
             ("bench", "sparse"),
             "kind: expected one of dense, grouped, fp4_dense, fp4_masked, fp4_contiguous, fine_dense, fine_masked, "
-            "einsum, casts, linear, experts, fp4_experts, attention, hc, bf16, training, distributed, host, "
-            "compile, numerics, got 'sparse'",
+            "einsum, casts, linear, experts, fp4_experts, few_experts, attention, hc, bf16, training, distributed, "
+            "host, compile, numerics, got 'sparse'",
         ),
         (("bench", "dense", "--shapes", "1,2"), "shapes: expected three or four positive integers"),
         (("bench", "compile", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers"),

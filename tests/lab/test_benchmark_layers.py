@@ -402,8 +402,8 @@ def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypat
         (("linear", "--only", ","), "only: expected some of deep_gemm, product_alone, bf16, copy, torch, got ','"),
         (
             ("dense", "--only", "deep_gemm"),
-            "--only chooses contenders of einsum, casts, linear, experts, fp4_experts, attention, hc, bf16, "
-            "training, distributed, not of bench dense",
+            "--only chooses contenders of einsum, casts, linear, experts, fp4_experts, few_experts, attention, hc, "
+            "bf16, training, distributed, not of bench dense",
         ),
         (("casts", "--shapes", "1,2"), "shapes: expected some that casts are measured at, got '1,2'"),
         (("casts", "--shapes", "1"), "shapes: expected two positive integers like 8192,7168, got '1'"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from lab.bench import command, table, training
+from lab.bench import command, linear, table, training
 from lab.bench.contenders import BF16, OURS
 from lab.bench.report import Report
 from lab.bench.timing import KernelEvent, Spread
@@ -49,6 +49,20 @@ def test_rows_of_one_shape(shape: tuple[int, ...]) -> None:
     assert wrong.failed is not None and wrong.failed.startswith("wrong: relative error 2")
 
 
+def test_an_error_is_that_of_the_whole_whatever_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    got, expected = (torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    monkeypatch.setattr(training, "MOST_AT_ONCE", 8)
+    assert training.relative_error(got, expected) == pytest.approx(linear.relative_error(got, expected))
+    expected[3, 3] = torch.nan
+    assert not training.relative_error(got, expected) <= training.MOST_ERROR
+
+
+def test_a_gradient_of_nan_is_an_error() -> None:
+    layers = training.layers_of(MATRIX, "cpu")
+    layers[OURS].leaves[1].register_hook(lambda grad: torch.full_like(grad, torch.nan))  # type: ignore[no-untyped-call]
+    assert not training.error_of(layers) <= training.MOST_ERROR
+
+
 def test_work_is_that_of_three_products_of_each_weight() -> None:
     assert training.work_of(MATRIX) == (2 * 24 * 32 * 64, 2 * (3 * 32 * 64 + 2 * 24 * 96))
     assert training.work_of(MIXTURE) == (2 * 48 * 3 * 64 * 32, 2 * (3 * 4 * 3 * 64 * 32 + 4 * 24 * 64))
@@ -65,12 +79,24 @@ def test_what_runs_beside_another_kernel_counts_once_and_2_us_are_no_wait() -> N
 
 
 def test_the_table_has_steps_beside_bf16_and_time_lines() -> None:
-    rows = training.rows_of(MATRIX, training.layers_of(MATRIX, "cpu"), ())
+    rows = [
+        row for shape in (MATRIX, (48, 32, 64)) for row in training.rows_of(shape, training.layers_of(shape, "cpu"), ())
+    ]
     report = Report({"kind": "training", "commit": "abc", "machine": {"gpu": "NVIDIA H200", "cpu": "x"}}, rows)
     console = Console(width=80, record=True)
     table.print_report(report, console)
     text = console.export_text()
-    for expected in ("24x32x64", "2000.0", "1.00", "2.1", "1514 us", "a step of 24x32x64", "2 wait", "10.00"):
+    for expected in (
+        "24x32x64",
+        "2000.0",
+        "1.00",
+        "2.1",
+        "1514 us",
+        "a step of 24x32x64",
+        "a step of 48x32x64",
+        "2 wait",
+        "10.00",
+    ):
         assert expected in text
     assert max(map(len, text.splitlines())) <= 80
 

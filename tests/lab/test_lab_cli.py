@@ -287,8 +287,8 @@ def test_sim_without_a_host_compiler_says_so_in_a_sentence(monkeypatch: pytest.M
         (
             ("int8",),
             "kind: expected one of dense, grouped, fp4_dense, fp4_masked, fp4_contiguous, fine_dense, fine_masked, "
-            "einsum, casts, linear, experts, fp4_experts, attention, hc, bf16, training, distributed, host, "
-            "compile, numerics, got 'int8'",
+            "einsum, casts, linear, experts, fp4_experts, few_experts, attention, hc, bf16, training, distributed, "
+            "host, compile, numerics, got 'int8'",
         ),
         (("compile", "--plot", "x.png"), "--plot draws products and layers, bench compile has none"),
         (("host", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers, bench host has its own"),
