@@ -32,6 +32,9 @@ MAIL_BYTES = 24
 EMPTY_BYTES = 1
 """Size of a struct without members, in C++."""
 WINDOW_ROWS = 2048
+RUN_WORDS = 36
+"""Room for the first rows of runs of one id, in kernels of low tiles; see gemm/work/layout.cuh."""
+LOW_TILE = 64
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
 
@@ -49,9 +52,14 @@ _WORKS = {
 """The part of a kernel's name that tells a kind of work, and its file in gemm/work."""
 
 
-def queue_bytes(window_rows: int) -> int:
+def queue_bytes(window_words: int) -> int:
     """Size of `TileQueue` in gemm/work/tile_queue.cuh but for its alignment."""
-    return TILE_SLOTS * (TILE_BYTES + 2 * 8) + window_rows * 4
+    return TILE_SLOTS * (TILE_BYTES + 2 * 8) + window_words * 4
+
+
+def run_words(groups: Groups, rows_of_tile: int) -> int:
+    """Words behind the window in which `Stretches` keeps where runs of one id begin."""
+    return RUN_WORDS if groups == Groups.IDS and rows_of_tile <= LOW_TILE else 0
 
 
 @dataclass(frozen=True)
@@ -243,7 +251,7 @@ class GemmConfig(Config, Output):
     @property
     def work_bytes(self) -> int:
         """Size of `WorkStorage` in the file of work that the configuration includes."""
-        queue = queue_bytes(self.window_rows)
+        queue = queue_bytes(self.window_rows + run_words(self.groups, self.block_m))
         if self.finds_tiles_alone:
             return EMPTY_BYTES
         more = MAIL_BYTES if self.groups == Groups.DEPTHS else config_fetched.ARRIVAL_BYTES if self.fetches else 0
@@ -525,6 +533,7 @@ class GemmConfig(Config, Output):
             "kGateColumns": 128 if self.gates_apart else 8,
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,
+            "kRunWords": run_words(self.groups, self.block_m),
             **(config_fetched.CONSTANTS if self.fetches else {}),
             "kSharedBytes": self.shared_bytes,
             "kHasScales": self.has_scales,

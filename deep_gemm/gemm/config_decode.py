@@ -11,7 +11,7 @@ from ..core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, USUAL, Scal
 from ..core.check.ue8m0 import Words
 from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
-from .config import BLOCK_K, EMPTY_BYTES, MAX_CLUSTER, TILE_SLOTS, queue_bytes
+from .config import BLOCK_K, EMPTY_BYTES, MAX_CLUSTER, TILE_SLOTS, queue_bytes, run_words
 from .output import Groups
 
 SHARED_BYTES_PER_SM = 233472
@@ -118,7 +118,8 @@ class DecodeConfig(Config):
         """Size of `Tiles::Storage`: for grouped rows a queue of tiles, and room where warps transpose D."""
         if not self.rows_are_grouped:
             return EMPTY_BYTES
-        return align(queue_bytes(self.window_rows), 16) + self.num_math_warpgroups * 4 * CHUNK_FLOATS * 4
+        words = self.window_rows + run_words(self.groups, self.block_tokens)
+        return align(queue_bytes(words), 16) + self.num_math_warpgroups * 4 * CHUNK_FLOATS * 4
 
     @property
     def rows_are_grouped(self) -> bool:
@@ -287,6 +288,7 @@ class DecodeConfig(Config):
             "kBlockM": self.block_tokens,
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,
+            "kRunWords": run_words(self.groups, self.block_tokens),
         }
 
 

@@ -55,10 +55,15 @@ DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
 // Which stretches there are, and how many tiles they have, in the order of the layout. By a warp: an answer of global
 // memory takes longer than a k-block, so that each time it is asked for much. All CTAs then find their first tile after
 // one answer, and begin together; where some began later, all ran 2% longer, for they found less of each other in the L2.
+//
+// Groups of few rows are multiplied in low tiles. There ids are read 32 stretches at a time: one by one they take 0.6 us each,
+// and 500 groups keep the math warps waiting for 300 us. High tiles, of which a group has several, have no registers for it.
 struct Stretches {
+  static constexpr uint32_t kScanUnroll = kGroups == kGroupIds ? 1 : 5;  // few registers, or few instructions
   uint32_t* window;  // in shared memory, with kGroupIds: the numbers of the rows from window_first up to window_end
   uint32_t window_first = 0, window_end = 0;
-  Stretch stretch{};       // with kGroupIds the one at hand, else this lane's of 32 groups
+  bool are_many = kGroups != kGroupIds;  // at hand: one for each lane, perhaps without rows
+  Stretch stretch{};       // the one at hand, or this lane's
   uint32_t tiles_end = 0;  // of those at hand, up to its end
   uint32_t tiles_before = 0, tiles = 0;  // of those before, and of those at hand
   uint32_t at = 0;         // how far the layout has been read: rows or groups
@@ -71,21 +76,30 @@ struct Stretches {
       tiles_before += tiles, tiles = 0;
       if (!(kGroups == kGroupIds ? read_rows(g) : read_groups(g))) return false;
       tiles_end = stretch.tiles_m() * tiles_n;
-      if constexpr (kGroups != kGroupIds)
+      if (are_many)
+#pragma unroll kScanUnroll
         for (uint32_t distance = 1; distance < 32; distance *= 2) {
           const uint32_t before = ptx::shfl_sync(tiles_end, ptx::lane_index() - distance);
           tiles_end += ptx::lane_index() >= distance ? before : 0;
         }
-      tiles = kGroups == kGroupIds ? tiles_end : ptx::shfl_sync(tiles_end, 31);
+      tiles = are_many ? ptx::shfl_sync(tiles_end, 31) : tiles_end;
     }
     const uint32_t tile = number - tiles_before;
     found.stretch = stretch, found.number = tile;
-    if constexpr (kGroups != kGroupIds) {
+    if (are_many) {
       const uint32_t lane = ptx::reduce_min_sync(tile < tiles_end ? ptx::lane_index() : 31);
-      found.stretch = {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};
+      found.stretch = stretch_of(lane);
       found.number = tile - (ptx::shfl_sync(tiles_end, lane) - found.stretch.tiles_m() * tiles_n);
     }
     return true;
+  }
+
+  // Of ids from shared memory, since registers are few.
+  DEVICE Stretch stretch_of(uint32_t lane) const {
+    if constexpr (kGroups != kGroupIds)
+      return {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};
+    const uint32_t first = ptx::ld_shared_b32(&runs()[lane]);
+    return {first, ptx::ld_shared_b32(&runs()[lane + 1]), ptx::ld_shared_b32(&window[first - window_first])};
   }
 
   // 32 groups, or what is left of them.
@@ -98,13 +112,17 @@ struct Stretches {
     return true;
   }
 
-  // The next rows of one group.
+  // The next rows of one group, or of several that have few.
   DEVICE bool read_rows(const Groups& g) {
     while (at < g.rows) {
       if (at == window_end) open_window(g, at);
       const uint32_t first = find(at, [&](uint32_t id) { return id < g.count; });
       at = first;
       if (first == window_end) continue;
+      if constexpr (kRunWords > 0) {
+        are_many = read_runs(g);
+        if (are_many) return true;
+      }
       const uint32_t group = ptx::ld_shared_b32(&window[first - window_first]);
       uint32_t end = find(first + 1, [&](uint32_t id) { return id != group; });
       if (end == window_end && end < g.rows) {  // the group may go on: whole tiles now, or another look from here
@@ -119,6 +137,32 @@ struct Stretches {
       return true;
     }
     return false;
+  }
+
+  // The first rows of 33 runs of one number.
+  DEVICE uint32_t* runs() const { return window + kWindowRows; }
+
+  // Runs of one number that end within the next rows of the window, if any does: the first 32.
+  DEVICE bool read_runs(const Groups& g) {
+    const uint32_t lane = ptx::lane_index(), end_of_look = at + (at == 0 ? 128 : 512);  // the first tile is waited for
+    const uint32_t* ids = window - window_first;
+    uint32_t count = 0;
+    ptx::syncwarp();  // all lanes have read the runs before
+#pragma unroll 1
+    for (uint32_t row = at + lane; row - lane < end_of_look && count <= 32; row += 32) {
+      const bool is_first = row < window_end && (row == at || ptx::ld_shared_b32(&ids[row]) != ptx::ld_shared_b32(&ids[row - 1]));
+      const uint32_t lanes = ptx::ballot_sync(is_first), number = count + ptx::popc(lanes & ((1u << lane) - 1));
+      if (is_first && number <= 32) ptx::st_shared_b32(&runs()[number], row);
+      count += ptx::popc(lanes);
+    }
+    ptx::syncwarp();
+    if (count < 2) return false;
+    const uint32_t last = count - 1 < 32 ? count - 1 : 32;  // it may go on, or has no lane
+    const uint32_t first = ptx::ld_shared_b32(&runs()[lane < last ? lane : last]);
+    const uint32_t end = ptx::ld_shared_b32(&runs()[lane < last ? lane + 1 : last]);
+    at = ptx::ld_shared_b32(&runs()[last]);
+    stretch = {first, ptx::ld_shared_b32(&ids[first]) < g.count ? end : first, 0};
+    return true;
   }
 
   // Brings the numbers of the rows from `first` on into shared memory.
@@ -141,7 +185,7 @@ struct Stretches {
   // The first row from `first` on whose number fulfils a condition, or the window's end.
   template <typename Condition>
   DEVICE uint32_t find(uint32_t first, const Condition& is_found) const {
-    constexpr uint32_t kQuads = 4;  // of a lane, at a time
+    constexpr uint32_t kQuads = kRunWords > 0 ? 2 : 4;  // of a lane, at a time
     uint32_t quad = (first - window_first) / 4 * 4;
     for (; quad < window_end - window_first; quad += 128 * kQuads) {
       uint32_t found = window_end;

@@ -15,7 +15,7 @@ constexpr uint32_t kGroupOfWord = 0x7fffffff;
 // `number` counts the tiles that the caller has dealt, or taken, before. Each function is one thread's.
 struct TileQueue {
   alignas(16) ptx::Uint4 tiles[kTileSlots];
-  alignas(16) uint32_t window[kWindowRows];  // what the dealing warp sees of the layout: see Stretches in layout.cuh
+  alignas(16) uint32_t window[kWindowRows + kRunWords];  // what the dealing warp sees of the layout: see Stretches in layout.cuh
   uint64_t full[kTileSlots], empty[kTileSlots];
 
   DEVICE void init(uint32_t takers) {
