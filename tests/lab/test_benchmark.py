@@ -663,6 +663,20 @@ def test_a_run_measures_keeps_shows_and_plots(tmp_path: Path, monkeypatch: pytes
     assert picture.exists()
 
 
+def test_results_lie_in_the_checkout_wherever_one_stands(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpu(monkeypatch)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, output = invoke("bench", "grouped", "--quick")
+    assert code == 0, output
+    assert not any((tmp_path / "here").iterdir())
+    (path,) = results.iterdir()
+    assert path.name.startswith("grouped-")
+    assert {row.kind for row in Report.load(path).rows} == {case.kind for case in cases_of("grouped", quick=True)}
+
+
 def test_a_failing_product_leaves_rows_and_a_bad_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch)
 

@@ -168,9 +168,9 @@ def test_every_tile_of_every_product_is_timed_and_kept(ran: list[tuple[str, str]
     assert "times of 4 products written to f.json" in " ".join(output.split())
 
 
-def test_the_file_has_a_name_of_its_own(ran: list[tuple[str, str]]) -> None:
+def test_the_file_has_a_name_of_its_own(ran: list[tuple[str, str]], results: Path) -> None:
     assert invoke("--commit", "abc")[0] == 0
-    (path,) = Path("benchmarks/results").iterdir()
+    (path,) = results.iterdir()
     assert path.name.startswith("tune-")
     assert path.name.endswith("-abc.json")
 
