@@ -105,9 +105,9 @@ def learn(
     ways = {"run": product.run, "broken": product.show_broken, "time": product.time_steps}
     with refused(UsageError, HostCompileError):
         if what not in ways:
-            raise UsageError(f"what: expected {', '.join(ways)}, got {what}")
+            raise UsageError(f"what: expected one of {', '.join(ways)}, got {what!r}")
         if what == "time":
-            need_gpu("learn time")
+            need_gpu("learn time", "`learn` and `learn broken`")
         right = ways[what]()
     raise typer.Exit(0 if right else WRONG)
 
