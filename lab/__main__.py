@@ -8,7 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    raise SystemExit(
+        "lab: expected the environment of deep_gemm, found none. Run: make demo; then: source .venv/bin/activate"
+    ) from None
 
 from deep_gemm.__main__ import WRONG, Commands, OutputName, refused
 from deep_gemm.__main__ import examples as examples_of
