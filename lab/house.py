@@ -1,4 +1,4 @@
-"""How large the house is: files, lines, rooms, floors, arrows. `python -m lab.house` prints it beside its ceilings.
+"""Count the house's files, lines, rooms, floors and arrows. `python -m lab.house` prints it beside its ceilings.
 
 Rooms and the imports between them are those of docs/draw_architecture.py.
 """

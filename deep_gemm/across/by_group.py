@@ -37,7 +37,7 @@ KINDS_OF_X = tuple((dtype, columns) for _, columns in RECIPES_OF_A for dtype in 
 IS_FP8 = -1
 """The kind of x, if it is none of `KINDS_OF_X`."""
 NAMES_OF_FACTS = ("num_experts", "hidden", "topk", "dtype of x", "set of gradients")
-"""For errors."""
+"""The names that errors use."""
 
 
 class Facts(NamedTuple):
@@ -60,7 +60,7 @@ class Facts(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which rows go where."""
+    """The plan that says which rows go where."""
 
     row_of: Tensor
     """int32 `[tokens, topk]`: the rows of each token among those that are sent, stacked by rank; then -1."""

@@ -64,7 +64,7 @@ class Format(Enum):
 
 
 class Stored(Enum):
-    """How scales lie. The values are files of casts/cast."""
+    """Ways in which scales lie. The values are files of casts/cast."""
 
     FP32 = "scales_fp32"
     """A number for each."""
@@ -73,7 +73,7 @@ class Stored(Enum):
 
 
 class Groups(Enum):
-    """Which rows of x a cast takes. The values are files of casts/cast."""
+    """Choices of the rows of x that a cast takes. The values are files of casts/cast."""
 
     NONE = "rows_all"
     """All."""

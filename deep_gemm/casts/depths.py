@@ -61,7 +61,7 @@ def cast_along_groups(x: Tensor, groups: GroupedRows, row_weights: Tensor | None
 
 
 class SiluCasts(NamedTuple):
-    """What backward takes of the activation s = silu(gate) * up."""
+    """The casts that backward takes of the activation s = silu(gate) * up."""
 
     rows: Quantized | None
     """The gradient of gate and up, `[rows, 2 i]`, along rows, scales m-major."""

@@ -88,7 +88,7 @@ class CallPlan:
     """`(ctas, *addresses)`, as `Prepared.launch` takes them."""
     ctas: int
     places: Sequence[tuple[int, int]]
-    """Which tensor of the call each address is of, and how many bytes behind its beginning. Made outputs come last."""
+    """The tensor of the call that each address is in, and how many bytes behind its start. Made outputs are last."""
     alignments: Sequence[int]
     """Bytes, of each tensor of the call."""
     outputs: Sequence[int] = ()

@@ -23,7 +23,7 @@ from .routing import expert_rows, gather_cast_to_fp8, gather_weighted
 __all__ = ["experts", "experts_workspace_bytes"]
 
 MANY_ROWS = 2048
-"""From so many on rows of experts are activated where they are multiplied."""
+"""Rows of experts are activated where they are multiplied if there are so many or more."""
 
 
 def experts(

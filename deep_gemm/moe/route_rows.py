@@ -38,7 +38,7 @@ PARAMS = Params(
 )
 """`RouteParams` of moe/route/params.cuh, of both kernels."""
 MAX_EXPERTS = (64, 256, 1024)
-"""For how many experts there are configurations, at most: each thinks of as many."""
+"""The most experts of each configuration; its kernel counts as many."""
 ID_BYTES = (4, 8)
 PART = 1024
 """Routes of a part: those that a CTA gives rows to. A CTA that counts all of them takes longer with each part."""
@@ -47,7 +47,7 @@ PARTS_ALONE = 8
 
 
 class Totals(Enum):
-    """How a CTA of route_rows finds the routes of each expert. The value names the source in cuda/route/."""
+    """Ways in which a CTA of route_rows finds the routes of each expert. The value names the source in cuda/route/."""
 
     COUNTED = "count_all"
     """It counts all of them."""
@@ -238,7 +238,7 @@ def num_arrivals(num_routes: int) -> int:
 
 
 def totals_for(num_routes: int) -> Totals:
-    """How totals of so many routes are found sooner."""
+    """Say how totals of so many routes are found sooner."""
     return Totals.COUNTED if grid(num_routes) <= PARTS_ALONE else Totals.OF_PARTS
 
 

@@ -35,7 +35,7 @@ OURS, COPY, COMPILED, EAGER = "deep_gemm", "copy", "compiled", "torch"
 CONTENDERS = (OURS, COPY, COMPILED, EAGER)
 REPEATS = 20
 COMPILE_SECONDS = 150
-"""For so long rivals are compiled; further shapes have none."""
+"""Rivals are compiled for so long; further shapes have none."""
 TOPK, NUM_EXPERTS = 8, 128
 GROUPS, MAX_M = 32, 256
 FINE = 32
@@ -70,7 +70,7 @@ class Cast(NamedTuple):
     in_torch: Callable[[], Any]
     is_exact: bool = True
     in_use: Tensor | None = None
-    """Which rows are defined; None if all are."""
+    """Rows that are defined; None if all are."""
 
 
 def shapes_of(*, quick: bool = False) -> list[tuple[str, Shape]]:

@@ -53,7 +53,7 @@ NUMBERS = MEANING.count(", ") + 1
 REPEATS, WARM_UPS = 30, 3
 REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
-"""With collectives the decode form computes sums for all tokens of all processes: too many to send beyond this."""
+"""The decode form with collectives computes sums for all tokens of all processes: too many to send beyond this."""
 AHEAD_CYCLES = 2_000_000
 """A GPU sleeps so long, about a millisecond, ahead of what is replayed: time for all hosts to launch it."""
 SECONDS = 120

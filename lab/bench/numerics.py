@@ -1,4 +1,4 @@
-"""How far every product is from FP64: by depth, by how the operands are distributed, beside cuBLASLt and BF16.
+"""Measure how far every product is from FP64: by depth, by how the operands are distributed, beside cuBLASLt and BF16.
 
 Two errors of each result, both relative and of the whole of it. `error` is that of the arithmetic alone: beside the
 FP64 product of the very numbers that were multiplied. `error_with_cast` is what a model sees: beside the FP64 product

@@ -479,7 +479,7 @@ def contest_table(rows: Iterable[Sequence[str]]) -> Table:
 
 
 def regret_table(title: str, before: Sequence[Regret], after: Sequence[Regret]) -> Table:
-    """How far choices are behind the best, by the constants before and after a fit."""
+    """Say how far choices are behind the best, by the constants before and after a fit."""
     table = _table(title)
     table.add_column("products")
     for heading in ("count", "mean before", "after", "p95 before", "after", "worst before", "after"):

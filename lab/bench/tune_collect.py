@@ -64,7 +64,7 @@ class Collection:
 
     header: dict[str, Any]
     clusters_at_once: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By CTAs on an SM, then by CTAs of a cluster: what the driver says."""
+    """Clusters at a time as the driver says, by CTAs on an SM, then by CTAs of a cluster."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     _lines: list[str] = field(default_factory=list)
 

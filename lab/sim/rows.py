@@ -99,7 +99,7 @@ def random_problem(
 
 
 def scales_of_a(config: Config) -> Scales:
-    """How A is scaled."""
+    """Say how A is scaled."""
     of_a = PER_ROW if isinstance(config, DecodeConfig) else config.sfa
     assert of_a is not None
     return of_a

@@ -60,7 +60,7 @@ class CompiledKernel:
     log: str
     compiler: str
     config: str = field(default="", compare=False)
-    """For people: what it was compiled for, as its configuration is named."""
+    """The name of its configuration, for people."""
 
 
 class Job(NamedTuple):

@@ -1,6 +1,7 @@
-"""Which tile multiplies grouped rows. The host knows how many rows there are in all, or about how many each group has.
+"""Choose the tile that multiplies grouped rows.
 
-The cost is that of cost.py with an expected number of tiles. Group sizes are taken to be spread
+The host knows how many rows there are in all, or about how many each group has. The cost is that of cost.py with an
+expected number of tiles. Group sizes are taken to be spread
 
     if rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
     then has 1 / (1 - exp(-block_m / x)) tiles along m on average, one if it is small, half a tile too many if large
@@ -25,11 +26,11 @@ from ..timings import Timings, timings_of
 
 TILES = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256))
 TILES_COUNTS = (*TILES, Tile(256, 128))
-"""For rows that are not stacked, whose scales one TMA box of 256 rows brings."""
+"""Tiles for rows that are not stacked, whose scales one TMA box of 256 rows brings."""
 TILES_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 TILES_FINE = (Tile(64, 128), Tile(128, 128))
-"""For scales of fewer than 128 columns."""
+"""Tiles for scales of fewer than 128 columns."""
 TILES_CHUNKS = (*TILES_FINE, Tile(256, 128))
 """The same if blocks of B are smaller than 128 x 128, and one TMA box brings the scales of A."""
 TILES_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
@@ -84,7 +85,7 @@ def chosen_tile(
 def estimate(
     tile: Tile, num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu, timings: Timings
 ) -> Estimate:
-    """About how long the product takes."""
+    """Estimate how long the product takes."""
     offer = on_weight(tile, n, k, output, gpu, timings)
     are_cut, end_low = _last_tiles(tile, output)
     half = 0.5**timings.part_power if are_cut else 1.0  # of a last round of few tiles
@@ -118,12 +119,12 @@ def _last_tiles(tile: Tile, output: Output) -> tuple[bool, bool]:
 
 
 def _rounds(full: float, half: float) -> float:
-    """How long CTAs are busy, in whole tiles, with tiles for so many full rounds."""
+    """Say how long CTAs are busy, in whole tiles, with tiles for so many full rounds."""
     return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
 
 
 def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) -> tuple[int, float]:
-    """How many tiles along m a group has, and what they take, in whole tiles.
+    """Say how many tiles along m a group has, and what they take, in whole tiles.
 
     The last of several is moved up, so as to be whole, unless it may end low.
     """

@@ -1,4 +1,4 @@
-"""How rows are dealt to groups: ids, ends and counts, empty groups and rows of nobody among them."""
+"""Deal rows to groups: ids, ends and counts, empty groups and rows of nobody among them."""
 
 from __future__ import annotations
 
