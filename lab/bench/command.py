@@ -209,8 +209,7 @@ def _steps(
             need_gpu(f"bench {kind}")
             return total, lambda add, announce: measure(only=names, add=add, announce=announce)
         asked_for = cases.parse_shapes(shapes) if shapes is not None else ()
-        source = products.WITH_OWN_RIVALS.get(kind, cases)
-        chosen = source.cases_of(kind, quick=quick, shapes=asked_for, is_judged=is_judged)
+        chosen = products.cases_of(kind, quick=quick, shapes=asked_for, is_judged=is_judged)
     except ValueError as error:
         raise UsageError(str(error)) from error
     need_gpu(f"bench {kind}")
