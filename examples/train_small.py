@@ -53,7 +53,7 @@ TOLERANCE = 0.01
 
 
 class Bf16Experts(nn.Module):
-    """What `deep_gemm.nn.Experts` computes, in BF16 by torch, with the same parameters."""
+    """The layer that `deep_gemm.nn.Experts` computes, in BF16 by torch, with the same parameters."""
 
     def __init__(self, num_experts: int, hidden: int, intermediate: int) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Comparison:
 
     @property
     def apart(self) -> float:
-        """How far the final losses lie apart, as a part of what BF16 has learned."""
+        """Say how far the final losses lie apart, as a part of what BF16 has learned."""
         bf16, fp8 = self.finals
         return abs(fp8 - bf16) / (math.log(self.size.vocabulary) - bf16)
 

@@ -47,7 +47,7 @@ class Facts(NamedTuple):
     hidden: int
     topk: int
     kind_of_x: int
-    """Its number among `KINDS_OF_X`, or `IS_FP8`."""
+    """The number of x's type among `KINDS_OF_X`, or `IS_FP8`."""
     gradients: int
     """A bit for each of `WITH_GRADIENTS` whose gradient is asked for."""
 

@@ -77,7 +77,7 @@ class Way:
 
 
 Numbers = Callable[[int, int, int], tuple[Tensor, Tensor]]
-"""From m, n and k to X `[m, k]` and W `[n, k]`, BF16."""
+"""Draws, for m, n and k, X `[m, k]` and W `[n, k]`, BF16."""
 Make = Callable[[Shape, Numbers], Iterator[Way]]
 
 
@@ -411,7 +411,7 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 BIG = 8
 """The big product is 2^8 * 2^8, one for each row, in the first 32 of k."""
 GAPS = tuple(range(8, 24))
-"""By how many powers of two the others are smaller. FP32 holds the sum of all for each of these."""
+"""Powers of two by which the others are smaller. FP32 holds the sum of all for each of these."""
 ONE_BIG: Mapping[str, slice] = {
     "one_big_same_step": slice(1, 32),
     "one_big_same_block": slice(32, 128),

@@ -49,7 +49,7 @@ REPEATS = 7
 HOPEFUL = 2.0
 """Up to this multiple of the lowest modelled cost a tile of a dense product is timed."""
 PAIRING_ERRORS_TO_STOP = 5
-"""So many in a row, and the profiler is no more to be believed."""
+"""Failures in a row after which the profiler is no more to be believed."""
 METHOD = (
     f"dense: every tile of up to {HOPEFUL} times the lowest modelled cost; groups: every tile there is; cold, "
     f"interleaved in one process in rotating order, {REPEATS} calls each, a 512 MB fill before each; median, least and "

@@ -70,7 +70,7 @@ class Call:
     gathered: Tensor
     """The FP8 values of these rows, scales, and the weights of their routes, as bytes beside each other."""
     places: list[tuple[int, int] | None]
-    """For each of these rows, the rank that the result goes to, and its place there."""
+    """The rank that each row's result goes to, and its place there."""
     out: Tensor
 
 
