@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 362,
     "lines of Python in the wheel": 30_300,
-    "lines of Python in lab/": 20_570,
-    "lines of Python in tests/": 49_270,
+    "lines of Python in lab/": 20_880,
+    "lines of Python in tests/": 49_340,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

@@ -72,9 +72,13 @@ class Plan(NamedTuple):
     """How many routes of the rows that come have an expert here."""
     group: dist.ProcessGroup | None
 
+    def source(self) -> Tensor:
+        """Give the token of each row that is sent."""
+        return tokens_of_rows(self.row_of, sum(self.sends))
+
     def dispatch(self, tokens: Tensor) -> Tensor:
         """Send each token to its ranks, once to each; give what comes."""
-        return self.forth(tokens.index_select(0, tokens_of_rows(self.row_of, sum(self.sends))))
+        return self.forth(tokens.index_select(0, self.source()))
 
     def forth(self, rows: Tensor) -> Tensor:
         """Send rows that are stacked by rank. There may be more of them than are sent."""

@@ -68,7 +68,10 @@ def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:
         return None
     buffer = getattr(weight, "main_grad", None)
     if not isinstance(buffer, Tensor):
-        raise ValueError(f"{name}.main_grad: expected a tensor, because accumulates_main_grad is set, got {buffer!r}")
+        raise ValueError(
+            f"{name}.main_grad: expected a tensor, because accumulates_main_grad is set, got {buffer!r}: a weight that "
+            "FSDP2 gathers has none"
+        )
     if buffer.shape != weight.shape or buffer.dtype != torch.float32:
         raise ValueError(
             f"{name}.main_grad: expected shape {tuple(weight.shape)} and dtype torch.float32, "

@@ -234,7 +234,7 @@ def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processe
     if shapes is not None:
         try:
             chosen: Sequence[Any] = cases.parse_shapes(
-                shapes, (distributed.NUMBERS,), "256,6,128,4096,2048,0", 0, distributed.MEANING
+                shapes, distributed.NUMBERS, "256,6,128,4096,2048,0", 0, distributed.MEANING
             )
         except ValueError as error:
             raise UsageError(str(error)) from error

@@ -387,14 +387,14 @@ def _distributed_table(report: Report) -> Table:
     for row in report.rows:
         found.setdefault((row.kind, row.shape), {})[row.contender] = row.us
     for (kind, shape), us in found.items():
-        experts, _, tokens, *_, skew = shape
+        experts, _, tokens, _, _, *skew = shape
         alone = us.get(ALONE)
         ways = [each for name, each in us.items() if each and name not in (ALONE, distributed.MEGA)]
         table.add_row(
             kind,
             str(experts),
             str(tokens),
-            str(skew),
+            *map(str, skew or [0]),
             *(_figure(us.get(name)) for name in distributed.CONTENDERS),
             _figure(min(ways) - alone) if ways and alone else "",
         )
