@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 362,
     "lines of Python in the wheel": 30_300,
-    "lines of Python in lab/": 20_560,
-    "lines of Python in tests/": 49_240,
+    "lines of Python in lab/": 20_620,
+    "lines of Python in tests/": 49_400,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,
