@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 362,
     "lines of Python in the wheel": 30_300,
-    "lines of Python in lab/": 20_620,
+    "lines of Python in lab/": 20_640,
     "lines of Python in tests/": 49_400,
     "rooms": 18,
     "floors": 10,
