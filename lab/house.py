@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 362,
+    "files in the wheel": 363,
     "lines of Python in the wheel": 30_300,
-    "lines of Python in lab/": 20_880,
-    "lines of Python in tests/": 49_340,
+    "lines of Python in lab/": 20_900,
+    "lines of Python in tests/": 49_460,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

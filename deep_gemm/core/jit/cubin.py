@@ -44,6 +44,7 @@ _MNEMONICS = {
     0x189: "SHFL",
     0x192: "MEMBAR",
     0x1A7: "SYNCS",
+    0x1AE: "LDGSTS",
     0x1B4: "UTMALDG",
     0x1B5: "UTMASTG",
     0x1B6: "UTMAREDG",
