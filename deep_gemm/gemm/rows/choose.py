@@ -39,7 +39,7 @@ FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
 FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
 """The same in FP8: low ones for few tiles, wide ones for many of few k-blocks."""
 MOST_FEW = 16
-"""Rows of a group, about, up to which these are taken: two tiles seldom read a weight twice."""
+"""Rows of a group, about, up to which these are taken: each tile of more rows reads the weight again, from the L2."""
 LEAD = 0.97
 """The decode kernel is to cost at most this part of `fp8_gemm`: nearer than that they were level on an H100."""
 TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
