@@ -81,8 +81,9 @@ def cast_activated(
     *,
     mn_major: bool = False,
     scaled: Scales = PER_ROW,
+    is_dependent: bool = False,
 ) -> Quantized:
-    """Compute an activation that was checked. The host reads no value."""
+    """Compute an activation that was checked. The host reads no value. `is_dependent`: as for `Kernel.run`."""
     groups = p.masked_m if p.ends is None else p.ends
     if (
         has_kernels(p.x)
@@ -90,7 +91,8 @@ def cast_activated(
         and (groups is None or len(groups) <= MAX_GROUPS)
         and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
     ):
-        return _cast_by_kernel(p, use_ue8m0, magnitude("min_amax", min_amax), mn_major, scaled.columns)
+        least = magnitude("min_amax", min_amax)
+        return _cast_by_kernel(p, use_ue8m0, least, mn_major, scaled.columns, is_dependent)
     y = activated(p.x, p.gating)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]
@@ -102,7 +104,9 @@ def cast_activated(
     return values, scales.masked_fill_(~is_defined[..., None], 1)
 
 
-def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, block: int) -> Quantized:
+def _cast_by_kernel(
+    p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, block: int, is_dependent: bool
+) -> Quantized:
     """Activate and cast on a GPU."""
     *rows, columns = p.x.shape
     values = empty_values((*rows, columns // 2), p.x)
@@ -120,7 +124,7 @@ def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_m
         alignment=p.alignment,
         block=block,
     )
-    cast_rows.run(cast)
+    cast_rows.run(cast, is_dependent=is_dependent)
     return values, scales
 
 

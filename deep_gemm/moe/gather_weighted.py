@@ -140,7 +140,7 @@ KERNEL: Kernel[GatherConfig] = Kernel("gather_weighted", PARAMS, reachable_gathe
 MANY: Kernel[ManyConfig] = Kernel("gather_weighted_many", PARAMS, reachable_many, bulk_copies=1)
 
 
-def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
+def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False) -> None:
     """Sum up each token's rows on the GPU that they are on. `row_of` is contiguous, and so are rows of `weights`."""
     if out.numel() == 0:
         return
@@ -149,9 +149,9 @@ def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
     config = config_of(None if weights is None else weights.dtype, tokens, n, num_sms)
     params = params_of(y, row_of, weights, out)
     if isinstance(config, GatherConfig):
-        KERNEL.run(config, params, grid(config, tokens, n), device)
+        KERNEL.run(config, params, grid(config, tokens, n), device, is_dependent=is_dependent)
     else:
-        MANY.run(config, params, config.ctas_per_sm * num_sms, device)
+        MANY.run(config, params, config.ctas_per_sm * num_sms, device, is_dependent=is_dependent)
 
 
 def sums_at(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> ByRows:

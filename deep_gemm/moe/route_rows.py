@@ -72,7 +72,8 @@ class RouteConfig(Config):
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in moe/route_rows.cuh, which asserts that it is the same."""
-        return (3 + self.num_threads // 32) * self.max_experts * 4 + 4
+        warps = self.num_threads // 32
+        return (2 + warps) * self.max_experts * 4 + warps * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""

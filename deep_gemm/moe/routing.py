@@ -119,9 +119,16 @@ def gather_cast_to_fp8(
 
 @torch.no_grad()
 def gather_and_cast(
-    x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, scaled: Scales = PER_ROW
+    x: Tensor,
+    rows: ExpertRows,
+    use_ue8m0: bool,
+    min_amax: float,
+    mn_major: bool,
+    scaled: Scales = PER_ROW,
+    *,
+    is_dependent: bool = False,
 ) -> Quantized:
-    """Compute `gather_cast_to_fp8` of what was checked."""
+    """Compute `gather_cast_to_fp8` of what was checked; `is_dependent`: as for `Kernel.run`."""
     if has_kernels(x) and scaled.columns in BLOCKS_OF_GROUPS:
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
         is_few = rows.token_of.shape[0] <= MANY_ROWS
@@ -129,7 +136,8 @@ def gather_and_cast(
         values, block = empty_values((num_rows, k), x), scaled.columns
         scales = empty_scales((num_rows,), k, x, mn_major=is_few and mn_major, gran_k=block)
         least, row_of = magnitude("min_amax", min_amax), rows.row_of.contiguous()
-        cast_rows.run(RowCast(as_rows(x), values, scales, least, use_ue8m0, row_of=row_of, block=block))
+        cast = RowCast(as_rows(x), values, scales, least, use_ue8m0, row_of=row_of, block=block)
+        cast_rows.run(cast, is_dependent=is_dependent)
         return values, lay_scales.laid_out(scales) if mn_major and not is_few else scales
     values, scales = per_token_cast_to_fp8(x, use_ue8m0, scaled.columns, min_amax=min_amax)
     token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
@@ -168,12 +176,19 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, *, out: T
 
 
 @torch.no_grad()
-def sum_rows(y: Tensor, row_of: Tensor, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def sum_rows(
+    y: Tensor,
+    row_of: Tensor,
+    weights: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    is_dependent: bool = False,
+) -> Tensor:
     """Compute `gather_weighted` of what nobody has to check; `weights` None: each is 1. Gives the output."""
     out = torch.empty(row_of.shape[0], y.shape[1], dtype=torch.bfloat16, device=y.device) if out is None else out
     if _has_kernel(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y):
         weights = None if weights is None else with_contiguous_rows(weights)
-        gather_weighted_kernel.run(y, row_of.contiguous(), weights, out)
+        gather_weighted_kernel.run(y, row_of.contiguous(), weights, out, is_dependent=is_dependent)
         return out
     return out.copy_(weighted_sum(y, row_of, weights))
 

@@ -37,6 +37,12 @@ TILES_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
 """Threads that convert B leave registers for no wider ones, and for higher ones if D is BF16 in order."""
 FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
 """The tile of the decode kernel: on an H100 it gains 7 to 10% if groups have up to 8 rows, higher ones nothing."""
+FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
+"""The same in FP8: low ones for few tiles, wide ones for many of few k-blocks."""
+MOST_FEW = 16
+"""Rows of a group, about, up to which these are taken: each tile of more rows reads the weight again, from the L2."""
+LEAD = 0.97
+"""The decode kernel is to cost at most this part of `fp8_gemm`: nearer than that they were level on an H100."""
 TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 """A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
 TILES_APART = (Tile(64, 256), Tile(128, 256))
@@ -78,8 +84,13 @@ def chosen_tile(
     decodes: bool = True,
 ) -> Tile:
     """The tile of `select_grouped`, by these timings."""
-    offered = (tile for tile in tiles_for(output) if decodes or not tile.is_decode)
-    return min(offered, key=lambda tile: estimate(tile, num_groups, rows, n, k, output, gpu, timings).cost_us)
+
+    def cost(tile: Tile) -> float:
+        own = estimate(tile, num_groups, rows, n, k, output, gpu, timings).cost_us
+        return own / LEAD if tile in FEW else own
+
+    takes_few = decodes and (output.b == E2M1 or rows <= MOST_FEW)
+    return min((tile for tile in tiles_for(output) if takes_few or not tile.is_decode), key=cost)
 
 
 def estimate(
@@ -90,7 +101,7 @@ def estimate(
     are_cut, end_low = _last_tiles(tile, output)
     half = 0.5**timings.part_power if are_cut else 1.0  # of a last round of few tiles
     busy = num_groups * min(rows, 1.0)  # groups that have rows
-    per_tile = offer.clusters_n / offer.at_once
+    per_tile = offer.clusters_n / min(offer.at_once, offer.uncrowded)  # two CTAs on an SM take twice as long
     if output.groups == Groups.COUNTS:
         # One group's rows may be far from `rows`, those of several are close to it in all.
         parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0), end_low, timings) for part in SPREAD]
@@ -152,7 +163,8 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
         return (*TILES_FP4, FEW_FP4) if output.is_fp32 else (*TILES_FP4, Tile(256, 128), FEW_FP4)
     if output.activates:
         return TILES_APART if output.gates_apart else TILES_SILU
-    return TILES_COUNTS if output.groups == Groups.COUNTS else TILES
+    usual = TILES_COUNTS if output.groups == Groups.COUNTS else TILES
+    return usual if output.parts > 1 or output.to_addresses else (*usual, *FEW)
 
 
 def reachable_grouped_decode() -> list[DecodeConfig]:
