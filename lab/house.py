@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 362,
-    "lines of Python in the wheel": 30_300,
-    "lines of Python in lab/": 20_560,
-    "lines of Python in tests/": 49_240,
+    "lines of Python in the wheel": 30_560,
+    "lines of Python in lab/": 20_640,
+    "lines of Python in tests/": 49_370,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,
