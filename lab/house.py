@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 363,
-    "lines of Python in the wheel": 30_360,
-    "lines of Python in lab/": 20_930,
-    "lines of Python in tests/": 49_480,
+    "lines of Python in the wheel": 30_690,
+    "lines of Python in lab/": 20_990,
+    "lines of Python in tests/": 49_640,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

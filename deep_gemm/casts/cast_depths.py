@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, ceil_div
-from ..core.kernel import Config, Kernel
+from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params, fields
 from .cast_rows import SCALE_BYTES, block_reciprocal
 from .cast_tiles import Grain, TileCastConfig
@@ -157,10 +157,10 @@ class DepthsCast(NamedTuple):
         return self._replace(activated=activated[0], activated_scales=activated[1], sums=sums)
 
 
-def run(p: DepthsCast) -> None:
-    """Cast on the GPU on which x is."""
-    if p.rows > 0 and grid(p) > 0:
-        KERNEL.run(config_of(p), params_of(p), grid(p), p.x.get_device())
+def run(p: DepthsCast, changing: Sequence[str] = ()) -> tuple[Prepared[DepthsCastConfig] | None, int]:
+    """Cast on the GPU on which x is. Give what `Kernel.run` gives, and how many CTAs it takes."""
+    ctas = grid(p) if p.rows > 0 else 0
+    return (KERNEL.run(config_of(p), params_of(p), ctas, p.x.get_device(), changing) if ctas else None), ctas
 
 
 def config_of(p: DepthsCast) -> DepthsCastConfig:

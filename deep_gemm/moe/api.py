@@ -88,7 +88,7 @@ def compute_experts(p: ExpertsProblem) -> None:
     # From here on each kernel is behind one of this call's, which waits for those before it. Of few rows it counts when
     # a kernel begins, and when its weight is asked for.
     is_dependent = rows.ids.shape[0] < MANY_ROWS
-    a = gather_and_cast(p.x, rows, False, 0.0, True, of_x, is_dependent=is_dependent)
+    a = gather_and_cast(p.x, rows, of_x.columns, is_dependent=is_dependent)
     middle = activations_of_rows(a, p.w1, rows, p.gating, recipes_for(p.first), of_middle, is_dependent=is_dependent)
     y = product_of_rows(middle, p.w2, rows, recipes_for(p.second), is_behind_cast=is_dependent)
     sum_rows(y, rows.row_of, p.topk_weights, p.out, is_dependent=is_dependent)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.integers import integer_in_range
+from ..core.check.tracing import is_dynamo_compiling
 
 WEIGHT_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -24,6 +25,8 @@ def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Tensor:
+        if not is_dynamo_compiling():
+            return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)

@@ -90,13 +90,14 @@ class Training:
         dh, dh_columns, s_columns, _ = cast_silu_gradient(h, ds, groups, p)
         assert dh is not None and dh_columns is not None and s_columns is not None
         by_rows = (a, b1), (s, b2), (d, c2), (dh, c1)
+        depths = groups.depths
         along = (dh_columns, cast_along_groups(x, groups)), (cast_along_groups(grad, groups, p), s_columns)
 
         def compute() -> None:
             for each, weight in by_rows:
                 product_of_rows(each, weight, rows)
             for one, another in along:
-                weight_gradient(one, another, groups, torch.bfloat16, None)
+                weight_gradient(one, another, depths, torch.bfloat16, None)
 
         return compute
 

@@ -496,13 +496,16 @@ def _host_table(report: Report) -> Table:
     table = _table("one call")
     for heading in ("call", "shape", "which"):
         table.add_column(heading)
-    for heading in ("us", "least", "most"):
+    for heading in ("us", "least", "most", "launches", "us each"):
         table.add_column(heading, justify="right")
     for row in report.rows:
         shape = "x".join(str(size) if size else "any" for size in row.shape)
+        each = None if row.us is None or not row.kernels else row.us / len(row.kernels)
         which = {"host_new_m": "with a new m", "host_new_weight": "with a new weight"}.get(row.mode, "warm")
         us = "failed" if row.failed else _figure(row.us)
-        table.add_row(row.contender, shape, which, us, _figure(row.us_min), _figure(row.us_max))
+        launches = str(len(row.kernels)) if row.kernels else ""
+        least, most = _figure(row.us_min), _figure(row.us_max)
+        table.add_row(row.contender, shape, which, us, least, most, launches, _figure(each))
     return table
 
 

@@ -65,6 +65,7 @@ def select_grouped(
     return grouped_config(chosen_tile(num_groups, rows, n, k, output, gpu, timings, decodes=decodes), output, k)
 
 
+@lru_cache(maxsize=4096)
 def grouped_config(tile: Tile, output: Output, k: int) -> GemmConfig | DecodeConfig:
     """The kernel's configuration for a tile."""
     if tile.is_decode:
