@@ -46,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Kernels take the place of the reference; the names of those that ran."""
     names: list[str] = []
 
-    def run_rows(p: RowCast, _: object = None) -> tuple[None, int]:
+    def run_rows(p: RowCast, _: object = None, *, is_dependent: bool = False) -> tuple[None, int]:
         if p.x.numel() > 0 and p.values.numel() > 0:
             names.append("rows")
             config = cast_rows.config_of(p, 2)

@@ -6,6 +6,8 @@
 #include "cast/silu_gradient.cuh"
 
 enum : uint32_t { kGate, kUp, kDs, kPieces };
+constexpr uint32_t kRowsAtOnce = 2;  // rows of a thread that are computed beside each other; registers suffice for no more
+static_assert(kTeamRows % kRowsAtOnce == 0);
 
 struct Storage {
   // Pieces are their thread's alone, until it has them all in registers. Then their tile is cast here.
@@ -69,17 +71,20 @@ DEVICE void compute_pieces(const DepthsCastParams& p, Storage& shared, const Gro
   const float weight_of_lane = weight_of(p, group, tile.row + tile.row_of(tile.lane % kTeamRows));
   float* sums = p.sums + uint64_t{block} * p.rows + group.first_row;
   ptx::cp_async_wait_all();
-#pragma unroll 2
-  for (uint32_t i = 0; i < kTeamRows; ++i) {
-    const uint32_t row = tile.row + tile.row_of(i);
-    const float weight = ptx::shfl_sync(weight_of_lane, ptx::lane_index() - tile.lane + i);
-    Piece gate = load_slot(shared, kGate, i), up = load_slot(shared, kUp, i), ds = load_slot(shared, kDs, i);
-    float sum = compute_row(p.limit, weight, gate, up, ds);
-    store_slot(shared, kGate, i, gate), store_slot(shared, kUp, i, up), store_slot(shared, kDs, i, ds);
-    if (p.activated == nullptr) continue;
+#pragma unroll 1
+  for (uint32_t first = 0; first < kTeamRows; first += kRowsAtOnce) {
 #pragma unroll
-    for (uint32_t distance = 1; distance < kLanes; distance *= 2) sum += ptx::shfl_sync(sum, ptx::lane_index() ^ distance);
-    if (tile.lane == 0 && row < group.rows) ptx::st_global_f32(sums + row, sum);
+    for (uint32_t i = first; i < first + kRowsAtOnce; ++i) {
+      const uint32_t row = tile.row + tile.row_of(i);
+      const float weight = ptx::shfl_sync(weight_of_lane, ptx::lane_index() - tile.lane + i);
+      Piece gate = load_slot(shared, kGate, i), up = load_slot(shared, kUp, i), ds = load_slot(shared, kDs, i);
+      float sum = compute_row(p.limit, weight, gate, up, ds);
+      store_slot(shared, kGate, i, gate), store_slot(shared, kUp, i, up), store_slot(shared, kDs, i, ds);
+      if (p.activated == nullptr) continue;
+#pragma unroll
+      for (uint32_t distance = 1; distance < kLanes; distance *= 2) sum += ptx::shfl_sync(sum, ptx::lane_index() ^ distance);
+      if (tile.lane == 0 && row < group.rows) ptx::st_global_f32(sums + row, sum);
+    }
   }
 }
 
