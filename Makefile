@@ -22,7 +22,8 @@ demo:
 	@if $(ACTIVE_HAS_IT); then \
 		echo "In the environment that is active, $(ACTIVE):" && "$(ACTIVE)/bin/python" -m deep_gemm demo; \
 	else \
-		$(MAKE) --no-print-directory $(PACKAGE) && $(VENV)/bin/python -m deep_gemm demo; \
+		$(MAKE) --no-print-directory $(PACKAGE) && $(VENV)/bin/python -m deep_gemm demo && \
+		echo "To go on in this environment: source $(VENV)/bin/activate"; \
 	fi
 
 test: $(TOOLS)

@@ -156,7 +156,7 @@ def explain(
         GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
     ] = None,
     num_groups: Annotated[int, typer.Option(help="how many groups")] = 1,
-    gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else the one that there is")] = None,
+    gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else this machine's; H200 if it has none")] = None,
 ) -> None:
     """Show what a product of these sizes runs, what else there is for it, and why that lost."""
     import torch
@@ -206,7 +206,7 @@ def compile_shapes(
         GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
     ] = None,
     num_groups: Annotated[int, typer.Option(help="how many groups")] = 1,
-    gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else the one that there is")] = None,
+    gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else this machine's; H200 if it has none")] = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="casts, routes, scales and sums too, and what `linear` runs for few rows")
     ] = False,

@@ -45,7 +45,7 @@ class Conversion(NamedTuple):
     converted: list[str]
     """Names of the layers that are in FP8 now."""
     left: dict[str, str]
-    """Why each other layer that holds a matrix is as it was."""
+    """The reason why each other layer that holds a matrix is as it was."""
 
     def __str__(self) -> str:
         lines = [f"layers converted to FP8: {len(self.converted)}, left: {len(self.left)}"]

@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm.nn import FrozenLinear
+
+try:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+except ModuleNotFoundError:
+    raise SystemExit("this example needs safetensors: pip install safetensors") from None
 
 SCALES = ".weight_scale_inv"
 """In spite of the name these factors multiply: weight = values * scales of 128x128 blocks."""

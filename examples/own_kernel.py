@@ -45,7 +45,7 @@ KERNEL(kNumThreads, 1) row_amax(GRID_CONSTANT Params p) {  // a warp for each ro
 
 @dataclass(frozen=True)
 class AmaxConfig(Config):
-    """What the source is compiled for."""
+    """Constants that the source is compiled for."""
 
     num_threads: int = 128
     name: str = "row_amax"

@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """What follows two tokens."""
+    """The token that follows two others."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,11 +27,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a chec
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, FineGrainedFP8Config, PreTrainedConfig, Qwen3MoeConfig
-from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear, replace_with_fp8_linear
 
 from deep_gemm import calc_diff, per_block_cast_to_fp8
 from deep_gemm.integrations.transformers import dequantized, use_deep_gemm
+
+try:
+    from transformers import (
+        AutoModelForCausalLM,
+        DeepseekV3Config,
+        FineGrainedFP8Config,
+        PreTrainedConfig,
+        Qwen3MoeConfig,
+    )
+    from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear, replace_with_fp8_linear
+except ModuleNotFoundError:
+    raise SystemExit("this example needs transformers: pip install transformers") from None
 
 WEIGHTS = {FP8Linear: ("weight",), FP8Experts: ("gate_up_proj", "down_proj")}
 """Names of FP8 weights; a weight's scales are under its name with _scale_inv behind."""

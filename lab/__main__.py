@@ -8,7 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    raise SystemExit(
+        "lab: expected the environment of deep_gemm, found none. Run: make demo; then: source .venv/bin/activate"
+    ) from None
 
 from deep_gemm.__main__ import WRONG, Commands, OutputName, refused
 from deep_gemm.__main__ import examples as examples_of
@@ -105,9 +110,9 @@ def learn(
     ways = {"run": product.run, "broken": product.show_broken, "time": product.time_steps}
     with refused(UsageError, HostCompileError):
         if what not in ways:
-            raise UsageError(f"what: expected {', '.join(ways)}, got {what}")
+            raise UsageError(f"what: expected one of {', '.join(ways)}, got {what!r}")
         if what == "time":
-            need_gpu("learn time")
+            need_gpu("learn time", "`learn` and `learn broken`")
         right = ways[what]()
     raise typer.Exit(0 if right else WRONG)
 

@@ -11,7 +11,7 @@ from deep_gemm.casts.rules import FP8_MAX, Quantized
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 
 MOST_OTHERS = 2e-3
-"""Of activated values this share at most are not the reference's, but beside them."""
+"""At most this share of activated values are not the reference's, but beside them."""
 
 
 def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) -> Tensor:

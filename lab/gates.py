@@ -38,7 +38,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the kernel is as planned."""
+        """Tell whether the kernel is as planned."""
         return not self.problems
 
 

@@ -1,4 +1,4 @@
-"""How large the house is: files, lines, rooms, floors, arrows. `python -m lab.house` prints it beside its ceilings.
+"""Count the house's files, lines, rooms, floors and arrows. `python -m lab.house` prints it beside its ceilings.
 
 Rooms and the imports between them are those of docs/draw_architecture.py.
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 362,
-    "lines of Python in the wheel": 30_300,
-    "lines of Python in lab/": 20_560,
-    "lines of Python in tests/": 49_240,
+    "files in the wheel": 363,
+    "lines of Python in the wheel": 30_690,
+    "lines of Python in lab/": 20_990,
+    "lines of Python in tests/": 49_640,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

@@ -93,7 +93,7 @@ class Inspection:
 
     @property
     def passed(self) -> int:
-        """How many gates it passes."""
+        """Say how many gates it passes."""
         return sum(verdict.passed for verdict in self.verdicts)
 
 

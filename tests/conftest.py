@@ -4,6 +4,7 @@ import importlib
 import shutil
 from collections.abc import Hashable, Iterable
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,14 @@ def _has_hopper() -> bool:
 
 
 collect_ignore_glob = [] if _has_hopper() else ["*test_gpu_*.py"]  # all of them would be skipped
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the folder that takes results for which no file is named: the checkout gets none of a test."""
+    folder = tmp_path / "results"
+    monkeypatch.setattr("lab.bench.report.RESULTS", folder)
+    return folder
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

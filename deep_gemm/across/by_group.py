@@ -37,7 +37,7 @@ KINDS_OF_X = tuple((dtype, columns) for _, columns in RECIPES_OF_A for dtype in 
 IS_FP8 = -1
 """The kind of x, if it is none of `KINDS_OF_X`."""
 NAMES_OF_FACTS = ("num_experts", "hidden", "topk", "dtype of x", "set of gradients")
-"""For errors."""
+"""The names that errors use."""
 
 
 class Facts(NamedTuple):
@@ -47,7 +47,7 @@ class Facts(NamedTuple):
     hidden: int
     topk: int
     kind_of_x: int
-    """Its number among `KINDS_OF_X`, or `IS_FP8`."""
+    """The number of x's type among `KINDS_OF_X`, or `IS_FP8`."""
     gradients: int
     """A bit for each of `WITH_GRADIENTS` whose gradient is asked for."""
 
@@ -60,7 +60,7 @@ class Facts(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which rows go where."""
+    """The plan that says which rows go where."""
 
     row_of: Tensor
     """int32 `[tokens, topk]`: the rows of each token among those that are sent, stacked by rank; then -1."""
@@ -72,9 +72,13 @@ class Plan(NamedTuple):
     """How many routes of the rows that come have an expert here."""
     group: dist.ProcessGroup | None
 
+    def source(self) -> Tensor:
+        """Give the token of each row that is sent."""
+        return tokens_of_rows(self.row_of, sum(self.sends))
+
     def dispatch(self, tokens: Tensor) -> Tensor:
         """Send each token to its ranks, once to each; give what comes."""
-        return self.forth(tokens.index_select(0, tokens_of_rows(self.row_of, sum(self.sends))))
+        return self.forth(tokens.index_select(0, self.source()))
 
     def forth(self, rows: Tensor) -> Tensor:
         """Send rows that are stacked by rank. There may be more of them than are sent."""

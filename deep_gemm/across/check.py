@@ -35,12 +35,12 @@ class Share(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """How many processes there are."""
+        """Say how many processes there are."""
         return self.num_experts // self.here
 
 
 def count_of_each(num_experts: int, world_size: int) -> int:
-    """How many experts each process has."""
+    """Say how many experts each process has."""
     num_experts = integer_in_range("num_experts", num_experts, 1)
     if world_size < 1:
         raise ValueError("group: expected one that this process is a member of")

@@ -38,7 +38,7 @@ class Places:
     """The places where the parts of a call's buffer begin, and how long it is."""
 
     def __init__(self, room: Room, share: Share, table_bytes: int, *, has_h: bool) -> None:
-        """With `has_h` the first product comes in BF16, and is activated by a kernel of its own."""
+        """Place the parts. With `has_h` the first product comes in BF16, and is activated by a kernel of its own."""
         rows, self.end = room.slots * room.topk, 0
         self.result_of = self._part(WORD_BYTES * room.max_tokens * room.topk)
         self.ids, self.token_of, self.row_of = (self._part(WORD_BYTES * rows) for _ in range(3))
@@ -64,12 +64,12 @@ class Places:
 
 
 class Decode(Kind):
-    """Calls of one kind. What they are given is x, ids, weights of routes, and `out` if the caller has it."""
+    """Calls of one kind. They are given x, ids, weights of routes, and `out` if the caller has it."""
 
     def __init__(
         self, peers: Peers, share: Share, limit: float | None, given: Sequence[Tensor], weights: Weights
     ) -> None:
-        """For calls like this one, which was checked and `why_not` has nothing against."""
+        """Prepare for calls like this one, which was checked and `why_not` has nothing against."""
         super().__init__(given, weights)
         self.peers, self.rows, self.at_ids = peers, peers.ids.numel(), peers.ids.data_ptr()
         self.max_tokens, self.hidden = peers.room.max_tokens, peers.room.hidden

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..casts.fp8 import per_block_cast_to_fp8
 from ..casts.gating import Gating
@@ -25,7 +24,7 @@ from ..core.meeting import Room
 from ..gemm.output import FP4_OPERANDS, USUAL_OPERANDS, recipes_for
 from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
-from ..moe.routing import stack_routes, sum_rows, weighted_sum
+from ..moe.routing import stack_routes, sum_rows
 from ..nn.experts import mixture
 from ..nn.frozen import Holder
 from ..nn.gradients import as_autocast_says
@@ -35,11 +34,12 @@ from .check import check_tokens, share_of_experts
 from .collectives import agree_about_decode, place_in
 from .decode import Decode
 from .decode import why_not as why_not_decode
-from .message import WORD, Arrived, gather, pack, words_of_ids
+from .message import Arrived, gather, pack
 from .prefill import Prefill
 from .prefill import why_not as why_not_prefill
 from .prepared import MAX_KINDS, Tokens, Weights, find
 from .rows_to_addresses import check_weight
+from .trained import ToExperts, ToTokens
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 
@@ -226,14 +226,14 @@ class Experts(Holder):
 
         The row that is cast is the same, so the result has the bits of the other way.
         """
-        rows_x, p = _ToExperts.apply(x, topk_weights.float(), plan)  # type: ignore[no-untyped-call]
+        source = plan.source()
+        rows_x, p, ids = ToExperts.apply(x, topk_weights.float(), topk_ids, plan, source)  # type: ignore[no-untyped-call]
         if rows_x.dtype == torch.float16:
             rows_x = rows_x.float()  # so that sums are not rounded to FP16, whose range is smaller than BF16's
-        ids = plan.dispatch(words_of_ids(topk_ids))
         rows = self._rows(ids, plan.routes)
         assert self.w1 is not None and self.w2 is not None
         sums = mixture(rows_x, p, self.w1, self.w2, rows, self.limit)
-        return _ToTokens.apply(sums, plan).to(x.dtype)  # type: ignore[no-any-return, no-untyped-call]
+        return ToTokens.apply(sums, plan, source).to(x.dtype)  # type: ignore[no-any-return, no-untyped-call]
 
     def _rows(self, ids: Tensor, routes: int | None) -> ExpertRows:
         """Rows of the experts here, as many as there are routes if the host knows it."""
@@ -349,51 +349,3 @@ class Experts(Holder):
 def _check_topk(topk: int, first: int) -> None:
     if topk != first:
         raise ValueError(f"topk_ids: expected {first} columns, as in the first call, got {topk}")
-
-
-class _ToExperts(torch.autograd.Function):
-    """Tokens and weights of routes go to the experts' processes; their gradients come back, and are added up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """Send one row of words for each token and rank."""
-        ctx.plan, ctx.dtype = plan, x.dtype
-        return _apart(plan.dispatch(_beside(x, p)), x.dtype, p.shape[1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_x: Tensor, of_p: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Send the gradients of what came back where it came from."""
-        plan: Plan = ctx.plan
-        rows_x, rows_p = _apart(plan.back(_beside(of_x, of_p)), ctx.dtype, of_p.shape[1])
-        of_routes = of_p.new_zeros(len(plan.row_of), of_p.shape[1])
-        if len(rows_p):
-            of_routes = weighted_sum(rows_p, plan.row_of, None)
-        return plan.sum_up(rows_x).to(ctx.dtype), of_routes, None
-
-
-class _ToTokens(torch.autograd.Function):
-    """Sums go back to their tokens' processes, and are added up; the gradients of tokens go the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, sums: Tensor, plan: Plan) -> Tensor:
-        """Send BF16: the sums are rounded to it already."""
-        ctx.plan, ctx.dtype = plan, sums.dtype
-        return plan.sum_up(plan.back(sums.to(torch.bfloat16))).to(sums.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Send the gradient of each token to each rank that added to it."""
-        return ctx.plan.dispatch(grad), None
-
-
-def _beside(x: Tensor, p: Tensor) -> Tensor:
-    """Write rows of two types beside each other, as words."""
-    return torch.cat([x.contiguous().view(WORD), p.contiguous().view(WORD)], dim=1)
-
-
-def _apart(words: Tensor, dtype: torch.dtype, topk: int) -> tuple[Tensor, Tensor]:
-    """See the two again."""
-    x, p = words[:, : words.shape[1] - topk], words[:, words.shape[1] - topk :]
-    return x.contiguous().view(dtype), p.contiguous().view(torch.float32)

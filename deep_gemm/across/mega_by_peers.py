@@ -150,7 +150,7 @@ class Launches:
     """The launches that depend on how y and the weights lie, and on the limit: both products, and the sums."""
 
     def __init__(self, calls: Calls, p: MegaProblem) -> None:
-        """For a call that was checked. It keeps neither y nor weights."""
+        """Prepare the launches of a call that was checked. They keep neither y nor weights."""
         self.fetches = calls.peers.fetches(p.l1)
         self.sums = sums_at(calls.peers.results, calls.result_of, None, p.y)
         self._prepare(calls, p)
@@ -215,10 +215,10 @@ class LaunchesOfFp4(Launches):
 
 
 class Alike(Kind):
-    """Calls with one limit, and a y, weights and counts of one kind. What they are given is y, and counts if any."""
+    """Calls with one limit, and a y, weights and counts of one kind. They are given y, and counts if any."""
 
     def __init__(self, calls: Calls, launches: Launches, given: Sequence[Tensor], weights: Weights, said: Key) -> None:
-        """For calls like this one, which was checked and `why_not_alike` has nothing against."""
+        """Prepare for calls like this one, which was checked and `why_not_alike` has nothing against."""
         super().__init__(given, weights)
         self.launches, self.said = launches, said
         self._most, self._here = calls.sizes.max_tokens, calls.sizes.here

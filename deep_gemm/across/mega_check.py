@@ -44,7 +44,7 @@ class MegaSizes(NamedTuple):
 
     @property
     def here(self) -> int:
-        """How many experts each rank has."""
+        """Say how many experts each rank has."""
         return self.num_experts // self.ranks
 
     @property

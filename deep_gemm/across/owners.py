@@ -1,4 +1,4 @@
-"""Which process has which expert, and so which processes a token goes to."""
+"""Say which process has which expert, and so which processes a token goes to."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def local_ids(topk_ids: Tensor, first: int, count: int) -> Tensor:
 
 
 def count_routes(owners: Tensor, world_size: int) -> Tensor:
-    """How many routes go to each rank, int64. The host reads nothing."""
+    """Say how many routes go to each rank, int64. The host reads nothing."""
     counts = torch.zeros(world_size + 1, dtype=torch.int64, device=owners.device)
     return counts.scatter_add_(0, owners.flatten().long(), torch.ones_like(owners.flatten(), dtype=torch.int64))[:-1]

@@ -91,7 +91,7 @@ def config_of(dtype: torch.dtype, id_bytes: int) -> PackConfig:
 
 
 def units_of_token(hidden: int) -> int:
-    """Its blocks, and its routes."""
+    """Count a token's blocks, and its routes as one more."""
     return ceil_div(hidden, SCALE_BLOCK) + 1
 
 

@@ -37,7 +37,7 @@ class Prefill(Kind):
     def __init__(
         self, planner: Planner, share: Share, limit: float | None, facts: Facts, given: Tokens, weights: Weights
     ) -> None:
-        """For calls like this one, which was checked and `why_not` has nothing against."""
+        """Prepare for calls like this one, which was checked and `why_not` has nothing against."""
         super().__init__(given, weights)
         self.planner, self.share, self.facts = planner, share, facts
         self.topk = given.topk_ids.shape[1]

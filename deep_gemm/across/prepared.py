@@ -19,7 +19,7 @@ from ..gemm.packed import is_taken_as_it_lies
 from ..gemm.plan import SCALE_BYTES
 
 MAX_KINDS = 8
-"""For which calls of a form are prepared."""
+"""Calls of a form are prepared for at most so many kinds of operands."""
 APART = 256
 """Bytes. Parts of a buffer begin at multiples of it."""
 
@@ -51,7 +51,7 @@ class Kind:
     """Calls with tensors of one kind, of any number of tokens, and weights of one kind."""
 
     def __init__(self, given: Sequence[Tensor], weights: Weights) -> None:
-        """For calls like this one, which was checked. `given` are tensors whose number of rows may change."""
+        """Prepare for calls like this one, which was checked. `given` are tensors whose number of rows may change."""
         self.device, self.place = given[0].get_device(), given[0].device
         self._count = len(given)
         self._is_like = check_of(given, any_rows=True)

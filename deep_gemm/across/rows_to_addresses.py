@@ -28,7 +28,7 @@ from ..gemm.rows.launch import GroupedProblem, chosen_tall, grid, numbers_of, op
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
 OUTPUT_BY_64 = replace(OUTPUT, sfa=PER_64)
 OUTPUTS = {(each.sfa, each.sfb): each for each in (OUTPUT, OUTPUT_BY_64, replace(OUTPUT, b=E2M1, sfb=MX))}
-"""By the scales of A and B."""
+"""Outputs by the scales of A and B."""
 
 
 def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.call import CallPlan
+from ..core.call import CallPlan, plan_at
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import is_hopper
 from . import cast_rows, cast_tiles
@@ -71,19 +71,8 @@ def cast_rows_of(
         return (values, scales), None
     rows, of_rows = as_rows(x), scales if masked_m is not None or mn_major else as_rows(scales)
     cast = RowCast(rows, as_rows(values), of_rows, min_amax, use_ue8m0, counts=masked_m, block=block)
-    # Others have no counts; rows that are copied, or begin anywhere, would be so only here.
-    is_like_others = masked_m is None and rows.data_ptr() == x.data_ptr() and x.data_ptr() % ADDRESS_ALIGNMENT == 0
-    ready, ctas = cast_rows.run(cast, ("x", "values", "scales") if is_like_others else ())
-    if ready is None:
-        return (values, scales), None
-    like = [(each.shape, each.stride(), each.dtype) for each in (values, scales)]
-    device = x.device
-
-    def new_outputs() -> tuple[Tensor, ...]:
-        return tuple([torch.empty_strided(*lies, dtype=dtype, device=device) for *lies, dtype in like])
-
-    places = (0, 0), (1, 0), (2, 0)
-    return (values, scales), CallPlan(ready.launch, ctas, places, (ADDRESS_ALIGNMENT,), new_outputs=new_outputs)
+    ready = cast_rows.run(cast, ("x", "values", "scales") if masked_m is None else ())
+    return (values, scales), plan_at(ready, [(0, rows), (1, values), (2, scales)], (x,), (values, scales))
 
 
 @torch.no_grad()
@@ -98,13 +87,16 @@ def cast_rows_to_fp4(x: Tensor, format: Format, use_ue8m0: bool, block: int) -> 
 
 
 @torch.no_grad()
-def cast_columns_of(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool, block: int) -> Quantized:
-    """Cast the transpose of `x` `[m, k]` on a GPU, each column's `block` rows with a scale."""
-    x = with_rows(x)
+def cast_columns_of(
+    x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool, block: int
+) -> tuple[Quantized, CallPlan | None]:
+    """Cast the transpose of `x` `[m, k]` on a GPU, each column's `block` rows with a scale; give the plan too."""
+    rows = with_rows(x)
     m, k = x.shape
     values, scales = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=mn_major, gran_k=block)
-    cast_tiles.run(TileCast(x, None, None, None, values, scales, min_amax, use_ue8m0, block))
-    return values, scales
+    cast = TileCast(rows, None, None, None, values, scales, min_amax, use_ue8m0, block)
+    ready = cast_tiles.run(cast, ("x", "columns", "column_scales"))
+    return (values, scales), plan_at(ready, [(0, rows), (1, values), (2, scales)], (x,), (values, scales))
 
 
 @torch.no_grad()
@@ -127,23 +119,37 @@ def cast_groups_of(x: Tensor, ks: Sequence[int], use_ue8m0: bool, min_amax: floa
 
 
 @torch.no_grad()
-def cast_both_of(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Quantized, Quantized]:
-    """Cast a matrix and its transpose on a GPU."""
+def cast_both_of(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[tuple[Quantized, Quantized], CallPlan | None]:
+    """Cast a matrix and its transpose on a GPU; give the plan if it serves other casts."""
     if lies_transposed(x):
-        columns, rows = cast_both_of(x.t(), use_ue8m0, min_amax)
-        return rows, columns
-    x = with_rows(x)
+        both, _ = cast_both_of(x.t(), use_ue8m0, min_amax)
+        return (both[1], both[0]), None
+    matrix = with_rows(x)
     m, k = x.shape
     values, scales = empty_values((m, k), x), empty_scales((m,), k, x, mn_major=True)
-    of_columns = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=True)
-    cast_tiles.run(TileCast(x, Grain.ROWS, values, scales, *of_columns, min_amax, use_ue8m0))
-    return (values, scales), of_columns
+    columns, of_columns = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=True)
+    cast = TileCast(matrix, Grain.ROWS, values, scales, columns, of_columns, min_amax, use_ue8m0)
+    ready = cast_tiles.run(cast, ("x", "values", "columns", "scales", "column_scales"))
+    made = values, scales, columns, of_columns
+    launched = [(0, matrix), (1, values), (3, columns), (2, scales), (4, of_columns)]
+    return in_pairs(made), plan_at(ready, launched, (x,), made, result=in_pairs)
+
+
+def in_pairs(made: tuple[Tensor, ...]) -> tuple[Quantized, Quantized]:
+    """Give values and scales of rows, and those of columns."""
+    values, scales, columns, of_columns = made
+    return (values, scales), (columns, of_columns)
 
 
 @torch.no_grad()
-def cast_tiles_of(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float, block: int) -> Quantized:
-    """Cast on a GPU, each `block` rows with a scale for as many columns, or with one for each column."""
-    *batch, m, k = x.shape
+def cast_tiles_of(
+    x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float, block: int
+) -> tuple[Quantized, CallPlan | None]:
+    """Cast on a GPU, each `block` rows with a scale for as many columns, or with one for each column.
+
+    Give the plan if it serves other casts.
+    """
+    given, (*batch, m, k) = x, x.shape
     x = with_rows(x)
     columns = k if grain == Grain.CHANNELS else ceil_div(k, block)
     values = empty_values(x.shape, x)
@@ -151,10 +157,11 @@ def cast_tiles_of(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float, blo
     # Matrices whose blocks are all whole are one matrix.
     rows = x.numel() // k if m % block == 0 else m
     parts = x.reshape(-1, rows, k), values.view(-1, rows, k), scales.view(-1, ceil_div(rows, block), columns)
+    changing = ("x", "values", "scales") if len(parts[0]) == 1 else ()
     for one, its_values, its_scales in zip(*parts, strict=True):
         cast = TileCast(one, grain, its_values, its_scales, min_amax=min_amax, rounds_up=use_ue8m0, block=block)
-        cast_tiles.run(cast)
-    return values, scales
+        ready = cast_tiles.run(cast, changing)
+    return (values, scales), plan_at(ready, [(0, parts[0]), (1, values), (2, scales)], (given,), (values, scales))
 
 
 def can_turn_blocks(x: Tensor) -> bool:
@@ -166,12 +173,16 @@ def can_turn_blocks(x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def cast_turned_blocks_of(x: Tensor) -> Quantized:
-    """Cast 128x128 blocks of matrices `[..., m, k]` on a GPU: values `[..., k, m]`, and scales as those of x."""
+def cast_turned_blocks_of(x: Tensor) -> tuple[Quantized, CallPlan | None]:
+    """Cast 128x128 blocks of matrices `[..., m, k]` on a GPU: values `[..., k, m]`, and scales transposed too.
+
+    Give the plan if it serves other casts.
+    """
     *batch, m, k = x.shape
     values = empty_values((*batch, k, m), x)
     blocks = ceil_div(k, SCALE_BLOCK)
     scales = torch.empty((*batch, ceil_div(m, SCALE_BLOCK), blocks), dtype=torch.float32, device=x.device)
     of_rows = scales.view(-1, blocks)
-    cast_tiles.run(TileCast(x.view(-1, k), Grain.BLOCKS, None, of_rows, values.view(-1, k, m)))
-    return values, scales
+    cast = TileCast(x.view(-1, k), Grain.BLOCKS, None, of_rows, values.view(-1, k, m))
+    ready, made = cast_tiles.run(cast, ("x", "columns", "scales")), (values, scales.mT)
+    return made, plan_at(ready, [(0, x), (1, values), (2, scales)], (x,), made)

@@ -29,12 +29,10 @@ struct DepthsCastParams {
 
 constexpr uint32_t kDepthMultiple = 16;
 
-struct SharedStorage {
-  TileStorage tile;
+struct GroupStorage {
   alignas(16) ptx::Uint4 group;  // first row, rows, the depths before, the tile's first row
   uint32_t warps[kNumWarps][2];
 };
-static_assert(sizeof(SharedStorage) == kSharedBytes, "DepthsCastConfig.shared_bytes and SharedStorage differ");
 
 // The group of a tile.
 struct Group {
@@ -62,7 +60,7 @@ DEVICE uint32_t sum_of_lanes(uint32_t value) {
 }
 
 // By all threads of the CTA; a group without rows if there is no such tile.
-DEVICE Group group_of(const DepthsCastParams& p, SharedStorage& shared, uint32_t tile) {
+DEVICE Group group_of(const DepthsCastParams& p, GroupStorage& shared, uint32_t tile) {
   const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index();
   if (thread == 0) ptx::st_shared_v4_b32(&shared.group, 0, 0, 0, 0);
   uint32_t tiles_before = 0, depth_before = 0;
@@ -113,6 +111,14 @@ DEVICE TileCastParams target_of(const Group& group, uint8_t* columns, uint8_t* s
   return target;
 }
 
+// Where the gradient of gate and up of a group goes.
+DEVICE TileCastParams gradient_target_of(const DepthsCastParams& p, const Group& group) {
+  TileCastParams target = target_of(group, p.columns, p.column_scales, p.stride_of_block, p.k);
+  target.values = p.values + uint64_t{group.first_row} * p.k, target.values_pitch = p.k;
+  target.scales = p.scales + uint64_t{group.first_row} * 4, target.scales_stride_m = 4, target.scales_stride_k = p.scales_stride_k;
+  return target;
+}
+
 DEVICE float weight_of(const DepthsCastParams& p, const Group& group, uint32_t row) {
   return row < group.rows ? ptx::ld_global_f32(p.row_weights + group.first_row + row) : 0.f;
 }
@@ -130,13 +136,19 @@ DEVICE void store_elements(Piece& piece, Compute compute) {
   }
 }
 
-#include SOURCE  // cast_tile_of: what is cast
+#include SOURCE  // cast_tile_of: what is cast; Storage: what that takes
+
+struct SharedStorage {
+  Storage tile;
+  GroupStorage group;
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "DepthsCastConfig.shared_bytes and SharedStorage differ");
 
 KERNEL(kNumThreads, kCtasPerSm) cast_depths(GRID_CONSTANT DepthsCastParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const BlockOfRows at(ptx::block_index(), p.tiles, p.reciprocal);
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
-  const Group group = group_of(p, shared, at.row);
+  const Group group = group_of(p, shared.group, at.row);
   if (group.rows != 0) cast_tile_of(p, shared.tile, group, at.block);
 }

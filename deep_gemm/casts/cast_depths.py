@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, ceil_div
-from ..core.kernel import Config, Kernel
+from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params, fields
 from .cast_rows import SCALE_BYTES, block_reciprocal
 from .cast_tiles import Grain, TileCastConfig
@@ -46,11 +46,16 @@ class Source(Enum):
     """The same, each times the weight of its row."""
     SILU = "columns_of_silu", True
     """silu(gate) * up of rows, and the gradient of gate and up, which is cast along rows too."""
+    SILU_AT_ONCE = "columns_of_silu_at_once", True
+    """The same where gate and up are whole blocks of 128 columns: each of their elements is loaded once."""
+
+
+OF_SILU = (Source.SILU, Source.SILU_AT_ONCE)
 
 
 @dataclass(frozen=True)
 class DepthsCastConfig(Config):
-    """One configuration of `cast_depths`, of which a CTA casts a 128x128 tile of a group."""
+    """One configuration of `cast_depths`, of which a CTA casts a 128x128 tile of a group; of SiLU at once all three."""
 
     dtype: torch.dtype
     source: Source
@@ -65,19 +70,22 @@ class DepthsCastConfig(Config):
     @property
     def tile(self) -> TileCastConfig:
         """The tile that a CTA casts."""
-        grain = Grain.ROWS if self.source == Source.SILU else None
+        grain = Grain.ROWS if self.source in OF_SILU else None
         return TileCastConfig(self.dtype, vector_of(self.dtype, True), grain, VECTOR_BYTES, self.ctas_per_sm)
 
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in casts/cast_depths.cuh, which asserts that it is the same."""
-        return self.tile.shared_bytes + 4 * 4 + self.num_threads // 32 * 2 * 4
+        tile = self.tile.shared_bytes
+        if self.source == Source.SILU_AT_ONCE:  # gate, up and ds
+            tile = 3 * SCALE_BLOCK * SCALE_BLOCK * self.dtype.itemsize
+        return tile + 4 * 4 + self.num_threads // 32 * 2 * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield from self.tile.rules()
         yield self.num_threads == self.tile.num_threads, "a thread for each row and each column of a tile"
-        yield self.source != Source.SILU or self.dtype == torch.bfloat16, "gate and up in BF16, as products give them"
+        yield self.source not in OF_SILU or self.dtype == torch.bfloat16, "gate and up in BF16, as products give them"
         yield (
             self.source == Source.TOKENS or self.dtype != torch.float16,
             "no FP16 times weights: small ones would be zero",
@@ -95,7 +103,7 @@ class DepthsCastConfig(Config):
 @cache
 def depths_cast_config(dtype: torch.dtype, source: Source) -> DepthsCastConfig:
     """The configuration for rows of a type. A tile in FP32 fills half of the registers, as do gate, up and ds."""
-    is_large = dtype == torch.float32 or source == Source.SILU
+    is_large = dtype == torch.float32 or source in OF_SILU
     return DepthsCastConfig(dtype, source, 2 if is_large else 3)
 
 
@@ -103,7 +111,7 @@ def reachable_depths_casts() -> list[DepthsCastConfig]:
     """Every configuration of `cast_depths` that casts can ask for."""
     weighted = [depths_cast_config(dtype, Source.WEIGHTED) for dtype in WEIGHTED]
     of_tokens = [depths_cast_config(dtype, Source.TOKENS) for dtype in INPUTS]
-    return [*of_tokens, *weighted, depths_cast_config(torch.bfloat16, Source.SILU)]
+    return [*of_tokens, *weighted, *(depths_cast_config(torch.bfloat16, source) for source in OF_SILU)]
 
 
 KERNEL: Kernel[DepthsCastConfig] = Kernel("cast_depths", PARAMS, reachable_depths_casts)
@@ -149,15 +157,18 @@ class DepthsCast(NamedTuple):
         return self._replace(activated=activated[0], activated_scales=activated[1], sums=sums)
 
 
-def run(p: DepthsCast) -> None:
-    """Cast on the GPU on which x is."""
-    if p.rows > 0 and grid(p) > 0:
-        KERNEL.run(config_of(p), params_of(p), grid(p), p.x.get_device())
+def run(p: DepthsCast, changing: Sequence[str] = ()) -> tuple[Prepared[DepthsCastConfig] | None, int]:
+    """Cast on the GPU on which x is. Give what `Kernel.run` gives, and how many CTAs it takes."""
+    ctas = grid(p) if p.rows > 0 else 0
+    return (KERNEL.run(config_of(p), params_of(p), ctas, p.x.get_device(), changing) if ctas else None), ctas
 
 
 def config_of(p: DepthsCast) -> DepthsCastConfig:
     """Choose the configuration."""
-    source = Source.SILU if p.ds is not None else Source.TOKENS if p.row_weights is None else Source.WEIGHTED
+    if p.ds is not None:
+        source = Source.SILU_AT_ONCE if p.ds.shape[1] % SCALE_BLOCK == 0 else Source.SILU
+    else:
+        source = Source.TOKENS if p.row_weights is None else Source.WEIGHTED
     return depths_cast_config(p.x.dtype, source)
 
 
@@ -172,8 +183,10 @@ def room_of(rows: int, groups: int) -> tuple[int, int]:
 
 
 def tiles_of(p: DepthsCast) -> tuple[int, int]:
-    """Tiles of columns: those of x, or of the gradient of gate and up; and those of the activation."""
+    """Tiles of columns: those of x, or of the gradient of gate and up; and those of the activation, and of all."""
     k = p.x.shape[1]
+    if config_of(p).source == Source.SILU_AT_ONCE:
+        return 0, k // 2 // SCALE_BLOCK
     of_x, of_activation = ceil_div(k, SCALE_BLOCK), ceil_div(k // 2, SCALE_BLOCK)
     return of_x if p.columns is not None else 0, of_activation if p.activated is not None else 0
 

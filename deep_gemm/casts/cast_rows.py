@@ -64,7 +64,7 @@ class Format(Enum):
 
 
 class Stored(Enum):
-    """How scales lie. The values are files of casts/cast."""
+    """Ways in which scales lie. The values are files of casts/cast."""
 
     FP32 = "scales_fp32"
     """A number for each."""
@@ -73,7 +73,7 @@ class Stored(Enum):
 
 
 class Groups(Enum):
-    """Which rows of x a cast takes. The values are files of casts/cast."""
+    """Choices of the rows of x that a cast takes. The values are files of casts/cast."""
 
     NONE = "rows_all"
     """All."""
@@ -292,7 +292,9 @@ def values_of_byte(values: Tensor) -> int:
     return 2 if values.dtype == torch.uint8 else 1
 
 
-def run(p: RowCast, changing: Sequence[str] = ()) -> tuple[Prepared[CastConfig] | None, int]:
+def run(
+    p: RowCast, changing: Sequence[str] = (), *, is_dependent: bool = False
+) -> tuple[Prepared[CastConfig] | None, int]:
     """Cast on the GPU on which x is. Give what `Kernel.run` gives, and how many CTAs it takes."""
     if p.x.numel() == 0 or p.values.numel() == 0:
         return None, 0
@@ -300,7 +302,7 @@ def run(p: RowCast, changing: Sequence[str] = ()) -> tuple[Prepared[CastConfig] 
     num_sms = num_sms_of(gpu_of(device).num_sms)
     config = config_of(p, num_sms)
     ctas = num_ctas(config, p.x.shape[0], p.k, num_sms)
-    return KERNEL.run(config, params_of(p), ctas, device, changing), ctas
+    return KERNEL.run(config, params_of(p), ctas, device, changing, is_dependent=is_dependent), ctas
 
 
 def config_of(p: RowCast, num_sms: int) -> CastConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
-from ..core.kernel import Config, Kernel
+from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 from .cast_rows import FP8_BLOCKS, SCALE_BYTES, block_reciprocal, is_aligned
 from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, vector_of
@@ -198,10 +198,12 @@ class TileCast(NamedTuple):
     """Rows under one scale; of blocks the columns too."""
 
 
-def run(p: TileCast) -> None:
-    """Cast on the GPU on which x is."""
-    if p.x.numel() > 0:
-        KERNEL.run(config_of(p), params_of(p), grid(p), p.x.get_device())
+def run(p: TileCast, changing: Sequence[str] = ()) -> tuple[Prepared[TileCastConfig] | None, int]:
+    """Cast on the GPU on which x is. Give what `Kernel.run` gives, and how many CTAs it takes."""
+    if p.x.numel() == 0:
+        return None, 0
+    ctas = grid(p)
+    return KERNEL.run(config_of(p), params_of(p), ctas, p.x.get_device(), changing), ctas
 
 
 def grid(p: TileCast) -> int:

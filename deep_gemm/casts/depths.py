@@ -7,12 +7,13 @@ what lies behind the last group is undefined.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.call import CallPlan, Function, plan_at, run
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from . import cast_depths
@@ -37,31 +38,46 @@ class GroupedRows(NamedTuple):
     @property
     def depths(self) -> Tensor:
         """int32 `[groups]`: depths of products along the groups' rows."""
-        return ((self.counts + (K_MULTIPLE - 1)) // K_MULTIPLE * K_MULTIPLE).to(torch.int32)
+        return (self.counts + (K_MULTIPLE - 1)) & -K_MULTIPLE
 
 
-@torch.no_grad()
 def cast_along_groups(x: Tensor, groups: GroupedRows, row_weights: Tensor | None = None) -> Quantized:
     """Cast tokens `[tokens, k]` in the rows of groups, times FP32 weights of rows, along each group's rows.
 
     The result is what `k_grouped_cast_to_fp8` gives of `x[token_of].T` for the groups' depths, scales m-major. Weighted
     rows are rounded to the type of x before, but those of FP16 to FP32.
     """
+    return run(ALONG, (x, groups, row_weights))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _cast_along(x: Tensor, groups: GroupedRows, row_weights: Tensor | None) -> tuple[Quantized, CallPlan | None]:
+    given = _tensors_along(x, groups, row_weights)
     if x.dtype not in (INPUTS if row_weights is None else WEIGHTED):
         x = x.float()
     rows, k = len(groups.token_of), x.shape[1]
     if has_kernels(x) and rows and k % ADDRESS_ALIGNMENT == 0:
         x, columns = _aligned(x), _room(rows, k, groups, x)
-        cast_depths.run(DepthsCast(x, groups.ends, rows, groups.token_of, row_weights, *columns))
-        return columns
+        launched = [x, *given[1:], *columns]
+        names = "x", "ends", "token_of", *(() if row_weights is None else ("row_weights",)), "columns", "column_scales"
+        ready = cast_depths.run(DepthsCast(x, groups.ends, rows, groups.token_of, row_weights, *columns), names)
+        return columns, plan_at(ready, [*enumerate(launched)], given, columns)
     gathered = x[groups.token_of.clamp_min(0).long()]
     if row_weights is not None:
         gathered = (gathered.float() * row_weights[:, None]).to(x.dtype)
-    return _along_groups(gathered, groups)
+    return _along_groups(gathered, groups), None
+
+
+def _tensors_along(x: Tensor, groups: GroupedRows, row_weights: Tensor | None) -> tuple[Tensor, ...]:
+    tensors = x, groups.ends, groups.token_of
+    return tensors if row_weights is None else (*tensors, row_weights)
+
+
+ALONG = Function(_cast_along, lambda *call: _cast_along(*call)[0], _tensors_along)
 
 
 class SiluCasts(NamedTuple):
-    """What backward takes of the activation s = silu(gate) * up."""
+    """The casts that backward takes of the activation s = silu(gate) * up."""
 
     rows: Quantized | None
     """The gradient of gate and up, `[rows, 2 i]`, along rows, scales m-major."""
@@ -73,7 +89,6 @@ class SiluCasts(NamedTuple):
     """FP32 `[rows]`: the gradient of the weights of rows."""
 
 
-@torch.no_grad()
 def cast_silu_gradient(
     h: Tensor,
     ds: Tensor | None,
@@ -91,29 +106,64 @@ def cast_silu_gradient(
     `silu_mul_cast_to_fp8`. Rows behind the last end may hold anything, and their results are undefined. A GPU sums up
     the gradient of a weight in an order of its own, always the same one.
     """
+    return run(SILU, (h, ds, groups, row_weights), (limit, gradient_too, activation_too))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _cast_silu(
+    h: Tensor,
+    ds: Tensor | None,
+    groups: GroupedRows,
+    row_weights: Tensor,
+    limit: float | None,
+    gradient_too: bool,
+    activation_too: bool,
+) -> tuple[SiluCasts, CallPlan | None]:
+    given = _tensors_of_silu(h, ds, groups, row_weights)
     rows, both = h.shape
     ds = h[:, : both // 2] if ds is None else ds  # nobody asks for the gradient of weights then
-    gradient = columns = activated = of_weights = None
     if has_kernels(h):
         cast = DepthsCast(h, groups.ends, rows, row_weights=row_weights, ds=ds, limit=limit)
+        made: tuple[Tensor, ...] = ()
+        names, at = ["x", "ds", "ends", "row_weights"], [(0, h), (len(given) - 1 if len(given) > 3 else 0, ds)]
+        at += [(1, groups.ends), (2, row_weights)]
         if gradient_too:
             gradient = empty_values((rows, both), h), empty_scales((rows,), both, h, mn_major=True)
-            columns = _room(rows, both, groups, h)
-            cast = cast.with_gradient(gradient, columns)
+            of_groups = _room(rows, both, groups, h)
+            cast = cast.with_gradient(gradient, of_groups)
+            made = (*of_groups, *gradient)
+            names += ["columns", "column_scales", "values", "scales"]
         if activation_too:
             activated = _room(rows, both // 2, groups, h)
             sums = torch.empty(ceil_div(both // 2, SCALE_BLOCK), rows, dtype=torch.float32, device=h.device)
             cast = cast.with_activation(activated, sums)
-        cast_depths.run(cast)
-        return SiluCasts(gradient, columns, activated, sums.sum(0) if activation_too else None)
+            made = (*made, *activated, sums)
+            names += ["activated", "activated_scales", "sums"]
+
+        def result(made: tuple[Tensor, ...]) -> SiluCasts:
+            pairs: list[Any] = [(made[at], made[at + 1]) for at in range(0, len(made) - 1, 2)]
+            columns, gradient, *of_s = pairs if gradient_too else (None, None, *pairs)
+            return SiluCasts(gradient, columns, *of_s, *([made[-1].sum(0)] if activation_too else [None, None]))
+
+        ready = cast_depths.run(cast, names)
+        return result(made), plan_at(ready, [*at, *enumerate(made, len(given))], given, made, result=result)
+    of_rows = columns = of_s = of_weights = None
     is_there = (torch.arange(rows, device=h.device) < groups.ends[-1:])[:, None]
     silu, wide = Silu.of(h.masked_fill(~is_there, 0), limit), ds.float().masked_fill(~is_there, 0)
     if gradient_too:
         dh = silu.gradient(wide * row_weights[:, None].masked_fill(~is_there, 0)).to(h.dtype)
-        gradient, columns = per_token_cast_to_fp8(dh, mn_major=True), _along_groups(dh, groups)
+        of_rows, columns = per_token_cast_to_fp8(dh, mn_major=True), _along_groups(dh, groups)
     if activation_too:
-        activated, of_weights = _along_groups(silu.s.to(h.dtype), groups), (silu.s * wide).sum(1)
-    return SiluCasts(gradient, columns, activated, of_weights)
+        of_s, of_weights = _along_groups(silu.s.to(h.dtype), groups), (silu.s * wide).sum(1)
+    return SiluCasts(of_rows, columns, of_s, of_weights), None
+
+
+def _tensors_of_silu(h: Tensor, ds: Tensor | None, groups: GroupedRows, row_weights: Tensor) -> tuple[Tensor, ...]:
+    tensors = h, groups.ends, row_weights
+    return tensors if ds is None else (*tensors, ds)
+
+
+SILU = Function(_cast_silu, lambda *call: _cast_silu(*call)[0], _tensors_of_silu)
 
 
 class Silu(NamedTuple):

@@ -27,7 +27,7 @@ from .rules import LAYER_TYPES, Quantized, check_castable, granularity, scales_o
 from .scales import packed_rows
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""By the lower three bits."""
+"""Magnitudes by the lower three bits."""
 FP4_MAX = VALUES[-1]
 MXFP4_MAX = 7.0
 """Up to so many times its scale a group's largest magnitude is cut off, at 6: beyond, 8 would be nearer."""

@@ -23,6 +23,7 @@ from .by_kernels import (
     cast_rows_of,
     cast_tiles_of,
     has_kernels,
+    in_pairs,
     lies_transposed,
 )
 from .by_torch import cast_blocks
@@ -94,7 +95,7 @@ def cast_rows(
     if gran_k in blocks and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
         min_amax = magnitude("min_amax", min_amax)
         if x.dim() == 2 and lies_transposed(x) and not use_packed_ue8m0:
-            return cast_columns_of(x.t(), use_ue8m0, min_amax, mn_major, gran_k), None
+            return cast_columns_of(x.t(), use_ue8m0, min_amax, mn_major, gran_k)
         dtype = torch.int32 if use_packed_ue8m0 else torch.float32
         return cast_rows_of(x, use_ue8m0, min_amax, mn_major, masked_m, gran_k, dtype)
     if masked_m is not None:
@@ -125,7 +126,9 @@ def _rows_operator(
     return values, words_laid_out(scales) if mn_major else packed_rows(scales)
 
 
-ROWS = Function(cast_rows, _rows_operator, lambda x: (x,), lambda tensors: cuts_gradient(tensors, ()))
+OF_ONE = (lambda x: (x,)), (lambda tensors: cuts_gradient(tensors, ()))
+"""The tensors of a cast, and whether it must refuse a gradient's way."""
+ROWS = Function(cast_rows, _rows_operator, *OF_ONE)
 
 
 def per_channel_cast_to_fp8(
@@ -140,14 +143,7 @@ def per_channel_cast_to_fp8(
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, 448.0], [224.0, 0.0]], [[2.0, 1.0]])
     """
-    gran_k = granularity(gran_k)
-    if is_dispatched(x):
-        operator = torch.ops.deep_gemm.per_channel_cast_to_fp8.default
-        return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
-    no_gradient("x", x)
-    if gran_k in FP8_BLOCKS and has_kernels(x):
-        return cast_tiles_of(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax), gran_k)
-    return cast_blocks(x, gran_k, 1, use_ue8m0, min_amax)
+    return run(CHANNELS, (x,), (use_ue8m0, gran_k, min_amax))  # type: ignore[no-any-return]
 
 
 def per_block_cast_to_fp8(
@@ -162,14 +158,28 @@ def per_block_cast_to_fp8(
     >>> values.shape, scales.shape
     (torch.Size([130, 256]), torch.Size([2, 2]))
     """
-    gran_k = granularity(gran_k)
-    if is_dispatched(x):
-        operator = torch.ops.deep_gemm.per_block_cast_to_fp8.default
-        return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
-    no_gradient("x", x)
-    if gran_k in FP8_BLOCKS and has_kernels(x):
-        return cast_tiles_of(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax), gran_k)
-    return cast_blocks(x, gran_k, gran_k, use_ue8m0, min_amax)
+    return run(BLOCKS, (x,), (use_ue8m0, gran_k, min_amax))  # type: ignore[no-any-return]
+
+
+def _cast_of_tiles(grain: Grain) -> Function:
+    """State a cast whose scales are each of a tile's part."""
+
+    def answer(x: Tensor, use_ue8m0: bool, gran_k: int, min_amax: float) -> tuple[Quantized, CallPlan | None]:
+        gran_k = granularity(gran_k)
+        no_gradient("x", x)
+        if gran_k in FP8_BLOCKS and has_kernels(x):
+            return cast_tiles_of(x, grain, use_ue8m0, magnitude("min_amax", min_amax), gran_k)
+        return cast_blocks(x, gran_k, gran_k if grain == Grain.BLOCKS else 1, use_ue8m0, min_amax), None
+
+    def as_operator(x: Tensor, use_ue8m0: bool, gran_k: int, min_amax: float) -> Quantized:
+        operators = torch.ops.deep_gemm
+        operator = operators.per_block_cast_to_fp8 if grain == Grain.BLOCKS else operators.per_channel_cast_to_fp8
+        return operator.default(x, use_ue8m0, granularity(gran_k), min_amax)  # type: ignore[no-any-return]
+
+    return Function(answer, as_operator, *OF_ONE)
+
+
+BLOCKS, CHANNELS = map(_cast_of_tiles, (Grain.BLOCKS, Grain.CHANNELS))
 
 
 def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.0) -> tuple[Quantized, Quantized]:
@@ -185,14 +195,18 @@ def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.
     >>> values_t.float().tolist(), scales_t.tolist()
     ([[448.0], [-448.0], [0.0]], [[2.0], [1.0], [1.0]])
     """
-    if is_dispatched(x):
-        values, scales, *of_columns = torch.ops.deep_gemm.cast_both_to_fp8.default(x, use_ue8m0, min_amax)
-        return (values, scales), tuple(of_columns)
+    return run(BOTH, (x,), (use_ue8m0, min_amax))  # type: ignore[no-any-return]
+
+
+def _cast_both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[tuple[Quantized, Quantized], CallPlan | None]:
     check_matrix(x)
     if has_kernels(x):
         return cast_both_of(x, use_ue8m0, magnitude("min_amax", min_amax))
     rows = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax, mn_major=True)
-    return rows, per_token_cast_to_fp8(x.t(), use_ue8m0, min_amax=min_amax, mn_major=True)
+    return (rows, per_token_cast_to_fp8(x.t(), use_ue8m0, min_amax=min_amax, mn_major=True)), None
+
+
+BOTH = Function(_cast_both, lambda *call: in_pairs(torch.ops.deep_gemm.cast_both_to_fp8.default(*call)), *OF_ONE)
 
 
 def k_grouped_cast_to_fp8(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..core.call import CallPlan, Function, never, plan_at
+from ..core.call import run as run_call
 from ..core.check.layout import ceil_div, empty_mn_major, is_mn_major_tma_aligned
 from ..core.check.ue8m0 import numbers_of
 from ..core.gpu import is_hopper
-from ..core.kernel import Config, Kernel
+from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 
 PARAMS = Params(
@@ -78,14 +80,18 @@ def laid_out(sf: Tensor, k_blocks: int | None = None) -> Tensor:
 
     `k_blocks`: how many a row has, where they may be UE8M0: words, or bytes in whose memory whole words lie.
     """
-    if sf.dtype != torch.float32:
-        sf = sf.view(torch.int32)
+    return run_call(LAID, (sf,), (k_blocks,))  # type: ignore[no-any-return]
+
+
+def _laid_out(sf: Tensor, k_blocks: int | None) -> tuple[Tensor, CallPlan | None]:
+    given, sf = sf, sf if sf.dtype == torch.float32 else sf.view(torch.int32)
     out = empty_mn_major(sf, k_blocks)
-    if has_kernel(sf):
-        run(sf, out)
-    else:
-        out.copy_(numbers_of(sf.detach(), out.shape[-1]))
-    return out
+    if not has_kernel(sf):
+        return out.copy_(numbers_of(sf.detach(), out.shape[-1])), None
+    return out, plan_at(run(sf, out, ("sf", "out")), [(0, sf), (1, out)], (given,), (out,))
+
+
+LAID = Function(_laid_out, lambda *call: _laid_out(*call)[0], lambda sf: (sf,), never)
 
 
 def has_kernel(sf: Tensor) -> bool:
@@ -94,10 +100,15 @@ def has_kernel(sf: Tensor) -> bool:
     return device >= 0 and is_hopper(device)
 
 
-def run(sf: Tensor, out: Tensor) -> None:
-    """Copy scales, FP32 or words, to `out`, which `empty_mn_major` gave, on the GPU that they are on."""
-    if sf.numel() > 0:
-        KERNEL.run(CONFIG, params_of(sf, out), grid(CONFIG, out), sf.get_device())
+def run(sf: Tensor, out: Tensor, changing: Sequence[str] = ()) -> tuple[Prepared[ScalesConfig] | None, int]:
+    """Copy scales, FP32 or words, to `out`, which `empty_mn_major` gave, on the GPU that they are on.
+
+    Give what `Kernel.run` gives, and how many CTAs it takes.
+    """
+    if sf.numel() == 0:
+        return None, 0
+    ctas = grid(CONFIG, out)
+    return KERNEL.run(CONFIG, params_of(sf, out), ctas, sf.get_device(), changing), ctas
 
 
 def grid(config: ScalesConfig, out: Tensor) -> int:

@@ -34,7 +34,7 @@ class Entry:
     config: str = ""
     """The configuration it was compiled for, such as its tile; empty if the file does not say."""
     reason: str = ""
-    """Why it is not sound."""
+    """The reason why it is not sound."""
 
     @property
     def kernel(self) -> str:

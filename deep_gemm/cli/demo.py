@@ -298,7 +298,7 @@ def _mixture_of_experts(device: str) -> Example:
     topk_weights, topk_ids = torch.randn(TOKENS, len(GROUP_ROWS), device=device).softmax(dim=-1).topk(TOPK)
 
     def computed(x: Tensor, w1: Tensor, w2: Tensor, of_product: Rounding, of_activation: Rounding) -> Tensor:
-        """In FP64, with the first product and the activation rounded as they are told to be."""
+        """Compute the layer in FP64, the first product and the activation rounded as they are told to be."""
         h = of_product(torch.einsum("tk,tenk->ten", x, w1[topk_ids]))
         gate, up = h.chunk(2, dim=-1)
         a = of_activation(torch.nn.functional.silu(gate) * up)

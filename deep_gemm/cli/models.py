@@ -45,10 +45,10 @@ class Weight(NamedTuple):
     """Groups as `explain` calls them: "ids" and "counts" for experts, "heads"."""
     is_bf16: bool = False
     is_fp32: bool = False
-    """Whether D is."""
+    """True if D is FP32."""
     rows_per_token: int = 1
     is_gated: bool = False
-    """Whether it is gate and up of experts, so that many rows may be activated where they are multiplied."""
+    """True if it is gate and up of experts, so that many rows may be activated where they are multiplied."""
     is_fp4: bool = False
 
 

@@ -79,7 +79,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The kernel and its configuration, for people."""
         return f"{self.kernel} {self.config.name}" if self.config is not None else self.kernel
 
 

@@ -16,13 +16,13 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import settings
-from .check.layout import byte_span
+from .check.layout import ADDRESS_ALIGNMENT, byte_span
 from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from .kernel import WISHES
 from .seen import Seen
@@ -30,7 +30,7 @@ from .seen import Seen
 MAX_PLANS = 4096
 Key = tuple[object, ...]
 P = TypeVar("P")
-PLAIN = frozenset((type(None), bool, int, float, torch.dtype))
+PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
 """Types of what a caller may say in a signature: equal ones of a type mean the same, and hold no memory."""
 
 
@@ -80,6 +80,11 @@ class Plans(Generic[P]):
             self._met.clear()
 
 
+def as_they_are(made: tuple[Tensor, ...]) -> Any:
+    """Give what a call returns that made these outputs: all, the one, or None."""
+    return made if len(made) > 1 else made[0] if made else None
+
+
 @dataclass(eq=False)
 class CallPlan:
     """A launch for tensors of certain shapes, strides, types and device, at any addresses."""
@@ -88,13 +93,15 @@ class CallPlan:
     """`(ctas, *addresses)`, as `Prepared.launch` takes them."""
     ctas: int
     places: Sequence[tuple[int, int]]
-    """Which tensor of the call each address is of, and how many bytes behind its beginning. Made outputs come last."""
+    """The tensor of the call that each address is in, and how many bytes behind its start. Made outputs are last."""
     alignments: Sequence[int]
     """Bytes, of each tensor of the call."""
     outputs: Sequence[int] = ()
     """Tensors of the call that are written."""
     new_outputs: Callable[[], tuple[Tensor, ...]] = tuple
     """Makes outputs that the caller left out."""
+    result: Callable[[tuple[Tensor, ...]], Any] = as_they_are
+    """Gives what a call returns, of the outputs that were made."""
     apart: Sequence[tuple[int, int, int, int]] = ()
     """An output and another tensor, and how far each reaches: these share no memory."""
 
@@ -115,6 +122,49 @@ class CallPlan:
         pairs = *product(self.outputs, inputs), *combinations(self.outputs, 2)
         self.apart = [(output, other, spans[output], spans[other]) for output, other in pairs]
         return self
+
+
+class Launches(Protocol):
+    """One launch or some, prepared for other addresses: `Prepared`, and what a family makes of several."""
+
+    @property
+    def launch(self) -> Callable[..., None]:
+        """Takes CTAs and addresses."""
+
+
+def plan_at(
+    ready: tuple[Launches | None, int],
+    launched: Sequence[tuple[int, Tensor]],
+    given: Sequence[Tensor],
+    made: Sequence[Tensor] = (),
+    outputs: Sequence[int] = (),
+    result: Callable[[tuple[Tensor, ...]], Any] = as_they_are,
+) -> CallPlan | None:
+    """Give the plan of calls like one of tensors `given` that makes those `made`; None if it would not serve them.
+
+    Kernels were chosen for numbers that begin where 16 bytes may be loaded; integers are read one by one. `ready` is
+    the launch and its CTAs. `launched` are the tensors at whose addresses it went, in order, each with its place among
+    `given` and `made`: one that lies elsewhere was copied, which is this call's own business.
+    """
+    prepared, ctas = ready
+    tensors = *given, *made
+    alignments = [ADDRESS_ALIGNMENT if x.is_floating_point() else x.element_size() for x in given]
+    if prepared is None or any(x.data_ptr() % alignment for x, alignment in zip(given, alignments, strict=True)):
+        return None
+    if any(x.data_ptr() != tensors[place].data_ptr() for place, x in launched):
+        return None
+    like = [(x.shape, x.stride(), x.dtype, x.device) for x in made]
+
+    def new_outputs() -> tuple[Tensor, ...]:
+        return tuple([torch.empty_strided(size, stride, dtype=dtype, device=at) for size, stride, dtype, at in like])
+
+    places = [(place, 0) for place, _ in launched]
+    return CallPlan(prepared.launch, ctas, places, alignments, outputs, new_outputs, result)
+
+
+def never(tensors: Sequence[Tensor]) -> bool:
+    """Tell that no call must be checked for the sake of a gradient: whoever calls has asked, or there is none."""
+    return False
 
 
 def requires_gradient(tensors: Sequence[Tensor]) -> bool:
@@ -167,7 +217,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         made = plan.new_outputs()
         at += [x.data_ptr() for x in made]
         plan.launch(plan.ctas, *[at[tensor] + behind for tensor, behind in plan.places])
-        return made if len(made) > 1 else made[0] if made else None
+        return plan.result(made)
     if handles_operators(*operands) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
     if not key:

@@ -223,7 +223,7 @@ class Wishes(threading.local):
     """Wishes of this thread for launches, beside the launch."""
 
     prepared = False
-    """To be prepared for others like them."""
+    """True if the call is to be prepared for others like it."""
 
 
 WISHES = Wishes()

@@ -73,7 +73,7 @@ class Room:
 
     @property
     def row_bytes(self) -> int:
-        """From a row to the next."""
+        """The pitch: bytes from a row to the next."""
         return align(self.weights + self.topk * WORD_BYTES, ADDRESS_ALIGNMENT)
 
     @property

@@ -1,4 +1,4 @@
-"""How an operator is made: of a schema, of what computes it, and of what stands for that where tensors are fake."""
+"""Make an operator: of a schema, of what computes it, and of what stands for that where tensors are fake."""
 
 from __future__ import annotations
 

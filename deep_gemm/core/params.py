@@ -32,7 +32,7 @@ class Kind(Enum):
 
     @property
     def alignment(self) -> int:
-        """Its place is a multiple of this."""
+        """The number that a member's place is a multiple of."""
         return int(self.value[1])
 
     @property

@@ -283,7 +283,7 @@ class GemmConfig(Config, Output):
 
     @property
     def has_short_tiles(self) -> bool:
-        """Whether a group's last tile may be lower than the others, in steps of 64 rows: if warpgroups have two units.
+        """Tell whether a group's last tile may be lower, in steps of 64 rows: it may if warpgroups have two units.
 
         A group of 129 to 256 rows then is one tile, which reads B once and multiplies few rows in vain: on an H200
         128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by it:
@@ -298,7 +298,7 @@ class GemmConfig(Config, Output):
 
     @property
     def cuts_last_tiles(self) -> bool:
-        """Whether the last tiles are cut in halves where they are no more than half of the CTAs.
+        """Tell whether the last tiles are cut in halves where they are no more than half of the CTAs.
 
         A wave of few tiles takes as long as one of many, but only two thirds of it in halves of tiles, for which
         warpgroups of two units have code: 144 tiles for the 132 SMs of an H200 take 70 us instead of 85. Quarters

@@ -20,7 +20,7 @@ RESERVED_SHARED_BYTES = 1024
 MAX_REGISTERS = 255
 MAX_STAGES = 24
 MIN_STAGES = 4
-"""For candidates: what fewer stages hold in flight does not hide the latency of memory. Half as many of two blocks."""
+"""Fewest stages of candidates, half as many if a stage has two blocks: fewer do not hide the latency of memory."""
 SCALE_BLOCKS = 32
 """k-blocks whose scales are in shared memory at a time."""
 SCALE_BLOCKS_OF_E2M1 = 16
@@ -56,7 +56,7 @@ class DecodeConfig(Config):
     with_c: bool = False
     """C is read and added; it may be D itself."""
     groups: Groups = Groups.NONE
-    """Which rows each B multiplies: all; or those of its head, or of its group."""
+    """The rows that each B multiplies: all; or those of its head, or of its group."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
     b: Values = E4M3

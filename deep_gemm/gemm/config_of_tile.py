@@ -18,7 +18,7 @@ MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 MAX_ACCUMULATORS_BESIDE_CONVERTING = {64: 192, 128: 128, 256: 192}
 """The same where further threads convert B, by the rows of a tile."""
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
-"""By the rows of a tile."""
+"""Warpgroups that multiply, by the rows of a tile."""
 MAX_STAGES = 16
 
 
@@ -116,7 +116,7 @@ def deepest(config: C) -> C:
 
 
 def raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
-    """How many tiles along m are taken before the raster moves on along n.
+    """Say how many tiles along m are taken before the raster moves on along n.
 
     The tiles in flight on 132 SMs read least from DRAM if together they are about as high as wide: with 8 where one is
     higher than wide, with 16 where it is twice as wide as high. On an H200 that was worth 2% to 128x256 at k = 512 and
@@ -126,7 +126,7 @@ def raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
 
 
 def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[int, bool]:
-    """How many blocks of k are multiplied in a straight line, and whether there is code for a tail that they leave.
+    """Say how many blocks of k are multiplied in a straight line, and whether there is code for a tail that they leave.
 
     Each block in the line is more to compile, as a tail is. With one set of partial sums lines of 2 are 0.4% faster
     than a plain loop, with scales by row 2%; scales of A for 64 columns and FP4 tiles of 256x128 leave no registers.

@@ -42,7 +42,7 @@ L2_MB = 50
 MOST_DECODE_ROWS = 128
 """Up to how many rows the decode kernel multiplies: two of its highest tiles."""
 CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 6: (20, 42), 8: (15, 30)}
-"""By their CTAs how many clusters 132 SMs run at a time, with one and with two CTAs on an SM: the driver says so."""
+"""Clusters that 132 SMs run at a time, by their CTAs, with one and with two CTAs on an SM: the driver says so."""
 NUM_SMS = 132
 SECTOR_BYTES = 32
 """The L2 gives parts of so many bytes of its lines of 128."""
@@ -60,7 +60,7 @@ class Estimate(NamedTuple):
     cost_us: float
     """The whole; infinite if it cannot run."""
     why_not: str | None = None
-    """Why it cannot run; None if it can."""
+    """The reason why it cannot run; None if it can."""
 
 
 class OnWeight(NamedTuple):
@@ -84,10 +84,10 @@ class OnWeight(NamedTuple):
     least_m: int
     most_m: int
     never: str | None
-    """Why it cannot run with this weight whatever m is; None if it can."""
+    """The reason why it cannot run with this weight whatever m is; None if it can."""
 
     def rounds(self, clusters: int) -> int:
-        """How often all SMs take a tile."""
+        """Say how often all SMs take a tile."""
         rounds = ceil_div(clusters, self.at_once)
         return rounds if clusters <= self.uncrowded else rounds * self.tile.ctas_per_sm
 

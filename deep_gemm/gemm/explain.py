@@ -1,4 +1,4 @@
-"""Why a kernel was chosen: every tile that there is for a product, what it is thought to take, and why it lost."""
+"""Explain why a kernel was chosen: list every tile of a product, its estimated time, and why it lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Candidate:
 
     @property
     def tile(self) -> Tile:
-        """Its tile."""
+        """The tile that was estimated."""
         return self.estimate.tile
 
     @property
@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def why_not(self) -> str | None:
-        """Why it cannot run this product; None if it can."""
+        """Say why it cannot run this product; None if it can."""
         return self.estimate.why_not
 
 

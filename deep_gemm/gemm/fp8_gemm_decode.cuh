@@ -34,8 +34,8 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == kSharedBytes, "DecodeConfig.shared_bytes and SharedStorage differ");
 static_assert(kClusterK > 1 || !Tiles::kIsOnly || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
 
-// Loads a tile's k-blocks, kSlotBlocks of them into each slot of the ring.
-DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork& work, RingPosition& at) {
+// Loads a tile's k-blocks, kSlotBlocks of them into each slot of the ring; of a CTA's first tile B comes ahead.
+DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork& work, RingPosition& at, bool is_first) {
   const auto load_b = [&](uint32_t i, uint32_t stage) {
     ptx::mbarrier_arrive_expect_tx(&shared.ring.full[stage], p.slot_bytes);
     load_box<true>(&p.map_b, &shared.ring.full[stage], shared.b[stage], i * (kBlockK / kSlotBlocks), work.row_n, work);
@@ -46,7 +46,7 @@ DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork&
       load_box<false>(&p.map_a, &shared.ring.full[stage], shared.a[stage] + block * kABytes, (i + block) * kBlockK, work.row_m, work);
   };
   uint32_t i = work.k_block;
-  if constexpr (Tiles::kIsOnly) {
+  if (is_first) {
     uint32_t end_ahead = work.k_block;
     if (p.weight_is_ready) {
       const uint32_t count = work.end_k_block - work.k_block;
@@ -82,7 +82,7 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
   if constexpr (kClusterK > 1) ptx::cluster_arrive_relaxed();  // this CTA runs, and may be written to
 
   if (is_producer) {
-    tiles.load_all([&](const CtaWork& work, RingPosition& at) { load_k_blocks(p, shared, work, at); });
+    tiles.load_all([&](const CtaWork& work, RingPosition& at, bool is_first) { load_k_blocks(p, shared, work, at, is_first); });
     if constexpr (kClusterK > 1) ptx::cluster_wait();
   } else {
     RingPosition at;

@@ -91,7 +91,7 @@ def code_plan(config: DecodeConfig) -> CodePlan:
         roles=((32, None), (WARPGROUP_THREADS * config.num_math_warpgroups, None)),
         shared_bytes=config.shared_bytes,
         qgmma=(config.slot_blocks + config.is_fp4) * BLOCK_K // WGMMA_K + config.is_fp4,  # a k-block alone, and a group
-        tma_loads=(1 if config.rows_are_grouped else 2) * (1 + config.slot_blocks),  # A and B, and B ahead of A
+        tma_loads=2 * (1 + config.slot_blocks),  # A and B, and B ahead of A
         multicast_loads=0,
         ctas_per_sm=config.ctas_per_sm,
         bulk_copies=int(config.groups == Groups.IDS),  # zeros of padding

@@ -83,5 +83,5 @@ def plane_stride(x: Tensor) -> int:
 
 
 def _pitch(rows: int, columns: int, stride: int) -> int:
-    """That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
+    """Give the pitch. That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
     return stride if rows > 1 else align(columns, ADDRESS_ALIGNMENT)

@@ -15,7 +15,7 @@ from ..core.check.ue8m0 import Words
 
 
 class Groups(IntEnum):
-    """Which rows of A each group's B multiplies: what `kGroups` of gemm/work/layout.cuh says."""
+    """Choices of the rows of A that each group's B multiplies: what `kGroups` of gemm/work/layout.cuh says."""
 
     NONE = 0
     """All rows, one B."""

@@ -24,7 +24,7 @@ SCALE_BYTES = 4
 _UINT32 = struct.Struct("<I")
 _PACK_UINT32 = _UINT32.pack_into
 SOME_ADDRESS = 1 << 40
-"""For maps that are encoded before their address is known."""
+"""The address in maps that are encoded before theirs is known."""
 Addresses = tuple[int, ...]
 WEIGHT = 16
 """How many parts of a signature are the weight's; the others are the rows'."""

@@ -35,7 +35,7 @@ class Entry:
     n: int
     k: int
     tile: str
-    """Its name, as all tiles'. It may exist no more, as that which it replaces."""
+    """The tile's name. The tile may exist no more, nor the one that it replaces."""
     us: float
     replaces: str
     """The tile of the lowest cost."""

@@ -32,7 +32,7 @@ class Tile:
     cluster_n: int = 1
     cluster_k: int = 1
     is_decode: bool = False
-    """For the decode kernel; its tiles have `block_m` tokens."""
+    """True for the decode kernel; its tiles have `block_m` tokens."""
     crowd: int = 2
     """CTAs of the decode kernel on an SM."""
 
@@ -52,7 +52,7 @@ class Tile:
 
     @property
     def ctas_per_sm(self) -> int:
-        """How many CTAs share an SM."""
+        """Say how many CTAs share an SM."""
         return self.crowd if self.is_decode else 1
 
     def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
@@ -98,7 +98,7 @@ TILES_PER_ROW = (
     Tile(192, 128),
     Tile(256, 128),
 )
-"""If B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
+"""Tiles if B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
 TILES_FP4 = (
     Tile(64, 64),
     *_splits(Tile(64, 128), 1, 2, 4),
@@ -112,7 +112,7 @@ TILES_FP4 = (
     *_splits(Tile(64, 64, is_decode=True), 1, 2),
     *_splits(Tile(64, 128, is_decode=True, crowd=1), 1, 2, 6),
 )
-"""If B is FP4."""
+"""Tiles if B is FP4."""
 _FEW_FINE = (
     *_splits(Tile(8, 64, is_decode=True), 1, 3, 8),
     Tile(16, 64, is_decode=True),
@@ -121,9 +121,9 @@ _FEW_FINE = (
 )
 """Few rows with fine scales. By cost.py most buy 3% where they are the best; 64x8 serves the batch invariant mode."""
 TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), Tile(256, 128), *_FEW_FINE)
-"""If blocks of B with a scale are smaller than 128 x 128: whether parts of k fold is asked of 128 columns."""
+"""Tiles if blocks of B with a scale are smaller than 128 x 128: whether parts of k fold is asked of 128 columns."""
 TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
-"""If other scales have fewer than 128 columns."""
+"""Tiles if other scales have fewer than 128 columns."""
 TILES_OF: dict[Operands, tuple[Tile, ...]] = {
     USUAL_OPERANDS: TILES,
     OPERANDS_BY_ROW: TILES_PER_ROW,

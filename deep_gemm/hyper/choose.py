@@ -1,4 +1,4 @@
-"""Which kernel multiplies rows with few columns, and in which configuration: that for few rows, or that with a ring."""
+"""Choose the kernel that multiplies rows with few columns, and its configuration: for few rows, or with a ring."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ ROUND_US = 1.8
 SHARED_US, SHARED_STEP = 0.6, 0.25
 """Microseconds that it costs if each SM has a CTA more, and by what part a step takes longer."""
 CTAS_PER_SM = {8: 2, 16: 1, 24: 1, 32: 1}
-"""By columns of a tile: for how many there are registers."""
+"""CTAs on an SM that there are registers for, by the columns of a tile."""
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 """How many clusters of a size run at a time on an H200, if an SM has one CTA."""
 PARAMS = Params(

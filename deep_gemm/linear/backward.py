@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..casts.by_kernels import can_turn_blocks, cast_turned_blocks_of
 from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..core.call import CallPlan, Function, run
 from ..core.check.checks import K_MULTIPLE, Operand
 from ..gemm.dense.api import fp8_gemm_nt
 
@@ -48,7 +49,13 @@ def transposed(w: Operand) -> Operand:
 
 def cast_transposed(w: Tensor) -> Operand:
     """Compute `transposed` of `per_block_cast_to_fp8`, on a GPU from one read of the weight."""
-    if not can_turn_blocks(w):
-        return transposed(per_block_cast_to_fp8(w))
-    values, scales = cast_turned_blocks_of(w)
-    return values, scales.mT
+    return run(TURNED, (w,))  # type: ignore[no-any-return]
+
+
+def _cast_transposed(w: Tensor) -> tuple[Operand, CallPlan | None]:
+    if can_turn_blocks(w):
+        return cast_turned_blocks_of(w)
+    return transposed(per_block_cast_to_fp8(w)), None
+
+
+TURNED = Function(_cast_transposed, lambda w: _cast_transposed(w)[0], lambda w: (w,))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,7 +15,8 @@ from ..casts.cast_rows import BLOCKS_OF_GROUPS, MAX_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.gating import Gating, activated, gating_of
 from ..casts.rules import Quantized, empty_scales, empty_values, granularity
-from ..core.check.checks import Operand
+from ..core.call import CallPlan, Function, Key, plan_at, run
+from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
 from ..core.check.numbers import magnitude
 from ..core.check.recipes import PER_ROW, Scales
@@ -68,12 +73,10 @@ def silu_mul_cast_to_fp8(
         said = row_weights, masked_m, ends, limit, use_ue8m0, min_amax, mn_major, activation, alpha, beta, gran_k
         return operator(x, *said)  # type: ignore[no-any-return]
     alignment = get_mk_alignment_for_contiguous_layout()
-    gating = gating_of(activation, alpha, beta, limit)
-    problem = activation_problem(x, row_weights, masked_m, ends, gating, alignment)
-    return cast_activated(problem, use_ue8m0, min_amax, mn_major=mn_major, scaled=Scales(1, gran_k))
+    problem = ActivationProblem(x, row_weights, masked_m, ends, alignment, gating_of(activation, alpha, beta, limit))
+    return run(ACTIVATED, *_as_call(problem, use_ue8m0, min_amax, mn_major, gran_k))  # type: ignore[no-any-return]
 
 
-@torch.no_grad()
 def cast_activated(
     p: ActivationProblem,
     use_ue8m0: bool = False,
@@ -81,28 +84,71 @@ def cast_activated(
     *,
     mn_major: bool = False,
     scaled: Scales = PER_ROW,
+    is_dependent: bool = False,
 ) -> Quantized:
-    """Compute an activation that was checked. The host reads no value."""
+    """Check and compute an activation. The host reads no value of a GPU. `is_dependent`: as for `Kernel.run`."""
+    function = DEPENDENT if is_dependent else ACTIVATED
+    return run(function, *_as_call(p, use_ue8m0, min_amax, mn_major, scaled.columns))  # type: ignore[no-any-return]
+
+
+def _as_call(p: ActivationProblem, *said: Any) -> tuple[tuple[Tensor | None, ...], Key]:
+    *tensors, alignment, gating = p
+    are_there = [each is not None for each in tensors]
+    return tuple(tensors), (*said, alignment, *gating, *are_there)
+
+
+def _cast_activated(
+    x: Tensor,
+    row_weights: Tensor | None,
+    masked_m: Tensor | None,
+    ends: Tensor | None,
+    *said: Any,
+    is_dependent: bool = False,
+) -> tuple[Quantized, CallPlan | None]:
+    use_ue8m0, min_amax, mn_major, columns, alignment, *others = said
+    p = activation_problem(x, row_weights, masked_m, ends, Gating(*others[: len(Gating._fields)]), alignment)
+    with torch.no_grad():
+        return _compute(p, use_ue8m0, min_amax, mn_major, columns, is_dependent)
+
+
+def _tensors(*operands: Tensor | None) -> tuple[Tensor, ...]:
+    return tuple([x for x in operands if x is not None])
+
+
+ACTIVATED = Function(
+    _cast_activated,
+    lambda *call: _cast_activated(*call)[0],
+    _tensors,
+    lambda tensors: cuts_gradient(tensors[:2], ()),
+)
+DEPENDENT = replace(ACTIVATED, answer=partial(_cast_activated, is_dependent=True))
+
+
+def _compute(
+    p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, columns: int, is_dependent: bool
+) -> tuple[Quantized, CallPlan | None]:
     groups = p.masked_m if p.ends is None else p.ends
     if (
         has_kernels(p.x)
-        and scaled.columns in BLOCKS_OF_GROUPS
+        and columns in BLOCKS_OF_GROUPS
         and (groups is None or len(groups) <= MAX_GROUPS)
         and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
     ):
-        return _cast_by_kernel(p, use_ue8m0, magnitude("min_amax", min_amax), mn_major, scaled.columns)
+        return _cast_by_kernel(p, use_ue8m0, magnitude("min_amax", min_amax), mn_major, columns, is_dependent)
     y = activated(p.x, p.gating)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]
     is_defined = defined_rows(p)
     if is_defined is None:
-        return per_token_cast_to_fp8(y, use_ue8m0, scaled.columns, min_amax=min_amax, mn_major=mn_major)
+        return per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major), None
     y.masked_fill_(~is_defined[..., None], 0)
-    values, scales = per_token_cast_to_fp8(y, use_ue8m0, scaled.columns, min_amax=min_amax, mn_major=mn_major)
-    return values, scales.masked_fill_(~is_defined[..., None], 1)
+    values, scales = per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major)
+    return (values, scales.masked_fill_(~is_defined[..., None], 1)), None
 
 
-def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, block: int) -> Quantized:
+def _cast_by_kernel(
+    p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, block: int, is_dependent: bool
+) -> tuple[Quantized, CallPlan | None]:
     """Activate and cast on a GPU."""
     *rows, columns = p.x.shape
     values = empty_values((*rows, columns // 2), p.x)
@@ -120,8 +166,15 @@ def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_m
         alignment=p.alignment,
         block=block,
     )
-    cast_rows.run(cast)
-    return values, scales
+    given = _tensors(p.x, p.row_weights, p.masked_m, p.ends)
+    sizes, weights = (
+        () if x is None else (x,) for x in (p.ends if p.masked_m is None else p.masked_m, cast.row_weights)
+    )
+    names = "x", "values", "scales", *("sizes" for _ in sizes), *("row_weights" for _ in weights)
+    at = [(0, cast.x), (len(given), values), (len(given) + 1, scales)]
+    at += [*((len(given) - 1, x) for x in sizes), *((1, x) for x in weights)]
+    ready = cast_rows.run(cast, names, is_dependent=is_dependent)
+    return (values, scales), plan_at(ready, at, given, (values, scales))
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:

@@ -18,12 +18,12 @@ from ..gemm.packed import is_packed
 from ..gemm.rows.api import product_of_stacked_rows
 from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem
-from .routing import expert_rows, gather_cast_to_fp8, gather_weighted
+from .routing import expert_rows, gather_and_cast, sum_rows
 
 __all__ = ["experts", "experts_workspace_bytes"]
 
 MANY_ROWS = 2048
-"""From so many on rows of experts are activated where they are multiplied."""
+"""Rows of experts are activated where they are multiplied if there are so many or more."""
 
 
 def experts(
@@ -85,16 +85,21 @@ def compute_experts(p: ExpertsProblem) -> None:
     """Compute `experts`, part by part."""
     rows = expert_rows(p.topk_ids, p.num_experts)
     (_, of_x, _), (_, of_middle, _) = p.first, p.second
-    a = gather_cast_to_fp8(p.x, rows, mn_major=True, gran_k=of_x.columns)
-    middle = activations_of_rows(a, p.w1, rows, p.gating, recipes_for(p.first), of_middle)
-    y = product_of_rows(middle, p.w2, rows, recipes_for(p.second))
-    gather_weighted(y, rows, p.topk_weights, out=p.out)
+    # From here on each kernel is behind one of this call's, which waits for those before it. Of few rows it counts when
+    # a kernel begins, and when its weight is asked for.
+    is_dependent = rows.ids.shape[0] < MANY_ROWS
+    a = gather_and_cast(p.x, rows, of_x.columns, is_dependent=is_dependent)
+    middle = activations_of_rows(a, p.w1, rows, p.gating, recipes_for(p.first), of_middle, is_dependent=is_dependent)
+    y = product_of_rows(middle, p.w2, rows, recipes_for(p.second), is_behind_cast=is_dependent)
+    sum_rows(y, rows.row_of, p.topk_weights, p.out, is_dependent=is_dependent)
 
 
-def product_of_rows(a: Quantized, w: Operand, rows: ExpertRows, recipes: Recipes = NO_RECIPES) -> Tensor:
+def product_of_rows(
+    a: Quantized, w: Operand, rows: ExpertRows, recipes: Recipes = NO_RECIPES, *, is_behind_cast: bool = False
+) -> Tensor:
     """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are."""
     d = torch.empty((a[0].shape[0], w[0].shape[1]), dtype=torch.bfloat16, device=a[0].device)
-    product_of_stacked_rows(a, w, d, rows.ids, recipes)
+    product_of_stacked_rows(a, w, d, rows.ids, recipes, is_behind_cast=is_behind_cast)
     return d
 
 
@@ -105,6 +110,8 @@ def activations_of_rows(
     gating: Gating,
     recipes: Recipes = NO_RECIPES,
     of_middle: Scales = PER_ROW,
+    *,
+    is_dependent: bool = False,
 ) -> Quantized:
     """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
 
@@ -117,7 +124,8 @@ def activations_of_rows(
     is_usual = recipes == NO_RECIPES and of_middle == PER_ROW and not is_packed(w)
     in_product = gating.is_silu and is_usual and activates_in_product(values.shape[0], intermediate)
     if not has_kernel or not in_product:
-        return activate_rows(product_of_rows(a, w, rows, recipes), rows, gating, of_middle)
+        h = product_of_rows(a, w, rows, recipes, is_behind_cast=is_dependent)
+        return activate_rows(h, rows, gating, of_middle, is_dependent=is_dependent)
     d = torch.empty((values.shape[0], intermediate), dtype=values.dtype, device=values.device)
     scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
     activated_product_of_rows(a, w, (d, scales), rows.ids, limit=gating.limit, gates_apart=True)
@@ -129,9 +137,12 @@ def activates_in_product(rows: int, intermediate: int) -> bool:
     return rows >= MANY_ROWS and intermediate % SCALE_BLOCK == 0
 
 
-def activate_rows(h: Tensor, rows: ExpertRows, gating: Gating, scaled: Scales = PER_ROW) -> Quantized:
+def activate_rows(
+    h: Tensor, rows: ExpertRows, gating: Gating, scaled: Scales = PER_ROW, *, is_dependent: bool = False
+) -> Quantized:
     """Compute `silu_mul_cast_to_fp8` of rows that are stacked without gaps, whatever alignment is set."""
-    return cast_activated(ActivationProblem(h, None, None, rows.ends, 1, gating), mn_major=True, scaled=scaled)
+    p = ActivationProblem(h, None, None, rows.ends, 1, gating)
+    return cast_activated(p, mn_major=True, scaled=scaled, is_dependent=is_dependent)
 
 
 def experts_workspace_bytes(

@@ -21,7 +21,7 @@ WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class ExpertRows(NamedTuple):
-    """Which row each route of a token has, the rows being stacked by expert without gaps.
+    """The row that each route of a token has, the rows being stacked by expert without gaps.
 
     A route is one expert of one token. There are as many rows as routes; routes without an expert have none, so the
     last rows may be without a token.

@@ -140,18 +140,25 @@ KERNEL: Kernel[GatherConfig] = Kernel("gather_weighted", PARAMS, reachable_gathe
 MANY: Kernel[ManyConfig] = Kernel("gather_weighted_many", PARAMS, reachable_many, bulk_copies=1)
 
 
-def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
-    """Sum up each token's rows on the GPU that they are on. `row_of` is contiguous, and so are rows of `weights`."""
+def run(
+    y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False
+) -> tuple[Prepared[GatherConfig] | Prepared[ManyConfig] | None, int]:
+    """Sum up each token's rows on the GPU that they are on. `row_of` is contiguous, and so are rows of `weights`.
+
+    Give what `Kernel.run` gives for other addresses, and how many CTAs it takes.
+    """
     if out.numel() == 0:
-        return
+        return None, 0
     device, (tokens, n) = y.get_device(), out.shape
     num_sms = num_sms_of(gpu_of(device).num_sms)
     config = config_of(None if weights is None else weights.dtype, tokens, n, num_sms)
     params = params_of(y, row_of, weights, out)
+    changing = ("y", "row_of", "out") if weights is None else ("y", "row_of", "weights", "out")
     if isinstance(config, GatherConfig):
-        KERNEL.run(config, params, grid(config, tokens, n), device)
-    else:
-        MANY.run(config, params, config.ctas_per_sm * num_sms, device)
+        ctas = grid(config, tokens, n)
+        return KERNEL.run(config, params, ctas, device, changing, is_dependent=is_dependent), ctas
+    ctas = config.ctas_per_sm * num_sms
+    return MANY.run(config, params, ctas, device, changing, is_dependent=is_dependent), ctas
 
 
 def sums_at(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> ByRows:

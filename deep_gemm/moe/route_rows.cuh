@@ -13,41 +13,47 @@ constexpr uint32_t kWarps = kNumThreads / 32;
 
 struct SharedStorage {
   uint32_t total[kMaxExperts], before[kMaxExperts];  // routes of each expert: of all, of the CTAs before
-  uint32_t start[kMaxExperts];                       // its first row
   uint32_t next[kWarps][kMaxExperts];  // routes of each expert that a warp has; then the row of the first of them
-  uint32_t used;                       // rows that have a token
+  uint32_t of_warp[kWarps];            // routes of the experts that a warp's threads have
 };
+static_assert(kWarps == 32 && kMaxExperts <= kNumThreads, "a lane for each warp, and a thread for each expert");
 static_assert(sizeof(SharedStorage) == kSharedBytes, "RouteConfig.shared_bytes and SharedStorage differ");
 
 #include TOTALS  // find_totals: adds to `total` and `before`, which are zero
 
-// Sums of the totals before each expert, by one warp, 32 experts at a time.
-DEVICE void find_starts(const RouteParams& p, SharedStorage& shared) {
-  const uint32_t lane = ptx::lane_index();
-  uint32_t used = 0;
-  for (uint32_t first = 0; first < p.num_experts; first += 32) {
-    const uint32_t expert = first + lane;
-    const uint32_t own = expert < p.num_experts ? ptx::ld_shared_b32(&shared.total[expert]) : 0;
-    uint32_t sum = own;  // of this lane's and of those below
+struct Starts {
+  uint32_t own, used;  // where this thread's expert starts; rows that have a token
+};
+
+// Sums up the totals before each expert, of which a thread has one: in each warp, then over the warps.
+DEVICE Starts find_starts(SharedStorage& shared, uint32_t total) {
+  const uint32_t lane = ptx::lane_index(), warp = ptx::thread_index() / 32;
+  const auto sum_up_to_lane = [&](uint32_t sum) {
 #pragma unroll
     for (uint32_t distance = 1; distance < 32; distance *= 2) {
       const uint32_t below = ptx::shfl_sync(sum, lane - distance);
       sum += lane >= distance ? below : 0;
     }
-    if (expert < p.num_experts) ptx::st_shared_b32(&shared.start[expert], used + sum - own);
-    used += ptx::shfl_sync(sum, 31);
-  }
-  if (lane == 0) ptx::st_shared_b32(&shared.used, used);
+    return sum;
+  };
+  const uint32_t in_warp = sum_up_to_lane(total);
+  if (lane == 31) ptx::st_shared_b32(&shared.of_warp[warp], in_warp);
+  ptx::syncthreads();
+  const uint32_t of_warps = sum_up_to_lane(ptx::ld_shared_b32(&shared.of_warp[lane])), before = ptx::shfl_sync(of_warps, warp - 1);
+  return {(warp > 0 ? before : 0) + in_warp - total, ptx::shfl_sync(of_warps, 31)};
 }
 
 KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const uint32_t thread = ptx::thread_index(), warp = thread / 32, lane = ptx::lane_index();
   const uint32_t route = ptx::block_index() * kNumThreads + thread;
-  for (uint32_t expert = thread; expert < p.num_experts; expert += kNumThreads) {
-    ptx::st_shared_b32(&shared.total[expert], 0);
-    ptx::st_shared_b32(&shared.before[expert], 0);
-    for (uint32_t w = 0; w < kWarps; ++w) ptx::st_shared_b32(&shared.next[w][expert], 0);
+  const uint32_t left = ceil_div(p.num_routes - ptx::block_index() * kNumThreads, 32);
+  const uint32_t warps = left < kWarps ? left : kWarps;  // that have routes
+  const bool has_expert = thread < p.num_experts;
+  if (has_expert) {
+    ptx::st_shared_b32(&shared.total[thread], 0);
+    ptx::st_shared_b32(&shared.before[thread], 0);
+    for (uint32_t w = 0; w < warps; ++w) ptx::st_shared_b32(&shared.next[w][thread], 0);
   }
   ptx::syncthreads();
 
@@ -59,20 +65,18 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   if (expert != kNoExpert && rank == 0) ptx::st_shared_b32(&shared.next[warp][expert], ptx::popc(same));
   ptx::syncthreads();
 
-  if (warp == 0) find_starts(p, shared);
-  ptx::syncthreads();
-
-  for (uint32_t of = thread; of < p.num_experts; of += kNumThreads) {
-    const uint32_t start = ptx::ld_shared_b32(&shared.start[of]), total = ptx::ld_shared_b32(&shared.total[of]);
-    uint32_t row = start + ptx::ld_shared_b32(&shared.before[of]);
-    for (uint32_t w = 0; w < kWarps; ++w) {
-      const uint32_t routes = ptx::ld_shared_b32(&shared.next[w][of]);
-      ptx::st_shared_b32(&shared.next[w][of], row);
+  const uint32_t total = has_expert ? ptx::ld_shared_b32(&shared.total[thread]) : 0;
+  const Starts start = find_starts(shared, total);
+  if (has_expert) {
+    uint32_t row = start.own + ptx::ld_shared_b32(&shared.before[thread]);
+    for (uint32_t w = 0; w < warps; ++w) {
+      const uint32_t routes = ptx::ld_shared_b32(&shared.next[w][thread]);
+      ptx::st_shared_b32(&shared.next[w][thread], row);
       row += routes;
     }
     if (ptx::block_index() == 0) {
-      ptx::st_global_b32(p.counts + of, total);
-      ptx::st_global_b32(p.ends + of, start + total);
+      ptx::st_global_b32(p.counts + thread, total);
+      ptx::st_global_b32(p.ends + thread, start.own + total);
     }
   }
   ptx::syncthreads();
@@ -90,7 +94,7 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   } else {
     ptx::st_global_b32(p.row_of + route, ~0u);
   }
-  if (route >= ptx::ld_shared_b32(&shared.used)) {  // a row without a token has the number of some route, as any row
+  if (route >= start.used) {  // a row without a token has the number of some route, as any row
     ptx::st_global_b32(p.token_of + route, ~0u);
     ptx::st_global_b32(p.ids + route, ~0u);
   }

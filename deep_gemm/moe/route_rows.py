@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
-from ..core.kernel import Config, Kernel
+from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 from ..gemm.config_fetched import ROWS_OF_PART
 from .check import ExpertRows
@@ -38,7 +38,7 @@ PARAMS = Params(
 )
 """`RouteParams` of moe/route/params.cuh, of both kernels."""
 MAX_EXPERTS = (64, 256, 1024)
-"""For how many experts there are configurations, at most: each thinks of as many."""
+"""The most experts of each configuration; its kernel counts as many."""
 ID_BYTES = (4, 8)
 PART = 1024
 """Routes of a part: those that a CTA gives rows to. A CTA that counts all of them takes longer with each part."""
@@ -47,7 +47,7 @@ PARTS_ALONE = 8
 
 
 class Totals(Enum):
-    """How a CTA of route_rows finds the routes of each expert. The value names the source in cuda/route/."""
+    """Ways in which a CTA of route_rows finds the routes of each expert. The value names the source in cuda/route/."""
 
     COUNTED = "count_all"
     """It counts all of them."""
@@ -72,7 +72,8 @@ class RouteConfig(Config):
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in moe/route_rows.cuh, which asserts that it is the same."""
-        return (3 + self.num_threads // 32) * self.max_experts * 4 + 4
+        warps = self.num_threads // 32
+        return (2 + warps) * self.max_experts * 4 + warps * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
@@ -171,21 +172,45 @@ class RouteProblem:
         return p
 
 
-def run(p: RouteProblem) -> None:
-    """Give each route a row, on the GPU that the ids are on."""
+CHANGING = ("topk_ids", "counts", "ends", "row_of", "token_of", "ids")
+"""Addresses of a call."""
+
+
+class ByParts(NamedTuple):
+    """Both kernels, prepared for routes of so many parts."""
+
+    kernels: tuple[Prepared[Any], Prepared[Any]]
+    num_experts: int
+    device: torch.device
+
+    def launch(self, parts: int, *at: int) -> None:
+        """Launch them at addresses of a call."""
+        of_parts = empty("counts of routes", (parts, self.num_experts), torch.int32, self.device)
+        for kernel in self.kernels:
+            kernel.launch(parts, *at, of_parts.data_ptr())
+
+
+def run(p: RouteProblem) -> tuple[Prepared[Any] | ByParts | None, int]:
+    """Give each route a row, on the GPU that the ids are on.
+
+    Give the launch prepared for other addresses, if `WISHES` say so, and how many CTAs it takes.
+    """
     if p.topk_ids.numel() == 0:
         p.counts.zero_()
         p.ends.zero_()
-        return
+        return None, 0
     id_bytes, num_routes, device = p.topk_ids.element_size(), p.topk_ids.numel(), p.topk_ids.get_device()
     config = config_of(id_bytes, p.num_experts, totals_for(num_routes))
     if config.totals == Totals.COUNTED:
-        KERNEL.run(config, params_of(p), grid(num_routes), device)
-        return
+        return KERNEL.run(config, params_of(p), grid(num_routes), device, CHANGING), grid(num_routes)
     of_parts = empty("counts of routes", (grid(num_routes), p.num_experts), torch.int32, p.topk_ids.device)
     params = params_of(p, of_parts.data_ptr())
-    COUNTER.run(CountConfig(id_bytes), params, grid(num_routes), device)
-    KERNEL.run(config, params, grid(num_routes), device, is_dependent=True)
+    changing = (*CHANGING, "of_parts")
+    counter = COUNTER.run(CountConfig(id_bytes), params, grid(num_routes), device, changing)
+    router = KERNEL.run(config, params, grid(num_routes), device, changing, is_dependent=True)
+    if counter is None or router is None:
+        return None, 0
+    return ByParts((counter, router), p.num_experts, p.topk_ids.device), grid(num_routes)
 
 
 class RoutesAt:
@@ -238,7 +263,7 @@ def num_arrivals(num_routes: int) -> int:
 
 
 def totals_for(num_routes: int) -> Totals:
-    """How totals of so many routes are found sooner."""
+    """Say how totals of so many routes are found sooner."""
     return Totals.COUNTED if grid(num_routes) <= PARTS_ALONE else Totals.OF_PARTS
 
 

@@ -5,6 +5,10 @@ The host reads no value of a GPU, so a CUDA graph is captured once and replayed 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,10 +17,10 @@ from ..casts.by_kernels import as_rows, has_kernels
 from ..casts.cast_rows import BLOCKS_OF_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.rules import Quantized, empty_scales, empty_values, granularity
+from ..core.call import CallPlan, Function, Launches, as_they_are, never, plan_at, run
+from ..core.check.checks import cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..core.check.numbers import magnitude
-from ..core.check.recipes import PER_ROW, Scales
-from ..core.check.tracing import is_dispatched
 from ..core.gpu import is_hopper
 from . import gather_weighted as gather_weighted_kernel
 from . import route_rows
@@ -42,12 +46,24 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     >>> rows.ids.tolist(), rows.token_of.tolist()
     ([0, 2, 2, -1], [0, 0, 1, -1])
     """
-    if is_dispatched(topk_ids):
-        return ExpertRows(*torch.ops.deep_gemm.expert_rows.default(topk_ids, num_experts))
+    return run(STACKED, (topk_ids,), (num_experts,))  # type: ignore[no-any-return]
+
+
+def _expert_rows(topk_ids: Tensor, num_experts: int) -> tuple[ExpertRows, CallPlan | None]:
     num_experts = check_routes(topk_ids, num_experts)
-    if _routes_have_kernel(topk_ids, num_experts):
-        return _stacked(route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts))
-    return _stacked_by_torch(topk_ids, num_experts, 0)
+    if not _routes_have_kernel(topk_ids, num_experts):
+        return _stacked_by_torch(topk_ids, num_experts, 0), None
+    p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts)
+    ready = route_rows.run(p)
+    return p.rows, plan_at(ready, [*enumerate((p.topk_ids, *p.rows))], (topk_ids,), p.rows, result=ExpertRows._make)
+
+
+STACKED = Function(
+    _expert_rows,
+    lambda *call: ExpertRows(*torch.ops.deep_gemm.expert_rows.default(*call)),
+    lambda topk_ids: (topk_ids,),
+    never,
+)
 
 
 def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0, used: int | None = None) -> ExpertRows:
@@ -109,33 +125,65 @@ def gather_cast_to_fp8(
     >>> values.float().tolist(), scales.tolist()
     ([[448.0], [448.0]], [[2.0], [1.0]])
     """
-    gran_k = granularity(gran_k)
-    if is_dispatched(x):
-        operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
-        return operator(x, [*check_rows(rows)], use_ue8m0, min_amax, mn_major, gran_k)  # type: ignore[no-any-return]
-    check_gather(x, rows)
-    return gather_and_cast(x, rows, use_ue8m0, min_amax, mn_major, Scales(1, gran_k))
+    return run(GATHERED, (x, rows), (use_ue8m0, min_amax, mn_major, gran_k))  # type: ignore[no-any-return]
+
+
+def gather_and_cast(x: Tensor, rows: ExpertRows, gran_k: int, *, is_dependent: bool) -> Quantized:
+    """Compute `gather_cast_to_fp8` for a product; `is_dependent`: as for `Kernel.run`."""
+    function = DEPENDENT_GATHERED if is_dependent else GATHERED
+    return run(function, (x, rows), (False, 0.0, True, gran_k))  # type: ignore[no-any-return]
+
+
+def _gather_as_operator(x: Tensor, rows: ExpertRows, *said: Any) -> Quantized:
+    *others, gran_k = said
+    operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
+    return operator(x, [*check_rows(rows)], *others, granularity(gran_k))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
-def gather_and_cast(
-    x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, scaled: Scales = PER_ROW
-) -> Quantized:
-    """Compute `gather_cast_to_fp8` of what was checked."""
-    if has_kernels(x) and scaled.columns in BLOCKS_OF_GROUPS:
+def _gather_and_cast(
+    x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, gran_k: int, *, is_dependent: bool
+) -> tuple[Quantized, CallPlan | None]:
+    block = granularity(gran_k)
+    if has_kernels(x) and block in BLOCKS_OF_GROUPS:
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
         is_few = rows.token_of.shape[0] <= MANY_ROWS
         num_rows, k = rows.token_of.shape[0], x.shape[1]
-        values, block = empty_values((num_rows, k), x), scaled.columns
+        values = empty_values((num_rows, k), x)
         scales = empty_scales((num_rows,), k, x, mn_major=is_few and mn_major, gran_k=block)
-        least, row_of = magnitude("min_amax", min_amax), rows.row_of.contiguous()
-        cast_rows.run(RowCast(as_rows(x), values, scales, least, use_ue8m0, row_of=row_of, block=block))
-        return values, lay_scales.laid_out(scales) if mn_major and not is_few else scales
-    values, scales = per_token_cast_to_fp8(x, use_ue8m0, scaled.columns, min_amax=min_amax)
+        least, row_of, tokens = magnitude("min_amax", min_amax), rows.row_of.contiguous(), as_rows(x)
+        cast = RowCast(tokens, values, scales, least, use_ue8m0, row_of=row_of, block=block)
+        ready = cast_rows.run(cast, ("x", "values", "scales", "row_of"), is_dependent=is_dependent)
+        made = values, scales
+        result = _with_scales_laid_out if mn_major and not is_few else as_they_are
+        launched = [(0, tokens), (6, values), (7, scales), (3, row_of)]
+        return result(made), plan_at(ready, launched, (x, *rows), made, result=result)
+    values, scales = per_token_cast_to_fp8(x, use_ue8m0, block, min_amax=min_amax)
     token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
     gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
     scales = scales.index_select(0, token).masked_fill_(has_none, 1)
-    return gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales
+    return (gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales), None
+
+
+def _with_scales_laid_out(made: tuple[Tensor, ...]) -> Quantized:
+    values, scales = made
+    return values, lay_scales.laid_out(scales)
+
+
+def _gather_checked(
+    x: Tensor, rows: ExpertRows, *said: Any, is_dependent: bool = False
+) -> tuple[Quantized, CallPlan | None]:
+    check_gather(x, rows)
+    return _gather_and_cast(x, rows, *said, is_dependent=is_dependent)
+
+
+GATHERED = Function(
+    _gather_checked,
+    _gather_as_operator,
+    lambda x, rows: (x, rows.counts, rows.ends, rows.row_of, rows.token_of, rows.ids),
+    lambda tensors: cuts_gradient(tensors[:1], ()),
+)
+DEPENDENT_GATHERED = replace(GATHERED, answer=partial(_gather_checked, is_dependent=True))
 
 
 def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
@@ -156,26 +204,87 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, *, out: T
     >>> gather_weighted(y, rows, torch.tensor([[0.5, 3.0], [1.0, torch.nan]]))[:, 0].tolist()
     [5.0, 2.0]
     """
-    if is_dispatched(y):
-        operator = torch.ops.deep_gemm.gather_weighted
-        if out is None:
-            return operator.default(y, [*check_rows(rows)], topk_weights)  # type: ignore[no-any-return]
-        operator.into(y, [*check_rows(rows)], topk_weights, out)
-        return None
+    return run(WEIGHTED, (y, rows, topk_weights, out))  # type: ignore[no-any-return]
+
+
+def _weighted_as_operator(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
+    operator = torch.ops.deep_gemm.gather_weighted
+    if out is None:
+        return operator.default(y, [*check_rows(rows)], topk_weights)  # type: ignore[no-any-return]
+    operator.into(y, [*check_rows(rows)], topk_weights, out)
+    return None
+
+
+def _weighted(
+    y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None
+) -> tuple[Tensor | None, CallPlan | None]:
     check_weighted(y, rows, topk_weights, out)
-    made = sum_rows(y, rows.row_of, topk_weights, out)
-    return made if out is None else None
+    given = _tensors_of_weighted(y, rows, topk_weights, out)
+    d, ready, at = _sum_rows(y, rows.row_of, topk_weights, out)
+    launched = [*zip((0, 3, 6, 7), at, strict=False)]
+    if out is None:
+        return d, plan_at(ready, launched, given, (d,))
+    return None, plan_at(ready, launched, given, outputs=(7,))
+
+
+def _tensors_of_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> tuple[Tensor, ...]:
+    inputs = y, rows.counts, rows.ends, rows.row_of, rows.token_of, rows.ids, topk_weights
+    return inputs if out is None else (*inputs, out)
+
+
+WEIGHTED = Function(
+    _weighted,
+    _weighted_as_operator,
+    _tensors_of_weighted,
+    lambda tensors: cuts_gradient((tensors[0], tensors[6]), tensors[7:]),
+)
+
+
+def sum_rows(
+    y: Tensor,
+    row_of: Tensor,
+    weights: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    is_dependent: bool = False,
+) -> Tensor:
+    """Compute `gather_weighted` of what nobody has to check; `weights` None: each is 1. Gives the output.
+
+    `is_dependent`: as for `Kernel.run`.
+    """
+    function, are_there = DEPENDENT_SUMMED if is_dependent else SUMMED, (weights is not None, out is not None)
+    made: Tensor = run(function, (y, row_of, weights, out), are_there)
+    return made if out is None else out
+
+
+def _sum(
+    y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, *are_there: bool, is_dependent: bool = False
+) -> tuple[Tensor, CallPlan | None]:
+    d, ready, at = _sum_rows(y, row_of, weights, out, is_dependent)
+    given = _tensors_of_sum(y, row_of, weights, out)
+    made, outputs = ((d,), ()) if out is None else ((), (len(given) - 1,))
+    return d, plan_at(ready, [*enumerate(at)], given, made, outputs)
+
+
+def _tensors_of_sum(*operands: Tensor | None) -> tuple[Tensor, ...]:
+    return tuple([x for x in operands if x is not None])
+
+
+SUMMED = Function(_sum, lambda *call: _sum(*call)[0], _tensors_of_sum)
+DEPENDENT_SUMMED = replace(SUMMED, answer=partial(_sum, is_dependent=True))
 
 
 @torch.no_grad()
-def sum_rows(y: Tensor, row_of: Tensor, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """Compute `gather_weighted` of what nobody has to check; `weights` None: each is 1. Gives the output."""
-    out = torch.empty(row_of.shape[0], y.shape[1], dtype=torch.bfloat16, device=y.device) if out is None else out
-    if _has_kernel(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y):
-        weights = None if weights is None else with_contiguous_rows(weights)
-        gather_weighted_kernel.run(y, row_of.contiguous(), weights, out)
-        return out
-    return out.copy_(weighted_sum(y, row_of, weights))
+def _sum_rows(
+    y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, is_dependent: bool = False
+) -> tuple[Tensor, tuple[Launches | None, int], tuple[Tensor, ...]]:
+    """Give the sums, and the launch that computed them with the tensors at whose addresses it went, if one did."""
+    d = torch.empty(row_of.shape[0], y.shape[1], dtype=torch.bfloat16, device=y.device) if out is None else out
+    if not (_has_kernel(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y)):
+        return d.copy_(weighted_sum(y, row_of, weights)), (None, 0), ()
+    row_of, weights = row_of.contiguous(), None if weights is None else with_contiguous_rows(weights)
+    ready = gather_weighted_kernel.run(y, row_of, weights, d, is_dependent=is_dependent)
+    return d, ready, (y, row_of, d) if weights is None else (y, row_of, weights, d)
 
 
 def with_contiguous_rows(x: Tensor) -> Tensor:

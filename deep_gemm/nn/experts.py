@@ -19,6 +19,7 @@ from math import prod, sqrt
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -215,6 +216,7 @@ def gradients(
     """Compute the gradients that are needed, in these types."""
     needs_x, needs_p, needs_w1, needs_w2 = needs
     groups, p = GroupedRows(rows.counts, rows.ends, rows.token_of), of_rows(topk_weights.float(), rows)
+    depths = groups.depths
     ds = of_x = of_p = of_w1 = of_w2 = None
     if w2 is not None:  # one of the first three needs it
         a = gather_cast_to_fp8(grad.contiguous(), rows, mn_major=True)
@@ -228,7 +230,7 @@ def gradients(
         of_p = of_routes(of_p_of_rows, rows).to(types[1])
     # One after the other, so that few operands are there at a time.
     if needs_w2 and s_columns is not None:
-        of_w2 = weight_gradient(cast_along_groups(grad, groups, p), s_columns, groups, types[3], main_grads[1])
+        of_w2 = weight_gradient(cast_along_groups(grad, groups, p), s_columns, depths, types[3], main_grads[1])
     del s_columns
     if needs_x and dh is not None and w1 is not None:
         dx = product_of_rows(dh, cast_transposed(w1), rows)
@@ -236,31 +238,30 @@ def gradients(
         del dx
     del dh
     if needs_w1 and dh_columns is not None and x is not None:
-        of_w1 = weight_gradient(dh_columns, cast_along_groups(x, groups), groups, types[2], main_grads[0])
+        of_w1 = weight_gradient(dh_columns, cast_along_groups(x, groups), depths, types[2], main_grads[0])
     return of_x, of_p, of_w1, of_w2
 
 
 def weight_gradient(
-    a: Quantized, b: Quantized, groups: GroupedRows, dtype: torch.dtype, main_grad: Tensor | None
+    a: Quantized, b: Quantized, depths: Tensor, dtype: torch.dtype, main_grad: Tensor | None
 ) -> Tensor | None:
-    """Compute a @ b.T along each group's rows: added to `main_grad`, else returned in `dtype`."""
+    """Compute a @ b.T along groups of these depths: added to `main_grad`, else returned in `dtype`."""
     if main_grad is not None:
-        k_grouped_fp8_gemm_nt_contiguous(a, b, main_grad, None, groups.depths, main_grad)
+        k_grouped_fp8_gemm_nt_contiguous(a, b, main_grad, None, depths, main_grad)
         return None
-    shape = groups.ends.numel(), a[1].shape[0], b[1].shape[0]
+    shape = depths.shape[0], a[1].shape[0], b[1].shape[0]
     d = torch.empty(shape, dtype=output_type(dtype), device=a[0].device)
-    k_grouped_fp8_gemm_nt_contiguous(a, b, d, None, groups.depths)
+    k_grouped_fp8_gemm_nt_contiguous(a, b, d, None, depths)
     return d.to(dtype)
 
 
 def of_rows(x: Tensor, rows: ExpertRows) -> Tensor:
-    """Give each row what its route has; 0 where a row has no route. The host reads nothing."""
-    num_rows = len(rows.ids)
-    to = torch.where(rows.row_of < 0, num_rows, rows.row_of).flatten().long()  # routes without a row share the last
-    return x.new_zeros(num_rows + 1).scatter_(0, to, x.flatten())[:num_rows]
+    """Give each row what its route has, and anything where a row has no route. The host reads nothing."""
+    found = x.new_empty(rows.ids.shape[0] + 1)
+    found[rows.row_of] = x  # routes without a row, which have -1, share the last
+    return found[:-1]
 
 
 def of_routes(x: Tensor, rows: ExpertRows) -> Tensor:
     """Give each route what its row has; 0 where a route has no row."""
-    found = x.new_zeros(rows.row_of.shape) if len(x) == 0 else x[rows.row_of.clamp_min(0).long()]
-    return found.masked_fill(rows.row_of < 0, 0)
+    return F.pad(x, (0, 1))[rows.row_of]  # routes without a row have -1, which is the zero

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.integers import integer_in_range
+from ..core.check.tracing import is_dynamo_compiling
 
 WEIGHT_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -24,6 +25,8 @@ def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Tensor:
+        if not is_dynamo_compiling():
+            return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)
@@ -68,7 +71,10 @@ def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:
         return None
     buffer = getattr(weight, "main_grad", None)
     if not isinstance(buffer, Tensor):
-        raise ValueError(f"{name}.main_grad: expected a tensor, because accumulates_main_grad is set, got {buffer!r}")
+        raise ValueError(
+            f"{name}.main_grad: expected a tensor, because accumulates_main_grad is set, got {buffer!r}: a weight that "
+            "FSDP2 gathers has none"
+        )
     if buffer.shape != weight.shape or buffer.dtype != torch.float32:
         raise ValueError(
             f"{name}.main_grad: expected shape {tuple(weight.shape)} and dtype torch.float32, "

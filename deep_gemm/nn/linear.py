@@ -82,19 +82,19 @@ class Linear(torch.nn.Linear):
         x = as_autocast_says(input)
         if x.dim() < 1 or x.shape[-1] != self.in_features:
             raise ValueError(f"input: expected shape (..., {self.in_features}), got {tuple(x.shape)}")
-        needs_gradient = wants_gradient(x, self.weight, self.bias)
+        weight, bias = self.weight, self.bias
+        needs_gradient = wants_gradient(x, weight, bias)
         if not needs_gradient and not is_dispatched(x):
-            return forward_alone(x, self.weight, self.bias)
-        needs_weight = needs_gradient and self.weight.requires_grad
-        main_grad = main_grad_of("weight", self.weight, self.accumulates_main_grad and needs_weight)
-        rows = x.reshape(-1, self.in_features)
+            return forward_alone(x, weight, bias)
+        needs_weight = needs_gradient and weight.requires_grad
+        main_grad = main_grad_of("weight", weight, self.accumulates_main_grad and needs_weight)
         if main_grad is not None:
-            d = apply_beside_main_grad(rows, self.weight, self.bias, main_grad)
-        elif is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
-            know_shardings()
-            d, *_ = torch.ops.deep_gemm.nn_linear_rows(rows, self.weight, self.bias, int(needs_weight))
-        else:
-            d = _Linear.apply(rows, self.weight, self.bias, None)  # type: ignore[no-untyped-call]
+            return apply_beside_main_grad(x, weight, bias, main_grad)
+        if not is_dispatched(x):
+            return _Linear.apply(x, weight, bias, None)  # type: ignore[no-any-return, no-untyped-call]
+        know_shardings()  # an operator of nn/ops.py, with a formula for its gradients
+        rows = x.reshape(-1, self.in_features)
+        d, *_ = torch.ops.deep_gemm.nn_linear_rows(rows, weight, bias, int(needs_weight))
         return in_shape(d, (*x.shape[:-1], self.out_features))
 
 
@@ -109,16 +109,14 @@ def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the layer where nobody wants a gradient."""
     w = per_block_cast_to_fp8(weight)
     if x.dtype != torch.bfloat16:
-        rows = x.reshape(-1, x.shape[-1])
-        d = product(per_token_cast_to_fp8(rows, mn_major=True), w, bias, x.dtype)
-        return d.view(*x.shape[:-1], weight.shape[0])
+        return product(per_token_cast_to_fp8(as_matrix(x), mn_major=True), w, bias, x)
     out = linear(x, w, bias=None if bias is None else bias.to(x.dtype))
     assert out is not None
     return out
 
 
 class _Linear(torch.autograd.Function):
-    """The three products of rows. What nobody needs is neither computed nor saved."""
+    """The three products of `[..., k]`. What nobody needs is neither computed nor saved."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None) -> Tensor:
@@ -126,9 +124,8 @@ class _Linear(torch.autograd.Function):
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         d, columns = with_columns(x, weight, bias, needs_weight)
         ctx.save_for_backward(*(columns or (None, None)), weight if needs_x else None)
-        ctx.x_dtype, ctx.main_grad = x.dtype, main_grad
-        ctx.weight_dtype = weight.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.x_shape, ctx.main_grad = x.shape, main_grad
+        ctx.types = x.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.marked = weight if main_grad is not None else None
         return d
 
@@ -139,20 +136,25 @@ class _Linear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         values, scales, weight = ctx.saved_tensors
         columns = (values, scales) if needs_weight else None
-        of_x, of_weight = gradients(
-            grad, weight if needs_x else None, columns, ctx.x_dtype, ctx.weight_dtype, ctx.main_grad
-        )
+        x_dtype, weight_dtype, bias_dtype = ctx.types
+        rows = as_matrix(grad)
+        of_x, of_weight = gradients(rows, weight if needs_x else None, columns, x_dtype, weight_dtype, ctx.main_grad)
         if ctx.marked is not None:
             of_weight = gradient_beside_main_grad(ctx.marked)
-        of_bias = grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
-        return of_x, of_weight, of_bias, None
+        of_bias = rows.sum(0, dtype=torch.float32).to(bias_dtype) if needs_bias else None
+        return None if of_x is None else of_x.view(ctx.x_shape), of_weight, of_bias, None
 
 
 def with_columns(x: Tensor, weight: Tensor, bias: Tensor | None, columns_too: bool) -> tuple[Tensor, Quantized | None]:
-    """Compute the layer of rows, and the cast of x along tokens that the weight's gradient takes."""
-    a, columns = casts(x, rows_too=True, columns_too=columns_too)
+    """Compute the layer of `[..., k]`, and the cast of x along tokens that the weight's gradient takes."""
+    a, columns = casts(as_matrix(x), rows_too=True, columns_too=columns_too)
     assert a is not None
-    return product(a, per_block_cast_to_fp8(weight), bias, x.dtype), columns
+    return product(a, per_block_cast_to_fp8(weight), bias, x), columns
+
+
+def as_matrix(x: Tensor) -> Tensor:
+    """See `[..., k]` as a matrix of all its rows."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
 def gradients(
@@ -173,13 +175,17 @@ def gradients(
     return of_x, of_weight
 
 
-def product(a: Operand, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Compute a @ w.T + bias in a type, to which the bias is rounded before, as autocast does, and the sum then."""
-    d = torch.empty(a[0].shape[0], w[0].shape[0], dtype=output_type(dtype), device=a[0].device)
+def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor) -> Tensor:
+    """Compute a @ w.T + bias for a cast x, in its shape and type, to which the bias and then the sum are rounded.
+
+    The result is no view: autograd refuses changes in place of a view that a Function made.
+    """
+    d = torch.empty((*x.shape[:-1], w[0].shape[0]), dtype=output_type(x.dtype), device=x.device)
     if bias is not None:
         d.copy_(bias.expand_as(d))
-    fp8_gemm_nt(a, w, d, None if bias is None else d)
-    return d.to(dtype)
+    rows = as_matrix(d)
+    fp8_gemm_nt(a, w, rows, None if bias is None else rows)
+    return d.to(x.dtype)
 
 
 def casts(x: Tensor, *, rows_too: bool, columns_too: bool) -> tuple[Quantized | None, Quantized | None]:
@@ -189,13 +195,13 @@ def casts(x: Tensor, *, rows_too: bool, columns_too: bool) -> tuple[Quantized | 
     """
     if not columns_too:
         return per_token_cast_to_fp8(x, mn_major=True) if rows_too else None, None
-    tokens = len(x)
+    tokens = x.shape[0]
     more = -tokens % K_MULTIPLE
     whole = F.pad(x, (0, 0, 0, more)) if more else x
     if not rows_too:
         return None, per_token_cast_to_fp8(whole.t(), mn_major=True)
-    (values, scales), columns = cast_both_to_fp8(whole)
-    return (values[:tokens], scales[:tokens]), columns
+    of_rows, columns = cast_both_to_fp8(whole)
+    return (of_rows[0][:tokens], of_rows[1][:tokens]) if more else of_rows, columns
 
 
 def weight_gradient(grad: Operand, x: Operand, dtype: torch.dtype, main_grad: Tensor | None) -> Tensor | None:

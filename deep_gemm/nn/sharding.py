@@ -1,4 +1,4 @@
-"""How DTensor shards the operators of `Linear` over the GPUs of a tensor-parallel group.
+"""Tell DTensor how to shard the operators of `Linear` over the GPUs of a tensor-parallel group.
 
 Every operand may be whole on each GPU. Else n is sharded, as `ColwiseParallel` does, or k, as `RowwiseParallel` does:
 

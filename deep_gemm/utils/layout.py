@@ -35,5 +35,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> NoReturn:
-    """For names that other libraries of this family have: say what to use instead."""
+    """Say what to use instead of a name that other libraries of this family have."""
     refuse(__name__, name)

@@ -104,7 +104,7 @@ def wgrad(shape: Shape, device: str = "cuda") -> Work:
 
 
 def counts_of(groups: int, rows: int, device: str) -> Tensor:
-    """How many rows each group has: 0.7 to 1.3 of so many, the same in every run."""
+    """Say how many rows each group has: 0.7 to 1.3 of so many, the same in every run."""
     generator = torch.Generator().manual_seed(0)
     return (rows * (0.7 + 0.6 * torch.rand(groups, generator=generator))).to(torch.int32).to(device)
 

@@ -118,17 +118,17 @@ class Case:
 
     @property
     def output_is_fp32(self) -> bool:
-        """Whether it is a weight gradient: one scale for each row and 128 columns on both sides, added to an FP32 D."""
+        """Tell whether it is a weight gradient: both sides scaled for each row and 128 columns, added to an FP32 D."""
         return self.kind in ("dense_1d1d", "k_grouped")
 
     @property
     def is_fp4(self) -> bool:
-        """Whether B is FP4."""
+        """Tell whether B is FP4."""
         return self.kind in FP4_KINDS
 
     @property
     def has_own_rivals(self) -> bool:
-        """Whether it is compared with other products of its weights, not with cuBLASLt's fast one."""
+        """Tell whether it is compared with other products of its weights, not with cuBLASLt's fast one."""
         return self.is_fp4 or self.kind in FINE_KINDS
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor
 from deep_gemm import casts as quantize
 from deep_gemm.casts import fp4
 from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.casts.depths import GroupedRows, Silu, cast_along_groups, cast_silu_gradient
 from deep_gemm.casts.scales import packed_rows
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.moe import activation, routing
@@ -29,16 +30,18 @@ METHOD = (
     "compiled: torch.compile of the cast in torch for this shape alone; torch: the same, eager; our results checked "
     "bit for bit against torch on the same GPU (activations within one FP8 step); silu_cast_masked: 32 groups of 256 "
     "rows, of which 64 to 192 are in use: m and bytes count these, torch casts all rows; cast_fp4: scales are powers "
-    "of two, one for each row and 32 columns; cast_1x32_packed: the same in FP8, four to an int32"
+    "of two, one for each row and 32 columns; cast_1x32_packed: the same in FP8, four to an int32; cast_groups and "
+    "silu_gradient: m rows in groups of 512, 8 rows of a token for the first; the second within one FP8 step"
 )
 OURS, COPY, COMPILED, EAGER = "deep_gemm", "copy", "compiled", "torch"
 CONTENDERS = (OURS, COPY, COMPILED, EAGER)
 REPEATS = 20
 COMPILE_SECONDS = 150
-"""For so long rivals are compiled; further shapes have none."""
+"""Rivals are compiled for so long; further shapes have none."""
 TOPK, NUM_EXPERTS = 8, 128
 GROUPS, MAX_M = 32, 256
 FINE = 32
+GROUP_ROWS = 512
 _RANDOM = random.Random(1)
 COUNTS = tuple(_RANDOM.randint(64, 192) for _ in range(GROUPS))
 """Rows in use of each group."""
@@ -54,6 +57,7 @@ SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "cast_1x32_packed": ROWS,
     **dict.fromkeys(("cast_128x1", "cast_both", "cast_128x128", "gather_cast", "gather_weighted"), TILES),
     **dict.fromkeys(("cast_32x1", "cast_32x32", "cast_64x64"), TILES),
+    **dict.fromkeys(("cast_groups", "silu_gradient"), TILES),
 }
 QUICK_MS = (1, 1024, 8192)
 COMPARED_ROWS = 4096
@@ -70,7 +74,7 @@ class Cast(NamedTuple):
     in_torch: Callable[[], Any]
     is_exact: bool = True
     in_use: Tensor | None = None
-    """Which rows are defined; None if all are."""
+    """Rows that are defined; None if all are."""
 
 
 def shapes_of(*, quick: bool = False) -> list[tuple[str, Shape]]:
@@ -173,6 +177,8 @@ def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
         return Cast(kind, shape, m * k * 5 + of_rows, ours, lambda: _rows(_silu_mul(x)), False, in_use)
     if kind in ("gather_cast", "gather_weighted"):
         return _of_experts(kind, shape, device)
+    if kind in ("cast_groups", "silu_gradient"):
+        return _of_groups(kind, shape, device)
     x = torch.randn(m, k, device=device).bfloat16()
     calls: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
         "cast_1x128": (m * k * 3 + of_rows, lambda: quantize.per_token_cast_to_fp8(x, mn_major=True), lambda: _rows(x)),
@@ -233,6 +239,46 @@ def _of_experts(kind: str, shape: Shape, device: str) -> Cast:
     count = tokens * k * 2 * (TOPK + 1)
     ours = lambda: routing.gather_weighted(y, rows, weights)  # noqa: E731
     return Cast(kind, shape, count, ours, lambda: _summed(y, rows.row_of, weights))
+
+
+def _of_groups(kind: str, shape: Shape, device: str) -> Cast:
+    """Casts along the rows of groups of `GROUP_ROWS` each; torch casts them as columns, and lays them by groups."""
+    rows, k = shape
+    counts = torch.full((rows // GROUP_ROWS,), GROUP_ROWS, dtype=torch.int32, device=device)
+    token_of = torch.randperm(rows, device=device).int() // TOPK
+    groups, p = GroupedRows(counts, counts.cumsum(0, dtype=torch.int32), token_of), torch.rand(rows, device=device)
+    x = torch.randn(rows // TOPK if kind == "cast_groups" else rows, k, device=device).bfloat16()
+    of_columns = ceil_div(rows, SCALE_BLOCK) * 4
+    if kind == "cast_groups":
+        count = x.nbytes + rows * k + k * of_columns
+        ours = lambda: _used(cast_along_groups(x, groups), rows)  # noqa: E731
+        return Cast(kind, shape, count, ours, lambda: _along_groups(x[token_of.long()]))
+    h = torch.randn(rows, 2 * k, device=device).bfloat16()
+    count = rows * k * (6 + 5) + 3 * k * of_columns + 2 * rows * ceil_div(k, SCALE_BLOCK) * 4
+
+    def of_silu() -> Any:
+        found = cast_silu_gradient(h, x, groups, p)
+        return found.rows, _used(found.columns, rows), _used(found.activated, rows), found.of_weights
+
+    def in_torch() -> Any:
+        silu = Silu.of(h, None)
+        dh = silu.gradient(x.float() * p[:, None]).bfloat16()
+        return _rows(dh), _along_groups(dh), _along_groups(silu.s.bfloat16()), (silu.s * x.float()).sum(1)
+
+    return Cast(kind, shape, count, of_silu, in_torch, is_exact=False)
+
+
+def _used(columns: quantize.Quantized | None, rows: int) -> quantize.Quantized:
+    """Leave out the room behind the last group."""
+    assert columns is not None
+    values, scales = columns
+    return values[: rows * len(scales)], scales[:, : rows // SCALE_BLOCK]
+
+
+def _along_groups(x: Tensor) -> quantize.Quantized:
+    values, scales = _rows(x.t())
+    by_groups = values.view(torch.uint8).view(x.shape[1], -1, GROUP_ROWS).transpose(0, 1).flatten()
+    return by_groups.view(values.dtype), scales
 
 
 def _rows(x: Tensor) -> quantize.Quantized:

@@ -155,13 +155,13 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def need_gpu(command: str) -> None:
-    """Refuse a command that measures a GPU if there is none."""
+WITHOUT_GPU = "`bench compile`, `bench numerics --quick` and `bench distributed --quick`"
+
+
+def need_gpu(command: str, instead: str = WITHOUT_GPU) -> None:
+    """Refuse a command that measures a GPU if there is none; name what runs `instead`."""
     if not has_gpu():
-        raise UsageError(
-            f"{command} measures a GPU and found no CUDA GPU; these run anywhere: `bench compile`, "
-            "`bench numerics --quick` and `bench distributed --quick`"
-        )
+        raise UsageError(f"{command} measures a GPU and found no CUDA GPU; these run anywhere: {instead}")
 
 
 Steps = tuple[int, Callable[[Add, Announce], None]]
@@ -209,8 +209,7 @@ def _steps(
             need_gpu(f"bench {kind}")
             return total, lambda add, announce: measure(only=names, add=add, announce=announce)
         asked_for = cases.parse_shapes(shapes) if shapes is not None else ()
-        source = products.WITH_OWN_RIVALS.get(kind, cases)
-        chosen = source.cases_of(kind, quick=quick, shapes=asked_for, is_judged=is_judged)
+        chosen = products.cases_of(kind, quick=quick, shapes=asked_for, is_judged=is_judged)
     except ValueError as error:
         raise UsageError(str(error)) from error
     need_gpu(f"bench {kind}")
@@ -235,7 +234,7 @@ def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processe
     if shapes is not None:
         try:
             chosen: Sequence[Any] = cases.parse_shapes(
-                shapes, (distributed.NUMBERS,), "256,6,128,4096,2048,0", 0, distributed.MEANING
+                shapes, distributed.NUMBERS, "256,6,128,4096,2048,0", 0, distributed.MEANING
             )
         except ValueError as error:
             raise UsageError(str(error)) from error
@@ -252,7 +251,7 @@ def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processe
 
 
 def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, Callable[..., None]]:
-    """How many steps there are, and what does them."""
+    """Say how many steps there are, and what does them."""
     if kind == "einsum":
         of_heads: Sequence[Any] = einsum.shapes_of(quick=quick)
         into_heads: Sequence[Any] = skip_head_mid.shapes_of(quick=quick)

@@ -17,9 +17,9 @@ class Comparison:
 
     row: Row
     to_fast: float | None
-    """To cuBLASLt's fast product at the same shape; groups have none."""
+    """Ratio to cuBLASLt's fast product at the same shape; groups have none."""
     to_deepgemm: float | None
-    """To DeepGEMM in the same run; else to an estimate, its ratio to the fast product on this GPU times the fast
+    """Ratio to DeepGEMM in the same run; else to an estimate, its ratio to the fast product on this GPU times the fast
     product's time in this run."""
 
 

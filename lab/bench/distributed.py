@@ -9,7 +9,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import groupby, product
 from multiprocessing.queues import Queue
@@ -36,8 +36,9 @@ from deep_gemm.moe.api import activations_of_rows, product_of_rows
 from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8, weighted_sum
 
-from . import mega_moe
+from . import distributed_training, mega_moe
 from .cases import Shape
+from .distributed_training import STEP, Training, routes_of_all
 from .experts import weights_of
 from .layers import ALONE
 from .products import reason
@@ -48,12 +49,12 @@ GROUP, GROUP_FIXED, FUSED, MEGA = "nccl", "nccl_fixed", "fused", "mega"
 CONTENDERS = (GROUP, GROUP_FIXED, FUSED, MEGA, ALONE)
 LAYER, DISPATCH, COMBINE = "ep_layer", "ep_dispatch", "ep_combine"
 MEANING = "experts, top-k, tokens of each process, hidden, intermediate, exponent of Zipf's law"
-"""The meaning of a shape's numbers."""
-NUMBERS = MEANING.count(", ") + 1
+"""The meaning of a shape's numbers. A step of training has no skew."""
+NUMBERS = MEANING.count(", "), MEANING.count(", ") + 1
 REPEATS, WARM_UPS = 30, 3
 REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
-"""With collectives the decode form computes sums for all tokens of all processes: too many to send beyond this."""
+"""The decode form with collectives computes sums for all tokens of all processes: too many to send beyond this."""
 AHEAD_CYCLES = 2_000_000
 """A GPU sleeps so long, about a millisecond, ahead of what is replayed: time for all hosts to launch it."""
 SECONDS = 120
@@ -71,7 +72,7 @@ METHOD = (
     "the second product takes; product_alone: both products of a process's rows, which the busiest has most of, as a "
     "replayed graph, without anything between; mega: fp8_mega_moe, whose tokens are "
     "in FP8 before, as a replayed graph where rows go by peer memory. All forms checked: the same bits, but mega, "
-    "another function, near them"
+    f"another function, near them; {distributed_training.METHOD}"
 )
 MODELS = ((256, 6, 4096, 2048), (384, 6, 7168, 3072))
 TOKENS = (1, 8, 32, 128, 512, 1024, 4096, 8192)
@@ -80,8 +81,9 @@ SHAPES: tuple[Shape, ...] = tuple(
     for experts, topk, hidden, intermediate in MODELS
     for skew, tokens in product((0, 1), TOKENS)
 )
-QUICK = tuple(shape for shape in SHAPES[:8] if shape[2] in (1, 128, 4096))
-WITHOUT_GPU: tuple[Shape, ...] = ((8, 2, 16, 256, 128, 0), (8, 2, 16, 256, 128, 1))
+QUICK = (*(shape for shape in SHAPES[:8] if shape[2] in (1, 128, 4096)), distributed_training.SHAPES[0])
+SHAPES += distributed_training.SHAPES
+WITHOUT_GPU: tuple[Shape, ...] = ((8, 2, 16, 256, 128, 0), (8, 2, 16, 256, 128, 1), (8, 2, 16, 256, 128))
 """Shapes that a CPU computes within seconds."""
 
 Say = Callable[[str, Any], None]
@@ -134,14 +136,20 @@ def _process(
 
     try:
         clock = Clock(torch.device("cuda", rank) if on_gpus else torch.device("cpu"))
-        for (experts, _, hidden, intermediate), alike in groupby(shapes, key=lambda s: (s[0], s[1], s[3], s[4])):
-            weights = _weights(experts, hidden, intermediate, clock.device)
+        for (is_step, *key), alike in groupby(shapes, key=lambda s: (is_trained(s), s[0], s[1], s[3], s[4])):
+            experts, _, hidden, intermediate = key
+            weights = None if is_step else _weights(experts, hidden, intermediate, clock.device)
             for shape in alike:
-                say("step", f"{LAYER} {'x'.join(map(str, shape))}")
+                say("step", f"{STEP if is_step else LAYER} {'x'.join(map(str, shape))}")
                 say("rows", rows_of(shape, weights, clock, only))
         say("done", None)
     finally:
         dist.destroy_process_group()
+
+
+def is_trained(shape: Shape) -> bool:
+    """Tell a step of training, whose shape says nothing of skew, from a layer."""
+    return len(shape) == NUMBERS[0]
 
 
 def _weights(experts: int, hidden: int, intermediate: int, device: torch.device) -> tuple[Operand, Operand]:
@@ -293,6 +301,12 @@ class Work:
         return _replayed(lambda: _both(a, w1, b, w2, rows), self.device)
 
 
+def _steps_of(work: Training) -> Iterator[Step]:
+    """All of training that is timed."""
+    yield Step(STEP, GROUP, work.step)
+    yield Step(STEP, ALONE, _replayed(work.products(), work.x.device))
+
+
 class Replayed:
     """A call as a CUDA graph. Its host is ahead of the GPUs, so that none waits for another one's launch."""
 
@@ -323,43 +337,19 @@ def _m_major(a: Quantized) -> Quantized:
     return a[0], get_mn_major_tma_aligned_tensor(a[1])
 
 
-def routes_of_all(experts: int, topk: int, tokens: int, skew: int, processes: int) -> Tensor:
-    """Different experts for each token of all processes, the same wherever it is called.
-
-    With `skew` s the expert of place i among all, in random order, is as likely as 1 / (i + 1)^s.
-    """
-    g = torch.Generator().manual_seed(0)
-    likely = (torch.arange(experts) + 1.0).pow(-skew)[torch.randperm(experts, generator=g)]
-    # The largest of log(p) + Gumbel noise are a draw without replacement.
-    noise = -(-torch.rand(tokens * processes, experts, generator=g).log()).log()
-    return (likely.log() + noise).topk(topk).indices
-
-
-def rows_of(shape: Shape, weights: tuple[Operand, Operand], clock: Clock, only: Sequence[str]) -> list[Row]:
-    """Check and time a shape. Every process makes the same calls."""
-    config = f"{dist.get_world_size()} processes"
+def rows_of(shape: Shape, weights: tuple[Operand, Operand] | None, clock: Clock, only: Sequence[str]) -> list[Row]:
+    """Check and time a shape. Every process makes the same calls. Training has weights of its own."""
+    kind, config = STEP if weights is None else LAYER, f"{dist.get_world_size()} processes"
     try:
-        work = Work(shape, weights, clock.device)
+        work = Training(shape, clock.device) if weights is None else Work(shape, weights, clock.device)
         wrong = work.check()
     except Exception as error:
-        return [Row(LAYER, shape, GROUP, "cold", config=config, failed=reason(error))]
+        wrong = reason(error)
     if wrong is not None:
-        return [Row(LAYER, shape, GROUP, "cold", config=config, failed=wrong)]
+        return [Row(kind, shape, GROUP, "cold", config=config, failed=wrong)]
     found = []
-    for step in work.steps():
-        if only and step.contender not in only:
-            continue
-        spread = clock.times(step.call)
-        found.append(
-            Row(
-                step.kind,
-                shape,
-                step.contender,
-                "cold",
-                us=spread.us,
-                us_min=spread.us_min,
-                us_max=spread.us_max,
-                config=config,
-            )
-        )
+    for step in work.steps() if isinstance(work, Work) else _steps_of(work):
+        if not only or step.contender in only:
+            spread = asdict(clock.times(step.call))
+            found.append(Row(step.kind, shape, step.contender, "cold", config=config, **spread))
     return found

@@ -20,7 +20,7 @@ from deep_gemm.gemm.dense.api import fp8_gemm_nt
 from deep_gemm.gemm.output import Output
 from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_masked
 
-from .cases import FINE_DENSE, FINE_KINDS, Case, Shape, case_of, chosen_of
+from .cases import FINE_DENSE, FINE_KINDS, Case, Shape, case_of
 from .contenders import BF16, OURS, Contender, places_of
 
 USUAL, TRITON = f"{OURS}_128x128", "triton"
@@ -83,13 +83,6 @@ def all_cases(kind: str) -> list[Case]:
     else:
         shapes = [(count, rows, n, k) for count, n, k in GROUPS for rows in ROWS]
     return [case_of(kind, shape, FITTED) for shape in shapes]
-
-
-def cases_of(
-    kind: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
-) -> list[Case]:
-    """Give the cases of a kind, a part of them, or those of shapes, which may be new."""
-    return chosen_of(kind, all_cases(kind), QUICK[kind], quick=quick, shapes=shapes, is_judged=is_judged)
 
 
 class Weights:

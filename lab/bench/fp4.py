@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from deep_gemm.gemm.packed import COLUMNS
 from deep_gemm.gemm.rows.api import m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_masked
 
 from .bulk_read import READ, read, read_of
-from .cases import FP4_DENSE, FP4_KINDS, Case, Shape, case_of, chosen_of
+from .cases import FP4_DENSE, FP4_KINDS, Case, Shape, case_of
 from .contenders import OURS, Contender, dequantized, places_of
 from .grid import MOST_OPERATIONS
 
@@ -71,13 +71,6 @@ def all_cases(kind: str) -> list[Case]:
         shapes = [*AIMED_AT.get(kind, ()), *((count, rows, n, k) for count, n, k in groups for rows in ROWS[kind])]
     found = (case_of(kind, shape, FITTED) for shape in shapes)
     return [case for case in found if case.operations <= MOST_OPERATIONS]
-
-
-def cases_of(
-    kind: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
-) -> list[Case]:
-    """Give the cases of a kind, a part of them, or those of shapes, which may be new."""
-    return chosen_of(kind, all_cases(kind), QUICK[kind], quick=quick, shapes=shapes, is_judged=is_judged)
 
 
 class Weights:

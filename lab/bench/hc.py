@@ -101,7 +101,7 @@ def in_torch(p: HcProblem) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def difference(p: HcProblem) -> float:
-    """How far ours is from the reference on the same device, in D or the sums of squares."""
+    """Say how far ours is from the reference on the same device, in D or the sums of squares."""
     p.d.fill_(torch.nan), p.sqr_sum.fill_(torch.nan)
     compute(p)
     right = p._replace(d=torch.empty_like(p.d), sqr_sum=torch.empty_like(p.sqr_sum))

@@ -6,42 +6,51 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import deep_gemm
+from deep_gemm.casts.by_kernels import cast_rows_of
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.gpu import H200
+from deep_gemm.core.kernel import WISHES
 from deep_gemm.gemm.dense import api as dense
 from deep_gemm.gemm.dense.choose import menu_of, select
 from deep_gemm.gemm.output import Output
 from deep_gemm.gemm.rows import api as grouped
 
 from .products import reason
-from .report import Add, Announce, Row
-from .timing import Spread
+from .report import MAX_NAME, Add, Announce, Row
+from .timing import Spread, profiled
 
 METHOD = (
     "host: wall time of a thread over 200 calls of a tiny product in a row, nothing synchronized in between, divided "
     "by 200; all products in turn, 20 rounds, median, least and most; operands, scales and outputs exist before, "
-    "scales of A m-major. host_new_m: each of 100 calls has an m not seen before; host_new_weight: each of 30 calls "
-    "has a weight of a shape not seen before; in both the kernel is loaded; median, least and most call"
+    "scales of A m-major; step: forward and backward, gradients set to None ahead of it; kernels: what one call "
+    "launches, torch's kernels, copies and fills included, by torch.profiler. host_new_m: each of 100 calls has an m "
+    "not seen before; host_new_weight: each of 30 calls has a weight of a shape not seen before; in both the kernel is "
+    "loaded; median, least and most call"
 )
 ROUNDS, CALLS = 20, 200
 NEW_MS, NEW_WEIGHTS = 100, 30
-STEPS = 15
+STEPS = 25
 """Number of steps that `measure` announces."""
-GROUPS, M, N, K = 4, 64, 256, 256
+GROUPS, TOPK, M, N, K = 4, 2, 64, 256, 256
+HEADS, HEAD = 32, 64
+BARE_LAUNCH = "a launch alone"
 
 Call = Callable[[], Any]
 
 
 def measure(*, add: Add, announce: Announce) -> None:
-    """Measure every product's call, then torch's, then calls with a new m and with a new weight."""
+    """Measure a launch, calls of layers and products, then torch's, then calls with a new m and with a new weight."""
     sound = []
-    for name, shape, call in public_calls("cuda"):
+    for name, shape, call in chain(layer_calls("cuda"), public_calls("cuda")):
         announce(name)
         failed = _failure_of(call)
         if failed is None:
@@ -50,7 +59,9 @@ def measure(*, add: Add, announce: Announce) -> None:
             add([Row("host", shape, name, "host", failed=failed)])
     announce("all in turn")
     spreads = in_turn([call for _, _, call in sound])
-    add([_row(name, shape, "host", spread) for (name, shape, _), spread in zip(sound, spreads, strict=True)])
+    for (name, shape, call), spread in zip(sound, spreads, strict=True):
+        kernels = tuple(kernel.name[:MAX_NAME] for kernel in profiled(call))
+        add([replace(_row(name, shape, "host", spread), kernels=kernels)])
     announce("new m")
     add([_row("deep_gemm.fp8_gemm_nt", (0, N, K), "host_new_m", first_calls(calls_with_new_m("cuda")))])
     announce("new weight")
@@ -90,6 +101,60 @@ def first_calls(calls: Sequence[Call]) -> Spread:
             times.append((time.perf_counter_ns() - begin) / 1e3)
     _synchronize()
     return Spread.of(times)
+
+
+def layer_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
+    """Name, shape and call of a launch, and of layers and functions that launch several kernels, on tiny problems."""
+    torch.manual_seed(0)
+    x, w = (torch.randn(rows, K, device=device, dtype=torch.bfloat16) for rows in (M, N))
+    if device == "cuda":
+        yield BARE_LAUNCH, (M, K), _bare_launch(x)
+    linear = deep_gemm.nn.Linear(K, N, bias=False, device=device, dtype=torch.bfloat16)
+    experts = deep_gemm.nn.Experts(GROUPS, K, N, device=device, dtype=torch.bfloat16)
+    ids = torch.rand(M, GROUPS, device=device).topk(TOPK).indices
+    p = torch.rand(M, TOPK, device=device).requires_grad_()
+    leaf, of_experts = x.clone().requires_grad_(), (GROUPS, TOPK, M, K, N)
+    yield "deep_gemm.nn.Linear, forward", (M, N, K), lambda: linear(leaf)
+    yield "deep_gemm.nn.Linear, step", (M, N, K), _step(linear, leaf)
+    yield "deep_gemm.nn.Experts, forward", of_experts, lambda: experts(leaf, ids, p)
+    yield "deep_gemm.nn.Experts, step", of_experts, _step(experts, leaf, ids, p)
+    w1, w2 = (per_block_cast_to_fp8(each.detach()) for each in (experts.w1, experts.w2))
+    weights, b = p.detach(), per_block_cast_to_fp8(w)
+    yield "deep_gemm.experts", of_experts, lambda: deep_gemm.experts(x, ids, weights, w1, w2)
+    yield "deep_gemm.linear", (M, N, K), lambda: deep_gemm.linear(x, b)
+    d = torch.empty(M, N, device=device, dtype=torch.bfloat16)
+    yield "deep_gemm.bf16_gemm_nt", (M, N, K), lambda: deep_gemm.bf16_gemm_nt(x, w, d)
+    rows, of_heads = x.view(M, GROUPS, -1), w.view(N, GROUPS, -1).transpose(0, 1).contiguous()
+    out = torch.empty(M, GROUPS, N, device=device, dtype=torch.bfloat16)
+    yield "deep_gemm.einsum", (M, GROUPS, N), lambda: deep_gemm.einsum("bhr,hdr->bhd", rows, of_heads, out)
+    q, kv = (torch.zeros(shape, device=device).to(torch.float8_e4m3fn) for shape in ((M, HEADS, HEAD), (N, HEAD)))
+    scales, of_q = torch.ones(N, device=device), torch.ones(M, HEADS, device=device)
+    first = torch.zeros(M, device=device, dtype=torch.int32)
+    ranges = first, first + N
+    yield "deep_gemm.fp8_mqa_logits", (M, HEADS, N), lambda: deep_gemm.fp8_mqa_logits(q, (kv, scales), of_q, *ranges)
+
+
+def _step(layer: torch.nn.Module, *inputs: Tensor) -> Call:
+    grad, leaves = torch.ones_like(layer(*inputs)), [*layer.parameters(), *(x for x in inputs if x.requires_grad)]
+
+    def step() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        layer(*inputs).backward(grad)
+
+    return step
+
+
+def _bare_launch(x: Tensor) -> Call:
+    WISHES.prepared = True
+    try:
+        (values, scales), plan = cast_rows_of(x, False, 0.0, mn_major=True)
+    finally:
+        WISHES.prepared = False
+    assert plan is not None
+    launch, ctas, at = plan.launch, plan.ctas, [each.data_ptr() for each in (x, values, scales)]
+    kept = x, values, scales
+    return lambda: launch(ctas, *at) or kept
 
 
 def public_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:

@@ -36,7 +36,7 @@ ROUTING, CAST, ACTIVATION, GATHER = "routing", "cast", "activation", "weighted g
 FIRST, SECOND = "product 1", "product 2"
 
 Parts = Callable[[Sequence[str]], Sequence[str] | None]
-"""From the names of a call's kernels to the part that each belongs to; None if nobody can tell."""
+"""Maps the names of a call's kernels to the part that each belongs to; None if nobody can tell."""
 Steps = Sequence[tuple[str, Callable[[], Any]]]
 """Parts of a chain, and what runs each."""
 
@@ -49,7 +49,7 @@ class Layer:
     """The contender. The fastest of several with one name counts."""
     call: Callable[[], Any]
     chain: str | None = None
-    """Which of the ways that share a name."""
+    """One of the ways that share a name."""
     parts: Parts = lambda names: None
     steps: Steps = ()
     """Steps that `call` runs one after the other, where kernels' names do not tell the parts."""

@@ -82,7 +82,7 @@ def paged_mqa_logits(shape: Shape, *, device: str = "cuda") -> Logits:
 
 
 def difference(p: PagedLogits) -> float:
-    """How far our logits are from the reference's, for some sequences; NaN if a logit beyond a context was needed."""
+    """Say how far our logits of some sequences are from the reference's; NaN if a logit beyond a context was needed."""
     p.logits.fill_(torch.nan)
     paged.compute(p)
     next_n = p.q.shape[1]

@@ -74,7 +74,7 @@ def in_torch(p: MqaLogits) -> Tensor:
 
 
 def difference(p: MqaLogits) -> float:
-    """How far our logits are from the reference's, for some queries; NaN where ranges differ."""
+    """Say how far our logits are from the reference's, for some queries; NaN where ranges differ."""
     p.logits.fill_(torch.nan)
     prefill.compute(p)
     rows = torch.linspace(0, len(p.q) - 1, min(len(p.q), CHECKED_QUERIES), device=p.q.device).long()

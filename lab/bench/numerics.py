@@ -1,4 +1,4 @@
-"""How far every product is from FP64: by depth, by how the operands are distributed, beside cuBLASLt and BF16.
+"""Measure how far every product is from FP64: by depth, by how the operands are distributed, beside cuBLASLt and BF16.
 
 Two errors of each result, both relative and of the whole of it. `error` is that of the arithmetic alone: beside the
 FP64 product of the very numbers that were multiplied. `error_with_cast` is what a model sees: beside the FP64 product
@@ -77,7 +77,7 @@ class Way:
 
 
 Numbers = Callable[[int, int, int], tuple[Tensor, Tensor]]
-"""From m, n and k to X `[m, k]` and W `[n, k]`, BF16."""
+"""Draws, for m, n and k, X `[m, k]` and W `[n, k]`, BF16."""
 Make = Callable[[Shape, Numbers], Iterator[Way]]
 
 
@@ -411,7 +411,7 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 BIG = 8
 """The big product is 2^8 * 2^8, one for each row, in the first 32 of k."""
 GAPS = tuple(range(8, 24))
-"""By how many powers of two the others are smaller. FP32 holds the sum of all for each of these."""
+"""Powers of two by which the others are smaller. FP32 holds the sum of all for each of these."""
 ONE_BIG: Mapping[str, slice] = {
     "one_big_same_step": slice(1, 32),
     "one_big_same_block": slice(32, 128),

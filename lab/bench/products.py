@@ -22,6 +22,7 @@ from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.choose import select
 from deep_gemm.gemm.output import Output
 
+from . import cases as plain
 from . import fine, fp4
 from .cases import FINE_DENSE, FINE_KINDS, FP4_DENSE, FP4_KINDS, Case, Shape
 from .contenders import OURS, Contender, contenders_of
@@ -57,6 +58,17 @@ DENSE_OUTPUTS = {
 }
 WITH_OWN_RIVALS: dict[str, Any] = {**dict.fromkeys(FP4_KINDS, fp4), **dict.fromkeys(FINE_KINDS, fine)}
 """Modules that have the cases and contenders of other kinds."""
+
+
+def cases_of(
+    kind: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
+) -> list[Case]:
+    """Give the cases of `bench` for a kind, a part of them, or those of shapes, which may be new."""
+    source = WITH_OWN_RIVALS.get(kind)
+    if source is None:
+        return plain.cases_of(kind, quick=quick, shapes=shapes, is_judged=is_judged)
+    every, few = source.all_cases(kind), source.QUICK[kind]
+    return plain.chosen_of(kind, every, few, quick=quick, shapes=shapes, is_judged=is_judged)
 
 
 def measure(cases: Sequence[Case], *, with_sustained: bool, add: Add, announce: Announce) -> None:

@@ -15,7 +15,7 @@ from .contenders import FAST
 from .machine import GpuState
 from .timing import Spread
 
-RESULTS = Path("benchmarks") / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 HEADER_KEYS = frozenset(
     {"kind", "date", "machine", "versions", "commit", "dirty", "source_sha256", "method", "stopped"}
 )
@@ -45,7 +45,7 @@ class Row:
     fast_shape: Shape | None = None
     """The dense shape whose `cublaslt_fast` is this case's yardstick."""
     is_judged: bool | None = None
-    """Whether the case is there to judge by; None for new shapes and in files that are older than this field."""
+    """True if the case is there to judge by; None for new shapes and in files that are older than this field."""
     kernels: tuple[str, ...] = ()
     """Kernels that one call launched."""
     parts: dict[str, float] | None = field(default=None, hash=False)
@@ -62,7 +62,7 @@ class Row:
     sm_mhz: float | None = None
     power_w: float | None = None
     failed: str | None = None
-    """Why there is no time, or why it does not count."""
+    """The reason why there is no time, or why it does not count."""
 
     @classmethod
     def of(
@@ -143,7 +143,7 @@ class Report:
         return str(self.header["kind"])
 
     def default_path(self) -> Path:
-        """`benchmarks/results/kind-date-commit.json`, below the current directory."""
+        """Give `benchmarks/results/kind-date-commit.json` of the checkout, wherever the caller stands."""
         date = "".join(character for character in self.header["date"][:19] if character.isalnum())
         return RESULTS / f"{self.kind}-{date}-{self.header['commit']}.json"
 

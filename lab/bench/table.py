@@ -387,14 +387,14 @@ def _distributed_table(report: Report) -> Table:
     for row in report.rows:
         found.setdefault((row.kind, row.shape), {})[row.contender] = row.us
     for (kind, shape), us in found.items():
-        experts, _, tokens, *_, skew = shape
+        experts, _, tokens, _, _, *skew = shape
         alone = us.get(ALONE)
         ways = [each for name, each in us.items() if each and name not in (ALONE, distributed.MEGA)]
         table.add_row(
             kind,
             str(experts),
             str(tokens),
-            str(skew),
+            *map(str, skew or [0]),
             *(_figure(us.get(name)) for name in distributed.CONTENDERS),
             _figure(min(ways) - alone) if ways and alone else "",
         )
@@ -479,7 +479,7 @@ def contest_table(rows: Iterable[Sequence[str]]) -> Table:
 
 
 def regret_table(title: str, before: Sequence[Regret], after: Sequence[Regret]) -> Table:
-    """How far choices are behind the best, by the constants before and after a fit."""
+    """Say how far choices are behind the best, by the constants before and after a fit."""
     table = _table(title)
     table.add_column("products")
     for heading in ("count", "mean before", "after", "p95 before", "after", "worst before", "after"):
@@ -496,13 +496,16 @@ def _host_table(report: Report) -> Table:
     table = _table("one call")
     for heading in ("call", "shape", "which"):
         table.add_column(heading)
-    for heading in ("us", "least", "most"):
+    for heading in ("us", "least", "most", "launches", "us each"):
         table.add_column(heading, justify="right")
     for row in report.rows:
         shape = "x".join(str(size) if size else "any" for size in row.shape)
+        each = None if row.us is None or not row.kernels else row.us / len(row.kernels)
         which = {"host_new_m": "with a new m", "host_new_weight": "with a new weight"}.get(row.mode, "warm")
         us = "failed" if row.failed else _figure(row.us)
-        table.add_row(row.contender, shape, which, us, _figure(row.us_min), _figure(row.us_max))
+        launches = str(len(row.kernels)) if row.kernels else ""
+        least, most = _figure(row.us_min), _figure(row.us_max)
+        table.add_row(row.contender, shape, which, us, least, most, launches, _figure(each))
     return table
 
 

@@ -196,7 +196,7 @@ def names_of(kernels: Kernels) -> tuple[str, ...]:
 
 
 def span_us(kernels: Kernels) -> float:
-    """How long a call took on the GPU: from the start of its first kernel to the end of its last.
+    """Say how long a call took on the GPU: from the start of its first kernel to the end of its last.
 
     >>> span_us((KernelEvent("cast", 10, 2), KernelEvent("begins meanwhile", 11, 5), KernelEvent("last", 20, 1)))
     11
@@ -205,7 +205,7 @@ def span_us(kernels: Kernels) -> float:
 
 
 def busy_us(kernels: Sequence[KernelEvent]) -> float:
-    """How long at least one of the kernels ran. They must be in the order of their starts.
+    """Say how long at least one of the kernels ran. They must be in the order of their starts.
 
     >>> busy_us([KernelEvent("makes maps", 10, 2), KernelEvent("begins meanwhile", 11, 5), KernelEvent("last", 20, 1)])
     7.0

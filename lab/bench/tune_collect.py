@@ -49,7 +49,7 @@ REPEATS = 7
 HOPEFUL = 2.0
 """Up to this multiple of the lowest modelled cost a tile of a dense product is timed."""
 PAIRING_ERRORS_TO_STOP = 5
-"""So many in a row, and the profiler is no more to be believed."""
+"""Failures in a row after which the profiler is no more to be believed."""
 METHOD = (
     f"dense: every tile of up to {HOPEFUL} times the lowest modelled cost; groups: every tile there is; cold, "
     f"interleaved in one process in rotating order, {REPEATS} calls each, a 512 MB fill before each; median, least and "
@@ -64,7 +64,7 @@ class Collection:
 
     header: dict[str, Any]
     clusters_at_once: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By CTAs on an SM, then by CTAs of a cluster: what the driver says."""
+    """Clusters at a time as the driver says, by CTAs on an SM, then by CTAs of a cluster."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     _lines: list[str] = field(default_factory=list)
 

@@ -50,7 +50,7 @@ class Product:
     is_fitted: bool
     purpose: str
     us: Mapping[str, float]
-    """By the names of tiles."""
+    """Times by the names of tiles."""
 
     @property
     def best_us(self) -> float:
@@ -148,7 +148,7 @@ _GROUPED = [
 
 @dataclass(frozen=True)
 class Regret:
-    """How much longer chosen tiles took than the fastest."""
+    """Regret: how much longer chosen tiles took than the fastest."""
 
     of: str
     count: int
@@ -179,7 +179,7 @@ def regrets(products: Iterable[Product], gpu: Gpu, timings: Timings) -> list[Reg
 
 
 def regret(product: Product, gpu: Gpu, timings: Timings) -> float:
-    """How much longer the chosen tile took than the fastest; one that was not timed as long as the slowest."""
+    """Say how much longer the chosen tile took than the fastest; one that was not timed as long as the slowest."""
     us = product.us.get(product.chosen(gpu, timings).name, max(product.us.values()))
     return us / product.best_us - 1
 

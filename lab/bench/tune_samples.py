@@ -1,4 +1,4 @@
-"""Which products are timed to fit the cost model: real weights and random ones, batches of every size.
+"""List the products that are timed to fit the cost model: real weights and random ones, batches of every size.
 
 Half of the weights are held back: the fit never sees them, and the choices are judged by them. All samples come in an
 order in which any beginning has its fair share of everything, so that a run that is cut short is still of use.
@@ -74,7 +74,7 @@ class Sample:
     num_groups: int = 0
     """0: a dense product."""
     is_fitted: bool = True
-    """Whether the fit may see it; it is judged by the others."""
+    """True if the fit may see it; it is judged by the others."""
     purpose: str = "choice"
     """"choice", or the fact of the GPU that it shows: "launch", "bandwidth", "rate", "pitch"."""
 

@@ -1,4 +1,4 @@
-"""How long DeepGEMM would take today: its times of another day, scaled by yardsticks timed on both days.
+"""Estimate how long DeepGEMM would take today: its times of another day, scaled by yardsticks timed on both days.
 
 DeepGEMM is not run here. `family.json` holds what it took. A copy shows how fast memory is that day, torch's BF16
 product how fast arithmetic is; which of the two stands for a shape, the file says. On another GPU than the file's the

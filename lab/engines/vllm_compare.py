@@ -10,8 +10,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lab.bench import machine
-from lab.bench.report import RESULTS, geometric_mean, write_whole
+from lab.bench import machine, report
+from lab.bench.report import geometric_mean, write_whole
 
 METHOD = (
     "vLLM's offline engine on random models, a process for each provider. logprobs: absolute differences of prompts' "
@@ -56,8 +56,9 @@ def compare(files: Sequence[Path], out: Path | None, commit: str | None) -> None
     short = re.findall(r"[A-Z]\d+", gpu or "")
     name = f"engines-{''.join(short[:1]).lower()}-{header['date'][:10]}-{header['commit'][:7]}.json"
     of_runs = ",\n".join(lines)
-    write_whole(out or RESULTS / name, f'{{"header": {json.dumps(header, indent=1)},\n"runs": [\n{of_runs}\n]}}\n')
-    print(f"written to {out or RESULTS / name}")
+    path = out or report.RESULTS / name
+    write_whole(path, f'{{"header": {json.dumps(header, indent=1)},\n"runs": [\n{of_runs}\n]}}\n')
+    print(f"written to {path}")
 
 
 def tables_of(runs: Runs) -> dict[str, Table]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_depths
-from deep_gemm.casts.cast_depths import DepthsCast, DepthsCastConfig, Source, grid, room_of
+from deep_gemm.casts.cast_depths import OF_SILU, DepthsCast, DepthsCastConfig, Source, grid, room_of
 from deep_gemm.casts.depths import GroupedRows, Silu, cast_along_groups, cast_silu_gradient
 from deep_gemm.casts.rules import Quantized, empty_scales
 from deep_gemm.core.check.layout import SCALE_BLOCK, align, ceil_div
@@ -80,6 +80,10 @@ class DepthsTrial(Trial):
             draw.choice((0, 1, draw.randint(1, 40), draw.randint(1, 200))) for _ in range(draw.randint(1, 5))
         )
         k, limit = draw.randint(1, 16) * 16, draw.choice((None, 1.5))
+        if config.source == Source.SILU_AT_ONCE:
+            k = align(k, SCALE_BLOCK)
+        elif config.source == Source.SILU and k % SCALE_BLOCK == 0:
+            k -= 16  # of whole blocks another configuration would be chosen
         parts = draw.choice(("both", "gradient", "activation"))
         return cls(config, counts, k, seed, behind=draw.randint(0, 20), limit=limit, parts=parts)
 
@@ -100,7 +104,7 @@ class DepthsTrial(Trial):
         generator = torch.Generator().manual_seed(self.seed + 1)
         p = torch.rand(len(groups.token_of), generator=generator) * 2
         p[sum(self.counts) :] = torch.nan
-        if self.config.source == Source.SILU:
+        if self.config.source in OF_SILU:
             return self._check_silu(kernel, groups, p)
         weights = p if self.config.source == Source.WEIGHTED else None
         x = wider(wild(max(sum(self.counts) // 2, 1), self.k, self.config.dtype, self.seed, block_rows=32), 32, 3.0)

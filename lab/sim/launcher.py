@@ -98,12 +98,12 @@ class Launcher:
         return (0,)
 
     def start_again(self, status: int, device: int) -> NoReturn:
-        """Never called, because the simulator raises its errors itself."""
+        """Do nothing: it is never called, because the simulator raises its errors itself."""
         raise AssertionError(status)
 
 
 class How(TypedDict, total=False):
-    """How a simulation runs: keywords that functions which run a kernel pass on."""
+    """Settings of a simulation: keywords that functions which run a kernel pass on."""
 
     num_sms: int | None
     """None: as many as two clusters have CTAs."""

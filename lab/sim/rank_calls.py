@@ -25,7 +25,7 @@ class Sizes:
     """The sizes of a node and its calls."""
 
     tokens: tuple[tuple[int, ...], ...]
-    """By call, then by rank."""
+    """Tokens by call, then by rank."""
     max_tokens: int = 4
     hidden: int = 144
     topk: int = 3
@@ -35,7 +35,7 @@ class Sizes:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """Say how many ranks there are."""
         return len(self.tokens[0])
 
     @property
@@ -61,16 +61,16 @@ class Call:
     returns_to: Tensor
     """The place of the result of each route, as post_rows writes it."""
     posted: Tensor
-    """For each token, the bytes of its row in this rank's room, up to the weights of its routes."""
+    """The bytes of each token's row in this rank's room, up to the weights of its routes."""
     ids: Tensor
-    """For each slot, the experts here."""
+    """The experts here of each slot."""
     y: Tensor
     rows: ExpertRows
     """The rows of the experts here."""
     gathered: Tensor
     """The FP8 values of these rows, scales, and the weights of their routes, as bytes beside each other."""
     places: list[tuple[int, int] | None]
-    """For each of these rows, the rank that the result goes to, and its place there."""
+    """The rank that each row's result goes to, and its place there."""
     out: Tensor
 
 

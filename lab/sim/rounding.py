@@ -1,4 +1,4 @@
-"""How far rounding may take each element of a kernel's D from the reference's.
+"""Bound how far rounding may take each element of a kernel's D from the reference's.
 
 Let u = 2^-24, and S the sum of an element's magnitudes, |sfa * sfb| * sum |a * b| over all blocks of k. Both sides
 round once for each block that they promote and once when they add C; the reference also rounds its partial sums. A
@@ -56,7 +56,7 @@ def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scal
 
 
 def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float) -> Tensor:
-    """How far each element of D may be from the reference's, `right`; in FP64.
+    """Say how far each element of D may be from the reference's, `right`; in FP64.
 
     `partial_sums` is EXACT_STEPS or TENSOR_CORES.
     """

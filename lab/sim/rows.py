@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
@@ -99,7 +100,7 @@ def random_problem(
 
 
 def scales_of_a(config: Config) -> Scales:
-    """How A is scaled."""
+    """Say how A is scaled."""
     of_a = PER_ROW if isinstance(config, DecodeConfig) else config.sfa
     assert of_a is not None
     return of_a
@@ -120,14 +121,26 @@ def ids_of(p: Problem) -> Tensor:
 
 
 def run(
-    kernel: HostKernel | None, config: Config, problem: Problem, *, layout: Tensor | None = None, **how: Unpack[How]
+    kernel: HostKernel | None,
+    config: Config,
+    problem: Problem,
+    *,
+    layout: Tensor | None = None,
+    is_dependent: bool = False,
+    weight_is_ready: bool = False,
+    **how: Unpack[How],
 ) -> Outcome:
-    """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel."""
+    """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel.
+
+    `is_dependent`: the kernel ahead may still run. `weight_is_ready`: it writes neither B nor the layout.
+    """
     p = kernels.prepared(grouped_problem(problem), config)
     loads_sfb = isinstance(config, GemmConfig) and config.loads_sfb
     alignments = {"sfb": 16 if loads_sfb else 4, "c": 16 if p.groups == Groups.IDS else 4}
-    stage = stage_of(config, p, alignments, read=None if layout is None else {"c": layout}, **how)
-    result = run_plan(kernel, fp8_gemm_decode.kernel_of(config), config, p, kernels.plan_of, stage)
+    read, ready = None if layout is None else {"c": layout}, ("b", "c") if weight_is_ready else ()
+    stage = stage_of(config, p, alignments, read=read, is_dependent=is_dependent, ready=ready, **how)
+    plan_of = partial(kernels.plan_of, weight_is_ready=weight_is_ready)
+    result = run_plan(kernel, fp8_gemm_decode.kernel_of(config), config, p, plan_of, stage)
     result.buffers["d"] = result.buffers["d"].reshape(problem.d.shape)
     return outcome(result, *right_and_allowed(problem, partial_sums(how)))
 
@@ -169,6 +182,9 @@ class RowsTrial(ProductTrial):
     """Scales of FP4 weights that do not always fold, or of words that are anything."""
     words: Words = Words.NONE
     """Sides that have fine scales, or are beside them, in words."""
+    is_dependent: bool = False
+    """The kernel ahead may still run."""
+    weight_is_ready: bool = False
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
@@ -176,7 +192,7 @@ class RowsTrial(ProductTrial):
         return config.rows_are_grouped and not (config.activates or config.to_addresses)
 
     @classmethod
-    def drawn(cls, config: GemmConfig, seed: int) -> RowsTrial:
+    def drawn(cls, config: GemmConfig, seed: int) -> Self:
         """Draw groups: empty, short and longer than a tile; and columns around a tile's edges."""
         draw = draws(config, seed)
         alignment = draw.choice((1, 16, 128))
@@ -213,7 +229,8 @@ class RowsTrial(ProductTrial):
             any_scales=self.any_scales,
             words=self.words,
         )
-        return run(kernel, self.config, p, **self.how)
+        ready = self.weight_is_ready
+        return run(kernel, self.config, p, is_dependent=self.is_dependent, weight_is_ready=ready, **self.how)
 
 
 @dataclass(frozen=True)
@@ -227,6 +244,13 @@ class DecodeRowsTrial(RowsTrial):
     def takes(cls, config: DecodeConfig) -> bool:  # type: ignore[override]
         """Take grouped rows."""
         return config.rows_are_grouped
+
+    @classmethod
+    def drawn(cls, config: DecodeConfig, seed: int) -> Self:  # type: ignore[override]
+        """Draw what else the kernel ahead may still do."""
+        draw, found = draws(config, seed), super().drawn(config, seed)  # type: ignore[arg-type]
+        is_dependent = draw.random() < 0.5
+        return replace(found, is_dependent=is_dependent, weight_is_ready=is_dependent and draw.random() < 0.5)
 
 
 def drawn_layout(draw: random.Random, config: Config, alignment: int) -> tuple[tuple[int, ...], int | None]:

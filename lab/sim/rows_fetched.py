@@ -55,7 +55,7 @@ class Asked(NamedTuple):
 
     @property
     def experts(self) -> int:
-        """How many are here."""
+        """Say how many are here."""
         return len(self.rows.counts)
 
 

@@ -54,7 +54,7 @@ class Trial(_Gpu, ABC):
 
     @property
     def how(self) -> How:
-        """How the simulation runs."""
+        """Say how the simulation runs."""
         how: How = {"num_sms": self.num_sms, "seed": self.seed, "schedule": self.schedule, "truncate": self.truncate}
         return {**how, "device": self.device}
 

@@ -28,7 +28,7 @@ from .kernels import kernels_on
 from .kinds import ALL, KINDS
 
 MOST_FAILURES = 20
-"""After so many it ends: the first ones tell more than many."""
+"""The run ends after so many: the first ones tell more than many."""
 METHOD = (
     "random problems, each compared with FP64 or torch; bytes around outputs and operands compared before and after"
 )

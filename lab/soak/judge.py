@@ -76,7 +76,11 @@ def wrong_values(name: str, got: Tensor, right: Right) -> str | None:
         else:
             is_wrong = ~((got == exact) | (got.isnan() & exact.isnan()))
     else:
-        is_wrong = ~((got.double() - exact.double()).abs() <= right.allowed)
+        far, allowed = (got.double() - exact.double()).abs(), right.allowed
+        if right.norms_along is not None:
+            far, norm = (x.square().sum(right.norms_along, keepdim=True).sqrt() for x in (far, exact.double()))
+            far, allowed = far.expand(exact.shape), allowed * (norm + norm.mean())
+        is_wrong = ~(far <= allowed)
     if right.written is not None:
         is_wrong &= right.written
     if not bool(is_wrong.any()):

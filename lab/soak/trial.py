@@ -23,10 +23,12 @@ class Right:
     """
 
     exact: Tensor
-    allowed: Tensor | None = None
+    allowed: Tensor | float | None = None
     written: Tensor | None = None
     """A mask of the result's shape or one that expands to it; None means everywhere."""
     rest_is_kept: bool = True
+    norms_along: tuple[int, ...] | None = None
+    """If dimensions are named, the difference may have `allowed` of the norm along them, and of the mean such norm."""
 
 
 class Trial(ABC):

@@ -1,4 +1,4 @@
-"""How a call is made: on which stream, in which thread, in a captured graph."""
+"""Make a call: choose on which stream, in which thread, in a captured graph."""
 
 from __future__ import annotations
 

@@ -367,10 +367,23 @@ def check_trained(
         bound = 2.0**-7 if name == "x" else max(1e-5, torch.finfo(right.dtype).eps / 2)
         assert distance <= bound * right.double().norm(), (name, distance, right.norm())
     assert any(gradient(w).any() for w in (layer.w1, layer.w2))
-    # Only weights: nothing flows to tokens, on any rank.
-    layer.zero_grad()
-    layer(x2.detach(), share_out(ids, counts, group), p2.detach()).backward(share_out(grad, counts, group))
-    assert torch.allclose(gradient(layer.w1).double(), gradient(one.w1)[mine].double(), atol=1e-5)
+    # What nobody needs is not sent: without a gradient of tokens, or of weights of routes, nothing of it comes back.
+    sizes = {"x": HIDDEN * x.element_size(), "p": TOPK * 4}
+    for needed in ("", "x", "p"):
+        layer.zero_grad()
+        leaves = [each.detach().requires_grad_(name in needed) for name, each in (("x", x2), ("p", p2))]
+        with Counted() as sent:
+            out = layer(leaves[0], share_out(ids, counts, group), leaves[1])
+            assert [name for name, _ in sent.calls] == ["all_gather", *["all_to_all"] * 3]
+            out.backward(share_out(grad, counts, group))
+        _, of_x, of_routes, of_sums, of_grad, *back = (number for _, number in sent.calls)
+        goes, comes = of_x // sizes["x"], of_sums // (2 * HIDDEN)
+        assert (of_x, of_routes, of_sums) == (goes * sizes["x"], goes * 8 * TOPK, comes * 2 * HIDDEN)
+        assert of_grad == goes * HIDDEN * (2 if dtype == torch.bfloat16 else 4)  # sums in FP16 stay FP32
+        assert back == [comes * sizes[name] for name in needed.split()]
+        for name, leaf, right in zip(("x", "p"), leaves, (x2, p2), strict=True):
+            assert leaf.grad is None if name not in needed else same_bits(leaf.grad, gradient(right))
+        assert torch.allclose(gradient(layer.w1).double(), gradient(one.w1)[mine].double(), atol=1e-5)
 
 
 def error_of(call: Callable[[], Any]) -> str:
@@ -401,8 +414,8 @@ class Counted:
         setattr(by_group, "all_gather", all_gather)  # noqa: B010
 
     def all_to_all(self, to: Tensor, of: Tensor, receives: Any, sends: Any, group: Any) -> None:
-        sends_to = sends or [len(of) // dist.get_world_size()] * dist.get_world_size()
-        others = sum(sends_to) - sends_to[dist.get_rank()]
+        sends_to = sends or [len(of) // dist.get_world_size(group)] * dist.get_world_size(group)
+        others = sum(sends_to) - sends_to[dist.get_rank(group)]
         self.calls.append(("all_to_all", others * of.shape[1] * of.element_size()))
         self.real[0](to, of, receives, sends, group)
 

@@ -82,17 +82,23 @@ def test_one_gpu_over_nccl_replays_the_decode_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_one_gpu_over_nccl_gives_the_gradients_of_one_process(tmp_path: Path) -> None:
+def test_one_gpu_over_nccl_gives_the_gradients_of_one_process_and_waits_for_none(tmp_path: Path) -> None:
     with group_of_one(tmp_path):
         torch.manual_seed(0)
         one = deep_gemm.nn.Experts(8, 512, 256, device="cuda", dtype=torch.bfloat16)
         layer = deep_gemm.distributed.Experts(8, one.w1.detach().clone(), one.w2.detach().clone())
         x = torch.randn(24, 512, device="cuda").bfloat16()
         ids, p = torch.randint(-1, 8, (24, 4), device="cuda"), torch.rand(24, 4, device="cuda")
-        found = []
-        for module in (one, layer):
+        found: list[list[torch.Tensor]] = []
+        for module in (one, layer, layer):
             leaves = x.clone().requires_grad_(), p.clone().requires_grad_(), module.w1, module.w2
-            module(leaves[0], ids, leaves[1]).float().square().sum().backward()
+            module.zero_grad()
+            loss = module(leaves[0], ids, leaves[1]).float().square().sum()
+            torch.cuda.set_sync_debug_mode("error" if len(found) == 2 else "default")  # kernels are there by then
+            try:
+                loss.backward()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
             found.append([across_cases.gradient(leaf) for leaf in leaves])
-        for of_one, of_layer in zip(*found, strict=True):
-            assert torch.equal(of_one, of_layer)
+        for of_one, *of_layer in zip(*found, strict=True):
+            assert all(torch.equal(of_one, each) for each in of_layer)

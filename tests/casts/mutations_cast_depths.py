@@ -13,6 +13,7 @@ TOKENS_FP32 = depths_cast_config(torch.float32, Source.TOKENS)
 WEIGHTED = depths_cast_config(torch.bfloat16, Source.WEIGHTED)
 WEIGHTED_FP32 = depths_cast_config(torch.float32, Source.WEIGHTED)
 SILU = depths_cast_config(torch.bfloat16, Source.SILU)
+AT_ONCE = depths_cast_config(torch.bfloat16, Source.SILU_AT_ONCE)
 MANY = tuple(i % 3 for i in range(300))  # more groups than a CTA has threads, and than a warp has
 
 TRIALS = [
@@ -28,9 +29,15 @@ TRIALS = [
     DepthsTrial(SILU, (140, 3), 272, 11, "slow_warps", limit=0.5),
     DepthsTrial(SILU, (20, 30), 80, 12, limit=1.5, parts="gradient"),
     DepthsTrial(SILU, (20, 30), 208, 13, parts="activation"),
+    DepthsTrial(AT_ONCE, (5, 0, 130, 16), 128, 14, "slow_warps", limit=1.5),
+    DepthsTrial(AT_ONCE, (140, 3), 256, 15),
+    DepthsTrial(AT_ONCE, (20, 30), 128, 16, parts="gradient"),
+    DepthsTrial(AT_ONCE, (20, 30), 256, 17, parts="activation"),
+    DepthsTrial(AT_ONCE, (20,), 128, 18, "late_loads"),
 ]
 
 _KERNEL, _TOKENS, _SILU = "cast_depths.cuh", "cast/columns_of_tokens.cuh", "cast/columns_of_silu.cuh"
+_AT_ONCE, _GRADIENT = "cast/columns_of_silu_at_once.cuh", "cast/silu_gradient.cuh"
 
 MUTATIONS = [
     # The group of a tile
@@ -78,21 +85,21 @@ MUTATIONS = [
     Mutation("ds lies as far apart as gate and up", _SILU, "uint64_t{group.first_row + row} * p.ds_pitch", "uint64_t{group.first_row + row} * p.x_pitch", shows_in=SILU),
     Mutation("rows of the next group have gates", _SILU, "const bool is_there = row < group.rows;", "const bool is_there = true;", shows_in=SILU),
     Mutation("the second half of rows is the first", _SILU, "compute(first + i, tile.row + tile.row_of(first + i), loaded[i]);", "compute(first + i, tile.row + tile.row_of(i), loaded[i]);", shows_in=SILU),
-    Mutation("up's gradient is gate's", _SILU, "is_up ? by_up(p, gate, up) : by_gate", "by_gate", shows_in=SILU),
-    Mutation("gate's gradient is up's", _SILU, "is_up ? by_up(p, gate, up) : by_gate(p, gate, up)", "by_up(p, gate, up)", shows_in=SILU),
+    Mutation("up's gradient is gate's", _SILU, "is_up ? silu.by_up : silu.by_gate", "silu.by_gate", shows_in=SILU),
+    Mutation("gate's gradient is up's", _SILU, "is_up ? silu.by_up : silu.by_gate", "silu.by_up", shows_in=SILU),
     Mutation("up begins one tile late", _SILU, ">= half;  // all", ">= half + kBlock;  // all", shows_in=SILU),
     Mutation("columns of up are loaded from behind ds", _SILU, "is_up ? tile.column - half : tile.column", "tile.column", shows_in=SILU),
     Mutation("the gradient has no weight", _SILU, "ptx::mul_rn(element_of(of_row.ds, e), weight)", "element_of(of_row.ds, e)", shows_in=SILU),
-    Mutation("gate beyond the limit has a gradient", _SILU, "return gate > p.limit ? 0.f : slope;", "return slope;", shows_in=SILU),
-    Mutation("up beyond the limit has a gradient", _SILU, "return ptx::abs_f32(up) > p.limit ? 0.f : silu_of(p, gate);", "return silu_of(p, gate);", shows_in=SILU),
-    Mutation("up below the limit has a gradient", _SILU, "ptx::abs_f32(up) > p.limit", "up > p.limit", shows_in=SILU),
-    Mutation("up is not cut for gate's derivative", _SILU, "ptx::mul_rn(ptx::min_magnitude(up, p.limit), steepness)", "ptx::mul_rn(up, steepness)", shows_in=SILU),
-    Mutation("up is not cut in the activation", _SILU, "ptx::mul_rn(silu_of(p, gate), ptx::min_magnitude(up, p.limit))", "ptx::mul_rn(silu_of(p, gate), up)", shows_in=SILU),
-    Mutation("gate is not cut in the activation", _SILU, "return silu(ptx::min_nan(gate, p.limit));", "return silu(gate);", shows_in=SILU),
-    Mutation("the derivative is the sigmoid's alone", _SILU, "more = 1.f + gate - ptx::mul_rn(gate, steepness);", "more = 1.f;", shows_in=SILU),
-    Mutation("rows of the gradient begin at the first group's", _SILU, "p.values + uint64_t{group.first_row} * p.k", "p.values", shows_in=SILU),
-    Mutation("rows' scales begin at the first group's", _SILU, "p.scales + uint64_t{group.first_row} * 4", "p.scales", shows_in=SILU),
-    Mutation("rows' scales lie one beside the other", _SILU, "target.scales_stride_k = p.scales_stride_k;", "target.scales_stride_k = 4;", shows_in=SILU),
+    Mutation("gate beyond the limit has a gradient", _GRADIENT, "gate > limit ? 0.f : slope", "slope", shows_in=SILU),
+    Mutation("up beyond the limit has a gradient", _GRADIENT, "ptx::abs_f32(up) > limit ? 0.f : silu}", "silu}", shows_in=SILU),
+    Mutation("up below the limit has a gradient", _GRADIENT, "ptx::abs_f32(up) > limit", "up > limit", shows_in=SILU),
+    Mutation("up is not cut for gate's derivative", _GRADIENT, "ptx::mul_rn(cut_up, steepness)", "ptx::mul_rn(up, steepness)", shows_in=SILU),
+    Mutation("up is not cut in the activation", _GRADIENT, "ptx::mul_rn(silu, cut_up)", "ptx::mul_rn(silu, up)", shows_in=SILU),
+    Mutation("gate is not cut in the activation", _GRADIENT, "cut_gate = ptx::min_nan(gate, limit)", "cut_gate = gate", shows_in=SILU),
+    Mutation("the derivative is the sigmoid's alone", _GRADIENT, "more = 1.f + cut_gate - silu;", "more = 1.f;", shows_in=SILU),
+    Mutation("rows of the gradient begin at the first group's", _KERNEL, "p.values + uint64_t{group.first_row} * p.k", "p.values", shows_in=SILU),
+    Mutation("rows' scales begin at the first group's", _KERNEL, "p.scales + uint64_t{group.first_row} * 4", "p.scales", shows_in=SILU),
+    Mutation("rows' scales lie one beside the other", _KERNEL, "target.scales_stride_k = p.scales_stride_k;", "target.scales_stride_k = 4;", shows_in=SILU),
     Mutation("sums are those of the activation alone", _SILU, "sum += ptx::mul_rn(s, element_of(of_row.ds, e));", "sum += s;", shows_in=SILU),
     Mutation("sums of half of a team", _SILU, "distance < kLanes; distance *= 2", "distance < kLanes / 2; distance *= 2", shows_in=SILU),
     Mutation("sums of rows behind the group are stored", _SILU, "if (tile.lane == 0 && row < group.rows)", "if (tile.lane == 0)", shows_in=SILU),
@@ -102,4 +109,34 @@ MUTATIONS = [
     Mutation("the activation's columns are as many as gate's and up's", _SILU, "p.activated_stride_of_block, half)", "p.activated_stride_of_block, p.k)", shows_in=SILU),
     Mutation("the activation's tiles are the gradient's", _SILU, "if (block < p.gradient_tiles)", "if (block <= p.gradient_tiles)", shows_in=SILU),
     Mutation("tiles of the activation begin behind the gradient's", _SILU, "group, block - p.gradient_tiles);", "group, block);", shows_in=SILU),
+    # All of SiLU at once
+    Mutation("gate at once is up", _AT_ONCE, "slot_of(shared, kUp, i), gate + up)", "slot_of(shared, kUp, i), gate)", shows_in=AT_ONCE),
+    Mutation("columns at once are the first tile's", _AT_ONCE, "(tile.column + column_of(tile.lane, 0)) * kInputBytes", "column_of(tile.lane, 0) * kInputBytes", shows_in=AT_ONCE),
+    Mutation("gates at once of the first group", _AT_ONCE, "p.x + uint64_t{group.first_row + row} * p.x_pitch", "p.x + uint64_t{row} * p.x_pitch", shows_in=AT_ONCE),
+    Mutation("ds at once of the first group", _AT_ONCE, "p.ds + uint64_t{group.first_row + row} * p.ds_pitch", "p.ds + uint64_t{row} * p.ds_pitch", shows_in=AT_ONCE),
+    Mutation("ds at once lies as far apart as gate and up", _AT_ONCE, "uint64_t{group.first_row + row} * p.ds_pitch", "uint64_t{group.first_row + row} * p.x_pitch", shows_in=AT_ONCE),
+    Mutation("rows of the next group are there at once", _AT_ONCE, "if (row < group.rows) {", "if (true) {", shows_in=AT_ONCE),
+    Mutation("rows behind the group are not zeros", _AT_ONCE, "which < kPieces; ++which) store_slot", "which < kDs; ++which) store_slot", shows_in=AT_ONCE),
+    Mutation("all threads share a piece", _AT_ONCE, ".pieces[i][ptx::thread_index()]", ".pieces[i][0]", shows_in=AT_ONCE),
+    Mutation("pieces are read before they are there", _AT_ONCE, "  ptx::cp_async_wait_all();\n", "", shows_in=AT_ONCE),
+    Mutation("the gradient at once has no weight", _AT_ONCE, "weighted = ptx::mul_rn(of_s, weight)", "weighted = of_s", shows_in=AT_ONCE),
+    Mutation("all rows have the first one's weight", _AT_ONCE, "ptx::lane_index() - tile.lane + i)", "ptx::lane_index() - tile.lane)", shows_in=AT_ONCE),
+    Mutation("all teams of a warp have the first one's weights", _AT_ONCE, "ptx::lane_index() - tile.lane + i)", "i)", shows_in=AT_ONCE),
+    Mutation("up's gradient at once is gate's", _AT_ONCE, "ptx::mul_rn(weighted, silu.by_up)", "ptx::mul_rn(weighted, silu.by_gate)", shows_in=AT_ONCE),
+    Mutation("gate's gradient at once is up's", _AT_ONCE, "ptx::mul_rn(weighted, silu.by_gate)", "ptx::mul_rn(weighted, silu.by_up)", shows_in=AT_ONCE),
+    Mutation("the activation stays ds", _AT_ONCE, "    ds.words[word] = ptx::pack_bf16(s[0], s[1]);\n", "", shows_in=AT_ONCE),
+    Mutation("both of a word are its first", _AT_ONCE, "ptx::pack_bf16(by_up[0], by_up[1])", "ptx::pack_bf16(by_up[0], by_up[0])", shows_in=AT_ONCE),
+    Mutation("what becomes of up is not stored", _AT_ONCE, " store_slot(shared, kUp, i, up),", "", shows_in=AT_ONCE),
+    Mutation("sums at once are those of the activation alone", _AT_ONCE, "sum += ptx::mul_rn(silu.s, of_s);", "sum += silu.s;", shows_in=AT_ONCE),
+    Mutation("sums at once of half of a team", _AT_ONCE, "distance < kLanes; distance *= 2", "distance < kLanes / 2; distance *= 2", shows_in=AT_ONCE),
+    Mutation("sums at once of rows behind the group are stored", _AT_ONCE, "if (tile.lane == 0 && row < group.rows)", "if (tile.lane == 0)", shows_in=AT_ONCE),
+    Mutation("sums at once of all tiles lie in one place", _AT_ONCE, "p.sums + uint64_t{block} * p.rows + group.first_row", "p.sums + group.first_row", shows_in=AT_ONCE),
+    Mutation("sums that nobody asks for are stored", _AT_ONCE, "    if (p.activated == nullptr) continue;\n", "", shows_in=AT_ONCE),
+    Mutation("a tile is cast where others still read", _AT_ONCE, "  ptx::syncthreads();  // all threads have", "  // all threads have", shows_in=AT_ONCE),
+    Mutation("rows of the activation at once are stored", _AT_ONCE, "cast_any_tile<false>(shared", "cast_any_tile<true>(shared", shows_in=AT_ONCE),
+    Mutation("the activation is cast of up", _AT_ONCE, "take_tile(shared, tile, kDs, column)", "take_tile(shared, tile, kUp, column)", shows_in=AT_ONCE),
+    Mutation("no activation is asked for, and it is cast", _AT_ONCE, "if (p.activated != nullptr) {", "if (true) {", shows_in=AT_ONCE),
+    Mutation("no gradient is asked for, and it is cast", _AT_ONCE, "  if (p.columns == nullptr) return;\n", "", shows_in=AT_ONCE),
+    Mutation("gate alone has a gradient", _AT_ONCE, "which <= kUp; ++which)\n    cast", "which < kUp; ++which)\n    cast", shows_in=AT_ONCE),
+    Mutation("up's gradient lies where gate's does", _AT_ONCE, "column + (which == kUp ? half : 0)", "column", shows_in=AT_ONCE),
 ]  # fmt: skip

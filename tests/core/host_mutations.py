@@ -15,6 +15,7 @@ from typing import Any
 
 import broken
 import host_mutations_bf16 as of_bf16
+import host_mutations_depths as of_depths
 import host_mutations_fine as of_fine
 import host_mutations_sends as of_sends
 import torch
@@ -272,6 +273,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     **of_bf16.TRIALS,
     **of_fine.TRIALS,
     **of_sends.TRIALS,
+    **of_depths.TRIALS,
 }
 
 
@@ -643,7 +645,11 @@ MUTATIONS = [
     *_swap("casts.lay_scales", "(groups[0] if groups else 1) *", "1 *", SCALES),
     *_swap("casts.lay_scales", "ceil_div(m, config.rows)", "m // config.rows", SCALES),
     # BF16, fine scales, and what travels by collectives
-    *(mutation for swap in (*of_bf16.SWAPS, *of_fine.SWAPS, *of_sends.SWAPS) for mutation in _swap(*swap)),
+    *(
+        mutation
+        for swap in (*of_bf16.SWAPS, *of_fine.SWAPS, *of_sends.SWAPS, *of_depths.SWAPS)
+        for mutation in _swap(*swap)
+    ),
 ]
 
 

@@ -436,7 +436,7 @@ def test_an_absent_library_is_named_with_the_command_that_brings_it(monkeypatch:
 @pytest.mark.parametrize("major", [12, 13])
 def test_what_a_torch_without_cuda_leaves_to_choose_is_told(monkeypatch: pytest.MonkeyPatch, major: int) -> None:
     def version() -> Any:
-        raise RuntimeError("Failure finding libnvrtc.so")
+        raise RuntimeError("Failure finding\n  libnvrtc.so\n")  # as cuda-bindings 13.5 says it: in lines
 
     fake_bindings(monkeypatch, f"{major}.9.4", version)
     monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: None)

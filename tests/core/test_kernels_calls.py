@@ -17,8 +17,10 @@ from test_dispatch import hops
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts import by_kernels, cast_rows
+from deep_gemm.casts import by_kernels, cast_depths, cast_rows, depths, lay_scales
 from deep_gemm.casts import fp8 as fp8_casts
+from deep_gemm.casts.depths import GroupedRows
+from deep_gemm.casts.gating import Gating
 from deep_gemm.core import seen
 from deep_gemm.core import settings as settings_module
 from deep_gemm.core.call import CALLS, Function
@@ -29,7 +31,10 @@ from deep_gemm.hyper import choose
 from deep_gemm.indexer import kernel as logits_kernel
 from deep_gemm.indexer import paged, paged_kernel, prefill
 from deep_gemm.linear import api as linear_api
+from deep_gemm.linear import backward
 from deep_gemm.linear import kernel as linear_kernel
+from deep_gemm.moe import activation, gather_weighted, route_rows, routing
+from deep_gemm.moe.check import ActivationProblem, ExpertRows
 
 
 class Case(NamedTuple):
@@ -42,6 +47,12 @@ class Case(NamedTuple):
     alignments: dict[str, int] = {}  # noqa: RUF012
     """Alignments of those tensors that may not begin anywhere."""
     launches: int = 1
+    unread: tuple[str, ...] = ()
+    """Tensors that are checked and not read: an output may lie there."""
+    returns_all: bool = True
+    """A call returns all that its one kernel writes."""
+    is_dependent: bool = False
+    """The first kernel may begin before the one ahead of it ends, whatever the settings say."""
 
 
 def ints(*shape: int) -> Tensor:
@@ -74,6 +85,18 @@ def paged_logits(q: Tensor, **others: Any) -> Any:
     return call((q, None), *others.values(), 96, False, torch.bfloat16)
 
 
+def expert_rows() -> dict[str, Tensor]:
+    """Rows of two experts for 6 tokens of 2 routes."""
+    shapes = {"counts": (2,), "ends": (2,), "row_of": (6, 2), "token_of": (12,), "ids": (12,)}
+    return {name: ints(*shape) for name, shape in shapes.items()}
+
+
+SCRATCH = {
+    "cast_rows": {"values": cast_rows.PARAMS, "scales": cast_rows.PARAMS},
+    "count_routes": {"of_parts": route_rows.PARAMS},
+    "cast_depths": {"sums": cast_depths.PARAMS},
+}
+"""Members that say where the first kernel of a call writes what no caller gets."""
 SCALES: dict[str, Callable[[], Tensor]] = {
     "": lambda: zeros(2, 2),
     "64x64": lambda: zeros(4, 4),
@@ -148,6 +171,114 @@ CASES = {
         for scales in ("FP4", *SCALES)
     },
     **{
+        name: Case(of, cast, partial(lambda shape: {"x": bf16(*shape)}, shape))
+        for name, of, cast, shape in (
+            ("cast of blocks", fp8_casts.BLOCKS, deep_gemm.per_block_cast_to_fp8, (130, 256)),
+            ("cast of matrices' blocks", fp8_casts.BLOCKS, deep_gemm.per_block_cast_to_fp8, (2, 128, 256)),
+            ("cast of columns", fp8_casts.CHANNELS, deep_gemm.per_channel_cast_to_fp8, (130, 256)),
+            ("cast along columns", fp8_casts.ROWS, lambda x: deep_gemm.per_token_cast_to_fp8(x.t()), (48, 256)),
+            ("cast of both", fp8_casts.BOTH, deep_gemm.cast_both_to_fp8, (48, 256)),
+            (
+                "cast of transposed blocks",
+                backward.TURNED,
+                lambda **x: backward.cast_transposed(*x.values()),
+                (2, 128, 256),
+            ),
+        )
+    },
+    "scales laid out": Case(lay_scales.LAID, lay_scales.laid_out, lambda: {"sf": zeros(5, 3)}),
+    **{
+        f"cast along groups{', weighted' if weights else ''}": Case(
+            depths.ALONG,
+            lambda x, ends, token_of, p=None: depths.cast_along_groups(x, GroupedRows(ints(2), ends, token_of), p),
+            partial(
+                lambda weights: {"x": bf16(6, 256), "ends": ints(2), "token_of": ints(12), **weights()},
+                (lambda: {"p": zeros(12)}) if weights else dict,
+            ),
+        )
+        for weights in (False, True)
+    },
+    **{
+        f"cast of silu's gradient{' and silu' if silu_too else ''}": Case(
+            depths.SILU,
+            partial(
+                lambda silu_too, h, ends, p, ds: depths.cast_silu_gradient(
+                    h, ds, GroupedRows(ints(2), ends, ints(12)), p, 2.0, activation_too=silu_too
+                )[: 4 if silu_too else 2],
+                silu_too,
+            ),
+            lambda: {"h": bf16(12, 256), "ends": ints(2), "p": zeros(12), "ds": bf16(12, 128)},
+            returns_all=not silu_too,
+        )
+        for silu_too in (False, True)
+    },
+    **{
+        f"rows of {routes} routes": Case(
+            routing.STACKED,
+            partial(routing.expert_rows, num_experts=8),
+            partial(lambda tokens: {"topk_ids": ints(tokens, 4)}, routes // 4),
+            launches=1 if routes <= 8192 else 2,
+        )
+        for routes in (16, 8400)
+    },
+    "cast to rows of routes": Case(
+        routing.GATHERED,
+        lambda x, **rows: routing.gather_cast_to_fp8(x, ExpertRows(**rows), mn_major=True),
+        lambda: {"x": bf16(6, 256), **expert_rows()},
+    ),
+    **{
+        f"sums of rows{' into others' if into else ''}": Case(
+            routing.WEIGHTED,
+            lambda y, p, out=None, **rows: routing.gather_weighted(y, ExpertRows(**rows), p, out=out),
+            partial(
+                lambda more: {"y": bf16(12, 256), **expert_rows(), "p": zeros(6, 2), **more()},
+                (lambda: {"out": bf16(6, 256)}) if into else dict,
+            ),
+            ("out",) if into else (),
+            {"out": 16} if into else {},
+            unread=("counts", "ends", "token_of", "ids"),
+        )
+        for into in (False, True)
+    },
+    "cast to rows of routes behind their kernel": Case(
+        routing.DEPENDENT_GATHERED,
+        lambda x, **rows: routing.gather_and_cast(x, ExpertRows(**rows), 128, is_dependent=True),
+        lambda: {"x": bf16(6, 256), **expert_rows()},
+        is_dependent=True,
+    ),
+    "sums of rows behind their product": Case(
+        routing.DEPENDENT_SUMMED,
+        partial(routing.sum_rows, is_dependent=True),
+        lambda: {"y": bf16(12, 256), "row_of": ints(6, 2), "weights": zeros(6, 2), "out": bf16(6, 256)},
+        is_dependent=True,
+    ),
+    "activation of rows behind their product": Case(
+        activation.DEPENDENT,
+        lambda x, ends: activation.cast_activated(
+            ActivationProblem(x, None, None, ends, 1, Gating()), mn_major=True, is_dependent=True
+        ),
+        lambda: {"x": bf16(12, 256), "ends": ints(2)},
+        is_dependent=True,
+    ),
+    "sums of rows as they are": Case(
+        routing.SUMMED, routing.sum_rows, lambda: {"y": bf16(12, 256), "row_of": ints(6, 2)}
+    ),
+    **{
+        f"activation{' of groups' if has_groups else ''}{' with weights' if weights else ''}": Case(
+            activation.ACTIVATED,
+            lambda x, **more: deep_gemm.silu_mul_cast_to_fp8(x, limit=2.0, mn_major=True, **more),
+            partial(
+                lambda more: {"x": bf16(12, 256), **{name: make() for name, make in more.items()}},
+                {
+                    **({"row_weights": lambda: zeros(12)} if weights else {}),
+                    **({"ends": lambda: ints(2)} if has_groups else {}),
+                },
+            ),
+        )
+        for has_groups in (False, True)
+        for weights in (False, True)
+    },
+    **{
         f"cast{' m-major' if mn_major else ''}": Case(
             fp8_casts.ROWS, partial(deep_gemm.per_token_cast_to_fp8, mn_major=mn_major), lambda: {"x": bf16(5, 256)}
         )
@@ -160,10 +291,11 @@ CASES = {
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
     fake = install(monkeypatch)
-    for module in (logits_kernel, paged_kernel, choose, linear_kernel, cast_rows):
+    for module in (logits_kernel, paged_kernel, choose, linear_kernel, cast_rows, gather_weighted):
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)
-    for module in (linear_kernel, by_kernels):
+    for module in (linear_kernel, by_kernels, routing):
         monkeypatch.setattr(module, "is_hopper", lambda _: True)
+    monkeypatch.setattr(lay_scales, "has_kernel", lambda _: True)
     monkeypatch.setattr(Kernel, "fits", lambda *_: True)
     linear_kernel.config_of.cache_clear()
 
@@ -243,8 +375,8 @@ def test_a_warm_call_launches_what_a_cold_one_does(name: str, gpu: FakeGpu) -> N
         out = case.call(**given)
         launches = gpu.launches[-case.launches :]
         made = [x.data_ptr() for x in several(out)]
-        if len(launches) > 1:  # what the first writes for the second
-            made += [launches[0].words[cast_rows.PARAMS.word(member)] for member in ("values", "scales")]
+        scratch = SCRATCH.get(launches[0].kernel) if len(launches) > 1 or not case.returns_all else None
+        made += [launches[0].words[params.word(member)] for member, params in (scratch or {}).items()]
         at = {address: place for place, address in enumerate(made)}
         words.append([("made", at[word]) if word in at else word for launch in launches for word in launch.words])
         outs.append([(x.shape, x.stride(), x.dtype, x.device, x.storage_offset()) for x in several(out)])
@@ -254,7 +386,9 @@ def test_a_warm_call_launches_what_a_cold_one_does(name: str, gpu: FakeGpu) -> N
 
 
 def several(out: Any) -> tuple[Tensor, ...]:
-    return () if out is None else out if isinstance(out, tuple) else (out,)
+    if isinstance(out, tuple):
+        return tuple(x for part in out for x in several(part))
+    return () if out is None else (out,)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -269,10 +403,10 @@ def test_what_differs_in_anything_is_asked(name: str, gpu: FakeGpu, asked: list[
             "strides": torch.stack([x.float(), x.float()], -1).to(x.dtype)[..., 0],
         }
         for other in others.values():
-            before = len(asked)
+            before = asked.count(case.of)
             with suppress(ValueError, NotImplementedError, RuntimeError):
                 case.call(**placed({**case.tensors(), changed: other}))
-            assert len(asked) == before + 1
+            assert asked.count(case.of) == before + 1
     launched = len(gpu.launches)
     case.call(**tensors_of(name))
     assert len(gpu.launches) == launched + case.launches
@@ -300,7 +434,7 @@ def test_an_output_that_overlaps_anything_is_refused(name: str, written: str, gp
     launched = len(gpu.launches)
     out = case.tensors()[written]
     for other, x in case.tensors().items():
-        if other == written or x.dtype == torch.float8_e4m3fn:
+        if other == written or other in case.unread or x.dtype == torch.float8_e4m3fn:
             continue
         sizes = [each.numel() * each.element_size() for each in (out, x)]
         memory = torch.zeros(sum(sizes), dtype=torch.uint8)
@@ -320,7 +454,7 @@ def test_settings_in_force_are_those_of_the_call(name: str, gpu: FakeGpu, asked:
             deep_gemm.set_pdl(pdl)
             for _ in range(3):
                 call()
-                assert gpu.launches[-CASES[name].launches].is_dependent is pdl
+                assert gpu.launches[-CASES[name].launches].is_dependent is (pdl or CASES[name].is_dependent)
             assert len(asked) == (4 if calls or pdl else 2)
     deep_gemm.set_compile_mode(1)
     launched = len(gpu.launches)

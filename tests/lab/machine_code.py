@@ -15,6 +15,8 @@ from typing import Any
 import checkout  # noqa: F401
 from thorough import covering, values
 
+from deep_gemm.casts.cast_tiles import KERNEL as CAST_TILES
+from deep_gemm.casts.cast_tiles import turns_blocks
 from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, Scales
 from deep_gemm.core.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.core.jit.cubin import text_sections
@@ -153,6 +155,8 @@ def jobs() -> list[Job]:
         for kernel in ORDINARY
         for config in covering(kernel.configs(), values)
     ]
+    turned = next(filter(turns_blocks, CAST_TILES.configs()))
+    found.append(Job(f"cast_tiles turned {turned.name}", CAST_TILES.source, CAST_TILES.headers(turned)))
     return found
 
 

@@ -473,8 +473,12 @@ def test_table_says_which_of_our_products_failed() -> None:
 
 def test_tables_of_host_and_compile_runs() -> None:
     report = Report(machine.header("host", "made up"))
-    report.rows = [Row("host", (0, 256, 256), "deep_gemm.fp8_gemm_nt", "host_new_m", 52.0, 50.0, 60.0)]
+    report.rows = [
+        Row("host", (0, 256, 256), "deep_gemm.fp8_gemm_nt", "host_new_m", 52.0, 50.0, 60.0),
+        Row("host", (64, 256, 256), "deep_gemm.linear", "host", 18.0, 17.0, 21.0, kernels=("cast_rows", "fp8_gemm")),
+    ]
     assert "anyx256x256" in printed(report)
+    assert printed(report).splitlines()[-1].split()[-2:] == ["2", "9.00"]
     report = Report(machine.header("compile", "made up"))
     report.rows = [Row("compile", (64, 16), OURS, "compile", us, us, us, config="64x16") for us in (2e5, 1e5, 4e5)]
     assert "3 configurations compiled, median 200 ms, slowest 400 ms (64x16)" in printed(report)
@@ -663,6 +667,20 @@ def test_a_run_measures_keeps_shows_and_plots(tmp_path: Path, monkeypatch: pytes
     assert picture.exists()
 
 
+def test_results_lie_in_the_checkout_wherever_one_stands(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpu(monkeypatch)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, output = invoke("bench", "grouped", "--quick")
+    assert code == 0, output
+    assert not any((tmp_path / "here").iterdir())
+    (path,) = results.iterdir()
+    assert path.name.startswith("grouped-")
+    assert {row.kind for row in Report.load(path).rows} == {case.kind for case in cases_of("grouped", quick=True)}
+
+
 def test_a_failing_product_leaves_rows_and_a_bad_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch)
 
@@ -703,7 +721,8 @@ def test_a_lost_gpu_leaves_the_rows_so_far(tmp_path: Path, monkeypatch: pytest.M
 
 def test_every_public_product_is_called_by_the_host_benchmark() -> None:
     calls = list(host.public_calls("cpu"))
-    assert len(calls) + 3 == host.STEPS
+    others = host.BARE_LAUNCH, "all in turn", "new m", "new weight"
+    assert len(calls) + len([*host.layer_calls("cpu")]) + len(others) == host.STEPS
     called = {name.removeprefix("deep_gemm.") for name, _, _ in calls if name.startswith("deep_gemm.")}
     aliases = {getattr(deep_gemm, name) for name in called}
     for name in deep_gemm.__all__:
@@ -715,6 +734,16 @@ def test_every_public_product_is_called_by_the_host_benchmark() -> None:
             assert getattr(deep_gemm, name) in aliases, name
     for _, _, call in calls:
         call()
+
+
+def test_layers_are_called_by_the_host_benchmark() -> None:
+    returned = {name: call() is not None for name, _, call in host.layer_calls("cpu")}
+    assert {f"{layer}, {what}" for layer in ("Linear", "Experts") for what in ("forward", "step")} == {
+        name.removeprefix("deep_gemm.nn.") for name in returned if ".nn." in name
+    }
+    assert {name for name, has_result in returned.items() if not has_result} == {
+        *("deep_gemm.nn.Linear, step", "deep_gemm.nn.Experts, step", "deep_gemm.bf16_gemm_nt", "deep_gemm.einsum")
+    }
 
 
 def test_new_ms_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,12 @@ from test_docs import script
 
 from lab.bench import command, distributed, table
 from lab.bench.distributed import COMBINE, DISPATCH, GROUP, GROUP_FIXED, LAYER, MEGA
+from lab.bench.distributed_training import routes_of_all
 from lab.bench.layers import ALONE
 from lab.bench.report import Report, Row
 
 SHAPE = (4, 2, 6, 256, 128, 1)
+STEP = SHAPE[:5]
 
 
 @pytest.fixture
@@ -28,26 +30,31 @@ def test_two_processes_measure_the_layer_and_its_ways(
     no_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "f.json"
-    assert command.run("distributed", shapes=",".join(map(str, SHAPE)), processes=2, out=path, commit="abc")
+    assert command.run("distributed", shapes="4,2,6,256,128,1; 4,2,6,256,128", processes=2, out=path, commit="abc")
     rows = Report.load(path).rows
     assert {(row.kind, row.contender) for row in rows} == {
         *((LAYER, name) for name in (GROUP, GROUP_FIXED, MEGA, ALONE)),
         *((kind, name) for kind in (DISPATCH, COMBINE) for name in (GROUP, GROUP_FIXED)),
+        *(("ep_step", name) for name in (GROUP, ALONE)),
     }
     for row in rows:
-        assert row.shape == SHAPE and row.config == "2 processes" and row.failed is None
+        assert (
+            row.shape == (STEP if row.kind == "ep_step" else SHAPE)
+            and row.config == "2 processes"
+            and row.failed is None
+        )
         assert row.us_min and row.us and row.us_max and 0 < row.us_min <= row.us <= row.us_max
     assert "ep_combine" in capsys.readouterr().out
 
 
 def test_routes_are_different_experts_and_skew_prefers_few() -> None:
-    even, skewed = (distributed.routes_of_all(64, 4, 500, skew, processes=2) for skew in (0, 1))
+    even, skewed = (routes_of_all(64, 4, 500, skew, processes=2) for skew in (0, 1))
     for routes in (even, skewed):
         assert routes.shape == (1000, 4)
         assert all(len(set(row)) == 4 for row in routes.tolist())
     most = [int(torch.bincount(routes.flatten(), minlength=64).max()) for routes in (even, skewed)]
     assert most[0] < 100 and most[1] > 500  # 62.5 on average; a third of 4000 draws want the first, 1000 get it at most
-    assert torch.equal(even, distributed.routes_of_all(64, 4, 500, 0, processes=2))
+    assert torch.equal(even, routes_of_all(64, 4, 500, 0, processes=2))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,7 @@ def test_routes_are_different_experts_and_skew_prefers_few() -> None:
         ({"kind": "dense", "processes": 2}, "--processes is for bench distributed"),
         ({"kind": "distributed"}, "found none; --quick and --shapes run anywhere"),
         ({"kind": "distributed", "quick": True, "processes": 0}, "processes: expected at least 1, got 0"),
-        ({"kind": "distributed", "shapes": "8,2,8"}, "six integers, of which the last may be 0, like 256,6,"),
+        ({"kind": "distributed", "shapes": "8,2,8"}, "five or six integers, of which the last may be 0, like 256,6,"),
         ({"kind": "distributed", "shapes": "5,2,6,256,128,0"}, "expected experts for 2 processes to share"),
         ({"kind": "distributed", "quick": True, "only": "torch"}, "only: expected some of nccl, nccl_fixed"),
     ],

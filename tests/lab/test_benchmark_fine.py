@@ -30,7 +30,7 @@ OF_OURS = [fine.USUAL, *fine.SAID]
 
 
 def small_case(kind: str) -> Case:
-    (case,) = fine.cases_of(kind, shapes=[SMALL[kind]])
+    (case,) = products.cases_of(kind, shapes=[SMALL[kind]])
     return case
 
 
@@ -43,7 +43,7 @@ def scaled(contender: Contender) -> torch.Tensor:
 
 
 def test_weights_are_those_of_ranks_that_share_a_model_and_most_of_them_judge() -> None:
-    found = fine.cases_of(FINE_DENSE)
+    found = products.cases_of(FINE_DENSE)
     shapes = [case.shape for case in found]
     assert shapes == list(dict.fromkeys(shapes))
     weights = {shape[1:] for shape in shapes}
@@ -55,13 +55,13 @@ def test_weights_are_those_of_ranks_that_share_a_model_and_most_of_them_judge() 
 
 @pytest.mark.parametrize("kind", FINE_KINDS)
 def test_few_cases_are_some_of_all_and_shapes_may_be_new(kind: str) -> None:
-    found = fine.cases_of(kind)
-    assert 0 < len(fine.cases_of(kind, quick=True)) < len(found)
-    assert sum(len(fine.cases_of(kind, is_judged=part)) for part in (False, True)) == len(found)
+    found = products.cases_of(kind)
+    assert 0 < len(products.cases_of(kind, quick=True)) < len(found)
+    assert sum(len(products.cases_of(kind, is_judged=part)) for part in (False, True)) == len(found)
     assert max(max(case.sizes, default=0) for case in found) <= found[0].max_m
     assert small_case(kind).is_judged is None
     with pytest.raises(ValueError, match=rf"shapes: expected \(.*m, n, k\) for bench {kind}|expected \(groups, rows"):
-        fine.cases_of(kind, shapes=[(1, 2)])
+        products.cases_of(kind, shapes=[(1, 2)])
 
 
 def test_contenders_are_named_by_their_scales() -> None:
@@ -121,17 +121,17 @@ def test_the_rival_is_given_the_same_operands(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_a_run_needs_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert products.configurations(fine.cases_of(FINE_DENSE)) == []  # of a GPU that is not there nothing is known
+    assert products.configurations(products.cases_of(FINE_DENSE)) == []  # of a GPU that is not there nothing is known
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(products, "get_num_sms", lambda: GPUS[0].num_sms)
-    found = products.configurations(fine.cases_of(FINE_DENSE))
+    found = products.configurations(products.cases_of(FINE_DENSE))
     assert len(set(found)) == len(found)
     assert {(config.sfa, config.sfb) for config in found} == set(fine.SIDES.values())
-    case = fine.cases_of(FINE_DENSE)[0]
+    case = products.cases_of(FINE_DENSE)[0]
     assert all(products.config_of(case, name) in found for name in OF_OURS)
     assert products.config_of(case, BF16) is None
-    assert products.configurations(fine.cases_of("fine_masked")) == []
+    assert products.configurations(products.cases_of("fine_masked")) == []
 
 
 @pytest.mark.parametrize("kind", FINE_KINDS)
@@ -150,7 +150,9 @@ def test_a_run_measures_keeps_and_shows(kind: str, tmp_path: Path, monkeypatch: 
     assert {row.contender for row in rows} == {*OF_OURS, BF16}
     assert len(rows) == 6 * len(fine.QUICK[kind])
     assert all(row.bytes and row.fast_shape is None for row in rows)
-    assert {row.shape for row in rows if row.is_judged} <= {case.shape for case in fine.cases_of(kind, is_judged=True)}
+    assert {row.shape for row in rows if row.is_judged} <= {
+        case.shape for case in products.cases_of(kind, is_judged=True)
+    }
     assert f"{kind} on " in output
     assert "geometric means of ratios" in output
     assert ("no transformers with a Triton kernel" in output) == (kind == FINE_DENSE)
@@ -164,7 +166,7 @@ def test_tables_fit_80_columns(kind: str) -> None:
     )
     rows = [
         Row(kind, case.shape, name, "cold", us=us[name], is_judged=case.is_judged)
-        for case in fine.cases_of(kind)
+        for case in products.cases_of(kind)
         for name in us
     ]
     report = Report({"kind": kind, "commit": "0", "machine": {"gpu": "NVIDIA H100", "cpu": ""}}, rows)

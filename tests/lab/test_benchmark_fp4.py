@@ -32,7 +32,7 @@ SMALL = {"fp4_dense": (5, 64, 288), "fp4_masked": (3, 4, 64, 288), "fp4_contiguo
 
 
 def small_case(kind: str) -> Case:
-    (case,) = fp4.cases_of(kind, shapes=[SMALL[kind]])
+    (case,) = products.cases_of(kind, shapes=[SMALL[kind]])
     return case
 
 
@@ -44,7 +44,7 @@ def contenders(kind: str) -> dict[str, Contender]:
 
 
 def test_judged_weights_are_those_of_experts_to_which_nothing_was_tuned() -> None:
-    found = fp4.cases_of(FP4_DENSE)
+    found = products.cases_of(FP4_DENSE)
     judged = {case.shape[1:] for case in found if case.is_judged}
     assert judged >= {(4096, 4096), (4096, 2048), (6144, 7168), (4608, 5120), (4096, 6144), (5760, 2880), (2880, 2880)}
     assert {case.shape[1:] for case in found if not case.is_judged} == fp4.FITTED
@@ -55,21 +55,21 @@ def test_judged_weights_are_those_of_experts_to_which_nothing_was_tuned() -> Non
 
 @pytest.mark.parametrize("kind", FP4_KINDS)
 def test_every_case_is_one_that_products_take_and_few_are_some_of_all(kind: str) -> None:
-    found = fp4.cases_of(kind)
+    found = products.cases_of(kind)
     for case in found:
         *_, n, k = case.shape
         assert n % 8 == 0 and k % 32 == 0
         assert len(case.sizes) == (0 if kind == FP4_DENSE else case.shape[0])
         assert max(case.sizes, default=0) <= case.max_m or kind != "fp4_masked"
-    assert 0 < len(fp4.cases_of(kind, quick=True)) < len(found)
-    parts = [fp4.cases_of(kind, is_judged=part) for part in (False, True)]
+    assert 0 < len(products.cases_of(kind, quick=True)) < len(found)
+    parts = [products.cases_of(kind, is_judged=part) for part in (False, True)]
     assert sum(map(len, parts)) == len(found)
     weights = [case.shape[0:1] * (kind != FP4_DENSE) + case.shape[-2:] for case in found]
     assert len(list(dict.fromkeys(weights))) + 3 >= sum(a != b for a, b in pairwise(weights))
 
 
 def test_what_the_aims_name_is_measured() -> None:
-    shapes = {case.shape for case in fp4.cases_of("fp4_masked")}
+    shapes = {case.shape for case in products.cases_of("fp4_masked")}
     assert {(8, 16, 4096, 7168), (8, 48, 4096, 7168)} <= shapes
     assert {(48, 8, tokens, 6144, 2048) for tokens in (8, 32, 128, 256)} <= set(fp4_experts.shapes_of())
     assert set(fp4_experts.shapes_of(quick=True)) < set(fp4_experts.shapes_of())
@@ -86,7 +86,7 @@ def test_bytes_are_those_of_half_a_byte_a_value_and_a_scale_for_32() -> None:
 def test_shapes_may_be_new_and_of_as_many_numbers_as_the_kind_has(kind: str) -> None:
     assert small_case(kind).is_judged is None
     with pytest.raises(ValueError, match=rf"shapes: expected \(.*m, n, k\) for bench {kind}|expected \(groups, rows"):
-        fp4.cases_of(kind, shapes=[(1, 2)])
+        products.cases_of(kind, shapes=[(1, 2)])
 
 
 # Contenders
@@ -209,7 +209,9 @@ def test_a_run_measures_keeps_and_shows(kind: str, tmp_path: Path, monkeypatch: 
     assert {row.contender for row in rows} == {OURS, FP8, READ}
     assert len(rows) == 3 * len(fp4.QUICK[kind])
     assert all(row.bytes and row.fast_shape is None for row in rows)
-    assert {row.shape for row in rows if row.is_judged} <= {case.shape for case in fp4.cases_of(kind, is_judged=True)}
+    assert {row.shape for row in rows if row.is_judged} <= {
+        case.shape for case in products.cases_of(kind, is_judged=True)
+    }
     assert f"{kind} on " in output
     assert "geometric means of ratios" in output
     assert ("humming-kernels is not installed" in output) == (kind == FP4_DENSE)
@@ -242,7 +244,7 @@ def test_a_run_of_experts(monkeypatch: pytest.MonkeyPatch, layer: fp4_experts.Fp
 
 @pytest.mark.parametrize("kind", [*FP4_KINDS, "fp4_experts"])
 def test_tables_fit_80_columns(kind: str) -> None:
-    shapes = fp4_experts.shapes_of() if kind == "fp4_experts" else [case.shape for case in fp4.cases_of(kind)]
+    shapes = fp4_experts.shapes_of() if kind == "fp4_experts" else [case.shape for case in products.cases_of(kind)]
     names = fp4_experts.CONTENDERS if kind == "fp4_experts" else (OURS, FP8, READ, HUMMING)
     rows = [
         Row(kind, shape, name, "cold", us=us, is_judged=True, parts={"product": 900.0} if name == HUMMING else None)

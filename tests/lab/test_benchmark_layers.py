@@ -133,11 +133,12 @@ def test_masked_casts_count_rows_in_use() -> None:
 @pytest.mark.parametrize("kind", casts.SHAPES)
 def test_casts_in_torch_are_ours(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(casts, "COMPARED_ROWS", 50)
-    shape = (sum(casts.COUNTS), 128) if kind == "silu_cast_masked" else (160, 264)
-    cast = casts.cast_of(kind, shape, "cpu")
+    of_groups = 2 * casts.GROUP_ROWS, 144
+    others = {"silu_cast_masked": (sum(casts.COUNTS), 128), "cast_groups": of_groups, "silu_gradient": of_groups}
+    cast = casts.cast_of(kind, others.get(kind, (160, 264)), "cpu")
     assert casts.difference(cast) is None
     values = casts._flat(cast.ours())[0]
-    place = (0, 0, 0) if values.dim() == 3 else (130, 0)
+    place = {1: (130,), 2: (130, 0), 3: (0, 0, 0)}[values.dim()]
 
     def wrong() -> Any:
         outputs = [x.clone() for x in casts._flat(cast.ours())]

@@ -76,11 +76,15 @@ def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> 
 
 def cast_of_depths(config: DepthsCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     rows = 8 if config.dtype != torch.float32 else 16
-    # Each row's token and weight; of SiLU gate, up and ds, for the gradient and for the activation.
-    of_row = {Source.TOKENS: 2, Source.WEIGHTED: 3, Source.SILU: 2 * 3 + 1}[config.source]
-    yield found.counts["LDG"] == rows * of_row + 2, "each element is loaded once, and two ends by each thread"
-    # Two for each sigmoid, once for the gradient by gate, once by up and once for the activation.
-    sigmoids = 3 * 64 if config.source == Source.SILU else 0
+    is_at_once = config.source == Source.SILU_AT_ONCE
+    # Each row's token and weight; of SiLU gate, up and ds, for the gradient and for the activation. At once these three
+    # are copied to shared memory, and a lane loads the weight of one row.
+    of_row = {Source.TOKENS: 2, Source.WEIGHTED: 3, Source.SILU: 2 * 3 + 1, Source.SILU_AT_ONCE: 0}[config.source]
+    loads = rows * of_row + is_at_once
+    yield found.counts["LDG"] == loads + 2, "each element is loaded once, and two ends by each thread"
+    yield found.counts["LDGSTS"] == 3 * rows * is_at_once, "gate, up and ds are copied once"
+    # Two for each sigmoid, once for the gradient and once for the activation; at once of two rows, in a loop.
+    sigmoids = {Source.SILU: 2 * 64, Source.SILU_AT_ONCE: 2 * 8}.get(config.source, 0)
     yield found.counts["MUFU"] <= 2 * sigmoids + 16, "no element is divided"
 
 

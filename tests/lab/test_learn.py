@@ -69,7 +69,10 @@ def test_each_step_is_right(step: learn.Step) -> None:
 
 def test_the_commands_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for what, said in (("time", "learn time measures a GPU and found no"), ("tim", "what: expected run, broken, time")):
+    for what, said in (
+        ("time", "found no CUDA GPU; these run anywhere: `learn` and `learn broken`"),
+        ("tim", "what: expected one of run, broken, time, got 'tim'"),
+    ):
         result = CliRunner().invoke(app, ["learn", what])
         assert result.exit_code == 2
         assert said in result.output

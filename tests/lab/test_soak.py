@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import deep_gemm
 from deep_gemm.core import settings
 from deep_gemm.kernels import KERNELS
+from deep_gemm.nn import experts
 from lab.__main__ import app
 from lab.sim import lay_scales
 from lab.soak import attempt as attempts
@@ -103,6 +104,13 @@ def test_a_value_that_was_not_written_is_found(monkeypatch: pytest.MonkeyPatch) 
         d[0, 0] = torch.nan
 
     assert "nan instead of" in (planted(monkeypatch, fault).wrong or "")
+
+
+@pytest.mark.parametrize("wrong", ["of_rows", "of_routes"])
+def test_gradients_that_know_nothing_of_routes_are_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(experts, wrong)
+    monkeypatch.setattr(experts, wrong, lambda x, rows: torch.ones_like(right(x, rows)))
+    assert "elements are wrong" in (first_failure(KINDS["train_experts"]).wrong or "")
 
 
 @pytest.mark.parametrize("where", [-1, 1])

@@ -186,8 +186,8 @@ def test_few_entrants_need_one_round(clock: Clock) -> None:
 # Audits
 
 
-@pytest.mark.usefixtures("two_cases")
-def test_an_audit_keeps_all_times_and_ends_well(clock: Clock, in_a_folder: Path) -> None:
+@pytest.mark.usefixtures("two_cases", "in_a_folder")
+def test_an_audit_keeps_all_times_and_ends_well(clock: Clock, results: Path) -> None:
     code, output = invoke("--audit", "--commit", "abc", "--verbose")
     assert code == 0, output
     assert "200x576x1024: " in output
@@ -196,7 +196,7 @@ def test_an_audit_keeps_all_times_and_ends_well(clock: Clock, in_a_folder: Path)
         "0 above 5%" in output
     )
     assert "to tune" not in output
-    (path,) = (in_a_folder / "benchmarks" / "results").iterdir()
+    (path,) = results.iterdir()
     assert path.name.startswith("audit-")
     assert path.name.endswith("-abc.json")
     report = Report.load(path)

@@ -25,7 +25,7 @@ from deep_gemm.gemm.depths.choose import reachable_k_grouped
 from deep_gemm.gemm.output import FINE_OPERANDS, OF_BF16_ALONE, USUAL_OPERANDS, Groups, Output
 from deep_gemm.gemm.rows import launch as rows
 from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem
-from deep_gemm.gemm.rows.choose import reachable_grouped
+from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_grouped_decode
 from lab.__main__ import app
 from lab.bench import command, products, tune, tune_collect, tune_command, tune_samples
 from lab.bench.timing import PairingError, Spread
@@ -139,7 +139,8 @@ def test_only_kernels_that_can_be_chosen_are_timed() -> None:
     entries = [tune_collect.entry_of(one, H200) for one in tune_samples.samples(132)]
     configs = set(tune_collect.configurations(entries))
     few_rows = (config for operands in (USUAL_OPERANDS, *FINE_OPERANDS) for config in reachable_decode(operands))
-    assert configs <= {*reachable(), *few_rows, *reachable_grouped(), *reachable_k_grouped()}
+    of_groups = *reachable_grouped(), *reachable_grouped_decode(), *reachable_k_grouped()
+    assert configs <= {*reachable(), *few_rows, *of_groups}
     assert all(len(entry.configs) >= 2 for entry in entries)
 
 
@@ -168,9 +169,9 @@ def test_every_tile_of_every_product_is_timed_and_kept(ran: list[tuple[str, str]
     assert "times of 4 products written to f.json" in " ".join(output.split())
 
 
-def test_the_file_has_a_name_of_its_own(ran: list[tuple[str, str]]) -> None:
+def test_the_file_has_a_name_of_its_own(ran: list[tuple[str, str]], results: Path) -> None:
     assert invoke("--commit", "abc")[0] == 0
-    (path,) = Path("benchmarks/results").iterdir()
+    (path,) = results.iterdir()
     assert path.name.startswith("tune-")
     assert path.name.endswith("-abc.json")
 

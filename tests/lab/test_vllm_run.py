@@ -178,19 +178,20 @@ def test_numbers_of_a_comparison() -> None:
 
 
 def test_a_comparison_fits_into_80_columns_and_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = machine.header("engines", "made up", "abcdef123456")
     found |= {"date": "2026-11-26T00:00:00+00:00", "machine": {"gpu": "NVIDIA H100 80GB HBM3"}}
     monkeypatch.setattr(machine, "header", lambda *_: found)
-    monkeypatch.chdir(tmp_path)
     files = [tmp_path / f"{who}.json" for who in vllm_run.PROVIDERS]
     for number, file in enumerate(files):
         file.write_text(json.dumps(result_of(file.stem, 1234.5678 + number, (-0.0123456,) * 2052)))
     vllm_compare.compare(files, None, None)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    written = json.loads(Path("benchmarks/results/engines-h100-2026-11-26-abcdef1.json").read_text())
+    path = results / "engines-h100-2026-11-26-abcdef1.json"
+    *tables, last = capsys.readouterr().out.splitlines()
+    assert max(map(len, tables)) <= 80
+    assert last == f"written to {path}"
+    written = json.loads(path.read_text())
     assert written["header"]["plugin/own"] == pytest.approx(1235.5678 / 1237.5678)
     assert written["runs"][0]["ms"]["decode batch 32"] == [4 * 1234.5678] * 3
     found["machine"]["gpu"] = "another"

@@ -46,7 +46,7 @@ def assert_mistake(function: Callable[..., Any], call: dict[str, Any], error: ty
     assert str(caught.value).startswith(message), str(caught.value)
 
 
-def product_of_shapes(a: Quantized, b: Quantized, d: Tensor, *more: Any) -> None:
+def product_of_shapes(a: Quantized, b: Quantized, d: Tensor, *more: Any, **_: bool) -> None:
     """Stands for a product of tensors without values."""
     assert {x.device.type for x in (*a, *b, d, *more) if isinstance(x, Tensor)} == {"meta"}
     d.zero_()

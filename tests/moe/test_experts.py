@@ -252,7 +252,7 @@ def test_workspace_is_what_the_parts_give(tokens: int, topk: int, num: int, monk
 
         monkeypatch.setattr(parts, name, watched)
 
-    for name in ("expert_rows", "gather_cast_to_fp8", "product_of_rows", "activate_rows"):
+    for name in ("expert_rows", "gather_and_cast", "product_of_rows", "activate_rows"):
         seen(name)
     called(call(tokens, topk, num))
     assert len(between) == 5 + 2 + 1 + 2 + 1

@@ -348,7 +348,9 @@ def test_few_and_many_tokens_are_summed_to_the_bits_of_the_cpu(
 def test_only_many_routes_take_a_launch_more(tokens: int, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[str, bool]] = []
 
-    def run(kernel: Any, config: Any, params: bytes, grid: int, device: int, *, is_dependent: bool = False) -> None:
+    def run(
+        kernel: Any, config: Any, params: bytes, grid: int, device: int, changing: Any, *, is_dependent: bool = False
+    ) -> None:
         assert grid == -(-tokens * 8 // 1024)
         launched.append((kernel.name, is_dependent))
 

@@ -101,16 +101,25 @@ def mean_of_ranks(model: torch.nn.Module, inputs: list[Tensor]) -> list[Tensor]:
 
 def ddp() -> None:
     for first in (True, False):
-        model, whole = both(Mlp, DistributedDataParallel, first=first)
+        model, whole = both(lambda: torch.nn.Sequential(Mlp(HIDDEN), Mixture()), DistributedDataParallel, first=first)
         inputs = [numbers(tokens, HIDDEN) for tokens in (24, 0)[:RANKS]]
         right = mean_of_ranks(whole, inputs)
         near(gradients(model, inputs[RANK], torch.ones((), device=DEVICE))[2:], right)
 
 
 def fsdp() -> None:
-    """Master weights are FP32; what is gathered is BF16, and cast to FP8 then."""
+    """Master weights are FP32; what is gathered is BF16, and cast to FP8 then. It has no `main_grad`."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh(DEVICE, (RANKS,))
+    layer: Any = deep_gemm.nn.Linear(HIDDEN, OUT, accumulates_main_grad=True).to(DEVICE)
+    fully_shard(layer, mesh=mesh, mp_policy=policy)
+    layer.weight.main_grad = torch.zeros(OUT, HIDDEN, device=DEVICE)
+    try:
+        layer(numbers(24, HIDDEN))
+    except ValueError as error:
+        assert str(error).endswith("got None: a weight that FSDP2 gathers has none")
+    else:
+        raise AssertionError("no error")
 
     def share(model: torch.nn.Sequential) -> None:
         for block in (*model, model):
@@ -131,6 +140,23 @@ def fsdp() -> None:
         near(found[2:], right)
         sharded = model.state_dict()
         assert all(torch.equal(whole_of(sharded[name]), value) for name, value in before.items())
+
+
+def experts_across() -> None:
+    """An equal part of the experts on each rank."""
+    torch.manual_seed(0)
+    whole, mine = deep_gemm.nn.Experts(4, HIDDEN, 48).to(DEVICE), deep_gemm.distributed.owned_experts(4)
+    w1, w2 = (w.detach()[mine].clone() for w in (whole.w1, whole.w2))
+    here = deep_gemm.distributed.Experts(4, w1, w2)
+    x, (p, ids) = numbers(24 * RANKS, HIDDEN).bfloat16(), numbers(24 * RANKS, 4).softmax(-1).topk(2)
+    found = []
+    for layer, tokens in ((whole, slice(None)), (here, slice(24 * RANK, 24 * RANK + 24))):
+        leaves = [each[tokens].clone().requires_grad_() for each in (x, p)]
+        layer(leaves[0], ids[tokens], leaves[1]).backward(x.flip(0)[tokens])
+        found.append([whole_of(each.grad) for each in (*leaves, *layer.parameters())])
+    (of_x, of_p, *of_weights), (x_here, *others) = found[0], found[1]
+    near([x_here], [of_x[tokens]], 2.0**-7)  # each rank's sum is rounded to BF16
+    near(others, [of_p[tokens], *(grad[mine] for grad in of_weights)])
 
 
 def tensor_parallel() -> None:
@@ -161,6 +187,6 @@ if __name__ == "__main__":
     if DEVICE == "cuda":
         torch.cuda.set_device(RANK)
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
-    {"ddp": ddp, "fsdp": fsdp, "tensor_parallel": tensor_parallel}[sys.argv[1]]()
+    {each.__name__: each for each in (ddp, fsdp, experts_across, tensor_parallel)}[sys.argv[1]]()
     dist.destroy_process_group()
     print("same")

@@ -301,8 +301,9 @@ def test_autocast_decides_the_type() -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> None:
-    layer, x, (ids, weights), grad = layer_of(), numbers(40, HIDDEN), routes(40), numbers(40, HIDDEN, seed=3)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, device: str) -> None:
+    layer, given = layer_of().to(device), (numbers(40, HIDDEN), *routes(40), numbers(40, HIDDEN, seed=3))
 
     class Recomputed(torch.nn.Module):
         def __init__(self) -> None:
@@ -312,7 +313,7 @@ def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> N
         def forward(self, *args: Tensor) -> Any:
             return checkpoint(layer, *args, use_reentrant=use_reentrant)
 
-    both = (trained(each, x, ids, weights, grad) for each in (layer, Recomputed()))
+    both = (trained(each, *(x.to(device) for x in given)) for each in (layer, Recomputed()))
     assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from nn_cases import said_by_ranks
 
-WAYS = ["ddp", "fsdp", "tensor_parallel"]
+WAYS = ["ddp", "fsdp", "experts_across", "tensor_parallel"]
 
 
 @pytest.mark.parametrize("way", WAYS)

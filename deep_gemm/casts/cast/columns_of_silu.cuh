@@ -4,24 +4,11 @@
 //   the first tiles   the gradient of gate and up, along rows and along columns
 //   the others        s along columns; and the sum of s * ds of each row and tile, from which the gradient of the weight follows
 //
-// Each product is rounded to FP32, in the order in which it is written; what is cast, to BF16.
+// What is cast is rounded to BF16 before.
 #pragma once
-#include "cast/silu.cuh"
+#include "cast/silu_gradient.cuh"
 
-DEVICE float silu_of(const DepthsCastParams& p, float gate) { return silu(ptx::min_nan(gate, p.limit)); }
-
-DEVICE float activated(const DepthsCastParams& p, float gate, float up) {
-  return ptx::mul_rn(silu_of(p, gate), ptx::min_magnitude(up, p.limit));
-}
-
-// The derivatives of the activation by gate and by up.
-DEVICE float by_gate(const DepthsCastParams& p, float gate, float up) {
-  const float steepness = sigmoid(gate, 1.f), more = 1.f + gate - ptx::mul_rn(gate, steepness);
-  const float slope = ptx::mul_rn(ptx::mul_rn(ptx::min_magnitude(up, p.limit), steepness), more);
-  return gate > p.limit ? 0.f : slope;
-}
-
-DEVICE float by_up(const DepthsCastParams& p, float gate, float up) { return ptx::abs_f32(up) > p.limit ? 0.f : silu_of(p, gate); }
+using Storage = TileStorage;
 
 // What a lane has of a row.
 struct GatesOfRow {
@@ -52,31 +39,27 @@ DEVICE void for_each_row(const DepthsCastParams& p, const Group& group, const Ti
   }
 }
 
-DEVICE void cast_gradient(const DepthsCastParams& p, TileStorage& shared, const Group& group, uint32_t block) {
+DEVICE void cast_gradient(const DepthsCastParams& p, Storage& shared, const Group& group, uint32_t block) {
   Tile tile = tile_of(group, block * kBlock);
   const uint32_t half = p.k / 2;
   const bool is_up = tile.column + column_of(tile.lane, 0) >= half;  // all of a lane's columns are
   for_each_row(p, group, tile, is_up ? tile.column - half : tile.column, [&](uint32_t i, uint32_t row, const GatesOfRow& of_row) {
     const float weight = weight_of(p, group, row);
     store_elements(tile.pieces[i], [&](uint32_t e) {
-      const float gate = element_of(of_row.gate, e), up = element_of(of_row.up, e);
-      const float ds = ptx::mul_rn(element_of(of_row.ds, e), weight);
-      return ptx::mul_rn(ds, is_up ? by_up(p, gate, up) : by_gate(p, gate, up));
+      const Silu silu = silu_of(element_of(of_row.gate, e), element_of(of_row.up, e), p.limit);
+      return ptx::mul_rn(ptx::mul_rn(element_of(of_row.ds, e), weight), is_up ? silu.by_up : silu.by_gate);
     });
   });
-  TileCastParams target = target_of(group, p.columns, p.column_scales, p.stride_of_block, p.k);
-  target.values = p.values + uint64_t{group.first_row} * p.k, target.values_pitch = p.k;
-  target.scales = p.scales + uint64_t{group.first_row} * 4, target.scales_stride_m = 4, target.scales_stride_k = p.scales_stride_k;
-  cast_any_tile(shared, target, tile);
+  cast_any_tile(shared, gradient_target_of(p, group), tile);
 }
 
-DEVICE void cast_activation(const DepthsCastParams& p, TileStorage& shared, const Group& group, uint32_t block) {
+DEVICE void cast_activation(const DepthsCastParams& p, Storage& shared, const Group& group, uint32_t block) {
   Tile tile = tile_of(group, block * kBlock);
   float* sums = p.sums + uint64_t{block} * p.rows + group.first_row;
   for_each_row(p, group, tile, tile.column, [&](uint32_t i, uint32_t row, const GatesOfRow& of_row) {
     float sum = 0.f;
     store_elements(tile.pieces[i], [&](uint32_t e) {
-      const float s = activated(p, element_of(of_row.gate, e), element_of(of_row.up, e));
+      const float s = silu_of(element_of(of_row.gate, e), element_of(of_row.up, e), p.limit).s;
       sum += ptx::mul_rn(s, element_of(of_row.ds, e));
       return s;
     });
@@ -88,7 +71,7 @@ DEVICE void cast_activation(const DepthsCastParams& p, TileStorage& shared, cons
   cast_any_tile<false>(shared, target_of(group, p.activated, p.activated_scales, p.activated_stride_of_block, half), tile);
 }
 
-DEVICE void cast_tile_of(const DepthsCastParams& p, TileStorage& shared, const Group& group, uint32_t block) {
+DEVICE void cast_tile_of(const DepthsCastParams& p, Storage& shared, const Group& group, uint32_t block) {
   if (block < p.gradient_tiles)
     cast_gradient(p, shared, group, block);
   else

@@ -1,7 +1,9 @@
 // What is cast are tokens, each in the row of its route, times the weight of the row.
 #pragma once
 
-DEVICE void cast_tile_of(const DepthsCastParams& p, TileStorage& shared, const Group& group, uint32_t block) {
+using Storage = TileStorage;
+
+DEVICE void cast_tile_of(const DepthsCastParams& p, Storage& shared, const Group& group, uint32_t block) {
   Tile tile = tile_of(group, block * kBlock);
   uint32_t tokens[kTeamRows];
 #pragma unroll

@@ -14,7 +14,7 @@ NO_RECIPES: Recipes = (None, None, None)
 
 
 class Scales(NamedTuple):
-    """How an operand is scaled: so many rows and columns share a scale."""
+    """A way to scale an operand: so many rows and columns share a scale."""
 
     rows: int
     columns: int

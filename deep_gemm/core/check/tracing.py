@@ -1,4 +1,4 @@
-"""When torch must see a call as an operator, and which tensors have no memory.
+"""Tell when torch must see a call as an operator, and which tensors have no memory.
 
 A call goes straight to its kernel unless somebody traces it, or observes what torch does. Then it is an operator of
 `torch.ops.deep_gemm` (see ops/), whose fake kernel makes the same checks of tensors that have shapes and types alone.

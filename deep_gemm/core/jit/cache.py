@@ -188,7 +188,7 @@ def written_directory(directories: Sequence[Path]) -> Path:
 
 
 def can_be_written(directory: Path) -> bool:
-    """Whether kernels can be kept in a directory, or it can be made."""
+    """Tell whether kernels can be kept in a directory, or it can be made."""
     try:
         state = directory.stat()
     except OSError:
@@ -198,13 +198,13 @@ def can_be_written(directory: Path) -> bool:
 
 
 def why_not_taken(path: Path, state: os.stat_result) -> str | None:
-    """Why no kernel may be loaded from a folder of kernels, or from a file in one; None if it may."""
+    """Say why no kernel may be loaded from a folder of kernels, or from a file in one; None if it may."""
     is_shipped = not {path, path.parent}.isdisjoint(shipped())
     return why_untrusted(state, os.stat(__file__) if is_shipped else None)  # noqa: PTH116
 
 
 def why_untrusted(state: os.stat_result, package: os.stat_result | None = None) -> str | None:
-    """Why nothing may be loaded from a file or folder in this state; None if it may.
+    """Say why nothing may be loaded from a file or folder in this state; None if it may.
 
     Root can write anywhere anyway, so what is root's is trusted: a container image is such. With the state of a file of
     the `package`, what is its owner's is trusted too, and what is as open: who can change its code needs no kernel.

@@ -60,7 +60,7 @@ class CompiledKernel:
     log: str
     compiler: str
     config: str = field(default="", compare=False)
-    """For people: what it was compiled for, as its configuration is named."""
+    """The name of its configuration, for people."""
 
 
 class Job(NamedTuple):
@@ -204,7 +204,8 @@ def _nvrtc() -> Any:
     try:
         major, minor = _checked(nvrtc.nvrtcVersion())
     except (RuntimeError, OSError) as error:
-        raise _missing(wanted, f"{found}, but no NVRTC library for it ({error})", bindings_major) from error
+        why = " ".join(str(error).split())  # the bindings' text has several lines, the doctor's nine
+        raise _missing(wanted, f"{found}, but no NVRTC library for it ({why})", bindings_major) from error
     # Both are compared: bindings 12.9 load an NVRTC 13 if they find one.
     if wanted is not None and (wanted, wanted) != (bindings_major, major):
         raise _missing(wanted, f"{found} with NVRTC {major}.{minor}")

@@ -44,6 +44,7 @@ _MNEMONICS = {
     0x189: "SHFL",
     0x192: "MEMBAR",
     0x1A7: "SYNCS",
+    0x1AE: "LDGSTS",
     0x1B4: "UTMALDG",
     0x1B5: "UTMASTG",
     0x1B6: "UTMAREDG",
@@ -129,7 +130,7 @@ class Instruction(NamedTuple):
 
     @property
     def accumulators(self) -> range:
-        """For a QGMMA: the registers of a thread that hold the 64 x n sums. Bits 53 to 57 are n / 8 - 1."""
+        """The registers of a thread that hold the 64 x n sums of a QGMMA. Bits 53 to 57 are n / 8 - 1."""
         return range(self.destination, self.destination + 4 * ((self.low >> 53 & 0x1F) + 1))
 
     @property
@@ -158,7 +159,7 @@ class KernelCode:
     instructions: tuple[Instruction, ...]
 
     def counts(self) -> Counter[str]:
-        """How often each mnemonic occurs."""
+        """Say how often each mnemonic occurs."""
         return Counter(instruction.mnemonic for instruction in self.instructions)
 
 

@@ -218,7 +218,7 @@ class Launcher:
         self.config.hStream = self.stream = stream
 
     def start_again(self, status: Any, device: int) -> None:
-        """After a failed launch: again, if this thread had no context; else raise the driver's error."""
+        """Launch again after a failure if this thread had no context; else raise the driver's error."""
         with torch.cuda.device(device):
             if use_torchs_context():
                 (status,) = self.start(self.config, self.function, self.pointers, 0)

@@ -34,7 +34,7 @@ VERSION = 1
 COMPILERS_THAT_INTERLEAVE = (12, 9)
 """Compilers from this version on interleave by themselves."""
 THREADS_WITHOUT_OTHERS = 256
-"""With at most this many threads on an SM, a scheduler has only two warps, and one is the producer's."""
+"""Up to this many threads on an SM a scheduler has only two warps, and one is the producer's."""
 
 _FFMA_ON_REGISTERS = 0x223
 _ALWAYS = 7 << 12  # the predicate that is always true, in bits 12 to 15

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 SUFFIX = ".lock"
 PATIENCE_S = 60.0
-"""After which a builder goes on beside one that holds the lock: that one may be stopped, or its machine gone."""
+"""A builder goes on after so long beside one that holds the lock: that one may be stopped, or its machine gone."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.1
 
 

@@ -1,4 +1,4 @@
-"""Which tile multiplies BF16 operands, and into how many slices k is cut.
+"""Choose the tile that multiplies BF16 operands, and into how many slices k is cut.
 
 A row's bits must not depend on how many rows there are. Tiles of any shape give the same bits; slices of k do not, so
 the weight alone decides about them: `slices_of`. Each is summed from zero, and they are added up in order, by a cluster
@@ -56,7 +56,7 @@ LEAST_SLICE = 1024
 COLUMNS = 64
 """Columns of a tile for few rows."""
 SPLITS_AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 15, 7: 15}
-"""By their CTAs how many clusters 132 SMs run at a time, at least: 18 of 6 or of 7 took two rounds on an H200."""
+"""Clusters that 132 SMs run at a time, at least, by their CTAs: 18 of 6 or of 7 took two rounds on an H200."""
 
 
 class Tile(NamedTuple):
@@ -75,7 +75,7 @@ class Tile(NamedTuple):
         return _config(self.block_m, self.block_n, output, majors, *clusters, slices)
 
     def serves(self, majors: Majors, slices: int) -> bool:
-        """Whether the kernel can be built so."""
+        """Tell whether the kernel can be built so."""
         if self.splits and slices == 1:
             return False
         if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
@@ -104,7 +104,7 @@ TILES = (
 
 
 def slices_of(n: int, k: int, majors: Majors, groups: Groups = Groups.NONE) -> int:
-    """Into how many slices k is cut, whatever m is: two rows of tiles with a CTA for each slice fill the SMs.
+    """Choose into how many slices k is cut, whatever m is: two rows of tiles with a CTA for each slice fill the SMs.
 
     k never is cut for gradients of weights, which have as many rows as a weight, nor for several products at once.
     """
@@ -130,7 +130,7 @@ def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu
 
 
 def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices: int, planes: int = 1) -> float:
-    """About how long the product takes."""
+    """Estimate how long the product takes."""
     block_m, block_n, cluster_m, cluster_n, splits = tile
     if cluster_m > 1 and m <= block_m:
         return NEVER
@@ -162,9 +162,9 @@ def tile_us(tile: Tile, rows: float, k: float, output: Output, slices: int = 1) 
 
 
 ROWS_TILES = (Tile(64, 64), Tile(64, 128), Tile(64, 256), Tile(128, 64), Tile(128, 128), Tile(128, 256))
-"""For groups of rows, without clusters."""
+"""Tiles for groups of rows, without clusters."""
 DEPTHS_TILES = (Tile(64, 64), Tile(128, 64), Tile(128, 128), Tile(128, 192), Tile(128, 256))
-"""For groups along k."""
+"""Tiles for groups along k."""
 
 
 @lru_cache(maxsize=1024)
@@ -207,7 +207,7 @@ SUM_TILES = (
     Tile(128, 256, cluster_m=2),
     Tile(192, 128, cluster_m=2),
 )
-"""For sums over products."""
+"""Tiles for sums over products."""
 SUM_OUTPUT = Output(is_fp32=True, groups=Groups.SUM)
 SLICES_US_PER_MB = 0.64
 """Microseconds for a megabyte of all slices. Fitted on an H200: 16 to 512 products, D of 128 x 128 to 512 x 512."""

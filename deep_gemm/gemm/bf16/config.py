@@ -23,7 +23,7 @@ MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 
 
 class Majors(NamedTuple):
-    """Which operands have m or n contiguous, not k."""
+    """The operands that have m or n contiguous, not k."""
 
     a_is_mn: bool = False
     b_is_mn: bool = False

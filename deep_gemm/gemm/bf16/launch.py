@@ -87,7 +87,7 @@ def run(p: Asked, config: Bf16Config | None = None) -> Plan | None:
 
 
 def majors_of(p: Asked) -> Majors:
-    """Which operands have m or n contiguous, not k."""
+    """Say which operands have m or n contiguous, not k."""
     return Majors(p.a.stride(-1) != 1, p.b.stride(-1) != 1)
 
 

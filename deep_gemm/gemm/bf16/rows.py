@@ -71,7 +71,7 @@ def run(p: RowsProblem, config: Bf16Config | None = None) -> Plan | None:
 
 
 def majors_of(p: RowsProblem) -> Majors:
-    """Which operands have m or n contiguous, not k: B perhaps."""
+    """Say which operands have m or n contiguous, not k: B perhaps."""
     return Majors(b_is_mn=p.b.stride(-1) != 1)
 
 

@@ -6,7 +6,7 @@
 //   CtaWork                   what the CTA computes at a time: Work, and of which head or group
 //   Tiles(p, shared)          the CTA's tiles: OneTile of decode/tile.cuh, or more if not kIsOnly
 //     Storage                   shared memory for them; init() by one thread
-//     load_all(load)            by the producer's warp: calls `load` with each tile
+//     load_all(load)            by the producer's warp: calls `load` with each tile, and whether it is the first
 //     next(work)                by a math warp: false behind the last tile
 //     store(product, shared, work, total)
 //   product_of(p, work)       pointers, pitches and sizes of that head's or group's product
@@ -29,8 +29,8 @@ struct DecodeProduct {
   uint32_t sfa_stride_m, sfa_stride_k, sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
   uint32_t slot_bytes;  // of one box of A and one of B
-  // This kernel starts when all is over that ran before the kernel ahead of it, which writes A and its scales alone. So B
-  // may be loaded before griddepcontrol_wait.
+  // This kernel starts when all is over that ran before the kernel ahead of it, which writes A and its scales alone. So B,
+  // and the layout of groups, may be loaded before griddepcontrol_wait.
   uint32_t weight_is_ready;
   uint32_t words;  // whose scales are words of UE8M0: see ue8m0.cuh
 };

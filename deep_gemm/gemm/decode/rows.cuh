@@ -55,7 +55,7 @@ struct Tiles {
   // By the producer's warp.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
-    ptx::griddepcontrol_wait();  // the layout, A and its scales may be what the kernel before wrote
+    if (!p.weight_is_ready) ptx::griddepcontrol_wait();  // the layout may be what the kernel before wrote
     Stretches stretches(storage.queue.window);
     RingPosition at;
     const uint32_t tiles_n = ceil_div(p.n, kBlockN);
@@ -68,13 +68,14 @@ struct Tiles {
       work.set(p, tile);
       if (ptx::lane_index() == 0) {  // always the same lane, which knows where it is in the ring
         storage.queue.deal(number, tile);
-        load(work, at);
+        load(work, at, number == 0);
       }
       ptx::syncwarp();
       ++number;
     }
     if (ptx::lane_index() == 0) storage.queue.deal(number, {0, 0, 0, 0});
     ptx::syncwarp();
+    ptx::griddepcontrol_wait();  // without a tile nothing has waited, and the kernel before may read where D lies
     if (p.groups.zeroes_padding) zero_padding(p.groups, storage.queue.window, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }
 

@@ -186,7 +186,7 @@ struct OneTile {
   template <typename Load>
   DEVICE void load_all(const Load& load) {
     RingPosition at;
-    if (ptx::elect_sync()) load(work, at);
+    if (ptx::elect_sync()) load(work, at, true);
     ptx::syncwarp();
   }
 

@@ -1,4 +1,4 @@
-"""Which configuration runs a dense product: a table of measured choices is asked first, then the cost of cost.py.
+"""Choose the configuration of a dense product: a table of measured choices is asked first, then the cost of cost.py.
 
 A weight is served by few kernels, whatever m is, so that few are compiled and kept. They are picked when the weight is
 first met, together with the rows that each is for; a call then only looks up its m.
@@ -71,7 +71,7 @@ class Menu(NamedTuple):
 
     offers: tuple[OnWeight, ...]
     numbers: tuple[int, ...]
-    """For each band the place of its tile among them."""
+    """The place of each band's tile among them."""
     configs: list[GemmConfig | DecodeConfig | None]
     """Configurations of the tiles, made when they are first asked for."""
 

@@ -1,7 +1,7 @@
-"""Which tile multiplies groups along k. All groups have the same tiles, and the host need not know their depths.
+"""Choose the tile that multiplies groups along k.
 
-Tiles are handed out so that CTAs get about equal depths (see gemm/work/k_scheduler.cuh), so the cost counts rounds of
-tiles of the average depth.
+All groups have the same tiles, and the host need not know their depths. Tiles are handed out so that CTAs get about
+equal depths (see gemm/work/k_scheduler.cuh), so the cost counts rounds of tiles of the average depth.
 
 The largest tiles are taken by pairs of CTAs that share A, if columns of tiles come in pairs: that takes up to 1% more
 cycles, but less power, by which such products are limited.
@@ -45,19 +45,19 @@ def chosen_tile(num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gp
 
 
 def _wants_pairs(output: Output) -> bool:
-    """Whether a CTA alone has too few registers for the largest tile."""
+    """Tell whether a CTA alone has too few registers for the largest tile."""
     return output.with_c or not output.is_fp32
 
 
 def _pairs_up(n: int) -> bool:
-    """Whether each of the largest tiles has a neighbour to share A with."""
+    """Tell whether each of the largest tiles has a neighbour to share A with."""
     return ceil_div(n, LARGEST.block_n) % 2 == 0
 
 
 def estimate(
     tile: Tile, num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu, timings: Timings
 ) -> Estimate:
-    """About how long the product takes: a tile as long as it is multiplied, or as the one before is added to D."""
+    """Estimate how long the product takes: a tile as long as it is multiplied, or as the one before is added to D."""
     offer = on_weight(tile, n, k, output, gpu, timings)
     tiles = num_groups * ceil_div(m, offer.rows) * offer.clusters_n
     rounds = offer.rounds(tiles)

@@ -1,4 +1,4 @@
-"""Which configuration runs products of heads: all heads together have so many tiles, and move so many bytes."""
+"""Choose the configuration that runs products of heads, all of which count as one product's tiles and bytes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def chosen_tile(
 
 
 def estimate(tile: Tile, heads: int, m: int, n: int, k: int, output: Output, gpu: Gpu, timings: Timings) -> Estimate:
-    """About how long the products take: as a dense product with the tiles of all heads."""
+    """Estimate how long the products take: as a dense product with the tiles of all heads."""
     offer = on_weight(tile, n, k, output, gpu, timings)
     moved = memory_us(heads * (n * k + m * row_bytes(n, k, output)) / 1e6, timings)
     return offer._replace(clusters_n=offer.clusters_n * heads).estimate(m, moved, timings.launch_us)

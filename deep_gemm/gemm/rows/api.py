@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -243,9 +245,14 @@ def _ask_masked(a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | Non
     return masked_problem(a, b, d, masked_m, expected_m, recipes=recipes)
 
 
-def product_of_stacked_rows(a: Operand, b: Operand, d: Tensor, ids: Tensor, recipes: Recipes = NO_RECIPES) -> None:
-    """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of rows that nobody padded: those of -1 keep what D has."""
-    run(CONTIGUOUS_NT, a, b, d, ids, (recipes, None, False, False))
+def product_of_stacked_rows(
+    a: Operand, b: Operand, d: Tensor, ids: Tensor, recipes: Recipes = NO_RECIPES, *, is_behind_cast: bool = False
+) -> None:
+    """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of rows that nobody padded: those of -1 keep what D has.
+
+    `is_behind_cast`: as for `launch.run`.
+    """
+    run(BEHIND_CAST if is_behind_cast else CONTIGUOUS_NT, a, b, d, ids, (recipes, None, False, False))
 
 
 def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
@@ -271,5 +278,6 @@ def _no_operator(*_: object) -> Tensor | None:
 
 
 CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
+BEHIND_CAST = replace(CONTIGUOUS_NT, on_gpu=partial(rows.run, is_behind_cast=True))
 MASKED = Product(_ask_masked, reference.masked, rows.run, _masked_as_operator)
 BY_64 = Product(_ask_by_64, reference.contiguous, rows.run, _no_operator)

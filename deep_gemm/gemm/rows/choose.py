@@ -1,6 +1,7 @@
-"""Which tile multiplies grouped rows. The host knows how many rows there are in all, or about how many each group has.
+"""Choose the tile that multiplies grouped rows.
 
-The cost is that of cost.py with an expected number of tiles. Group sizes are taken to be spread
+The host knows how many rows there are in all, or about how many each group has. The cost is that of cost.py with an
+expected number of tiles. Group sizes are taken to be spread
 
     if rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
     then has 1 / (1 - exp(-block_m / x)) tiles along m on average, one if it is small, half a tile too many if large
@@ -25,17 +26,23 @@ from ..timings import Timings, timings_of
 
 TILES = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256))
 TILES_COUNTS = (*TILES, Tile(256, 128))
-"""For rows that are not stacked, whose scales one TMA box of 256 rows brings."""
+"""Tiles for rows that are not stacked, whose scales one TMA box of 256 rows brings."""
 TILES_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 TILES_FINE = (Tile(64, 128), Tile(128, 128))
-"""For scales of fewer than 128 columns."""
+"""Tiles for scales of fewer than 128 columns."""
 TILES_CHUNKS = (*TILES_FINE, Tile(256, 128))
 """The same if blocks of B are smaller than 128 x 128, and one TMA box brings the scales of A."""
 TILES_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
 """Threads that convert B leave registers for no wider ones, and for higher ones if D is BF16 in order."""
 FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
 """The tile of the decode kernel: on an H100 it gains 7 to 10% if groups have up to 8 rows, higher ones nothing."""
+FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
+"""The same in FP8: low ones for few tiles, wide ones for many of few k-blocks."""
+MOST_FEW = 16
+"""Rows of a group, about, up to which these are taken: each tile of more rows reads the weight again, from the L2."""
+LEAD = 0.97
+"""The decode kernel is to cost at most this part of `fp8_gemm`: nearer than that they were level on an H100."""
 TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 """A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
 TILES_APART = (Tile(64, 256), Tile(128, 256))
@@ -58,6 +65,7 @@ def select_grouped(
     return grouped_config(chosen_tile(num_groups, rows, n, k, output, gpu, timings, decodes=decodes), output, k)
 
 
+@lru_cache(maxsize=4096)
 def grouped_config(tile: Tile, output: Output, k: int) -> GemmConfig | DecodeConfig:
     """The kernel's configuration for a tile."""
     if tile.is_decode:
@@ -77,19 +85,24 @@ def chosen_tile(
     decodes: bool = True,
 ) -> Tile:
     """The tile of `select_grouped`, by these timings."""
-    offered = (tile for tile in tiles_for(output) if decodes or not tile.is_decode)
-    return min(offered, key=lambda tile: estimate(tile, num_groups, rows, n, k, output, gpu, timings).cost_us)
+
+    def cost(tile: Tile) -> float:
+        own = estimate(tile, num_groups, rows, n, k, output, gpu, timings).cost_us
+        return own / LEAD if tile in FEW else own
+
+    takes_few = decodes and (output.b == E2M1 or rows <= MOST_FEW)
+    return min((tile for tile in tiles_for(output) if takes_few or not tile.is_decode), key=cost)
 
 
 def estimate(
     tile: Tile, num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu, timings: Timings
 ) -> Estimate:
-    """About how long the product takes."""
+    """Estimate how long the product takes."""
     offer = on_weight(tile, n, k, output, gpu, timings)
     are_cut, end_low = _last_tiles(tile, output)
     half = 0.5**timings.part_power if are_cut else 1.0  # of a last round of few tiles
     busy = num_groups * min(rows, 1.0)  # groups that have rows
-    per_tile = offer.clusters_n / offer.at_once
+    per_tile = offer.clusters_n / min(offer.at_once, offer.uncrowded)  # two CTAs on an SM take twice as long
     if output.groups == Groups.COUNTS:
         # One group's rows may be far from `rows`, those of several are close to it in all.
         parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0), end_low, timings) for part in SPREAD]
@@ -118,12 +131,12 @@ def _last_tiles(tile: Tile, output: Output) -> tuple[bool, bool]:
 
 
 def _rounds(full: float, half: float) -> float:
-    """How long CTAs are busy, in whole tiles, with tiles for so many full rounds."""
+    """Say how long CTAs are busy, in whole tiles, with tiles for so many full rounds."""
     return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
 
 
 def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) -> tuple[int, float]:
-    """How many tiles along m a group has, and what they take, in whole tiles.
+    """Say how many tiles along m a group has, and what they take, in whole tiles.
 
     The last of several is moved up, so as to be whole, unless it may end low.
     """
@@ -151,7 +164,8 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
         return (*TILES_FP4, FEW_FP4) if output.is_fp32 else (*TILES_FP4, Tile(256, 128), FEW_FP4)
     if output.activates:
         return TILES_APART if output.gates_apart else TILES_SILU
-    return TILES_COUNTS if output.groups == Groups.COUNTS else TILES
+    usual = TILES_COUNTS if output.groups == Groups.COUNTS else TILES
+    return usual if output.parts > 1 or output.to_addresses else (*usual, *FEW)
 
 
 def reachable_grouped_decode() -> list[DecodeConfig]:

@@ -119,10 +119,14 @@ def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
     )
 
 
-def run(problem: ContiguousProblem | MaskedProblem, config: Config | None = None) -> Plan | None:
+def run(
+    problem: ContiguousProblem | MaskedProblem, config: Config | None = None, *, is_behind_cast: bool = False
+) -> Plan | None:
     """Compute a product of grouped rows on the GPU that its tensors are on; give the plan, which serves other calls.
 
-    The host does not wait for the layout. `config` None leaves the choice to the heuristics.
+    The host does not wait for the layout. `config` None leaves the choice to the heuristics. `is_behind_cast`: the
+    kernel ahead on this stream writes A and its scales alone, and lets this one start only when all that ran before it
+    is over, the layout among it.
     """
     p = grouped_problem(problem)
     if 0 in (p.planes, p.m, p.n, p.num_groups):
@@ -130,15 +134,15 @@ def run(problem: ContiguousProblem | MaskedProblem, config: Config | None = None
     device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            return run(problem, config)
+            return run(problem, config, is_behind_cast=is_behind_cast)
     if p.k == 0:
         if get_compile_mode() == 0:
             write_zeros(problem)
         return None
     config = chosen(config, p.num_groups, p.expected_m, p.n, p.k, output_of(p), device)
     ready = prepared(p, config)
-    launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, get_pdl())
-    plan = plan_of(ready, config, get_num_sms(), launcher)
+    launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, is_behind_cast or get_pdl())
+    plan = plan_of(ready, config, get_num_sms(), launcher, weight_is_ready=is_behind_cast)
     plan.set_copies(p, ready)
     if get_compile_mode() == 1:
         return None
@@ -238,10 +242,13 @@ def prepared(p: GroupedProblem, config: Config | None = None) -> GroupedProblem:
     return p._replace(sfa=sfa, sfb=sfb, c=layout)
 
 
-def plan_of(p: GroupedProblem, config: Config, num_sms: int, launcher: driver.Launcher) -> Plan:
-    """Prepare the launch for a problem that is `prepared`."""
+def plan_of(
+    p: GroupedProblem, config: Config, num_sms: int, launcher: driver.Launcher, *, weight_is_ready: bool = False
+) -> Plan:
+    """Prepare the launch for a problem that is `prepared`; `weight_is_ready`: as in `Params` of the decode kernel."""
     numbers = numbers_of(p, row_pitch(p.d))
     if isinstance(config, DecodeConfig):
+        numbers["weight_is_ready"] = int(weight_is_ready)
         plan = _decode_plan_of(p, config, numbers, num_sms, launcher)
     else:
         plan = _plan_of(p, config, numbers, num_sms, launcher)
@@ -269,7 +276,6 @@ def _decode_plan_of(
         "sfa_stride": p.sfa.stride(0) * of_group,
         "d_stride": p.d.stride(0) * of_group,
         "slot_bytes": fp8_gemm_decode.slot_bytes(config, p.m, p.n),
-        "weight_is_ready": 0,
     }
     ctas = grid(config, p.planes, p.m, p.n, num_sms)
     return Plan(p, fp8_gemm_decode.ROWS_PARAMS, numbers, maps, places, launcher, ctas)

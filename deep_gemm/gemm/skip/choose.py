@@ -1,4 +1,4 @@
-"""Which configuration runs a product whose D has columns between the parts of each head: that of the plain product."""
+"""Choose the configuration of a product whose D has columns between the parts of each head: the plain product's."""
 
 from __future__ import annotations
 

@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from ..trial import Trial
-from . import bf16, casts, dense, depths, fine, fp4, heads, hyper_connections, layers, logits, mega_moe, rows, skip
+from . import (
+    bf16,
+    casts,
+    dense,
+    depths,
+    fine,
+    fp4,
+    heads,
+    hyper_connections,
+    layers,
+    logits,
+    mega_moe,
+    rows,
+    skip,
+    training,
+)
 
 ALL: tuple[type[Trial], ...] = (
     dense.Dense,
@@ -29,6 +44,8 @@ ALL: tuple[type[Trial], ...] = (
     layers.Linear,
     layers.Experts,
     layers.Routing,
+    training.LinearStep,
+    training.ExpertsStep,
     fine.LinearFine,
     fine.ExpertsFine,
     mega_moe.MegaMoe,

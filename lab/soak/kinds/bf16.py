@@ -74,7 +74,7 @@ class DenseBf16(OfBf16):
         return {}
 
     def right(self) -> dict[str, Right]:
-        """In FP64."""
+        """Compute D in FP64."""
         a, b = self.operands["a"].double(), self.operands["b"].double()
         exact = (a.t() if self.major[0] == "t" else a) @ (b if self.major[1] == "n" else b.t())
         c = self.operands.get("c", self.starts.get("d"))
@@ -295,6 +295,6 @@ class Expressions(OfBf16):
         return {}
 
     def right(self) -> dict[str, Right]:
-        """By torch, in FP64."""
+        """Compute D by torch, in FP64."""
         exact = torch.einsum(self.expr, self.operands["a"].double(), self.operands["b"].double())
         return {"d": Right(exact + self.starts["d"].double() if self.adds else exact)}

@@ -88,7 +88,7 @@ class Cast(Trial):
         return dict(zip(("values", "scales"), made, strict=True))
 
     def right(self) -> dict[str, Right]:
-        """By torch."""
+        """Cast by torch."""
         x = self.operands["x"]
         if self.form == "groups":
             parts = [self.blocks(part, 1, 128) for part in torch.split(x, self.ks, dim=1)]

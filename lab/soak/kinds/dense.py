@@ -24,7 +24,7 @@ class Dense(fp8.OfFp8):
     kind = "fp8_gemm"
     majors: ClassVar[tuple[str, ...]] = ("nt", "nt", "nt", *CALLS)
     has_rows: ClassVar[bool] = True
-    """Whether B may have a scale for each row."""
+    """True if B may have a scale for each row."""
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -87,7 +87,7 @@ class Dense(fp8.OfFp8):
         return {}
 
     def right(self) -> dict[str, Right]:
-        """In FP64."""
+        """Compute D in FP64."""
         x = self.operands
         a, sfa = (x["a"], x["sfa"]) if self.major[0] == "n" else (x["a"].t(), x["sfa"].t())
         b, sfb = (x["b"], x["sfb"]) if self.major[1] == "t" else (x["b"].t(), x["sfb"].t())

@@ -146,7 +146,7 @@ class DenseFp4(OfFp4, dense.Dense):
 
     @property
     def turned(self) -> bool:
-        """Whether B is given as `[k / 2, n]`."""
+        """Tell whether B is given as `[k / 2, n]`."""
         return self.major[1] == "n"
 
 
@@ -249,7 +249,7 @@ class CastFp4(Trial):
         return {"values": values.view(torch.uint8), "scales": sf}
 
     def right(self) -> dict[str, Right]:
-        """By torch; of MXFP4 by the numbers it stands for, and by what its groups must have."""
+        """Cast by torch; check MXFP4 by the numbers it stands for, and by what its groups must have."""
         x = self.operands["x"]
         if not self.is_mx:
             values, sf = cast_by_torch(x, self.rounds_up, self.columns)

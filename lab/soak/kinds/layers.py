@@ -80,7 +80,7 @@ class Linear(Trial):
         return {}
 
     def right(self) -> dict[str, Right]:
-        """In FP64, of the numbers that the cast makes of x."""
+        """Compute the layer in FP64, of the numbers that the cast makes of x."""
         x = self.operands
         bias = x.get("bias")
         c = None if bias is None else bias.expand(self.m, self.n)
@@ -211,7 +211,7 @@ class Routing(Trial):
         return {"ends": rows.ends, "ids": rows.ids, "token_of": rows.token_of, "values": values, "scales": sf}
 
     def right(self) -> dict[str, Right]:
-        """By a stable sort."""
+        """Find the rows by a stable sort."""
         x = self.operands
         expert = x["topk_ids"].flatten().long()
         key = torch.where(expert < 0, self.experts, expert)

@@ -11,6 +11,7 @@ from lab.sim.rows import DecodeRowsTrial as Trial
 IDS, ENDS, COUNTS = (
     DecodeConfig(8, 2, 1, 1, 2, groups=groups, b=E2M1, sfb=MX) for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
 )
+FEW = DecodeConfig(16, 3, 2, 1, 2, groups=Groups.IDS)
 WIDE = DecodeConfig(16, 2, 2, 1, 1, is_fp32=True, groups=Groups.COUNTS)
 BY_IDS = (2,) * 9 + (-1,) * 4 + (0,) * 3 + (1,) * 17 + (-1,) * 6 + (2,) * 2
 MANY = (0,) * 7 + (-1,) * 600 + (1,) * 3 + (-1,) * 30 + (0,) * 9
@@ -24,6 +25,11 @@ TRIALS = [
     Trial(ENDS, (5, 5, 21, 33), 6, rows=48, alignment=16, n=136, k=288, zero_padding=False),
     *(Trial(COUNTS, (3, 0, 20, 8), seed, rows=30, n=200, k=1184, num_sms=2, any_scales=True) for seed in (7, 8)),
     Trial(COUNTS, (3, 0, 20, 8), 9, "slow_producer", rows=30, n=72, k=4160, num_sms=1),
+    *(Trial(FEW, BY_IDS, 11, name, n=264, k=256, num_groups=4, num_sms=2) for name in (None, "slow_warps")),
+    *(
+        Trial(FEW, BY_IDS, 12, n=136, k=640, num_groups=4, num_sms=1, is_dependent=True, weight_is_ready=ready)
+        for ready in (False, True)
+    ),
     Trial(WIDE, (17, 1, 0, 40), 10, rows=41, n=264, k=1040, num_sms=2),
 ]
 
@@ -66,6 +72,14 @@ MUTATIONS = [
     Mutation("warps store the same columns", _ROWS, "tile.row_n + warp * 16", "tile.row_n"),
     Mutation("padding is not zeroed", _ROWS, "if (p.groups.zeroes_padding)", "if (false)"),
     Mutation("padding is always zeroed", _ROWS, "if (p.groups.zeroes_padding)", "if (true)"),
+    # The kernel ahead
+    Mutation(
+        "the weight is loaded ahead though it is not ready",
+        _ROWS,
+        "if (!p.weight_is_ready) ptx::griddepcontrol_wait();",
+        "",
+    ),
+    Mutation("every tile's weight comes ahead", _ROWS, "load(work, at, number == 0)", "load(work, at, true)"),
     Mutation(
         "the next tile begins where the ring did",
         _DECODE,

@@ -14,13 +14,15 @@ from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import H200
+from deep_gemm.core.params import Params
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.kernel import ROWS_PARAMS
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.plan import PLANS, pointer_members
 from deep_gemm.gemm.rows import launch as kernels
-from deep_gemm.gemm.rows.choose import reachable_grouped, select_grouped
+from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_grouped_decode, select_grouped
 from lab.sim import rows as sim
 
 BY_IDS, BY_COUNTS = Output(groups=Groups.IDS), Output(groups=Groups.COUNTS)
@@ -29,7 +31,7 @@ BY_IDS, BY_COUNTS = Output(groups=Groups.IDS), Output(groups=Groups.COUNTS)
 def test_tiles_are_as_high_as_groups_need() -> None:
     heights = [sim.block_m_of(select_grouped(4, rows, 4096, 7168, BY_IDS, H200)) for rows in (2, 64, 256, 1024, 8192)]
     assert heights == sorted(heights)
-    assert heights[0] == 64
+    assert heights[:2] == [8, 64]
     assert heights[-1] == 128
 
 
@@ -41,9 +43,10 @@ def test_masked_groups_of_about_192_rows_are_one_tile() -> None:
 @pytest.mark.parametrize("rows", [0, 0.01, 1, 20, 1e6])
 @pytest.mark.parametrize("output", [BY_IDS, BY_COUNTS, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.ENDS)])
 def test_what_is_chosen_is_reachable(rows: float, output: Output) -> None:
+    reached = {*reachable_grouped(), *reachable_grouped_decode()}
     for num_groups in (1, 256):
         for k in (16, 512, 7168):
-            assert select_grouped(num_groups, rows, 576, k, output, H200) in reachable_grouped()
+            assert select_grouped(num_groups, rows, 576, k, output, H200) in reached
 
 
 def test_a_configuration_for_other_groups_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +68,16 @@ def operands(m: int, layout: list[int]) -> tuple[Any, Any, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("is_ends", [False, True])
-def test_a_plan_of_other_rows_is_what_would_be_made_anew(monkeypatch: pytest.MonkeyPatch, is_ends: bool) -> None:
+@pytest.mark.parametrize(
+    ("ms", "params"),
+    [
+        ((600, 601, 61, 63, 604, 600, 700), ROWS_PARAMS),
+        ((20, 21, 1, 3, 24, 20, 28), fp8_gemm_decode.ROWS_PARAMS),
+    ],
+)
+def test_a_plan_of_other_rows_is_what_would_be_made_anew(
+    monkeypatch: pytest.MonkeyPatch, ms: tuple[int, ...], params: Params, is_ends: bool
+) -> None:
     gpu = install(monkeypatch)
     launched = []
     for is_derived in (True, False):
@@ -73,12 +85,12 @@ def test_a_plan_of_other_rows_is_what_would_be_made_anew(monkeypatch: pytest.Mon
         gpu.launches.clear()
         if not is_derived:
             monkeypatch.setattr(deep_gemm.gemm.rows.api.CONTIGUOUS_NT, "derive", None)
-        for m in (600, 601, 1, 3, 604, 600, 700):
+        for m in ms:
             a, b, d, layout = operands(m, [0, 0, m] if is_ends else [0] * m)
             deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, use_psum_layout=is_ends)
-            assert gpu.last.words[ROWS_PARAMS.word("groups.layout")] == layout.data_ptr()
-            assert gpu.last.words[ROWS_PARAMS.word("d")] == d.data_ptr()
-        zeros = {ROWS_PARAMS.word(name): 0 for name in pointer_members(ROWS_PARAMS)}
+            assert gpu.last.words[params.word("groups.layout")] == layout.data_ptr()
+            assert gpu.last.words[params.word("d")] == d.data_ptr()
+        zeros = {params.word(name): 0 for name in pointer_members(params)}
         launched.append([(x.grid, {**dict(enumerate(x.words)), **zeros}, bool(x.maps)) for x in gpu.launches])
     derived, anew = ([launch[:2] for launch in each] for each in launched)
     assert derived == anew

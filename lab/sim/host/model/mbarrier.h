@@ -45,9 +45,11 @@ inline void arrive(Mbarrier& barrier, const char* what) {
 }
 
 inline std::string describe(const Mbarrier& barrier) {
+  const std::string bytes = barrier.bytes < 0
+                                ? ", and " + std::to_string(-barrier.bytes) + " bytes too many have landed"
+                                : " and " + std::to_string(barrier.bytes) + " bytes";
   return at(barrier.offset) + ", whose phase " + text(barrier.phase) + " (parity " + text(barrier.phase & 1) +
-         ") lacks " + text(barrier.pending) + " of " + text(barrier.expected) + " arrivals and " +
-         std::to_string(barrier.bytes) + " bytes";
+         ") lacks " + text(barrier.pending) + " of " + text(barrier.expected) + " arrivals" + bytes;
 }
 
 inline std::string describe(const Mbarrier& barrier, uint32_t parity) {

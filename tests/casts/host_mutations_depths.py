@@ -1,0 +1,56 @@
+"""Ways to break what launches of cast_depths pack: `host_mutations.py` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+
+def trial(source: str, counts: tuple[int, ...], k: int, **more: Any) -> None:
+    from deep_gemm.casts import cast_depths
+    from lab.sim.cast_depths import DepthsTrial
+
+    config = cast_depths.depths_cast_config(torch.bfloat16, cast_depths.Source[source])
+    DepthsTrial(config, counts, k, **more).check()
+
+
+TOKENS, WEIGHTED, SILU, AT_ONCE = "rows of tokens", "weighted rows", "SiLU's gradient", "SiLU at once"
+GRADIENT, ACTIVATION = "SiLU's gradient alone", "the activation alone"
+COUNTS = (5, 0, 130)
+TRIALS: dict[str, Callable[[], None]] = {
+    TOKENS: partial(trial, "TOKENS", COUNTS, 144, behind=0),
+    WEIGHTED: partial(trial, "WEIGHTED", COUNTS, 144),
+    SILU: partial(trial, "SILU", COUNTS, 144, limit=1.5),
+    AT_ONCE: partial(trial, "SILU_AT_ONCE", COUNTS, 256, limit=1.5),
+    GRADIENT: partial(trial, "SILU", (20,), 80, parts="gradient"),
+    ACTIVATION: partial(trial, "SILU", (20,), 80, parts="activation"),
+}
+
+DEPTHS = "casts.cast_depths"
+SWAPS: list[tuple[str, ...]] = [
+    (DEPTHS, '"x_pitch": p.x.stride(0)', '"x_pitch": p.x.shape[1]', TOKENS),
+    (DEPTHS, '"x_pitch": p.x.stride(0) * p.x.element_size()', '"x_pitch": p.x.stride(0)', TOKENS),
+    (DEPTHS, "p.ds.stride(0) * p.ds.element_size()", "p.x.stride(0) * p.ds.element_size()", SILU),
+    (DEPTHS, '"stride_of_block": _stride_of_block(p.column_scales)', '"stride_of_block": 4', TOKENS),
+    (DEPTHS, "_stride_of_block(p.activated_scales)", "_stride_of_block(p.column_scales)", SILU),
+    (DEPTHS, "_stride_of_block(p.scales)", "_stride_of_block(p.column_scales)", SILU),
+    (DEPTHS, "scales.stride(1) * SCALE_BYTES", "scales.stride(0) * SCALE_BYTES", TOKENS),
+    (DEPTHS, '"rows": p.rows', '"rows": p.rows - 1', TOKENS),
+    (DEPTHS, '"k": p.x.shape[1]', '"k": p.x.shape[1] - 16', TOKENS),
+    (DEPTHS, '"room": room_of(p.rows, p.ends.numel())[0]', '"room": p.rows', TOKENS),
+    (DEPTHS, '"num_groups": p.ends.numel()', '"num_groups": p.ends.numel() - 1', TOKENS),
+    (DEPTHS, '"tiles": tiles', '"tiles": tiles - 1', TOKENS),
+    (DEPTHS, "block_reciprocal(tiles * SCALE_BLOCK)", "block_reciprocal(tiles)", TOKENS),
+    (DEPTHS, '"gradient_tiles": of_gradient', '"gradient_tiles": 0', SILU),
+    (DEPTHS, "math.inf if p.limit is None else p.limit", "math.inf", SILU),
+    (DEPTHS, "return room_of(p.rows, p.ends.numel())[1]", "return (room_of(p.rows, p.ends.numel())[1] - 1)", GRADIENT),
+    (DEPTHS, "if p.ds.shape[1] % SCALE_BLOCK == 0 else", "if True else", SILU),
+    (DEPTHS, "return 0, k // 2 // SCALE_BLOCK", "return 0, k // 4 // SCALE_BLOCK", AT_ONCE),
+    (DEPTHS, "return of_x if p.columns is not None else 0", "return of_x", ACTIVATION),
+    (DEPTHS, "of_activation if p.activated is not None else 0", "of_activation", GRADIENT),
+    (DEPTHS, "some * (K_MULTIPLE - 1)", "0 * (K_MULTIPLE - 1)", TOKENS),
+    (DEPTHS, "// SCALE_BLOCK + some", "// SCALE_BLOCK + 1", TOKENS),
+]
