@@ -253,17 +253,23 @@ def rows_to_addresses(a: Pair, b: Pair, ids: Tensor, addresses: Tensor, *, of_a:
             at(address, d.shape[1:], BF16).copy_(d[row])
 
 
-def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
-    m, n, k, groups = p["m"], p["n"], p["k"], p["groups.count"]
-    assert config.is_fp4
-    first_a, first_b = (int(at(p[name], (1,), INT64)) for name in ("map_a", "map_b"))
+def weights_of(p: Launched, *, is_fp4: bool) -> Pair:
+    n, k, groups = p["n"], p["k"], p["groups.count"]
     row, group = (16 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
-    sfa = at(p["sfa"], (m, -(-k // 128)), FP32, (p["sfa_stride_m"], p["sfa_stride_k"]))
-    b = at(first_b, (groups, n, k // 2), torch.uint8, (group, row, 1))
+    row_bytes, dtype, rows_of_scales, of_scales = (
+        (k // 2, torch.uint8, n, INT32) if is_fp4 else (k, FP8, -(-n // 128), FP32)
+    )
+    b = at(int(at(p["map_b"], (1,), INT64)), (groups, n, row_bytes), dtype, (group, row, 1))
     strides = p["groups.sfb_stride"], p["sfb_stride_n"], p["sfb_stride_k"]
-    sfb, ids = at(p["sfb"], (groups, n, -(-k // 128)), INT32, strides), at(p["groups.layout"], (m,), INT32)
+    return b, at(p["sfb"], (groups, rows_of_scales, -(-k // 128)), of_scales, strides)
+
+
+def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
+    m, n, k = p["m"], p["n"], p["k"]
+    sfa = at(p["sfa"], (m, -(-k // 128)), FP32, (p["sfa_stride_m"], p["sfa_stride_k"]))
+    a, ids = at(int(at(p["map_a"], (1,), INT64)), (m, k), FP8), at(p["groups.layout"], (m,), INT32)
     d = at(p["d"], (m, n), BF16, (p["d_pitch"], 1))
-    product_of_stacked_rows((at(first_a, (m, k), FP8), sfa), (b, sfb), d, ids)
+    product_of_stacked_rows((a, sfa), weights_of(p, is_fp4=config.is_fp4), d, ids)
 
 
 def fp8_gemm_rows(config: Any, p: Launched) -> None:
@@ -271,31 +277,25 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
         fp8_gemm_few_rows(config, p)
         return
     m, n, k, groups = p["m"], p["n"], p["k"], p["groups.count"]
-    first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_b", "map_sfa")}
+    first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_sfa")}
     a = at(first_words["map_a"][0] + config.box_rows_of_a * k, (m, k), FP8)
     pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
     sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
-    row, group = (16 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
-    bytes_of_b, of_b, rows_of_sfb, of_sfb = (
-        (k // 2, torch.uint8, n, INT32) if config.converts_b else (k, FP8, -(-n // 128), FP32)
-    )
-    b = at(first_words["map_b"][0], (groups, n, bytes_of_b), of_b, (group, row, 1))
-    strides = p["groups.sfb_stride"], p["sfb_stride_n"], p["sfb_stride_k"]
-    sfb = at(p["sfb"], (groups, rows_of_sfb, -(-k // 128)), of_sfb, strides)
+    b = weights_of(p, is_fp4=config.converts_b)
     ids = fetched(p, groups) if config.fetches else at(p["groups.layout"], (m,), INT32)
     if config.to_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW
-        rows_to_addresses((a, sfa), (b, sfb), ids, at(p["d"], (m,), INT64), of_a=of_a)
+        rows_to_addresses((a, sfa), b, ids, at(p["d"], (m,), INT64), of_a=of_a)
         return
     if not config.activates:
-        product_of_stacked_rows((a, sfa), (b, sfb), at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)
+        product_of_stacked_rows((a, sfa), b, at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)
         return
     d = at(p["d"], (m, n // 2), FP8, (p["d_pitch"], 1))
     blocks = n // 2 // (128 if config.gates_apart else 64)
     scales = at(p["activation.scales"], (m, blocks), FP32, (1, p["activation.scales_pitch"]))
     weights = at(p["activation.row_weights"], (m,), FP32) if p["activation.row_weights"] else None
     said = {"limit": None if p["activation.limit"] == inf else p["activation.limit"], "gates_apart": config.gates_apart}
-    activated_product_of_rows((a, sfa), (b, sfb), (d, scales), ids, weights, **said)
+    activated_product_of_rows((a, sfa), b, (d, scales), ids, weights, **said)
 
 
 KERNELS = {
