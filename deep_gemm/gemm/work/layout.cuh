@@ -59,7 +59,6 @@ DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
 // Groups of few rows are multiplied in low tiles. There ids are read 32 stretches at a time: one by one they take 0.6 us each,
 // and 500 groups keep the math warps waiting for 300 us. High tiles, of which a group has several, have no registers for it.
 struct Stretches {
-  static constexpr uint32_t kScanUnroll = kGroups == kGroupIds ? 1 : 5;  // few registers, or few instructions
   uint32_t* window;  // in shared memory, with kGroupIds: the numbers of the rows from window_first up to window_end
   uint32_t window_first = 0, window_end = 0;
   bool are_many = kGroups != kGroupIds;  // at hand: one for each lane, perhaps without rows
@@ -76,12 +75,15 @@ struct Stretches {
       tiles_before += tiles, tiles = 0;
       if (!(kGroups == kGroupIds ? read_rows(g) : read_groups(g))) return false;
       tiles_end = stretch.tiles_m() * tiles_n;
-      if (are_many)
-#pragma unroll kScanUnroll
-        for (uint32_t distance = 1; distance < 32; distance *= 2) {
-          const uint32_t before = ptx::shfl_sync(tiles_end, ptx::lane_index() - distance);
-          tiles_end += ptx::lane_index() >= distance ? before : 0;
-        }
+      const auto add_those_before = [&](uint32_t distance) {
+        const uint32_t before = ptx::shfl_sync(tiles_end, ptx::lane_index() - distance);
+        tiles_end += ptx::lane_index() >= distance ? before : 0;
+      };
+      if (kGroups != kGroupIds)
+        for (uint32_t distance = 1; distance < 32; distance *= 2) add_those_before(distance);
+      else if (are_many)
+#pragma unroll 1  // or registers are too few
+        for (uint32_t distance = 1; distance < 32; distance *= 2) add_those_before(distance);
       tiles = are_many ? ptx::shfl_sync(tiles_end, 31) : tiles_end;
     }
     const uint32_t tile = number - tiles_before;
