@@ -38,7 +38,6 @@ TRIALS = [
     Trial(IDS_LOW, (-1,) * 7 + (0,) * 70, 3, k=128, n=72, zero_padding=False),
     Trial(IDS_LOW, tuple(range(40)) * 2, 3, k=128, n=72),
     Trial(IDS_LOW, tuple(range(40)) * 2, 3, "slow_lanes", k=128, n=72),
-    *(Trial(IDS_LOW, tuple(row // 5 % 3 for row in range(700)), 3, name, k=128, n=72) for name in (None, "slow_lanes")),
     *(Trial(IDS_LONG, LONG, 4, name, k=16, n=8) for name in (None, "slow_lanes")),
     Trial(COUNTS_LOW, tuple(i % 3 for i in range(40)), 4, k=16, n=72),
     Trial(IDS_BY_ROW, MIXED, 4),
@@ -60,6 +59,7 @@ TRIALS = [
     Trial(CUT, (3,) * 40, 15, rows=3, n=136, k=128, num_sms=9),
     Trial(IDS_CUT, (0,) * 3 + (1,) * 130 + (-1,) * 5 + (2,) * 40, 16, n=264, num_sms=5),
     *(Trial(WIDE, (3, 0, 70, 130, 64), 10, name, rows=140, n=72) for name in (None, "slow_warpgroup")),
+    *(Trial(IDS_LOW, tuple(row // 5 % 3 for row in range(700)), 3, name, k=128, n=72) for name in (None, "slow_lanes")),
 ]
 
 _GEMM, _MAINLOOP, _TILE, _STORE = "fp8_gemm.cuh", "mainloop.cuh", "tile.cuh", "epilogue/store.cuh"
