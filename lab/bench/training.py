@@ -17,6 +17,7 @@ from deep_gemm.nn import Experts, Linear
 from .cases import PEAK_TFLOPS, Shape, cold_copy_us
 from .contenders import BF16, OURS
 from .experts_by_torch import chains_in_bf16
+from .linear import relative_error
 from .products import SETTLE_SECONDS, measure_each
 from .report import Add, Announce, Row
 from .timing import KernelEvent, profiled, warm
@@ -49,8 +50,6 @@ OF_EXPERTS = len(SHAPES[0])
 MAX_NAME = 48
 MOST_COMPARED = 1 << 31
 """Bytes of a result or gradient, above which a part of it stands for all."""
-MOST_AT_ONCE = 1 << 26
-"""Elements of a result that become FP64 at a time: 0.5 GB."""
 WAIT, LAUNCH_US = "wait", 3.0
 """No more than this lies between launches that follow each other: it is no wait."""
 
@@ -165,17 +164,6 @@ def error_of(layers: dict[str, Layer]) -> float:
 def some_of(x: Tensor) -> Tensor:
     """Copy every n-th row, or expert, so that about `MOST_COMPARED` bytes are there: all, if they are no more."""
     return x[:: ceil_div(x.nbytes, MOST_COMPARED)].clone()
-
-
-def relative_error(got: Tensor, expected: Tensor) -> float:
-    """Relative error of a whole tensor, of which a piece at a time becomes FP64."""
-    off = size = torch.zeros((), dtype=torch.float64, device=expected.device)
-    pieces = (torch.split(each.flatten(), MOST_AT_ONCE) for each in (got, expected))
-    for piece, right in zip(*pieces, strict=True):
-        wide = right.double()
-        off = off + (piece.double() - wide).square().sum()
-        size = size + wide.square().sum()
-    return float((off / size).sqrt())
 
 
 def peak_bytes(layer: Layer) -> int:

@@ -96,7 +96,7 @@ struct Stretches {
     return true;
   }
 
-  // Of ids from shared memory, since registers are few.
+  // The stretch of a lane. Ids leave it in shared memory, since registers are few.
   DEVICE Stretch stretch_of(uint32_t lane) const {
     if constexpr (kGroups != kGroupIds)
       return {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};

@@ -18,8 +18,11 @@ from .layers import TYPES, as_cast
 
 ROUTES = "topk_ids"
 MOST_ERROR = 0.3
-"""Of the norm of a token's, or of an expert's, numbers. Six casts err by 0.063 together (`TYPICAL_OF_EXPERTS` of the
-tests); those of few features, some of them cancelling, several times as far."""
+"""The most error, as a part of the norm of a token's, or of an expert's, numbers.
+
+Six casts err by 0.063 together (`TYPICAL_OF_EXPERTS` of the tests); those of few features, some of them cancelling,
+several times as far.
+"""
 
 
 class Step(Trial):
