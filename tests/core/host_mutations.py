@@ -628,9 +628,9 @@ MUTATIONS = [
         "a, p.w, d, c, USUAL_OPERANDS)\n        return None",
         LAYERS,
     ),
-    *_swap("moe.api", "gran_k=of_x.columns", "gran_k=of_middle.columns", LAYERS),
-    *_swap("moe.api", "recipes_for(p.first), of_middle)", "recipes_for(p.first), of_x)", LAYERS),
-    *_swap("moe.api", "rows, recipes_for(p.second))", "rows, recipes_for(p.first))", LAYERS),
+    *_swap("moe.api", "p.x, rows, of_x.columns", "p.x, rows, of_middle.columns", LAYERS),
+    *_swap("moe.api", "recipes_for(p.first), of_middle,", "recipes_for(p.first), of_x,", LAYERS),
+    *_swap("moe.api", "rows, recipes_for(p.second),", "rows, recipes_for(p.first),", LAYERS),
     *_swap("gemm.output", "(None, *operands[1:])", "(None, PER_ROW, operands[2])", LAYERS),
     # Scales
     *_swap("casts.lay_scales", '"sf": sf.data_ptr()', '"sf": out.data_ptr()', SCALES),
