@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.check.checks import Operand
 from ..core.check.tracing import is_dynamo_compiling, num_modes
 from ..core.kernel import computes_on
-from ..core.seen import check_of
+from ..core.seen import FREE_ROWS, check_of
 from ..gemm.packed import is_taken_as_it_lies
 from ..gemm.plan import SCALE_BYTES
 
@@ -54,7 +54,7 @@ class Kind:
         """Prepare for calls like this one, which was checked. `given` are tensors whose number of rows may change."""
         self.device, self.place = given[0].get_device(), given[0].device
         self._count = len(given)
-        self._is_like = check_of(given, any_rows=True)
+        self._is_like = check_of(given, [FREE_ROWS] * len(given))
         self._has_weights_like = check_of((*weights.w1, *weights.w2))
 
     def is_like(self, given: Sequence[Tensor], weights: Weights) -> bool:

@@ -16,6 +16,10 @@ from torch import Tensor
 MAX_CALLS = 4096
 MAX_ALIKE = 8
 Check = Callable[..., bool]
+Free = tuple[tuple[int, ...], tuple[int, ...]]
+"""Dimensions of a tensor whose sizes, and whose strides, may be others."""
+FREE_ROWS: Free = ((0,), ())
+STAYS: Free = ((), ())
 
 
 class Seen(dict[tuple[object, ...], list[tuple[Check, Any]]]):
@@ -27,6 +31,7 @@ class Seen(dict[tuple[object, ...], list[tuple[Check, Any]]]):
         tensors: Sequence[Tensor],
         plan: object,
         wants_checks: Callable[[Sequence[Tensor]], bool],
+        free: Sequence[Free] = (),
     ) -> None:
         """Keep a plan for calls with this hint and tensors like these. The oldest go if there are too many.
 
@@ -34,7 +39,7 @@ class Seen(dict[tuple[object, ...], list[tuple[Check, Any]]]):
         """
         if not torch_compares():
             return
-        check = check_of(tensors)
+        check = check_of(tensors, free)
         if any(x.requires_grad for x in tensors):
             check = _unless(wants_checks, check)
         if hint not in self and len(self) >= MAX_CALLS:
@@ -47,15 +52,20 @@ def _unless(wants_checks: Callable[[Sequence[Tensor]], bool], check: Check) -> C
     return lambda *tensors: check(*tensors) and not wants_checks(tensors)
 
 
-def check_of(tensors: Sequence[Tensor], *, any_rows: bool = False) -> Check:
-    """Make a check that takes as many tensors and tells whether they are like these.
+def check_of(tensors: Sequence[Tensor], free: Sequence[Free] = ()) -> Check:
+    """Make a check that takes as many tensors and tells whether they are like these, but for what is free in each.
 
-    With `any_rows` their first size may be another one, not their strides.
+    Nothing is, in the last of them, if `free` is shorter.
     """
     from torch._C._dynamo.guards import TensorGuards
 
-    shapes: Any = [[None, *x.shape[1:]] if any_rows else [*x.shape] for x in tensors]
-    strides: Any = [list(x.stride()) for x in tensors]
+    shapes: list[Any] = [list(x.shape) for x in tensors]
+    strides: list[Any] = [list(x.stride()) for x in tensors]
+    for shape, stride, (sizes, steps) in zip(shapes, strides, free, strict=False):
+        for dimension in sizes:
+            shape[dimension] = None
+        for dimension in steps:
+            stride[dimension] = None
     guards = TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
     return guards.check
 
@@ -67,6 +77,7 @@ def torch_compares() -> bool:
     """Tell whether this torch's guards see every difference that a signature has, a gradient's way, and no other."""
     like = torch.zeros(4, 8), torch.zeros(3, 5, dtype=torch.float16).t()
     rows = [torch.zeros(5, 8), torch.zeros(1, 8), torch.zeros(0, 8)]
+    columns = torch.zeros(3, 9, dtype=torch.float16)
     others: list[object] = [
         None,
         torch.zeros(4, 9),
@@ -79,7 +90,8 @@ def torch_compares() -> bool:
         torch.zeros(4, 8, requires_grad=True),
     ]
     try:
-        check, check_rows = check_of(like), check_of(like[:1], any_rows=True)
+        check, check_rows = check_of(like), check_of(like[:1], [FREE_ROWS])
+        check_pitch = check_of(like, [STAYS, ((0,), (1,))])
         return (
             check(*like) is True
             and check(torch.ones(8, 8)[2:6], torch.ones(5, 3, dtype=torch.float16).as_strided((5, 3), (1, 5))) is True
@@ -87,6 +99,9 @@ def torch_compares() -> bool:
             and all(check(like[0], other) is False for other in (like[0], like[1].contiguous(), like[1].t()))
             and all(check_rows(other) is True for other in (like[0], *rows))
             and all(check_rows(other) is False for other in others)
+            and all(check_pitch(like[0], columns[:, :size].t()) is True for size in (5, 2, 7))
+            and all(check_pitch(like[0], other) is False for other in (columns[:, :5], columns[:2, :5].t()))
+            and check_pitch(rows[0], like[1]) is False
         )
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..core.call import MAX_PLANS, Key, Plans, put
-from ..core.check.layout import ADDRESS_ALIGNMENT, UE8M0_PER_WORD, byte_span, ceil_div
+from ..core.call import Key, Plans
+from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES, TensorMap
 from ..core.params import Kind, Params
+from ..core.seen import Free, Seen
 from .output import Output
 
 A, SFA, B, SFB, D, C = range(6)
@@ -26,8 +27,6 @@ _PACK_UINT32 = _UINT32.pack_into
 SOME_ADDRESS = 1 << 40
 """The address in maps that are encoded before theirs is known."""
 Addresses = tuple[int, ...]
-WEIGHT = 16
-"""How many parts of a signature are the weight's; the others are the rows'."""
 
 
 class Operands(Protocol):
@@ -285,78 +284,59 @@ Step = tuple[Plan, Addresses, bytes, int]
 
 
 class PlanCache(Plans[Plan]):
-    """Plans of products, also by weight, to derive others. That is bounded too."""
+    """Plans of products, also by family, to derive others. Those are bounded too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._templates: dict[Key, dict[object, Any]] = {}
+        self.families = Seen()
+        """Plans of a family by their configurations."""
 
-    def keep_to_derive(self, key: Key, plan: Plan) -> None:
-        """Keep a plan of this signature to derive others from. (Not of a single row, whose strides say nothing.)"""
-        if plan.rows.shape[0] > 1:
-            with self._lock:
-                if (family := family_of(key)) not in self._templates:
-                    put(self._templates, family, {}, MAX_PLANS)
-                self._templates[family].setdefault(plan.config, plan)
-
-    def templates(self, key: Key) -> dict[Any, Any] | None:
-        """Give the plans, by configuration, from which one of this signature may be derived; None if there are none."""
-        return self._templates.get(family_of(key))
+    def keep_to_derive(
+        self,
+        family: Key,
+        tensors: Sequence[Tensor],
+        plan: Plan,
+        wants_checks: Callable[[Sequence[Tensor]], bool],
+        free: Sequence[Free],
+    ) -> None:
+        """Keep a plan of a call with these tensors to derive others from, for calls that differ in what is `free`."""
+        with self._lock:
+            for check, templates in self.families.get(family, ()):
+                if check(*tensors):
+                    templates.setdefault(plan.config, plan)
+                    return
+            self.families.keep(family, tensors, {plan.config: plan}, wants_checks, free)
 
     def clear(self) -> None:
         """Forget all plans."""
         super().clear()
         with self._lock:
-            self._templates.clear()
+            self.families.clear()
 
 
 PLANS = PlanCache()
 
 
-def family_of(key: Key) -> Key:
-    """Give what plans derived from each other have in common: all of a signature that does not follow from m."""
-    _, stride_a, _, _, offset_sfa, d, c = key[WEIGHT:]
-    d, c = d and d[1:], c if c is None or c is True else c[1:]  # type: ignore[index]
-    return key[:WEIGHT], stride_a, offset_sfa, d, c
+def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int, Rows] | None:
+    """Give m, the pitch of A's scales and what changes with them, if a call of a plan's family is right; else None.
 
-
-def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int] | None:
-    """Give m, and the pitch of A's scales, if a call of a plan's family is right but for C; else None.
-
-    All that a check would ask is asked here, or holds for the plan from which another is derived: strides, types and
-    devices are those of its family. Single rows, whose strides say nothing, and a single column of scales are left out.
+    All that a check would ask of A, its scales and D is asked here, or holds for the plan from which another is
+    derived: other sizes and strides, types and devices are those of its family. Whoever calls asks for C. Single rows,
+    whose strides say nothing, and a single column of scales are left out.
     """
-    a, sfa, _, _, d, _ = operands
-    m, k_blocks = a.shape[0], _loads_of_row(like, sfa)
-    if m < 2 or k_blocks < 2 or a.shape != (m, like.k) or sfa.shape != (m, k_blocks):
-        return None
-    step, pitch = sfa.stride()
-    if step != 1 or pitch < m or pitch * SCALE_BYTES % ADDRESS_ALIGNMENT:
-        return None
-    return None if d is not None and d.shape != (m, like.n) else (m, pitch)
-
-
-def _loads_of_row(like: Plan, sfa: Tensor) -> int:
-    """Count the numbers, or the words, that a row of A has for scales."""
-    groups = ceil_div(like.k, like.output.columns_of_a)
-    return ceil_div(groups, UE8M0_PER_WORD) if sfa.dtype == torch.int32 else groups
-
-
-def rows_of(like: Plan, m: int, pitch: int, operands: Sequence[Any]) -> Rows:
-    """Give the part that changes with m, of operands for which `other_rows` gave these."""
     a, sfa, _, _, d, c = operands
-    element = like.dtype.itemsize
-    pitch_d = like.n if d is None else d.stride(0)
-    span_d = ((m - 1) * pitch_d + like.n) * element
-    return Rows(
-        (m, like.n),
-        (m - 1) * a.stride(0) + like.k,
-        ((_loads_of_row(like, sfa) - 1) * pitch + m) * SCALE_BYTES,
-        like.rows.span_b,
-        like.rows.span_sfb,
-        span_d,
-        0 if c is None else byte_span(c),
-    )
+    (m, k), (rows_of_sfa, columns), (step, pitch) = a.shape, sfa.shape, sfa.stride()
+    if m < 2 or rows_of_sfa != m or columns < 2 or step != 1 or pitch < m or pitch % (ADDRESS_ALIGNMENT // SCALE_BYTES):
+        return None
+    n, pitch_d = like.n, like.n
+    if d is not None:
+        if d.shape[0] != m:
+            return None
+        pitch_d = d.stride(0)
+    span_sfa, before = ((columns - 1) * pitch + m) * SCALE_BYTES, like.rows
+    span_a, span_d = (m - 1) * a.stride(0) + k, ((m - 1) * pitch_d + n) * like.dtype.itemsize
+    span_c = 0 if c is None else byte_span(c)
+    return m, pitch, Rows((m, n), span_a, span_sfa, before.span_b, before.span_sfb, span_d, span_c)
 
 
 def refuse_if(config_name: str, reason: str | None) -> None:

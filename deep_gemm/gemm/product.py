@@ -3,10 +3,9 @@ r"""A public product, and what becomes of a call: the plan of a call like it is 
     call --signature--> PlanCache --> Plan.fits(addresses) --> Plan.launch(addresses)
       \--- unknown ---> ask (check.py) --> choose (choose.py) --> a plan, kept for calls like this one
 
-Why that is right, and what a signature is, says core/call.py. That of a product has two parts. The first is the weight:
-B and what else stays the same from call to call. The second is the rows: shapes and strides that change with the size
-of a batch. If the weight is known and the rows are new, a plan is derived from another of the same weight, without
-checks that are already answered.
+Why that is right, and what a signature is, says core/call.py. Calls that differ in what changes with the size of a
+batch alone are a family: torch tells whether a call is of one. If its rows are new, its plan is derived from those of
+the family, without checks that are already answered.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from ..core.check import checks
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
 from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
+from ..core.seen import FREE_ROWS, STAYS, Free
 from ..core.settings import get_compile_mode
 from .plan import PLANS, Operands, Plan
 
@@ -35,43 +35,6 @@ Problem = Operands
 def would_cut_gradient(tensors: Sequence[Tensor]) -> bool:
     """Tell whether FP8 values or scales come from something that requires a gradient: the checks refuse them."""
     return cuts_gradient(tensors[:4], tensors[4:])
-
-
-def signature_of_rows(hint: Key, tensors: Sequence[Tensor], d: Tensor | None, c: Tensor | None) -> Key:
-    """Give all that decides whether a call is right and what it launches, but for addresses: the weight first."""
-    product, said, generation, shape_a, shape_b, offset_sfa, offset_sfb, *_ = hint
-    x, sx, y, sy, *_ = tensors
-    return (
-        product,
-        said,
-        generation,
-        shape_b,
-        y.stride(),
-        y.dtype,
-        y.get_device(),
-        sy.shape,
-        sy.stride(),
-        sy.dtype,
-        sy.get_device(),
-        offset_sfb,
-        x.dtype,
-        x.get_device(),
-        sx.dtype,
-        sx.get_device(),
-        # The weight ends here; what follows are the rows.
-        shape_a,
-        x.stride(),
-        sx.shape,
-        sx.stride(),
-        offset_sfa,
-        None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
-        None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
-    )
-
-
-def whole_signature(hint: Key, tensors: Sequence[Tensor], d: Tensor | None, c: Tensor | None) -> Key:
-    """Give the same of products from which no plan is derived, in any order."""
-    return signature(hint, tensors)
 
 
 def serves_like_calls(plan: Plan, turned: tuple[bool, bool], problem: Problem, call: Sequence[Any]) -> bool:
@@ -103,7 +66,7 @@ class Product:
     derive: Callable[[dict[Any, Any], Sequence[Any]], Plan | None] | None = None
     """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
 
-    None if these want a closer look: nobody has checked them.
+    None if these want a closer look: of what is `free` in them nobody has checked anything.
     """
     turned: tuple[bool, bool] = (False, False)
     """A and B are given transposed."""
@@ -112,7 +75,11 @@ class Product:
     """Beside C there is a tensor that says where groups are, or depths from the host."""
     has_gradients: bool = False
     """The operator that makes its D has a gradient."""
-    signature: Callable[[Key, Sequence[Tensor], Tensor | None, Tensor | None], Key] = signature_of_rows
+    free: Sequence[Free] = (FREE_ROWS, ((0,), (1,)), STAYS, STAYS, FREE_ROWS, FREE_ROWS)
+    """What of each tensor of a call changes within a family: of A, its scales, B, its scales, and others behind them.
+
+    Scales of A lie m-major, so that their pitch follows from m.
+    """
     wants_checks: Callable[[Sequence[Tensor]], bool] = would_cut_gradient
     """Tells whether a call must be asked although one like it was: for the sake of a gradient."""
     serves: Callable[..., bool] = serves_like_calls
@@ -175,11 +142,11 @@ def run(
                     plan = found
                     break
             else:
-                if not (handles_operators(*tensors) or product.wants_checks(tensors)):
-                    key = product.signature(hint, tensors, d, c)
+                if product.derive is not None:
+                    plan = _derived(product, hint, tensors, (x, sx, y, sy, d, c))
+                if plan is None and not (handles_operators(*tensors) or product.wants_checks(tensors)):
+                    key = signature(hint, tensors)
                     plan = PLANS.find_by_signature(key, hint, tensors, product.wants_checks)
-                    if plan is None and product.derive is not None:
-                        plan = _derived(product, key, (x, sx, y, sy, d, c))
     except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
         key, plan = (), None
     if plan is not None:
@@ -214,9 +181,7 @@ def run(
         return product.output_of(problem) if d is None else None
     plan = product.on_gpu(problem)
     if plan is not None and key and product.serves(plan, product.turned, problem, (a, b, d, c)):
-        PLANS.keep(key, plan)
-        if product.derive is not None:
-            PLANS.keep_to_derive(key, plan)
+        _keep(product, key, hint, tensors, plan)
     return product.output_of(problem) if d is None else None
 
 
@@ -224,9 +189,9 @@ def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor |
     """Compute a product on a GPU of operands that are checked, and give the plan if it serves such calls."""
     (x, sx), (y, sy) = a, b
     offsets = sx.data_ptr() % ADDRESS_ALIGNMENT, sy.data_ptr() % ADDRESS_ALIGNMENT
-    hint = (product, said, settings.in_force.generation, x.shape, y.shape, *offsets)
-    key = product.signature(hint, (x, sx, y, sy), d, c)
-    plan = PLANS.plans.get(key) or _derived(product, key, (x, sx, y, sy, d, c))
+    tensors = (x, sx, y, sy, d) if c is None else (x, sx, y, sy, d, c)
+    hint = (product, said, settings.in_force.generation, x.shape, y.shape, *offsets, c is None, None)
+    plan = PLANS.find(hint, tensors) or _derived(product, hint, tensors, (x, sx, y, sy, d, c))
     if plan is not None and not (plan.copies_sfa or plan.copies_sfb):
         at_c = 0 if c is None else c.data_ptr()
         plan.launch((x.data_ptr(), sx.data_ptr(), y.data_ptr(), sy.data_ptr(), d.data_ptr(), at_c))
@@ -234,8 +199,7 @@ def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor |
     plan = product.on_gpu(product.ask(a, b, d, c, said))
     if plan is None or plan.copies_sfa or plan.copies_sfb:
         return None
-    PLANS.keep(key, plan)
-    PLANS.keep_to_derive(key, plan)
+    _keep(product, signature(hint, tensors), hint, tensors, plan)
     return plan
 
 
@@ -249,11 +213,29 @@ def call_operator(name: str, a: Operand, b: Operand, d: Tensor | None, *inputs: 
     return None
 
 
-def _derived(product: Product, key: Key, operands: Sequence[Any]) -> Plan | None:
-    """Derive a plan for other rows of a known weight, and keep it; None if nothing like it is known."""
-    assert product.derive is not None
-    templates = PLANS.templates(key)
-    plan = None if templates is None else product.derive(templates, operands)
-    if plan is not None:
-        PLANS.keep(key, plan)
-    return plan
+def _derived(product: Product, hint: Key, tensors: Sequence[Tensor], operands: Sequence[Any]) -> Plan | None:
+    """Derive a plan for other rows of a known family; None if there is none, or the call wants a closer look.
+
+    Rows that come again are recognized by torch from then on; if choices are printed, at once, so that each is once.
+    """
+    for check, templates in PLANS.families.get(_family(hint), ()):
+        if check(*tensors):
+            plan = product.derive(templates, operands)  # type: ignore[misc]
+            if plan is not None and (PLANS.was_met(hint) or settings.settings().print_configs):
+                PLANS.seen.keep(hint, tensors, plan, product.wants_checks)
+            return plan
+    return None
+
+
+def _keep(product: Product, key: Key, hint: Key, tensors: Sequence[Tensor], plan: Plan) -> None:
+    """Keep a plan for calls like this one, and to derive others from. (Not of a row, whose strides say nothing.)"""
+    PLANS.keep(key, plan)
+    if product.derive is not None and plan.rows.shape[0] > 1:
+        PLANS.seen.keep(hint, tensors, plan, product.wants_checks)
+        PLANS.keep_to_derive(_family(hint), tensors, plan, product.wants_checks, product.free)
+
+
+def _family(hint: Key) -> Key:
+    """Give what calls of a family have in common: of groups along k the shape of B changes too."""
+    _, _, _, _, shape_b, *_, num_ks = hint
+    return (*hint[:3], shape_b if num_ks is None else None, *hint[5:])

@@ -148,7 +148,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
         monkeypatch.setattr(kept, "plans", {})
         monkeypatch.setattr(kept, "seen", Seen())
         monkeypatch.setattr(kept, "_met", {})
-    monkeypatch.setattr(PLANS, "_templates", {})
+    monkeypatch.setattr(PLANS, "families", Seen())
 
     def launcher_of(
         name_of: Callable[[Any], str], params_of: Callable[[Any], Params], cluster_of: Callable[[Any], int]

@@ -13,7 +13,7 @@ from ...core.check.layout import rows_of_counts, rows_of_groups
 from ...core.settings import get_compile_mode
 from ..output import Groups
 from ..plan import Plan
-from ..product import Product, whole_signature
+from ..product import Product
 from ..reference import padding_rows
 from . import counted as bf16_counted
 from . import depths as bf16_depths
@@ -60,7 +60,6 @@ def bf16_product(
         has_scales=False,
         has_layout=has_layout,
         has_gradients=has_gradients,
-        signature=whole_signature,
         wants_checks=requires_gradient,
         serves=lambda plan, turned, problem, call: not (heads_are_second and call[2] is None),
         output_of=lambda problem: problem.d.transpose(0, 1) if heads_are_second else problem.d,

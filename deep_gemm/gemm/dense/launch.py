@@ -36,7 +36,6 @@ from ..plan import (
     addresses_of,
     other_rows,
     refuse_if,
-    rows_of,
 )
 from .check import DenseProblem
 from .choose import select
@@ -81,16 +80,15 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
     """Make a plan for other rows of a weight, of operands that nobody has checked; None if they want the checks."""
     like = next(iter(templates.values()))
     of_rows, c = other_rows(like, operands), operands[C]
-    if of_rows is None or (c is not None and c.shape != (*operands[A].shape[:1], like.n)):
+    if of_rows is None or (c is not None and c.shape[0] != of_rows[0]):
         return None
-    m, pitch = of_rows
+    m, pitch, rows = of_rows
     gpu = gpu_of(like.device)
     config = choice(m, like.n, like.k, like.output, gpu)
     template = templates.get(config)
     if template is None or template.copies_sfa:
         return None
     _print_if_asked(m, like.n, like.k, config)
-    rows = rows_of(like, m, pitch, operands)
     if isinstance(config, DecodeConfig):
         return fp8_gemm_decode.derived(template, config, m, pitch, rows)
     ctas = grid(config, m, like.n, num_sms_of(gpu.num_sms))

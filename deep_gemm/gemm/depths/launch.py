@@ -20,6 +20,7 @@ from ...core.check.memory import empty
 from ...core.gpu import gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
+from ...core.seen import FREE_ROWS, Free
 from ...core.settings import get_compile_mode, get_num_sms, get_pdl
 from .. import kernel as fp8_gemm
 from .. import reference
@@ -225,6 +226,7 @@ def product(k_major_scales: bool, keeps_room: bool) -> Product:
     Without `keeps_room` no memory outlives the call: it may be that of a graph's pool, which torch uses again.
     """
     turn: Callable[[Tensor], Tensor] = (lambda sf: sf) if k_major_scales else (lambda sf: sf.t())
+    scales: Free = ((1 if k_major_scales else 0,), ())
 
     def ask(
         a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Any, layout: Any, ks: Any
@@ -240,10 +242,6 @@ def product(k_major_scales: bool, keeps_room: bool) -> Product:
         c = None if c is d else c
         return call_operator("k_grouped_fp8_gemm_nt_contiguous", a, b, d, ks, layout, c, **stated)
 
-    def signature(hint: Key, tensors: Sequence[Tensor], d: Tensor | None, c: Tensor | None) -> Key:
-        *_, has_no_layout, _ = hint
-        return _signature(hint, tensors, turn, d, c, None if has_no_layout else tensors[-1])
-
     def derive(templates: dict[Any, Any], operands: Sequence[Any]) -> DepthsPlan | None:
         x, sx, y, sy, *_ = operands
         return _derive(next(iter(templates.values())), x, turn(sx), y, turn(sy))
@@ -254,49 +252,10 @@ def product(k_major_scales: bool, keeps_room: bool) -> Product:
         lambda p: run_on_gpu(p, keeps_room=keeps_room),
         as_operator,
         derive,
+        free=(FREE_ROWS, scales, FREE_ROWS, scales),
         has_layout=True,
-        signature=signature,
         serves=lambda *_: True,
         lay_scales=lambda sf, k_blocks: laid_out(turn(sf), k_blocks),
-    )
-
-
-def _signature(
-    hint: Key,
-    tensors: Sequence[Tensor],
-    turn: Callable[[Tensor], Tensor],
-    d: Tensor | None,
-    c: Tensor | None,
-    ks_tensor: Tensor | None,
-) -> Key:
-    """Everything that decides whether a call is right and what it launches, but for addresses and depths."""
-    of, said, generation, shape_a, shape_b, offset_sfa, offset_sfb, *_, num_ks = hint
-    x, sx, y, sy = tensors[0], turn(tensors[1]), tensors[2], turn(tensors[3])
-    return (
-        of,
-        said,
-        generation,
-        sx.shape[0],
-        sx.stride(),
-        sx.dtype,
-        sx.get_device(),
-        sy.shape[0],
-        sy.stride(),
-        sy.dtype,
-        sy.get_device(),
-        x.dtype,
-        x.get_device(),
-        y.dtype,
-        y.get_device(),
-        None if ks_tensor is None else (ks_tensor.shape, ks_tensor.stride(), ks_tensor.dtype, ks_tensor.get_device()),
-        # What belongs to the groups ends here; what follows are their depths.
-        (shape_a, shape_b),
-        (x.stride(), y.stride()),
-        (sx.shape, sy.shape),
-        num_ks,
-        (offset_sfa, offset_sfb),
-        None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
-        None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
     )
 
 

@@ -38,7 +38,6 @@ from ..plan import (
     addresses_of,
     other_rows,
     refuse_if,
-    rows_of,
 )
 from ..reference import padding_rows
 from .check import ContiguousProblem, MaskedProblem
@@ -187,7 +186,7 @@ def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan
     found, layout = other_rows(like, operands), operands[C]
     if found is None:
         return None
-    m, pitch = found
+    m, pitch, of_rows = found
     num_groups, groups = operands[B].shape[0], like.output.groups
     if layout.shape != ((num_groups,) if groups == Groups.ENDS else (m,)):
         return None
@@ -196,7 +195,7 @@ def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan
     if template is None or template.copies_sfa:
         return None
     print_if_asked(num_groups, like.n, like.k, config)
-    of_rows, ctas = rows_of(like, m, pitch, operands), grid(config, 1, m, like.n, get_num_sms())
+    ctas = grid(config, 1, m, like.n, get_num_sms())
     if template.resizing is not None and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
         return template.with_rows(m, pitch * SCALE_BYTES, of_rows, ctas)
     numbers, resized = resized_for(template, m, pitch)

@@ -104,7 +104,7 @@ def test_a_new_m_compiles_nothing_where_the_configuration_is_known(gpu: FakeGpu)
     for m in range(1000, 1024):
         a, b, d = operands(m, 4096, 512)
         deep_gemm.fp8_gemm_nt(a, b, d)
-    assert gpu.plans == 24
+    assert gpu.plans == 1, "the others are derived"
     assert len(gpu.compiled) == 1
 
 
@@ -216,7 +216,7 @@ def test_a_plan_of_another_m_leaves_the_one_it_is_derived_from_as_it_was(gpu: Fa
         assert addresses(gpu) == pointers(a, b, d)
         words.append(gpu.last.words)
     assert words[0] == words[2] != words[1]
-    assert gpu.plans == 2
+    assert gpu.plans == 1, "the other is derived"
 
 
 def test_a_pitch_too_long_for_its_number_is_left_to_the_driver(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
