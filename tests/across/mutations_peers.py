@@ -8,9 +8,6 @@ from lab.sim.mutate import Mutation
 from lab.sim.peers import AbsentTrial, PeerTrial
 from lab.sim.rank_calls import Sizes
 
-ONE_IN = 1
-
-
 TWO = Sizes(((3, 2), (0, 4), (4, 1), (2, 3)))
 WIDE = Sizes(((5, 6), (6, 0), (1, 5)), max_tokens=6, hidden=1040, topk=9, dtype=torch.float32, ids=torch.int32)
 MANY = Sizes(((14, 3), (9, 14)), max_tokens=14, topk=34)

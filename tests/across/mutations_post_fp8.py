@@ -11,7 +11,6 @@ from lab.sim.mutate import Mutation
 from lab.sim.peers import PeerTrial
 from lab.sim.rank_calls import Sizes
 
-ONE_IN = 1
 FP8 = torch.float8_e4m3fn
 TRIALS = [
     PeerTrial(Sizes(((3, 2),), 3, 768, 2, dtype=FP8), 1, num_threads=32),

@@ -8,8 +8,6 @@ from deep_gemm.gemm.output import Groups, Output
 from lab.sim.mutate import Mutation
 from lab.sim.rows_fetched import FetchTrial
 
-ONE_IN = 1
-
 
 def fetched(*, apart: bool) -> Output:
     return Output(groups=Groups.ENDS, activates=True, gates_apart=apart, fetches=True)

@@ -9,9 +9,6 @@ from deep_gemm.gemm.config_of_tile import tile_config
 from lab.sim.mutate import Mutation
 from lab.sim.rows_to_addresses import AddressesTrial
 
-ONE_IN = 1
-
-
 ONE_UNIT = tile_config(128, 32, OUTPUT, k=128)
 TWO_UNITS = replace(tile_config(128, 64, OUTPUT, k=128), unit_n=32, panel_columns=32)
 """As the widest tiles have, but narrow."""

@@ -10,7 +10,6 @@ from lab.sim.mutate import Mutation
 from lab.sim.pack_rows import PackTrial
 from lab.sim.plan_sends import PlanTrial
 
-ONE_IN = 1
 INT32, INT64 = PlanSendsConfig(4), PlanSendsConfig(8)
 PLAN_TRIALS = [
     *(PlanTrial(INT32, 150, 9, 3, 5, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"))),

@@ -10,7 +10,6 @@ from lab.sim.cast_rows import RowTrial
 from lab.sim.cast_tiles import TileTrial
 from lab.sim.mutate import Mutation
 
-ONE_IN = 1
 WORDS, WORDS_SINGLE = (
     cast_config(torch.bfloat16, is_aligned, False, block=32, stored=Stored.WORDS) for is_aligned in (True, False)
 )

@@ -8,7 +8,6 @@ from deep_gemm.casts.cast_rows import Format, cast_config
 from lab.sim.cast_rows import RowTrial, hard
 from lab.sim.mutate import Mutation
 
-ONE_IN = 1
 BF16, BF16_BY_128, FP32 = (
     cast_config(dtype, is_aligned=True, is_few=False, format=Format.FP4, block=block)
     for dtype, block in ((torch.bfloat16, 32), (torch.bfloat16, 128), (torch.float32, 32))

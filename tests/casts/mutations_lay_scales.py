@@ -5,7 +5,6 @@ from __future__ import annotations
 from lab.sim.lay_scales import ScalesTrial
 from lab.sim.mutate import Mutation
 
-ONE_IN = 1
 TRIALS = [
     ScalesTrial(2, 70, 37, False, 1),
     ScalesTrial(3, 67, 35, True, 2, "slow_warps"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from thorough import up_to
+from thorough import sample, up_to
 
 from deep_gemm.casts.cast_rows import BLOCKS, CastConfig, Format, Groups, cast_config, reachable_cast
 from deep_gemm.casts.gating import Gating
@@ -35,7 +35,7 @@ def config(
 
 
 CONFIGS = reachable_cast()
-every_configuration = pytest.mark.parametrize("which", CONFIGS, ids=[which.name for which in CONFIGS])
+every_configuration = pytest.mark.parametrize("which", sample(CONFIGS), ids=lambda which: which.name)
 every_activation = pytest.mark.parametrize(
     "which", [which for which in CONFIGS if which.activates], ids=lambda which: which.name
 )

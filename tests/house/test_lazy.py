@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = "torch.ops.deep_gemm.per_token_cast_to_fp8"
 X = "torch.ones(2, 128, dtype=torch.bfloat16)"
@@ -24,24 +22,35 @@ def test_the_operators_and_symmetric_memory_are_not_imported_yet() -> None:
     assert run("print('torch.distributed._symmetric_memory' in sys.modules)") == "False\n"
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        f"{OPERATOR}({X})",
-        f"torch.compile(lambda x: {OPERATOR}(x), fullgraph=True, backend='eager')({X})",
-        f"torch.compile(deep_gemm.per_token_cast_to_fp8, fullgraph=True, backend='aot_eager')({X})",
-        "getattr(torch.ops.deep_gemm, 'fp8_gemm_nt').default",
-        "from deep_gemm import ops; ops.gemm",
-        "deep_gemm.ops.gemm",
-        "import deep_gemm.ops as ops; ops.gemm",
-        "assert 'fp8_gemm_nt' in dir(torch.ops.deep_gemm)",
-        "assert 'fp8_gemm_nt' in list(torch.ops.deep_gemm)",
-        "assert not hasattr(torch.ops.deep_gemm, 'no_such_product')",
-        "torch.library.register_vmap('deep_gemm::expert_rows', print)",
-    ],
-)
-def test_whoever_looks_for_an_operator_finds_it(use: str) -> None:
-    run(use)
+USES = [
+    f"{OPERATOR}({X})",
+    f"torch.compile(lambda x: {OPERATOR}(x), fullgraph=True, backend='eager')({X})",
+    f"torch.compile(deep_gemm.per_token_cast_to_fp8, fullgraph=True, backend='aot_eager')({X})",
+    "getattr(torch.ops.deep_gemm, 'fp8_gemm_nt').default",
+    "from deep_gemm import ops; ops.gemm",
+    "deep_gemm.ops.gemm",
+    "import deep_gemm.ops as ops; ops.gemm",
+    "assert 'fp8_gemm_nt' in dir(torch.ops.deep_gemm)",
+    "assert 'fp8_gemm_nt' in list(torch.ops.deep_gemm)",
+    "assert not hasattr(torch.ops.deep_gemm, 'no_such_product')",
+    "torch.library.register_vmap('deep_gemm::expert_rows', print)",
+]
+FORKED = """
+import os
+for use in USES:
+    child = os.fork()  # in which nothing is imported yet
+    if not child:
+        try:
+            exec(use)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0, use
+"""
+
+
+def test_whoever_looks_for_an_operator_finds_it() -> None:
+    run(FORKED.replace("USES", repr(USES)))
 
 
 def test_a_program_that_was_exported_finds_its_operators(tmp_path: Path) -> None:

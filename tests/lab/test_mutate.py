@@ -13,7 +13,7 @@ import host_mutations
 import pytest
 from helpers import assert_caught
 from sim_mutations import MUTATIONS, TRIALS
-from thorough import one_in
+from thorough import mutations, one_in
 
 from lab.learn import LearnTrial
 from lab.sim import HostCompileError, HostKernel
@@ -105,7 +105,7 @@ def test_the_unbroken_product_of_the_tutorial_passes(trial: LearnTrial) -> None:
 
 
 @pytest.mark.host_compiler
-@pytest.mark.parametrize("mutation", one_in(3, MUTATIONS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", mutations(MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_broken_product_of_the_tutorial_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, TRIALS)
 

@@ -11,9 +11,6 @@ from lab.sim.gather_weighted import GatherTrial, ManyTrial
 from lab.sim.mutate import Mutation
 from lab.sim.route_rows import RouteTrial
 
-ONE_IN = 1
-
-
 INT32, INT64 = RouteConfig(4, 64), RouteConfig(8, 64)
 BY_PARTS, BY_PARTS_64 = (RouteConfig(id_bytes, 64, Totals.OF_PARTS) for id_bytes in (4, 8))
 MOST = RouteConfig(4, 1024, Totals.OF_PARTS)

@@ -8,8 +8,6 @@ from deep_gemm.gemm.bf16.sum_slices import reachable_slices
 from lab.sim.bf16_sums import SlicesTrial, SumTrial
 from lab.sim.mutate import Mutation
 
-ONE_IN = 2
-
 _SUMS, _SLICES = "work/sums.cuh", "sum_slices.cuh"
 CONFIG = bf16_config(64, 64, SUM_OUTPUT)
 BF16, FP32, ADDED = reachable_slices()

@@ -8,9 +8,6 @@ from deep_gemm.gemm.skip.choose import skipping
 from lab.sim.mutate import Mutation
 from lab.sim.skip_head_mid import DecodeSkipTrial, SkipTrial
 
-ONE_IN = 2
-
-
 WIDE = skipping(GemmConfig(128, 128, 3), 64)
 NARROW = skipping(GemmConfig(64, 64, 3, 1), 16)
 DECODE = skipping(DecodeConfig(16, 4, 2, 3), 16)
