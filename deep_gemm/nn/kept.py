@@ -1,4 +1,4 @@
-"""What weights are cast to, from one read for forward and backward, kept while they stay as they are."""
+"""Casts of weights, from one read for forward and backward, kept while weights stay as they are."""
 
 from __future__ import annotations
 
