@@ -146,13 +146,14 @@ struct Stretches {
 
   // Runs of one number that end within the next rows of the window, if any does: the first 32.
   DEVICE bool read_runs(const Groups& g) {
-    const uint32_t lane = ptx::lane_index(), end_of_look = at + (at == 0 ? 128 : 512);  // the first tile is waited for
+    const uint32_t lane = ptx::lane_index(), most = at == 0 ? 128 : 512;  // the first tile is waited for
+    const uint32_t end_of_look = at + most < window_end ? at + most : window_end;
     const uint32_t* ids = window - window_first;
     uint32_t count = 0;
     ptx::syncwarp();  // all lanes have read the runs before
 #pragma unroll 1
     for (uint32_t row = at + lane; row - lane < end_of_look && count <= 32; row += 32) {
-      const bool is_first = row < window_end && (row == at || ptx::ld_shared_b32(&ids[row]) != ptx::ld_shared_b32(&ids[row - 1]));
+      const bool is_first = row < end_of_look && (row == at || ptx::ld_shared_b32(&ids[row]) != ptx::ld_shared_b32(&ids[row - 1]));
       const uint32_t lanes = ptx::ballot_sync(is_first), number = count + ptx::popc(lanes & ((1u << lane) - 1));
       if (is_first && number <= 32) ptx::st_shared_b32(&runs()[number], row);
       count += ptx::popc(lanes);
