@@ -41,6 +41,12 @@ DEVICE uint32_t id_of_row(const Groups& g, uint32_t row) {
   return static_cast<uint32_t>(ptx::ld_global_nc_i32(g.layout + row));  // no group, -1, is the largest number
 }
 
+// The same ahead of griddepcontrol's wait, where the decode kernel looks: as cp_async_16 brings it.
+DEVICE uint32_t id_in_memory(const Groups& g, uint32_t row) {
+  if constexpr (kRunWords > 0) return ptx::ld_relaxed_gpu_b32(g.layout + row);
+  return id_of_row(g, row);
+}
+
 DEVICE uint32_t end_of_group(const Groups& g, uint32_t group) {
   const int32_t end = ptx::ld_global_nc_i32(g.layout + group);
   return end < 0 ? 0 : static_cast<uint32_t>(end) < g.rows ? end : g.rows;
@@ -178,8 +184,8 @@ struct Stretches {
       if (row + 4 <= window_end)
         ptx::cp_async_16(to, g.layout + row);
       else  // nothing behind the layout is touched
-        ptx::st_shared_v4_b32(to, id_of_row(g, row), row + 1 < window_end ? id_of_row(g, row + 1) : 0,
-                              row + 2 < window_end ? id_of_row(g, row + 2) : 0, 0);
+        ptx::st_shared_v4_b32(to, id_in_memory(g, row), row + 1 < window_end ? id_in_memory(g, row + 1) : 0,
+                              row + 2 < window_end ? id_in_memory(g, row + 2) : 0, 0);
     }
     ptx::cp_async_wait_all();
     ptx::syncwarp();
