@@ -10,7 +10,7 @@ from thorough import mutations, unbroken
 
 
 @pytest.mark.host_compiler
-@pytest.mark.parametrize("trial", unbroken(2, list(TRIALS)))
+@pytest.mark.parametrize("trial", unbroken(4, list(TRIALS)))
 def test_the_host_as_it_is_passes(trial: str) -> None:
     assert why_noticed(None, trial) is None
 
