@@ -30,7 +30,7 @@ from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.kernel import DENSE_PARAMS
 from deep_gemm.gemm.output import USUAL_OPERANDS, Output
 from deep_gemm.gemm.plan import PLANS, pointer_members
-from deep_gemm.gemm.product import run
+from deep_gemm.gemm.product import run, run_checked
 from deep_gemm.gemm.tiles import tiles_by_name
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
@@ -409,6 +409,26 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
         deep_gemm.fp8_gemm_nt(a, b, d)
         assert weight_is_ready() == (0 if m == 8 else None)
         assert gpu.last.is_dependent is is_enabled
+
+
+@pytest.mark.parametrize("with_c", ["none", "apart", "d"])
+@pytest.mark.parametrize("m", [1, 8, 512])
+def test_a_checked_product_is_asked_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, m: int, with_c: str) -> None:
+    """One row too, whose strides say nothing, and one that is added to D, which is one tensor for torch."""
+    asked: list[DenseProblem] = []
+
+    def on_gpu_counted(p: DenseProblem) -> Any:
+        asked.append(p)
+        return dense.run_behind_cast(p)
+
+    monkeypatch.setattr(BEHIND_CAST, "on_gpu", on_gpu_counted)
+    for _ in range(3):
+        a, b, d = operands(m, 4096, 7168)
+        c = {"none": None, "apart": torch.zeros_like(d), "d": d}[with_c]
+        assert run_checked(BEHIND_CAST, a, b, d, c, USUAL_OPERANDS) is not None
+        assert addresses(gpu) == pointers(a, b, d)
+    assert len(gpu.launches) == 3
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 7, 33, 66, 112, 131])
