@@ -14,7 +14,7 @@ CEILINGS = {
     "files in the wheel": 363,
     "lines of Python in the wheel": 30_690,
     "lines of Python in lab/": 20_990,
-    "lines of Python in tests/": 49_640,
+    "lines of Python in tests/": 49_660,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

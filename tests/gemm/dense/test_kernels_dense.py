@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -415,20 +416,14 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
 @pytest.mark.parametrize("m", [1, 8, 512])
 def test_a_checked_product_is_asked_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, m: int, with_c: str) -> None:
     """One row too, whose strides say nothing, and one that is added to D, which is one tensor for torch."""
-    asked: list[DenseProblem] = []
-
-    def on_gpu_counted(p: DenseProblem) -> Any:
-        asked.append(p)
-        return dense.run_behind_cast(p)
-
-    monkeypatch.setattr(BEHIND_CAST, "on_gpu", on_gpu_counted)
+    ask = Mock(wraps=BEHIND_CAST.ask)
+    monkeypatch.setattr(BEHIND_CAST, "ask", ask)
     for _ in range(3):
         a, b, d = operands(m, 4096, 7168)
         c = {"none": None, "apart": torch.zeros_like(d), "d": d}[with_c]
         assert run_checked(BEHIND_CAST, a, b, d, c, USUAL_OPERANDS) is not None
         assert addresses(gpu) == pointers(a, b, d)
-    assert len(gpu.launches) == 3
-    assert len(asked) == 1
+    assert (len(gpu.launches), ask.call_count) == (3, 1)
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 7, 33, 66, 112, 131])
