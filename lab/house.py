@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 363,
-    "lines of Python in the wheel": 30_690,
+    "files in the wheel": 364,
+    "lines of Python in the wheel": 30_760,
     "lines of Python in lab/": 20_990,
-    "lines of Python in tests/": 49_660,
+    "lines of Python in tests/": 49_810,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

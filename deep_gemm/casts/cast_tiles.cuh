@@ -22,6 +22,7 @@ DEVICE TileCastParams matrix_of(const TileCastParams& p, BlockOfRows& tile) {
   tile.row -= matrix * tiles_m;
   TileCastParams found = p;
   found.x += uint64_t{matrix} * p.m * p.x_pitch;
+  if (p.values != nullptr) found.values += uint64_t{matrix} * p.m * p.values_pitch;
   found.columns += uint64_t{matrix} * p.k * p.columns_pitch;
   found.scales += uint64_t{matrix} * tiles_m * p.scales_stride_m;
   return found;

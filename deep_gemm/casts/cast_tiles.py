@@ -51,7 +51,8 @@ class Grain(Enum):
     CHANNELS = "kCastsChannels"
     """Each column and 128 rows."""
     BLOCKS = "kCastsBlocks"
-    """Each 128x128 block. With columns there are the transposed values alone, each matrix by itself."""
+    """Each 128x128 block. With columns there are the transposed values, each matrix by itself, and beside them those
+    that lie as x does, or not."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class TileCast(NamedTuple):
     grain: Grain | None
     """The part of `values` that has a scale."""
     values: Tensor | None
-    """`[m, k]`, if there is a grain."""
+    """`[m, k]`, if there is a grain; beside transposed blocks it may be left out."""
     scales: Tensor | None
     """Scales of `values`: for each row and column, or for each `block` of them where they share one."""
     columns: Tensor | None = None

@@ -76,7 +76,7 @@ class Product:
     has_gradients: bool = False
     """The operator that makes its D has a gradient."""
     free: Sequence[Free] = (FREE_ROWS, ((0,), (1,)), STAYS, STAYS, FREE_ROWS, FREE_ROWS)
-    """The sizes and strides that change within a family: of A, its scales, B, its scales, and others behind them.
+    """The parts of each tensor of a call that change within a family: A, its scales, B, its scales, others behind them.
 
     Scales of A lie m-major, so that their pitch follows from m.
     """

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..casts.by_kernels import can_turn_blocks, cast_turned_blocks_of
+from ..casts.by_kernels import can_turn_blocks, cast_blocks_both_ways_of, cast_turned_blocks_of
 from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import K_MULTIPLE, Operand
@@ -58,4 +58,17 @@ def _cast_transposed(w: Tensor) -> tuple[Operand, CallPlan | None]:
     return transposed(per_block_cast_to_fp8(w)), None
 
 
+def cast_both_ways(w: Tensor) -> tuple[Operand, Operand]:
+    """Compute `per_block_cast_to_fp8` and `cast_transposed`, on a GPU from one read of the weight."""
+    return run(BOTH_WAYS, (w,))  # type: ignore[no-any-return]
+
+
+def _cast_both_ways(w: Tensor) -> tuple[tuple[Operand, Operand], CallPlan | None]:
+    if can_turn_blocks(w):
+        return cast_blocks_both_ways_of(w)
+    in_order = per_block_cast_to_fp8(w)
+    return (in_order, transposed(in_order)), None
+
+
 TURNED = Function(_cast_transposed, lambda w: _cast_transposed(w)[0], lambda w: (w,))
+BOTH_WAYS = Function(_cast_both_ways, lambda w: _cast_both_ways(w)[0], lambda w: (w,))

@@ -22,15 +22,17 @@ KERNEL(kNumThreads, 1) count_routes(GRID_CONSTANT RouteParams p) {
 
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
-  uint32_t experts[kOfThread];
+  ptx::Uint2 ids[kOfThread];
 #pragma unroll
   for (uint32_t i = 0; i < kOfThread; ++i) {
-    experts[i] = first + i * kNumThreads < p.num_routes ? place.expert(p) : kNoExpert;
+    ids[i] = first + i * kNumThreads < p.num_routes ? place.id(p) : kNoId;
     place.advance(p, step);
   }
 #pragma unroll
-  for (uint32_t i = 0; i < kOfThread; ++i)
-    if (experts[i] != kNoExpert) ptx::red_shared_add(&shared.count[experts[i]], 1);
+  for (uint32_t i = 0; i < kOfThread; ++i) {
+    const uint32_t expert = expert_of(p, ids[i]);
+    if (expert != kNoExpert) ptx::red_shared_add(&shared.count[expert], 1);
+  }
   ptx::syncthreads();
 
   uint32_t* counts = p.of_parts + uint64_t{ptx::block_index()} * p.num_experts;

@@ -10,6 +10,8 @@
 #include "route/params.cuh"
 
 constexpr uint32_t kWarps = kNumThreads / 32;
+constexpr uint32_t kWarpsAtOnce = 8;  // whose counters a thread loads before it waits for the first
+static_assert(kWarps % kWarpsAtOnce == 0);
 
 struct SharedStorage {
   uint32_t total[kMaxExperts], before[kMaxExperts];  // routes of each expert: of all, of the CTAs before
@@ -50,6 +52,7 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   const uint32_t left = ceil_div(p.num_routes - ptx::block_index() * kNumThreads, 32);
   const uint32_t warps = left < kWarps ? left : kWarps;  // that have routes
   const bool has_expert = thread < p.num_experts;
+  const Place own(p, route);
   if (has_expert) {
     ptx::st_shared_b32(&shared.total[thread], 0);
     ptx::st_shared_b32(&shared.before[thread], 0);
@@ -59,8 +62,9 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
 
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
-  const uint32_t expert = route < p.num_routes ? Place(p, route).expert(p) : kNoExpert;
-  find_totals(p, shared);
+  const ptx::Uint2 id = route < p.num_routes ? own.id(p) : kNoId;
+  find_totals(p, shared);  // its loads are asked for before anyone looks at the id
+  const uint32_t expert = expert_of(p, id);
   const uint32_t same = ptx::match_any_sync(expert), rank = ptx::popc(same & ((1u << lane) - 1));
   if (expert != kNoExpert && rank == 0) ptx::st_shared_b32(&shared.next[warp][expert], ptx::popc(same));
   ptx::syncthreads();
@@ -69,10 +73,16 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   const Starts start = find_starts(shared, total);
   if (has_expert) {
     uint32_t row = start.own + ptx::ld_shared_b32(&shared.before[thread]);
-    for (uint32_t w = 0; w < warps; ++w) {
-      const uint32_t routes = ptx::ld_shared_b32(&shared.next[w][thread]);
-      ptx::st_shared_b32(&shared.next[w][thread], row);
-      row += routes;
+#pragma unroll 1
+    for (uint32_t first = 0; first < warps; first += kWarpsAtOnce) {
+      uint32_t routes[kWarpsAtOnce];  // of warps behind the last anything, and they do not read what they get
+#pragma unroll
+      for (uint32_t w = 0; w < kWarpsAtOnce; ++w) routes[w] = ptx::ld_shared_b32(&shared.next[first + w][thread]);
+#pragma unroll
+      for (uint32_t w = 0; w < kWarpsAtOnce; ++w) {
+        ptx::st_shared_b32(&shared.next[first + w][thread], row);
+        row += routes[w];
+      }
     }
     if (ptx::block_index() == 0) {
       ptx::st_global_b32(p.counts + thread, total);

@@ -6,14 +6,18 @@
 
 constexpr uint32_t kNoExpert = ~0u;
 
-// The expert that has the id at place `at`, counted from `first`; kNoExpert if it is not one of `count`.
-DEVICE uint32_t load_expert(const uint8_t* ids, uint64_t at, uint32_t first, uint32_t count) {
-  uint32_t id;
-  if constexpr (kIdBytes == 8) {
-    const ptx::Uint2 words = ptx::ld_global_v2_b32(ids + at * 8);
-    id = words.y == 0 ? words.x : kNoExpert;
-  } else {
-    id = ptx::ld_global_b32(ids + at * 4);
-  }
+// The id at place `at`, in two words. Whoever loads several asks for the last before it looks at the first.
+DEVICE ptx::Uint2 load_id(const uint8_t* ids, uint64_t at) {
+  if constexpr (kIdBytes == 8) return ptx::ld_global_v2_b32(ids + at * 8);
+  return {ptx::ld_global_b32(ids + at * 4), 0};
+}
+
+// The expert that has an id, counted from `first`; kNoExpert if it is not one of `count`.
+DEVICE uint32_t expert_of(const ptx::Uint2& words, uint32_t first, uint32_t count) {
+  const uint32_t id = words.y == 0 ? words.x : kNoExpert;
   return id - first < count ? id - first : kNoExpert;  // none has so large a number, whatever `first` is
+}
+
+DEVICE uint32_t load_expert(const uint8_t* ids, uint64_t at, uint32_t first, uint32_t count) {
+  return expert_of(load_id(ids, at), first, count);
 }

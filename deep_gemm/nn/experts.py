@@ -24,14 +24,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..casts.depths import GroupedRows, cast_along_groups, cast_silu_gradient
-from ..casts.fp8 import per_block_cast_to_fp8
 from ..casts.gating import Gating
 from ..casts.rules import Quantized
 from ..core.check.integers import integer_in_range
 from ..core.check.numbers import positive
 from ..core.check.tracing import is_dispatched
 from ..gemm.rows.api import k_grouped_fp8_gemm_nt_contiguous
-from ..linear.backward import cast_transposed, output_type
+from ..linear.backward import output_type
 from ..moe.api import activate_rows, product_of_rows
 from ..moe.check import ExpertRows
 from ..moe.routing import expert_rows, gather_cast_to_fp8, gather_weighted, sum_rows
@@ -44,6 +43,7 @@ from .gradients import (
     outside_of_graphs,
     weight_type,
 )
+from .kept import cast_weight, cast_weight_back
 
 
 class Experts(torch.nn.Module):
@@ -189,8 +189,8 @@ def with_gates(
     x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None
 ) -> tuple[Tensor, Tensor]:
     """Compute the mixture, and gate and up of each row, which all gradients take."""
-    h = product_of_rows(gather_cast_to_fp8(x, rows, mn_major=True), per_block_cast_to_fp8(w1), rows)
-    y = product_of_rows(activate_rows(h, rows, Gating(limit=limit)), per_block_cast_to_fp8(w2), rows)
+    h = product_of_rows(gather_cast_to_fp8(x, rows, mn_major=True), cast_weight(w1), rows)
+    y = product_of_rows(activate_rows(h, rows, Gating(limit=limit)), cast_weight(w2), rows)
     out = gather_weighted(y, rows, topk_weights)
     assert out is not None
     return out, h
@@ -220,7 +220,7 @@ def gradients(
     ds = of_x = of_p = of_w1 = of_w2 = None
     if w2 is not None:  # one of the first three needs it
         a = gather_cast_to_fp8(grad.contiguous(), rows, mn_major=True)
-        ds = product_of_rows(a, cast_transposed(w2), rows)  # but for the factor p
+        ds = product_of_rows(a, cast_weight_back(w2), rows)  # but for the factor p
         del a
     dh, dh_columns, s_columns, of_p_of_rows = cast_silu_gradient(
         h, ds, groups, p, limit, gradient_too=needs_x or needs_w1, activation_too=needs_p or needs_w2
@@ -233,7 +233,7 @@ def gradients(
         of_w2 = weight_gradient(cast_along_groups(grad, groups, p), s_columns, depths, types[3], main_grads[1])
     del s_columns
     if needs_x and dh is not None and w1 is not None:
-        dx = product_of_rows(dh, cast_transposed(w1), rows)
+        dx = product_of_rows(dh, cast_weight_back(w1), rows)
         of_x = sum_rows(dx, rows.row_of).to(types[0])
         del dx
     del dh

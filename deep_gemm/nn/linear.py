@@ -19,14 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..casts.fp8 import cast_both_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..casts.fp8 import cast_both_to_fp8, per_token_cast_to_fp8
 from ..casts.rules import Quantized
 from ..core.check.checks import K_MULTIPLE, Operand, wants_gradient
 from ..core.check.layout import RECIPE_1D1D
 from ..core.check.tracing import is_dispatched
 from ..gemm.dense.api import fp8_gemm_nt
 from ..linear.api import linear
-from ..linear.backward import cast_transposed, output_type, product_back
+from ..linear.backward import output_type, product_back
 from .gradients import (
     as_autocast_says,
     features,
@@ -36,6 +36,7 @@ from .gradients import (
     outside_of_graphs,
     weight_type,
 )
+from .kept import cast_weight, cast_weight_back
 from .sharding import know_shardings
 
 
@@ -107,7 +108,7 @@ def apply_beside_main_grad(x: Tensor, weight: Tensor, bias: Tensor | None, main_
 @torch.no_grad()
 def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the layer where nobody wants a gradient."""
-    w = per_block_cast_to_fp8(weight)
+    w = cast_weight(weight)
     if x.dtype != torch.bfloat16:
         return product(per_token_cast_to_fp8(as_matrix(x), mn_major=True), w, bias, x)
     out = linear(x, w, bias=None if bias is None else bias.to(x.dtype))
@@ -149,7 +150,7 @@ def with_columns(x: Tensor, weight: Tensor, bias: Tensor | None, columns_too: bo
     """Compute the layer of `[..., k]`, and the cast of x along tokens that the weight's gradient takes."""
     a, columns = casts(as_matrix(x), rows_too=True, columns_too=columns_too)
     assert a is not None
-    return product(a, per_block_cast_to_fp8(weight), bias, x), columns
+    return product(a, cast_weight(weight), bias, x), columns
 
 
 def as_matrix(x: Tensor) -> Tensor:
@@ -169,7 +170,7 @@ def gradients(
     a, columns = casts(grad, rows_too=weight is not None, columns_too=x_columns is not None)
     of_x = of_weight = None
     if a is not None and weight is not None:
-        of_x = product_back(a, cast_transposed(weight), x_dtype)
+        of_x = product_back(a, cast_weight_back(weight), x_dtype)
     if columns is not None and x_columns is not None:
         of_weight = weight_gradient(columns, x_columns, weight_dtype, main_grad)
     return of_x, of_weight

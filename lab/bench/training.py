@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.nn import Experts, Linear
+from deep_gemm.nn import Experts, Linear, keep_casts
 
 from .cases import PEAK_TFLOPS, Shape, cold_copy_us
 from .contenders import BF16, OURS
@@ -26,15 +27,18 @@ METHOD = (
     "training: forward and backward of a layer, gradients of x, weights of routes and parameters set to None ahead of "
     "each step; time between CUDA events around each of 10 steps behind 3 that warm up, median, least and most, the "
     "host's waits included; mode forward: forward alone in grad mode; parameters and inputs BF16, random normal "
-    "numbers; each token goes to top-k different experts at random; bf16: torch.nn.functional.linear, or sorting, "
-    "index_select, grouped_mm, silu * up, grouped_mm and index_add, and torch's autograd; operations: three times "
-    "those of forward; peak_bytes: the most that torch allocated in a step above what was allocated before it, "
+    "numbers; each token goes to top-k different experts at random; casts kept: in a block of keep_casts, of a step "
+    "behind the first; bf16: torch.nn.functional.linear, or sorting, index_select, grouped_mm, silu * up, grouped_mm "
+    "and index_add, and torch's autograd; operations: three times those of forward; peak_bytes: the most that torch "
+    "allocated in a step above what was allocated before it, "
     "gradients included; parts: microseconds of each kernel of a step by torch.profiler, those of one name that "
     "follow each other as one, wait: none ran for more than 3 us; error: the largest relative one of the result and "
     "the gradients beside bf16, of every n-th expert's if those of all are more than 2 GiB"
 )
 EXPERTS, LINEAR = "train_experts", "train_linear"
-CONTENDERS = (OURS, BF16)
+KEPT = "deep_gemm, casts kept"
+"""A batch of several between two steps of an optimizer, but for the first: weights are cast already."""
+CONTENDERS = (OURS, KEPT, BF16)
 STEP, FORWARD = "step", "forward"
 MOST_ERROR = 0.1
 """`TYPICAL_OF_EXPERTS` of the tests: six operands are rounded to FP8."""
@@ -105,7 +109,7 @@ def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
         both = [x.requires_grad_(), linear.weight]
         plain = torch.nn.functional.linear
         return {
-            OURS: Layer(lambda: linear(x), both, grad),
+            **dict.fromkeys((OURS, KEPT), Layer(lambda: linear(x), both, grad)),
             BF16: Layer(lambda: plain(x, linear.weight), both, grad),
         }
     num_experts, topk, tokens, hidden, intermediate = shape
@@ -114,7 +118,8 @@ def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
     experts, p = Experts(num_experts, hidden, intermediate, **said), logits.softmax(dim=-1).requires_grad_()
     leaves = [x.requires_grad_(), p, experts.w1, experts.w2]
     (_, in_bf16), *_ = chains_in_bf16(x, ids, p, experts.w1, experts.w2, with_compiled=False)
-    return {OURS: Layer(lambda: experts(x, ids, p), leaves, grad), BF16: Layer(in_bf16, leaves, grad)}
+    ours = Layer(lambda: experts(x, ids, p), leaves, grad)
+    return {OURS: ours, KEPT: ours, BF16: Layer(in_bf16, leaves, grad)}
 
 
 def work_of(shape: Shape) -> tuple[int, int]:
@@ -143,9 +148,10 @@ def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list
             continue
         more: dict[str, Any] = {"error": error, "failed": wrong} if name == OURS else {}
         time.sleep(SETTLE_SECONDS)
-        of_step, of_forward = (asdict(warm(call)) for call in (layer.step, layer.forward))
-        line = parts_of(profiled(layer.step))
-        of_step |= {"bytes": moved, "floor_us": floor_us, "peak_bytes": peak_bytes(layer), "parts": line}
+        with keep_casts() if name == KEPT else nullcontext():
+            of_step, of_forward = (asdict(warm(call)) for call in (layer.step, layer.forward))
+            line = parts_of(profiled(layer.step))
+            of_step |= {"bytes": moved, "floor_us": floor_us, "peak_bytes": peak_bytes(layer), "parts": line}
         rows.append(Row(kind_of(shape), shape, name, STEP, operations=3 * operations, **of_step, **more))
         rows.append(Row(kind_of(shape), shape, name, FORWARD, operations=operations, **of_forward, **more))
     return rows

@@ -135,6 +135,8 @@ class TurnedTrial(Trial):
     seed: int = 0
     schedule: str | None = None
     rounds_up: bool = False
+    both_ways: bool = False
+    """Values are asked for as x lies, too."""
 
     @classmethod
     def takes(cls, config: TileCastConfig) -> bool:
@@ -146,7 +148,7 @@ class TurnedTrial(Trial):
         """Draw sizes."""
         draw = random.Random(seed)
         shape = draw.randint(1, 4), draw.randint(1, 18) * 16, draw.randint(1, 35) * 8
-        return cls(config, shape, seed, rounds_up=draw.random() < 0.5)
+        return cls(config, shape, seed, rounds_up=draw.random() < 0.5, both_ways=draw.random() < 0.5)
 
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare values and scales with the reference's, to the bit."""
@@ -156,9 +158,12 @@ class TurnedTrial(Trial):
         columns = torch.full((matrices, k, m), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
         room = torch.full(scales.shape, torch.nan)
         flat = room.view(-1, room.shape[-1])
-        cast = TileCast(x, Grain.BLOCKS, None, flat, columns, rounds_up=self.rounds_up)
+        in_order = torch.full(x.shape, POISON, dtype=torch.uint8).view(torch.float8_e4m3fn) if self.both_ways else None
+        cast = TileCast(x, Grain.BLOCKS, in_order, flat, columns, rounds_up=self.rounds_up)
         run_cast(kernel, self.config, cast, **self.how)
         assert_same_bits((columns, room), (values.mT.contiguous(), scales))
+        if in_order is not None:
+            assert_same_bits((in_order.view(values.shape), room), (values, scales))
         return 0.0
 
 

@@ -44,6 +44,7 @@ TRIALS = [
     *(Trial(BLOCKS, (203, 136), seed, "slow_warps", is_m_major=False) for seed in (16, 17)),
     TurnedTrial(TURNED, (3, 144, 136), 19),
     TurnedTrial(TURNED, (2, 144, 136), 20, "slow_warps", rounds_up=True),
+    TurnedTrial(TURNED, (3, 144, 264), 21, both_ways=True),
 ]
 
 _TILES, _KERNEL, _VALUES = "cast/tile.cuh", "cast_tiles.cuh", "cast/values.cuh"
@@ -123,5 +124,8 @@ MUTATIONS = [
     Mutation("scales of all matrices go to the first's", _KERNEL, "found.scales += uint64_t{matrix} * tiles_m * p.scales_stride_m;", "", shows_in=TURNED),
     Mutation("tiles of all matrices are counted on", _KERNEL, "tile.row -= matrix * tiles_m;", "", shows_in=TURNED),
     Mutation("matrices have tiles of whole rows alone", _KERNEL, "tiles_m = ceil_div(p.m, kBlock)", "tiles_m = p.m / kBlock", shows_in=TURNED),
-    Mutation("blocks are not transposed", _TILES, "      transpose<kIsOrdinary>(shared, tile, divisor_of_element);", "      ;", shows_in=TURNED),
+    Mutation("blocks are not transposed", _TILES, "if constexpr (kTurnsBlocks) transpose<kIsOrdinary>(shared, tile, divisor_of_element);", "", shows_in=TURNED),
+    Mutation("blocks are transposed alone", _TILES, "!kTurnsBlocks || p.values != nullptr", "!kTurnsBlocks", shows_in=TURNED),
+    Mutation("blocks are not transposed alone", _TILES, "!kTurnsBlocks || p.values != nullptr", "true", shows_in=TURNED),
+    Mutation("values of all matrices go to the first's", _KERNEL, "found.values += uint64_t{matrix} * p.m * p.values_pitch;", "", shows_in=TURNED),
 ]  # fmt: skip

@@ -37,7 +37,7 @@ def test_rows_of_one_shape(shape: tuple[int, ...]) -> None:
     layers = training.layers_of(shape, "cpu")
     rows = training.rows_of(shape, layers, ())
     assert [(row.contender, row.mode) for row in rows] == [
-        (name, mode) for name in (OURS, BF16) for mode in (training.STEP, training.FORWARD)
+        (name, mode) for name in (OURS, training.KEPT, BF16) for mode in (training.STEP, training.FORWARD)
     ]
     step, forward, *_ = rows
     assert (step.failed, step.kind, step.peak_bytes) == (None, training.kind_of(shape), 1 << 31)

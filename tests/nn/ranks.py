@@ -138,6 +138,11 @@ def fsdp() -> None:
         assert found[0].dtype == torch.bfloat16
         assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
         near(found[2:], right)
+        with deep_gemm.nn.keep_casts():  # memory of what is gathered goes and comes, and others' lies there meanwhile
+            for _ in range(2):
+                near(gradients(model, inputs[RANK], torch.ones((), device=DEVICE)), found)
+            number = len(deep_gemm.nn.kept._OF)
+        assert number == 4  # up, down, w1, w2
         sharded = model.state_dict()
         assert all(torch.equal(whole_of(sharded[name]), value) for name, value in before.items())
 

@@ -4,7 +4,8 @@
 //   kCastsRows      values [m, k], a scale for each row and 128 columns
 //   kCastsColumns   the transposed values [k, m], a scale for each column and 128 rows: alone, or beside those of rows
 //   kCastsChannels  values [m, k], a scale for each column and 128 rows
-//   kCastsBlocks    values [m, k], a scale for each 128x128 block; with kCastsColumns the transposed values alone
+//   kCastsBlocks    values [m, k], a scale for each 128x128 block; with kCastsColumns the transposed values, and beside them those
+//                   that lie as x does if there is a place for them
 //
 // But for rows, kScaleBlock may be 32 or 64 in the place of 128. Then a tile has several scales of a column, or of blocks.
 //
@@ -299,9 +300,8 @@ DEVICE bool cast_tile(TileStorage& shared, const TileCastParams& p, const Tile& 
     if (kIsOrdinary && !(kParts == 1 ? is_ordinary(divisors[0]) : ptx::syncthreads_and(all_ordinary))) return false;
     store_block_scales(p, tile, divisors);
     const auto divisor_of_element = [&](uint32_t e) { return divisors[e / (kElements / kBlocksOfLane)]; };
-    if constexpr (kTurnsBlocks)
-      transpose<kIsOrdinary>(shared, tile, divisor_of_element);
-    else
+    if constexpr (kTurnsBlocks) transpose<kIsOrdinary>(shared, tile, divisor_of_element);
+    if (!kTurnsBlocks || p.values != nullptr)
       store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t e) { return divisor_of_element(e); });
   }
   const ColumnScale first(thread), second(thread + kNumThreads);

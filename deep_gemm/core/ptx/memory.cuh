@@ -215,6 +215,12 @@ DEVICE uint32_t ld_acquire_gpu_b32(const uint32_t* pointer) {
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
   return value;
 }
+// From the L2: an L1 may have what an earlier kernel read there.
+DEVICE uint32_t ld_relaxed_gpu_b32(const void* pointer) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
 // Between GPUs: who loads with acquire what was stored with release sees all that the storing thread knew of.
 DEVICE void st_release_sys_b32(uint32_t* pointer, uint32_t value) {
   asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");

@@ -141,7 +141,9 @@ def run(
     config = chosen(config, p.num_groups, p.expected_m, p.n, p.k, output_of(p), device)
     ready = prepared(p, config)
     launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, is_behind_cast or get_pdl())
-    plan = plan_of(ready, config, get_num_sms(), launcher, weight_is_ready=is_behind_cast)
+    # Else what is copied for this call is what the kernel ahead writes.
+    is_ready = is_behind_cast and ready.sfb is p.sfb and ready.c is p.c
+    plan = plan_of(ready, config, get_num_sms(), launcher, weight_is_ready=is_ready)
     plan.set_copies(p, ready)
     if get_compile_mode() == 1:
         return None

@@ -41,6 +41,12 @@ DEVICE uint32_t id_of_row(const Groups& g, uint32_t row) {
   return static_cast<uint32_t>(ptx::ld_global_nc_i32(g.layout + row));  // no group, -1, is the largest number
 }
 
+// The same ahead of griddepcontrol's wait, where the decode kernel looks: as cp_async_16 brings it.
+DEVICE uint32_t id_in_memory(const Groups& g, uint32_t row) {
+  if constexpr (kRunWords > 0) return ptx::ld_relaxed_gpu_b32(g.layout + row);
+  return id_of_row(g, row);
+}
+
 DEVICE uint32_t end_of_group(const Groups& g, uint32_t group) {
   const int32_t end = ptx::ld_global_nc_i32(g.layout + group);
   return end < 0 ? 0 : static_cast<uint32_t>(end) < g.rows ? end : g.rows;
@@ -146,13 +152,14 @@ struct Stretches {
 
   // Runs of one number that end within the next rows of the window, if any does: the first 32.
   DEVICE bool read_runs(const Groups& g) {
-    const uint32_t lane = ptx::lane_index(), end_of_look = at + (at == 0 ? 128 : 512);  // the first tile is waited for
+    const uint32_t lane = ptx::lane_index(), most = at == 0 ? 128 : 512;  // the first tile is waited for
+    const uint32_t end_of_look = at + most < window_end ? at + most : window_end;
     const uint32_t* ids = window - window_first;
     uint32_t count = 0;
     ptx::syncwarp();  // all lanes have read the runs before
 #pragma unroll 1
     for (uint32_t row = at + lane; row - lane < end_of_look && count <= 32; row += 32) {
-      const bool is_first = row < window_end && (row == at || ptx::ld_shared_b32(&ids[row]) != ptx::ld_shared_b32(&ids[row - 1]));
+      const bool is_first = row < end_of_look && (row == at || ptx::ld_shared_b32(&ids[row]) != ptx::ld_shared_b32(&ids[row - 1]));
       const uint32_t lanes = ptx::ballot_sync(is_first), number = count + ptx::popc(lanes & ((1u << lane) - 1));
       if (is_first && number <= 32) ptx::st_shared_b32(&runs()[number], row);
       count += ptx::popc(lanes);
@@ -177,8 +184,8 @@ struct Stretches {
       if (row + 4 <= window_end)
         ptx::cp_async_16(to, g.layout + row);
       else  // nothing behind the layout is touched
-        ptx::st_shared_v4_b32(to, id_of_row(g, row), row + 1 < window_end ? id_of_row(g, row + 1) : 0,
-                              row + 2 < window_end ? id_of_row(g, row + 2) : 0, 0);
+        ptx::st_shared_v4_b32(to, id_in_memory(g, row), row + 1 < window_end ? id_in_memory(g, row + 1) : 0,
+                              row + 2 < window_end ? id_in_memory(g, row + 2) : 0, 0);
     }
     ptx::cp_async_wait_all();
     ptx::syncwarp();

@@ -10,18 +10,19 @@ DEVICE void find_totals(const RouteParams& p, SharedStorage& shared) {
   Place place(p, ptx::thread_index());
 #pragma unroll 1
   for (uint32_t first = 0; first < p.num_routes; first += kNumThreads * kAtOnce) {
-    uint32_t experts[kAtOnce];
+    ptx::Uint2 ids[kAtOnce];
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t route = first + i * kNumThreads + ptx::thread_index();
-      experts[i] = route < p.num_routes ? place.expert(p) : kNoExpert;
+      ids[i] = route < p.num_routes ? place.id(p) : kNoId;
       place.advance(p, step);
     }
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
-      if (experts[i] == kNoExpert) continue;
-      ptx::red_shared_add(&shared.total[experts[i]], 1);
-      if (first + i * kNumThreads + ptx::thread_index() < first_of_cta) ptx::red_shared_add(&shared.before[experts[i]], 1);
+      const uint32_t expert = expert_of(p, ids[i]);
+      if (expert == kNoExpert) continue;
+      ptx::red_shared_add(&shared.total[expert], 1);
+      if (first + i * kNumThreads + ptx::thread_index() < first_of_cta) ptx::red_shared_add(&shared.before[expert], 1);
     }
   }
 }

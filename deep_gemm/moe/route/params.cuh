@@ -15,6 +15,10 @@ struct RouteParams {
 };
 #include "route_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
+constexpr ptx::Uint2 kNoId = {kNoExpert, 0};
+
+DEVICE uint32_t expert_of(const RouteParams& p, const ptx::Uint2& id) { return expert_of(id, p.first, p.num_experts); }
+
 // Where a route's id is. Routes kNumThreads apart follow each other by additions: divisions would take longer than loads.
 struct Place {
   uint64_t at;        // among the ids
@@ -29,5 +33,5 @@ struct Place {
     if (of_token >= p.topk) of_token -= p.topk, at += p.gap;
   }
 
-  DEVICE uint32_t expert(const RouteParams& p) const { return load_expert(p.topk_ids, at, p.first, p.num_experts); }
+  DEVICE ptx::Uint2 id(const RouteParams& p) const { return load_id(p.topk_ids, at); }
 };

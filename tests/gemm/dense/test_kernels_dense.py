@@ -391,7 +391,7 @@ def test_a_dependent_launch_is_what_set_pdl_says(
 @pytest.mark.parametrize("is_enabled", [False, True])
 @pytest.mark.parametrize("m", [8, 512])
 def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
-    gpu: FakeGpu, m: int, is_enabled: bool
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, m: int, is_enabled: bool
 ) -> None:
     """Also in a plan for other rows that is derived. The decode kernel knows that its weight is ready, there alone."""
     deep_gemm.set_pdl(is_enabled)
@@ -410,6 +410,10 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
         deep_gemm.fp8_gemm_nt(a, b, d)
         assert weight_is_ready() == (0 if m == 8 else None)
         assert gpu.last.is_dependent is is_enabled
+    # Scales that are copied for the call are what the kernel ahead writes.
+    monkeypatch.setattr(dense, "prepared", lambda _, p: p._replace(sfb=p.sfb.clone()))
+    dense.run(problem(m, 4096, 7168), is_behind_cast=True)
+    assert weight_is_ready() == (0 if m == 8 else None)
 
 
 @pytest.mark.parametrize("with_c", ["none", "apart", "d"])

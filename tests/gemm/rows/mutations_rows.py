@@ -173,4 +173,5 @@ MUTATIONS = [
     Mutation("padding past the last row", _PADDING, "row < padded && row < g.rows;", "row < padded;", shows_in=ENDS),
     Mutation("padding begins a row late", _PADDING, "uint32_t row = end + unit %", "uint32_t row = end + 1 + unit %", shows_in=ENDS),
     Mutation("padding past the end of a row", _PADDING, "byte < row_bytes; byte += 512", "byte <= row_bytes; byte += 512"),
+    Mutation("a look for runs reaches past the window", _LAYOUT, "at + most < window_end ? at + most : window_end;", "at + most;", shows_in=IDS_LOW),
 ]  # fmt: skip

@@ -109,6 +109,7 @@ Uint2 ld_global_v2_b32(const void* p) { return global_load<Uint2>(p, "ld_global_
 Float2 ld_global_v2_f32(const void* p) { return global_load<Float2>(p, "ld_global_v2_f32"); }
 Float4 ld_global_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_v4_f32"); }
 uint32_t ld_global_b32(const void* p) { return global_load<uint32_t>(p, "ld_global_b32"); }
+uint32_t ld_relaxed_gpu_b32(const void* p) { return global_load<uint32_t>(p, "ld_relaxed_gpu_b32"); }
 uint32_t ld_global_b16(const void* p) { return global_load<uint16_t>(p, "ld_global_b16"); }
 Uint4 ld_global_v4_b32(const void* p) { return global_load<Uint4>(p, "ld_global_v4_b32"); }
 int32_t ld_global_i32(const void* p) { return global_load<int32_t>(p, "ld_global_i32"); }

@@ -53,6 +53,7 @@ uint32_t atom_add(uint32_t* pointer, uint32_t value);
 uint32_t atom_add_acq_rel_b32(uint32_t* pointer, uint32_t value);
 void red_release_gpu_add(uint32_t* pointer, uint32_t value);
 uint32_t ld_acquire_gpu_b32(const uint32_t* pointer);
+uint32_t ld_relaxed_gpu_b32(const void* pointer);
 void st_release_sys_b32(uint32_t* pointer, uint32_t value);
 uint32_t ld_acquire_sys_b32(const uint32_t* pointer);
 uint64_t global_timer();
