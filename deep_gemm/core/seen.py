@@ -35,9 +35,10 @@ class Seen(dict[tuple[object, ...], list[tuple[Check, Any]]]):
     ) -> None:
         """Keep a plan for calls with this hint and tensors like these. The oldest go if there are too many.
 
-        Torch tells tensors that require a gradient from others, but not whether `wants_checks` allows them.
+        Torch tells tensors that require a gradient from others, but not whether `wants_checks` allows them. It
+        recognizes no call that has one tensor twice: there a check would only take the place of another.
         """
-        if not torch_compares():
+        if not torch_compares() or len({*map(id, tensors)}) < len(tensors):
             return
         check = check_of(tensors, free)
         if any(x.requires_grad for x in tensors):

@@ -189,9 +189,13 @@ def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor |
     """Compute a product on a GPU of operands that are checked, and give the plan if it serves such calls."""
     (x, sx), (y, sy) = a, b
     offsets = sx.data_ptr() % ADDRESS_ALIGNMENT, sy.data_ptr() % ADDRESS_ALIGNMENT
-    tensors = (x, sx, y, sy, d) if c is None else (x, sx, y, sy, d, c)
-    hint = (product, said, settings.in_force.generation, x.shape, y.shape, *offsets, c is None, None)
+    tensors = (x, sx, y, sy, d) if c is None or c is d else (x, sx, y, sy, d, c)
+    hint = (product, said, settings.in_force.generation, x.shape, y.shape, *offsets, c is None, c is d, None)
     plan = PLANS.find(hint, tensors) or _derived(product, hint, tensors, (x, sx, y, sy, d, c))
+    key: Key = ()
+    if plan is None:
+        key = signature(hint, tensors)
+        plan = PLANS.find_by_signature(key, hint, tensors, product.wants_checks)
     if plan is not None and not (plan.copies_sfa or plan.copies_sfb):
         at_c = 0 if c is None else c.data_ptr()
         plan.launch((x.data_ptr(), sx.data_ptr(), y.data_ptr(), sy.data_ptr(), d.data_ptr(), at_c))
@@ -199,7 +203,7 @@ def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor |
     plan = product.on_gpu(product.ask(a, b, d, c, said))
     if plan is None or plan.copies_sfa or plan.copies_sfb:
         return None
-    _keep(product, signature(hint, tensors), hint, tensors, plan)
+    _keep(product, key or signature(hint, tensors), hint, tensors, plan)
     return plan
 
 

@@ -11,6 +11,7 @@ from fake_gpu import install, on_gpu
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core import seen
+from deep_gemm.core.call import never
 from deep_gemm.gemm.plan import PLANS
 
 
@@ -37,6 +38,15 @@ def test_the_second_call_is_recognized_and_of_other_rows_the_third(monkeypatch: 
         deep_gemm.fp8_gemm_nt(*operands(m))
         assert len(PLANS.seen) == recognized
     assert (len(gpu.launches), gpu.plans) == (6, 1)
+
+
+def test_one_tensor_twice_takes_no_place_of_others() -> None:
+    """A matrix times its own transpose, which is found by its signature."""
+    calls, x, y = seen.Seen(), torch.zeros(4, 8), torch.zeros(4, 8)
+    calls.keep((), (x, y), "apart", never)
+    for _ in range(seen.MAX_ALIKE):
+        calls.keep((), (x, x), "twice", never)
+    assert [plan for check, plan in calls[()] if check(x, y)] == ["apart"]
 
 
 @pytest.mark.parametrize("works", [False, True])

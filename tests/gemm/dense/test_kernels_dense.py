@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.kernel import DENSE_PARAMS
 from deep_gemm.gemm.output import USUAL_OPERANDS, Output
 from deep_gemm.gemm.plan import PLANS, pointer_members
-from deep_gemm.gemm.product import run
+from deep_gemm.gemm.product import run, run_checked
 from deep_gemm.gemm.tiles import tiles_by_name
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
@@ -413,6 +414,20 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
     monkeypatch.setattr(dense, "prepared", lambda _, p: p._replace(sfb=p.sfb.clone()))
     dense.run(problem(m, 4096, 7168), is_behind_cast=True)
     assert weight_is_ready() == (0 if m == 8 else None)
+
+
+@pytest.mark.parametrize("with_c", ["none", "apart", "d"])
+@pytest.mark.parametrize("m", [1, 8, 512])
+def test_a_checked_product_is_asked_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, m: int, with_c: str) -> None:
+    """One row too, whose strides say nothing, and one that is added to D, which is one tensor for torch."""
+    ask = Mock(wraps=BEHIND_CAST.ask)
+    monkeypatch.setattr(BEHIND_CAST, "ask", ask)
+    for _ in range(3):
+        a, b, d = operands(m, 4096, 7168)
+        c = {"none": None, "apart": torch.zeros_like(d), "d": d}[with_c]
+        assert run_checked(BEHIND_CAST, a, b, d, c, USUAL_OPERANDS) is not None
+        assert addresses(gpu) == pointers(a, b, d)
+    assert (len(gpu.launches), ask.call_count) == (3, 1)
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 7, 33, 66, 112, 131])
