@@ -51,6 +51,7 @@ def _beside_words(
     groups = ceil_div(k, columns)
     exponents = exponents_of(words)[..., : k // packed.COLUMNS].to(torch.uint8)
     exponents = F.pad(exponents, (0, groups * of_group - exponents.shape[-1])).view(*b.shape[:-1], groups, of_group)
+    # B before A: a product behind a cast loads B while the last kernel ahead of it runs.
     b = _widened("b", b, columns // 2, groups, SCALE_BLOCK // 2).view(torch.uint8)
     return _widened("a", a, columns, groups), sfa.detach(), b, words_of(exponents).squeeze(-1)
 
