@@ -24,8 +24,9 @@ from torch.utils.checkpoint import checkpoint
 import deep_gemm
 from deep_gemm.convert import to_fp8_training
 
-HIDDEN, INTER, OUT = 64, 256, 48
+HIDDEN, OUT = 64, 48
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+INTER = 128 * max(RANKS, 2)  # each rank has whole blocks
 DEVICE = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= RANKS else "cpu"
 
 
@@ -102,7 +103,7 @@ def mean_of_ranks(model: torch.nn.Module, inputs: list[Tensor]) -> list[Tensor]:
 def ddp() -> None:
     for first in (True, False):
         model, whole = both(lambda: torch.nn.Sequential(Mlp(HIDDEN), Mixture()), DistributedDataParallel, first=first)
-        inputs = [numbers(tokens, HIDDEN) for tokens in (24, 0)[:RANKS]]
+        inputs = [numbers(tokens, HIDDEN) for tokens in (24, 0, 40, 7)[:RANKS]]
         right = mean_of_ranks(whole, inputs)
         near(gradients(model, inputs[RANK], torch.ones((), device=DEVICE))[2:], right)
 
@@ -132,7 +133,7 @@ def fsdp() -> None:
             first=recomputes,
         )
         before = {name: value.clone() for name, value in whole.state_dict().items()}
-        inputs = [numbers(tokens, HIDDEN).bfloat16() for tokens in (40, 7)[:RANKS]]
+        inputs = [numbers(tokens, HIDDEN).bfloat16() for tokens in (40, 7, 24, 1)[:RANKS]]
         right = mean_of_ranks(whole.bfloat16(), inputs)
         found = gradients(model, inputs[RANK], torch.ones((), device=DEVICE))
         assert found[0].dtype == torch.bfloat16
