@@ -14,7 +14,7 @@ CEILINGS = {
     "files in the wheel": 364,
     "lines of Python in the wheel": 30_760,
     "lines of Python in lab/": 20_990,
-    "lines of Python in tests/": 49_830,
+    "lines of Python in tests/": 49_860,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

@@ -1,5 +1,6 @@
 """What all tests share: where they may run, how hypothesis draws, which of them run, and how workers share them out."""
 
+import gc
 import importlib
 import shutil
 from collections.abc import Hashable, Iterable
@@ -35,6 +36,12 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "results"
     monkeypatch.setattr("lab.bench.report.RESULTS", folder)
     return folder
+
+
+def pytest_collection_finish() -> None:
+    """Take thousands of tests, and all that was imported, out of what is looked through for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

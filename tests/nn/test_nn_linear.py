@@ -225,13 +225,13 @@ def test_no_tokens_give_gradients_of_zero(leading: tuple[int, ...], dtype: torch
 # What nobody needs
 
 
-BLOCKS, ROWS, BOTH = "per_block_cast_to_fp8", "per_token_cast_to_fp8", "cast_both_to_fp8"
-NT, TURNED = "fp8_gemm_nt", "cast_transposed"
+ROWS, BOTH, NT = "per_token_cast_to_fp8", "cast_both_to_fp8", "fp8_gemm_nt"
+IN_ORDER, TURNED = "cast_weight", "cast_weight_back"
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the products and casts, as they are called."""
-    called = count_calls(monkeypatch, module, BLOCKS, ROWS, BOTH, NT, TURNED)
+    called = count_calls(monkeypatch, module, ROWS, BOTH, NT, IN_ORDER, TURNED)
     monkeypatch.setattr(backward_of_x, NT, getattr(module, NT))
     return called
 
@@ -239,10 +239,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("needs_x", "needs_weight", "forward", "backward"),
     [
-        (True, True, [BOTH, BLOCKS, NT], [BOTH, TURNED, NT, NT]),
-        (True, False, [ROWS, BLOCKS, NT], [ROWS, TURNED, NT]),
-        (False, True, [BOTH, BLOCKS, NT], [ROWS, NT]),
-        (False, False, [ROWS, BLOCKS, NT], []),
+        (True, True, [BOTH, IN_ORDER, NT], [BOTH, TURNED, NT, NT]),
+        (True, False, [ROWS, IN_ORDER, NT], [ROWS, TURNED, NT]),
+        (False, True, [BOTH, IN_ORDER, NT], [ROWS, NT]),
+        (False, False, [ROWS, IN_ORDER, NT], []),
     ],
 )
 def test_what_nobody_needs_is_neither_computed_nor_saved(
