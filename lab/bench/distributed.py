@@ -74,7 +74,7 @@ METHOD = (
     "in FP8 before, as a replayed graph where rows go by peer memory. All forms checked: the same bits, but mega, "
     f"another function, near them; {distributed_training.METHOD}"
 )
-MODELS = ((256, 6, 4096, 2048), (384, 6, 7168, 3072))
+MODELS = ((256, 6, 4096, 2048), (384, 6, 7168, 3072), (256, 8, 7168, 2048))
 TOKENS = (1, 8, 32, 128, 512, 1024, 4096, 8192)
 SHAPES: tuple[Shape, ...] = tuple(
     (experts, topk, tokens, hidden, intermediate, skew)
