@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 364,
-    "lines of Python in the wheel": 30_760,
+    "lines of Python in the wheel": 30_770,
     "lines of Python in lab/": 20_990,
-    "lines of Python in tests/": 49_860,
+    "lines of Python in tests/": 49_890,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

@@ -28,8 +28,8 @@ class Kept(NamedTuple):
 _LOCK = threading.Lock()
 _OF: dict[tuple[object, ...], Kept] = {}
 """By their places. Backward runs in threads of autograd's own, and if it recomputes it meets aliases of parameters."""
-_BLOCKS: list[object] = []
-"""The blocks of `keep_casts` that are open."""
+_BLOCKS: list[bool] = []
+"""The blocks of `keep_casts` that are open: whether each was opened while a CUDA graph was captured."""
 
 
 @contextmanager
@@ -38,7 +38,8 @@ def keep_casts() -> Iterator[None]:
 
     For several batches between two steps of an optimizer, and where room for 2 bytes of each of these weights is worth
     a third of the time of their casts. A weight that changes is cast again: torch counts changes, but not those through
-    `.data`. All are forgotten when a torch optimizer steps, and when the block ends.
+    `.data`. All are forgotten when a torch optimizer steps, and when the block ends. A CUDA graph that is captured in
+    a block casts weights itself, in each call unless the capture has the whole block.
 
     >>> layer, batches = Linear(32, 16), torch.randn(4, 8, 32)
     >>> with keep_casts():
@@ -46,15 +47,14 @@ def keep_casts() -> Iterator[None]:
     ...         layer(x).square().mean().backward()
     """
     hook = register_optimizer_step_post_hook(lambda *_: _forget())
-    block = object()
     with _LOCK:
-        _BLOCKS.append(block)
+        _BLOCKS.append(_is_capturing())
     try:
         yield
     finally:
         hook.remove()
         with _LOCK:
-            _BLOCKS.remove(block)
+            _BLOCKS.pop()
         if not _BLOCKS:
             _forget()
 
@@ -73,7 +73,7 @@ def cast_weight_back(w: Tensor) -> Operand:
 
 def _kept(w: Tensor) -> Kept | None:
     """Find or make what a parameter is cast to in a block; None outside of one, and of what no parameter is."""
-    if not _BLOCKS:
+    if not _BLOCKS or _is_capturing() != _BLOCKS[0]:
         return None
     # Not its address: FSDP2 frees the memory of what it gathered, but not the storage, and gathers it elsewhere.
     storage = w.untyped_storage()
@@ -86,6 +86,11 @@ def _kept(w: Tensor) -> Kept | None:
         with _LOCK:
             _OF[place] = found
     return found
+
+
+def _is_capturing() -> bool:
+    """Tell whether launches go into a CUDA graph, whose replays find in memory what was there when it was made."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _forget() -> None:

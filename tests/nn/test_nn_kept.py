@@ -11,6 +11,8 @@ from helpers import count_calls
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8
+from deep_gemm.linear.backward import cast_both_ways, cast_transposed
 from deep_gemm.nn import Experts, Linear, keep_casts, kept
 
 TOKENS, HIDDEN, INTER, NUM = 24, 144, 80, 4
@@ -37,7 +39,7 @@ def batch(seed: int) -> Tensor:
 
 
 def step(model: Model, seed: int, *, recomputes: bool = False) -> Tensor:
-    x = batch(seed).requires_grad_()
+    x = batch(seed).to(model.router.weight.device).requires_grad_()
     out = checkpoint(model, x, use_reentrant=False) if recomputes else model(x)
     out.square().sum().backward()
     return out.detach()  # type: ignore[no-any-return]
@@ -146,6 +148,29 @@ def test_what_is_no_parameter_is_cast_in_each_call(monkeypatch: pytest.MonkeyPat
     assert len(calls) == 2
 
 
+def test_a_graph_that_is_captured_uses_no_casts_from_ahead_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its replays would find weights of the day when it was captured."""
+    model, is_capturing = Model(), [False]
+    monkeypatch.setattr(kept, "_is_capturing", lambda: is_capturing[0])
+    calls = count_calls(monkeypatch, kept, "cast_both_ways", "per_block_cast_to_fp8", "cast_transposed")
+    with keep_casts():
+        step(model, 0)
+        assert calls == ["cast_both_ways"] * 3
+        calls.clear()
+        is_capturing[0] = True
+        step(model, 0)
+        assert calls == ["per_block_cast_to_fp8"] * 3 + ["cast_transposed"] * 3
+        is_capturing[0] = False
+        calls.clear()
+        step(model, 0)
+        assert not calls
+    is_capturing[0] = True
+    with keep_casts():  # the capture has the whole block
+        for _ in range(2):
+            step(model, 0)
+    assert calls == ["cast_both_ways"] * 3
+
+
 def test_a_compiled_layer_keeps_casts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Linear(HIDDEN, HIDDEN)
     compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -155,3 +180,16 @@ def test_a_compiled_layer_keeps_casts_too(monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(2):
             compiled(x).sum().backward()
     assert len(calls) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_gpu_gives_the_bits_of_casts_apart(dtype: torch.dtype) -> None:
+    for shape in ((144, 136), (3, 272, 1000), (2, 128, 128)):
+        w = torch.randn(shape, device="cuda").to(dtype)
+        for found, cast in zip(cast_both_ways(w), (per_block_cast_to_fp8, cast_transposed), strict=True):
+            assert all(torch.equal(mine.float(), right.float()) for mine, right in zip(found, cast(w), strict=True))
+    model = Model(dtype).cuda()
+    right = [step(model, seed) for seed in range(3)] + gradients(model)
+    with keep_casts():
+        assert same([step(model, seed) for seed in range(3)] + gradients(model), right)
