@@ -187,9 +187,9 @@ def test_a_compiled_layer_keeps_casts_too(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_gpu_gives_the_bits_of_casts_apart(dtype: torch.dtype) -> None:
     for shape in ((144, 136), (3, 272, 1000), (2, 128, 128)):
         w = torch.randn(shape, device="cuda").to(dtype)
-        for found, cast in zip(cast_both_ways(w), (per_block_cast_to_fp8, cast_transposed), strict=True):
-            assert all(torch.equal(mine.float(), right.float()) for mine, right in zip(found, cast(w), strict=True))
+        for found, right in zip(cast_both_ways(w), (per_block_cast_to_fp8(w), cast_transposed(w)), strict=True):
+            assert same([each.float() for each in found], [each.float() for each in right])
     model = Model(dtype).cuda()
-    right = [step(model, seed) for seed in range(3)] + gradients(model)
+    apart = [step(model, seed) for seed in range(3)] + gradients(model)
     with keep_casts():
-        assert same([step(model, seed) for seed in range(3)] + gradients(model), right)
+        assert same([step(model, seed) for seed in range(3)] + gradients(model), apart)
