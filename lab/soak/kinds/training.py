@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from math import sqrt
 from typing import ClassVar
 
@@ -31,6 +32,15 @@ class Step(Trial):
     layer: torch.nn.Module
     weights: ClassVar[tuple[str, ...]]
 
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.keeps_casts = draw.flag(0.3)
+
+    @property
+    def kept(self) -> str:
+        """The same in words."""
+        return ", casts kept" * self.keeps_casts
+
     def fill(self) -> None:
         """Normal numbers; weights make them normal again."""
         for name, x in self.operands.items():
@@ -40,11 +50,13 @@ class Step(Trial):
     def call(self, x: Tensors) -> Tensors:
         """All is made anew."""
         given = {name: each if name == ROUTES else each.detach().requires_grad_() for name, each in x.items()}
+        given |= {name: torch.nn.Parameter(given[name].detach()) for name in self.weights}
         grad = given.pop("grad").detach()
         inputs = tuple(each for name, each in given.items() if name not in self.weights)
-        y = functional_call(self.layer, {name: given[name] for name in self.weights}, inputs)
-        given.pop(ROUTES, None)
-        found = zip(given, torch.autograd.grad(y, tuple(given.values()), grad), strict=True)
+        with nn.keep_casts() if self.keeps_casts else nullcontext():
+            y = functional_call(self.layer, {name: given[name] for name in self.weights}, inputs)
+            given.pop(ROUTES, None)
+            found = zip(given, torch.autograd.grad(y, tuple(given.values()), grad), strict=True)
         return {"y": y.detach(), **{"d" + name: each for name, each in found}}
 
 
@@ -68,7 +80,9 @@ class LinearStep(Step):
     @property
     def text(self) -> str:
         """The problem in a few words."""
-        return f"{self.m}x{self.n}x{self.k} {self.operands['x'].dtype} weight={self.operands['weight'].dtype}"
+        return (
+            f"{self.m}x{self.n}x{self.k} {self.operands['x'].dtype} weight={self.operands['weight'].dtype}{self.kept}"
+        )
 
     def right(self) -> dict[str, Right]:
         """Three products in FP64 of the numbers that casts make."""
@@ -111,7 +125,7 @@ class ExpertsStep(Step):
         """The problem in a few words."""
         sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts} hidden={self.hidden}"
         x, w1 = self.operands["x"].dtype, self.operands["w1"].dtype
-        return f"{sizes} intermediate={self.inner} {x} weights={w1}"
+        return f"{sizes} intermediate={self.inner} {x} weights={w1}{self.kept}"
 
     def fill(self) -> None:
         """Routes of which some go nowhere."""
