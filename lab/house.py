@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 364,
     "lines of Python in the wheel": 30_770,
-    "lines of Python in lab/": 20_990,
+    "lines of Python in lab/": 21_010,
     "lines of Python in tests/": 49_890,
     "rooms": 18,
     "floors": 10,
