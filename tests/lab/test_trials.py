@@ -35,7 +35,7 @@ def test_a_configuration_without_a_trial_is_refused_in_words(monkeypatch: pytest
 def taken_by(kind: type[Trial]) -> Sequence[Any]:
     """Configurations of a kind of trial: few from all over the list."""
     configs = [config for config in kind.kernel.configs() if kind.takes(config)]
-    return configs[:: ceil_div(len(configs), up_to(4, 1))]
+    return configs[:: ceil_div(len(configs), up_to(3, 1))]
 
 
 FEW = [(kind, config) for kind in TRIALS for config in taken_by(kind)]
@@ -45,7 +45,7 @@ FEW = [(kind, config) for kind in TRIALS for config in taken_by(kind)]
 @pytest.mark.parametrize("drawn", FEW, ids=lambda drawn: f"{drawn[0].__name__} {drawn[1].name}")
 def test_what_a_trial_draws_is_computed_right(drawn: tuple[type[Trial], Any]) -> None:
     kind, config = drawn
-    for seed in range(up_to(3, 1)):
+    for seed in range(up_to(2, 1)):
         trial = kind.drawn(config, seed)
         assert 0 <= trial.run() <= 1
         assert trial == kind.drawn(config, seed)
