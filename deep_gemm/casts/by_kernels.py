@@ -178,8 +178,7 @@ def cast_turned_blocks_of(x: Tensor) -> tuple[Quantized, CallPlan | None]:
 
     Give the plan if it serves other casts.
     """
-    turned, scales = _turned_of(x)
-    cast = _turning(x, None, turned, scales)
+    cast, turned, scales = _turning(x, None)
     ready, made = cast_tiles.run(cast, ("x", "columns", "scales")), (turned, scales.mT)
     return made, plan_at(ready, [(0, x), (1, turned), (2, scales)], (x,), made)
 
@@ -187,24 +186,22 @@ def cast_turned_blocks_of(x: Tensor) -> tuple[Quantized, CallPlan | None]:
 @torch.no_grad()
 def cast_blocks_both_ways_of(x: Tensor) -> tuple[tuple[Quantized, Quantized], CallPlan | None]:
     """Cast blocks as they lie and, from the same read, transposed as by `cast_turned_blocks_of`."""
-    (turned, scales), values = _turned_of(x), empty_values(x.shape, x)
-    cast = _turning(x, values, turned, scales)
+    values = empty_values(x.shape, x)
+    cast, turned, scales = _turning(x, values)
     ready, made = cast_tiles.run(cast, ("x", "values", "columns", "scales")), (values, turned, scales)
     launched = [(0, x), (1, values), (2, turned), (3, scales)]
     return both_ways(made), plan_at(ready, launched, (x,), made, result=both_ways)
 
 
-def _turned_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Make room for transposed values, and for scales in order."""
+def _turning(x: Tensor, values: Tensor | None) -> tuple[TileCast, Tensor, Tensor]:
+    """Give the cast, and the transposed values and the scales in order that it makes."""
     *batch, m, k = x.shape
     blocks = ceil_div(m, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)
-    return empty_values((*batch, k, m), x), torch.empty((*batch, *blocks), dtype=torch.float32, device=x.device)
-
-
-def _turning(x: Tensor, values: Tensor | None, turned: Tensor, scales: Tensor) -> TileCast:
-    m, k = x.shape[-2:]
+    turned = empty_values((*batch, k, m), x)
+    scales = torch.empty((*batch, *blocks), dtype=torch.float32, device=x.device)
     of_rows = None if values is None else values.view(-1, k)
-    return TileCast(x.view(-1, k), Grain.BLOCKS, of_rows, scales.view(-1, scales.shape[-1]), turned.view(-1, k, m))
+    cast = TileCast(x.view(-1, k), Grain.BLOCKS, of_rows, scales.view(-1, blocks[1]), turned.view(-1, k, m))
+    return cast, turned, scales
 
 
 def both_ways(made: tuple[Tensor, ...]) -> tuple[Quantized, Quantized]:

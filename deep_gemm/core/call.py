@@ -43,13 +43,6 @@ class Plans(Generic[P]):
         self._met: dict[Key, None] = {}
         self._lock = threading.Lock()
 
-    def find(self, hint: Key, tensors: Sequence[Tensor]) -> P | None:
-        """Give the plan of calls with this hint if torch recognizes the tensors."""
-        for check, found in self.seen.get(hint, ()):
-            if check(*tensors):
-                return found  # type: ignore[no-any-return]
-        return None
-
     def find_by_signature(
         self, key: Key, hint: Key, tensors: Sequence[Tensor], wants_checks: Callable[[Sequence[Tensor]], bool]
     ) -> P | None:
@@ -202,7 +195,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         first = tensors[0]
         if first.is_cuda and (type(first) is Tensor or not handles_operators(first)):
             hint = (function, said, *map(type, said), settings.in_force.generation, len(tensors), first.shape)
-            plan = CALLS.find(hint, tensors)
+            plan = CALLS.seen.find(hint, tensors)
             is_like_others = plan is None and PLAIN.issuperset(map(type, said)) and CALLS.was_met(hint)
             if is_like_others and not (handles_operators(*tensors) or function.wants_checks(tensors)):
                 key = signature(hint, tensors)

@@ -25,6 +25,13 @@ STAYS: Free = ((), ())
 class Seen(dict[tuple[object, ...], list[tuple[Check, Any]]]):
     """Plans of calls, by a hint: what is cheap to read of a call. The check that stands beside a plan decides."""
 
+    def find(self, hint: tuple[object, ...], tensors: Sequence[Tensor]) -> Any:
+        """Give what is kept for calls with this hint if torch recognizes the tensors; else None."""
+        for check, found in self.get(hint, ()):
+            if check(*tensors):
+                return found
+        return None
+
     def keep(
         self,
         hint: tuple[object, ...],

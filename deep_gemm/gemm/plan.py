@@ -301,11 +301,11 @@ class PlanCache(Plans[Plan]):
     ) -> None:
         """Keep a plan of a call with these tensors to derive others from, for calls that differ in what is `free`."""
         with self._lock:
-            for check, templates in self.families.get(family, ()):
-                if check(*tensors):
-                    templates.setdefault(plan.config, plan)
-                    return
-            self.families.keep(family, tensors, {plan.config: plan}, wants_checks, free)
+            templates = self.families.find(family, tensors)
+            if templates is None:
+                self.families.keep(family, tensors, {plan.config: plan}, wants_checks, free)
+            else:
+                templates.setdefault(plan.config, plan)
 
     def clear(self) -> None:
         """Forget all plans."""

@@ -137,7 +137,7 @@ def run(
                 layout is None,
                 None if ks is None else len(ks),
             )
-            for check, found in PLANS.seen.get(hint, ()):  # `Plans.find`, without a call
+            for check, found in PLANS.seen.get(hint, ()):  # `Seen.find`, without a call
                 if check(*tensors):
                     plan = found
                     break
@@ -191,7 +191,7 @@ def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor |
     offsets = sx.data_ptr() % ADDRESS_ALIGNMENT, sy.data_ptr() % ADDRESS_ALIGNMENT
     tensors = (x, sx, y, sy, d) if c is None or c is d else (x, sx, y, sy, d, c)
     hint = (product, said, settings.in_force.generation, x.shape, y.shape, *offsets, c is None, c is d, None)
-    plan = PLANS.find(hint, tensors) or _derived(product, hint, tensors, (x, sx, y, sy, d, c))
+    plan = PLANS.seen.find(hint, tensors) or _derived(product, hint, tensors, (x, sx, y, sy, d, c))
     key: Key = ()
     if plan is None:
         key = signature(hint, tensors)
@@ -222,13 +222,12 @@ def _derived(product: Product, hint: Key, tensors: Sequence[Tensor], operands: S
 
     Rows that come again are recognized by torch from then on; if choices are printed, at once, so that each is once.
     """
-    for check, templates in PLANS.families.get(_family(hint), ()):
-        if check(*tensors):
-            plan = product.derive(templates, operands)  # type: ignore[misc]
-            if plan is not None and (PLANS.was_met(hint) or settings.settings().print_configs):
-                PLANS.seen.keep(hint, tensors, plan, product.wants_checks)
-            return plan
-    return None
+    assert product.derive is not None
+    templates = PLANS.families.find(_family(hint), tensors)
+    plan = None if templates is None else product.derive(templates, operands)
+    if plan is not None and (PLANS.was_met(hint) or settings.settings().print_configs):
+        PLANS.seen.keep(hint, tensors, plan, product.wants_checks)
+    return plan
 
 
 def _keep(product: Product, key: Key, hint: Key, tensors: Sequence[Tensor], plan: Plan) -> None:

@@ -55,8 +55,8 @@ def keep_casts() -> Iterator[None]:
         hook.remove()
         with _LOCK:
             _BLOCKS.pop()
-        if not _BLOCKS:
-            _forget()
+            if not _BLOCKS:
+                _OF.clear()
 
 
 def cast_weight(w: Tensor) -> Operand:

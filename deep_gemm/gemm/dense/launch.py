@@ -68,7 +68,7 @@ def run(p: DenseProblem, config: Config | None = None, *, is_behind_cast: bool =
     ready = prepared(config, p)
     num_sms = num_sms_of(gpu_of(device).num_sms)
     launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, is_behind_cast or get_pdl())
-    is_ready = is_behind_cast and ready.sfb is p.sfb  # else a copy of it is what the kernel ahead writes
+    is_ready = is_behind_cast and ready.sfb is p.sfb  # else the kernel ahead writes more than A and its scales
     plan = plan_of(ready, output, config, num_sms, launcher, weight_is_ready=is_ready)
     plan.set_copies(p, ready)
     if get_compile_mode() == 1:

@@ -141,7 +141,7 @@ def run(
     config = chosen(config, p.num_groups, p.expected_m, p.n, p.k, output_of(p), device)
     ready = prepared(p, config)
     launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, is_behind_cast or get_pdl())
-    # Else what is copied for this call is what the kernel ahead writes.
+    # Else the kernel ahead writes more than A and its scales: the layout too, which is read ahead of the wait.
     is_ready = is_behind_cast and ready.sfb is p.sfb and ready.c is p.c
     plan = plan_of(ready, config, get_num_sms(), launcher, weight_is_ready=is_ready)
     plan.set_copies(p, ready)
