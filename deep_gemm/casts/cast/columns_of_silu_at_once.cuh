@@ -6,8 +6,7 @@
 #include "cast/silu_gradient.cuh"
 
 enum : uint32_t { kGate, kUp, kDs, kPieces };
-// Rows of a thread that are loaded, computed and summed beside each other: registers suffice for no more.
-constexpr uint32_t kRowsAtOnce = 2;
+constexpr uint32_t kRowsAtOnce = 2;  // rows of a thread that are computed beside each other; registers suffice for no more
 static_assert(kTeamRows % kRowsAtOnce == 0);
 
 struct Storage {
@@ -74,31 +73,17 @@ DEVICE void compute_pieces(const DepthsCastParams& p, Storage& shared, const Gro
   ptx::cp_async_wait_all();
 #pragma unroll 1
   for (uint32_t first = 0; first < kTeamRows; first += kRowsAtOnce) {
-    float weight[kRowsAtOnce], sum[kRowsAtOnce];
-    Piece gate[kRowsAtOnce], up[kRowsAtOnce], ds[kRowsAtOnce];
 #pragma unroll
-    for (uint32_t i = 0; i < kRowsAtOnce; ++i) {  // no load may overtake a store, so all loads are ahead
-      weight[i] = ptx::shfl_sync(weight_of_lane, ptx::lane_index() - tile.lane + first + i);
-      gate[i] = load_slot(shared, kGate, first + i), up[i] = load_slot(shared, kUp, first + i);
-      ds[i] = load_slot(shared, kDs, first + i);
-    }
+    for (uint32_t i = first; i < first + kRowsAtOnce; ++i) {
+      const uint32_t row = tile.row + tile.row_of(i);
+      const float weight = ptx::shfl_sync(weight_of_lane, ptx::lane_index() - tile.lane + i);
+      Piece gate = load_slot(shared, kGate, i), up = load_slot(shared, kUp, i), ds = load_slot(shared, kDs, i);
+      float sum = compute_row(p.limit, weight, gate, up, ds);
+      store_slot(shared, kGate, i, gate), store_slot(shared, kUp, i, up), store_slot(shared, kDs, i, ds);
+      if (p.activated == nullptr) continue;
 #pragma unroll
-    for (uint32_t i = 0; i < kRowsAtOnce; ++i) sum[i] = compute_row(p.limit, weight[i], gate[i], up[i], ds[i]);
-#pragma unroll
-    for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
-      store_slot(shared, kGate, first + i, gate[i]), store_slot(shared, kUp, first + i, up[i]);
-      store_slot(shared, kDs, first + i, ds[i]);
-    }
-    if (p.activated == nullptr) continue;
-#pragma unroll
-    for (uint32_t distance = 1; distance < kLanes; distance *= 2) {
-#pragma unroll
-      for (float& x : sum) x += ptx::shfl_sync(x, ptx::lane_index() ^ distance);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
-      const uint32_t row = tile.row + tile.row_of(first + i);
-      if (tile.lane == 0 && row < group.rows) ptx::st_global_f32(sums + row, sum[i]);
+      for (uint32_t distance = 1; distance < kLanes; distance *= 2) sum += ptx::shfl_sync(sum, ptx::lane_index() ^ distance);
+      if (tile.lane == 0 && row < group.rows) ptx::st_global_f32(sums + row, sum);
     }
   }
 }
