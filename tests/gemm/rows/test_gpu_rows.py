@@ -18,12 +18,11 @@ import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import FINE_OPERANDS, Groups, Output
 from deep_gemm.gemm.rows import launch as grouped
 from deep_gemm.gemm.rows.check import contiguous_problem, masked_problem
-from deep_gemm.gemm.rows.choose import reachable_grouped, tiles_for
+from deep_gemm.gemm.rows.choose import grouped_config, reachable_grouped, tiles_for
 from lab.bench.tune import compile_all
 from lab.sim import rows as sim
 from lab.sim.rounding import TENSOR_CORES, describe_mistakes
@@ -47,7 +46,7 @@ def assert_right(p: sim.Problem, d: Tensor, what: str = "") -> None:
     assert mistakes is None, f"{what}: {mistakes}"
 
 
-def check(p: sim.Problem, config: GemmConfig | None = None) -> Tensor:
+def check(p: sim.Problem, config: grouped.Config | None = None) -> Tensor:
     before = p.d.clone()
     grouped.run(p, config)
     after = p.d.clone()
@@ -123,7 +122,7 @@ def test_groups_may_share_one_weight_by_a_stride_of_0(kind: Groups) -> None:
 def test_masked_with_fewer_rows_than_a_tile(max_m: int) -> None:
     masked = Output(groups=Groups.COUNTS)
     for tile in tiles_for(masked):
-        config = tile_config(tile.block_m, tile.block_n, masked)
+        config = grouped_config(tile, masked, 1024)
         p = sim.random_problem(config, [max_m, 0, 1, max_m - 1] * 8, 1032, 1024, rows=max_m)
         check(on_gpu(p), config)
 
