@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 364,
-    "lines of Python in the wheel": 30_770,
+    "files in the wheel": 365,
+    "lines of Python in the wheel": 31_000,
     "lines of Python in lab/": 21_010,
-    "lines of Python in tests/": 49_890,
+    "lines of Python in tests/": 50_150,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

@@ -30,8 +30,9 @@ from ..core.meeting import STATE_WORDS, Node, Room
 from ..gemm.packed import is_packed
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe import gather_weighted, route_rows
-from ..moe.api import MANY_ROWS, activations_of_rows
+from ..moe.api import activations_of_rows
 from ..moe.check import ExpertRows
+from ..moe.mixture import MANY_ROWS
 from ..moe.route_rows import RouteProblem
 from ..moe.routing import expert_rows
 from . import gather_rows, meet_ranks, post_rows, rows_fetched, rows_to_addresses

@@ -15,23 +15,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..casts.gating import Gating
 from ..casts.rules import empty_scales
 from ..core.check.integers import INT32_MAX
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..core.meeting import Room
 from ..core.seen import torch_compares
 from ..gemm.packed import is_packed
+from ..moe import rows_at
 from ..moe.api import activates_in_product
 from ..moe.check import ExpertRows
 from ..moe.gather_weighted import sums_at
+from ..moe.prepared import Kind, Weights, apart, are_whole, has_aligned_rows, span_of_rows, touches
 from ..moe.route_rows import RoutesAt
-from . import rows_at
+from ..moe.rows_at import FEW, MAX_EXPERTS
+from . import rows_fetched, rows_to_addresses
 from .by_peers import Peers
 from .check import Share
 from .gather_rows import Gathered
-from .message import ADDRESS_BYTES, BF16_BYTES, WORD, WORD_BYTES, has_aligned_rows
-from .prepared import Kind, Weights, apart, are_whole, span_of_rows, touches
-from .rows_at import FEW, MAX_EXPERTS
+from .message import ADDRESS_BYTES, BF16_BYTES, WORD, WORD_BYTES
 
 
 class Places:
@@ -76,13 +78,13 @@ class Decode(Kind):
         self.fetches = peers.fetches(weights.w1)
         self.activation = None
         if self.fetches:
-            self.first = rows_at.fetched(weights.w1, limit, peers.node)
+            self.first = rows_fetched.at_addresses(weights.w1, limit, peers.node)
         elif not is_packed(weights.w1) and activates_in_product(self.rows, share.intermediate):
             self.first = rows_at.activated(weights.w1, limit)
         else:
             self.first = rows_at.product(weights.w1)
-            self.activation = rows_at.activation(share.intermediate, share.here, limit, self.place)
-        self.second = rows_at.to_addresses(weights.w2)
+            self.activation = rows_at.activation(share.intermediate, share.here, Gating(limit=limit), self.place)
+        self.second = rows_to_addresses.at_addresses(weights.w2)
         self.route = RoutesAt(peers.routes())
         self.places = Places(peers.room, share, self.route.table_bytes(self.rows), has_h=self.activation is not None)
         self._prepare(given)

@@ -24,6 +24,7 @@ from ..core.meeting import Room
 from ..gemm.output import FP4_OPERANDS, USUAL_OPERANDS, recipes_for
 from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
+from ..moe.prepared import MAX_KINDS, Tokens, Weights, find
 from ..moe.routing import stack_routes, sum_rows
 from ..nn.experts import mixture
 from ..nn.frozen import Holder
@@ -37,7 +38,6 @@ from .decode import why_not as why_not_decode
 from .message import Arrived, gather, pack
 from .prefill import Prefill
 from .prefill import why_not as why_not_prefill
-from .prepared import MAX_KINDS, Tokens, Weights, find
 from .rows_to_addresses import check_weight
 from .trained import ToExperts, ToTokens
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..casts.gating import Gating
 from ..core.call import Key, put
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
@@ -32,15 +33,16 @@ from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.api import product_of_stacked_rows
 from ..gemm.rows.launch import GroupedProblem
 from ..gemm.rows.silu_check import SiluRowsProblem
+from ..moe import rows_at
 from ..moe.gather_weighted import sums_at
+from ..moe.prepared import MAX_KINDS, Kind, Weights, are_whole, find, has_aligned_rows, span_of_rows, touches
 from ..moe.route_rows import MAX_EXPERTS, RoutesAt
-from . import rows_at, rows_fetched, rows_to_addresses
+from ..moe.rows_at import RowsAt
+from . import rows_fetched, rows_to_addresses
 from .by_peers import Peers, connect, why_not
 from .gather_rows import Gathered
 from .mega_check import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
-from .message import BF16_BYTES, WORD_BYTES, has_aligned_rows
-from .prepared import MAX_KINDS, Kind, Weights, are_whole, find, span_of_rows, touches
-from .rows_at import RowsAt
+from .message import BF16_BYTES, WORD_BYTES
 from .rows_fetched import FetchedRowsProblem
 
 SECONDS = 30.0
@@ -196,8 +198,10 @@ class LaunchesOfFp4(Launches):
         (experts, self._width, _), t = p.l1[0].shape, calls.tensors
         self._a, self._ids = (t.l1_acts, t.l1_acts_sf), calls.rows.ids
         self._is_asked = not is_taken_as_it_lies(p.l1)
-        self.first, self.second = rows_at.product(p.l1), rows_at.to_addresses(p.l2)
-        self._activation = rows_at.activation(self._width // 2, experts, p.limit, t.x.device, calls.weights)
+        self.first, self.second = rows_at.product(p.l1), rows_to_addresses.at_addresses(p.l2)
+        self._activation = rows_at.activation(
+            self._width // 2, experts, Gating(limit=p.limit), t.x.device, calls.weights
+        )
         a, middle, to = self._a, (t.l2_acts, t.l2_acts_sf), (calls.addresses, self._ids)
         self._at_a, self._at_middle, self._to = (tuple(x.data_ptr() for x in each) for each in (a, middle, to))
         self._how = calls.rows.ends.data_ptr(), t.l2_acts_sf.stride(1) * WORD_BYTES

@@ -21,6 +21,7 @@ from ..core.gpu import is_hopper
 from ..core.meeting import MAX_ROW_BYTES, Room
 from ..moe.api import experts_workspace_bytes
 from ..moe.check import ExpertRows
+from ..moe.prepared import has_aligned_rows
 from . import gather_rows, pack_rows
 from .check import count_of_each
 from .gather_rows import Gathered, Slots
@@ -29,8 +30,6 @@ from .owners import tokens_of_rows
 WORD = torch.int32
 WORD_BYTES = 4
 BF16_BYTES, ADDRESS_BYTES = 2, 8
-PITCH_LIMIT = 1 << 32
-"""Bytes from a token to the next for which kernels have room."""
 
 
 class Arrived(NamedTuple):
@@ -128,13 +127,6 @@ def words_of_ids(topk_ids: Tensor) -> Tensor:
 
 def _has_kernel(x: Tensor) -> bool:
     return x.is_cuda and is_hopper(x.get_device())
-
-
-def has_aligned_rows(x: Tensor) -> bool:
-    """Tell whether kernels may load 16 bytes at once of a matrix's rows."""
-    pitch = x.stride(0) * x.element_size()
-    is_aligned = x.stride(1) == 1 and pitch % ADDRESS_ALIGNMENT == 0 and x.data_ptr() % ADDRESS_ALIGNMENT == 0
-    return is_aligned and pitch < PITCH_LIMIT
 
 
 def with_aligned_rows(x: Tensor) -> Tensor:

@@ -13,22 +13,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..casts.gating import Gating
 from ..core.check.integers import INT32_MAX
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..core.meeting import MAX_ROW_BYTES
 from ..core.seen import torch_compares
 from ..gemm.packed import is_packed
-from ..moe import route_rows
-from ..moe.api import MANY_ROWS
+from ..moe import route_rows, rows_at
 from ..moe.gather_weighted import sums_at
+from ..moe.mixture import MANY_ROWS
+from ..moe.prepared import Kind, Tokens, Weights, apart, are_whole
 from ..moe.route_rows import RoutesAt
-from . import gather_rows, pack_rows, plan_sends, rows_at
+from ..moe.rows_at import FEW, MAX_EXPERTS, few_in_fp8
+from . import gather_rows, pack_rows, plan_sends
 from .by_group import Facts, Planner, exchange
 from .check import Share
 from .gather_rows import Gathered, Slots
 from .message import BF16_BYTES, WORD, WORD_BYTES, Arrived, row_bytes
-from .prepared import Kind, Tokens, Weights, apart, are_whole
-from .rows_at import FEW, MAX_EXPERTS, few_in_fp8
 
 
 class Prefill(Kind):
@@ -80,7 +81,7 @@ class Prefill(Kind):
         )
         y = x.new_empty(FEW, share.hidden, dtype=torch.bfloat16)
         self.weigh, self.sum = sums_at(y, row_of, arrived.weights, y), sums_at(y, row_of, None, y)
-        self.activation = rows_at.activation(share.intermediate, share.here, limit, self.place)
+        self.activation = rows_at.activation(share.intermediate, share.here, Gating(limit=limit), self.place)
 
     def is_right(self, given: Tokens, weights: Weights) -> bool:
         """Tell whether a call that `is_like` is right, and nothing watches it: else it wants a closer look."""

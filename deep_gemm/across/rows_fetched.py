@@ -5,12 +5,13 @@ gemm/work/rows_fetched.cuh says how. It is rows_silu.py for rows that are not th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.call import Key
+from ..core.check.checks import Operand
 from ..core.jit import driver
 from ..core.meeting import Node, Room, Way
 from ..core.settings import get_compile_mode, get_num_sms, get_pdl, in_force
@@ -25,6 +26,7 @@ from ..gemm.rows.silu_check import SiluRowsProblem
 from ..gemm.rows.silu_launch import ROW_WEIGHTS, parameters_of
 from ..gemm.rows.silu_launch import addresses as addresses_of_silu
 from ..moe.check import ExpertRows
+from ..moe.rows_at import RowsAt, few_activated, zeros
 
 IN_TURN = Output(groups=Groups.ENDS, activates=True, fetches=True)
 APART = Output(groups=Groups.ENDS, activates=True, gates_apart=True, fetches=True)
@@ -129,3 +131,14 @@ def plan_of(p: FetchedRowsProblem, config: GemmConfig, num_sms: int, launcher: d
     plan = Plan(p.silu, ROWS_FETCHED_PARAMS, numbers, maps, places, launcher, grid(config, 1, m, n, num_sms))
     plan.config, plan.output, plan.n, plan.k = config, output_of(p), n, k
     return plan
+
+
+def at_addresses(weight: Operand, limit: float | None, node: Node) -> RowsAt:
+    """Prepare the product at addresses, of gates apart: see `run` for its operands."""
+
+    def template(weight: Operand, *how: Any) -> Plan:
+        ends = zeros(len(weight[0]), weight)
+        of_rows = ExpertRows(ends, ends, ends, ends, ends)  # a plan is the same wherever they are
+        return plan_of(FetchedRowsProblem(few_activated(weight, ends, limit), of_rows, ends, node), *how)
+
+    return RowsAt(weight, APART, template)

@@ -6,6 +6,7 @@ The table of addresses takes the place of D among the operands.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from ..gemm.packed import is_packed
 from ..gemm.packed import weight as packed_weight
 from ..gemm.plan import Plan, addresses_of
 from ..gemm.rows.launch import GroupedProblem, chosen_tall, grid, numbers_of, operand_maps, prepared
+from ..moe.rows_at import FEW, RowsAt, few_rows, sfb_of, zeros
 
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
 OUTPUT_BY_64 = replace(OUTPUT, sfa=PER_64)
@@ -117,3 +119,13 @@ def _refuse(*_: object) -> None:
 
 
 PRODUCT = product.Product(_ask, _refuse, _on_gpu, _refuse)
+
+
+def at_addresses(weight: Operand) -> RowsAt:
+    """Prepare `run` at addresses."""
+
+    def template(weight: Operand, *how: Any) -> Plan:
+        ids = zeros(FEW, weight)
+        return plan_of(problem(few_rows(weight), weight, ids.long(), ids), *how)
+
+    return RowsAt(weight, OUTPUTS[PER_ROW, sfb_of(weight)], template)

@@ -57,7 +57,7 @@ from ..indexer import paged_kernel as fp8_paged_mqa_logits
 from ..kernels import ORDINARY
 from ..linear import kernel as linear_decode
 from ..linear.kernel import serving
-from ..moe.api import MANY_ROWS
+from ..moe.mixture import MANY_ROWS
 from .console import with_progress
 from .models import Model, Weight, model_named
 

@@ -16,14 +16,13 @@ from ..core.gpu import is_hopper
 from ..gemm.output import recipes_for
 from ..gemm.packed import is_packed
 from ..gemm.rows.api import product_of_stacked_rows
+from . import mixture
 from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem
+from .mixture import MANY_ROWS
 from .routing import expert_rows, gather_and_cast, sum_rows
 
 __all__ = ["experts", "experts_workspace_bytes"]
-
-MANY_ROWS = 2048
-"""Rows of experts are activated where they are multiplied if there are so many or more."""
 
 
 def experts(
@@ -67,16 +66,20 @@ def experts(
     >>> experts(torch.ones(3, 16), topk_ids, topk_weights, w1, w2)[:, 0].tolist()
     [4096.0, 2048.0, 0.0]
     """
+    said = limit, activation, alpha, beta, gran_k, recipe_b
     if is_dispatched(x):
-        said = limit, activation, alpha, beta, gran_k, recipe_b
         operator, weights = torch.ops.deep_gemm.experts, (*pair("w1", w1), *pair("w2", w2))
         if out is None:
             return operator.default(x, topk_ids, topk_weights, *weights, *said)  # type: ignore[no-any-return]
         operator.into(x, topk_ids, topk_weights, *weights, out, *said)
         return None
+    prepared, tensors, key = mixture.recognized(x, topk_ids, topk_weights, w1, w2, out, said)
+    if prepared is not None:
+        return prepared(tensors)
     gating = gating_of(activation, alpha, beta, limit)
     problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, gating, gran_k, recipe_b)
     compute_experts(problem)
+    mixture.keep(key, tensors, problem)
     return problem.out if out is None else None
 
 

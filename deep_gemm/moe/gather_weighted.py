@@ -161,14 +161,15 @@ def run(
     return MANY.run(config, params, ctas, device, changing, is_dependent=is_dependent), ctas
 
 
-def sums_at(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> ByRows:
+def sums_at(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False) -> ByRows:
     """Prepare the kernels of `run` at addresses, for any number of tokens of rows that lie alike.
 
     A launch takes the number of tokens, at least one, and where y, `row_of`, weights and the output are.
     """
     dtype, n, device = None if weights is None else weights.dtype, out.shape[1], y.get_device()
     how, gpu = (params_of(y, row_of, weights, out), ("y", "row_of", "weights", "out", "tokens"), device), gpu_of(device)
-    few, many = KERNEL.prepared(few_of(dtype), *how), MANY.prepared(many_of(dtype), *how)
+    few = KERNEL.prepared(few_of(dtype), *how, is_dependent=is_dependent)
+    many = MANY.prepared(many_of(dtype), *how, is_dependent=is_dependent)
 
     def choose(tokens: int) -> tuple[Prepared[Any], int]:
         num_sms = num_sms_of(gpu.num_sms)

@@ -20,7 +20,7 @@ import torch
 from fake_gpu import encoded_map
 from torch import Tensor
 
-from deep_gemm.across import by_peers, message, rows_at
+from deep_gemm.across import by_peers, message
 from deep_gemm.across import post_rows as post_rows_kernel
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
@@ -39,6 +39,7 @@ from deep_gemm.gemm.rows import launch as rows
 from deep_gemm.gemm.rows.api import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.moe import gather_weighted as gather_weighted_kernel
 from deep_gemm.moe import route_rows as route_rows_kernel
+from deep_gemm.moe import rows_at
 from deep_gemm.moe.activation import activated_product_of_rows, cast_activated
 from deep_gemm.moe.check import ActivationProblem, ExpertRows
 from deep_gemm.moe.route_rows import Totals
@@ -102,7 +103,8 @@ def count_routes(config: Any, p: Launched) -> None:
 
 def route_rows(config: Any, p: Launched) -> None:
     routes, topk, experts = p["num_routes"], p["topk"], p["num_experts"]
-    ids = at(p["topk_ids"], (routes // topk, topk), INT32, (topk + p["gap"], 1))
+    of_ids = INT32 if config.id_bytes == 4 else INT64
+    ids = at(p["topk_ids"], (routes // topk, topk), of_ids, (topk + p["gap"], 1))
     shapes = (experts,), (experts,), (routes // topk, topk), (routes,), (routes,)
     found = stack_routes(ids, experts, p["first"])
     if config.totals == Totals.OF_PARTS:
@@ -206,7 +208,7 @@ def gather_weighted(config: Any, p: Launched) -> None:
     tokens, topk, n = p["tokens"], p["topk"], p["n"]
     row_of = at(p["row_of"], (tokens, topk), INT32)
     y = at(p["y"], (int(row_of.max()) + 1, n), BF16, (p["y_pitch"], 1))
-    weights = at(p["weights"], (tokens, topk), FP32, (p["weights_pitch"], 1)) if config.weights else None
+    weights = at(p["weights"], (tokens, topk), config.weights, (p["weights_pitch"], 1)) if config.weights else None
     out = at(p["out"], (tokens, n), BF16, (p["out_pitch"], 1))
     out.copy_(weighted_sum(y, row_of, weights) if len(y) else torch.zeros(1))
 
@@ -217,12 +219,22 @@ def gather_weighted_many(config: Any, p: Launched) -> None:
 
 def cast_rows(config: Any, p: Launched) -> None:
     m, k, groups = p["m"], p["k"], p["num_groups"]
+    strides = p["scales_stride_m"] // 4, p["scales_stride_k"] // 4
+    if config.to_routes:
+        x = at(p["x"], (m, k), config.dtype, (p["x_pitch"] // config.dtype.itemsize, 1))
+        row_of = at(p["row_of"], (m, p["topk"]), INT32).long()
+        rows, (token, route) = int(row_of.max()) + 1, (row_of >= 0).nonzero().unbind(1)
+        values, scales = per_token_cast_to_fp8(x)
+        to = at(p["values"], (rows, k), torch.uint8, (p["values_pitch"], 1))
+        to[row_of[token, route]] = values.view(torch.uint8)[token]
+        at(p["scales"], (rows, scales.shape[1]), FP32, strides)[row_of[token, route]] = scales[token]
+        return
     h, ends = at(p["x"], (m, 2 * k), BF16, (p["x_pitch"] // 2, 1)), at(p["sizes"], (groups,), INT32)
     weights = at(p["row_weights"], (m,), FP32) if p["row_weights"] else None
-    gating = Gating(limit=None if p["limit"] == inf else p["limit"])
+    limit = None if p["limit"] == inf else p["limit"]
+    gating = Gating("situ" if p["gating"] == 2 else "swiglu", p["alpha"], p["beta"], limit)
     values, scales = cast_activated(ActivationProblem(h, weights, None, ends, 1, gating), mn_major=True)
     at(p["values"], (m, k), FP8, (p["values_pitch"], 1)).copy_(values)
-    strides = p["scales_stride_m"] // 4, p["scales_stride_k"] // 4
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)
 
 

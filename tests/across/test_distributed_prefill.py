@@ -17,10 +17,10 @@ from test_distributed_decode import HERE, HIDDEN, Given, given, weights_of, with
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import experts, prefill, prepared
+from deep_gemm.across import experts, prefill
 from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.distributed import Experts
-from deep_gemm.moe import route_rows
+from deep_gemm.moe import prepared, route_rows
 
 ALL = {"plan_sends": 1, "pack_rows": 1, "route_rows": 1, "gather_rows": 1, "gather_weighted": 2, "fp8_gemm_rows": 2}
 

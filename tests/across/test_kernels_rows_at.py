@@ -10,8 +10,7 @@ import torch
 from fake_gpu import FakeGpu, install
 from torch import Tensor
 
-from deep_gemm.across import rows_at, rows_fetched, rows_to_addresses
-from deep_gemm.across.rows_at import RowsAt
+from deep_gemm.across import rows_fetched, rows_to_addresses
 from deep_gemm.across.rows_fetched import FetchedRowsProblem
 from deep_gemm.casts.rules import empty_scales
 from deep_gemm.core.check import checks
@@ -22,8 +21,10 @@ from deep_gemm.core.settings import set_num_sms
 from deep_gemm.gemm.packed import depth_of
 from deep_gemm.gemm.rows.api import product_of_stacked_rows
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.moe import rows_at
 from deep_gemm.moe.activation import activated_product_of_rows
 from deep_gemm.moe.check import ExpertRows
+from deep_gemm.moe.rows_at import RowsAt
 
 GROUPS, N, ROWS = 3, 512, (700, 1, 2, 5, 64, 700, 4096)
 STATE = torch.zeros(STATE_WORDS, dtype=torch.int32)
@@ -78,10 +79,10 @@ def to_addresses(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]
 
 def made_for(call: Any, w: Fp8) -> RowsAt:
     if call is fetched:
-        return rows_at.fetched(w, 2.0, NODE)
+        return rows_fetched.at_addresses(w, 2.0, NODE)
     if call is activated:
         return rows_at.activated(w, 2.0)
-    return rows_at.to_addresses(w) if call is to_addresses else rows_at.product(w)
+    return rows_to_addresses.at_addresses(w) if call is to_addresses else rows_at.product(w)
 
 
 def at(*tensors: Tensor) -> tuple[int, ...]:

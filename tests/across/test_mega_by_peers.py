@@ -21,14 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.across import by_peers, mega_by_peers, prepared
+from deep_gemm.across import by_peers, mega_by_peers
 from deep_gemm.across import mega_check as mega_moe
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.mega_check import mega_sizes
-from deep_gemm.across.prepared import MAX_KINDS
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.settings import set_compile_mode, set_num_sms, set_pdl
-from deep_gemm.moe import route_rows
+from deep_gemm.moe import prepared, route_rows
+from deep_gemm.moe.prepared import MAX_KINDS
 
 MODEL, MOST = Model(hidden=256, inter=128, num_experts=6, topk=3), 128
 ALL = {"post_rows": 1, "route_rows": 1, "gather_rows": 1, "fp8_gemm_rows": 2, "meet_ranks": 1, "gather_weighted": 1}

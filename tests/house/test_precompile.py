@@ -29,7 +29,7 @@ from deep_gemm.gemm.explain import asked
 from deep_gemm.gemm.output import Output
 from deep_gemm.hyper.choose import select_hc
 from deep_gemm.linear.kernel import serving
-from deep_gemm.moe.api import MANY_ROWS
+from deep_gemm.moe.mixture import MANY_ROWS
 
 
 @pytest.fixture

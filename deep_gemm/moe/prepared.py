@@ -1,7 +1,7 @@
 """Calls of a module like one before: torch recognizes them, so only what may differ between them is asked again.
 
 Calls of a `Kind` have these in common: types, strides and devices of all tensors, shapes but for the number of tokens,
-and the mode of torch. The forms of a call derive from it: prefill.py, decode.py, mega_by_peers.py.
+and the mode of torch. The forms of a call across GPUs derive from it: prefill.py, decode.py, mega_by_peers.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 
 from ..core.check.checks import Operand
+from ..core.check.layout import ADDRESS_ALIGNMENT
 from ..core.check.tracing import is_dynamo_compiling, num_modes
 from ..core.kernel import computes_on
 from ..core.seen import FREE_ROWS, check_of
@@ -20,6 +21,8 @@ from ..gemm.plan import SCALE_BYTES
 
 MAX_KINDS = 8
 """Calls of a form are prepared for at most so many kinds of operands."""
+PITCH_LIMIT = 1 << 32
+"""Bytes from a token to the next for which kernels have room."""
 APART = 256
 """Bytes. Parts of a buffer begin at multiples of it."""
 
@@ -81,6 +84,13 @@ def find(kinds: Iterable[K], given: Sequence[Tensor], weights: Weights) -> K | N
 def are_whole(*tensors: Tensor) -> bool:
     """Tell whether tensors begin where their elements may: those made from a buffer may begin at any byte."""
     return not any(x.data_ptr() % x.element_size() for x in tensors)
+
+
+def has_aligned_rows(x: Tensor) -> bool:
+    """Tell whether kernels may load 16 bytes at once of a matrix's rows."""
+    pitch = x.stride(0) * x.element_size()
+    is_aligned = x.stride(1) == 1 and pitch % ADDRESS_ALIGNMENT == 0 and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+    return is_aligned and pitch < PITCH_LIMIT
 
 
 def span_of_rows(rows: int, pitch: int, row_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Products of experts' rows, and the activation between them, at addresses, for any number of rows.
+"""Products of experts' rows, and the casts ahead of them, at addresses, for any number of rows.
 
 A public product recognizes a call by its tensors (`product.py`). Here the package lays operands out itself, so there is
 nothing to recognize: a plan is found by the number of rows, or is the one there is, and launched at addresses.
@@ -20,10 +20,9 @@ from ..casts.gating import Gating
 from ..core.call import put
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
-from ..core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, Scales
 from ..core.gpu import gpu_of
 from ..core.kernel import ByRows, Prepared
-from ..core.meeting import Node
 from ..core.settings import get_num_sms, get_pdl, in_force, num_sms_of
 from ..gemm.kernel_decode import kernel_of
 from ..gemm.output import Groups, Output
@@ -33,10 +32,7 @@ from ..gemm.rows import launch as rows
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.check import contiguous_problem
 from ..gemm.rows.silu_check import SiluRowsProblem
-from ..moe import route_rows
-from ..moe.check import ExpertRows
-from . import rows_fetched, rows_to_addresses
-from .rows_fetched import FetchedRowsProblem
+from . import route_rows
 
 MAX_PLANS = 256
 """Numbers of rows for which a product keeps plans."""
@@ -46,6 +42,7 @@ MAX_EXPERTS = min(route_rows.MAX_EXPERTS[-1], MAX_GROUPS)
 """Experts of a rank for which the kernels between products have room."""
 Template = Callable[..., Plan]
 """Takes a weight, a configuration, a number of SMs, and a launcher."""
+BF16 = torch.bfloat16
 
 
 class RowsAt:
@@ -56,10 +53,14 @@ class RowsAt:
     given here, and are not kept.
     """
 
-    def __init__(self, weight: Operand, output: Output, template: Template) -> None:
-        """`template` prepares the launch of a configuration for a weight, and some number of rows."""
+    def __init__(self, weight: Operand, output: Output, template: Template, *, is_dependent: bool = False) -> None:
+        """`template` prepares the launch of a configuration for a weight, and some number of rows.
+
+        `is_dependent`: as for `Kernel.run`.
+        """
         (self.groups, self.n, _), self.k = weight[0].shape, depth_of(weight)
         self.device, self.output, self._template = weight[0].get_device(), output, template
+        self._is_dependent = is_dependent
         self._pitches = ["activation.scales_pitch"] * output.activates + ["fetching.pitch"] * output.fetches
         self._templates: dict[rows.Config, Plan] = {}
         self._plans: dict[int, Plan] = {}
@@ -85,7 +86,7 @@ class RowsAt:
         rows.print_if_asked(self.groups, self.n, self.k, config)
         template = templates.get(config)
         if template is None:
-            launcher = kernel_of(config).launcher(config, self.device, get_pdl())
+            launcher = kernel_of(config).launcher(config, self.device, self._is_dependent or get_pdl())
             template = templates[config] = self._template(weight, config, get_num_sms(), launcher)
         pitch = pitch_of_scales(m)
         numbers, resized = rows.resized_for(template, m, pitch)
@@ -97,94 +98,99 @@ class RowsAt:
         return plan
 
 
-def product(weight: Operand) -> RowsAt:
+def product(weight: Operand, *, is_behind_cast: bool = False) -> RowsAt:
     """`product_of_stacked_rows` into BF16, by ids."""
 
     def template(weight: Operand, *how: Any) -> Plan:
-        a, ids = _few_rows(weight), _zeros(FEW, weight)
-        d = torch.empty(FEW, weight[0].shape[1], dtype=torch.bfloat16, device=ids.device)
-        return rows.plan_of(
-            rows.grouped_problem(contiguous_problem(a, weight, d, ids, ensure_zero_padding=False)), *how
-        )
+        a, ids = few_rows(weight), zeros(FEW, weight)
+        d = torch.empty(FEW, weight[0].shape[1], dtype=BF16, device=ids.device)
+        problem = rows.grouped_problem(contiguous_problem(a, weight, d, ids, ensure_zero_padding=False))
+        return rows.plan_of(problem, *how, weight_is_ready=is_behind_cast)
 
     b = E2M1 if is_packed(weight) else E4M3
-    return RowsAt(weight, Output(groups=Groups.IDS, b=b, sfb=_sfb(weight)), template)
+    return RowsAt(weight, Output(groups=Groups.IDS, b=b, sfb=sfb_of(weight)), template, is_dependent=is_behind_cast)
 
 
 def activated(weight: Operand, limit: float | None) -> RowsAt:
     """`activated_product_of_rows` with gates apart, by ids."""
 
     def template(weight: Operand, *how: Any) -> Plan:
-        return rows_silu.plan_of(_few_activated(weight, _zeros(FEW, weight), limit), *how)
+        return rows_silu.plan_of(few_activated(weight, zeros(FEW, weight), limit), *how)
 
     return RowsAt(weight, rows_silu.APART, template)
 
 
-def fetched(weight: Operand, limit: float | None, node: Node) -> RowsAt:
-    """The same by `rows_fetched`, which gathers the rows of a node: see there for its operands."""
-
-    def template(weight: Operand, *how: Any) -> Plan:
-        ends = _zeros(len(weight[0]), weight)
-        of_rows = ExpertRows(ends, ends, ends, ends, ends)  # a plan is the same wherever they are
-        return rows_fetched.plan_of(FetchedRowsProblem(_few_activated(weight, ends, limit), of_rows, ends, node), *how)
-
-    return RowsAt(weight, rows_fetched.APART, template)
-
-
-def to_addresses(weight: Operand) -> RowsAt:
-    """`rows_to_addresses.run`: the table of addresses takes the place of D."""
-
-    def template(weight: Operand, *how: Any) -> Plan:
-        ids = _zeros(FEW, weight)
-        return rows_to_addresses.plan_of(rows_to_addresses.problem(_few_rows(weight), weight, ids.long(), ids), *how)
-
-    return RowsAt(weight, rows_to_addresses.OUTPUTS[PER_ROW, _sfb(weight)], template)
-
-
 def activation(
-    columns: int, groups: int, limit: float | None, device: torch.device, row_weights: Tensor | None = None
+    columns: int,
+    groups: int,
+    gating: Gating,
+    device: torch.device,
+    row_weights: Tensor | None = None,
+    *,
+    is_dependent: bool = False,
 ) -> ByRows:
-    """The cast between two such products: `layers.activate_rows` of BF16 rows that have so many `columns` of gate.
+    """The cast between two such products: `activate_rows` of BF16 rows that have so many `columns` of gate.
 
     A launch takes the number of rows, and where h, values, scales and ends are, and the bytes of m scales. Factors of
     rows, if there are any, stay where they are; they are not kept.
     """
-    h = torch.empty(FEW, 2 * columns, dtype=torch.bfloat16, device=device)
+    h = torch.empty(FEW, 2 * columns, dtype=BF16, device=device)
     ends = torch.zeros(groups, dtype=torch.int32, device=device)
-    like = RowCast(h, *few_in_fp8(columns, device), gating=Gating(limit=limit), row_weights=row_weights, ends=ends)
-    params, number, is_aligned = cast_rows.params_of(like), h.get_device(), cast_rows.is_aligned(h, like.values)
-    gpu = gpu_of(number)
+    like = RowCast(h, *few_in_fp8(columns, device), gating=gating, row_weights=row_weights, ends=ends)
+    return _cast(like, "sizes", is_dependent, activates=True, groups=CastGroups.UNTIL)
+
+
+def gathered(x: Tensor, topk: int, *, is_dependent: bool = False) -> ByRows:
+    """The cast ahead of the first product: `gather_cast_to_fp8` of tokens that lie like `x`, of which there are a few.
+
+    A launch takes the number of tokens, and where they, values, scales and `row_of` are, and the bytes of scales of a
+    column.
+    """
+    row_of = torch.zeros(FEW, topk, dtype=torch.int32, device=x.device)
+    like = RowCast(x, *few_in_fp8(x.shape[1], x.device), row_of=row_of)
+    return _cast(like, "row_of", is_dependent, to_routes=True)
+
+
+def _cast(like: RowCast, more: str, is_dependent: bool, **kind: Any) -> ByRows:
+    params, device, is_aligned = (
+        cast_rows.params_of(like),
+        like.x.get_device(),
+        cast_rows.is_aligned(like.x, like.values),
+    )
+    gpu, columns = gpu_of(device), like.k
 
     @cache
     def prepared(config: CastConfig) -> Any:
-        changing = ("x", "values", "scales", "sizes", "scales_stride_k", "m")
-        return cast_rows.KERNEL.prepared(config, params, changing, number)
+        changing = ("x", "values", "scales", more, "scales_stride_k", "m")
+        return cast_rows.KERNEL.prepared(config, params, changing, device, is_dependent=is_dependent)
 
     def choose(m: int) -> tuple[Prepared[Any], int]:
         num_sms = num_sms_of(gpu.num_sms)
-        config = select_cast(
-            torch.bfloat16, m, columns, num_sms, is_aligned=is_aligned, activates=True, groups=CastGroups.UNTIL
-        )
+        config = select_cast(like.x.dtype, m, columns, num_sms, is_aligned=is_aligned, **kind)
         return prepared(config), num_ctas(config, m, columns, num_sms)
 
     return ByRows(choose)
 
 
-def _sfb(weight: Operand) -> Scales:
+def sfb_of(weight: Operand) -> Scales:
+    """Give the scales of a weight, FP8 or FP4."""
     return MX if is_packed(weight) else PER_BLOCK
 
 
-def _zeros(count: int, weight: Operand) -> Tensor:
+def zeros(count: int, weight: Operand) -> Tensor:
+    """So many zeros of int32 where a weight is."""
     return torch.zeros(count, dtype=torch.int32, device=weight[0].device)
 
 
-def _few_rows(weight: Operand) -> Operand:
+def few_rows(weight: Operand) -> Operand:
+    """A few rows as deep as a weight."""
     return few_in_fp8(depth_of(weight), weight[0].device)
 
 
-def _few_activated(weight: Operand, layout: Tensor, limit: float | None) -> SiluRowsProblem:
+def few_activated(weight: Operand, layout: Tensor, limit: float | None) -> SiluRowsProblem:
+    """A few rows by a weight, activated."""
     d = few_in_fp8(weight[0].shape[1] // 2, layout.device)
-    return SiluRowsProblem(*_few_rows(weight), *weight, *d, layout, None, limit, gates_apart=True)
+    return SiluRowsProblem(*few_rows(weight), *weight, *d, layout, None, limit, gates_apart=True)
 
 
 def few_in_fp8(columns: int, device: torch.device) -> Operand:
