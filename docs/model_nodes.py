@@ -2,7 +2,8 @@
 
 It writes the tables of "Beyond a node" in experts_across_gpus.md. Times of collectives are those of
 benchmarks/collectives-h200x4-2026-11-22.json. Lines are fitted to those with hidden = 4096, and judged by those with
-7168. The rate of products is that of two H200 in the newest benchmarks/results/distributed-DATE-COMMIT.json.
+7168. The rate of products, and the layer beside which one node is judged, are those of the newest file of the most H200
+among benchmarks/results/distributed-*.json.
 """
 
 from __future__ import annotations
@@ -16,17 +17,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "benchmarks" / "collectives-h200x4-2026-11-22.json"
-PRODUCTS = sorted((ROOT / "benchmarks" / "results").glob("distributed-2*.json"))[-1]
 PAGE = ROOT / "docs" / "experts_across_gpus.md"
 BEGIN, END = "<!-- docs/model_nodes.py writes this -->\n", "<!-- as far as here -->"
 
-MEASURED_GPUS = 4
+GPU, MEASURED_GPUS = "NVIDIA H200", 4
 FITTED_HIDDEN, JUDGED_HIDDEN = 4096, 7168
 GPUS_OF_A_NODE = 8
 NODES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = (128, 4096)
-NETWORK_GB_S, NETWORK_START_US = 40.0, 20.0
-"""Assumed: 400 Gbit/s for each GPU, of which 80% arrive; what a message takes besides its bytes."""
 DRAM_TB_S = 4.2
 """Of an H200: cold copies."""
 
@@ -51,6 +49,10 @@ class Line:
         y, xy = sum(1 / us for _, us in points), sum(x / us for x, us in points)
         slope = (ones * xy - xs * y) / (ones * xx - xs**2)
         return cls((y - slope * xs) / ones, 1e-3 / slope)
+
+
+NETWORK = Line(start_us=20.0, gb_s=40.0)
+"""Assumed: what a message takes besides its bytes; 400 Gbit/s for each GPU, of which 80% arrive."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,10 @@ class Copies:
     beyond: float
 
 
-def copies_to_ranks(layer: Layer, nodes: int) -> Copies:
-    """One copy for each rank that has any of the token's experts."""
-    ranks = nodes * GPUS_OF_A_NODE
-    return Copies(layer.wants(ranks) * (GPUS_OF_A_NODE - 1), layer.wants(ranks) * (ranks - GPUS_OF_A_NODE))
+def copies_to_ranks(layer: Layer, nodes: int, gpus: int = GPUS_OF_A_NODE) -> Copies:
+    """One copy for each rank that has any of the token's experts, `gpus` being a node's."""
+    ranks = nodes * gpus
+    return Copies(layer.wants(ranks) * (gpus - 1), layer.wants(ranks) * (ranks - gpus))
 
 
 def copies_to_nodes(layer: Layer, nodes: int) -> Copies:
@@ -102,12 +104,17 @@ def copies_to_nodes(layer: Layer, nodes: int) -> Copies:
     return Copies(layer.wants(ranks) * (GPUS_OF_A_NODE - 1) + forwarded, beyond)
 
 
-def way_us(copies: Copies, tokens: int, row_bytes: int, within: Line, network: Line) -> float:
+def way_us(copies: Copies, tokens: int, row_bytes: int, within: Line) -> float:
     """Rows on one of their two ways: NVLink and network carry them at the same time."""
     times = [within.us(tokens * copies.within * row_bytes)]
     if copies.beyond:
-        times.append(network.us(tokens * copies.beyond * row_bytes))
+        times.append(NETWORK.us(tokens * copies.beyond * row_bytes))
     return max(times)
+
+
+def ways_us(copies: Copies, layer: Layer, tokens: int, within: Line) -> float:
+    """Rows there and sums back."""
+    return sum(way_us(copies, tokens, size, within) for size in (layer.there_bytes, layer.back_bytes))
 
 
 def operations_of(layer: Layer, tokens: int) -> float:
@@ -115,26 +122,41 @@ def operations_of(layer: Layer, tokens: int) -> float:
     return 6 * tokens * layer.topk * layer.hidden * layer.intermediate
 
 
-def measured_products(layer: Layer) -> dict[int, float]:
-    """Microseconds of both products on two GPUs, by tokens of each."""
+def gpus_of(report: dict[str, Any]) -> int:
+    """How many GPUs a result file of `bench distributed` is of: a process each, as its rows say."""
+    return int(report["rows"][0]["config"].split()[0])
+
+
+def newest_of_most_gpus(reports: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The result file of the layer that counts here."""
+    of_gpu = [each for each in reports if each["header"]["machine"]["gpu"] == GPU]
+    return max(of_gpu, key=lambda each: (gpus_of(each), each["header"]["date"]))
+
+
+LAYERS = newest_of_most_gpus(
+    json.loads(file.read_text()) for file in (ROOT / "benchmarks" / "results").glob("distributed-*.json")
+)
+
+
+def measured_us(layer: Layer, contender: str) -> dict[int, float]:
+    """Microseconds of the whole layer, or of what stands for it, with even routes, by tokens of each GPU."""
     times = {}
-    for row in json.loads(PRODUCTS.read_text())["rows"]:
-        experts, topk, tokens, hidden, intermediate, skew = row["shape"]
-        is_alike = Layer(hidden, intermediate, experts, topk) == layer and not skew
-        if is_alike and row["kind"] == "ep_layer" and row["contender"] == "product_alone":
-            times[tokens] = row["us"]
+    for row in LAYERS["rows"]:
+        if row["kind"] == "ep_layer" and row["contender"] == contender:
+            experts, topk, tokens, hidden, intermediate, skew = row["shape"]
+            if Layer(hidden, intermediate, experts, topk) == layer and not skew:
+                times[tokens] = row["us"]
     return times
 
 
 def product_tflops(layer: Layer) -> float:
     """Of both products, with the most tokens that were measured."""
-    times = measured_products(layer)
+    times = measured_us(layer, "product_alone")
     return operations_of(layer, max(times)) / times[max(times)] / 1e6
 
 
-def products_us(layer: Layer, nodes: int, tokens: int, tflops: float) -> float:
+def products_us(layer: Layer, ranks: int, tokens: int, tflops: float) -> float:
     """Both products of one GPU: operations, or reading the weights of its experts that any token wants."""
-    ranks = nodes * GPUS_OF_A_NODE
     used = 1 - (1 - 1 / layer.experts) ** (ranks * tokens * layer.topk)
     weights = max(layer.experts / ranks, 1) * used * 3 * layer.hidden * layer.intermediate
     return max(operations_of(layer, tokens) / tflops / 1e6, weights / DRAM_TB_S / 1e6)
@@ -149,6 +171,11 @@ def points(rows: Iterable[dict[str, Any]], hidden: int) -> Iterator[tuple[float,
             yield sent * 2 * hidden, row["combine_bf16_us"]
 
 
+def copies_to_a_peer(rows: Iterable[dict[str, Any]]) -> Line:
+    """What a copy through symmetric memory took, by its bytes."""
+    return Line.fit([(row["bytes"], row["us"]) for row in rows if "copy to the next" in row["what"]])
+
+
 def error_of(line: Line, judged: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Mean and largest ratio between the line and what was measured."""
     ratios = [max(line.us(x) / us, us / line.us(x)) for x, us in judged]
@@ -160,14 +187,12 @@ def section() -> str:
     rows = json.loads(MEASURED.read_text())["rows"]
     collective = Line.fit(list(points(rows, FITTED_HIDDEN)))
     mean, worst = error_of(collective, list(points(rows, JUDGED_HIDDEN)))
-    copies = [row for row in rows if row["what"].startswith("symmetric memory, copy to the next")]
-    stores = Line.fit([(row["bytes"], row["us"]) for row in copies])
-    network = Line(NETWORK_START_US, NETWORK_GB_S)
+    within = copies_to_a_peer(rows)
     tflops = product_tflops(LAYER)
     lines = [
         f"Fitted: NCCL's exchange takes {collective.start_us:.0f} us and goes on at {collective.gb_s:.0f} GB/s "
         f"(times with hidden = {JUDGED_HIDDEN}, which the fit did not see, are within {mean:.2f} times on average, "
-        f"{worst:.2f} at worst); copies to a peer {stores.start_us:.0f} us and {stores.gb_s:.0f} GB/s. "
+        f"{worst:.2f} at worst); copies to a peer {within.start_us:.0f} us and {within.gb_s:.0f} GB/s. "
         f"Products: {tflops:.0f} TFLOPS.",
         "",
     ]
@@ -180,17 +205,29 @@ def section() -> str:
             "|---|---|---|---|---|---|---|---|",
         ]
         for nodes in NODES:
-            lines.append(_row(LAYER, nodes, tokens, stores, network, tflops))
+            lines.append(_row(LAYER, nodes, tokens, within, tflops))
         lines.append("")
+    lines += [
+        f"One node of {gpus_of(LAYERS)} GPUs, whose layer was measured, even routes, us:",
+        "",
+        "| tokens of each GPU | products: model, measured | to ranks, model | one after the other, model "
+        "| overlapped, model | peer memory, measured | one after the other, overlapped: of what was measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each, products, alone, ways, in_a_row, overlapped, fused in judged(LAYER, within, tflops):
+        lines.append(
+            f"| {each} | {products:.0f}, {alone:.0f} | {ways:.0f} | {in_a_row:.0f} | {overlapped:.0f} "
+            f"| {fused:.0f} | {in_a_row / fused:.2f}, {overlapped / fused:.2f} |"
+        )
+    lines.append("")
     return "\n".join(lines)
 
 
-def _row(layer: Layer, nodes: int, tokens: int, within: Line, network: Line, tflops: float) -> str:
+def _row(layer: Layer, nodes: int, tokens: int, within: Line, tflops: float) -> str:
     both = [way(layer, nodes) for way in (copies_to_ranks, copies_to_nodes)]
-    row_bytes = layer.there_bytes, layer.back_bytes
-    ways = [sum(way_us(copies, tokens, size, within, network) for size in row_bytes) for copies in both]
-    megabytes = [copies.beyond * tokens * sum(row_bytes) / 1e6 for copies in both]
-    products = products_us(layer, nodes, tokens, tflops)
+    ways = [ways_us(copies, layer, tokens, within) for copies in both]
+    megabytes = [copies.beyond * tokens * (layer.there_bytes + layer.back_bytes) / 1e6 for copies in both]
+    products = products_us(layer, nodes * GPUS_OF_A_NODE, tokens, tflops)
     least = min(ways)
     counts = [both[0].within + both[0].beyond, both[1].beyond + both[0].within]
     cells = (
@@ -201,9 +238,23 @@ def _row(layer: Layer, nodes: int, tokens: int, within: Line, network: Line, tfl
         f"{ways[1]:.0f}",
         f"{products:.0f}",
         f"{least + products:.0f}",
-        f"{max(least, products) + 2 * within.start_us:.0f}",
+        f"{overlapped_us(least, products, within):.0f}",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def overlapped_us(ways: float, products: float, within: Line) -> float:
+    """The longer one, and a start at each end."""
+    return max(ways, products) + 2 * within.start_us
+
+
+def judged(layer: Layer, within: Line, tflops: float) -> Iterator[tuple[float, ...]]:
+    """One node by tokens: products, what they took, ways, all in a row, overlapped, and what peer memory took."""
+    gpus, fused = gpus_of(LAYERS), measured_us(layer, "fused")
+    for tokens, alone in sorted(measured_us(layer, "product_alone").items()):
+        products = products_us(layer, gpus, tokens, tflops)
+        ways = ways_us(copies_to_ranks(layer, 1, gpus), layer, tokens, within)
+        yield tokens, products, alone, ways, products + ways, overlapped_us(ways, products, within), fused[tokens]
 
 
 def page() -> str:
