@@ -11,7 +11,7 @@ from torch import Tensor
 from ..casts.fp8 import cast_rows
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe, align
 from ..core.check.recipes import E2M1
 from ..gemm.dense.api import BEHIND_CAST, fp8_gemm_nt
 from ..gemm.output import USUAL_OPERANDS
@@ -119,9 +119,13 @@ def cast_and_multiply(p: LinearProblem, d: Tensor, c: Tensor | None) -> Callable
     if cast is None or product is None:
         return None
 
+    values, scales = (each.untyped_storage().nbytes() for each in a)
+    behind, device = align(values, ADDRESS_ALIGNMENT), p.x.device
+
     def launch(_: int, b: int, x: int, sfb: int, d: int, c: int = 0) -> None:
-        values, scales = cast.new_outputs()
-        at_a, at_sfa = values.data_ptr(), scales.data_ptr()
+        room = torch.empty(behind + scales, dtype=torch.uint8, device=device)  # one allocation for values and scales
+        at_a = room.data_ptr()
+        at_sfa = at_a + behind
         cast.launch(cast.ctas, x, at_a, at_sfa)
         product.launch((at_a, at_sfa, b, sfb, d, c))
 
