@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 365,
-    "lines of Python in the wheel": 31_000,
+    "lines of Python in the wheel": 31_050,
     "lines of Python in lab/": 21_010,
     "lines of Python in tests/": 50_150,
     "rooms": 18,

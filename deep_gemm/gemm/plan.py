@@ -86,8 +86,8 @@ class Resizing(NamedTuple):
     """Bytes at which m stands."""
     at_last: tuple[int, ...]
     """Bytes at which m - 1 stands: in maps, which count so."""
-    at_pitch: int
-    """Byte at which the pitch of A's scales stands."""
+    at_pitch: int | None
+    """Byte at which the pitch of A's scales stands, if A has any."""
 
     @classmethod
     def of(cls, params: Params, numbers: Sequence[str], resized: Sequence[Resized], m: int) -> Resizing:
@@ -96,11 +96,11 @@ class Resizing(NamedTuple):
             (params.offset(each.member) + driver.size_number(each.dimension, each.size)[0], each.size - m)
             for each in resized
         ]
-        pitched = next(params.offset(each.member) for each in resized if each.pitch)
+        pitched = [params.offset(each.member) + driver.stride_number(0)[0] for each in resized if each.pitch]
         return cls(
             (*map(params.offset, numbers), *(at for at, more in places if more == 1)),
             tuple(at for at, more in places if more == 0),
-            pitched + driver.stride_number(0)[0],
+            *(pitched or (None,)),
         )
 
 
@@ -178,7 +178,8 @@ class Plan:
             _PACK_UINT32(template, at, m)
         for at in at_last:
             _PACK_UINT32(template, at, m - 1)
-        _PACK_UINT32(template, at_pitch, driver.stride_number(pitch)[1])
+        if at_pitch is not None:
+            _PACK_UINT32(template, at_pitch, driver.stride_number(pitch)[1])
         plan.template, plan.grid, plan.rows = bytes(template), grid, rows
         return plan
 

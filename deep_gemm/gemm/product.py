@@ -116,7 +116,7 @@ def run(
             at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
             tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
         else:
-            x, y, at_sfa, at_sfb = a, b, 0, 0
+            x, y, sx, sy, at_sfa, at_sfb = a, b, None, None, 0, 0
             tensors = (x, y) if d is None else (x, y, d)
         if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
             if c is not None and c is not d:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...core.call import Key, requires_gradient
 from ...core.check.layout import rows_of_counts, rows_of_groups
+from ...core.seen import FREE_ROWS, STAYS
 from ...core.settings import get_compile_mode
 from ..output import Groups
 from ..plan import Plan
@@ -33,6 +34,7 @@ def bf16_product(
     has_gradients: bool = False,
     heads_are_second: bool = False,
     first: Key = (),
+    derive: Callable[..., Plan | None] | None = None,
 ) -> Product:
     """State a product of BF16 and its operator.
 
@@ -57,9 +59,11 @@ def bf16_product(
         reference,
         on_gpu,
         as_operator,
+        derive,
         has_scales=False,
         has_layout=has_layout,
         has_gradients=has_gradients,
+        free=(FREE_ROWS, STAYS, FREE_ROWS, FREE_ROWS),
         wants_checks=requires_gradient,
         serves=lambda plan, turned, problem, call: not (heads_are_second and call[2] is None),
         output_of=lambda problem: problem.d.transpose(0, 1) if heads_are_second else problem.d,

@@ -107,7 +107,8 @@ def _product(major: str) -> Product:
     def ask(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, said: Key) -> Bf16Problem:
         return bf16_problem(a, b, d, c, major)
 
-    return bf16_product(f"bf16_gemm_{major}", ask, reference.dense, bf16.run)
+    derive = bf16.derive if major in ("nt", "nn") else None  # else m is what lies beside each other in A
+    return bf16_product(f"bf16_gemm_{major}", ask, reference.dense, bf16.run, derive=derive)
 
 
 DENSE = {major: _product(major) for major in ("nt", "nn", "tn", "tt")}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ...core.check.layout import ceil_div
+from ...core.check.layout import byte_span, ceil_div
 from ...core.gpu import gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
@@ -18,7 +18,7 @@ from ...core.sm90 import WGMMA_ROWS
 from ..kernel import params_of
 from ..maps import matrix_map, output_map, plane_map
 from ..output import Groups, Output, output_into
-from ..plan import A, B, C, D, Place, Plan, addresses_of, refuse_if
+from ..plan import A, B, C, D, Place, Plan, Resized, Resizing, Rows, addresses_of, refuse_if
 from .choose import select_bf16
 from .config import BLOCK_K, Bf16Config, Majors
 from .kernel import KERNEL as BF16_GEMM
@@ -77,13 +77,45 @@ def run(p: Asked, config: Bf16Config | None = None) -> Plan | None:
         config = select_bf16(m, n, k, output_of(p), majors_of(p), gpu_of(device), planes)
     else:
         refuse_if(config.name, why_unfit(config, p))
-    if settings().print_configs:
-        print(f"deep_gemm: {planes} x {m} x {n} x {k} runs {config.name}", file=sys.stderr)
+    _print_if_asked(planes, m, n, k, config)
     plan = plan_of(p, config, num_sms, BF16_GEMM.launcher(config, device, get_pdl()))
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(Operands(p.a, p.b, p.d, p.c)))
     return plan
+
+
+def derive(templates: dict[Bf16Config, Plan], operands: Sequence[Any]) -> Plan | None:
+    """Make a plan for other rows of a weight, of operands that nobody has checked; None if they want the checks."""
+    like, (a, _, _, _, d, c) = next(iter(templates.values())), operands
+    m, gpu = a.shape[0], gpu_of(like.device)
+    if m < 2 or any(each is not None and each.shape[0] != m for each in (d, c)):
+        return None
+    n, k, before = like.n, like.k, like.rows
+    config = select_bf16(m, n, k, like.output, next(iter(templates)).majors, gpu)
+    template = templates.get(config)
+    if template is None:
+        return None
+    _print_if_asked(1, m, n, k, config)
+    ctas = grid(config, 1, m, n, num_sms_of(gpu.num_sms))
+    span_d = m * n * like.dtype.itemsize if d is None else byte_span(d)
+    rows = Rows((m, n), byte_span(a), 0, before.span_b, 0, span_d, 0 if c is None else byte_span(c))
+    if template.resizing is not None and m >= config.block_m:
+        return template.with_rows(m, 0, rows, ctas)
+    resized = (
+        Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
+        Resized("map_d", 2 if config.has_wide_panels else 1, m),
+    )
+    plan = template.derived(rows, ctas, {"m": m}, resized)
+    if m >= config.block_m and driver.sizes_are_numbers():  # whole boxes: a better template for others
+        plan.resizing = Resizing.of(plan.params, ("m",), resized, m)
+        templates[config] = plan
+    return plan
+
+
+def _print_if_asked(planes: int, m: int, n: int, k: int, config: Bf16Config) -> None:
+    if settings().print_configs:
+        print(f"deep_gemm: {planes} x {m} x {n} x {k} runs {config.name}", file=sys.stderr)
 
 
 def majors_of(p: Asked) -> Majors:

@@ -113,7 +113,7 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.bf16.launch", 'Place("map_d", D)', 'Place("map_d", C)', ONE),
     ("gemm.bf16.launch", 'Place("c", C)', 'Place("c", A)', ONE),
     ("gemm.bf16.launch", 'Place("d", D)', 'Place("d", C)', SPLIT),
-    ("gemm.bf16.launch", "min(config.box_rows_of_a, m)", "config.box_rows_of_a // 2", ONE),
+    ("gemm.bf16.launch", "p.a, min(config.box_rows_of_a, m)", "p.a, config.box_rows_of_a // 2", ONE),
     ("gemm.bf16.launch", "config.block_n // config.cluster_m", "config.block_n", "bf16 sharing B"),
     ("gemm.bf16.launch", "x.mT, (BLOCK_K, WGMMA_ROWS)", "x.mT, (WGMMA_ROWS // 2, BLOCK_K)", TURNED_ONE),
     ("gemm.bf16.launch", "return cluster_tiles * config.cluster_k", "return config.cluster_k", SPLIT),

@@ -14,9 +14,11 @@ from deep_gemm.gemm import bf16
 from deep_gemm.gemm.bf16 import launch
 from deep_gemm.gemm.bf16.check import bf16_problem
 from deep_gemm.gemm.bf16.config import bf16_config
+from deep_gemm.gemm.bf16.dense import DENSE
 from deep_gemm.gemm.bf16.sum_slices import SlicesConfig
-from deep_gemm.gemm.kernel import K_COUNTED_PARAMS
+from deep_gemm.gemm.kernel import DENSE_PARAMS, K_COUNTED_PARAMS
 from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.plan import PLANS, pointer_members
 
 M, N, K = 128, 64, 192
 
@@ -151,3 +153,53 @@ def test_a_layout_that_overlaps_d_is_refused(gpu: FakeGpu) -> None:
     with pytest.raises(ValueError, match=r"^d: .*grouped_layout"):
         along_k(None, inside, d)
     assert len(gpu.launches) == 1
+
+
+def launched_for_several_m(
+    gpu: FakeGpu, major: str, output: Output, extra: int
+) -> tuple[list[tuple[int, int, dict[int, int]]], int]:
+    """What is launched for several m of one weight but for addresses, and how many launches were planned anew."""
+    PLANS.clear()
+    gpu.launches.clear()
+    planned = gpu.plans
+    dtype = torch.float32 if output.is_fp32 else torch.bfloat16
+    b = numbers(N, K) if major == "nt" else numbers(K, N)
+    for m in (300, 2, 303, 256, 1000, 301, 1, 5, 1001):
+        a, d = numbers(m, K + extra)[:, :K], numbers(m, N + extra, dtype=dtype)[:, :N]
+        c = d if output.adds_to_d else numbers(m, N + 2 * extra, dtype=dtype)[:, :N] if output.with_c else None
+        product = bf16.bf16_gemm_nt if major == "nt" else bf16.bf16_gemm_nn
+        product(a, b, d, c)
+        if c is None and not (extra or output.is_fp32):
+            product(a, b)
+    zeros = dict.fromkeys((DENSE_PARAMS.word(name) for name in pointer_members(DENSE_PARAMS)), 0)
+    words = [(each.grid, each.cluster, {**dict(enumerate(each.words)), **zeros}) for each in gpu.launches]
+    return words, gpu.plans - planned
+
+
+@pytest.mark.parametrize("extra", [0, 32])
+@pytest.mark.parametrize("tile", [None, (64, 64), (256, 64)])
+@pytest.mark.parametrize("output", [Output(), Output(with_c=True), Output(is_fp32=True, adds_to_d=True)], ids=str)
+@pytest.mark.parametrize("major", ["nt", "nn"])
+def test_a_plan_of_another_m_is_what_would_be_planned_for_it(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, major: str, output: Output, tile: tuple[int, int] | None, extra: int
+) -> None:
+    if tile is not None:
+        monkeypatch.setattr(launch, "select_bf16", lambda m, n, k, of, majors, *_: bf16_config(*tile, of, majors))
+    derived, few = launched_for_several_m(gpu, major, output, extra)
+    monkeypatch.setattr(DENSE[major], "derive", None)
+    made, all_of_them = launched_for_several_m(gpu, major, output, extra)
+    assert derived == made
+    # One row is never derived, nor are the first and whatever has another kernel.
+    assert few < all_of_them if tile is None else few == (4 if all_of_them > 9 else 2)
+
+
+def test_rows_that_do_not_match_are_refused_in_a_family_too(gpu: FakeGpu) -> None:
+    b = numbers(N, K)
+    for m in (M, M + 1):
+        bf16.bf16_gemm_nt(numbers(m, K), b, numbers(m, N))
+    with pytest.raises(ValueError, match="d: expected shape"):
+        bf16.bf16_gemm_nt(numbers(M + 2, K), b, numbers(M + 3, N))
+    with pytest.raises(ValueError, match="d: expected memory that does not overlap a"):
+        whole = numbers(2 * (M + 2), K)
+        bf16.bf16_gemm_nt(whole[: M + 2], b, whole.view(-1)[K : K + (M + 2) * N].view(M + 2, N))
+    assert len(gpu.launches) == 2
