@@ -19,6 +19,8 @@ from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, pe
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.kernel import WISHES
+from deep_gemm.gemm.bf16.choose import select_bf16
+from deep_gemm.gemm.bf16.config import Majors
 from deep_gemm.gemm.dense import api as dense
 from deep_gemm.gemm.dense.choose import menu_of, select
 from deep_gemm.gemm.output import Output
@@ -38,7 +40,7 @@ METHOD = (
 )
 ROUNDS, CALLS = 20, 200
 NEW_MS, NEW_WEIGHTS = 100, 30
-STEPS = 25
+STEPS = 27
 """Number of steps that `measure` announces."""
 GROUPS, TOPK, M, N, K = 4, 2, 64, 256, 256
 HEADS, HEAD = 32, 64
@@ -63,7 +65,8 @@ def measure(*, add: Add, announce: Announce) -> None:
         kernels = tuple(kernel.name[:MAX_NAME] for kernel in profiled(call))
         add([replace(_row(name, shape, "host", spread), kernels=kernels)])
     announce("new m")
-    add([_row("deep_gemm.fp8_gemm_nt", (0, N, K), "host_new_m", first_calls(calls_with_new_m("cuda")))])
+    for name, calls in (("fp8_gemm_nt", calls_with_new_m("cuda")), ("bf16_gemm_nt", calls_with_new_m_of_bf16("cuda"))):
+        add([_row(f"deep_gemm.{name}", (0, N, K), "host_new_m", first_calls(calls))])
     announce("new weight")
     add([_row("deep_gemm.fp8_gemm_nt", (M, 0, 0), "host_new_weight", first_calls(calls_with_new_weight("cuda")))])
 
@@ -114,8 +117,10 @@ def layer_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
     ids = torch.rand(M, GROUPS, device=device).topk(TOPK).indices
     p = torch.rand(M, TOPK, device=device).requires_grad_()
     leaf, of_experts = x.clone().requires_grad_(), (GROUPS, TOPK, M, K, N)
-    yield "deep_gemm.nn.Linear, forward", (M, N, K), lambda: linear(leaf)
-    yield "deep_gemm.nn.Linear, step", (M, N, K), _step(linear, leaf)
+    in_bf16 = torch.nn.Linear(K, N, bias=False, device=device, dtype=torch.bfloat16)
+    for name, layer in (("deep_gemm.nn.Linear", linear), ("torch.nn.Linear in BF16", in_bf16)):
+        yield f"{name}, forward", (M, N, K), lambda layer=layer: layer(leaf)  # type: ignore[misc]
+        yield f"{name}, step", (M, N, K), _step(layer, leaf)
     yield "deep_gemm.nn.Experts, forward", of_experts, lambda: experts(leaf, ids, p)
     yield "deep_gemm.nn.Experts, step", of_experts, _step(experts, leaf, ids, p)
     w1, w2 = (per_block_cast_to_fp8(each.detach()) for each in (experts.w1, experts.w2))
@@ -216,6 +221,14 @@ def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
         a = _m_major(per_token_cast_to_fp8(torch.randn(m, K, device=device)))
         operands.append((a, torch.empty(m, N, device=device, dtype=torch.bfloat16)))
     return [lambda a=a, d=d: dense.fp8_gemm_nt(a, b, d) for a, d in operands]  # type: ignore[misc]
+
+
+def calls_with_new_m_of_bf16(device: str, count: int = NEW_MS) -> list[Call]:
+    """The same of BF16 products."""
+    config, b = select_bf16(M, N, K, Output(), Majors(), H200), torch.randn(N, K, device=device).bfloat16()
+    ms = [m for m in range(1, 4096) if m != M and select_bf16(m, N, K, Output(), Majors(), H200) == config][: count + 1]
+    operands = [[torch.randn(m, size, device=device).bfloat16() for size in (K, N)] for m in ms]
+    return [lambda a=a, d=d: deep_gemm.bf16_gemm_nt(a, b, d) for a, d in operands]  # type: ignore[misc]
 
 
 def calls_with_new_weight(device: str, count: int = NEW_WEIGHTS) -> list[Call]:

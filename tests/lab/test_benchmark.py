@@ -738,11 +738,13 @@ def test_every_public_product_is_called_by_the_host_benchmark() -> None:
 
 def test_layers_are_called_by_the_host_benchmark() -> None:
     returned = {name: call() is not None for name, _, call in host.layer_calls("cpu")}
-    assert {f"{layer}, {what}" for layer in ("Linear", "Experts") for what in ("forward", "step")} == {
-        name.removeprefix("deep_gemm.nn.") for name in returned if ".nn." in name
-    }
+    layers = "deep_gemm.nn.Linear", "deep_gemm.nn.Experts", "torch.nn.Linear in BF16"
+    steps = {f"{layer}, step" for layer in layers}
+    assert {name for name in returned if ".nn." in name} == {*steps, *(f"{layer}, forward" for layer in layers)}
     assert {name for name, has_result in returned.items() if not has_result} == {
-        *("deep_gemm.nn.Linear, step", "deep_gemm.nn.Experts, step", "deep_gemm.bf16_gemm_nt", "deep_gemm.einsum")
+        *steps,
+        "deep_gemm.bf16_gemm_nt",
+        "deep_gemm.einsum",
     }
 
 
@@ -753,6 +755,11 @@ def test_new_ms_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) -> No
         call()
     assert len(set(ms)) == len(ms) == 9
     assert len({select(m, host.N, host.K, Output(), gpus.H200) for m in ms}) == 1
+    ms.clear()
+    monkeypatch.setattr(deep_gemm, "bf16_gemm_nt", lambda a, b, d: ms.append(a.shape[0]))
+    for call in host.calls_with_new_m_of_bf16("cpu", count=8):
+        call()
+    assert len(set(ms)) == len(ms) == 9
 
 
 def test_new_weights_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
