@@ -370,7 +370,7 @@ def params_of(p: RowCast) -> bytes:
             "sizes": 0 if sizes is None else sizes.data_ptr(),
             "row_weights": 0 if p.row_weights is None else p.row_weights.data_ptr(),
             "row_of": 0 if p.row_of is None else p.row_of.data_ptr(),
-            "x_pitch": p.x.stride(0) * p.x.element_size() if m > 1 else 0,
+            "x_pitch": p.x.stride(0) * p.x.element_size() if m != 1 else 0,
             "values_pitch": p.values.stride(0) if p.values.shape[0] > 1 else 0,
             "scales_stride_m": scales.stride(-2) * SCALE_BYTES,
             "scales_stride_k": scales.stride(-1) * SCALE_BYTES,

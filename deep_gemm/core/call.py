@@ -28,6 +28,7 @@ from .kernel import WISHES
 from .seen import Seen
 
 MAX_PLANS = 4096
+_PUTTING = threading.Lock()
 Key = tuple[object, ...]
 P = TypeVar("P")
 PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
@@ -231,7 +232,8 @@ def signature(hint: Key, tensors: Sequence[Tensor]) -> Key:
 
 
 def put(kept: dict[Any, Any], key: object, value: object, most: int) -> None:
-    """Keep a value; the oldest goes if there are too many."""
-    if len(kept) >= most:
-        del kept[next(iter(kept))]
-    kept[key] = value
+    """Keep a value; the oldest goes if there are too many. Threads may do so at a time."""
+    with _PUTTING:
+        if len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[key] = value

@@ -6,6 +6,7 @@ Nothing documents it, so `torch_compares` asks it first. Without it, calls are f
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 MAX_CALLS = 4096
 MAX_ALIKE = 8
+_KEEPING = threading.Lock()
 Check = Callable[..., bool]
 Free = tuple[tuple[int, ...], tuple[int, ...]]
 """Dimensions of a tensor whose sizes, and whose strides, may be others."""
@@ -50,10 +52,11 @@ class Seen(dict[tuple[object, ...], list[tuple[Check, Any]]]):
         check = check_of(tensors, free)
         if any(x.requires_grad for x in tensors):
             check = _unless(wants_checks, check)
-        if hint not in self and len(self) >= MAX_CALLS:
-            del self[next(iter(self))]
-        alike = self.get(hint, [])
-        self[hint] = [(check, plan), *alike[: MAX_ALIKE - 1]]  # a new list: others may be reading the old
+        with _KEEPING:
+            if hint not in self and len(self) >= MAX_CALLS:
+                del self[next(iter(self))]
+            alike = self.get(hint, [])
+            self[hint] = [(check, plan), *alike[: MAX_ALIKE - 1]]  # a new list: others may be reading the old
 
 
 def _unless(wants_checks: Callable[[Sequence[Tensor]], bool], check: Check) -> Check:

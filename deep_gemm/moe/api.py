@@ -154,7 +154,8 @@ def experts_workspace_bytes(
     """Bytes of what `experts` holds between its parts at most, all at once: rows, FP8 operands, and both products.
 
     `gran_k` columns of a row share a scale. Many rows are activated where they are multiplied, and a GPU then holds no
-    first product. FP32 numbers of a weight's scales in UE8M0 are not counted.
+    first product. FP32 numbers of a weight's scales in UE8M0 are not counted, nor that parts begin at multiples of 256
+    bytes where they share a buffer.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076

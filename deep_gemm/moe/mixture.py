@@ -10,7 +10,7 @@ parameters that stay. Torch recognizes a call, of any number of tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from ..casts.by_kernels import has_kernels
 from ..core.call import put
 from ..core.check.checks import Operand, cuts_gradient
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span, ceil_div, pitch_of_scales
 from ..core.check.tracing import handles_operators
 from ..core.kernel import computes_on
 from ..core.seen import FREE_ROWS, STAYS, Free, Seen, torch_compares
@@ -65,11 +65,12 @@ class Mixture:
         self.intermediate, self.place, self.device = p.w1[0].shape[1] // 2, p.x.device, p.x.get_device()
         given = p.x, p.topk_ids, p.topk_weights, p.out
         x, ids, weights, out = (
-            torch.empty_strided((FEW, each.shape[1]), each.stride(), dtype=each.dtype, device=self.place)
-            for each in given
+            torch.empty_strided((0, each.shape[1]), each.stride(), dtype=each.dtype, device=self.place)
+            for each in given  # without rows, as those of a caller may lie far apart
         )
         self.row_bytes = tuple(each.shape[1] * each.element_size() for each in given)
         self.pitches = tuple(each.stride(0) * each.element_size() for each in given)
+        self._weight_bytes = tuple(map(byte_span, (*p.w1, *p.w2)))
         self._places: dict[int, Places] = {}
         self.route = RoutesAt(RouteProblem(ids, self.experts))
         self.gather = rows_at.gathered(x, self.topk, is_dependent=True)
@@ -102,7 +103,8 @@ class Mixture:
             (each.data_ptr(), span_of_rows(tokens, pitch, row_bytes))
             for each, pitch, row_bytes in zip((x, ids, p, out), self.pitches, self.row_bytes, strict=True)
         )
-        return touches(first, span, [*inputs, *((w.data_ptr(), w.nbytes) for w in (w1, sfw1, w2, sfw2))])
+        weights = (each.data_ptr() for each in (w1, sfw1, w2, sfw2))
+        return touches(first, span, [*inputs, *zip(weights, self._weight_bytes, strict=True)])
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Compute the mixture, into `out` if there is one."""
@@ -144,15 +146,25 @@ class Mixture:
 
 
 def recognized(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, said: Key
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w1: Operand,
+    w2: Operand,
+    out: Tensor | None,
+    said: tuple[Any, ...],
 ) -> tuple[Mixture | None, tuple[Tensor, ...], Key]:
-    """Find who computes a call like one before; give its tensors too, and what it is found by, if it is found later."""
+    """Find the mixture that computes a call like one before, None if there is none; give the call's tensors too, and
+    the key under which `keep` may keep one.
+    """
     try:
         (values1, sf1), (values2, sf2) = w1, w2
         tensors = x, topk_ids, topk_weights, values1, sf1, values2, sf2, *(() if out is None else (out,))
         if not has_kernels(x):
             return None, (), ()
-        key = (said, *map(type, said), len(tensors), values1.shape, values2.shape, x.dtype)
+        *others, recipe_b = said  # equal ones of different types are not alike: a recipe of floats is refused
+        types = map(type, (*others, *(recipe_b or ()), w1, w2))
+        key = (said, *types, len(tensors), values1.shape, values2.shape, x.dtype)
         found = SEEN.find(key, tensors)
         return found if found is not None and found.is_right(tensors) else None, tensors, key
     except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
@@ -162,7 +174,7 @@ def recognized(
 def keep(key: Key, tensors: Sequence[Tensor], p: ExpertsProblem) -> None:
     """Prepare for calls like one that was computed, if they can be."""
     if key and can_be_prepared(p, tensors) and not handles_operators(*tensors) and SEEN.find(key, tensors) is None:
-        SEEN.keep(key, tensors, Mixture(p), lambda given: cuts_gradient((given[0], given[2]), given[7:]), FREE)
+        SEEN.keep(key, tensors, Mixture(p), lambda given: cuts_gradient(given[:7], given[7:]), FREE)
 
 
 def can_be_prepared(p: ExpertsProblem, tensors: Sequence[Tensor]) -> bool:

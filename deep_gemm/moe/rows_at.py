@@ -135,18 +135,18 @@ def activation(
     rows, if there are any, stay where they are; they are not kept.
     """
     h = torch.empty(FEW, 2 * columns, dtype=BF16, device=device)
-    ends = torch.zeros(groups, dtype=torch.int32, device=device)
+    ends = torch.empty(groups, dtype=torch.int32, device=device)
     like = RowCast(h, *few_in_fp8(columns, device), gating=gating, row_weights=row_weights, ends=ends)
     return _cast(like, "sizes", is_dependent, activates=True, groups=CastGroups.UNTIL)
 
 
 def gathered(x: Tensor, topk: int, *, is_dependent: bool = False) -> ByRows:
-    """The cast ahead of the first product: `gather_cast_to_fp8` of tokens that lie like `x`, of which there are a few.
+    """The cast ahead of the first product: `gather_cast_to_fp8` of tokens that lie like `x`, which may have no rows.
 
     A launch takes the number of tokens, and where they, values, scales and `row_of` are, and the bytes of scales of a
     column.
     """
-    row_of = torch.zeros(FEW, topk, dtype=torch.int32, device=x.device)
+    row_of = torch.empty(FEW, topk, dtype=torch.int32, device=x.device)
     like = RowCast(x, *few_in_fp8(x.shape[1], x.device), row_of=row_of)
     return _cast(like, "row_of", is_dependent, to_routes=True)
 

@@ -17,6 +17,7 @@ import broken
 import host_mutations_bf16 as of_bf16
 import host_mutations_depths as of_depths
 import host_mutations_fine as of_fine
+import host_mutations_mixture as of_mixture
 import host_mutations_sends as of_sends
 import torch
 from host_mutations_bf16 import spread
@@ -274,6 +275,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     **of_fine.TRIALS,
     **of_sends.TRIALS,
     **of_depths.TRIALS,
+    **of_mixture.TRIALS,
 }
 
 
@@ -644,10 +646,10 @@ MUTATIONS = [
     *_swap("casts.lay_scales", '"are_words": int(sf.dtype == torch.int32)', '"are_words": 0', SCALES),
     *_swap("casts.lay_scales", "(groups[0] if groups else 1) *", "1 *", SCALES),
     *_swap("casts.lay_scales", "ceil_div(m, config.rows)", "m // config.rows", SCALES),
-    # BF16, fine scales, and what travels by collectives
+    # BF16, fine scales, what travels by collectives, and prepared calls of experts
     *(
         mutation
-        for swap in (*of_bf16.SWAPS, *of_fine.SWAPS, *of_sends.SWAPS, *of_depths.SWAPS)
+        for swap in (*of_bf16.SWAPS, *of_fine.SWAPS, *of_sends.SWAPS, *of_depths.SWAPS, *of_mixture.SWAPS)
         for mutation in _swap(*swap)
     ),
 ]

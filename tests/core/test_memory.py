@@ -6,6 +6,9 @@ import importlib
 import inspect
 import os
 import pkgutil
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm.core import settings
+from deep_gemm.core import seen, settings
+from deep_gemm.core.call import never, put
+from deep_gemm.core.seen import Seen
 from deep_gemm.core.settings import InForce
 
 SIZES = {
@@ -68,6 +73,39 @@ def test_settings_that_change_all_the_time_are_forgotten_but_never_mistaken(monk
             assert chosen.generation == number or len(chosen._generations) <= 2
             assert owners.setdefault(chosen.generation, chosen.choices) == chosen.choices
             assert len(chosen._generations) <= 8
+
+
+class SlowSeen(Seen):
+    """Takes its time to find the oldest."""
+
+    def __iter__(self) -> Iterator[Any]:
+        oldest = next(super().__iter__())
+        time.sleep(0.05)
+        yield oldest
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_threads_that_make_room_at_a_time_do_not_meet(by_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would forget the oldest, which is there once."""
+    monkeypatch.setattr(seen, "MAX_CALLS", 2)
+    kept, failed = SlowSeen({("a",): [], ("b",): []}), []
+    seen.torch_compares()
+
+    def keep(name: str) -> None:
+        try:
+            if by_torch:
+                kept.keep((name,), [torch.zeros(2)], None, never)
+            else:
+                put(kept, (name,), [], 2)
+        except KeyError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=keep, args=(name,)) for name in "cd"]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failed and set(kept.keys()) == {("c",), ("d",)}
 
 
 def used_mib() -> dict[str, float]:

@@ -146,7 +146,7 @@ def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices
     if splits and clusters > at_once:
         return NEVER
     load = LOAD_KB_PER_US
-    is_shared = ceil_div(m, block_m) > FEW_HIGH and cluster_m * cluster_n == 1
+    is_shared = ceil_div(m, block_m) > FEW_HIGH and cluster_m * cluster_n == 1 and not splits
     if is_shared and k >= DEEP and 2 * (m + n) * k > L2_BYTES:
         load = SHARED_LOAD_KB_PER_US.get(gpu.name, load)
     multiply_us = ceil_div(clusters, at_once) * tile_us(tile, m, k, output, slices, load)

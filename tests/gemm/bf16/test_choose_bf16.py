@@ -54,6 +54,7 @@ def test_an_h100_takes_wide_tiles_where_many_share_a_deep_weight() -> None:
     }
     assert select_bf16(1024, 7168, 16384, Output(), NT, H100).name == "bf16 nt 128x160 bf16"
     assert select_bf16(1024, 7168, 16384, Output(), NT, H200).name == "bf16 nt 128x112 bf16"
+    assert select_bf16(1024, 7168, 16384, Output(), NT, H20).name == "bf16 nt 256x192 bf16"
     assert select_bf16(512, 576, 7168, Output(), NT, H100).block_n == 48
 
 
