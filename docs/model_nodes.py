@@ -172,7 +172,7 @@ def points(rows: Iterable[dict[str, Any]], hidden: int) -> Iterator[tuple[float,
 
 
 def copies_to_a_peer(rows: Iterable[dict[str, Any]]) -> Line:
-    """What a copy through symmetric memory took, by its bytes."""
+    """Fit what a copy through symmetric memory took, by its bytes."""
     return Line.fit([(row["bytes"], row["us"]) for row in rows if "copy to the next" in row["what"]])
 
 

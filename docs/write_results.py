@@ -78,8 +78,8 @@ def page() -> str:
     """All sessions."""
     header = sessions()[H200].header
     measured = (
-        f"{each['date']} at commit {each['commit']} on an {gpu} ({each['machine']['software']})"
-        for gpu, each in ((gpu, sessions()[gpu].header) for gpu in (H200, H100))
+        "{date} at commit {commit} on an {machine[gpu]} ({machine[software]})".format(**each.header)
+        for each in sessions().values()
     )
     return "\n".join(
         [

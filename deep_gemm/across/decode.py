@@ -18,7 +18,7 @@ from torch import Tensor
 from ..casts.gating import Gating
 from ..casts.rules import empty_scales
 from ..core.check.integers import INT32_MAX
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
+from ..core.check.layout import ADDRESS_ALIGNMENT, pitch_of_scales
 from ..core.meeting import Room
 from ..core.seen import torch_compares
 from ..gemm.packed import is_packed
@@ -26,7 +26,7 @@ from ..moe import rows_at
 from ..moe.api import activates_in_product
 from ..moe.check import ExpertRows
 from ..moe.gather_weighted import sums_at
-from ..moe.prepared import Kind, Weights, apart, are_whole, has_aligned_rows, span_of_rows, touches
+from ..moe.prepared import Kind, Parts, Weights, are_whole, has_aligned_rows, span_of_rows, touches
 from ..moe.route_rows import RoutesAt
 from ..moe.rows_at import FEW, MAX_EXPERTS
 from . import rows_fetched, rows_to_addresses
@@ -36,33 +36,24 @@ from .gather_rows import Gathered
 from .message import ADDRESS_BYTES, BF16_BYTES, WORD, WORD_BYTES
 
 
-class Places:
-    """The places where the parts of a call's buffer begin, and how long it is."""
+class Places(Parts):
+    """The places where the parts of a call's buffer begin."""
 
     def __init__(self, room: Room, share: Share, table_bytes: int, *, has_h: bool) -> None:
         """Place the parts. With `has_h` the first product comes in BF16, and is activated by a kernel of its own."""
-        rows, self.end = room.slots * room.topk, 0
-        self.result_of = self._part(WORD_BYTES * room.max_tokens * room.topk)
-        self.ids, self.token_of, self.row_of = (self._part(WORD_BYTES * rows) for _ in range(3))
-        self.counts, self.ends = (self._part(WORD_BYTES * share.here) for _ in range(2))
-        self.table, self.addresses = self._part(table_bytes), self._part(ADDRESS_BYTES * rows)
-        self.h = self._part(BF16_BYTES * rows * 2 * share.intermediate if has_h else 0)
+        rows = room.slots * room.topk
+        self.result_of = self.part(WORD_BYTES * room.max_tokens * room.topk)
+        self.ids, self.token_of, self.row_of = (self.part(WORD_BYTES * rows) for _ in range(3))
+        self.counts, self.ends = (self.part(WORD_BYTES * share.here) for _ in range(2))
+        self.table, self.addresses = self.part(table_bytes), self.part(ADDRESS_BYTES * rows)
+        self.h = self.part(BF16_BYTES * rows * 2 * share.intermediate if has_h else 0)
         first = self.end
-        self.values, self.scales = self._operand(rows, share.hidden)
+        self.values, self.scales = self.operand(rows, share.hidden)
         behind = self.end
         if has_h:  # the middle is made of h, so it may take the place of what h was made of
             self.end = first
-        self.middle, self.of_middle = self._operand(rows, share.intermediate)
+        self.middle, self.of_middle = self.operand(rows, share.intermediate)
         self.end = max(self.end, behind)
-
-    def _operand(self, rows: int, columns: int) -> tuple[int, int]:
-        scales = pitch_of_scales(rows) * ceil_div(columns, SCALE_BLOCK)
-        return self._part(rows * columns), self._part(WORD_BYTES * scales)
-
-    def _part(self, size: int) -> int:
-        at = self.end
-        self.end = apart(at + size)
-        return at
 
 
 class Decode(Kind):

@@ -340,6 +340,30 @@ def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int, Rows] | N
     return m, pitch, Rows((m, n), span_a, span_sfa, before.span_b, before.span_sfb, span_d, span_c)
 
 
+def derived_for_rows(
+    templates: dict[Any, Plan],
+    config: Any,
+    m: int,
+    pitch: int,
+    of_rows: tuple[Rows, int],
+    resized: Callable[[], Sequence[Resized]],
+) -> Plan:
+    """Derive a plan for `m` rows from that of its configuration: quickly, if `resizing` says how.
+
+    `pitch` is that of A's scales in bytes, `of_rows` what else changes, and CTAs. If all boxes of a derived plan are
+    whole, it is a better template for others.
+    """
+    template, are_whole = templates[config], m >= config.block_m
+    if template.resizing is not None and are_whole and pitch < driver.STRIDE_LIMIT:
+        return template.with_rows(m, pitch, *of_rows)
+    changed = resized()
+    plan = template.derived(*of_rows, {"m": m}, changed)
+    if are_whole and driver.sizes_are_numbers():
+        plan.resizing = Resizing.of(plan.params, ("m",), changed, m)
+        templates[config] = plan
+    return plan
+
+
 def refuse_if(config_name: str, reason: str | None) -> None:
     """Raise for a configuration that was given for a problem and, for this reason, does not compute it."""
     if reason is not None:

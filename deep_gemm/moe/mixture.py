@@ -10,7 +10,7 @@ parameters that stay. Torch recognizes a call, of any number of tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from ..casts.by_kernels import has_kernels
 from ..core.call import put
 from ..core.check.checks import Operand, cuts_gradient
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span, ceil_div, pitch_of_scales
+from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span, pitch_of_scales
 from ..core.check.tracing import handles_operators
 from ..core.kernel import computes_on
 from ..core.seen import FREE_ROWS, STAYS, Free, Seen, torch_compares
@@ -26,7 +26,7 @@ from ..gemm.output import FP4_OPERANDS, USUAL_OPERANDS
 from . import rows_at
 from .check import ExpertsProblem
 from .gather_weighted import sums_at
-from .prepared import Weights, apart, are_whole, has_aligned_rows, span_of_rows, touches
+from .prepared import Parts, Weights, apart, are_whole, has_aligned_rows, span_of_rows, touches
 from .route_rows import RouteProblem, RoutesAt
 from .rows_at import FEW, MAX_EXPERTS
 
@@ -41,19 +41,17 @@ Key = tuple[object, ...]
 SEEN = Seen()
 
 
-class Places(NamedTuple):
-    """The places where the parts of a call's buffer begin, and how long it is."""
+class Places(Parts):
+    """The places where the parts of a call's buffer begin, ids of rows first."""
 
-    token_of: int
-    row_of: int
-    counts: int
-    ends: int
-    values: int
-    scales: int
-    h: int
-    middle: int
-    of_middle: int
-    size: int
+    def __init__(self, rows: int, hidden: int, intermediate: int, experts: int) -> None:
+        """Place the parts. The second product's result lies where what led to its operand was."""
+        self.ids, self.token_of, self.row_of = (self.part(WORD_BYTES * rows) for _ in range(3))
+        self.counts, self.ends = (self.part(WORD_BYTES * experts) for _ in range(2))
+        self.values, self.scales = self.operand(rows, hidden)
+        self.h = self.part(2 * BF16_BYTES * rows * intermediate)
+        self.end = max(self.end, apart(self.values + BF16_BYTES * rows * hidden))
+        self.middle, self.of_middle = self.operand(rows, intermediate)
 
 
 class Mixture:
@@ -112,7 +110,7 @@ class Mixture:
         tokens = x.shape[0]
         rows, here = tokens * self.topk, self._places.get(tokens) or self._placed(tokens)
         y = out[0] if out else torch.empty((tokens, self.hidden), dtype=torch.bfloat16, device=self.place)
-        buffer = torch.empty(here.size, dtype=torch.uint8, device=self.place)
+        buffer = torch.empty(here.end, dtype=torch.uint8, device=self.place)
         at = buffer.data_ptr()
         row_of, ends, values, scales = at + here.row_of, at + here.ends, at + here.values, at + here.scales
         h, middle, of_middle = at + here.h, at + here.middle, at + here.of_middle
@@ -127,20 +125,7 @@ class Mixture:
         return None if out else y
 
     def _placed(self, tokens: int) -> Places:
-        """Place the parts, ids of rows first. The second product's result lies where what led to its operand was."""
-        rows, end = tokens * self.topk, 0
-        pitch, places = WORD_BYTES * pitch_of_scales(rows), []
-        of_a, outputs = ((rows * k, pitch * ceil_div(k, SCALE_BLOCK)) for k in (self.hidden, self.intermediate))
-        inputs = *of_a, 2 * BF16_BYTES * rows * self.intermediate
-        words = (WORD_BYTES * count for count in (rows, rows, rows, self.experts, self.experts))
-        for size in (*words, *inputs):
-            places.append(end)
-            end = apart(end + size)
-        end = max(end, apart(places[5] + BF16_BYTES * rows * self.hidden))
-        for size in outputs:
-            places.append(end)
-            end = apart(end + size)
-        placed = Places._make([*places[1:], end])
+        placed = Places(tokens * self.topk, self.hidden, self.intermediate, self.experts)
         put(self._places, tokens, placed, MAX_SIZES)
         return placed
 

@@ -11,8 +11,9 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
+from ..casts.by_kernels import PITCH_LIMIT
 from ..core.check.checks import Operand
-from ..core.check.layout import ADDRESS_ALIGNMENT
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..core.check.tracing import is_dynamo_compiling, num_modes
 from ..core.kernel import computes_on
 from ..core.seen import FREE_ROWS, check_of
@@ -21,8 +22,6 @@ from ..gemm.plan import SCALE_BYTES
 
 MAX_KINDS = 8
 """Calls of a form are prepared for at most so many kinds of operands."""
-PITCH_LIMIT = 1 << 32
-"""Bytes from a token to the next for which kernels have room."""
 APART = 256
 """Bytes. Parts of a buffer begin at multiples of it."""
 
@@ -106,3 +105,21 @@ def touches(first: int, span: int, others: Iterable[tuple[int, int]]) -> bool:
 def apart(size: int) -> int:
     """Give where the next part of a buffer may begin."""
     return (size + (APART - 1)) & -APART
+
+
+class Parts:
+    """The parts of a buffer, each behind the one before."""
+
+    end = 0
+    """Bytes of the buffer."""
+
+    def part(self, size: int) -> int:
+        """Place a part of so many bytes, and give where it begins."""
+        at = self.end
+        self.end = apart(at + size)
+        return at
+
+    def operand(self, rows: int, columns: int) -> tuple[int, int]:
+        """Place FP8 values and their scales, which lie m-major."""
+        scales = pitch_of_scales(rows) * ceil_div(columns, SCALE_BLOCK)
+        return self.part(rows * columns), self.part(SCALE_BYTES * scales)

@@ -43,10 +43,10 @@ TRIALS: dict[str, Callable[[], None]] = {
 }
 OF = "moe.mixture"
 SWAPS: tuple[tuple[str, ...], ...] = (
-    (OF, "end = max(end, apart(places[5] + BF16_BYTES * rows * self.hidden))", "end = max(end, 0)", LONG),
-    (OF, "(rows, rows, rows, self.experts, self.experts)", "(rows, rows, rows, 0, self.experts)", APART),
-    (OF, "(rows * k, pitch * ceil_div(k, SCALE_BLOCK))", "(rows * k, WORD_BYTES * rows)", APART),
-    (OF, "2 * BF16_BYTES * rows * self.intermediate", "BF16_BYTES * rows * self.intermediate", APART),
+    (OF, "max(self.end, apart(self.values + BF16_BYTES * rows * hidden))", "max(self.end, 0)", LONG),
+    (OF, "(self.part(WORD_BYTES * experts) for _", "(self.part(0) for _", APART),
+    ("moe.prepared", "self.part(SCALE_BYTES * scales)", "self.part(scales)", APART),
+    (OF, "2 * BF16_BYTES * rows * intermediate", "BF16_BYTES * rows * intermediate", APART),
     (OF, "        pitch = WORD_BYTES * pitch_of_scales(rows)\n", "        pitch = WORD_BYTES * rows\n", VALUES),
     (OF, "ids.data_ptr(), at + here.counts, ends,", "ids.data_ptr(), ends, ends,", VALUES),
     (OF, "values, scales, row_of, pitch)", "values, scales, at + here.token_of, pitch)", VALUES),

@@ -123,12 +123,12 @@ def test_parts_lie_apart_and_take_no_more_than_is_said(launched: Counter[str]) -
         sizes = (
             [4 * rows] * 3 + [4 * EXPERTS] * 2 + [rows * HIDDEN, pitch * 3, 4 * rows * INTER, rows * INTER, pitch * 2]
         )
-        begins = [0, *p[:-1]]
+        begins = [*(at for name, at in vars(p).items() if name != "end")]
         ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
-        assert all(end <= begin for end, begin in zip(ends, [*begins[1:], p.size], strict=True))
+        assert all(end <= begin for end, begin in zip(ends, [*begins[1:], p.end], strict=True))
         assert p.values + 2 * rows * HIDDEN <= p.middle and not any(begin % 256 for begin in begins)
         said = deep_gemm.experts_workspace_bytes(tokens, TOPK, EXPERTS, HIDDEN, INTER)
-        assert p.size <= said + 256 * len(begins)
+        assert p.end <= said + 256 * len(begins)
 
 
 def test_kernels_begin_beside_the_end_of_the_one_before_as_by_tensors(

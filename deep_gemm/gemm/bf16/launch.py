@@ -18,7 +18,7 @@ from ...core.sm90 import WGMMA_ROWS
 from ..kernel import params_of
 from ..maps import matrix_map, output_map, plane_map
 from ..output import Groups, Output, output_into
-from ..plan import A, B, C, D, Place, Plan, Resized, Resizing, Rows, addresses_of, refuse_if
+from ..plan import A, B, C, D, Place, Plan, Resized, Rows, addresses_of, derived_for_rows, refuse_if
 from .choose import select_bf16
 from .config import BLOCK_K, Bf16Config, Majors
 from .kernel import KERNEL as BF16_GEMM
@@ -93,24 +93,20 @@ def derive(templates: dict[Bf16Config, Plan], operands: Sequence[Any]) -> Plan |
         return None
     n, k, before = like.n, like.k, like.rows
     config = select_bf16(m, n, k, like.output, next(iter(templates)).majors, gpu)
-    template = templates.get(config)
-    if template is None:
+    if config not in templates:
         return None
     _print_if_asked(1, m, n, k, config)
     ctas = grid(config, 1, m, n, num_sms_of(gpu.num_sms))
     span_d = m * n * like.dtype.itemsize if d is None else byte_span(d)
     rows = Rows((m, n), byte_span(a), 0, before.span_b, 0, span_d, 0 if c is None else byte_span(c))
-    if template.resizing is not None and m >= config.block_m:
-        return template.with_rows(m, 0, rows, ctas)
-    resized = (
-        Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
-        Resized("map_d", 2 if config.has_wide_panels else 1, m),
-    )
-    plan = template.derived(rows, ctas, {"m": m}, resized)
-    if m >= config.block_m and driver.sizes_are_numbers():  # whole boxes: a better template for others
-        plan.resizing = Resizing.of(plan.params, ("m",), resized, m)
-        templates[config] = plan
-    return plan
+
+    def resized() -> Sequence[Resized]:
+        return (
+            Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
+            Resized("map_d", 2 if config.has_wide_panels else 1, m),
+        )
+
+    return derived_for_rows(templates, config, m, 0, (rows, ctas), resized)
 
 
 def _print_if_asked(planes: int, m: int, n: int, k: int, config: Bf16Config) -> None:

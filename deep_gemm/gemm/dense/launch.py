@@ -32,8 +32,8 @@ from ..plan import (
     Place,
     Plan,
     Resized,
-    Resizing,
     addresses_of,
+    derived_for_rows,
     other_rows,
     refuse_if,
 )
@@ -93,18 +93,16 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
     if isinstance(config, DecodeConfig):
         return fp8_gemm_decode.derived(template, config, m, pitch, rows)
     ctas = grid(config, m, like.n, num_sms_of(gpu.num_sms))
-    if template.resizing is not None and m >= config.block_m and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
-        return template.with_rows(m, pitch * SCALE_BYTES, rows, ctas)
-    resized = (
-        Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
-        Resized("map_sfa", 0, m, pitch * SCALE_BYTES, (box_rows_of_sfa(config, m), config.scale_parts)),
-        Resized("map_d", 2 if config.has_wide_panels else 1, m),
-    )
-    plan = template.derived(rows, ctas, {"m": m}, resized)
-    if m >= config.block_m and driver.sizes_are_numbers():  # whole boxes: a better template for others
-        plan.resizing = Resizing.of(plan.params, ("m",), resized, m)
-        templates[config] = plan
-    return plan
+    pitch *= SCALE_BYTES
+
+    def resized() -> Sequence[Resized]:
+        return (
+            Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
+            Resized("map_sfa", 0, m, pitch, (box_rows_of_sfa(config, m), config.scale_parts)),
+            Resized("map_d", 2 if config.has_wide_panels else 1, m),
+        )
+
+    return derived_for_rows(templates, config, m, pitch, (rows, ctas), resized)
 
 
 def output_of(p: DenseProblem) -> Output:

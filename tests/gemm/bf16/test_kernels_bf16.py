@@ -158,7 +158,7 @@ def test_a_layout_that_overlaps_d_is_refused(gpu: FakeGpu) -> None:
 def launched_for_several_m(
     gpu: FakeGpu, major: str, output: Output, extra: int
 ) -> tuple[list[tuple[int, int, dict[int, int]]], int]:
-    """What is launched for several m of one weight but for addresses, and how many launches were planned anew."""
+    """Give what is launched for several m of one weight but for addresses, and how many launches were planned anew."""
     PLANS.clear()
     gpu.launches.clear()
     planned = gpu.plans
