@@ -141,6 +141,11 @@ class GemmConfig(Config, Output):
         return self.block_n // 64 if self.converts_b else int(self.has_chunks)
 
     @property
+    def storing_warps(self) -> int:
+        """The producer's last warps, where they have no other work: each stores what a math warpgroup leaves for it."""
+        return self.num_math_warpgroups if self.to_addresses and not self.converts_b else 0
+
+    @property
     def scales_written(self) -> int:
         """Numbers of a slot that scaling warps write: a factor each, or scales of chunks and whether they fold."""
         if not self.has_chunks:
@@ -240,6 +245,8 @@ class GemmConfig(Config, Output):
     @property
     def output_barriers_bytes(self) -> int:
         """Size of `OutputBarriers` in the epilogue."""
+        if self.to_addresses:
+            return self.num_math_warpgroups * 2 * 8
         return 2 * 8 if self.cluster_k > 1 else EMPTY_BYTES
 
     @property
@@ -507,6 +514,7 @@ class GemmConfig(Config, Output):
             "kConvertRows": CONVERT_ROWS,
             "kConvertRegisters": self.convert_registers,
             "kScalingWarps": self.scaling_warps,
+            "kStoringWarps": self.storing_warps,
             "kFinishingWarps": self.convert_warps or self.scaling_warps,
             "kClusterM": self.cluster_m,
             "kClusterN": self.cluster_n,

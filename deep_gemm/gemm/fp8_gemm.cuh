@@ -57,6 +57,10 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& 
   } while (passes.again<false>());
 }
 
+// Epilogues whose math warps store by themselves leave nothing to others (kStoringWarps).
+template <typename... Any>
+DEVICE void store_tiles(Any&&...) {}
+
 // Profilers find a product by its kernel's name, so config.cuh defines KERNEL_NAME: fp8_gemm_dense, and so on.
 KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
@@ -95,6 +99,8 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
     if (kScalingWarps > 0 && warp >= 4 - kScalingWarps) scale_tiles(p, shared, tiles, warp - (4 - kScalingWarps));
+    if (kStoringWarps > 0 && warp >= 4 - kStoringWarps)
+      store_tiles(p, shared.output, shared.output_barriers, tiles, warp - (4 - kStoringWarps));
     tiles.find_for_others(warp);
   } else if (kConvertWarps > 0 && warpgroup > kNumMathWarpgroups) {
     convert_tiles(p, shared, tiles, warpgroup - kNumMathWarpgroups - 1);

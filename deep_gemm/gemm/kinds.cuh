@@ -26,6 +26,7 @@
 //   Output(storage, barriers, warpgroup)  what becomes of a warpgroup's tiles; finish() behind the last one
 //     expect(p, tile)                  before a tile is multiplied: asks for what its stores will need
 //     store_tile(p, tile, total)
+//   store_tiles(p, storage, barriers, tiles, which)  by the producer's last warps, if these store what math warps leave
 //   prefetch_output_map(p), prefetch_d(p, tile, k_block, end)
 //   leave()                          by all threads of the CTA, at last
 //

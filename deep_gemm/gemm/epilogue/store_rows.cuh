@@ -1,11 +1,14 @@
 // From accumulators to rows of D that lie anywhere, in this GPU's memory or in a peer's: p.d has the address of each row, 0 if
 // it goes nowhere.
 //
-//   warp: 16 rows of a tile --stmatrix--> its part of a buffer --16 bytes a lane, row by row--> address of the row
+//   math warp:     free --wait--> 16 rows of a tile --stmatrix--> its part of a buffer --arrive--> ready
+//   storing warp:  ready --wait--> the 64 rows of a warpgroup --16 bytes a lane, row by row--> address of the row --arrive--> free
 //
-// A warp keeps to its own rows, so warps do not wait for each other. Each row is stored once, as links are slower than memory.
+// Who stores waits for memory, or for a link. So warps of the producer do it that have no other work, while the math warps
+// multiply the next tile. FP4 leaves none: there each math warp stores its own rows. Each row is stored once, as links are slower than memory.
 #pragma once
 #include "config.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "tile.cuh"
@@ -13,79 +16,120 @@
 
 // 16 bytes more than the columns take: eight rows, which stmatrix writes at a time, lie in different banks.
 constexpr uint32_t kRowPitch = kBlockN * 2 + 16, kWarpBytes = 16 * kRowPitch;
-constexpr uint32_t kUnitsAlongM = kUnitsPerWarpgroup / kUnitsAlongN;
-static_assert(kUnitN % 16 == 0 && !kOutputIsFp32, "whole pieces of 16 bytes of BF16");
+static_assert(kUnitN % 16 == 0 && kBlockN <= 256 && !kOutputIsFp32, "whole pieces of 16 bytes of BF16, at most one of a row for each lane");
+static_assert(kUnitsPerWarpgroup == kUnitsAlongN, "64 rows for each warpgroup");
+static_assert(kStoringWarps == 0 || kStoringWarps == kNumMathWarpgroups, "a storing warp for each warpgroup");
 
 struct OutputStorage {
   alignas(1024) uint8_t buffers[kNumMathWarps * kWarpBytes];
 };
 
 struct OutputBarriers {
-  DEVICE void init() {}
+  uint64_t ready[kNumMathWarpgroups], free[kNumMathWarpgroups];  // each warpgroup's part of the buffer
+
+  DEVICE void init() {
+    for (uint32_t i = 0; i < kNumMathWarpgroups; ++i) ptx::mbarrier_init(&ready[i], 4), ptx::mbarrier_init(&free[i], 1);
+  }
 };
 
 DEVICE void prefetch_output_map(const Params&) {}
 
 DEVICE void prefetch_d(const Params&, const Tile&, uint32_t, uint32_t) {}
 
-// What a warp stores, tile by tile.
-struct Output {
-  OutputStorage& storage;
-  uint64_t addresses[kUnitsAlongM];  // where the rows of lanes 0 to 15 go; 0: nowhere
+// kRows rows of a tile, on their way from shared memory. By a warp.
+template <uint32_t kRows>
+struct RowsToStore {
+  static constexpr uint32_t kAtOnce = 4;
+  uint64_t addresses[ceil_div(kRows, 32)];  // where row i goes, in lane i % 32; 0: nowhere
 
-  DEVICE Output(OutputStorage& storage_, OutputBarriers&, uint32_t) : storage(storage_) {}
-
-  // Addresses come while the tile is multiplied.
-  DEVICE void expect(const Params& p, const Tile& tile) {
-    const uint32_t row_of_lane = ptx::warp_index() * 16 + ptx::lane_index();
+  // Asks for the addresses of rows from `first_row` of the tile on.
+  DEVICE void expect(const Params& p, const Tile& tile, uint32_t first_row) {
 #pragma unroll
-    for (uint32_t i = 0; i < kUnitsAlongM; ++i) {
-      const uint32_t row = row_of_unit(i * kUnitsAlongN) + row_of_lane, row_m = tile.row_m + row;
+    for (uint32_t i = 0; i < ceil_div(kRows, 32); ++i) {
+      const uint32_t row_of_part = i * 32 + ptx::lane_index(), row = first_row + row_of_part, row_m = tile.row_m + row;
       ptx::Uint2 words = {0, 0};
-      if (ptx::lane_index() < 16 && row >= tile.stored_before && row_m < tile.end_m)
+      if (row_of_part < kRows && row >= tile.stored_before && row_m < tile.end_m)
         words = ptx::ld_global_v2_b32(p.d + uint64_t{row_m} * 8);
       addresses[i] = uint64_t{words.y} << 32 | words.x;
     }
   }
 
-  template <uint32_t kUnits>
-  DEVICE void store_tile(const Params& p, const Tile& tile, float (&total)[kUnits][kUnitN / 2]) {
-    constexpr uint32_t kAtOnce = kUnits < kUnitsAlongN ? kUnits : kUnitsAlongN;  // units of the same rows
-    const uint32_t lane = ptx::lane_index();
-    uint8_t* rows = storage.buffers + ptx::warp_index() * kWarpBytes;
+  DEVICE void store(const Params& p, const uint8_t* rows, uint32_t row_n) const {
+    const uint32_t left = row_n < p.n ? p.n - row_n : 0, bytes = (left < kBlockN ? left : kBlockN) * 2;
+    const bool is_inside = ptx::lane_index() * 16 < bytes;
+    const uint32_t at = is_inside ? ptx::lane_index() * 16 : 0;
 #pragma unroll
-    for (uint32_t first = 0; first < kUnits; first += kAtOnce) {
-      ptx::syncwarp();  // all have read what lay here before
-      // stmatrix takes the address of row i of its four 8x8 matrices from lane i: as in epilogue/panels.cuh.
-#pragma unroll
-      for (uint32_t column = 0; column < kAtOnce * kUnitN; column += 16) {
-        const float* v = &total[first + column / kUnitN][column % kUnitN / 2];
-        ptx::stmatrix_x4(rows + lane % 16 * kRowPitch + (column + lane / 16 * 8) * 2, ptx::pack_bf16(v[0], v[1]),
-                         ptx::pack_bf16(v[2], v[3]), ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
-      }
-      ptx::syncwarp();
-      store_rows(p, rows, tile.row_n, kAtOnce * kUnitN, addresses[first / kUnitsAlongN]);
-    }
-  }
-
-  DEVICE void store_rows(const Params& p, const uint8_t* rows, uint32_t row_n, uint32_t columns, uint64_t address) const {
-    if (row_n >= p.n) return;
-    const uint32_t bytes = (p.n - row_n < columns ? p.n - row_n : columns) * 2, low = address, high = address >> 32;
+    for (uint32_t part = 0; part < ceil_div(kRows, 32); ++part) {
+      const uint32_t low = addresses[part], high = addresses[part] >> 32;
 #pragma unroll 1
-    for (uint32_t first = 0; first < 16; first += 4) {
+      for (uint32_t first = 0; first < 32 && first < kRows; first += kAtOnce) {
+        ptx::Uint4 pieces[kAtOnce];  // all on their way before the first is stored
 #pragma unroll
-      for (uint32_t row = first; row < first + 4; ++row) {
-        const uint64_t to = uint64_t{ptx::shfl_sync(high, row)} << 32 | ptx::shfl_sync(low, row);
-        if (to == 0) continue;
-        for (uint32_t at = ptx::lane_index() * 16; at < bytes; at += 512) {
-          const ptx::Uint4 piece = ptx::ld_shared_v4_b32(rows + row * kRowPitch + at);
-          ptx::st_global_v4_b32(reinterpret_cast<uint8_t*>(to) + row_n * 2 + at, piece.x, piece.y, piece.z, piece.w);
+        for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = ptx::ld_shared_v4_b32(rows + (part * 32 + first + i) * kRowPitch + at);
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+          const uint64_t to = uint64_t{ptx::shfl_sync(high, first + i)} << 32 | ptx::shfl_sync(low, first + i);
+          if (to != 0 && is_inside)
+            ptx::st_global_v4_b32(reinterpret_cast<uint8_t*>(to) + row_n * 2 + at, pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w);
         }
       }
     }
   }
+};
+
+// What a math warp stores, tile by tile.
+struct Output {
+  OutputStorage& storage;
+  OutputBarriers& barriers;
+  const uint32_t warpgroup;
+  uint32_t parity = 0;
+  RowsToStore<16> own;  // where nobody else stores
+
+  DEVICE Output(OutputStorage& storage_, OutputBarriers& barriers_, uint32_t warpgroup_)
+      : storage(storage_), barriers(barriers_), warpgroup(warpgroup_) {}
+
+  // Addresses come while the tile is multiplied.
+  DEVICE void expect(const Params& p, const Tile& tile) {
+    if constexpr (kStoringWarps == 0) own.expect(p, tile, ptx::warp_index() * 16);
+  }
+
+  template <uint32_t kUnits>
+  DEVICE void store_tile(const Params& p, const Tile& tile, float (&total)[kUnits][kUnitN / 2]) {
+    const uint32_t lane = ptx::lane_index();
+    uint8_t* rows = storage.buffers + ptx::warp_index() * kWarpBytes;
+    // All have read what lay here before.
+    if constexpr (kStoringWarps > 0) ptx::mbarrier_wait_parity(&barriers.free[warpgroup], parity ^ 1), parity ^= 1;
+    else ptx::syncwarp();
+    // stmatrix takes the address of row i of its four 8x8 matrices from lane i: as in epilogue/panels.cuh.
+#pragma unroll
+    for (uint32_t column = 0; column < kBlockN; column += 16) {
+      const float* v = &total[column / kUnitN][column % kUnitN / 2];
+      ptx::stmatrix_x4(rows + lane % 16 * kRowPitch + (column + lane / 16 * 8) * 2, ptx::pack_bf16(v[0], v[1]),
+                       ptx::pack_bf16(v[2], v[3]), ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
+    }
+    ptx::syncwarp();
+    if constexpr (kStoringWarps == 0) own.store(p, rows, tile.row_n);
+    else if (lane == 0) ptx::mbarrier_arrive(&barriers.ready[warpgroup]);
+  }
 
   DEVICE void finish() {}
 };
+
+// By the producer's last warps, one for each math warpgroup.
+DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers& barriers, Tiles& tiles, uint32_t warpgroup) {
+  RowsToStore<64> rows;
+  Share share;
+  uint32_t parity = 0;
+  for (Tile tile; tiles.next(tile);) {
+    share.set(tile, warpgroup);
+    if (!share.is_any) continue;
+    rows.expect(p, tile, warpgroup * 64);
+    ptx::mbarrier_wait_parity(&barriers.ready[warpgroup], parity);
+    rows.store(p, storage.buffers + warpgroup * 4 * kWarpBytes, tile.row_n);
+    ptx::syncwarp();  // all lanes have read
+    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.free[warpgroup]);
+    parity ^= 1;
+  }
+}
 
 DEVICE void leave() {}

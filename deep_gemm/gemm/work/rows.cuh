@@ -24,7 +24,7 @@ struct WorkStorage : ArrivalStorage {
 
   DEVICE void init() {
     ArrivalStorage::init();
-    queue.init(kNumMathWarps + 1 + kConvertGroups * kConvertWarps + kScalingWarps);  // all roles but the dealing warp take
+    queue.init(kNumMathWarps + kStoringWarps + 1 + kConvertGroups * kConvertWarps + kScalingWarps);  // all roles but the dealing warp take
   }
 };
 
