@@ -107,7 +107,7 @@ struct Output {
       ptx::stmatrix_x4(rows + lane % 16 * kRowPitch + (column + lane / 16 * 8) * 2, ptx::pack_bf16(v[0], v[1]),
                        ptx::pack_bf16(v[2], v[3]), ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
     }
-    ptx::syncwarp();
+    ptx::syncwarp();  // all lanes have written
     if constexpr (kStoringWarps == 0) own.store(p, rows, tile.row_n);
     else if (lane == 0) ptx::mbarrier_arrive(&barriers.ready[warpgroup]);
   }

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from ...core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW
 from ...core.gpu import Gpu
 from ...core.sm90 import WGMMA_ROWS
-from ..config import BLOCK_K, GemmConfig
+from ..config import BLOCK_K, LOW_TILE, GemmConfig
 from ..config_decode import DecodeConfig
 from ..config_of_tile import tile_config
 from ..cost import Estimate, bytes_of_weight, memory_us, on_weight, row_bytes, together
@@ -48,6 +48,11 @@ TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 TILES_APART = (Tile(64, 256), Tile(128, 256))
 """Gate and up of the same columns in two units of one warpgroup."""
 
+FIND_GROUP_US, FIND_ROW_US = 0.6, 0.009
+"""What a CTA takes to find its tiles in ids: for each group that has rows, or, if tiles are low, for each row.
+
+gemm/work/layout.cuh has the two ways. On an H100 no product of 23 took less, however few tiles a CTA had.
+"""
 SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
 """Rows of a group, as parts of `expected_m`."""
 
@@ -118,7 +123,10 @@ def estimate(
     moving_us = memory_us(
         (busy * bytes_of_weight(n, k, output) + num_groups * rows * row_bytes(n, k, output)) / 1e6, timings
     )
-    cost_us = timings.launch_us + timings.find_us + together(multiply_us, moving_us)
+    finding_us = 0.0
+    if output.groups == Groups.IDS and not tile.is_decode:
+        finding_us = busy * FIND_GROUP_US if tile.block_m > LOW_TILE else num_groups * rows * FIND_ROW_US
+    cost_us = timings.launch_us + timings.find_us + max(together(multiply_us, moving_us), finding_us)
     return Estimate(tile, busy * tiles * offer.clusters_n, rounds, multiply_us, moving_us, cost_us)
 
 
