@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deep_gemm.gemm.cost import together
+
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "benchmarks" / "collectives-h200x4-2026-11-22.json"
 PAGE = ROOT / "docs" / "experts_across_gpus.md"
@@ -27,6 +29,8 @@ NODES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = (128, 4096)
 DRAM_TB_S = 4.2
 """Of an H200: cold copies."""
+TILE_ROWS = 64
+"""Rows of an expert are multiplied so many at a time."""
 
 
 @dataclass(frozen=True)
@@ -149,17 +153,40 @@ def measured_us(layer: Layer, contender: str) -> dict[int, float]:
     return times
 
 
+def experts_here(layer: Layer, ranks: int) -> float:
+    """Experts of a GPU; with more GPUs than experts each has a copy of one."""
+    return max(layer.experts / ranks, 1)
+
+
+def in_whole_tiles(rows: float) -> float:
+    """Rows of an expert with those that its last tile multiplies in vain, if chance gives it `rows` on average."""
+    most = int(rows + 8 * math.sqrt(rows)) + 2
+    logs = [x * math.log(rows) - rows - math.lgamma(x + 1) for x in range(most)]
+    return sum(math.exp(log) * math.ceil(x / TILE_ROWS) * TILE_ROWS for x, log in enumerate(logs))
+
+
+def in_vain(layer: Layer, ranks: int, tokens: int) -> float:
+    """What is multiplied over what has to be."""
+    rows = tokens * layer.topk / experts_here(layer, ranks)
+    return in_whole_tiles(rows) / rows
+
+
 def product_tflops(layer: Layer) -> float:
-    """Of both products, with the most tokens that were measured."""
+    """Of both products in whole tiles, with the most tokens that were measured."""
     times = measured_us(layer, "product_alone")
-    return operations_of(layer, max(times)) / times[max(times)] / 1e6
+    most = max(times)
+    return operations_of(layer, most) * in_vain(layer, gpus_of(LAYERS), most) / times[most] / 1e6
 
 
 def products_us(layer: Layer, ranks: int, tokens: int, tflops: float) -> float:
-    """Both products of one GPU: operations, or reading the weights of its experts that any token wants."""
+    """Both products of one GPU: operations beside reading the weights of its experts that any token wants.
+
+    The longer of the two decides, and where they are alike each is in the other's way, as in gemm/cost.py.
+    """
     used = 1 - (1 - 1 / layer.experts) ** (ranks * tokens * layer.topk)
-    weights = max(layer.experts / ranks, 1) * used * 3 * layer.hidden * layer.intermediate
-    return max(operations_of(layer, tokens) / tflops / 1e6, weights / DRAM_TB_S / 1e6)
+    weights = experts_here(layer, ranks) * used * 3 * layer.hidden * layer.intermediate
+    multiplied = operations_of(layer, tokens) * in_vain(layer, ranks, tokens)
+    return together(multiplied / tflops / 1e6, weights / DRAM_TB_S / 1e6)
 
 
 def points(rows: Iterable[dict[str, Any]], hidden: int) -> Iterator[tuple[float, float]]:

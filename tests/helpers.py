@@ -21,6 +21,7 @@ from deep_gemm.core.check.recipes import Scales
 from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.core.jit.cubin import read_kernels
 from deep_gemm.core.jit.report import KernelReport, report
+from deep_gemm.core.params import Kind, Params
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.check import DenseProblem
@@ -216,3 +217,8 @@ def assert_caught(mutation: Mutation, trials: Sequence[Trial]) -> None:
     outcome = try_mutation(mutation, trials, first=first_trials.first_trial(mutation, trials))
     first_trials.note(mutation, trials, outcome.trial)
     assert outcome.verdict == CAUGHT, f"{outcome.verdict}: {outcome.reason}"
+
+
+def pointer_members(params: Params) -> list[str]:
+    """Members that hold addresses: each is a place of a plan, or zero by its `numbers`."""
+    return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]

@@ -15,7 +15,7 @@ from ..core.call import Key, Plans
 from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES, TensorMap
-from ..core.params import Kind, Params
+from ..core.params import Params
 from ..core.seen import Free, Seen
 from .output import Output
 
@@ -373,8 +373,3 @@ def refuse_if(config_name: str, reason: str | None) -> None:
 def addresses_of(p: Operands) -> Addresses:
     """Give where the operands are."""
     return tuple(0 if x is None else x.data_ptr() for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c))
-
-
-def pointer_members(params: Params) -> list[str]:
-    """Members that hold addresses, for tests: each is a place of a plan, or zero by its `numbers`."""
-    return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]

@@ -9,8 +9,7 @@ has what is taken for a GPU that nobody measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -84,13 +83,6 @@ def measured() -> dict[str, Timings]:
     if content.get("format") != FORMAT:
         raise ValueError(f"{FILE}: format: expected {FORMAT}, got {content.get('format')!r}")
     return {name: Timings(**content["all"], **entry) for name, entry in content["gpus"].items()}
-
-
-def text_of(timings: Mapping[str, Timings], made_by: str) -> str:
-    """Write the file, a constant on each line."""
-    own = {name: {key: getattr(each, key) for key in OF_A_GPU} for name, each in sorted(timings.items())}
-    of_all = {key: value for key, value in asdict(next(iter(timings.values()))).items() if key not in OF_A_GPU}
-    return json.dumps({"format": FORMAT, "made_by": made_by, "all": of_all, "gpus": own}, indent=1) + "\n"
 
 
 @cache

@@ -105,7 +105,7 @@ def _fit(files: Sequence[Path], out: Path, console: Console) -> bool:
         regrets = [tune_fit.regrets(one.products, one.gpu, each[one.gpu.name]) for each in (before, after)]
         console.print(table.regret_table(title, *regrets))
     made_by = f"python -m lab tune --fit {' '.join(path.name for path in files)}"
-    write_whole(out, timings.text_of({**_of_other_gpus(after), **after}, made_by))
+    write_whole(out, tune_fit.text_of({**_of_other_gpus(after), **after}, made_by))
     console.print(f"\nwritten to {out}", markup=False)
     return True
 

@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from deep_gemm.gemm.depths import choose as depths
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.rows import choose as rows
 from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME, Tile, tiles_by_name
-from deep_gemm.gemm.timings import NAMES, OF_A_GPU, Timings
+from deep_gemm.gemm.timings import FORMAT, NAMES, OF_A_GPU, Timings
 
 SHARPNESS = 100.0
 """A tile that costs 1% more than the lowest counts as chosen 1/e times as much."""
@@ -317,3 +317,10 @@ def _further(before: Mapping[str, Timings], after: Mapping[str, Timings]) -> dic
 def rounded(timings: Timings) -> Timings:
     """Round times as they are written: no more digits than mean something."""
     return Timings(*(float(f"{getattr(timings, name):.3g}") for name in NAMES))
+
+
+def text_of(timings: Mapping[str, Timings], made_by: str) -> str:
+    """Write gemm/timings.json, a constant on each line."""
+    own = {name: {key: getattr(each, key) for key in OF_A_GPU} for name, each in sorted(timings.items())}
+    of_all = {key: value for key, value in asdict(next(iter(timings.values()))).items() if key not in OF_A_GPU}
+    return json.dumps({"format": FORMAT, "made_by": made_by, "all": of_all, "gpus": own}, indent=1) + "\n"

@@ -214,7 +214,7 @@ def test_the_packages_constants_are_the_fits_to_the_files_that_they_name() -> No
     made_by = json.loads(timings.FILE.read_text())["made_by"]
     command, _, names = made_by.partition(" --fit ")
     assert command == "python -m lab tune"
-    assert timings.FILE.read_text() == timings.text_of(timings.measured(), made_by)
+    assert timings.FILE.read_text() == tune_fit.text_of(timings.measured(), made_by)
     files = [Collected.load(RESULTS / name) for name in names.split()]
     assert {file.gpu.name for file in files} == set(timings.measured())
     search = tune_fit._Search(files, timings.measured())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from fake_gpu import FakeGpu, OnGpu, install, on_gpu
+from helpers import pointer_members
 from torch import Tensor
 
 from deep_gemm import set_compile_mode
@@ -18,7 +19,7 @@ from deep_gemm.gemm.bf16.dense import DENSE
 from deep_gemm.gemm.bf16.sum_slices import SlicesConfig
 from deep_gemm.gemm.kernel import DENSE_PARAMS, K_COUNTED_PARAMS
 from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.plan import PLANS, pointer_members
+from deep_gemm.gemm.plan import PLANS
 
 M, N, K = 128, 64, 192
 

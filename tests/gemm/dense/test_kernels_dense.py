@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from fake_gpu import FakeGpu, install, on_gpu
+from helpers import pointer_members
 from torch import Tensor
 
 import deep_gemm
@@ -30,7 +31,7 @@ from deep_gemm.gemm.dense.api import BEHIND_CAST
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.kernel import DENSE_PARAMS
 from deep_gemm.gemm.output import USUAL_OPERANDS, Output
-from deep_gemm.gemm.plan import PLANS, pointer_members
+from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.product import run, run_checked
 from deep_gemm.gemm.tiles import tiles_by_name
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import FakeGpu, install, on_gpu
+from helpers import pointer_members
 from torch import Tensor
 
 import deep_gemm
@@ -26,7 +27,7 @@ from deep_gemm.gemm.depths.check import KGroupedProblem
 from deep_gemm.gemm.depths.choose import reachable_k_grouped, select_k_grouped
 from deep_gemm.gemm.kernel import DEPTHS_PARAMS
 from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.plan import PLANS, pointer_members
+from deep_gemm.gemm.plan import PLANS
 from lab.sim import depths as sim
 
 FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (

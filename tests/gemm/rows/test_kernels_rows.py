@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import install, on_gpu
+from helpers import pointer_members
 from torch import Tensor
 
 import deep_gemm
@@ -20,7 +21,7 @@ from deep_gemm.gemm import reference
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.kernel import ROWS_PARAMS
 from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.plan import PLANS, pointer_members
+from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.rows import launch as kernels
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_grouped_decode, select_grouped
 from lab.sim import rows as sim
