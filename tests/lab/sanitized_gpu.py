@@ -54,9 +54,16 @@ READ_WHAT_TMA_STORED = re.compile(
 """Where these fill the tool's buffer, it says so once for each launch, and counts that too."""
 EVERY_LANE_ARRIVES = {
     "work/rows.cuh": {
-        "queue.init(kNumMathWarps + 1": "queue.init(kNumMathWarps * 32 + 1",
+        "queue.init(kNumMathWarps + kStoringWarps + 1": "queue.init((kNumMathWarps + kStoringWarps) * 32 + 1",
         "kConvertGroups * kConvertWarps + kScalingWarps);": "(kConvertGroups * kConvertWarps + kScalingWarps) * 32);",
         "!kIsWarp || ptx::lane_index() == 0": "true",
+    },
+    "epilogue/store_rows.cuh": {
+        "ptx::mbarrier_init(&ready[i], 4), ptx::mbarrier_init(&free[i], 1)": (
+            "ptx::mbarrier_init(&ready[i], 4 * 32), ptx::mbarrier_init(&free[i], 32)"
+        ),
+        "else if (lane == 0) ptx::mbarrier_arrive(&barriers.ready": "else ptx::mbarrier_arrive(&barriers.ready",
+        "if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.free": "ptx::mbarrier_arrive(&barriers.free",
     },
     "work/depths.cuh": {
         "queue.init(kNumMathWarps)": "queue.init(kNumMathWarps * 32)",
