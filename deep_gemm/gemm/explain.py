@@ -31,8 +31,8 @@ WIDTH = 80
 LEGEND = (
     "A tile is rows x columns of D. /m2, /n2: pairs of CTAs share B, or A; /k3: three split k; 2/SM: the decode "
     "kernel, two CTAs on an SM, columns x rows. In a round all SMs take a tile each. Total: the launch, and "
-    "multiplying and memory, which overlap. A weight has a menu of a few tiles for all m, so that few kernels are "
-    "compiled and kept."
+    "multiplying and memory, which overlap; by ids at least what finding groups takes. A weight has a menu of a few "
+    "tiles for all m, so that few kernels are compiled and kept."
 )
 
 

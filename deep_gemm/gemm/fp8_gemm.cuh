@@ -4,6 +4,7 @@
 //   converting, 0 to 8 warps  in between, if WGMMA cannot read B as it lies, or scales of B want another place: see CONVERT
 //   math, 1 to 3 warpgroups   for each tile, for each k-block:   full --wait--> WGMMA, promote --arrive--> empty
 //                             after the last k-block:            accumulators -> shared memory --TMA--> D
+//   storing, 0 to 2 warps     if rows go to addresses: shared memory -> D (epilogue/store_rows.cuh)
 //
 // A math warpgroup owns kBlockM / kNumMathWarpgroups rows of the tile and works through them in units of 64 x kUnitN:
 // one or two units' partial sums are in the tensor cores' registers at a time, the totals of all units beside them.

@@ -4,8 +4,9 @@
 //   math warp:     free --wait--> 16 rows of a tile --stmatrix--> its part of a buffer --arrive--> ready
 //   storing warp:  ready --wait--> the 64 rows of a warpgroup --16 bytes a lane, row by row--> address of the row --arrive--> free
 //
-// Who stores waits for memory, or for a link. So warps of the producer do it that have no other work, while the math warps
-// multiply the next tile. FP4 leaves none: there each math warp stores its own rows. Each row is stored once, as links are slower than memory.
+// Storing waits for memory or a link. So idle warps of the producer store a tile while math warps multiply the next. With FP4
+// all of the producer's warps have work, and each math warp stores its own rows. Each row is stored once: links are slower than
+// memory.
 #pragma once
 #include "config.cuh"
 #include "ptx/mbarrier.cuh"
@@ -16,9 +17,9 @@
 
 // 16 bytes more than the columns take: eight rows, which stmatrix writes at a time, lie in different banks.
 constexpr uint32_t kRowPitch = kBlockN * 2 + 16, kWarpBytes = 16 * kRowPitch;
-static_assert(kUnitN % 16 == 0 && kBlockN <= 256 && !kOutputIsFp32, "whole pieces of 16 bytes of BF16, at most one of a row for each lane");
+static_assert(kUnitN % 16 == 0 && kBlockN <= 256 && !kOutputIsFp32, "pieces of 16 bytes of BF16, at most one of a row for each lane");
 static_assert(kUnitsPerWarpgroup == kUnitsAlongN, "64 rows for each warpgroup");
-static_assert(kStoringWarps == 0 || kStoringWarps == kNumMathWarpgroups, "a storing warp for each warpgroup");
+static_assert(kStoringWarps == 0 || (kStoringWarps == kNumMathWarpgroups && kStoringWarps <= 2), "the producer's last two warps");
 
 struct OutputStorage {
   alignas(1024) uint8_t buffers[kNumMathWarps * kWarpBytes];
@@ -95,6 +96,7 @@ struct Output {
 
   template <uint32_t kUnits>
   DEVICE void store_tile(const Params& p, const Tile& tile, float (&total)[kUnits][kUnitN / 2]) {
+    static_assert(kUnits == kUnitsAlongN, "whole rows");
     const uint32_t lane = ptx::lane_index();
     uint8_t* rows = storage.buffers + ptx::warp_index() * kWarpBytes;
     // All have read what lay here before.
@@ -126,7 +128,7 @@ DEVICE void store_tiles(const Params& p, OutputStorage& storage, OutputBarriers&
     rows.expect(p, tile, warpgroup * 64);
     ptx::mbarrier_wait_parity(&barriers.ready[warpgroup], parity);
     rows.store(p, storage.buffers + warpgroup * 4 * kWarpBytes, tile.row_n);
-    ptx::syncwarp();  // all lanes have read
+    ptx::syncwarp();  // all lanes have read: what they stored needed it
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&barriers.free[warpgroup]);
     parity ^= 1;
   }

@@ -1,7 +1,7 @@
 """Choose the tile that multiplies grouped rows.
 
 The host knows how many rows there are in all, or about how many each group has. The cost is that of cost.py with an
-expected number of tiles. Group sizes are taken to be spread
+expected number of tiles, and by ids at least what finding groups takes. Group sizes are taken to be spread
 
     if rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
     then has 1 / (1 - exp(-block_m / x)) tiles along m on average, one if it is small, half a tile too many if large
@@ -49,7 +49,7 @@ TILES_APART = (Tile(64, 256), Tile(128, 256))
 """Gate and up of the same columns in two units of one warpgroup."""
 
 FIND_GROUP_US, FIND_ROW_US = 0.6, 0.009
-"""What a CTA takes to find its tiles in ids: by groups that have rows, or, if tiles are low, by rows. (An H100.)"""
+"""What a CTA takes to find its tiles in ids: by groups with rows, or, if tiles are low, by rows (up to 256 a group)."""
 SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
 """Rows of a group, as parts of `expected_m`."""
 

@@ -98,8 +98,8 @@ MUTATIONS = [
     Mutation("tiles of a stretch rounded down", _LAYOUT, "return ceil_div(end - first, kBlockM);", "return (end - first) / kBlockM;"),
     Mutation("groups begin where those before end", _LAYOUT, "group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;", "group == 0 ? 0 : end_before;", shows_in=ENDS),
     # Dealing out
-    Mutation("one taker is not waited for", _WORK, "queue.init(kNumMathWarps + 1 +", "queue.init(kNumMathWarps +"),
-    Mutation("one taker too many is waited for", _WORK, "queue.init(kNumMathWarps + 1 +", "queue.init(kNumMathWarps + 2 +"),
+    Mutation("one taker is not waited for", _WORK, "queue.init(kNumMathWarps + kStoringWarps + 1 +", "queue.init(kNumMathWarps +"),
+    Mutation("one taker too many is waited for", _WORK, "queue.init(kNumMathWarps + kStoringWarps + 1 +", "queue.init(kNumMathWarps + 2 +"),
     Mutation("every lane takes", _WORK, "!kIsWarp || ptx::lane_index() == 0);", "true);"),
     Mutation("does not wait for a free slot", _QUEUE, _WAIT_FREE, ""),
     Mutation("does not wait for a tile", _QUEUE, _WAIT_DEALT, ""),
