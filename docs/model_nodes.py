@@ -166,13 +166,13 @@ def in_whole_tiles(rows: float) -> float:
 
 
 def in_vain(layer: Layer, ranks: int, tokens: int) -> float:
-    """What is multiplied over what has to be."""
+    """Give what is multiplied over what has to be."""
     rows = tokens * layer.topk / experts_here(layer, ranks)
     return in_whole_tiles(rows) / rows
 
 
 def product_tflops(layer: Layer) -> float:
-    """Of both products in whole tiles, with the most tokens that were measured."""
+    """Give the rate of both products in whole tiles, with the most tokens that were measured."""
     times = measured_us(layer, "product_alone")
     most = max(times)
     return operations_of(layer, most) * in_vain(layer, gpus_of(LAYERS), most) / times[most] / 1e6

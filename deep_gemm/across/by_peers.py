@@ -23,7 +23,7 @@ from torch import Tensor
 from ..casts.gating import Gating
 from ..casts.rules import Quantized, empty_scales
 from ..core.check.checks import Operand
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, WORD_BYTES
 from ..core.gpu import gpu_of, is_hopper
 from ..core.kernel import Prepared
 from ..core.meeting import STATE_WORDS, Node, Room
@@ -38,7 +38,7 @@ from ..moe.routing import expert_rows
 from . import gather_rows, meet_ranks, post_rows, rows_fetched, rows_to_addresses
 from .collectives import agree_about_decode
 from .gather_rows import Gathered
-from .message import WORD, WORD_BYTES, with_aligned_rows
+from .message import WORD, with_aligned_rows
 from .rows_fetched import FetchedRowsProblem
 
 Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]

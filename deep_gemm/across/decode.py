@@ -18,7 +18,7 @@ from torch import Tensor
 from ..casts.gating import Gating
 from ..casts.rules import empty_scales
 from ..core.check.integers import INT32_MAX
-from ..core.check.layout import ADDRESS_ALIGNMENT, pitch_of_scales
+from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, WORD_BYTES, pitch_of_scales
 from ..core.meeting import Room
 from ..core.seen import torch_compares
 from ..gemm.packed import is_packed
@@ -33,7 +33,7 @@ from . import rows_fetched, rows_to_addresses
 from .by_peers import Peers
 from .check import Share
 from .gather_rows import Gathered
-from .message import ADDRESS_BYTES, BF16_BYTES, WORD, WORD_BYTES
+from .message import ADDRESS_BYTES, WORD
 
 
 class Places(Parts):

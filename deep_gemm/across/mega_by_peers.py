@@ -22,7 +22,7 @@ from torch import Tensor
 from ..casts.gating import Gating
 from ..core.call import Key, put
 from ..core.check.checks import Operand, cuts_gradient
-from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
+from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, WORD_BYTES, byte_span
 from ..core.check.recipes import PER_64
 from ..core.kernel import computes_on
 from ..core.meeting import Room
@@ -42,7 +42,6 @@ from . import rows_fetched, rows_to_addresses
 from .by_peers import Peers, connect, why_not
 from .gather_rows import Gathered
 from .mega_check import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
-from .message import BF16_BYTES, WORD_BYTES
 from .rows_fetched import FetchedRowsProblem
 
 SECONDS = 30.0

@@ -16,7 +16,7 @@ from ..casts import lay_scales
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.rules import Quantized, empty_scales, granularity
 from ..core.check.integers import INT32_MAX, integer_in_range
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
+from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD_BYTES, align, ceil_div
 from ..core.gpu import is_hopper
 from ..core.meeting import MAX_ROW_BYTES, Room
 from ..moe.api import experts_workspace_bytes
@@ -28,8 +28,7 @@ from .gather_rows import Gathered, Slots
 from .owners import tokens_of_rows
 
 WORD = torch.int32
-WORD_BYTES = 4
-BF16_BYTES, ADDRESS_BYTES = 2, 8
+ADDRESS_BYTES = 8
 
 
 class Arrived(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..casts.gating import Gating
 from ..core.check.integers import INT32_MAX
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
+from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD_BYTES, ceil_div, pitch_of_scales
 from ..core.meeting import MAX_ROW_BYTES
 from ..core.seen import torch_compares
 from ..gemm.packed import is_packed
@@ -29,7 +29,7 @@ from . import gather_rows, pack_rows, plan_sends
 from .by_group import Facts, Planner, exchange
 from .check import Share
 from .gather_rows import Gathered, Slots
-from .message import BF16_BYTES, WORD, WORD_BYTES, Arrived, row_bytes
+from .message import WORD, Arrived, row_bytes
 
 
 class Prefill(Kind):

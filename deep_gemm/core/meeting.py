@@ -8,7 +8,7 @@ from functools import cache
 
 from torch import Tensor
 
-from .check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
+from .check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD_BYTES, align, ceil_div
 from .params import Field, Kind
 
 MAX_RANKS = 8
@@ -20,7 +20,6 @@ STORAGE_BYTES = 8
 STATE_WORDS = 5
 """Words of a rank's own: for each way its epoch and the count of its blocks, and whom it missed."""
 ERROR_WORD = STATE_WORDS - 1
-WORD_BYTES, BF16_BYTES = 4, 2
 FIELDS = (
     Field("meeting.rooms", Kind.POINTER, MAX_RANKS),
     Field("meeting.flags", Kind.UINT64),

@@ -68,6 +68,10 @@ class Timings:
     """How much longer a block of k takes if B has a scale for each row."""
     find_us: float
     """How much later grouped rows begin, because their tiles must be found first."""
+    find_group_us: float
+    """Time in which a CTA finds a group of rows in ids, if tiles have more than 64 rows."""
+    find_row_ns: float
+    """The same for each row of a group, if they are lower."""
     part_power: float
     """A tile of which only a part is there takes this power of that part."""
     dram_tb_per_s: float

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..casts.by_kernels import has_kernels
 from ..core.call import put
 from ..core.check.checks import Operand, cuts_gradient
-from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span, pitch_of_scales
+from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, WORD_BYTES, byte_span, pitch_of_scales
 from ..core.check.tracing import handles_operators
 from ..core.kernel import computes_on
 from ..core.seen import FREE_ROWS, STAYS, Free, Seen, torch_compares
@@ -34,10 +34,10 @@ MANY_ROWS = 2048
 """Rows of experts are activated where they are multiplied if there are so many or more."""
 MAX_SIZES = 256
 """Numbers of tokens for which a kind keeps where parts of a buffer begin."""
-WORD_BYTES, BF16_BYTES = 4, 2
 FREE: tuple[Free, ...] = (*[FREE_ROWS] * 3, *[STAYS] * 4, FREE_ROWS)
 """Rows may be others in x, ids, weights of routes and `out`, nothing in weights."""
 Key = tuple[object, ...]
+Said = tuple[Any, ...]
 SEEN = Seen()
 
 
@@ -131,13 +131,7 @@ class Mixture:
 
 
 def recognized(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w1: Operand,
-    w2: Operand,
-    out: Tensor | None,
-    said: tuple[Any, ...],
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, said: Said
 ) -> tuple[Mixture | None, tuple[Tensor, ...], Key]:
     """Find the mixture that computes a call like one before, None if there is none; give the call's tensors too, and
     the key under which `keep` may keep one.

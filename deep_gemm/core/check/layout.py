@@ -17,6 +17,7 @@ from .tracing import has_memory
 ADDRESS_ALIGNMENT = 16
 """Bytes. TMA needs it for addresses of values and outputs, and for row pitches."""
 SCALE_BLOCK = 128
+WORD_BYTES, BF16_BYTES = 4, 2
 Recipe = Sequence[int]
 """How many (rows of A, rows of B, columns) share a scale; (rows, columns) for one side."""
 RECIPE_1D2D = (1, SCALE_BLOCK, SCALE_BLOCK)

@@ -41,17 +41,16 @@ DEVICE void prefetch_d(const Params&, const Tile&, uint32_t, uint32_t) {}
 template <uint32_t kRows>
 struct RowsToStore {
   static constexpr uint32_t kAtOnce = 4;
-  uint64_t addresses[ceil_div(kRows, 32)];  // where row i goes, in lane i % 32; 0: nowhere
+  ptx::Uint2 addresses[ceil_div(kRows, 32)];  // where row i goes, in lane i % 32; 0: nowhere
 
   // Asks for the addresses of rows from `first_row` of the tile on.
   DEVICE void expect(const Params& p, const Tile& tile, uint32_t first_row) {
 #pragma unroll
     for (uint32_t i = 0; i < ceil_div(kRows, 32); ++i) {
       const uint32_t row_of_part = i * 32 + ptx::lane_index(), row = first_row + row_of_part, row_m = tile.row_m + row;
-      ptx::Uint2 words = {0, 0};
+      addresses[i] = {0, 0};
       if (row_of_part < kRows && row >= tile.stored_before && row_m < tile.end_m)
-        words = ptx::ld_global_v2_b32(p.d + uint64_t{row_m} * 8);
-      addresses[i] = uint64_t{words.y} << 32 | words.x;
+        addresses[i] = ptx::ld_global_v2_b32(p.d + uint64_t{row_m} * 8);
     }
   }
 
@@ -61,7 +60,7 @@ struct RowsToStore {
     const uint32_t at = is_inside ? ptx::lane_index() * 16 : 0;
 #pragma unroll
     for (uint32_t part = 0; part < ceil_div(kRows, 32); ++part) {
-      const uint32_t low = addresses[part], high = addresses[part] >> 32;
+      const ptx::Uint2 address = addresses[part];
 #pragma unroll 1
       for (uint32_t first = 0; first < 32 && first < kRows; first += kAtOnce) {
         ptx::Uint4 pieces[kAtOnce];  // all on their way before the first is stored
@@ -69,7 +68,7 @@ struct RowsToStore {
         for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = ptx::ld_shared_v4_b32(rows + (part * 32 + first + i) * kRowPitch + at);
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-          const uint64_t to = uint64_t{ptx::shfl_sync(high, first + i)} << 32 | ptx::shfl_sync(low, first + i);
+          const uint64_t to = uint64_t{ptx::shfl_sync(address.y, first + i)} << 32 | ptx::shfl_sync(address.x, first + i);
           if (to != 0 && is_inside)
             ptx::st_global_v4_b32(reinterpret_cast<uint8_t*>(to) + row_n * 2 + at, pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w);
         }

@@ -48,8 +48,8 @@ TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 TILES_APART = (Tile(64, 256), Tile(128, 256))
 """Gate and up of the same columns in two units of one warpgroup."""
 
-FIND_GROUP_US, FIND_ROW_US, MOST_FOUND = 0.6, 0.009, 256
-"""What a CTA takes to find its tiles in ids: by groups with rows, or, if tiles are low, by rows, so many of a group."""
+MOST_FOUND = 256
+"""Rows of a group, in low tiles, beyond which more of them take no more time to find."""
 SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
 """Rows of a group, as parts of `expected_m`."""
 
@@ -122,8 +122,8 @@ def estimate(
     )
     finding_us = 0.0
     if output.groups == Groups.IDS and not tile.is_decode:
-        of_group = FIND_GROUP_US if tile.block_m > LOW_TILE else min(max(rows, 1.0), MOST_FOUND) * FIND_ROW_US
-        finding_us = busy * of_group
+        rows_found_us = min(max(rows, 1.0), MOST_FOUND) * timings.find_row_ns / 1e3
+        finding_us = busy * (timings.find_group_us if tile.block_m > LOW_TILE else rows_found_us)
     cost_us = timings.launch_us + timings.find_us + max(together(multiply_us, moving_us), finding_us)
     return Estimate(tile, busy * tiles * offer.clusters_n, rounds, multiply_us, moving_us, cost_us)
 
