@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
-from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_contiguous
+from deep_gemm.gemm.rows.api import product_of_stacked_groups
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from deep_gemm.moe import activation
 
@@ -20,7 +20,7 @@ def right(p: SiluRowsProblem) -> Quantized:
     values, scales = p.d.clone(), torch.empty_strided(p.scales.shape, p.scales.stride()).copy_(p.scales)
     b, d = (p.b, p.sfb), (values, scales)
     activation.activated_product_of_rows(
-        (p.a, p.sfa), b, d, p.ids, p.row_weights, limit=p.limit, gates_apart=p.gates_apart
+        (p.a, p.sfa), b, d, p.ends, p.row_weights, limit=p.limit, gates_apart=p.gates_apart
     )
     return values, scales
 
@@ -35,15 +35,20 @@ def right_on_gpu(p: SiluRowsProblem) -> Quantized:
     if not p.gates_apart:
         gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
     product = torch.zeros(len(p.a), n, device=p.a.device)
-    m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, p.ids)
+    product_of_stacked_groups((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, p.ends)
     product = product.bfloat16().float() if p.gates_apart else product
     y = activation.silu_mul(product, p.limit)
     if p.row_weights is not None:
         y *= p.row_weights[:, None]
     values, scales = per_token_cast_to_fp8(y, gran_k=128 if p.gates_apart else 64)
-    is_defined = (p.ids >= 0)[:, None]
+    is_defined = ~unused_rows(p)[:, None]
     kept = torch.where(is_defined, values.view(torch.uint8), p.d.view(torch.uint8)).view(p.d.dtype)
     return kept, torch.where(is_defined, scales, p.scales)
+
+
+def unused_rows(p: SiluRowsProblem) -> Tensor:
+    """Tell of each row whether it is behind all groups."""
+    return torch.arange(len(p.a), device=p.a.device) >= p.ends[-1]
 
 
 def placed(p: SiluRowsProblem, device: str) -> SiluRowsProblem:
@@ -86,7 +91,7 @@ def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized) -> str | Non
     apart = (codes(values) - codes(right_values)).abs()
     # A scale on the other side of a rounding moves a whole row a little, never a value by more than one.
     off = scale_errors(got, wanted)
-    unused = p.ids < 0
+    unused = unused_rows(p)
     for name, wrong in (
         ("rows without a group", apart[unused] > 0),
         ("scales of rows without a group", scales[unused] != right_scales[unused]),

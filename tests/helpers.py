@@ -3,7 +3,8 @@ are made of, and broken ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import Scales
-from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
+from deep_gemm.core.jit.compiler import CompiledKernel, Job, compile_cubin
 from deep_gemm.core.jit.cubin import read_kernels
 from deep_gemm.core.jit.report import KernelReport, report
 from deep_gemm.core.params import Kind, Params
@@ -222,3 +223,13 @@ def assert_caught(mutation: Mutation, trials: Sequence[Trial]) -> None:
 def pointer_members(params: Params) -> list[str]:
     """Members that hold addresses: each is a place of a plan, or zero by its `numbers`."""
     return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]
+
+
+def compile_many(jobs: Iterable[Job], *, threads: int | None = None) -> list[CompiledKernel]:
+    """Compile all jobs in threads. Results have the order of the jobs; the first failure is raised."""
+
+    def one(job: Job) -> CompiledKernel:
+        return compile_cubin(job.source, job.headers, name=job.name, options=job.options)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, jobs))

@@ -281,7 +281,7 @@ def experts_here(came: Arrived, p: MegaProblem, sizes: MegaSizes, routes: int | 
         product_of_stacked_rows(cast_activated(h, mn_major=True), p.l2, results, rows.ids)
         return results, rows
     middles = tensors.l2_acts[:num], tensors.l2_acts_sf[:num]
-    activated_product_of_rows(a, p.l1, middles, rows.ids, weights, limit=p.limit)
+    activated_product_of_rows(a, p.l1, middles, rows.ends, weights, limit=p.limit)
     product_of_rows_by_64(middles, p.l2, results, rows.ids)
     return results, rows
 

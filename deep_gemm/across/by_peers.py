@@ -111,7 +111,7 @@ class Peers:
 
     def product(self, a: Quantized, w: Operand, rows: ExpertRows, addresses: Tensor) -> None:
         """Multiply, and store each result on its token's rank."""
-        rows_to_addresses.run(a, w, rows.ids, addresses)
+        rows_to_addresses.run(a, w, rows.ends, addresses)
 
     def combine(self, row_of: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
         """Wait for the results of all ranks, and sum up each token's by weight, in order of routes."""

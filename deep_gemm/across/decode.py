@@ -73,7 +73,7 @@ class Decode(Kind):
         elif not is_packed(weights.w1) and activates_in_product(self.rows, share.intermediate):
             self.first = rows_at.activated(weights.w1, limit)
         else:
-            self.first = rows_at.product(weights.w1)
+            self.first = rows_at.product(weights.w1, by_ends=True)
             self.activation = rows_at.activation(share.intermediate, share.here, Gating(limit=limit), self.place)
         self.second = rows_to_addresses.at_addresses(weights.w2)
         self.route = RoutesAt(peers.routes())
@@ -156,12 +156,12 @@ class Decode(Kind):
         else:
             self.gather.launch(self.ctas_of_gather, token_of, row_of, *a, 0, addresses)
             if self.activation is None:
-                self.first.launch(rows, w1, a, (middle, of_rows, 0, of_middle))
+                self.first.launch(rows, w1, a, (middle, ends, 0, of_middle))
             else:
                 h = at + here.h
-                self.first.launch(rows, w1, a, (h, of_rows))
+                self.first.launch(rows, w1, a, (h, ends))
                 self.activation.launch(rows, h, middle, of_middle, ends, self.pitch_of_middle)
-        self.second.launch(rows, w2, (middle, of_middle), (addresses, of_rows))
+        self.second.launch(rows, w2, (middle, of_middle), (addresses, ends))
 
         self.meet.launch(1)
         if tokens:

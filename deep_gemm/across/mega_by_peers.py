@@ -161,21 +161,21 @@ class Launches:
         a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
         weights, addresses = calls.weights, calls.addresses  # who holds `calls` would keep it from being let go
 
-        def silu(l1: Operand, layout: Tensor) -> SiluRowsProblem:
-            return SiluRowsProblem(*a, *l1, *middle, layout, weights, limit)
+        def silu(l1: Operand) -> SiluRowsProblem:
+            return SiluRowsProblem(*a, *l1, *middle, rows.ends, weights, limit)
 
         def fetched(l1: Operand) -> FetchedRowsProblem:
-            return FetchedRowsProblem(silu(l1, rows.ends), rows, addresses, node)
+            return FetchedRowsProblem(silu(l1), rows, addresses, node)
 
         def second(l2: Operand) -> GroupedProblem:
-            return rows_to_addresses.problem(middle, l2, addresses, rows.ids, of_a=PER_64)
+            return rows_to_addresses.problem(middle, l2, addresses, rows.ends, of_a=PER_64)
 
         if self.fetches:
             at = rows_fetched.addresses(fetched(p.l1))
             output, first = rows_fetched.IN_TURN, lambda l1, *how: rows_fetched.plan_of(fetched(l1), *how)
         else:
-            at = rows_silu.addresses(silu(p.l1, rows.ids))
-            output, first = rows_silu.OUTPUT, lambda l1, *how: rows_silu.plan_of(silu(l1, rows.ids), *how)
+            at = rows_silu.addresses(silu(p.l1))
+            output, first = rows_silu.IN_TURN, lambda l1, *how: rows_silu.plan_of(silu(l1), *how)
         self.first = RowsAt(p.l1, output, first)
         self.second = RowsAt(
             p.l2, rows_to_addresses.OUTPUT_BY_64, lambda l2, *how: rows_to_addresses.plan_of(second(l2), *how)
@@ -195,15 +195,15 @@ class LaunchesOfFp4(Launches):
     def _prepare(self, calls: Calls, p: MegaProblem) -> None:
         rows_to_addresses.check_weight("l2_weights", p.l2)
         (experts, self._width, _), t = p.l1[0].shape, calls.tensors
-        self._a, self._ids = (t.l1_acts, t.l1_acts_sf), calls.rows.ids
+        self._a, self._ids, ends = (t.l1_acts, t.l1_acts_sf), calls.rows.ids, calls.rows.ends
         self._is_asked = not is_taken_as_it_lies(p.l1)
-        self.first, self.second = rows_at.product(p.l1), rows_to_addresses.at_addresses(p.l2)
+        self.first, self.second = rows_at.product(p.l1, by_ends=True), rows_to_addresses.at_addresses(p.l2)
         self._activation = rows_at.activation(
             self._width // 2, experts, Gating(limit=p.limit), t.x.device, calls.weights
         )
-        a, middle, to = self._a, (t.l2_acts, t.l2_acts_sf), (calls.addresses, self._ids)
+        a, middle, to = self._a, (t.l2_acts, t.l2_acts_sf), (calls.addresses, ends)
         self._at_a, self._at_middle, self._to = (tuple(x.data_ptr() for x in each) for each in (a, middle, to))
-        self._how = calls.rows.ends.data_ptr(), t.l2_acts_sf.stride(1) * WORD_BYTES
+        self._how = ends.data_ptr(), t.l2_acts_sf.stride(1) * WORD_BYTES
 
     def multiply(self, rows: int, l1: Operand, l2: Operand) -> None:
         """Launch all three. An l1 with scales in FP32, which no kernel takes, is asked in each call."""

@@ -44,7 +44,7 @@ class Prefill(Kind):
         self.topk = given.topk_ids.shape[1]
         self.words = row_bytes(share.hidden, self.topk) // WORD_BYTES
         self.rows_of_token = min(self.topk, planner.world_size)
-        self.product1, self.product2 = rows_at.product(weights.w1), rows_at.product(weights.w2)
+        self.product1, self.product2 = (rows_at.product(w, by_ends=True) for w in weights)
         activates = share.intermediate % SCALE_BLOCK == 0 and not is_packed(weights.w1)
         self.activated = rows_at.activated(weights.w1, limit) if activates else None
         self._prepare(given, limit)
@@ -155,13 +155,13 @@ class Prefill(Kind):
         w1, w2 = weights
         middle, of_middle = at + at_middle, at + at_of_middle
         if fused is not None:
-            fused.launch(routes, w1, (values, scales), (middle, ids, 0, of_middle))
+            fused.launch(routes, w1, (values, scales), (middle, ends, 0, of_middle))
         else:
             h = at + at_h
-            self.product1.launch(routes, w1, (values, scales), (h, ids))
+            self.product1.launch(routes, w1, (values, scales), (h, ends))
             self.activation.launch(routes, h, middle, of_middle, ends, pitch * WORD_BYTES)
         y = values
-        self.product2.launch(routes, w2, (middle, of_middle), (y, ids))
+        self.product2.launch(routes, w2, (middle, of_middle), (y, ends))
         sums = torch.empty((slots, hidden), dtype=torch.bfloat16, device=self.place)
         self.weigh.launch(slots, y, row_of, message + self.weights_at, sums.data_ptr())
         return sums

@@ -38,7 +38,7 @@ class FetchedRowsProblem(NamedTuple):
     """A product that is activated, and where its rows of A come from. Nobody checks them."""
 
     silu: SiluRowsProblem
-    """`ids` are ends of groups. A, its scales and `row_weights` are room: the kernel fills them."""
+    """A, its scales and `row_weights` are room: the kernel fills them."""
     rows: ExpertRows
     """Rows of all slots of the node."""
     addresses: Tensor
@@ -106,7 +106,7 @@ def addresses(p: FetchedRowsProblem) -> Addresses:
 
 def plan_of(p: FetchedRowsProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
     """Prepare the launch."""
-    numbers, maps, places = parameters_of(p.silu, config, Groups.ENDS)
+    numbers, maps, places = parameters_of(p.silu, config)
     (m, _), (_, n, k), room = p.silu.a.shape, p.silu.b.shape, p.node.room
     of_fetching = {
         "arrivals": p.node.arrivals.data_ptr(),

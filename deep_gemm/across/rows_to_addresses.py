@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.check.checks import Operand
+from ..core.check.layout import WORD_BYTES
 from ..core.check.recipes import E2M1, MX, PER_64, PER_BLOCK, PER_ROW, Scales
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES
@@ -27,20 +28,20 @@ from ..gemm.plan import Plan, addresses_of
 from ..gemm.rows.launch import GroupedProblem, chosen_tall, grid, numbers_of, operand_maps, prepared
 from ..moe.rows_at import FEW, RowsAt, few_rows, sfb_of, zeros
 
-OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
+OUTPUT = Output(groups=Groups.ENDS, to_addresses=True)
 OUTPUT_BY_64 = replace(OUTPUT, sfa=PER_64)
 OUTPUTS = {(each.sfa, each.sfb): each for each in (OUTPUT, OUTPUT_BY_64, replace(OUTPUT, b=E2M1, sfb=MX))}
 """Outputs by the scales of A and B."""
 
 
-def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:
+def run(a: Operand, w: Operand, ends: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:
     """Multiply each row by its group's weight, and store the result, BF16 `[n]`, at the row's address.
 
-    `addresses` is int64 `[rows]`, 0 for a result that goes nowhere; `ids` is int32 `[rows]`, -1 for a row without a
-    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them, but a scale of A may be for 64 columns. Nobody
-    checks them.
+    `addresses` is int64 `[rows]`, 0 for a result that goes nowhere; `ends` is int32 `[groups]`: where each group's rows
+    end, the next one's following them. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them, but a scale of A
+    may be for 64 columns. Nobody checks them.
     """
-    product.run(PRODUCT, a, w, addresses, ids, (of_a,))
+    product.run(PRODUCT, a, w, addresses, ends, (of_a,))
 
 
 def check_weight(name: str, w: Operand) -> None:
@@ -49,7 +50,7 @@ def check_weight(name: str, w: Operand) -> None:
         raise NotImplementedError(f"sf{name}: expected UE8M0 beside FP4 where rows go to other GPUs, got torch.float32")
 
 
-def problem(a: Operand, w: Operand, addresses: Tensor, ids: Tensor, *, of_a: Scales = PER_ROW) -> GroupedProblem:
+def problem(a: Operand, w: Operand, addresses: Tensor, ends: Tensor, *, of_a: Scales = PER_ROW) -> GroupedProblem:
     """Take the operands of `run` for those of grouped rows; here a scale of A may be for 64 columns beside FP8."""
     (values, scales), (b, sfb), of_b, rows_of_a_group = a, w, PER_BLOCK, len(addresses) / max(len(w[0]), 1)
     if is_packed(w):
@@ -60,8 +61,8 @@ def problem(a: Operand, w: Operand, addresses: Tensor, ids: Tensor, *, of_a: Sca
         b,
         sfb,
         addresses,
-        ids,
-        Groups.IDS,
+        ends,
+        Groups.ENDS,
         of_b,
         1,
         False,
@@ -110,7 +111,7 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
     ctas = grid(config, p.planes, p.m, p.n, num_sms)
     plan = Plan(p, ROWS_PARAMS, numbers, maps, places, launcher, ctas)
     plan.config, plan.output, plan.n, plan.k = config, _output(p), p.n, p.k
-    plan.c_is_d, plan.needs_c = False, True
+    plan.c_is_d, plan.needs_c, plan.alignment_of_c = False, True, WORD_BYTES
     return plan
 
 
@@ -125,7 +126,7 @@ def at_addresses(weight: Operand) -> RowsAt:
     """Prepare `run` at addresses."""
 
     def template(weight: Operand, *how: Any) -> Plan:
-        ids = zeros(FEW, weight)
-        return plan_of(problem(few_rows(weight), weight, ids.long(), ids), *how)
+        addresses = zeros(FEW, weight).long()
+        return plan_of(problem(few_rows(weight), weight, addresses, zeros(len(weight[0]), weight)), *how)
 
     return RowsAt(weight, OUTPUTS[PER_ROW, sfb_of(weight)], template)

@@ -146,10 +146,10 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     question = asked(*sizes, dtype, False, False, None, weight.groups, num_groups, gpu.name, weight.is_fp4)
     most = max_tokens * weight.rows_per_token
     yield from jobs_of(question, any_m=True, with_layers=True, most=most)
-    if weight.is_gated and not weight.is_fp4 and most >= MANY_ROWS and weight.n % (2 * SCALE_BLOCK) == 0:
+    if weight.groups == "ids" and most >= MANY_ROWS:
         for m in every_m(most):
-            silu = activating_config(weight, max(m, MANY_ROWS), gpu)
-            yield job_of(FP8_GEMM, silu)
+            many = many_rows_config(weight, max(m, MANY_ROWS), gpu)
+            yield job_of(kernel_of(many), many)
 
 
 def _type_of(weight: Weight) -> str:
@@ -169,26 +169,35 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List what experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
-    rows = m / weight.num_groups
+    is_whole = weight.n % (2 * SCALE_BLOCK) == 0
+    depths = [weight.k]
     if weight.is_fp4:
-        output = (
-            Output(groups=Groups.IDS, b=E2M1, sfb=MX) if weight.is_gated else rows_to_addresses.OUTPUTS[PER_ROW, MX]
-        )
-        # Behind `fp8_mega_moe`'s activation, which has a scale for 64 columns, these become blocks of 128.
-        depths = (weight.k,) if weight.is_gated else (weight.k, ceil_div(weight.k, PER_64.columns) * SCALE_BLOCK)
-        return [select_grouped(weight.num_groups, rows, weight.n, k, output, gpu) for k in depths]
-    if weight.is_gated:
-        is_whole = weight.n % (2 * SCALE_BLOCK) == 0
-        many = [rows_fetched.IN_TURN, rows_fetched.APART] if m >= MANY_ROWS else []
-        outputs = [rows_silu.OUTPUT, *many] if is_whole else []
+        outputs = [_by_ends(weight)]
+        if not weight.is_gated:
+            outputs += [rows_to_addresses.OUTPUTS[PER_ROW, MX]]
+            # Behind `fp8_mega_moe`'s activation, which has a scale for 64 columns, these become blocks of 128.
+            depths += [ceil_div(weight.k, PER_64.columns) * SCALE_BLOCK]
+    elif not weight.is_gated:
+        outputs = [_by_ends(weight), rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
+    elif not is_whole or m < MANY_ROWS:
+        outputs = [_by_ends(weight), *([rows_silu.IN_TURN] if is_whole else [])]
     else:
-        outputs = [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
-    return [select_grouped(weight.num_groups, rows, weight.n, weight.k, output, gpu) for output in outputs]
+        outputs = [rows_silu.IN_TURN, rows_silu.APART, rows_fetched.IN_TURN, rows_fetched.APART]
+    return [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 
-def activating_config(weight: Weight, m: int, gpu: Gpu) -> GemmConfig | DecodeConfig:
-    """Give what `experts` runs for so many rows, which it activates where they are multiplied."""
-    return select_grouped(weight.num_groups, m / weight.num_groups, weight.n, weight.k, rows_silu.APART, gpu)
+def many_rows_config(weight: Weight, m: int, gpu: Gpu) -> GemmConfig | DecodeConfig:
+    """Give what `experts` runs for so many rows: it finds tiles by ends, and activates FP8 where it is multiplied."""
+    activates = weight.is_gated and not weight.is_fp4 and weight.n % (2 * SCALE_BLOCK) == 0
+    return _grouped(weight, m, rows_silu.APART if activates else _by_ends(weight), gpu, weight.k)
+
+
+def _by_ends(weight: Weight) -> Output:
+    return Output(groups=Groups.ENDS, b=E2M1, sfb=MX) if weight.is_fp4 else Output(groups=Groups.ENDS)
+
+
+def _grouped(weight: Weight, m: int, output: Output, gpu: Gpu, k: int) -> GemmConfig | DecodeConfig:
+    return select_grouped(weight.num_groups, m / weight.num_groups, weight.n, k, output, gpu)
 
 
 def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:

@@ -396,16 +396,16 @@ class GemmConfig(Config, Output):
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
         plain = not (self.groups or self.loads_sfb or self.is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
-        of_experts = self.groups == (Groups.ENDS if self.fetches else Groups.IDS)
-        of_ids = of_experts and self.sfb == PER_BLOCK and not self.is_fp32
+        has_ends = self.groups == Groups.ENDS and not self.is_fp32
+        is_usual = has_ends and self.sfb == PER_BLOCK
         yield not (self.activates and self.to_addresses), "rows that are activated, or go to addresses, not both"
         yield (
-            of_ids or not self.activates,
-            "FP8 rows with ids, or fetched ones with ends, and scales of B by blocks, where they are activated",
+            is_usual or not self.activates,
+            "FP8 rows with ends, and scales of B by blocks, where they are activated",
         )
         yield (
-            of_ids or (of_experts and self.converts_b and not self.is_fp32) or not self.to_addresses,
-            "BF16 rows with ids, and FP4 or scales of B by blocks, where each has an address",
+            is_usual or (has_ends and self.converts_b) or not self.to_addresses,
+            "BF16 rows with ends, and FP4 or scales of B by blocks, where each has an address",
         )
         of_halves = unit_n == 128 and self.block_n in (128, 256)
         yield of_halves or not self.activates, "units of 128 columns, one or two, where rows are activated"

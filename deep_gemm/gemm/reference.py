@@ -78,12 +78,13 @@ def contiguous(p: ContiguousProblem) -> None:
 def gate_and_up(p: SiluRowsProblem) -> Tensor:
     """Give the FP32 products `[m, n]` that are activated: of each row, gate and then up; zeros of rows without a group.
 
-    The sizes of the groups decide shapes here, so the host waits for ids on a GPU.
+    The sizes of the groups decide shapes here, so the host waits for ends on a GPU.
     """
     product = torch.zeros(len(p.a), p.b.shape[1], dtype=torch.float32, device=p.a.device)
-    for group in range(len(p.b)):
-        rows = (p.ids == group).nonzero().flatten()
-        if len(rows):
+    first = 0
+    for group, end in enumerate(p.ends.tolist()):
+        rows, first = slice(first, end), end
+        if rows.start < end:
             b = p.b[group]
             if not p.gates_apart:
                 b = b.reshape(-1, 2, INTERLEAVED, b.shape[1]).transpose(0, 1).reshape(b.shape)

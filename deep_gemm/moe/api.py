@@ -11,11 +11,11 @@ from ..core.check.checks import Operand, pair
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div, get_tma_aligned_size
 from ..core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales
-from ..core.check.tracing import is_dispatched
+from ..core.check.tracing import is_dispatched, num_modes
 from ..core.gpu import is_hopper
 from ..gemm.output import recipes_for
 from ..gemm.packed import is_packed
-from ..gemm.rows.api import product_of_stacked_rows
+from ..gemm.rows.api import product_of_stacked_groups, product_of_stacked_rows
 from . import mixture
 from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem
@@ -102,7 +102,10 @@ def product_of_rows(
 ) -> Tensor:
     """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are."""
     d = torch.empty((a[0].shape[0], w[0].shape[1]), dtype=torch.bfloat16, device=a[0].device)
-    product_of_stacked_rows(a, w, d, rows.ids, recipes, is_behind_cast=is_behind_cast)
+    if d.is_cuda and d.shape[0] >= MANY_ROWS and num_modes() == 0:  # with few rows a look at each expert takes longer
+        product_of_stacked_groups(a, w, d, rows.ends, recipes)
+    else:
+        product_of_stacked_rows(a, w, d, rows.ids, recipes, is_behind_cast=is_behind_cast)
     return d
 
 
@@ -131,7 +134,7 @@ def activations_of_rows(
         return activate_rows(h, rows, gating, of_middle, is_dependent=is_dependent)
     d = torch.empty((values.shape[0], intermediate), dtype=values.dtype, device=values.device)
     scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
-    activated_product_of_rows(a, w, (d, scales), rows.ids, limit=gating.limit, gates_apart=True)
+    activated_product_of_rows(a, w, (d, scales), rows.ends, limit=gating.limit, gates_apart=True)
     return d, scales
 
 

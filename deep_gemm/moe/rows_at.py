@@ -98,24 +98,24 @@ class RowsAt:
         return plan
 
 
-def product(weight: Operand, *, is_behind_cast: bool = False) -> RowsAt:
-    """`product_of_stacked_rows` into BF16, by ids."""
+def product(weight: Operand, *, by_ends: bool = False, is_behind_cast: bool = False) -> RowsAt:
+    """`product_of_stacked_rows` into BF16, by ids, or by where groups end, however many rows are behind."""
 
     def template(weight: Operand, *how: Any) -> Plan:
-        a, ids = few_rows(weight), zeros(FEW, weight)
-        d = torch.empty(FEW, weight[0].shape[1], dtype=BF16, device=ids.device)
-        problem = rows.grouped_problem(contiguous_problem(a, weight, d, ids, ensure_zero_padding=False))
-        return rows.plan_of(problem, *how, weight_is_ready=is_behind_cast)
+        a, layout = few_rows(weight), zeros(len(weight[0]) if by_ends else FEW, weight)
+        d = torch.empty(FEW, weight[0].shape[1], dtype=BF16, device=layout.device)
+        said = contiguous_problem(a, weight, d, layout, use_psum_layout=by_ends, ensure_zero_padding=False, alignment=1)
+        return rows.plan_of(rows.grouped_problem(said), *how, weight_is_ready=is_behind_cast)
 
-    b = E2M1 if is_packed(weight) else E4M3
-    return RowsAt(weight, Output(groups=Groups.IDS, b=b, sfb=sfb_of(weight)), template, is_dependent=is_behind_cast)
+    b, groups = E2M1 if is_packed(weight) else E4M3, Groups.ENDS if by_ends else Groups.IDS
+    return RowsAt(weight, Output(groups=groups, b=b, sfb=sfb_of(weight)), template, is_dependent=is_behind_cast)
 
 
 def activated(weight: Operand, limit: float | None) -> RowsAt:
-    """`activated_product_of_rows` with gates apart, by ids."""
+    """`activated_product_of_rows` with gates apart."""
 
     def template(weight: Operand, *how: Any) -> Plan:
-        return rows_silu.plan_of(few_activated(weight, zeros(FEW, weight), limit), *how)
+        return rows_silu.plan_of(few_activated(weight, zeros(len(weight[0]), weight), limit), *how)
 
     return RowsAt(weight, rows_silu.APART, template)
 
@@ -187,10 +187,10 @@ def few_rows(weight: Operand) -> Operand:
     return few_in_fp8(depth_of(weight), weight[0].device)
 
 
-def few_activated(weight: Operand, layout: Tensor, limit: float | None) -> SiluRowsProblem:
+def few_activated(weight: Operand, ends: Tensor, limit: float | None) -> SiluRowsProblem:
     """A few rows by a weight, activated."""
-    d = few_in_fp8(weight[0].shape[1] // 2, layout.device)
-    return SiluRowsProblem(*few_rows(weight), *weight, *d, layout, None, limit, gates_apart=True)
+    d = few_in_fp8(weight[0].shape[1] // 2, ends.device)
+    return SiluRowsProblem(*few_rows(weight), *weight, *d, ends, None, limit, gates_apart=True)
 
 
 def few_in_fp8(columns: int, device: torch.device) -> Operand:

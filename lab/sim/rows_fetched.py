@@ -94,7 +94,7 @@ def run(kernel: HostKernel | None, config: GemmConfig, asked: Asked, **how: Unpa
     node = Node(room, rooms, asked.rank, *of_node)
     operands = {name: at[name] for name in ("a", "sfa", "b", "sfb", "d", "scales", "row_weights")}
     of_rows = rows._replace(**{name: at[name] for name in ("token_of", "row_of", "ends")})
-    problem = FetchedRowsProblem(silu._replace(**operands, ids=at["ends"]), of_rows, at["addresses"], node)
+    problem = FetchedRowsProblem(silu._replace(**operands, ends=at["ends"]), of_rows, at["addresses"], node)
     plan = kernels.plan_of(problem, config, stage.num_sms, stage.launcher(KERNEL, kernel, config))
     plan.launch(kernels.addresses(problem))
     stage.copy_back()
@@ -177,7 +177,7 @@ def _of_rows(
         *b,
         d,
         scales,
-        rows.ids,
+        rows.ends,
         row_weights,
         limit,
         gates_apart,

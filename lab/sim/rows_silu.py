@@ -19,36 +19,34 @@ from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem, silu_r
 from ..silu import checked
 from .launcher import How, Stage
 from .library import HostKernel
-from .product import depth, draws
-from .rows import drawn_layout
+from .product import depth, draws, sizes
 from .simulate import Result
 from .trial import Trial
 
 POISON = 0xA5
 CANARY = 42.0
 """Values and scales before: a row that must not be written still has them afterwards."""
-INPUTS, OUTPUTS = ("a", "sfa", "b", "sfb", "ids", "row_weights"), ("d", "scales")
+INPUTS, OUTPUTS = ("a", "sfa", "b", "sfb", "ends", "row_weights"), ("d", "scales")
 
 
 def random_problem(
-    ids: Sequence[int],
+    sizes: Sequence[int],
     n: int,
     k: int,
     seed: int = 0,
     *,
-    groups: int | None = None,
+    behind: int = 9,
     limit: float | None = None,
     has_weights: bool = True,
     size: float = 1.0,
     gates_apart: bool = False,
 ) -> SiluRowsProblem:
-    """Make a problem with random data. Rows without a group are NaN: values, scales and weights.
+    """Make a problem with random data. Rows `behind` the groups are NaN: values, scales and weights.
 
     Gates and ups are `size` apart from zero, about.
     """
     generator = torch.Generator().manual_seed(seed)
-    m, numbers = len(ids), torch.tensor(ids, dtype=torch.int32)
-    groups = groups or int(numbers.max()) + 1
+    m, groups, ends = sum(sizes) + behind, len(sizes), torch.tensor(sizes).cumsum(0).int()
     a, sfa = per_token_cast_to_fp8(torch.randn(m, k, generator=generator) * size)
     b = per_block_cast_to_fp8(torch.randn(groups, n, k, generator=generator) / k**0.5)
     # The scales of gate and of up must differ by more than chance.
@@ -57,12 +55,11 @@ def random_problem(
     d = torch.full((m, n // 2), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
     columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
     scales = empty_scales((m,), n // 2, d, mn_major=True, gran_k=columns).fill_(CANARY)
-    unused = numbers < 0
-    a.view(torch.uint8)[unused] = 0x7F
+    a.view(torch.uint8)[sum(sizes) :] = 0x7F
     for x in (sfa, row_weights):
         if x is not None:
-            x[unused] = float("nan")
-    return silu_rows_problem((a, sfa), b, (d, scales), numbers, row_weights, limit, gates_apart)
+            x[sum(sizes) :] = float("nan")
+    return silu_rows_problem((a, sfa), b, (d, scales), ends, row_weights, limit, gates_apart)
 
 
 def run(
@@ -71,7 +68,7 @@ def run(
     """Compute a product on simulated SMs: values and scales, as they are afterwards."""
     p = kernels.prepared(p)
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
-    aligned = dict.fromkeys(("a", "sfa", "b", "ids", *OUTPUTS), 16)
+    aligned = dict.fromkeys(("a", "sfa", "b", *OUTPUTS), 16)
     stage = Stage(config, read, written, aligned, ready=(*INPUTS, *OUTPUTS), **how)
     placed, launcher = stage.placed(p), stage.launcher(KERNEL, kernel, config)
     kernels.plan_of(placed, config, stage.num_sms, launcher).launch(kernels.addresses(placed))
@@ -85,7 +82,7 @@ class SiluTrial(Trial):
 
     kernel = KERNEL
     config: GemmConfig
-    ids: tuple[int, ...] = (0, 0, -1, 1)
+    sizes: tuple[int, ...] = (2, 1)
     seed: int = 0
     schedule: str | None = None
     n: int = 512
@@ -107,7 +104,7 @@ class SiluTrial(Trial):
         draw = draws(config, seed)
         return cls(
             config,
-            drawn_layout(draw, config, 128)[0],
+            tuple(sizes(draw, draw.randint(1, 4), config.block_m + 70)),
             seed,
             n=256 * draw.randint(1, 2),
             k=depth(draw, config),
@@ -120,11 +117,10 @@ class SiluTrial(Trial):
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare values and scales with those of the CPU."""
         p = random_problem(
-            self.ids,
+            self.sizes,
             self.n,
             self.k,
             self.seed,
-            groups=max(*self.ids, 4) + 1,
             limit=self.limit,
             has_weights=self.has_weights,
             size=self.size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from .dense import Outcome, outcome
 from .launcher import How, Stage, is_on_gpu
 from .library import HostKernel
 from .product import partial_sums
-from .rows import CANARY, random_problem, right_and_allowed
+from .rows import CANARY, ids_of, random_problem, right_and_allowed
 from .trial import Trial
 
 
@@ -44,7 +45,7 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: ContiguousProble
     result = stage.result()
     found = [torch.as_tensor(result.buffers[name]) for name in written]
     _check_untouched(found, place, on_peer, n)
-    pieces = int((on_peer & ~nowhere & (problem.grouped_layout >= 0)).sum()) * n // 8
+    pieces = int((on_peer & ~nowhere & (ids_of(problem) >= 0)).sum()) * n // 8
     if result.to_peers != pieces and not is_on_gpu(how):  # only the simulator counts
         raise ValueError(
             f"expected each row stored once, {pieces} pieces of 16 bytes to the peer, got {result.to_peers}"
@@ -99,14 +100,14 @@ class AddressesTrial(Trial):
 
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare rows at their addresses with the reference's, within what rounding may do."""
-        ids = [group for group, size in enumerate(self.sizes) for _ in range(size)] + [-1] * self.behind
         problem = random_problem(
             self.config,
-            ids,
+            tuple(accumulate(self.sizes)),
             self.n,
             self.k,
             self.seed,
-            num_groups=len(self.sizes),
+            rows=sum(self.sizes) + self.behind,
+            alignment=1,
             zero_padding=False,
             any_scales=self.any_scales,
         )

@@ -35,6 +35,7 @@ from deep_gemm.core.params import Params
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.rows import launch as rows
 from deep_gemm.gemm.rows.api import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.moe import gather_weighted as gather_weighted_kernel
@@ -238,8 +239,8 @@ def cast_rows(config: Any, p: Launched) -> None:
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)
 
 
-def fetched(p: Launched, groups: int) -> Tensor:
-    """What the product's kernel fetches; and the group of each row, of ends of groups."""
+def fetch(p: Launched, ends: Tensor) -> None:
+    """Write what the product's kernel fetches."""
     of_fetching = {name.removeprefix("fetching."): p[name] for name in p if name.startswith("fetching.")}
     room = {"slot_bytes": p["fetching.row_bytes"], "scales_at": p["k"], "hidden": p["k"], "rows": p["m"]}
     slots = p["fetching.max_tokens"] * p["fetching.meeting.ranks"]
@@ -248,13 +249,18 @@ def fetched(p: Launched, groups: int) -> Tensor:
     arrivals = at(p["fetching.arrivals"], (route_rows_kernel.num_arrivals(p["m"]),), INT32)
     assert not arrivals.any()
     arrivals.fill_(1)
-    row_of, ends = (
-        at(p["fetching.row_of"], (slots, p["fetching.topk"]), INT32),
-        at(p["groups.layout"], (groups,), INT32),
-    )
+    row_of = at(p["fetching.row_of"], (slots, p["fetching.topk"]), INT32)
     assert sorted(row_of[row_of >= 0].tolist()) == list(range(int(ends[-1])))
+
+
+def layout_of(config: Any, p: Launched) -> Pair:
+    """Ids, or ends, and the group of each row."""
+    if config.groups == Groups.IDS:
+        ids = at(p["groups.layout"], (p["m"],), INT32)
+        return ids, ids
+    ends = at(p["groups.layout"], (p["groups.count"],), INT32)
     group_of = torch.searchsorted(ends, torch.arange(p["m"]), right=True, out_int32=True)
-    return group_of.masked_fill_(group_of == groups, -1)
+    return ends, group_of.masked_fill_(group_of == len(ends), -1)
 
 
 def rows_to_addresses(a: Pair, b: Pair, ids: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:
@@ -279,7 +285,7 @@ def weights_of(p: Launched, *, is_fp4: bool) -> Pair:
 def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
     m, n, k = p["m"], p["n"], p["k"]
     sfa = at(p["sfa"], (m, -(-k // 128)), FP32, (p["sfa_stride_m"], p["sfa_stride_k"]))
-    a, ids = at(int(at(p["map_a"], (1,), INT64)), (m, k), FP8), at(p["groups.layout"], (m,), INT32)
+    a, (_, ids) = at(int(at(p["map_a"], (1,), INT64)), (m, k), FP8), layout_of(config, p)
     d = at(p["d"], (m, n), BF16, (p["d_pitch"], 1))
     product_of_stacked_rows((a, sfa), weights_of(p, is_fp4=config.is_fp4), d, ids)
 
@@ -288,13 +294,15 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     if isinstance(config, DecodeConfig):
         fp8_gemm_few_rows(config, p)
         return
-    m, n, k, groups = p["m"], p["n"], p["k"], p["groups.count"]
+    m, n, k = p["m"], p["n"], p["k"]
     first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_sfa")}
     a = at(first_words["map_a"][0] + config.box_rows_of_a * k, (m, k), FP8)
     pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
     sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
     b = weights_of(p, is_fp4=config.converts_b)
-    ids = fetched(p, groups) if config.fetches else at(p["groups.layout"], (m,), INT32)
+    layout, ids = layout_of(config, p)
+    if config.fetches:
+        fetch(p, layout)
     if config.to_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW
         rows_to_addresses((a, sfa), b, ids, at(p["d"], (m,), INT64), of_a=of_a)
@@ -307,7 +315,7 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     scales = at(p["activation.scales"], (m, blocks), FP32, (1, p["activation.scales_pitch"]))
     weights = at(p["activation.row_weights"], (m,), FP32) if p["activation.row_weights"] else None
     said = {"limit": None if p["activation.limit"] == inf else p["activation.limit"], "gates_apart": config.gates_apart}
-    activated_product_of_rows((a, sfa), b, (d, scales), ids, weights, **said)
+    activated_product_of_rows((a, sfa), b, (d, scales), layout, weights, **said)
 
 
 KERNELS = {

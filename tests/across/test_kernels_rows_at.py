@@ -57,9 +57,9 @@ def stacked(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
 
 
 def activated(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
-    a, d, ids = fp8(m, depth_of(w)), fp8(m, N // 2), torch.zeros(m, dtype=torch.int32)
-    by_tensors = lambda: activated_product_of_rows(a, w, d, ids, limit=2.0, gates_apart=True)  # noqa: E731
-    return by_tensors, (*at(*a, *w, d[0], ids), 0, d[1].data_ptr())
+    a, d, ends = fp8(m, depth_of(w)), fp8(m, N // 2), torch.zeros(GROUPS, dtype=torch.int32)
+    by_tensors = lambda: activated_product_of_rows(a, w, d, ends, limit=2.0, gates_apart=True)  # noqa: E731
+    return by_tensors, (*at(*a, *w, d[0], ends), 0, d[1].data_ptr())
 
 
 def fetched(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
@@ -73,8 +73,8 @@ def fetched(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
 
 
 def to_addresses(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
-    a, addresses, ids = fp8(m, depth_of(w)), torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.int32)
-    return lambda: rows_to_addresses.run(a, w, ids, addresses), at(*a, *w, addresses, ids)
+    a, addresses, ends = fp8(m, depth_of(w)), torch.zeros(m, dtype=torch.int64), torch.zeros(GROUPS, dtype=torch.int32)
+    return lambda: rows_to_addresses.run(a, w, ends, addresses), at(*a, *w, addresses, ends)
 
 
 def made_for(call: Any, w: Fp8) -> RowsAt:

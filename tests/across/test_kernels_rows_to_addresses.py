@@ -18,10 +18,10 @@ def test_a_product_is_planned_once_and_finds_its_addresses(monkeypatch: pytest.M
     gpu = install(monkeypatch)
     values, scales = per_token_cast_to_fp8(torch.zeros(40, 512), mn_major=True)
     w = per_block_cast_to_fp8(torch.zeros(3, 256, 512))
-    ids = torch.arange(40, dtype=torch.int32) // 20
+    ends = torch.tensor([20, 20, 40], dtype=torch.int32)
     tables = [on_gpu(torch.zeros(40, dtype=torch.int64)) for _ in range(2)]
     for table in (*tables, tables[0]):
-        rows_to_addresses.run((on_gpu(values), scales), w, ids, table)
+        rows_to_addresses.run((on_gpu(values), scales), w, ends, table)
     (config,) = gpu.compiled
     assert config in reachable_grouped()
     assert len(gpu.launches) == 3
@@ -34,8 +34,9 @@ def test_a_product_is_planned_once_and_finds_its_addresses(monkeypatch: pytest.M
 def test_each_granularity_of_scales_has_its_code(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     gpu = install(monkeypatch)
     a = per_token_cast_to_fp8(torch.zeros(40, 512), gran_k=columns, mn_major=True)
-    w, ids = per_block_cast_to_fp8(torch.zeros(3, 256, 512)), torch.zeros(40, dtype=torch.int32)
-    rows_to_addresses.planned(rows_to_addresses.problem(a, w, ids.long(), ids, of_a=Scales(1, columns)))
+    w, ends = per_block_cast_to_fp8(torch.zeros(3, 256, 512)), torch.zeros(3, dtype=torch.int32)
+    addresses = torch.zeros(40, dtype=torch.int64)
+    rows_to_addresses.planned(rows_to_addresses.problem(a, w, addresses, ends, of_a=Scales(1, columns)))
     (config,) = gpu.compiled
     assert fp8_gemm.why_unfit(config, 512, OUTPUT if columns == 128 else OUTPUT_BY_64) is None
     assert fp8_gemm.why_unfit(config, 512, OUTPUT_BY_64 if columns == 128 else OUTPUT) is not None
@@ -45,4 +46,4 @@ def test_each_granularity_of_scales_has_its_code(monkeypatch: pytest.MonkeyPatch
 def test_tensors_of_the_cpu_are_refused() -> None:
     a, w = per_token_cast_to_fp8(torch.zeros(4, 128)), per_block_cast_to_fp8(torch.zeros(1, 128, 128))
     with pytest.raises(NotImplementedError, match="rows to addresses: expected tensors on a Hopper GPU"):
-        rows_to_addresses.run(a, w, torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int64))
+        rows_to_addresses.run(a, w, torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int64))

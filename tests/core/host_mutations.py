@@ -96,8 +96,8 @@ def silu_trial(has_weights: bool) -> None:
     from lab.sim import dense
     from lab.sim import rows_silu as sim
 
-    config = tile_config(64, 128, Output(groups=Groups.IDS, activates=True), k=400)
-    p = sim.random_problem([-1, *[0] * 70, -1, *[1] * 21], 512, 400, has_weights=has_weights, limit=0.5)
+    config = tile_config(64, 128, Output(groups=Groups.ENDS, activates=True), k=400)
+    p = sim.random_problem([70, 21], 512, 400, has_weights=has_weights, limit=0.5)
     p = spread(p, b=16, sfb=3, d=32)
     got, _ = sim.run(dense.compile_config(config), config, p)
     silu.checked(p, got)

@@ -16,13 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import compile_many
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # runs from a plain checkout too
 
 from deep_gemm.core import jit
 from deep_gemm.core.jit import compiler, ptxas_log
-from deep_gemm.core.jit.compiler import Job, compile_cubin, compile_many
+from deep_gemm.core.jit.compiler import Job, compile_cubin
 from deep_gemm.core.jit.cubin import text_sections
 from deep_gemm.core.settings import settings
 

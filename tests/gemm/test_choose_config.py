@@ -87,25 +87,25 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ),
     (
         "needs rows that are activated, or go to addresses, not both",
-        {"groups": Groups.IDS, "activates": True, "to_addresses": True},
+        {"groups": Groups.ENDS, "activates": True, "to_addresses": True},
     ),
     (
-        "needs FP8 rows with ids, or fetched ones with ends, and scales of B by blocks, where they are activated",
+        "needs FP8 rows with ends, and scales of B by blocks, where they are activated",
         {"activates": True},
     ),
     (
-        "needs BF16 rows with ids, and FP4 or scales of B by blocks, where each has an address",
+        "needs BF16 rows with ends, and FP4 or scales of B by blocks, where each has an address",
         {"groups": Groups.COUNTS, "to_addresses": True},
     ),
     (
         "needs units of 128 columns, one or two, where rows are activated",
-        {"groups": Groups.IDS, "activates": True, "unit_n": 64},
+        {"groups": Groups.ENDS, "activates": True, "unit_n": 64},
     ),
     ("needs rows that are activated where they are fetched", {"fetches": True}),
     ("needs rows that are activated where gate and up lie apart", {"gates_apart": True}),
     (
         "needs tiles of 256 columns where gate and up lie apart",
-        {"groups": Groups.IDS, "activates": True, "gates_apart": True, "unit_n": 128},
+        {"groups": Groups.ENDS, "activates": True, "gates_apart": True, "unit_n": 128},
     ),
     ("needs a scale of A for each 128, 64 or 32 columns", {"sfa": Scales(2, 128)}),
     (

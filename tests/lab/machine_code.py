@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import checkout  # noqa: F401
+from helpers import compile_many
 from thorough import covering, values
 
 from deep_gemm.casts.cast_tiles import KERNEL as CAST_TILES
 from deep_gemm.casts.cast_tiles import turns_blocks
 from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, Scales
-from deep_gemm.core.jit.compiler import Job, compile_many, compiler_version
+from deep_gemm.core.jit.compiler import Job, compiler_version
 from deep_gemm.core.jit.cubin import text_sections
 from deep_gemm.gemm.bf16.config import Majors, bf16_config
 from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
@@ -70,11 +71,11 @@ GROUPED = (
     tile_config(64, 128, Output(groups=Groups.ENDS), k=128),
     tile_config(256, 128, Output(groups=Groups.COUNTS)),
     tile_config(128, 256, Output(groups=Groups.COUNTS)),
-    tile_config(128, 128, Output(groups=Groups.IDS, activates=True)),
-    tile_config(128, 256, Output(groups=Groups.IDS, activates=True)),
-    tile_config(128, 256, Output(groups=Groups.IDS, activates=True, gates_apart=True)),
+    tile_config(128, 128, Output(groups=Groups.ENDS, activates=True)),
+    tile_config(128, 256, Output(groups=Groups.ENDS, activates=True)),
+    tile_config(128, 256, Output(groups=Groups.ENDS, activates=True, gates_apart=True)),
     tile_config(128, 256, Output(groups=Groups.ENDS, activates=True, gates_apart=True, fetches=True)),
-    tile_config(128, 256, Output(groups=Groups.IDS, to_addresses=True)),
+    tile_config(128, 256, Output(groups=Groups.ENDS, to_addresses=True)),
     tile_config(128, 128, Output(groups=Groups.IDS, sfa=PER_64)),
     tile_config(64, 128, Output(groups=Groups.IDS, sfa=PER_64), k=128),
     tile_config(256, 128, ALONG_K, k=128),

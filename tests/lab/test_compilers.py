@@ -20,9 +20,10 @@ import oldest_release
 import other_nvrtc
 import pytest
 from compiler_matrix import MINORS, Kept, cases, outcomes, same_code
+from helpers import compile_many
 from thorough import ALL, sample
 
-from deep_gemm.core.jit.compiler import CompiledKernel, Job, compile_many
+from deep_gemm.core.jit.compiler import CompiledKernel, Job
 from deep_gemm.core.jit.report import report
 from lab import releases
 from lab.gates import violations

@@ -20,7 +20,9 @@ from lab.silu import right
 from lab.sim import rows_silu as sim
 
 CANARY = 42.0
-IDS = [*[1] * 5, -1, *[0] * 7, *[-1] * 3, 2, *[1] * 2]
+SIZES = [7, 0, 5, 1]
+ENDS = torch.tensor(SIZES).cumsum(0).int()
+IDS = [*[0] * 7, *[2] * 5, 3, *[-1] * 4]
 
 
 def interleaved(w: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ def dequantized(w: tuple[Tensor, Tensor]) -> Tensor:
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_an_expert_is_the_plain_chain(limit: float | None) -> None:
     torch.manual_seed(1)
-    hidden, middle, groups = 256, 384, 3
+    hidden, middle, groups = 256, 384, 4
     x = per_token_cast_to_fp8(torch.randn(len(IDS), hidden))
     w1 = per_block_cast_to_fp8(torch.randn(groups, 2 * middle, hidden) / 8)
     w2 = per_block_cast_to_fp8(torch.randn(groups, hidden, middle) / 8)
@@ -48,7 +50,7 @@ def test_an_expert_is_the_plain_chain(limit: float | None) -> None:
     values = torch.zeros(len(IDS), middle).to(torch.float8_e4m3fn)
     scales = empty_scales((len(IDS),), middle, values, mn_major=True, gran_k=SILU_COLUMNS)
     y = torch.full((len(IDS), hidden), CANARY, dtype=torch.bfloat16)
-    activated_product_of_rows(x, (interleaved(w1[0]), w1[1]), (values, scales), ids, weights, limit=limit)
+    activated_product_of_rows(x, (interleaved(w1[0]), w1[1]), (values, scales), ENDS, weights, limit=limit)
     product_of_rows_by_64((values, scales), w2, y, ids)
 
     rows, first, second = cast_back_from_fp8(*x).double(), dequantized(w1), dequantized(w2)
@@ -72,9 +74,9 @@ def test_an_expert_is_the_plain_chain(limit: float | None) -> None:
 
 
 def test_rows_are_cast_by_the_rules_of_casts_to_the_bit() -> None:
-    p = sim.random_problem(IDS, 512, 256, 2, limit=1.5)
+    p = sim.random_problem(SIZES, 512, 256, 2, behind=4, limit=1.5)
     values, scales = right(p)
-    gates_first = p.b.view(torch.uint8).view(3, 32, 2, 8, 256).transpose(1, 2).reshape(3, 512, 256)
+    gates_first = p.b.view(torch.uint8).view(4, 32, 2, 8, 256).transpose(1, 2).reshape(4, 512, 256)
     b = gates_first.view(torch.float8_e4m3fn)
     for row, group in enumerate(IDS):
         if group < 0:
@@ -107,20 +109,17 @@ def test_a_has_a_scale_for_64_columns(k: int) -> None:
 
 def arguments(**changes: Any) -> dict[str, Any]:
     """A right call of `activated_product_of_rows`, but for changes."""
-    p = sim.random_problem([0, 1, -1], 256, 128)
-    call = {"a": (p.a, p.sfa), "b": (p.b, p.sfb), "d": (p.d, p.scales), "ids": p.ids, "row_weights": p.row_weights}
+    p = sim.random_problem([1, 1], 256, 128, behind=1)
+    call = {"a": (p.a, p.sfa), "b": (p.b, p.sfb), "d": (p.d, p.scales), "ends": p.ends, "row_weights": p.row_weights}
     return {**call, **changes}
 
 
 FP8 = torch.float8_e4m3fn
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"a": torch.ones(3)}, TypeError, "a: expected a pair (values, scales), got Tensor"),
-    ({"ids": torch.zeros(4, dtype=torch.int32)}, ValueError, "ids: expected shape (m,) = (3,), got (4,)"),
-    (
-        {"ids": torch.tensor([0, 2, 1], dtype=torch.int32)},
-        ValueError,
-        "ids: expected values in -1..1, got 2 at index 1",
-    ),
+    ({"ends": torch.zeros(4, dtype=torch.int32)}, ValueError, "ends: expected shape (groups,) = (2,), got (4,)"),
+    ({"ends": torch.tensor([0, 4], dtype=torch.int32)}, ValueError, "ends: expected values in 0..3, got 4 at index 1"),
+    ({"ends": torch.tensor([2, 1], dtype=torch.int32)}, ValueError, "ends: expected an end of 2 or from 2"),
     ({"row_weights": torch.ones(2)}, ValueError, "row_weights: expected shape (m) = (3), got (2,)"),
     ({"row_weights": torch.ones(3).half()}, ValueError, "row_weights: expected dtype torch.float32, got torch.float16"),
     ({"limit": 0.0}, ValueError, "limit: expected a number above 0, got 0.0"),

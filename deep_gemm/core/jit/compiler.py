@@ -11,7 +11,6 @@ import importlib.util
 import re
 import runpy
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -122,16 +121,6 @@ def check_strictly(kernel: CompiledKernel, options: tuple[str, ...], source: str
     if complaints := ptxas_log.complaints(kernel.log):
         reason = "compiled, but not as planned:\n  " + "\n  ".join(complaints)
         raise CompileError(kernel.name, reason, log=kernel.log, options=options, source=source)
-
-
-def compile_many(jobs: Iterable[Job], *, threads: int | None = None) -> list[CompiledKernel]:
-    """Compile all jobs in threads. Results have the order of the jobs; the first failure is raised."""
-
-    def one(job: Job) -> CompiledKernel:
-        return compile_cubin(job.source, job.headers, name=job.name, options=job.options)
-
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(one, jobs))
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -208,7 +209,7 @@ Counted = tuple[Recipes, int | None, type]
 def _contiguous_product(major: str) -> Product:
     """State how a product of stacked rows is asked and computed; B is given as `[groups, n, k]` (nt) or turned (nn)."""
 
-    def ask(a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None, said: Stacked) -> ContiguousProblem:
+    def ask(a: Operand, b: Operand, d: Tensor, layout: Tensor, said: Stacked, **more: Any) -> ContiguousProblem:
         recipes, num_groups, use_psum_layout, ensure_zero_padding = said
         return contiguous_problem(
             a,
@@ -220,7 +221,7 @@ def _contiguous_product(major: str) -> Product:
             recipes=recipes,
             use_psum_layout=use_psum_layout,
             ensure_zero_padding=ensure_zero_padding,
-            alignment=get_mk_alignment_for_contiguous_layout(),
+            **more or {"alignment": get_mk_alignment_for_contiguous_layout()},
         )
 
     def as_operator(a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None, said: Stacked) -> Tensor | None:
@@ -255,9 +256,14 @@ def product_of_stacked_rows(
     run(BEHIND_CAST if is_behind_cast else CONTIGUOUS_NT, a, b, d, ids, (recipes, None, False, False))
 
 
+def product_of_stacked_groups(a: Operand, b: Operand, d: Tensor, ends: Tensor, recipes: Recipes = NO_RECIPES) -> None:
+    """Compute the same by where each group ends, the next one's rows following: rows behind the last keep D's."""
+    run(BY_ENDS, a, b, d, ends, (recipes, None, True, False))
+
+
 def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
     """Compute the same, but A has a scale for each row and 64 columns, as `activated_product_of_rows` makes them."""
-    run(BY_64, a, b, d, ids)
+    run(BY_64, a, b, d, ids, (NO_RECIPES, None, False, False))
 
 
 def _masked_as_operator(
@@ -269,15 +275,12 @@ def _masked_as_operator(
     return call_operator(name, a, b, d, counts, expected_m=expected_m, recipe=whole_recipe(recipes))
 
 
-def _ask_by_64(a: Operand, b: Operand, d: Tensor | None, ids: Tensor | None, _: tuple[()]) -> ContiguousProblem:
-    return contiguous_problem(a, b, d, ids, ensure_zero_padding=False, of_a=PER_64)
-
-
 def _no_operator(*_: object) -> Tensor | None:
-    raise NotImplementedError("product_of_rows_by_64: there is no operator of torch for it, so nothing may trace it")
+    raise NotImplementedError("products of experts' rows: torch has no operator for them, so nothing traces them")
 
 
 CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
 BEHIND_CAST = replace(CONTIGUOUS_NT, on_gpu=partial(rows.run, is_behind_cast=True))
 MASKED = Product(_ask_masked, reference.masked, rows.run, _masked_as_operator)
-BY_64 = Product(_ask_by_64, reference.contiguous, rows.run, _no_operator)
+BY_64 = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, of_a=PER_64), as_operator=_no_operator, derive=None)
+BY_ENDS = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, alignment=1), as_operator=_no_operator)

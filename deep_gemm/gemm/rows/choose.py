@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from functools import cache, lru_cache
 
-from ...core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW
+from ...core.check.recipes import E2M1, E4M3, PER_64, PER_BLOCK, PER_ROW
 from ...core.gpu import Gpu
 from ...core.sm90 import WGMMA_ROWS
 from ..config import BLOCK_K, LOW_TILE, GemmConfig
@@ -191,17 +191,13 @@ def _reachable() -> list[GemmConfig | DecodeConfig]:
         for is_fp32 in (False, True)
         for b, sfa, sfb in (USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS)
     ]
-    by_ids = [
-        Output(groups=Groups.IDS, to_addresses=to_addresses, b=b, sfa=sfa, sfb=sfb)
-        for to_addresses, b, sfa, sfb in (
-            (True, E4M3, PER_ROW, PER_BLOCK),
-            (True, E4M3, PER_64, PER_BLOCK),
-            (True, E2M1, PER_ROW, MX),
-        )
+    to_addresses = [
+        Output(groups=Groups.ENDS, to_addresses=True, b=b, sfa=sfa, sfb=sfb)
+        for b, sfa, sfb in ((E4M3, PER_ROW, PER_BLOCK), (E4M3, PER_64, PER_BLOCK), FP4_OPERANDS)
     ]
     found = [
         grouped_config(tile, output, BLOCK_K * blocks)
-        for output in (*outputs, *by_ids)
+        for output in (*outputs, *to_addresses)
         for blocks in (4, 5)
         for tile in tiles_for(output)
     ]
@@ -213,8 +209,8 @@ def reachable_silu() -> list[GemmConfig]:
     found = [
         tile_config(tile.block_m, tile.block_n, silu, k=BLOCK_K * blocks)
         for silu in (
-            Output(groups=groups, activates=True, gates_apart=apart, fetches=groups == Groups.ENDS)
-            for groups in (Groups.IDS, Groups.ENDS)
+            Output(groups=Groups.ENDS, activates=True, gates_apart=apart, fetches=fetches)
+            for fetches in (False, True)
             for apart in (False, True)
         )
         for blocks in (4, 5)

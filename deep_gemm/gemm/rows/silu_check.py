@@ -31,8 +31,8 @@ class SiluRowsProblem(NamedTuple):
     """FP8 `[m, n / 2]`."""
     scales: Tensor
     """One for each row of d and 64 columns, or 128 with `gates_apart`, m-major."""
-    ids: Tensor
-    """The group of each row, -1 for none: such rows are neither read nor written."""
+    ends: Tensor
+    """Ends of groups: the row behind each one's last. Rows behind the last group are neither read nor written."""
     row_weights: Tensor | None
     """FP32 `[m]`: factors of whole rows."""
     limit: float | None
@@ -43,14 +43,14 @@ class SiluRowsProblem(NamedTuple):
     @property
     def c(self) -> Tensor:
         """The layout, in the place of a C among the operands."""
-        return self.ids
+        return self.ends
 
 
 def silu_rows_problem(
     a: Operand,
     b: Operand,
     d: Operand,
-    ids: Tensor,
+    ends: Tensor,
     row_weights: Tensor | None,
     limit: float | None,
     gates_apart: bool = False,
@@ -71,8 +71,8 @@ def silu_rows_problem(
     checks.bind("sfd", scales, ("m", blocks), sizes)
     if not is_mn_major_tma_aligned(scales):
         raise ValueError(f"sfd: expected scales that lie m-major, as products load them, got strides {scales.stride()}")
-    checks.int32("ids", ids, "m", m)
-    given = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "ids": ids}
+    checks.int32("ends", ends, "groups", groups)
+    given = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "ends": ends}
     if row_weights is not None:
         checks.has_type("row_weights", checks.tensor("row_weights", row_weights), (torch.float32,))
         checks.bind("row_weights", row_weights, ("m",), sizes)
@@ -87,8 +87,8 @@ def silu_rows_problem(
     for name, out in (("d", values), ("sfd", scales)):
         checks.no_overlap(given, out, None, name)
     checks.no_overlap({"sfd": scales}, values, None)
-    if checks.on_host(ids):
-        checks.in_range("ids", ids, -1, groups - 1)
+    if checks.on_host(ends):
+        checks.ends(ends, m, 1, "ends")
     av, bv = checks.k_major("a", av), checks.weights("b", bv)
     limit = None if limit is None else positive("limit", limit)
-    return SiluRowsProblem(av, sfa, bv, sfb, values, scales, ids, row_weights, limit, gates_apart)
+    return SiluRowsProblem(av, sfa, bv, sfb, values, scales, ends, row_weights, limit, gates_apart)

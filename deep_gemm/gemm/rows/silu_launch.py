@@ -24,8 +24,8 @@ from ..plan import PLANS, SCALE_BYTES, Addresses, Place, Plan, addresses_of
 from .launch import GroupedProblem, chosen_tall, grid, numbers_of, operand_maps
 from .silu_check import SiluRowsProblem
 
-OUTPUT = Output(groups=Groups.IDS, activates=True)
-APART = Output(groups=Groups.IDS, activates=True, gates_apart=True)
+IN_TURN = Output(groups=Groups.ENDS, activates=True)
+APART = Output(groups=Groups.ENDS, activates=True, gates_apart=True)
 ROW_WEIGHTS, SCALES = 6, 7
 """Further operands, behind those of every plan."""
 
@@ -51,14 +51,14 @@ def again(
     a: Operand,
     b: Operand,
     d: Operand,
-    ids: Tensor,
+    ends: Tensor,
     row_weights: Tensor | None,
     limit: float | None,
     gates_apart: bool = False,
 ) -> bool:
     """Launch the plan of a call like one before, which nobody has checked; False if it wants to be."""
     try:
-        p = SiluRowsProblem(*a, *b, *d, ids, row_weights, limit, gates_apart)
+        p = SiluRowsProblem(*a, *b, *d, ends, row_weights, limit, gates_apart)
         plan = PLANS.plans.get(signature(p)) if p.d.is_cuda else None
         if plan is None or not plan.fits(at := addresses(p)):
             return False
@@ -76,7 +76,7 @@ def signature(p: SiluRowsProblem) -> Key:
 
 
 def run(p: SiluRowsProblem, config: GemmConfig | None = None) -> None:
-    """Multiply, activate and cast on the GPU that the tensors are on. The host does not wait for ids.
+    """Multiply, activate and cast on the GPU that the tensors are on. The host does not wait for ends.
 
     `config` None leaves the choice to the heuristics.
     """
@@ -108,14 +108,13 @@ def planned(p: SiluRowsProblem, config: GemmConfig | None = None) -> SiluPlan:
 
 def output_of(p: SiluRowsProblem) -> Output:
     """Give all that decides the kernel's code besides the tile."""
-    return APART if p.gates_apart else OUTPUT
+    return APART if p.gates_apart else IN_TURN
 
 
 def prepared(p: SiluRowsProblem) -> SiluRowsProblem:
-    """Lay scales, and ids, out as the kernel loads them; the problem itself where they lie so."""
+    """Lay scales out as the kernel loads them; the problem itself where they lie so."""
     sfa = mn_major(p.sfa)
-    ids = p.ids.clone() if p.ids.data_ptr() % ADDRESS_ALIGNMENT else p.ids
-    return p if sfa is p.sfa and ids is p.ids else p._replace(sfa=sfa, ids=ids)
+    return p if sfa is p.sfa else p._replace(sfa=sfa)
 
 
 def addresses(p: SiluRowsProblem) -> Addresses:
@@ -129,19 +128,19 @@ def plan_of(p: SiluRowsProblem, config: GemmConfig, num_sms: int, launcher: driv
     (m, _), (_, n, _) = p.a.shape, p.b.shape
     plan = SiluPlan(p, ROWS_SILU_PARAMS, numbers, maps, places, launcher, grid(config, 1, m, n, num_sms))
     plan.config, plan.output, plan.n, plan.k = config, output_of(p), n, p.b.shape[2]
-    plan.c_is_d = False  # ids are not D
+    plan.c_is_d, plan.alignment_of_c = False, p.ends.element_size()  # the layout is not D
     plan.span_scales = byte_span(p.scales)
     plan.span_weights = 0 if p.row_weights is None else byte_span(p.row_weights)
     return plan
 
 
 def parameters_of(
-    p: SiluRowsProblem, config: GemmConfig, groups: Groups = Groups.IDS
+    p: SiluRowsProblem, config: GemmConfig
 ) -> tuple[dict[str, float | bytes], dict[str, TensorMap], list[Place]]:
     """Numbers, maps and places of addresses among the parameters of a problem that is `prepared`."""
     rows_of_group = p.a.shape[0] / p.b.shape[0]
     rows = GroupedProblem(
-        p.a[None], p.sfa[None], p.b, p.sfb, p.d[None], p.ids, groups, PER_BLOCK, 1, False, rows_of_group
+        p.a[None], p.sfa[None], p.b, p.sfb, p.d[None], p.ends, Groups.ENDS, PER_BLOCK, 1, False, rows_of_group
     )
     maps, places = operand_maps(rows, config)
     places += [Place("activation.row_weights", ROW_WEIGHTS), Place("activation.scales", SCALES)]

@@ -13,26 +13,27 @@ from lab.sim.mutate import Mutation
 from lab.sim.rows import RowsTrial
 from lab.sim.rows_silu import SiluTrial
 
-SILU = Output(groups=Groups.IDS, activates=True)
+SILU = Output(groups=Groups.ENDS, activates=True)
 BY_64 = Output(groups=Groups.IDS, sfa=PER_64)
 LOW, USUAL, CUT = (tile_config(*tile, SILU, k=384) for tile in ((64, 128), (128, 128), (128, 256)))
-HALVES = tile_config(64, 256, Output(groups=Groups.IDS, activates=True, gates_apart=True), k=384)
+HALVES = tile_config(64, 256, Output(groups=Groups.ENDS, activates=True, gates_apart=True), k=384)
 SECOND_LOW, SECOND, SECOND_UNITS = (tile_config(*tile, BY_64, k=384) for tile in ((64, 128), (128, 128), (128, 256)))
 FEW_STAGES = GemmConfig(64, 128, 2, 1, run_k_blocks=1, panels_per_store=2, groups=Groups.IDS, sfa=PER_64)
 """No configuration that is chosen: slots are wanted again at once."""
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 50 + (1,) * 150 + (2,) * 64 + (0,) * 5
+SIZES = (3, 150, 70, 0, 64, 5)
 
 TRIALS = [
-    SiluTrial(USUAL, MIXED, 1, n=768, k=384),
-    SiluTrial(USUAL, MIXED, 2, limit=0.5, size=2.0),
-    SiluTrial(USUAL, MIXED, 3, has_weights=False),
-    SiluTrial(LOW, MIXED, 4, "slow_warps"),
-    SiluTrial(USUAL, MIXED, 5, "slow_lanes"),
-    SiluTrial(CUT, MIXED, 6, n=768),
-    SiluTrial(CUT, MIXED, 7, num_sms=5),
-    SiluTrial(LOW, (0,) * 64, 8, n=256, factors=(1e18, 4e18, 1e25, 1e-13, 1e-18, 1e-30, 1, 1)),
-    SiluTrial(HALVES, MIXED, 15, n=768, limit=0.5, size=2.0),
+    SiluTrial(USUAL, SIZES, 1, n=768, k=384),
+    SiluTrial(USUAL, SIZES, 2, limit=0.5, size=2.0),
+    SiluTrial(USUAL, SIZES, 3, has_weights=False),
+    SiluTrial(LOW, SIZES, 4, "slow_warps"),
+    SiluTrial(USUAL, SIZES, 5, "slow_lanes"),
+    SiluTrial(CUT, SIZES, 6, n=768),
+    SiluTrial(CUT, SIZES, 7, num_sms=5),
+    SiluTrial(LOW, (64,), 8, n=256, factors=(1e18, 4e18, 1e25, 1e-13, 1e-18, 1e-30, 1, 1)),
+    SiluTrial(HALVES, SIZES, 15, n=768, limit=0.5, size=2.0),
     *(RowsTrial(SECOND, MIXED, 9, name, n=136, k=384) for name in (None, "slow_warps")),
     RowsTrial(SECOND_LOW, MIXED, 10, n=136, k=384),
     RowsTrial(SECOND_UNITS, MIXED, 11, n=264, k=384),

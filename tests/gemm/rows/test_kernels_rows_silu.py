@@ -25,17 +25,17 @@ from deep_gemm.moe.activation import activated_product_of_rows
 from lab.sim import rows as sim_rows
 from lab.sim import rows_silu as sim
 
-SILU, BY_64 = Output(groups=Groups.IDS, activates=True), Output(groups=Groups.IDS, sfa=PER_64)
+SILU, BY_64 = Output(groups=Groups.ENDS, activates=True), Output(groups=Groups.IDS, sfa=PER_64)
 
 
 def problem(m: int = 300, limit: float | None = None, has_weights: bool = True) -> SiluRowsProblem:
-    p = sim.random_problem([0] * (m - 3) + [1] * 3, 512, 256, limit=limit, has_weights=has_weights)
+    p = sim.random_problem([m - 3, 3], 512, 256, behind=0, limit=limit, has_weights=has_weights)
     return p._replace(a=on_gpu(p.a), d=on_gpu(p.d), sfa=get_mn_major_tma_aligned_tensor(p.sfa))
 
 
 def call(p: SiluRowsProblem) -> None:
     d = p.d, p.scales
-    activated_product_of_rows((p.a, p.sfa), (p.b, p.sfb), d, p.ids, p.row_weights, limit=p.limit)
+    activated_product_of_rows((p.a, p.sfa), (p.b, p.sfb), d, p.ends, p.row_weights, limit=p.limit)
 
 
 @pytest.mark.parametrize("rows", [0, 0.01, 1, 20, 1e6])
@@ -54,7 +54,7 @@ def test_everything_has_an_address_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         named: dict[str, Tensor | None] = {
             "sfb": p.sfb,
             "d": p.d,
-            "groups.layout": p.ids,
+            "groups.layout": p.ends,
             "activation.row_weights": p.row_weights,
             "activation.scales": p.scales,
             "map_b": p.b,
@@ -79,9 +79,8 @@ def test_a_call_like_one_before_is_not_checked_again(monkeypatch: pytest.MonkeyP
     assert gpu.plans == 2
 
 
-@pytest.mark.parametrize(
-    ("out", "other"), [(out, other) for out in ("d", "sfd") for other in ("a", "sfa", "b", "sfb", "ids", "row_weights")]
-)
+@pytest.mark.parametrize("out", ["d", "sfd"])
+@pytest.mark.parametrize("other", ["a", "sfa", "b", "sfb", "ends", "row_weights"])
 def test_outputs_that_lie_over_an_input_are_looked_at_closely(
     monkeypatch: pytest.MonkeyPatch, out: str, other: str
 ) -> None:
@@ -89,7 +88,7 @@ def test_outputs_that_lie_over_an_input_are_looked_at_closely(
     gpu = install(monkeypatch)
     p = problem()
     call(p)
-    name, member = {"d": "d", "sfd": "scales"}[out], {"ids": "ids"}.get(other, other)
+    name, member = {"d": "d", "sfd": "scales"}[out], other
     room = torch.empty(1 << 20, dtype=torch.uint8)
     room = room[-room.data_ptr() % 16 :]
 
@@ -99,8 +98,7 @@ def test_outputs_that_lie_over_an_input_are_looked_at_closely(
         return on_gpu(there) if x.is_cuda else there
 
     inside: Any = {name: placed(getattr(p, name)), member: placed(getattr(p, member))}
-    inside["ids"] = inside.get("ids", p.ids)
-    with pytest.raises(ValueError, match=f"{out}: expected memory that does not overlap {other}|ids: expected values"):
+    with pytest.raises(ValueError, match=f"{out}: expected memory that does not overlap {other}|ends: expected values"):
         call(p._replace(**inside))
     assert len(gpu.launches) == 1
 
@@ -110,8 +108,8 @@ def test_malformed_calls_get_words(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem()
     for a in (p.a, [1, 2, 3], None):
         with pytest.raises(TypeError, match="a: expected a pair"):
-            activated_product_of_rows(a, (p.b, p.sfb), (p.d, p.scales), p.ids)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="ids: expected a tensor"):
+            activated_product_of_rows(a, (p.b, p.sfb), (p.d, p.scales), p.ends)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ends: expected a tensor"):
         activated_product_of_rows((p.a, p.sfa), (p.b, p.sfb), (p.d, p.scales), [0])  # type: ignore[arg-type]
 
 
@@ -134,19 +132,16 @@ def test_what_is_launched_depends_on_the_limit_and_the_settings(monkeypatch: pyt
 def test_no_rows_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = install(monkeypatch)
     p = problem()
-    kernels.run(p._replace(a=p.a[:0], sfa=p.sfa[:0], d=p.d[:0], scales=p.scales[:0], ids=p.ids[:0]))
+    kernels.run(p._replace(a=p.a[:0], sfa=p.sfa[:0], d=p.d[:0], scales=p.scales[:0]))
     assert gpu.launches == []
 
 
-def test_ids_at_an_odd_address_and_scales_that_lie_otherwise_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_that_lie_otherwise_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = install(monkeypatch)
     p = problem()
-    odd = torch.cat([p.ids[:1], p.ids])[1:]
-    for of_call in (p._replace(ids=odd), p._replace(sfa=p.sfa.contiguous())):
-        for _ in range(2):
-            call(of_call)
-            assert gpu.last.words[ROWS_SILU_PARAMS.word("groups.layout")] % 16 == 0
-            assert gpu.last.words[ROWS_SILU_PARAMS.word("map_sfa")] % 16 == 0
+    for _ in range(2):
+        call(p._replace(sfa=p.sfa.contiguous()))
+        assert gpu.last.words[ROWS_SILU_PARAMS.word("map_sfa")] % 16 == 0
     assert gpu.plans == 0
 
 
@@ -164,9 +159,9 @@ def test_a_configuration_for_something_else_is_refused(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("output", "tile", "rule"),
     [
-        (Output(groups=Groups.ENDS, activates=True), (128, 128), "FP8 rows with ids"),
-        (Output(activates=True), (128, 128), "FP8 rows with ids"),
-        (Output(is_fp32=True, groups=Groups.IDS, activates=True), (128, 128), "FP8 rows with ids"),
+        (Output(groups=Groups.COUNTS, activates=True), (128, 128), "FP8 rows with ends"),
+        (Output(activates=True), (128, 128), "FP8 rows with ends"),
+        (Output(is_fp32=True, groups=Groups.ENDS, activates=True), (128, 128), "FP8 rows with ends"),
         (SILU, (128, 192), "units of 128 columns"),
         (SILU, (128, 64), "units of 128 columns"),
     ],

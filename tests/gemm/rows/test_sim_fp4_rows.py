@@ -38,7 +38,7 @@ TILES = [
     if not tile.is_decode
 ]
 BLOCKS = sorted({block for _, block in TILES})
-TO_ADDRESSES = Output(groups=Groups.IDS, b=E2M1, sfb=MX, to_addresses=True)
+TO_ADDRESSES = Output(groups=Groups.ENDS, b=E2M1, sfb=MX, to_addresses=True)
 
 
 def config(kind: Groups, block_m: int, block_n: int, **output: Any) -> GemmConfig:

@@ -24,11 +24,11 @@ from lab.sim.dense import compile_config
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 TILES = [(tile.block_m, tile.block_n) for tile in TILES_SILU]
-RAGGED = [*[2] * 70, *[-1] * 5, *[0] * 3, *[1] * 129, 3, *[-1] * 200, *[0] * 64, *[2] * 2]
+RAGGED = [70, 0, 3, 129, 1, 64, 2]
 
 
 def config_of(tile: tuple[int, int] = (128, 128), k: int = 384, apart: bool = False) -> GemmConfig:
-    return tile_config(*tile, Output(groups=Groups.IDS, activates=True, gates_apart=apart), k=k)
+    return tile_config(*tile, Output(groups=Groups.ENDS, activates=True, gates_apart=apart), k=k)
 
 
 def check(p: SiluRowsProblem, config: GemmConfig, seed: int = 1, schedule: str | None = None, num_sms: int = 2) -> None:
@@ -56,17 +56,15 @@ def test_biased_schedules(schedule: str) -> None:
         check(sim.random_problem(RAGGED, 512, 256, 2), config_of(tile, 256), 3, schedule)
 
 
-@pytest.mark.parametrize(
-    "ids", [[0], [-1, 1, -1], list(range(20)), [2] * 5 + [0] * 131], ids=["1", "gaps", "20", "131"]
-)
-def test_groups_of_any_size(ids: list[int]) -> None:
+@pytest.mark.parametrize("sizes", [[1], [0, 0], [1] * 40, [131, 0, 5]], ids=str)
+def test_groups_of_any_size(sizes: list[int]) -> None:
     for tile in TILES:
-        check(sim.random_problem(ids, 256, 128, 3, groups=21), config_of(tile, 128))
+        check(sim.random_problem(sizes, 256, 128, 3, behind=200), config_of(tile, 128))
 
 
 def test_the_last_tiles_are_cut_in_halves_where_they_are_few() -> None:
     config = config_of((128, 256), 128)
-    p = sim.random_problem([0] * 3 + [1] * 130 + [-1] * 5 + [2] * 40, 768, 128, 4)
+    p = sim.random_problem([3, 130, 40], 768, 128, 4)
     for num_sms in (1, 3, 5, 8):
         check(p, config, num_sms=num_sms)
 
@@ -90,7 +88,7 @@ def test_weights_of_zero_and_below() -> None:
 
 def test_the_very_large_the_very_small_and_what_is_not_finite() -> None:
     """Scales of A take rows there: past FP32's largest, under 2^-90, to zero, to infinity."""
-    p = sim.random_problem([0] * 64 + [1] * 70, 256, 256, 7)
+    p = sim.random_problem([64, 70], 256, 256, 7)
     for first, factor in ((0, 1e18), (8, 4e18), (16, 1e25), (24, 1e-13), (32, 1e-18), (40, 1e-30), (48, float("inf"))):
         p.sfa[first : first + 8] *= factor
     p.sfa[56:60] = float("nan")
@@ -115,7 +113,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
 
 def test_operands_with_pitches_of_their_own() -> None:
     p = sim.random_problem(RAGGED, 256, 256, 10)
-    wide_d = torch.full((len(RAGGED), 128 + 48), sim.POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    wide_d = torch.full((len(p.a), 128 + 48), sim.POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
     wide_b = torch.zeros(len(p.b) * 2, 256, 256 + 32, dtype=torch.uint8).view(torch.float8_e4m3fn)
     d, b = wide_d[:, :128], wide_b[::2, :, :256]
     b.view(torch.uint8).copy_(p.b.view(torch.uint8))
@@ -128,7 +126,6 @@ def test_operands_with_pitches_of_their_own() -> None:
 def test_any_layout(data: st.DataObject) -> None:
     tile = data.draw(st.sampled_from(TILES))
     size = st.one_of(st.integers(0, 5), st.integers(60, 70), st.integers(120, 135), st.integers(0, 260))
-    runs = data.draw(st.lists(st.tuples(st.integers(-1, 3), size), min_size=1, max_size=6))
-    ids = [group for group, rows in runs for _ in range(rows)] or [-1]
-    p = sim.random_problem(ids, 256, 128, data.draw(st.integers(0, 9)), groups=4)
+    sizes = data.draw(st.lists(size, min_size=1, max_size=6))
+    p = sim.random_problem(sizes, 256, 128, data.draw(st.integers(0, 9)), behind=data.draw(size) + 1)
     check(p, config_of(tile, 128))
