@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
-from deep_gemm.gemm.rows.api import product_of_stacked_groups
+from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_contiguous
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from deep_gemm.moe import activation
 
@@ -35,7 +35,9 @@ def right_on_gpu(p: SiluRowsProblem) -> Quantized:
     if not p.gates_apart:
         gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
     product = torch.zeros(len(p.a), n, device=p.a.device)
-    product_of_stacked_groups((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, p.ends)
+    of_row = torch.searchsorted(p.ends, torch.arange(len(p.a), device=p.a.device), right=True, out_int32=True)
+    ids = of_row.masked_fill(unused_rows(p), -1)  # another way to find groups than that which is tried
+    m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, ids)
     product = product.bfloat16().float() if p.gates_apart else product
     y = activation.silu_mul(product, p.limit)
     if p.row_weights is not None:
@@ -48,7 +50,7 @@ def right_on_gpu(p: SiluRowsProblem) -> Quantized:
 
 def unused_rows(p: SiluRowsProblem) -> Tensor:
     """Tell of each row whether it is behind all groups."""
-    return torch.arange(len(p.a), device=p.a.device) >= p.ends[-1]
+    return torch.arange(len(p.a), device=p.a.device) >= p.ends[-1:].sum()
 
 
 def placed(p: SiluRowsProblem, device: str) -> SiluRowsProblem:

@@ -225,11 +225,7 @@ def pointer_members(params: Params) -> list[str]:
     return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]
 
 
-def compile_many(jobs: Iterable[Job], *, threads: int | None = None) -> list[CompiledKernel]:
+def compile_many(jobs: Iterable[Job]) -> list[CompiledKernel]:
     """Compile all jobs in threads. Results have the order of the jobs; the first failure is raised."""
-
-    def one(job: Job) -> CompiledKernel:
-        return compile_cubin(job.source, job.headers, name=job.name, options=job.options)
-
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(one, jobs))
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda j: compile_cubin(j.source, j.headers, name=j.name, options=j.options), jobs))

@@ -4,8 +4,8 @@
     gather_weighted <-- meet_ranks <-- rooms <--rows_to_addresses-----------------------------'
 
 The room fixes all sizes, so plans, grids and most parameters are stated once; tokens, `out`, weights and the buffer are
-each call's own. It launches the kernels that the way by tensors launches (`Experts._decoded`), so results have the same
-bits.
+each call's own. It launches the kernels that the way by tensors launches (`Experts._decoded`), by ends where few rows
+have ids there, so results have the same bits.
 """
 
 from __future__ import annotations

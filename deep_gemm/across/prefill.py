@@ -3,9 +3,9 @@
     host  plan_sends, all_gather, copy, pack_rows | waits | all_to_all, route_rows, gather_rows, products, ...
     GPU       plan_sends, all_gather, copy, pack_rows | idle |  all_to_all, route_rows, gather_rows, products, ...
 
-It launches the kernels that the way by tensors launches (`Experts._computed`), so results have the same bits, and ranks
-that go different ways understand each other. What is left out: checks of what was checked, tensors that nobody but a
-kernel sees, and packing parameters that stay.
+It launches the kernels that the way by tensors launches (`Experts._computed`), by ends where few rows have ids there,
+so results have the same bits, and ranks that go different ways understand each other. What is left out: checks of what
+was checked, tensors that nobody but a kernel sees, and packing parameters that stay.
 """
 
 from __future__ import annotations

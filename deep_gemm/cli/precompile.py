@@ -148,8 +148,8 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     yield from jobs_of(question, any_m=True, with_layers=True, most=most)
     if weight.groups == "ids" and most >= MANY_ROWS:
         for m in every_m(most):
-            many = many_rows_config(weight, max(m, MANY_ROWS), gpu)
-            yield job_of(kernel_of(many), many)
+            for many in many_rows_configs(weight, max(m, MANY_ROWS), gpu):
+                yield job_of(kernel_of(many), many)
 
 
 def _type_of(weight: Weight) -> str:
@@ -169,31 +169,33 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List what experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
-    is_whole = weight.n % (2 * SCALE_BLOCK) == 0
-    depths = [weight.k]
-    if weight.is_fp4:
-        outputs = [_by_ends(weight)]
-        if not weight.is_gated:
-            outputs += [rows_to_addresses.OUTPUTS[PER_ROW, MX]]
-            # Behind `fp8_mega_moe`'s activation, which has a scale for 64 columns, these become blocks of 128.
-            depths += [ceil_div(weight.k, PER_64.columns) * SCALE_BLOCK]
+    outputs, depths = [_plain(weight, Groups.ENDS)], [weight.k]
+    if m < MANY_ROWS or weight.is_fp4:  # calls that are not prepared, few of them or with scales in FP32 beside FP4
+        outputs.append(_plain(weight, Groups.IDS))
+    if weight.is_fp4 and not weight.is_gated:
+        outputs.append(rows_to_addresses.OUTPUTS[PER_ROW, MX])
+        # Behind `fp8_mega_moe`'s activation, which has a scale for 64 columns, these become blocks of 128.
+        depths.append(ceil_div(weight.k, PER_64.columns) * SCALE_BLOCK)
     elif not weight.is_gated:
-        outputs = [_by_ends(weight), rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
-    elif not is_whole or m < MANY_ROWS:
-        outputs = [_by_ends(weight), *([rows_silu.IN_TURN] if is_whole else [])]
-    else:
-        outputs = [rows_silu.IN_TURN, rows_silu.APART, rows_fetched.IN_TURN, rows_fetched.APART]
+        outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
+    elif _may_activate(weight):
+        fetched = [rows_silu.APART, rows_fetched.IN_TURN, rows_fetched.APART]
+        outputs += [rows_silu.IN_TURN, *(fetched if m >= MANY_ROWS else [])]
     return [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 
-def many_rows_config(weight: Weight, m: int, gpu: Gpu) -> GemmConfig | DecodeConfig:
-    """Give what `experts` runs for so many rows: it finds tiles by ends, and activates FP8 where it is multiplied."""
-    activates = weight.is_gated and not weight.is_fp4 and weight.n % (2 * SCALE_BLOCK) == 0
-    return _grouped(weight, m, rows_silu.APART if activates else _by_ends(weight), gpu, weight.k)
+def many_rows_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
+    """List what `experts` runs for so many rows: by ends, and FP8 may be activated where it is multiplied."""
+    outputs = (_plain(weight, Groups.ENDS), rows_silu.APART)[: 1 + _may_activate(weight)]
+    return [_grouped(weight, m, output, gpu, weight.k) for output in outputs]
 
 
-def _by_ends(weight: Weight) -> Output:
-    return Output(groups=Groups.ENDS, b=E2M1, sfb=MX) if weight.is_fp4 else Output(groups=Groups.ENDS)
+def _may_activate(weight: Weight) -> bool:
+    return weight.is_gated and not weight.is_fp4 and weight.n % (2 * SCALE_BLOCK) == 0
+
+
+def _plain(weight: Weight, groups: Groups) -> Output:
+    return Output(groups=groups, b=E2M1, sfb=MX) if weight.is_fp4 else Output(groups=groups)
 
 
 def _grouped(weight: Weight, m: int, output: Output, gpu: Gpu, k: int) -> GemmConfig | DecodeConfig:

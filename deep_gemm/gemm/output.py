@@ -92,7 +92,7 @@ class Output:
     groups: Groups = Groups.NONE
     """How rows belong to groups, each with its own B."""
     to_addresses: bool = False
-    """Each row goes to an address of its own, perhaps in another GPU's memory. Only BF16 rows with ids can."""
+    """Each row goes to an address of its own, perhaps in another GPU's memory. Only BF16 rows with ends can."""
     activates: bool = False
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
     gates_apart: bool = False

@@ -204,8 +204,7 @@ def activated_product_of_rows(
 
     `b` `[groups, 2 i, k]` has 8 rows of gate and 8 of up in turn, but its scales, one for each 128x128 block, are those
     of gate and then those of up. `d` is room for values `[m, i]` and for scales `[m, i / 64]`, m-major, as
-    `grouped.product_of_rows_by_64` takes them. `ends` `[groups]` says where the rows of each group end, the next one's
-    following them; rows behind the last are neither read nor written.
+    `product_of_rows_by_64` takes them. `ends`: where the rows of each group end; those behind the last stay as is.
 
     The result is `silu_mul_cast_to_fp8` of the FP32 product, but with a scale for each row and 64 columns.
 
@@ -222,6 +221,6 @@ def activated_product_of_rows(
     if p.row_weights is not None:
         y *= p.row_weights[:, None]
     values, scales = per_token_cast_to_fp8(y, gran_k=SCALE_BLOCK if gates_apart else SILU_COLUMNS)
-    is_written = (torch.arange(len(y), device=y.device) < p.ends[-1])[:, None]
+    is_written = (torch.arange(len(y), device=y.device) < p.ends[-1:].sum())[:, None]
     for to, made in ((p.d.view(torch.uint8), values.view(torch.uint8)), (p.scales, scales)):
         to.copy_(torch.where(is_written, made, to))

@@ -11,7 +11,7 @@ from ..core.check.checks import Operand, pair
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div, get_tma_aligned_size
 from ..core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales
-from ..core.check.tracing import is_dispatched, num_modes
+from ..core.check.tracing import handles_operators, is_dispatched, num_modes
 from ..core.gpu import is_hopper
 from ..gemm.output import recipes_for
 from ..gemm.packed import is_packed
@@ -102,7 +102,8 @@ def product_of_rows(
 ) -> Tensor:
     """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are."""
     d = torch.empty((a[0].shape[0], w[0].shape[1]), dtype=torch.bfloat16, device=a[0].device)
-    if d.is_cuda and d.shape[0] >= MANY_ROWS and num_modes() == 0:  # with few rows a look at each expert takes longer
+    is_seen = num_modes() or handles_operators(a, w)  # then there is an operator by ids
+    if d.is_cuda and d.shape[0] >= MANY_ROWS and not is_seen:
         product_of_stacked_groups(a, w, d, rows.ends, recipes)
     else:
         product_of_stacked_rows(a, w, d, rows.ids, recipes, is_behind_cast=is_behind_cast)

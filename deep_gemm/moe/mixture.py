@@ -31,7 +31,7 @@ from .route_rows import RouteProblem, RoutesAt
 from .rows_at import FEW, MAX_EXPERTS
 
 MANY_ROWS = 2048
-"""Rows of experts are activated where they are multiplied if there are so many or more."""
+"""So many rows of experts, or more, are found by ends instead of ids, and activated where they are multiplied."""
 MAX_SIZES = 256
 """Numbers of tokens for which a kind keeps where parts of a buffer begin."""
 FREE: tuple[Free, ...] = (*[FREE_ROWS] * 3, *[STAYS] * 4, FREE_ROWS)

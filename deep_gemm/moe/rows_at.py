@@ -99,7 +99,7 @@ class RowsAt:
 
 
 def product(weight: Operand, *, by_ends: bool = False, is_behind_cast: bool = False) -> RowsAt:
-    """`product_of_stacked_rows` into BF16, by ids, or by where groups end, however many rows are behind."""
+    """`product_of_stacked_rows` into BF16, by ids, or by ends of groups, where rows behind cost nothing."""
 
     def template(weight: Operand, *how: Any) -> Plan:
         a, layout = few_rows(weight), zeros(len(weight[0]) if by_ends else FEW, weight)

@@ -258,6 +258,7 @@ def layout_of(config: Any, p: Launched) -> Pair:
     if config.groups == Groups.IDS:
         ids = at(p["groups.layout"], (p["m"],), INT32)
         return ids, ids
+    assert (p["groups.alignment"], p["groups.zeroes_padding"]) == (1, 0)
     ends = at(p["groups.layout"], (p["groups.count"],), INT32)
     group_of = torch.searchsorted(ends, torch.arange(p["m"]), right=True, out_int32=True)
     return ends, group_of.masked_fill_(group_of == len(ends), -1)

@@ -19,7 +19,7 @@ from deep_gemm.core.jit import driver
 from deep_gemm.core.meeting import STATE_WORDS, Node, Room
 from deep_gemm.core.settings import set_num_sms
 from deep_gemm.gemm.packed import depth_of
-from deep_gemm.gemm.rows.api import product_of_stacked_rows
+from deep_gemm.gemm.rows.api import product_of_stacked_groups, product_of_stacked_rows
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from deep_gemm.moe import rows_at
 from deep_gemm.moe.activation import activated_product_of_rows
@@ -56,6 +56,11 @@ def stacked(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
     return lambda: product_of_stacked_rows(a, w, d, ids), at(*a, *w, d, ids)
 
 
+def by_ends(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
+    a, d, ends = fp8(m, depth_of(w)), torch.empty(m, N, dtype=torch.bfloat16), torch.zeros(GROUPS, dtype=torch.int32)
+    return lambda: product_of_stacked_groups(a, w, d, ends), at(*a, *w, d, ends)
+
+
 def activated(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
     a, d, ends = fp8(m, depth_of(w)), fp8(m, N // 2), torch.zeros(GROUPS, dtype=torch.int32)
     by_tensors = lambda: activated_product_of_rows(a, w, d, ends, limit=2.0, gates_apart=True)  # noqa: E731
@@ -82,7 +87,7 @@ def made_for(call: Any, w: Fp8) -> RowsAt:
         return rows_fetched.at_addresses(w, 2.0, NODE)
     if call is activated:
         return rows_at.activated(w, 2.0)
-    return rows_to_addresses.at_addresses(w) if call is to_addresses else rows_at.product(w)
+    return rows_to_addresses.at_addresses(w) if call is to_addresses else rows_at.product(w, by_ends=call is by_ends)
 
 
 def at(*tensors: Tensor) -> tuple[int, ...]:
@@ -91,7 +96,7 @@ def at(*tensors: Tensor) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("knows_maps", [True, False])
 @pytest.mark.parametrize("k", [16, 144, 512])
-@pytest.mark.parametrize("call", [stacked, activated, fetched, to_addresses])
+@pytest.mark.parametrize("call", [stacked, by_ends, activated, fetched, to_addresses])
 def test_launches_are_those_of_tensors(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, call: Any, k: int, knows_maps: bool
 ) -> None:
@@ -100,7 +105,7 @@ def test_launches_are_those_of_tensors(
 
 
 @pytest.mark.parametrize("k", [128, 384])
-@pytest.mark.parametrize("call", [stacked, to_addresses])
+@pytest.mark.parametrize("call", [stacked, by_ends, to_addresses])
 def test_launches_with_fp4_weights_are_those_of_tensors(gpu: FakeGpu, call: Any, k: int) -> None:
     check_launches(gpu, call, weight(k, is_fp4=True), weight(k, is_fp4=True))
 

@@ -16,14 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import compile_many
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # runs from a plain checkout too
 
 from deep_gemm.core import jit
 from deep_gemm.core.jit import compiler, ptxas_log
-from deep_gemm.core.jit.compiler import Job, compile_cubin
+from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.cubin import text_sections
 from deep_gemm.core.settings import settings
 
@@ -148,14 +147,6 @@ def test_an_unknown_option_is_a_compile_error_that_names_it() -> None:
 def test_bad_ptx_is_a_compile_error_with_the_words_of_ptxas() -> None:
     with pytest.raises(jit.CompileError, match="Not a name of any known instruction"):
         compile_cubin('extern "C" __global__ void k() { asm volatile("foo.bar;"); }', {}, name="k")
-
-
-def test_compile_many_keeps_the_order_of_its_jobs() -> None:
-    jobs = [Job(f"scale{i}", SCALE.replace("scale", f"scale{i}"), {}) for i in range(6)]
-    kernels = compile_many(jobs, threads=3)
-    assert [kernel.name for kernel in kernels] == [job.name for job in jobs]
-    for kernel, job in zip(kernels, jobs, strict=True):
-        assert kernel.cubin == compile_cubin(job.source, {}, name=job.name).cubin
 
 
 def test_the_compiler_version_names_the_build() -> None:

@@ -136,6 +136,13 @@ def test_no_rows_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.launches == []
 
 
+def test_ends_may_begin_at_any_integer(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, p = install(monkeypatch), problem()
+    for _ in range(2):
+        call(p._replace(ends=torch.cat([p.ends[:1], p.ends])[1:]))
+    assert (gpu.plans, len(gpu.launches)) == (1, 2)
+
+
 def test_scales_that_lie_otherwise_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = install(monkeypatch)
     p = problem()
