@@ -170,7 +170,7 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List what experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
     outputs, depths = [_plain(weight, Groups.ENDS)], [weight.k]
-    if m < MANY_ROWS or weight.is_fp4:  # calls that are not prepared, few of them or with scales in FP32 beside FP4
+    if m < MANY_ROWS or weight.is_fp4:  # by tensors few rows go by ids, and FP4 whose scales are FP32
         outputs.append(_plain(weight, Groups.IDS))
     if weight.is_fp4 and not weight.is_gated:
         outputs.append(rows_to_addresses.OUTPUTS[PER_ROW, MX])
