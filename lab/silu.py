@@ -7,6 +7,7 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
+from deep_gemm.core.check.layout import ids_of_groups, rows_of_groups
 from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_contiguous
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from deep_gemm.moe import activation
@@ -35,22 +36,16 @@ def right_on_gpu(p: SiluRowsProblem) -> Quantized:
     if not p.gates_apart:
         gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
     product = torch.zeros(len(p.a), n, device=p.a.device)
-    of_row = torch.searchsorted(p.ends, torch.arange(len(p.a), device=p.a.device), right=True, out_int32=True)
-    ids = of_row.masked_fill(unused_rows(p), -1)  # another way to find groups than that which is tried
+    ids = ids_of_groups(p.ends, len(p.a), 1)  # another way to find groups than that which is tried
     m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, ids)
     product = product.bfloat16().float() if p.gates_apart else product
     y = activation.silu_mul(product, p.limit)
     if p.row_weights is not None:
         y *= p.row_weights[:, None]
     values, scales = per_token_cast_to_fp8(y, gran_k=128 if p.gates_apart else 64)
-    is_defined = ~unused_rows(p)[:, None]
+    is_defined = (ids >= 0)[:, None]
     kept = torch.where(is_defined, values.view(torch.uint8), p.d.view(torch.uint8)).view(p.d.dtype)
     return kept, torch.where(is_defined, scales, p.scales)
-
-
-def unused_rows(p: SiluRowsProblem) -> Tensor:
-    """Tell of each row whether it is behind all groups."""
-    return torch.arange(len(p.a), device=p.a.device) >= p.ends[-1:].sum()
 
 
 def placed(p: SiluRowsProblem, device: str) -> SiluRowsProblem:
@@ -93,7 +88,7 @@ def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized) -> str | Non
     apart = (codes(values) - codes(right_values)).abs()
     # A scale on the other side of a rounding moves a whole row a little, never a value by more than one.
     off = scale_errors(got, wanted)
-    unused = unused_rows(p)
+    unused = ~rows_of_groups(p.ends, len(p.a), 1)
     for name, wrong in (
         ("rows without a group", apart[unused] > 0),
         ("scales of rows without a group", scales[unused] != right_scales[unused]),

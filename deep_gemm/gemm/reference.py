@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.check.layout import SCALE_BLOCK, align, ceil_div
+from ..core.check.layout import SCALE_BLOCK, align, ceil_div, ids_of_groups
 from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
 from ..core.check.ue8m0 import numbers_of
 from .dense.check import DenseProblem
@@ -81,10 +81,10 @@ def gate_and_up(p: SiluRowsProblem) -> Tensor:
     The sizes of the groups decide shapes here, so the host waits for ends on a GPU.
     """
     product = torch.zeros(len(p.a), p.b.shape[1], dtype=torch.float32, device=p.a.device)
-    first = 0
-    for group, end in enumerate(p.ends.tolist()):
-        rows, first = slice(first, end), end
-        if rows.start < end:
+    ids = ids_of_groups(p.ends, len(p.a), 1)
+    for group in range(len(p.b)):
+        rows = (ids == group).nonzero().flatten()
+        if len(rows):
             b = p.b[group]
             if not p.gates_apart:
                 b = b.reshape(-1, 2, INTERLEAVED, b.shape[1]).transpose(0, 1).reshape(b.shape)
@@ -133,15 +133,8 @@ def k_grouped(p: KGroupedProblem) -> None:
 
 
 def group_ids(p: ContiguousProblem) -> Tensor:
-    """Group of each row, -1 for none, from either form of the layout. The host reads ends."""
-    if not p.layout_is_ends:
-        return p.grouped_layout
-    ids = torch.full((p.m,), -1, dtype=torch.int32, device=p.d.device)
-    start = 0
-    for group, end in enumerate(p.grouped_layout.tolist()):
-        ids[start:end] = group
-        start = align(end, p.alignment)
-    return ids
+    """Group of each row, -1 for none, from either form of the layout."""
+    return ids_of_groups(p.grouped_layout, p.m, p.alignment) if p.layout_is_ends else p.grouped_layout
 
 
 def padding_rows(ids: Tensor, alignment: int) -> Tensor:

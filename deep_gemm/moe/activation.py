@@ -221,6 +221,6 @@ def activated_product_of_rows(
     if p.row_weights is not None:
         y *= p.row_weights[:, None]
     values, scales = per_token_cast_to_fp8(y, gran_k=SCALE_BLOCK if gates_apart else SILU_COLUMNS)
-    is_written = (torch.arange(len(y), device=y.device) < p.ends[-1:].sum())[:, None]
+    is_written = rows_of_groups(p.ends, len(y), 1)[:, None]
     for to, made in ((p.d.view(torch.uint8), values.view(torch.uint8)), (p.scales, scales)):
         to.copy_(torch.where(is_written, made, to))

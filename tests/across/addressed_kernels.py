@@ -26,6 +26,7 @@ from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating
+from deep_gemm.core.check.layout import ids_of_groups
 from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
@@ -260,8 +261,7 @@ def layout_of(config: Any, p: Launched) -> Pair:
         return ids, ids
     assert (p["groups.alignment"], p["groups.zeroes_padding"]) == (1, 0)
     ends = at(p["groups.layout"], (p["groups.count"],), INT32)
-    group_of = torch.searchsorted(ends, torch.arange(p["m"]), right=True, out_int32=True)
-    return ends, group_of.masked_fill_(group_of == len(ends), -1)
+    return ends, ids_of_groups(ends, p["m"], 1)
 
 
 def rows_to_addresses(a: Pair, b: Pair, ids: Tensor, addresses: Tensor, *, of_a: Scales = PER_ROW) -> None:

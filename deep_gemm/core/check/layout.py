@@ -76,21 +76,27 @@ def parts_of(blocks: int, parts: int) -> list[range]:
     return [range(first, end) for first, end in pairwise(starts)]
 
 
-def rows_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
-    """Tell of each of m stacked rows whether a group owns it, given where groups end. The host reads nothing.
+def ids_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
+    """Give the group of each of m stacked rows, -1 for none, given where groups end. The host reads nothing.
 
     Group g owns the rows from `ends[g - 1]`, aligned, to `ends[g]`. Ends never decrease; an empty group may repeat one.
 
-    >>> rows_of_groups(torch.tensor([1, 1, 6], dtype=torch.int32), 8, 4).int().tolist()
-    [1, 0, 0, 0, 1, 1, 0, 0]
+    >>> ids_of_groups(torch.tensor([1, 1, 6], dtype=torch.int32), 8, 4).tolist()
+    [0, -1, -1, -1, 2, 2, -1, -1]
     """
     rows = torch.arange(m, dtype=torch.int32, device=ends.device)
     if ends.numel() == 0:
-        return torch.zeros_like(rows, dtype=torch.bool)
+        return torch.full_like(rows, -1)
     aligned = (ends + (alignment - 1)) // alignment * alignment
     starts = torch.cat([torch.zeros_like(ends[:1]), aligned[:-1]])
-    group = torch.searchsorted(ends, rows, right=True)  # the first whose end lies behind the row
-    return (rows < ends[-1]) & (rows >= starts[group.clamp_max(ends.numel() - 1)])
+    group = torch.searchsorted(ends, rows, right=True, out_int32=True)  # the first whose end lies behind the row
+    is_owned = (rows < ends[-1]) & (rows >= starts[group.clamp_max(ends.numel() - 1)])
+    return torch.where(is_owned, group, torch.full_like(group, -1))
+
+
+def rows_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
+    """Tell of each of m stacked rows whether a group owns it: see `ids_of_groups`."""
+    return ids_of_groups(ends, m, alignment) >= 0
 
 
 def rows_of_counts(counts: Tensor, max_m: int) -> Tensor:

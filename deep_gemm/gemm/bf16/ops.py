@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.check.layout import rows_of_counts, rows_of_groups
+from ...core.check.layout import ids_of_groups, rows_of_counts
 from ...core.operators import Kernel, gradients
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ..ops import Compute, products
@@ -100,7 +100,8 @@ def contiguous_gradients(turned: bool) -> Kernel:
             of_a = torch.zeros_like(a, memory_format=torch.contiguous_format)
             product_back.into(grad, b, of_a, layout, use_psum_layout, False)
         if ctx.needs_input_grad[1]:
-            ids = ids_of_ends(layout, len(a)) if use_psum_layout else layout
+            alignment = get_mk_alignment_for_contiguous_layout()
+            ids = ids_of_groups(layout, len(a), alignment) if use_psum_layout else layout
             groups = b.shape[0]
             order = torch.where(ids < 0, groups, ids).argsort(stable=True)
             depths = (ids[:, None] == torch.arange(groups, device=ids.device)).sum(0, dtype=torch.int32)
@@ -111,14 +112,6 @@ def contiguous_gradients(turned: bool) -> Kernel:
         return of_a, of_b, None, None, None
 
     return backward
-
-
-def ids_of_ends(ends: Tensor, m: int) -> Tensor:
-    """Group of each of m rows, -1 for none, given where groups end. The host reads nothing."""
-    rows = torch.arange(m, dtype=torch.int32, device=ends.device)
-    group = torch.searchsorted(ends, rows, right=True).to(torch.int32)
-    is_owned = rows_of_groups(ends, m, get_mk_alignment_for_contiguous_layout())
-    return torch.where(is_owned, group, torch.full_like(group, -1))
 
 
 def masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.check.layout import align
+from ...core.check.layout import ids_of_groups
 from ..reference import padding_rows
 from .check import Bf16DepthsProblem, Bf16Problem, Bf16RowsProblem
 
@@ -63,15 +63,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def group_ids(p: Bf16RowsProblem) -> Tensor:
-    """Group of each stacked row, -1 for none, from either form of the layout. The host reads ends."""
-    if not p.layout_is_ends:
-        return p.layout
-    ids = torch.full((len(p.a),), -1, dtype=torch.int32, device=p.a.device)
-    start = 0
-    for group, end in enumerate(p.layout.tolist()):
-        ids[start:end] = group
-        start = align(end, p.alignment)
-    return ids
+    """Group of each stacked row, -1 for none, from either form of the layout."""
+    return ids_of_groups(p.layout, len(p.a), p.alignment) if p.layout_is_ends else p.layout
 
 
 def _store(d: Tensor, c: Tensor | None, product: Tensor) -> None:
