@@ -168,7 +168,7 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
-    """List what experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
+    """List what experts across the GPUs of a node run for so many rows."""
     outputs, depths = [_plain(weight, Groups.ENDS)], [weight.k]
     if m < MANY_ROWS or weight.is_fp4:  # by tensors few rows go by ids, and FP4 whose scales are FP32
         outputs.append(_plain(weight, Groups.IDS))
@@ -186,7 +186,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
 
 def many_rows_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List what `experts` runs for so many rows: by ends, and FP8 may be activated where it is multiplied."""
-    outputs = (_plain(weight, Groups.ENDS), rows_silu.APART)[: 1 + _may_activate(weight)]
+    outputs = [_plain(weight, Groups.ENDS)] + [rows_silu.APART] * _may_activate(weight)
     return [_grouped(weight, m, output, gpu, weight.k) for output in outputs]
 
 

@@ -102,8 +102,8 @@ def product_of_rows(
 ) -> Tensor:
     """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are."""
     d = torch.empty((a[0].shape[0], w[0].shape[1]), dtype=torch.bfloat16, device=a[0].device)
-    is_seen = num_modes() or handles_operators(a, w)  # then there is an operator by ids
-    if d.is_cuda and d.shape[0] >= MANY_ROWS and not is_seen:
+    is_many = d.is_cuda and d.shape[0] >= MANY_ROWS
+    if is_many and not (num_modes() or handles_operators(a, w)):  # where somebody watches there is an operator by ids
         product_of_stacked_groups(a, w, d, rows.ends, recipes)
     else:
         product_of_stacked_rows(a, w, d, rows.ids, recipes, is_behind_cast=is_behind_cast)

@@ -209,7 +209,9 @@ Counted = tuple[Recipes, int | None, type]
 def _contiguous_product(major: str) -> Product:
     """State how a product of stacked rows is asked and computed; B is given as `[groups, n, k]` (nt) or turned (nn)."""
 
-    def ask(a: Operand, b: Operand, d: Tensor, layout: Tensor, said: Stacked, **more: Any) -> ContiguousProblem:
+    def ask(
+        a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None, said: Stacked, **more: Any
+    ) -> ContiguousProblem:
         recipes, num_groups, use_psum_layout, ensure_zero_padding = said
         return contiguous_problem(
             a,

@@ -1,7 +1,6 @@
 // Products of several groups of rows, each with its own B. One warp of each CTA reads in the layout which tiles there are,
-// and hands the CTA's tiles to the thread that loads and to the math warps. It is ahead of them, so that a search delays them
-// little. At last it writes the zeros that callers expect in the padding behind a
-// group.
+// and hands the CTA's tiles to the thread that loads and to the math warps. It is ahead of them, so that a search delays
+// them little. At last it writes the zeros that callers expect in the padding behind a group.
 //
 // CTA i takes tiles i, i + CTAs, ... Each stretch of a group's rows has a raster of its own, and the count goes on from one
 // stretch to the next. There are no clusters.
