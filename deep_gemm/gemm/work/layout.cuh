@@ -124,7 +124,9 @@ struct Stretches {
   DEVICE bool read_rows(const Groups& g) {
     while (at < g.rows) {
       if (at == window_end) open_window(g, at);
-      const uint32_t first = find(at, [&](uint32_t id) { return id < g.count; });
+      uint32_t first = at;
+      if (ptx::ld_shared_b32(&window[at - window_first]) >= g.count)  // most groups follow the one before at once
+        first = find(at, [&](uint32_t id) { return id < g.count; });
       at = first;
       if (first == window_end) continue;
       if constexpr (kRunWords > 0) {
