@@ -125,7 +125,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
       share.set(tile, warpgroup);
       output.expect(p, tile);
       if (share.is_any)
-        share.with(total, [&](auto& units) { multiply_tile(p, shared.ring, operands, first_scales, tile, at, passes, share, units); });
+        share.with(total, [&](auto& units) { multiply_tile(p, shared.ring, operands, first_scales, tile, at, passes, share, output, units); });
       else
         skip_tile(p, shared.ring, tile, at, passes);
       if (kStoresAtOnce && share.is_any) {

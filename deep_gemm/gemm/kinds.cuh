@@ -39,7 +39,7 @@
 // MAINLOOP: mainloop.cuh for operands with scales; mainloop_of_slice.cuh and mainloop_of_slices.cuh for BF16
 //   Operands(a, b, scales, warpgroup)  where a warpgroup's operands lie in the ring's first slot
 //   FirstScales, begin_scales(p, tile, first)  what a tile needs of scales before it can begin
-//   multiply_tile(p, ring, operands, first, tile, at, passes, share, total), skip_tile(p, ring, tile, at, passes)
+//   multiply_tile(p, ring, operands, first, tile, at, passes, share, output, total), skip_tile(p, ring, tile, at, passes)
 //
 // SCALES (scales), for mainloop.cuh: where the scales are when partial sums are promoted
 //   TileScales                       B's scales under a tile; start(first), then advance(k_block) before every 32nd k-block

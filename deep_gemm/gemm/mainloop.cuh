@@ -123,7 +123,7 @@ DEVICE void begin_scales(const Params& p, const Tile& tile, FirstScales& first) 
 // Multiplies the k-blocks of one tile.
 template <uint32_t kUnits>
 DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const FirstScales& first_scales,
-                          const Tile& tile, RingPosition& at, Passes& passes, const Share& share,
+                          const Tile& tile, RingPosition& at, Passes& passes, const Share& share, Output&,
                           float (&total)[kUnits][kUnitN / 2]) {
   const KBlocks k_blocks = k_blocks_of(p, tile);
 #pragma unroll

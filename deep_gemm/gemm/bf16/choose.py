@@ -25,7 +25,7 @@ from ..cost import NEVER, NUM_SMS, bytes_of_d, memory_us, together
 from ..dense.choose import BANDS, band_of
 from ..output import BF16, BF16_C, FP32, FP32_C, FP32_D, OUTPUTS, Groups, Output
 from ..timings import timings_of
-from .config import BLOCK_K, K_MAJOR, MAX_ACCUMULATORS, Bf16Config, Majors, bf16_config
+from .config import BLOCK_K, K_MAJOR, MAX_ACCUMULATORS, SHARED_SUMS, Bf16Config, Majors, bf16_config
 
 SM_TFLOPS = 7.0
 """BF16 operations of one SM's tensor cores."""
@@ -80,7 +80,7 @@ class Tile(NamedTuple):
         clusters = self.cluster_m, self.cluster_n, cluster_k
         return _config(self.block_m, self.block_n, output, majors, *clusters, slices)
 
-    def serves(self, majors: Majors, slices: int) -> bool:
+    def serves(self, majors: Majors, slices: int, output: Output) -> bool:
         """Tell whether the kernel can be built so."""
         if self.splits and slices == 1:
             return False
@@ -90,9 +90,12 @@ class Tile(NamedTuple):
             return False
         if majors.a_is_mn and self.block_m * self.block_n > 256 * 128:  # a register is spilled
             return False
-        sums = 2 if slices > 1 and not self.splits else 1
         warpgroups = MATH_WARPGROUPS[self.block_m]
-        return sums * self.block_m * self.block_n // (warpgroups * 128) <= MAX_ACCUMULATORS[warpgroups]
+        sums = self.block_m * self.block_n // (warpgroups * 128)
+        room = MAX_ACCUMULATORS[warpgroups]
+        if slices == 1 or self.splits:
+            return sums <= room
+        return sums * 2 <= room + (0 if output.is_fp32 else SHARED_SUMS)  # beside FP32 buffers registers are spilled
 
 
 _config = cache(bf16_config)
@@ -131,7 +134,7 @@ def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu
 def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
     """The tile of `select_bf16`."""
     slices = slices_of(n, k, majors, output.groups)
-    tiles = [tile for tile in TILES if tile.serves(majors, slices)]
+    tiles = [tile for tile in TILES if tile.serves(majors, slices, output)]
     return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
 
 
@@ -291,6 +294,6 @@ def reachable_bf16() -> list[Bf16Config]:
         if slices == 1 or not majors.a_is_mn
         for output in OUTPUTS
         for tile in TILES
-        if tile.serves(majors, slices)
+        if tile.serves(majors, slices, output)
     ]
     return list(dict.fromkeys(found))

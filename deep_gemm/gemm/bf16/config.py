@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...core.check.layout import align, ceil_div
 from ...core.check.recipes import Scales
-from ...core.sm90 import WGMMA_ROWS
+from ...core.sm90 import WARPGROUP_THREADS, WGMMA_ROWS
 from ..config import CHUNK_ELEMENTS, EMPTY_BYTES, GemmConfig
 from ..config_of_tile import deepest, of_output, raster_group, warpgroups_of, with_buffers
 from ..output import Groups, Output
@@ -20,6 +20,8 @@ MOST_COUNTED, PART_BYTES = 128, 16
 """Groups of a launch that counts depths on the GPU (`kMostCounted` of gemm/work/k_counted.cuh), and bytes of each."""
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for sums, by math warpgroups."""
+SHARED_SUMS = 64
+"""Sums of a math thread that store buffers have room for while it sums the next slice, at 128 columns or more."""
 
 
 class Majors(NamedTuple):
@@ -60,10 +62,20 @@ class Bf16Config(GemmConfig):
         return self.slices > 1 and self.cluster_k == 1
 
     @property
+    def sums(self) -> int:
+        """A tile's sums that a math thread has."""
+        return self.units_per_warpgroup * (self.unit_n or self.block_n) // 2
+
+    @property
+    def shared_sums(self) -> int:
+        """Those of them that lie in store buffers while the next slice is summed: all that there is room for."""
+        room = self.num_store_buffers * self.store_buffer_bytes // (4 * WARPGROUP_THREADS)
+        return min(self.sums, room) if self.walks_slices else 0
+
+    @property
     def accumulators(self) -> int:
         """Registers of a math thread for sums: of a slice, and of those before."""
-        sums = self.units_per_warpgroup * (self.unit_n or self.block_n) // 2
-        return sums * 2 if self.walks_slices else sums
+        return self.sums * 2 - self.shared_sums if self.walks_slices else self.sums
 
     @property
     def exchange_bytes(self) -> int:
@@ -129,6 +141,7 @@ class Bf16Config(GemmConfig):
             **super().constants(),
             "kBlockK": BLOCK_K,
             "kSlices": self.slices,
+            "kSharedSums": self.shared_sums,
             "kAIsMnMajor": self.majors.a_is_mn,
             "kBIsMnMajor": self.majors.b_is_mn,
             "kMayBeEmpty": self.groups in (Groups.DEPTHS, Groups.COUNTED_DEPTHS),
@@ -151,10 +164,11 @@ def bf16_config(
     num_math_warpgroups = warpgroups_of(block_m, block_n)
     units_along_m = block_m // num_math_warpgroups // WGMMA_ROWS
     panel_columns = gcd(block_n, 64)
+    shares_sums = slices > cluster_k == 1 and units_along_m * block_n > MAX_ACCUMULATORS[num_math_warpgroups]
     config = Bf16Config(
         block_m,
         block_n,
-        num_stages=min_stages or (3 if block_m + block_n > 384 else 4),
+        num_stages=min_stages or (3 if block_m + block_n > 384 or shares_sums else 4),
         num_math_warpgroups=num_math_warpgroups,
         unit_n=block_n,
         cluster_m=cluster_m,

@@ -111,6 +111,13 @@ struct PanelOutput {
     }
   }
 
+  // The warpgroup's buffers once TMA has read what they hold: free for its own use until it stores a tile.
+  DEVICE uint8_t* free_buffers() const {
+    if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
+    ptx::bar_sync(1 + warpgroup, 128);
+    return buffers;
+  }
+
   // No warpgroup ends while TMA reads its shared memory.
   DEVICE void finish() {
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
