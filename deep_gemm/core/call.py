@@ -57,8 +57,7 @@ class Plans(Generic[P]):
         """Tell whether a call with this hint was met before: sizes that never come again are not worth a plan."""
         if hint in self._met:
             return True
-        with self._lock:
-            put(self._met, hint, None, MAX_PLANS)
+        put(self._met, hint, None, MAX_PLANS)
         return False
 
     def keep(self, key: Key, plan: P) -> None:

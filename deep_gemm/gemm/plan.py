@@ -90,13 +90,17 @@ class Resizing(NamedTuple):
     """Byte at which the pitch of A's scales stands, if A has any."""
 
     @classmethod
-    def of(cls, params: Params, numbers: Sequence[str], resized: Sequence[Resized], m: int) -> Resizing:
-        """Find the places of these members, whose sizes for `m` rows are m or m + 1."""
+    def of(
+        cls, params: Params, numbers: Sequence[str], resized: Sequence[Resized], m: int, pitch: str | None = None
+    ) -> Resizing:
+        """Find the places of these members, whose sizes for `m` rows are m or m + 1, and of a pitch that no map has."""
         places = [
             (params.offset(each.member) + driver.size_number(each.dimension, each.size)[0], each.size - m)
             for each in resized
         ]
         pitched = [params.offset(each.member) + driver.stride_number(0)[0] for each in resized if each.pitch]
+        if pitch is not None:
+            pitched = [params.offset(pitch)]
         return cls(
             (*map(params.offset, numbers), *(at for at, more in places if more == 1)),
             tuple(at for at, more in places if more == 0),
@@ -128,6 +132,8 @@ class Plan:
     """Scales lie as the kernel cannot read them: each call copies so many of each row into another layout first."""
     config: object = None
     """The kernel's configuration."""
+    by_band: dict[int, Any]
+    """Configurations for other rows of the weight, by the band that these are in. Plans derived from it share them."""
     n = k = 0
     output: Output
     """The output of the product: with n and k all that the choice of a configuration for other rows depends on."""
@@ -156,6 +162,7 @@ class Plan:
         pointers = {place.member: 0 for place in places if place.member not in maps}
         self.template = params.pack({**numbers, **pointers, **self._encoded(addresses_of(p))})
         self.is_patched = launcher.keeps_addresses()
+        self.by_band = {}
         self.rows = Rows(
             tuple(p.d.shape),
             *(0 if x is None else byte_span(x) for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c)),
@@ -169,7 +176,7 @@ class Plan:
         )
 
     def with_rows(self, m: int, pitch: int, rows: Rows, grid: int) -> Plan:
-        """Copy the plan for other rows quickly: by `resizing`."""
+        """Copy the plan for other rows quickly: by `resizing`. `pitch` is the number at its place."""
         plan = object.__new__(type(self))
         plan.__dict__.update(self.__dict__)
         template = bytearray(self.template)
@@ -179,7 +186,7 @@ class Plan:
         for at in at_last:
             _PACK_UINT32(template, at, m - 1)
         if at_pitch is not None:
-            _PACK_UINT32(template, at_pitch, driver.stride_number(pitch)[1])
+            _PACK_UINT32(template, at_pitch, pitch)
         plan.template, plan.grid, plan.rows = bytes(template), grid, rows
         return plan
 
@@ -355,7 +362,7 @@ def derived_for_rows(
     """
     template, are_whole = templates[config], m >= config.block_m
     if template.resizing is not None and are_whole and pitch < driver.STRIDE_LIMIT:
-        return template.with_rows(m, pitch, *of_rows)
+        return template.with_rows(m, driver.stride_number(pitch)[1], *of_rows)
     changed = resized()
     plan = template.derived(*of_rows, {"m": m}, changed)
     if are_whole and driver.sizes_are_numbers():

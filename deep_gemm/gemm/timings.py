@@ -69,9 +69,9 @@ class Timings:
     find_us: float
     """How much later grouped rows begin, because their tiles must be found first."""
     find_group_us: float
-    """Time in which a CTA finds a group of rows in ids, if tiles have more than 64 rows."""
+    """Time in which a CTA finds a group of rows in ids, besides its rows, if tiles have more than 64 of them."""
     find_row_ns: float
-    """The same for each row of a group, if they are lower."""
+    """The same for each row of a group, if tiles are lower; a third of it if not."""
     part_power: float
     """A tile of which only a part is there takes this power of that part."""
     dram_tb_per_s: float

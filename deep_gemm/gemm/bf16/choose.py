@@ -25,7 +25,7 @@ from ..cost import NEVER, NUM_SMS, bytes_of_d, memory_us, together
 from ..dense.choose import BANDS, band_of
 from ..output import BF16, BF16_C, FP32, FP32_C, FP32_D, OUTPUTS, Groups, Output
 from ..timings import timings_of
-from .config import BLOCK_K, K_MAJOR, MAX_ACCUMULATORS, SHARED_SUMS, Bf16Config, Majors, bf16_config
+from .config import BLOCK_K, K_MAJOR, MAX_ACCUMULATORS, Bf16Config, Majors, bf16_config
 
 SM_TFLOPS = 7.0
 """BF16 operations of one SM's tensor cores."""
@@ -91,21 +91,23 @@ class Tile(NamedTuple):
         if majors.a_is_mn and self.block_m * self.block_n > 256 * 128:  # a register is spilled
             return False
         warpgroups = MATH_WARPGROUPS[self.block_m]
-        sums = self.block_m * self.block_n // (warpgroups * 128)
-        room = MAX_ACCUMULATORS[warpgroups]
+        sums, room = self.block_m * self.block_n // (warpgroups * 128), MAX_ACCUMULATORS[warpgroups]
         if slices == 1 or self.splits:
             return sums <= room
-        return sums * 2 <= room + (0 if output.is_fp32 else SHARED_SUMS)  # beside FP32 buffers registers are spilled
+        return sums * 2 <= room or (self == WIDE_IN_SLICES and not output.is_fp32)
 
 
 _config = cache(bf16_config)
 
+WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
+"""The one tile whose sums of two slices registers have no room for that is worth its store buffers. Others were 2 to 4 us
+longer for each slice, and beside FP32 buffers registers are spilled."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
     *(Tile(192, n) for n in (96, 128, 160)),
     *(Tile(256, n) for n in (64, 96, 128, 192)),
-    Tile(128, 256, cluster_m=2),
+    WIDE_IN_SLICES,
     Tile(256, 128, cluster_n=2),
     *(Tile(64, n, splits=True) for n in (32, 64)),
     *(Tile(128, n, splits=True) for n in (32, 64, 96, 128)),

@@ -20,8 +20,6 @@ MOST_COUNTED, PART_BYTES = 128, 16
 """Groups of a launch that counts depths on the GPU (`kMostCounted` of gemm/work/k_counted.cuh), and bytes of each."""
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for sums, by math warpgroups."""
-SHARED_SUMS = 64
-"""Sums of a math thread that store buffers have room for while it sums the next slice, at 128 columns or more."""
 
 
 class Majors(NamedTuple):

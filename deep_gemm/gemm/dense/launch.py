@@ -38,7 +38,7 @@ from ..plan import (
     refuse_if,
 )
 from .check import DenseProblem
-from .choose import select
+from .choose import band_of, select, tuned_tiles
 
 Config = GemmConfig | DecodeConfig
 
@@ -84,14 +84,18 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
     if of_rows is None or (c is not None and c.shape[0] != of_rows[0]):
         return None
     m, pitch, rows = of_rows
-    gpu = gpu_of(like.device)
-    config = choice(m, like.n, like.k, like.output, gpu)
+    gpu, band = gpu_of(like.device), band_of(m)
+    config = like.by_band.get(band)
+    if config is None:
+        config = choice(m, like.n, like.k, like.output, gpu)
+        if num_sms_of(gpu.num_sms) >= gpu.num_sms and not tuned_tiles():  # else m itself may decide
+            like.by_band[band] = config
     template = templates.get(config)
     if template is None or template.copies_sfa:
         return None
     _print_if_asked(m, like.n, like.k, config)
     if isinstance(config, DecodeConfig):
-        return fp8_gemm_decode.derived(template, config, m, pitch, rows)
+        return fp8_gemm_decode.derived(templates, config, m, pitch, rows)
     ctas = grid(config, m, like.n, num_sms_of(gpu.num_sms))
     pitch *= SCALE_BYTES
 

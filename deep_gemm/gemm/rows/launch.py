@@ -199,7 +199,7 @@ def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan
     print_if_asked(num_groups, like.n, like.k, config)
     ctas = grid(config, 1, m, like.n, get_num_sms())
     if template.resizing is not None and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
-        return template.with_rows(m, pitch * SCALE_BYTES, of_rows, ctas)
+        return template.with_rows(m, driver.stride_number(pitch * SCALE_BYTES)[1], of_rows, ctas)
     numbers, resized = resized_for(template, m, pitch)
     plan = template.derived(of_rows, ctas, numbers, resized)
     if isinstance(config, GemmConfig) and driver.sizes_are_numbers():
