@@ -178,7 +178,7 @@ def plan_of(
 
 
 def derived(templates: dict[Any, Plan], config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:
-    """Prepare the launch for other rows of the same weight, scales of A m-major with this pitch, as `derived_for_rows`."""
+    """Derive a plan for other rows of a weight, scales of A m-major with this pitch: as `derived_for_rows` does."""
     template = templates[config]
     ctas, are_whole = grid(config, m, template.n), m >= config.block_tokens
     if template.resizing is not None and are_whole:

@@ -100,8 +100,8 @@ class Tile(NamedTuple):
 _config = cache(bf16_config)
 
 WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
-"""The one tile whose sums of two slices registers have no room for that is worth its store buffers. Others were 2 to 4 us
-longer for each slice, and beside FP32 buffers registers are spilled."""
+"""The one tile that is worth it to lay sums of slices before into store buffers, as registers have no room for them.
+Others took 2 to 4 us longer for a slice, and beside FP32 buffers registers are spilled."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),

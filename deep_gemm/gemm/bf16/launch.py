@@ -15,6 +15,7 @@ from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
 from ...core.settings import get_compile_mode, get_pdl, num_sms_of, settings
 from ...core.sm90 import WGMMA_ROWS
+from ..dense.choose import BANDS, band_of
 from ..kernel import params_of
 from ..maps import matrix_map, output_map, plane_map
 from ..output import Groups, Output, output_into
@@ -92,7 +93,12 @@ def derive(templates: dict[Bf16Config, Plan], operands: Sequence[Any]) -> Plan |
     if m < 2 or any(each is not None and each.shape[0] != m for each in (d, c)):
         return None
     n, k, before = like.n, like.k, like.rows
-    config = select_bf16(m, n, k, like.output, next(iter(templates)).majors, gpu)
+    band = band_of(m)
+    config = like.by_band.get(band)
+    if config is None:
+        config = select_bf16(m, n, k, like.output, next(iter(templates)).majors, gpu)
+        if m <= BANDS[-1]:
+            like.by_band[band] = config
     if config not in templates:
         return None
     _print_if_asked(1, m, n, k, config)

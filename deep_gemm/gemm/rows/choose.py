@@ -28,8 +28,8 @@ TILES = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128
 TILES_COUNTS = (*TILES, Tile(256, 128))
 """Tiles for rows that are not stacked, whose scales one TMA box of 256 rows brings."""
 HIGH_TILE = 128
-"""Rows of a tile of which a group of FP8 rows that are not stacked may have several: of higher ones, where the last is cut,
-it took up to 29% longer on an H100."""
+"""Rows of a tile of which a group of FP8 rows that are not stacked may have several: in higher ones, of which the last
+is cut, products took up to 29% longer on an H100."""
 TILES_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 TILES_FINE = (Tile(64, 128), Tile(128, 128))
@@ -52,7 +52,7 @@ TILES_APART = (Tile(64, 256), Tile(128, 256))
 """Gate and up of the same columns in two units of one warpgroup."""
 
 MOST_FOUND, MANY_FOUND = 256, 3
-"""Rows of a group beyond which more of them take no more time to find, and how many times as fast each is in high tiles."""
+"""Rows of a group beyond which more take no more time to find, and how many times as fast each is in high tiles."""
 SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
 """Rows of a group, as parts of `expected_m`."""
 
