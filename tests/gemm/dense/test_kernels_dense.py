@@ -33,7 +33,7 @@ from deep_gemm.gemm.kernel import DENSE_PARAMS
 from deep_gemm.gemm.output import USUAL_OPERANDS, Output
 from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.product import run, run_checked
-from deep_gemm.gemm.tiles import tiles_by_name
+from deep_gemm.gemm.tiles import Tile, tiles_by_name
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
 BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_dense")])
@@ -159,16 +159,17 @@ def words_and_grids(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, *, are_derive
     if not are_derived:
         monkeypatch.setattr(deep_gemm.gemm.dense.api.NT, "derive", None)
     tile, output = given["tile"], given["output"]
-    monkeypatch.setattr(dense, "select", lambda m, n, k, *_, **__: tile_config(tile[0], tile[1], output, k=k))
+    monkeypatch.setattr(dense, "select", lambda m, n, k, *_, **__: tile.config(output, k))
     for call in of_several_m(**given):
         call()
-    places = [DENSE_PARAMS.word(name) for name in pointer_members(DENSE_PARAMS)]
+    params = fp8_gemm_decode.params_of(tile.config(output, 128)) if tile.is_decode else DENSE_PARAMS
+    places = [params.word(name) for name in pointer_members(params)]
     zeros = dict.fromkeys(places, 0)  # addresses differ between the two rounds
     launched = [(launch.grid, launch.cluster, {**dict(enumerate(launch.words)), **zeros}) for launch in gpu.launches]
     return [launched, sum(len(launch.maps) for launch in gpu.launches)]
 
 
-def of_several_m(n: int, k: int, tile: tuple[int, int], output: Output, extra: int = 0) -> Iterator[Callable[[], Any]]:
+def of_several_m(n: int, k: int, tile: Tile, output: Output, extra: int = 0) -> Iterator[Callable[[], Any]]:
     """Calls of one weight. `extra`: elements between rows beyond the row."""
     by_row, k_blocks = output.sfb == PER_ROW, ceil_div(k, 128)
     dtype = torch.float32 if output.is_fp32 else torch.bfloat16
@@ -188,17 +189,19 @@ def of_several_m(n: int, k: int, tile: tuple[int, int], output: Output, extra: i
 @pytest.mark.parametrize(
     ("n", "k", "tile", "output"),
     [
-        (576, 1152, (64, 64), Output()),
-        (576, 1152, (256, 128), Output(with_c=True)),
-        (576, 1152, (128, 128), Output(is_fp32=True)),
-        (576, 1152, (128, 128), Output(is_fp32=True, adds_to_d=True)),
-        (576, 1152, (128, 128), Output(sfb=PER_ROW)),
-        (8, 128, (64, 64), Output()),
-        (8, 48, (64, 64), Output(with_c=True)),
+        (576, 1152, Tile(64, 64), Output()),
+        (576, 1152, Tile(256, 128), Output(with_c=True)),
+        (576, 1152, Tile(128, 128), Output(is_fp32=True)),
+        (576, 1152, Tile(128, 128), Output(is_fp32=True, adds_to_d=True)),
+        (576, 1152, Tile(128, 128), Output(sfb=PER_ROW)),
+        (8, 128, Tile(64, 64), Output()),
+        (8, 48, Tile(64, 64), Output(with_c=True)),
+        (576, 1152, Tile(16, 64, is_decode=True), Output()),
+        (576, 1152, Tile(8, 128, is_decode=True), Output(with_c=True)),
     ],
 )
 def test_a_plan_of_another_m_is_what_the_driver_would_make_of_it(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, n: int, k: int, tile: tuple[int, int], output: Output, extra: int
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, n: int, k: int, tile: Tile, output: Output, extra: int
 ) -> None:
     given = {"n": n, "k": k, "tile": tile, "output": output, "extra": extra}
     changed, encoded_for_few = words_and_grids(gpu, monkeypatch, are_derived=True, **given)
@@ -206,8 +209,9 @@ def test_a_plan_of_another_m_is_what_the_driver_would_make_of_it(
     assert changed == made
     maps = encoded_for_all // 8
     assert encoded_for_all == maps * 8
-    # Two maps for each m with other boxes than the first: those of A and its scales. One row is never derived.
-    assert encoded_for_few == (maps * 2 + 2 * 2 if k > 128 else encoded_for_all)
+    # Maps of A, and of its scales if it has one, for each m with other boxes than the first. One row is never derived.
+    boxes = 1 if tile.is_decode else 2
+    assert encoded_for_few == (maps * 2 + 2 * boxes if k > 128 else encoded_for_all)
 
 
 def test_a_plan_of_another_m_leaves_the_one_it_is_derived_from_as_it_was(gpu: FakeGpu) -> None:
