@@ -191,7 +191,7 @@ def configs() -> None:
     from deep_gemm.cli.console import make_console
     from deep_gemm.gemm.dense.choose import reachable, reachable_decode
     from deep_gemm.gemm.depths.choose import reachable_k_grouped
-    from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+    from deep_gemm.gemm.heads import choose as heads
     from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 
     from .inspect import show_configs, show_other_configs
@@ -205,8 +205,7 @@ def configs() -> None:
             *reachable_grouped(),
             *reachable_silu(),
             *reachable_k_grouped(),
-            *reachable_heads(),
-            *reachable_heads_decode(),
+            *heads.reachable(),
         ],
         console,
     )

@@ -28,7 +28,7 @@ from .heads import choose as heads
 from .heads.check import HeadsProblem
 from .maps import matrix_map, plane_map
 from .output import FINE_OPERANDS, FP4_OPERANDS, Groups, Output, other_fields
-from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Resizing, Rows
+from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows, derived_for_rows
 from .rows import choose as rows
 from .skip import choose as skip
 from .skip.check import SkipProblem
@@ -178,18 +178,13 @@ def plan_of(
 
 
 def derived(templates: dict[Any, Plan], config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:
-    """Derive a plan for other rows of a weight, scales of A m-major with this pitch: as `derived_for_rows` does."""
-    template = templates[config]
-    ctas, are_whole = grid(config, m, template.n), m >= config.block_tokens
-    if template.resizing is not None and are_whole:
-        return template.with_rows(m, pitch, rows, ctas)
-    numbers = {"sfa_stride_m": 1, "sfa_stride_k": pitch, "m": m, "slot_bytes": slot_bytes(config, m, template.n)}
-    map_a = Resized("map_a", 1, m, box=(BLOCK_K, min(config.block_tokens, m)))
-    plan = template.derived(rows, ctas, numbers, [map_a])
-    if are_whole and driver.sizes_are_numbers():
-        plan.resizing = Resizing.of(plan.params, ("m",), [map_a], m, "sfa_stride_k")
-        templates[config] = plan
-    return plan
+    """Derive a plan for other rows of a weight, scales of A m-major with this pitch."""
+    n = templates[config].n
+    numbers = {"sfa_stride_m": 1, "sfa_stride_k": pitch, "m": m, "slot_bytes": slot_bytes(config, m, n)}
+    resized = [Resized("map_a", 1, m, box=(BLOCK_K, min(config.block_tokens, m)))]
+    of_rows, are_whole = (rows, grid(config, m, n)), m >= config.block_tokens
+    how: dict[str, Any] = {"are_whole": are_whole, "pitch_name": "sfa_stride_k"}
+    return derived_for_rows(templates, config, m, pitch, of_rows, lambda: (numbers, resized), **how)
 
 
 def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:

@@ -353,20 +353,24 @@ def derived_for_rows(
     m: int,
     pitch: int,
     of_rows: tuple[Rows, int],
-    resized: Callable[[], Sequence[Resized]],
+    changed: Callable[[], tuple[Mapping[str, int], Sequence[Resized]]],
+    *,
+    are_whole: bool,
+    counts: Sequence[str] = ("m",),
+    pitch_name: str | None = None,
 ) -> Plan:
     """Derive a plan for `m` rows from that of its configuration: quickly, if `resizing` says how.
 
-    `pitch` is that of A's scales in bytes, `of_rows` what else changes, and CTAs. If all boxes of a derived plan are
-    whole, it is a better template for others.
+    `pitch` is that of A's scales, `of_rows` what else changes, and CTAs; `changed` gives numbers and maps. If all boxes
+    are whole, the plan is a better template for others: these differ in the numbers that `counts` names, and the pitch.
     """
-    template, are_whole = templates[config], m >= config.block_m
-    if template.resizing is not None and are_whole and pitch < driver.STRIDE_LIMIT:
-        return template.with_rows(m, driver.stride_number(pitch)[1], *of_rows)
-    changed = resized()
-    plan = template.derived(*of_rows, {"m": m}, changed)
+    template = templates[config]
+    if template.resizing is not None and are_whole and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
+        return template.with_rows(m, pitch if pitch_name else driver.stride_number(pitch * SCALE_BYTES)[1], *of_rows)
+    numbers, resized = changed()
+    plan = template.derived(*of_rows, numbers, resized)
     if are_whole and driver.sizes_are_numbers():
-        plan.resizing = Resizing.of(plan.params, ("m",), changed, m)
+        plan.resizing = Resizing.of(plan.params, counts, resized, m, pitch_name)
         templates[config] = plan
     return plan
 

@@ -8,10 +8,11 @@ import pytest
 
 from deep_gemm.core.sources import cuda_sources
 from deep_gemm.gemm.bf16.choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
+from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.choose import reachable
 from deep_gemm.gemm.depths.choose import reachable_k_grouped
 from deep_gemm.gemm.depths.maps_kernel import KERNEL as K_GROUP_MAPS
-from deep_gemm.gemm.heads.choose import reachable_heads
+from deep_gemm.gemm.heads import choose as heads
 from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.output import OPERANDS_BY_ROW
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
@@ -43,7 +44,7 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
             *reachable_grouped(),
             *reachable_silu(),
             *reachable_k_grouped(),
-            *reachable_heads(),
+            *(config for config in heads.reachable() if isinstance(config, GemmConfig)),
         )
     }
     assert set(names) == {

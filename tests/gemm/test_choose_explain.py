@@ -22,7 +22,7 @@ from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense import choose as heuristics
 from deep_gemm.gemm.dense.choose import reachable, reachable_decode, select
 from deep_gemm.gemm.depths.choose import reachable_k_grouped, select_k_grouped
-from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+from deep_gemm.gemm.heads import choose as heads
 from deep_gemm.gemm.output import FP4_OPERANDS, Groups, Output
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_grouped_decode, select_grouped
 
@@ -69,7 +69,7 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
         *reachable_grouped(),
         *reachable_k_grouped(),
     }
-    known |= {*reachable_heads(), *reachable_heads_decode(), *reachable_grouped_decode()}
+    known |= {*heads.reachable(), *reachable_grouped_decode()}
     assert {candidate.config for candidate in found} <= known
 
 

@@ -36,7 +36,7 @@ from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.choose import reachable, reachable_decode
 from deep_gemm.gemm.depths.choose import reachable_k_grouped
-from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+from deep_gemm.gemm.heads import choose as heads
 from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
@@ -87,18 +87,12 @@ class Outcome(NamedTuple):
 
 def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]:
     """All of them, or those that are chosen of each kind of product and of each other kernel."""
-    into_heads = [config for config in reachable_skipping() if isinstance(config, GemmConfig)]
-    into_heads_decode = [config for config in reachable_skipping() if isinstance(config, DecodeConfig)]
+    of_heads = [*heads.reachable(), *reachable_skipping()]
+    tall = [config for config in of_heads if isinstance(config, GemmConfig)]
+    few = [config for config in of_heads if isinstance(config, DecodeConfig)]
     found = [
         Case(Job(f"fp8_gemm {config.name}", FP8_GEMM.source, FP8_GEMM.headers(config)), FP8_GEMM.code_plan(config))
-        for kind in (
-            reachable(),
-            reachable_grouped(),
-            reachable_silu(),
-            reachable_k_grouped(),
-            reachable_heads(),
-            into_heads,
-        )
+        for kind in (reachable(), reachable_grouped(), reachable_silu(), reachable_k_grouped(), tall)
         for config in choose(kind)
     ]
     found += [
@@ -106,7 +100,7 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
             Job(f"fp8_gemm_decode {config.name}", FP8_GEMM_DECODE.source, FP8_GEMM_DECODE.headers(config)),
             FP8_GEMM_DECODE.code_plan(config),
         )
-        for kind in (reachable_decode(), reachable_heads_decode(), into_heads_decode)
+        for kind in (reachable_decode(), few)
         for config in choose(kind)
     ]
     found += [

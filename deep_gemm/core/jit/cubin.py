@@ -96,11 +96,6 @@ class Instruction(NamedTuple):
     high: int
 
     @property
-    def opcode(self) -> int:
-        """The low 12 bits, which include the operands' form: 0x223 is FFMA on registers."""
-        return self.low & 0xFFF
-
-    @property
     def mnemonic(self) -> str:
         """The operation's name, or a number such as "0x119" if the table lacks it."""
         return _MNEMONICS.get(self.low & 0x1FF) or f"0x{self.low & 0x1FF:03x}"

@@ -15,7 +15,6 @@ from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
 from ...core.settings import get_compile_mode, get_pdl, num_sms_of, settings
 from ...core.sm90 import WGMMA_ROWS
-from ..dense.choose import BANDS, band_of
 from ..kernel import params_of
 from ..maps import matrix_map, output_map, plane_map
 from ..output import Groups, Output, output_into
@@ -93,12 +92,7 @@ def derive(templates: dict[Bf16Config, Plan], operands: Sequence[Any]) -> Plan |
     if m < 2 or any(each is not None and each.shape[0] != m for each in (d, c)):
         return None
     n, k, before = like.n, like.k, like.rows
-    band = band_of(m)
-    config = like.by_band.get(band)
-    if config is None:
-        config = select_bf16(m, n, k, like.output, next(iter(templates)).majors, gpu)
-        if m <= BANDS[-1]:
-            like.by_band[band] = config
+    config = select_bf16(m, n, k, like.output, next(iter(templates)).majors, gpu)
     if config not in templates:
         return None
     _print_if_asked(1, m, n, k, config)
@@ -106,13 +100,13 @@ def derive(templates: dict[Bf16Config, Plan], operands: Sequence[Any]) -> Plan |
     span_d = m * n * like.dtype.itemsize if d is None else byte_span(d)
     rows = Rows((m, n), byte_span(a), 0, before.span_b, 0, span_d, 0 if c is None else byte_span(c))
 
-    def resized() -> Sequence[Resized]:
-        return (
+    def changed() -> tuple[dict[str, int], Sequence[Resized]]:
+        return {"m": m}, (
             Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
             Resized("map_d", 2 if config.has_wide_panels else 1, m),
         )
 
-    return derived_for_rows(templates, config, m, 0, (rows, ctas), resized)
+    return derived_for_rows(templates, config, m, 0, (rows, ctas), changed, are_whole=m >= config.block_m)
 
 
 def _print_if_asked(planes: int, m: int, n: int, k: int, config: Bf16Config) -> None:

@@ -97,16 +97,16 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
     if isinstance(config, DecodeConfig):
         return fp8_gemm_decode.derived(templates, config, m, pitch, rows)
     ctas = grid(config, m, like.n, num_sms_of(gpu.num_sms))
-    pitch *= SCALE_BYTES
 
-    def resized() -> Sequence[Resized]:
-        return (
+    def changed() -> tuple[dict[str, int], Sequence[Resized]]:
+        return {"m": m}, (
             Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
-            Resized("map_sfa", 0, m, pitch, (box_rows_of_sfa(config, m), config.scale_parts)),
+            Resized("map_sfa", 0, m, pitch * SCALE_BYTES, (box_rows_of_sfa(config, m), config.scale_parts)),
             Resized("map_d", 2 if config.has_wide_panels else 1, m),
         )
 
-    return derived_for_rows(templates, config, m, pitch, (rows, ctas), resized)
+    are_whole = m >= config.block_m
+    return derived_for_rows(templates, config, m, pitch, (rows, ctas), changed, are_whole=are_whole)
 
 
 def output_of(p: DenseProblem) -> Output:

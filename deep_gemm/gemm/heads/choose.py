@@ -98,13 +98,3 @@ def reachable() -> list[GemmConfig | DecodeConfig]:
         for tile in tiles_for(output)
     ]
     return list(dict.fromkeys(found))
-
-
-def reachable_heads() -> list[GemmConfig]:
-    """Every configuration of `fp8_gemm` that `select_heads` can give."""
-    return [config for config in reachable() if isinstance(config, GemmConfig)]
-
-
-def reachable_heads_decode() -> list[DecodeConfig]:
-    """Every configuration of the decode kernel that `select_heads` can give."""
-    return [config for config in reachable() if isinstance(config, DecodeConfig)]

@@ -34,8 +34,8 @@ from ..plan import (
     Place,
     Plan,
     Resized,
-    Resizing,
     addresses_of,
+    derived_for_rows,
     other_rows,
     refuse_if,
 )
@@ -179,7 +179,7 @@ def selected(num_groups: int, rows_of_group: float, n: int, k: int, output: Outp
     return select_grouped(num_groups, rows_of_group, n, k, output, gpu, decodes=decodes)
 
 
-def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan | None:
+def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | None:
     """Make a plan for other rows of the same groups, of operands that nobody has checked; None if they want the checks.
 
     For stacked rows alone: the room for rows that are counted is seldom new.
@@ -198,13 +198,16 @@ def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan
         return None
     print_if_asked(num_groups, like.n, like.k, config)
     ctas = grid(config, 1, m, like.n, get_num_sms())
-    if template.resizing is not None and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
-        return template.with_rows(m, driver.stride_number(pitch * SCALE_BYTES)[1], of_rows, ctas)
-    numbers, resized = resized_for(template, m, pitch)
-    plan = template.derived(of_rows, ctas, numbers, resized)
-    if isinstance(config, GemmConfig) and driver.sizes_are_numbers():
-        template.resizing = plan.resizing = Resizing.of(plan.params, ("m", "groups.rows"), resized, m)
-    return plan
+    return derived_for_rows(
+        templates,
+        config,
+        m,
+        pitch,
+        (of_rows, ctas),
+        lambda: resized_for(template, m, pitch),
+        are_whole=isinstance(config, GemmConfig),
+        counts=("m", "groups.rows"),
+    )
 
 
 def resized_for(plan: Plan, m: int, pitch: int) -> tuple[dict[str, int], list[Resized]]:

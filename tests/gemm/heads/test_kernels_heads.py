@@ -18,7 +18,7 @@ from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.heads import launch as kernels
 from deep_gemm.gemm.heads.check import BY_HEADS, heads_problem
-from deep_gemm.gemm.heads.choose import OUTPUTS, TILES, reachable_heads, reachable_heads_decode, select_heads
+from deep_gemm.gemm.heads.choose import OUTPUTS, TILES, reachable, select_heads
 from deep_gemm.gemm.kernel import HEADS_PARAMS
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
@@ -36,7 +36,7 @@ def test_few_tokens_go_to_the_decode_kernel_and_many_to_large_tiles() -> None:
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
 def test_what_is_chosen_is_reachable(output: Output) -> None:
-    known = {*reachable_heads(), *reachable_heads_decode()}
+    known = {*reachable()}
     for heads in (1, 8, 128):
         for m in (1, 100, 5000):
             for k in (16, 512, 4096):
