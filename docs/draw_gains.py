@@ -42,7 +42,7 @@ def gains() -> tuple[Gain, ...]:
             _mean([row for row in linear if row.shape[0] <= 64], BF16),
         ),
         Gain("vLLM, a prefill of 8 x 1024 tokens", "its own FP8 kernels", "H100", _prefill()),
-        Gain("FP8 GEMM, 1 to 128 rows", "DeepGEMM 2.6.1", "H200", _mean(few, DEEPGEMM)),
+        Gain("FP8 GEMM, 1 to 128 rows", "DeepGEMM 2.5.0", "H200", _mean(few, DEEPGEMM)),
     )
 
 

@@ -90,9 +90,8 @@ def page() -> str:
             "![speed beside DeepGEMM, product by product](peers.png)",
             "",
             *_wrapped(
-                f"Measured {' and '.join(measured)}. Method: {header['method']}. Masked products were called with "
-                "`expected_m` 1.2 times the mean count, where nothing else is said. Uneven experts: DeepGEMM takes "
-                "rows padded to 128 for each expert, this package takes the rows as they are."
+                f"Measured {' and '.join(measured)}. Method: {header['method']}. Uneven experts: DeepGEMM takes rows "
+                "padded to 128 for each expert, this package takes the rows as they are."
             ),
             "",
             *_wrapped(

@@ -28,7 +28,7 @@ from .heads import choose as heads
 from .heads.check import HeadsProblem
 from .maps import matrix_map, plane_map
 from .output import FINE_OPERANDS, FP4_OPERANDS, Groups, Output, other_fields
-from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows, derived_for_rows
+from .plan import SFA, SFB, A, B, C, D, Plan, Resized, Rows, derived_for_rows, places_of
 from .rows import choose as rows
 from .skip import choose as skip
 from .skip.check import SkipProblem
@@ -151,14 +151,7 @@ def plan_of(
         "map_a": map_of(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
         "map_b": map_of(ElementType.UINT8, p.b, (min(config.block_n, p.n), BLOCK_K), 128),
     }
-    places = [
-        Place("map_a", A),
-        Place("map_b", B),
-        Place("sfa", SFA),
-        Place("sfb", SFB),
-        Place("d", D),
-        Place("c", C),
-    ]
+    places = places_of(map_a=A, map_b=B, sfa=SFA, sfb=SFB, d=D, c=C)
     numbers = {
         "d_pitch": p.d.stride(-2),
         "c_pitch": 0 if p.c is None else p.c.stride(-2),

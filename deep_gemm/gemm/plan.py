@@ -66,6 +66,11 @@ class Place:
     before: int = 0
 
 
+def places_of(**operands: int) -> list[Place]:
+    """Say of which operands members of Params hold the addresses, or maps that begin there."""
+    return [Place(member, operand) for member, operand in operands.items()]
+
+
 class Resized(NamedTuple):
     """A tensor map of a plan for other rows, which are this dimension. Without `pitch` and `box` these stay.
 

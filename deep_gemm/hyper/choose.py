@@ -17,9 +17,9 @@ from .kernel import MAX_CLUSTER, HcConfig, estimated_us, hc_config
 from .kernel_few import HcFewConfig, few_configs, few_us, tiles
 
 Chosen = HcConfig | HcFewConfig
-FEW_ROWS = 256
+FEW_ROWS = 320
 """More rows than this are never few."""
-RING_US, RING_COLUMN_US = 1.3, 0.07
+RING_US, RING_COLUMN_US = 1.485, 0.103
 """Microseconds that the kernel with a ring takes to begin and end beside its estimate, and more for each column."""
 USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
 

@@ -24,16 +24,17 @@ MAX_STAGES = 16
 MAX_TEAMS = 8
 ROW_BYTES = 128
 """64 elements of A; half of 64 elements of B."""
-AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 4}
+AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 7}
 """How many clusters of a size run at a time on an H200, as far as is known: those that are chosen from."""
 INVARIANT_CLUSTER, INVARIANT_TEAMS = 4, 2
 TEAMS = {64: 4, 128: 2}
 """Teams for a tile of so many rows: 16 warps."""
-BLOCK_US, COLUMN_US = {64: 0.12, 128: 0.27}, 0.0069
-"""Microseconds that a CTA takes for a k-block of a tile of so many rows, and more for each column."""
-UNIT_US, EXCHANGE_US, CTA_US = {64: 0.3, 128: 0.6}, 0.6, 0.05
+BLOCK_US = {64: 0.215, 128: 0.4}
+"""Microseconds that a CTA takes for a k-block of a tile of so many rows."""
+UNIT_US, EXCHANGE_US, CTA_US = {64: 0.69, 128: 1.375}, 0.58, 0.145
 """Microseconds for a unit besides its k-blocks, and for the sums of a cluster and of each of its CTAs."""
-BYTES_PER_US = 4.2e6
+BYTES_PER_US, REREAD = 4.2e6, 0.05
+"""Bytes of A, B and D that move in a microsecond, and the part of that time that a tile takes to read B from the L2."""
 CHUNK_BYTES = 512
 """Bytes of a part that CTAs exchange: four sums of each lane of a warp."""
 PRODUCT_K = 16
@@ -194,8 +195,8 @@ def estimated_us(config: HcConfig, m: int, n: int, k: int, splits: int, num_sms:
     at_once = max(min(num_sms // config.cluster, AT_ONCE[config.cluster]), 1)
     rounds = ceil_div(units(config, m, n, splits), at_once)
     blocks = ceil_div(ceil_div(k // BLOCK_K, splits), config.cluster)
-    block_us = BLOCK_US[config.block_m] + COLUMN_US * config.block_n
-    streaming_us = max(rounds * blocks * block_us, bytes_of(m, n, k, splits) / BYTES_PER_US)
+    moved = bytes_of(m, n, k, splits) + REREAD * ceil_div(m, config.block_m) * n * k * 4
+    streaming_us = max(rounds * blocks * BLOCK_US[config.block_m], moved / BYTES_PER_US)
     exchange_us = EXCHANGE_US + CTA_US * config.cluster if config.cluster > 1 else 0
     return streaming_us + rounds * UNIT_US[config.block_m] + exchange_us
 

@@ -20,14 +20,14 @@ STEP = 32
 """Values of k that a warp multiplies at a time."""
 AHEAD = {8: 4, 16: 3, 24: 3, 32: 2}
 """Steps that a warp has under way, by columns: as many as there are registers for."""
-FEW_US, CLUSTER_US = 2.0, 0.5
+FEW_US, CLUSTER_US = 2.36, 1.85
 """Microseconds that it takes to begin and end, and for the sums of a cluster."""
-STEP_US, COLUMN_US = 0.28, 0.0145
+STEP_US, COLUMN_US = 0.337, 0.0194
 """Microseconds that a CTA takes for a step of each of its warps, and more for each column."""
-ROUND_US = 1.8
+ROUND_US = 2.84
 """Microseconds from the end of a CTA to the first loads of the one that takes its place."""
-SHARED_US, SHARED_STEP = 0.6, 0.25
-"""Microseconds that it costs if each SM has a CTA more, and by what part a step takes longer."""
+SHARED_US = 0.58
+"""Microseconds that it costs if each SM has a CTA more."""
 CTAS_PER_SM = {8: 2, 16: 1, 24: 1, 32: 1}
 """CTAs on an SM that there are registers for, by the columns of a tile."""
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
@@ -154,7 +154,7 @@ def few_us(config: HcFewConfig, m: int, n: int, k: int, splits: int, num_sms: in
     more = max(min(clusters, at_once) * config.cluster / num_sms - 1, 0)  # CTAs that share an SM
     blocks = ceil_div(k // BLOCK_K, splits)
     steps = ceil_div(blocks * BLOCK_K // STEP, config.cluster * config.warps)
-    step_us = (STEP_US + COLUMN_US * config.block_n) * (1 + SHARED_STEP * more)
+    step_us = STEP_US + COLUMN_US * config.block_n
     begin_us = FEW_US + SHARED_US * more + (CLUSTER_US if config.cluster > 1 else 0)
     return begin_us + rounds * steps * step_us + (rounds - 1) * ROUND_US
 

@@ -20,7 +20,7 @@ NAMES = {
     FAST: "cuBLASLt, tensorwise, fast accumulation",
     BLOCKWISE: "cuBLASLt, 1x128 with 128x128",
     BF16: "BF16",
-    "deepgemm": "DeepGEMM 2.6.1 (estimate)",
+    "deepgemm": "DeepGEMM 2.5.0 (estimate)",
 }
 GAP = 1.5
 """Space between families of shapes; a shape takes 1."""

@@ -18,7 +18,7 @@ from ...core.sm90 import WGMMA_ROWS
 from ..kernel import params_of
 from ..maps import matrix_map, output_map, plane_map
 from ..output import Groups, Output, output_into
-from ..plan import A, B, C, D, Place, Plan, Resized, Rows, addresses_of, derived_for_rows, refuse_if
+from ..plan import A, B, C, D, Plan, Resized, Rows, addresses_of, derived_for_rows, places_of, refuse_if
 from .choose import select_bf16
 from .config import BLOCK_K, Bf16Config, Majors
 from .kernel import KERNEL as BF16_GEMM
@@ -160,7 +160,7 @@ def plan_of(p: Asked, config: Bf16Config, num_sms: int, launcher: driver.Launche
         "map_b": operand_map(p.b, config.block_n // config.cluster_m, config.majors.b_is_mn),
         "map_d": output_map(config, p.d),
     }
-    places = [Place("map_a", A), Place("map_b", B), Place("map_d", D), Place("c", C), Place("d", D)]
+    places = places_of(map_a=A, map_b=B, map_d=D, c=C, d=D)
     numbers: dict[str, int | bytes] = {
         **NO_SCALES,
         "c_pitch": 0 if p.c is None else p.c.stride(-2),

@@ -35,6 +35,7 @@ from ..plan import (
     addresses_of,
     derived_for_rows,
     other_rows,
+    places_of,
     refuse_if,
 )
 from .check import DenseProblem
@@ -174,15 +175,7 @@ def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver
         "map_sfa": scales_map(box_rows_of_sfa(config, p.m), p.sfa, config.scale_parts),
         "map_d": output_map(config, p.d),
     }
-    places = [
-        Place("map_a", A),
-        Place("map_b", B),
-        Place("map_sfa", SFA),
-        Place("map_d", D),
-        Place("sfb", SFB),
-        Place("c", C),
-        Place("d", D),
-    ]
+    places = places_of(map_a=A, map_b=B, map_sfa=SFA, map_d=D, sfb=SFB, c=C, d=D)
     numbers: dict[str, int | bytes] = {
         "map_sfb": b"",
         "c_pitch": 0 if p.c is None else p.c.stride(0),

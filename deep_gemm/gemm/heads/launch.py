@@ -26,7 +26,7 @@ from ..dense.launch import box_rows_of_sfa, grid
 from ..kernel import HEADS_PARAMS
 from ..maps import output_map, plane_map
 from ..output import Groups, Output, output_into, values_of
-from ..plan import SCALE_BYTES, SFA, SFB, A, Addresses, B, C, D, Place, Plan, addresses_of, refuse_if
+from ..plan import SCALE_BYTES, SFA, SFB, A, Addresses, B, C, D, Place, Plan, addresses_of, places_of, refuse_if
 from .check import HeadsProblem
 from .choose import select_heads
 
@@ -183,15 +183,7 @@ def _plan_of(p: HeadsProblem, config: GemmConfig, num_sms: int, launcher: driver
         "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (1, box_rows_of_sfa(config, p.m)), 0),
         "map_d": output_map(config, p.d),
     }
-    places = [
-        Place("map_a", A),
-        Place("map_b", B),
-        Place("map_sfa", SFA),
-        Place("map_d", D),
-        Place("sfb", SFB),
-        Place("c", C),
-        Place("d", D),
-    ]
+    places = places_of(map_a=A, map_b=B, map_sfa=SFA, map_d=D, sfb=SFB, c=C, d=D)
     numbers: dict[str, int | bytes] = {
         "map_sfb": b"",
         "c_pitch": 0 if p.c is None else p.c.stride(1),

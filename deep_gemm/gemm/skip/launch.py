@@ -20,7 +20,7 @@ from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
 from ..dense.launch import box_rows_of_sfa, grid
 from ..maps import matrix_map, row_pitch, scales_map
-from ..plan import SFA, SFB, A, B, D, Place, Plan, addresses_of, refuse_if
+from ..plan import SFA, SFB, A, B, D, Place, Plan, addresses_of, places_of, refuse_if
 from .check import SkipProblem, parts
 from .choose import select_skipping
 
@@ -103,15 +103,8 @@ def plan_of(p: SkipProblem, config: Config, num_sms: int, launcher: driver.Launc
         "map_d": part_map(config, p.d, left_d),
         "map_right_d": part_map(config, p.d, right_d),
     }
-    places = [
-        Place("map_a", A),
-        Place("map_b", B),
-        Place("map_sfa", SFA),
-        Place("map_d", D),
-        Place("map_right_d", D, before_right),
-        Place("sfb", SFB),
-        Place("d", D),
-    ]
+    places = places_of(map_a=A, map_b=B, map_sfa=SFA, map_d=D, sfb=SFB, d=D)
+    places.append(Place("map_right_d", D, before_right))
     numbers: dict[str, int | bytes] = {
         "c": 0,
         "c_pitch": 0,
