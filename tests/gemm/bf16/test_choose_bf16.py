@@ -40,6 +40,7 @@ def test_clusters_that_split_k_all_run_at_a_time() -> None:
 def test_large_products_take_large_tiles() -> None:
     assert select_bf16(8192, 8192, 8192, Output(), NT, H200).name == "bf16 nt 128x256 bf16"
     assert select_bf16(4096, 7168, 4096, Output(), NN, H200).name == "bf16 nn 128x256 bf16"
+    assert select_bf16(4096, 2048, 7168, Output(), NT, H200).name == "bf16 nt 128x256/m2 bf16 of 2 slices"
 
 
 def test_an_h100_takes_wide_tiles_where_many_share_a_deep_weight() -> None:

@@ -53,6 +53,7 @@ TILES = {
     "splitting k of few rows": (bf16_config(64, 64, FP32, NN, cluster_k=2, slices=2), (13, 72, 264)),
     "splitting k, two warpgroups": (bf16_config(128, 48, BF16, cluster_k=3, slices=3), (140, 56, 456)),
     "slices in turn": (bf16_config(128, 48, BF16, slices=3), (136, 56, 456)),
+    "slices in turn, in the widest": (bf16_config(128, 256, BF16, cluster_m=2, slices=2), (264, 264, 264)),
     "heads": (bf16_config(64, 64, Output(groups=Groups.HEADS), NN), (70, 72, 200)),
 }
 
@@ -85,6 +86,7 @@ SAME = (
     bf16_config(64, 64, BF16, slices=4),
     bf16_config(128, 96, BF16, slices=4),
     bf16_config(192, 48, BF16, slices=4),
+    bf16_config(128, 256, BF16, cluster_m=2, slices=4),
 )
 
 

@@ -184,7 +184,7 @@ MUTATIONS = [
     Mutation("stmatrix lanes of the wrong matrix", _PANELS, "column + lane / 16 * 8) * 2", "column + lane / 8 % 2 * 8) * 2"),
     Mutation("store coordinates swapped", "epilogue/to_matrix.cuh", "store_panel(&p.map_d, panel, column, row);", "store_panel(&p.map_d, panel, row, column);"),
     Mutation("units of m stored over each other", _STORE, "d_row = row_m + row_of_unit(unit);", "d_row = row_m;", shows_in=TWO_UNITS),
-    Mutation("exits while TMA reads its shared memory", _STORE, "    if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();\n", ""),
+    Mutation("exits while TMA reads its shared memory", _STORE, "void finish() {\n    if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();\n", "void finish() {\n"),
     Mutation("C of rows outside D is read", _STORE, "if (row_m >= m || columns_left == 0) continue;", "if (columns_left == 0) continue;", shows_in=RAGGED),
     Mutation("C of columns outside D is read", _STORE, "(i * 8 < columns_left ? i * 8 * kOutputBytes : 0)", "(i * 8 * kOutputBytes)", shows_in=RAGGED),
     Mutation("C of the upper rows added twice", _STORE, "const uint32_t row_m = row + half * 8 + lane / 4;\n    if (row_m >= m || columns", "const uint32_t row_m = row + lane / 4;\n    if (row_m >= m || columns", shows_in=RAGGED),

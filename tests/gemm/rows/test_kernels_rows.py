@@ -36,8 +36,9 @@ def test_tiles_are_as_high_as_groups_need() -> None:
     assert heights[-1] == 128
 
 
-def test_masked_groups_of_about_192_rows_are_one_tile() -> None:
+def test_masked_groups_of_about_192_rows_are_one_tile_and_larger_ones_none_of_256() -> None:
     assert sim.block_m_of(select_grouped(32, 192, 4096, 7168, BY_COUNTS, H200)) == 256
+    assert sim.block_m_of(select_grouped(12, 384, 4096, 7168, BY_COUNTS, H200)) == 128
     assert sim.block_m_of(select_grouped(32, 192, 4096, 7168, BY_IDS, H200)) == 128
 
 
