@@ -5,14 +5,14 @@
 #include "skip.cuh"
 #include "slice.cuh"
 
-// What the slices before add up to, of one thread, while the next one has the registers of totals: in further registers, but for
-// the last kSharedSums, which lie in the warpgroup's store buffers meanwhile.
+// Where registers have no room for both: what the slices before add up to, of one thread, while the next one has the registers
+// of totals. The last kSharedSums lie in the warpgroup's store buffers meanwhile.
 template <uint32_t kUnits>
 struct Before {
   static constexpr uint32_t kColumns = kUnitN / 2, kSums = kUnits * kColumns, kKept = kSums - kSharedSums;
   static constexpr uint32_t kStep = 128 * 16;  // bytes of four sums of all threads
   static_assert(kSharedSums / 4 * kStep <= kNumStoreBuffers * kStoreBufferBytes, "store buffers have room");
-  float kept[kKept > 0 ? kKept : 1];
+  float kept[kKept];
   uint8_t* shared;
 
   DEVICE void keep(Output& output, const float (&total)[kUnits][kUnitN / 2]) {
@@ -41,24 +41,39 @@ struct Before {
   DEVICE static void add(float& sum, float before) { sum = ptx::add_rn(before, sum); }
 };
 
+template <uint32_t kUnits>
+DEVICE void set_all(float (&total)[kUnits][kUnitN / 2], float value) {
+#pragma unroll
+  for (auto& unit : total)
+#pragma unroll
+    for (float& x : unit) x = value;
+}
+
 // Multiplies the k-blocks of one tile.
 template <uint32_t kUnits>
 DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands, const FirstScales&, const Tile& tile,
                           RingPosition& at, Passes&, const Share&, Output& output, float (&total)[kUnits][kUnitN / 2]) {
   const uint32_t k_blocks = k_blocks_of(p, tile).end;
-  Before<kUnits> before;
+  set_all(total, -0.0f);  // to which any first sum may be added without changing its bits
 #pragma unroll 1
-  for (uint32_t slice = 0, first = 0; slice < kSlices; ++slice) {
-    const uint32_t end = k_blocks * (slice + 1) / kSlices;
-    if (first == end) continue;  // k-blocks may be fewer than slices
-    if (first != 0) before.keep(output, total);
-    // Or ptxas takes what was added for an input of this slice's products, and lets these wait for each other (note C7517).
+  for (uint32_t slice = 0; slice < kSlices; ++slice) {
+    const uint32_t first = k_blocks * slice / kSlices, end = k_blocks * (slice + 1) / kSlices;
+    if constexpr (kSharedSums > 0) {
+      if (first == end) continue;
+      Before<kUnits> before;
+      if (first != 0) before.keep(output, total);
+      // Or ptxas takes what was added for an input of this slice's products, and lets these wait for each other (note C7517).
+      set_all(total, 0);
+      multiply_slice(ring, operands, end - first, at, total);
+      if (first != 0) before.add_to(total);
+    } else {
+      float sum[kUnits][kUnitN / 2];
+      multiply_slice(ring, operands, end - first, at, sum);
+      if (first == end) continue;
 #pragma unroll
-    for (auto& unit : total)
+      for (uint32_t unit = 0; unit < kUnits; ++unit)
 #pragma unroll
-      for (float& x : unit) x = 0;
-    multiply_slice(ring, operands, end - first, at, total);
-    if (first != 0) before.add_to(total);
-    first = end;
+        for (uint32_t i = 0; i < kUnitN / 2; ++i) total[unit][i] = ptx::add_rn(total[unit][i], sum[unit][i]);
+    }
   }
 }

@@ -102,6 +102,8 @@ _config = cache(bf16_config)
 WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
 """The one tile that is worth it to lay sums of slices before into store buffers, as registers have no room for them.
 Others took 2 to 4 us longer for a slice, and beside FP32 buffers registers are spilled."""
+WIDE_SLICE_US = 1.6
+"""How much longer it takes for each slice but one."""
 TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
@@ -174,6 +176,7 @@ def tile_us(
     store_us = STORE_US * block_m * block_n / 32768 * bytes_of_d(output) / 2
     store_us *= 1 + NARROW * (64 // gcd(block_n, 64) - 1)
     once_us = TILE_US + store_us + (SPLIT_US if splits else 0.0)
+    once_us += (slices - 1) * WIDE_SLICE_US if tile == WIDE_IN_SLICES else 0.0
     block_us = BLOCK_US + max(operations_us, shared_us, load_us)
     return blocks * block_us * (ALONE if MATH_WARPGROUPS[block_m] == 1 else 1.0) + once_us
 

@@ -66,9 +66,8 @@ class Bf16Config(GemmConfig):
 
     @property
     def shared_sums(self) -> int:
-        """Those of them that lie in store buffers while the next slice is summed: all that there is room for."""
-        room = self.num_store_buffers * self.store_buffer_bytes // (4 * WARPGROUP_THREADS)
-        return min(self.sums, room) if self.walks_slices else 0
+        """Those of them for which no registers are left while the next slice is summed: they lie in store buffers."""
+        return max(self.sums * 2 - MAX_ACCUMULATORS[self.num_math_warpgroups], 0) if self.walks_slices else 0
 
     @property
     def accumulators(self) -> int:
@@ -107,6 +106,8 @@ class Bf16Config(GemmConfig):
         yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
         yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
+        room = self.num_store_buffers * self.store_buffer_bytes // (4 * WARPGROUP_THREADS)
+        yield self.shared_sums <= room, f"store buffers for {self.shared_sums} sums of a thread, not {room}"
 
     def choices(self) -> dict[str, str]:
         """Give the files that the kernel includes, one of each kind, and its name."""

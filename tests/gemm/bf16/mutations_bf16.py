@@ -19,7 +19,7 @@ SHARES_B = Bf16Config(128, 128, 3, cluster_m=2, majors=TN)
 SPLITS = Bf16Config(64, 32, 3, 1, panel_columns=32, cluster_k=3, slices=3)
 SPLITS_C = Bf16Config(128, 32, 3, panel_columns=32, cluster_k=2, slices=2, with_c=True)
 SLICES = Bf16Config(64, 32, 3, 1, panel_columns=32, slices=3)
-HALF_SHARED = Bf16Config(128, 64, 3, panel_columns=32, num_store_buffers=1, slices=2)
+WIDE_SLICES = bf16_config(64, 256, Output(), slices=2)
 DEPTHS = bf16_config(64, 64, ALONG_K, TN)
 ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN)
 BY_COUNTS = Output(is_fp32=True, with_c=True, groups=Groups.COUNTED_DEPTHS)
@@ -38,7 +38,7 @@ TRIALS = [
     Trial(TURNED, 20, 136, 200, 3),
     *(Trial(SHARES_B, 264, 136, 456, 4, name) for name in (None, "slow_cta", "late_loads", "slow_warpgroup")),
     *(Trial(SLICES, 70, 40, 520, 5, name) for name in (None, "slow_math")),
-    *(Trial(HALF_SHARED, 200, 136, 328, 5, name, num_sms=2) for name in (None, "late_stores", "slow_warps")),
+    *(Trial(WIDE_SLICES, 200, 264, 328, 5, name, num_sms=2) for name in (None, "late_stores", "slow_warps")),
     *(Trial(SPLITS, 70, 40, 520, 9, name) for name in (None, "slow_cta", "slow_warps", "late_stores")),
     Trial(SPLITS_C, 140, 72, 264, 9),
     *(Bf16DepthsTrial(config, (128, 0, 256, 64), 136, 72, 6) for config in (DEPTHS, ADDING)),
@@ -89,13 +89,13 @@ MUTATIONS = [
     Mutation("released in this CTA alone", _RING, "&ring.empty[at.stage], lane);", "&ring.empty[at.stage], ptx::cluster_rank());", shows_in=SHARES_B),
     # Slices
     Mutation("the last slice left out", _OF_SLICES, "slice < kSlices; ++slice", "slice + 1 < kSlices; ++slice", shows_in=SLICES),
-    Mutation("slices end a block late", _OF_SLICES, "(slice + 1) / kSlices;", "(slice + 1) / kSlices + 1;", shows_in=SLICES),
-    Mutation("the last slice's sums alone", _OF_SLICES, "if (first != 0) before.add_to(total);", "", shows_in=SLICES),
-    Mutation("sums in registers forgotten", _OF_SLICES, "add(total[i / kColumns][i % kColumns], kept[i]);", ";", shows_in=HALF_SHARED),
-    Mutation("one place for the sums of all threads", _OF_SLICES, " + ptx::thread_index() % 128 * 16;", ";", shows_in=HALF_SHARED),
-    Mutation("four sums in the place of those before", _OF_SLICES, "ptx::st_shared_v4_b32(shared + (i - kKept) / 4 * kStep", "ptx::st_shared_v4_b32(shared", shows_in=SLICES),
-    Mutation("sums over panels that TMA reads", _STORE, "ptx::tma_store_wait_read<0>();\n    ptx::bar_sync(1 + warpgroup, 128);\n    return", "{}\n    ptx::bar_sync(1 + warpgroup, 128);\n    return", shows_in=HALF_SHARED),
-    Mutation("sums over panels that one thread alone knows to be read", _STORE, "    ptx::bar_sync(1 + warpgroup, 128);\n    return", "    return", shows_in=HALF_SHARED),
+    Mutation("slices begin a block late", _OF_SLICES, "first = k_blocks * slice / kSlices,", "first = k_blocks * slice / kSlices + 1,", shows_in=SLICES),
+    Mutation("the last slice's sums alone", _OF_SLICES, "ptx::add_rn(total[unit][i], sum[unit][i])", "sum[unit][i]", shows_in=SLICES),
+    Mutation("sums of the slices before forgotten", _OF_SLICES, "if (first != 0) before.add_to(total);", "", shows_in=WIDE_SLICES),
+    Mutation("sums in registers forgotten", _OF_SLICES, "add(total[i / kColumns][i % kColumns], kept[i]);", ";", shows_in=WIDE_SLICES),
+    Mutation("one place for the sums of all threads", _OF_SLICES, " + ptx::thread_index() % 128 * 16;", ";", shows_in=WIDE_SLICES),
+    Mutation("sums over panels that TMA reads", _STORE, "ptx::tma_store_wait_read<0>();\n    ptx::bar_sync(1 + warpgroup, 128);\n    return", "{}\n    ptx::bar_sync(1 + warpgroup, 128);\n    return", shows_in=WIDE_SLICES),
+    Mutation("sums over panels that one thread alone knows to be read", _STORE, "    ptx::bar_sync(1 + warpgroup, 128);\n    return", "    return", shows_in=WIDE_SLICES),
     Mutation("sums of none not zero", _OF_SLICE, "kWithC || kMayBeEmpty", "false", shows_in=DEPTHS),
     # Splits
     Mutation("CTAs do not wait until others run", _ONCE, "    ptx::cluster_wait();  // all", "    // all", shows_in=SPLITS),
