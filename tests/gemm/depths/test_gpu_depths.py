@@ -280,7 +280,7 @@ def test_plans_derived_for_other_depths_and_addresses_are_right() -> None:
                 a, b = (p.a.clone(), p.sfa), (p.b, p.sfb)
                 deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, None if on_gpu_alone else ks, p.ks_tensor, p.c)
                 assert torch.equal(d, right), (seed, ks)
-        assert len(PLANS.plans) == 5, "four sums of depths from the GPU, and one plan of which those from the host are made"
+        assert len(PLANS.plans) == 5, "four sums of depths from the GPU, and one plan of all from the host"
 
 
 def test_pdl_changes_nothing() -> None:
