@@ -57,7 +57,8 @@ class Plans(Generic[P]):
         """Tell whether a call with this hint was met before: sizes that never come again are not worth a plan."""
         if hint in self._met:
             return True
-        put(self._met, hint, None, MAX_PLANS)
+        with self._lock:
+            put(self._met, hint, None, MAX_PLANS)
         return False
 
     def keep(self, key: Key, plan: P) -> None:

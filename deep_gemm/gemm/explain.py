@@ -104,7 +104,7 @@ class Question:
                     rows.grouped_config(tile, output, k),
                     rows.estimate(tile, self.num_groups, self.rows, n, k, output, gpu, timings),
                 )
-                for tile in rows.tiles_for(output)
+                for tile in rows.tiles_for_rows(output, self.rows)
             ]
         return sorted(found, key=lambda candidate: candidate.cost_us)
 

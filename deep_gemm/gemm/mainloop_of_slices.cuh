@@ -5,8 +5,8 @@
 #include "skip.cuh"
 #include "slice.cuh"
 
-// Where registers have no room for both: what the slices before add up to, of one thread, while the next one has the registers
-// of totals. The last kSharedSums lie in the warpgroup's store buffers meanwhile.
+// Used where registers cannot hold two sets of sums: what the slices before add up to, of one thread, while the next slice has
+// the registers of `total`. The last kSharedSums lie in the warpgroup's store buffers.
 template <uint32_t kUnits>
 struct Before {
   static constexpr uint32_t kColumns = kUnitN / 2, kSums = kUnits * kColumns, kKept = kSums - kSharedSums;

@@ -366,8 +366,9 @@ def derived_for_rows(
 ) -> Plan:
     """Derive a plan for `m` rows from that of its configuration: quickly, if `resizing` says how.
 
-    `pitch` is that of A's scales, `of_rows` what else changes, and CTAs; `changed` gives numbers and maps. If all boxes
-    are whole, the plan is a better template for others: these differ in the numbers that `counts` names, and the pitch.
+    `pitch` is that of A's scales in elements, which the parameter `pitch_name` holds, if no map does. `of_rows` is what
+    changes of a plan besides parameters, and CTAs; `changed` gives these. A plan whose boxes are all whole becomes the
+    template: others then differ from it in the numbers that `counts` names, and in the pitch.
     """
     template = templates[config]
     if template.resizing is not None and are_whole and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:

@@ -69,7 +69,7 @@ class Timings:
     find_us: float
     """How much later grouped rows begin, because their tiles must be found first."""
     find_group_us: float
-    """Time in which a CTA finds a group of rows in ids, besides its rows, if tiles have more than 64 of them."""
+    """Time in which a CTA finds a group of rows in ids, besides its rows, if tiles have more than 64 rows."""
     find_row_ns: float
     """The same for each row of a group, if tiles are lower; a third of it if not."""
     part_power: float

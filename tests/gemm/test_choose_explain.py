@@ -41,6 +41,7 @@ QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "fp4": ((300, 7168, 2048), {"fp4": True}),
     "fp4, few rows, fp32": ((3, 7168, 2304), {"fp4": True, "d_dtype": torch.float32}),
     "fp4, ids": ((8192, 4096, 7168), {"groups": "ids", "num_groups": 32, "fp4": True}),
+    "counts of 384 rows": ((384, 4096, 7168), {"groups": "counts", "num_groups": 12}),
     "fp4, counts": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32, "fp4": True}),
     "depths": ((7168, 2048, 4096), {"groups": "depths", "num_groups": 16, "accumulate": True}),
     "heads": ((32, 1024, 4096), {"groups": "heads", "num_groups": 8}),
@@ -61,7 +62,7 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
     assert costs == sorted(costs)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert chosen("\n".join(lines)) in {candidate.tile.name for candidate in found}
+    assert chosen("\n".join(lines)) in {each.tile.name for each in (found[:1] if "counts" in name else found)}
     known = {*reachable(), *reachable_decode(), *reachable_decode(FP4_OPERANDS), *reachable_k_grouped()}
     known |= {*heads.reachable(), *reachable_grouped(), *reachable_grouped_decode()}
     assert {candidate.config for candidate in found} <= known

@@ -88,8 +88,7 @@ class Outcome(NamedTuple):
 def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]:
     """All of them, or those that are chosen of each kind of product and of each other kernel."""
     of_heads = [*heads.reachable(), *reachable_skipping()]
-    tall = [config for config in of_heads if isinstance(config, GemmConfig)]
-    few = [config for config in of_heads if isinstance(config, DecodeConfig)]
+    tall, few = ([config for config in of_heads if isinstance(config, kind)] for kind in (GemmConfig, DecodeConfig))
     found = [
         Case(Job(f"fp8_gemm {config.name}", FP8_GEMM.source, FP8_GEMM.headers(config)), FP8_GEMM.code_plan(config))
         for kind in (reachable(), reachable_grouped(), reachable_silu(), reachable_k_grouped(), tall)

@@ -108,6 +108,7 @@ class Bf16Config(GemmConfig):
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
         room = self.num_store_buffers * self.store_buffer_bytes // (4 * WARPGROUP_THREADS)
         yield self.shared_sums <= room, f"store buffers for {self.shared_sums} sums of a thread, not {room}"
+        yield not (self.shared_sums and self.is_fp32), "BF16 for D where sums lie in store buffers"
 
     def choices(self) -> dict[str, str]:
         """Give the files that the kernel includes, one of each kind, and its name."""

@@ -111,7 +111,8 @@ struct PanelOutput {
     }
   }
 
-  // The warpgroup's buffers once TMA has read what they hold: free for its own use until it stores a tile.
+  // The warpgroup's buffers once TMA has read what they hold: its threads' own until store_tile, whose first barrier keeps
+  // others' panels from what a thread has still to read.
   DEVICE uint8_t* free_buffers() const {
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
     ptx::bar_sync(1 + warpgroup, 128);

@@ -96,10 +96,13 @@ def chosen_tile(
         return own / LEAD if tile in FEW else own
 
     takes_few = decodes and (output.b == E2M1 or rows <= MOST_FEW)
-    tiles = [tile for tile in tiles_for(output) if takes_few or not tile.is_decode]
-    if output.groups == Groups.COUNTS and output.b == E4M3 and output.parts == 1:
-        tiles = [tile for tile in tiles if tile.block_m <= HIGH_TILE or rows * SPREAD[-1] <= tile.block_m]
-    return min(tiles, key=cost)
+    return min((tile for tile in tiles_for_rows(output, rows) if takes_few or not tile.is_decode), key=cost)
+
+
+def tiles_for_rows(output: Output, rows: float) -> list[Tile]:
+    """The tiles that there are for groups of `rows` rows on average."""
+    highest = HIGH_TILE if output.groups == Groups.COUNTS and output.b == E4M3 and output.parts == 1 else 256
+    return [tile for tile in tiles_for(output) if tile.block_m <= highest or rows * SPREAD[-1] <= tile.block_m]
 
 
 def estimate(

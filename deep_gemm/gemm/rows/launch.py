@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,8 @@ from .check import ContiguousProblem, MaskedProblem
 from .choose import select_grouped
 
 Config = GemmConfig | DecodeConfig
+COUNTS = ("m", "groups.rows")
+"""Parameters that count the rows of a product."""
 PLACES = (Place("sfb", SFB), Place("d", D), Place("groups.layout", C))
 """Addresses that no map has."""
 
@@ -198,16 +201,8 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
         return None
     print_if_asked(num_groups, like.n, like.k, config)
     ctas = grid(config, 1, m, like.n, get_num_sms())
-    return derived_for_rows(
-        templates,
-        config,
-        m,
-        pitch,
-        (of_rows, ctas),
-        lambda: resized_for(template, m, pitch),
-        are_whole=isinstance(config, GemmConfig),
-        counts=("m", "groups.rows"),
-    )
+    changed, is_tall = partial(resized_for, template, m, pitch), isinstance(config, GemmConfig)
+    return derived_for_rows(templates, config, m, pitch, (of_rows, ctas), changed, are_whole=is_tall, counts=COUNTS)
 
 
 def resized_for(plan: Plan, m: int, pitch: int) -> tuple[dict[str, int], list[Resized]]:

@@ -62,8 +62,8 @@ DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
 // memory takes longer than a k-block, so that each time it is asked for much. All CTAs then find their first tile after
 // one answer, and begin together; where some began later, all ran 2% longer, for they found less of each other in the L2.
 //
-// Groups of few rows are multiplied in low tiles. There ids are read 32 stretches at a time: one by one they take 0.3 us each,
-// and 500 groups keep the math warps waiting for 150 us. High tiles, of which a group has several, have no registers for it.
+// Groups of few rows are multiplied in low tiles. There ids are read 32 stretches at a time: one by one they take 0.27 us each,
+// and 500 groups keep the math warps waiting for 130 us. High tiles, of which a group has several, have no registers for it.
 struct Stretches {
   uint32_t* window;  // in shared memory, with kGroupIds: the numbers of the rows from window_first up to window_end
   uint32_t window_first = 0, window_end = 0;

@@ -83,11 +83,12 @@ def test_a_call_runs_the_kernel_that_the_heuristics_name(gpu: FakeGpu, shape: tu
 
 def test_a_call_runs_what_a_table_has_for_it(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     tile = tiles_by_name(Output())["64x96"]
-    monkeypatch.setattr(heuristics, "tuned_tiles", lambda: {(*LARGE, Output(), "H200", 132): tile})
+    for module in (heuristics, dense):
+        monkeypatch.setattr(module, "tuned_tiles", lambda: {(*LARGE, Output(), "H200", 132): tile})
     m, n, k = LARGE
-    for rows in (m, m + 1):
+    for rows in (m - 2, m - 1, m):  # of one band; the second is derived
         deep_gemm.fp8_gemm_nt(*operands(rows, n, k))
-    assert [config == tile.config(Output(), k) for config in gpu.compiled] == [True, False]
+    assert [config == tile.config(Output(), k) for config in gpu.compiled] == [False, True]
 
 
 @BOTH
@@ -210,8 +211,7 @@ def test_a_plan_of_another_m_is_what_the_driver_would_make_of_it(
     maps = encoded_for_all // 8
     assert encoded_for_all == maps * 8
     # Maps of A, and of its scales if it has one, for each m with other boxes than the first. One row is never derived.
-    boxes = 1 if tile.is_decode else 2
-    assert encoded_for_few == (maps * 2 + 2 * boxes if k > 128 else encoded_for_all)
+    assert encoded_for_few == (maps * 2 + (2 if tile.is_decode else 4) if k > 128 else encoded_for_all)
 
 
 def test_a_plan_of_another_m_leaves_the_one_it_is_derived_from_as_it_was(gpu: FakeGpu) -> None:
