@@ -85,9 +85,9 @@ def test_peers_were_measured_beside_us_and_say_how(gpu: str) -> None:
 
 
 def test_ratios_of_deepgemm_are_those_of_the_gpu_that_was_measured() -> None:
-    assert peers.deepgemm_ratio_to_fast(H200, "dense", (1, 576, 7168)) == pytest.approx(10.016 / 7.36)
+    assert peers.deepgemm_ratio_to_fast(H200, "dense", (1, 576, 7168)) == pytest.approx(10.017 / 7.36)
     assert peers.deepgemm_ratio_to_fast(H100, "dense", (128, 32768, 512)) == pytest.approx(13.12 / 13.041)
-    for gpu, anchor_us, us in ((H200, 86.736, 46.864), (H100, 88.754, 66.209)):
+    for gpu, anchor_us, us in ((H200, 86.577, 47.008), (H100, 88.754, 66.209)):
         found = peers.deepgemm_ratio_to_fast(gpu, "contiguous_uneven", (8, 512, 7168, 2048))
         assert found == pytest.approx(us / anchor_us)
     assert peers.deepgemm_ratio_to_fast(H200, "dense", cases.ODD_SHAPES[0]) is None
@@ -97,9 +97,9 @@ def test_ratios_of_deepgemm_are_those_of_the_gpu_that_was_measured() -> None:
 
 def test_a_rival_that_was_measured_in_the_run_is_not_estimated() -> None:
     compared = {(each.row.kind, each.row.shape): each for each in comparisons(peers.sessions()[H200])}
-    assert compared["dense", (512, 2112, 7168)].to_deepgemm == pytest.approx(16.08 / 15.071)
-    assert compared["dense", (512, 2112, 7168)].to_fast == pytest.approx(16.08 / 14.688)
-    assert compared["masked", (2, 512, 4096, 7168)].to_deepgemm == pytest.approx(56.528 / 68.16)
+    assert compared["dense", (512, 2112, 7168)].to_deepgemm == pytest.approx(16.288 / 15.265)
+    assert compared["dense", (512, 2112, 7168)].to_fast == pytest.approx(16.288 / 14.88)
+    assert compared["masked", (2, 512, 4096, 7168)].to_deepgemm == pytest.approx(56.848 / 68.064)
 
 
 def test_sizes_of_groups_fit_their_shape() -> None:
@@ -342,7 +342,7 @@ def test_the_yardstick_beside_groups_counts_its_own_operations_and_comes_before_
     assert report.rows[1].operations == report.rows[0].operations
     assert report.rows[1].floor_us == report.rows[0].floor_us
     (ours,) = comparisons(report)
-    assert ours.to_deepgemm == pytest.approx(50 / (68.16 / 156.368 * 200))
+    assert ours.to_deepgemm == pytest.approx(50 / (68.064 / 157.953 * 200))
 
 
 def test_means_count_m_128_in_both_regimes_and_leave_failures_out() -> None:
