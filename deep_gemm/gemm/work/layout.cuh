@@ -193,30 +193,21 @@ struct Stretches {
     ptx::syncwarp();
   }
 
-  // The first row from `first` on whose number fulfils a condition, or the window's end.
+  // The first row from `first` on whose number fulfils a condition, or the window's end. 128 at a time, as most groups are small.
   template <typename Condition>
   DEVICE uint32_t find(uint32_t first, const Condition& is_found) const {
-    constexpr uint32_t kQuads = kRunWords > 0 ? 2 : 4;  // of a lane, at a time
-    uint32_t quad = (first - window_first) / 4 * 4, found = look<1>(quad, first, is_found);  // most groups are small
 #pragma unroll 1
-    for (quad += 128; found >= window_end && quad < window_end - window_first; quad += 128 * kQuads)
-      found = look<kQuads>(quad, first, is_found);
-    return found < window_end ? found : window_end;
-  }
-
-  // The same among so many quads of each lane, from this place of the window on.
-  template <uint32_t kQuads, typename Condition>
-  DEVICE uint32_t look(uint32_t quad, uint32_t first, const Condition& is_found) const {
-    uint32_t found = window_end;
-#pragma unroll
-    for (uint32_t i = kQuads; i-- > 0;) {
-      const uint32_t at_lane = quad + i * 128 + ptx::lane_index() * 4, row = window_first + at_lane;
+    for (uint32_t quad = (first - window_first) / 4 * 4; quad < window_end - window_first; quad += 128) {
+      const uint32_t at_lane = quad + ptx::lane_index() * 4, row = window_first + at_lane;
       const ptx::Uint4 ids = ptx::ld_shared_v4_b32(&window[at_lane < kWindowRows ? at_lane : 0]);
+      uint32_t found = window_end;
       found = is_found(ids.w) && row + 3 >= first ? row + 3 : found;
       found = is_found(ids.z) && row + 2 >= first ? row + 2 : found;
       found = is_found(ids.y) && row + 1 >= first ? row + 1 : found;
       found = is_found(ids.x) && row >= first ? row : found;
+      found = ptx::reduce_min_sync(found);
+      if (found < window_end) return found;
     }
-    return ptx::reduce_min_sync(found);
+    return window_end;
   }
 };
