@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,12 +173,17 @@ def plan_of(
 
 def derived(templates: dict[Any, Plan], config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:
     """Derive a plan for other rows of a weight, scales of A m-major with this pitch."""
-    n = templates[config].n
+    n, are_whole = templates[config].n, m >= config.block_tokens
+    of_rows, changed = (rows, grid(config, m, n)), partial(resized_for, config, m, n, pitch)
+    return derived_for_rows(
+        templates, config, m, pitch, of_rows, changed, are_whole=are_whole, pitch_name="sfa_stride_k"
+    )
+
+
+def resized_for(config: DecodeConfig, m: int, n: int, pitch: int, *planes: int) -> tuple[dict[str, int], list[Resized]]:
+    """Give numbers of a plan for other rows, and its map of A, whose boxes have so many planes if A has any."""
     numbers = {"sfa_stride_m": 1, "sfa_stride_k": pitch, "m": m, "slot_bytes": slot_bytes(config, m, n)}
-    resized = [Resized("map_a", 1, m, box=(BLOCK_K, min(config.block_tokens, m)))]
-    of_rows, are_whole = (rows, grid(config, m, n)), m >= config.block_tokens
-    how: dict[str, Any] = {"are_whole": are_whole, "pitch_name": "sfa_stride_k"}
-    return derived_for_rows(templates, config, m, pitch, of_rows, lambda: (numbers, resized), **how)
+    return numbers, [Resized("map_a", 1, m, box=(BLOCK_K, min(config.block_tokens, m), *planes))]
 
 
 def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:

@@ -104,8 +104,7 @@ class Resizing(NamedTuple):
             for each in resized
         ]
         pitched = [params.offset(each.member) + driver.stride_number(0)[0] for each in resized if each.pitch]
-        if pitch is not None:
-            pitched = [params.offset(pitch)]
+        pitched += [] if pitch is None else [params.offset(pitch)]
         return cls(
             (*map(params.offset, numbers), *(at for at, more in places if more == 1)),
             tuple(at for at, more in places if more == 0),

@@ -66,7 +66,7 @@ class Bf16Config(GemmConfig):
 
     @property
     def shared_sums(self) -> int:
-        """Those of them for which no registers are left while the next slice is summed: they lie in store buffers."""
+        """Sums that lie in store buffers while the next slice is summed, as no registers are left for them."""
         return max(self.sums * 2 - MAX_ACCUMULATORS[self.num_math_warpgroups], 0) if self.walks_slices else 0
 
     @property

@@ -106,8 +106,7 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
             Resized("map_d", 2 if config.has_wide_panels else 1, m),
         )
 
-    are_whole = m >= config.block_m
-    return derived_for_rows(templates, config, m, pitch, (rows, ctas), changed, are_whole=are_whole)
+    return derived_for_rows(templates, config, m, pitch, (rows, ctas), changed, are_whole=m >= config.block_m)
 
 
 def output_of(p: DenseProblem) -> Output:

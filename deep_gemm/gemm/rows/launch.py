@@ -207,12 +207,10 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
 
 def resized_for(plan: Plan, m: int, pitch: int) -> tuple[dict[str, int], list[Resized]]:
     """Parameters of a plan of stacked rows for other rows, and its maps; `pitch` is that of A's scales in elements."""
-    numbers = {"m": m, "groups.rows": m}
-    config = plan.config
-    if isinstance(config, DecodeConfig):
-        of_slot = fp8_gemm_decode.slot_bytes(config, m, plan.n)
-        numbers |= {"sfa_stride_m": 1, "sfa_stride_k": pitch, "slot_bytes": of_slot}
-        return numbers, [Resized("map_a", 1, m, box=(BLOCK_K, min(config.block_tokens, m), 1))]
+    numbers = dict.fromkeys(COUNTS, m)
+    if isinstance(plan.config, DecodeConfig):
+        of_decode, resized = fp8_gemm_decode.resized_for(plan.config, m, plan.n, pitch, 1)
+        return numbers | of_decode, resized
     resized = [  # places where a box of rows may begin: one more than there are rows
         Resized("map_a", 2, m + 1),
         Resized("map_sfa", 0, m, pitch * SCALE_BYTES),
