@@ -33,7 +33,7 @@ PITCH, LEFT = 176, 70
 
 def svg() -> str:
     """The picture. Which row each route has is what `expert_rows` says."""
-    rows = deep_gemm.expert_rows(torch.tensor(TOPK_IDS), NUM_EXPERTS)
+    rows = deep_gemm.expert_rows(torch.tensor(TOPK_IDS, dtype=torch.int64), NUM_EXPERTS)
     ids, token_of, row_of = rows.ids.tolist(), rows.token_of.tolist(), rows.row_of.tolist()
     # The rows of an expert stand together; a row without a token comes last.
     groups = [*range(NUM_EXPERTS), -1]

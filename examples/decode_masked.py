@@ -56,12 +56,12 @@ def main() -> None:
     """Replay one step for several batches, and compare each with BF16."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    w1 = torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, device=device).bfloat16() / HIDDEN**0.5
-    w2 = torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, device=device).bfloat16() / INTERMEDIATE**0.5
+    w1 = torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, device=device, dtype=torch.float32).bfloat16() / HIDDEN**0.5
+    w2 = torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, device=device, dtype=torch.float32).bfloat16() / INTERMEDIATE**0.5
     decode = Decode(w1, w2)
     run = captured(decode.step) if device == "cuda" else decode.step
     for rows in BATCHES:
-        decode.counts.copy_(torch.tensor(rows))
+        decode.counts.copy_(torch.tensor(rows, dtype=torch.int64))
         decode.x.normal_()
         run()
         gate, up = (decode.x @ w1.mT).chunk(2, dim=-1)

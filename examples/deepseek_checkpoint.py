@@ -38,7 +38,9 @@ def write_tiny(folder: Path) -> None:
     for number, names in enumerate((["gate_proj", "up_proj"], ["down_proj"])):
         tensors: dict[str, Tensor] = {}
         for name in names:
-            values, scales = deep_gemm.per_block_cast_to_fp8(torch.randn(shapes[name]) / shapes[name][1] ** 0.5)
+            values, scales = deep_gemm.per_block_cast_to_fp8(
+                torch.randn(shapes[name], dtype=torch.float32) / shapes[name][1] ** 0.5
+            )
             tensors |= {f"model.layers.0.mlp.{name}.weight": values, f"model.layers.0.mlp.{name}{SCALES}": scales}
         save_file(tensors, folder / f"model-{number}.safetensors")
 
@@ -69,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
         in_fp8 = in_bf16 = 0
         for name, w in fp8_weights(said.folder or Path(made), device, said.only):
             layer = FrozenLinear(w)
-            x = torch.randn(16, w[0].shape[1], device=device).bfloat16()
+            x = torch.randn(16, w[0].shape[1], device=device, dtype=torch.float32).bfloat16()
             right = (x @ deep_gemm.cast_back_from_fp8(*w).bfloat16().t()).float()
             error = (layer(x).float() - right).norm() / right.norm()
             print(f"{name}: {tuple(w[0].shape)}, relative error beside BF16: {error:.3f}")

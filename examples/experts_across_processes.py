@@ -41,8 +41,8 @@ def of_rank(rank: int, num_experts: int, device: torch.device) -> tuple[Tensor, 
     """Tokens of a rank, with their routes: other ranks have other numbers of them."""
     generator = torch.Generator().manual_seed(1 + rank)
     tokens = 40 + 16 * rank
-    x = torch.randn(tokens, HIDDEN, generator=generator).bfloat16()
-    weights, ids = torch.randn(tokens, num_experts, generator=generator).softmax(-1).topk(TOPK)
+    x = torch.randn(tokens, HIDDEN, generator=generator, dtype=torch.float32).bfloat16()
+    weights, ids = torch.randn(tokens, num_experts, generator=generator, dtype=torch.float32).softmax(-1).topk(TOPK)
     return x.to(device), ids.to(device), weights.to(device)
 
 
@@ -54,7 +54,7 @@ def difference(got: Tensor, x: Tensor, ids: Tensor, weights: Tensor, w1: Tensor,
     w = deep_gemm.per_block_cast_to_fp8(w1), deep_gemm.per_block_cast_to_fp8(w2)
     right = deep_gemm.experts(x, ids, weights, *w)
     assert right is not None
-    terms = torch.zeros(x.shape, device=x.device)
+    terms = torch.zeros(x.shape, device=x.device, dtype=torch.float32)
     for column in range(TOPK):
         one = deep_gemm.experts(x, ids[:, column : column + 1], weights[:, column : column + 1], *w)
         assert one is not None
@@ -70,8 +70,14 @@ def main() -> int:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     num_experts = world_size * EXPERTS_HERE
     generator = torch.Generator().manual_seed(0)  # every process draws all weights here, and keeps its own
-    w1 = torch.randn(num_experts, 2 * INTERMEDIATE, HIDDEN, generator=generator).to(device) / HIDDEN**0.5
-    w2 = torch.randn(num_experts, HIDDEN, INTERMEDIATE, generator=generator).to(device) / INTERMEDIATE**0.5
+    w1 = (
+        torch.randn(num_experts, 2 * INTERMEDIATE, HIDDEN, generator=generator, dtype=torch.float32).to(device)
+        / HIDDEN**0.5
+    )
+    w2 = (
+        torch.randn(num_experts, HIDDEN, INTERMEDIATE, generator=generator, dtype=torch.float32).to(device)
+        / INTERMEDIATE**0.5
+    )
     mine = owned_experts(num_experts)
     layer = Experts(
         num_experts,

@@ -63,7 +63,7 @@ KERNEL: Kernel[AmaxConfig] = Kernel("row_amax", PARAMS, lambda: [CONFIG], more=l
 def row_amax(x: Tensor) -> Tensor:
     """Give the largest magnitude of each row of `x`, FP32 and contiguous."""
     rows, columns = x.shape
-    amax = torch.full((rows,), float("nan"), device=x.device)
+    amax = torch.full((rows,), float("nan"), device=x.device, dtype=torch.float32)
     grid = -(-rows // (CONFIG.num_threads // 32))
 
     def params(x: Tensor, amax: Tensor) -> bytes:
@@ -80,5 +80,5 @@ def row_amax(x: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    x = torch.randn(37, 500, device="cuda" if torch.cuda.is_available() else "cpu")
+    x = torch.randn(37, 500, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
     print(f"on {x.device.type}: equal to torch: {torch.equal(row_amax(x), x.abs().amax(1))}")

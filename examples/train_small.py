@@ -130,7 +130,7 @@ class Transformer(nn.Module):
 def chain(size: Size, seed: int) -> Tensor:
     """Probabilities `[before last, last, next]`: four tokens may follow each pair."""
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(size.vocabulary, size.vocabulary, size.vocabulary, generator=generator)
+    logits = torch.randn(size.vocabulary, size.vocabulary, size.vocabulary, generator=generator, dtype=torch.float32)
     least = logits.topk(4, dim=-1).values[..., -1:]
     return logits.mul(2).masked_fill(logits < least, -math.inf).softmax(-1)
 

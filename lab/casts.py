@@ -24,7 +24,9 @@ def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) 
     exponents = exponents.repeat_interleave(block_rows, dim=0)[:m].repeat_interleave(128, dim=1)[:, :k]
     x = torch.randn(m, k, generator=generator, dtype=torch.float64) * 2.0 ** exponents.double()
     x = x.to(dtype)
-    strange = torch.tensor([float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 448.0, 1e-45])
+    strange = torch.tensor(
+        [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 448.0, 1e-45], dtype=torch.float32
+    )
     where = torch.randint(0, m * k, (max(m * k // 50, 1),), generator=generator)
     x.view(-1)[where] = strange[torch.randint(0, len(strange), where.shape, generator=generator)].to(dtype)
     x[:: max(m // 3, 1), : min(k, 128)] = 0

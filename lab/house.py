@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 365,
-    "lines of Python in the wheel": 31_070,
-    "lines of Python in lab/": 21_040,
-    "lines of Python in tests/": 50_480,
+    "lines of Python in the wheel": 31_470,
+    "lines of Python in lab/": 21_140,
+    "lines of Python in tests/": 51_280,
     "rooms": 18,
     "floors": 10,
     "arrows": 80,

@@ -106,7 +106,7 @@ def params_of(config: LearnConfig, launcher: Any, at: Mapping[str, Any], m: int,
 def problem(m: int, n: int, k: int, device: str = "cpu") -> DenseProblem:
     """Cast random matrices; D is NaN."""
     generator = torch.Generator(device).manual_seed(m * 7 + n * 5 + k)
-    x, w = (torch.randn(rows, k, generator=generator, device=device) for rows in (m, n))
+    x, w = (torch.randn(rows, k, generator=generator, device=device, dtype=torch.float32) for rows in (m, n))
     d = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=device)
     return dense_problem(per_token_cast_to_fp8(x, mn_major=True), per_block_cast_to_fp8(w), d, None)
 

@@ -18,7 +18,8 @@ SCALE_ERROR = 2.0**-16
 
 def right(p: SiluRowsProblem) -> Quantized:
     """Values and scales by the CPU, in copies of the problem's: rows without a group keep what they have."""
-    values, scales = p.d.clone(), torch.empty_strided(p.scales.shape, p.scales.stride()).copy_(p.scales)
+    values = p.d.clone()
+    scales = torch.empty_strided(p.scales.shape, p.scales.stride(), dtype=torch.float32).copy_(p.scales)
     b, d = (p.b, p.sfb), (values, scales)
     activation.activated_product_of_rows(
         (p.a, p.sfa), b, d, p.ends, p.row_weights, limit=p.limit, gates_apart=p.gates_apart
@@ -35,7 +36,7 @@ def right_on_gpu(p: SiluRowsProblem) -> Quantized:
     gates_first = p.b.view(torch.uint8)
     if not p.gates_apart:
         gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
-    product = torch.zeros(len(p.a), n, device=p.a.device)
+    product = torch.zeros(len(p.a), n, device=p.a.device, dtype=torch.float32)
     ids = ids_of_groups(p.ends, len(p.a), 1)  # another way to find groups than that which is tried
     m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, ids)
     product = product.bfloat16().float() if p.gates_apart else product
@@ -51,7 +52,7 @@ def right_on_gpu(p: SiluRowsProblem) -> Quantized:
 def placed(p: SiluRowsProblem, device: str) -> SiluRowsProblem:
     """Copy a problem to a device."""
     tensors = {name: x.to(device) for name, x in p._asdict().items() if isinstance(x, Tensor) and name != "scales"}
-    scales = torch.empty_strided(p.scales.shape, p.scales.stride(), device=device).copy_(p.scales)
+    scales = torch.empty_strided(p.scales.shape, p.scales.stride(), device=device, dtype=torch.float32).copy_(p.scales)
     return p._replace(**tensors, scales=scales)  # type: ignore[arg-type]
 
 

@@ -41,7 +41,7 @@ from ..moe.rows_at import RowsAt
 from . import rows_fetched, rows_to_addresses
 from .by_peers import Peers, connect, why_not
 from .gather_rows import Gathered
-from .mega_check import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
+from .mega_check import FILLED_TYPES, MegaProblem, MegaSizes, MegaTensors, mega_problem
 from .rows_fetched import FetchedRowsProblem
 
 SECONDS = 30.0
@@ -229,7 +229,7 @@ class Alike(Kind):
         self._pitch, self._row_bytes = y.stride(0) * BF16_BYTES, y.shape[1] * BF16_BYTES
         self._spans_of_weights = [byte_span(x) for x in (*weights.w1, *weights.w2)]
         self._requires_grad = any(x.requires_grad for x in (y, *weights.w1, *weights.w2))
-        self._filled = [(x.data_ptr(), byte_span(x)) for x in calls.tensors[:FILLED]]
+        self._filled = [(x.data_ptr(), byte_span(x)) for x in calls.tensors[: len(FILLED_TYPES)]]
 
     def is_right(self, given: Sequence[Tensor], weights: Weights) -> bool:
         """Tell whether a call that `is_like` is right, and nothing watches it: else it wants a closer look."""

@@ -25,8 +25,8 @@ from .check import count_of_each
 TOKEN_MULTIPLE, HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE = 128, 256, 128
 RECIPE = (SCALE_BLOCK, SCALE_BLOCK, SCALE_BLOCK)
 RECIPE_FP4 = (1, 1, packed.COLUMNS)
-FILLED = 4
-"""The first of `MegaTensors`: those that the caller fills."""
+FILLED_TYPES = torch.float8_e4m3fn, torch.float32, torch.int64, torch.float32
+"""Types of the first of `MegaTensors`, which the caller fills: x, x_sf, topk_idx, topk_weights."""
 SWIGLU = "swiglu"
 
 
@@ -216,6 +216,8 @@ def mega_problem(
                 f"{name}: expected a tensor that has memory, outside of torch.compile, got a {type(x).__name__}"
             )
     filled = tensors.of(tokens)
+    for name, dtype in zip(filled._fields, FILLED_TYPES, strict=False):
+        checks.has_type(f"buffer.{name}", getattr(filled, name), (dtype,))
     if checks.on_host(filled.topk_idx):
         checks.in_range("buffer.topk_idx", filled.topk_idx, -1, sizes.num_experts - 1)
     del given["y"]
@@ -264,9 +266,8 @@ def fill_problem(
         "buf_topk_idx": buf_topk_idx,
         "buf_topk_weights": buf_topk_weights,
     }
-    types = torch.float8_e4m3fn, torch.float32, torch.int64, torch.float32
     columns = "hidden", "hidden / 128", "topk", "topk"
-    for (name, target), dtype, axis in zip(targets.items(), types, columns, strict=True):
+    for (name, target), dtype, axis in zip(targets.items(), FILLED_TYPES, columns, strict=True):
         checks.has_type(name, checks.tensor(name, target), (dtype,))
         checks.written(name, target)
         checks.bind(name, target, ("max_tokens", axis), sizes)

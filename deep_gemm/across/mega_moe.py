@@ -72,7 +72,7 @@ class SM90SymmBuffer:
         tokens, rows = sizes.max_tokens, sizes.rows
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = sizes.num_experts, tokens, sizes.topk
         self.hidden, self.intermediate_hidden = sizes.hidden, sizes.intermediate
-        weights = torch.zeros(tokens, sizes.topk, device=device)
+        weights = torch.zeros(tokens, sizes.topk, device=device, dtype=torch.float32)
 
         def fp8(rows: int, columns: int) -> Tensor:
             return torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=device)

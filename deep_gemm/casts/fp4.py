@@ -132,7 +132,7 @@ def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, us
     codes = _unpacked(packed)
     if packed.dim() < 2:
         raise ValueError(f"packed: expected shape (..., m, k / 2), got {tuple(packed.shape)}")
-    numbers = torch.tensor([*VALUES, *(-value for value in VALUES)], device=packed.device)
+    numbers = torch.tensor([*VALUES, *(-value for value in VALUES)], device=packed.device, dtype=torch.float32)
     return scaled_back(numbers[codes.int()], sf, gran_k, use_packed_ue8m0, "packed")
 
 
@@ -152,7 +152,7 @@ def transpose_packed_fp4(packed: Tensor) -> Tensor:
 def _codes(quotients: Tensor) -> Tensor:
     """The nearest values, as numbers below 16."""
     middles = [(low + high) / 2 for low, high in pairwise(VALUES)]
-    bounds = torch.tensor(middles, device=quotients.device)
+    bounds = torch.tensor(middles, device=quotients.device, dtype=torch.float32)
     # From a bound on, the upper value is the nearest. A tie belongs to the value of an even number.
     bounds[::2] = bounds[::2].nextafter(bounds.new_full((), torch.inf))
     codes = torch.bucketize(quotients.abs().nan_to_num(torch.inf).contiguous(), bounds, right=True)

@@ -260,7 +260,7 @@ def per_custom_dims_cast_to_fp8(
     in_order = values.view([x.shape[dim] for dim in (*kept, *others)])
     back = [(*kept, *others).index(dim) for dim in range(x.dim())]
     if scales.numel() == 0:  # slices without elements
-        scales = torch.ones(rows.shape[0], 1, device=x.device)
+        scales = torch.ones(rows.shape[0], 1, device=x.device, dtype=torch.float32)
     return in_order.permute(back).contiguous(), scales.view([x.shape[dim] for dim in kept])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -57,6 +58,7 @@ KERNELS = {
 
 
 Rounding = Callable[[Tensor], Tensor]
+normal = partial(torch.randn, dtype=torch.float32)
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,14 @@ def _show_speed(console: Console) -> bool:
 
 def measured(m: int, n: int, k: int) -> tuple[float, float, float]:
     """Give the relative error of a product, its microseconds, and those of cuBLASLt's."""
-    x, w = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+    x, w = normal(m, k, device="cuda"), normal(n, k, device="cuda")
     a, b, d = (
         per_token_cast_to_fp8(x, mn_major=True),
         per_block_cast_to_fp8(w),
         x.new_empty((m, n), dtype=torch.bfloat16),
     )
-    one, flush = torch.ones((), device="cuda"), torch.empty(L2_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    one = torch.ones((), dtype=torch.float32, device="cuda")
+    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
     def theirs() -> None:
         torch._scaled_mm(a[0], b[0].t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
@@ -214,14 +217,15 @@ def _show_products(console: Console) -> bool:
 
 def _examples(device: str) -> Iterator[Example]:
     torch.manual_seed(0)
-    x, w = torch.randn(ROWS, K, device=device), torch.randn(N, K, device=device)
-    of_groups = torch.randn(len(GROUP_ROWS), N, K, device=device)
+    x, w = normal(ROWS, K, device=device), normal(N, K, device=device)
+    of_groups = normal(len(GROUP_ROWS), N, K, device=device)
     a, b, b_experts = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w), per_block_cast_to_fp8(of_groups)
     xq, wq, experts_q = _exact(a), _exact(b), _exact(b_experts)
 
     yield Example("dense", ROWS, N, K, lambda: _made(fp8_gemm_nt(a, b)), xq @ wq.t(), x.double() @ w.double().t())
 
-    ids = torch.repeat_interleave(torch.arange(len(GROUP_ROWS)), torch.tensor(GROUP_ROWS)).to(device, torch.int32)
+    rows = torch.tensor(GROUP_ROWS, dtype=torch.int32)
+    ids = torch.arange(len(GROUP_ROWS), dtype=torch.int32).repeat_interleave(rows).to(device)
     yield Example(
         "contiguous groups",
         ROWS,
@@ -233,7 +237,7 @@ def _examples(device: str) -> Iterator[Example]:
     )
 
     max_m = 128
-    xs = torch.randn(len(GROUP_ROWS), max_m, K, device=device)
+    xs = normal(len(GROUP_ROWS), max_m, K, device=device)
     a_masked, counts = per_token_cast_to_fp8(xs), torch.tensor(GROUP_ROWS, dtype=torch.int32, device=device)
     valid = torch.arange(max_m, device=device) < counts[:, None]
     yield Example(
@@ -246,9 +250,9 @@ def _examples(device: str) -> Iterator[Example]:
         (xs.double() @ of_groups.double().mT)[valid],
     )
 
-    dy = torch.randn(N, K, device=device)
+    dy = normal(N, K, device=device)
     a_grad, b_grad = per_token_cast_to_fp8(dy), per_token_cast_to_fp8(x)
-    grad = torch.ones(N, ROWS, device=device)
+    grad = torch.ones(N, ROWS, dtype=torch.float32, device=device)
 
     def accumulated() -> Tensor:
         d = grad.clone()
@@ -277,7 +281,7 @@ def _examples(device: str) -> Iterator[Example]:
         _products_along_k(dy.double(), x.double()),
     )
 
-    bias = torch.randn(N, device=device)
+    bias = normal(N, device=device)
     yield Example(
         "linear layer",
         ROWS,
@@ -291,11 +295,11 @@ def _examples(device: str) -> Iterator[Example]:
 
 
 def _mixture_of_experts(device: str) -> Example:
-    x = torch.randn(TOKENS, HIDDEN, device=device)
-    weights = torch.randn(len(GROUP_ROWS), 2 * INTERMEDIATE, HIDDEN, device=device) / HIDDEN**0.5
-    weights_back = torch.randn(len(GROUP_ROWS), HIDDEN, INTERMEDIATE, device=device)
+    x = normal(TOKENS, HIDDEN, device=device)
+    weights = normal(len(GROUP_ROWS), 2 * INTERMEDIATE, HIDDEN, device=device) / HIDDEN**0.5
+    weights_back = normal(len(GROUP_ROWS), HIDDEN, INTERMEDIATE, device=device)
     w1, w2 = per_block_cast_to_fp8(weights), per_block_cast_to_fp8(weights_back)
-    topk_weights, topk_ids = torch.randn(TOKENS, len(GROUP_ROWS), device=device).softmax(dim=-1).topk(TOPK)
+    topk_weights, topk_ids = normal(TOKENS, len(GROUP_ROWS), device=device).softmax(dim=-1).topk(TOPK)
 
     def computed(x: Tensor, w1: Tensor, w2: Tensor, of_product: Rounding, of_activation: Rounding) -> Tensor:
         """Compute the layer in FP64, the first product and the activation rounded as they are told to be."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -86,26 +86,27 @@ def check_of(tensors: Sequence[Tensor], free: Sequence[Free] = ()) -> Check:
 @torch.enable_grad()
 def torch_compares() -> bool:
     """Tell whether this torch's guards see every difference that a signature has, a gradient's way, and no other."""
-    like = torch.zeros(4, 8), torch.zeros(3, 5, dtype=torch.float16).t()
-    rows = [torch.zeros(5, 8), torch.zeros(1, 8), torch.zeros(0, 8)]
+    fp32 = partial(torch.zeros, dtype=torch.float32)
+    like = fp32(4, 8), torch.zeros(3, 5, dtype=torch.float16).t()
+    rows = [fp32(5, 8), fp32(1, 8), fp32(0, 8)]
     columns = torch.zeros(3, 9, dtype=torch.float16)
     others: list[object] = [
         None,
-        torch.zeros(4, 9),
-        torch.zeros(4, 16)[:, :8],
-        torch.zeros(4, 16)[:, ::2],
-        torch.zeros(4, 8, 1),
-        torch.zeros(32),
+        fp32(4, 9),
+        fp32(4, 16)[:, :8],
+        fp32(4, 16)[:, ::2],
+        fp32(4, 8, 1),
+        fp32(32),
         torch.zeros(4, 8, dtype=torch.int32),
-        torch.zeros(4, 8, device="meta"),
-        torch.zeros(4, 8, requires_grad=True),
+        fp32(4, 8, device="meta"),
+        fp32(4, 8, requires_grad=True),
     ]
     try:
         check, check_rows = check_of(like), check_of(like[:1], [FREE_ROWS])
         check_pitch = check_of(like, [STAYS, ((0,), (1,))])
         return (
             check(*like) is True
-            and check(torch.ones(8, 8)[2:6], torch.ones(5, 3, dtype=torch.float16).as_strided((5, 3), (1, 5))) is True
+            and check(fp32(8, 8)[2:6], torch.ones(5, 3, dtype=torch.float16).as_strided((5, 3), (1, 5))) is True
             and all(check(other, like[1]) is False for other in (*rows, *others))
             and all(check(like[0], other) is False for other in (like[0], like[1].contiguous(), like[1].t()))
             and all(check_rows(other) is True for other in (like[0], *rows))

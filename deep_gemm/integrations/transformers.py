@@ -230,7 +230,7 @@ def _gate_is_silu(layer: Any) -> bool:
     """Try the layer's gate: models may soften, shift or replace it, and new ones in ways not known here."""
     cut = limit_of(layer)
     limit, reach = (torch.inf, 24) if cut is None else (cut, max(24, 2 * cut))
-    steps = torch.linspace(-reach, reach, 193, device="cpu")
+    steps = torch.linspace(-reach, reach, 193, device="cpu", dtype=torch.float32)
     gate, up = torch.meshgrid(steps, steps, indexing="ij")
     expected = torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
     with torch.no_grad():

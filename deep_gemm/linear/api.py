@@ -138,7 +138,7 @@ def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | Non
         return out, None
     if bias.dtype == out.dtype and bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0:
         return out, bias.expand_as(out)
-    d = out if bias.dtype == out.dtype else torch.empty(out.shape, device=out.device)
+    d = out if bias.dtype == out.dtype else torch.empty(out.shape, device=out.device, dtype=torch.float32)
     return d, d.copy_(bias.expand_as(d))
 
 

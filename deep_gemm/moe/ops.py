@@ -84,7 +84,7 @@ def fake_silu_mul(
     """Stand for both."""
     gating = gating_of(activation, alpha, beta, limit)
     activation_problem(x, row_weights, masked_m, ends, gating, alignment=1)  # fake ends are aligned to nothing
-    activated = torch.empty((*x.shape[:-1], x.shape[-1] // 2), device=x.device)
+    activated = torch.empty((*x.shape[:-1], x.shape[-1] // 2), device=x.device, dtype=torch.float32)
     return fake_rows(activated, gran_k, min_amax, mn_major)
 
 

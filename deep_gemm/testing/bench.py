@@ -24,7 +24,7 @@ def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high
         fn()
     flush.zero_()
     if high_precision:
-        filler = torch.randn((8192, 8192), device="cuda")
+        filler = torch.randn((8192, 8192), device="cuda", dtype=torch.float32)
         torch.mm(filler, filler)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()

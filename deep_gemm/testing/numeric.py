@@ -57,7 +57,7 @@ def assert_bitwise_equal(x: Tensor, y: Tensor, label: str = "") -> None:
         return
     differs = (bytes_of_x != bytes_of_y).view(x.numel(), -1).any(dim=1)
     flat = int(differs.nonzero()[0])
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), x.shape))
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64), x.shape))
     raise AssertionError(
         f"{told}{int(differs.sum())} of {x.numel()} elements differ, the first at {index}: {x[index].item()!r} and "
         f"{y[index].item()!r}"

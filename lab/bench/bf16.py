@@ -90,7 +90,7 @@ def wgrad(shape: Shape, device: str = "cuda") -> Work:
     """Make a gradient of weights, added in FP32."""
     m, n, k = shape
     a, b = random(k, m, device=device), random(k, n, device=device)
-    d = torch.zeros(m, n, device=device)
+    d = torch.zeros(m, n, device=device, dtype=torch.float32)
 
     def error() -> float:
         d.fill_(1)
@@ -106,13 +106,17 @@ def wgrad(shape: Shape, device: str = "cuda") -> Work:
 def counts_of(groups: int, rows: int, device: str) -> Tensor:
     """Say how many rows each group has: 0.7 to 1.3 of so many, the same in every run."""
     generator = torch.Generator().manual_seed(0)
-    return (rows * (0.7 + 0.6 * torch.rand(groups, generator=generator))).to(torch.int32).to(device)
+    return (
+        (rows * (0.7 + 0.6 * torch.rand(groups, generator=generator, dtype=torch.float32))).to(torch.int32).to(device)
+    )
 
 
 def contiguous(shape: Shape, device: str = "cuda", *, uneven: bool = False) -> Work:
     """Make a product of stacked rows by ids."""
     groups, rows, n, k = shape
-    counts = counts_of(groups, rows, device) if uneven else torch.full((groups,), rows, device=device)
+    counts = (
+        counts_of(groups, rows, device) if uneven else torch.full((groups,), rows, device=device, dtype=torch.int64)
+    )
     ids = torch.arange(groups, dtype=torch.int32, device=device).repeat_interleave(counts)
     ends = counts.cumsum(0).to(torch.int32)
     m = len(ids)
@@ -156,7 +160,7 @@ def along_k(shape: Shape, device: str = "cuda", *, counted: bool = False) -> Wor
     ks = None if counted else [k] * groups
     layout = torch.full((groups,), k, dtype=torch.int32, device=device) if counted else None
     a, b = random(groups * k, m, device=device), random(groups * k, n, device=device)
-    d = torch.zeros(groups, m, n, device=device)
+    d = torch.zeros(groups, m, n, device=device, dtype=torch.float32)
 
     def error() -> float:
         d.fill_(1)

@@ -166,11 +166,11 @@ def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
     m, k = shape
     of_rows, of_columns = m * ceil_div(k, SCALE_BLOCK) * 4, k * ceil_div(m, SCALE_BLOCK) * 4
     if kind == "silu_cast":
-        x = torch.randn(m, 2 * k, device=device).bfloat16()
+        x = torch.randn(m, 2 * k, device=device, dtype=torch.float32).bfloat16()
         ours = lambda: activation.silu_mul_cast_to_fp8(x)  # noqa: E731
         return Cast(kind, shape, m * k * 5 + of_rows, ours, lambda: _rows(_silu_mul(x)), is_exact=False)
     if kind == "silu_cast_masked":
-        x = torch.randn(GROUPS, MAX_M, 2 * k, device=device).bfloat16()
+        x = torch.randn(GROUPS, MAX_M, 2 * k, device=device, dtype=torch.float32).bfloat16()
         counts = torch.tensor(COUNTS, dtype=torch.int32, device=device)
         in_use = torch.arange(MAX_M, device=device) < counts[:, None]
         ours = lambda: activation.silu_mul_cast_to_fp8(x, masked_m=counts)  # noqa: E731
@@ -179,7 +179,7 @@ def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
         return _of_experts(kind, shape, device)
     if kind in ("cast_groups", "silu_gradient"):
         return _of_groups(kind, shape, device)
-    x = torch.randn(m, k, device=device).bfloat16()
+    x = torch.randn(m, k, device=device, dtype=torch.float32).bfloat16()
     calls: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
         "cast_1x128": (m * k * 3 + of_rows, lambda: quantize.per_token_cast_to_fp8(x, mn_major=True), lambda: _rows(x)),
         "cast_fp4": (
@@ -231,11 +231,11 @@ def _of_experts(kind: str, shape: Shape, device: str) -> Cast:
     ids = ids.repeat(ceil_div(tokens, len(ids)), 1)[:tokens]
     rows = routing.expert_rows(ids, NUM_EXPERTS)
     if kind == "gather_cast":
-        x = torch.randn(tokens, k, device=device).bfloat16()
+        x = torch.randn(tokens, k, device=device, dtype=torch.float32).bfloat16()
         count = tokens * k * 2 + tokens * TOPK * (k + ceil_div(k, SCALE_BLOCK) * 4)
         return Cast(kind, shape, count, lambda: routing.gather_cast_to_fp8(x, rows), lambda: _rows_at(x, rows.token_of))
-    y = torch.randn(tokens * TOPK, k, device=device).bfloat16()
-    weights = torch.rand(tokens, TOPK, device=device)
+    y = torch.randn(tokens * TOPK, k, device=device, dtype=torch.float32).bfloat16()
+    weights = torch.rand(tokens, TOPK, device=device, dtype=torch.float32)
     count = tokens * k * 2 * (TOPK + 1)
     ours = lambda: routing.gather_weighted(y, rows, weights)  # noqa: E731
     return Cast(kind, shape, count, ours, lambda: _summed(y, rows.row_of, weights))
@@ -246,14 +246,15 @@ def _of_groups(kind: str, shape: Shape, device: str) -> Cast:
     rows, k = shape
     counts = torch.full((rows // GROUP_ROWS,), GROUP_ROWS, dtype=torch.int32, device=device)
     token_of = torch.randperm(rows, device=device).int() // TOPK
-    groups, p = GroupedRows(counts, counts.cumsum(0, dtype=torch.int32), token_of), torch.rand(rows, device=device)
-    x = torch.randn(rows // TOPK if kind == "cast_groups" else rows, k, device=device).bfloat16()
+    groups = GroupedRows(counts, counts.cumsum(0, dtype=torch.int32), token_of)
+    p = torch.rand(rows, device=device, dtype=torch.float32)
+    x = torch.randn(rows // TOPK if kind == "cast_groups" else rows, k, device=device, dtype=torch.float32).bfloat16()
     of_columns = ceil_div(rows, SCALE_BLOCK) * 4
     if kind == "cast_groups":
         count = x.nbytes + rows * k + k * of_columns
         ours = lambda: _used(cast_along_groups(x, groups), rows)  # noqa: E731
         return Cast(kind, shape, count, ours, lambda: _along_groups(x[token_of.long()]))
-    h = torch.randn(rows, 2 * k, device=device).bfloat16()
+    h = torch.randn(rows, 2 * k, device=device, dtype=torch.float32).bfloat16()
     count = rows * k * (6 + 5) + 3 * k * of_columns + 2 * rows * ceil_div(k, SCALE_BLOCK) * 4
 
     def of_silu() -> Any:
@@ -302,7 +303,7 @@ def _silu_mul(x: Tensor) -> Tensor:
 
 def _summed(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
     """Sum up as `gather_weighted` does: term by term in order of columns."""
-    total = torch.zeros(row_of.shape[0], y.shape[1], device=y.device)
+    total = torch.zeros(row_of.shape[0], y.shape[1], device=y.device, dtype=torch.float32)
     for column in range(row_of.shape[1]):
         total = total + y.index_select(0, row_of[:, column]).float() * weights[:, column, None]
     return total.to(y.dtype)

@@ -73,7 +73,9 @@ def contenders_of(case: Case, device: str = "cuda") -> list[Contender]:
 def _yardstick(case: Case) -> Contender:
     """The dense product that shows how fast the GPU is at the moment; it runs in the same rounds as the others."""
     m, n, k = case.fast_shape
-    x, w, one = _randn(m, k).to(torch.float8_e4m3fn), _randn(n, k).to(torch.float8_e4m3fn), torch.ones(())
+    x = _randn(m, k).to(torch.float8_e4m3fn)
+    w = _randn(n, k).to(torch.float8_e4m3fn)
+    one = torch.ones((), dtype=torch.float32)
     return Contender(
         FAST,
         lambda: torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
@@ -87,7 +89,7 @@ def _dense(case: Case) -> Iterator[Contender]:
     (a, sa), (b, sb) = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
     sfa = get_mn_major_tma_aligned_tensor(sa)
     d = _empty(m, n)
-    one = torch.ones(())
+    one = torch.ones((), dtype=torch.float32)
 
     @cache
     def from_blocks() -> Tensor:
@@ -112,8 +114,8 @@ def blockwise_call(a: Operand, b: Operand) -> Callable[[], Tensor]:
     (x, sa), (w, sb) = a, b
     k_blocks = sb.shape[1]
     padded_m, padded_blocks = ceil_div(x.shape[0], 4) * 4, ceil_div(k_blocks, 4) * 4
-    sa_m_major = torch.empty(k_blocks, padded_m).t()[: x.shape[0]].copy_(sa)
-    sb_padded = torch.empty(sb.shape[0], padded_blocks)[:, :k_blocks].copy_(sb)
+    sa_m_major = torch.empty(k_blocks, padded_m, dtype=torch.float32).t()[: x.shape[0]].copy_(sa)
+    sb_padded = torch.empty(sb.shape[0], padded_blocks, dtype=torch.float32)[:, :k_blocks].copy_(sb)
 
     def call() -> Tensor:
         from torch.nn.functional import ScalingType, scaled_mm
@@ -136,7 +138,7 @@ def _dense_1d1d(case: Case) -> Iterator[Contender]:
     x, y = _randn(m, k), _randn(n, k)
     (a, sa), (b, sb) = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
     a_operand, b_operand = (a, get_mn_major_tma_aligned_tensor(sa)), (b, get_mn_major_tma_aligned_tensor(sb))
-    c = torch.randn(m, n)
+    c = torch.randn(m, n, dtype=torch.float32)
     d = c.clone()
 
     def ours() -> Tensor:
@@ -156,7 +158,7 @@ def _dense_1d1d(case: Case) -> Iterator[Contender]:
 
 def _contiguous(case: Case) -> Iterator[Contender]:
     _, _, n, k = case.shape
-    sizes = torch.tensor(case.sizes)
+    sizes = torch.tensor(case.sizes, dtype=torch.int64)
     m = sum(case.sizes)
     x = _randn(m, k)
     a, sa = per_token_cast_to_fp8(x)
@@ -219,7 +221,7 @@ def _k_grouped(case: Case) -> Iterator[Contender]:
     a_whole, b_whole = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
     a, b = (a[0], get_mn_major_tma_aligned_tensor(a[1])), (b[0], get_mn_major_tma_aligned_tensor(b[1]))
     ks_tensor = torch.tensor(ks, dtype=torch.int32)
-    d = torch.zeros(groups, m, n)
+    d = torch.zeros(groups, m, n, dtype=torch.float32)
 
     def ours() -> Tensor:
         k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks, ks_tensor, c=d)
@@ -237,7 +239,7 @@ def _weights(groups: int, n: int, k: int, *, keep_bf16: bool) -> tuple[Tensor, T
     """BF16 weights (empty unless kept), FP8 values and scales of all groups. Cast group by group to save memory."""
     w = _empty(groups if keep_bf16 else 0, n, k)
     b = torch.empty(groups, n, k, dtype=torch.float8_e4m3fn)
-    sb = torch.empty(groups, ceil_div(n, 128), ceil_div(k, 128))
+    sb = torch.empty(groups, ceil_div(n, 128), ceil_div(k, 128), dtype=torch.float32)
     for group in range(groups):
         weights = _randn(n, k)
         b[group], sb[group] = per_block_cast_to_fp8(weights)

@@ -164,7 +164,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.flush = L2Flush() if device.type == "cuda" else None
-        self.one = torch.ones(1, device=device)
+        self.one = torch.ones(1, device=device, dtype=torch.float32)
 
     def times(self, call: Callable[[], object]) -> Spread:
         """Microseconds of the slowest process. All begin as an all_reduce ends, so nearly together."""
@@ -215,8 +215,8 @@ class Work:
         self.ids_of_all = of_all.to(device)
         self.ids = self.ids_of_all[rank * tokens :][:tokens]
         g = torch.Generator().manual_seed(1 + rank)
-        self.x = torch.randn(tokens, hidden, generator=g).bfloat16().to(device)
-        self.p = torch.rand(tokens, topk, generator=g).to(device)
+        self.x = torch.randn(tokens, hidden, generator=g, dtype=torch.float32).bfloat16().to(device)
+        self.p = torch.rand(tokens, topk, generator=g, dtype=torch.float32).to(device)
         fixed = tokens if tokens <= MOST_FIXED_TOKENS else None
         self.layer = Experts(experts, *weights, max_tokens=fixed)
         self.has_fixed = fixed is not None
@@ -265,12 +265,16 @@ class Work:
         for name, (layer, right) in layers.items():
             got = layer.decode(self.x, self.ids, self.p)
             assert got is not None
-            wrong = torch.tensor([int((got != right).sum())], device=self.device)
+            wrong = torch.tensor([int((got != right).sum())], device=self.device, dtype=torch.int64)
             dist.all_reduce(wrong)
             if int(wrong):
                 return f"wrong: {int(wrong)} elements of {name} are not as they must be"
         if self.mega is not None:
-            far = torch.tensor([int(not self.mega.is_near(self.layer(self.x, self.ids, self.p)))], device=self.device)
+            far = torch.tensor(
+                [int(not self.mega.is_near(self.layer(self.x, self.ids, self.p)))],
+                device=self.device,
+                dtype=torch.int64,
+            )
             dist.all_reduce(far)
             if int(far):
                 return f"wrong: fp8_mega_moe is far from the layer on {int(far)} processes"

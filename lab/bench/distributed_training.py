@@ -43,13 +43,16 @@ class Training:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         self.ids_of_all = routes_of_all(experts, topk, tokens, 0, ranks).to(device)
         g = torch.Generator(device).manual_seed(1)
-        self.of_all = [torch.randn(ranks * tokens, hidden, generator=g, device=device).bfloat16() for _ in "xd"]
-        self.of_all.append(torch.rand(ranks * tokens, topk, generator=g, device=device))
+        self.of_all = [
+            torch.randn(ranks * tokens, hidden, generator=g, device=device, dtype=torch.float32).bfloat16()
+            for _ in "xd"
+        ]
+        self.of_all.append(torch.rand(ranks * tokens, topk, generator=g, device=device, dtype=torch.float32))
         mine = slice(rank * tokens, (rank + 1) * tokens)
         self.ids, (self.x, self.grad, self.p) = self.ids_of_all[mine], (each[mine].clone() for each in self.of_all)
         here = len(range(experts)[owned_experts(experts)])
         w1, w2 = (
-            (torch.randn(here, n, k, generator=g, device=device) / sqrt(k)).bfloat16()
+            (torch.randn(here, n, k, generator=g, device=device, dtype=torch.float32) / sqrt(k)).bfloat16()
             for n, k in ((2 * inner, hidden), (hidden, inner))
         )
         self.layer = Experts(experts, w1, w2)
@@ -68,7 +71,8 @@ class Training:
         x, grad, p = self.of_all
         right = torch.autograd.grad(mixture(x, p, w1, w2, self._rows(), None), (w1, w2), grad)
         found = zip(self.layer.parameters(), right, strict=True)
-        error = torch.tensor([max(relative_error(w.grad, its) for w, its in found)], device=x.device)  # type: ignore[arg-type]
+        worst = max(relative_error(w.grad, its) for w, its in found)  # type: ignore[arg-type]
+        error = torch.tensor([worst], device=x.device, dtype=torch.float32)
         dist.all_reduce(error, dist.ReduceOp.MAX)
         return None if error <= MOST_ERROR else f"wrong: relative error {error.item():.2g}, expected {MOST_ERROR:.2g}"
 
@@ -110,5 +114,5 @@ def routes_of_all(experts: int, topk: int, tokens: int, skew: int, processes: in
     g = torch.Generator().manual_seed(0)
     likely = (torch.arange(experts) + 1.0).pow(-skew)[torch.randperm(experts, generator=g)]
     # The largest of log(p) + Gumbel noise are a draw without replacement.
-    noise = -(-torch.rand(tokens * processes, experts, generator=g).log()).log()
+    noise = -(-torch.rand(tokens * processes, experts, generator=g, dtype=torch.float32).log()).log()
     return (likely.log() + noise).topk(topk).indices

@@ -114,9 +114,9 @@ def _weights(num_experts: int, n: int, k: int, device: str) -> tuple[Operand, Te
     values = torch.empty(num_experts, n, k, dtype=torch.float8_e4m3fn, device=device)
     plain = torch.empty(num_experts, n, k, dtype=torch.bfloat16, device=device)
     blocks = ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)
-    scales = (torch.rand(num_experts, *blocks, device=device) + 0.5) * (4.2 / FP8_MAX / k**0.5)
+    scales = (torch.rand(num_experts, *blocks, device=device, dtype=torch.float32) + 0.5) * (4.2 / FP8_MAX / k**0.5)
     for expert in range(num_experts):
-        numbers = torch.randn(n, k, device=device) * (FP8_MAX / 4.2)
+        numbers = torch.randn(n, k, device=device, dtype=torch.float32) * (FP8_MAX / 4.2)
         values[expert] = numbers.clamp_(-FP8_MAX, FP8_MAX).to(values.dtype)
         spread = scales[expert].repeat_interleave(SCALE_BLOCK, 0)[:n].repeat_interleave(SCALE_BLOCK, 1)[:, :k]
         plain[expert] = values[expert].float() * spread
@@ -134,7 +134,7 @@ class Experts:
         torch.manual_seed(0)
         self.weights = weights
         self.x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
-        route_weights, self.topk_ids = torch.randn(tokens, num_experts, device=device).topk(topk)
+        route_weights, self.topk_ids = torch.randn(tokens, num_experts, device=device, dtype=torch.float32).topk(topk)
         self.topk_weights = route_weights.softmax(dim=-1)
         self.out, self.out_of_eager = torch.empty_like(self.x), torch.empty_like(self.x)
         used = int((torch.bincount(self.topk_ids.flatten(), minlength=num_experts) > 0).sum())

@@ -133,7 +133,7 @@ def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
         a, sa = per_token_cast_to_fp8(x)
         operand = a, get_mn_major_tma_aligned_tensor(sa)
         layout = _layout(case)
-        source, done = read_of(case.bytes), torch.ones(1)
+        source, done = read_of(case.bytes), torch.ones(1, dtype=torch.float32)
     places = places_of(case)
 
     def product(b: Operand) -> Tensor:

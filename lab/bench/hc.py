@@ -61,8 +61,9 @@ def problem(shape: Shape, device: str = "cuda") -> HcProblem:
     """Random operands, and outputs."""
     m, n, k, splits = shape
     torch.manual_seed(0)
-    a, b = torch.randn(m, k, device=device).bfloat16(), torch.randn(n, k, device=device)
-    outputs = (torch.empty((max(splits, 1), *size), device=device) for size in ((m, n), (m,)))
+    a = torch.randn(m, k, device=device, dtype=torch.float32).bfloat16()
+    b = torch.randn(n, k, device=device, dtype=torch.float32)
+    outputs = (torch.empty((max(splits, 1), *size), device=device, dtype=torch.float32) for size in ((m, n), (m,)))
     return HcProblem(a, b, *outputs)
 
 

@@ -114,8 +114,8 @@ def layer_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
         yield BARE_LAUNCH, (M, K), _bare_launch(x)
     linear = deep_gemm.nn.Linear(K, N, bias=False, device=device, dtype=torch.bfloat16)
     experts = deep_gemm.nn.Experts(GROUPS, K, N, device=device, dtype=torch.bfloat16)
-    ids = torch.rand(M, GROUPS, device=device).topk(TOPK).indices
-    p = torch.rand(M, TOPK, device=device).requires_grad_()
+    ids = torch.rand(M, GROUPS, device=device, dtype=torch.float32).topk(TOPK).indices
+    p = torch.rand(M, TOPK, device=device, dtype=torch.float32).requires_grad_()
     leaf, of_experts = x.clone().requires_grad_(), (GROUPS, TOPK, M, K, N)
     in_bf16 = torch.nn.Linear(K, N, bias=False, device=device, dtype=torch.bfloat16)
     for name, layer in (("deep_gemm.nn.Linear", linear), ("torch.nn.Linear in BF16", in_bf16)):
@@ -132,8 +132,12 @@ def layer_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
     rows, of_heads = x.view(M, GROUPS, -1), w.view(N, GROUPS, -1).transpose(0, 1).contiguous()
     out = torch.empty(M, GROUPS, N, device=device, dtype=torch.bfloat16)
     yield "deep_gemm.einsum", (M, GROUPS, N), lambda: deep_gemm.einsum("bhr,hdr->bhd", rows, of_heads, out)
-    q, kv = (torch.zeros(shape, device=device).to(torch.float8_e4m3fn) for shape in ((M, HEADS, HEAD), (N, HEAD)))
-    scales, of_q = torch.ones(N, device=device), torch.ones(M, HEADS, device=device)
+    q, kv = (
+        torch.zeros(shape, device=device, dtype=torch.float32).to(torch.float8_e4m3fn)
+        for shape in ((M, HEADS, HEAD), (N, HEAD))
+    )
+    scales = torch.ones(N, device=device, dtype=torch.float32)
+    of_q = torch.ones(M, HEADS, device=device, dtype=torch.float32)
     first = torch.zeros(M, device=device, dtype=torch.int32)
     ranges = first, first + N
     yield "deep_gemm.fp8_mqa_logits", (M, HEADS, N), lambda: deep_gemm.fp8_mqa_logits(q, (kv, scales), of_q, *ranges)
@@ -168,13 +172,14 @@ def public_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
     x, y = (torch.randn(rows, K, device=device, dtype=torch.bfloat16) for rows in (M, N))
     a, b, b_rows = _m_major(per_token_cast_to_fp8(x)), per_block_cast_to_fp8(y), _m_major(per_token_cast_to_fp8(y))
     a_t, b_t = (a[0].t(), a[1].t()), (b[0].t(), b[1].t())
-    d, grad = torch.empty(M, N, device=device, dtype=torch.bfloat16), torch.zeros(M, N, device=device)
+    d = torch.empty(M, N, device=device, dtype=torch.bfloat16)
+    grad = torch.zeros(M, N, device=device, dtype=torch.float32)
     for name, p, q in (("nt", a, b), ("nn", a, b_t), ("tn", a_t, b_t), ("tt", a_t, b)):
         gemm = getattr(dense, f"fp8_gemm_{name}")
         yield f"deep_gemm.fp8_gemm_{name}", (M, N, K), lambda gemm=gemm, p=p, q=q: gemm(p, q, d)  # type: ignore[misc]
     yield ("deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt", (M, N, K), lambda: dense.wgrad_gemm_fp8_fp8_fp32_nt(a, b_rows, grad))
     yield from _grouped_calls(device)
-    one = torch.ones((), device=device)
+    one = torch.ones((), device=device, dtype=torch.float32)
     yield (
         "torch._scaled_mm",
         (M, N, K),
@@ -201,11 +206,11 @@ def _grouped_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
     yield "deep_gemm.m_grouped_fp8_gemm_nt_masked", shape, lambda: masked(a_masked, b, d_masked, counts, M // 2)
 
     ks = [K] * GROUPS
-    rows, columns = (torch.randn(size, sum(ks), device=device) for size in (M, N))
+    rows, columns = (torch.randn(size, sum(ks), device=device, dtype=torch.float32) for size in (M, N))
     p, q = (_m_major(k_grouped_cast_to_fp8(operand, ks)) for operand in (rows, columns))
     p_t, q_t = (p[0], p[1].t()), (q[0], q[1].t())
     ks_tensor = torch.tensor(ks, device=device, dtype=torch.int32)
-    grads = torch.zeros(GROUPS, M, N, device=device)
+    grads = torch.zeros(GROUPS, M, N, device=device, dtype=torch.float32)
     along_k, wgrad = grouped.k_grouped_fp8_gemm_nt_contiguous, grouped.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt
     yield "deep_gemm.k_grouped_fp8_gemm_nt_contiguous", shape, lambda: along_k(p, q, grads, ks, ks_tensor, c=grads)
     yield "deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt", shape, lambda: wgrad(p_t, q_t, grads, ks)
@@ -215,19 +220,20 @@ def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
     """Calls that differ only in m and run the same kernel. The first is for loading the kernel."""
     config = select(M, N, K, Output(), H200)
     ms = [m for m in range(1, 4096) if m != M and select(m, N, K, Output(), H200) == config][: count + 1]
-    b = per_block_cast_to_fp8(torch.randn(N, K, device=device))
+    b = per_block_cast_to_fp8(torch.randn(N, K, device=device, dtype=torch.float32))
     operands = []
     for m in ms:
-        a = _m_major(per_token_cast_to_fp8(torch.randn(m, K, device=device)))
+        a = _m_major(per_token_cast_to_fp8(torch.randn(m, K, device=device, dtype=torch.float32)))
         operands.append((a, torch.empty(m, N, device=device, dtype=torch.bfloat16)))
     return [lambda a=a, d=d: dense.fp8_gemm_nt(a, b, d) for a, d in operands]  # type: ignore[misc]
 
 
 def calls_with_new_m_of_bf16(device: str, count: int = NEW_MS) -> list[Call]:
     """The same of BF16 products."""
-    config, b = select_bf16(M, N, K, Output(), Majors(), H200), torch.randn(N, K, device=device).bfloat16()
+    config = select_bf16(M, N, K, Output(), Majors(), H200)
+    b = torch.randn(N, K, device=device, dtype=torch.float32).bfloat16()
     ms = [m for m in range(1, 4096) if m != M and select_bf16(m, N, K, Output(), Majors(), H200) == config][: count + 1]
-    operands = [[torch.randn(m, size, device=device).bfloat16() for size in (K, N)] for m in ms]
+    operands = [[torch.randn(m, size, device=device, dtype=torch.float32).bfloat16() for size in (K, N)] for m in ms]
     return [lambda a=a, d=d: deep_gemm.bf16_gemm_nt(a, b, d) for a, d in operands]  # type: ignore[misc]
 
 
@@ -243,8 +249,8 @@ def calls_with_new_weight(device: str, count: int = NEW_WEIGHTS) -> list[Call]:
     menu_of.cache_clear()  # choosing is a part of the first call
     calls: list[Call] = []
     for n, k in new:
-        a = _m_major(per_token_cast_to_fp8(torch.randn(M, k, device=device)))
-        b = per_block_cast_to_fp8(torch.randn(n, k, device=device))
+        a = _m_major(per_token_cast_to_fp8(torch.randn(M, k, device=device, dtype=torch.float32)))
+        b = per_block_cast_to_fp8(torch.randn(n, k, device=device, dtype=torch.float32))
         d = torch.empty(M, n, device=device, dtype=torch.bfloat16)
         calls.append(lambda a=a, b=b, d=d: dense.fp8_gemm_nt(a, b, d))  # type: ignore[misc]
     return calls

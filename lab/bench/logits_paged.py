@@ -48,7 +48,7 @@ CHECKED_SEQUENCES = 4
 def contexts_of(shape: Shape, *, device: str) -> Tensor:
     """Contexts from 0.7 to 1.3 of their mean; a sequence's tokens are its last ones."""
     sequences, next_n, _, _, context = shape
-    spread = 0.7 + 0.6 * torch.rand(sequences, generator=torch.Generator().manual_seed(0))
+    spread = 0.7 + 0.6 * torch.rand(sequences, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     mean = MEAN_CONTEXTS.get(shape, float(context))
     last = (spread * (mean / float(spread.mean()))).int()
     return (last[:, None] - torch.arange(next_n - 1, -1, -1, dtype=torch.int32)).to(device)
@@ -63,10 +63,10 @@ def paged_problem(shape: Shape, *, device: str) -> PagedLogits:
     pages = -(-most // PAGE)
     cache = torch.randint(0, 120, (sequences * pages, PAGE, 1, depth + 4), dtype=torch.uint8, device=device)
     scales = cache.view(sequences * pages, -1)[:, PAGE * depth :]
-    scales.copy_((torch.rand(len(cache), PAGE, device=device) + 0.5).view(torch.uint8))
+    scales.copy_((torch.rand(len(cache), PAGE, device=device, dtype=torch.float32) + 0.5).view(torch.uint8))
     table = torch.randperm(len(cache), device=device).int().view(sequences, pages)
-    q = torch.randn(sequences, next_n, heads, depth, device=device).to(torch.float8_e4m3fn)
-    weights = torch.randn(sequences * next_n, heads, device=device)
+    q = torch.randn(sequences, next_n, heads, depth, device=device, dtype=torch.float32).to(torch.float8_e4m3fn)
+    weights = torch.randn(sequences * next_n, heads, device=device, dtype=torch.float32)
     shares = gpu_of(q.get_device()).num_sms if q.is_cuda else 4
     schedule = paged.get_paged_mqa_logits_metadata(contexts, PAGE, shares)
     return paged_logits_problem(q, cache, weights, contexts, table, schedule, most, False, torch.float32)
@@ -87,7 +87,9 @@ def difference(p: PagedLogits) -> float:
     paged.compute(p)
     next_n = p.q.shape[1]
     found, right = [], []
-    for sequence in torch.linspace(0, len(p.q) - 1, min(len(p.q), CHECKED_SEQUENCES)).int().tolist():
+    for sequence in (
+        torch.linspace(0, len(p.q) - 1, min(len(p.q), CHECKED_SEQUENCES), dtype=torch.float32).int().tolist()
+    ):
         rows = slice(sequence * next_n, (sequence + 1) * next_n)
         one = PagedLogits(
             p.q[sequence : sequence + 1],

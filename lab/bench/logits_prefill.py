@@ -54,8 +54,9 @@ def causal_problem(shape: Shape, *, clean: bool, device: str) -> MqaLogits:
     queries, num_keys, heads, depth = shape
     torch.manual_seed(0)
     sizes = (queries, heads, depth), (num_keys, depth)
-    q, keys = (torch.randn(size, device=device).to(torch.float8_e4m3fn) for size in sizes)
-    weights, scales = torch.randn(queries, heads, device=device), torch.rand(num_keys, device=device) + 0.5
+    q, keys = (torch.randn(size, device=device, dtype=torch.float32).to(torch.float8_e4m3fn) for size in sizes)
+    weights = torch.randn(queries, heads, device=device, dtype=torch.float32)
+    scales = torch.rand(num_keys, device=device, dtype=torch.float32) + 0.5
     last = torch.arange(num_keys - queries + 1, num_keys + 1, dtype=torch.int32, device=device)
     return mqa_logits_problem(q, (keys, scales), weights, torch.zeros_like(last), last, clean, 0, torch.float32)
 
@@ -64,7 +65,7 @@ def in_torch(p: MqaLogits) -> Tensor:
     """The same by torch's products, all keys for every query."""
     queries, heads, depth = p.q.shape
     keys = (p.keys.float() * p.scales[:, None]).to(torch.bfloat16)
-    out = torch.empty(queries, len(keys), device=p.q.device)
+    out = torch.empty(queries, len(keys), device=p.q.device, dtype=torch.float32)
     step = max(SCORES_AT_A_TIME // (heads * len(keys)), 1)
     for first in range(0, queries, step):
         rows = slice(first, first + step)
@@ -77,7 +78,9 @@ def difference(p: MqaLogits) -> float:
     """Say how far our logits are from the reference's, for some queries; NaN where ranges differ."""
     p.logits.fill_(torch.nan)
     prefill.compute(p)
-    rows = torch.linspace(0, len(p.q) - 1, min(len(p.q), CHECKED_QUERIES), device=p.q.device).long()
+    rows = torch.linspace(
+        0, len(p.q) - 1, min(len(p.q), CHECKED_QUERIES), device=p.q.device, dtype=torch.float32
+    ).long()
     found = p.logits[rows]
     right = mqa_logits_problem(
         p.q[rows], (p.keys, p.scales), p.weights[rows], p.starts[rows], p.ends[rows], p.clean_logits, 0, torch.float32

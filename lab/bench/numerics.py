@@ -143,17 +143,19 @@ def relative(got: Tensor, right: Tensor) -> float:
 
 def normal(rows: int, k: int) -> Tensor:
     """Normal numbers."""
-    return torch.randn(rows, k)
+    return torch.randn(rows, k, dtype=torch.float32)
 
 
 def heavy(rows: int, k: int) -> Tensor:
     """Student's t with two degrees of freedom: of 10000 numbers the largest is some 70."""
-    return torch.randn(rows, k) / torch.randn(2, rows, k).square().mean(0).sqrt()
+    return (
+        torch.randn(rows, k, dtype=torch.float32) / torch.randn(2, rows, k, dtype=torch.float32).square().mean(0).sqrt()
+    )
 
 
 def positive(rows: int, k: int) -> Tensor:
     """Magnitudes of normal numbers: nothing cancels, and every sum grows with k."""
-    return torch.randn(rows, k).abs()
+    return torch.randn(rows, k, dtype=torch.float32).abs()
 
 
 def independent(draw: Callable[[int, int], Tensor]) -> Numbers:
@@ -323,9 +325,9 @@ def hc_prenorm(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     """A few FP32 vectors, rounded to TF32: that is the cast."""
     m, n, k = shape
     x, w = numbers(m, n, k)
-    b = w.float() * torch.rand(n, 1).add(1)  # more bits than BF16 has
+    b = w.float() * torch.rand(n, 1, dtype=torch.float32).add(1)  # more bits than BF16 has
     given, asked = exact(x, to_tf32(b)), exact(x, b)
-    squares = torch.empty(m)
+    squares = torch.empty(m, dtype=torch.float32)
     call = into((m, n), torch.float32, lambda d: tf32_hc_prenorm_gemm(x, b, d, squares))
     yield Way(OURS, torch.float32, call, given, asked)
     yield Way(TF32, torch.float32, lambda: in_tf32(x.float(), b), given, asked)
@@ -344,7 +346,7 @@ def mqa_logits(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     """The indexer's logits: k is the depth of a head."""
     tokens, keys, heads, k = shape
     x, y = numbers(tokens * heads, keys, k)
-    weights = torch.randn(tokens, heads)
+    weights = torch.randn(tokens, heads, dtype=torch.float32)
     (q, sq), (kv, sk) = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
     begins, ends = torch.zeros(tokens, dtype=torch.int32), torch.full((tokens,), keys, dtype=torch.int32)
     folded = weights * sq.view(tokens, heads)
@@ -376,10 +378,10 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     tokens, intermediate, k = shape
     x, w1 = numbers(tokens, 4 * intermediate, k)
     w1 = (w1.float() * k**-0.5).bfloat16().view(2, 2 * intermediate, k)
-    w2 = (torch.randn(2, k, intermediate) * intermediate**-0.5).bfloat16()
+    w2 = (torch.randn(2, k, intermediate, dtype=torch.float32) * intermediate**-0.5).bfloat16()
     q1, q2 = per_block_cast_to_fp8(w1), per_block_cast_to_fp8(w2)
     ids = torch.arange(2).expand(tokens, 2).contiguous()
-    weights = torch.rand(tokens, 2)
+    weights = torch.rand(tokens, 2, dtype=torch.float32)
 
     def to_fp8(values: Tensor) -> Tensor:
         return dequantized(per_token_cast_to_fp8(values), 1)
@@ -422,7 +424,7 @@ ONE_BIG: Mapping[str, slice] = {
 
 def one_big_operands(kind: str, gap: int) -> tuple[Tensor, Tensor]:
     """A `[m, k]` and B `[n, k]` that FP8 holds, with the small products `gap` powers of two below the big one."""
-    a, b, at = torch.zeros(M, 256), torch.zeros(N, 256), ONE_BIG[kind]
+    a, b, at = torch.zeros(M, 256, dtype=torch.float32), torch.zeros(N, 256, dtype=torch.float32), ONE_BIG[kind]
     a[:, 0], b[:, 0] = 2.0**BIG, 2.0**BIG
     exponent = 2 * BIG - gap
     a[:, at], b[:, at] = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
@@ -437,9 +439,9 @@ def one_big(kind: str) -> Make:
         a, b = one_big_operands(kind, gap)
         right, small = exact(a, b), exact(a[:, ONE_BIG[kind]], b[:, ONE_BIG[kind]])
         p, q = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
-        operands = (p, torch.ones(M, 2)), (q, torch.ones(N // 128, 2))
+        operands = (p, torch.ones(M, 2, dtype=torch.float32)), (q, torch.ones(N // 128, 2, dtype=torch.float32))
         yield Way(OURS, torch.float32, into((M, N), torch.float32, lambda d: fp8_gemm_nt(*operands, d)), right, small)
-        one = torch.ones(())
+        one = torch.ones((), dtype=torch.float32)
         for way in by_tensorwise_scales((p, one), (q, one), right):
             if way.output == torch.float32:
                 yield Way(way.contender, way.output, way.call, right, small)

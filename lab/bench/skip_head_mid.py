@@ -64,9 +64,9 @@ class IntoHeads:
 
     def __init__(self, shape: Shape, device: str) -> None:
         self.shape = m, n, k = shape
-        values, scales = per_token_cast_to_fp8(torch.randn(m, k, device=device))
+        values, scales = per_token_cast_to_fp8(torch.randn(m, k, device=device, dtype=torch.float32))
         self.a = values, get_mn_major_tma_aligned_tensor(scales)
-        self.b = per_block_cast_to_fp8(torch.randn(n, k, device=device))
+        self.b = per_block_cast_to_fp8(torch.randn(n, k, device=device, dtype=torch.float32))
         self.d = torch.full(
             (m, n // HEADS.columns * HEADS.columns_of_d), UNTOUCHED, device=device, dtype=torch.bfloat16
         )

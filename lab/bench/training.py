@@ -114,7 +114,7 @@ def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
         }
     num_experts, topk, tokens, hidden, intermediate = shape
     x, grad = (torch.randn(tokens, hidden, **said) for _ in range(2))
-    logits, ids = torch.randn(tokens, num_experts, device=device).topk(topk)
+    logits, ids = torch.randn(tokens, num_experts, device=device, dtype=torch.float32).topk(topk)
     experts, p = Experts(num_experts, hidden, intermediate, **said), logits.softmax(dim=-1).requires_grad_()
     leaves = [x.requires_grad_(), p, experts.w1, experts.w2]
     (_, in_bf16), *_ = chains_in_bf16(x, ids, p, experts.w1, experts.w2, with_compiled=False)

@@ -180,6 +180,6 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
             b, sfb = cast_blocks(w, *of_b, use_ue8m0=output.scale_parts_of_b > 1, min_amax=0.0)
         if output.loads_sfb:
             sfb = get_mn_major_tma_aligned_tensor(sfb)
-        d = torch.randn(m, n).to(torch.float32 if output.is_fp32 else torch.bfloat16)
+        d = torch.randn(m, n, dtype=torch.float32).to(torch.float32 if output.is_fp32 else torch.bfloat16)
         c = d if output.adds_to_d else torch.randn_like(d) if output.with_c else None
     return dense_problem((a, get_mn_major_tma_aligned_tensor(sfa)), (b, sfb), d, c, recipes=(None, of_a, of_b))

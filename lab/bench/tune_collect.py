@@ -251,7 +251,7 @@ def _rows_caller(sample: Sample) -> Callable[[Any], object]:
         masked = masked_problem((a.view(groups, max_m, k), sfa), (b, sfb), d, counts, sample.m, recipes=recipes)
         return lambda config: rows.run(masked, config)
     a, sfa = per_token_cast_to_fp8(torch.randn(sample.m, k, dtype=torch.bfloat16))
-    ids = torch.arange(groups, dtype=torch.int32).repeat_interleave(torch.tensor(sizes))
+    ids = torch.arange(groups, dtype=torch.int32).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
     d = torch.empty(sample.m, n, dtype=dtype)
     stacked = contiguous_problem((a, get_mn_major_tma_aligned_tensor(sfa)), (b, sfb), d, ids, recipes=recipes)
     return lambda config: rows.run(stacked, config)
@@ -263,7 +263,7 @@ def _depths_caller(sample: Sample) -> Callable[[Any], object]:
         k_grouped_cast_to_fp8(torch.randn(size, sum(ks), dtype=torch.bfloat16), ks) for size in (sample.m, sample.n)
     )
     a, b = ((values, get_mn_major_tma_aligned_tensor(sf)) for values, sf in (a, b))
-    d = torch.zeros(sample.num_groups, sample.m, sample.n)
+    d = torch.zeros(sample.num_groups, sample.m, sample.n, dtype=torch.float32)
     c = d if sample.output.adds_to_d else torch.zeros_like(d) if sample.output.with_c else None
     p = k_grouped_problem(a, b, d, ks, torch.tensor(ks, dtype=torch.int32), c)
     return lambda config: depths.run_on_gpu(p, config)

@@ -22,7 +22,7 @@ WRITTEN = "d", "d_fp32", "squares", "y"
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     """Draw numbers of the usual size."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
 def near(got: Tensor, x: Tensor, y: Tensor) -> bool:
@@ -72,7 +72,7 @@ def operands(rows: tuple[int, ...], columns: tuple[int, ...]) -> Drawn:
     a32, b32 = numbers(*rows, 8).exp(), numbers(*columns[:-1], columns[-1] // 32, 8).exp()
     row32 = numbers(*columns, 8).round().exp2()
     fp4, fp4_sf = deep_gemm.quantize_mxfp4(of_b)
-    d = torch.full((*rows, columns[-1]), torch.nan)
+    d = torch.full((*rows, columns[-1]), torch.nan, dtype=torch.float32)
     return {
         "a": a,
         "sfa": get_mn_major_tma_aligned_tensor(sfa),
@@ -120,7 +120,7 @@ def of_heads() -> Drawn:
 def many_logits() -> Drawn:
     """Draw queries of many tokens, and keys one behind another."""
     free = fp8_mqa_logits.problem((6, 70, 32, 64), fp8_mqa_logits.causal(6, 70))
-    narrow = free._replace(is_compressed=True, logits=torch.full((6, 70), torch.nan))
+    narrow = free._replace(is_compressed=True, logits=torch.full((6, 70), torch.nan, dtype=torch.float32))
     return {**free._asdict(), "kv": (free.keys, free.scales), "free": free, "narrow": narrow}
 
 
@@ -134,7 +134,12 @@ def paged_logits() -> Drawn:
 def prenorm() -> Drawn:
     """Draw what goes ahead of a norm of hyper-connections."""
     a, b = random_operands(5, 24, 1024)
-    return {"a": a, "b": b, "d": torch.full((4, 5, 24), torch.nan), "squares": torch.full((4, 5), torch.nan)}
+    return {
+        "a": a,
+        "b": b,
+        "d": torch.full((4, 5, 24), torch.nan, dtype=torch.float32),
+        "squares": torch.full((4, 5), torch.nan, dtype=torch.float32),
+    }
 
 
 def mixture() -> Drawn:
@@ -144,7 +149,7 @@ def mixture() -> Drawn:
     gate, up = b1.view(torch.uint8).view(4, 2, 32, 8, 512).unbind(1)
     x, ids = numbers(3, 512, seed=2).bfloat16(), torch.tensor([[0, 3], [2, -1], [3, 0]], dtype=torch.int32)
     p = numbers(3, 2, seed=3).abs()
-    right = torch.zeros(3, 512)
+    right = torch.zeros(3, 512, dtype=torch.float32)
     for token, k in (ids >= 0).nonzero().tolist():
         of_gate, of_up = (cast_back_from_fp8(b1, s1)[ids[token, k]] @ x[token].float()).chunk(2)
         middle = torch.nn.functional.silu(of_gate) * of_up * p[token, k] * 2.5

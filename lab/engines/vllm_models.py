@@ -58,7 +58,7 @@ def tensors(name: str, shape: tuple[int, ...], is_mxfp4: bool, device: str) -> d
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
 
     def normal(*sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=generator, device=device)
+        return torch.randn(sizes, generator=generator, device=device, dtype=torch.float32)
 
     if len(shape) == 1:
         return {name: 0.05 * normal(*shape) if name.endswith("bias") else (1 + 0.1 * normal(*shape)).bfloat16()}

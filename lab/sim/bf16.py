@@ -44,7 +44,11 @@ def operand(shape: tuple[int, ...], is_mn: bool, gap: int, generator: torch.Gene
     """Make random rows, or columns that lie contiguous if `is_mn`; each is followed by `gap` NaNs."""
     shape = (*shape[:-2], shape[-1], shape[-2]) if is_mn else shape
     wide = torch.full((*shape[:-1], -(-shape[-1] // 8) * 8 + gap), float("nan"), dtype=torch.bfloat16)
-    values = torch.randint(-2, 3, shape, generator=generator) if exact else torch.randn(shape, generator=generator)
+    values = (
+        torch.randint(-2, 3, shape, generator=generator)
+        if exact
+        else torch.randn(shape, generator=generator, dtype=torch.float32)
+    )
     x = wide[..., : shape[-1]].copy_(values)
     return x.mT if is_mn else x
 

@@ -39,7 +39,7 @@ def random_problem(
     generator = torch.Generator().manual_seed(seed)
     a, b = (torch.full((sum(ks) + more_rows, rows + gap), float("nan"), dtype=torch.bfloat16) for rows in (m, n))
     for x, rows in ((a, m), (b, n)):
-        x[: sum(ks), :rows] = torch.randn(sum(ks), rows, generator=generator)
+        x[: sum(ks), :rows] = torch.randn(sum(ks), rows, generator=generator, dtype=torch.float32)
     d, c = random_d_and_c(config, (len(ks), m, n), generator)
     counts = torch.tensor(ks, dtype=torch.int32) if on_gpu_alone else None
     return CountedProblem(a[:, :m], b[:, :n], d, c, counts, None if on_gpu_alone else tuple(ks))

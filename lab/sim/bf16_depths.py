@@ -26,7 +26,7 @@ from .product import draws, random_d_and_c, run_plan, sides, stage_of, units_of_
 def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: int = 0) -> DepthsProblem:
     """Make a problem with random data. D is NaN, unless it is also C."""
     generator = torch.Generator().manual_seed(seed)
-    a, b = (torch.randn(sum(ks), rows, generator=generator).to(torch.bfloat16) for rows in (m, n))
+    a, b = (torch.randn(sum(ks), rows, generator=generator, dtype=torch.float32).to(torch.bfloat16) for rows in (m, n))
     d, c = random_d_and_c(config, (len(ks), m, n), generator)
     return DepthsProblem(a, b, d, c, tuple(ks))
 

@@ -47,8 +47,10 @@ def random_problem(
     elif rows is None:
         rows = int(numbers.max())
     planes = groups if config.groups == Groups.COUNTS else 1
-    a = torch.randn(planes, rows, k, generator=generator).to(torch.bfloat16)
-    b = torch.randn(groups, *((k, n) if config.majors.b_is_mn else (n, k)), generator=generator).to(torch.bfloat16)
+    a = torch.randn(planes, rows, k, generator=generator, dtype=torch.float32).to(torch.bfloat16)
+    b = torch.randn(
+        groups, *((k, n) if config.majors.b_is_mn else (n, k)), generator=generator, dtype=torch.float32
+    ).to(torch.bfloat16)
     b = b.mT if config.majors.b_is_mn else b
     d = torch.full((planes, rows, n), CANARY, dtype=torch.float32 if config.is_fp32 else torch.bfloat16)
     p = RowsProblem(a, b, d, numbers, config.groups, rows / groups, alignment, zero_padding)
@@ -64,7 +66,7 @@ def ids_of(p: RowsProblem) -> Tensor:
         return p.c[None].long()
     if p.groups == Groups.COUNTS:
         return torch.where(at < p.c[:, None], torch.arange(planes)[:, None], -1)
-    ids, begin = torch.full((1, rows), -1), 0
+    ids, begin = torch.full((1, rows), -1, dtype=torch.int64), 0
     for group, end in enumerate(p.c.tolist()):
         ids[0, begin:end] = group
         begin = ceil_div(end, p.alignment) * p.alignment

@@ -57,7 +57,7 @@ def run(
     steps = ceil_div(len(a) * a.shape[-1] // BLOCK_K, slices) * BLOCK_K // 16
     roundings = steps * units_of_step(how) + slices + 2
     right = exact.to(p.d.dtype)
-    workspace = torch.full((slices, *p.d.shape), float("nan"))
+    workspace = torch.full((slices, *p.d.shape), float("nan"), dtype=torch.float32)
     stage = stage_of(config, p, is_dependent=True, more={"workspace": workspace}, **how)
     placed, between = stage.placed(p), stage.at["workspace"]
     first = stage.launcher(BF16_GEMM, kernel, config, frozenset({"d"}))
@@ -140,7 +140,7 @@ class SlicesTrial(ProductTrial):
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Add up slices, in a D whose rows have a gap behind them."""
         generator, (m, n) = torch.Generator().manual_seed(self.seed), (self.m, self.n)
-        workspace = torch.randn(self.slices, m, n, generator=generator)
+        workspace = torch.randn(self.slices, m, n, generator=generator, dtype=torch.float32)
         dtype = torch.float32 if self.config.output_is_fp32 else torch.bfloat16
         d = torch.full((m, n + 8), float("nan"), dtype=dtype)[:, :n]
         exact, magnitudes = workspace.double().sum(0), workspace.double().abs().sum(0)

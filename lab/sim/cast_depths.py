@@ -102,7 +102,7 @@ class DepthsTrial(Trial):
         if len(groups.token_of) == 0:
             return 0.0
         generator = torch.Generator().manual_seed(self.seed + 1)
-        p = torch.rand(len(groups.token_of), generator=generator) * 2
+        p = torch.rand(len(groups.token_of), generator=generator, dtype=torch.float32) * 2
         p[sum(self.counts) :] = torch.nan
         if self.config.source in OF_SILU:
             return self._check_silu(kernel, groups, p)
@@ -120,14 +120,14 @@ class DepthsTrial(Trial):
     def _check_silu(self, kernel: HostKernel | None, groups: GroupedRows, p: Tensor) -> float:
         rows, used_rows = len(groups.token_of), sum(self.counts)
         generator = torch.Generator().manual_seed(self.seed + 2)
-        h = (torch.randn(rows, 2 * self.k, generator=generator) * 2).bfloat16()
-        ds = torch.randn(rows, self.k, generator=generator).bfloat16()
+        h = (torch.randn(rows, 2 * self.k, generator=generator, dtype=torch.float32) * 2).bfloat16()
+        ds = torch.randn(rows, self.k, generator=generator, dtype=torch.float32).bfloat16()
         h[used_rows:] = ds[used_rows:] = torch.nan
         has_gradient, has_activation = (self.parts in ("both", part) for part in ("gradient", "activation"))
         (columns, used), (activated, used_of_s) = self._room(groups, 2 * self.k), self._room(groups, self.k)
         values = torch.full((rows, 2 * self.k), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
         scales = empty_scales((rows,), 2 * self.k, h, mn_major=True)
-        sums = torch.full((ceil_div(self.k, SCALE_BLOCK), rows), torch.nan)
+        sums = torch.full((ceil_div(self.k, SCALE_BLOCK), rows), torch.nan, dtype=torch.float32)
         cast = DepthsCast(h, groups.ends, rows, row_weights=p, ds=ds, limit=self.limit)
         cast = cast.with_gradient((values, scales), columns) if has_gradient else cast
         cast = cast.with_activation(activated, sums) if has_activation else cast

@@ -253,7 +253,7 @@ def data(trial: RowTrial) -> Tensor:
     """Make rows of x; those that must not matter are NaN."""
     dtype, columns = trial.config.dtype, trial.k * (2 if trial.config.activates else 1)
     generator = torch.Generator().manual_seed(trial.seed)
-    ordinary = (torch.randn(trial.m, columns, generator=generator) * 3).to(dtype)
+    ordinary = (torch.randn(trial.m, columns, generator=generator, dtype=torch.float32) * 3).to(dtype)
     if trial.matrix is not None:
         x = trial.matrix.clone()
     elif trial.data == "wild":
@@ -261,7 +261,7 @@ def data(trial: RowTrial) -> Tensor:
     elif trial.data == "hard":
         x = hard(trial.config)
     elif trial.data == "mixed":
-        is_wild = torch.rand(trial.m, ceil_div(columns, 128), generator=generator) < 0.1
+        is_wild = torch.rand(trial.m, ceil_div(columns, 128), generator=generator, dtype=torch.float32) < 0.1
         is_wild = is_wild.repeat_interleave(128, 1)[:, :columns]
         x = torch.where(is_wild, wild(trial.m, columns, dtype, trial.seed), ordinary)
     elif trial.data == "largest":
@@ -280,7 +280,7 @@ def weights(trial: RowTrial) -> Tensor | None:
     """Make factors of rows; of those that must not matter NaN."""
     if not trial.has_weights:
         return None
-    weight = torch.randn(trial.m, generator=torch.Generator().manual_seed(trial.seed + 1))
+    weight = torch.randn(trial.m, generator=torch.Generator().manual_seed(trial.seed + 1), dtype=torch.float32)
     weight[~is_cast(trial)] = torch.nan
     return weight
 
@@ -289,7 +289,7 @@ def row_of(trial: RowTrial) -> Tensor:
     """Draw routes of each token, a fifth of them without an expert; the first token has none at all."""
     generator = torch.Generator().manual_seed(trial.seed)
     ids = torch.randint(0, EXPERTS, (trial.m, trial.topk), generator=generator)
-    ids[torch.rand(ids.shape, generator=generator) < 0.2] = -1
+    ids[torch.rand(ids.shape, generator=generator, dtype=torch.float32) < 0.2] = -1
     if trial.m > 1:
         ids[0] = -1
     return expert_rows(ids, EXPERTS).row_of
@@ -318,4 +318,4 @@ def is_cast(trial: RowTrial) -> Tensor:
 def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     """Make room for scales, all of it NaN."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return torch.full((extent,), torch.nan).as_strided(shape, strides)
+    return torch.full((extent,), torch.nan, dtype=torch.float32).as_strided(shape, strides)

@@ -156,7 +156,7 @@ class TurnedTrial(Trial):
         x = wider(matrix(TileTrial(self.config, (matrices * m, k), self.seed)), 32, 3.0)
         values, scales = per_block_cast_to_fp8(x.view(matrices, m, k), self.rounds_up)
         columns = torch.full((matrices, k, m), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
-        room = torch.full(scales.shape, torch.nan)
+        room = torch.full(scales.shape, torch.nan, dtype=torch.float32)
         flat = room.view(-1, room.shape[-1])
         in_order = torch.full(x.shape, POISON, dtype=torch.uint8).view(torch.float8_e4m3fn) if self.both_ways else None
         cast = TileCast(x, Grain.BLOCKS, in_order, flat, columns, rounds_up=self.rounds_up)
@@ -171,11 +171,14 @@ def matrix(trial: TileTrial) -> Tensor:
     """Columns of the first block are ordinary, those of the third tiny, those of others of any size."""
     (m, k), dtype = trial.shape, trial.config.dtype
     x = wild(m, k, dtype, trial.seed, block_rows=32)
-    ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed)) * 3
+    ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed), dtype=torch.float32) * 3
     x[:, :128] = ordinary.to(dtype)
     x[:, 256:384] = ordinary[:, : max(min(k - 256, 128), 0)] * 2.0**-115
     if dtype == torch.float32 and k > 128:  # quotients that only the last step gets right, by tiny scales too
         hard = hard_quotients()
         rows = torch.arange(m) % len(hard)
-        x[:, 128:256] = hard[rows][:, : k - 128] * 2.0 ** torch.tensor([0, -117])[torch.arange(m) // 32 % 2][:, None]
+        x[:, 128:256] = (
+            hard[rows][:, : k - 128]
+            * 2.0 ** torch.tensor([0, -117], dtype=torch.int64)[torch.arange(m) // 32 % 2][:, None]
+        )
     return x

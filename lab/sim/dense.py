@@ -94,13 +94,13 @@ def random_problem(
     """
     generator = torch.Generator().manual_seed(seed)
     if config.b == E2M1:
-        a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
+        a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator, dtype=torch.float32))
         d, c = random_d_and_c(config, (m, n), generator, in_place)
         return dense_problem(a, random_packed(n, k, generator, any_scales), d, c)
     of_b = config.sfb or PER_BLOCK
     of_a = (config.sfa if isinstance(config, GemmConfig) else None) or PER_ROW
-    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator), gran_k=of_a.columns)
-    b = cast_by_torch(torch.randn(n, k, generator=generator), *of_b)
+    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator, dtype=torch.float32), gran_k=of_a.columns)
+    b = cast_by_torch(torch.randn(n, k, generator=generator, dtype=torch.float32), *of_b)
     sfa = varied(a[1], of_a, generator, Words.A in words, any_scales)
     sfb = varied(b[1], of_b, generator, Words.B in words, any_scales)
     d, c = random_d_and_c(config, (m, n), generator, in_place)
@@ -125,9 +125,11 @@ def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
     scales *= torch.randint(1, 9, scales.shape, generator=generator)
     blocks, parts = ceil_div(SCALE_BLOCK, of.rows), SCALE_BLOCK // of.columns
     rows, groups = scales.shape[-2:]
-    folds = torch.rand(ceil_div(rows, blocks), ceil_div(groups, parts), generator=generator) < 0.5
+    folds = torch.rand(ceil_div(rows, blocks), ceil_div(groups, parts), generator=generator, dtype=torch.float32) < 0.5
     folds = folds.repeat_interleave(blocks, 0)[:rows]
-    folds = (folds | (torch.rand(folds.shape, generator=generator) < 0.5)).repeat_interleave(parts, 1)[:, :groups]
+    folds = (folds | (torch.rand(folds.shape, generator=generator, dtype=torch.float32) < 0.5)).repeat_interleave(
+        parts, 1
+    )[:, :groups]
     first = scales[..., ::parts].repeat_interleave(parts, -1)[..., :groups]
     scales.copy_(torch.where(folds, first, scales))
 
@@ -143,12 +145,14 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
     scales = torch.randint(118, 130, (n, k // MX.columns), generator=generator, dtype=torch.uint8)
     if any_scales:
         others = torch.randint(70, 180, scales.shape, generator=generator, dtype=torch.uint8)
-        likely = torch.ones(n, 1)
+        likely = torch.ones(n, 1, dtype=torch.float32)
         for rows in (32, 128):
-            some = torch.rand(ceil_div(n, rows), 1, generator=generator) < 0.6
+            some = torch.rand(ceil_div(n, rows), 1, generator=generator, dtype=torch.float32) < 0.6
             some[0] = True
             likely *= some.repeat_interleave(rows, 0)[:n]
-        scales = torch.where(torch.rand(scales.shape, generator=generator) < 0.02 * likely, others, scales)
+        scales = torch.where(
+            torch.rand(scales.shape, generator=generator, dtype=torch.float32) < 0.02 * likely, others, scales
+        )
         for scale in (0, 237, 254, 255):
             if scale > 0 or k > MX.columns:
                 row = int(torch.randint(0, min(n, 128), (), generator=generator))

@@ -42,7 +42,10 @@ def random_problem(
 ) -> KGroupedProblem:
     """Make a problem with random data. D is NaN, unless it is also C. `on_gpu_alone`: depths in a tensor only."""
     generator = torch.Generator().manual_seed(seed)
-    a, b = (k_grouped_cast_to_fp8(torch.randn(rows, sum(ks), generator=generator), ks) for rows in (m, n))
+    a, b = (
+        k_grouped_cast_to_fp8(torch.randn(rows, sum(ks), generator=generator, dtype=torch.float32), ks)
+        for rows in (m, n)
+    )
     d, c = random_d_and_c(config, (len(ks), m, n), generator)
     p = k_grouped_problem(a, b, d, list(ks), None, c)
     return p._replace(ks=None, ks_tensor=torch.tensor(ks, dtype=torch.int32)) if on_gpu_alone else p

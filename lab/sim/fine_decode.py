@@ -29,12 +29,16 @@ def random_problem(
     `any_scales`: scales in words are of any size, or no numbers, here and there.
     """
     generator = torch.Generator().manual_seed(seed)
-    a, sfa = cast_by_torch(torch.randn(m, k, generator=generator), config.sfa.rows, config.sfa.columns)
-    b, sfb = cast_by_torch(torch.randn(n, k, generator=generator), config.sfb.rows, config.sfb.columns)
+    a, sfa = cast_by_torch(
+        torch.randn(m, k, generator=generator, dtype=torch.float32), config.sfa.rows, config.sfa.columns
+    )
+    b, sfb = cast_by_torch(
+        torch.randn(n, k, generator=generator, dtype=torch.float32), config.sfb.rows, config.sfb.columns
+    )
 
     def varied(side: Words, sf: Tensor) -> Tensor:
         if side not in words:
-            return sf * (0.5 + torch.rand(sf.shape, generator=generator))
+            return sf * (0.5 + torch.rand(sf.shape, generator=generator, dtype=torch.float32))
         exponents = torch.randint(112, 120, sf.shape, generator=generator, dtype=torch.uint8)
         return random_words(exponents, generator, any_scales)
 

@@ -66,8 +66,12 @@ def problem(
     """Make random operands of [tokens, keys, heads, depth]; `columns` of compressed rows."""
     tokens, keys, heads, depth = shape
     g = torch.Generator().manual_seed(seed)
-    q, k = (torch.randn(*size, generator=g).to(torch.float8_e4m3fn) for size in ((tokens, heads, depth), (keys, depth)))
-    scales, weights = torch.rand(keys, generator=g) + 0.5, torch.randn(tokens, heads, generator=g)
+    q, k = (
+        torch.randn(*size, generator=g, dtype=torch.float32).to(torch.float8_e4m3fn)
+        for size in ((tokens, heads, depth), (keys, depth))
+    )
+    scales = torch.rand(keys, generator=g, dtype=torch.float32) + 0.5
+    weights = torch.randn(tokens, heads, generator=g, dtype=torch.float32)
     starts, ends = (torch.tensor(x, dtype=torch.int32) for x in ranges)
     q, k, scales, weights, starts, ends = (x.to(device) for x in (q, k, scales, weights, starts, ends))
     return mqa_logits_problem(q, (k, scales), weights, starts, ends, clean, columns, dtype)

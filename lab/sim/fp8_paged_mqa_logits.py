@@ -54,19 +54,23 @@ def problem(
     pages = -(-longest // page)
     most, blocks = int(pages.max()) + 1 if sequences else 1, int(pages.sum()) + 3
     order = torch.randperm(blocks - names_last_block, generator=g).int()
-    table = torch.full((sequences, most + 2), blocks - 1 if names_last_block else GARBAGE).int()
+    table = torch.full((sequences, most + 2), blocks - 1 if names_last_block else GARBAGE, dtype=torch.int64).int()
     taken = 0
     for sequence, count in enumerate(pages.tolist()):
         table[sequence, :count] = order[taken : taken + count]
         taken += count
     stride = page * (depth + 4) + room
     memory = torch.full((blocks, stride), 0x7F, dtype=torch.uint8)  # NaN
-    keys = torch.randn(blocks, page * depth, generator=g).to(torch.float8_e4m3fn)
+    keys = torch.randn(blocks, page * depth, generator=g, dtype=torch.float32).to(torch.float8_e4m3fn)
     memory[:, : page * depth] = keys.view(torch.uint8)
-    scales = torch.rand(blocks, page, generator=g) + 0.5
+    scales = torch.rand(blocks, page, generator=g, dtype=torch.float32) + 0.5
     memory[:, page * depth : page * (depth + 4)] = scales.view(torch.uint8)
-    q = torch.randn(sequences, next_n, heads, depth, generator=g).to(torch.float8_e4m3fn).to(device)
-    weights = torch.randn(sequences * next_n, heads, generator=g).to(device)
+    q = (
+        torch.randn(sequences, next_n, heads, depth, generator=g, dtype=torch.float32)
+        .to(torch.float8_e4m3fn)
+        .to(device)
+    )
+    weights = torch.randn(sequences * next_n, heads, generator=g, dtype=torch.float32).to(device)
     shape, strides = (blocks, page, 1, depth + 4), (stride, depth + 4, depth + 4, 1)
     cache, lengths = memory.to(device).as_strided(shape, strides), lengths.to(device)
     schedule = get_paged_mqa_logits_metadata(lengths, page, shares)

@@ -70,16 +70,22 @@ class GatherTrial(Trial):
         generator = torch.Generator().manual_seed(self.seed)
         # Terms of all magnitudes that cancel each other: what is left shows how each step was rounded.
         magnitudes = 2.0 ** torch.randint(0, 24, (self.tokens * self.topk, 1), generator=generator)
-        y = (torch.randn(self.tokens * self.topk, self.n, generator=generator) * magnitudes).bfloat16()
+        y = (
+            torch.randn(self.tokens * self.topk, self.n, generator=generator, dtype=torch.float32) * magnitudes
+        ).bfloat16()
         y[1::2] = -y[: len(y) // 2 * 2 : 2]
         row_of = torch.arange(y.shape[0], dtype=torch.int32).view(self.tokens, self.topk).roll(1, 1)
-        row_of[torch.rand(row_of.shape, generator=generator) < 0.2] = -1
+        row_of[torch.rand(row_of.shape, generator=generator, dtype=torch.float32) < 0.2] = -1
         weights = None
         if self.config.weights is not None:  # in wider rows, as in a message
-            weights = torch.rand(self.tokens, self.topk + 3, generator=generator).to(self.config.weights)[:, 2:-1]
+            weights = torch.rand(self.tokens, self.topk + 3, generator=generator, dtype=torch.float32).to(
+                self.config.weights
+            )[:, 2:-1]
             weights[: self.tokens // 2] = 0.7
             weights[row_of < 0] = float("nan")
-        wide = torch.full((len(y), self.n + 8), torch.nan).bfloat16()  # NaN beside rows, and where none is taken
+        wide = torch.full(
+            (len(y), self.n + 8), torch.nan, dtype=torch.float32
+        ).bfloat16()  # NaN beside rows, and where none is taken
         taken = row_of[row_of >= 0].long()
         wide[taken, : self.n] = y[taken]
         y = wide[:, : self.n]

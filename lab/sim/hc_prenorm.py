@@ -35,7 +35,10 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. What is left unwritten is NaN."""
     m, n = len(a), len(b)
-    written = {"d": torch.full((splits, m, n), torch.nan), "sqr_sum": torch.full((splits, m), torch.nan)}
+    written = {
+        "d": torch.full((splits, m, n), torch.nan, dtype=torch.float32),
+        "sqr_sum": torch.full((splits, m), torch.nan, dtype=torch.float32),
+    }
     stage = Stage(config, {"a": a, "b": b}, written, {"a": 16, "b": 16}, **how)
     module = kernel_of(config)
     stage.run(
@@ -50,9 +53,10 @@ def run(
 def random_operands(m: int, n: int, k: int, seed: int = 0, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Make normally distributed operands. Half of B's values lie in the middle between two of TF32."""
     g = torch.Generator().manual_seed(seed)
-    a, b = torch.randn(m, k, generator=g).bfloat16(), torch.randn(n, k, generator=g)
+    a = torch.randn(m, k, generator=g, dtype=torch.float32).bfloat16()
+    b = torch.randn(n, k, generator=g, dtype=torch.float32)
     in_the_middle = ((b.view(torch.int32) & ~0x1FFF) | 0x1000).view(torch.float32)
-    b = torch.where(torch.rand(n, k, generator=g) < 0.5, in_the_middle, b)
+    b = torch.where(torch.rand(n, k, generator=g, dtype=torch.float32) < 0.5, in_the_middle, b)
     return a.to(device), b.to(device)
 
 
@@ -61,7 +65,7 @@ def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
     a, b = random_operands(m, n, k)
     a, b = (a * 4).round(), (b * 4).round()
     largest, smallest = torch.finfo(torch.float32).max, 2.0**-126
-    b[0, :7] = torch.tensor([0.0, -0.0, 1.0, -2.0, largest / 2, smallest, -smallest * 2.0**-7])
+    b[0, :7] = torch.tensor([0.0, -0.0, 1.0, -2.0, largest / 2, smallest, -smallest * 2.0**-7], dtype=torch.float32)
     b[1, 5], b[2, 6], b[3, 7] = torch.inf, -torch.inf, torch.nan
     b[4, 8] = largest
     b[5, 9] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
@@ -69,7 +73,7 @@ def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
     a[1, 2], a[2, 3] = torch.inf, -torch.inf
     a[3, 4] = torch.nan
     a[4, 0] = torch.inf  # meets 0
-    a[5, 5:9] = torch.tensor([2.0**-120, 2.0**120, 0, 0])
+    a[5, 5:9] = torch.tensor([2.0**-120, 2.0**120, 0, 0], dtype=torch.float32)
     return a, b
 
 

@@ -42,9 +42,9 @@ def random_problem(
     """
     generator = torch.Generator().manual_seed(seed)
     is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
-    a, sfa = per_token_cast_to_fp8(torch.randn(m, heads, k, generator=generator))
+    a, sfa = per_token_cast_to_fp8(torch.randn(m, heads, k, generator=generator, dtype=torch.float32))
     cast_b = per_token_cast_to_fp8 if is_per_row else per_block_cast_to_fp8
-    b, sfb = cast_b(torch.randn(heads, n, k, generator=generator))
+    b, sfb = cast_b(torch.randn(heads, n, k, generator=generator, dtype=torch.float32))
     d, c = random_d_and_c(config, (m, heads, n), generator, in_place)
     recipe = (1, 1, 128) if is_per_row else (1, 128, 128)
     return heads_problem(

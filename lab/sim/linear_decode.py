@@ -94,11 +94,15 @@ class LinearTrial(Trial):
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare with the cast and the product, to the bit. Rows of x lie apart."""
         (m, n, k), g = (self.m, self.n, self.k), torch.Generator().manual_seed(self.seed)
-        x = torch.randn(m, k, generator=g).to(torch.bfloat16)
+        x = torch.randn(m, k, generator=g, dtype=torch.float32).to(torch.bfloat16)
         for row, number in enumerate(self.special):
             x[row % m, row * 130 % k] = number
-        w = per_block_cast_to_fp8(torch.randn(n, k, generator=g) * torch.logspace(0, 2, k))
-        c = torch.randn(n, generator=g).to(torch.bfloat16).expand(m, n) if self.config.tile.with_c else None
+        w = per_block_cast_to_fp8(torch.randn(n, k, generator=g, dtype=torch.float32) * torch.logspace(0, 2, k))
+        c = (
+            torch.randn(n, generator=g, dtype=torch.float32).to(torch.bfloat16).expand(m, n)
+            if self.config.tile.with_c
+            else None
+        )
         how: How = {**self.how, "truncate": True}
         d = run(kernel, self.config, wider(x, 8, torch.nan), w, c, is_dependent=self.is_dependent, **how)
         right = by_parts(self.config.tile, x, w, c, self.device)

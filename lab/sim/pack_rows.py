@@ -67,7 +67,7 @@ class PackTrial(Trial):
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare rows with those that torch's operations make, to the bit."""
         g = torch.Generator().manual_seed(self.seed)
-        x = torch.randn(self.tokens, self.hidden + 16, generator=g)
+        x = torch.randn(self.tokens, self.hidden + 16, generator=g, dtype=torch.float32)
         x[-1] *= 2.0**-110  # not ordinary, and neither is an infinity
         x[0, 5] = torch.inf
         x = x.to(self.config.dtype)[:, : self.hidden]
@@ -75,7 +75,7 @@ class PackTrial(Trial):
         given = ids.to(torch.int64 if self.config.id_bytes == 8 else torch.int32)
         if self.config.id_bytes == 8:
             given[0, 0], ids[0, 0] = (1 << 32) + 1, -1
-        p = torch.randn(self.tokens, self.topk, generator=g)
+        p = torch.randn(self.tokens, self.topk, generator=g, dtype=torch.float32)
         words = row_bytes(self.hidden, self.topk) // 4
         row_of = None
         rows = self.tokens + (self.behind or 0)

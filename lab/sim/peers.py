@@ -86,7 +86,12 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
             add(f"sfa {i} {rank}", to.sfa.t(), written=True, alignment=16)
             for name in ("weights", "addresses"):
                 add(f"{name} {i} {rank}", getattr(to, name), written=True, alignment=8)
-            add(f"out {i} {rank}", torch.full((rows, sizes.hidden), torch.nan).bfloat16(), written=True, alignment=16)
+            add(
+                f"out {i} {rank}",
+                torch.full((rows, sizes.hidden), torch.nan, dtype=torch.float32).bfloat16(),
+                written=True,
+                alignment=16,
+            )
     return found
 
 
@@ -101,7 +106,9 @@ def launches_of(
     for rank, calls in enumerate(by_rank):
         state = simulation.tensor(f"state {rank}", torch.empty(STATE_WORDS, dtype=torch.int32))
         report = simulation.tensor(f"report {rank}", torch.empty(1, dtype=torch.int32))
-        node = Node(room, addresses, rank, state, sizes.experts_here, torch.empty(0), report, limit)
+        node = Node(
+            room, addresses, rank, state, sizes.experts_here, torch.empty(0, dtype=torch.float32), report, limit
+        )
         launches: list[KernelLaunch] = []
 
         for i, call in enumerate(calls):
@@ -153,9 +160,11 @@ def launch_of(kernel: HostKernel, config: Config, params: bytes, grid: int) -> K
 def gathered_of(sizes: Sizes) -> Gathered:
     """Give what rows are gathered to, as it is before. Scales lie as `sfa.t()`, contiguous."""
     rows, hidden = sizes.room.slots * sizes.topk, sizes.hidden
-    sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan)
+    sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan, dtype=torch.float32)
     values = torch.full((rows, hidden), POISON, dtype=torch.uint8)
-    return Gathered(values, sfa.t(), torch.full((rows,), torch.nan), torch.full((rows,), -1, dtype=torch.int64))
+    return Gathered(
+        values, sfa.t(), torch.full((rows,), torch.nan, dtype=torch.float32), torch.full((rows,), -1, dtype=torch.int64)
+    )
 
 
 def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which: str) -> None:

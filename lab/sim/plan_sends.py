@@ -46,7 +46,7 @@ def check(
     )
     owners = owners_of_routes(topk_ids, experts_here, ranks)
     rows = expert_rows(owners_of_tokens(owners, ranks), ranks)
-    right = torch.tensor([*FACTS, *rows.counts.tolist(), *count_routes(owners, ranks).tolist()])
+    right = torch.tensor([*FACTS, *rows.counts.tolist(), *count_routes(owners, ranks).tolist()], dtype=torch.int64)
     same("row_of", row_of[:tokens], rows.row_of)
     same("told", told, right)
 

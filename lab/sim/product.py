@@ -70,7 +70,9 @@ def random_d_and_c(
         return d, d.normal_(generator=generator)
     if not config.with_c:
         return d, None
-    return d, d.normal_(generator=generator) if in_place else torch.randn(d.shape, generator=generator).to(d.dtype)
+    return d, d.normal_(generator=generator) if in_place else torch.randn(
+        d.shape, generator=generator, dtype=torch.float32
+    ).to(d.dtype)
 
 
 def run_plan(
@@ -103,10 +105,10 @@ def random_words(exponents: Tensor, generator: torch.Generator, any_scales: bool
     """
     if any_scales:
         others = torch.tensor([0, 1, 60, 180, 255], dtype=torch.uint8)
-        some = torch.rand(exponents.shape, generator=generator) < SOME
+        some = torch.rand(exponents.shape, generator=generator, dtype=torch.float32) < SOME
         exponents = torch.where(some, others[torch.randint(0, 5, exponents.shape, generator=generator)], exponents)
     words = words_of(F.pad(exponents, (0, -exponents.shape[-1] % UE8M0_PER_WORD), value=NO_NUMBER))
-    return words.mT.contiguous().mT if torch.rand((), generator=generator) < 0.5 else words
+    return words.mT.contiguous().mT if torch.rand((), generator=generator, dtype=torch.float32) < 0.5 else words
 
 
 def draws(config: Config, seed: int) -> random.Random:

@@ -76,7 +76,7 @@ class Call:
 
 def tokens_of(count: int, sizes: Sizes, g: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """Make tokens of a rank, and scales if they are FP8: then both lie in wider rows, full of NaN."""
-    x = torch.randn(count, sizes.hidden, generator=g)
+    x = torch.randn(count, sizes.hidden, generator=g, dtype=torch.float32)
     if sizes.dtype != torch.float8_e4m3fn:
         return x.to(sizes.dtype), None
     values, scales = per_token_cast_to_fp8(x)
@@ -106,22 +106,24 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
                 each[-1, 0] = (1 << 32) + 1  # the lower half is an expert's
             elif each.numel():
                 each[0, 0] = 32 * sizes.experts_here  # far past the last expert
-        ps = [torch.randn(count, sizes.topk, generator=g) for count in counts]
+        ps = [torch.randn(count, sizes.topk, generator=g, dtype=torch.float32) for count in counts]
         of_all = [torch.where(each < sizes.num_experts, each, -1) for each in given]
         # Slots of each rank: the tokens of all ranks.
-        slots = torch.full((ranks, room.max_tokens, sizes.topk), -1)
-        p_slots = torch.zeros(ranks, room.max_tokens, sizes.topk)
+        slots = torch.full((ranks, room.max_tokens, sizes.topk), -1, dtype=torch.int64)
+        p_slots = torch.zeros(ranks, room.max_tokens, sizes.topk, dtype=torch.float32)
         rows: list[Tensor | None] = [None] * room.slots
         for source, ((x, sf), ids, p) in enumerate(zip(tokens, of_all, ps, strict=True)):
             slots[source, : len(ids)] = ids
             p_slots[source, : len(ids)] = p
             for token, row in enumerate(row_bytes_of(x, sf, p, room.row_bytes)):
                 rows[source * room.max_tokens + token] = row
-        results = torch.full((ranks, room.max_tokens * sizes.topk, sizes.hidden), torch.nan).bfloat16()
+        results = torch.full(
+            (ranks, room.max_tokens * sizes.topk, sizes.hidden), torch.nan, dtype=torch.float32
+        ).bfloat16()
         for rank in range(ranks):
             here = local_ids(slots.flatten(0, 1).clone(), rank * sizes.experts_here, sizes.experts_here).int()
             stacked = expert_rows(here, sizes.experts_here)
-            y = torch.randn(room.slots * sizes.topk, sizes.hidden, generator=g).bfloat16()
+            y = torch.randn(room.slots * sizes.topk, sizes.hidden, generator=g, dtype=torch.float32).bfloat16()
             gathered = torch.zeros(len(y), room.row_bytes, dtype=torch.uint8)
             places: list[tuple[int, int] | None] = [None] * len(y)
             for slot, route in (here >= 0).nonzero().tolist():
@@ -136,7 +138,7 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
             routes = torch.arange(of_all[rank].numel(), dtype=torch.int32).view(of_all[rank].shape)
             returns_to = torch.where(of_all[rank] >= 0, routes, -1)
             asked = *tokens[rank], given[rank].to(sizes.ids), ps[rank], returns_to, posted
-            by_rank[rank].append(Call(*asked, here, y, stacked, gathered, places, torch.empty(0)))
+            by_rank[rank].append(Call(*asked, here, y, stacked, gathered, places, torch.empty(0, dtype=torch.float32)))
         for rank in range(ranks):
             call = by_rank[rank][-1]
             out = weighted_sum(results[rank], call.returns_to, call.topk_weights).bfloat16()

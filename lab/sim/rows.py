@@ -68,14 +68,16 @@ def random_problem(
         rows = int(numbers.max())
     planes = [groups] if config.groups == Groups.COUNTS else []
     of_a = scales_of_a(config)
-    a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=of_a.columns)
+    a, sfa = per_token_cast_to_fp8(
+        torch.randn(*planes, rows, k, generator=generator, dtype=torch.float32), gran_k=of_a.columns
+    )
     sfa = varied(sfa, of_a, generator, Words.A in words, any_scales)
     if config.b == E2M1:
         weights = [random_packed(n, k, generator, any_scales) for _ in range(groups)]
         b = torch.stack([values for values, _ in weights]), torch.stack([scales for _, scales in weights])
     else:
         assert config.sfb is not None
-        values, sfb = cast_by_torch(torch.randn(groups, n, k, generator=generator), *config.sfb)
+        values, sfb = cast_by_torch(torch.randn(groups, n, k, generator=generator, dtype=torch.float32), *config.sfb)
         b = values, varied(sfb, config.sfb, generator, Words.B in words, any_scales)
     d = torch.full((*planes, rows, n), CANARY, dtype=dtype)
     recipes = (None, config.sfa, None if config.b == E2M1 else config.sfb)

@@ -67,9 +67,9 @@ def run(kernel: HostKernel | None, config: GemmConfig, asked: Asked, **how: Unpa
     written = {
         "a": torch.full(silu.a.shape, POISON, dtype=torch.uint8).view(torch.float8_e4m3fn),
         "sfa": empty_scales(silu.sfa.shape[:1], room.hidden, silu.d, mn_major=True).fill_(torch.nan),
-        "row_weights": torch.full((len(rows.ids),), torch.nan),
+        "row_weights": torch.full((len(rows.ids),), torch.nan, dtype=torch.float32),
         "d": silu.d.clone(),
-        "scales": torch.empty_strided(silu.scales.shape, silu.scales.stride()).copy_(silu.scales),
+        "scales": torch.empty_strided(silu.scales.shape, silu.scales.stride(), dtype=torch.float32).copy_(silu.scales),
         "addresses": torch.full((len(rows.ids),), -1, dtype=torch.int64),
         "arrivals": torch.zeros(num_arrivals(len(rows.ids)), dtype=torch.int32),
         "report": torch.zeros(1, dtype=torch.int32),
@@ -135,15 +135,15 @@ def ask(
     rooms = []
     for each, count in enumerate(tokens):
         memory = torch.full((room.num_bytes,), NAN_BYTE, dtype=torch.uint8)
-        values, scales = per_token_cast_to_fp8(torch.randn(count, k, generator=g))
-        weights = torch.rand(count, topk, generator=g) * 2 - 0.5
+        values, scales = per_token_cast_to_fp8(torch.randn(count, k, generator=g, dtype=torch.float32))
+        weights = torch.rand(count, topk, generator=g, dtype=torch.float32) * 2 - 0.5
         parts = [_bits(x) for x in (values, scales, weights)]
         rows = memory[: room.ids].view(max(room.max_tokens, 1), room.row_bytes)
         rows[:count, : sum(part.shape[1] for part in parts)] = torch.cat(parts, dim=1)
         first = each * room.max_tokens
         slots[first : first + room.max_tokens] = rows
         of_rank = torch.randint(0, experts, (count, topk), generator=g, dtype=torch.int32)
-        is_here = torch.rand(count, topk, generator=g) >= elsewhere
+        is_here = torch.rand(count, topk, generator=g, dtype=torch.float32) >= elsewhere
         ids[first : first + count] = torch.where(is_here, of_rank, -1)
         rooms.append(memory)
     stacked = expert_rows(ids, experts)
@@ -165,8 +165,8 @@ def _of_rows(
     at_slot, at_route = (rows.row_of >= 0).nonzero(as_tuple=True)
     route[rows.row_of[at_slot, at_route].long()] = at_route
     weights = came[:, room.weights : room.weights + 4 * room.topk].contiguous().view(torch.float32)
-    b = per_block_cast_to_fp8(torch.randn(len(rows.counts), n, k, generator=g) / k**0.5)
-    b[1].mul_(torch.rand(b[1].shape, generator=g) + 0.5)
+    b = per_block_cast_to_fp8(torch.randn(len(rows.counts), n, k, generator=g, dtype=torch.float32) / k**0.5)
+    b[1].mul_(torch.rand(b[1].shape, generator=g, dtype=torch.float32) + 0.5)
     d = torch.full((count, n // 2), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
     columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
     scales = empty_scales((count,), n // 2, d, mn_major=True, gran_k=columns).fill_(CANARY)

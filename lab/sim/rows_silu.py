@@ -46,12 +46,12 @@ def random_problem(
     Gates and ups are `size` apart from zero, about.
     """
     generator = torch.Generator().manual_seed(seed)
-    m, groups, ends = sum(sizes) + behind, len(sizes), torch.tensor(sizes).cumsum(0).int()
-    a, sfa = per_token_cast_to_fp8(torch.randn(m, k, generator=generator) * size)
-    b = per_block_cast_to_fp8(torch.randn(groups, n, k, generator=generator) / k**0.5)
+    m, groups, ends = sum(sizes) + behind, len(sizes), torch.tensor(sizes, dtype=torch.int64).cumsum(0).int()
+    a, sfa = per_token_cast_to_fp8(torch.randn(m, k, generator=generator, dtype=torch.float32) * size)
+    b = per_block_cast_to_fp8(torch.randn(groups, n, k, generator=generator, dtype=torch.float32) / k**0.5)
     # The scales of gate and of up must differ by more than chance.
-    b[1].mul_(torch.rand(b[1].shape, generator=generator) + 0.5)
-    row_weights = torch.rand(m, generator=generator) * 2 - 0.5 if has_weights else None
+    b[1].mul_(torch.rand(b[1].shape, generator=generator, dtype=torch.float32) + 0.5)
+    row_weights = torch.rand(m, generator=generator, dtype=torch.float32) * 2 - 0.5 if has_weights else None
     d = torch.full((m, n // 2), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
     columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
     scales = empty_scales((m,), n // 2, d, mn_major=True, gran_k=columns).fill_(CANARY)

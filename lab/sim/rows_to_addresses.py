@@ -31,12 +31,12 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: ContiguousProble
     rows, n = problem.d.shape
     generator = torch.Generator().manual_seed(how.get("seed", 0))
     place = torch.randperm(rows, generator=generator)
-    on_peer, nowhere = (torch.rand(rows, generator=generator) < part for part in (0.5, 0.125))
+    on_peer, nowhere = (torch.rand(rows, generator=generator, dtype=torch.float32) < part for part in (0.5, 0.125))
     results = torch.full((rows, n + 8), CANARY, dtype=torch.bfloat16)
     read = {"a": p.a, "b": p.b, "sfa": p.sfa, "sfb": p.sfb, "c": p.c, "d": torch.zeros(rows, dtype=torch.int64)}
     written, aligned = {"here": results, "there": results}, dict.fromkeys(("a", "b", "sfa", "c", "here", "there"), 16)
     stage = Stage(config, read, written, aligned, ready=(*read, *written), ranks={"there": 1}, **how)
-    rooms = [torch.tensor(stage.at[name].data_ptr()) for name in written]
+    rooms = [torch.tensor(stage.at[name].data_ptr(), dtype=torch.int64) for name in written]
     addresses = torch.where(on_peer, rooms[1], rooms[0]) + place * results.stride(0) * 2
     placed = stage.placed(p)
     placed.d.copy_(addresses.masked_fill(nowhere, 0))

@@ -36,8 +36,8 @@ def random_problem(
 ) -> SkipProblem:
     """Make a problem with random data. All of D is a canary, in rows that have some columns more."""
     generator = torch.Generator().manual_seed(seed)
-    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
-    b = per_block_cast_to_fp8(torch.randn(n, k, generator=generator))
+    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator, dtype=torch.float32))
+    b = per_block_cast_to_fp8(torch.randn(n, k, generator=generator, dtype=torch.float32))
     columns = n // (head_splits[0] + head_splits[2]) * sum(head_splits)
     d = torch.full((m, columns + extra_columns), UNTOUCHED, dtype=torch.bfloat16)[:, :columns]
     return skip_problem(a, b, d, head_splits, recipes=(None, None, None))

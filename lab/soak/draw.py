@@ -59,11 +59,14 @@ class Draw:
 
     def powers_of_two(self, shape: Sequence[int], low: int = -2, high: int = 2) -> Tensor:
         """FP32 numbers 2^low to 2^high."""
-        return torch.ldexp(torch.ones(tuple(shape), device=self.device), self.integers(shape, low, high, torch.int32))
+        return torch.ldexp(
+            torch.ones(tuple(shape), device=self.device, dtype=torch.float32),
+            self.integers(shape, low, high, torch.int32),
+        )
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Normal numbers, of a magnitude that differs by trial."""
-        return torch.randn(tuple(shape), generator=self.generator, device=self.device).to(dtype)
+        return torch.randn(tuple(shape), generator=self.generator, device=self.device, dtype=torch.float32).to(dtype)
 
     def matrix(self, shape: Sequence[int], dtype: torch.dtype, *, turned: bool = False) -> Tensor:
         """Room for an operand: NaN between its rows; `turned`, its last two dimensions lie the other way round."""
@@ -78,10 +81,10 @@ class Draw:
         """Room for FP32 scales `[..., rows, blocks]`, row-major or as a product loads them."""
         *outer, rows, blocks = shape
         if self.flag():
-            return torch.empty(tuple(shape), device=self.device)
+            return torch.empty(tuple(shape), device=self.device, dtype=torch.float32)
         pitch = get_tma_aligned_size(rows, 4)
         strides = (blocks * pitch,) * len(outer) + (1, pitch)
-        return torch.empty_strided(tuple(shape), strides, device=self.device)
+        return torch.empty_strided(tuple(shape), strides, device=self.device, dtype=torch.float32)
 
     def output(self, shape: Sequence[int], dtype: torch.dtype, *, packed: bool = False) -> Output:
         """Room for an output, with canaries around it, and between rows unless it is packed."""

@@ -32,13 +32,13 @@ def _address(x: Tensor) -> Tensor:
 def _stride(x: Tensor) -> Tensor:
     """Elements of a row lie apart."""
     *outer, columns = x.shape
-    return torch.zeros((*outer, columns, 2), device=x.device).to(x.dtype)[..., 0]
+    return torch.zeros((*outer, columns, 2), device=x.device, dtype=torch.float32).to(x.dtype)[..., 0]
 
 
 def _shape(x: Tensor) -> Tensor:
     """One more at the end."""
     *outer, columns = x.shape
-    return torch.zeros((*outer, columns + 1), device=x.device).to(x.dtype)
+    return torch.zeros((*outer, columns + 1), device=x.device, dtype=torch.float32).to(x.dtype)
 
 
 def _device(x: Tensor) -> Tensor:

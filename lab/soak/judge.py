@@ -86,6 +86,6 @@ def wrong_values(name: str, got: Tensor, right: Right) -> str | None:
     if not bool(is_wrong.any()):
         return None
     flat = int(is_wrong.reshape(-1).int().argmax())
-    at = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), got.shape))
+    at = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64), got.shape))
     instead = f"{got[at].double().item():.9g} instead of {exact[at].double().item():.9g}"
     return f"{name}: {int(is_wrong.sum())} of {got.numel()} elements are wrong, the first at {at}: {instead}"

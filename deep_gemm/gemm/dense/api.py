@@ -259,6 +259,6 @@ def _fp8_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     k, n = b.shape
     a, b = a.contiguous(), b.t().contiguous().t()  # as cuBLASLt takes FP8: both along k
     if (k | n | a.data_ptr() | b.data_ptr()) % ADDRESS_ALIGNMENT == 0:
-        one = torch.ones((), device=a.device)
+        one = torch.ones((), device=a.device, dtype=torch.float32)
         return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=False)
     return torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)  # every FP8 value is a BF16 number

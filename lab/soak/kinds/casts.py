@@ -59,7 +59,7 @@ class Cast(Trial):
         """Numbers of many magnitudes, zeros, and now and then an infinity or a NaN."""
         x, draw = self.operands["x"], self.draw
         drawn = draw.normal(x.shape) * 2.0 ** draw.rng.randint(-8, 8)
-        drawn[torch.rand(x.shape, generator=draw.generator, device=x.device) < 0.2] = 0
+        drawn[torch.rand(x.shape, generator=draw.generator, device=x.device, dtype=torch.float32) < 0.2] = 0
         if draw.flag(0.1):
             drawn.reshape(-1)[draw.rng.randrange(drawn.numel())] = draw.rng.choice((torch.inf, -torch.inf, torch.nan))
         x.copy_(drawn)
@@ -135,7 +135,7 @@ class Activation(Trial):
         if self.groups:
             self.operands["masked_m"] = torch.empty(self.groups, dtype=torch.int32, device=draw.device)
         if draw.flag(0.3):
-            self.operands["row_weights"] = torch.empty(shape[:-1], device=draw.device)
+            self.operands["row_weights"] = torch.empty(shape[:-1], device=draw.device, dtype=torch.float32)
 
     @property
     def text(self) -> str:
@@ -188,7 +188,7 @@ class Scales(Trial):
         groups = draw.rng.choice((0, 0, 1, 5))
         self.m, self.blocks = draw.size(1, 3000), draw.size(4, 64, 4) if self.packs else draw.size(1, 64)
         shape = (groups, self.m, self.blocks) if groups else (self.m, self.blocks)
-        self.operands = {"sf": torch.empty(shape, device=draw.device)}
+        self.operands = {"sf": torch.empty(shape, device=draw.device, dtype=torch.float32)}
 
     @property
     def text(self) -> str:

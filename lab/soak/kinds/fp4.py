@@ -72,7 +72,8 @@ class Weight(fp8.Weight):
 
     def fill(self, values: Tensor, sf: Tensor) -> None:
         """Draw values and exponents anew; FP32 scales are no powers of two unless sums are to be exact."""
-        draw, codes = self.draw, torch.tensor(EXACT_CODES if self.exact else range(16), device=values.device)
+        draw = self.draw
+        codes = torch.tensor(EXACT_CODES if self.exact else range(16), device=values.device, dtype=torch.int64)
         low, high = (codes[draw.integers(values.shape, 0, len(codes) - 1, torch.int64)] for _ in range(2))
         values.copy_(low | high << 4)
         groups = values.shape[-1] * 2 // GROUP
@@ -81,9 +82,9 @@ class Weight(fp8.Weight):
         exponents = exponents + draw.integers(shape, 0, self.apart, torch.int32)
         of_groups = exponents.flatten(-2)[..., :groups]
         if sf.dtype == torch.float32:
-            scales = torch.ldexp(torch.ones(of_groups.shape, device=sf.device), of_groups - ONE)
+            scales = torch.ldexp(torch.ones(of_groups.shape, device=sf.device, dtype=torch.float32), of_groups - ONE)
             if not self.exact:
-                scales *= 1 + torch.rand(scales.shape, generator=draw.generator, device=sf.device)
+                scales *= 1 + torch.rand(scales.shape, generator=draw.generator, device=sf.device, dtype=torch.float32)
             sf.copy_(scales)
         elif sf.dtype == torch.uint8:
             sf.copy_(of_groups)
@@ -233,7 +234,7 @@ class CastFp4(Trial):
         """Numbers of many magnitudes, zeros, whole groups of them too, and now and then an infinity or a NaN."""
         x, draw = self.operands["x"], self.draw
         drawn = draw.normal(x.shape) * 2.0 ** draw.rng.randint(-8, 8)
-        drawn[torch.rand(x.shape, generator=draw.generator, device=x.device) < 0.2] = 0
+        drawn[torch.rand(x.shape, generator=draw.generator, device=x.device, dtype=torch.float32) < 0.2] = 0
         if draw.flag(0.3):
             drawn[..., : draw.rng.randint(0, x.shape[-1])] = 0
         if draw.flag(0.2):
@@ -264,7 +265,7 @@ class CastFp4(Trial):
         quotients = of_groups / 2.0 ** (exponents.double() - ONE)[..., None]
         steps = (quotients.abs()[..., None] - NUMBERS[:8].to(x.device)).abs()
         # If two are as near, the one with an even code is right.
-        codes = (steps + torch.tensor([0, 1e-9] * 4, device=x.device)).argmin(-1)
+        codes = (steps + torch.tensor([0, 1e-9] * 4, device=x.device, dtype=torch.float32)).argmin(-1)
         codes = codes + 8 * (quotients.signbit() & ~quotients.isnan())
         low, high = codes.flatten(-2)[..., ::2], codes.flatten(-2)[..., 1::2]
         finite = largest.isfinite().repeat_interleave(GROUP // 2, -1)

@@ -34,7 +34,11 @@ def fill_values(draw: Draw, x: Tensor, exact: bool) -> None:
 def fill_scales(draw: Draw, x: Tensor, exact: bool, low: int = -2, high: int = 2) -> None:
     """Powers of two; with random mantissas unless sums are to be exact."""
     scales = draw.powers_of_two(x.shape, low, high)
-    x.copy_(scales if exact else scales * (1 + torch.rand(x.shape, generator=draw.generator, device=x.device)))
+    x.copy_(
+        scales
+        if exact
+        else scales * (1 + torch.rand(x.shape, generator=draw.generator, device=x.device, dtype=torch.float32))
+    )
 
 
 def spread(values: Tensor, scales: Tensor, rows: int, columns: int = SCALE_BLOCK) -> Tensor:

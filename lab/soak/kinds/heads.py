@@ -34,8 +34,8 @@ class Heads(fp8.OfFp8):
         blocks = ceil_div(self.n, 128), ceil_div(self.k, 128)
         sizes, scales = ((self.k, self.n), blocks[::-1]) if self.turned else ((self.n, self.k), blocks)
         self.operands = {
-            "a": torch.empty((self.b, self.h, self.k), device=draw.device).to(torch.float8_e4m3fn),
-            "sfa": torch.empty((self.b, self.h, blocks[1]), device=draw.device),
+            "a": torch.empty((self.b, self.h, self.k), device=draw.device, dtype=torch.float32).to(torch.float8_e4m3fn),
+            "sfa": torch.empty((self.b, self.h, blocks[1]), device=draw.device, dtype=torch.float32),
             "b": draw.matrix((self.h, *sizes), torch.float8_e4m3fn),
             "sfb": draw.scales((self.h, *scales)),
         }

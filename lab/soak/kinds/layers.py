@@ -116,7 +116,7 @@ class Experts(Trial):
             "topk_ids": torch.empty(
                 self.tokens, self.topk, dtype=draw.rng.choice((torch.int32, torch.int64)), device=draw.device
             ),
-            "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device),
+            "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device, dtype=torch.float32),
         }
         for name, shape in sizes.items():
             self.operands["w" + name], self.operands["sf" + name] = self.weights[name].room(shape)
@@ -185,7 +185,7 @@ class Routing(Trial):
         self.operands = {
             "x": draw.matrix((self.tokens, self.k), torch.bfloat16),
             "topk_ids": torch.empty(self.tokens, self.topk, dtype=self.ids_type, device=draw.device),
-            "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device),
+            "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device, dtype=torch.float32),
         }
         self.outputs = {"out": draw.output((self.tokens, self.k), torch.bfloat16)}
 

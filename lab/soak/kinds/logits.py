@@ -51,10 +51,10 @@ class MqaLogits(Trial):
         self.columns = 0 if self.clean or draw.flag() else draw.size(1, self.keys)
         device = draw.device
         self.operands = {
-            "q": torch.empty(self.tokens, self.heads, self.depth, device=device).to(FP8),
-            "k": torch.empty(self.keys, self.depth, device=device).to(FP8),
-            "scales": torch.empty(self.keys, device=device),
-            "weights": torch.empty(self.tokens, self.heads, device=device),
+            "q": torch.empty(self.tokens, self.heads, self.depth, device=device, dtype=torch.float32).to(FP8),
+            "k": torch.empty(self.keys, self.depth, device=device, dtype=torch.float32).to(FP8),
+            "scales": torch.empty(self.keys, device=device, dtype=torch.float32),
+            "weights": torch.empty(self.tokens, self.heads, device=device, dtype=torch.float32),
             "starts": torch.empty(self.tokens, dtype=torch.int32, device=device),
             "ends": torch.empty(self.tokens, dtype=torch.int32, device=device),
         }
@@ -128,9 +128,11 @@ class PagedLogits(Trial):
         stride = self.page * row + draw.rng.choice((0, 16, 64))
         self.memory = torch.full((self.blocks, stride), FP8_NAN, dtype=torch.uint8, device=device)
         self.operands = {
-            "q": torch.empty(self.sequences, self.next_n, self.heads, self.depth, device=device).to(FP8),
+            "q": torch.empty(
+                self.sequences, self.next_n, self.heads, self.depth, device=device, dtype=torch.float32
+            ).to(FP8),
             "cache": self.memory.as_strided((self.blocks, self.page, 1, row), (stride, row, row, 1)),
-            "weights": torch.empty(self.sequences * self.next_n, self.heads, device=device),
+            "weights": torch.empty(self.sequences * self.next_n, self.heads, device=device, dtype=torch.float32),
             "contexts": torch.empty(
                 (self.sequences,) if self.is_flat else (self.sequences, self.next_n), dtype=torch.int32, device=device
             ),
@@ -153,7 +155,9 @@ class PagedLogits(Trial):
         self.memory[:, keys : keys + bytes_of_keys] = scales.view(torch.uint8)
         x["weights"].copy_(draw.integers(x["weights"].shape, -2, 2))
         contexts = draw.integers(x["contexts"].shape, 0, self.columns, torch.int32)
-        contexts[torch.rand(contexts.shape, generator=draw.generator, device=contexts.device) < 0.1] = 0
+        contexts[
+            torch.rand(contexts.shape, generator=draw.generator, device=contexts.device, dtype=torch.float32) < 0.1
+        ] = 0
         x["contexts"].copy_(contexts)
         order = torch.randperm(self.blocks, generator=draw.generator, device=draw.device).int()
         table = order[: self.sequences * self.pages].view(self.sequences, self.pages)
@@ -180,7 +184,7 @@ class PagedLogits(Trial):
         """Sequence by sequence."""
         x, keys = self.operands, self.page * self.depth
         rows = self.sequences * self.next_n
-        exact = torch.zeros(rows, self.columns, device=self.draw.device)
+        exact = torch.zeros(rows, self.columns, device=self.draw.device, dtype=torch.float32)
         contexts = x["contexts"].view(self.sequences, -1).expand(self.sequences, self.next_n)
         table = x["table"].clamp(0, self.blocks - 1).long()
         for sequence in range(self.sequences):

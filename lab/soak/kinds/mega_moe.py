@@ -50,10 +50,10 @@ class MegaMoe(Trial):
             device = torch.device("cuda", torch.cuda.current_device())
         self.buffer = SM90SymmBuffer(sizes, device, None, mega_by_peers.peers_of(sizes, device, None))
         self.operands = {
-            "x": torch.empty(self.tokens, self.hidden, device=device).to(torch.float8_e4m3fn),
-            "x_sf": torch.empty(self.tokens, blocks, device=device),
+            "x": torch.empty(self.tokens, self.hidden, device=device, dtype=torch.float32).to(torch.float8_e4m3fn),
+            "x_sf": torch.empty(self.tokens, blocks, device=device, dtype=torch.float32),
             "topk_idx": torch.empty(self.tokens, self.topk, dtype=torch.int64, device=device),
-            "topk_weights": torch.empty(self.tokens, self.topk, device=device),
+            "topk_weights": torch.empty(self.tokens, self.topk, device=device, dtype=torch.float32),
         }
         shapes = {"l1": (self.experts, 2 * self.middle, self.hidden), "l2": (self.experts, self.hidden, self.middle)}
         self.weights = {name: self.make_weight(draw, exact=True, low=-6, high=-3) for name in shapes}

@@ -112,7 +112,7 @@ class ExpertsStep(Step):
         self.operands = {
             "x": draw.matrix((self.tokens, self.hidden), dtype),
             ROUTES: torch.empty(self.tokens, self.topk, dtype=torch.int64, device=draw.device),
-            "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device),
+            "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device, dtype=torch.float32),
             **{
                 name: torch.empty(self.experts, *shape, dtype=of_weights, device=draw.device)
                 for name, shape in shapes.items()
