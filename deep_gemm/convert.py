@@ -8,9 +8,11 @@ before. What is left, and why, is told.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from .casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8
 from .casts.rules import LAYER_TYPES
 from .core.check import checks
+from .core.check.layout import SCALE_BLOCK
 from .linear.check import operands_of
 from .nn import Experts, FrozenExperts, FrozenLinear, Linear
 from .nn.frozen import SCALES
@@ -32,7 +35,8 @@ __all__ = ["Conversion", "Filter", "dequantized_state_dict", "to_fp8_inference",
 Filter = Callable[[str, Module], bool]
 """Tells of a layer's name and the layer whether it is to be converted."""
 
-OUTPUTS_AND_ROUTERS = ("lm_head", "output", "router", "gate")
+OUTPUT = "lm_head"
+OUTPUTS_AND_ROUTERS = (OUTPUT, "output", "router", "gate")
 """Names of layers that are left without a filter, as models that ship in FP8 leave theirs."""
 ALREADY = "in FP8 already"
 WEIGHTS = {torch.nn.Linear: ("weight",), Linear: ("weight",), Experts: ("w1", "w2")}
@@ -89,7 +93,8 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
     `torch.nn.Linear` is taken, and `nn.Linear` and `nn.Experts`, in BF16, FP16 or FP32; on the device "meta" too. Then
     a state dict loads by its names, whether its weights are cast (`weight` with `weight_scale_inv`) or not; and the
     model's own is such a checkpoint. A weight that another module has too is left. `filter` is as for
-    `to_fp8_training`.
+    `to_fp8_training`. A model of transformers gets a `quantization_config`, so its `save_pretrained` writes a
+    checkpoint in FP8.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32, dtype=torch.bfloat16))
     >>> to_fp8_inference(model).converted
@@ -128,7 +133,34 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
         given.update((name, value) for name, value in vars(frozen).items() if name not in given)
         given.update(_parameters=frozen._parameters, _buffers=frozen._buffers)
 
-    return _convert(model, filter, tuple(WEIGHTS), (Parameter,), check, convert)
+    done = _convert(model, filter, tuple(WEIGHTS), (Parameter,), check, convert)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "model_type"):
+        config.quantization_config = _quantization_config(model, done)
+    return done
+
+
+def _quantization_config(model: Any, done: Conversion) -> dict[str, Any]:
+    """Say which modules of a model of transformers hold FP8, in the words that transformers, vLLM and SGLang read."""
+    saved = {name: x.to("meta") for name, x in model.state_dict().items() if x.dim() > 1}
+    with suppress(ImportError):  # transformers 4 saves what a model has
+        from transformers.core_model_loading import revert_weight_conversion
+
+        saved = revert_weight_conversion(model, saved)
+    # A reader may ask for a name in the model or in the checkpoint, which has each expert by itself.
+    others = {name for name, why in done.left.items() if why != ALREADY}
+    for name, x in saved.items():
+        if x.dtype != torch.float8_e4m3fn and not name.endswith(SCALES):
+            others.add(re.sub(r"(\.experts)\..*", r"\1", name.rpartition(".")[0]))
+    if not any(name.endswith(OUTPUT) for name in done.converted):
+        others.add(OUTPUT)  # if a part of a model is converted, the whole has an output
+    return {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [SCALE_BLOCK, SCALE_BLOCK],
+        "modules_to_not_convert": sorted(others - {""}),
+    }
 
 
 def dequantized_state_dict(state_dict: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:

@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from deep_gemm import calc_diff, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.convert import dequantized_state_dict, to_fp8_inference
 from deep_gemm.integrations import transformers as integration
 from deep_gemm.integrations.transformers import WAYS_OF_EXPERTS, dequantized, use_deep_gemm
 
-pytest.importorskip("transformers", minversion="5.17")
+transformers: Any = pytest.importorskip("transformers", minversion="5.17")
 fp8: Any = import_module("transformers.integrations.finegrained_fp8")
 
 FINE_ENOUGH = ((128, 128), (64, 64), (32, 32), (1, 32))
@@ -601,3 +602,87 @@ def test_the_example_runs(family: str, capsys: pytest.CaptureFixture[str], monke
     out = capsys.readouterr().out
     assert "FP8, deep_gemm" in out
     assert "left to transformers: none" in out
+
+
+# A checkpoint in FP8 of a model that was converted
+
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.fixture(params=["llama", "qwen3", "qwen3_moe", "mixtral"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, dict[str, Tensor]]:
+    """A folder that a converted model was saved into, that model, and the matrices as they were."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(request.param, **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    before = {name: x.detach().clone() for name, x in model.state_dict().items()}
+    assert len(to_fp8_inference(model).converted) == (14 if request.param in ("llama", "qwen3") else 8)
+    model.save_pretrained(tmp_path)
+    return tmp_path, model, before
+
+
+def test_a_converted_model_is_saved_as_a_checkpoint_that_transformers_loads(
+    saved: tuple[Path, Any, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU transformers multiplies the scales in. It asks for accelerate, and here uses nothing of it."""
+    folder, model, before = saved
+    monkeypatch.setattr("transformers.quantizers.quantizer_finegrained_fp8.is_accelerate_available", lambda: True)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    got, expected = loaded.state_dict(), dequantized_state_dict(model.state_dict())
+    assert got.keys() == before.keys()
+    assert all(torch.equal(got[name], expected[name]) for name in got)
+    assert all(calc_diff(got[name], x) < 1e-3 for name, x in before.items())
+
+
+def test_a_converted_model_is_saved_as_a_checkpoint_for_the_fp8_layers_of_transformers(
+    saved: tuple[Path, Any, dict[str, Tensor]],
+) -> None:
+    folder, model, _ = saved
+    config = transformers.AutoConfig.from_pretrained(folder)
+    other = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    said = transformers.FineGrainedFP8Config(**config.quantization_config)
+    fp8.replace_with_fp8_linear(other, said.modules_to_not_convert, said, pre_quantized=True)
+    other.load_state_dict(model.state_dict(), assign=True)
+    ids = tokens(2)
+    with torch.no_grad(), use_deep_gemm() as use:
+        assert torch.equal(other.eval()(ids).logits, model(ids).logits)
+    assert sum(use.taken.values()) == sum(type(layer).__name__ == "FrozenLinear" for layer in model.modules())
+
+
+def test_the_modules_that_are_not_converted_have_the_names_of_the_checkpoint_too() -> None:
+    """vLLM looks for the names that Mixtral's checkpoints have."""
+    config = transformers.AutoConfig.for_model("mixtral", **SIZES | {"num_hidden_layers": 1})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    to_fp8_inference(model, lambda name, _: name == "lm_head" or name.endswith("q_proj"))
+    assert config.quantization_config == {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": [
+            "model.embed_tokens",
+            "model.layers.0.block_sparse_moe.experts",
+            "model.layers.0.block_sparse_moe.gate",
+            "model.layers.0.mlp.experts",
+            "model.layers.0.mlp.gate",
+            *(f"model.layers.0.self_attn.{name}_proj" for name in "kov"),
+        ],
+    }
+
+
+def test_a_part_that_is_converted_leaves_the_output_of_the_whole() -> None:
+    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    to_fp8_inference(model.model)
+    assert "lm_head" in config.quantization_config["modules_to_not_convert"]
