@@ -26,8 +26,8 @@ def cast_blocks(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: f
     finite = torch.where(blocks.isfinite(), blocks.abs(), 0.0)
     amax = finite.amax(dim=(-3, -1), keepdim=True).clamp_min(min_amax)
     scales = scales_of(amax, FP8_MAX, use_ue8m0)
-    # The clamp saturates infinities, and quotients that round to just above 448. The conversion keeps a NaN's sign.
+    # The clamp is for quotients that round to just above 448. The conversion would keep a NaN's sign.
     quotients = (blocks / scales).clamp(-FP8_MAX, FP8_MAX)
-    values = quotients.masked_fill(quotients.isnan(), torch.nan).to(torch.float8_e4m3fn)
+    values = quotients.masked_fill(~blocks.isfinite(), torch.nan).to(torch.float8_e4m3fn)
     values = values.view(*batch, align(m, rows), align(k, columns))[..., :m, :k].contiguous()
     return values, scales[..., 0, :, 0].contiguous()

@@ -63,7 +63,13 @@ DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targ
     for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(held[i], e), divisor);
     targets.store(p, unit, i, block, lane, pack_values(quotients));
   }
-  targets.store_scales(p, unit, block, lane, of_lane.scale);
+  float scale = of_lane.scale;
+  if constexpr (kMarksBlocks && !kIsOrdinary) {
+#pragma unroll
+    for (uint32_t i = 0; i < kRows; ++i) keys[i] = key_of<true>(held[i]);
+    if (ptx::bits_of(amax_of(largest_of_team(keys, lane))) >= kInfinity) scale = ptx::float_of(kNan);
+  }
+  targets.store_scales(p, unit, block, lane, scale);
   return true;
 }
 

@@ -155,7 +155,13 @@ class CastConfig(Config):
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
         return {
-            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads, block=self.block),
+            **cast_constants(
+                self.dtype,
+                vector=self.vector,
+                num_threads=self.num_threads,
+                block=self.block,
+                marks_blocks=self.format != Format.FP8,
+            ),
             "kRows": self.rows,
             "kCtasPerSm": self.ctas_per_sm,
             "kMaxGroups": MAX_GROUPS,

@@ -12,9 +12,12 @@ INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def cast_constants(
-    dtype: torch.dtype, *, vector: int, num_threads: int, block: int = SCALE_BLOCK
+    dtype: torch.dtype, *, vector: int, num_threads: int, block: int = SCALE_BLOCK, marks_blocks: bool = False
 ) -> dict[str, int | bool]:
-    """Give the constants that casts/cast/values.cuh asks for."""
+    """Give the constants that casts/cast/values.cuh asks for.
+
+    `marks_blocks`: the scale of a block with a NaN or an infinity is NaN.
+    """
     return {
         "kBlock": block,
         "kInputBytes": dtype.itemsize,
@@ -22,6 +25,7 @@ def cast_constants(
         "kNumThreads": num_threads,
         "kInputIsFp32": dtype == torch.float32,
         "kInputIsFp16": dtype == torch.float16,
+        "kMarksBlocks": marks_blocks,
     }
 
 

@@ -2,8 +2,8 @@
 
 A value is E2M1, one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign. Two lie in an int8, the first in its lower half. The
 rules are those of all casts (casts/rules.py) with 6 in place of 448: a scale is the block's largest finite magnitude
-over 6, an infinity saturates, a block without a finite non-zero value has scale 1. A quotient is rounded to the nearest
-value, a tie to the one with an even mantissa. E2M1 has no NaN: one becomes 6, as the hardware's conversion has it.
+over 6, a block without a finite non-zero value has scale 1. A quotient is rounded to the nearest value, a tie to the
+one with an even mantissa. E2M1 has no NaN, so the scale of a block with a NaN or an infinity is NaN.
 
 On a Hopper GPU a kernel casts where 32 or 128 columns share a scale; all else is torch's, on any device.
 """
@@ -66,9 +66,10 @@ def cast_by_torch(x: Tensor, use_ue8m0: bool, gran_k: int, largest: float = FP4_
     """
     *rows, k = x.shape
     blocks = F.pad(x.detach().float(), (0, align(k, gran_k) - k)).view(*rows, ceil_div(k, gran_k), gran_k)
-    amax = torch.where(blocks.isfinite(), blocks.abs(), 0.0).amax(dim=-1)
-    scales = scales_of(amax, largest, use_ue8m0)
-    return _packed(_codes((blocks / scales[..., None]).flatten(-2)[..., :k])), scales
+    is_finite = blocks.isfinite()
+    scales = scales_of(torch.where(is_finite, blocks.abs(), 0.0).amax(dim=-1), largest, use_ue8m0)
+    quotients = (blocks / scales[..., None]).masked_fill(~is_finite, torch.nan)
+    return _packed(_codes(quotients.flatten(-2)[..., :k])), scales.masked_fill(~is_finite.all(dim=-1), torch.nan)
 
 
 def quantize_mxfp4(w: Tensor) -> Quantized:

@@ -35,7 +35,7 @@ from ..core.check.layout import (
 )
 from ..core.check.recipes import MX
 from ..core.check.tracing import has_memory, is_dispatched
-from ..core.check.ue8m0 import EXPONENTS, FP32_MANTISSA_BITS, exponents_of, numbers_of, powers_of, words_of
+from ..core.check.ue8m0 import EXPONENTS, FP32_MANTISSA_BITS, NO_NUMBER, exponents_of, numbers_of, powers_of, words_of
 from .lay_scales import mn_major
 
 
@@ -97,7 +97,7 @@ def transform_sf_into_required_layout(
 
 
 def pack_ue8m0_to_int(x: Tensor) -> Tensor:
-    """Pack FP32 powers of two `[..., 4 j]` as UE8M0, int32 `[..., j]`.
+    """Pack FP32 powers of two `[..., 4 j]` as UE8M0, int32 `[..., j]`. NaN becomes 255, which is UE8M0's NaN.
 
     Whether all are powers of two is checked on the CPU alone, because the host reads no value of a GPU.
 
@@ -108,7 +108,7 @@ def pack_ue8m0_to_int(x: Tensor) -> Tensor:
     check_powers_of_two("x", x)
     if x.dim() < 1 or x.shape[-1] % UE8M0_PER_WORD:
         raise ValueError(f"x: expected a multiple of {UE8M0_PER_WORD} columns, got shape {tuple(x.shape)}")
-    exponents = x.detach().view(torch.int32) >> FP32_MANTISSA_BITS
+    exponents = x.detach().view(torch.int32) >> FP32_MANTISSA_BITS & NO_NUMBER
     first, second, third, fourth = (exponents[..., i::UE8M0_PER_WORD] for i in range(UE8M0_PER_WORD))
     return first | second << 8 | third << 16 | fourth << 24
 

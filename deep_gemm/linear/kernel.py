@@ -173,6 +173,7 @@ class LinearDecodeConfig(Config):
             "kSharedBytes": self.shared_bytes,
             "kInputIsFp32": False,
             "kInputIsFp16": False,
+            "kMarksBlocks": False,
             "kActivates": False,
         }
 

@@ -49,10 +49,29 @@ def test_a_tie_goes_to_the_even_code_and_all_else_to_the_nearest(device: str) ->
         assert codes(fp32, device) == [code, code + 1]
 
 
-def test_what_has_no_code_saturates() -> None:
-    values, scales = per_token_cast_to_fp4(torch.tensor([[torch.inf, -torch.inf, torch.nan, -torch.nan, 3.0, 12.0]]))
-    assert scales.tolist() == [[2.0]]
-    assert cast_back_from_fp4(values, scales).tolist() == [[12.0, -12.0, 12.0, 12.0, 3.0, 12.0]]
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_block_with_a_nan_or_an_infinity_has_the_scale_nan(dtype: torch.dtype, use_ue8m0: bool, device: str) -> None:
+    """E2M1 has neither. The other blocks are as they would be without."""
+    x = torch.randn(9, 320, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    values, scales = per_token_cast_to_fp4(x, use_ue8m0, gran_k=32)
+    places = [(0, 3), (2, 64), (2, 100), (8, 319)]
+    for (row, column), strange in zip(places, [torch.nan, -torch.nan, torch.inf, -torch.inf], strict=True):
+        x[row, column] = strange
+    got, of_got = per_token_cast_to_fp4(x, use_ue8m0, gran_k=32)
+    is_strange = ~x.isfinite().view(9, 10, 32).all(dim=-1)
+    assert int(is_strange.sum()) == 4
+    assert torch.equal(of_got.isnan(), is_strange)
+    assert torch.equal(of_got[~is_strange], scales[~is_strange])
+    assert torch.equal(got.view(9, 10, 16)[~is_strange], values.view(9, 10, 16)[~is_strange])
+    assert torch.equal(cast_back_from_fp4(got, of_got, 32).view(9, 10, 32).isnan().all(dim=-1), is_strange)
+
+
+def test_packed_scales_say_255_of_a_block_with_an_infinity() -> None:
+    x = torch.ones(1, 128).index_fill(1, torch.tensor([40]), torch.inf)
+    _, words = per_token_cast_to_fp4(x, use_ue8m0=True, gran_k=32, use_packed_ue8m0=True)
+    assert words.view(torch.uint8).tolist() == [[125, 255, 125, 125]]
 
 
 def test_blocks_of_zeros_have_scale_1_and_each_block_its_own() -> None:

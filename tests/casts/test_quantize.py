@@ -162,13 +162,13 @@ def test_blocks_of_32_have_their_own_scales(cast: Cast) -> None:
 
 @every_cast
 @fp32_or_ue8m0
-def test_infinities_saturate_and_leave_the_scale_alone(cast: Cast, use_ue8m0: bool) -> None:
+def test_an_infinity_becomes_nan_and_leaves_the_scale_alone(cast: Cast, use_ue8m0: bool) -> None:
     x = numbers((130, 260))
     x[3, 5], x[129, 259], x[64, 130] = torch.inf, -torch.inf, -torch.inf
     values, scales = cast.function(x, use_ue8m0)
     expected_values, expected_scales = cast.function(torch.where(x.isinf(), 0.0, x), use_ue8m0)
     assert torch.equal(scales, expected_scales)
-    assert [values[3, 5].item(), values[129, 259].item(), values[64, 130].item()] == [448, -448, -448]
+    assert torch.equal(values.view(torch.uint8) == 0x7F, x.isinf())
     assert torch.equal(values.float()[~x.isinf()], expected_values.float()[~x.isinf()])
 
 
@@ -233,13 +233,15 @@ def test_groups_along_k_count_as_at_least_min_amax() -> None:
 
 @every_cast
 @fp32_or_ue8m0
-@pytest.mark.parametrize(("filler", "value"), [(0.0, 0.0), (-0.0, 0.0), (torch.inf, 448.0), (-torch.inf, -448.0)])
+@pytest.mark.parametrize(
+    ("filler", "value"), [(0.0, 0.0), (-0.0, 0.0), (torch.inf, torch.nan), (-torch.inf, torch.nan)]
+)
 def test_a_block_without_a_finite_non_zero_value_has_scale_1(
     cast: Cast, use_ue8m0: bool, filler: float, value: float
 ) -> None:
     values, scales = cast.function(torch.full((128, 256), filler), use_ue8m0)
     assert bool((scales == 1).all())
-    assert bool((values.float() == value).all())
+    assert torch.allclose(values.float(), torch.tensor(value), 0.0, 0.0, equal_nan=True)
 
 
 @every_cast

@@ -43,16 +43,15 @@ DEVICE Divisor divisor_of(float amax, float min_amax, bool rounds_up, float larg
 // Whether ordinary quotients by this scale are right. That of an infinity is NaN, or zero as a power of two.
 DEVICE bool is_ordinary(Divisor d) { return d.scale >= 0x1p-90f; }
 
-// x / scale as a division rounds it, for |x| <= 448 * scale (in FP4 6 * scale, whose ties are among those of FP8), zeros with their signs, and NaN. An infinity becomes a number
-// above 448. `guess` is off by two units in the last place at most, and `excess` is exact; one step from there gives the
-// rounded quotient wherever FP8 rounds differently on its two sides. (The test of hard quotients has all that are near.)
-// `excess` may underflow if the scale is tiny, and an infinity has none: so in general numbers are multiplied by a power of
-// two that makes the scale a significand. Then nothing underflows that FP8 can tell from zero.
+// x / scale as a division rounds it, for |x| <= 448 * scale (in FP4 6 * scale, whose ties are among those of FP8), zeros with
+// their signs, and NaN, which an infinity becomes. `guess` is off by two units in the last place at most, and `excess` is
+// exact; one step from there gives the rounded quotient wherever FP8 rounds differently on its two sides. (The test of hard
+// quotients has all that are near.) `excess` may underflow if the scale is tiny: so in general numbers are multiplied by a
+// power of two that makes the scale a significand. Then nothing underflows that FP8 can tell from zero.
 template <bool kIsOrdinary>
 DEVICE float quotient_of(float x, Divisor d) {
   if constexpr (!kIsOrdinary) {
-    const float power = ptx::float_of(0x7f000000 - (ptx::bits_of(d.scale) & 0x7f800000));
-    x = ptx::min_magnitude(x * power, 1024.f);
+    x *= ptx::float_of(0x7f000000 - (ptx::bits_of(d.scale) & 0x7f800000));
     d.scale = significand_of(d.scale);
   }
   const float guess = x * -d.reciprocal;

@@ -88,13 +88,16 @@ DEVICE Piece load_piece(const uint8_t* row, bool is_there, uint32_t first_column
 
 // ---- Largest magnitudes
 //
-// A key is a word's magnitudes. None of a NaN is larger than another; infinities do not count in blocks of any kind.
+constexpr uint32_t kInfinity = 0x7f800000, kNan = 0x7fc00000;  // of FP32
+
+// A key is a word's magnitudes. A NaN is no larger than another, or the largest if kMarksBlocks; neither NaN nor infinities
+// count in blocks of any kind.
 
 template <bool kIsOrdinary>
 DEVICE uint32_t key_of(uint32_t word) {
   const uint32_t key = kCastsFp32 ? ptx::bits_of(ptx::abs_f32(ptx::float_of(word))) : word & 0x7fff7fff;
   if constexpr (kIsOrdinary) return key;
-  if constexpr (kCastsFp32) return key >= 0x7f800000 ? 0 : key;
+  if constexpr (kCastsFp32) return key >= kInfinity ? 0 : key;
   // The sum carries what is not finite into the sign. The two of a word do not reach into each other.
   const uint32_t is_not_finite = (key + (kInputIsFp16 ? 0x04000400 : 0x00800080)) >> 15 & 0x00010001;
   return key & ~(is_not_finite * 0xffff);
@@ -102,7 +105,9 @@ DEVICE uint32_t key_of(uint32_t word) {
 
 // A word of two magnitudes gives the larger one of each.
 DEVICE uint32_t larger_key(uint32_t a, uint32_t b) {
-  if constexpr (kCastsFp32)
+  if constexpr (kMarksBlocks)  // without a sign, a NaN has more bits than an infinity
+    return kCastsFp32 ? (a < b ? b : a) : ptx::max_u16x2(a, b);
+  else if constexpr (kCastsFp32)
     return ptx::bits_of(ptx::max_f32(ptx::float_of(a), ptx::float_of(b)));
   else
     return kInputIsFp16 ? ptx::max_f16x2(a, b) : ptx::max_bf16x2(a, b);

@@ -197,13 +197,13 @@ def check_shape_of_scales(sf: Tensor) -> None:
 
 
 def check_powers_of_two(name: str, x: Tensor) -> None:
-    """Check FP32 numbers that only an exponent is to be left of; their values on the CPU alone."""
+    """Check FP32 numbers that only an exponent is to be left of, or NaN; their values on the CPU alone."""
     check_dense(name, x)
     if x.dtype != torch.float32:
         raise ValueError(f"{name}: expected dtype torch.float32, got {x.dtype}")
     if not x.is_cpu:
         return
-    wrong = (x.detach().view(torch.int32) & FP32_NOT_EXPONENT) != 0
+    wrong = (x.detach().view(torch.int32) & FP32_NOT_EXPONENT != 0) & ~x.isnan()
     if bool(wrong.any()):
         index = tuple(wrong.nonzero()[0].tolist())
         raise ValueError(f"{name}: expected powers of two, got {x[index].item()} at {index}")
