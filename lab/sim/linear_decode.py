@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.check.recipes import PER_BLOCK
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
@@ -21,6 +22,9 @@ from .launcher import How, Stage
 from .library import HostKernel
 from .product import draws, near_edge
 from .trial import Trial
+
+TINY = 138 * 2.0**-124, 207 * 2.0**-132
+"""The largest number of a block and the others: their quotients are ties, and the steps of an ordinary cast underflow."""
 
 
 def run(
@@ -63,7 +67,7 @@ def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, devi
 
 @dataclass(frozen=True)
 class LinearTrial(Trial):
-    """One layer. `special` numbers lie among the others."""
+    """One layer. `special` numbers lie among the others; with some, the last row is one tiny block."""
 
     kernel = KERNEL
     config: LinearDecodeConfig
@@ -95,6 +99,9 @@ class LinearTrial(Trial):
         """Compare with the cast and the product, to the bit. Rows of x lie apart."""
         (m, n, k), g = (self.m, self.n, self.k), torch.Generator().manual_seed(self.seed)
         x = torch.randn(m, k, generator=g, dtype=torch.float32).to(torch.bfloat16)
+        if self.special:
+            x[-1] = 0
+            x[-1, 0], x[-1, 1:SCALE_BLOCK] = TINY
         for row, number in enumerate(self.special):
             x[row % m, row * 130 % k] = number
         w = per_block_cast_to_fp8(torch.randn(n, k, generator=g, dtype=torch.float32) * torch.logspace(0, 2, k))

@@ -35,6 +35,7 @@ MUTATIONS = [
     Mutation("no block is marked", _KERNEL, "scale = ptx::float_of(kNan)", ""),
     Mutation("every block that is not ordinary is marked", _KERNEL, "(ptx::bits_of(amax_of(largest_of_team(keys, lane))) >= kInfinity)", "(true)"),
     Mutation("infinities do not mark a block", _KERNEL, "(keys, lane))) >= kInfinity", "(keys, lane))) > kInfinity"),
+    Mutation("infinities never count", "cast/values.cuh", "  if constexpr (kIsOrdinary) return key;\n", ""),
     Mutation("NaN do not mark a block", "cast/values.cuh", "if constexpr (kMarksBlocks)", "if constexpr (false)"),
     Mutation("a team's first row marks all", _KERNEL, "key_of<true>(held[i])", "key_of<true>(held[0])"),
     # The nearest number

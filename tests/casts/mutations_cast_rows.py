@@ -78,7 +78,6 @@ MUTATIONS = [
     Mutation("each lane decides for itself", _KERNEL, "!ptx::all_sync(is_ordinary(of_lane))", "!is_ordinary(of_lane)"),
     Mutation("tiny scales count as ordinary", _DIVISION, "return d.scale >= 0x1p-90f;", "return d.scale >= 0x1p-126f;", shows_in=FP32),
     Mutation("the scale of an infinity counts as ordinary", _DIVISION, "return d.scale >= 0x1p-90f;", "return !(d.scale < 0x1p-90f);"),
-    Mutation("infinities never count", _VALUES, "  if constexpr (kIsOrdinary) return key;\n", ""),
     # Largest magnitudes
     Mutation("signs count in FP32", _VALUES, "ptx::bits_of(ptx::abs_f32(ptx::float_of(word)))", "word", shows_in=FP32),
     Mutation("signs count in 16 bits", _VALUES, "word & 0x7fff7fff;", "word;"),
