@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from deep_gemm.core.settings import settings
+
+BAD_VARIABLES = {
+    **{"DG_JIT_CACHE_LIMIT_MB": "9" * 5000, "DG_JIT_CACHE_DIR": "~no-such-user/x", "DG_TUNED_TABLE": "~no-such-user/x"},
+    **dict.fromkeys(("DG_JIT_DEBUG", "DG_BATCH_INVARIANT"), "maybe"),
+    **dict.fromkeys(("DG_DISABLE_SGLANG_PLUGIN", "DG_DISABLE_VLLM_PLUGIN"), "2"),
+}
+"""Values that variables cannot have. A variable of the package belongs here with each way of being read."""
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -25,3 +35,22 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str
     for path, given in contents.items():
         vars(sys.modules[path]).update(given)
     return sys.modules
+
+
+def started(plugin: Any, group: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start our plugin with a bad variable, as an engine does: load what its group names, then call it unguarded."""
+    monkeypatch.setenv(variable, BAD_VARIABLES[variable])
+    settings.cache_clear()
+    try:
+        for found in (each.load() for each in entry_points(group=group) if each.name == "deep_gemm"):
+            assert found is plugin.register
+            found()
+    finally:
+        settings.cache_clear()
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Give each line of the log, cut behind `expected`."""
+    lines = [record.getMessage() for record in caplog.records]
+    assert all(len(line) < 240 and "\n" not in line for line in lines)
+    return [line.partition(" expected")[0] + " expected" * (" expected" in line) for line in lines]

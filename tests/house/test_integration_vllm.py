@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from stand_in import stand_in
+from stand_in import BAD_VARIABLES, said, stand_in, started
 
 import deep_gemm
 from deep_gemm.core.settings import settings
@@ -178,6 +178,45 @@ def test_a_variable_turns_it_off(vllm: Any, variable: str, monkeypatch: pytest.M
     finally:
         settings.cache_clear()
     assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
+
+
+def changed_places(vllm: Any) -> list[Any]:
+    """Give copies of all that the plugin changes."""
+    linear, fp8, mxfp4 = (vllm[path] for path in (LINEAR, f"{FUSED}.oracle.fp8", f"{FUSED}.oracle.mxfp4"))
+    lists = [*linear._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA]], set(linear._LINEAR_BACKEND_KERNEL_MAP.get("deep_gemm", ()))
+    return [*lists, {**vars(fp8)}, {**vars(mxfp4)}]
+
+
+@pytest.mark.parametrize("variable", BAD_VARIABLES)
+def test_a_bad_variable_ends_no_server(
+    vllm: Any, variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = changed_places(vllm)
+    started(plugin, "vllm.general_plugins", variable, monkeypatch)
+    assert changed_places(vllm) == before
+    assert said(caplog) == [f"deep_gemm leaves all layers to vLLM: SettingError: {variable}: expected"]
+
+
+@pytest.mark.parametrize("step", ["a platform", "a list", "a set", "an enumeration", "the last"])
+def test_a_start_that_fails_changes_nothing(
+    vllm: Any, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    linear = vllm[LINEAR]
+    if step == "a platform":
+        del vllm["vllm.platforms"].current_platform
+    elif step == "a list":
+        linear._POSSIBLE_FP8_BLOCK_KERNELS = {Named.CUDA: ()}
+    elif step == "a set":
+        linear._LINEAR_BACKEND_KERNEL_MAP = {}
+    elif step == "an enumeration":
+        vllm[f"{FUSED}.oracle.mxfp4"].Mxfp4MoeBackend = None
+    else:
+        monkeypatch.delattr(plugin.logger.__class__, "info")
+    before = changed_places(vllm)
+    plugin.register()
+    assert changed_places(vllm) == before
+    (line,) = said(caplog)
+    assert line.startswith("deep_gemm leaves all layers to vLLM: ")
 
 
 def test_other_gpus_are_left_alone(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
