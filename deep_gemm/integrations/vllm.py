@@ -43,6 +43,7 @@ PLACES: Places = {
         *("expert_tokens_meta", "apply_router_weight_on_input"),
     ),
     (f"{OF_MOE}.modular_kernel", "FusedMoEActivationFormat.Standard"): None,
+    **dict.fromkeys(((f"{OF_MOE}.config", f"FusedMoEConfig.swiglu_{it}") for it in ("limit", "alpha", "beta")), None),
     (f"{OF_MOE}.activation", "MoEActivation.SWIGLUOAI_UNINTERLEAVE"): None,
     (f"{OF_MOE}.topk_weight_and_reduce", "TopKWeightAndReduceNoOP"): None,
     (_BLOCK_SCALED, "Fp8BlockScaledMMLinearKernel._get_layer_params"): None,

@@ -12,12 +12,16 @@ import pytest
 
 from deep_gemm.core.settings import settings
 
+_SWITCHES = """
+    DG_JIT_DEBUG DG_JIT_STRICT DG_JIT_DUMP_ASM DG_JIT_DUMP_PTX DG_JIT_DUMP_SASS DG_DISABLE_FFMA_INTERLEAVE
+    DG_PRINT_REG_REUSE DG_PRINT_CONFIGS DG_DISABLE_SGLANG_PLUGIN DG_DISABLE_VLLM_PLUGIN DG_BATCH_INVARIANT
+"""
 BAD_VARIABLES = {
-    **{"DG_JIT_CACHE_LIMIT_MB": "9" * 5000, "DG_JIT_CACHE_DIR": "~no-such-user/x", "DG_TUNED_TABLE": "~no-such-user/x"},
-    **dict.fromkeys(("DG_JIT_DEBUG", "DG_BATCH_INVARIANT"), "maybe"),
-    **dict.fromkeys(("DG_DISABLE_SGLANG_PLUGIN", "DG_DISABLE_VLLM_PLUGIN"), "2"),
+    **dict.fromkeys(_SWITCHES.split(), "maybe"),
+    **dict.fromkeys(("DG_JIT_CACHE_DIR", "DG_CACHE_DIR", "DG_TUNED_TABLE"), "~no-such-user/x"),
+    "DG_JIT_CACHE_LIMIT_MB": "9" * 5000,
 }
-"""Values that variables cannot have. A variable of the package belongs here with each way of being read."""
+"""A value that each variable of the package cannot have."""
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str, Any]]) -> Any:
