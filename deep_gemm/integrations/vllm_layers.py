@@ -147,7 +147,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
     @post_gemm2_hook.setter
     def post_gemm2_hook(self, hook: object) -> None:
         if hook is not None:
-            raise NotImplementedError("post_gemm2_hook: experts sum up each token's rows here; use --moe-backend triton")
+            raise NotImplementedError("post_gemm2_hook: a token's rows are summed up here; use --moe-backend triton")
 
     def finalize_weight_and_reduce_impl(self) -> Any:
         """Tell that routes are weighted and summed up here."""

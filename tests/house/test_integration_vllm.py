@@ -191,8 +191,8 @@ def test_a_variable_turns_it_off(vllm: Any, variable: str, monkeypatch: pytest.M
 def changed_places(vllm: Any) -> list[Any]:
     """Give copies of all that the plugin changes."""
     linear, fp8, mxfp4 = (vllm[path] for path in (LINEAR, f"{FUSED}.oracle.fp8", f"{FUSED}.oracle.mxfp4"))
-    lists = [*linear._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA]], set(linear._LINEAR_BACKEND_KERNEL_MAP.get("deep_gemm", ()))
-    return [*lists, {**vars(fp8)}, {**vars(mxfp4)}]
+    of_backend = linear._LINEAR_BACKEND_KERNEL_MAP.get("deep_gemm", ())
+    return [[*linear._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA]], {*of_backend}, {**vars(fp8)}, {**vars(mxfp4)}]
 
 
 @pytest.mark.parametrize("variable", BAD_VARIABLES)
@@ -328,9 +328,10 @@ def test_a_layer_of_heads_lies_as_fp8_einsum_takes_it(vllm: Any, dtype: torch.dt
     x = deep_gemm.per_token_cast_to_fp8(torch.randn(5, 3, 144).bfloat16(), False)
     for _ in range(2):  # as when weights are loaded again
         kind.process_weights_after_loading(layer)
-        z = torch.empty(5, 3, 256, dtype=torch.bfloat16)
+        z, expected = torch.empty(2, 5, 3, 256, dtype=torch.bfloat16)
         deep_gemm.fp8_einsum("bhr,hdr->bhd", x, (layer.weight, layer.weight_scale_inv), z, recipe=(1, 128, 128))
-        assert torch.equal(z, deep_gemm.fp8_einsum("bhr,hdr->bhd", x, (w, sf)))
+        deep_gemm.fp8_einsum("bhr,hdr->bhd", x, (w, sf), expected)
+        assert torch.equal(z, expected)
         assert layer.weight.data_ptr() == w.data_ptr()
 
 
@@ -386,7 +387,7 @@ def test_a_hook_before_the_sum_of_rows_is_refused_in_words(vllm: Any) -> None:
     layer = importlib.import_module(OURS).DeepGemmExperts()
     layer.post_gemm2_hook = None
     assert layer.post_gemm2_hook is None
-    with pytest.raises(NotImplementedError, match="^post_gemm2_hook: "):
+    with pytest.raises(NotImplementedError, match=r"^post_gemm2_hook: "):
         layer.post_gemm2_hook = print
 
 
