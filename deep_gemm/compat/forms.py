@@ -30,15 +30,22 @@ SYNONYMS = {
     "batch_sizes": "ks",
 }
 
+OVERLAP = frozenset(("enable_overlap", "max_block_n", "signal"))
+"""Keywords by which SGLang asks a masked product to signal each block of rows that it has written."""
 
-def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[P, Request]], Callable[P, Tensor | None]]:
+
+def accepts_every_form(
+    *, can_be_asked_to_overlap: bool = False, **more_synonyms: str
+) -> Callable[[Callable[P, Request]], Callable[P, Tensor | None]]:
     """Let a product take every form of call. `more_synonyms` maps further old names to the product's own.
 
+    `can_be_asked_to_overlap`: engines give it the keywords of `OVERLAP`, which are refused unless they ask for nothing.
     The decorated function returns a request, which is then run. Its signature, and what it gives in the end, is that of
     the function which callers, checkers and editors see.
     """
     synonyms = {**SYNONYMS, **more_synonyms}
-    old_names = frozenset(synonyms)  # torch.compile cannot ask a dictionary's keys
+    overlap = OVERLAP if can_be_asked_to_overlap else frozenset[str]()
+    old_names = overlap.union(synonyms)  # torch.compile cannot ask a dictionary's keys
 
     def decorate(function: Callable[P, Request]) -> Callable[P, Tensor | None]:
         signature = inspect.signature(function)
@@ -50,6 +57,8 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[P, Request]],
                 x, y, sx, sy, *rest = args
                 args = ((x, sx), (y, sy), *rest)
             if kwargs and not old_names.isdisjoint(kwargs):
+                if overlap:
+                    kwargs = _without_overlap(kwargs)
                 kwargs = _todays_names(function.__name__, parameters[: len(args)], kwargs, synonyms)
             request = function(*args, **kwargs)
             return request[0](*request[1:])  # type: ignore[no-any-return]
@@ -81,6 +90,14 @@ def _shown_as(call: Any, function: Callable[..., Request], signature: inspect.Si
     """Give a call the signature of its function, but for what it returns."""
     call.__signature__ = signature.replace(return_annotation=returned)
     call.__annotations__ = {**function.__annotations__, "return": returned}
+
+
+def _without_overlap(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Drop the keywords of an overlap that is off, and refuse one that is on."""
+    if kwargs.get("enable_overlap") or kwargs.get("signal") is not None:
+        what_helps = "start SGLang without --enable-single-batch-overlap"
+        raise NotImplementedError(f"enable_overlap: expected False and no signal, as no product signals: {what_helps}")
+    return {name: value for name, value in kwargs.items() if name not in OVERLAP}
 
 
 def _todays_names(

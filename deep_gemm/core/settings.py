@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,10 @@ from .gpu import H200
 DEFAULT_ALIGNMENT = 128
 DEFAULT_CACHE_LIMIT_MB = 2048
 """Room for tens of thousands of kernels. A model needs some hundreds."""
+MOST_DIGITS = 18
+"""Digits of a number that a variable holds. Python itself refuses to read one of more than 4,300."""
+SWITCH = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off", ""), False)}
+"""The values of a variable that switches something, in any case of letters."""
 MAX_CHOICES = 4096
 """Different choices that are told apart by number before all but the current one are forgotten."""
 
@@ -106,16 +111,18 @@ def _paths(name: str, value: str) -> tuple[Path, ...]:
 
 def _positive(environment: Mapping[str, str], name: str, default: int) -> int:
     value = environment.get(name) or str(default)
-    if not (value.isascii() and value.isdigit() and int(value) > 0):
-        raise SettingError(f"{name}: expected a positive integer, got {value!r}")
+    if not (value.isascii() and value.isdigit() and value.strip("0")):
+        raise SettingError(f"{name}: expected a positive integer, got {reprlib.repr(value)}")
+    if len(value) > MOST_DIGITS:
+        raise SettingError(f"{name}: expected an integer of at most {MOST_DIGITS} digits, got {len(value)} digits")
     return int(value)
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
-    value = environment.get(name, "0")
-    if value not in ("0", "1", ""):
-        raise SettingError(f"{name}: expected 0 or 1, got {value!r}")
-    return value == "1"
+    value = environment.get(name, "")
+    if value.lower() not in SWITCH:
+        raise SettingError(f"{name}: expected 0 or 1 (no or yes, off or on, false or true), got {reprlib.repr(value)}")
+    return SWITCH[value.lower()]
 
 
 @dataclass(frozen=True)
@@ -237,7 +244,7 @@ def set_batch_invariant(enabled: bool) -> None:
 
 
 def get_batch_invariant() -> bool:
-    """Tell what `set_batch_invariant` set; before it is called, whether `DG_BATCH_INVARIANT` is 1."""
+    """Tell what `set_batch_invariant` set; before it is called, whether `DG_BATCH_INVARIANT` is on."""
     chosen = in_force.choices.batch_invariant
     return settings().batch_invariant if chosen is None else chosen
 

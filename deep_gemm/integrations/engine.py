@@ -1,9 +1,13 @@
-"""Checks that plugins of engines share: whether a release is as those that are known, and why a layer is not taken."""
+"""Parts that plugins of engines share: a start that never raises, whether a release is as those that are known, and why
+a layer is not taken.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +23,26 @@ Places = Mapping[tuple[str, str], tuple[str, ...] | None]
 
 BLOCKS = tuple(block for block in SCALES_OF_WEIGHTS if block.rows == block.columns)
 """How weights of linear layers may be scaled; activations are cast by as many columns."""
+
+
+def all_or_nothing(engine: str, logger: logging.Logger, change: Callable[[ExitStack], None]) -> None:
+    """Let a plugin change an engine: all of its changes are made, or none, and one line in the log says why.
+
+    `change` pushes the way back from each. It may raise; this does not, because an engine may start plugins unguarded.
+    """
+    try:
+        with ExitStack() as undo:
+            change(undo)
+            undo.pop_all()
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        logger.error("deep_gemm leaves all layers to %s: %s", engine, reason)
+
+
+def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Put a value in the place of an engine's own."""
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
 
 
 def why_not(engine: str, places: Places) -> str | None:

@@ -13,10 +13,12 @@ does `SGLANG_ENABLE_JIT_DEEPGEMM=0`.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from contextlib import ExitStack
 from importlib import import_module
 
 from ..core.settings import settings
-from .engine import Places, why_not
+from .engine import Places, all_or_nothing, replace, why_not
 
 __all__ = ["register"]
 
@@ -32,6 +34,7 @@ PLACES: Places = {
     ),
     EXPERTS: ("self", "dispatch_output", "quant_info", "lora_info"),
     ("sglang.srt.plugins.hook_registry", "HookRegistry.register"): ("target", "hook", "hook_type", "source"),
+    ("sglang.srt.plugins.hook_registry", "HookRegistry._hooks"): None,
     ("sglang.srt.plugins.hook_registry", "HookType.AROUND"): None,
     (f"{OF_LAYERS}.deep_gemm_wrapper.configurer", "ENABLE_JIT_DEEPGEMM"): None,
     (f"{OF_LAYERS}.moe.moe_runner.base", "MoeRunnerConfig"): None,
@@ -56,6 +59,10 @@ at one by one, when the layer first runs."""
 
 def register() -> None:
     """Put both hooks around SGLang's functions in this process, unless a reason speaks against it."""
+    all_or_nothing("SGLang", logger, _register)
+
+
+def _register(undo: ExitStack) -> None:
     if settings().disable_sglang_plugin:
         return
     if not import_module("sglang.srt.runtime_context").get_platform().is_sm90:
@@ -67,5 +74,7 @@ def register() -> None:
         return
     layers = import_module("deep_gemm.integrations.sglang_layers")
     hooks = import_module("sglang.srt.plugins.hook_registry")
+    registered = {target: [*there] for target, there in hooks.HookRegistry._hooks.items()}
+    replace(undo, hooks.HookRegistry, "_hooks", defaultdict(list, registered))
     for place, hook in ((LINEAR, layers.linear_or), (EXPERTS, layers.experts_or)):
         hooks.HookRegistry.register(".".join(place), hook, hooks.HookType.AROUND)

@@ -14,11 +14,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
 from ..core.settings import settings
-from .engine import Places, why_not
+from .engine import Places, all_or_nothing, replace, why_not
 
 __all__ = ["register"]
 
@@ -42,6 +43,7 @@ PLACES: Places = {
         *("expert_tokens_meta", "apply_router_weight_on_input"),
     ),
     (f"{OF_MOE}.modular_kernel", "FusedMoEActivationFormat.Standard"): None,
+    **dict.fromkeys(((f"{OF_MOE}.config", f"FusedMoEConfig.swiglu_{it}") for it in ("limit", "alpha", "beta")), None),
     (f"{OF_MOE}.activation", "MoEActivation.SWIGLUOAI_UNINTERLEAVE"): None,
     (f"{OF_MOE}.topk_weight_and_reduce", "TopKWeightAndReduceNoOP"): None,
     (_BLOCK_SCALED, "Fp8BlockScaledMMLinearKernel._get_layer_params"): None,
@@ -53,6 +55,10 @@ PLACES: Places = {
 
 def register() -> None:
     """Offer this package's layers to vLLM in this process, unless a reason speaks against it."""
+    all_or_nothing("vLLM", logger, _register)
+
+
+def _register(undo: ExitStack) -> None:
     if settings().disable_vllm_plugin or os.environ.get("VLLM_USE_DEEP_GEMM") == "0":
         logger.info("deep_gemm: the plugin is turned off")
         return
@@ -68,14 +74,17 @@ def register() -> None:
     if layers.DeepGemmLinear in kinds:
         return
     kinds.insert(0, layers.DeepGemmLinear)
-    linear._LINEAR_BACKEND_KERNEL_MAP["deep_gemm"].add(layers.DeepGemmLinear)
+    undo.callback(kinds.remove, layers.DeepGemmLinear)
+    of_backend = linear._LINEAR_BACKEND_KERNEL_MAP["deep_gemm"]
+    of_backend.add(layers.DeepGemmLinear)
+    undo.callback(of_backend.discard, layers.DeepGemmLinear)
     fp8: Any
     mxfp4: Any
     fp8, mxfp4 = (import_module(f"{OF_MOE}.oracle.{name}") for name in ("fp8", "mxfp4"))
-    _offer_experts(fp8, layers.DeepGemmExperts, (fp8.Fp8MoeBackend.TRITON, fp8.Fp8MoeBackend.DEEPGEMM))
-    _offer_experts(mxfp4, layers.DeepGemmExperts, (mxfp4.Mxfp4MoeBackend.DEEPGEMM_MXFP4,))
+    _offer_experts(undo, fp8, layers.DeepGemmExperts, (fp8.Fp8MoeBackend.TRITON, fp8.Fp8MoeBackend.DEEPGEMM))
+    _offer_experts(undo, mxfp4, layers.DeepGemmExperts, (mxfp4.Mxfp4MoeBackend.DEEPGEMM_MXFP4,))
     # vLLM would make FP32 of these bytes, which products read as they lie. On Hopper no other kind has this backend.
-    mxfp4._pack_deepgemm_mxfp4_scales = lambda w13, w2, of_w13, of_w2: (of_w13.data, of_w2.data)
+    replace(undo, mxfp4, "_pack_deepgemm_mxfp4_scales", lambda w13, w2, of_w13, of_w2: (of_w13.data, of_w2.data))
     # TRITON leaves weights as the checkpoint has them, where DEEPGEMM rounds their scales to powers of two.
     own: Callable[..., list[Any]] = fp8._get_priority_backends
 
@@ -87,15 +96,15 @@ def register() -> None:
             backends.sort(key=lambda backend: backend != fp8.Fp8MoeBackend.TRITON)
         return backends
 
-    fp8._get_priority_backends = in_order
+    replace(undo, fp8, "_get_priority_backends", in_order)
     logger.info("deep_gemm: vLLM is offered linear layers and experts")
 
 
-def _offer_experts(oracle: Any, kind: type, backends: tuple[Any, ...]) -> None:
+def _offer_experts(undo: ExitStack, oracle: Any, kind: type, backends: tuple[Any, ...]) -> None:
     """Let vLLM ask our kind of experts first where it considers one of these backends."""
     own: Callable[[Any], list[type]] = oracle.backend_to_kernel_cls
 
     def backend_to_kernel_cls(backend: Any) -> list[type]:
         return [kind, *own(backend)] if backend in backends else own(backend)
 
-    oracle.backend_to_kernel_cls = backend_to_kernel_cls
+    replace(undo, oracle, "backend_to_kernel_cls", backend_to_kernel_cls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,10 +57,21 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
     def process_weights_after_loading(self, layer: Any) -> None:
         """Keep scales for 128x128 in FP32, which UE8M0 becomes without a rounding; finer ones are taken in either."""
         super().process_weights_after_loading(layer)
-        if self.weight_group_shape[0] < SCALE_BLOCK:
-            return
         name = self._name_of_scales(layer)
-        replace_parameter(layer, name, as_fp32(getattr(layer, name).data))
+        if self.weight_group_shape[0] == SCALE_BLOCK:
+            replace_parameter(layer, name, as_fp32(getattr(layer, name).data))
+        if getattr(layer, "is_bmm", False):
+            self._view_by_heads(layer, name)
+
+    def _view_by_heads(self, layer: Any, name_of_scales: str) -> None:
+        """View weight and scales as `fp8_einsum` takes them: a model with such a layer calls that, never the layer."""
+        heads, rows, block = layer.bmm_batch_size, layer.weight[..., 0].numel(), self.weight_group_shape[0]
+        if block != SCALE_BLOCK or rows % (heads * SCALE_BLOCK):
+            expected = f"{heads} heads, each of a multiple of 128 rows, with a scale for 128x128"
+            raise NotImplementedError(f"is_bmm: expected {expected}, got {rows} rows in all, for {block}x{block}")
+        for name in ("weight", name_of_scales):
+            x = getattr(layer, name).data
+            replace_parameter(layer, name, x.view(heads, -1, x.shape[-1]))
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None, **_: object) -> Tensor:
         """Compute x @ weight.T + bias."""
@@ -128,6 +140,15 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
     def _supports_parallel_config(moe_parallel_config: Any) -> bool:
         return not moe_parallel_config.use_all2all_kernels or moe_parallel_config.use_ag_rs_all2all_kernels
 
+    @property
+    def post_gemm2_hook(self) -> None:
+        """Tell that there is no function between the second product and the sum of its rows."""
+
+    @post_gemm2_hook.setter
+    def post_gemm2_hook(self, hook: object) -> None:
+        if hook is not None:
+            raise NotImplementedError("post_gemm2_hook: a token's rows are summed up here; use --moe-backend triton")
+
     def finalize_weight_and_reduce_impl(self) -> Any:
         """Tell that routes are weighted and summed up here."""
         return TopKWeightAndReduceNoOP()
@@ -135,6 +156,17 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
     def workspace_shapes(self, M: int, N: int, K: int, *_: object) -> tuple[tuple[int, ...], ...]:  # noqa: N803
         """Ask for room for the output alone."""
         return (M, K), (1,), (M, K)
+
+    @cached_property
+    def _gating(self) -> dict[str, Any]:
+        """Give what `experts` is told of the activation. The model says what the weights' configuration leaves out."""
+        of, model = self.quant_config, self.moe_config
+        told = {
+            "limit": (of.gemm1_clamp_limit, model.swiglu_limit),
+            "alpha": (of.gemm1_alpha, model.swiglu_alpha),
+            "beta": (of.gemm1_beta, model.swiglu_beta),
+        }
+        return {name: by_model if by_weights is None else by_weights for name, (by_weights, by_model) in told.items()}
 
     def apply(
         self,
@@ -155,7 +187,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
         apply_router_weight_on_input: bool,
     ) -> None:
         """Compute the layer into `output`."""
-        of = self.quant_config
+        gating = self._gating
         experts(
             hidden_states,
             topk_ids if expert_map is None else local_ids(topk_ids, expert_map),
@@ -163,9 +195,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
             as_operand(w1, self.w1_scale),
             as_operand(w2, self.w2_scale),
             out=output,
-            limit=of.gemm1_clamp_limit,
-            alpha=None if activation == MoEActivation.SILU else of.gemm1_alpha,
-            beta=None if activation == MoEActivation.SILU else of.gemm1_beta,
+            **({"limit": gating["limit"]} if activation == MoEActivation.SILU else gating),
         )
 
 

@@ -14,7 +14,7 @@ import torch
 
 import deep_gemm
 from deep_gemm.core import settings as module
-from deep_gemm.core.settings import read_settings, settings
+from deep_gemm.core.settings import SettingError, read_settings, settings
 
 SETTERS: list[tuple[str, int | bool, list[Any]]] = [
     ("num_sms", 132, [1, 2, 78, 131, 132]),
@@ -203,13 +203,19 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         ("DG_JIT_DUMP_ASM", "jit_dump_sass"),
         ("DG_DISABLE_FFMA_INTERLEAVE", "disable_ffma_interleave"),
         ("DG_PRINT_REG_REUSE", "print_reg_reuse"),
+        ("DG_JIT_STRICT", "jit_strict"),
+        ("DG_BATCH_INVARIANT", "batch_invariant"),
+        ("DG_DISABLE_SGLANG_PLUGIN", "disable_sglang_plugin"),
+        ("DG_DISABLE_VLLM_PLUGIN", "disable_vllm_plugin"),
     ],
 )
-def test_flags_are_0_or_1(variable: str, field: str) -> None:
-    assert getattr(read_settings({variable: "1"}), field) is True
-    assert getattr(read_settings({variable: "0"}), field) is False
-    for nonsense in ("2", "true", "-1", " "):
-        with pytest.raises(ValueError, match=f"{variable}: expected 0 or 1, got {nonsense!r}"):
+def test_switches_take_the_usual_words(variable: str, field: str) -> None:
+    for value in ("1", "true", "True", "YES", "on"):
+        assert getattr(read_settings({variable: value}), field) is True, value
+    for value in ("0", "false", "FALSE", "no", "Off", ""):
+        assert getattr(read_settings({variable: value}), field) is False, value
+    for nonsense in ("2", "maybe", "-1", " ", "truee"):
+        with pytest.raises(SettingError, match=rf"^{variable}: expected 0 or 1 \(.*\), got {nonsense!r}$"):
             read_settings({variable: nonsense})
 
 
@@ -243,6 +249,13 @@ def test_the_caches_limit_is_a_positive_number() -> None:
     for nonsense in ("0", "-1", "1.5", "1e3", " 1", "two"):
         with pytest.raises(ValueError, match=f"DG_JIT_CACHE_LIMIT_MB: expected a positive integer, got {nonsense!r}"):
             read_settings({"DG_JIT_CACHE_LIMIT_MB": nonsense})
+    for digits in (19, 5000):
+        expected = f"^DG_JIT_CACHE_LIMIT_MB: expected an integer of at most 18 digits, got {digits} digits$"
+        with pytest.raises(SettingError, match=expected):
+            read_settings({"DG_JIT_CACHE_LIMIT_MB": "9" * digits})
+    with pytest.raises(SettingError) as caught:
+        read_settings({"DG_JIT_CACHE_LIMIT_MB": "x" * 5000})
+    assert len(str(caught.value)) < 120
 
 
 def test_a_home_that_is_not_known_is_named() -> None:

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from deep_gemm.core.settings import settings
+
+_SWITCHES = """
+    DG_JIT_DEBUG DG_JIT_STRICT DG_JIT_DUMP_ASM DG_JIT_DUMP_PTX DG_JIT_DUMP_SASS DG_DISABLE_FFMA_INTERLEAVE
+    DG_PRINT_REG_REUSE DG_PRINT_CONFIGS DG_DISABLE_SGLANG_PLUGIN DG_DISABLE_VLLM_PLUGIN DG_BATCH_INVARIANT
+"""
+BAD_VARIABLES = {
+    **dict.fromkeys(_SWITCHES.split(), "maybe"),
+    **dict.fromkeys(("DG_JIT_CACHE_DIR", "DG_CACHE_DIR", "DG_TUNED_TABLE"), "~no-such-user/x"),
+    "DG_JIT_CACHE_LIMIT_MB": "9" * 5000,
+}
+"""A value that each variable of the package cannot have."""
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -25,3 +39,22 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str
     for path, given in contents.items():
         vars(sys.modules[path]).update(given)
     return sys.modules
+
+
+def started(plugin: Any, group: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start our plugin with a bad variable, as an engine does: load what its group names, then call it unguarded."""
+    monkeypatch.setenv(variable, BAD_VARIABLES[variable])
+    settings.cache_clear()
+    try:
+        for found in (each.load() for each in entry_points(group=group) if each.name == "deep_gemm"):
+            assert found is plugin.register
+            found()
+    finally:
+        settings.cache_clear()
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Give each line of the log, cut behind `expected`."""
+    lines = [record.getMessage() for record in caplog.records]
+    assert all(len(line) < 240 and "\n" not in line for line in lines)
+    return [line.partition(" expected")[0] + " expected" * (" expected" in line) for line in lines]

@@ -729,15 +729,15 @@ def test_a_variable_that_is_wrong_ends_a_command_in_a_sentence(process: Any, lin
 
 
 def test_doctor_names_each_variable_that_is_wrong_and_shows_the_rest(process: Any, tmp_path: Path) -> None:
-    done = process("doctor", DG_JIT_DEBUG="yes", DG_JIT_CACHE_LIMIT_MB="much", DG_TUNED_TABLE="/no/table")
+    done = process("doctor", DG_JIT_DEBUG="maybe", DG_JIT_CACHE_LIMIT_MB="much", DG_TUNED_TABLE="/no/table")
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert f"cache      {tmp_path / 'cache'}: 0 kernels, 0.0 MB" in lines
     assert any(line.startswith("NVRTC ") for line in lines)
-    assert any(line.startswith("settings ") and "DG_JIT_DEBUG=yes" in line for line in lines)
+    assert any(line.startswith("settings ") and "DG_JIT_DEBUG=maybe" in line for line in lines)
     assert lines[-3:-1] == [
         "mend       DG_JIT_CACHE_LIMIT_MB: expected a positive integer, got 'much'",
-        "mend       DG_JIT_DEBUG: expected 0 or 1, got 'yes'",
+        "mend       DG_JIT_DEBUG: expected 0 or 1 (no or yes, off or on, false or true), got 'maybe'",
     ]
     assert lines[-1].startswith("mend       /no/table: expected a table of tuned products, got ")
 

@@ -57,6 +57,26 @@ def test_every_form_is_the_same_call(args: tuple[Any, ...], kwargs: dict[str, An
     assert same(product(*args, **kwargs), expected)
 
 
+MASKED = ("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked", "m_grouped_gemm_fp8_fp8_bf16_nt_masked")
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_an_overlap_that_is_off_changes_nothing_and_one_that_is_on_is_refused_in_words(name: str) -> None:
+    function: Any = getattr(deep_gemm, name)
+    contiguous: Any = deep_gemm.m_grouped_fp8_gemm_nt_contiguous
+    a = deep_gemm.per_token_cast_to_fp8(torch.randn(2, 4, 128), False)
+    b = deep_gemm.per_block_cast_to_fp8(torch.randn(2, 8, 128), False)
+    given = a, b, None, torch.tensor([4, 4], dtype=torch.int32), 4
+    off = {"enable_overlap": False, "max_block_n": 160, "signal": None}
+    assert torch.equal(function(*given, **off), function(*given))
+    flag = r"^enable_overlap: expected False.* --enable-single-batch-overlap$"
+    for on in (off | {"enable_overlap": True, "signal": torch.zeros(1, dtype=torch.int32)}, {"signal": torch.zeros(1)}):
+        with pytest.raises(NotImplementedError, match=flag):
+            function(*given, **on)
+    with pytest.raises(TypeError, match="enable_overlap"):
+        contiguous(lhs=a, rhs=b, **off)
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

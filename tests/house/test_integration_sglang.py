@@ -3,6 +3,7 @@
 import importlib
 import logging
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
-from stand_in import stand_in
+from stand_in import BAD_VARIABLES, said, stand_in, started
 
 import deep_gemm
 from deep_gemm.core.settings import settings
@@ -33,15 +34,15 @@ class HookType(Enum):
 
 
 class HookRegistry:
-    hooks: ClassVar[list[tuple[str, Any, HookType]]] = []
+    _hooks: ClassVar[defaultdict[str, list[tuple[HookType, Any, Any]]]] = defaultdict(list)
 
     @classmethod
     def register(cls, target: str, hook: Any, hook_type: HookType = HookType.AFTER, *, source: Any = None) -> None:
-        cls.hooks.append((target, hook, hook_type))
+        cls._hooks[target].append((hook_type, hook, source))
 
     @classmethod
     def apply_hooks(cls) -> None:
-        for target, hook, hook_type in cls.hooks:
+        for target, ((hook_type, hook, _),) in cls._hooks.items():
             assert hook_type == HookType.AROUND
             path, name = target.rsplit(".", 1)
             owner = sys.modules.get(path) or getattr(sys.modules[path.rpartition(".")[0]], path.rpartition(".")[2])
@@ -151,7 +152,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         def run(self, dispatch_output: Any, quant_info: Any, lora_info: Any = None) -> Any:
             return "SGLang's"
 
-    monkeypatch.setattr(HookRegistry, "hooks", [])
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
     contents: dict[str, dict[str, Any]] = {
         "sglang": {"__version__": "0.5.23"},
         "sglang.srt.runtime_context": {
@@ -191,7 +192,7 @@ def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
 
 def test_hooks_stand_around_both_functions(sglang: Any) -> None:
     plugin.register()
-    assert [target for target, *_ in HookRegistry.hooks] == [f"{FP8_UTILS}.{NAME_OF_LINEAR}", f"{RUNNER}.MoeRunner.run"]
+    assert [*HookRegistry._hooks] == [f"{FP8_UTILS}.{NAME_OF_LINEAR}", f"{RUNNER}.MoeRunner.run"]
 
 
 @pytest.mark.parametrize("reason", ["variable", "another GPU", "no DeepGEMM"])
@@ -207,7 +208,32 @@ def test_no_hooks_where_the_plugin_is_turned_off(sglang: Any, reason: str, monke
         plugin.register()
     finally:
         settings.cache_clear()
-    assert HookRegistry.hooks == []
+    assert HookRegistry._hooks == {}
+
+
+@pytest.mark.parametrize("variable", BAD_VARIABLES)
+def test_a_bad_variable_ends_no_server(
+    sglang: Any, variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started(plugin, "sglang.srt.plugins", variable, monkeypatch)
+    assert HookRegistry._hooks == {}
+    told = variable.replace("DG_CACHE_DIR", "DG_JIT_CACHE_DIR")
+    assert said(caplog) == [f"deep_gemm leaves all layers to SGLang: SettingError: {told}: expected"]
+
+
+def test_a_start_that_fails_changes_nothing(sglang: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(HookRegistry):
+        @classmethod
+        def register(cls, target: str, hook: Any, hook_type: HookType = HookType.AFTER, *, source: Any = None) -> None:
+            super().register(target, hook, hook_type, source=source)
+            if sum(map(len, cls._hooks.values())) == 3:
+                raise RuntimeError("no room for\nhooks")
+
+    sglang["sglang.srt.plugins.hook_registry"].HookRegistry = Full
+    Full._hooks["another plugin's"].append((HookType.AFTER, "hook", None))
+    plugin.register()
+    assert Full._hooks == {"another plugin's": [(HookType.AFTER, "hook", None)]}
+    assert said(caplog) == ["deep_gemm leaves all layers to SGLang: RuntimeError: no room for hooks"]
 
 
 @pytest.mark.parametrize("change", ["gone", "other parameters"])
@@ -221,7 +247,7 @@ def test_another_release_is_left_alone_in_words(sglang: Any, change: str, caplog
         plugin.register()
     expected = f"0.5.23 has no {RUNNER}.MoeRunner.run" if change == "gone" else "expected MoeRunner.run of ('self', "
     assert expected in caplog.text
-    assert HookRegistry.hooks == []
+    assert HookRegistry._hooks == {}
 
 
 def weight_of(*shape: int, block: int = 128) -> Any:

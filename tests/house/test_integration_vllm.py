@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from stand_in import stand_in
+from stand_in import BAD_VARIABLES, said, stand_in, started
 
 import deep_gemm
 from deep_gemm.core.settings import settings
@@ -53,11 +53,18 @@ class Linear:
         )
 
 
+class FusedMoEConfig:
+    swiglu_limit: float | None = None
+    swiglu_alpha: float | None = None
+    swiglu_beta: float | None = None
+
+
 class Experts:
     def __init__(self, w1_scale: Any = None, w2_scale: Any = None, **of: Any) -> None:
         self.w1_scale, self.w2_scale = w1_scale, w2_scale
         said = {"gemm1_clamp_limit": None, "gemm1_alpha": None, "gemm1_beta": None, **of}
         self.quant_config = SimpleNamespace(**said)
+        self.moe_config: Any = FusedMoEConfig()
 
     @staticmethod
     def is_supported_config(
@@ -124,6 +131,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         f"{LINEAR}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Linear},
         "vllm.model_executor.utils": {"replace_parameter": replace_parameter},
         quant: names,
+        f"{FUSED}.config": {"FusedMoEConfig": FusedMoEConfig},
         f"{FUSED}.activation": {"MoEActivation": Named},
         f"{FUSED}.topk_weight_and_reduce": {"TopKWeightAndReduceNoOP": type("TopKWeightAndReduceNoOP", (), {})},
         f"{FUSED}.modular_kernel": {"FusedMoEExpertsModular": Experts, "FusedMoEActivationFormat": Named},
@@ -178,6 +186,46 @@ def test_a_variable_turns_it_off(vllm: Any, variable: str, monkeypatch: pytest.M
     finally:
         settings.cache_clear()
     assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
+
+
+def changed_places(vllm: Any) -> list[Any]:
+    """Give copies of all that the plugin changes."""
+    linear, fp8, mxfp4 = (vllm[path] for path in (LINEAR, f"{FUSED}.oracle.fp8", f"{FUSED}.oracle.mxfp4"))
+    of_backend = linear._LINEAR_BACKEND_KERNEL_MAP.get("deep_gemm", ())
+    return [[*linear._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA]], {*of_backend}, {**vars(fp8)}, {**vars(mxfp4)}]
+
+
+@pytest.mark.parametrize("variable", BAD_VARIABLES)
+def test_a_bad_variable_ends_no_server(
+    vllm: Any, variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = changed_places(vllm)
+    started(plugin, "vllm.general_plugins", variable, monkeypatch)
+    assert changed_places(vllm) == before
+    told = variable.replace("DG_CACHE_DIR", "DG_JIT_CACHE_DIR")
+    assert said(caplog) == [f"deep_gemm leaves all layers to vLLM: SettingError: {told}: expected"]
+
+
+@pytest.mark.parametrize("step", ["a platform", "a list", "a set", "an enumeration", "the last"])
+def test_a_start_that_fails_changes_nothing(
+    vllm: Any, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    linear = vllm[LINEAR]
+    if step == "a platform":
+        del vllm["vllm.platforms"].current_platform
+    elif step == "a list":
+        linear._POSSIBLE_FP8_BLOCK_KERNELS = {Named.CUDA: ()}
+    elif step == "a set":
+        linear._LINEAR_BACKEND_KERNEL_MAP = {}
+    elif step == "an enumeration":
+        vllm[f"{FUSED}.oracle.mxfp4"].Mxfp4MoeBackend = None
+    else:
+        monkeypatch.delattr(plugin.logger.__class__, "info")
+    before = changed_places(vllm)
+    plugin.register()
+    assert changed_places(vllm) == before
+    (line,) = said(caplog)
+    assert line.startswith("deep_gemm leaves all layers to vLLM: ")
 
 
 def test_other_gpus_are_left_alone(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +319,31 @@ def test_a_linear_layer_is_linear(vllm: Any, name: str, block: int) -> None:
         kind.apply_block_scaled_mm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e8m0fnu])
+def test_a_layer_of_heads_lies_as_fp8_einsum_takes_it(vllm: Any, dtype: torch.dtype) -> None:
+    kind = importlib.import_module(OURS).DeepGemmLinear()
+    w, sf = deep_gemm.per_block_cast_to_fp8(torch.randn(3, 256, 144).bfloat16(), True)
+    layer = SimpleNamespace(weight=w.flatten(0, 1), weight_scale_inv=sf.flatten(0, 1).to(dtype))
+    layer.is_bmm, layer.bmm_batch_size = True, 3
+    x = deep_gemm.per_token_cast_to_fp8(torch.randn(5, 3, 144).bfloat16(), False)
+    for _ in range(2):  # as when weights are loaded again
+        kind.process_weights_after_loading(layer)
+        z, expected = torch.empty(2, 5, 3, 256, dtype=torch.bfloat16)
+        deep_gemm.fp8_einsum("bhr,hdr->bhd", x, (layer.weight, layer.weight_scale_inv), z, recipe=(1, 128, 128))
+        deep_gemm.fp8_einsum("bhr,hdr->bhd", x, (w, sf), expected)
+        assert torch.equal(z, expected)
+        assert layer.weight.data_ptr() == w.data_ptr()
+
+
+@pytest.mark.parametrize(("block", "rows"), [(64, 256), (128, 192)])
+def test_heads_that_fp8_einsum_does_not_take_are_refused_in_words(vllm: Any, block: int, rows: int) -> None:
+    kind = importlib.import_module(OURS).DeepGemmLinear(block)
+    w, sf = deep_gemm.per_block_cast_to_fp8(torch.randn(2 * rows, 128).bfloat16(), True, block)
+    layer = SimpleNamespace(weight=w, weight_scale_inv=sf, is_bmm=True, bmm_batch_size=2)
+    with pytest.raises(NotImplementedError, match=rf"^is_bmm: .*, got {2 * rows} rows in all, for {block}x{block}$"):
+        kind.process_weights_after_loading(layer)
+
+
 def experts_of(num: int, is_fp4: bool) -> Any:
     cast = deep_gemm.quantize_mxfp4 if is_fp4 else deep_gemm.per_block_cast_to_fp8
     return [cast(torch.randn(num, *shape).bfloat16()) for shape in ((256, 160), (160, 128))]
@@ -297,6 +370,25 @@ def test_experts_are_experts(vllm: Any, is_fp4: bool, limit: float | None) -> No
     assert torch.equal(applied(layer, x, ids, weights, w1, w2), expected)
     alpha = experts(x, ids, weights, w1, w2, limit=limit, alpha=1.7)
     assert torch.equal(applied(layer, x, ids, weights, w1, w2, activation=Named.SWIGLUOAI_UNINTERLEAVE), alpha)
+
+
+def test_the_model_says_what_the_weights_leave_out(vllm: Any) -> None:
+    w1, w2 = experts_of(4, False)
+    x, ids, weights = torch.randn(3, 160).bfloat16(), torch.tensor([[0, 3], [1, 2], [3, 1]]), torch.rand(3, 2)
+    of_model = SimpleNamespace(swiglu_limit=1.0, swiglu_alpha=1.7, swiglu_beta=1.0)
+    for activation, gating in ((Named.SILU, {}), (Named.SWIGLUOAI_UNINTERLEAVE, {"alpha": 2.0, "beta": 1.0})):
+        layer = importlib.import_module(OURS).DeepGemmExperts(w1[1], w2[1], gemm1_alpha=2.0)
+        layer.moe_config = of_model
+        expected = experts(x, ids, weights, w1, w2, limit=1.0, **gating)
+        assert torch.equal(applied(layer, x, ids, weights, w1, w2, activation=activation), expected)
+
+
+def test_a_hook_before_the_sum_of_rows_is_refused_in_words(vllm: Any) -> None:
+    layer = importlib.import_module(OURS).DeepGemmExperts()
+    layer.post_gemm2_hook = None
+    assert layer.post_gemm2_hook is None
+    with pytest.raises(NotImplementedError, match=r"^post_gemm2_hook: "):
+        layer.post_gemm2_hook = print
 
 
 def test_experts_of_other_ranks_and_weights_on_the_input(vllm: Any) -> None:

@@ -359,8 +359,8 @@ def test_the_version_is_stated_once() -> None:
 def test_settings_come_from_the_environment() -> None:
     assert read_settings({"DG_CACHE_DIR": "/old"}).jit_cache_dirs == (Path("/old"),)
     assert read_settings({"DG_CACHE_DIR": "/old", "DG_JIT_CACHE_DIR": "/new"}).jit_cache_dirs == (Path("/new"),)
-    with pytest.raises(ValueError, match="DG_JIT_DEBUG: expected 0 or 1, got 'yes'"):
-        read_settings({"DG_JIT_DEBUG": "yes"})
+    with pytest.raises(ValueError, match=r"DG_JIT_DEBUG: expected 0 or 1 \(.*\), got 'maybe'"):
+        read_settings({"DG_JIT_DEBUG": "maybe"})
 
 
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,7 @@ def m_grouped_fp8_gemm_nn_contiguous(
     return run, CONTIGUOUS_NN, a, b, d, grouped_layout, said
 
 
-@accepts_every_form()
+@accepts_every_form(can_be_asked_to_overlap=True)
 def m_grouped_fp8_gemm_nt_masked(
     a: Operand,
     b: Operand,
