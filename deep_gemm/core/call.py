@@ -23,7 +23,7 @@ from torch import Tensor
 
 from . import settings
 from .check.layout import ADDRESS_ALIGNMENT, byte_span
-from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
+from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
 from .kernel import WISHES
 from .seen import Seen
 
@@ -212,6 +212,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         at += [x.data_ptr() for x in made]
         plan.launch(plan.ctas, *[at[tensor] + behind for tensor, behind in plan.places])
         return plan.result(made)
+    refuse_transforms()
     if handles_operators(*operands) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
     if not key:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes_in_force
 
 library: Any = torch.library  # which has no types
 LIBRARY = library.Library("deep_gemm", "FRAGMENT")
@@ -18,6 +19,9 @@ TAGS = (
 )
 
 Kernel = Callable[..., Any]
+Tags = tuple[torch.Tag, ...]
+Flops = Callable[..., int] | None
+"""`(made, **arguments)`: operations of a call, by shapes. `made` is the first tensor that it made, or wrote."""
 
 
 def register_at_need(module: str) -> None:
@@ -31,7 +35,8 @@ def register_at_need(module: str) -> None:
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("__"):
                 import_module(module)  # the thread that is importing it already gets what is registered so far
-            return super().__getattr__(name)
+            # A second packet of this name would be another key, by which torch counts operations.
+            return vars(self).get(name) or super().__getattr__(name)
 
         def __dir__(self) -> list[str]:
             import_module(module)
@@ -44,13 +49,19 @@ def register_at_need(module: str) -> None:
     namespace.__class__ = Operators
 
 
+def flops_of(operand: str) -> Flops:
+    """Count a product that multiplies each number of this operand with every column of its result."""
+    return lambda made, **given: 2 * given[operand].numel() * made.shape[-1]
+
+
 def operator(
-    schema: str, real: Kernel, fake: Kernel, tags: tuple[torch.Tag, ...] = (), *, has_gradients: bool = False
+    schema: str, real: Kernel, fake: Kernel, tags: Tags = (), *, has_gradients: bool = False, flops: Flops = None
 ) -> None:
     """Make an operator of torch.ops.deep_gemm.
 
     `fake` takes what `real` takes, makes all checks that need neither addresses nor elements, and gives tensors of the
-    same shapes, strides, types and devices. The result carries no gradient, unless `gradients` gives a formula.
+    same shapes, strides, types and devices. The result carries no gradient, unless `gradients` gives a formula. `flops`
+    is for torch's FlopCounterMode.
     """
     name = schema.split("(", maxsplit=1)[0]
     LIBRARY.define(schema, tags=TAGS + tags)
@@ -62,10 +73,11 @@ def operator(
     made = getattr(getattr(torch.ops.deep_gemm, packet), overload or "default")
     if made._schema.is_mutable:
         LIBRARY.impl(name, _counting_versions(made), "ADInplaceOrView", with_keyset=True)
+    _register_flops(name, flops)
 
 
 def operators(
-    schema: str, real: Kernel, fake: Kernel, tags: tuple[torch.Tag, ...] = (), *, has_gradients: bool = False
+    schema: str, real: Kernel, fake: Kernel, tags: Tags = (), *, has_gradients: bool = False, flops: Flops = None
 ) -> None:
     """Make an operator whose kernels take all arguments by name, also those left out; of `<>` in a schema make two.
 
@@ -80,6 +92,7 @@ def operators(
     if whole != alone:
         into = whole.replace("(", ".into(", 1).rsplit(" -> ", maxsplit=1)[0] + " -> ()"
         operator(into, _by_name(into, names, real), _by_name(into, names, fake), tags)
+    _register_flops(alone, flops)  # behind all overloads: with each torch makes another packet
 
 
 def _by_name(schema: str, all_names: list[str], kernel: Kernel) -> Kernel:
@@ -120,6 +133,29 @@ def _c_of(d: Any, c: Any, adds_to_d: bool) -> Any:
 def gradients(name: str, backward: Kernel, keep: Kernel) -> None:
     """Give the formula for the gradients of an operator, and what forward keeps for it."""
     library.register_autograd(f"deep_gemm::{name}", backward, setup_context=keep, lib=LIBRARY)
+
+
+def _register_flops(name: str, flops: Flops) -> None:
+    """Let torch count the operations of all overloads, which it takes for one: `into` is the one that gives nothing."""
+    if flops is None:
+        return
+    from torch.utils import flop_counter  # which loads Triton
+
+    packet = getattr(torch.ops.deep_gemm, re.split(r"[.(]", name)[0])
+
+    def count(*args: Any, out_val: Any, **kwargs: Any) -> int:
+        overload = packet.into if out_val is None and hasattr(packet, "into") else packet.default
+        arguments = overload._schema.arguments
+        given = dict(zip((x.name for x in arguments), args, strict=False), **kwargs)
+        written = [given[x.name] for x in arguments if x.alias_info is not None and x.alias_info.is_write]
+        made, *_ = written or (out_val if isinstance(out_val, tuple | list) else [out_val])
+        return flops(made, **given)
+
+    flop_counter.register_flop_formula(packet, get_raw=True)(count)
+    for mode in modes_in_force():  # a counter has a copy of torch's formulas, and this one is late for it
+        counter = getattr(mode, "counter", None)
+        if isinstance(counter, flop_counter.FlopCounterMode):
+            counter.flop_registry[packet] = count
 
 
 def _counting_versions(made: torch._ops.OpOverload) -> Kernel:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.check.checks import Operand
 from ..core.check.layout import Recipe
 from ..core.check.recipes import Recipes
-from ..core.operators import operators
+from ..core.operators import Flops, flops_of, operators
 from .dense import api as dense
 from .dense.check import check_ordinary_matrices
 from .depths import launch as depths
@@ -26,12 +26,15 @@ Compute = Callable[..., Tensor | None]
 """`(product, a, b, d, c, said) -> d`, or None where the caller gave d, as `run` has it; of a layer, as its function."""
 
 
-def products(schema: str, call: Compute, *, has_gradients: bool = False) -> None:
+OF_A = flops_of("a")
+
+
+def products(schema: str, call: Compute, *, has_gradients: bool = False, flops: Flops = OF_A) -> None:
     """Make the operators of a product, as `operators` does.
 
     `call` takes `run` or what asks the same, and behind it, by name, what the operator is given.
     """
-    operators(schema, partial(call, run), partial(call, only_asked), has_gradients=has_gradients)
+    operators(schema, partial(call, run), partial(call, only_asked), has_gradients=has_gradients, flops=flops)
 
 
 def only_asked(product: Product, a: Any, b: Any, d: Tensor | None, *more: Any) -> Tensor | None:
@@ -132,6 +135,7 @@ for major, product in (("nt", dense.NT), ("nn", dense.NN), ("tn", dense.TN), ("t
         f"cublaslt_gemm_{major}(Tensor a, Tensor b, Tensor(d!) d, Tensor? c=None, bool adds_to_d=False) -> ()",
         getattr(dense, f"cublaslt_gemm_{major}"),
         partial(check_ordinary_matrices, major=major),
+        flops=OF_A,
     )
 for major, product in (("nt", rows.CONTIGUOUS_NT), ("nn", rows.CONTIGUOUS_NN)):
     products(
@@ -152,9 +156,11 @@ products(
 products(
     f"fp8_gemm_nt_skip_head_mid.into({OPERANDS}, Tensor(d!) d, int[] head_splits, *, int[]? recipe=None) -> ()",
     skip_head_mid,
+    flops=lambda _, a, b, **__: 2 * a.numel() * b.shape[0],  # D has columns that are no product
 )
 operators(
     f"fp8_einsum(str expr, {OPERANDS}{D}, Tensor? c, int[] recipe<, bool adds_to_d=False>) -> Tensor",
     fp8_einsum,
     fake_heads,
+    flops=OF_A,
 )

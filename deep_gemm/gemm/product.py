@@ -23,7 +23,7 @@ from ..core.call import Key, requires_gradient, signature
 from ..core.check import checks
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
-from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
+from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
 from ..core.seen import FREE_ROWS, STAYS, Free
 from ..core.settings import get_compile_mode
 from .plan import PLANS, Operands, Plan
@@ -169,6 +169,7 @@ def run(
                     each.launch(at_all, tail, tail_at)
             if steps:
                 return out if d is None else None
+    refuse_transforms()
     more = (layout, ks) if product.has_layout else ()
     if handles_operators(a, b, d, c, layout):
         return product.as_operator(a, b, d, c, said, *more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..core.operators import operator
+from ..core.operators import flops_of, operator
 from . import api as hyper_connections
 from .check import hc_problem
 
@@ -23,4 +23,5 @@ operator(
     "tf32_hc_prenorm_gemm(Tensor a, Tensor b, Tensor(d!) d, Tensor(s!) sqr_sum, SymInt? num_splits=None) -> ()",
     prenorm,
     fake_prenorm,
+    flops=flops_of("a"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import indexer
-from ..core.operators import operator
+from ..core.operators import flops_of, operator
 from .check import mqa_logits_problem
 from .paged_check import metadata_problem, paged_logits_problem
 
@@ -37,12 +37,14 @@ operator(
     "Tensor cu_seq_len_k_end, bool? clean_logits=None, SymInt max_seqlen_k=0, ScalarType logits_dtype=float) -> Tensor",
     logits,
     fake_logits,
+    flops=flops_of("q"),
 )
 operator(
     "fp8_paged_mqa_logits(Tensor q, Tensor kv_cache, Tensor weights, Tensor context_lens, Tensor block_table, "
     "Tensor schedule_meta, SymInt max_context_len, bool clean_logits=False, ScalarType logits_dtype=float) -> Tensor",
     paged_logits,
     fake_paged_logits,
+    flops=flops_of("q"),
 )
 operator(
     "plan_paged_contexts(Tensor context_lens, int block_kv, int num_sms) -> Tensor",

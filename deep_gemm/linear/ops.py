@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.operators import gradients, operators
+from ..core.operators import flops_of, gradients, operators
 from ..gemm.output import USUAL_OPERANDS
 from .api import linear
 from .backward import input_gradient
@@ -54,5 +54,6 @@ operators(
     linear,
     ask_linear,
     has_gradients=True,
+    flops=flops_of("x"),
 )
 gradients("linear", linear_backward, keep_linear)

@@ -16,7 +16,7 @@ from ..casts.gating import gating_of
 from ..casts.ops import fake_rows
 from ..casts.rules import Quantized, empty_scales, empty_values
 from ..core.check.numbers import magnitude
-from ..core.operators import operators
+from ..core.operators import Flops, operators
 from . import activation, routing
 from .api import experts
 from .check import ExpertRows, activation_problem, check_gather, check_routes, check_weighted, experts_problem
@@ -96,6 +96,12 @@ def fake_experts(
     return problem.out if out is None else None
 
 
+def flops_of_rows(rows: int, x: Tensor, w1: Tensor) -> int:
+    """Count both products of rows of experts: each route is one, as only a GPU knows which have no expert."""
+    return 3 * rows * x.shape[1] * w1.shape[1]
+
+
+FLOPS: dict[Any, Flops] = {experts: lambda _, x, topk_ids, w1, **__: flops_of_rows(topk_ids.numel(), x, w1)}
 ROUTED = "Tensor x, Tensor topk_ids, Tensor topk_weights"
 GATING = "str activation='swiglu', float? alpha=None, float? beta=None"
 for schema, real, fake in (
@@ -130,4 +136,4 @@ for schema, real, fake in (
         fake_experts,
     ),
 ):
-    operators(schema, real, fake)
+    operators(schema, real, fake, flops=FLOPS.get(real))

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..casts.depths import GroupedRows, cast_along_groups, cast_silu_gradient
 from ..casts.gating import Gating
@@ -40,6 +39,7 @@ from .gradients import (
     gradient_beside_main_grad,
     in_shape,
     main_grad_of,
+    once,
     outside_of_graphs,
     weight_type,
 )
@@ -124,9 +124,9 @@ class Experts(torch.nn.Module):
 
 def mixture(x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None) -> Tensor:
     """Compute a mixture of rows that are laid out already, with gradients."""
-    if is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
+    if x.is_meta or is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
         out, _ = torch.ops.deep_gemm.nn_experts(x, topk_weights, w1, w2, list(rows), limit)
-        return out.to(x.dtype)  # type: ignore[no-any-return]
+        return out  # type: ignore[no-any-return]
     nowhere = (None, None)
     return _Experts.apply(x, topk_weights, w1, w2, rows, limit, nowhere)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -170,7 +170,7 @@ class _Experts(torch.autograd.Function):
         return out.to(x.dtype)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients that are needed."""
         x, topk_weights, w1, w2, h, *fields = ctx.saved_tensors

@@ -34,6 +34,37 @@ def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+class _Once(torch.autograd.Function):
+    """Gives on the first `count` of what it is given, the gradients found, and refuses a gradient of them."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *given: Any) -> tuple[Any, ...]:
+        return given[:count]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        instead = "take layers of torch.nn where these are needed"
+        raise NotImplementedError(f"create_graph: products in FP8 have no gradients of gradients: {instead}")
+
+
+def once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Let gradients be used, but not differentiated, whatever they depend on.
+
+    torch's `once_differentiable` looks at the gradients that come in, but not at weights that require one.
+    """
+
+    @wraps(backward)
+    def call(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return found
+        always = torch.empty(0, dtype=torch.float32, requires_grad=True)
+        return _Once.apply(len(found), *found, *grads, always)  # type: ignore[no-untyped-call]
+
+    return call
+
+
 def features(name: str, size: int) -> int:
     """Check a size that is a depth in one of the three products of a weight, and columns in another."""
     size = integer_in_range(name, size, 1)
@@ -52,7 +83,7 @@ def weight_type(dtype: torch.dtype | None) -> torch.dtype | None:
 def as_autocast_says(x: Tensor) -> Tensor:
     """Give activations in the type of an autocast in force. Weights keep theirs: all are cast to FP8 anyway."""
     device = x.device.type
-    if torch.is_autocast_enabled(device) and x.is_floating_point():
+    if not x.is_meta and torch.is_autocast_enabled(device) and x.is_floating_point():
         return x.to(torch.get_autocast_dtype(device))
     return x
 

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..casts.fp8 import cast_both_to_fp8, per_token_cast_to_fp8
 from ..casts.rules import Quantized
 from ..core.check.checks import K_MULTIPLE, Operand, wants_gradient
 from ..core.check.layout import RECIPE_1D1D
-from ..core.check.tracing import is_dispatched
+from ..core.check.tracing import is_dispatched, refuse_transforms
 from ..gemm.dense.api import fp8_gemm_nt
 from ..linear.api import linear
 from ..linear.backward import output_type, product_back
@@ -33,6 +32,7 @@ from .gradients import (
     gradient_beside_main_grad,
     in_shape,
     main_grad_of,
+    once,
     outside_of_graphs,
     weight_type,
 )
@@ -92,6 +92,7 @@ class Linear(torch.nn.Linear):
         if main_grad is not None:
             return apply_beside_main_grad(x, weight, bias, main_grad)
         if not is_dispatched(x):
+            refuse_transforms()
             return _Linear.apply(x, weight, bias, None)  # type: ignore[no-any-return, no-untyped-call]
         know_shardings()  # an operator of nn/ops.py, with a formula for its gradients
         rows = x.reshape(-1, self.in_features)
@@ -131,7 +132,7 @@ class _Linear(torch.autograd.Function):
         return d
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients that are needed."""
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad

@@ -14,9 +14,11 @@ from torch import Tensor
 from ..casts.rules import empty_values
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
-from ..core.operators import gradients, operators
+from ..core.operators import flops_of, gradients, operators
 from ..moe.check import ExpertRows
+from ..moe.ops import flops_of_rows
 from . import experts, linear
+from .gradients import once
 
 
 def nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -53,6 +55,7 @@ operators(
     new_linear,
     fake_linear,
     has_gradients=True,
+    flops=flops_of("x"),
 )
 
 
@@ -96,6 +99,9 @@ operators(
     "ScalarType weight_dtype) -> (Tensor, Tensor)",
     linear_gradients,
     fake_linear_gradients,
+    flops=lambda _, grad, weight, x_values, **__: (
+        2 * grad.numel() * ((0 if weight is None else weight.shape[1]) + (0 if x_values is None else x_values.shape[0]))
+    ),
 )
 
 
@@ -103,13 +109,14 @@ def new_experts(
     x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: Sequence[Tensor], limit: float | None
 ) -> tuple[Tensor, Tensor]:
     """Compute a mixture of experts, and gate and up of each row."""
-    return experts.with_gates(x, topk_weights, w1, w2, ExpertRows(*rows), limit)
+    out, h = experts.with_gates(x, topk_weights, w1, w2, ExpertRows(*rows), limit)
+    return out.to(x.dtype), h  # autograd would round the gradient of what is BF16 inside of a graph
 
 
 def fake_experts(x: Tensor, w1: Tensor, rows: Sequence[Tensor], **_: object) -> tuple[Tensor, Tensor]:
     """Stand for both."""
     num_rows = rows[-1].shape[0]
-    return x.new_empty(x.shape, dtype=torch.bfloat16), x.new_empty((num_rows, w1.shape[1]), dtype=torch.bfloat16)
+    return x.new_empty(x.shape), x.new_empty((num_rows, w1.shape[1]), dtype=torch.bfloat16)
 
 
 def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -122,6 +129,7 @@ def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor,
     ctx.types = x.dtype, weight.dtype, None if bias is None else bias.dtype
 
 
+@once
 def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
     """Compute the gradients that are needed."""
     needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
@@ -147,6 +155,7 @@ operators(
     new_experts,
     fake_experts,
     has_gradients=True,
+    flops=lambda _, x, w1, rows, **__: flops_of_rows(rows[-1].shape[0], x, w1),
 )
 
 
@@ -186,6 +195,10 @@ operators(
     "-> (Tensor, Tensor, Tensor, Tensor)",
     experts_gradients,
     fake_experts_gradients,
+    # By w2 back, x's, w1's, w2's; h has gate and up.
+    flops=lambda _, grad, w2, h, needs, **__: (
+        grad.shape[1] * h.numel() * ((w2 is not None) + 2 * needs[0] + 2 * needs[2] + needs[3])
+    ),
     tags=(torch.Tag.cudagraph_unsafe,),  # products along k keep memory, which may be that of a graph's pool
 )
 
@@ -200,6 +213,7 @@ def keep_experts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
     ctx.limit = limit
 
 
+@once
 def experts_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     """Compute the gradients that are needed."""
     x, topk_weights, w1, w2, h, *rows = ctx.saved_tensors

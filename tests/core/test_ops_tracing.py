@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import ops_cases
 import pytest
 import torch
 from fake_gpu import install, on_gpu
@@ -16,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
 
 import deep_gemm
 from deep_gemm import ExpertRows
@@ -73,6 +78,105 @@ def test_fake_tensors_give_the_layout_of_real_ones(case: Case) -> None:
         fake = [mode.from_tensor(x) for x in inputs]
         inside = case.call(*fake)
     assert layout(inside) == layout(case.call(*inputs))
+
+
+@every_case
+def test_on_meta_a_call_gives_shapes(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def moved(given: Any) -> Any:
+        return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, given)
+
+    def described(given: Any) -> list[Any]:
+        return [(x.shape, x.stride(), x.dtype) for x in tree_leaves(given) if isinstance(x, Tensor)]
+
+    inputs = case.inputs(M)
+    expected, on_meta = described(case.call(*inputs)), moved(inputs)
+    for name, constant in vars(ops_cases).copy().items():
+        monkeypatch.setattr(ops_cases, name, moved(constant) if isinstance(constant, Tensor | tuple) else constant)
+    with torch.device("meta"):  # for what a call makes itself
+        got = case.call(*on_meta)
+    assert all(x.is_meta for x in tree_leaves(got) if isinstance(x, Tensor))
+    assert described(got) == expected
+
+
+FLOPS = {
+    **dict.fromkeys(("BF16 products of heads", "heads", "heads turned, added to d"), 2 * M * GROUPS * N * K),
+    **dict.fromkeys(("BF16 masked into", "masked", "masked, all rows"), 2 * M * GROUPS * N * K),  # the host reads none
+    **dict.fromkeys(("k-grouped", "k-grouped into", "k-grouped of 2025"), 2 * M * N * sum(ops_cases.KS)),
+    **dict.fromkeys(("logits", "logits in BF16"), 2 * M * 8 * 32 * 70),
+    **dict.fromkeys(("linear", "linear of finer scales"), 2 * 2 * M * N * K),
+    **dict.fromkeys(
+        ("experts", "experts into", "experts of finer scales", "experts by parts"),
+        2 * M * ops_cases.TOPK * (2 * 64 * 48 + 48 * 64),
+    ),
+    "nt into heads": 2 * M * 32 * K,
+    "BF16 sum over products": 2 * M * GROUPS * N * 64,
+    "cublaslt": 2 * M * N * 24,
+    "linear into": 2 * M * N * K,
+    "logits in compressed rows": 2 * M * 8 * 32 * 5,
+    "logits of pages": 2 * M * 8 * 32 * 60,
+    "hyper-connections": 2 * M * 8 * 128,
+}
+"""Operations of what multiplies other than one matrix [M, K] by one [N, K]."""
+
+
+@every_case
+def test_torch_counts_the_operations_of_a_call(case: Case) -> None:
+    multiplies = any("gemm" in name for name in case.operators)
+    with FlopCounterMode(display=False) as counter:
+        case.call(*case.inputs(M))
+    assert counter.get_total_flops() == FLOPS.get(case.name, 2 * M * N * K if multiplies else 0)
+
+
+def test_packed_numbers_count_as_what_they_are() -> None:
+    packed = torch.zeros(N, 256 // 2, dtype=torch.int8), torch.ones(N, 256 // 32)
+    with FlopCounterMode(display=False) as counter:
+        deep_gemm.linear(numbers(M, 256), packed)
+        deep_gemm.fp8_fp4_gemm_nt(rows(M, 256), packed, recipe_a=(1, 128), recipe_b=(1, 32))
+    assert counter.get_total_flops() == 2 * (2 * M * N * 256)
+
+
+FIRST_CALL = """
+import torch, deep_gemm
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    deep_gemm.linear(torch.ones(2, 128), deep_gemm.per_block_cast_to_fp8(torch.ones(8, 128)))
+print(counter.get_total_flops())
+"""
+
+
+def test_the_first_call_of_a_program_is_counted() -> None:
+    """It is what makes the operators, when the counter has its formulas already."""
+    root = Path(__file__).resolve().parents[2]
+    ran = subprocess.run([sys.executable, "-c", FIRST_CALL], cwd=root, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) == 2 * 2 * 8 * 128
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
+    "grad": lambda call, x: torch.func.grad(lambda y: call(y).sum())(x),
+    "vjp": torch.func.vjp,
+    "jvp": lambda call, x: torch.func.jvp(call, (x,), (x,)),
+    "vmap": lambda call, x: torch.vmap(call)(x[None]),
+}
+CALLS: dict[str, Callable[[Tensor], Any]] = {
+    "product": lambda x: nt(x, c=None),
+    "cast": lambda x: cast(x)[1],
+    "linear": lambda x: deep_gemm.linear(x, B),
+    "BF16": lambda x: deep_gemm.bf16_gemm_nt(x, ops_cases.OF_BF16),
+    "gather": lambda x: deep_gemm.gather_cast_to_fp8(x, deep_gemm.expert_rows(routes(M), GROUPS))[1],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_are_refused_in_words(transform: str, name: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"^torch.func and torch.vmap are not supported: take gradients by"):
+        TRANSFORMS[transform](CALLS[name], numbers(M, K))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_jit_trace_is_refused_in_words(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"^torch.jit.trace is not supported: use torch.export"):
+        torch.jit.trace(CALLS[name], (numbers(M, K),))  # type: ignore[no-untyped-call]
 
 
 def product(x: Tensor) -> Tensor | None:

@@ -243,6 +243,24 @@ def test_ue8m0_of_groups(said: dict[str, Any], of_a: Scales, of_b: Scales, devic
                 assert torch.equal(multiplied(given_a, form(bytes_of_b)), expected)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.uint8, torch.float8_e8m0fnu])
+def test_a_product_of_no_depth_is_c_with_scales_of_each_type(dtype: torch.dtype, device: str) -> None:
+    def empty(rows: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(rows, 0, dtype=torch.uint8, device=device).to(dtype)
+
+    a, b = ((empty(rows, torch.float8_e4m3fn), empty(rows, dtype)) for rows in (5, 16))
+    d, c = torch.full((5, 16), torch.nan, device=device), torch.rand(5, 16, device=device)
+    for _ in range(3):
+        product(a, b, d, c, recipe=(1, 1, 32))
+        assert torch.equal(d, c)
+    bias, x = torch.rand(16, device=device).bfloat16(), torch.empty(5, 0, device=device)
+    packed = empty(16, torch.int8), b[1]
+    for w, said in ((b, {"recipe_b": (1, 32)}), (packed, {})):
+        out = deep_gemm.linear(x, w, bias=bias, **said)  # type: ignore[arg-type]
+        assert out is not None and torch.equal(out, bias.expand(5, 16))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_words_of_another_shape_are_refused(turned: bool) -> None:
     a, b = operand((M, K), Scales(1, 32), 1), operand((N, K), Scales(32, 32), 2)

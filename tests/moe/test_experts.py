@@ -309,7 +309,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": [1.0]}, TypeError, "x: expected a tensor, got a list of 1"),
     ({"x": torch.ones(4)}, ValueError, "x: expected shape (tokens, hidden), got (4,)"),
     ({"x": random(TOKENS, HIDDEN).double()}, ValueError, "x: expected dtype torch.bfloat16 or torch.float16 or"),
-    ({"x": random(TOKENS, HIDDEN).to("meta")}, ValueError, "x: expected a CPU or CUDA tensor, got device meta"),
+    ({"x": random(TOKENS, HIDDEN).to("meta")}, ValueError, "topk_ids: expected device meta, where x is, got cpu"),
     ({"topk_ids": [[1]]}, TypeError, "topk_ids: expected a tensor, got a list of 1"),
     (
         {"topk_ids": torch.zeros(3, 2).long()},

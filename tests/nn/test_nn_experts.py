@@ -17,6 +17,7 @@ from nn_cases import TYPICAL_OF_EXPERTS, by_blocks, by_columns, by_rows, error, 
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import deep_gemm
 from deep_gemm.nn import Experts
@@ -340,6 +341,74 @@ def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, de
             assert same_bits(compiled(x, ids, weights), found[0][0])
     assert counter.frame_count <= 2  # with gradients, and without
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_inside_of_a_graph_no_gradient_is_rounded_first(backend: str, dtype: torch.dtype) -> None:
+    """dout keeps its type ahead of its casts: rounded to BF16 it leads to other bits of FP8."""
+    layer, (ids, weights) = layer_of(), routes(37)
+    x, grad = numbers(37, HIDDEN, dtype=dtype), numbers(37, HIDDEN, dtype=dtype, seed=3)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    found: list[list[Tensor]] = []
+    for each in (layer, compiled):
+        leaves = (x.clone().requires_grad_(), weights.clone().requires_grad_(), layer.w1, layer.w2)
+        y = each(leaves[0], ids, leaves[1])
+        found.append([y.detach(), *torch.autograd.grad(y, leaves, grad)])
+    assert found[1][0].dtype == dtype
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool) -> None:
+    layer, (ids, weights) = layer_of(device="meta"), (each.to("meta") for each in routes(9))
+    x = torch.empty(9, HIDDEN, dtype=dtype, device="meta", requires_grad=True)
+    with torch.set_grad_enabled(grad):
+        y = layer(x, ids, weights.requires_grad_())
+    assert (y.device.type, y.dtype, y.shape, y.requires_grad) == ("meta", dtype, (9, HIDDEN), grad)
+    if grad:
+        y.sum().backward()
+        for each in (x, weights, *layer.parameters()):
+            assert each.grad is not None
+            assert (each.grad.device.type, each.grad.dtype, each.grad.shape) == ("meta", each.dtype, each.shape)
+
+
+@pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["sum", "squares"])
+def test_there_is_no_gradient_of_a_gradient(loss: Any) -> None:
+    layer, (ids, weights) = layer_of(), routes(9)
+    x = numbers(9, HIDDEN).requires_grad_()
+    (of_x,) = torch.autograd.grad(loss(layer(x, ids, weights)), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="products in FP8 have no gradients of gradients"):
+        (loss(layer(x, ids, weights)) + of_x.norm()).backward()
+
+
+def test_transforms_are_refused_in_words() -> None:
+    layer, (ids, weights) = layer_of(), routes(9)
+    x, said = numbers(9, HIDDEN), r"^torch.func and torch.vmap are not supported"
+    with pytest.raises(NotImplementedError, match=said):
+        torch.func.grad(lambda x: layer(x, ids, weights).sum())(x)
+    with pytest.raises(NotImplementedError, match=said):
+        torch.vmap(layer)(*(each[:, None] for each in (x, ids, weights)))
+    with pytest.raises(NotImplementedError, match=r"^torch.jit.trace is not supported"):
+        torch.jit.trace(layer, (x, ids, weights))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("needed", ["x", "topk_weights", "w1", "w2", "x topk_weights w1 w2"])
+def test_torch_counts_the_products_that_are_computed(needed: str) -> None:
+    """Forward two; back through w2 unless w2 alone is trained, then one for each of x, w1 and w2."""
+    layer, (ids, weights) = layer_of(), routes(40)
+    by_w1, by_w2 = 2 * ids.numel() * 2 * INTER * HIDDEN, 2 * ids.numel() * INTER * HIDDEN
+    leaves = {"x": numbers(40, HIDDEN), "topk_weights": weights, "w1": layer.w1, "w2": layer.w2}
+    for name, leaf in leaves.items():
+        leaf.requires_grad_(name in needed.split())
+    backward = by_w2 * (needed != "w2") + sum({"x": by_w1, "w1": by_w1, "w2": by_w2}.get(x, 0) for x in needed.split())
+    for each in (layer, torch.export.export(layer, (leaves["x"], ids, weights)).module()):
+        with FlopCounterMode(display=False) as counter:
+            each(leaves["x"], ids, weights).sum().backward()
+        assert counter.get_total_flops() == by_w1 + by_w2 + backward
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -55,6 +55,13 @@ def test_modules_are_their_functions_whatever_a_model_is_cast_to(of: str) -> Non
 
 
 @pytest.mark.parametrize("of", FORMATS)
+def test_on_meta_modules_give_shapes(of: str) -> None:
+    for module, given, right in cases(of):
+        out = module.to("meta")(*(each.to("meta") for each in given))
+        assert (out.device.type, out.dtype, out.shape) == ("meta", given[0].dtype, right.shape)
+
+
+@pytest.mark.parametrize("of", FORMATS)
 def test_a_state_dict_holds_all(of: str) -> None:
     for (module, given, right), (other, *_) in zip(cases(of), cases(of), strict=True):
         for each in (*other.buffers(), *other.parameters()):

@@ -139,6 +139,24 @@ def test_a_block_in_another_shares_its_casts_and_the_last_to_end_forgets_them(mo
     assert len(calls) == 6
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_parameters_whose_changes_torch_does_not_count_are_cast_in_each_call(
+    grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.inference_mode():
+        layer = Linear(HIDDEN, INTER)
+    casts = count_calls(monkeypatch, kept, "per_block_cast_to_fp8")
+    x = batch(0)
+    with torch.set_grad_enabled(grad):
+        right = layer(x)
+        with keep_casts(), torch.inference_mode():
+            assert torch.equal(layer(x), right)
+            layer.weight.zero_()
+            assert torch.equal(layer(x), layer.bias.bfloat16().expand(TOKENS, INTER))
+            assert not kept._OF
+    assert len(casts) == 3
+
+
 def test_what_is_no_parameter_is_cast_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be gone by the next call, and another tensor have its number."""
     calls = count_calls(monkeypatch, kept, "per_block_cast_to_fp8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from layer_cases import same_bits
 from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, kept_by_autograd
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import deep_gemm
 from deep_gemm.core.check.layout import ceil_div
@@ -300,14 +303,80 @@ def test_a_result_that_is_added_to_main_grad_is_changed_in_place() -> None:
     assert layer.weight.main_grad.any()
 
 
-def test_there_is_no_gradient_of_a_gradient() -> None:
-    x = numbers(4, IN).requires_grad_()
-    (of_x,) = torch.autograd.grad(layer_of()(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        of_x.sum().backward()  # type: ignore[no-untyped-call]
+class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes calls operators."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("observed", [False, True])
+@pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["sum", "squares"])
+def test_there_is_no_gradient_of_a_gradient(loss: Any, observed: bool) -> None:
+    """Of a sum dy requires no gradient, but dx is a product with the weight, which does: as in a penalty of a GAN."""
+    x, layer = numbers(4, IN).requires_grad_(), layer_of()
+    with Observed() if observed else nullcontext():  # type: ignore[no-untyped-call]
+        (of_x,) = torch.autograd.grad(loss(layer(x)), x, create_graph=True)
+        (right,) = torch.autograd.grad(loss(layer(x)), x)
+        assert same_bits(of_x.detach(), right)
+        with pytest.raises(NotImplementedError, match="products in FP8 have no gradients of gradients"):
+            (loss(layer(x)) + of_x.norm()).backward()
 
 
 # In the company of torch
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool) -> None:
+    layer, leaf = layer_of(device="meta"), torch.empty(2, 3, IN, dtype=dtype, device="meta", requires_grad=True)
+    with torch.set_grad_enabled(grad):
+        y = layer(leaf)
+    assert (y.device.type, y.dtype, y.shape, y.requires_grad) == ("meta", dtype, (2, 3, OUT), grad)
+    if grad:
+        y.sum().backward()
+        for each in (leaf, *layer.parameters()):
+            assert each.grad is not None
+            assert (each.grad.device.type, each.grad.dtype, each.grad.shape) == ("meta", each.dtype, each.shape)
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, lambda call: torch.func.grad(lambda x: call(x).sum())])
+def test_transforms_are_refused_in_words(transform: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"^torch.func and torch.vmap are not supported"):
+        transform(layer_of())(numbers(2, 4, IN))
+    with pytest.raises(NotImplementedError, match=r"^torch.jit.trace is not supported"):
+        torch.jit.trace(layer_of(), numbers(4, IN))  # type: ignore[no-untyped-call]
+
+
+def test_a_tracer_of_fx_takes_layers_as_leaves() -> None:
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+            return isinstance(m, Linear) or super().is_leaf_module(m, module_qualified_name)
+
+    model, x = torch.nn.Sequential(layer_of(), torch.nn.ReLU()), numbers(40, IN)
+    traced = torch.fx.GraphModule(model, Tracer().trace(model))
+    assert same_bits(traced(x).detach(), model(x).detach())
+
+
+@pytest.mark.parametrize("tokens", [16, 40])
+def test_torch_counts_three_products(tokens: int) -> None:
+    """Also where a call is a graph's. (torch compiles nothing beside a counter, and then computes a call as it is.)"""
+    torch.compiler.reset()
+    layer, one = layer_of(), 2 * tokens * IN * OUT
+    exported = torch.export.export(layer, (numbers(tokens, IN),)).module()
+    compiled = torch.compile(layer, backend="aot_eager")
+    compiled(numbers(tokens, IN).requires_grad_()).sum().backward()
+    for each in (layer, exported, compiled):
+        with FlopCounterMode(display=False) as counter:
+            each(numbers(tokens, IN).requires_grad_()).sum().backward()
+        assert counter.get_total_flops() == 3 * one
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(numbers(tokens, IN))
+    assert counter.get_total_flops() == one
+    with FlopCounterMode(display=False) as counter:
+        layer(numbers(tokens, IN)).sum().backward()  # x has no gradient
+    assert counter.get_total_flops() == 2 * one
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

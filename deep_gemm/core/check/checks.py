@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .integers import as_integer
-from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, whole_elements
+from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, check_dense, whole_elements
 from .memory import copied
 from .tracing import has_memory
 
@@ -34,8 +34,7 @@ def tensor(name: str, x: object) -> Tensor:
     """Check that `x` is a tensor and return it."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
-    if x.layout is not torch.strided:
-        raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
+    check_dense(name, x)
     return x
 
 
@@ -298,7 +297,13 @@ def outputs(
 
 
 def supported_device(name: str, x: Tensor) -> None:
-    """Check that a tensor is on the CPU or on a GPU."""
+    """Check that a tensor is on the CPU or on a GPU, or on "meta", where it has a shape and no elements."""
+    if not x.is_meta:
+        readable(name, x)
+
+
+def readable(name: str, x: Tensor) -> None:
+    """Check that the host can read a tensor."""
     if not (x.is_cpu or x.is_cuda):
         raise ValueError(f"{name}: expected a CPU or CUDA tensor, got device {x.device}")
 
@@ -385,7 +390,7 @@ def ends(layout: Tensor, m: int, alignment: int, name: str = "grouped_layout") -
 def integers(name: str, given: object) -> tuple[int, ...]:
     """Check that these are integers, in a list or in a tensor, which the host then reads."""
     if isinstance(given, Tensor):
-        supported_device(name, tensor(name, given))  # the host reads nothing from a meta tensor
+        readable(name, tensor(name, given))
         given = given.tolist()
     numbers = [as_integer(x) for x in given] if isinstance(given, Sequence) else [None]
     sizes = tuple(x for x in numbers if x is not None)

@@ -41,7 +41,7 @@ def ue8m0_depths(
     name = "ks_cpu" if ks is not None else "grouped_layout"
     if ks is None:
         layout = checks.tensor(name, layout)
-        checks.supported_device(name, layout)
+        checks.readable(name, layout)
         layout = layout.cpu()
         layout = depths_of_ends(layout, alignment, name) if layout_is_ends else layout
     sizes = checks.integers(name, layout if ks is None else ks)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .integers import as_integer, integer_in_range
 from .memory import empty
-from .tracing import has_memory
+from .tracing import has_memory, refuse_transforms
 
 ADDRESS_ALIGNMENT = 16
 """Bytes. TMA needs it for addresses of values and outputs, and for row pitches."""
@@ -178,6 +178,7 @@ def check_dense(name: str, x: object) -> None:
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.layout is not torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
+    refuse_transforms()
 
 
 def check_scales(sf: Tensor) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor
 from torch._C import DispatchKey
+from torch._C import _are_functorch_transforms_active as transforms_are_active
 from torch._C import _disabled_torch_dispatch_impl as leaves_operators_to_torch
 from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_excluded
+from torch._C import _get_tracing_state as jit_state
 from torch._C import _len_torch_dispatch_stack as num_modes
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_dynamo_compiling
@@ -36,9 +38,11 @@ def dispatch_is_on() -> bool:
 
 
 def handles_operators(*given: object) -> bool:
-    """Tell whether one of these, or one of a pair among them, is a tensor of a class that handles operators itself."""
+    """Tell whether one of these, or of a pair among them, must get operators: by its class, or on "meta" for shapes."""
     for x in given:
         kind = type(x)
+        if isinstance(x, Tensor) and x.is_meta:
+            return True
         if kind is Tensor:
             continue
         if isinstance(x, (tuple, list)):
@@ -49,6 +53,15 @@ def handles_operators(*given: object) -> bool:
     return False
 
 
+def refuse_transforms() -> None:
+    """Refuse transforms of torch.func, whose tensors have no address, and torch.jit.trace, which sees no kernel."""
+    if transforms_are_active():
+        instead = "take gradients by torch.autograd, and make the dimension that vmap maps one of the rows"
+        raise NotImplementedError(f"torch.func and torch.vmap are not supported: {instead}")
+    if jit_state() is not None:
+        raise NotImplementedError("torch.jit.trace is not supported: use torch.export, or torch.compile")
+
+
 def has_memory(x: Tensor) -> bool:
     """Tell whether a tensor has an address and elements. In a fake kernel none has, nor while Dynamo traces."""
-    return not (is_dynamo_compiling() or isinstance(x, FakeTensor))
+    return not (is_dynamo_compiling() or isinstance(x, FakeTensor) or x.is_meta)

@@ -71,8 +71,10 @@ def scales(
 def words_of(exponents: Tensor) -> Tensor:
     """Give bytes as words: the same memory if whole words lie in it, else a copy, filled up with zeros."""
     exponents = exponents.view(torch.uint8)
+    groups = exponents.shape[-1]
+    if not groups:  # torch sees no bytes of strides of 1 as words, even where there are none
+        return exponents.new_empty(exponents.shape, dtype=torch.int32)
     if not lie_in_words(exponents):
-        groups = exponents.shape[-1]
         exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()
     return exponents.view(torch.int32)
 
