@@ -24,7 +24,7 @@ from .product import draws, near_edge
 from .trial import Trial
 
 TINY = 138 * 2.0**-124, 207 * 2.0**-132
-"""The largest number of a block and the others: their quotients are ties, and the steps of an ordinary cast underflow."""
+"""The largest number of a block and the others: quotients are ties, and the steps of an ordinary cast underflow."""
 
 
 def run(

@@ -187,7 +187,8 @@ class Arena:
         self.buffers = dict(buffers)
         contents = {name: _as_bytes(buffer.data) for name, buffer in self.buffers.items()}
         total = sum(len(contents[name]) + 2 * buffer.alignment + _GUARD_BYTES for name, buffer in buffers.items())
-        self.memory = torch.full((total + _GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=device)
+        whole = torch.full((total + 2 * _GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=device)
+        self.memory = whole[-whole.data_ptr() % _GUARD_BYTES :]  # so that buffers lie as far apart each time
         self.spans: dict[str, slice] = {}
         base, at = self.memory.data_ptr(), 0
         for name, data in contents.items():
