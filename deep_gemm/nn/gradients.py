@@ -41,7 +41,7 @@ class Trained(torch.nn.Module):
             except ValueError as error:
                 errors.append(str(error).replace(f"sf{key}", key + SCALES))
                 state_dict[key] = held
-        super()._load_from_state_dict(state_dict, prefix, metadata, *more)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, metadata, *more)
 
 
 def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:

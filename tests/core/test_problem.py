@@ -235,7 +235,11 @@ NOT_TENSORS: list[Mistake] = [
         for plain in (lambda x: x[0].bfloat16(), lambda x: x[0].half(), lambda x: x[0].float())
     ],
     *[
-        (kind, to(grouped_layout=None), "grouped_layout: expected a tensor, or num_groups for groups of equal size, got N")
+        (
+            kind,
+            to(grouped_layout=None),
+            "grouped_layout: expected a tensor, or num_groups for groups of equal size, got N",
+        )
         for kind in ("contiguous", "contiguous nn", "ends")
     ],
     ("nt", argument("a", lambda a: a[0]), "a: expected a pair (values, scales), got Tensor"),
@@ -401,7 +405,11 @@ SCALE_SHAPES: list[Mistake] = [
         for kind, of_rows, shape in (
             ("nt", lambda x: x.repeat(128, 1), "(ceil(n / 128), ceil(k / 128)) = (2, 3), got (256, 3)"),
             ("nn", lambda x: x.repeat(1, 128), "(ceil(k / 128), ceil(n / 128)) = (3, 2), got (3, 256)"),
-            ("masked", lambda x: x.repeat(1, 128, 1), "(groups, ceil(n / 128), ceil(k / 128)) = (2, 2, 3), got (2, 256, 3)"),
+            (
+                "masked",
+                lambda x: x.repeat(1, 128, 1),
+                "(groups, ceil(n / 128), ceil(k / 128)) = (2, 2, 3), got (2, 256, 3)",
+            ),
         )
     ],
     ("nt", scales("a", longer(1)), "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (5, 4)"),

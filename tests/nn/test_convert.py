@@ -446,10 +446,10 @@ def test_a_conversion_for_inference_says_where_a_state_dict_in_fp8_belongs() -> 
 
 
 def test_a_state_dict_and_a_type_that_are_none_are_refused() -> None:
-    with pytest.raises(TypeError, match="^state_dict: expected names and tensors, got NoneType"):
+    with pytest.raises(TypeError, match=r"^state_dict: expected names and tensors, got NoneType"):
         dequantized_state_dict(None)  # type: ignore[arg-type]
     for dtype in ("bf16", torch.int8):
-        with pytest.raises(ValueError, match="^dtype: expected torch.bfloat16 or .*, got .*(bf16|int8)"):
+        with pytest.raises(ValueError, match=r"^dtype: expected torch.bfloat16 or .*, got .*(bf16|int8)"):
             dequantized_state_dict(fp8_checkpoint(), dtype)  # type: ignore[arg-type]
 
 
@@ -459,7 +459,9 @@ def test_stacked_experts_of_other_libraries_are_named_as_such() -> None:
             super().__init__()
             self.num_experts, self.gate_up_proj = 2, torch.nn.Parameter(torch.zeros(2, 32, 16))
 
-    model = torch.nn.ModuleDict({"up": torch.nn.Linear(32, 32), "experts": MadeExperts(), "conv": torch.nn.Conv1d(1, 1, 1)})
+    model = torch.nn.ModuleDict(
+        {"up": torch.nn.Linear(32, 32), "experts": MadeExperts(), "conv": torch.nn.Conv1d(1, 1, 1)}
+    )
     left = to_fp8_training(model).left
     assert left["experts"].startswith("MadeExperts, stacked experts: ")
     assert left["conv"] == "Conv1d, no linear layer"
