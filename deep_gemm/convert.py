@@ -20,14 +20,12 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
 
-from .casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8
+from .casts.fp8 import per_block_cast_to_fp8
 from .casts.rules import LAYER_TYPES
 from .core.check import checks
 from .core.check.layout import SCALE_BLOCK
-from .linear.check import operands_of
 from .nn import Experts, FrozenExperts, FrozenLinear, Linear
-from .nn.frozen import SCALES
-from .nn.gradients import features, weight_type
+from .nn.gradients import SCALES, dequantized, features, weight_type
 from .nn.sharding import know_shardings
 
 __all__ = ["Conversion", "Filter", "dequantized_state_dict", "to_fp8_inference", "to_fp8_training"]
@@ -57,6 +55,12 @@ class Conversion(NamedTuple):
             names = [name or "the model" for name, why in self.left.items() if why == reason]
             lines.append(f"{number:6}  {reason}: {', '.join(names[:3])}{', ...' * (number > 3)}")
         return "\n".join(lines)
+
+
+class _ForInference(Conversion):
+    def __str__(self) -> str:
+        into = "a state dict in FP8 loads into layers that are converted; for others it goes through"
+        return f"{super().__str__()}\n        {into} {dequantized_state_dict.__name__}"
 
 
 def to_fp8_training(model: Module, filter: Filter | None = None, *, accumulates_main_grad: bool = False) -> Conversion:
@@ -133,7 +137,7 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
         given.update((name, value) for name, value in vars(frozen).items() if name not in given)
         given.update(_parameters=frozen._parameters, _buffers=frozen._buffers)
 
-    done = _convert(model, filter, tuple(WEIGHTS), (Parameter,), check, convert)
+    done = _ForInference(*_convert(model, filter, tuple(WEIGHTS), (Parameter,), check, convert))
     config: Any = getattr(model, "config", None)
     if hasattr(config, "model_type"):
         config.quantization_config = _quantization_config(model, done)
@@ -166,22 +170,22 @@ def _quantization_config(model: Any, done: Conversion) -> dict[str, Any]:
 def dequantized_state_dict(state_dict: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """Give a state dict without FP8: each weight that has a `_scale_inv` is multiplied by it, and rounded to `dtype`.
 
-    So a model that is not converted, or that is trained, loads a checkpoint in FP8, or what a converted one has.
+    So a model that is not converted loads a checkpoint in FP8, or what a converted one has. Torch alone would load FP8
+    values without their scales, and with `strict=False` without a word.
 
     >>> w = torch.full((16, 16), 448.0).to(torch.float8_e4m3fn)
     >>> found = dequantized_state_dict({"weight": w, "weight_scale_inv": torch.full((1, 1), 2.0)})
     >>> list(found), found["weight"][0, 0].item()
     (['weight'], 896.0)
     """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict: expected names and tensors, got {type(state_dict).__name__}")
+    weight_type(dtype)
     found = {}
     for name, held in state_dict.items():
         values, scales = held, state_dict.get(name + SCALES)
         if scales is not None:
-            if values.dtype != torch.float8_e4m3fn:
-                raise ValueError(f"{name}: expected torch.float8_e4m3fn beside scales, got {values.dtype}")
-            scales = scales.float() if scales.dtype in LAYER_TYPES else scales
-            *_, of_w = operands_of(name, values, scales, None, None)
-            values = cast_back_from_fp8(values, scales, of_w.columns).to(dtype)
+            values = dequantized(name, values, scales, dtype)
         if not name.endswith(SCALES) or name.removesuffix(SCALES) not in state_dict:
             found[name] = values
     return found
@@ -265,5 +269,7 @@ def _why_another(module: Module) -> str | None:
         return ALREADY
     if isinstance(module, torch.nn.Linear):
         return f"{kind.__name__}, derived from torch.nn.Linear, which may compute something else"
-    own = (p for p in module._parameters.values() if p is not None)
+    own = [p for p in module._parameters.values() if p is not None]
+    if hasattr(module, "num_experts") and any(not is_lazy(p) and p.dim() > 2 for p in own):
+        return f"{kind.__name__}, stacked experts: see deep_gemm.nn.Experts, or experts_implementation of transformers"
     return f"{kind.__name__}, no linear layer" if any(is_lazy(p) or p.dim() > 1 for p in own) else None

@@ -28,7 +28,7 @@ from ..moe.prepared import MAX_KINDS, Tokens, Weights, find
 from ..moe.routing import stack_routes, sum_rows
 from ..nn.experts import mixture
 from ..nn.frozen import Holder
-from ..nn.gradients import as_autocast_says
+from ..nn.gradients import Trained, as_autocast_says
 from .by_group import KINDS_OF_X, Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
 from .check import check_tokens, share_of_experts
@@ -44,7 +44,7 @@ from .trained import ToExperts, ToTokens
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 
 
-class Experts(Holder):
+class Experts(Holder, Trained):
     """The experts of a mixture, an equal part of them on each process of a group: `experts` of all tokens together.
 
     - `num_experts`: how many there are on all processes together, a multiple of the number of processes.

@@ -33,7 +33,7 @@ class Gating(NamedTuple):
 
 def gating_of(activation: str, alpha: float | None, beta: float | None, limit: float | None) -> Gating:
     """Check what a caller says of an activation."""
-    if activation not in DEFAULTS:
+    if not isinstance(activation, str) or activation not in DEFAULTS:
         raise ValueError(f"activation: expected one of {list(DEFAULTS)}, got {activation!r}")
     usual = DEFAULTS[activation]
     a = usual[0] if alpha is None else positive("alpha", alpha)

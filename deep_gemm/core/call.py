@@ -205,7 +205,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
                 at = [x.data_ptr() for x in tensors]
                 if not plan.fits(at):
                     plan = None
-    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError):  # malformed: the checks say how
         key, plan = (), None
     if plan is not None:
         made = plan.new_outputs()

@@ -34,6 +34,14 @@ LINEAR_PARAMETERS: tuple[str, ...] = (
     *("input", "weight", "weight_scale_inv", "block_size"),
     *("bias", "activation_scale", "allow_deepgemm"),
 )
+FORM_OF_EXPERTS = {
+    "has_gate": (True, "experts with a gate"),
+    "has_bias": (False, "experts whose products add no bias"),
+    "is_transposed": (False, "weights of experts as torch.nn.Linear has its own, [experts, n, k]"),
+    "is_concatenated": (True, "the gate's rows ahead of all rows of up"),
+    "has_post_expert_norm": (False, "experts without a norm behind them"),
+}
+"""Attributes of a mixture: the values that `experts` takes, in words."""
 EXPERTS_PARAMETERS: tuple[str, ...] = ("self", "hidden_states", "top_k_index", "top_k_weights")
 DECLINED = (ValueError, NotImplementedError)
 """Errors that `linear` and `experts` raise if they do not take a call."""
@@ -217,10 +225,9 @@ def _first_refusal(layer: Any) -> str | None:
         static = True if layer.activation_scheme == "static" else None
         if refusal := linear_refusal(getattr(layer, "gate_up_proj", None), layer.block_size, static):
             return refusal
-    expected = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
-    for name, value in {**expected, "has_post_expert_norm": False}.items():
+    for name, (value, words) in FORM_OF_EXPERTS.items():
         if getattr(layer, name, value) != value:
-            return f"{name}: expected {value}, got {getattr(layer, name)}"
+            return f"{name}: expected {words}, got {type(layer).__name__} with {name} = {getattr(layer, name)}"
     if not _gate_is_silu(layer):
         return f"gate: expected silu(gate) * up, both cut at limit = {limit_of(layer)}, got another function"
     return None

@@ -35,7 +35,7 @@ def register_experts() -> None:
 def fp8_experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Compute a mixture of experts by products in FP8, with gradients."""
     if refusal := experts_refusal(layer):
-        raise NotImplementedError(refusal)
+        raise NotImplementedError(f"{refusal}; experts_implementation={NAME!r} computes it in BF16")
     ids = torch.where(top_k_index < layer.num_experts, top_k_index, -1)
     rows = expert_rows(ids, layer.num_experts)
     return mixture(hidden_states, top_k_weights, layer.gate_up_proj, layer.down_proj, rows, limit_of(layer))

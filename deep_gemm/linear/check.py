@@ -47,9 +47,11 @@ def linear_problem(
     if x.dim() < 1:
         raise ValueError(f"x: expected shape (..., k), got {tuple(x.shape)}")
     *leading, k = x.shape
-    m, sizes = prod(leading), Sizes(k=k)
+    m, sizes = prod(leading), Sizes()
     (values, scales), operands = weight("w", w, ("n", "k"), sizes, gran_k, recipe_b)
     n = sizes["n"]
+    if k != sizes["k"]:
+        raise ValueError(f"x: expected shape (..., k) = (..., {sizes['k']}), got {tuple(x.shape)}")
     inputs = {"x": x, "w": values, "sfw": scales}
     if bias is not None:
         checks.has_type("bias", checks.tensor("bias", bias), LAYER_TYPES)

@@ -25,6 +25,7 @@ from torch import Tensor
 from ..casts.depths import GroupedRows, cast_along_groups, cast_silu_gradient
 from ..casts.gating import Gating
 from ..casts.rules import Quantized
+from ..core.check.checks import tensor
 from ..core.check.integers import integer_in_range
 from ..core.check.numbers import positive
 from ..core.check.tracing import is_dispatched
@@ -34,6 +35,7 @@ from ..moe.api import activate_rows, product_of_rows
 from ..moe.check import ExpertRows
 from ..moe.routing import expert_rows, gather_cast_to_fp8, gather_weighted, sum_rows
 from .gradients import (
+    Trained,
     as_autocast_says,
     features,
     gradient_beside_main_grad,
@@ -46,7 +48,7 @@ from .gradients import (
 from .kept import cast_weight, cast_weight_back
 
 
-class Experts(torch.nn.Module):
+class Experts(Trained):
     """The experts of a mixture: the weighted sum of `w2[e] @ (silu(gate) * up)` over each token's experts e.
 
     `w1` is `[num_experts, 2 intermediate, hidden]`, the gate's rows first, and `w2` `[num_experts, hidden,
@@ -98,10 +100,11 @@ class Experts(torch.nn.Module):
 
         Ids are int32 or int64, -1 for none.
         """
-        x = as_autocast_says(x)
+        x = as_autocast_says(tensor("x", x))
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x: expected shape (..., {self.hidden}), got {tuple(x.shape)}")
         for name, of_routes in (("topk_ids", topk_ids), ("topk_weights", topk_weights)):
+            tensor(name, of_routes)
             if of_routes.shape[:-1] != x.shape[:-1] or of_routes.dim() != x.dim():
                 raise ValueError(
                     f"{name}: expected shape (..., topk) with leading dimensions {tuple(x.shape[:-1])}, "

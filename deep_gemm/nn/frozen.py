@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from ..casts.fp8 import per_block_cast_to_fp8
-from ..core.check.checks import Operand, Sizes, pair
+from ..core.check.checks import Operand, Sizes, pair, tensor
 from ..core.check.layout import Recipe
 from ..core.check.numbers import positive
 from ..linear import check
 from ..linear.api import linear
 from ..moe.api import experts
-from .gradients import WEIGHT_TYPES, as_autocast_says
+from .gradients import SCALES, WEIGHT_TYPES, as_autocast_says
 
-SCALES = "_scale_inv"
 M = TypeVar("M", bound="Holder")
 
 
@@ -118,7 +117,7 @@ class FrozenLinear(Frozen):
         super().__init__()
         self.hold("weight", pair("w", w))
         self.gran_k, self.recipe_b = gran_k, recipe_b
-        self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
+        self.bias = None if bias is None else torch.nn.Parameter(tensor("bias", bias).detach(), requires_grad=False)
 
     def extra_repr(self) -> str:
         """Types and shapes of what is held, for `print`."""

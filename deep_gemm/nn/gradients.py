@@ -1,4 +1,6 @@
-"""The common parts of layers: types under autocast, sizes that products take, and where a weight's gradient goes."""
+"""The common parts of layers: types under autocast, sizes that products take, weights of state dicts in FP8, and where
+a weight's gradient goes.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.check.checks import K_MULTIPLE
+from ..casts.fp8 import cast_back_from_fp8
+from ..casts.rules import LAYER_TYPES
+from ..core.check.checks import K_MULTIPLE, tensor
 from ..core.check.integers import integer_in_range
 from ..core.check.tracing import is_dynamo_compiling
+from ..linear.check import operands_of
 
 WEIGHT_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+SCALES = "_scale_inv"
+"""The ending of a weight's name in checkpoints that its scales have there."""
+
+
+class Trained(torch.nn.Module):
+    """A module whose weights are trained: those of a state dict that are FP8 are multiplied by their scales."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
+        """Load weights in their own type, of FP8 with scales beside too; others would be loaded as noise."""
+        *_, errors = more
+        for name, held in self._parameters.items():
+            key = prefix + name
+            given = state_dict.get(key)
+            if held is None or not isinstance(given, Tensor):
+                continue
+            if given.dtype in WEIGHT_TYPES and key + SCALES not in state_dict:
+                continue
+            try:
+                state_dict[key] = dequantized(key, given, state_dict.pop(key + SCALES, None), held.dtype)
+            except ValueError as error:
+                errors.append(str(error).replace(f"sf{key}", key + SCALES))
+                state_dict[key] = held
+        super()._load_from_state_dict(state_dict, prefix, metadata, *more)
+
+
+def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Multiply an FP8 weight of a state dict by its scales, rounded to `dtype`."""
+    if values.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"{name}: expected torch.float8_e4m3fn beside scales, got {values.dtype}")
+    if scales is None:
+        raise ValueError(f"{name}{SCALES}: expected scales beside values of {values.dtype}, got none")
+    scales = scales.float() if scales.dtype in LAYER_TYPES else scales
+    *_, of_w = operands_of(name, values, scales, None, None)
+    return cast_back_from_fp8(values, scales, of_w.columns).to(dtype)
 
 
 def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -82,6 +121,8 @@ def weight_type(dtype: torch.dtype | None) -> torch.dtype | None:
 
 def as_autocast_says(x: Tensor) -> Tensor:
     """Give activations in the type of an autocast in force. Weights keep theirs: all are cast to FP8 anyway."""
+    if type(x) is not Tensor:
+        tensor("x", x)
     device = x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device) and x.is_floating_point():
         return x.to(torch.get_autocast_dtype(device))

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from ..casts.fp8 import cast_both_to_fp8, per_token_cast_to_fp8
 from ..casts.rules import Quantized
-from ..core.check.checks import K_MULTIPLE, Operand, wants_gradient
+from ..core.check.checks import K_MULTIPLE, Operand, tensor, wants_gradient
 from ..core.check.layout import RECIPE_1D1D
 from ..core.check.tracing import is_dispatched, refuse_transforms
 from ..gemm.dense.api import fp8_gemm_nt
 from ..linear.api import linear
 from ..linear.backward import output_type, product_back
 from .gradients import (
+    Trained,
     as_autocast_says,
     features,
     gradient_beside_main_grad,
@@ -40,7 +41,7 @@ from .kept import cast_weight, cast_weight_back
 from .sharding import know_shardings
 
 
-class Linear(torch.nn.Linear):
+class Linear(Trained, torch.nn.Linear):
     """`torch.nn.Linear` whose products are FP8's, forward and backward.
 
     Arguments, `weight`, `bias`, their initial values and the state dict are those of `torch.nn.Linear`. Both numbers of
@@ -80,7 +81,7 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute input @ weight.T + bias."""
-        x = as_autocast_says(input)
+        x = as_autocast_says(tensor("input", input))
         if x.dim() < 1 or x.shape[-1] != self.in_features:
             raise ValueError(f"input: expected shape (..., {self.in_features}), got {tuple(x.shape)}")
         weight, bias = self.weight, self.bias

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.check.checks import same_device, tensor
+
 
 def calc_diff(x: Tensor, y: Tensor) -> Tensor:
     """Get the share by which two tensors differ, 1 - 2 <x, y> / (<x, x> + <y, y>): 0 if equal, in FP64.
@@ -16,6 +18,7 @@ def calc_diff(x: Tensor, y: Tensor) -> Tensor:
     >>> calc_diff(torch.ones(4), torch.ones(4)).item()
     0.0
     """
+    same_device({"y": tensor("y", y)}, tensor("x", x).device, "x")
     if x.shape != y.shape:  # broadcasting would compare an output of a wrong shape, and might find it right
         raise ValueError(f"y: expected shape {tuple(x.shape)}, which x has, got {tuple(y.shape)}")
     x, y = x.double(), y.double()

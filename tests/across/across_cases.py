@@ -306,6 +306,11 @@ def casts(world: int) -> None:
     assert same_bits(other(*given), right)
     trained_one = experts_with(num, [w[owned_experts(num)].clone() for w in weights(num)]).bfloat16()
     assert {w.dtype for w in trained_one.parameters()} == {torch.bfloat16}
+    trained_one.load_state_dict(
+        {name + end: x for name in ("w1", "w2") for end, x in zip(("", "_scale_inv"), layer.held(name), strict=True)}
+    )
+    for name, w in trained_one.named_parameters():
+        assert same_bits(w.detach(), deep_gemm.cast_back_from_fp8(*layer.held(name)).bfloat16())
 
 
 def moved(layer: Experts) -> dict[str, Tensor]:
@@ -586,7 +591,8 @@ def ranks_that_differ(world: int) -> None:
 
     if is_last:
         layer.w1_values = layer.w1_values.bfloat16()  # as `module.to(torch.bfloat16)` does
-    own = "w1: expected dtype torch.float8_e4m3fn, got torch.bfloat16"
+    casts = "per_token_cast_to_fp8 casts activations, per_block_cast_to_fp8 weights"
+    own = f"w1: expected dtype torch.float8_e4m3fn, got torch.bfloat16: {casts}"
     elsewhere = f"experts across processes: the arguments of rank {last} were refused there"
     assert error_of(lambda: layer(x, ids, p)) == (own if is_last else elsewhere)
     layer.w1_values = layer.w1_values.bfloat16()

@@ -225,8 +225,23 @@ def as_float16(x: Tensor) -> Tensor:
 
 Mistake = tuple[str, Change, str]
 
+CASTS = ": per_token_cast_to_fp8 casts activations, per_block_cast_to_fp8 weights"
+
 NOT_TENSORS: list[Mistake] = [
     ("nt", to(a=None), "a: expected a pair (values, scales), got NoneType"),
+    *[
+        ("nt", argument(side, plain), f"{side}: expected a pair (values, scales), got Tensor{CASTS}")
+        for side in "ab"
+        for plain in (lambda x: x[0].bfloat16(), lambda x: x[0].half(), lambda x: x[0].float())
+    ],
+    *[
+        (
+            kind,
+            to(grouped_layout=None),
+            "grouped_layout: expected a tensor, or num_groups for groups of equal size, got N",
+        )
+        for kind in ("contiguous", "contiguous nn", "ends")
+    ],
     ("nt", argument("a", lambda a: a[0]), "a: expected a pair (values, scales), got Tensor"),
     ("nt", argument("b", lambda b: (*b, None)), "b: expected a pair (values, scales), got a tuple of 3"),
     ("nt", values("a", Tensor.tolist), f"a: expected a tensor, got a list of {M}"),
@@ -242,6 +257,7 @@ NOT_TENSORS: list[Mistake] = [
 ]
 
 DTYPES: list[Mistake] = [
+    ("nt", values("a", Tensor.bfloat16), f"a: expected dtype torch.float8_e4m3fn, got torch.bfloat16{CASTS}"),
     ("nt", values("a", Tensor.float), "a: expected dtype torch.float8_e4m3fn, got torch.float32"),
     (
         "nt",
@@ -274,6 +290,7 @@ DTYPES: list[Mistake] = [
 ]
 
 NOT_YET: list[Mistake] = [
+    ("wgrad", values("b", lambda x: x.view(torch.int8)), "b: packed FP4 values (torch.int8) are not supported, pass"),
     *[
         (kind, values(side, lambda x: x.view(torch.int8)), f"{side}: packed FP4 values (torch.int8) are not sup")
         for kind in ("nt", "contiguous", "masked", "k-grouped")
@@ -383,6 +400,18 @@ SHAPES: list[Mistake] = [
 ]
 
 SCALE_SHAPES: list[Mistake] = [
+    *[
+        (kind, scales("b", of_rows), f"sfb: expected shape {shape}; recipe=(1, 1, 128) takes a scale for each row")
+        for kind, of_rows, shape in (
+            ("nt", lambda x: x.repeat(128, 1), "(ceil(n / 128), ceil(k / 128)) = (2, 3), got (256, 3)"),
+            ("nn", lambda x: x.repeat(1, 128), "(ceil(k / 128), ceil(n / 128)) = (3, 2), got (3, 256)"),
+            (
+                "masked",
+                lambda x: x.repeat(1, 128, 1),
+                "(groups, ceil(n / 128), ceil(k / 128)) = (2, 2, 3), got (2, 256, 3)",
+            ),
+        )
+    ],
     ("nt", scales("a", longer(1)), "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (5, 4)"),
     ("nt", scales("a", Tensor.t), "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (3, 5)"),
     ("nt", scales("a", lambda x: x[None]), "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (1, 5, 3)"),
@@ -507,7 +536,7 @@ SIZES: list[Mistake] = [
     ("contiguous", to(num_groups="2"), "num_groups: expected the 2 groups of b, got '2'"),
     (
         "contiguous",
-        to(grouped_layout=None),
+        to(grouped_layout=None, num_groups=GROUPS),
         "grouped_layout: left out, so m must be a multiple of the 2 groups, got m = 5",
     ),
     ("masked", to(expected_m=-1), "expected_m: expected an integer in 0..2147483647, got -1"),

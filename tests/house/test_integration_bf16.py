@@ -131,9 +131,16 @@ def test_a_mixture_that_is_no_silu_gate_is_not_trained_in_fp8() -> None:
 
     register_experts()
     x, ids, weights = numbers(7, 32), torch.zeros(7, 2, dtype=torch.long), torch.ones(7, 2)
-    for changes, message in (({"is_transposed": True}, "is_transposed: expected False"), ({}, r"gate: expected silu")):
+    biased = "has_bias: expected experts whose products add no bias, got Made with .*implementation='deep_gemm_bf16'"
+    turned = "is_transposed: expected weights of experts as torch.nn.Linear has its own"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"has_bias": True}, biased),
+        ({"is_transposed": True}, turned),
+        ({}, r"gate: expected silu"),
+    ]
+    for changes, message in cases:
         made = moe.use_experts_implementation(experts_class=type("Made", (Experts,), {}), **changes)
-        layer = made(config=SimpleNamespace(_experts_implementation=NAME_FP8), turned=bool(changes))
+        layer = made(config=SimpleNamespace(_experts_implementation=NAME_FP8), turned="is_transposed" in changes)
         layer.act_fn = F.gelu
         with pytest.raises(NotImplementedError, match=message):
             layer(x, ids, weights)

@@ -47,6 +47,14 @@ def test_diff_of_equal_tensors_is_0_and_of_opposite_ones_2() -> None:
     assert calc_diff(torch.empty(0), torch.empty(0)).item() == 0
 
 
+def test_diff_of_what_is_no_tensor_or_elsewhere_is_refused() -> None:
+    for x, y, name in ((None, torch.ones(3), "x"), (torch.ones(3), [1.0] * 3, "y")):
+        with pytest.raises(TypeError, match=f"^{name}: expected a tensor, got "):
+            calc_diff(x, y)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^y: expected device cpu, where x is, got meta"):
+        calc_diff(torch.ones(3), torch.ones(3, device="meta"))
+
+
 def test_diff_is_about_half_the_square_of_the_relative_error() -> None:
     x = torch.linspace(-1, 1, 1000, dtype=torch.float64)
     assert calc_diff(x, x * 1.001).item() == pytest.approx(0.5e-6, rel=2e-3)

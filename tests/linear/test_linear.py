@@ -425,7 +425,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": torch.ones(())}, ValueError, "x: expected shape (..., k), got ()"),
     ({"x": torch.ones(6, K, dtype=torch.float64)}, ValueError, "x: expected dtype torch.bfloat16 or torch.float16 or"),
     ({"x": torch.ones(6, K, device="meta")}, ValueError, "w: expected device meta, where x is, got cpu"),
-    ({"x": torch.ones(6, K + 16)}, ValueError, f"w: expected shape (n, k) = (n, {K + 16}), got ({N}, {K})"),
+    ({"x": torch.ones(6, K + 16)}, ValueError, f"x: expected shape (..., k) = (..., {K}), got (6, {K + 16})"),
     ({"x": torch.ones(6, 8), "w": weight(N, 8)}, ValueError, "k: expected a multiple of 16, got 8"),
     ({"w": weight(12)}, ValueError, "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
     ({"w": W[0]}, TypeError, "w: expected a pair (values, scales), got Tensor"),

@@ -367,6 +367,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
         "intermediate: expected a multiple of 16, got 88",
     ),
     ({"limit": 0.0}, ValueError, "limit: expected a number above 0, got 0.0"),
+    ({"activation": ["swiglu"]}, ValueError, "activation: expected one of ['swiglu', 'situ'], got ['swiglu']"),
     ({"activation": "gelu"}, ValueError, "activation: expected one of ['swiglu', 'situ'], got 'gelu'"),
     ({"alpha": -1.0}, ValueError, "alpha: expected a finite FP32 number that is not negative, got -1.0"),
     ({"beta": torch.inf}, ValueError, "beta: expected a finite FP32 number, got inf"),

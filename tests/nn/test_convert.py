@@ -233,7 +233,7 @@ def test_what_is_left_is_told_and_stays(change: Any, converted: list[str], left:
     assert all(type(model.get_submodule(name)) is kinds[name] for name in reasons)
     assert all(type(model.get_submodule(name)).__module__.startswith("deep_gemm.nn") for name in converted)
     assert str(done).splitlines()[0] == f"layers converted to FP8: {len(converted)}, left: {len(reasons)}"
-    assert str(done).count("\n") == len(set(done.left.values()))
+    assert str(done).count("\n") == len(set(done.left.values())) + (change is to_fp8_inference)
     assert model.again is model.taken
     again = change(model)
     assert again.converted == []
@@ -404,6 +404,67 @@ def test_a_state_dict_without_fp8_loads_into_other_models(dtype: torch.dtype) ->
         assert same_bits(found["w"], deep_gemm.cast_back_from_fp8(*w, of[1]).to(dtype))
     with pytest.raises(ValueError, match=r"^w: expected torch.float8_e4m3fn beside scales, got torch.int8"):
         dequantized_state_dict({"w": torch.zeros(16, 16, dtype=torch.int8), "w_scale_inv": torch.ones(1, 1)})
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_model_in_training_multiplies_a_state_dict_in_fp8(dtype: torch.dtype, assign: bool) -> None:
+    right, model, state = Mlp(dtype), Mlp(dtype), fp8_checkpoint()
+    to_fp8_training(model)
+    right.load_state_dict(dequantized_state_dict(state, dtype))
+    model.load_state_dict(state, assign=assign)  # strictly: scales are used up
+    for layer, expected in ((model.up, right.up), (model.down, right.down)):
+        assert same_bits(layer.weight.detach(), expected.weight.detach())
+    experts = deep_gemm.nn.Experts(2, 32, 16, dtype=dtype)
+    w1, w2 = (deep_gemm.per_block_cast_to_fp8(w.detach()) for w in (experts.w1, experts.w2))
+    experts.load_state_dict({"w1": w1[0], "w1_scale_inv": w1[1], "w2": w2[0], "w2_scale_inv": w2[1]}, assign=assign)
+    assert same_bits(experts.w1.detach(), deep_gemm.cast_back_from_fp8(*w1).to(dtype))
+    assert same_bits(experts.w2.detach(), deep_gemm.cast_back_from_fp8(*w2).to(dtype))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_in_training_refuses_what_would_be_noise(strict: bool) -> None:
+    model, state = Mlp(), fp8_checkpoint()
+    to_fp8_training(model)
+    before, values = copy.deepcopy(model.state_dict()), state["up.weight"]
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"up.weight_scale_inv": None}, "up.weight_scale_inv: expected scales beside values of torch.float8_e4m3fn"),
+        ({"up.weight_scale_inv": torch.ones(2, 2)}, "up.weight_scale_inv: expected shape"),
+        ({"up.weight": values.view(torch.int8)}, "up.weight: expected torch.float8_e4m3fn beside scales, got torch.in"),
+        ({"up.weight": values.float()}, "up.weight: expected torch.float8_e4m3fn beside scales, got torch.float32"),
+    ]
+    for changes, message in mistakes:
+        given = {name: value for name, value in (state | changes).items() if value is not None and "up" in name}
+        with pytest.raises(RuntimeError, match=message):
+            model.load_state_dict({**before, **given}, strict=strict)
+        assert same_bits(model.up.weight.detach(), before["up.weight"])
+
+
+def test_a_conversion_for_inference_says_where_a_state_dict_in_fp8_belongs() -> None:
+    assert "dequantized_state_dict" in str(to_fp8_inference(Mlp()))
+    assert "dequantized_state_dict" not in str(to_fp8_training(Mlp()))
+
+
+def test_a_state_dict_and_a_type_that_are_none_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^state_dict: expected names and tensors, got NoneType"):
+        dequantized_state_dict(None)  # type: ignore[arg-type]
+    for dtype in ("bf16", torch.int8):
+        with pytest.raises(ValueError, match=r"^dtype: expected torch.bfloat16 or .*, got .*(bf16|int8)"):
+            dequantized_state_dict(fp8_checkpoint(), dtype)  # type: ignore[arg-type]
+
+
+def test_stacked_experts_of_other_libraries_are_named_as_such() -> None:
+    class MadeExperts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_experts, self.gate_up_proj = 2, torch.nn.Parameter(torch.zeros(2, 32, 16))
+
+    model = torch.nn.ModuleDict(
+        {"up": torch.nn.Linear(32, 32), "experts": MadeExperts(), "conv": torch.nn.Conv1d(1, 1, 1)}
+    )
+    left = to_fp8_training(model).left
+    assert left["experts"].startswith("MadeExperts, stacked experts: ")
+    assert left["conv"] == "Conv1d, no linear layer"
 
 
 @pytest.mark.gpu

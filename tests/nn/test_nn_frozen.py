@@ -74,6 +74,8 @@ def test_what_is_no_pair_or_no_limit_is_refused() -> None:
     w1, w2 = weight(NUM, 2 * INTER, HIDDEN, of="fp4"), weight(NUM, HIDDEN, INTER, of="fp4")
     with pytest.raises(TypeError, match=r"^w: expected a pair \(values, scales\), got Tensor"):
         FrozenLinear(w1[0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^bias: expected a tensor, got a list of 1"):
+        FrozenLinear((w1[0][0], w1[1][0]), bias=[0.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^limit: expected a number above 0, got 0"):
         FrozenExperts(w1, w2, limit=0)
 

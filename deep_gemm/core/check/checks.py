@@ -77,7 +77,7 @@ def int32(name: str, x: object, axis: str, size: int) -> Tensor:
 def pair(name: str, operand: Operand) -> Operand:
     """Check that an operand is a pair of tensors."""
     if not isinstance(operand, (tuple, list)) or len(operand) != 2:
-        raise TypeError(f"{name}: expected a pair (values, scales), got {_describe(operand)}")
+        raise TypeError(f"{name}: expected a pair (values, scales), got {_describe(operand)}{_casts_for(operand)}")
     values, scales = operand
     for its_name, x in ((name, values), (f"sf{name}", scales)):
         no_gradient(its_name, tensor(its_name, x))
@@ -142,7 +142,13 @@ def fp8(name: str, values: Tensor) -> None:
         return
     if dtype in (torch.int8, getattr(torch, "float4_e2m1fn_x2", None)):
         raise NotImplementedError(f"{name}: packed FP4 values ({dtype}) are not supported, pass torch.float8_e4m3fn")
-    raise ValueError(f"{name}: expected dtype torch.float8_e4m3fn, got {dtype}")
+    raise ValueError(f"{name}: expected dtype torch.float8_e4m3fn, got {dtype}{_casts_for(values)}")
+
+
+def _casts_for(x: object) -> str:
+    """Name casts that make operands, if a plain tensor came in the place of one."""
+    is_plain = isinstance(x, Tensor) and x.is_floating_point() and x.element_size() > 1
+    return ": per_token_cast_to_fp8 casts activations, per_block_cast_to_fp8 weights" if is_plain else ""
 
 
 def fp32_scales(name: str, sf: Tensor, also: tuple[torch.dtype, ...] = ()) -> None:
@@ -175,10 +181,11 @@ def scales(
     *,
     transposed: bool = False,
     also: tuple[torch.dtype, ...] = (),
+    hint: str = "",
 ) -> Tensor:
     """Check scales, one for `rows` x `columns` values of a matrix `[outer, k]`; transpose them back if `transposed`.
 
-    They are FP32, or of a type among `also`.
+    They are FP32, or of a type among `also`. `hint` says how 128 columns of each row get one, to whoever gives those.
     """
     fp32_scales(name, sf, also)
     *groups, mn = outer
@@ -187,7 +194,9 @@ def scales(
     if sf.shape != expected:
         axes = [axis if rows == 1 else f"ceil({axis} / {rows})", f"ceil(k / {columns})"]
         axes = [*(["groups"] if groups else []), *(axes[::-1] if transposed else axes)]
-        raise ValueError(f"{name}: expected shape ({', '.join(axes)}) = {expected}, got {tuple(sf.shape)}")
+        of_rows = (*groups, num_k_blocks, mn) if transposed else (*outer, num_k_blocks)
+        hint = hint if columns == SCALE_BLOCK and sf.shape == of_rows else ""
+        raise ValueError(f"{name}: expected shape ({', '.join(axes)}) = {expected}, got {tuple(sf.shape)}{hint}")
     return sf.mT if transposed else sf
 
 

@@ -42,6 +42,7 @@ BLOCKS_OF_32, BLOCKS_OF_64 = Scales(32, 32), Scales(64, 64)
 """Finer blocks of B than the usual ones."""
 USUAL = PER_ROW, PER_BLOCK
 """The scales of A and of B if the caller states nothing."""
+FOR_ROWS_OF_B = "; recipe=(1, 1, 128) takes a scale for each row"
 
 
 def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:

@@ -48,6 +48,7 @@ def scales(
     beside: Scales,
     *,
     transposed: bool = False,
+    hint: str = "",
 ) -> Tensor:
     """Check scales of E4M3 values, FP32 or UE8M0 if a side's scales are fine, and give UE8M0 as words.
 
@@ -57,7 +58,7 @@ def scales(
     is_fine = min(of.columns, beside.columns) < SCALE_BLOCK
     if not is_fine or sf.dtype != torch.int32:
         also = EXPONENTS if is_fine else ()
-        sf = checks.scales(name, sf, axis, outer, k, of.rows, of.columns, transposed=transposed, also=also)
+        sf = checks.scales(name, sf, axis, outer, k, of.rows, of.columns, transposed=transposed, also=also, hint=hint)
         return words_of(sf) if sf.dtype in EXPONENTS else sf
     sf = sf.mT if transposed else sf
     words = ceil_div(ceil_div(k, of.columns), UE8M0_PER_WORD)

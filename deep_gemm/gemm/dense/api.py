@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ...compat.forms import Request, accepts_every_form
-from ...core.check.checks import Operand
+from ...core.check.checks import Operand, fp8, pair
 from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
 from ...core.check.recipes import Recipes, whole_recipe
 from ...core.check.tracing import is_dispatched
@@ -155,7 +157,7 @@ def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) 
     """
     if isinstance(d, Tensor) and d.dtype != torch.float32:
         raise ValueError(f"d: expected dtype torch.float32, got {d.dtype}")
-    return run, NT, a, b, d, d, (RECIPE_1D1D, None, None)
+    return run, GRADIENT_NT, a, b, d, d, (RECIPE_1D1D, None, None)
 
 
 fp8_fp4_gemm_nt = fp8_gemm_nt
@@ -181,6 +183,14 @@ def _dense_product(major: str) -> Product:
 
 
 NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
+
+
+def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> DenseProblem:
+    fp8("b", pair("b", b)[0])  # FP4 has another recipe, which nobody can state here
+    return NT.ask(a, b, d, c, recipes)  # type: ignore[no-any-return]
+
+
+GRADIENT_NT = replace(NT, ask=_ask_gradient)
 
 
 def _unchecked(a: Operand, b: Operand, d: Tensor, c: Tensor | None, said: ScaledOperands) -> DenseProblem:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.check import checks, ue8m0
 from ...core.check.checks import Operand, Sizes
-from ...core.check.recipes import MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
 from .. import packed
 from ..fine_scales import as_kernels_take_it
 
@@ -47,7 +47,7 @@ def dense_problem(
     av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     sfa = ue8m0.scales("sfa", sfa, "m", (m,), k, of_a, of_b, transposed=turn_a)
-    sfb = ue8m0.scales("sfb", sfb, "n", (n,), k, of_b, of_a, transposed=turn_b)
+    sfb = ue8m0.scales("sfb", sfb, "n", (n,), k, of_b, of_a, transposed=turn_b, hint=FOR_ROWS_OF_B)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
     d, c = checks.outputs(inputs, d, c, ("m", "n"), sizes, default_dtype(of_b))
     checks.depth(k)

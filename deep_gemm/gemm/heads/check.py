@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
 from ...core.check.layout import RECIPE_1D1D, SCALE_BLOCK, Recipe, ceil_div
-from ...core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales, scales_of_b
+from ...core.check.recipes import FOR_ROWS_OF_B, NO_RECIPES, PER_ROW, Recipes, Scales, scales_of_b
 
 
 class HeadsProblem(NamedTuple):
@@ -61,7 +61,9 @@ def heads_problem(
     names, shape = [of_rows, f"ceil({inner} / 128)"], [ceil_div(n, scales.rows), blocks]
     if turned:
         names, shape = names[::-1], shape[::-1]
-    _scales("sfb", sfb, f"h, {', '.join(names)}", (heads, *shape))
+    of_each_row = (heads, blocks, n) if turned else (heads, n, blocks)
+    hint = FOR_ROWS_OF_B if sfb.shape == of_each_row else ""
+    _scales("sfb", sfb, f"h, {', '.join(names)}", (heads, *shape), hint)
     bv, sfb = (bv.mT, sfb.mT) if turned else (bv, sfb)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
     # An output is checked by the names of a product: n is what TMA stores.
@@ -96,7 +98,7 @@ def check_along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | Non
     return sizes["b"], sizes["h"]
 
 
-def _scales(name: str, sf: Tensor, axes: str, expected: tuple[int, ...]) -> None:
+def _scales(name: str, sf: Tensor, axes: str, expected: tuple[int, ...], hint: str = "") -> None:
     checks.fp32_scales(name, sf)
     if sf.shape != expected:
-        raise ValueError(f"{name}: expected shape ({axes}) = {expected}, got {tuple(sf.shape)}")
+        raise ValueError(f"{name}: expected shape ({axes}) = {expected}, got {tuple(sf.shape)}{hint}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.check import checks, ue8m0
 from ...core.check.checks import Axes, Operand, Sizes
 from ...core.check.integers import INT32_MAX, as_integer, integer_in_range
-from ...core.check.recipes import MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
 from .. import packed
 from ..fine_scales import as_kernels_take_it
 
@@ -83,6 +83,8 @@ def contiguous_problem(
     is_fp4 = bv.dtype == torch.uint8
     if num_groups is not None and as_integer(num_groups) != groups:
         raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
+    if grouped_layout is None and num_groups is None:
+        raise TypeError("grouped_layout: expected a tensor, or num_groups for groups of equal size, got None")
     if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
         grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
     axis = "groups" if use_psum_layout else "m"
@@ -166,7 +168,8 @@ def _operands(
     bv, sfb = checks.operand("b", b, axes, sizes)
     of_a = min(finest_of_a, of_a)
     sfa = ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, of_b)
-    sfb = ue8m0.scales("sfb", sfb, "n", (sizes["groups"], sizes["n"]), k, of_b, of_a, transposed=turn_b)
+    of_groups = sizes["groups"], sizes["n"]
+    sfb = ue8m0.scales("sfb", sfb, "n", of_groups, k, of_b, of_a, transposed=turn_b, hint=FOR_ROWS_OF_B)
     return (av, sfa), (bv.mT if turn_b else bv, sfb), of_a, of_b
 
 

@@ -164,6 +164,11 @@ A, W = per_token_cast_to_fp8(numbers(5, 3, 256)), per_block_cast_to_fp8(numbers(
             ValueError,
             r"sfb: expected shape \(h, ceil\(d / 128\), ceil\(r / 128\)\) = \(3, 1, 2\)",
         ),
+        (
+            {"b": (W[0], W[1].repeat_interleave(128, 1))},
+            ValueError,
+            r"sfb: .* = \(3, 1, 2\), got \(3, 128, 2\); recipe=\(1, 1, 128\) takes a scale for each row",
+        ),
         ({"a": (A[0].float(), A[1])}, ValueError, "a: expected dtype torch.float8_e4m3fn"),
         ({"d": torch.empty(5, 3, 64)}, ValueError, r"d: expected shape \(b, h, n\) = \(5, 3, 128\)"),
         ({"c": torch.zeros(5, 3, 128, dtype=torch.bfloat16)}, ValueError, "c: expected dtype torch.float32"),

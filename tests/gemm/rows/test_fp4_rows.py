@@ -111,7 +111,7 @@ def test_scales_of_a_for_64_columns(k: int, form: str) -> None:
 @pytest.mark.parametrize("columns", [32, 64])
 def test_beside_finer_scales_of_a_a_weight_remains_fp4(columns: int) -> None:
     (x, sx), b = rows(6, 288, columns=columns), random_weight(GROUPS, N, 288)
-    p = contiguous_problem((x, sx), b, None, None, recipes=(None, (1, columns), None))
+    p = contiguous_problem((x, sx), b, None, None, num_groups=GROUPS, recipes=(None, (1, columns), None))
     blocks = -(-288 // columns)
     assert (p.k, p.of_a, p.of_b) == (128 * blocks, (1, 128), (1, 32))
     assert (p.b.dtype, p.b.shape, p.sfb.shape) == (torch.uint8, (GROUPS, N, 64 * blocks), (GROUPS, N, blocks))
@@ -134,13 +134,14 @@ def test_groups_may_share_a_weight_by_a_stride_of_zero() -> None:
     shared = values.expand(GROUPS, -1, -1), scales.expand(GROUPS, -1, -1)
     expected = by_groups(a, (values, scales), [0] * 6)
     assert torch.equal(stacked(a, shared, num_groups=GROUPS), expected)
-    p = contiguous_problem(a, shared, None, None)
+    p = contiguous_problem(a, shared, None, None, num_groups=GROUPS)
     assert (p.b.data_ptr(), p.b.stride(0), p.sfb.data_ptr()) == (values.data_ptr(), 0, scales.data_ptr())
 
 
 def test_kernels_are_given_bytes_and_words() -> None:
     b, counts = random_weight(GROUPS, N, 288), torch.zeros(GROUPS, dtype=torch.int32)
-    for p in (contiguous_problem(rows(6, 288), b, None, None), masked_problem(rows(3, 2, 288), b, None, counts, None)):
+    by_ids = contiguous_problem(rows(6, 288), b, None, None, num_groups=GROUPS)
+    for p in (by_ids, masked_problem(rows(3, 2, 288), b, None, counts, None)):
         assert p.b.dtype == torch.uint8 and p.b.shape == (GROUPS, N, 144)
         assert p.sfb.dtype == torch.int32 and p.sfb.shape == (GROUPS, N, 3)
         assert (p.n, p.k, p.of_b) == (N, 288, (1, 32))
@@ -174,10 +175,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 def test_what_is_wrong_is_said_in_words(message: str) -> None:
     given, said = REFUSED[message]
     with pytest.raises(ValueError, match=f"^{message}"):
-        stacked(*given(rows(6, 96), *random_weight(GROUPS, N, 96)), **said)
+        stacked(*given(rows(6, 96), *random_weight(GROUPS, N, 96)), **{"num_groups": GROUPS, **said})
 
 
 def test_a_weight_packed_along_n_is_refused() -> None:
     values, scales = random_weight(GROUPS, 48, 96)
     with pytest.raises(ValueError, match=r"^b: expected values contiguous along k"):
-        turned(rows(6, 96), (values.mT.contiguous(), scales.mT))
+        turned(rows(6, 96), (values.mT.contiguous(), scales.mT), num_groups=GROUPS)
