@@ -59,8 +59,8 @@ class Conversion(NamedTuple):
 
 class _ForInference(Conversion):
     def __str__(self) -> str:
-        into = "a state dict in FP8 loads into layers that are converted; for others it goes through"
-        return f"{super().__str__()}\n        {into} {dequantized_state_dict.__name__}"
+        how = "a state dict in FP8 loads into converted layers, and into others after dequantized_state_dict"
+        return f"{super().__str__()}\n        {how}"
 
 
 def to_fp8_training(model: Module, filter: Filter | None = None, *, accumulates_main_grad: bool = False) -> Conversion:
@@ -137,27 +137,36 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
         given.update((name, value) for name, value in vars(frozen).items() if name not in given)
         given.update(_parameters=frozen._parameters, _buffers=frozen._buffers)
 
-    done = _ForInference(*_convert(model, filter, tuple(WEIGHTS), (Parameter,), check, convert))
     config: Any = getattr(model, "config", None)
-    if hasattr(config, "model_type"):
-        config.quantization_config = _quantization_config(model, done)
+    is_saved = hasattr(config, "model_type") and hasattr(model, "save_pretrained")  # by transformers
+    given: Any = getattr(config, "quantization_config", None) if is_saved else None
+    method = given.get("quant_method") if isinstance(given, dict) else getattr(given, "quant_method", "fp8")
+    if method != "fp8":
+        raise ValueError(f"model: expected weights that are not quantized yet, or FP8, got quant_method {method!r}")
+    done = _ForInference(*_convert(model, filter, tuple(WEIGHTS), (Parameter,), check, convert))
+    if is_saved:
+        config.quantization_config = _quantization_config(model)
     return done
 
 
-def _quantization_config(model: Any, done: Conversion) -> dict[str, Any]:
+def _quantization_config(model: Any) -> dict[str, Any]:
     """Say which modules of a model of transformers hold FP8, in the words that transformers, vLLM and SGLang read."""
-    saved = {name: x.to("meta") for name, x in model.state_dict().items() if x.dim() > 1}
-    with suppress(ImportError):  # transformers 4 saves what a model has
+    held = {name: x.to("meta") for name, x in model.state_dict().items() if x.dim() > 1}
+    saved = held
+    with suppress(ImportError):  # transformers 4 saves the names that a model has
         from transformers.core_model_loading import revert_weight_conversion
 
-        saved = revert_weight_conversion(model, saved)
+        saved = revert_weight_conversion(model, held)
     # A reader may ask for a name in the model or in the checkpoint, which has each expert by itself.
-    others = {name for name, why in done.left.items() if why != ALREADY}
-    for name, x in saved.items():
-        if x.dtype != torch.float8_e4m3fn and not name.endswith(SCALES):
-            others.add(re.sub(r"(\.experts)\..*", r"\1", name.rpartition(".")[0]))
-    if not any(name.endswith(OUTPUT) for name in done.converted):
-        others.add(OUTPUT)  # if a part of a model is converted, the whole has an output
+    everything = {**held, **saved}
+    others = {
+        re.sub(r"(\.experts)\..*", r"\1", name.rpartition(".")[0])
+        for name, x in everything.items()
+        if x.dtype != torch.float8_e4m3fn and not name.endswith(SCALES)
+    }
+    prefix = getattr(model, "base_model_prefix", "")
+    if prefix and not hasattr(model, prefix):  # the body of a model, which has an output and begins names so
+        others |= {OUTPUT, *(f"{prefix}.{name}" for name in others)}
     return {
         "quant_method": "fp8",
         "fmt": "e4m3",
@@ -271,5 +280,7 @@ def _why_another(module: Module) -> str | None:
         return f"{kind.__name__}, derived from torch.nn.Linear, which may compute something else"
     own = [p for p in module._parameters.values() if p is not None]
     if hasattr(module, "num_experts") and any(not is_lazy(p) and p.dim() > 2 for p in own):
+        if any("bias" in name for name in module._parameters):
+            return f"{kind.__name__}, stacked experts with biases, which experts in FP8 do not have"
         return f"{kind.__name__}, stacked experts: see deep_gemm.nn.Experts, or experts_implementation of transformers"
     return f"{kind.__name__}, no linear layer" if any(is_lazy(p) or p.dim() > 1 for p in own) else None

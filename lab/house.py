@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 GEMM = ROOT / "deep_gemm" / "gemm"
 CEILINGS = {
     "files in the wheel": 365,
-    "lines of Python in the wheel": 31_430,
+    "lines of Python in the wheel": 31_450,
     "lines of CUDA in the wheel": 11_352,
     "lines of data in the wheel": 39,
     "lines of Python in lab/": 21_210,
-    "lines of Python in tests/": 52_100,
+    "lines of Python in tests/": 52_130,
     "rooms": 18,
     "floors": 10,
     "arrows": 79,

@@ -216,7 +216,7 @@ def mega_problem(
                 f"{name}: expected a tensor that has memory, outside of torch.compile, got a {type(x).__name__}"
             )
     filled = tensors.of(tokens)
-    for name, dtype in zip(filled._fields, FILLED_TYPES, strict=False):
+    for name, dtype in zip(filled._fields[: len(FILLED_TYPES)], FILLED_TYPES, strict=True):
         checks.has_type(f"buffer.{name}", getattr(filled, name), (dtype,))
     if checks.on_host(filled.topk_idx):
         checks.in_range("buffer.topk_idx", filled.topk_idx, -1, sizes.num_experts - 1)

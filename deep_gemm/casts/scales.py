@@ -97,7 +97,7 @@ def transform_sf_into_required_layout(
 
 
 def pack_ue8m0_to_int(x: Tensor) -> Tensor:
-    """Pack FP32 powers of two `[..., 4 j]` as UE8M0, int32 `[..., j]`. NaN becomes 255, which is UE8M0's NaN.
+    """Pack FP32 powers of two `[..., 4 j]` as UE8M0, int32 `[..., j]`. NaN and infinity become 255, UE8M0's NaN.
 
     Whether all are powers of two is checked on the CPU alone, because the host reads no value of a GPU.
 

@@ -113,7 +113,7 @@ def _positive(environment: Mapping[str, str], name: str, default: int) -> int:
     value = environment.get(name) or str(default)
     if not (value.isascii() and value.isdigit() and value.strip("0")):
         raise SettingError(f"{name}: expected a positive integer, got {reprlib.repr(value)}")
-    if len(value) > MOST_DIGITS:
+    if len(value.lstrip("0")) > MOST_DIGITS:
         raise SettingError(f"{name}: expected an integer of at most {MOST_DIGITS} digits, got {len(value)} digits")
     return int(value)
 

@@ -20,11 +20,11 @@ from ..linear.check import operands_of
 
 WEIGHT_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 SCALES = "_scale_inv"
-"""The ending of a weight's name in checkpoints that its scales have there."""
+"""Checkpoints append this to a weight's name for its scales."""
 
 
 class Trained(torch.nn.Module):
-    """A module whose weights are trained: those of a state dict that are FP8 are multiplied by their scales."""
+    """A module whose weights are trained: FP8 weights of a state dict are multiplied by their scales."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
         """Load weights in their own type, of FP8 with scales beside too; others would be loaded as noise."""
@@ -46,8 +46,9 @@ class Trained(torch.nn.Module):
 
 def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Multiply an FP8 weight of a state dict by its scales, rounded to `dtype`."""
-    if values.dtype != torch.float8_e4m3fn:
-        raise ValueError(f"{name}: expected torch.float8_e4m3fn beside scales, got {values.dtype}")
+    if tensor(name, values).dtype != torch.float8_e4m3fn:
+        beside = "" if scales is None else " beside scales"
+        raise ValueError(f"{name}: expected torch.float8_e4m3fn{beside}, got {values.dtype}")
     if scales is None:
         raise ValueError(f"{name}{SCALES}: expected scales beside values of {values.dtype}, got none")
     scales = scales.float() if scales.dtype in LAYER_TYPES else scales
@@ -74,7 +75,7 @@ def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _Once(torch.autograd.Function):
-    """Gives on the first `count` of what it is given, the gradients found, and refuses a gradient of them."""
+    """Returns the first `count` arguments, the gradients found, and refuses a gradient of them."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *given: Any) -> tuple[Any, ...]:

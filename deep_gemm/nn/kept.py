@@ -73,7 +73,7 @@ def cast_weight_back(w: Tensor) -> Operand:
 
 def _kept(w: Tensor) -> Kept | None:
     """Find or make what a parameter is cast to in a block; None outside of one, and of what no parameter is."""
-    if not _BLOCKS or _is_capturing() != _BLOCKS[0] or w.is_inference():  # torch counts no change of the last
+    if not _BLOCKS or _is_capturing() != _BLOCKS[0] or w.is_inference():  # torch counts no changes of inference tensors
         return None
     # Not its address: FSDP2 frees the memory of what it gathered, but not the storage, and gathers it elsewhere.
     storage = w.untyped_storage()

@@ -157,12 +157,13 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
     "jvp": lambda call, x: torch.func.jvp(call, (x,), (x,)),
     "vmap": lambda call, x: torch.vmap(call)(x[None]),
 }
+ROWS = deep_gemm.expert_rows(routes(M), GROUPS)
 CALLS: dict[str, Callable[[Tensor], Any]] = {
     "product": lambda x: nt(x, c=None),
     "cast": lambda x: cast(x)[1],
     "linear": lambda x: deep_gemm.linear(x, B),
     "BF16": lambda x: deep_gemm.bf16_gemm_nt(x, ops_cases.OF_BF16),
-    "gather": lambda x: deep_gemm.gather_cast_to_fp8(x, deep_gemm.expert_rows(routes(M), GROUPS))[1],
+    "gather": lambda x: deep_gemm.gather_cast_to_fp8(x, ROWS)[1],
 }
 
 
@@ -171,6 +172,14 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 def test_transforms_are_refused_in_words(transform: str, name: str) -> None:
     with pytest.raises(NotImplementedError, match=r"^torch.func and torch.vmap are not supported: take gradients by"):
         TRANSFORMS[transform](CALLS[name], numbers(M, K))
+
+
+def test_transforms_that_are_traced_and_functionalize_call_operators() -> None:
+    x = numbers(2, M, K)
+    rows = torch.compile(torch.vmap(CALLS["linear"]), backend="aot_eager")
+    assert_same(rows(x), torch.stack([CALLS["linear"](each) for each in x]))
+    traced = make_fx(torch.func.functionalize(CALLS["linear"]))(x[0])
+    assert_same(traced(x[1]), CALLS["linear"](x[1]))
 
 
 @pytest.mark.parametrize("name", CALLS)

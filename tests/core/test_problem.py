@@ -645,7 +645,7 @@ SPARSE: list[Mistake] = [
 
 DEVICES: list[Mistake] = [
     *[
-        (kind, values("a", meta), "a: expected a CPU or CUDA tensor, got device meta")
+        (kind, values("a", meta), "sfa: expected device meta, where a is, got cpu")
         for kind in ("nt", "contiguous", "masked", "k-grouped")
     ],
     *[

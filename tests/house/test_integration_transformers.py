@@ -686,3 +686,20 @@ def test_a_part_that_is_converted_leaves_the_output_of_the_whole() -> None:
     model = transformers.AutoModelForCausalLM.from_config(config)
     to_fp8_inference(model.model)
     assert "lm_head" in config.quantization_config["modules_to_not_convert"]
+
+
+def test_layers_that_are_converted_one_after_the_other_are_all_named_as_fp8() -> None:
+    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    to_fp8_inference(model, lambda name, _: name == "lm_head")
+    to_fp8_inference(model)
+    assert config.quantization_config["modules_to_not_convert"] == ["model.embed_tokens"]
+
+
+def test_a_model_that_is_quantized_otherwise_is_left_as_it_is() -> None:
+    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    config.quantization_config = {"quant_method": "awq"}
+    with pytest.raises(ValueError, match="model: expected weights that are not quantized yet, or FP8, got quant_m"):
+        to_fp8_inference(model)
+    assert type(model.lm_head) is type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear

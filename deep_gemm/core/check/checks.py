@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .integers import as_integer
-from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, check_dense, whole_elements
+from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, whole_elements
 from .memory import copied
 from .tracing import has_memory
 
@@ -34,7 +34,8 @@ def tensor(name: str, x: object) -> Tensor:
     """Check that `x` is a tensor and return it."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
-    check_dense(name, x)
+    if x.layout is not torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
     return x
 
 
@@ -185,7 +186,7 @@ def scales(
 ) -> Tensor:
     """Check scales, one for `rows` x `columns` values of a matrix `[outer, k]`; transpose them back if `transposed`.
 
-    They are FP32, or of a type among `also`. `hint` says how 128 columns of each row get one, to whoever gives those.
+    They are FP32, or of a type among `also`. `hint` is appended if there is one for 128 columns of each row.
     """
     fp32_scales(name, sf, also)
     *groups, mn = outer

@@ -13,10 +13,14 @@ from torch._C import _disabled_torch_dispatch_impl as leaves_operators_to_torch
 from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_excluded
 from torch._C import _get_tracing_state as jit_state
 from torch._C import _len_torch_dispatch_stack as num_modes
+from torch._C._functorch import TransformType
+from torch._C._functorch import peek_interpreter_stack as innermost
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_dynamo_compiling
 
 __all__ = ["dispatch_is_on", "handles_operators", "has_memory", "is_dispatched", "is_dynamo_compiling", "num_modes"]
+
+FUNCTIONALIZE = TransformType.Functionalize
 
 
 def is_dispatched(x: object) -> bool:
@@ -54,8 +58,11 @@ def handles_operators(*given: object) -> bool:
 
 
 def refuse_transforms() -> None:
-    """Refuse transforms of torch.func, whose tensors have no address, and torch.jit.trace, which sees no kernel."""
-    if transforms_are_active():
+    """Refuse transforms of torch.func, whose tensors have no address, and torch.jit.trace, which sees no kernel.
+
+    Dynamo traces a transform and then calls operators; functionalize changes no values.
+    """
+    if transforms_are_active() and not is_dynamo_compiling() and innermost().key() != FUNCTIONALIZE:
         instead = "take gradients by torch.autograd, and make the dimension that vmap maps one of the rows"
         raise NotImplementedError(f"torch.func and torch.vmap are not supported: {instead}")
     if jit_state() is not None:
