@@ -17,7 +17,7 @@ GEMM = ROOT / "deep_gemm" / "gemm"
 CEILINGS = {
     "files in the wheel": 365,
     "lines of Python in the wheel": 31_450,
-    "lines of CUDA in the wheel": 11_352,
+    "lines of CUDA in the wheel": 11_364,
     "lines of data in the wheel": 39,
     "lines of Python in lab/": 21_210,
     "lines of Python in tests/": 52_130,

@@ -36,7 +36,7 @@ MUTATIONS = [
     Mutation("every block that is not ordinary is marked", _KERNEL, "(ptx::bits_of(amax_of(largest_of_team(keys, lane))) >= kInfinity)", "(true)"),
     Mutation("infinities do not mark a block", _KERNEL, "(keys, lane))) >= kInfinity", "(keys, lane))) > kInfinity"),
     Mutation("infinities never count", "cast/values.cuh", "  if constexpr (kIsOrdinary) return key;\n", ""),
-    Mutation("NaN do not mark a block", "cast/values.cuh", "if constexpr (kMarksBlocks)", "if constexpr (false)"),
+    Mutation("NaN do not mark a block", "cast/values.cuh", "else if constexpr (kMarksBlocks)", "else if constexpr (false)"),
     Mutation("a team's first row marks all", _KERNEL, "key_of<true>(held[i])", "key_of<true>(held[0])"),
     # The nearest number
     Mutation("numbers above 6 become 8", _E2M1, "ptx::abs_f32(ptx::min_magnitude(quotient, kLargestOfE2m1))", "ptx::abs_f32(quotient)", shows_in=MXFP4),

@@ -105,8 +105,10 @@ DEVICE uint32_t key_of(uint32_t word) {
 
 // A word of two magnitudes gives the larger one of each.
 DEVICE uint32_t larger_key(uint32_t a, uint32_t b) {
-  if constexpr (kMarksBlocks)  // without a sign, a NaN has more bits than an infinity
-    return kCastsFp32 ? (a < b ? b : a) : ptx::max_u16x2(a, b);
+  if constexpr (kMarksBlocks && kCastsFp32)
+    return ptx::bits_of(ptx::max_nan_f32(ptx::float_of(a), ptx::float_of(b)));
+  else if constexpr (kMarksBlocks)
+    return kInputIsFp16 ? ptx::max_nan_f16x2(a, b) : ptx::max_nan_bf16x2(a, b);
   else if constexpr (kCastsFp32)
     return ptx::bits_of(ptx::max_f32(ptx::float_of(a), ptx::float_of(b)));
   else

@@ -305,6 +305,22 @@ DEVICE uint32_t max_f16x2(uint32_t a, uint32_t b) {
   asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
   return larger;
 }
+// The same, but NaN if one of both is.
+DEVICE float max_nan_f32(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+DEVICE uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+DEVICE uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
 // Two FP32 to two E4M3, rounded to nearest even; `low` goes to the lower byte. What is greater than 448, infinities too,
 // becomes 448 of its sign; a NaN becomes 0x7f.
 DEVICE uint32_t pack_e4m3(float low, float high) {
@@ -337,12 +353,6 @@ DEVICE Float2 unpack_f16(uint32_t packed) {
       : "=f"(v.x), "=f"(v.y)
       : "r"(packed));
   return v;
-}
-// The larger of each half, taken for 16-bit numbers without a sign.
-DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
 }
 // Four bytes of the eight of `low` and `high`, each by three bits of a digit of `selector`. A digit's fourth bit must be zero.
 // (PTX ISA, "prmt".)

@@ -129,6 +129,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x + ptx::unpack_f16(ptx::pack_e4m3(sum, sum)).y;
   sum += ptx::ex2_approx(ptx::rcp_approx(ptx::fma_rn(sum, 2.f, 1.f)));
   sum += ptx::min_magnitude(ptx::min_nan(ptx::abs_f32(sum), 3.f), 2.f) + ptx::max_f32(ptx::float_of(ptx::max_bf16x2(lane, flags[3])), ptx::float_of(ptx::max_f16x2(lane, 3)));
+  sum += ptx::max_nan_f32(sum, ptx::float_of(ptx::max_nan_bf16x2(lane, flags[3]) + ptx::max_nan_f16x2(lane, 3)));
 
   // WGMMA and registers: the first warpgroup gives, the second takes and multiplies.
   if (thread < 128) {
@@ -145,7 +146,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
 #pragma unroll
     for (uint32_t i = 0; i < kUnitN / 2; ++i) sum += shallow[i];
     const uint32_t words[16] = {ptx::ld_shared_u16(ptx::smem_address(tile)), ptx::ld_shared_v2_b32(tile).y,
-                                ptx::byte_perm(thread, ptx::max_u16x2(low, lane), 0x5140)};
+                                ptx::byte_perm(thread, low ^ lane, 0x5140)};
     const uint32_t few[4] = {words[0], words[1], words[2], low};
     float of_registers[kUnitN / 2], of_few[kUnitN / 2];
     ptx::wgmma_fence();

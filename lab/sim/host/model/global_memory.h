@@ -175,9 +175,6 @@ float add_rn(float a, float b) { return a + b; }
 float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
 float ex2_approx(float x) { return flush_to_zero(std::exp2(x)); }
 float rcp_approx(float x) { return flush_to_zero(1.f / flush_to_zero(x)); }
-uint32_t max_u16x2(uint32_t a, uint32_t b) {
-  return std::max(a & 0xffff, b & 0xffff) | std::max(a >> 16, b >> 16) << 16;
-}
 uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t bytes = 0;
   for (uint32_t i = 0; i < 4; ++i) {
@@ -246,12 +243,15 @@ Float2 unpack_f16(uint32_t packed) {
 }
 
 template <typename Unpack>
-uint32_t max_of_halves(uint32_t a, uint32_t b, Unpack unpack) {
-  const auto is_larger = [](float x, float y) { return std::isnan(y) || x > y; };
+uint32_t max_of_halves(uint32_t a, uint32_t b, Unpack unpack, bool keeps_nan = false) {
+  const auto is_larger = [&](float x, float y) { return std::isnan(keeps_nan ? x : y) || x > y; };
   const Float2 u = unpack(a), v = unpack(b);
   return ((is_larger(u.x, v.x) ? a : b) & 0xffff) | ((is_larger(u.y, v.y) ? a : b) & 0xffff0000);
 }
 uint32_t max_bf16x2(uint32_t a, uint32_t b) { return max_of_halves(a, b, unpack_bf16); }
 uint32_t max_f16x2(uint32_t a, uint32_t b) { return max_of_halves(a, b, unpack_f16); }
+float max_nan_f32(float a, float b) { return std::isnan(a) || a > b ? a : b; }
+uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) { return max_of_halves(a, b, unpack_bf16, true); }
+uint32_t max_nan_f16x2(uint32_t a, uint32_t b) { return max_of_halves(a, b, unpack_f16, true); }
 
 }  // namespace ptx
