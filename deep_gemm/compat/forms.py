@@ -31,7 +31,7 @@ SYNONYMS = {
 }
 
 OVERLAP = frozenset(("enable_overlap", "max_block_n", "signal"))
-"""Keywords by which SGLang asks a masked product to signal each block of rows that it has written."""
+"""SGLang passes these keywords if a masked product is to signal each block of rows it has written."""
 
 
 def accepts_every_form(

@@ -159,7 +159,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
 
     @cached_property
     def _gating(self) -> dict[str, Any]:
-        """Give what `experts` is told of the activation. The model says what the weights' configuration leaves out."""
+        """Give the activation's arguments for `experts`: the model's, where the weights' configuration has none."""
         of, model = self.quant_config, self.moe_config
         told = {
             "limit": (of.gemm1_clamp_limit, model.swiglu_limit),

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OTHERS = torch.bfloat16, torch.float16, torch.float64
 FACTORIES = {"empty", "zeros", "ones", "full", "tensor", "rand", "randn", "linspace", "empty_strided"}
 SIZES = None, 2, 128, 2, 256, 128
-"""Of a buffer of mega MoE: its group, experts, tokens, routes of each, both sizes of an expert."""
+"""Sizes of a mega MoE buffer: group, experts, tokens, routes of a token, both sizes of an expert."""
 WEIGHTS = numbers(2, 256, 256), numbers(2, 256, 128)
 FILLED = *rows(6, 256), torch.tensor([[0, 1]] * 6), numbers(6, 2, dtype=torch.float32)
 

@@ -1,4 +1,4 @@
-"""What public calls launch: the choice of a configuration, a plan for the first rows, and one for other rows.
+"""Record the launches of public calls: the choice of a configuration, a plan for the first rows and for other rows.
 
 Operands lie in one piece of memory that is never written, so problems have the sizes of models. launches.py keeps the
 digests.

@@ -313,7 +313,7 @@ class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @pytest.mark.parametrize("observed", [False, True])
 @pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["sum", "squares"])
 def test_there_is_no_gradient_of_a_gradient(loss: Any, observed: bool) -> None:
-    """Of a sum dy requires no gradient, but dx is a product with the weight, which does: as in a penalty of a GAN."""
+    """The dy of a sum requires no gradient, but dx depends on the weight, as in a gradient penalty of a GAN."""
     x, layer = numbers(4, IN).requires_grad_(), layer_of()
     with Observed() if observed else nullcontext():  # type: ignore[no-untyped-call]
         (of_x,) = torch.autograd.grad(loss(layer(x)), x, create_graph=True)

@@ -198,7 +198,7 @@ def check_shape_of_scales(sf: Tensor) -> None:
 
 
 def check_powers_of_two(name: str, x: Tensor) -> None:
-    """Check FP32 numbers of which an exponent is kept: powers of two, or none; their values on the CPU alone."""
+    """Check that FP32 numbers are powers of two, or no numbers; the host reads values on the CPU alone."""
     check_dense(name, x)
     if x.dtype != torch.float32:
         raise ValueError(f"{name}: expected dtype torch.float32, got {x.dtype}")

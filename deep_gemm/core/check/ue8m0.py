@@ -73,7 +73,7 @@ def words_of(exponents: Tensor) -> Tensor:
     """Give bytes as words: the same memory if whole words lie in it, else a copy, filled up with zeros."""
     exponents = exponents.view(torch.uint8)
     groups = exponents.shape[-1]
-    if not groups:  # torch sees no bytes of strides of 1 as words, even where there are none
+    if not groups:  # torch refuses to view bytes with strides of 1 as words, even an empty tensor
         return exponents.new_empty(exponents.shape, dtype=torch.int32)
     if not lie_in_words(exponents):
         exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()

@@ -186,7 +186,7 @@ NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
 
 
 def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> DenseProblem:
-    fp8("b", pair("b", b)[0])  # FP4 has another recipe, which nobody can state here
+    fp8("b", pair("b", b)[0])  # FP4 needs another recipe, and this function takes none
     return NT.ask(a, b, d, c, recipes)  # type: ignore[no-any-return]
 
 
