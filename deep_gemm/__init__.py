@@ -61,16 +61,16 @@ if TYPE_CHECKING or not is_command():  # a command says at once what it takes, a
         shutdown,
         use_deterministic_algorithms,
     )
-    from .gemm.bf16.dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt
-    from .gemm.bf16.expressions import batched_symm, batched_syrk, einsum
-    from .gemm.bf16.grouped import (
+    from .gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt
+    from .gemm.api.bf16_einsum import batched_symm, batched_syrk, einsum
+    from .gemm.api.bf16_grouped import (
         bf16_m_grouped_gemm_nt_masked,
         k_grouped_bf16_gemm_tn_contiguous,
         m_grouped_bf16_gemm_nn_contiguous,
         m_grouped_bf16_gemm_nt_contiguous,
         m_grouped_bf16_gemm_nt_masked,
     )
-    from .gemm.dense.api import (
+    from .gemm.api.dense import (
         cublaslt_gemm_nn,
         cublaslt_gemm_nt,
         cublaslt_gemm_tn,
@@ -86,9 +86,7 @@ if TYPE_CHECKING or not is_command():  # a command says at once what it takes, a
         gemm_fp8_fp8_bf16_nt,
         wgrad_gemm_fp8_fp8_fp32_nt,
     )
-    from .gemm.explain import explain
-    from .gemm.heads.api import fp8_einsum
-    from .gemm.rows.api import (
+    from .gemm.api.grouped import (
         fp8_m_grouped_gemm_nt_masked,
         k_grouped_fp8_gemm_nt_contiguous,
         k_grouped_wgrad_gemm_fp8_fp8_fp32_nt,
@@ -101,10 +99,17 @@ if TYPE_CHECKING or not is_command():  # a command says at once what it takes, a
         m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
         m_grouped_gemm_fp8_fp8_bf16_nt_masked,
     )
-    from .gemm.skip.api import fp8_gemm_nt_skip_head_mid
+    from .gemm.api.heads import fp8_einsum
+    from .gemm.api.skip import fp8_gemm_nt_skip_head_mid
+    from .gemm.explain import explain
     from .hyper.api import tf32_hc_prenorm_gemm
-    from .indexer.paged import fp8_fp4_paged_mqa_logits, fp8_paged_mqa_logits, get_paged_mqa_logits_metadata
-    from .indexer.prefill import fp8_fp4_mqa_logits, fp8_mqa_logits
+    from .indexer.api import (
+        fp8_fp4_mqa_logits,
+        fp8_fp4_paged_mqa_logits,
+        fp8_mqa_logits,
+        fp8_paged_mqa_logits,
+        get_paged_mqa_logits_metadata,
+    )
     from .linear.api import linear
     from .moe.activation import silu_mul_cast_to_fp8
     from .moe.api import experts, experts_workspace_bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 from . import across, casts, gemm, hyper, indexer, moe
 from .core.kernel import Kernel
-from .gemm.bf16 import sum_slices
+from .gemm import sum_slices
 from .indexer import plan_paged_contexts
 from .linear import KERNELS as OF_LINEAR
 

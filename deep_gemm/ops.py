@@ -7,7 +7,7 @@ and scales of an operand, members of `ExpertRows`. Where a caller may give the o
 
 from .casts import ops as casts
 from .gemm import ops as gemm
-from .gemm.bf16 import ops as bf16
+from .gemm import ops_bf16 as bf16
 from .hyper import ops as hyper_connections
 from .indexer import ops as indexer
 from .linear import ops as linear

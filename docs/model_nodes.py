@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deep_gemm.gemm.cost import together
+from deep_gemm.gemm.choose.cost import together
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "benchmarks" / "collectives-h200x4-2026-11-22.json"
@@ -181,7 +181,7 @@ def product_tflops(layer: Layer) -> float:
 def products_us(layer: Layer, ranks: int, tokens: int, tflops: float) -> float:
     """Both products of one GPU: operations beside reading the weights of its experts that any token wants.
 
-    The longer of the two decides, and where they are alike each is in the other's way, as in gemm/cost.py.
+    The longer of the two decides, and where they are alike each is in the other's way, as in gemm/choose/cost.py.
     """
     used = 1 - (1 - 1 / layer.experts) ** (ranks * tokens * layer.topk)
     weights = experts_here(layer, ranks) * used * 3 * layer.hidden * layer.intermediate

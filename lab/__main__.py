@@ -19,8 +19,8 @@ from deep_gemm.__main__ import WRONG, Commands, OutputName, refused
 from deep_gemm.__main__ import examples as examples_of
 
 if TYPE_CHECKING:
-    from deep_gemm.gemm.config import GemmConfig
-    from deep_gemm.gemm.output import Output
+    from deep_gemm.gemm.config.tall import GemmConfig
+    from deep_gemm.gemm.kinds.output import Output
 
 examples = partial(examples_of, program="lab")
 app = typer.Typer(
@@ -121,7 +121,7 @@ def _stated(
     block_m: int, block_n: int, form: Output, cluster_m: int, cluster_n: int, cluster_k: int, k: int = 0
 ) -> GemmConfig:
     """Configure fp8_gemm as the command line states it."""
-    from deep_gemm.gemm.config_of_tile import tile_config
+    from deep_gemm.gemm.config.of_tile import tile_config
 
     config = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k)
     reason = config.why_illegal()
@@ -133,7 +133,7 @@ def _stated(
 def _output_of(*, fp32: bool, with_c: bool, adds_to_d: bool, by_row: bool) -> Output:
     """Give the output of fp8_gemm that the command line states."""
     from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
-    from deep_gemm.gemm.output import Output
+    from deep_gemm.gemm.kinds.output import Output
 
     return Output(is_fp32=fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=PER_ROW if by_row else PER_BLOCK)
 
@@ -189,23 +189,20 @@ def inspect(
 def configs() -> None:
     """List every configuration that can be chosen: of products, dense and grouped, and of all other kernels."""
     from deep_gemm.cli.console import make_console
-    from deep_gemm.gemm.dense.choose import reachable, reachable_decode
-    from deep_gemm.gemm.depths.choose import reachable_k_grouped
-    from deep_gemm.gemm.heads import choose as heads
-    from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 
+    from . import configs as kinds
     from .inspect import show_configs, show_other_configs
     from .kernels import all_kernels
 
     console = make_console()
     show_configs(
         [
-            *reachable(),
-            *reachable_decode(),
-            *reachable_grouped(),
-            *reachable_silu(),
-            *reachable_k_grouped(),
-            *heads.reachable(),
+            *kinds.reachable_dense(),
+            *kinds.reachable_decode(),
+            *kinds.reachable_grouped(),
+            *kinds.reachable_silu(),
+            *kinds.reachable_k_grouped(),
+            *kinds.reachable_heads(),
         ],
         console,
     )
@@ -305,44 +302,20 @@ def soak(
     raise typer.Exit(0 if right else WRONG)
 
 
-@app.command(epilog=examples('tune --shapes "64,2112,7168;4096,7168,2048" --out tuned.json', "tune --audit"))
+@app.command(epilog=examples("tune --fit benchmarks/results/tune-h200-2026-11-22-45f5a79.json --out mine.json"))
 def tune(
-    files: Annotated[list[Path] | None, typer.Argument(help="with --fit, result files of --collect")] = None,
-    audit: Annotated[bool, typer.Option("--audit", help="all shapes of the benchmark and 50 at random")] = False,
-    collect: Annotated[bool, typer.Option("--collect", help="time what a fit of the cost model needs")] = False,
-    minutes: Annotated[float | None, typer.Option(help="with --collect, how long to measure: 4 unless given")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="files of times of tiles, one for each GPU")] = None,
     fit: Annotated[bool, typer.Option("--fit", help="make the constants of the cost model from FILES")] = False,
-    shapes: Annotated[str | None, typer.Option(help="these, such as '64,2112,7168;4096,7168,2048'")] = None,
-    output: Annotated[
-        str | None, typer.Option(help="with --shapes, what D is: bf16, fp32, bf16+c, '1d1d fp32+d'")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="the result file of --audit or --collect, the table to extend, the constants of --fit"),
-    ] = None,
-    part: Annotated[str | None, typer.Option(help="with --audit, only what is 'fitted', or 'judged'")] = None,
-    commit: Annotated[str | None, typer.Option(help="the commit to record where git cannot tell")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="a line for each shape as it is measured")] = False,
+    out: Annotated[Path | None, typer.Option(help="the constants' file, else the package's own")] = None,
 ) -> None:
-    """Time tiles: audit what is chosen, tabulate what is faster for some shapes, collect times, or fit the model."""
+    """Fit the cost model to measured times, and print how well choices by it do."""
+    from deep_gemm.gemm.choose import timings
+
     from .bench.command import UsageError
-    from .bench.tune_command import run
+    from .bench.tune_fit import run
 
     with refused(UsageError):
-        right = run(
-            audit=audit,
-            collect=collect,
-            minutes=minutes,
-            fit=fit,
-            files=files or (),
-            shapes=shapes,
-            output=output,
-            out=out,
-            part=part,
-            commit=commit,
-            verbose=verbose,
-        )
-    raise typer.Exit(0 if right else WRONG)
+        run(files or () if fit else (), out or timings.FILE)
 
 
 @app.command(epilog=examples("plot result.json result.png"))

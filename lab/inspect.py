@@ -21,8 +21,8 @@ from deep_gemm.core.jit.cubin import NO_DISASSEMBLER, disassemble
 from deep_gemm.core.jit.report import KernelReport, report
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
-from deep_gemm.gemm.config import BLOCK_K, GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
 
 from .gates import REGISTERS_STEP, Verdict, verdicts
 from .kernels import compiled as compiled_kernel

@@ -21,8 +21,9 @@ from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.core.kernel import Config, Kernel
 from deep_gemm.core.params import Field, Kind, Params, fields
 from deep_gemm.core.wgmma_header import wgmma_header
-from deep_gemm.gemm.dense.api import fp8_gemm_nt
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.api.dense import fp8_gemm_nt
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.problem import Problem
 
 from .bench.cases import PEAK_TFLOPS
 from .bench.timing import L2Flush, cold
@@ -103,7 +104,7 @@ def params_of(config: LearnConfig, launcher: Any, at: Mapping[str, Any], m: int,
 
 
 @cache
-def problem(m: int, n: int, k: int, device: str = "cpu") -> DenseProblem:
+def problem(m: int, n: int, k: int, device: str = "cpu") -> Problem:
     """Cast random matrices; D is NaN."""
     generator = torch.Generator(device).manual_seed(m * 7 + n * 5 + k)
     x, w = (torch.randn(rows, k, generator=generator, device=device, dtype=torch.float32) for rows in (m, n))
@@ -120,7 +121,7 @@ def right_and_allowed(m: int, n: int, k: int, device: str, share: float) -> tupl
     return right, allowed_difference(p, right.bfloat16(), share)
 
 
-def checked(d: Tensor, p: DenseProblem, share: float, tile: tuple[int, int] | None = None) -> float:
+def checked(d: Tensor, p: Problem, share: float, tile: tuple[int, int] | None = None) -> float:
     """Give the largest error as a part of what rounding explains; a ValueError counts the mistakes."""
     right, allowed = right_and_allowed(p.m, p.n, p.k, str(p.a.device.type), share)
     if mistakes := describe_mistakes(d, right, allowed, tile):
@@ -128,7 +129,7 @@ def checked(d: Tensor, p: DenseProblem, share: float, tile: tuple[int, int] | No
     return float(excess(d, right, allowed).amax())
 
 
-def simulated(config: LearnConfig, p: DenseProblem, kernel: HostKernel | None = None, **how: Unpack[How]) -> Result:
+def simulated(config: LearnConfig, p: Problem, kernel: HostKernel | None = None, **how: Unpack[How]) -> Result:
     """Multiply on simulated SMs."""
     read = {"a": p.a, "b": p.b, "sfa": p.sfa, "sfb": p.sfb}
     aligned = {"a": 16, "b": 16, "sfa": 16, "d": 16}
@@ -228,7 +229,7 @@ TIMED = (4096, 4096, 7168)
 REPEATS = 20
 
 
-def calls(p: DenseProblem) -> Iterator[tuple[str, Callable[[], object]]]:
+def calls(p: Problem) -> Iterator[tuple[str, Callable[[], object]]]:
     """Name each step's launch on a GPU, and the package's own product behind them."""
     at, device = {"a": p.a, "b": p.b, "sfa": p.sfa, "sfb": p.sfb, "d": p.d}, p.a.get_device()
     for title, config, is_persistent in STEPS:

@@ -8,48 +8,48 @@ from torch import Tensor
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import ids_of_groups, rows_of_groups
-from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_contiguous
-from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.gemm.api.grouped import m_grouped_fp8_gemm_nt_contiguous
+from deep_gemm.gemm.problem import Problem
 from deep_gemm.moe import activation
 
 SCALE_ERROR = 2.0**-16
 """A GPU's sigmoid is within 2^-17, and sums of other order are closer."""
 
 
-def right(p: SiluRowsProblem) -> Quantized:
+def right(p: Problem) -> Quantized:
     """Values and scales by the CPU, in copies of the problem's: rows without a group keep what they have."""
     values = p.d.clone()
     scales = torch.empty_strided(p.scales.shape, p.scales.stride(), dtype=torch.float32).copy_(p.scales)
     b, d = (p.b, p.sfb), (values, scales)
     activation.activated_product_of_rows(
-        (p.a, p.sfa), b, d, p.ends, p.row_weights, limit=p.limit, gates_apart=p.gates_apart
+        (p.a, p.sfa), b, d, p.c, p.row_weights, limit=p.limit, gates_apart=p.epilogue.gates_apart
     )
     return values, scales
 
 
-def right_on_gpu(p: SiluRowsProblem) -> Quantized:
+def right_on_gpu(p: Problem) -> Quantized:
     """Values and scales by torch, of the FP32 product of ordinary rows, whose tensor cores sum in the same way.
 
     What is left is the sigmoid.
     """
     groups, n, k = p.b.shape
     gates_first = p.b.view(torch.uint8)
-    if not p.gates_apart:
+    if not p.epilogue.gates_apart:
         gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
     product = torch.zeros(len(p.a), n, device=p.a.device, dtype=torch.float32)
-    ids = ids_of_groups(p.ends, len(p.a), 1)  # another way to find groups than that which is tried
+    ids = ids_of_groups(p.c, len(p.a), 1)  # another way to find groups than that which is tried
     m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, ids)
-    product = product.bfloat16().float() if p.gates_apart else product
+    product = product.bfloat16().float() if p.epilogue.gates_apart else product
     y = activation.silu_mul(product, p.limit)
     if p.row_weights is not None:
         y *= p.row_weights[:, None]
-    values, scales = per_token_cast_to_fp8(y, gran_k=128 if p.gates_apart else 64)
+    values, scales = per_token_cast_to_fp8(y, gran_k=128 if p.epilogue.gates_apart else 64)
     is_defined = (ids >= 0)[:, None]
     kept = torch.where(is_defined, values.view(torch.uint8), p.d.view(torch.uint8)).view(p.d.dtype)
     return kept, torch.where(is_defined, scales, p.scales)
 
 
-def placed(p: SiluRowsProblem, device: str) -> SiluRowsProblem:
+def placed(p: Problem, device: str) -> Problem:
     """Copy a problem to a device."""
     tensors = {name: x.to(device) for name, x in p._asdict().items() if isinstance(x, Tensor) and name != "scales"}
     scales = torch.empty_strided(p.scales.shape, p.scales.stride(), device=device, dtype=torch.float32).copy_(p.scales)
@@ -67,7 +67,7 @@ def scale_errors(got: Quantized, wanted: Quantized) -> Tensor:
     return ((got[1] - wanted[1]) / wanted[1]).abs()
 
 
-def checked(p: SiluRowsProblem, got: Quantized, device: str = "cpu") -> float:
+def checked(p: Problem, got: Quantized, device: str = "cpu") -> float:
     """Give the largest error of scales, as a part of what is allowed; a ValueError says what is wrong.
 
     `device`: where it was computed.
@@ -79,7 +79,7 @@ def checked(p: SiluRowsProblem, got: Quantized, device: str = "cpu") -> float:
     return float(scale_errors(got, wanted).amax()) / SCALE_ERROR
 
 
-def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized) -> str | None:
+def mistakes(p: Problem, got: Quantized, wanted: Quantized) -> str | None:
     """Say what is wrong; None if nothing is. Some values may be the FP8 number beside the right one.
 
     They are fewer where gate and up are rounded to BF16, which hides sums of another order. Rows without a group are
@@ -89,7 +89,7 @@ def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized) -> str | Non
     apart = (codes(values) - codes(right_values)).abs()
     # A scale on the other side of a rounding moves a whole row a little, never a value by more than one.
     off = scale_errors(got, wanted)
-    unused = ~rows_of_groups(p.ends, len(p.a), 1)
+    unused = ~rows_of_groups(p.c, len(p.a), 1)
     for name, wrong in (
         ("rows without a group", apart[unused] > 0),
         ("scales of rows without a group", scales[unused] != right_scales[unused]),
@@ -99,6 +99,6 @@ def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized) -> str | Non
     ):
         if bool(wrong.any()):
             return f"{int(wrong.sum())} {name} are wrong, the first at {wrong.nonzero()[0].tolist()}"
-    share = 0.002 if p.gates_apart else 0.01
+    share = 0.002 if p.epilogue.gates_apart else 0.01
     beside = int((apart > 0).sum())
     return f"{beside} of {apart.numel()} values are beside the right ones" if beside > share * apart.numel() else None

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import Scales
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.jit.compiler import CompiledKernel, Job, compile_cubin
 from deep_gemm.core.jit.cubin import read_kernels
 from deep_gemm.core.jit.report import KernelReport, report
 from deep_gemm.core.params import Kind, Params
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.problem import Problem
 from lab.sim.mutate import CAUGHT, Mutation, try_mutation
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
 from lab.sim.trial import Trial
@@ -149,7 +149,7 @@ def scales_between(sf: Tensor, of: Scales, first: int, end: int) -> Tensor:
     return sf[:, first * parts : end * parts]
 
 
-def sum_of_parts(p: DenseProblem, cluster_k: int, run_k_blocks: int) -> Tensor:
+def sum_of_parts(p: Problem, cluster_k: int, run_k_blocks: int) -> Tensor:
     """What CTAs that split k in whole runs must give, to the bit: the reference's sums over their parts, in order."""
     total, k_blocks = torch.zeros(p.m, p.n, device=p.a.device), ceil_div(p.k, 128)
     runs = ceil_div(k_blocks, run_k_blocks)
@@ -160,13 +160,12 @@ def sum_of_parts(p: DenseProblem, cluster_k: int, run_k_blocks: int) -> Tensor:
         part = p._replace(
             a=p.a[:, first * 128 : end * 128].contiguous(),
             b=p.b[:, first * 128 : end * 128].contiguous(),
-            sfa=scales_between(p.sfa, p.of_a, first, end),
-            sfb=scales_between(p.sfb, p.of_b, first, end),
+            sfa=scales_between(p.sfa, p.of_a or PER_ROW, first, end),
+            sfb=scales_between(p.sfb, p.of_b or PER_BLOCK, first, end),
             d=torch.empty_like(total),
             c=None,
-            k=min(end * 128, p.k) - first * 128,
         )
-        reference.dense(part)
+        reference.compute(part)
         total += part.d
     if p.c is not None:
         total += p.c.float()

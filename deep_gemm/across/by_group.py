@@ -18,8 +18,8 @@ from ..casts.rules import LAYER_TYPES
 from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK
 from ..core.gpu import is_hopper
 from ..core.jit.to_host import ToHost
+from ..gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
 from ..gemm.packed import is_packed
-from ..gemm.rows.api import product_of_rows_by_64, product_of_stacked_rows
 from ..moe.activation import activated_product_of_rows, cast_activated
 from ..moe.api import product_of_rows
 from ..moe.check import ActivationProblem, ExpertRows

@@ -27,8 +27,9 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, WORD_BYTES
 from ..core.gpu import gpu_of, is_hopper
 from ..core.kernel import Prepared
 from ..core.meeting import STATE_WORDS, Node, Room
+from ..gemm.ask.silu import activated
+from ..gemm.kinds.works import FETCHED
 from ..gemm.packed import is_packed
-from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe import gather_weighted, route_rows
 from ..moe.api import activations_of_rows
 from ..moe.check import ExpertRows
@@ -100,7 +101,7 @@ class Peers:
             torch.empty(count, intermediate, dtype=values.dtype, device=device),
             empty_scales((count,), intermediate, values, mn_major=True),
         )
-        silu = SiluRowsProblem(values, scales, *w, *d, rows.ends, None, limit, gates_apart=True)
+        silu = activated((values, scales), w, d, rows.ends, None, limit, gates_apart=True, work=FETCHED)
         rows_fetched.run(FetchedRowsProblem(silu, rows, addresses, self.node))
         return d, addresses
 

@@ -12,7 +12,7 @@ from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import Recipe
-from ..gemm.output import USUAL_OPERANDS, ScaledOperands
+from ..gemm.kinds.output import USUAL_OPERANDS, ScaledOperands
 from ..linear.check import weight
 from ..moe.check import check_routes, layer_output, route_weights
 

@@ -21,7 +21,7 @@ from ..core.check.integers import integer_in_range
 from ..core.check.layout import Recipe
 from ..core.check.numbers import positive
 from ..core.meeting import Room
-from ..gemm.output import FP4_OPERANDS, USUAL_OPERANDS, recipes_for
+from ..gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS, recipes_for
 from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
 from ..moe.prepared import MAX_KINDS, Tokens, Weights, find

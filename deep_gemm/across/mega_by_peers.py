@@ -27,12 +27,13 @@ from ..core.check.recipes import PER_64
 from ..core.kernel import computes_on
 from ..core.meeting import Room
 from ..core.seen import torch_compares
+from ..gemm import launch, rows_silu
+from ..gemm.api.grouped import product_of_stacked_rows
+from ..gemm.ask.silu import activated
+from ..gemm.kinds.works import ENDS, FETCHED
 from ..gemm.packed import is_packed, is_taken_as_it_lies
 from ..gemm.plan import B, D, addresses_of
-from ..gemm.rows import silu_launch as rows_silu
-from ..gemm.rows.api import product_of_stacked_rows
-from ..gemm.rows.launch import GroupedProblem
-from ..gemm.rows.silu_check import SiluRowsProblem
+from ..gemm.problem import Problem
 from ..moe import rows_at
 from ..moe.gather_weighted import sums_at
 from ..moe.prepared import MAX_KINDS, Kind, Weights, are_whole, find, has_aligned_rows, span_of_rows, touches
@@ -159,27 +160,26 @@ class Launches:
     def _prepare(self, calls: Calls, p: MegaProblem) -> None:
         t, rows, node, limit = calls.tensors, calls.rows, calls.peers.node, p.limit
         a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
-        weights, addresses = calls.weights, calls.addresses  # who holds `calls` would keep it from being let go
+        weights, addresses = calls.weights, calls.addresses  # functions that hold `calls` or `self` would keep both
+        work = FETCHED if self.fetches else ENDS
 
-        def silu(l1: Operand) -> SiluRowsProblem:
-            return SiluRowsProblem(*a, *l1, *middle, rows.ends, weights, limit)
+        def silu(l1: Operand) -> Problem:
+            return activated(a, l1, middle, rows.ends, weights, limit, work=work)
 
         def fetched(l1: Operand) -> FetchedRowsProblem:
             return FetchedRowsProblem(silu(l1), rows, addresses, node)
 
-        def second(l2: Operand) -> GroupedProblem:
+        def second(l2: Operand) -> Problem:
             return rows_to_addresses.problem(middle, l2, addresses, rows.ends, of_a=PER_64)
 
         if self.fetches:
             at = rows_fetched.addresses(fetched(p.l1))
             output, first = rows_fetched.IN_TURN, lambda l1, *how: rows_fetched.plan_of(fetched(l1), *how)
         else:
-            at = rows_silu.addresses(silu(p.l1))
-            output, first = rows_silu.IN_TURN, lambda l1, *how: rows_silu.plan_of(silu(l1), *how)
+            at = addresses_of(silu(p.l1))
+            output, first = rows_silu.IN_TURN, lambda l1, *how: launch.plan_of(silu(l1), *how)
         self.first = RowsAt(p.l1, output, first)
-        self.second = RowsAt(
-            p.l2, rows_to_addresses.OUTPUT_BY_64, lambda l2, *how: rows_to_addresses.plan_of(second(l2), *how)
-        )
+        self.second = RowsAt(p.l2, rows_to_addresses.OUTPUT_BY_64, lambda l2, *how: launch.plan_of(second(l2), *how))
         self.addresses = [(each[:B], each[D:]) for each in (at, addresses_of(second(p.l2)))]
 
     def multiply(self, rows: int, l1: Operand, l2: Operand) -> None:

@@ -22,7 +22,7 @@ from ..casts.rules import empty_scales
 from ..core.check.checks import Operand, nothing
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe
-from ..gemm.rows.silu_check import INTERLEAVED, SILU_COLUMNS
+from ..gemm.ask.silu import INTERLEAVED, SILU_COLUMNS
 from . import mega_by_peers
 from .by_group import Planner, compute_mega
 from .by_peers import Peers
@@ -249,7 +249,7 @@ def mega_moe_pre_dispatch_sm90(
 def fill(p: FillProblem, buf_x: Tensor, buf_x_sf: Tensor, buf_topk_idx: Tensor, buf_topk_weights: Tensor) -> None:
     """Compute `mega_moe_pre_dispatch_sm90` of what was checked."""
     if has_kernels(p.x):
-        cast_rows.run(RowCast(as_rows(p.x), buf_x[: p.tokens], buf_x_sf[: p.tokens], 0.0, False))
+        cast_rows.run(RowCast(as_rows(p.x), buf_x[: p.tokens], buf_x_sf[: p.tokens]))
     else:
         values, scales = per_token_cast_to_fp8(p.x)
         buf_x[: p.tokens], buf_x_sf[: p.tokens] = values, scales

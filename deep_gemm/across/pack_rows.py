@@ -55,12 +55,7 @@ class PackConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        return {
-            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads),
-            "kIdBytes": self.id_bytes,
-            "kCtasPerSm": self.ctas_per_sm,
-            "kActivates": False,
-        }
+        return cast_constants(self, "id_bytes")
 
 
 def reachable_pack() -> list[PackConfig]:

@@ -37,6 +37,11 @@ class PostConfig(Config):
     ctas_per_sm: int = 6
 
     @property
+    def vector(self) -> int:
+        """Elements that a lane loads at once."""
+        return VECTOR_BYTES // self.dtype.itemsize
+
+    @property
     def name(self) -> str:
         """Short, for people: such as "bfloat16 int64"."""
         return f"{str(self.dtype).removeprefix('torch.')} int{self.id_bytes * 8}"
@@ -49,13 +54,7 @@ class PostConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        return {
-            **cast_constants(self.dtype, vector=VECTOR_BYTES // self.dtype.itemsize, num_threads=self.num_threads),
-            "kIdBytes": self.id_bytes,
-            "kSharedBytes": self.shared_bytes,
-            "kCtasPerSm": self.ctas_per_sm,
-            "kActivates": False,
-        }
+        return cast_constants(self, "id_bytes", "shared_bytes")
 
     def choices(self) -> dict[str, str]:
         """Give the files that the source includes."""

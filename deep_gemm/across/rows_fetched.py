@@ -12,24 +12,25 @@ from torch import Tensor
 
 from ..core.call import Key
 from ..core.check.checks import Operand
+from ..core.gpu import gpu_of
 from ..core.jit import driver
 from ..core.meeting import Node, Room, Way
 from ..core.settings import get_compile_mode, get_num_sms, get_pdl, in_force
-from ..gemm.config import GemmConfig
-from ..gemm.config_fetched import FETCHED_BYTES, MOST_ROUTES
-from ..gemm.kernel import KERNEL as FP8_GEMM
-from ..gemm.kernel import ROWS_FETCHED_PARAMS
-from ..gemm.output import Groups, Output
-from ..gemm.plan import PLANS, SFA, A, Addresses, Place, Plan
-from ..gemm.rows.launch import chosen_tall, grid
-from ..gemm.rows.silu_check import SiluRowsProblem
-from ..gemm.rows.silu_launch import ROW_WEIGHTS, parameters_of
-from ..gemm.rows.silu_launch import addresses as addresses_of_silu
+from ..gemm.config.tall import GemmConfig
+from ..gemm.kernel import FP8_GEMM
+from ..gemm.kinds.epilogues import SILU, SILU_OF_HALVES
+from ..gemm.kinds.output import Output
+from ..gemm.kinds.works import FETCHED, FETCHED_BYTES, MOST_ROUTES
+from ..gemm.launch import fitting
+from ..gemm.launch import plan_of as plan_of_product
+from ..gemm.plan import PLANS, SFA, A, Addresses, Place, Plan, addresses_of
+from ..gemm.plan_kinds import ROW_WEIGHTS
+from ..gemm.problem import Problem
 from ..moe.check import ExpertRows
 from ..moe.rows_at import RowsAt, few_activated, zeros
 
-IN_TURN = Output(groups=Groups.ENDS, activates=True, fetches=True)
-APART = Output(groups=Groups.ENDS, activates=True, gates_apart=True, fetches=True)
+IN_TURN = Output(work=FETCHED, epilogue=SILU)
+APART = Output(work=FETCHED, epilogue=SILU_OF_HALVES)
 TOKEN_OF, ROW_OF, RESULTS = range(8, 11)
 """Further operands, behind those of rows_silu.py."""
 
@@ -37,8 +38,8 @@ TOKEN_OF, ROW_OF, RESULTS = range(8, 11)
 class FetchedRowsProblem(NamedTuple):
     """A product that is activated, and where its rows of A come from. Nobody checks them."""
 
-    silu: SiluRowsProblem
-    """A, its scales and `row_weights` are room: the kernel fills them."""
+    silu: Problem
+    """Its work is FETCHED. A, its scales and `row_weights` are room: the kernel fills them."""
     rows: ExpertRows
     """Rows of all slots of the node."""
     addresses: Tensor
@@ -79,46 +80,41 @@ def run(p: FetchedRowsProblem, config: GemmConfig | None = None) -> None:
 
 def planned(p: FetchedRowsProblem, config: GemmConfig | None = None) -> Plan:
     """Choose a configuration if there is none, and prepare the launch. The problem's device is the current one."""
-    (m, _), (groups, n, k), device = p.silu.a.shape, p.silu.b.shape, p.silu.d.get_device()
-    config = chosen_tall(config, groups, m / groups, n, k, output_of(p), device)
+    device = p.silu.d.get_device()
+    config = fitting(config, p.silu, gpu_of(device))
     return plan_of(p, config, get_num_sms(), FP8_GEMM.launcher(config, device, get_pdl()))
-
-
-def output_of(p: FetchedRowsProblem) -> Output:
-    """Give all that decides the kernel's code besides the tile."""
-    return APART if p.silu.gates_apart else IN_TURN
 
 
 def signature(p: FetchedRowsProblem) -> Key:
     """Everything that decides what a call launches, but for addresses."""
-    tensors = (*p.silu[:7], p.silu.row_weights, p.rows.row_of)
+    silu = p.silu
+    tensors = silu.a, silu.sfa, silu.b, silu.sfb, silu.d, silu.scales, silu.c, silu.row_weights, p.rows.row_of
     lie = tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors)
     node = p.node
     of_node = (node.room, node.addresses, node.rank, node.state.data_ptr(), node.arrivals.data_ptr())
-    return run, lie, p.silu.limit, p.silu.gates_apart, of_node, in_force.generation
+    return run, lie, silu.limit, silu.epilogue, of_node, in_force.generation
 
 
 def addresses(p: FetchedRowsProblem) -> Addresses:
     """Give where the operands are, those of rows_silu.py first."""
     more = (p.rows.token_of, p.rows.row_of, p.addresses)
-    return (*addresses_of_silu(p.silu), *(x.data_ptr() for x in more))
+    return (*addresses_of(p.silu), *(x.data_ptr() for x in more))
 
 
 def plan_of(p: FetchedRowsProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
     """Prepare the launch."""
-    numbers, maps, places = parameters_of(p.silu, config)
-    (m, _), (_, n, k), room = p.silu.a.shape, p.silu.b.shape, p.node.room
+    room, sfa = p.node.room, p.silu.sfa
     of_fetching = {
         "arrivals": p.node.arrivals.data_ptr(),
         "results": room.results,
         "topk": room.topk,
         "row_bytes": room.row_bytes,
         "weights_at": room.weights,
-        "pitch": p.silu.sfa.stride(1),
+        "pitch": sfa.stride(1),
         "max_tokens": room.max_tokens,
         **p.node.meeting(Way.THERE),
     }
-    numbers |= {f"fetching.{name}": value for name, value in of_fetching.items()}
+    numbers = {f"fetching.{name}": value for name, value in of_fetching.items()}
     operands = {
         "token_of": TOKEN_OF,
         "row_of": ROW_OF,
@@ -127,10 +123,8 @@ def plan_of(p: FetchedRowsProblem, config: GemmConfig, num_sms: int, launcher: d
         "weights": ROW_WEIGHTS,
         "addresses": RESULTS,
     }
-    places += [Place(f"fetching.{name}", operand) for name, operand in operands.items()]
-    plan = Plan(p.silu, ROWS_FETCHED_PARAMS, numbers, maps, places, launcher, grid(config, 1, m, n, num_sms))
-    plan.config, plan.output, plan.n, plan.k = config, output_of(p), n, k
-    return plan
+    places = [Place(f"fetching.{name}", operand) for name, operand in operands.items()]
+    return plan_of_product(p.silu, config, num_sms, launcher, numbers=numbers, places=places)
 
 
 def at_addresses(weight: Operand, limit: float | None, node: Node) -> RowsAt:
@@ -139,6 +133,6 @@ def at_addresses(weight: Operand, limit: float | None, node: Node) -> RowsAt:
     def template(weight: Operand, *how: Any) -> Plan:
         ends = zeros(len(weight[0]), weight)
         of_rows = ExpertRows(ends, ends, ends, ends, ends)  # a plan is the same wherever they are
-        return plan_of(FetchedRowsProblem(few_activated(weight, ends, limit), of_rows, ends, node), *how)
+        return plan_of(FetchedRowsProblem(few_activated(weight, ends, limit, FETCHED), of_rows, ends, node), *how)
 
     return RowsAt(weight, APART, template)

@@ -10,55 +10,5 @@ computed from something that requires one.
 """
 
 from . import cast_depths, cast_rows, cast_tiles, lay_scales
-from .by_kernels import as_rows, has_kernels
-from .by_torch import cast_by_torch
-from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, quantize_mxfp4, transpose_packed_fp4
-from .fp8 import (
-    cast_back_from_fp8,
-    cast_both_to_fp8,
-    k_grouped_cast_to_fp8,
-    per_block_cast_to_fp8,
-    per_channel_cast_to_fp8,
-    per_custom_dims_cast_to_fp8,
-    per_token_cast_to_fp8,
-)
-from .rules import (
-    FP8_MAX,
-    Quantized,
-    ceil_to_ue8m0,
-    check_blocks,
-    check_groups,
-    check_matrix,
-    check_rows,
-    empty_scales,
-    empty_values,
-)
 
 KERNELS = (cast_rows.KERNEL, cast_tiles.KERNEL, cast_depths.KERNEL, lay_scales.KERNEL)
-
-__all__ = [
-    "FP8_MAX",
-    "KERNELS",
-    "Quantized",
-    "as_rows",
-    "cast_back_from_fp4",
-    "cast_back_from_fp8",
-    "cast_both_to_fp8",
-    "cast_by_torch",
-    "ceil_to_ue8m0",
-    "check_blocks",
-    "check_groups",
-    "check_matrix",
-    "check_rows",
-    "empty_scales",
-    "empty_values",
-    "has_kernels",
-    "k_grouped_cast_to_fp8",
-    "per_block_cast_to_fp8",
-    "per_channel_cast_to_fp8",
-    "per_custom_dims_cast_to_fp8",
-    "per_token_cast_to_fp4",
-    "per_token_cast_to_fp8",
-    "quantize_mxfp4",
-    "transpose_packed_fp4",
-]

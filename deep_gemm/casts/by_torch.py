@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import align, ceil_div
-from .rules import FP8_MAX, Quantized, check_blocks, scales_of
+from .rules import FP8_MAX, Quantized, Target, scales_of
+
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of E2M1 by the lower three bits."""
+SIGN = 8
 
 
 def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
     """Cast with one scale for each `rows` x `columns` block by torch's operations, on a GPU too: a yardstick."""
-    return cast_blocks(x, rows, columns, use_ue8m0=False, min_amax=0.0)
+    return cast_blocks(x, Target(rows, columns))
 
 
 @torch.no_grad()
-def cast_blocks(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float) -> Quantized:
-    """Cast with one scale for each `rows` x `columns` block of the last two dimensions."""
-    min_amax = check_blocks(x, rows, columns, min_amax)
+def cast_blocks(x: Tensor, to: Target) -> Quantized:
+    """Cast blocks of the last two dimensions of any tensor that `to.checked` passes, to FP32 scales that lie by rows.
+
+    The definition of a cast. FP4 values are int8, and take an even number of columns.
+    """
     *batch, m, k = x.shape
+    rows, columns = to.rows, to.columns
     padding = (0, align(k, columns) - k, 0, align(m, rows) - m)
     # [..., m, k] -> [..., row blocks, rows, column blocks, columns]
     blocks = F.pad(x.float(), padding).view(*batch, ceil_div(m, rows), rows, ceil_div(k, columns), columns)
-    finite = torch.where(blocks.isfinite(), blocks.abs(), 0.0)
-    amax = finite.amax(dim=(-3, -1), keepdim=True).clamp_min(min_amax)
-    scales = scales_of(amax, FP8_MAX, use_ue8m0)
+    is_finite = blocks.isfinite()
+    amax = torch.where(is_finite, blocks.abs(), 0.0).amax(dim=(-3, -1), keepdim=True).clamp_min(to.min_amax)
+    scales = scales_of(amax, to.format.largest, to.use_ue8m0)
     # The clamp is for quotients that round to just above 448. The conversion would keep a NaN's sign.
-    quotients = (blocks / scales).clamp(-FP8_MAX, FP8_MAX)
-    values = quotients.masked_fill(~blocks.isfinite(), torch.nan).to(torch.float8_e4m3fn)
-    values = values.view(*batch, align(m, rows), align(k, columns))[..., :m, :k].contiguous()
+    quotients = (blocks / scales).clamp(-FP8_MAX, FP8_MAX).masked_fill(~is_finite, torch.nan)
+    if not to.format.has_nan:
+        scales = scales.masked_fill(~is_finite.all(dim=-1, keepdim=True).all(dim=-3, keepdim=True), torch.nan)
+    quotients = quotients.view(*batch, align(m, rows), align(k, columns))[..., :m, :k]
+    values = quotients.to(to.format.dtype).contiguous() if to.format.has_nan else packed_codes(nearest_codes(quotients))
     return values, scales[..., 0, :, 0].contiguous()
+
+
+def nearest_codes(numbers: Tensor) -> Tensor:
+    """The nearest values of E2M1, as numbers below 16."""
+    middles = [(low + high) / 2 for low, high in pairwise(VALUES)]
+    bounds = torch.tensor(middles, device=numbers.device, dtype=torch.float32)
+    # From a bound on, the upper value is the nearest. A tie belongs to the value of an even number.
+    bounds[::2] = bounds[::2].nextafter(bounds.new_full((), torch.inf))
+    codes = torch.bucketize(numbers.abs().nan_to_num(torch.inf).contiguous(), bounds, right=True)
+    is_negative = numbers.signbit() & ~numbers.isnan()
+    return (codes + SIGN * is_negative).to(torch.uint8)
+
+
+def packed_codes(codes: Tensor) -> Tensor:
+    """Lay two codes into each byte, the first in its lower half."""
+    return (codes[..., ::2] | codes[..., 1::2] << 4).contiguous().view(torch.int8)

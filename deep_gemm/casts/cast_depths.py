@@ -15,11 +15,10 @@ from torch import Tensor
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Field, Kind, Params, fields
-from .cast_rows import SCALE_BYTES, block_reciprocal
+from ..core.params import Kind, Params, fields
+from .cast_rows import block_reciprocal
 from .cast_tiles import Grain, TileCastConfig
-from .config import INPUTS, VECTOR_BYTES, vector_of
-from .rules import Quantized
+from .config import INPUTS, VECTOR_BYTES, addresses, pitch, vector_of
 
 PARAMS = Params(
     "DepthsCastParams",
@@ -28,7 +27,7 @@ PARAMS = Params(
     *fields(Kind.UINT32, "x_pitch", "ds_pitch"),
     *fields(Kind.UINT32, "stride_of_block", "activated_stride_of_block", "scales_stride_k"),
     *fields(Kind.UINT32, "rows", "k", "room", "num_groups", "tiles", "reciprocal", "gradient_tiles"),
-    Field("limit", Kind.FLOAT32),
+    *fields(Kind.FLOAT32, "limit"),
 )
 """`DepthsCastParams` of casts/cast_depths.cuh."""
 
@@ -148,14 +147,6 @@ class DepthsCast(NamedTuple):
     """FP32 `[ceil(k / 2 / 128), rows]`: for each row and 128 columns the sum of the activation times `ds`."""
     limit: float | None = None
 
-    def with_gradient(self, rows: Quantized, columns: Quantized) -> DepthsCast:
-        """Cast the gradient of gate and up too: along rows, and along groups."""
-        return self._replace(values=rows[0], scales=rows[1], columns=columns[0], column_scales=columns[1])
-
-    def with_activation(self, activated: Quantized, sums: Tensor) -> DepthsCast:
-        """Cast the activation too, and sum it up times `ds`."""
-        return self._replace(activated=activated[0], activated_scales=activated[1], sums=sums)
-
 
 def run(p: DepthsCast, changing: Sequence[str] = ()) -> tuple[Prepared[DepthsCastConfig] | None, int]:
     """Cast on the GPU on which x is. Give what `Kernel.run` gives, and how many CTAs it takes."""
@@ -198,17 +189,16 @@ def grid(p: DepthsCast) -> int:
 
 def params_of(p: DepthsCast) -> bytes:
     """Give the kernel's parameters."""
-    pointers = {field.name: getattr(p, field.name) for field in PARAMS.fields if field.kind == Kind.POINTER}
     of_gradient, of_activation = tiles_of(p)
     tiles = of_gradient + of_activation
     return PARAMS.pack(
         {
-            **{name: 0 if each is None else each.data_ptr() for name, each in pointers.items()},
-            "x_pitch": p.x.stride(0) * p.x.element_size(),
-            "ds_pitch": 0 if p.ds is None else p.ds.stride(0) * p.ds.element_size(),
-            "stride_of_block": _stride_of_block(p.column_scales),
-            "activated_stride_of_block": _stride_of_block(p.activated_scales),
-            "scales_stride_k": _stride_of_block(p.scales),
+            **addresses(PARAMS, p),
+            "x_pitch": pitch(p.x, 0),
+            "ds_pitch": pitch(p.ds, 0),
+            "stride_of_block": pitch(p.column_scales, 1),
+            "activated_stride_of_block": pitch(p.activated_scales, 1),
+            "scales_stride_k": pitch(p.scales, 1),
             "rows": p.rows,
             "k": p.x.shape[1],
             "room": room_of(p.rows, p.ends.numel())[0],
@@ -219,7 +209,3 @@ def params_of(p: DepthsCast) -> bytes:
             "limit": math.inf if p.limit is None else p.limit,
         }
     )
-
-
-def _stride_of_block(scales: Tensor | None) -> int:
-    return 0 if scales is None else scales.stride(1) * SCALE_BYTES

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,61 +15,22 @@ from torch import Tensor
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import gpu_of
 from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Field, Kind, Params
+from ..core.params import Kind, Params, fields
 from ..core.settings import num_sms_of
-from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, vector_of
+from .config import INPUTS, VECTOR_BYTES, addresses, cast_constants, lanes_of, pitch, vector_of
 from .gating import Gating
+from .rules import FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, Target
 
-SCALE_BYTES = 4
 PARAMS = Params(
     "CastParams",
-    Field("x", Kind.POINTER),
-    Field("values", Kind.POINTER),
-    Field("scales", Kind.POINTER),
-    Field("sizes", Kind.POINTER),
-    Field("row_weights", Kind.POINTER),
-    Field("row_of", Kind.POINTER),
-    Field("x_pitch", Kind.UINT32),
-    Field("values_pitch", Kind.UINT32),
-    Field("scales_stride_m", Kind.UINT32),
-    Field("scales_stride_k", Kind.UINT32),
-    Field("scales_stride_g", Kind.UINT32),
-    Field("m", Kind.UINT32),
-    Field("k", Kind.UINT32),
-    Field("block_reciprocal", Kind.UINT32),
-    Field("num_groups", Kind.UINT32),
-    Field("alignment", Kind.UINT32),
-    Field("topk", Kind.UINT32),
-    Field("min_amax", Kind.FLOAT32),
-    Field("limit", Kind.FLOAT32),
-    Field("gating", Kind.UINT32),
-    Field("rounds_up", Kind.UINT32),
-    Field("alpha", Kind.FLOAT32),
-    Field("beta", Kind.FLOAT32),
-    Field("alpha_reciprocal", Kind.FLOAT32),
-    Field("beta_reciprocal", Kind.FLOAT32),
+    *fields(Kind.POINTER, "x", "values", "scales", "sizes", "row_weights", "row_of"),
+    *fields(Kind.UINT32, "x_pitch", "values_pitch", "scales_stride_m", "scales_stride_k", "scales_stride_g"),
+    *fields(Kind.UINT32, "m", "k", "block_reciprocal", "num_groups", "alignment", "topk"),
+    *fields(Kind.FLOAT32, "min_amax", "limit"),
+    *fields(Kind.UINT32, "gating", "rounds_up"),
+    *fields(Kind.FLOAT32, "alpha", "beta", "alpha_reciprocal", "beta_reciprocal"),
 )
 """`CastParams` of casts/cast_rows.cuh."""
-
-
-class Format(Enum):
-    """Types that elements are cast to. The values are files of casts/cast."""
-
-    FP8 = "fp8"
-    """E4M3, with a scale for each 32, 64 or 128 columns."""
-    FP4 = "fp4"
-    """E2M1, two to a byte, with a scale for each 32 or 128 columns."""
-    MXFP4 = "mxfp4"
-    """The same for each 32 columns, and a block's largest magnitude may be up to 7 times its scale."""
-
-
-class Stored(Enum):
-    """Ways in which scales lie. The values are files of casts/cast."""
-
-    FP32 = "scales_fp32"
-    """A number for each."""
-    WORDS = "scales_words"
-    """UE8M0, four in an int32."""
 
 
 class Groups(Enum):
@@ -86,19 +47,13 @@ class Groups(Enum):
 
 
 MAX_GROUPS = 1024
-MX_BLOCK = 32
-FP8_BLOCKS = (MX_BLOCK, 64, SCALE_BLOCK)
 BLOCKS_OF_GROUPS = (MX_BLOCK, SCALE_BLOCK)
-"""The same of rows of groups, of activations, and of rows that go to routes."""
-FP4_BLOCKS = (MX_BLOCK, SCALE_BLOCK)
-"""Columns under a scale of FP4 values."""
-BLOCKS = {Format.FP8: FP8_BLOCKS, Format.FP4: FP4_BLOCKS, Format.MXFP4: (MX_BLOCK,)}
-"""Columns under a scale, by the format."""
+"""Columns under a scale of rows of groups, of activations, and of rows that go to routes."""
 
 
 @dataclass(frozen=True)
 class CastConfig(Config):
-    """One configuration of `cast_rows`. A team of lanes casts `rows` rows of `block` columns at a time."""
+    """One configuration of `cast_rows`. A team of lanes casts `rows` rows of the columns under a scale at a time."""
 
     dtype: torch.dtype
     vector: int
@@ -111,19 +66,16 @@ class CastConfig(Config):
     """A row goes to the rows of its routes."""
     num_threads: int = 128
     ctas_per_sm: int = 8
-    format: Format = Format.FP8
-    block: int = SCALE_BLOCK
-    """Columns of a row under one scale."""
-    stored: Stored = Stored.FP32
+    to: Target = PER_ROW
+    """The cast of each row."""
 
     @property
     def name(self) -> str:
         """Short, for people: rows of a team, and what a lane loads; such as "silu 4 rows of ends bfloat16 by 8"."""
         what = "silu " * self.activates + f"{self.rows} rows"
-        if self.format != Format.FP8 or self.block != SCALE_BLOCK:
-            what = f"{self.format.value} by {self.block}, {what}"
-        if self.stored != Stored.FP32:
-            what = f"{self.stored.name.lower()}, {what}"
+        if self.to.format != FP8 or self.to.columns != SCALE_BLOCK:
+            what = f"{self.to.format.name} by {self.to.columns}, {what}"
+        what = "words, " * self.to.packs + what
         of_groups = "" if self.groups == Groups.NONE else f" of {self.groups.name.lower()}"
         to = " to routes" * self.to_routes
         return f"{what}{of_groups}{to} {str(self.dtype).removeprefix('torch.')} by {self.vector}"
@@ -131,7 +83,7 @@ class CastConfig(Config):
     @property
     def teams(self) -> int:
         """Groups of lanes that each cast a unit, some rows of a block, at a time."""
-        return self.num_threads // lanes_of(self.vector, self.block)
+        return self.num_threads // lanes_of(self.vector, self.to.columns)
 
     @property
     def shared_bytes(self) -> int:
@@ -143,38 +95,32 @@ class CastConfig(Config):
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.rows in (1, 2, 4, 8), "1, 2, 4 or 8 rows of a team"
-        yield self.block in BLOCKS[self.format], "128 columns under a scale, in FP8 also 32 or 64, in MXFP4 32 alone"
+        is_known = self.to.columns in self.to.format.blocks
+        yield is_known, "128 columns under a scale, in FP8 also 32 or 64, in MXFP4 32 alone"
         is_plain = not self.activates and not self.to_routes and self.groups == Groups.NONE
-        yield self.format == Format.FP8 or is_plain, "all rows of x as they are, if they become FP4"
-        yield is_plain or self.block in BLOCKS_OF_GROUPS, "all rows of x as they are, if 64 columns share a scale"
-        is_packed = self.stored == Stored.WORDS
-        yield not is_packed or (is_plain and self.format == Format.FP8), "all rows of x in FP8, if scales are words"
-        yield self.rows <= lanes_of(self.vector, self.block), "a lane for each row of a team"
+        yield self.to.format == FP8 or is_plain, "all rows of x as they are, if they become FP4"
+        yield is_plain or self.to.columns in BLOCKS_OF_GROUPS, "all rows of x as they are, if 64 columns share a scale"
+        yield not self.to.packs or (is_plain and self.to.format == FP8), "all rows of x in FP8, if scales are words"
+        yield self.rows <= lanes_of(self.vector, self.to.columns), "a lane for each row of a team"
         yield not self.to_routes or self.groups == Groups.NONE, "rows of groups, or rows that go to routes"
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
         return {
             **cast_constants(
-                self.dtype,
-                vector=self.vector,
-                num_threads=self.num_threads,
-                block=self.block,
-                marks_blocks=self.format != Format.FP8,
+                *(self, "rows", "shared_bytes", "activates"),
+                block=self.to.columns,
+                marks_blocks=not self.to.format.has_nan,
             ),
-            "kRows": self.rows,
-            "kCtasPerSm": self.ctas_per_sm,
             "kMaxGroups": MAX_GROUPS,
-            "kSharedBytes": self.shared_bytes,
-            "kActivates": self.activates,
         }
 
     def choices(self) -> dict[str, str]:
         """Give the files that the source picks."""
         return {
-            "FORMAT": f"cast/{self.format.value}.cuh",
+            "FORMAT": f"cast/{self.to.format.name}.cuh",
             "ROWS": f"cast/{self.groups.value}.cuh",
-            "SCALES": f"cast/{self.stored.value}.cuh",
+            "SCALES": f"cast/scales_{'words' if self.to.packs else 'fp32'}.cuh",
             "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
             "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
         }
@@ -188,48 +134,30 @@ def cast_config(
     activates: bool = False,
     groups: Groups = Groups.NONE,
     to_routes: bool = False,
-    format: Format = Format.FP8,
-    block: int = SCALE_BLOCK,
-    stored: Stored = Stored.FP32,
+    to: Target = PER_ROW,
 ) -> CastConfig:
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
     vector = vector_of(dtype, is_aligned)
-    if format != Format.FP8:
-        return CastConfig(dtype, vector, 1 if is_few else 4, format=format, block=block)
-    lanes = lanes_of(vector, block)
+    if to.format != FP8:
+        return CastConfig(dtype, vector, 1 if is_few else 4, to=to)
+    lanes = lanes_of(vector, to.columns)
     # Teams that look for their rows among groups first take more of them at a time.
     of_groups = groups in (Groups.COUNTS, Groups.ENDS)
     rows = 1 if is_few or to_routes else 4 if of_groups else 2 if activates else min(8, lanes)
     num_threads = 256 if to_routes or rows == 2 else 128
     ctas_per_sm = 6 if rows == 8 else 5 if rows == 4 and of_groups else 1024 // num_threads
-    return CastConfig(
-        dtype, vector, rows, activates, groups, to_routes, num_threads, ctas_per_sm, block=block, stored=stored
-    )
+    return CastConfig(dtype, vector, rows, activates, groups, to_routes, num_threads, ctas_per_sm, to)
 
 
-def select_cast(
-    dtype: torch.dtype,
-    m: int,
-    k: int,
-    num_sms: int,
-    *,
-    is_aligned: bool,
-    activates: bool = False,
-    groups: Groups = Groups.NONE,
-    to_routes: bool = False,
-    format: Format = Format.FP8,
-    block: int = SCALE_BLOCK,
-    stored: Stored = Stored.FP32,
-) -> CastConfig:
-    """The configuration for a matrix: teams take several rows if there are enough for all SMs."""
-    kind = activates, groups, to_routes, format, block, stored
-    many, few = (cast_config(dtype, is_aligned, is_few, *kind) for is_few in (False, True))
+def select_cast(dtype: torch.dtype, m: int, k: int, num_sms: int, *, is_aligned: bool, **kind: Any) -> CastConfig:
+    """The configuration of a kind for a matrix: teams take several rows if there are enough for all SMs."""
+    many, few = (cast_config(dtype, is_aligned, is_few, **kind) for is_few in (False, True))
     return many if num_units(many, m, k) >= num_sms * many.ctas_per_sm * many.teams else few
 
 
 def num_units(config: CastConfig, m: int, k: int) -> int:
     """Count the units that teams of lanes take: some rows of a block."""
-    return ceil_div(m, config.rows) * ceil_div(k, config.block)
+    return ceil_div(m, config.rows) * ceil_div(k, config.to.columns)
 
 
 def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
@@ -244,17 +172,16 @@ def reachable_cast() -> list[CastConfig]:
     kinds = [(activates, groups, False) for activates, some in ((False, plain), (True, silu)) for groups in some]
     kinds += [(False, Groups.NONE, True)]
     rows = [(dtype, is_aligned, is_few) for dtype in INPUTS for is_aligned in (True, False) for is_few in (True, False)]
-    to_fp8 = [
-        cast_config(*which, *kind, block=block)
+    of_groups = [
+        cast_config(*which, *kind, to=Target(columns=columns))
         for which in rows
         for kind in kinds
-        for block in BLOCKS_OF_GROUPS
+        for columns in BLOCKS_OF_GROUPS
         if which[-1] or not kind[-1]
     ]
-    to_fp8 += [cast_config(*which, block=64) for which in rows]
-    to_fp8 += [cast_config(*which, block=block, stored=Stored.WORDS) for which in rows for block in FP8_BLOCKS]
-    to_fp4 = [(format, block) for format, blocks in BLOCKS.items() if format != Format.FP8 for block in blocks]
-    return [*to_fp8, *(cast_config(*which, format=format, block=block) for which in rows for format, block in to_fp4)]
+    others = [[Target(columns=64)], [Target(columns=columns, packs=True) for columns in FP8.blocks]]
+    others.append([Target(columns=columns, format=format) for format in (FP4, MXFP4) for columns in format.blocks])
+    return of_groups + [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
 
 
 KERNEL: Kernel[CastConfig] = Kernel("cast_rows", PARAMS, reachable_cast)
@@ -268,10 +195,8 @@ class RowCast(NamedTuple):
     values: Tensor
     """`[m, k]` of E4M3; `[rows of routes, k]` with `row_of`; bytes `[m, k / 2]` of E2M1."""
     scales: Tensor
-    """One for each row of values and `block` columns, by any strides; `[groups, rows, blocks]` with `counts`. In FP32,
-    or four to a word in int32, powers of two then."""
-    min_amax: float = 0.0
-    rounds_up: bool = False
+    """One for each row of values and `to.columns` columns, by any strides; `[groups, rows, blocks]` with `counts`."""
+    to: Target = PER_ROW
     gating: Gating | None = None
     """The activation of gate and up that is cast."""
     row_weights: Tensor | None = None
@@ -283,19 +208,16 @@ class RowCast(NamedTuple):
     alignment: int = 1
     row_of: Tensor | None = None
     """int32 `[m, topk]`: the rows of values to which each row goes, -1 for none."""
-    block: int = SCALE_BLOCK
-    """Columns under one scale."""
-    format: Format = Format.FP8
 
     @property
     def k(self) -> int:
         """Columns of what is cast."""
-        return self.values.shape[1] * values_of_byte(self.values)
+        return self.values.shape[1] * self.to.format.per_byte
 
-
-def values_of_byte(values: Tensor) -> int:
-    """Count the values of a byte: two of E2M1."""
-    return 2 if values.dtype == torch.uint8 else 1
+    @property
+    def sizes(self) -> Tensor | None:
+        """The numbers by which the kernel finds its groups."""
+        return self.ends if self.counts is None else self.counts
 
 
 def run(
@@ -318,13 +240,11 @@ def config_of(p: RowCast, num_sms: int) -> CastConfig:
         p.x.shape[0],
         p.k,
         num_sms,
-        is_aligned=is_aligned(p.x, p.values),
+        is_aligned=is_aligned(p.x, p.values, p.to.format.per_byte),
         activates=p.gating is not None,
         groups=_groups_of(p),
         to_routes=p.row_of is not None,
-        format=p.format,
-        block=p.block,
-        stored=Stored.WORDS if p.scales.dtype == torch.int32 else Stored.FP32,
+        to=p.to.compiled,
     )
 
 
@@ -337,10 +257,10 @@ def _groups_of(p: RowCast) -> Groups:
     return Groups.NONE
 
 
-def is_aligned(x: Tensor, values: Tensor) -> bool:
+def is_aligned(x: Tensor, values: Tensor, per_byte: int = 1) -> bool:
     """Tell whether lanes may load 16 bytes at once, and store what becomes of them."""
     elements = ADDRESS_ALIGNMENT // x.element_size()
-    stored = elements // values_of_byte(values)
+    stored = elements // per_byte
     return (
         x.data_ptr() % ADDRESS_ALIGNMENT == 0
         and values.data_ptr() % ADDRESS_ALIGNMENT == 0
@@ -364,36 +284,30 @@ def _kind_of(gating: Gating, has_weights: bool) -> int:
 def params_of(p: RowCast) -> bytes:
     """Give the kernel's parameters."""
     (m, _), k, scales = p.x.shape, p.k, p.scales
-    sizes = p.ends if p.counts is None else p.counts
     gating = p.gating or Gating()
     # How much further away a group lies than if all rows were those of one matrix.
-    further = scales.stride(0) - scales.shape[1] * scales.stride(1) if scales.dim() == 3 else 0
+    further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1) if scales.dim() == 3 else 0
     return PARAMS.pack(
         {
-            "x": p.x.data_ptr(),
-            "values": p.values.data_ptr(),
-            "scales": scales.data_ptr(),
-            "sizes": 0 if sizes is None else sizes.data_ptr(),
-            "row_weights": 0 if p.row_weights is None else p.row_weights.data_ptr(),
-            "row_of": 0 if p.row_of is None else p.row_of.data_ptr(),
-            "x_pitch": p.x.stride(0) * p.x.element_size() if m != 1 else 0,
-            "values_pitch": p.values.stride(0) if p.values.shape[0] > 1 else 0,
-            "scales_stride_m": scales.stride(-2) * SCALE_BYTES,
-            "scales_stride_k": scales.stride(-1) * SCALE_BYTES,
-            "scales_stride_g": further * SCALE_BYTES,
+            **addresses(PARAMS, p),
+            "x_pitch": pitch(p.x, 0) if m != 1 else 0,
+            "values_pitch": pitch(p.values, 0) if p.values.shape[0] > 1 else 0,
+            "scales_stride_m": pitch(scales, -2),
+            "scales_stride_k": pitch(scales, -1),
+            "scales_stride_g": further,
             "m": m,
             "k": k,
-            "block_reciprocal": block_reciprocal(k, p.block),
-            "num_groups": 0 if sizes is None else sizes.numel(),
+            "block_reciprocal": block_reciprocal(k, p.to.columns),
+            "num_groups": 0 if p.sizes is None else p.sizes.numel(),
             "alignment": p.alignment,
             "topk": 0 if p.row_of is None else p.row_of.shape[1],
-            "min_amax": p.min_amax,
+            "min_amax": p.to.min_amax,
             "limit": math.inf if gating.limit is None else gating.limit,
             "alpha": gating.alpha,
             "beta": gating.beta or -0.0,  # which no sum notices, a zero's sign neither
             "alpha_reciprocal": 1 / gating.alpha,
             "beta_reciprocal": 1 / gating.beta if gating.beta else 0.0,
             "gating": _kind_of(gating, p.row_weights is not None),
-            "rounds_up": int(p.rounds_up),
+            "rounds_up": int(p.to.use_ue8m0),
         }
     )

@@ -13,29 +13,18 @@ from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
 from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Field, Kind, Params
-from .cast_rows import FP8_BLOCKS, SCALE_BYTES, block_reciprocal, is_aligned
-from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, vector_of
+from ..core.params import Kind, Params, fields
+from .cast_rows import block_reciprocal, is_aligned
+from .config import INPUTS, VECTOR_BYTES, addresses, cast_constants, lanes_of, pitch, vector_of
+from .rules import FP8, Target
 
 PARAMS = Params(
     "TileCastParams",
-    Field("x", Kind.POINTER),
-    Field("values", Kind.POINTER),
-    Field("columns", Kind.POINTER),
-    Field("scales", Kind.POINTER),
-    Field("column_scales", Kind.POINTER),
-    Field("x_pitch", Kind.UINT32),
-    Field("values_pitch", Kind.UINT32),
-    Field("columns_pitch", Kind.UINT32),
-    Field("scales_stride_m", Kind.UINT32),
-    Field("scales_stride_k", Kind.UINT32),
-    Field("column_scales_stride_m", Kind.UINT32),
-    Field("column_scales_stride_k", Kind.UINT32),
-    Field("m", Kind.UINT32),
-    Field("k", Kind.UINT32),
-    Field("block_reciprocal", Kind.UINT32),
-    Field("min_amax", Kind.FLOAT32),
-    Field("rounds_up", Kind.UINT32),
+    *fields(Kind.POINTER, "x", "values", "columns", "scales", "column_scales"),
+    *fields(Kind.UINT32, "x_pitch", "values_pitch", "columns_pitch", "scales_stride_m", "scales_stride_k"),
+    *fields(Kind.UINT32, "column_scales_stride_m", "column_scales_stride_k", "m", "k", "block_reciprocal"),
+    *fields(Kind.FLOAT32, "min_amax"),
+    *fields(Kind.UINT32, "rounds_up"),
 )
 """`TileCastParams` of casts/cast_tiles.cuh."""
 
@@ -104,20 +93,16 @@ class TileCastConfig(Config):
             "16 bytes at once, and 128 rows under a scale, of transposed blocks",
         )
         yield self.grain != Grain.ROWS or self.column_bytes > 0, "columns beside rows, which cast_rows casts alone"
-        yield self.block in FP8_BLOCKS, "32, 64 or 128 rows under a scale"
+        yield self.block in FP8.blocks, "32, 64 or 128 rows under a scale"
         yield self.grain != Grain.ROWS or self.block == SCALE_BLOCK, "128 columns under a scale of rows"
         yield self.num_threads == 2 * SCALE_BLOCK, "a thread for each row and each column of a tile"
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
         return {
-            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads),
+            **cast_constants(self, "column_bytes", "shared_bytes"),
             "kScaleBlock": self.block,
-            "kColumnBytes": self.column_bytes,
-            "kCtasPerSm": self.ctas_per_sm,
-            "kSharedBytes": self.shared_bytes,
             **{grain.value: grain == self.grain for grain in Grain},
-            "kActivates": False,
         }
 
 
@@ -130,7 +115,6 @@ def turns_blocks(config: TileCastConfig) -> bool:
 def tile_cast_config(
     dtype: torch.dtype,
     grain: Grain | None,
-    *,
     with_columns: bool,
     is_aligned: bool,
     has_aligned_columns: bool = True,
@@ -158,21 +142,15 @@ def num_tiles(m: int, k: int) -> int:
 def reachable_tile_casts() -> list[TileCastConfig]:
     """Every configuration of `cast_tiles` that casts can ask for."""
     outputs = [(Grain.ROWS, True), (None, True), (Grain.CHANNELS, False), (Grain.BLOCKS, False)]
-    return [
-        tile_cast_config(
-            dtype,
-            grain,
-            with_columns=with_columns,
-            is_aligned=is_aligned,
-            has_aligned_columns=has_aligned_columns,
-            block=block,
-        )
+    found = [
+        tile_cast_config(dtype, grain, with_columns, is_aligned, has_aligned_columns, block)
         for dtype in INPUTS
         for grain, with_columns in outputs
         for is_aligned in (True, False)
         for has_aligned_columns in ((True, False) if with_columns else (True,))
-        for block in ((SCALE_BLOCK,) if grain == Grain.ROWS else FP8_BLOCKS)
-    ] + [tile_cast_config(dtype, Grain.BLOCKS, with_columns=True, is_aligned=True) for dtype in INPUTS]
+        for block in ((SCALE_BLOCK,) if grain == Grain.ROWS else FP8.blocks)
+    ]
+    return found + [tile_cast_config(dtype, Grain.BLOCKS, with_columns=True, is_aligned=True) for dtype in INPUTS]
 
 
 KERNEL: Kernel[TileCastConfig] = Kernel("cast_tiles", PARAMS, reachable_tile_casts)
@@ -183,20 +161,28 @@ class TileCast(NamedTuple):
 
     x: Tensor
     """`[m, k]`; the rows of all matrices if blocks are transposed."""
-    grain: Grain | None
-    """The part of `values` that has a scale."""
-    values: Tensor | None
-    """`[m, k]`, if there is a grain; beside transposed blocks it may be left out."""
-    scales: Tensor | None
-    """Scales of `values`: for each row and column, or for each `block` of them where they share one."""
+    to: Target
+    """The cast of `values`, or of the columns where there are no values."""
+    values: Tensor | None = None
+    """`[m, k]`; beside transposed blocks it may be left out."""
+    scales: Tensor | None = None
+    """Scales of `values`, or of the blocks."""
     columns: Tensor | None = None
     """`[k, m]`: the transposed values; of blocks `[matrices, k, m]`."""
     column_scales: Tensor | None = None
-    """`[k, ceil(m / block)]`, if there are columns."""
-    min_amax: float = 0.0
-    rounds_up: bool = False
-    block: int = SCALE_BLOCK
-    """Rows under one scale; of blocks the columns too."""
+    """`[k, ceil(m / block)]`, if there are columns, but for those of blocks."""
+
+    @property
+    def block(self) -> int:
+        """Rows under one scale; of blocks the columns too."""
+        return max(self.to.rows, self.to.columns)
+
+    @property
+    def grain(self) -> Grain | None:
+        """The part of `values` that has a scale."""
+        if self.scales is None:
+            return None
+        return (Grain.ROWS if self.to.rows == 1 else Grain.CHANNELS) if 1 in self.to[:2] else Grain.BLOCKS
 
 
 def run(p: TileCast, changing: Sequence[str] = ()) -> tuple[Prepared[TileCastConfig] | None, int]:
@@ -229,25 +215,21 @@ def config_of(p: TileCast) -> TileCastConfig:
 
 def params_of(p: TileCast) -> bytes:
     """Give the kernel's parameters."""
-    (m, k), values, scales, columns, of_columns = p.x.shape, p.values, p.scales, p.columns, p.column_scales
+    m, k = p.x.shape
     return PARAMS.pack(
         {
-            "x": p.x.data_ptr(),
-            "values": 0 if values is None else values.data_ptr(),
-            "columns": 0 if columns is None else columns.data_ptr(),
-            "scales": 0 if scales is None else scales.data_ptr(),
-            "column_scales": 0 if of_columns is None else of_columns.data_ptr(),
-            "x_pitch": p.x.stride(0) * p.x.element_size(),
-            "values_pitch": 0 if values is None else values.stride(0),
-            "columns_pitch": 0 if columns is None else columns.stride(-2),
-            "scales_stride_m": 0 if scales is None else scales.stride(0) * SCALE_BYTES,
-            "scales_stride_k": 0 if scales is None else scales.stride(1) * SCALE_BYTES,
-            "column_scales_stride_m": 0 if of_columns is None else of_columns.stride(1) * SCALE_BYTES,
-            "column_scales_stride_k": 0 if of_columns is None else of_columns.stride(0) * SCALE_BYTES,
-            "m": m if columns is None else columns.shape[-1],
+            **addresses(PARAMS, p),
+            "x_pitch": pitch(p.x, 0),
+            "values_pitch": pitch(p.values, 0),
+            "columns_pitch": pitch(p.columns, -2),
+            "scales_stride_m": pitch(p.scales, 0),
+            "scales_stride_k": pitch(p.scales, 1),
+            "column_scales_stride_m": pitch(p.column_scales, 1),
+            "column_scales_stride_k": pitch(p.column_scales, 0),
+            "m": m if p.columns is None else p.columns.shape[-1],
             "k": k,
             "block_reciprocal": block_reciprocal(k),
-            "min_amax": p.min_amax,
-            "rounds_up": int(p.rounds_up),
+            "min_amax": p.to.min_amax,
+            "rounds_up": int(p.to.use_ue8m0),
         }
     )

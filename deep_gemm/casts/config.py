@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK
+from ..core.params import Kind, Params
 
 VECTOR_BYTES = 16
 """Bytes that a lane loads at once if rows allow it."""
@@ -12,21 +17,26 @@ INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def cast_constants(
-    dtype: torch.dtype, *, vector: int, num_threads: int, block: int = SCALE_BLOCK, marks_blocks: bool = False
+    config: Any, *fields: str, block: int = SCALE_BLOCK, marks_blocks: bool = False, activates: bool = False
 ) -> dict[str, int | bool]:
-    """Give the constants that casts/cast/values.cuh asks for.
+    """Give the constants that casts/cast/values.cuh asks for, and those that are `fields` of a configuration.
 
     `marks_blocks`: the scale of a block with a NaN or an infinity is NaN.
     """
     return {
         "kBlock": block,
-        "kInputBytes": dtype.itemsize,
-        "kVector": vector,
-        "kNumThreads": num_threads,
-        "kInputIsFp32": dtype == torch.float32,
-        "kInputIsFp16": dtype == torch.float16,
+        "kInputBytes": config.dtype.itemsize,
+        "kInputIsFp32": config.dtype == torch.float32,
+        "kInputIsFp16": config.dtype == torch.float16,
         "kMarksBlocks": marks_blocks,
+        "kActivates": activates,
+        **named(config, "vector", "num_threads", "ctas_per_sm", *fields),
     }
+
+
+def named(config: Any, *fields: str) -> dict[str, int | bool]:
+    """Give fields of a configuration as constants: `ctas_per_sm` is kCtasPerSm."""
+    return {f"k{name.title().replace('_', '')}": getattr(config, name) for name in fields}
 
 
 def lanes_of(vector: int, block: int = SCALE_BLOCK) -> int:
@@ -37,3 +47,24 @@ def lanes_of(vector: int, block: int = SCALE_BLOCK) -> int:
 def vector_of(dtype: torch.dtype, is_aligned: bool) -> int:
     """Elements that a lane loads at once."""
     return VECTOR_BYTES // dtype.itemsize if is_aligned else 1
+
+
+@cache
+def pointers(params: Params) -> tuple[str, ...]:
+    """Names of the tensors that a kernel takes, in order."""
+    return tuple(field.name for field in params.fields if field.kind is Kind.POINTER)
+
+
+def addresses(params: Params, problem: Any) -> dict[str, int]:
+    """Give the addresses of a problem's tensors, 0 for those that it has not."""
+    return {name: address_of(getattr(problem, name)) for name in pointers(params)}
+
+
+def address_of(x: Tensor | None) -> int:
+    """Address of a tensor, 0 if there is none."""
+    return 0 if x is None else x.data_ptr()
+
+
+def pitch(x: Tensor | None, dim: int) -> int:
+    """Bytes from one index of a dimension to the next, 0 if there is no tensor."""
+    return 0 if x is None else x.stride(dim) * x.element_size()

@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.call import CallPlan, Function, plan_at, run
+from ..core.call import CallPlan, Function, run
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from . import cast_depths
-from .by_kernels import has_kernels, with_rows
+from .by_kernels import has_kernels, launched, with_rows
 from .cast_depths import WEIGHTED, DepthsCast, room_of
 from .cast_rows import is_aligned
 from .config import INPUTS
 from .fp8 import k_grouped_cast_to_fp8, per_token_cast_to_fp8
-from .rules import Quantized, empty_scales, empty_values
+from .rules import Quantized, Target, empty_scales, empty_values
 
 
 class GroupedRows(NamedTuple):
@@ -57,11 +57,10 @@ def _cast_along(x: Tensor, groups: GroupedRows, row_weights: Tensor | None) -> t
         x = x.float()
     rows, k = len(groups.token_of), x.shape[1]
     if has_kernels(x) and rows and k % ADDRESS_ALIGNMENT == 0:
-        x, columns = _aligned(x), _room(rows, k, groups, x)
-        launched = [x, *given[1:], *columns]
-        names = "x", "ends", "token_of", *(() if row_weights is None else ("row_weights",)), "columns", "column_scales"
-        ready = cast_depths.run(DepthsCast(x, groups.ends, rows, groups.token_of, row_weights, *columns), names)
-        return columns, plan_at(ready, [*enumerate(launched)], given, columns)
+        columns = _room(rows, k, groups, x)
+        cast = DepthsCast(_aligned(x), groups.ends, rows, groups.token_of, row_weights, *columns)
+        by_name = dict(zip(("x", "ends", "token_of", "row_weights"), given, strict=False))
+        return launched(cast_depths, cast, by_name, dict(zip(("columns", "column_scales"), columns, strict=True)))
     gathered = x[groups.token_of.clamp_min(0).long()]
     if row_weights is not None:
         gathered = (gathered.float() * row_weights[:, None]).to(x.dtype)
@@ -123,30 +122,23 @@ def _cast_silu(
     rows, both = h.shape
     ds = h[:, : both // 2] if ds is None else ds  # nobody asks for the gradient of weights then
     if has_kernels(h):
-        cast = DepthsCast(h, groups.ends, rows, row_weights=row_weights, ds=ds, limit=limit)
-        made: tuple[Tensor, ...] = ()
-        names, at = ["x", "ds", "ends", "row_weights"], [(0, h), (len(given) - 1 if len(given) > 3 else 0, ds)]
-        at += [(1, groups.ends), (2, row_weights)]
+        made: dict[str, Tensor] = {}
         if gradient_too:
-            gradient = empty_values((rows, both), h), empty_scales((rows,), both, h, mn_major=True)
-            of_groups = _room(rows, both, groups, h)
-            cast = cast.with_gradient(gradient, of_groups)
-            made = (*of_groups, *gradient)
-            names += ["columns", "column_scales", "values", "scales"]
+            made["columns"], made["column_scales"] = _room(rows, both, groups, h)
+            made["values"], made["scales"] = Target(mn_major=True).empty(h.shape, h)
         if activation_too:
-            activated = _room(rows, both // 2, groups, h)
-            sums = torch.empty(ceil_div(both // 2, SCALE_BLOCK), rows, dtype=torch.float32, device=h.device)
-            cast = cast.with_activation(activated, sums)
-            made = (*made, *activated, sums)
-            names += ["activated", "activated_scales", "sums"]
+            made["activated"], made["activated_scales"] = _room(rows, both // 2, groups, h)
+            blocks = ceil_div(both // 2, SCALE_BLOCK)
+            made["sums"] = torch.empty(blocks, rows, dtype=torch.float32, device=h.device)
 
         def result(made: tuple[Tensor, ...]) -> SiluCasts:
             pairs: list[Any] = [(made[at], made[at + 1]) for at in range(0, len(made) - 1, 2)]
             columns, gradient, *of_s = pairs if gradient_too else (None, None, *pairs)
             return SiluCasts(gradient, columns, *of_s, *([made[-1].sum(0)] if activation_too else [None, None]))
 
-        ready = cast_depths.run(cast, names)
-        return result(made), plan_at(ready, [*at, *enumerate(made, len(given))], given, made, result=result)
+        cast = DepthsCast(h, groups.ends, rows, row_weights=row_weights, ds=ds, limit=limit, **made)
+        by_name = dict(zip(("x", "ends", "row_weights", "ds"), given, strict=False))
+        return launched(cast_depths, cast, by_name, made, result)
     of_rows = columns = of_s = of_weights = None
     is_there = (torch.arange(rows, device=h.device) < groups.ends[-1:])[:, None]
     silu, wide = Silu.of(h.masked_fill(~is_there, 0), limit), ds.float().masked_fill(~is_there, 0)

@@ -10,28 +10,19 @@ On a Hopper GPU a kernel casts where 32 or 128 columns share a scale; all else i
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..compat.forms import accepts_names
-from ..core.check.layout import SCALE_BLOCK, align, ceil_div, check_dense
+from ..core.check.layout import SCALE_BLOCK, align, check_dense
 from ..core.check.tracing import is_dispatched
 from ..core.check.ue8m0 import FP32_MANTISSA_BITS, NO_NUMBER, ONE
-from .by_kernels import cast_rows_to_fp4, has_kernels
-from .cast_rows import FP4_BLOCKS, MX_BLOCK, Format
+from .by_kernels import can_cast, cast_of
+from .by_torch import VALUES, cast_blocks, packed_codes
 from .fp8 import scaled_back
-from .rules import LAYER_TYPES, Quantized, check_castable, granularity, scales_of
+from .rules import FP4, LAYER_TYPES, MX_BLOCK, MXFP4, Quantized, Target, check_castable, granularity
 from .scales import packed_rows
-
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitudes by the lower three bits."""
-FP4_MAX = VALUES[-1]
-MXFP4_MAX = 7.0
-"""Up to so many times its scale a group's largest magnitude is cut off, at 6: beyond, 8 would be nearer."""
-SIGN = 8
 
 
 def per_token_cast_to_fp4(
@@ -52,24 +43,12 @@ def per_token_cast_to_fp4(
         raise ValueError(f"x: expected shape (..., m, k) with an even k, got {tuple(x.shape)}")
     if use_packed_ue8m0 and not use_ue8m0:
         raise ValueError("use_packed_ue8m0: expected use_ue8m0 with it")
-    if gran_k in FP4_BLOCKS and not is_dispatched(x) and has_kernels(x):
-        values, scales = cast_rows_to_fp4(x, Format.FP4, use_ue8m0, gran_k)
-    else:
-        values, scales = cast_by_torch(x, use_ue8m0, gran_k)
+    values, scales = _cast(x, Target(1, gran_k, use_ue8m0, format=FP4))
     return values.view(torch.int8), packed_rows(scales) if use_packed_ue8m0 else scales
 
 
-def cast_by_torch(x: Tensor, use_ue8m0: bool, gran_k: int, largest: float = FP4_MAX) -> Quantized:
-    """Cast to FP4 by torch's operations, on a GPU too: the definition, and a yardstick.
-
-    `largest` is what a block's largest magnitude is over its scale; what is beyond 6 then becomes 6.
-    """
-    *rows, k = x.shape
-    blocks = F.pad(x.detach().float(), (0, align(k, gran_k) - k)).view(*rows, ceil_div(k, gran_k), gran_k)
-    is_finite = blocks.isfinite()
-    scales = scales_of(torch.where(is_finite, blocks.abs(), 0.0).amax(dim=-1), largest, use_ue8m0)
-    quotients = (blocks / scales[..., None]).masked_fill(~is_finite, torch.nan)
-    return _packed(_codes(quotients.flatten(-2)[..., :k])), scales.masked_fill(~is_finite.all(dim=-1), torch.nan)
+def _cast(x: Tensor, to: Target) -> Quantized:
+    return cast_of(x, to)[0] if not is_dispatched(x) and can_cast(x, to) else cast_blocks(x, to)
 
 
 def quantize_mxfp4(w: Tensor) -> Quantized:
@@ -99,10 +78,7 @@ def quantize_mxfp4(w: Tensor) -> Quantized:
     if k % MX_BLOCK:
         raise ValueError(f"w: expected a k that is a multiple of {MX_BLOCK}, got {k}")
     with torch.no_grad():
-        if has_kernels(w) and not is_dispatched(w):
-            values, scales = cast_rows_to_fp4(w, Format.MXFP4, True, MX_BLOCK)
-        else:
-            values, scales = cast_by_torch(w, True, MX_BLOCK, MXFP4_MAX)
+        values, scales = _cast(w, Target(1, MX_BLOCK, use_ue8m0=True, format=MXFP4))
         largest = torch.linalg.vector_norm(w.reshape(*rows, k // MX_BLOCK, MX_BLOCK), torch.inf, dim=-1)
         return values.view(torch.uint8), _exponents(scales, largest)
 
@@ -147,22 +123,7 @@ def transpose_packed_fp4(packed: Tensor) -> Tensor:
     codes = _unpacked(packed)
     if packed.dim() < 2 or packed.shape[-2] % 2:
         raise ValueError(f"packed: expected shape (..., m, k / 2) with an even m, got {tuple(packed.shape)}")
-    return _packed(codes.mT)
-
-
-def _codes(quotients: Tensor) -> Tensor:
-    """The nearest values, as numbers below 16."""
-    middles = [(low + high) / 2 for low, high in pairwise(VALUES)]
-    bounds = torch.tensor(middles, device=quotients.device, dtype=torch.float32)
-    # From a bound on, the upper value is the nearest. A tie belongs to the value of an even number.
-    bounds[::2] = bounds[::2].nextafter(bounds.new_full((), torch.inf))
-    codes = torch.bucketize(quotients.abs().nan_to_num(torch.inf).contiguous(), bounds, right=True)
-    is_negative = quotients.signbit() & ~quotients.isnan()
-    return (codes + SIGN * is_negative).to(torch.uint8)
-
-
-def _packed(codes: Tensor) -> Tensor:
-    return (codes[..., ::2] | codes[..., 1::2] << 4).contiguous().view(torch.int8)
+    return packed_codes(codes.mT)
 
 
 def _unpacked(packed: Tensor) -> Tensor:

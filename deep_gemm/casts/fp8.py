@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,25 +14,14 @@ from ..compat.forms import accepts_names
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import cuts_gradient, integers, no_gradient, same_device
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, rows_of_counts
-from ..core.check.numbers import magnitude
 from ..core.check.tracing import is_dispatched
 from ..core.check.ue8m0 import EXPONENTS, powers_of
 from . import lay_scales
-from .by_kernels import (
-    cast_both_of,
-    cast_columns_of,
-    cast_groups_of,
-    cast_rows_of,
-    cast_tiles_of,
-    has_kernels,
-    in_pairs,
-    lies_transposed,
-)
+from .by_kernels import can_cast, cast_both_of, cast_groups_of, cast_of, in_pairs
 from .by_torch import cast_blocks
-from .cast_rows import BLOCKS_OF_GROUPS, FP8_BLOCKS, MAX_GROUPS
-from .cast_tiles import Grain
 from .rules import (
     Quantized,
+    Target,
     check_castable,
     check_groups,
     check_matrix,
@@ -71,64 +62,82 @@ def per_token_cast_to_fp8(
     if use_packed_ue8m0 and (not use_ue8m0 or masked_m is not None):
         raise ValueError("use_packed_ue8m0: expected use_ue8m0, and no masked_m, with it")
     if masked_m is None:
-        said = use_ue8m0, gran_k, min_amax, mn_major, None, use_packed_ue8m0
-        return run(ROWS, (x,), said)  # type: ignore[no-any-return]
-    if is_dispatched(x):
-        return _rows_operator(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)
-    return cast_rows(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)[0]
+        return run(ROWS, (x,), (use_ue8m0, gran_k, min_amax, mn_major, use_packed_ue8m0))  # type: ignore[no-any-return]
+    said = use_ue8m0, gran_k, min_amax, mn_major
+    return (
+        _rows_operator(x, *said, masked_m=masked_m)
+        if is_dispatched(x)
+        else cast_checked(x, per_rows(*said), masked_m)[0]
+    )
 
 
-def cast_rows(
-    x: Tensor,
+def cast_checked(x: Tensor, to: Target, masked_m: Tensor | None = None) -> tuple[Quantized, CallPlan | None]:
+    """Check and compute a cast, of the first rows of groups if there are counts; give the plan if it serves others."""
+    no_gradient("x", x)
+    check_rows(x, to.mn_major, masked_m)
+    to = to.checked(x)
+    if can_cast(x, to, masked_m):
+        return cast_of(x, to, masked_m)
+    if masked_m is not None:
+        has_no_row = ~rows_of_counts(masked_m, x.shape[1])[..., None]
+        x = x.masked_fill(has_no_row, 0)
+    values, scales = cast_blocks(x, to)
+    if masked_m is not None:
+        scales.masked_fill_(has_no_row, 1)
+    return (values, stored(scales, to)), None
+
+
+def stored(scales: Tensor, to: Target) -> Tensor:
+    """Give FP32 scales of rows as a cast stores them."""
+    if to.packs:
+        return words_laid_out(scales) if to.mn_major else packed_rows(scales)
+    return lay_scales.laid_out(scales) if to.mn_major else scales
+
+
+def per_rows(
     use_ue8m0: bool = False,
     gran_k: int = SCALE_BLOCK,
     min_amax: float = 0.0,
     mn_major: bool = False,
-    masked_m: Tensor | None = None,
     use_packed_ue8m0: bool = False,
-) -> tuple[Quantized, CallPlan | None]:
-    """Check and compute `per_token_cast_to_fp8`; give the plan if it serves other casts."""
-    gran_k = granularity(gran_k)
-    no_gradient("x", x)
-    check_rows(x, mn_major, masked_m)
-    blocks = FP8_BLOCKS if masked_m is None else BLOCKS_OF_GROUPS
-    if gran_k in blocks and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
-        min_amax = magnitude("min_amax", min_amax)
-        if x.dim() == 2 and lies_transposed(x) and not use_packed_ue8m0:
-            return cast_columns_of(x.t(), use_ue8m0, min_amax, mn_major, gran_k)
-        dtype = torch.int32 if use_packed_ue8m0 else torch.float32
-        return cast_rows_of(x, use_ue8m0, min_amax, mn_major, masked_m, gran_k, dtype)
-    if masked_m is not None:
-        has_no_row = ~rows_of_counts(masked_m, x.shape[1])[..., None]
-        x = x.masked_fill(has_no_row, 0)
-    values, scales = cast_blocks(x, 1, gran_k, use_ue8m0, min_amax)
-    if masked_m is not None:
-        scales.masked_fill_(has_no_row, 1)
-    if use_packed_ue8m0:
-        return (values, words_laid_out(scales) if mn_major else packed_rows(scales)), None
-    return (values, lay_scales.laid_out(scales) if mn_major else scales), None
+) -> Target:
+    """The cast of `per_token_cast_to_fp8`."""
+    return Target(1, granularity(gran_k), use_ue8m0, min_amax, mn_major, use_packed_ue8m0)
 
 
-def _rows_operator(
-    x: Tensor,
-    use_ue8m0: bool,
-    gran_k: int,
-    min_amax: float,
-    mn_major: bool,
-    masked_m: Tensor | None = None,
-    use_packed_ue8m0: bool = False,
-) -> Quantized:
-    operator, gran_k = torch.ops.deep_gemm.per_token_cast_to_fp8.default, granularity(gran_k)
-    if not use_packed_ue8m0:
-        return operator(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)  # type: ignore[no-any-return]
-    check_rows(x, mn_major, None)
-    values, scales = operator(x, use_ue8m0, gran_k, min_amax)
-    return values, words_laid_out(scales) if mn_major else packed_rows(scales)
+def per_channels(use_ue8m0: bool, gran_k: int, min_amax: float) -> Target:
+    """The cast of `per_channel_cast_to_fp8`."""
+    return Target(granularity(gran_k), 1, use_ue8m0, min_amax)
+
+
+def per_blocks(use_ue8m0: bool, gran_k: int, min_amax: float) -> Target:
+    """The cast of `per_block_cast_to_fp8`."""
+    return Target(granularity(gran_k), gran_k, use_ue8m0, min_amax)
+
+
+def _rows_operator(x: Tensor, *said: Any, masked_m: Tensor | None = None) -> Quantized:
+    to, operator = per_rows(*said), torch.ops.deep_gemm.per_token_cast_to_fp8.default
+    if not to.packs:
+        return operator(x, to.use_ue8m0, to.columns, to.min_amax, to.mn_major, masked_m)  # type: ignore[no-any-return]
+    check_rows(x, to.mn_major, None)
+    values, scales = operator(x, to.use_ue8m0, to.columns, to.min_amax)
+    return values, stored(scales, to)
+
+
+def _tiles_operator(name: str, x: Tensor, use_ue8m0: bool, gran_k: int, min_amax: float) -> Quantized:
+    operator = getattr(torch.ops.deep_gemm, name).default
+    return operator(x, use_ue8m0, granularity(gran_k), min_amax)  # type: ignore[no-any-return]
+
+
+def _function(cast: Callable[..., Target], as_operator: Callable[..., Quantized]) -> Function:
+    return Function(lambda x, *said: cast_checked(x, cast(*said)), as_operator, *OF_ONE)
 
 
 OF_ONE = (lambda x: (x,)), (lambda tensors: cuts_gradient(tensors, ()))
 """The tensors of a cast, and whether it must refuse a gradient's way."""
-ROWS = Function(cast_rows, _rows_operator, *OF_ONE)
+ROWS = _function(per_rows, _rows_operator)
+CHANNELS = _function(per_channels, partial(_tiles_operator, "per_channel_cast_to_fp8"))
+BLOCKS = _function(per_blocks, partial(_tiles_operator, "per_block_cast_to_fp8"))
 
 
 def per_channel_cast_to_fp8(
@@ -161,27 +170,6 @@ def per_block_cast_to_fp8(
     return run(BLOCKS, (x,), (use_ue8m0, gran_k, min_amax))  # type: ignore[no-any-return]
 
 
-def _cast_of_tiles(grain: Grain) -> Function:
-    """State a cast whose scales are each of a tile's part."""
-
-    def answer(x: Tensor, use_ue8m0: bool, gran_k: int, min_amax: float) -> tuple[Quantized, CallPlan | None]:
-        gran_k = granularity(gran_k)
-        no_gradient("x", x)
-        if gran_k in FP8_BLOCKS and has_kernels(x):
-            return cast_tiles_of(x, grain, use_ue8m0, magnitude("min_amax", min_amax), gran_k)
-        return cast_blocks(x, gran_k, gran_k if grain == Grain.BLOCKS else 1, use_ue8m0, min_amax), None
-
-    def as_operator(x: Tensor, use_ue8m0: bool, gran_k: int, min_amax: float) -> Quantized:
-        operators = torch.ops.deep_gemm
-        operator = operators.per_block_cast_to_fp8 if grain == Grain.BLOCKS else operators.per_channel_cast_to_fp8
-        return operator.default(x, use_ue8m0, granularity(gran_k), min_amax)  # type: ignore[no-any-return]
-
-    return Function(answer, as_operator, *OF_ONE)
-
-
-BLOCKS, CHANNELS = map(_cast_of_tiles, (Grain.BLOCKS, Grain.CHANNELS))
-
-
 def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.0) -> tuple[Quantized, Quantized]:
     """Cast a matrix and its transpose, each with one scale for each row and 128 columns, as training needs both.
 
@@ -200,10 +188,10 @@ def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.
 
 def _cast_both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[tuple[Quantized, Quantized], CallPlan | None]:
     check_matrix(x)
-    if has_kernels(x):
-        return cast_both_of(x, use_ue8m0, magnitude("min_amax", min_amax))
-    rows = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax, mn_major=True)
-    return (rows, per_token_cast_to_fp8(x.t(), use_ue8m0, min_amax=min_amax, mn_major=True)), None
+    to = per_rows(use_ue8m0, min_amax=min_amax, mn_major=True)
+    if can_cast(x, to):
+        return cast_both_of(x, to.checked(x))
+    return (cast_checked(x, to)[0], cast_checked(x.t(), to)[0]), None
 
 
 BOTH = Function(_cast_both, lambda *call: in_pairs(torch.ops.deep_gemm.cast_both_to_fp8.default(*call)), *OF_ONE)
@@ -227,14 +215,15 @@ def k_grouped_cast_to_fp8(
         operator = torch.ops.deep_gemm.k_grouped_cast_to_fp8.default
         return operator(x, ks, use_ue8m0, min_amax, mn_major)  # type: ignore[no-any-return]
     ks, min_amax = check_groups(x, ks, min_amax)
-    if has_kernels(x):
-        return cast_groups_of(x, ks, use_ue8m0, min_amax, mn_major)
-    groups = [per_token_cast_to_fp8(part, use_ue8m0, min_amax=min_amax) for part in torch.split(x, list(ks), dim=1)]
+    to = per_rows(use_ue8m0, min_amax=min_amax, mn_major=mn_major)
+    if can_cast(x, to):
+        return cast_groups_of(x, ks, to)
+    groups = [cast_blocks(part, to) for part in torch.split(x, list(ks), dim=1)]
     if not groups:
         return empty_values((0,), x), empty_scales((x.shape[0],), 0, x, mn_major=mn_major)
     scales = torch.cat([scales for _, scales in groups], dim=1)
     values = torch.cat([values.flatten() for values, _ in groups])
-    return values, lay_scales.laid_out(scales) if mn_major else scales
+    return values, stored(scales, to)
 
 
 def per_custom_dims_cast_to_fp8(

@@ -14,20 +14,14 @@ from ..core.check.layout import ceil_div, empty_mn_major, is_mn_major_tma_aligne
 from ..core.check.ue8m0 import numbers_of
 from ..core.gpu import is_hopper
 from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Field, Kind, Params
+from ..core.params import Kind, Params, fields
+from .config import named
 
 PARAMS = Params(
     "ScalesParams",
-    Field("sf", Kind.POINTER),
-    Field("out", Kind.POINTER),
-    Field("group_stride", Kind.UINT64),
-    Field("stride_m", Kind.UINT64),
-    Field("stride_k", Kind.UINT64),
-    Field("pitch", Kind.UINT64),
-    Field("m", Kind.UINT32),
-    Field("k_blocks", Kind.UINT32),
-    Field("reads_along_m", Kind.UINT32),
-    Field("are_words", Kind.UINT32),
+    *fields(Kind.POINTER, "sf", "out"),
+    *fields(Kind.UINT64, "group_stride", "stride_m", "stride_k", "pitch"),
+    *fields(Kind.UINT32, "m", "k_blocks", "reads_along_m", "are_words"),
 )
 """`ScalesParams` of casts/lay_scales.cuh."""
 
@@ -57,13 +51,7 @@ class ScalesConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        return {
-            "kRows": self.rows,
-            "kBlocks": self.blocks,
-            "kNumThreads": self.num_threads,
-            "kCtasPerSm": self.ctas_per_sm,
-            "kSharedBytes": self.shared_bytes,
-        }
+        return named(self, "rows", "blocks", "num_threads", "ctas_per_sm", "shared_bytes")
 
 
 CONFIG = ScalesConfig()

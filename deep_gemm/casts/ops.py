@@ -2,56 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from .. import casts as quantize
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_scales, empty_mn_major
 from ..core.operators import operators
+from . import fp8
 from .lay_scales import laid_out
-from .rules import Quantized, check_blocks, check_groups, check_matrix, check_rows, empty_scales, empty_values
+from .rules import Quantized, Target, check_groups, check_matrix, check_rows, empty_scales, empty_values
 
 
-def fake_rows(
-    x: Tensor,
-    gran_k: int = SCALE_BLOCK,
-    min_amax: float = 0.0,
-    mn_major: bool = False,
-    masked_m: Tensor | None = None,
-    **_: object,
-) -> Quantized:
-    """Stand for a cast of rows."""
-    check_rows(x, mn_major, masked_m)
-    check_blocks(x, 1, gran_k, min_amax)
-    *rows, k = x.shape
-    return empty_values(x.shape, x), empty_scales(rows, k, x, mn_major=mn_major, gran_k=gran_k)
+def fake_cast(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
+    """Stand for a cast."""
+    check_rows(x, to.mn_major, masked_m)
+    return to.checked(x).empty(x.shape, x)
 
 
-def fake_channels(x: Tensor, gran_k: int, min_amax: float, **_: object) -> Quantized:
-    """Stand for a cast of columns."""
-    check_blocks(x, gran_k, 1, min_amax)
-    *batch, k, n = x.shape
-    return empty_values(x.shape, x), empty_scales((*batch, ceil_div(k, gran_k)), n, x, mn_major=False, gran_k=1)
-
-
-def fake_blocks(x: Tensor, gran_k: int, min_amax: float, **_: object) -> Quantized:
-    """Stand for a cast of blocks."""
-    check_blocks(x, gran_k, gran_k, min_amax)
-    *batch, n, k = x.shape
-    return empty_values(x.shape, x), empty_scales((*batch, ceil_div(n, gran_k)), k, x, mn_major=False, gran_k=gran_k)
+def fake_of(cast: Callable[..., Target]) -> Callable[..., Quantized]:
+    """Give the stand-in of a cast of any tensor."""
+    return lambda x, masked_m=None, **said: fake_cast(x, cast(**said), masked_m)
 
 
 def both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Cast a matrix and its transpose."""
-    of_rows, of_columns = quantize.cast_both_to_fp8(x, use_ue8m0, min_amax=min_amax)
+    of_rows, of_columns = fp8.cast_both_to_fp8(x, use_ue8m0, min_amax=min_amax)
     return *of_rows, *of_columns
 
 
-def fake_both(x: Tensor, min_amax: float, **_: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def fake_both(x: Tensor, **said: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Stand for a cast of a matrix and its transpose."""
     check_matrix(x)
-    return *fake_rows(x, min_amax=min_amax, mn_major=True), *fake_rows(x.t(), mn_major=True)
+    to = fp8.per_rows(**said, mn_major=True)
+    return *fake_cast(x, to), *fake_cast(x.t(), to)
 
 
 def fake_groups(x: Tensor, ks: Sequence[int], min_amax: float, mn_major: bool, **_: object) -> Quantized:
@@ -75,23 +59,16 @@ def fake_lay(sf: Tensor) -> Tensor:
 
 
 SAID = "bool use_ue8m0=False, int gran_k=128, float min_amax=0.0"
+PAIR = "-> (Tensor, Tensor)"
+ROWS, GROUPS = f"{SAID}, bool mn_major=False, Tensor? masked_m=None", SAID.replace("int gran_k=128, ", "")
 for schema, real, fake in (
+    (f"per_token_cast_to_fp8(Tensor x, {ROWS}) {PAIR}", fp8.per_token_cast_to_fp8, fake_of(fp8.per_rows)),
+    (f"per_channel_cast_to_fp8(Tensor x, {SAID}) {PAIR}", fp8.per_channel_cast_to_fp8, fake_of(fp8.per_channels)),
+    (f"per_block_cast_to_fp8(Tensor x, {SAID}) {PAIR}", fp8.per_block_cast_to_fp8, fake_of(fp8.per_blocks)),
+    (f"cast_both_to_fp8(Tensor x, {GROUPS}) -> (Tensor, Tensor, Tensor, Tensor)", both, fake_both),
     (
-        f"per_token_cast_to_fp8(Tensor x, {SAID}, bool mn_major=False, Tensor? masked_m=None) -> (Tensor, Tensor)",
-        quantize.per_token_cast_to_fp8,
-        fake_rows,
-    ),
-    (f"per_channel_cast_to_fp8(Tensor x, {SAID}) -> (Tensor, Tensor)", quantize.per_channel_cast_to_fp8, fake_channels),
-    (f"per_block_cast_to_fp8(Tensor x, {SAID}) -> (Tensor, Tensor)", quantize.per_block_cast_to_fp8, fake_blocks),
-    (
-        "cast_both_to_fp8(Tensor x, bool use_ue8m0=False, float min_amax=0.0) -> (Tensor, Tensor, Tensor, Tensor)",
-        both,
-        fake_both,
-    ),
-    (
-        "k_grouped_cast_to_fp8(Tensor x, SymInt[] ks, bool use_ue8m0=False, float min_amax=0.0, bool mn_major=False) "
-        "-> (Tensor, Tensor)",
-        quantize.k_grouped_cast_to_fp8,
+        f"k_grouped_cast_to_fp8(Tensor x, SymInt[] ks, {GROUPS}, bool mn_major=False) {PAIR}",
+        fp8.k_grouped_cast_to_fp8,
         fake_groups,
     ),
     ("get_mn_major_tma_aligned_tensor(Tensor sf) -> Tensor", lay, fake_lay),

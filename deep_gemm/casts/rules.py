@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +15,77 @@ from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div, check_den
 from ..core.check.numbers import magnitude
 
 FP8_MAX = 448.0
+MX_BLOCK = 32
 MIN_SCALE = 2.0**-126
 LAYER_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Types of activations that layers take."""
 
 Quantized = tuple[Tensor, Tensor]
 """FP8 values and their FP32 scales."""
+
+
+class Format(NamedTuple):
+    """A type that elements are cast to."""
+
+    name: str
+    """The file of casts/cast that stores it."""
+    largest: float
+    """A block's largest magnitude over its scale."""
+    dtype: torch.dtype
+    per_byte: int
+    """Values of a byte."""
+    blocks: tuple[int, ...]
+    """Columns under a scale that kernels know."""
+    has_nan: bool
+    """False: the scale of a block with a NaN or an infinity is NaN."""
+
+
+FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK), True)
+"""E4M3"""
+FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False)
+"""E2M1, two to a byte."""
+MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False)
+"""The same, but magnitudes up to 7 are cut off at 6: beyond, 8 would be nearer."""
+
+
+class Target(NamedTuple):
+    """A cast: the rows and columns that share a scale, the scale's rules, how scales lie, and the type of values."""
+
+    rows: int = 1
+    columns: int = SCALE_BLOCK
+    use_ue8m0: bool = False
+    """Scales are powers of two."""
+    min_amax: float = 0.0
+    """The least that a block's largest magnitude counts as."""
+    mn_major: bool = False
+    """Scales lie as products load them."""
+    packs: bool = False
+    """Four scales, powers of two, are an int32."""
+    format: Format = FP8
+
+    @property
+    def compiled(self) -> Target:
+        """The part that a kernel is compiled for: a launch takes the other numbers."""
+        return Target(self.rows, self.columns, packs=self.packs, format=self.format)
+
+    def checked(self, x: Tensor) -> Target:
+        """Check a tensor that is cast so, and give the cast with `min_amax` as a number."""
+        check_castable(x)
+        if x.dim() < 2:
+            raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
+        granularity(min(self.rows, self.columns))
+        return self._replace(min_amax=magnitude("min_amax", self.min_amax))
+
+    def empty(self, shape: Sequence[int], x: Tensor) -> Quantized:
+        """Make room for the cast of elements `[..., m, k]` on the device of `x`."""
+        *batch, m, k = shape
+        values = torch.empty((*batch, m, k // self.format.per_byte), dtype=self.format.dtype, device=x.device)
+        dtype = torch.int32 if self.packs else torch.float32
+        rows = *batch, ceil_div(m, self.rows)
+        return values, empty_scales(rows, k, x, mn_major=self.mn_major, gran_k=self.columns, dtype=dtype)
+
+
+PER_ROW, PER_BLOCK = Target(), Target(SCALE_BLOCK, SCALE_BLOCK)
 
 
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
@@ -77,7 +143,7 @@ def granularity(gran_k: object) -> int:
 
 
 def check_rows(x: Tensor, mn_major: bool, masked_m: Tensor | None) -> None:
-    """Check what a cast of rows asks besides `check_blocks`."""
+    """Check what a cast of rows asks besides `Target.checked`."""
     if mn_major and isinstance(x, Tensor) and x.dim() not in (2, 3):
         raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
     if masked_m is not None:
@@ -92,15 +158,6 @@ def check_counts(x: Tensor, masked_m: Tensor) -> None:
     checks.same_device({"masked_m": masked_m}, x.device, "x")
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, sizes["max_m"])
-
-
-def check_blocks(x: Tensor, rows: int, columns: int, min_amax: float) -> float:
-    """Check a cast with a scale for each `rows` x `columns` block, and give `min_amax` as a number."""
-    check_castable(x)
-    if x.dim() < 2:
-        raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
-    granularity(min(rows, columns))
-    return magnitude("min_amax", min_amax)
 
 
 def check_matrix(x: Tensor) -> None:

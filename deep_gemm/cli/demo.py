@@ -24,15 +24,15 @@ from ..core.gpu import HOPPER
 from ..core.jit import CompilerMissing, applied
 from ..core.jit.compiler import compile_cubin, compiler_version
 from ..core.jit.report import report
-from ..gemm.config_of_tile import tile_config
-from ..gemm.dense.api import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
-from ..gemm.kernel import KERNEL as FP8_GEMM
-from ..gemm.output import Output
-from ..gemm.rows.api import (
+from ..gemm.api.dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
+from ..gemm.api.grouped import (
     k_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked,
 )
+from ..gemm.config.of_tile import tile_config
+from ..gemm.kernel import FP8_GEMM
+from ..gemm.kinds.output import Output
 from ..linear.api import linear
 from ..moe.api import experts
 from ..testing.bench import L2_FLUSH_BYTES

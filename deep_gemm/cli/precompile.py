@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,28 +32,21 @@ from ..core.jit.driver import PORTABLE_CLUSTER
 from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.settings import get_batch_invariant, settings
-from ..gemm.bf16.choose import reachable_bf16_sum, select_bf16
-from ..gemm.bf16.config import K_MAJOR
-from ..gemm.bf16.kernel import KERNEL as BF16_GEMM
-from ..gemm.config import GemmConfig
-from ..gemm.config_decode import DecodeConfig
-from ..gemm.dense.choose import select
-from ..gemm.depths import maps_kernel as k_group_maps
-from ..gemm.depths.choose import select_k_grouped
+from ..gemm import k_group_maps, rows_silu
+from ..gemm.choose.bf16 import reachable_bf16_sum, select_bf16
+from ..gemm.choose.fp8 import select
+from ..gemm.config.decode import DecodeConfig
+from ..gemm.config.tall import K_MAJOR, GemmConfig
 from ..gemm.explain import Question, asked
-from ..gemm.heads.choose import select_heads
-from ..gemm.kernel import KERNEL as FP8_GEMM
-from ..gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
-from ..gemm.kernel_decode import kernel_of
-from ..gemm.output import Groups, Output
-from ..gemm.rows import silu_launch as rows_silu
-from ..gemm.rows.choose import select_grouped
+from ..gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE, kernel_of
+from ..gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
+from ..gemm.kinds.works import DENSE, ENDS, IDS, Work
 from ..hyper import choose as choose_hc
 from ..hyper.choose import select_hc
 from ..hyper.kernel import MAX_CLUSTER, HcConfig
 from ..hyper.kernel_few import HcFewConfig
-from ..indexer import kernel as fp8_mqa_logits
-from ..indexer import paged_kernel as fp8_paged_mqa_logits
+from ..indexer import kernel as logits_kernel
+from ..indexer.config import is_usual
 from ..kernels import ORDINARY
 from ..linear import kernel as linear_decode
 from ..linear.kernel import serving
@@ -138,7 +131,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     dtype = torch.float32 if weight.is_fp32 else torch.bfloat16
     if weight.is_bf16:
         for m in every_m(max_tokens):
-            config = select_bf16(m, weight.n, weight.k, Output(is_fp32=weight.is_fp32), K_MAJOR, gpu)
+            config = select_bf16(m, weight.n, weight.k, OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], K_MAJOR, gpu)
             yield job_of(BF16_GEMM, config)
         return
     num_groups = weight.num_groups
@@ -169,9 +162,9 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List what experts across the GPUs of a node run for so many rows."""
-    outputs, depths = [_plain(weight, Groups.ENDS)], [weight.k]
+    outputs, depths = [_plain(weight, ENDS)], [weight.k]
     if m < MANY_ROWS or weight.is_fp4:  # by tensors few rows go by ids, and FP4 whose scales are FP32
-        outputs.append(_plain(weight, Groups.IDS))
+        outputs.append(_plain(weight, IDS))
     if weight.is_fp4 and not weight.is_gated:
         outputs.append(rows_to_addresses.OUTPUTS[PER_ROW, MX])
         # Behind `fp8_mega_moe`'s activation, which has a scale for 64 columns, these become blocks of 128.
@@ -186,7 +179,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
 
 def many_rows_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List what `experts` runs for so many rows: by ends, and FP8 may be activated where it is multiplied."""
-    outputs = [_plain(weight, Groups.ENDS)] + [rows_silu.APART] * _may_activate(weight)
+    outputs = [_plain(weight, ENDS)] + [rows_silu.APART] * _may_activate(weight)
     return [_grouped(weight, m, output, gpu, weight.k) for output in outputs]
 
 
@@ -194,12 +187,12 @@ def _may_activate(weight: Weight) -> bool:
     return weight.is_gated and not weight.is_fp4 and weight.n % (2 * SCALE_BLOCK) == 0
 
 
-def _plain(weight: Weight, groups: Groups) -> Output:
-    return Output(groups=groups, b=E2M1, sfb=MX) if weight.is_fp4 else Output(groups=groups)
+def _plain(weight: Weight, work: Work) -> Output:
+    return Output(work=work, b=E2M1, sfb=MX) if weight.is_fp4 else Output(work=work)
 
 
 def _grouped(weight: Weight, m: int, output: Output, gpu: Gpu, k: int) -> GemmConfig | DecodeConfig:
-    return select_grouped(weight.num_groups, m / weight.num_groups, weight.n, k, output, gpu)
+    return select(Sizes(m / weight.num_groups, weight.n, k, weight.num_groups), output, gpu)
 
 
 def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
@@ -222,28 +215,22 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
             yield job_of(FP8_GEMM_DECODE, config)
             casting = (
                 serving(m, question.k, config)
-                if with_layers and not (question.output.groups or question.output.is_fp32 or config.is_fp4)
+                if with_layers and question.output.work is DENSE and not (question.output.is_fp32 or config.is_fp4)
                 else None
             )
             if casting is not None:
                 yield job_of(linear_decode.KERNEL, casting)
         else:
             yield job_of(FP8_GEMM, config)
-    if question.output.groups == Groups.DEPTHS:
+    if question.output.work.is_along_k:
         maps = k_group_maps.KERNEL
         yield Job(maps.name, None, partial(maps.build, k_group_maps.CONFIG))
 
 
 def config_of(question: Question, m: int) -> GemmConfig | DecodeConfig:
     """Give what runs a product of so many rows, or so many in all groups."""
-    n, k, output, num_groups, gpu = question.n, question.k, question.output, question.num_groups, question.gpu
-    if output.groups == Groups.NONE:
-        return select(m, n, k, output, gpu, split_k=not get_batch_invariant())
-    if output.groups == Groups.DEPTHS:
-        return select_k_grouped(num_groups, m, n, k, output, gpu)
-    if output.groups == Groups.HEADS:
-        return select_heads(num_groups, m, n, k, output, gpu, split_k=not get_batch_invariant())
-    return select_grouped(num_groups, m if output.groups == Groups.COUNTS else m / num_groups, n, k, output, gpu)
+    sizes = replace(question, m=m).sizes
+    return select(sizes, question.output, question.gpu, split_k=not get_batch_invariant())
 
 
 def every_m(most: int = MOST_ROWS) -> Iterator[int]:
@@ -287,10 +274,9 @@ def ordinary_jobs() -> Iterator[Job]:
 
 def logits_jobs() -> Iterator[Job]:
     """The usual kernels of the indexer's logits."""
-    for logits in fp8_mqa_logits.usual_mqa():
-        yield job_of(fp8_mqa_logits.KERNEL, logits)
-    for paged in fp8_paged_mqa_logits.usual_paged():
-        yield job_of(fp8_paged_mqa_logits.KERNEL, paged)
+    for kernel in (logits_kernel.IN_ROWS, logits_kernel.IN_PAGES):
+        for config in filter(is_usual, kernel.configs()):
+            yield job_of(kernel, config)
 
 
 def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:

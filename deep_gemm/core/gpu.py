@@ -1,4 +1,4 @@
-"""The GPUs that kernels are chosen for. How fast each is says gemm/timings.json."""
+"""The GPUs that kernels are chosen for. How fast each is says gemm/choose/timings.json."""
 
 from __future__ import annotations
 

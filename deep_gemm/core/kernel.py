@@ -80,6 +80,11 @@ class Config:
         return "\n".join([*lines, ""])
 
 
+def constants_of(of: object, *names: str) -> dict[str, int | bool]:
+    """Give the constants that repeat these attributes: `kNumStages` is `num_stages`."""
+    return {f"k{name.title().replace('_', '')}": getattr(of, name) for name in names}
+
+
 C = TypeVar("C", bound=Config)
 MAX_MAPS = 4096
 MAX_CHOSEN = 4096

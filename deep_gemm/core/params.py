@@ -94,6 +94,8 @@ class Params:
         self._patches: dict[tuple[str, ...], Patch] = {}
         at, alignment, whole = 0, 1, "<"
         for field in fields:
+            if not field.name.replace(".", "").isidentifier():
+                raise ValueError(f"{struct_name}: expected names of members, got {field.name!r}")
             before = -at % max(field.of_base, field.kind.alignment)
             alignment = max(alignment, field.kind.alignment)
             self._offsets[field.name] = at + before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import reprlib
 import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +21,7 @@ MOST_DIGITS = 18
 """Digits of a number that a variable holds. Python itself refuses to read one of more than 4,300."""
 SWITCH = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off", ""), False)}
 """The values of a variable that switches something, in any case of letters."""
+TUNED_TABLE_IGNORED = "DG_TUNED_TABLE is ignored: tables of tuned tiles are read no more, and the cost model chooses"
 MAX_CHOICES = 4096
 """Different choices that are told apart by number before all but the current one are forgotten."""
 
@@ -57,14 +59,11 @@ class Settings:
     """`DG_DISABLE_VLLM_PLUGIN`: offer vLLM no layers (see integrations/vllm.py)."""
     batch_invariant: bool
     """`DG_BATCH_INVARIANT`: what `get_batch_invariant` answers until `set_batch_invariant` is called."""
-    tuned_table: Path | None
-    """`DG_TUNED_TABLE`: a table of measured choices (see gemm/table.py)."""
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Settings from a mapping of environment variables; a pure function, for tests and for `settings`."""
     cache_dirs = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR") or ""
-    tuned_table = environment.get("DG_TUNED_TABLE")
     dump_both = _flag(environment, "DG_JIT_DUMP_ASM")
     return Settings(
         jit_cache_dirs=_paths("DG_JIT_CACHE_DIR", cache_dirs) or (_default_cache_dir(),),
@@ -79,13 +78,14 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         disable_sglang_plugin=_flag(environment, "DG_DISABLE_SGLANG_PLUGIN"),
         disable_vllm_plugin=_flag(environment, "DG_DISABLE_VLLM_PLUGIN"),
         batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
-        tuned_table=_path("DG_TUNED_TABLE", tuned_table) if tuned_table else None,
     )
 
 
 @cache
 def settings() -> Settings:
     """The settings of this process."""
+    if os.environ.get("DG_TUNED_TABLE"):
+        warnings.warn(TUNED_TABLE_IGNORED, RuntimeWarning, stacklevel=2)
     return read_settings(os.environ)
 
 

@@ -3,15 +3,13 @@
 from typing import Any
 
 from ..core.kernel import Kernel
-from . import kernel, kernel_decode
-from .bf16 import kernel as bf16_kernel
-from .bf16 import sum_slices
-from .depths import maps_kernel
+from . import k_group_maps, sum_slices
+from .kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE
 
 KERNELS: tuple[Kernel[Any], ...] = (
-    kernel.KERNEL,
-    bf16_kernel.KERNEL,
-    kernel_decode.KERNEL,
-    maps_kernel.KERNEL,
+    FP8_GEMM,
+    BF16_GEMM,
+    FP8_GEMM_DECODE,
+    k_group_maps.KERNEL,
     sum_slices.KERNEL,
 )

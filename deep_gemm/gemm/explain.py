@@ -15,18 +15,18 @@ from ..core.check.layout import Recipe
 from ..core.check.recipes import E2M1, E4M3, MX, PER_ROW, default_dtype, scales_of, scales_of_b
 from ..core.gpu import GPUS, H200, Gpu, gpu_named, gpu_of
 from . import packed
-from .config import GemmConfig
-from .config_decode import DecodeConfig
-from .cost import Estimate, bytes_of_weight, dense_memory_us, on_weight, row_bytes
-from .dense.choose import chosen_tile, menu_of, tuned_tile
-from .depths import choose as depths
-from .depths.check import check_depths_recipe
-from .heads import choose as heads
-from .output import OF_BF16_ALONE, Groups, Output
-from .rows import choose as rows
-from .tiles import Tile, tiles_for
-from .timings import Timings, timings_of
+from .ask.depths import check_depths_recipe
+from .choose.cost import Estimate, bytes_of_weight, estimate, row_bytes
+from .choose.fp8 import chosen_tile, menu_of, tiles_for_rows
+from .choose.tiles import DEPTHS_TILES, SHARING_A, Tile, tiles_for
+from .choose.timings import timings_of
+from .config.decode import DecodeConfig
+from .config.tall import GemmConfig
+from .kinds.output import Output, Sizes
+from .kinds.works import COUNTS, DENSE, DEPTHS, ENDS, HEADS, IDS
 
+GROUPS = {work.name: work for work in (IDS, ENDS, COUNTS, DEPTHS, HEADS)}
+"""Kinds of groups, by their names."""
 WIDTH = 80
 LEGEND = (
     "A tile is rows x columns of D. /m2, /n2: pairs of CTAs share B, or A; /k3: three split k; 2/SM: the decode "
@@ -71,63 +71,32 @@ class Question:
     gpu: Gpu
 
     @property
-    def rows(self) -> float:
-        """Rows of the average group."""
-        return self.m if self.output.groups in (Groups.COUNTS, Groups.HEADS) else self.m / self.num_groups
-
-    @property
-    def timings(self) -> Timings:
-        """Times of the parts of a product on this GPU."""
-        return timings_of(self.gpu)
+    def sizes(self) -> Sizes:
+        """Sizes, as the choice takes them."""
+        rows = self.m / self.num_groups if self.output.work.is_stacked else self.m
+        return Sizes(rows, self.n, self.k, self.num_groups)
 
     def candidates(self) -> list[Candidate]:
-        """All there are, best first."""
-        m, n, k, output, gpu, timings = self.m, self.n, self.k, self.output, self.gpu, self.timings
-        if output.groups == Groups.NONE:
-            return candidates(m, n, k, output, gpu)
-        if output.groups == Groups.DEPTHS:
-            found = [
-                Candidate(
-                    depths.k_grouped_config(tile, output),
-                    depths.estimate(tile, self.num_groups, m, n, k, output, gpu, timings),
-                )
-                for tile in (*depths.TILES, depths.SHARING_A)
-            ]
-        elif output.groups == Groups.HEADS:
-            estimates = [
-                heads.estimate(tile, self.num_groups, m, n, k, output, gpu, timings) for tile in heads.tiles_for(output)
-            ]
-            found = [Candidate(one.tile.config(output, k), one) for one in estimates]
-        else:
-            found = [
-                Candidate(
-                    rows.grouped_config(tile, output, k),
-                    rows.estimate(tile, self.num_groups, self.rows, n, k, output, gpu, timings),
-                )
-                for tile in rows.tiles_for_rows(output, self.rows)
-            ]
+        """All there are, best first; those that cannot run it last."""
+        output, work, timings = self.output, self.output.work, timings_of(self.gpu)
+        tiles = (*DEPTHS_TILES, SHARING_A) if work.is_along_k else tiles_for(output)
+        tiles = tuple(tiles_for_rows(output, self.sizes.m)) if work.groups_rows else tiles
+        estimates = [estimate(tile, self.sizes, output, self.gpu, timings) for tile in tiles]
+        found = [Candidate(one.tile.config(output, self.k), one) for one in estimates]
         return sorted(found, key=lambda candidate: candidate.cost_us)
 
     def choice(self) -> Tile:
         """The tile that such a product runs with."""
-        m, n, k, output, gpu = self.m, self.n, self.k, self.output, self.gpu
-        if output.groups == Groups.NONE:
-            return chosen_tile(m, n, k, output, gpu)
-        if output.groups == Groups.DEPTHS:
-            return depths.chosen_tile(self.num_groups, m, n, k, output, gpu, self.timings)
-        if output.groups == Groups.HEADS:
-            return heads.chosen_tile(self.num_groups, m, n, k, output, gpu)
-        return rows.chosen_tile(self.num_groups, self.rows, n, k, output, gpu, self.timings)
+        return chosen_tile(self.sizes, self.output, self.gpu)
 
     def megabytes(self) -> float:
         """Megabytes that must move between DRAM and the SMs: A, B and D, and what is added to it."""
         m, n, k = self.m, self.n, self.k
         weight, of_row = bytes_of_weight(n, k, self.output), row_bytes(n, k, self.output)
-        if self.output.groups in (Groups.DEPTHS, Groups.HEADS):
-            return self.num_groups * (weight + m * of_row) / 1e6
-        if self.output.groups:
-            return self.num_groups * (min(self.rows, 1.0) * weight + self.rows * of_row) / 1e6
-        return (weight + m * of_row) / 1e6
+        if self.output.work.groups_rows:
+            rows = self.sizes.m
+            return self.num_groups * (min(rows, 1.0) * weight + rows * of_row) / 1e6
+        return self.num_groups * (weight + m * of_row) / 1e6
 
     def title(self) -> str:
         """The product in words."""
@@ -138,25 +107,21 @@ class Question:
         scales = ", B is FP4" if self.output.b == E2M1 else by_row
         addition = ", added to D" if self.output.adds_to_d else ", C added" if self.output.with_c else ""
         sizes = f"{self.m} x {self.n} x {self.k}"
-        if self.output.groups == Groups.DEPTHS:
+        work = self.output.work
+        if work.is_along_k:
             sizes = f"{self.num_groups} groups of {self.m} x {self.n}, {self.k} deep on average"
-        elif self.output.groups == Groups.HEADS:
-            sizes = f"{self.num_groups} heads of {sizes}"
-        elif self.output.groups == Groups.COUNTS:
-            sizes = f"{self.num_groups} groups of about {self.m} rows, by {self.n} x {self.k}"
-        elif self.output.groups:
+        elif work.is_stacked:
             sizes = f"{self.m} rows in {self.num_groups} groups, by {self.n} x {self.k}"
+        elif work.groups_rows:
+            sizes = f"{self.num_groups} groups of about {self.m} rows, by {self.n} x {self.k}"
+        elif work.has_planes:
+            sizes = f"{self.num_groups} heads of {sizes}"
         return f"{sizes}, {d_type}{scales}{addition}"
 
 
 def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candidate]:
     """Every configuration with its cost for a dense product, best first; those that cannot run it last."""
-    timings = timings_of(gpu)
-    memory_us = dense_memory_us(m, n, k, output, timings)
-    offers = [on_weight(tile, n, k, output, gpu, timings) for tile in tiles_for(output)]
-    estimates = [offer.estimate(m, memory_us, timings.launch_us) for offer in offers]
-    found = [Candidate(one.tile.config(output, k), one) for one in estimates]
-    return sorted(found, key=lambda candidate: candidate.cost_us)
+    return Question(m, n, k, output, 1, gpu).candidates()
 
 
 def explain(
@@ -207,33 +172,32 @@ def asked(
     fp4: bool = False,
 ) -> Question:
     """Check what is asked, in the words of the products."""
-    others = (Groups.NONE, *OF_BF16_ALONE, *((Groups.DEPTHS, Groups.HEADS) if fp4 else ()))
-    kinds = {each.name.lower(): each for each in Groups if each not in others}
+    kinds = {name: work for name, work in GROUPS.items() if not fp4 or work.groups_rows}
     if groups is not None and (not isinstance(groups, str) or groups not in kinds):
         raise ValueError(f"groups: expected {', '.join(kinds)} or None, got {groups!r}")
-    kind = Groups.NONE if groups is None else kinds[groups]
+    kind = DENSE if groups is None else kinds[groups]
     sizes = (("m", m), ("n", n), ("k", k), ("num_groups", num_groups))
     m, n, k, num_groups = (integer_in_range(name, size, 1) for name, size in sizes)
-    if kind == Groups.DEPTHS:
+    if kind.is_along_k:
         check_depths_recipe(recipe)
     if fp4:
         packed.scales_beside((recipe, None, None))
         packed.whole_groups("k", k)
     sfa, sfb = PER_ROW, MX if fp4 else PER_ROW
-    if kind == Groups.HEADS:
+    if kind is HEADS:
         sfb = scales_of_b((recipe, None, None))
-    elif kind != Groups.DEPTHS and not fp4:
+    elif not kind.is_along_k and not fp4:
         sfa, sfb = scales_of((recipe, None, None))
     if with_c and accumulate:
         raise ValueError("accumulate: expected C to be D itself or, with_c, another tensor, got both")
     dtype = d_dtype or (torch.bfloat16 if fp4 else default_dtype(sfb))
-    needs_fp32 = kind == Groups.DEPTHS and (with_c or accumulate)
+    needs_fp32 = kind.is_along_k and (with_c or accumulate)
     allowed = (torch.float32,) if needs_fp32 else checks.OUTPUT_TYPES
     if dtype not in allowed:
         raise ValueError(f"d_dtype: expected {' or '.join(map(str, allowed))}, got {dtype}")
-    if (with_c or accumulate) and kind not in (Groups.NONE, Groups.DEPTHS, Groups.HEADS):
+    if (with_c or accumulate) and kind.groups_rows:
         raise ValueError(f"groups: expected no C for rows by {groups}, got one")
-    if num_groups > 1 and kind == Groups.NONE:
+    if num_groups > 1 and kind is DENSE:
         raise ValueError(f"num_groups: expected 1 without groups, got {num_groups}")
     checks.columns(n, dtype)
     checks.depth(k)
@@ -245,7 +209,7 @@ def asked(
         b=E2M1 if fp4 else E4M3,
         sfa=sfa,
         sfb=sfb,
-        groups=kind,
+        work=kind,
     )
     return Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
 
@@ -268,7 +232,7 @@ def _page(question: Question, found: Sequence[Candidate], chosen: Candidate) -> 
         *wrap(sentence, WIDTH),
         "",
         f"{'tile':{_width(found)}} {'tiles':>8} {'rounds':>6} {'multiply us':>11} {'memory us':>9} {'total us':>8}",
-        *(f"{candidate.tile.name:{_width(found)}}{_line(question, candidate, chosen)}" for candidate in shown),
+        *(f"{candidate.tile.name:{_width(found)}}{_line(candidate, chosen)}" for candidate in shown),
         *([_not_on_menu(others, chosen)] if others else ()),
         *(f"{count} more cannot run it: {reason}" for reason, count in reasons.items()),
         "",
@@ -280,25 +244,23 @@ def _width(found: Sequence[Candidate]) -> int:
     return max(13, *(len(candidate.tile.name) for candidate in found))
 
 
-def _line(question: Question, candidate: Candidate, chosen: Candidate) -> str:
+def _line(candidate: Candidate, chosen: Candidate) -> str:
     one = candidate.estimate
     counts = f" {_number(one.tiles):>8} {_number(one.rounds):>6}"
     times = f" {one.multiply_us:>11.1f} {one.memory_us:>9.1f} {one.cost_us:>8.1f}"
-    return f"{counts}{times}  {_verdict(question, candidate, chosen)}"
+    return f"{counts}{times}  {_verdict(candidate, chosen)}"
 
 
-def _verdict(question: Question, candidate: Candidate, chosen: Candidate) -> str:
-    m, n, k, output, gpu = question.m, question.n, question.k, question.output, question.gpu
+def _verdict(candidate: Candidate, chosen: Candidate) -> str:
     if candidate is chosen:
-        is_tuned = output.groups == Groups.NONE and tuned_tile(m, n, k, output, gpu) is not None
-        return "chosen, by a table" if is_tuned else "chosen"
+        return "chosen"
     times = candidate.cost_us / chosen.cost_us
     return f"{times:.1f} times" if times >= 2 else f"{times - 1:.0%} more" if times >= 1 else f"{1 - times:.0%} less"
 
 
 def _is_on_menu(question: Question, candidate: Candidate) -> bool:
     n, k, output, gpu = question.n, question.k, question.output, question.gpu
-    if output.groups != Groups.NONE:  # then there is no menu
+    if output.work is not DENSE:  # then there is no menu
         return True
     return candidate.tile in [offer.tile for offer in menu_of(n, k, output, gpu).offers]
 

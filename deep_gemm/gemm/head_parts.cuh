@@ -3,7 +3,7 @@
 //   columns of the product   | left 0 | right 0 | left 1 | right 1 | ...
 //   columns of D             | left 0 | mid | right 0 | left 1 | mid | right 1 | ...
 //
-// gemm/skip/check.py says the same of a head, and where multiplier and shift come from.
+// gemm/problem.py says the same of a head, and where multiplier and shift come from.
 #pragma once
 #include "ptx/platform.cuh"
 

@@ -1,25 +1,33 @@
-"""The kernel of gemm/fp8_gemm.cuh: what it is launched with, and what its machine code consists of."""
+"""The kernels of products: their parameters, and the instructions that their machine code consists of."""
 
 from __future__ import annotations
 
-from ..core import meeting
+from functools import cache
+from typing import Any
+
 from ..core.check.layout import ceil_div
 from ..core.code_plan import CodePlan
 from ..core.kernel import Kernel
 from ..core.params import Field, Kind, Params, head_parts
 from ..core.sm90 import WARPGROUP_THREADS, WGMMA_K
-from ..core.wgmma_header import wgmma_header
-from .config import BLOCK_K, GemmConfig
-from .dense import choose as dense
-from .depths import choose as depths
-from .heads import choose as heads
-from .output import Groups, Output, other_fields
-from .rows import choose as rows
-from .skip import choose as skip
+from ..core.wgmma_header import wgmma_bf16_header, wgmma_header
+from .choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
+from .choose.fp8 import reachable
+from .config.bf16 import BLOCK_K as BLOCK_K_OF_BF16
+from .config.bf16 import Bf16Config
+from .config.decode import DecodeConfig
+from .config.tall import BLOCK_K, GemmConfig
+from .kinds.epilogues import Epilogue
+from .kinds.output import Output, other_fields
+from .kinds.works import Work
+
+PRODUCTS_OF_BLOCK = 4
+"""WGMMAs of BF16, 16 deep each, of one unit for a k-block."""
 
 
-def _params(last_map: str, *work: Field) -> Params:
-    """`Product` of gemm/params.cuh, and what the `Params` of one kind of work, in work, add to it."""
+@cache
+def _params(last_map: str, work: Work, epilogue: Epilogue) -> Params:
+    """`Product` of gemm/params.cuh, and the members that the `Params` of a kind of work add to it."""
     return Params(
         "Params",
         Field("map_a", Kind.MAP),
@@ -38,103 +46,48 @@ def _params(last_map: str, *work: Field) -> Params:
         Field("n", Kind.UINT32),
         Field("k", Kind.UINT32),
         Field("words", Kind.UINT32),
-        *work,
+        *work.fields,
+        *epilogue.fields,
+        *work.more_fields,
     )
 
 
-GROUPS_OF_ROWS = (
-    Field("groups.layout", Kind.POINTER),
-    Field("groups.sfb_stride", Kind.UINT64),
-    Field("groups.count", Kind.UINT32),
-    Field("groups.rows", Kind.UINT32),
-    Field("groups.alignment", Kind.UINT32),
-    Field("groups.zeroes_padding", Kind.UINT32),
+_DECODE = (
+    Field("map_a", Kind.MAP),
+    Field("map_b", Kind.MAP),
+    Field("sfa", Kind.POINTER),
+    Field("sfb", Kind.POINTER),
+    Field("d", Kind.POINTER),
+    Field("c", Kind.POINTER),
+    Field("d_pitch", Kind.UINT64),
+    Field("c_pitch", Kind.UINT64),
+    Field("sfa_stride_m", Kind.UINT32),
+    Field("sfa_stride_k", Kind.UINT32),
+    Field("sfb_stride_n", Kind.UINT32),
+    Field("sfb_stride_k", Kind.UINT32),
+    Field("m", Kind.UINT32),
+    Field("n", Kind.UINT32),
+    Field("k", Kind.UINT32),
+    Field("slot_bytes", Kind.UINT32),
+    Field("weight_is_ready", Kind.UINT32),
+    Field("words", Kind.UINT32),
 )
-DENSE_PARAMS = _params("map_sfb")
-SKIP_PARAMS = _params("map_right_d", *head_parts(Kind.MAP.alignment))
-ROWS_PARAMS = _params("map_whole_d", *GROUPS_OF_ROWS)
-ROWS_SFB_PARAMS = _params("map_sfb", *GROUPS_OF_ROWS)
-_ACTIVATION = (
-    Field("activation.row_weights", Kind.POINTER),
-    Field("activation.scales", Kind.POINTER),
-    Field("activation.scales_pitch", Kind.UINT32),
-    Field("activation.limit", Kind.FLOAT32),
-)
-ROWS_SILU_PARAMS = _params("map_whole_d", *GROUPS_OF_ROWS, *_ACTIVATION)
-ROWS_FETCHED_PARAMS = _params(
-    "map_whole_d",
-    *GROUPS_OF_ROWS,
-    *_ACTIVATION,
-    Field("fetching.token_of", Kind.POINTER),
-    Field("fetching.row_of", Kind.POINTER),
-    Field("fetching.arrivals", Kind.POINTER),
-    Field("fetching.values", Kind.POINTER),
-    Field("fetching.sfa", Kind.POINTER),
-    Field("fetching.weights", Kind.POINTER),
-    Field("fetching.addresses", Kind.POINTER),
-    Field("fetching.results", Kind.UINT64),
-    Field("fetching.topk", Kind.UINT32),
-    Field("fetching.row_bytes", Kind.UINT32),
-    Field("fetching.weights_at", Kind.UINT32),
-    Field("fetching.pitch", Kind.UINT32),
-    Field("fetching.max_tokens", Kind.UINT32),
-    *(field._replace(name=f"fetching.{field.name}") for field in meeting.FIELDS),
-)
-DEPTHS_PARAMS = _params(
-    "map_sfb",
-    Field("groups.by_depth", Kind.POINTER),
-    Field("groups.c_stride", Kind.UINT64),
-    Field("groups.count", Kind.UINT32),
-)
-MOST_K_PARTS = 128
-"""Groups along k that one launch of BF16 takes: `kMostKParts` of gemm/work/k_parts.cuh."""
-K_PARTS_PARAMS = _params(
-    "map_sfb",
-    Field("parts.c_stride", Kind.UINT64),
-    Field("parts.count", Kind.UINT32),
-    Field("parts.first_k_block", Kind.UINT32, MOST_K_PARTS),
-    Field("parts.num_k_blocks", Kind.UINT32, MOST_K_PARTS),
-    Field("parts.group", Kind.UINT32, MOST_K_PARTS),
-)
-MOST_INLINE_COUNTS = 768
-"""Depths from the host that a launch takes among its parameters: `kMostInlineCounts` of gemm/work/k_counted.cuh."""
-K_COUNTED_PARAMS = _params(
-    "map_sfb",
-    Field("depths.counts", Kind.POINTER),
-    Field("depths.c_stride", Kind.UINT64),
-    Field("depths.groups", Kind.UINT32),
-    Field("depths.rows", Kind.UINT32),
-    Field("depths.first", Kind.UINT32),
-    Field("depths.count", Kind.UINT32),
-    Field("depths.inline_counts", Kind.UINT32, MOST_INLINE_COUNTS),
-)
-HEADS_PARAMS = _params(
-    "map_sfb",
-    Field("heads.sfb_stride", Kind.UINT64),
-    Field("heads.c_stride", Kind.UINT64),
-    Field("heads.count", Kind.UINT32),
-)
-
-SUM_PARAMS = _params(
-    "map_sfb", Field("sum.products", Kind.UINT32, of_base=Kind.MAP.alignment), Field("sum.slices", Kind.UINT32)
-)
+"""`DecodeMaps` and `DecodeProduct` of gemm/decode/product.cuh."""
 
 
-def params_of(config: GemmConfig) -> Params:
+@cache
+def _decode_params(work: Work, skips_mid: bool) -> Params:
+    """`Params` of the file in gemm/decode that a kind of work includes."""
+    of_heads = head_parts(Kind.POINTER.alignment) if skips_mid else ()
+    return Params("Params", *_DECODE, *of_heads, *work.decode_fields)
+
+
+def params_of(config: GemmConfig | DecodeConfig) -> Params:
     """The list that a configuration's kernel is launched with."""
-    if config.groups == Groups.DEPTHS:
-        return DEPTHS_PARAMS if config.has_scales else K_PARTS_PARAMS
-    if config.groups == Groups.HEADS:
-        return HEADS_PARAMS
-    if config.groups == Groups.SUM:
-        return SUM_PARAMS
-    if config.groups == Groups.COUNTED_DEPTHS:
-        return K_COUNTED_PARAMS
-    if config.activates:
-        return ROWS_FETCHED_PARAMS if config.fetches else ROWS_SILU_PARAMS
-    if config.rows_are_grouped:
-        return ROWS_SFB_PARAMS if config.loads_sfb else ROWS_PARAMS
-    return SKIP_PARAMS if config.skips_mid else DENSE_PARAMS
+    if isinstance(config, DecodeConfig):
+        return _decode_params(config.work, config.epilogue.skips_mid)
+    last_map = config.epilogue.second_map if config.has_second_map else "map_sfb"
+    return _params(last_map, config.work, config.epilogue)
 
 
 def code_plan(config: GemmConfig) -> CodePlan:
@@ -146,12 +99,12 @@ def code_plan(config: GemmConfig) -> CodePlan:
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_tail + config.folds_parts
     units = config.units_per_warpgroup + (0 if config.branches_on_parts else config.units_of_part)
-    stores = 0 if config.to_addresses else units * (config.unit_n or config.block_n) // config.panel_columns
+    stores = (
+        0 if config.epilogue.has_row_addresses else units * (config.unit_n or config.block_n) // config.panel_columns
+    )
     boxes = 2  # of A and B
-    if config.rows_are_grouped or config.converts_b:
+    if config.work.groups_rows or config.converts_b:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
-    # Beside the one that cuts off: a whole D; or of heads' left parts, the right ones.
-    has_second_map = (config.rows_are_grouped and not config.loads_sfb) or config.skips_mid
     return CodePlan(
         roles=(
             (WARPGROUP_THREADS, producer_registers),
@@ -164,45 +117,104 @@ def code_plan(config: GemmConfig) -> CodePlan:
         multicast_loads=0
         if config.cluster_m * config.cluster_n == 1
         else 2
-        if config.groups == Groups.DEPTHS
+        if config.work.is_along_k
         else 1,  # and A's scales
-        tma_stores=stores * (1 + has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
+        tma_stores=stores * (1 + config.has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
-        bulk_copies=2 * config.fetches + (config.groups == Groups.IDS),  # a row there and back; zeros of padding
+        bulk_copies=2 * config.work.fetches + config.work.reads_ids,  # a row there and back; zeros of padding
     )
 
 
-def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
+def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
+    """Derive what the kernel's machine code must consist of: one loop over k-blocks, and one for parts of tiles."""
+    producer_registers, math_registers = config.registers
+    units = config.units_per_warpgroup + config.units_of_part
+    stores = units * (config.unit_n or config.block_n) // config.panel_columns
+    boxes_of_a = config.block_m // config.box_rows_of_a if config.work.groups_rows else 1
+    boxes_of_b = config.block_n // config.box_rows_of_b
+    if config.majors.a_is_mn:
+        boxes_of_a = config.box_rows_of_a // 64
+    if config.majors.b_is_mn:
+        boxes_of_b = config.block_n // config.cluster_m // 64
+    shares_a, shares_b = config.cluster_n > 1, config.cluster_m > 1
+    splits = config.cluster_k > 1
+    return CodePlan(
+        roles=(
+            (WARPGROUP_THREADS, producer_registers),
+            (WARPGROUP_THREADS * config.num_math_warpgroups, math_registers),
+        ),
+        shared_bytes=config.shared_bytes,
+        qgmma=0,
+        hgmma=units * PRODUCTS_OF_BLOCK,
+        tma_loads=boxes_of_a + boxes_of_b,
+        multicast_loads=boxes_of_a * shares_a + boxes_of_b * shares_b,
+        tma_stores=0 if config.adds_to_d or splits else stores * (1 + config.has_second_map),
+        tma_reduces=stores if config.adds_to_d else 0,
+        bulk_copies=int(config.work.reads_ids),  # zeros of padding
+    )
+
+
+def code_plan_of_decode(config: DecodeConfig) -> CodePlan:
+    """Derive what the kernel's machine code must consist of. It writes D by ordinary stores."""
+    return CodePlan(
+        roles=((32, None), (WARPGROUP_THREADS * config.num_math_warpgroups, None)),
+        shared_bytes=config.shared_bytes,
+        qgmma=(config.slot_blocks + config.is_fp4) * BLOCK_K // WGMMA_K + config.is_fp4,  # a k-block alone, and a group
+        tma_loads=2 * (1 + config.slot_blocks),  # A and B, and B ahead of A
+        multicast_loads=0,
+        ctas_per_sm=config.ctas_per_sm,
+        bulk_copies=int(config.work.reads_ids),  # zeros of padding
+    )
+
+
+def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str | None:
     """Say why a configuration would compute something else than this problem; None if it computes it."""
     others = other_fields(config, output)
     if others:
         return f"is for another output: {', '.join(others)}"
+    if isinstance(config, DecodeConfig):
+        return None
     if config.adds_to_d and not output.adds_to_d:
         return "adds to D, which is not C"
     k_blocks = ceil_div(k, BLOCK_K)
     if k_blocks % config.run_k_blocks and not config.has_tail:
         return f"has no code for the tail of {k_blocks} blocks of k in runs of {config.run_k_blocks}"
+    if isinstance(config, Bf16Config) and config.slices > ceil_div(k, BLOCK_K_OF_BF16):
+        return f"cuts k into {config.slices} slices, more than there are blocks of {BLOCK_K_OF_BF16}"
     return None
 
 
-def reachable() -> list[GemmConfig]:
-    """Every configuration that the choice for any kind of work can give."""
-    ways = (
-        *dense.reachable(),
-        *rows.reachable_grouped(),
-        *rows.reachable_silu(),
-        *depths.reachable_k_grouped(),
-        *heads.reachable(),
-        *skip.reachable_skipping(),
-    )
-    return [config for config in dict.fromkeys(ways) if isinstance(config, GemmConfig)]
-
-
-KERNEL: Kernel[GemmConfig] = Kernel(
+FP8_GEMM: Kernel[GemmConfig] = Kernel(
     "fp8_gemm",
     params_of,
-    reachable,
+    lambda: [config for config in reachable() if isinstance(config, GemmConfig)],
     code=code_plan,
     more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.unit_n or config.block_n])},
     promotes=True,
 )
+BF16_GEMM: Kernel[Bf16Config] = Kernel(
+    "bf16_gemm",
+    params_of,
+    lambda: [
+        config
+        for way in (reachable_bf16, reachable_bf16_rows, reachable_bf16_depths, reachable_bf16_sum)
+        for config in dict.fromkeys(way())
+    ],
+    code=code_plan_of_bf16,
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_bf16_header([config.unit_n or config.block_n], *config.majors)},
+)
+FP8_GEMM_DECODE: Kernel[DecodeConfig] = Kernel(
+    "fp8_gemm_decode",
+    params_of,
+    lambda: [config for config in reachable() if isinstance(config, DecodeConfig)],
+    code=code_plan_of_decode,
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.block_tokens], of_registers=config.is_fp4)},
+    promotes=True,
+)
+
+
+def kernel_of(config: GemmConfig | DecodeConfig) -> Kernel[Any]:
+    """Give the kernel that a configuration is for."""
+    if isinstance(config, DecodeConfig):
+        return FP8_GEMM_DECODE
+    return BF16_GEMM if isinstance(config, Bf16Config) else FP8_GEMM

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from math import gcd
 
+import torch
 from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, align
 from ..core.jit.tensor_map import MAX_SWIZZLE, ElementType, TensorMap
 from ..core.sm90 import WGMMA_ROWS
-from .config import GemmConfig
+
+
+def element_of(x: Tensor) -> ElementType:
+    """The type by which TMA moves a tensor's numbers."""
+    is_fp32, is_bf16 = x.dtype == torch.float32, x.dtype == torch.bfloat16
+    return ElementType.FLOAT32 if is_fp32 else ElementType.BFLOAT16 if is_bf16 else ElementType.UINT8
+
+
+def operand_map(x: Tensor, rows: int, columns: int, *, is_mn_major: bool = False) -> TensorMap:
+    """An operand, or several, in boxes of so many rows and columns; of 64 rows if these are contiguous."""
+    of_x, element = matrix_map if x.dim() == 2 else plane_map, element_of(x)
+    if is_mn_major:
+        return of_x(element, x.mT, (columns, WGMMA_ROWS), 128)
+    return of_x(element, x, (rows, columns), columns * element.value)
 
 
 def matrix_map(
@@ -30,45 +44,56 @@ def plane_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: in
     return TensorMap(element, (columns, rows, planes), strides, (box[1], box[0], 1), swizzle)
 
 
-def clipped_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+def clipped_map(x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
     """Row-major matrices whose boxes can be cut off at any row; the map begins a box before them."""
-    planes, rows, columns = x.shape
+    (planes, rows, columns), element = x.shape, element_of(x)
     pitch = row_pitch(x) * element.value
     strides = (pitch, pitch, plane_stride(x) * element.value)
     return TensorMap(element, (columns, box[0], rows + 1, planes), strides, (box[1], box[0], 1, 1), swizzle)
 
 
-def late_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+def late_map(x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
     """A row-major matrix whose boxes may begin with zeros: `(column, i, row)` is `x[row + i, column]` for i >= 0."""
-    rows, columns = x.shape
+    (rows, columns), element = x.shape, element_of(x)
     pitch = row_pitch(x) * element.value
     return TensorMap(element, (columns, box[0], rows), (pitch, pitch), (box[1], box[0], 1), swizzle)
 
 
-def scales_map(rows: int, sf: Tensor, parts: int = 1) -> TensorMap:
+def scales_map(sf: Tensor, rows: int, parts: int = 1) -> TensorMap:
     """Scales by row, m-major, in boxes of so many rows and one k-block, for whose parts each row has scales."""
-    return matrix_map(ElementType.FLOAT32, sf, (parts, rows), 0, transposed=True)
+    if sf.dim() == 2:
+        return matrix_map(ElementType.FLOAT32, sf, (parts, rows), 0, transposed=True)
+    return plane_map(ElementType.FLOAT32, sf.mT, (parts, rows), 0)
 
 
-def output_map(config: GemmConfig, d: Tensor) -> TensorMap:
+def output_map(d: Tensor, panel_columns: int) -> TensorMap:
     """D, a matrix or several, in boxes of a panel; a wide panel's columns in two dimensions: spans, and columns of one.
 
     See `Span` in the epilogue that stores panels.
     """
-    element = ElementType.FLOAT32 if config.is_fp32 else ElementType.BFLOAT16
-    of_d = matrix_map if d.dim() == 2 else plane_map
-    if not config.has_wide_panels:
-        return of_d(element, d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes)
-    span = gcd(d.shape[-1], MAX_SWIZZLE // config.output_bytes)
-    span_bytes = span * config.output_bytes
+    element, of_d = element_of(d), matrix_map if d.dim() == 2 else plane_map
+    panel_bytes = panel_columns * d.element_size()
+    if panel_bytes <= MAX_SWIZZLE:
+        return of_d(element, d, (WGMMA_ROWS, panel_columns), panel_bytes)
+    span = gcd(d.shape[-1], MAX_SWIZZLE // d.element_size())
+    span_bytes = span * d.element_size()
     swizzle = span_bytes if span_bytes > ADDRESS_ALIGNMENT else 0
-    _, sizes, strides, box, _ = of_d(element, d, (WGMMA_ROWS, config.panel_columns), 0)
+    _, sizes, strides, box, _ = of_d(element, d, (WGMMA_ROWS, panel_columns), 0)
     return TensorMap(
         element,
         (span, sizes[0] // span, *sizes[1:]),
         (span_bytes, *strides),
         (span, box[0] // span, *box[1:]),
         swizzle,
+    )
+
+
+def part_map(d: Tensor, part: Tensor, panel_columns: int) -> TensorMap:
+    """One part of all heads of D, in boxes of a panel."""
+    rows, heads, columns = part.shape
+    strides = (part.stride(1) * 2, row_pitch(d) * 2)
+    return TensorMap(
+        ElementType.BFLOAT16, (columns, heads, rows), strides, (panel_columns, 1, WGMMA_ROWS), panel_columns * 2
     )
 
 

@@ -1,4 +1,4 @@
-"""Operators of FP8 products. Those of BF16 are in bf16/ops.py, and made in the same way."""
+"""Operators of FP8 products. Those of BF16 are in ops_bf16.py, and made in the same way."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..core.check.checks import Operand
 from ..core.check.layout import Recipe
 from ..core.check.recipes import Recipes
 from ..core.operators import Flops, flops_of, operators
-from .dense import api as dense
-from .dense.check import check_ordinary_matrices
-from .depths import launch as depths
-from .heads.api import fp8_einsum
-from .heads.check import ALONG_TOKENS, check_along_tokens, heads_problem
+from . import depths
+from .api import dense
+from .api import grouped as rows
+from .api.heads import fp8_einsum
+from .api.skip import SKIP_HEAD_MID
+from .ask.dense import check_ordinary_matrices
+from .ask.heads import ALONG_TOKENS, check_along_tokens, heads_problem
 from .product import Product, run
-from .rows import api as rows
-from .skip.api import SKIP_HEAD_MID
 
 Compute = Callable[..., Tensor | None]
 """`(product, a, b, d, c, said) -> d`, or None where the caller gave d, as `run` has it; of a layer, as its function."""

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES, TensorMap
 from ..core.params import Params
 from ..core.seen import Free, Seen
-from .output import Output
+from .kinds.output import Output
+from .problem import Problem
 
 A, SFA, B, SFB, D, C = range(6)
 """Operands by their place among the addresses of a call. Where there is no C, another input may take its place."""
@@ -29,34 +30,6 @@ SOME_ADDRESS = 1 << 40
 Addresses = tuple[int, ...]
 
 
-class Operands(Protocol):
-    """The part of a problem that a plan must know: operands, and the shape of a D that it may have to make."""
-
-    @property
-    def a(self) -> Tensor:
-        """Values of A."""
-
-    @property
-    def sfa(self) -> Tensor | None:
-        """Scales of A, if it has any."""
-
-    @property
-    def b(self) -> Tensor:
-        """Values of B."""
-
-    @property
-    def sfb(self) -> Tensor | None:
-        """Scales of B, if it has any."""
-
-    @property
-    def d(self) -> Tensor:
-        """The output."""
-
-    @property
-    def c(self) -> Tensor | None:
-        """C, or another input in its place."""
-
-
 @dataclass(frozen=True)
 class Place:
     """A member of Params that holds an address, or a map that begins at one: `before` bytes ahead of an operand."""
@@ -64,11 +37,6 @@ class Place:
     member: str
     operand: int
     before: int = 0
-
-
-def places_of(**operands: int) -> list[Place]:
-    """Say of which operands members of Params hold the addresses, or maps that begin there."""
-    return [Place(member, operand) for member, operand in operands.items()]
 
 
 class Resized(NamedTuple):
@@ -146,7 +114,7 @@ class Plan:
 
     def __init__(
         self,
-        p: Operands,
+        p: Problem,
         params: Params,
         numbers: Mapping[str, float | bytes],
         maps: Mapping[str, TensorMap],
@@ -172,7 +140,7 @@ class Plan:
             *(0 if x is None else byte_span(x) for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c)),
         )
 
-    def set_copies(self, given: Operands, ready: Operands) -> None:
+    def set_copies(self, given: Problem, ready: Problem) -> None:
         """Note which scales of a problem were copied when it was prepared."""
         self.copies_sfa, self.copies_sfb = (
             0 if laid is None or laid is sf else laid.shape[-1]
@@ -337,16 +305,21 @@ def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int, Rows] | N
     whose strides say nothing, and a single column of scales are left out.
     """
     a, sfa, _, _, d, c = operands
-    (m, k), (rows_of_sfa, columns), (step, pitch) = a.shape, sfa.shape, sfa.stride()
-    if m < 2 or rows_of_sfa != m or columns < 2 or step != 1 or pitch < m or pitch % (ADDRESS_ALIGNMENT // SCALE_BYTES):
+    (m, k), n, before, pitch, span_sfa = a.shape, like.n, like.rows, 0, 0
+    if m < 2:
         return None
-    n, pitch_d = like.n, like.n
+    if sfa is not None:
+        (rows_of_sfa, columns), (step, pitch) = sfa.shape, sfa.stride()
+        if rows_of_sfa != m or columns < 2 or step != 1 or pitch < m or pitch % (ADDRESS_ALIGNMENT // SCALE_BYTES):
+            return None
+        span_sfa = ((columns - 1) * pitch + m) * SCALE_BYTES
+    pitch_d = n
     if d is not None:
         if d.shape[0] != m:
             return None
         pitch_d = d.stride(0)
-    span_sfa, before = ((columns - 1) * pitch + m) * SCALE_BYTES, like.rows
-    span_a, span_d = (m - 1) * a.stride(0) + k, ((m - 1) * pitch_d + n) * like.dtype.itemsize
+    span_a = ((m - 1) * a.stride(0) + k) * a.element_size()
+    span_d = ((m - 1) * pitch_d + n) * like.dtype.itemsize
     span_c = 0 if c is None else byte_span(c)
     return m, pitch, Rows((m, n), span_a, span_sfa, before.span_b, before.span_sfb, span_d, span_c)
 
@@ -380,12 +353,7 @@ def derived_for_rows(
     return plan
 
 
-def refuse_if(config_name: str, reason: str | None) -> None:
-    """Raise for a configuration that was given for a problem and, for this reason, does not compute it."""
-    if reason is not None:
-        raise ValueError(f"config: {config_name} {reason}")
-
-
-def addresses_of(p: Operands) -> Addresses:
-    """Give where the operands are."""
-    return tuple(0 if x is None else x.data_ptr() for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c))
+def addresses_of(p: Problem) -> Addresses:
+    """Give where the operands are, further ones of a product that activates behind the others."""
+    operands = p.a, p.sfa, p.b, p.sfb, p.d, p.c, *((p.row_weights, p.scales) if p.epilogue.activates else ())
+    return tuple([0 if x is None else x.data_ptr() for x in operands])

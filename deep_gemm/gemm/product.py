@@ -1,7 +1,7 @@
 r"""A public product, and what becomes of a call: the plan of a call like it is launched, or it is asked anew.
 
     call --signature--> PlanCache --> Plan.fits(addresses) --> Plan.launch(addresses)
-      \--- unknown ---> ask (check.py) --> choose (choose.py) --> a plan, kept for calls like this one
+      \--- unknown ---> ask (ask/) --> choose (choose.py) --> a plan, kept for calls like this one
 
 Why that is right, and what a signature is, says core/call.py. Calls that differ in what changes with the size of a
 batch alone are a family: torch tells whether a call is of one. If its rows are new, its plan is derived from those of
@@ -26,10 +26,10 @@ from ..core.check.layout import ADDRESS_ALIGNMENT
 from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
 from ..core.seen import FREE_ROWS, STAYS, Free
 from ..core.settings import get_compile_mode
-from .plan import PLANS, Operands, Plan
-
-Problem = Operands
-"""A problem as check.py gives it."""
+from .launch import run as launch
+from .plan import PLANS, Plan
+from .problem import Problem
+from .reference import compute
 
 
 def would_cut_gradient(tensors: Sequence[Tensor]) -> bool:
@@ -57,12 +57,12 @@ class Product:
 
     ask: Callable[..., Any]
     """`(a, b, d, c, said) -> problem`: checks everything, makes D where it was left out."""
-    reference: Callable[[Any], None]
-    """Computes a problem of CPU tensors."""
-    on_gpu: Callable[[Any], Plan | None]
-    """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
     as_operator: Callable[..., Tensor | None]
     """`(a, b, d, c, said) -> D or None`: passes a call to the operator of `torch.ops.deep_gemm` that computes it."""
+    on_gpu: Callable[[Any], Plan | None] = launch
+    """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
+    reference: Callable[[Any], None] = compute
+    """Computes a problem of CPU tensors."""
     derive: Callable[[dict[Any, Any], Sequence[Any]], Plan | None] | None = None
     """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
 

@@ -19,21 +19,19 @@ the sum in the fma rounds; `fma_fp32` says how rounding twice is kept from showi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.check.layout import SCALE_BLOCK, align, ceil_div, ids_of_groups
+from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
 from ..core.check.ue8m0 import numbers_of
-from .dense.check import DenseProblem
-from .depths.check import KGroupedProblem
-from .heads.check import HeadsProblem
-from .output import values_of
+from .ask.silu import INTERLEAVED
+from .kinds.output import values_of
 from .packed import as_e4m3
-from .rows.check import ContiguousProblem, MaskedProblem
-from .rows.silu_check import INTERLEAVED, SiluRowsProblem
-from .skip.check import SkipProblem, parts
+from .problem import Problem, padding_rows
 
 # One tile of FP64 partial sums stays in a core's cache.
 TILE_M, TILE_N = 256, 1024
@@ -43,107 +41,100 @@ ELEMENTS_AT_A_TIME = 1 << 24
 
 
 @torch.no_grad()
-def dense(p: DenseProblem) -> None:
-    """Write D = C + A @ B.T."""
-    _store(p.d, p.c, block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.of_b, p.of_a))
+def compute(p: Problem) -> None:
+    """Write D.
 
-
-@torch.no_grad()
-def skip_head_mid(p: SkipProblem) -> None:
-    """Write A @ B.T to the left and right parts of D's heads, and nothing between them."""
-    product = block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.of_b)
-    of_heads = product.view(p.m, p.n // p.heads.columns, p.heads.columns)
-    left, right = parts(p.d, p.heads)
-    left.copy_(of_heads[..., : p.heads.left])
-    right.copy_(of_heads[..., p.heads.left :])
-
-
-@torch.no_grad()
-def contiguous(p: ContiguousProblem) -> None:
-    """Write the rows of each group, and zeros into the padding that shares a block with them.
-
-    The sizes of the groups decide shapes here, so the host waits for a layout on a GPU.
+    The sizes of stacked groups and of groups along k decide shapes here, so the host waits for them if a GPU has them.
     """
-    ids = group_ids(p)
-    for group in range(p.num_groups):
+    if p.work.groups_rows:
+        (_counted_rows if p.work.has_planes else _stacked_rows)(p)
+    elif p.work.may_be_empty:
+        _depths(p)
+    elif p.work.is_summed:
+        a, b = (x.transpose(0, 1).flatten(1) for x in (p.a, p.b))
+        _store(p.d, p.c, product(p, a, None, b, None))
+    elif p.work.has_planes:
+        for head in range(p.groups):
+            of_head = _of(p.a, head), _of(p.sfa, head), _of(p.b, head), _of(p.sfb, head)
+            _store(p.d[head], _of(p.c, head), product(p, *of_head))
+    elif p.heads is not None:
+        of_heads = product(p, p.a, p.sfa, p.b, p.sfb).view(p.m, p.n // p.heads.columns, p.heads.columns)
+        left, right = p.heads.of(p.d)
+        left.copy_(of_heads[..., : p.heads.left])
+        right.copy_(of_heads[..., p.heads.left :])
+    else:
+        _store(p.d, p.c, product(p, p.a, p.sfa, p.b, p.sfb))
+
+
+def product(p: Problem, a: Tensor, sfa: Any, b: Tensor, sfb: Any) -> Tensor:
+    """FP32 `[m, n]` of one A `[m, k]` and one B `[n, k]` of a problem. Sums of BF16 have no order that is defined."""
+    if p.of_a is None or p.of_b is None:
+        return a.float() @ b.float().mT
+    return block_scaled_product(a, sfa, b, sfb, p.of_b, p.of_a)
+
+
+def _of(x: Tensor | None, plane: Any) -> Any:
+    return None if x is None else x[plane]
+
+
+def _stacked_rows(p: Problem) -> None:
+    """Write the rows of each group, and zeros into the padding that shares a block with them."""
+    ids = p.ids
+    for group in range(p.groups):
         rows = (ids == group).nonzero().flatten()
         if len(rows):
-            a, sfa, b, sfb = p.a[rows], p.sfa[rows], p.b[group], p.sfb[group]
-            p.d[rows] = block_scaled_product(a, sfa, b, sfb, p.of_b, p.of_a).to(p.d.dtype)
+            p.d[rows] = product(p, p.a[rows], _of(p.sfa, rows), p.b[group], _of(p.sfb, group)).to(p.d.dtype)
     if p.zero_padding and p.m:
         p.d[padding_rows(ids, p.alignment)] = 0
 
 
-@torch.no_grad()
-def gate_and_up(p: SiluRowsProblem) -> Tensor:
-    """Give the FP32 products `[m, n]` that are activated: of each row, gate and then up; zeros of rows without a group.
-
-    The sizes of the groups decide shapes here, so the host waits for ends on a GPU.
-    """
-    product = torch.zeros(len(p.a), p.b.shape[1], dtype=torch.float32, device=p.a.device)
-    ids = ids_of_groups(p.ends, len(p.a), 1)
-    for group in range(len(p.b)):
-        rows = (ids == group).nonzero().flatten()
-        if len(rows):
-            b = p.b[group]
-            if not p.gates_apart:
-                b = b.reshape(-1, 2, INTERLEAVED, b.shape[1]).transpose(0, 1).reshape(b.shape)
-            product[rows] = block_scaled_product(p.a[rows], p.sfa[rows], b, p.sfb[group])
-    return product.bfloat16().float() if p.gates_apart else product
-
-
-@torch.no_grad()
-def masked(p: MaskedProblem) -> None:
-    """Write the first `masked_m[g]` rows of each group.
+def _counted_rows(p: Problem) -> None:
+    """Write the first rows of each group.
 
     The host never reads counts on a GPU, because a CUDA graph must be able to capture the call: all rows are computed
-    there, and D keeps its rows from `masked_m[g]` on. On the CPU only the needed rows are computed.
+    there, and D keeps its rows from a group's count on. On the CPU only the needed rows are computed.
     """
-    counts = p.masked_m.tolist() if p.masked_m.is_cpu else [p.max_m] * p.num_groups
+    counts = p.c.tolist() if p.c.is_cpu else [p.m] * p.groups
     for group, rows in enumerate(counts):
-        d = p.d[group, :rows]
-        product = block_scaled_product(p.a[group, :rows], p.sfa[group, :rows], p.b[group], p.sfb[group], p.of_b, p.of_a)
-        is_written = torch.arange(rows, device=d.device) < p.masked_m[group]
-        d.copy_(torch.where(is_written[:, None], product.to(d.dtype), d))
+        d, sfa = p.d[group, :rows], None if p.sfa is None else p.sfa[group, :rows]
+        made = product(p, p.a[group, :rows], sfa, p.b[group], _of(p.sfb, group))
+        is_written = torch.arange(rows, device=d.device) < p.c[group]
+        d.copy_(torch.where(is_written[:, None], made.to(d.dtype), d))
 
 
-@torch.no_grad()
-def heads(p: HeadsProblem) -> None:
-    """Write all rows of each head."""
-    for head in range(p.heads):
-        product = block_scaled_product(p.a[head], p.sfa[head], p.b[head], p.sfb[head], p.of_b)
-        _store(p.d[head], None if p.c is None else p.c[head], product)
-
-
-@torch.no_grad()
-def k_grouped(p: KGroupedProblem) -> None:
-    """Write D[g] = C[g] + A_g @ B_g.T.
-
-    The groups' k decide shapes here, so the host waits for a `ks_tensor` on a GPU if `ks` was not given.
-    """
+def _depths(p: Problem) -> None:
+    """Write D[g] = C[g] + A_g @ B_g.T."""
     ks = p.ks if p.ks is not None else tuple(p.ks_tensor.tolist())  # type: ignore[union-attr]
     first_k = first_block = 0
     for group, k in enumerate(ks):
         blocks = slice(first_block, first_block + ceil_div(k, SCALE_BLOCK))
-        a = p.a[p.m * first_k : p.m * (first_k + k)].view(p.m, k)
-        b = p.b[p.n * first_k : p.n * (first_k + k)].view(p.n, k)
-        product = block_scaled_product(a, p.sfa[:, blocks], b, p.sfb[:, blocks], PER_ROW)
-        _store(p.d[group], p.c[group] if p.c is not None else None, product)
+        sfa, sfb = (None if sf is None else sf[:, blocks] for sf in (p.sfa, p.sfb))
+        a, b = depth_of(p.a, p.m, first_k, k), depth_of(p.b, p.n, first_k, k)
+        _store(p.d[group], _of(p.c, group), product(p, a, sfa, b, sfb))
         first_k, first_block = first_k + k, blocks.stop
 
 
-def group_ids(p: ContiguousProblem) -> Tensor:
-    """Group of each row, -1 for none, from either form of the layout."""
-    return ids_of_groups(p.grouped_layout, p.m, p.alignment) if p.layout_is_ends else p.grouped_layout
+def depth_of(x: Tensor, rows: int, first: int, k: int) -> Tensor:
+    """A group's part of an operand, whose values lie group by group if it has one dimension."""
+    return x[:, first : first + k] if x.dim() > 1 else x[rows * first : rows * (first + k)].view(rows, k)
 
 
-def padding_rows(ids: Tensor, alignment: int) -> Tensor:
-    """Rows without a group that share an aligned block of rows with one that has a group."""
-    valid = ids >= 0
-    blocks = torch.zeros(align(len(ids), alignment), dtype=torch.bool, device=ids.device)
-    blocks[: len(ids)] = valid
-    near_valid = blocks.view(-1, alignment).any(dim=1).repeat_interleave(alignment)[: len(ids)]
-    return near_valid & ~valid
+@torch.no_grad()
+def gate_and_up(p: Problem) -> Tensor:
+    """Give the FP32 products `[m, n]` that are activated: of each row, gate and then up; zeros of rows without a group.
+
+    The sizes of the groups decide shapes here, so the host waits for ends on a GPU.
+    """
+    made = torch.zeros(len(p.a), p.b.shape[1], dtype=torch.float32, device=p.a.device)
+    ids = p.ids
+    for group in range(len(p.b)):
+        rows = (ids == group).nonzero().flatten()
+        if len(rows):
+            b = p.b[group]
+            if not p.epilogue.gates_apart:
+                b = b.reshape(-1, 2, INTERLEAVED, b.shape[1]).transpose(0, 1).reshape(b.shape)
+            made[rows] = product(p, p.a[rows], _of(p.sfa, rows), b, _of(p.sfb, group))
+    return made.bfloat16().float() if p.epilogue.gates_apart else made
 
 
 def block_scaled_product(

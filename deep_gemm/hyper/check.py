@@ -36,7 +36,7 @@ class HcProblem(NamedTuple):
         return m, n, self.a.shape[1], splits
 
 
-def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int | None) -> HcProblem:
+def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int | None = None) -> HcProblem:
     """Check the arguments."""
     sizes: checks.Sizes = {}
     given = {"a": a, "b": b, "d": d, "sqr_sum": sqr_sum}

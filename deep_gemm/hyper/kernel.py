@@ -10,8 +10,8 @@ from ..core.check.layout import align, ceil_div
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
-from ..core.kernel import Config, Kernel, encoded
-from ..core.params import Field, Kind, Params
+from ..core.kernel import Config, Kernel, constants_of, encoded
+from ..core.params import Kind, Params, fields
 from ..core.sm90 import SHARED_BYTES_LIMIT
 from ..core.wgmma_header import wgmma_bf16_header
 from ..gemm.maps import matrix_map
@@ -41,18 +41,10 @@ PRODUCT_K = 16
 """Elements along k of one product of BF16."""
 PARAMS = Params(
     "HcParams",
-    Field("map_a", Kind.MAP),
-    Field("map_b", Kind.MAP),
-    Field("d", Kind.POINTER),
-    Field("sqr_sum", Kind.POINTER),
-    Field("d_pitch", Kind.UINT64),
-    Field("d_stride", Kind.UINT64),
-    Field("m", Kind.UINT32),
-    Field("k_blocks", Kind.UINT32),
-    Field("splits", Kind.UINT32),
-    Field("tiles_n", Kind.UINT32),
-    Field("units", Kind.UINT32),
-    Field("slot_bytes", Kind.UINT32),
+    *fields(Kind.MAP, "map_a", "map_b"),
+    *fields(Kind.POINTER, "d", "sqr_sum"),
+    *fields(Kind.UINT64, "d_pitch", "d_stride"),
+    *fields(Kind.UINT32, "m", "k_blocks", "splits", "tiles_n", "units", "slot_bytes"),
 )
 """`HcParams` of hyper/hc_prenorm.cuh."""
 ADDRESSES = ("map_a", "map_b", "d", "sqr_sum")
@@ -126,17 +118,8 @@ class HcConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        return {
-            "kBlockM": self.block_m,
-            "kBlockN": self.block_n,
-            "kClusterK": self.cluster,
-            "kTeams": self.teams,
-            "kNumStages": self.num_stages,
-            "kMulticastCtas": 1,
-            "kNumMathWarps": self.num_math_warps,
-            "kNumThreads": self.num_threads,
-            "kSharedBytes": self.shared_bytes,
-        }
+        names = "block_m", "block_n", "teams", "num_stages", "num_math_warps", "num_threads", "shared_bytes"
+        return {**constants_of(self, *names), "kClusterK": self.cluster, "kMulticastCtas": 1}
 
 
 def units(config: HcConfig, m: int, n: int, splits: int) -> int:
@@ -151,26 +134,34 @@ def grid(config: HcConfig, m: int, n: int, splits: int, num_sms: int) -> int:
 
 def bind(config: HcConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
     """Give the kernel's parameters."""
-    m, n, k, splits = p.sizes
+    m, n, _, splits = p.sizes
     rows = min(config.block_m, m)
     map_a = matrix_map(ElementType.BFLOAT16, p.a, (rows, BLOCK_K), 128)
     map_b = matrix_map(ElementType.FLOAT32, p.b, (config.block_n, BLOCK_K), 0)
     return PARAMS.pack(
         {
+            **numbers_of(p, config.block_n),
             "map_a": encoded(launcher, map_a, p.a.data_ptr()),
             "map_b": encoded(launcher, map_b, p.b.data_ptr()),
-            "d": p.d.data_ptr(),
-            "sqr_sum": p.sqr_sum.data_ptr(),
-            "d_pitch": p.d.stride(1),
-            "d_stride": p.d.stride(0) if splits > 1 else 0,
-            "m": m,
-            "k_blocks": k // BLOCK_K,
-            "splits": splits,
-            "tiles_n": n // config.block_n,
             "units": units(config, m, n, splits),
             "slot_bytes": rows * BLOCK_K * 2 + config.block_n * BLOCK_K * 4,
         }
     )
+
+
+def numbers_of(p: HcProblem, block_n: int) -> dict[str, float | bytes]:
+    """Give the parameters that both kernels take: where sums go, and sizes, in tiles of so many columns."""
+    m, n, k, splits = p.sizes
+    return {
+        "d": p.d.data_ptr(),
+        "sqr_sum": p.sqr_sum.data_ptr(),
+        "d_pitch": p.d.stride(1),
+        "d_stride": p.d.stride(0) if splits > 1 else 0,
+        "m": m,
+        "k_blocks": k // BLOCK_K,
+        "splits": splits,
+        "tiles_n": n // block_n,
+    }
 
 
 def code_plan(config: HcConfig) -> CodePlan:

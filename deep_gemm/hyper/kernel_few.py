@@ -9,10 +9,10 @@ from functools import lru_cache
 from ..core.check.layout import align, ceil_div
 from ..core.gpu import H200
 from ..core.jit import driver
-from ..core.kernel import Config, Kernel
-from ..core.params import Field, Kind, Params
+from ..core.kernel import Config, Kernel, constants_of
+from ..core.params import Kind, Params, fields
 from .check import BLOCK_K, COLUMNS, HcProblem
-from .kernel import CHUNK_BYTES, MAX_CLUSTER
+from .kernel import CHUNK_BYTES, MAX_CLUSTER, numbers_of
 
 TILE_ROWS = 16
 """Rows of a tile: as many as a product of mma.sync has."""
@@ -32,23 +32,14 @@ CTAS_PER_SM = {8: 2, 16: 1, 24: 1, 32: 1}
 """CTAs on an SM that there are registers for, by the columns of a tile."""
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 """How many clusters of a size run at a time on an H200, if an SM has one CTA."""
+ADDRESSES = ("a", "b", "d", "sqr_sum")
 PARAMS = Params(
     "HcFewParams",
-    Field("a", Kind.POINTER),
-    Field("b", Kind.POINTER),
-    Field("d", Kind.POINTER),
-    Field("sqr_sum", Kind.POINTER),
-    Field("a_pitch", Kind.UINT64),
-    Field("b_pitch", Kind.UINT64),
-    Field("d_pitch", Kind.UINT64),
-    Field("d_stride", Kind.UINT64),
-    Field("m", Kind.UINT32),
-    Field("k_blocks", Kind.UINT32),
-    Field("splits", Kind.UINT32),
-    Field("tiles_n", Kind.UINT32),
+    *fields(Kind.POINTER, *ADDRESSES),
+    *fields(Kind.UINT64, "a_pitch", "b_pitch", "d_pitch", "d_stride"),
+    *fields(Kind.UINT32, "m", "k_blocks", "splits", "tiles_n"),
 )
 """`HcFewParams` of hyper/hc_prenorm_few.cuh."""
-ADDRESSES = ("a", "b", "d", "sqr_sum")
 
 
 @dataclass(frozen=True)
@@ -104,14 +95,8 @@ class HcFewConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        return {
-            "kBlockN": self.block_n,
-            "kClusterK": self.cluster,
-            "kWarps": self.warps,
-            "kAhead": self.ahead,
-            "kNumMathWarps": 1,
-            "kSharedBytes": self.shared_bytes,
-        }
+        same = constants_of(self, "block_n", "warps", "ahead", "shared_bytes")
+        return {**same, "kClusterK": self.cluster, "kNumMathWarps": 1}
 
 
 def tiles(config: HcFewConfig, m: int, n: int, splits: int) -> int:
@@ -126,21 +111,13 @@ def grid(config: HcFewConfig, m: int, n: int, splits: int, num_sms: int) -> int:
 
 def bind(config: HcFewConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
     """Give the kernel's parameters."""
-    m, n, k, splits = p.sizes
     return PARAMS.pack(
         {
+            **numbers_of(p, config.block_n),
             "a": p.a.data_ptr(),
             "b": p.b.data_ptr(),
-            "d": p.d.data_ptr(),
-            "sqr_sum": p.sqr_sum.data_ptr(),
             "a_pitch": p.a.stride(0) * p.a.element_size(),
             "b_pitch": p.b.stride(0) * p.b.element_size(),
-            "d_pitch": p.d.stride(1),
-            "d_stride": p.d.stride(0) if splits > 1 else 0,
-            "m": m,
-            "k_blocks": k // BLOCK_K,
-            "splits": splits,
-            "tiles_n": n // config.block_n,
         }
     )
 

@@ -1,4 +1,4 @@
-"""Requests for the indexer's logits: queries of several heads, keys of one, and each query's range of keys."""
+"""Requests for the indexer's logits: queries of several heads, keys of one, in rows or in pages, and which count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.check import checks
 from ..core.check.integers import integer_in_range
-from ..core.check.layout import ADDRESS_ALIGNMENT, align, whole_elements
+from ..core.check.layout import ADDRESS_ALIGNMENT, align, either, rows_of_counts, whole_elements
 from ..core.check.tracing import has_memory
 
 HEADS_MULTIPLE, MAX_HEADS = 8, 128
@@ -22,13 +22,19 @@ ROOM = 256
 """Keys for which a row has room behind those that the caller sees. A kernel may write there."""
 NUMBER_LIMIT = 1 << 31
 """TMA counts rows with signed numbers of 32 bits."""
+MAX_NEXT_N, MAX_COLUMNS = 4, 256
+PAGES = (32, 64)
+SCALE_BYTES = 4
+SEGMENT_KEYS = 128
+"""Keys of a segment, by which a schedule counts: a block of the kernel, so that few keys still reach many SMs."""
+MAX_SHARES = 1 << 16
 
 Keys = tuple[Tensor, Tensor]
 """FP8 values `[keys, depth]` and their FP32 scales `[keys]`."""
 
 
 class MqaLogits(NamedTuple):
-    """Checked arguments, and the logits to write."""
+    """Checked arguments of keys in rows, and the logits to write."""
 
     q: Tensor
     keys: Tensor
@@ -39,6 +45,22 @@ class MqaLogits(NamedTuple):
     logits: Tensor
     is_compressed: bool
     clean_logits: bool
+
+
+class PagedLogits(NamedTuple):
+    """Checked arguments of keys in pages, and the logits to write."""
+
+    q: Tensor
+    cache: Tensor
+    """uint8 `[blocks, page, 1, depth + 4]`."""
+    weights: Tensor
+    contexts: Tensor
+    table: Tensor
+    schedule: Tensor
+    logits: Tensor
+
+
+Logits = MqaLogits | PagedLogits
 
 
 def mqa_logits_problem(
@@ -75,19 +97,92 @@ def mqa_logits_problem(
         raise ValueError("clean_logits: expected False, because max_seqlen_k is given, got True")
     cleans = not is_compressed if clean_logits is None else bool(clean_logits)
     type_of_logits(logits_dtype)
-    logits = empty_logits(sizes["tokens"], sizes["keys"], max_seqlen_k, logits_dtype, q.device)
+    columns, room = (max_seqlen_k, 0) if is_compressed else (sizes["keys"], ROOM)
+    logits = empty_logits(sizes["tokens"], columns, logits_dtype, q.device, room)
     return MqaLogits(q, keys, scales, weights, starts, ends, logits, is_compressed, cleans)
 
 
-def empty_logits(tokens: int, keys: int, max_seqlen_k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make logits `[tokens, keys]`, or `[tokens, max_seqlen_k]` if that is given, in rows that have room for more."""
-    columns = max_seqlen_k if max_seqlen_k > 0 else keys
-    return rows_of_logits(tokens, columns, align(columns, ROOM) if max_seqlen_k > 0 else columns + ROOM, dtype, device)
+def paged_logits_problem(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor,
+    max_context_len: int,
+    clean_logits: bool = False,
+    logits_dtype: torch.dtype = torch.float32,
+) -> PagedLogits:
+    """Check the arguments, and make the logits."""
+    sizes: checks.Sizes = {}
+    queries(q, ("sequences", "next_n", "heads", "depth"), sizes)
+    _sizes_of_pages(sizes)
+    # Not while torch traces, for which this would be a guard on the size of a batch.
+    if has_memory(q) and q.numel() >= NUMBER_LIMIT * sizes["depth"]:
+        raise ValueError(f"q: expected sequences x next_n x heads below 2^31, got shape {tuple(q.shape)}")
+    sequences, next_n, depth = sizes["sequences"], sizes["next_n"], sizes["depth"]
+    page = _cache(kv_cache, depth)
+    weights_of_heads(weights, sequences * next_n, sizes["heads"])
+    _contexts(context_lens, sequences, next_n)
+    checks.has_type("block_table", checks.tensor("block_table", block_table), (torch.int32,))
+    checks.bind("block_table", block_table, ("sequences", "pages"), {"sequences": sequences})
+    if block_table.shape[1] > 1 and block_table.stride(1) != 1:
+        raise ValueError(f"block_table: expected entries contiguous along pages, got strides {block_table.stride()}")
+    checks.has_type("schedule_meta", checks.tensor("schedule_meta", schedule_meta), (torch.int32,))
+    rows = schedule_meta.shape[0] if schedule_meta.dim() else 0
+    if schedule_meta.dim() != 2 or rows < 2 or schedule_meta.shape[1] != 2 or not schedule_meta.is_contiguous():
+        raise ValueError(
+            f"schedule_meta: expected a contiguous (num_sms + 1, 2) of get_paged_mqa_logits_metadata, "
+            f"got {tuple(schedule_meta.shape)} with strides {schedule_meta.stride()}"
+        )
+    others = {
+        "kv_cache": kv_cache,
+        "weights": weights,
+        "context_lens": context_lens,
+        "block_table": block_table,
+        "schedule_meta": schedule_meta,
+    }
+    checks.same_device(others, q.device, "q")
+    checks.without_gradients({"q": q, "weights": weights})
+    contiguous("q", q)
+    address("schedule_meta", schedule_meta, 8)
+    if clean_logits:
+        raise ValueError("clean_logits: expected False, because contexts are those of tokens, got True")
+    max_context_len = integer_in_range("max_context_len", max_context_len, 0, NUMBER_LIMIT - ROOM - 1)
+    type_of_logits(logits_dtype)
+    if page * block_table.shape[1] >= NUMBER_LIMIT:
+        raise ValueError(f"block_table: expected fewer than 2^31 keys, got {block_table.shape[1]} pages of {page}")
+    # The host reads no lengths on a GPU, so a page that may be asked for is enough.
+    if kv_cache.shape[0] == 0 and sequences > 0 and block_table.shape[1] > 0 and max_context_len > 0:
+        shape = tuple(kv_cache.shape)
+        raise ValueError(f"kv_cache: expected at least one block for the entries of block_table, got {shape}")
+    if checks.on_host(block_table) and checks.on_host(context_lens):
+        _entries(block_table, context_lens, max_context_len, page, kv_cache.shape[0])
+    logits = empty_logits(sequences * next_n, max_context_len, logits_dtype, q.device)
+    return PagedLogits(q, kv_cache, weights, context_lens, block_table, schedule_meta, logits)
 
 
-def rows_of_logits(tokens: int, columns: int, room: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make logits `[tokens, columns]`, in rows that have room for so many."""
-    pitch = align(room, ROW_BYTES // dtype.itemsize)
+def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Tensor:
+    """Check the arguments, and make the schedule."""
+    checks.has_type("context_lens", checks.tensor("context_lens", context_lens), (torch.int32,))
+    if context_lens.dim() not in (1, 2) or not context_lens.is_contiguous():
+        raise ValueError(
+            f"context_lens: expected a contiguous (sequences, next_n) or (sequences,), "
+            f"got {tuple(context_lens.shape)} with strides {context_lens.stride()}"
+        )
+    if context_lens.dim() == 2 and context_lens.shape[1] == 0:
+        raise ValueError(f"context_lens: expected at least one token, got {tuple(context_lens.shape)}")
+    whole_elements("context_lens", context_lens)
+    checks.supported_device("context_lens", context_lens)
+    if integer_in_range("block_kv", block_kv, 1) not in PAGES:
+        raise NotImplementedError(f"block_kv: expected pages of {either(PAGES)} keys, got {block_kv}")
+    num_sms = integer_in_range("num_sms", num_sms, 1, MAX_SHARES)
+    return torch.empty((num_sms + 1, 2), dtype=torch.int32, device=context_lens.device)
+
+
+def empty_logits(tokens: int, columns: int, dtype: torch.dtype, device: torch.device, room: int = 0) -> Tensor:
+    """Make logits `[tokens, columns]`, in rows that have room for `room` more."""
+    pitch = align(columns + room, ROW_BYTES // dtype.itemsize)
     return torch.empty((tokens, pitch), dtype=dtype, device=device)[:, :columns]
 
 
@@ -149,3 +244,63 @@ def _sizes(q: Tensor, sizes: checks.Sizes) -> None:
         raise ValueError(
             f"q: expected tokens x heads and keys below 2^31, got {sizes['tokens']} x {heads} and {sizes['keys']}"
         )
+
+
+def block_stride(cache: Tensor) -> int:
+    """Bytes from block to block of a cache. One alone has any stride."""
+    return cache.stride(0) if cache.shape[0] > 1 else cache.shape[1] * cache.shape[3]
+
+
+def _sizes_of_pages(sizes: checks.Sizes) -> None:
+    next_n, heads, depth = sizes["next_n"], sizes["heads"], sizes["depth"]
+    if not 1 <= next_n <= MAX_NEXT_N:
+        raise NotImplementedError(f"q: expected 1 to {MAX_NEXT_N} tokens of a sequence, got {next_n}")
+    if not (0 < heads <= MAX_HEADS and heads % HEADS_MULTIPLE == 0 and next_n * heads <= MAX_COLUMNS):
+        raise NotImplementedError(
+            f"q: expected a number of heads that is a multiple of {HEADS_MULTIPLE} up to {MAX_HEADS}, next_n x heads "
+            f"up to {MAX_COLUMNS}, got {next_n} x {heads}"
+        )
+    if depth not in DEPTHS:
+        raise NotImplementedError(f"q: expected a depth of {either(DEPTHS)}, got {depth}")
+
+
+def _cache(cache: Tensor, depth: int) -> int:
+    """Check the cache; give the keys of a page."""
+    checks.has_type("kv_cache", checks.tensor("kv_cache", cache), (torch.uint8,))
+    checks.bind("kv_cache", cache, ("blocks", "page", "one", "depth + 4"), {"one": 1, "depth + 4": depth + SCALE_BYTES})
+    page, row = cache.shape[1], depth + SCALE_BYTES
+    if page not in PAGES:
+        raise NotImplementedError(f"kv_cache: expected pages of {either(PAGES)} keys, got {page}")
+    if cache.stride(1) != row or cache.stride(3) != 1:
+        raise ValueError(f"kv_cache: expected blocks without gaps, strides (..., {row}, ..., 1), got {cache.stride()}")
+    stride = block_stride(cache)
+    if stride % ADDRESS_ALIGNMENT or stride < page * row:
+        raise ValueError(
+            f"kv_cache: expected a block stride that is a multiple of {ADDRESS_ALIGNMENT} bytes, "
+            f"and at least {page * row}, got {stride}"
+        )
+    if cache.shape[0] >= NUMBER_LIMIT:
+        raise ValueError(f"kv_cache: expected fewer than 2^31 blocks, got {cache.shape[0]}")
+    address("kv_cache", cache, ADDRESS_ALIGNMENT)
+    return int(page)
+
+
+def _contexts(contexts: Tensor, sequences: int, next_n: int) -> None:
+    checks.has_type("context_lens", checks.tensor("context_lens", contexts), (torch.int32,))
+    if tuple(contexts.shape) not in ((sequences, next_n), (sequences,)):
+        raise ValueError(
+            f"context_lens: expected shape (sequences, next_n) = ({sequences}, {next_n}) or (sequences,), "
+            f"got {tuple(contexts.shape)}"
+        )
+    if not contexts.is_contiguous():
+        raise ValueError(f"context_lens: expected a contiguous tensor, got strides {contexts.stride()}")
+    whole_elements("context_lens", contexts)
+
+
+def _entries(table: Tensor, contexts: Tensor, most: int, page: int, blocks: int) -> None:
+    """Check the entries of the pages that the contexts reach, up to `most` keys. Those behind may be anything."""
+    if contexts.numel() == 0 or blocks == 0:
+        return
+    longest = contexts.reshape(len(contexts), -1).amax(1).clamp(0, most)
+    is_read = rows_of_counts((longest + page - 1) // page, table.shape[1])
+    checks.in_range("block_table", table.where(is_read, 0), 0, blocks - 1)

@@ -7,45 +7,44 @@
 //                          for each block:            full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
 //   fill, three warps      -inf to where no block of keys comes, while the others work
 //
-// A tile is kUnits units of kUnitTokens tokens, whose heads are the columns of one WGMMA each. Its rows are 64 keys. One
-// unit is reduced while the tensor cores work on the next, and a block of keys is loaded once for all units.
+// Tiles, and what math warps do, are those of logits/tiles.cuh.
 #pragma once
 #include "config.cuh"
 #include "logits/mqa_params.cuh"
 #include "logits/ranges.cuh"
 #include "logits/shares.cuh"
-#include "logits/unit.cuh"
+#include "logits/tiles.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "ptx/wgmma.cuh"
 #include "ring.cuh"
 
-using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
-constexpr uint32_t kTileSlots = 2, kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
-constexpr uint32_t kTileColumns = kTileTokens * kHeads;
 // Of a lane, on their way. Where a column's token is no shift away, more take registers that the producer does not have.
 constexpr uint32_t kWeightsAtOnce = kHeads <= 64 && (kHeads & (kHeads - 1)) == 0 ? 8 : 2;
-// A unit's logits are stored before the next product starts. ptxas would start it while 16 tokens' sums take registers,
-// and spill.
-constexpr bool kStoresFirst = kHeads == 8 && kDepth == 128 && kOutputBytes == 2;
 constexpr uint32_t kInfinity = kOutputBytes == 4 ? 0xff800000u : 0xff80ff80u;  // -inf: one of FP32, two of BF16
 
 // Where a token's logits go. `begin` and `length` are its range of keys.
 struct TokenRow {
   uint32_t address_low, address_high;  // of what key 0 would have; 0: no such token
   uint32_t begin, length;
-};
-constexpr uint32_t kRowBytes = sizeof(TokenRow);
 
-// What is done of a tile: `blocks` blocks from key `first` on; 0: no tile is left.
-struct TilePlan {
-  uint32_t first, blocks;
+  DEVICE static bool has(const ptx::Uint4& row, uint32_t key) { return key - row.z < row.w; }
+};
+
+// The slot of a tile, of which two are in shared memory: one is worked on, one is loaded.
+struct TilePosition {
+  uint32_t count = 0;  // of tiles before it
+
+  DEVICE uint32_t slot() const { return count % kTileSlots; }
+  DEVICE uint32_t parity() const { return count / kTileSlots % 2; }
+  DEVICE TilePosition next() const { return {count + 1}; }
 };
 
 struct SharedStorage {
+  using Position = TilePosition;
+  using Row = TokenRow;
   alignas(1024) uint8_t q[kTileSlots][kUnits][Unit::kBytes];
   alignas(1024) uint8_t keys[kNumStages][kKeysBytes];
   alignas(128) float scales[kNumStages][kBlockKeys];
@@ -56,16 +55,7 @@ struct SharedStorage {
   uint64_t q_full[kTileSlots], q_empty[kTileSlots];
   ShareStorage shares;
 };
-static_assert(sizeof(SharedStorage) == kSharedBytes, "MqaConfig.shared_bytes and SharedStorage differ");
-
-// The slot of a tile, of which two are in shared memory: one is worked on, one is loaded.
-struct TilePosition {
-  uint32_t count = 0;  // of tiles before it
-
-  DEVICE uint32_t slot() const { return count % kTileSlots; }
-  DEVICE uint32_t parity() const { return count / kTileSlots % 2; }
-  DEVICE TilePosition next() const { return {count + 1}; }
-};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "LogitsConfig.shared_bytes and SharedStorage differ");
 
 DEVICE uint64_t row_address(const MqaParams& p, uint32_t token) {
   return reinterpret_cast<uint64_t>(p.logits) + token * p.logits_pitch;
@@ -89,29 +79,16 @@ DEVICE void load_blocks(const MqaParams& p, SharedStorage& shared, const TilePla
   }
 }
 
-// What a lane of the producer loads of a tile's weights at a time, and stores in their order.
-struct LaneWeights {
-  float held[kWeightsAtOnce];
-
-  DEVICE void load(const MqaParams& p, uint32_t first_token, uint32_t first) {
+// What a lane of the producer loads of a tile's weights at a time: of columns `first`, `first` + 32, ...
+DEVICE void load_weights(const MqaParams& p, uint32_t first_token, uint32_t first, float (&held)[kWeightsAtOnce]) {
 #pragma unroll
-    for (uint32_t i = 0; i < kWeightsAtOnce; ++i) {
-      const uint32_t column = first + i * 32, token = first_token + column / kHeads;
-      held[i] = column < kTileColumns && token < p.tokens
-                    ? ptx::ld_global_f32(p.weights + token * p.weights_pitch + column % kHeads)
-                    : 0;
-    }
+  for (uint32_t i = 0; i < kWeightsAtOnce; ++i) {
+    const uint32_t column = first + i * 32, token = first_token + column / kHeads;
+    held[i] = column < kTileColumns && token < p.tokens
+                  ? ptx::ld_global_f32(p.weights + token * p.weights_pitch + column % kHeads)
+                  : 0;
   }
-  DEVICE void store(float (&to)[kUnits][Unit::kWeights], uint32_t first) const {
-#pragma unroll
-    for (uint32_t i = 0; i < kWeightsAtOnce; ++i) {
-      const uint32_t column = first + i * 32;
-      if (column < kTileColumns)
-        ptx::st_shared_f32(&to[column / Unit::kColumns][place_of_weight(column % Unit::kColumns)],
-                           Unit::weight(held[i]));
-    }
-  }
-};
+}
 
 // Producer, one warp: a tile's rows (first, so that their registers are free), q, plan and weights, and its blocks of keys. All that it loads is on its way before
 // it waits for any: of a few tokens this is most of the time.
@@ -128,22 +105,19 @@ DEVICE void load_tile(const MqaParams& p, SharedStorage& shared, const TilePosit
     ptx::st_shared_v4_b32(&shared.rows[at.slot()][lane], static_cast<uint32_t>(address),
                           static_cast<uint32_t>(address >> 32), of_lane.begin, of_lane.end - of_lane.begin);
   }
-  LaneWeights weights;
-  weights.load(p, first_token, lane);
+  float weights[kWeightsAtOnce];
+  load_weights(p, first_token, lane, weights);
   if (lane == 0) {
-    ptx::mbarrier_arrive_expect_tx(full, kUnits * Unit::kBytes);
-#pragma unroll
-    for (uint32_t unit = 0; unit < kUnits; ++unit)
-      ptx::tma_load_2d(&p.map_q, full, shared.q[at.slot()][unit], 0, first_token * kHeads + unit * Unit::kColumns);
+    load_q(p, shared, at.slot(), first_token);
     load_blocks<false>(p, shared, plan, block, ring_at);
     ptx::st_shared_v2_b32(&shared.plans[at.slot()], plan.first, plan.blocks);
   }
   ptx::syncwarp();
-  weights.store(shared.weights[at.slot()], lane);
+  lay_weights(shared.weights[at.slot()], weights, lane);
 #pragma unroll 1
   for (uint32_t first = lane + kWeightsAtOnce * 32; first < kTileColumns; first += kWeightsAtOnce * 32) {
-    weights.load(p, first_token, first);
-    weights.store(shared.weights[at.slot()], first);
+    load_weights(p, first_token, first, weights);
+    lay_weights(shared.weights[at.slot()], weights, first);
   }
   ptx::mbarrier_arrive(full);
   if (lane == 0) load_blocks<true>(p, shared, plan, block, ring_at);
@@ -167,125 +141,11 @@ DEVICE void load_share(const MqaParams& p, SharedStorage& shared, WorkShare shar
     const uint32_t first = block_of_step(share.number, cost), blocks = block_of_step(share.number + taken, cost) - first;
     if (blocks == 0) continue;
     const TilePlan plan = {keys.first + first * kBlockKeys, blocks};
-    ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot()], tile_at.parity() ^ 1);
-    ptx::syncwarp();
+    wait_for_slot(shared, tile_at);
     load_tile(p, shared, tile_at, share.tile, of_lane, plan, at, lane);
     tile_at = tile_at.next();
   }
-  // No tile is left.
-  ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot()], tile_at.parity() ^ 1);
-  ptx::syncwarp();
-  if (lane == 0) {
-    ptx::st_shared_v2_b32(&shared.plans[tile_at.slot()], 0, 0);
-    ptx::mbarrier_arrive(&shared.q_full[tile_at.slot()]);
-  }
-  ptx::mbarrier_arrive(&shared.q_full[tile_at.slot()]);
-}
-
-// Weights of all units of a tile.
-struct TileWeights {
-  WeightsInRegisters<Unit::kColumns> units[kUnits];
-
-  DEVICE TileWeights(const float (&laid)[kUnits][Unit::kWeights], uint32_t lane) {
-#pragma unroll
-    for (uint32_t i = 0; i < kUnits; ++i) units[i].load(laid[i], lane);
-  }
-};
-
-// Stores a lane's logits of one key and one unit, whose first token of this lane has its TokenRow at address `rows`.
-DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit::kLogits], float scale, uint32_t lane) {
-#pragma unroll
-  for (uint32_t i = 0; i < Unit::kLogits; ++i) {
-    if (Unit::kTokens % 2 && token_of_lane(i, lane) >= Unit::kTokens) continue;
-    const ptx::Uint4 row = ptx::ld_shared_v4_b32(rows + token_of_lane(i, 0) * kRowBytes);
-    const uint64_t address = static_cast<uint64_t>(row.y) << 32 | row.x;
-    const bool is_in_range = key - row.z < row.w;
-    // Rows have room for whole blocks, so the last of them needs no bound.
-    if (kIsClean ? address == 0 : !is_in_range) continue;
-    const float logit = kIsClean && !is_in_range ? ptx::float_of(0xff800000u) : logits[i] * scale;
-    auto* to = reinterpret_cast<uint8_t*>(address + static_cast<uint64_t>(key) * kOutputBytes);
-    if constexpr (kOutputBytes == 4) ptx::st_global_f32(to, logit);
-    else ptx::st_global_b16(to, ptx::pack_bf16(logit, 0));
-  }
-}
-
-// What a math thread has at hand while it works on a tile.
-struct AtWork {
-  SharedStorage& shared;
-  const TileWeights& weights;
-  uint32_t keys_low, q_low;  // of the warpgroup's keys in the first slot; of the tile's q
-  uint32_t rows;             // address of the TokenRow of this lane's first token
-  uint32_t row, lane;        // of this thread, in a block
-};
-
-// Multiplies kBlocks blocks of keys, from key `key` on for this lane, and stores their logits. A piece is one unit of one
-// block: while one is reduced, the tensor cores work on the next. In a straight line only, drained at its end: ptxas
-// serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
-template <uint32_t kBlocks>
-struct Run {
-  static constexpr uint32_t kPieces = kBlocks * kUnits, kLag = kUnits - 1;
-
-  RingPosition slots[kBlocks];
-  float scales[kBlocks];  // of this lane's keys
-  Unit units[kUnits];
-
-  template <uint32_t kPiece>
-  DEVICE void step(const AtWork& work, uint32_t key, RingPosition& at, bool& is_loaded) {
-    if constexpr (kPiece < kPieces) {
-      constexpr uint32_t kBlock = kPiece / kUnits, kUnit = kPiece % kUnits;
-      if constexpr (kUnit == 0) {
-        slots[kBlock] = at;
-        if (!is_loaded) wait_until_loaded(work.shared.ring, at);
-        scales[kBlock] = ptx::ld_shared_f32(&work.shared.scales[at.stage][work.row]);
-      }
-      units[kUnit].multiply(work.keys_low + slots[kBlock].stage * (kKeysBytes / 16),
-                            work.q_low + kUnit * (Unit::kBytes / 16));
-      if constexpr (kUnit + 1 == kUnits) {
-        // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
-        at = at.next();
-        is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&work.shared.ring.full[at.stage], at.parity));
-      }
-    }
-    if constexpr (kPiece >= kLag) {
-      constexpr uint32_t kDone = kPiece - kLag, kBlock = kDone / kUnits, kUnit = kDone % kUnits;
-      constexpr uint32_t kInFlight = kPieces - 1 - kDone;
-      ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();
-      if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);
-      float logits[Unit::kLogits];
-      units[kUnit].reduce(work.weights.units[kUnit], work.lane, logits);
-      store_logits(work.rows + kUnit * kUnitTokens * kRowBytes, key + kBlock * kBlockKeys,
-                   logits, scales[kBlock], work.lane);
-      if constexpr (kStoresFirst) ptx::syncwarp();
-    }
-    if constexpr (kPiece + 1 < kPieces + kLag) step<kPiece + 1>(work, key, at, is_loaded);
-  }
-};
-
-// Math warps: all blocks of the tiles of this CTA, 64 keys of each for a warpgroup.
-DEVICE void multiply_share(SharedStorage& shared, uint32_t warpgroup, uint32_t warp, uint32_t lane) {
-  const uint32_t keys_low = ptx::smem_descriptor_low(ptx::smem_address(shared.keys[0]) + warpgroup * 64 * kDepth);
-  const uint32_t row = warpgroup * 64 + row_of_lane(warp, lane);
-  RingPosition at;
-  bool is_loaded = false;
-#pragma unroll 1
-  for (TilePosition tile_at;; tile_at = tile_at.next()) {
-    ptx::mbarrier_wait_parity(&shared.q_full[tile_at.slot()], tile_at.parity());
-    uint32_t key = ptx::ld_shared_b32(&shared.plans[tile_at.slot()].first) + row;
-    uint32_t blocks = ptx::ld_shared_b32(&shared.plans[tile_at.slot()].blocks);
-    if (blocks == 0) break;
-    const uint32_t q_low = ptx::smem_descriptor_low(ptx::smem_address(shared.q[tile_at.slot()]));
-    const uint32_t rows = ptx::smem_address(shared.rows[tile_at.slot()]) + token_of_lane(0, lane) * kRowBytes;
-    const TileWeights weights(shared.weights[tile_at.slot()], lane);
-    const AtWork work = {shared, weights, keys_low, q_low, rows, row, lane};
-#pragma unroll 1
-    for (; blocks >= kRunBlocks; blocks -= kRunBlocks, key += kRunBlocks * kBlockKeys)
-      Run<kRunBlocks>().template step<0>(work, key, at, is_loaded);
-#pragma unroll 1
-    for (; blocks; --blocks, key += kBlockKeys) Run<1>().template step<0>(work, key, at, is_loaded);
-    // All lanes have read the tile's weights and rows.
-    ptx::syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[tile_at.slot()]);
-  }
+  end_tiles(shared, tile_at, lane);
 }
 
 // Fill, some warps: -inf in the pieces of rows that no block covers.
@@ -340,16 +200,7 @@ KERNEL(kNumThreads, 1) fp8_mqa_logits(GRID_CONSTANT MqaParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const uint32_t warpgroup = ptx::shfl_sync(ptx::thread_index() / 128, 0);
   const uint32_t warp = ptx::warp_index() % 4, lane = ptx::lane_index();
-  if (ptx::warp_index() == 0 && ptx::elect_sync()) {
-    ptx::prefetch_tensormap(&p.map_q);
-    ptx::prefetch_tensormap(&p.map_keys);
-    ptx::prefetch_tensormap(&p.map_scales);
-    for (uint32_t slot = 0; slot < kTileSlots; ++slot) {
-      ptx::mbarrier_init(&shared.q_full[slot], 33);  // each lane of the producer, and the one that announces bytes
-      ptx::mbarrier_init(&shared.q_empty[slot], kNumMathWarps);
-    }
-    shared.ring.init();
-  }
+  if (ptx::warp_index() == 0 && ptx::elect_sync()) init_tiles(p, shared);
   ptx::griddepcontrol_wait();
   if (ptx::warp_index() == kNumMathWarps && ptx::elect_sync()) prefetch_likely(p);
   WorkShare shares[2];
@@ -365,6 +216,6 @@ KERNEL(kNumThreads, 1) fp8_mqa_logits(GRID_CONSTANT MqaParams p) {
     }
   } else {
     ptx::setmaxnreg_inc<kMathRegisters>();
-    multiply_share(shared, warpgroup, warp, lane);
+    multiply_tiles(shared, 1, warpgroup, warp, lane);
   }
 }

@@ -9,54 +9,53 @@
 // It is bound by memory: a CTA keeps 80 KB of keys on their way, and goes from one sequence to the next without
 // waiting. The keys of a sequence are loaded once for all its tokens, and leave the L2 first. What each CTA does is said by
 // the schedule that plan_paged_contexts has made: from one (sequence, segment of a block of keys) to the next. Of a share
-// that two CTAs have, each takes every other block.
+// that two CTAs have, each takes every other block. A tile of logits/tiles.cuh is a sequence.
 #pragma once
 #include "config.cuh"
+#include "lanes.cuh"
 #include "logits/paged_params.cuh"
-#include "logits/unit.cuh"
+#include "logits/tiles.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "ptx/wgmma.cuh"
 #include "ring.cuh"
 
-using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
-constexpr uint32_t kSlots = 2, kPages = kBlockKeys / kPage;
-constexpr uint32_t kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
+constexpr uint32_t kPages = kBlockKeys / kPage;
 constexpr uint32_t kBlocksAhead = 2;  // of a sequence's weights
-constexpr uint32_t kColumns = kUnits * Unit::kColumns, kTokens = kUnits * kUnitTokens;
 static_assert(32 % kPages == 0, "a warp holds entries of whole blocks");
 static_assert(kSegmentKeys == kBlockKeys, "a segment of the schedule is a block");
 
 // Where a token's logits go: keys 0..length - 1. 0 for what is no token.
 struct TokenRow {
   uint32_t address_low, address_high, length, unused;
+
+  DEVICE static bool has(const ptx::Uint4& row, uint32_t key) { return key < row.z; }
 };
 
-// What is done of a sequence: `blocks` blocks, the first from key `first` on; 0: no sequence is left.
-struct SequencePlan {
-  uint32_t first, blocks;
+// The slot of a sequence, of which two are in shared memory: one is worked on, one is loaded.
+struct SlotPosition {
+  uint32_t of_slot = 0, of_phase = 0;
+
+  DEVICE uint32_t slot() const { return of_slot; }
+  DEVICE uint32_t parity() const { return of_phase; }
+  DEVICE SlotPosition next() const { return {of_slot ^ 1, of_phase ^ of_slot}; }
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t q[kSlots][kUnits][Unit::kBytes];
+  using Position = SlotPosition;
+  using Row = TokenRow;
+  alignas(1024) uint8_t q[kTileSlots][kUnits][Unit::kBytes];
   alignas(1024) uint8_t keys[kNumStages][kKeysBytes];
   alignas(128) float scales[kNumStages][kBlockKeys];
-  alignas(16) float weights[kSlots][kUnits][Unit::kWeights];
-  alignas(16) TokenRow rows[kSlots][kTokens];
-  SequencePlan plans[kSlots];
+  alignas(16) float weights[kTileSlots][kUnits][Unit::kWeights];
+  alignas(16) TokenRow rows[kTileSlots][kTileTokens];
+  TilePlan plans[kTileSlots];
   Ring ring;
-  uint64_t q_full[kSlots], q_empty[kSlots];
+  uint64_t q_full[kTileSlots], q_empty[kTileSlots];
 };
-static_assert(sizeof(SharedStorage) == kSharedBytes, "PagedConfig.shared_bytes and SharedStorage differ");
-
-struct SlotPosition {
-  uint32_t slot = 0, parity = 0;
-
-  DEVICE SlotPosition next() const { return {slot ^ 1, parity ^ slot}; }
-};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "LogitsConfig.shared_bytes and SharedStorage differ");
 
 // Keys of a token for which there is room; none if the context is negative.
 DEVICE uint32_t keys_of_token(const PagedParams& p, uint32_t sequence, uint32_t token) {
@@ -89,7 +88,7 @@ struct Blocks {
 // first pages are asked for, since waiting for weights takes as long as waiting for keys.
 struct SequenceLoad {
   // Where a column's token is no shift away, more weights on their way take registers that the producer does not have.
-  static constexpr uint32_t kAll = ceil_div(kColumns, 32), kAtOnce = kHeads & (kHeads - 1) ? 2 : kAll;
+  static constexpr uint32_t kAll = ceil_div(kTileColumns, 32), kAtOnce = kHeads & (kHeads - 1) ? 2 : kAll;
   uint32_t sequence, keys;  // of this lane's token
   float weights[kAtOnce];
 
@@ -103,28 +102,12 @@ struct SequenceLoad {
     }
   }
 
-  DEVICE void store_weights(float (&to)[kUnits][Unit::kWeights], uint32_t first, uint32_t lane) const {
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const uint32_t column = (first + i) * 32 + lane;
-      if (column < kColumns)
-        ptx::st_shared_f32(&to[column / Unit::kColumns][place_of_weight(column % Unit::kColumns)],
-                           Unit::weight(weights[i]));
-    }
-  }
-
   DEVICE void ask(const PagedParams& p, SharedStorage& shared, const SlotPosition& at, uint32_t sequence_,
                   const Blocks& blocks, uint32_t lane) {
     sequence = sequence_;
-    const uint32_t first_token = sequence * kNextN;
     if (lane == 0) {
-      uint64_t* full = &shared.q_full[at.slot];
-      // The last unit may have columns of the next sequence, or zeros behind the last: no logits are stored of them.
-      ptx::mbarrier_arrive_expect_tx(full, kUnits * Unit::kBytes);
-#pragma unroll
-      for (uint32_t unit = 0; unit < kUnits; ++unit)
-        ptx::tma_load_2d(&p.map_q, full, shared.q[at.slot][unit], 0, first_token * kHeads + unit * Unit::kColumns);
-      ptx::st_shared_v2_b32(&shared.plans[at.slot], blocks.first * kBlockKeys, blocks.count());
+      load_q(p, shared, at.slot(), sequence * kNextN);
+      ptx::st_shared_v2_b32(&shared.plans[at.slot()], blocks.first * kBlockKeys, blocks.count());
     }
     ptx::syncwarp();
     keys = lane < kNextN ? keys_of_token(p, sequence, lane) : 0;
@@ -132,18 +115,18 @@ struct SequenceLoad {
   }
 
   DEVICE void finish(const PagedParams& p, SharedStorage& shared, const SlotPosition& at, uint32_t lane) {
-    if (lane < kTokens) {
+    if (lane < kTileTokens) {
       const uint64_t address = reinterpret_cast<uint64_t>(p.logits) + (sequence * kNextN + lane) * p.logits_pitch;
-      ptx::st_shared_v4_b32(&shared.rows[at.slot][lane], static_cast<uint32_t>(address),
+      ptx::st_shared_v4_b32(&shared.rows[at.slot()][lane], static_cast<uint32_t>(address),
                             static_cast<uint32_t>(address >> 32), keys, 0);
     }
-    store_weights(shared.weights[at.slot], 0, lane);
+    lay_weights(shared.weights[at.slot()], weights, lane);
 #pragma unroll 1
     for (uint32_t first = kAtOnce; first < kAll; first += kAtOnce) {
       ask_weights(p, first, lane);
-      store_weights(shared.weights[at.slot], first, lane);
+      lay_weights(shared.weights[at.slot()], weights, first * 32 + lane);
     }
-    ptx::mbarrier_arrive(&shared.q_full[at.slot]);
+    ptx::mbarrier_arrive(&shared.q_full[at.slot()]);
   }
 };
 
@@ -196,12 +179,7 @@ struct Share {
     }
     keys = keys_of_sequence(p, lane);
     const uint32_t segments = ceil_div(keys, kSegmentKeys);
-    uint32_t sum = segments;  // of the sequences up to this lane's
-#pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance *= 2) {
-      const uint32_t below = ptx::shfl_sync(sum, lane - distance);
-      sum += lane >= distance ? below : 0;
-    }
+    const uint32_t sum = sum_up_to_lane(segments, lane);  // of the sequences up to this lane's
     // The first shares are a segment longer if it does not come out even. (A product as in the schedule would need 64 bits.)
     const uint32_t total = ptx::shfl_sync(sum, 31), each = total / shares, longer = total - each * shares;
     const uint32_t first = share * each + (share < longer ? share : longer);
@@ -251,8 +229,7 @@ DEVICE void load_share(const PagedParams& p, SharedStorage& shared, const Share&
       if (sequence == end.x && end.y < all) blocks.end = end.y;
       if (blocks.count() == 0) continue;
       if (sequence != begin.x) entries.load(p, sequence, blocks.first, blocks.step, lane);
-      ptx::mbarrier_wait_parity(&shared.q_empty[slot_at.slot], slot_at.parity ^ 1);
-      ptx::syncwarp();
+      wait_for_slot(shared, slot_at);
       SequenceLoad load;
       load.ask(p, shared, slot_at, sequence, blocks, lane);
       entries.cut(p, keys);
@@ -274,122 +251,14 @@ DEVICE void load_share(const PagedParams& p, SharedStorage& shared, const Share&
       }
     }
   }
-  // No sequence is left.
-  ptx::mbarrier_wait_parity(&shared.q_empty[slot_at.slot], slot_at.parity ^ 1);
-  ptx::syncwarp();
-  if (lane == 0) {
-    ptx::st_shared_v2_b32(&shared.plans[slot_at.slot], 0, 0);
-    ptx::mbarrier_arrive(&shared.q_full[slot_at.slot]);
-  }
-  ptx::mbarrier_arrive(&shared.q_full[slot_at.slot]);
-}
-
-// Stores a lane's logits of one key and one unit.
-DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit::kLogits], float scale, uint32_t lane) {
-#pragma unroll
-  for (uint32_t i = 0; i < Unit::kLogits; ++i) {
-    const uint32_t token = token_of_lane(i, lane);
-    if (Unit::kTokens % 2 && token >= Unit::kTokens) continue;
-    const ptx::Uint4 row = ptx::ld_shared_v4_b32(rows + token * static_cast<uint32_t>(sizeof(TokenRow)));
-    if (key >= row.z) continue;
-    const uint64_t address = static_cast<uint64_t>(row.y) << 32 | row.x;
-    auto* to = reinterpret_cast<uint8_t*>(address + static_cast<uint64_t>(key) * kOutputBytes);
-    if constexpr (kOutputBytes == 4) ptx::st_global_f32(to, logits[i] * scale);
-    else ptx::st_global_b16(to, ptx::pack_bf16(logits[i] * scale, 0));
-  }
-}
-
-// What a math thread has at hand while it works on a sequence.
-struct AtWork {
-  SharedStorage& shared;
-  const WeightsInRegisters<Unit::kColumns> (&weights)[kUnits];
-  uint32_t keys_low, q_low;  // of the warpgroup's keys in the first slot; of the sequence's q
-  uint32_t rows;             // address of the sequence's TokenRows
-  uint32_t row, lane;        // of this thread, in a block
-  uint32_t step;             // keys from block to block
-};
-
-// Multiplies kBlocks blocks of keys, from key `key` on for this lane, and stores their logits. A piece is one unit of one
-// block: while one is reduced, the tensor cores work on the next. In a straight line only, drained at its end: ptxas
-// serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
-template <uint32_t kBlocks>
-struct Run {
-  static constexpr uint32_t kPieces = kBlocks * kUnits, kLag = kPieces > 1 ? 1 : 0;
-
-  RingPosition slots[kBlocks];
-  float scales[kBlocks];  // of this lane's keys
-  Unit units[kLag + 1];
-
-  template <uint32_t kPiece>
-  DEVICE void step(const AtWork& work, uint32_t key, RingPosition& at) {
-    if constexpr (kPiece < kPieces) {
-      constexpr uint32_t kBlock = kPiece / kUnits, kUnit = kPiece % kUnits;
-      if constexpr (kUnit == 0) {
-        slots[kBlock] = at;
-        wait_until_loaded(work.shared.ring, at);
-        ptx::syncwarp();
-        scales[kBlock] = ptx::ld_shared_f32(&work.shared.scales[at.stage][work.row]);
-        at = at.next();
-      }
-      units[kPiece % (kLag + 1)].multiply(work.keys_low + slots[kBlock].stage * (kKeysBytes / 16),
-                                          work.q_low + kUnit * (Unit::kBytes / 16));
-    }
-    if constexpr (kPiece >= kLag) {
-      constexpr uint32_t kDone = kPiece - kLag, kBlock = kDone / kUnits, kUnit = kDone % kUnits;
-      constexpr uint32_t kInFlight = kPieces - 1 - kDone;
-      ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();
-      if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);
-      float logits[Unit::kLogits];
-      units[kDone % (kLag + 1)].reduce(work.weights[kUnit], work.lane, logits);
-      store_logits(work.rows + kUnit * kUnitTokens * static_cast<uint32_t>(sizeof(TokenRow)), key + kBlock * work.step,
-                   logits, scales[kBlock], work.lane);
-    }
-    if constexpr (kPiece + 1 < kPieces + kLag) step<kPiece + 1>(work, key, at);
-  }
-};
-
-// Math warps: all blocks of this CTA, 64 keys of each for a warpgroup.
-DEVICE void multiply_share(const PagedParams& p, SharedStorage& shared, uint32_t warpgroup, uint32_t warp, uint32_t lane) {
-  const uint32_t keys_low = ptx::smem_descriptor_low(ptx::smem_address(shared.keys[0]) + warpgroup * 64 * kDepth);
-  const uint32_t row = warpgroup * 64 + row_of_lane(warp, lane), step = p.splits * kBlockKeys;
-  RingPosition at;
-#pragma unroll 1
-  for (SlotPosition slot_at;; slot_at = slot_at.next()) {
-    ptx::mbarrier_wait_parity(&shared.q_full[slot_at.slot], slot_at.parity);
-    uint32_t key = ptx::ld_shared_b32(&shared.plans[slot_at.slot].first) + row;
-    uint32_t blocks = ptx::ld_shared_b32(&shared.plans[slot_at.slot].blocks);
-    if (blocks == 0) break;
-    WeightsInRegisters<Unit::kColumns> weights[kUnits];
-#pragma unroll
-    for (uint32_t unit = 0; unit < kUnits; ++unit) weights[unit].load(shared.weights[slot_at.slot][unit], lane);
-    const uint32_t q_low = ptx::smem_descriptor_low(ptx::smem_address(shared.q[slot_at.slot]));
-    const uint32_t rows = ptx::smem_address(shared.rows[slot_at.slot]);
-    const AtWork work = {shared, weights, keys_low, q_low, rows, row, lane, step};
-#pragma unroll 1
-    for (; blocks >= kRunBlocks; blocks -= kRunBlocks, key += kRunBlocks * step)
-      Run<kRunBlocks>().template step<0>(work, key, at);
-#pragma unroll 1
-    for (; blocks; --blocks, key += step) Run<1>().template step<0>(work, key, at);
-    // All lanes have read the sequence's weights and rows.
-    ptx::syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[slot_at.slot]);
-  }
+  end_tiles(shared, slot_at, lane);
 }
 
 KERNEL(kNumThreads, 1) fp8_paged_mqa_logits(GRID_CONSTANT PagedParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const uint32_t warpgroup = ptx::shfl_sync(ptx::thread_index() / 128, 0);
   const uint32_t warp = ptx::warp_index() % 4, lane = ptx::lane_index();
-  if (ptx::warp_index() == 0 && ptx::elect_sync()) {
-    ptx::prefetch_tensormap(&p.map_q);
-    ptx::prefetch_tensormap(&p.map_keys);
-    ptx::prefetch_tensormap(&p.map_scales);
-    for (uint32_t slot = 0; slot < kSlots; ++slot) {
-      ptx::mbarrier_init(&shared.q_full[slot], 33);  // each lane of the producer, and the one that announces bytes
-      ptx::mbarrier_init(&shared.q_empty[slot], kNumMathWarps);
-    }
-    shared.ring.init();
-  }
+  if (ptx::warp_index() == 0 && ptx::elect_sync()) init_tiles(p, shared);
   ptx::griddepcontrol_wait();
   Share share = {};
   // On their way while barriers are initialized.
@@ -405,6 +274,6 @@ KERNEL(kNumThreads, 1) fp8_paged_mqa_logits(GRID_CONSTANT PagedParams p) {
     }
   } else {
     if constexpr (kProducerRegisters != 0) ptx::setmaxnreg_inc<kMathRegisters>();
-    multiply_share(p, shared, warpgroup, warp, lane);
+    multiply_tiles(shared, p.splits, warpgroup, warp, lane);
   }
 }

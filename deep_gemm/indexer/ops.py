@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
 from .. import indexer
 from ..core.operators import flops_of, operator
-from .check import mqa_logits_problem
-from .paged_check import metadata_problem, paged_logits_problem
-
-
-def logits(q: Tensor, kv: Tensor, sfkv: Tensor, *rest: Any) -> Tensor:
-    """Score the keys of each token's range."""
-    return indexer.fp8_fp4_mqa_logits((q, None), (kv, sfkv), *rest)
-
-
-def fake_logits(q: Tensor, kv: Tensor, sfkv: Tensor, *rest: Any) -> Tensor:
-    """Stand for these logits."""
-    return mqa_logits_problem(q, (kv, sfkv), *rest).logits
-
-
-def paged_logits(q: Tensor, *rest: Any) -> Tensor:
-    """Score the keys of each token's context."""
-    return indexer.fp8_fp4_paged_mqa_logits((q, None), *rest)
-
-
-def fake_paged_logits(*given: Any) -> Tensor:
-    """Stand for these logits."""
-    return paged_logits_problem(*given).logits
-
+from .check import metadata_problem, mqa_logits_problem, paged_logits_problem
 
 operator(
     "fp8_mqa_logits(Tensor q, Tensor kv, Tensor sfkv, Tensor weights, Tensor cu_seq_len_k_start, "
     "Tensor cu_seq_len_k_end, bool? clean_logits=None, SymInt max_seqlen_k=0, ScalarType logits_dtype=float) -> Tensor",
-    logits,
-    fake_logits,
+    lambda q, kv, sfkv, *rest: indexer.fp8_fp4_mqa_logits((q, None), (kv, sfkv), *rest),
+    lambda q, kv, sfkv, *rest: mqa_logits_problem(q, (kv, sfkv), *rest).logits,
     flops=flops_of("q"),
 )
 operator(
     "fp8_paged_mqa_logits(Tensor q, Tensor kv_cache, Tensor weights, Tensor context_lens, Tensor block_table, "
     "Tensor schedule_meta, SymInt max_context_len, bool clean_logits=False, ScalarType logits_dtype=float) -> Tensor",
-    paged_logits,
-    fake_paged_logits,
+    lambda q, *rest: indexer.fp8_fp4_paged_mqa_logits((q, None), *rest),
+    lambda *given: paged_logits_problem(*given).logits,
     flops=flops_of("q"),
 )
 operator(

@@ -8,6 +8,7 @@
 // sequence. So a row never names a sequence without segments, unless there are none at all: then all rows are zeros.
 #pragma once
 #include "config.cuh"
+#include "lanes.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "types.cuh"
@@ -47,11 +48,7 @@ KERNEL(kNumThreads, 1) plan_paged_contexts(GRID_CONSTANT PlanParams p) {
     const uint32_t sequence = thread * per_thread + i;
     if (sequence < p.sequences) sum += segments_of(p, sequence);
   }
-#pragma unroll
-  for (uint32_t distance = 1; distance < 32; distance *= 2) {
-    const uint32_t below = ptx::shfl_sync(sum, lane - distance);
-    sum += lane >= distance ? below : 0;
-  }
+  sum = sum_up_to_lane(sum, lane);
   if (lane == 31) ptx::st_shared_b32(&shared.of_warps[warp], sum);
   ptx::syncthreads();
   uint32_t total = 0;

@@ -10,16 +10,13 @@ from torch import Tensor
 
 from ..core.call import CallPlan
 from ..core.kernel import Config, Kernel
-from ..core.params import Field, Kind, Params
-from .paged_check import SEGMENT_KEYS
+from ..core.params import Kind, Params, fields
+from .check import SEGMENT_KEYS
 
 PARAMS = Params(
     "PlanParams",
-    Field("contexts", Kind.POINTER),
-    Field("schedule", Kind.POINTER),
-    Field("sequences", Kind.UINT32),
-    Field("next_n", Kind.UINT32),
-    Field("shares", Kind.UINT32),
+    *fields(Kind.POINTER, "contexts", "schedule"),
+    *fields(Kind.UINT32, "sequences", "next_n", "shares"),
 )
 """`PlanParams` of indexer/plan_paged_contexts.cuh."""
 

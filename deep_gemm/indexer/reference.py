@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .check import MqaLogits
-from .paged_check import SCALE_BYTES, SEGMENT_KEYS, PagedLogits
+from .check import SCALE_BYTES, SEGMENT_KEYS, MqaLogits, PagedLogits
 
 SCORES_AT_A_TIME = 1 << 24
 """FP32 scores of all heads that are in memory at a time."""

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.check.layout import ADDRESS_ALIGNMENT
-from ..gemm.bf16.check import MULTIPLE
-from ..gemm.bf16.dense import bf16_gemm_nn
-from ..gemm.bf16.expressions import einsum
+from ..gemm.api.bf16_dense import bf16_gemm_nn
+from ..gemm.api.bf16_einsum import einsum
+from ..gemm.ask.bf16 import MULTIPLE
 
 __all__ = ["batch_invariant_mm"]
 

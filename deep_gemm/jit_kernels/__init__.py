@@ -1,7 +1,7 @@
 """Programs of 2025 import the products from here; `deep_gemm` itself has them all."""
 
-from ..gemm.dense.api import gemm_fp8_fp8_bf16_nt, wgrad_gemm_fp8_fp8_fp32_nt
-from ..gemm.rows.api import (
+from ..gemm.api.dense import gemm_fp8_fp8_bf16_nt, wgrad_gemm_fp8_fp8_fp32_nt
+from ..gemm.api.grouped import (
     k_grouped_wgrad_gemm_fp8_fp8_fp32_nt,
     m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
     m_grouped_gemm_fp8_fp8_bf16_nt_masked,

@@ -8,13 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..casts.fp8 import cast_rows
+from ..casts.fp8 import cast_checked
+from ..casts.rules import Target
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe, align
 from ..core.check.recipes import E2M1
-from ..gemm.dense.api import BEHIND_CAST, fp8_gemm_nt
-from ..gemm.output import USUAL_OPERANDS
+from ..gemm.api.dense import BEHIND_CAST, fp8_gemm_nt
+from ..gemm.kinds.output import USUAL_OPERANDS
 from ..gemm.plan import SCALE_BYTES
 from ..gemm.product import run as run_product
 from ..gemm.product import run_checked
@@ -82,7 +83,7 @@ def compute_linear(p: LinearProblem, *, is_made: bool) -> CallPlan | None:
         # No kernel has such scales: each call makes other operands of them.
         if c is not None and c is not d:
             c = d.copy_(c)  # products take a C with rows of its own
-        fp8_gemm_nt(cast_rows(p.x, gran_k=of_x.columns, mn_major=True)[0], p.w, d, c, recipe_a=of_x)
+        fp8_gemm_nt(cast_checked(p.x, Target(*of_x, mn_major=True))[0], p.w, d, c, recipe_a=of_x)
         if d is not p.out:
             p.out.copy_(d)
         return None
@@ -111,7 +112,7 @@ def cast_and_multiply(p: LinearProblem, d: Tensor, c: Tensor | None) -> Callable
     Nothing may come between these two, because the product reads the weight beside the cast, except a launch that lays
     scales of w out for TMA: a kernel that loads these waits before it reads anything.
     """
-    a, cast = cast_rows(p.x, gran_k=p.operands[1].columns, mn_major=True)
+    a, cast = cast_checked(p.x, Target(*p.operands[1], mn_major=True))
     if not p.x.is_cuda:
         run_product(BEHIND_CAST, a, p.w, d, c, p.operands)
         return None

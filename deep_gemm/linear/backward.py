@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..casts.by_kernels import can_turn_blocks, cast_blocks_both_ways_of, cast_turned_blocks_of
+from ..casts.by_kernels import can_turn_blocks, cast_turned_blocks_of
 from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import K_MULTIPLE, Operand
-from ..gemm.dense.api import fp8_gemm_nt
+from ..gemm.api.dense import fp8_gemm_nt
 
 
 def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
@@ -54,7 +54,7 @@ def cast_transposed(w: Tensor) -> Operand:
 
 def _cast_transposed(w: Tensor) -> tuple[Operand, CallPlan | None]:
     if can_turn_blocks(w):
-        return cast_turned_blocks_of(w)
+        return cast_turned_blocks_of(w, in_order=False)
     return transposed(per_block_cast_to_fp8(w)), None
 
 
@@ -65,7 +65,7 @@ def cast_both_ways(w: Tensor) -> tuple[Operand, Operand]:
 
 def _cast_both_ways(w: Tensor) -> tuple[tuple[Operand, Operand], CallPlan | None]:
     if can_turn_blocks(w):
-        return cast_blocks_both_ways_of(w)
+        return cast_turned_blocks_of(w, in_order=True)
     in_order = per_block_cast_to_fp8(w)
     return (in_order, transposed(in_order)), None
 

@@ -15,7 +15,7 @@ from ..core.check.integers import as_integer
 from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK, UE8M0_PER_WORD, Recipe, ceil_div, either
 from ..core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, E2M1, E4M3, MX, PER_BLOCK, Scales, scales_of
 from ..gemm import packed
-from ..gemm.output import ScaledOperands
+from ..gemm.kinds.output import ScaledOperands
 
 SCALES_OF_WEIGHTS = PER_BLOCK, BLOCKS_OF_64, BLOCKS_OF_32, MX
 """How FP8 weights may be scaled, from coarse to fine."""

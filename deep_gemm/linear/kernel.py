@@ -15,14 +15,12 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, align, ceil_div
 from ..core.code_plan import CodePlan
 from ..core.gpu import gpu_of, is_hopper
 from ..core.jit import driver
-from ..core.jit.tensor_map import ElementType
 from ..core.kernel import Config, Kernel, encoded
 from ..core.params import Field, Kind, Params
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
 from ..core.wgmma_header import wgmma_header
-from ..gemm import kernel_decode as fp8_gemm_decode
-from ..gemm.config import BLOCK_K, MAX_CLUSTER
-from ..gemm.config_decode import (
+from ..gemm.choose.fp8 import choose, reachable
+from ..gemm.config.decode import (
     BLOCK_TOKENS,
     MAX_REGISTERS,
     MAX_STAGES,
@@ -31,10 +29,9 @@ from ..gemm.config_decode import (
     SHARED_BYTES_PER_SM,
     DecodeConfig,
 )
-from ..gemm.dense import launch as dense
-from ..gemm.dense.choose import reachable_decode
-from ..gemm.maps import matrix_map
-from ..gemm.output import Output
+from ..gemm.config.tall import BLOCK_K, MAX_CLUSTER
+from ..gemm.kinds.output import BF16, BF16_C, Sizes, other_fields
+from ..gemm.maps import operand_map
 
 CASTERS = 2 * WARPGROUP_THREADS
 """Threads of a CTA that cast, besides those that load and those that multiply.
@@ -242,7 +239,7 @@ def config_of(m: int, n: int, k: int, with_c: bool, device: int, generation: int
 
     `generation` says which settings are in force.
     """
-    config = dense.choice(m, n, k, Output(with_c=with_c), gpu_of(device))
+    config = choose(Sizes(m, n, k), BF16_C if with_c else BF16, gpu_of(device))
     return serving(m, k, config) if isinstance(config, DecodeConfig) else None
 
 
@@ -250,9 +247,10 @@ def reachable_linear() -> list[LinearDecodeConfig]:
     """Every configuration that `config_of` can give."""
     tiles = [
         replace(tile, block_tokens=tokens)
-        for tile in reachable_decode()
+        for tile in reachable()
+        if isinstance(tile, DecodeConfig) and not all(other_fields(tile, output) for output in (BF16, BF16_C))
         for tokens in BLOCK_TOKENS
-        if tokens <= MAX_ROWS and not tile.is_fp32
+        if tokens <= MAX_ROWS
     ]
     found = [linear_decode_config(tile, cluster_n) for tile in tiles for cluster_n in (1, 2, MAX_CLUSTER_N)]
     return list(dict.fromkeys(config for config in found if config is not None))
@@ -260,7 +258,7 @@ def reachable_linear() -> list[LinearDecodeConfig]:
 
 def grid(config: LinearDecodeConfig, m: int, n: int) -> int:
     """A cluster for each tile of D, or for as many beside each other as share out the cast."""
-    return align(fp8_gemm_decode.grid(config.tile, m, n), config.cluster_size)
+    return align(config.tile.ctas(m, n), config.cluster_size)
 
 
 def params_of(
@@ -277,7 +275,7 @@ def params_of(
     rows = min(config.tile.block_n, n)
     return PARAMS.pack(
         {
-            "map_b": encoded(launcher, matrix_map(ElementType.UINT8, values, (rows, BLOCK_K), 128), values.data_ptr()),
+            "map_b": encoded(launcher, operand_map(values, rows, BLOCK_K), values.data_ptr()),
             "x": x.data_ptr(),
             "sfb": scales.data_ptr(),
             "d": d.data_ptr(),

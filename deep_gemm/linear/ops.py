@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.operators import flops_of, gradients, operators
-from ..gemm.output import USUAL_OPERANDS
+from ..gemm.kinds.output import USUAL_OPERANDS
 from .api import linear
 from .backward import input_gradient
 from .check import linear_problem, operands_of

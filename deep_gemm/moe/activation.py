@@ -10,21 +10,20 @@ import torch
 from torch import Tensor
 
 from ..casts import cast_rows
-from ..casts.by_kernels import as_rows, has_kernels
+from ..casts.by_kernels import as_rows, has_kernels, launched
 from ..casts.cast_rows import BLOCKS_OF_GROUPS, MAX_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.gating import Gating, activated, gating_of
-from ..casts.rules import Quantized, empty_scales, empty_values, granularity
-from ..core.call import CallPlan, Function, Key, plan_at, run
+from ..casts.rules import Quantized, Target, granularity
+from ..core.call import CallPlan, Function, Key, run
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
 from ..core.check.numbers import magnitude
 from ..core.check.recipes import PER_ROW, Scales
 from ..core.check.tracing import is_dispatched
 from ..core.settings import get_mk_alignment_for_contiguous_layout
-from ..gemm import reference
-from ..gemm.rows import silu_launch as rows_silu
-from ..gemm.rows.silu_check import SILU_COLUMNS, silu_rows_problem
+from ..gemm import reference, rows_silu
+from ..gemm.ask.silu import SILU_COLUMNS, silu_rows_problem
 from .check import ActivationProblem, activation_problem
 
 
@@ -134,7 +133,9 @@ def _compute(
         and (groups is None or len(groups) <= MAX_GROUPS)
         and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
     ):
-        return _cast_by_kernel(p, use_ue8m0, magnitude("min_amax", min_amax), mn_major, columns, is_dependent)
+        return _cast_by_kernel(
+            p, Target(1, columns, use_ue8m0, magnitude("min_amax", min_amax), mn_major), is_dependent
+        )
     y = activated(p.x, p.gating)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]
@@ -146,35 +147,25 @@ def _compute(
     return (values, scales.masked_fill_(~is_defined[..., None], 1)), None
 
 
-def _cast_by_kernel(
-    p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, block: int, is_dependent: bool
-) -> tuple[Quantized, CallPlan | None]:
+def _cast_by_kernel(p: ActivationProblem, to: Target, is_dependent: bool) -> tuple[Quantized, CallPlan | None]:
     """Activate and cast on a GPU."""
     *rows, columns = p.x.shape
-    values = empty_values((*rows, columns // 2), p.x)
-    scales = empty_scales(rows, columns // 2, p.x, mn_major=mn_major, gran_k=block)
+    values, scales = to.empty((*rows, columns // 2), p.x)
     cast = RowCast(
         as_rows(p.x),
         as_rows(values),
-        scales if p.masked_m is not None or mn_major else as_rows(scales),
-        min_amax,
-        use_ue8m0,
+        scales if p.masked_m is not None or to.mn_major else as_rows(scales),
+        to,
         gating=p.gating,
         row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
         counts=p.masked_m,
         ends=p.ends,
         alignment=p.alignment,
-        block=block,
     )
-    given = _tensors(p.x, p.row_weights, p.masked_m, p.ends)
-    sizes, weights = (
-        () if x is None else (x,) for x in (p.ends if p.masked_m is None else p.masked_m, cast.row_weights)
-    )
-    names = "x", "values", "scales", *("sizes" for _ in sizes), *("row_weights" for _ in weights)
-    at = [(0, cast.x), (len(given), values), (len(given) + 1, scales)]
-    at += [*((len(given) - 1, x) for x in sizes), *((1, x) for x in weights)]
-    ready = cast_rows.run(cast, names, is_dependent=is_dependent)
-    return (values, scales), plan_at(ready, at, given, (values, scales))
+    tensors = {"x": p.x, "row_weights": p.row_weights, "sizes": cast.sizes}
+    given = {name: each for name, each in tensors.items() if each is not None}
+    made = {"values": values, "scales": scales}
+    return launched(cast_rows, cast, given, made, is_dependent=is_dependent)
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
@@ -221,6 +212,6 @@ def activated_product_of_rows(
     if p.row_weights is not None:
         y *= p.row_weights[:, None]
     values, scales = per_token_cast_to_fp8(y, gran_k=SCALE_BLOCK if gates_apart else SILU_COLUMNS)
-    is_written = rows_of_groups(p.ends, len(y), 1)[:, None]
-    for to, made in ((p.d.view(torch.uint8), values.view(torch.uint8)), (p.scales, scales)):
+    is_written = (p.ids >= 0)[:, None]
+    for to, made in ((p.d.view(torch.uint8), values.view(torch.uint8)), (d[1], scales)):
         to.copy_(torch.where(is_written, made, to))

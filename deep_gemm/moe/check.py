@@ -14,7 +14,7 @@ from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.integers import INT32_MAX, integer_in_range
 from ..core.check.layout import Recipe, whole_elements
 from ..core.check.tracing import has_memory
-from ..gemm.output import ScaledOperands
+from ..gemm.kinds.output import ScaledOperands
 from ..linear.check import weight
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -22,7 +22,7 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, WORD_BYTES, byte_
 from ..core.check.tracing import handles_operators
 from ..core.kernel import computes_on
 from ..core.seen import FREE_ROWS, STAYS, Free, Seen, torch_compares
-from ..gemm.output import FP4_OPERANDS, USUAL_OPERANDS
+from ..gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS
 from . import rows_at
 from .check import ExpertsProblem
 from .gather_weighted import sums_at

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import _register_namedtuple as register_namedtuple
 
 from ..casts.gating import gating_of
-from ..casts.ops import fake_rows
-from ..casts.rules import Quantized, empty_scales, empty_values
+from ..casts.ops import fake_cast
+from ..casts.rules import Quantized, Target
 from ..core.check.numbers import magnitude
 from ..core.operators import Flops, operators
 from . import activation, routing
@@ -50,8 +50,7 @@ def fake_gather_cast(x: Tensor, rows: Members, min_amax: float, mn_major: bool, 
     """Stand for tokens in their rows."""
     check_gather(x, ExpertRows(*rows))
     magnitude("min_amax", min_amax)
-    num_rows, k = ExpertRows(*rows).token_of.shape[0], x.shape[1]
-    return empty_values((num_rows, k), x), empty_scales((num_rows,), k, x, mn_major=mn_major, gran_k=gran_k)
+    return Target(1, gran_k, mn_major=mn_major).empty((ExpertRows(*rows).token_of.shape[0], x.shape[1]), x)
 
 
 def weighted(y: Tensor, rows: Members, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
@@ -85,7 +84,7 @@ def fake_silu_mul(
     gating = gating_of(activation, alpha, beta, limit)
     activation_problem(x, row_weights, masked_m, ends, gating, alignment=1)  # fake ends are aligned to nothing
     activated = torch.empty((*x.shape[:-1], x.shape[-1] // 2), device=x.device, dtype=torch.float32)
-    return fake_rows(activated, gran_k, min_amax, mn_major)
+    return fake_cast(activated, Target(1, gran_k, min_amax=min_amax, mn_major=mn_major))
 
 
 def fake_experts(

@@ -17,7 +17,7 @@ from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
 from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
-from ..gemm.config_fetched import ROWS_OF_PART
+from ..gemm.kinds.works import ROWS_OF_PART
 from .check import ExpertRows
 
 PARAMS = Params(

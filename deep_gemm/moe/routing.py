@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..casts import cast_rows, lay_scales
-from ..casts.by_kernels import as_rows, has_kernels
+from ..casts.by_kernels import as_rows, has_kernels, launched
 from ..casts.cast_rows import BLOCKS_OF_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
-from ..casts.rules import Quantized, empty_scales, empty_values, granularity
+from ..casts.rules import Quantized, Target, granularity
 from ..core.call import CallPlan, Function, Launches, as_they_are, never, plan_at, run
 from ..core.check.checks import cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
@@ -148,16 +148,12 @@ def _gather_and_cast(
     if has_kernels(x) and block in BLOCKS_OF_GROUPS:
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
         is_few = rows.token_of.shape[0] <= MANY_ROWS
-        num_rows, k = rows.token_of.shape[0], x.shape[1]
-        values = empty_values((num_rows, k), x)
-        scales = empty_scales((num_rows,), k, x, mn_major=is_few and mn_major, gran_k=block)
-        least, row_of, tokens = magnitude("min_amax", min_amax), rows.row_of.contiguous(), as_rows(x)
-        cast = RowCast(tokens, values, scales, least, use_ue8m0, row_of=row_of, block=block)
-        ready = cast_rows.run(cast, ("x", "values", "scales", "row_of"), is_dependent=is_dependent)
-        made = values, scales
+        to = Target(1, block, use_ue8m0, magnitude("min_amax", min_amax), is_few and mn_major)
+        values, scales = to.empty((rows.token_of.shape[0], x.shape[1]), x)
+        cast = RowCast(as_rows(x), values, scales, to, row_of=rows.row_of.contiguous())
+        given, made = {"x": x, **rows._asdict()}, {"values": values, "scales": scales}
         result = _with_scales_laid_out if mn_major and not is_few else as_they_are
-        launched = [(0, tokens), (6, values), (7, scales), (3, row_of)]
-        return result(made), plan_at(ready, launched, (x, *rows), made, result=result)
+        return launched(cast_rows, cast, given, made, result, is_dependent=is_dependent)
     values, scales = per_token_cast_to_fp8(x, use_ue8m0, block, min_amax=min_amax)
     token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
     gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)

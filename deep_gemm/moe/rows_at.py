@@ -24,14 +24,16 @@ from ..core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, Scales
 from ..core.gpu import gpu_of
 from ..core.kernel import ByRows, Prepared
 from ..core.settings import get_num_sms, get_pdl, in_force, num_sms_of
-from ..gemm.kernel_decode import kernel_of
-from ..gemm.output import Groups, Output
+from ..gemm import launch as rows
+from ..gemm import rows_silu
+from ..gemm.ask.rows import contiguous_problem
+from ..gemm.ask.silu import activated as activated_rows
+from ..gemm.kernel import kernel_of
+from ..gemm.kinds.output import Output, Sizes
+from ..gemm.kinds.works import ENDS, IDS, Work
 from ..gemm.packed import depth_of, is_packed
 from ..gemm.plan import Addresses, Plan
-from ..gemm.rows import launch as rows
-from ..gemm.rows import silu_launch as rows_silu
-from ..gemm.rows.check import contiguous_problem
-from ..gemm.rows.silu_check import SiluRowsProblem
+from ..gemm.problem import Problem
 from . import route_rows
 
 MAX_PLANS = 256
@@ -61,7 +63,8 @@ class RowsAt:
         (self.groups, self.n, _), self.k = weight[0].shape, depth_of(weight)
         self.device, self.output, self._template = weight[0].get_device(), output, template
         self._is_dependent = is_dependent
-        self._pitches = ["activation.scales_pitch"] * output.activates + ["fetching.pitch"] * output.fetches
+        self._pitches = ["activation.scales_pitch"] * output.epilogue.activates
+        self._pitches += ["fetching.pitch"] * output.work.fetches
         self._templates: dict[rows.Config, Plan] = {}
         self._plans: dict[int, Plan] = {}
         self._generation = in_force.generation
@@ -82,8 +85,9 @@ class RowsAt:
         templates, plans = self._templates, self._plans  # another thread may change settings meanwhile
         if m in plans:
             return plans[m]
-        config = rows.selected(self.groups, m / self.groups, self.n, self.k, self.output, self.device)
-        rows.print_if_asked(self.groups, self.n, self.k, config)
+        sizes = Sizes(m / self.groups, self.n, self.k, self.groups)
+        config = rows.chosen(sizes, self.output, gpu_of(self.device))
+        rows.print_if_asked(self.output, m, sizes, config)
         template = templates.get(config)
         if template is None:
             launcher = kernel_of(config).launcher(config, self.device, self._is_dependent or get_pdl())
@@ -92,7 +96,7 @@ class RowsAt:
         numbers, resized = rows.resized_for(template, m, pitch)
         numbers |= dict.fromkeys(self._pitches, pitch)
         shape = template.rows._replace(shape=(m, self.n))  # the other members are for questions that nobody asks here
-        ctas = rows.grid(config, 1, m, self.n, get_num_sms())
+        ctas = config.ctas(m, self.n, get_num_sms())
         plan = template.derived(shape, ctas, numbers, resized)
         put(plans, m, plan, MAX_PLANS)
         return plan
@@ -105,17 +109,17 @@ def product(weight: Operand, *, by_ends: bool = False, is_behind_cast: bool = Fa
         a, layout = few_rows(weight), zeros(len(weight[0]) if by_ends else FEW, weight)
         d = torch.empty(FEW, weight[0].shape[1], dtype=BF16, device=layout.device)
         said = contiguous_problem(a, weight, d, layout, use_psum_layout=by_ends, ensure_zero_padding=False, alignment=1)
-        return rows.plan_of(rows.grouped_problem(said), *how, weight_is_ready=is_behind_cast)
+        return rows.plan_of(said, *how, weight_is_ready=is_behind_cast)
 
-    b, groups = E2M1 if is_packed(weight) else E4M3, Groups.ENDS if by_ends else Groups.IDS
-    return RowsAt(weight, Output(groups=groups, b=b, sfb=sfb_of(weight)), template, is_dependent=is_behind_cast)
+    b, work = E2M1 if is_packed(weight) else E4M3, ENDS if by_ends else IDS
+    return RowsAt(weight, Output(work=work, b=b, sfb=sfb_of(weight)), template, is_dependent=is_behind_cast)
 
 
 def activated(weight: Operand, limit: float | None) -> RowsAt:
     """`activated_product_of_rows` with gates apart."""
 
     def template(weight: Operand, *how: Any) -> Plan:
-        return rows_silu.plan_of(few_activated(weight, zeros(len(weight[0]), weight), limit), *how)
+        return rows.plan_of(few_activated(weight, zeros(len(weight[0]), weight), limit), *how)
 
     return RowsAt(weight, rows_silu.APART, template)
 
@@ -187,10 +191,10 @@ def few_rows(weight: Operand) -> Operand:
     return few_in_fp8(depth_of(weight), weight[0].device)
 
 
-def few_activated(weight: Operand, ends: Tensor, limit: float | None) -> SiluRowsProblem:
+def few_activated(weight: Operand, ends: Tensor, limit: float | None, work: Work = ENDS) -> Problem:
     """A few rows by a weight, activated."""
     d = few_in_fp8(weight[0].shape[1] // 2, ends.device)
-    return SiluRowsProblem(*few_rows(weight), *weight, *d, ends, None, limit, gates_apart=True)
+    return activated_rows(few_rows(weight), weight, d, ends, None, limit, gates_apart=True, work=work)
 
 
 def few_in_fp8(columns: int, device: torch.device) -> Operand:

@@ -29,7 +29,7 @@ from ..core.check.checks import tensor
 from ..core.check.integers import integer_in_range
 from ..core.check.numbers import positive
 from ..core.check.tracing import is_dispatched
-from ..gemm.rows.api import k_grouped_fp8_gemm_nt_contiguous
+from ..gemm.api.grouped import k_grouped_fp8_gemm_nt_contiguous
 from ..linear.backward import output_type
 from ..moe.api import activate_rows, product_of_rows
 from ..moe.check import ExpertRows

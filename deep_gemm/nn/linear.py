@@ -23,7 +23,7 @@ from ..casts.rules import Quantized
 from ..core.check.checks import K_MULTIPLE, Operand, tensor, wants_gradient
 from ..core.check.layout import RECIPE_1D1D
 from ..core.check.tracing import is_dispatched, refuse_transforms
-from ..gemm.dense.api import fp8_gemm_nt
+from ..gemm.api.dense import fp8_gemm_nt
 from ..linear.api import linear
 from ..linear.backward import output_type, product_back
 from .gradients import (

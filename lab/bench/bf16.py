@@ -1,63 +1,35 @@
-"""BF16 products beside torch's, and beside what DeepGEMM would take. Cold, on a GPU.
-
-A kind of product is an entry of `KINDS`: its shapes, and what makes its work.
-"""
+"""BF16 products beside torch's, and beside what DeepGEMM would take. Cold, on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from deep_gemm.gemm.bf16.dense import bf16_gemm_nt, bf16_gemm_tn
-from deep_gemm.gemm.bf16.expressions import einsum
-from deep_gemm.gemm.bf16.grouped import (
+from deep_gemm.gemm.api.bf16_dense import bf16_gemm_nt, bf16_gemm_tn
+from deep_gemm.gemm.api.bf16_einsum import einsum
+from deep_gemm.gemm.api.bf16_grouped import (
     k_grouped_bf16_gemm_tn_contiguous,
     m_grouped_bf16_gemm_nt_contiguous,
     m_grouped_bf16_gemm_nt_masked,
 )
 from deep_gemm.testing import calc_diff
 
-from . import yardsticks
-from .attention import CONTENDERS, rows_of
+from . import attention
 from .cases import Shape
-from .logits import Kind
-from .logits import Logits as Work
-from .products import measure_each
-from .report import Add, Announce
-from .timing import L2Flush
-
-__all__ = ["CONTENDERS", "KINDS", "METHOD", "Kind", "chosen", "measure", "shapes_of"]
+from .contenders import OURS
+from .kinds import Call, Kind, Kinds, Work, of_ours
+from .layers import EAGER
+from .logits_prefill import MOST_DIFFERENCE
 
 METHOD = (
-    "bf16: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
-    "contenders of a shape interleaved in one process in rotating order, median, least and most; random normal "
-    "operands; shapes: dense and wgrad m, n, k; groups: groups, rows of each, n, k; along k: groups, m, n, k; einsum: "
-    "b, m, n, k or b, h, r, d; planes: D as torch lays its own; uneven groups and counts: 0.7 to 1.3 of the rows; "
-    "torch: mm, addmm into FP32, grouped_mm, einsum; our results checked against FP32 products for some rows; "
-    f"{yardsticks.METHOD}"
+    "random normal operands; shapes: dense and wgrad m, n, k; groups: groups, rows of each, n, k; along k: groups, m, "
+    "n, k; einsum: b, m, n, k or b, h, r, d; planes: D as torch lays its own; uneven groups and counts: 0.7 to 1.3 of "
+    "the rows; torch: mm, addmm into FP32, grouped_mm, einsum; our results checked against FP32 products for some rows"
 )
 CHECKED = 64
-
-
-def shapes_of(*, quick: bool = False) -> list[tuple[str, Shape]]:
-    """List what is measured: kinds with shapes."""
-    return [(name, shape) for name, kind in KINDS.items() for shape in (kind.quick if quick else kind.shapes)]
-
-
-def chosen(shapes: Sequence[Shape]) -> list[tuple[str, Shape]]:
-    """These shapes, of each kind that has them."""
-    found = [(name, shape) for name, shape in shapes_of() if shape in shapes]
-    return found or [("bf16_dense", shape) for shape in shapes if len(shape) == len(DENSE_SHAPES[0])]
-
-
-def measure(kinds: Sequence[tuple[str, Shape]], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
-    """Time the yardsticks, and products of these kinds and shapes."""
-    flush = L2Flush()
-    add(yardsticks.measure(flush))
-    measure_each(kinds, lambda kind, shape: rows_of(kind, shape, KINDS[kind].make(shape), flush, only), add, announce)
 
 
 def random(*shape: int, device: str) -> Tensor:
@@ -65,11 +37,15 @@ def random(*shape: int, device: str) -> Tensor:
     return torch.randn(shape, device=device, dtype=torch.bfloat16)
 
 
-def work(
-    operations: int, tensors: Sequence[Tensor], ours: Callable[[], Any], in_torch: Callable[[], Any] | None, error: Any
-) -> Work:
+def work(operations: int, tensors: Sequence[Tensor], ours: Call, in_torch: Call | None, error: Any) -> Work:
     """Make the work of a product that reads or writes each of these tensors once."""
-    return Work(operations, sum(x.numel() * x.element_size() for x in tensors), ours, in_torch, error)
+    return of_bytes(operations, sum(x.numel() * x.element_size() for x in tensors), ours, in_torch, error)
+
+
+def of_bytes(operations: int, count: int, ours: Call, in_torch: Call | None, error: Any) -> Work:
+    """Make the work of a product that moves so many bytes."""
+    calls = {OURS: ours} if in_torch is None else {OURS: ours, EAGER: in_torch}
+    return Work(operations, count, calls, of_ours(error, MOST_DIFFERENCE))
 
 
 def dense(shape: Shape, device: str = "cuda") -> Work:
@@ -151,7 +127,7 @@ def masked(shape: Shape, device: str = "cuda") -> Work:
         return float(calc_diff(d[-1, :last], a[-1, :last].float() @ b[-1].float().t()))
 
     moved = b.numel() * 2 + used * (n + k) * 2
-    return Work(2 * used * n * k, moved, lambda: m_grouped_bf16_gemm_nt_masked(a, b, d, counts, rows), None, error)
+    return of_bytes(2 * used * n * k, moved, lambda: m_grouped_bf16_gemm_nt_masked(a, b, d, counts, rows), None, error)
 
 
 def along_k(shape: Shape, device: str = "cuda", *, counted: bool = False) -> Work:
@@ -215,16 +191,22 @@ MASKED: tuple[Shape, ...] = (
 ALONG_K: tuple[Shape, ...] = ((4, 4096, 7168, 8192), (8, 7168, 2048, 4096), (16, 7168, 2048, 2048))
 SUMS: tuple[Shape, ...] = ((129, 128, 384, 128), (4096, 128, 384, 128), (8192, 256, 256, 256))
 HEADS: tuple[Shape, ...] = tuple((b, *rest) for b in (4, 32, 128, 4096) for rest in ((128, 512, 128), (8, 4096, 1024)))
-KINDS: Mapping[str, Kind] = {
-    "bf16_dense": Kind(DENSE_SHAPES, ((1, 576, 7168), (128, 2112, 7168), (4096, 7168, 2048)), dense),
-    "bf16_wgrad_fp32": Kind(((4096, 7168, 4096), (7168, 2048, 4096)), ((7168, 2048, 4096),), wgrad),
-    "bf16_contiguous": Kind(CONTIGUOUS, CONTIGUOUS[-1:], contiguous),
-    "bf16_contiguous_uneven": Kind(CONTIGUOUS, CONTIGUOUS[-1:], lambda shape: contiguous(shape, uneven=True)),
-    "bf16_masked": Kind(MASKED, MASKED[-1:], masked),
-    "bf16_k_grouped": Kind(ALONG_K, ALONG_K[1:2], along_k),
-    "bf16_k_grouped_counted": Kind(ALONG_K, ALONG_K[1:2], lambda shape: along_k(shape, counted=True)),
-    "einsum_bmk_bnk_mn": Kind(SUMS, SUMS[:1], expression("bmk,bnk->mn")),
-    "einsum_bhr_hdr_bhd": Kind(HEADS, HEADS[:1], expression("bhr,hdr->bhd")),
-    "einsum_bhd_hdr_bhr": Kind(HEADS, HEADS[:1], expression("bhd,hdr->bhr")),
-    "einsum_bhd_hdr_bhr_planes": Kind(HEADS, HEADS[:1], expression("bhd,hdr->bhr", in_planes=True)),
-}
+KINDS = Kinds(
+    {
+        "bf16_dense": Kind(DENSE_SHAPES, ((1, 576, 7168), (128, 2112, 7168), (4096, 7168, 2048)), dense),
+        "bf16_wgrad_fp32": Kind(((4096, 7168, 4096), (7168, 2048, 4096)), ((7168, 2048, 4096),), wgrad),
+        "bf16_contiguous": Kind(CONTIGUOUS, CONTIGUOUS[-1:], contiguous),
+        "bf16_contiguous_uneven": Kind(CONTIGUOUS, CONTIGUOUS[-1:], lambda shape: contiguous(shape, uneven=True)),
+        "bf16_masked": Kind(MASKED, MASKED[-1:], masked),
+        "bf16_k_grouped": Kind(ALONG_K, ALONG_K[1:2], along_k),
+        "bf16_k_grouped_counted": Kind(ALONG_K, ALONG_K[1:2], lambda shape: along_k(shape, counted=True)),
+        "einsum_bmk_bnk_mn": Kind(SUMS, SUMS[:1], expression("bmk,bnk->mn")),
+        "einsum_bhr_hdr_bhd": Kind(HEADS, HEADS[:1], expression("bhr,hdr->bhd")),
+        "einsum_bhd_hdr_bhr": Kind(HEADS, HEADS[:1], expression("bhd,hdr->bhr")),
+        "einsum_bhd_hdr_bhr_planes": Kind(HEADS, HEADS[:1], expression("bhd,hdr->bhr", in_planes=True)),
+    },
+    repeats=15,
+    seconds=0.05,
+    cool_seconds=0.25,
+)
+BENCH = KINDS.bench("bf16", METHOD, "4096,7168,2048", (OURS, EAGER), attention.tables)

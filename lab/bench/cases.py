@@ -12,11 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.gpu import GPUS
-from deep_gemm.gemm.config import BLOCK_K
+from deep_gemm.gemm.choose import timings
+from deep_gemm.gemm.config.tall import BLOCK_K
 
 from .grid import ROOM, grid, grouped_grid
-from .tune_samples import samples
 
 Shape = tuple[int, ...]
 
@@ -28,6 +27,9 @@ FINE_DENSE = "fine_dense"
 FINE_KINDS = (FINE_DENSE, "fine_masked")
 """Products with scales finer than 128x128: fine.py, and shapes as those of the kinds without "fine_"."""
 PEERS_FILE = Path(__file__).with_name("peers.json")
+RESULTS_FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+PITCHED = (1536, 4096)
+"""A weight whose pitches the cost model was tried with, in no file of times."""
 
 # Sustained rate of FP8 WGMMA with operands resident in shared memory, on random data: H200, 700 W.
 PEAK_TFLOPS = 1640
@@ -212,13 +214,18 @@ def grid_cases() -> tuple[Case, ...]:
 
 @cache
 def tuned_weights() -> frozenset[Shape]:
-    """Weights `(n, k)` of `all_cases`, and of the products that the cost model was fitted to on any GPU."""
+    """Weights `(n, k)` of `all_cases`, and of the products that the cost model was fitted to on any GPU.
+
+    Those are in the files of times that gemm/choose/timings.json names.
+    """
     of_cases = {
         case.shape[1:] if case.kind in KINDS[:2] else case.shape[1:3] if case.kind == "k_grouped" else case.shape[2:]
         for case in all_cases()
     }
-    fitted = {(each.n, each.k) for gpu in GPUS for each in samples(gpu.num_sms) if each.is_fitted}
-    return frozenset(of_cases | fitted)
+    made_by = str(json.loads(timings.FILE.read_text())["made_by"])
+    files = (RESULTS_FOLDER / name for name in made_by.split() if name.endswith(".json"))
+    rows = (row for file in files for row in json.loads(file.read_text())["rows"])
+    return frozenset({*of_cases, PITCHED, *((row["n"], row["k"]) for row in rows if row["fitted"])})
 
 
 def cases_of(

@@ -5,37 +5,37 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
-from deep_gemm import casts as quantize
-from deep_gemm.casts import fp4
-from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.casts import fp4, fp8
+from deep_gemm.casts.by_torch import cast_blocks, cast_by_torch
 from deep_gemm.casts.depths import GroupedRows, Silu, cast_along_groups, cast_silu_gradient
+from deep_gemm.casts.rules import FP4, Quantized, Target
 from deep_gemm.casts.scales import packed_rows
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.moe import activation, routing
 
+from . import table
 from .cases import Shape
-from .products import measure_each, raise_if_lost, reason
-from .report import Add, Announce, Row, cold_rows_of
-from .timing import L2Flush, cold
+from .contenders import OURS
+from .kinds import Call, Kind, Kinds, Verdict, Work
+from .report import Report
 
 METHOD = (
-    "casts: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
-    "contenders of a shape interleaved in one process in rotating order, 20 calls each, median, least and most; BF16 "
-    "input of random normal numbers; copy: of as many bytes as the cast reads and writes together, half of them read; "
-    "compiled: torch.compile of the cast in torch for this shape alone; torch: the same, eager; our results checked "
-    "bit for bit against torch on the same GPU (activations within one FP8 step); silu_cast_masked: 32 groups of 256 "
-    "rows, of which 64 to 192 are in use: m and bytes count these, torch casts all rows; cast_fp4: scales are powers "
-    "of two, one for each row and 32 columns; cast_1x32_packed: the same in FP8, four to an int32; cast_groups and "
-    "silu_gradient: m rows in groups of 512, 8 rows of a token for the first; the second within one FP8 step"
+    "BF16 input of random normal numbers; copy: of as many bytes as the cast reads and writes together, half of them "
+    "read; compiled: torch.compile of the cast in torch for this shape alone; torch: the same, eager; our results "
+    "checked bit for bit against torch on the same GPU (activations within one FP8 step); silu_cast_masked: 32 groups "
+    "of 256 rows, of which 64 to 192 are in use: m and bytes count these, torch casts all rows; cast_fp4: scales are "
+    "powers of two, one for each row and 32 columns; cast_1x32_packed: the same in FP8, four to an int32; cast_groups "
+    "and silu_gradient: m rows in groups of 512, 8 rows of a token for the first; the second within one FP8 step"
 )
-OURS, COPY, COMPILED, EAGER = "deep_gemm", "copy", "compiled", "torch"
+COPY, COMPILED, EAGER = "copy", "compiled", "torch"
 CONTENDERS = (OURS, COPY, COMPILED, EAGER)
-REPEATS = 20
 COMPILE_SECONDS = 150
 """Rivals are compiled for so long; further shapes have none."""
 TOPK, NUM_EXPERTS = 8, 128
@@ -48,7 +48,7 @@ COUNTS = tuple(_RANDOM.randint(64, 192) for _ in range(GROUPS))
 ROWS = (*((m, 7168) for m in (1, 16, 64, 256, 1024, 4096, 8192)), (8192, 2048), (16384, 16384))
 MASKED = ((sum(COUNTS), 2048), (sum(COUNTS), 7168))
 TILES = ((1024, 7168), (8192, 7168), (16384, 16384))
-SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+SHAPES: dict[str, tuple[Shape, ...]] = {
     "cast_1x128": ROWS,
     "cast_fp4": ROWS,
     "silu_cast": ROWS,
@@ -65,10 +65,8 @@ COMPARED_ROWS = 4096
 
 
 class Cast(NamedTuple):
-    """A cast of one shape: its kind, the bytes that it must move, our call, and the same in torch."""
+    """A cast: the bytes that it must move, our call, and the same in torch."""
 
-    kind: str
-    shape: Shape
     bytes: int
     ours: Callable[[], Any]
     in_torch: Callable[[], Any]
@@ -77,34 +75,13 @@ class Cast(NamedTuple):
     """Rows that are defined; None if all are."""
 
 
-def shapes_of(*, quick: bool = False) -> list[tuple[str, Shape]]:
-    """List what is measured: kinds with m and k."""
-    found = [(kind, shape) for kind, shapes in SHAPES.items() for shape in shapes]
-    return [(kind, (m, k)) for kind, (m, k) in found if not quick or (m in (*QUICK_MS, sum(COUNTS)) and k == 7168)]
-
-
-def chosen(shapes: Sequence[Shape]) -> list[tuple[str, Shape]]:
-    """These shapes, of each kind that has them."""
-    found = [(kind, shape) for kind, shape in shapes_of() if shape in shapes]
-    if not found:
-        asked = ";".join(",".join(map(str, shape)) for shape in shapes)
-        raise ValueError(f"shapes: expected some that casts are measured at, got {asked!r}")
-    return found
-
-
-def measure(kinds: Sequence[tuple[str, Shape]], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
-    """Measure casts of these kinds and shapes."""
-    flush, compiler = L2Flush(), Compiler()
-    measure_each(kinds, lambda kind, shape: rows_of(kind, shape, flush, compiler, only), add, announce)
-
-
 class Compiler:
     """Compiles casts in torch, as long as the time for that lasts."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def __call__(self, call: Callable[[], Any]) -> Callable[[], Any]:
+    def __call__(self, call: Call) -> Call:
         """Compile a call, and make it once."""
         if self.seconds > COMPILE_SECONDS:
             raise TimeoutError(f"compiling others took {self.seconds:.0f} s")
@@ -118,32 +95,28 @@ class Compiler:
         return made
 
 
-def rows_of(
-    kind: str, shape: Shape, flush: L2Flush, compiler: Callable[..., Callable[[], Any]], only: Sequence[str]
-) -> list[Row]:
-    """Check and time all contenders of a cast."""
+COMPILER = Compiler()
+
+
+def work_of(kind: str, shape: Shape, device: str = "cuda") -> Work:
+    """Make the work of a cast."""
     torch.manual_seed(0)
-    cast = cast_of(kind, shape)
-    makers: dict[str, Callable[[], Callable[[], Any]]] = {
-        OURS: lambda: cast.ours,
-        COPY: lambda: copy_of(cast.bytes),
-        COMPILED: lambda: compiler(cast.in_torch),
-        EAGER: lambda: cast.in_torch,
+    cast, compiled = cast_of(kind, shape, device), cache(COMPILER)
+
+    def by_compiler() -> Any:
+        return compiled(cast.in_torch)()
+
+    calls: dict[str, Call] = {
+        OURS: cast.ours,
+        COPY: copy_of(cast.bytes, device),
+        COMPILED: by_compiler,
+        EAGER: cast.in_torch,
     }
-    calls: dict[str, Callable[[], Any]] = {}
-    failed: dict[str, str] = {}
-    for name in only or makers:
-        try:
-            call = makers[name]()
-            call()
-            calls[name] = call
-        except Exception as exception:
-            raise_if_lost(exception)
-            failed[name] = reason(exception)
-    wrong = difference(cast) if OURS in calls else None
-    found = cold(calls, flush, REPEATS) if calls else {}
-    rows = cold_rows_of(kind, shape, found, errors={}, failed={OURS: wrong}, bytes=cast.bytes)
-    return rows + [Row(kind, shape, name, "cold", bytes=cast.bytes, failed=why) for name, why in failed.items()]
+
+    def verdict() -> Verdict:
+        return None, difference(cast)
+
+    return Work(None, cast.bytes, calls, {OURS: verdict})
 
 
 def difference(cast: Cast) -> str | None:
@@ -168,61 +141,61 @@ def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
     if kind == "silu_cast":
         x = torch.randn(m, 2 * k, device=device, dtype=torch.float32).bfloat16()
         ours = lambda: activation.silu_mul_cast_to_fp8(x)  # noqa: E731
-        return Cast(kind, shape, m * k * 5 + of_rows, ours, lambda: _rows(_silu_mul(x)), is_exact=False)
+        return Cast(m * k * 5 + of_rows, ours, lambda: _rows(_silu_mul(x)), is_exact=False)
     if kind == "silu_cast_masked":
         x = torch.randn(GROUPS, MAX_M, 2 * k, device=device, dtype=torch.float32).bfloat16()
         counts = torch.tensor(COUNTS, dtype=torch.int32, device=device)
         in_use = torch.arange(MAX_M, device=device) < counts[:, None]
         ours = lambda: activation.silu_mul_cast_to_fp8(x, masked_m=counts)  # noqa: E731
-        return Cast(kind, shape, m * k * 5 + of_rows, ours, lambda: _rows(_silu_mul(x)), False, in_use)
+        return Cast(m * k * 5 + of_rows, ours, lambda: _rows(_silu_mul(x)), False, in_use)
     if kind in ("gather_cast", "gather_weighted"):
         return _of_experts(kind, shape, device)
     if kind in ("cast_groups", "silu_gradient"):
         return _of_groups(kind, shape, device)
     x = torch.randn(m, k, device=device, dtype=torch.float32).bfloat16()
     calls: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
-        "cast_1x128": (m * k * 3 + of_rows, lambda: quantize.per_token_cast_to_fp8(x, mn_major=True), lambda: _rows(x)),
+        "cast_1x128": (m * k * 3 + of_rows, lambda: fp8.per_token_cast_to_fp8(x, mn_major=True), lambda: _rows(x)),
         "cast_fp4": (
             m * k * 2 + m * k // 2 + m * ceil_div(k, FINE) * 4,
-            lambda: quantize.per_token_cast_to_fp4(x, True, FINE),
-            lambda: fp4.cast_by_torch(x, True, FINE),
+            lambda: fp4.per_token_cast_to_fp4(x, True, FINE),
+            lambda: cast_blocks(x, Target(1, FINE, True, format=FP4)),
         ),
         "cast_1x32": (
             m * k * 3 + m * ceil_div(k, FINE) * 4,
-            lambda: quantize.per_token_cast_to_fp8(x, gran_k=FINE, mn_major=True),
-            lambda: quantize.cast_by_torch(x, 1, FINE),
+            lambda: fp8.per_token_cast_to_fp8(x, gran_k=FINE, mn_major=True),
+            lambda: cast_by_torch(x, 1, FINE),
         ),
         "cast_1x32_packed": (
             m * k * 3 + m * ceil_div(k, FINE),
-            lambda: quantize.per_token_cast_to_fp8(x, True, FINE, mn_major=True, use_packed_ue8m0=True),
+            lambda: fp8.per_token_cast_to_fp8(x, True, FINE, mn_major=True, use_packed_ue8m0=True),
             lambda: _packed_rows(x),
         ),
         "cast_32x1": (
             m * k * 3 + k * ceil_div(m, FINE) * 4,
-            lambda: quantize.per_token_cast_to_fp8(x.t(), gran_k=FINE, mn_major=True),
-            lambda: quantize.cast_by_torch(x.t(), 1, FINE),
+            lambda: fp8.per_token_cast_to_fp8(x.t(), gran_k=FINE, mn_major=True),
+            lambda: cast_by_torch(x.t(), 1, FINE),
         ),
         **{
             f"cast_{block}x{block}": (
                 m * k * 3,
-                lambda block=block: quantize.per_block_cast_to_fp8(x, gran_k=block),  # type: ignore[misc]
-                lambda block=block: quantize.cast_by_torch(x, block, block),  # type: ignore[misc]
+                lambda block=block: fp8.per_block_cast_to_fp8(x, gran_k=block),  # type: ignore[misc]
+                lambda block=block: cast_by_torch(x, block, block),  # type: ignore[misc]
             )
             for block in (FINE, 64)
         },
-        "cast_128x1": (m * k * 3 + of_columns, lambda: quantize.per_token_cast_to_fp8(x.t()), lambda: _rows(x.t())),
+        "cast_128x1": (m * k * 3 + of_columns, lambda: fp8.per_token_cast_to_fp8(x.t()), lambda: _rows(x.t())),
         "cast_both": (
             m * k * 4 + of_rows + of_columns,
-            lambda: quantize.cast_both_to_fp8(x),
+            lambda: fp8.cast_both_to_fp8(x),
             lambda: (_rows(x), _rows(x.t())),
         ),
         "cast_128x128": (
             m * k * 3,
-            lambda: quantize.per_block_cast_to_fp8(x),
-            lambda: quantize.cast_by_torch(x, SCALE_BLOCK, SCALE_BLOCK),
+            lambda: fp8.per_block_cast_to_fp8(x),
+            lambda: cast_by_torch(x, SCALE_BLOCK, SCALE_BLOCK),
         ),
     }
-    return Cast(kind, shape, *calls[kind])
+    return Cast(*calls[kind])
 
 
 def _of_experts(kind: str, shape: Shape, device: str) -> Cast:
@@ -233,12 +206,12 @@ def _of_experts(kind: str, shape: Shape, device: str) -> Cast:
     if kind == "gather_cast":
         x = torch.randn(tokens, k, device=device, dtype=torch.float32).bfloat16()
         count = tokens * k * 2 + tokens * TOPK * (k + ceil_div(k, SCALE_BLOCK) * 4)
-        return Cast(kind, shape, count, lambda: routing.gather_cast_to_fp8(x, rows), lambda: _rows_at(x, rows.token_of))
+        return Cast(count, lambda: routing.gather_cast_to_fp8(x, rows), lambda: _rows_at(x, rows.token_of))
     y = torch.randn(tokens * TOPK, k, device=device, dtype=torch.float32).bfloat16()
     weights = torch.rand(tokens, TOPK, device=device, dtype=torch.float32)
     count = tokens * k * 2 * (TOPK + 1)
     ours = lambda: routing.gather_weighted(y, rows, weights)  # noqa: E731
-    return Cast(kind, shape, count, ours, lambda: _summed(y, rows.row_of, weights))
+    return Cast(count, ours, lambda: _summed(y, rows.row_of, weights))
 
 
 def _of_groups(kind: str, shape: Shape, device: str) -> Cast:
@@ -253,7 +226,7 @@ def _of_groups(kind: str, shape: Shape, device: str) -> Cast:
     if kind == "cast_groups":
         count = x.nbytes + rows * k + k * of_columns
         ours = lambda: _used(cast_along_groups(x, groups), rows)  # noqa: E731
-        return Cast(kind, shape, count, ours, lambda: _along_groups(x[token_of.long()]))
+        return Cast(count, ours, lambda: _along_groups(x[token_of.long()]))
     h = torch.randn(rows, 2 * k, device=device, dtype=torch.float32).bfloat16()
     count = rows * k * (6 + 5) + 3 * k * of_columns + 2 * rows * ceil_div(k, SCALE_BLOCK) * 4
 
@@ -266,32 +239,32 @@ def _of_groups(kind: str, shape: Shape, device: str) -> Cast:
         dh = silu.gradient(x.float() * p[:, None]).bfloat16()
         return _rows(dh), _along_groups(dh), _along_groups(silu.s.bfloat16()), (silu.s * x.float()).sum(1)
 
-    return Cast(kind, shape, count, of_silu, in_torch, is_exact=False)
+    return Cast(count, of_silu, in_torch, is_exact=False)
 
 
-def _used(columns: quantize.Quantized | None, rows: int) -> quantize.Quantized:
+def _used(columns: Quantized | None, rows: int) -> Quantized:
     """Leave out the room behind the last group."""
     assert columns is not None
     values, scales = columns
     return values[: rows * len(scales)], scales[:, : rows // SCALE_BLOCK]
 
 
-def _along_groups(x: Tensor) -> quantize.Quantized:
+def _along_groups(x: Tensor) -> Quantized:
     values, scales = _rows(x.t())
     by_groups = values.view(torch.uint8).view(x.shape[1], -1, GROUP_ROWS).transpose(0, 1).flatten()
     return by_groups.view(values.dtype), scales
 
 
-def _rows(x: Tensor) -> quantize.Quantized:
-    return quantize.cast_by_torch(x, 1, SCALE_BLOCK)
+def _rows(x: Tensor) -> Quantized:
+    return cast_by_torch(x, 1, SCALE_BLOCK)
 
 
-def _packed_rows(x: Tensor) -> quantize.Quantized:
-    values, scales = cast_blocks(x, 1, FINE, use_ue8m0=True, min_amax=0.0)
+def _packed_rows(x: Tensor) -> Quantized:
+    values, scales = cast_blocks(x, Target(1, FINE, use_ue8m0=True))
     return values, packed_rows(scales)
 
 
-def _rows_at(x: Tensor, token: Tensor) -> quantize.Quantized:
+def _rows_at(x: Tensor, token: Tensor) -> Quantized:
     values, scales = _rows(x)
     return values.view(torch.uint8).index_select(0, token).view(values.dtype), scales.index_select(0, token)
 
@@ -320,3 +293,29 @@ def _flat(outputs: Any) -> Sequence[Tensor]:
     if isinstance(outputs, Tensor):
         return [outputs]
     return [x for each in outputs for x in _flat(each)]
+
+
+def _kind(name: str, shapes: Sequence[Shape], device: str = "cuda") -> Kind:
+    few = [(m, k) for m, k in shapes if m in (*QUICK_MS, sum(COUNTS)) and k == 7168]
+    return Kind(shapes, few, lambda shape: work_of(name, shape, device))
+
+
+KINDS = Kinds({name: _kind(name, shapes) for name, shapes in SHAPES.items()}, with_yardsticks=False, takes_new=False)
+COLUMNS = (
+    table.KIND,
+    table.shape("m x k"),
+    table.ours(),
+    table.Column("of copy", lambda line: table.percent(table.over(line.us(COPY), line.row.us))),
+    table.time(COPY, "copy us"),
+    table.time(COMPILED, "compiled us"),
+    table.time(EAGER, "torch us"),
+    table.TB_PER_S,
+)
+
+
+def tables(report: Report) -> list[Table]:
+    """Tabulate ours beside a copy, and beside the same in torch."""
+    return [table.table_of("casts", COLUMNS, table.lines_of(report))]
+
+
+BENCH = KINDS.bench("casts", METHOD, "8192,7168", CONTENDERS, tables)

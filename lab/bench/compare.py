@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.table import Table
+
+from . import table
 from .cases import KINDS, Shape
-from .contenders import FAST, OURS
+from .contenders import BF16, BLOCKWISE, FAST, OURS
 from .peers import DEEPGEMM, deepgemm_ratio_to_fast
 from .report import Report, Row, geometric_mean
 
@@ -99,3 +102,62 @@ def summaries(compared: Sequence[Comparison]) -> list[Summary]:
                 )
             )
     return found
+
+
+NOTE = (
+    "Ratios are of times: below 1.00 deep_gemm is faster. DeepGEMM* is an estimate: its measured ratio to cuBLASLt "
+    "fast\non this model of GPU times what cuBLASLt fast took here. floor: the larger of operations at 1640 TFLOPS and "
+    "moving\nthe bytes once, on an H200."
+)
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """Tabulate products in each mode that was measured."""
+    for mode in ("cold", "sustained"):
+        found = {(each.row.kind, each.row.shape): each for each in comparisons(report, mode)}
+        if found:
+            yield table.table_of(mode, _columns(found), table.lines_of(report, mode=mode), gap=3)
+
+
+def _columns(found: Mapping[tuple[str, Shape], Comparison]) -> list[table.Column]:
+    def of(line: table.Line) -> Comparison:
+        return found[line.row.kind, line.row.shape]
+
+    return [
+        table.Column("m x n x k", lambda line: _name(line.row), is_left=True),
+        table.Column("config", lambda line: line.row.config or "", is_left=True),
+        table.ours(),
+        table.Column("spread", lambda line: table.percent(_spread(line.row))),
+        table.TFLOPS,
+        table.Column("/ fast", lambda line: table.ratio(of(line).to_fast)),
+        table.Column("/ DeepGEMM*", lambda line: table.ratio(of(line).to_deepgemm)),
+        table.Column("of floor", lambda line: table.percent(line.row.fraction_of_floor)),
+        table.Column("error", lambda line: f"{line.row.error:.1e}" if line.row.error is not None else ""),
+        table.time(FAST, "fast us"),
+        table.time(BLOCKWISE, "block us"),
+        table.time(BF16, "bf16 us"),
+    ]
+
+
+def _name(row: Row) -> str:
+    name = table.name_of(row.shape)
+    return name if row.kind == "dense" else f"{row.kind} {name}"
+
+
+def _spread(row: Row) -> float | None:
+    return (row.us_max - row.us_min) / row.us if row.us and row.us_min and row.us_max else None
+
+
+def notes(report: Report) -> list[Table | str]:
+    """Tabulate means of cold products by regime, and say what the figures are."""
+    found = table.new_table("geometric means")
+    found.add_column("regime")
+    for heading in ("shapes", "/ fast", "/ DeepGEMM*", "of floor", "worst / fast"):
+        found.add_column(heading, justify="right")
+    found.add_column("at")
+    for each in summaries(comparisons(report)):
+        ratios = table.ratio(each.to_fast), table.ratio(each.to_deepgemm)
+        worst = each.worst and (table.ratio(each.worst.to_fast), table.name_of(each.worst.row.shape))
+        cells = str(each.count), *ratios, table.percent(each.fraction_of_floor), *(worst or ("", ""))
+        found.add_row(each.regime, *cells)
+    return [found, NOTE] if found.row_count else []

@@ -19,8 +19,8 @@ from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, pe
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.gemm.dense.api import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
-from deep_gemm.gemm.rows.api import (
+from deep_gemm.gemm.api.dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
+from deep_gemm.gemm.api.grouped import (
     k_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked,

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
@@ -36,13 +37,14 @@ from deep_gemm.moe.api import activations_of_rows, product_of_rows
 from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8, weighted_sum
 
-from . import distributed_training, mega_moe
-from .cases import Shape
+from . import distributed_training, mega_moe, table
+from .bench import Asked, Bench, Steps
+from .cases import Shape, parse_shapes
 from .distributed_training import STEP, Training, routes_of_all
 from .experts import weights_of
 from .layers import ALONE
 from .products import reason
-from .report import Add, Announce, Row
+from .report import Add, Announce, Report, Row
 from .timing import L2Flush, Spread
 
 GROUP, GROUP_FIXED, FUSED, MEGA = "nccl", "nccl_fixed", "fused", "mega"
@@ -357,3 +359,52 @@ def rows_of(shape: Shape, weights: tuple[Operand, Operand] | None, clock: Clock,
             spread = asdict(clock.times(step.call))
             found.append(Row(step.kind, shape, step.contender, "cold", config=config, **spread))
     return found
+
+
+def plan(asked: Asked) -> Steps:
+    """Plan mixtures over processes, one for each GPU; without GPUs small ones over Gloo."""
+    gpus = torch.cuda.device_count()
+    count = asked.processes if asked.processes is not None else gpus or 2
+    if count < 1 or (gpus and count > gpus):
+        most = f"1 to {gpus}, as many as GPUs" if gpus else "at least 1"
+        raise ValueError(f"processes: expected {most}, got {count}")
+    if asked.shapes is not None:
+        shapes: Sequence[Shape] = parse_shapes(asked.shapes, NUMBERS, "256,6,128,4096,2048,0", 0, MEANING)
+    elif gpus:
+        shapes = QUICK if asked.quick else SHAPES
+    elif asked.quick:
+        shapes = WITHOUT_GPU
+    else:
+        raise ValueError("bench distributed measures GPUs and found none; --quick and --shapes run anywhere")
+    for shape in shapes:
+        if shape[0] % count or shape[1] > shape[0]:
+            raise ValueError(f"shapes: expected experts for {count} processes to share, at least top-k, got {shape}")
+    return len(shapes), lambda add, announce: measure(shapes, count, only=asked.only, add=add, announce=announce)
+
+
+def tables(report: Report) -> list[Table | str]:
+    """Tabulate the time of each way, and what the layer takes beside its products on the busiest process."""
+    found: dict[tuple[str, Shape], dict[str, Row]] = {}
+    for row in report.rows:
+        found.setdefault((row.kind, row.shape), {})[row.contender] = row
+    lines = [table.Line(next(iter(rows.values())), rows) for rows in found.values()]
+    short = {GROUP_FIXED: "fixed", ALONE: "products"}
+    columns = (
+        table.KIND,
+        table.Column("experts", lambda line: str(line.row.shape[0])),
+        table.Column("tokens", lambda line: str(line.row.shape[2])),
+        table.Column("skew", lambda line: str((*line.row.shape, 0)[5])),
+        *(table.time(name, short.get(name, name)) for name in CONTENDERS),
+        table.Column("more", lambda line: table.figure(_more(line))),
+    )
+    said = "microseconds of the slowest process; more: the fastest way over the products alone"
+    return [table.table_of("distributed", columns, lines, gap=1), said]
+
+
+def _more(line: table.Line) -> float | None:
+    alone = line.us(ALONE)
+    ways = [us for name in line.others if name not in (ALONE, MEGA) and (us := line.us(name))]
+    return min(ways) - alone if ways and alone else None
+
+
+BENCH = Bench("distributed", METHOD, plan, tables, contenders=CONTENDERS, needs_gpu=lambda _: False)

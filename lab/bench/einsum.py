@@ -2,60 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.gemm.heads.api import fp8_einsum
+from deep_gemm.gemm.api.heads import fp8_einsum
 from deep_gemm.testing import calc_diff
 
-from . import yardsticks
+from . import skip_head_mid, table
 from .cases import Shape
 from .contenders import BF16, OURS
-from .products import measure_each
-from .report import Add, Announce, Row, cold_rows_of
-from .timing import L2Flush, cold
+from .kinds import Call, Kind, Kinds, Verdict, Work, within
+from .layers import ALONE
+from .report import Report
 
-KIND, EXPRESSION = "fp8_einsum", "bhr,hdr->bhd"
+KIND, INTO_HEADS, EXPRESSION = "fp8_einsum", "skip_head_mid", "bhr,hdr->bhd"
 ROW_MAJOR = f"{OURS}_row_major"
-CONTENDERS = (OURS, ROW_MAJOR, BF16)
 METHOD = (
-    "einsum: fp8_einsum of bhr,hdr->bhd, shapes are b x h x r x d, BF16 output; GPU time of all kernels of a call from "
-    "torch.profiler, a 512 MB fill before each call to evict the L2, contenders interleaved in one process in rotating "
-    "order, 20 calls each, median, least and most; random normal numbers, cast to FP8; deep_gemm: scales of a m-major "
-    "for each head; deep_gemm_row_major: scales as casts give them, which some kernels need laid out first; bf16: "
-    "torch.einsum; "
-    f"error: calc_diff from torch.einsum in FP32 of the same FP8 numbers with their scales; {yardsticks.METHOD}"
+    "fp8_einsum of bhr,hdr->bhd, shapes are b x h x r x d, BF16 output; random normal numbers, cast to FP8; deep_gemm: "
+    "scales of a m-major for each head; deep_gemm_row_major: scales as casts give them, which some kernels need laid "
+    "out first; bf16: torch.einsum; error: calc_diff from torch.einsum in FP32 of the same FP8 numbers with their "
+    f"scales; {skip_head_mid.METHOD}"
 )
 SHAPES = tuple((b, h, r, d) for h, r, d in ((8, 4096, 1024), (128, 512, 128)) for b in (1, 4, 32, 128, 130, 4096))
 QUICK_SHAPES = ((4, 8, 4096, 1024), (4096, 8, 4096, 1024))
-REPEATS = 20
 MOST_ERROR = 1e-5
 
 
-def shapes_of(*, quick: bool = False) -> list[Shape]:
-    """List what is measured: b, h, r, d."""
-    return list(QUICK_SHAPES if quick else SHAPES)
-
-
-def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
-    """Measure products of these shapes."""
-    flush = L2Flush()
-    add(yardsticks.measure(flush))
-    measure_each(
-        [(KIND, shape) for shape in shapes], lambda _, shape: rows_of(Heads(shape, "cuda"), flush, only), add, announce
-    )
+def work_of(shape: Shape, device: str = "cuda") -> Work:
+    """Make the work of a shape."""
+    heads = Heads(shape, device)
+    calls = heads.calls()
+    checks = {name: partial(heads.verdict, call) for name, call in calls.items() if name != BF16}
+    return Work(heads.operations, heads.bytes, calls, checks)
 
 
 class Heads:
     """Operands of products of heads, and the ways to compute them."""
 
     def __init__(self, shape: Shape, device: str) -> None:
-        self.shape = b, h, r, d = shape
+        b, h, r, d = shape
         x = torch.randn(b, h, r, device=device, dtype=torch.bfloat16)
         w = torch.randn(h, d, r, device=device, dtype=torch.bfloat16)
         self.plain = x, w
@@ -65,7 +55,7 @@ class Heads:
         scales = (self.a[1].numel() + self.w[1].numel()) * 4
         self.operations, self.bytes = 2 * b * h * r * d, (b * h * r + h * d * r) + b * h * d * 2 + scales
 
-    def calls(self) -> dict[str, Callable[[], Any]]:
+    def calls(self) -> dict[str, Call]:
         """All ways, by name."""
         return {
             OURS: lambda: fp8_einsum(EXPRESSION, (self.a[0], self.laid), self.w, self.out),
@@ -76,35 +66,37 @@ class Heads:
     def right(self) -> Tensor:
         """Compute what the FP8 numbers and their scales give in FP32."""
         (values, scales), (weights, of_blocks) = self.a, self.w
-        _, _, r, d = self.shape
+        r, d = values.shape[-1], weights.shape[1]
         x = values.float() * scales.repeat_interleave(128, -1)[..., :r]
         spread = of_blocks.repeat_interleave(128, 1)[:, :d].repeat_interleave(128, 2)[..., :r]
         return torch.einsum(EXPRESSION, x, weights.float() * spread)
 
-    def error(self, call: Callable[[], Any]) -> float:
-        """Let a call write to `out`, and compare that."""
+    def verdict(self, call: Call) -> Verdict:
+        """Let a call write to `out`, and judge that."""
         self.out.fill_(torch.nan)
         call()
-        return float(calc_diff(self.out, self.right()))
+        return within(MOST_ERROR, float(calc_diff(self.out, self.right())))
 
 
-def rows_of(heads: Heads, flush: L2Flush, only: Sequence[str]) -> list[Row]:
-    """Check and time all contenders of one shape."""
-    calls = {name: call for name, call in heads.calls().items() if not only or name in only}
-    errors = {name: heads.error(call) for name, call in calls.items() if name != BF16}
-    return cold_rows_of(
-        KIND,
-        heads.shape,
-        cold(calls, flush, REPEATS),
-        errors=errors,
-        failed={name: wrong_if(error) for name, error in errors.items()},
-        operations=heads.operations,
-        bytes=heads.bytes,
-    )
+OF_PARTS = Kind(skip_head_mid.SHAPES, skip_head_mid.QUICK_SHAPES, skip_head_mid.work_of)
+KINDS = Kinds({KIND: Kind(SHAPES, QUICK_SHAPES, work_of), INTO_HEADS: OF_PARTS})
+OF_UPSTREAM = (table.UPSTREAM, table.TO_UPSTREAM)
+COLUMNS = (
+    table.shape("b x h x r x d"),
+    table.ours(),
+    table.time(ROW_MAJOR, "row-major"),
+    *table.beside(BF16, "bf16"),
+    *OF_UPSTREAM,
+)
+COLUMNS_OF_PARTS = (table.shape("m x n x k"), table.ours(), *table.beside(ALONE, "plain"), *OF_UPSTREAM)
 
 
-def wrong_if(error: float | None) -> str | None:
-    """Say what is wrong with a result that differs so much; None if nothing is."""
-    if error is None or error <= MOST_ERROR:  # NaN is neither
-        return None
-    return f"wrong: differs by {error:.2g}, expected at most {MOST_ERROR}"
+def tables(report: Report) -> list[Table]:
+    """Tabulate products of heads, and products into the parts of heads."""
+    return [
+        table.table_of("einsum", COLUMNS, table.lines_of(report, OURS, KIND)),
+        table.table_of("products into parts of heads", COLUMNS_OF_PARTS, table.lines_of(report, OURS, INTO_HEADS)),
+    ]
+
+
+BENCH = KINDS.bench("einsum", METHOD, "32,8,4096,1024", (OURS, ROW_MAJOR, BF16, ALONE), tables)

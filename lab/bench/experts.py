@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, product
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from deep_gemm.casts.rules import FP8_MAX, Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
-from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_contiguous, product_of_stacked_rows
+from deep_gemm.gemm.api.grouped import m_grouped_fp8_gemm_nt_contiguous, product_of_stacked_rows
 from deep_gemm.moe import api as public
 from deep_gemm.moe.activation import silu_mul_cast_to_fp8
 from deep_gemm.moe.routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
 
-from . import layers
+from . import layers, table
+from .bench import Bench, planned
 from .contenders import BF16, OURS
 from .experts_by_torch import chains_in_bf16, steps_with_casts
 from .layers import ALONE, EAGER, FIRST, SECOND, Layer, Work
 from .linear import relative_error
 from .products import raise_if_lost, reason
-from .report import Add, Announce, Row
+from .report import Add, Announce, Report, Row
 from .timing import L2Flush
 
 METHOD = (
@@ -65,21 +68,16 @@ class Weights(NamedTuple):
     """Nearly the same in FP8, if those are FP4."""
 
 
-def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
-    """Measure layers of these shapes."""
-
-    def on_gpu(num_experts: int, hidden: int, intermediate: int) -> Weights:
-        return weights_of(num_experts, hidden, intermediate, "cuda")
-
-    measure_with(Experts, on_gpu, shapes, only=only, add=add, announce=announce)
+WeightsOf = Callable[[int, int, int, str], Weights]
+"""Makes weights of so many experts, hidden and intermediate sizes, on a device."""
 
 
-def measure_with(
+def measure(
     make: type[Experts],
-    weights_of: Callable[[int, int, int], Weights],
+    weights_of: WeightsOf,
     shapes: Sequence[Shape],
     *,
-    only: Sequence[str],
+    only: Sequence[str] = (),
     add: Add,
     announce: Announce,
 ) -> None:
@@ -88,17 +86,14 @@ def measure_with(
     for (num_experts, hidden, intermediate), alike in groupby(shapes, key=lambda shape: (shape[0], *shape[3:])):
         weights: Weights | None = None
         for shape in alike:
-            announce(f"{make.kind} {'x'.join(map(str, shape))}")
+            announce(f"{make.kind} {table.name_of(shape)}")
             try:
-                weights = weights or weights_of(num_experts, hidden, intermediate)
-                add(_rows(make(shape, weights), only, flush))
+                weights = weights or weights_of(num_experts, hidden, intermediate, "cuda")
+                layer = make(shape, weights)
+                add(layers.rows_of(layer.work, layers.only_asked_for(layer.contenders(), only), layer.check, flush))
             except Exception as exception:
                 raise_if_lost(exception)
                 add([Row(make.kind, shape, OURS, "cold", failed=reason(exception))])
-
-
-def _rows(experts: Experts, only: Sequence[str], flush: L2Flush) -> list[Row]:
-    return layers.rows_of(experts.work, layers.only_asked_for(experts.contenders(), only), experts.check, flush)
 
 
 def weights_of(num_experts: int, hidden: int, intermediate: int, device: str) -> Weights:
@@ -206,3 +201,45 @@ class Experts:
 
 def _m_major(a: Quantized) -> Quantized:
     return a[0], get_mn_major_tma_aligned_tensor(a[1])
+
+
+COLUMNS = (
+    table.Column("experts", lambda line: str(line.row.shape[0])),
+    table.Column("tokens", lambda line: str(line.row.shape[2])),
+    table.shape("h x inter", slice(3, None)),
+    table.ours(),
+    *table.beside(BF16, "bf16"),
+    table.time(ALONE, "products"),
+    table.Column("share", lambda line: table.percent(table.over(line.us(ALONE), line.row.us))),
+    table.time(EAGER, "torch"),
+)
+
+
+def tables(report: Report) -> list[Table]:
+    """Tabulate ours, and means of its ratios by weights."""
+    lines = table.lines_of(report)
+    ratios = (
+        ((str(line.row.shape[0]), table.name_of(line.row.shape[3:])), (line.over(line.us(BF16)),)) for line in lines
+    )
+    means = table.means_of(["experts", "h x inter"], ["/ bf16"], ratios)
+    return [table.table_of("experts", COLUMNS, lines), means]
+
+
+def bench_of(
+    make: type[Experts], weights_of: WeightsOf, shapes_of: Callable[..., list[Shape]], example: str, **more: Any
+) -> Bench:
+    """State the bench of a kind of mixtures."""
+    plan = planned(shapes_of, partial(measure, make, weights_of), (len(example.split(",")),), example)
+    return Bench(make.kind, plan=plan, **more)
+
+
+BENCH = bench_of(
+    Experts,
+    weights_of,
+    shapes_of,
+    "32,8,64,7168,2048",
+    method=METHOD,
+    tables=tables,
+    contenders=CONTENDERS,
+    drawn_by="plot_layers",
+)

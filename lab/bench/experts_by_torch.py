@@ -16,7 +16,7 @@ from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK
-from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_contiguous
+from deep_gemm.gemm.api.grouped import m_grouped_fp8_gemm_nt_contiguous
 
 from .layers import ACTIVATION, CAST, FIRST, GATHER, ROUTING, SECOND, Steps
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from deep_gemm.moe import api as public
 
-from . import experts, layers
+from . import experts, fp4, layers
 from .bulk_read import READ, read, read_of
 from .contenders import OURS
+from .fp4 import VLLM
 from .layers import Layer
 from .linear import relative_error
-from .report import MAX_NAME, Add, Announce, Row
+from .report import MAX_NAME, Row
+from .table import name_of
 
-VLLM = "vllm"
 METHOD = (
     f"few_experts: {layers.METHOD}; weights and routes as of experts; deep_gemm: deep_gemm.experts, whose result is "
     "that of the public parts bit for bit; vllm: fused_experts of vLLM, Triton kernels, the same FP8 weights with "
@@ -92,13 +93,16 @@ def time_lines(rows: Iterable[Row]) -> Iterator[str]:
             parts = ", ".join(f"{name[:MOST_OF_NAME]} {us:.1f}" for name, us in row.parts.items())
             products = "; ".join(name[:MAX_NAME] for name in row.kernels if row.contender == OURS and "gemm" in name)
             tail = f"; {products}" if products else f"; error {row.error or 0:.2g}"
-            yield f"{'x'.join(map(str, row.shape))} {row.contender}: {parts}{tail}"
+            yield f"{name_of(row.shape)} {row.contender}: {parts}{tail}"
 
 
-def measure(shapes: Sequence[experts.Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
-    """Measure layers of these shapes."""
-
-    def on_gpu(num_experts: int, hidden: int, intermediate: int) -> experts.Weights:
-        return experts.weights_of(num_experts, hidden, intermediate, "cuda")
-
-    experts.measure_with(FewExperts, on_gpu, shapes, only=only, add=add, announce=announce)
+BENCH = experts.bench_of(
+    FewExperts,
+    experts.weights_of,
+    shapes_of,
+    "256,8,64,7168,256",
+    method=METHOD,
+    tables=fp4.tables,
+    notes=lambda report: time_lines(report.rows),
+    contenders=CONTENDERS,
+)

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
@@ -16,12 +17,15 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.cli.models import Compressed, Grouped
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales, scales_of
-from deep_gemm.gemm.dense.api import fp8_gemm_nt
-from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_masked
+from deep_gemm.gemm.api.dense import fp8_gemm_nt
+from deep_gemm.gemm.api.grouped import m_grouped_fp8_gemm_nt_masked
+from deep_gemm.gemm.kinds.output import Output
 
+from . import table
 from .cases import FINE_DENSE, FINE_KINDS, Case, Shape, case_of
 from .contenders import BF16, OURS, Contender, places_of
+from .fp4 import PARTS, rows_of
+from .report import Report
 
 USUAL, TRITON = f"{OURS}_128x128", "triton"
 BLOCKS_OF_32 = f"{OURS}_32x32"
@@ -177,6 +181,29 @@ def _by_triton(a: Operand, b: Operand, of_b: Scales) -> Callable[[], Tensor]:
         return multiply(a[0], b[0], a[1], b[1], list(of_b), torch.bfloat16)  # type: ignore[no-any-return]
 
     return call
+
+
+def tables(report: Report) -> list[Table]:
+    """Tabulate products with fine scales, each beside 128x128 and BF16, and means of ratios by rows."""
+    scales = {name: name.removeprefix(f"{OURS}_") for name in SAID}
+    columns = [table.shape("shape"), table.ours("128x128"), table.time(BF16, "bf16")]
+    for name, of_scales in scales.items():
+        columns += [table.time(name, of_scales.replace("_", "\n")), _over_usual(name)]
+    lines = table.lines_of(report, USUAL)
+    ratios = (
+        (
+            (of_scales.replace("_", " by "), rows_of(line.row), PARTS[line.row.is_judged]),
+            tuple(table.over(line.us(name), line.us(rival)) for rival in (USUAL, BF16, TRITON)),
+        )
+        for name, of_scales in scales.items()
+        for line in lines
+    )
+    means = table.means_of(["scales", "rows", "part"], ["/ 128x128", "/ bf16", "/ triton"], ratios, gap=2)
+    return [table.table_of(report.kind, columns, lines, gap=1), means]
+
+
+def _over_usual(name: str) -> table.Column:
+    return table.Column("", lambda line: table.ratio(table.over(line.us(name), line.row.us)))
 
 
 assert set(QUICK) == set(FINE_KINDS)

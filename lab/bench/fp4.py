@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from deep_gemm.casts.fp4 import cast_back_from_fp4, quantize_mxfp4
@@ -16,16 +17,25 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.cli.models import MODELS
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
-from deep_gemm.gemm.dense.api import fp8_fp4_gemm_nt
+from deep_gemm.gemm.api.dense import fp8_fp4_gemm_nt
+from deep_gemm.gemm.api.grouped import m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_masked
 from deep_gemm.gemm.packed import COLUMNS
-from deep_gemm.gemm.rows.api import m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_masked
 
+from . import table
 from .bulk_read import READ, read, read_of
 from .cases import FP4_DENSE, FP4_KINDS, Case, Shape, case_of
 from .contenders import OURS, Contender, dequantized, places_of
 from .grid import MOST_OPERATIONS
+from .report import Report, Row
 
-FP8, HUMMING = f"{OURS}_fp8", "humming"
+FP8, HUMMING, VLLM = f"{OURS}_fp8", "humming", "vllm"
+SHORT = {READ: "read", FP8: "fp8"}
+"""Names of contenders that are long for a table."""
+PARTS = {True: "judged", False: "fitted", None: ""}
+PRODUCT = "product"
+"""The part of a rival's call that is its longest kernel."""
+FEW, MANY, LARGE_BYTES = 64, 1024, 29e6
+"""Rows up to which, and from which, ratios have means of their own; bytes of a weight in FP8."""
 METHOD = (
     "FP4: normal weights by quantize_mxfp4, scales as words; deep_gemm_fp8: our product of the same shape with weights "
     "in FP8, 128x128; bulk_read: a kernel that brings as many bytes as the FP4 product must move from DRAM into shared "
@@ -169,6 +179,42 @@ def _layout(case: Case) -> Tensor:
     if case.kind == "fp4_masked":
         return sizes
     return torch.arange(len(case.sizes), dtype=torch.int32).repeat_interleave(sizes)
+
+
+def tables(report: Report) -> list[Table]:
+    """Tabulate products or layers and means of ratios by rows; "alone" is the rival's product without its cast."""
+    names = {row.contender for row in report.rows}
+    rivals = {name: SHORT.get(name, name) for name in (READ, FP8, HUMMING, VLLM) if name in names or name == READ}
+    columns = [table.shape("shape"), table.ours()]
+    for name, short in rivals.items():
+        columns += table.beside(name, short)
+    if HUMMING in rivals:
+        columns.append(table.Column("alone", lambda line: table.ratio(line.over(_alone_us(line)))))
+    lines = table.lines_of(report)
+    ratios = (
+        (
+            (rows_of(line.row), PARTS[line.row.is_judged]),
+            (*(line.over(line.us(name)) for name in rivals), line.over(_alone_us(line))),
+        )
+        for line in lines
+    )
+    means = table.means_of(["rows", "part"], [f"/ {short}" for short in (*rivals.values(), "alone")], ratios, gap=2)
+    return [table.table_of(report.kind, columns, lines, gap=1), means]
+
+
+def _alone_us(line: table.Line) -> float | None:
+    rival = line.others.get(HUMMING)
+    return rival.parts[PRODUCT] if rival is not None and rival.parts else None
+
+
+def rows_of(row: Row) -> str:
+    """Name the regime of a shape by its rows, of each group, or its tokens; FP4's few rows by the bytes in FP8 too."""
+    rows = row.shape[0 if row.kind.endswith("_dense") else 2 if row.kind.endswith("_experts") else 1]
+    if rows > FEW:
+        return f"to {MANY - 1}" if rows < MANY else f"from {MANY}"
+    if row.kind != FP4_DENSE:
+        return f"to {FEW}"
+    return f"to {FEW}, {'from' if row.shape[1] * row.shape[2] >= LARGE_BYTES else 'below'} {LARGE_BYTES / 1e6:.0f} MB"
 
 
 assert set(QUICK) == set(FP4_KINDS)

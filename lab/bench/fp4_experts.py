@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
@@ -17,12 +17,11 @@ from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.packed import COLUMNS
 from deep_gemm.moe import api as public
 
-from . import experts, layers
+from . import experts, fp4, layers
 from .bulk_read import READ, read, read_of
 from .contenders import OURS
 from .fp4 import FP8, RANKS
 from .layers import Layer
-from .report import Add, Announce
 
 METHOD = (
     f"fp4_experts: {layers.METHOD}; each token goes to top-k different experts at random; normal weights by "
@@ -82,10 +81,12 @@ class Fp4Experts(experts.Experts):
         yield Layer(READ, lambda: read(source))
 
 
-def measure(shapes: Sequence[experts.Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
-    """Measure layers of these shapes."""
-
-    def on_gpu(num_experts: int, hidden: int, intermediate: int) -> experts.Weights:
-        return weights_of(num_experts, hidden, intermediate, "cuda")
-
-    experts.measure_with(Fp4Experts, on_gpu, shapes, only=only, add=add, announce=announce)
+BENCH = experts.bench_of(
+    Fp4Experts,
+    weights_of,
+    shapes_of,
+    "48,8,64,6144,2048",
+    method=METHOD,
+    tables=fp4.tables,
+    contenders=CONTENDERS,
+)

@@ -11,23 +11,26 @@ from itertools import chain
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.by_kernels import cast_rows_of
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.rules import Target
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.kernel import WISHES
-from deep_gemm.gemm.bf16.choose import select_bf16
-from deep_gemm.gemm.bf16.config import Majors
-from deep_gemm.gemm.dense import api as dense
-from deep_gemm.gemm.dense.choose import menu_of, select
-from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.rows import api as grouped
+from deep_gemm.gemm.api import dense, grouped
+from deep_gemm.gemm.choose.bf16 import select_bf16
+from deep_gemm.gemm.choose.fp8 import menu_of, select
+from deep_gemm.gemm.config.tall import Majors
+from deep_gemm.gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 
+from . import table
+from .bench import Asked, Bench, Steps
 from .products import reason
-from .report import MAX_NAME, Add, Announce, Row
+from .report import MAX_NAME, Add, Announce, Report, Row
 from .timing import Spread, profiled
 
 METHOD = (
@@ -157,7 +160,7 @@ def _step(layer: torch.nn.Module, *inputs: Tensor) -> Call:
 def _bare_launch(x: Tensor) -> Call:
     WISHES.prepared = True
     try:
-        (values, scales), plan = cast_rows_of(x, False, 0.0, mn_major=True)
+        (values, scales), plan = cast_rows_of(x, Target(mn_major=True))
     finally:
         WISHES.prepared = False
     assert plan is not None
@@ -218,8 +221,8 @@ def _grouped_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
 
 def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
     """Calls that differ only in m and run the same kernel. The first is for loading the kernel."""
-    config = select(M, N, K, Output(), H200)
-    ms = [m for m in range(1, 4096) if m != M and select(m, N, K, Output(), H200) == config][: count + 1]
+    config = select(Sizes(M, N, K), Output(), H200)
+    ms = [m for m in range(1, 4096) if m != M and select(Sizes(m, N, K), Output(), H200) == config][: count + 1]
     b = per_block_cast_to_fp8(torch.randn(N, K, device=device, dtype=torch.float32))
     operands = []
     for m in ms:
@@ -230,9 +233,13 @@ def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
 
 def calls_with_new_m_of_bf16(device: str, count: int = NEW_MS) -> list[Call]:
     """The same of BF16 products."""
-    config = select_bf16(M, N, K, Output(), Majors(), H200)
+    config = select_bf16(M, N, K, OUTPUTS_OF[BF16_OPERANDS][0], Majors(), H200)
     b = torch.randn(N, K, device=device, dtype=torch.float32).bfloat16()
-    ms = [m for m in range(1, 4096) if m != M and select_bf16(m, N, K, Output(), Majors(), H200) == config][: count + 1]
+    ms = [
+        m
+        for m in range(1, 4096)
+        if m != M and select_bf16(m, N, K, OUTPUTS_OF[BF16_OPERANDS][0], Majors(), H200) == config
+    ][: count + 1]
     operands = [[torch.randn(m, size, device=device, dtype=torch.float32).bfloat16() for size in (K, N)] for m in ms]
     return [lambda a=a, d=d: deep_gemm.bf16_gemm_nt(a, b, d) for a, d in operands]  # type: ignore[misc]
 
@@ -241,10 +248,15 @@ def calls_with_new_weight(device: str, count: int = NEW_WEIGHTS) -> list[Call]:
     """Calls whose weights differ in n and k and that run the same kernel. The first is for loading the kernel."""
     sizes = ((n, k) for k in range(4096, 8192, 128) for n in range(512, 4096, 64))
     first = next(sizes)
-    config = select(M, *first, Output(), H200)
+    config = select(Sizes(M, *first), Output(), H200)
     new = [first]
     for n, k in sizes:
-        if len(new) <= count and n != new[-1][0] and k != new[-1][1] and select(M, n, k, Output(), H200) == config:
+        if (
+            len(new) <= count
+            and n != new[-1][0]
+            and k != new[-1][1]
+            and select(Sizes(M, n, k), Output(), H200) == config
+        ):
             new.append((n, k))
     menu_of.cache_clear()  # choosing is a part of the first call
     calls: list[Call] = []
@@ -286,3 +298,29 @@ def _no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+WHICH = {"host_new_m": "with a new m", "host_new_weight": "with a new weight"}
+
+
+def tables(report: Report) -> list[Table]:
+    """Tabulate calls, each with what it launches."""
+    columns = (
+        table.Column("call", lambda line: line.row.contender, is_left=True),
+        table.Column("shape", lambda line: table.name_of(size or "any" for size in line.row.shape), is_left=True),
+        table.Column("which", lambda line: WHICH.get(line.row.mode, "warm"), is_left=True),
+        table.ours(),
+        table.Column("least", lambda line: table.figure(line.row.us_min)),
+        table.Column("most", lambda line: table.figure(line.row.us_max)),
+        table.Column("launches", lambda line: str(len(line.row.kernels)) if line.row.kernels else ""),
+        table.Column("us each", lambda line: table.figure(table.over(line.row.us, len(line.row.kernels)))),
+    )
+    return [table.table_of("one call", columns, (table.Line(row, {}) for row in report.rows), gap=3)]
+
+
+def plan(_: Asked) -> Steps:
+    """Plan all calls."""
+    return STEPS, lambda add, announce: measure(add=add, announce=announce)
+
+
+BENCH = Bench("host", METHOD, plan, tables, takes_shapes=False)

@@ -18,8 +18,9 @@ import torch
 from .bulk_read import READ
 from .cases import PEAK_TFLOPS, Shape, cold_copy_us
 from .contenders import OURS
+from .fp4 import PRODUCT
 from .machine import GpuState, gpu_state
-from .products import PRODUCT, SETTLE_SECONDS, raise_if_lost, reason
+from .products import SETTLE_SECONDS, raise_if_lost, reason
 from .report import MAX_NAME, Row
 from .timing import Kernels, L2Flush, PairingError, Spread, names_of, recorded, span_us
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from deep_gemm.casts.by_torch import cast_by_torch
@@ -14,16 +15,18 @@ from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
-from deep_gemm.gemm.dense.api import fp8_gemm_nt
+from deep_gemm.gemm.api.dense import fp8_gemm_nt
 from deep_gemm.linear import api as public
 
-from . import layers
+from . import layers, table
+from .bench import Bench, planned
 from .cases import all_cases
 from .casts import copy_of
 from .contenders import BF16, OURS
+from .fp4 import PRODUCT
 from .layers import ALONE, CAST, COPY, EAGER, Layer, Steps, Work
-from .products import PRODUCT, measure_each
-from .report import Add, Announce, Row
+from .products import measure_each
+from .report import Add, Announce, Report, Row
 from .timing import L2Flush
 
 METHOD = (
@@ -125,3 +128,34 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
         off = off + (piece.double() - wide).square().sum()
         size = size + wide.square().sum()
     return float((off / size).sqrt())
+
+
+COLUMNS = (
+    table.shape("m x n x k"),
+    table.ours(),
+    *table.beside(ALONE, "product"),
+    table.Column("+ copy", lambda line: table.figure(_with_copy(line))),
+    table.Column("ratio", lambda line: table.ratio(line.over(_with_copy(line)))),
+    *table.beside(BF16, "bf16"),
+    table.time(EAGER, "torch"),
+)
+
+
+def _with_copy(line: table.Line) -> float | None:
+    alone, copy = line.us(ALONE), line.us(COPY)
+    return alone + copy if alone and copy else None
+
+
+def tables(report: Report) -> list[Table]:
+    """Tabulate ours, and means of its ratios by m."""
+    lines = table.lines_of(report)
+    ratios = (
+        ((str(line.row.shape[0]),), tuple(map(line.over, (line.us(ALONE), _with_copy(line), line.us(BF16)))))
+        for line in lines
+    )
+    means = table.means_of(["m"], ["/ product", "/ product + copy", "/ bf16"], ratios)
+    return [table.table_of("linear", COLUMNS, lines), means]
+
+
+PLAN = planned(shapes_of, measure, (3,), "64,2112,7168")
+BENCH = Bench("linear", METHOD, PLAN, tables, contenders=CONTENDERS, drawn_by="plot_layers")

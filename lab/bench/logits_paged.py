@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.gpu import gpu_of
-from deep_gemm.indexer import paged, reference
-from deep_gemm.indexer.paged_check import PagedLogits, paged_logits_problem
+from deep_gemm.indexer import api, reference
+from deep_gemm.indexer.check import PagedLogits, paged_logits_problem
 from deep_gemm.testing import calc_diff
 
 from .cases import Shape
-from .logits import Logits
+from .contenders import OURS
+from .kinds import Work, of_ours
+from .logits_prefill import MOST_DIFFERENCE
 
 PAGE = 64
 MEAN_CONTEXTS: dict[Shape, float] = {
@@ -68,23 +70,24 @@ def paged_problem(shape: Shape, *, device: str) -> PagedLogits:
     q = torch.randn(sequences, next_n, heads, depth, device=device, dtype=torch.float32).to(torch.float8_e4m3fn)
     weights = torch.randn(sequences * next_n, heads, device=device, dtype=torch.float32)
     shares = gpu_of(q.get_device()).num_sms if q.is_cuda else 4
-    schedule = paged.get_paged_mqa_logits_metadata(contexts, PAGE, shares)
+    schedule = api.get_paged_mqa_logits_metadata(contexts, PAGE, shares)
     return paged_logits_problem(q, cache, weights, contexts, table, schedule, most, False, torch.float32)
 
 
-def paged_mqa_logits(shape: Shape, *, device: str = "cuda") -> Logits:
+def paged_mqa_logits(shape: Shape, *, device: str = "cuda") -> Work:
     """Make the work of logits of keys in pages."""
     p = paged_problem(shape, device=device)
     _, _, heads, depth, _ = shape
     pairs, loaded = int(p.contexts.sum()), int(p.contexts.amax(1).sum())
     moved = loaded * (depth + 4) + p.q.numel() + p.weights.numel() * 4 + pairs * 4
-    return Logits(2 * pairs * heads * depth, moved, lambda: paged.compute(p), None, lambda: difference(p))
+    checks = of_ours(lambda: difference(p), MOST_DIFFERENCE)
+    return Work(2 * pairs * heads * depth, moved, {OURS: lambda: api.compute(p)}, checks)
 
 
 def difference(p: PagedLogits) -> float:
     """Say how far our logits of some sequences are from the reference's; NaN if a logit beyond a context was needed."""
     p.logits.fill_(torch.nan)
-    paged.compute(p)
+    api.compute(p)
     next_n = p.q.shape[1]
     found, right = [], []
     for sequence in (
@@ -107,17 +110,17 @@ def difference(p: PagedLogits) -> float:
     return float(calc_diff(torch.cat(found), torch.cat(right)))
 
 
-def metadata(shape: Shape, *, device: str = "cuda") -> Logits:
+def metadata(shape: Shape, *, device: str = "cuda") -> Work:
     """Make the work of a schedule."""
     sequences, next_n, context = shape
     contexts = contexts_of((sequences, next_n, 0, 0, context), device=device)
     shares = gpu_of(contexts.get_device()).num_sms if contexts.is_cuda else 4
 
     def ours() -> Tensor:
-        return paged.get_paged_mqa_logits_metadata(contexts, PAGE, shares)
+        return api.get_paged_mqa_logits_metadata(contexts, PAGE, shares)
 
     def error() -> float:
-        right = paged.get_paged_mqa_logits_metadata(contexts.cpu(), PAGE, shares)
+        right = api.get_paged_mqa_logits_metadata(contexts.cpu(), PAGE, shares)
         return 0.0 if torch.equal(ours().cpu(), right) else torch.nan
 
-    return Logits(0, contexts.numel() * 4 + (shares + 1) * 8, ours, None, error)
+    return Work(0, contexts.numel() * 4 + (shares + 1) * 8, {OURS: ours}, of_ours(error, MOST_DIFFERENCE))

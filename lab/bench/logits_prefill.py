@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_gemm.indexer import prefill, reference
+from deep_gemm.indexer import api, reference
 from deep_gemm.indexer.check import MqaLogits, mqa_logits_problem
 from deep_gemm.testing import calc_diff
 
 from .cases import Shape
-from .logits import Logits
+from .contenders import OURS
+from .kinds import Call, Work, of_ours
+from .layers import EAGER
 
 SCORES_AT_A_TIME, MOST_SCORES = 1 << 28, 1 << 34
 CHECKED_QUERIES = 256
-MQA_NUMBERS = 4
+MOST_DIFFERENCE = 5e-6
 MQA_SHAPES: tuple[Shape, ...] = (
     (2048, 4096, 64, 128),
     (2048, 8192, 64, 128),
@@ -32,21 +34,17 @@ MQA_SHAPES: tuple[Shape, ...] = (
 )
 
 
-def mqa_logits(shape: Shape, *, clean: bool = False, device: str = "cuda") -> Logits:
+def mqa_logits(shape: Shape, *, clean: bool = False, device: str = "cuda") -> Work:
     """Make the work of causal logits."""
     p = causal_problem(shape, clean=clean, device=device)
     queries, num_keys, heads, depth = shape
     pairs = sum(num_keys - queries + 1 + i for i in range(queries))
     written = queries * num_keys if clean else pairs
     moved = p.q.numel() + p.keys.numel() + (num_keys + p.weights.numel() + queries * 2 + written) * 4
-    has_torch = pairs * heads <= MOST_SCORES
-    return Logits(
-        2 * pairs * heads * depth,
-        moved,
-        lambda: prefill.compute(p),
-        (lambda: in_torch(p)) if has_torch else None,
-        lambda: difference(p),
-    )
+    calls: dict[str, Call] = {OURS: lambda: api.compute(p)}
+    if pairs * heads <= MOST_SCORES:
+        calls[EAGER] = lambda: in_torch(p)
+    return Work(2 * pairs * heads * depth, moved, calls, of_ours(lambda: difference(p), MOST_DIFFERENCE))
 
 
 def causal_problem(shape: Shape, *, clean: bool, device: str) -> MqaLogits:
@@ -77,7 +75,7 @@ def in_torch(p: MqaLogits) -> Tensor:
 def difference(p: MqaLogits) -> float:
     """Say how far our logits are from the reference's, for some queries; NaN where ranges differ."""
     p.logits.fill_(torch.nan)
-    prefill.compute(p)
+    api.compute(p)
     rows = torch.linspace(
         0, len(p.q) - 1, min(len(p.q), CHECKED_QUERIES), device=p.q.device, dtype=torch.float32
     ).long()

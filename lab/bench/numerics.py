@@ -13,30 +13,33 @@ from functools import cache, partial
 from itertools import product
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import FP8_MAX
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.gemm.bf16.dense import bf16_gemm_nt
-from deep_gemm.gemm.bf16.expressions import einsum
-from deep_gemm.gemm.dense.api import fp8_gemm_nt
-from deep_gemm.gemm.heads.api import fp8_einsum
-from deep_gemm.gemm.rows.api import (
+from deep_gemm.gemm.api.bf16_dense import bf16_gemm_nt
+from deep_gemm.gemm.api.bf16_einsum import einsum
+from deep_gemm.gemm.api.dense import fp8_gemm_nt
+from deep_gemm.gemm.api.grouped import (
     k_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked,
 )
+from deep_gemm.gemm.api.heads import fp8_einsum
 from deep_gemm.hyper.api import tf32_hc_prenorm_gemm
 from deep_gemm.hyper.reference import to_tf32
-from deep_gemm.indexer.prefill import fp8_mqa_logits
+from deep_gemm.indexer.api import fp8_mqa_logits
 from deep_gemm.linear.api import linear
 from deep_gemm.moe.api import experts
 
+from . import table
+from .bench import Asked, Bench, Steps
 from .cases import Shape
 from .contenders import BF16, BLOCKWISE, FAST, OURS, blockwise_call, dequantized
 from .products import raise_if_lost, reason
-from .report import Add, Announce, Row
+from .report import Add, Announce, Report, Row
 
 EXACT = "cublaslt"
 """cuBLASLt's product without fast accumulation: it adds up partial sums outside of the tensor cores, as ours does."""
@@ -468,3 +471,44 @@ KINDS: Mapping[str, Kind] = {
     "experts": Kind(tuple((64, 256, k) for k in SOME_DEPTHS[:3]), mixture, ALL[:3]),
     **{kind: Kind(tuple((gap,) for gap in GAPS), one_big(kind), ALL[:1]) for kind in ONE_BIG},
 }
+
+
+def plan(asked: Asked) -> Steps:
+    """Plan the products that are asked for, on a GPU if there is one."""
+    chosen, device = steps(quick=asked.quick), "cuda" if torch.cuda.is_available() else "cpu"
+    return len(chosen), lambda add, announce: measure(chosen, device, add=add, announce=announce)
+
+
+def tables(report: Report) -> list[Table]:
+    """Tabulate errors at the largest depth of each product and kind of operands: ours, and rivals' of the same."""
+    found: dict[tuple[object, ...], dict[str, Row]] = {}
+    for row in report.rows:
+        found.setdefault((row.kind, row.shape, row.operands, row.output), {})[row.contender] = row
+    deepest = {(row.kind, row.operands): row.shape for row in report.rows}
+    lines = (
+        table.Line(row, found[row.kind, row.shape, row.operands, row.output])
+        for row in report.rows
+        if row.contender == OURS and (row.shape == deepest[row.kind, row.operands] or row.kind in ONE_BIG)
+    )
+    columns = (
+        table.KIND._replace(heading="product"),
+        table.shape("shape"),
+        table.Column("operands", lambda line: line.row.operands or "", is_left=True),
+        table.Column("output", lambda line: line.row.output or "", is_left=True),
+        _error_of(OURS, "error"),
+        table.Column("with cast", lambda line: _error(line.row.error_with_cast)),
+        table.Column("bias", lambda line: _error(line.row.bias)),
+        *(_error_of(rival, rival) for rival in (FAST, EXACT, BF16)),
+    )
+    return [table.table_of("relative errors beside FP64, at the largest depth", columns, lines, gap=3)]
+
+
+def _error_of(name: str, heading: str) -> table.Column:
+    return table.Column(heading, lambda line: _error(line.others[name].error if name in line.others else None))
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.1e}"
+
+
+BENCH = Bench("numerics", METHOD, plan, tables, takes_shapes=False, needs_gpu=lambda asked: not asked.quick)

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from deep_gemm.core.check.layout import ceil_div
 
 from .contenders import OURS
+from .fp4 import PRODUCT
 from .layers import ACTIVATION, CAST, EAGER, FIRST, GATHER, ROUTING, SECOND
-from .products import PRODUCT
 from .report import Report, Row
 
 COLOURS = {

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,21 +18,22 @@ import torch
 from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW
 from deep_gemm.core.gpu import GPUS
 from deep_gemm.core.settings import get_batch_invariant, get_num_sms
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.choose import select
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.choose.fp8 import select
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds.output import Output, Sizes
 
 from . import cases as plain
-from . import fine, fp4
+from . import compare, fine, fp4, tune
+from .bench import Asked, Bench, Steps
 from .cases import FINE_DENSE, FINE_KINDS, FP4_DENSE, FP4_KINDS, Case, Shape
 from .contenders import OURS, Contender, contenders_of
 from .machine import GpuState, gpu_state
 from .report import MAX_NAME, Add, Announce, Row
+from .table import name_of
 from .timing import Kernels, L2Flush, PairingError, cold, recorded, sustained
 
 REPEATS = 20
-PRODUCT = "product"
 METHOD = (
     "cold: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
     f"contenders of a shape interleaved in one process in rotating order, {REPEATS} calls each, median, least and "
@@ -93,7 +95,7 @@ def measure_each(
 ) -> None:
     """Measure kinds at shapes, each with the same random numbers. If one fails, a row says why."""
     for kind, shape in kinds:
-        announce(f"{kind} {'x'.join(map(str, shape))}")
+        announce(f"{kind} {name_of(shape)}")
         torch.manual_seed(0)
         try:
             add(rows_of(kind, shape))
@@ -144,7 +146,7 @@ def made(case: Case) -> list[Contender]:
 
 def product_alone(calls: Iterable[Kernels]) -> dict[str, float]:
     """Tell how long the longest kernel of a call takes, as a part of it: beside a cast, the product."""
-    return {PRODUCT: statistics.median(max(kernel.us for kernel in kernels) for kernels in calls)}
+    return {fp4.PRODUCT: statistics.median(max(kernel.us for kernel in kernels) for kernels in calls)}
 
 
 def sustained_rows(case: Case, cold_us: dict[str, float]) -> list[Row]:
@@ -185,7 +187,8 @@ def config_of(case: Case, contender: str) -> GemmConfig | DecodeConfig | None:
     if gpu is None or output is None:
         return None
     m, n, k = case.shape
-    return select(m, n, k, output, replace(gpu, num_sms=get_num_sms()), split_k=not get_batch_invariant())
+    gpu = replace(gpu, num_sms=get_num_sms())
+    return select(Sizes(m, n, k), output, gpu, split_k=not get_batch_invariant())
 
 
 def configurations(cases: Iterable[Case]) -> list[GemmConfig | DecodeConfig]:
@@ -208,3 +211,26 @@ def raise_if_lost(error: BaseException) -> None:
         torch.cuda.synchronize()
     except Exception as second:
         raise GpuLostError(reason(error)) from second
+
+
+def plan(kind: str, asked: Asked) -> Steps:
+    """Plan the cases that are asked for, and what is compiled ahead."""
+    shapes = plain.parse_shapes(asked.shapes) if asked.shapes is not None else ()
+    cases = cases_of(kind, quick=asked.quick, shapes=shapes, is_judged=asked.is_judged)
+    ahead = configurations(cases)
+
+    def work(add: Add, announce: Announce) -> None:
+        tune.compile_all(ahead, announce)
+        measure(cases, with_sustained=asked.with_sustained, add=add, announce=announce)
+
+    return len(ahead) + len(cases) * (2 if asked.with_sustained else 1), work
+
+
+def _bench(kind: str, method: str = METHOD, **more: Any) -> Bench:
+    return Bench(kind, method, partial(plan, kind), has_parts=True, **more)
+
+
+BENCHES = (
+    *(_bench(kind, tables=compare.tables, notes=compare.notes, drawn_by="plot") for kind in ("dense", "grouped")),
+    *(_bench(kind, f"{METHOD}; {module.METHOD}", tables=module.tables) for kind, module in WITH_OWN_RIVALS.items()),
+)

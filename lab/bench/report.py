@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .cases import Case, Shape
+from .cases import RESULTS_FOLDER, Case, Shape
 from .contenders import FAST
 from .machine import GpuState
 from .timing import Spread
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+RESULTS = RESULTS_FOLDER
 HEADER_KEYS = frozenset(
     {"kind", "date", "machine", "versions", "commit", "dirty", "source_sha256", "method", "stopped"}
 )
@@ -104,32 +104,6 @@ Announce = Callable[[str], None]
 """Takes the name of each step before it begins."""
 
 
-def cold_rows_of(
-    kind: str,
-    shape: Shape,
-    times: Mapping[str, tuple[Spread, Sequence[str]]],
-    *,
-    errors: Mapping[str, float | None],
-    failed: Mapping[str, str | None],
-    **work: Any,
-) -> list[Row]:
-    """Make the rows of contenders, by name, that were timed cold; `work`: what else a row has."""
-    return [
-        Row(
-            kind,
-            shape,
-            name,
-            "cold",
-            error=errors.get(name),
-            failed=failed.get(name),
-            kernels=tuple(kernel[:MAX_NAME] for kernel in kernels),
-            **work,
-            **asdict(spread),
-        )
-        for name, (spread, kernels) in times.items()
-    ]
-
-
 @dataclass
 class Report:
     """A run. `save` may be called whenever rows have come in."""
@@ -139,7 +113,7 @@ class Report:
 
     @property
     def kind(self) -> str:
-        """The kind that the run measured: one of `bench`, or audit."""
+        """The kind that the run measured: one of `bench`, or of an older command."""
         return str(self.header["kind"])
 
     def default_path(self) -> Path:

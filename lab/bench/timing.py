@@ -157,14 +157,6 @@ def rotated(names: Sequence[str], repeats: int) -> list[str]:
     return [names[(turn + place) % len(names)] for turn in range(repeats) for place in range(len(names))]
 
 
-def pair(
-    events: Sequence[KernelEvent], fill: str, order: Sequence[str]
-) -> dict[str, list[tuple[float, tuple[str, ...]]]]:
-    """Assign kernels to calls: for each contender, the time and the kernels' names of every call."""
-    found = kernels_of_calls(events, fill, order)
-    return {name: [(busy_us(each), names_of(each)) for each in of_calls] for name, of_calls in found.items()}
-
-
 def kernels_of_calls(events: Sequence[KernelEvent], fill: str, order: Sequence[str]) -> dict[str, list[Kernels]]:
     """Assign kernels to calls: for each contender, the kernels of every call in the order of their starts.
 

@@ -10,17 +10,20 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.nn import Experts, Linear, keep_casts
 
+from . import table
+from .bench import Bench, planned
 from .cases import PEAK_TFLOPS, Shape, cold_copy_us
 from .contenders import BF16, OURS
 from .experts_by_torch import chains_in_bf16
 from .linear import relative_error
 from .products import SETTLE_SECONDS, measure_each
-from .report import Add, Announce, Row
+from .report import Add, Announce, Report, Row
 from .timing import KernelEvent, profiled, warm
 
 METHOD = (
@@ -204,3 +207,38 @@ def parts_of(events: Sequence[KernelEvent]) -> dict[str, float]:
         all_us = [us for _, us in alike]
         line[f"{len(line) + 1} {name}" + (f" x{len(all_us)}" if len(all_us) > 1 else "")] = round(sum(all_us), 3)
     return line
+
+
+def tables(report: Report) -> list[Table]:
+    """Tabulate steps beside those in BF16, and a time line of each of ours."""
+    forward = {(row.shape, row.contender): row.us for row in report.rows if row.mode == FORWARD}
+    columns = (
+        table.shape("shape"),
+        table.ours(),
+        *table.beside(BF16, "bf16"),
+        table.TFLOPS,
+        table.Column("GB", lambda line: _gigabytes(line.row)),
+        table.Column("bf16", lambda line: _gigabytes(line.others.get(BF16))),
+        table.Column("forward", lambda line: table.figure(forward.get((line.row.shape, OURS)))),
+        table.Column("bf16", lambda line: table.figure(forward.get((line.row.shape, BF16)))),
+    )
+    lines = table.lines_of(report, mode=STEP)
+    return [table.table_of("training", columns, lines), *(_time_line(line.row) for line in lines if line.row.parts)]
+
+
+def _gigabytes(row: Row | None) -> str:
+    return f"{row.peak_bytes / 1e9:.1f}" if row is not None and row.peak_bytes is not None else ""
+
+
+def _time_line(row: Row) -> Table:
+    parts = row.parts or {}
+    found = table.new_table(f"{sum(parts.values()):.0f} us")
+    found.add_column(f"a step of {table.name_of(row.shape)}", no_wrap=True)
+    found.add_column("us", justify="right")
+    for part, us in parts.items():
+        found.add_row(part, table.figure(us))
+    return found
+
+
+PLAN = planned(shapes_of, measure, (3, 5), "128,8,32768,2048,768")
+BENCH = Bench("training", METHOD, PLAN, tables, contenders=CONTENDERS)

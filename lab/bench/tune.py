@@ -17,38 +17,29 @@ import torch
 from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.fp4 import per_token_cast_to_fp4
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.casts.rules import Target
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import Gpu
 from deep_gemm.core.settings import get_batch_invariant
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
-from deep_gemm.gemm.dense.choose import cheapest_tile, chosen_tile
+from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.choose.fp8 import chosen_tile
+from deep_gemm.gemm.choose.tiles import Tile
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.explain import Candidate, candidates
-from deep_gemm.gemm.kernel_decode import kernel_of
-from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.tiles import Tile
+from deep_gemm.gemm.kernel import kernel_of
+from deep_gemm.gemm.kinds.output import Output, Sizes
+from deep_gemm.gemm.problem import Problem
 
-from .cases import Case, cases_of, random_shapes
-from .contenders import OURS
-from .products import DENSE_OUTPUTS, raise_if_lost, reason
-from .report import Row
+from .cases import Case
 from .timing import L2Flush, Spread, cold
 
 FIRST_REPEATS, REPEATS = 5, 11
 HOPEFUL = 1.6
 """Up to this multiple of the lowest modelled cost a tile is timed at all."""
 FINALISTS = 4
-RANDOM_SHAPES = 50
-RIVAL = "rival"
-METHOD = (
-    f"tiles of up to {HOPEFUL} times the lowest modelled cost, cold, interleaved in one process in rotating order, "
-    f"{FIRST_REPEATS} calls each, a 512 MB fill before each; of these the best {FINALISTS} and the chosen one again, "
-    f"{REPEATS} calls each, median, least and most; random normal operands quantized 1x128 / 128x128 (1d1d: 1x128; "
-    "fine scales of B are powers of two)"
-)
 
 
 @dataclass(frozen=True)
@@ -60,8 +51,8 @@ class Contest:
     entrants: tuple[Candidate, ...]
 
     @classmethod
-    def of(cls, case: Case, output: Output, gpu: Gpu, *, by_cost: bool = False) -> Contest:
-        """Enter the tile that is chosen, or that would be `by_cost` alone, and those that may be faster."""
+    def of(cls, case: Case, output: Output, gpu: Gpu) -> Contest:
+        """Enter the tile that is chosen, and those that may be faster."""
         m, n, k = case.shape
         split_k = not get_batch_invariant()
         able = [
@@ -69,7 +60,7 @@ class Contest:
             for one in candidates(m, n, k, output, gpu)
             if one.why_not is None and (split_k or one.tile.cluster_k == 1)
         ]
-        chosen = (cheapest_tile if by_cost else chosen_tile)(m, n, k, output, gpu, split_k=split_k)
+        chosen = chosen_tile(Sizes(m, n, k), output, gpu, split_k=split_k)
         entrants = [one for one in able if one.tile == chosen or one.cost_us <= HOPEFUL * able[0].cost_us]
         return cls(case, output, tuple(sorted(entrants, key=lambda one: one.tile != chosen)))
 
@@ -101,17 +92,6 @@ class Judgement:
         """The time of the chosen one over that of the best."""
         return self.chosen.spread.us / self.best.spread.us
 
-    def rows(self) -> list[Row]:
-        """The times as rows of a report."""
-        named = [(OURS, self.chosen), *((RIVAL, time) for time in self.rivals)]
-        return [Row.of(self.contest.case, name, "cold", time.spread, config=time.config) for name, time in named]
-
-
-def audit_contests(gpu: Gpu, is_judged: bool | None = None) -> list[Contest]:
-    """Enter all dense shapes of the benchmark or a part of them, weight gradients too, and some at random."""
-    cases = [*cases_of("dense", is_judged=is_judged), *(Case("dense", shape) for shape in random_shapes(RANDOM_SHAPES))]
-    return [Contest.of(case, DENSE_OUTPUTS[case.kind], gpu) for case in cases]
-
 
 def configurations(contests: Iterable[Contest]) -> list[GemmConfig | DecodeConfig]:
     """All that are needed, each once."""
@@ -131,26 +111,6 @@ def build(config: GemmConfig | DecodeConfig) -> None:
     kernel_of(config).build(config)
 
 
-def measure(
-    contests: Sequence[Contest],
-    *,
-    judged: Callable[[Judgement], None],
-    failed: Callable[[Contest, str], None],
-    announce: Callable[[str], None],
-) -> None:
-    """Judge all contests; one that fails is told with the reason, and the others go on."""
-    flush = L2Flush()
-    for contest in contests:
-        announce(contest.case.name)
-        try:
-            judgement = judge(contest, flush)
-        except Exception as error:
-            raise_if_lost(error)
-            failed(contest, reason(error))
-        else:
-            judged(judgement)
-
-
 def judge(contest: Contest, flush: L2Flush) -> Judgement:
     """Time the entrants for operands of their own, which are gone afterwards."""
     p = random_problem(contest.case.shape, contest.output)
@@ -167,7 +127,7 @@ def judge(contest: Contest, flush: L2Flush) -> Judgement:
     return Judgement(contest, of_chosen, tuple(of_rivals))
 
 
-def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -> DenseProblem:
+def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -> Problem:
     """A dense product of random numbers; fine scales of B fold, as those of checkpoints do."""
     m, n, k = shape
     with torch.device(device):
@@ -177,7 +137,7 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
         if output.b == E2M1:
             b, sfb = per_token_cast_to_fp4(w, use_ue8m0=True, gran_k=MX.columns, use_packed_ue8m0=True)
         else:
-            b, sfb = cast_blocks(w, *of_b, use_ue8m0=output.scale_parts_of_b > 1, min_amax=0.0)
+            b, sfb = cast_blocks(w, Target(*of_b, use_ue8m0=output.scale_parts_of_b > 1))
         if output.loads_sfb:
             sfb = get_mn_major_tma_aligned_tensor(sfb)
         d = torch.randn(m, n, dtype=torch.float32).to(torch.float32 if output.is_fp32 else torch.bfloat16)

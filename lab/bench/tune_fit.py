@@ -1,4 +1,4 @@
-"""`tune --fit`: the constants of the cost model from collected times, and how well choices by them do.
+"""`python -m lab tune --fit`: the constants of the cost model from measured times, and how well choices by them do.
 
 A choice is judged by its regret: how much longer the chosen tile took than the fastest that was timed. The fit looks
 for constants with a small regret in the products that it may see, and times that are right besides. A regret changes in
@@ -15,15 +15,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
+from deep_gemm.cli.console import make_console
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import GPUS, Gpu
-from deep_gemm.gemm.cost import NEVER, dense_memory_us, on_weight
-from deep_gemm.gemm.dense.choose import menu_by
-from deep_gemm.gemm.depths import choose as depths
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.rows import choose as rows
-from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME, Tile, tiles_by_name
-from deep_gemm.gemm.timings import FORMAT, NAMES, OF_A_GPU, Timings
+from deep_gemm.gemm.choose.cost import NEVER, estimate
+from deep_gemm.gemm.choose.fp8 import chosen_tile, menu_by
+from deep_gemm.gemm.choose.tiles import DEPTHS_TILES, OUTPUTS_BY_NAME, SHARING_A, Tile, tiles_for
+from deep_gemm.gemm.choose.timings import FORMAT, NAMES, OF_A_GPU, Timings, measured, timings_of
+from deep_gemm.gemm.kinds.output import Output, Sizes
+from deep_gemm.gemm.kinds.works import DENSE, WORKS
+
+from .command import UsageError
+from .report import write_whole
+from .table import new_table
 
 SHARPNESS = 100.0
 """A tile that costs 1% more than the lowest counts as chosen 1/e times as much."""
@@ -66,46 +72,35 @@ class Product:
     @property
     def kind(self) -> str:
         """A word for tables."""
-        return self.output.groups.name.lower() if self.output.groups else "dense"
+        return self.output.work.name or "dense"
 
     def tiles(self) -> dict[str, Tile]:
         """The tiles that were timed and still exist, by name."""
-        if self.output.groups == Groups.NONE:
-            known = tiles_by_name(self.output)
-        elif self.output.groups == Groups.DEPTHS:
-            known = {tile.name: tile for tile in (*depths.TILES, depths.SHARING_A)}
-        else:
-            known = {tile.name: tile for tile in rows.tiles_for(self.output)}
-        return {name: known[name] for name in self.us if name in known}
+        known = (*DEPTHS_TILES, SHARING_A) if self.output.work.is_along_k else tiles_for(self.output)
+        by_name = {tile.name: tile for tile in known}
+        return {name: by_name[name] for name in self.us if name in by_name}
 
     def cost_us(self, tile: Tile, gpu: Gpu, timings: Timings) -> float:
         """Estimate the time by the model."""
-        m, n, k, output, groups = self.m, self.n, self.k, self.output, self.num_groups
-        if output.groups == Groups.NONE:
-            moving_us = dense_memory_us(m, n, k, output, timings)
-            return on_weight(tile, n, k, output, gpu, timings).estimate(m, moving_us, timings.launch_us).cost_us
-        if output.groups == Groups.DEPTHS:
-            return depths.estimate(tile, groups, m, n, sum(self.sizes) // groups, output, gpu, timings).cost_us
-        return rows.estimate(tile, groups, self._rows, n, k, output, gpu, timings).cost_us
+        return estimate(tile, self.shape, self.output, gpu, timings).cost_us
 
     def chosen(self, gpu: Gpu, timings: Timings) -> Tile:
         """The tile that would be chosen by these timings."""
-        m, n, k, output, groups = self.m, self.n, self.k, self.output, self.num_groups
-        if output.groups == Groups.NONE:
-            return menu_by(timings, n, k, output, gpu).tile_for(m)
-        if output.groups == Groups.DEPTHS:
-            return depths.chosen_tile(groups, m, n, sum(self.sizes) // groups, output, gpu, timings)
-        return rows.chosen_tile(groups, self._rows, n, k, output, gpu, timings)
+        if self.output.work is DENSE:
+            return menu_by(timings, self.n, self.k, self.output, gpu).tile_for(self.m)
+        return chosen_tile(self.shape, self.output, gpu, timings)
 
     @property
-    def _rows(self) -> float:
-        """Rows of a group, as far as the host knows."""
-        return self.m if self.output.groups == Groups.COUNTS else self.m / self.num_groups
+    def shape(self) -> Sizes:
+        """Sizes as far as the host knows them."""
+        work, groups = self.output.work, max(self.num_groups, 1)
+        rows = self.m / groups if work.is_stacked else self.m
+        return Sizes(rows, self.n, sum(self.sizes) // groups if work.is_along_k else self.k, groups)
 
 
 @dataclass(frozen=True)
 class Collected:
-    """A file of `tune --collect`."""
+    """A file of times: on one GPU of each product in every tile that may suit it."""
 
     gpu: Gpu
     products: tuple[Product, ...]
@@ -120,7 +115,7 @@ class Collected:
             products = [_product(row) for row in content["rows"] if row["us"]]
             return cls(replace(known, num_sms=machine["num_sms"]), tuple(products))
         except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
-            raise ValueError(f"{path}: expected a file of tune --collect, got {error!r}") from error
+            raise ValueError(f"{path}: expected a file of times of tiles, got {error!r}") from error
 
 
 def _product(row: Mapping[str, Any]) -> Product:
@@ -131,8 +126,8 @@ def _product(row: Mapping[str, Any]) -> Product:
 
 
 _GROUPED = [
-    Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=sfb, groups=groups)
-    for groups in Groups
+    Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=sfb, work=work)
+    for work in WORKS
     for sfb in (PER_BLOCK, PER_ROW)
     for is_fp32, with_c, adds_to_d in (
         (False, False, False),
@@ -322,7 +317,54 @@ def rounded(timings: Timings) -> Timings:
 
 
 def text_of(timings: Mapping[str, Timings], made_by: str) -> str:
-    """Write gemm/timings.json, a constant on each line."""
+    """Write gemm/choose/timings.json, a constant on each line."""
     own = {name: {key: getattr(each, key) for key in OF_A_GPU} for name, each in sorted(timings.items())}
     of_all = {key: value for key, value in asdict(next(iter(timings.values()))).items() if key not in OF_A_GPU}
     return json.dumps({"format": FORMAT, "made_by": made_by, "all": of_all, "gpus": own}, indent=1) + "\n"
+
+
+# The command
+
+
+def run(files: Sequence[Path], out: Path) -> None:
+    """Make the constants of the GPUs that these files are of, and print how well choices by them do."""
+    if not files:
+        raise UsageError("tune: expected --fit and files of times of tiles, got none")
+    try:
+        collected = [Collected.load(path) for path in files]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    console = make_console()
+    before = {one.gpu.name: timings_of(one.gpu) for one in collected}
+    with console.status("fitting") as status:
+        after = fit(collected, announce=status.update)
+    for one in collected:
+        title = f"{one.gpu.name}: how much longer the chosen tile takes than the best"
+        console.print(_table(title, *(regrets(one.products, one.gpu, each[one.gpu.name]) for each in (before, after))))
+    made_by = f"python -m lab tune --fit {' '.join(path.name for path in files)}"
+    write_whole(out, text_of({**_of_other_gpus(after), **after}, made_by))
+    console.print(f"\nwritten to {out}", markup=False)
+
+
+def _of_other_gpus(fitted: Mapping[str, Timings]) -> dict[str, Timings]:
+    """The GPUs without a file: they keep what is their own, and share the rest."""
+    shared = next(iter(fitted.values()))
+    return {
+        name: replace(shared, **{key: getattr(before, key) for key in OF_A_GPU})
+        for name, before in measured().items()
+        if name not in fitted
+    }
+
+
+def _table(title: str, before: Sequence[Regret], after: Sequence[Regret]) -> Table:
+    """Say how far choices are behind the best, by the constants before and after a fit."""
+    table = new_table(title)
+    table.add_column("products")
+    for heading in ("count", "mean before", "after", "p95 before", "after", "worst before", "after"):
+        table.add_column(heading, justify="right")
+    table.add_column("worst after")
+    for old, new in zip(before, after, strict=True):
+        pairs = ((old.mean, new.mean), (old.p95, new.p95), (old.worst, new.worst))
+        cells = [f"{value:.{1 + (place == 0)}%}" for place, pair in enumerate(pairs) for value in pair]
+        table.add_row(new.of, str(new.count), *cells, new.worst_product.name)
+    return table

@@ -52,11 +52,6 @@ class Yardsticks:
         return us * now / float(family["yardsticks"][by]["us"])
 
 
-def upstream_us(kind: str, shape: Sequence[int], yardsticks: Yardsticks) -> float | None:
-    """Tell how long DeepGEMM 2.6.1 would take in the run of these yardsticks; None if that is not known."""
-    return yardsticks.upstream_us(kind, shape)
-
-
 def measure(flush: L2Flush) -> list[Row]:
     """Time both yardsticks on the current GPU, cold and interleaved: the rows that a result file has of them."""
     torch.manual_seed(0)

@@ -9,10 +9,9 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import cast_back_from_fp4, cast_back_from_fp8, get_mn_major_tma_aligned_tensor
-from deep_gemm.indexer.check import MqaLogits
-from deep_gemm.indexer.paged_check import PagedLogits
+from deep_gemm.indexer.check import Logits, PagedLogits
 
-from ..sim import fp8_mqa_logits, fp8_paged_mqa_logits
+from ..sim import logits as sim
 from ..sim.hc_prenorm import random_operands
 
 Drawn = dict[str, Any]
@@ -43,16 +42,16 @@ def near_counted(got: Tensor, x: Tensor, y: Tensor, counts: Tensor) -> bool:
     return all(near(got[g, :count], x[g, :count], y[g]) for g, count in enumerate(counts.tolist()))
 
 
-def right_logits(p: MqaLogits | PagedLogits, got: Tensor) -> bool:
+def right_logits(p: Logits, got: Tensor) -> bool:
     """Tell whether the logits of the keys that a token has are right. The others are undefined."""
     columns = torch.arange(got.shape[1])
     try:
         if isinstance(p, PagedLogits):
-            fp8_paged_mqa_logits.compare(p, got.where(columns < p.contexts.view(-1, 1), torch.nan))
+            sim.compare(p, got.where(columns < p.contexts.view(-1, 1), torch.nan))
         else:
             first = torch.zeros_like(p.starts) if p.is_compressed else p.starts
             has = (columns >= first[:, None]) & (columns < (first + p.ends - p.starts)[:, None])
-            fp8_mqa_logits.compare(p, got.where(has, torch.nan))
+            sim.compare(p, got.where(has, torch.nan))
     except ValueError:
         return False
     return True
@@ -119,15 +118,15 @@ def of_heads() -> Drawn:
 
 def many_logits() -> Drawn:
     """Draw queries of many tokens, and keys one behind another."""
-    free = fp8_mqa_logits.problem((6, 70, 32, 64), fp8_mqa_logits.causal(6, 70))
+    free = sim.problem((6, 70, 32, 64), sim.causal(6, 70))
     narrow = free._replace(is_compressed=True, logits=torch.full((6, 70), torch.nan, dtype=torch.float32))
     return {**free._asdict(), "kv": (free.keys, free.scales), "free": free, "narrow": narrow}
 
 
 def paged_logits() -> Drawn:
     """Draw queries of one token and of four for each sequence, and keys in pages."""
-    one = fp8_paged_mqa_logits.problem([[300], [0], [65]], 1, 64, 128, columns=320, shares=132)
-    four = fp8_paged_mqa_logits.problem([[300, 301, 302, 303], [0] * 4], 4, 64, 128, columns=320, shares=66)
+    one = sim.paged_problem([[300], [0], [65]], 1, 64, 128, columns=320, shares=132)
+    four = sim.paged_problem([[300, 301, 302, 303], [0] * 4], 4, 64, 128, columns=320, shares=66)
     return {**one._asdict(), "one": one, "four": four}
 
 

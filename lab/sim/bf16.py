@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
-from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.gemm.bf16 import launch as kernels
-from deep_gemm.gemm.bf16.config import BLOCK_K, Bf16Config
-from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
-from deep_gemm.gemm.output import Groups
-from deep_gemm.gemm.plan import refuse_if
+from deep_gemm.gemm.config.bf16 import BLOCK_K, Bf16Config
+from deep_gemm.gemm.kernel import BF16_GEMM
+from deep_gemm.gemm.kinds.works import DENSE, HEADS
+from deep_gemm.gemm.problem import Problem
 
-from .dense import Outcome, ProductTrial, outcome
-from .launcher import How
-from .library import HostKernel, compiled
-from .product import draws, random_d_and_c, run_plan, sides, stage_of, units_of_step
-from .rounding import FP32_UNIT, within_units
-
-
-class Problem(NamedTuple):
-    """Operands as `kernels.bf16` takes them."""
-
-    a: Tensor
-    b: Tensor
-    d: Tensor
-    c: Tensor | None
-    sfa: None = None
-    sfb: None = None
-
-
-def compile_config(config: Bf16Config, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compiled(BF16_GEMM, config, edits)
+from .library import HostKernel
+from .product import Outcome, ProductTrial, draws, random_d_and_c, run, sides
 
 
 def operand(shape: tuple[int, ...], is_mn: bool, gap: int, generator: torch.Generator, exact: bool = False) -> Tensor:
@@ -70,33 +46,12 @@ def random_problem(
     Each row is followed by `gap` NaNs, a multiple of 8. `exact`: small integers, of which no sum is rounded.
     """
     generator = torch.Generator().manual_seed(seed)
-    lead = (planes,) if config.groups == Groups.HEADS else ()
+    lead = (planes,) if config.work.has_planes else ()
 
     a = operand((*lead, m, k), config.majors.a_is_mn, gap, generator, exact)
     b = operand((*lead, n, k), config.majors.b_is_mn, gap, generator, exact)
-    return Problem(a, b, *random_d_and_c(config, (*lead, m, n), generator, in_place))
-
-
-def run(
-    kernel: HostKernel | None, config: Bf16Config, p: Problem, *, is_dependent: bool = False, **how: Unpack[How]
-) -> Outcome:
-    """Compute on simulated SMs and in FP64. `is_dependent`: the kernel ahead may still run."""
-    refuse_if(config.name, kernels.why_unfit(config, p))
-    right, allowed = right_and_allowed(p, config.slices, units_of_step(how))
-    stage = stage_of(config, p, is_dependent=is_dependent, **how)
-    result = run_plan(kernel, BF16_GEMM, config, p, kernels.plan_of, stage)
-    return outcome(result, right, allowed, (config.block_m, config.block_n))
-
-
-def right_and_allowed(p: Problem, slices: int, of_step: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The right D, and how far elements may be from it: `of_step` for each 16 of k, a unit for each slice, and C."""
-    a, b = p.a.double(), p.b.double()
-    exact, magnitudes = a @ b.mT, a.abs() @ b.mT.abs()
-    if p.c is not None:
-        exact, magnitudes = exact + p.c.double(), magnitudes + p.c.double().abs()
-    roundings = ceil_div(p.a.shape[-1], 16) * of_step + slices + 2
-    right = exact.to(p.d.dtype)
-    return right, within_units(right, magnitudes * (roundings * FP32_UNIT))
+    d, c = random_d_and_c(config, (*lead, m, n), generator, in_place)
+    return Problem(a, None, b, None, d, c, config.work, None, None)
 
 
 @dataclass(frozen=True)
@@ -116,7 +71,7 @@ class Bf16Trial(ProductTrial):
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
         """Take products that are not grouped, and those of heads."""
-        return config.groups in (Groups.NONE, Groups.HEADS)
+        return config.work in (DENSE, HEADS)
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16Trial:

@@ -6,19 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from typing_extensions import Unpack
 
-from deep_gemm.gemm.bf16 import counted as kernels
-from deep_gemm.gemm.bf16.config import Bf16Config
-from deep_gemm.gemm.bf16.counted import CountedProblem
-from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
-from deep_gemm.gemm.output import Groups
+from deep_gemm.gemm.config.bf16 import Bf16Config
+from deep_gemm.gemm.kernel import BF16_GEMM
+from deep_gemm.gemm.kinds.works import COUNTED
+from deep_gemm.gemm.problem import Problem
 
-from .bf16_depths import right_and_allowed_of_groups
-from .dense import Outcome, ProductTrial, outcome
-from .launcher import How
+from .bf16_depths import run
 from .library import HostKernel
-from .product import draws, random_d_and_c, run_plan, sides, sizes, stage_of, units_of_step
+from .product import Outcome, ProductTrial, draws, random_d_and_c, sides, sizes
 
 
 def random_problem(
@@ -31,7 +27,7 @@ def random_problem(
     on_gpu_alone: bool = True,
     more_rows: int = 0,
     gap: int = 0,
-) -> CountedProblem:
+) -> Problem:
     """Make a problem with random data. D is NaN, unless it is also C.
 
     Rows that no group has are NaN, and so is what follows each row: `gap` values, a multiple of 8.
@@ -42,23 +38,8 @@ def random_problem(
         x[: sum(ks), :rows] = torch.randn(sum(ks), rows, generator=generator, dtype=torch.float32)
     d, c = random_d_and_c(config, (len(ks), m, n), generator)
     counts = torch.tensor(ks, dtype=torch.int32) if on_gpu_alone else None
-    return CountedProblem(a[:, :m], b[:, :n], d, c, counts, None if on_gpu_alone else tuple(ks))
-
-
-def run(
-    kernel: HostKernel | None,
-    config: Bf16Config,
-    p: CountedProblem,
-    *,
-    ks: Sequence[int] | None = None,
-    **how: Unpack[How],
-) -> Outcome:
-    """Compute on simulated SMs and in FP64. `ks`: the depths that are right, if not the problem's."""
-    if ks is None:
-        ks = p.ks if p.sfa is None else p.sfa.tolist()
-    right, allowed = right_and_allowed_of_groups(p, ks or (), units_of_step(how))
-    result = run_plan(kernel, BF16_GEMM, config, p, kernels.plans_of, stage_of(config, p, **how))
-    return outcome(result, right, allowed, (config.block_m, config.block_n))
+    a, b, known = a[:, :m].mT, b[:, :n].mT, None if on_gpu_alone else tuple(ks)
+    return Problem(a, counts, b, None, d, c, COUNTED, None, None, ks=known)
 
 
 @dataclass(frozen=True)
@@ -81,7 +62,7 @@ class Bf16CountedTrial(ProductTrial):
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
         """Take groups along k that the GPU counts."""
-        return config.groups == Groups.COUNTED_DEPTHS
+        return config.work is COUNTED
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16CountedTrial:

@@ -9,21 +9,18 @@ from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.kernel import launch
-from deep_gemm.gemm.bf16 import sum_slices
-from deep_gemm.gemm.bf16 import sums as kernels
-from deep_gemm.gemm.bf16.choose import SUM_OUTPUT
-from deep_gemm.gemm.bf16.config import BLOCK_K, Bf16Config
-from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
-from deep_gemm.gemm.bf16.sum_slices import SlicesConfig
-from deep_gemm.gemm.bf16.sums import Operands
-from deep_gemm.gemm.output import Groups
+from deep_gemm.gemm import sum_slices, sums
+from deep_gemm.gemm.config.bf16 import BLOCK_K, Bf16Config
+from deep_gemm.gemm.kernel import BF16_GEMM
+from deep_gemm.gemm.kinds.works import SUM
 from deep_gemm.gemm.plan import Plan
+from deep_gemm.gemm.problem import Problem
+from deep_gemm.gemm.sum_slices import SlicesConfig
 
 from .bf16 import operand
-from .dense import Outcome, ProductTrial, outcome
 from .launcher import How, Stage
 from .library import HostKernel
-from .product import draws, near_edge, sides, stage_of, units_of_step
+from .product import Outcome, ProductTrial, draws, near_edge, outcome, sides, stage_of, units_of_step
 from .rounding import FP32_UNIT, within_units
 
 PLAIN = SlicesConfig(False)
@@ -31,14 +28,14 @@ PLAIN = SlicesConfig(False)
 
 def random_problem(
     config: Bf16Config, products: int, m: int, n: int, k: int, output: SlicesConfig, seed: int = 0, *, gap: int = 0
-) -> Operands:
+) -> Problem:
     """Make a problem with random data. Behind each row are `gap` NaNs, a multiple of 8. D is NaN, unless it is C."""
-    assert config.groups == SUM_OUTPUT.groups
     generator = torch.Generator().manual_seed(seed)
     a = operand((products, m, k), config.majors.a_is_mn, gap, generator)
     b = operand((products, n, k), config.majors.b_is_mn, gap, generator)
     d = torch.full((m, n), float("nan"), dtype=torch.float32 if output.output_is_fp32 else torch.bfloat16)
-    return Operands(a, b, d, d.normal_(generator=generator) if output.adds_to_d else None)
+    c = d.normal_(generator=generator) if output.adds_to_d else None
+    return Problem(a, None, b, None, d, c, SUM, None, None)
 
 
 def run(
@@ -46,7 +43,7 @@ def run(
     adder: HostKernel | None,
     config: Bf16Config,
     slices: int,
-    p: Operands,
+    p: Problem,
     **how: Unpack[How],
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. What the first kernel leaves unwritten of the workspace is NaN."""
@@ -61,7 +58,7 @@ def run(
     stage = stage_of(config, p, is_dependent=True, more={"workspace": workspace}, **how)
     placed, between = stage.placed(p), stage.at["workspace"]
     first = stage.launcher(BF16_GEMM, kernel, config, frozenset({"d"}))
-    plan = kernels.plan_of(placed, between, config, stage.num_sms, first)
+    plan = sums.plan_of(placed, between, config, stage.num_sms, first)
     Plan.launch(plan, (placed.a.data_ptr(), 0, placed.b.data_ptr(), 0, between.data_ptr(), 0))
     add(stage, adder, plan.slices_config, plan.pitch)
     result = stage.result()
@@ -93,7 +90,7 @@ class SumTrial(ProductTrial):
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
         """Take sums over products."""
-        return config.groups == Groups.SUM
+        return config.work is SUM
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> SumTrial:

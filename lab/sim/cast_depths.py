@@ -21,13 +21,11 @@ from deep_gemm.casts.rules import Quantized, empty_scales
 from deep_gemm.core.check.layout import SCALE_BLOCK, align, ceil_div
 
 from ..casts import MOST_OTHERS, assert_near, assert_same_bits, wider, wild
-from .cast_rows import strided
-from .launcher import How, Stage
+from .cast_rows import POISON, poison, run_kernel, strided
+from .launcher import How
 from .library import HostKernel
 from .trial import Trial
 
-POISON = 0xA5
-INPUTS = ("x", "ends", "token_of", "row_weights", "ds")
 OUTPUTS = ("columns", "column_scales", "values", "scales", "activated", "activated_scales", "sums")
 OF_BF16 = 2.0**-7
 """Elements are rounded to BF16 first, and may become the number beside the reference's: so may their scale."""
@@ -37,10 +35,8 @@ OF_SUMS = 2.0**-15
 
 def run_cast(kernel: HostKernel | None, config: DepthsCastConfig, p: DepthsCast, **how: Unpack[How]) -> None:
     """Cast as `casts.cast_depths.run` does, into the outputs of `p`, on simulated SMs."""
-    read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
     aligned = dict.fromkeys(("x", "ds", "columns", "values", "activated"), 16)
-    stage = Stage(config, read, written, aligned, **how)
-    stage.run(cast_depths.KERNEL, kernel, lambda _, at: cast_depths.params_of(p._replace(**at)), grid(p))
+    run_kernel(cast_depths, kernel, config, p, OUTPUTS, aligned, lambda _: grid(p), **how)
 
 
 def of_groups(columns: Quantized, groups: GroupedRows) -> Quantized:
@@ -125,12 +121,12 @@ class DepthsTrial(Trial):
         h[used_rows:] = ds[used_rows:] = torch.nan
         has_gradient, has_activation = (self.parts in ("both", part) for part in ("gradient", "activation"))
         (columns, used), (activated, used_of_s) = self._room(groups, 2 * self.k), self._room(groups, self.k)
-        values = torch.full((rows, 2 * self.k), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        values = poison(rows, 2 * self.k).view(torch.float8_e4m3fn)
         scales = empty_scales((rows,), 2 * self.k, h, mn_major=True)
         sums = torch.full((ceil_div(self.k, SCALE_BLOCK), rows), torch.nan, dtype=torch.float32)
-        cast = DepthsCast(h, groups.ends, rows, row_weights=p, ds=ds, limit=self.limit)
-        cast = cast.with_gradient((values, scales), columns) if has_gradient else cast
-        cast = cast.with_activation(activated, sums) if has_activation else cast
+        made = dict(zip(OUTPUTS[:4], (*columns, values, scales), strict=True)) if has_gradient else {}
+        made |= dict(zip(OUTPUTS[4:], (*activated, sums), strict=True)) if has_activation else {}
+        cast = DepthsCast(h, groups.ends, rows, row_weights=p, ds=ds, limit=self.limit, **made)
         run_cast(kernel, self.config, cast, **self.how)
         right = cast_silu_gradient(h, ds, groups, p, self.limit)
         assert right.rows is not None and right.columns is not None
@@ -154,7 +150,7 @@ class DepthsTrial(Trial):
     def _room(self, groups: GroupedRows, k: int) -> tuple[Quantized, Callable[[Quantized], Quantized]]:
         """Room for columns, full of poison, and what gives the groups' part of it and sees that the rest is poison."""
         depth, blocks = room_of(len(groups.token_of), len(self.counts))
-        values = torch.full((k * depth,), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        values = poison(k * depth).view(torch.float8_e4m3fn)
         scales = strided(torch.Size((k, blocks)), (1, align(k, 4)))
 
         def used(room: Quantized) -> Quantized:

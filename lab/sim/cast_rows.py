@@ -7,18 +7,21 @@ written must be poison afterwards, and everything else as the reference casts.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_rows
-from deep_gemm.casts.cast_rows import CastConfig, Format, Groups, RowCast, Stored, num_ctas
-from deep_gemm.casts.fp4 import FP4_MAX, MXFP4_MAX, cast_by_torch
-from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.casts.cast_rows import CastConfig, Groups, RowCast, num_ctas
+from deep_gemm.casts.fp8 import cast_checked
 from deep_gemm.casts.gating import Gating, activated
-from deep_gemm.casts.rules import FP8_MAX, Quantized
+from deep_gemm.casts.rules import FP8, Target
 from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.moe.routing import expert_rows
 
@@ -28,30 +31,41 @@ from .library import HostKernel
 from .trial import Trial
 
 POISON = 0xA5
-OUTPUTS = ("values", "scales")
-INPUTS = ("x", "row_weights", "counts", "ends", "row_of")
 EXPERTS = 24
 GATINGS = (Gating(), Gating(limit=1.5), Gating(alpha=1.702, beta=1.0, limit=7.0), Gating("situ", 4.0, 25.0))
 HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
 """Powers of two by which the hard quotients are multiplied: scales of all sizes, the tiny ones too."""
-LARGEST = {Format.FP8: FP8_MAX, Format.FP4: FP4_MAX, Format.MXFP4: MXFP4_MAX}
-"""Largest magnitude of a block over its scale."""
 
 
 def hard(config: CastConfig) -> Tensor:
     """Give the hard quotients of a format, each at scales of all sizes."""
-    downs = (0, 10) if config.format == Format.FP8 else range(-2, 3)
-    quotients = hard_quotients(LARGEST[config.format], config.block, downs)
+    downs = (0, 10) if config.to.format == FP8 else range(-2, 3)
+    quotients = hard_quotients(config.to.format.largest, config.to.columns, downs)
     return torch.cat([quotients * 2.0**exponent for exponent in HARD_EXPONENTS])
 
 
+def run_kernel(
+    module: ModuleType,
+    kernel: HostKernel | None,
+    config: Any,
+    p: Any,
+    written: Sequence[str],
+    aligned: Mapping[str, int],
+    grid: Callable[[int], int],
+    **how: Unpack[How],
+) -> None:
+    """Cast as the `run` of a module does, into the outputs of `p`, on simulated SMs, whose number `grid` takes."""
+    tensors = {name: each for name, each in p._asdict().items() if isinstance(each, Tensor)}
+    read, to = ({name: tensors[name] for name in tensors if (name in written) == is_written} for is_written in (0, 1))
+    stage = Stage(config, read, to, aligned, **how)
+    stage.run(module.KERNEL, kernel, lambda *_: module.params_of(stage.placed(p)), grid(stage.num_sms))
+
+
 def run_cast(kernel: HostKernel | None, config: CastConfig, p: RowCast, **how: Unpack[How]) -> None:
-    """Cast as `casts.cast_rows.run` does, into the outputs of `p`, on simulated SMs."""
-    read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
+    """Cast as `casts.cast_rows.run` does."""
     aligned = dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {}
-    stage = Stage(config, read, written, aligned, **how)
-    grid = num_ctas(config, p.x.shape[0], p.k, stage.num_sms)
-    stage.run(cast_rows.KERNEL, kernel, lambda _, at: cast_rows.params_of(p._replace(**at)), grid)
+    grid = partial(num_ctas, config, p.x.shape[0], p.k)
+    run_kernel(cast_rows, kernel, config, p, ("values", "scales"), aligned, grid, **how)
 
 
 @dataclass(frozen=True)
@@ -83,15 +97,20 @@ class RowTrial(Trial):
     padding_of_x: int | None = None
     """The same of x, if it is not that of values."""
 
+    @property
+    def to(self) -> Target:
+        """The cast of each row."""
+        return self.config.to._replace(use_ue8m0=self.rounds_up, min_amax=self.min_amax)
+
     @classmethod
     def drawn(cls, config: CastConfig, seed: int) -> RowTrial:
         """Draw sizes, data, and what a configuration leaves open."""
         draw = random.Random(seed)
-        step = max(config.vector, 2) if config.format != Format.FP8 else config.vector
+        step = max(config.vector, config.to.format.per_byte)
         m, k = draw.randint(1, 60), draw.randint(1, 600 // step) * step
         data = draw.choice(("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"))
         is_m_major, rounds_up, sizes = draw.random() < 0.5, draw.random() < 0.5, tuple[int, ...]()
-        rounds_up |= config.stored == Stored.WORDS
+        rounds_up |= config.to.packs
         if config.groups == Groups.COUNTS:
             sizes = tuple(draw.randint(0, 12) for _ in range(draw.randint(1, 9)))
             m = 12 * len(sizes)
@@ -128,37 +147,26 @@ class RowTrial(Trial):
 
 def ragged(which: CastConfig) -> list[RowTrial]:
     """Columns, rows and groups that no number of a configuration divides, and the smallest ones."""
-    trials = _ragged(which)
-    return [replace(trial, rounds_up=True) for trial in trials] if which.stored == Stored.WORDS else trials
-
-
-def _ragged(which: CastConfig) -> list[RowTrial]:
-    step = which.vector
-    padding = 16 if step > 1 else 3
-    if which.groups == Groups.COUNTS:
-        sizes: tuple[int, ...] = (0, 12, 5, 1, 11)
-        return [
-            RowTrial(which, 60, 264 + step, 1, sizes=sizes, padding=padding),
-            RowTrial(which, 3, step, 2, sizes=(1, 0, 1), padding=padding),
-        ]
-    if which.groups == Groups.ENDS:
-        return [
-            RowTrial(which, 60, 264 + step, 1, sizes=(0, 5, 5, 17, 33, 50), alignment=8, padding=padding),
-            RowTrial(which, 11, 128, 2, sizes=(3, 3, 9), padding=padding),
-            RowTrial(which, 1, step, 3, sizes=(1,), alignment=128, padding=padding),
-        ]
-    if which.groups == Groups.UNTIL:
-        return [
-            RowTrial(which, 60, 264 + step, 1, sizes=(0, 5, 5, 17, 50), padding=padding),
-            RowTrial(which, 3, step, 2, sizes=(3,), padding=padding),
-        ]
-    if which.format != Format.FP8:
-        step = max(step, 2)
+    step = max(which.vector, which.to.format.per_byte)
+    padding, wide = 16 if which.vector > 1 else 3, 264 + which.vector
+    sizes: dict[Groups, list[tuple[int, int, dict[str, Any]]]] = {
+        Groups.NONE: [
+            (2 * which.rows + 3, 5 * 128 + 3 * step, {}),
+            (1, step, {"padding": 0, "topk": 1}),
+            (2, 128, {}),
+            (5, 129 * step, {}),
+        ],
+        Groups.COUNTS: [(60, wide, {"sizes": (0, 12, 5, 1, 11)}), (3, step, {"sizes": (1, 0, 1)})],
+        Groups.UNTIL: [(60, wide, {"sizes": (0, 5, 5, 17, 50)}), (3, step, {"sizes": (3,)})],
+        Groups.ENDS: [
+            (60, wide, {"sizes": (0, 5, 5, 17, 33, 50), "alignment": 8}),
+            (11, 128, {"sizes": (3, 3, 9)}),
+            (1, step, {"sizes": (1,), "alignment": 128}),
+        ],
+    }
     return [
-        RowTrial(which, 2 * which.rows + 3, 5 * 128 + 3 * step, 1, padding=padding),
-        RowTrial(which, 1, step, 2, padding=0, topk=1),
-        RowTrial(which, 2, 128, 3, padding=padding),
-        RowTrial(which, 5, 129 * step, 4, padding=padding),
+        RowTrial(which, m, k, seed, rounds_up=which.to.packs, **{"padding": padding, **more})
+        for seed, (m, k, more) in enumerate(sizes[which.groups], start=1)
     ]
 
 
@@ -180,38 +188,30 @@ def verdict(trial: RowTrial, p: RowCast) -> float:
 
 def problem(trial: RowTrial) -> RowCast:
     """Give the kernel's problem; outputs are full of poison."""
-    x = data(trial)
-    rows = trial.m * trial.topk if trial.config.to_routes else trial.m
-    blocks, groups = ceil_div(trial.k, trial.config.block), len(trial.sizes)
-    row_bytes = trial.k // 2 if trial.config.format != Format.FP8 else trial.k
-    values = wider(torch.full((rows, row_bytes), POISON, dtype=torch.uint8), trial.padding, POISON)
-    if trial.config.groups == Groups.COUNTS:
-        shape: tuple[int, ...] = (groups, trial.m // groups, blocks)
-        pitch = align(trial.m // groups, 4)
+    config, to = trial.config, trial.to
+    rows = trial.m * trial.topk if config.to_routes else trial.m
+    values = wider(poison(rows, trial.k // to.format.per_byte), trial.padding, POISON)
+    blocks = ceil_div(trial.k, to.columns * (UE8M0_PER_WORD if to.packs else 1))
+    if config.groups == Groups.COUNTS:
+        most = trial.m // len(trial.sizes)
+        shape: tuple[int, ...] = (len(trial.sizes), most, blocks)
+        pitch = align(most, 4)
         # Groups that lie further apart than a group's scales need.
-        strides: tuple[int, ...] = (
-            (blocks * pitch + 8, 1, pitch) if trial.is_m_major else (shape[1] * blocks, blocks, 1)
-        )
+        strides: tuple[int, ...] = (blocks * pitch + 8, 1, pitch) if trial.is_m_major else (most * blocks, blocks, 1)
     else:
-        shape = (rows, blocks)
-        if trial.config.stored == Stored.WORDS:
-            shape = (rows, ceil_div(blocks, UE8M0_PER_WORD))
-        strides = (1, align(rows, 4) + 4) if trial.is_m_major else (shape[1] + 1, 1)
+        shape, strides = (rows, blocks), (1, align(rows, 4) + 4) if trial.is_m_major else (blocks + 1, 1)
     sizes = torch.tensor(trial.sizes, dtype=torch.int32)
     return RowCast(
-        x,
-        values if trial.config.format != Format.FP8 else values.view(torch.float8_e4m3fn),
-        strided(shape, strides).view(torch.int32 if trial.config.stored == Stored.WORDS else torch.float32),
-        trial.min_amax,
-        trial.rounds_up,
-        gating=trial.gating if trial.config.activates else None,
+        data(trial),
+        values.view(to.format.dtype),
+        strided(shape, strides).view(torch.int32 if to.packs else torch.float32),
+        to,
+        gating=trial.gating if config.activates else None,
         row_weights=weights(trial),
-        counts=sizes if trial.config.groups == Groups.COUNTS else None,
-        ends=sizes if trial.config.groups in (Groups.ENDS, Groups.UNTIL) else None,
+        counts=sizes if config.groups == Groups.COUNTS else None,
+        ends=sizes if config.groups in (Groups.ENDS, Groups.UNTIL) else None,
         alignment=trial.alignment,
-        row_of=row_of(trial) if trial.config.to_routes else None,
-        block=trial.config.block,
-        format=trial.config.format,
+        row_of=row_of(trial) if config.to_routes else None,
     )
 
 
@@ -222,31 +222,15 @@ def expected(trial: RowTrial) -> RowCast:
     if trial.config.activates:
         y = activated(y, trial.gating)
         y = y if p.row_weights is None else y * p.row_weights[:, None]
-    values, scales = cast_by_reference(trial, y)
-    bytes_of_values = p.values.view(torch.uint8)
+    values, scales = cast_checked(y, trial.to)[0]
+    row = from_row = is_cast(trial).nonzero().flatten()
     if p.row_of is not None:
-        token, route = (p.row_of >= 0).nonzero(as_tuple=True)
-        row = p.row_of[token, route].long()
-        bytes_of_values[row] = values.view(torch.uint8)[token]
-        p.scales[row] = scales[token]
-        return p
-    row = is_cast(trial).nonzero().flatten()
-    bytes_of_values[row] = values.view(torch.uint8)[row]
-    if p.counts is not None:
-        most = trial.m // len(trial.sizes)
-        p.scales[row // most, row % most] = scales[row]
-    else:
-        p.scales[row] = scales[row]
+        from_row, route = (p.row_of >= 0).nonzero(as_tuple=True)
+        row = p.row_of[from_row, route].long()
+    p.values.view(torch.uint8)[row] = values.view(torch.uint8)[from_row]
+    most = trial.m // max(len(trial.sizes), 1)
+    p.scales[(row // most, row % most) if p.counts is not None else row] = scales[from_row]
     return p
-
-
-def cast_by_reference(trial: RowTrial, y: Tensor) -> Quantized:
-    """Cast all rows as the CPU does."""
-    if trial.config.format != Format.FP8:
-        return cast_by_torch(y, trial.rounds_up, trial.config.block, LARGEST[trial.config.format])
-    is_packed = trial.config.stored == Stored.WORDS
-    said = trial.rounds_up, trial.config.block
-    return per_token_cast_to_fp8(y, *said, min_amax=trial.min_amax, use_packed_ue8m0=is_packed)
 
 
 def data(trial: RowTrial) -> Tensor:
@@ -319,3 +303,8 @@ def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     """Make room for scales, all of it NaN."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     return torch.full((extent,), torch.nan, dtype=torch.float32).as_strided(shape, strides)
+
+
+def poison(*shape: int) -> Tensor:
+    """Make room for values, all of it poison."""
+    return torch.full(shape, POISON, dtype=torch.uint8)

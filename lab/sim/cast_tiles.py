@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_tiles
+from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.cast_tiles import Grain, TileCast, TileCastConfig, turns_blocks
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.casts.rules import Quantized
-from deep_gemm.core.check.layout import align
+from deep_gemm.casts.rules import Quantized, Target
+from deep_gemm.core.check.layout import SCALE_BLOCK, align
 
 from ..casts import assert_same_bits, hard_quotients, wider, wild
-from .cast_rows import strided
-from .launcher import How, Stage, flat_memory
+from .cast_rows import POISON, poison, run_kernel, strided
+from .launcher import How, flat_memory
 from .library import HostKernel
 from .trial import Trial
 
-POISON = 0xA5
 OUTPUTS = ("values", "scales", "columns", "column_scales")
+FP8 = torch.float8_e4m3fn
 
 
 def run_cast(kernel: HostKernel | None, config: TileCastConfig, p: TileCast, **how: Unpack[How]) -> None:
     """Cast as `casts.cast_tiles.run` does, into the outputs of `p`, on simulated SMs."""
     aligned = {"columns": config.column_bytes} | (dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {})
-    stage = Stage(config, {"x": p.x}, {name: getattr(p, name) for name in OUTPUTS}, aligned, **how)
-    stage.run(cast_tiles.KERNEL, kernel, lambda _, at: cast_tiles.params_of(p._replace(**at)), cast_tiles.grid(p))
-
-
-RIGHT: dict[Grain, Callable[..., Quantized]] = {
-    Grain.ROWS: per_token_cast_to_fp8,
-    Grain.CHANNELS: per_channel_cast_to_fp8,
-    Grain.BLOCKS: per_block_cast_to_fp8,
-}
+    run_kernel(cast_tiles, kernel, config, p, OUTPUTS, aligned, lambda _: cast_tiles.grid(p), **how)
 
 
 def check(
@@ -55,11 +47,13 @@ def check(
 
     Rows of both lie `padding` elements apart, which stay as they were. `is_m_major`: scales lie as products load them.
     """
-    said = {"use_ue8m0": rounds_up, "gran_k": config.block, "min_amax": min_amax}
-    rows = None if config.grain is None else RIGHT[config.grain](x, **said)
-    columns = RIGHT[Grain.ROWS](x.t(), **said) if config.column_bytes else None
+    of_columns = Target(1, config.block, rounds_up, min_amax)
+    block = {Grain.CHANNELS: (config.block, 1), Grain.BLOCKS: (config.block, config.block)}
+    to = of_columns if config.grain in (None, Grain.ROWS) else Target(*block[config.grain], rounds_up, min_amax)
+    rows = None if config.grain is None else cast_blocks(x, to)
+    columns = cast_blocks(x.t(), of_columns) if config.column_bytes else None
     rooms = [_room_for(right, is_m_major, padding) for right in (rows, columns)]
-    run_cast(kernel, config, TileCast(x, config.grain, *rooms[0], *rooms[1], min_amax, rounds_up, config.block), **how)
+    run_cast(kernel, config, TileCast(x, to, *rooms[0], *rooms[1]), **how)
     for right, (values, scales) in zip((rows, columns), rooms, strict=True):
         if right is not None and values is not None and scales is not None:
             assert_same_bits((values, scales), right)
@@ -72,9 +66,9 @@ def _room_for(right: Quantized | None, is_m_major: bool, padding: int) -> tuple[
     """Make room for a cast, full of poison and NaN."""
     if right is None:
         return None, None
-    values, shape = torch.full(right[0].shape, POISON, dtype=torch.uint8), right[1].shape
+    shape = right[1].shape
     strides = (1, align(shape[0], 4)) if is_m_major else (shape[1], 1)
-    return wider(values, padding, POISON).view(torch.float8_e4m3fn), strided(shape, strides)
+    return wider(poison(*right[0].shape), padding, POISON).view(FP8), strided(shape, strides)
 
 
 @dataclass(frozen=True)
@@ -112,15 +106,8 @@ class TileTrial(Trial):
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare values and scales with the reference's, to the bit."""
         x = wider(matrix(self), 32, 3.0)  # a pitch of its own
-        check(
-            kernel,
-            self.config,
-            x,
-            is_m_major=self.is_m_major,
-            padding=self.padding,
-            rounds_up=self.rounds_up,
-            **self.how,
-        )
+        said: dict[str, Any] = {"is_m_major": self.is_m_major, "padding": self.padding, "rounds_up": self.rounds_up}
+        check(kernel, self.config, x, **said, **self.how)
         return 0.0
 
 
@@ -154,13 +141,11 @@ class TurnedTrial(Trial):
         """Compare values and scales with the reference's, to the bit."""
         matrices, m, k = self.shape
         x = wider(matrix(TileTrial(self.config, (matrices * m, k), self.seed)), 32, 3.0)
-        values, scales = per_block_cast_to_fp8(x.view(matrices, m, k), self.rounds_up)
-        columns = torch.full((matrices, k, m), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
-        room = torch.full(scales.shape, torch.nan, dtype=torch.float32)
-        flat = room.view(-1, room.shape[-1])
-        in_order = torch.full(x.shape, POISON, dtype=torch.uint8).view(torch.float8_e4m3fn) if self.both_ways else None
-        cast = TileCast(x, Grain.BLOCKS, in_order, flat, columns, rounds_up=self.rounds_up)
-        run_cast(kernel, self.config, cast, **self.how)
+        to = Target(SCALE_BLOCK, SCALE_BLOCK, self.rounds_up)
+        values, scales = cast_blocks(x.view(matrices, m, k), to)
+        columns, room = poison(matrices, k, m).view(FP8), torch.full(scales.shape, torch.nan, dtype=torch.float32)
+        in_order = poison(*x.shape).view(FP8) if self.both_ways else None
+        run_cast(kernel, self.config, TileCast(x, to, in_order, room.view(-1, room.shape[-1]), columns), **self.how)
         assert_same_bits((columns, room), (values.mT.contiguous(), scales))
         if in_order is not None:
             assert_same_bits((in_order.view(values.shape), room), (values, scales))

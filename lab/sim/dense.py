@@ -2,78 +2,25 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import FP32_MANTISSA_BITS, Words, words_of
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense import launch as kernels
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
-from deep_gemm.gemm.kernel_decode import kernel_of
-from deep_gemm.gemm.output import Groups
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kinds.works import DENSE
+from deep_gemm.gemm.problem import Problem
 
-from .launcher import How
-from .library import HostKernel, compiled
-from .product import depth, drawn_words, draws, partial_sums, random_d_and_c, random_words, run_plan, sides, stage_of
-from .rounding import allowed_difference, describe_mistakes, excess
-from .simulate import Result
-from .trial import Trial
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """D from the simulator and from the reference, and how far rounding may take their elements apart."""
-
-    d: Tensor
-    right: Tensor
-    allowed: Tensor
-    mistakes: str | None
-    """Mistakes in D, in words; None if nothing is."""
-    result: Result
-
-    @property
-    def worst(self) -> float:
-        """Largest difference of an element, relative to the allowed one: up to 1 is right; NaN counts as infinite."""
-        return float(excess(self.d, self.right, self.allowed).amax())
-
-    def checked(self) -> Outcome:
-        """Raise a ValueError if there are mistakes."""
-        if self.mistakes is not None:
-            raise ValueError(self.mistakes)
-        return self
-
-
-class ProductTrial(Trial):
-    """A trial whose D is compared with the right one, within what rounding explains."""
-
-    @abstractmethod
-    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Run the compiled kernel on the problem, and compare."""
-
-    def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare D with the right one."""
-        return self.outcome(kernel).checked().worst
-
-    def passed(self) -> Outcome:
-        """Compile the kernel, check it, and give all that it did."""
-        return self.outcome(self.compiled()).checked()
-
-
-def compile_config(config: GemmConfig | DecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile a configuration's kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compiled(kernel_of(config), config, edits)
+from .library import HostKernel
+from .product import Outcome, ProductTrial, depth, drawn_words, draws, random_d_and_c, random_words, run, sides
 
 
 def random_problem(
@@ -86,7 +33,7 @@ def random_problem(
     in_place: bool = False,
     any_scales: bool = False,
     words: Words = Words.NONE,
-) -> DenseProblem:
+) -> Problem:
     """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`).
 
     `any_scales`: those of an FP4 weight do not always fold, and those in words are anything. `words`: sides that have
@@ -175,37 +122,11 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
     return values, words_of(torch.cat([scales, behind], 1))
 
 
-def run(
-    kernel: HostKernel | None, config: GemmConfig, p: DenseProblem, *, is_dependent: bool = False, **how: Unpack[How]
-) -> Outcome:
-    """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
-    p = kernels.prepared(config, p)
-    stage = stage_of(config, p, {"sfb": 16 if config.loads_sfb else 4}, is_dependent=is_dependent, **how)
-    output = kernels.output_of(p)
-    result = run_plan(kernel, fp8_gemm.KERNEL, config, p, lambda at, *of: kernels.plan_of(at, output, *of), stage)
-    return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_m, config.block_n))
-
-
-def right_and_allowed(p: DenseProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """The right D, and how far each element may be from it."""
-    right = torch.empty_like(p.d)
-    reference.dense(p._replace(d=right))
-    return right, allowed_difference(p, right, partial_sums)
-
-
-def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> Outcome:
-    """Compare the D of a simulation with the right one."""
-    d = result.buffers["d"]
-    assert isinstance(d, Tensor)
-    flat_d, flat_right, flat_allowed = (x.flatten(0, -2) for x in (d, right, allowed))
-    return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed, tile), result)
-
-
 @dataclass(frozen=True)
 class DenseTrial(ProductTrial):
     """One product."""
 
-    kernel = fp8_gemm.KERNEL
+    kernel = FP8_GEMM
     config: GemmConfig
     m: int = 200
     n: int = 336
@@ -222,7 +143,7 @@ class DenseTrial(ProductTrial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take products that are neither grouped nor skip columns."""
-        return config.groups == Groups.NONE and not config.skips_mid
+        return config.work is DENSE and not config.epilogue.skips_mid
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> DenseTrial:

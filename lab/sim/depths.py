@@ -11,35 +11,32 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8
-from deep_gemm.core.check.layout import SCALE_BLOCK, align, ceil_div
-from deep_gemm.core.check.recipes import PER_ROW
+from deep_gemm.core.check.layout import align
 from deep_gemm.core.jit.tensor_map import MAP_BYTES
-from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.depths import launch as kernels
-from deep_gemm.gemm.depths import maps_kernel as k_group_maps
-from deep_gemm.gemm.depths.check import KGroupedProblem, k_grouped_problem
-from deep_gemm.gemm.kernel import KERNEL
-from deep_gemm.gemm.output import Groups
+from deep_gemm.gemm import depths as kernels
+from deep_gemm.gemm import k_group_maps
+from deep_gemm.gemm.ask.depths import k_grouped_problem
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kinds.works import DEPTHS
+from deep_gemm.gemm.launch import prepared
 from deep_gemm.gemm.plan import addresses_of
+from deep_gemm.gemm.problem import Problem
 
-from .dense import Outcome, ProductTrial, outcome
 from .launcher import How
 from .library import HostKernel, compiled
-from .product import draws, partial_sums, random_d_and_c, sides, stage_of
-from .rounding import allowed_difference
+from .product import Outcome, ProductTrial, draws, outcome, random_d_and_c, right_and_allowed, sides, stage_of
 from .trial import Trial
 
 
 def compile_both(config: GemmConfig, edits: Mapping[str, str] | None = None) -> tuple[HostKernel, HostKernel]:
     """Compile the kernel that makes the maps, and the product's; `edits` replaces sources by name, for mutations."""
-    return compiled(k_group_maps.KERNEL, k_group_maps.CONFIG, edits), compiled(KERNEL, config, edits)
+    return compiled(k_group_maps.KERNEL, k_group_maps.CONFIG, edits), compiled(FP8_GEMM, config, edits)
 
 
 def random_problem(
     config: GemmConfig, ks: Sequence[int], m: int, n: int, seed: int = 0, *, on_gpu_alone: bool = False
-) -> KGroupedProblem:
+) -> Problem:
     """Make a problem with random data. D is NaN, unless it is also C. `on_gpu_alone`: depths in a tensor only."""
     generator = torch.Generator().manual_seed(seed)
     a, b = (
@@ -54,52 +51,36 @@ def random_problem(
 def run(
     both: tuple[HostKernel | None, HostKernel | None],
     config: GemmConfig,
-    problem: KGroupedProblem,
+    problem: Problem,
     *,
     is_dependent: bool = True,
     ks: Tensor | None = None,
     **how: Unpack[How],
 ) -> Outcome:
     """Compute a product on simulated SMs and with the reference. `ks` replaces the problem's depths for the kernels."""
-    p = kernels.prepared(problem)
+    p = prepared(problem, config)
     depths = kernels.depths_of(p.ks, p.ks_tensor, p.d.device)
     read: dict[str, Tensor | None] = {} if config.with_c else {"c": None}
     if isinstance(depths, Tensor):
         read["ks"], depths = depths if ks is None else ks, b""
-    room = {"k_groups": torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8)}
+    room = {"k_groups": torch.full((k_group_maps.room_bytes(p.groups),), 0xFF, dtype=torch.uint8)}
     aligned = {"k_groups": MAP_BYTES, "ks": 4}
     stage = stage_of(config, p, aligned, is_dependent=is_dependent, more=room, read=read, **how)
-    placed, launcher = stage.placed(p), stage.launcher(KERNEL, both[1], config)
+    placed, launcher = stage.placed(p), stage.launcher(FP8_GEMM, both[1], config)
     of_maps = stage.launcher(k_group_maps.KERNEL, both[0], k_group_maps.CONFIG, frozenset({"d"}))
     plan = kernels.plan_of(placed, config, stage.num_sms, launcher, of_maps)
     at_ks = stage.at["ks"].data_ptr() if "ks" in read else 0
     at = (*addresses_of(placed), at_ks, stage.at["k_groups"].data_ptr())
     plan.make_maps.launch(at, depths, kernels.INLINE_KS_AT)
     plan.launch(at)
-    return outcome(stage.result(), *right_and_allowed(problem, partial_sums(how)))
-
-
-def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """The right D, and how far each element may be from it."""
-    right = torch.empty_like(p.d)
-    reference.k_grouped(p._replace(d=right))
-    ks = p.ks if p.ks is not None else tuple(p.ks_tensor.tolist())  # type: ignore[union-attr]
-    allowed, first_k, first_block = torch.empty_like(right, dtype=torch.float64), 0, 0
-    for group, k in enumerate(ks):
-        blocks = slice(first_block, first_block + ceil_div(k, SCALE_BLOCK))
-        a = p.a[p.m * first_k : p.m * (first_k + k)].view(p.m, k)
-        b = p.b[p.n * first_k : p.n * (first_k + k)].view(p.n, k)
-        part = DenseProblem(a, p.sfa[:, blocks], b, p.sfb[:, blocks], right[group], None, p.m, p.n, k, PER_ROW)
-        allowed[group] = allowed_difference(part, right[group], partial_sums)
-        first_k, first_block = first_k + k, blocks.stop
-    return right, allowed
+    return outcome(stage.result(), *right_and_allowed(problem, how))
 
 
 @dataclass(frozen=True)
 class DepthsTrial(ProductTrial):
     """One list of depths. Mutations change both kernels."""
 
-    kernel = KERNEL
+    kernel = FP8_GEMM
     config: GemmConfig
     ks: tuple[int, ...] = (16, 0, 144)
     seed: int = 0
@@ -112,7 +93,7 @@ class DepthsTrial(ProductTrial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take groups along k."""
-        return config.groups == Groups.DEPTHS
+        return config.work is DEPTHS
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> DepthsTrial:
@@ -166,7 +147,7 @@ class MapsTrial(Trial):
 
     def check(self, kernel: HostKernel | None = None) -> float:
         """Multiply by the maps."""
-        config = next(config for config in KERNEL.configs() if DepthsTrial.takes(config))
+        config = next(config for config in FP8_GEMM.configs() if DepthsTrial.takes(config))
         product = DepthsTrial(config, self.ks, self.seed, self.schedule, self.on_gpu_alone, self.m, align(self.n, 8))
         return product.on(self.device).with_maps(kernel, None).checked().worst
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.problem import Problem
 
 from .product import random_d_and_c, random_words
 
@@ -23,7 +23,7 @@ def random_problem(
     in_place: bool = False,
     any_scales: bool = False,
     words: Words = Words.NONE,
-) -> DenseProblem:
+) -> Problem:
     """Make a problem with random values, and scales of which no two are alike, or those of some sides in words.
 
     `any_scales`: scales in words are of any size, or no numbers, here and there.
@@ -44,4 +44,4 @@ def random_problem(
 
     sfb, sfa = varied(Words.B, sfb), varied(Words.A, sfa)
     d, c = random_d_and_c(config, (m, n), generator, in_place)
-    return DenseProblem(a, sfa, b, sfb, d, c, m, n, k, config.sfb, config.sfa)
+    return Problem(a, sfa, b, sfb, d, c, of_b=config.sfb, of_a=config.sfa)

@@ -4,56 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.output import Groups
-from deep_gemm.gemm.plan import Plan
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.kernel import FP8_GEMM_DECODE
+from deep_gemm.gemm.kinds.works import DENSE
 
 from . import fine_decode
-from .dense import Outcome, ProductTrial, outcome, random_problem, right_and_allowed
-from .launcher import How
+from .dense import random_problem
 from .library import HostKernel
-from .product import depth, draws, partial_sums, run_plan, sides, stage_of
-
-ALIGNMENTS = {"sfa": 4, "sfb": 4}
-"""Least alignment of scales, which the kernel reads as floats."""
-
-
-def run(
-    kernel: HostKernel | None,
-    config: DecodeConfig,
-    p: DenseProblem,
-    *,
-    is_dependent: bool = False,
-    weight_is_ready: bool = False,
-    **how: Unpack[How],
-) -> Outcome:
-    """Compute a product on simulated SMs and with the reference.
-
-    `is_dependent`: the kernel ahead may still run. `weight_is_ready`: B is not what it writes, and the kernel may know.
-    """
-    ready = ("b",) if weight_is_ready else ()
-    stage = stage_of(config, p, ALIGNMENTS, is_dependent=is_dependent, ready=ready, **how)
-
-    def plan_of(placed: DenseProblem, _: DecodeConfig, num_sms: int, launcher: Any) -> Plan:
-        return fp8_gemm_decode.plan_of(placed, config, launcher, weight_is_ready=weight_is_ready)
-
-    result = run_plan(kernel, fp8_gemm_decode.KERNEL, config, p, plan_of, stage)
-    return outcome(result, *right_and_allowed(p, partial_sums(how)), (config.block_tokens, config.block_n))
+from .product import Outcome, ProductTrial, depth, draws, run, sides
 
 
 @dataclass(frozen=True)
 class DecodeTrial(ProductTrial):
     """One product of few rows."""
 
-    kernel = fp8_gemm_decode.KERNEL
+    kernel = FP8_GEMM_DECODE
     config: DecodeConfig
     m: int = 13
     n: int = 200
@@ -71,7 +39,7 @@ class DecodeTrial(ProductTrial):
     @classmethod
     def takes(cls, config: DecodeConfig) -> bool:
         """Take products without heads."""
-        return config.groups == Groups.NONE and not config.skips_mid
+        return config.work is DENSE and not config.epilogue.skips_mid
 
     @classmethod
     def drawn(cls, config: DecodeConfig, seed: int) -> DecodeTrial:

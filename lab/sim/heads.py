@@ -6,36 +6,29 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.kernel import Kernel
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.heads import launch as kernels
-from deep_gemm.gemm.heads.check import BY_HEADS, HeadsProblem, heads_problem
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.tiles import Tile
+from deep_gemm.gemm.ask.heads import BY_HEADS, heads_problem
+from deep_gemm.gemm.choose.tiles import Tile
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
+from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.kinds.works import HEADS
+from deep_gemm.gemm.problem import Problem
 
 from ..casts import wider
-from .dense import Outcome, ProductTrial, outcome
-from .launcher import How
 from .library import HostKernel
-from .product import depth, draws, partial_sums, random_d_and_c, run_plan, sides, stage_of
-from .rounding import allowed_difference
+from .product import Outcome, ProductTrial, depth, draws, random_d_and_c, run, sides
 
 Config = GemmConfig | DecodeConfig
 
 
 def random_problem(
     config: Config, heads: int, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False, gap: int = 0
-) -> HeadsProblem:
+) -> Problem:
     """Make a problem of the form "bhr,hdr->bhd" with random data. D is NaN, unless it is also C.
 
     Each row of A and B is followed by `gap` other values, a multiple of 16.
@@ -52,35 +45,11 @@ def random_problem(
     )
 
 
-def run(
-    kernel: HostKernel | None, config: Config, problem: HeadsProblem, *, is_dependent: bool = False, **how: Unpack[How]
-) -> Outcome:
-    """Compute products on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
-    p = kernels.prepared(config, problem)
-    alignments = {"sfa": 4 if isinstance(config, DecodeConfig) else 16, "sfb": 16 if p.of_b == PER_ROW else 4}
-    stage, output = stage_of(config, p, alignments, is_dependent=is_dependent, **how), kernels.output_of(p)
-    of_config = fp8_gemm_decode.kernel_of(config)
-    result = run_plan(kernel, of_config, config, p, lambda at, *of: kernels.plan_of(at, output, *of), stage)
-    return outcome(result, *right_and_allowed(problem, partial_sums(how)))
-
-
-def right_and_allowed(p: HeadsProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """The right D, and how far each element may be from it."""
-    right = torch.empty(p.d.shape, dtype=p.d.dtype, device=p.d.device)
-    reference.heads(p._replace(d=right))
-    allowed = torch.empty(right.shape, dtype=torch.float64, device=right.device)
-    for h in range(p.heads):
-        c = None if p.c is None else p.c[h]
-        of_head = DenseProblem(p.a[h], p.sfa[h], p.b[h], p.sfb[h], right[h], c, p.m, p.n, p.k, p.of_b)
-        allowed[h] = allowed_difference(of_head, right[h], partial_sums)
-    return right, allowed
-
-
 @dataclass(frozen=True)
 class HeadsTrial(ProductTrial):
     """Products of some heads by `fp8_gemm`."""
 
-    kernel: ClassVar[Kernel[Any]] = fp8_gemm.KERNEL
+    kernel: ClassVar[Kernel[Any]] = FP8_GEMM
     config: Config
     heads: int = 3
     m: int = 70
@@ -94,7 +63,7 @@ class HeadsTrial(ProductTrial):
     @classmethod
     def takes(cls, config: Config) -> bool:
         """Take products of heads."""
-        return config.groups == Groups.HEADS
+        return config.work is HEADS
 
     @classmethod
     def drawn(cls, config: Config, seed: int) -> HeadsTrial:
@@ -121,7 +90,7 @@ class HeadsTrial(ProductTrial):
 class DecodeHeadsTrial(HeadsTrial):
     """The same by `fp8_gemm_decode`."""
 
-    kernel = fp8_gemm_decode.KERNEL
+    kernel = FP8_GEMM_DECODE
 
 
 def of_tile(tile: Tile, output: Output, heads: int, m: int, n: int, k: int, *more: Any, **how: Any) -> HeadsTrial:

@@ -11,13 +11,12 @@ from typing_extensions import Unpack
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK
-from deep_gemm.core.check.recipes import PER_BLOCK
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.problem import Problem
 from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig, grid, params_of
 
 from ..casts import wider
-from . import fp8_gemm_decode
+from . import product
 from .launcher import How, Stage
 from .library import HostKernel
 from .product import draws, near_edge
@@ -58,11 +57,10 @@ def run(
 def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, device: str = "cpu") -> Tensor:
     """Give what the cast and the product give, the tensor cores' few bits included."""
     a, sfa = per_token_cast_to_fp8(x)
-    (m, k), n = x.shape, len(w[0])
-    d = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
-    p = DenseProblem(a, sfa, *w, d, c, m, n, k, PER_BLOCK)
+    d = torch.full((len(x), len(w[0])), float("nan"), dtype=torch.bfloat16)
+    p = Problem(a, sfa, *w, d, c)
     config = replace(config, num_stages=min(config.num_stages, 4))  # those of a tile here are for B alone
-    return fp8_gemm_decode.run(None, config, p, truncate=True, device=device).d
+    return product.run(None, config, p, truncate=True, device=device).d
 
 
 @dataclass(frozen=True)

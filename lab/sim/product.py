@@ -1,9 +1,12 @@
-"""A product in the simulator: its operands as buffers, the launch of its plan, and sizes for problems to draw."""
+"""A product in the simulator: the launch of its plan, the right D, and sizes for problems to draw."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,17 +14,69 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import Unpack
 
-from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div
+from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.core.check.ue8m0 import NO_NUMBER, Words, words_of
 from deep_gemm.core.kernel import Config, Kernel
-from deep_gemm.gemm.config import BLOCK_K, GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm import launch, reference
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
+from deep_gemm.gemm.kernel import kernel_of
 from deep_gemm.gemm.plan import Plan, addresses_of
+from deep_gemm.gemm.problem import Problem
 
 from .launcher import How, Stage, is_on_gpu
-from .library import HostKernel
-from .rounding import EXACT_STEPS, TENSOR_CORES, UNITS_OF_STEP
+from .library import HostKernel, compiled
+from .rounding import (
+    EXACT_STEPS,
+    FP32_UNIT,
+    TENSOR_CORES,
+    UNITS_OF_STEP,
+    allowed_difference,
+    describe_mistakes,
+    excess,
+    within_units,
+)
 from .simulate import Result
+from .trial import Trial
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """D from the simulator and from the reference, and how far rounding may take their elements apart."""
+
+    d: Tensor
+    right: Tensor
+    allowed: Tensor
+    mistakes: str | None
+    """Mistakes in D, in words; None if nothing is."""
+    result: Result
+
+    @property
+    def worst(self) -> float:
+        """Largest difference of an element, relative to the allowed one: up to 1 is right; NaN counts as infinite."""
+        return float(excess(self.d, self.right, self.allowed).amax())
+
+    def checked(self) -> Outcome:
+        """Raise a ValueError if there are mistakes."""
+        if self.mistakes is not None:
+            raise ValueError(self.mistakes)
+        return self
+
+
+class ProductTrial(Trial):
+    """A trial whose D is compared with the right one, within what rounding explains."""
+
+    @abstractmethod
+    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
+        """Run the compiled kernel on the problem, and compare."""
+
+    def check(self, kernel: HostKernel | None = None) -> float:
+        """Compare D with the right one."""
+        return self.outcome(kernel).checked().worst
+
+    def passed(self) -> Outcome:
+        """Compile the kernel, check it, and give all that it did."""
+        return self.outcome(self.compiled()).checked()
 
 
 def partial_sums(how: How) -> float:
@@ -84,14 +139,150 @@ def run_plan(
     stage: Stage,
 ) -> Result:
     """Launch a problem's plan, or several, where its operands lie."""
-    k = p.a.shape[-1]
-    if isinstance(config, GemmConfig) and not config.has_tail and ceil_div(k, BLOCK_K) % config.run_k_blocks:
-        raise ValueError(f"k: expected runs of {config.run_k_blocks} k-blocks, as there is no code for a tail, got {k}")
     placed = stage.placed(p)
     found = plans_of(placed, config, stage.num_sms, stage.launcher(of, kernel, config))
     for plan in [found] if isinstance(found, Plan) else found:
         plan.launch(addresses_of(placed))
     return stage.result()
+
+
+def run(
+    kernel: HostKernel | None,
+    config: Any,
+    problem: Problem,
+    *,
+    is_dependent: bool = False,
+    weight_is_ready: bool = False,
+    layout: Tensor | None = None,
+    **how: Unpack[How],
+) -> Outcome:
+    """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel.
+
+    `is_dependent`: the kernel ahead may still run. `weight_is_ready`: it writes neither B nor a layout.
+    """
+    if (reason := launch.why_unfit(config, problem)) is not None:
+        raise ValueError(f"config: {config.name} {reason}")
+    p, has_rows = launch.prepared(problem, config), problem.work.groups_rows
+    is_decode = isinstance(config, DecodeConfig)
+    aligned = {"sfb": 16 if not is_decode and config.loads_sfb else 4, "sfa": 4 if is_decode and not has_rows else 16}
+    aligned["c"] = 4 if has_rows and not p.work.reads_ids else 16
+    ready = () if not weight_is_ready else ("b", "c") if has_rows else ("b",)
+    read = None if layout is None else {"c": layout}
+    stage = stage_of(config, p, aligned, read=read, is_dependent=is_dependent, ready=ready, **how)
+    plan_of = partial(launch.plan_of, weight_is_ready=weight_is_ready)
+    result = run_plan(kernel, kernel_of(config), config, p, plan_of, stage)
+    return outcome(result, *right_and_allowed(problem, how, config), tile_of(config))
+
+
+def tile_of(config: Any) -> tuple[int, int]:
+    """Give the rows and columns of a tile, by which mistakes are told."""
+    return config.rows_of_tile, config.block_n
+
+
+Part = tuple[Any, Problem]
+"""The place in D of a product of one A and one B, and that product, without a D."""
+
+
+def parts_of(p: Problem, ks: Sequence[int] = ()) -> Iterator[Part]:
+    """Give the products of one A and one B that a problem consists of. `ks`: depths of groups along k."""
+    one = p._replace(sfa=None, sfb=None)
+
+    def of(a: Tensor, sfa: Tensor | None, group: Any, c: Tensor | None = None) -> Problem:
+        sfb = None if p.sfb is None else p.sfb[group]
+        return one._replace(a=a, sfa=sfa, b=p.b[group], sfb=sfb, c=c)
+
+    if p.work.groups_rows:
+        ids = ids_of(p)
+        for group in range(p.groups):
+            rows = ids == group
+            if bool(rows.any()):
+                yield rows, of(p.a[rows], None if p.sfa is None else p.sfa[rows], group)
+    elif p.work.may_be_empty:
+        yield from _parts_along_k(p, ks)
+    elif p.work.has_planes:
+        for head in range(p.groups):
+            c = None if p.c is None else p.c[head]
+            yield head, of(p.a[head], None if p.sfa is None else p.sfa[head], head, c)
+    else:
+        yield ..., p
+
+
+def _parts_along_k(p: Problem, ks: Sequence[int]) -> Iterator[Part]:
+    first = block = 0
+    for group, k in enumerate(ks):
+        blocks = slice(block, block + ceil_div(k, SCALE_BLOCK))
+        a, b = reference.depth_of(p.a, p.m, first, k), reference.depth_of(p.b, p.n, first, k)
+        sfa, sfb = (None if p.sfb is None or sf is None else sf[:, blocks] for sf in (p.sfa, p.sfb))
+        c = None if p.c is None else p.c[group]
+        yield group, p._replace(a=a, sfa=sfa, b=b, sfb=sfb, c=c)
+        first, block = first + k, blocks.stop
+
+
+def ids_of(p: Problem) -> Tensor:
+    """Group of each row, or -1 for none; with counts the shape is `[groups, rows]`."""
+    if not p.work.has_planes:
+        return p.ids
+    is_row = torch.arange(p.m, device=p.c.device) < p.c[:, None]
+    return torch.where(is_row, torch.arange(p.groups, device=p.c.device)[:, None], -1)
+
+
+def right_and_allowed(
+    p: Problem, how: How, config: Any = None, ks: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The right D, and how far each element may be from it: not at all if it is not part of a product.
+
+    FP8 is compared with the reference, BF16 with FP64. `ks`: depths of groups along k, if not the problem's.
+    """
+    right = p.d.clone()
+    if ks is None:
+        ks = p.ks if p.ks is not None else p.ks_tensor.tolist() if p.ks_tensor is not None else ()
+    if p.of_b is not None or p.work.groups_rows:
+        reference.compute(p._replace(d=right))
+    allowed = torch.full_like(right, torch.finfo(torch.float64).tiny, dtype=torch.float64)
+    for place, part in parts_of(p, ks):
+        if part.of_b is not None:
+            d = torch.empty(part.m, part.n, dtype=right.dtype, device=right.device) if p.heads else right[place]
+            if p.heads is not None:
+                reference.compute(part._replace(d=d, heads=None))
+            of_part = allowed_difference(part, d, partial_sums(how))
+        else:
+            slices = 0 if p.work.groups_rows else getattr(config, "slices", 1)
+            right[place], of_part = exact_and_allowed(part, right.dtype, slices, units_of_step(how))
+        if p.heads is None:
+            allowed[place] = of_part
+            continue
+        of_heads = of_part.view(p.m, p.n // p.heads.columns, p.heads.columns)
+        left_part, right_part = p.heads.of(allowed)
+        left_part.copy_(of_heads[..., : p.heads.left])
+        right_part.copy_(of_heads[..., p.heads.left :])
+    return right, allowed
+
+
+def exact_and_allowed(p: Problem, dtype: torch.dtype, slices: int, of_step: float) -> tuple[Tensor, Tensor]:
+    """D of BF16 in FP64, and how far elements may be from it.
+
+    `of_step` for each 16 of k, a unit for each slice, and C.
+    """
+    a, b = p.a.double(), p.b.double()
+    exact, magnitudes = a @ b.mT, a.abs() @ b.mT.abs()
+    if p.c is not None:
+        exact, magnitudes = exact + p.c.double(), magnitudes + p.c.double().abs()
+    roundings = ceil_div(p.a.shape[-1], 16) * of_step + slices + 2
+    right = exact.to(dtype)
+    return right, within_units(right, magnitudes * (roundings * FP32_UNIT))
+
+
+def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> Outcome:
+    """Compare the D of a simulation with the right one."""
+    d = result.buffers["d"]
+    assert isinstance(d, Tensor)
+    flat_d, flat_right, flat_allowed = (x.flatten(0, -2) for x in (d, right, allowed))
+    return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed, tile), result)
+
+
+def compile_config(config: Any, edits: Mapping[str, str] | None = None) -> HostKernel:
+    """Compile a configuration's kernel for the host; `edits` replaces sources by name, for mutations."""
+    return compiled(kernel_of(config), config, edits)
 
 
 SOME = 0.02

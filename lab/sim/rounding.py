@@ -14,9 +14,9 @@ from torch import Tensor
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import numbers_of
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.output import values_of
+from deep_gemm.gemm.kinds.output import values_of
 from deep_gemm.gemm.packed import as_e4m3
+from deep_gemm.gemm.problem import Problem
 
 FP32_UNIT = 2.0**-24
 
@@ -55,11 +55,12 @@ def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scal
     return total
 
 
-def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float) -> Tensor:
+def allowed_difference(p: Problem, right: Tensor, partial_sums: float) -> Tensor:
     """Say how far each element of D may be from the reference's, `right`; in FP64.
 
     `partial_sums` is EXACT_STEPS or TENSOR_CORES.
     """
+    assert p.of_a is not None and p.of_b is not None
     share = partial_sums + (2 * ceil_div(p.k, min(p.of_a.columns, p.of_b.columns)) + 1) * FP32_UNIT
     bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.of_b, p.of_a) * (share / (1 - share))
     bound += 2 * FP32_UNIT * right.double().abs()

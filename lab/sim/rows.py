@@ -5,37 +5,27 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
-from torch import Tensor
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.output import Groups
-from deep_gemm.gemm.rows import launch as kernels
-from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
-from deep_gemm.gemm.rows.launch import grouped_problem
+from deep_gemm.gemm.ask.rows import contiguous_problem, masked_problem
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
+from deep_gemm.gemm.problem import Problem
 
-from .dense import Outcome, ProductTrial, outcome, random_packed, varied
-from .launcher import How
+from .dense import random_packed, varied
 from .library import HostKernel
-from .product import depth, drawn_words, draws, near_edge, partial_sums, run_plan, sizes, stage_of
-from .rounding import allowed_difference
+from .product import Outcome, ProductTrial, depth, drawn_words, draws, ids_of, near_edge, run, sizes
 
 CANARY = 42.0
 """D's content before: a row that must not be written still has it afterwards."""
-Problem = ContiguousProblem | MaskedProblem
 Config = GemmConfig | DecodeConfig
 
 
@@ -61,12 +51,12 @@ def random_problem(
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     numbers = torch.tensor(layout, dtype=torch.int32)
-    groups = num_groups or (int(numbers.max()) + 1 if config.groups == Groups.IDS else len(layout))
-    if config.groups == Groups.IDS:
+    groups = num_groups or (int(numbers.max()) + 1 if config.work.reads_ids else len(layout))
+    if config.work.reads_ids:
         rows = len(layout)
     elif rows is None:
         rows = int(numbers.max())
-    planes = [groups] if config.groups == Groups.COUNTS else []
+    planes = [groups] if config.work.has_planes else []
     of_a = scales_of_a(config)
     a, sfa = per_token_cast_to_fp8(
         torch.randn(*planes, rows, k, generator=generator, dtype=torch.float32), gran_k=of_a.columns
@@ -82,7 +72,7 @@ def random_problem(
     d = torch.full((*planes, rows, n), CANARY, dtype=dtype)
     recipes = (None, config.sfa, None if config.b == E2M1 else config.sfb)
     problem: Problem
-    if config.groups == Groups.COUNTS:
+    if config.work.has_planes:
         problem = masked_problem((a, sfa), b, d, numbers, None, recipes=recipes)
     else:
         problem = contiguous_problem(
@@ -91,7 +81,7 @@ def random_problem(
             d,
             numbers,
             recipes=recipes,
-            use_psum_layout=config.groups == Groups.ENDS,
+            use_psum_layout=not config.work.reads_ids,
             ensure_zero_padding=zero_padding,
             alignment=alignment,
         )
@@ -108,68 +98,11 @@ def scales_of_a(config: Config) -> Scales:
     return of_a
 
 
-def block_m_of(config: Config) -> int:
-    """Rows of a tile."""
-    return config.block_tokens if isinstance(config, DecodeConfig) else config.block_m
-
-
-def ids_of(p: Problem) -> Tensor:
-    """Group of each row, or -1 for none; with counts the shape is `[groups, rows]`."""
-    if isinstance(p, ContiguousProblem):
-        return reference.group_ids(p)
-    device = p.masked_m.device
-    is_row = torch.arange(p.max_m, device=device) < p.masked_m[:, None]
-    return torch.where(is_row, torch.arange(p.num_groups, device=device)[:, None], -1)
-
-
-def run(
-    kernel: HostKernel | None,
-    config: Config,
-    problem: Problem,
-    *,
-    layout: Tensor | None = None,
-    is_dependent: bool = False,
-    weight_is_ready: bool = False,
-    **how: Unpack[How],
-) -> Outcome:
-    """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel.
-
-    `is_dependent`: the kernel ahead may still run. `weight_is_ready`: it writes neither B nor the layout.
-    """
-    p = kernels.prepared(grouped_problem(problem), config)
-    loads_sfb = isinstance(config, GemmConfig) and config.loads_sfb
-    alignments = {"sfb": 16 if loads_sfb else 4, "c": 16 if p.groups == Groups.IDS else 4}
-    read, ready = None if layout is None else {"c": layout}, ("b", "c") if weight_is_ready else ()
-    stage = stage_of(config, p, alignments, read=read, is_dependent=is_dependent, ready=ready, **how)
-    plan_of = partial(kernels.plan_of, weight_is_ready=weight_is_ready)
-    result = run_plan(kernel, fp8_gemm_decode.kernel_of(config), config, p, plan_of, stage)
-    result.buffers["d"] = result.buffers["d"].reshape(problem.d.shape)
-    return outcome(result, *right_and_allowed(problem, partial_sums(how)))
-
-
-def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """The right D, and how far each element may be from it: not at all if it is not part of a product."""
-    right = p.d.clone()
-    if isinstance(p, MaskedProblem):
-        reference.masked(p._replace(d=right))
-    else:
-        reference.contiguous(p._replace(d=right))
-    allowed = torch.full_like(right, torch.finfo(torch.float64).tiny, dtype=torch.float64)
-    ids = ids_of(p)
-    for group in range(p.num_groups):
-        rows = ids == group
-        if bool(rows.any()):
-            a, sfa, d = p.a[rows], p.sfa[rows], right[rows]
-            part = DenseProblem(a, sfa, p.b[group], p.sfb[group], d, None, len(a), p.n, p.k, p.of_b, p.of_a)
-            allowed[rows] = allowed_difference(part, d, partial_sums)
-    return right, allowed
-
-
 @dataclass(frozen=True)
 class RowsTrial(ProductTrial):
     """One layout of rows: ids, ends or counts."""
 
-    kernel = fp8_gemm.KERNEL
+    kernel = FP8_GEMM
     config: GemmConfig
     layout: tuple[int, ...] = (0, 3, 70)
     seed: int = 0
@@ -191,7 +124,7 @@ class RowsTrial(ProductTrial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take rows that are neither activated nor go to addresses."""
-        return config.rows_are_grouped and not (config.activates or config.to_addresses)
+        return config.work.groups_rows and not (config.epilogue.activates or config.epilogue.has_row_addresses)
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> Self:
@@ -210,7 +143,7 @@ class RowsTrial(ProductTrial):
             n=n,
             k=align(k, MX.columns) if config.b == E2M1 else k,
             num_sms=draw.randint(1, 5),
-            num_groups=5 if config.groups == Groups.IDS else None,
+            num_groups=5 if config.work.reads_ids else None,
             zero_padding=draw.random() < 0.5 and scales_of_a(config) == PER_ROW,
             any_scales=(config.b == E2M1 or words != Words.NONE) and draw.random() < 0.5,
             words=words,
@@ -239,13 +172,13 @@ class RowsTrial(ProductTrial):
 class DecodeRowsTrial(RowsTrial):
     """One layout of few rows a group, for the kernel of few rows."""
 
-    kernel = fp8_gemm_decode.KERNEL  # type: ignore[assignment]
+    kernel = FP8_GEMM_DECODE  # type: ignore[assignment]
     config: DecodeConfig  # type: ignore[assignment]
 
     @classmethod
     def takes(cls, config: DecodeConfig) -> bool:  # type: ignore[override]
         """Take grouped rows."""
-        return config.rows_are_grouped
+        return config.work.groups_rows
 
     @classmethod
     def drawn(cls, config: DecodeConfig, seed: int) -> Self:  # type: ignore[override]
@@ -257,11 +190,11 @@ class DecodeRowsTrial(RowsTrial):
 
 def drawn_layout(draw: random.Random, config: Config, alignment: int) -> tuple[tuple[int, ...], int | None]:
     """Draw a layout of up to 4 groups as a configuration wants it, and the rows that A has; None: each has an id."""
-    of_groups = sizes(draw, draw.randint(1, 4), block_m_of(config) + 70)
-    if config.groups == Groups.IDS:
+    of_groups = sizes(draw, draw.randint(1, 4), config.rows_of_tile + 70)
+    if config.work.reads_ids:
         stretches = [(draw.randint(-1, 4), size) for size in of_groups]
         return tuple(group for group, size in stretches for _ in range(size)) or (-1,), None
-    if config.groups == Groups.COUNTS:
+    if config.work.has_planes:
         return tuple(of_groups), max(1, *of_groups) + draw.randint(0, 70)
     ends, end = [], 0
     for size in of_groups:

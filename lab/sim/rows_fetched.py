@@ -20,10 +20,11 @@ from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import empty_scales
 from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.meeting import STATE_WORDS, Node, Room
-from deep_gemm.gemm.config import BLOCK_K, GemmConfig
-from deep_gemm.gemm.config_fetched import ROWS_OF_PART
-from deep_gemm.gemm.kernel import KERNEL
-from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem
+from deep_gemm.gemm.ask.silu import SILU_COLUMNS, activated
+from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kinds.works import FETCHED, ROWS_OF_PART
+from deep_gemm.gemm.problem import Problem
 from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.route_rows import num_arrivals
 from deep_gemm.moe.routing import expert_rows
@@ -46,7 +47,7 @@ class Asked(NamedTuple):
     rooms: list[Tensor]
     """The memory of each rank, with rows of its tokens and nothing else that counts."""
     rows: ExpertRows
-    silu: SiluRowsProblem
+    silu: Problem
     """The problem as it must be when the rows have come."""
     addresses: Tensor
     """A rank and a byte of its room for each row, as the rank times 2^32 plus the byte."""
@@ -94,8 +95,8 @@ def run(kernel: HostKernel | None, config: GemmConfig, asked: Asked, **how: Unpa
     node = Node(room, rooms, asked.rank, *of_node)
     operands = {name: at[name] for name in ("a", "sfa", "b", "sfb", "d", "scales", "row_weights")}
     of_rows = rows._replace(**{name: at[name] for name in ("token_of", "row_of", "ends")})
-    problem = FetchedRowsProblem(silu._replace(**operands, ends=at["ends"]), of_rows, at["addresses"], node)
-    plan = kernels.plan_of(problem, config, stage.num_sms, stage.launcher(KERNEL, kernel, config))
+    problem = FetchedRowsProblem(silu._replace(**operands, c=at["ends"]), of_rows, at["addresses"], node)
+    plan = kernels.plan_of(problem, config, stage.num_sms, stage.launcher(FP8_GEMM, kernel, config))
     plan.launch(kernels.addresses(problem))
     stage.copy_back()
     if not asked.has_missed:
@@ -152,7 +153,7 @@ def ask(
 
 def _of_rows(
     slots: Tensor, rows: ExpertRows, room: Room, n: int, g: torch.Generator, limit: float | None, gates_apart: bool
-) -> tuple[SiluRowsProblem, Tensor]:
+) -> tuple[Problem, Tensor]:
     """Make the product of rows that have come, and where their results go."""
     count, k = len(rows.ids), room.hidden
     slot = rows.token_of.clamp_min(0).long()
@@ -171,17 +172,8 @@ def _of_rows(
     columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
     scales = empty_scales((count,), n // 2, d, mn_major=True, gran_k=columns).fill_(CANARY)
     row_weights = weights.gather(1, route[:, None])[:, 0].contiguous()
-    silu = SiluRowsProblem(
-        came[:, :k].contiguous().view(torch.float8_e4m3fn),
-        sfa,
-        *b,
-        d,
-        scales,
-        rows.ends,
-        row_weights,
-        limit,
-        gates_apart,
-    )
+    a = came[:, :k].contiguous().view(torch.float8_e4m3fn), sfa
+    silu = activated(a, b, (d, scales), rows.ends, row_weights, limit, gates_apart, FETCHED)
     rank, token = slot // room.max_tokens, slot % room.max_tokens
     addresses = rank * 2**32 + room.results + (token * room.topk + route) * k * 2
     return silu, torch.where(rows.token_of < 0, -1, addresses)
@@ -220,7 +212,7 @@ def _bits(x: Tensor) -> Tensor:
 class FetchTrial(Trial):
     """The product of one rank, whose rows lie in rooms of `tokens[rank]` tokens."""
 
-    kernel = KERNEL
+    kernel = FP8_GEMM
     config: GemmConfig
     tokens: tuple[int, ...]
     topk: int
@@ -235,7 +227,7 @@ class FetchTrial(Trial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take rows that are fetched."""
-        return config.fetches
+        return config.work.fetches
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> FetchTrial:
@@ -257,7 +249,7 @@ class FetchTrial(Trial):
             self.n,
             self.k,
             self.seed,
-            gates_apart=self.config.gates_apart,
+            gates_apart=self.config.epilogue.gates_apart,
             **self.more,
         )
         got = run(kernel, self.config, asked, **self.how)

@@ -11,10 +11,12 @@ from typing_extensions import Unpack
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized, empty_scales
 from deep_gemm.core.check.layout import SCALE_BLOCK
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.kernel import KERNEL
-from deep_gemm.gemm.rows import silu_launch as kernels
-from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem, silu_rows_problem
+from deep_gemm.gemm import launch
+from deep_gemm.gemm.ask.silu import SILU_COLUMNS, silu_rows_problem
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.plan import addresses_of
+from deep_gemm.gemm.problem import Problem
 
 from ..silu import checked
 from .launcher import How, Stage
@@ -26,7 +28,7 @@ from .trial import Trial
 POISON = 0xA5
 CANARY = 42.0
 """Values and scales before: a row that must not be written still has them afterwards."""
-INPUTS, OUTPUTS = ("a", "sfa", "b", "sfb", "ends", "row_weights"), ("d", "scales")
+INPUTS, OUTPUTS = ("a", "sfa", "b", "sfb", "c", "row_weights"), ("d", "scales")
 
 
 def random_problem(
@@ -40,7 +42,7 @@ def random_problem(
     has_weights: bool = True,
     size: float = 1.0,
     gates_apart: bool = False,
-) -> SiluRowsProblem:
+) -> Problem:
     """Make a problem with random data. Rows `behind` the groups are NaN: values, scales and weights.
 
     Gates and ups are `size` apart from zero, about.
@@ -62,16 +64,14 @@ def random_problem(
     return silu_rows_problem((a, sfa), b, (d, scales), ends, row_weights, limit, gates_apart)
 
 
-def run(
-    kernel: HostKernel | None, config: GemmConfig, p: SiluRowsProblem, **how: Unpack[How]
-) -> tuple[Quantized, Result]:
+def run(kernel: HostKernel | None, config: GemmConfig, p: Problem, **how: Unpack[How]) -> tuple[Quantized, Result]:
     """Compute a product on simulated SMs: values and scales, as they are afterwards."""
-    p = kernels.prepared(p)
+    p = launch.prepared(p, config)
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
     aligned = dict.fromkeys(("a", "sfa", "b", *OUTPUTS), 16)
     stage = Stage(config, read, written, aligned, ready=(*INPUTS, *OUTPUTS), **how)
-    placed, launcher = stage.placed(p), stage.launcher(KERNEL, kernel, config)
-    kernels.plan_of(placed, config, stage.num_sms, launcher).launch(kernels.addresses(placed))
+    placed, launcher = stage.placed(p), stage.launcher(FP8_GEMM, kernel, config)
+    launch.plan_of(placed, config, stage.num_sms, launcher).launch(addresses_of(placed))
     result = stage.result()
     return (torch.as_tensor(result.buffers["d"]), torch.as_tensor(result.buffers["scales"])), result
 
@@ -80,7 +80,7 @@ def run(
 class SiluTrial(Trial):
     """One layout of rows that are activated."""
 
-    kernel = KERNEL
+    kernel = FP8_GEMM
     config: GemmConfig
     sizes: tuple[int, ...] = (2, 1)
     seed: int = 0
@@ -96,7 +96,7 @@ class SiluTrial(Trial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take rows that are activated, and lie where they are multiplied."""
-        return config.activates and not config.fetches
+        return config.epilogue.activates and not config.work.fetches
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> SiluTrial:
@@ -124,7 +124,7 @@ class SiluTrial(Trial):
             limit=self.limit,
             has_weights=self.has_weights,
             size=self.size,
-            gates_apart=self.config.gates_apart,
+            gates_apart=self.config.epilogue.gates_apart,
         )
         for i, factor in enumerate(self.factors):
             p.sfa[i :: len(self.factors)] *= factor

@@ -10,24 +10,23 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from deep_gemm.across import rows_to_addresses as kernels
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm.config import BLOCK_K, GemmConfig
+from deep_gemm.gemm import launch
+from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kinds.epilogues import TO_ADDRESSES
 from deep_gemm.gemm.plan import addresses_of
-from deep_gemm.gemm.rows.check import ContiguousProblem
-from deep_gemm.gemm.rows.launch import grouped_problem, prepared
+from deep_gemm.gemm.problem import Problem
 
-from .dense import Outcome, outcome
 from .launcher import How, Stage, is_on_gpu
 from .library import HostKernel
-from .product import partial_sums
-from .rows import CANARY, ids_of, random_problem, right_and_allowed
+from .product import Outcome, ids_of, outcome, right_and_allowed
+from .rows import CANARY, random_problem
 from .trial import Trial
 
 
-def run(kernel: HostKernel | None, config: GemmConfig, problem: ContiguousProblem, **how: Unpack[How]) -> Outcome:
+def run(kernel: HostKernel | None, config: GemmConfig, problem: Problem, **how: Unpack[How]) -> Outcome:
     """Compute a product, and gather what became of its rows. One row of eight goes nowhere."""
-    p = prepared(grouped_problem(problem))
+    p = launch.prepared(problem._replace(epilogue=TO_ADDRESSES), config)
     rows, n = problem.d.shape
     generator = torch.Generator().manual_seed(how.get("seed", 0))
     place = torch.randperm(rows, generator=generator)
@@ -40,8 +39,8 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: ContiguousProble
     addresses = torch.where(on_peer, rooms[1], rooms[0]) + place * results.stride(0) * 2
     placed = stage.placed(p)
     placed.d.copy_(addresses.masked_fill(nowhere, 0))
-    launcher = stage.launcher(fp8_gemm.KERNEL, kernel, config)
-    kernels.plan_of(placed, config, stage.num_sms, launcher).launch(addresses_of(placed))
+    launcher = stage.launcher(FP8_GEMM, kernel, config)
+    launch.plan_of(placed, config, stage.num_sms, launcher).launch(addresses_of(placed))
     result = stage.result()
     found = [torch.as_tensor(result.buffers[name]) for name in written]
     _check_untouched(found, place, on_peer, n)
@@ -51,7 +50,7 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: ContiguousProble
             f"expected each row stored once, {pieces} pieces of 16 bytes to the peer, got {result.to_peers}"
         )
     d = torch.where(on_peer[:, None], found[1][place, :n], found[0][place, :n])
-    right, allowed = right_and_allowed(problem, partial_sums(how))
+    right, allowed = right_and_allowed(problem, how)
     right[nowhere], allowed[nowhere] = CANARY, torch.finfo(allowed.dtype).tiny
     result.buffers["d"] = d
     return outcome(result, right, allowed)
@@ -71,7 +70,7 @@ def _check_untouched(found: list[Tensor], place: Tensor, on_peer: Tensor, n: int
 class AddressesTrial(Trial):
     """One configuration, sizes of groups, and rows without one behind them."""
 
-    kernel = fp8_gemm.KERNEL
+    kernel = FP8_GEMM
     config: GemmConfig
     n: int
     k: int
@@ -85,7 +84,7 @@ class AddressesTrial(Trial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take rows that go to addresses."""
-        return config.to_addresses
+        return config.epilogue.has_row_addresses
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> AddressesTrial:
@@ -111,5 +110,4 @@ class AddressesTrial(Trial):
             zero_padding=False,
             any_scales=self.any_scales,
         )
-        assert isinstance(problem, ContiguousProblem)
         return run(kernel, self.config, problem, **self.how).checked().worst

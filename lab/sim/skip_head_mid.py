@@ -6,26 +6,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.kernel import Kernel
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.skip import launch as kernels
-from deep_gemm.gemm.skip.check import SkipProblem, parts, skip_problem
+from deep_gemm.gemm.ask.skip import skip_problem
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
+from deep_gemm.gemm.problem import Problem
 
-from .dense import Outcome, ProductTrial, outcome
-from .fp8_gemm_decode import ALIGNMENTS
-from .launcher import How
 from .library import HostKernel
-from .product import depth, draws, partial_sums, run_plan, sides, stage_of
-from .rounding import EXACT_STEPS, allowed_difference
+from .product import Outcome, ProductTrial, depth, draws, run, sides
 
 Config = GemmConfig | DecodeConfig
 UNTOUCHED = 42.0
@@ -33,7 +24,7 @@ UNTOUCHED = 42.0
 
 def random_problem(
     m: int, n: int, k: int, head_splits: tuple[int, int, int], seed: int = 0, *, extra_columns: int = 0
-) -> SkipProblem:
+) -> Problem:
     """Make a problem with random data. All of D is a canary, in rows that have some columns more."""
     generator = torch.Generator().manual_seed(seed)
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator, dtype=torch.float32))
@@ -43,40 +34,11 @@ def random_problem(
     return skip_problem(a, b, d, head_splits, recipes=(None, None, None))
 
 
-def run(
-    kernel: HostKernel | None, config: Config, p: SkipProblem, *, is_dependent: bool = False, **how: Unpack[How]
-) -> Outcome:
-    """Compute a product on simulated SMs and with the reference. All of D must be right, columns between parts too."""
-    p = kernels.prepared(config, p)
-    alignments = ALIGNMENTS if isinstance(config, DecodeConfig) else {"sfb": 4}
-    of, stage = fp8_gemm_decode.kernel_of(config), stage_of(config, p, alignments, is_dependent=is_dependent, **how)
-    return outcome(run_plan(kernel, of, config, p, kernels.plan_of, stage), *right_and_allowed(p, partial_sums(how)))
-
-
-def plain(p: SkipProblem) -> DenseProblem:
-    """The product as a matrix of its own."""
-    d = torch.empty(p.m, p.n, dtype=p.d.dtype)
-    return DenseProblem(p.a, p.sfa, p.b, p.sfb, d, None, p.m, p.n, p.k, p.of_b)
-
-
-def right_and_allowed(p: SkipProblem, partial_sums: float = EXACT_STEPS) -> tuple[Tensor, Tensor]:
-    """The right D, and how far each element may be from it: not at all between the parts."""
-    right, allowed = torch.full_like(p.d, UNTOUCHED), torch.full(p.d.shape, 1e-30, dtype=torch.float64)
-    reference.skip_head_mid(p._replace(d=right))
-    matrix = plain(p)
-    reference.dense(matrix)
-    of_heads = allowed_difference(matrix, matrix.d, partial_sums).view(p.m, p.n // p.heads.columns, p.heads.columns)
-    left_part, right_part = parts(allowed, p.heads)
-    left_part.copy_(of_heads[..., : p.heads.left])
-    right_part.copy_(of_heads[..., p.heads.left :])
-    return right, allowed
-
-
 @dataclass(frozen=True)
 class SkipTrial(ProductTrial):
     """One product into parts of heads, by `fp8_gemm`."""
 
-    kernel: ClassVar[Kernel[Any]] = fp8_gemm.KERNEL
+    kernel: ClassVar[Kernel[Any]] = FP8_GEMM
     config: Config
     m: int = 133
     heads: int = 3
@@ -89,7 +51,7 @@ class SkipTrial(ProductTrial):
     @classmethod
     def takes(cls, config: Config) -> bool:
         """Take products that skip columns."""
-        return config.skips_mid
+        return config.epilogue.skips_mid
 
     @classmethod
     def drawn(cls, config: Config, seed: int) -> SkipTrial:
@@ -118,7 +80,7 @@ class SkipTrial(ProductTrial):
 class DecodeSkipTrial(SkipTrial):
     """The same by `fp8_gemm_decode`."""
 
-    kernel = fp8_gemm_decode.KERNEL
+    kernel = FP8_GEMM_DECODE
 
 
 def of_config(config: Config, *more: Any, **how: Any) -> SkipTrial:

@@ -8,16 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from deep_gemm.gemm.dense import choose as dense
-from deep_gemm.gemm.depths import choose as depths
-from deep_gemm.gemm.heads import choose as heads
-from deep_gemm.gemm.rows import choose as rows
-from deep_gemm.gemm.skip import choose as skip_head_mid
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.indexer import kernel as logits_kernel
+from deep_gemm.indexer.config import is_usual
 from deep_gemm.kernels import ORDINARY
 from deep_gemm.linear import kernel as linear_decode
 
+from .. import configs
 from ..bench import tune
 from .attempt import Kind, picked
 from .kernels import OfKernel
@@ -36,19 +32,18 @@ def drawn(seed: int, first: int, count: int | None, kinds: Sequence[Kind]) -> It
 
 def likely() -> Iterator[Callable[[], object]]:
     """Build each kernel that calls are likely to need. One that is there is only read."""
-    for logits in fp8_mqa_logits.usual_mqa():
-        yield partial(fp8_mqa_logits.KERNEL.build, logits)
-    for paged in fp8_paged_mqa_logits.usual_paged():
-        yield partial(fp8_paged_mqa_logits.KERNEL.build, paged)
+    for kernel in (logits_kernel.IN_ROWS, logits_kernel.IN_PAGES):
+        for logits in filter(is_usual, kernel.configs()):
+            yield partial(kernel.build, logits)
     for linear in linear_decode.reachable_linear():
         yield partial(linear_decode.KERNEL.build, linear)
     for config in (
-        *depths.reachable_k_grouped(),
-        *rows.reachable_grouped(),
-        *dense.reachable(),
-        *dense.reachable_decode(),
-        *heads.reachable(),
-        *skip_head_mid.reachable_skipping(),
+        *configs.reachable_k_grouped(),
+        *configs.reachable_grouped(),
+        *configs.reachable_dense(),
+        *configs.reachable_decode(),
+        *configs.reachable_heads(),
+        *configs.reachable_skipping(),
     ):
         yield partial(tune.build, config)
     for kernel in ORDINARY:

@@ -31,6 +31,27 @@ class Right:
     """If dimensions are named, the difference may have `allowed` of the norm along them, and of the mean such norm."""
 
 
+class Part:
+    """A part of a trial that draws something of its own; the trial's text has it too."""
+
+
+def described(attributes: Mapping[str, object]) -> str:
+    """Name attributes that are numbers, words and types, with those of parts, also of parts by name.
+
+    >>> described({"m": 3, "dtype": torch.bfloat16, "draw": object(), "ks": [1, 2], "c": None})
+    'm=3 dtype=torch.bfloat16 ks=[1, 2] c=None'
+    """
+    found = []
+    for name, value in attributes.items():
+        if isinstance(value, int | float | str | torch.dtype | list | tuple | None):
+            found.append(f"{name}={value}")
+        elif isinstance(value, Part):
+            found.append(f"{name}: ({described(vars(value))})")
+        elif isinstance(value, dict) and all(isinstance(each, Part) for each in value.values()) and value:
+            found.append(described({f"{name} {key}": part for key, part in value.items()}))
+    return " ".join(found)
+
+
 class Trial(ABC):
     """One random problem. A subclass draws it in `__init__`, and is a kind that `kinds/__init__.py` lists."""
 
@@ -47,9 +68,13 @@ class Trial(ABC):
         """Values of outputs before a call, if that counts; else it is poisoned."""
 
     @property
-    @abstractmethod
     def text(self) -> str:
-        """The problem in a few words."""
+        """The problem in short: what was drawn for it, and how its operands lie."""
+        operands = ", ".join(
+            f"{name} {str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} {x.stride()}"
+            for name, x in self.operands.items()
+        )
+        return f"{described(vars(self))}; {operands}"
 
     @abstractmethod
     def fill(self) -> None:

@@ -20,7 +20,7 @@ import torch
 from fake_gpu import encoded_map
 from torch import Tensor
 
-from deep_gemm.across import by_peers, message
+from deep_gemm.across import by_peers, message, rows_fetched
 from deep_gemm.across import post_rows as post_rows_kernel
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
@@ -34,11 +34,11 @@ from deep_gemm.core.jit.tensor_map import TensorMap
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
 from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.output import Groups
-from deep_gemm.gemm.rows import launch as rows
-from deep_gemm.gemm.rows.api import product_of_rows_by_64, product_of_stacked_rows
+from deep_gemm.gemm import kernel as fp8_gemm_decode
+from deep_gemm.gemm import launch as rows
+from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.kinds import works
 from deep_gemm.moe import gather_weighted as gather_weighted_kernel
 from deep_gemm.moe import route_rows as route_rows_kernel
 from deep_gemm.moe import rows_at
@@ -256,7 +256,7 @@ def fetch(p: Launched, ends: Tensor) -> None:
 
 def layout_of(config: Any, p: Launched) -> Pair:
     """Ids, or ends, and the group of each row."""
-    if config.groups == Groups.IDS:
+    if config.work == works.IDS:
         ids = at(p["groups.layout"], (p["m"],), INT32)
         return ids, ids
     assert (p["groups.alignment"], p["groups.zeroes_padding"]) == (1, 0)
@@ -302,20 +302,23 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
     b = weights_of(p, is_fp4=config.converts_b)
     layout, ids = layout_of(config, p)
-    if config.fetches:
+    if config.work.fetches:
         fetch(p, layout)
-    if config.to_addresses:
+    if config.epilogue.has_row_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW
         rows_to_addresses((a, sfa), b, ids, at(p["d"], (m,), INT64), of_a=of_a)
         return
-    if not config.activates:
+    if not config.epilogue.activates:
         product_of_stacked_rows((a, sfa), b, at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)
         return
     d = at(p["d"], (m, n // 2), FP8, (p["d_pitch"], 1))
-    blocks = n // 2 // (128 if config.gates_apart else 64)
+    blocks = n // 2 // (128 if config.epilogue.gates_apart else 64)
     scales = at(p["activation.scales"], (m, blocks), FP32, (1, p["activation.scales_pitch"]))
     weights = at(p["activation.row_weights"], (m,), FP32) if p["activation.row_weights"] else None
-    said = {"limit": None if p["activation.limit"] == inf else p["activation.limit"], "gates_apart": config.gates_apart}
+    said = {
+        "limit": None if p["activation.limit"] == inf else p["activation.limit"],
+        "gates_apart": config.epilogue.gates_apart,
+    }
     activated_product_of_rows((a, sfa), b, (d, scales), layout, weights, **said)
 
 
@@ -394,8 +397,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(Kernel, "launcher", ordinary)
-    for kernel in (fp8_gemm.KERNEL, fp8_gemm_decode.KERNEL):
+    for kernel in (fp8_gemm.FP8_GEMM, fp8_gemm_decode.FP8_GEMM_DECODE):
         monkeypatch.setattr(kernel, "launcher", gemm)
-    for module in (rows, rows_at, gather_weighted_kernel, post_rows_kernel, by_peers):
+    for module in (rows, rows_at, rows_fetched, gather_weighted_kernel, post_rows_kernel, by_peers):
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     return launched

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import epilogues, works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.mutate import Mutation
 from lab.sim.rows_fetched import FetchTrial
 
 
 def fetched(*, apart: bool) -> Output:
-    return Output(groups=Groups.ENDS, activates=True, gates_apart=apart, fetches=True)
+    return Output(work=works.FETCHED, epilogue=epilogues.SILU_OF_HALVES if apart else epilogues.SILU)
 
 
 def config_of(tile: tuple[int, int] = (128, 256), k: int = 256, *, apart: bool = True) -> GemmConfig:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from deep_gemm.across.rows_to_addresses import OUTPUT, OUTPUTS
 from deep_gemm.core.check.recipes import MX, PER_ROW
-from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.config.of_tile import tile_config
 from lab.sim.mutate import Mutation
 from lab.sim.rows_to_addresses import AddressesTrial
 

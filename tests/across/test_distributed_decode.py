@@ -22,6 +22,7 @@ from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.core.meeting import Room
 from deep_gemm.core.settings import set_compile_mode, set_num_sms, set_pdl
 from deep_gemm.distributed import Experts
+from deep_gemm.gemm import launch
 from deep_gemm.gemm.plan import PLANS
 from deep_gemm.moe import api as layers
 from deep_gemm.moe import route_rows
@@ -38,7 +39,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     counted = addressed_kernels.install(monkeypatch)
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)
     monkeypatch.setattr(experts, "why_not", lambda *_: None)
-    monkeypatch.setattr(rows_to_addresses.PRODUCT, "reference", rows_to_addresses._on_gpu)
+    monkeypatch.setattr(rows_to_addresses.PRODUCT, "reference", launch.run)
     monkeypatch.setattr(PLANS, "plans", {})
     torch.use_deterministic_algorithms(True)  # fills memory that torch.empty gives with NaN, or 255
     yield counted

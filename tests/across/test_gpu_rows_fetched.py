@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from deep_gemm.gemm.rows.choose import reachable_silu
+from lab.configs import reachable_silu
 from lab.sim.rows_fetched import FetchTrial
 
 pytestmark = pytest.mark.gpu
-ALL = [config for config in reachable_silu() if config.fetches]
+ALL = [config for config in reachable_silu() if config.work.fetches]
 
 
 def check(seed: int, tokens: tuple[int, ...], topk: int, experts: int, n: int, k: int, **more: Any) -> None:

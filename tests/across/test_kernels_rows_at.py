@@ -18,9 +18,10 @@ from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
 from deep_gemm.core.meeting import STATE_WORDS, Node, Room
 from deep_gemm.core.settings import set_num_sms
+from deep_gemm.gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
+from deep_gemm.gemm.ask.silu import activated as activated_rows
+from deep_gemm.gemm.kinds.works import FETCHED
 from deep_gemm.gemm.packed import depth_of
-from deep_gemm.gemm.rows.api import product_of_stacked_groups, product_of_stacked_rows
-from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from deep_gemm.moe import rows_at
 from deep_gemm.moe.activation import activated_product_of_rows
 from deep_gemm.moe.check import ExpertRows
@@ -71,7 +72,7 @@ def fetched(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
     a, d, addresses = fp8(m, depth_of(w)), fp8(m, N // 2), torch.zeros(m, dtype=torch.int64)
     of_rows, ends = [torch.zeros(m, dtype=torch.int32) for _ in range(3)], torch.zeros(GROUPS, dtype=torch.int32)
     token_of, row_of, ids = of_rows
-    silu = SiluRowsProblem(*a, *w, *d, ends, None, 2.0, gates_apart=True)
+    silu = activated_rows(a, w, d, ends, None, 2.0, gates_apart=True, work=FETCHED)
     problem = FetchedRowsProblem(silu, ExpertRows(ends + 1, ends, row_of, token_of, ids), addresses, NODE)
     place = (*at(*a, *w, d[0], ends), 0, *at(d[1], token_of, row_of, addresses))
     return lambda: rows_fetched.run(problem), place

@@ -11,7 +11,8 @@ from deep_gemm.across.rows_to_addresses import OUTPUT, OUTPUT_BY_64
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.recipes import Scales
 from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm.rows.choose import reachable_grouped
+from deep_gemm.gemm import launch
+from lab.configs import reachable_grouped
 
 
 def test_a_product_is_planned_once_and_finds_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +37,7 @@ def test_each_granularity_of_scales_has_its_code(monkeypatch: pytest.MonkeyPatch
     a = per_token_cast_to_fp8(torch.zeros(40, 512), gran_k=columns, mn_major=True)
     w, ends = per_block_cast_to_fp8(torch.zeros(3, 256, 512)), torch.zeros(3, dtype=torch.int32)
     addresses = torch.zeros(40, dtype=torch.int64)
-    rows_to_addresses.planned(rows_to_addresses.problem(a, w, addresses, ends, of_a=Scales(1, columns)))
+    launch.run(rows_to_addresses.problem(a, w, addresses, ends, of_a=Scales(1, columns)))
     (config,) = gpu.compiled
     assert fp8_gemm.why_unfit(config, 512, OUTPUT if columns == 128 else OUTPUT_BY_64) is None
     assert fp8_gemm.why_unfit(config, 512, OUTPUT_BY_64 if columns == 128 else OUTPUT) is not None

@@ -6,9 +6,9 @@ import pytest
 from test_sim_rows import SIZES
 
 from deep_gemm.across.rows_to_addresses import OUTPUT, OUTPUT_BY_64
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.rows.choose import TILES
-from deep_gemm.gemm.tiles import Tile
+from deep_gemm.gemm.choose.tiles import ROWS as TILES
+from deep_gemm.gemm.choose.tiles import Tile
+from deep_gemm.gemm.config.of_tile import tile_config
 from lab.sim.rows_to_addresses import AddressesTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]

@@ -31,13 +31,12 @@ TRIALS: dict[str, Callable[[], None]] = {
 
 DEPTHS = "casts.cast_depths"
 SWAPS: list[tuple[str, ...]] = [
-    (DEPTHS, '"x_pitch": p.x.stride(0)', '"x_pitch": p.x.shape[1]', TOKENS),
-    (DEPTHS, '"x_pitch": p.x.stride(0) * p.x.element_size()', '"x_pitch": p.x.stride(0)', TOKENS),
-    (DEPTHS, "p.ds.stride(0) * p.ds.element_size()", "p.x.stride(0) * p.ds.element_size()", SILU),
-    (DEPTHS, '"stride_of_block": _stride_of_block(p.column_scales)', '"stride_of_block": 4', TOKENS),
-    (DEPTHS, "_stride_of_block(p.activated_scales)", "_stride_of_block(p.column_scales)", SILU),
-    (DEPTHS, "_stride_of_block(p.scales)", "_stride_of_block(p.column_scales)", SILU),
-    (DEPTHS, "scales.stride(1) * SCALE_BYTES", "scales.stride(0) * SCALE_BYTES", TOKENS),
+    (DEPTHS, '"x_pitch": pitch(p.x, 0)', '"x_pitch": p.x.shape[1] * p.x.element_size()', TOKENS),
+    (DEPTHS, "pitch(p.ds, 0)", "pitch(p.x, 0)", SILU),
+    (DEPTHS, '"stride_of_block": pitch(p.column_scales, 1)', '"stride_of_block": 4', TOKENS),
+    (DEPTHS, "pitch(p.activated_scales, 1)", "pitch(p.column_scales, 1)", SILU),
+    (DEPTHS, "pitch(p.scales, 1)", "pitch(p.column_scales, 1)", SILU),
+    ("casts.config", "x.stride(dim) * x.element_size()", "x.stride(dim)", TOKENS, SILU),
     (DEPTHS, '"rows": p.rows', '"rows": p.rows - 1', TOKENS),
     (DEPTHS, '"k": p.x.shape[1]', '"k": p.x.shape[1] - 16', TOKENS),
     (DEPTHS, '"room": room_of(p.rows, p.ends.numel())[0]', '"room": p.rows', TOKENS),

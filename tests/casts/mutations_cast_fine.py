@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from deep_gemm.casts.cast_rows import Groups, Stored, cast_config
+from deep_gemm.casts.cast_rows import Groups, cast_config
 from deep_gemm.casts.cast_tiles import Grain, tile_cast_config
+from deep_gemm.casts.rules import Target
 from lab.sim.cast_rows import RowTrial
 from lab.sim.cast_tiles import TileTrial
 from lab.sim.mutate import Mutation
 
 WORDS, WORDS_SINGLE = (
-    cast_config(torch.bfloat16, is_aligned, False, block=32, stored=Stored.WORDS) for is_aligned in (True, False)
+    cast_config(torch.bfloat16, is_aligned, False, to=Target(columns=32, packs=True)) for is_aligned in (True, False)
 )
-OF_GROUPS = cast_config(torch.bfloat16, True, False, groups=Groups.COUNTS, block=32)
+OF_GROUPS = cast_config(torch.bfloat16, True, False, groups=Groups.COUNTS, to=Target(columns=32))
 ROWS_TRIALS = [
     RowTrial(WORDS, 35, 264, 1, rounds_up=True),
     RowTrial(WORDS, 35, 416, 2, "slow_warps", rounds_up=True, is_m_major=False),

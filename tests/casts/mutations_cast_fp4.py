@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from deep_gemm.casts.cast_rows import Format, cast_config
+from deep_gemm.casts.cast_rows import cast_config
+from deep_gemm.casts.rules import FP4, Target
+from deep_gemm.casts.rules import MXFP4 as OF_MX
 from lab.sim.cast_rows import RowTrial, hard
 from lab.sim.mutate import Mutation
 
 BF16, BF16_BY_128, FP32 = (
-    cast_config(dtype, is_aligned=True, is_few=False, format=Format.FP4, block=block)
+    cast_config(dtype, is_aligned=True, is_few=False, to=Target(columns=block, format=FP4))
     for dtype, block in ((torch.bfloat16, 32), (torch.bfloat16, 128), (torch.float32, 32))
 )
-MXFP4 = cast_config(torch.bfloat16, is_aligned=True, is_few=False, format=Format.MXFP4, block=32)
-SINGLE = cast_config(torch.bfloat16, is_aligned=False, is_few=True, format=Format.FP4, block=32)
+MXFP4 = cast_config(torch.bfloat16, is_aligned=True, is_few=False, to=Target(columns=32, format=OF_MX))
+SINGLE = cast_config(torch.bfloat16, is_aligned=False, is_few=True, to=Target(columns=32, format=FP4))
 HARD_ROWS = len(hard(FP32))
 
 TRIALS = [

@@ -1,25 +1,21 @@
-"""Every cast on a GPU, bit for bit as on the CPU: sizes, types, strides, what lies around outputs, streams, graphs."""
+"""Casts on a GPU, bit for bit as on the CPU: all numbers, large sizes, what lies around outputs, streams, graphs.
+
+Sizes, types and strides of each cast are in test_by_kernels.py.
+"""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from math import prod
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts import fp4
-from deep_gemm.casts.by_kernels import can_turn_blocks
-from deep_gemm.casts.by_torch import cast_by_torch
-from deep_gemm.casts.cast_rows import FP4_BLOCKS, CastConfig, Groups, cast_config
-from deep_gemm.casts.config import INPUTS
-from deep_gemm.casts.rules import Quantized
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.linear.backward import cast_transposed, transposed
+from deep_gemm.casts.by_torch import cast_blocks, cast_by_torch
+from deep_gemm.casts.cast_rows import CastConfig, Groups, cast_config
+from deep_gemm.casts.fp8 import cast_checked
+from deep_gemm.casts.rules import FP4, PER_ROW, Quantized, Target
 from lab.casts import assert_same_bits, hard_quotients, wild
 from lab.sim.cast_rows import RowTrial
 
@@ -31,131 +27,6 @@ CASTS: dict[str, Callable[..., Quantized]] = {
     "per block": deep_gemm.per_block_cast_to_fp8,
 }
 every_cast = pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
-every_type = pytest.mark.parametrize("dtype", INPUTS, ids=lambda dtype: str(dtype).removeprefix("torch."))
-SHAPES = [(1, 1), (1, 128), (128, 1), (5, 300), (129, 127), (130, 264), (384, 2048), (1008, 4104), (4100, 1111)]
-
-
-def random_shapes(count: int) -> list[tuple[int, int]]:
-    rng = random.Random(0)
-    return [(rng.randint(1, 700), rng.randint(1, 1500) * rng.choice([1, 8])) for _ in range(count)]
-
-
-@every_cast
-@every_type
-@pytest.mark.parametrize("use_ue8m0", [False, True], ids=["FP32", "UE8M0"])
-def test_casts_are_the_references(cast: Callable[..., Quantized], dtype: torch.dtype, use_ue8m0: bool) -> None:
-    for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
-        x = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else 128)
-        assert_same_bits(cast(x.cuda(), use_ue8m0), cast(x, use_ue8m0))
-
-
-@every_type
-@pytest.mark.parametrize("shape", [(16, 8), (144, 136), (2048, 1536), (3, 144, 136), (128, 256, 768), (1, 16, 8)])
-def test_blocks_that_are_transposed_are_the_references(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    x = wild(prod(shape[:-1]), shape[-1], dtype, 0, block_rows=32).view(shape)
-    values, scales = cast_transposed(x.cuda())
-    right, right_scales = transposed(deep_gemm.per_block_cast_to_fp8(x))
-    assert can_turn_blocks(x.cuda())
-    assert scales.stride() == right_scales.stride()
-    assert_same_bits((values, scales.contiguous()), (right, right_scales))
-
-
-@every_cast
-@every_type
-@pytest.mark.parametrize("use_ue8m0", [False, True], ids=["FP32", "UE8M0"])
-@pytest.mark.parametrize("gran_k", [32, 64])
-def test_casts_with_finer_scales_are_the_references(
-    cast: Callable[..., Quantized], dtype: torch.dtype, use_ue8m0: bool, gran_k: int
-) -> None:
-    for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
-        x = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else 32)
-        right = cast(x, use_ue8m0, gran_k)
-        for same in (x.cuda(), x.cuda().t().contiguous().t()):
-            assert_same_bits(cast(same, use_ue8m0, gran_k), right)
-
-
-@every_type
-@pytest.mark.parametrize("gran_k", [32, 64, 128])
-@pytest.mark.parametrize("mn_major", [False, True])
-def test_casts_with_packed_scales_are_the_references(dtype: torch.dtype, gran_k: int, mn_major: bool) -> None:
-    said: dict[str, Any] = {"gran_k": gran_k, "mn_major": mn_major, "use_packed_ue8m0": True}
-    for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
-        x = wild(*shape, dtype, seed)
-        found, right = (deep_gemm.per_token_cast_to_fp8(each, True, **said) for each in (x.cuda(), x))
-        assert_same_bits(found, right)
-        assert found[1].stride() == right[1].stride()
-
-
-@every_type
-@pytest.mark.parametrize("use_ue8m0", [False, True], ids=["FP32", "UE8M0"])
-@pytest.mark.parametrize("gran_k", FP4_BLOCKS)
-def test_casts_to_fp4_are_the_references(dtype: torch.dtype, use_ue8m0: bool, gran_k: int) -> None:
-    for seed, (m, k) in enumerate([*SHAPES, *random_shapes(10)]):
-        x = wild(m, k + k % 2, dtype, seed)
-        right = deep_gemm.per_token_cast_to_fp4(x, use_ue8m0, gran_k)
-        for same in (x.cuda(), x.cuda().t().contiguous().t(), torch.cat([x, x], 1).cuda()[:, k + k % 2 :]):
-            assert_same_bits(deep_gemm.per_token_cast_to_fp4(same, use_ue8m0, gran_k), right)
-
-
-@every_type
-def test_weights_in_mxfp4_are_the_references(dtype: torch.dtype) -> None:
-    for seed, (n, k) in enumerate([(1, 32), (130, 288), (576, 7168), (4096, 4096)]):
-        w = wild(n, k, dtype, seed)
-        right = deep_gemm.quantize_mxfp4(w)
-        for same in (w.cuda(), w.cuda().view(1, n, k), w.cuda().t().contiguous().t()):
-            for found, its in zip(deep_gemm.quantize_mxfp4(same), right, strict=True):
-                assert torch.equal(found.view(its.shape).cpu(), its)
-
-
-@pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
-@pytest.mark.parametrize("gran_k", FP4_BLOCKS)
-def test_quotients_of_every_mantissa_in_fp4(exponent: int, gran_k: int) -> None:
-    bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
-    x = bits.view(torch.float32).view(-1, 128)
-    for factor in (1.0, 1 / 3, 0.7):
-        part = x * factor
-        part[:, 0] *= torch.linspace(0.5, 1.0, len(part), device="cuda") * (1.9 if exponent < 254 else 1.0)
-        for found, right in zip(
-            deep_gemm.per_token_cast_to_fp4(part, gran_k=gran_k), fp4.cast_by_torch(part, False, gran_k), strict=True
-        ):
-            assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
-
-
-@every_type
-@pytest.mark.parametrize("min_amax", [0.0, 1e-4, 1e30])
-def test_both_are_the_references(dtype: torch.dtype, min_amax: float) -> None:
-    for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
-        x = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else 128)
-        right = deep_gemm.cast_both_to_fp8(x, min_amax=min_amax)
-        for same in (x.cuda(), x.cuda().t().contiguous().t()):
-            for found, expected in zip(deep_gemm.cast_both_to_fp8(same, min_amax=min_amax), right, strict=True):
-                assert_same_bits(found, expected)
-                assert found[0].is_contiguous()
-                assert get_mn_major_tma_aligned_tensor(found[1]) is found[1]
-
-
-@every_type
-@pytest.mark.parametrize("ks", [[128, 128], [16, 144, 0, 272], [0, 16], [300], [5, 130], [4096, 0, 1040]], ids=str)
-@pytest.mark.parametrize("mn_major", [False, True])
-def test_groups_along_k_are_the_references(dtype: torch.dtype, ks: list[int], mn_major: bool) -> None:
-    for seed, m in enumerate((1, 5, 130, 768)):
-        x = wild(m, sum(ks), dtype, seed)
-        right = deep_gemm.k_grouped_cast_to_fp8(x, ks, min_amax=1e-3, mn_major=mn_major)
-        wider = torch.cat([x, x], 1).cuda()
-        for same in (
-            x.cuda(),
-            x.cuda().t().contiguous().t(),
-            wider[:, sum(ks) :],
-            wider.t().contiguous().t()[:, : sum(ks)],
-        ):
-            found = deep_gemm.k_grouped_cast_to_fp8(same, ks, min_amax=1e-3, mn_major=mn_major)
-            assert_same_bits(found, right)
-            assert get_mn_major_tma_aligned_tensor(found[1]) is found[1] if mn_major else found[1].is_contiguous()
-    for empty in (x[:, :0].cuda(), x[:0].cuda()):
-        none = [0] if empty.shape[1] == 0 else ks
-        assert_same_bits(
-            deep_gemm.k_grouped_cast_to_fp8(empty, none), deep_gemm.k_grouped_cast_to_fp8(empty.cpu(), none)
-        )
 
 
 def test_every_number_of_16_bits() -> None:
@@ -173,25 +44,13 @@ def test_quotients_beside_where_fp8_rounds_the_other_way(cast: Callable[..., Qua
         assert_same_bits(cast(same.cuda()), cast(same))
 
 
-@every_cast
-@every_type
-def test_batches_and_strides(cast: Callable[..., Quantized], dtype: torch.dtype) -> None:
-    x = torch.stack([wild(256, 400, dtype, seed) for seed in range(3)]).cuda()
-    parts = [x[:, :130], x[:, 1:130, 3:], x[:, ::2, ::2], x[2, :, 8:72]]
-    views = [x, *parts, x.transpose(1, 2), x.transpose(0, 1), x[1].t()]
-    for view in views:
-        assert_same_bits(cast(view), cast(view.cpu()))
-    for empty in (x[:0], x[:, :0], x[:, :, :0]):
-        assert_same_bits(cast(empty), cast(empty.cpu()))
-
-
 # All kinds of casts of rows
 
 
 def kind(
     groups: Groups = Groups.NONE, *, activates: bool = False, to_routes: bool = False, block: int = 128
 ) -> CastConfig:
-    return cast_config(torch.bfloat16, True, False, activates, groups, to_routes, block=block)
+    return cast_config(torch.bfloat16, True, False, activates, groups, to_routes, Target(columns=block))
 
 
 def test_large_casts_of_rows_of_all_kinds() -> None:
@@ -227,32 +86,6 @@ def test_sizes_out_of_range_reach_nothing_outside() -> None:
         RowTrial(kind(groups, activates=True), 2048, 136, data="ordinary", sizes=many).on("cuda").run()
 
 
-@every_type
-@pytest.mark.parametrize("mn_major", [False, True])
-def test_masked_rows_are_those_of_a_cast_of_all(dtype: torch.dtype, mn_major: bool) -> None:
-    x, counts = wild(36, 264, dtype, 9).view(4, 9, 264).cuda(), torch.tensor([0, 9, 4, 1], dtype=torch.int32).cuda()
-    is_there = torch.arange(9, device="cuda") < counts[:, None]
-    found = deep_gemm.per_token_cast_to_fp8(x, masked_m=counts, mn_major=mn_major)
-    right = deep_gemm.per_token_cast_to_fp8(x.cpu(), mn_major=mn_major)
-    is_there_too = is_there.cpu()
-    assert_same_bits((found[0][is_there], found[1][is_there]), (right[0][is_there_too], right[1][is_there_too]))
-    assert found[1].stride() == right[1].stride()
-
-
-@every_type
-def test_gathered_casts_are_casts_that_are_gathered(dtype: torch.dtype) -> None:
-    for seed, (tokens, topk, k) in enumerate([(1, 1, 16), (57, 8, 264), (300, 3, 4104), (1000, 8, 7168), (9, 40, 133)]):
-        ids = torch.randint(-1, 64, (tokens, topk), generator=torch.Generator().manual_seed(seed)).cuda()
-        x, rows = wild(tokens, k, dtype, seed).cuda(), deep_gemm.expert_rows(ids, 64)
-        used = rows.token_of >= 0
-        token = rows.token_of[used].long()
-        values, scales = deep_gemm.per_token_cast_to_fp8(x)
-        for mn_major in (False, True):
-            found = deep_gemm.gather_cast_to_fp8(x, rows, mn_major=mn_major)
-            right = values.view(torch.uint8)[token].view(values.dtype).cpu(), scales[token].cpu()
-            assert_same_bits((found[0][used].contiguous(), found[1][used].contiguous()), right)
-
-
 # Whether reciprocals and quotients are exact, the hardware's approximation at their beginning
 
 
@@ -269,17 +102,16 @@ def test_scales_of_every_mantissa(exponent: int) -> None:
 
 
 @pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
-def test_quotients_of_every_mantissa(exponent: int) -> None:
+@pytest.mark.parametrize("to", [PER_ROW, *(Target(columns=columns, format=FP4) for columns in FP4.blocks)], ids=str)
+def test_quotients_of_every_mantissa(to: Target, exponent: int) -> None:
     """65536 rows of 128 elements that follow each other, then multiplied so that other scales divide them."""
     bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
     x = bits.view(torch.float32).view(-1, 128)
     for factor in (1.0, 1 / 3, 0.7):
         part = x * factor
-        part[:, 0] = part[:, 0] * torch.linspace(0.5, 1.0, len(part), device="cuda") * (1.9 if exponent < 254 else 1.0)
-        values, scales = deep_gemm.per_token_cast_to_fp8(part)
-        right_values, right_scales = cast_by_torch(part, 1, 128)
-        assert torch.equal(scales.view(torch.int32), right_scales.view(torch.int32))
-        assert torch.equal(values.view(torch.uint8), right_values.view(torch.uint8))
+        part[:, 0] *= torch.linspace(0.5, 1.0, len(part), device="cuda") * (1.9 if exponent < 254 else 1.0)
+        for found, right in zip(cast_checked(part, to)[0], cast_blocks(part, to), strict=True):
+            assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
 
 
 def test_activations_follow_their_stream() -> None:

@@ -12,9 +12,10 @@ import pytest
 import torch
 from thorough import sample, up_to
 
-from deep_gemm.casts.cast_rows import BLOCKS, CastConfig, Format, Groups, cast_config, reachable_cast
+from deep_gemm.casts.cast_rows import CastConfig, Groups, cast_config, reachable_cast
 from deep_gemm.casts.gating import Gating
-from deep_gemm.core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
+from deep_gemm.casts.rules import FP4, FP8, MXFP4, PER_ROW, Target
+from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
 from lab.sim.cast_rows import GATINGS, RowTrial, hard, is_cast, ragged
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
@@ -28,10 +29,9 @@ def config(
     is_few: bool = False,
     activates: bool = False,
     to_routes: bool = False,
-    format: Format = Format.FP8,
-    block: int = SCALE_BLOCK,
+    to: Target = PER_ROW,
 ) -> CastConfig:
-    return cast_config(dtype, is_aligned, is_few, activates, groups, to_routes, format, block)
+    return cast_config(dtype, is_aligned, is_few, activates, groups, to_routes, to)
 
 
 CONFIGS = reachable_cast()
@@ -76,8 +76,8 @@ def test_the_largest_magnitude_has_a_floor(min_amax: float, activates: bool) -> 
 
 @pytest.mark.parametrize("is_aligned", [False, True])
 def test_quotients_beside_where_a_format_rounds_the_other_way(is_aligned: bool) -> None:
-    for format, block in [(format, block) for format, blocks in BLOCKS.items() for block in blocks]:
-        which = config(torch.float32, is_aligned=is_aligned, format=format, block=block)
+    for to in [Target(columns=block, format=format) for format in (FP8, FP4, MXFP4) for block in format.blocks]:
+        which = config(torch.float32, is_aligned=is_aligned, to=to)
         m, k = hard(which).shape
         RowTrial(which, m, k, data="hard").run()
 

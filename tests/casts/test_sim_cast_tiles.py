@@ -9,7 +9,6 @@ import torch
 from thorough import sample
 from torch import Tensor
 
-from deep_gemm.casts.cast_rows import FP8_BLOCKS
 from deep_gemm.casts.cast_tiles import (
     KERNEL,
     Grain,
@@ -18,6 +17,7 @@ from deep_gemm.casts.cast_tiles import (
     tile_cast_config,
     turns_blocks,
 )
+from deep_gemm.casts.rules import FP8
 from deep_gemm.core.check.layout import ceil_div
 from lab.casts import hard_quotients, wild
 from lab.sim import cast_tiles as sim
@@ -77,7 +77,7 @@ def test_the_largest_magnitude_has_a_floor(min_amax: float) -> None:
     check(config, torch.zeros(16, 256, dtype=torch.bfloat16), min_amax=min_amax)
 
 
-@pytest.mark.parametrize("block", FP8_BLOCKS)
+@pytest.mark.parametrize("block", FP8.blocks)
 @pytest.mark.parametrize("grain", list(Grain), ids=lambda grain: grain.name)
 def test_quotients_beside_where_fp8_rounds_the_other_way(grain: Grain, block: int) -> None:
     if grain == Grain.ROWS and block < 128:

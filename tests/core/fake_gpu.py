@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from deep_gemm.core import gpu as gpus
 from deep_gemm.core.call import CALLS
-from deep_gemm.core.gpu import H200, Gpu
+from deep_gemm.core.gpu import H200, HOPPER, Gpu
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.tensor_map import MAP_BYTES, TensorMap
-from deep_gemm.core.params import Params
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.seen import Seen
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.bf16 import depths as bf16_depths
-from deep_gemm.gemm.bf16 import kernel as bf16_gemm
-from deep_gemm.gemm.bf16 import launch as bf16
-from deep_gemm.gemm.bf16 import rows as bf16_rows
-from deep_gemm.gemm.bf16 import sum_slices
-from deep_gemm.gemm.bf16 import sums as bf16_sums
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.depths import launch as depths
-from deep_gemm.gemm.depths import maps_kernel as k_group_maps
-from deep_gemm.gemm.heads import launch as heads
+from deep_gemm.gemm import k_group_maps
 from deep_gemm.gemm.plan import PLANS
-from deep_gemm.gemm.rows import launch as rows
 
 
 class OnGpu(Tensor):
@@ -142,34 +132,22 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     fake = FakeGpu(gpu)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
-    for kind in (dense, rows, depths, heads, bf16, bf16_rows, bf16_depths, bf16_sums):
-        monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
+    properties = SimpleNamespace(name=gpu.name, major=HOPPER, multi_processor_count=gpu.num_sms)
+    monkeypatch.setattr(gpus, "_properties", lambda _: properties)
+    for of_devices in (gpus.gpu_of, gpus.is_hopper):
+        of_devices.cache_clear()
     for kept in (PLANS, CALLS):
         monkeypatch.setattr(kept, "plans", {})
         monkeypatch.setattr(kept, "seen", Seen())
         monkeypatch.setattr(kept, "_met", {})
     monkeypatch.setattr(PLANS, "families", Seen())
 
-    def launcher_of(
-        name_of: Callable[[Any], str], params_of: Callable[[Any], Params], cluster_of: Callable[[Any], int]
-    ) -> Callable[..., FakeLauncher]:
-        @cache
-        def launcher(config: Any, device: int, is_dependent: bool) -> FakeLauncher:
-            if config not in fake.compiled:
-                fake.compiled.append(config)
-            return FakeLauncher(fake, name_of(config), params_of(config).size, cluster_of(config), is_dependent)
+    @cache
+    def launcher(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool) -> FakeLauncher:
+        if config not in fake.compiled and config is not k_group_maps.CONFIG:
+            fake.compiled.append(config)
+        name, size = kernel.name_of(config), kernel.params_of(config).size
+        return FakeLauncher(fake, name, size, config.cluster_size, is_dependent)
 
-        return launcher
-
-    gemm = launcher_of(lambda config: config.kernel_name, fp8_gemm.params_of, lambda config: config.cluster_size)
-    monkeypatch.setattr(fp8_gemm.KERNEL, "launcher", gemm)
-    monkeypatch.setattr(bf16_gemm.KERNEL, "launcher", gemm)
-    slices = launcher_of(lambda _: sum_slices.KERNEL.name, lambda _: sum_slices.PARAMS, lambda _: 1)
-    monkeypatch.setattr(sum_slices.KERNEL, "launcher", slices)
-    decode = launcher_of(
-        lambda _: fp8_gemm_decode.KERNEL.name, fp8_gemm_decode.params_of, lambda config: config.cluster_k
-    )
-    monkeypatch.setattr(fp8_gemm_decode.KERNEL, "launcher", decode)
-    of_maps = FakeLauncher(fake, k_group_maps.KERNEL.name, k_group_maps.PARAMS.size, 1, is_dependent=False)
-    monkeypatch.setattr(k_group_maps.KERNEL, "launcher", lambda *_: of_maps)
+    monkeypatch.setattr(Kernel, "launcher", launcher)
     return fake

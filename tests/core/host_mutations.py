@@ -6,7 +6,6 @@ that the simulator's launches go through the broken code.
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,15 +24,16 @@ from host_mutations_bf16 import spread
 import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles
 from deep_gemm.casts.gating import Gating
+from deep_gemm.casts.rules import Target
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import BLOCKS_OF_32, E2M1, MX, PER_64, PER_ROW
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.skip.choose import skipping
-from deep_gemm.gemm.tiles import Tile
+from deep_gemm.gemm.choose.tiles import Tile, skipping
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import epilogues, works
+from deep_gemm.gemm.kinds.output import Output
 from lab import silu
 from lab.casts import assert_same_bits, wider, wild
 
@@ -44,39 +44,38 @@ SECONDS = 120
 # Trials. Strides differ wherever two could be mistaken for each other.
 
 
-def check(module: str, config: Any, p: Any, **more: int) -> None:
+def check(config: Any, p: Any, **more: int) -> None:
     """Compute a product, of operands whose rows lie as many elements further apart."""
-    from lab.sim.dense import compile_config
+    from lab.sim import product
 
-    sim = importlib.import_module(f"lab.sim.{module}")
-    sim.run(compile_config(config), config, spread(p, **more)).checked()
+    product.run(product.compile_config(config), config, spread(p, **more)).checked()
 
 
 def dense_trial(config: GemmConfig, mnk: tuple[int, int, int], words: Words = Words.NONE) -> None:
     from lab.sim.dense import random_problem
 
     p = random_problem(config, *mnk, words=words)
-    check("dense", config, p, a=32, b=16, sfb=0 if config.sfb == PER_ROW else 3, c=0 if p.c is p.d else 8)
+    check(config, p, a=32, b=16, sfb=0 if config.sfb == PER_ROW else 3, c=0 if p.c is p.d else 8)
 
 
 def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
     from lab.sim.dense import random_problem
 
-    check("fp8_gemm_decode", config, random_problem(config, *mnk), a=32, b=16, sfa=3, sfb=2, c=8)
+    check(config, random_problem(config, *mnk), a=32, b=16, sfa=3, sfb=2, c=8)
 
 
 def fine_decode_trial() -> None:
     from lab.sim.fine_decode import random_problem
 
     config = DecodeConfig(16, 4, 1, 2, sfa=MX, sfb=MX)
-    check("fp8_gemm_decode", config, random_problem(config, 9, 264, 1040, words=Words.A), sfa=3, sfb=2)
+    check(config, random_problem(config, 9, 264, 1040, words=Words.A), sfa=3, sfb=2)
 
 
 def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) -> None:
     from lab.sim.skip_head_mid import random_problem
 
     p = random_problem(72, (splits[0] + splits[2]) * 5, 400, splits, extra_columns=8)
-    check("skip_head_mid", config, p, a=32, b=16, sfb=3)
+    check(config, p, a=32, b=16, sfb=3)
 
 
 def rows_trial(
@@ -89,17 +88,17 @@ def rows_trial(
     from lab.sim.rows import random_problem
 
     p = random_problem(config, layout, 264, 400, rows=rows, alignment=alignment, words=words)
-    check("rows", config, p, b=16, sfb=0 if config.sfb == PER_ROW else 3)
+    check(config, p, b=16, sfb=0 if config.sfb == PER_ROW else 3)
 
 
 def silu_trial(has_weights: bool) -> None:
-    from lab.sim import dense
+    from lab.sim import product
     from lab.sim import rows_silu as sim
 
-    config = tile_config(64, 128, Output(groups=Groups.ENDS, activates=True), k=400)
+    config = tile_config(64, 128, Output(work=works.ENDS, epilogue=epilogues.SILU), k=400)
     p = sim.random_problem([70, 21], 512, 400, has_weights=has_weights, limit=0.5)
     p = spread(p, b=16, sfb=3, d=32)
-    got, _ = sim.run(dense.compile_config(config), config, p)
+    got, _ = sim.run(product.compile_config(config), config, p)
     silu.checked(p, got)
 
 
@@ -116,7 +115,7 @@ def heads_trial(tile: Tile, output: Output) -> None:
     config = tile.config(output, 400)
     p = random_problem(config, 3, 72, 264, 400, gap=16)
     sfa, sfb = 5 if isinstance(config, DecodeConfig) else 0, 0 if p.of_b == PER_ROW else 3
-    check("heads", config, p, sfa=sfa, sfb=sfb)
+    check(config, p, sfa=sfa, sfb=sfb)
 
 
 ROUNDED: dict[str, Any] = {"data": "wild", "min_amax": 0.25, "rounds_up": True, "is_m_major": False}
@@ -149,8 +148,8 @@ def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
     )
     scales = wider(torch.zeros(m, ceil_div(k, 128)), 3)
     of_columns = wider(torch.zeros(ceil_div(m, 128), k), 4).t()
-    p = cast_tiles.TileCast(x, cast_tiles.Grain.ROWS, values, scales, columns, of_columns, 0.25, True)
-    p = p._replace(grain=None, values=None, scales=None) if alone else p
+    p = cast_tiles.TileCast(x, Target(use_ue8m0=True, min_amax=0.25), values, scales, columns, of_columns)
+    p = p._replace(values=None, scales=None) if alone else p
     config = cast_tiles.config_of(p)
     sim.run_cast(compiled(cast_tiles.KERNEL, config), config, p)
     for found, of in (((columns, of_columns), x.t()), ((values, scales), x))[: 1 if alone else 2]:
@@ -214,7 +213,7 @@ def scales_trial(is_m_major: bool) -> None:
 
 WITH_C, IN_PLACE = (
     tile_config(
-        64, 64, Output(is_fp32=True, with_c=with_c, adds_to_d=not with_c, sfb=PER_ROW, groups=Groups.DEPTHS), k=128
+        64, 64, Output(is_fp32=True, with_c=with_c, adds_to_d=not with_c, sfb=PER_ROW, work=works.DEPTHS), k=128
     )
     for with_c in (True, False)
 )
@@ -228,25 +227,25 @@ TRIALS: dict[str, Callable[[], None]] = {
     "fine by row": lambda: dense_trial(tile_config(64, 128, Output(sfa=MX, sfb=MX), k=400), (72, 264, 400), Words.A),
     "fine, few rows": fine_decode_trial,
     "fine ids": lambda: rows_trial(
-        tile_config(64, 128, Output(sfb=BLOCKS_OF_32, groups=Groups.IDS), k=400), [-1, *[0] * 70, 1], words=Words.B
+        tile_config(64, 128, Output(sfb=BLOCKS_OF_32, work=works.IDS), k=400), [-1, *[0] * 70, 1], words=Words.B
     ),
     "into heads": lambda: skip_trial(skipping(tile_config(64, 64, Output(), k=400), 16), (16, 8, 48)),
     "into heads, few rows": lambda: skip_trial(skipping(DecodeConfig(16, 4, 1, 2), 16), (16, 8, 48)),
-    "ids": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.IDS), k=400), [-1, *[0] * 70, -1, *[1] * 20]),
-    "ends": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.ENDS), k=400), [70, 100], 130, alignment=32),
-    "counts": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.COUNTS), k=400), [3, 70, 0], 75),
+    "ids": lambda: rows_trial(tile_config(64, 64, Output(work=works.IDS), k=400), [-1, *[0] * 70, -1, *[1] * 20]),
+    "ends": lambda: rows_trial(tile_config(64, 64, Output(work=works.ENDS), k=400), [70, 100], 130, alignment=32),
+    "counts": lambda: rows_trial(tile_config(64, 64, Output(work=works.COUNTS), k=400), [3, 70, 0], 75),
     "rows by row": lambda: rows_trial(
-        tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.COUNTS), k=400), [3, 70, 0], 75
+        tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW, work=works.COUNTS), k=400), [3, 70, 0], 75
     ),
     "rows by 64": lambda: rows_trial(
-        tile_config(64, 64, Output(groups=Groups.IDS, sfa=PER_64), k=400), [-1, *[0] * 70, -1, *[1] * 20]
+        tile_config(64, 64, Output(work=works.IDS, sfa=PER_64), k=400), [-1, *[0] * 70, -1, *[1] * 20]
     ),
     "activated rows": lambda: silu_trial(True),
     "activated rows without weights": lambda: silu_trial(False),
-    "heads": lambda: heads_trial(Tile(64, 64), Output(with_c=True, groups=Groups.HEADS)),
-    "heads by row": lambda: heads_trial(Tile(64, 64), Output(is_fp32=True, sfb=PER_ROW, groups=Groups.HEADS)),
+    "heads": lambda: heads_trial(Tile(64, 64), Output(with_c=True, work=works.HEADS)),
+    "heads by row": lambda: heads_trial(Tile(64, 64), Output(is_fp32=True, sfb=PER_ROW, work=works.HEADS)),
     "heads of few rows": lambda: heads_trial(
-        Tile(16, 64, cluster_k=2, is_decode=True), Output(with_c=True, groups=Groups.HEADS)
+        Tile(16, 64, cluster_k=2, is_decode=True), Output(with_c=True, work=works.HEADS)
     ),
     "along k": lambda: depths_trial(WITH_C, False),
     "along k, on the GPU": lambda: depths_trial(IN_PLACE, True),
@@ -256,8 +255,12 @@ TRIALS: dict[str, Callable[[], None]] = {
     "cast of counted rows": lambda: row_cast_trial(60, 264, "COUNTS", sizes=(0, 12, 5, 1, 11)),
     "activation with weights": lambda: row_cast_trial(21, 264, activates=True, has_weights=True),
     "activation with a limit": lambda: row_cast_trial(21, 264, activates=True, gating=Gating(limit=1.0)),
-    "activation of gpt-oss": lambda: row_cast_trial(21, 264, activates=True, gating=Gating("swiglu", 1.702, 1.0, 7.0)),
-    "activation with bounds": lambda: row_cast_trial(21, 264, activates=True, gating=Gating("situ", 4.0, 25.0)),
+    "activation of gpt-oss": lambda: row_cast_trial(
+        21, 264, epilogue=epilogues.SILU, gating=Gating("swiglu", 1.702, 1.0, 7.0)
+    ),
+    "activation with bounds": lambda: row_cast_trial(
+        21, 264, epilogue=epilogues.SILU, gating=Gating("situ", 4.0, 25.0)
+    ),
     "activation of groups": lambda: row_cast_trial(
         60, 128, "ENDS", True, sizes=(5, 5, 17, 50), alignment=8, has_weights=True, gating=Gating(limit=1.0)
     ),
@@ -344,204 +347,148 @@ MUTATIONS = [
     *_swap(
         "gemm.plan", "            if launcher.plan is not self:\n", "            if launcher.plan is self:\n", DENSE
     ),
-    # Dense
-    *_swap("gemm.dense.launch", '"sfb_stride_n": p.sfb.stride(0)', '"sfb_stride_n": p.sfb.stride(1)', DENSE),
-    *_swap("gemm.dense.launch", '"sfb_stride_k": p.sfb.stride(1)', '"sfb_stride_k": p.sfb.stride(0)', DENSE),
-    *_swap("gemm.dense.launch", '"c_pitch": 0 if p.c is None else p.c.stride(0)', '"c_pitch": p.n', DENSE),
-    *_swap("gemm.dense.launch", '"d_pitch": p.d.stride(0)', '"d_pitch": p.n + 8', SPLIT),
-    *_swap("gemm.dense.launch", '"m": p.m,\n        "n": p.n', '"m": p.n,\n        "n": p.m', DENSE),
-    *_swap("gemm.dense.launch", '"n": p.n,\n        "k": p.k', '"n": p.k,\n        "k": p.n', DENSE),
-    *_swap("gemm.dense.launch", '"k": p.k', '"k": p.k - 16', DENSE),
-    *_swap("gemm.dense.launch", "map_a=A", "map_a=B", DENSE),
-    *_swap("gemm.dense.launch", " map_b=B", " map_b=A", DENSE),
-    *_swap("gemm.dense.launch", " map_sfa=SFA", " map_sfa=SFB", DENSE),
-    *_swap("gemm.dense.launch", " sfb=SFB", " sfb=SFA", DENSE),
-    *_swap("gemm.dense.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', BY_ROW),
-    *_swap("gemm.dense.launch", " map_d=D", " map_d=C", DENSE),
-    *_swap("gemm.dense.launch", " c=C", " c=A", DENSE),
-    *_swap("gemm.dense.launch", " d=D", " d=C", SPLIT),
-    *_swap("gemm.dense.launch", "scales_map(config.block_n, p.sfb,", "scales_map(config.block_n, p.sfa,", BY_ROW),
-    *_swap("gemm.dense.launch", "(config.box_rows_of_b // config.cluster_m,", "(config.box_rows_of_b // 2,", DENSE),
-    *_swap("gemm.dense.launch", "sides_in_words(p.sfa, p.sfb)", "sides_in_words(p.sfb, p.sfa)", "fine"),
-    # Into heads
-    *_swap("gemm.skip.launch", "-(left + mid) * p.d.element_size()", "-left * p.d.element_size()", INTO_HEADS[0]),
-    *_swap("gemm.skip.launch", "part_map(config, p.d, right_d),\n", "part_map(config, p.d, left_d),\n", INTO_HEADS[0]),
+    # Products
+    *_swap("gemm.launch", '"sfb_stride_n": 0 if loads_sfb else _stride(p.sfb, -2)', '"sfb_stride_n": 0', DENSE),
+    *_swap("gemm.launch", "else _stride(p.sfb, -1)", "else _stride(p.sfb, -2)", DENSE),
+    *_swap("gemm.launch", '"sfa_stride_m": _stride(p.sfa, -2)', '"sfa_stride_m": _stride(p.sfa, -1)', DECODE),
+    *_swap("gemm.launch", '"sfa_stride_k": _stride(p.sfa, -1)', '"sfa_stride_k": _stride(p.sfa, -2)', DECODE),
+    *_swap("gemm.launch", '"c_pitch": _stride(c, -2)', '"c_pitch": p.n', DENSE),
+    *_swap("gemm.launch", "else _stride(p.d, -2)", "else p.n + 8", SPLIT),
+    *_swap("gemm.launch", '"m": p.m,\n        "n": p.n', '"m": p.n,\n        "n": p.m', DENSE),
+    *_swap("gemm.launch", '"n": p.n,\n        "k": 0', '"n": p.k,\n        "k": 0', DENSE),
+    *_swap("gemm.launch", "may_be_empty else p.k", "may_be_empty else p.k - 16", DENSE),
+    *_swap("gemm.launch", "sides_in_words(p.sfa, p.sfb)", "sides_in_words(p.sfb, p.sfa)", "fine", "fine, few rows"),
+    *_swap("gemm.launch", "ceil_div(k, of.columns)", "4 * sf.shape[-1]", "fine by row"),
+    *_swap("gemm.launch", '"c_stride": _stride(c, -3)', '"c_stride": p.m', HEADS, DEPTHS[0]),
+    *_swap("gemm.launch", '"d_stride": _stride(p.d, -3)', '"d_stride": _stride(p.d, -2)', "heads of few rows"),
+    *_swap("gemm.launch", '"sfa_stride": _stride(p.sfa, -3)', '"sfa_stride": _stride(p.sfa, -2)', "heads of few rows"),
+    *_swap("gemm.launch", '"sfb_stride": _stride(p.sfb, -3)', '"sfb_stride": _stride(p.sfb, -2)', HEADS, *ROWS),
+    *_swap("gemm.launch", '"count": p.groups', '"count": p.groups - 1', HEADS, *ROWS),
+    *_swap("gemm.launch", '"rows": p.m', '"rows": p.m - 1', "ids"),
+    *_swap("gemm.launch", '"alignment": p.alignment', '"alignment": 1', "ids", "ends"),
+    *_swap("gemm.launch", '"zeroes_padding": int(p.zero_padding)', '"zeroes_padding": 0', "ids", "ends"),
+    *_swap("gemm.launch", '"d_pitch": row_pitch(p.d)', '"d_pitch": row_pitch(p.a)', "ids", "ends"),
+    *_swap("gemm.launch", "math.inf if p.limit is None else p.limit", "1.0", SILU),
+    *_swap("gemm.launch", '"scales_pitch": _stride(p.scales, -1)', '"scales_pitch": p.m', SILU),
+    *_swap("gemm.launch", "p.planes if count is None", "1 if count is None", "heads of few rows"),
+    # Places of maps and addresses
     *_swap(
-        "gemm.skip.launch",
-        "part.stride(1) * 2, row_pitch(d) * 2",
-        "row_pitch(d) * 2, part.stride(1) * 2",
-        INTO_HEADS[0],
-    ),
-    *_swap("gemm.skip.launch", '"left": left, "mid": mid', '"left": mid, "mid": left', INTO_HEADS[1]),
-    *_swap("gemm.skip.launch", '"columns": p.heads.columns', '"columns": p.heads.columns_of_d', *INTO_HEADS),
-    *_swap("gemm.skip.launch", '"sfb_stride_n": p.sfb.stride(0)', '"sfb_stride_n": p.sfb.stride(1)', INTO_HEADS[0]),
-    *_swap("gemm.skip.launch", 'Place("map_right_d", D, before_right)', 'Place("map_right_d", D)', INTO_HEADS[0]),
-    *_swap(
-        "gemm.skip.launch",
-        '"multiplier": multiplier, "shift": shift',
-        '"multiplier": shift, "shift": shift',
-        *INTO_HEADS,
-    ),
-    # Decode
-    *_swap(
-        "gemm.kernel_decode",
-        '"sfa_stride_m": p.sfa.stride(-2)',
-        '"sfa_stride_m": p.sfa.stride(-1)',
+        "gemm.launch",
+        '[Place("map_a", A), Place("map_b", B), Place("sfa"',
+        '[Place("map_a", A), Place("map_b", A), Place("sfa"',
         DECODE,
-        "heads of few rows",
+    ),
+    *_swap("gemm.launch", 'Place("sfa", SFA)', 'Place("sfa", SFB)', DECODE),
+    *_swap("gemm.launch", 'Place("sfb", SFB), Place("d", D)]', 'Place("sfb", SFB), Place("d", C)]', DECODE),
+    *_swap(
+        "gemm.launch",
+        '"map_b": map_b}, [Place("map_a", A), Place("map_b", B)]',
+        '"map_b": map_b}, [Place("map_a", B), Place("map_b", B)]',
+        DENSE,
+    ),
+    *_swap("gemm.launch", "before), Place", "0), Place", *ROWS),
+    *_swap("gemm.launch", 'Place("map_sfa", SFA)', 'Place("map_sfa", SFB)', DENSE, HEADS, *DEPTHS),
+    *_swap("gemm.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', BY_ROW, "rows by row", "heads by row"),
+    *_swap(
+        "gemm.launch", '        places.append(Place("sfb", SFB))', '        places.append(Place("sfb", SFA))', DENSE
     ),
     *_swap(
-        "gemm.kernel_decode",
-        '"sfa_stride_k": p.sfa.stride(-1)',
-        '"sfa_stride_k": p.sfa.stride(-2)',
-        DECODE,
-        "heads of few rows",
+        "gemm.launch",
+        '        places.append(Place("map_d", D))\n\n\ndef',
+        '        places.append(Place("map_d", C))\n\n\ndef',
+        DENSE,
+        HEADS,
     ),
-    *_swap("gemm.kernel_decode", '"sfb_stride_n": p.sfb.stride(-2)', '"sfb_stride_n": p.sfb.stride(-1)', DECODE),
-    *_swap("gemm.kernel_decode", '"sfb_stride_k": p.sfb.stride(-1)', '"sfb_stride_k": p.sfb.stride(-2)', DECODE),
-    *_swap("gemm.kernel_decode", '"c_pitch": 0 if p.c is None else p.c.stride(-2)', '"c_pitch": p.n', DECODE),
-    *_swap("gemm.kernel_decode", '"d_pitch": p.d.stride(-2)', '"d_pitch": p.n + 8', DECODE),
-    *_swap("gemm.kernel_decode", "min(config.block_tokens, m) * config", "config.block_tokens * config", DECODE),
-    *_swap("gemm.kernel_decode", "config.slot_blocks + min", "1 + min", "decode of FP4"),
-    *_swap("gemm.kernel_decode", " sfa=SFA", " sfa=SFB", DECODE),
-    *_swap("gemm.kernel_decode", " d=D", " d=C", DECODE),
-    *_swap("gemm.kernel_decode", " map_b=B", " map_b=A", DECODE),
-    *_swap("gemm.kernel_decode", "sides_in_words(p.sfa, p.sfb)", "sides_in_words(p.sfb, p.sfa)", "fine, few rows"),
-    *_swap("gemm.kernel_decode", "ceil_div(k, of.columns)", "4 * sf.shape[-1]", "fine by row"),
-    # Rows
-    *_swap("gemm.rows.launch", "sides_in_words(p.sfa, p.sfb)", "sides_in_words(p.sfb, p.sfa)", "fine ids"),
-    *_swap("gemm.rows.launch", '"groups.sfb_stride": p.sfb.stride(0)', '"groups.sfb_stride": p.sfb.stride(1)', *ROWS),
-    *_swap("gemm.rows.launch", '"sfb_stride_n": p.sfb.stride(1)', '"sfb_stride_n": p.sfb.stride(2)', *ROWS),
-    *_swap("gemm.rows.launch", '"sfb_stride_k": p.sfb.stride(2)', '"sfb_stride_k": p.sfb.stride(1)', *ROWS),
-    *_swap("gemm.rows.launch", '"groups.count": p.num_groups', '"groups.count": 1', *ROWS),
-    *_swap("gemm.rows.launch", '"groups.rows": p.m', '"groups.rows": p.m - 1', "ids"),
-    *_swap("gemm.rows.launch", '"groups.alignment": p.alignment', '"groups.alignment": 1', "ids", "ends"),
     *_swap(
-        "gemm.rows.launch", '"groups.zeroes_padding": int(p.zero_padding)', '"groups.zeroes_padding": 0', "ids", "ends"
+        "gemm.launch",
+        'places, Place("d", D), Place("groups.layout" if has_rows else "c", C)',
+        'places, Place("d", C), Place("groups.layout" if has_rows else "c", C)',
+        SPLIT,
     ),
-    *_swap("gemm.rows.launch", "numbers_of(p, row_pitch(p.d))", "numbers_of(p, row_pitch(p.a))", "ids", "ends"),
-    *_swap("gemm.rows.launch", "config.box_rows_of_a * row_pitch(p.a)", "config.block_m // 2 * row_pitch(p.a)", *ROWS),
-    *_swap("gemm.rows.launch", "WGMMA_ROWS * row_pitch(p.d)", "WGMMA_ROWS * row_pitch(p.a)", *ROWS),
-    *_swap("gemm.rows.launch", 'Place("map_whole_d", D)', 'Place("map_whole_d", A)', "counts"),
-    *_swap("gemm.rows.launch", 'Place("d", D)', 'Place("d", A)', "ids", "ends"),
-    *_swap("gemm.rows.launch", 'Place("groups.layout", C)', 'Place("groups.layout", SFB)', *ROWS),
-    *_swap("gemm.rows.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', "rows by row"),
     *_swap(
-        "gemm.rows.launch", "(config.scale_parts, config.box_scale_rows)", "(1, config.box_scale_rows)", "rows by 64"
+        "gemm.launch",
+        'places, Place("d", D), Place("groups.layout" if has_rows else "c", C)',
+        'places, Place("d", D), Place("groups.layout" if has_rows else "c", A)',
+        DENSE,
+        *ROWS,
     ),
-    # Rows that are activated
-    *_swap("gemm.rows.silu_launch", "numbers_of(rows, row_pitch(p.d))", "numbers_of(rows, p.d.shape[1])", SILU),
+    *_swap("gemm.launch", "WGMMA_ROWS * row_pitch(p.d)", "WGMMA_ROWS * row_pitch(p.a)", *ROWS),
+    *_swap("gemm.launch", "config.box_rows_of_a * row_pitch(p.a)", "config.block_m // 2 * row_pitch(p.a)", *ROWS),
+    *_swap("gemm.launch", 'Place("map_whole_d", D)', 'Place("map_whole_d", A)', "counts"),
+    *_swap("gemm.plan_kinds", "ROW_WEIGHTS, SCALES = 6, 7", "ROW_WEIGHTS, SCALES = 7, 6", SILU),
     *_swap(
-        "gemm.rows.silu_launch", '"activation.scales_pitch": p.scales.stride(1)', '"activation.scales_pitch": m', SILU
-    ),
-    *_swap("gemm.rows.silu_launch", "math.inf if p.limit is None else p.limit", "1.0", SILU),
-    *_swap("gemm.rows.silu_launch", "ROW_WEIGHTS, SCALES = 6, 7", "ROW_WEIGHTS, SCALES = 7, 6", SILU),
-    *_swap(
-        "gemm.rows.silu_launch",
-        'Place("activation.row_weights", ROW_WEIGHTS), ',
-        'Place("activation.row_weights", SFB), ',
+        "gemm.launch",
+        'Place("activation.row_weights", ROW_WEIGHTS)',
+        'Place("activation.row_weights", SFB)',
         "activated rows without weights",
     ),
-    # Heads
+    # Maps
     *_swap(
-        "gemm.heads.launch",
-        '"c_pitch": 0 if p.c is None else p.c.stride(1),\n        "d_pitch"',
-        '"c_pitch": p.n,\n        "d_pitch"',
-        HEADS,
+        "gemm.launch", "scales_map(p.sfb, config.block_n", "scales_map(p.sfa, config.block_n", BY_ROW, "heads by row"
     ),
+    *_swap("gemm.launch", "config.box_rows_of_b // config.cluster_m", "config.box_rows_of_b // 2", DENSE),
     *_swap(
-        "gemm.heads.launch",
-        '"m": p.m,\n        "n": p.n,\n        "k": p.k,\n        "heads.sfb_stride"',
-        '"m": p.m,\n        "n": p.k,\n        "k": p.n,\n        "heads.sfb_stride"',
-        HEADS,
+        "gemm.launch",
+        "config.box_rows_of_sfa(p.m), config.scale_parts)",
+        "config.box_rows_of_sfa(p.m), 1)",
+        "rows by 64",
     ),
+    *_swap("gemm.config.decode", "min(self.block_tokens, m) * self", "self.block_tokens * self", DECODE),
+    *_swap("gemm.config.decode", "self.slot_blocks + min", "1 + min", "decode of FP4"),
+    # Into heads
     *_swap(
-        "gemm.heads.launch",
-        '"heads.sfb_stride": p.sfb.stride(0),\n        "heads.c_stride"',
-        '"heads.sfb_stride": p.sfb.stride(1),\n        "heads.c_stride"',
-        HEADS,
+        "gemm.launch",
+        "-(p.heads.left + p.heads.mid) * p.d.element_size()",
+        "-p.heads.left * p.d.element_size()",
+        INTO_HEADS[0],
     ),
+    *_swap("gemm.launch", "part_map(p.d, right, panel)", "part_map(p.d, left, panel)", INTO_HEADS[0]),
+    *_swap("gemm.maps", "part.stride(1) * 2, row_pitch(d) * 2", "row_pitch(d) * 2, part.stride(1) * 2", INTO_HEADS[0]),
     *_swap(
-        "gemm.heads.launch",
-        '"heads.c_stride": 0 if p.c is None else p.c.stride(0),\n        "heads.count"',
-        '"heads.c_stride": p.m,\n        "heads.count"',
-        HEADS,
+        "gemm.launch",
+        '"left": p.heads.left, "mid": p.heads.mid',
+        '"left": p.heads.mid, "mid": p.heads.left',
+        INTO_HEADS[1],
     ),
-    *_swap("gemm.heads.launch", '"heads.count": p.heads', '"heads.count": 1', HEADS),
-    *_swap("gemm.heads.launch", " map_sfa=SFA", " map_sfa=SFB", HEADS),
-    *_swap("gemm.heads.launch", " map_d=D", " map_d=C", HEADS),
-    *_swap("gemm.heads.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', "heads by row"),
-    *_swap("gemm.heads.launch", "p.sfb.mT, (1, config.block_n)", "p.sfa.mT, (1, config.block_n)", "heads by row"),
+    *_swap("gemm.launch", '"columns": p.heads.columns}', '"columns": p.heads.columns_of_d}', *INTO_HEADS),
+    *_swap("gemm.launch", 'Place("map_right_d", D, before)', 'Place("map_right_d", D)', INTO_HEADS[0]),
     *_swap(
-        "gemm.heads.launch",
-        '"heads.sfa_stride": p.sfa.stride(0)',
-        '"heads.sfa_stride": p.sfa.stride(1)',
-        "heads of few rows",
+        "gemm.launch", '"multiplier": multiplier, "shift": shift', '"multiplier": shift, "shift": shift', *INTO_HEADS
     ),
-    *_swap(
-        "gemm.heads.launch",
-        '"heads.sfb_stride": p.sfb.stride(0),\n            "heads.d',
-        '"heads.sfb_stride": 0,\n            "heads.d',
-        "heads of few rows",
-    ),
-    *_swap(
-        "gemm.heads.launch", '"heads.d_stride": p.d.stride(0)', '"heads.d_stride": p.d.stride(1)', "heads of few rows"
-    ),
-    *_swap("gemm.heads.launch", "p.c.stride(0),\n        }\n", "p.c.stride(1),\n        }\n", "heads of few rows"),
-    *_swap("gemm.kernel_decode", "products * grid(", "grid(", "heads of few rows"),
     # Depths
-    *_swap("gemm.depths.launch", '"c_pitch": 0 if p.c is None else p.c.stride(1)', '"c_pitch": p.n', DEPTHS[0]),
-    *_swap(
-        "gemm.depths.launch",
-        '"groups.c_stride": 0 if p.c is None else p.c.stride(0)',
-        '"groups.c_stride": p.n',
-        DEPTHS[0],
-    ),
-    *_swap("gemm.depths.launch", '"groups.count": p.num_groups', '"groups.count": p.num_groups - 1', *DEPTHS),
-    *_swap("gemm.depths.launch", '"sum_k": p.a.numel() // p.m', '"sum_k": p.a.numel() // p.m - 16', *DEPTHS),
-    *_swap("gemm.depths.launch", '"num_k_blocks": p.sfa.shape[1]', '"num_k_blocks": p.sfa.shape[1] - 1', *DEPTHS),
-    *_swap("gemm.depths.launch", 'Place("a", A), Place("b", B)', 'Place("a", B), Place("b", A)', *DEPTHS),
-    *_swap("gemm.depths.launch", 'Place("ks", KS)', 'Place("ks", A)', *DEPTHS),
-    *_swap("gemm.depths.launch", 'Place("groups.by_depth", ROOM)', 'Place("groups.by_depth", A)', *DEPTHS),
-    *_swap("gemm.depths.launch", 'Place("map_sfa", SFA)', 'Place("map_sfa", SFB)', *DEPTHS),
-    *_swap("gemm.depths.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', *DEPTHS),
-    *_swap("gemm.depths.launch", 'Place("map_d", D)', 'Place("map_d", A)', *DEPTHS),
-    *_swap("gemm.depths.launch", 'Place("c", C)', 'Place("c", D)', DEPTHS[0]),
-    *_swap("gemm.depths.launch", '("map_a", p.m, config', '("map_a", p.n, config', *DEPTHS),
+    *_swap("gemm.depths", '"sum_k": p.a.numel() // p.m', '"sum_k": p.a.numel() // p.m - 16', *DEPTHS),
+    *_swap("gemm.depths", '"num_k_blocks": p.sfa.shape[1]', '"num_k_blocks": p.sfa.shape[1] - 1', *DEPTHS),
+    *_swap("gemm.depths", 'Place("a", A), Place("b", B)', 'Place("a", B), Place("b", A)', *DEPTHS),
+    *_swap("gemm.depths", 'Place("ks", KS)', 'Place("ks", A)', *DEPTHS),
+    *_swap("gemm.depths", 'Place("groups.by_depth", ROOM)', 'Place("groups.by_depth", A)', *DEPTHS),
+    *_swap("gemm.depths", '("map_a", p.m, config', '("map_a", p.n, config', *DEPTHS),
     # Launches without a plan
     *_swap("core.kernel", "launcher.hold(None, params, grid)", "launcher.hold(None, params, 1)", CAST),
     # Casts of rows
-    *_swap("casts.cast_rows", '"x": p.x.data_ptr()', '"x": p.values.data_ptr()', CAST),
-    *_swap("casts.cast_rows", '"values": p.values.data_ptr()', '"values": scales.data_ptr()', CAST),
-    *_swap("casts.cast_rows", '"scales": scales.data_ptr()', '"scales": p.values.data_ptr()', CAST),
-    *_swap(
-        "casts.cast_rows", "sizes = p.ends if p.counts is None else p.counts", "sizes = p.ends", "cast of counted rows"
-    ),
-    *_swap("casts.cast_rows", "sizes = p.ends if p.counts is None else p.counts", "sizes = p.counts", ACTIVATED),
-    *_swap("casts.cast_rows", "0 if sizes is None else sizes.data_ptr()", "0", ACTIVATED),
-    *_swap("casts.cast_rows", "0 if p.row_weights is None else p.row_weights.data_ptr()", "0", ACTIVATED),
-    *_swap("casts.cast_rows", "0 if p.row_of is None else p.row_of.data_ptr()", "0", TO_ROUTES),
-    *_swap("casts.cast_rows", "p.x.stride(0) * p.x.element_size() if", "p.x.shape[1] * p.x.element_size() if", CAST),
-    *_swap("casts.cast_rows", "p.x.stride(0) * p.x.element_size() if", "p.x.stride(0) if", CAST),
-    *_swap("casts.cast_rows", '"values_pitch": p.values.stride(0)', '"values_pitch": p.x.stride(0)', CAST),
-    *_swap("casts.cast_rows", "scales.stride(-2) * SCALE_BYTES", "scales.stride(-1) * SCALE_BYTES", CAST),
-    *_swap("casts.cast_rows", "scales.stride(-1) * SCALE_BYTES", "scales.stride(-2) * SCALE_BYTES", CAST),
-    *_swap("casts.cast_rows", "scales.stride(-1) * SCALE_BYTES", "scales.stride(-1)", CAST),
-    *_swap("casts.cast_rows", "scales.stride(0) - scales.shape[1]", "scales.stride(0) - 0", "cast of counted rows"),
-    *_swap("casts.cast_rows", "further * SCALE_BYTES", "0", "cast of counted rows"),
+    *_swap("casts.config", "0 if x is None else x.data_ptr()", "0", CAST, BOTH),
+    *_swap("casts.config", "x.stride(dim) * x.element_size()", "x.stride(dim)", CAST, BOTH),
+    *_swap("casts.config", "getattr(problem, name)) for name in", "problem[0]) for name in", CAST, BOTH),
+    *_swap("casts.cast_rows", "self.ends if self.counts is None", "self.ends if True", "cast of counted rows"),
+    *_swap("casts.cast_rows", "self.ends if self.counts is None", "self.ends if False", ACTIVATED),
+    *_swap("casts.cast_rows", '"x_pitch": pitch(p.x, 0) if m', '"x_pitch": 2 * p.x.shape[1] if m', CAST),
+    *_swap("casts.cast_rows", '"values_pitch": pitch(p.values, 0)', '"values_pitch": pitch(p.x, 0)', CAST),
+    *_swap("casts.cast_rows", '"scales_stride_m": pitch(scales, -2)', '"scales_stride_m": pitch(scales, -1)', CAST),
+    *_swap("casts.cast_rows", '"scales_stride_k": pitch(scales, -1)', '"scales_stride_k": pitch(scales, -2)', CAST),
+    *_swap("casts.cast_rows", "pitch(scales, 0) - scales.shape[1]", "pitch(scales, 0) - 0", "cast of counted rows"),
+    *_swap("casts.cast_rows", '"scales_stride_g": further', '"scales_stride_g": 0', "cast of counted rows"),
     *_swap("casts.cast_rows", '"m": m', '"m": m - 1', CAST),
     *_swap("casts.cast_rows", '"k": k', '"k": k - 8', CAST),
     *_swap("casts.cast_rows", "(1 << 32) // ceil_div(k, block)", "(1 << 32) // (k // block)", CAST),
     *_swap("casts.cast_rows", "block), (1 << 32) - 1)", "block), 1 << 32)", ACTIVATED),
     *_swap(
         "casts.cast_rows",
-        "0 if sizes is None else sizes.numel()",
-        "0 if sizes is None else sizes.numel() - 1",
+        "0 if p.sizes is None else p.sizes.numel()",
+        "0 if p.sizes is None else p.sizes.numel() - 1",
         ACTIVATED,
     ),
     *_swap("casts.cast_rows", '"alignment": p.alignment', '"alignment": 1', ACTIVATED),
     *_swap("casts.cast_rows", "p.row_of.shape[1]", "p.row_of.shape[0]", TO_ROUTES),
-    *_swap("casts.cast_rows", '"min_amax": p.min_amax', '"min_amax": 0', CAST),
+    *_swap("casts.cast_rows", '"min_amax": p.to.min_amax', '"min_amax": 0', CAST),
     *_swap("casts.cast_rows", "math.inf if gating.limit is None else gating.limit", "math.inf", ACTIVATED),
     *_swap("casts.cast_rows", "gating != Gating() or has_weights", "gating != Gating()", "activation with weights"),
     *_swap(
@@ -555,7 +502,7 @@ MUTATIONS = [
     *_swap("casts.cast_rows", '"alpha_reciprocal": 1 / gating.alpha', '"alpha_reciprocal": 1.0', BOUNDED),
     *_swap("casts.cast_rows", "1 / gating.beta if gating.beta else 0.0", "0.04 / 2", BOUNDED),
     *_swap("casts.cast_rows", "        return 2\n", "        return 1\n", BOUNDED),
-    *_swap("casts.cast_rows", '"rounds_up": int(p.rounds_up)', '"rounds_up": 0', CAST),
+    *_swap("casts.cast_rows", '"rounds_up": int(p.to.use_ue8m0)', '"rounds_up": 0', CAST),
     *_swap("casts.cast_rows", "activates=p.gating is not None", "activates=False", "activation with weights"),
     *_swap("casts.cast_rows", "return Groups.COUNTS", "return Groups.NONE", "cast of counted rows"),
     *_swap("casts.cast_rows", "Groups.ENDS if has_gaps", "Groups.NONE if has_gaps", ACTIVATED),
@@ -563,27 +510,17 @@ MUTATIONS = [
     *_swap("casts.cast_rows", "x.stride(0) % elements == 0", "True", "cast of odd rows"),
     *_swap("casts.cast_rows", "values.shape[1] % stored == 0", "True", "cast of odd columns"),
     # Casts of tiles
-    *_swap(
-        "casts.cast_tiles", '"values": 0 if values is None else values.data_ptr()', '"values": p.x.data_ptr()', BOTH
-    ),
-    *_swap(
-        "casts.cast_tiles", '"columns": 0 if columns is None else columns.data_ptr()', '"columns": p.x.data_ptr()', BOTH
-    ),
-    *_swap(
-        "casts.cast_tiles", '"scales": 0 if scales is None else scales.data_ptr()', '"scales": p.x.data_ptr()', BOTH
-    ),
-    *_swap("casts.cast_tiles", "0 if of_columns is None else of_columns.data_ptr()", "0", "cast of columns"),
-    *_swap("casts.cast_tiles", '"x_pitch": p.x.stride(0)', '"x_pitch": k', BOTH),
-    *_swap("casts.cast_tiles", "0 if values is None else values.stride(0)", "k", BOTH),
-    *_swap("casts.cast_tiles", "0 if columns is None else columns.stride(-2)", "m", BOTH),
-    *_swap("casts.cast_tiles", "0 if scales is None else scales.stride(0)", "scales.stride(1)", BOTH),
-    *_swap("casts.cast_tiles", "0 if scales is None else scales.stride(1)", "scales.stride(0)", BOTH),
-    *_swap("casts.cast_tiles", "0 if of_columns is None else of_columns.stride(1)", "of_columns.stride(0)", BOTH),
-    *_swap("casts.cast_tiles", "0 if of_columns is None else of_columns.stride(0)", "of_columns.stride(1)", BOTH),
-    *_swap("casts.cast_tiles", '"m": m if columns is None else columns.shape[-1]', '"m": m - 16', BOTH),
+    *_swap("casts.cast_tiles", '"x_pitch": pitch(p.x, 0)', '"x_pitch": k', BOTH),
+    *_swap("casts.cast_tiles", "pitch(p.values, 0)", "k", BOTH),
+    *_swap("casts.cast_tiles", "pitch(p.columns, -2)", "m", BOTH),
+    *_swap("casts.cast_tiles", "pitch(p.scales, 0)", "pitch(p.scales, 1) * 2", BOTH),
+    *_swap("casts.cast_tiles", "pitch(p.scales, 1)", "pitch(p.scales, 0) + 4", BOTH),
+    *_swap("casts.cast_tiles", "pitch(p.column_scales, 1)", "pitch(p.column_scales, 0) + 4", BOTH),
+    *_swap("casts.cast_tiles", "pitch(p.column_scales, 0)", "pitch(p.column_scales, 1) * 2", BOTH),
+    *_swap("casts.cast_tiles", '"m": m if p.columns is None else p.columns.shape[-1]', '"m": m - 16', BOTH),
     *_swap("casts.cast_tiles", '"k": k', '"k": k - 8', BOTH),
-    *_swap("casts.cast_tiles", '"min_amax": p.min_amax', '"min_amax": 0', BOTH),
-    *_swap("casts.cast_tiles", '"rounds_up": int(p.rounds_up)', '"rounds_up": 0', BOTH),
+    *_swap("casts.cast_tiles", '"min_amax": p.to.min_amax', '"min_amax": 0', BOTH),
+    *_swap("casts.cast_tiles", '"rounds_up": int(p.to.use_ue8m0)', '"rounds_up": 0', BOTH),
     *_swap("casts.cast_tiles", "columns.stride(-2), columns.shape[-1])", "columns.stride(-2))", "cast of columns"),
     # Rows of experts
     *_swap("moe.route_rows", '"counts": p.counts.data_ptr()', '"counts": p.ends.data_ptr()', ROUTES),
@@ -623,7 +560,7 @@ MUTATIONS = [
     *_swap("linear.check", "return found[-1]", "return found[0]", LAYERS),
     *_swap("linear.check", "k > found[-1].columns", "k > SCALE_BLOCK", LAYERS),
     *_swap("linear.check", "of_word > 1 and", "of_word > 4 and", LAYERS),
-    *_swap("linear.api", "gran_k=p.operands[1].columns, ", "", LAYERS),
+    *_swap("linear.api", "Target(*p.operands[1], mn_major=True)", "Target(mn_major=True)", LAYERS),
     *_swap(
         "linear.api",
         "a, p.w, d, c, p.operands)\n        return None",
@@ -633,7 +570,7 @@ MUTATIONS = [
     *_swap("moe.api", "p.x, rows, of_x.columns", "p.x, rows, of_middle.columns", LAYERS),
     *_swap("moe.api", "recipes_for(p.first), of_middle,", "recipes_for(p.first), of_x,", LAYERS),
     *_swap("moe.api", "rows, recipes_for(p.second),", "rows, recipes_for(p.first),", LAYERS),
-    *_swap("gemm.output", "(None, *operands[1:])", "(None, PER_ROW, operands[2])", LAYERS),
+    *_swap("gemm.kinds.output", "(None, *operands[1:])", "(None, PER_ROW, operands[2])", LAYERS),
     # Scales
     *_swap("casts.lay_scales", '"sf": sf.data_ptr()', '"sf": out.data_ptr()', SCALES),
     *_swap("casts.lay_scales", '"out": out.data_ptr()', '"out": sf.data_ptr()', SCALES),

@@ -24,7 +24,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.gemm.rows import api as grouped
+from deep_gemm.gemm.api import grouped
 
 M, N, K, GROUPS = 40, 208, 336, 3
 FP8_NAN = 0x7F

@@ -15,9 +15,8 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.gemm.dense import api as dense
-from deep_gemm.gemm.depths import launch as depths
-from deep_gemm.gemm.rows import api as grouped
+from deep_gemm.gemm import depths
+from deep_gemm.gemm.api import dense, grouped
 
 PACKAGE = Path(deep_gemm.__file__).parent
 

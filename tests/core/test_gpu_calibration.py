@@ -9,11 +9,11 @@ import torch
 from helpers import random_fp8, random_scales
 from torch import Tensor
 
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.dense.check import dense_problem
-from deep_gemm.gemm.output import Output
-from lab.sim import dense as sim
+from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kinds.output import Output
+from lab.sim import product as simulated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.host_compiler]
 
@@ -49,7 +49,7 @@ def test_simulator_and_gpu_give_the_same_bits(kind: str, tile: tuple[int, int], 
     sfa, sfb = random_scales((m, 4), g), random_scales((2, 4), g)
     d = torch.full((m, n), float("nan"), dtype=torch.float32 if output.is_fp32 else torch.bfloat16)
     p = dense_problem((a, sfa), (b, sfb), d, None)
-    simulated = sim.run(sim.compile_config(config), config, p, seed=1, truncate=True).d
+    by_simulator = simulated.run(simulated.compile_config(config), config, p, seed=1, truncate=True).d
     on_gpu = dense_problem((a.cuda(), sfa.cuda()), (b.cuda(), sfb.cuda()), d.cuda(), None)
     dense.run(on_gpu, config)
-    assert torch.equal(on_gpu.d.cpu(), simulated)
+    assert torch.equal(on_gpu.d.cpu(), by_simulator)

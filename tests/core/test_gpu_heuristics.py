@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from deep_gemm.core.gpu import gpu_of
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME
+from deep_gemm.gemm.choose.tiles import OUTPUTS_BY_NAME
+from deep_gemm.gemm.kinds.output import Output
 from lab.bench import tune
 from lab.bench.cases import Case, random_shapes
 from lab.bench.timing import L2Flush
@@ -46,7 +45,7 @@ def test_the_chosen_configuration_is_within_15_percent_of_the_best_and_takes_wha
 def test_products_of_every_output_are_tuned(output: Output) -> None:
     shape, gpu = (1000, 1024, 4096), gpu_of(torch.cuda.current_device())
     contest = tune.Contest.of(Case("dense", shape), output, gpu)
-    assert dense.output_of(tune.random_problem(shape, output)) == output
+    assert tune.random_problem(shape, output).output == output
     judgement = tune.judge(contest, L2Flush())
     assert len(judgement.rivals) == min(tune.FINALISTS, len(contest.entrants) - 1) > 0
     costs = {entrant.config.name: entrant.cost_us for entrant in contest.entrants}

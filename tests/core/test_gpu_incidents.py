@@ -11,7 +11,7 @@ import torch
 import deep_gemm
 from deep_gemm import calc_diff
 from deep_gemm.core.gpu import gpu_of
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.kinds.output import Output
 from lab.bench import tune
 from lab.bench.cases import Case
 from lab.bench.timing import L2Flush

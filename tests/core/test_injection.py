@@ -16,10 +16,10 @@ from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.kernels import KERNELS as ALL_KERNELS
 
 EVIL = '1; }\n#include "/etc/passwd"\n// '
-OF_PRODUCTS = {(config.groups, config.activates): config for config in fp8_gemm.KERNEL.configs()}
+OF_PRODUCTS = {(config.work, config.epilogue.activates): config for config in fp8_gemm.FP8_GEMM.configs()}
 KERNELS: dict[str, tuple[Callable[[Any], dict[str, str]], Any]] = {
     **{kernel.name: (kernel.headers, kernel.configs()[0]) for kernel in ALL_KERNELS if kernel.name != "k_group_maps"},
-    **{f"fp8_gemm {config.name}": (fp8_gemm.KERNEL.headers, config) for config in OF_PRODUCTS.values()},
+    **{f"fp8_gemm {config.name}": (fp8_gemm.FP8_GEMM.headers, config) for config in OF_PRODUCTS.values()},
 }
 
 
@@ -85,7 +85,7 @@ def test_no_field_of_a_configuration_becomes_code(kernel: str) -> None:
     ],
 )
 def test_a_header_of_anything_else_is_refused(line: str) -> None:
-    sound = fp8_gemm.KERNEL.headers(KERNELS["fp8_gemm"][1])["config.cuh"]
+    sound = fp8_gemm.FP8_GEMM.headers(KERNELS["fp8_gemm"][1])["config.cuh"]
     assert generated(sound) == sound
     with pytest.raises(ValueError, match=r"^config: expected numbers, switches and names of sources in config\.cuh"):
         generated(f"{sound}{line}\n")

@@ -23,13 +23,11 @@ from deep_gemm.core.jit.compiler import Job, compile_cubin, compiler_version
 from deep_gemm.core.jit.cubin import Instruction, read_kernels
 from deep_gemm.core.jit.interleave import COMPILERS_THAT_INTERLEAVE, VERSION, helps, interleave, pairs
 from deep_gemm.core.settings import settings
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
-from deep_gemm.gemm.kernel_decode import kernel_of
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE, kernel_of
+from deep_gemm.gemm.kinds.output import Output
 
 YIELD_AND_REUSE = 1 << 45 | 0xF << 58
 PLAIN = tile_config(64, 128, Output())

@@ -28,8 +28,8 @@ from deep_gemm.core.gpu import H200
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.hyper import api as hyper
 from deep_gemm.hyper import choose
+from deep_gemm.indexer import api as logits_api
 from deep_gemm.indexer import kernel as logits_kernel
-from deep_gemm.indexer import paged, paged_kernel, prefill
 from deep_gemm.linear import api as linear_api
 from deep_gemm.linear import backward
 from deep_gemm.linear import kernel as linear_kernel
@@ -106,7 +106,7 @@ SCALES: dict[str, Callable[[], Tensor]] = {
 """Scales of an FP8 weight `[256, 256]`."""
 CASES = {
     "logits": Case(
-        prefill.LOGITS,
+        logits_api.LOGITS,
         logits,
         lambda: {
             "q": fp8(6, 32, 64),
@@ -119,7 +119,7 @@ CASES = {
         alignments={"q": 16, "kv": 16, "sfkv": 16, "cu_seq_len_k_end": 4},
     ),
     "paged logits": Case(
-        paged.LOGITS,
+        logits_api.PAGED_LOGITS,
         paged_logits,
         lambda: {
             "q": fp8(3, 1, 32, 64),
@@ -132,7 +132,7 @@ CASES = {
         alignments={"q": 16, "kv_cache": 16, "context_lens": 4, "schedule_meta": 8},
     ),
     "schedule": Case(
-        paged.SCHEDULE,
+        logits_api.SCHEDULE,
         lambda context_lens: deep_gemm.get_paged_mqa_logits_metadata(context_lens, 64, 132),
         lambda: {"context_lens": ints(3, 1)},
         alignments={"context_lens": 4},
@@ -291,7 +291,7 @@ CASES = {
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
     fake = install(monkeypatch)
-    for module in (logits_kernel, paged_kernel, choose, linear_kernel, cast_rows, gather_weighted):
+    for module in (logits_kernel, choose, linear_kernel, cast_rows, gather_weighted):
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     for module in (linear_kernel, by_kernels, routing):
         monkeypatch.setattr(module, "is_hopper", lambda _: True)

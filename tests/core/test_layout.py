@@ -26,11 +26,11 @@ from deep_gemm.core.check.layout import (
     is_mn_major_tma_aligned,
 )
 from deep_gemm.core.check.ue8m0 import words_of
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.dense.check import dense_problem
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kinds.output import Output
 
 PER_ROW, PER_BLOCK = (1, 128, 128), (128, 128)
 
@@ -117,10 +117,10 @@ def test_one_column_is_never_copied_because_it_has_no_pitch(shape: tuple[int, ..
 def test_tma_takes_one_column_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.zeros(5, 128).to(torch.float8_e4m3fn), torch.zeros(256, 128).to(torch.float8_e4m3fn)
     p = dense_problem((a, scales(5, 1)), (b, scales(2, 1)), None, None)
-    config, output = tile_config(64, 64, Output()), Output()
+    config = tile_config(64, 64, Output())
     install(monkeypatch)
     launcher = FP8_GEMM.launcher(config, -1, False)
-    maps = dense.plan_of(p, output, config, 132, launcher).maps
+    maps = dense.plan_of(p, config, 132, launcher).maps
     assert [tensor_map.why_illegal() for tensor_map in maps.values()] == [None] * 4
 
 

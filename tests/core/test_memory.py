@@ -53,7 +53,7 @@ def cached_functions() -> dict[str, Any]:
 def test_a_cache_whose_keys_are_sizes_or_addresses_is_bounded() -> None:
     functions = cached_functions()
     assert len(functions) > 30
-    assert "deep_gemm.gemm.dense.choose.menu_of" in functions
+    assert "deep_gemm.gemm.choose.fp8.menu_of" in functions
     unbounded = {name for name, function in functions.items() if function.cache_parameters()["maxsize"] is None}
     by_size = {name for name in unbounded if SIZES & set(inspect.signature(functions[name]).parameters)}
     assert by_size == set()

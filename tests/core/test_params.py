@@ -10,12 +10,13 @@ import pytest
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.jit.compiler import CompileError, compile_cubin
 from deep_gemm.core.params import Field, Kind, Params
+from deep_gemm.gemm import k_group_maps
 from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.config_decode import decode_config
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.depths import maps_kernel as k_group_maps
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm import kernel as fp8_gemm_decode
+from deep_gemm.gemm.config.decode import decode_config
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 
 SMALL = Params(
     "Small",
@@ -79,10 +80,10 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 KERNELS: dict[str, tuple[Any, Any]] = {
-    "dense": (fp8_gemm.KERNEL, tile_config(64, 64, Output())),
-    "rows": (fp8_gemm.KERNEL, tile_config(64, 64, Output(groups=Groups.IDS))),
-    "depths": (fp8_gemm.KERNEL, tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.DEPTHS), k=128)),
-    "decode": (fp8_gemm_decode.KERNEL, decode_config(8, 1, 1, 2)),
+    "dense": (fp8_gemm.FP8_GEMM, tile_config(64, 64, Output())),
+    "rows": (fp8_gemm.FP8_GEMM, tile_config(64, 64, Output(work=works.IDS))),
+    "depths": (fp8_gemm.FP8_GEMM, tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW, work=works.DEPTHS), k=128)),
+    "decode": (fp8_gemm_decode.FP8_GEMM_DECODE, decode_config(8, 1, 1, 2)),
 }
 
 

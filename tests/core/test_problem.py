@@ -15,9 +15,9 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.core.check.layout import RECIPES, RECIPES_OF_B, either
-from deep_gemm.gemm.dense import api as dense_products
-from deep_gemm.gemm.rows import api as grouped_products
-from deep_gemm.gemm.rows.check import contiguous_problem
+from deep_gemm.gemm.api import dense as dense_products
+from deep_gemm.gemm.api import grouped as grouped_products
+from deep_gemm.gemm.ask.rows import contiguous_problem
 
 M, N, K, GROUPS = 5, 256, 272, 2
 N_BLOCKS, K_BLOCKS = 2, 3

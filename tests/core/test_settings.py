@@ -238,7 +238,6 @@ def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field_and_b
 def test_a_path_may_begin_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     for given, path in (("~/x", Path("/home/somebody/x")), ("x~/~y", Path("x~/~y"))):
-        assert read_settings({"DG_TUNED_TABLE": given}).tuned_table == path
         for variable in ("DG_JIT_CACHE_DIR", "DG_CACHE_DIR"):
             assert read_settings({variable: given}).jit_cache_dirs == (path,)
             assert read_settings({variable: f":/a:{given}::/a"}).jit_cache_dirs == (Path("/a"), path)
@@ -259,8 +258,20 @@ def test_the_caches_limit_is_a_positive_number() -> None:
 
 
 def test_a_home_that_is_not_known_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^DG_TUNED_TABLE: expected a path, got '~no such user/x', whose home"):
-        read_settings({"DG_TUNED_TABLE": "~no such user/x"})
+    with pytest.raises(ValueError, match=r"^DG_JIT_CACHE_DIR: expected a path, got '~no such user/x', whose home"):
+        read_settings({"DG_JIT_CACHE_DIR": "~no such user/x"})
+
+
+def test_a_table_of_tuned_tiles_is_ignored_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DG_TUNED_TABLE", "/no/table")
+    settings.cache_clear()
+    with pytest.warns(RuntimeWarning) as caught:
+        settings()
+        settings()
+    settings.cache_clear()
+    assert [str(each.message) for each in caught] == [
+        "DG_TUNED_TABLE is ignored: tables of tuned tiles are read no more, and the cost model chooses"
+    ]
 
 
 def test_settings_cannot_be_changed_and_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

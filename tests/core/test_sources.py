@@ -7,16 +7,14 @@ import re
 import pytest
 
 from deep_gemm.core.sources import cuda_sources
-from deep_gemm.gemm.bf16.choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.dense.choose import reachable
-from deep_gemm.gemm.depths.choose import reachable_k_grouped
-from deep_gemm.gemm.depths.maps_kernel import KERNEL as K_GROUP_MAPS
-from deep_gemm.gemm.heads import choose as heads
-from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
-from deep_gemm.gemm.output import OPERANDS_BY_ROW
-from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
+from deep_gemm.gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.k_group_maps import KERNEL as K_GROUP_MAPS
+from deep_gemm.gemm.kernel import FP8_GEMM_DECODE
+from deep_gemm.gemm.kinds.output import OPERANDS_BY_ROW
 from deep_gemm.kernels import KERNELS, ORDINARY
+from lab.configs import reachable_dense as reachable
+from lab.configs import reachable_grouped, reachable_heads, reachable_k_grouped, reachable_silu
 
 SOURCES = cuda_sources()
 
@@ -37,7 +35,7 @@ def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
 
 
 def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
-    of_heads = (config for config in heads.reachable() if isinstance(config, GemmConfig))
+    of_heads = (config for config in reachable_heads() if isinstance(config, GemmConfig))
     every = (*reachable(), *reachable_grouped(), *reachable_silu(), *reachable_k_grouped(), *of_heads)
     names = {config.kernel_name: config for config in every}
     assert set(names) == {

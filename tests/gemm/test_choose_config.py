@@ -14,10 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plai
 
 from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, Scales
 from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import MATH_WARPGROUPS, tile_config
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.config.of_tile import MATH_WARPGROUPS, tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kinds import epilogues, works
+from deep_gemm.gemm.kinds.output import Output
 
 LEGAL = GemmConfig(128, 128, num_stages=4)
 OUTPUTS = [Output(), Output(with_c=True), Output(is_fp32=True), Output(is_fp32=True, adds_to_d=True)]
@@ -45,7 +46,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ("needs panel rows of 256 bytes for FP32 alone, and not for grouped rows", {"panel_columns": 128}),
     (
         "needs panel rows of 256 bytes for FP32 alone, and not for grouped rows",
-        {"is_fp32": True, "groups": Groups.COUNTS},
+        {"is_fp32": True, "work": works.COUNTS},
     ),
     ("needs panels that fill a tile", {"block_n": 96}),
     ("needs panels that fill a tile", {"panels_per_store": 3}),
@@ -63,7 +64,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     (
         "needs panels that fill half a tile",
         {
-            "groups": Groups.COUNTS,
+            "work": works.COUNTS,
             "block_m": 256,
             "block_n": 96,
             "panel_columns": 32,
@@ -71,50 +72,45 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
             "num_stages": 3,
         },
     ),
-    ("needs k whole where there are heads", {"groups": Groups.HEADS, "cluster_k": 2}),
-    ("needs no clusters where rows are grouped", {"groups": Groups.IDS, "cluster_n": 2}),
-    ("needs only A shared where groups are along k", {"groups": Groups.DEPTHS, "cluster_m": 2}),
-    ("needs only A shared where groups are along k", {"groups": Groups.DEPTHS, "cluster_k": 2}),
-    ("needs no C where rows are grouped", {"groups": Groups.IDS, "with_c": True}),
-    ("needs scales of B for each row where groups are along k", {"groups": Groups.DEPTHS}),
+    ("needs k whole where there are heads", {"work": works.HEADS, "cluster_k": 2}),
+    ("needs no clusters where rows are grouped", {"work": works.IDS, "cluster_n": 2}),
+    ("needs only A shared where groups are along k", {"work": works.DEPTHS, "cluster_m": 2}),
+    ("needs only A shared where groups are along k", {"work": works.DEPTHS, "cluster_k": 2}),
+    ("needs no C where rows are grouped", {"work": works.IDS, "with_c": True}),
+    ("needs scales of B for each row where groups are along k", {"work": works.DEPTHS}),
     (
         "needs code for a tail where each group may have one",
-        {"groups": Groups.DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2},
+        {"work": works.DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2},
     ),
     (
         "needs a plain BF16 product without a split of k where columns of D are skipped",
-        {"skips_mid": True, "with_c": True},
-    ),
-    (
-        "needs rows that are activated, or go to addresses, not both",
-        {"groups": Groups.ENDS, "activates": True, "to_addresses": True},
+        {"epilogue": epilogues.TO_HEADS, "with_c": True},
     ),
     (
         "needs FP8 rows with ends, and scales of B by blocks, where they are activated",
-        {"activates": True},
+        {"epilogue": epilogues.SILU},
     ),
     (
         "needs BF16 rows with ends, and FP4 or scales of B by blocks, where each has an address",
-        {"groups": Groups.COUNTS, "to_addresses": True},
+        {"work": works.COUNTS, "epilogue": epilogues.TO_ADDRESSES},
     ),
     (
         "needs units of 128 columns, one or two, where rows are activated",
-        {"groups": Groups.ENDS, "activates": True, "unit_n": 64},
+        {"work": works.ENDS, "epilogue": epilogues.SILU, "unit_n": 64},
     ),
-    ("needs rows that are activated where they are fetched", {"fetches": True}),
-    ("needs rows that are activated where gate and up lie apart", {"gates_apart": True}),
+    ("needs rows that are activated where they are fetched", {"work": works.FETCHED}),
     (
         "needs tiles of 256 columns where gate and up lie apart",
-        {"groups": Groups.ENDS, "activates": True, "gates_apart": True, "unit_n": 128},
+        {"work": works.ENDS, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128},
     ),
     ("needs a scale of A for each 128, 64 or 32 columns", {"sfa": Scales(2, 128)}),
     (
         "needs no heads, depths or activation where scales are finer than 128 columns",
-        {"groups": Groups.HEADS, "sfa": PER_64},
+        {"work": works.HEADS, "sfa": PER_64},
     ),
     (
         "needs one box of A's scales if they are finer",
-        {"groups": Groups.IDS, "sfa": PER_64, "block_m": 256, "num_stages": 3},
+        {"work": works.IDS, "sfa": PER_64, "block_m": 256, "num_stages": 3},
     ),
     ("needs 128 columns where blocks of B are smaller", {"sfb": Scales(32, 32), "block_n": 64}),
     ("needs one k-block at a time where its parts may fold", {"sfb": Scales(64, 64), "run_k_blocks": 2}),
@@ -126,7 +122,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs 1 or 2 math warpgroups where B is converted",
         {"b": E2M1, "sfb": MX, "block_m": 192, "num_math_warpgroups": 3},
     ),
-    ("needs whole tiles where B is converted", {"b": E2M1, "sfb": MX, "groups": Groups.IDS, "unit_n": 64}),
+    ("needs whole tiles where B is converted", {"b": E2M1, "sfb": MX, "work": works.IDS, "unit_n": 64}),
     (
         "needs no shared operand where B is converted: other tiles may have other passes",
         {"b": E2M1, "sfb": MX, "cluster_m": 2},
@@ -142,7 +138,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ),
     (
         "needs one k-block and unit at a time where units are left out",
-        {"b": E2M1, "sfb": MX, "groups": Groups.COUNTS, "block_m": 256, "num_partials": 2, "num_stages": 3},
+        {"b": E2M1, "sfb": MX, "work": works.COUNTS, "block_m": 256, "num_partials": 2, "num_stages": 3},
     ),
     ("needs 1 or 2 sets of partial sums", {"num_partials": 3}),
     ("needs runs that fill 32 blocks of k", {"run_k_blocks": 3}),
@@ -227,7 +223,7 @@ def test_a_width_that_no_kernel_has_is_refused(block_n: int) -> None:
         ("128x112 fp32+d", tile_config(128, 112, Output(is_fp32=True, adds_to_d=True))),
         (
             "256x128/n2 1d1d fp32 run 1 by depths",
-            tile_config(256, 128, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.DEPTHS), cluster_n=2),
+            tile_config(256, 128, Output(is_fp32=True, sfb=PER_ROW, work=works.DEPTHS), cluster_n=2),
         ),
     ],
 )
@@ -244,7 +240,7 @@ def test_tiles_twice_as_wide_as_high_have_a_higher_raster(tile: tuple[int, ...],
 
 
 def test_grouped_rows_are_loaded_64_at_a_time() -> None:
-    counts, depths = Output(groups=Groups.COUNTS), Output(is_fp32=True, sfb=PER_ROW, groups=Groups.DEPTHS)
+    counts, depths = Output(work=works.COUNTS), Output(is_fp32=True, sfb=PER_ROW, work=works.DEPTHS)
     assert tile_config(128, 192, counts).box_rows_of_a == 64
     assert tile_config(256, 128, counts).box_rows_of_a == 64
     assert tile_config(192, 128, depths).box_rows_of_a == 192
@@ -254,19 +250,19 @@ def test_grouped_rows_are_loaded_64_at_a_time() -> None:
 
 
 def test_tiles_whose_halves_are_units_are_cut_where_rows_are_grouped() -> None:
-    for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS):
-        assert tile_config(128, 256, Output(groups=groups)).cuts_last_tiles
-        assert not tile_config(128, 160, Output(groups=groups)).cuts_last_tiles
+    for groups in (works.IDS, works.ENDS, works.COUNTS):
+        assert tile_config(128, 256, Output(work=groups)).cuts_last_tiles
+        assert not tile_config(128, 160, Output(work=groups)).cuts_last_tiles
     assert not tile_config(128, 256, Output()).cuts_last_tiles
-    assert not tile_config(256, 128, Output(groups=Groups.COUNTS)).cuts_last_tiles
+    assert not tile_config(256, 128, Output(work=works.COUNTS)).cuts_last_tiles
 
 
 def test_registers_move_to_those_who_need_them() -> None:
     assert tile_config(256, 128, Output()).registers == (40, 232)
     assert tile_config(256, 128, Output(sfb=PER_ROW)).registers == (24, 240)
-    assert tile_config(128, 256, Output(groups=Groups.IDS)).registers == (56, 224)
-    assert tile_config(128, 96, Output(sfb=PER_ROW, groups=Groups.IDS)).registers == (56, 224)
-    assert tile_config(128, 96, Output(sfb=PER_ROW, groups=Groups.ENDS)).registers == (40, 232)
+    assert tile_config(128, 256, Output(work=works.IDS)).registers == (56, 224)
+    assert tile_config(128, 96, Output(sfb=PER_ROW, work=works.IDS)).registers == (56, 224)
+    assert tile_config(128, 96, Output(sfb=PER_ROW, work=works.ENDS)).registers == (40, 232)
 
 
 if __name__ == "__main__":

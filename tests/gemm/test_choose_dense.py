@@ -8,7 +8,6 @@ import os
 import pstats
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +20,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plai
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import GPUS, H20, H200, Gpu
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.cost import on_weight
-from deep_gemm.gemm.dense import choose as heuristics
-from deep_gemm.gemm.dense.choose import BANDS, cheapest_tile, menu_of, reachable, reachable_decode, select
+from deep_gemm.gemm.choose.cost import BANDS, on_weight
+from deep_gemm.gemm.choose.fp8 import chosen_tile, menu_of
+from deep_gemm.gemm.choose.fp8 import select_dense as select
+from deep_gemm.gemm.choose.tiles import tiles_for
+from deep_gemm.gemm.choose.timings import timings_of
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.explain import candidates
-from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.tiles import tiles_for
-from deep_gemm.gemm.timings import timings_of
+from deep_gemm.gemm.kinds.output import Output, Sizes
+from lab.configs import reachable_decode
+from lab.configs import reachable_dense as reachable
 
 OUTPUTS = [
     Output(),
@@ -48,14 +49,6 @@ rows = st.one_of(st.integers(1, 8192), st.sampled_from([1, 63, 64, 65, 127, 128,
 columns = st.integers(1, 8192).map(lambda i: 4 * i)
 depths = st.integers(1, 1024).map(lambda i: 16 * i)
 gpus = st.builds(lambda gpu, num_sms: replace(gpu, num_sms=num_sms), st.sampled_from(GPUS), st.integers(2, 132))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_tables() -> Iterator[None]:
-    """What is tested here is the choice by cost; tables are test_choose_table's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heuristics, "tuned_tiles", dict)
-        yield
 
 
 @settings(max_examples=300)
@@ -93,8 +86,8 @@ def test_some_of_the_sms_are_given_a_kernel_whose_grid_follows(m: int, n: int, k
 
 def test_another_process_with_other_hashes_chooses_the_same() -> None:
     code = (
-        "from deep_gemm.gemm.output import Output; from deep_gemm.core.gpu import H200;"
-        "from deep_gemm.gemm.dense.choose import select;"
+        "from deep_gemm.gemm.kinds.output import Output; from deep_gemm.core.gpu import H200;"
+        "from deep_gemm.gemm.choose import select_dense as select;"
         "print(*(select(m, n, k, Output(with_c=with_c), H200).name for with_c in (False, True)"
         " for n, k in ((2112, 7168), (576, 7168), (7168, 2048)) for m in (1, 17, 64, 200, 777, 4096)), sep=';')"
     )
@@ -188,7 +181,7 @@ def test_the_choice_has_the_lowest_cost_on_its_menu(m: int, n: int, k: int, outp
     end = min((end for end in BANDS if end >= m), default=BANDS[-1])
     on_menu = {offer.tile for offer in menu_of(n, k, output, H200).offers}
     costs = {one.tile: one.cost_us for one in candidates(end, n, k, output, H200) if one.tile in on_menu}
-    assert costs[cheapest_tile(m, n, k, output, H200)] == min(costs.values())
+    assert costs[chosen_tile(Sizes(m, n, k), output, H200)] == min(costs.values())
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)

@@ -18,13 +18,20 @@ from deep_gemm import (
 )
 from deep_gemm.core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import H200
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense import choose as heuristics
-from deep_gemm.gemm.dense.choose import reachable, reachable_decode, select
-from deep_gemm.gemm.depths.choose import reachable_k_grouped, select_k_grouped
-from deep_gemm.gemm.heads import choose as heads
-from deep_gemm.gemm.output import FP4_OPERANDS, Groups, Output
-from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_grouped_decode, select_grouped
+from deep_gemm.gemm.choose import fp8 as heuristics
+from deep_gemm.gemm.choose.fp8 import select
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.explain import GROUPS
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import FP4_OPERANDS, Output, Sizes
+from lab.configs import (
+    reachable_decode,
+    reachable_grouped,
+    reachable_grouped_decode,
+    reachable_heads,
+    reachable_k_grouped,
+)
+from lab.configs import reachable_dense as reachable
 
 BY_ROW = (1, 1, 128)
 QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
@@ -49,11 +56,6 @@ QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heuristics, "tuned_tiles", dict)
-
-
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     sizes, more = QUESTIONS[name]
@@ -64,7 +66,7 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
     assert max(map(len, lines)) <= 80
     assert chosen("\n".join(lines)) in {each.tile.name for each in (found[:1] if "counts" in name else found)}
     known = {*reachable(), *reachable_decode(), *reachable_decode(FP4_OPERANDS), *reachable_k_grouped()}
-    known |= {*heads.reachable(), *reachable_grouped(), *reachable_grouped_decode()}
+    known |= {*reachable_heads(), *reachable_grouped(), *reachable_grouped_decode()}
     assert {candidate.config for candidate in found} <= known
 
 
@@ -92,12 +94,12 @@ def test_what_is_chosen_is_what_a_dense_product_runs(
 ) -> None:
     sizes, more = QUESTIONS[name]
     explain(*sizes, **more, gpu="H200")
-    assert select(*sizes, output, H200).name == f"{chosen(capsys.readouterr().out)} {_tail(output, sizes)}"
+    assert select(Sizes(*sizes), output, H200).name == f"{chosen(capsys.readouterr().out)} {_tail(output, sizes)}"
 
 
 def _tail(output: Output, sizes: tuple[int, int, int]) -> str:
     """What follows the tile in the name of the configuration that is chosen."""
-    return select(*sizes, output, H200).name.partition("/SM " if sizes[0] < 8 else " ")[2]
+    return select(Sizes(*sizes), output, H200).name.partition("/SM " if sizes[0] < 8 else " ")[2]
 
 
 @pytest.mark.parametrize("name", ["ids", "ends", "counts", "counts, 1d1d", "fp4, ids", "fp4, counts"])
@@ -109,10 +111,10 @@ def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.Captu
         is_fp32=by_row or "d_dtype" in more,
         b=E2M1 if "fp4" in more else E4M3,
         sfb=PER_ROW if by_row else MX if "fp4" in more else PER_BLOCK,
-        groups=Groups[more["groups"].upper()],
+        work=GROUPS[more["groups"]],
     )
     rows = m if more["groups"] == "counts" else m / 32
-    config = select_grouped(32, rows, n, k, output, H200)
+    config = select(Sizes(rows, n, k, 32), output, H200)
     tile = (
         f"{config.block_n}x{config.block_tokens} 4/SM"
         if isinstance(config, DecodeConfig)
@@ -123,8 +125,8 @@ def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.Captu
 
 def test_what_is_chosen_is_what_groups_along_k_run(capsys: pytest.CaptureFixture[str]) -> None:
     explain(7168, 2048, 4096, groups="depths", num_groups=16, accumulate=True, gpu="H200")
-    output = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
-    config = select_k_grouped(16, 7168, 2048, 4096, output, H200)
+    output = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, work=works.DEPTHS)
+    config = select(Sizes(7168, 2048, 4096, 16), output, H200)
     assert config.name.startswith(f"{chosen(capsys.readouterr().out)} ")
 
 

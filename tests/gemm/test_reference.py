@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import pytest
 import torch
@@ -12,12 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
+from deep_gemm.core.check.recipes import PER_ROW, Scales
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.depths.check import KGroupedProblem
-from deep_gemm.gemm.reference import block_scaled_product, fma_fp32, padding_rows
-from deep_gemm.gemm.rows.check import MaskedProblem
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.problem import Problem, padding_rows
+from deep_gemm.gemm.reference import block_scaled_product, fma_fp32
 
 
 def round_to_fp32(x: Fraction) -> float:
@@ -219,33 +216,32 @@ def without_values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def problem_without_values(product: str) -> tuple[Callable[[Any], None], Any]:
+def problem_without_values(product: str) -> Problem:
     m, n, k, groups, fp8 = 300, 1160, 272, 2, torch.float8_e4m3fn
     gpu = without_values
     b, sfb = gpu(groups, n, k, dtype=fp8), gpu(groups, 10, 3)
     if product == "dense":
         rows = (gpu(m, k, dtype=fp8), gpu(m, 3))
-        return reference.dense, DenseProblem(*rows, b[0], gpu(n, 3), gpu(m, n), None, m, n, k, PER_ROW)
+        return Problem(*rows, b[0], gpu(n, 3), gpu(m, n), of_b=PER_ROW)
     if product == "masked":
         rows = (gpu(groups, m, k, dtype=fp8), gpu(groups, m, 3))
         d, counts = gpu(groups, m, n, dtype=torch.bfloat16), gpu(groups, dtype=torch.int32)
-        return reference.masked, MaskedProblem(*rows, b, sfb, d, counts, m, groups, m, n, k, PER_BLOCK)
+        return Problem(*rows, b, sfb, d, counts, works.COUNTS)
     sides = (gpu(m * k, dtype=fp8), gpu(m, 3), gpu(n * k, dtype=fp8), gpu(n, 3))
     ks = (144, 128) if product == "k-grouped" else None
     sizes = gpu(groups, dtype=torch.int32)
-    return reference.k_grouped, KGroupedProblem(*sides, gpu(groups, m, n), None, ks, sizes, groups, m, n)
+    return Problem(*sides, gpu(groups, m, n), None, works.DEPTHS, PER_ROW, ks=ks, ks_tensor=sizes)
 
 
 @pytest.mark.parametrize("product", ["dense", "masked", "k-grouped"])
 def test_the_host_reads_nothing_of_a_gpus_so_that_a_graph_can_be_captured(product: str) -> None:
-    run, problem = problem_without_values(product)
-    run(problem)
+    reference.compute(problem_without_values(product))
 
 
 def test_the_host_reads_the_groups_depths_where_only_the_gpu_has_them() -> None:
-    run, problem = problem_without_values("k-grouped of a device's sizes")
+    problem = problem_without_values("k-grouped of a device's sizes")
     with pytest.raises(RuntimeError, match="meta tensor"):
-        run(problem)
+        reference.compute(problem)
 
 
 @pytest.mark.gpu
@@ -255,21 +251,19 @@ def test_a_captured_graph_of_masked_products_follows_the_counts() -> None:
     a, sfa = random_fp8((groups, max_m, k), g), random_scales((groups, max_m, 3), g)
     b, sfb = random_fp8((groups, n, k), g), random_scales((groups, 2, 3), g)
     d, counts = torch.zeros(groups, max_m, n), torch.zeros(groups, dtype=torch.int32)
-    p = MaskedProblem(
-        a.cuda(), sfa.cuda(), b.cuda(), sfb.cuda(), d.cuda(), counts.cuda(), 16, groups, max_m, n, k, PER_BLOCK
-    )
-    reference.masked(p)  # makes what cuBLAS needs
+    p = Problem(a.cuda(), sfa.cuda(), b.cuda(), sfb.cuda(), d.cuda(), counts.cuda(), works.COUNTS)
+    reference.compute(p)  # makes what cuBLAS needs
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        reference.masked(p)
+        reference.compute(p)
     for numbers in ((0, 40, 7), (3, 0, 40)):
-        p.masked_m.copy_(torch.tensor(numbers))
+        p.c.copy_(torch.tensor(numbers))
         p.d.fill_(7)
         p.a.view(torch.uint8).copy_(a.view(torch.uint8))
         for group, rows in enumerate(numbers):
             p.a[group, rows:] = float("nan")
         graph.replay()
         expected = torch.full_like(d, 7)
-        on_cpu = MaskedProblem(a, sfa, b, sfb, expected, torch.tensor(numbers), 16, groups, max_m, n, k, PER_BLOCK)
-        reference.masked(on_cpu)
+        on_cpu = Problem(a, sfa, b, sfb, expected, torch.tensor(numbers), works.COUNTS)
+        reference.compute(on_cpu)
         assert torch.equal(p.d.cpu(), expected)

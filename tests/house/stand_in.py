@@ -18,7 +18,7 @@ _SWITCHES = """
 """
 BAD_VARIABLES = {
     **dict.fromkeys(_SWITCHES.split(), "maybe"),
-    **dict.fromkeys(("DG_JIT_CACHE_DIR", "DG_CACHE_DIR", "DG_TUNED_TABLE"), "~no-such-user/x"),
+    **dict.fromkeys(("DG_JIT_CACHE_DIR", "DG_CACHE_DIR"), "~no-such-user/x"),
     "DG_JIT_CACHE_LIMIT_MB": "9" * 5000,
 }
 """A value that each variable of the package cannot have."""

@@ -34,14 +34,15 @@ from deep_gemm.core.jit.cache import KernelCache
 from deep_gemm.core.jit.compiler import CompiledKernel
 from deep_gemm.core.jit.entry import pack
 from deep_gemm.core.settings import settings
-from deep_gemm.gemm.dense.choose import reachable, select
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.kernel_decode import kernel_of
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.rows.choose import select_grouped
+from deep_gemm.gemm.choose.fp8 import select_dense as select
+from deep_gemm.gemm.choose.fp8 import select_grouped
+from deep_gemm.gemm.kernel import FP8_GEMM, kernel_of
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.kernels import ORDINARY
 from deep_gemm.linear import kernel as linear_decode
 from lab.__main__ import app as lab_app
+from lab.configs import reachable_dense as reachable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -286,8 +287,8 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     built.clear()
     arguments = ("--groups", "ids", "--num-groups", "8", "--gpu", "H200")
     assert run("compile", "4096,7168", *arguments).exit_code == 0
-    ids = Output(groups=Groups.IDS)
-    assert {select_grouped(8, m / 8, 4096, 7168, ids, H200) for m in range(1, 20_000, 7)} <= {
+    ids = Output(work=works.IDS)
+    assert {select_grouped(Sizes(m / 8, 4096, 7168, 8), ids, H200) for m in range(1, 20_000, 7)} <= {
         job.config for job in built
     }
     built.clear()
@@ -729,17 +730,16 @@ def test_a_variable_that_is_wrong_ends_a_command_in_a_sentence(process: Any, lin
 
 
 def test_doctor_names_each_variable_that_is_wrong_and_shows_the_rest(process: Any, tmp_path: Path) -> None:
-    done = process("doctor", DG_JIT_DEBUG="maybe", DG_JIT_CACHE_LIMIT_MB="much", DG_TUNED_TABLE="/no/table")
+    done = process("doctor", DG_JIT_DEBUG="maybe", DG_JIT_CACHE_LIMIT_MB="much")
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert f"cache      {tmp_path / 'cache'}: 0 kernels, 0.0 MB" in lines
     assert any(line.startswith("NVRTC ") for line in lines)
     assert any(line.startswith("settings ") and "DG_JIT_DEBUG=maybe" in line for line in lines)
-    assert lines[-3:-1] == [
+    assert lines[-2:] == [
         "mend       DG_JIT_CACHE_LIMIT_MB: expected a positive integer, got 'much'",
         "mend       DG_JIT_DEBUG: expected 0 or 1 (no or yes, off or on, false or true), got 'maybe'",
     ]
-    assert lines[-1].startswith("mend       /no/table: expected a table of tuned products, got ")
 
 
 def test_doctor_shows_the_rest_where_the_directory_of_the_cache_is_wrong(process: Any) -> None:

@@ -108,8 +108,6 @@ def test_files_that_are_named_exist(page: Path) -> None:
             "config.cuh",
             "params_layout.cuh",
             "wgmma_shapes.cuh",
-            "tuned.json",
-            "serve.py",
         ):  # made, or the reader's own
             assert [*ROOT.glob(f"[!.]*/**/{name}")], name
 

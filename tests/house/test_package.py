@@ -29,10 +29,8 @@ from deep_gemm.casts import fp4, fp8, rules, scales
 from deep_gemm.cli import demo
 from deep_gemm.core.check import layout
 from deep_gemm.core.settings import read_settings
-from deep_gemm.gemm import bf16
-from deep_gemm.gemm.dense import api as dense
-from deep_gemm.gemm.rows import api as grouped
-from deep_gemm.gemm.skip import api as skip_head_mid
+from deep_gemm.gemm.api import bf16_dense, bf16_einsum, bf16_grouped, dense, grouped
+from deep_gemm.gemm.api import skip as skip_head_mid
 from deep_gemm.moe import activation, routing
 from deep_gemm.moe import api as layers
 from deep_gemm.testing import numeric
@@ -40,7 +38,7 @@ from lab import releases
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = [sysconfig.get_path("purelib")]
-OF_BF16 = bf16.dense, bf16.grouped, bf16.expressions
+OF_BF16 = bf16_dense, bf16_grouped, bf16_einsum
 OF_CASTS = fp4, fp8, rules
 OF_LAYERS = [activation, layers, routing]
 EXAMPLES = {"torch": torch, **{name: getattr(deep_gemm, name) for name in deep_gemm.__all__}}

@@ -20,14 +20,14 @@ from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import CompilerMissing, compiler
 from deep_gemm.core.jit.compiler import CompiledKernel
 from deep_gemm.core.settings import settings
-from deep_gemm.gemm.bf16.choose import select_bf16, select_bf16_sum
-from deep_gemm.gemm.bf16.config import K_MAJOR
-from deep_gemm.gemm.bf16.sum_slices import reachable_slices
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.choose.bf16 import select_bf16, select_bf16_sum
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import K_MAJOR, GemmConfig
 from deep_gemm.gemm.explain import asked
-from deep_gemm.gemm.kernel_decode import kernel_of
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.kernel import kernel_of
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF
+from deep_gemm.gemm.sum_slices import reachable_slices
 from deep_gemm.hyper.choose import select_hc
 from deep_gemm.linear.kernel import serving
 from deep_gemm.moe.mixture import MANY_ROWS
@@ -119,12 +119,12 @@ def test_no_number_of_tokens_needs_a_kernel_that_is_left_out(name: str) -> None:
         for _ in range(20):
             m = draw.choice((draw.randint(1, 200), draw.randint(1, 20_000))) * weight.rows_per_token
             if weight.is_bf16:
-                bf16 = select_bf16(m, weight.n, weight.k, Output(is_fp32=weight.is_fp32), K_MAJOR, H200)
+                bf16 = select_bf16(m, weight.n, weight.k, OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], K_MAJOR, H200)
                 assert (bf16.kernel_name, bf16) in made, (weight, m)
                 continue
             if weight.groups == "ids" and m >= MANY_ROWS:
                 for many in precompile.many_rows_configs(weight, m, H200):
-                    assert many.groups == Groups.ENDS
+                    assert many.work is works.ENDS
                     assert (kernel_of(many).name_of(many), many) in made, (weight, m)
             config = precompile.config_of(question(weight), m)
             if isinstance(config, DecodeConfig):
@@ -145,11 +145,18 @@ def test_products_across_gpus_are_those_of_all_ranks_rows() -> None:
             for config in precompile.across_configs(weight, m, H200):
                 assert config in made, (weight, m)
                 if isinstance(config, GemmConfig):
-                    seen.add((config.fetches, config.gates_apart, config.to_addresses, config.scale_parts))
+                    seen.add(
+                        (
+                            config.work.fetches,
+                            config.epilogue.gates_apart,
+                            config.epilogue.has_row_addresses,
+                            config.scale_parts,
+                        )
+                    )
     assert {(True, True, False, 1), (True, False, False, 1), (False, False, True, 1), (False, False, True, 2)} <= seen
     fp4 = [job for _, job in precompile.jobs_of_model("deepseek-v4-flash", ep=4, max_tokens=3000, gpu="H200")]
     of_fp8_gemm = [job for job in fp4 if "grouped_contiguous" in job.kernel and "fp4" in job.name]
-    assert {job.config.to_addresses for job in of_fp8_gemm} == {False, True}
+    assert {job.config.epilogue.has_row_addresses for job in of_fp8_gemm} == {False, True}
     alone = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", max_tokens=3000, gpu="H200")}
     assert not any(getattr(config, "to_addresses", False) for config in alone), "nobody to send to"
 

@@ -32,9 +32,9 @@ from deep_gemm.core.jit import cache as cache_module
 from deep_gemm.core.jit.cache import SHIPPED, shipped, why_untrusted
 from deep_gemm.core.jit.compiler import compiler_version
 from deep_gemm.core.settings import settings
-from deep_gemm.gemm.dense.choose import select
-from deep_gemm.gemm.kernel_decode import kernel_of
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.choose.fp8 import select_dense as select
+from deep_gemm.gemm.kernel import kernel_of
+from deep_gemm.gemm.kinds.output import Output
 from lab import ship
 from lab.__main__ import app as lab_app
 

@@ -6,8 +6,8 @@ from itertools import combinations, product
 
 from thorough import covering, values
 
-from deep_gemm.gemm.dense.choose import reachable
 from deep_gemm.linear import kernel as linear_decode
+from lab.configs import reachable_dense as reachable
 
 
 def test_every_feature_of_any_case_occurs_among_the_few() -> None:

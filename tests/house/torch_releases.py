@@ -22,7 +22,7 @@ import oldest_release
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "torch"
 TESTS = (
-    *("core", "api", "compat_forms", "reference", "quantize", "linear", "experts", "bf16", "einsum", "indexer"),
+    *("core", "api", "compat_forms", "reference", "fp8", "linear", "experts", "bf16", "einsum", "indexer"),
     *("hyper_connections", "nn_linear", "nn_experts", "nn_training", "distributed", "testing", "driver"),
     *("ops_check", "ops_compile", "ops_tracing"),
 )

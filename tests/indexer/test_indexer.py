@@ -1,4 +1,4 @@
-"""The indexer's logits on the CPU, and what is refused."""
+"""The indexer's logits on the CPU, and what is refused by name, before anything is written."""
 
 from __future__ import annotations
 
@@ -10,27 +10,52 @@ import torch
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.indexer import prefill
-from deep_gemm.indexer.check import ROOM, ROW_BYTES, empty_logits
-from lab.sim.fp8_mqa_logits import Ranges, anywhere, causal, compare, packed, problem
+from deep_gemm.core.check import checks
+from deep_gemm.indexer import api
+from deep_gemm.indexer.check import ROOM, ROW_BYTES, Logits, empty_logits, paged_logits_problem
+from lab.sim.logits import Ranges, anywhere, causal, compare, packed, paged_problem, problem
 
 FORMS = {"clean": {"clean": True}, "not clean": {}, "compressed": {"columns": 90}}
+R = problem((6, 40, 32, 64), causal(6, 40))
+ROWS: dict[str, Any] = {
+    "q": R.q,
+    "kv": (R.keys, R.scales),
+    "weights": R.weights,
+    "cu_seq_len_k_start": R.starts,
+    "cu_seq_len_k_end": R.ends,
+}
+P = paged_problem([[70, 3], [0, 9]], 2, 16, 32)
+PAGES: dict[str, Any] = {
+    "q": P.q,
+    "kv_cache": P.cache,
+    "weights": P.weights,
+    "context_lens": P.contexts,
+    "block_table": P.table,
+    "schedule_meta": P.schedule,
+    "max_context_len": 70,
+}
+FUNCTIONS = {
+    "rows": (deep_gemm.fp8_mqa_logits, deep_gemm.fp8_fp4_mqa_logits, ROWS),
+    "pages": (deep_gemm.fp8_paged_mqa_logits, deep_gemm.fp8_fp4_paged_mqa_logits, PAGES),
+}
 
 
-def arguments(**changes: Any) -> dict[str, Any]:
-    p = problem((6, 40, 32, 64), causal(6, 40))
-    given = {
-        "q": p.q,
-        "kv": (p.keys, p.scales),
-        "weights": p.weights,
-        "cu_seq_len_k_start": p.starts,
-        "cu_seq_len_k_end": p.ends,
-    }
-    return {**given, **changes}
+def defined(logits: Tensor, given: dict[str, Any]) -> Tensor:
+    """Logits that are defined: of pages those of the contexts."""
+    if given is ROWS:
+        return logits
+    return logits[torch.arange(logits.shape[1]) < P.contexts.reshape(-1, 1)]
+
+
+def right(p: Logits) -> None:
+    """Compare what the reference makes with FP64."""
+    p.logits.fill_(torch.nan)
+    api.compute(p)
+    compare(p, p.logits)
 
 
 def test_examples_in_docstrings_run() -> None:
-    failed, attempted = doctest.testmod(prefill, extraglobs={"torch": torch})
+    failed, attempted = doctest.testmod(api, extraglobs={"torch": torch})
     assert (failed, attempted > 0) == (0, True)
 
 
@@ -38,28 +63,39 @@ def test_examples_in_docstrings_run() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ranges", [causal, anywhere, packed])
 def test_the_reference_is_right(ranges: Any, dtype: torch.dtype, form: str) -> None:
-    p = problem((21, 300, 16, 32), ranges(21, 300), dtype=dtype, **FORMS[form])  # type: ignore[arg-type]
-    p.logits.fill_(torch.nan)
-    prefill.compute(p)
-    compare(p, p.logits)
+    right(problem((21, 300, 16, 32), ranges(21, 300), dtype=dtype, **FORMS[form]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "ranges", [([5, 9, 0], [5, 4, -3]), ([-4, 39, 2**31 - 1], [50, 2**31 - 1, 3])], ids=["empty and crossed", "beyond"]
 )
 def test_ranges_that_are_no_ranges(ranges: Ranges) -> None:
-    p = problem((3, 40, 8, 32), ranges, clean=True)
-    prefill.compute(p)
-    compare(p, p.logits)
+    right(problem((3, 40, 8, 32), ranges, clean=True))
 
 
-def test_both_functions_give_the_same() -> None:
-    given = arguments()
-    logits = deep_gemm.fp8_mqa_logits(**given)
-    q = given.pop("q")
-    assert torch.equal(logits, deep_gemm.fp8_fp4_mqa_logits((q, None), **given))
-    rounded = deep_gemm.fp8_fp4_mqa_logits((q, None), **given, logits_dtype=torch.bfloat16)
-    assert torch.equal(logits.to(torch.bfloat16), rounded)
+@pytest.mark.parametrize("contexts", [[[300, 0], [70, 71]], [90, 0]], ids=str)
+def test_the_reference_of_pages_is_right(contexts: Any) -> None:
+    right(paged_problem(contexts, 2, 16, 32, page=32, room=16))
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_q_in_a_pair(kind: str) -> None:
+    logits: Any
+    in_pair: Any
+    logits, in_pair, given = FUNCTIONS[kind]
+    q, rest = given["q"], {name: x for name, x in given.items() if name != "q"}
+    single = logits(**given)
+    assert torch.equal(defined(single, given), defined(in_pair((q, None), **rest), given))
+    rounded = in_pair((q, None), **rest, logits_dtype=torch.bfloat16)
+    assert (rounded.dtype, rounded.shape) == (torch.bfloat16, single.shape)
+    assert rounded.stride(0) * 2 % ROW_BYTES == 0
+    assert torch.equal(defined(single.to(torch.bfloat16), given), defined(rounded, given))
+    with pytest.raises(NotImplementedError, match="FP4 queries are not supported"):
+        in_pair((q, given["weights"]), **rest)
+    with pytest.raises(TypeError, match=r"q: expected a pair \(q, None\), got a Tensor"):
+        in_pair(q, **rest)
+    with pytest.raises(ValueError, match=r"logits_dtype: expected torch.float32 or torch.bfloat16, got torch.float16"):
+        in_pair((q, None), **rest, logits_dtype=torch.float16)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +130,25 @@ def test_options_by_position_are_told_by_their_types(options: tuple[Any, ...], n
         assert torch.equal(deep_gemm.fp8_mqa_logits(p.q, *given, *without_dtype)[valid], expected[valid])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [(), (False,), (None,), (False, None), (None, False), (False, torch.float32), (torch.float32, None)],
+    ids=str,
+)
+def test_options_of_pages_by_position_come_in_the_order_of_any_release(options: tuple[Any, ...]) -> None:
+    logits: Any = deep_gemm.fp8_fp4_paged_mqa_logits
+    _, *rest = PAGES.values()
+    got, expected = logits((P.q, None), *rest, *options), deep_gemm.fp8_paged_mqa_logits(**PAGES)
+    assert torch.equal(defined(got, PAGES), defined(expected, PAGES))
+    with pytest.raises(NotImplementedError, match="indices: expected None, got Tensor"):
+        logits((P.q, None), *rest, P.contexts, *(option for option in options if option is not None))
+    with pytest.raises(ValueError, match="expected clean_logits, logits_dtype, indices behind the first 7, got 70"):
+        logits((P.q, None), *rest, 70)
+
+
 def test_options_by_position_that_have_no_place() -> None:
-    given = arguments()
     logits: Any
-    logits, by_position = deep_gemm.fp8_mqa_logits, list(given.values())
-    assert list(given) == ["q", "kv", "weights", "cu_seq_len_k_start", "cu_seq_len_k_end"]
+    logits, by_position = deep_gemm.fp8_mqa_logits, list(ROWS.values())
     with pytest.raises(ValueError, match="max_seqlen_k: given twice in a call of fp8_mqa_logits"):
         logits(*by_position, 9, max_seqlen_k=9)
     with pytest.raises(ValueError, match="clean_logits: given twice in a call of fp8_mqa_logits"):
@@ -123,16 +173,28 @@ def test_nothing_to_do(tokens: int, keys: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_have_room(dtype: torch.dtype) -> None:
     for keys in (1, 255, 256, 8192):
-        logits = empty_logits(3, keys, 0, dtype, torch.device("cpu"))
+        logits = empty_logits(3, keys, dtype, torch.device("cpu"), ROOM)
         assert logits.stride(0) >= keys + ROOM
         assert logits.stride(0) * dtype.itemsize % ROW_BYTES == 0
-        compressed = empty_logits(3, 7, keys, dtype, torch.device("cpu"))
+        compressed = empty_logits(3, keys, dtype, torch.device("cpu"))
         assert compressed.shape == (3, keys)
         assert compressed.stride(0) * dtype.itemsize % ROW_BYTES == 0
 
 
+def test_no_sequences() -> None:
+    empty = {name: PAGES[name][:0] for name in ("q", "weights", "context_lens", "block_table")}
+    assert deep_gemm.fp8_paged_mqa_logits(**{**PAGES, **empty}).shape == (0, 70)
+    schedule = deep_gemm.get_paged_mqa_logits_metadata(P.contexts[:0], 64, 132)
+    assert schedule.shape == (133, 2)
+    assert not schedule.any()
+
+
 Q, KEYS = torch.zeros(6, 32, 64).to(torch.float8_e4m3fn), torch.zeros(40, 64).to(torch.float8_e4m3fn)
 RANGE = torch.zeros(6, dtype=torch.int32)
+
+
+def strided(stride: int) -> Tensor:
+    return torch.zeros(6 * stride, dtype=torch.uint8).as_strided((5, 64, 1, 36), (stride, 36, 36, 1))
 
 
 def misaligned(x: Tensor) -> Tensor:
@@ -167,36 +229,115 @@ def misaligned(x: Tensor) -> Tensor:
 )
 def test_a_mistake_is_told(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
-        deep_gemm.fp8_mqa_logits(**arguments(**changes))
+        deep_gemm.fp8_mqa_logits(**{**ROWS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"clean_logits": True}, ValueError, "clean_logits: expected False"),
+        ({"indices": P.contexts}, NotImplementedError, "indices: expected None"),
+        ({"kv_cache": strided(64 * 36 + 8)}, ValueError, "multiple of 16 bytes, and at least 2304, got 2312"),
+        ({"kv_cache": strided(64 * 36 - 16)}, ValueError, "at least 2304, got 2288"),
+        ({"kv_cache": P.cache.view(torch.int8)}, ValueError, "kv_cache: expected dtype torch.uint8"),
+        ({"kv_cache": torch.zeros(5, 16, 1, 36, dtype=torch.uint8)}, NotImplementedError, "pages of 32 or 64"),
+        ({"q": P.q[:, :1].expand(2, 5, 16, 32)}, NotImplementedError, "1 to 4 tokens"),
+        ({"q": P.q[..., :12, :]}, NotImplementedError, "multiple of 8"),
+        ({"q": P.q.view(torch.int8)}, NotImplementedError, "FP4"),
+        ({"weights": P.weights[:3]}, ValueError, "weights: expected shape"),
+        ({"context_lens": P.contexts.long()}, ValueError, "context_lens: expected dtype"),
+        ({"context_lens": P.contexts[:1]}, ValueError, "context_lens: expected shape"),
+        ({"block_table": P.table[:1]}, ValueError, "block_table: expected shape"),
+        ({"schedule_meta": P.schedule[:1]}, ValueError, "schedule_meta: expected a contiguous"),
+        ({"max_context_len": -1}, ValueError, "max_context_len"),
+    ],
+)
+def test_a_mistake_about_pages_is_told(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        deep_gemm.fp8_paged_mqa_logits(**{**PAGES, **changes})
 
 
 @pytest.mark.parametrize("heads", [0, 4, 12, 136])
 def test_numbers_of_heads_that_are_not_supported(heads: int) -> None:
     q, weights = torch.zeros(6, heads, 64).to(torch.float8_e4m3fn), torch.ones(6, heads)
     with pytest.raises(NotImplementedError, match=f"multiple of 8 up to 128, got {heads}"):
-        deep_gemm.fp8_mqa_logits(**arguments(q=q, weights=weights))
+        deep_gemm.fp8_mqa_logits(**{**ROWS, "q": q, "weights": weights})
 
 
 def test_what_hopper_does_not_have() -> None:
+    shallow = {"q": Q[..., :16].contiguous(), "kv": (KEYS[:, :16].contiguous(), torch.ones(40))}
     with pytest.raises(NotImplementedError, match="q: expected a depth of 32, 64, 128, got 16"):
-        deep_gemm.fp8_mqa_logits(
-            **arguments(q=Q[..., :16].contiguous(), kv=(KEYS[:, :16].contiguous(), torch.ones(40)))
-        )
-    given = arguments()
-    q = given.pop("q")
-    with pytest.raises(NotImplementedError, match="FP4 queries are not supported"):
-        deep_gemm.fp8_fp4_mqa_logits((q, torch.ones(6, 32)), **given)  # type: ignore[arg-type]
+        deep_gemm.fp8_mqa_logits(**{**ROWS, **shallow})
     with pytest.raises(NotImplementedError, match="schedule_meta: expected None, got Tensor"):
-        deep_gemm.fp8_mqa_logits(**arguments(schedule_meta=torch.ones(3)))
-    with pytest.raises(TypeError, match=r"q: expected a pair \(q, None\), got a Tensor"):
-        deep_gemm.fp8_fp4_mqa_logits(q, **given)
-    with pytest.raises(ValueError, match=r"logits_dtype: expected torch.float32 or torch.bfloat16, got torch.float16"):
-        deep_gemm.fp8_fp4_mqa_logits((q, None), **given, logits_dtype=torch.float16)
+        deep_gemm.fp8_mqa_logits(**{**ROWS, "schedule_meta": torch.ones(3)})
 
 
-def test_no_gradient_is_cut_silently() -> None:
-    weights = torch.ones(6, 32, requires_grad=True)
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_no_gradient_is_cut_silently(kind: str) -> None:
+    logits: Any
+    logits, _, given = FUNCTIONS[kind]
+    weights = given["weights"].clone().requires_grad_()
     with pytest.raises(ValueError, match="weights: expected a tensor without a gradient"):
-        deep_gemm.fp8_mqa_logits(**arguments(weights=weights))
+        logits(**{**given, "weights": weights})
     with torch.no_grad():
-        deep_gemm.fp8_mqa_logits(**arguments(weights=weights))
+        logits(**{**given, "weights": weights})
+
+
+def test_bad_arguments_of_schedules_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="block_kv: expected pages of 32 or 64 keys, got 128"):
+        deep_gemm.get_paged_mqa_logits_metadata(P.contexts, 128, 132)
+    with pytest.raises(ValueError, match="num_sms"):
+        deep_gemm.get_paged_mqa_logits_metadata(P.contexts, 64, 0)
+    with pytest.raises(NotImplementedError, match="indices"):
+        deep_gemm.get_paged_mqa_logits_metadata(P.contexts, 64, 132, P.contexts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "page", "entry"), [(0, 0, -1), (0, 1, 1 << 20), (1, 0, len(P.cache)), (1, 0, -(1 << 31))]
+)
+def test_an_entry_of_a_context_that_names_no_block_is_refused(sequence: int, page: int, entry: int) -> None:
+    table = P.table.clone()
+    table[sequence, page] = entry
+    message = rf"^block_table: expected values in 0..{len(P.cache) - 1}, got {entry} at index \({sequence}, {page}\)$"
+    with pytest.raises(ValueError, match=message):
+        deep_gemm.fp8_paged_mqa_logits(**{**PAGES, "block_table": table})
+    shorter = P.contexts.clone()
+    shorter[sequence] = 64 * page  # then the entry lies behind the context
+    logits = deep_gemm.fp8_paged_mqa_logits(**{**PAGES, "block_table": table, "context_lens": shorter})
+    assert logits.shape == (4, 70)
+
+
+def test_entries_behind_the_longest_row_of_logits_may_be_anything() -> None:
+    table = P.table.clone()
+    table[0, 1] = -1  # the second page holds keys from 64 on
+    logits = deep_gemm.fp8_paged_mqa_logits(**{**PAGES, "block_table": table, "max_context_len": 64})
+    assert torch.equal(logits[0], deep_gemm.fp8_paged_mqa_logits(**PAGES)[0, :64])
+
+
+def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
+    """Their rows are not beside each other: read as if they were, they would be other lengths."""
+    wide = torch.zeros(2, 5, dtype=torch.int32)
+    wide[:, :2] = P.contexts
+    with pytest.raises(ValueError, match=r"context_lens: expected a contiguous tensor, got strides \(5, 1\)"):
+        deep_gemm.fp8_paged_mqa_logits(**{**PAGES, "context_lens": wide[:, :2]})
+    with pytest.raises(ValueError, match=r"context_lens: expected a contiguous .* strides \(5, 1\)"):
+        deep_gemm.get_paged_mqa_logits_metadata(wide[:, :2], 64, 132)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_cache_of_no_blocks_is_refused_where_a_page_may_be_asked_for(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits would be whatever was in memory. The host need not read lengths for that, which a GPU has."""
+    monkeypatch.setattr(checks, "supported_device", lambda *_: None)
+    good: dict[str, Any] = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in PAGES.items()}
+    good["kv_cache"] = good["kv_cache"][:0]
+    with pytest.raises(ValueError, match=r"^kv_cache: expected at least one block .* got \(0, 64, 1, 36\)$"):
+        paged_logits_problem(**good)
+    nobody = {name: good[name][:0] for name in ("q", "weights", "context_lens", "block_table")}
+    changes: dict[str, Any]
+    for changes in (nobody, {"block_table": good["block_table"][:, :0]}, {"max_context_len": 0}):
+        expected = 0 if changes is nobody else 4, changes.get("max_context_len", 70)
+        assert paged_logits_problem(**{**good, **changes}).logits.shape == expected
+        if device == "cpu":
+            assert deep_gemm.fp8_paged_mqa_logits(**{**good, **changes}).shape == expected

@@ -30,27 +30,29 @@ from thorough import sample
 from deep_gemm.core.code_plan import CodePlan
 from deep_gemm.core.jit.compiler import Job, full_options
 from deep_gemm.core.jit.report import report
-from deep_gemm.gemm.bf16.choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
-from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.choose import reachable, reachable_decode
-from deep_gemm.gemm.depths.choose import reachable_k_grouped
-from deep_gemm.gemm.heads import choose as heads
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
-from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
-from deep_gemm.gemm.skip.choose import reachable_skipping
+from deep_gemm.gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper import kernel_few as hc_prenorm_few
 from deep_gemm.hyper.kernel import reachable_hc
 from deep_gemm.hyper.kernel_few import reachable_few
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.indexer import kernel as logits_kernel
+from deep_gemm.indexer.config import is_usual, reachable_pages, reachable_rows
 from deep_gemm.kernels import ORDINARY
 from deep_gemm.linear import kernel as linear_decode
 from lab.bench.machine import git_state
 from lab.bench.report import write_whole
+from lab.configs import (
+    reachable_decode,
+    reachable_grouped,
+    reachable_heads,
+    reachable_k_grouped,
+    reachable_silu,
+    reachable_skipping,
+)
+from lab.configs import reachable_dense as reachable
 from lab.flat import flat
 from lab.gates import violations
 
@@ -87,7 +89,7 @@ class Outcome(NamedTuple):
 
 def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]:
     """All of them, or those that are chosen of each kind of product and of each other kernel."""
-    of_heads = [*heads.reachable(), *reachable_skipping()]
+    of_heads = [*reachable_heads(), *reachable_skipping()]
     tall, few = ([config for config in of_heads if isinstance(config, kind)] for kind in (GemmConfig, DecodeConfig))
     found = [
         Case(Job(f"fp8_gemm {config.name}", FP8_GEMM.source, FP8_GEMM.headers(config)), FP8_GEMM.code_plan(config))
@@ -109,23 +111,14 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
         )
         for config in choose(linear_decode.reachable_linear())
     ]
+    logits = (
+        (logits_kernel.IN_ROWS, [each for each in reachable_rows() if each.heads in USUAL_HEADS]),
+        (logits_kernel.IN_PAGES, [*filter(is_usual, reachable_pages())]),
+    )
     found += [
-        Case(
-            Job(f"fp8_mqa_logits {config.name}", fp8_mqa_logits.KERNEL.source, fp8_mqa_logits.KERNEL.headers(config)),
-            fp8_mqa_logits.code_plan(config),
-        )
-        for config in choose([each for each in fp8_mqa_logits.reachable_mqa() if each.heads in USUAL_HEADS])
-    ]
-    found += [
-        Case(
-            Job(
-                f"fp8_paged_mqa_logits {config.name}",
-                fp8_paged_mqa_logits.KERNEL.source,
-                fp8_paged_mqa_logits.KERNEL.headers(config),
-            ),
-            fp8_paged_mqa_logits.code_plan(config),
-        )
-        for config in choose(fp8_paged_mqa_logits.usual_paged())
+        Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
+        for kernel, configs in logits
+        for config in choose(configs)
     ]
     found += [
         Case(Job(f"bf16_gemm {config.name}", BF16_GEMM.source, BF16_GEMM.headers(config)), BF16_GEMM.code_plan(config))

@@ -21,30 +21,27 @@ from deep_gemm.casts.cast_tiles import turns_blocks
 from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, Scales
 from deep_gemm.core.jit.compiler import Job, compiler_version
 from deep_gemm.core.jit.cubin import text_sections
-from deep_gemm.gemm.bf16.config import Majors, bf16_config
-from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.skip.choose import skipping
+from deep_gemm.gemm.choose.tiles import skipping
+from deep_gemm.gemm.config.bf16 import bf16_config
+from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig, Majors
+from deep_gemm.gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE
+from deep_gemm.gemm.kinds import epilogues, works
+from deep_gemm.gemm.kinds.output import Output
 from deep_gemm.hyper import choose as choose_hc
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
-from deep_gemm.indexer.kernel import mqa_config
-from deep_gemm.indexer.paged_kernel import paged_config
+from deep_gemm.indexer import kernel as logits_kernel
+from deep_gemm.indexer.config import InPages, InRows, logits_config
 from deep_gemm.kernels import ORDINARY
 
 FILE = Path(__file__).with_name("machine_code_digests.json")
 
 BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(is_fp32=True, sfb=PER_ROW)
 FP4 = Output(b=E2M1, sfb=MX)
-ALONG_K = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
-BY_HEADS = Output(groups=Groups.HEADS)
+ALONG_K = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, work=works.DEPTHS)
+BY_HEADS = Output(work=works.HEADS)
 DENSE = (
     tile_config(64, 32, BF16),
     tile_config(64, 64, BF16, cluster_k=3, k=128),
@@ -67,31 +64,41 @@ DENSE = (
     tile_config(128, 128, Output(sfa=Scales(1, 32), sfb=Scales(1, 32))),
 )
 GROUPED = (
-    tile_config(128, 128, Output(groups=Groups.IDS)),
-    tile_config(64, 128, Output(groups=Groups.ENDS), k=128),
-    tile_config(256, 128, Output(groups=Groups.COUNTS)),
-    tile_config(128, 256, Output(groups=Groups.COUNTS)),
-    tile_config(128, 128, Output(groups=Groups.ENDS, activates=True)),
-    tile_config(128, 256, Output(groups=Groups.ENDS, activates=True)),
-    tile_config(128, 256, Output(groups=Groups.ENDS, activates=True, gates_apart=True)),
-    tile_config(128, 256, Output(groups=Groups.ENDS, activates=True, gates_apart=True, fetches=True)),
-    tile_config(128, 256, Output(groups=Groups.ENDS, to_addresses=True)),
-    tile_config(128, 128, Output(groups=Groups.IDS, sfa=PER_64)),
-    tile_config(64, 128, Output(groups=Groups.IDS, sfa=PER_64), k=128),
+    tile_config(128, 128, Output(work=works.IDS)),
+    tile_config(64, 128, Output(work=works.ENDS), k=128),
+    tile_config(256, 128, Output(work=works.COUNTS)),
+    tile_config(128, 256, Output(work=works.COUNTS)),
+    tile_config(128, 128, Output(work=works.ENDS, epilogue=epilogues.SILU)),
+    tile_config(128, 256, Output(work=works.ENDS, epilogue=epilogues.SILU)),
+    tile_config(128, 256, Output(work=works.ENDS, epilogue=epilogues.SILU_OF_HALVES)),
+    tile_config(128, 256, Output(work=works.FETCHED, epilogue=epilogues.SILU_OF_HALVES)),
+    tile_config(128, 256, Output(work=works.ENDS, epilogue=epilogues.TO_ADDRESSES)),
+    tile_config(128, 128, Output(work=works.IDS, sfa=PER_64)),
+    tile_config(64, 128, Output(work=works.IDS, sfa=PER_64), k=128),
     tile_config(256, 128, ALONG_K, k=128),
     tile_config(256, 128, ALONG_K, cluster_n=2, k=128),
-    tile_config(64, 128, Output(groups=Groups.COUNTS, b=E2M1, sfb=MX)),
+    tile_config(64, 128, Output(work=works.COUNTS, b=E2M1, sfb=MX)),
 )
 HEADS = (
     tile_config(64, 128, BY_HEADS),
     tile_config(128, 256, BY_HEADS, cluster_m=2),
-    tile_config(128, 128, Output(is_fp32=True, adds_to_d=True, groups=Groups.HEADS), k=128),
-    tile_config(128, 128, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.HEADS)),
-    decode_config(8, 1, 1, 2, groups=Groups.HEADS),
-    decode_config(32, 1, 2, 2, c=True, groups=Groups.HEADS),
+    tile_config(128, 128, Output(is_fp32=True, adds_to_d=True, work=works.HEADS), k=128),
+    tile_config(128, 128, Output(is_fp32=True, sfb=PER_ROW, work=works.HEADS)),
+    decode_config(8, 1, 1, 2, work=works.HEADS),
+    decode_config(32, 1, 2, 2, c=True, work=works.HEADS),
 )
-MQA = (mqa_config(64, 128, 4, False, False), mqa_config(32, 64, 2, False, True), mqa_config(128, 32, 4, True, False))
-PAGED = (paged_config(1, 64, 128, 64, 4), paged_config(3, 32, 64, 32, 2), paged_config(2, 88, 32, 64, 4))
+LOGITS = {
+    logits_kernel.IN_ROWS: (
+        logits_config(64, 128, 4, InRows()),
+        logits_config(32, 64, 2, InRows(is_clean=True)),
+        logits_config(128, 32, 4, InRows(is_compressed=True)),
+    ),
+    logits_kernel.IN_PAGES: (
+        logits_config(64, 128, 4, InPages(1, 64)),
+        logits_config(32, 64, 2, InPages(3, 32)),
+        logits_config(88, 32, 4, InPages(2, 64)),
+    ),
+}
 HC = (
     HcConfig(64, 8, 16, 4),
     HcConfig(128, 24, 2),
@@ -108,11 +115,11 @@ OF_BF16 = (
     bf16_config(192, 96, FP32, Majors(a_is_mn=True)),
     bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True), TURNED),
     bf16_config(128, 128, BY_HEADS),
-    bf16_config(128, 256, Output(groups=Groups.IDS)),
-    bf16_config(64, 128, Output(groups=Groups.COUNTS), Majors(b_is_mn=True)),
-    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TURNED, cluster_m=2),
-    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True, groups=Groups.COUNTED_DEPTHS), TURNED),
-    bf16_config(128, 256, Output(is_fp32=True, groups=Groups.SUM), cluster_m=2),
+    bf16_config(128, 256, Output(work=works.IDS)),
+    bf16_config(64, 128, Output(work=works.COUNTS), Majors(b_is_mn=True)),
+    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True, work=works.PARTS), TURNED, cluster_m=2),
+    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True, work=works.COUNTED), TURNED),
+    bf16_config(128, 256, Output(is_fp32=True, work=works.SUM), cluster_m=2),
 )
 DECODE = (
     decode_config(8, 1, 4, 2),
@@ -136,20 +143,13 @@ def jobs() -> list[Job]:
         elif isinstance(config, DecodeConfig):
             found.append(Job(f"decode {config.name}", FP8_GEMM_DECODE.source, FP8_GEMM_DECODE.headers(config)))
     found += [Job(f"bf16_gemm {each.name}", BF16_GEMM.source, BF16_GEMM.headers(each)) for each in OF_BF16]
-    found += [
-        Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.KERNEL.source, fp8_mqa_logits.KERNEL.headers(each))
-        for each in MQA
-    ]
     for each in HC:
         kernel = choose_hc.kernel_of(each).KERNEL
         found.append(Job(f"hc_prenorm {each.name}", kernel.source, kernel.headers(each)))
     found += [
-        Job(
-            f"fp8_paged_mqa_logits {each.name}",
-            fp8_paged_mqa_logits.KERNEL.source,
-            fp8_paged_mqa_logits.KERNEL.headers(each),
-        )
-        for each in PAGED
+        Job(f"{kernel.name} {each.name}", kernel.source, kernel.headers(each))
+        for kernel, configs in LOGITS.items()
+        for each in configs
     ]
     found += [
         Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config))

@@ -90,11 +90,7 @@ EVERY_LANE_ARRIVES = {
             "ptx::mbarrier_arrive_after(&shared.ring.empty[at.stage], ptx::float_of(row[kPanels - 1].w), true);"
         ),
     },
-    "fp8_mqa_logits.cuh": {
-        "if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty": "ptx::mbarrier_arrive(&shared.q_empty",
-        "q_empty[slot], kNumMathWarps)": "q_empty[slot], kNumMathWarps * 32)",
-    },
-    "fp8_paged_mqa_logits.cuh": {
+    "logits/tiles.cuh": {
         "if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty": "ptx::mbarrier_arrive(&shared.q_empty",
         "q_empty[slot], kNumMathWarps)": "q_empty[slot], kNumMathWarps * 32)",
     },
@@ -178,7 +174,7 @@ def groups() -> None:
 
     import deep_gemm
     from deep_gemm.casts.rules import empty_scales, empty_values
-    from deep_gemm.gemm.rows.api import product_of_rows_by_64
+    from deep_gemm.gemm.api.grouped import product_of_rows_by_64
     from deep_gemm.moe.activation import activated_product_of_rows
 
     deep_gemm.set_num_sms(6)
@@ -236,20 +232,19 @@ def hyper_connections() -> None:
 def logits() -> None:
     import torch
 
-    from deep_gemm.indexer import paged, prefill
-    from lab.sim import fp8_mqa_logits as mqa_cases
-    from lab.sim import fp8_paged_mqa_logits as paged_cases
+    from deep_gemm.indexer.api import compute
+    from lab.sim import logits as cases
 
     for dtype in (torch.float32, torch.bfloat16):
         for heads in (32, 64):
             contexts = [[900, 901], [0, 0], [65, 64], [3000, 3001], [1, 2]]
-            paged.compute(paged_cases.problem(contexts, 2, heads, shares=6, dtype=dtype, device="cuda"))
+            compute(cases.paged_problem(contexts, 2, heads, shares=6, dtype=dtype, device="cuda"))
             alone = [[x] for x, _ in contexts]
-            paged.compute(paged_cases.problem(alone, 1, heads, shares=6, dtype=dtype, device="cuda"))
+            compute(cases.paged_problem(alone, 1, heads, shares=6, dtype=dtype, device="cuda"))
             shape = 200, 1500, heads, 128
-            prefill.compute(mqa_cases.problem(shape, mqa_cases.anywhere(200, 1500), dtype=dtype, device="cuda"))
+            compute(cases.problem(shape, cases.anywhere(200, 1500), dtype=dtype, device="cuda"))
             few = 5, 1500, heads, 128
-            prefill.compute(mqa_cases.problem(few, mqa_cases.causal(5, 1500), clean=True, dtype=dtype, device="cuda"))
+            compute(cases.problem(few, cases.causal(5, 1500), clean=True, dtype=dtype, device="cuda"))
 
 
 @part

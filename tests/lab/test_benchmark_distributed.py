@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from test_docs import script
 
-from lab.bench import command, distributed, table
+from lab.bench import command
 from lab.bench.distributed import COMBINE, DISPATCH, GROUP, GROUP_FIXED, LAYER, MEGA
 from lab.bench.distributed_training import routes_of_all
 from lab.bench.layers import ALONE
-from lab.bench.report import Report, Row
+from lab.bench.report import Report
 
 SHAPE = (4, 2, 6, 256, 128, 1)
 STEP = SHAPE[:5]
@@ -71,17 +70,6 @@ def test_routes_are_different_experts_and_skew_prefers_few() -> None:
 def test_what_cannot_be_measured_is_refused(no_gpu: None, arguments: dict[str, object], says: str) -> None:
     with pytest.raises(command.UsageError, match=re.escape(says)):
         command.run(**arguments)  # type: ignore[arg-type]
-
-
-def test_its_table_fits_a_terminal() -> None:
-    shape = (384, 6, 8192, 7168, 3072, 1)
-    rows = [Row(kind, shape, name, "cold", us=12345.6) for kind in (LAYER, DISPATCH) for name in distributed.CONTENDERS]
-    console = Console(width=80, record=True)
-    header = {"kind": "distributed", "commit": "abc", "machine": {"gpu": "NVIDIA H200"}}
-    table.print_report(Report(header, rows), console)
-    lines = console.export_text().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum(line.count("12345.6") == 5 for line in lines) == 2
 
 
 def test_the_time_line_of_a_call_is_drawn_from_its_record(tmp_path: Path) -> None:

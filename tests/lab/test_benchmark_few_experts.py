@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import pytest
-from rich.console import Console
 from torch import Tensor
 
-from lab.bench import experts, few_experts, table
+from lab.bench import experts, few_experts
 from lab.bench.contenders import OURS
 from lab.bench.experts_by_torch import chains_in_bf16
-from lab.bench.few_experts import VLLM
-from lab.bench.report import Report, Row
+from lab.bench.fp4 import VLLM
 
 
 @pytest.fixture
@@ -64,25 +61,3 @@ def test_experts_takes_every_slice() -> None:
     shapes = few_experts.shapes_of()
     assert set(few_experts.shapes_of(quick=True)) < set(shapes)
     assert all(hidden % 16 == 0 == width % 16 and 96 <= width <= 512 for *_, hidden, width in shapes)
-
-
-def test_tables_fit_80_columns_and_time_lines_follow() -> None:
-    shapes = few_experts.shapes_of()
-    rows = [
-        Row("few_experts", shape, name, "cold", us=us, parts={"product 1": us}, error=0.02, kernels=("fp8_gemm_x",))
-        for shape in shapes
-        for name, us in zip(few_experts.CONTENDERS, (100.5, 201.0, 50.25), strict=True)
-    ]
-    report = Report({"kind": "few_experts", "commit": "0", "machine": {"gpu": "NVIDIA H100", "cpu": ""}}, rows)
-    console = Console(width=80, record=True, file=io.StringIO())
-    table.print_report(report, console)
-    text = console.export_text()
-    assert "…" not in text
-    whole = "x".join(map(str, shapes[-1]))
-    of_shape = [line for line in text.splitlines() if line.startswith(whole)]
-    assert {"100.5", "0.50", "2.00"} <= set(of_shape[0].split())
-    assert of_shape[1:3] == [
-        f"{whole} {OURS}: product 1 100.5; fp8_gemm_x",
-        f"{whole} {VLLM}: product 1 201.0; error 0.02",
-    ]
-    assert all(any(line.split()[:2] == rows for line in text.splitlines()) for rows in (["to", "64"], ["from", "1024"]))

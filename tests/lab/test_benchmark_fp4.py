@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,31 +14,20 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
-from test_benchmark import NoFlush, invoke, pretend_gpu
+from test_benchmark import NoFlush, invoke
+from test_benchmark_rivals import contenders, small_case
 
 import deep_gemm
-from lab.bench import bulk_read, command, experts, fp4, fp4_experts, layers, products, table
+from lab.bench import benches, bulk_read, command, experts, fp4, fp4_experts, layers, products
+from lab.bench.bench import planned
 from lab.bench.bulk_read import READ
-from lab.bench.cases import FP4_DENSE, FP4_KINDS, Case
-from lab.bench.contenders import OURS, Contender
+from lab.bench.cases import FP4_DENSE, Case
+from lab.bench.contenders import OURS
 from lab.bench.fp4 import FP8, HUMMING
 from lab.bench.linear import relative_error
 from lab.bench.report import Report, Row
-from lab.bench.timing import KernelEvent, L2Flush, Spread
+from lab.bench.timing import KernelEvent, Spread
 from lab.sim.launcher import Stage
-
-SMALL = {"fp4_dense": (5, 64, 288), "fp4_masked": (3, 4, 64, 288), "fp4_contiguous": (3, 7, 64, 288)}
-
-
-def small_case(kind: str) -> Case:
-    (case,) = products.cases_of(kind, shapes=[SMALL[kind]])
-    return case
-
-
-def contenders(kind: str) -> dict[str, Contender]:
-    return {each.name: each for each in fp4.contenders_of(small_case(kind), "cpu")}
-
 
 # Cases
 
@@ -50,22 +39,8 @@ def test_judged_weights_are_those_of_experts_to_which_nothing_was_tuned() -> Non
     assert {case.shape[1:] for case in found if not case.is_judged} == fp4.FITTED
     assert not judged & fp4.FITTED
     assert {case.shape[0] for case in found} == set(fp4.MS)
-    assert [case.shape for case in found] == list(dict.fromkeys(case.shape for case in found))
-
-
-@pytest.mark.parametrize("kind", FP4_KINDS)
-def test_every_case_is_one_that_products_take_and_few_are_some_of_all(kind: str) -> None:
-    found = products.cases_of(kind)
-    for case in found:
-        *_, n, k = case.shape
-        assert n % 8 == 0 and k % 32 == 0
-        assert len(case.sizes) == (0 if kind == FP4_DENSE else case.shape[0])
-        assert max(case.sizes, default=0) <= case.max_m or kind != "fp4_masked"
-    assert 0 < len(products.cases_of(kind, quick=True)) < len(found)
-    parts = [products.cases_of(kind, is_judged=part) for part in (False, True)]
-    assert sum(map(len, parts)) == len(found)
-    weights = [case.shape[0:1] * (kind != FP4_DENSE) + case.shape[-2:] for case in found]
-    assert len(list(dict.fromkeys(weights))) + 3 >= sum(a != b for a, b in pairwise(weights))
+    weights = [case.shape[1:] for case in found]
+    assert len(set(weights)) == sum(a != b for a, b in pairwise(weights)) + 1, "those with the same weight lie together"
 
 
 def test_what_the_aims_name_is_measured() -> None:
@@ -82,32 +57,7 @@ def test_bytes_are_those_of_half_a_byte_a_value_and_a_scale_for_32() -> None:
     assert masked.bytes == 4096 * (7168 // 2 + 7168 // 32) + of_rows, "a group without rows needs no weight"
 
 
-@pytest.mark.parametrize("kind", FP4_KINDS)
-def test_shapes_may_be_new_and_of_as_many_numbers_as_the_kind_has(kind: str) -> None:
-    assert small_case(kind).is_judged is None
-    with pytest.raises(ValueError, match=rf"shapes: expected \(.*m, n, k\) for bench {kind}|expected \(groups, rows"):
-        products.cases_of(kind, shapes=[(1, 2)])
-
-
 # Contenders
-
-
-@pytest.mark.parametrize("kind", FP4_KINDS)
-def test_products_are_right_and_a_wrong_one_is_noticed(kind: str) -> None:
-    found = contenders(kind)
-    assert list(found) == [OURS, FP8, READ, *([HUMMING] if kind == FP4_DENSE else [])]
-    for name in (OURS, FP8, READ):
-        assert products.checked(found[name], products.MAX_ERROR_BF16)[1] is None
-    nearly = replace(found[OURS], call=lambda: found[OURS].call() * 1.01)
-    assert "wrong: relative error" in str(products.checked(nearly, products.MAX_ERROR_BF16)[1])
-    assert fp4.weights_of(1 if kind == FP4_DENSE else 3, 64, 288, "cpu").packed.shape[-2:] == (64, 144)
-
-
-def test_a_rival_that_is_not_there_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    error, why = products.checked(contenders(FP4_DENSE)[HUMMING], 1.0)
-    assert error is None
-    assert why == ("NotImplementedError: humming-kernels is not installed: pip install humming-kernels==0.1.19")
 
 
 def test_the_rival_is_given_the_same_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,29 +145,6 @@ def test_the_yardstick_compiles_and_refuses_what_it_cannot_read() -> None:
 # Runs
 
 
-@pytest.mark.parametrize("kind", FP4_KINDS)
-def test_a_run_measures_keeps_and_shows(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpu(monkeypatch)
-    kernels = (KernelEvent("cast", 0, 20), KernelEvent("product", 30, 80))
-    monkeypatch.setattr(products, "recorded", lambda calls, *_: {name: [kernels] for name in calls})
-    monkeypatch.setattr(products, "made", lambda case: list(contenders(case.kind).values()))
-    out = tmp_path / "result.json"
-    code, output = invoke("bench", kind, "--quick", "--out", str(out), "--commit", "abc")
-    assert code == 0, output
-    report = Report.load(out)
-    rows = [row for row in report.rows if not row.failed]
-    assert {row.contender for row in rows} == {OURS, FP8, READ}
-    assert len(rows) == 3 * len(fp4.QUICK[kind])
-    assert all(row.bytes and row.fast_shape is None for row in rows)
-    assert {row.shape for row in rows if row.is_judged} <= {
-        case.shape for case in products.cases_of(kind, is_judged=True)
-    }
-    assert f"{kind} on " in output
-    assert "geometric means of ratios" in output
-    assert ("humming-kernels is not installed" in output) == (kind == FP4_DENSE)
-    assert "bulk_read: a kernel that brings" in report.header["method"]
-
-
 def test_a_run_of_experts(monkeypatch: pytest.MonkeyPatch, layer: fp4_experts.Fp4Experts, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "has_gpu", lambda: True)
     monkeypatch.setattr(experts, "L2Flush", NoFlush)
@@ -231,8 +158,9 @@ def test_a_run_of_experts(monkeypatch: pytest.MonkeyPatch, layer: fp4_experts.Fp
         return {name: [call] * repeats for name in calls}
 
     monkeypatch.setattr(layers, "recorded", recorded)
-    monkeypatch.setattr(fp4_experts, "weights_of", lambda *_: layer.weights)
-    monkeypatch.setattr(fp4_experts, "shapes_of", lambda **_: [(4, 2, 6, 256, 128), (4, 2, 1, 256, 128)])
+    measure = partial(experts.measure, fp4_experts.Fp4Experts, lambda *_: layer.weights)
+    plan = planned(lambda quick: [(4, 2, 6, 256, 128), (4, 2, 1, 256, 128)], measure, (5,), "")
+    monkeypatch.setitem(benches.BENCHES, "fp4_experts", replace(fp4_experts.BENCH, plan=plan))
     out = tmp_path / "result.json"
     code, output = invoke("bench", "fp4_experts", "--out", str(out))
     assert code == 0, output
@@ -240,36 +168,6 @@ def test_a_run_of_experts(monkeypatch: pytest.MonkeyPatch, layer: fp4_experts.Fp
     assert [row.contender for row in rows] == list(fp4_experts.CONTENDERS) * 2
     assert all(row.us == 30 and row.kind == "fp4_experts" and not row.failed for row in rows)
     assert "4x2x6x256x128" in output
-
-
-@pytest.mark.parametrize("kind", [*FP4_KINDS, "fp4_experts"])
-def test_tables_fit_80_columns(kind: str) -> None:
-    shapes = fp4_experts.shapes_of() if kind == "fp4_experts" else [case.shape for case in products.cases_of(kind)]
-    names = fp4_experts.CONTENDERS if kind == "fp4_experts" else (OURS, FP8, READ, HUMMING)
-    rows = [
-        Row(kind, shape, name, "cold", us=us, is_judged=True, parts={"product": 900.0} if name == HUMMING else None)
-        for shape in shapes
-        for name, us in zip(names, (1000.5, 2001.0, 500.25, 1334.0), strict=False)
-        if name != HUMMING or kind == FP4_DENSE
-    ]
-    report = Report({"kind": kind, "commit": "0", "machine": {"gpu": "NVIDIA H100", "cpu": ""}}, rows)
-    console = Console(width=80, record=True, file=io.StringIO())
-    table.print_report(report, console)
-    lines = console.export_text().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not any("…" in line for line in lines)
-    whole = "x".join(map(str, shapes[-1]))
-    line = next(line for line in lines if line.startswith(whole))
-    ratios = ("0.50", "2.00", "0.75", "1.11") if kind == FP4_DENSE else ("0.50", "2.00")
-    assert all(figure in line.split() for figure in (*ratios, "1000.5"))
-    assert any(line.split()[:2] == ["from", "1024"] for line in lines) or kind == "fp4_masked"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", FP4_KINDS)
-def test_a_run_on_a_gpu(kind: str) -> None:
-    for row in products.cold_rows(replace(small_case(kind), shape=(*SMALL[kind][:-2], 256, 512)), L2Flush(), 3):
-        assert row.contender == HUMMING or (row.failed is None and row.us)
 
 
 def test_times_survive_a_file(tmp_path: Path) -> None:

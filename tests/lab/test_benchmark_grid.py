@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from deep_gemm.cli.models import BLOCK
-from deep_gemm.core.gpu import GPUS
-from lab.bench import command, machine, tune, tune_command
-from lab.bench.cases import all_cases, cases_of, grid_cases, tuned_weights
+from lab.bench import command, machine
+from lab.bench.cases import RESULTS_FOLDER, all_cases, cases_of, grid_cases, tuned_weights
 from lab.bench.compare import comparisons, summaries
 from lab.bench.contenders import FAST, OURS
 from lab.bench.grid import GROUPED_KINDS, MS, MS_OF_A_WEIGHT, all_weights, expert_weights
 from lab.bench.report import Report, Row
 from lab.bench.timing import Spread
-from lab.bench.tune_samples import samples
+from lab.bench.tune_fit import Collected
 
 
 def test_new_weights_meet_all_sizes_of_batch() -> None:
@@ -36,9 +35,10 @@ def test_new_weights_meet_all_sizes_of_batch() -> None:
 
 
 def test_no_choice_was_fitted_to_a_judged_weight() -> None:
-    """Neither by the benchmark's cases nor by the samples of the cost model, of which a part is held back."""
+    """Neither by the benchmark's cases nor by the times of the cost model, of which a part is held back."""
     judged = {case.shape for case in grid_cases() if case.is_judged}
-    fitted = [each for gpu in GPUS for each in samples(gpu.num_sms) if each.is_fitted]
+    files = map(Collected.load, RESULTS_FOLDER.glob("tune-*"))
+    fitted = [each for file in files for each in file.products if each.is_fitted]
     assert not {shape[1:] for shape in judged if len(shape) == 3} & {(each.n, each.k) for each in fitted}
     assert {(each.n, each.k) for each in fitted} <= tuned_weights()
     assert {(576, 7168), (7168, 2048), (2112, 4096), (4096, 7168)} <= tuned_weights()  # the last two by groups too
@@ -114,9 +114,5 @@ def test_means_of_what_is_judged_stand_apart() -> None:
 def test_a_part_is_of_products_alone() -> None:
     with pytest.raises(command.UsageError, match="--part chooses among all cases of bench dense, grouped, fp4_dense"):
         command.run("casts", part="judged")
-    with pytest.raises(command.UsageError, match="--part is for --audit; --fit has products of its own"):
-        tune_command.run(fit=True, files=[Path("f.json")], part="judged")
     with pytest.raises(command.UsageError, match="expected one of fitted, judged, got 'best'"):
         command.run("dense", part="best")
-    judged = [one.case for one in tune.audit_contests(GPUS[0], is_judged=True)[: -tune.RANDOM_SHAPES]]
-    assert judged == cases_of("dense", is_judged=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,29 +12,21 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from test_benchmark import FILL, NoFlush, invoke, recording
 
 import deep_gemm
 from deep_gemm.core.sources import cuda_sources
-from deep_gemm.gemm.dense.choose import reachable
-from deep_gemm.gemm.depths.choose import reachable_k_grouped
-from deep_gemm.gemm.rows.choose import reachable_grouped
-from lab.bench import casts, command, experts, layers, linear, machine, plot_layers, table, timing
+from lab.bench import benches, casts, command, experts, kinds, layers, linear, machine, plot_layers, timing
+from lab.bench.bench import planned
 from lab.bench.contenders import BF16, OURS
 from lab.bench.layers import ALONE, COPY, EAGER, Layer, Work
 from lab.bench.report import Report, Row
 from lab.bench.timing import KernelEvent, Kernels, Spread
+from lab.configs import reachable_dense as reachable
+from lab.configs import reachable_grouped, reachable_k_grouped
 
 SMALL_EXPERTS = (4, 2, 6, 256, 128)
 OURS_OF_EXPERTS = ("route_rows", "cast_rows", "fp8_gemm_dense", "silu_cast", "fp8_gemm_dense", "gather_weighted")
-
-
-@pytest.mark.parametrize("module", [layers, plot_layers, timing])
-def test_examples_in_docstrings_run(module: Any) -> None:
-    failed, attempted = doctest.testmod(module, extraglobs={"KernelEvent": KernelEvent})
-    assert attempted > 0
-    assert failed == 0
 
 
 # Kernels of one call that overlap
@@ -101,12 +92,11 @@ def test_a_call_without_a_product_has_no_parts() -> None:
 
 
 def test_shapes_are_those_that_figures_are_judged_by() -> None:
-    kinds = casts.shapes_of()
+    kinds = casts.KINDS.shapes_of()
     for kind in ("cast_1x128", "silu_cast"):
         shapes = {shape for each, shape in kinds if each == kind}
         assert shapes >= {(m, 7168) for m in (1, 16, 64, 256, 1024, 4096, 8192)} | {(8192, 2048), (16384, 16384)}
-    assert set(casts.shapes_of(quick=True)) < set(kinds)
-    assert {kind for kind, _ in casts.shapes_of(quick=True)} == {kind for kind, _ in kinds}
+    assert {kind for kind, _ in casts.KINDS.shapes_of(quick=True)} == {kind for kind, _ in kinds}
     assert {m for m, _, _ in linear.shapes_of()} == {1, 16, 64, 4096}
     assert len(linear.shapes_of()) == 28
     assert len(experts.shapes_of()) == 3 * 7 * 2
@@ -234,7 +224,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, kernels: Mapping[str, list[tuple[st
 
     monkeypatch.setattr(layers, "captured", lambda call: (call(), call)[1])
     monkeypatch.setattr(layers, "recorded", recorded)
-    for module in (linear, experts, casts):
+    for module in (linear, experts, kinds):
         monkeypatch.setattr(module, "L2Flush", NoFlush)
     monkeypatch.setattr(command, "has_gpu", lambda: True)
 
@@ -281,7 +271,7 @@ def test_steps_of_a_chain_tell_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small layers on the CPU."""
     pretend(
         monkeypatch,
@@ -292,18 +282,22 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             "bf16 bmm": [("x", 8.0)],
         },
     )
-    monkeypatch.setattr(experts, "weights_of", lambda *_, make=experts.weights_of: make(4, 256, 128, "cpu"))
-    monkeypatch.setattr(experts, "shapes_of", lambda **_: [SMALL_EXPERTS, (4, 2, 1, 256, 128)])
+    made = partial(experts.measure, experts.Experts, lambda *_: experts.weights_of(4, 256, 128, "cpu"))
     monkeypatch.setattr(linear, "Linear", lambda m, n, k, _, make=linear.Linear: make(m, n, k, "cpu"))
-    monkeypatch.setattr(linear, "shapes_of", lambda **_: [(1, 128, 256), (5, 128, 256)])
-    monkeypatch.setattr(casts, "cast_of", partial(casts.cast_of, device="cpu"))
-    monkeypatch.setattr(casts, "copy_of", lambda count: lambda: None)
-    monkeypatch.setattr(casts, "shapes_of", lambda **_: [("cast_1x128", (4, 256)), ("cast_both", (4, 256))])
+    two: dict[str, tuple[Callable[..., None], list[tuple[int, ...]]]] = {
+        "linear": (linear.measure, [(1, 128, 256), (5, 128, 256)]),
+        "experts": (made, [SMALL_EXPERTS, (4, 2, 1, 256, 128)]),
+    }
+    for name, (measure, shapes) in two.items():
+        plan = planned(lambda quick, shapes=shapes: shapes, measure, (len(shapes[0]),), ",".join("12345"))
+        monkeypatch.setitem(benches.BENCHES, name, replace(benches.BENCHES[name], plan=plan))
+    of_casts = [casts._kind(kind, [(4, 256)], "cpu") for kind in ("cast_1x128", "cast_both")]
+    chosen = replace(casts.KINDS, by_name=dict(zip(("cast_1x128", "cast_both"), of_casts, strict=True)))
+    monkeypatch.setitem(benches.BENCHES, "casts", replace(casts.BENCH, plan=chosen.plan("1,2")))
     monkeypatch.setattr(casts.Compiler, "__call__", lambda self, call: call)
     monkeypatch.setattr(
-        casts, "cold", lambda calls, *_: {name: (Spread(9.0, 8.0, 10.0), ("kernel" * 50,)) for name in calls}
+        kinds, "cold", lambda calls, *_: {name: (Spread(9.0, 8.0, 10.0), ("kernel" * 50,)) for name in calls}
     )
-    yield
 
 
 @pytest.mark.usefixtures("small")
@@ -387,7 +381,7 @@ def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypat
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("launch failed")
 
-    monkeypatch.setattr("deep_gemm.casts.cast_both_to_fp8", broken)
+    monkeypatch.setattr("deep_gemm.casts.fp8.cast_both_to_fp8", broken)
     out = tmp_path / "result.json"
     code, output = invoke("bench", "casts", "--out", str(out))
     assert code == 1
@@ -406,7 +400,7 @@ def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypat
             "--only chooses contenders of einsum, casts, linear, experts, fp4_experts, few_experts, attention, hc, "
             "bf16, training, distributed, not of bench dense",
         ),
-        (("casts", "--shapes", "1,2"), "shapes: expected some that casts are measured at, got '1,2'"),
+        (("casts", "--shapes", "1,2"), "shapes: expected some that are measured, got '1,2'"),
         (("casts", "--shapes", "1"), "shapes: expected two positive integers like 8192,7168, got '1'"),
         (("linear", "--shapes", "1,2"), "shapes: expected three positive integers like 64,2112,7168, got '1,2'"),
         (("experts", "--shapes", "1,2"), "shapes: expected five positive integers like 32,8,64,7168,2048, got '1,2'"),
@@ -450,33 +444,6 @@ def made_up(kind: str) -> Report:
         if kind == "linear":
             report.rows.append(replace(row, contender=COPY, us=10.0, parts=None))
     return report
-
-
-def printed(report: Report) -> list[str]:
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    table.print_report(report, console)
-    return [" ".join(line.split()) for line in console.export_text().splitlines()]
-
-
-def test_table_of_linear_layers() -> None:
-    lines = printed(made_up("linear"))
-    assert "4096x2112x7168 60.00 50.00 1.20 60.00 1.00 90.00 0.67 100.0" in lines
-    assert "4096 7 1.20 1.00 0.67" in lines
-
-
-def test_table_of_experts() -> None:
-    lines = printed(made_up("experts"))
-    assert "256 8192 7168x2048 60.00 90.00 0.67 50.00 83% 100.0" in lines
-    assert "256 7168x2048 7 0.67" in lines
-
-
-@pytest.mark.parametrize("kind", ["linear", "experts"])
-def test_tables_are_no_wider_than_80_columns(kind: str) -> None:
-    report = made_up(kind)
-    report.rows = [replace(row, us=(row.us or 0) * 123.45) for row in report.rows]
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    table.print_report(report, console)
-    assert max(len(line.rstrip()) for line in console.export_text().splitlines()) <= 80
 
 
 @pytest.mark.parametrize("kind", ["linear", "experts"])

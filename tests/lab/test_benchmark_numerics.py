@@ -11,14 +11,14 @@ from rich.console import Console
 from test_docs import script
 from torch import Tensor
 
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.dense.check import dense_problem
-from deep_gemm.gemm.output import Output
-from lab.bench import command, numerics, table
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kinds.output import Output
+from lab.bench import benches, command, numerics
 from lab.bench.contenders import BF16, FAST, OURS
 from lab.bench.numerics import KINDS, ONE_BIG, OPERANDS
 from lab.bench.report import Report, Row
-from lab.sim import dense as sim
+from lab.sim import product as simulated
 
 SMALL = {"m_grouped_fp8_gemm_nt_contiguous": (2, 128, 256, 256), "m_grouped_fp8_gemm_nt_masked": (2, 128, 256, 256)}
 
@@ -95,7 +95,7 @@ def test_a_quick_run_needs_no_gpu_and_its_figures_are_shown(tmp_path: Path, monk
     report = Report.load(tmp_path / "numerics.json")
     assert {row.mode for row in report.rows} == {numerics.MODE}
     console = Console(width=160, record=True)
-    table.print_report(report, console)
+    benches.print_report(report, console)
     assert "one_big_next_block" in console.export_text()
 
 
@@ -152,7 +152,7 @@ LOST = {"one_big_same_step": [0, 0, 1], "one_big_same_block": [0, 0, 1], "one_bi
 def test_the_simulated_tensor_cores_lose_what_the_page_says() -> None:
     m, n, k = 64, 128, 256
     config = tile_config(64, 64, Output(is_fp32=True), k=k)
-    kernel = sim.compile_config(config)
+    kernel = simulated.compile_config(config)
     for kind, at in ONE_BIG.items():
         lost = []
         for gap in (12, 13, 14):
@@ -160,7 +160,7 @@ def test_the_simulated_tensor_cores_lose_what_the_page_says() -> None:
             a, b = a[:m], b[:n]
             operands = (a.to(torch.float8_e4m3fn), torch.ones(m, 2)), (b.to(torch.float8_e4m3fn), torch.ones(1, 2))
             p = dense_problem(*operands, torch.full((m, n), torch.nan), None)
-            d = sim.run(kernel, config, p, truncate=True).d
+            d = simulated.run(kernel, config, p, truncate=True).d
             lost.append(float(((a @ b.t() - d) / (a[:, at] @ b[:, at].t())).mean()))
         assert lost == LOST[kind]
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
-from lab.bench import command, linear, table, training
+from lab.bench import linear, training
 from lab.bench.contenders import BF16, OURS
-from lab.bench.report import Report
 from lab.bench.timing import KernelEvent, Spread
 
 MIXTURE, MATRIX = (4, 2, 24, 64, 32), (24, 32, 64)
@@ -82,33 +80,6 @@ def test_what_runs_beside_another_kernel_counts_once_and_2_us_are_no_wait() -> N
     }  # 2 us: launches that follow each other
 
 
-def test_the_table_has_steps_beside_bf16_and_time_lines() -> None:
-    rows = [
-        row for shape in (MATRIX, (48, 32, 64)) for row in training.rows_of(shape, training.layers_of(shape, "cpu"), ())
-    ]
-    report = Report({"kind": "training", "commit": "abc", "machine": {"gpu": "NVIDIA H200", "cpu": "x"}}, rows)
-    console = Console(width=80, record=True)
-    table.print_report(report, console)
-    text = console.export_text()
-    for expected in (
-        "24x32x64",
-        "2000.0",
-        "1.00",
-        "2.1",
-        "1514 us",
-        "a step of 24x32x64",
-        "a step of 48x32x64",
-        "2 wait",
-        "10.00",
-    ):
-        assert expected in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_shapes_are_chosen() -> None:
-    measure: Any
-    total, measure = command._casts_or_layers("training", False, "24,32,64;4,2,24,64,32")
-    assert total == 2
-    assert measure.args == ([MATRIX, MIXTURE],)
+def test_few_shapes_are_of_both_kinds() -> None:
     assert {training.kind_of(shape) for shape in training.shapes_of(quick=True)} == {training.EXPERTS, training.LINEAR}
     assert set(training.shapes_of(quick=True)) < set(training.shapes_of())

@@ -11,7 +11,7 @@ import torch
 from lab.bench import yardsticks
 from lab.bench.report import HEADER_KEYS, Report
 from lab.bench.timing import L2Flush, Spread
-from lab.bench.yardsticks import COPY, PRODUCT, Yardsticks, upstream_us
+from lab.bench.yardsticks import COPY, PRODUCT, Yardsticks
 
 THAT_DAY = Yardsticks("NVIDIA H200", 256.22, 1400.71)
 
@@ -31,22 +31,22 @@ THAT_DAY = Yardsticks("NVIDIA H200", 256.22, 1400.71)
     ],
 )
 def test_on_the_day_of_the_anchors_upstream_takes_what_it_took(kind: str, shape: tuple[int, ...], us: float) -> None:
-    assert upstream_us(kind, shape, THAT_DAY) == pytest.approx(us)
+    assert THAT_DAY.upstream_us(kind, shape) == pytest.approx(us)
 
 
 def test_the_yardstick_of_what_limits_a_shape_scales_it() -> None:
     slow_memory, slow_arithmetic = replace(THAT_DAY, copy_us=2 * 256.22), replace(THAT_DAY, bf16_dense_us=2 * 1400.71)
-    assert upstream_us("skip_head_mid", (128, 32768, 512), slow_memory) == pytest.approx(2 * 11.49)
-    assert upstream_us("skip_head_mid", (128, 32768, 512), slow_arithmetic) == pytest.approx(11.49)
-    assert upstream_us("mqa_logits", (2048, 8192, 64, 128), slow_memory) == pytest.approx(224.61)
-    assert upstream_us("mqa_logits", (2048, 8192, 64, 128), slow_arithmetic) == pytest.approx(2 * 224.61)
+    assert slow_memory.upstream_us("skip_head_mid", (128, 32768, 512)) == pytest.approx(2 * 11.49)
+    assert slow_arithmetic.upstream_us("skip_head_mid", (128, 32768, 512)) == pytest.approx(11.49)
+    assert slow_memory.upstream_us("mqa_logits", (2048, 8192, 64, 128)) == pytest.approx(224.61)
+    assert slow_arithmetic.upstream_us("mqa_logits", (2048, 8192, 64, 128)) == pytest.approx(2 * 224.61)
 
 
 def test_no_figure_stands_where_none_was_measured() -> None:
-    assert upstream_us("skip_head_mid", (128, 32768, 512), replace(THAT_DAY, gpu="NVIDIA H100 80GB HBM3")) is None
-    assert upstream_us("skip_head_mid", (128, 32768, 512), replace(THAT_DAY, gpu=None)) is None
-    assert upstream_us("skip_head_mid", (129, 32768, 512), THAT_DAY) is None
-    assert upstream_us("dense", (128, 32768, 512), THAT_DAY) is None
+    assert replace(THAT_DAY, gpu="NVIDIA H100 80GB HBM3").upstream_us("skip_head_mid", (128, 32768, 512)) is None
+    assert replace(THAT_DAY, gpu=None).upstream_us("skip_head_mid", (128, 32768, 512)) is None
+    assert THAT_DAY.upstream_us("skip_head_mid", (129, 32768, 512)) is None
+    assert THAT_DAY.upstream_us("dense", (128, 32768, 512)) is None
 
 
 def test_every_row_of_the_family_names_a_yardstick_that_was_timed() -> None:

@@ -8,13 +8,11 @@ import pytest
 
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
-from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
+from deep_gemm.gemm.kernel import BF16_GEMM
 from deep_gemm.hyper.kernel import KERNEL as HC_PRENORM
 from deep_gemm.hyper.kernel import HcConfig
-from deep_gemm.indexer.kernel import KERNEL as MQA_LOGITS
-from deep_gemm.indexer.kernel import mqa_config
-from deep_gemm.indexer.paged_kernel import KERNEL as PAGED_LOGITS
-from deep_gemm.indexer.paged_kernel import paged_config
+from deep_gemm.indexer.config import InPages, InRows, logits_config
+from deep_gemm.indexer.kernel import IN_PAGES, IN_ROWS
 from lab.gates import violations
 
 
@@ -31,8 +29,9 @@ class Break(NamedTuple):
 
 ADDS_C = next(config for config in BF16_GEMM.configs() if config.with_c and config.cluster_k == config.slices == 1)
 HC = HC_PRENORM, HcConfig(128, 24, 2), "hc_prenorm.cuh"
-MQA = MQA_LOGITS, mqa_config(64, 128, 4, False, False), "fp8_mqa_logits.cuh"
-PAGED = PAGED_LOGITS, paged_config(2, 64, 128, 64, 4), "fp8_paged_mqa_logits.cuh"
+MQA = IN_ROWS, logits_config(64, 128, 4, InRows())
+PAGED = IN_PAGES, logits_config(64, 128, 4, InPages(2, 64))
+TILES, ROWS_KERNEL, PAGES_KERNEL = "logits/tiles.cuh", "fp8_mqa_logits.cuh", "fp8_paged_mqa_logits.cuh"
 WAIT, NO_REGISTERS = (
     "ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();",
     "ptx::setmaxnreg_inc<kMathRegisters>();",
@@ -46,11 +45,11 @@ BREAKS = {
     "hc_prenorm: A is not loaded": Break(*HC, LOAD_OF_A, LOAD_OF_A.replace("ptx", "if (false) ptx"), "TMA loads"),
     "hc_prenorm: the first block of B": Break(*HC, LOAD_OF_B.format("k_block * kBlockK"), LOAD_OF_B.format(0), None),
     # the first unit is read while its product runs
-    "fp8_mqa_logits: no wait": Break(*MQA, WAIT, "if (kUnit) ptx::wgmma_wait_group<0>();", "C7517"),
-    "fp8_mqa_logits: no setmaxnreg": Break(*MQA, NO_REGISTERS, "", "setmaxnreg"),
-    "fp8_mqa_logits: other keys": Break(*MQA, "kBlock * kBlockKeys,\n", "kBlock * 64,\n", None),
-    "fp8_paged_mqa_logits: no wait": Break(*PAGED, WAIT, "ptx::wgmma_wait_group<1>();", "C75"),
-    "fp8_paged_mqa_logits: no setmaxnreg": Break(*PAGED, NO_REGISTERS, "", "setmaxnreg"),
+    "fp8_mqa_logits: no wait": Break(*MQA, TILES, WAIT, "if (kUnit) ptx::wgmma_wait_group<0>();", "C7517"),
+    "fp8_mqa_logits: no setmaxnreg": Break(*MQA, ROWS_KERNEL, NO_REGISTERS, "", "setmaxnreg"),
+    "fp8_mqa_logits: other keys": Break(*MQA, TILES, "kBlock * work.step,\n", "kBlock * 64,\n", None),
+    "fp8_paged_mqa_logits: no wait": Break(*PAGED, TILES, WAIT, "ptx::wgmma_wait_group<1>();", "C75"),
+    "fp8_paged_mqa_logits: no setmaxnreg": Break(*PAGED, PAGES_KERNEL, NO_REGISTERS, "", "setmaxnreg"),
 }
 
 

@@ -12,14 +12,12 @@ from test_cli import no_compiler, words
 from test_cli import run as run_any
 from typer.testing import CliRunner
 
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.dense.choose import reachable, reachable_decode
-from deep_gemm.gemm.depths.choose import reachable_k_grouped
-from deep_gemm.gemm.heads import choose as heads
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
 from lab import inspect as inspect_kernels
 from lab.__main__ import app
+from lab.configs import reachable_decode, reachable_grouped, reachable_heads, reachable_k_grouped, reachable_silu
+from lab.configs import reachable_dense as reachable
 from lab.gates import GATES
 from lab.inspect import OPCODES
 from lab.kernels import all_kernels
@@ -307,7 +305,7 @@ def test_configs_lists_every_reachable_configuration() -> None:
     result = run("configs")
     assert result.exit_code == 0
     lines = {tuple(line.split()) for line in result.output.splitlines()}
-    of_heads = [config for config in heads.reachable() if isinstance(config, GemmConfig)]
+    of_heads = [config for config in reachable_heads() if isinstance(config, GemmConfig)]
     listed = [*reachable(), *reachable_grouped(), *reachable_silu(), *reachable_k_grouped(), *of_heads]
     for config in listed:
         producer, math = map(str, config.registers)
@@ -316,7 +314,7 @@ def test_configs_lists_every_reachable_configuration() -> None:
     for decode in reachable_decode():
         sizes = [str(decode.num_stages), str(decode.shared_bytes), str(decode.num_threads)]
         assert (*decode.name.split(), *sizes, str(decode.registers_limit)) in lines
-    every = len(listed) - len(of_heads) + len(reachable_decode()) + len(heads.reachable())
+    every = len(listed) - len(of_heads) + len(reachable_decode()) + len(reachable_heads())
     assert f"{every} configurations" in result.output
     others = [
         (kernel, config)

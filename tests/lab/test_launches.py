@@ -12,7 +12,8 @@ from public_launches import python_calls
 from thorough import sample
 
 from deep_gemm.core.jit.tensor_map import TensorMap
-from deep_gemm.gemm.dense import launch as dense
+from deep_gemm.gemm import launch
+from deep_gemm.gemm.config.tall import GemmConfig
 from lab.sim.dense import DenseTrial
 from lab.sim.trial import Trial
 
@@ -61,14 +62,14 @@ def test_a_changed_launch_has_another_digest(change: str, monkeypatch: pytest.Mo
     before = launches_of(trial)
     assert launches_of(trial) == before
     if change == "grid":
-        grid = dense.grid
-        monkeypatch.setattr(dense, "grid", lambda *given: grid(*given) + 1)
+        ctas = GemmConfig.ctas
+        monkeypatch.setattr(GemmConfig, "ctas", lambda *given: ctas(*given) + 1)
     elif change == "parameter":
-        sides: Any = vars(dense)["sides_in_words"]
-        monkeypatch.setattr(dense, "sides_in_words", lambda *given: sides(*given) ^ 1)
+        sides: Any = vars(launch)["sides_in_words"]
+        monkeypatch.setattr(launch, "sides_in_words", lambda *given: sides(*given) ^ 1)
     else:
-        output_map: Any = vars(dense)["output_map"]
-        monkeypatch.setattr(dense, "output_map", lambda *given: wider(output_map(*given)))
+        output_map: Any = vars(launch)["output_map"]
+        monkeypatch.setattr(launch, "output_map", lambda *given: wider(output_map(*given)))
     assert digest(launches_of(trial)) != digest(before)
 
 

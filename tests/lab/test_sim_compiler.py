@@ -7,10 +7,10 @@ import re
 import conftest
 import pytest
 
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim import HostCompileError, library
-from lab.sim import dense as fp8_gemm
+from lab.sim import product as simulated
 
 
 @pytest.fixture(autouse=True)
@@ -44,4 +44,4 @@ def test_other_tests_run(request: pytest.FixtureRequest) -> None:
 
 def test_the_simulator_says_what_it_lacks() -> None:
     with pytest.raises(HostCompileError, match=re.escape("needs g++ (C++17); none was found in PATH")):
-        fp8_gemm.compile_config(tile_config(128, 64, Output()), {})
+        simulated.compile_config(tile_config(128, 64, Output()), {})

@@ -8,24 +8,25 @@ from helpers import random_fp8, random_scales
 from torch import Tensor
 
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.problem import Problem
 from lab.sim.rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes, excess
 
 M, N, K = 24, 136, 400
 
 
-def solved(dtype: torch.dtype, with_c: bool = False) -> tuple[DenseProblem, Tensor]:
+def solved(dtype: torch.dtype, with_c: bool = False) -> tuple[Problem, Tensor]:
     """A problem whose elements are of very different sizes, and what the reference gives."""
     g = torch.Generator().manual_seed(1)
     a = random_fp8((M, K), g), random_scales((M, 4), g, -20, 4)
     b = random_fp8((N, K), g), random_scales((2, 4), g, -20, 4)
     c = torch.randn(M, N, generator=g).to(dtype) if with_c else None
     p = dense_problem(a, b, torch.empty(M, N, dtype=dtype), c)
-    reference.dense(p)
+    reference.compute(p)
     return p, p.d
 
 
-def in_steps(p: DenseProblem) -> Tensor:
+def in_steps(p: Problem) -> Tensor:
     """The product as the simulator computes it: 32 products exactly, each step of a block rounded to FP32."""
     acc = torch.zeros(M, N, dtype=torch.float64)
     for block in range(4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from deep_gemm.nn import experts
 from lab.__main__ import app
 from lab.sim import lay_scales
 from lab.soak import attempt as attempts
+from lab.soak import trial as trials
 from lab.soak.ahead import drawn
 from lab.soak.attempt import Attempt, attempt
 from lab.soak.command import kinds_of
@@ -46,6 +48,14 @@ def test_problems_of_every_kind_pass(kind: type[Trial]) -> None:
         found = attempt(11, number, (kind,), "cpu")
         assert found.wrong is None, f"{found.text}: {found.done}: {found.wrong}"
         assert found.calls
+
+
+def test_a_problem_is_told_by_what_was_drawn_for_it() -> None:
+    assert doctest.testmod(trials).attempted > doctest.testmod(trials).failed == 0
+    text = DENSE(Draw("0", "cpu")).text
+    assert re.match(r"major=\w\w by_row=\w+ exact=\w+ dtype=torch\.\w+ c=\w+ ", text)
+    assert re.search(r" m=\d+ n=\d+ k=\d+ weight: \(exact=", text)
+    assert "; a float8_e4m3fn (" in text
 
 
 def test_every_product_cast_and_layer_has_a_kind() -> None:

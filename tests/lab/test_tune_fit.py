@@ -12,38 +12,34 @@ import pytest
 from typer.testing import CliRunner
 
 from deep_gemm.core.gpu import H100, H200
-from deep_gemm.gemm import timings
-from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.timings import NAMES, OF_A_GPU, Timings
+from deep_gemm.gemm.choose import timings
+from deep_gemm.gemm.choose.tiles import OUTPUTS_BY_NAME, tiles_for
+from deep_gemm.gemm.choose.timings import NAMES, OF_A_GPU, Timings
+from deep_gemm.gemm.kinds.output import Output
 from lab.__main__ import app
-from lab.bench import tune_collect, tune_fit, tune_samples
-from lab.bench.tune_collect import Collection
+from lab.bench import tune_fit
 from lab.bench.tune_fit import Collected, Product
-from lab.bench.tune_samples import Sample
 
 pytestmark = pytest.mark.release
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
-USUAL = [one for one in tune_samples.samples(132) if one.output.parts == 1]
-SAMPLES = [one for one in USUAL if one.m > 1 or one.purpose == "launch"][:100]
+MEASURED = Collected.load(RESULTS / "tune-h200-2026-11-22-45f5a79.json").products
+SAMPLES = [one for one in MEASURED if one.m > 1 or one.purpose == "launch"][:100]
 
 
-def product_of(sample: Sample, us: dict[str, float]) -> Product:
-    sizes = tuple(sample.sizes()) if sample.num_groups else ()
-    return Product(
-        sample.output, sample.m, sample.n, sample.k, sample.num_groups, sizes, sample.is_fitted, sample.purpose, us
-    )
+def dense(m: int, n: int, k: int, output: Output | None = None) -> Product:
+    """A product that every tile of its output may compute."""
+    output = output or Output()
+    return Product(output, m, n, k, 0, (), True, "choice", dict.fromkeys((tile.name for tile in tiles_for(output)), 1))
 
 
-def by_formula(truth: Timings, samples: Iterable[Sample] = SAMPLES) -> list[Product]:
+def by_formula(truth: Timings, samples: Iterable[Product] = SAMPLES) -> list[Product]:
     """Products that take exactly what the formula says with these constants."""
     found = []
     for sample in samples:
-        product = product_of(sample, dict.fromkeys(tune_collect.entry_of(sample, H200).configs, 1.0))
-        us = {name: product.cost_us(tile, H200, truth) for name, tile in product.tiles().items()}
-        able = {name: value for name, value in us.items() if value < float("inf")}
-        found.append(product_of(sample, able))
+        us = {name: sample.cost_us(tile, H200, truth) for name, tile in sample.tiles().items()}
+        found.append(replace(sample, us={name: value for name, value in us.items() if value < float("inf")}))
     return found
 
 
@@ -73,7 +69,8 @@ def test_times_made_by_the_formula_give_its_constants_back() -> None:
 
 def test_parts_of_k_blocks_are_fitted_to_products_with_fine_scales() -> None:
     truth = tune_fit.START
-    fine = [one for one in tune_samples.choice_samples() if one.output.parts > 1 and one.m > 1][:30]
+    output = OUTPUTS_BY_NAME["1x128 32x32 bf16"]
+    fine = [dense(one.m, one.n, one.k, output) for one in SAMPLES if one.num_groups == 0 and one.m > 1][:30]
     one = Collected(H200, tuple(by_formula(truth, [*SAMPLES[:40], *fine])))  # others hold what is not of parts
     found = tune_fit.fit([one], replace(truth, part_ps=truth.part_ps * 2, part_ns=truth.part_ns / 2))["H200"]
     for name in ("part_ps", "part_ns"):
@@ -111,7 +108,7 @@ def test_gpus_share_all_constants_but_those_of_their_memory() -> None:
 
 def test_a_regret_is_what_the_chosen_tile_took_beyond_the_best() -> None:
     truth = timings.timings_of(H200)
-    (product,) = by_formula(truth, [Sample(Output(), 300, 4096, 4096)])
+    (product,) = by_formula(truth, [dense(300, 4096, 4096)])
     chosen = product.chosen(H200, truth).name
     assert tune_fit.regret(product, H200, truth) == pytest.approx(product.us[chosen] / product.best_us - 1)
     slower = replace(product, us={**product.us, chosen: product.best_us * 1.5})
@@ -121,7 +118,7 @@ def test_a_regret_is_what_the_chosen_tile_took_beyond_the_best() -> None:
 
 def test_a_chosen_tile_that_was_not_timed_counts_as_the_slowest() -> None:
     truth = timings.timings_of(H200)
-    (product,) = by_formula(truth, [Sample(Output(), 300, 4096, 4096)])
+    (product,) = by_formula(truth, [dense(300, 4096, 4096)])
     others = {name: us for name, us in product.us.items() if name != product.chosen(H200, truth).name}
     expected = max(others.values()) / min(others.values()) - 1
     assert tune_fit.regret(replace(product, us=others), H200, truth) == pytest.approx(expected)
@@ -141,24 +138,23 @@ def test_regrets_are_summed_up_by_kind_and_half() -> None:
 
 
 def write(path: Path, of: Collected, gpu: str = "NVIDIA H200") -> Path:
-    """A file as --collect leaves it."""
-    found = Collection({"machine": {"gpu": gpu, "num_sms": 132}})
-    for each in of.products:
-        found.add(
-            {
-                "output": each.output.name,
-                "m": each.m,
-                "n": each.n,
-                "k": each.k,
-                "groups": each.num_groups,
-                "sizes": list(each.sizes),
-                "fitted": each.is_fitted,
-                "purpose": each.purpose,
-                "us": {name: [us, us, us] for name, us in each.us.items()},
-                "failed": {},
-            }
-        )
-    found.save(path)
+    """A file of times."""
+    rows = [
+        {
+            "output": each.output.name,
+            "m": each.m,
+            "n": each.n,
+            "k": each.k,
+            "groups": each.num_groups,
+            "sizes": list(each.sizes),
+            "fitted": each.is_fitted,
+            "purpose": each.purpose,
+            "us": {name: [us, us, us] for name, us in each.us.items()},
+            "failed": {},
+        }
+        for each in of.products
+    ]
+    path.write_text(json.dumps({"header": {"machine": {"gpu": gpu, "num_sms": 132}}, "rows": rows}))
     return path
 
 
@@ -184,10 +180,9 @@ def test_the_file_of_constants_is_what_the_fit_gives(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--fit",), "tune: expected files of --collect with --fit, and with --fit alone, got none"),
-        (("f.json", "--audit"), "tune: expected files of --collect with --fit, and with --fit alone, got f.json"),
-        (("--fit", "none.json"), "none.json: expected a file of tune --collect, got FileNotFoundError"),
-        (("--fit", "f.json", "--commit", "abc"), "--commit is for --audit and --collect; --fit records none"),
+        (("--fit",), "tune: expected --fit and files of times of tiles, got none"),
+        (("f.json",), "tune: expected --fit and files of times of tiles, got none"),
+        (("--fit", "none.json"), "none.json: expected a file of times of tiles, got FileNotFoundError"),
     ],
 )
 def test_command_line_refuses_in_words(arguments: tuple[str, ...], complaint: str) -> None:
@@ -202,7 +197,7 @@ def test_command_line_refuses_in_words(arguments: tuple[str, ...], complaint: st
 def test_what_is_no_collection_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "f.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"f\.json: expected a file of tune --collect, got "):
+    with pytest.raises(ValueError, match=r"f\.json: expected a file of times of tiles, got "):
         Collected.load(path)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.linear.kernel import LinearDecodeConfig
 from lab.sim.linear_decode import LinearTrial as Trial
 from lab.sim.mutate import Mutation

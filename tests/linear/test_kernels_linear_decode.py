@@ -16,10 +16,9 @@ from deep_gemm.core import settings as settings_module
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.gpu import H200
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense import choose as heuristics
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.choose.fp8 import choose
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.linear import kernel as linear_decode
 from deep_gemm.linear.kernel import KERNEL, MAX_ROWS, LinearDecodeConfig, serving
 
@@ -29,7 +28,6 @@ N, K = 2112, 7168
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
-    monkeypatch.setattr(heuristics, "tuned_tiles", dict)
     fake = install(monkeypatch)
     monkeypatch.setattr(linear_decode, "is_hopper", lambda _: True)
     monkeypatch.setattr(linear_decode, "gpu_of", lambda _: H200)
@@ -59,7 +57,7 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: i
     bias = torch.ones(N, dtype=torch.bfloat16) if with_bias else None
     out = torch.empty(m, N + 8, dtype=torch.bfloat16)[:, :N]
     linear(x, w, out=out, bias=bias)
-    tile = dense.choice(m, N, K, Output(with_c=with_bias), H200)
+    tile = choose(Sizes(m, N, K), Output(with_c=with_bias), H200)
     assert isinstance(tile, DecodeConfig)
     assert [launch.kernel for launch in gpu.launches] == [KERNEL.name]
     config = serving(m, K, tile)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.choose import reachable_decode
+from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.linear.kernel import LinearDecodeConfig, serving
+from lab.configs import reachable_decode
 from lab.sim import linear_decode as sim
 from lab.sim.linear_decode import LinearTrial
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import empty_scales
+from deep_gemm.gemm.api.grouped import product_of_rows_by_64
+from deep_gemm.gemm.ask.silu import SILU_COLUMNS
 from deep_gemm.gemm.reference import block_scaled_product
-from deep_gemm.gemm.rows.api import product_of_rows_by_64
-from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS
 from deep_gemm.moe.activation import activated_product_of_rows, silu_mul
 from lab.silu import right
 from lab.sim import rows_silu as sim
@@ -110,7 +110,7 @@ def test_a_has_a_scale_for_64_columns(k: int) -> None:
 def arguments(**changes: Any) -> dict[str, Any]:
     """A right call of `activated_product_of_rows`, but for changes."""
     p = sim.random_problem([1, 1], 256, 128, behind=1)
-    call = {"a": (p.a, p.sfa), "b": (p.b, p.sfb), "d": (p.d, p.scales), "ends": p.ends, "row_weights": p.row_weights}
+    call = {"a": (p.a, p.sfa), "b": (p.b, p.sfb), "d": (p.d, p.scales), "ends": p.c, "row_weights": p.row_weights}
     return {**call, **changes}
 
 

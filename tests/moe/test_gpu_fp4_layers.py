@@ -17,7 +17,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.gemm.rows.api import product_of_rows_by_64
+from deep_gemm.gemm.api.grouped import product_of_rows_by_64
 
 pytestmark = pytest.mark.gpu
 NEAR = 1e-6

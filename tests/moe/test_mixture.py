@@ -19,7 +19,7 @@ from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.seen import Seen
 from deep_gemm.core.settings import set_compile_mode
-from deep_gemm.gemm import kernel_decode
+from deep_gemm.gemm.kernel import FP8_GEMM_DECODE
 from deep_gemm.moe import mixture
 
 EXPERTS, HIDDEN, INTER, TOPK = 6, 272, 144, 3
@@ -135,7 +135,7 @@ def test_kernels_begin_beside_the_end_of_the_one_before_as_by_tensors(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begins: list[tuple[str, bool]] = []
-    ordinary, product, compute = Kernel.launcher, kernel_decode.KERNEL.launcher, addressed_kernels.fp8_gemm_few_rows
+    ordinary, product, compute = Kernel.launcher, FP8_GEMM_DECODE.launcher, addressed_kernels.fp8_gemm_few_rows
 
     def of_product(config: Any, device: int, is_dependent: bool) -> Any:
         begins.append(("product", is_dependent))
@@ -149,7 +149,7 @@ def test_kernels_begin_beside_the_end_of_the_one_before_as_by_tensors(
         begins.append(("weight", bool(p["weight_is_ready"])))
         compute(config, p)
 
-    monkeypatch.setattr(kernel_decode.KERNEL, "launcher", of_product)
+    monkeypatch.setattr(FP8_GEMM_DECODE, "launcher", of_product)
     monkeypatch.setattr(Kernel, "launcher", of_others)
     monkeypatch.setattr(addressed_kernels, "fp8_gemm_few_rows", computed)
     for _ in range(2):

@@ -30,6 +30,8 @@ class Values(NamedTuple):
 E4M3 = Values("e4m3", 8)
 E2M1 = Values("e2m1", 4)
 """FP4's, two to a byte."""
+BFLOAT16 = Values("bf16", 16)
+"""Numbers without scales."""
 PER_ROW = Scales(1, SCALE_BLOCK)
 """A scale for 128 columns of each row: A's usual ones; with B's ("1D1D") those of gradients of weights."""
 PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)

@@ -1,4 +1,4 @@
-// What fp8_gemm_decode is given of a product; gemm/kernel_decode.py packs it. The files decode/one.cuh, decode/heads.cuh,
+// What fp8_gemm_decode is given of a product; gemm/launch.py packs it. The files decode/one.cuh, decode/heads.cuh,
 // decode/skip_mid.cuh and decode/rows.cuh, of which config.cuh names one, add what products of one head, or of several, or into
 // the parts of heads, or of groups of rows, need beside it:
 //

@@ -2,11 +2,11 @@
 #pragma once
 #include "config.cuh"
 #include "logits/mqa_params.cuh"
+#include "logits/tiles.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "types.cuh"
 
-constexpr uint32_t kTileTokens = kUnits * kUnitTokens;
 static_assert(kTileTokens <= 32, "a lane for each token of a tile");
 constexpr uint32_t kKeyAlignment = 32;  // a tile's blocks begin at such keys: logits of 16 bytes together are not parted
 

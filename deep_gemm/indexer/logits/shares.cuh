@@ -6,6 +6,7 @@
 // rows that are filled with -inf are shared out in the same way, by themselves.
 #pragma once
 #include "config.cuh"
+#include "lanes.cuh"
 #include "logits/ranges.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -28,16 +29,6 @@ struct WorkShare {
   uint32_t tile, number, count;
 };
 
-DEVICE uint32_t sum_before_in_warp(uint32_t value, uint32_t lane) {
-  uint32_t sum = value;
-#pragma unroll
-  for (uint32_t distance = 1; distance < 32; distance *= 2) {
-    const uint32_t before = ptx::shfl_sync(sum, lane - distance);
-    if (lane >= distance) sum += before;
-  }
-  return sum - value;
-}
-
 // All threads of the CTA, before roles part. shares[kSteps] and, if rows are cleaned, shares[kFills].
 DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&shares)[2]) {
   constexpr uint32_t kLines = kIsClean ? 2 : 1;
@@ -55,7 +46,7 @@ DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&sh
   ptx::syncwarp();
 #pragma unroll
   for (uint32_t line = 0; line < kLines; ++line) {
-    before[line] = sum_before_in_warp(counts[line], lane);
+    before[line] = sum_up_to_lane(counts[line], lane) - counts[line];
     if (lane == 31) ptx::st_shared_b32(&shared.of_warps[line][warp], before[line] + counts[line]);
   }
   ptx::syncthreads();

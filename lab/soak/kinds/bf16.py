@@ -2,187 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from deep_gemm.core.settings import get_mk_alignment_for_contiguous_layout
-from deep_gemm.gemm import bf16
+import deep_gemm
 
 from ..draw import Draw
-from ..trial import Right, Tensors, Trial
-from .groups import draw_counts, draw_layout, ids_of_ends, rows_written
+from ..trial import Right, Tensors
+from . import dense, fp8, rows
 
 BF16, LARGEST = torch.bfloat16, 4
-CALLS = {"nt": bf16.bf16_gemm_nt, "nn": bf16.bf16_gemm_nn, "tn": bf16.bf16_gemm_tn, "tt": bf16.bf16_gemm_tt}
+CALLS = {
+    "nt": deep_gemm.bf16_gemm_nt,
+    "nn": deep_gemm.bf16_gemm_nn,
+    "tn": deep_gemm.bf16_gemm_tn,
+    "tt": deep_gemm.bf16_gemm_tt,
+}
 
 
-class OfBf16(Trial):
-    """The common parts of all kinds of BF16."""
+class OfBf16(fp8.OfFp8):
+    """The common parts of products of BF16: operands without scales, and exact sums."""
 
-    def fill(self) -> None:
-        """Whole numbers."""
+    def drawn_exactness(self) -> bool:
+        """Draw small whole numbers always."""
+        return True
+
+    def drawn_depth(self, most: int) -> int:
+        """Draw k: a dimension that lies contiguous is a multiple of 8."""
+        return self.draw.size(8, most, 8)
+
+    def room_of_a(self, *rows: int) -> dict[str, Tensor]:
+        """Room for A."""
+        a = self.draw.matrix((*rows, self.k), BF16, turned=self.turned_a)
+        return {"a": a.mT if self.turned_a else a}
+
+    def room_of_b(self, *rows: int) -> dict[str, Tensor]:
+        """Room for B, which may lie either way whichever way it is given."""
+        b = self.draw.matrix((*rows, self.k), BF16, turned=self.turned if len(rows) == 1 else self.draw.flag())
+        return {"b": b.mT if self.turned else b}
+
+    def fill_operands(self) -> None:
+        """Draw whole numbers."""
         for name in ("a", "b"):
             self.operands[name].copy_(self.draw.integers(self.operands[name].shape, -LARGEST, LARGEST))
 
+    def given(self, x: Tensors) -> tuple[Tensor, Tensor]:
+        """Give A and B."""
+        return x["a"], x["b"]
 
-class DenseBf16(OfBf16):
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """Give the FP64 numbers of A `[..., m, k]` and B `[..., n, k]`."""
+        a, b = self.operands["a"].double(), self.operands["b"].double()
+        return a.mT if self.turned_a else a, b.mT if self.turned else b
+
+
+class DenseBf16(OfBf16, dense.Dense):
     """`bf16_gemm_nt` and its relatives."""
 
     kind = "bf16_gemm"
+    majors: ClassVar = tuple(CALLS)
+    has_rows = False
 
-    def __init__(self, draw: Draw) -> None:
-        super().__init__(draw)
-        self.major = draw.rng.choice(tuple(CALLS))
-        self.dtype = torch.float32 if draw.flag(0.3) else BF16
-        self.c = draw.rng.choice((None, None, "c", "d"))
-        # A dimension that lies contiguous is a multiple of 8.
-        self.m = draw.size(8, 3000, 8) if self.major[0] == "t" else draw.size(1, 3000)
-        self.n, self.k = draw.size(8, 3000, 8), draw.size(8, 4096, 8)
-        a, b = (
-            (self.k, self.m) if self.major[0] == "t" else (self.m, self.k),
-            (self.k, self.n) if self.major[1] == "n" else (self.n, self.k),
-        )
-        self.operands = {"a": draw.matrix(a, BF16), "b": draw.matrix(b, BF16)}
-        self.outputs = {"d": draw.output((self.m, self.n), self.dtype)}
-        if self.c == "c":
-            self.operands["c"] = draw.matrix((self.m, self.n), self.dtype)
+    def drawn_rows(self) -> int:
+        """Draw m."""
+        return self.draw.size(8, 3000, 8) if self.turned_a else super().drawn_rows()
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return f"{self.major} {self.m}x{self.n}x{self.k} {self.dtype} C={self.c}"
+    def product(self) -> Callable[..., Any]:
+        """The function that is called."""
+        return CALLS[self.major]
 
     def refused_faults(self) -> Mapping[str, str]:
         """All operands are taken as they lie."""
-        faults = {"a": "dtype address stride shape device", "b": "dtype address stride shape device"}
-        return {
-            **faults,
-            "d": "dtype address stride shape device expanded",
-            **({"c": "dtype shape device"} if self.c == "c" else {}),
-        }
-
-    def fill(self) -> None:
-        """Draw all anew."""
-        super().fill()
-        self.draw_c((self.m, self.n), self.c)
-
-    def call(self, x: Tensors) -> Tensors:
-        """D is given."""
-        CALLS[self.major](x["a"], x["b"], x["d"], {"c": x.get("c"), "d": x["d"], None: None}[self.c])
-        return {}
-
-    def right(self) -> dict[str, Right]:
-        """Compute D in FP64."""
-        a, b = self.operands["a"].double(), self.operands["b"].double()
-        exact = (a.t() if self.major[0] == "t" else a) @ (b if self.major[1] == "n" else b.t())
-        c = self.operands.get("c", self.starts.get("d"))
-        return {"d": Right(exact if c is None else exact + c.double())}
+        found = {"a": fp8.VALUES, "b": fp8.VALUES, "d": fp8.OUTPUT + " expanded"}
+        return found | ({"c": "dtype shape device"} if self.c == "c" else {})
 
 
-class RowsBf16(OfBf16):
+class RowsBf16(OfBf16, rows.Contiguous):
     """`m_grouped_bf16_gemm_nt_contiguous` and its nn form."""
 
     kind = "m_grouped_bf16_contiguous"
-    faults: ClassVar = {
-        "a": "dtype address stride shape device",
-        "b": "dtype address shape device",
-        "layout": "dtype device",
-        "d": "dtype address stride shape device",
-    }
+    faults: ClassVar = {"a": fp8.VALUES, "b": "dtype address shape device", "layout": "dtype device", "d": fp8.OUTPUT}
 
-    def __init__(self, draw: Draw) -> None:
-        super().__init__(draw)
-        self.nn, self.by_ends, self.zero_padding = draw.flag(0.4), draw.flag(), draw.flag(0.7)
-        self.groups, self.m = draw.rng.choice((1, 2, 5, 16, 33)), draw.size(1, 2000)
-        self.n, self.k = draw.size(8, 1500, 8), draw.size(8, 1500, 8)
-        self.dtype = torch.float32 if draw.flag(0.2) else BF16
-        self.alignment = get_mk_alignment_for_contiguous_layout()
-        b = draw.matrix((self.groups, self.n, self.k), BF16, turned=draw.flag())
-        self.operands = {
-            "a": draw.matrix((self.m, self.k), BF16),
-            "b": b.mT if self.nn else b,
-            "layout": torch.empty(self.groups if self.by_ends else self.m, dtype=torch.int32, device=draw.device),
-        }
-        self.outputs = {"d": draw.output((self.m, self.n), self.dtype)}
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        form = ("nn " if self.nn else "nt ") + ("ends" if self.by_ends else "ids")
-        return f"{form} {self.groups} groups {self.m}x{self.n}x{self.k} {self.dtype}"
-
-    def fill(self) -> None:
-        """Draw all anew."""
-        super().fill()
-        self.operands["layout"].copy_(draw_layout(self.draw, self.m, self.groups, self.alignment, self.by_ends))
-
-    def call(self, x: Tensors) -> Tensors:
-        """D is given."""
-        product = bf16.m_grouped_bf16_gemm_nn_contiguous if self.nn else bf16.m_grouped_bf16_gemm_nt_contiguous
-        of_layout: Any = {"use_psum_layout": self.by_ends, "ensure_zero_padding": self.zero_padding}
-        product(x["a"], x["b"], x["d"], x["layout"], **of_layout)
-        return {}
-
-    def right(self) -> dict[str, Right]:
-        """Group by group."""
-        x = self.operands
-        ids = ids_of_ends(x["layout"], self.m, self.alignment) if self.by_ends else x["layout"]
-        b = (x["b"].mT if self.nn else x["b"]).double()
-        exact = torch.zeros(self.m, self.n, dtype=torch.float64, device=b.device)
-        for group in range(self.groups):
-            at = (ids == group).nonzero().flatten()
-            exact[at] = x["a"][at].double() @ b[group].t()
-        written = rows_written(ids, self.alignment, self.zero_padding, self.by_ends)
-        return {"d": Right(exact, None, written)}
+    def product(self) -> Callable[..., Any]:
+        """The function that is called."""
+        return (
+            deep_gemm.m_grouped_bf16_gemm_nn_contiguous if self.turned else deep_gemm.m_grouped_bf16_gemm_nt_contiguous
+        )
 
 
-class MaskedBf16(OfBf16):
+class MaskedBf16(OfBf16, rows.Masked):
     """`m_grouped_bf16_gemm_nt_masked`."""
 
     kind = "m_grouped_bf16_masked"
     faults: ClassVar = {
-        "a": "dtype address shape device",
-        "b": "dtype address shape device",
-        "masked_m": "dtype shape device",
-        "d": "dtype address shape device",
+        **dict.fromkeys(("a", "b", "d"), "dtype address shape device"),
+        "masked_m": fp8.INTS,
     }
 
-    def __init__(self, draw: Draw) -> None:
-        super().__init__(draw)
-        self.groups, self.max_m = draw.rng.choice((1, 2, 5, 16)), draw.size(1, 600)
-        self.n, self.k = draw.size(8, 1000, 8), draw.size(8, 1500, 8)
-        self.dtype = torch.float32 if draw.flag(0.2) else BF16
-        self.expected_m = draw.rng.choice((1, self.max_m))
-        self.operands = {
-            "a": draw.matrix((self.groups, self.max_m, self.k), BF16),
-            "b": draw.matrix((self.groups, self.n, self.k), BF16),
-            "masked_m": torch.empty(self.groups, dtype=torch.int32, device=draw.device),
-        }
-        self.outputs = {"d": draw.output((self.groups, self.max_m, self.n), self.dtype)}
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return f"{self.groups} groups of {self.max_m}x{self.n}x{self.k} {self.dtype}"
-
-    def fill(self) -> None:
-        """Draw all anew."""
-        super().fill()
-        self.operands["masked_m"].copy_(draw_counts(self.draw, self.groups, self.max_m))
-
-    def call(self, x: Tensors) -> Tensors:
-        """D is given."""
-        bf16.m_grouped_bf16_gemm_nt_masked(x["a"], x["b"], x["d"], x["masked_m"], self.expected_m)
-        return {}
+    def product(self) -> Callable[..., Any]:
+        """The function that is called."""
+        return deep_gemm.m_grouped_bf16_gemm_nt_masked
 
     def right(self) -> dict[str, Right]:
         """All rows; those behind a group's count are undefined, but lie inside of D."""
-        x = self.operands
-        row = torch.arange(self.max_m, device=self.draw.device)
-        written = (row < x["masked_m"][:, None])[..., None]
-        return {"d": Right(x["a"].double() @ x["b"].double().mT, None, written, rest_is_kept=False)}
+        found = super().right()
+        found["d"].rest_is_kept = False
+        return found
 
 
 class DepthsBf16(OfBf16):
@@ -214,11 +142,6 @@ class DepthsBf16(OfBf16):
             self.operands["c"] = torch.empty(groups, self.m, self.n, dtype=self.dtype, device=draw.device)
         self.outputs = {"d": draw.output((groups, self.m, self.n), self.dtype, packed=True)}
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return f"{self.m}x{self.n} ks={self.ks} {self.dtype} C={self.c} counted={self.is_counted}"
-
     def fill(self) -> None:
         """Draw all anew, but depths that the host states."""
         super().fill()
@@ -231,7 +154,7 @@ class DepthsBf16(OfBf16):
         """D is given."""
         c = {"c": x.get("c"), "d": x["d"], None: None}[self.c]
         ks = None if self.is_counted else self.ks
-        bf16.k_grouped_bf16_gemm_tn_contiguous(x["a"], x["b"], x["d"], ks, x.get("grouped_layout"), c)
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(x["a"], x["b"], x["d"], ks, x.get("grouped_layout"), c)
         return {}
 
     def right(self) -> dict[str, Right]:
@@ -277,12 +200,6 @@ class Expressions(OfBf16):
         self.shape = [sizes[axis] for axis in result]
         self.outputs = {"d": draw.output(self.shape, self.dtype, packed=True)}
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        shapes = " ".join("x".join(map(str, x.shape)) for x in self.operands.values())
-        return f"{self.expr} {shapes} {self.dtype} adds={self.adds}"
-
     def fill(self) -> None:
         """Draw all anew."""
         super().fill()
@@ -291,7 +208,7 @@ class Expressions(OfBf16):
 
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
-        bf16.einsum(self.expr, x["a"], x["b"], x["d"], x["d"] if self.adds else None)
+        deep_gemm.einsum(self.expr, x["a"], x["b"], x["d"], x["d"] if self.adds else None)
         return {}
 
     def right(self) -> dict[str, Right]:

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deep_gemm import casts as quantize
-from deep_gemm.casts import scales
+from deep_gemm.casts import fp8, scales
 from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.gating import activated, gating_of
+from deep_gemm.casts.rules import Target
 from deep_gemm.moe.activation import silu_mul_cast_to_fp8
 
 from ..draw import Draw
@@ -48,13 +48,6 @@ class Cast(Trial):
         if self.form == "masked":
             self.operands["masked_m"] = torch.empty(groups, dtype=torch.int32, device=draw.device)
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        x = self.operands["x"]
-        said = f"ue8m0={self.rounds_up} mn_major={self.mn_major} least={self.least} for {self.columns}"
-        return f"{self.form} {tuple(x.shape)} {x.dtype} strides={x.stride()} {said}"
-
     def fill(self) -> None:
         """Numbers of many magnitudes, zeros, and now and then an infinity or a NaN."""
         x, draw = self.operands["x"], self.draw
@@ -70,19 +63,17 @@ class Cast(Trial):
         """The call makes values and scales."""
         operand, least = x["x"], self.least
         if self.form == "both":
-            (values, sf), (values_t, sf_t) = quantize.cast_both_to_fp8(operand, self.rounds_up, min_amax=least)
+            (values, sf), (values_t, sf_t) = fp8.cast_both_to_fp8(operand, self.rounds_up, min_amax=least)
             return {"values": values, "scales": sf, "values_t": values_t, "scales_t": sf_t}
         if self.form == "groups":
-            made = quantize.k_grouped_cast_to_fp8(
-                operand, self.ks, self.rounds_up, min_amax=least, mn_major=self.mn_major
-            )
+            made = fp8.k_grouped_cast_to_fp8(operand, self.ks, self.rounds_up, min_amax=least, mn_major=self.mn_major)
         elif self.form == "channel":
-            made = quantize.per_channel_cast_to_fp8(operand, self.rounds_up, self.columns, min_amax=least)
+            made = fp8.per_channel_cast_to_fp8(operand, self.rounds_up, self.columns, min_amax=least)
         elif self.form == "block":
-            made = quantize.per_block_cast_to_fp8(operand, self.rounds_up, self.columns, min_amax=least)
+            made = fp8.per_block_cast_to_fp8(operand, self.rounds_up, self.columns, min_amax=least)
         else:
             masked_m = x.get("masked_m")
-            made = quantize.per_token_cast_to_fp8(
+            made = fp8.per_token_cast_to_fp8(
                 operand, self.rounds_up, self.columns, min_amax=least, mn_major=self.mn_major, masked_m=masked_m
             )
         return dict(zip(("values", "scales"), made, strict=True))
@@ -111,7 +102,7 @@ class Cast(Trial):
 
     def blocks(self, x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Cast by torch's operations."""
-        return cast_blocks(x, rows, columns, self.rounds_up, self.least)
+        return cast_blocks(x, Target(rows, columns, self.rounds_up, self.least))
 
 
 class Activation(Trial):
@@ -137,13 +128,6 @@ class Activation(Trial):
         if draw.flag(0.3):
             self.operands["row_weights"] = torch.empty(shape[:-1], device=draw.device, dtype=torch.float32)
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        x = self.operands["x"]
-        weighted = "row_weights" in self.operands
-        return f"{tuple(x.shape)} {x.dtype} groups={self.groups} {self.gating} weighted={weighted} for {self.columns}"
-
     def fill(self) -> None:
         """Normal numbers."""
         x = self.operands["x"]
@@ -166,7 +150,7 @@ class Activation(Trial):
         y = activated(x, self.gating).double()
         if "row_weights" in self.operands:
             y *= self.operands["row_weights"].double()[..., None]
-        _, sf = cast_blocks(y.float(), 1, self.columns, self.rounds_up, 0.0)
+        _, sf = cast_blocks(y.float(), Target(1, self.columns, self.rounds_up))
         scale = sf.double().repeat_interleave(self.columns, -1)[..., : self.i]
         allowed = y.abs() * 2.0**-3 + scale * 2.0**-8
         written = None
@@ -189,11 +173,6 @@ class Scales(Trial):
         self.m, self.blocks = draw.size(1, 3000), draw.size(4, 64, 4) if self.packs else draw.size(1, 64)
         shape = (groups, self.m, self.blocks) if groups else (self.m, self.blocks)
         self.operands = {"sf": torch.empty(shape, device=draw.device, dtype=torch.float32)}
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return f"{tuple(self.operands['sf'].shape)} packs={self.packs}"
 
     def fill(self) -> None:
         """Powers of two."""

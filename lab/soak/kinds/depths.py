@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.gemm.rows.api import k_grouped_fp8_gemm_nt_contiguous
+from deep_gemm.gemm.api.grouped import k_grouped_fp8_gemm_nt_contiguous
 
 from ..draw import Draw
 from ..trial import Right, Tensors
@@ -27,7 +27,7 @@ class Depths(fp8.OfFp8):
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
-        self.exact, self.adds, groups = draw.flag(0.8), draw.flag(), draw.rng.choice((1, 2, 5, 12))
+        self.exact, self.adds, groups = self.drawn_exactness(), draw.flag(), draw.rng.choice((1, 2, 5, 12))
         self.ks = [0 if draw.flag(0.2) else draw.size(16, 700, 16) for _ in range(groups)]
         self.m, self.n = draw.size(1, 800), draw.size(8, 800, 8)
         self.host_knows = draw.flag()
@@ -41,11 +41,6 @@ class Depths(fp8.OfFp8):
         if not self.host_knows:
             self.operands["ks_tensor"] = torch.tensor(self.ks, dtype=torch.int32, device=draw.device)
         self.outputs = {"d": draw.output((groups, self.m, self.n), torch.float32, packed=True)}
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return f"{self.m}x{self.n} ks={self.ks} known={self.host_knows} adds={self.adds} exact={self.exact}"
 
     def fill(self) -> None:
         """Draw all anew, but the depths."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, MX, PER_64, PER_ROW
 from deep_gemm.core.check.ue8m0 import words_of
-from deep_gemm.gemm.output import FINE_OPERANDS
+from deep_gemm.gemm.kinds.output import FINE_OPERANDS
 
 from ..draw import Draw
 from . import dense, fp8, layers, rows
@@ -40,11 +40,6 @@ class FineWeight(fp8.Weight):
         self.of_a, self.of_b = of_a, of_b
         self.columns_of_a, self.columns = of_a.columns, min(of_a.columns, of_b.columns)
         self.form = draw.rng.choice([*FORMS]) if exact else "FP32"
-
-    @property
-    def text(self) -> str:
-        """More words of a trial."""
-        return f" {tuple(self.of_a)} by {tuple(self.of_b)} in {self.form}"
 
     @property
     def recipes(self) -> dict[str, Any]:
@@ -104,7 +99,7 @@ class DenseFine(dense.Dense):
 
     def refused_faults(self) -> Mapping[str, str]:
         """A turned B may be copied, wherever it is."""
-        return {**super().refused_faults(), "b": "dtype shape device" if self.major[1] == "n" else fp8.VALUES}
+        return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
 
 class ContiguousFine(rows.Contiguous):

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deep_gemm import casts as quantize
-from deep_gemm.casts.fp4 import VALUES, cast_by_torch
+from deep_gemm.casts import fp4
+from deep_gemm.casts.by_torch import VALUES, cast_blocks
+from deep_gemm.casts.rules import FP4, Target
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.core.check.ue8m0 import exponents_of
@@ -43,11 +44,6 @@ class Weight(fp8.Weight):
         self.form = draw.rng.choice(("bytes", "e8m0", "words", "words, MN-major", "fp32"))
         self.apart = 1 if exact else draw.rng.choice((3, 11, 30))  # exponents of a block: 30 do not fold
         self.columns_of_a = draw.rng.choice((128, 128, 128, 64, 32))
-
-    @property
-    def text(self) -> str:
-        """The forms in a few words."""
-        return f" {self.type}, scales in {self.form}, up to 2^{self.apart} apart, of A for {self.columns_of_a}"
 
     @property
     def recipes(self) -> dict[str, Any]:
@@ -135,7 +131,7 @@ class OfFp4(fp8.OfFp8):
     def scales_of_b(self) -> Tensor:
         """Scales of B `[..., n, columns]`, whichever way it is given."""
         sfb = self.operands["sfb"]
-        return sfb.mT if getattr(self, "turned", False) else sfb
+        return sfb.mT if self.turned else sfb
 
 
 class DenseFp4(OfFp4, dense.Dense):
@@ -144,11 +140,6 @@ class DenseFp4(OfFp4, dense.Dense):
     kind = "fp8_fp4_gemm"
     majors: ClassVar = ("nt", "nt", "nn")
     has_rows = False
-
-    @property
-    def turned(self) -> bool:
-        """Tell whether B is given as `[k / 2, n]`."""
-        return self.major[1] == "n"
 
 
 class ContiguousFp4(OfFp4, rows.Contiguous):
@@ -224,12 +215,6 @@ class CastFp4(Trial):
         shape = (*([groups] if groups else []), draw.size(1, 300 if groups else 2000), k)
         self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES))}
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        x = self.operands["x"]
-        return f"{'mxfp4' if self.is_mx else 'fp4'} {tuple(x.shape)} {x.dtype} for {self.columns} {self.rounds_up}"
-
     def fill(self) -> None:
         """Numbers of many magnitudes, zeros, whole groups of them too, and now and then an infinity or a NaN."""
         x, draw = self.operands["x"], self.draw
@@ -244,16 +229,16 @@ class CastFp4(Trial):
     def call(self, x: Tensors) -> Tensors:
         """The call makes values and scales."""
         if self.is_mx:
-            values, sf = quantize.quantize_mxfp4(x["x"])
+            values, sf = fp4.quantize_mxfp4(x["x"])
         else:
-            values, sf = quantize.per_token_cast_to_fp4(x["x"], self.rounds_up, self.columns)
+            values, sf = fp4.per_token_cast_to_fp4(x["x"], self.rounds_up, self.columns)
         return {"values": values.view(torch.uint8), "scales": sf}
 
     def right(self) -> dict[str, Right]:
         """Cast by torch; check MXFP4 by the numbers it stands for, and by what its groups must have."""
         x = self.operands["x"]
         if not self.is_mx:
-            values, sf = cast_by_torch(x, self.rounds_up, self.columns)
+            values, sf = cast_blocks(x, Target(1, self.columns, self.rounds_up, format=FP4))
             return {"values": Right(values.view(torch.uint8)), "scales": Right(sf)}
         of_groups = x.double().reshape(*x.shape[:-1], -1, GROUP)
         largest = of_groups.abs().amax(-1)

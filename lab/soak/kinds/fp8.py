@@ -13,7 +13,7 @@ from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 
 from ...sim.rounding import FP32_UNIT, TENSOR_CORES, within_units
 from ..draw import Draw
-from ..trial import Trial
+from ..trial import Part, Tensors, Trial
 
 VALUES = "dtype address stride shape device"
 SCALES = "dtype shape device"
@@ -66,7 +66,7 @@ def product(
     return right, within_units(right, bound)
 
 
-class Weight:
+class Weight(Part):
     """A weight of a trial: how it lies, what it holds, what it stands for. This one is FP8; fp4.py has another."""
 
     depths: ClassVar[int] = 16
@@ -80,11 +80,6 @@ class Weight:
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
         """State whether sums are exact, and the exponents of scales."""
         self.draw, self.exact, self.low, self.high = draw, exact, low, high
-
-    @property
-    def text(self) -> str:
-        """More words of a trial."""
-        return ""
 
     @property
     def recipes(self) -> dict[str, Any]:
@@ -137,27 +132,55 @@ class OfFp8(Trial):
     exact: bool
     k: int
     make_weight: ClassVar[type[Weight]] = Weight
+    turned: bool = False
+    """B is given as `[..., k, n]`."""
+    turned_a: bool = False
+    """A is given as `[k, m]`."""
+    rows_of_b: int = SCALE_BLOCK
+    """Rows of B that share a scale."""
 
     @cached_property
     def weight(self) -> Weight:
         """The weight of the trial, B."""
         return self.make_weight(self.draw, self.exact)
 
-    def fill(self) -> None:
-        """Draw values and scales anew."""
-        x = self.operands
-        fill_values(self.draw, x["a"], self.exact)
-        fill_scales(self.draw, x["sfa"], self.exact)
-        self.fill_b(x["b"], x["sfb"])
-
     def drawn_depth(self, most: int) -> int:
         """Draw k."""
         return self.draw.size(self.make_weight.depths, most, self.make_weight.depths)
 
-    def scales_of_a(self, rows: Sequence[int]) -> Tensor:
-        """Room for A's scales."""
-        return self.draw.scales((*rows, ceil_div(self.k, self.weight.columns_of_a)))
+    def room_of_a(self, *rows: int) -> dict[str, Tensor]:
+        """Room for A and its scales, as they are given."""
+        a = self.draw.matrix((*rows, self.k), torch.float8_e4m3fn)
+        sfa = self.draw.scales((*rows, ceil_div(self.k, self.weight.columns_of_a)))
+        return {"a": a.mT, "sfa": sfa.mT} if self.turned_a else {"a": a, "sfa": sfa}
 
-    def fill_b(self, b: Tensor, sfb: Tensor) -> None:
-        """Draw B anew; a kind whose B is turned turns it back."""
-        self.weight.fill(b, sfb)
+    def room_of_b(self, *rows: int) -> dict[str, Tensor]:
+        """Room for B and its scales, as they are given."""
+        b, sfb = self.weight.room((*rows, self.k), self.rows_of_b)
+        return {"b": b.mT, "sfb": sfb.mT} if self.turned else {"b": b, "sfb": sfb}
+
+    def drawn_exactness(self) -> bool:
+        """Draw whether sums are exact."""
+        return self.draw.flag(0.8)
+
+    def fill(self) -> None:
+        """Draw all anew."""
+        self.fill_operands()
+
+    def fill_operands(self) -> None:
+        """Draw values and scales anew."""
+        x = self.operands
+        fill_values(self.draw, x["a"], self.exact)
+        fill_scales(self.draw, x["sfa"], self.exact)
+        self.weight.fill(*((x["b"].mT, x["sfb"].mT) if self.turned else (x["b"], x["sfb"])))
+
+    def given(self, x: Tensors) -> tuple[Any, Any]:
+        """Give A and B as a call takes them."""
+        return (x["a"], x["sfa"]), self.weight.given(x["b"], x["sfb"])
+
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """Give the FP64 numbers of A `[..., m, k]` and B `[..., n, k]`."""
+        x = self.operands
+        a, sfa = (x["a"].mT, x["sfa"].mT) if self.turned_a else (x["a"], x["sfa"])
+        b, sfb = (x["b"].mT, x["sfb"].mT) if self.turned else (x["b"], x["sfb"])
+        return spread(a, sfa, 1, self.weight.columns_of_a), self.weight.numbers(b, sfb, self.rows_of_b)

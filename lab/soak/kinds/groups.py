@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import align
-from deep_gemm.gemm.reference import padding_rows
+from deep_gemm.gemm.problem import padding_rows
 
 from ..draw import Draw
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.gemm.heads.api import fp8_einsum
+from deep_gemm.gemm.api.heads import fp8_einsum
 
 from ..draw import Draw
 from ..trial import Right, Tensors
@@ -28,7 +28,7 @@ class Heads(fp8.OfFp8):
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
-        self.turned, self.exact, self.adds = draw.flag(0.3), draw.flag(0.8), draw.flag(0.2)
+        self.turned, self.exact, self.adds = draw.flag(0.3), self.drawn_exactness(), draw.flag(0.2)
         self.b, self.h = draw.size(1, 600), draw.rng.choice((1, 2, 3, 8))
         self.n, self.k = draw.size(16, 1000, 16), draw.size(16, 1500, 16)
         blocks = ceil_div(self.n, 128), ceil_div(self.k, 128)
@@ -40,11 +40,6 @@ class Heads(fp8.OfFp8):
             "sfb": draw.scales((self.h, *scales)),
         }
         self.outputs = {"d": draw.output((self.b, self.h, self.n), torch.bfloat16)}
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return f"b={self.b} h={self.h} n={self.n} k={self.k} turned={self.turned} adds={self.adds}"
 
     def fill(self) -> None:
         """Draw all anew."""

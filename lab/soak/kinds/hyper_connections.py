@@ -41,11 +41,6 @@ class HcPrenorm(Trial):
             squares.view = squares.view[0]
         self.outputs["sqr_sum"] = squares
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return f"{self.m}x{self.n}x{self.k} splits={self.splits}"
-
     def fill(self) -> None:
         """Whole numbers."""
         for x in self.operands.values():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.casts.rules import Target
 from deep_gemm.linear.api import linear
 from deep_gemm.moe import api as layers
 from deep_gemm.moe import routing
@@ -23,7 +24,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def as_cast(x: Tensor, columns: int) -> Tensor:
     """The FP64 numbers that a cast by rows makes of x, with a scale for so many columns."""
-    return fp8.spread(*cast_blocks(x, 1, columns, use_ue8m0=False, min_amax=0.0), 1, columns)
+    return fp8.spread(*cast_blocks(x, Target(1, columns)), 1, columns)
 
 
 class Linear(Trial):
@@ -57,13 +58,6 @@ class Linear(Trial):
     def refused_faults(self) -> Mapping[str, str]:
         """Give those of `faults` that this problem must refuse."""
         return {**self.faults, "sfw": self.weight.refused(self.is_stated)}
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        bias = self.operands.get("bias")
-        sizes = f"{self.m}x{self.n}x{self.k} {self.operands['x'].dtype}"
-        return f"{sizes} bias={None if bias is None else bias.dtype}{self.weight.text}"
 
     def fill(self) -> None:
         """Normal numbers."""
@@ -128,13 +122,6 @@ class Experts(Trial):
         of_scales = {"sf" + name: weight.refused(self.is_stated) for name, weight in self.weights.items()}
         return {**self.faults, **of_scales}
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts}"
-        more = "".join(weight.text for weight in self.weights.values())
-        return f"{sizes} hidden={self.hidden} intermediate={self.middle} {self.operands['x'].dtype}{more}"
-
     def fill(self) -> None:
         """Normal tokens, small whole weights, routes of which some go nowhere."""
         x, draw = self.operands, self.draw
@@ -189,12 +176,6 @@ class Routing(Trial):
         }
         self.outputs = {"out": draw.output((self.tokens, self.k), torch.bfloat16)}
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts} k={self.k}"
-        return f"{sizes} {self.ids_type} for {self.columns}"
-
     def fill(self) -> None:
         """Whole numbers, so that sums are exact."""
         x, draw = self.operands, self.draw
@@ -219,7 +200,7 @@ class Routing(Trial):
         has_token = in_order < self.experts
         token = route // self.topk
         ends = torch.bincount(key, minlength=self.experts + 1)[: self.experts].cumsum(0)
-        values, sf = cast_blocks(x["x"], 1, self.columns, use_ue8m0=False, min_amax=0.0)
+        values, sf = cast_blocks(x["x"], Target(1, self.columns))
         bytes_of_rows = values.view(torch.uint8).index_select(0, token).view(torch.float8_e4m3fn)
         weight = (x["topk_weights"] * (x["topk_ids"] >= 0)).double().sum(1, keepdim=True)
         return {

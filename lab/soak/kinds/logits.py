@@ -59,12 +59,6 @@ class MqaLogits(Trial):
             "ends": torch.empty(self.tokens, dtype=torch.int32, device=device),
         }
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        sizes = f"tokens={self.tokens} keys={self.keys} heads={self.heads} depth={self.depth}"
-        return f"{sizes} clean={self.clean} columns={self.columns} {self.dtype}"
-
     def fill(self) -> None:
         """Ranges are causal, or anywhere: empty, crossed, and beyond the keys."""
         x, draw = self.operands, self.draw
@@ -138,12 +132,6 @@ class PagedLogits(Trial):
             ),
             "table": torch.empty(self.sequences, self.pages, dtype=torch.int32, device=device),
         }
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        sizes = f"sequences={self.sequences} next_n={self.next_n} heads={self.heads} depth={self.depth}"
-        return f"{sizes} page={self.page} columns={self.columns} flat={self.is_flat} {self.dtype}"
 
     def fill(self) -> None:
         """Pages lie anywhere; entries behind a context name no page."""

@@ -10,9 +10,10 @@ from torch import Tensor
 from deep_gemm.across import mega_by_peers
 from deep_gemm.across.mega_check import SWIGLU, mega_sizes
 from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.casts.rules import Target
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.distributed import SM90SymmBuffer, fp8_mega_moe
-from deep_gemm.gemm.rows.silu_check import INTERLEAVED, SILU_COLUMNS
+from deep_gemm.gemm.ask.silu import INTERLEAVED, SILU_COLUMNS
 from deep_gemm.moe.activation import silu_mul
 
 from ..draw import Draw
@@ -65,13 +66,6 @@ class MegaMoe(Trial):
         }
         self.starts = {"counts": draw.integers((1, self.experts), 0, 1000, torch.int32)}
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts}"
-        more = "".join(weight.text for weight in self.weights.values())
-        return f"{sizes} hidden={self.hidden} intermediate={self.middle} clamp={self.limit}{more}"
-
     def fill(self) -> None:
         """Small whole tokens and weights, routes of which some go nowhere."""
         x, draw = self.operands, self.draw
@@ -113,7 +107,7 @@ class MegaMoe(Trial):
             at, column = (ids == expert).nonzero(as_tuple=True)
             first = (tokens[at] @ w1.t()).to(self.type_of_first)
             middle = silu_mul(first, self.limit) * x["topk_weights"][at, column, None]
-            values, scales = cast_blocks(middle, 1, self.columns, use_ue8m0=False, min_amax=0.0)
+            values, scales = cast_blocks(middle, Target(1, self.columns))
             cast = values.double() * scales.double().repeat_interleave(self.columns, 1)
             route = cast @ w2[expert].t()
             # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8: an eighth.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.settings import get_mk_alignment_for_contiguous_layout
-from deep_gemm.gemm.rows import api as grouped
+from deep_gemm.gemm.api import grouped
 
 from ..draw import Draw
 from ..trial import Right, Tensors
@@ -46,54 +47,37 @@ class Contiguous(fp8.OfFp8):
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
-        self.turned, self.by_ends, self.exact = draw.flag(0.25), draw.flag(), draw.flag(0.8)
+        self.turned, self.by_ends, self.exact = draw.flag(0.25), draw.flag(), self.drawn_exactness()
         self.zero_padding = draw.flag(0.7)
         self.groups, self.m = draw.rng.choice((1, 2, 5, 16, 33)), draw.size(1, 2000)
         self.n, self.k = draw.size(8, 1500, 8), self.drawn_depth(1500)
         self.dtype = torch.float32 if draw.flag(0.2) else torch.bfloat16
-        b, sfb = self.weight.room((self.groups, self.n, self.k))
-        self.operands = {
-            "a": draw.matrix((self.m, self.k), torch.float8_e4m3fn),
-            "sfa": self.scales_of_a((self.m,)),
-            "b": b.mT if self.turned else b,
-            "sfb": sfb.mT if self.turned else sfb,
-            "layout": torch.empty(self.groups if self.by_ends else self.m, dtype=torch.int32, device=draw.device),
-        }
+        layout = torch.empty(self.groups if self.by_ends else self.m, dtype=torch.int32, device=draw.device)
+        self.operands = {**self.room_of_a(self.m), **self.room_of_b(self.groups, self.n), "layout": layout}
         self.outputs = {"d": draw.output((self.m, self.n), self.dtype)}
         self.alignment = get_mk_alignment_for_contiguous_layout()
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        form = ("nn " if self.turned else "nt ") + ("ends" if self.by_ends else "ids")
-        return (
-            f"{form} {self.groups} groups {self.m}x{self.n}x{self.k} {self.dtype} exact={self.exact}{self.weight.text}"
-        )
 
     def fill(self) -> None:
         """Draw all anew."""
         super().fill()
         self.operands["layout"].copy_(draw_layout(self.draw, self.m, self.groups, self.alignment, self.by_ends))
 
-    def fill_b(self, b: Tensor, sfb: Tensor) -> None:
-        """Draw B anew."""
-        self.weight.fill(*((b.mT, sfb.mT) if self.turned else (b, sfb)))
+    def product(self) -> Callable[..., Any]:
+        """The function that is called."""
+        return grouped.m_grouped_fp8_gemm_nn_contiguous if self.turned else grouped.m_grouped_fp8_gemm_nt_contiguous
 
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
-        product = grouped.m_grouped_fp8_gemm_nn_contiguous if self.turned else grouped.m_grouped_fp8_gemm_nt_contiguous
-        said: Any = {"use_psum_layout": self.by_ends, "ensure_zero_padding": self.zero_padding, **self.weight.recipes}
-        product((x["a"], x["sfa"]), self.weight.given(x["b"], x["sfb"]), x["d"], x["layout"], **said)
+        said = {"use_psum_layout": self.by_ends, "ensure_zero_padding": self.zero_padding, **self.weight.recipes}
+        self.product()(*self.given(x), x["d"], x["layout"], **said)
         return {}
 
     def right(self) -> dict[str, Right]:
         """Group by group."""
-        x = self.operands
-        ids = ids_of_ends(x["layout"], self.m, self.alignment) if self.by_ends else x["layout"]
-        b, sfb = (x["b"].mT, x["sfb"].mT) if self.turned else (x["b"], x["sfb"])
-        a, b = fp8.spread(x["a"], x["sfa"], 1, self.weight.columns_of_a), self.weight.numbers(b, sfb)
+        layout = self.operands["layout"]
+        ids = ids_of_ends(layout, self.m, self.alignment) if self.by_ends else layout
         written = rows_written(ids, self.alignment, self.zero_padding, self.by_ends)
-        return {"d": Right(*product_by_id(a, b, ids, self.dtype, self.exact, self.weight.columns), written)}
+        return {"d": Right(*product_by_id(*self.numbers(), ids, self.dtype, self.exact, self.weight.columns), written)}
 
 
 class Masked(fp8.OfFp8):
@@ -111,49 +95,31 @@ class Masked(fp8.OfFp8):
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
-        self.exact, self.groups = draw.flag(0.8), draw.rng.choice((1, 2, 5, 16))
+        self.exact, self.groups = self.drawn_exactness(), draw.rng.choice((1, 2, 5, 16))
         self.max_m, self.n, self.k = draw.size(1, 600), draw.size(8, 1000, 8), self.drawn_depth(1500)
         self.dtype = torch.float32 if draw.flag(0.2) else torch.bfloat16
         self.expected_m = draw.rng.choice((1, self.max_m))
-        groups = self.groups
-        b, sfb = self.weight.room((groups, self.n, self.k))
-        self.operands = {
-            "a": draw.matrix((groups, self.max_m, self.k), torch.float8_e4m3fn),
-            "sfa": self.scales_of_a((groups, self.max_m)),
-            "b": b,
-            "sfb": sfb,
-            "masked_m": torch.empty(groups, dtype=torch.int32, device=draw.device),
-        }
-        self.outputs = {"d": draw.output((groups, self.max_m, self.n), self.dtype)}
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return (
-            f"{self.groups} groups of {self.max_m}x{self.n}x{self.k} {self.dtype} exact={self.exact}{self.weight.text}"
-        )
+        counts = torch.empty(self.groups, dtype=torch.int32, device=draw.device)
+        of_b = self.room_of_b(self.groups, self.n)
+        self.operands = {**self.room_of_a(self.groups, self.max_m), **of_b, "masked_m": counts}
+        self.outputs = {"d": draw.output((self.groups, self.max_m, self.n), self.dtype)}
 
     def fill(self) -> None:
         """Draw all anew."""
         super().fill()
         self.operands["masked_m"].copy_(draw_counts(self.draw, self.groups, self.max_m))
 
+    def product(self) -> Callable[..., Any]:
+        """The function that is called."""
+        return grouped.m_grouped_fp8_gemm_nt_masked
+
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
-        grouped.m_grouped_fp8_gemm_nt_masked(
-            (x["a"], x["sfa"]),
-            self.weight.given(x["b"], x["sfb"]),
-            x["d"],
-            x["masked_m"],
-            self.expected_m,
-            **self.weight.recipes,
-        )
+        self.product()(*self.given(x), x["d"], x["masked_m"], self.expected_m, **self.weight.recipes)
         return {}
 
     def right(self) -> dict[str, Right]:
         """All rows, of which the first of each group are written."""
-        x = self.operands
-        a, b = fp8.spread(x["a"], x["sfa"], 1, self.weight.columns_of_a), self.weight.numbers(x["b"], x["sfb"])
-        row = torch.arange(self.max_m, device=a.device)
-        written = (row < x["masked_m"][:, None])[..., None]
-        return {"d": Right(*fp8.product(a, b, None, self.dtype, self.exact, self.weight.columns), written)}
+        row = torch.arange(self.max_m, device=self.draw.device)
+        written = (row < self.operands["masked_m"][:, None])[..., None]
+        return {"d": Right(*fp8.product(*self.numbers(), None, self.dtype, self.exact, self.weight.columns), written)}

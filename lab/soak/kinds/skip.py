@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.gemm.skip.api import fp8_gemm_nt_skip_head_mid
+from deep_gemm.gemm.api.skip import fp8_gemm_nt_skip_head_mid
 
 from ..draw import Draw
 from ..trial import Right, Tensors
@@ -25,33 +24,21 @@ class SkipHeadMid(fp8.OfFp8):
         part = draw.rng.choice((16, 32, 64, 128))
         self.left, self.right_part = part * draw.rng.randint(1, 2), part * draw.rng.randint(1, 2)
         self.mid, self.heads = 8 * draw.rng.randint(1, 16), draw.size(1, 8)
-        self.m, self.k, self.exact = draw.size(1, 1500), draw.size(16, 2048, 16), draw.flag(0.8)
-        n, blocks = self.heads * (self.left + self.right_part), ceil_div(self.k, 128)
-        self.operands = {
-            "a": draw.matrix((self.m, self.k), torch.float8_e4m3fn),
-            "sfa": draw.scales((self.m, blocks)),
-            "b": draw.matrix((n, self.k), torch.float8_e4m3fn),
-            "sfb": draw.scales((ceil_div(n, 128), blocks)),
-        }
+        self.m, self.k, self.exact = draw.size(1, 1500), draw.size(16, 2048, 16), self.drawn_exactness()
+        n = self.heads * (self.left + self.right_part)
+        self.operands = {**self.room_of_a(self.m), **self.room_of_b(n)}
         self.outputs = {"d": draw.output((self.m, n + self.heads * self.mid), torch.bfloat16)}
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return f"m={self.m} k={self.k} {self.heads} heads of {self.left}+{self.mid}+{self.right_part}"
 
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
         splits = (self.left, self.mid, self.right_part)
-        fp8_gemm_nt_skip_head_mid((x["a"], x["sfa"]), (x["b"], x["sfb"]), x["d"], splits)
+        fp8_gemm_nt_skip_head_mid(*self.given(x), x["d"], splits)
         return {}
 
     def right(self) -> dict[str, Right]:
         """The whole product, moved to its columns."""
-        x, columns = self.operands, self.left + self.right_part
-        product, allowed = fp8.product(
-            fp8.spread(x["a"], x["sfa"], 1), fp8.spread(x["b"], x["sfb"], 128), None, torch.bfloat16, self.exact
-        )
+        columns = self.left + self.right_part
+        product, allowed = fp8.product(*self.numbers(), None, torch.bfloat16, self.exact)
         column = torch.arange(product.shape[1], device=product.device)
         column += (column + self.right_part).div(columns, rounding_mode="floor") * self.mid
         width = self.outputs["d"].view.shape[1]

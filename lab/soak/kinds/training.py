@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from deep_gemm import nn
 from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.casts.rules import Target
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
@@ -35,11 +36,6 @@ class Step(Trial):
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
         self.keeps_casts = draw.flag(0.3)
-
-    @property
-    def kept(self) -> str:
-        """The same in words."""
-        return ", casts kept" * self.keeps_casts
 
     def fill(self) -> None:
         """Normal numbers; weights make them normal again."""
@@ -77,17 +73,10 @@ class LinearStep(Step):
             "grad": draw.matrix((self.m, self.n), dtype),
         }
 
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        return (
-            f"{self.m}x{self.n}x{self.k} {self.operands['x'].dtype} weight={self.operands['weight'].dtype}{self.kept}"
-        )
-
     def right(self) -> dict[str, Right]:
         """Three products in FP64 of the numbers that casts make."""
         x, weight, grad = self.operands.values()
-        w = fp8.spread(*cast_blocks(weight, 128, 128, use_ue8m0=False, min_amax=0.0), 128)
+        w = fp8.spread(*cast_blocks(weight, Target(128, 128)), 128)
         products = {
             "y": (as_cast(x, 128), w, x.dtype),
             "dx": (as_cast(grad, 128), w.t(), x.dtype),
@@ -119,13 +108,6 @@ class ExpertsStep(Step):
             },
             "grad": draw.matrix((self.tokens, self.hidden), dtype),
         }
-
-    @property
-    def text(self) -> str:
-        """The problem in a few words."""
-        sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts} hidden={self.hidden}"
-        x, w1 = self.operands["x"].dtype, self.operands["w1"].dtype
-        return f"{sizes} intermediate={self.inner} {x} weights={w1}{self.kept}"
 
     def fill(self) -> None:
         """Routes of which some go nowhere."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from deep_gemm.gemm.bf16.config import MOST_COUNTED, Bf16Config, Majors, bf16_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.config.bf16 import Bf16Config, bf16_config
+from deep_gemm.gemm.config.tall import Majors
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.kinds.works import MOST_COUNTED
 from lab.sim.bf16 import Bf16Trial as Trial
 from lab.sim.bf16_counted import Bf16CountedTrial
 from lab.sim.bf16_depths import Bf16DepthsTrial
@@ -11,7 +14,7 @@ from lab.sim.bf16_rows import Bf16RowsTrial
 from lab.sim.mutate import Mutation
 
 TN = Majors(True, True)
-ALONG_K = Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS)
+ALONG_K = Output(is_fp32=True, with_c=True, work=works.PARTS)
 PLAIN = Bf16Config(128, 64, 3, panels_per_store=1)
 UNITS = Bf16Config(256, 32, 3, panel_columns=32)
 TURNED = Bf16Config(128, 128, 3, majors=TN)
@@ -21,13 +24,13 @@ SPLITS_C = Bf16Config(128, 32, 3, panel_columns=32, cluster_k=2, slices=2, with_
 SLICES = Bf16Config(64, 32, 3, 1, panel_columns=32, slices=3)
 WIDE_SLICES = bf16_config(64, 256, Output(), slices=2)
 DEPTHS = bf16_config(64, 64, ALONG_K, TN)
-ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN)
-BY_COUNTS = Output(is_fp32=True, with_c=True, groups=Groups.COUNTED_DEPTHS)
+ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, work=works.PARTS), TN)
+BY_COUNTS = Output(is_fp32=True, with_c=True, work=works.COUNTED)
 COUNTED = bf16_config(64, 64, BY_COUNTS, TN)
 COUNTED_PAIRS = bf16_config(128, 64, BY_COUNTS, TN, cluster_n=2)
-COUNTED_ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.COUNTED_DEPTHS), TN)
+COUNTED_ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, work=works.COUNTED), TN)
 PAIRS = bf16_config(128, 64, ALONG_K, TN, cluster_n=2)
-WIDE = bf16_config(64, 64, Output(groups=Groups.ENDS), Majors(b_is_mn=True))
+WIDE = bf16_config(64, 64, Output(work=works.ENDS), Majors(b_is_mn=True))
 KS = (100, 0, 203, 64, 100)
 
 TRIALS = [

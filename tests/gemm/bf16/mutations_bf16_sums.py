@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deep_gemm.gemm.bf16.choose import SUM_OUTPUT
-from deep_gemm.gemm.bf16.config import bf16_config
-from deep_gemm.gemm.bf16.sum_slices import reachable_slices
+from deep_gemm.gemm.choose.bf16 import SUM_OUTPUT
+from deep_gemm.gemm.config.bf16 import bf16_config
+from deep_gemm.gemm.sum_slices import reachable_slices
 from lab.sim.bf16_sums import SlicesTrial, SumTrial
 from lab.sim.mutate import Mutation
 

@@ -14,16 +14,15 @@ import torch
 from fake_gpu import on_gpu
 from torch import Tensor
 
+import deep_gemm
 from deep_gemm import calc_diff, set_mk_alignment_for_contiguous_layout
-from deep_gemm.gemm import bf16
-from deep_gemm.gemm.bf16 import calls as bf16_calls
-from deep_gemm.gemm.bf16 import counted as bf16_counted
-from deep_gemm.gemm.bf16 import depths as bf16_depths
-from deep_gemm.gemm.bf16.check import EXPRESSIONS, Bf16DepthsProblem, bf16_problem, laid_out
-from deep_gemm.gemm.bf16.dense import DENSE
-from deep_gemm.gemm.bf16.grouped import DEPTHS
-from deep_gemm.gemm.kernel import MOST_INLINE_COUNTS
+from deep_gemm.gemm import bf16_depths
+from deep_gemm.gemm.api.bf16_dense import DENSE
+from deep_gemm.gemm.api.bf16_grouped import DEPTHS
+from deep_gemm.gemm.ask.bf16 import EXPRESSIONS, bf16_problem, laid_out
+from deep_gemm.gemm.kinds.works import COUNTED, MOST_INLINE_COUNTS, PARTS
 from deep_gemm.gemm.plan import PLANS, Plan
+from deep_gemm.gemm.problem import Problem
 
 M, N, K, GROUPS = 5, 24, 16, 3
 IDS = [0, 2, 2, -1, 1]
@@ -58,7 +57,7 @@ def given(x: Tensor, transposed: bool, mn_major: bool) -> Tensor:
 def test_dense_products_take_either_major(major: str, a_is_mn: bool, b_is_mn: bool, dtype: torch.dtype) -> None:
     x, w, d = whole(M, K), whole(N, K), torch.full((M, N), 3.0, dtype=dtype)
     a, b = given(x, major[0] == "t", a_is_mn), given(w, major[1] == "n", b_is_mn)
-    function, right = getattr(bf16, f"bf16_gemm_{major}"), x.float() @ w.float().t()
+    function, right = getattr(deep_gemm, f"bf16_gemm_{major}"), x.float() @ w.float().t()
     assert torch.equal(function(a, b), right.bfloat16())
     assert function(a, b, d, d) is None
     assert torch.equal(d, (right + 3).to(dtype))
@@ -74,7 +73,7 @@ def test_one_row_one_column_nothing() -> None:
         p = bf16_problem(a, b, None, None, "nt")
         assert p.a.shape == (m, k)
         assert sorted(p.a.stride())[0] == 1
-        made = bf16.bf16_gemm_nt(a, b, c=torch.ones(m, N))
+        made = deep_gemm.bf16_gemm_nt(a, b, c=torch.ones(m, N))
         assert made is not None
         assert torch.equal(made, a.float() @ b.float().t() + 1)
     assert laid_out("a", numbers(64, 8).t()[:, :1], "m").stride() == (1, 8)
@@ -99,17 +98,17 @@ def test_one_row_one_column_nothing() -> None:
 )
 def test_what_dense_products_refuse(change: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, NotImplementedError), match=f"^{message}"):
-        bf16.bf16_gemm_nt(**{"a": numbers(M, K), "b": numbers(N, K), **change})
+        deep_gemm.bf16_gemm_nt(**{"a": numbers(M, K), "b": numbers(N, K), **change})
 
 
 HALVES: dict[str, Callable[[Tensor, Tensor], object]] = {
-    "dense": lambda a, b: bf16.bf16_gemm_nt(a[0], b[0]),
-    "transposed": lambda a, b: bf16.bf16_gemm_tt(a[0].t(), b[0]),
-    "stacked": lambda a, b: bf16.m_grouped_bf16_gemm_nt_contiguous(a[0], b, grouped_layout=int32(*[0] * M)),
-    "counted": lambda a, b: bf16.m_grouped_bf16_gemm_nt_masked(a, b, masked_m=int32(1, 1, 1)),
-    "along k": lambda a, b: bf16.k_grouped_bf16_gemm_tn_contiguous(a[0], b[0], ks_cpu=[1]),
-    "heads": lambda a, b: bf16.einsum("bhr,hdr->bhd", a.transpose(0, 1), b),
-    "sum": lambda a, b: bf16.einsum("bmk,bnk->mn", a, b),
+    "dense": lambda a, b: deep_gemm.bf16_gemm_nt(a[0], b[0]),
+    "transposed": lambda a, b: deep_gemm.bf16_gemm_tt(a[0].t(), b[0]),
+    "stacked": lambda a, b: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a[0], b, grouped_layout=int32(*[0] * M)),
+    "counted": lambda a, b: deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, masked_m=int32(1, 1, 1)),
+    "along k": lambda a, b: deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a[0], b[0], ks_cpu=[1]),
+    "heads": lambda a, b: deep_gemm.einsum("bhr,hdr->bhd", a.transpose(0, 1), b),
+    "sum": lambda a, b: deep_gemm.einsum("bmk,bnk->mn", a, b),
 }
 
 
@@ -126,7 +125,7 @@ def test_fp16_is_refused_as_the_documentation_says(name: str) -> None:
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("ends", [False, True])
 def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
-    function = bf16.m_grouped_bf16_gemm_nn_contiguous if turned else bf16.m_grouped_bf16_gemm_nt_contiguous
+    function = deep_gemm.m_grouped_bf16_gemm_nn_contiguous if turned else deep_gemm.m_grouped_bf16_gemm_nt_contiguous
     set_mk_alignment_for_contiguous_layout(2)
     try:
         ids = [0, -1, 2, 2, 2] if ends else IDS
@@ -162,7 +161,7 @@ def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept(zero_paddin
     ids = torch.tensor([-1] * 130 + [0] * 3 + [-1] * 170 + [1] + [-1] * 100)
     a, b, d = numbers(len(ids), K), numbers(2, N, K), torch.full((len(ids), N), 7.0)
     a[ids < 0] = torch.nan
-    bf16.m_grouped_bf16_gemm_nt_contiguous(a, b, d, ids.int(), ensure_zero_padding=zero_padding)
+    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, d, ids.int(), ensure_zero_padding=zero_padding)
     has_group = torch.tensor([bool((ids[row // 128 * 128 :][:128] >= 0).any()) for row in range(len(ids))])
     assert (d[~has_group] == 7).all()
     assert (d[has_group & (ids < 0)] == 0).all()
@@ -172,7 +171,7 @@ def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept(zero_paddin
 
 def test_counted_rows_and_their_gradients() -> None:
     a, b, counts = numbers(GROUPS, 4, K).requires_grad_(), numbers(GROUPS, N, K).requires_grad_(), int32(4, 0, 2)
-    out = bf16.bf16_m_grouped_gemm_nt_masked(a, b, masked_m=counts, expected_m=2)
+    out = deep_gemm.bf16_m_grouped_gemm_nt_masked(a, b, masked_m=counts, expected_m=2)
     assert out is not None
     used = (torch.arange(4) < counts[:, None])[..., None]
     torch.where(used, out, 0).float().square().sum().backward()  # type: ignore[no-untyped-call]
@@ -195,7 +194,9 @@ def test_groups_along_k(said: str, dtype: torch.dtype) -> None:
     on_host = ks if said in ("host", "both") else None
     set_mk_alignment_for_contiguous_layout(4)
     try:
-        made = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, None, on_host, layout, c, use_psum_layout=said == "ends")
+        made = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(
+            a, b, None, on_host, layout, c, use_psum_layout=said == "ends"
+        )
     finally:
         set_mk_alignment_for_contiguous_layout(128)
     parts = zip(*(torch.split(x[: sum(ks)].float(), ks) for x in (a, b)), strict=True)
@@ -215,7 +216,7 @@ def test_groups_along_k(said: str, dtype: torch.dtype) -> None:
 )
 def test_what_groups_along_k_refuse(ks: Any, layout: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        bf16.k_grouped_bf16_gemm_tn_contiguous(numbers(16, 8), numbers(16, N), None, ks, layout)
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(numbers(16, 8), numbers(16, N), None, ks, layout)
 
 
 SIZES = {"b": 6, "h": 3, "m": 8, "n": 16, "k": 64, "r": 24, "d": 32}
@@ -227,38 +228,38 @@ def test_einsum(expr: str) -> None:
     # As tests of callers have it: the weight is a part of a wider tensor.
     a, b = (numbers(*(SIZES[x] for x in axes[:-1]), SIZES[axes[-1]] + 8)[..., :-8] for axes in operands.split(","))
     right = torch.einsum(expr, a.float(), b.float())
-    made = bf16.einsum(expr.replace(",", ", "), a, b, use_cublaslt=True)
+    made = deep_gemm.einsum(expr.replace(",", ", "), a, b, use_cublaslt=True)
     assert made is not None
     assert made.is_contiguous()
     assert calc_diff(made, right) < NEAR
     for dtype in (torch.bfloat16, torch.float32):
         d = torch.ones(right.shape, dtype=dtype)
-        assert bf16.einsum(expr, a, b, d) is None
+        assert deep_gemm.einsum(expr, a, b, d) is None
         assert calc_diff(d, right) < NEAR
         if dtype == torch.float32:
             d.fill_(1)
-            bf16.einsum(expr, a, b, d, d)
+            deep_gemm.einsum(expr, a, b, d, d)
             assert calc_diff(d, right + 1) < NEAR
 
 
 def test_what_einsum_refuses() -> None:
     a, b = numbers(3, 8, 64), numbers(3, 16, 64)
     with pytest.raises(NotImplementedError, match=r"^expr: expected bmk,bnk->mn, .*, got 'mk,nk->mn'"):
-        bf16.einsum("mk,nk->mn", a, b)
+        deep_gemm.einsum("mk,nk->mn", a, b)
     with pytest.raises(ValueError, match=r"^c: expected None or an FP32 d itself for bmk,bnk->mn"):
-        bf16.einsum("bmk,bnk->mn", a, b, numbers(8, 16), numbers(8, 16))
+        deep_gemm.einsum("bmk,bnk->mn", a, b, numbers(8, 16), numbers(8, 16))
     with pytest.raises(ValueError, match=r"^k: expected a multiple of 64 for bmk,bnk->mn, got 56"):
-        bf16.einsum("bmk,bnk->mn", a[..., :56], b[..., :56])
+        deep_gemm.einsum("bmk,bnk->mn", a[..., :56], b[..., :56])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_batches_of_symmetric_products(dtype: torch.dtype) -> None:
     x, d = numbers(3, 24, 40), torch.full((3, 24, 24), torch.nan, dtype=dtype)
-    bf16.batched_syrk(x, d)
+    deep_gemm.batched_syrk(x, d)
     assert calc_diff(d, x.float() @ x.float().mT) < NEAR
     gram, square = d.bfloat16().tril(), torch.full_like(d, torch.nan)
     gram = gram + gram.tril(-1).mT
-    bf16.batched_symm(gram, gram, square)
+    deep_gemm.batched_symm(gram, gram, square)
     assert calc_diff(square, gram.float() @ gram.float()) < NEAR
 
 
@@ -271,10 +272,10 @@ def test_what_symmetric_products_refuse() -> None:
         ((square + square.mT, square + square.mT, x), r"d: expected shape .* got \(24, 3, 40\)"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
-            bf16.batched_symm(*given)
+            deep_gemm.batched_symm(*given)
     for matrices, message in ((x[0], "a: expected shape"), (square, "d: expected memory that does not overlap")):
         with pytest.raises(ValueError, match=f"^{message}"):
-            bf16.batched_syrk(matrices, square)
+            deep_gemm.batched_syrk(matrices, square)
 
 
 @pytest.mark.parametrize("expr", EXPRESSIONS)
@@ -285,10 +286,10 @@ def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> 
         given = {"a": a, "b": b, name: room.view(torch.bfloat16)[: prod(shape)].view(shape)}
         first = prod(shape) // 2 - 4  # the last 16 bytes
         with pytest.raises(ValueError, match=rf"^d: expected memory that does not overlap {name}$"):
-            bf16.einsum(expr, given["a"], given["b"], room[first : first + prod(of_d)].view(of_d))
+            deep_gemm.einsum(expr, given["a"], given["b"], room[first : first + prod(of_d)].view(of_d))
     d, c = (room[first : first + prod(of_d)].view(of_d) for first in (0, 4))
     with pytest.raises(ValueError, match=r"^c: expected (None or an FP32 d itself|d itself or memory that)"):
-        bf16.einsum(expr, a, b, d, c)
+        deep_gemm.einsum(expr, a, b, d, c)
     assert not room.any()
 
 
@@ -326,15 +327,15 @@ def test_a_call_like_one_before_is_launched_at_once(monkeypatch: pytest.MonkeyPa
     for _ in range(4):
         a, d = on_gpu(numbers(M, K)), on_gpu(torch.empty(M, N, dtype=torch.bfloat16))
         with torch.no_grad():
-            bf16.bf16_gemm_nt(a, weight, d)
+            deep_gemm.bf16_gemm_nt(a, weight, d)
         at = a.data_ptr(), 0, weight.data_ptr(), 0, d.data_ptr(), 0
     assert len(asked) == 1
     assert len(plan.launches) == 3
     assert plan.launches[-1] == at
     with pytest.raises(ValueError, match=r"^b: expected a tensor without a gradient"):
-        bf16.bf16_gemm_nt(a, weight, d)
+        deep_gemm.bf16_gemm_nt(a, weight, d)
     with torch.no_grad():
-        bf16.bf16_gemm_nt(on_gpu(numbers(M + 1, K)), weight, on_gpu(numbers(M + 1, N)))
+        deep_gemm.bf16_gemm_nt(on_gpu(numbers(M + 1, K)), weight, on_gpu(numbers(M + 1, N)))
     assert len(asked) == 2
 
 
@@ -355,7 +356,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Any]:
         problems.append(p)
         return [SimpleNamespace()]
 
-    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(module, "run_plans", run)
     return problems
 
 
@@ -363,19 +364,20 @@ def launched(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Any]:
 @pytest.mark.parametrize("said", ["host", "tensor", "both", "ends"])
 def test_who_computes_groups_along_k(monkeypatch: pytest.MonkeyPatch, ks: tuple[int, ...], said: str) -> None:
     """Depths of whole k-blocks that the host knows are parameters; others are counted, and nobody waits for them."""
-    of_blocks, counted = (launched(monkeypatch, module) for module in (bf16_depths, bf16_counted))
+    problems = launched(monkeypatch, bf16_depths)
     a, b, tensor = numbers(192, 8), numbers(192, N), int32(*ks).as_subclass(Unread)
     layout = {"host": None, "ends": tensor.cumsum(0).int()}.get(said, tensor)
     on_host = ks if said in ("host", "both") else None
     d = torch.empty(3, 8, N)
-    p = Bf16DepthsProblem(a, b, d, None, on_host, tensor if said == "ends" else layout, layout)
-    plan = bf16_calls.run_depths(p)
+    counts = tensor if said == "ends" else layout
+    p = Problem(a.mT, None, b.mT, None, d, None, PARTS, None, None, ks=on_host, ks_tensor=counts, layout=layout)
+    plan = bf16_depths.run(p)
     is_whole = on_host is not None and all(k % 64 == 0 for k in ks)
-    assert (len(of_blocks), len(counted)) == (is_whole, not is_whole)
     assert (plan is None) == (said == "ends")  # ends of another call make depths of their own
-    (found,) = of_blocks or counted
+    (found,) = problems
+    assert found.work is (PARTS if is_whole else COUNTED)
     if is_whole:
-        assert len(found.a) == len(found.b) == sum(ks)
+        assert found.a.shape[1] == found.b.shape[1] == sum(ks)
     assert found.ks == on_host
     assert is_whole or (found.sfa is None) == (on_host is not None)
 
@@ -383,8 +385,9 @@ def test_who_computes_groups_along_k(monkeypatch: pytest.MonkeyPatch, ks: tuple[
 def test_depths_that_do_not_fit_parameters_are_the_callers_tensor() -> None:
     ks = (1,) * (MOST_INLINE_COUNTS + 1)
     a, d, counts = numbers(len(ks), 8), torch.empty(len(ks), 8, 8), int32(*ks)
-    assert bf16_counted.problem(a, a, d, None, ks[1:], counts).sfa is None
-    p = bf16_counted.problem(a, a, d, None, ks, counts)
+    p = Problem(a.mT, None, a.mT, None, d, None, PARTS, None, None, ks=ks, ks_tensor=counts)
+    assert bf16_depths.of_any_depths(p._replace(ks=ks[1:])).sfa is None
+    p = bf16_depths.of_any_depths(p)
     assert (p.sfa is counts, p.ks) == (True, None)
 
 
@@ -396,6 +399,6 @@ def test_a_plan_of_counted_depths_takes_the_layout_of_each_call(monkeypatch: pyt
     a, b, d, c = (on_gpu(x) for x in (numbers(64, 8), numbers(64, N), torch.empty(2, 8, N), torch.empty(2, 8, N)))
     for ks in ((64, 0), (3, 60), (1, 1)):
         layout = on_gpu(int32(*ks))
-        bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c)
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c)
     assert len(plan.launches) == 2
     assert plan.launches[-1] == (a.data_ptr(), layout.data_ptr(), b.data_ptr(), 0, d.data_ptr(), c.data_ptr())

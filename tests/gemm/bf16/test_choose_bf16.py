@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from deep_gemm.core.gpu import H20, H100, H200
-from deep_gemm.gemm.bf16.choose import select_bf16, select_bf16_depths, select_bf16_rows, slices_of
-from deep_gemm.gemm.bf16.config import Bf16Config, Majors, bf16_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.choose.bf16 import select_bf16, select_bf16_depths, select_bf16_rows, slices_of
+from deep_gemm.gemm.config.bf16 import Bf16Config, bf16_config
+from deep_gemm.gemm.config.tall import Majors
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 
 NT, NN, TN = Majors(), Majors(b_is_mn=True), Majors(True, True)
 
@@ -26,7 +28,7 @@ def test_slices_fill_the_sms_for_two_rows_of_tiles() -> None:
     assert slices_of(576, 7168, NT) == 7
     assert slices_of(2112, 7168, NT) == 2
     assert slices_of(4096, 7168, NT) == slices_of(576, 1024, NT) == slices_of(576, 7168, TN) == 1
-    assert slices_of(576, 7168, NT, Groups.HEADS) == 1
+    assert slices_of(576, 7168, NT, works.HEADS) == 1
 
 
 def test_clusters_that_split_k_all_run_at_a_time() -> None:
@@ -61,12 +63,12 @@ def test_an_h100_takes_wide_tiles_where_many_share_a_deep_weight() -> None:
 
 @pytest.mark.parametrize(("rows", "tile"), [(20, (64, 256)), (192, (128, 256)), (8192, (128, 256))])
 def test_groups_of_rows(rows: int, tile: tuple[int, int]) -> None:
-    config = select_bf16_rows(32, rows, 4096, 7168, Output(groups=Groups.COUNTS), False, H200)
+    config = select_bf16_rows(32, rows, 4096, 7168, Output(work=works.COUNTS), False, H200)
     assert (config.block_m, config.block_n) == tile
 
 
 def test_groups_along_k() -> None:
-    output = Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS)
+    output = Output(is_fp32=True, adds_to_d=True, work=works.PARTS)
     assert select_bf16_depths(8, 7168, 2048, output, H200).name == "bf16 tn 128x256 fp32+d by depths"
     assert select_bf16_depths(1, 64, 64, output, H200).block_n == 64
 
@@ -76,7 +78,7 @@ def test_groups_along_k() -> None:
     [
         ("needs boxes of 64 rows of an A whose rows are contiguous", bf16_config(64, 64, Output(), TN, cluster_n=2)),
         ("needs boxes of 64 rows of an B whose rows are contiguous", bf16_config(64, 96, Output(), NN)),
-        ("needs an A with contiguous k", bf16_config(64, 64, Output(groups=Groups.IDS), TN)),
+        ("needs an A with contiguous k", bf16_config(64, 64, Output(work=works.IDS), TN)),
         ("needs a slice for each CTA", bf16_config(64, 64, Output(), cluster_k=2, slices=4)),
         ("needs one k-block at a time", Bf16Config(64, 64, 4, 1, run_k_blocks=2)),
         ("needs one unit for each warpgroup", bf16_config(256, 64, Output(), cluster_k=2, slices=2)),

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import calc_diff
-from deep_gemm.gemm import bf16
 from deep_gemm.integrations.torch_mm import batch_invariant_mm
 
 pytestmark = pytest.mark.gpu
@@ -47,10 +46,10 @@ def test_majors_edges_and_c(a_is_mn: bool, b_is_mn: bool, dtype: torch.dtype) ->
         right = a.float() @ b.float().t()
         for c in (None, torch.full((m, n), 32.0, dtype=dtype, device="cuda")):
             d, whole = framed(m, n, dtype=dtype)
-            bf16.bf16_gemm_nt(a, b, d, c)
+            deep_gemm.bf16_gemm_nt(a, b, d, c)
             assert calc_diff(d, right if c is None else right + 32) < TOLERANCE, (m, n, k)
             d.fill_(32)
-            bf16.bf16_gemm_nt(a, b, d, d)
+            deep_gemm.bf16_gemm_nt(a, b, d, d)
             assert calc_diff(d, right + 32) < TOLERANCE, (m, n, k)
             assert_frame(d, whole)
 
@@ -66,10 +65,10 @@ def setting(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("setting")
 def test_a_rows_bits_do_not_depend_on_m(n: int, k: int) -> None:
     a, b = numbers(max(MS), k), numbers(n, k, seed=1)
-    every = bf16.bf16_gemm_nt(a, b)
+    every = deep_gemm.bf16_gemm_nt(a, b)
     assert every is not None
     for m in MS:
-        first, last = bf16.bf16_gemm_nt(a[:m], b), bf16.bf16_gemm_nt(a[-m:], b)
+        first, last = deep_gemm.bf16_gemm_nt(a[:m], b), deep_gemm.bf16_gemm_nt(a[-m:], b)
         assert first is not None
         assert last is not None
         assert torch.equal(first, every[:m]), m
@@ -80,12 +79,12 @@ def test_twenty_repeats_give_the_same_bits() -> None:
     a, b, ids = numbers(500, 2048), numbers(4, 576, 2048, seed=1), torch.arange(500, device="cuda").int() // 125
     x, w = numbers(300, 64, 128), numbers(64, 96, 128, seed=2)
     calls: list[Callable[[], Tensor | None]] = [
-        lambda: bf16.bf16_gemm_nt(a, b[0]),
-        lambda: bf16.m_grouped_bf16_gemm_nt_contiguous(a, b, None, ids),
-        lambda: bf16.k_grouped_bf16_gemm_tn_contiguous(a, a, ks_cpu=[128, 0, 300, 72]),
-        lambda: bf16.einsum("bhr,hdr->bhd", x, w),
-        lambda: bf16.einsum("bhd,bhr->hdr", x, x),
-        lambda: bf16.einsum("bmk,bnk->mn", x[:, :, :64], x[:, :, 64:]),
+        lambda: deep_gemm.bf16_gemm_nt(a, b[0]),
+        lambda: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, None, ids),
+        lambda: deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, a, ks_cpu=[128, 0, 300, 72]),
+        lambda: deep_gemm.einsum("bhr,hdr->bhd", x, w),
+        lambda: deep_gemm.einsum("bhd,bhr->hdr", x, x),
+        lambda: deep_gemm.einsum("bmk,bnk->mn", x[:, :, :64], x[:, :, 64:]),
     ]
     for call in calls:
         first = call()
@@ -107,10 +106,10 @@ def test_torchs_products_by_ours_do_not_depend_on_the_batch() -> None:
 
 def test_a_graph_may_capture_products_of_calls_that_were_made() -> None:
     a, b, d = numbers(64, 512), numbers(256, 512, seed=1), torch.empty(64, 256, dtype=torch.bfloat16, device="cuda")
-    bf16.bf16_gemm_nt(a, b, d)
+    deep_gemm.bf16_gemm_nt(a, b, d)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        bf16.bf16_gemm_nt(a, b, d)
+        deep_gemm.bf16_gemm_nt(a, b, d)
     a.copy_(numbers(64, 512, seed=5))
     graph.replay()
     assert calc_diff(d, a.float() @ b.float().t()) < TOLERANCE

@@ -10,8 +10,8 @@ import torch
 from test_gpu_bf16 import TOLERANCE, assert_frame, framed, numbers
 from torch import Tensor
 
+import deep_gemm
 from deep_gemm import calc_diff, set_mk_alignment_for_contiguous_layout
-from deep_gemm.gemm import bf16
 
 pytestmark = pytest.mark.gpu
 ROWS = [[300, 0, 5, 128], [1, 1, 1, 1], [0, 0, 700, 0], [64, 129, 255, 33]]
@@ -28,7 +28,7 @@ def test_stacked_rows(rows: list[int], turned: bool, ends: bool) -> None:
     m, n, k = sum(rows), 264, 328
     a, w = numbers(m, k), numbers(len(rows), n, k, seed=1)
     b = w.mT.contiguous() if turned else w
-    function = bf16.m_grouped_bf16_gemm_nn_contiguous if turned else bf16.m_grouped_bf16_gemm_nt_contiguous
+    function = deep_gemm.m_grouped_bf16_gemm_nn_contiguous if turned else deep_gemm.m_grouped_bf16_gemm_nt_contiguous
     ids = torch.arange(len(rows), device="cuda").repeat_interleave(torch.tensor(rows, device="cuda")).int()
     layout = int32(rows).cumsum(0).int() if ends else ids.clone()
     right = torch.cat([x.float() @ y.float().t() for x, y in zip(torch.split(a, rows), w, strict=True)])
@@ -51,7 +51,7 @@ def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept() -> None:
     ids = torch.tensor([-1] * 130 + [0] * 3 + [-1] * 170 + [1] + [-1] * 100, device="cuda")
     a, b, d = numbers(len(ids), 328), numbers(2, 264, 328, seed=1), torch.full((len(ids), 264), 7.0, device="cuda")
     a[ids < 0] = torch.nan
-    bf16.m_grouped_bf16_gemm_nt_contiguous(a, b, d, ids.int())
+    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, d, ids.int())
     assert (d[:128] == 7).all()
     beside = (torch.arange(len(ids), device="cuda") >= 128) & (ids < 0)
     is_kept = (d == 7).all(1)
@@ -65,19 +65,19 @@ def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept() -> None:
 def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone(n: int, k: int) -> None:
     """Not on its place, its group's rows, the number of groups, the form of the layout, or the hint."""
     x, w = numbers(1100, k), numbers(5, n, k, seed=1)
-    right = bf16.m_grouped_bf16_gemm_nt_contiguous(x, w[2:3], None, int32([0] * 1100))
+    right = deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w[2:3], None, int32([0] * 1100))
     assert right is not None
     for rows in (1, 7, 64, 65, 129, 300, 1100):
         for ahead in (0, 3, 128):
             a = torch.cat([numbers(ahead, k, seed=2), x[:rows], numbers(70, k, seed=3)])
             ids = int32([-1] * ahead + [2] * rows + [4] * 70)
-            stacked = bf16.m_grouped_bf16_gemm_nt_contiguous(a, w, None, ids)
+            stacked = deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, w, None, ids)
             assert stacked is not None
             assert torch.equal(stacked[ahead : ahead + rows], right[:rows]), (rows, ahead)
         planes = numbers(5, rows + 20, k, seed=4)
         planes[2, :rows] = x[:rows]
         for hint in (1, 4096):
-            counted = bf16.m_grouped_bf16_gemm_nt_masked(planes, w, None, int32([0, 9, rows, 1, 0]), hint)
+            counted = deep_gemm.m_grouped_bf16_gemm_nt_masked(planes, w, None, int32([0, 9, rows, 1, 0]), hint)
             assert counted is not None
             assert torch.equal(counted[2, :rows], right[:rows]), (rows, hint)
 
@@ -86,13 +86,13 @@ def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone(n: int, k: int) -
 @pytest.mark.parametrize(("h", "r", "d"), [(128, 512, 128), (8, 4096, 1024)])
 def test_a_tokens_bits_do_not_depend_on_other_tokens_or_heads(expr: str, h: int, r: int, d: int) -> None:
     x, w = numbers(1000, h, r if expr.startswith("bhr") else d), numbers(h, d, r, seed=1)
-    right = bf16.einsum(expr, x, w)
+    right = deep_gemm.einsum(expr, x, w)
     assert right is not None
     for tokens in (1, 4, 32, 65, 128, 300):
-        few = bf16.einsum(expr, x[-tokens:], w)
+        few = deep_gemm.einsum(expr, x[-tokens:], w)
         assert few is not None
         assert torch.equal(few, right[-tokens:]), tokens
-    one = bf16.einsum(expr, x[:, 3:5], w[3:5])
+    one = deep_gemm.einsum(expr, x[:, 3:5], w[3:5])
     assert one is not None
     assert torch.equal(one, right[:, 3:5])
 
@@ -100,10 +100,12 @@ def test_a_tokens_bits_do_not_depend_on_other_tokens_or_heads(expr: str, h: int,
 def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
     ks = [128, 0, 320, 64]
     a, b = numbers(sum(ks), 136), numbers(sum(ks), 264, seed=1)
-    by_host = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=ks)
-    by_gpu = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, grouped_layout=int32(ks))
+    by_host = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=ks)
+    by_gpu = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, grouped_layout=int32(ks))
     behind_others = [torch.cat([x[:3], x]) for x in (a, b)]
-    ahead = bf16.k_grouped_bf16_gemm_tn_contiguous(behind_others[0], behind_others[1], grouped_layout=int32([3, *ks]))
+    ahead = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(
+        behind_others[0], behind_others[1], grouped_layout=int32([3, *ks])
+    )
     assert by_host is not None
     assert by_gpu is not None
     assert ahead is not None
@@ -117,7 +119,7 @@ def test_counted_rows(counts: list[int], b_is_mn: bool) -> None:
     a, w = numbers(4, 128, 328), numbers(4, 264, 328, seed=1)
     b = w.mT.contiguous().mT if b_is_mn else w
     d = torch.full((4, 128, 264), torch.nan, dtype=torch.bfloat16, device="cuda")
-    bf16.m_grouped_bf16_gemm_nt_masked(a, b, d, int32(counts), 32)
+    deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, d, int32(counts), 32)
     for group, count in enumerate(counts):
         if count:
             assert calc_diff(d[group, :count], a[group, :count].float() @ w[group].float().t()) < TOLERANCE
@@ -134,7 +136,7 @@ def test_groups_along_k(ks: list[int], dtype: torch.dtype, on_host: bool) -> Non
     for of_c in ("none", "another", "d"):
         d = torch.full_like(right, 32 if of_c == "d" else torch.nan, dtype=dtype)
         c = d if of_c == "d" else torch.full_like(right, 32, dtype=dtype) if of_c == "another" else None
-        bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks if on_host else None, int32(ks), c)
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks if on_host else None, int32(ks), c)
         assert calc_diff(d, right if c is None else right + 32) < TOLERANCE
 
 
@@ -159,10 +161,10 @@ def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(ends: bool) -> 
     set_mk_alignment_for_contiguous_layout(1)
     try:
         with no_waiting():
-            bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
+            deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph), no_waiting():
-            bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
+            deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
         found = []
         for other in layouts:
             layout.copy_(other)
@@ -182,7 +184,7 @@ def test_einsum(expr: str, b: int) -> None:
     sizes = {"b": b, "h": 8, "r": 512, "d": 136, "m": 64, "n": 136, "k": 128}
     operands = expr.partition("->")[0].split(",")
     x, y = (numbers(*(sizes[i] for i in axes[:-1]), sizes[axes[-1]] + 128)[..., :-128] for axes in operands)
-    d = bf16.einsum(expr, x, y)
+    d = deep_gemm.einsum(expr, x, y)
     assert d is not None
     assert calc_diff(d, torch.einsum(expr, x.float(), y.float())) < TOLERANCE
 
@@ -190,10 +192,10 @@ def test_einsum(expr: str, b: int) -> None:
 @pytest.mark.parametrize(("batch", "n", "k"), [(1, 8, 8), (3, 136, 520), (2, 2048, 1024)])
 def test_batches_of_symmetric_products(batch: int, n: int, k: int) -> None:
     x, d = numbers(batch, n, k), torch.full((batch, n, n), torch.nan, dtype=torch.bfloat16, device="cuda")
-    bf16.batched_syrk(x, d)
+    deep_gemm.batched_syrk(x, d)
     assert calc_diff(d, x.float() @ x.float().mT) < TOLERANCE
     gram, square = d.tril() + d.tril(-1).mT, torch.full_like(d, torch.nan)
-    bf16.batched_symm(gram, gram, square)
+    deep_gemm.batched_symm(gram, gram, square)
     assert calc_diff(square, gram.float() @ gram.float()) < TOLERANCE
 
 
@@ -201,7 +203,7 @@ def test_gradients_of_grouped_rows() -> None:
     rows = [100, 0, 37, 64]
     ids = torch.arange(4, device="cuda").repeat_interleave(torch.tensor(rows, device="cuda")).int()
     a, b = numbers(sum(rows), 136).requires_grad_(), numbers(4, 264, 136, seed=1).requires_grad_()
-    out = bf16.m_grouped_bf16_gemm_nt_contiguous(a, b, grouped_layout=ids)
+    out = deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, grouped_layout=ids)
     assert out is not None
     grad = numbers(*out.shape, seed=2)
     out.backward(grad)  # type: ignore[no-untyped-call]

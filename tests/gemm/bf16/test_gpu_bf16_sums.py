@@ -7,8 +7,8 @@ import torch
 from test_gpu_bf16 import TOLERANCE, assert_frame, framed, numbers
 from torch import Tensor
 
+import deep_gemm
 from deep_gemm import calc_diff
-from deep_gemm.gemm import bf16
 
 pytestmark = pytest.mark.gpu
 SUM = "bmk,bnk->mn"
@@ -30,16 +30,16 @@ def test_sums_are_right_and_the_same_each_time(of_d: tuple[int, int, int], produ
     right = right_of(a, b)
     for dtype in (torch.bfloat16, torch.float32):
         d, whole = framed(m, n, dtype=dtype)
-        bf16.einsum(SUM, a, b, d)
+        deep_gemm.einsum(SUM, a, b, d)
         first = d.clone()
         assert calc_diff(first, right) < TOLERANCE
         for _ in range(20):
             d.fill_(torch.nan)
-            bf16.einsum(SUM, a, b, d)
+            deep_gemm.einsum(SUM, a, b, d)
             assert torch.equal(d, first)
         if dtype == torch.float32:
             d.fill_(32)
-            bf16.einsum(SUM, a, b, d, d)
+            deep_gemm.einsum(SUM, a, b, d, d)
             assert calc_diff(d, right + 32) < TOLERANCE
         assert_frame(d, whole)
 
@@ -49,7 +49,7 @@ def test_any_m_and_n(shape: tuple[int, int, int, int]) -> None:
     products, m, n, k = shape
     a, b = numbers(products, m, k), numbers(products, n, k, seed=1)
     d, whole = framed(m, n)
-    bf16.einsum(SUM, a, b, d)
+    deep_gemm.einsum(SUM, a, b, d)
     assert calc_diff(d, right_of(a, b)) < TOLERANCE
     assert_frame(d, whole)
 
@@ -59,17 +59,17 @@ def test_strides_and_majors() -> None:
     turned_a, turned_b = (x.mT.contiguous().mT for x in (a, b))
     inside_a, inside_b = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (a, b))
     for x, y in ((a, b), (turned_a, turned_b), (a, turned_b), (turned_a, b), (inside_a, inside_b)):
-        made = bf16.einsum(SUM, x, y)
+        made = deep_gemm.einsum(SUM, x, y)
         assert made is not None
         assert calc_diff(made, right_of(a, b)) < TOLERANCE
 
 
 def test_a_graph_computes_what_its_operands_then_are() -> None:
     a, b, d = numbers(129, 128, 128), numbers(129, 384, 128, seed=1), torch.zeros(128, 384, device="cuda")
-    bf16.einsum(SUM, a, b, d, d)
+    deep_gemm.einsum(SUM, a, b, d, d)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        bf16.einsum(SUM, a, b, d, d)
+        deep_gemm.einsum(SUM, a, b, d, d)
     a.copy_(numbers(129, 128, 128, seed=2))
     d.fill_(3)
     graph.replay()

@@ -10,18 +10,23 @@ from fake_gpu import FakeGpu, OnGpu, install, on_gpu
 from helpers import pointer_members
 from torch import Tensor
 
+import deep_gemm
 from deep_gemm import set_compile_mode
-from deep_gemm.gemm import bf16
-from deep_gemm.gemm.bf16 import launch
-from deep_gemm.gemm.bf16.check import bf16_problem
-from deep_gemm.gemm.bf16.config import bf16_config
-from deep_gemm.gemm.bf16.dense import DENSE
-from deep_gemm.gemm.bf16.sum_slices import SlicesConfig
-from deep_gemm.gemm.kernel import DENSE_PARAMS, K_COUNTED_PARAMS
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm import launch
+from deep_gemm.gemm.api.bf16_dense import DENSE
+from deep_gemm.gemm.ask.bf16 import bf16_problem
+from deep_gemm.gemm.choose import bf16 as choose_bf16
+from deep_gemm.gemm.config.bf16 import bf16_config
+from deep_gemm.gemm.config.tall import Majors
+from deep_gemm.gemm.kernel import params_of
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from deep_gemm.gemm.plan import PLANS
+from deep_gemm.gemm.sum_slices import SlicesConfig
 
 M, N, K = 128, 64, 192
+DENSE_PARAMS = params_of(bf16_config(64, 64, Output()))
+K_COUNTED_PARAMS = params_of(bf16_config(64, 64, Output(work=works.COUNTED), Majors(True, True)))
 
 
 @pytest.fixture
@@ -45,20 +50,20 @@ def int32(*values: int) -> Tensor:
 
 def along_k(ks: list[int] | None, layout: Tensor | None = None, d: Tensor | None = None) -> None:
     d = numbers(3, M, N, dtype=torch.float32) if d is None else d
-    bf16.k_grouped_bf16_gemm_tn_contiguous(numbers(K, M), numbers(K, N), d, ks, layout, d)
+    deep_gemm.k_grouped_bf16_gemm_tn_contiguous(numbers(K, M), numbers(K, N), d, ks, layout, d)
 
 
 def of_rows(ends: bool) -> None:
     layout = int32(70, 100) if ends else int32(*[0] * 70, *[1] * 58)
-    bf16.m_grouped_bf16_gemm_nt_contiguous(numbers(M, K), numbers(2, N, K), numbers(M, N), layout, "nk", ends)
+    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(numbers(M, K), numbers(2, N, K), numbers(M, N), layout, "nk", ends)
 
 
 CALLS: dict[str, tuple[Callable[[], object], list[str]]] = {
-    "dense": (lambda: bf16.bf16_gemm_nt(numbers(M, K), numbers(N, K), numbers(M, N)), ["bf16_gemm_dense"]),
+    "dense": (lambda: deep_gemm.bf16_gemm_nt(numbers(M, K), numbers(N, K), numbers(M, N)), ["bf16_gemm_dense"]),
     "rows by ids": (lambda: of_rows(False), ["bf16_gemm_m_grouped_contiguous"]),
     "rows by ends": (lambda: of_rows(True), ["bf16_gemm_m_grouped_contiguous"]),
     "counted rows": (
-        lambda: bf16.m_grouped_bf16_gemm_nt_masked(
+        lambda: deep_gemm.m_grouped_bf16_gemm_nt_masked(
             numbers(2, M, K), numbers(2, N, K), numbers(2, M, N), int32(3, 7), 4
         ),
         ["bf16_gemm_m_grouped_masked"],
@@ -67,15 +72,15 @@ CALLS: dict[str, tuple[Callable[[], object], list[str]]] = {
     "along k, edges within blocks": (lambda: along_k([3, 0, 100]), ["bf16_gemm_k_grouped"]),
     "along k, counted": (lambda: along_k(None, int32(64, 0, 128)), ["bf16_gemm_k_grouped"]),
     "heads": (
-        lambda: bf16.einsum("bhr,hdr->bhd", numbers(M, 2, K), numbers(2, N, K), numbers(M, 2, N)),
+        lambda: deep_gemm.einsum("bhr,hdr->bhd", numbers(M, 2, K), numbers(2, N, K), numbers(M, 2, N)),
         ["bf16_gemm_heads"],
     ),
     "sum": (
-        lambda: bf16.einsum("bmk,bnk->mn", numbers(5, M, K), numbers(5, N, K), numbers(M, N)),
+        lambda: deep_gemm.einsum("bmk,bnk->mn", numbers(5, M, K), numbers(5, N, K), numbers(M, N)),
         ["bf16_gemm_sum", "sum_slices"],
     ),
     "sum, one operand for all": (
-        lambda: bf16.einsum("bmk,bnk->mn", numbers(5, M, K), numbers(1, N, K).expand(5, N, K), numbers(M, N)),
+        lambda: deep_gemm.einsum("bmk,bnk->mn", numbers(5, M, K), numbers(1, N, K).expand(5, N, K), numbers(M, N)),
         ["bf16_gemm_sum", "sum_slices"],
     ),
 }
@@ -168,7 +173,7 @@ def launched_for_several_m(
     for m in (300, 2, 303, 256, 1000, 301, 1, 5, 1001):
         a, d = numbers(m, K + extra)[:, :K], numbers(m, N + extra, dtype=dtype)[:, :N]
         c = d if output.adds_to_d else numbers(m, N + 2 * extra, dtype=dtype)[:, :N] if output.with_c else None
-        product = bf16.bf16_gemm_nt if major == "nt" else bf16.bf16_gemm_nn
+        product = deep_gemm.bf16_gemm_nt if major == "nt" else deep_gemm.bf16_gemm_nn
         product(a, b, d, c)
         if c is None and not (extra or output.is_fp32):
             product(a, b)
@@ -185,7 +190,7 @@ def test_a_plan_of_another_m_is_what_would_be_planned_for_it(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, major: str, output: Output, tile: tuple[int, int] | None, extra: int
 ) -> None:
     if tile is not None:
-        monkeypatch.setattr(launch, "select_bf16", lambda m, n, k, of, majors, *_: bf16_config(*tile, of, majors))
+        monkeypatch.setattr(choose_bf16, "choose", lambda _, of, majors, *__: bf16_config(*tile, of, majors))
     derived, few = launched_for_several_m(gpu, major, output, extra)
     monkeypatch.setattr(DENSE[major], "derive", None)
     made, all_of_them = launched_for_several_m(gpu, major, output, extra)
@@ -197,10 +202,10 @@ def test_a_plan_of_another_m_is_what_would_be_planned_for_it(
 def test_rows_that_do_not_match_are_refused_in_a_family_too(gpu: FakeGpu) -> None:
     b = numbers(N, K)
     for m in (M, M + 1):
-        bf16.bf16_gemm_nt(numbers(m, K), b, numbers(m, N))
+        deep_gemm.bf16_gemm_nt(numbers(m, K), b, numbers(m, N))
     with pytest.raises(ValueError, match="d: expected shape"):
-        bf16.bf16_gemm_nt(numbers(M + 2, K), b, numbers(M + 3, N))
+        deep_gemm.bf16_gemm_nt(numbers(M + 2, K), b, numbers(M + 3, N))
     with pytest.raises(ValueError, match="d: expected memory that does not overlap a"):
         whole = numbers(2 * (M + 2), K)
-        bf16.bf16_gemm_nt(whole[: M + 2], b, whole.view(-1)[K : K + (M + 2) * N].view(M + 2, N))
+        deep_gemm.bf16_gemm_nt(whole[: M + 2], b, whole.view(-1)[K : K + (M + 2) * N].view(M + 2, N))
     assert len(gpu.launches) == 2

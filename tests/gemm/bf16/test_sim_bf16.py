@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from deep_gemm.gemm.bf16.config import Bf16Config, Majors, bf16_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.config.bf16 import Bf16Config, bf16_config
+from deep_gemm.gemm.config.tall import Majors
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim import bf16 as sim
+from lab.sim import product as simulated
 from lab.sim.bf16 import Bf16Trial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
@@ -54,7 +57,7 @@ TILES = {
     "splitting k, two warpgroups": (bf16_config(128, 48, BF16, cluster_k=3, slices=3), (140, 56, 456)),
     "slices in turn": (bf16_config(128, 48, BF16, slices=3), (136, 56, 456)),
     "slices in turn, in the widest": (bf16_config(128, 256, BF16, cluster_m=2, slices=2), (264, 264, 264)),
-    "heads": (bf16_config(64, 64, Output(groups=Groups.HEADS), NN), (70, 72, 200)),
+    "heads": (bf16_config(64, 64, Output(work=works.HEADS), NN), (70, 72, 200)),
 }
 
 
@@ -95,8 +98,8 @@ def test_a_rows_bits_depend_on_neither_tile_nor_other_rows(config: Bf16Config) -
     """With the tensor cores' own arithmetic, of which the simulator's is a model that an H200 confirmed."""
     first = SAME[1]
     p = sim.random_problem(first, 200, 104, 64 * 9 + 8, seed=3)
-    right = sim.run(sim.compile_config(first), first, p, truncate=True).d
+    right = simulated.run(simulated.compile_config(first), first, p, truncate=True).d
     for rows in (1, 70, 200):
         few = p._replace(a=p.a[:rows], d=torch.full_like(p.d[:rows], float("nan")))
-        got = sim.run(sim.compile_config(config), config, few, seed=rows, truncate=True).d
+        got = simulated.run(simulated.compile_config(config), config, few, seed=rows, truncate=True).d
         assert torch.equal(got, right[:rows])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from deep_gemm.gemm.bf16.config import MOST_COUNTED, Majors, bf16_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.config.bf16 import bf16_config
+from deep_gemm.gemm.config.tall import Majors
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.kinds.works import MOST_COUNTED
 from lab.sim.bf16_counted import Bf16CountedTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 TN = Majors(True, True)
 OUTPUTS = (
-    Output(groups=Groups.COUNTED_DEPTHS),
-    Output(is_fp32=True, with_c=True, groups=Groups.COUNTED_DEPTHS),
-    Output(is_fp32=True, adds_to_d=True, groups=Groups.COUNTED_DEPTHS),
+    Output(work=works.COUNTED),
+    Output(is_fp32=True, with_c=True, work=works.COUNTED),
+    Output(is_fp32=True, adds_to_d=True, work=works.COUNTED),
 )
 
 

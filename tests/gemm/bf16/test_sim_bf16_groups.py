@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from deep_gemm.gemm.bf16.config import Majors, bf16_config
-from deep_gemm.gemm.bf16.depths import parts_of
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.bf16_depths import parts_of
+from deep_gemm.gemm.config.bf16 import bf16_config
+from deep_gemm.gemm.config.tall import Majors
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.bf16_depths import Bf16DepthsTrial
 from lab.sim.bf16_rows import CANARY, Bf16RowsTrial
 
@@ -14,9 +16,9 @@ pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 NT, NN, TN = Majors(), Majors(b_is_mn=True), Majors(True, True)
 LAYOUTS = {
-    Groups.IDS: (*[0] * 70, *[-1] * 58, *[1] * 200, *[-1] * 3, *[3] * 5),
-    Groups.ENDS: (70, 128, 333),
-    Groups.COUNTS: (70, 0, 200),
+    works.IDS: (*[0] * 70, *[-1] * 58, *[1] * 200, *[-1] * 3, *[3] * 5),
+    works.ENDS: (70, 128, 333),
+    works.COUNTS: (70, 0, 200),
 }
 
 
@@ -24,21 +26,21 @@ LAYOUTS = {
 @pytest.mark.parametrize("majors", [NT, NN], ids=lambda majors: majors.name)
 @pytest.mark.parametrize("tile", [(64, 64), (128, 64), (128, 256), (256, 128)])
 @pytest.mark.parametrize("schedule", [None, "slow_math", "late_loads"])
-def test_groups_of_rows(tile: tuple[int, int], majors: Majors, groups: Groups, schedule: str | None) -> None:
-    config = bf16_config(*tile, Output(groups=groups), majors)
+def test_groups_of_rows(tile: tuple[int, int], majors: Majors, groups: works.Work, schedule: str | None) -> None:
+    config = bf16_config(*tile, Output(work=groups), majors)
     Bf16RowsTrial(config, LAYOUTS[groups], 136, 200, 1, schedule).run()
 
 
-@pytest.mark.parametrize("groups", [Groups.IDS, Groups.ENDS], ids=lambda groups: groups.name)
-def test_padding_is_zeroed_where_asked(groups: Groups) -> None:
-    config = bf16_config(64, 64, Output(is_fp32=True, groups=groups))
+@pytest.mark.parametrize("groups", [works.IDS, works.ENDS], ids=lambda groups: groups.name)
+def test_padding_is_zeroed_where_asked(groups: works.Work) -> None:
+    config = bf16_config(64, 64, Output(is_fp32=True, work=groups))
     Bf16RowsTrial(config, LAYOUTS[groups], 72, 72, zero_padding=True).run()
 
 
 @pytest.mark.parametrize("tile", [(64, 64), (128, 128)])
 def test_rows_without_a_group_cost_nothing(tile: tuple[int, int]) -> None:
     """Neither loads nor products; and a block of such rows alone is not written."""
-    config, found = bf16_config(*tile, Output(groups=Groups.IDS)), []
+    config, found = bf16_config(*tile, Output(work=works.IDS)), []
     for none in (0, 58, 700):
         layout = (*[-1] * none, *[0] * 70, *[-1] * none, *[1] * 100, *[-1] * none)
         outcome = Bf16RowsTrial(config, layout, 72, 200, zero_padding=True, num_sms=3).passed()
@@ -48,9 +50,9 @@ def test_rows_without_a_group_cost_nothing(tile: tuple[int, int]) -> None:
 
 
 OUTPUTS = (
-    Output(groups=Groups.DEPTHS),
-    Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS),
-    Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS),
+    Output(work=works.PARTS),
+    Output(is_fp32=True, with_c=True, work=works.PARTS),
+    Output(is_fp32=True, adds_to_d=True, work=works.PARTS),
 )
 
 
@@ -74,5 +76,5 @@ def test_the_deepest_parts_come_first() -> None:
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
 def test_no_cluster_straddles_two_groups(cluster: tuple[int, int]) -> None:
     """Where a group has an odd number of tiles, its last one has no neighbour, and takes none of the next group."""
-    config = bf16_config(128, 128, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN, *cluster)
+    config = bf16_config(128, 128, Output(is_fp32=True, adds_to_d=True, work=works.PARTS), TN, *cluster)
     Bf16DepthsTrial(config, (384, 256), 296, 296, 3, num_sms=4).run()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 from thorough import ends
 
-from deep_gemm.gemm.bf16.choose import SUM_OUTPUT
-from deep_gemm.gemm.bf16.config import Majors, bf16_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.choose.bf16 import SUM_OUTPUT
+from deep_gemm.gemm.config.bf16 import bf16_config
+from deep_gemm.gemm.config.tall import Majors
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.bf16 import Bf16Trial
 from lab.sim.bf16_counted import Bf16CountedTrial
 from lab.sim.bf16_depths import Bf16DepthsTrial
 from lab.sim.bf16_rows import Bf16RowsTrial
 from lab.sim.bf16_sums import SumTrial
-from lab.sim.dense import ProductTrial
+from lab.sim.product import ProductTrial
 
 pytestmark = pytest.mark.host_compiler
 TN = Majors(True, True)
@@ -32,7 +34,7 @@ PRODUCTS = {
     "a cluster that shares B": bf16_config(128, 128, Output(), TN, cluster_m=2),
     "slices in turn": bf16_config(64, 64, Output(), slices=3),
     "a CTA for each slice": bf16_config(64, 32, Output(), cluster_k=3, slices=3),
-    "heads": bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.HEADS)),
+    "heads": bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, work=works.HEADS)),
 }
 
 
@@ -45,17 +47,17 @@ def test_products(name: str, schedule: str | None) -> None:
 @pytest.mark.parametrize("tile", [(64, 64), (256, 128)])
 @pytest.mark.parametrize(
     ("groups", "layout"),
-    [(Groups.IDS, (-1, *[0] * 300, *[1] * 5)), (Groups.COUNTS, (70, 0, 200))],
+    [(works.IDS, (-1, *[0] * 300, *[1] * 5)), (works.COUNTS, (70, 0, 200))],
     ids=["ids", "counts"],
 )
-def test_rows_of_groups(tile: tuple[int, int], groups: Groups, layout: tuple[int, ...]) -> None:
-    run(Bf16RowsTrial(bf16_config(*tile, Output(groups=groups)), layout, 136, 200, 2))
+def test_rows_of_groups(tile: tuple[int, int], groups: works.Work, layout: tuple[int, ...]) -> None:
+    run(Bf16RowsTrial(bf16_config(*tile, Output(work=groups)), layout, 136, 200, 2))
 
 
 def test_groups_along_k() -> None:
-    config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS), TN)
+    config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, work=works.PARTS), TN)
     run(Bf16DepthsTrial(config, (64, 0, 192)))
-    config = bf16_config(64, 64, Output(is_fp32=True, groups=Groups.COUNTED_DEPTHS), TN)
+    config = bf16_config(64, 64, Output(is_fp32=True, work=works.COUNTED), TN)
     run(Bf16CountedTrial(config, (3, 0, 100)))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from deep_gemm.gemm.bf16.choose import SUM_OUTPUT, select_bf16_sum
-from deep_gemm.gemm.bf16.config import Majors, bf16_config
-from deep_gemm.gemm.bf16.sum_slices import reachable_slices
+from deep_gemm.gemm.choose.bf16 import SUM_OUTPUT, select_bf16_sum
+from deep_gemm.gemm.config.bf16 import bf16_config
+from deep_gemm.gemm.config.tall import Majors
+from deep_gemm.gemm.sum_slices import reachable_slices
 from lab.sim.bf16_sums import SumTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.dense import DenseTrial as Trial
 from lab.sim.mutate import Mutation
 

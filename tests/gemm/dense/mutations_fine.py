@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from deep_gemm.core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.dense import DenseTrial as Trial
 from lab.sim.mutate import Mutation
 from lab.sim.rows import RowsTrial
@@ -14,8 +15,8 @@ from lab.sim.rows import RowsTrial
 ROWS_32, BLOCKS_32, BLOCKS_64 = Scales(1, 32), Scales(32, 32), Scales(64, 64)
 
 
-def config(sfa: Scales, sfb: Scales, block_m: int, groups: Groups = Groups.NONE, split: int = 1) -> GemmConfig:
-    return tile_config(block_m, 128, Output(sfa=sfa, sfb=sfb, groups=groups), cluster_k=split, k=128)
+def config(sfa: Scales, sfb: Scales, block_m: int, groups: works.Work = works.DENSE, split: int = 1) -> GemmConfig:
+    return tile_config(block_m, 128, Output(sfa=sfa, sfb=sfb, work=groups), cluster_k=split, k=128)
 
 
 FOLDING = config(PER_ROW, BLOCKS_32, 128)
@@ -28,8 +29,8 @@ MIXED = config(PER_64, BLOCKS_32, 64)
 BY_ROW = config(ROWS_32, ROWS_32, 128)
 MIXED_BY_ROW = config(PER_ROW, ROWS_32, 64)
 BY_BLOCK = config(ROWS_32, PER_BLOCK, 64)
-IDS = config(PER_ROW, BLOCKS_32, 64, groups=Groups.IDS)
-IDS_BY_ROW = config(ROWS_32, ROWS_32, 64, groups=Groups.IDS)
+IDS = config(PER_ROW, BLOCKS_32, 64, works.IDS)
+IDS_BY_ROW = config(ROWS_32, ROWS_32, 64, works.IDS)
 
 TRIALS = [
     *(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, MX, PER_64
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.config.decode import DecodeConfig
 from lab.sim.fp8_gemm_decode import DecodeTrial as Trial
 from lab.sim.mutate import Mutation
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deep_gemm.core.check.recipes import E2M1, MX
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.dense import DenseTrial as Trial
 from lab.sim.mutate import Mutation
 from lab.sim.rows import RowsTrial
@@ -18,9 +19,9 @@ ODD = tile_config(128, 128, FP4, k=128)
 EVEN = replace(ODD, num_stages=4)
 TALL = tile_config(256, 128, FP4)
 SPLIT = tile_config(64, 64, FP4, cluster_k=2, k=128)
-COUNTS = tile_config(128, 64, Output(groups=Groups.COUNTS, b=E2M1, sfb=MX), k=128)
-IDS = tile_config(64, 128, Output(groups=Groups.IDS, b=E2M1, sfb=MX), k=128)
-TALL_IDS = tile_config(256, 128, Output(groups=Groups.IDS, b=E2M1, sfb=MX), k=128)
+COUNTS = tile_config(128, 64, Output(work=works.COUNTS, b=E2M1, sfb=MX), k=128)
+IDS = tile_config(64, 128, Output(work=works.IDS, b=E2M1, sfb=MX), k=128)
+TALL_IDS = tile_config(256, 128, Output(work=works.IDS, b=E2M1, sfb=MX), k=128)
 
 TRIALS = [
     *(Trial(PLAIN, 77, 200, 672, seed, any_scales=seed == 2) for seed in (1, 2)),

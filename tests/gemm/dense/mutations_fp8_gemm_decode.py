@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.config.decode import DecodeConfig
 from lab.sim.fp8_gemm_decode import DecodeTrial as Trial
 from lab.sim.mutate import Mutation
 

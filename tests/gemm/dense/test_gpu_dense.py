@@ -15,15 +15,17 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import E2M1
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm import kernel as fp8_gemm_decode
+from deep_gemm.gemm import launch as dense
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.dense import choose
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.output import FINE_OPERANDS
+from deep_gemm.gemm.api import dense as dense_api
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kinds.output import FINE_OPERANDS
 from deep_gemm.gemm.plan import PLANS
+from deep_gemm.gemm.problem import Problem
+from lab import configs
 from lab.bench.tune import compile_all
 from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
 
@@ -42,7 +44,7 @@ def operands(m: int, n: int, k: int, seed: int = 0, *, by_row: bool = False) -> 
     return a, b
 
 
-def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> DenseProblem:
+def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> Problem:
     """With the C that the configuration takes."""
     c = None
     if config.adds_to_d:
@@ -52,14 +54,14 @@ def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> DenseP
     return dense_problem(a, b, d, c, recipes=(None, config.sfa, config.sfb))
 
 
-def right_d(p: DenseProblem, c: Tensor | None) -> Tensor:
+def right_d(p: Problem, c: Tensor | None) -> Tensor:
     """What the reference gives, on the GPU, C as it was before the product."""
     d = torch.empty_like(p.d)
-    reference.dense(p._replace(d=d, c=c))
+    reference.compute(p._replace(d=d, c=c))
     return d
 
 
-def assert_right(p: DenseProblem, got: Tensor, right: Tensor, config: GemmConfig | None = None) -> None:
+def assert_right(p: Problem, got: Tensor, right: Tensor, config: GemmConfig | None = None) -> None:
     """Within the tensor cores' bound everywhere, and close as a whole; the worst element is named with its tile."""
     allowed = allowed_difference(p, right, TENSOR_CORES)
     mistakes = describe_mistakes(got, right, allowed, (config.block_m, config.block_n) if config else None)
@@ -68,8 +70,8 @@ def assert_right(p: DenseProblem, got: Tensor, right: Tensor, config: GemmConfig
     assert relative < RELATIVE[got.dtype], f"{relative:.1e} of the whole result"
 
 
-FINE = [config for config in choose.reachable() if config.operands in FINE_OPERANDS]
-CONFIGS = [config for config in choose.reachable() if config.b != E2M1 and config not in FINE] + FINE[::12]
+FINE = [config for config in configs.reachable_dense() if config.operands in FINE_OPERANDS]
+CONFIGS = [config for config in configs.reachable_dense() if config.b != E2M1 and config not in FINE] + FINE[::12]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -208,7 +210,7 @@ def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
     """It has no context of the driver: neither to load a kernel in, nor to launch one that is loaded."""
     torch.manual_seed(0)
     PLANS.clear()
-    kernels: tuple[Any, ...] = (FP8_GEMM, fp8_gemm_decode.KERNEL)
+    kernels: tuple[Any, ...] = (FP8_GEMM, fp8_gemm_decode.FP8_GEMM_DECODE)
     for kernel in kernels:
         kernel.loaded.cache_clear()
         kernel.launcher.cache_clear()
@@ -293,7 +295,7 @@ def test_a_plan_of_another_m_gives_the_bits_of_one_whose_maps_the_driver_encoded
         return found
 
     changed = products()
-    monkeypatch.setattr(deep_gemm.gemm.dense.api.NT, "derive", None)
+    monkeypatch.setattr(dense_api.NT, "derive", None)
     for d, right in zip(changed, products(), strict=True):
         assert torch.equal(d, right)
 

@@ -7,30 +7,31 @@ import torch
 
 import deep_gemm
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.problem import Problem
 from lab.sim.dense import random_packed
 from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
 
 pytestmark = pytest.mark.gpu
 
 
-def problem(m: int, n: int, k: int, seed: int, any_scales: bool = False, d: torch.Tensor | None = None) -> DenseProblem:
+def problem(m: int, n: int, k: int, seed: int, any_scales: bool = False, d: torch.Tensor | None = None) -> Problem:
     generator = torch.Generator().manual_seed(seed)
     values, words = random_packed(n, k, generator, any_scales)
     a = deep_gemm.per_token_cast_to_fp8(torch.randn(m, k, generator=generator).cuda())
     return dense_problem(a, (values.cuda(), words.cuda()), d, None)
 
 
-def product(p: DenseProblem, rows: slice = slice(None)) -> torch.Tensor:
+def product(p: Problem, rows: slice = slice(None)) -> torch.Tensor:
     """Call the public function for some rows."""
     d = deep_gemm.fp8_fp4_gemm_nt((p.a[rows], p.sfa[rows]), (p.b, p.sfb), recipe_a=(1, 128), recipe_b=(1, 32))
     assert isinstance(d, torch.Tensor)
     return d
 
 
-def assert_right(p: DenseProblem, c: torch.Tensor | None = None) -> None:
+def assert_right(p: Problem, c: torch.Tensor | None = None) -> None:
     right = torch.empty_like(p.d)
-    reference.dense(p._replace(d=right, c=c))
+    reference.compute(p._replace(d=right, c=c))
     assert describe_mistakes(p.d, right, allowed_difference(p, right, TENSOR_CORES)) is None
 
 

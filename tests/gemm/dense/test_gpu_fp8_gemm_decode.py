@@ -15,14 +15,15 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
-from deep_gemm.gemm.dense.choose import reachable_decode
-from deep_gemm.gemm.kernel_decode import KERNEL, plan_of
-from deep_gemm.gemm.output import FINE_OPERANDS
+from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
+from deep_gemm.gemm.kernel import FP8_GEMM_DECODE
+from deep_gemm.gemm.kinds.output import FINE_OPERANDS
 from deep_gemm.gemm.plan import Plan, addresses_of
+from deep_gemm.gemm.problem import Problem
 from lab.bench.tune import compile_all
+from lab.configs import reachable_decode
 from lab.sim.fine_decode import random_problem
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +33,7 @@ def dtype_of(config: DecodeConfig) -> torch.dtype:
     return torch.float32 if config.is_fp32 else torch.bfloat16
 
 
-def small_integers(config: DecodeConfig, m: int, n: int, k: int, seed: int) -> DenseProblem:
+def small_integers(config: DecodeConfig, m: int, n: int, k: int, seed: int) -> Problem:
     """No sum of a block needs more bits than the tensor cores keep."""
     g = torch.Generator("cuda").manual_seed(seed)
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
@@ -70,7 +71,6 @@ def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
             sfb=p.sfb[:, first:end],
             d=torch.empty_like(d),
             c=None,
-            k=min(end * 128, p.k) - first * 128,
         )
         total += right_d(part, None)
     assert torch.equal(d, total)
@@ -153,7 +153,7 @@ def test_fine_scales_give_the_references_bits(operands: Any, words: Words) -> No
         g = torch.Generator("cuda").manual_seed(tokens)
         a, b = (torch.randint(-2, 3, x.shape, generator=g, device="cuda").to(x.dtype) for x in (p.a, p.b))
         p = p._replace(a=a, sfa=p.sfa.cuda(), b=b, sfb=p.sfb.cuda(), d=p.d.cuda())
-        plan_of(p, config, KERNEL.launcher(config, 0, False)).launch(addresses_of(p))
+        dense.plan_of(p, config, 132, FP8_GEMM_DECODE.launcher(config, 0, False)).launch(addresses_of(p))
         assert torch.equal(p.d.nan_to_num(7.25), right_d(p, None).nan_to_num(7.25))
 
 

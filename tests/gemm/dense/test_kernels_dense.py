@@ -21,29 +21,31 @@ from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.core.check.ue8m0 import Words, words_of
 from deep_gemm.core.jit import driver
 from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.dense import choose as heuristics
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.dense.api import BEHIND_CAST
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
-from deep_gemm.gemm.kernel import DENSE_PARAMS
-from deep_gemm.gemm.output import USUAL_OPERANDS, Output
+from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm.api import dense as dense_api
+from deep_gemm.gemm.api.dense import BEHIND_CAST
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.choose.fp8 import choose
+from deep_gemm.gemm.choose.tiles import Tile
+from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import FP8_GEMM_DECODE, params_of
+from deep_gemm.gemm.kinds.output import USUAL_OPERANDS, Output
 from deep_gemm.gemm.plan import PLANS
+from deep_gemm.gemm.problem import Problem
 from deep_gemm.gemm.product import run, run_checked
-from deep_gemm.gemm.tiles import Tile, tiles_by_name
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
 BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_dense")])
 Operand = tuple[Tensor, Tensor]
+DENSE_PARAMS = params_of(Tile(64, 64).config(Output(), 512))
+DECODE_PARAMS = params_of(Tile(8, 64, is_decode=True).config(Output(), 512))
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
-    monkeypatch.setattr(heuristics, "tuned_tiles", dict)  # no table: choices are those of the cost
     return install(monkeypatch)
 
 
@@ -53,7 +55,7 @@ def operands(m: int, n: int, k: int, *, by_row: bool = False) -> tuple[Operand, 
     return (on_gpu(a[0]), get_mn_major_tma_aligned_tensor(a[1])), b, on_gpu(torch.zeros(m, n, dtype=torch.bfloat16))
 
 
-def problem(m: int, n: int, k: int) -> DenseProblem:
+def problem(m: int, n: int, k: int) -> Problem:
     a, b, d = operands(m, n, k)
     return dense_problem(a, b, d, None)
 
@@ -79,16 +81,6 @@ def test_a_call_runs_the_kernel_that_the_heuristics_name(gpu: FakeGpu, shape: tu
     assert deep_gemm.fp8_gemm_nt(a, b, d) is None
     assert [launch.kernel for launch in gpu.launches] == [name]
     assert addresses(gpu) == pointers(a, b, d)
-
-
-def test_a_call_runs_what_a_table_has_for_it(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    tile = tiles_by_name(Output())["64x96"]
-    for module in (heuristics, dense):
-        monkeypatch.setattr(module, "tuned_tiles", lambda: {(*LARGE, Output(), "H200", 132): tile})
-    m, n, k = LARGE
-    for rows in (m - 2, m - 1, m):  # of one band; the second is derived
-        deep_gemm.fp8_gemm_nt(*operands(rows, n, k))
-    assert [config == tile.config(Output(), k) for config in gpu.compiled] == [False, True]
 
 
 @BOTH
@@ -158,12 +150,12 @@ def words_and_grids(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, *, are_derive
     PLANS.clear()
     gpu.launches.clear()
     if not are_derived:
-        monkeypatch.setattr(deep_gemm.gemm.dense.api.NT, "derive", None)
+        monkeypatch.setattr(dense_api.NT, "derive", None)
     tile, output = given["tile"], given["output"]
-    monkeypatch.setattr(dense, "select", lambda m, n, k, *_, **__: tile.config(output, k))
+    monkeypatch.setattr(dense, "choose", lambda sizes, *_, **__: tile.config(output, sizes.k))
     for call in of_several_m(**given):
         call()
-    params = fp8_gemm_decode.params_of(tile.config(output, 128)) if tile.is_decode else DENSE_PARAMS
+    params = params_of(tile.config(output, 128))
     places = [params.word(name) for name in pointer_members(params)]
     zeros = dict.fromkeys(places, 0)  # addresses differ between the two rounds
     launched = [(launch.grid, launch.cluster, {**dict(enumerate(launch.words)), **zeros}) for launch in gpu.launches]
@@ -321,7 +313,7 @@ def fine_operands(m: int, n: int, k: int, form: str) -> tuple[Operand, Operand, 
 @pytest.mark.parametrize("form", ["words", "bytes"])
 def test_exponents_are_read_as_they_lie_or_laid_out_by_one_kernel(gpu: FakeGpu, form: str) -> None:
     """Each call like another has its plan, and a stale one is not taken for FP32."""
-    for shape, kernel in ((DECODE, fp8_gemm_decode.PARAMS), (LARGE, DENSE_PARAMS)):
+    for shape, kernel in ((DECODE, DECODE_PARAMS), (LARGE, DENSE_PARAMS)):
         kept = [fine_operands(*shape, form) for _ in range(3)]
         PLANS.clear()
         for a, b, d in kept:
@@ -342,11 +334,11 @@ def test_exponents_are_read_as_they_lie_or_laid_out_by_one_kernel(gpu: FakeGpu, 
 def test_a_plan_of_few_rows_with_words_is_derived_as_it_would_be_made(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, k: int
 ) -> None:
-    launched, zeros = [], {fp8_gemm_decode.PARAMS.word(name): 0 for name in pointer_members(fp8_gemm_decode.PARAMS)}
-    product: Any = deep_gemm.gemm.dense.api.NT
+    launched, zeros = [], {DECODE_PARAMS.word(name): 0 for name in pointer_members(DECODE_PARAMS)}
+    product: Any = dense_api.NT
     made = []
 
-    def make(p: DenseProblem) -> Any:
+    def make(p: Problem) -> Any:
         made.append(p.m)
         return dense.run(p)
 
@@ -402,9 +394,9 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
     deep_gemm.set_pdl(is_enabled)
 
     def weight_is_ready() -> int | None:
-        if gpu.last.kernel != fp8_gemm_decode.KERNEL.name:
+        if gpu.last.kernel != FP8_GEMM_DECODE.name:
             return None
-        word, half = divmod(fp8_gemm_decode.PARAMS.offset("weight_is_ready"), 8)
+        word, half = divmod(DECODE_PARAMS.offset("weight_is_ready"), 8)
         return gpu.last.words[word] >> 8 * half & 0xFFFFFFFF
 
     for rows in (m, m - 4, m):
@@ -416,7 +408,7 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
         assert weight_is_ready() == (0 if m == 8 else None)
         assert gpu.last.is_dependent is is_enabled
     # Scales that are copied for the call are what the kernel ahead writes.
-    monkeypatch.setattr(dense, "prepared", lambda _, p: p._replace(sfb=p.sfb.clone()))
+    monkeypatch.setattr(dense, "prepared", lambda p, _: p._replace(sfb=p.sfb.clone()))
     dense.run(problem(m, 4096, 7168), is_behind_cast=True)
     assert weight_is_ready() == (0 if m == 8 else None)
 
@@ -447,20 +439,20 @@ def test_no_more_sms_are_used_than_allowed(gpu: FakeGpu, num_sms: int) -> None:
 
 def test_fewer_sms_leave_the_decode_kernel_to_products_whose_grid_fits(gpu: FakeGpu) -> None:
     p = problem(1, 576, 7168)
-    chosen = dense.choice(p.m, p.n, p.k, Output(), gpu.gpu)
+    chosen = choose(p.sizes, Output(), gpu.gpu)
     assert isinstance(chosen, DecodeConfig)
-    needs = fp8_gemm_decode.grid(chosen, p.m, p.n)
+    needs = chosen.ctas(p.m, p.n)
     deep_gemm.set_num_sms(needs)
-    assert dense.choice(p.m, p.n, p.k, Output(), gpu.gpu) == chosen
+    assert choose(p.sizes, Output(), gpu.gpu) == chosen
     deep_gemm.set_num_sms(needs - 1)
-    assert isinstance(dense.choice(p.m, p.n, p.k, Output(), gpu.gpu), GemmConfig)
+    assert isinstance(choose(p.sizes, Output(), gpu.gpu), GemmConfig)
 
 
 def test_fewer_sms_than_a_cluster_has_ctas_run_its_tile_without_a_cluster(gpu: FakeGpu) -> None:
     p = problem(512, 7168, 16384)
     for num_sms in (1, 2, 7):
         deep_gemm.set_num_sms(num_sms)
-        config = dense.choice(p.m, p.n, p.k, Output(), gpu.gpu)
+        config = choose(p.sizes, Output(), gpu.gpu)
         assert isinstance(config, GemmConfig)
         assert config.cluster_size <= num_sms
         assert config.why_illegal() is None

@@ -9,13 +9,16 @@ import torch
 
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.gemm.output import FINE_OPERANDS, Groups, Operands, Output
-from deep_gemm.gemm.tiles import TILES_OF
+from deep_gemm.gemm.choose.tiles import TILES_OF
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import FINE_OPERANDS, Operands, Output
+from deep_gemm.gemm.problem import Problem
 from lab.sim import dense as sim
-from lab.sim.dense import DenseTrial, compile_config
+from lab.sim import product as simulated
+from lab.sim.dense import DenseTrial
+from lab.sim.product import compile_config
 from lab.sim.rows import RowsTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
@@ -26,10 +29,10 @@ TILES = sorted(set.union(*TILES_THERE.values()))
 
 
 def config(
-    operands: Operands, tile: tuple[int, int], groups: Groups = Groups.NONE, k: int = 128, split: int = 1
+    operands: Operands, tile: tuple[int, int], groups: works.Work = works.DENSE, k: int = 128, split: int = 1
 ) -> GemmConfig:
     b, sfa, sfb = operands
-    return tile_config(*tile, Output(b=b, sfa=sfa, sfb=sfb, groups=groups), cluster_k=split, k=k)
+    return tile_config(*tile, Output(b=b, sfa=sfa, sfb=sfb, work=groups), cluster_k=split, k=k)
 
 
 @pytest.mark.parametrize("k", [16, 288, 576, 1312])
@@ -49,11 +52,11 @@ def test_any_sides_scales_in_words(operands: Operands, words: Words) -> None:
 
 
 @pytest.mark.parametrize("words", [Words.NONE, Words.A | Words.B])
-@pytest.mark.parametrize("groups", [Groups.IDS, Groups.ENDS, Groups.COUNTS])
+@pytest.mark.parametrize("groups", [works.IDS, works.ENDS, works.COUNTS])
 @pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
-def test_rows_of_groups(operands: Operands, groups: Groups, words: Words) -> None:
+def test_rows_of_groups(operands: Operands, groups: works.Work, words: Words) -> None:
     ids = (*[0] * 70, *[-1] * 3, *[2] * 66, *[1] * 130)
-    layout = {Groups.IDS: ids, Groups.ENDS: (70, 70, 258), Groups.COUNTS: (70, 0, 130)}[groups]
+    layout = {works.IDS: ids, works.ENDS: (70, 70, 258), works.COUNTS: (70, 0, 130)}[groups]
     of = config(operands, (128, 128), groups=groups, k=416)
     RowsTrial(of, layout, 2, n=200, k=416, any_scales=True, words=words, num_sms=2).run()
 
@@ -64,7 +67,7 @@ def test_biased_schedules(operands: Operands, schedule: str) -> None:
     DenseTrial(config(operands, (128, 128), k=928), 137, 296, 928, 3, schedule, num_sms=1).run()
 
 
-def problem(sfb: Scales, *, of_a: Scales = PER_ROW) -> tuple[GemmConfig, DenseProblem]:
+def problem(sfb: Scales, *, of_a: Scales = PER_ROW) -> tuple[GemmConfig, Problem]:
     of = tile_config(128, 128, Output(sfa=of_a, sfb=sfb), k=128)
     return of, sim.random_problem(of, 150, 264, 1312, 5)
 
@@ -77,11 +80,13 @@ def test_blocks_that_share_a_scale_along_k_are_promoted_at_once(sfb: Scales) -> 
     blocks = torch.rand(3, 11, generator=torch.Generator().manual_seed(1)) + 0.5
     fine = blocks.repeat_interleave(128 // sfb.rows, 0).repeat_interleave(128 // sfb.columns, 1)
     fine = fine[: p.sfb.shape[0], : p.sfb.shape[1]].contiguous()
-    by_128 = sim.run(compile_config(plain), plain, p._replace(sfb=blocks, of_b=PER_BLOCK), truncate=True).d
-    at_once = sim.run(compile_config(of), of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
+    by_128 = simulated.run(compile_config(plain), plain, p._replace(sfb=blocks, of_b=PER_BLOCK), truncate=True).d
+    at_once = (
+        simulated.run(compile_config(of), of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
+    )
     assert torch.equal(at_once, by_128)
     fine[0, 1] *= 3
-    d = sim.run(compile_config(of), of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
+    d = simulated.run(compile_config(of), of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
     assert torch.equal(d[:, 128:], by_128[:, 128:])
     assert not torch.equal(d[:, sfb.rows : 128], by_128[:, sfb.rows : 128])
 
@@ -92,7 +97,7 @@ def test_bits_do_not_depend_on_the_tile(sfb: Scales) -> None:
     found = []
     for tile in ((64, 128), (128, 128), (256, 128)):
         of = tile_config(*tile, Output(sfb=sfb), k=128)
-        found.append(sim.run(compile_config(of), of, p._replace(d=torch.empty_like(p.d)), truncate=True).d)
+        found.append(simulated.run(compile_config(of), of, p._replace(d=torch.empty_like(p.d)), truncate=True).d)
     assert all(torch.equal(d, found[0]) for d in found)
 
 
@@ -106,7 +111,7 @@ def test_scales_of_any_size_and_strides(sfb: Scales, of_a: Scales) -> None:
     wide[:, : p.sfb.shape[1]] = p.sfb
     kernel = compile_config(of)
     for scales in (p.sfb, p.sfb.t().contiguous().t(), wide[:, : p.sfb.shape[1]]):
-        result = sim.run(kernel, of, p._replace(sfb=scales, d=torch.empty_like(p.d)))
+        result = simulated.run(kernel, of, p._replace(sfb=scales, d=torch.empty_like(p.d)))
         assert bool(result.d.isnan().any())
         result.checked()
 

@@ -11,12 +11,12 @@ from thorough import one_in
 
 from deep_gemm.core.check.recipes import BLOCKS_OF_32, MX, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.output import FINE_OPERANDS
-from lab.sim import fp8_gemm_decode as sim
-from lab.sim.dense import compile_config
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.kinds.output import FINE_OPERANDS
+from lab.sim import product as simulated
 from lab.sim.fine_decode import random_problem
 from lab.sim.fp8_gemm_decode import DecodeTrial
+from lab.sim.product import compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -76,7 +76,7 @@ def test_scales_may_have_any_strides(kind: Any, words: Words) -> None:
     wide = torch.full((p.sfb.shape[0], p.sfb.shape[1] + 3), -1, dtype=p.sfb.dtype)
     wide[:, : p.sfb.shape[1]] = p.sfb
     for sfb in (p.sfb.t().contiguous().t(), wide[:, : p.sfb.shape[1]]):
-        sim.run(compile_config(of), of, p._replace(sfb=sfb, sfa=p.sfa.t().contiguous().t()), seed=3).checked()
+        simulated.run(compile_config(of), of, p._replace(sfb=sfb, sfa=p.sfa.t().contiguous().t()), seed=3).checked()
 
 
 @pytest.mark.parametrize(("kind", "words"), one_in(4, [(kind, words) for kind in KINDS for words in WORDS]))
@@ -86,7 +86,7 @@ def test_a_cta_that_is_alone_gives_the_references_bits(kind: Any, words: Words) 
     p = random_problem(of, 13, 136, 1200, seed=1, any_scales=True, words=words)
     g = torch.Generator().manual_seed(2)
     a, b = (torch.randint(-2, 3, x.shape, generator=g).to(torch.float8_e4m3fn) for x in (p.a, p.b))
-    found = sim.run(compile_config(of), of, p._replace(a=a, b=b))
+    found = simulated.run(compile_config(of), of, p._replace(a=a, b=b))
     assert torch.equal(found.d.nan_to_num(7.25), found.right.nan_to_num(7.25))
     assert found.d.isfinite().any()
 
@@ -97,7 +97,7 @@ def test_scales_that_are_infinite_are_so_in_their_own_columns_alone() -> None:
     p = random_problem(of, 13, 72, 288, seed=4)
     p.a[:, 256:], p.b[:, 256:] = (torch.ones(x.shape[0], 32).to(x.dtype) for x in (p.a, p.b))
     p.sfa[:, 2] = torch.inf
-    found = sim.run(compile_config(of), of, p)
+    found = simulated.run(compile_config(of), of, p)
     assert bool((found.d == torch.inf).all())
     assert torch.equal(found.d, found.right)
 
@@ -106,7 +106,7 @@ def test_bits_do_not_depend_on_the_tile() -> None:
     of = config(8, 3, 1, 1)
     p = random_problem(of, 8, 136, 1312, 5, words=BOTH)
     found = [
-        sim.run(compile_config(each), each, p._replace(d=torch.empty_like(p.d)), truncate=True).d
+        simulated.run(compile_config(each), each, p._replace(d=torch.empty_like(p.d)), truncate=True).d
         for each in (of, config(8, 2, 2, 1), config(32, 2, 1, 1), config(64, 4, 2, 1))
     ]
     assert all(torch.equal(d, found[0]) for d in found)

@@ -11,11 +11,12 @@ import torch
 from deep_gemm.core.check.recipes import E2M1, MX
 from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense.check import dense_problem
-from lab.sim import fp8_gemm_decode as sim
-from lab.sim.dense import compile_config, random_problem
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.config.decode import DecodeConfig
+from lab.sim import product as simulated
+from lab.sim.dense import random_problem
 from lab.sim.fp8_gemm_decode import DecodeTrial
+from lab.sim.product import compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -82,8 +83,8 @@ def test_any_scales_give_what_the_reference_gives(name: str) -> None:
     p = dense_problem(
         (a.view(13, 512).to(torch.float8_e4m3fn), sfa), (values, scales), torch.full((13, 136), torch.nan), None
     )
-    d, right = sim.run(compile_config(of), of, p).d, torch.empty_like(p.d)
-    reference.dense(p._replace(d=right))
+    d, right = simulated.run(compile_config(of), of, p).d, torch.empty_like(p.d)
+    reference.compute(p._replace(d=right))
     assert torch.equal(d.nan_to_num(7.25), right.nan_to_num(7.25))
     assert bool(d.isfinite().all()) == (name != "the largest")
 
@@ -97,8 +98,8 @@ def test_a_scale_that_is_no_number_makes_its_row_none() -> None:
         scales[5, 6] = 255
         p = p._replace(sfb=words_of(scales))
         right = torch.empty_like(p.d)
-        reference.dense(p._replace(d=right))
-        d = sim.run(compile_config(of), of, p).d
+        reference.compute(p._replace(d=right))
+        d = simulated.run(compile_config(of), of, p).d
         assert d[:, 5].isnan().all()
         assert right[:, 5].isnan().all()
         assert int(d.isnan().sum()) == 13
@@ -110,13 +111,13 @@ def test_scales_may_have_any_strides() -> None:
     wide = torch.full((264, 9), -1, dtype=torch.int32)
     wide[:, :6] = p.sfb
     for sfb in (p.sfb.t().contiguous().t(), wide[:, :6]):
-        sim.run(compile_config(of), of, p._replace(sfb=sfb, sfa=p.sfa.t().contiguous().t())).checked()
+        simulated.run(compile_config(of), of, p._replace(sfb=sfb, sfa=p.sfa.t().contiguous().t())).checked()
 
 
 def test_bits_do_not_depend_on_the_tile() -> None:
     p = random_problem(config(8), 8, 136, 1312, 5)
     found = [
-        sim.run(compile_config(of), of, p._replace(d=torch.empty_like(p.d)), truncate=True).d
+        simulated.run(compile_config(of), of, p._replace(d=torch.empty_like(p.d)), truncate=True).d
         for of in (config(8), config(8, 2, 2), config(16, 2), replace(config(64, 2), ctas_per_sm=1))
     ]
     assert all(torch.equal(d, found[0]) for d in found)

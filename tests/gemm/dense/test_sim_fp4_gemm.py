@@ -14,16 +14,17 @@ from torch import Tensor
 
 from deep_gemm.core.check.recipes import E2M1, MX
 from deep_gemm.core.check.ue8m0 import words_of
-from deep_gemm.gemm.config import CONVERT_ROWS, GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
-from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.tiles import TILES_FP4
-from lab.sim import dense as sim
-from lab.sim import fp8_gemm_decode as sim_decode
-from lab.sim.dense import DenseTrial, compile_config, random_problem
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.choose.tiles import TILES_FP4
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import CONVERT_ROWS, GemmConfig
+from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.problem import Problem
+from lab.sim import product as simulated
+from lab.sim.dense import DenseTrial, random_problem
 from lab.sim.library import SCHEDULES
+from lab.sim.product import compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -144,7 +145,7 @@ def test_any_scales_give_the_product_to_the_bit(name: str, tile: tuple[int, int]
     SCALES[name](scales)
     sfa = torch.full((77, 4), 2.0**-60 if int(scales.clamp_max(254).amax()) > 200 else 2.0**20)
     p = dense_problem((a.to(torch.float8_e4m3fn), sfa), (values, scales), None, None)
-    result = sim.run(compile_config(of), of, p, num_sms=1)
+    result = simulated.run(compile_config(of), of, p, num_sms=1)
     right = (a.double() @ plain(values, scales).t() * sfa[0, 0].double()).bfloat16()
     right[:, (scales == 255).any(1)] = torch.nan
     assert torch.equal(result.d.isnan(), right.isnan())
@@ -165,7 +166,7 @@ def test_tiles_of_one_launch_have_passes_of_their_own(tile: tuple[int, int], sch
     p = p._replace(sfb=words_of(scales))
     passes = passes_of(scales, of.block_n)
     assert {1, 2, 4} <= set(passes)
-    result = sim.run(compile_config(of), of, p, num_sms=1, schedule=schedule).checked().result
+    result = simulated.run(compile_config(of), of, p, num_sms=1, schedule=schedule).checked().result
     assert result.loads == sum(passes) * 2 * (2 + of.block_n // CONVERT_ROWS)
 
 
@@ -175,7 +176,7 @@ def test_a_split_has_passes_for_each_part_of_k() -> None:
     p = random_problem(of, 64, 64, 2 * part, 3)
     scales = bytes_of(p.sfb, p.k).clone()
     scales[9, -3], scales[41, -2] = 90, 60
-    result = sim.run(compile_config(of), of, p._replace(sfb=words_of(scales)), num_sms=2).checked().result
+    result = simulated.run(compile_config(of), of, p._replace(sfb=words_of(scales)), num_sms=2).checked().result
     assert [passes_of(each, 64) for each in torch.split(scales, part // 32, 1)] == [[1], [3]]
     assert result.loads == (1 + 3) * of.run_k_blocks * (2 + 64 // CONVERT_ROWS)
 
@@ -186,7 +187,7 @@ def test_scales_may_have_any_strides() -> None:
     wide = torch.full((264, 9), -1, dtype=torch.int32)
     wide[:, :6] = p.sfb
     for sfb in (p.sfb.t().contiguous().t(), wide[:, :6]):
-        sim.run(compile_config(of), of, p._replace(sfb=sfb, sfa=p.sfa.t().contiguous().t())).checked()
+        simulated.run(compile_config(of), of, p._replace(sfb=sfb, sfa=p.sfa.t().contiguous().t())).checked()
 
 
 @pytest.mark.parametrize("any_scales", [False, True])
@@ -194,13 +195,14 @@ def test_bits_do_not_depend_on_the_tile(any_scales: bool) -> None:
     """They are the decode kernel's too, if all scales fold."""
     p = random_problem(config(64, 64), 40, 264, 1312, 5, any_scales=any_scales)
 
-    def fresh() -> DenseProblem:
+    def fresh() -> Problem:
         return p._replace(d=torch.empty_like(p.d))
 
     found = [
-        sim.run(compile_config(of), of, fresh(), truncate=True).d for of in (config(*tile, k=128) for tile in SIZES)
+        simulated.run(compile_config(of), of, fresh(), truncate=True).d
+        for of in (config(*tile, k=128) for tile in SIZES)
     ]
     if not any_scales:
         of = DecodeConfig(48, 2, 2, 1, b=E2M1, sfb=MX)
-        found.append(sim_decode.run(compile_config(of), of, fresh(), truncate=True).d)
+        found.append(simulated.run(compile_config(of), of, fresh(), truncate=True).d)
     assert all(torch.equal(d.view(torch.int16), found[0].view(torch.int16)) for d in found)

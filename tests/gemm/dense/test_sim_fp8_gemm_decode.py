@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.gemm.config_decode import BLOCK_TOKENS, DecodeConfig, decode_config
-from deep_gemm.gemm.dense.check import dense_problem
-from lab.sim import fp8_gemm_decode as sim
-from lab.sim.dense import compile_config, random_problem
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.config.decode import BLOCK_TOKENS, DecodeConfig, decode_config
+from lab.sim import product as simulated
+from lab.sim.dense import random_problem
 from lab.sim.fp8_gemm_decode import DecodeTrial
+from lab.sim.product import compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -54,7 +55,7 @@ def test_c_may_be_d() -> None:
         config = DecodeConfig(16, 4, 2, 3, is_fp32=is_fp32, with_c=True)
         p = random_problem(config, 11, 200, 720, seed=1, in_place=True)
         assert p.c is p.d
-        sim.run(compile_config(config), config, p, seed=1).checked()
+        simulated.run(compile_config(config), config, p, seed=1).checked()
 
 
 @pytest.mark.parametrize("k", [16, 128, 4080, 4224, 8208, 12304])
@@ -102,7 +103,7 @@ def test_c_may_be_one_row_for_all() -> None:
         p = random_problem(config, 19, 136, 400, seed=2)
         assert p.c is not None
         p = p._replace(c=p.c[0].clone().expand_as(p.d))
-        sim.run(compile_config(config), config, p, seed=2).checked()
+        simulated.run(compile_config(config), config, p, seed=2).checked()
 
 
 def test_scales_may_have_any_strides() -> None:
@@ -113,7 +114,7 @@ def test_scales_may_have_any_strides() -> None:
     padded = torch.empty(11, 16)
     padded[:, : p.sfa.shape[1]] = p.sfa
     for problem in (p, column_major, p._replace(sfa=padded[:, : p.sfa.shape[1]])):
-        sim.run(compile_config(config), config, problem, seed=3).checked()
+        simulated.run(compile_config(config), config, problem, seed=3).checked()
 
 
 def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
@@ -123,7 +124,9 @@ def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
         config = DecodeConfig(tokens, 4, warpgroups, 1, is_fp32=True)
         a, b = (torch.randint(-2, 3, (rows, 4240), generator=g).to(torch.float8_e4m3fn) for rows in (7, 136))
         sfa, sfb = torch.rand(7, 34, generator=g), torch.rand(2, 34, generator=g)
-        outcome = sim.run(compile_config(config), config, dense_problem((a, sfa), (b, sfb), torch.empty(7, 136), None))
+        outcome = simulated.run(
+            compile_config(config), config, dense_problem((a, sfa), (b, sfb), torch.empty(7, 136), None)
+        )
         assert torch.equal(outcome.d, outcome.right)
 
 
@@ -133,12 +136,12 @@ def test_a_row_gives_the_same_bits_among_any_others() -> None:
     g = torch.Generator().manual_seed(5)
     a, sfa = per_token_cast_to_fp8(torch.randn(13, 900, generator=g)[:, :896])
     b = per_block_cast_to_fp8(torch.randn(72, 896, generator=g))
-    whole = sim.run(
+    whole = simulated.run(
         compile_config(config), config, dense_problem((a, sfa), b, torch.empty(13, 72, dtype=torch.bfloat16), None)
     )
     for row in (0, 12):
         alone = dense_problem((a[row:][:1], sfa[row:][:1]), b, torch.empty(1, 72, dtype=torch.bfloat16), None)
-        assert torch.equal(sim.run(compile_config(config), config, alone).d[0], whole.d[row])
+        assert torch.equal(simulated.run(compile_config(config), config, alone).d[0], whole.d[row])
 
 
 def test_few_configurations_cannot_be_built() -> None:

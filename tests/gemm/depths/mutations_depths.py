@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.depths.choose import SHARING_A, TILES, k_grouped_config
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.tiles import Tile
+from deep_gemm.gemm.choose.tiles import DEPTHS_TILES as TILES
+from deep_gemm.gemm.choose.tiles import SHARING_A, Tile
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.depths import DepthsTrial as Trial
 from lab.sim.mutate import Mutation
 
 
 def _config(tile: Tile, **output: Any) -> GemmConfig:
-    return k_grouped_config(tile, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.DEPTHS, **output))
+    kind = Output(is_fp32=True, sfb=PER_ROW, work=works.DEPTHS, **output)
+    return tile_config(tile.block_m, tile.block_n, kind, cluster_n=tile.cluster_n, k=128)
 
 
 FRESH, IN_PLACE, WITH_C = _config(TILES[0]), _config(TILES[0], adds_to_d=True), _config(TILES[0], with_c=True)

@@ -15,14 +15,15 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.core.check.layout import align, ceil_div
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.depths import launch as depths
-from deep_gemm.gemm.depths.check import KGroupedProblem, k_grouped_problem
-from deep_gemm.gemm.depths.choose import reachable_k_grouped
-from deep_gemm.gemm.depths.maps_kernel import MAX_INLINE_KS
+from deep_gemm.gemm import depths
+from deep_gemm.gemm.ask.depths import k_grouped_problem
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.k_group_maps import MAX_INLINE_KS
 from deep_gemm.gemm.plan import PLANS
-from lab.sim import depths as sim
-from lab.sim.rounding import TENSOR_CORES, describe_mistakes
+from deep_gemm.gemm.problem import Problem
+from lab.configs import reachable_k_grouped
+from lab.sim import product as simulated
+from lab.sim.rounding import describe_mistakes
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +43,7 @@ def operands(rows: int, ks: Sequence[int]) -> tuple[Tensor, Tensor]:
     return values, torch.rand(blocks, pitch, device="cuda").add_(0.5)[:, :rows].t()
 
 
-def problem_of(ks: Sequence[int], m: int, n: int, addition: str, *, on_gpu_alone: bool) -> KGroupedProblem:
+def problem_of(ks: Sequence[int], m: int, n: int, addition: str, *, on_gpu_alone: bool) -> Problem:
     n = align(n, 8) if addition == "bf16" else n
     a, b = operands(m, ks), operands(n, ks)
     dtype = torch.bfloat16 if addition == "bf16" else torch.float32
@@ -57,13 +58,13 @@ def problem_of(ks: Sequence[int], m: int, n: int, addition: str, *, on_gpu_alone
     return k_grouped_problem(a, b, d, None if on_gpu_alone else list(ks), numbers(ks) if on_gpu_alone else None, c)
 
 
-def assert_right(p: KGroupedProblem, d: Tensor, what: str = "") -> None:
-    right, allowed = sim.right_and_allowed(p, TENSOR_CORES)
+def assert_right(p: Problem, d: Tensor, what: str = "") -> None:
+    right, allowed = simulated.right_and_allowed(p, {"device": "cuda"})
     mistakes = describe_mistakes(d.reshape(-1, p.n), right.reshape(-1, p.n), allowed.reshape(-1, p.n))
     assert mistakes is None, f"{what}: {mistakes}"
 
 
-def check(p: KGroupedProblem, config: GemmConfig | None = None) -> Tensor:
+def check(p: Problem, config: GemmConfig | None = None) -> Tensor:
     before = p.d.clone()
     depths.run_on_gpu(p, config)
     after = p.d.clone()
@@ -137,7 +138,6 @@ def test_128_groups_of_4096() -> None:
             sfa=p.sfa[:, blocks],
             sfb=p.sfb[:, blocks],
             ks_tensor=numbers([4096]),
-            num_groups=1,
             d=p.d[group, None],
         )
         assert_right(one, p.d[group, None])
@@ -264,7 +264,7 @@ def test_the_same_bits_on_any_number_of_sms_with_any_tile() -> None:
 @pytest.mark.parametrize(("ks", "m", "n"), [([], 8, 8), ([128], 0, 8), ([128], 8, 0), ([0, 0], 8, 8)])
 def test_sizes_of_zero(ks: list[int], m: int, n: int, addition: str) -> None:
     p = problem_of(ks, m, n, addition, on_gpu_alone=False)
-    right, _ = sim.right_and_allowed(p, TENSOR_CORES)
+    right, _ = simulated.right_and_allowed(p, {"device": "cuda"})
     depths.run_on_gpu(p)
     assert torch.equal(p.d, right)
 

@@ -16,18 +16,19 @@ import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.core.gpu import H200
+from deep_gemm.core.gpu import H200, Gpu
 from deep_gemm.core.params import Params
 from deep_gemm.core.settings import set_compile_mode
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.depths import launch as depths
-from deep_gemm.gemm.depths import maps_kernel as k_group_maps
-from deep_gemm.gemm.depths.check import KGroupedProblem
-from deep_gemm.gemm.depths.choose import reachable_k_grouped, select_k_grouped
-from deep_gemm.gemm.kernel import DEPTHS_PARAMS
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm import depths, k_group_maps
+from deep_gemm.gemm.choose.fp8 import select as select_any
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import params_of
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.gemm.plan import PLANS
+from deep_gemm.gemm.problem import Problem
+from lab.configs import reachable_k_grouped
 from lab.sim import depths as sim
 
 FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (
@@ -35,6 +36,13 @@ FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (
 )
 PAIRS, *_ = (config for config in reachable_k_grouped() if config.cluster_size == 2)
 KS = [16, 0, 400]
+DEPTHS_PARAMS = params_of(FRESH)
+
+
+def select(sizes: Sizes, output: Output, gpu: Gpu) -> GemmConfig:
+    config = select_any(sizes, output, gpu)
+    assert isinstance(config, GemmConfig)
+    return config
 
 
 @pytest.fixture
@@ -42,11 +50,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return install(monkeypatch)
 
 
-def ready(p: KGroupedProblem) -> KGroupedProblem:
+def ready(p: Problem) -> Problem:
     return p._replace(sfa=get_mn_major_tma_aligned_tensor(p.sfa), sfb=get_mn_major_tma_aligned_tensor(p.sfb))
 
 
-def call(p: KGroupedProblem, ks: list[int] | None = None) -> None:
+def call(p: Problem, ks: list[int] | None = None) -> None:
     a, b, d = (on_gpu(p.a), p.sfa), (p.b, p.sfb), on_gpu(p.d)
     c = d if p.c is p.d else p.c
     deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks, p.ks_tensor, c)
@@ -208,23 +216,23 @@ def test_more_groups_than_parameters_hold_go_through_memory(monkeypatch: pytest.
 @pytest.mark.parametrize("m", [1, 130, 768, 7168])
 @pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
 def test_what_is_chosen_is_reachable(m: int, output: dict[str, Any]) -> None:
-    kind = Output(**{"is_fp32": True, **output}, sfb=PER_ROW, groups=Groups.DEPTHS)
+    kind = Output(**{"is_fp32": True, **output}, sfb=PER_ROW, work=works.DEPTHS)
     for num_groups, n, k in product((1, 128), (2048, 2176), (0, 16, 8192)):
-        assert select_k_grouped(num_groups, m, n, k, kind, H200) in reachable_k_grouped()
+        assert select(Sizes(m, n, k, num_groups), kind, H200) in reachable_k_grouped()
 
 
 @pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
 @pytest.mark.parametrize(("n", "ctas"), [(2048, 2), (1924, 2), (2052, 1), (2176, 1), (7168, 2)])
 def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, output: dict[str, Any]) -> None:
-    kind = Output(**{"is_fp32": True, **output}, sfb=PER_ROW, groups=Groups.DEPTHS)
-    config = select_k_grouped(16, 7168, n, 4096, kind, H200)
+    kind = Output(**{"is_fp32": True, **output}, sfb=PER_ROW, work=works.DEPTHS)
+    config = select(Sizes(7168, n, 4096, 16), kind, H200)
     always = kind.with_c or not kind.is_fp32
     assert (config.block_m, config.block_n, config.cluster_n) == (256, 128, 2 if always else ctas)
 
 
 def test_one_column_of_tiles_is_not_taken_by_pairs() -> None:
-    kind = Output(is_fp32=True, with_c=True, sfb=PER_ROW, groups=Groups.DEPTHS)
-    assert select_k_grouped(16, 7168, 128, 4096, kind, H200).cluster_size == 1
+    kind = Output(is_fp32=True, with_c=True, sfb=PER_ROW, work=works.DEPTHS)
+    assert select(Sizes(7168, 128, 4096, 16), kind, H200).cluster_size == 1
 
 
 @pytest.mark.parametrize(
@@ -234,7 +242,7 @@ def test_one_column_of_tiles_is_not_taken_by_pairs() -> None:
 def test_whole_clusters_are_launched(n: int, num_sms: int, ctas: int) -> None:
     """For 3 groups with two rows of tiles each: no more clusters than pairs of tiles, no more CTAs than SMs."""
     p = sim.random_problem(PAIRS, KS, 300, n)
-    assert depths.grid(PAIRS, p, num_sms) == ctas
+    assert PAIRS.ctas(p.m, p.n, num_sms, p.groups) == ctas
 
 
 def test_a_cta_loads_its_half_of_a_that_is_shared(gpu: FakeGpu) -> None:
@@ -246,16 +254,16 @@ def test_a_cta_loads_its_half_of_a_that_is_shared(gpu: FakeGpu) -> None:
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
-    kind = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
-    assert select_k_grouped(4, 7168, 2048, 8192, kind, H200).block_m >= 128
-    small = select_k_grouped(1, 512, 512, 1024, kind, H200)
+    kind = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, work=works.DEPTHS)
+    assert select(Sizes(7168, 2048, 8192, 4), kind, H200).block_m >= 128
+    small = select(Sizes(512, 512, 1024, 1), kind, H200)
     assert (small.block_m, small.cluster_size) == (64, 1)
 
 
 @pytest.mark.parametrize(("k", "tile"), [(2048, (256, 128)), (1024, (128, 128)), (256, (64, 64))])
 def test_the_smaller_the_depth_the_smaller_the_tile_that_is_added_to_d(k: int, tile: tuple[int, int]) -> None:
-    kind = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
-    config = select_k_grouped(16, 7168, 2048, k, kind, H200)
+    kind = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, work=works.DEPTHS)
+    config = select(Sizes(7168, 2048, k, 16), kind, H200)
     assert (config.block_m, config.block_n) == tile
 
 

@@ -15,16 +15,19 @@ import torch
 
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.depths.choose import SHARING_A, TILES, k_grouped_config
-from deep_gemm.gemm.depths.maps_kernel import MAX_INLINE_KS
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.tiles import Tile
+from deep_gemm.gemm.choose.tiles import DEPTHS_TILES as TILES
+from deep_gemm.gemm.choose.tiles import SHARING_A, Tile
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.k_group_maps import MAX_INLINE_KS
+from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim import SimulationError
 from lab.sim import depths as sim
-from lab.sim.dense import Outcome
+from lab.sim import product as simulated
 from lab.sim.depths import DepthsTrial
+from lab.sim.product import Outcome
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -35,7 +38,8 @@ EVERY_TILE = (*TILES, SHARING_A)
 
 
 def config_for(tile: Tile = TILES[0], /, **output: Any) -> GemmConfig:
-    return k_grouped_config(tile, Output(**{"is_fp32": True, **output}, sfb=PER_ROW, groups=Groups.DEPTHS))
+    kind = Output(**{"is_fp32": True, **output}, sfb=PER_ROW, work=works.DEPTHS)
+    return tile_config(tile.block_m, tile.block_n, kind, cluster_n=tile.cluster_n, k=128)
 
 
 def check(config: GemmConfig, ks: Sequence[int], m: int = M, n: int = N, seed: int = 1, **how: Any) -> Outcome:
@@ -150,7 +154,7 @@ def test_other_depths_in_the_same_memory() -> None:
     config = config_for()
     problem = sim.random_problem(config, [256, 128, 384], M, N, on_gpu_alone=True)
     changed = torch.tensor([0, 512, 256], dtype=torch.int32)
-    right, _ = sim.right_and_allowed(problem._replace(ks_tensor=changed), 1)
+    right, _ = simulated.right_and_allowed(problem._replace(ks_tensor=changed), {})
     outcome = sim.run(sim.compile_both(config), config, problem, ks=changed)
     assert torch.allclose(outcome.d, right, rtol=1e-4, atol=1e-3)
 
@@ -194,7 +198,7 @@ def test_pairs_where_groups_have_no_depth(ks: list[int]) -> None:
     for addition in ADDITIONS.values():
         config = config_for(SHARING_A, **addition)
         problem = sim.random_problem(config, [128, 0], 300, 256, on_gpu_alone=True)
-        right, _ = sim.right_and_allowed(problem._replace(ks_tensor=torch.tensor(ks, dtype=torch.int32)), 1)
+        right, _ = simulated.right_and_allowed(problem._replace(ks_tensor=torch.tensor(ks, dtype=torch.int32)), {})
         outcome = sim.run(sim.compile_both(config), config, problem, num_sms=4, ks=torch.tensor(ks, dtype=torch.int32))
         assert torch.allclose(outcome.d, right, rtol=1e-4, atol=1e-3)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.tiles import Tile
+from deep_gemm.gemm.choose.tiles import Tile
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.heads import of_tile
 from lab.sim.mutate import Mutation
 
-BF16 = Output(groups=Groups.HEADS)
+BF16 = Output(work=works.HEADS)
 FP32 = replace(BF16, is_fp32=True)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import calc_diff, fp8_einsum, fp8_gemm_nt, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.gemm.heads.check import ALONG_TOKENS, BY_HEADS, BY_HEADS_TURNED
+from deep_gemm.gemm.ask.heads import ALONG_TOKENS, BY_HEADS, BY_HEADS_TURNED
 
 Operand = tuple[Tensor, Tensor]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -11,11 +11,12 @@ from deep_gemm import fp8_einsum, get_mn_major_tma_aligned_tensor, set_num_sms
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import RECIPE_1D1D, RECIPE_1D2D, Recipe, ceil_div
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.heads.check import BY_HEADS as BHD
-from deep_gemm.gemm.heads.check import BY_HEADS_TURNED as BHR
-from deep_gemm.gemm.heads.check import HeadsProblem, heads_problem
-from lab.sim.heads import right_and_allowed
-from lab.sim.rounding import TENSOR_CORES, describe_mistakes
+from deep_gemm.gemm.ask.heads import BY_HEADS as BHD
+from deep_gemm.gemm.ask.heads import BY_HEADS_TURNED as BHR
+from deep_gemm.gemm.ask.heads import heads_problem
+from deep_gemm.gemm.problem import Problem
+from lab.sim.product import right_and_allowed
+from lab.sim.rounding import describe_mistakes
 
 pytestmark = pytest.mark.gpu
 
@@ -38,13 +39,13 @@ def operands(
 
 def asked(
     expr: str, a: Operand, b: Operand, d: Tensor, c: Tensor | None = None, recipe: Recipe = RECIPE_1D2D
-) -> HeadsProblem:
+) -> Problem:
     return heads_problem(expr, a, b, d, c, (recipe, None, None))
 
 
-def assert_right(p: HeadsProblem, name: str = "chosen") -> None:
+def assert_right(p: Problem, name: str = "chosen") -> None:
     """Of a problem whose C is still what it was."""
-    right, allowed = right_and_allowed(p, TENSOR_CORES)
+    right, allowed = right_and_allowed(p, {"device": "cuda"})
     mistakes = describe_mistakes(p.d.flatten(0, 1), right.flatten(0, 1), allowed.flatten(0, 1))
     assert mistakes is None, f"{name}: {mistakes}"
 
@@ -149,5 +150,5 @@ def test_few_sms() -> None:
 def test_the_reference_runs_on_the_gpu_too() -> None:
     x, w, shape = operands({"b": 12, "h": 2, "d": 264, "r": 528}, BHD)
     d = torch.empty(shape, device="cuda")
-    reference.heads(asked(BHD, x, w, d))
+    reference.compute(asked(BHD, x, w, d))
     assert d.isfinite().all()

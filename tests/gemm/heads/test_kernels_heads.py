@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,20 +15,27 @@ from deep_gemm.casts import lay_scales
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import empty_mn_major
 from deep_gemm.core.gpu import H200
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.heads import launch as kernels
-from deep_gemm.gemm.heads.check import BY_HEADS, heads_problem
-from deep_gemm.gemm.heads.choose import OUTPUTS, TILES, reachable, select_heads
-from deep_gemm.gemm.kernel import HEADS_PARAMS
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.tiles import Tile
+from deep_gemm.gemm import launch as kernels
+from deep_gemm.gemm.ask.heads import BY_HEADS, heads_problem
+from deep_gemm.gemm.choose.fp8 import choose, select
+from deep_gemm.gemm.choose.tiles import TILES_OF_HEADS as TILES
+from deep_gemm.gemm.choose.tiles import Tile
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kernel import params_of
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import OPERANDS_BY_ROW, OUTPUTS_OF, USUAL_OPERANDS, Output, Sizes
+from lab.configs import reachable_heads as reachable
 
-BF16 = Output(groups=Groups.HEADS)
+BF16 = Output(work=works.HEADS)
+HEADS_PARAMS = params_of(Tile(64, 64).config(BF16, 512))
+OUTPUTS = [
+    replace(output, work=works.HEADS) for kind in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[kind]
+]
 
 
 def test_few_tokens_go_to_the_decode_kernel_and_many_to_large_tiles() -> None:
-    chosen = {m: select_heads(8, m, 1024, 4096, BF16, H200) for m in (1, 4, 32, 128, 4096)}
+    chosen = {m: select(Sizes(m, 1024, 4096, 8), BF16, H200) for m in (1, 4, 32, 128, 4096)}
     assert all(isinstance(chosen[m], DecodeConfig) for m in (1, 4, 32))
     assert isinstance(chosen[128], GemmConfig)
     assert isinstance(chosen[4096], GemmConfig)
@@ -40,32 +48,32 @@ def test_what_is_chosen_is_reachable(output: Output) -> None:
     for heads in (1, 8, 128):
         for m in (1, 100, 5000):
             for k in (16, 512, 4096):
-                assert select_heads(heads, m, 136, k, output, H200) in known
+                assert select(Sizes(m, 136, k, heads), output, H200) in known
 
 
 def test_bits_that_depend_on_a_row_alone_have_no_split_of_k() -> None:
     for heads in (1, 2, 8):
-        config = select_heads(heads, 4, 512, 4096, BF16, H200, split_k=False)
+        config = select(Sizes(4, 512, 4096, heads), BF16, H200, split_k=False)
         assert config.cluster_k == 1
     set_batch_invariant(True)
     try:
-        assert kernels.choice(2, 4, 512, 4096, BF16, H200).cluster_k == 1
+        assert choose(Sizes(4, 512, 4096, 2), BF16, H200).cluster_k == 1
     finally:
         set_batch_invariant(False)
 
 
 def test_few_sms_are_kept_to() -> None:
-    config = select_heads(2, 4, 64, 4096, BF16, H200)
+    config = select(Sizes(4, 64, 4096, 2), BF16, H200)
     assert isinstance(config, DecodeConfig)
     ctas = 2 * config.cluster_k
     try:
         set_num_sms(ctas)
-        assert isinstance(kernels.choice(8, 4, 1024, 4096, BF16, H200), GemmConfig)
-        assert kernels.choice(2, 4, 64, 4096, BF16, H200) == config
+        assert isinstance(choose(Sizes(4, 1024, 4096, 8), BF16, H200), GemmConfig)
+        assert choose(Sizes(4, 64, 4096, 2), BF16, H200) == config
         set_num_sms(ctas - 1)
-        assert isinstance(kernels.choice(2, 4, 64, 4096, BF16, H200), GemmConfig)
+        assert isinstance(choose(Sizes(4, 64, 4096, 2), BF16, H200), GemmConfig)
         set_num_sms(1)
-        alone = kernels.choice(8, 4096, 1024, 4096, BF16, H200)
+        alone = choose(Sizes(4096, 1024, 4096, 8), BF16, H200)
         assert isinstance(alone, GemmConfig)
         assert alone.cluster_size == 1
     finally:
@@ -81,10 +89,10 @@ def test_a_configuration_for_other_products_is_refused(monkeypatch: pytest.Monke
     install(monkeypatch)
     p = heads_problem(BY_HEADS, *operands(4), None)
     for tile in TILES:
-        with pytest.raises(ValueError, match="is for another output: groups"):
+        with pytest.raises(ValueError, match="is for another output: work"):
             kernels.run(p, tile.config(Output(), p.k))
     with pytest.raises(ValueError, match="is for another output: "):
-        kernels.run(p, Tile(64, 64).config(Output(is_fp32=True, groups=Groups.HEADS), p.k))
+        kernels.run(p, Tile(64, 64).config(Output(is_fp32=True, work=works.HEADS), p.k))
 
 
 def test_scales_are_laid_out_anew_in_each_call_and_only_where_they_must(monkeypatch: pytest.MonkeyPatch) -> None:

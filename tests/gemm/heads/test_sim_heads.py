@@ -9,14 +9,19 @@ import pytest
 from thorough import one_in
 
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.gemm.heads.choose import OUTPUTS, TILES, TILES_PER_ROW
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.tiles import Tile
+from deep_gemm.gemm.choose.tiles import HEADS_PER_ROW as TILES_PER_ROW
+from deep_gemm.gemm.choose.tiles import TILES_OF_HEADS as TILES
+from deep_gemm.gemm.choose.tiles import Tile
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import OPERANDS_BY_ROW, OUTPUTS_OF, USUAL_OPERANDS, Output
 from lab.sim.heads import of_tile
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
-BF16 = Output(groups=Groups.HEADS)
+BF16 = Output(work=works.HEADS)
+OUTPUTS = [
+    replace(output, work=works.HEADS) for kind in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[kind]
+]
 FEW_ROWS = Tile(16, 64, cluster_k=2, is_decode=True)
 
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.mutate import Mutation
 from lab.sim.rows import RowsTrial as Trial
 
-IDS = tile_config(128, 64, Output(groups=Groups.IDS), k=128)
-IDS_LOW = tile_config(64, 64, Output(groups=Groups.IDS), k=128)
-IDS_LONG = tile_config(128, 16, Output(groups=Groups.IDS), k=128)
-IDS_BY_ROW = tile_config(64, 64, Output(groups=Groups.IDS, sfb=PER_ROW), k=128)
-ENDS_LOW = tile_config(64, 64, Output(groups=Groups.ENDS), k=128)
-ENDS = tile_config(128, 64, Output(groups=Groups.ENDS), k=128)
-COUNTS_LOW = tile_config(64, 64, Output(groups=Groups.COUNTS), k=128)
-COUNTS = tile_config(128, 64, Output(groups=Groups.COUNTS), k=128)
-TWO_UNITS = tile_config(256, 64, Output(groups=Groups.COUNTS), k=128)
-FOUR_UNITS = GemmConfig(256, 16, 3, 1, panel_columns=16, groups=Groups.COUNTS)
+IDS = tile_config(128, 64, Output(work=works.IDS), k=128)
+IDS_LOW = tile_config(64, 64, Output(work=works.IDS), k=128)
+IDS_LONG = tile_config(128, 16, Output(work=works.IDS), k=128)
+IDS_BY_ROW = tile_config(64, 64, Output(work=works.IDS, sfb=PER_ROW), k=128)
+ENDS_LOW = tile_config(64, 64, Output(work=works.ENDS), k=128)
+ENDS = tile_config(128, 64, Output(work=works.ENDS), k=128)
+COUNTS_LOW = tile_config(64, 64, Output(work=works.COUNTS), k=128)
+COUNTS = tile_config(128, 64, Output(work=works.COUNTS), k=128)
+TWO_UNITS = tile_config(256, 64, Output(work=works.COUNTS), k=128)
+FOUR_UNITS = GemmConfig(256, 16, 3, 1, panel_columns=16, work=works.COUNTS)
 """No tile that is chosen: units of rows may lie past a group's end."""
-FEW_STAGES = GemmConfig(128, 64, 2, groups=Groups.COUNTS)
-WIDE = tile_config(128, 192, Output(groups=Groups.COUNTS), k=128)
-CUT = tile_config(128, 256, Output(groups=Groups.COUNTS), k=128)
-IDS_CUT = tile_config(128, 256, Output(groups=Groups.IDS), k=128)
+FEW_STAGES = GemmConfig(128, 64, 2, work=works.COUNTS)
+WIDE = tile_config(128, 192, Output(work=works.COUNTS), k=128)
+CUT = tile_config(128, 256, Output(work=works.COUNTS), k=128)
+IDS_CUT = tile_config(128, 256, Output(work=works.IDS), k=128)
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 400 + (1,) * 257 + (2,) * 64 + (-1,) * 300 + (0,) * 5
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from deep_gemm.core.check.recipes import E2M1, MX
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.output import Groups
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.kinds import works
 from lab.sim.mutate import Mutation
 from lab.sim.rows import DecodeRowsTrial as Trial
 
 IDS, ENDS, COUNTS = (
-    DecodeConfig(8, 2, 1, 1, 2, groups=groups, b=E2M1, sfb=MX) for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
+    DecodeConfig(8, 2, 1, 1, 2, work=groups, b=E2M1, sfb=MX) for groups in (works.IDS, works.ENDS, works.COUNTS)
 )
-FEW = DecodeConfig(16, 3, 2, 1, 2, groups=Groups.IDS)
-WIDE = DecodeConfig(16, 2, 2, 1, 1, is_fp32=True, groups=Groups.COUNTS)
+FEW = DecodeConfig(16, 3, 2, 1, 2, work=works.IDS)
+WIDE = DecodeConfig(16, 2, 2, 1, 1, is_fp32=True, work=works.COUNTS)
 BY_IDS = (2,) * 9 + (-1,) * 4 + (0,) * 3 + (1,) * 17 + (-1,) * 6 + (2,) * 2
 MANY = (0,) * 7 + (-1,) * 600 + (1,) * 3 + (-1,) * 30 + (0,) * 9
 

@@ -6,19 +6,20 @@ The first product activates and casts on its way out; the second takes a scale o
 from __future__ import annotations
 
 from deep_gemm.core.check.recipes import PER_64
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import epilogues, works
+from deep_gemm.gemm.kinds.output import Output
 from lab.sim.mutate import Mutation
 from lab.sim.rows import RowsTrial
 from lab.sim.rows_silu import SiluTrial
 
-SILU = Output(groups=Groups.ENDS, activates=True)
-BY_64 = Output(groups=Groups.IDS, sfa=PER_64)
+SILU = Output(work=works.ENDS, epilogue=epilogues.SILU)
+BY_64 = Output(work=works.IDS, sfa=PER_64)
 LOW, USUAL, CUT = (tile_config(*tile, SILU, k=384) for tile in ((64, 128), (128, 128), (128, 256)))
-HALVES = tile_config(64, 256, Output(groups=Groups.ENDS, activates=True, gates_apart=True), k=384)
+HALVES = tile_config(64, 256, Output(work=works.ENDS, epilogue=epilogues.SILU_OF_HALVES), k=384)
 SECOND_LOW, SECOND, SECOND_UNITS = (tile_config(*tile, BY_64, k=384) for tile in ((64, 128), (128, 128), (128, 256)))
-FEW_STAGES = GemmConfig(64, 128, 2, 1, run_k_blocks=1, panels_per_store=2, groups=Groups.IDS, sfa=PER_64)
+FEW_STAGES = GemmConfig(64, 128, 2, 1, run_k_blocks=1, panels_per_store=2, work=works.IDS, sfa=PER_64)
 """No configuration that is chosen: slots are wanted again at once."""
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 50 + (1,) * 150 + (2,) * 64 + (0,) * 5

@@ -13,8 +13,8 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import exponents_of, words_of
-from deep_gemm.gemm.rows.api import product_of_rows_by_64
-from deep_gemm.gemm.rows.check import contiguous_problem, masked_problem
+from deep_gemm.gemm.api.grouped import product_of_rows_by_64
+from deep_gemm.gemm.ask.rows import contiguous_problem, masked_problem
 
 GROUPS, N = 3, 24
 IDS = [2, 2, -1, 0, 0, 0, 2]

@@ -17,36 +17,40 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.gemm import launch as grouped
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import FINE_OPERANDS, Groups, Output
-from deep_gemm.gemm.rows import launch as grouped
-from deep_gemm.gemm.rows.check import contiguous_problem, masked_problem
-from deep_gemm.gemm.rows.choose import grouped_config, reachable_grouped, tiles_for
+from deep_gemm.gemm.ask.rows import contiguous_problem, masked_problem
+from deep_gemm.gemm.choose.tiles import tiles_for
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import FINE_OPERANDS, Output
+from deep_gemm.gemm.problem import Problem
 from lab.bench.tune import compile_all
+from lab.configs import reachable_grouped
+from lab.sim import product as simulated
 from lab.sim import rows as sim
-from lab.sim.rounding import TENSOR_CORES, describe_mistakes
+from lab.sim.rounding import describe_mistakes
 
 pytestmark = pytest.mark.gpu
 
-KINDS = [Groups.IDS, Groups.ENDS, Groups.COUNTS]
+KINDS = [works.IDS, works.ENDS, works.COUNTS]
 BF16 = torch.bfloat16
 
 
-def on_gpu(p: sim.Problem) -> sim.Problem:
+def on_gpu(p: Problem) -> Problem:
     moved: Any = {name: x.cuda() for name, x in p._asdict().items() if isinstance(x, Tensor)}
     return p._replace(**moved)
 
 
-def assert_right(p: sim.Problem, d: Tensor, what: str = "") -> None:
+def assert_right(p: Problem, d: Tensor, what: str = "") -> None:
     """Products within the tensor cores' bound; everything else, zeros and canaries, to the bit."""
-    right, allowed = sim.right_and_allowed(p, TENSOR_CORES)
+    right, allowed = simulated.right_and_allowed(p, {"device": "cuda"})
     flat = [x.reshape(-1, p.n) for x in (d, right, allowed)]
     mistakes = describe_mistakes(flat[0], flat[1], flat[2])
     assert mistakes is None, f"{what}: {mistakes}"
 
 
-def check(p: sim.Problem, config: grouped.Config | None = None) -> Tensor:
+def check(p: Problem, config: grouped.Config | None = None) -> Tensor:
     before = p.d.clone()
     grouped.run(p, config)
     after = p.d.clone()
@@ -55,10 +59,10 @@ def check(p: sim.Problem, config: grouped.Config | None = None) -> Tensor:
     return after
 
 
-def layout_of(kind: Groups, sizes: list[int], rng: random.Random) -> list[int]:
-    if kind == Groups.ENDS:
+def layout_of(kind: works.Work, sizes: list[int], rng: random.Random) -> list[int]:
+    if kind == works.ENDS:
         return ends_of_sizes(sizes, 128)
-    if kind == Groups.COUNTS:
+    if kind == works.COUNTS:
         return sizes
     ids: list[int] = []
     for group in rng.sample(range(len(sizes)), len(sizes)):
@@ -101,8 +105,8 @@ def assert_product(d: Tensor, a: Any, b: Any, rows: Any, group: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_groups_may_share_one_weight_by_a_stride_of_0(kind: Groups) -> None:
-    masked = kind == Groups.COUNTS
+def test_groups_may_share_one_weight_by_a_stride_of_0(kind: works.Work) -> None:
+    masked = kind == works.COUNTS
     a, (b, sfb), d = operands(1, 300, 1032, 1024, planes=4 if masked else None)
     shared = b.expand(4, -1, -1), sfb.expand(4, -1, -1)
     copied = tuple(x.contiguous() for x in shared)
@@ -111,8 +115,8 @@ def test_groups_may_share_one_weight_by_a_stride_of_0(kind: Groups) -> None:
         if masked:
             deep_gemm.m_grouped_fp8_gemm_nt_masked(a, weights, out, numbers([300, 0, 7, 129]), 100)
         else:
-            layout = [128, 128, 300, 300] if kind == Groups.ENDS else [0] * 70 + [2] * 130 + [3] * 100
-            is_ends = kind == Groups.ENDS
+            layout = [128, 128, 300, 300] if kind == works.ENDS else [0] * 70 + [2] * 130 + [3] * 100
+            is_ends = kind == works.ENDS
             deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, weights, out, numbers(layout), use_psum_layout=is_ends)
     assert not bool((d == sim.CANARY).all())
     assert torch.equal(d, other)
@@ -120,9 +124,9 @@ def test_groups_may_share_one_weight_by_a_stride_of_0(kind: Groups) -> None:
 
 @pytest.mark.parametrize("max_m", [8, 16, 32, 96])
 def test_masked_with_fewer_rows_than_a_tile(max_m: int) -> None:
-    masked = Output(groups=Groups.COUNTS)
+    masked = Output(work=works.COUNTS)
     for tile in tiles_for(masked):
-        config = grouped_config(tile, masked, 1024)
+        config = tile.config(masked, 1024)
         p = sim.random_problem(config, [max_m, 0, 1, max_m - 1] * 8, 1032, 1024, rows=max_m)
         check(on_gpu(p), config)
 
@@ -154,7 +158,7 @@ def test_contiguous_with_thousands_of_rows_without_a_group(place: str) -> None:
     sizes = [700, 129, 3, 64]
     ids, skipped = ids_of_sizes(sizes), [-1] * 9001
     at = {"end": len(ids), "start": 0, "between": 700}[place]
-    config = tile_config(128, 128, Output(groups=Groups.IDS))
+    config = tile_config(128, 128, Output(work=works.IDS))
     check(on_gpu(sim.random_problem(config, [*ids[:at], *skipped, *ids[at:]], 1032, 1024)))
 
 
@@ -204,20 +208,20 @@ def test_the_transposed_form() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_captured_graph_replays_with_a_changed_layout(kind: Groups) -> None:
+def test_a_captured_graph_replays_with_a_changed_layout(kind: works.Work) -> None:
     rng = random.Random(3)
     layouts = [layout_of(kind, random_sizes(rng, 9), rng) for _ in range(4)]
-    rows = max(len(layout) if kind == Groups.IDS else max(layout) for layout in layouts)
-    a, b, d = operands(9, rows, 576, 1024, 9 if kind == Groups.COUNTS else None)
-    if kind == Groups.IDS:
+    rows = max(len(layout) if kind == works.IDS else max(layout) for layout in layouts)
+    a, b, d = operands(9, rows, 576, 1024, 9 if kind == works.COUNTS else None)
+    if kind == works.IDS:
         layouts = [[*layout, *[-1] * (rows - len(layout))] for layout in layouts]
     layout = numbers(layouts[0])
 
     def call(out: Tensor) -> None:
-        if kind == Groups.COUNTS:
+        if kind == works.COUNTS:
             deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, out, layout, 64)
         else:
-            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, out, layout, use_psum_layout=kind == Groups.ENDS)
+            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, out, layout, use_psum_layout=kind == works.ENDS)
 
     call(d)
     graph = torch.cuda.CUDAGraph()
@@ -235,33 +239,33 @@ def test_a_captured_graph_replays_with_a_changed_layout(kind: Groups) -> None:
         assert_right(p, right)
 
 
-def grouped_problem_of(kind: Groups, a: Any, b: Any, layout: Tensor, d: Tensor) -> sim.Problem:
-    if kind == Groups.COUNTS:
+def grouped_problem_of(kind: works.Work, a: Any, b: Any, layout: Tensor, d: Tensor) -> Problem:
+    if kind == works.COUNTS:
         return masked_problem(a, b, d, layout, None)
-    return contiguous_problem(a, b, d, layout, use_psum_layout=kind == Groups.ENDS)
+    return contiguous_problem(a, b, d, layout, use_psum_layout=kind == works.ENDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_host_never_waits(kind: Groups) -> None:
-    a, b, d = operands(4, 512, 576, 1024, 4 if kind == Groups.COUNTS else None)
-    layout = {Groups.IDS: numbers([1] * 512), Groups.ENDS: numbers([70, 200, 200, 400])}.get(
+def test_the_host_never_waits(kind: works.Work) -> None:
+    a, b, d = operands(4, 512, 576, 1024, 4 if kind == works.COUNTS else None)
+    layout = {works.IDS: numbers([1] * 512), works.ENDS: numbers([70, 200, 200, 400])}.get(
         kind, numbers([1, 2, 0, 512])
     )
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(2):
-            if kind == Groups.COUNTS:
+            if kind == works.COUNTS:
                 deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, layout, 64)
             else:
-                deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, use_psum_layout=kind == Groups.ENDS)
+                deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, use_psum_layout=kind == works.ENDS)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_same_call_gives_the_same_bits_on_any_number_of_sms() -> None:
     rng = random.Random(1)
-    layout = layout_of(Groups.IDS, random_sizes(rng, 20), rng)
+    layout = layout_of(works.IDS, random_sizes(rng, 20), rng)
     a, b, d = operands(20, len(layout), 1032, 1040)
     ids = numbers(layout)
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ids)
@@ -290,14 +294,14 @@ def test_a_wrong_expectation_changes_no_bit(expected_m: int) -> None:
 )
 def test_sizes_of_zero(groups: int, m: int, n: int, k: int) -> None:
     for kind in KINDS:
-        a, b, d = operands(groups, m, n, k, groups if kind == Groups.COUNTS else None)
+        a, b, d = operands(groups, m, n, k, groups if kind == works.COUNTS else None)
         layout = [min(g * 65 + 3, m) for g in range(groups)]
-        if kind == Groups.IDS:
+        if kind == works.IDS:
             layout = ([0] * 3 + [-1] * m)[:m] if groups else [-1] * m
-        elif kind == Groups.ENDS:
+        elif kind == works.ENDS:
             layout = [min(3, m), min(129, m)][:groups] if m > 128 else [min(3, m)] * groups
         p = grouped_problem_of(kind, a, b, numbers(layout), d)
-        right, _ = sim.right_and_allowed(p, TENSOR_CORES)
+        right, _ = simulated.right_and_allowed(p, {"device": "cuda"})
         grouped.run(p)
         assert torch.equal(d, right)
 

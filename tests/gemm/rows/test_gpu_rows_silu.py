@@ -19,10 +19,9 @@ import deep_gemm
 from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import empty_scales
 from deep_gemm.core.check.recipes import PER_64
-from deep_gemm.gemm import reference
-from deep_gemm.gemm.rows import silu_launch as rows_silu
-from deep_gemm.gemm.rows.api import product_of_rows_by_64, product_of_stacked_rows
-from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.gemm import reference, rows_silu
+from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
+from deep_gemm.gemm.problem import Problem
 from deep_gemm.moe.activation import activated_product_of_rows
 from deep_gemm.moe.api import activate_rows, activations_of_rows
 from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8
@@ -32,7 +31,7 @@ from lab.sim import rows_silu as sim
 pytestmark = pytest.mark.gpu
 
 
-def check(p: SiluRowsProblem) -> None:
+def check(p: Problem) -> None:
     wanted = right_on_gpu(p)
     rows_silu.run(p)
     assert mistakes(p, (p.d, p.scales), wanted) is None

@@ -16,48 +16,53 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.params import Params
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm import launch as kernels
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.kernel import ROWS_PARAMS
-from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.api import grouped
+from deep_gemm.gemm.choose.fp8 import select
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kernel import params_of
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.gemm.plan import PLANS
-from deep_gemm.gemm.rows import launch as kernels
-from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_grouped_decode, select_grouped
+from deep_gemm.gemm.problem import write_without_depth
+from lab.configs import reachable_grouped, reachable_grouped_decode
 from lab.sim import rows as sim
 
-BY_IDS, BY_COUNTS = Output(groups=Groups.IDS), Output(groups=Groups.COUNTS)
+BY_IDS, BY_COUNTS = Output(work=works.IDS), Output(work=works.COUNTS)
+ROWS_PARAMS = params_of(tile_config(64, 64, BY_IDS))
+DECODE_PARAMS = params_of(reachable_grouped_decode()[0])
 
 
 def test_tiles_are_as_high_as_groups_need() -> None:
-    heights = [sim.block_m_of(select_grouped(4, rows, 4096, 7168, BY_IDS, H200)) for rows in (2, 64, 256, 1024, 8192)]
+    heights = [select(Sizes(rows, 4096, 7168, 4), BY_IDS, H200).rows_of_tile for rows in (2, 64, 256, 1024, 8192)]
     assert heights == sorted(heights)
     assert heights[:2] == [8, 64]
     assert heights[-1] == 128
 
 
 def test_masked_groups_of_about_192_rows_are_one_tile_and_larger_ones_none_of_256() -> None:
-    assert sim.block_m_of(select_grouped(32, 192, 4096, 7168, BY_COUNTS, H200)) == 256
-    assert sim.block_m_of(select_grouped(12, 384, 4096, 7168, BY_COUNTS, H200)) == 128
-    assert sim.block_m_of(select_grouped(32, 192, 4096, 7168, BY_IDS, H200)) == 128
+    assert select(Sizes(192, 4096, 7168, 32), BY_COUNTS, H200).rows_of_tile == 256
+    assert select(Sizes(384, 4096, 7168, 12), BY_COUNTS, H200).rows_of_tile == 128
+    assert select(Sizes(192, 4096, 7168, 32), BY_IDS, H200).rows_of_tile == 128
 
 
 @pytest.mark.parametrize("rows", [0, 0.01, 1, 20, 1e6])
-@pytest.mark.parametrize("output", [BY_IDS, BY_COUNTS, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.ENDS)])
+@pytest.mark.parametrize("output", [BY_IDS, BY_COUNTS, Output(is_fp32=True, sfb=PER_ROW, work=works.ENDS)])
 def test_what_is_chosen_is_reachable(rows: float, output: Output) -> None:
     reached = {*reachable_grouped(), *reachable_grouped_decode()}
     for num_groups in (1, 256):
         for k in (16, 512, 7168):
-            assert select_grouped(num_groups, rows, 576, k, output, H200) in reached
+            assert select(Sizes(rows, 576, k, num_groups), output, H200) in reached
 
 
 def test_a_configuration_for_other_groups_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     p = sim.random_problem(tile_config(64, 64, BY_IDS), [0, 0, 1], 64, 128)
-    with pytest.raises(ValueError, match="is for another output: groups"):
+    with pytest.raises(ValueError, match="is for another output: work"):
         kernels.run(p, tile_config(64, 64, BY_COUNTS))
     with pytest.raises(ValueError, match="is for another output: "):
-        kernels.run(p, tile_config(64, 64, Output(is_fp32=True, groups=Groups.IDS)))
+        kernels.run(p, tile_config(64, 64, Output(is_fp32=True, work=works.IDS)))
 
 
 # Plans
@@ -74,7 +79,7 @@ def operands(m: int, layout: list[int]) -> tuple[Any, Any, Tensor, Tensor]:
     ("ms", "params"),
     [
         ((600, 601, 61, 63, 604, 600, 700), ROWS_PARAMS),
-        ((20, 21, 1, 3, 24, 20, 28), fp8_gemm_decode.ROWS_PARAMS),
+        ((20, 21, 1, 3, 24, 20, 28), DECODE_PARAMS),
     ],
 )
 def test_a_plan_of_other_rows_is_what_would_be_made_anew(
@@ -86,7 +91,7 @@ def test_a_plan_of_other_rows_is_what_would_be_made_anew(
         PLANS.clear()
         gpu.launches.clear()
         if not is_derived:
-            monkeypatch.setattr(deep_gemm.gemm.rows.api.CONTIGUOUS_NT, "derive", None)
+            monkeypatch.setattr(grouped.CONTIGUOUS_NT, "derive", None)
         for m in ms:
             a, b, d, layout = operands(m, [0, 0, m] if is_ends else [0] * m)
             deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, use_psum_layout=is_ends)
@@ -137,20 +142,19 @@ def test_a_layout_inside_of_the_output_is_looked_at_closely(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("kind", "layout", "rows"),
     [
-        (Groups.IDS, [0, 0, -1, 1] + [-1] * 300 + [1], None),
-        (Groups.ENDS, [3, 3, 130, 384], 400),
-        (Groups.ENDS, [0, 300], 310),
-        (Groups.COUNTS, [0, 3, 7], 7),
+        (works.IDS, [0, 0, -1, 1] + [-1] * 300 + [1], None),
+        (works.ENDS, [3, 3, 130, 384], 400),
+        (works.ENDS, [0, 300], 310),
+        (works.COUNTS, [0, 3, 7], 7),
     ],
 )
 def test_a_product_of_depth_zero_writes_the_rows_that_any_product_writes(
-    kind: Groups, layout: list[int], rows: int | None, zero_padding: bool
+    kind: works.Work, layout: list[int], rows: int | None, zero_padding: bool
 ) -> None:
-    config = tile_config(64, 64, Output(groups=kind))
+    config = tile_config(64, 64, Output(work=kind))
     p = sim.random_problem(config, layout, 64, 128, rows=rows, zero_padding=zero_padding)
-    p = p._replace(a=p.a[..., :0], sfa=p.sfa[..., :0], b=p.b[..., :0], sfb=p.sfb[..., :0], k=0)
+    p = p._replace(a=p.a[..., :0], sfa=p.sfa[..., :0], b=p.b[..., :0], sfb=p.sfb[..., :0])
     right = p._replace(d=p.d.clone())
-    run = reference.masked if kind == Groups.COUNTS else reference.contiguous
-    run(right)  # type: ignore[arg-type]
-    kernels.write_zeros(p)
+    reference.compute(right)
+    write_without_depth(p)
     assert torch.equal(p.d, right.d)

@@ -13,37 +13,41 @@ import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.recipes import PER_64
 from deep_gemm.core.gpu import H200
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.kernel import ROWS_PARAMS, ROWS_SILU_PARAMS
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.rows import silu_launch as kernels
-from deep_gemm.gemm.rows.api import product_of_rows_by_64
-from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu, select_grouped
-from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.gemm import launch
+from deep_gemm.gemm import rows_silu as kernels
+from deep_gemm.gemm.api.grouped import product_of_rows_by_64
+from deep_gemm.gemm.choose.fp8 import select
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kernel import params_of
+from deep_gemm.gemm.kinds import epilogues, works
+from deep_gemm.gemm.kinds.output import Output, Sizes
+from deep_gemm.gemm.problem import Problem
 from deep_gemm.moe import activation
 from deep_gemm.moe.activation import activated_product_of_rows
+from lab.configs import reachable_grouped, reachable_silu
 from lab.sim import rows as sim_rows
 from lab.sim import rows_silu as sim
 
-SILU, BY_64 = Output(groups=Groups.ENDS, activates=True), Output(groups=Groups.IDS, sfa=PER_64)
+SILU, BY_64 = Output(work=works.ENDS, epilogue=epilogues.SILU), Output(work=works.IDS, sfa=PER_64)
+ROWS_PARAMS, ROWS_SILU_PARAMS = (params_of(tile_config(128, 128, output)) for output in (BY_64, SILU))
 
 
-def problem(m: int = 300, limit: float | None = None, has_weights: bool = True) -> SiluRowsProblem:
+def problem(m: int = 300, limit: float | None = None, has_weights: bool = True) -> Problem:
     p = sim.random_problem([m - 3, 3], 512, 256, behind=0, limit=limit, has_weights=has_weights)
     return p._replace(a=on_gpu(p.a), d=on_gpu(p.d), sfa=get_mn_major_tma_aligned_tensor(p.sfa))
 
 
-def call(p: SiluRowsProblem) -> None:
+def call(p: Problem) -> None:
     d = p.d, p.scales
-    activated_product_of_rows((p.a, p.sfa), (p.b, p.sfb), d, p.ends, p.row_weights, limit=p.limit)
+    activated_product_of_rows((p.a, p.sfa), (p.b, p.sfb), d, p.c, p.row_weights, limit=p.limit)
 
 
 @pytest.mark.parametrize("rows", [0, 0.01, 1, 20, 1e6])
 def test_what_is_chosen_is_reachable(rows: float) -> None:
     for num_groups in (1, 256):
         for k in (128, 512, 7168):
-            assert select_grouped(num_groups, rows, 4096, k, SILU, H200) in reachable_silu()
-            assert select_grouped(num_groups, rows, 4096, k, BY_64, H200) in reachable_grouped()
+            assert select(Sizes(rows, 4096, k, num_groups), SILU, H200) in reachable_silu()
+            assert select(Sizes(rows, 4096, k, num_groups), BY_64, H200) in reachable_grouped()
 
 
 def test_everything_has_an_address_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +58,7 @@ def test_everything_has_an_address_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         named: dict[str, Tensor | None] = {
             "sfb": p.sfb,
             "d": p.d,
-            "groups.layout": p.ends,
+            "groups.layout": p.c,
             "activation.row_weights": p.row_weights,
             "activation.scales": p.scales,
             "map_b": p.b,
@@ -88,7 +92,7 @@ def test_outputs_that_lie_over_an_input_are_looked_at_closely(
     gpu = install(monkeypatch)
     p = problem()
     call(p)
-    name, member = {"d": "d", "sfd": "scales"}[out], other
+    name, member = {"d": "d", "sfd": "scales"}[out], {"ends": "c"}.get(other, other)
     room = torch.empty(1 << 20, dtype=torch.uint8)
     room = room[-room.data_ptr() % 16 :]
 
@@ -108,7 +112,7 @@ def test_malformed_calls_get_words(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem()
     for a in (p.a, [1, 2, 3], None):
         with pytest.raises(TypeError, match="a: expected a pair"):
-            activated_product_of_rows(a, (p.b, p.sfb), (p.d, p.scales), p.ends)  # type: ignore[arg-type]
+            activated_product_of_rows(a, (p.b, p.sfb), (p.d, p.scales), p.c)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ends: expected a tensor"):
         activated_product_of_rows((p.a, p.sfa), (p.b, p.sfb), (p.d, p.scales), [0])  # type: ignore[arg-type]
 
@@ -139,7 +143,7 @@ def test_no_rows_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ends_may_begin_at_any_integer(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, p = install(monkeypatch), problem()
     for _ in range(2):
-        call(p._replace(ends=torch.cat([p.ends[:1], p.ends])[1:]))
+        call(p._replace(c=torch.cat([p.c[:1], p.c])[1:]))
     assert (gpu.plans, len(gpu.launches)) == (1, 2)
 
 
@@ -154,21 +158,21 @@ def test_scales_that_lie_otherwise_are_copied(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_configuration_for_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    for output in (BY_64, Output(groups=Groups.IDS)):
-        with pytest.raises(ValueError, match=r"is for another output: .*(sfa|activates)"):
-            kernels.run(problem(), tile_config(128, 128, output))
+    for output in (BY_64, Output(work=works.IDS)):
+        with pytest.raises(ValueError, match=r"is for another output: .*(sfa|epilogue)"):
+            launch.run(problem(), tile_config(128, 128, output))
     plain = sim_rows.random_problem(tile_config(64, 128, BY_64), [0, 0, 1], 128, 128)
-    for output in (SILU, Output(groups=Groups.IDS)):
-        with pytest.raises(ValueError, match=r"is for another output: .*(sfa|activates)"):
-            deep_gemm.gemm.rows.launch.run(plain, tile_config(64, 128, output))
+    for output in (SILU, Output(work=works.IDS)):
+        with pytest.raises(ValueError, match=r"is for another output: .*(sfa|epilogue)"):
+            launch.run(plain, tile_config(64, 128, output))
 
 
 @pytest.mark.parametrize(
     ("output", "tile", "rule"),
     [
-        (Output(groups=Groups.COUNTS, activates=True), (128, 128), "FP8 rows with ends"),
-        (Output(activates=True), (128, 128), "FP8 rows with ends"),
-        (Output(is_fp32=True, groups=Groups.ENDS, activates=True), (128, 128), "FP8 rows with ends"),
+        (Output(work=works.COUNTS, epilogue=epilogues.SILU), (128, 128), "FP8 rows with ends"),
+        (Output(epilogue=epilogues.SILU), (128, 128), "FP8 rows with ends"),
+        (Output(is_fp32=True, work=works.ENDS, epilogue=epilogues.SILU), (128, 128), "FP8 rows with ends"),
         (SILU, (128, 192), "units of 128 columns"),
         (SILU, (128, 64), "units of 128 columns"),
     ],
@@ -182,7 +186,7 @@ def test_scales_by_64_go_to_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
     p = sim_rows.random_problem(tile_config(128, 128, BY_64), [0] * 300, 256, 512, zero_padding=False)
     sfa = torch.empty_strided((300, 8), (1, 300)).copy_(p.sfa)
     for _ in range(2):
-        product_of_rows_by_64((on_gpu(p.a), sfa), (p.b, p.sfb), on_gpu(p.d), p.grouped_layout)  # type: ignore[union-attr]
+        product_of_rows_by_64((on_gpu(p.a), sfa), (p.b, p.sfb), on_gpu(p.d), p.c)
         assert gpu.last.words[ROWS_PARAMS.word("map_sfa")] == sfa.data_ptr()
     assert gpu.plans == 1
     of_scales = next(x for x in gpu.launches[0].maps if x.sizes == (300, 8, 1))

@@ -16,24 +16,27 @@ from hypothesis import strategies as st
 from thorough import up_to
 
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem
-from deep_gemm.gemm.rows.choose import TILES_PER_ROW, tiles_for
+from deep_gemm.gemm.choose.tiles import ROWS_PER_ROW as TILES_PER_ROW
+from deep_gemm.gemm.choose.tiles import tiles_for
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.problem import Problem
+from lab.sim import product as simulated
 from lab.sim import rows as sim
-from lab.sim.dense import Outcome, compile_config
+from lab.sim.product import Outcome, compile_config
 from lab.sim.rows import RowsTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
-KINDS = [Groups.IDS, Groups.ENDS, Groups.COUNTS]
+KINDS = [works.IDS, works.ENDS, works.COUNTS]
 SIZES = [3, 0, 70, 128, 0, 129, 1, 64, 200, 5]
 N, K = 72, 272
 
 
-def config_for(kind: Groups, block_m: int = 128, block_n: int = 64, k: int = K, **output: Any) -> GemmConfig:
-    return tile_config(block_m, block_n, Output(groups=kind, **output), k=k)
+def config_for(kind: works.Work, block_m: int = 128, block_n: int = 64, k: int = K, **output: Any) -> GemmConfig:
+    return tile_config(block_m, block_n, Output(work=kind, **output), k=k)
 
 
 def ids_of_sizes(sizes: list[int], padding: int = 0) -> list[int]:
@@ -53,14 +56,14 @@ def ends_of_sizes(sizes: list[int], alignment: int) -> list[int]:
     return ends
 
 
-def layout_of(kind: Groups, sizes: list[int]) -> list[int]:
-    if kind == Groups.ENDS:
+def layout_of(kind: works.Work, sizes: list[int]) -> list[int]:
+    if kind == works.ENDS:
         return ends_of_sizes(sizes, 128)
-    return ids_of_sizes(sizes) if kind == Groups.IDS else sizes
+    return ids_of_sizes(sizes) if kind == works.IDS else sizes
 
 
-def check(config: GemmConfig, problem: sim.Problem, seed: int = 1, schedule: str | None = None, **how: Any) -> Outcome:
-    return sim.run(compile_config(config), config, problem, seed=seed, schedule=schedule, **how).checked()
+def check(config: GemmConfig, problem: Problem, seed: int = 1, schedule: str | None = None, **how: Any) -> Outcome:
+    return simulated.run(compile_config(config), config, problem, seed=seed, schedule=schedule, **how).checked()
 
 
 def check_layout(config: GemmConfig, layout: list[int], **how: Any) -> Outcome:
@@ -75,12 +78,12 @@ def check_layout(config: GemmConfig, layout: list[int], **how: Any) -> Outcome:
     [
         (kind, (tile.block_m, tile.block_n))
         for kind in KINDS
-        for tile in tiles_for(Output(groups=kind))
+        for tile in tiles_for(Output(work=kind))
         if not tile.is_decode
     ],
     ids=str,
 )
-def test_every_tile(kind: Groups, tile: tuple[int, int]) -> None:
+def test_every_tile(kind: works.Work, tile: tuple[int, int]) -> None:
     config = config_for(kind, *tile)
     problem = sim.random_problem(config, layout_of(kind, [*SIZES, 2 * tile[0] + 1]), tile[1] + 8, K)
     check(config, problem)
@@ -90,7 +93,7 @@ def test_every_tile(kind: Groups, tile: tuple[int, int]) -> None:
 @pytest.mark.parametrize("fp32", [False, True])
 def test_tall_tiles_that_end_at_any_height(fp32: bool, schedule: str | None) -> None:
     counts = [1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 320, 321, 449, 513]
-    config = config_for(Groups.COUNTS, 256, 64, is_fp32=fp32)
+    config = config_for(works.COUNTS, 256, 64, is_fp32=fp32)
     check(config, sim.random_problem(config, counts, 72, 272, rows=516), 1, schedule)
 
 
@@ -105,7 +108,7 @@ def test_tall_tiles_that_end_at_any_height(fp32: bool, schedule: str | None) -> 
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
-    kind: Groups, block_n: int, num_sms: tuple[int, ...], fp32: bool, schedule: str | None
+    kind: works.Work, block_n: int, num_sms: tuple[int, ...], fp32: bool, schedule: str | None
 ) -> None:
     """The 128x256 tiles that are chosen, once, and narrow ones of two units, which take a fourth of the time."""
     config = config_for(kind, 128, block_n, is_fp32=fp32)
@@ -114,10 +117,10 @@ def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
     assert config.cuts_last_tiles
     one_tile, six, forty = ([3], block_n), ([200, 0, 70], block_n + 8), ([1] * 40, block_n // 2 + 8)
     # Of one tile, those that read ids do not know it in time.
-    cut_by = ((one_tile, () if kind == Groups.IDS else (2, 3, 4, 5, 7)), (six, (4, 5)), (forty, (3,)))
+    cut_by = ((one_tile, () if kind == works.IDS else (2, 3, 4, 5, 7)), (six, (4, 5)), (forty, (3,)))
     for (sizes, n), cut_by_sms in cut_by:
         problem = sim.random_problem(config, layout_of(kind, sizes), n, K)
-        whole = sim.run(compile_config(config), config, problem, num_sms=1).checked()
+        whole = simulated.run(compile_config(config), config, problem, num_sms=1).checked()
         for sms in num_sms:
             outcome = check(config, problem, sms, schedule, num_sms=sms)
             assert torch.equal(outcome.d, whole.d)
@@ -129,20 +132,20 @@ def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fp32", [False, True])
 @pytest.mark.parametrize("tile", TILES_PER_ROW, ids=lambda tile: f"{tile.block_m}x{tile.block_n}")
-def test_b_with_a_scale_for_each_row(tile: object, fp32: bool, kind: Groups) -> None:
+def test_b_with_a_scale_for_each_row(tile: object, fp32: bool, kind: works.Work) -> None:
     block_m, block_n = tile.block_m, tile.block_n  # type: ignore[attr-defined]
     config = config_for(kind, block_m, block_n, is_fp32=fp32, sfb=PER_ROW)
     check(config, sim.random_problem(config, layout_of(kind, SIZES), block_n + 8, K))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_fp32_output(kind: Groups) -> None:
+def test_an_fp32_output(kind: works.Work) -> None:
     check_layout(config_for(kind, is_fp32=True), layout_of(kind, SIZES))
 
 
 @pytest.mark.parametrize("k", [16, 128, 144, 4224])
 def test_any_depth(k: int) -> None:
-    config = config_for(Groups.IDS, k=k)
+    config = config_for(works.IDS, k=k)
     check(config, sim.random_problem(config, ids_of_sizes([5, 130, 64]), 136, k))
 
 
@@ -160,7 +163,7 @@ def test_any_depth(k: int) -> None:
         "late_stores",
     ],
 )
-def test_biased_schedules(kind: Groups, schedule: str) -> None:
+def test_biased_schedules(kind: works.Work, schedule: str) -> None:
     config = config_for(kind)
     for seed in (1, 2):
         problem = sim.random_problem(config, layout_of(kind, [3, 0, 70, 129, 1]), 136, 400, seed)
@@ -173,18 +176,18 @@ def test_biased_schedules(kind: Groups, schedule: str) -> None:
 @pytest.mark.parametrize("max_m", [8, 16, 32, 96])
 def test_masked_with_fewer_rows_than_a_tile(max_m: int) -> None:
     for block_m, block_n in ((64, 64), (128, 64), (256, 64), (256, 160), (128, 192)):
-        check_layout(config_for(Groups.COUNTS, block_m, block_n), [max_m, 0, 1, max_m - 1, max_m], rows=max_m)
+        check_layout(config_for(works.COUNTS, block_m, block_n), [max_m, 0, 1, max_m - 1, max_m], rows=max_m)
 
 
 def test_masked_with_skewed_counts_and_an_expectation_that_is_wrong() -> None:
     counts = [4001, 1425, 0, 0, 0, 0, 0, 571, 503, 0, 26, 12, 1232, 0, 0, 224]
     scaled = [-(-count // 16) for count in counts]
-    check_layout(config_for(Groups.COUNTS), scaled, rows=256)
+    check_layout(config_for(works.COUNTS), scaled, rows=256)
 
 
 @pytest.mark.parametrize("place", ["end", "start", "between"])
 def test_thousands_of_rows_without_a_group_cost_no_loads_and_the_stores_of_padding(place: str) -> None:
-    config, sizes, skipped = config_for(Groups.IDS), [70, 129, 3], [-1] * 3000
+    config, sizes, skipped = config_for(works.IDS), [70, 129, 3], [-1] * 3000
     plain = check_layout(config, ids_of_sizes(sizes))
     ids = ids_of_sizes(sizes)
     at = {"end": len(ids), "start": 0, "between": 70}[place]
@@ -198,22 +201,22 @@ def test_thousands_of_rows_without_a_group_cost_no_loads_and_the_stores_of_paddi
 
 @pytest.mark.parametrize("sizes", [[1, 1, 384, 24], [0, 0, 7], [5, 0, 0], [127, 129, 255, 1]])
 @pytest.mark.parametrize("kind", KINDS)
-def test_sizes_that_are_no_multiples_of_anything(kind: Groups, sizes: list[int]) -> None:
+def test_sizes_that_are_no_multiples_of_anything(kind: works.Work, sizes: list[int]) -> None:
     for block_m in (64, 128):
         check_layout(config_for(kind, block_m), layout_of(kind, sizes))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_rows_at_all(kind: Groups) -> None:
+def test_no_rows_at_all(kind: works.Work) -> None:
     config = config_for(kind)
-    layout = [-1] * 300 if kind == Groups.IDS else [0, 0, 0]
-    outcome = check_layout(config, layout, **({"num_groups": 2} if kind == Groups.IDS else {"rows": 300}))
+    layout = [-1] * 300 if kind == works.IDS else [0, 0, 0]
+    outcome = check_layout(config, layout, **({"num_groups": 2} if kind == works.IDS else {"rows": 300}))
     assert (outcome.d == sim.CANARY).all()
     assert outcome.result.loads == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_call_gives_the_same_bits(kind: Groups) -> None:
+def test_the_same_call_gives_the_same_bits(kind: works.Work) -> None:
     config = config_for(kind)
     problem = sim.random_problem(config, layout_of(kind, SIZES), N, K)
     first = check(config, problem, seed=1)
@@ -223,7 +226,7 @@ def test_the_same_call_gives_the_same_bits(kind: Groups) -> None:
 
 @pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_groups_that_share_one_weight_by_a_stride_of_0(kind: Groups, by_row: bool) -> None:
+def test_groups_that_share_one_weight_by_a_stride_of_0(kind: works.Work, by_row: bool) -> None:
     config = config_for(kind, is_fp32=by_row, sfb=PER_ROW if by_row else PER_BLOCK)
     problem = sim.random_problem(config, layout_of(kind, [70, 0, 130, 3]), N, K)
     shared = {name: getattr(problem, name)[:1].expand(getattr(problem, name).shape) for name in ("b", "sfb")}
@@ -236,7 +239,7 @@ def test_groups_that_share_one_weight_by_a_stride_of_0(kind: Groups, by_row: boo
 
 
 def test_padding_that_callers_add_becomes_zeros_unless_told_otherwise() -> None:
-    config = config_for(Groups.IDS)
+    config = config_for(works.IDS)
     layout = [*ids_of_sizes([70, 0, 128, 5], 128), *[-1] * 300]
     padded = check_layout(config, layout).d
     assert (padded[70:128] == 0).all()
@@ -247,7 +250,7 @@ def test_padding_that_callers_add_becomes_zeros_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("alignment", [1, 16, 96, 128])
 def test_ends_with_any_alignment(alignment: int) -> None:
-    config = config_for(Groups.ENDS)
+    config = config_for(works.ENDS)
     ends = ends_of_sizes([3, 0, 70, 128, 1, 200], alignment)
     for zero_padding in (True, False):
         check_layout(config, ends, rows=ends[-1] + 150, alignment=alignment, zero_padding=zero_padding)
@@ -256,11 +259,11 @@ def test_ends_with_any_alignment(alignment: int) -> None:
 def test_runs_in_any_order_and_several_of_one_group() -> None:
     ids = [*[2] * 70, *[0] * 3, *[-1] * 5, *[2] * 65, *[1] * 130, 0, 2, 0, 1, -1, 1]
     for block_m in (64, 128):
-        check_layout(config_for(Groups.IDS, block_m), ids)
+        check_layout(config_for(works.IDS, block_m), ids)
 
 
 def test_a_group_for_each_row() -> None:
-    check_layout(config_for(Groups.IDS, 64), [row % 3 for row in range(40)])
+    check_layout(config_for(works.IDS, 64), [row % 3 for row in range(40)])
 
 
 def test_operands_with_pitches_of_their_own() -> None:
@@ -279,20 +282,20 @@ def test_operands_with_pitches_of_their_own() -> None:
 def test_numbers_that_no_layout_may_hold_lead_nowhere() -> None:
     """The host cannot check what a GPU's layout holds: rows are skipped or cut off, and no other memory is touched."""
     for kind, good, bad in (
-        (Groups.IDS, [*[0] * 70, *[-1] * 70, *[1] * 70], [*[0] * 70, *[7, -9, 1 << 30, 3, -2] * 14, *[1] * 70]),
-        (Groups.ENDS, [70, 200, 300], [70, 200, 1 << 30]),
-        (Groups.COUNTS, [70, 0, 300], [70, -5, 1 << 30]),
+        (works.IDS, [*[0] * 70, *[-1] * 70, *[1] * 70], [*[0] * 70, *[7, -9, 1 << 30, 3, -2] * 14, *[1] * 70]),
+        (works.ENDS, [70, 200, 300], [70, 200, 1 << 30]),
+        (works.COUNTS, [70, 0, 300], [70, -5, 1 << 30]),
     ):
         config = config_for(kind)
-        p = sim.random_problem(config, good, N, K, rows=300, num_groups=2 if kind == Groups.IDS else None)
+        p = sim.random_problem(config, good, N, K, rows=300, num_groups=2 if kind == works.IDS else None)
         wrong = torch.tensor(bad, dtype=torch.int32)
         kernel = compile_config(config)
         right = check(config, p).d
-        if isinstance(p, MaskedProblem):
-            assert torch.equal(sim.run(kernel, config, p, layout=wrong).d, right)
+        if isinstance(p, Problem):
+            assert torch.equal(simulated.run(kernel, config, p, layout=wrong).d, right)
         else:
-            assert isinstance(p, ContiguousProblem)
-            assert torch.equal(sim.run(kernel, config, p, layout=wrong).d, right)
+            assert isinstance(p, Problem)
+            assert torch.equal(simulated.run(kernel, config, p, layout=wrong).d, right)
 
 
 @settings(max_examples=up_to(40, 10))
@@ -303,10 +306,10 @@ def test_any_layout(data: st.DataObject) -> None:
     config = config_for(kind, block_m)
     size = st.one_of(st.integers(0, 5), st.integers(60, 70), st.integers(120, 135), st.integers(0, 260))
     zero_padding = data.draw(st.booleans())
-    if kind == Groups.COUNTS:
+    if kind == works.COUNTS:
         counts = data.draw(st.lists(size, min_size=1, max_size=6))
         check_layout(config, counts, rows=max(1, *counts) + data.draw(st.integers(0, 70)))
-    elif kind == Groups.ENDS:
+    elif kind == works.ENDS:
         alignment = data.draw(st.sampled_from([1, 8, 100, 128]))
         ends = ends_of_sizes(data.draw(st.lists(size, min_size=1, max_size=6)), alignment)
         rows = max(ends[-1], 1) + data.draw(st.integers(0, 200))

@@ -6,17 +6,19 @@ import pytest
 import torch
 
 from deep_gemm.core.check.recipes import PER_64, PER_ROW
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.rows.check import ContiguousProblem
-from deep_gemm.gemm.rows.choose import tiles_for
+from deep_gemm.gemm.choose.tiles import tiles_for
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.problem import Problem
+from lab.sim import product as simulated
 from lab.sim import rows as sim
-from lab.sim.dense import compile_config
+from lab.sim.product import compile_config
 from lab.sim.rows import RowsTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
-BY_64 = Output(groups=Groups.IDS, sfa=PER_64)
+BY_64 = Output(work=works.IDS, sfa=PER_64)
 TILES = [(tile.block_m, tile.block_n) for tile in tiles_for(BY_64)]
 RAGGED = (*[2] * 70, *[-1] * 5, *[0] * 3, *[1] * 129, 3, *[-1] * 200, *[0] * 64, *[2] * 2)
 
@@ -43,11 +45,11 @@ def test_scales_that_are_alike_give_the_product_by_128() -> None:
     generator = torch.Generator().manual_seed(1)
     config = tile_config(128, 128, BY_64, k=256)
     p = sim.random_problem(config, RAGGED, 136, 256, 3, zero_padding=False)
-    assert isinstance(p, ContiguousProblem)
+    assert isinstance(p, Problem)
     for x in (p.a, p.b):
         x.copy_(torch.randint(-4, 5, x.shape, generator=generator).float())
     p.sfb.fill_(0.5)
     p.sfa.fill_(2)
-    plain = tile_config(128, 128, Output(groups=Groups.IDS), k=256)
-    by_128 = sim.run(compile_config(plain), plain, p._replace(sfa=p.sfa[:, ::2].contiguous(), of_a=PER_ROW))
-    assert torch.equal(by_128.d, sim.run(compile_config(config), config, p).checked().d)
+    plain = tile_config(128, 128, Output(work=works.IDS), k=256)
+    by_128 = simulated.run(compile_config(plain), plain, p._replace(sfa=p.sfa[:, ::2].contiguous(), of_a=PER_ROW))
+    assert torch.equal(by_128.d, simulated.run(compile_config(config), config, p).checked().d)

@@ -12,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import up_to
 
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.output import Groups, Output
-from deep_gemm.gemm.rows.choose import TILES_APART, TILES_SILU
-from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.gemm.choose.tiles import ROWS_APART as TILES_APART
+from deep_gemm.gemm.choose.tiles import ROWS_SILU as TILES_SILU
+from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import epilogues, works
+from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.problem import Problem
 from lab.silu import mistakes, right
 from lab.sim import rows_silu as sim
-from lab.sim.dense import compile_config
+from lab.sim.product import compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -28,10 +30,11 @@ RAGGED = [70, 0, 3, 129, 1, 64, 2]
 
 
 def config_of(tile: tuple[int, int] = (128, 128), k: int = 384, apart: bool = False) -> GemmConfig:
-    return tile_config(*tile, Output(groups=Groups.ENDS, activates=True, gates_apart=apart), k=k)
+    epilogue = epilogues.SILU_OF_HALVES if apart else epilogues.SILU
+    return tile_config(*tile, Output(work=works.ENDS, epilogue=epilogue), k=k)
 
 
-def check(p: SiluRowsProblem, config: GemmConfig, seed: int = 1, schedule: str | None = None, num_sms: int = 2) -> None:
+def check(p: Problem, config: GemmConfig, seed: int = 1, schedule: str | None = None, num_sms: int = 2) -> None:
     got, result = sim.run(compile_config(config), config, p, seed=seed, schedule=schedule, num_sms=num_sms)
     assert mistakes(p, got, right(p)) is None, mistakes(p, got, right(p))
     assert result.stores == 0, "no store by TMA"

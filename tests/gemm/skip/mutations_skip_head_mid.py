@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.skip.choose import skipping
+from deep_gemm.gemm.choose.tiles import skipping
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
 from lab.sim.mutate import Mutation
 from lab.sim.skip_head_mid import DecodeSkipTrial, SkipTrial
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd
 
 import pytest
 import torch
@@ -12,14 +11,16 @@ from test_gpu_dense import operands
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm import launch as skip_head_mid
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.dense.check import dense_problem
-from deep_gemm.gemm.skip import launch as skip_head_mid
-from deep_gemm.gemm.skip.check import SkipProblem, parts, skip_problem
-from deep_gemm.gemm.skip.choose import reachable_skipping
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.ask.skip import skip_problem
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import epilogues
+from deep_gemm.gemm.problem import Problem
 from lab.bench.tune import compile_all
+from lab.configs import reachable_skipping
 
 pytestmark = pytest.mark.gpu
 
@@ -35,18 +36,18 @@ SPLITS: list[Splits] = [
 ]
 
 
-def random_problem(m: int, heads: int, k: int, splits: Splits, seed: int = 0) -> SkipProblem:
+def random_problem(m: int, heads: int, k: int, splits: Splits, seed: int = 0) -> Problem:
     """All of D is a canary."""
     a, b = operands(m, heads * (splits[0] + splits[2]), k, seed)
     d = torch.full((m, heads * sum(splits)), CANARY, dtype=torch.bfloat16, device="cuda")
     return skip_problem(a, b, d, splits, recipes=(None, None, None))
 
 
-def product_of(p: SkipProblem, d: Tensor) -> Tensor:
+def product_of(p: Problem, d: Tensor) -> Tensor:
     """The product as a matrix, from the parts of D; what lies between them must be the canary."""
     of_heads = d.view(p.m, p.n // p.heads.columns, p.heads.columns_of_d)
     assert (of_heads[..., p.heads.left : p.heads.left + p.heads.mid] == CANARY).all()
-    return torch.cat(parts(d, p.heads), 2).view(p.m, p.n)
+    return torch.cat(p.heads.of(d), 2).view(p.m, p.n)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,17 +62,17 @@ def test_every_reachable_configuration_has_the_bits_of_the_plain_product(index: 
     rows = config.block_m if isinstance(config, GemmConfig) else config.block_tokens
     tail = 128 if isinstance(config, GemmConfig) and config.has_tail else 0
     for number, splits in enumerate(SPLITS):
-        if skip_head_mid.why_unfit(config, gcd(splits[0], splits[2])) is not None:
-            continue
         m, k = (rows * 2 + 5, rows - 3, 1)[number % 3], 400 + tail
         heads = config.block_n * 3 // (splits[0] + splits[2]) + 1
         n = heads * (splits[0] + splits[2])
         p = random_problem(m, heads, k, splits, number)
+        if skip_head_mid.why_unfit(config, p) is not None:
+            continue
         skip_head_mid.run(p, config)
         plain = dense_problem(
             (p.a, p.sfa), (p.b, p.sfb), torch.full((m, n), float("nan"), dtype=torch.bfloat16, device="cuda"), None
         )
-        dense.run(plain, replace(config, skips_mid=False))
+        dense.run(plain, replace(config, epilogue=epilogues.TO_D))
         assert torch.equal(product_of(p, p.d), plain.d)
 
 
@@ -105,7 +106,7 @@ def test_a_graph_replays_it_on_other_inputs(m: int) -> None:
     splits = (128, 64, 128)
     p, other = (random_problem(m, 32, 512, splits, seed) for seed in (1, 2))
 
-    def call(x: SkipProblem) -> None:
+    def call(x: Problem) -> None:
         deep_gemm.fp8_gemm_nt_skip_head_mid((x.a, x.sfa), (x.b, x.sfb), x.d, splits)
 
     call(p)
@@ -140,7 +141,7 @@ def test_few_sms_compute_the_same() -> None:
     finally:
         deep_gemm.set_num_sms(whole)
     right = torch.full_like(p.d, CANARY)
-    reference.skip_head_mid(p._replace(d=right))
+    reference.compute(p._replace(d=right))
     for d in (p.d, q.d):
         difference = (product_of(p, d).double() - product_of(p, right).double()).norm()
         assert difference < 3e-3 * product_of(p, right).double().norm()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.skip.check import HeadParts
-from deep_gemm.gemm.skip.choose import PANELS, skipping
+from deep_gemm.gemm.choose.fp8 import PANELS
+from deep_gemm.gemm.choose.tiles import skipping
+from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.kinds import epilogues
+from deep_gemm.gemm.problem import HeadParts
 from lab.sim.skip_head_mid import Config, of_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
@@ -58,6 +60,12 @@ def test_the_kernel_ahead_may_still_be_at_work(config: Config) -> None:
 
 
 def test_what_cannot_be_built() -> None:
-    assert "columns of D are skipped" in (GemmConfig(64, 64, 3, 1, cluster_k=2, skips_mid=True).why_illegal() or "")
-    assert "columns of D are skipped" in (GemmConfig(128, 64, 3, with_c=True, skips_mid=True).why_illegal() or "")
-    assert "columns of D are skipped" in (DecodeConfig(8, 4, with_c=True, skips_mid=True).why_illegal() or "")
+    assert "columns of D are skipped" in (
+        GemmConfig(64, 64, 3, 1, cluster_k=2, epilogue=epilogues.TO_HEADS).why_illegal() or ""
+    )
+    assert "columns of D are skipped" in (
+        GemmConfig(128, 64, 3, with_c=True, epilogue=epilogues.TO_HEADS).why_illegal() or ""
+    )
+    assert "columns of D are skipped" in (
+        DecodeConfig(8, 4, with_c=True, epilogue=epilogues.TO_HEADS).why_illegal() or ""
+    )

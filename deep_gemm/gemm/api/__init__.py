@@ -1,0 +1,1 @@
+"""Public functions of products, and the product that each is."""

@@ -1,0 +1,168 @@
+"""Grouped products of BF16: along m (rows of tokens) and along k (weight gradients)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...compat.forms import accepts_names
+from ...core.check import checks
+from ...core.settings import get_mk_alignment_for_contiguous_layout
+from .. import bf16_depths
+from ..ask.bf16 import bf16_contiguous_problem, bf16_depths_problem, bf16_masked_problem
+from ..problem import Problem
+from ..product import Product, run
+from .bf16_calls import bf16_product
+
+
+def m_grouped_bf16_gemm_nt_contiguous(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None = None,
+    grouped_layout: Tensor | None = None,
+    compiled_dims: str = "nk",
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+    expected_m_for_psum_layout: int | None = None,
+    epilogue: None = None,
+) -> Tensor | None:
+    """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
+
+    - `a`: `[m, k]`, contiguous along k, which is a multiple of 8; `b`: `[groups, n, k]`, contiguous along n or k; `d`:
+      `[m, n]`, BF16 or FP32, made and returned where it is left out.
+    - `grouped_layout`: int32 `[m]`, the group of each row, -1 for none; or with `use_psum_layout=True` int32
+      `[groups]`, where each group's rows end. Groups are of any size, and need no padding; what
+      `m_grouped_fp8_gemm_nt_contiguous` says of both forms and of rows without a group holds here.
+
+    Where `d` is left out the product has gradients: of `a`, and of `b` in the type of `b`. `epilogue` is accepted as
+    None.
+
+    >>> layout = torch.tensor([0, 1, -1], dtype=torch.int32)
+    >>> a, b = torch.ones(3, 16).bfloat16(), torch.ones(2, 8, 16).bfloat16()
+    >>> m_grouped_bf16_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
+    [16.0, 16.0, 0.0]
+    """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
+    return run(CONTIGUOUS["nt"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
+
+
+def m_grouped_bf16_gemm_nn_contiguous(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None = None,
+    grouped_layout: Tensor | None = None,
+    compiled_dims: str = "nk",
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+    epilogue: None = None,
+) -> Tensor | None:
+    """Compute `m_grouped_bf16_gemm_nt_contiguous` with B `[groups, k, n]`.
+
+    >>> a, b = torch.ones(2, 16).bfloat16(), torch.ones(1, 16, 8).bfloat16()
+    >>> m_grouped_bf16_gemm_nn_contiguous(a, b, grouped_layout=torch.zeros(2, dtype=torch.int32))[0, 0].item()
+    16.0
+    """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
+    return run(CONTIGUOUS["nn"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
+
+
+def m_grouped_bf16_gemm_nt_masked(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None = None,
+    masked_m: Tensor | None = None,
+    expected_m: int | None = None,
+    compiled_dims: str = "nk",
+    epilogue: None = None,
+) -> Tensor | None:
+    """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
+
+    `a`: `[groups, max_m, k]`; `b`, `d` and gradients as for `m_grouped_bf16_gemm_nt_contiguous`, D with a dimension of
+    groups; `masked_m`: int32 `[groups]`. Rows of D from `masked_m[g]` on are undefined. `expected_m` is a hint.
+
+    >>> a, b = torch.ones(2, 3, 16).bfloat16(), torch.ones(2, 8, 16).bfloat16()
+    >>> m_grouped_bf16_gemm_nt_masked(a, b, masked_m=torch.tensor([3, 1], dtype=torch.int32))[:, 0, 0].tolist()
+    [16.0, 16.0]
+    """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
+    return run(MASKED, a, b, d, masked_m, (expected_m,))
+
+
+bf16_m_grouped_gemm_nt_masked = m_grouped_bf16_gemm_nt_masked
+
+
+@accepts_names(ks="ks_cpu")
+def k_grouped_bf16_gemm_tn_contiguous(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None = None,
+    ks_cpu: Sequence[int] | None = None,
+    grouped_layout: Tensor | None = None,
+    c: Tensor | None = None,
+    compiled_dims: str = "mn",
+    use_psum_layout: bool = False,
+    epilogue: None = None,
+) -> Tensor | None:
+    """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g.T @ b_g`.
+
+    - `a`: `[sum of ks, m]`, `b`: `[sum of ks, n]`, the rows of one group behind those of another; m and n are multiples
+      of 8. Rows behind the last group's are not read.
+    - `ks_cpu`: the groups' rows, of any number, on the host. `grouped_layout`: the same as an int32 tensor on the
+      operands' device, or with `use_psum_layout=True` where each group ends. Without `ks_cpu` the GPU alone reads it:
+      the host waits for nothing, and a captured graph computes what the tensor says when it is replayed. Rows that
+      it says `a` has not are cut off.
+    - `d`: `[groups, m, n]`, BF16 or FP32, made and returned, FP32 or of C's type, where it is left out; `c`: added in
+      FP32, D itself or disjoint from it. An empty group gives C, or zero.
+
+    >>> a, b = torch.ones(24, 8).bfloat16(), torch.ones(24, 8).bfloat16()
+    >>> k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=[16, 0, 8])[:, 0, 0].tolist()
+    [16.0, 0.0, 8.0]
+    """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
+    ks = None if ks_cpu is None else checks.integers("ks_cpu", ks_cpu)
+    return run(DEPTHS, a, b, d, c, (ks, use_psum_layout), grouped_layout)
+
+
+def _contiguous(major: str) -> Product:
+    def ask(a: Tensor, b: Tensor, d: Tensor | None, layout: Tensor | None, said: tuple[bool, bool]) -> Problem:
+        use_psum_layout, ensure_zero_padding = said
+        return bf16_contiguous_problem(
+            a,
+            b,
+            d,
+            layout,
+            major=major,
+            use_psum_layout=use_psum_layout,
+            ensure_zero_padding=ensure_zero_padding,
+            alignment=get_mk_alignment_for_contiguous_layout(),
+        )
+
+    operator = f"m_grouped_bf16_gemm_{major}_contiguous"
+    return bf16_product(operator, ask, has_c=False, has_gradients=True)
+
+
+def _ask_masked(a: Tensor, b: Tensor, d: Tensor | None, masked_m: Tensor | None, said: tuple[int | None]) -> Problem:
+    return bf16_masked_problem(a, b, d, masked_m, *said)
+
+
+def _ask_depths(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None,
+    c: Tensor | None,
+    said: tuple[tuple[int, ...] | None, bool],
+    layout: Tensor | None,
+    _: None,
+) -> Problem:
+    ks, use_psum_layout = said
+    return bf16_depths_problem(a, b, d, ks, layout, c, use_psum_layout, get_mk_alignment_for_contiguous_layout())
+
+
+CONTIGUOUS = {major: _contiguous(major) for major in ("nt", "nn")}
+MASKED = bf16_product("m_grouped_bf16_gemm_nt_masked", _ask_masked, has_c=False, has_gradients=True)
+DEPTHS = bf16_product("k_grouped_bf16_gemm_tn_contiguous", _ask_depths, bf16_depths.run, has_layout=True)

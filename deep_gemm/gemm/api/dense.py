@@ -1,0 +1,275 @@
+"""Dense products: D = C + A @ B.T, FP8 operands with fine-grained scales."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...compat.forms import Request, accepts_every_form
+from ...core.check.checks import Operand, fp8, pair
+from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
+from ...core.check.recipes import Recipes, whole_recipe
+from ...core.check.tracing import is_dispatched
+from ..ask.dense import check_ordinary_matrices, dense_problem, no_epilogue
+from ..kinds.output import ScaledOperands
+from ..launch import derive
+from ..launch import run as launch
+from ..problem import Problem
+from ..product import Product, call_operator, run
+
+
+@accepts_every_form()
+def fp8_gemm_nt(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    alpha: None = None,
+    epilogue: None = None,
+) -> Request:
+    """Compute D = C + A @ B.T with FP8 operands and FP32 scales.
+
+    - `a`: values `[m, k]` (torch.float8_e4m3fn, contiguous along k) and scales `[m, ceil(k / 128)]` (torch.float32),
+      row-major or in the m-major form of `get_mn_major_tma_aligned_tensor`, which the kernels load directly.
+    - `b`: values `[n, k]`, contiguous along k; scales `[ceil(n / 128), ceil(k / 128)]`, one for each 128x128 block.
+      With `recipe=(1, 1, 128)` one for each row and 128 columns instead: `[n, ceil(k / 128)]`.
+    - `recipe` (1, 32, 32), (1, 64, 64) or (1, 1, 32): finer scales of both, FP32 or UE8M0 in bytes or int32 words.
+    - `d`: `[m, n]`, torch.bfloat16 or torch.float32. Where it is given the function returns None; where it is left out
+      the function makes it, of C's type, else BF16 (FP32 with `recipe=(1, 1, 128)`), and returns it.
+    - `c`: added to the product in FP32; of D's shape and type, D itself or disjoint from it.
+
+    k is a multiple of 16, n of 8 (BF16 output) or 4 (FP32); addresses are multiples of 16 bytes. `recipe_a` and
+    `recipe_b` state a recipe side by side. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result:
+    FP32 scales are never rounded. `alpha` and `epilogue` are accepted as None: scales hold any factor already. There is
+    no gradient: `deep_gemm.nn` has layers that have one, and operands that were computed from what requires one are
+    refused in grad mode.
+
+    >>> x, w = torch.randn(4, 256), torch.randn(128, 256)
+    >>> a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
+    >>> y = fp8_gemm_nt(a, b)
+    >>> y.shape, y.dtype, bool(calc_diff(y, x @ w.t()) < 1e-2)
+    (torch.Size([4, 128]), torch.bfloat16, True)
+    """
+    if alpha is not None or epilogue is not None:
+        no_epilogue(alpha, epilogue)
+    return run, NT, a, b, d, c, (recipe, recipe_a, recipe_b)
+
+
+@accepts_every_form()
+def fp8_gemm_nn(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    alpha: None = None,
+    epilogue: None = None,
+) -> Request:
+    """Compute `fp8_gemm_nt` with B given as `[k, n]` and its scales as `[ceil(k / 128), ceil(n / 128)]`.
+
+    A view `w.t()` of a row-major `[n, k]` matrix costs nothing; a row-major `[k, n]` matrix is copied.
+
+    >>> a, (w, sw) = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
+    >>> fp8_gemm_nn(a, (w.t(), sw.t()))[0, 0].item()
+    128.0
+    """
+    if alpha is not None or epilogue is not None:
+        no_epilogue(alpha, epilogue)
+    return run, NN, a, b, d, c, (recipe, recipe_a, recipe_b)
+
+
+@accepts_every_form()
+def fp8_gemm_tn(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+    alpha: None = None,
+    epilogue: None = None,
+) -> Request:
+    """Compute `fp8_gemm_nt` with A given as `[k, m]`, B as `[k, n]`, and the scales of both transposed likewise.
+
+    >>> (x, sx), (w, sw) = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
+    >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
+    128.0
+    """
+    if alpha is not None or epilogue is not None:
+        no_epilogue(alpha, epilogue)
+    return run, TN, a, b, d, c, (recipe, recipe_a, recipe_b)
+
+
+@accepts_every_form()
+def fp8_gemm_tt(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+    alpha: None = None,
+    epilogue: None = None,
+) -> Request:
+    """Compute `fp8_gemm_nt` with A given as `[k, m]` and its scales as `[ceil(k / 128), m]`.
+
+    >>> (x, sx), b = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
+    >>> fp8_gemm_tt((x.t(), sx.t()), b)[0, 0].item()
+    128.0
+    """
+    if alpha is not None or epilogue is not None:
+        no_epilogue(alpha, epilogue)
+    return run, TT, a, b, d, c, (recipe, recipe_a, recipe_b)
+
+
+@accepts_every_form()
+def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) -> Request:
+    """Accumulate a weight gradient: D += A @ B.T, with one scale for each row and 128 columns on both sides.
+
+    `a` is `[m, k]` with scales `[m, ceil(k / 128)]`, `b` `[n, k]` with scales `[n, ceil(k / 128)]`, `d` FP32 `[m, n]`.
+    Where `d` is left out, the product alone is returned.
+
+    >>> a, b = per_token_cast_to_fp8(torch.ones(4, 128)), per_token_cast_to_fp8(torch.ones(8, 128))
+    >>> grad = torch.ones(4, 8)
+    >>> wgrad_gemm_fp8_fp8_fp32_nt(a, b, grad)
+    >>> grad[0, 0].round().item()
+    129.0
+    """
+    if isinstance(d, Tensor) and d.dtype != torch.float32:
+        raise ValueError(f"d: expected dtype torch.float32, got {d.dtype}")
+    return run, GRADIENT_NT, a, b, d, d, (RECIPE_1D1D, None, None)
+
+
+fp8_fp4_gemm_nt = fp8_gemm_nt
+fp8_fp4_gemm_nn = fp8_gemm_nn
+fp8_fp4_gemm_tn = fp8_gemm_tn
+fp8_fp4_gemm_tt = fp8_gemm_tt
+gemm_fp8_fp8_bf16_nt = fp8_gemm_nt
+
+
+def _dense_product(major: str) -> Product:
+    """State how a dense product is asked and computed; `major` says how A (n: `[m, k]`) and B (t: `[n, k]`) come."""
+
+    def ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Problem:
+        return dense_problem(a, b, d, c, major=major, recipes=recipes)
+
+    def as_operator(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Tensor | None:
+        adds_to_d = {} if d is None else {"adds_to_d": c is d}
+        c = None if c is d else c
+        return call_operator(f"fp8_gemm_{major}", a, b, d, c, recipe=whole_recipe(recipes), **adds_to_d)
+
+    turned = major[0] == "t", major[1] == "n"
+    return Product(ask, as_operator, derive=None if turned[0] else derive, turned=turned)
+
+
+NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
+
+
+def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Problem:
+    fp8("b", pair("b", b)[0])  # FP4 needs another recipe, and this function takes none
+    return NT.ask(a, b, d, c, recipes)  # type: ignore[no-any-return]
+
+
+GRADIENT_NT = replace(NT, ask=_ask_gradient)
+
+
+def _unchecked(a: Operand, b: Operand, d: Tensor, c: Tensor | None, said: ScaledOperands) -> Problem:
+    _, of_a, of_b = said
+    return Problem(*a, *b, d, c, of_b=of_b, of_a=of_a)
+
+
+BEHIND_CAST = Product(_unchecked, NT.as_operator, partial(launch, is_behind_cast=True), derive=derive)
+"""`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream.
+
+The caller has checked the others, and says what they are. D is given. C may be one row for all, with a stride of zero.
+"""
+
+
+def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
+    """Compute D = C + A @ B.T of ordinary tensors through torch: A `[m, k]`, B `[n, k]`.
+
+    A and B are of one type, BF16, FP16, FP32 or FP64; D is of that type, or FP32 where theirs has 16 bits. Or they are
+    FP8 values without scales, torch.float8_e4m3fn, and D is BF16 or FP32. C is of D's type, and D itself or disjoint
+    from it.
+
+    >>> d = torch.empty(2, 3)
+    >>> cublaslt_gemm_nt(torch.ones(2, 4), torch.ones(3, 4), d)
+    >>> d[0, 0].item()
+    4.0
+    """
+    _torch_gemm("nt", a, b, d, c)
+
+
+def cublaslt_gemm_nn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
+    """Compute `cublaslt_gemm_nt` with B `[k, n]`."""
+    _torch_gemm("nn", a, b, d, c)
+
+
+def cublaslt_gemm_tn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
+    """Compute `cublaslt_gemm_nt` with A `[k, m]` and B `[k, n]`."""
+    _torch_gemm("tn", a, b, d, c)
+
+
+def cublaslt_gemm_tt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
+    """Compute `cublaslt_gemm_nt` with A `[k, m]`."""
+    _torch_gemm("tt", a, b, d, c)
+
+
+def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
+    if is_dispatched(a):
+        operator = getattr(torch.ops.deep_gemm, f"cublaslt_gemm_{major}").default
+        operator(a, b, d, None if c is d else c, c is d)
+    else:
+        check_ordinary_matrices(a, b, d, c, major)
+        _compute_by_torch(major, a, b, d, c)
+
+
+@torch.no_grad()
+def _compute_by_torch(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
+    if major[0] == "t":
+        a = a.t()
+    if major[1] == "t":
+        b = b.t()
+    if a.dtype == torch.float8_e4m3fn:
+        product = _fp8_product(a, b, torch.float32 if c is not None else d.dtype)
+    elif d.dtype == a.dtype:
+        product = a @ b
+    elif a.is_cuda:
+        product = torch.mm(a, b, out_dtype=d.dtype)
+    else:
+        product = a.to(d.dtype) @ b.to(d.dtype)
+    d.copy_(product if c is None else product + c)
+
+
+def _fp8_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A @ B of FP8 values with scale 1, in the type that is asked for, where torch has such a product, else in FP32."""
+    if not a.is_cuda or a.numel() == 0 or b.numel() == 0:
+        return a.float() @ b.float()
+    k, n = b.shape
+    a, b = a.contiguous(), b.t().contiguous().t()  # as cuBLASLt takes FP8: both along k
+    if (k | n | a.data_ptr() | b.data_ptr()) % ADDRESS_ALIGNMENT == 0:
+        one = torch.ones((), device=a.device, dtype=torch.float32)
+        return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=False)
+    return torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)  # every FP8 value is a BF16 number

@@ -1,0 +1,287 @@
+"""Grouped products, for mixtures of experts: along m (rows of tokens) and along k (weight gradients)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ...compat.forms import Request, accepts_every_form
+from ...core.check.checks import Operand, nothing, tensor
+from ...core.check.depths import depths_of_ends
+from ...core.check.layout import Recipe
+from ...core.check.recipes import NO_RECIPES, PER_64, Recipes, whole_recipe
+from ...core.settings import get_mk_alignment_for_contiguous_layout
+from .. import depths
+from ..ask.rows import contiguous_problem, masked_problem
+from ..launch import derive
+from ..launch import run as launch
+from ..problem import Problem
+from ..product import Product, call_operator, run
+
+
+@accepts_every_form()
+def m_grouped_fp8_gemm_nt_contiguous(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    grouped_layout: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
+    expected_m_for_psum_layout: int | None = None,
+    ensure_zero_padding: bool = True,
+    num_groups: int | None = None,
+    epilogue: None = None,
+) -> Request:
+    """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
+
+    - `a`: values `[m, k]` and scales `[m, ceil(k / 128)]`; `b`: values `[groups, n, k]` and scales
+      `[groups, ceil(n / 128), ceil(k / 128)]`, of which groups may share one by a stride of 0 (`w.expand(...)`);
+      `d`: `[m, n]`, BF16 or FP32, made and returned where it is left out.
+    - `grouped_layout`: int32 `[m]`, the group of each row. Rows of a group form runs of any length, in any order; -1
+      skips a row. With `use_psum_layout=True` it is int32 `[groups]`: group g owns the rows from `ends[g - 1]`, aligned
+      to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`. Left out, it means `num_groups` groups of equal size.
+    - Rows without a group that share a 128-aligned block of rows with one that has a group are written as zeros. Any
+      other row without a group is neither read nor written. With offsets, zeros are written up to the next group's
+      aligned start, unless `ensure_zero_padding` is False; with ids it changes nothing, as callers expect.
+
+    The other keywords are as for `fp8_gemm_nt`; `expected_m_for_psum_layout` is accepted as a hint. `b` may be FP4
+    (MXFP4): values `[groups, n, k / 2]`, two to a byte, and scales `[groups, n, k / 32]`, k a multiple of 32.
+
+    >>> a, b = per_token_cast_to_fp8(torch.ones(3, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
+    >>> layout = torch.tensor([0, 1, -1], dtype=torch.int32)
+    >>> m_grouped_fp8_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
+    [128.0, 128.0, 0.0]
+    """
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
+    zero_padding = ensure_zero_padding or not use_psum_layout
+    said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
+    return run, CONTIGUOUS_NT, a, b, d, grouped_layout, said
+
+
+@accepts_every_form()
+def m_grouped_fp8_gemm_nn_contiguous(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    grouped_layout: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
+    expected_m_for_psum_layout: int | None = None,
+    ensure_zero_padding: bool = True,
+    num_groups: int | None = None,
+    epilogue: None = None,
+) -> Request:
+    """Compute `m_grouped_fp8_gemm_nt_contiguous` with B `[groups, k, n]` and its scales transposed likewise.
+
+    >>> a, (w, sw) = per_token_cast_to_fp8(torch.ones(2, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
+    >>> m_grouped_fp8_gemm_nn_contiguous(a, (w.mT, sw.mT), num_groups=2)[:, 0].tolist()
+    [128.0, 128.0]
+    """
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
+    zero_padding = ensure_zero_padding or not use_psum_layout
+    said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
+    return run, CONTIGUOUS_NN, a, b, d, grouped_layout, said
+
+
+@accepts_every_form(can_be_asked_to_overlap=True)
+def m_grouped_fp8_gemm_nt_masked(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    masked_m: Tensor | None = None,
+    expected_m: int | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    epilogue: None = None,
+) -> Request:
+    """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
+
+    - `a`: values `[groups, max_m, k]` and scales `[groups, max_m, ceil(k / 128)]`; `b`: as for
+      `m_grouped_fp8_gemm_nt_contiguous`; `d`: `[groups, max_m, n]`, BF16 or FP32, made and returned where left out.
+    - `masked_m`: int32 `[groups]`, on the operands' device; the host never reads it there, so that a captured CUDA
+      graph can be replayed with other counts.
+    - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m where it is left out.
+
+    Rows from `masked_m[g]` on may hold anything, and `d` keeps what it has there.
+
+    >>> a, b = per_token_cast_to_fp8(torch.ones(2, 4, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
+    >>> d = torch.zeros(2, 4, 8)
+    >>> m_grouped_fp8_gemm_nt_masked(a, b, d, torch.tensor([1, 3], dtype=torch.int32), 2)
+    >>> d[..., 0].round().tolist()
+    [[128.0, 0.0, 0.0, 0.0], [128.0, 128.0, 128.0, 0.0]]
+    """
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
+    return run, MASKED, a, b, d, masked_m, ((recipe, recipe_a, recipe_b), expected_m, type(expected_m))
+
+
+@accepts_every_form(grouped_layout="ks_tensor")
+def k_grouped_fp8_gemm_nt_contiguous(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    ks: Sequence[int] | None = None,
+    ks_tensor: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
+    use_padded_sf_layout: bool = False,
+    epilogue: None = None,
+) -> Request:
+    """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g @ b_g.T`.
+
+    - `a`: values `[m * sum(ks)]`, the concatenation of each group's row-major `[m, k_g]`, and scales
+      `[m, sum(ceil(k_g / 128))]`; `b`: the same with n. `k_grouped_cast_to_fp8` makes them.
+    - `ks`: the groups' k, multiples of 16, on the host; None where only the GPU knows them. `ks_tensor`: the same as an
+      int32 tensor on the operands' device. With `use_psum_layout=True` the tensor holds where each group ends along k
+      instead. All ends but the last must be multiples of `get_mk_alignment_for_contiguous_layout()`.
+    - `d`: FP32 `[groups, m, n]`, made and returned where it is left out, or BF16 if there is no C; `c`: added, FP32, D
+      itself or disjoint from it. An empty group gives C, or zero.
+    - `use_padded_sf_layout` and `epilogue`: accepted as False and None.
+
+    >>> ks = [128, 0, 16]
+    >>> a, b = k_grouped_cast_to_fp8(torch.ones(4, 144), ks), k_grouped_cast_to_fp8(torch.ones(8, 144), ks)
+    >>> k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)[:, 0, 0].round().tolist()
+    [128.0, 0.0, 16.0]
+    """
+    if epilogue is not None:
+        nothing("epilogue", epilogue)
+    nothing("use_padded_sf_layout", use_padded_sf_layout, expected=False)
+    if use_psum_layout:
+        ks_tensor = depths_of_ends(ks_tensor, get_mk_alignment_for_contiguous_layout())
+    return run, depths.ALONG_K, a, b, d, c, (recipe,), ks_tensor, ks
+
+
+@accepts_every_form()
+def k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
+    a: Operand, b: Operand, d: Tensor | None = None, ks: Sequence[int] | None = None
+) -> Request:
+    """Accumulate the weight gradients of experts, in the form of 2025: `d[g] += a_g @ b_g.T`.
+
+    As `k_grouped_fp8_gemm_nt_contiguous`, with scales `[sum(ceil(k_g / 128)), m]` and `[sum(ceil(k_g / 128)), n]`.
+    Where `d` is left out, the products alone are returned.
+
+    >>> (x, sx), (y, sy) = (k_grouped_cast_to_fp8(torch.ones(rows, 144), [128, 16]) for rows in (4, 8))
+    >>> grads = torch.ones(2, 4, 8)
+    >>> k_grouped_wgrad_gemm_fp8_fp8_fp32_nt((x, sx.t()), (y, sy.t()), grads, [128, 16])
+    >>> grads[:, 0, 0].round().tolist()
+    [129.0, 17.0]
+    """
+    return run, depths.BY_ROW, a, b, d, d, (None,), None, ks
+
+
+m_grouped_fp8_fp4_gemm_nt_contiguous = m_grouped_fp8_gemm_nt_contiguous
+m_grouped_fp8_fp4_gemm_nn_contiguous = m_grouped_fp8_gemm_nn_contiguous
+m_grouped_gemm_fp8_fp8_bf16_nt_contiguous = m_grouped_fp8_gemm_nt_contiguous
+m_grouped_fp8_fp4_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
+fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
+m_grouped_gemm_fp8_fp8_bf16_nt_masked = m_grouped_fp8_gemm_nt_masked
+
+
+Stacked = tuple[Recipes, int | None, bool, bool]
+"""All that a caller states of stacked rows besides tensors: recipes, groups, whether ends are given, zero padding."""
+Counted = tuple[Recipes, int | None, type]
+"""The same of counted rows: recipes, the rows that are expected, and the type of that number."""
+
+
+def _contiguous_product(major: str) -> Product:
+    """State how a product of stacked rows is asked and computed; B is given as `[groups, n, k]` (nt) or turned (nn)."""
+
+    def ask(a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None, said: Stacked, **more: Any) -> Problem:
+        recipes, num_groups, use_psum_layout, ensure_zero_padding = said
+        return contiguous_problem(
+            a,
+            b,
+            d,
+            layout,
+            num_groups=num_groups,
+            major=major,
+            recipes=recipes,
+            use_psum_layout=use_psum_layout,
+            ensure_zero_padding=ensure_zero_padding,
+            **more or {"alignment": get_mk_alignment_for_contiguous_layout()},
+        )
+
+    def as_operator(a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None, said: Stacked) -> Tensor | None:
+        recipes, num_groups, use_psum_layout, ensure_zero_padding = said
+        return call_operator(
+            f"m_grouped_fp8_gemm_{major}_contiguous",
+            a,
+            b,
+            d,
+            layout,
+            recipe=whole_recipe(recipes),
+            use_psum_layout=use_psum_layout,
+            ensure_zero_padding=ensure_zero_padding,
+            num_groups=num_groups,
+        )
+
+    return Product(ask, as_operator, derive=derive, turned=(False, major[1] == "n"))
+
+
+def _ask_masked(a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: Counted) -> Problem:
+    recipes, expected_m, _ = said
+    return masked_problem(a, b, d, masked_m, expected_m, recipes=recipes)
+
+
+def product_of_stacked_rows(
+    a: Operand, b: Operand, d: Tensor, ids: Tensor, recipes: Recipes = NO_RECIPES, *, is_behind_cast: bool = False
+) -> None:
+    """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of rows that nobody padded: those of -1 keep what D has.
+
+    `is_behind_cast`: as for `launch.run`.
+    """
+    run(BEHIND_CAST if is_behind_cast else CONTIGUOUS_NT, a, b, d, ids, (recipes, None, False, False))
+
+
+def product_of_stacked_groups(a: Operand, b: Operand, d: Tensor, ends: Tensor, recipes: Recipes = NO_RECIPES) -> None:
+    """Compute the same by where each group ends, the next one's rows following: rows behind the last keep D's."""
+    run(BY_ENDS, a, b, d, ends, (recipes, None, True, False))
+
+
+def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
+    """Compute the same, but A has a scale for each row and 64 columns, as `activated_product_of_rows` makes them."""
+    run(BY_64, a, b, d, ids, (NO_RECIPES, None, False, False))
+
+
+def _masked_as_operator(
+    a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: Counted
+) -> Tensor | None:
+    recipes, expected_m, _ = said
+    counts = tensor("masked_m", masked_m)
+    name = "m_grouped_fp8_gemm_nt_masked"
+    return call_operator(name, a, b, d, counts, expected_m=expected_m, recipe=whole_recipe(recipes))
+
+
+def _no_operator(*_: object) -> Tensor | None:
+    raise NotImplementedError("products of experts' rows: torch has no operator for them, so nothing traces them")
+
+
+CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
+BEHIND_CAST = replace(CONTIGUOUS_NT, on_gpu=partial(launch, is_behind_cast=True))
+MASKED = Product(_ask_masked, _masked_as_operator)
+BY_64 = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, of_a=PER_64), as_operator=_no_operator, derive=None)
+BY_ENDS = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, alignment=1), as_operator=_no_operator)

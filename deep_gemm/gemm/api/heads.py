@@ -1,0 +1,104 @@
+"""Products of many small matrices at once, in the notation of `torch.einsum`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core.check import checks
+from ...core.check.checks import K_MULTIPLE, Operand
+from ...core.check.layout import RECIPE_1D2D, Recipe, align, recipe_numbers
+from ...core.check.recipes import Recipes
+from ...core.check.tracing import is_dispatched
+from ..ask.heads import ALONG_TOKENS, BY_HEADS, BY_HEADS_TURNED, check_along_tokens, expression, heads_problem
+from ..problem import Problem
+from ..product import Product, run
+from .grouped import k_grouped_fp8_gemm_nt_contiguous
+
+__all__ = ["fp8_einsum"]
+
+
+def fp8_einsum(
+    expr: str,
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe = RECIPE_1D2D,
+    epilogue: None = None,
+) -> Tensor | None:
+    """Multiply what each head has, FP8 with FP32 scales: b tokens, h heads, vectors of d and of r numbers.
+
+    - "bhr,hdr->bhd": each head's rows of tokens times its weights `[d, r]`. `a`: values `[b, h, r]` and scales
+      `[b, h, ceil(r / 128)]`; `b`: values `[h, d, r]` and scales `[h, ceil(d / 128), ceil(r / 128)]`, or with
+      `recipe=(1, 1, 128)` `[h, d, ceil(r / 128)]`; `d`: `[b, h, d]`, BF16 or FP32.
+    - "bhd,hdr->bhr": the same with the weights transposed. `a` is `[b, h, d]` with scales `[b, h, ceil(d / 128)]`, `b`
+      as before, but its values are copied; `d`: `[b, h, r]`.
+    - "bhd,bhr->hdr": the gradient of the weights, with `recipe=(1, 1, 128)`. `a`: values `[b, h, d]` and scales
+      `[ceil(b / 128), h, d]`; `b`: values `[b, h, r]` and scales `[ceil(b / 128), h, r]`; both values are copied. `d`:
+      FP32 `[h, d, r]`, or BF16 without `c`, which is FP32.
+
+    `c` is added in FP32: of D's type and shape, D itself or disjoint from it.
+
+    Values lie contiguous along their last dimension, in any strides else that 16 bytes divide: a part of a wider tensor
+    will do. So will scales of any strides; those of a token and head lie as a kernel loads them if the tokens' are
+    contiguous: `get_mn_major_tma_aligned_tensor(scales.transpose(0, 1)).transpose(0, 1)`. Where `d` is given the
+    function returns None; where it is left out the function makes it and returns it. `epilogue` is accepted as None.
+
+    >>> a = per_token_cast_to_fp8(torch.ones(3, 2, 256))
+    >>> w = per_block_cast_to_fp8(torch.ones(2, 128, 256))
+    >>> fp8_einsum("bhr,hdr->bhd", a, w)[:, 0, 0].tolist()
+    [256.0, 256.0, 256.0]
+    """
+    if epilogue is not None:
+        checks.nothing("epilogue", epilogue)
+    expr = expression(expr)
+    if is_dispatched(a[0]) if isinstance(a, tuple | list) and a else False:
+        return _as_operator(expr, a, b, d, c, recipe)
+    if expr == ALONG_TOKENS:
+        return _along_tokens(a, b, d, c, recipe)
+    made = run(PRODUCTS[expr], a, b, d, c, (recipe, None, None))
+    return None if made is None else made.transpose(0, 1)  # a problem has its heads first
+
+
+def _as_operator(
+    expr: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe
+) -> Tensor | None:
+    operands = *checks.pair("a", a), *checks.pair("b", b)
+    recipe = recipe_numbers("recipe", recipe)
+    if d is None:
+        return torch.ops.deep_gemm.fp8_einsum.default(expr, *operands, c, recipe)  # type: ignore[no-any-return]
+    is_same = c is d
+    torch.ops.deep_gemm.fp8_einsum.into(expr, *operands, d, None if is_same else c, recipe, is_same)
+    return None
+
+
+def _product(expr: str) -> Product:
+    """State how the product of an expression is asked and computed."""
+
+    def ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Problem:
+        return heads_problem(expr, a, b, d, c, recipes)
+
+    def as_operator(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Tensor | None:
+        made = _as_operator(expr, a, b, d, c, recipes[0] or RECIPE_1D2D)
+        return None if made is None else made.transpose(0, 1)
+
+    return Product(ask, as_operator)
+
+
+PRODUCTS = {expr: _product(expr) for expr in (BY_HEADS, BY_HEADS_TURNED)}
+
+
+def _along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> Tensor | None:
+    """Compute a product of groups along k, each of which is a head with all tokens."""
+    tokens, heads = check_along_tokens(a, b, d, c, recipe)
+    depth = align(tokens, K_MULTIPLE)
+    operands = []
+    for values, scales in (tuple(x.detach() for x in operand) for operand in (a, b)):  # copies of leaves are no leaves
+        width = values.shape[2]
+        rows_of_heads = values.new_empty(heads, width, depth)
+        rows_of_heads.view(torch.uint8)[..., tokens:] = 0
+        rows_of_heads[..., :tokens] = values.permute(1, 2, 0)
+        operands.append((rows_of_heads.view(-1), scales.permute(2, 1, 0).reshape(width, heads * scales.shape[0])))
+    of_a, of_b = operands
+    return k_grouped_fp8_gemm_nt_contiguous(of_a, of_b, d, [depth] * heads, None, c)

@@ -1,0 +1,88 @@
+"""Products of heads, a matrix for each: what `fp8_einsum` is asked, checked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core.check import checks
+from ...core.check.checks import Operand, Sizes
+from ...core.check.layout import RECIPE_1D1D, SCALE_BLOCK, Recipe, ceil_div
+from ...core.check.recipes import FOR_ROWS_OF_B, NO_RECIPES, PER_ROW, Recipes, scales_of_b
+from ..kinds.works import HEADS
+from ..problem import Problem
+
+EXPRESSIONS = ("bhr,hdr->bhd", "bhd,hdr->bhr", "bhd,bhr->hdr")
+BY_HEADS, BY_HEADS_TURNED, ALONG_TOKENS = EXPRESSIONS
+
+
+def expression(expr: object) -> str:
+    """Check which products are meant."""
+    stated = expr.replace(" ", "") if isinstance(expr, str) else expr
+    if stated not in EXPRESSIONS:
+        raise NotImplementedError(f"expr: expected {', '.join(EXPRESSIONS[:-1])} or {EXPRESSIONS[-1]}, got {expr!r}")
+    return str(stated)
+
+
+def heads_problem(
+    expr: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None = None, recipes: Recipes = NO_RECIPES
+) -> Problem:
+    """Check a product of each head's rows with its weights. A D that is left out is `[b, h, n]`, contiguous.
+
+    A, D and C lie as their callers have them, so that heads may lie inside of rows.
+    """
+    of_a, of_b = expr.partition("->")[0].split(",")
+    inner, turned = of_a[2], of_b[1] == of_a[2]
+    outer = of_b[1] if not turned else of_b[2]
+    sizes: Sizes = {}
+    scales = scales_of_b(recipes)
+    av, sfa = checks.operand("a", a, tuple(of_a), sizes)
+    bv, sfb = checks.operand("b", b, tuple(of_b), sizes)
+    m, heads, n, k = sizes["b"], sizes["h"], sizes[outer], sizes[inner]
+    blocks = ceil_div(k, SCALE_BLOCK)
+    _scales("sfa", sfa, f"b, h, ceil({inner} / 128)", (m, heads, blocks))
+    of_rows = f"ceil({outer} / {scales.rows})" if scales.rows > 1 else outer
+    names, shape = [of_rows, f"ceil({inner} / 128)"], [ceil_div(n, scales.rows), blocks]
+    if turned:
+        names, shape = names[::-1], shape[::-1]
+    of_each_row = (heads, blocks, n) if turned else (heads, n, blocks)
+    hint = FOR_ROWS_OF_B if sfb.shape == of_each_row else ""
+    _scales("sfb", sfb, f"h, {', '.join(names)}", (heads, *shape), hint)
+    bv, sfb = (bv.mT, sfb.mT) if turned else (bv, sfb)
+    inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
+    # An output is checked by the names of a product: n is what TMA stores.
+    d, c = checks.outputs(inputs, d, c, ("b", "h", "n"), {"b": m, "h": heads, "n": n}, torch.bfloat16)
+    if k % checks.K_MULTIPLE:
+        raise ValueError(f"{inner}: expected a multiple of {checks.K_MULTIPLE}, got {k}")
+    checks.k_major("a", av)
+    bv = checks.weights("b", bv, copy_if_transposed=turned)
+    a_of_heads, sfa, d_of_heads = (x.transpose(0, 1) for x in (av, sfa, d))
+    c_of_heads = None if c is None else c.transpose(0, 1)
+    return Problem(a_of_heads, sfa, bv, sfb, d_of_heads, c_of_heads, HEADS, scales)
+
+
+def check_along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> tuple[int, int]:
+    """Check a product of each head's columns, and give the numbers of tokens and heads."""
+    if scales_of_b((recipe, None, None)) != PER_ROW:
+        raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for {ALONG_TOKENS}, got {recipe}")
+    sizes: Sizes = {}
+    inputs: dict[str, Tensor] = {}
+    of_a, of_b = ALONG_TOKENS.partition("->")[0].split(",")
+    for name, operand, axes in (("a", a, of_a), ("b", b, of_b)):
+        values, scales = checks.operand(name, operand, tuple(axes), sizes)
+        tokens, heads, width = values.shape
+        _scales(f"sf{name}", scales, f"ceil(b / 128), h, {axes[2]}", (ceil_div(tokens, SCALE_BLOCK), heads, width))
+        checks.supported_device(name, values)
+        inputs |= {name: values, f"sf{name}": scales}
+    for name, x in {"d": d, "c": c}.items():
+        if x is not None:
+            checks.bind(name, checks.tensor(name, x), ("h", "d", "r"), sizes)
+    if d is not None:
+        checks.no_overlap(inputs, d, c)  # here, because the product of groups along k sees copies
+    return sizes["b"], sizes["h"]
+
+
+def _scales(name: str, sf: Tensor, axes: str, expected: tuple[int, ...], hint: str = "") -> None:
+    checks.fp32_scales(name, sf)
+    if sf.shape != expected:
+        raise ValueError(f"{name}: expected shape ({axes}) = {expected}, got {tuple(sf.shape)}{hint}")

@@ -1,0 +1,141 @@
+"""Products of grouped rows: what is asked, checked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core.check import checks, ue8m0
+from ...core.check.checks import Axes, Operand, Sizes
+from ...core.check.integers import INT32_MAX, as_integer, integer_in_range
+from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from .. import packed
+from ..fine_scales import as_kernels_take_it
+from ..kinds.works import COUNTS, ENDS, IDS
+from ..problem import Problem
+
+ZERO_PADDING_BLOCK = 128
+
+
+def contiguous_problem(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    grouped_layout: Tensor | None,
+    *,
+    num_groups: int | None = None,
+    major: str = "nt",
+    recipes: Recipes = NO_RECIPES,
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+    alignment: int = ZERO_PADDING_BLOCK,
+    of_a: Scales = PER_ROW,
+) -> Problem:
+    """Check a product grouped along m whose groups' rows are stacked.
+
+    `alignment` applies to group starts in the offsets form. With ids, zero padding always fills blocks of 128 rows.
+    `of_a`: scales of A, if they are finer than the recipe says.
+    """
+    sizes: Sizes = {}
+    turn_b = major[1] == "n"
+    (av, sfa), (bv, sfb), of_a, of_b = _operands(a, b, ("m",), sizes, recipes, turn_b, of_a)
+    m, k, groups = sizes["m"], sizes["k"], sizes["groups"]
+    is_fp4 = bv.dtype == torch.uint8
+    if num_groups is not None and as_integer(num_groups) != groups:
+        raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
+    if grouped_layout is None and num_groups is None:
+        raise TypeError("grouped_layout: expected a tensor, or num_groups for groups of equal size, got None")
+    if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
+        grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
+    axis = "groups" if use_psum_layout else "m"
+    checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
+    inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
+    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, _default_dtype(bv, of_b))
+    checks.depth(k)
+    alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
+    if checks.on_host(grouped_layout):
+        if use_psum_layout:
+            checks.ends(grouped_layout, m, alignment)
+        else:
+            checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
+    av = checks.k_major("a", av)
+    bv = checks.weights("b", bv, copy_if_transposed=turn_b and not is_fp4)
+    if is_fp4:
+        av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, of_a)
+    return Problem(
+        av,
+        sfa,
+        bv,
+        sfb,
+        d,
+        grouped_layout,
+        ENDS if use_psum_layout else IDS,
+        of_b,
+        of_a,
+        expected_m=m / max(groups, 1),
+        alignment=alignment,
+        zero_padding=ensure_zero_padding,
+    )
+
+
+def masked_problem(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    masked_m: Tensor | None,
+    expected_m: int | None,
+    *,
+    recipes: Recipes = NO_RECIPES,
+) -> Problem:
+    """Check a product grouped along m with a row count for each group."""
+    sizes: Sizes = {}
+    (av, sfa), (bv, sfb), of_a, of_b = _operands(a, b, ("groups", "max_m"), sizes, recipes)
+    groups, max_m, k = sizes["groups"], sizes["max_m"], sizes["k"]
+    masked_m = checks.int32("masked_m", masked_m, "groups", groups)
+    expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
+    inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
+    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, _default_dtype(bv, of_b))
+    checks.depth(k)
+    if checks.on_host(masked_m):
+        checks.in_range("masked_m", masked_m, 0, max_m)
+    av, bv = checks.k_major("a", av), checks.weights("b", bv)
+    if bv.dtype == torch.uint8:
+        av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, of_a)
+    return Problem(av, sfa, bv, sfb, d, masked_m, COUNTS, of_b, of_a, expected_m=expected_m)
+
+
+def _operands(
+    a: Operand,
+    b: Operand,
+    rows: Axes,
+    sizes: Sizes,
+    recipes: Recipes,
+    turn_b: bool = False,
+    finest_of_a: Scales = PER_ROW,
+) -> tuple[Operand, Operand, Scales, Scales]:
+    """Check A `[*rows, k]` and B, and give with them how each is scaled: B, which may be FP4, as `[groups, n, k]`."""
+    av, sfa = checks.operand("a", a, (*rows, "k"), sizes)
+    outer, k = tuple(av.shape[:-1]), sizes["k"]
+    axes = ("groups", "k", "n") if turn_b else ("groups", "n", "k")
+    if packed.is_packed(b):
+        of_a, of_b = min(finest_of_a, packed.scales_beside(recipes)), MX
+        weight = packed.weight("b", b, axes, sizes, turned=turn_b)
+        return (av, ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, MX)), weight, of_a, of_b
+    of_a, of_b = scales_of(recipes)
+    bv, sfb = checks.operand("b", b, axes, sizes)
+    of_a = min(finest_of_a, of_a)
+    sfa = ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, of_b)
+    of_groups = sizes["groups"], sizes["n"]
+    sfb = ue8m0.scales("sfb", sfb, "n", of_groups, k, of_b, of_a, transposed=turn_b, hint=FOR_ROWS_OF_B)
+    return (av, sfa), (bv.mT if turn_b else bv, sfb), of_a, of_b
+
+
+def _default_dtype(b: Tensor, of_b: Scales) -> torch.dtype:
+    return torch.bfloat16 if b.dtype == torch.uint8 else default_dtype(of_b)
+
+
+def _equal_groups(m: int, groups: int, device: torch.device) -> Tensor:
+    """Make the ids of consecutive groups of equal size."""
+    if m % max(groups, 1):
+        raise ValueError(f"grouped_layout: left out, so m must be a multiple of the {groups} groups, got m = {m}")
+    return torch.arange(groups, dtype=torch.int32, device=device).repeat_interleave(m // max(groups, 1))

@@ -1,0 +1,1 @@
+"""The choice of a configuration: tiles, the time that each is thought to take, and the cheapest."""

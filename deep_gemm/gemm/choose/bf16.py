@@ -1,0 +1,316 @@
+"""Choose the tile that multiplies BF16 operands, and into how many slices k is cut.
+
+A row's bits must not depend on how many rows there are. Tiles of any shape give the same bits; slices of k do not, so
+the weight alone decides about them: `slices_of`. Each is summed from zero, and they are added up in order, by a cluster
+that has a CTA for each, or by one CTA in turn.
+
+    time     = launch_us + (multiply^3 + memory^3)^(1/3)
+    multiply = rounds * (blocks of k * block + tile_us + store)
+    block    = BLOCK_US + the longest of: operations, shared memory read by the tensor cores, bytes of A and B to load
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache, lru_cache
+from math import gcd
+from typing import NamedTuple
+
+from ...core.check.layout import ceil_div
+from ...core.gpu import Gpu
+from ...core.sm90 import WGMMA_ROWS
+from ..config.bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, bf16_config
+from ..config.of_tile import MATH_WARPGROUPS
+from ..config.tall import K_MAJOR, Majors
+from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
+from ..kinds.works import COUNTED, COUNTS, DENSE, ENDS, IDS, PARTS, SUM, Work
+from .cost import BANDS, NEVER, NUM_SMS, band_of, bytes_of_d, memory_us, together
+from .timings import timings_of
+
+OUTPUTS = OUTPUTS_OF[BF16_OPERANDS]
+BF16, FP32 = OUTPUTS[0], OUTPUTS[2]
+SM_TFLOPS = 7.0
+"""BF16 operations of one SM's tensor cores."""
+SHARED_KB_PER_US = 181.0
+"""Shared memory that the tensor cores of one SM read: 128 bytes a cycle."""
+LOAD_KB_PER_US = 170.0
+"""A and B that one SM loads."""
+SHARED_LOAD_KB_PER_US = {"H100": 100.0}
+"""The same, of a GPU, where more than `FEW_HIGH` tiles lie above each other, k is `DEEP` or more, and the operands are
+larger than the L2: CTAs that share columns of B drift apart, and what one has loaded is gone when another asks for it.
+An H200 shows none of it. Fitted to 15 products by 162 tiles: 1024 x 7168 x 16384 takes 405 us with 128x112, 316 with
+128x160."""
+DEEP, FEW_HIGH, L2_BYTES = 4096, 4, 60 << 20
+BLOCK_US = 0.038
+"""Further time of a block of k, however small the tile."""
+TILE_US = 0.21
+"""Time of a tile besides its blocks of k: filling the ring, starting to store."""
+STORE_US = 1.26
+"""Time of storing a tile of 256x128 in BF16 that the next tile does not hide."""
+SPLIT_US = 1.05
+"""Time of adding up a tile if k is split among CTAs."""
+ALONE = 1.05
+"""How much longer a block of k takes one warpgroup than several, in whose pauses others multiply."""
+NARROW = 0.16
+"""How much longer it takes to store panels of 32 columns, not of 64; of 16, three times that."""
+REREAD = 0.06
+"""The part of the time of reading a weight that it costs if another row of tiles reads it at the same time."""
+REREAD_SPLIT = 0.55
+"""The same if a cluster splits k: an H200 takes 1 to 3 us longer with two rows of tiles than with one."""
+MOST_REREADS = 3
+MOST_SLICES = 7
+LEAST_SLICE = 1024
+"""Values of k in a slice, at least."""
+COLUMNS = 64
+"""Columns of a tile for few rows."""
+SPLITS_AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 15, 7: 15}
+"""Clusters that 132 SMs run at a time, at least, by their CTAs: 18 of 6 or of 7 took two rounds on an H200."""
+
+
+class Tile(NamedTuple):
+    """A tile, and how CTAs of a cluster take part; `splits` k: one CTA for each slice."""
+
+    block_m: int
+    block_n: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    splits: bool = False
+
+    def config(self, output: Output, majors: Majors, slices: int) -> Bf16Config:
+        """The kernel's configuration for this tile."""
+        cluster_k = slices if self.splits else 1
+        clusters = self.cluster_m, self.cluster_n, cluster_k
+        return _config(self.block_m, self.block_n, output, majors, *clusters, slices)
+
+    def serves(self, majors: Majors, slices: int, output: Output) -> bool:
+        """Tell whether the kernel can be built so."""
+        if self.splits and slices == 1:
+            return False
+        if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
+            return False
+        if majors.a_is_mn and self.block_m // self.cluster_n % WGMMA_ROWS:
+            return False
+        if majors.a_is_mn and self.block_m * self.block_n > 256 * 128:  # a register is spilled
+            return False
+        warpgroups = MATH_WARPGROUPS[self.block_m]
+        sums, room = self.block_m * self.block_n // (warpgroups * 128), MAX_ACCUMULATORS[warpgroups]
+        if slices == 1 or self.splits:
+            return sums <= room
+        return sums * 2 <= room or (self == WIDE_IN_SLICES and not output.is_fp32)
+
+
+_config = cache(bf16_config)
+
+WIDE_IN_SLICES = Tile(128, 256, cluster_m=2)
+"""The one tile whose sums of the slices before lie in store buffers, as registers have no room for them. Alone it takes
+1.3 to 2.3 us more for a slice, 256x128 and 192x160 take 2 to 4; beside FP32 buffers registers are spilled."""
+WIDE_SLICE_US = 1.6
+"""How much longer it takes for each slice but one."""
+TILES = (
+    *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
+    *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
+    *(Tile(192, n) for n in (96, 128, 160)),
+    *(Tile(256, n) for n in (64, 96, 128, 192)),
+    WIDE_IN_SLICES,
+    Tile(256, 128, cluster_n=2),
+    *(Tile(64, n, splits=True) for n in (32, 64)),
+    *(Tile(128, n, splits=True) for n in (32, 64, 96, 128)),
+)
+
+
+def choose(sizes: Sizes, output: Output, majors: Majors, gpu: Gpu) -> Bf16Config:
+    """Choose a configuration for any work but sums."""
+    m, n, k, groups = sizes
+    if output.work.groups_rows:
+        return select_bf16_rows(groups, m, n, k, output, majors.b_is_mn, gpu)
+    if output.work.may_be_empty:
+        return select_bf16_depths(groups, int(m), n, output, gpu)
+    return select_bf16(int(m), n, k, output, majors, gpu, groups)
+
+
+def slices_of(n: int, k: int, majors: Majors, work: Work = DENSE) -> int:
+    """Choose into how many slices k is cut, whatever m is: two rows of tiles with a CTA for each slice fill the SMs.
+
+    k never is cut for gradients of weights, which have as many rows as a weight, nor for several products at once.
+    """
+    if majors.a_is_mn or not work.may_split_k:
+        return 1
+    for_two_tiles = NUM_SMS // (2 * ceil_div(n, COLUMNS))
+    return max(min(for_two_tiles, k // LEAST_SLICE, MOST_SLICES), 1)
+
+
+@lru_cache(maxsize=4096)
+def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Bf16Config:
+    """The configuration of the lowest cost, for `planes` products of a kind."""
+    tile = chosen_tile(BANDS[band_of(m)] if m <= BANDS[-1] else m, n, k, output, majors, gpu, planes)
+    return tile.config(output, majors, slices_of(n, k, majors, output.work))
+
+
+@lru_cache(maxsize=4096)
+def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
+    """The tile of `select_bf16`."""
+    slices = slices_of(n, k, majors, output.work)
+    tiles = [tile for tile in TILES if tile.serves(majors, slices, output)]
+    return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
+
+
+def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices: int, planes: int = 1) -> float:
+    """Estimate how long the product takes."""
+    block_m, block_n, cluster_m, cluster_n, splits = tile
+    if cluster_m > 1 and m <= block_m:
+        return NEVER
+    at_once = SPLITS_AT_ONCE[slices] if splits else NUM_SMS // (cluster_m * cluster_n)
+    at_once = max(at_once * gpu.num_sms // NUM_SMS, 1)
+    clusters = planes * ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
+    if splits and clusters > at_once:
+        return NEVER
+    load = LOAD_KB_PER_US
+    is_shared = ceil_div(m, block_m) > FEW_HIGH and cluster_m * cluster_n == 1 and not splits
+    if is_shared and k >= DEEP and 2 * (m + n) * k > L2_BYTES:
+        load = SHARED_LOAD_KB_PER_US.get(gpu.name, load)
+    multiply_us = ceil_div(clusters, at_once) * tile_us(tile, m, k, output, slices, load)
+    timings = timings_of(gpu)
+    reread = REREAD_SPLIT if splits else REREAD
+    weight = n * (1 + reread * min(ceil_div(m, block_m * cluster_m) - 1, MOST_REREADS))
+    moved_us = memory_us(planes * (2 * k * (m + weight) + m * n * bytes_of_d(output)) / 1e6, timings)
+    return timings.launch_us + together(multiply_us, moved_us)
+
+
+def tile_us(
+    tile: Tile, rows: float, k: float, output: Output, slices: int = 1, load_kb_per_us: float = LOAD_KB_PER_US
+) -> float:
+    """Estimate microseconds of a tile of so many rows, for whatever is loaded of A."""
+    block_m, block_n, _, _, splits = tile
+    blocks = math.ceil(math.ceil(k / BLOCK_K) / (slices if splits else 1))
+    operations_us = 2 * block_m * block_n * BLOCK_K / SM_TFLOPS / 1e6
+    shared_us = block_m // 64 * (64 + block_n) * 128 / SHARED_KB_PER_US / 1e3
+    load_us = (min(block_m, rows) + block_n) * 128 / load_kb_per_us / 1e3
+    store_us = STORE_US * block_m * block_n / 32768 * bytes_of_d(output) / 2
+    store_us *= 1 + NARROW * (64 // gcd(block_n, 64) - 1)
+    once_us = TILE_US + store_us + (SPLIT_US if splits else 0.0)
+    once_us += (slices - 1) * WIDE_SLICE_US if tile == WIDE_IN_SLICES else 0.0
+    block_us = BLOCK_US + max(operations_us, shared_us, load_us)
+    return blocks * block_us * (ALONE if MATH_WARPGROUPS[block_m] == 1 else 1.0) + once_us
+
+
+ROWS_TILES = (Tile(64, 64), Tile(64, 128), Tile(64, 256), Tile(128, 64), Tile(128, 128), Tile(128, 256))
+"""Tiles for groups of rows, without clusters."""
+DEPTHS_TILES = (Tile(64, 64), Tile(128, 64), Tile(128, 128), Tile(128, 192), Tile(128, 256))
+"""Tiles for groups along k."""
+
+
+@lru_cache(maxsize=1024)
+def select_bf16_rows(
+    num_groups: int, rows: float, n: int, k: int, output: Output, b_is_mn: bool, gpu: Gpu
+) -> Bf16Config:
+    """The configuration for groups of `rows` rows on average: high and wide, unless that leaves SMs idle."""
+    height = 64 if rows <= 64 else 128
+    tiles_m = num_groups * min(rows, 1.0) * math.ceil(rows / height)
+    return grouped_tile(ROWS_TILES, height, tiles_m, n, output, gpu).config(output, Majors(b_is_mn=b_is_mn), 1)
+
+
+@lru_cache(maxsize=1024)
+def select_bf16_depths(num_groups: int, m: int, n: int, output: Output, gpu: Gpu) -> Bf16Config:
+    """The configuration for groups along k, in as many tiles each as m and n have."""
+    height = 64 if m <= 64 else 128
+    tile = grouped_tile(DEPTHS_TILES, height, num_groups * ceil_div(m, height), n, output, gpu)
+    return tile.config(output, Majors(True, True), 1)
+
+
+def grouped_tile(tiles: tuple[Tile, ...], height: int, tiles_m: float, n: int, output: Output, gpu: Gpu) -> Tile:
+    """The widest tile of a height with which no SM is idle, but no wider than n."""
+    fitting = [tile for tile in fitting_tiles(tiles, output) if tile.block_m == height]
+    columns = [tile.block_n for tile in fitting]
+    rounds = [tiles_m * ceil_div(n, width) / gpu.num_sms for width in columns]
+    wide = [at for at, width in enumerate(columns) if rounds[at] > 0.75 and width < n + columns[0]]
+    return fitting[max(wide, default=0)]
+
+
+@cache
+def fitting_tiles(tiles: tuple[Tile, ...], output: Output) -> tuple[Tile, ...]:
+    """Give the tiles whose store buffers fit."""
+    return tuple(tile for tile in tiles if tile.config(output, K_MAJOR, 1).why_illegal() is None)
+
+
+SUM_TILES = (
+    Tile(64, 128),
+    Tile(128, 128),
+    Tile(128, 192, cluster_n=2),
+    Tile(128, 256, cluster_m=2),
+    Tile(192, 128, cluster_m=2),
+)
+"""Tiles for sums over products."""
+SUM_OUTPUT = replace(FP32, work=SUM)
+SLICES_US_PER_MB = 0.64
+"""Microseconds for a megabyte of all slices. Fitted on an H200: 16 to 512 products, D of 128 x 128 to 512 x 512."""
+LEAST_SLICE_OF_SUM = 8
+"""Blocks of k in a slice, at least: each slice costs a D in FP32, written and read."""
+
+
+def select_bf16_sum(m: int, n: int, blocks: int, majors: Majors) -> tuple[Bf16Config, int]:
+    """The configuration for a sum over products so many blocks of k deep in all, and the number of slices.
+
+    Sizes alone decide about slices, and so about bits: as many as give each SM of an H100 one tile of a slice.
+    """
+    tile = min(SUM_TILES, key=lambda tile: _us_of_sum(tile, m, n, blocks))
+    return tile.config(SUM_OUTPUT, majors, 1), _slices_of_sum(tile, m, n, blocks)
+
+
+def _slices_of_sum(tile: Tile, m: int, n: int, blocks: int) -> int:
+    return max(1, min(NUM_SMS // _tiles_with_neighbours(tile, m, n), blocks // LEAST_SLICE_OF_SUM))
+
+
+def _tiles_with_neighbours(tile: Tile, m: int, n: int) -> int:
+    """Tiles of D, those included that only neighbours in a cluster bring along."""
+    high, wide = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
+    return ceil_div(m, high) * ceil_div(n, wide) * tile.cluster_m * tile.cluster_n
+
+
+def _us_of_sum(tile: Tile, m: int, n: int, blocks: int) -> float:
+    """Estimate microseconds of a CTA's blocks: operations and its own loads; and slices, to be written and read."""
+    operations_us = 2 * tile.block_m * tile.block_n * BLOCK_K / SM_TFLOPS / 1e6
+    loaded = tile.block_m // tile.cluster_n + tile.block_n // tile.cluster_m
+    slices = _slices_of_sum(tile, m, n, blocks)
+    rounds = ceil_div(_tiles_with_neighbours(tile, m, n) * slices, NUM_SMS)
+    us_of_blocks = ceil_div(blocks, slices) * (operations_us + loaded * 128 / LOAD_KB_PER_US / 1e3)
+    return rounds * us_of_blocks + slices * m * n * 4 / 1e6 * SLICES_US_PER_MB
+
+
+def reachable_bf16_sum() -> list[Bf16Config]:
+    """Every configuration that `select_bf16_sum` can give."""
+    majors = (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
+    return [tile.config(SUM_OUTPUT, each, 1) for each in majors for tile in SUM_TILES]
+
+
+def reachable_bf16_rows() -> list[Bf16Config]:
+    """Every configuration that `select_bf16_rows` can give."""
+    return [
+        tile.config(output, Majors(b_is_mn=b_is_mn), 1)
+        for work in (IDS, ENDS, COUNTS)
+        for output in (replace(BF16, work=work), replace(FP32, work=work))
+        for b_is_mn in (False, True)
+        for tile in fitting_tiles(ROWS_TILES, output)
+    ]
+
+
+def reachable_bf16_depths() -> list[Bf16Config]:
+    """Every configuration that `select_bf16_depths` can give."""
+    outputs = [replace(each, work=work) for work in (PARTS, COUNTED) for each in OUTPUTS]
+    return [
+        tile.config(output, Majors(True, True), 1) for output in outputs for tile in fitting_tiles(DEPTHS_TILES, output)
+    ]
+
+
+def reachable_bf16() -> list[Bf16Config]:
+    """Every configuration that `select_bf16` can give for one product."""
+    found = [
+        tile.config(output, majors, slices)
+        for majors in (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
+        for slices in (1, *SPLITS_AT_ONCE)
+        if slices == 1 or not majors.a_is_mn
+        for output in OUTPUTS
+        for tile in TILES
+        if tile.serves(majors, slices, output)
+    ]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,331 @@
+"""The cost of a product with a tile: a time in microseconds on a named GPU.
+
+    time     = launch_us + (multiply^3 + memory^3)^(1/3)
+    multiply = rounds * (blocks of k * block + tile_us + store + split_us if k is split)
+               + blocks of k * fp4_alone_ns         of the decode kernel with an FP4 weight, and launch_us for each
+                                                    time that its CTAs fill the GPU, but the first
+    block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row,
+               or convert_ns more if B is FP4; and for each part of it beside the first part_ns + part_ps * elements
+               of a tile, of which half where parts may fold (in the decode kernel half of part_ps, and no part_ns)
+    block    = bytes of A and B / load_gb_per_s      of the decode kernel
+    block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
+    store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
+    memory   = bytes / dram_tb_per_s + evict_us * (1 - e^(-bytes / L2))
+
+In a round all SMs take a tile each; two CTAs on an SM take twice as long, so theirs counts as two. (With an FP4 weight
+an SM's CTAs of the decode kernel take what their number asks, however many fit.) Multiplying and memory go on at the
+same time: the longer of the two decides, and where they are alike each is in the other's way, which the exponent
+stands for. Rows across lines of the L2 may take longer to load than to multiply. timings.json has the constants, and
+timings.py says what they are.
+
+Memory takes the same with any tile, so that the tile of the lowest cost is the one that multiplies fastest.
+
+Groups of rows have an expected number of tiles, and by ids the product takes at least the time of finding groups. The
+host knows how many rows there are in all, or about how many each group has. Group sizes are taken to be spread
+
+    if rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
+    then has 1 / (1 - exp(-block_m / x)) tiles along m on average, one if it is small, half a tile too many if large
+    if `expected_m` is given, evenly from 0.7 to 1.3 of it
+
+All groups along k have the same tiles, and the host need not know their depths. Tiles are handed out so that CTAs get
+about equal depths (gemm/work/k_scheduler.cuh), so the cost counts rounds of tiles of the average depth.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
+from math import log
+from typing import NamedTuple
+
+from ...core.check.layout import ceil_div
+from ...core.check.recipes import E2M1
+from ...core.gpu import Gpu
+from ...core.sm90 import WGMMA_ROWS
+from ..config.of_tile import tile_config
+from ..config.tall import BLOCK_K
+from ..kinds.output import Output, Sizes
+from ..kinds.works import LOW_TILE
+from .tiles import BLOCKS_OF_RUNS, SHARING_A, Tile, pairs_up, wants_pairs
+from .timings import Timings
+
+BANDS = (*range(8, 129, 8), *range(192, 8193, 64))
+"""The largest m of each band. Within a band no tile needs more rounds for one m than for another."""
+BAND_WEIGHTS = tuple(log(end / begin) for begin, end in pairwise((4, *BANDS)))
+"""Weight of a band when tiles are picked: each doubling of m has the same say."""
+MOST_FOUND, MANY_FOUND = 256, 3
+"""Rows of a group beyond which more take no more time to find, and how many times as fast each is in high tiles."""
+SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
+"""Rows of a group, as parts of `expected_m`."""
+L2_MB = 50
+"""Megabytes of the L2 of an H100 and an H200."""
+MOST_DECODE_ROWS = 128
+"""Up to how many rows the decode kernel multiplies: two of its highest tiles."""
+CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 6: (20, 42), 8: (15, 30)}
+"""Clusters that 132 SMs run at a time, by their CTAs, with one and with two CTAs on an SM: the driver says so."""
+NUM_SMS = 132
+SECTOR_BYTES = 32
+"""The L2 gives parts of so many bytes of its lines of 128."""
+
+
+class Estimate(NamedTuple):
+    """The time of a product with a tile, and its parts."""
+
+    tile: Tile
+    tiles: float
+    """Tiles of D, or clusters of them; of groups the expected number."""
+    rounds: float
+    multiply_us: float
+    memory_us: float
+    cost_us: float
+    """The whole; infinite if it cannot run."""
+    why_not: str | None = None
+    """The reason why it cannot run; None if it can."""
+
+
+class OnWeight(NamedTuple):
+    """A tile put to one weight: what multiplying takes that does not depend on m."""
+
+    tile: Tile
+    rows: int
+    """Rows of D that a cluster computes."""
+    clusters_n: int
+    at_once: int
+    """Clusters that run at a time."""
+    uncrowded: int
+    """How many of them do with a CTA on each SM."""
+    round_us: float
+    once_us: float
+    """Time that one round takes longer than each of several does."""
+    late_us: float
+    """Time that CTAs of the decode kernel with an FP4 weight take longer if they do not all fit on the GPU at once."""
+    straddling_us: float
+    """Time of the L2 for a cluster's rows of A and B that lie across its lines, else 0."""
+    least_m: int
+    most_m: int
+    never: str | None
+    """The reason why it cannot run with this weight whatever m is; None if it can."""
+
+    def rounds(self, clusters: int) -> int:
+        """Say how often all SMs take a tile."""
+        rounds = ceil_div(clusters, self.at_once)
+        return rounds if clusters <= self.uncrowded else rounds * self.tile.ctas_per_sm
+
+    def multiply_us(self, ms: Sequence[int]) -> list[float]:
+        """Estimate the time of multiplying for each size of batch, smaller ones first; infinite if it cannot run."""
+        _, rows, clusters_n, at_once, uncrowded, round_us, once_us, late_us, straddling_us, low, high, _ = self
+        crowded_us = round_us * self.tile.ctas_per_sm
+        counts = [(m + rows - 1) // rows * clusters_n for m in ms if m <= high]
+        us = [(c + at_once - 1) // at_once * (round_us if c <= uncrowded else crowded_us) + once_us for c in counts]
+        if late_us:
+            room = at_once * self.tile.ctas_per_sm
+            us = [own + (c - 1) // room * late_us for own, c in zip(us, counts, strict=True)]
+        if straddling_us:
+            us = [max(own, c * straddling_us) for own, c in zip(us, counts, strict=True)]
+        if low > 1:
+            us = [own if m >= low else NEVER for own, m in zip(us, ms, strict=True)]
+        return us + [NEVER] * (len(ms) - len(us))
+
+    def estimate(self, m: int, memory_us: float, launch_us: float) -> Estimate:
+        """Estimate the time of a product of m rows, if memory takes so long."""
+        clusters, why_not = ceil_div(m, self.rows) * self.clusters_n, self.why_not(m)
+        (us,) = self._replace(least_m=1, most_m=m).multiply_us((m,))
+        cost_us = NEVER if why_not else launch_us + together(us, memory_us)
+        return Estimate(self.tile, clusters, self.rounds(clusters), us, memory_us, cost_us, why_not)
+
+    def why_not(self, m: int) -> str | None:
+        """Say why it cannot run; None if it can."""
+        if self.least_m <= m <= self.most_m:
+            return None
+        if self.never is not None:
+            return self.never
+        return "m is one tile" if m < self.least_m else "too many rows"
+
+
+NEVER = float("inf")
+
+
+def together(multiply_us: float, memory_us: float) -> float:
+    """Estimate the time of two things that go on at the same time, and are in each other's way."""
+    return float((multiply_us**3 + memory_us**3) ** (1 / 3))
+
+
+def dense_memory_us(m: int, n: int, k: int, output: Output, timings: Timings) -> float:
+    """Estimate the time of memory for a dense product."""
+    return memory_us((bytes_of_weight(n, k, output) + m * row_bytes(n, k, output)) / 1e6, timings)
+
+
+def memory_us(megabytes: float, timings: Timings) -> float:
+    """Estimate the time of moving so much between DRAM and the SMs."""
+    return megabytes / timings.dram_tb_per_s + timings.evict_us * (1 - math.exp(megabytes / -L2_MB))
+
+
+def bytes_of_weight(n: int, k: int, output: Output) -> float:
+    """Bytes of a weight: of FP4 half as many, and one for each 32."""
+    return n * k * (17 / 32 if output.b == E2M1 else 1)
+
+
+def row_bytes(n: int, k: int, output: Output) -> int:
+    """Bytes of a row of A and one of D, as often as it moves."""
+    return k + n * bytes_of_d(output)
+
+
+def by_size(tile: Tile) -> float:
+    """Compare storing a tile with storing one of 256x128: more by more than its size, as loads have less room."""
+    return float((tile.block_m * tile.block_n / (256 * 128)) ** 1.5)
+
+
+def bytes_of_d(output: Output) -> int:
+    """Bytes that move for one element of D: stored, and read first if something is added to it."""
+    return (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
+
+
+def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Timings) -> OnWeight:
+    """Put a tile to a weight."""
+    rows, columns, split, at_once, uncrowded, block_us, tile_us = _of_tile(tile, output, gpu, timings)
+    blocks = (k + BLOCK_K - 1) // BLOCK_K
+    never = None
+    if split > 1 and blocks <= split:
+        never = "k too short to split"
+    elif tile.cluster_size > gpu.num_sms:
+        never = "too few SMs for a cluster"
+    share = (blocks + split - 1) // split
+    if split > 1 and not tile.is_decode:  # shares are whole runs
+        share = (share + BLOCKS_OF_RUNS - 1) // BLOCKS_OF_RUNS * BLOCKS_OF_RUNS
+    return OnWeight(
+        tile,
+        rows,
+        (n + columns - 1) // columns,
+        at_once,
+        uncrowded,
+        share * block_us + tile_us,
+        share * timings.fp4_alone_ns / 1e3 if tile.is_decode and output.b == E2M1 else 0.0,
+        timings.launch_us if tile.is_decode and output.b == E2M1 else 0.0,
+        (rows + columns) * blocks * _straddling_ps(k, timings) / 1e6,
+        tile.block_m + 1 if tile.cluster_m > 1 else 1,
+        0 if never else MOST_DECODE_ROWS if tile.is_decode else sys.maxsize,
+        never,
+    )
+
+
+def band_of(m: int) -> int:
+    """The place in BANDS of a size of batch; what is larger than all goes to the last."""
+    return (m - 1) >> 3 if m <= 128 else min(14 + ((m - 1) >> 6), len(BANDS) - 1)
+
+
+def estimate(tile: Tile, sizes: Sizes, output: Output, gpu: Gpu, timings: Timings) -> Estimate:
+    """Estimate how long a product takes, or all of its heads or groups."""
+    offer = on_weight(tile, sizes.n, sizes.k, output, gpu, timings)
+    if output.work.groups_rows:
+        return _of_rows(offer, sizes, output, timings)
+    m, n, k, groups = int(sizes.m), sizes.n, sizes.k, sizes.groups
+    moving_us = memory_us(groups * (bytes_of_weight(n, k, output) + m * row_bytes(n, k, output)) / 1e6, timings)
+    if not output.work.is_along_k:  # as a dense product with the tiles of all heads
+        return offer._replace(clusters_n=offer.clusters_n * groups).estimate(m, moving_us, timings.launch_us)
+    # A tile takes as long as it is multiplied, or as the one before is added to D.
+    tiles = groups * ceil_div(m, offer.rows) * offer.clusters_n
+    rounds = offer.rounds(tiles)
+    add_us = timings.add_us * by_size(tile) if output.with_c or output.adds_to_d else 0.0
+    multiply_us = rounds * max(offer.round_us, add_us)
+    why_not = "odd tiles along n" if tile == SHARING_A and not (pairs_up(n) or wants_pairs(output)) else None
+    cost_us = NEVER if why_not else timings.launch_us + together(multiply_us, moving_us)
+    return Estimate(tile, tiles, rounds, multiply_us, moving_us, cost_us, why_not)
+
+
+def _of_rows(offer: OnWeight, sizes: Sizes, output: Output, timings: Timings) -> Estimate:
+    """Estimate how long groups of rows take, with an expected number of tiles."""
+    tile, (m, n, k, groups) = offer.tile, sizes
+    are_cut, end_low = _last_tiles(tile, output)
+    half = 0.5**timings.part_power if are_cut else 1.0  # of a last round of few tiles
+    busy = groups * min(m, 1.0)  # groups that have rows
+    per_tile = offer.clusters_n / min(offer.at_once, offer.uncrowded)  # two CTAs on an SM take twice as long
+    if output.work.has_planes:
+        # One group's rows may be far from m, those of several are close to it in all.
+        parts = [_tiles_of_group(tile.block_m, part * max(m, 1.0), end_low, timings) for part in SPREAD]
+        tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
+        totals = [of_part for of_part, _ in parts] if groups == 1 else [busy * tiles]
+        rounds = sum(_rounds(total * per_tile, half) for total in totals) / len(totals)
+    else:
+        tiles = 1 / -math.expm1(-tile.block_m / max(m, 1.0))
+        low = math.expm1(-WGMMA_ROWS / max(m, 1.0))
+        work = tiles * (1 + low * (1 - _share(tile.block_m, WGMMA_ROWS, timings)))
+        rounds = max(busy * tiles * per_tile + half / 2, 1.0)  # a last round is half full on average
+    multiply_us = rounds * work / tiles * offer.round_us
+    moving_us = memory_us((busy * bytes_of_weight(n, k, output) + groups * m * row_bytes(n, k, output)) / 1e6, timings)
+    finding_us = 0.0
+    if output.work.reads_ids and not tile.is_decode:
+        rows_found_us = min(max(m, 1.0), MOST_FOUND) * timings.find_row_ns / 1e3
+        is_high = tile.block_m > LOW_TILE
+        finding_us = busy * (timings.find_group_us + rows_found_us / MANY_FOUND if is_high else rows_found_us)
+    cost_us = timings.launch_us + timings.find_us + max(together(multiply_us, moving_us), finding_us)
+    return Estimate(tile, busy * tiles * offer.clusters_n, rounds, multiply_us, moving_us, cost_us)
+
+
+@cache
+def _last_tiles(tile: Tile, output: Output) -> tuple[bool, bool]:
+    if tile.is_decode:
+        return False, False
+    config = tile_config(tile.block_m, tile.block_n, output)
+    return config.cuts_last_tiles, config.has_short_tiles
+
+
+def _rounds(full: float, half: float) -> float:
+    """Say how long CTAs are busy, in whole tiles, with tiles for so many full rounds."""
+    return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
+
+
+def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) -> tuple[int, float]:
+    """Say how many tiles along m a group has, and what they take, in whole tiles.
+
+    The last of several is moved up, so as to be whole, unless it may end low.
+    """
+    tiles = math.ceil(rows / block_m)
+    last = rows - (tiles - 1) * block_m if tiles == 1 or end_low else block_m
+    return tiles, tiles - 1 + _share(block_m, last, timings)
+
+
+def _share(block_m: int, rows: float, timings: Timings) -> float:
+    """The part of a whole tile's time that a tile takes if it has so many rows, which warpgroups take 64 at a time."""
+    return float(min(math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m, 1.0) ** timings.part_power)
+
+
+def _straddling_ps(k: int, timings: Timings) -> float:
+    """Time of the L2 for 128 bytes of a row beyond what multiplying hides, by where rows begin."""
+    if k % BLOCK_K == 0:
+        return 0.0
+    return timings.across_sectors_ps if k % SECTOR_BYTES else timings.across_lines_ps
+
+
+@lru_cache(maxsize=2048)
+def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[int, int, int, int, int, float, float]:
+    """Give all that depends on neither weight nor batch, in the order in which `on_weight` takes it."""
+    elements = tile.block_m * tile.block_n
+    if tile.is_decode and output.b == E2M1:
+        block_us = tile.block_n / 64 * (timings.fp4_ns + tile.block_m * timings.fp4_token_ns) / 1e3
+    elif tile.is_decode:
+        block_us = (tile.block_m + tile.block_n) * BLOCK_K / timings.load_gb_per_s / 1e3
+    else:
+        block_us = timings.block_ns / 1e3 + 2 * elements * BLOCK_K / timings.sm_tflops / 1e6
+    part_us = elements * timings.part_ps / 1e6
+    if tile.is_decode or output.folds_parts:
+        part_us /= 2
+    block_us += (output.parts - 1) * (part_us if tile.is_decode else part_us + timings.part_ns / 1e3)
+    if output.loads_sfb:
+        block_us *= timings.by_row
+    if output.b == E2M1 and not tile.is_decode:
+        block_us += timings.convert_ns / 1e3
+    tile_us = timings.tile_us
+    if not output.work.is_along_k:  # along k a tile is stored while the next is multiplied
+        tile_us += timings.store_us * by_size(tile) * bytes_of_d(output) / 2
+    if tile.cluster_k > 1:
+        tile_us += elements * timings.decode_split_ns / 1e3 if tile.is_decode else timings.split_us
+        if not tile.is_decode and (output.with_c or output.adds_to_d):  # read when the sums are there
+            tile_us += elements * timings.split_c_ns / 1e3
+    alone, crowded = (max(count * gpu.num_sms // NUM_SMS, 1) for count in CLUSTERS_AT_ONCE[tile.cluster_size])
+    rows, columns = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
+    if tile.is_decode and output.b == E2M1:
+        return rows, columns, tile.cluster_k, alone, sys.maxsize, block_us, tile_us
+    return rows, columns, tile.cluster_k, crowded if tile.is_decode else alone, alone, block_us, tile_us

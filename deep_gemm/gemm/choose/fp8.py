@@ -1,0 +1,299 @@
+"""Choose the configuration of a product: the tile of the lowest cost, by cost.py.
+
+A dense weight is served by few kernels, whatever m is, so that few are compiled and kept. They are picked when the
+weight is first met, together with the rows that each is for; a call then only looks up its m. Other products take the
+best tile for their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from ...core.check.recipes import E2M1, E4M3, PER_64, PER_BLOCK
+from ...core.gpu import Gpu
+from ...core.settings import get_batch_invariant, num_sms_of
+from ..config.decode import DecodeConfig
+from ..config.tall import BLOCK_K, GemmConfig
+from ..kinds.epilogues import SILU, SILU_OF_HALVES, TO_ADDRESSES
+from ..kinds.output import (
+    BF16,
+    FP4_OPERANDS,
+    FP32,
+    FP32_C,
+    FP32_D,
+    OPERANDS_BY_ROW,
+    OUTPUTS,
+    OUTPUTS_OF,
+    USUAL_OPERANDS,
+    Output,
+    Sizes,
+    other_fields,
+)
+from ..kinds.works import COUNTS, DENSE, DEPTHS, ENDS, FETCHED, HEADS, IDS
+from .cost import BAND_WEIGHTS, BANDS, SPREAD, OnWeight, band_of, dense_memory_us, estimate, on_weight, together
+from .tiles import (
+    BLOCKS_OF_RUNS,
+    DEPTHS_TILES,
+    DEPTHS_TO_C,
+    FEW,
+    HIGH_TILE,
+    LARGEST,
+    MOST_FEW,
+    SHARING_A,
+    TILES_OF,
+    Tile,
+    pairs_up,
+    skipping,
+    tiles_for,
+    wants_pairs,
+)
+from .timings import Timings, timings_of
+
+Config = GemmConfig | DecodeConfig
+MAX_MENU = 12
+LEAD = 0.97
+"""The decode kernel is to cost at most this part of `fp8_gemm` where rows are grouped: nearer than that they were level
+on an H100."""
+PANELS = (64, 32, 16)
+"""Columns of a panel. Parts of heads must be whole panels; the widest that fits is stored fastest."""
+
+
+def choose(sizes: Sizes, output: Output, gpu: Gpu, part_multiple: int = 0) -> Config:
+    """Choose by the settings in force: for the whole GPU, unless the configuration then needs more SMs than there are.
+
+    `fp8_gemm` is persistent: its grid is as small as it is told. The decode kernel's is as large as its tiles ask, and
+    where that is more CTAs than SMs, nothing would hold them to these SMs. `part_multiple`: for heads with columns
+    between their parts, which are multiples of this many.
+    """
+    split_k, num_sms = not get_batch_invariant(), num_sms_of(gpu.num_sms)
+    if output.work.groups_rows:
+        return select(sizes, output, gpu, whole_gpu=split_k and num_sms >= gpu.num_sms)
+    config = select(sizes, output, gpu, part_multiple, split_k=split_k)
+    if num_sms >= gpu.num_sms:
+        return config
+    if isinstance(config, DecodeConfig) and config.ctas(int(sizes.m), sizes.n, groups=sizes.groups) > num_sms:
+        config = select(sizes, output, gpu, part_multiple, split_k=split_k, whole_gpu=False)
+    if config.cluster_size > num_sms:
+        config = select(sizes, output, replace(gpu, num_sms=num_sms), part_multiple, split_k=split_k, whole_gpu=False)
+    return config
+
+
+def select(
+    sizes: Sizes,
+    output: Output,
+    gpu: Gpu,
+    part_multiple: int = 0,
+    *,
+    split_k: bool = True,
+    whole_gpu: bool = True,
+) -> Config:
+    """The configuration of the lowest cost.
+
+    Without `split_k` none in which several CTAs add up their parts of k: then each element of D is promoted in order of
+    k by one thread, and its bits depend on its row of A and its row of B alone. Without `whole_gpu` none whose grid
+    cannot be held to some of the SMs.
+    """
+    if output.work is DENSE:
+        return select_dense(int(sizes.m), sizes.n, sizes.k, output, gpu, part_multiple, split_k, whole_gpu)
+    return select_grouped(sizes, output, gpu, split_k, whole_gpu)
+
+
+def select_dense(
+    m: int,
+    n: int,
+    k: int,
+    output: Output,
+    gpu: Gpu,
+    part_multiple: int = 0,
+    split_k: bool = True,
+    whole_gpu: bool = True,
+) -> Config:
+    """The configuration of a dense product: by the menu of its weight.
+
+    Into parts of heads the plain product's, but no `fp8_gemm` splits k: few columns alone would want it.
+    """
+    plain = BF16 if part_multiple else output
+    menu = menu_of(n, k, plain, gpu, split_k, whole_gpu)
+    number = menu.numbers[band_of(m)]
+    config = menu.configs[number]
+    if config is None:
+        config = menu.configs[number] = menu.offers[number].tile.config(plain, k)
+    if not part_multiple:
+        return config
+    if isinstance(config, GemmConfig) and config.cluster_k > 1:
+        config = select_dense(m, n, k, plain, gpu, 0, False, whole_gpu)
+    return skipping(config, next(columns for columns in PANELS if part_multiple % columns == 0))
+
+
+@lru_cache(maxsize=4096)
+def select_grouped(sizes: Sizes, output: Output, gpu: Gpu, split_k: bool = True, whole_gpu: bool = True) -> Config:
+    """The configuration of groups or heads.
+
+    The decode kernel adds up scales of FP4 that do not fold in another order than `fp8_gemm`.
+    """
+    tile = chosen_tile(sizes, output, gpu, split_k=split_k, whole_gpu=whole_gpu)
+    return tile.config(output, sizes.k)
+
+
+def chosen_tile(
+    sizes: Sizes,
+    output: Output,
+    gpu: Gpu,
+    timings: Timings | None = None,
+    *,
+    split_k: bool = True,
+    whole_gpu: bool = True,
+) -> Tile:
+    """The tile of `select`, by these timings, or by the GPU's."""
+    m, n, k, _ = sizes
+    if output.work is DENSE:
+        return menu_of(n, k, output, gpu, split_k, whole_gpu).tile_for(int(m))
+    times = timings or timings_of(gpu)
+
+    def cost(tile: Tile) -> float:
+        own = estimate(tile, sizes, output, gpu, times).cost_us
+        return own / LEAD if tile in FEW and output.work.groups_rows else own
+
+    best = min(offered(sizes, output, gpu, split_k=split_k, whole_gpu=whole_gpu), key=cost)
+    return SHARING_A if output.work.is_along_k and best == LARGEST and pairs_up(n) else best
+
+
+def offered(sizes: Sizes, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True) -> Sequence[Tile]:
+    """The tiles of which the cheapest is chosen."""
+    work = output.work
+    if work.is_along_k:  # pairs that share A take up to 1% more cycles, but less power: they are no choice by cost
+        return DEPTHS_TO_C if wants_pairs(output) and not pairs_up(sizes.n) else DEPTHS_TILES
+    if work.groups_rows:
+        takes_few = whole_gpu and (output.b == E2M1 or sizes.m <= MOST_FEW)
+        return [tile for tile in tiles_for_rows(output, sizes.m) if takes_few or not tile.is_decode]
+    return [
+        tile
+        for tile in tiles_for(output)
+        if (split_k or tile.cluster_k == 1) and (whole_gpu or not tile.is_decode) and tile.cluster_size <= gpu.num_sms
+    ]
+
+
+def tiles_for_rows(output: Output, rows: float) -> list[Tile]:
+    """The tiles that there are for groups of `rows` rows on average."""
+    highest = HIGH_TILE if output.work.has_planes and output.b == E4M3 and output.parts == 1 else 256
+    return [tile for tile in tiles_for(output) if tile.block_m <= highest or rows * SPREAD[-1] <= tile.block_m]
+
+
+class Menu(NamedTuple):
+    """The few tiles that serve one weight, and which of them serves which rows."""
+
+    offers: tuple[OnWeight, ...]
+    numbers: tuple[int, ...]
+    """The place of each band's tile among them."""
+    configs: list[Config | None]
+    """Configurations of the tiles, made when they are first asked for."""
+
+    def tile_for(self, m: int) -> Tile:
+        """The tile that serves so many rows."""
+        return self.offers[self.numbers[band_of(m)]].tile
+
+
+@lru_cache(maxsize=4096)
+def menu_of(n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True, whole_gpu: bool = True) -> Menu:
+    """The menu of a weight.
+
+    If a kernel must keep to some of the SMs, rows that the decode kernel would serve go to others on the menu.
+    """
+    if whole_gpu:
+        return menu_by(timings_of(gpu), n, k, output, gpu, split_k)
+    all_offers = menu_of(n, k, output, gpu, split_k).offers
+    offers = tuple(offer for offer in all_offers if not offer.tile.is_decode)
+    columns = zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True)
+    return Menu(offers, tuple(column.index(min(column)) for column in columns), [None] * len(offers))
+
+
+def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True) -> Menu:
+    """Pick the tiles for a weight, by given timings.
+
+    Those that are best for some band, and then one fewer at a time, until they are few: the one to go is that which is
+    missed least. What a band loses counts as a part of the least cost that it could have.
+    """
+    tiles = [tile for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
+    if (output.b == E2M1 or output.folds_parts) and not split_k:  # the two kernels add up in different orders
+        tiles = [tile for tile in tiles if not tile.is_decode]
+    offers = [on_weight(tile, n, k, output, gpu, timings) for tile in tiles]
+    columns = list(zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True))
+    best = [column.index(min(column)) for column in columns]
+    kept = sorted(set(best))
+    if len(kept) > MAX_MENU:
+        _drop_the_least_missed(kept, best, columns, [dense_memory_us(m, n, k, output, timings) for m in BANDS])
+    return Menu(tuple(offers[i] for i in kept), tuple(kept.index(i) for i in best), [None] * len(kept))
+
+
+def _drop_the_least_missed(
+    kept: list[int], best: list[int], columns: Sequence[Sequence[float]], memory: Sequence[float]
+) -> None:
+    """Drop tiles until they are few, and put others in their places as the best of bands."""
+    least = [together(column[first], us) for column, first, us in zip(columns, best, memory, strict=True)]
+    second, losses = best.copy(), [0.0] * len(best)
+
+    def look(band: int) -> None:
+        """See which tile would serve a band without its best, and what would be lost."""
+        column, us = columns[band], memory[band]
+        second[band] = min([i for i in kept if i != best[band]], key=column.__getitem__)
+        loss = together(column[second[band]], us) - together(column[best[band]], us)
+        losses[band] = BAND_WEIGHTS[band] * loss / least[band]
+
+    for band in range(len(best)):
+        look(band)
+    while len(kept) > MAX_MENU:
+        missed = dict.fromkeys(kept, 0.0)
+        for first, loss in zip(best, losses, strict=True):
+            missed[first] += loss
+        gone = min(kept, key=missed.__getitem__)
+        kept.remove(gone)
+        for band in range(len(best)):
+            if gone in (best[band], second[band]):
+                best[band] = second[band] if best[band] == gone else best[band]
+                look(band)
+
+
+_TO_ADDRESSES = ((E4M3, PER_64, PER_BLOCK), FP4_OPERANDS)
+
+
+def outputs() -> list[Output]:
+    """Every output that `select` may be asked for, in the order of the kernels' families."""
+    dense = [output for operands in TILES_OF for output in OUTPUTS_OF[operands]]
+    rows = [
+        replace(output, work=work)
+        for work in (IDS, ENDS, COUNTS)
+        for operands in TILES_OF
+        for output in (OUTPUTS_OF[operands][0], OUTPUTS_OF[operands][2])
+    ]
+    to_addresses = [
+        Output(work=ENDS, epilogue=TO_ADDRESSES, b=b, sfa=sfa, sfb=sfb)
+        for b, sfa, sfb in (USUAL_OPERANDS, *_TO_ADDRESSES)
+    ]
+    activated = [
+        Output(work=work, epilogue=epilogue) for work in (ENDS, FETCHED) for epilogue in (SILU, SILU_OF_HALVES)
+    ]
+    by_row = OUTPUTS_OF[OPERANDS_BY_ROW]
+    depths = [replace(by_row[OUTPUTS.index(each)], work=DEPTHS) for each in (FP32, FP32_C, FP32_D, BF16)]
+    heads = [replace(output, work=HEADS) for each in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[each]]
+    return [*dense, *rows, *to_addresses, *activated, *depths, *heads]
+
+
+def reachable() -> list[Config]:
+    """Every configuration that `select` can give: all compile without spills, which the tests see to."""
+    found = [
+        tile.config(output, BLOCK_K * (BLOCKS_OF_RUNS + blocks_left))
+        for output in outputs()
+        for blocks_left in range(BLOCKS_OF_RUNS)
+        for tile in tiles_for(output)
+    ]
+    plain = [config for config in dict.fromkeys(found) if not other_fields(config, BF16)]
+    into_heads = [
+        skipping(config, columns)
+        for config in plain
+        if isinstance(config, DecodeConfig) or config.cluster_k == 1
+        for columns in PANELS
+    ]
+    return list(dict.fromkeys([*found, *into_heads]))

@@ -1,0 +1,288 @@
+"""The tiles that a product may be computed in: the choice is among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ...core.check.layout import ceil_div
+from ...core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW
+from ..config.decode import DecodeConfig, decode_config
+from ..config.of_tile import tile_config
+from ..config.tall import BLOCK_K, GemmConfig
+from ..kinds.epilogues import TO_HEADS
+from ..kinds.output import (
+    FINE_OPERANDS,
+    FP4_OPERANDS,
+    OPERANDS_BY_ROW,
+    OUTPUTS_OF,
+    USUAL_OPERANDS,
+    Operands,
+    Output,
+    has_chunks,
+)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile that a kernel computes, and how CTAs of a cluster take part: what it is, not what it takes."""
+
+    block_m: int
+    block_n: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    cluster_k: int = 1
+    is_decode: bool = False
+    """True for the decode kernel; its tiles have `block_m` tokens."""
+    crowd: int = 2
+    """CTAs of the decode kernel on an SM."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people and tables, as configurations are called: "128x256/m2", "64x64/k5", "64x8/k3 2/SM"."""
+        sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
+        cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
+        if self.is_decode:  # columns first
+            return f"{self.block_n}x{self.block_m}{cluster} {self.ctas_per_sm}/SM"
+        return f"{self.block_m}x{self.block_n}{cluster}"
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n * self.cluster_k
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """Say how many CTAs share an SM."""
+        return self.crowd if self.is_decode else 1
+
+    def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
+        """The kernel's configuration for this tile."""
+        return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS)
+
+
+def _splits(tile: Tile, *ctas: int) -> tuple[Tile, ...]:
+    return tuple(replace(tile, cluster_k=cluster_k) for cluster_k in ctas)
+
+
+BLOCKS_OF_RUNS = 4
+"""All runs of k-blocks that a configuration may have divide this number."""
+TILES = (
+    Tile(64, 32),
+    *_splits(Tile(64, 64), 1, 5),
+    Tile(64, 96),
+    Tile(64, 128),
+    Tile(128, 64),
+    Tile(128, 96),
+    Tile(128, 112),
+    Tile(128, 128),
+    Tile(128, 160),
+    Tile(128, 192),
+    Tile(128, 256),
+    Tile(128, 256, cluster_m=2),
+    Tile(192, 96),
+    Tile(192, 128),
+    Tile(256, 128),
+    *_splits(Tile(8, 64, is_decode=True), 1, 3, 8),
+    *_splits(Tile(8, 128, is_decode=True), 1, 3),
+    *_splits(Tile(16, 64, is_decode=True), 1, 4, 8),
+    *_splits(Tile(16, 128, is_decode=True), 1, 3),
+    *_splits(Tile(32, 64, is_decode=True), 1, 3, 5),
+    Tile(32, 128, is_decode=True),
+    *_splits(Tile(64, 64, is_decode=True), 3, 5),
+)
+"""Tiles, of more, without which products would take longer: leaving out others costs them 0.1%."""
+
+TILES_PER_ROW = (
+    *_splits(Tile(64, 64), 1, 3),
+    *_splits(Tile(128, 128), 1, 2),
+    Tile(192, 128),
+    Tile(256, 128),
+)
+"""Tiles if B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
+TILES_FP4 = (
+    Tile(64, 64),
+    *_splits(Tile(64, 128), 1, 2, 4),
+    Tile(128, 64),
+    Tile(128, 128),
+    Tile(256, 128),
+    *_splits(Tile(8, 64, is_decode=True, crowd=4), 1, 2, 4, 6),
+    *_splits(Tile(16, 64, is_decode=True, crowd=3), 1, 2, 4),
+    *_splits(Tile(16, 128, is_decode=True), 1, 4),
+    *_splits(Tile(32, 64, is_decode=True, crowd=3), 1, 2, 4),
+    *_splits(Tile(64, 64, is_decode=True), 1, 2),
+    *_splits(Tile(64, 128, is_decode=True, crowd=1), 1, 2, 6),
+)
+"""Tiles if B is FP4."""
+_FEW_FINE = (
+    *_splits(Tile(8, 64, is_decode=True), 1, 3, 8),
+    Tile(16, 64, is_decode=True),
+    *_splits(Tile(32, 64, is_decode=True), 1, 3),
+    Tile(64, 64, cluster_k=3, is_decode=True),
+)
+"""Few rows with fine scales. By cost.py most buy 3% where they are the best; 64x8 serves the batch invariant mode."""
+TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), Tile(256, 128), *_FEW_FINE)
+"""Tiles if blocks of B with a scale are smaller than 128 x 128: whether parts of k fold is asked of 128 columns."""
+TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
+"""Tiles if other scales have fewer than 128 columns."""
+TILES_OF: dict[Operands, tuple[Tile, ...]] = {
+    USUAL_OPERANDS: TILES,
+    OPERANDS_BY_ROW: TILES_PER_ROW,
+    FP4_OPERANDS: TILES_FP4,
+    **{each: TILES_CHUNKS if has_chunks(each) else TILES_FINE for each in FINE_OPERANDS},
+}
+
+OUTPUTS_BY_NAME = {output.name: output for operands in TILES_OF for output in OUTPUTS_OF[operands]}
+
+TILES_OF_HEADS = (
+    Tile(64, 64),
+    Tile(64, 128),
+    Tile(128, 64),
+    Tile(128, 128),
+    Tile(128, 192),
+    Tile(128, 256, cluster_n=2),
+    Tile(128, 256, cluster_m=2),
+    Tile(128, 256),
+    Tile(256, 128),
+    *(
+        Tile(tokens, columns, cluster_k=ctas, is_decode=True)
+        for tokens, columns, ctas in (
+            (8, 64, 1),
+            (8, 64, 2),
+            (8, 64, 4),
+            (8, 128, 1),
+            (16, 64, 1),
+            (16, 64, 2),
+            (16, 64, 4),
+            (16, 128, 1),
+            (32, 64, 1),
+            (32, 64, 2),
+            (32, 64, 4),
+            (32, 128, 1),
+            (64, 64, 1),
+            (64, 64, 2),
+        )
+    ),
+)
+"""Heads make many tiles, so that few need a split of k, and none in more than four parts.
+
+Of tiles with the same cost the first is taken: on an H200 8 heads of 4096 x 1024 x 4096 take 1.2% less in pairs that
+share A, and 0.9% less in pairs that share B.
+"""
+HEADS_PER_ROW = (Tile(64, 64), Tile(128, 128), Tile(192, 128), Tile(256, 128))
+ROWS = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256))
+ROWS_COUNTS = (*ROWS, Tile(256, 128))
+"""Tiles for rows that are not stacked, whose scales one TMA box of 256 rows brings."""
+HIGH_TILE = 128
+"""Rows of a tile of which a group of FP8 rows that are not stacked may have several: in higher ones, of which the last
+is cut, products took up to 29% longer on an H100."""
+ROWS_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
+"""Rows of B with scales of their own leave too few registers for 128 x 128."""
+ROWS_FINE = (Tile(64, 128), Tile(128, 128))
+"""Tiles for scales of fewer than 128 columns."""
+ROWS_CHUNKS = (*ROWS_FINE, Tile(256, 128))
+"""The same if blocks of B are smaller than 128 x 128, and one TMA box brings the scales of A."""
+ROWS_FP4 = (Tile(64, 128), Tile(128, 64), Tile(128, 128))
+"""Threads that convert B leave registers for no wider ones, and for higher ones if D is BF16 in order."""
+FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
+"""The tile of the decode kernel: on an H100 it gains 7 to 10% if groups have up to 8 rows, higher ones nothing."""
+FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
+"""The same in FP8: low ones for few tiles, wide ones for many of few k-blocks."""
+MOST_FEW = 16
+"""Rows of a group, about, up to which these are taken: each tile of more rows reads the weight again, from the L2."""
+ROWS_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
+"""A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
+ROWS_APART = (Tile(64, 256), Tile(128, 256))
+"""Gate and up of the same columns in two units of one warpgroup."""
+DEPTHS_TILES = (Tile(64, 64), Tile(128, 96), Tile(128, 128), Tile(256, 128))
+LARGEST = DEPTHS_TILES[-1]
+SHARING_A = replace(LARGEST, cluster_n=2)
+"""The largest, as pairs of CTAs take it."""
+DEPTHS_TO_C = (*DEPTHS_TILES[:-1], SHARING_A)
+"""If C is apart from D, or D is BF16, pairs take the largest even if one column is left over, which then counts as
+two: with NVRTC 13.1 and later, the loading warp of a CTA alone spills a register there."""
+
+
+@cache
+def tiles_for(output: Output) -> tuple[Tile, ...]:
+    """Give the tiles for a kind of product."""
+    if output.work.groups_rows:
+        return _tiles_for_rows(output)
+    if output.work.is_along_k:
+        return DEPTHS_TO_C if wants_pairs(output) else (*DEPTHS_TILES, SHARING_A)
+    if output.work.has_planes:
+        return TILES_OF_HEADS if output.sfb == PER_BLOCK else HEADS_PER_ROW
+    tiles = TILES_OF[output.operands]
+    decodes = output in OUTPUTS_OF[output.operands]
+    if output.operands in (USUAL_OPERANDS, OPERANDS_BY_ROW) and decodes:
+        return tiles
+    return tuple(
+        tile for tile in tiles if (decodes if tile.is_decode else tile.config(output, BLOCK_K).why_illegal() is None)
+    )
+
+
+def _tiles_for_rows(output: Output) -> tuple[Tile, ...]:
+    has_addresses, by_counts = output.epilogue.has_row_addresses, output.work.has_planes
+    if output.sfb == PER_ROW and output.parts == 1:
+        return ROWS_PER_ROW
+    if output.b == E2M1 and has_addresses:
+        return ROWS_FP4
+    if output.has_chunks:
+        return ROWS_CHUNKS if by_counts or output.scale_parts == 1 else ROWS_FINE
+    if output.parts > 1 and (output.sfa, output.sfb) != (PER_64, PER_BLOCK):
+        return ROWS_FINE
+    if output.b == E2M1:
+        return (*ROWS_FP4, FEW_FP4) if output.is_fp32 else (*ROWS_FP4, Tile(256, 128), FEW_FP4)
+    if output.epilogue.activates:
+        return ROWS_APART if output.epilogue.gates_apart else ROWS_SILU
+    usual = ROWS_COUNTS if by_counts else ROWS
+    return usual if output.parts > 1 or has_addresses else (*usual, *FEW)
+
+
+def wants_pairs(output: Output) -> bool:
+    """Tell whether a CTA alone has too few registers for the largest tile of groups along k."""
+    return output.with_c or not output.is_fp32
+
+
+def pairs_up(n: int) -> bool:
+    """Tell whether each of these tiles has a neighbour to share A with."""
+    return ceil_div(n, LARGEST.block_n) % 2 == 0
+
+
+def skipping(config: GemmConfig | DecodeConfig, panel_columns: int) -> GemmConfig | DecodeConfig:
+    """Let a plain product's configuration store to the parts of heads, in panels of at most so many columns.
+
+    It must not split k but by the decode kernel, which stores without panels.
+    """
+    if isinstance(config, DecodeConfig):
+        return replace(config, epilogue=TO_HEADS)
+    narrower = max(config.panel_columns // panel_columns, 1)
+    return replace(
+        config,
+        epilogue=TO_HEADS,
+        panel_columns=config.panel_columns // narrower,
+        panels_per_store=config.panels_per_store * narrower,
+    )
+
+
+@cache
+def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | DecodeConfig:
+    if tile.is_decode:
+        adds = output.with_c or output.adds_to_d
+        config = decode_config(
+            tile.block_m,
+            tile.block_n // 64,
+            tile.cluster_k,
+            tile.ctas_per_sm,
+            fp32=output.is_fp32,
+            c=adds,
+            work=output.work,
+            b=output.b,
+            sfb=output.sfb or PER_BLOCK,
+            sfa=output.sfa or PER_ROW,
+        )
+        if config is None:
+            raise ValueError(f"tile: {tile} cannot be built")
+        return config
+    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same tail as the problem's
+    return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n, tile.cluster_k, k)

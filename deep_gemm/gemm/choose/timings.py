@@ -1,0 +1,109 @@
+"""The times of the parts of a product: the constants of the cost model, read from timings.json.
+
+`python -m lab tune --fit` makes that file from measured times, and says how well choices by it do. All Hopper
+GPUs have the same SMs, so most constants are fitted to all GPUs together; what differs is their memory. One constant,
+`across_lines_ps`, was measured by itself: a fit of all to times with such rows among them chose no better. `GUESSES`
+has what is taken for a GPU that nobody measured.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+
+from ...core.gpu import Gpu
+
+FORMAT = 1
+FILE = Path(__file__).with_name("timings.json")
+OF_A_GPU = ("dram_tb_per_s", "evict_us")
+"""The constants that each GPU has of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timings:
+    """The constants for one GPU. A name ends in its unit, unless it is a ratio.
+
+    Compared by identity, so that what follows from them can be kept.
+    """
+
+    launch_us: float
+    """A product of next to nothing: launch, first bytes, end."""
+    sm_tflops: float
+    """FP8 operations of one SM's tensor cores, in a burst."""
+    block_ns: float
+    """Time of a tile for a block of k besides these operations, however small it is."""
+    tile_us: float
+    """Time of a tile besides its blocks of k: filling the ring, starting to store."""
+    store_us: float
+    """Time of storing a tile of 256x128 in BF16 that the next tile does not hide."""
+    load_gb_per_s: float
+    """A and B that one SM loads in the decode kernel, which waits for nothing else."""
+    fp4_ns: float
+    """Time of an SM in the decode kernel for 64 columns of a k-block of an FP4 weight: to make E4M3 of it."""
+    fp4_token_ns: float
+    """Further time for each row of A that it is multiplied by."""
+    fp4_alone_ns: float
+    """Further time for a k-block that CTAs beside each other on an SM hide."""
+    convert_ns: float
+    """Further time of a tile of `fp8_gemm` for a block of k of an FP4 weight, which is converted first."""
+    split_us: float
+    """Time of adding up a tile if k is split among CTAs, in `fp8_gemm`."""
+    decode_split_ns: float
+    """The same in the decode kernel."""
+    split_c_ns: float
+    """Further time for an element of a tile if C is added: it is read only then."""
+    add_us: float
+    """Time of adding a tile of 256x128 to D along k. The next tile hides it if it has enough blocks of k."""
+    across_lines_ps: float
+    """Time of the L2 for 128 bytes of a row across two of its lines, as they lie if k is no multiple of 128."""
+    across_sectors_ps: float
+    """The same across five of its sectors of 32 bytes instead of four: if k is no multiple of 32 either."""
+    part_ps: float
+    """Further time for an element of a tile of `fp8_gemm` for each part of a k-block but the first."""
+    part_ns: float
+    """Further time of a tile of `fp8_gemm` for each of these parts."""
+    by_row: float
+    """How much longer a block of k takes if B has a scale for each row."""
+    find_us: float
+    """How much later grouped rows begin, because their tiles must be found first."""
+    find_group_us: float
+    """Time in which a CTA finds a group of rows in ids, besides its rows, if tiles have more than 64 rows."""
+    find_row_ns: float
+    """The same for each row of a group, if tiles are lower; a third of it if not."""
+    part_power: float
+    """A tile of which only a part is there takes this power of that part."""
+    dram_tb_per_s: float
+    """Rate at which products read and write, once nothing from before is left in the L2."""
+    evict_us: float
+    """How much longer it takes until then, as what is there has to go first."""
+
+
+@cache
+def measured() -> dict[str, Timings]:
+    """The timings of each GPU that was measured."""
+    content = json.loads(FILE.read_text())
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{FILE}: format: expected {FORMAT}, got {content.get('format')!r}")
+    return {name: Timings(**content["all"], **entry) for name, entry in content["gpus"].items()}
+
+
+@cache
+def timings_of(gpu: Gpu) -> Timings:
+    """The timings of a GPU, measured or guessed."""
+    found = measured()
+    return found[gpu.name] if gpu.name in found else _guess(gpu.name, found["H200"])
+
+
+GUESSES = {"H20": (0.83, 0.25)}
+"""DRAM's rate, and that of an SM's tensor cores, as parts of an H200's, by the data sheets."""
+
+
+def _guess(name: str, h200: Timings) -> Timings:
+    """Guess the times of a GPU that was not measured: an H200's, with what its data sheet has less of."""
+    dram, tensor_cores = GUESSES[name]
+    return replace(h200, dram_tb_per_s=h200.dram_tb_per_s * dram, sm_tflops=h200.sm_tflops * tensor_cores)
+
+
+NAMES = tuple(field.name for field in fields(Timings))

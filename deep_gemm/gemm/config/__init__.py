@@ -1,0 +1,1 @@
+"""Configurations of the kernels of products, and the configuration of a tile."""

@@ -1,0 +1,158 @@
+"""A configuration of the kernel for BF16: what differs from that for FP8, and the configuration of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import gcd
+
+from ...core.check.layout import align, ceil_div
+from ...core.check.recipes import BFLOAT16, Scales, Values
+from ...core.sm90 import WARPGROUP_THREADS, WGMMA_ROWS
+from ..kinds.output import Output
+from .of_tile import deepest, of_output, raster_group, warpgroups_of, with_buffers
+from .tall import CHUNK_ELEMENTS, EMPTY_BYTES, K_MAJOR, GemmConfig, Majors
+
+BLOCK_K = 64
+"""BF16 values of a k-block."""
+MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
+"""Registers of a math thread for sums, by math warpgroups."""
+
+
+@dataclass(frozen=True)
+class Bf16Config(GemmConfig):
+    """One configuration of the kernel for BF16: sums stay in the tensor cores' accumulators over a slice of k."""
+
+    majors: Majors = K_MAJOR
+    slices: int = 1
+    """Slices of k, each summed from zero; CTAs of a cluster take one each (`cluster_k`), or a CTA all in turn."""
+    b: Values = field(default=BFLOAT16, kw_only=True)
+    sfa: Scales | None = field(default=None, kw_only=True)
+    sfb: Scales | None = field(default=None, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """Short, for people: such as "bf16 nt 128x256/m2 bf16+c"."""
+        slices = f" of {self.slices} slices" if self.walks_slices else ""
+        return f"bf16 {self.majors.name} {super().name.removesuffix(' run 1')}{slices}".replace(" run 1 ", " ")
+
+    @property
+    def block_k(self) -> int:
+        """Values of a k-block."""
+        return BLOCK_K
+
+    @property
+    def starts_alone(self) -> bool:
+        """Each cluster has a tile of its own, because k is split."""
+        return self.cluster_k > 1
+
+    @property
+    def walks_slices(self) -> bool:
+        """A CTA takes all slices in turn, and needs totals beside the sums of one."""
+        return self.slices > 1 and self.cluster_k == 1
+
+    @property
+    def sums(self) -> int:
+        """A tile's sums that a math thread has."""
+        return self.units_per_warpgroup * (self.unit_n or self.block_n) // 2
+
+    @property
+    def shared_sums(self) -> int:
+        """Sums that lie in store buffers while the next slice is summed, as no registers are left for them."""
+        return max(self.sums * 2 - MAX_ACCUMULATORS[self.num_math_warpgroups], 0) if self.walks_slices else 0
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a math thread for sums: of a slice, and of those before."""
+        return self.sums * 2 - self.shared_sums if self.walks_slices else self.sums
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that CTAs that split k send to each: whole columns of chunks, from all math warps."""
+        return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
+
+    @property
+    def output_barriers_bytes(self) -> int:
+        """Size of `OutputBarriers` in the epilogue."""
+        return 8 if self.cluster_k > 1 else EMPTY_BYTES
+
+    @property
+    def scale_rows(self) -> int:
+        """There are no scales."""
+        return 0
+
+    @property
+    def scales_bytes(self) -> int:
+        """A float in each slot, as C++ has no array of nothing; behind them barriers are aligned."""
+        return align(self.num_stages * 4, 8)
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield from super().rules()
+        for name, is_mn, rows in (
+            ("A", self.majors.a_is_mn, self.box_rows_of_a),
+            ("B", self.majors.b_is_mn, self.box_rows_of_b // self.cluster_m),
+        ):
+            yield not is_mn or rows % WGMMA_ROWS == 0, f"boxes of 64 rows of an {name} whose rows are contiguous"
+        yield (
+            not (self.majors.a_is_mn and self.work.groups_rows),
+            "an A with contiguous k where rows are grouped",
+        )
+        yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
+        yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
+        yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
+        room = self.num_store_buffers * self.store_buffer_bytes // (4 * WARPGROUP_THREADS)
+        yield self.shared_sums <= room, f"store buffers for {self.shared_sums} sums of a thread, not {room}"
+        yield not (self.shared_sums and self.is_fp32), "BF16 for D where sums lie in store buffers"
+
+    def choices(self) -> dict[str, str]:
+        """Give the files that the kernel includes, one of each kind, and its name."""
+        kinds = {**super().choices(), "MAINLOOP": f"mainloop_of_slice{'s' if self.walks_slices else ''}.cuh"}
+        del kinds["SCALES"]
+        if self.cluster_k > 1:
+            kinds["EPILOGUE"] = "epilogue/split_once.cuh"
+        return kinds
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel's name, by which profilers find it: they look for `bf16_gemm` and `gemm_`."""
+        return super().kernel_name.replace("fp8_", "bf16_")
+
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        more = {"kSharedSums": self.shared_sums, "kMayBeEmpty": self.work.may_be_empty}
+        return {**super().constants(), "kSlices": self.slices, **more}
+
+
+def bf16_config(
+    block_m: int,
+    block_n: int,
+    output: Output,
+    majors: Majors = K_MAJOR,
+    cluster_m: int = 1,
+    cluster_n: int = 1,
+    cluster_k: int = 1,
+    slices: int = 1,
+    min_stages: int = 0,
+) -> Bf16Config:
+    """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile."""
+    num_math_warpgroups = warpgroups_of(block_m, block_n)
+    units_along_m = block_m // num_math_warpgroups // WGMMA_ROWS
+    panel_columns = gcd(block_n, 64)
+    shares_sums = slices > cluster_k == 1 and units_along_m * block_n > MAX_ACCUMULATORS[num_math_warpgroups]
+    config = Bf16Config(
+        block_m,
+        block_n,
+        num_stages=min_stages or (3 if block_m + block_n > 384 or shares_sums else 4),
+        num_math_warpgroups=num_math_warpgroups,
+        unit_n=block_n,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+        cluster_k=cluster_k,
+        panel_columns=panel_columns,
+        raster_group=raster_group(block_m, block_n, cluster_m),
+        majors=majors,
+        slices=slices,
+        **{**of_output(output, cluster_k), "b": BFLOAT16, "sfa": None, "sfb": None},
+    )
+    return deepest(with_buffers(config, units_along_m * block_n // panel_columns))

@@ -1,0 +1,573 @@
+"""A kernel's configuration, stated once: its fields become the constants of `config.cuh`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import NamedTuple
+
+from ...core.check.layout import align, ceil_div
+from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW
+from ...core.kernel import Config, constants_of
+from ...core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
+from ..kinds.output import OPERANDS_BY_ROW, Output
+from ..kinds.works import ENDS, TILE_SLOTS
+
+BLOCK_K = 128
+"""FP8 values of a k-block."""
+LINE_BYTES = 128
+"""Bytes that a slot of the ring holds of each row of an operand: a k-block, whatever the type."""
+MAX_CLUSTER = 8
+CHUNK_ELEMENTS = 16 * 8
+"""Elements that a warp hands to another CTA at a time; see core/exchange.cuh."""
+CONVERT_ROWS = 32
+"""Rows of B that a warp converts."""
+PASS_SLOTS = 4
+"""Tiles of whose passes others are told before they ask; see gemm/convert/e2m1.cuh."""
+EMPTY_BYTES = 1
+"""Size of a struct without members, in C++."""
+RASTER_GROUP = 8
+"""Tiles along m that are taken before the raster moves on along n, unless more are better."""
+
+
+class Majors(NamedTuple):
+    """The operands that have m or n contiguous, not k."""
+
+    a_is_mn: bool = False
+    b_is_mn: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of both majors, as BLAS names what is transposed: "nt" if k is contiguous in both."""
+        return {(False, False): "nt", (False, True): "nn", (True, True): "tn", (True, False): "tt"}[self]
+
+
+K_MAJOR = Majors()
+"""k is contiguous in both."""
+
+
+@dataclass(frozen=True)
+class GemmConfig(Config, Output):
+    """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128.
+
+    Its D, scales and groups are those of `Output`; where k is split, C is always read.
+    """
+
+    block_m: int
+    block_n: int
+    num_stages: int
+    num_math_warpgroups: int = 2
+    unit_n: int | None = None
+    """Columns of one WGMMA; None takes the whole tile's."""
+    num_partials: int = 1
+    """Sets of partial sums: with 2 one is promoted while the tensor cores fill the other."""
+    run_k_blocks: int = 1
+    """Blocks of k that are multiplied in a straight line of code; the tensor cores run dry after each line."""
+    has_tail: bool = False
+    """Code for the tail: blocks of k that are left when no whole run remains."""
+    cluster_m: int = 1
+    """2: two CTAs with neighbouring rows of tiles share B by multicast."""
+    cluster_n: int = 1
+    """2: two CTAs with neighbouring columns of tiles share A by multicast."""
+    cluster_k: int = 1
+    """CTAs that share out a tile's blocks of k among them and add up their totals."""
+    panel_columns: int = 64
+    """Columns of D that one TMA store writes: in rows of up to 128 bytes, or, wide ones, of 256."""
+    panels_per_store: int = 1
+    num_store_buffers: int = 2
+    raster_group: int = RASTER_GROUP
+    """Tiles along m that are taken before the raster moves on along n."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people: tile, what a cluster shares, scales, output; such as "256x128/n2 bf16+c"."""
+        sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
+        cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
+        tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
+        panels = f" by {self.panel_columns}" if self.epilogue.skips_mid else ""
+        return f"{self.block_m}x{self.block_n}{cluster} {self.name_of_d}{tail}{self.name_of_work}{panels}"
+
+    @property
+    def block_k(self) -> int:
+        """Values of a k-block."""
+        return BLOCK_K
+
+    @property
+    def rows_of_tile(self) -> int:
+        """Rows of D in a tile."""
+        return self.block_m
+
+    @property
+    def loaded_columns_of_b(self) -> int:
+        """Elements of a k-block of a row of B that TMA brings; of FP4 bytes."""
+        return self.block_k // 2 if self.converts_b else self.block_k
+
+    @property
+    def majors(self) -> Majors:
+        """The operands that have m or n contiguous: none."""
+        return K_MAJOR
+
+    @property
+    def starts_alone(self) -> bool:
+        """Each cluster has a tile of its own, in place of several in turn."""
+        return False
+
+    @property
+    def has_second_map(self) -> bool:
+        """D has a second map: for whole tiles of rows, or for the right parts of heads."""
+        return (self.work.groups_rows and not self.loads_sfb) or self.epilogue.skips_mid
+
+    @property
+    def units_along_n(self) -> int:
+        """Units of `unit_n` columns in a tile."""
+        return self.block_n // (self.unit_n or self.block_n)
+
+    @property
+    def units_per_warpgroup(self) -> int:
+        """Units of 64 x `unit_n` that one warpgroup works through for each block of k."""
+        return self.block_m // self.num_math_warpgroups // WGMMA_ROWS * self.units_along_n
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n * self.cluster_k
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a block: the math warpgroups, the producer's, and those that convert."""
+        return (self.num_math_warpgroups + 1 + self.convert_groups) * WARPGROUP_THREADS
+
+    @property
+    def convert_groups(self) -> int:
+        """Warpgroups that convert B."""
+        return 0 if not self.converts_b else 1 if self.block_m == 256 else 2
+
+    @property
+    def convert_warps(self) -> int:
+        """Warps that convert a slot."""
+        return ceil_div(self.block_n, CONVERT_ROWS) if self.converts_b else 0
+
+    @property
+    def scaling_warps(self) -> int:
+        """The producer's last warps: each reads scales of 64 rows of a B that is converted, or one those of blocks."""
+        return self.block_n // 64 if self.converts_b else int(self.has_chunks)
+
+    @property
+    def storing_warps(self) -> int:
+        """The producer's last warps, where they have no other work: each stores what a math warpgroup leaves for it."""
+        return self.num_math_warpgroups if self.epilogue.has_row_addresses and not self.converts_b else 0
+
+    @property
+    def scales_written(self) -> int:
+        """Numbers of a slot that scaling warps write: a factor each, or scales of chunks and whether they fold."""
+        if not self.has_chunks:
+            return self.scaling_warps
+        return self.scale_parts_of_b * (self.block_n // self.scale_rows_of_b) + 1
+
+    @property
+    def loaded_line_bytes_of_b(self) -> int:
+        """Bytes of a k-block of a row of B that TMA brings."""
+        return LINE_BYTES // 2 if self.converts_b else LINE_BYTES
+
+    @property
+    def convert_registers(self) -> int:
+        """Registers of a converting thread after `setmaxnreg`."""
+        return {64: 72, 128: 48, 256: 40}.get(self.block_m, 0) if self.converts_b else 0
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
+
+        Where rows are grouped one of the producer's warps searches the layout, and keeps more where it looks for the
+        last tiles too, or where it searches ids while the loading thread loads B's scales by row. That one has enough
+        with 24, and two that fetch rows with 40. Tiles of 256x128 that keep B's scales by row, for which rows are never
+        grouped, spill with 232 registers, which cost up to 12% on an H200.
+        """
+        if self.converts_b:
+            return {64: (64, 232), 128: (64, 160), 256: (56, 208)}.get(self.block_m, (0, 0))
+        if self.has_chunks:
+            return {1: (56, 248), 2: (56, 224)}.get(self.num_math_warpgroups, (0, 0))
+        if self.keeps_row_scales:
+            return 24, 240
+        searches_ids_with_row_scales = self.work.reads_ids and self.loads_sfb
+        if self.cuts_last_tiles or (searches_ids_with_row_scales and self.num_math_warpgroups == 2):
+            return 56, 224
+        return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
+
+    @property
+    def has_scales(self) -> bool:
+        """Partial sums are promoted by scales."""
+        return self.sfa is not None
+
+    @property
+    def scale_rows_of_b(self) -> int:
+        """Rows of B that share a scale; a block's where each has its own, or none has one."""
+        return PER_BLOCK.rows if self.sfb is None or self.loads_sfb else self.sfb.rows
+
+    @property
+    def store_buffer_bytes(self) -> int:
+        """One store buffer of one warpgroup."""
+        return self.panels_per_store * WGMMA_ROWS * self.panel_columns * self.output_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of one element of D."""
+        return self.epilogue.output_bytes or (4 if self.is_fp32 else 2)
+
+    @property
+    def stores_by_tma(self) -> bool:
+        """Tiles of D go through panels in shared memory, and by a tensor map to where they lie."""
+        return self.cluster_k == 1 and self.epilogue.by_tma
+
+    @property
+    def has_wide_panels(self) -> bool:
+        """Rows of a panel are two or more spans of a swizzle: see gemm/epilogue/panels.cuh."""
+        return self.panel_columns * self.output_bytes == 256
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in gemm/fp8_gemm.cuh, which asserts that it is the same."""
+        operands = self.num_stages * (self.block_m + self.block_n) * LINE_BYTES
+        outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
+        if self.epilogue.has_row_addresses:  # 64 rows of a tile, each with room behind it: gemm/epilogue/store_rows.cuh
+            outputs = self.num_math_warpgroups * WGMMA_ROWS * (self.block_n * self.output_bytes + 16)
+        if self.cluster_k > 1:
+            outputs = self.exchange_bytes
+        elif self.epilogue.activates:
+            outputs = EMPTY_BYTES
+        barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
+        before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
+        alignment = self.work.alignment
+        before_convert = align(before_work, 16 if self.converts_b else alignment)
+        return align(align(before_convert + self.convert_bytes, alignment) + self.work_bytes, 1024)
+
+    @property
+    def convert_bytes(self) -> int:
+        """Size of `ConvertStorage` in gemm/convert."""
+        if not self.converts_b:
+            return 0
+        return align(self.num_stages * (self.block_n * 4 + 8) + PASS_SLOTS * (8 + 2 * 8), 16)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that CTAs that split k send to each."""
+        chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
+        return self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
+
+    @property
+    def output_barriers_bytes(self) -> int:
+        """Size of `OutputBarriers` in the epilogue."""
+        if self.epilogue.has_row_addresses:
+            return self.num_math_warpgroups * 2 * 8
+        return 2 * 8 if self.cluster_k > 1 else EMPTY_BYTES
+
+    @property
+    def scales_bytes(self) -> int:
+        """Scales of all slots."""
+        of_b = self.scale_parts_of_b * self.block_n if self.loads_sfb else self.scales_written
+        return self.num_stages * align(self.scale_parts * self.scale_rows + of_b, 32) * 4
+
+    @property
+    def work_bytes(self) -> int:
+        """Size of `WorkStorage` in the file of work that the configuration includes."""
+        return self.work.queue_bytes(self.block_m) + self.work.more_bytes or EMPTY_BYTES
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of A whose scales a slot of the ring holds, in lines of 128 bytes.
+
+        Stacked groups begin at any row, and TMA loads from 16 bytes on: from the multiple of 4 rows before.
+        """
+        rows = self.block_m + (32 if self.work.is_stacked else 0)
+        return rows if rows <= 256 else align(rows, 64)
+
+    @property
+    def box_scale_rows(self) -> int:
+        """Rows whose scales one TMA load brings: all, or half of them, in whole lines."""
+        return self.scale_rows if self.scale_rows <= 256 else self.scale_rows // 2
+
+    @property
+    def has_short_tiles(self) -> bool:
+        """Tell whether a group's last tile may be lower, in steps of 64 rows: it may if warpgroups have two units.
+
+        A group of 129 to 256 rows then is one tile, which reads B once and multiplies few rows in vain: on an H200
+        128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by it:
+        CTAs that share B get out of step, and read it from DRAM twice.
+        """
+        return self.work.groups_rows and self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
+
+    @property
+    def branches_on_parts(self) -> bool:
+        """Code for whole tiles leaves units out where a tile is short, as no registers are left for code of its own."""
+        return self.converts_b and self.has_short_tiles
+
+    @property
+    def cuts_last_tiles(self) -> bool:
+        """Tell whether the last tiles are cut in halves where they are no more than half of the CTAs.
+
+        A wave of few tiles takes as long as one of many, but only two thirds of it in halves of tiles, for which
+        warpgroups of two units have code: 144 tiles for the 132 SMs of an H200 take 70 us instead of 85. Quarters
+        gained 2% more, halves of rows nothing. Gate and up cannot go apart, and where rows go to addresses the warp
+        that looks for halves would take registers that the math warps need.
+        """
+        has_halves = self.units_along_n == self.units_per_warpgroup == 2
+        can_be_cut = not (self.epilogue.gates_apart or self.epilogue.has_row_addresses)
+        return self.work.groups_rows and has_halves and can_be_cut
+
+    @property
+    def units_of_part(self) -> int:
+        """Units that a warpgroup has of a tile that is short, or narrow: its first ones. 0 if no tile is."""
+        return self.units_along_n if self.has_short_tiles else 1 if self.cuts_last_tiles else 0
+
+    @property
+    def keeps_row_scales(self) -> bool:
+        """Scales of B by row stay in registers for a warpgroup's units of rows, which share them."""
+        return self.loads_sfb and self.units_along_n == 1 and self.units_per_warpgroup > 1 and self.parts == 1
+
+    @property
+    def box_rows_of_a(self) -> int:
+        """Rows of A that one TMA load brings at most: those of a tile, or this CTA's part of them.
+
+        Where rows are grouped, TMA takes longer to fill rows behind a group's end with zeros than to load rows: with
+        boxes of 64 rows, those without any are left out. On an H200 that is worth 6% to 128x256 tiles where groups are
+        small, and 25% to 128x128 tiles, and costs nothing where they are large.
+        """
+        return WGMMA_ROWS if self.work.groups_rows else self.block_m // self.cluster_n
+
+    @property
+    def box_rows_of_b(self) -> int:
+        """Rows of B that a TMA load brings: a tile's, or half of them if halves may lie apart, or those of a warp."""
+        if self.converts_b:
+            return CONVERT_ROWS
+        return self.block_n // 2 if self.cuts_last_tiles or self.epilogue.gates_apart else self.block_n
+
+    def box_rows_of_sfa(self, m: int) -> int:
+        """Rows of A whose scales one TMA load brings: a tile's, but no more than there are in whole 16 bytes.
+
+        All of a tile's if they have lines of several parts, which lie that far apart in a slot. Groups begin anywhere.
+        """
+        if self.work.groups_rows:
+            return self.box_scale_rows
+        if self.work.is_along_k:
+            return self.box_rows_of_a
+        return self.block_m if self.scale_parts > 1 else min(self.block_m, align(m, 4))
+
+    def ctas(self, m: int, n: int, num_sms: int, groups: int = 1) -> int:
+        """Count CTAs of this many products: one for each SM, but no more clusters than tiles to share out.
+
+        Of rows with a layout no more than there can be tiles, or halves; a tile has a row at least.
+        """
+        if self.work.groups_rows:
+            return min(num_sms, groups * m * ceil_div(n, self.block_n) * (2 if self.cuts_last_tiles else 1))
+        tiles_m, tiles_n = ceil_div(m, self.block_m), ceil_div(n, self.block_n)
+        clusters = groups * ceil_div(tiles_m, self.cluster_m) * ceil_div(tiles_n, self.cluster_n)
+        at_once = clusters if self.starts_alone else max(num_sms // self.cluster_size, 1)
+        return min(at_once, clusters) * self.cluster_size
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State the rules that must hold, in an order in which no rule is asked before those that give it a meaning."""
+        yield from self._rules_of_tiles()
+        yield from self._rules_of_stores()
+        yield from self._rules_of_work()
+        yield from self._rules_of_fine_scales()
+        yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
+        yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
+        one_by_one = self.run_k_blocks == self.num_partials == 1 or not self.branches_on_parts
+        yield one_by_one, "one k-block and unit at a time where units are left out"
+        yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
+        registers = self.registers[1]
+        others = 16 if self.converts_b else 32
+        yield self.accumulators <= registers - others, f"{self.accumulators} accumulators in {registers} registers"
+        yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
+
+    def _rules_of_tiles(self) -> Iterator[tuple[bool, str]]:
+        unit_n = self.unit_n or self.block_n
+        yield self.num_math_warpgroups in (1, 2, 3), "1, 2 or 3 math warpgroups"
+        whole_units = self.block_m > 0 and self.block_m % (WGMMA_ROWS * self.num_math_warpgroups) == 0
+        yield whole_units, "64 rows for each math warpgroup"
+        yield self.block_m <= 256, "a TMA box of at most 256 rows of A"
+        yield self.block_n <= 256, "a TMA box of at most 256 rows of B"
+        yield unit_n % 16 == 0 and 16 <= unit_n <= 256, "units of 16 to 256 columns, a multiple of 16"
+        yield self.block_n % unit_n == 0, "whole units along n"
+        scale_chunk = gcd(self.block_n, self.scale_rows_of_b)
+        yield unit_n % scale_chunk == 0 or scale_chunk % unit_n == 0, "whole scale chunks"
+        yield self.num_stages >= 2, "at least 2 stages"
+        # Either half of an operand that a cluster shares is whole swizzle atoms, 8 rows, by the rules on tiles above.
+        yield (self.cluster_m, self.cluster_n) in ((1, 1), (1, 2), (2, 1)), "1 or 2 CTAs that share an operand"
+        yield 1 <= self.cluster_k <= MAX_CLUSTER, f"1 to {MAX_CLUSTER} CTAs that split k"
+        yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "k split, or an operand shared, not both"
+        yield self.cluster_k == 1 or not self.adds_to_d, "no addition by TMA where k is split"
+
+    def _rules_of_stores(self) -> Iterator[tuple[bool, str]]:
+        unit_n = self.unit_n or self.block_n
+        yield self.panel_columns * self.output_bytes in (32, 64, 128, 256), "panel rows of 32, 64, 128 or 256 bytes"
+        may_be_wide = self.is_fp32 and not self.work.groups_rows
+        yield (
+            may_be_wide or not self.has_wide_panels,
+            "panel rows of 256 bytes for FP32 alone, and not for grouped rows",
+        )
+        panels = self.units_per_warpgroup * unit_n // self.panel_columns
+        whole_panels = unit_n % self.panel_columns == 0
+        yield (
+            whole_panels and self.panels_per_store > 0 and panels % self.panels_per_store == 0,
+            "panels that fill a tile",
+        )
+        half = panels // 2
+        yield not self.units_of_part or half % min(half, self.panels_per_store) == 0, "panels that fill half a tile"
+        yield self.num_store_buffers >= 1, "at least 1 store buffer"
+        yield self.raster_group >= 1, "a raster of at least 1 tile"
+        yield not self.adds_to_d or self.is_fp32, "FP32 output where it is added to D"
+        yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
+
+    def _rules_of_work(self) -> Iterator[tuple[bool, str]]:
+        unit_n, work, epilogue = self.unit_n or self.block_n, self.work, self.epilogue
+        grouped, along_k = work.groups_rows, work.is_along_k
+        yield not grouped or self.cluster_size == 1, "no clusters where rows are grouped"
+        only_a = self.cluster_size == self.cluster_n or not self.has_scales
+        yield not along_k or only_a, "only A shared where groups are along k"
+        yield not (grouped and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        yield work.may_split_k or self.cluster_k == 1, "k whole where there are heads"
+        yield (
+            not along_k or self.sfb == PER_ROW or not self.has_scales,
+            "scales of B for each row where groups are along k",
+        )
+        yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
+        plain = (
+            work.takes_fine_scales
+            and not (grouped or self.loads_sfb or self.is_fp32 or self.with_c)
+            and self.cluster_k == 1
+        )
+        yield (
+            plain or not epilogue.skips_mid,
+            "a plain BF16 product without a split of k where columns of D are skipped",
+        )
+        has_ends = work.number == ENDS.number and not self.is_fp32
+        is_usual = has_ends and self.sfb == PER_BLOCK
+        yield (
+            is_usual or not epilogue.activates,
+            "FP8 rows with ends, and scales of B by blocks, where they are activated",
+        )
+        yield (
+            is_usual or (has_ends and self.converts_b) or not epilogue.has_row_addresses,
+            "BF16 rows with ends, and FP4 or scales of B by blocks, where each has an address",
+        )
+        of_halves = unit_n == 128 and self.block_n in (128, 256)
+        yield of_halves or not epilogue.activates, "units of 128 columns, one or two, where rows are activated"
+        yield epilogue.activates or not work.fetches, "rows that are activated where they are fetched"
+        yield self.block_n == 256 or not epilogue.gates_apart, "tiles of 256 columns where gate and up lie apart"
+
+    def _rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
+        unit_n, work, epilogue = self.unit_n or self.block_n, self.work, self.epilogue
+        yield (
+            self.sfa is None or (self.sfa.rows == 1 and self.sfa.columns in (32, 64, 128)),
+            "a scale of A for each 128, 64 or 32 columns",
+        )
+        plain_tiles = work.takes_fine_scales and not (epilogue.activates or epilogue.skips_mid)
+        yield (
+            self.parts == 1 or plain_tiles,
+            "no heads, depths or activation where scales are finer than 128 columns",
+        )
+        yield self.scale_parts == 1 or self.box_scale_rows == self.scale_rows, "one box of A's scales if they are finer"
+        yield self.block_n == unit_n == 128 or not self.has_chunks, "128 columns where blocks of B are smaller"
+        yield self.run_k_blocks == 1 or not self.folds_parts, "one k-block at a time where its parts may fold"
+        by_warps = self.num_math_warpgroups < 3 and self.cluster_m * self.cluster_n == 1
+        yield (
+            by_warps or not self.has_chunks,
+            "1 or 2 math warpgroups that share nothing where blocks of B are smaller",
+        )
+        yield self.num_math_warpgroups < 3 or not self.converts_b, "1 or 2 math warpgroups where B is converted"
+        yield not (self.converts_b and self.cuts_last_tiles), "whole tiles where B is converted"
+        alone = self.cluster_m * self.cluster_n == 1
+        yield alone or not self.converts_b, "no shared operand where B is converted: other tiles may have other passes"
+        is_plain = not (self.is_fp32 or self.with_c)
+        yield is_plain or not self.converts_b or self.block_m < 256, "registers that are left for another D than BF16"
+        yield self.block_n in (64, 128) or not self.converts_b, "64 or 128 columns where B is converted"
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a math thread for totals and partial sums."""
+        return (self.units_per_warpgroup + self.num_partials) * (self.unit_n or self.block_n) // 2
+
+    def choices(self) -> dict[str, str]:
+        """Give the files that gemm/kinds.cuh includes, one of each kind, and the kernel's name."""
+        work, epilogue = self.work, self.epilogue
+        stores = "split" if self.cluster_k > 1 else epilogue.source
+        scales = "by_row_kept" if self.keeps_row_scales else "by_row" if self.loads_sfb else "by_block"
+        scales = "by_chunk" if self.has_chunks else scales
+        scales = "by_slot" if self.converts_b else "by_halves" if epilogue.activates else scales
+        convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
+        of_rows = {}
+        if work.groups_rows:
+            params = "_fetched" if work.fetches else "_silu" if epilogue.activates else ""
+            of_rows = {"ARRIVAL": f"work/rows_{work.arrival}.cuh", "ROWS_PARAMS": f"work/rows{params}_params.cuh"}
+        gates = {} if epilogue.gates is None else {"GATES": f"epilogue/{epilogue.gates}.cuh"}
+        return {
+            "DESTINATION": f"epilogue/{epilogue.destination}.cuh",
+            "WORK": f"work/{work.source}.cuh",
+            "CONVERT": f"convert/{convert}.cuh",
+            "MAINLOOP": "mainloop.cuh",
+            "SCALES": f"scales/{scales}.cuh",
+            "EPILOGUE": f"epilogue/{stores}.cuh",
+            **of_rows,
+            **gates,
+            "KERNEL_NAME": self.kernel_name,
+        }
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel's name, by which profilers find it and know the kind of product.
+
+        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`. They count
+        one match a call, so no kernel that only helps a product has any of these in its name.
+        """
+        work, epilogue = self.work, self.epilogue
+        of_work = epilogue.kernel if epilogue.skips_mid else work.kernel
+        scales = "" if self.parts == 1 else "_by_64" if (self.sfa, self.sfb) == (PER_64, PER_BLOCK) else "_fine"
+        of_rows = "_fetched" * work.fetches + (epilogue.kernel if epilogue.activates else scales)
+        return f"{'fp8_wgrad_gemm' if self.operands == OPERANDS_BY_ROW else 'fp8_gemm'}_{of_work}{of_rows}"
+
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        producer_registers, math_registers = self.registers
+        work, epilogue = self.work, self.epilogue
+        return {
+            **constants_of(self, *CONSTANTS),
+            "kLineBytes": LINE_BYTES,
+            "kUnitN": self.unit_n or self.block_n,
+            "kUnitStride": self.num_math_warpgroups * WGMMA_ROWS,
+            "kNumMathWarps": self.num_math_warpgroups * 4,
+            "kProducerRegisters": producer_registers,
+            "kMathRegisters": math_registers,
+            "kConvertRows": CONVERT_ROWS,
+            "kFinishingWarps": self.convert_warps or self.scaling_warps,
+            "kMulticastCtas": self.cluster_m * self.cluster_n,
+            "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
+            "kGroups": work.number,
+            "kGateColumns": 128 if epilogue.gates_apart else 8,
+            "kTileSlots": TILE_SLOTS,
+            "kWindowRows": work.window_rows(),
+            "kRunWords": work.run_words(self.block_m),
+            **dict(work.constants),
+            "kAIsMnMajor": self.majors.a_is_mn,
+            "kBIsMnMajor": self.majors.b_is_mn,
+            "kOutputIsFp32": self.is_fp32,
+            "kSfbIsPerRow": self.loads_sfb,
+            "kSkipsMid": epilogue.skips_mid,
+            "kToAddresses": epilogue.has_row_addresses,
+            "kLoopsInBatches": not work.is_along_k,
+            "kLoadsScalesByAddress": work.is_along_k,
+        }
+
+
+CONSTANTS = (
+    *("block_m", "block_n", "block_k", "num_stages", "num_math_warpgroups", "num_threads", "shared_bytes"),
+    *("units_along_n", "units_per_warpgroup", "units_of_part", "num_partials", "run_k_blocks", "has_tail"),
+    *("cluster_m", "cluster_n", "cluster_k", "cluster_size", "starts_alone", "raster_group"),
+    *("panel_columns", "panels_per_store", "num_store_buffers", "output_bytes", "stores_by_tma", "storing_warps"),
+    *("box_rows_of_a", "box_rows_of_b", "loaded_line_bytes_of_b", "has_scales", "scale_rows", "box_scale_rows"),
+    *("scale_parts", "scale_parts_of_b", "parts", "folds_parts", "scales_written", "scale_rows_of_b", "scaling_warps"),
+    *("convert_warps", "convert_groups", "convert_registers", "with_c", "adds_to_d"),
+    *("has_short_tiles", "branches_on_parts", "cuts_last_tiles"),
+)
+"""Attributes of a configuration that the source takes by their names."""

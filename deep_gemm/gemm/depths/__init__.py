@@ -1,1 +1,0 @@
-"""Products of groups along k."""

@@ -1,1 +1,0 @@
-"""Products of heads, a matrix for each."""

@@ -1,0 +1,97 @@
+"""Epilogues: how a tile's sums become D, and where they go. Each is a value; gemm/epilogue has their files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...core.params import Field, Kind, head_parts
+
+_ACTIVATION = (
+    Field("activation.row_weights", Kind.POINTER),
+    Field("activation.scales", Kind.POINTER),
+    Field("activation.scales_pitch", Kind.UINT32),
+    Field("activation.limit", Kind.FLOAT32),
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Epilogue:
+    """A way to store a tile. There is one object of each, which pickling keeps."""
+
+    source: str = "stored"
+    """Its file in gemm/epilogue, unless a cluster splits k."""
+    destination: str = "to_matrix"
+    """The file that says where in D a panel lies."""
+    gates: str | None = None
+    """The file that says how gate and up lie in a tile, if D is their activation (gemm/epilogue/<gates>.cuh)."""
+    fields: tuple[Field, ...] = ()
+    """Members that it adds to a kernel's parameters."""
+    second_map: str = "map_whole_d"
+    """The second map of D that a product without row scales of B has, if its work or its epilogue has two."""
+    name: str = ""
+    """For people, in place of D's type."""
+    suffix: str = ""
+    """For people, behind the kind of work."""
+    kernel: str = ""
+    """Its part of a kernel's name."""
+    by_tma: bool = True
+    """Tiles go through panels in shared memory, and by a tensor map to D."""
+    output_bytes: int = 0
+    """Bytes of an element of D; 0 if D's type says it."""
+    skips_mid: bool = False
+    """D has heads, with columns between their parts that are not written."""
+    has_row_addresses: bool = False
+    """Each row goes to an address of its own, perhaps in another GPU's memory."""
+
+    @property
+    def activates(self) -> bool:
+        """D is silu(gate) * up, cast to FP8."""
+        return self.gates is not None
+
+    @property
+    def gates_apart(self) -> bool:
+        """B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
+        return self.gates == "gates_apart"
+
+    def __repr__(self) -> str:
+        return f"epilogues.{_names()[self]}"
+
+    def __reduce__(self) -> Any:
+        return _of_name, (_names()[self],)
+
+
+TO_D = Epilogue()
+"""D is a matrix, or one for each head or group."""
+TO_HEADS = Epilogue(
+    destination="to_heads",
+    fields=head_parts(Kind.MAP.alignment),
+    second_map="map_right_d",
+    suffix=" skip mid",
+    kernel="skip_head_mid",
+    skips_mid=True,
+)
+"""D has heads, each with columns between a left and a right part that are not written."""
+SILU = Epilogue(
+    source="silu",
+    gates="gates_in_turn",
+    fields=_ACTIVATION,
+    name="silu",
+    kernel="_silu",
+    by_tma=False,
+    output_bytes=1,
+)
+"""B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
+SILU_OF_HALVES = replace(SILU, gates="gates_apart", name="silu of halves")
+"""The same of a B that has gate's rows first: a scale is for 128 columns, and gate and up are rounded to BF16."""
+TO_ADDRESSES = Epilogue(source="store_rows", suffix=" to addresses", by_tma=False, has_row_addresses=True)
+"""Each row goes to an address of its own."""
+
+
+def _names() -> dict[Epilogue, str]:
+    return {each: name for name, each in globals().items() if isinstance(each, Epilogue)}
+
+
+def _of_name(name: str) -> Epilogue:
+    found: Epilogue = globals()[name]
+    return found

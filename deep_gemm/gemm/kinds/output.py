@@ -1,0 +1,227 @@
+"""All that decides a kernel's code besides its tile: work, operands and their scales, D, and the epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.check.layout import SCALE_BLOCK
+from ...core.check.recipes import (
+    BFLOAT16,
+    E2M1,
+    E4M3,
+    MX,
+    NO_RECIPES,
+    PER_64,
+    PER_BLOCK,
+    PER_ROW,
+    Recipes,
+    Scales,
+    Values,
+)
+from ...core.check.ue8m0 import Words
+from .epilogues import TO_D, Epilogue
+from .works import DENSE, Work
+
+Operands = tuple[Values, Scales | None, Scales | None]
+"""Values of B, and how A and B are scaled."""
+ScaledOperands = tuple[Values, Scales, Scales]
+"""The same of all but BF16."""
+USUAL_OPERANDS: ScaledOperands = E4M3, PER_ROW, PER_BLOCK
+OPERANDS_BY_ROW: Operands = E4M3, PER_ROW, PER_ROW
+FP4_OPERANDS: ScaledOperands = E2M1, PER_ROW, MX
+BF16_OPERANDS: Operands = BFLOAT16, None, None
+FINE_OPERANDS: tuple[Operands, ...] = tuple(
+    (E4M3, of_a, of_b)
+    for of_a in (PER_ROW, PER_64, MX)
+    for of_b in (PER_BLOCK, PER_ROW, Scales(64, 64), Scales(32, 32), MX)
+    if min(of_a.columns, of_b.columns) < SCALE_BLOCK
+)
+"""Operands with scales of fewer than 128 columns on one side or both."""
+_NAMES: dict[Operands, str] = {
+    BF16_OPERANDS: "",
+    USUAL_OPERANDS: "",
+    OPERANDS_BY_ROW: "1d1d ",
+    (E4M3, PER_64, PER_BLOCK): "by 64 ",
+    FP4_OPERANDS: "fp4 ",
+}
+"""Names of operands; the usual ones have none."""
+
+
+def recipes_for(operands: ScaledOperands) -> Recipes:
+    """Give the recipes by which a product is asked of these operands: none where it takes them for such anyway."""
+    return NO_RECIPES if operands in (USUAL_OPERANDS, FP4_OPERANDS) else (None, *operands[1:])
+
+
+def has_chunks(operands: Operands) -> bool:
+    """Tell whether blocks of B that share a scale are smaller than 128 x 128."""
+    _, _, of_b = operands
+    return of_b is not None and 1 < of_b.rows < SCALE_BLOCK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """All that decides a kernel's code besides its tile. A configuration of `fp8_gemm` is this, and a tile."""
+
+    is_fp32: bool = False
+    """D is FP32, not BF16."""
+    with_c: bool = False
+    """C is another tensor, or D itself in BF16: read and added."""
+    adds_to_d: bool = False
+    """C is D itself, in FP32: TMA adds where D lies, which is faster than to read it."""
+    b: Values = E4M3
+    """Values of B. A has E4M3, or BF16 if B has."""
+    sfa: Scales | None = PER_ROW
+    """How A is scaled. None: neither operand is, as in BF16."""
+    sfb: Scales | None = PER_BLOCK
+    """How B is scaled."""
+    work: Work = DENSE
+    """The kind of work: which rows each B multiplies, along which part of k."""
+    epilogue: Epilogue = TO_D
+    """How sums become D."""
+
+    @property
+    def operands(self) -> Operands:
+        """Values of B, and scales."""
+        return self.b, self.sfa, self.sfb
+
+    @property
+    def columns_of_a(self) -> int:
+        """Columns of A that share a scale; a k-block's where there are none."""
+        return SCALE_BLOCK if self.sfa is None else self.sfa.columns
+
+    @property
+    def scale_parts(self) -> int:
+        """Parts of a k-block for which A has scales of their own."""
+        return SCALE_BLOCK // self.columns_of_a
+
+    @property
+    def scale_parts_of_b(self) -> int:
+        """Parts of a k-block for which B has scales of their own, unless they fold into its values."""
+        return 1 if self.sfb is None or self.converts_b else SCALE_BLOCK // self.sfb.columns
+
+    @property
+    def parts(self) -> int:
+        """Parts of a k-block that are promoted one by one."""
+        return max(self.scale_parts, self.scale_parts_of_b)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Blocks of B with a scale are smaller than 128 x 128, and a warp of the producer's writes scales to slots."""
+        return has_chunks(self.operands)
+
+    @property
+    def loads_sfb(self) -> bool:
+        """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
+        return self.sfb is not None and self.sfb.rows == 1 and not self.converts_b
+
+    @property
+    def reads_words(self) -> Words:
+        """Sides whose scales `fp8_gemm` takes as words of UE8M0: its warps read those of B, but not what TMA loads."""
+        return Words.B if self.has_chunks or self.converts_b else Words.NONE
+
+    @property
+    def folds_parts(self) -> bool:
+        """A k-block of blocks with one scale for all of its parts is promoted at once."""
+        return self.has_chunks and self.scale_parts == 1
+
+    @property
+    def converts_b(self) -> bool:
+        """B is E2M1, which becomes E4M3 in shared memory."""
+        return self.b == E2M1
+
+    @property
+    def c_is_d(self) -> bool | None:
+        """Tell whether a C must be D, or must not be; None if it may be.
+
+        TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
+        """
+        return True if self.adds_to_d else False if self.is_fp32 else None
+
+    @property
+    def name(self) -> str:
+        """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
+        return self.name_of_d + self.name_of_work
+
+    @property
+    def name_of_d(self) -> str:
+        """Name scales, type and C."""
+        sides = (f"{side.rows}x{side.columns} " for side in (self.sfa, self.sfb) if side is not None)
+        scales = _NAMES.get(self.operands, "".join(sides))
+        of = self.epilogue.name or ("fp32" if self.is_fp32 else "bf16")
+        return scales + of + ("+d" if self.adds_to_d else "+c" if self.with_c else "")
+
+    @property
+    def name_of_work(self) -> str:
+        """Name groups of rows, and where rows go."""
+        return self.work.suffix + self.epilogue.suffix
+
+
+def other_fields(one: Any, other: Output) -> list[str]:
+    """Name the fields in which a configuration, or an output, differs from an output.
+
+    A C is read or added to: where k is split, it is always read.
+    """
+    adds = getattr(one, "adds_to_d", False)
+    same = ("with_c", "adds_to_d") if (one.with_c or adds) == (other.with_c or other.adds_to_d) else ()
+    names = (each.name for each in fields(Output) if each.name not in same)
+    return [name for name in names if getattr(one, name, False) != getattr(other, name)]
+
+
+def output_into(
+    d: Tensor,
+    c: Tensor | None,
+    operands: Operands = USUAL_OPERANDS,
+    work: Work = DENSE,
+    epilogue: Epilogue = TO_D,
+) -> Output:
+    """Give the output of a product: the type of D and how C takes part are read off the tensors."""
+    is_fp32 = d.dtype == torch.float32
+    adds_to_d = is_fp32 and c is not None and c.data_ptr() == d.data_ptr()
+    return _output(is_fp32, c is not None, adds_to_d, operands, work, epilogue)
+
+
+@cache
+def _output(is_fp32: bool, has_c: bool, adds_to_d: bool, operands: Operands, work: Work, epilogue: Epilogue) -> Output:
+    b, sfa, sfb = operands
+    with_c = has_c and not adds_to_d
+    return Output(
+        is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, b=b, sfa=sfa, sfb=sfb, work=work, epilogue=epilogue
+    )
+
+
+def values_of(b: Tensor) -> Values:
+    """Tell what the values of a checked B are: packed ones come as bytes."""
+    return E2M1 if b.dtype == torch.uint8 else BFLOAT16 if b.dtype == torch.bfloat16 else E4M3
+
+
+OUTPUTS = (
+    Output(),
+    Output(with_c=True),
+    Output(is_fp32=True),
+    Output(is_fp32=True, with_c=True),
+    Output(is_fp32=True, adds_to_d=True),
+)
+"""Every type of D, and how C takes part."""
+BF16, BF16_C, FP32, FP32_C, FP32_D = OUTPUTS
+OUTPUTS_OF = {
+    (b, sfa, sfb): tuple(replace(output, b=b, sfa=sfa, sfb=sfb) for output in OUTPUTS)
+    for b, sfa, sfb in (USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS, BF16_OPERANDS)
+}
+"""The same of each kind of operands."""
+
+
+class Sizes(NamedTuple):
+    """The sizes of a product, or of each of several."""
+
+    m: float
+    """Rows of A; of each head; of a group, about."""
+    n: int
+    k: int
+    """The depth; of groups along k that of the average group."""
+    groups: int = 1
+    """Groups, or heads."""

@@ -1,0 +1,281 @@
+"""Kinds of work: which rows of A each B multiplies, and along which part of k. Each is a value.
+
+A value names the file in gemm/work that finds a CTA's tiles, the members that the file adds to a kernel's parameters,
+and the shared memory that it needs. Configurations, choices and launches ask the value; none asks which one it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...core import meeting
+from ...core.check.layout import align
+from ...core.params import Field, Kind
+
+TILE_SLOTS = 4
+"""Tiles of a grouped product that are found ahead of the threads that load and multiply; see work/tile_queue.cuh."""
+TILE_BYTES = 16
+MAIL_BYTES = 24
+"""Size of `NumberMail` in gemm/work/k_scheduler.cuh."""
+WINDOW_ROWS = 2048
+RUN_WORDS = 36
+"""Room for the first rows of runs of one id, in kernels of low tiles; see gemm/work/layout.cuh."""
+LOW_TILE = 64
+MOST_K_PARTS = 128
+"""Groups along k that one launch of BF16 takes: `kMostKParts` of gemm/work/k_parts.cuh."""
+MOST_INLINE_COUNTS = 768
+"""Depths from the host that a launch takes among its parameters: `kMostInlineCounts` of gemm/work/k_counted.cuh."""
+MOST_COUNTED, PART_BYTES = 128, 16
+"""Groups of a launch that counts depths on the GPU (`kMostCounted` of gemm/work/k_counted.cuh), and bytes of each."""
+FETCHED_BYTES = 29696
+"""Room in a CTA for rows that are on their way to it: four of 7168 columns, six of 4096."""
+MOST_FETCHED = 6
+"""Rows on their way at most."""
+MOST_ROUTES = 32
+"""Routes of a token whose row is fetched: a lane each."""
+ROWS_OF_PART = 128
+"""Rows of A that are waited for together: as many as a tile has."""
+ARRIVAL_BYTES = align(FETCHED_BYTES + MOST_FETCHED * (2 * 8 + 4 + MOST_ROUTES * 4), 128)
+"""Size of `ArrivalStorage` in gemm/work/rows_fetched.cuh."""
+GROUPS_OF_ROWS = (
+    Field("groups.layout", Kind.POINTER),
+    Field("groups.sfb_stride", Kind.UINT64),
+    Field("groups.count", Kind.UINT32),
+    Field("groups.rows", Kind.UINT32),
+    Field("groups.alignment", Kind.UINT32),
+    Field("groups.zeroes_padding", Kind.UINT32),
+)
+_FETCHING = (
+    Field("fetching.token_of", Kind.POINTER),
+    Field("fetching.row_of", Kind.POINTER),
+    Field("fetching.arrivals", Kind.POINTER),
+    Field("fetching.values", Kind.POINTER),
+    Field("fetching.sfa", Kind.POINTER),
+    Field("fetching.weights", Kind.POINTER),
+    Field("fetching.addresses", Kind.POINTER),
+    Field("fetching.results", Kind.UINT64),
+    Field("fetching.topk", Kind.UINT32),
+    Field("fetching.row_bytes", Kind.UINT32),
+    Field("fetching.weights_at", Kind.UINT32),
+    Field("fetching.pitch", Kind.UINT32),
+    Field("fetching.max_tokens", Kind.UINT32),
+    *(field._replace(name=f"fetching.{field.name}") for field in meeting.FIELDS),
+)
+_DECODE_ROWS = (*GROUPS_OF_ROWS, Field("sfa_stride", Kind.UINT64), Field("d_stride", Kind.UINT64))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Work:
+    """A kind of work. There is one object of each, which pickling keeps."""
+
+    name: str
+    """For people: in the names of configurations, and what `explain` takes."""
+    kernel: str
+    """Its part of a kernel's name."""
+    source: str
+    """Its file in gemm/work."""
+    number: int
+    """`kGroups` of gemm/work/layout.cuh."""
+    fields: tuple[Field, ...] = ()
+    """Members that the file adds to `Product`."""
+    more_fields: tuple[Field, ...] = ()
+    """Members behind those of the epilogue."""
+    decode: str | None = None
+    """Its file in gemm/decode, if the kernel of few rows does such work."""
+    decode_fields: tuple[Field, ...] = ()
+    """Members that this file adds."""
+    line: str = "{m} x {n} x {k} runs"
+    """The line of DG_PRINT_CONFIGS for a problem."""
+    groups_rows: bool = False
+    """A layout says which rows of A belong to a group, and TMA cuts boxes off at a group's end."""
+    is_stacked: bool = False
+    """Groups of rows lie one behind another in one matrix, and may begin at any row."""
+    reads_ids: bool = False
+    """The layout has a number for each row."""
+    is_along_k: bool = False
+    """Each group has a part of k, of any depth."""
+    may_be_empty: bool = False
+    """A tile may have no k-block."""
+    is_summed: bool = False
+    """Products are added up."""
+    has_planes: bool = False
+    """Each group has an A and a D of its own."""
+    queue: bool = False
+    """A warp finds tiles ahead of the others, and hands them over by a queue."""
+    more_bytes: int = 0
+    """Shared memory of the file besides the queue."""
+    alignment: int = 1
+    """Alignment of the file's shared memory."""
+    may_split_k: bool = True
+    """CTAs of a cluster may share out k."""
+    takes_fine_scales: bool = False
+    """Scales may be for fewer than 128 columns."""
+    maps: str | None = "plain"
+    """How boxes of A and B begin: "plain"; "late", perhaps with zeros; None if a kernel ahead makes the maps."""
+    arrival: str = "there"
+    """For groups of rows: rows of A lie there, or are fetched (gemm/work/rows_<arrival>.cuh)."""
+    constants: tuple[tuple[str, int], ...] = ()
+    """Numbers that the file takes from `config.cuh`."""
+
+    @property
+    def fetches(self) -> bool:
+        """Rows of A lie in rooms of a node's ranks, and are fetched as needed."""
+        return self.arrival == "fetched"
+
+    @property
+    def suffix(self) -> str:
+        """Its part of a configuration's name."""
+        return f" by {self.name}" if self.name else ""
+
+    def window_rows(self, most: int = WINDOW_ROWS) -> int:
+        """Rows of the layout that `Stretches` in gemm/work/layout.cuh sees at a time; few if it holds no rows."""
+        return most if self.reads_ids else 4
+
+    def run_words(self, rows_of_tile: int) -> int:
+        """Words behind the window in which `Stretches` keeps where runs of one id begin."""
+        return RUN_WORDS if self.reads_ids and rows_of_tile <= LOW_TILE else 0
+
+    def queue_bytes(self, rows_of_tile: int, window_rows: int = WINDOW_ROWS) -> int:
+        """Size of `TileQueue` in gemm/work/tile_queue.cuh but for its alignment; 0 without a queue."""
+        words = self.window_rows(window_rows) + self.run_words(rows_of_tile)
+        return TILE_SLOTS * (TILE_BYTES + 2 * 8) + words * 4 if self.queue else 0
+
+    def __repr__(self) -> str:
+        return f"works.{_names()[self]}"
+
+    def __reduce__(self) -> Any:
+        return _of_name, (_names()[self],)
+
+
+DENSE = Work(name="", kernel="dense", source="dense", number=0, decode="one", takes_fine_scales=True)
+"""All rows, one B."""
+IDS = Work(
+    name="ids",
+    kernel="m_grouped_contiguous",
+    source="rows",
+    number=1,
+    fields=GROUPS_OF_ROWS,
+    decode="rows",
+    decode_fields=_DECODE_ROWS,
+    line="{groups} groups of {n} x {k} run",
+    groups_rows=True,
+    is_stacked=True,
+    reads_ids=True,
+    queue=True,
+    alignment=16,
+    takes_fine_scales=True,
+)
+"""Rows stacked by group, and a group's number for each row."""
+ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
+"""Rows stacked by group, and where each group's rows end."""
+FETCHED = replace(
+    ENDS,
+    name="ends fetched",
+    more_fields=_FETCHING,
+    decode=None,
+    more_bytes=ARRIVAL_BYTES,
+    alignment=128,
+    arrival="fetched",
+    constants=(
+        ("kFetchedBytes", FETCHED_BYTES),
+        ("kMostFetched", MOST_FETCHED),
+        ("kMostRoutes", MOST_ROUTES),
+        ("kRowsOfPart", ROWS_OF_PART),
+    ),
+)
+"""The same of rows that lie in rooms of a node's ranks."""
+COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
+"""The first rows of each group's own A, and how many ("masked")."""
+DEPTHS = Work(
+    name="depths",
+    kernel="k_grouped",
+    source="depths",
+    number=4,
+    fields=(
+        Field("groups.by_depth", Kind.POINTER),
+        Field("groups.c_stride", Kind.UINT64),
+        Field("groups.count", Kind.UINT32),
+    ),
+    line="{groups} groups of {m} x {n} run",
+    is_along_k=True,
+    may_be_empty=True,
+    queue=True,
+    more_bytes=MAIL_BYTES,
+    alignment=16,
+    maps=None,
+)
+"""All rows, and a part of k for each group ("k-grouped"); each has maps of A and B, which a kernel ahead makes."""
+PARTS = replace(
+    DEPTHS,
+    source="k_parts",
+    fields=(
+        Field("parts.c_stride", Kind.UINT64),
+        Field("parts.count", Kind.UINT32),
+        Field("parts.first_k_block", Kind.UINT32, MOST_K_PARTS),
+        Field("parts.num_k_blocks", Kind.UINT32, MOST_K_PARTS),
+        Field("parts.group", Kind.UINT32, MOST_K_PARTS),
+    ),
+    queue=False,
+    more_bytes=0,
+    alignment=1,
+    maps="plain",
+)
+"""The same of BF16, of depths that the host knows: whole k-blocks, whose rows lie one behind another."""
+COUNTED = replace(
+    PARTS,
+    name="counted_depths",
+    source="k_counted",
+    number=7,
+    fields=(
+        Field("depths.counts", Kind.POINTER),
+        Field("depths.c_stride", Kind.UINT64),
+        Field("depths.groups", Kind.UINT32),
+        Field("depths.rows", Kind.UINT32),
+        Field("depths.first", Kind.UINT32),
+        Field("depths.count", Kind.UINT32),
+        Field("depths.inline_counts", Kind.UINT32, MOST_INLINE_COUNTS),
+    ),
+    is_along_k=False,
+    more_bytes=MOST_COUNTED * PART_BYTES,
+    alignment=16,
+    maps="late",
+)
+"""The same of any depths, which the GPU alone may know."""
+HEADS = Work(
+    name="heads",
+    kernel="heads",
+    source="heads",
+    number=5,
+    fields=(
+        Field("heads.sfb_stride", Kind.UINT64),
+        Field("heads.c_stride", Kind.UINT64),
+        Field("heads.count", Kind.UINT32),
+    ),
+    decode="heads",
+    decode_fields=tuple(Field(f"heads.{x}_stride", Kind.UINT64) for x in ("sfa", "sfb", "d", "c")),
+    line="{groups} heads of {m} x {n} x {k} run",
+    has_planes=True,
+    may_split_k=False,
+)
+"""All rows, and of each head its own A, B and D (`fp8_einsum`)."""
+SUM = Work(
+    name="sum",
+    kernel="sum",
+    source="sums",
+    number=6,
+    fields=(Field("sum.products", Kind.UINT32, of_base=Kind.MAP.alignment), Field("sum.slices", Kind.UINT32)),
+    line="{groups} x {m} x {n} x {k}, added up, runs",
+    is_summed=True,
+)
+"""All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
+WORKS = (DENSE, IDS, ENDS, FETCHED, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
+
+
+def _names() -> dict[Work, str]:
+    return {each: name for name, each in globals().items() if isinstance(each, Work)}
+
+
+def _of_name(name: str) -> Work:
+    found: Work = globals()[name]
+    return found

@@ -1,0 +1,175 @@
+"""A product that was asked, checked: what kernels and the reference compute."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.check.layout import align, ceil_div, ids_of_groups, rows_of_counts
+from ..core.check.recipes import PER_BLOCK, PER_ROW, Scales
+from .kinds.epilogues import TO_D, Epilogue
+from .kinds.output import Output, Sizes, output_into, values_of
+from .kinds.works import DENSE, Work
+
+MID_MULTIPLE = 8
+"""Columns between parts of heads: 16 bytes of BF16, at multiples of which alone TMA sees something begin."""
+
+
+class HeadParts(NamedTuple):
+    """Columns of each head of D: the product has those of the left and the right part, D has a middle between them."""
+
+    left: int
+    mid: int
+    right: int
+
+    @property
+    def columns(self) -> int:
+        """Columns of the product in each head."""
+        return self.left + self.right
+
+    @property
+    def columns_of_d(self) -> int:
+        """Columns of D in each head."""
+        return self.left + self.mid + self.right
+
+    @property
+    def part_multiple(self) -> int:
+        """Columns of which both parts are multiples."""
+        return gcd(self.left, self.right)
+
+    @property
+    def division(self) -> tuple[int, int]:
+        """A multiplier and a shift that divide by `columns`: `column // 8 * multiplier >> shift`.
+
+        With N = 2^(29 + s), 2^s no less than u = columns / 8, and M = ceil(N / u): M / N is above 1 / u by less than
+        1 / N, so for c below 2^29 c * M / N is above c / u by less than 2^-s, which is at most 1 / u. So no whole
+        number lies between them.
+        """
+        units = self.columns // MID_MULTIPLE
+        shift = 29 + (units - 1).bit_length()
+        return ceil_div(1 << shift, units), shift
+
+    def of(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        """The left and the right parts of D's heads: `[m, number of heads, columns]`."""
+        of_heads = d.view(d.shape[0], d.shape[1] // self.columns_of_d, self.columns_of_d)
+        return of_heads[..., : self.left], of_heads[..., self.left + self.mid :]
+
+
+class Problem(NamedTuple):
+    """D = C + A @ B.T: one product, or several of a kind, as the work says.
+
+    A is `[m, k]`, B `[n, k]`, D `[m, n]`. Heads, groups and products that are added up have a dimension more, in front:
+    B for each group of rows, A and D too if groups have planes. Groups along k share one A, `[m, sum of ks]`, and one
+    B; in FP8 their values lie one group behind another, in one dimension.
+    """
+
+    a: Tensor
+    sfa: Any
+    """Scales of A, a tensor; None in BF16, where depths that the GPU alone has may take the place."""
+    b: Tensor
+    sfb: Any
+    """Scales of B; None in BF16."""
+    d: Tensor
+    """The output. For rows that go to addresses, int64 `[m]`: where each goes, or 0."""
+    c: Any = None
+    """C, a tensor or None. For groups of rows the layout, in its place among the operands: ids, ends or counts."""
+    work: Work = DENSE
+    of_b: Scales | None = PER_BLOCK
+    """How B is scaled; with MX if it is FP4. Scales' tensors say their type: see core/check/ue8m0.py."""
+    of_a: Scales | None = PER_ROW
+    epilogue: Epilogue = TO_D
+    expected_m: float = 0.0
+    """Rows of a group, about."""
+    alignment: int = 1
+    """Alignment, in rows, of group starts (for ends) and of zero padding."""
+    zero_padding: bool = False
+    """Zeros are written to rows without a group that share an aligned block with one that has a group."""
+    ks: tuple[int, ...] | None = None
+    """The groups' k, if the caller has them on the host; else `ks_tensor` holds them."""
+    ks_tensor: Tensor | None = None
+    layout: Tensor | None = None
+    """For groups along k, the tensor that the caller gave: `ks_tensor`, or the ends that it was made of."""
+    heads: Any = None
+    """`HeadParts`, or None: columns of D's heads, if some of them are not written."""
+    row_weights: Tensor | None = None
+    """FP32 `[m]`: factors of whole rows that are activated."""
+    scales: Any = None
+    """Scales of a D that is cast: one for each row and 64 columns, or 128 if gates lie apart, m-major."""
+    limit: float | None = None
+    """In an activation, gate counts as at most this, up as within +-this."""
+
+    @property
+    def m(self) -> int:
+        """Rows of A, or of each A."""
+        return self.a.shape[-2] if self.a.dim() > 1 else self.d.shape[-2]
+
+    @property
+    def n(self) -> int:
+        """Columns of the product."""
+        return self.b.shape[-2] if self.b.dim() > 1 else self.d.shape[-1]
+
+    @property
+    def k(self) -> int:
+        """Depth; of groups along k that of the average group."""
+        if self.a.dim() == 1:
+            return self.a.numel() // max(self.m, 1) // max(self.groups, 1)
+        return self.a.shape[-1]
+
+    @property
+    def groups(self) -> int:
+        """Heads, groups, or products that are added up."""
+        return self.b.shape[0] if self.b.dim() > 2 else self.d.shape[0] if self.work.may_be_empty else 1
+
+    @property
+    def planes(self) -> int:
+        """Matrices of rows."""
+        return self.groups if self.work.has_planes else 1
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes, as the choice of a configuration takes them."""
+        return Sizes(self.expected_m if self.work.groups_rows else self.m, self.n, self.k, self.groups)
+
+    @property
+    def output(self) -> Output:
+        """All that decides the kernel's code besides its tile."""
+        c = None if self.work.groups_rows else self.c
+        return output_into(self.d, c, (values_of(self.b), self.of_a, self.of_b), self.work, self.epilogue)
+
+    @property
+    def ids(self) -> Tensor:
+        """The group of each stacked row, -1 for none, from ids or ends."""
+        ids: Tensor = self.c if self.work.reads_ids else ids_of_groups(self.c, self.m, self.alignment)
+        return ids
+
+
+def padding_rows(ids: Tensor, alignment: int) -> Tensor:
+    """Rows without a group that share an aligned block of rows with one that has a group."""
+    valid = ids >= 0
+    blocks = torch.zeros(align(len(ids), alignment), dtype=torch.bool, device=ids.device)
+    blocks[: len(ids)] = valid
+    near_valid = blocks.view(-1, alignment).any(dim=1).repeat_interleave(alignment)[: len(ids)]
+    return near_valid & ~valid
+
+
+def write_without_depth(p: Problem) -> None:
+    """Write a product of depth 0: C, or zeros, to all that is written. The host reads nothing."""
+    if p.work.groups_rows:
+        if p.work.has_planes:
+            is_written = rows_of_counts(p.c, p.m)
+        else:
+            ids = p.ids
+            is_written = ids >= 0
+            if p.zero_padding:
+                is_written |= padding_rows(ids, p.alignment)
+        p.d.masked_fill_(is_written[..., None], 0)
+    elif p.heads is not None:
+        for part in p.heads.of(p.d):
+            part.zero_()
+    elif p.c is None:
+        p.d.zero_()
+    else:
+        p.d.copy_(p.c)

@@ -1,1 +1,0 @@
-"""Products into the parts of heads."""

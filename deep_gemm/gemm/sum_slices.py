@@ -1,0 +1,77 @@
+"""The kernel of gemm/sum_slices.cuh: how it is compiled, and launched behind the kernel that gives the slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core.check.layout import ceil_div
+from ..core.kernel import Config, Kernel
+from ..core.params import Field, Kind, Params
+
+PARAMS = Params(
+    "SlicesParams",
+    Field("slices", Kind.POINTER),
+    Field("d", Kind.POINTER),
+    Field("d_pitch", Kind.UINT64),
+    Field("count", Kind.UINT32),
+    Field("m", Kind.UINT32),
+    Field("n", Kind.UINT32),
+)
+"""`SlicesParams` of gemm/sum_slices.cuh."""
+COLUMNS = 128
+"""Columns of a CTA."""
+
+
+@dataclass(frozen=True)
+class SlicesConfig(Config):
+    """One configuration."""
+
+    output_is_fp32: bool
+    adds_to_d: bool = False
+    num_threads: int = 256
+    ctas_per_sm: int = 4
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        return f"{'fp32' if self.output_is_fp32 else 'bf16'}{'+d' if self.adds_to_d else ''}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA: four sums of each thread."""
+        return self.num_threads * 16
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.output_is_fp32 or not self.adds_to_d, "FP32 where it adds to D"
+
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            "kOutputBytes": 4 if self.output_is_fp32 else 2,
+            "kAddsToD": self.adds_to_d,
+            "kNumThreads": self.num_threads,
+            "kSharedBytes": self.shared_bytes,
+        }
+
+
+def reachable_slices() -> list[SlicesConfig]:
+    """Every configuration that sums over products can take."""
+    return [SlicesConfig(False), SlicesConfig(True), SlicesConfig(True, adds_to_d=True)]
+
+
+def grid(m: int, n: int) -> int:
+    """Count CTAs: as many for each row as its columns need."""
+    return m * ceil_div(n, COLUMNS)
+
+
+def bind(slices: Tensor, d: int, pitch: int) -> bytes:
+    """Give the kernel's parameters, for a D at this address whose rows are so many elements apart."""
+    count, m, n = slices.shape
+    return PARAMS.pack({"slices": slices.data_ptr(), "d": d, "d_pitch": pitch, "count": count, "m": m, "n": n})
+
+
+KERNEL: Kernel[SlicesConfig] = Kernel("sum_slices", PARAMS, reachable_slices)

@@ -1,0 +1,206 @@
+"""Logits of the indexer: of many tokens, whose keys lie in rows, and of a few of each sequence, with keys in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..compat.forms import Request, tells_options_by_type
+from ..core.call import CallPlan, Function, run
+from ..core.check.checks import nothing
+from . import kernel, plan_paged_contexts, reference
+from .check import (
+    Keys,
+    Logits,
+    PagedLogits,
+    metadata_problem,
+    mqa_logits_problem,
+    paged_logits_problem,
+    without_scales,
+)
+
+
+@tells_options_by_type
+def fp8_mqa_logits(
+    q: Tensor,
+    kv: Keys,
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool | None = None,
+    max_seqlen_k: int = 0,
+    schedule_meta: None = None,
+) -> Request:
+    """Score the keys of each token's range: FP32 logits, by which the indexer chooses what a token attends to.
+
+    ``logits[i, j] = sf[j] * sum over heads h of max(0, q[i, h] . kv[j]) * weights[i, h]``
+
+    - `q`: FP8 `[tokens, heads, depth]`, heads a multiple of 8 up to 128, depth 32, 64 or 128.
+    - `kv`: FP8 `[keys, depth]` and FP32 scales `[keys]`, one for each key.
+    - `weights`: FP32 `[tokens, heads]`. The scale of a query, and a softmax scale, belong in here.
+    - `cu_seq_len_k_start`, `cu_seq_len_k_end`: int32 `[tokens]`. Token i has the keys start <= j < end, of those that
+      there are; none if end <= start.
+    - `max_seqlen_k`: 0, or the columns of compressed rows: `logits[i, j - start[i]]`, where what is behind a range is
+      undefined.
+    - `clean_logits`: what is outside of a range is -inf; else it is undefined. None means True, and False in compressed
+      rows, where it cannot be True.
+
+    Releases differ in the order of these two by position, so their types tell them apart: a bool is `clean_logits`, an
+    integer `max_seqlen_k`.
+
+    The result is a view of rows that have room for more, so it is not contiguous. Sums have one order, so the bits are
+    the same each time.
+
+    >>> q, k = (torch.ones(*shape, dtype=torch.float8_e4m3fn) for shape in ((2, 8, 32), (3, 32)))
+    >>> start, end = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    >>> fp8_mqa_logits(q, (k, torch.ones(3)), torch.full((2, 8), 0.5), start, end).tolist()
+    [[128.0, 128.0, -inf], [-inf, 128.0, 128.0]]
+    """
+    nothing("schedule_meta", schedule_meta)  # the kernel makes its own
+    said = clean_logits, max_seqlen_k, torch.float32
+    return run, LOGITS, (q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end), said
+
+
+@tells_options_by_type
+def fp8_fp4_mqa_logits(
+    q: tuple[Tensor, None],
+    kv: Keys,
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool | None = None,
+    max_seqlen_k: int = 0,
+    logits_dtype: torch.dtype = torch.float32,
+    schedule_meta: None = None,
+) -> Request:
+    """Do what `fp8_mqa_logits` does with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
+
+    The other member would be the scales of FP4 queries, which Hopper does not have.
+    """
+    nothing("schedule_meta", schedule_meta)  # the kernel makes its own
+    said = clean_logits, max_seqlen_k, logits_dtype
+    return run, LOGITS, (without_scales(q), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end), said
+
+
+def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int, indices: None = None) -> Tensor:
+    """Plan which SM computes which logits of `fp8_paged_mqa_logits`: int32 `[num_sms + 1, 2]`.
+
+    It holds for these contexts, int32 `[sequences, next_n]` or `[sequences]`, whatever the layer, and may be copied
+    into a tensor that a graph reads.
+
+    >>> get_paged_mqa_logits_metadata(torch.tensor([[1000], [24]], dtype=torch.int32), 64, 2).tolist()
+    [[0, 0], [0, 4], [1, 1]]
+    """
+    nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
+    made: Tensor = run(SCHEDULE, (context_lens,), (block_kv, num_sms))
+    return made
+
+
+@tells_options_by_type
+def fp8_paged_mqa_logits(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor,
+    max_context_len: int,
+    clean_logits: bool = False,
+    indices: None = None,
+) -> Request:
+    """Score the keys of each token's context: FP32 logits `[sequences * next_n, max_context_len]`.
+
+    ``logits[b * next_n + t, j] = sf[j] * sum over heads h of max(0, q[b, t, h] . key[j]) * weights[b * next_n + t, h]``
+
+    - `q`: FP8 `[sequences, next_n, heads, depth]`, next_n 1 to 4, heads a multiple of 8, next_n x heads up to 256,
+      depth 32, 64 or 128.
+    - `kv_cache`: uint8 `[blocks, page, 1, depth + 4]`, page 32 or 64. In a block all keys come first, then their FP32
+      scales. Blocks may lie apart, at multiples of 16 bytes.
+    - `weights`: FP32 `[sequences * next_n, heads]`.
+    - `context_lens`: int32 `[sequences, next_n]`: token t has the keys j < context_lens[b, t]; or `[sequences]`, of all
+      tokens of a sequence. 0 is allowed.
+    - `block_table`: int32 `[sequences, pages]`: where each page is. Entries behind the context may be anything; the
+      pages that they name are not read.
+    - `schedule_meta`: of `get_paged_mqa_logits_metadata` for these contexts, for all SMs, or for half as many.
+    - `clean_logits`: must be False. Logits behind a context are undefined.
+    - `indices`: must be None. Releases differ in whether it or `clean_logits` comes first by position; either may.
+
+    The result is a view of rows that have room for more, so it is not contiguous. Sums have one order, so the bits are
+    the same each time.
+    """
+    nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
+    operands = q, kv_cache, weights, context_lens, block_table, schedule_meta
+    return run, PAGED_LOGITS, operands, (max_context_len, clean_logits, torch.float32)
+
+
+@tells_options_by_type
+def fp8_fp4_paged_mqa_logits(
+    q: tuple[Tensor, None],
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor,
+    max_context_len: int,
+    clean_logits: bool = False,
+    logits_dtype: torch.dtype = torch.float32,
+    indices: None = None,
+) -> Request:
+    """Do what `fp8_paged_mqa_logits` does with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
+
+    The other member would be the scales of FP4 queries, which Hopper does not have.
+    """
+    nothing("indices", indices)  # of sequences: only kernels for Blackwell take them
+    operands = without_scales(q), kv_cache, weights, context_lens, block_table, schedule_meta
+    return run, PAGED_LOGITS, operands, (max_context_len, clean_logits, logits_dtype)
+
+
+@torch.no_grad()
+def compute(p: Logits) -> CallPlan | None:
+    """Compute a problem's logits where its operands are; on a GPU give the plan, which serves other calls."""
+    if p.logits.numel() == 0 or (isinstance(p, PagedLogits) and p.cache.shape[0] == 0):
+        return None
+    if p.q.is_cuda:
+        return kernel.run(p)
+    if isinstance(p, PagedLogits):
+        reference.paged_mqa_logits(p)
+    else:
+        reference.mqa_logits(p)
+    return None
+
+
+def _answer(problem: Callable[..., Logits], *given: Any) -> tuple[Tensor, CallPlan | None]:
+    p = problem(*given)
+    return p.logits, compute(p)
+
+
+@torch.no_grad()
+def _answer_schedule(contexts: Tensor, block_kv: int, num_sms: int) -> tuple[Tensor, CallPlan | None]:
+    schedule = metadata_problem(contexts, block_kv, num_sms)
+    if contexts.is_cuda:
+        return schedule, plan_paged_contexts.run(contexts, schedule)
+    reference.schedule(contexts, schedule)
+    return schedule, None
+
+
+def _operator(name: str, *given: Any) -> Tensor:
+    return getattr(torch.ops.deep_gemm, name).default(*given)  # type: ignore[no-any-return]
+
+
+def _flat(q: Tensor, kv: Keys, *others: Any) -> tuple[Any, ...]:
+    return q, *kv, *others
+
+
+def _all(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tensors
+
+
+LOGITS = Function(
+    partial(_answer, mqa_logits_problem), lambda *given: _operator("fp8_mqa_logits", *_flat(*given)), _flat
+)
+PAGED_LOGITS = Function(partial(_answer, paged_logits_problem), partial(_operator, "fp8_paged_mqa_logits"), _all)
+SCHEDULE = Function(_answer_schedule, partial(_operator, "plan_paged_contexts"), _all)

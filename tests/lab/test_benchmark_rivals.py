@@ -1,0 +1,123 @@
+"""Products with rivals of their own, FP4 weights and fine scales, what needs no GPU of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_benchmark import invoke, pretend_gpu
+
+from lab.bench import fine, fp4, products, tune
+from lab.bench.bulk_read import READ
+from lab.bench.cases import FINE_DENSE, FP4_DENSE, Case
+from lab.bench.contenders import BF16, OURS, Contender
+from lab.bench.report import Report
+from lab.bench.timing import KernelEvent, L2Flush
+
+SMALL: Mapping[str, tuple[int, ...]] = {
+    FP4_DENSE: (5, 64, 288),
+    "fp4_masked": (3, 4, 64, 288),
+    "fp4_contiguous": (3, 7, 64, 288),
+    FINE_DENSE: (5, 64, 288),
+    "fine_masked": (3, 4, 64, 288),
+}
+RIVALS = {
+    FP4_DENSE: (fp4.HUMMING, "humming-kernels is not installed: pip install humming-kernels==0.1.19"),
+    FINE_DENSE: (fine.TRITON, "no transformers with a Triton kernel: pip install transformers==5.3.0"),
+}
+"""The rival of another package, and the reason for which it has no time where that is not installed."""
+OWN = {fp4: (OURS, fp4.FP8, READ), fine: (fine.USUAL, *fine.SAID, BF16)}
+"""Contenders that need no other package."""
+
+
+def small_case(kind: str) -> Case:
+    (case,) = products.cases_of(kind, shapes=[SMALL[kind]])
+    return case
+
+
+def contenders(kind: str) -> dict[str, Contender]:
+    return {each.name: each for each in products.WITH_OWN_RIVALS[kind].contenders_of(small_case(kind), "cpu")}
+
+
+def scaled(contender: Contender) -> torch.Tensor:
+    return contender.call() * 1.01
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_every_case_is_one_that_products_take_and_few_are_some_of_all(kind: str) -> None:
+    found = products.cases_of(kind)
+    for case in found:
+        *_, n, k = case.shape
+        assert n % 8 == 0 and k % 16 == 0
+        assert len(case.sizes) == (0 if kind.endswith("_dense") else case.shape[0])
+        assert max(case.sizes, default=0) <= case.max_m or kind.endswith("contiguous")
+    shapes = [case.shape for case in found]
+    assert shapes == list(dict.fromkeys(shapes))
+    assert 0 < len(products.cases_of(kind, quick=True)) < len(found)
+    assert sum(len(products.cases_of(kind, is_judged=part)) for part in (False, True)) == len(found)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_shapes_may_be_new_and_of_as_many_numbers_as_the_kind_has(kind: str) -> None:
+    assert small_case(kind).is_judged is None
+    with pytest.raises(ValueError, match=rf"shapes: expected \(.*m, n, k\) for bench {kind}|expected \(groups, rows"):
+        products.cases_of(kind, shapes=[(1, 2)])
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_products_are_right_and_a_wrong_one_is_noticed(kind: str) -> None:
+    found, own = contenders(kind), OWN[products.WITH_OWN_RIVALS[kind]]
+    assert list(found) == [*own, *RIVALS.get(kind, ())[:1]]
+    for name in own:
+        error, why = products.checked(found[name], products.MAX_ERROR_BF16)
+        assert why is None and error is not None and (error > 0) == (name != READ)
+        if name.startswith(OURS):
+            nearly = replace(found[name], call=partial(scaled, found[name]))
+            assert "wrong: relative error" in str(products.checked(nearly, products.MAX_ERROR_BF16)[1])
+
+
+@pytest.mark.parametrize("kind", RIVALS)
+def test_a_rival_that_is_not_there_is_left_out_in_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    name, why = RIVALS[kind]
+    assert products.checked(contenders(kind)[name], 1.0) == (None, f"NotImplementedError: {why}")
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_run_measures_keeps_and_shows(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch)
+    module, compiled = products.WITH_OWN_RIVALS[kind], []
+    kernels = (KernelEvent("cast", 0, 20), KernelEvent("product", 30, 80))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(products, "recorded", lambda calls, *_: {name: [kernels] for name in calls})
+    monkeypatch.setattr(products, "made", lambda case: list(contenders(case.kind).values()))
+    monkeypatch.setattr(tune, "compile_all", lambda configs, announce: compiled.append(configs))
+    out = tmp_path / "result.json"
+    code, output = invoke("bench", kind, "--quick", "--out", str(out), "--commit", "abc")
+    assert code == 0, output
+    assert compiled == [[]]
+    report = Report.load(out)
+    rows: list[Any] = [row for row in report.rows if not row.failed]
+    assert {row.contender for row in rows} == set(OWN[module])
+    assert len(rows) == len(OWN[module]) * len(module.QUICK[kind])
+    assert all(row.bytes and row.fast_shape is None for row in rows)
+    assert {row.shape for row in rows if row.is_judged} <= {
+        case.shape for case in products.cases_of(kind, is_judged=True)
+    }
+    assert f"{kind} on " in output and "geometric means of ratios" in output
+    assert all((why in " ".join(output.split())) == (kind == of) for of, (_, why) in RIVALS.items())
+    assert module.METHOD in report.header["method"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_run_on_a_gpu(kind: str) -> None:
+    rows = products.cold_rows(replace(small_case(kind), shape=(*SMALL[kind][:-2], 256, 512)), L2Flush(), 3)
+    assert {row.contender for row in rows if row.us} >= set(OWN[products.WITH_OWN_RIVALS[kind]])
+    assert all(row.failed is None for row in rows if row.contender.startswith(OURS))
