@@ -38,7 +38,7 @@ def has_kernels(x: Tensor) -> bool:
 def can_cast(x: Tensor, to: Target, groups: Tensor | None = None) -> bool:
     """Tell whether a kernel casts x so: all of it, or the rows of as many groups as there are counts or ends."""
     blocks = to.format.blocks if groups is None else BLOCKS_OF_GROUPS
-    return max(to[:2]) in blocks and has_kernels(x) and (groups is None or len(groups) <= MAX_GROUPS)
+    return to.block in blocks and has_kernels(x) and (groups is None or len(groups) <= MAX_GROUPS)
 
 
 def lies_transposed(x: Tensor) -> bool:
@@ -81,18 +81,15 @@ def launched(
     return result(outputs), plan_at(ready, at, [*given.values()], outputs, result=result)
 
 
+@torch.no_grad()
 def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> tuple[Quantized, CallPlan | None]:
     """Cast on a GPU as `can_cast` says; give the plan if it serves other casts."""
     if to.rows > 1:
         return cast_tiles_of(x, to)
     if x.dim() == 2 and lies_transposed(x) and not to.packs and to.format.has_nan:
-        return cast_columns_of(x.t(), to)
-    return cast_rows_of(x, to, masked_m)
-
-
-@torch.no_grad()
-def cast_rows_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> tuple[Quantized, CallPlan | None]:
-    """Cast each row's blocks of columns on a GPU; give the plan if it serves other casts."""
+        columns, scales = to.empty(x.shape, x)
+        of_columns = TileCast(with_rows(x.t()), to, columns=columns, column_scales=scales)
+        return launched(cast_tiles, of_columns, {"x": x}, {"columns": columns, "column_scales": scales})
     values, scales = to.empty(x.shape, x)
     if x.dim() == 3 and to.mn_major and masked_m is None:
         for part in zip(x, values, scales, strict=True):
@@ -101,14 +98,6 @@ def cast_rows_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> tuple
     of_rows = scales if masked_m is not None or to.mn_major else as_rows(scales)
     cast = RowCast(as_rows(x), as_rows(values), of_rows, to, counts=masked_m)
     return launched(cast_rows, cast, {"x": x}, {"values": values, "scales": scales})
-
-
-@torch.no_grad()
-def cast_columns_of(x: Tensor, to: Target) -> tuple[Quantized, CallPlan | None]:
-    """Cast the transpose of `x` `[m, k]` on a GPU, each column's blocks of rows with a scale; give the plan too."""
-    columns, scales = to.empty(x.shape[::-1], x)
-    cast = TileCast(with_rows(x), to, columns=columns, column_scales=scales)
-    return launched(cast_tiles, cast, {"x": x}, {"columns": columns, "column_scales": scales})
 
 
 @torch.no_grad()
@@ -147,7 +136,6 @@ def in_pairs(made: tuple[Tensor, ...]) -> tuple[Quantized, Quantized]:
     return (values, scales), (columns, of_columns)
 
 
-@torch.no_grad()
 def cast_tiles_of(x: Tensor, to: Target) -> tuple[Quantized, CallPlan | None]:
     """Cast blocks of rows on a GPU, with a scale for as many columns, or with one for each column.
 
@@ -157,17 +145,17 @@ def cast_tiles_of(x: Tensor, to: Target) -> tuple[Quantized, CallPlan | None]:
     values, scales = to.empty(x.shape, x)
     # Matrices whose blocks are all whole are one matrix.
     rows = x.numel() // k if m % to.rows == 0 else m
-    parts = with_rows(x).reshape(-1, rows, k), values.view(-1, rows, k), scales.view(-1, *_blocks(rows, k, to))
+    parts = (
+        with_rows(x).reshape(-1, rows, k),
+        values.view(-1, rows, k),
+        scales.view(-1, ceil_div(rows, to.rows), scales.shape[-1]),
+    )
     casts = [TileCast(one, to, *its) for one, *its in zip(*parts, strict=True)]
     if len(casts) == 1:
         return launched(cast_tiles, casts[0], {"x": x}, {"values": values, "scales": scales})
     for cast in casts:
         cast_tiles.run(cast)
     return (values, scales), None
-
-
-def _blocks(m: int, k: int, to: Target) -> tuple[int, int]:
-    return ceil_div(m, to.rows), ceil_div(k, to.columns)
 
 
 def can_turn_blocks(x: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
@@ -67,7 +67,7 @@ class CastConfig(Config):
     num_threads: int = 128
     ctas_per_sm: int = 8
     to: Target = PER_ROW
-    """The cast of each row."""
+    """The cast of a row."""
 
     @property
     def name(self) -> str:
@@ -197,6 +197,7 @@ class RowCast(NamedTuple):
     scales: Tensor
     """One for each row of values and `to.columns` columns, by any strides; `[groups, rows, blocks]` with `counts`."""
     to: Target = PER_ROW
+    """The cast of a row: its columns under a scale, and its format."""
     gating: Gating | None = None
     """The activation of gate and up that is cast."""
     row_weights: Tensor | None = None
@@ -216,7 +217,7 @@ class RowCast(NamedTuple):
 
     @property
     def sizes(self) -> Tensor | None:
-        """The numbers by which the kernel finds its groups."""
+        """Counts or ends of groups, as the kernel reads them."""
         return self.ends if self.counts is None else self.counts
 
 
@@ -244,7 +245,7 @@ def config_of(p: RowCast, num_sms: int) -> CastConfig:
         activates=p.gating is not None,
         groups=_groups_of(p),
         to_routes=p.row_of is not None,
-        to=p.to.compiled,
+        to=replace(p.to, use_ue8m0=False, min_amax=0.0, mn_major=False),  # numbers of a launch
     )
 
 
@@ -275,12 +276,6 @@ def block_reciprocal(k: int, block: int = SCALE_BLOCK) -> int:
     return min((1 << 32) // ceil_div(k, block), (1 << 32) - 1)
 
 
-def _kind_of(gating: Gating, has_weights: bool) -> int:
-    if gating.name == "situ":
-        return 2
-    return int(gating != Gating() or has_weights)
-
-
 def params_of(p: RowCast) -> bytes:
     """Give the kernel's parameters."""
     (m, _), k, scales = p.x.shape, p.k, p.scales
@@ -307,7 +302,7 @@ def params_of(p: RowCast) -> bytes:
             "beta": gating.beta or -0.0,  # which no sum notices, a zero's sign neither
             "alpha_reciprocal": 1 / gating.alpha,
             "beta_reciprocal": 1 / gating.beta if gating.beta else 0.0,
-            "gating": _kind_of(gating, p.row_weights is not None),
+            "gating": 2 if gating.name == "situ" else int(gating != Gating() or p.row_weights is not None),
             "rounds_up": int(p.to.use_ue8m0),
         }
     )

@@ -162,7 +162,7 @@ class TileCast(NamedTuple):
     x: Tensor
     """`[m, k]`; the rows of all matrices if blocks are transposed."""
     to: Target
-    """The cast of `values`, or of the columns where there are no values."""
+    """The cast that gives `values`; if there are no values, the one that gives columns, row by row."""
     values: Tensor | None = None
     """`[m, k]`; beside transposed blocks it may be left out."""
     scales: Tensor | None = None
@@ -173,16 +173,13 @@ class TileCast(NamedTuple):
     """`[k, ceil(m / block)]`, if there are columns, but for those of blocks."""
 
     @property
-    def block(self) -> int:
-        """Rows under one scale; of blocks the columns too."""
-        return max(self.to.rows, self.to.columns)
-
-    @property
     def grain(self) -> Grain | None:
         """The part of `values` that has a scale."""
         if self.scales is None:
             return None
-        return (Grain.ROWS if self.to.rows == 1 else Grain.CHANNELS) if 1 in self.to[:2] else Grain.BLOCKS
+        if self.to.rows == 1:
+            return Grain.ROWS
+        return Grain.CHANNELS if self.to.columns == 1 else Grain.BLOCKS
 
 
 def run(p: TileCast, changing: Sequence[str] = ()) -> tuple[Prepared[TileCastConfig] | None, int]:
@@ -209,7 +206,7 @@ def config_of(p: TileCast) -> TileCastConfig:
         is_aligned=is_aligned(p.x, p.x if p.values is None else p.values),
         has_aligned_columns=columns is None
         or all(n % ADDRESS_ALIGNMENT == 0 for n in (columns.data_ptr(), columns.stride(-2), columns.shape[-1])),
-        block=p.block,
+        block=p.to.block,
     )
 
 

@@ -56,15 +56,11 @@ def pointers(params: Params) -> tuple[str, ...]:
 
 
 def addresses(params: Params, problem: Any) -> dict[str, int]:
-    """Give the addresses of a problem's tensors, 0 for those that it has not."""
-    return {name: address_of(getattr(problem, name)) for name in pointers(params)}
-
-
-def address_of(x: Tensor | None) -> int:
-    """Address of a tensor, 0 if there is none."""
-    return 0 if x is None else x.data_ptr()
+    """Give the addresses of a problem's tensors, 0 for a tensor that is None."""
+    tensors = [(name, getattr(problem, name)) for name in pointers(params)]
+    return {name: 0 if x is None else x.data_ptr() for name, x in tensors}
 
 
 def pitch(x: Tensor | None, dim: int) -> int:
-    """Bytes from one index of a dimension to the next, 0 if there is no tensor."""
+    """Bytes from one index of a dimension to the next, 0 if x is None."""
     return 0 if x is None else x.stride(dim) * x.element_size()

@@ -18,9 +18,8 @@ from ..compat.forms import accepts_names
 from ..core.check.layout import SCALE_BLOCK, align, check_dense
 from ..core.check.tracing import is_dispatched
 from ..core.check.ue8m0 import FP32_MANTISSA_BITS, NO_NUMBER, ONE
-from .by_kernels import can_cast, cast_of
 from .by_torch import VALUES, cast_blocks, packed_codes
-from .fp8 import scaled_back
+from .fp8 import cast_checked, scaled_back
 from .rules import FP4, LAYER_TYPES, MX_BLOCK, MXFP4, Quantized, Target, check_castable, granularity
 from .scales import packed_rows
 
@@ -43,12 +42,9 @@ def per_token_cast_to_fp4(
         raise ValueError(f"x: expected shape (..., m, k) with an even k, got {tuple(x.shape)}")
     if use_packed_ue8m0 and not use_ue8m0:
         raise ValueError("use_packed_ue8m0: expected use_ue8m0 with it")
-    values, scales = _cast(x, Target(1, gran_k, use_ue8m0, format=FP4))
+    to = Target(1, gran_k, use_ue8m0, format=FP4)
+    values, scales = cast_blocks(x, to) if is_dispatched(x) else cast_checked(x, to)[0]
     return values.view(torch.int8), packed_rows(scales) if use_packed_ue8m0 else scales
-
-
-def _cast(x: Tensor, to: Target) -> Quantized:
-    return cast_of(x, to)[0] if not is_dispatched(x) and can_cast(x, to) else cast_blocks(x, to)
 
 
 def quantize_mxfp4(w: Tensor) -> Quantized:
@@ -78,7 +74,8 @@ def quantize_mxfp4(w: Tensor) -> Quantized:
     if k % MX_BLOCK:
         raise ValueError(f"w: expected a k that is a multiple of {MX_BLOCK}, got {k}")
     with torch.no_grad():
-        values, scales = _cast(w, Target(1, MX_BLOCK, use_ue8m0=True, format=MXFP4))
+        to = Target(1, MX_BLOCK, use_ue8m0=True, format=MXFP4)
+        values, scales = cast_blocks(w, to) if is_dispatched(w) else cast_checked(w, to)[0]
         largest = torch.linalg.vector_norm(w.reshape(*rows, k // MX_BLOCK, MX_BLOCK), torch.inf, dim=-1)
         return values.view(torch.uint8), _exponents(scales, largest)
 

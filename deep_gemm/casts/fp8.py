@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -64,11 +64,9 @@ def per_token_cast_to_fp8(
     if masked_m is None:
         return run(ROWS, (x,), (use_ue8m0, gran_k, min_amax, mn_major, use_packed_ue8m0))  # type: ignore[no-any-return]
     said = use_ue8m0, gran_k, min_amax, mn_major
-    return (
-        _rows_operator(x, *said, masked_m=masked_m)
-        if is_dispatched(x)
-        else cast_checked(x, per_rows(*said), masked_m)[0]
-    )
+    if is_dispatched(x):
+        return _rows_operator(x, *said, masked_m=masked_m)
+    return cast_checked(x, per_rows(*said), masked_m)[0]
 
 
 def cast_checked(x: Tensor, to: Target, masked_m: Tensor | None = None) -> tuple[Quantized, CallPlan | None]:
@@ -105,14 +103,14 @@ def per_rows(
     return Target(1, granularity(gran_k), use_ue8m0, min_amax, mn_major, use_packed_ue8m0)
 
 
-def per_channels(use_ue8m0: bool, gran_k: int, min_amax: float) -> Target:
-    """The cast of `per_channel_cast_to_fp8`."""
-    return Target(granularity(gran_k), 1, use_ue8m0, min_amax)
+def per_blocks(use_ue8m0: bool, gran_k: int, min_amax: float, *, columns: int | None = None) -> Target:
+    """The cast of `per_block_cast_to_fp8`, or with so many columns under a scale."""
+    rows = granularity(gran_k)
+    return Target(rows, rows if columns is None else columns, use_ue8m0, min_amax)
 
 
-def per_blocks(use_ue8m0: bool, gran_k: int, min_amax: float) -> Target:
-    """The cast of `per_block_cast_to_fp8`."""
-    return Target(granularity(gran_k), gran_k, use_ue8m0, min_amax)
+per_channels = partial(per_blocks, columns=1)
+"""The cast of `per_channel_cast_to_fp8`."""
 
 
 def _rows_operator(x: Tensor, *said: Any, masked_m: Tensor | None = None) -> Quantized:
@@ -124,20 +122,23 @@ def _rows_operator(x: Tensor, *said: Any, masked_m: Tensor | None = None) -> Qua
     return values, stored(scales, to)
 
 
-def _tiles_operator(name: str, x: Tensor, use_ue8m0: bool, gran_k: int, min_amax: float) -> Quantized:
-    operator = getattr(torch.ops.deep_gemm, name).default
-    return operator(x, use_ue8m0, granularity(gran_k), min_amax)  # type: ignore[no-any-return]
-
-
-def _function(cast: Callable[..., Target], as_operator: Callable[..., Quantized]) -> Function:
-    return Function(lambda x, *said: cast_checked(x, cast(*said)), as_operator, *OF_ONE)
-
-
 OF_ONE = (lambda x: (x,)), (lambda tensors: cuts_gradient(tensors, ()))
 """The tensors of a cast, and whether it must refuse a gradient's way."""
-ROWS = _function(per_rows, _rows_operator)
-CHANNELS = _function(per_channels, partial(_tiles_operator, "per_channel_cast_to_fp8"))
-BLOCKS = _function(per_blocks, partial(_tiles_operator, "per_block_cast_to_fp8"))
+ROWS = Function(lambda x, *said: cast_checked(x, per_rows(*said)), _rows_operator, *OF_ONE)
+CHANNELS = Function(
+    lambda x, *said: cast_checked(x, per_channels(*said)),
+    lambda x, use_ue8m0, gran_k, min_amax: torch.ops.deep_gemm.per_channel_cast_to_fp8.default(
+        x, use_ue8m0, granularity(gran_k), min_amax
+    ),
+    *OF_ONE,
+)
+BLOCKS = Function(
+    lambda x, *said: cast_checked(x, per_blocks(*said)),
+    lambda x, use_ue8m0, gran_k, min_amax: torch.ops.deep_gemm.per_block_cast_to_fp8.default(
+        x, use_ue8m0, granularity(gran_k), min_amax
+    ),
+    *OF_ONE,
+)
 
 
 def per_channel_cast_to_fp8(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,14 +31,14 @@ class Format(NamedTuple):
     name: str
     """The file of casts/cast that stores it."""
     largest: float
-    """A block's largest magnitude over its scale."""
+    """The quotient of a block's largest magnitude and its scale."""
     dtype: torch.dtype
     per_byte: int
     """Values of a byte."""
     blocks: tuple[int, ...]
     """Columns under a scale that kernels know."""
     has_nan: bool
-    """False: the scale of a block with a NaN or an infinity is NaN."""
+    """If not, the scale of a block with a NaN or an infinity is NaN."""
 
 
 FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK), True)
@@ -45,11 +46,12 @@ FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK)
 FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False)
 """E2M1, two to a byte."""
 MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False)
-"""The same, but magnitudes up to 7 are cut off at 6: beyond, 8 would be nearer."""
+"""The same, with scales that leave magnitudes of up to 7. These become 6: from 7 on, 8 is nearer."""
 
 
-class Target(NamedTuple):
-    """A cast: the rows and columns that share a scale, the scale's rules, how scales lie, and the type of values."""
+@dataclass(frozen=True)
+class Target:
+    """A cast's result: the rows and columns under a scale, the scale's rules and layout, and the type of values."""
 
     rows: int = 1
     columns: int = SCALE_BLOCK
@@ -64,20 +66,20 @@ class Target(NamedTuple):
     format: Format = FP8
 
     @property
-    def compiled(self) -> Target:
-        """The part that a kernel is compiled for: a launch takes the other numbers."""
-        return Target(self.rows, self.columns, packs=self.packs, format=self.format)
+    def block(self) -> int:
+        """The larger side of a block under one scale."""
+        return max(self.rows, self.columns)
 
     def checked(self, x: Tensor) -> Target:
-        """Check a tensor that is cast so, and give the cast with `min_amax` as a number."""
+        """Check the tensor that is cast, and give the same with `min_amax` as a number."""
         check_castable(x)
         if x.dim() < 2:
             raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
         granularity(min(self.rows, self.columns))
-        return self._replace(min_amax=magnitude("min_amax", self.min_amax))
+        return replace(self, min_amax=magnitude("min_amax", self.min_amax))
 
     def empty(self, shape: Sequence[int], x: Tensor) -> Quantized:
-        """Make room for the cast of elements `[..., m, k]` on the device of `x`."""
+        """Make room for values and scales of elements `[..., m, k]`, on the device of `x`."""
         *batch, m, k = shape
         values = torch.empty((*batch, m, k // self.format.per_byte), dtype=self.format.dtype, device=x.device)
         dtype = torch.int32 if self.packs else torch.float32

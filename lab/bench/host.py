@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.by_kernels import cast_rows_of
+from deep_gemm.casts.by_kernels import cast_of
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Target
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
@@ -160,7 +160,7 @@ def _step(layer: torch.nn.Module, *inputs: Tensor) -> Call:
 def _bare_launch(x: Tensor) -> Call:
     WISHES.prepared = True
     try:
-        (values, scales), plan = cast_rows_of(x, Target(mn_major=True))
+        (values, scales), plan = cast_of(x, Target(mn_major=True))
     finally:
         WISHES.prepared = False
     assert plan is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,7 @@ from deep_gemm.casts.cast_rows import CastConfig, Groups, RowCast, num_ctas
 from deep_gemm.casts.fp8 import cast_checked
 from deep_gemm.casts.gating import Gating, activated
 from deep_gemm.casts.rules import FP8, Target
-from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div
+from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div, rows_of_counts
 from deep_gemm.moe.routing import expert_rows
 
 from ..casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wider, wild
@@ -99,8 +99,8 @@ class RowTrial(Trial):
 
     @property
     def to(self) -> Target:
-        """The cast of each row."""
-        return self.config.to._replace(use_ue8m0=self.rounds_up, min_amax=self.min_amax)
+        """The cast of a row."""
+        return replace(self.config.to, use_ue8m0=self.rounds_up, min_amax=self.min_amax)
 
     @classmethod
     def drawn(cls, config: CastConfig, seed: int) -> RowTrial:
@@ -285,10 +285,8 @@ def is_cast(trial: RowTrial) -> Tensor:
     if trial.config.groups == Groups.NONE:
         return ~found
     if trial.config.groups == Groups.COUNTS:
-        most = trial.m // len(trial.sizes)
-        for group, count in enumerate(trial.sizes):
-            found[group * most : group * most + min(max(count, 0), most)] = True
-        return found
+        counts = torch.tensor(trial.sizes, dtype=torch.int32)
+        return rows_of_counts(counts, trial.m // len(trial.sizes)).flatten()
     if trial.config.groups == Groups.UNTIL:
         found[: max(trial.sizes[-1], 0)] = True
         return found

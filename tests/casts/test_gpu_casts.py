@@ -6,6 +6,7 @@ Sizes, types and strides of each cast are in test_by_kernels.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.by_torch import cast_blocks, cast_by_torch
-from deep_gemm.casts.cast_rows import CastConfig, Groups, cast_config
+from deep_gemm.casts.cast_rows import Groups, cast_config
 from deep_gemm.casts.fp8 import cast_checked
 from deep_gemm.casts.rules import FP4, PER_ROW, Quantized, Target
 from lab.casts import assert_same_bits, hard_quotients, wild
@@ -47,10 +48,8 @@ def test_quotients_beside_where_fp8_rounds_the_other_way(cast: Callable[..., Qua
 # All kinds of casts of rows
 
 
-def kind(
-    groups: Groups = Groups.NONE, *, activates: bool = False, to_routes: bool = False, block: int = 128
-) -> CastConfig:
-    return cast_config(torch.bfloat16, True, False, activates, groups, to_routes, Target(columns=block))
+BY_32 = Target(columns=32)
+kind = partial(cast_config, torch.bfloat16, True, False)
 
 
 def test_large_casts_of_rows_of_all_kinds() -> None:
@@ -60,15 +59,15 @@ def test_large_casts_of_rows_of_all_kinds() -> None:
     for case in (
         RowTrial(kind(), 4100, 4104, 1, data="mixed"),
         RowTrial(kind(activates=True), 2050, 2056, 2, data="ordinary"),
-        RowTrial(kind(Groups.COUNTS), 64 * 32, 7168, 3, data="mixed", sizes=counts),
-        RowTrial(kind(Groups.COUNTS, activates=True), 64 * 32, 2048, 4, data="ordinary", sizes=counts),
-        RowTrial(kind(Groups.ENDS, activates=True), 8192, 2048, 5, data="ordinary", sizes=ends),
+        RowTrial(kind(groups=Groups.COUNTS), 64 * 32, 7168, 3, data="mixed", sizes=counts),
+        RowTrial(kind(groups=Groups.COUNTS, activates=True), 64 * 32, 2048, 4, data="ordinary", sizes=counts),
+        RowTrial(kind(groups=Groups.ENDS, activates=True), 8192, 2048, 5, data="ordinary", sizes=ends),
         RowTrial(kind(to_routes=True), 520, 7168, 6, data="mixed", topk=8),
         RowTrial(kind(to_routes=True), 70, 520, 7, data="mixed", topk=40),
-        RowTrial(kind(block=32), 4100, 4104, 8, data="mixed"),
-        RowTrial(kind(Groups.COUNTS, block=32), 64 * 32, 7168, 9, data="mixed", sizes=counts),
-        RowTrial(kind(Groups.ENDS, activates=True, block=32), 8192, 2048, 10, data="ordinary", sizes=ends),
-        RowTrial(kind(to_routes=True, block=32), 520, 7168, 11, data="mixed", topk=8),
+        RowTrial(kind(to=BY_32), 4100, 4104, 8, data="mixed"),
+        RowTrial(kind(groups=Groups.COUNTS, to=BY_32), 64 * 32, 7168, 9, data="mixed", sizes=counts),
+        RowTrial(kind(groups=Groups.ENDS, activates=True, to=BY_32), 8192, 2048, 10, data="ordinary", sizes=ends),
+        RowTrial(kind(to_routes=True, to=BY_32), 520, 7168, 11, data="mixed", topk=8),
     ):
         case.on("cuda").run()
 
@@ -76,14 +75,15 @@ def test_large_casts_of_rows_of_all_kinds() -> None:
 def test_sizes_out_of_range_reach_nothing_outside() -> None:
     for activates in (False, True):
         trial = RowTrial(
-            kind(Groups.COUNTS, activates=activates), 64, 136, data="ordinary", sizes=(-5, 17, 2**31 - 1, 3)
+            kind(groups=Groups.COUNTS, activates=activates), 64, 136, data="ordinary", sizes=(-5, 17, 2**31 - 1, 3)
         )
         trial.on("cuda").run()
     for sizes in ((), (-3, 20, 100), (30, 5, 40), (2**31 - 1, -(2**31))):
-        RowTrial(kind(Groups.ENDS, activates=True), 48, 136, data="ordinary", sizes=sizes, alignment=8).on("cuda").run()
+        of_ends = kind(groups=Groups.ENDS, activates=True)
+        RowTrial(of_ends, 48, 136, data="ordinary", sizes=sizes, alignment=8).on("cuda").run()
     for groups in (Groups.COUNTS, Groups.ENDS):
         many = tuple(range(1, 1025)) if groups == Groups.ENDS else (1, 0) * 512
-        RowTrial(kind(groups, activates=True), 2048, 136, data="ordinary", sizes=many).on("cuda").run()
+        RowTrial(kind(groups=groups, activates=True), 2048, 136, data="ordinary", sizes=many).on("cuda").run()
 
 
 # Whether reciprocals and quotients are exact, the hardware's approximation at their beginning
@@ -114,28 +114,15 @@ def test_quotients_of_every_mantissa(to: Target, exponent: int) -> None:
             assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
 
 
-def test_activations_follow_their_stream() -> None:
-    x = torch.zeros(2048, 2048, device="cuda")
-    right = deep_gemm.silu_mul_cast_to_fp8(torch.full_like(x, 3.0))
-    rows = deep_gemm.expert_rows(torch.arange(2048, device="cuda")[:, None] % 7, 7)
-    right_rows = deep_gemm.gather_cast_to_fp8(torch.full_like(x, 3.0), rows)
-    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(20):
-            x.fill_(1.0)
-            torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]
-            x.fill_(3.0)
-            found, found_rows = deep_gemm.silu_mul_cast_to_fp8(x), deep_gemm.gather_cast_to_fp8(x, rows)
-            x.fill_(2.0)
-    stream.synchronize()
-    for one, its in ((found, right), (found_rows, right_rows)):
-        assert_same_bits(one, (its[0].cpu(), its[1].cpu()))
-
-
 def test_casts_follow_their_stream() -> None:
-    right = deep_gemm.cast_both_to_fp8(torch.full((2048, 2048), 3.0))
     x = torch.zeros(2048, 2048, device="cuda")
+    rows = deep_gemm.expert_rows(torch.arange(2048, device="cuda")[:, None] % 7, 7)
+
+    def casts(x: Tensor) -> list[Quantized]:
+        of_rows = deep_gemm.silu_mul_cast_to_fp8(x), deep_gemm.gather_cast_to_fp8(x, rows)
+        return [*of_rows, *deep_gemm.cast_both_to_fp8(x), deep_gemm.per_block_cast_to_fp8(x)]
+
+    rights = casts(torch.full_like(x, 3.0))
     stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -143,12 +130,11 @@ def test_casts_follow_their_stream() -> None:
             x.fill_(1.0)
             torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]
             x.fill_(3.0)
-            both, blocks = deep_gemm.cast_both_to_fp8(x), deep_gemm.per_block_cast_to_fp8(x)
+            made = casts(x)
             x.fill_(2.0)
     stream.synchronize()
-    for found, expected in zip(both, right, strict=True):
-        assert_same_bits(found, expected)
-    assert_same_bits(blocks, deep_gemm.per_block_cast_to_fp8(torch.full((2048, 2048), 3.0)))
+    for found, right in zip(made, rights, strict=True):
+        assert_same_bits(found, (right[0].cpu(), right[1].cpu()))
 
 
 def test_a_captured_graph_replays_with_changed_inputs() -> None:

@@ -312,6 +312,7 @@ DENSE, SPLIT, BY_ROW, DECODE = "dense", "split", "by row", "decode"
 INTO_HEADS = "into heads", "into heads, few rows"
 ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
 OF_GPT_OSS, BOUNDED = "activation of gpt-oss", "activation with bounds"
+WEIGHTED = "activation with weights"
 CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
 SILU = "activated rows"
 BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
@@ -490,20 +491,20 @@ MUTATIONS = [
     *_swap("casts.cast_rows", "p.row_of.shape[1]", "p.row_of.shape[0]", TO_ROUTES),
     *_swap("casts.cast_rows", '"min_amax": p.to.min_amax', '"min_amax": 0', CAST),
     *_swap("casts.cast_rows", "math.inf if gating.limit is None else gating.limit", "math.inf", ACTIVATED),
-    *_swap("casts.cast_rows", "gating != Gating() or has_weights", "gating != Gating()", "activation with weights"),
+    *_swap("casts.cast_rows", "gating != Gating() or p.row_weights is not None", "gating != Gating()", WEIGHTED),
     *_swap(
         "casts.cast_rows",
-        "gating != Gating() or has_weights",
-        "p.row_weights is None",
+        "gating != Gating() or p.row_weights is not None",
+        "p.row_weights is not None",
         "activation with a limit",
     ),
     *_swap("casts.cast_rows", '"alpha": gating.alpha', '"alpha": 1.0', OF_GPT_OSS, BOUNDED),
     *_swap("casts.cast_rows", '"beta": gating.beta or -0.0', '"beta": -0.0', OF_GPT_OSS),
     *_swap("casts.cast_rows", '"alpha_reciprocal": 1 / gating.alpha', '"alpha_reciprocal": 1.0', BOUNDED),
     *_swap("casts.cast_rows", "1 / gating.beta if gating.beta else 0.0", "0.04 / 2", BOUNDED),
-    *_swap("casts.cast_rows", "        return 2\n", "        return 1\n", BOUNDED),
+    *_swap("casts.cast_rows", '2 if gating.name == "situ"', '1 if gating.name == "situ"', BOUNDED),
     *_swap("casts.cast_rows", '"rounds_up": int(p.to.use_ue8m0)', '"rounds_up": 0', CAST),
-    *_swap("casts.cast_rows", "activates=p.gating is not None", "activates=False", "activation with weights"),
+    *_swap("casts.cast_rows", "activates=p.gating is not None", "activates=False", WEIGHTED),
     *_swap("casts.cast_rows", "return Groups.COUNTS", "return Groups.NONE", "cast of counted rows"),
     *_swap("casts.cast_rows", "Groups.ENDS if has_gaps", "Groups.NONE if has_gaps", ACTIVATED),
     *_swap("casts.cast_rows", "to_routes=p.row_of is not None", "to_routes=False", TO_ROUTES),
