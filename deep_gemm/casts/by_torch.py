@@ -48,7 +48,7 @@ def nearest_codes(numbers: Tensor) -> Tensor:
     """The nearest values of E2M1, as numbers below 16."""
     middles = [(low + high) / 2 for low, high in pairwise(VALUES)]
     bounds = torch.tensor(middles, device=numbers.device, dtype=torch.float32)
-    # From a bound on, the upper value is the nearest. A tie belongs to the value of an even number.
+    # A number at a bound takes the upper value. Ties go to even codes, so every other bound is moved up.
     bounds[::2] = bounds[::2].nextafter(bounds.new_full((), torch.inf))
     codes = torch.bucketize(numbers.abs().nan_to_num(torch.inf).contiguous(), bounds, right=True)
     is_negative = numbers.signbit() & ~numbers.isnan()

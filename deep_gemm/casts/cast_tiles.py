@@ -170,7 +170,7 @@ class TileCast(NamedTuple):
     columns: Tensor | None = None
     """`[k, m]`: the transposed values; of blocks `[matrices, k, m]`."""
     column_scales: Tensor | None = None
-    """`[k, ceil(m / block)]`, if there are columns, but for those of blocks."""
+    """`[k, ceil(m / block)]`, beside `columns` that are no blocks."""
 
     @property
     def grain(self) -> Grain | None:

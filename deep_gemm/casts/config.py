@@ -19,7 +19,7 @@ INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 def cast_constants(
     config: Any, *fields: str, block: int = SCALE_BLOCK, marks_blocks: bool = False, activates: bool = False
 ) -> dict[str, int | bool]:
-    """Give the constants that casts/cast/values.cuh asks for, and those that are `fields` of a configuration.
+    """Give the constants of casts/cast/values.cuh, and `fields` of a configuration as constants.
 
     `marks_blocks`: the scale of a block with a NaN or an infinity is NaN.
     """

@@ -145,7 +145,7 @@ def granularity(gran_k: object) -> int:
 
 
 def check_rows(x: Tensor, mn_major: bool, masked_m: Tensor | None) -> None:
-    """Check what a cast of rows asks besides `Target.checked`."""
+    """Check the shape of rows that are cast, and their counts; `Target.checked` checks the rest."""
     if mn_major and isinstance(x, Tensor) and x.dim() not in (2, 3):
         raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
     if masked_m is not None:

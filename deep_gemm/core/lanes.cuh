@@ -5,7 +5,7 @@
 // The lowest of some lanes.
 DEVICE uint32_t lowest(uint32_t lanes) { return ptx::popc((lanes & -lanes) - 1); }
 
-// This lane's value and those of the lanes below it, added up.
+// The sum of this lane's value and of all values of lower lanes.
 DEVICE uint32_t sum_up_to_lane(uint32_t value, uint32_t lane) {
   uint32_t sum = value;
 #pragma unroll

@@ -88,7 +88,7 @@ def parts_of(ks: Sequence[int]) -> list[Part]:
 
 
 def plans_of(p: Problem, config: Bf16Config, num_sms: int, launcher: driver.Launcher) -> list[Plan]:
-    """Prepare a launch for each so many groups as one takes, the deepest ones first."""
+    """Prepare the launches: each takes as many groups as fit its parameters, the deepest first."""
     if p.work is COUNTED:
         inline = b"" if p.ks is None else struct.pack(f"<{p.groups}i", *p.ks)
         places = [] if p.sfa is None else [Place("depths.counts", SFA)]

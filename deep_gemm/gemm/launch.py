@@ -17,6 +17,7 @@ from ..core.check.ue8m0 import Words, sides_in_words
 from ..core.gpu import Gpu, gpu_of
 from ..core.jit import driver
 from ..core.jit.tensor_map import TensorMap
+from ..core.params import Kind
 from ..core.settings import get_compile_mode, get_pdl, num_sms_of, settings
 from ..core.sm90 import WGMMA_ROWS
 from . import kernel
@@ -102,7 +103,7 @@ def majors_of(p: Problem) -> Majors:
 
 
 def print_if_asked(output: Output, m: int, sizes: Sizes, config: Config) -> None:
-    """Say what is planned, if DG_PRINT_CONFIGS asks for it."""
+    """Print the problem and its configuration, if DG_PRINT_CONFIGS asks for it."""
     if settings().print_configs:
         line = output.work.line.format(m=m, n=sizes.n, k=sizes.k, groups=sizes.groups)
         print(f"deep_gemm: {line} {config.name}", file=sys.stderr)
@@ -155,8 +156,9 @@ def plan_of(
         known["slot_bytes"] = config.slot_bytes(p.m, p.n)
     placed, given = {place.member for place in own}, numbers or {}
     params = kernel.params_of(config)
+    known |= {field.name.rpartition(".")[2]: b"" for field in params.fields if field.kind is Kind.MAP}
     values = {
-        field.name: given[field.name] if field.name in given else known.get(field.name.rpartition(".")[2], b"")
+        field.name: given[field.name] if field.name in given else known[field.name.rpartition(".")[2]]
         for field in params.fields
         if field.name not in placed
     }
@@ -344,7 +346,7 @@ def _chosen_for_rows(like: Plan, sizes: Sizes, gpu: Gpu) -> Any:
 
 
 def resized_for(plan: Plan, m: int, pitch: int) -> tuple[dict[str, int], list[Resized]]:
-    """Parameters of a plan for other rows, and its maps; `pitch` is that of A's scales in elements."""
+    """Parameters and maps of a plan for other rows; `pitch` of A's scales is in elements."""
     config: Any = plan.config
     has_rows = plan.output.work.groups_rows
     numbers = dict.fromkeys(COUNTS if has_rows else COUNTS[:1], m)

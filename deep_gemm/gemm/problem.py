@@ -19,7 +19,7 @@ MID_MULTIPLE = 8
 
 
 class HeadParts(NamedTuple):
-    """Columns of each head of D: the product has those of the left and the right part, D has a middle between them."""
+    """Columns of each head of D: the product has a left and a right part, D has a middle between them."""
 
     left: int
     mid: int
@@ -37,7 +37,7 @@ class HeadParts(NamedTuple):
 
     @property
     def part_multiple(self) -> int:
-        """Columns of which both parts are multiples."""
+        """The largest number of columns that divides both parts."""
         return gcd(self.left, self.right)
 
     @property

@@ -20,7 +20,7 @@ SLOTS = 2
 MATH_WARPGROUPS = 2
 MATH_THREADS = MATH_WARPGROUPS * WARPGROUP_THREADS
 NUM_THREADS = MATH_THREADS + WARPGROUP_THREADS
-"""Math warpgroups, and one for the producer's warp and those that fill."""
+"""Math warpgroups, and one for the producer's warp and the warps that fill."""
 BLOCK_KEYS = MATH_WARPGROUPS * WGMMA_ROWS
 """Keys that are loaded at a time: 64 for each math warpgroup."""
 PRODUCER_REGISTERS = 40
@@ -34,7 +34,8 @@ FILL_KEYS = 256
 """Keys of a piece of a row that is filled. Rows have room for as many more than the caller sees."""
 BYTES_AHEAD = 5 * 128 * 132
 """Bytes of keys in pages that a CTA asks for ahead. With more, SMs share the bandwidth unequally, and one ends late."""
-USUAL_HEADS, USUAL_DEPTH, USUAL_PAGE = (32, 64), 128, 64
+USUAL_HEADS, USUAL_DEPTH = (32, 64), 128
+USUAL_PAGE = 64
 """Sizes of models that exist."""
 
 

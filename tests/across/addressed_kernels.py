@@ -17,31 +17,25 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import encoded_map
+from fake_gpu import encoded_map, pretend
 from torch import Tensor
 
-from deep_gemm.across import by_peers, message, rows_fetched
-from deep_gemm.across import post_rows as post_rows_kernel
+from deep_gemm.across import message
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check.layout import ids_of_groups
 from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
-from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.tensor_map import TensorMap
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel as fp8_gemm_decode
-from deep_gemm.gemm import launch as rows
 from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.gemm.config.decode import DecodeConfig
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE, params_of
 from deep_gemm.gemm.kinds import works
-from deep_gemm.moe import gather_weighted as gather_weighted_kernel
 from deep_gemm.moe import route_rows as route_rows_kernel
-from deep_gemm.moe import rows_at
 from deep_gemm.moe.activation import activated_product_of_rows, cast_activated
 from deep_gemm.moe.check import ActivationProblem, ExpertRows
 from deep_gemm.moe.route_rows import Totals
@@ -391,14 +385,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     @cache
     def gemm(config: Any, device: int, is_dependent: bool) -> Launcher:
-        params = fp8_gemm_decode.kernel_of(config).params_of(config)
-        return Launcher("fp8_gemm_rows", params, config, launched)
+        return Launcher("fp8_gemm_rows", params_of(config), config, launched)
 
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
+    pretend(monkeypatch)
     monkeypatch.setattr(Kernel, "launcher", ordinary)
-    for kernel in (fp8_gemm.FP8_GEMM, fp8_gemm_decode.FP8_GEMM_DECODE):
+    for kernel in (FP8_GEMM, FP8_GEMM_DECODE):
         monkeypatch.setattr(kernel, "launcher", gemm)
-    for module in (rows, rows_at, rows_fetched, gather_weighted_kernel, post_rows_kernel, by_peers):
-        monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     return launched

@@ -1,4 +1,4 @@
-"""What the casts ask of their kernels, in the simulator and on a GPU: the reference's bits.
+"""Casts by their kernels, in the simulator and on a GPU: the reference's bits.
 
 Activations are within a step of FP8.
 """

@@ -127,15 +127,20 @@ class FakeLauncher:
         return (0,)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
-    """Put a GPU without a driver in place of the real one; plans made before are not known to it, nor its own later."""
-    fake = FakeGpu(gpu)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
-    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
+def pretend(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> None:
+    """Have every device be this GPU, also the one that CPU tensors say they are on, and need no driver for sizes."""
     properties = SimpleNamespace(name=gpu.name, major=HOPPER, multi_processor_count=gpu.num_sms)
     monkeypatch.setattr(gpus, "_properties", lambda _: properties)
     for of_devices in (gpus.gpu_of, gpus.is_hopper):
         of_devices.cache_clear()
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
+    """Put a GPU without a driver in place of the real one; plans made before are not known to it, nor its own later."""
+    fake = FakeGpu(gpu)
+    pretend(monkeypatch, gpu)
     for kept in (PLANS, CALLS):
         monkeypatch.setattr(kept, "plans", {})
         monkeypatch.setattr(kept, "seen", Seen())

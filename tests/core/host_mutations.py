@@ -255,12 +255,8 @@ TRIALS: dict[str, Callable[[], None]] = {
     "cast of counted rows": lambda: row_cast_trial(60, 264, "COUNTS", sizes=(0, 12, 5, 1, 11)),
     "activation with weights": lambda: row_cast_trial(21, 264, activates=True, has_weights=True),
     "activation with a limit": lambda: row_cast_trial(21, 264, activates=True, gating=Gating(limit=1.0)),
-    "activation of gpt-oss": lambda: row_cast_trial(
-        21, 264, epilogue=epilogues.SILU, gating=Gating("swiglu", 1.702, 1.0, 7.0)
-    ),
-    "activation with bounds": lambda: row_cast_trial(
-        21, 264, epilogue=epilogues.SILU, gating=Gating("situ", 4.0, 25.0)
-    ),
+    "activation of gpt-oss": lambda: row_cast_trial(21, 264, activates=True, gating=Gating("swiglu", 1.702, 1.0, 7.0)),
+    "activation with bounds": lambda: row_cast_trial(21, 264, activates=True, gating=Gating("situ", 4.0, 25.0)),
     "activation of groups": lambda: row_cast_trial(
         60, 128, "ENDS", True, sizes=(5, 5, 17, 50), alignment=8, has_weights=True, gating=Gating(limit=1.0)
     ),

@@ -11,10 +11,9 @@ from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.jit.compiler import CompileError, compile_cubin
 from deep_gemm.core.params import Field, Kind, Params
 from deep_gemm.gemm import k_group_maps
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel as fp8_gemm_decode
 from deep_gemm.gemm.config.decode import decode_config
 from deep_gemm.gemm.config.of_tile import tile_config
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
 
@@ -80,10 +79,10 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 KERNELS: dict[str, tuple[Any, Any]] = {
-    "dense": (fp8_gemm.FP8_GEMM, tile_config(64, 64, Output())),
-    "rows": (fp8_gemm.FP8_GEMM, tile_config(64, 64, Output(work=works.IDS))),
-    "depths": (fp8_gemm.FP8_GEMM, tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW, work=works.DEPTHS), k=128)),
-    "decode": (fp8_gemm_decode.FP8_GEMM_DECODE, decode_config(8, 1, 1, 2)),
+    "dense": (FP8_GEMM, tile_config(64, 64, Output())),
+    "rows": (FP8_GEMM, tile_config(64, 64, Output(work=works.IDS))),
+    "depths": (FP8_GEMM, tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW, work=works.DEPTHS), k=128)),
+    "decode": (FP8_GEMM_DECODE, decode_config(8, 1, 1, 2)),
 }
 
 

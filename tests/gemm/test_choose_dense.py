@@ -87,7 +87,7 @@ def test_some_of_the_sms_are_given_a_kernel_whose_grid_follows(m: int, n: int, k
 def test_another_process_with_other_hashes_chooses_the_same() -> None:
     code = (
         "from deep_gemm.gemm.kinds.output import Output; from deep_gemm.core.gpu import H200;"
-        "from deep_gemm.gemm.choose import select_dense as select;"
+        "from deep_gemm.gemm.choose.fp8 import select_dense as select;"
         "print(*(select(m, n, k, Output(with_c=with_c), H200).name for with_c in (False, True)"
         " for n, k in ((2112, 7168), (576, 7168), (7168, 2048)) for m in (1, 17, 64, 200, 777, 4096)), sep=';')"
     )

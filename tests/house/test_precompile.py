@@ -26,6 +26,7 @@ from deep_gemm.gemm.config.tall import K_MAJOR, GemmConfig
 from deep_gemm.gemm.explain import asked
 from deep_gemm.gemm.kernel import kernel_of
 from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.epilogues import TO_D
 from deep_gemm.gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF
 from deep_gemm.gemm.sum_slices import reachable_slices
 from deep_gemm.hyper.choose import select_hc
@@ -158,7 +159,7 @@ def test_products_across_gpus_are_those_of_all_ranks_rows() -> None:
     of_fp8_gemm = [job for job in fp4 if "grouped_contiguous" in job.kernel and "fp4" in job.name]
     assert {job.config.epilogue.has_row_addresses for job in of_fp8_gemm} == {False, True}
     alone = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", max_tokens=3000, gpu="H200")}
-    assert not any(getattr(config, "to_addresses", False) for config in alone), "nobody to send to"
+    assert not any(getattr(config, "epilogue", TO_D).has_row_addresses for config in alone), "nobody to send to"
 
 
 def test_a_model_takes_the_kernels_that_it_has_a_use_for() -> None:

@@ -20,6 +20,7 @@ from deep_gemm.casts.lay_scales import ScalesConfig
 from deep_gemm.core.jit.cubin import read_kernels
 from deep_gemm.core.jit.report import KernelReport, report
 from deep_gemm.core.kernel import Kernel
+from deep_gemm.gemm.kinds.works import IDS
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.kernels import KERNELS, ORDINARY
 from lab.gates import violations
@@ -44,8 +45,8 @@ def sampled(kernel: Kernel[Any]) -> Sequence[Any]:
 
 
 def kind(config: Any) -> list[Any]:
-    """Tell a configuration's kind of work: groups, or what it leaves room for."""
-    return [getattr(config, name, None) for name in ("groups", "skips_mid")]
+    """Tell a configuration's kind: the work and the epilogue of a product, the groups of a cast."""
+    return [getattr(config, name, None) for name in ("work", "epilogue", "groups")]
 
 
 # ---- what must hold of one kernel beyond its plan -----------------------------------------------------------------
@@ -96,7 +97,7 @@ def scales(config: ScalesConfig, found: KernelReport, cubin: bytes) -> Iterator[
 
 def decode(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     # A release at a cluster's scope is a barrier for the whole GPU of half a microsecond. Zeros of padding have one.
-    yield found.counts["MEMBAR"] == (config.groups.name == "IDS"), "a cluster's sums cross without a release"
+    yield found.counts["MEMBAR"] == (config.work is IDS), "a cluster's sums cross without a release"
 
 
 def sums(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:

@@ -29,8 +29,8 @@ def bf16_product(
 ) -> Product:
     """State a product of BF16 and its operator.
 
-    The operator takes `first`, a, b, (d,) C or, if there is none, the layout in its place, a layout beside C, then what
-    the caller said. `heads_are_second`: D is `[b, h, n]`, of which a problem has the heads first, so no plan makes it.
+    The operator takes `first`, a, b, d if given, then C (for a product without C, the layout), a layout beside C, and
+    the caller's other arguments. `heads_are_second`: D is `[b, h, n]`, but a problem has heads first: no plan makes D.
     """
 
     def as_operator(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, said: Key, *more: Any) -> Tensor | None:

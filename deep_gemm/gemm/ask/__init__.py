@@ -1,1 +1,1 @@
-"""Checks of calls: each gives the problem that a call asks for, or says what is wrong with it."""
+"""Checks of calls: each gives the problem of a call, or raises an error that names the wrong argument."""

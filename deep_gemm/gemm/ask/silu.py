@@ -79,9 +79,9 @@ def activated(
 ) -> Problem:
     """State silu(gate) * up of each row of A `[m, k]`, gate and up being products with its group's B `[groups, n, k]`.
 
-    B has 8 rows of gate and 8 of up in turn, or with `gates_apart` all of gate first; its scales have those of gate
-    first. D is FP8 `[m, n / 2]`. `ends`: the row behind each group's last. Rows behind the last group are neither read
-    nor written.
+    B has 8 rows of gate and 8 of up in turn, or with `gates_apart` all of gate first; B's scales have all of gate
+    first either way. D is FP8 `[m, n / 2]`. `ends`: the row behind each group's last. Rows behind the last group are
+    neither read nor written.
     """
     return Problem(
         *a,

@@ -273,7 +273,7 @@ def _last_tiles(tile: Tile, output: Output) -> tuple[bool, bool]:
 
 
 def _rounds(full: float, half: float) -> float:
-    """Say how long CTAs are busy, in whole tiles, with tiles for so many full rounds."""
+    """Say how long CTAs are busy, in whole tiles, with tiles for this number of full rounds."""
     return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
 
 
@@ -288,7 +288,7 @@ def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) 
 
 
 def _share(block_m: int, rows: float, timings: Timings) -> float:
-    """The part of a whole tile's time that a tile takes if it has so many rows, which warpgroups take 64 at a time."""
+    """The part of a whole tile's time that a tile of this number of rows takes: warpgroups take 64 at a time."""
     return float(min(math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m, 1.0) ** timings.part_power)
 
 

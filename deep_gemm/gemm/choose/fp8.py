@@ -162,7 +162,7 @@ def chosen_tile(
 
 
 def offered(sizes: Sizes, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True) -> Sequence[Tile]:
-    """The tiles of which the cheapest is chosen."""
+    """The tiles to choose from."""
     work = output.work
     if work.is_along_k:  # pairs that share A take up to 1% more cycles, but less power: they are no choice by cost
         return DEPTHS_TO_C if wants_pairs(output) and not pairs_up(sizes.n) else DEPTHS_TILES
@@ -177,7 +177,7 @@ def offered(sizes: Sizes, output: Output, gpu: Gpu, *, split_k: bool = True, who
 
 
 def tiles_for_rows(output: Output, rows: float) -> list[Tile]:
-    """The tiles that there are for groups of `rows` rows on average."""
+    """The tiles for groups of `rows` rows on average."""
     highest = HIGH_TILE if output.work.has_planes and output.b == E4M3 and output.parts == 1 else 256
     return [tile for tile in tiles_for(output) if tile.block_m <= highest or rows * SPREAD[-1] <= tile.block_m]
 
@@ -192,7 +192,7 @@ class Menu(NamedTuple):
     """Configurations of the tiles, made when they are first asked for."""
 
     def tile_for(self, m: int) -> Tile:
-        """The tile that serves so many rows."""
+        """The tile for this number of rows."""
         return self.offers[self.numbers[band_of(m)]].tile
 
 

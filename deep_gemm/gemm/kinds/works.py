@@ -35,7 +35,7 @@ MOST_FETCHED = 6
 MOST_ROUTES = 32
 """Routes of a token whose row is fetched: a lane each."""
 ROWS_OF_PART = 128
-"""Rows of A that are waited for together: as many as a tile has."""
+"""Rows of A that are waited for together: the rows of a tile."""
 ARRIVAL_BYTES = align(FETCHED_BYTES + MOST_FETCHED * (2 * 8 + 4 + MOST_ROUTES * 4), 128)
 """Size of `ArrivalStorage` in gemm/work/rows_fetched.cuh."""
 GROUPS_OF_ROWS = (
@@ -133,7 +133,7 @@ class Work:
         return most if self.reads_ids else 4
 
     def run_words(self, rows_of_tile: int) -> int:
-        """Words behind the window in which `Stretches` keeps where runs of one id begin."""
+        """Words behind the window, where `Stretches` keeps the begins of runs of one id."""
         return RUN_WORDS if self.reads_ids and rows_of_tile <= LOW_TILE else 0
 
     def queue_bytes(self, rows_of_tile: int, window_rows: int = WINDOW_ROWS) -> int:

@@ -21,9 +21,11 @@ TURNED = Majors(True, True)
 
 
 def spread(p: Any, **more: int) -> Any:
-    """Lay the rows of these operands further apart, by so many elements. One that lies along its rows stays."""
+    """Lay the contiguous lines of these operands further apart, by this number of elements."""
     wide = {
-        name: wider(getattr(p, name), extra) for name, extra in more.items() if extra and getattr(p, name) is not None
+        name: wider(x, extra) if x.dim() < 2 or x.stride(-1) == 1 else wider(x.mT, extra).mT
+        for name, extra in more.items()
+        if extra and (x := getattr(p, name)) is not None
     }
     return p._replace(**wide)
 
@@ -60,7 +62,7 @@ def counted_trial(on_gpu_alone: bool, ks: tuple[int, ...] = (70, 0, 129), m: int
 
     config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, work=works.COUNTED), TURNED)
     p = spread(bf16_counted.random_problem(config, ks, m, n, on_gpu_alone=on_gpu_alone, gap=8), b=16, c=8)
-    bf16_depths.run(product.compile_config(config), config, p).checked()
+    bf16_depths.run(product.compile_config(config), config, p, ks=ks).checked()
 
 
 def sum_trial(is_turned: bool) -> None:
