@@ -46,7 +46,10 @@ class Docstrings(griffe.Extension):
         """Show numbers for constants, and the decorator's result for a product's: a request that it then runs."""
         for parameter in func.parameters:
             if isinstance(parameter.default, griffe.ExprName) and parameter.default.name.isupper():
-                parameter.default = loader.modules_collection[parameter.default.canonical_path].value
+                module, _, name = parameter.default.canonical_path.rpartition(".")
+                constant = loader.modules_collection[module].members.get(name)
+                if constant is not None:  # one that is assigned alone
+                    parameter.default = constant.value
         for decorator in func.decorators:
             path = decorator.callable_path
             if path.startswith("deep_gemm.compat.forms."):

@@ -20,8 +20,6 @@ from .choose.cost import Estimate, bytes_of_weight, estimate, row_bytes
 from .choose.fp8 import chosen_tile, menu_of, tiles_for_rows
 from .choose.tiles import DEPTHS_TILES, SHARING_A, Tile, tiles_for
 from .choose.timings import timings_of
-from .config.decode import DecodeConfig
-from .config.tall import GemmConfig
 from .kinds.output import Output, Sizes
 from .kinds.works import COUNTS, DENSE, DEPTHS, ENDS, HEADS, IDS
 
@@ -34,29 +32,6 @@ LEGEND = (
     "multiplying and memory, which overlap; by ids at least what finding groups takes. A weight has a menu of a few "
     "tiles for all m, so that few kernels are compiled and kept."
 )
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One configuration for a product: what it is thought to take, and of what that consists."""
-
-    config: GemmConfig | DecodeConfig
-    estimate: Estimate
-
-    @property
-    def tile(self) -> Tile:
-        """The tile that was estimated."""
-        return self.estimate.tile
-
-    @property
-    def cost_us(self) -> float:
-        """The whole; infinite if it cannot run this product."""
-        return self.estimate.cost_us
-
-    @property
-    def why_not(self) -> str | None:
-        """Say why it cannot run this product; None if it can."""
-        return self.estimate.why_not
 
 
 @dataclass(frozen=True)
@@ -76,13 +51,13 @@ class Question:
         rows = self.m / self.num_groups if self.output.work.is_stacked else self.m
         return Sizes(rows, self.n, self.k, self.num_groups)
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[Estimate]:
         """All there are, best first; those that cannot run it last."""
         output, work, timings = self.output, self.output.work, timings_of(self.gpu)
         tiles = (*DEPTHS_TILES, SHARING_A) if work.is_along_k else tiles_for(output)
         tiles = tuple(tiles_for_rows(output, self.sizes.m)) if work.groups_rows else tiles
         estimates = [estimate(tile, self.sizes, output, self.gpu, timings) for tile in tiles]
-        found = [Candidate(one.tile.config(output, self.k), one) for one in estimates]
+        found = [one._replace(config=one.tile.config(output, self.k)) for one in estimates]
         return sorted(found, key=lambda candidate: candidate.cost_us)
 
     def choice(self) -> Tile:
@@ -119,7 +94,7 @@ class Question:
         return f"{sizes}, {d_type}{scales}{addition}"
 
 
-def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candidate]:
+def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Estimate]:
     """Every configuration with its cost for a dense product, best first; those that cannot run it last."""
     return Question(m, n, k, output, 1, gpu).candidates()
 
@@ -137,7 +112,7 @@ def explain(
     num_groups: int = 1,
     gpu: str | None = None,
     fp4: bool = False,
-) -> list[Candidate]:
+) -> list[Estimate]:
     """Print and return every candidate for a product with what it is thought to take, best first, and why it lost.
 
     - `with_c`: C is another tensor, added; `accumulate`: C is D itself. `recipe`: as for the products.
@@ -214,9 +189,9 @@ def asked(
     return Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
 
 
-def _page(question: Question, found: Sequence[Candidate], chosen: Candidate) -> list[str]:
+def _page(question: Question, found: Sequence[Estimate], chosen: Estimate) -> list[str]:
     """Give the lines to print: none is wider than 80 columns."""
-    best, gpu = chosen.estimate, question.gpu
+    best, gpu = chosen, question.gpu
     rounds = "1 round" if best.rounds == 1 else f"{_number(best.rounds)} rounds"
     sentence = (
         f"On an {gpu.name} with {gpu.num_sms} SMs {chosen.tile.name} moves {question.megabytes():.1f} MB in "
@@ -240,32 +215,31 @@ def _page(question: Question, found: Sequence[Candidate], chosen: Candidate) -> 
     ]
 
 
-def _width(found: Sequence[Candidate]) -> int:
+def _width(found: Sequence[Estimate]) -> int:
     return max(13, *(len(candidate.tile.name) for candidate in found))
 
 
-def _line(candidate: Candidate, chosen: Candidate) -> str:
-    one = candidate.estimate
+def _line(one: Estimate, chosen: Estimate) -> str:
     counts = f" {_number(one.tiles):>8} {_number(one.rounds):>6}"
     times = f" {one.multiply_us:>11.1f} {one.memory_us:>9.1f} {one.cost_us:>8.1f}"
-    return f"{counts}{times}  {_verdict(candidate, chosen)}"
+    return f"{counts}{times}  {_verdict(one, chosen)}"
 
 
-def _verdict(candidate: Candidate, chosen: Candidate) -> str:
+def _verdict(candidate: Estimate, chosen: Estimate) -> str:
     if candidate is chosen:
         return "chosen"
     times = candidate.cost_us / chosen.cost_us
     return f"{times:.1f} times" if times >= 2 else f"{times - 1:.0%} more" if times >= 1 else f"{1 - times:.0%} less"
 
 
-def _is_on_menu(question: Question, candidate: Candidate) -> bool:
+def _is_on_menu(question: Question, candidate: Estimate) -> bool:
     n, k, output, gpu = question.n, question.k, question.output, question.gpu
     if output.work is not DENSE:  # then there is no menu
         return True
     return candidate.tile in [offer.tile for offer in menu_of(n, k, output, gpu).offers]
 
 
-def _not_on_menu(others: Sequence[Candidate], chosen: Candidate) -> str:
+def _not_on_menu(others: Sequence[Estimate], chosen: Estimate) -> str:
     best = others[0]
     less = f"; {best.tile.name} would take {best.cost_us:.1f} us" if best.cost_us < chosen.cost_us else ""
     return f"{len(others)} more are not on the menu of this weight{less}"

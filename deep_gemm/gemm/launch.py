@@ -175,8 +175,11 @@ def plan_of(
 
 def _facts(p: Problem) -> Numbers:
     """Give numbers of a problem by the last part of the names that members of Params have."""
-    c = None if p.work.groups_rows else p.c
-    loads_sfb = p.work.is_along_k  # by TMA alone
+    has_rows, loads_sfb = p.work.groups_rows, p.work.is_along_k  # TMA alone loads the latter's scales of B
+    c_stride, c_pitch, _ = _strides(None if has_rows else p.c)
+    d_stride, d_pitch, _ = _strides(p.d)
+    sfa_stride, sfa_stride_m, sfa_stride_k = _strides(p.sfa)
+    sfb_stride, sfb_stride_n, sfb_stride_k = _strides(p.sfb)
     facts: Numbers = {
         "m": p.m,
         "n": p.n,
@@ -184,23 +187,23 @@ def _facts(p: Problem) -> Numbers:
         "words": 0 if p.sfa is None or p.sfb is None else sides_in_words(p.sfa, p.sfb),
         "sfb": 0,
         "c": 0,
-        "c_pitch": _stride(c, -2),
-        "d_pitch": row_pitch(p.d) if p.work.groups_rows and p.d.dim() > 1 else _stride(p.d, -2),
-        "sfa_stride_m": _stride(p.sfa, -2),
-        "sfa_stride_k": _stride(p.sfa, -1),
-        "sfb_stride_n": 0 if loads_sfb else _stride(p.sfb, -2),
-        "sfb_stride_k": 0 if loads_sfb else _stride(p.sfb, -1),
-        "c_stride": _stride(c, -3),
-        "d_stride": _stride(p.d, -3),
-        "sfa_stride": _stride(p.sfa, -3),
-        "sfb_stride": _stride(p.sfb, -3),
+        "c_pitch": c_pitch,
+        "d_pitch": row_pitch(p.d) if has_rows and p.d.dim() > 1 else d_pitch,
+        "sfa_stride_m": sfa_stride_m,
+        "sfa_stride_k": sfa_stride_k,
+        "sfb_stride_n": 0 if loads_sfb else sfb_stride_n,
+        "sfb_stride_k": 0 if loads_sfb else sfb_stride_k,
+        "c_stride": c_stride,
+        "d_stride": d_stride,
+        "sfa_stride": sfa_stride,
+        "sfb_stride": sfb_stride,
         "count": p.groups,
         "products": p.groups,
         "rows": p.m,
         "alignment": p.alignment,
         "zeroes_padding": int(p.zero_padding),
         "limit": math.inf if p.limit is None else p.limit,
-        "scales_pitch": _stride(p.scales, -1),
+        "scales_pitch": 0 if p.scales is None else p.scales.stride(-1),
     }
     if p.heads is not None:
         multiplier, shift = p.heads.division
@@ -209,9 +212,9 @@ def _facts(p: Problem) -> Numbers:
     return facts
 
 
-def _stride(x: Tensor | None, dimension: int) -> int:
-    """A stride; 0 if the tensor has no such dimension, or is none."""
-    return 0 if x is None or x.dim() + dimension < 0 else x.stride(dimension)
+def _strides(x: Tensor | None) -> tuple[int, ...]:
+    """Strides of the last three dimensions; 0 where a tensor has fewer, or there is none."""
+    return (0, 0, 0) if x is None else (0, 0, 0, *x.stride())[-3:]
 
 
 def _planes(p: Problem, x: Tensor) -> Tensor:
@@ -320,7 +323,7 @@ def derive(templates: dict[Any, Plan], operands: Sequence[Any]) -> Plan | None:
         m,
         pitch,
         (rows, ctas),
-        lambda: resized_for(template, m, pitch),
+        resized_for,
         are_whole=are_whole,
         counts=COUNTS if work.groups_rows else COUNTS[:1],
         pitch_name=None if is_tall else "sfa_stride_k",
@@ -359,7 +362,7 @@ def resized_for(plan: Plan, m: int, pitch: int) -> tuple[dict[str, int], list[Re
             Resized("map_a", 1, m, box=(config.block_k, min(config.box_rows_of_a, m))),
             Resized("map_d", 2 if config.has_wide_panels else 1, m),
         ]
-        if config.has_scales:
+        if plan.output.sfa is not None:
             box = config.box_rows_of_sfa(m), config.scale_parts
             resized.insert(1, Resized("map_sfa", 0, m, pitch * SCALE_BYTES, box))
         return numbers, resized

@@ -330,7 +330,7 @@ def derived_for_rows(
     m: int,
     pitch: int,
     of_rows: tuple[Rows, int],
-    changed: Callable[[], tuple[Mapping[str, int], Sequence[Resized]]],
+    changed: Callable[[Plan, int, int], tuple[Mapping[str, int], Sequence[Resized]]],
     *,
     are_whole: bool,
     counts: Sequence[str] = ("m",),
@@ -339,13 +339,14 @@ def derived_for_rows(
     """Derive a plan for `m` rows from that of its configuration: quickly, if `resizing` says how.
 
     `pitch` is that of A's scales in elements, which the parameter `pitch_name` holds, if no map does. `of_rows` is what
-    changes of a plan besides parameters, and CTAs; `changed` gives these. A plan whose boxes are all whole becomes the
-    template: others then differ from it in the numbers that `counts` names, and in the pitch.
+    changes of a plan besides parameters, and CTAs; `changed` gives these of a plan for rows and a pitch. A plan whose
+    boxes are all whole becomes the template: others then differ from it in the numbers that `counts` names, and in the
+    pitch.
     """
     template = templates[config]
     if template.resizing is not None and are_whole and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
         return template.with_rows(m, pitch if pitch_name else driver.stride_number(pitch * SCALE_BYTES)[1], *of_rows)
-    numbers, resized = changed()
+    numbers, resized = changed(template, m, pitch)
     plan = template.derived(*of_rows, numbers, resized)
     if are_whole and driver.sizes_are_numbers():
         plan.resizing = Resizing.of(plan.params, counts, resized, m, pitch_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ class HeadParts(NamedTuple):
         return of_heads[..., : self.left], of_heads[..., self.left + self.mid :]
 
 
-class Problem(NamedTuple):
+class Asked(NamedTuple):
     """D = C + A @ B.T: one product, or several of a kind, as the work says.
 
     A is `[m, k]`, B `[n, k]`, D `[m, n]`. Heads, groups and products that are added up have a dimension more, in front:
@@ -101,24 +102,28 @@ class Problem(NamedTuple):
     limit: float | None = None
     """In an activation, gate counts as at most this, up as within +-this."""
 
-    @property
+
+class Problem(Asked):
+    """A product that was asked, and its sizes, each found once."""
+
+    @cached_property
     def m(self) -> int:
         """Rows of A, or of each A."""
         return self.a.shape[-2] if self.a.dim() > 1 else self.d.shape[-2]
 
-    @property
+    @cached_property
     def n(self) -> int:
         """Columns of the product."""
         return self.b.shape[-2] if self.b.dim() > 1 else self.d.shape[-1]
 
-    @property
+    @cached_property
     def k(self) -> int:
         """Depth; of groups along k that of the average group."""
         if self.a.dim() == 1:
             return self.a.numel() // max(self.m, 1) // max(self.groups, 1)
         return self.a.shape[-1]
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Heads, groups, or products that are added up."""
         return self.b.shape[0] if self.b.dim() > 2 else self.d.shape[0] if self.work.may_be_empty else 1
@@ -128,12 +133,12 @@ class Problem(NamedTuple):
         """Matrices of rows."""
         return self.groups if self.work.has_planes else 1
 
-    @property
+    @cached_property
     def sizes(self) -> Sizes:
         """Sizes, as the choice of a configuration takes them."""
         return Sizes(self.expected_m if self.work.groups_rows else self.m, self.n, self.k, self.groups)
 
-    @property
+    @cached_property
     def output(self) -> Output:
         """All that decides the kernel's code besides its tile."""
         c = None if self.work.groups_rows else self.c

@@ -24,11 +24,12 @@ from deep_gemm.core.gpu import Gpu
 from deep_gemm.core.settings import get_batch_invariant
 from deep_gemm.gemm import launch as dense
 from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.choose.cost import Estimate
 from deep_gemm.gemm.choose.fp8 import chosen_tile
 from deep_gemm.gemm.choose.tiles import Tile
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import GemmConfig
-from deep_gemm.gemm.explain import Candidate, candidates
+from deep_gemm.gemm.explain import candidates
 from deep_gemm.gemm.kernel import kernel_of
 from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.gemm.problem import Problem
@@ -48,7 +49,7 @@ class Contest:
 
     case: Case
     output: Output
-    entrants: tuple[Candidate, ...]
+    entrants: tuple[Estimate, ...]
 
     @classmethod
     def of(cls, case: Case, output: Output, gpu: Gpu) -> Contest:
@@ -115,7 +116,7 @@ def judge(contest: Contest, flush: L2Flush) -> Judgement:
     """Time the entrants for operands of their own, which are gone afterwards."""
     p = random_problem(contest.case.shape, contest.output)
 
-    def times(entrants: Sequence[Candidate], repeats: int) -> list[Time]:
+    def times(entrants: Sequence[Estimate], repeats: int) -> list[Time]:
         timed = cold({one.config.name: partial(dense.run, p, one.config) for one in entrants}, flush, repeats)
         return [Time(one.tile, one.config.name, timed[one.config.name][0]) for one in entrants]
 

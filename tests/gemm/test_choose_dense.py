@@ -127,7 +127,7 @@ def test_candidates_are_all_tiles_with_reasons_for_those_that_cannot_run(
     for candidate in found:
         assert (candidate.why_not is None) == (candidate.cost_us < float("inf"))
         assert candidate.why_not != ""
-        assert candidate.estimate.rounds >= 1
+        assert candidate.rounds >= 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_rows_that_straddle_lines_of_the_l2_are_loaded_once_for_two_ctas(m: int)
 
 def test_fewer_sms_cost_time() -> None:
     gpus_by_size = [replace(H200, num_sms=num_sms) for num_sms in (132, 64, 16, 2)]
-    times = [candidates(4096, 4096, 4096, Output(), gpu)[0].estimate.multiply_us for gpu in gpus_by_size]
+    times = [candidates(4096, 4096, 4096, Output(), gpu)[0].multiply_us for gpu in gpus_by_size]
     assert times == sorted(times)
 
 
@@ -196,7 +196,7 @@ def test_multiplying_takes_the_same_for_each_m_of_a_band(output: Output) -> None
 @given(columns, depths, st.sampled_from(OUTPUTS))
 def test_the_tile_that_multiplies_fastest_costs_least(n: int, k: int, output: Output) -> None:
     found = [one for one in candidates(1000, n, k, output, H200) if one.why_not is None]
-    costs = [one.cost_us for one in sorted(found, key=lambda one: one.estimate.multiply_us)]
+    costs = [one.cost_us for one in sorted(found, key=lambda one: one.multiply_us)]
     assert all(later > 0.999999 * before for before, later in itertools.pairwise(costs)), "but for rounding"
 
 

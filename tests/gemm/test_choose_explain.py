@@ -134,7 +134,7 @@ def test_it_says_what_moves_and_what_is_multiplied(capsys: pytest.CaptureFixture
     found = explain(4096, 7168, 2048, gpu="H200")
     text = " ".join(capsys.readouterr().out.split())
     megabytes = (4096 * 2048 + 7168 * 2048 + 4096 * 7168 * 2) / 1e6
-    best = found[0].estimate
+    best = found[0]
     assert f"moves {megabytes:.1f} MB in {best.memory_us:.1f} us" in text
     assert f"multiplies {best.tiles:.0f} tiles in {best.rounds:.0f} rounds in {best.multiply_us:.1f} us" in text
 

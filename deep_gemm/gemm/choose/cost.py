@@ -39,7 +39,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
 from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...core.check.layout import ceil_div
 from ...core.check.recipes import E2M1
@@ -84,6 +84,8 @@ class Estimate(NamedTuple):
     """The whole; infinite if it cannot run."""
     why_not: str | None = None
     """The reason why it cannot run; None if it can."""
+    config: Any = None
+    """The configuration with this tile, where it is told to people."""
 
 
 class OnWeight(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import gcd
+from typing import ClassVar
 
 from ...core.check.layout import align, ceil_div
 from ...core.check.recipes import BFLOAT16, Scales, Values
@@ -29,17 +30,14 @@ class Bf16Config(GemmConfig):
     b: Values = field(default=BFLOAT16, kw_only=True)
     sfa: Scales | None = field(default=None, kw_only=True)
     sfb: Scales | None = field(default=None, kw_only=True)
+    block_k: ClassVar[int] = BLOCK_K
+    """Values of a k-block."""
 
     @property
     def name(self) -> str:
         """Short, for people: such as "bf16 nt 128x256/m2 bf16+c"."""
         slices = f" of {self.slices} slices" if self.walks_slices else ""
         return f"bf16 {self.majors.name} {super().name.removesuffix(' run 1')}{slices}".replace(" run 1 ", " ")
-
-    @property
-    def block_k(self) -> int:
-        """Values of a k-block."""
-        return BLOCK_K
 
     @property
     def starts_alone(self) -> bool:

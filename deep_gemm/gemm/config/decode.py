@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import ClassVar
 
 from ...core.check.layout import align, ceil_div
 from ...core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, USUAL, Scales, Values
@@ -66,6 +67,8 @@ class DecodeConfig(Config):
     """How B is scaled."""
     sfa: Scales = PER_ROW
     """How A is scaled."""
+    block_k: ClassVar[int] = BLOCK_K
+    """Values of a k-block."""
 
     @property
     def name(self) -> str:
@@ -81,11 +84,6 @@ class DecodeConfig(Config):
     def block_n(self) -> int:
         """Columns of D in a tile."""
         return self.num_math_warpgroups * WGMMA_ROWS
-
-    @property
-    def block_k(self) -> int:
-        """Values of a k-block."""
-        return BLOCK_K
 
     @property
     def rows_of_tile(self) -> int:

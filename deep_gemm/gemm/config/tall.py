@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ...core.check.layout import align, ceil_div
 from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW
@@ -78,6 +78,8 @@ class GemmConfig(Config, Output):
     num_store_buffers: int = 2
     raster_group: int = RASTER_GROUP
     """Tiles along m that are taken before the raster moves on along n."""
+    block_k: ClassVar[int] = BLOCK_K
+    """Values of a k-block."""
 
     @property
     def name(self) -> str:
@@ -87,11 +89,6 @@ class GemmConfig(Config, Output):
         tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
         panels = f" by {self.panel_columns}" if self.epilogue.skips_mid else ""
         return f"{self.block_m}x{self.block_n}{cluster} {self.name_of_d}{tail}{self.name_of_work}{panels}"
-
-    @property
-    def block_k(self) -> int:
-        """Values of a k-block."""
-        return BLOCK_K
 
     @property
     def rows_of_tile(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ...core.params import Field, Kind, head_parts
@@ -44,12 +45,12 @@ class Epilogue:
     has_row_addresses: bool = False
     """Each row goes to an address of its own, perhaps in another GPU's memory."""
 
-    @property
+    @cached_property
     def activates(self) -> bool:
         """D is silu(gate) * up, cast to FP8."""
         return self.gates is not None
 
-    @property
+    @cached_property
     def gates_apart(self) -> bool:
         """B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
         return self.gates == "gates_apart"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +94,7 @@ class Output:
         """Columns of A that share a scale; a k-block's where there are none."""
         return SCALE_BLOCK if self.sfa is None else self.sfa.columns
 
-    @property
+    @cached_property
     def scale_parts(self) -> int:
         """Parts of a k-block for which A has scales of their own."""
         return SCALE_BLOCK // self.columns_of_a

@@ -7,6 +7,7 @@ and the shared memory that it needs. Configurations, choices and launches ask th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ...core import meeting
@@ -118,12 +119,12 @@ class Work:
     constants: tuple[tuple[str, int], ...] = ()
     """Numbers that the file takes from `config.cuh`."""
 
-    @property
+    @cached_property
     def fetches(self) -> bool:
         """Rows of A lie in rooms of a node's ranks, and are fetched as needed."""
         return self.arrival == "fetched"
 
-    @property
+    @cached_property
     def suffix(self) -> str:
         """Its part of a configuration's name."""
         return f" by {self.name}" if self.name else ""
