@@ -52,7 +52,7 @@ class Question:
         return Sizes(rows, self.n, self.k, self.num_groups)
 
     def candidates(self) -> list[Estimate]:
-        """All there are, best first; those that cannot run it last."""
+        """List all candidates, best first; the ones that cannot run the product come last."""
         output, work, timings = self.output, self.output.work, timings_of(self.gpu)
         tiles = (*DEPTHS_TILES, SHARING_A) if work.is_along_k else tiles_for(output)
         tiles = tuple(tiles_for_rows(output, self.sizes.m)) if work.groups_rows else tiles

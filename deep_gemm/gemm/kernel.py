@@ -126,7 +126,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
 
 
 def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
-    """Derive what the kernel's machine code must consist of: one loop over k-blocks, and one for parts of tiles."""
+    """Derive the instructions of the machine code: one loop over k-blocks, and one for parts of tiles."""
     producer_registers, math_registers = config.registers
     units = config.units_per_warpgroup + config.units_of_part
     stores = units * (config.unit_n or config.block_n) // config.panel_columns
@@ -155,7 +155,7 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
 
 
 def code_plan_of_decode(config: DecodeConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of. It writes D by ordinary stores."""
+    """Derive the instructions of the machine code. D is written by ordinary stores."""
     return CodePlan(
         roles=((32, None), (WARPGROUP_THREADS * config.num_math_warpgroups, None)),
         shared_bytes=config.shared_bytes,

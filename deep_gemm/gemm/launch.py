@@ -213,7 +213,7 @@ def _facts(p: Problem) -> Numbers:
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...]:
-    """Strides of the last three dimensions; 0 where a tensor has fewer, or there is none."""
+    """Give the strides of the last three dimensions; 0 for a dimension that is missing, or without a tensor."""
     return (0, 0, 0) if x is None else (0, 0, 0, *x.stride())[-3:]
 
 

@@ -13,13 +13,13 @@ from ..core.sm90 import WGMMA_ROWS
 
 
 def element_of(x: Tensor) -> ElementType:
-    """The type by which TMA moves a tensor's numbers."""
+    """Give the element type with which TMA moves a tensor."""
     is_fp32, is_bf16 = x.dtype == torch.float32, x.dtype == torch.bfloat16
     return ElementType.FLOAT32 if is_fp32 else ElementType.BFLOAT16 if is_bf16 else ElementType.UINT8
 
 
 def operand_map(x: Tensor, rows: int, columns: int, *, is_mn_major: bool = False) -> TensorMap:
-    """An operand, or several, in boxes of so many rows and columns; of 64 rows if these are contiguous."""
+    """Map an operand, or several, in boxes of `rows` x `columns`; boxes have 64 rows if rows are contiguous."""
     of_x, element = matrix_map if x.dim() == 2 else plane_map, element_of(x)
     if is_mn_major:
         return of_x(element, x.mT, (columns, WGMMA_ROWS), 128)

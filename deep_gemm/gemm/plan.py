@@ -340,8 +340,8 @@ def derived_for_rows(
 
     `pitch` is that of A's scales in elements, which the parameter `pitch_name` holds, if no map does. `of_rows` is what
     changes of a plan besides parameters, and CTAs; `changed` gives these of a plan for rows and a pitch. A plan whose
-    boxes are all whole becomes the template: others then differ from it in the numbers that `counts` names, and in the
-    pitch.
+    boxes are all whole becomes the template: plans for other rows then differ from it in the numbers that `counts`
+    names, and in the pitch.
     """
     template = templates[config]
     if template.resizing is not None and are_whole and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:

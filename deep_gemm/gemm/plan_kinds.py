@@ -15,7 +15,7 @@ from .plan import SCALE_BYTES, SFA, SFB, Addresses, Plan
 from .problem import Problem
 
 ROW_WEIGHTS, SCALES = 6, 7
-"""Operands of a product that activates, behind those of every plan."""
+"""Operands of a product that activates, behind the six of every plan."""
 _ADDRESSES = struct.Struct("<QQ")
 
 
@@ -43,7 +43,7 @@ class ScalesLaid(NamedTuple):
 
 
 class HeadsPlan(Plan):
-    """A plan whose calls have scales as callers do; those that TMA cannot load there are laid out first."""
+    """A plan for scales as callers have them: scales that TMA cannot load there are laid out first."""
 
     laid_sfa: ScalesLaid | None = None
     laid_sfb: ScalesLaid | None = None

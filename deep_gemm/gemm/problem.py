@@ -16,7 +16,7 @@ from .kinds.output import Output, Sizes, output_into, values_of
 from .kinds.works import DENSE, Work
 
 MID_MULTIPLE = 8
-"""Columns between parts of heads: 16 bytes of BF16, at multiples of which alone TMA sees something begin."""
+"""Parts of heads begin at multiples of this many columns: of 16 bytes of BF16, as TMA wants."""
 
 
 class HeadParts(NamedTuple):
@@ -118,7 +118,7 @@ class Problem(Asked):
 
     @cached_property
     def k(self) -> int:
-        """Depth; of groups along k that of the average group."""
+        """Depth; for groups along k the average group's."""
         if self.a.dim() == 1:
             return self.a.numel() // max(self.m, 1) // max(self.groups, 1)
         return self.a.shape[-1]

@@ -28,7 +28,7 @@ def again(
     limit: float | None,
     gates_apart: bool = False,
 ) -> bool:
-    """Launch the plan of a call like one before, which nobody has checked; False if it wants to be."""
+    """Launch the plan of an equal call before, without checks. Return False to send the call through the checks."""
     try:
         p = activated(a, b, d, ends, row_weights, limit, gates_apart)
         plan = PLANS.plans.get(signature(p)) if p.d.is_cuda else None
@@ -41,7 +41,7 @@ def again(
 
 
 def signature(p: Problem) -> Key:
-    """Everything that decides whether a call is right and what it launches, but for addresses."""
+    """Give everything but addresses that decides whether a call is right, and its launch."""
     tensors = p.a, p.sfa, p.b, p.sfb, p.d, p.scales, p.c, p.row_weights
     lie = tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors)
     return run, lie, p.limit, p.epilogue, in_force.generation

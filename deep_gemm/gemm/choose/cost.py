@@ -214,7 +214,7 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
 
 
 def band_of(m: int) -> int:
-    """The place in BANDS of a size of batch; what is larger than all goes to the last."""
+    """Give the place of a batch size in BANDS; sizes beyond the last band belong to it."""
     return (m - 1) >> 3 if m <= 128 else min(14 + ((m - 1) >> 6), len(BANDS) - 1)
 
 
@@ -245,7 +245,7 @@ def _of_rows(offer: OnWeight, sizes: Sizes, output: Output, timings: Timings) ->
     busy = groups * min(m, 1.0)  # groups that have rows
     per_tile = offer.clusters_n / min(offer.at_once, offer.uncrowded)  # two CTAs on an SM take twice as long
     if output.work.has_planes:
-        # One group's rows may be far from m, those of several are close to it in all.
+        # The rows of one group may differ much from m; the sum over several groups is close to m per group.
         parts = [_tiles_of_group(tile.block_m, part * max(m, 1.0), end_low, timings) for part in SPREAD]
         tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
         totals = [of_part for of_part, _ in parts] if groups == 1 else [busy * tiles]
@@ -280,7 +280,7 @@ def _rounds(full: float, half: float) -> float:
 
 
 def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) -> tuple[int, float]:
-    """Say how many tiles along m a group has, and what they take, in whole tiles.
+    """Count the tiles along m of a group, and their time in units of a whole tile's.
 
     The last of several is moved up, so as to be whole, unless it may end low.
     """

@@ -92,9 +92,9 @@ def select(
 ) -> Config:
     """The configuration of the lowest cost.
 
-    Without `split_k` none in which several CTAs add up their parts of k: then each element of D is promoted in order of
-    k by one thread, and its bits depend on its row of A and its row of B alone. Without `whole_gpu` none whose grid
-    cannot be held to some of the SMs.
+    Without `split_k` no CTAs share out k: one thread promotes each element of D in order of k, and the element's bits
+    depend on its row of A and its row of B alone. Without `whole_gpu` only configurations are taken whose grid can be
+    held to some of the SMs.
     """
     if output.work is DENSE:
         return select_dense(int(sizes.m), sizes.n, sizes.k, output, gpu, part_multiple, split_k, whole_gpu)
@@ -213,8 +213,8 @@ def menu_of(n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True, whol
 def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True) -> Menu:
     """Pick the tiles for a weight, by given timings.
 
-    Those that are best for some band, and then one fewer at a time, until they are few: the one to go is that which is
-    missed least. What a band loses counts as a part of the least cost that it could have.
+    The menu begins with the best tile of each band. While it is too long, the tile that is missed least goes: the loss
+    of a band counts relative to the least cost that it could have.
     """
     tiles = [tile for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
     if (output.b == E2M1 or output.folds_parts) and not split_k:  # the two kernels add up in different orders

@@ -25,7 +25,7 @@ from ..kinds.output import (
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile that a kernel computes, and how CTAs of a cluster take part: what it is, not what it takes."""
+    """A tile that a kernel computes, and how CTAs of a cluster share it. Stages and registers follow from it."""
 
     block_m: int
     block_n: int
@@ -174,8 +174,8 @@ ROWS = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128,
 ROWS_COUNTS = (*ROWS, Tile(256, 128))
 """Tiles for rows that are not stacked, whose scales one TMA box of 256 rows brings."""
 HIGH_TILE = 128
-"""Rows of a tile of which a group of FP8 rows that are not stacked may have several: in higher ones, of which the last
-is cut, products took up to 29% longer on an H100."""
+"""Highest tile of which a group of FP8 rows that are not stacked may have several. With higher tiles, whose last one is
+cut, products took up to 29% longer on an H100."""
 ROWS_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 ROWS_FINE = (Tile(64, 128), Tile(128, 128))
@@ -189,7 +189,7 @@ FEW_FP4 = Tile(8, 64, is_decode=True, crowd=4)
 FEW = (Tile(8, 64, is_decode=True), Tile(16, 128, is_decode=True))
 """The same in FP8: low ones for few tiles, wide ones for many of few k-blocks."""
 MOST_FEW = 16
-"""Rows of a group, about, up to which these are taken: each tile of more rows reads the weight again, from the L2."""
+"""Groups of about this many rows at most take FEW: each further tile of a group reads the weight again, from the L2."""
 ROWS_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 """A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
 ROWS_APART = (Tile(64, 256), Tile(128, 256))
@@ -250,7 +250,7 @@ def pairs_up(n: int) -> bool:
 
 
 def skipping(config: GemmConfig | DecodeConfig, panel_columns: int) -> GemmConfig | DecodeConfig:
-    """Let a plain product's configuration store to the parts of heads, in panels of at most so many columns.
+    """Let a plain product's configuration store to the parts of heads, in panels of at most `panel_columns`.
 
     It must not split k but by the decode kernel, which stores without panels.
     """

@@ -190,7 +190,7 @@ class DecodeConfig(Config):
     def ctas(self, m: int, n: int, num_sms: int = 0, groups: int = 1) -> int:
         """Count the CTAs of this many products: a cluster for each tile of D.
 
-        Of rows with a layout as many as run at once, but no more than there can be tiles; a tile has a row at least.
+        For rows with a layout, as many CTAs as run at once, but no more than tiles can exist (each has at least a row).
         """
         tiles_n = ceil_div(n, self.block_n)
         if self.work.groups_rows:

@@ -102,7 +102,7 @@ class GemmConfig(Config, Output):
 
     @property
     def majors(self) -> Majors:
-        """The operands that have m or n contiguous: none."""
+        """No operand has m or n contiguous."""
         return K_MAJOR
 
     @property

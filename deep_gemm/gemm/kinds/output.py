@@ -162,7 +162,7 @@ class Output:
 
 
 def other_fields(one: Any, other: Output) -> list[str]:
-    """Name the fields in which a configuration, or an output, differs from an output.
+    """Name the fields that differ between a configuration, or an output, and an output.
 
     A C is read or added to: where k is split, it is always read.
     """
@@ -222,6 +222,6 @@ class Sizes(NamedTuple):
     """Rows of A; of each head; of a group, about."""
     n: int
     k: int
-    """The depth; of groups along k that of the average group."""
+    """The depth; for groups along k the average group's."""
     groups: int = 1
     """Groups, or heads."""
