@@ -1,0 +1,112 @@
+"""Replay records: the definition of what a record means, and the way where replay.c was not built.
+
+A replay looks at nothing but sizes, strides, types, devices and addresses, keeps no tensor, and never reads elements.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .jit import driver
+from .jit.tensor_map import MAP_BYTES, ElementType, TensorMap
+from .record import Address, From, Launch, Op, Record, Relation
+
+_WORDS = {4: struct.Struct("<I"), 8: struct.Struct("<Q")}
+
+
+def numbers_of(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
+    """Give the record's numbers for tensors that it serves; None if it does not serve them."""
+    if len(tensors) != len(record.given):
+        return None
+    for x, given in zip(tensors, record.given, strict=True):
+        if x.dtype != given.dtype or x.get_device() != record.device or x.data_ptr() % given.alignment:
+            return None
+        for mine, its in ((given.sizes, x.shape), (given.strides, x.stride())):
+            if len(mine) != len(its) or any(a not in (-1, b) for a, b in zip(mine, its, strict=True)):
+                return None
+    values: list[int] = []
+    for op, a, b in record.steps:
+        if op is Op.CONSTANT:
+            value = a
+        elif op is Op.SIZE:
+            value = tensors[a].shape[b]
+        elif op is Op.STRIDE:
+            value = tensors[a].stride(b)
+        else:
+            value = _computed(op, values[a], values[b])
+        values.append(value)
+    for relation, a, b, holds in record.conditions:
+        outcome = values[a] < values[b] if relation is Relation.BELOW else values[a] == values[b]
+        if outcome != holds:
+            return None
+    for output, other, span, span_of_other, or_same in record.apart:
+        first, second = tensors[output].data_ptr(), tensors[other].data_ptr()
+        if first == second and or_same:
+            continue
+        if first < second + values[span_of_other] and second < first + values[span]:
+            return None
+    return values
+
+
+def _computed(op: Op, a: int, b: int) -> int:
+    if op is Op.ADD:
+        return a + b
+    if op is Op.SUBTRACT:
+        return a - b
+    if op is Op.MULTIPLY:
+        return a * b
+    if op is Op.DIVIDE:
+        return a // b
+    if op is Op.REMAINDER:
+        return a % b
+    return min(a, b) if op is Op.LEAST else max(a, b)
+
+
+def replay(record: Record, tensors: Sequence[Tensor], values: Sequence[int], place: torch.device) -> list[Tensor]:
+    """Launch what a record says for tensors that it serves, and give the tensors that it makes for the caller."""
+    made = [
+        torch.empty_strided([values[i] for i in sizes], [values[i] for i in strides], dtype=dtype, device=place)
+        for sizes, strides, dtype in record.made
+    ]
+    scratch = torch.empty(values[record.scratch], dtype=torch.uint8, device=place) if values[record.scratch] else None
+    beginnings = {
+        From.TENSOR: [x.data_ptr() for x in tensors],
+        From.RESULT: [x.data_ptr() for x in made],
+        From.SCRATCH: [0 if scratch is None else scratch.data_ptr()],
+    }
+
+    def at(address: Address) -> int:
+        return beginnings[address.base][address.index] + values[address.behind]
+
+    for launch in record.launches:
+        _start(launch, values, at, record.device)
+    return made
+
+
+def _start(launch: Launch, values: Sequence[int], at: Any, device: int) -> None:
+    params, launcher = bytearray(launch.params), launch.kernel
+    for place, size, number, address in launch.words:
+        _WORDS[size].pack_into(params, place, values[number] if address is None else at(address))
+    for place, address, element, swizzle, *numbers in launch.maps:
+        sizes, strides, box = (tuple(values[i] for i in each) for each in numbers)
+        begins = at(address)
+        encoded = launcher.encode(TensorMap(ElementType(element), sizes, strides, box, swizzle), begins, begins)
+        params[place : place + MAP_BYTES] = encoded
+    start(launcher, bytes(params), values[launch.grid], device)
+
+
+def start(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> None:
+    """Launch with these parameters on the current stream of the current device, which is `device`."""
+    with launcher.lock:
+        launcher.hold(None, params, grid)
+        stream = launcher.current_stream(device)
+        if stream != launcher.stream:
+            launcher.set_stream(stream)
+        (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
+        if status != launcher.success:
+            launcher.start_again(status, device)
