@@ -173,6 +173,9 @@ class Recording:
     scratch: Any = 0
     _known: dict[Step, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.index(1)  # the stride of the buffer between launches
+
     def number(self, op: Op, a: int, b: int, value: int) -> Any:
         """Note a number, once. What follows from constants is one."""
         operands = [self.steps[x] for x in (a, b)] if op >= Op.ADD else []

@@ -1,0 +1,722 @@
+// Replays records of calls: see record.py for what a record is, replay.py for what a replay means.
+//
+// Nothing here includes torch or CUDA. Tensors are read through DLPack's exchange table, launches go through the
+// driver's functions, and both are given as pointers by replay.py. The GIL is held throughout, so a record's memory is
+// used by one thread at a time. A record that does not serve a call answers NotImplemented before anything happened.
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef Py_GIL_DISABLED
+#error "replay.c needs the GIL; replay.py serves builds without one"
+#endif
+
+enum { kMostTensors = 16, kMostDimensions = 5, kMostSteps = 512, kMapBytes = 128, kMapAlignment = 64 };
+
+// ---- DLPack, as dlpack.h of version 1 has it ----
+
+typedef struct {
+  void* data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+} Tensor;
+
+typedef struct {
+  uint32_t major, minor;
+  void* older;
+  void *allocate, *managed_from, *managed_to;
+  int (*read)(void* object, Tensor* out);
+  int (*current_stream)(int32_t device_type, int32_t device, void** stream);
+} Exchange;
+
+// ---- The driver, as cuda.h has it ----
+
+typedef struct {
+  int id;
+  char pad[4];
+  union {
+    char bytes[64];
+    unsigned cluster[3];
+    int flag;
+  } value;
+} Attribute;
+
+typedef struct {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  Attribute* attributes;
+  unsigned num_attributes;
+} Config;
+
+enum { kClusterDimension = 4, kProgrammaticSerialization = 6 };
+
+typedef int (*LaunchFunction)(const Config*, void* function, void** params, void** extra);
+typedef int (*EncodeFunction)(void* map, int type, unsigned rank, void* address, const uint64_t* sizes,
+                              const uint64_t* strides, const uint32_t* box, const uint32_t* ones, int interleave,
+                              int swizzle, int promotion, int fill);
+typedef int (*DeviceFunction)(int* device);
+
+static struct {
+  const Exchange* exchange;
+  LaunchFunction launch;
+  EncodeFunction encode;
+  DeviceFunction device;
+  PyObject *tensor, *empty_strided, *is_grad_enabled, *requires_grad, *is_neg, *nothing;
+} host;
+
+// ---- Records ----
+
+enum Op { kConstant, kSize, kStride, kAdd, kSubtract, kMultiply, kDivide, kRemainder, kLeast, kMost };
+enum { kBelow, kEqual };
+enum { kTensor, kResult, kScratch };
+
+typedef struct {
+  int32_t op;
+  int64_t a, b;
+} Step;
+
+typedef struct {
+  int32_t relation, a, b, holds;
+} Condition;
+
+typedef struct {
+  uint8_t code, bits;
+  uint16_t lanes;
+  int32_t ndim, may_be_negated;
+  int64_t sizes[kMostDimensions], strides[kMostDimensions];  // -1: free
+  uint64_t alignment_mask;
+} Given;
+
+typedef struct {
+  int32_t output, other, span, span_of_other, or_same;
+} Apart;
+
+typedef struct {
+  int32_t base, index, behind;
+} Address;
+
+typedef struct {
+  uint32_t at, size, number, has_address;
+  Address address;
+} Word;
+
+typedef struct {
+  uint32_t at, rank;
+  Address address;
+  int32_t type, swizzle;
+  int32_t sizes[kMostDimensions], strides[kMostDimensions], box[kMostDimensions];
+  // The address and numbers that are encoded in the parameters now.
+  int is_encoded;
+  uint64_t address_now, sizes_now[kMostDimensions], strides_now[kMostDimensions];
+  uint32_t box_now[kMostDimensions];
+} Map;
+
+typedef struct {
+  void* function;
+  int32_t grid;
+  uint32_t num_words, num_maps, num_bytes;
+  Config config;
+  Attribute attributes[2];
+  char* memory;  // what was allocated
+  char* params;  // aligned for maps
+  Word* words;
+  Map* maps;
+} Launch;
+
+typedef struct {
+  int32_t ndim;
+  int32_t sizes[kMostDimensions], strides[kMostDimensions];
+  PyObject* how;  // keywords of torch.empty_strided
+} Made;
+
+typedef struct {
+  PyObject_HEAD
+  int32_t device_type, device;
+  Py_ssize_t num_given, num_steps, num_conditions, num_apart, num_made, num_launches;
+  Given* given;
+  Step* steps;
+  Condition* conditions;
+  Apart* apart;
+  Made* made;
+  Launch* launches;
+  int32_t scratch;
+  PyObject* how_scratch;
+  PyObject* kept;  // launchers, so that their kernels stay loaded
+} Record;
+
+// ---- Reading what Python gives ----
+
+static int malformed(const char* what) {
+  PyErr_Format(PyExc_ValueError, "record: %s", what);
+  return -1;
+}
+
+// Reads the next item of a tuple as an integer.
+static int64_t integer(PyObject* tuple, Py_ssize_t index) {
+  PyObject* item = PyTuple_GetItem(tuple, index);
+  return item == NULL ? -1 : PyLong_AsLongLong(item);
+}
+
+static int32_t place(PyObject* tuple, Py_ssize_t index, int64_t below) {
+  int64_t number = integer(tuple, index);
+  if (PyErr_Occurred()) return -1;
+  if (number < 0 || number >= below) {
+    malformed("a number names none of the record's");
+    return -1;
+  }
+  return (int32_t)number;
+}
+
+static int is_tuple_of(PyObject* x, Py_ssize_t size) {
+  return x != NULL && PyTuple_Check(x) && (size < 0 || PyTuple_Size(x) == size);
+}
+
+static void* room(Py_ssize_t count, size_t size) { return PyMem_Calloc(count > 0 ? (size_t)count : 1, size); }
+
+// Reads places of numbers into `out`, and gives how many there are.
+static int places(PyObject* tuple, int32_t* out, int64_t below) {
+  if (!is_tuple_of(tuple, -1) || PyTuple_Size(tuple) > kMostDimensions) return malformed("too many dimensions");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); ++i) {
+    out[i] = place(tuple, i, below);
+    if (PyErr_Occurred()) return -1;
+  }
+  return (int)PyTuple_Size(tuple);
+}
+
+static int read_address(Record* r, PyObject* tuple, Address* out) {
+  if (!is_tuple_of(tuple, 3)) return malformed("an address has a base, an index and a number");
+  out->base = place(tuple, 0, 3);
+  if (PyErr_Occurred()) return -1;
+  int64_t most = out->base == kTensor ? r->num_given : out->base == kResult ? r->num_made : 1;
+  out->index = place(tuple, 1, most);
+  if (PyErr_Occurred()) return -1;
+  out->behind = place(tuple, 2, r->num_steps);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_steps(Record* r, PyObject* steps) {
+  for (Py_ssize_t i = 0; i < r->num_steps; ++i) {
+    PyObject* each = PyTuple_GetItem(steps, i);
+    if (!is_tuple_of(each, 3)) return malformed("a step has an operation and two numbers");
+    Step* step = &r->steps[i];
+    step->op = place(each, 0, kMost + 1);
+    if (PyErr_Occurred()) return -1;
+    step->a = integer(each, 1);
+    step->b = integer(each, 2);
+    if (PyErr_Occurred()) return -1;
+    if (step->op == kConstant) continue;
+    int reads = step->op == kSize || step->op == kStride;
+    int64_t below = reads ? r->num_given : i;
+    if (step->a < 0 || step->a >= below) return malformed("a step names none before it");
+    int64_t most = reads ? r->given[step->a].ndim : i;
+    if (step->b < 0 || step->b >= most) return malformed("a step names none before it");
+  }
+  return 0;
+}
+
+static int read_given(Record* r, PyObject* given) {
+  for (Py_ssize_t i = 0; i < r->num_given; ++i) {
+    PyObject* each = PyTuple_GetItem(given, i);  // (code, bits, lanes, may be negated, sizes, strides, alignment)
+    if (!is_tuple_of(each, 7)) return malformed("a tensor has seven facts");
+    Given* g = &r->given[i];
+    g->code = (uint8_t)integer(each, 0);
+    g->bits = (uint8_t)integer(each, 1);
+    g->lanes = (uint16_t)integer(each, 2);
+    g->may_be_negated = (int32_t)integer(each, 3);
+    PyObject *sizes = PyTuple_GetItem(each, 4), *strides = PyTuple_GetItem(each, 5);
+    if (!is_tuple_of(sizes, -1) || PyTuple_Size(sizes) > kMostDimensions || !is_tuple_of(strides, PyTuple_Size(sizes)))
+      return malformed("a tensor has at most 5 dimensions");
+    g->ndim = (int32_t)PyTuple_Size(sizes);
+    for (int d = 0; d < g->ndim; ++d) {
+      g->sizes[d] = integer(sizes, d);
+      g->strides[d] = integer(strides, d);
+    }
+    int64_t alignment = integer(each, 6);
+    if (PyErr_Occurred()) return -1;
+    if (alignment < 1 || (alignment & (alignment - 1))) return malformed("alignments are powers of two");
+    g->alignment_mask = (uint64_t)alignment - 1;
+  }
+  return 0;
+}
+
+static int read_checks(Record* r, PyObject* conditions, PyObject* apart) {
+  for (Py_ssize_t i = 0; i < r->num_conditions; ++i) {
+    PyObject* each = PyTuple_GetItem(conditions, i);
+    if (!is_tuple_of(each, 4)) return malformed("a condition has four parts");
+    Condition* c = &r->conditions[i];
+    c->relation = place(each, 0, kEqual + 1);
+    if (PyErr_Occurred()) return -1;
+    c->a = place(each, 1, r->num_steps);
+    if (PyErr_Occurred()) return -1;
+    c->b = place(each, 2, r->num_steps);
+    if (PyErr_Occurred()) return -1;
+    c->holds = integer(each, 3) != 0;
+    if (PyErr_Occurred()) return -1;
+  }
+  for (Py_ssize_t i = 0; i < r->num_apart; ++i) {
+    PyObject* each = PyTuple_GetItem(apart, i);
+    if (!is_tuple_of(each, 5)) return malformed("tensors apart have five parts");
+    int64_t most[5] = {r->num_given, r->num_given, r->num_steps, r->num_steps, 2};
+    int32_t* out = &r->apart[i].output;
+    for (int part = 0; part < 5; ++part) {
+      out[part] = place(each, part, most[part]);
+      if (PyErr_Occurred()) return -1;
+    }
+  }
+  return 0;
+}
+
+static int read_made(Record* r, PyObject* made) {
+  for (Py_ssize_t i = 0; i < r->num_made; ++i) {
+    PyObject* each = PyTuple_GetItem(made, i);
+    if (!is_tuple_of(each, 3)) return malformed("a result has sizes, strides and keywords");
+    Made* m = &r->made[i];
+    m->ndim = places(PyTuple_GetItem(each, 0), m->sizes, r->num_steps);
+    if (m->ndim < 0) return -1;
+    int ndim = places(PyTuple_GetItem(each, 1), m->strides, r->num_steps);
+    if (ndim < 0) return -1;
+    if (ndim != m->ndim) return malformed("a result has as many strides as sizes");
+    m->how = Py_NewRef(PyTuple_GetItem(each, 2));
+  }
+  return 0;
+}
+
+static int read_launch(Record* r, PyObject* given, Launch* l) {
+  // (function, threads, shared bytes, cluster, is dependent, grid, params, words, maps)
+  if (!is_tuple_of(given, 9)) return malformed("a launch has nine parts");
+  l->function = PyLong_AsVoidPtr(PyTuple_GetItem(given, 0));
+  if (PyErr_Occurred()) return -1;
+  l->config.block[0] = (unsigned)integer(given, 1);
+  l->config.shared_bytes = (unsigned)integer(given, 2);
+  int64_t cluster = integer(given, 3), is_dependent = integer(given, 4);
+  l->grid = place(given, 5, r->num_steps);
+  if (PyErr_Occurred()) return -1;
+  for (int i = 0; i < 3; ++i) {
+    l->config.grid[i] = 1;
+    if (i) l->config.block[i] = 1;
+  }
+  l->config.attributes = l->attributes;
+  if (cluster > 1) {
+    Attribute* a = &l->attributes[l->config.num_attributes++];
+    a->id = kClusterDimension;
+    a->value.cluster[0] = (unsigned)cluster;
+    a->value.cluster[1] = a->value.cluster[2] = 1;
+  }
+  if (is_dependent) {
+    Attribute* a = &l->attributes[l->config.num_attributes++];
+    a->id = kProgrammaticSerialization;
+    a->value.flag = 1;
+  }
+  PyObject *params = PyTuple_GetItem(given, 6), *words = PyTuple_GetItem(given, 7), *maps = PyTuple_GetItem(given, 8);
+  char* bytes;
+  Py_ssize_t num_bytes;
+  if (PyBytes_AsStringAndSize(params, &bytes, &num_bytes) < 0) return -1;
+  if (!is_tuple_of(words, -1) || !is_tuple_of(maps, -1)) return malformed("words and maps are tuples");
+  l->num_bytes = (uint32_t)num_bytes;
+  l->num_words = (uint32_t)PyTuple_Size(words);
+  l->num_maps = (uint32_t)PyTuple_Size(maps);
+  l->memory = room(num_bytes + kMapAlignment, 1);
+  l->words = room(l->num_words, sizeof(Word));
+  l->maps = room(l->num_maps, sizeof(Map));
+  if (l->memory == NULL || l->words == NULL || l->maps == NULL) return PyErr_NoMemory(), -1;
+  l->params = l->memory + (-(uintptr_t)l->memory & (kMapAlignment - 1));
+  memcpy(l->params, bytes, (size_t)num_bytes);
+  for (uint32_t i = 0; i < l->num_words; ++i) {
+    PyObject* each = PyTuple_GetItem(words, i);
+    if (!is_tuple_of(each, 4)) return malformed("a word has four parts");
+    Word* w = &l->words[i];
+    w->size = (uint32_t)place(each, 1, 9);
+    if (PyErr_Occurred()) return -1;
+    if (w->size != 4 && w->size != 8) return malformed("a word has 4 or 8 bytes");
+    w->at = (uint32_t)place(each, 0, num_bytes - w->size + 1);
+    if (PyErr_Occurred()) return -1;
+    w->number = (uint32_t)place(each, 2, r->num_steps);
+    if (PyErr_Occurred()) return -1;
+    PyObject* address = PyTuple_GetItem(each, 3);
+    w->has_address = address != Py_None;
+    if (w->has_address && read_address(r, address, &w->address) < 0) return -1;
+    if (w->has_address && w->size != 8) return malformed("an address has 8 bytes");
+  }
+  for (uint32_t i = 0; i < l->num_maps; ++i) {
+    PyObject* each = PyTuple_GetItem(maps, i);
+    if (!is_tuple_of(each, 7)) return malformed("a map has seven parts");
+    Map* m = &l->maps[i];
+    m->at = (uint32_t)place(each, 0, num_bytes - kMapBytes + 1);
+    if (PyErr_Occurred() || read_address(r, PyTuple_GetItem(each, 1), &m->address) < 0) return -1;
+    if (m->at % kMapAlignment) return malformed("a map lies at a multiple of 64 bytes");
+    m->type = (int32_t)integer(each, 2);
+    m->swizzle = (int32_t)integer(each, 3);
+    int rank = places(PyTuple_GetItem(each, 4), m->sizes, r->num_steps);
+    if (rank < 0) return -1;
+    int strides = places(PyTuple_GetItem(each, 5), m->strides, r->num_steps);
+    if (strides < 0) return -1;
+    int extents = places(PyTuple_GetItem(each, 6), m->box, r->num_steps);
+    if (extents < 0) return -1;
+    if (rank < 1 || strides != rank - 1 || extents != rank) return malformed("a map's dimensions do not match");
+    m->rank = (uint32_t)rank;
+  }
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+// ---- Replaying ----
+
+static int64_t floor_divide(int64_t a, int64_t b) {
+  int64_t quotient = a / b;
+  return quotient - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+// Computes the numbers for tensors; 0 if the record does not serve these. They lie with the caller: while torch makes a
+// tensor another thread may replay the same record.
+static int serves(const Record* r, const Tensor* tensors, int64_t* v) {
+  for (Py_ssize_t i = 0; i < r->num_given; ++i) {
+    const Given* g = &r->given[i];
+    const Tensor* x = &tensors[i];
+    if (x->code != g->code || x->bits != g->bits || x->lanes != g->lanes || x->ndim != g->ndim ||
+        x->device_type != r->device_type || x->device_id != r->device ||
+        (((uintptr_t)x->data + x->byte_offset) & g->alignment_mask))
+      return 0;
+    for (int d = 0; d < g->ndim; ++d) {
+      if (g->sizes[d] >= 0 && x->shape[d] != g->sizes[d]) return 0;
+      if (g->strides[d] >= 0 && x->strides[d] != g->strides[d]) return 0;
+    }
+  }
+  for (Py_ssize_t i = 0; i < r->num_steps; ++i) {
+    const Step* s = &r->steps[i];
+    switch (s->op) {
+      case kConstant: v[i] = s->a; break;
+      case kSize: v[i] = tensors[s->a].shape[s->b]; break;
+      case kStride: v[i] = tensors[s->a].strides[s->b]; break;
+      case kAdd:
+        if (__builtin_add_overflow(v[s->a], v[s->b], &v[i])) return 0;
+        break;
+      case kSubtract:
+        if (__builtin_sub_overflow(v[s->a], v[s->b], &v[i])) return 0;
+        break;
+      case kMultiply:
+        if (__builtin_mul_overflow(v[s->a], v[s->b], &v[i])) return 0;
+        break;
+      case kDivide:
+      case kRemainder: {
+        int64_t a = v[s->a], b = v[s->b];
+        if (b == 0 || b == -1) return 0;  // nothing is divided by these
+        int64_t quotient = floor_divide(a, b);
+        v[i] = s->op == kDivide ? quotient : a - quotient * b;
+        break;
+      }
+      case kLeast: v[i] = v[s->a] < v[s->b] ? v[s->a] : v[s->b]; break;
+      default: v[i] = v[s->a] > v[s->b] ? v[s->a] : v[s->b]; break;
+    }
+  }
+  for (Py_ssize_t i = 0; i < r->num_conditions; ++i) {
+    const Condition* c = &r->conditions[i];
+    if ((c->relation == kBelow ? v[c->a] < v[c->b] : v[c->a] == v[c->b]) != c->holds) return 0;
+  }
+  for (Py_ssize_t i = 0; i < r->num_apart; ++i) {
+    const Apart* p = &r->apart[i];
+    uint64_t first = (uintptr_t)tensors[p->output].data + tensors[p->output].byte_offset;
+    uint64_t second = (uintptr_t)tensors[p->other].data + tensors[p->other].byte_offset;
+    if (first == second && p->or_same) continue;
+    if (first < second + (uint64_t)v[p->span_of_other] && second < first + (uint64_t)v[p->span]) return 0;
+  }
+  return 1;
+}
+
+static PyObject* tuple_of(const int64_t* v, const int32_t* which, int count) {
+  PyObject* made = PyTuple_New(count);
+  for (int i = 0; made != NULL && i < count; ++i) {
+    PyObject* number = PyLong_FromLongLong(v[which[i]]);
+    if (number == NULL || PyTuple_SetItem(made, i, number) < 0) Py_CLEAR(made);
+  }
+  return made;
+}
+
+static PyObject* empty(const int64_t* v, const int32_t* sizes, const int32_t* strides, int ndim, PyObject* how) {
+  PyObject *a = tuple_of(v, sizes, ndim), *b = tuple_of(v, strides, ndim), *made = NULL;
+  PyObject* arguments = a != NULL && b != NULL ? PyTuple_Pack(2, a, b) : NULL;
+  if (arguments != NULL) made = PyObject_Call(host.empty_strided, arguments, how);
+  Py_XDECREF(a);
+  Py_XDECREF(b);
+  Py_XDECREF(arguments);
+  return made;
+}
+
+static int begins(PyObject* x, uint64_t* at) {
+  Tensor read;
+  if (host.exchange->read(x, &read) != 0) return -1;
+  *at = (uintptr_t)read.data + read.byte_offset;
+  return 0;
+}
+
+// Encodes a map where its address or a number changed; the driver's status.
+static int encode(Map* m, const int64_t* v, uint64_t address, char* params) {
+  int same = m->is_encoded && m->address_now == address;
+  m->address_now = address;
+  for (uint32_t d = 0; d < m->rank; ++d) {
+    uint64_t size = (uint64_t)v[m->sizes[d]], stride = d + 1 < m->rank ? (uint64_t)v[m->strides[d]] : 0;
+    uint32_t extent = (uint32_t)v[m->box[d]];
+    same = same && size == m->sizes_now[d] && stride == m->strides_now[d] && extent == m->box_now[d];
+    m->sizes_now[d] = size;
+    m->strides_now[d] = stride;
+    m->box_now[d] = extent;
+  }
+  if (same) return 0;
+  static const uint32_t ones[kMostDimensions] = {1, 1, 1, 1, 1};
+  int status = host.encode(params + m->at, m->type, m->rank, (void*)(uintptr_t)address, m->sizes_now, m->strides_now,
+                           m->box_now, ones, 0, m->swizzle, 3 /* lines of 256 bytes */, 0);
+  m->is_encoded = status == 0;
+  return status;
+}
+
+// Launches all; the driver's status, and in `which` the launch that failed. Nothing here runs Python, so that no other
+// thread writes to a launch's parameters before the driver has read them.
+static int launch_all(Record* r, const int64_t* v, const uint64_t* const* beginnings, void* stream, Py_ssize_t* which) {
+  for (Py_ssize_t i = 0; i < r->num_launches; ++i) {
+    Launch* l = &r->launches[i];
+    *which = i;
+    for (uint32_t w = 0; w < l->num_words; ++w) {
+      const Word* word = &l->words[w];
+      uint64_t value = word->has_address ? beginnings[word->address.base][word->address.index] +
+                                               (uint64_t)v[word->address.behind]
+                                         : (uint64_t)v[word->number];
+      memcpy(l->params + word->at, &value, word->size);  // little-endian: the low bytes
+    }
+    for (uint32_t m = 0; m < l->num_maps; ++m) {
+      const Address* a = &l->maps[m].address;
+      int status = encode(&l->maps[m], v, beginnings[a->base][a->index] + (uint64_t)v[a->behind], l->params);
+      if (status != 0) return status;
+    }
+    l->config.grid[0] = (unsigned)v[l->grid];
+    l->config.stream = stream;
+    void* params[1] = {l->params};
+    int status = host.launch(&l->config, l->function, params, NULL);
+    if (status != 0) return status;
+  }
+  return 0;
+}
+
+static PyObject* no_record(void) { return Py_NewRef(Py_NotImplemented); }
+
+// Whether autograd may want to know of a tensor, or its numbers are others than its memory has; -1 is an error.
+static int wants_python(Record* r, PyObject* const* objects) {
+  PyObject* is_on = PyObject_CallNoArgs(host.is_grad_enabled);
+  if (is_on == NULL) return -1;
+  int grad = is_on == Py_True;
+  Py_DECREF(is_on);
+  for (Py_ssize_t i = 0; i < r->num_given; ++i) {
+    PyObject* answers[2] = {NULL, NULL};
+    if (grad) answers[0] = PyObject_GetAttr(objects[i], host.requires_grad);
+    if (r->given[i].may_be_negated) answers[1] = PyObject_CallMethodObjArgs(objects[i], host.is_neg, NULL);
+    int wants = answers[0] == Py_True || answers[1] == Py_True;
+    Py_XDECREF(answers[0]);
+    Py_XDECREF(answers[1]);
+    if (PyErr_Occurred()) return -1;
+    if (wants) return 1;
+  }
+  return 0;
+}
+
+static PyObject* make(Record* r, const int64_t* v, uint64_t* at_made, uint64_t* at_scratch, PyObject** scratch) {
+  PyObject* made = PyTuple_New(r->num_made);
+  for (Py_ssize_t i = 0; made != NULL && i < r->num_made; ++i) {
+    const Made* m = &r->made[i];
+    PyObject* x = empty(v, m->sizes, m->strides, m->ndim, m->how);
+    if (x == NULL || begins(x, &at_made[i]) < 0 || PyTuple_SetItem(made, i, Py_NewRef(x)) < 0) Py_CLEAR(made);
+    Py_XDECREF(x);
+  }
+  if (made != NULL && v[r->scratch] > 0) {
+    int32_t one = 0;  // the first step is the constant 1
+    *scratch = empty(v, &r->scratch, &one, 1, r->how_scratch);
+    if (*scratch == NULL || begins(*scratch, at_scratch) < 0) Py_CLEAR(made);
+  }
+  return made;
+}
+
+// replay(record, tensors) -> results, or NotImplemented if the record does not serve the call; or (launch, status).
+static PyObject* replay(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *self, *given;
+  if (!PyArg_UnpackTuple(arguments, "replay", 2, 2, &self, &given)) return NULL;
+  Record* r = (Record*)self;
+  if (!is_tuple_of(given, r->num_given)) return no_record();
+  PyObject* objects[kMostTensors];
+  Tensor tensors[kMostTensors];
+  uint64_t at[kMostTensors], at_made[kMostTensors], at_scratch = 0;
+  int64_t v[kMostSteps];
+  for (Py_ssize_t i = 0; i < r->num_given; ++i) {
+    objects[i] = PyTuple_GetItem(given, i);
+    if ((PyObject*)Py_TYPE(objects[i]) != host.tensor) return no_record();
+    if (host.exchange->read(objects[i], &tensors[i]) != 0) {
+      PyErr_Clear();
+      return no_record();
+    }
+    at[i] = (uintptr_t)tensors[i].data + tensors[i].byte_offset;
+  }
+  int device;
+  if (!serves(r, tensors, v) || host.device(&device) != 0 || device != r->device) return no_record();
+  int wants = wants_python(r, objects);
+  if (wants) return wants < 0 ? NULL : no_record();
+  PyObject* scratch = NULL;
+  PyObject* made = make(r, v, at_made, &at_scratch, &scratch);
+  void* stream;
+  if (made != NULL && host.exchange->current_stream(r->device_type, r->device, &stream) == 0) {
+    const uint64_t* beginnings[3] = {at, at_made, &at_scratch};
+    Py_ssize_t which = 0;
+    int status = launch_all(r, v, beginnings, stream, &which);
+    if (status != 0) {
+      Py_CLEAR(made);
+      made = Py_BuildValue("(ni)", which, status);
+    }
+  } else {
+    Py_CLEAR(made);
+  }
+  Py_XDECREF(scratch);  // behind the last launch on this stream
+  return made;
+}
+
+// ---- The type and the module ----
+
+static void record_free(PyObject* self) {
+  Record* r = (Record*)self;
+  for (Py_ssize_t i = 0; r->launches != NULL && i < r->num_launches; ++i) {
+    PyMem_Free(r->launches[i].memory);
+    PyMem_Free(r->launches[i].words);
+    PyMem_Free(r->launches[i].maps);
+  }
+  for (Py_ssize_t i = 0; r->made != NULL && i < r->num_made; ++i) Py_XDECREF(r->made[i].how);
+  void* rooms[] = {r->given, r->steps, r->conditions, r->apart, r->made, r->launches};
+  for (size_t i = 0; i < sizeof rooms / sizeof *rooms; ++i) PyMem_Free(rooms[i]);
+  Py_XDECREF(r->how_scratch);
+  Py_XDECREF(r->kept);
+  PyTypeObject* type = Py_TYPE(self);
+  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  release(self);
+  Py_DECREF(type);
+}
+
+static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
+  (void)keywords;
+  PyObject *device, *given, *steps, *conditions, *apart, *made, *scratch, *launches, *kept;
+  if (!PyArg_UnpackTuple(arguments, "Record", 9, 9, &device, &given, &steps, &conditions, &apart, &made, &scratch,
+                         &launches, &kept))
+    return NULL;
+  PyObject* lists[] = {given, steps, conditions, apart, made, launches};
+  for (size_t i = 0; i < sizeof lists / sizeof *lists; ++i)
+    if (!is_tuple_of(lists[i], -1)) return malformed("its parts are tuples"), NULL;
+  if (!is_tuple_of(device, 2) || !is_tuple_of(scratch, 2))
+    return malformed("the device and the scratch have two parts"), NULL;
+  if (PyTuple_Size(given) > kMostTensors || PyTuple_Size(made) > kMostTensors || PyTuple_Size(steps) > kMostSteps)
+    return malformed("too many tensors or numbers"), NULL;
+  allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  Record* r = (Record*)allocate(type, 0);
+  if (r == NULL) return NULL;
+  r->device_type = (int32_t)integer(device, 0);
+  r->device = (int32_t)integer(device, 1);
+  r->kept = Py_NewRef(kept);
+  r->given = room(PyTuple_Size(given), sizeof(Given));
+  r->steps = room(PyTuple_Size(steps), sizeof(Step));
+  r->conditions = room(PyTuple_Size(conditions), sizeof(Condition));
+  r->apart = room(PyTuple_Size(apart), sizeof(Apart));
+  r->made = room(PyTuple_Size(made), sizeof(Made));
+  r->launches = room(PyTuple_Size(launches), sizeof(Launch));
+  if (!r->given || !r->steps || !r->conditions || !r->apart || !r->made || !r->launches) {
+    PyErr_NoMemory();
+    goto failed;
+  }
+  r->num_given = PyTuple_Size(given);
+  r->num_steps = PyTuple_Size(steps);
+  r->num_conditions = PyTuple_Size(conditions);
+  r->num_apart = PyTuple_Size(apart);
+  r->num_made = PyTuple_Size(made);
+  r->num_launches = PyTuple_Size(launches);
+  if (PyErr_Occurred() || read_given(r, given) < 0 || read_steps(r, steps) < 0) goto failed;
+  if (r->num_steps == 0 || r->steps[0].op != kConstant || r->steps[0].a != 1) {
+    malformed("the first number is the constant 1");
+    goto failed;
+  }
+  if (read_checks(r, conditions, apart) < 0 || read_made(r, made) < 0) goto failed;
+  r->scratch = place(scratch, 0, r->num_steps);
+  if (PyErr_Occurred()) goto failed;
+  r->how_scratch = Py_NewRef(PyTuple_GetItem(scratch, 1));
+  for (Py_ssize_t i = 0; i < r->num_launches; ++i)
+    if (read_launch(r, PyTuple_GetItem(launches, i), &r->launches[i]) < 0) goto failed;
+  return (PyObject*)r;
+failed:
+  Py_DECREF(r);
+  return NULL;
+}
+
+// setup(exchange, launch, encode, device, torch.Tensor, torch.empty_strided, torch.is_grad_enabled)
+static PyObject* setup(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *exchange, *launch, *encode_, *device, *tensor, *empty_strided, *is_grad_enabled;
+  if (!PyArg_UnpackTuple(arguments, "setup", 7, 7, &exchange, &launch, &encode_, &device, &tensor, &empty_strided,
+                         &is_grad_enabled))
+    return NULL;
+  const Exchange* table = PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
+  if (table == NULL) return NULL;
+  if (table->major != 1 || table->read == NULL) {
+    PyErr_SetString(PyExc_ValueError, "exchange: expected DLPack's table of version 1 that reads tensors");
+    return NULL;
+  }
+  host.exchange = table;
+  host.launch = (LaunchFunction)PyLong_AsVoidPtr(launch);
+  host.encode = (EncodeFunction)PyLong_AsVoidPtr(encode_);
+  host.device = (DeviceFunction)PyLong_AsVoidPtr(device);
+  if (PyErr_Occurred()) return NULL;
+  host.tensor = Py_NewRef(tensor);
+  host.empty_strided = Py_NewRef(empty_strided);
+  host.is_grad_enabled = Py_NewRef(is_grad_enabled);
+  host.requires_grad = PyUnicode_InternFromString("requires_grad");
+  host.is_neg = PyUnicode_InternFromString("is_neg");
+  if (PyErr_Occurred()) return NULL;
+  return Py_NewRef(Py_None);
+}
+
+// facts(tensor) -> (device type, device, code, bits, lanes), as DLPack has them.
+static PyObject* facts(PyObject* module, PyObject* x) {
+  (void)module;
+  Tensor read;
+  if (host.exchange == NULL) return PyErr_SetString(PyExc_RuntimeError, "facts: expected setup first"), NULL;
+  if (host.exchange->read(x, &read) != 0) return NULL;
+  return Py_BuildValue("(iiiii)", read.device_type, read.device_id, read.code, read.bits, read.lanes);
+}
+
+static PyMethodDef functions[] = {
+    {"setup", setup, METH_VARARGS, "Take the tables and functions that replays use."},
+    {"facts", facts, METH_O, "Give a tensor's device and type as DLPack has them."},
+    {"replay", replay, METH_VARARGS, "Launch what a record says for tensors that it serves."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot record_slots[] = {
+    {Py_tp_new, record_new},
+    {Py_tp_dealloc, record_free},
+    {Py_tp_doc, "A record of a call, checked and packed for replays."},
+    {0, NULL},
+};
+
+static PyType_Spec record_spec = {"deep_gemm.core._replay.Record", sizeof(Record), 0, Py_TPFLAGS_DEFAULT, record_slots};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_replay", "Replays records of calls.", -1, functions,
+                                 NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__replay(void) {
+  PyObject* module = PyModule_Create(&definition);
+  if (module == NULL) return NULL;
+  PyObject* type = PyType_FromSpec(&record_spec);
+  if (type == NULL || PyModule_AddObjectRef(module, "Record", type) < 0) {
+    Py_XDECREF(type);
+    Py_DECREF(module);
+    return NULL;
+  }
+  Py_DECREF(type);
+  return module;
+}
