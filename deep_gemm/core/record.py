@@ -253,7 +253,7 @@ class Recording:
     ) -> None:
         """Note a launch: members of `params` with numbers, with addresses, and with maps."""
         words = [Word(params.offset(name), 8, 0, address) for name, address in addresses.items()]
-        plain: dict[str, Any] = {name: 0 for name in addresses} | {name: b"" for name in maps}
+        plain: dict[str, Any] = dict.fromkeys(addresses, 0) | dict.fromkeys(maps, b"")
         sizes = {each.name: each.kind.size for each in params.fields}
         for name, value in values.items():
             plain[name] = value

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ from .jit import driver
 from .jit.tensor_map import MAP_BYTES, ElementType, TensorMap
 from .record import Address, From, Launch, Op, Record, Relation
 
+MAY_BE_NEGATED = torch.float16, torch.float32, torch.float64
+"""Types of tensors that may be views of other numbers: imaginary parts of conjugates."""
+ELEMENTS = {ElementType.UINT8: 0, ElementType.FLOAT32: 7, ElementType.BFLOAT16: 9}
+"""CUtensorMapDataType of cuda.h."""
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+"""CUtensorMapSwizzle of cuda.h, by bytes."""
 _WORDS = {4: struct.Struct("<I"), 8: struct.Struct("<Q")}
 
 
@@ -110,3 +117,34 @@ def start(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> N
         (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
         if status != launcher.success:
             launcher.start_again(status, device)
+
+
+def packed(native: Any, record: Record, place: torch.device) -> Any:
+    """Pack a record for replay.c, whose module is `native`."""
+
+    @cache
+    def facts(dtype: torch.dtype) -> tuple[int, ...]:
+        found: tuple[int, ...] = native.facts(torch.empty(0, dtype=dtype, device=place))
+        return found
+
+    given = tuple(
+        (*facts(each.dtype)[2:], int(each.dtype in MAY_BE_NEGATED), each.sizes, each.strides, each.alignment)
+        for each in record.given
+    )
+    made = tuple((sizes, strides, {"dtype": dtype, "device": place}) for sizes, strides, dtype in record.made)
+    scratch = record.scratch, {"dtype": torch.uint8, "device": place}
+    launches = tuple(map(_packed, record.launches))
+    kept = [launch.kernel for launch in record.launches]
+    device = facts(torch.uint8)[:2]
+    steps, conditions = (tuple(map(tuple, each)) for each in (record.steps, record.conditions))
+    return native.Record(device, given, steps, conditions, record.apart, made, scratch, launches, kept)
+
+
+def _packed(launch: Launch) -> tuple[Any, ...]:
+    of = launch.kernel
+    maps = tuple(
+        (each.at, tuple(each.address), ELEMENTS[ElementType(each.element)], SWIZZLES[each.swizzle], *each[4:])
+        for each in launch.maps
+    )
+    how = int(of.function), of.threads, of.shared_bytes, of.cluster, int(of.is_dependent)
+    return *how, launch.grid, launch.params, launch.words, maps

@@ -1,0 +1,409 @@
+"""Records of random calls: replay.c launches what replay.py launches, and serves what it serves."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import sysconfig
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deep_gemm.core import record as records
+from deep_gemm.core import replay
+from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
+from deep_gemm.core.params import Field, Kind, Params
+from deep_gemm.core.record import Number, Record, Recording, Shadow, least, most
+
+CPU = torch.device("cpu")
+SOURCE = Path(replay.__file__).with_name("replay.c")
+STREAM = 0
+DTYPES = torch.float8_e4m3fn, torch.float32, torch.bfloat16, torch.int32, torch.uint8
+PARAMS = Params(
+    "Params",
+    *(Field(f"map_{i}", Kind.MAP) for i in range(2)),
+    *(Field(f"at_{i}", Kind.POINTER) for i in range(3)),
+    *(Field(f"n_{i}", Kind.UINT32) for i in range(4)),
+    Field("wide", Kind.UINT64),
+)
+
+
+class Driver:
+    """What came to a driver, whichever replay called it: each launch's kernel, CTAs, attributes and parameters."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+        self.status = 0
+        self.lock = threading.Lock()
+
+    def encoded(self, *facts: Any) -> bytes:
+        """Stand for an encoded map: a digest of all that it depends on."""
+        return repr(facts).encode().ljust(128, b".")[:128]
+
+    def launcher(self, function: int, cluster: int, is_dependent: bool) -> SimpleNamespace:
+        """Stand for a kernel's launcher, for both replays."""
+        of = SimpleNamespace(
+            function=function, threads=128, shared_bytes=64, cluster=cluster, is_dependent=is_dependent
+        )
+        of.lock, of.config, of.pointers, of.success, of.stream = threading.Lock(), None, None, 0, None
+        of.current_stream = lambda _: STREAM
+        of.set_stream = lambda stream: setattr(of, "stream", stream)
+
+        def encode(tensor_map: TensorMap, address: int, _: int) -> bytes:
+            element, swizzle = replay.ELEMENTS[tensor_map.element], replay.SWIZZLES[tensor_map.swizzle]
+            return self.encoded(element, address, tensor_map.sizes, tensor_map.strides, tensor_map.box, swizzle)
+
+        def hold(_: None, params: bytes, grid: int) -> None:
+            of.held = params, grid
+
+        def start(*_: Any) -> tuple[int]:
+            params, grid = of.held
+            self.launches.append((function, grid, cluster, is_dependent, of.stream, params))
+            return (self.status,)
+
+        of.encode, of.hold, of.start = encode, hold, start
+        return of
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(Config), ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+)
+ENCODE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    *(ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t),
+    *(ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64)),
+    *(ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(ctypes.c_uint32)),
+    *[ctypes.c_int] * 4,
+)
+DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+
+
+class Native:
+    """replay.c, built, on a driver that writes down what it gets."""
+
+    def __init__(self, module: Any, driver: Driver) -> None:
+        self.module, self.driver, self.device = module, driver, 0
+        self.functions = LAUNCH(self.launch), ENCODE(self.encode), DEVICE(self.current_device)
+        pointers = (ctypes.cast(each, ctypes.c_void_p).value for each in self.functions)
+        table = torch.Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
+        module.setup(table, *pointers, Tensor, torch.empty_strided, torch.is_grad_enabled)
+
+    def launch(self, config: Any, function: int, params: Any, extra: Any) -> int:
+        """Stand for cuLaunchKernelEx."""
+        of = config.contents
+        assert (*of.grid[1:], *of.block, of.shared_bytes, extra) == (1, 1, 128, 1, 1, 64, None)
+        attributes = {}
+        for i in range(of.num_attributes):
+            kind, *value = (ctypes.c_uint * 5).from_address(of.attributes + 72 * i)
+            attributes[kind] = value
+        cluster, is_dependent = attributes.get(4, [0, 1])[1], attributes.get(6, [0, 0])[1] == 1
+        given = ctypes.string_at(params[0], PARAMS.size)
+        self.driver.launches.append((function, of.grid[0], cluster, is_dependent, of.stream or STREAM, given))
+        return self.driver.status
+
+    def encode(self, room: int, element: int, rank: int, address: int, *rest: Any) -> int:
+        """Stand for cuTensorMapEncodeTiled."""
+        sizes, strides, box, ones, interleave, swizzle, promotion, fill = rest
+        assert (ones[:rank], interleave, promotion, fill) == ([1] * rank, 0, 3, 0)
+        numbers = tuple(sizes[:rank]), tuple(strides[: rank - 1]), tuple(box[:rank])
+        ctypes.memmove(room, self.driver.encoded(element, address, *numbers, swizzle), 128)
+        return 0
+
+    def current_device(self, device: Any) -> int:
+        """Stand for cuCtxGetDevice."""
+        device[0] = self.device
+        return 0
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """replay.c as a module."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("needs a C compiler, and a torch with DLPack's table")
+    path = tmp_path_factory.mktemp("replay") / "_replay.abi3.so"
+    include = sysconfig.get_paths()["include"]
+    words = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{include}"]
+    subprocess.run([compiler, *words, str(SOURCE), "-o", str(path)], check=True)
+    spec = importlib.util.spec_from_file_location("_replay", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def native(built: Any) -> Iterator[Native]:
+    yield Native(built, Driver())
+
+
+def tensor(random: Random, rows: int, columns: int, dtype: torch.dtype, pitch: int, skew: int = 0) -> Tensor:
+    """Make a matrix in a room of its own, `skew` elements behind 256 bytes."""
+    room = torch.zeros(max(rows * pitch, 1) + skew + 256, dtype=dtype)
+    first = -room.data_ptr() % 256 // dtype.itemsize + skew
+    return room[first:].as_strided((rows, columns), (pitch, 1))
+
+
+def expression(random: Random, numbers: list[Any], depth: int = 3) -> Any:
+    """Draw a number that follows from others."""
+    if depth == 0 or random.random() < 0.2:
+        return random.choice([*numbers, random.randrange(1, 40)])
+    a, b = (expression(random, numbers, depth - 1) for _ in range(2))
+    divisor = random.choice((2, 3, 4, 16, 100))
+    kinds = (lambda: a + b, lambda: a - b, lambda: a * b, lambda: a // divisor, lambda: -(-a // divisor) * divisor)
+    return random.choice((*kinds, lambda: a % divisor, lambda: least(a, b), lambda: most(a, b)))()
+
+
+def drawn(random: Random, driver: Driver) -> tuple[Record, list[Tensor]]:
+    """Draw a call and record it."""
+    recording, numbers = Recording(-1), list[Any]()
+    tensors, shadows = list[Tensor](), list[Shadow]()
+    for _ in range(random.randrange(1, 5)):
+        rows, columns, dtype = random.randrange(2, 90), random.choice((8, 64)), random.choice(DTYPES)
+        x = tensor(random, rows, columns, dtype, columns + random.choice((0, 16)))
+        free = random.choice((((), ()), ((0,), ()), ((0,), (0,))))
+        shadow = recording.shadow(x, random.choice((1, 4, 16)), *free)
+        numbers += [each for each in (*shadow.shape, *shadow.strides) if isinstance(each, Number)]
+        tensors.append(x)
+        shadows.append(shadow)
+    for _ in range(random.randrange(3)):
+        recording.holds(random.choice([*records.Relation]), expression(random, numbers), expression(random, numbers))
+    if len(shadows) > 1 and random.random() < 0.5:
+        recording.keep_apart(*random.sample(shadows, 2), or_same=random.random() < 0.5)
+    made = [recording.result((most(expression(random, numbers), 1), 8), (8, 1), torch.bfloat16)] * random.randrange(2)
+    between = [recording.between((shadows[0].shape[0], 32), (32, 1), torch.uint8)] * random.randrange(2)
+    places = [*shadows, *made, *between]
+    for _ in range(random.randrange(1, 4)):
+        addresses = {f"at_{i}": recording.address(random.choice(places), -random.randrange(3)) for i in range(3)}
+        values = {f"n_{i}": expression(random, numbers) % (1 << 32) for i in range(4)}
+        values["wide"] = expression(random, numbers) % (1 << 40)
+        maps = {}
+        for i in range(2):
+            x = random.choice(places)
+            extents = [most(expression(random, numbers), 1) for _ in range(4)]
+            sizes, box = (extents[0], extents[1]), (8, least(extents[2], 64))
+            maps[f"map_{i}"] = (
+                TensorMap(
+                    random.choice([*ElementType]), sizes, (extents[3] * 16,), box, random.choice((0, 32, 64, 128))
+                ),
+                recording.address(x),
+            )
+        of = driver.launcher(random.randrange(1, 99), random.choice((1, 2)), random.random() < 0.5)
+        recording.launch(of, most(expression(random, numbers), 1) % 1000, PARAMS, values, addresses, maps)
+    return recording.record(), tensors
+
+
+def others(random: Random, tensors: list[Tensor]) -> list[Tensor]:
+    """Draw tensors of another call: other rows, pitches and addresses, or types and columns."""
+    found = []
+    for x in tensors:
+        rows, columns = x.shape
+        kind = random.random()
+        rows = rows if kind < 0.3 else random.randrange(1, 120)
+        pitch = x.stride(0) if random.random() < 0.8 else x.stride(0) + 16
+        dtype = x.dtype if random.random() < 0.95 else random.choice(DTYPES)
+        columns = columns if random.random() < 0.95 else 16
+        found.append(tensor(random, rows, columns, dtype, max(pitch, columns), random.choice((0, 0, 0, 1, 4))))
+    if len(found) > 1 and random.random() < 0.2:
+        found[0] = found[1]
+    return found
+
+
+def both(native: Native, record: Record, packed: Any, tensors: list[Tensor]) -> bool:
+    """Replay a call in both ways, compare all that is launched and made, and tell whether the record serves it."""
+    driver = native.driver
+    driver.launches.clear()
+    answer = native.module.replay(packed, tuple(tensors))
+    mine = [*driver.launches]
+    driver.launches.clear()
+    values = replay.numbers_of(record, tensors)
+    if values is None:
+        assert answer is NotImplemented and mine == []
+        return False
+    made = replay.replay(record, tensors, values, CPU)
+    assert [(x.shape, x.stride(), x.dtype) for x in answer] == [(x.shape, x.stride(), x.dtype) for x in made]
+    moved = [[each[:-1] for each in launches] for launches in (mine, driver.launches)]
+    assert moved[0] == moved[1]
+    if not record.made and not values[record.scratch]:  # else each way has its own memory
+        assert mine == driver.launches
+    return True
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_both_replays_launch_the_same(native: Native, seed: int) -> None:
+    random = Random(seed)
+    served = 0
+    for _ in range(10):
+        record, tensors = drawn(random, native.driver)
+        packed = replay.packed(native.module, record, CPU)
+        assert both(native, record, packed, tensors)
+        served += sum(both(native, record, packed, others(random, tensors)) for _ in range(20))
+    assert served > 0
+
+
+def one_launch(native: Native, *, with_scratch: bool = False, scales: bool = False) -> tuple[Record, Any, list[Tensor]]:
+    """Record a call of a matrix with free rows that makes one of the same."""
+    x = tensor(Random(0), 6, 64, torch.float32 if scales else torch.bfloat16, 64)
+    recording = Recording(-1)
+    shadow = recording.shadow(x, 16, (0,))
+    made = recording.result(shadow.shape, shadow.strides, x.dtype)
+    if with_scratch:
+        recording.between(shadow.shape, shadow.strides, torch.float32)
+    addresses = {f"at_{i}": recording.address(each) for i, each in enumerate((shadow, made, shadow))}
+    tensor_map = TensorMap(ElementType.UINT8, (64, shadow.shape[0]), (64,), (64, 8), 64)
+    maps = {f"map_{i}": (tensor_map, recording.address(shadow)) for i in range(2)}
+    values = {**{f"n_{i}": shadow.shape[0] for i in range(4)}, "wide": 3}
+    recording.launch(native.driver.launcher(7, 1, False), shadow.shape[0], PARAMS, values, addresses, maps)
+    record = recording.record()
+    return record, replay.packed(native.module, record, CPU), [x]
+
+
+def test_a_record_serves_other_rows(native: Native) -> None:
+    record, packed, _ = one_launch(native)
+    assert all(both(native, record, packed, [tensor(Random(0), rows, 64, torch.bfloat16, 64)]) for rows in (1, 6, 77))
+
+
+class Subclass(Tensor):
+    """A tensor of another class."""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x.requires_grad_(),
+        lambda x: torch.nn.Parameter(x),
+        lambda x: x.as_subclass(Subclass),
+        lambda x: torch.zeros(3, 64, dtype=torch.complex64).conj().imag,
+        lambda x: x.to("meta"),
+        lambda x: x.to_sparse(),
+        lambda x: x.numpy(),
+        lambda x: None,
+        lambda x: x[:, :32],
+        lambda x: x[:, 1:],
+        lambda x: x.t(),
+        lambda x: x[None],
+        lambda x: x.double(),
+        lambda x: x.flatten()[1:].as_strided((2, 64), (64, 1)),
+    ],
+)
+def test_other_calls_go_back_to_python(native: Native, other: Any) -> None:
+    _, packed, (x,) = one_launch(native, scales=True)
+    assert native.module.replay(packed, (x,)) is not NotImplemented
+    native.driver.launches.clear()
+    assert native.module.replay(packed, (other(x.clone()),)) is NotImplemented
+    assert native.module.replay(packed, (x, x)) is NotImplemented
+    assert native.module.replay(packed, ()) is NotImplemented
+    assert native.driver.launches == []
+
+
+def test_a_gradient_is_no_matter_where_none_is_wanted(native: Native) -> None:
+    _, packed, (x,) = one_launch(native)
+    with torch.no_grad():
+        assert native.module.replay(packed, (x.requires_grad_(),)) is not NotImplemented
+
+
+def test_another_current_device_goes_back_to_python(native: Native) -> None:
+    _, packed, tensors = one_launch(native)
+    native.device = 1
+    assert native.module.replay(packed, tuple(tensors)) is NotImplemented
+
+
+def test_a_drivers_error_names_the_launch(native: Native) -> None:
+    _, packed, tensors = one_launch(native)
+    native.driver.status = 719
+    assert native.module.replay(packed, tuple(tensors)) == (0, 719)
+
+
+def test_a_replay_keeps_no_tensor(native: Native) -> None:
+    import sys
+
+    record, packed, (x,) = one_launch(native, with_scratch=True)
+    before = sys.getrefcount(x), sys.getrefcount(packed), sys.getrefcount(torch.bfloat16)
+    for _ in range(100):
+        (made,) = native.module.replay(packed, (x,))
+    assert (sys.getrefcount(x), sys.getrefcount(packed), sys.getrefcount(torch.bfloat16)) == before
+    assert sys.getrefcount(made) == 2
+    of = record.launches[0].kernel
+    held = sys.getrefcount(of)
+    del packed
+    assert sys.getrefcount(of) == held - 1
+
+
+def parts() -> list[Any]:
+    """Give the parts of a small record that is right."""
+    given = (4, 16, 1, 0, (-1, 8), (8, 1), 16)
+    launch = (5, 128, 0, 1, 0, 0, bytes(256), ((128, 8, 0, (0, 0, 0)),), ((0, (0, 0, 0), 0, 0, (1, 2), (0,), (0, 0)),))
+    made = ((1, 2), (2, 0), {"dtype": torch.bfloat16})
+    steps = (0, 1, 0), (1, 0, 0), (0, 8, 0), (3, 1, 2)
+    return [(1, 0), (given,), steps, ((0, 0, 1, 1),), ((0, 0, 0, 0, 1),), (made,), (0, {}), (launch,), []]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((0,), (1,)),
+        ((1,), [1]),
+        ((1, 0, 4), (1,) * 6),
+        ((1, 0, 5), (1,)),
+        ((1, 0, 6), 3),
+        ((2,), ()),
+        ((2, 0), (0, 2, 0)),
+        ((2, 1), (1, 1, 0)),
+        ((2, 1), (1, 0, 2)),
+        ((2, 3), (3, 3, 0)),
+        ((2, 3), (10, 0, 0)),
+        ((2, 3), (3, 0)),
+        ((3, 0), (2, 0, 0, 1)),
+        ((3, 0), (0, 0, 4, 1)),
+        ((4, 0), (0, 1, 0, 0, 1)),
+        ((5, 0, 0), (1, 4)),
+        ((5, 0, 1), (1,)),
+        ((6, 0), 4),
+        ((7, 0, 0), "5"),
+        ((7, 0, 5), 4),
+        ((7, 0, 6), bytes(100)),
+        ((7, 0, 6), "text"),
+        ((7, 0, 7, 0), (249, 8, 0, None)),
+        ((7, 0, 7, 0), (0, 2, 0, None)),
+        ((7, 0, 7, 0), (0, 4, 0, (0, 0, 0))),
+        ((7, 0, 7, 0), (0, 8, 0, (1, 1, 0))),
+        ((7, 0, 7, 0), (0, 8, 0, (3, 0, 0))),
+        ((7, 0, 8, 0, 0), 32),
+        ((7, 0, 8, 0, 0), 192),
+        ((7, 0, 8, 0, 5), (0, 0)),
+        ((7, 0, 8, 0, 4), ()),
+    ],
+)
+def test_a_malformed_record_is_refused(native: Native, path: tuple[int, ...], value: Any) -> None:
+    assert native.module.Record(*parts())
+
+    def changed(part: Any, path: tuple[int, ...]) -> Any:
+        if not path:
+            return value
+        first, *rest = path
+        return type(part)([changed(each, tuple(rest)) if i == first else each for i, each in enumerate(part)])
+
+    with pytest.raises((ValueError, TypeError)):
+        native.module.Record(*changed(parts(), path))
