@@ -69,7 +69,7 @@ static struct {
   LaunchFunction launch;
   EncodeFunction encode;
   DeviceFunction device;
-  PyObject *tensor, *empty_strided, *is_grad_enabled, *requires_grad, *is_neg, *nothing;
+  PyObject *tensor, *parameter, *empty_strided, *is_grad_enabled, *requires_grad, *is_neg, *nothing;
 } host;
 
 // ---- Records ----
@@ -539,35 +539,46 @@ static PyObject* make(Record* r, const int64_t* v, uint64_t* at_made, uint64_t* 
   return made;
 }
 
-// replay(record, tensors) -> results, or NotImplemented if the record does not serve the call; or (launch, status).
-static PyObject* replay(PyObject* module, PyObject* arguments) {
-  (void)module;
-  PyObject *self, *given;
-  if (!PyArg_UnpackTuple(arguments, "replay", 2, 2, &self, &given)) return NULL;
-  Record* r = (Record*)self;
-  if (!is_tuple_of(given, r->num_given)) return no_record();
+// A call's tensors, as torch's table tells of them.
+typedef struct {
+  Py_ssize_t count;
   PyObject* objects[kMostTensors];
   Tensor tensors[kMostTensors];
-  uint64_t at[kMostTensors], at_made[kMostTensors], at_scratch = 0;
-  int64_t v[kMostSteps];
-  for (Py_ssize_t i = 0; i < r->num_given; ++i) {
-    objects[i] = PyTuple_GetItem(given, i);
-    if ((PyObject*)Py_TYPE(objects[i]) != host.tensor) return no_record();
-    if (host.exchange->read(objects[i], &tensors[i]) != 0) {
+  uint64_t at[kMostTensors];
+} Call;
+
+// Reads a call's tensors; 0 if one is none that records know.
+static int read_call(PyObject* given, Call* call) {
+  if (!is_tuple_of(given, -1) || PyTuple_Size(given) > kMostTensors) return 0;
+  call->count = PyTuple_Size(given);
+  for (Py_ssize_t i = 0; i < call->count; ++i) {
+    PyObject* x = call->objects[i] = PyTuple_GetItem(given, i);
+    PyObject* type = (PyObject*)Py_TYPE(x);
+    if (type != host.tensor && type != host.parameter) return 0;
+    if (host.exchange->read(x, &call->tensors[i]) != 0) {
       PyErr_Clear();
-      return no_record();
+      return 0;
     }
-    at[i] = (uintptr_t)tensors[i].data + tensors[i].byte_offset;
+    if (call->tensors[i].ndim > kMostDimensions) return 0;
+    call->at[i] = (uintptr_t)call->tensors[i].data + call->tensors[i].byte_offset;
   }
+  return 1;
+}
+
+// Replays a record for a call; NotImplemented, before anything happened, if it does not serve the call.
+static PyObject* replay_call(Record* r, const Call* call) {
+  uint64_t at_made[kMostTensors], at_scratch = 0;
+  int64_t v[kMostSteps];
   int device;
-  if (!serves(r, tensors, v) || host.device(&device) != 0 || device != r->device) return no_record();
-  int wants = wants_python(r, objects);
+  if (call->count != r->num_given || !serves(r, call->tensors, v)) return no_record();
+  if (host.device(&device) != 0 || device != r->device) return no_record();
+  int wants = wants_python(r, call->objects);
   if (wants) return wants < 0 ? NULL : no_record();
   PyObject* scratch = NULL;
   PyObject* made = make(r, v, at_made, &at_scratch, &scratch);
   void* stream;
   if (made != NULL && host.exchange->current_stream(r->device_type, r->device, &stream) == 0) {
-    const uint64_t* beginnings[3] = {at, at_made, &at_scratch};
+    const uint64_t* beginnings[3] = {call->at, at_made, &at_scratch};
     Py_ssize_t which = 0;
     int status = launch_all(r, v, beginnings, stream, &which);
     if (status != 0) {
@@ -579,6 +590,65 @@ static PyObject* replay(PyObject* module, PyObject* arguments) {
   }
   Py_XDECREF(scratch);  // behind the last launch on this stream
   return made;
+}
+
+// replay(record, tensors) -> results, or NotImplemented if the record does not serve the call; or (launch, status).
+static PyObject* replay(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *record, *given;
+  Call call;
+  if (!PyArg_UnpackTuple(arguments, "replay", 2, 2, &record, &given)) return NULL;
+  return read_call(given, &call) ? replay_call((Record*)record, &call) : no_record();
+}
+
+// Writes all that is not free of a call's tensors; the number of bytes.
+static Py_ssize_t write_key(const Call* call, const uint8_t* free_dimensions, int64_t* key) {
+  Py_ssize_t n = 0;
+  for (Py_ssize_t i = 0; i < call->count; ++i) {
+    const Tensor* x = &call->tensors[i];
+    const uint8_t free_sizes = free_dimensions[2 * i], free_strides = free_dimensions[2 * i + 1];
+    key[n++] = (int64_t)x->code | (int64_t)x->bits << 8 | (int64_t)x->lanes << 16 | (int64_t)x->ndim << 32 |
+               (int64_t)x->device_id << 40;
+    for (int d = 0; d < x->ndim; ++d) {
+      key[n++] = free_sizes >> d & 1 ? -1 : x->shape[d];
+      key[n++] = free_strides >> d & 1 ? -1 : x->strides[d];
+    }
+  }
+  return n * (Py_ssize_t)sizeof *key;
+}
+
+// recall(records, free, tensors) -> (key, answer): `records` has lists of records by keys, and `free` two bytes for each
+// tensor, sizes and strides that are no part of a key. The key is None for tensors that no record knows.
+static PyObject* recall(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *records, *free_dimensions, *given, *answer = NULL;
+  Call call;
+  int64_t key[kMostTensors * (1 + 2 * kMostDimensions)];
+  char* bits;
+  Py_ssize_t num_bits;
+  if (!PyArg_UnpackTuple(arguments, "recall", 3, 3, &records, &free_dimensions, &given) ||
+      PyBytes_AsStringAndSize(free_dimensions, &bits, &num_bits) < 0)
+    return NULL;
+  if (!read_call(given, &call) || 2 * call.count > num_bits) return PyTuple_Pack(2, Py_None, Py_NotImplemented);
+  PyObject* name = PyBytes_FromStringAndSize((char*)key, write_key(&call, (const uint8_t*)bits, key));
+  if (name == NULL) return NULL;
+  PyObject* alike = PyDict_GetItemWithError(records, name);
+  if (alike != NULL && PyList_Check(alike)) {
+    Py_INCREF(alike);  // and each record: while torch makes a tensor, another thread may take them from the dictionary
+    for (Py_ssize_t i = 0; i < PyList_Size(alike) && (answer == NULL || answer == Py_NotImplemented); ++i) {
+      Py_XDECREF(answer);
+      PyObject* record = Py_NewRef(PyList_GetItem(alike, i));
+      answer = replay_call((Record*)record, &call);
+      Py_DECREF(record);
+      if (answer == NULL) break;
+    }
+    Py_DECREF(alike);
+  }
+  if (answer == NULL && !PyErr_Occurred()) answer = no_record();
+  PyObject* both = answer == NULL ? NULL : PyTuple_Pack(2, name, answer);
+  Py_DECREF(name);
+  Py_XDECREF(answer);
+  return both;
 }
 
 // ---- The type and the module ----
@@ -653,12 +723,12 @@ failed:
   return NULL;
 }
 
-// setup(exchange, launch, encode, device, torch.Tensor, torch.empty_strided, torch.is_grad_enabled)
+// setup(exchange, launch, encode, device, torch.Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled)
 static PyObject* setup(PyObject* module, PyObject* arguments) {
   (void)module;
-  PyObject *exchange, *launch, *encode_, *device, *tensor, *empty_strided, *is_grad_enabled;
-  if (!PyArg_UnpackTuple(arguments, "setup", 7, 7, &exchange, &launch, &encode_, &device, &tensor, &empty_strided,
-                         &is_grad_enabled))
+  PyObject *exchange, *launch, *encode_, *device, *tensor, *parameter, *empty_strided, *is_grad_enabled;
+  if (!PyArg_UnpackTuple(arguments, "setup", 8, 8, &exchange, &launch, &encode_, &device, &tensor, &parameter,
+                         &empty_strided, &is_grad_enabled))
     return NULL;
   const Exchange* table = PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
   if (table == NULL) return NULL;
@@ -672,6 +742,7 @@ static PyObject* setup(PyObject* module, PyObject* arguments) {
   host.device = (DeviceFunction)PyLong_AsVoidPtr(device);
   if (PyErr_Occurred()) return NULL;
   host.tensor = Py_NewRef(tensor);
+  host.parameter = Py_NewRef(parameter);
   host.empty_strided = Py_NewRef(empty_strided);
   host.is_grad_enabled = Py_NewRef(is_grad_enabled);
   host.requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -693,6 +764,7 @@ static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS, "Take the tables and functions that replays use."},
     {"facts", facts, METH_O, "Give a tensor's device and type as DLPack has them."},
     {"replay", replay, METH_VARARGS, "Launch what a record says for tensors that it serves."},
+    {"recall", recall, METH_VARARGS, "Replay the first of a function's records that serves these tensors."},
     {NULL, NULL, 0, NULL},
 };
 

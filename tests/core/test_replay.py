@@ -108,7 +108,7 @@ class Native:
         self.functions = LAUNCH(self.launch), ENCODE(self.encode), DEVICE(self.current_device)
         pointers = (ctypes.cast(each, ctypes.c_void_p).value for each in self.functions)
         table = torch.Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
-        module.setup(table, *pointers, Tensor, torch.empty_strided, torch.is_grad_enabled)
+        module.setup(table, *pointers, Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled)
 
     def launch(self, config: Any, function: int, params: Any, extra: Any) -> int:
         """Stand for cuLaunchKernelEx."""
