@@ -26,6 +26,58 @@ SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _WORDS = {4: struct.Struct("<I"), 8: struct.Struct("<Q")}
 
 
+Key = Any
+"""All of a call's tensors that is not free: bytes, or a tuple. None for tensors that no record knows."""
+Free = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Dimensions of each tensor whose sizes, and whose strides, may be others."""
+MOST_RECORDS, MOST_ALIKE = 4096, 16
+
+
+class Records:
+    """Records of a function's calls that say the same besides their tensors. The oldest go if there are too many."""
+
+    def __init__(self, free: Free, native: Any = None) -> None:
+        """`native` is replay.c's module, or None to replay in Python."""
+        self._free, self._native = free, native
+        self._bits = bytes(sum(1 << i for i in each) for of_tensor in free for each in of_tensor)
+        self._kept: dict[Key, list[Any]] = {}
+
+    def recall(self, tensors: tuple[Any, ...]) -> tuple[Key, Any]:
+        """Replay the first record that serves these tensors: its results, or NotImplemented. Give the key too."""
+        if self._native is not None:
+            found: tuple[Key, Any] = self._native.recall(self._kept, self._bits, tensors)
+            return found
+        key = key_of(tensors, self._free)
+        for record in self._kept.get(key, ()):
+            values = numbers_of(record, tensors)
+            if values is not None:
+                return key, replay(record, tensors, values, tensors[0].device)
+        return key, NotImplemented
+
+    def keep(self, key: Key, record: Record, place: torch.device) -> None:
+        """Keep a record for calls with this key."""
+        packed_one = record if self._native is None else packed(self._native, record, place)
+        if key not in self._kept and len(self._kept) >= MOST_RECORDS:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]]  # others may be reading the old list
+
+
+def key_of(tensors: Sequence[Any], free: Free) -> Key:
+    """Give all that is not free of tensors that records may know; None for others."""
+    found: list[Any] = []
+    for x, (sizes, strides) in zip(tensors, free, strict=False):
+        if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta or x.layout is not torch.strided:
+            return None
+        if (torch.is_grad_enabled() and x.requires_grad) or x.is_neg():
+            return None
+        fixed = (
+            (-1 if i in sizes else n, -1 if i in strides else s)
+            for i, (n, s) in enumerate(zip(x.shape, x.stride(), strict=True))
+        )
+        found.append((x.dtype, x.get_device(), *fixed))
+    return tuple(found)
+
+
 def numbers_of(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
     """Give the record's numbers for tensors that it serves; None if it does not serve them."""
     if len(tensors) != len(record.given):
