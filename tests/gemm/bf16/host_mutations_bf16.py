@@ -109,10 +109,10 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.launch", "p.a.stride(-1) != 1", "False", TURNED_ONE),
     ("gemm.launch", "p.a, min(config.box_rows_of_a, p.m)", "p.a, config.box_rows_of_a // 2", ONE),
     ("gemm.launch", "config.box_rows_of_b // config.cluster_m", "config.box_rows_of_b", "bf16 sharing B"),
-    ("gemm.launch", "else _stride(p.d, -2)", "else p.n + 8", SPLIT),
+    ("gemm.launch", "else d_pitch", "else p.n + 8", SPLIT),
     ("gemm.maps", "x.mT, (columns, WGMMA_ROWS)", "x.mT, (WGMMA_ROWS // 2, columns)", TURNED_ONE),
     ("gemm.config.tall", "at_once = clusters if self.starts_alone", "at_once = 1 if self.starts_alone", SPLIT),
-    ("gemm.launch", '"c_stride": _stride(c, -3)', '"c_stride": p.m', HEADS, DEPTHS),
+    ("gemm.launch", '"c_stride": c_stride', '"c_stride": p.m', HEADS, DEPTHS),
     ("gemm.launch", '"count": p.groups', '"count": 1', HEADS, *ROWS),
     ("gemm.launch", "config.box_rows_of_a * row_pitch(p.a)", "config.box_rows_of_a * p.k", *ROWS),
     # Groups along k
