@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..casts.gating import Gating
 from ..casts.rules import empty_scales
-from ..core.check.integers import INT32_MAX
 from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, WORD_BYTES, pitch_of_scales
+from ..core.check.numbers import INT32_MAX
 from ..core.meeting import Room
 from ..core.seen import torch_compares
 from ..gemm.packed import is_packed

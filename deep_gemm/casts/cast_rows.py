@@ -15,22 +15,10 @@ from torch import Tensor
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import gpu_of
 from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Kind, Params, fields
 from ..core.settings import num_sms_of
 from .config import INPUTS, VECTOR_BYTES, addresses, cast_constants, lanes_of, pitch, vector_of
 from .gating import Gating
 from .rules import FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, Target
-
-PARAMS = Params(
-    "CastParams",
-    *fields(Kind.POINTER, "x", "values", "scales", "sizes", "row_weights", "row_of"),
-    *fields(Kind.UINT32, "x_pitch", "values_pitch", "scales_stride_m", "scales_stride_k", "scales_stride_g"),
-    *fields(Kind.UINT32, "m", "k", "block_reciprocal", "num_groups", "alignment", "topk"),
-    *fields(Kind.FLOAT32, "min_amax", "limit"),
-    *fields(Kind.UINT32, "gating", "rounds_up"),
-    *fields(Kind.FLOAT32, "alpha", "beta", "alpha_reciprocal", "beta_reciprocal"),
-)
-"""`CastParams` of casts/cast_rows.cuh."""
 
 
 class Groups(Enum):
@@ -184,7 +172,7 @@ def reachable_cast() -> list[CastConfig]:
     return of_groups + [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
 
 
-KERNEL: Kernel[CastConfig] = Kernel("cast_rows", PARAMS, reachable_cast)
+KERNEL: Kernel[CastConfig] = Kernel("cast_rows", "CastParams", reachable_cast)
 
 
 class RowCast(NamedTuple):
@@ -282,9 +270,9 @@ def params_of(p: RowCast) -> bytes:
     gating = p.gating or Gating()
     # How much further away a group lies than if all rows were those of one matrix.
     further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1) if scales.dim() == 3 else 0
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
-            **addresses(PARAMS, p),
+            **addresses(KERNEL.params, p),
             "x_pitch": pitch(p.x, 0) if m != 1 else 0,
             "values_pitch": pitch(p.values, 0) if p.values.shape[0] > 1 else 0,
             "scales_stride_m": pitch(scales, -2),

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ..core.check import checks
 from ..core.check.checks import Sizes, integers, no_gradient
-from ..core.check.integers import as_integer
 from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div, check_dense, pitch_of_scales
-from ..core.check.numbers import magnitude
+from ..core.check.numbers import as_integer, magnitude
 
 FP8_MAX = 448.0
 MX_BLOCK = 32

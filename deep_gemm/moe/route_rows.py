@@ -15,28 +15,10 @@ from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
-from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Field, Kind, Params
+from ..core.kernel import Config, Kernel, Prepared, constants_of
 from ..gemm.kinds.works import ROWS_OF_PART
 from .check import ExpertRows
 
-PARAMS = Params(
-    "RouteParams",
-    Field("topk_ids", Kind.POINTER),
-    Field("counts", Kind.POINTER),
-    Field("ends", Kind.POINTER),
-    Field("row_of", Kind.POINTER),
-    Field("token_of", Kind.POINTER),
-    Field("ids", Kind.POINTER),
-    Field("num_routes", Kind.UINT32),
-    Field("topk", Kind.UINT32),
-    Field("gap", Kind.UINT32),
-    Field("first", Kind.UINT32),
-    Field("num_experts", Kind.UINT32),
-    Field("arrivals", Kind.POINTER),
-    Field("of_parts", Kind.POINTER),
-)
-"""`RouteParams` of moe/route/params.cuh, of both kernels."""
 MAX_EXPERTS = (64, 256, 1024)
 """The most experts of each configuration; its kernel counts as many."""
 ID_BYTES = (4, 8)
@@ -82,13 +64,8 @@ class RouteConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        return {
-            "kIdBytes": self.id_bytes,
-            "kMaxExperts": self.max_experts,
-            "kRowsOfPart": ROWS_OF_PART,
-            "kNumThreads": self.num_threads,
-            "kSharedBytes": self.shared_bytes,
-        }
+        same = constants_of(self, "id_bytes", "max_experts", "num_threads", "shared_bytes")
+        return {**same, "kRowsOfPart": ROWS_OF_PART}
 
     def choices(self) -> dict[str, str]:
         """Give the file that finds totals."""
@@ -114,13 +91,8 @@ class CountConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        return {
-            "kIdBytes": self.id_bytes,
-            "kMaxExperts": MAX_EXPERTS[-1],
-            "kPart": PART,
-            "kNumThreads": self.num_threads,
-            "kSharedBytes": self.shared_bytes,
-        }
+        same = constants_of(self, "id_bytes", "num_threads", "shared_bytes")
+        return {**same, "kMaxExperts": MAX_EXPERTS[-1], "kPart": PART}
 
 
 def reachable_route() -> list[RouteConfig]:
@@ -133,8 +105,8 @@ def reachable_count() -> list[CountConfig]:
     return [CountConfig(id_bytes) for id_bytes in ID_BYTES]
 
 
-KERNEL: Kernel[RouteConfig] = Kernel("route_rows", PARAMS, reachable_route)
-COUNTER: Kernel[CountConfig] = Kernel("count_routes", PARAMS, reachable_count)
+KERNEL: Kernel[RouteConfig] = Kernel("route_rows", "RouteParams", reachable_route)
+COUNTER: Kernel[CountConfig] = Kernel("count_routes", "RouteParams", reachable_count)
 
 
 class RouteProblem:
@@ -283,7 +255,7 @@ def grid(num_routes: int) -> int:
 
 def params_of(p: RouteProblem, of_parts: int = 0) -> bytes:
     """Give the parameters of both kernels; `of_parts` is where the counts of parts are, if there are any."""
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "topk_ids": p.topk_ids.data_ptr(),
             "counts": p.counts.data_ptr(),

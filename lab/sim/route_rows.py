@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.moe import route_rows
 from deep_gemm.moe.route_rows import COUNTER, PART, CountConfig, RouteConfig, RouteProblem, Totals, num_arrivals
 from deep_gemm.moe.routing import expert_rows
@@ -89,17 +90,46 @@ def check(
 
 
 @dataclass(frozen=True)
-class RouteTrial(Trial):
-    """Routes of random tokens, some to no expert. Where many are counted by parts, both kernels run."""
+class CountTrial(Trial):
+    """The routes of random tokens, counted by parts."""
 
-    kernel = route_rows.KERNEL
-    config: RouteConfig
+    kernel: ClassVar[Kernel[Any]] = COUNTER
+    config: Any
     tokens: int
     topk: int
     num_experts: int
     seed: int = 0
     schedule: str | None = None
     first: int = 0
+
+    @classmethod
+    def drawn(cls, config: Any, seed: int) -> CountTrial:
+        """Draw sizes, and the first expert."""
+        draw = random.Random(seed)
+        experts = draw.randint(1, 1024)
+        return cls(config, draw.randint(1, 600), draw.randint(1, 9), experts, seed, first=draw.choice((0, experts)))
+
+    @property
+    def ids(self) -> Tensor:
+        """The experts of all routes."""
+        return random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
+
+    def check(self, kernel: HostKernel | None = None) -> float:
+        """Compare the count of each expert's routes in each part."""
+        ids = self.ids
+        found = count(kernel, self.config, ids, self.num_experts, self.first, **self.how)
+        routes = _here(ids, self.num_experts, self.first).flatten()
+        for part, (of_part, got) in enumerate(zip(torch.split(routes, PART), found, strict=True)):
+            right = torch.bincount(of_part[of_part >= 0], minlength=self.num_experts)
+            same(f"part {part}", got.long(), right)
+        return 0.0
+
+
+@dataclass(frozen=True)
+class RouteTrial(CountTrial):
+    """Routes of random tokens, some to no expert. Where many are counted by parts, both kernels run."""
+
+    kernel = route_rows.KERNEL
 
     @classmethod
     def drawn(cls, config: RouteConfig, seed: int) -> RouteTrial:
@@ -122,39 +152,7 @@ class RouteTrial(Trial):
         return self._check(Kernels(router=kernel))
 
     def _check(self, kernels: Kernels) -> float:
-        ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
-        check(kernels, self.config, ids, self.num_experts, self.first, **self.how)
-        return 0.0
-
-
-@dataclass(frozen=True)
-class CountTrial(Trial):
-    """The routes of random tokens, counted by parts."""
-
-    kernel = COUNTER
-    config: CountConfig
-    tokens: int
-    topk: int
-    num_experts: int
-    seed: int = 0
-    schedule: str | None = None
-    first: int = 0
-
-    @classmethod
-    def drawn(cls, config: CountConfig, seed: int) -> CountTrial:
-        """Draw sizes, and the first expert."""
-        draw = random.Random(seed)
-        experts = draw.randint(1, 1024)
-        return cls(config, draw.randint(1, 600), draw.randint(1, 9), experts, seed, first=draw.choice((0, experts)))
-
-    def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare the count of each expert's routes in each part."""
-        ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
-        found = count(kernel, self.config, ids, self.num_experts, self.first, **self.how)
-        routes = _here(ids, self.num_experts, self.first).flatten()
-        for part, (of_part, got) in enumerate(zip(torch.split(routes, PART), found, strict=True)):
-            right = torch.bincount(of_part[of_part >= 0], minlength=self.num_experts)
-            same(f"part {part}", got.long(), right)
+        check(kernels, self.config, self.ids, self.num_experts, self.first, **self.how)
         return 0.0
 
 

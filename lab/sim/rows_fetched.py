@@ -16,11 +16,10 @@ from typing_extensions import Unpack
 
 from deep_gemm.across import rows_fetched as kernels
 from deep_gemm.across.rows_fetched import FetchedRowsProblem
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import empty_scales
-from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.meeting import STATE_WORDS, Node, Room
-from deep_gemm.gemm.ask.silu import SILU_COLUMNS, activated
+from deep_gemm.gemm.ask.silu import activated
 from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.kinds.works import FETCHED, ROWS_OF_PART
@@ -32,7 +31,8 @@ from deep_gemm.moe.routing import expert_rows
 from ..silu import checked
 from .launcher import How, Stage
 from .library import HostKernel
-from .rows_silu import CANARY, POISON
+from .rows_silu import POISON, random_weight
+from .rows_silu import room as room_of_d
 from .trial import Trial
 
 NAN_BYTE = 0x7F
@@ -166,14 +166,10 @@ def _of_rows(
     at_slot, at_route = (rows.row_of >= 0).nonzero(as_tuple=True)
     route[rows.row_of[at_slot, at_route].long()] = at_route
     weights = came[:, room.weights : room.weights + 4 * room.topk].contiguous().view(torch.float32)
-    b = per_block_cast_to_fp8(torch.randn(len(rows.counts), n, k, generator=g, dtype=torch.float32) / k**0.5)
-    b[1].mul_(torch.rand(b[1].shape, generator=g, dtype=torch.float32) + 0.5)
-    d = torch.full((count, n // 2), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
-    scales = empty_scales((count,), n // 2, d, mn_major=True, gran_k=columns).fill_(CANARY)
+    b, d = random_weight(len(rows.counts), n, k, g), room_of_d(count, n, gates_apart)
     row_weights = weights.gather(1, route[:, None])[:, 0].contiguous()
     a = came[:, :k].contiguous().view(torch.float8_e4m3fn), sfa
-    silu = activated(a, b, (d, scales), rows.ends, row_weights, limit, gates_apart, FETCHED)
+    silu = activated(a, b, d, rows.ends, row_weights, limit, gates_apart, FETCHED)
     rank, token = slot // room.max_tokens, slot % room.max_tokens
     addresses = rank * 2**32 + room.results + (token * room.topk + route) * k * 2
     return silu, torch.where(rows.token_of < 0, -1, addresses)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import partial
 from math import inf, prod
 from typing import Any
 
+import fake_gpu
 import pytest
 import torch
-from fake_gpu import encoded_map, pretend
+from fake_gpu import FakeGpu, FakeLauncher
 from torch import Tensor
 
 from deep_gemm.across import message
@@ -27,13 +27,11 @@ from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check.layout import ids_of_groups
 from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
-from deep_gemm.core.jit import driver
-from deep_gemm.core.jit.tensor_map import TensorMap
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
 from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.gemm.config.decode import DecodeConfig
-from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE, params_of
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.kinds import works
 from deep_gemm.moe import route_rows as route_rows_kernel
 from deep_gemm.moe.activation import activated_product_of_rows, cast_activated
@@ -334,37 +332,13 @@ KERNELS = {
 }
 
 
-class Launcher:
+class Launcher(FakeLauncher):
     """Takes what a launcher of the driver takes, and computes."""
 
-    def __init__(self, name: str, params: Params, config: Any, launched: Counter[str]) -> None:
-        self.name, self.layout, self.of, self.launched = name, params, config, launched
-        self.params = driver.ParamsBuffer(params.size)
-        self.lock = threading.Lock()
-        self.plan: object = None
-        self.grid = 0
-        self.stream: int | None = None
-        self.config = self.function = self.pointers = None
-        self.success = 0
-
-    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
-        return encoded_map(tensor_map.sizes, tensor_map.strides, tensor_map.box, address)
-
-    def keeps_addresses(self) -> bool:
-        return True
-
-    def hold(self, plan: object, template: bytes, grid: int) -> None:
-        self.params.bytes[: len(template)] = template
-        self.plan, self.grid = plan, grid
-
-    def set_stream(self, stream: int) -> None:
-        self.stream = stream
-
-    def current_stream(self, device: int) -> int:
-        return 7
-
-    def current_device(self) -> int:
-        return -1  # what CPU tensors say they are on
+    def __init__(self, launched: Counter[str], gpu: FakeGpu, kernel: Kernel[Any], *of: Any) -> None:
+        super().__init__(gpu, kernel, *of)
+        self.launched = launched
+        self.name = "fp8_gemm_rows" if kernel in (FP8_GEMM, FP8_GEMM_DECODE) else kernel.name
 
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
         self.launched[self.name] += 1
@@ -375,20 +349,5 @@ class Launcher:
 def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Have these kernels take the place of a GPU's; give how often each is launched."""
     launched: Counter[str] = Counter()
-
-    def ordinary(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool) -> Launcher:
-        return of_thread(kernel, config, device, is_dependent, threading.get_ident())
-
-    @cache  # a rank that waits for others holds its launcher
-    def of_thread(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool, rank: int) -> Launcher:
-        return Launcher(kernel.name, kernel.params, config, launched)
-
-    @cache
-    def gemm(config: Any, device: int, is_dependent: bool) -> Launcher:
-        return Launcher("fp8_gemm_rows", params_of(config), config, launched)
-
-    pretend(monkeypatch)
-    monkeypatch.setattr(Kernel, "launcher", ordinary)
-    for kernel in (FP8_GEMM, FP8_GEMM_DECODE):
-        monkeypatch.setattr(kernel, "launcher", gemm)
+    fake_gpu.install(monkeypatch, launcher=partial(Launcher, launched))
     return launched

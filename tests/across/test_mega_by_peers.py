@@ -206,7 +206,6 @@ class Alone:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int = 6) -> None:
         self.node = Node(monkeypatch, 1)
-        self.node.ranks.own.rank = 0
         self.buffer, (self.l1, self.l2) = self.node.buffer(0), self.node.own(0)
         self.tokens = MODEL.tokens(tokens)
         fill(self.buffer, self.tokens)
@@ -391,23 +390,21 @@ def test_calls_follow_the_settings(launched: Counter[str], monkeypatch: pytest.M
     assert isinstance(launches, mega_by_peers.Launches)
     products, rows = (launches.first, launches.second), calls.sizes.rows
     usual = [product._plans[rows] for product in products]
-    try:
-        set_num_sms(1)
-        set_pdl(True)
-        alone.call(y.zero_())
-        assert same(y, alone.right)
-        for product, plan in zip(products, usual, strict=True):
-            assert product._plans[rows].grid == 1 < plan.grid
-            assert product._plans[rows].launcher is not plan.launcher, "one that may start early"
-        set_compile_mode(1)
-        launched.clear()
-        counts = torch.zeros(6, dtype=torch.int32)
-        alone.call(y.zero_(), counts)
-        assert not launched and not y.any() and not counts.any()
-    finally:
-        set_compile_mode(0)
-        set_num_sms(132)
-        set_pdl(False)
+    set_num_sms(1)
+    set_pdl(True)
+    alone.call(y.zero_())
+    assert same(y, alone.right)
+    for product, plan in zip(products, usual, strict=True):
+        assert product._plans[rows].grid == 1 < plan.grid
+        assert product._plans[rows].launcher is not plan.launcher, "one that may start early"
+    set_compile_mode(1)
+    launched.clear()
+    counts = torch.zeros(6, dtype=torch.int32)
+    alone.call(y.zero_(), counts)
+    assert not launched and not y.any() and not counts.any()
+    set_compile_mode(0)
+    set_num_sms(132)
+    set_pdl(False)
     alone.checked.clear()
     alone.call(y.zero_())
     assert same(y, alone.right)

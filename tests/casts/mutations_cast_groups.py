@@ -33,7 +33,7 @@ TRIALS = [
     RowTrial(UNTIL, 40, 136, 15, data="ordinary", sizes=(7, -1)),
 ]
 
-_KERNEL, _ROWS = "cast_rows.cuh", "cast/rows_of_groups.cuh"
+_KERNEL, _ROWS, _LANES = "cast_rows.cuh", "cast/rows_of_groups.cuh", "lanes.cuh"
 _UNTIL = "cast/rows_until.cuh"
 _COUNTED, _ENDED, _TO_ROWS = "cast/rows_counted.cuh", "cast/rows_ended.cuh", "cast/to_rows.cuh"
 _WAIT = "  ptx::griddepcontrol_wait();\n"
@@ -68,9 +68,7 @@ MUTATIONS = [
     Mutation("a group too many", _ROWS, "if (group < p.num_groups)", "if (group <= p.num_groups)"),
     Mutation("the last rows of a group make no unit", _ROWS, "ceil_div(rows.end - rows.row, kRows)", "(rows.end - rows.row) / kRows"),
     Mutation("a thread counts its last group alone", _ROWS, "of_thread += units[i];", "of_thread = units[i];"),
-    Mutation("lanes below the first one count", _ROWS, "sum += lane >= distance ? below : 0;", "sum += below;"),
-    Mutation("sums of half a warp", _ROWS, "for (uint32_t distance = 1; distance < 32; distance *= 2)", "for (uint32_t distance = 1; distance < 16; distance *= 2)"),
-    Mutation("neighbours alone are summed", _ROWS, "ptx::shfl_sync(sum, lane - distance)", "ptx::shfl_sync(sum, lane - 1)"),
+    Mutation("neighbours alone are summed", _LANES, "ptx::shfl_sync(sum, lane - distance)", "ptx::shfl_sync(sum, lane - 1)"),
     Mutation("a warp's first sum for its last", _ROWS, "if (lane == 31)", "if (lane == 0)"),
     Mutation("all warps' sums at the first one's place", _ROWS, "&made.units_of_warp[thread / 32]", "&made.units_of_warp[0]"),
     Mutation("sums are read before all are there", _ROWS, "made.units_of_warp[thread / 32], sum);\n    ptx::syncthreads();\n", "made.units_of_warp[thread / 32], sum);\n"),

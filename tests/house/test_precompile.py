@@ -183,7 +183,7 @@ def test_layers_bring_what_sums_over_products_need() -> None:
 def test_a_filled_cache_serves_a_model_without_a_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
-    def compile_cubin(source: str, headers: Any, *, name: str, options: Any, strict: bool) -> CompiledKernel:
+    def compile_cubin(source: str, headers: Any, *, name: str, strict: bool) -> CompiledKernel:
         compiled.append(name)
         return CompiledKernel(name, bytes(80_000), "a log", compiler.compiler_version())
 

@@ -77,7 +77,6 @@ ROUTE_MUTATIONS = [
     Mutation("starts are summed before all have counted", _ROUTE, "  ptx::syncthreads();\n\n  const uint32_t total", "  const uint32_t total"),
     Mutation("sums of warps are added before they are there", _ROUTE, "in_warp);\n  ptx::syncthreads();\n", "in_warp);\n"),
     Mutation("an expert starts where it ends", _ROUTE, "in_warp - total, ptx", "in_warp, ptx"),
-    Mutation("sums of 16 experts", _ROUTE, "distance < 32; distance *= 2) {\n      const uint32_t below", "distance < 16; distance *= 2) {\n      const uint32_t below"),
     Mutation("experts of the warps before are forgotten", _ROUTE, "(warp > 0 ? before : 0) + in_warp", "in_warp"),
     Mutation("the last warp with routes has none", _ROUTE, "left < kWarps ? left : kWarps;", "left < kWarps ? left - 1 : kWarps;"),
     Mutation("warps of a CTA begin at one row", _ROUTE, "        row += routes[w];\n", ""),

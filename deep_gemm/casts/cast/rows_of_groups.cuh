@@ -1,5 +1,6 @@
 // Rows of groups whose sizes only the GPU knows. CTAs share out the units of rows that there are.
 #pragma once
+#include "lanes.cuh"
 
 constexpr uint32_t kGroupsPerThread = kMaxGroups / kNumThreads;
 constexpr uint32_t kWarps = kNumThreads / 32;
@@ -32,12 +33,7 @@ struct Rows {
       }
       of_thread += units[i];
     }
-    uint32_t sum = of_thread;  // of this lane's units and of those below
-#pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance *= 2) {
-      const uint32_t below = ptx::shfl_sync(sum, lane - distance);
-      sum += lane >= distance ? below : 0;
-    }
+    const uint32_t sum = sum_up_to_lane(of_thread, lane);
     if (lane == 31) ptx::st_shared_b32(&made.units_of_warp[thread / 32], sum);
     ptx::syncthreads();
     uint32_t before = sum - of_thread;

@@ -95,36 +95,22 @@ def select(
     Without `split_k` no CTAs share out k: one thread promotes each element of D in order of k, and the element's bits
     depend on its row of A and its row of B alone. Without `whole_gpu` only configurations are taken whose grid can be
     held to some of the SMs.
+
+    A dense product takes the menu of its weight. Into parts of heads it takes the plain product's configuration, but no
+    `fp8_gemm` that splits k: few columns alone would want it.
     """
-    if output.work is DENSE:
-        return select_dense(int(sizes.m), sizes.n, sizes.k, output, gpu, part_multiple, split_k, whole_gpu)
-    return select_grouped(sizes, output, gpu, split_k, whole_gpu)
-
-
-def select_dense(
-    m: int,
-    n: int,
-    k: int,
-    output: Output,
-    gpu: Gpu,
-    part_multiple: int = 0,
-    split_k: bool = True,
-    whole_gpu: bool = True,
-) -> Config:
-    """The configuration of a dense product: by the menu of its weight.
-
-    Into parts of heads the plain product's, but no `fp8_gemm` splits k: few columns alone would want it.
-    """
-    plain = BF16 if part_multiple else output
-    menu = menu_of(n, k, plain, gpu, split_k, whole_gpu)
-    number = menu.numbers[band_of(m)]
+    if output.work is not DENSE:
+        return select_grouped(sizes, output, gpu, split_k, whole_gpu)
+    plain, k = BF16 if part_multiple else output, sizes.k
+    menu = menu_of(sizes.n, k, plain, gpu, split_k, whole_gpu)
+    number = menu.numbers[band_of(int(sizes.m))]
     config = menu.configs[number]
     if config is None:
         config = menu.configs[number] = menu.offers[number].tile.config(plain, k)
     if not part_multiple:
         return config
     if isinstance(config, GemmConfig) and config.cluster_k > 1:
-        config = select_dense(m, n, k, plain, gpu, 0, False, whole_gpu)
+        config = select(sizes, plain, gpu, split_k=False, whole_gpu=whole_gpu)
     return skipping(config, next(columns for columns in PANELS if part_multiple % columns == 0))
 
 

@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple
 
 from ...core.check.layout import align, ceil_div
 from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW
+from ...core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
-from ...core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ..kinds.output import OPERANDS_BY_ROW, Output
 from ..kinds.works import ENDS, TILE_SLOTS
 

@@ -6,15 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...core.params import Field, Kind, head_parts
-
-_ACTIVATION = (
-    Field("activation.row_weights", Kind.POINTER),
-    Field("activation.scales", Kind.POINTER),
-    Field("activation.scales_pitch", Kind.UINT32),
-    Field("activation.limit", Kind.FLOAT32),
-)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Epilogue:
@@ -26,8 +17,6 @@ class Epilogue:
     """The file that says where in D a panel lies."""
     gates: str | None = None
     """The file that says how gate and up lie in a tile, if D is their activation (gemm/epilogue/<gates>.cuh)."""
-    fields: tuple[Field, ...] = ()
-    """Members that it adds to a kernel's parameters."""
     second_map: str = "map_whole_d"
     """The second map of D that a product without row scales of B has, if its work or its epilogue has two."""
     name: str = ""
@@ -66,7 +55,6 @@ TO_D = Epilogue()
 """D is a matrix, or one for each head or group."""
 TO_HEADS = Epilogue(
     destination="to_heads",
-    fields=head_parts(Kind.MAP.alignment),
     second_map="map_right_d",
     suffix=" skip mid",
     kernel="skip_head_mid",
@@ -76,7 +64,6 @@ TO_HEADS = Epilogue(
 SILU = Epilogue(
     source="silu",
     gates="gates_in_turn",
-    fields=_ACTIVATION,
     name="silu",
     kernel="_silu",
     by_tma=False,

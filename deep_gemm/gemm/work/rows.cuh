@@ -18,6 +18,13 @@
 #include "work/tile_queue.cuh"
 #include ARRIVAL
 
+// Rows of A that are there before the kernel begins, or that it fetches.
+static_assert(requires(const Params& p, ArrivalStorage& storage, uint32_t first, uint32_t end, uint32_t warp) {
+  storage.init();
+  wait_for_rows(p, first, end);  // by the warp that finds tiles: until these rows have come
+  fetch_rows(p, storage, warp);  // by the producer's other warps
+}, "ARRIVAL");
+
 struct WorkStorage : ArrivalStorage {
   TileQueue queue;
 
@@ -31,10 +38,7 @@ struct WorkStorage : ArrivalStorage {
 constexpr bool kHasWholeD = !kSfbIsPerRow && kStoresByTma;
 
 DEVICE void prefetch_operand_maps(const Params& p) {
-  ptx::prefetch_tensormap(&p.map_a);
-  ptx::prefetch_tensormap(&p.map_b);
-  if constexpr (kHasScales) ptx::prefetch_tensormap(&p.map_sfa);
-  if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
+  prefetch_maps(p);
   if constexpr (kHasWholeD) ptx::prefetch_tensormap(&p.map_whole_d);
 }
 

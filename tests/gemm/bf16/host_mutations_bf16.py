@@ -53,7 +53,7 @@ def depths_trial() -> None:
     from lab.sim import bf16_depths, product
 
     config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, work=works.PARTS), TURNED)
-    p = spread(bf16_depths.random_problem(config, (64, 0, 192), 72, 136), a=8, b=16, c=8)
+    p = spread(bf16_depths.Bf16DepthsTrial(config, (64, 0, 192), 72, 136).problem(), a=8, b=16, c=8)
     bf16_depths.run(product.compile_config(config), config, p).checked()
 
 
@@ -61,7 +61,7 @@ def counted_trial(on_gpu_alone: bool, ks: tuple[int, ...] = (70, 0, 129), m: int
     from lab.sim import bf16_counted, bf16_depths, product
 
     config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, work=works.COUNTED), TURNED)
-    p = spread(bf16_counted.random_problem(config, ks, m, n, on_gpu_alone=on_gpu_alone, gap=8), b=16, c=8)
+    p = spread(bf16_counted.Bf16CountedTrial(config, ks, m, n, on_gpu_alone=on_gpu_alone).problem(), b=16, c=8)
     bf16_depths.run(product.compile_config(config), config, p, ks=ks).checked()
 
 
@@ -71,7 +71,7 @@ def sum_trial(is_turned: bool) -> None:
 
     config = bf16_config(64, 64, SUM_OUTPUT, TURNED if is_turned else Majors())
     output = SlicesConfig(True, adds_to_d=True)
-    p = spread(bf16_sums.random_problem(config, 5, 72, 136, 192, output, gap=8), b=0 if is_turned else 16)
+    p = spread(bf16_sums.SumTrial(config, 4, 5, 72, 136, 192, output=output).problem(), b=0 if is_turned else 16)
     adder = bf16_sums.SlicesTrial(output).compiled()
     bf16_sums.run(product.compile_config(config), adder, config, 4, p).checked()
 
