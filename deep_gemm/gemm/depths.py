@@ -113,8 +113,7 @@ def run_on_gpu(p: Problem, config: GemmConfig | None = None, *, keeps_room: bool
         with torch.cuda.device(device):
             return run_on_gpu(p, config, keeps_room=keeps_room)
     if p.a.numel() == 0:  # no group has any depth
-        if get_compile_mode() == 0:
-            write_without_depth(p)
+        write_without_depth(p)
         return None
     config = fitting(config, p, gpu_of(device))
     ready = prepared(p, config)

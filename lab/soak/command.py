@@ -30,7 +30,7 @@ from .kinds import ALL, KINDS
 MOST_FAILURES = 20
 """The run ends after so many: the first ones tell more than many."""
 COUNTED = ("attempts", "calls", "refused", "replays", "failed")
-"""What is counted of each kind."""
+"""Counts of each kind."""
 METHOD = (
     "random problems, each compared with FP64 or torch; bytes around outputs and operands compared before and after"
 )

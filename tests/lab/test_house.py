@@ -30,10 +30,9 @@ def versions() -> list[str]:
 
     try:
         commits = git("log", "--format=%H", "--", "lab/house.py").split()
-        texts = [git("show", f"{commit}:lab/house.py") for commit in commits]
+        return [text for commit in commits if "GRANTS" in (text := git("show", f"{commit}:lab/house.py"))]
     except (OSError, subprocess.CalledProcessError):
         return []
-    return [text for text in texts if "GRANTS" in text]
 
 
 def test_the_house_is_no_larger_than_its_ceilings() -> None:
@@ -42,7 +41,8 @@ def test_the_house_is_no_larger_than_its_ceilings() -> None:
 
 
 def test_no_commit_raises_a_ceiling() -> None:
-    assert [house.raised(ceilings_in(text)) for text in versions()] == [{}] * len(versions())
+    earlier = versions() or pytest.skip("needs git, and the history of lab/house.py")
+    assert [house.raised(ceilings_in(text)) for text in earlier] == [{}] * len(earlier)
 
 
 def test_a_raised_ceiling_is_seen() -> None:

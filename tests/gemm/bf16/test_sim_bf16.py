@@ -139,7 +139,7 @@ def grouped(block_m: int, block_n: int, groups: works.Work) -> Bf16Config:
 
 
 def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone() -> None:
-    """Not on the tile, the form of the layout, its place, how many rows its group has, or how many groups there are."""
+    """Bits do not depend on the tile, the form of the layout, its place, its group's rows, or the number of groups."""
     x, w = numbers(ROWS, K), numbers(3, N, K, seed=1)
     right = products(grouped(64, 64, works.ENDS), x, w[OWN : OWN + 1], [ROWS])
     assert not torch.equal(right, x.float() @ w[OWN].float().t())  # the arithmetic is not the exact one
@@ -267,7 +267,7 @@ def test_sums_are_right(case: str, schedule: str | None) -> None:
 
 
 def test_slices_follow_from_sizes() -> None:
-    """As many as give every SM one tile; fewer where they would be shallow, since each costs a D in FP32."""
+    """Slices give every SM one tile; fewer where they would be shallow, since each costs a D in FP32."""
     sums = ((128, 384, 8192), (256, 256, 32768), (384, 128, 24576), (128, 384, 258), (64, 64, 64), (128, 384, 2))
     found = {
         (m, n, blocks): (config.block_m, config.block_n, config.cluster_size, slices)
