@@ -156,12 +156,9 @@ def gathered(x: Tensor, topk: int, *, is_dependent: bool = False) -> ByRows:
 
 
 def _cast(like: RowCast, more: str, is_dependent: bool, **kind: Any) -> ByRows:
-    params, device, is_aligned = (
-        cast_rows.params_of(like),
-        like.x.get_device(),
-        cast_rows.is_aligned(like.x, like.values),
-    )
-    gpu, columns = gpu_of(device), like.k
+    # What follows outlives `like`. To keep its tensors would keep memory of a graph's pool, if torch is capturing.
+    params, device, dtype, columns = cast_rows.params_of(like), like.x.get_device(), like.x.dtype, like.k
+    gpu, is_aligned = gpu_of(device), cast_rows.is_aligned(like.x, like.values)
 
     @cache
     def prepared(config: CastConfig) -> Any:
@@ -170,7 +167,7 @@ def _cast(like: RowCast, more: str, is_dependent: bool, **kind: Any) -> ByRows:
 
     def choose(m: int) -> tuple[Prepared[Any], int]:
         num_sms = num_sms_of(gpu.num_sms)
-        config = select_cast(like.x.dtype, m, columns, num_sms, is_aligned=is_aligned, **kind)
+        config = select_cast(dtype, m, columns, num_sms, is_aligned=is_aligned, **kind)
         return prepared(config), num_ctas(config, m, columns, num_sms)
 
     return ByRows(choose)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from deep_gemm.across import rows_fetched, rows_to_addresses
 from deep_gemm.across.rows_fetched import FetchedRowsProblem
+from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import empty_scales
 from deep_gemm.core.check import checks
 from deep_gemm.core.jit import driver
@@ -127,6 +129,27 @@ def check_launches(gpu: FakeGpu, call: Any, like: Fp8, w: Fp8) -> None:
         differ = {i for i, (x, y) in enumerate(zip(got.words, right.words, strict=True)) if x != y}
         assert differ <= pitches, "but what a single row or block has no use for"
     assert len(made._plans) == len(set(ROWS))
+
+
+def test_what_is_prepared_keeps_no_tensor(gpu: FakeGpu) -> None:
+    """It may be prepared while torch captures a graph, whose pool must not lose memory."""
+    gc.collect()
+    before = set(map(id, tensors()))
+    kept: list[object] = []
+    w, x = weight(512), torch.empty(0, 512, dtype=torch.bfloat16)
+    for made in (rows_at.product(w), rows_at.activated(w, 2.0), rows_to_addresses.at_addresses(w)):
+        made.plan(700, w)
+        kept.append(made)
+    casts = rows_at.gathered(x, 3), rows_at.activation(256, GROUPS, Gating(), x.device)
+    for cast, operands in zip(casts, (5, 6), strict=True):
+        cast.launch(700, *range(operands))
+    del w, x
+    gc.collect()
+    assert not [each.shape for each in tensors() if id(each) not in before]
+
+
+def tensors() -> list[Tensor]:
+    return [each for each in gc.get_objects() if type(each) is Tensor]
 
 
 def test_plans_are_for_the_settings_in_force_and_not_too_many(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
