@@ -57,7 +57,7 @@ _GRANTED = (
 )
 """Counts that a grant raises together, by so many for each of its lines and each of its kernels."""
 SWITCHES = (
-    *("groups_rows", "is_stacked", "reads_ids", "is_along_k", "has_planes", "may_be_empty", "fetches", "is_summed"),
+    *("groups_rows", "is_stacked", "reads_ids", "is_along_k", "has_planes", "may_be_empty", "is_summed"),
     *("converts_b", "has_chunks", "loads_sfb", "with_c"),
     *("activates", "gates_apart", "has_row_addresses", "skips_mid"),
 )

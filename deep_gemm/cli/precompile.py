@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..across import rows_fetched, rows_to_addresses
+from ..across import rows_to_addresses
 from ..across.mega_check import TOKEN_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.numbers import integers_from
@@ -167,8 +167,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
     elif not weight.is_gated:
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
-        fetched = [rows_silu.APART, rows_fetched.IN_TURN, rows_fetched.APART]
-        outputs += [rows_silu.IN_TURN, *(fetched if m >= MANY_ROWS else [])]
+        outputs += [rows_silu.IN_TURN] + [rows_silu.APART] * (m >= MANY_ROWS)
     return [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 

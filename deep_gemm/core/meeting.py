@@ -104,8 +104,6 @@ class Node:
     """int32 `[STATE_WORDS]` on the GPU, zeros before the first call."""
     experts: int
     """How many there are on each rank."""
-    arrivals: Tensor
-    """int32 `[route_rows.num_arrivals(...)]` on the GPU: see gemm/work/rows_fetched.cuh."""
     report: Tensor
     """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
     limit: int

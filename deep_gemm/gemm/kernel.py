@@ -73,7 +73,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         else 1,  # and A's scales
         tma_stores=stores * (1 + config.has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
-        bulk_copies=2 * config.work.fetches + config.work.reads_ids,  # a row there and back; zeros of padding
+        bulk_copies=int(config.work.reads_ids),  # zeros of padding
     )
 
 

@@ -86,10 +86,6 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   ptx::syncthreads();
 
   if (route >= p.num_routes) return;
-  if (p.arrivals != nullptr && route % kRowsOfPart == 0) {
-    ptx::st_global_b32(p.arrivals + 1 + route / kRowsOfPart, 0);
-    if (route == 0) ptx::st_global_b32(p.arrivals, 0);
-  }
   const uint32_t row = expert != kNoExpert ? ptx::ld_shared_b32(&shared.next[warp][expert]) + rank : ~0u;
   if (row < p.num_routes) {  // not where a rank that comes too late has written ids anew since they were counted
     ptx::st_global_b32(p.row_of + route, row);

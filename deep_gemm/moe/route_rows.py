@@ -16,7 +16,6 @@ from torch import Tensor
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
 from ..core.kernel import Config, Kernel, Prepared, constants_of
-from ..gemm.kinds.works import ROWS_OF_PART
 from .check import ExpertRows
 
 MAX_EXPERTS = (64, 256, 1024)
@@ -64,8 +63,7 @@ class RouteConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        same = constants_of(self, "id_bytes", "max_experts", "num_threads", "shared_bytes")
-        return {**same, "kRowsOfPart": ROWS_OF_PART}
+        return constants_of(self, "id_bytes", "max_experts", "num_threads", "shared_bytes")
 
     def choices(self) -> dict[str, str]:
         """Give the file that finds totals."""
@@ -112,11 +110,11 @@ COUNTER: Kernel[CountConfig] = Kernel("count_routes", "RouteParams", reachable_c
 class RouteProblem:
     """The experts of tokens, and where the rows of their routes go."""
 
-    def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0, arrivals: Tensor | None = None) -> None:
+    def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0) -> None:
         """`topk_ids` is int32 or int64 `[tokens, topk]`; ids of a token lie beside each other. Experts are numbered
-        from `first`. `arrivals`, int32 `[num_arrivals(routes)]`, is set to zero for a product that fetches the rows.
+        from `first`.
         """
-        self.topk_ids, self.num_experts, self.first, self.arrivals = topk_ids, num_experts, first, arrivals
+        self.topk_ids, self.num_experts, self.first = topk_ids, num_experts, first
         device, routes = topk_ids.device, topk_ids.numel()
         self.counts = torch.empty(num_experts, dtype=torch.int32, device=device)
         self.ends = torch.empty(num_experts, dtype=torch.int32, device=device)
@@ -133,7 +131,7 @@ class RouteProblem:
     def in_one_piece(cls, topk_ids: Tensor, num_experts: int, first: int) -> RouteProblem:
         """The same with one allocation, as a host is what a call of few tokens waits for."""
         p = cls.__new__(cls)
-        p.topk_ids, p.num_experts, p.first, p.arrivals = topk_ids, num_experts, first, None
+        p.topk_ids, p.num_experts, p.first = topk_ids, num_experts, first
         routes = topk_ids.numel()
         memory = torch.empty(3 * routes + 2 * num_experts, dtype=torch.int32, device=topk_ids.device)
         # Ids are the first: products read them from where 16 bytes may be loaded.
@@ -229,11 +227,6 @@ class RoutesAt:
             self._of_parts.launch(ctas, *values)
 
 
-def num_arrivals(num_routes: int) -> int:
-    """Words in which a product counts the rows that it fetches, of so many routes: gemm/work/rows_fetched.cuh."""
-    return 1 + ceil_div(num_routes, ROWS_OF_PART)
-
-
 def totals_for(num_routes: int) -> Totals:
     """Say how totals of so many routes are found sooner."""
     return Totals.COUNTED if grid(num_routes) <= PARTS_ALONE else Totals.OF_PARTS
@@ -268,7 +261,6 @@ def params_of(p: RouteProblem, of_parts: int = 0) -> bytes:
             "gap": p.topk_ids.stride(0) - p.topk_ids.shape[1] if p.topk_ids.shape[0] > 1 else 0,
             "first": p.first,
             "num_experts": p.num_experts,
-            "arrivals": 0 if p.arrivals is None else p.arrivals.data_ptr(),
             "of_parts": of_parts,
         }
     )

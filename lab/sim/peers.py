@@ -104,9 +104,7 @@ def launches_of(
     for rank, calls in enumerate(by_rank):
         state = simulation.tensor(f"state {rank}", torch.empty(STATE_WORDS, dtype=torch.int32))
         report = simulation.tensor(f"report {rank}", torch.empty(1, dtype=torch.int32))
-        node = Node(
-            room, addresses, rank, state, sizes.experts_here, torch.empty(0, dtype=torch.float32), report, limit
-        )
+        node = Node(room, addresses, rank, state, sizes.experts_here, report, limit)
         launches: list[KernelLaunch] = []
 
         for i, call in enumerate(calls):

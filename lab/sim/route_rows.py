@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.moe import route_rows
-from deep_gemm.moe.route_rows import COUNTER, PART, CountConfig, RouteConfig, RouteProblem, Totals, num_arrivals
+from deep_gemm.moe.route_rows import COUNTER, PART, CountConfig, RouteConfig, RouteProblem, Totals
 from deep_gemm.moe.routing import expert_rows
 
 from .launcher import How, Stage
@@ -21,7 +21,7 @@ from .library import HostKernel, compiled
 from .trial import Trial, same
 
 POISON = -0x5A5A5A5A
-OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids", "arrivals")
+OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids")
 
 
 class Kernels(NamedTuple):
@@ -44,7 +44,7 @@ def run(
     kernels: Kernels, config: RouteConfig, topk_ids: Tensor, num_experts: int, *, first: int = 0, **how: Unpack[How]
 ) -> dict[str, Tensor]:
     """Give routes their rows on simulated SMs: the outputs by name. What the kernels leave unwritten is poison."""
-    p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
+    p, grid = RouteProblem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     found = {name: getattr(p, name).fill_(POISON) for name in OUTPUTS}
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
     stage = Stage(config, {"topk_ids": topk_ids}, {**found, "of_parts": of_parts}, **how)
@@ -59,16 +59,11 @@ def count(
     kernel: HostKernel | None, config: CountConfig, topk_ids: Tensor, num_experts: int, first: int, **how: Unpack[How]
 ) -> Tensor:
     """Count routes of each part, on simulated SMs."""
-    p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
+    p, grid = RouteProblem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
     stage = Stage(config, {"topk_ids": topk_ids}, {"of_parts": of_parts}, **how)
     stage.run(COUNTER, kernel, lambda _, at: _params(p, at), grid)
     return of_parts
-
-
-def _problem(topk_ids: Tensor, num_experts: int, first: int) -> RouteProblem:
-    arrivals = torch.empty(num_arrivals(topk_ids.numel()), dtype=torch.int32)
-    return RouteProblem(topk_ids, num_experts, first, arrivals)
 
 
 def _params(p: RouteProblem, at: Mapping[str, Tensor]) -> bytes:
@@ -84,7 +79,6 @@ def check(
     """Compare all outputs with the package's, to the bit."""
     found = run(kernels, config, topk_ids, num_experts, first=first, **how)
     of_routes = expert_rows(_here(topk_ids, num_experts, first), num_experts)._asdict()
-    of_routes["arrivals"] = torch.zeros(num_arrivals(topk_ids.numel()), dtype=torch.int32)
     for name, right in of_routes.items():
         same(name, found[name], right)
 

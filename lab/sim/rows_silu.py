@@ -105,7 +105,7 @@ class SiluTrial(Trial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take rows that are activated, and lie where they are multiplied."""
-        return config.epilogue.activates and not config.work.fetches
+        return config.epilogue.activates
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> SiluTrial:

@@ -107,8 +107,6 @@ def route_rows(config: Any, p: Launched) -> None:
     parts = [at(p[name], shape, INT32) for name, shape in zip(ExpertRows._fields, shapes, strict=True)]
     for part, right in zip(parts, found, strict=True):
         part.copy_(right)
-    if p["arrivals"]:
-        at(p["arrivals"], (route_rows_kernel.num_arrivals(routes),), INT32).zero_()
     assert all(map(torch.equal, parts, found)), "parts that overlap"
 
 
@@ -232,20 +230,6 @@ def cast_rows(config: Any, p: Launched) -> None:
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)
 
 
-def fetch(p: Launched, ends: Tensor) -> None:
-    """Write what the product's kernel fetches."""
-    of_fetching = {name.removeprefix("fetching."): p[name] for name in p if name.startswith("fetching.")}
-    room = {"slot_bytes": p["fetching.row_bytes"], "scales_at": p["k"], "hidden": p["k"], "rows": p["m"]}
-    slots = p["fetching.max_tokens"] * p["fetching.meeting.ranks"]
-    assert is_whole(of_fetching)
-    gather_rows(None, {**of_fetching, **room, "num_slots": slots})
-    arrivals = at(p["fetching.arrivals"], (route_rows_kernel.num_arrivals(p["m"]),), INT32)
-    assert not arrivals.any()
-    arrivals.fill_(1)
-    row_of = at(p["fetching.row_of"], (slots, p["fetching.topk"]), INT32)
-    assert sorted(row_of[row_of >= 0].tolist()) == list(range(int(ends[-1])))
-
-
 def layout_of(config: Any, p: Launched) -> Pair:
     """Ids, or ends, and the group of each row."""
     if config.work == works.IDS:
@@ -294,8 +278,6 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
     b = weights_of(p, is_fp4=config.converts_b)
     layout, ids = layout_of(config, p)
-    if config.work.fetches:
-        fetch(p, layout)
     if config.epilogue.has_row_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW
         rows_to_addresses((a, sfa), b, ids, at(p["d"], (m,), INT64), of_a=of_a)

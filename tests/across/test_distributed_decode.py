@@ -15,7 +15,7 @@ from rank_threads import Ranks
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import by_peers, decode, experts, rows_fetched, rows_to_addresses
+from deep_gemm.across import by_peers, decode, experts, rows_to_addresses
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
@@ -30,7 +30,7 @@ from deep_gemm.moe.routing import expert_rows
 
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = {"post_rows": 1, "route_rows": 1, "gather_rows": 1, "fp8_gemm_rows": 2, "meet_ranks": 1, "gather_weighted": 1}
-FORMS = {"few": {"cast_rows": 1}, "activated": {}, "fetched": {"gather_rows": 0}}
+FORMS = {"few": {"cast_rows": 1}, "activated": {}}
 Given = tuple[Tensor, Tensor, Tensor]
 
 
@@ -65,10 +65,7 @@ class Node:
         self.memories = [torch.zeros(self.room.num_bytes + 16, dtype=torch.uint8) for _ in range(world)]
         self.memories = [each[-each.data_ptr() % 16 :][: self.room.num_bytes] for each in self.memories]
         many = 10**6 if form == "few" else 1
-        for module in (by_peers, layers):
-            monkeypatch.setattr(module, "MANY_ROWS", many)
-        if form == "activated":
-            monkeypatch.setattr(rows_fetched, "why_not", lambda _: "rows are too long")
+        monkeypatch.setattr(layers, "MANY_ROWS", many)
 
     def layer(self, rank: int, intermediate: int = 80, seconds: float = 60.0, **more: Any) -> Experts:
         return self.connected(rank, weights_of(rank, self.world, intermediate), seconds, **more)
@@ -107,7 +104,7 @@ def same(x: Tensor | None, y: Tensor) -> bool:
 
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256), ("fetched", 256)])
+@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256)])
 def test_prepared_calls_have_the_bits_of_calls_by_tensors(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch, form: str, intermediate: int, world: int, types: Any
 ) -> None:
@@ -468,10 +465,8 @@ def test_more_experts_than_the_kernel_counts_get_their_rows_by_torch(
     memory = memory[-memory.data_ptr() % 16 :][: room.num_bytes]
     peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
     peers.ids.copy_(torch.randint(-1, experts, peers.ids.shape, generator=torch.Generator().manual_seed(0)))
-    peers.node.arrivals.fill_(7)
     for got, right in zip(peers.rows(), expert_rows(peers.ids, experts), strict=True):
         assert torch.equal(got, right)
-    assert not peers.node.arrivals.any()
     assert not launched
 
 

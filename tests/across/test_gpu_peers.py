@@ -12,13 +12,13 @@ from helpers import group_of_one
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import by_peers
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.message import Arrived, gather, pack, row_bytes
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.across.plan_sends import PlanSendsConfig
 from deep_gemm.core.meeting import Room
 from deep_gemm.distributed import Experts
+from deep_gemm.moe import api as layers
 from deep_gemm.moe.routing import expert_rows, stack_routes, sum_rows, weighted_sum
 from lab.sim.plan_sends import check
 
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.gpu
 NUM, HIDDEN, INTER, TOPK, MAX_TOKENS, SECONDS = 8, 512, 256, 4, 24, 5.0
 
 
-@pytest.fixture(params=["gathered", "fetched"], autouse=True)
-def rows_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are gathered by a kernel of their own, many by the first product: both ways with few."""
-    if request.param == "fetched":
-        monkeypatch.setattr(by_peers, "MANY_ROWS", 1)
+@pytest.fixture(params=["apart", "in the product"], autouse=True)
+def rows_are_activated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are activated by a kernel of their own, many by the first product: both ways with few."""
+    if request.param == "in the product":
+        monkeypatch.setattr(layers, "MANY_ROWS", 1)
 
 
 @dataclass

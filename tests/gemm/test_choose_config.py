@@ -125,7 +125,6 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs units of 128 columns, one or two, where rows are activated",
         {"work": works.ENDS, "epilogue": epilogues.SILU, "unit_n": 64},
     ),
-    ("needs rows that are activated where they are fetched", {"work": works.FETCHED}),
     (
         "needs tiles of 256 columns where gate and up lie apart",
         {"work": works.ENDS, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128},

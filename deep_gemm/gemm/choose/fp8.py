@@ -32,7 +32,7 @@ from ..kinds.output import (
     Sizes,
     other_fields,
 )
-from ..kinds.works import COUNTS, DENSE, DEPTHS, ENDS, FETCHED, HEADS, IDS
+from ..kinds.works import COUNTS, DENSE, DEPTHS, ENDS, HEADS, IDS
 from .cost import BAND_WEIGHTS, BANDS, SPREAD, OnWeight, band_of, dense_memory_us, estimate, on_weight, together
 from .tiles import (
     BLOCKS_OF_RUNS,
@@ -258,9 +258,7 @@ def outputs() -> list[Output]:
         Output(work=ENDS, epilogue=TO_ADDRESSES, b=b, sfa=sfa, sfb=sfb)
         for b, sfa, sfb in (USUAL_OPERANDS, *_TO_ADDRESSES)
     ]
-    activated = [
-        Output(work=work, epilogue=epilogue) for work in (ENDS, FETCHED) for epilogue in (SILU, SILU_OF_HALVES)
-    ]
+    activated = [Output(work=ENDS, epilogue=epilogue) for epilogue in (SILU, SILU_OF_HALVES)]
     by_row = OUTPUTS_OF[OPERANDS_BY_ROW]
     depths = [replace(by_row[OUTPUTS.index(each)], work=DEPTHS) for each in (FP32, FP32_C, FP32_D, BF16)]
     heads = [replace(output, work=HEADS) for each in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[each]]

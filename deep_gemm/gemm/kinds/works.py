@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...core.check.layout import align
-
 TILE_SLOTS = 4
 """Tiles of a grouped product that are found ahead of the threads that load and multiply; see work/tile_queue.cuh."""
 TILE_BYTES = 16
@@ -27,16 +25,6 @@ MOST_INLINE_COUNTS = 768
 """Depths from the host that a launch takes among its parameters: `kMostInlineCounts` of gemm/work/k_counted.cuh."""
 MOST_COUNTED, PART_BYTES = 128, 16
 """Groups of a launch that counts depths on the GPU (`kMostCounted` of gemm/work/k_counted.cuh), and bytes of each."""
-FETCHED_BYTES = 29696
-"""Room in a CTA for rows that are on their way to it: four of 7168 columns, six of 4096."""
-MOST_FETCHED = 6
-"""Rows on their way at most."""
-MOST_ROUTES = 32
-"""Routes of a token whose row is fetched: a lane each."""
-ROWS_OF_PART = 128
-"""Rows of A that are waited for together: the rows of a tile."""
-ARRIVAL_BYTES = align(FETCHED_BYTES + MOST_FETCHED * (2 * 8 + 4 + MOST_ROUTES * 4), 128)
-"""Size of `ArrivalStorage` in gemm/work/rows_fetched.cuh."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,15 +69,6 @@ class Work:
     """Scales may be for fewer than 128 columns."""
     maps: str | None = "plain"
     """How boxes of A and B begin: "plain"; "late", perhaps with zeros; None if a kernel ahead makes the maps."""
-    arrival: str = "there"
-    """For groups of rows: rows of A lie there, or are fetched (gemm/work/rows_<arrival>.cuh)."""
-    constants: tuple[tuple[str, int], ...] = ()
-    """Numbers that the file takes from `config.cuh`."""
-
-    @cached_property
-    def fetches(self) -> bool:
-        """Rows of A lie in rooms of a node's ranks, and are fetched as needed."""
-        return self.arrival == "fetched"
 
     @cached_property
     def suffix(self) -> str:
@@ -135,21 +114,6 @@ IDS = Work(
 """Rows stacked by group, and a group's number for each row."""
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
 """Rows stacked by group, and where each group's rows end."""
-FETCHED = replace(
-    ENDS,
-    name="ends fetched",
-    decode=None,
-    more_bytes=ARRIVAL_BYTES,
-    alignment=128,
-    arrival="fetched",
-    constants=(
-        ("kFetchedBytes", FETCHED_BYTES),
-        ("kMostFetched", MOST_FETCHED),
-        ("kMostRoutes", MOST_ROUTES),
-        ("kRowsOfPart", ROWS_OF_PART),
-    ),
-)
-"""The same of rows that lie in rooms of a node's ranks."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""
 DEPTHS = Work(
@@ -206,7 +170,7 @@ SUM = Work(
     is_summed=True,
 )
 """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
-WORKS = (DENSE, IDS, ENDS, FETCHED, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
+WORKS = (DENSE, IDS, ENDS, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
 
 
 def _names() -> dict[Work, str]:

@@ -16,20 +16,12 @@
 #include "work/layout.cuh"
 #include "work/padding.cuh"
 #include "work/tile_queue.cuh"
-#include ARRIVAL
+#include ROWS_PARAMS
 
-// Rows of A that are there before the kernel begins, or that it fetches.
-static_assert(requires(const Params& p, ArrivalStorage& storage, uint32_t first, uint32_t end, uint32_t warp) {
-  storage.init();
-  wait_for_rows(p, first, end);  // by the warp that finds tiles: until these rows have come
-  fetch_rows(p, storage, warp);  // by the producer's other warps
-}, "ARRIVAL");
-
-struct WorkStorage : ArrivalStorage {
+struct WorkStorage {
   TileQueue queue;
 
   DEVICE void init() {
-    ArrivalStorage::init();
     queue.init(kNumMathWarps + kStoringWarps + 1 + kConvertGroups * kConvertWarps + kScalingWarps);  // all roles but the dealing warp take
   }
 };
@@ -84,14 +76,10 @@ struct Tiles {
     for (Tile tile; take<false>(tile);) load(tile);
   }
 
-  // By the producer's other warps: one finds the tiles, and hands them out; the rest may fetch rows (ARRIVAL).
+  // By the producer's other warps: one finds the tiles, and hands them out.
   DEVICE void find_for_others(uint32_t warp) {
-    if (warp != 1) return fetch_rows(p, storage, warp);
-    for (Tile tile; find_next(tile);) {
-      const uint32_t end = tile.row_m + kBlockM;
-      wait_for_rows(p, tile.row_m, end < tile.end_m ? end : tile.end_m);
-      deal(tile);
-    }
+    if (warp != 1) return;
+    for (Tile tile; find_next(tile);) deal(tile);
     deal(kNoMoreTiles);
     if (p.groups.zeroes_padding) zero_padding(p.groups, storage.queue.window, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }
