@@ -187,4 +187,4 @@ class DenseTrial(ProductTrial):
         generator = torch.Generator().manual_seed(self.seed)
         a, b = self.operands(generator)
         d, c = random_d_and_c(self.config, (self.m, self.n), generator, self.in_place)
-        return dense_problem(a, b, d, c, recipes=recipes_of(self.config))
+        return dense_problem(a, b, d, c, recipes=recipes_of(self.config))._replace(epilogue=self.config.epilogue)

@@ -114,11 +114,11 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         {"epilogue": epilogues.TO_HEADS, "with_c": True},
     ),
     (
-        "needs FP8 rows with ends, and scales of B by blocks, where they are activated",
+        "needs a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
         {"epilogue": epilogues.SILU},
     ),
     (
-        "needs BF16 rows with ends, and FP4 or scales of B by blocks, where each has an address",
+        "needs a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
         {"work": works.COUNTS, "epilogue": epilogues.TO_ADDRESSES},
     ),
     (

@@ -12,15 +12,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...core.check.recipes import E2M1, E4M3, PER_64, PER_BLOCK
+from ...core.check.recipes import E2M1, E4M3
 from ...core.gpu import Gpu
 from ...core.settings import get_batch_invariant, num_sms_of
 from ..config.decode import DecodeConfig
 from ..config.tall import BLOCK_K, GemmConfig
-from ..kinds.epilogues import SILU, SILU_OF_HALVES, TO_ADDRESSES
+from ..kinds.epilogues import combinations
 from ..kinds.output import (
     BF16,
-    FP4_OPERANDS,
     FP32,
     FP32_C,
     FP32_D,
@@ -242,9 +241,6 @@ def _drop_the_least_missed(
                 look(band)
 
 
-_TO_ADDRESSES = ((E4M3, PER_64, PER_BLOCK), FP4_OPERANDS)
-
-
 def outputs() -> list[Output]:
     """Every output that `select` may be asked for, in the order of the kernels' families."""
     dense = [output for operands in TILES_OF for output in OUTPUTS_OF[operands]]
@@ -254,15 +250,13 @@ def outputs() -> list[Output]:
         for operands in TILES_OF
         for output in (OUTPUTS_OF[operands][0], OUTPUTS_OF[operands][2])
     ]
-    to_addresses = [
-        Output(work=ENDS, epilogue=TO_ADDRESSES, b=b, sfa=sfa, sfb=sfb)
-        for b, sfa, sfb in (USUAL_OPERANDS, *_TO_ADDRESSES)
+    with_epilogues = [
+        Output(work=work, epilogue=epilogue, b=b, sfa=sfa, sfb=sfb) for epilogue, work, (b, sfa, sfb) in combinations()
     ]
-    activated = [Output(work=ENDS, epilogue=epilogue) for epilogue in (SILU, SILU_OF_HALVES)]
     by_row = OUTPUTS_OF[OPERANDS_BY_ROW]
     depths = [replace(by_row[OUTPUTS.index(each)], work=DEPTHS) for each in (FP32, FP32_C, FP32_D, BF16)]
     heads = [replace(output, work=HEADS) for each in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[each]]
-    return [*dense, *rows, *to_addresses, *activated, *depths, *heads]
+    return [*dense, *rows, *with_epilogues, *depths, *heads]
 
 
 def reachable() -> list[Config]:

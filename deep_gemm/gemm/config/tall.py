@@ -12,7 +12,7 @@ from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW
 from ...core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
 from ..kinds.output import OPERANDS_BY_ROW, Output
-from ..kinds.works import ENDS, TILE_SLOTS
+from ..kinds.works import TILE_SLOTS
 
 BLOCK_K = 128
 """FP8 values of a k-block."""
@@ -439,15 +439,10 @@ class GemmConfig(Config, Output):
             plain or not epilogue.skips_mid,
             "a plain BF16 product without a split of k where columns of D are skipped",
         )
-        has_ends = work == ENDS and not self.is_fp32
-        is_usual = has_ends and self.sfb == PER_BLOCK
+        is_plain = not (self.is_fp32 or self.with_c or self.adds_to_d) and self.cluster_k == 1
         yield (
-            is_usual or not epilogue.activates,
-            "FP8 rows with ends, and scales of B by blocks, where they are activated",
-        )
-        yield (
-            is_usual or (has_ends and self.converts_b) or not epilogue.has_row_addresses,
-            "BF16 rows with ends, and FP4 or scales of B by blocks, where each has an address",
+            epilogue.work is None or (is_plain and epilogue.work == work and self.operands in epilogue.operands),
+            "a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
         )
         of_halves = unit_n == 128 and self.block_n in (128, 256)
         yield of_halves or not epilogue.activates, "units of 128 columns, one or two, where rows are activated"
