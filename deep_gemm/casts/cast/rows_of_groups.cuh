@@ -12,6 +12,24 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "CastConfig.shared_bytes and SharedStorage differ");
 
+constexpr bool kScalesOfGroups = !kGroupsEnd;
+
+// Groups follow each other if kGroupsEnd: each begins where the one before ended, aligned, and `sizes` are their ends. Else x is
+// [groups, m / num_groups, ...], `sizes` are counts, and a group has its first rows.
+DEVICE Unit rows_of_group(const CastParams& p, uint32_t group) {
+  if constexpr (kGroupsEnd) {
+    const int32_t last = ptx::ld_global_i32(p.sizes + group);
+    const int32_t before = group == 0 ? 0 : ptx::ld_global_i32(p.sizes + group - 1);
+    const uint32_t row = ceil_div(before < 0 ? 0 : before, p.alignment) * p.alignment;
+    const uint32_t some = last < 0 ? 0 : last, end = some < p.m ? some : p.m;
+    return {row, row < end ? end : row, group};
+  } else {
+    const int32_t count = ptx::ld_global_i32(p.sizes + group);
+    const uint32_t most = p.m / p.num_groups, row = group * most, some = count < 0 ? 0 : count;
+    return {row, row + (some < most ? some : most), group};
+  }
+}
+
 struct Rows {
   static constexpr bool kIsShared = true;
   const SharedStorage& shared;
