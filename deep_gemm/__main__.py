@@ -133,6 +133,20 @@ class GroupsName(str, Enum):
     HEADS = "heads"
 
 
+OutputOption = Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")]
+Fp32Option = Annotated[bool, typer.Option("--fp32", help="short for --output fp32")]
+WithCOption = Annotated[bool, typer.Option("--with-c", help="C is read and added")]
+AccumulateOption = Annotated[bool, typer.Option("--accumulate", help="C is D itself")]
+ByRowOption = Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")]
+Fp4Option = Annotated[bool, typer.Option("--fp4", help="B is FP4 (MXFP4)")]
+GroupsOption = Annotated[
+    GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
+]
+NumGroupsOption = Annotated[int, typer.Option(help="how many groups")]
+GpuOption = Annotated[str | None, typer.Option(help="H200, H100 or H20, else this machine's; H200 if it has none")]
+"""Options of `explain` and `compile` that describe a product."""
+
+
 @app.command(
     epilog=examples(
         "explain 4096 7168 2048",
@@ -146,17 +160,15 @@ def explain(
     ],
     n: Annotated[int, typer.Argument(help="columns of D")],
     k: Annotated[int, typer.Argument(help="depth; of the average group along k")],
-    output: Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")] = None,
-    fp32: Annotated[bool, typer.Option("--fp32", help="short for --output fp32")] = False,
-    with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
-    accumulate: Annotated[bool, typer.Option("--accumulate", help="C is D itself")] = False,
-    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
-    fp4: Annotated[bool, typer.Option("--fp4", help="B is FP4 (MXFP4)")] = False,
-    groups: Annotated[
-        GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
-    ] = None,
-    num_groups: Annotated[int, typer.Option(help="how many groups")] = 1,
-    gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else this machine's; H200 if it has none")] = None,
+    output: OutputOption = None,
+    fp32: Fp32Option = False,
+    with_c: WithCOption = False,
+    accumulate: AccumulateOption = False,
+    by_row: ByRowOption = False,
+    fp4: Fp4Option = False,
+    groups: GroupsOption = None,
+    num_groups: NumGroupsOption = 1,
+    gpu: GpuOption = None,
 ) -> None:
     """Show what a product of these sizes runs, what else there is for it, and why that lost."""
     import torch
@@ -196,17 +208,15 @@ def compile_shapes(
     shapes: Annotated[
         list[str] | None, typer.Argument(help="products as m,n,k, or weights as n,k for any m; as `explain` takes them")
     ] = None,
-    output: Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")] = None,
-    fp32: Annotated[bool, typer.Option("--fp32", help="short for --output fp32")] = False,
-    with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
-    accumulate: Annotated[bool, typer.Option("--accumulate", help="C is D itself")] = False,
-    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
-    fp4: Annotated[bool, typer.Option("--fp4", help="B is FP4 (MXFP4)")] = False,
-    groups: Annotated[
-        GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
-    ] = None,
-    num_groups: Annotated[int, typer.Option(help="how many groups")] = 1,
-    gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else this machine's; H200 if it has none")] = None,
+    output: OutputOption = None,
+    fp32: Fp32Option = False,
+    with_c: WithCOption = False,
+    accumulate: AccumulateOption = False,
+    by_row: ByRowOption = False,
+    fp4: Fp4Option = False,
+    groups: GroupsOption = None,
+    num_groups: NumGroupsOption = 1,
+    gpu: GpuOption = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="casts, routes, scales and sums too, and what `linear` runs for few rows")
     ] = False,

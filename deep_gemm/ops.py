@@ -7,11 +7,12 @@ and scales of an operand, members of `ExpertRows`. Where a caller may give the o
 
 from .casts import ops as casts
 from .gemm import ops as gemm
-from .gemm import ops_bf16 as bf16
 from .hyper import ops as hyper_connections
 from .indexer import ops as indexer
 from .linear import ops as linear
 from .moe import ops as moe
 from .nn import ops as nn
+
+bf16 = gemm
 
 __all__ = ["bf16", "casts", "gemm", "hyper_connections", "indexer", "linear", "moe", "nn"]

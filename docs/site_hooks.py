@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,19 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = EXAMPLE.sub(r"```pycon\n\g<0>\n```", linked(obj.docstring.value))
 
     def on_function(self, *, func: griffe.Function, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """Show numbers for constants, and the decorator's result for a product's: a request that it then runs."""
+        """Show numbers for constants, and the decorator's result for a product's: a request that it then runs.
+
+        What is `like` another function has its parameters, but for the defaults that are given.
+        """
+        for decorator in func.decorators:
+            if decorator.callable_path == "deep_gemm.compat.forms.like":
+                model, *instead = decorator.value.arguments
+                shown = loader.modules_collection[model.canonical_path]
+                self.on_function(func=shown, loader=loader)
+                func.parameters, func.returns = griffe.Parameters(*map(copy, shown.parameters)), shown.returns
+                for each in instead:
+                    if each.name in func.parameters:
+                        func.parameters[each.name].default = each.value
         for parameter in func.parameters:
             if isinstance(parameter.default, griffe.ExprName) and parameter.default.name.isupper():
                 module, _, name = parameter.default.canonical_path.rpartition(".")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.kernel import Config, Kernel
-from deep_gemm.core.params import Kind, Params, fields
+from deep_gemm.core.params import Params
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the simulator is
 
@@ -56,7 +56,7 @@ class AmaxConfig(Config):
 
 
 CONFIG = AmaxConfig()
-PARAMS = Params("Params", *fields(Kind.POINTER, "x", "amax"), *fields(Kind.UINT32, "rows", "columns"))
+PARAMS = Params.of_source(SOURCE, "Params")
 KERNEL: Kernel[AmaxConfig] = Kernel("row_amax", PARAMS, lambda: [CONFIG], more=lambda _: {"row_amax.cuh": SOURCE})
 
 

@@ -40,6 +40,13 @@ def wider(x: Tensor, gap: int, filling: float = 0.0) -> Tensor:
     return room[..., : x.shape[-1]]
 
 
+def spread(values: Tensor, scales: Tensor, rows: int, columns: int = SCALE_BLOCK) -> Tensor:
+    """The FP64 numbers of values `[..., m, k]` with a scale for each `rows` rows and so many columns."""
+    m, k = values.shape[-2:]
+    scales = scales.double().repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(columns, -1)[..., :k]
+    return values.double() * scales
+
+
 def hard_quotients(largest: float = FP8_MAX, block: int = SCALE_BLOCK, downs: Sequence[int] = (0, 10)) -> Tensor:
     """Rows of FP32 whose quotients by their scales are as near as can be to where FP8, or FP4, rounds the other way.
 

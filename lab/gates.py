@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deep_gemm.core.check.layout import align
-from deep_gemm.core.code_plan import CodePlan
-from deep_gemm.core.jit.report import KernelReport
-from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
+from deep_gemm.core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
+from deep_gemm.core.jit.cubin import KernelReport
+from deep_gemm.core.kernel import CodePlan
 
 REGISTERS_STEP = 8
 """A thread's registers are allocated in multiples of this."""

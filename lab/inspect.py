@@ -15,12 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deep_gemm.core.code_plan import CodePlan
+from deep_gemm.core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
 from deep_gemm.core.jit.compiler import compiler_version
-from deep_gemm.core.jit.cubin import NO_DISASSEMBLER, disassemble
-from deep_gemm.core.jit.report import KernelReport, report
-from deep_gemm.core.kernel import Kernel
-from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
+from deep_gemm.core.jit.cubin import NO_DISASSEMBLER, KernelReport, disassemble, report
+from deep_gemm.core.kernel import CodePlan, Kernel
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
 
@@ -29,50 +27,30 @@ from .kernels import compiled as compiled_kernel
 
 OPCODES = {
     "QGMMA": "FP8 tensor core products, 64 x n x 32 each",
-    "FFMA": "promotion: partial sums, scaled, into the totals",
-    "FMUL": "scale of A times scale of B",
-    "SHFL": "scales of B and roles, handed from lane to lane",
+    "HGMMA": "BF16 tensor core products, 64 x n x 16 each",
+    "HMMA": "products of a warp's tensor cores",
+    "FFMA": "products and sums in FP32, rounded once: promotion of partial sums",
+    "FMUL": "products in FP32: scale of A times scale of B",
+    "FADD": "additions in FP32",
+    "MUFU": "reciprocals, where something is divided",
+    "SHFL": "values handed from lane to lane: scales of B, roles",
     "WARPGROUP": "fences and waits around the products",
     "UTMALDG": "TMA loads",
     "UTMASTG": "TMA stores",
-    "UBLKCP": "copies of rows",
     "UTMAREDG": "TMA stores that add",
-    "SYNCS": "barriers of the ring (mbarrier)",
+    "UBLKCP": "copies of rows between shared memory and addresses",
+    "SYNCS": "barriers in shared memory (mbarrier): those of the ring",
     "BAR": "barriers of a block or a warpgroup",
-    "LDS": "scales of A, from shared memory",
-    "STSM": "D to shared memory, BF16",
-    "STS": "D to shared memory, FP32",
-    "LDG": "scales of B and C, from global memory",
-    "USETMAXREG": "registers moved between warps",
-    "LDL": "local memory read: spills",
-    "STL": "local memory written: spills",
-}
-"""The instructions that show how a kernel works, and what each is for."""
-
-OTHER_OPCODES = {
-    "QGMMA": "FP8 tensor core products, 64 x n x 32 each",
-    "HGMMA": "BF16 tensor core products, 64 x n x 16 each",
-    "HMMA": "products of a warp's tensor cores",
-    "UTMALDG": "TMA loads",
-    "UTMASTG": "TMA stores",
-    "UTMAREDG": "TMA stores that add",
-    "UBLKCP": "copies between shared memory and addresses",
-    "SYNCS": "barriers in shared memory (mbarrier)",
-    "USETMAXREG": "registers moved between warps",
-    "LDG": "loads from global memory",
+    "LDS": "loads from shared memory: scales of A",
+    "STSM": "stores of matrices to shared memory: D in BF16",
+    "STS": "stores to shared memory: D in FP32",
+    "LDG": "loads from global memory: scales of B and C",
     "STG": "stores to global memory",
-    "LDS": "loads from shared memory",
-    "STS": "stores to shared memory",
-    "SHFL": "values handed from lane to lane",
-    "BAR": "barriers of a block",
-    "FADD": "additions in FP32",
-    "FMUL": "products in FP32",
-    "FFMA": "products and sums in FP32, rounded once",
-    "MUFU": "reciprocals, where something is divided",
+    "USETMAXREG": "registers moved between warps",
     "LDL": "local memory read: spills",
     "STL": "local memory written: spills",
 }
-"""The same of all kernels but fp8_gemm."""
+"""The instructions that show how a kernel works, and what each is for; behind a colon, what fp8_gemm uses it for."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +61,6 @@ class Inspection:
     config: Any
     facts: Mapping[str, str]
     """Facts of the configuration, by their names."""
-    opcodes: Mapping[str, str]
-    """The instructions to count, and what each is for."""
     cubin: bytes
     report: KernelReport
     verdicts: tuple[Verdict, ...]
@@ -109,9 +85,8 @@ def inspect(kernel: Kernel[Any], config: Any) -> Inspection:
     found, plan = report(compiled.cubin, compiled.log), kernel.code_plan(config)
     is_gemm = kernel.name == "fp8_gemm"
     facts = _facts(config, found, milliseconds) if is_gemm else _common_facts(plan, found, milliseconds)
-    opcodes = OPCODES if is_gemm else OTHER_OPCODES
     results = tuple(verdicts(found, plan))
-    return Inspection(kernel.name, config, facts, opcodes, compiled.cubin, found, results, milliseconds)
+    return Inspection(kernel.name, config, facts, compiled.cubin, found, results, milliseconds)
 
 
 def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
@@ -120,8 +95,9 @@ def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
     console.print(f"[bold]{found.kernel} {found.config.name}[/], sm_90a, NVRTC {compiler_version()}\n")
     console.print(_pairs(found.facts))
     opcodes = _table("instructions", ("opcode", "what it does here"), ("count",))
-    for opcode, meaning in found.opcodes.items():
+    for opcode, meaning in OPCODES.items():
         if facts.counts[opcode]:
+            meaning = meaning if found.kernel == "fp8_gemm" else meaning.partition(":")[0]  # noqa: PLW2901
             multicast = f", {facts.multicast_loads} multicast" * (opcode == "UTMALDG" and facts.multicast_loads > 0)
             opcodes.add_row(opcode, meaning + multicast, str(facts.counts[opcode]))
     opcodes.add_row("all", "padding included", str(facts.counts.total()), style="dim")

@@ -2,16 +2,25 @@
 
 import gc
 import importlib
+import pickle
 import shutil
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from functools import wraps
 from itertools import groupby
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
 import torch
+from fake_gpu import FakeGpu, forget_devices, install
 from hypothesis import settings
 from thorough import ALL, THOROUGH, covering
+
+from deep_gemm.core.jit import compiler
+from deep_gemm.core.jit.cache import kernel_key
+from deep_gemm.core.settings import in_force
+from lab.sim.library import default_cache_dir
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -23,11 +32,58 @@ torch.set_num_threads(1)  # tensors are small here, and there are as many worker
 _TOLD: dict[int, str] = {}
 
 
+def _kept(run: Any) -> Any:
+    """Keep what NVRTC makes of a source beside the simulator's libraries, for other workers and for later runs."""
+
+    @wraps(run)
+    def found(file_name: str, source: str, headers: Any, options: Any, *, artifact: str) -> Any:
+        compiler._nvrtc()  # where there is none, nothing is found either
+        if artifact != "CUBIN":
+            return run(file_name, source, headers, options, artifact=artifact)
+        key = kernel_key(file_name, source, headers, options=options, compiler=compiler.compiler_version(), passes=())
+        file = default_cache_dir() / f"{key}.nvrtc"
+        if file.exists():
+            return pickle.loads(file.read_bytes())
+        status, cubin, log = run(file_name, source, headers, options, artifact=artifact)
+        if cubin is not None:
+            with NamedTemporaryFile(dir=file.parent, delete=False) as made:
+                pickle.dump((status, cubin, log), made)
+            Path(made.name).rename(file)
+        return status, cubin, log
+
+    return found
+
+
+compiler._run = _kept(compiler._run)
+
+
+@pytest.fixture
+def compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have NVRTC compile what was kept too."""
+    monkeypatch.setattr(compiler, "_run", vars(compiler._run)["__wrapped__"])
+
+
 def _has_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 collect_ignore_glob = [] if _has_hopper() else ["*test_gpu_*.py"]  # all of them would be skipped
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Put back the settings that a test changes, and forget the devices that it faked."""
+    before = in_force.choices
+    yield
+    forget_devices()
+    if in_force.choices != before:
+        in_force.change(**vars(before))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """Let calls take the path of a GPU's, up to the driver."""
+    return install(monkeypatch)
 
 
 @pytest.fixture

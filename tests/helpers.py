@@ -3,7 +3,7 @@ are made of, and broken ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from torch import Tensor
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.jit.compiler import CompiledKernel, Job, compile_cubin
-from deep_gemm.core.jit.cubin import read_kernels
-from deep_gemm.core.jit.report import KernelReport, report
+from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
 from deep_gemm.core.params import Kind, Params
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.problem import Problem
+from lab.sim import product
 from lab.sim.mutate import CAUGHT, Mutation, try_mutation
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
 from lab.sim.trial import Trial
@@ -41,6 +41,15 @@ def inside_of_an_element(x: Tensor) -> Tensor:
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     here = torch.frombuffer(memory, dtype=x.dtype, offset=-start % x.element_size() + 1, count=x.numel())
     return here.as_strided(x.shape, x.stride()).copy_(x)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    """Numbers of a normal distribution."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
 
 def random_ids(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -222,6 +231,34 @@ def assert_caught(mutation: Mutation, trials: Sequence[Trial]) -> None:
 def pointer_members(params: Params) -> list[str]:
     """Members that hold addresses: each is a place of a plan, or zero by its `numbers`."""
     return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]
+
+
+def captured(call: Callable[..., Any], *args: Any, **more: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of a call, and what the call gave."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = call(*args, **more)
+    return graph, made
+
+
+def run_simulated(config: Any, p: Problem, **how: Any) -> product.Outcome:
+    """Compute a product in the simulator."""
+    return product.run(product.compile_config(config), config, p, **how)
+
+
+def with_other_strides(p: Problem) -> Iterator[Problem]:
+    """Problems whose scales lie by columns, those of B among others too."""
+    wide = torch.full((p.sfb.shape[0], p.sfb.shape[1] + 3), -1, dtype=p.sfb.dtype)
+    wide[:, :-3] = p.sfb
+    for sfb in (p.sfb.t().contiguous().t(), wide[:, :-3]):
+        yield p._replace(sfb=sfb, sfa=p.sfa.t().contiguous().t())
+
+
+def assert_same_bits_by(configs: Iterable[Any], p: Problem) -> None:
+    """Configurations give the same bits, as far as the simulator models the tensor cores."""
+    first, *others = (run_simulated(of, p._replace(d=torch.empty_like(p.d)), truncate=True).d for of in configs)
+    assert others
+    assert all(torch.equal(d.view(torch.int16), first.view(torch.int16)) for d in others)
 
 
 def compile_many(jobs: Iterable[Job]) -> list[CompiledKernel]:

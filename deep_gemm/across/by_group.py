@@ -2,16 +2,23 @@
 
 `Plan` is the way there and back with exact sizes. `Everywhere` sends every token to every process, so that sizes are
 fixed. In both a token's sums come back in the order of ranks. `compute_mega` is mega MoE by a `Plan`.
+
+`ToExperts` and `ToTokens` are a `Plan`'s way with gradients. Tokens and gradients travel in their own type and are
+copied once, as they are stacked by rank.
+
+forward     x, p and ids --> rows here     mixture     BF16 sums --> tokens, added up
+backward    dx, dp <-- gradients of rows   of them     gradients of tokens <-- d out
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..casts.gating import Gating
 from ..casts.rules import LAYER_TYPES
@@ -27,7 +34,7 @@ from ..moe.routing import expert_rows, gather_weighted, stack_routes, sum_rows
 from . import plan_sends
 from .collectives import all_gather, all_to_all, check_agreed
 from .mega_check import MegaProblem, MegaSizes
-from .message import WORD, Arrived, pack_fp8
+from .message import WORD, Arrived, pack_fp8, words_of_ids
 from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_rows
 
 UNLIMITED = 2**62
@@ -95,6 +102,52 @@ class Plan(NamedTuple):
         return sum_rows(y, self.row_of)
 
 
+class ToExperts(torch.autograd.Function):
+    """Tokens and their routes go to the experts' processes; gradients come back, and are added up."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, p: Tensor, ids: Tensor, plan: Plan, source: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Send one row for each token and rank, and one of its routes. `source` is the plan's."""
+        rows = plan.forth(x.index_select(0, source))
+        routes = plan.forth(torch.cat([p.view(WORD), words_of_ids(ids)], dim=1).index_select(0, source))
+        of_p, of_ids = (each.contiguous() for each in torch.split(routes, p.shape[1], dim=1))
+        of_p = of_p.view(p.dtype)
+        ctx.plan, ctx.source, ctx.dtype, ctx.tokens = plan, source, x.dtype, len(x)
+        # What has no gradient here needs none there: it is neither computed nor sent.
+        needs = zip((rows, of_p, of_ids), ctx.needs_input_grad, strict=False)
+        ctx.mark_non_differentiable(*(each for each, is_needed in needs if not is_needed))
+        ctx.set_materialize_grads(False)
+        return rows, of_p, of_ids
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_rows: Tensor | None, of_p: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        """Send the gradients of what came back where it came from."""
+        plan: Plan = ctx.plan
+        of_x = None if of_rows is None else plan.sum_up(plan.back(of_rows)).to(ctx.dtype)
+        if of_p is not None:  # a route's expert is on one rank, so all other numbers that are added to it are 0
+            of_p = of_p.new_zeros(ctx.tokens, of_p.shape[1]).index_add_(0, ctx.source, plan.back(of_p))
+        return of_x, of_p, None, None, None
+
+
+class ToTokens(torch.autograd.Function):
+    """Sums go back to their tokens' processes, and are added up; the gradients of tokens go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, plan: Plan, source: Tensor) -> Tensor:
+        """Send BF16: the sums are rounded to it already."""
+        ctx.plan, ctx.source = plan, source
+        return plan.sum_up(plan.back(sums.to(torch.bfloat16))).to(sums.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Send the gradient of each token to each rank that added to it."""
+        return ctx.plan.forth(grad.index_select(0, ctx.source)), None, None
+
+
 def ones(like: Tensor) -> Tensor:
     """Weights of rows that are weighted already."""
     return torch.ones(like.shape, dtype=torch.float32, device=like.device)
@@ -140,7 +193,14 @@ class Planner:
         """Give tokens their rows, and tell all processes how many there are. The host waits for nothing."""
         ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
         numbers = self.numbers(facts, mistake)
-        row_of = self._by_kernel(ids, numbers) if self.has_kernel else self._by_torch(ids, numbers)
+        if self.has_kernel:
+            row_of = torch.empty(ids.shape, dtype=torch.int32, device=self.device)
+            plan_sends.run(ids.contiguous(), numbers, row_of, self.told, self.count, self.world_size)
+        else:
+            owners = owners_of_routes(ids, self.count, self.world_size)
+            rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)
+            row_of, said = rows.row_of, torch.tensor(numbers, dtype=torch.int64).to(self.device)
+            torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self.told)
         self.tell()
         return row_of
 
@@ -153,18 +213,6 @@ class Planner:
         all_gather(self._of_all, self.told, self.group)
         if self._comes is not None:
             self._comes.begin()
-
-    def _by_kernel(self, ids: Tensor, numbers: list[int]) -> Tensor:
-        row_of = torch.empty(ids.shape, dtype=torch.int32, device=self.device)
-        plan_sends.run(ids.contiguous(), numbers, row_of, self.told, self.count, self.world_size)
-        return row_of
-
-    def _by_torch(self, ids: Tensor, numbers: list[int]) -> Tensor:
-        owners = owners_of_routes(ids, self.count, self.world_size)
-        rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)
-        said = torch.tensor(numbers, dtype=torch.int64).to(self.device)
-        torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self.told)
-        return rows.row_of
 
     def hear(self, row_of: Tensor, mistake: Exception | None, facts: Facts) -> Plan:
         """Wait for what all processes tell: the one wait of the host.

@@ -3,7 +3,6 @@
     post_rows:          tokens, cast to FP8 -> this rank's room; which experts want them -> all rooms
     route_rows:         a row for each route to an expert here
     gather_rows:        rooms -> rows of the experts here, and where the result of each row goes
-    rows_fetched:       many rows: the same within the first product, of rows that have come while others come
     rows_to_addresses:  the second product, each row -> the place of its route on the token's rank
     meet_ranks, gather_weighted: a token's results, summed up by weight in order of its routes
 
@@ -23,24 +22,19 @@ from torch import Tensor
 from ..casts.gating import Gating
 from ..casts.rules import Quantized, empty_scales
 from ..core.check.checks import Operand
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, WORD_BYTES
+from ..core.check.layout import ADDRESS_ALIGNMENT, WORD_BYTES
 from ..core.gpu import gpu_of, is_hopper
 from ..core.kernel import Prepared
 from ..core.meeting import STATE_WORDS, Node, Room
-from ..gemm.ask.silu import activated
-from ..gemm.kinds.works import FETCHED
-from ..gemm.packed import is_packed
 from ..moe import gather_weighted, route_rows
 from ..moe.api import activations_of_rows
 from ..moe.check import ExpertRows
-from ..moe.mixture import MANY_ROWS
 from ..moe.route_rows import RouteProblem
 from ..moe.routing import expert_rows
-from . import gather_rows, meet_ranks, post_rows, rows_fetched, rows_to_addresses
+from . import gather_rows, meet_ranks, post_rows, rows_to_addresses
 from .collectives import agree_about_decode
 from .gather_rows import Gathered
 from .message import WORD, with_aligned_rows
-from .rows_fetched import FetchedRowsProblem
 
 Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
@@ -58,9 +52,8 @@ class Peers:
         device = memory.device
         self.memory, self.room, self.seconds = memory, room, seconds
         state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
-        arrivals = state.new_zeros(route_rows.num_arrivals(room.slots * room.topk))
         report = torch.zeros(1, dtype=torch.int32, device="cpu").pin_memory()
-        self.node = Node(room, addresses, rank, state, experts, arrivals, report, round(seconds * 1e9))
+        self.node = Node(room, addresses, rank, state, experts, report, round(seconds * 1e9))
         self._missed = ctypes.c_int32.from_address(report.data_ptr())
         of_slots = memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES]
         self.ids = of_slots.view(WORD).view(room.slots, room.topk)
@@ -76,12 +69,11 @@ class Peers:
 
     def routes(self) -> RouteProblem:
         """The request that `rows` makes: rows of all ranks' tokens, none of which has come."""
-        return RouteProblem(self.ids, self.node.experts, arrivals=self.node.arrivals)
+        return RouteProblem(self.ids, self.node.experts)
 
     def rows(self) -> ExpertRows:
         """Give the routes of all ranks' tokens to the experts here as rows."""
         if self.node.experts > route_rows.MAX_EXPERTS[-1]:
-            self.node.arrivals.zero_()
             return expert_rows(self.ids, self.node.experts)
         routes = self.routes()
         route_rows.run(routes)
@@ -90,25 +82,11 @@ class Peers:
     def activations(self, w: Operand, rows: ExpertRows, limit: float | None) -> tuple[Quantized, Tensor]:
         """Compute the first product, activated, and give the address that the result of each row goes to."""
         count, hidden, device = self.ids.numel(), self.room.hidden, self.memory.device
-        intermediate = w[0].shape[1] // 2
         values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=device)
         scales = empty_scales((count,), hidden, values, mn_major=True)
         addresses = torch.empty(count, dtype=torch.int64, device=device)
-        if not self.fetches(w):
-            gather_rows.run(self.node, rows, Gathered(values, scales, addresses=addresses))
-            return activations_of_rows((values, scales), w, rows, Gating(limit=limit)), addresses
-        d = (
-            torch.empty(count, intermediate, dtype=values.dtype, device=device),
-            empty_scales((count,), intermediate, values, mn_major=True),
-        )
-        silu = activated((values, scales), w, d, rows.ends, None, limit, gates_apart=True, work=FETCHED)
-        rows_fetched.run(FetchedRowsProblem(silu, rows, addresses, self.node))
-        return d, addresses
-
-    def fetches(self, w: Operand) -> bool:
-        """Tell whether the first product fetches its rows: many, and of FP8, for which alone it activates."""
-        is_many, intermediate = self.ids.numel() >= MANY_ROWS and not is_packed(w), w[0].shape[1] // 2
-        return is_many and intermediate % SCALE_BLOCK == 0 and rows_fetched.why_not(self.room) is None
+        gather_rows.run(self.node, rows, Gathered(values, scales, addresses=addresses))
+        return activations_of_rows((values, scales), w, rows, Gating(limit=limit)), addresses
 
     def product(self, a: Quantized, w: Operand, rows: ExpertRows, addresses: Tensor) -> None:
         """Multiply, and store each result on its token's rank."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..casts.rules import LAYER_TYPES
 from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import Recipe
+from ..core.check.numbers import integer_in_range
 from ..gemm.kinds.output import USUAL_OPERANDS, ScaledOperands
 from ..linear.check import weight
 from ..moe.check import check_routes, layer_output, route_weights
@@ -78,8 +78,7 @@ def share_of_experts(
             for its_name, said in (("gran_k", gran_k), ("recipe_b", recipe_b)):
                 if said is not None:
                     raise ValueError(f"{its_name}: expected None beside weights that each call casts, got {said!r}")
-            checks.has_type(name, checks.tensor(name, w), MASTER_TYPES)
-            checks.bind(name, w, axes, sizes)
+            checks.shaped(name, w, MASTER_TYPES, axes, sizes)
             given[name] = w
         else:
             (given[name], given[f"sf{name}"]), operands[i] = weight(name, w, axes, sizes, gran_k, recipe_b)
@@ -90,8 +89,7 @@ def share_of_experts(
             f"w1: expected 2 * intermediate = {2 * intermediate} rows, gate and up, got {sizes['2 intermediate']}"
         )
     for name, size in (("hidden", hidden), ("intermediate", intermediate)):
-        if size % K_MULTIPLE:
-            raise ValueError(f"{name}: expected a multiple of {K_MULTIPLE}, got {size}")
+        checks.multiple(name, size, K_MULTIPLE)
     checks.same_device(given, given["w1"].device, "w1")
     return Share(num_experts, rank * count, count, hidden, intermediate), (operands[0], operands[1])
 
@@ -101,9 +99,8 @@ def check_tokens(
 ) -> None:
     """Check the tokens of one process, their routes, and where results go. The host reads no ids of a GPU."""
     sizes: Sizes = {"hidden": share.hidden}
-    checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
+    checks.shaped("x", x, LAYER_TYPES, ("tokens", "hidden"), sizes)
     checks.supported_device("x", x)
-    checks.bind("x", x, ("tokens", "hidden"), sizes)
     checks.bind("topk_ids", checks.tensor("topk_ids", topk_ids), ("tokens", "topk"), sizes)
     route_weights(topk_weights, sizes)
     inputs = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..casts.gating import Gating
 from ..casts.rules import empty_scales
-from ..core.check.integers import INT32_MAX
 from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, WORD_BYTES, pitch_of_scales
+from ..core.check.numbers import INT32_MAX
 from ..core.meeting import Room
 from ..core.seen import torch_compares
 from ..gemm.packed import is_packed
@@ -29,7 +29,7 @@ from ..moe.gather_weighted import sums_at
 from ..moe.prepared import Kind, Parts, Weights, are_whole, has_aligned_rows, span_of_rows, touches
 from ..moe.route_rows import RoutesAt
 from ..moe.rows_at import FEW, MAX_EXPERTS
-from . import rows_fetched, rows_to_addresses
+from . import rows_to_addresses
 from .by_peers import Peers
 from .check import Share
 from .gather_rows import Gathered
@@ -66,11 +66,8 @@ class Decode(Kind):
         super().__init__(given, weights)
         self.peers, self.rows, self.at_ids = peers, peers.ids.numel(), peers.ids.data_ptr()
         self.max_tokens, self.hidden = peers.room.max_tokens, peers.room.hidden
-        self.fetches = peers.fetches(weights.w1)
         self.activation = None
-        if self.fetches:
-            self.first = rows_fetched.at_addresses(weights.w1, limit, peers.node)
-        elif not is_packed(weights.w1) and activates_in_product(self.rows, share.intermediate):
+        if not is_packed(weights.w1) and activates_in_product(self.rows, share.intermediate):
             self.first = rows_at.activated(weights.w1, limit)
         else:
             self.first = rows_at.product(weights.w1, by_ends=True)
@@ -151,16 +148,13 @@ class Decode(Kind):
         w1, w2 = weights
         a, addresses = (at + here.values, at + here.scales), at + here.addresses
         middle, of_middle = at + here.middle, at + here.of_middle
-        if self.fetches:
-            self.first.launch(rows, w1, a, (middle, ends, 0, of_middle, token_of, row_of, addresses))
+        self.gather.launch(self.ctas_of_gather, token_of, row_of, *a, 0, addresses)
+        if self.activation is None:
+            self.first.launch(rows, w1, a, (middle, ends, 0, of_middle))
         else:
-            self.gather.launch(self.ctas_of_gather, token_of, row_of, *a, 0, addresses)
-            if self.activation is None:
-                self.first.launch(rows, w1, a, (middle, ends, 0, of_middle))
-            else:
-                h = at + here.h
-                self.first.launch(rows, w1, a, (h, ends))
-                self.activation.launch(rows, h, middle, of_middle, ends, self.pitch_of_middle)
+            h = at + here.h
+            self.first.launch(rows, w1, a, (h, ends))
+            self.activation.launch(rows, h, middle, of_middle, ends, self.pitch_of_middle)
         self.second.launch(rows, w2, (middle, of_middle), (addresses, ends))
 
         self.meet.launch(1)

@@ -17,9 +17,8 @@ from torch import Tensor
 from ..casts.fp8 import per_block_cast_to_fp8
 from ..casts.gating import Gating
 from ..core.check.checks import Operand, no_gradient, written
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import Recipe
-from ..core.check.numbers import positive
+from ..core.check.numbers import integer_in_range, positive
 from ..core.meeting import Room
 from ..gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS, recipes_for
 from ..moe.api import activations_of_rows, product_of_rows
@@ -29,7 +28,7 @@ from ..moe.routing import stack_routes, sum_rows
 from ..nn.experts import mixture
 from ..nn.frozen import Holder
 from ..nn.gradients import Trained, as_autocast_says
-from .by_group import KINDS_OF_X, Everywhere, Facts, Plan, Planner
+from .by_group import KINDS_OF_X, Everywhere, Facts, Plan, Planner, ToExperts, ToTokens
 from .by_peers import Peers, connect, why_not
 from .check import check_tokens, share_of_experts
 from .collectives import agree_about_decode, place_in
@@ -39,7 +38,6 @@ from .message import Arrived, gather, pack
 from .prefill import Prefill
 from .prefill import why_not as why_not_prefill
 from .rows_to_addresses import check_weight
-from .trained import ToExperts, ToTokens
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 

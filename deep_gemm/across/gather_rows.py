@@ -9,20 +9,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, ceil_div
-from ..core.kernel import Config, Kernel
-from ..core.meeting import FIELDS, MAX_ROW_BYTES, Node, Way, alone
-from ..core.params import Kind, Params, fields
+from ..core.kernel import Config, Kernel, constants_of
+from ..core.meeting import MAX_RANKS, MAX_ROW_BYTES, Node, Way, alone
 from ..moe.check import ExpertRows
 
-PARAMS = Params(
-    "GatherRowsParams",
-    *fields(Kind.POINTER, "token_of", "row_of", "values", "sfa", "weights", "addresses"),
-    *fields(Kind.UINT64, "results"),
-    *fields(Kind.UINT32, "num_slots", "rows", "hidden", "topk", "scales_at", "weights_at"),
-    *fields(Kind.UINT32, "pitch", "max_tokens", "slot_bytes"),
-    *FIELDS,
-)
-"""`GatherRowsParams` of across/gather_rows.cuh."""
 MAX_BLOCKS = MAX_ROW_BYTES // SCALE_BLOCK
 ALL_TOKENS = (1 << 32) - 1
 """Slots of one memory are those of one rank, however many they are."""
@@ -75,17 +65,13 @@ class GatherRowsConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        return {
-            "kNumThreads": self.num_threads,
-            "kCtasPerSm": self.ctas_per_sm,
-            "kColumns": self.columns,
-            "kMaxBlocks": MAX_BLOCKS,
-            "kSharedBytes": self.shared_bytes,
-        }
+        return constants_of(self, "num_threads", "ctas_per_sm", "columns", "shared_bytes") | {"kMaxBlocks": MAX_BLOCKS}
 
 
 CONFIG = GatherRowsConfig()
-KERNEL: Kernel[GatherRowsConfig] = Kernel("gather_rows", PARAMS, lambda: [CONFIG])
+KERNEL: Kernel[GatherRowsConfig] = Kernel(
+    "gather_rows", "GatherRowsParams", lambda: [CONFIG], lengths={"kMaxRanks": MAX_RANKS}
+)
 
 
 def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:
@@ -107,7 +93,7 @@ def grid(config: GatherRowsConfig, slots: int, rows: int, hidden: int) -> int:
 def params_of(source: Slots | Node, rows: ExpertRows, to: Gathered) -> bytes:
     """Give the kernel's parameters."""
     slots, topk = rows.row_of.shape
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "token_of": rows.token_of.data_ptr(),
             "row_of": rows.row_of.data_ptr(),

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.kernel import Config, Kernel
-from ..core.meeting import FIELDS, STORAGE_BYTES, Node, Way
-from ..core.params import Params
-
-PARAMS = Params("MeetParams", *FIELDS)
-"""`MeetParams` of across/meet_ranks.cuh."""
+from ..core.kernel import Config, Kernel, constants_of
+from ..core.meeting import MAX_RANKS, STORAGE_BYTES, Node, Way
 
 
 @dataclass(frozen=True)
@@ -23,14 +19,11 @@ class MeetConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        return {
-            "kNumThreads": self.num_threads,
-            "kSharedBytes": self.shared_bytes,
-        }
+        return constants_of(self, "num_threads", "shared_bytes")
 
 
 CONFIG = MeetConfig()
-KERNEL: Kernel[MeetConfig] = Kernel("meet_ranks", PARAMS, lambda: [CONFIG])
+KERNEL: Kernel[MeetConfig] = Kernel("meet_ranks", "MeetParams", lambda: [CONFIG], lengths={"kMaxRanks": MAX_RANKS})
 
 
 def run(node: Node, device: int) -> None:
@@ -40,4 +33,4 @@ def run(node: Node, device: int) -> None:
 
 def params_of(node: Node) -> bytes:
     """Give the kernel's parameters."""
-    return PARAMS.pack(node.meeting(Way.BACK))
+    return KERNEL.params.pack(node.meeting(Way.BACK))

@@ -3,7 +3,7 @@
     post_rows:          tokens, FP8 already -> this rank's room; which experts want them -> all rooms
     route_rows:         a row for each route to an expert here
     gather_rows:        rooms -> rows of the experts here, their weights, and where each row's result goes
-    the first product:  gate and up, activated, weighted, cast; it fetches many rows itself. With FP4 weights it gives
+    the first product:  gate and up, activated, weighted, cast. With FP4 weights it gives
                         gate and up in BF16, and cast_rows does the rest
     rows_to_addresses:  the second one, each row -> the place of its route on the token's rank
     meet_ranks, gather_weighted: a token's results, summed up in order of its routes
@@ -30,7 +30,6 @@ from ..core.seen import torch_compares
 from ..gemm import launch, rows_silu
 from ..gemm.api.grouped import product_of_stacked_rows
 from ..gemm.ask.silu import activated
-from ..gemm.kinds.works import ENDS, FETCHED
 from ..gemm.packed import is_packed, is_taken_as_it_lies
 from ..gemm.plan import B, D, addresses_of
 from ..gemm.problem import Problem
@@ -39,11 +38,10 @@ from ..moe.gather_weighted import sums_at
 from ..moe.prepared import MAX_KINDS, Kind, Weights, are_whole, find, has_aligned_rows, span_of_rows, touches
 from ..moe.route_rows import MAX_EXPERTS, RoutesAt
 from ..moe.rows_at import RowsAt
-from . import rows_fetched, rows_to_addresses
+from . import rows_to_addresses
 from .by_peers import Peers, connect, why_not
 from .gather_rows import Gathered
 from .mega_check import FILLED_TYPES, MegaProblem, MegaSizes, MegaTensors, mega_problem
-from .rows_fetched import FetchedRowsProblem
 
 SECONDS = 30.0
 """How long a GPU waits for another one."""
@@ -138,8 +136,7 @@ class Calls:
         tokens, rows = y.shape[0], self._rows
         self._post.launch(self._ctas_of_post, tokens)
         self._route.launch(rows, *self._at_routes)
-        if not launches.fetches:
-            self._gather.launch(self._ctas_of_gather)
+        self._gather.launch(self._ctas_of_gather)
         if counts is not None and computes_on(self._device):
             counts.add_(self.rows.counts)
         launches.multiply(rows, l1, l2)
@@ -153,34 +150,23 @@ class Launches:
 
     def __init__(self, calls: Calls, p: MegaProblem) -> None:
         """Prepare the launches of a call that was checked. They keep neither y nor weights."""
-        self.fetches = calls.peers.fetches(p.l1)
         self.sums = sums_at(calls.peers.results, calls.result_of, None, p.y)
         self._prepare(calls, p)
 
     def _prepare(self, calls: Calls, p: MegaProblem) -> None:
-        t, rows, node, limit = calls.tensors, calls.rows, calls.peers.node, p.limit
+        t, rows, limit = calls.tensors, calls.rows, p.limit
         a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
         weights, addresses = calls.weights, calls.addresses  # functions that hold `calls` or `self` would keep both
-        work = FETCHED if self.fetches else ENDS
 
         def silu(l1: Operand) -> Problem:
-            return activated(a, l1, middle, rows.ends, weights, limit, work=work)
-
-        def fetched(l1: Operand) -> FetchedRowsProblem:
-            return FetchedRowsProblem(silu(l1), rows, addresses, node)
+            return activated(a, l1, middle, rows.ends, weights, limit)
 
         def second(l2: Operand) -> Problem:
             return rows_to_addresses.problem(middle, l2, addresses, rows.ends, of_a=PER_64)
 
-        if self.fetches:
-            at = rows_fetched.addresses(fetched(p.l1))
-            output, first = rows_fetched.IN_TURN, lambda l1, *how: rows_fetched.plan_of(fetched(l1), *how)
-        else:
-            at = addresses_of(silu(p.l1))
-            output, first = rows_silu.IN_TURN, lambda l1, *how: launch.plan_of(silu(l1), *how)
-        self.first = RowsAt(p.l1, output, first)
+        self.first = RowsAt(p.l1, rows_silu.IN_TURN, lambda l1, *how: launch.plan_of(silu(l1), *how))
         self.second = RowsAt(p.l2, rows_to_addresses.OUTPUT_BY_64, lambda l2, *how: launch.plan_of(second(l2), *how))
-        self.addresses = [(each[:B], each[D:]) for each in (at, addresses_of(second(p.l2)))]
+        self.addresses = [(each[:B], each[D:]) for each in (addresses_of(silu(p.l1)), addresses_of(second(p.l2)))]
 
     def multiply(self, rows: int, l1: Operand, l2: Operand) -> None:
         """Launch both products."""

@@ -12,14 +12,12 @@ from torch import Tensor
 from ..casts.rules import LAYER_TYPES
 from ..core.check import checks
 from ..core.check.checks import Operand, Sizes
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe, align, recipe_numbers
-from ..core.check.numbers import positive
+from ..core.check.numbers import integer_in_range, positive
 from ..core.check.recipes import PER_BLOCK
 from ..core.check.tracing import has_memory
 from ..gemm import packed
-from ..linear.check import weight
-from ..moe.check import route_weights
+from ..moe.check import expert_weights, route_weights
 from .check import count_of_each
 
 TOKEN_MULTIPLE, HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE = 128, 256, 128
@@ -80,12 +78,8 @@ class MegaTensors(NamedTuple):
 
     def of(self, tokens: int) -> MegaTensors:
         """The same with as many tokens."""
-        return self._replace(
-            x=self.x[:tokens],
-            x_sf=self.x_sf[:tokens],
-            topk_idx=self.topk_idx[:tokens],
-            topk_weights=self.topk_weights[:tokens],
-        )
+        filled = len(FILLED_TYPES)
+        return MegaTensors(*(x[:tokens] for x in self[:filled]), *self[filled:])
 
 
 class MegaProblem(NamedTuple):
@@ -120,8 +114,8 @@ def mega_sizes(
     count_of_each(num_experts, ranks)
     tokens = align(integer_in_range("num_max_tokens_per_rank", num_max_tokens_per_rank, 1), TOKEN_MULTIPLE)
     topk = integer_in_range("num_topk", num_topk, 1)
-    sizes = {"hidden": (hidden, HIDDEN_MULTIPLE), "intermediate_hidden": (intermediate_hidden, INTERMEDIATE_MULTIPLE)}
-    hidden, intermediate = (_multiple(name, *size) for name, size in sizes.items())
+    hidden = _multiple("hidden", hidden, HIDDEN_MULTIPLE)
+    intermediate = _multiple("intermediate_hidden", intermediate_hidden, INTERMEDIATE_MULTIPLE)
     if use_fp8_dispatch is not True:
         raise NotImplementedError(f"use_fp8_dispatch: expected True, got {use_fp8_dispatch!r}")
     check_activation(activation)
@@ -129,9 +123,9 @@ def mega_sizes(
 
 
 def _multiple(name: str, size: int, of: int) -> int:
+    """Check that a size is a multiple of another, and not 0."""
     size = integer_in_range(name, size, 1)
-    if size % of:
-        raise ValueError(f"{name}: expected a multiple of {of}, got {size}")
+    checks.multiple(name, size, of)
     return size
 
 
@@ -154,14 +148,8 @@ def check_weights(l1: Operand, l2: Operand, sizes: Sizes, *, is_fp4: bool) -> tu
             checks.has_type(name, values, packed.VALUES)
         else:
             checks.fp8(name, values)
-    recipe_b = None if is_fp4 else PER_BLOCK
-    l1, _ = weight("l1_weights", l1, ("experts here", "2 intermediate", "hidden"), sizes, None, recipe_b)
-    l2, _ = weight("l2_weights", l2, ("experts here", "hidden", "intermediate"), sizes, None, recipe_b)
-    if sizes["2 intermediate"] != 2 * sizes["intermediate"]:
-        raise ValueError(
-            f"l1_weights: expected 2 * intermediate = {2 * sizes['intermediate']} rows, gate and up, where l2_weights "
-            f"has depth {sizes['intermediate']}, got {sizes['2 intermediate']}"
-        )
+    recipe_b, names = None if is_fp4 else PER_BLOCK, ("l1_weights", "l2_weights")
+    (l1, _), (l2, _) = expert_weights(l1, l2, sizes, None, recipe_b, names, "experts here")
     _multiple("hidden", sizes["hidden"], HIDDEN_MULTIPLE)
     _multiple("intermediate", sizes["intermediate"], INTERMEDIATE_MULTIPLE)
     checks.weights("l1_weights", l1[0])
@@ -239,10 +227,7 @@ def fill_problem(
     x: Tensor,
     topk_idx: Tensor,
     topk_weights: Tensor,
-    buf_x: Tensor,
-    buf_x_sf: Tensor,
-    buf_topk_idx: Tensor,
-    buf_topk_weights: Tensor,
+    filled: tuple[Tensor, Tensor, Tensor, Tensor],
     num_tokens: int | None,
     group_size: int,
     routed_scaling_factor: float,
@@ -251,21 +236,14 @@ def fill_problem(
     sizes: Sizes = {}
     checks.no_gradient("x", x)
     checks.no_gradient("topk_weights", topk_weights)
-    checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
-    checks.bind("x", x, ("tokens", "hidden"), sizes)
-    checks.has_type("topk_idx", checks.tensor("topk_idx", topk_idx), (torch.int32, torch.int64))
-    checks.bind("topk_idx", topk_idx, ("tokens", "topk"), sizes)
+    checks.shaped("x", x, LAYER_TYPES, ("tokens", "hidden"), sizes)
+    checks.shaped("topk_idx", topk_idx, (torch.int32, torch.int64), ("tokens", "topk"), sizes)
     route_weights(topk_weights, sizes)
     _multiple("hidden", sizes["hidden"], HIDDEN_MULTIPLE)
     if integer_in_range("group_size", group_size, 1) != SCALE_BLOCK:
         raise NotImplementedError(f"group_size: expected {SCALE_BLOCK}, got {group_size!r}")
     sizes["hidden / 128"] = sizes["hidden"] // SCALE_BLOCK
-    targets = {
-        "buf_x": buf_x,
-        "buf_x_sf": buf_x_sf,
-        "buf_topk_idx": buf_topk_idx,
-        "buf_topk_weights": buf_topk_weights,
-    }
+    targets = dict(zip(("buf_x", "buf_x_sf", "buf_topk_idx", "buf_topk_weights"), filled, strict=True))
     columns = "hidden", "hidden / 128", "topk", "topk"
     for (name, target), dtype, axis in zip(targets.items(), FILLED_TYPES, columns, strict=True):
         checks.has_type(name, checks.tensor(name, target), (dtype,))
@@ -275,7 +253,7 @@ def fill_problem(
             raise ValueError(f"{name}: expected a contiguous tensor, got strides {target.stride()}")
     checks.same_device({"topk_idx": topk_idx, "topk_weights": topk_weights, **targets}, x.device, "x")
     inputs = {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights}
-    goes_to = {"topk_idx": buf_topk_idx, "topk_weights": buf_topk_weights}  # what lies there already may stay
+    goes_to = dict(zip(("topk_idx", "topk_weights"), filled[2:], strict=True))  # what lies there already may stay
     for name, target in targets.items():
         apart = {its: e for its, e in inputs.items() if not (goes_to.get(its) is target and _begins(target, e))}
         checks.no_overlap(apart, target, None, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,8 @@ from ..casts.cast_rows import RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.rules import empty_scales
 from ..core.check.checks import Operand, nothing
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe
+from ..core.check.numbers import integer_in_range
 from ..gemm.ask.silu import INTERLEAVED, SILU_COLUMNS
 from . import mega_by_peers
 from .by_group import Planner, compute_mega
@@ -31,7 +31,6 @@ from .mega_check import (
     RECIPE,
     RECIPE_FP4,
     SWIGLU,
-    FillProblem,
     MegaProblem,
     MegaSizes,
     MegaTensors,
@@ -62,6 +61,23 @@ class SM90SymmBuffer:
     weights `l2_acts_sf` has a scale for 128 columns in its first half; through collectives the second product has
     memory of its own.)
     """
+
+    x: Tensor
+    """FP8 values of tokens."""
+    x_sf: Tensor
+    """Scales of tokens."""
+    topk_idx: Tensor
+    """Experts of tokens."""
+    topk_weights: Tensor
+    """Weights of tokens' routes."""
+    l1_acts: Tensor
+    """FP8 values that the first product reads."""
+    l1_acts_sf: Tensor
+    """Scales of `l1_acts`."""
+    l2_acts: Tensor
+    """FP8 values that the second product reads."""
+    l2_acts_sf: Tensor
+    """Scales of `l2_acts`, one for each 64 columns of it, or 128 with FP4 weights."""
 
     def __init__(
         self, sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None, peers: Peers | None = None
@@ -100,45 +116,13 @@ class SM90SymmBuffer:
             raise ValueError("buffer: expected one that is in use, got one that was destroyed")
         return self._tensors
 
-    @property
-    def x(self) -> Tensor:
-        """FP8 values of tokens."""
-        return self.tensors.x
+    if not TYPE_CHECKING:  # a checker would take every name to be there
 
-    @property
-    def x_sf(self) -> Tensor:
-        """Scales of tokens."""
-        return self.tensors.x_sf
-
-    @property
-    def topk_idx(self) -> Tensor:
-        """Experts of tokens."""
-        return self.tensors.topk_idx
-
-    @property
-    def topk_weights(self) -> Tensor:
-        """Weights of tokens' routes."""
-        return self.tensors.topk_weights
-
-    @property
-    def l1_acts(self) -> Tensor:
-        """FP8 values that the first product reads."""
-        return self.tensors.l1_acts
-
-    @property
-    def l1_acts_sf(self) -> Tensor:
-        """Scales of `l1_acts`."""
-        return self.tensors.l1_acts_sf
-
-    @property
-    def l2_acts(self) -> Tensor:
-        """FP8 values that the second product reads."""
-        return self.tensors.l2_acts
-
-    @property
-    def l2_acts_sf(self) -> Tensor:
-        """Scales of `l2_acts`, one for each 64 columns of it, or 128 with FP4 weights."""
-        return self.tensors.l2_acts_sf
+        def __getattr__(self, name: str) -> Tensor:
+            """Give one of the tensors."""
+            if name not in MegaTensors._fields:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self.tensors, name)
 
 
 def get_symm_buffer_for_sm90_mega_moe(
@@ -168,17 +152,8 @@ def get_symm_buffer_for_sm90_mega_moe(
     """
     is_alone = group is None and not (dist.is_available() and dist.is_initialized())
     rank, ranks = (0, 1) if is_alone else place_in(group)
-    sizes = mega_sizes(
-        num_experts,
-        num_max_tokens_per_rank,
-        num_topk,
-        hidden,
-        intermediate_hidden,
-        use_fp8_dispatch,
-        activation,
-        rank,
-        ranks,
-    )
+    asked = num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden
+    sizes = mega_sizes(*asked, use_fp8_dispatch, activation, rank, ranks)
     on_cpu = not torch.cuda.is_available() or (not is_alone and dist.get_backend(group) == "gloo")
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
     if not is_alone:
@@ -241,21 +216,15 @@ def mega_moe_pre_dispatch_sm90(
     ([2.0, 2.0], [[3], [5], [-1]])
     """
     targets = buf_x, buf_x_sf, buf_topk_idx, buf_topk_weights
-    p = fill_problem(x, topk_idx, topk_weights, *targets, num_tokens, group_size, routed_scaling_factor)
-    fill(p, *targets)
-
-
-@torch.no_grad()
-def fill(p: FillProblem, buf_x: Tensor, buf_x_sf: Tensor, buf_topk_idx: Tensor, buf_topk_weights: Tensor) -> None:
-    """Compute `mega_moe_pre_dispatch_sm90` of what was checked."""
-    if has_kernels(p.x):
-        cast_rows.run(RowCast(as_rows(p.x), buf_x[: p.tokens], buf_x_sf[: p.tokens]))
-    else:
-        values, scales = per_token_cast_to_fp8(p.x)
-        buf_x[: p.tokens], buf_x_sf[: p.tokens] = values, scales
-    buf_topk_idx[: p.tokens] = p.topk_idx
-    buf_topk_idx[p.tokens :] = -1
-    torch.mul(p.topk_weights.float(), p.factor, out=buf_topk_weights[: p.tokens])
+    p = fill_problem(x, topk_idx, topk_weights, targets, num_tokens, group_size, routed_scaling_factor)
+    with torch.no_grad():
+        if has_kernels(p.x):
+            cast_rows.run(RowCast(as_rows(p.x), buf_x[: p.tokens], buf_x_sf[: p.tokens]))
+        else:
+            buf_x[: p.tokens], buf_x_sf[: p.tokens] = per_token_cast_to_fp8(p.x)
+        buf_topk_idx[: p.tokens] = p.topk_idx
+        buf_topk_idx[p.tokens :] = -1
+        torch.mul(p.topk_weights.float(), p.factor, out=buf_topk_weights[: p.tokens])
 
 
 def fp8_mega_moe(
@@ -328,16 +297,9 @@ def get_symm_buffer_for_mega_moe(
     if integer_in_range("num_shared_experts", num_shared_experts, 0):
         raise NotImplementedError(f"num_shared_experts: expected 0, got {num_shared_experts}")
     _check_mma_type(mma_type)
-    return get_symm_buffer_for_sm90_mega_moe(
-        group,
-        num_experts,
-        num_max_tokens_per_rank,
-        num_topk,
-        hidden,
-        intermediate_hidden,
-        True if use_fp8_dispatch is None else use_fp8_dispatch,
-        activation,
-    )
+    sizes = num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden
+    dispatch = True if use_fp8_dispatch is None else use_fp8_dispatch
+    return get_symm_buffer_for_sm90_mega_moe(group, *sizes, dispatch, activation)
 
 
 def _check_mma_type(mma_type: str) -> None:

@@ -15,13 +15,13 @@ from torch import Tensor
 from ..casts import lay_scales
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.rules import Quantized, empty_scales, granularity
-from ..core.check.integers import INT32_MAX, integer_in_range
 from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD_BYTES, align, ceil_div
-from ..core.gpu import is_hopper
+from ..core.check.numbers import INT32_MAX, integers_from
 from ..core.meeting import MAX_ROW_BYTES, Room
 from ..moe.api import experts_workspace_bytes
 from ..moe.check import ExpertRows
 from ..moe.prepared import has_aligned_rows
+from ..moe.routing import on_hopper
 from . import gather_rows, pack_rows
 from .check import count_of_each
 from .gather_rows import Gathered, Slots
@@ -94,7 +94,7 @@ def pack(
     """
     rows = x.shape[0] if rows is None else rows
     words = row_bytes(x.shape[1], topk_ids.shape[1], columns) // WORD_BYTES
-    if _has_kernel(x) and columns == SCALE_BLOCK:
+    if on_hopper(x) and columns == SCALE_BLOCK:
         message = torch.empty(rows, words, dtype=WORD, device=x.device)
         p = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
         pack_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), row_of, message)
@@ -124,10 +124,6 @@ def words_of_ids(topk_ids: Tensor) -> Tensor:
     return topk_ids.clamp(-1, INT32_MAX).to(WORD)
 
 
-def _has_kernel(x: Tensor) -> bool:
-    return x.is_cuda and is_hopper(x.get_device())
-
-
 def with_aligned_rows(x: Tensor) -> Tensor:
     """A matrix itself if it `has_aligned_rows`, else a copy."""
     return x if has_aligned_rows(x) else x.clone(memory_format=torch.contiguous_format)
@@ -135,20 +131,16 @@ def with_aligned_rows(x: Tensor) -> Tensor:
 
 def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
     """Copy each row that arrived into the rows of its experts, as products load them."""
-    has_kernel = _has_kernel(arrived.message) and arrived.columns == SCALE_BLOCK
+    has_kernel = on_hopper(arrived.message) and arrived.columns == SCALE_BLOCK
     if has_kernel and arrived.hidden <= MAX_ROW_BYTES:
-        return _gathered(arrived, rows)
+        hidden, count = arrived.hidden, rows.token_of.shape[0]
+        values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=arrived.message.device)
+        scales = empty_scales((count,), hidden, values, mn_major=True)
+        gather_rows.run(Slots(arrived.message, hidden), rows, Gathered(values, scales))
+        return values, scales
     source = rows.token_of.clamp_min(0)  # rows without a token may hold anything
     values = arrived.values.index_select(0, source).view(torch.float8_e4m3fn)
     return values, lay_scales.laid_out(arrived.scales.index_select(0, source))
-
-
-def _gathered(arrived: Arrived, rows: ExpertRows) -> Quantized:
-    hidden, count = arrived.hidden, rows.token_of.shape[0]
-    values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=arrived.message.device)
-    scales = empty_scales((count,), hidden, values, mn_major=True)
-    gather_rows.run(Slots(arrived.message, hidden), rows, Gathered(values, scales))
-    return values, scales
 
 
 def prefill_bytes(rows: int, hidden: int, topk: int, *, gran_k: int = SCALE_BLOCK) -> int:
@@ -159,9 +151,7 @@ def prefill_bytes(rows: int, hidden: int, topk: int, *, gran_k: int = SCALE_BLOC
     >>> prefill_bytes(rows=1, hidden=7168, topk=6)  # FP8 with scales and routes there, BF16 back
     21776
     """
-    rows, hidden, topk = (
-        integer_in_range(name, size, 0) for name, size in (("rows", rows), ("hidden", hidden), ("topk", topk))
-    )
+    rows, hidden, topk = integers_from(0, rows=rows, hidden=hidden, topk=topk)
     return rows * (row_bytes(hidden, topk, granularity(gran_k)) + BF16_BYTES * hidden)
 
 
@@ -187,17 +177,9 @@ def decode_bytes(
     >>> decode_bytes(4, 128, 6, 256, 7168, 2048, peer_memory=True)
     (13860864, 66396736)
     """
-    sizes = {
-        "world_size": world_size,
-        "max_tokens": max_tokens,
-        "topk": topk,
-        "num_experts": num_experts,
-        "hidden": hidden,
-        "intermediate": intermediate,
-    }
-    world_size, max_tokens, topk, num_experts, hidden, intermediate = (
-        integer_in_range(name, size, 1) for name, size in sizes.items()
-    )
+    world_size, max_tokens, topk = integers_from(1, world_size=world_size, max_tokens=max_tokens, topk=topk)
+    sizes = integers_from(1, num_experts=num_experts, hidden=hidden, intermediate=intermediate)
+    num_experts, hidden, intermediate = sizes
     rows, experts_here = world_size * max_tokens, count_of_each(num_experts, world_size)
     if peer_memory:
         room = Room(world_size, max_tokens, hidden, topk)

@@ -12,14 +12,6 @@ from torch import Tensor
 from ..casts.config import INPUTS, VECTOR_BYTES, cast_constants
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.kernel import Config, Kernel
-from ..core.params import Kind, Params, fields
-
-PARAMS = Params(
-    "PackParams",
-    *fields(Kind.POINTER, "x", "topk_ids", "topk_weights", "row_of", "rows"),
-    *fields(Kind.UINT32, "x_pitch", "tokens", "slots", "hidden", "topk", "row_bytes", "unit_reciprocal"),
-)
-"""`PackParams` of across/pack_rows.cuh."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,7 @@ def reachable_pack() -> list[PackConfig]:
     return [config_of(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
 
 
-KERNEL: Kernel[PackConfig] = Kernel("pack_rows", PARAMS, reachable_pack)
+KERNEL: Kernel[PackConfig] = Kernel("pack_rows", "PackParams", reachable_pack)
 
 
 def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> None:
@@ -98,7 +90,7 @@ def grid(config: PackConfig, slots: int, hidden: int) -> int:
 def params_of(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> bytes:
     """Give the kernel's parameters."""
     tokens, hidden = x.shape
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "x": x.data_ptr(),
             "topk_ids": topk_ids.data_ptr(),

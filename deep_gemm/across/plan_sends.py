@@ -10,19 +10,11 @@ from functools import cache
 from torch import Tensor
 
 from ..core.check.layout import ceil_div
-from ..core.kernel import Config, Kernel
-from ..core.params import Field, Kind, Params, fields
+from ..core.kernel import Config, Kernel, constants_of
 
 NUM_FACTS = 7
 """Numbers that ranks tell each other beside how many rows and routes come."""
 MAX_RANKS = 64
-PARAMS = Params(
-    "PlanSendsParams",
-    Field("facts", Kind.UINT64, NUM_FACTS),
-    *fields(Kind.POINTER, "topk_ids", "row_of", "told"),
-    *fields(Kind.UINT32, "tokens", "topk", "experts_here", "ranks"),
-)
-"""`PlanSendsParams` of across/plan_sends.cuh."""
 _FACTS = struct.Struct(f"<{NUM_FACTS}q")
 
 
@@ -51,13 +43,8 @@ class PlanSendsConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        return {
-            "kIdBytes": self.id_bytes,
-            "kNumFacts": NUM_FACTS,
-            "kMaxRanks": MAX_RANKS,
-            "kNumThreads": self.num_threads,
-            "kSharedBytes": self.shared_bytes,
-        }
+        same = constants_of(self, "id_bytes", "num_threads", "shared_bytes")
+        return {**same, "kNumFacts": NUM_FACTS, "kMaxRanks": MAX_RANKS}
 
 
 def reachable_plan_sends() -> list[PlanSendsConfig]:
@@ -65,7 +52,9 @@ def reachable_plan_sends() -> list[PlanSendsConfig]:
     return [config_of(id_bytes) for id_bytes in (4, 8)]
 
 
-KERNEL: Kernel[PlanSendsConfig] = Kernel("plan_sends", PARAMS, reachable_plan_sends)
+KERNEL: Kernel[PlanSendsConfig] = Kernel(
+    "plan_sends", "PlanSendsParams", reachable_plan_sends, lengths={"kNumFacts": NUM_FACTS}
+)
 
 
 def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, experts_here: int, ranks: int) -> None:
@@ -94,7 +83,7 @@ def params_of(
     topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, experts_here: int, ranks: int
 ) -> bytes:
     """Give the kernel's parameters."""
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "facts": _FACTS.pack(*facts),
             "topk_ids": topk_ids.data_ptr(),

@@ -11,17 +11,8 @@ from torch import Tensor
 from ..casts.config import INPUTS, VECTOR_BYTES, cast_constants
 from ..core.gpu import gpu_of
 from ..core.kernel import Config, Kernel
-from ..core.meeting import FIELDS, STORAGE_BYTES, Node, Way
-from ..core.params import Kind, Params, fields
+from ..core.meeting import MAX_RANKS, STORAGE_BYTES, Node, Way
 
-PARAMS = Params(
-    "PostParams",
-    *fields(Kind.POINTER, "x", "sf", "topk_ids", "topk_weights", "row_of"),
-    *fields(Kind.UINT64, "ids"),
-    *fields(Kind.UINT32, "x_pitch", "sf_pitch", "tokens", "max_tokens", "hidden", "topk", "experts_here", "row_bytes"),
-    *FIELDS,
-)
-"""`PostParams` of across/post_rows.cuh."""
 TOKENS = {torch.float8_e4m3fn: "copy_token", **dict.fromkeys(INPUTS, "cast_token")}
 """The file of post/ that puts a token into its row, by the type of tokens."""
 
@@ -68,7 +59,7 @@ def reachable_post() -> list[PostConfig]:
     return [PostConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)]
 
 
-KERNEL: Kernel[PostConfig] = Kernel("post_rows", PARAMS, reachable_post)
+KERNEL: Kernel[PostConfig] = Kernel("post_rows", "PostParams", reachable_post, lengths={"kMaxRanks": MAX_RANKS})
 
 
 def run(
@@ -108,7 +99,7 @@ def params_of(
     sf: Tensor | None = None,
 ) -> bytes:
     """Give the kernel's parameters."""
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "x": x.data_ptr(),
             "sf": 0 if sf is None else sf.data_ptr(),

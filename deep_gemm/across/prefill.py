@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..casts.gating import Gating
-from ..core.check.integers import INT32_MAX
 from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD_BYTES, ceil_div, pitch_of_scales
+from ..core.check.numbers import INT32_MAX
 from ..core.meeting import MAX_ROW_BYTES
 from ..core.seen import torch_compares
 from ..gemm.packed import is_packed

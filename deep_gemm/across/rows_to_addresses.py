@@ -56,17 +56,11 @@ def problem(a: Operand, w: Operand, addresses: Tensor, ends: Tensor, *, of_a: Sc
     return Problem(*a, b, sfb, addresses, ends, ENDS, of_b, of_a, epilogue=TO_ADDRESSES, expected_m=rows_of_group)
 
 
-def _ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: tuple[Scales]) -> Problem:
-    assert d is not None
-    assert c is not None
-    return problem(a, b, d, c, of_a=said[0])
-
-
 def _refuse(*_: object) -> None:
     raise NotImplementedError("rows to addresses: expected tensors on a Hopper GPU, outside of torch.compile")
 
 
-PRODUCT = product.Product(_ask, _refuse, reference=_refuse)
+PRODUCT = product.Product("", problem, ("of_a",), ("ends",), _refuse, reference=_refuse)
 
 
 def at_addresses(weight: Operand) -> RowsAt:

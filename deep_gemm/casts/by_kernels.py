@@ -73,7 +73,7 @@ def launched(
     `given` and `made` are the tensors of the call, by the kernel's names for them, in order. Tensors that the kernel
     takes beside them lie in the first.
     """
-    names = [name for name in pointers(kernel.PARAMS) if getattr(cast, name) is not None]
+    names = [name for name in pointers(kernel.KERNEL.params) if getattr(cast, name) is not None]
     places = {name: place for place, name in enumerate((*given, *made))}
     at = [(places.get(name, 0), getattr(cast, name)) for name in names]
     outputs = tuple(made.values())

@@ -6,6 +6,7 @@
 // nothing, and launches as many CTAs as there can be tiles.
 #pragma once
 #include "cast/tile.cuh"
+#include "lanes.cuh"
 
 struct DepthsCastParams {
   const uint8_t* x;             // rows, or tokens; gate and up side by side
@@ -49,16 +50,6 @@ DEVICE uint32_t end_of(const DepthsCastParams& p, uint32_t group) {
   return end < 0 ? 0 : static_cast<uint32_t>(end) < p.rows ? end : p.rows;
 }
 
-// This lane's value and those of the lanes below it, added up.
-DEVICE uint32_t sum_of_lanes(uint32_t value) {
-#pragma unroll
-  for (uint32_t distance = 1; distance < 32; distance *= 2) {
-    const uint32_t below = ptx::shfl_sync(value, ptx::lane_index() - distance);
-    value += ptx::lane_index() >= distance ? below : 0;
-  }
-  return value;
-}
-
 // By all threads of the CTA; a group without rows if there is no such tile.
 DEVICE Group group_of(const DepthsCastParams& p, GroupStorage& shared, uint32_t tile) {
   const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index();
@@ -74,7 +65,7 @@ DEVICE Group group_of(const DepthsCastParams& p, GroupStorage& shared, uint32_t 
       rows = end > first_row ? end - first_row : 0;
     }
     const uint32_t own_tiles = ceil_div(rows, kBlock), own_depth = ceil_div(rows, kDepthMultiple) * kDepthMultiple;
-    uint32_t tiles = sum_of_lanes(own_tiles), depth = sum_of_lanes(own_depth);
+    uint32_t tiles = sum_up_to_lane(own_tiles, lane), depth = sum_up_to_lane(own_depth, lane);
     if (lane == 31) ptx::st_shared_v2_b32(shared.warps[thread / 32], tiles, depth);
     ptx::syncthreads();
     tiles += tiles_before - own_tiles, depth += depth_before - own_depth;

@@ -15,22 +15,9 @@ from torch import Tensor
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Kind, Params, fields
 from .cast_rows import block_reciprocal
 from .cast_tiles import Grain, TileCastConfig
 from .config import INPUTS, VECTOR_BYTES, addresses, pitch, vector_of
-
-PARAMS = Params(
-    "DepthsCastParams",
-    *fields(Kind.POINTER, "x", "ds", "ends", "token_of", "row_weights", "columns", "column_scales", "values", "scales"),
-    *fields(Kind.POINTER, "activated", "activated_scales", "sums"),
-    *fields(Kind.UINT32, "x_pitch", "ds_pitch"),
-    *fields(Kind.UINT32, "stride_of_block", "activated_stride_of_block", "scales_stride_k"),
-    *fields(Kind.UINT32, "rows", "k", "room", "num_groups", "tiles", "reciprocal", "gradient_tiles"),
-    *fields(Kind.FLOAT32, "limit"),
-)
-"""`DepthsCastParams` of casts/cast_depths.cuh."""
-
 
 WEIGHTED = (torch.bfloat16, torch.float32)
 """Types of rows that are cast times their weights."""
@@ -113,7 +100,7 @@ def reachable_depths_casts() -> list[DepthsCastConfig]:
     return [*of_tokens, *weighted, *(depths_cast_config(torch.bfloat16, source) for source in OF_SILU)]
 
 
-KERNEL: Kernel[DepthsCastConfig] = Kernel("cast_depths", PARAMS, reachable_depths_casts)
+KERNEL: Kernel[DepthsCastConfig] = Kernel("cast_depths", "DepthsCastParams", reachable_depths_casts)
 
 
 class DepthsCast(NamedTuple):
@@ -191,9 +178,9 @@ def params_of(p: DepthsCast) -> bytes:
     """Give the kernel's parameters."""
     of_gradient, of_activation = tiles_of(p)
     tiles = of_gradient + of_activation
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
-            **addresses(PARAMS, p),
+            **addresses(KERNEL.params, p),
             "x_pitch": pitch(p.x, 0),
             "ds_pitch": pitch(p.ds, 0),
             "stride_of_block": pitch(p.column_scales, 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, auto
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,37 +15,27 @@ from torch import Tensor
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import gpu_of
 from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Kind, Params, fields
 from ..core.settings import num_sms_of
 from .config import INPUTS, VECTOR_BYTES, addresses, cast_constants, lanes_of, pitch, vector_of
 from .gating import Gating
 from .rules import FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, Target
 
-PARAMS = Params(
-    "CastParams",
-    *fields(Kind.POINTER, "x", "values", "scales", "sizes", "row_weights", "row_of"),
-    *fields(Kind.UINT32, "x_pitch", "values_pitch", "scales_stride_m", "scales_stride_k", "scales_stride_g"),
-    *fields(Kind.UINT32, "m", "k", "block_reciprocal", "num_groups", "alignment", "topk"),
-    *fields(Kind.FLOAT32, "min_amax", "limit"),
-    *fields(Kind.UINT32, "gating", "rounds_up"),
-    *fields(Kind.FLOAT32, "alpha", "beta", "alpha_reciprocal", "beta_reciprocal"),
-)
-"""`CastParams` of casts/cast_rows.cuh."""
-
 
 class Groups(Enum):
-    """Choices of the rows of x that a cast takes. The values are files of casts/cast."""
+    """Choices of the rows of x that a cast takes."""
 
-    NONE = "rows_all"
+    NONE = auto()
     """All."""
-    COUNTS = "rows_counted"
+    COUNTS = auto()
     """The first rows of each group, as many as its count says."""
-    UNTIL = "rows_until"
+    UNTIL = auto()
     """All rows up to where the last group ends: groups without gaps between them."""
-    ENDS = "rows_ended"
+    ENDS = auto()
     """Rows from where the group before ended, aligned, to where each ends."""
 
 
+ROWS = {Groups.NONE: "rows_all", Groups.UNTIL: "rows_until"}
+"""Files of casts/cast for rows that lie without gaps."""
 MAX_GROUPS = 1024
 BLOCKS_OF_GROUPS = (MX_BLOCK, SCALE_BLOCK)
 """Columns under a scale of rows of groups, of activations, and of rows that go to routes."""
@@ -88,7 +78,7 @@ class CastConfig(Config):
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts that it is the same."""
-        return 0 if self.groups in (Groups.NONE, Groups.UNTIL) else (3 * MAX_GROUPS + self.num_threads // 32) * 4
+        return 0 if self.groups in ROWS else (3 * MAX_GROUPS + self.num_threads // 32) * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
@@ -113,13 +103,15 @@ class CastConfig(Config):
                 marks_blocks=not self.to.format.has_nan,
             ),
             "kMaxGroups": MAX_GROUPS,
+            "kCutsLargest": self.to.format == MXFP4,
+            "kGroupsEnd": self.groups == Groups.ENDS,
         }
 
     def choices(self) -> dict[str, str]:
         """Give the files that the source picks."""
         return {
-            "FORMAT": f"cast/{self.to.format.name}.cuh",
-            "ROWS": f"cast/{self.groups.value}.cuh",
+            "FORMAT": f"cast/{self.to.format.source}.cuh",
+            "ROWS": f"cast/{ROWS.get(self.groups, 'rows_of_groups')}.cuh",
             "SCALES": f"cast/scales_{'words' if self.to.packs else 'fp32'}.cuh",
             "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
             "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
@@ -184,7 +176,7 @@ def reachable_cast() -> list[CastConfig]:
     return of_groups + [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
 
 
-KERNEL: Kernel[CastConfig] = Kernel("cast_rows", PARAMS, reachable_cast)
+KERNEL: Kernel[CastConfig] = Kernel("cast_rows", "CastParams", reachable_cast)
 
 
 class RowCast(NamedTuple):
@@ -282,9 +274,9 @@ def params_of(p: RowCast) -> bytes:
     gating = p.gating or Gating()
     # How much further away a group lies than if all rows were those of one matrix.
     further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1) if scales.dim() == 3 else 0
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
-            **addresses(PARAMS, p),
+            **addresses(KERNEL.params, p),
             "x_pitch": pitch(p.x, 0) if m != 1 else 0,
             "values_pitch": pitch(p.values, 0) if p.values.shape[0] > 1 else 0,
             "scales_stride_m": pitch(scales, -2),

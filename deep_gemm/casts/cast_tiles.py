@@ -13,20 +13,9 @@ from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
 from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Kind, Params, fields
 from .cast_rows import block_reciprocal, is_aligned
 from .config import INPUTS, VECTOR_BYTES, addresses, cast_constants, lanes_of, pitch, vector_of
 from .rules import FP8, Target
-
-PARAMS = Params(
-    "TileCastParams",
-    *fields(Kind.POINTER, "x", "values", "columns", "scales", "column_scales"),
-    *fields(Kind.UINT32, "x_pitch", "values_pitch", "columns_pitch", "scales_stride_m", "scales_stride_k"),
-    *fields(Kind.UINT32, "column_scales_stride_m", "column_scales_stride_k", "m", "k", "block_reciprocal"),
-    *fields(Kind.FLOAT32, "min_amax"),
-    *fields(Kind.UINT32, "rounds_up"),
-)
-"""`TileCastParams` of casts/cast_tiles.cuh."""
 
 
 class Grain(Enum):
@@ -153,7 +142,7 @@ def reachable_tile_casts() -> list[TileCastConfig]:
     return found + [tile_cast_config(dtype, Grain.BLOCKS, with_columns=True, is_aligned=True) for dtype in INPUTS]
 
 
-KERNEL: Kernel[TileCastConfig] = Kernel("cast_tiles", PARAMS, reachable_tile_casts)
+KERNEL: Kernel[TileCastConfig] = Kernel("cast_tiles", "TileCastParams", reachable_tile_casts)
 
 
 class TileCast(NamedTuple):
@@ -213,9 +202,9 @@ def config_of(p: TileCast) -> TileCastConfig:
 def params_of(p: TileCast) -> bytes:
     """Give the kernel's parameters."""
     m, k = p.x.shape
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
-            **addresses(PARAMS, p),
+            **addresses(KERNEL.params, p),
             "x_pitch": pitch(p.x, 0),
             "values_pitch": pitch(p.values, 0),
             "columns_pitch": pitch(p.columns, -2),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK
+from ..core.kernel import constants_of
 from ..core.params import Kind, Params
 
 VECTOR_BYTES = 16
@@ -30,13 +31,8 @@ def cast_constants(
         "kInputIsFp16": config.dtype == torch.float16,
         "kMarksBlocks": marks_blocks,
         "kActivates": activates,
-        **named(config, "vector", "num_threads", "ctas_per_sm", *fields),
+        **constants_of(config, "vector", "num_threads", "ctas_per_sm", *fields),
     }
-
-
-def named(config: Any, *fields: str) -> dict[str, int | bool]:
-    """Give fields of a configuration as constants: `ctas_per_sm` is kCtasPerSm."""
-    return {f"k{name.title().replace('_', '')}": getattr(config, name) for name in fields}
 
 
 def lanes_of(vector: int, block: int = SCALE_BLOCK) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -104,7 +104,7 @@ def per_rows(
 
 
 def per_blocks(use_ue8m0: bool, gran_k: int, min_amax: float, *, columns: int | None = None) -> Target:
-    """The cast of `per_block_cast_to_fp8`, or with so many columns under a scale."""
+    """The cast of `per_block_cast_to_fp8`, with `columns` columns under a scale."""
     rows = granularity(gran_k)
     return Target(rows, rows if columns is None else columns, use_ue8m0, min_amax)
 
@@ -124,21 +124,18 @@ def _rows_operator(x: Tensor, *said: Any, masked_m: Tensor | None = None) -> Qua
 
 OF_ONE = (lambda x: (x,)), (lambda tensors: cuts_gradient(tensors, ()))
 """The tensors of a cast, and whether it must refuse a gradient's way."""
+
+
+def _of_many_rows(name: str, cast: Callable[..., Target]) -> Function:
+    def as_operator(x: Tensor, use_ue8m0: bool, gran_k: int, min_amax: float) -> Quantized:
+        operator = getattr(torch.ops.deep_gemm, f"{name}_cast_to_fp8").default
+        return operator(x, use_ue8m0, granularity(gran_k), min_amax)  # type: ignore[no-any-return]
+
+    return Function(lambda x, *said: cast_checked(x, cast(*said)), as_operator, *OF_ONE)
+
+
 ROWS = Function(lambda x, *said: cast_checked(x, per_rows(*said)), _rows_operator, *OF_ONE)
-CHANNELS = Function(
-    lambda x, *said: cast_checked(x, per_channels(*said)),
-    lambda x, use_ue8m0, gran_k, min_amax: torch.ops.deep_gemm.per_channel_cast_to_fp8.default(
-        x, use_ue8m0, granularity(gran_k), min_amax
-    ),
-    *OF_ONE,
-)
-BLOCKS = Function(
-    lambda x, *said: cast_checked(x, per_blocks(*said)),
-    lambda x, use_ue8m0, gran_k, min_amax: torch.ops.deep_gemm.per_block_cast_to_fp8.default(
-        x, use_ue8m0, granularity(gran_k), min_amax
-    ),
-    *OF_ONE,
-)
+CHANNELS, BLOCKS = _of_many_rows("per_channel", per_channels), _of_many_rows("per_block", per_blocks)
 
 
 def per_channel_cast_to_fp8(

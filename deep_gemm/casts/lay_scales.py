@@ -13,17 +13,7 @@ from ..core.call import run as run_call
 from ..core.check.layout import ceil_div, empty_mn_major, is_mn_major_tma_aligned
 from ..core.check.ue8m0 import numbers_of
 from ..core.gpu import is_hopper
-from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Kind, Params, fields
-from .config import named
-
-PARAMS = Params(
-    "ScalesParams",
-    *fields(Kind.POINTER, "sf", "out"),
-    *fields(Kind.UINT64, "group_stride", "stride_m", "stride_k", "pitch"),
-    *fields(Kind.UINT32, "m", "k_blocks", "reads_along_m", "are_words"),
-)
-"""`ScalesParams` of casts/lay_scales.cuh."""
+from ..core.kernel import Config, Kernel, Prepared, constants_of
 
 
 @dataclass(frozen=True)
@@ -51,11 +41,11 @@ class ScalesConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        return named(self, "rows", "blocks", "num_threads", "ctas_per_sm", "shared_bytes")
+        return constants_of(self, "rows", "blocks", "num_threads", "ctas_per_sm", "shared_bytes")
 
 
 CONFIG = ScalesConfig()
-KERNEL: Kernel[ScalesConfig] = Kernel("lay_scales", PARAMS, lambda: [CONFIG])
+KERNEL: Kernel[ScalesConfig] = Kernel("lay_scales", "ScalesParams", lambda: [CONFIG])
 
 
 def mn_major(sf: Tensor) -> Tensor:
@@ -108,7 +98,7 @@ def grid(config: ScalesConfig, out: Tensor) -> int:
 def params_of(sf: Tensor, out: Tensor) -> bytes:
     """Give the kernel's parameters."""
     *group_strides, stride_m, stride_k = sf.stride()
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "sf": sf.data_ptr(),
             "out": out.data_ptr(),

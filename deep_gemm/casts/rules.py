@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ..core.check import checks
 from ..core.check.checks import Sizes, integers, no_gradient
-from ..core.check.integers import as_integer
 from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div, check_dense, pitch_of_scales
-from ..core.check.numbers import magnitude
+from ..core.check.numbers import as_integer, magnitude
 
 FP8_MAX = 448.0
 MX_BLOCK = 32
@@ -29,7 +28,6 @@ class Format(NamedTuple):
     """A type that elements are cast to."""
 
     name: str
-    """The file of casts/cast that stores it."""
     largest: float
     """The quotient of a block's largest magnitude and its scale."""
     dtype: torch.dtype
@@ -39,13 +37,15 @@ class Format(NamedTuple):
     """Columns under a scale that kernels know."""
     has_nan: bool
     """If not, the scale of a block with a NaN or an infinity is NaN."""
+    source: str
+    """The file of casts/cast that stores it."""
 
 
-FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK), True)
+FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK), True, "fp8")
 """E4M3"""
-FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False)
+FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False, "e2m1")
 """E2M1, two to a byte."""
-MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False)
+MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False, "e2m1")
 """The same, with scales that leave magnitudes of up to 7. These become 6: from 7 on, 8 is nearer."""
 
 

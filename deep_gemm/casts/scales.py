@@ -17,7 +17,6 @@ from torch import Tensor
 from ..compat.forms import accepts_names
 from ..core.check.checks import no_gradient, nothing
 from ..core.check.depths import ue8m0_depths
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import (
     ADDRESS_ALIGNMENT,
     UE8M0_PER_WORD,
@@ -33,6 +32,7 @@ from ..core.check.layout import (
     is_mn_major,
     with_usual_strides,
 )
+from ..core.check.numbers import integer_in_range
 from ..core.check.recipes import MX
 from ..core.check.tracing import has_memory, is_dispatched
 from ..core.check.ue8m0 import EXPONENTS, FP32_MANTISSA_BITS, NO_NUMBER, exponents_of, numbers_of, powers_of, words_of

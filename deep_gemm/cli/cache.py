@@ -78,7 +78,10 @@ def show(directory: Path, console: Console) -> None:
         table.add_row(*cells)
     if found:
         console.print(table)
-    _say(console, _summary(directory, found))
+    aside = len([path for path in left_behind(directory) if path.suffix == ".bad"])
+    beside = f"; {aside} bad files lie in {directory / QUARANTINE}" if aside else ""
+    size = sum(entry.size for entry in found) / 1e6
+    _say(console, f"{len(found)} kernels, {size:.1f} MB, in {directory}{beside}")
 
 
 def verify(directory: Path, console: Console, *, remove: bool) -> bool:
@@ -170,9 +173,3 @@ def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
-
-
-def _summary(directory: Path, found: Sequence[Entry]) -> str:
-    aside = len([path for path in left_behind(directory) if path.suffix == ".bad"])
-    beside = f"; {aside} bad files lie in {directory / QUARANTINE}" if aside else ""
-    return f"{len(found)} kernels, {sum(entry.size for entry in found) / 1e6:.1f} MB, in {directory}{beside}"

@@ -23,7 +23,7 @@ from ..casts.rules import Quantized
 from ..core.gpu import HOPPER
 from ..core.jit import CompilerMissing, applied
 from ..core.jit.compiler import compile_cubin, compiler_version
-from ..core.jit.report import report
+from ..core.jit.cubin import report
 from ..gemm.api.dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
 from ..gemm.api.grouped import (
     k_grouped_fp8_gemm_nt_contiguous,
@@ -66,9 +66,8 @@ class Example:
     """One product or layer to show: its call, and its result from FP64 operands, quantized and not."""
 
     product: str
-    m: int
-    n: int
-    k: int
+    sizes: tuple[int, int, int]
+    """m, n, k."""
     call: Callable[[], Tensor]
     """Returns the part of D that it computes."""
     from_quantized: Tensor
@@ -187,8 +186,10 @@ def _has_hopper() -> bool:
 
 
 def _show_products(console: Console) -> bool:
-    device, backend = ("cuda", "kernel") if _has_hopper() else ("cpu", "reference")
-    title = f"FP8 products and layers on {_device_name(device)}"
+    device, backend, name = "cpu", "reference", f"the CPU ({torch.get_num_threads()} threads, no Hopper GPU found)"
+    if _has_hopper():
+        device, backend, name = "cuda", "kernel", torch.cuda.get_device_name()
+    title = f"FP8 products and layers on {name}"
     table = _table(title, ("product", "m x n x k", "D", "backend"), ("ms", "error"))
     table.add_column("")
     all_right, quantization_errors = True, []
@@ -201,7 +202,7 @@ def _show_products(console: Console) -> bool:
             all_right &= right
             quantization_errors.append(_relative_error(d, example.from_original))
             verdict = "[green]right[/]" if right else "[red]wrong[/]"
-            sizes = f"{example.m} x {example.n} x {example.k}"
+            sizes = " x ".join(map(str, example.sizes))
             cells = (example.product, sizes, DTYPE_NAME[d.dtype], backend, f"{milliseconds:.1f}", f"{error:.1e}")
             table.add_row(*cells, verdict)
     console.print(table)
@@ -222,15 +223,14 @@ def _examples(device: str) -> Iterator[Example]:
     a, b, b_experts = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w), per_block_cast_to_fp8(of_groups)
     xq, wq, experts_q = _exact(a), _exact(b), _exact(b_experts)
 
-    yield Example("dense", ROWS, N, K, lambda: _made(fp8_gemm_nt(a, b)), xq @ wq.t(), x.double() @ w.double().t())
+    sizes = ROWS, N, K
+    yield Example("dense", sizes, lambda: _made(fp8_gemm_nt(a, b)), xq @ wq.t(), x.double() @ w.double().t())
 
     rows = torch.tensor(GROUP_ROWS, dtype=torch.int32)
     ids = torch.arange(len(GROUP_ROWS), dtype=torch.int32).repeat_interleave(rows).to(device)
     yield Example(
         "contiguous groups",
-        ROWS,
-        N,
-        K,
+        sizes,
         lambda: _made(m_grouped_fp8_gemm_nt_contiguous(a, b_experts, grouped_layout=ids)),
         torch.einsum("mk,mnk->mn", xq, experts_q[ids.long()]),
         torch.einsum("mk,mnk->mn", x.double(), of_groups.double()[ids.long()]),
@@ -242,9 +242,7 @@ def _examples(device: str) -> Iterator[Example]:
     valid = torch.arange(max_m, device=device) < counts[:, None]
     yield Example(
         "masked groups",
-        ROWS,
-        N,
-        K,
+        sizes,
         lambda: _made(m_grouped_fp8_gemm_nt_masked(a_masked, b_experts, masked_m=counts, expected_m=64))[valid],
         (_exact(a_masked) @ experts_q.mT)[valid],
         (xs.double() @ of_groups.double().mT)[valid],
@@ -261,9 +259,7 @@ def _examples(device: str) -> Iterator[Example]:
 
     yield Example(
         "weight gradient",
-        N,
-        ROWS,
-        K,
+        (N, ROWS, K),
         accumulated,
         grad + _exact(a_grad) @ _exact(b_grad).t(),
         grad + dy.double() @ x.double().t(),
@@ -273,9 +269,7 @@ def _examples(device: str) -> Iterator[Example]:
     # KS are multiples of 128, so the blocks of k are those of the operands cast whole.
     yield Example(
         "groups along k",
-        N,
-        ROWS,
-        K,
+        (N, ROWS, K),
         lambda: _made(k_grouped_fp8_gemm_nt_contiguous(a_k, b_k, ks=KS)),
         _products_along_k(_exact(a_grad), _exact(b_grad)),
         _products_along_k(dy.double(), x.double()),
@@ -284,9 +278,7 @@ def _examples(device: str) -> Iterator[Example]:
     bias = normal(N, device=device)
     yield Example(
         "linear layer",
-        ROWS,
-        N,
-        K,
+        sizes,
         lambda: _made(linear(x, b, bias=bias)),
         xq @ wq.t() + bias,
         x.double() @ w.double().t() + bias,
@@ -315,9 +307,7 @@ def _mixture_of_experts(device: str) -> Example:
     from_original = computed(x.double(), weights.double(), weights_back.double(), lambda h: h, lambda a: a)
     return Example(
         "mixture of experts",
-        TOKENS,
-        INTERMEDIATE,
-        HIDDEN,
+        (TOKENS, INTERMEDIATE, HIDDEN),
         lambda: _made(experts(x, topk_ids, topk_weights, w1, w2)),
         from_quantized,
         from_original,
@@ -354,9 +344,3 @@ def _made(d: Tensor | None) -> Tensor:
 
 def _relative_error(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
-
-
-def _device_name(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    return f"the CPU ({torch.get_num_threads()} threads, no Hopper GPU found)"

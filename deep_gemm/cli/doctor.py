@@ -39,10 +39,10 @@ class Finding:
 
 def examine(environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """Look at everything that a product needs, here and on a GPU."""
-    compiler, gpu = _compiler(), _gpu()
+    compiler, gpu, package = _compiler(), _gpu(), Path(__file__).resolve().parents[1]
     driver = _driver(compiler)
-    package = Path(__file__).resolve().parents[1]
-    variables = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("DG_")]
+    ours = {name: value for name, value in sorted(environment.items()) if name.startswith("DG_")}
+    variables = [f"{name}={value}" + " (ignored)" * (name == "DG_TUNED_TABLE") for name, value in ours.items()]
     return [
         Finding("deep_gemm", f"{__version__}, Python {platform.python_version()}, {package}"),
         Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'none: a build for the CPU'}"),

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..across import rows_fetched, rows_to_addresses
+from ..across import rows_to_addresses
 from ..across.mega_check import TOKEN_MULTIPLE
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
+from ..core.check.numbers import integers_from
 from ..core.check.recipes import E2M1, MX, PER_64, PER_ROW
 from ..core.gpu import Gpu
 from ..core.jit import CompileError, directories
@@ -107,12 +107,12 @@ def jobs_of_model(
 ) -> Iterator[tuple[str, Job]]:
     """Kernels that a model may need, each with what needs it."""
     found = model_named(model)
-    for name, number in (("tp", tp), ("ep", ep), ("max_tokens", max_tokens)):
-        integer_in_range(name, number, 1)
+    tp, ep, max_tokens = integers_from(1, tp=tp, ep=ep, max_tokens=max_tokens)
     kind = asked(1, 8, 16, None, False, False, None, None, 1, gpu).gpu
     for weight in found.weights(tp, ep):
         times = f"{weight.num_groups} of " if weight.groups else ""
-        label = f"{weight.name}: {times}{weight.n} x {weight.k}{_type_of(weight)}"
+        in_type = " in BF16" if weight.is_bf16 else " in FP4" if weight.is_fp4 else ""
+        label = f"{weight.name}: {times}{weight.n} x {weight.k}{in_type}"
         for job in dict.fromkeys(_jobs_of_weight(weight, max_tokens, kind)):
             yield label, job
         for job in dict.fromkeys(_jobs_across(weight, max_tokens, ep, kind)):
@@ -145,11 +145,6 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
                 yield job_of(kernel_of(many), many)
 
 
-def _type_of(weight: Weight) -> str:
-    """Name the type of a weight that is not FP8."""
-    return " in BF16" if weight.is_bf16 else " in FP4" if weight.is_fp4 else ""
-
-
 def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
     """Products of experts by the memory of peers, and of `fp8_mega_moe`: rows come from all ranks."""
     if weight.groups != "ids" or not 1 < ranks <= MAX_RANKS:
@@ -172,8 +167,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
     elif not weight.is_gated:
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
-        fetched = [rows_silu.APART, rows_fetched.IN_TURN, rows_fetched.APART]
-        outputs += [rows_silu.IN_TURN, *(fetched if m >= MANY_ROWS else [])]
+        outputs += [rows_silu.IN_TURN] + [rows_silu.APART] * (m >= MANY_ROWS)
     return [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 
@@ -249,8 +243,7 @@ def parsed(shapes: str) -> tuple[int | None, int, int]:
         raise ValueError(f"shapes: expected m,n,k or n,k, such as 64,2112,7168, got {shapes!r}")
     numbers = [int(part) for part in parts]
     m, n, k = numbers if len(numbers) == 3 else (1, *numbers)
-    for name, size in (("m", m), ("n", n), ("k", k)):
-        integer_in_range(name, size, 1)
+    m, n, k = integers_from(1, m=m, n=n, k=k)
     return (m if len(numbers) == 3 else None), n, k
 
 

@@ -3,7 +3,7 @@
 Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`. Arguments have today's
 names or those of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form, and `accepts_every_form` lets it
 take the others; `accepts_names` takes other names alone. Options of an indexer's logits come by position in another
-order in each release; `tells_options_by_type` takes them all.
+order in each release; `tells_options_by_type` takes them all. `like` makes a function from another one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -48,8 +49,7 @@ def accepts_every_form(
     old_names = overlap.union(synonyms)  # torch.compile cannot ask a dictionary's keys
 
     def decorate(function: Callable[P, Request]) -> Callable[P, Tensor | None]:
-        signature = inspect.signature(function)
-        parameters = tuple(signature.parameters)
+        parameters = tuple(inspect.signature(function).parameters)
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -63,10 +63,32 @@ def accepts_every_form(
             request = function(*args, **kwargs)
             return request[0](*request[1:])  # type: ignore[no-any-return]
 
-        _shown_as(call, function, signature, "Tensor | None")
-        return call
+        return _shown_as(call, function, "Tensor | None", decorate)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def like(model: Callable[P, R], **instead: object) -> Callable[[Callable[[], None]], Callable[P, R]]:
+    """Make a function like `model` from one that has a name and a docstring alone.
+
+    `like(f, NT="NN", compiled_dims="mn")`: the code of `f` with the global `NN` in the place of `NT`, so a call takes
+    no longer, and a signature that shows another default, which must not change what `f` does.
+    """
+
+    def make(named: Callable[[], None]) -> Callable[P, R]:
+        function, decorate = inspect.unwrap(model), vars(model).get("decorate")
+        names = tuple([str(instead.get(name, name)) for name in function.__code__.co_names])
+        code = function.__code__.replace(co_names=names)
+        copied = FunctionType(code, function.__globals__, named.__name__, function.__defaults__, function.__closure__)
+        copied.__kwdefaults__, copied.__annotations__ = function.__kwdefaults__, function.__annotations__
+        copied.__qualname__, copied.__doc__ = named.__qualname__, named.__doc__
+        made: Any = decorate(copied) if decorate else copied
+        signature = inspect.signature(model)
+        shown = [each.replace(default=instead.get(name, each.default)) for name, each in signature.parameters.items()]
+        made.__signature__ = signature.replace(parameters=shown)
+        return made  # type: ignore[no-any-return]
+
+    return make
 
 
 def accepts_names(**synonyms: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -86,10 +108,12 @@ def accepts_names(**synonyms: str) -> Callable[[Callable[P, R]], Callable[P, R]]
     return decorate
 
 
-def _shown_as(call: Any, function: Callable[..., Request], signature: inspect.Signature, returned: str) -> None:
-    """Give a call the signature of its function, but for what it returns."""
-    call.__signature__ = signature.replace(return_annotation=returned)
+def _shown_as(call: Any, function: Callable[..., Request], returned: str, decorate: object = None) -> Any:
+    """Give a call the signature of its function with another result. `like` reads its decorator, `decorate`."""
+    call.__signature__ = inspect.signature(function).replace(return_annotation=returned)
     call.__annotations__ = {**function.__annotations__, "return": returned}
+    call.decorate = decorate
+    return call
 
 
 def _without_overlap(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -122,8 +146,7 @@ def tells_options_by_type(function: Callable[P, Request]) -> Callable[P, Tensor]
     The order differs between releases that engines call, but each option has a type of its own: a bool is
     `clean_logits`, an integer `max_seqlen_k`, a torch.dtype `logits_dtype`, and a tensor or None the last option.
     """
-    signature = inspect.signature(function)
-    parameters = signature.parameters
+    parameters = inspect.signature(function).parameters
     required = sum(each.default is each.empty for each in parameters.values())
     options = tuple(parameters)[required:]
 
@@ -140,8 +163,7 @@ def tells_options_by_type(function: Callable[P, Request]) -> Callable[P, Tensor]
         request = function(*args[:required], **kwargs)
         return request[0](*request[1:])  # type: ignore[no-any-return]
 
-    _shown_as(call, function, signature, "Tensor")
-    return call
+    return _shown_as(call, function, "Tensor")  # type: ignore[no-any-return]
 
 
 def _option_of_type(option: object, last: str) -> str | None:

@@ -1,10 +1,18 @@
-"""The GPUs that kernels are chosen for. How fast each is says gemm/choose/timings.json."""
+"""The GPUs that kernels are chosen for, and the limits of one SM. How fast each is says gemm/choose/timings.json."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
+
+SHARED_BYTES_LIMIT = 232448
+"""Shared memory that one block may use on sm_90."""
+REGISTERS_PER_SM = 65536
+WGMMA_ROWS = 64
+WGMMA_K = 32
+"""Depth of one WGMMA on FP8."""
+WARPGROUP_THREADS = 128
 
 
 @dataclass(frozen=True)

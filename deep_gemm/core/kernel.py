@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from . import jit
-from .code_plan import CodePlan
 from .jit import driver
 from .jit.tensor_map import TensorMap
 from .params import Params
@@ -80,6 +80,38 @@ class Config:
         return "\n".join([*lines, ""])
 
 
+@dataclass(frozen=True)
+class CodePlan:
+    """The parts that the machine code of one configuration must have; `lab/gates.py` compares the two.
+
+    Counts are of instructions, not of executions.
+    """
+
+    roles: tuple[tuple[int, int | None], ...]
+    """(threads, registers of each after setmaxnreg) of the roles that share a block; None where nothing is moved."""
+    shared_bytes: int
+    """Dynamic shared memory of a launch."""
+    qgmma: int
+    """FP8 tensor core instructions: those of one k-block, because the k loop is neither unrolled nor peeled."""
+    tma_loads: int
+    multicast_loads: int
+    """The part of `tma_loads` that writes to every CTA of a cluster."""
+    tma_stores: int = 0
+    tma_reduces: int = 0
+    """Stores that add to what lies in global memory."""
+    bulk_copies: int = 0
+    """Copies from shared memory to addresses, or the other way."""
+    hgmma: int = 0
+    """Tensor-core products of BF16."""
+    ctas_per_sm: int = 1
+    """Blocks that are to share an SM."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return sum(threads for threads, _ in self.roles)
+
+
 def constants_of(of: object, *names: str) -> dict[str, int | bool]:
     """Give the constants that repeat these attributes: `kNumStages` is `num_stages`."""
     return {f"k{name.title().replace('_', '')}": getattr(of, name) for name in names}
@@ -101,9 +133,10 @@ class Kernel(Generic[C]):
     def __init__(
         self,
         source: str,
-        params: Params | Callable[[C], Params],
+        params: str | Params | Callable[[C], Params],
         configs: Callable[[], Sequence[C]],
         *,
+        lengths: Mapping[str, int] | None = None,
         name: str | None = None,
         code: Callable[[C], CodePlan] | None = None,
         more: Callable[[C], Mapping[str, str]] | None = None,
@@ -112,7 +145,8 @@ class Kernel(Generic[C]):
     ) -> None:
         """State a kernel.
 
-        - `params`: what a launch takes, for all configurations or each.
+        - `params`: what a launch takes, for all configurations or each: the name of a struct of its source, or fields.
+        - `lengths`: constants that the struct names as lengths of its arrays.
         - `configs`: gives every configuration that can be chosen.
         - `name`: by which profilers and reports know it, if not by its source's.
         - `code`: what its machine code must consist of; ordinary loads and stores, and `bulk_copies` between shared
@@ -123,7 +157,7 @@ class Kernel(Generic[C]):
         self.name, self.kernel_name = source, name or source
         self.configs: Callable[[], Sequence[C]] = cache(configs)
         self.source = f'#include "{source}.cuh"\n'
-        self._params, self._code, self._more = params, code, more
+        self._params, self._lengths, self._code, self._more = params, lengths, code, more
         self._bulk_copies, self._promotes = bulk_copies, promotes
 
     def name_of(self, config: C) -> str:
@@ -132,11 +166,13 @@ class Kernel(Generic[C]):
 
     def params_of(self, config: C) -> Params:
         """Give the list of parameters of a configuration."""
-        return self._params if isinstance(self._params, Params) else self._params(config)
+        return self._params(config) if callable(self._params) else self.params
 
-    @property
+    @cached_property
     def params(self) -> Params:
         """The list of parameters, if all configurations have one."""
+        if isinstance(self._params, str):
+            return Params.of_source(self.source, self._params, self._lengths)
         assert isinstance(self._params, Params)
         return self._params
 

@@ -9,7 +9,7 @@ from functools import cache
 from torch import Tensor
 
 from .check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD_BYTES, align, ceil_div
-from .params import Field, Kind
+from .params import Params
 
 MAX_RANKS = 8
 """Ranks of a node: `kMaxRanks` of core/meeting.cuh."""
@@ -20,17 +20,6 @@ STORAGE_BYTES = 8
 STATE_WORDS = 5
 """Words of a rank's own: for each way its epoch and the count of its blocks, and whom it missed."""
 ERROR_WORD = STATE_WORDS - 1
-FIELDS = (
-    Field("meeting.rooms", Kind.POINTER, MAX_RANKS),
-    Field("meeting.flags", Kind.UINT64),
-    Field("meeting.limit", Kind.UINT64),
-    Field("meeting.reached", Kind.POINTER),
-    Field("meeting.error", Kind.POINTER),
-    Field("meeting.report", Kind.POINTER),
-    Field("meeting.rank", Kind.UINT32),
-    Field("meeting.ranks", Kind.UINT32),
-)
-"""`Meeting` of core/meeting.cuh, as a member of a kernel's parameters. Its base is aligned as its first field is."""
 
 
 class Way(Enum):
@@ -115,15 +104,13 @@ class Node:
     """int32 `[STATE_WORDS]` on the GPU, zeros before the first call."""
     experts: int
     """How many there are on each rank."""
-    arrivals: Tensor
-    """int32 `[route_rows.num_arrivals(...)]` on the GPU: see gemm/work/rows_fetched.cuh."""
     report: Tensor
     """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
     limit: int
     """The limit of a wait, in nanoseconds."""
 
     def meeting(self, way: Way) -> dict[str, float | bytes]:
-        """Give the values of FIELDS."""
+        """Give the members of `Meeting`, as one of a kernel's parameters, with their values."""
         rooms = b"".join(address.to_bytes(8, "little") for address in self.addresses)
         return {
             "meeting.rooms": rooms,
@@ -138,10 +125,11 @@ class Node:
 
 
 def alone(address: int) -> dict[str, float | bytes]:
-    """Give the values of FIELDS for a kernel that meets nobody, and reads what lies at an address."""
+    """Give the same members for a kernel that meets no other rank and reads at an address alone."""
     return {**_nobody(), "meeting.rooms": address.to_bytes(8, "little")}
 
 
 @cache
 def _nobody() -> dict[str, float | bytes]:
-    return {field.name: b"" if field.is_bytes else 0 for field in FIELDS}
+    of_meeting = Params.of_source('#include "meeting.cuh"\n', "Meeting", {"kMaxRanks": MAX_RANKS})
+    return {f"meeting.{field.name}": b"" if field.is_bytes else 0 for field in of_meeting.fields}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes_in_force
+
+from .check.recipes import recipes_of
 
 library: Any = torch.library  # which has no types
 LIBRARY = library.Library("deep_gemm", "FRAGMENT")
@@ -77,25 +80,37 @@ def operator(
 
 
 def operators(
-    schema: str, real: Kernel, fake: Kernel, tags: Tags = (), *, has_gradients: bool = False, flops: Flops = None
+    schema: str,
+    real: Kernel,
+    fake: Kernel,
+    tags: Tags = (),
+    *,
+    passes: str = "",
+    has_gradients: bool = False,
+    flops: Flops = None,
 ) -> None:
     """Make an operator whose kernels take all arguments by name, also those left out; of `<>` in a schema make two.
 
     `f(Tensor x<, Tensor(d!) d>) -> Tensor` is `f`, which gives D, and `f.into`, which writes a caller's. Kernels of
     the first get `d=None`. An operand `x` and its scales `sfx` come as a pair, lists as tuples; `adds_to_d` says that
-    C is D, which could not be passed as C: D is written, and C is not.
+    C is D, which could not be passed as C: D is written, and C is not. `passes`: an expression of what kernels take
+    instead, such as `a, b, d, c, (recipes,)`, where `recipes` are those that one `recipe` says.
     """
     whole = re.sub(r"<(.*?)>", r"\1", schema)
     alone = re.sub(r"<(.*?)>", "", schema)
     names = [x.name for x in torch._C.parse_schema(whole).arguments]
-    operator(alone, _by_name(alone, names, real), _by_name(alone, names, fake), tags, has_gradients=has_gradients)
+    if not passes:
+        gone = {"adds_to_d", *(f"sf{name}" for name in names)}
+        passes = ", ".join(f"{name}={name}" for name in names if name not in gone)
+    taking = partial(_taking, names, passes)
+    operator(alone, taking(alone, real), taking(alone, fake), tags, has_gradients=has_gradients)
     if whole != alone:
         into = whole.replace("(", ".into(", 1).rsplit(" -> ", maxsplit=1)[0] + " -> ()"
-        operator(into, _by_name(into, names, real), _by_name(into, names, fake), tags)
+        operator(into, taking(into, real), taking(into, fake), tags)
     _register_flops(alone, flops)  # behind all overloads: with each torch makes another packet
 
 
-def _by_name(schema: str, all_names: list[str], kernel: Kernel) -> Kernel:
+def _taking(all_names: list[str], passes: str, schema: str, kernel: Kernel) -> Kernel:
     """Compile `lambda a, sfa, d, c=None, *, adds_to_d=False: kernel(a=(a, sfa), d=d, c=c_of(d, c, adds_to_d))`.
 
     A graph that was compiled calls it each time, so nothing is looked up. Defaults stand there because torch leaves out
@@ -109,18 +124,19 @@ def _by_name(schema: str, all_names: list[str], kernel: Kernel) -> Kernel:
         takes.insert([x.kwarg_only for x in arguments].index(True), "*")
 
     def passed(name: str) -> str:
+        if name == "recipes":
+            return "recipes_of(recipe)"
         if name not in names:
-            return "None"
+            return "None" if name in all_names else name
         if f"sf{name}" in names:
             return f"({name}, sf{name})"
         if name == "c" and "adds_to_d" in names:
             return "c_of(d, c, adds_to_d)"
         return f"{name} if {name} is None else tuple({name})" if name in lists else name
 
-    gone = {"adds_to_d", *(f"sf{name}" for name in names)}
-    passes = [f"{name}={passed(name)}" for name in all_names if name not in gone]
-    code = f"lambda {', '.join(takes)}: kernel({', '.join(passes)})"
-    made: Kernel = eval(code, {"kernel": kernel, "c_of": _c_of})
+    given = re.sub(r"\b\w+\b(?!=)", lambda found: passed(found[0]), passes)
+    code = f"lambda {', '.join(takes)}: kernel({given})"
+    made: Kernel = eval(code, {"kernel": kernel, "c_of": _c_of, "recipes_of": recipes_of})
     return made
 
 

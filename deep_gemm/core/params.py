@@ -1,23 +1,24 @@
-"""The parameters of each kernel, stated once.
+"""The parameters of each kernel: a struct, whose members are stated in the kernel's source alone.
 
-A list is the struct of the same name in a source: it gives the bytes that a launch hands over (`pack`), the places
-that a plan writes anew (`word`, `offset`), and the header by which the kernel's source asserts that the compiler lays
-its struct out the same way (`layout_header`). The simulator runs the very bytes that are packed here.
+`Params.of_source` reads them there. They give the bytes that a launch hands over (`pack`), the places that a plan
+writes anew (`word`, `offset`), and the header by which the source asserts that the compiler lays the struct out the
+same way (`layout_header`). The simulator runs the very bytes that are packed here.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from .jit.tensor_map import MAP_ALIGNMENT, MAP_BYTES
+from .sources import cuda_sources
 
 
 class Kind(Enum):
-    """The kind of a field: how many bytes, to what its place is aligned, and how `struct` packs it."""
+    """The kind of a field: its bytes, the alignment of its place, and `struct`'s letter for it."""
 
     MAP = (MAP_BYTES, MAP_ALIGNMENT, "")
     POINTER = (8, 8, "Q")
@@ -25,20 +26,8 @@ class Kind(Enum):
     UINT32 = (4, 4, "I")
     FLOAT32 = (4, 4, "f")
 
-    @property
-    def size(self) -> int:
-        """Bytes of a field."""
-        return int(self.value[0])
-
-    @property
-    def alignment(self) -> int:
-        """The number that a member's place is a multiple of."""
-        return int(self.value[1])
-
-    @property
-    def format(self) -> str:
-        """`struct`'s letter."""
-        return str(self.value[2])
+    def __init__(self, size: int, alignment: int, letter: str) -> None:
+        self.size, self.alignment, self.format = size, alignment, letter
 
 
 class Field(NamedTuple):
@@ -48,7 +37,7 @@ class Field(NamedTuple):
     kind: Kind
     length: int = 1
     of_base: int = 1
-    """Alignment of the first member that a struct adds to its base: the base's own, of which its size is a multiple."""
+    """Alignment of another struct, if this is its first member or the one behind it: its size is a multiple of that."""
 
     @property
     def num_bytes(self) -> int:
@@ -72,17 +61,61 @@ class Run(NamedTuple):
 
 
 Patch = tuple[Run, ...]
+_KINDS = {
+    "ptx::TensorMap": Kind.MAP,
+    "*": Kind.POINTER,
+    "uint64_t": Kind.UINT64,
+    "int64_t": Kind.UINT64,
+    "uint32_t": Kind.UINT32,
+    "int32_t": Kind.UINT32,
+    "float": Kind.FLOAT32,
+}
+_MEMBER = re.compile(r" ?(\*?)(\w*)(?:\[(\w+)\])?")
+Names = Mapping[str, str | int]
+"""Meanings of names of `config.cuh`: files for macros that a source includes, numbers for lengths of arrays."""
 
 
-def fields(kind: Kind, *names: str) -> tuple[Field, ...]:
-    """Give members of one kind, which follow each other."""
-    return tuple(Field(name, kind) for name in names)
+def _found(struct_name: str, source: str, names: Names) -> tuple[str, str, str]:
+    """Find a struct in a source, or in files that it includes; give the text around it, its bases, and its members."""
+    texts = [source]
+    for text in texts:
+        _, begin, rest = text.partition(f"\nstruct {struct_name} ")
+        if begin:
+            bases, _, rest = rest.partition("{")
+            return text, bases.strip(" :"), rest.partition("};" if rest.startswith("}") else "\n};")[0]
+        words = (line.split(maxsplit=1)[0] for line in text.split("#include ")[1:])
+        included = (cuda_sources().get(str(names.get(word, word.strip('"')))) for word in words)
+        texts += [each for each in included if each is not None and each not in texts]
+    raise ValueError(f"{struct_name}: expected a struct of this name in the kernel's source")
 
 
-def head_parts(of_base: int) -> tuple[Field, ...]:
-    """`HeadParts` of gemm/head_parts.cuh, behind a base of this alignment."""
-    more = (Field(f"heads.{name}", Kind.UINT32) for name in ("mid", "columns", "multiplier", "shift"))
-    return Field("heads.left", Kind.UINT32, of_base=of_base), *more
+def _members(struct_name: str, source: str, names: Names, of_union: str, prefix: str = "") -> Iterator[Field]:
+    """Read the members of a struct, among them the members of its bases and of structs inside it, in order.
+
+    Functions follow all members. Of a union, the member `of_union` is taken.
+    """
+    source, bases, body = _found(struct_name, source, names)
+    body, _, _ = " ".join(line.partition("//")[0] for line in body.split("\n")).partition("DEVICE ")
+    before, _, union = body.partition("union {")
+    union, _, behind = union.partition("};")
+    taken = [each for each in union.split(";") if each.split()[-1:] == [of_union]] or [union]
+    of_base = 1
+    for words in map(str.split, (*bases.split(","), *before.split(";"), *taken, *behind.split(";"))):
+        statement = " ".join(words)
+        type_name, _, declared = statement.removeprefix("const ").replace("* ", " *").partition(" ")
+        for each in map(_MEMBER.fullmatch, declared.split(",") if statement else []):
+            kind = None if each is None else _KINDS.get("*" if each[1] else type_name)
+            if each is None or (kind is None and each[3] is not None):
+                raise ValueError(f"{struct_name}: expected members, got {statement!r}")
+            if kind is not None:
+                yield Field(prefix + each[2], kind, int(names.get(each[3], each[3] or 1)), of_base)
+                of_base = 1
+                continue
+            first, *others = _members(type_name, source, names, of_union, f"{prefix}{each[2]}." if each[2] else prefix)
+            alignment = max(field.kind.alignment for field in (first, *others))
+            yield first._replace(of_base=max(of_base, alignment))
+            yield from others
+            of_base = alignment
 
 
 class Params:
@@ -101,8 +134,6 @@ class Params:
             self._offsets[field.name] = at + before
             at += before + field.num_bytes
             whole += f"{before}x" + (f"{field.num_bytes}s" if field.is_bytes else field.kind.format)
-        self.end = at
-        """The byte at which the last member ends."""
         self.size = at + -at % alignment
         """The size that `sizeof` gives."""
         # A launch packs its parameters, so all of them are packed by one call.
@@ -110,6 +141,11 @@ class Params:
         self._members = [field.name for field in fields]
         self._bytes_of = {field.name: field.num_bytes for field in fields if field.is_bytes}
         self._formats = {field.name: field.kind.format or Kind.POINTER.format for field in fields}
+
+    @classmethod
+    def of_source(cls, source: str, struct_name: str, names: Names | None = None, of_union: str = "") -> Params:
+        """Read a struct that a source defines, or a file that it includes. Of a union, `of_union` is the member."""
+        return cls(struct_name, *_members(struct_name, source, names or {}, of_union))
 
     @property
     def header_name(self) -> str:

@@ -7,7 +7,7 @@ import reprlib
 import threading
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,23 +61,20 @@ class Settings:
     """`DG_BATCH_INVARIANT`: what `get_batch_invariant` answers until `set_batch_invariant` is called."""
 
 
+SWITCHES = tuple(field.name for field in fields(Settings) if field.type == "bool")
+"""Settings whose variables are switches: `jit_debug` is `DG_JIT_DEBUG`."""
+
+
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Settings from a mapping of environment variables; a pure function, for tests and for `settings`."""
     cache_dirs = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR") or ""
     dump_both = _flag(environment, "DG_JIT_DUMP_ASM")
+    switches = {name: _flag(environment, f"DG_{name.upper()}") for name in SWITCHES}
+    switches |= {name: switches[name] or dump_both for name in ("jit_dump_ptx", "jit_dump_sass")}
     return Settings(
         jit_cache_dirs=_paths("DG_JIT_CACHE_DIR", cache_dirs) or (_default_cache_dir(),),
         jit_cache_limit_mb=_positive(environment, "DG_JIT_CACHE_LIMIT_MB", DEFAULT_CACHE_LIMIT_MB),
-        jit_debug=_flag(environment, "DG_JIT_DEBUG"),
-        jit_strict=_flag(environment, "DG_JIT_STRICT"),
-        jit_dump_ptx=_flag(environment, "DG_JIT_DUMP_PTX") or dump_both,
-        jit_dump_sass=_flag(environment, "DG_JIT_DUMP_SASS") or dump_both,
-        disable_ffma_interleave=_flag(environment, "DG_DISABLE_FFMA_INTERLEAVE"),
-        print_reg_reuse=_flag(environment, "DG_PRINT_REG_REUSE"),
-        print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
-        disable_sglang_plugin=_flag(environment, "DG_DISABLE_SGLANG_PLUGIN"),
-        disable_vllm_plugin=_flag(environment, "DG_DISABLE_VLLM_PLUGIN"),
-        batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
+        **switches,
     )
 
 
@@ -305,7 +302,7 @@ def get_theoretical_mk_alignment_for_contiguous_layout(
 
 
 def _integer_in_range(name: str, value: object, low: int, high: int = (1 << 31) - 1) -> int:
-    from .check.integers import integer_in_range
+    from .check.numbers import integer_in_range
 
     return integer_in_range(name, value, low, high)
 

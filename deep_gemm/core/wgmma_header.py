@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .sm90 import WGMMA_K
+from .gpu import WGMMA_K
 
 _SPECIALIZATION = """\
 DEVICE void fence_registers(float (&d)[{count}]) {{

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..casts.lay_scales import laid_out
-from ..core.call import Key
-from ..core.check.checks import K_MULTIPLE, Operand
+from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
 from ..core.gpu import gpu_of
@@ -30,7 +30,7 @@ from .launch import chosen, fitting, prepared, print_if_asked
 from .launch import plan_of as plan_of_product
 from .plan import A, Addresses, B, D, Place, Plan, Resized, Step, addresses_of
 from .problem import Problem, write_without_depth
-from .product import Product, call_operator
+from .product import Product, by_operator
 
 MAX_ROOMS = 128
 """Streams that a plan keeps memory for."""
@@ -42,6 +42,8 @@ class DepthsPlan(Plan):
     """A plan of the kernel that multiplies, and with it that of the kernel that makes the maps."""
 
     make_maps: Plan
+    inline_ks_at: int
+    """Byte of its parameters where depths from the host begin."""
     num_groups = m = sum_k = num_k_blocks = 0
 
     rooms: dict[int, Tensor]
@@ -79,7 +81,7 @@ class DepthsPlan(Plan):
     def both(self, at: Addresses, at_ks: int, inline_ks: bytes) -> Sequence[Step]:
         """Give both launches at addresses that fit. The lock is held, because they share a room."""
         at_all = (*at, at_ks, self.room(self.keeps_room).data_ptr())
-        return (self.make_maps, at_all, inline_ks, INLINE_KS_AT), (self, at_all, b"", 0)
+        return (self.make_maps, at_all, inline_ks, self.inline_ks_at), (self, at_all, b"", 0)
 
     def room(self, keeps_it: bool) -> Tensor:
         """Give the memory in which one kernel writes for the other: each stream has its own, and each captured graph.
@@ -111,8 +113,7 @@ def run_on_gpu(p: Problem, config: GemmConfig | None = None, *, keeps_room: bool
         with torch.cuda.device(device):
             return run_on_gpu(p, config, keeps_room=keeps_room)
     if p.a.numel() == 0:  # no group has any depth
-        if get_compile_mode() == 0:
-            write_without_depth(p)
+        write_without_depth(p)
         return None
     config = fitting(config, p, gpu_of(device))
     ready = prepared(p, config)
@@ -139,7 +140,6 @@ def run_on_gpu(p: Problem, config: GemmConfig | None = None, *, keeps_room: bool
 
 Depths = Tensor | bytes
 """The groups' k: a tensor on the GPU, or as many 32-bit numbers as go among a launch's parameters."""
-INLINE_KS_AT = k_group_maps.PARAMS.offset("inline_ks")
 
 
 def plan_of(
@@ -154,6 +154,7 @@ def plan_of(
     plan = plan_of_product(p, config, num_sms, launcher, places=[room], count=p.groups, kind=DepthsPlan)
     assert isinstance(plan, DepthsPlan)
     plan.make_maps = _plan_of_maps(p, config, launcher_of_maps)
+    plan.inline_ks_at = plan.make_maps.params.offset("inline_ks")
     plan.m, plan.num_groups = p.m, p.groups
     plan.sum_k, plan.num_k_blocks = p.a.numel() // p.m, p.sfa.shape[1]
     plan.rooms, plan.lock, plan.known_ks = {}, threading.Lock(), (None, b"")
@@ -161,7 +162,7 @@ def plan_of(
 
 
 def _plan_of_maps(p: Problem, config: GemmConfig, launcher: driver.Launcher) -> Plan:
-    params = k_group_maps.PARAMS
+    params = k_group_maps.KERNEL.params
     numbers: dict[str, int | bytes] = {
         "m": p.m,
         "n": p.n,
@@ -191,29 +192,19 @@ def product(k_major_scales: bool, keeps_room: bool) -> Product:
     turn: Callable[[Tensor], Tensor] = (lambda sf: sf) if k_major_scales else (lambda sf: sf.t())
     scales: Free = ((1 if k_major_scales else 0,), ())
 
-    def ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Any, layout: Any, ks: Any) -> Problem:
-        (recipe,) = said
-        return k_grouped_problem(a, b, d, ks, layout, c, recipe=recipe, k_major_scales=k_major_scales)
-
-    def as_operator(
-        a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key, layout: Any, ks: Any
-    ) -> Tensor | None:
-        (recipe,) = said
-        stated = {"recipe": recipe, "k_major_scales": k_major_scales, **({} if d is None else {"adds_to_d": c is d})}
-        c = None if c is d else c
-        return call_operator("k_grouped_fp8_gemm_nt_contiguous", a, b, d, ks, layout, c, **stated)
-
     def derive(templates: dict[Any, Any], operands: Sequence[Any]) -> DepthsPlan | None:
         x, sx, y, sy, *_ = operands
         return _derive(next(iter(templates.values())), x, turn(sx), y, turn(sy))
 
     return Product(
-        ask,
-        as_operator,
-        lambda p: run_on_gpu(p, keeps_room=keeps_room),
+        "k_grouped_fp8_gemm_nt_contiguous",
+        partial(k_grouped_problem, k_major_scales=k_major_scales),
+        ("recipe",),
+        ("c", "ks_tensor", "ks"),
+        partial(by_operator, k_major_scales=k_major_scales),
+        partial(run_on_gpu, keeps_room=keeps_room),
         derive=derive,
         free=(FREE_ROWS, scales, FREE_ROWS, scales),
-        has_layout=True,
         serves=lambda *_: True,
         lay_scales=lambda sf, k_blocks: laid_out(turn(sf), k_blocks),
     )

@@ -10,8 +10,8 @@ from textwrap import wrap
 import torch
 
 from ..core.check import checks
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import Recipe
+from ..core.check.numbers import integer_in_range
 from ..core.check.recipes import E2M1, E4M3, MX, PER_ROW, default_dtype, scales_of, scales_of_b
 from ..core.gpu import GPUS, H200, Gpu, gpu_named, gpu_of
 from . import packed

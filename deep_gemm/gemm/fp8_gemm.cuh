@@ -17,8 +17,6 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
-#include CONVERT
-#include MAINLOOP
 #include "params_layout.cuh"  // asserts that Params lies as core/params.py packs it
 
 struct RoleStorage : ConvertStorage {  // which may be empty

@@ -8,10 +8,7 @@
 //
 // decode/tile.cuh has what a CTA computes, the loop over k-blocks, and the way to D; decode/product.cuh what the kernel is given,
 // of one product or of several; decode/e4m3.cuh, decode/fine.cuh and decode/e2m1.cuh, of which config.cuh names one, how B is
-// multiplied:
-//
-//   ScaleStorage              shared memory for scales
-//   multiply(p, shared, work, at, total)  by the math warps: sums up this CTA's k-blocks
+// multiplied.
 #pragma once
 #include "config.cuh"
 #include "decode/tile.cuh"
@@ -33,6 +30,23 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "DecodeConfig.shared_bytes and SharedStorage differ");
 static_assert(kClusterK > 1 || !Tiles::kIsOnly || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
+
+// One product or several: Params, and CtaWork, what the CTA computes at a time: Work, and of which head or group.
+static_assert(requires(const Params& p, SharedStorage& shared, Tiles::Storage& storage, Tiles& tiles, CtaWork& work, RingPosition& at,
+                       void load_tile(const CtaWork&, RingPosition&, bool), float (&total)[kAccumulators], uint32_t row, uint32_t k) {
+  storage.init();             // shared memory for tiles, by one thread
+  Tiles(p, shared);           // the CTA's tiles: OneTile of decode/tile.cuh, or more if not kIsOnly
+  Tiles::kIsOnly;
+  tiles.load_all(load_tile);  // by the producer's warp: calls `load_tile` with each tile, and whether it is the first
+  tiles.next(work);           // by a math warp: false behind the last tile
+  tiles.store(product_of(p, work), shared, work, total);  // pointers, pitches and sizes of that head's or group's product
+  load_box<true>(&p.map_b, shared.ring.full, shared.b[0], k, row, work);  // asks TMA for a box of B, or else of A
+  column_of_d(product_of(p, work), row);  // where a column of the product lies in D
+}, "DECODE_WORK");
+// How B is multiplied, with ScaleStorage in shared memory.
+static_assert(requires(const Params& p, SharedStorage& shared, CtaWork& work, RingPosition& at, float (&total)[kAccumulators]) {
+  multiply(product_of(p, work), shared, work, at, total);  // by the math warps: sums up this CTA's k-blocks
+}, "DECODE_B");
 
 // Loads a tile's k-blocks, kSlotBlocks of them into each slot of the ring; of a CTA's first tile B comes ahead.
 DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork& work, RingPosition& at, bool is_first) {

@@ -5,27 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.kernel import Config, Kernel
-from ..core.params import Field, Kind, Params
 
 MAX_INLINE_KS = 896
 """Depths from the host that it takes among its parameters."""
 GROUP_BYTES, COUNTER_BYTES = 320, 4
 """Sizes of what it writes: a `KGroup` for each group, and behind them the counter of tiles."""
-PARAMS = Params(
-    "MapParams",
-    Field("map_a", Kind.MAP),
-    Field("map_b", Kind.MAP),
-    Field("a", Kind.POINTER),
-    Field("b", Kind.POINTER),
-    Field("k_groups", Kind.POINTER),
-    Field("ks", Kind.POINTER),
-    Field("m", Kind.UINT32),
-    Field("n", Kind.UINT32),
-    Field("count", Kind.UINT32),
-    Field("sum_k", Kind.UINT32),
-    Field("num_k_blocks", Kind.UINT32),
-    Field("inline_ks", Kind.UINT32, MAX_INLINE_KS),
-)
 
 
 @dataclass(frozen=True)
@@ -42,7 +26,9 @@ class MapsConfig(Config):
 
 
 CONFIG = MapsConfig()
-KERNEL: Kernel[MapsConfig] = Kernel("k_group_maps", PARAMS, lambda: [CONFIG])
+KERNEL: Kernel[MapsConfig] = Kernel(
+    "k_group_maps", "MapParams", lambda: [CONFIG], lengths={"kMaxInlineKs": MAX_INLINE_KS}
+)
 
 
 def room_bytes(num_groups: int) -> int:

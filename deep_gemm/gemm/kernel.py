@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from ..core.check.layout import ceil_div
-from ..core.code_plan import CodePlan
-from ..core.kernel import Kernel
-from ..core.params import Field, Kind, Params, head_parts
-from ..core.sm90 import WARPGROUP_THREADS, WGMMA_K
+from ..core.gpu import WARPGROUP_THREADS, WGMMA_K
+from ..core.kernel import CodePlan, Kernel
+from ..core.meeting import MAX_RANKS
+from ..core.params import Params
 from ..core.wgmma_header import wgmma_bf16_header, wgmma_header
 from .choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
 from .choose.fp8 import reachable
@@ -19,75 +18,28 @@ from .config.decode import DecodeConfig
 from .config.tall import BLOCK_K, GemmConfig
 from .kinds.epilogues import Epilogue
 from .kinds.output import Output, other_fields
-from .kinds.works import Work
+from .kinds.works import MOST_INLINE_COUNTS, MOST_K_PARTS, Work
 
 PRODUCTS_OF_BLOCK = 4
 """WGMMAs of BF16, 16 deep each, of one unit for a k-block."""
-
-
-@cache
-def _params(last_map: str, work: Work, epilogue: Epilogue) -> Params:
-    """`Product` of gemm/params.cuh, and the members that the `Params` of a kind of work add to it."""
-    return Params(
-        "Params",
-        Field("map_a", Kind.MAP),
-        Field("map_b", Kind.MAP),
-        Field("map_sfa", Kind.MAP),
-        Field("map_d", Kind.MAP),
-        Field(last_map, Kind.MAP),
-        Field("sfb", Kind.POINTER),
-        Field("c", Kind.POINTER),
-        Field("d", Kind.POINTER),
-        Field("c_pitch", Kind.UINT64),
-        Field("d_pitch", Kind.UINT64),
-        Field("sfb_stride_n", Kind.UINT32),
-        Field("sfb_stride_k", Kind.UINT32),
-        Field("m", Kind.UINT32),
-        Field("n", Kind.UINT32),
-        Field("k", Kind.UINT32),
-        Field("words", Kind.UINT32),
-        *work.fields,
-        *epilogue.fields,
-        *work.more_fields,
-    )
-
-
-_DECODE = (
-    Field("map_a", Kind.MAP),
-    Field("map_b", Kind.MAP),
-    Field("sfa", Kind.POINTER),
-    Field("sfb", Kind.POINTER),
-    Field("d", Kind.POINTER),
-    Field("c", Kind.POINTER),
-    Field("d_pitch", Kind.UINT64),
-    Field("c_pitch", Kind.UINT64),
-    Field("sfa_stride_m", Kind.UINT32),
-    Field("sfa_stride_k", Kind.UINT32),
-    Field("sfb_stride_n", Kind.UINT32),
-    Field("sfb_stride_k", Kind.UINT32),
-    Field("m", Kind.UINT32),
-    Field("n", Kind.UINT32),
-    Field("k", Kind.UINT32),
-    Field("slot_bytes", Kind.UINT32),
-    Field("weight_is_ready", Kind.UINT32),
-    Field("words", Kind.UINT32),
-)
-"""`DecodeMaps` and `DecodeProduct` of gemm/decode/product.cuh."""
-
-
-@cache
-def _decode_params(work: Work, skips_mid: bool) -> Params:
-    """`Params` of the file in gemm/decode that a kind of work includes."""
-    of_heads = head_parts(Kind.POINTER.alignment) if skips_mid else ()
-    return Params("Params", *_DECODE, *of_heads, *work.decode_fields)
+_SOURCE = "#include ROWS_PARAMS\n#include WORK\n#include DECODE_WORK\n"
+"""Includes of the files that may define the struct of parameters; the choices of a configuration name them."""
+_LENGTHS = {"kMaxRanks": MAX_RANKS, "kMostKParts": MOST_K_PARTS, "kMostInlineCounts": MOST_INLINE_COUNTS}
+_PARAMS: dict[tuple[str, Work, Epilogue], Params] = {}
+"""Lists that were read, by what decides them: the last map of a tall tile, the work and the epilogue."""
 
 
 def params_of(config: GemmConfig | DecodeConfig) -> Params:
-    """The list that a configuration's kernel is launched with."""
-    if isinstance(config, DecodeConfig):
-        return _decode_params(config.work, config.epilogue.skips_mid)
-    last_map = config.epilogue.second_map if config.has_second_map else "map_sfb"
-    return _params(last_map, config.work, config.epilogue)
+    """Give the parameters of a configuration's kernel: its work and its epilogue name the file of the struct."""
+    last_map, epilogue = "", config.epilogue
+    if isinstance(config, GemmConfig):
+        last_map = epilogue.second_map if config.has_second_map else "map_sfb"
+    key = last_map, config.work, epilogue
+    found = _PARAMS.get(key)
+    if found is None:
+        names: dict[str, str | int] = {**config.choices(), **_LENGTHS}
+        found = _PARAMS[key] = Params.of_source(_SOURCE, "Params", names, last_map)
+    return found
 
 
 def code_plan(config: GemmConfig) -> CodePlan:
@@ -121,7 +73,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         else 1,  # and A's scales
         tma_stores=stores * (1 + config.has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
-        bulk_copies=2 * config.work.fetches + config.work.reads_ids,  # a row there and back; zeros of padding
+        bulk_copies=int(config.work.reads_ids),  # zeros of padding
     )
 
 

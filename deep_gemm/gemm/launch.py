@@ -14,12 +14,11 @@ from ..casts.lay_scales import laid_out, mn_major
 from ..core.check.layout import ADDRESS_ALIGNMENT, WORD_BYTES, ceil_div
 from ..core.check.recipes import BFLOAT16, Scales
 from ..core.check.ue8m0 import Words, sides_in_words
-from ..core.gpu import Gpu, gpu_of
+from ..core.gpu import WGMMA_ROWS, Gpu, gpu_of
 from ..core.jit import driver
 from ..core.jit.tensor_map import TensorMap
 from ..core.params import Kind
 from ..core.settings import get_compile_mode, get_pdl, num_sms_of, settings
-from ..core.sm90 import WGMMA_ROWS
 from . import kernel
 from .choose import bf16 as choose_bf16
 from .choose.cost import band_of
@@ -47,8 +46,7 @@ def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> Plan
     if 0 in (p.m, p.n, p.groups):
         return None
     if p.a.numel() == 0:
-        if get_compile_mode() == 0:
-            write_without_depth(p)
+        write_without_depth(p)
         return None
     device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:

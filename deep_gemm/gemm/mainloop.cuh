@@ -1,14 +1,35 @@
 // The loop over the k-blocks of a tile, by one math warpgroup: wait for a slot, multiply, promote, give the slot back.
 #pragma once
 #include "config.cuh"
-#include "kinds.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "ring.cuh"
 #include "skip.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
+#include CONVERT
+#include EPILOGUE
 #include SCALES
+#include WORK
+
+// Where the scales are when partial sums are promoted: SCALES, and what it needs of WORK.
+static_assert(requires(const Params& p, const Tile& tile, TileScales& of_tile, FirstScales& first, uint32_t number) {
+  sfb_of(p, tile);             // B's scales of the tile's group
+  skipped_scales(tile);        // how many of A's are loaded ahead of the tile's own
+  TileScales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, number);  // B's scales under a tile
+  of_tile.ask(number, first);  // loads those that a tile needs first, from a k-block on
+  of_tile.start(first);
+  of_tile.advance(number);     // before every 32nd k-block
+}, "SCALES: TileScales");
+static_assert(requires(const ThreadScales& in_first_slot, const TileScales& of_tile,
+                       RunScales<kRunKBlocks, kUnitsPerWarpgroup * kParts, kParts>& scales, uint32_t stage, uint32_t k_block,
+                       uint32_t piece, float (&sums)[kUnitN / 2], void release_slot(float)) {
+  RunScales<kRunKBlocks, kUnitsPerWarpgroup * kParts, kParts>(in_first_slot, of_tile);  // of k-blocks in a line, each of several pieces
+  scales.begin_k_block(k_block, k_block);     // the second counts from the last `advance` on
+  scales.load_ahead(stage, k_block, piece);   // before the piece's WGMMA
+  scales.load_behind(stage, k_block, piece);  // behind it
+  scales.promote(sums, sums, stage, k_block, piece, release_slot);  // calls release_slot(loaded) as soon as the slot may go
+}, "SCALES: RunScales");
 
 // What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
 // warpgroup's first rows of A and of all of B, and scales. The loop adds multiples of a slot.

@@ -2,6 +2,8 @@
 #pragma once
 #include "skip.cuh"
 #include "slice.cuh"
+#include CONVERT
+#include EPILOGUE
 
 // Multiplies the k-blocks of one tile.
 template <uint32_t kUnits>

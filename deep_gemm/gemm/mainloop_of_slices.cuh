@@ -4,6 +4,8 @@
 #include "ptx/memory.cuh"
 #include "skip.cuh"
 #include "slice.cuh"
+#include CONVERT
+#include EPILOGUE
 
 // Used where registers cannot hold two sets of sums: what the slices before add up to, of one thread, while the next slice has
 // the registers of `total`. The last kSharedSums lie in the warpgroup's store buffers.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, align
+from ..core.gpu import WGMMA_ROWS
 from ..core.jit.tensor_map import MAX_SWIZZLE, ElementType, TensorMap
-from ..core.sm90 import WGMMA_ROWS
 
 
 def element_of(x: Tensor) -> ElementType:

@@ -7,8 +7,10 @@
 // loaded MN-major: WGMMA transposes no other type.)
 #pragma once
 #include "config.cuh"
+#include "params.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
+#include "slot.cuh"
 
 // One box, into this CTA's slot, or into those of all CTAs of the cluster.
 template <bool kToAll, typename... Planes>
@@ -50,3 +52,47 @@ DEVICE void load_operand(const ptx::TensorMap* map, uint64_t* full, uint8_t* to,
     load_rows<kIsMnMajor, kRows>(map, full, to, k, row, planes...);
   }
 }
+
+// ---- Where one map has all of A, another all of B, and another the scales of each
+
+DEVICE void prefetch_maps(const Product& p) {
+  ptx::prefetch_tensormap(&p.map_a);
+  ptx::prefetch_tensormap(&p.map_b);
+  if constexpr (kHasScales) ptx::prefetch_tensormap(&p.map_sfa);
+  if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
+}
+
+// Boxes of A and its scales have no more rows than A: TMA takes longer to fill a row outside with zeros than to load one.
+// What lies in the slot behind them is multiplied, and not stored.
+DEVICE uint32_t bytes_of_boxes(const Product& p) {
+  const uint32_t rows = (!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
+  const uint32_t scales = kHasScales && kScaleParts == 1 && p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
+  return kSlotBytes - (kBlockM - rows) * kLineBytes - (kBlockM - scales) * 4;
+}
+
+// A tile's loads. Maps of several planes have the plane as their last coordinate.
+template <typename Params, typename Tile>
+struct LoadOfBoxes {
+  const Params& p;
+  const Tile& tile;
+  uint32_t slot_bytes;
+
+  DEVICE LoadOfBoxes(const Params& p_, const Tile& tile_) : p(p_), tile(tile_), slot_bytes(bytes_of_boxes(p_)) {}
+
+  template <typename... Planes>
+  DEVICE void load_operands(const Slot& slot, uint32_t k, Planes... planes) const {
+    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m, planes...);
+#pragma unroll
+    for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB)
+      load_operand<kBIsMnMajor, kBoxRowsOfB, kClusterM>(&p.map_b, slot.full_of_b, slot.b + row * kLineBytes, k / kPackedB,
+                                                        tile.row_n + row, planes...);
+  }
+
+  template <typename... Planes>
+  DEVICE void load_scales(const Slot& slot, uint32_t k_block, Planes... planes) const {
+    if constexpr (kHasScales)
+      load_box<false>(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block * kScaleParts, planes...);
+    if constexpr (kSfbIsPerRow)
+      load_box<false>(&p.map_sfb, slot.full, slot.scales + kScaleParts * kScaleRows, tile.row_n, k_block * kScalePartsOfB, planes...);
+  }
+};

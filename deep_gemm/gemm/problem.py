@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.check.layout import align, ceil_div, ids_of_groups, rows_of_counts
 from ..core.check.recipes import PER_BLOCK, PER_ROW, Scales
+from ..core.settings import get_compile_mode
 from .kinds.epilogues import TO_D, Epilogue
 from .kinds.output import Output, Sizes, output_into, values_of
 from .kinds.works import DENSE, Work
@@ -161,7 +162,9 @@ def padding_rows(ids: Tensor, alignment: int) -> Tensor:
 
 
 def write_without_depth(p: Problem) -> None:
-    """Write a product of depth 0: C, or zeros, to all that is written. The host reads nothing."""
+    """Write a product of depth 0: C, or zeros; nothing where calls only compile. The host reads nothing."""
+    if get_compile_mode():
+        return
     if p.work.groups_rows:
         if p.work.has_planes:
             is_written = rows_of_counts(p.c, p.m)

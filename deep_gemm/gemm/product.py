@@ -23,6 +23,7 @@ from ..core.call import Key, requires_gradient, signature
 from ..core.check import checks
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
+from ..core.check.recipes import whole_recipe
 from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
 from ..core.seen import FREE_ROWS, STAYS, Free
 from ..core.settings import get_compile_mode
@@ -48,17 +49,54 @@ def serves_like_calls(plan: Plan, turned: tuple[bool, bool], problem: Problem, c
     return not (plan.copies_sfa and turned[0]) and not (plan.copies_sfb and turned[1])
 
 
+def by_operator(
+    product: Product,
+    a: Any,
+    b: Any,
+    d: Tensor | None,
+    c: Tensor | None,
+    said: Key,
+    layout: Tensor | None = None,
+    ks: Sequence[int] | None = None,
+    **more: Any,
+) -> Tensor | None:
+    """Compute a product by its operator, which gives D, or by the overload that writes a caller's D.
+
+    `more`: further arguments of the operator.
+    """
+    operator, given = getattr(torch.ops.deep_gemm, product.operator), product.inputs_of(c, said, layout, ks) | more
+    if product.has_scales:
+        (given["a"], given["sfa"]), (given["b"], given["sfb"]) = checks.pair("a", a), checks.pair("b", b)
+    else:
+        given["a"], given["b"] = a, b
+    if "recipes" in given:
+        given["recipe"] = whole_recipe(given.pop("recipes"))
+    if d is None:
+        return operator.default(**given)  # type: ignore[no-any-return]
+    if "c" in given:  # a tensor that an operator writes is given once
+        given["adds_to_d"], given["c"] = c is d, None if c is d else c
+    operator.into(d=checks.tensor("d", d), **given)
+    return None
+
+
 @dataclass(eq=False)
 class Product:
     """A public product: how a call of it is asked, and who computes it. Where there are no scales, A and B are tensors.
 
-    What takes (a, b, d, c, said) takes a layout and depths behind them if the product `has_layout`.
+    `run` and the product's operator take `(a, b, d, c, said, layout, ks)`. Checks and operators know what stands behind
+    D by the names of `inputs` and `options`.
     """
 
+    operator: str
+    """The operator of `torch.ops.deep_gemm` that computes it."""
     ask: Callable[..., Any]
-    """`(a, b, d, c, said) -> problem`: checks everything, makes D where it was left out."""
-    as_operator: Callable[..., Tensor | None]
-    """`(a, b, d, c, said) -> D or None`: passes a call to the operator of `torch.ops.deep_gemm` that computes it."""
+    """`(a, b, d, **inputs) -> problem`: checks everything, makes D where it was left out."""
+    options: Sequence[str] = ()
+    """Names of the options in `said`, in order. Operators have one `recipe` for a caller's `recipes`."""
+    inputs: Sequence[str] = ("c",)
+    """C, or the layout in its place; beside C a tensor that says where groups are, and depths from the host."""
+    as_operator: Callable[..., Tensor | None] = by_operator
+    """`(product, a, b, d, c, said, layout, ks) -> D or None`: passes a call to the operator."""
     on_gpu: Callable[[Any], Plan | None] = launch
     """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
     reference: Callable[[Any], None] = compute
@@ -71,8 +109,6 @@ class Product:
     turned: tuple[bool, bool] = (False, False)
     """A and B are given transposed."""
     has_scales: bool = True
-    has_layout: bool = False
-    """Beside C there is a tensor that says where groups are, or depths from the host."""
     has_gradients: bool = False
     """The operator that makes its D has a gradient."""
     free: Sequence[Free] = (FREE_ROWS, ((0,), (1,)), STAYS, STAYS, FREE_ROWS, FREE_ROWS)
@@ -89,6 +125,12 @@ class Product:
     lay_scales: Callable[[Tensor, int], Tensor] = laid_out
     """Lays scales out as TMA loads them, so many of each row, for plans that copy them."""
 
+    def inputs_of(
+        self, c: Tensor | None, said: Key = (), layout: Tensor | None = None, ks: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """Name the arguments of a call behind D."""
+        return dict(zip(self.inputs, (c, layout, ks), strict=False)) | dict(zip(self.options, said, strict=False))
+
 
 def run(
     product: Product,
@@ -100,13 +142,12 @@ def run(
     layout: Tensor | None = None,
     ks: Sequence[int] | None = None,
 ) -> Tensor | None:
-    """Compute a product: by the plan of a call like one before; else ask, choose, and keep the plan.
+    """Compute a product by the plan of a call like it; else check, choose, and keep the plan. Give a D that is made.
 
-    `said` is what else the caller stated, `layout` and `ks` are for products that have them. D is returned where the
-    caller left it out.
+    `said` has the caller's options; products of groups have `layout` and `ks`.
     """
     if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
-        return product.as_operator(a, b, d, c, said, *((layout, ks) if product.has_layout else ()))
+        return product.as_operator(product, a, b, d, c, said, layout, ks)
     plan: Plan | None = None
     key: Key = ()
     tensors: tuple[Any, ...]
@@ -123,20 +164,10 @@ def run(
                 tensors = (*tensors, c)
             if layout is not None:
                 tensors = (*tensors, layout)
-            hint = (
-                product,
-                said,
-                settings.in_force.generation,
-                x.shape,
-                y.shape,
-                at_sfa % ADDRESS_ALIGNMENT,
-                at_sfb % ADDRESS_ALIGNMENT,
-                d is None,
-                c is None,
-                c is d,
-                layout is None,
-                None if ks is None else len(ks),
-            )
+            offsets = at_sfa % ADDRESS_ALIGNMENT, at_sfb % ADDRESS_ALIGNMENT
+            absent = d is None, c is None, c is d, layout is None
+            num_ks = None if ks is None else len(ks)
+            hint = (product, said, settings.in_force.generation, x.shape, y.shape, offsets, absent, num_ks)
             for check, found in PLANS.seen.get(hint, ()):  # `Seen.find`, without a call
                 if check(*tensors):
                     plan = found
@@ -170,19 +201,16 @@ def run(
             if steps:
                 return out if d is None else None
     refuse_transforms()
-    more = (layout, ks) if product.has_layout else ()
-    if handles_operators(a, b, d, c, layout):
-        return product.as_operator(a, b, d, c, said, *more)
-    if product.has_gradients and d is None and requires_gradient([each for each in (a, b) if isinstance(each, Tensor)]):
-        return product.as_operator(a, b, d, c, said, *more)
-    problem = product.ask(a, b, d, c, said, *more)
-    if not problem.d.is_cuda:
-        if get_compile_mode() == 0:
-            product.reference(problem)
-        return product.output_of(problem) if d is None else None
-    plan = product.on_gpu(problem)
-    if plan is not None and key and product.serves(plan, product.turned, problem, (a, b, d, c)):
-        _keep(product, key, hint, tensors, plan)
+    trained = [x for x in (a, b) if isinstance(x, Tensor)] if product.has_gradients and d is None else []
+    if handles_operators(a, b, d, c, layout) or requires_gradient(trained):
+        return product.as_operator(product, a, b, d, c, said, layout, ks)
+    problem = product.ask(a, b, d, **product.inputs_of(c, said, layout, ks))
+    if problem.d.is_cuda:
+        plan = product.on_gpu(problem)
+        if plan is not None and key and product.serves(plan, product.turned, problem, (a, b, d, c)):
+            _keep(product, key, hint, tensors, plan)
+    elif get_compile_mode() == 0:
+        product.reference(problem)
     return product.output_of(problem) if d is None else None
 
 
@@ -191,7 +219,7 @@ def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor |
     (x, sx), (y, sy) = a, b
     offsets = sx.data_ptr() % ADDRESS_ALIGNMENT, sy.data_ptr() % ADDRESS_ALIGNMENT
     tensors = (x, sx, y, sy, d) if c is None or c is d else (x, sx, y, sy, d, c)
-    hint = (product, said, settings.in_force.generation, x.shape, y.shape, *offsets, c is None, c is d, None)
+    hint = (product, said, settings.in_force.generation, x.shape, y.shape, offsets, (c is None, c is d), None)
     plan = PLANS.seen.find(hint, tensors) or _derived(product, hint, tensors, (x, sx, y, sy, d, c))
     key: Key = ()
     if plan is None:
@@ -201,21 +229,11 @@ def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor |
         at_c = 0 if c is None else c.data_ptr()
         plan.launch((x.data_ptr(), sx.data_ptr(), y.data_ptr(), sy.data_ptr(), d.data_ptr(), at_c))
         return plan
-    plan = product.on_gpu(product.ask(a, b, d, c, said))
+    plan = product.on_gpu(product.ask(a, b, d, **product.inputs_of(c, said)))
     if plan is None or plan.copies_sfa or plan.copies_sfb:
         return None
     _keep(product, key or signature(hint, tensors), hint, tensors, plan)
     return plan
-
-
-def call_operator(name: str, a: Operand, b: Operand, d: Tensor | None, *inputs: Any, **said: Any) -> Tensor | None:
-    """Compute a product by the operator of this name, which gives D, or by its overload that writes a caller's D."""
-    operator = getattr(torch.ops.deep_gemm, name)
-    operands = *checks.pair("a", a), *checks.pair("b", b)
-    if d is None:
-        return operator.default(*operands, *inputs, **said)  # type: ignore[no-any-return]
-    operator.into(*operands, checks.tensor("d", d), *inputs, **said)
-    return None
 
 
 def _derived(product: Product, hint: Key, tensors: Sequence[Tensor], operands: Sequence[Any]) -> Plan | None:

@@ -57,13 +57,8 @@ def compute(p: Problem) -> None:
         for head in range(p.groups):
             of_head = _of(p.a, head), _of(p.sfa, head), _of(p.b, head), _of(p.sfb, head)
             _store(p.d[head], _of(p.c, head), product(p, *of_head))
-    elif p.heads is not None:
-        of_heads = product(p, p.a, p.sfa, p.b, p.sfb).view(p.m, p.n // p.heads.columns, p.heads.columns)
-        left, right = p.heads.of(p.d)
-        left.copy_(of_heads[..., : p.heads.left])
-        right.copy_(of_heads[..., p.heads.left :])
     else:
-        _store(p.d, p.c, product(p, p.a, p.sfa, p.b, p.sfb))
+        p.epilogue.write(p, product(p, p.a, p.sfa, p.b, p.sfb))
 
 
 def product(p: Problem, a: Tensor, sfa: Any, b: Tensor, sfb: Any) -> Tensor:

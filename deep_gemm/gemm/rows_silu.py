@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
 from ..core.call import Key
-from ..core.check.checks import Operand
 from ..core.settings import in_force
 from .ask.silu import activated
 from .kinds.epilogues import SILU, SILU_OF_HALVES
@@ -19,18 +18,13 @@ IN_TURN = Output(work=ENDS, epilogue=SILU)
 APART = Output(work=ENDS, epilogue=SILU_OF_HALVES)
 
 
-def again(
-    a: Operand,
-    b: Operand,
-    d: Operand,
-    ends: Tensor,
-    row_weights: Tensor | None,
-    limit: float | None,
-    gates_apart: bool = False,
-) -> bool:
-    """Launch the plan of an equal call before, without checks. Return False to send the call through the checks."""
+def again(*operands: Any) -> bool:
+    """Launch the plan of an equal call before, without checks. Return False to send the call through the checks.
+
+    `operands` are those of `activated`.
+    """
     try:
-        p = activated(a, b, d, ends, row_weights, limit, gates_apart)
+        p = activated(*operands)
         plan = PLANS.plans.get(signature(p)) if p.d.is_cuda else None
         if plan is None or not plan.fits(at := addresses_of(p)):
             return False

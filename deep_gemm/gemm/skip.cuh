@@ -1,8 +1,9 @@
 // A tile of which a warpgroup computes nothing.
 #pragma once
-#include "kinds.cuh"
 #include "ptx/warp.cuh"
 #include "ring.cuh"
+#include CONVERT
+#include WORK
 
 // Gives a tile's slots back, of which this warp needs nothing.
 DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPosition& at, Passes& passes) {

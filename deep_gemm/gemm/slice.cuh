@@ -2,12 +2,12 @@
 // of accumulators, from zero. One k-block is multiplied while the next is issued, and its slot is given back behind that.
 #pragma once
 #include "config.cuh"
-#include "kinds.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
+#include WORK
 
 // 64 rows of an operand, in either major.
 constexpr uint32_t kBytesOf64Rows = 64 * kLineBytes;

@@ -8,19 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..core.check.layout import ceil_div
-from ..core.kernel import Config, Kernel
-from ..core.params import Field, Kind, Params
+from ..core.kernel import Config, Kernel, constants_of
 
-PARAMS = Params(
-    "SlicesParams",
-    Field("slices", Kind.POINTER),
-    Field("d", Kind.POINTER),
-    Field("d_pitch", Kind.UINT64),
-    Field("count", Kind.UINT32),
-    Field("m", Kind.UINT32),
-    Field("n", Kind.UINT32),
-)
-"""`SlicesParams` of gemm/sum_slices.cuh."""
 COLUMNS = 128
 """Columns of a CTA."""
 
@@ -52,9 +41,7 @@ class SlicesConfig(Config):
         """Give the numbers and switches that the source takes."""
         return {
             "kOutputBytes": 4 if self.output_is_fp32 else 2,
-            "kAddsToD": self.adds_to_d,
-            "kNumThreads": self.num_threads,
-            "kSharedBytes": self.shared_bytes,
+            **constants_of(self, "adds_to_d", "num_threads", "shared_bytes"),
         }
 
 
@@ -71,7 +58,7 @@ def grid(m: int, n: int) -> int:
 def bind(slices: Tensor, d: int, pitch: int) -> bytes:
     """Give the kernel's parameters, for a D at this address whose rows are so many elements apart."""
     count, m, n = slices.shape
-    return PARAMS.pack({"slices": slices.data_ptr(), "d": d, "d_pitch": pitch, "count": count, "m": m, "n": n})
+    return KERNEL.params.pack({"slices": slices.data_ptr(), "d": d, "d_pitch": pitch, "count": count, "m": m, "n": n})
 
 
-KERNEL: Kernel[SlicesConfig] = Kernel("sum_slices", PARAMS, reachable_slices)
+KERNEL: Kernel[SlicesConfig] = Kernel("sum_slices", "SlicesParams", reachable_slices)

@@ -5,6 +5,7 @@
 #pragma once
 #include "config.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/warp.cuh"
 
 // Where a unit lies, from the warpgroup's first row and the tile's first column on.
 DEVICE_CONSTEXPR uint32_t row_of_unit(uint32_t unit) { return unit / kUnitsAlongN * kUnitStride; }
@@ -51,6 +52,33 @@ DEVICE void move_up(uint32_t& row_m, uint32_t rows, uint32_t height) {
   const uint32_t last_row_m = rows > height ? ceil_div(rows - height, 4) * 4 : 0;
   row_m = row_m < last_row_m ? row_m : last_row_m;
 }
+
+// The tiles of matrices of one shape, which CTAs find by themselves: cluster i takes tiles i, i + clusters, ...
+struct Raster {
+  uint32_t rows, tiles_m, tiles_n, next_tile;
+
+  DEVICE Raster(uint32_t m, uint32_t n)
+      : rows(m),
+        tiles_m(ceil_div(ceil_div(m, kBlockM), kClusterM)),
+        tiles_n(ceil_div(ceil_div(n, kBlockN), kClusterN)),
+        next_tile(ptx::block_index() / kClusterSize) {}
+
+  // Says where a tile lies in its matrix, and goes on to the next.
+  template <typename Tile>
+  DEVICE void take(Tile& tile, uint32_t number_in_matrix) {
+    const TileIndex index = place_in_raster(number_in_matrix, tiles_m, tiles_n);
+    tile.row_m = tile_of_cta<kClusterM>(index.m) * kBlockM;
+    tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
+    // C must be added once, so no row may be computed again. Where rows are contiguous, boxes begin at whole 16 bytes.
+    if constexpr (!kWithC && !kAddsToD && !kAIsMnMajor) move_up(tile.row_m, rows, kBlockM);
+    next_tile += ptx::grid_size() / kClusterSize;
+  }
+
+  DEVICE void find_for_others(uint32_t) {}
+
+  template <typename Tile>
+  DEVICE void finish(Tile&) {}
+};
 
 // ---- The k-blocks of a tile
 

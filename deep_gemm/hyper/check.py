@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.check import checks
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import whole_elements
+from ..core.check.numbers import integer_in_range
 from ..core.check.tracing import has_memory
 
 BLOCK_K = 64
@@ -54,23 +54,18 @@ def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int
     checks.supported_device("a", a)
     checks.same_device(given, a.device)
     checks.without_gradients(given)
-    _sizes(a, sizes)
+    if sizes["n"] not in COLUMNS:
+        raise ValueError(f"n: expected 8, 16, 24 or 32, got {sizes['n']}")
+    checks.multiple("k", sizes["k"], BLOCK_K)
+    # Not while torch traces, for which this would be a guard on the number of rows.
+    if has_memory(a) and sizes["m"] * sizes.get("num_splits", 1) >= NUMBER_LIMIT:
+        raise ValueError(f"m: expected rows of all splits below 2^31, got {sizes['m']}")
     checks.rows("a", a, "k")
     checks.rows("b", b, "k")
     _outputs(d, sqr_sum)
     checks.no_overlap({"a": a, "b": b}, d, None)
     checks.no_overlap({"a": a, "b": b, "d": d}, sqr_sum, None, "sqr_sum")
     return HcProblem(a, b, d, sqr_sum) if splits else HcProblem(a, b, d[None], sqr_sum[None])
-
-
-def _sizes(a: Tensor, sizes: checks.Sizes) -> None:
-    if sizes["n"] not in COLUMNS:
-        raise ValueError(f"n: expected 8, 16, 24 or 32, got {sizes['n']}")
-    if sizes["k"] % BLOCK_K:
-        raise ValueError(f"k: expected a multiple of {BLOCK_K}, got {sizes['k']}")
-    # Not while torch traces, for which this would be a guard on the number of rows.
-    if has_memory(a) and sizes["m"] * sizes.get("num_splits", 1) >= NUMBER_LIMIT:
-        raise ValueError(f"m: expected rows of all splits below 2^31, got {sizes['m']}")
 
 
 def _outputs(d: Tensor, sqr_sum: Tensor) -> None:

@@ -36,7 +36,7 @@ struct HcParams {
   uint32_t units;
   uint32_t slot_bytes;  // of a box of A and one of B
 };
-#include "hc_params_layout.cuh"  // asserts that it lies as hyper/kernel.py packs it
+#include "hc_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
 // A k-block is 64 deep: rows of 128 bytes of A, 256 of B, whose place two rows of 128 bytes take, high and low.
 constexpr uint32_t kBlockK = 64, kRowBytes = 128;

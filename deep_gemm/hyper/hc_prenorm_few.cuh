@@ -29,7 +29,7 @@ struct HcFewParams {
   uint32_t m, k_blocks, splits;
   uint32_t tiles_n;  // kBlockN rows of B each
 };
-#include "hc_few_params_layout.cuh"  // asserts that it lies as hyper/kernel_few.py packs it
+#include "hc_few_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
 constexpr uint32_t kTileRows = 16, kStep = 32, kStepsOfBlock = 2, kEights = kBlockN / 8;
 constexpr uint32_t kNumThreads = kWarps * 32;

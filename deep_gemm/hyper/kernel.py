@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..core.check.layout import align, ceil_div
-from ..core.code_plan import CodePlan
+from ..core.gpu import SHARED_BYTES_LIMIT
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
-from ..core.kernel import Config, Kernel, constants_of, encoded
-from ..core.params import Kind, Params, fields
-from ..core.sm90 import SHARED_BYTES_LIMIT
+from ..core.kernel import CodePlan, Config, Kernel, constants_of, encoded
 from ..core.wgmma_header import wgmma_bf16_header
 from ..gemm.maps import matrix_map
 from .check import BLOCK_K, COLUMNS, HcProblem
@@ -39,14 +37,6 @@ CHUNK_BYTES = 512
 """Bytes of a part that CTAs exchange: four sums of each lane of a warp."""
 PRODUCT_K = 16
 """Elements along k of one product of BF16."""
-PARAMS = Params(
-    "HcParams",
-    *fields(Kind.MAP, "map_a", "map_b"),
-    *fields(Kind.POINTER, "d", "sqr_sum"),
-    *fields(Kind.UINT64, "d_pitch", "d_stride"),
-    *fields(Kind.UINT32, "m", "k_blocks", "splits", "tiles_n", "units", "slot_bytes"),
-)
-"""`HcParams` of hyper/hc_prenorm.cuh."""
 ADDRESSES = ("map_a", "map_b", "d", "sqr_sum")
 
 
@@ -138,7 +128,7 @@ def bind(config: HcConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
     rows = min(config.block_m, m)
     map_a = matrix_map(ElementType.BFLOAT16, p.a, (rows, BLOCK_K), 128)
     map_b = matrix_map(ElementType.FLOAT32, p.b, (config.block_n, BLOCK_K), 0)
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             **numbers_of(p, config.block_n),
             "map_a": encoded(launcher, map_a, p.a.data_ptr()),
@@ -150,7 +140,7 @@ def bind(config: HcConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
 
 
 def numbers_of(p: HcProblem, block_n: int) -> dict[str, float | bytes]:
-    """Give the parameters that both kernels take: where sums go, and sizes, in tiles of so many columns."""
+    """Give the parameters that both kernels take: addresses of the sums, and sizes, in tiles of `columns` columns."""
     m, n, k, splits = p.sizes
     return {
         "d": p.d.data_ptr(),
@@ -232,7 +222,7 @@ def reachable_hc() -> list[HcConfig]:
 
 KERNEL: Kernel[HcConfig] = Kernel(
     "hc_prenorm",
-    PARAMS,
+    "HcParams",
     reachable_hc,
     name="tf32_hc_prenorm_gemm",
     code=code_plan,

@@ -10,7 +10,6 @@ from ..core.check.layout import align, ceil_div
 from ..core.gpu import H200
 from ..core.jit import driver
 from ..core.kernel import Config, Kernel, constants_of
-from ..core.params import Kind, Params, fields
 from .check import BLOCK_K, COLUMNS, HcProblem
 from .kernel import CHUNK_BYTES, MAX_CLUSTER, numbers_of
 
@@ -33,13 +32,6 @@ CTAS_PER_SM = {8: 2, 16: 1, 24: 1, 32: 1}
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 """How many clusters of a size run at a time on an H200, if an SM has one CTA."""
 ADDRESSES = ("a", "b", "d", "sqr_sum")
-PARAMS = Params(
-    "HcFewParams",
-    *fields(Kind.POINTER, *ADDRESSES),
-    *fields(Kind.UINT64, "a_pitch", "b_pitch", "d_pitch", "d_stride"),
-    *fields(Kind.UINT32, "m", "k_blocks", "splits", "tiles_n"),
-)
-"""`HcFewParams` of hyper/hc_prenorm_few.cuh."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ def grid(config: HcFewConfig, m: int, n: int, splits: int, num_sms: int) -> int:
 
 def bind(config: HcFewConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
     """Give the kernel's parameters."""
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             **numbers_of(p, config.block_n),
             "a": p.a.data_ptr(),
@@ -150,4 +142,4 @@ def reachable_few() -> list[HcFewConfig]:
     return list(dict.fromkeys(config for n in COLUMNS for config in few_configs(n)))
 
 
-KERNEL: Kernel[HcFewConfig] = Kernel("hc_prenorm_few", PARAMS, reachable_few, name="tf32_hc_prenorm_gemm_few")
+KERNEL: Kernel[HcFewConfig] = Kernel("hc_prenorm_few", "HcFewParams", reachable_few, name="tf32_hc_prenorm_gemm_few")

@@ -35,7 +35,7 @@ def fp8_mqa_logits(
     max_seqlen_k: int = 0,
     schedule_meta: None = None,
 ) -> Request:
-    """Score the keys of each token's range: FP32 logits, by which the indexer chooses what a token attends to.
+    """Score the keys of each token's range: FP32 logits, by which the indexer chooses the keys to attend to.
 
     ``logits[i, j] = sf[j] * sum over heads h of max(0, q[i, h] . kv[j]) * weights[i, h]``
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.check import checks
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import ADDRESS_ALIGNMENT, align, either, rows_of_counts, whole_elements
+from ..core.check.numbers import integer_in_range
 from ..core.check.tracing import has_memory
 
 HEADS_MULTIPLE, MAX_HEADS = 8, 128
@@ -26,7 +26,7 @@ MAX_NEXT_N, MAX_COLUMNS = 4, 256
 PAGES = (32, 64)
 SCALE_BYTES = 4
 SEGMENT_KEYS = 128
-"""Keys of a segment, by which a schedule counts: a block of the kernel, so that few keys still reach many SMs."""
+"""Keys of a segment, the unit of a schedule: a block of the kernel, so that few keys still reach many SMs."""
 MAX_SHARES = 1 << 16
 
 Keys = tuple[Tensor, Tensor]
@@ -124,8 +124,7 @@ def paged_logits_problem(
     page = _cache(kv_cache, depth)
     weights_of_heads(weights, sequences * next_n, sizes["heads"])
     _contexts(context_lens, sequences, next_n)
-    checks.has_type("block_table", checks.tensor("block_table", block_table), (torch.int32,))
-    checks.bind("block_table", block_table, ("sequences", "pages"), {"sequences": sequences})
+    checks.shaped("block_table", block_table, (torch.int32,), ("sequences", "pages"), {"sequences": sequences})
     if block_table.shape[1] > 1 and block_table.stride(1) != 1:
         raise ValueError(f"block_table: expected entries contiguous along pages, got strides {block_table.stride()}")
     checks.has_type("schedule_meta", checks.tensor("schedule_meta", schedule_meta), (torch.int32,))
@@ -181,7 +180,7 @@ def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Tenso
 
 
 def empty_logits(tokens: int, columns: int, dtype: torch.dtype, device: torch.device, room: int = 0) -> Tensor:
-    """Make logits `[tokens, columns]`, in rows that have room for `room` more."""
+    """Make logits `[tokens, columns]`; each row has room for `room` columns more."""
     pitch = align(columns + room, ROW_BYTES // dtype.itemsize)
     return torch.empty((tokens, pitch), dtype=dtype, device=device)[:, :columns]
 
@@ -205,8 +204,7 @@ def queries(q: Tensor, axes: checks.Axes, sizes: checks.Sizes) -> None:
 
 def weights_of_heads(weights: Tensor, tokens: int, heads: int) -> None:
     """Check weights `[tokens, heads]`, whose rows may lie apart."""
-    checks.has_type("weights", checks.tensor("weights", weights), (torch.float32,))
-    checks.bind("weights", weights, ("tokens", "heads"), {"tokens": tokens, "heads": heads})
+    checks.shaped("weights", weights, (torch.float32,), ("tokens", "heads"), {"tokens": tokens, "heads": heads})
     whole_elements("weights", weights)
     if weights.shape[1] > 1 and weights.stride(1) != 1:
         raise ValueError(f"weights: expected values contiguous along heads, got strides {weights.stride()}")
@@ -266,8 +264,8 @@ def _sizes_of_pages(sizes: checks.Sizes) -> None:
 
 def _cache(cache: Tensor, depth: int) -> int:
     """Check the cache; give the keys of a page."""
-    checks.has_type("kv_cache", checks.tensor("kv_cache", cache), (torch.uint8,))
-    checks.bind("kv_cache", cache, ("blocks", "page", "one", "depth + 4"), {"one": 1, "depth + 4": depth + SCALE_BYTES})
+    known = {"one": 1, "depth + 4": depth + SCALE_BYTES}
+    checks.shaped("kv_cache", cache, (torch.uint8,), ("blocks", "page", "one", "depth + 4"), known)
     page, row = cache.shape[1], depth + SCALE_BYTES
     if page not in PAGES:
         raise NotImplementedError(f"kv_cache: expected pages of {either(PAGES)} keys, got {page}")

@@ -1,4 +1,4 @@
-"""A configuration of the indexer's logits: one value, of which a field says where the keys come from."""
+"""A configuration of the indexer's logits: one value with a field for the source of the keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from functools import cache
 from typing import ClassVar
 
 from ..core.check.layout import align, ceil_div
-from ..core.code_plan import CodePlan
-from ..core.kernel import Config, constants_of
-from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS
+from ..core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS
+from ..core.kernel import CodePlan, Config, constants_of
 from .check import DEPTHS, HEADS, MAX_COLUMNS, MAX_NEXT_N, PAGES, SEGMENT_KEYS
 
 UNIT_COLUMNS = 128
@@ -29,7 +28,7 @@ OTHER_REGISTERS = 40
 LAUNCH_REGISTERS = REGISTERS_PER_SM // NUM_THREADS // 8 * 8
 """Registers of each thread before any gives up some."""
 MATH_REGISTERS = (LAUNCH_REGISTERS * NUM_THREADS - PRODUCER_REGISTERS * WARPGROUP_THREADS) // MATH_THREADS // 8 * 8
-"""Registers of a math thread: those that the producer leaves, in eights."""
+"""Registers of a math thread: a share of the registers that the producer leaves, in eights."""
 FILL_KEYS = 256
 """Keys of a piece of a row that is filled. Rows have room for as many more than the caller sees."""
 BYTES_AHEAD = 5 * 128 * 132
@@ -63,7 +62,7 @@ class InRows:
         return 2
 
     def tokens(self, heads: int) -> int:
-        """Tokens of a tile: as many as its units have columns for."""
+        """Tokens of a tile: its units have a column for each head of a token."""
         return self.units(heads) * (UNIT_COLUMNS // heads)
 
     def most_stages(self, slot_bytes: int) -> int:
@@ -171,7 +170,7 @@ class LogitsConfig(Config):
 
     @property
     def moves_registers(self) -> bool:
-        """Tell whether the producer gives up registers: it is slower with few, so not if nobody needs them."""
+        """Tell whether the producer gives up registers: it is slower with few, so only if math threads need them."""
         return self.keys.always_moves_registers or self.needed_registers > LAUNCH_REGISTERS
 
     @property
@@ -187,7 +186,7 @@ class LogitsConfig(Config):
 
     @property
     def num_stages(self) -> int:
-        """Blocks of keys in shared memory: as many as fit, and are wanted."""
+        """Blocks of keys in shared memory: as many as fit, at most as many as are wanted."""
         fitting = (SHARED_BYTES_LIMIT - self.fixed_bytes - 2048) // (self.slot_bytes + 16)
         return min(fitting, self.keys.most_stages(self.slot_bytes))
 
@@ -260,7 +259,7 @@ def is_usual(config: LogitsConfig) -> bool:
 
 
 def code_plan(config: LogitsConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of. It writes logits by ordinary stores."""
+    """Derive the instructions of the machine code. Logits are written by ordinary stores."""
     producer, math = (PRODUCER_REGISTERS, MATH_REGISTERS) if config.moves_registers else (None, None)
     return CodePlan(
         roles=((WARPGROUP_THREADS, producer), (MATH_THREADS, math)),

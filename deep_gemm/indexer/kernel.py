@@ -11,7 +11,6 @@ from ..core.gpu import gpu_of
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType, TensorMap
 from ..core.kernel import Kernel
-from ..core.params import Kind, Params, fields
 from ..core.settings import num_sms_of
 from ..core.wgmma_header import wgmma_header
 from .check import Logits, MqaLogits, PagedLogits, block_stride
@@ -30,30 +29,14 @@ from .config import (
 MAPS = "map_q", "map_keys", "map_scales"
 ROW_POINTERS = "weights", "starts", "ends", "logits"
 PAGE_POINTERS = "weights", "contexts", "table", "schedule", "logits"
-ROW_PARAMS = Params(
-    "MqaParams",
-    *fields(Kind.MAP, *MAPS),
-    *fields(Kind.POINTER, *ROW_POINTERS),
-    *fields(Kind.UINT64, "weights_pitch", "logits_pitch"),
-    *fields(Kind.UINT32, "tokens", "keys", "row_keys"),
-)
-"""`MqaParams` of indexer/logits/mqa_params.cuh."""
-PAGE_PARAMS = Params(
-    "PagedParams",
-    *fields(Kind.MAP, *MAPS),
-    *fields(Kind.POINTER, *PAGE_POINTERS),
-    *fields(Kind.UINT64, "weights_pitch", "table_pitch", "logits_pitch"),
-    *fields(Kind.UINT32, "sequences", "cache_blocks", "contexts_pitch", "contexts_step", "most_keys", "splits"),
-)
-"""`PagedParams` of indexer/logits/paged_params.cuh."""
 
 
 def _more(config: LogitsConfig) -> dict[str, str]:
     return {"wgmma_shapes.cuh": wgmma_header([config.columns])}
 
 
-IN_ROWS = Kernel("fp8_mqa_logits", ROW_PARAMS, reachable_rows, code=code_plan, more=_more)
-IN_PAGES = Kernel("fp8_paged_mqa_logits", PAGE_PARAMS, reachable_pages, code=code_plan, more=_more)
+IN_ROWS = Kernel("fp8_mqa_logits", "MqaParams", reachable_rows, code=code_plan, more=_more)
+IN_PAGES = Kernel("fp8_paged_mqa_logits", "PagedParams", reachable_pages, code=code_plan, more=_more)
 
 
 def kernel_of(p: Logits) -> Kernel[LogitsConfig]:
@@ -118,8 +101,8 @@ def params_of(config: LogitsConfig, launcher: driver.Launcher, p: Logits, ctas: 
         "logits_pitch": p.logits.stride(0) * p.logits.element_size(),
     }
     if isinstance(p, PagedLogits):
-        return PAGE_PARAMS.pack({**numbers, **_in_pages(config, launcher, p, ctas)})
-    return ROW_PARAMS.pack({**numbers, **_in_rows(config, launcher, p)})
+        return IN_PAGES.params.pack({**numbers, **_in_pages(config, launcher, p, ctas)})
+    return IN_ROWS.params.pack({**numbers, **_in_rows(config, launcher, p)})
 
 
 def _in_rows(config: LogitsConfig, launcher: driver.Launcher, p: MqaLogits) -> dict[str, float | bytes]:

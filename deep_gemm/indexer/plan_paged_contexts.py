@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.call import CallPlan
-from ..core.kernel import Config, Kernel
-from ..core.params import Kind, Params, fields
+from ..core.kernel import Config, Kernel, constants_of
 from .check import SEGMENT_KEYS
-
-PARAMS = Params(
-    "PlanParams",
-    *fields(Kind.POINTER, "contexts", "schedule"),
-    *fields(Kind.UINT32, "sequences", "next_n", "shares"),
-)
-"""`PlanParams` of indexer/plan_paged_contexts.cuh."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +35,11 @@ class PlanConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        return {
-            "kNumThreads": self.num_threads,
-            "kSharedBytes": self.shared_bytes,
-            "kSegmentKeys": SEGMENT_KEYS,
-        }
+        return constants_of(self, "num_threads", "shared_bytes") | {"kSegmentKeys": SEGMENT_KEYS}
 
 
 CONFIG = PlanConfig()
-KERNEL: Kernel[PlanConfig] = Kernel("plan_paged_contexts", PARAMS, lambda: [CONFIG])
+KERNEL: Kernel[PlanConfig] = Kernel("plan_paged_contexts", "PlanParams", lambda: [CONFIG])
 
 
 def run(contexts: Tensor, schedule: Tensor) -> CallPlan | None:
@@ -66,7 +54,7 @@ def run(contexts: Tensor, schedule: Tensor) -> CallPlan | None:
 
 def params_of(contexts: Tensor, schedule: Tensor) -> bytes:
     """Give the kernel's parameters."""
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "contexts": contexts.data_ptr(),
             "schedule": schedule.data_ptr(),

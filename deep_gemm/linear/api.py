@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -159,9 +159,7 @@ def _tensors(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> 
     return inputs if out is None else (*inputs, out)
 
 
-def _wants_checks(tensors: Sequence[Tensor]) -> bool:
-    return cuts_gradient(tensors[1:3], (tensors[0], *tensors[3:]))
-
-
-INTO = Function(_answer, _as_operator, _tensors, _wants_checks)
+INTO = Function(
+    _answer, _as_operator, _tensors, lambda tensors: cuts_gradient(tensors[1:3], (tensors[0], *tensors[3:]))
+)
 MADE = replace(INTO, has_gradient=lambda x, w, out, bias: wants_gradient(x, bias))

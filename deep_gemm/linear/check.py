@@ -11,8 +11,8 @@ from torch import Tensor
 from ..casts.rules import LAYER_TYPES
 from ..core.check import checks, ue8m0
 from ..core.check.checks import Operand, Sizes
-from ..core.check.integers import as_integer
 from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK, UE8M0_PER_WORD, Recipe, ceil_div, either
+from ..core.check.numbers import as_integer
 from ..core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, E2M1, E4M3, MX, PER_BLOCK, Scales, scales_of
 from ..gemm import packed
 from ..gemm.kinds.output import ScaledOperands
@@ -54,8 +54,7 @@ def linear_problem(
         raise ValueError(f"x: expected shape (..., k) = (..., {sizes['k']}), got {tuple(x.shape)}")
     inputs = {"x": x, "w": values, "sfw": scales}
     if bias is not None:
-        checks.has_type("bias", checks.tensor("bias", bias), LAYER_TYPES)
-        checks.bind("bias", bias, ("n",), sizes)
+        checks.shaped("bias", bias, LAYER_TYPES, ("n",), sizes)
         inputs["bias"] = bias
     checks.same_device(inputs, x.device, "x")
     checks.depth(k)

@@ -12,12 +12,9 @@ from torch import Tensor
 from ..core import settings
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, align, ceil_div
-from ..core.code_plan import CodePlan
-from ..core.gpu import gpu_of, is_hopper
+from ..core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K, gpu_of, is_hopper
 from ..core.jit import driver
-from ..core.kernel import Config, Kernel, encoded
-from ..core.params import Field, Kind, Params
-from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
+from ..core.kernel import CodePlan, Config, Kernel, constants_of, encoded
 from ..core.wgmma_header import wgmma_header
 from ..gemm.choose.fp8 import choose, reachable
 from ..gemm.config.decode import (
@@ -58,24 +55,6 @@ MOST_BLOCKS, MOST_ROWS = 128, 8
 
 More take longer than the wait for B.
 """
-PARAMS = Params(
-    "LinearParams",
-    Field("map_b", Kind.MAP),
-    Field("x", Kind.POINTER),
-    Field("sfb", Kind.POINTER),
-    Field("d", Kind.POINTER),
-    Field("c", Kind.POINTER),
-    Field("d_pitch", Kind.UINT64),
-    Field("c_pitch", Kind.UINT64),
-    Field("x_pitch", Kind.UINT32),
-    Field("sfb_stride_n", Kind.UINT32),
-    Field("sfb_stride_k", Kind.UINT32),
-    Field("m", Kind.UINT32),
-    Field("n", Kind.UINT32),
-    Field("k", Kind.UINT32),
-    Field("slot_bytes", Kind.UINT32),
-)
-"""`LinearParams` of linear/linear_decode.cuh."""
 MAX_CHOICES = 4096
 PITCH_LIMIT = 1 << 32
 """Bytes between rows of x are a number of 32 bits."""
@@ -164,10 +143,7 @@ class LinearDecodeConfig(Config):
             "kInputBytes": 2,
             "kBlock": BLOCK_K,
             "kVector": BLOCK_K // LANES,
-            "kClusterN": self.cluster_n,
-            "kNumThreads": self.num_threads,
-            "kBlocksOfTeam": self.blocks_of_team,
-            "kSharedBytes": self.shared_bytes,
+            **constants_of(self, "cluster_n", "num_threads", "blocks_of_team", "shared_bytes"),
             "kInputIsFp32": False,
             "kInputIsFp16": False,
             "kMarksBlocks": False,
@@ -273,7 +249,7 @@ def params_of(
     """Give the kernel's parameters."""
     (m, n), k = d.shape, x.shape[1]
     rows = min(config.tile.block_n, n)
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "map_b": encoded(launcher, operand_map(values, rows, BLOCK_K), values.data_ptr()),
             "x": x.data_ptr(),
@@ -308,7 +284,7 @@ def code_plan(config: LinearDecodeConfig) -> CodePlan:
 
 KERNEL: Kernel[LinearDecodeConfig] = Kernel(
     "linear_decode",
-    PARAMS,
+    "LinearParams",
     reachable_linear,
     name="fp8_gemm_linear_decode",
     code=code_plan,

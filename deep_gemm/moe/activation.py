@@ -24,7 +24,7 @@ from ..core.check.tracing import is_dispatched
 from ..core.settings import get_mk_alignment_for_contiguous_layout
 from ..gemm import reference, rows_silu
 from ..gemm.ask.silu import SILU_COLUMNS, silu_rows_problem
-from .check import ActivationProblem, activation_problem
+from .check import ActivationProblem, activation_problem, present
 
 
 def silu_mul_cast_to_fp8(
@@ -77,17 +77,11 @@ def silu_mul_cast_to_fp8(
 
 
 def cast_activated(
-    p: ActivationProblem,
-    use_ue8m0: bool = False,
-    min_amax: float = 0.0,
-    *,
-    mn_major: bool = False,
-    scaled: Scales = PER_ROW,
-    is_dependent: bool = False,
+    p: ActivationProblem, *, mn_major: bool = False, scaled: Scales = PER_ROW, is_dependent: bool = False
 ) -> Quantized:
     """Check and compute an activation. The host reads no value of a GPU. `is_dependent`: as for `Kernel.run`."""
     function = DEPENDENT if is_dependent else ACTIVATED
-    return run(function, *_as_call(p, use_ue8m0, min_amax, mn_major, scaled.columns))  # type: ignore[no-any-return]
+    return run(function, *_as_call(p, False, 0.0, mn_major, scaled.columns))  # type: ignore[no-any-return]
 
 
 def _as_call(p: ActivationProblem, *said: Any) -> tuple[tuple[Tensor | None, ...], Key]:
@@ -110,14 +104,10 @@ def _cast_activated(
         return _compute(p, use_ue8m0, min_amax, mn_major, columns, is_dependent)
 
 
-def _tensors(*operands: Tensor | None) -> tuple[Tensor, ...]:
-    return tuple([x for x in operands if x is not None])
-
-
 ACTIVATED = Function(
     _cast_activated,
     lambda *call: _cast_activated(*call)[0],
-    _tensors,
+    present,
     lambda tensors: cuts_gradient(tensors[:2], ()),
 )
 DEPENDENT = replace(ACTIVATED, answer=partial(_cast_activated, is_dependent=True))
@@ -133,9 +123,8 @@ def _compute(
         and (groups is None or len(groups) <= MAX_GROUPS)
         and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
     ):
-        return _cast_by_kernel(
-            p, Target(1, columns, use_ue8m0, magnitude("min_amax", min_amax), mn_major), is_dependent
-        )
+        to = Target(1, columns, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
+        return _cast_by_kernel(p, to, is_dependent)
     y = activated(p.x, p.gating)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]

@@ -8,8 +8,8 @@ from torch import Tensor
 from ..casts.gating import Gating, gating_of
 from ..casts.rules import Quantized, empty_scales, granularity
 from ..core.check.checks import Operand, pair
-from ..core.check.integers import integer_in_range
 from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div, get_tma_aligned_size
+from ..core.check.numbers import integers_from
 from ..core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales
 from ..core.check.tracing import handles_operators, is_dispatched, num_modes
 from ..core.gpu import is_hopper
@@ -165,16 +165,8 @@ def experts_workspace_bytes(
     1076
     """
     gran_k = granularity(gran_k)
-    tokens, topk, num_experts, hidden, intermediate = (
-        integer_in_range(name, size, 0)
-        for name, size in (
-            ("tokens", tokens),
-            ("topk", topk),
-            ("num_experts", num_experts),
-            ("hidden", hidden),
-            ("intermediate", intermediate),
-        )
-    )
+    tokens, topk, num_experts = integers_from(0, tokens=tokens, topk=topk, num_experts=num_experts)
+    hidden, intermediate = integers_from(0, hidden=hidden, intermediate=intermediate)
     int32_bytes, fp32_bytes, bf16_bytes = 4, 4, 2
     rows = tokens * topk
     of_experts = 2 * int32_bytes  # counts, ends

@@ -11,8 +11,8 @@ from ..casts.gating import Gating
 from ..casts.rules import LAYER_TYPES, check_counts
 from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
-from ..core.check.integers import INT32_MAX, integer_in_range
 from ..core.check.layout import Recipe, whole_elements
+from ..core.check.numbers import INT32_MAX, integer_in_range
 from ..core.check.tracing import has_memory
 from ..gemm.kinds.output import ScaledOperands
 from ..linear.check import weight
@@ -39,11 +39,15 @@ class ExpertRows(NamedTuple):
     """int32 `[rows]`: the expert of each row, -1 behind the last row of an expert."""
 
 
+def present(*operands: Tensor | None) -> tuple[Tensor, ...]:
+    """Give the operands that are not None."""
+    return tuple([x for x in operands if x is not None])
+
+
 def check_routes(topk_ids: Tensor, num_experts: int) -> int:
     """Check the experts of each token, and give their number as an integer. The host reads no ids of a GPU."""
-    checks.has_type("topk_ids", checks.tensor("topk_ids", topk_ids), (torch.int32, torch.int64))
+    checks.shaped("topk_ids", topk_ids, (torch.int32, torch.int64), ("tokens", "topk"), {})
     checks.supported_device("topk_ids", topk_ids)
-    checks.bind("topk_ids", topk_ids, ("tokens", "topk"), {})
     whole_elements("topk_ids", topk_ids)
     if has_memory(topk_ids) and topk_ids.numel() > INT32_MAX:
         raise ValueError(f"topk_ids: expected at most {INT32_MAX} routes, got {topk_ids.numel()}")
@@ -90,8 +94,7 @@ def check_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tenso
 
 def route_weights(topk_weights: Tensor, sizes: Sizes) -> Tensor:
     """Check the weights of all routes."""
-    checks.has_type("topk_weights", checks.tensor("topk_weights", topk_weights), WEIGHT_TYPES)
-    checks.bind("topk_weights", topk_weights, ("tokens", "topk"), sizes)
+    checks.shaped("topk_weights", topk_weights, WEIGHT_TYPES, ("tokens", "topk"), sizes)
     whole_elements("topk_weights", topk_weights)
     return topk_weights
 
@@ -99,8 +102,7 @@ def route_weights(topk_weights: Tensor, sizes: Sizes) -> Tensor:
 def layer_output(out: Tensor, axes: tuple[str, ...], sizes: Sizes, inputs: dict[str, Tensor], first: str) -> None:
     """Check a layer's BF16 output, on the device of the input called `first`: what a product asks of its D."""
     checks.written("out", out)
-    checks.has_type("out", checks.tensor("out", out), (torch.bfloat16,))
-    checks.bind("out", out, axes, sizes)
+    checks.shaped("out", out, (torch.bfloat16,), axes, sizes)
     checks.same_device({"out": out}, inputs[first].device, first)
     checks.rows("out", out, axes[-1])
     checks.no_overlap(inputs, out, None, "out")
@@ -112,8 +114,7 @@ def _row_sizes(rows: ExpertRows, near: Tensor, name: str) -> Sizes:
     sizes: Sizes = {}
     axes = (("experts",), ("experts",), ("tokens", "topk"), ("rows",), ("rows",))
     for field, x, names in zip(ExpertRows._fields, rows, axes, strict=True):
-        checks.has_type(f"rows.{field}", checks.tensor(f"rows.{field}", x), (torch.int32,))
-        checks.bind(f"rows.{field}", x, names, sizes)
+        checks.shaped(f"rows.{field}", x, (torch.int32,), names, sizes)
         checks.same_device({f"rows.{field}": x}, near.device, name)
     return sizes
 
@@ -175,6 +176,28 @@ def activation_problem(
     return ActivationProblem(x, row_weights, masked_m, ends, alignment, gating)
 
 
+def expert_weights(
+    w1: Operand,
+    w2: Operand,
+    sizes: Sizes,
+    gran_k: int | None = None,
+    recipe_b: Recipe | None = None,
+    names: tuple[str, str] = ("w1", "w2"),
+    axis: str = "experts",
+) -> tuple[tuple[Operand, ScaledOperands], tuple[Operand, ScaledOperands]]:
+    """Check both weights of experts, and how they fit each other; give what `weight` does of each."""
+    name1, name2 = names
+    first = weight(name1, w1, (axis, "2 intermediate", "hidden"), sizes, gran_k, recipe_b)
+    second = weight(name2, w2, (axis, "hidden", "intermediate"), sizes, gran_k, recipe_b)
+    intermediate = sizes["intermediate"]
+    if sizes["2 intermediate"] != 2 * intermediate:
+        raise ValueError(
+            f"{name1}: expected 2 * intermediate = {2 * intermediate} rows, gate and up, where {name2} has depth "
+            f"{intermediate}, got {sizes['2 intermediate']}"
+        )
+    return first, second
+
+
 class ExpertsProblem(NamedTuple):
     """Tokens, each through the experts of its routes."""
 
@@ -213,30 +236,28 @@ def experts_problem(
     sizes: Sizes = {}
     checks.no_gradient("x", x)
     checks.no_gradient("topk_weights", topk_weights)
-    checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
+    checks.shaped("x", x, LAYER_TYPES, ("tokens", "hidden"), sizes)
     checks.supported_device("x", x)
-    checks.bind("x", x, ("tokens", "hidden"), sizes)
     checks.bind("topk_ids", checks.tensor("topk_ids", topk_ids), ("tokens", "topk"), sizes)
     route_weights(topk_weights, sizes)
-    w1, first = weight("w1", w1, ("experts", "2 intermediate", "hidden"), sizes, gran_k, recipe_b)
-    w2, second = weight("w2", w2, ("experts", "hidden", "intermediate"), sizes, gran_k, recipe_b)
-    hidden, intermediate = sizes["hidden"], sizes["intermediate"]
-    if sizes["2 intermediate"] != 2 * intermediate:
-        raise ValueError(
-            f"w1: expected 2 * intermediate = {2 * intermediate} rows, gate and up, where w2 has depth {intermediate}, "
-            f"got {sizes['2 intermediate']}"
-        )
-    for name, size in (("hidden", hidden), ("intermediate", intermediate)):
-        if size % K_MULTIPLE:
-            raise ValueError(f"{name}: expected a multiple of {K_MULTIPLE}, got {size}")
+    of_weights: Sizes = {}
+    try:
+        both = expert_weights(w1, w2, of_weights, gran_k, recipe_b)
+    except ValueError:
+        both = None
+    # If the weights do not fit each other, x tells which one is wrong; if they do, x may be wrong itself.
+    (w1, first), (w2, second) = both or expert_weights(w1, w2, sizes, gran_k, recipe_b)
+    checks.bind("x", x, ("tokens", "hidden"), of_weights)
+    for name in ("hidden", "intermediate"):
+        checks.multiple(name, of_weights[name], K_MULTIPLE)
     checks.weights("w1", w1[0])
     checks.weights("w2", w2[0])
     inputs = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
     inputs.update(zip(("w1", "sfw1", "w2", "sfw2"), (*w1, *w2), strict=True))
     checks.same_device(inputs, x.device, "x")
-    num_experts = check_routes(topk_ids, sizes["experts"])
+    num_experts = check_routes(topk_ids, of_weights["experts"])
     if out is None:
-        out = torch.empty((sizes["tokens"], hidden), dtype=torch.bfloat16, device=x.device)
+        out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     else:
         layer_output(out, ("tokens", "hidden"), sizes, inputs, "x")
     return ExpertsProblem(x, topk_ids, topk_weights, w1, w2, out, num_experts, gating, first, second)

@@ -13,26 +13,10 @@ import torch
 from torch import Tensor
 
 from ..core.check.layout import ceil_div
-from ..core.gpu import gpu_of
-from ..core.kernel import ByRows, Config, Kernel, Prepared
-from ..core.params import Field, Kind, Params
+from ..core.gpu import SHARED_BYTES_LIMIT, gpu_of
+from ..core.kernel import ByRows, Config, Kernel, Prepared, constants_of
 from ..core.settings import num_sms_of
-from ..core.sm90 import SHARED_BYTES_LIMIT
 
-PARAMS = Params(
-    "GatherParams",
-    Field("y", Kind.POINTER),
-    Field("row_of", Kind.POINTER),
-    Field("weights", Kind.POINTER),
-    Field("out", Kind.POINTER),
-    Field("y_pitch", Kind.UINT64),
-    Field("weights_pitch", Kind.UINT64),
-    Field("out_pitch", Kind.UINT64),
-    Field("tokens", Kind.UINT32),
-    Field("topk", Kind.UINT32),
-    Field("n", Kind.UINT32),
-)
-"""`GatherParams` of moe/gather/params.cuh, of both kernels."""
 COLUMNS = 8
 """Columns of a thread: 16 bytes, at a multiple of which rows of y and of the output begin."""
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, None)
@@ -72,8 +56,7 @@ class GatherConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        sizes = {"kNumThreads": self.num_threads, "kCtasPerSm": self.ctas_per_sm}
-        return {**_weights_constants(self.weights), **sizes}
+        return _weights_constants(self.weights) | constants_of(self, "num_threads", "ctas_per_sm")
 
 
 @dataclass(frozen=True)
@@ -114,16 +97,8 @@ class ManyConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        return {
-            **_weights_constants(self.weights),
-            "kNumStages": self.num_stages,
-            "kPanels": self.panels,
-            "kNumMathWarps": self.num_math_warps,
-            "kMulticastCtas": 1,
-            "kNumThreads": self.num_threads,
-            "kCtasPerSm": self.ctas_per_sm,
-            "kSharedBytes": self.shared_bytes,
-        }
+        names = "num_stages", "panels", "num_math_warps", "num_threads", "ctas_per_sm", "shared_bytes"
+        return {**_weights_constants(self.weights), **constants_of(self, *names), "kMulticastCtas": 1}
 
 
 def reachable_gather() -> list[GatherConfig]:
@@ -136,8 +111,8 @@ def reachable_many() -> list[ManyConfig]:
     return [ManyConfig(dtype) for dtype in WEIGHTS]
 
 
-KERNEL: Kernel[GatherConfig] = Kernel("gather_weighted", PARAMS, reachable_gather)
-MANY: Kernel[ManyConfig] = Kernel("gather_weighted_many", PARAMS, reachable_many, bulk_copies=1)
+KERNEL: Kernel[GatherConfig] = Kernel("gather_weighted", "GatherParams", reachable_gather)
+MANY: Kernel[ManyConfig] = Kernel("gather_weighted_many", "GatherParams", reachable_many, bulk_copies=1)
 
 
 def run(
@@ -198,7 +173,7 @@ def grid(config: GatherConfig, tokens: int, n: int) -> int:
 
 def params_of(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> bytes:
     """Give the parameters of either kernel."""
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "y": y.data_ptr(),
             "row_of": row_of.data_ptr(),

@@ -6,6 +6,7 @@
 // CTA i gives rows to kNumThreads routes. How many an expert has in all, and before the CTA's, TOTALS finds: few routes are
 // counted by each CTA, of many count_routes has made a table.
 #pragma once
+#include "lanes.cuh"
 #include "ptx/warp.cuh"
 #include "route/params.cuh"
 
@@ -30,18 +31,11 @@ struct Starts {
 // Sums up the totals before each expert, of which a thread has one: in each warp, then over the warps.
 DEVICE Starts find_starts(SharedStorage& shared, uint32_t total) {
   const uint32_t lane = ptx::lane_index(), warp = ptx::thread_index() / 32;
-  const auto sum_up_to_lane = [&](uint32_t sum) {
-#pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance *= 2) {
-      const uint32_t below = ptx::shfl_sync(sum, lane - distance);
-      sum += lane >= distance ? below : 0;
-    }
-    return sum;
-  };
-  const uint32_t in_warp = sum_up_to_lane(total);
+  const uint32_t in_warp = sum_up_to_lane(total, lane);
   if (lane == 31) ptx::st_shared_b32(&shared.of_warp[warp], in_warp);
   ptx::syncthreads();
-  const uint32_t of_warps = sum_up_to_lane(ptx::ld_shared_b32(&shared.of_warp[lane])), before = ptx::shfl_sync(of_warps, warp - 1);
+  const uint32_t of_warps = sum_up_to_lane(ptx::ld_shared_b32(&shared.of_warp[lane]), lane);
+  const uint32_t before = ptx::shfl_sync(of_warps, warp - 1);
   return {(warp > 0 ? before : 0) + in_warp - total, ptx::shfl_sync(of_warps, 31)};
 }
 
@@ -92,10 +86,6 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   ptx::syncthreads();
 
   if (route >= p.num_routes) return;
-  if (p.arrivals != nullptr && route % kRowsOfPart == 0) {
-    ptx::st_global_b32(p.arrivals + 1 + route / kRowsOfPart, 0);
-    if (route == 0) ptx::st_global_b32(p.arrivals, 0);
-  }
   const uint32_t row = expert != kNoExpert ? ptx::ld_shared_b32(&shared.next[warp][expert]) + rank : ~0u;
   if (row < p.num_routes) {  // not where a rank that comes too late has written ids anew since they were counted
     ptx::st_global_b32(p.row_of + route, row);

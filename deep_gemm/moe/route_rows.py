@@ -15,28 +15,9 @@ from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
-from ..core.kernel import Config, Kernel, Prepared
-from ..core.params import Field, Kind, Params
-from ..gemm.kinds.works import ROWS_OF_PART
+from ..core.kernel import Config, Kernel, Prepared, constants_of
 from .check import ExpertRows
 
-PARAMS = Params(
-    "RouteParams",
-    Field("topk_ids", Kind.POINTER),
-    Field("counts", Kind.POINTER),
-    Field("ends", Kind.POINTER),
-    Field("row_of", Kind.POINTER),
-    Field("token_of", Kind.POINTER),
-    Field("ids", Kind.POINTER),
-    Field("num_routes", Kind.UINT32),
-    Field("topk", Kind.UINT32),
-    Field("gap", Kind.UINT32),
-    Field("first", Kind.UINT32),
-    Field("num_experts", Kind.UINT32),
-    Field("arrivals", Kind.POINTER),
-    Field("of_parts", Kind.POINTER),
-)
-"""`RouteParams` of moe/route/params.cuh, of both kernels."""
 MAX_EXPERTS = (64, 256, 1024)
 """The most experts of each configuration; its kernel counts as many."""
 ID_BYTES = (4, 8)
@@ -82,13 +63,7 @@ class RouteConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        return {
-            "kIdBytes": self.id_bytes,
-            "kMaxExperts": self.max_experts,
-            "kRowsOfPart": ROWS_OF_PART,
-            "kNumThreads": self.num_threads,
-            "kSharedBytes": self.shared_bytes,
-        }
+        return constants_of(self, "id_bytes", "max_experts", "num_threads", "shared_bytes")
 
     def choices(self) -> dict[str, str]:
         """Give the file that finds totals."""
@@ -114,13 +89,8 @@ class CountConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
-        return {
-            "kIdBytes": self.id_bytes,
-            "kMaxExperts": MAX_EXPERTS[-1],
-            "kPart": PART,
-            "kNumThreads": self.num_threads,
-            "kSharedBytes": self.shared_bytes,
-        }
+        same = constants_of(self, "id_bytes", "num_threads", "shared_bytes")
+        return {**same, "kMaxExperts": MAX_EXPERTS[-1], "kPart": PART}
 
 
 def reachable_route() -> list[RouteConfig]:
@@ -133,18 +103,18 @@ def reachable_count() -> list[CountConfig]:
     return [CountConfig(id_bytes) for id_bytes in ID_BYTES]
 
 
-KERNEL: Kernel[RouteConfig] = Kernel("route_rows", PARAMS, reachable_route)
-COUNTER: Kernel[CountConfig] = Kernel("count_routes", PARAMS, reachable_count)
+KERNEL: Kernel[RouteConfig] = Kernel("route_rows", "RouteParams", reachable_route)
+COUNTER: Kernel[CountConfig] = Kernel("count_routes", "RouteParams", reachable_count)
 
 
 class RouteProblem:
     """The experts of tokens, and where the rows of their routes go."""
 
-    def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0, arrivals: Tensor | None = None) -> None:
+    def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0) -> None:
         """`topk_ids` is int32 or int64 `[tokens, topk]`; ids of a token lie beside each other. Experts are numbered
-        from `first`. `arrivals`, int32 `[num_arrivals(routes)]`, is set to zero for a product that fetches the rows.
+        from `first`.
         """
-        self.topk_ids, self.num_experts, self.first, self.arrivals = topk_ids, num_experts, first, arrivals
+        self.topk_ids, self.num_experts, self.first = topk_ids, num_experts, first
         device, routes = topk_ids.device, topk_ids.numel()
         self.counts = torch.empty(num_experts, dtype=torch.int32, device=device)
         self.ends = torch.empty(num_experts, dtype=torch.int32, device=device)
@@ -161,7 +131,7 @@ class RouteProblem:
     def in_one_piece(cls, topk_ids: Tensor, num_experts: int, first: int) -> RouteProblem:
         """The same with one allocation, as a host is what a call of few tokens waits for."""
         p = cls.__new__(cls)
-        p.topk_ids, p.num_experts, p.first, p.arrivals = topk_ids, num_experts, first, None
+        p.topk_ids, p.num_experts, p.first = topk_ids, num_experts, first
         routes = topk_ids.numel()
         memory = torch.empty(3 * routes + 2 * num_experts, dtype=torch.int32, device=topk_ids.device)
         # Ids are the first: products read them from where 16 bytes may be loaded.
@@ -257,11 +227,6 @@ class RoutesAt:
             self._of_parts.launch(ctas, *values)
 
 
-def num_arrivals(num_routes: int) -> int:
-    """Words in which a product counts the rows that it fetches, of so many routes: gemm/work/rows_fetched.cuh."""
-    return 1 + ceil_div(num_routes, ROWS_OF_PART)
-
-
 def totals_for(num_routes: int) -> Totals:
     """Say how totals of so many routes are found sooner."""
     return Totals.COUNTED if grid(num_routes) <= PARTS_ALONE else Totals.OF_PARTS
@@ -283,7 +248,7 @@ def grid(num_routes: int) -> int:
 
 def params_of(p: RouteProblem, of_parts: int = 0) -> bytes:
     """Give the parameters of both kernels; `of_parts` is where the counts of parts are, if there are any."""
-    return PARAMS.pack(
+    return KERNEL.params.pack(
         {
             "topk_ids": p.topk_ids.data_ptr(),
             "counts": p.counts.data_ptr(),
@@ -296,7 +261,6 @@ def params_of(p: RouteProblem, of_parts: int = 0) -> bytes:
             "gap": p.topk_ids.stride(0) - p.topk_ids.shape[1] if p.topk_ids.shape[0] > 1 else 0,
             "first": p.first,
             "num_experts": p.num_experts,
-            "arrivals": 0 if p.arrivals is None else p.arrivals.data_ptr(),
             "of_parts": of_parts,
         }
     )

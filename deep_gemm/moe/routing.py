@@ -24,7 +24,7 @@ from ..core.check.numbers import magnitude
 from ..core.gpu import is_hopper
 from . import gather_weighted as gather_weighted_kernel
 from . import route_rows
-from .check import ExpertRows, check_gather, check_routes, check_rows, check_weighted
+from .check import ExpertRows, check_gather, check_routes, check_rows, check_weighted, present
 
 __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
 
@@ -72,19 +72,16 @@ def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0, used: int |
     `used` rows have a token, if the host knows how many: then there are no other rows. Members share their memory.
     """
     if _routes_have_kernel(topk_ids, num_experts):
-        rows = _stacked(route_rows.RouteProblem.in_one_piece(with_contiguous_rows(topk_ids), num_experts, first))
+        p = route_rows.RouteProblem.in_one_piece(with_contiguous_rows(topk_ids), num_experts, first)
+        route_rows.run(p)
+        rows = p.rows
     else:
         rows = _stacked_by_torch(topk_ids, num_experts, first)
     return rows if used is None else rows._replace(token_of=rows.token_of[:used], ids=rows.ids[:used])
 
 
 def _routes_have_kernel(topk_ids: Tensor, num_experts: int) -> bool:
-    return _has_kernel(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]
-
-
-def _stacked(p: route_rows.RouteProblem) -> ExpertRows:
-    route_rows.run(p)
-    return p.rows
+    return on_hopper(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]
 
 
 def _stacked_by_torch(topk_ids: Tensor, num_experts: int, first: int) -> ExpertRows:
@@ -257,16 +254,12 @@ def _sum(
     y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, *are_there: bool, is_dependent: bool = False
 ) -> tuple[Tensor, CallPlan | None]:
     d, ready, at = _sum_rows(y, row_of, weights, out, is_dependent)
-    given = _tensors_of_sum(y, row_of, weights, out)
+    given = present(y, row_of, weights, out)
     made, outputs = ((d,), ()) if out is None else ((), (len(given) - 1,))
     return d, plan_at(ready, [*enumerate(at)], given, made, outputs)
 
 
-def _tensors_of_sum(*operands: Tensor | None) -> tuple[Tensor, ...]:
-    return tuple([x for x in operands if x is not None])
-
-
-SUMMED = Function(_sum, lambda *call: _sum(*call)[0], _tensors_of_sum)
+SUMMED = Function(_sum, lambda *call: _sum(*call)[0], present)
 DEPENDENT_SUMMED = replace(SUMMED, answer=partial(_sum, is_dependent=True))
 
 
@@ -276,7 +269,7 @@ def _sum_rows(
 ) -> tuple[Tensor, tuple[Launches | None, int], tuple[Tensor, ...]]:
     """Give the sums, and the launch that computed them with the tensors at whose addresses it went, if one did."""
     d = torch.empty(row_of.shape[0], y.shape[1], dtype=torch.bfloat16, device=y.device) if out is None else out
-    if not (_has_kernel(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y)):
+    if not (on_hopper(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y)):
         return d.copy_(weighted_sum(y, row_of, weights)), (None, 0), ()
     row_of, weights = row_of.contiguous(), None if weights is None else with_contiguous_rows(weights)
     ready = gather_weighted_kernel.run(y, row_of, weights, d, is_dependent=is_dependent)
@@ -288,7 +281,8 @@ def with_contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 and x.shape[1] <= x.stride(0) < MAX_PITCH else x.contiguous()
 
 
-def _has_kernel(x: Tensor) -> bool:
+def on_hopper(x: Tensor) -> bool:
+    """Tell whether a tensor lies on a GPU that kernels are for."""
     return x.is_cuda and is_hopper(x.get_device())
 
 

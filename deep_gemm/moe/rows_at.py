@@ -30,7 +30,7 @@ from ..gemm.ask.rows import contiguous_problem
 from ..gemm.ask.silu import activated as activated_rows
 from ..gemm.kernel import kernel_of
 from ..gemm.kinds.output import Output, Sizes
-from ..gemm.kinds.works import ENDS, IDS, Work
+from ..gemm.kinds.works import ENDS, IDS
 from ..gemm.packed import depth_of, is_packed
 from ..gemm.plan import Addresses, Plan
 from ..gemm.problem import Problem
@@ -64,7 +64,6 @@ class RowsAt:
         self.device, self.output, self._template = weight[0].get_device(), output, template
         self._is_dependent = is_dependent
         self._pitches = ["activation.scales_pitch"] * output.epilogue.activates
-        self._pitches += ["fetching.pitch"] * output.work.fetches
         self._templates: dict[rows.Config, Plan] = {}
         self._plans: dict[int, Plan] = {}
         self._generation = in_force.generation
@@ -156,12 +155,9 @@ def gathered(x: Tensor, topk: int, *, is_dependent: bool = False) -> ByRows:
 
 
 def _cast(like: RowCast, more: str, is_dependent: bool, **kind: Any) -> ByRows:
-    params, device, is_aligned = (
-        cast_rows.params_of(like),
-        like.x.get_device(),
-        cast_rows.is_aligned(like.x, like.values),
-    )
-    gpu, columns = gpu_of(device), like.k
+    # What follows outlives `like`. To keep its tensors would keep memory of a graph's pool, if torch is capturing.
+    params, device, dtype, columns = cast_rows.params_of(like), like.x.get_device(), like.x.dtype, like.k
+    gpu, is_aligned = gpu_of(device), cast_rows.is_aligned(like.x, like.values)
 
     @cache
     def prepared(config: CastConfig) -> Any:
@@ -170,7 +166,7 @@ def _cast(like: RowCast, more: str, is_dependent: bool, **kind: Any) -> ByRows:
 
     def choose(m: int) -> tuple[Prepared[Any], int]:
         num_sms = num_sms_of(gpu.num_sms)
-        config = select_cast(like.x.dtype, m, columns, num_sms, is_aligned=is_aligned, **kind)
+        config = select_cast(dtype, m, columns, num_sms, is_aligned=is_aligned, **kind)
         return prepared(config), num_ctas(config, m, columns, num_sms)
 
     return ByRows(choose)
@@ -191,10 +187,10 @@ def few_rows(weight: Operand) -> Operand:
     return few_in_fp8(depth_of(weight), weight[0].device)
 
 
-def few_activated(weight: Operand, ends: Tensor, limit: float | None, work: Work = ENDS) -> Problem:
+def few_activated(weight: Operand, ends: Tensor, limit: float | None) -> Problem:
     """A few rows by a weight, activated."""
     d = few_in_fp8(weight[0].shape[1] // 2, ends.device)
-    return activated_rows(few_rows(weight), weight, d, ends, None, limit, gates_apart=True, work=work)
+    return activated_rows(few_rows(weight), weight, d, ends, None, limit, gates_apart=True)
 
 
 def few_in_fp8(columns: int, device: torch.device) -> Operand:

@@ -26,8 +26,7 @@ from ..casts.depths import GroupedRows, cast_along_groups, cast_silu_gradient
 from ..casts.gating import Gating
 from ..casts.rules import Quantized
 from ..core.check.checks import tensor
-from ..core.check.integers import integer_in_range
-from ..core.check.numbers import positive
+from ..core.check.numbers import integer_in_range, positive
 from ..core.check.tracing import is_dispatched
 from ..gemm.api.grouped import k_grouped_fp8_gemm_nt_contiguous
 from ..linear.backward import output_type

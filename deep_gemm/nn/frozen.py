@@ -125,7 +125,7 @@ class FrozenLinear(Frozen):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute x @ w.T + bias of x `[..., k]`."""
-        x = as_autocast_says(x)
+        x = as_autocast_says(x if type(x) is Tensor else tensor("x", x))
         out = linear(x, self.held("weight"), bias=self.bias, gran_k=self.gran_k, recipe_b=self.recipe_b)
         assert out is not None
         return out.to(x.dtype)
@@ -160,7 +160,7 @@ class FrozenExperts(Frozen):
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[tokens, hidden]`; ids and weights of routes are `[tokens, topk]`."""
-        x = as_autocast_says(x)
+        x = as_autocast_says(x if type(x) is Tensor else tensor("x", x))
         said: dict[str, Any] = {"limit": self.limit, "gran_k": self.gran_k, "recipe_b": self.recipe_b}
         out = experts(x, topk_ids, topk_weights, self.held("w1"), self.held("w2"), **said)
         assert out is not None

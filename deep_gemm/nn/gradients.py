@@ -14,7 +14,7 @@ from torch import Tensor
 from ..casts.fp8 import cast_back_from_fp8
 from ..casts.rules import LAYER_TYPES
 from ..core.check.checks import K_MULTIPLE, tensor
-from ..core.check.integers import integer_in_range
+from ..core.check.numbers import integer_in_range
 from ..core.check.tracing import is_dynamo_compiling
 from ..linear.check import operands_of
 
@@ -122,8 +122,6 @@ def weight_type(dtype: torch.dtype | None) -> torch.dtype | None:
 
 def as_autocast_says(x: Tensor) -> Tensor:
     """Give activations in the type of an autocast in force. Weights keep theirs: all are cast to FP8 anyway."""
-    if type(x) is not Tensor:
-        tensor("x", x)
     device = x.device.type
     if not x.is_meta and torch.is_autocast_enabled(device) and x.is_floating_point():
         return x.to(torch.get_autocast_dtype(device))

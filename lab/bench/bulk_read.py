@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.kernel import Config, Kernel
-from deep_gemm.core.params import Field, Kind, Params
+from deep_gemm.core.params import Params
 from deep_gemm.core.settings import get_num_sms
 
-PARAMS = Params("ReadParams", Field("source", Kind.POINTER), Field("bytes", Kind.UINT64))
 READ = "bulk_read"
 SOURCE = Path(__file__).with_name("bulk_read.cuh")
+PARAMS = Params.of_source(SOURCE.read_text(), "ReadParams")
 
 
 @dataclass(frozen=True)

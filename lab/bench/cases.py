@@ -155,8 +155,8 @@ class Case:
 
     @property
     def floor_us(self) -> float:
-        """A lower limit of the time: the larger of the operations at peak rate and the bytes in bulk copies."""
-        return max(self.operations / (PEAK_TFLOPS * 1e6), cold_copy_us(self.bytes))
+        """A lower limit of the time."""
+        return floor_of(self.operations, self.bytes)
 
     @property
     def max_m(self) -> int:
@@ -172,6 +172,11 @@ class Case:
         if self.kind == "k_grouped":
             return self.shape[1], self.shape[2], sum(self.sizes)
         return sum(self.sizes), self.shape[2], self.shape[3]
+
+
+def floor_of(operations: float, num_bytes: float) -> float:
+    """The larger of the time of operations at peak rate and that of a bulk copy."""
+    return max(operations / (PEAK_TFLOPS * 1e6), cold_copy_us(num_bytes))
 
 
 def cold_copy_us(num_bytes: float) -> float:

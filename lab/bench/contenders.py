@@ -7,10 +7,10 @@ quantization (`bf16`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,8 +26,13 @@ from deep_gemm.gemm.api.grouped import (
     m_grouped_fp8_gemm_nt_masked,
 )
 
+from ..casts import spread
 from .cases import Case
 
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
+Weights = TypeVar("Weights")
 Parts = Callable[[Tensor], Iterable[tuple[Tensor, Tensor]]]
 """Parts of an output, each with its right value. Groups come one by one, because FP64 needs eight times the memory."""
 
@@ -87,8 +92,7 @@ def _dense(case: Case) -> Iterator[Contender]:
     m, n, k = case.shape
     x, w = _randn(m, k), _randn(n, k)
     (a, sa), (b, sb) = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
-    sfa = get_mn_major_tma_aligned_tensor(sa)
-    d = _empty(m, n)
+    operand, d = m_major((a, sa)), _empty(m, n)
     one = torch.ones((), dtype=torch.float32)
 
     @cache
@@ -96,7 +100,7 @@ def _dense(case: Case) -> Iterator[Contender]:
         return dequantized((a, sa), 1) @ dequantized((b, sb), 128).t()
 
     def ours() -> Tensor:
-        fp8_gemm_nt((a, sfa), (b, sb), d)
+        fp8_gemm_nt(operand, (b, sb), d)
         return d
 
     yield Contender(OURS, ours, lambda got: [(got, from_blocks())], lambda: d.fill_(torch.nan))
@@ -136,8 +140,8 @@ def blockwise_call(a: Operand, b: Operand) -> Callable[[], Tensor]:
 def _dense_1d1d(case: Case) -> Iterator[Contender]:
     m, n, k = case.shape
     x, y = _randn(m, k), _randn(n, k)
-    (a, sa), (b, sb) = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
-    a_operand, b_operand = (a, get_mn_major_tma_aligned_tensor(sa)), (b, get_mn_major_tma_aligned_tensor(sb))
+    a, b = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
+    a_operand, b_operand = m_major(a), m_major(b)
     c = torch.randn(m, n, dtype=torch.float32)
     d = c.clone()
 
@@ -146,7 +150,7 @@ def _dense_1d1d(case: Case) -> Iterator[Contender]:
         return d
 
     def expected() -> Tensor:
-        return c.double() + dequantized((a, sa), 1) @ dequantized((b, sb), 1).t()
+        return c.double() + dequantized(a, 1) @ dequantized(b, 1).t()
 
     yield Contender(OURS, ours, lambda got: [(got, expected())], lambda: d.copy_(c))
     yield Contender(
@@ -162,15 +166,10 @@ def _contiguous(case: Case) -> Iterator[Contender]:
     m = sum(case.sizes)
     x = _randn(m, k)
     a, sa = per_token_cast_to_fp8(x)
-    sfa = get_mn_major_tma_aligned_tensor(sa)
+    operand = m_major((a, sa))
     w, b, sb = _weights(len(sizes), n, k, keep_bf16=True)
-    ids = torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(sizes)
+    layout, places = layout_of(case), places_of(case)
     d, ends = _empty(m, n), sizes.cumsum(0).to(torch.int32)
-    rows = _slices(case.sizes)
-
-    def ours() -> Tensor:
-        m_grouped_fp8_gemm_nt_contiguous((a, sfa), (b, sb), d, ids)
-        return d
 
     def grouped_bf16() -> Tensor:
         from torch.nn.functional import grouped_mm
@@ -179,35 +178,24 @@ def _contiguous(case: Case) -> Iterator[Contender]:
 
     yield Contender(
         OURS,
-        ours,
-        lambda got: (
-            (got[at], dequantized((a[at], sa[at]), 1) @ dequantized((b[g], sb[g]), 128).t()) for g, at in rows
-        ),
+        lambda: multiply(case, operand, (b, sb), d, layout),
+        parts_of(places, (a, sa), lambda group: dequantized((b[group], sb[group]), 128)),
         lambda: d.fill_(torch.nan),
     )
-    yield Contender(BF16, grouped_bf16, lambda got: ((got[at], x[at].double() @ w[g].double().t()) for g, at in rows))
+    yield Contender(BF16, grouped_bf16, lambda got: ((got[at], x[at].double() @ w[g].double().t()) for g, at in places))
 
 
 def _masked(case: Case) -> Iterator[Contender]:
-    groups, expected_m, n, k = case.shape
+    groups, _, n, k = case.shape
     quantized = [per_token_cast_to_fp8(_randn(case.max_m, k)) for _ in range(groups)]
     a, sa = (torch.stack(tensors) for tensors in zip(*quantized, strict=True))
-    sfa = get_mn_major_tma_aligned_tensor(sa)
+    operand = m_major((a, sa))
     _, b, sb = _weights(groups, n, k, keep_bf16=False)
-    counts = torch.tensor(case.sizes, dtype=torch.int32)
-    d = _empty(groups, case.max_m, n)
-
-    def ours() -> Tensor:
-        m_grouped_fp8_gemm_nt_masked((a, sfa), (b, sb), d, counts, expected_m)
-        return d
-
+    layout, d = layout_of(case), _empty(groups, case.max_m, n)
     yield Contender(
         OURS,
-        ours,
-        lambda got: (
-            (got[g, :rows], dequantized((a[g, :rows], sa[g, :rows]), 1) @ dequantized((b[g], sb[g]), 128).t())
-            for g, rows in enumerate(case.sizes)
-        ),
+        lambda: multiply(case, operand, (b, sb), d, layout),
+        parts_of(places_of(case), (a, sa), lambda group: dequantized((b[group], sb[group]), 128)),
         lambda: d.fill_(torch.nan),
     )
 
@@ -216,10 +204,9 @@ def _k_grouped(case: Case) -> Iterator[Contender]:
     groups, m, n, _ = case.shape
     ks = list(case.sizes)
     x, y = _randn(m, sum(ks)), _randn(n, sum(ks))
-    a, b = k_grouped_cast_to_fp8(x, ks), k_grouped_cast_to_fp8(y, ks)
+    a, b = m_major(k_grouped_cast_to_fp8(x, ks)), m_major(k_grouped_cast_to_fp8(y, ks))
     # The groups' k are multiples of 128, so casting the operands whole gives the same values.
     a_whole, b_whole = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
-    a, b = (a[0], get_mn_major_tma_aligned_tensor(a[1])), (b[0], get_mn_major_tma_aligned_tensor(b[1]))
     ks_tensor = torch.tensor(ks, dtype=torch.int32)
     d = torch.zeros(groups, m, n, dtype=torch.float32)
 
@@ -265,12 +252,54 @@ def places_of(case: Case) -> list[tuple[int, Any]]:
     return _slices(case.sizes) or [(0, slice(None))]
 
 
+def layout_of(case: Case) -> Tensor:
+    """Give the group of each row, or the rows of each group of a masked product; of a dense one nothing."""
+    sizes = torch.tensor(case.sizes, dtype=torch.int32)
+    if case.kind.endswith("masked"):
+        return sizes
+    return torch.arange(len(case.sizes), dtype=torch.int32).repeat_interleave(sizes)
+
+
+def multiply(case: Case, a: Operand, b: Operand, d: Tensor, layout: Tensor, **said: Any) -> Tensor:
+    """Compute a case of weights `[groups, n, k]` into D, and give it. A dense product takes the first weight."""
+    if case.kind.endswith("masked"):
+        m_grouped_fp8_gemm_nt_masked(a, b, d, layout, case.shape[1], **said)
+    elif case.sizes:
+        m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, **said)
+    else:
+        fp8_gemm_nt(a, (b[0][0], b[1][0]), d, **said)
+    return d
+
+
+def parts_of(places: Sequence[tuple[int, Any]], a: Operand, weight_of: Callable[[int], Tensor]) -> Parts:
+    """Multiply A by each group's weight in FP64."""
+    values, scales = a
+    return lambda got: (
+        (got[at], dequantized((values[at], scales[at]), 1) @ weight_of(group).t()) for group, at in places
+    )
+
+
+def kept(make: Callable[[int, int, int], Weights]) -> _lru_cache_wrapper[Weights]:
+    """Make the weights of groups, n and k on a device, once for cases that follow each other."""
+
+    @lru_cache(maxsize=1)
+    def weights_of(groups: int, n: int, k: int, device: str) -> Weights:
+        torch.manual_seed(0)
+        with torch.device(device):
+            return make(groups, n, k)
+
+    return weights_of
+
+
 def dequantized(operand: Operand, rows: int) -> Tensor:
     """Values `[..., m, k]` with one scale for `rows` x 128, as FP64 numbers."""
+    return spread(*operand, rows)
+
+
+def m_major(operand: Operand) -> Operand:
+    """Lay the scales of an operand as products load them."""
     values, scales = operand
-    m, k = values.shape[-2:]
-    spread = scales.repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(128, -1)[..., :k]
-    return values.double() * spread
+    return values, get_mn_major_tma_aligned_tensor(scales)
 
 
 def _randn(*shape: int) -> Tensor:

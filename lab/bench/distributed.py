@@ -30,7 +30,6 @@ from deep_gemm.across.collectives import all_gather
 from deep_gemm.across.owners import local_ids
 from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Quantized
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.distributed import Experts, owned_experts
 from deep_gemm.moe.api import activations_of_rows, product_of_rows
@@ -40,6 +39,7 @@ from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8, weighted_sum
 from . import distributed_training, mega_moe, table
 from .bench import Asked, Bench, Steps
 from .cases import Shape, parse_shapes
+from .contenders import m_major
 from .distributed_training import STEP, Training, routes_of_all
 from .experts import weights_of
 from .layers import ALONE
@@ -302,7 +302,7 @@ class Work:
         if not count:
             return lambda: None
         x = torch.randn(len(ids), share.hidden, dtype=torch.bfloat16, device=self.device)
-        a = _m_major(gather_cast_to_fp8(x, rows))
+        a = m_major(gather_cast_to_fp8(x, rows))
         b = activations_of_rows(a, w1, rows, Gating())
         return _replayed(lambda: _both(a, w1, b, w2, rows), self.device)
 
@@ -337,10 +337,6 @@ def _replayed(call: Callable[[], object], device: torch.device) -> Callable[[], 
 def _both(a: Quantized, w1: Operand, b: Quantized, w2: Operand, rows: ExpertRows) -> None:
     product_of_rows(a, w1, rows)
     product_of_rows(b, w2, rows)
-
-
-def _m_major(a: Quantized) -> Quantized:
-    return a[0], get_mn_major_tma_aligned_tensor(a[1])
 
 
 def rows_of(shape: Shape, weights: tuple[Operand, Operand] | None, clock: Clock, only: Sequence[str]) -> list[Row]:

@@ -15,7 +15,7 @@ from deep_gemm.testing import calc_diff
 
 from . import skip_head_mid, table
 from .cases import Shape
-from .contenders import BF16, OURS
+from .contenders import BF16, OURS, dequantized
 from .kinds import Call, Kind, Kinds, Verdict, Work, within
 from .layers import ALONE
 from .report import Report
@@ -65,11 +65,7 @@ class Heads:
 
     def right(self) -> Tensor:
         """Compute what the FP8 numbers and their scales give in FP32."""
-        (values, scales), (weights, of_blocks) = self.a, self.w
-        r, d = values.shape[-1], weights.shape[1]
-        x = values.float() * scales.repeat_interleave(128, -1)[..., :r]
-        spread = of_blocks.repeat_interleave(128, 1)[:, :d].repeat_interleave(128, 2)[..., :r]
-        return torch.einsum(EXPRESSION, x, weights.float() * spread)
+        return torch.einsum(EXPRESSION, dequantized(self.a, 1).float(), dequantized(self.w, 128).float())
 
     def verdict(self, call: Call) -> Verdict:
         """Let a call write to `out`, and judge that."""

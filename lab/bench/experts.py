@@ -11,8 +11,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from deep_gemm.casts.rules import FP8_MAX, Quantized
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.casts.rules import FP8_MAX
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.gemm.api.grouped import m_grouped_fp8_gemm_nt_contiguous, product_of_stacked_rows
@@ -22,7 +21,7 @@ from deep_gemm.moe.routing import ExpertRows, expert_rows, gather_cast_to_fp8, g
 
 from . import layers, table
 from .bench import Bench, planned
-from .contenders import BF16, OURS
+from .contenders import BF16, OURS, m_major
 from .experts_by_torch import chains_in_bf16, steps_with_casts
 from .layers import ALONE, EAGER, FIRST, SECOND, Layer, Work
 from .linear import relative_error
@@ -152,9 +151,9 @@ class Experts:
         w1, w2 = self.weights.w1, self.weights.w2
         rows = expert_rows(self.topk_ids, w1[0].shape[0])
         h, y = self._buffers(rows)
-        a = _m_major(gather_cast_to_fp8(self.x, rows))
+        a = m_major(gather_cast_to_fp8(self.x, rows))
         product_of_stacked_rows(a, w1, h, rows.ids)
-        b = _m_major(silu_mul_cast_to_fp8(h))
+        b = m_major(silu_mul_cast_to_fp8(h))
 
         def call() -> None:
             product_of_stacked_rows(a, w1, h, rows.ids)
@@ -197,10 +196,6 @@ class Experts:
             for w in (self.weights.w1, self.weights.w2)
         )
         return h, y
-
-
-def _m_major(a: Quantized) -> Quantized:
-    return a[0], get_mn_major_tma_aligned_tensor(a[1])
 
 
 COLUMNS = (

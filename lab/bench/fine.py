@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,23 +13,20 @@ from rich.table import Table
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.cli.models import Compressed, Grouped
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales, scales_of
-from deep_gemm.gemm.api.dense import fp8_gemm_nt
-from deep_gemm.gemm.api.grouped import m_grouped_fp8_gemm_nt_masked
 from deep_gemm.gemm.kinds.output import Output
 
 from . import table
 from .cases import FINE_DENSE, FINE_KINDS, Case, Shape, case_of
-from .contenders import BF16, OURS, Contender, places_of
+from .contenders import BF16, OURS, Contender, kept, m_major, multiply, places_of
 from .fp4 import PARTS, rows_of
 from .report import Report
 
 USUAL, TRITON = f"{OURS}_128x128", "triton"
 BLOCKS_OF_32 = f"{OURS}_32x32"
-SAID: dict[str, dict[str, tuple[int, ...]]] = {
+SAID: dict[str, dict[str, Any]] = {
     f"{OURS}_32x32_1x128": {"recipe_a": (1, 128), "recipe_b": (32, 32)},
     BLOCKS_OF_32: {"recipe": (1, 32, 32)},
     f"{OURS}_64x64": {"recipe": (1, 64, 64)},
@@ -102,16 +99,10 @@ def quantized(w: Tensor, of: Scales) -> Operand:
     fine = of != PER_BLOCK
     if of.rows > 1:
         return per_block_cast_to_fp8(w, fine, of.columns)
-    values, scales = per_token_cast_to_fp8(w, fine, of.columns)
-    return values, get_mn_major_tma_aligned_tensor(scales)
+    return m_major(per_token_cast_to_fp8(w, fine, of.columns))
 
 
-@lru_cache(maxsize=1)
-def weights_of(groups: int, n: int, k: int, device: str) -> Weights:
-    """Make the weights of cases that follow each other."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        return Weights(groups, n, k)
+weights_of = kept(Weights)
 
 
 def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
@@ -126,13 +117,6 @@ def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
         counts = torch.tensor(case.sizes, dtype=torch.int32)
         ends = counts.cumsum(0).to(torch.int32)
 
-    def product(a: Operand, b: Operand, said: dict[str, Any]) -> Tensor:
-        if case.sizes:
-            m_grouped_fp8_gemm_nt_masked(a, b, d, counts, rows, **said)
-        else:
-            fp8_gemm_nt(a, (b[0][0], b[1][0]), d, **said)
-        return d
-
     def right(of_a: Scales, of_b: Scales, got: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         (a, sa), (b, sb) = by_columns[of_a.columns], weights.by_scales[of_b]
         for group, at in places:
@@ -140,8 +124,8 @@ def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
             yield got[at], left @ other.t()
 
     for name, (of_a, of_b) in SIDES.items():
-        a, sa = by_columns[of_a.columns]
-        call = partial(product, (a, get_mn_major_tma_aligned_tensor(sa)), weights.by_scales[of_b], SAID.get(name, {}))
+        operands = m_major(by_columns[of_a.columns]), weights.by_scales[of_b]
+        call: Any = partial(multiply, case, *operands, d, counts, **SAID.get(name, {}))
         yield Contender(name, call, partial(right, of_a, of_b), lambda: d.fill_(torch.nan))
     yield _plain(x, weights.plain, places, ends)
     if case.kind == FINE_DENSE:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from functools import cached_property, lru_cache, partial
+from collections.abc import Iterator
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,18 +13,14 @@ from torch import Tensor
 
 from deep_gemm.casts.fp4 import cast_back_from_fp4, quantize_mxfp4
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.cli.models import MODELS
-from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
-from deep_gemm.gemm.api.dense import fp8_fp4_gemm_nt
-from deep_gemm.gemm.api.grouped import m_grouped_fp8_fp4_gemm_nt_contiguous, m_grouped_fp8_fp4_gemm_nt_masked
 from deep_gemm.gemm.packed import COLUMNS
 
 from . import table
 from .bulk_read import READ, read, read_of
 from .cases import FP4_DENSE, FP4_KINDS, Case, Shape, case_of
-from .contenders import OURS, Contender, dequantized, places_of
+from .contenders import OURS, Contender, dequantized, kept, layout_of, m_major, multiply, parts_of, places_of
 from .grid import MOST_OPERATIONS
 from .report import Report, Row
 
@@ -123,12 +119,7 @@ class Weights:
         return layer
 
 
-@lru_cache(maxsize=1)
-def weights_of(groups: int, n: int, k: int, device: str) -> Weights:
-    """Make the weights of cases that follow each other."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        return Weights(groups, n, k)
+weights_of = kept(Weights)
 
 
 def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
@@ -137,27 +128,12 @@ def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
     weights = weights_of(groups, n, k, device)
     torch.manual_seed(1)
     with torch.device(device):
-        masked = case.kind == "fp4_masked"
-        outer = (groups, case.max_m) if masked else (sum(case.sizes) or rows,)
+        outer = (groups, case.max_m) if case.kind == "fp4_masked" else (sum(case.sizes) or rows,)
         x, d = (torch.randn(*outer, columns, dtype=torch.bfloat16) for columns in (k, n))
         a, sa = per_token_cast_to_fp8(x)
-        operand = a, get_mn_major_tma_aligned_tensor(sa)
-        layout = _layout(case)
+        operand = m_major((a, sa))
+        layout = layout_of(case)
         source, done = read_of(case.bytes), torch.ones(1, dtype=torch.float32)
-    places = places_of(case)
-
-    def product(b: Operand) -> Tensor:
-        if masked:
-            m_grouped_fp8_fp4_gemm_nt_masked(operand, b, d, layout, rows)
-        elif case.sizes:
-            m_grouped_fp8_fp4_gemm_nt_contiguous(operand, b, d, layout)
-        else:
-            fp8_fp4_gemm_nt(operand, (b[0][0], b[1][0]), d)
-        return d
-
-    def right(numbers_of: Callable[[int], Tensor], got: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for group, at in places:
-            yield got[at], dequantized((a[at], sa[at]), 1) @ numbers_of(group).t()
 
     def reading() -> Tensor:
         read(source)
@@ -165,20 +141,13 @@ def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
 
     ways = ((OURS, weights.fp4, weights.numbers_of_fp4), (FP8, weights.fp8, weights.numbers_of_fp8))
     for name, b, numbers_of in ways:
-        yield Contender(name, partial(product, b), partial(right, numbers_of), lambda: d.fill_(torch.nan))
+        call = partial(multiply, case, operand, b, d, layout)
+        yield Contender(name, call, parts_of(places_of(case), (a, sa), numbers_of), lambda: d.fill_(torch.nan))
     yield Contender(READ, reading, lambda got: [(got, got.double())])
     if case.kind == FP4_DENSE:
         yield Contender(
             HUMMING, lambda: weights.humming(x), lambda got: [(got, x.double() @ weights.numbers_of_fp4(0).t())]
         )
-
-
-def _layout(case: Case) -> Tensor:
-    """Rows of each group, or the group of each row; of a dense product nothing."""
-    sizes = torch.tensor(case.sizes, dtype=torch.int32)
-    if case.kind == "fp4_masked":
-        return sizes
-    return torch.arange(len(case.sizes), dtype=torch.int32).repeat_interleave(sizes)
 
 
 def tables(report: Report) -> list[Table]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from deep_gemm.hyper import reference
-from deep_gemm.hyper.api import compute
+from deep_gemm.hyper.api import compute, hc_prenorm
 from deep_gemm.hyper.check import HcProblem
 from deep_gemm.testing import calc_diff
 
@@ -14,6 +13,7 @@ from .cases import Shape
 from .contenders import OURS
 from .kinds import Kind, Kinds, Work, of_ours
 from .layers import COPY, EAGER
+from .numerics import in_tf32
 
 METHOD = (
     "random normal operands; shapes are m, n, k, splits, 0 of which are a single result; torch: A to FP32, a TF32 "
@@ -50,14 +50,9 @@ def work_of(shape: Shape, device: str = "cuda") -> Work:
 
 def in_torch(p: HcProblem) -> tuple[torch.Tensor, torch.Tensor]:
     """The same by torch: a product in TF32 and a sum, of each split."""
-    splits = p.d.shape[0]
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
-    try:
-        wide = p.a.float()
-        parts = zip(wide.tensor_split(splits, 1), p.b.tensor_split(splits, 1), strict=True)
-        products = torch.stack([rows @ vectors.t() for rows, vectors in parts])
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    splits, wide = p.d.shape[0], p.a.float()
+    parts = zip(wide.tensor_split(splits, 1), p.b.tensor_split(splits, 1), strict=True)
+    products = torch.stack([in_tf32(rows, vectors) for rows, vectors in parts])
     return products, torch.stack([part.square().sum(1) for part in wide.tensor_split(splits, 1)])
 
 
@@ -66,7 +61,7 @@ def difference(p: HcProblem) -> float:
     p.d.fill_(torch.nan), p.sqr_sum.fill_(torch.nan)
     compute(p)
     right = p._replace(d=torch.empty_like(p.d), sqr_sum=torch.empty_like(p.sqr_sum))
-    reference.hc_prenorm(right)
+    hc_prenorm(right)
     differences = calc_diff(p.d, right.d), calc_diff(p.sqr_sum, right.sqr_sum)
     return float(torch.stack(differences).max())  # NaN if either is
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ import deep_gemm
 from deep_gemm.casts.by_kernels import cast_of
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Target
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.kernel import WISHES
 from deep_gemm.gemm.api import dense, grouped
@@ -29,6 +28,7 @@ from deep_gemm.gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 
 from . import table
 from .bench import Asked, Bench, Steps
+from .contenders import m_major
 from .products import reason
 from .report import MAX_NAME, Add, Announce, Report, Row
 from .timing import Spread, profiled
@@ -173,7 +173,7 @@ def public_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
     """Name, shape and call of every public product on a tiny problem, and then of torch's products."""
     torch.manual_seed(0)
     x, y = (torch.randn(rows, K, device=device, dtype=torch.bfloat16) for rows in (M, N))
-    a, b, b_rows = _m_major(per_token_cast_to_fp8(x)), per_block_cast_to_fp8(y), _m_major(per_token_cast_to_fp8(y))
+    a, b, b_rows = m_major(per_token_cast_to_fp8(x)), per_block_cast_to_fp8(y), m_major(per_token_cast_to_fp8(y))
     a_t, b_t = (a[0].t(), a[1].t()), (b[0].t(), b[1].t())
     d = torch.empty(M, N, device=device, dtype=torch.bfloat16)
     grad = torch.zeros(M, N, device=device, dtype=torch.float32)
@@ -194,7 +194,7 @@ def public_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
 def _grouped_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
     x = torch.randn(GROUPS, M, K, device=device, dtype=torch.bfloat16)
     w = torch.randn(GROUPS, N, K, device=device, dtype=torch.bfloat16)
-    a, b = _m_major(per_token_cast_to_fp8(x.flatten(0, 1))), per_block_cast_to_fp8(w)
+    a, b = m_major(per_token_cast_to_fp8(x.flatten(0, 1))), per_block_cast_to_fp8(w)
     b_t = (b[0].mT, b[1].mT)
     ids = torch.arange(GROUPS, device=device, dtype=torch.int32).repeat_interleave(M)
     d = torch.empty(GROUPS * M, N, device=device, dtype=torch.bfloat16)
@@ -203,14 +203,14 @@ def _grouped_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
     yield "deep_gemm.m_grouped_fp8_gemm_nt_contiguous", shape, lambda: nt(a, b, d, ids)
     yield "deep_gemm.m_grouped_fp8_gemm_nn_contiguous", shape, lambda: nn(a, b_t, d, ids)
 
-    a_masked, d_masked = _m_major(per_token_cast_to_fp8(x)), d.view(GROUPS, M, N)
+    a_masked, d_masked = m_major(per_token_cast_to_fp8(x)), d.view(GROUPS, M, N)
     counts = torch.full((GROUPS,), M // 2, device=device, dtype=torch.int32)
     masked = grouped.m_grouped_fp8_gemm_nt_masked
     yield "deep_gemm.m_grouped_fp8_gemm_nt_masked", shape, lambda: masked(a_masked, b, d_masked, counts, M // 2)
 
     ks = [K] * GROUPS
     rows, columns = (torch.randn(size, sum(ks), device=device, dtype=torch.float32) for size in (M, N))
-    p, q = (_m_major(k_grouped_cast_to_fp8(operand, ks)) for operand in (rows, columns))
+    p, q = (m_major(k_grouped_cast_to_fp8(operand, ks)) for operand in (rows, columns))
     p_t, q_t = (p[0], p[1].t()), (q[0], q[1].t())
     ks_tensor = torch.tensor(ks, device=device, dtype=torch.int32)
     grads = torch.zeros(GROUPS, M, N, device=device, dtype=torch.float32)
@@ -221,27 +221,27 @@ def _grouped_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
 
 def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
     """Calls that differ only in m and run the same kernel. The first is for loading the kernel."""
-    config = select(Sizes(M, N, K), Output(), H200)
-    ms = [m for m in range(1, 4096) if m != M and select(Sizes(m, N, K), Output(), H200) == config][: count + 1]
+    ms = _new_ms(lambda m: select(Sizes(m, N, K), Output(), H200), count)
     b = per_block_cast_to_fp8(torch.randn(N, K, device=device, dtype=torch.float32))
     operands = []
     for m in ms:
-        a = _m_major(per_token_cast_to_fp8(torch.randn(m, K, device=device, dtype=torch.float32)))
+        a = m_major(per_token_cast_to_fp8(torch.randn(m, K, device=device, dtype=torch.float32)))
         operands.append((a, torch.empty(m, N, device=device, dtype=torch.bfloat16)))
     return [lambda a=a, d=d: dense.fp8_gemm_nt(a, b, d) for a, d in operands]  # type: ignore[misc]
 
 
 def calls_with_new_m_of_bf16(device: str, count: int = NEW_MS) -> list[Call]:
     """The same of BF16 products."""
-    config = select_bf16(M, N, K, OUTPUTS_OF[BF16_OPERANDS][0], Majors(), H200)
+    ms = _new_ms(lambda m: select_bf16(m, N, K, OUTPUTS_OF[BF16_OPERANDS][0], Majors(), H200), count)
     b = torch.randn(N, K, device=device, dtype=torch.float32).bfloat16()
-    ms = [
-        m
-        for m in range(1, 4096)
-        if m != M and select_bf16(m, N, K, OUTPUTS_OF[BF16_OPERANDS][0], Majors(), H200) == config
-    ][: count + 1]
     operands = [[torch.randn(m, size, device=device, dtype=torch.float32).bfloat16() for size in (K, N)] for m in ms]
     return [lambda a=a, d=d: deep_gemm.bf16_gemm_nt(a, b, d) for a, d in operands]  # type: ignore[misc]
+
+
+def _new_ms(config_of: Callable[[int], object], count: int) -> list[int]:
+    """Give one more than so many m with the configuration of M."""
+    like = config_of(M)
+    return list(islice((m for m in range(1, 4096) if m != M and config_of(m) == like), count + 1))
 
 
 def calls_with_new_weight(device: str, count: int = NEW_WEIGHTS) -> list[Call]:
@@ -261,7 +261,7 @@ def calls_with_new_weight(device: str, count: int = NEW_WEIGHTS) -> list[Call]:
     menu_of.cache_clear()  # choosing is a part of the first call
     calls: list[Call] = []
     for n, k in new:
-        a = _m_major(per_token_cast_to_fp8(torch.randn(M, k, device=device, dtype=torch.float32)))
+        a = m_major(per_token_cast_to_fp8(torch.randn(M, k, device=device, dtype=torch.float32)))
         b = per_block_cast_to_fp8(torch.randn(n, k, device=device, dtype=torch.float32))
         d = torch.empty(M, n, device=device, dtype=torch.bfloat16)
         calls.append(lambda a=a, b=b, d=d: dense.fp8_gemm_nt(a, b, d))  # type: ignore[misc]
@@ -279,10 +279,6 @@ def _failure_of(call: Call) -> str | None:
 
 def _row(name: str, shape: tuple[int, ...], mode: str, spread: Spread) -> Row:
     return Row("host", shape, name, mode, spread.us, spread.us_min, spread.us_max)
-
-
-def _m_major(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return operand[0], get_mn_major_tma_aligned_tensor(operand[1])
 
 
 def _synchronize() -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from . import yardsticks
 from .bench import Asked, Bench, Steps, planned
-from .cases import PEAK_TFLOPS, Shape, cold_copy_us
+from .cases import Shape, floor_of
 from .contenders import OURS
 from .products import measure_each, raise_if_lost, reason
 from .report import MAX_NAME, Add, Announce, Report, Row
@@ -37,9 +37,7 @@ class Work(NamedTuple):
     @property
     def floor_us(self) -> float | None:
         """A lower limit of its time; a work that multiplies nothing has none."""
-        if self.operations is None:
-            return None
-        return round(max(self.operations / (PEAK_TFLOPS * 1e6), cold_copy_us(self.bytes)), 3)
+        return None if self.operations is None else round(floor_of(self.operations, self.bytes), 3)
 
 
 class Kind(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .bulk_read import READ
-from .cases import PEAK_TFLOPS, Shape, cold_copy_us
+from .cases import Shape, floor_of
 from .contenders import OURS
 from .fp4 import PRODUCT
 from .machine import GpuState, gpu_state
@@ -74,7 +74,7 @@ class Work:
         if contender in (COPY, READ):
             count = self.cast_bytes if contender == COPY else self.bytes
             return Row(self.kind, self.shape, contender, "cold", bytes=count, **more)
-        floor_us = round(max(self.operations / (PEAK_TFLOPS * 1e6), cold_copy_us(self.bytes)), 3)
+        floor_us = round(floor_of(self.operations, self.bytes), 3)
         more = {"operations": self.operations, "bytes": self.bytes, "floor_us": floor_us, **more}
         return Row(self.kind, self.shape, contender, "cold", **more)
 

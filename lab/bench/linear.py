@@ -13,7 +13,6 @@ from torch import Tensor
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.gemm.api.dense import fp8_gemm_nt
 from deep_gemm.linear import api as public
@@ -22,7 +21,7 @@ from . import layers, table
 from .bench import Bench, planned
 from .cases import all_cases
 from .casts import copy_of
-from .contenders import BF16, OURS
+from .contenders import BF16, OURS, m_major
 from .fp4 import PRODUCT
 from .layers import ALONE, CAST, COPY, EAGER, Layer, Steps, Work
 from .products import measure_each
@@ -77,13 +76,11 @@ class Linear:
     def contenders(self) -> Iterator[Layer]:
         """All ways. Each writes to memory of its own."""
         x, w, d = self.x, self.w, self.d
-        values, scales = per_token_cast_to_fp8(x)
-        a = values, get_mn_major_tma_aligned_tensor(scales)
+        a = m_major(per_token_cast_to_fp8(x))
         cast: list[Quantized] = []
 
         def cast_in_torch() -> None:
-            values, scales = cast_by_torch(x, 1, SCALE_BLOCK)
-            cast[:] = [(values, get_mn_major_tma_aligned_tensor(scales))]
+            cast[:] = [m_major(cast_by_torch(x, 1, SCALE_BLOCK))]
 
         steps: Steps = ((CAST, cast_in_torch), (PRODUCT, lambda: fp8_gemm_nt(cast[0], w, d)))
         yield Layer(OURS, lambda: public.linear(x, w, out=self.out), parts=layers.parts_of_linear)

@@ -9,6 +9,7 @@ from deep_gemm.indexer import api, reference
 from deep_gemm.indexer.check import MqaLogits, mqa_logits_problem
 from deep_gemm.testing import calc_diff
 
+from ..sim.logits import causal, problem
 from .cases import Shape
 from .contenders import OURS
 from .kinds import Call, Work, of_ours
@@ -49,14 +50,8 @@ def mqa_logits(shape: Shape, *, clean: bool = False, device: str = "cuda") -> Wo
 
 def causal_problem(shape: Shape, *, clean: bool, device: str) -> MqaLogits:
     """Each query sees the keys up to its own."""
-    queries, num_keys, heads, depth = shape
-    torch.manual_seed(0)
-    sizes = (queries, heads, depth), (num_keys, depth)
-    q, keys = (torch.randn(size, device=device, dtype=torch.float32).to(torch.float8_e4m3fn) for size in sizes)
-    weights = torch.randn(queries, heads, device=device, dtype=torch.float32)
-    scales = torch.rand(num_keys, device=device, dtype=torch.float32) + 0.5
-    last = torch.arange(num_keys - queries + 1, num_keys + 1, dtype=torch.int32, device=device)
-    return mqa_logits_problem(q, (keys, scales), weights, torch.zeros_like(last), last, clean, 0, torch.float32)
+    queries, num_keys, _, _ = shape
+    return problem(shape, causal(queries, num_keys), clean=clean, device=device)  # type: ignore[arg-type]
 
 
 def in_torch(p: MqaLogits) -> Tensor:

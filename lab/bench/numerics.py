@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import product
+from itertools import islice, product
 
 import torch
 from rich.table import Table
@@ -28,8 +28,7 @@ from deep_gemm.gemm.api.grouped import (
     m_grouped_fp8_gemm_nt_masked,
 )
 from deep_gemm.gemm.api.heads import fp8_einsum
-from deep_gemm.hyper.api import tf32_hc_prenorm_gemm
-from deep_gemm.hyper.reference import to_tf32
+from deep_gemm.hyper.api import tf32_hc_prenorm_gemm, to_tf32
 from deep_gemm.indexer.api import fp8_mqa_logits
 from deep_gemm.linear.api import linear
 from deep_gemm.moe.api import experts
@@ -244,11 +243,7 @@ def fp8_of_rows(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 def fp8_of_few_rows(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     """Another kernel on a GPU, alone."""
-    m, n, k = shape
-    x, w = numbers(m, n, k)
-    a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
-    call = into((m, n), torch.bfloat16, lambda d: fp8_gemm_nt(a, b, d))
-    yield Way(OURS, torch.bfloat16, call, exact(dequantized(a, 1), dequantized(b, 128)), exact(x, w))
+    return islice(fp8_of_blocks(shape, numbers), 1)
 
 
 def of_groups(groups: int, m: int, n: int, k: int, numbers: Numbers) -> tuple[Tensor, Tensor]:

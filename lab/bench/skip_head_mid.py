@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm.api.dense import fp8_gemm_nt
 from deep_gemm.gemm.api.skip import fp8_gemm_nt_skip_head_mid
 from deep_gemm.gemm.problem import HeadParts
 
 from .cases import Shape
-from .contenders import OURS
+from .contenders import OURS, m_major
 from .kinds import Call, Verdict, Work
 from .layers import ALONE
 
@@ -39,8 +38,7 @@ class IntoHeads:
 
     def __init__(self, shape: Shape, device: str) -> None:
         m, n, k = shape
-        values, scales = per_token_cast_to_fp8(torch.randn(m, k, device=device, dtype=torch.float32))
-        self.a = values, get_mn_major_tma_aligned_tensor(scales)
+        self.a = m_major(per_token_cast_to_fp8(torch.randn(m, k, device=device, dtype=torch.float32)))
         self.b = per_block_cast_to_fp8(torch.randn(n, k, device=device, dtype=torch.float32))
         self.d = torch.full(
             (m, n // HEADS.columns * HEADS.columns_of_d), UNTOUCHED, device=device, dtype=torch.bfloat16

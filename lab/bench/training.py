@@ -18,7 +18,7 @@ from deep_gemm.nn import Experts, Linear, keep_casts
 
 from . import table
 from .bench import Bench, planned
-from .cases import PEAK_TFLOPS, Shape, cold_copy_us
+from .cases import Shape, floor_of
 from .contenders import BF16, OURS
 from .experts_by_torch import chains_in_bf16
 from .linear import relative_error
@@ -144,7 +144,7 @@ def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list
     operations, moved = work_of(shape)
     error = error_of(layers)
     wrong = None if error <= MOST_ERROR else f"wrong: relative error {error:.2g}, expected {MOST_ERROR}"
-    floor_us = round(max(3 * operations / (PEAK_TFLOPS * 1e6), cold_copy_us(moved)), 3)
+    floor_us = round(floor_of(3 * operations, moved), 3)
     rows = []
     for name, layer in layers.items():
         if only and name not in only:

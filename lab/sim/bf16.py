@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,7 @@ from deep_gemm.gemm.kernel import BF16_GEMM
 from deep_gemm.gemm.kinds.works import DENSE, HEADS
 from deep_gemm.gemm.problem import Problem
 
-from .library import HostKernel
-from .product import Outcome, ProductTrial, draws, random_d_and_c, run, sides
+from .product import ProductTrial, draws, random_d_and_c, sides
 
 
 def operand(shape: tuple[int, ...], is_mn: bool, gap: int, generator: torch.Generator, exact: bool = False) -> Tensor:
@@ -29,29 +29,9 @@ def operand(shape: tuple[int, ...], is_mn: bool, gap: int, generator: torch.Gene
     return x.mT if is_mn else x
 
 
-def random_problem(
-    config: Bf16Config,
-    m: int,
-    n: int,
-    k: int,
-    seed: int = 0,
-    *,
-    planes: int = 2,
-    in_place: bool = False,
-    gap: int = 0,
-    exact: bool = False,
-) -> Problem:
-    """Make a problem with random data, for a configuration of heads `planes` of them. D is NaN, unless it is also C.
-
-    Each row is followed by `gap` NaNs, a multiple of 8. `exact`: small integers, of which no sum is rounded.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    lead = (planes,) if config.work.has_planes else ()
-
-    a = operand((*lead, m, k), config.majors.a_is_mn, gap, generator, exact)
-    b = operand((*lead, n, k), config.majors.b_is_mn, gap, generator, exact)
-    d, c = random_d_and_c(config, (*lead, m, n), generator, in_place)
-    return Problem(a, None, b, None, d, c, config.work, None, None)
+def random_problem(config: Bf16Config, *sizes: Any, **more: Any) -> Problem:
+    """Give the problem of such a trial."""
+    return Bf16Trial(config, *sizes, **more).problem()
 
 
 @dataclass(frozen=True)
@@ -67,6 +47,12 @@ class Bf16Trial(ProductTrial):
     schedule: str | None = None
     in_place: bool = False
     is_dependent: bool = False
+    planes: int = 2
+    """How many a configuration of heads has."""
+    gap: int = 8
+    """NaNs behind each row, a multiple of 8."""
+    exact: bool = False
+    """Small integers, of which no sum is rounded."""
 
     @classmethod
     def takes(cls, config: Bf16Config) -> bool:
@@ -88,7 +74,11 @@ class Bf16Trial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices."""
-        p = random_problem(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, gap=8)
-        return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)
+    def problem(self) -> Problem:
+        """Draw random matrices. D is NaN, unless it is also C."""
+        config, generator = self.config, torch.Generator().manual_seed(self.seed)
+        lead = (self.planes,) if config.work.has_planes else ()
+        a = operand((*lead, self.m, self.k), config.majors.a_is_mn, self.gap, generator, self.exact)
+        b = operand((*lead, self.n, self.k), config.majors.b_is_mn, self.gap, generator, self.exact)
+        d, c = random_d_and_c(config, (*lead, self.m, self.n), generator, self.in_place)
+        return Problem(a, None, b, None, d, c, config.work, None, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,31 +14,6 @@ from deep_gemm.gemm.problem import Problem
 from .bf16_depths import run
 from .library import HostKernel
 from .product import Outcome, ProductTrial, draws, random_d_and_c, sides, sizes
-
-
-def random_problem(
-    config: Bf16Config,
-    ks: Sequence[int],
-    m: int,
-    n: int,
-    seed: int = 0,
-    *,
-    on_gpu_alone: bool = True,
-    more_rows: int = 0,
-    gap: int = 0,
-) -> Problem:
-    """Make a problem with random data. D is NaN, unless it is also C.
-
-    Rows that no group has are NaN, and so is what follows each row: `gap` values, a multiple of 8.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    a, b = (torch.full((sum(ks) + more_rows, rows + gap), float("nan"), dtype=torch.bfloat16) for rows in (m, n))
-    for x, rows in ((a, m), (b, n)):
-        x[: sum(ks), :rows] = torch.randn(sum(ks), rows, generator=generator, dtype=torch.float32)
-    d, c = random_d_and_c(config, (len(ks), m, n), generator)
-    counts = torch.tensor(ks, dtype=torch.int32) if on_gpu_alone else None
-    a, b, known = a[:, :m].mT, b[:, :n].mT, None if on_gpu_alone else tuple(ks)
-    return Problem(a, counts, b, None, d, c, COUNTED, None, None, ks=known)
 
 
 @dataclass(frozen=True)
@@ -78,10 +52,23 @@ class Bf16CountedTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
+    def problem(self) -> Problem:
+        """Draw random matrices. D is NaN, unless it is also C.
+
+        Rows that no group has are NaN, and so are 8 values behind each row.
+        """
+        generator, rows = torch.Generator().manual_seed(self.seed), sum(self.ks)
+        depth = rows + (0 if self.told else self.more_rows)
+        a, b = (
+            torch.full((depth, size + 8), float("nan"), dtype=torch.bfloat16)[:, :size] for size in (self.m, self.n)
+        )
+        for x in (a, b):
+            x[:rows] = torch.randn(rows, x.shape[1], generator=generator, dtype=torch.float32)
+        d, c = random_d_and_c(self.config, (len(self.ks), self.m, self.n), generator)
+        counts = torch.tensor(self.told or self.ks, dtype=torch.int32) if self.told or self.on_gpu_alone else None
+        known = None if self.on_gpu_alone else self.ks
+        return Problem(a.mT, counts, b.mT, None, d, c, COUNTED, None, None, ks=known)
+
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices."""
-        more = {"on_gpu_alone": self.on_gpu_alone, "more_rows": 0 if self.told else self.more_rows, "gap": 8}
-        p = random_problem(self.config, self.ks, self.m, self.n, self.seed, **more)  # type: ignore[arg-type]
-        if self.told:
-            p = p._replace(sfa=torch.tensor(self.told, dtype=torch.int32))
-        return run(kernel, self.config, p, ks=self.ks, **self.how)
+        """Multiply by these depths, whatever the GPU finds."""
+        return run(kernel, self.config, self.problem(), ks=self.ks, **self.how)

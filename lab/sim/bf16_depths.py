@@ -14,6 +14,7 @@ from deep_gemm.gemm.kernel import BF16_GEMM
 from deep_gemm.gemm.kinds.works import PARTS
 from deep_gemm.gemm.problem import Problem
 
+from .bf16 import operand
 from .launcher import How
 from .library import HostKernel
 from .product import (
@@ -28,14 +29,6 @@ from .product import (
     stage_of,
     tile_of,
 )
-
-
-def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: int = 0) -> Problem:
-    """Make a problem with random data. D is NaN, unless it is also C."""
-    generator = torch.Generator().manual_seed(seed)
-    a, b = (torch.randn(sum(ks), rows, generator=generator, dtype=torch.float32).to(torch.bfloat16) for rows in (m, n))
-    d, c = random_d_and_c(config, (len(ks), m, n), generator)
-    return Problem(a.mT, None, b.mT, None, d, c, PARTS, None, None, ks=tuple(ks))
 
 
 def run(
@@ -76,6 +69,14 @@ class Bf16DepthsTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
+    def problem(self) -> Problem:
+        """Draw random matrices. D is NaN, unless it is also C."""
+        generator = torch.Generator().manual_seed(self.seed)
+        sizes = (self.m, self.n)
+        a, b = (operand((sum(self.ks), rows), False, 0, generator).mT for rows in sizes)
+        d, c = random_d_and_c(self.config, (len(self.ks), *sizes), generator)
+        return Problem(a, None, b, None, d, c, PARTS, None, None, ks=self.ks)
+
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices."""
-        return run(kernel, self.config, random_problem(self.config, self.ks, self.m, self.n, self.seed), **self.how)
+        """Multiply group by group."""
+        return run(kernel, self.config, self.problem(), **self.how)

@@ -22,20 +22,14 @@ from .launcher import How, Stage
 from .library import HostKernel
 from .product import Outcome, ProductTrial, draws, near_edge, outcome, sides, stage_of, units_of_step
 from .rounding import FP32_UNIT, within_units
+from .trial import Trial
 
 PLAIN = SlicesConfig(False)
 
 
-def random_problem(
-    config: Bf16Config, products: int, m: int, n: int, k: int, output: SlicesConfig, seed: int = 0, *, gap: int = 0
-) -> Problem:
-    """Make a problem with random data. Behind each row are `gap` NaNs, a multiple of 8. D is NaN, unless it is C."""
-    generator = torch.Generator().manual_seed(seed)
-    a = operand((products, m, k), config.majors.a_is_mn, gap, generator)
-    b = operand((products, n, k), config.majors.b_is_mn, gap, generator)
-    d = torch.full((m, n), float("nan"), dtype=torch.float32 if output.output_is_fp32 else torch.bfloat16)
-    c = d.normal_(generator=generator) if output.adds_to_d else None
-    return Problem(a, None, b, None, d, c, SUM, None, None)
+def type_of(config: SlicesConfig) -> torch.dtype:
+    """Give the type of D."""
+    return torch.float32 if config.output_is_fp32 else torch.bfloat16
 
 
 def run(
@@ -108,15 +102,22 @@ class SumTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
+    def problem(self) -> Problem:
+        """Draw random matrices. Behind each row are 8 NaNs. D is NaN, unless it is C."""
+        generator, majors = torch.Generator().manual_seed(self.seed), self.config.majors
+        a = operand((self.products, self.m, self.k), majors.a_is_mn, 8, generator)
+        b = operand((self.products, self.n, self.k), majors.b_is_mn, 8, generator)
+        d = torch.full((self.m, self.n), float("nan"), dtype=type_of(self.output))
+        c = d.normal_(generator=generator) if self.output.adds_to_d else None
+        return Problem(a, None, b, None, d, c, SUM, None, None)
+
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices."""
-        shape = self.products, self.m, self.n, self.k
-        p = random_problem(self.config, *shape, self.output, self.seed, gap=8)
-        return run(kernel, None, self.config, self.slices, p, **self.how)
+        """Multiply, and add up slices."""
+        return run(kernel, None, self.config, self.slices, self.problem(), **self.how)
 
 
 @dataclass(frozen=True)
-class SlicesTrial(ProductTrial):
+class SlicesTrial(Trial):
     """One workspace of slices, which are random."""
 
     kernel = sum_slices.KERNEL
@@ -134,11 +135,11 @@ class SlicesTrial(ProductTrial):
         n = near_edge(draw, sum_slices.COLUMNS, 4 if config.output_is_fp32 else 8)
         return cls(config, draw.randint(1, 90), draw.randint(1, 20), n, seed)
 
-    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
+    def check(self, kernel: HostKernel | None = None) -> float:
         """Add up slices, in a D whose rows have a gap behind them."""
         generator, (m, n) = torch.Generator().manual_seed(self.seed), (self.m, self.n)
         workspace = torch.randn(self.slices, m, n, generator=generator, dtype=torch.float32)
-        dtype = torch.float32 if self.config.output_is_fp32 else torch.bfloat16
+        dtype = type_of(self.config)
         d = torch.full((m, n + 8), float("nan"), dtype=dtype)[:, :n]
         exact, magnitudes = workspace.double().sum(0), workspace.double().abs().sum(0)
         if self.config.adds_to_d:
@@ -149,4 +150,4 @@ class SlicesTrial(ProductTrial):
         add(stage, kernel, self.config, d.stride(0))
         right = exact.to(dtype)
         allowed = within_units(right, magnitudes * ((self.slices + 2) * FP32_UNIT))
-        return outcome(stage.result(), right, allowed)
+        return outcome(stage.result(), right, allowed).checked().worst

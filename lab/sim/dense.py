@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
-from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Recipes, Scales
 from deep_gemm.core.check.ue8m0 import FP32_MANTISSA_BITS, Words, words_of
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import GemmConfig
@@ -19,39 +23,48 @@ from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.kinds.works import DENSE
 from deep_gemm.gemm.problem import Problem
 
-from .library import HostKernel
-from .product import Outcome, ProductTrial, depth, drawn_words, draws, random_d_and_c, random_words, run, sides
+from .product import ProductTrial, depth, drawn_words, draws, random_d_and_c, random_words, sides
 
 
-def random_problem(
+def random_problem(config: GemmConfig | DecodeConfig, *sizes: Any, **more: Any) -> Problem:
+    """Give the problem of such a trial."""
+    return DenseTrial(config, *sizes, **more).problem()
+
+
+def operands(
     config: GemmConfig | DecodeConfig,
-    m: int,
+    generator: torch.Generator,
+    rows: tuple[int, ...],
     n: int,
     k: int,
-    seed: int = 0,
+    groups: tuple[int, ...] = (),
     *,
-    in_place: bool = False,
     any_scales: bool = False,
     words: Words = Words.NONE,
-) -> Problem:
-    """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`).
+) -> tuple[Operand, Operand]:
+    """Draw A `[*rows, k]` and B `[*groups, n, k]`, as a configuration multiplies them.
 
     `any_scales`: those of an FP4 weight do not always fold, and those in words are anything. `words`: sides that have
     fine scales, or are beside them, in words.
     """
-    generator = torch.Generator().manual_seed(seed)
+    of_a, of_b = config.sfa or PER_ROW, config.sfb or PER_BLOCK
+    x = torch.randn(*rows, k, generator=generator, dtype=torch.float32)
+    # One weight is drawn ahead of what varies the scales of A, those of groups behind it: seeds stay what they are.
+    w = None if groups or config.b == E2M1 else torch.randn(n, k, generator=generator, dtype=torch.float32)
+    a, sfa = per_token_cast_to_fp8(x, gran_k=of_a.columns)
+    sfa = varied(sfa, of_a, generator, Words.A in words, any_scales)
     if config.b == E2M1:
-        a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator, dtype=torch.float32))
-        d, c = random_d_and_c(config, (m, n), generator, in_place)
-        return dense_problem(a, random_packed(n, k, generator, any_scales), d, c)
-    of_b = config.sfb or PER_BLOCK
-    of_a = (config.sfa if isinstance(config, GemmConfig) else None) or PER_ROW
-    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator, dtype=torch.float32), gran_k=of_a.columns)
-    b = cast_by_torch(torch.randn(n, k, generator=generator, dtype=torch.float32), *of_b)
-    sfa = varied(a[1], of_a, generator, Words.A in words, any_scales)
-    sfb = varied(b[1], of_b, generator, Words.B in words, any_scales)
-    d, c = random_d_and_c(config, (m, n), generator, in_place)
-    return dense_problem((a[0], sfa), (b[0], sfb), d, c, recipes=(None, of_a, of_b))
+        packed = [random_packed(n, k, generator, any_scales) for _ in range(prod(groups))]
+        b, sfb = (torch.stack(each) if groups else each[0] for each in zip(*packed, strict=True))
+        return (a, sfa), (b, sfb)
+    w = torch.randn(*groups, n, k, generator=generator, dtype=torch.float32) if w is None else w
+    b, sfb = cast_by_torch(w, *of_b)
+    return (a, sfa), (b, varied(sfb, of_b, generator, Words.B in words, any_scales))
+
+
+def recipes_of(config: GemmConfig | DecodeConfig) -> Recipes:
+    """State how a configuration's operands are scaled, as a call does."""
+    return None, config.sfa or PER_ROW, None if config.b == E2M1 else config.sfb or PER_BLOCK
 
 
 def varied(scales: Tensor, of: Scales, generator: torch.Generator, in_words: bool, any_scales: bool) -> Tensor:
@@ -126,14 +139,15 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
 class DenseTrial(ProductTrial):
     """One product."""
 
-    kernel = FP8_GEMM
-    config: GemmConfig
+    kernel: ClassVar[Kernel[Any]] = FP8_GEMM
+    config: GemmConfig | DecodeConfig
     m: int = 200
     n: int = 336
     k: int = 896
     seed: int = 0
     schedule: str | None = None
     in_place: bool = False
+    """D is also C."""
     is_dependent: bool = False
     any_scales: bool = False
     """Scales of an FP4 weight that do not always fold, or of words that are anything."""
@@ -141,7 +155,7 @@ class DenseTrial(ProductTrial):
     """Sides that have fine scales, or are beside them, in words."""
 
     @classmethod
-    def takes(cls, config: GemmConfig) -> bool:
+    def takes(cls, config: GemmConfig | DecodeConfig) -> bool:
         """Take products that are neither grouped nor skip columns."""
         return config.work is DENSE and not config.epilogue.skips_mid
 
@@ -163,16 +177,14 @@ class DenseTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices."""
-        p = random_problem(
-            self.config,
-            self.m,
-            self.n,
-            self.k,
-            self.seed,
-            in_place=self.in_place,
-            any_scales=self.any_scales,
-            words=self.words,
-        )
-        return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)
+    def operands(self, generator: torch.Generator) -> tuple[Operand, Operand]:
+        """Draw A and B."""
+        kinds: dict[str, Any] = {"any_scales": self.any_scales, "words": self.words}
+        return operands(self.config, generator, (self.m,), self.n, self.k, **kinds)
+
+    def problem(self) -> Problem:
+        """Draw random matrices. D is NaN, unless it is also C (`in_place` or `adds_to_d`)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        a, b = self.operands(generator)
+        d, c = random_d_and_c(self.config, (self.m, self.n), generator, self.in_place)
+        return dense_problem(a, b, d, c, recipes=recipes_of(self.config))._replace(epilogue=self.config.epilogue)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,18 +35,9 @@ def compile_both(config: GemmConfig, edits: Mapping[str, str] | None = None) -> 
     return compiled(k_group_maps.KERNEL, k_group_maps.CONFIG, edits), compiled(FP8_GEMM, config, edits)
 
 
-def random_problem(
-    config: GemmConfig, ks: Sequence[int], m: int, n: int, seed: int = 0, *, on_gpu_alone: bool = False
-) -> Problem:
-    """Make a problem with random data. D is NaN, unless it is also C. `on_gpu_alone`: depths in a tensor only."""
-    generator = torch.Generator().manual_seed(seed)
-    a, b = (
-        k_grouped_cast_to_fp8(torch.randn(rows, sum(ks), generator=generator, dtype=torch.float32), ks)
-        for rows in (m, n)
-    )
-    d, c = random_d_and_c(config, (len(ks), m, n), generator)
-    p = k_grouped_problem(a, b, d, list(ks), None, c)
-    return p._replace(ks=None, ks_tensor=torch.tensor(ks, dtype=torch.int32)) if on_gpu_alone else p
+def random_problem(config: GemmConfig, ks: Sequence[int], m: int, n: int, seed: int = 0, **more: Any) -> Problem:
+    """Give the problem of such a trial, whose depths the host knows too unless said otherwise."""
+    return DepthsTrial(config, tuple(ks), seed, m=m, n=n, **{"on_gpu_alone": False, **more}).problem()
 
 
 def run(
@@ -71,7 +63,7 @@ def run(
     plan = kernels.plan_of(placed, config, stage.num_sms, launcher, of_maps)
     at_ks = stage.at["ks"].data_ptr() if "ks" in read else 0
     at = (*addresses_of(placed), at_ks, stage.at["k_groups"].data_ptr())
-    plan.make_maps.launch(at, depths, kernels.INLINE_KS_AT)
+    plan.make_maps.launch(at, depths, plan.inline_ks_at)
     plan.launch(at)
     return outcome(stage.result(), *right_and_allowed(problem, how))
 
@@ -86,6 +78,7 @@ class DepthsTrial(ProductTrial):
     seed: int = 0
     schedule: str | None = None
     on_gpu_alone: bool = True
+    """Depths are in a tensor only."""
     m: int = 130
     n: int = 136
     num_sms: int | None = field(default=3, kw_only=True)
@@ -110,14 +103,21 @@ class DepthsTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
+    def problem(self) -> Problem:
+        """Draw random matrices. D is NaN, unless it is also C."""
+        generator, ks, sizes = torch.Generator().manual_seed(self.seed), self.ks, (self.m, self.n)
+        x, w = (torch.randn(rows, sum(ks), generator=generator, dtype=torch.float32) for rows in sizes)
+        d, c = random_d_and_c(self.config, (len(ks), *sizes), generator)
+        p = k_grouped_problem(k_grouped_cast_to_fp8(x, ks), k_grouped_cast_to_fp8(w, ks), d, list(ks), None, c)
+        return p._replace(ks=None, ks_tensor=torch.tensor(ks, dtype=torch.int32)) if self.on_gpu_alone else p
+
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices with maps by the unbroken kernel."""
+        """Multiply by maps of the unbroken kernel."""
         return self.with_maps(None, kernel)
 
     def with_maps(self, maps: HostKernel | None, kernel: HostKernel | None) -> Outcome:
         """Multiply random matrices."""
-        p = random_problem(self.config, self.ks, self.m, self.n, self.seed, on_gpu_alone=self.on_gpu_alone)
-        return run((maps, kernel), self.config, p, **self.how)
+        return run((maps, kernel), self.config, self.problem(), **self.how)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
         """Check both kernels, or what `headers` make of them."""

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from deep_gemm.casts.by_torch import cast_by_torch
+from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.ue8m0 import Words
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.kernel import FP8_GEMM_DECODE
-from deep_gemm.gemm.kinds.works import DENSE
+from deep_gemm.gemm.problem import Problem
 
-from . import fine_decode
-from .dense import random_problem
-from .library import HostKernel
-from .product import Outcome, ProductTrial, depth, draws, run, sides
+from .dense import DenseTrial
+from .product import depth, draws, random_words, sides
+
+
+def random_problem(config: DecodeConfig, *sizes: Any, **more: Any) -> Problem:
+    """Give the problem of such a trial."""
+    return DecodeTrial(config, *sizes, **more).problem()
 
 
 @dataclass(frozen=True)
-class DecodeTrial(ProductTrial):
+class DecodeTrial(DenseTrial):
     """One product of few rows."""
 
     kernel = FP8_GEMM_DECODE
@@ -26,23 +34,10 @@ class DecodeTrial(ProductTrial):
     m: int = 13
     n: int = 200
     k: int = 1296
-    seed: int = 0
-    schedule: str | None = None
-    is_dependent: bool = False
-    in_place: bool = False
     weight_is_ready: bool = False
-    any_scales: bool = False
-    """Scales of an FP4 weight that do not always fold, or fine ones in words that are anything."""
-    words: Words = Words.NONE
-    """Sides whose fine scales are words."""
 
     @classmethod
-    def takes(cls, config: DecodeConfig) -> bool:
-        """Take products without heads."""
-        return config.work is DENSE and not config.epilogue.skips_mid
-
-    @classmethod
-    def drawn(cls, config: DecodeConfig, seed: int) -> DecodeTrial:
+    def drawn(cls, config: Any, seed: int) -> DecodeTrial:
         """Draw sizes around a tile's edges."""
         draw = draws(config, seed)
         is_dependent, k = draw.random() < 0.5, depth(draw, config)
@@ -60,10 +55,19 @@ class DecodeTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices."""
-        random = partial(fine_decode.random_problem, words=self.words) if self.config.is_fine else random_problem
-        p = random(self.config, self.m, self.n, self.k, self.seed, in_place=self.in_place, any_scales=self.any_scales)
-        return run(
-            kernel, self.config, p, is_dependent=self.is_dependent, weight_is_ready=self.weight_is_ready, **self.how
+    def operands(self, generator: torch.Generator) -> tuple[Operand, Operand]:
+        """Draw A and B; of fine scales no two are alike."""
+        if not self.config.is_fine:
+            return super().operands(generator)
+        (a, sfa), (b, sfb) = (
+            cast_by_torch(torch.randn(rows, self.k, generator=generator, dtype=torch.float32), *of)
+            for rows, of in ((self.m, self.config.sfa), (self.n, self.config.sfb))
         )
+        sfb = self._varied(Words.B, sfb, generator)
+        return (a, self._varied(Words.A, sfa, generator)), (b, sfb)
+
+    def _varied(self, side: Words, sf: Tensor, generator: torch.Generator) -> Tensor:
+        if side not in self.words:
+            return sf * (0.5 + torch.rand(sf.shape, generator=generator, dtype=torch.float32))
+        exponents = torch.randint(112, 120, sf.shape, generator=generator, dtype=torch.uint8)
+        return random_words(exponents, generator, self.any_scales)

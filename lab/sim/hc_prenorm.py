@@ -14,11 +14,11 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.hyper import kernel as kernel_ring
 from deep_gemm.hyper import kernel_few
+from deep_gemm.hyper.api import hc_prenorm as reference
+from deep_gemm.hyper.api import to_tf32
 from deep_gemm.hyper.check import BLOCK_K, COLUMNS, HcProblem
 from deep_gemm.hyper.choose import Chosen, kernel_of
 from deep_gemm.hyper.kernel import PRODUCT_K
-from deep_gemm.hyper.reference import hc_prenorm as reference
-from deep_gemm.hyper.reference import to_tf32
 
 from .launcher import How, Stage
 from .library import HostKernel

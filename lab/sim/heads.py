@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.ask.heads import BY_HEADS, heads_problem
 from deep_gemm.gemm.choose.tiles import Tile
@@ -20,29 +18,15 @@ from deep_gemm.gemm.kinds.works import HEADS
 from deep_gemm.gemm.problem import Problem
 
 from ..casts import wider
-from .library import HostKernel
-from .product import Outcome, ProductTrial, depth, draws, random_d_and_c, run, sides
+from .dense import operands, recipes_of
+from .product import ProductTrial, depth, draws, random_d_and_c, sides
 
 Config = GemmConfig | DecodeConfig
 
 
-def random_problem(
-    config: Config, heads: int, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False, gap: int = 0
-) -> Problem:
-    """Make a problem of the form "bhr,hdr->bhd" with random data. D is NaN, unless it is also C.
-
-    Each row of A and B is followed by `gap` other values, a multiple of 16.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
-    a, sfa = per_token_cast_to_fp8(torch.randn(m, heads, k, generator=generator, dtype=torch.float32))
-    cast_b = per_token_cast_to_fp8 if is_per_row else per_block_cast_to_fp8
-    b, sfb = cast_b(torch.randn(heads, n, k, generator=generator, dtype=torch.float32))
-    d, c = random_d_and_c(config, (m, heads, n), generator, in_place)
-    recipe = (1, 1, 128) if is_per_row else (1, 128, 128)
-    return heads_problem(
-        BY_HEADS, (wider(a, gap, torch.nan), sfa), (wider(b, gap, torch.nan), sfb), d, c, (recipe, None, None)
-    )
+def random_problem(config: Config, *sizes: Any, **more: Any) -> Problem:
+    """Give the problem of such a trial."""
+    return HeadsTrial(config, *sizes, **more).problem()
 
 
 @dataclass(frozen=True)
@@ -59,6 +43,8 @@ class HeadsTrial(ProductTrial):
     schedule: str | None = None
     is_dependent: bool = False
     in_place: bool = False
+    gap: int = 16
+    """Values behind each row of A and B, a multiple of 16."""
 
     @classmethod
     def takes(cls, config: Config) -> bool:
@@ -80,11 +66,13 @@ class HeadsTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices, in rows of wider ones."""
-        sizes = self.heads, self.m, self.n, self.k
-        p = random_problem(self.config, *sizes, self.seed, in_place=self.in_place, gap=16)
-        return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)
+    def problem(self) -> Problem:
+        """Draw "bhr,hdr->bhd". D is NaN, unless it is also C."""
+        generator = torch.Generator().manual_seed(self.seed)
+        a, b = operands(self.config, generator, (self.m, self.heads), self.n, self.k, (self.heads,))
+        d, c = random_d_and_c(self.config, (self.m, self.heads, self.n), generator, self.in_place)
+        a, b = ((wider(values, self.gap, torch.nan), scales) for values, scales in (a, b))
+        return heads_problem(BY_HEADS, a, b, d, c, recipes_of(self.config))
 
 
 class DecodeHeadsTrial(HeadsTrial):

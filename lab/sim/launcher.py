@@ -198,7 +198,7 @@ class Stage:
     def copy_back(self) -> None:
         """Copy what kernels wrote back into the tensors that it was made from, and what lies between their rows."""
         for name, x in self.result().buffers.items():
-            flat_memory(self._written[name]).view(torch.uint8).copy_(flat_memory(torch.as_tensor(x)).view(torch.uint8))
+            flat_memory(self._written[name]).view(torch.uint8).copy_(flat_memory(x).view(torch.uint8))
 
     def result(self) -> Result:
         """Give what kernels wrote, each tensor as it lay before, and counters of the last kernel."""

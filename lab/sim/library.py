@@ -33,7 +33,7 @@ SCHEDULES = (
 )
 """Each names what is slow or prompt. Same order as `Schedule` in host/model/launch.h."""
 
-_FLAGS: tuple[str, ...] = ("-std=c++17", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
+_FLAGS: tuple[str, ...] = ("-std=c++20", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
 # The model takes nearly all of a run, and a kernel is compiled about as often as it runs.
 _MODEL_FLAGS: tuple[str, ...] = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-trapping-math")
 _KERNEL_FLAGS = ("-Og",)
@@ -216,7 +216,7 @@ def _host_digest() -> str:
 def _compiler() -> str:
     found = shutil.which("g++")
     if found is None:
-        raise HostCompileError("the simulator needs g++ (C++17); none was found in PATH")
+        raise HostCompileError("the simulator needs g++ (C++20); none was found in PATH")
     return found
 
 

@@ -22,7 +22,7 @@ from deep_gemm.across.post_rows import PostConfig
 from deep_gemm.core.check.layout import ceil_div, get_tma_aligned_size
 from deep_gemm.core.kernel import Config, Kernel
 from deep_gemm.core.meeting import ERROR_WORD, STATE_WORDS, Node
-from deep_gemm.core.params import Field, Kind, Params
+from deep_gemm.core.params import Params
 from deep_gemm.core.sources import cuda_sources
 from deep_gemm.moe import gather_weighted
 from deep_gemm.moe.gather_weighted import GatherConfig
@@ -34,13 +34,11 @@ from .ranks import run_ranks
 from .simulate import Buffer, KernelLaunch, Simulation
 from .trial import Trial, same
 
-KEEP = Params("KeepParams", Field("room", Kind.POINTER), Field("kept", Kind.POINTER), Field("words", Kind.UINT32))
-STORE = Params(
-    "StoreParams",
-    *(Field(name, Kind.POINTER) for name in ("y", "addresses", "token_of")),
-    *(Field(name, Kind.UINT32) for name in ("rows", "n")),
-)
 SOURCES = Path(__file__).parent / "cuda"
+KEEP, STORE = (
+    Params.of_source((SOURCES / f"{name}.cuh").read_text(), struct_name)
+    for name, struct_name in (("keep_room", "KeepParams"), ("store_results", "StoreParams"))
+)
 SUM = GatherConfig(torch.float32)
 LIMIT = 1 << 20
 """Steps that a wait may take."""
@@ -106,9 +104,7 @@ def launches_of(
     for rank, calls in enumerate(by_rank):
         state = simulation.tensor(f"state {rank}", torch.empty(STATE_WORDS, dtype=torch.int32))
         report = simulation.tensor(f"report {rank}", torch.empty(1, dtype=torch.int32))
-        node = Node(
-            room, addresses, rank, state, sizes.experts_here, torch.empty(0, dtype=torch.float32), report, limit
-        )
+        node = Node(room, addresses, rank, state, sizes.experts_here, report, limit)
         launches: list[KernelLaunch] = []
 
         for i, call in enumerate(calls):
@@ -236,9 +232,14 @@ class PeerTrial(Trial):
         return GatherRowsConfig(self.num_threads)
 
     @property
+    def configs(self) -> dict[Kernel[Any], Config]:
+        """The kernels that are tried together, each with its configuration."""
+        return {post_rows.KERNEL: self.post, gather_rows.KERNEL: self.gather, meet_ranks.KERNEL: meet_ranks.CONFIG}
+
+    @property
     def config(self) -> Config:
         """The configuration of the kernel that is tried."""
-        return self.post
+        return self.configs[self.kernel]
 
     @classmethod
     def drawn(cls, config: Any, seed: int) -> PeerTrial:
@@ -258,9 +259,7 @@ class PeerTrial(Trial):
 
     def kernels(self, headers: Mapping[str, str] | None = None) -> dict[str, HostKernel]:
         """Compile the kernels that are tried together, by name."""
-        kernels: dict[Kernel[Any], Config] = {post_rows.KERNEL: self.post, gather_rows.KERNEL: self.gather}
-        kernels[meet_ranks.KERNEL] = meet_ranks.CONFIG
-        return {kernel.name: compiled(kernel, config, headers) for kernel, config in kernels.items()}
+        return {kernel.name: compiled(kernel, config, headers) for kernel, config in self.configs.items()}
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
         """Compile all kernels and check them."""
@@ -289,7 +288,7 @@ class PeerTrial(Trial):
             max_steps=4 * LIMIT,
         )
         run_ranks(simulation, launches_of(self, kernels, by_rank, simulation, limit)[:comes])
-        return {name: torch.as_tensor(each) for name, each in simulation.result().buffers.items()}, by_rank
+        return simulation.result().buffers, by_rank
 
 
 @dataclass(frozen=True)
@@ -298,22 +297,12 @@ class GatherRowsTrial(PeerTrial):
 
     kernel = gather_rows.KERNEL
 
-    @property
-    def config(self) -> Config:
-        """The configuration of gather_rows."""
-        return self.gather
-
 
 @dataclass(frozen=True)
 class MeetTrial(PeerTrial):
     """The same calls, in which meet_ranks is tried."""
 
     kernel = meet_ranks.KERNEL
-
-    @property
-    def config(self) -> Config:
-        """The configuration of meet_ranks."""
-        return meet_ranks.CONFIG
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,19 @@ class Outcome:
 class ProductTrial(Trial):
     """A trial whose D is compared with the right one, within what rounding explains."""
 
+    is_dependent: bool = False
+    """The kernel ahead may still run."""
+    weight_is_ready: bool = False
+    """The kernel ahead writes neither B nor a layout."""
+
     @abstractmethod
+    def problem(self) -> Problem:
+        """Draw the operands."""
+
     def outcome(self, kernel: HostKernel | None = None) -> Outcome:
         """Run the compiled kernel on the problem, and compare."""
+        ahead: dict[str, Any] = {"is_dependent": self.is_dependent, "weight_is_ready": self.weight_is_ready}
+        return run(kernel, self.config, self.problem(), **ahead, **self.how)
 
     def check(self, kernel: HostKernel | None = None) -> float:
         """Compare D with the right one."""
@@ -275,7 +285,6 @@ def exact_and_allowed(p: Problem, dtype: torch.dtype, slices: int, of_step: floa
 def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> Outcome:
     """Compare the D of a simulation with the right one."""
     d = result.buffers["d"]
-    assert isinstance(d, Tensor)
     flat_d, flat_right, flat_allowed = (x.flatten(0, -2) for x in (d, right, allowed))
     return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed, tile), result)
 

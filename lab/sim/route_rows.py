@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.moe import route_rows
-from deep_gemm.moe.route_rows import COUNTER, PART, CountConfig, RouteConfig, RouteProblem, Totals, num_arrivals
+from deep_gemm.moe.route_rows import COUNTER, PART, CountConfig, RouteConfig, RouteProblem, Totals
 from deep_gemm.moe.routing import expert_rows
 
 from .launcher import How, Stage
@@ -20,7 +21,7 @@ from .library import HostKernel, compiled
 from .trial import Trial, same
 
 POISON = -0x5A5A5A5A
-OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids", "arrivals")
+OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids")
 
 
 class Kernels(NamedTuple):
@@ -43,7 +44,7 @@ def run(
     kernels: Kernels, config: RouteConfig, topk_ids: Tensor, num_experts: int, *, first: int = 0, **how: Unpack[How]
 ) -> dict[str, Tensor]:
     """Give routes their rows on simulated SMs: the outputs by name. What the kernels leave unwritten is poison."""
-    p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
+    p, grid = RouteProblem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     found = {name: getattr(p, name).fill_(POISON) for name in OUTPUTS}
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
     stage = Stage(config, {"topk_ids": topk_ids}, {**found, "of_parts": of_parts}, **how)
@@ -58,16 +59,11 @@ def count(
     kernel: HostKernel | None, config: CountConfig, topk_ids: Tensor, num_experts: int, first: int, **how: Unpack[How]
 ) -> Tensor:
     """Count routes of each part, on simulated SMs."""
-    p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
+    p, grid = RouteProblem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
     stage = Stage(config, {"topk_ids": topk_ids}, {"of_parts": of_parts}, **how)
     stage.run(COUNTER, kernel, lambda _, at: _params(p, at), grid)
     return of_parts
-
-
-def _problem(topk_ids: Tensor, num_experts: int, first: int) -> RouteProblem:
-    arrivals = torch.empty(num_arrivals(topk_ids.numel()), dtype=torch.int32)
-    return RouteProblem(topk_ids, num_experts, first, arrivals)
 
 
 def _params(p: RouteProblem, at: Mapping[str, Tensor]) -> bytes:
@@ -83,23 +79,51 @@ def check(
     """Compare all outputs with the package's, to the bit."""
     found = run(kernels, config, topk_ids, num_experts, first=first, **how)
     of_routes = expert_rows(_here(topk_ids, num_experts, first), num_experts)._asdict()
-    of_routes["arrivals"] = torch.zeros(num_arrivals(topk_ids.numel()), dtype=torch.int32)
     for name, right in of_routes.items():
         same(name, found[name], right)
 
 
 @dataclass(frozen=True)
-class RouteTrial(Trial):
-    """Routes of random tokens, some to no expert. Where many are counted by parts, both kernels run."""
+class CountTrial(Trial):
+    """The routes of random tokens, counted by parts."""
 
-    kernel = route_rows.KERNEL
-    config: RouteConfig
+    kernel: ClassVar[Kernel[Any]] = COUNTER
+    config: Any
     tokens: int
     topk: int
     num_experts: int
     seed: int = 0
     schedule: str | None = None
     first: int = 0
+
+    @classmethod
+    def drawn(cls, config: Any, seed: int) -> CountTrial:
+        """Draw sizes, and the first expert."""
+        draw = random.Random(seed)
+        experts = draw.randint(1, 1024)
+        return cls(config, draw.randint(1, 600), draw.randint(1, 9), experts, seed, first=draw.choice((0, experts)))
+
+    @property
+    def ids(self) -> Tensor:
+        """The experts of all routes."""
+        return random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
+
+    def check(self, kernel: HostKernel | None = None) -> float:
+        """Compare the count of each expert's routes in each part."""
+        ids = self.ids
+        found = count(kernel, self.config, ids, self.num_experts, self.first, **self.how)
+        routes = _here(ids, self.num_experts, self.first).flatten()
+        for part, (of_part, got) in enumerate(zip(torch.split(routes, PART), found, strict=True)):
+            right = torch.bincount(of_part[of_part >= 0], minlength=self.num_experts)
+            same(f"part {part}", got.long(), right)
+        return 0.0
+
+
+@dataclass(frozen=True)
+class RouteTrial(CountTrial):
+    """Routes of random tokens, some to no expert. Where many are counted by parts, both kernels run."""
+
+    kernel = route_rows.KERNEL
 
     @classmethod
     def drawn(cls, config: RouteConfig, seed: int) -> RouteTrial:
@@ -122,39 +146,7 @@ class RouteTrial(Trial):
         return self._check(Kernels(router=kernel))
 
     def _check(self, kernels: Kernels) -> float:
-        ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
-        check(kernels, self.config, ids, self.num_experts, self.first, **self.how)
-        return 0.0
-
-
-@dataclass(frozen=True)
-class CountTrial(Trial):
-    """The routes of random tokens, counted by parts."""
-
-    kernel = COUNTER
-    config: CountConfig
-    tokens: int
-    topk: int
-    num_experts: int
-    seed: int = 0
-    schedule: str | None = None
-    first: int = 0
-
-    @classmethod
-    def drawn(cls, config: CountConfig, seed: int) -> CountTrial:
-        """Draw sizes, and the first expert."""
-        draw = random.Random(seed)
-        experts = draw.randint(1, 1024)
-        return cls(config, draw.randint(1, 600), draw.randint(1, 9), experts, seed, first=draw.choice((0, experts)))
-
-    def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare the count of each expert's routes in each part."""
-        ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
-        found = count(kernel, self.config, ids, self.num_experts, self.first, **self.how)
-        routes = _here(ids, self.num_experts, self.first).flatten()
-        for part, (of_part, got) in enumerate(zip(torch.split(routes, PART), found, strict=True)):
-            right = torch.bincount(of_part[of_part >= 0], minlength=self.num_experts)
-            same(f"part {part}", got.long(), right)
+        check(kernels, self.config, self.ids, self.num_experts, self.first, **self.how)
         return 0.0
 
 

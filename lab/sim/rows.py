@@ -5,109 +5,46 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from typing_extensions import Self
 
-from deep_gemm.casts.by_torch import cast_by_torch
-from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.check.layout import align
-from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW
 from deep_gemm.core.check.ue8m0 import Words
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.ask.rows import contiguous_problem, masked_problem
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.problem import Problem
 
-from .dense import random_packed, varied
-from .library import HostKernel
-from .product import Outcome, ProductTrial, depth, drawn_words, draws, ids_of, near_edge, run, sizes
+from .dense import operands, recipes_of
+from .product import ProductTrial, depth, drawn_words, draws, ids_of, near_edge, sizes
 
 CANARY = 42.0
 """D's content before: a row that must not be written still has it afterwards."""
 Config = GemmConfig | DecodeConfig
 
 
-def random_problem(
-    config: Config,
-    layout: Sequence[int],
-    n: int,
-    k: int,
-    seed: int = 0,
-    *,
-    rows: int | None = None,
-    num_groups: int | None = None,
-    alignment: int = 128,
-    zero_padding: bool = True,
-    any_scales: bool = False,
-    words: Words = Words.NONE,
-) -> Problem:
-    """Make a problem with random data for a configuration. `any_scales`, `words`: as in `dense.random_problem`.
-
-    `layout` holds ids, ends or counts, depending on the configuration. `rows` is the number of rows that A has, for
-    counts in each group. Rows of A without a group are NaN, both values and scales.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
-    numbers = torch.tensor(layout, dtype=torch.int32)
-    groups = num_groups or (int(numbers.max()) + 1 if config.work.reads_ids else len(layout))
-    if config.work.reads_ids:
-        rows = len(layout)
-    elif rows is None:
-        rows = int(numbers.max())
-    planes = [groups] if config.work.has_planes else []
-    of_a = scales_of_a(config)
-    a, sfa = per_token_cast_to_fp8(
-        torch.randn(*planes, rows, k, generator=generator, dtype=torch.float32), gran_k=of_a.columns
-    )
-    sfa = varied(sfa, of_a, generator, Words.A in words, any_scales)
-    if config.b == E2M1:
-        weights = [random_packed(n, k, generator, any_scales) for _ in range(groups)]
-        b = torch.stack([values for values, _ in weights]), torch.stack([scales for _, scales in weights])
-    else:
-        assert config.sfb is not None
-        values, sfb = cast_by_torch(torch.randn(groups, n, k, generator=generator, dtype=torch.float32), *config.sfb)
-        b = values, varied(sfb, config.sfb, generator, Words.B in words, any_scales)
-    d = torch.full((*planes, rows, n), CANARY, dtype=dtype)
-    recipes = (None, config.sfa, None if config.b == E2M1 else config.sfb)
-    problem: Problem
-    if config.work.has_planes:
-        problem = masked_problem((a, sfa), b, d, numbers, None, recipes=recipes)
-    else:
-        problem = contiguous_problem(
-            (a, sfa),
-            b,
-            d,
-            numbers,
-            recipes=recipes,
-            use_psum_layout=not config.work.reads_ids,
-            ensure_zero_padding=zero_padding,
-            alignment=alignment,
-        )
-    unused = ids_of(problem) < 0
-    a.view(torch.uint8)[unused] = 0x7F
-    sfa[unused] = -1 if Words.A in words else float("nan")
-    return problem
-
-
-def scales_of_a(config: Config) -> Scales:
-    """Say how A is scaled."""
-    of_a = PER_ROW if isinstance(config, DecodeConfig) else config.sfa
-    assert of_a is not None
-    return of_a
+def random_problem(config: Config, layout: Sequence[int], n: int, k: int, seed: int = 0, **more: Any) -> Problem:
+    """Give the problem of such a trial."""
+    return RowsTrial(config, tuple(layout), seed, n=n, k=k, **more).problem()
 
 
 @dataclass(frozen=True)
 class RowsTrial(ProductTrial):
     """One layout of rows: ids, ends or counts."""
 
-    kernel = FP8_GEMM
-    config: GemmConfig
+    kernel: ClassVar[Kernel[Any]] = FP8_GEMM
+    config: Any
     layout: tuple[int, ...] = (0, 3, 70)
     seed: int = 0
     schedule: str | None = None
     rows: int | None = None
+    """Rows that A has, for counts in each group; ids are as many."""
     alignment: int = 128
     n: int = 136
     k: int = 400
@@ -118,16 +55,15 @@ class RowsTrial(ProductTrial):
     words: Words = Words.NONE
     """Sides that have fine scales, or are beside them, in words."""
     is_dependent: bool = False
-    """The kernel ahead may still run."""
     weight_is_ready: bool = False
 
     @classmethod
-    def takes(cls, config: GemmConfig) -> bool:
+    def takes(cls, config: Config) -> bool:
         """Take rows that are neither activated nor go to addresses."""
         return config.work.groups_rows and not (config.epilogue.activates or config.epilogue.has_row_addresses)
 
     @classmethod
-    def drawn(cls, config: GemmConfig, seed: int) -> Self:
+    def drawn(cls, config: Any, seed: int) -> Self:
         """Draw groups: empty, short and longer than a tile; and columns around a tile's edges."""
         draw = draws(config, seed)
         alignment = draw.choice((1, 16, 128))
@@ -144,46 +80,62 @@ class RowsTrial(ProductTrial):
             k=align(k, MX.columns) if config.b == E2M1 else k,
             num_sms=draw.randint(1, 5),
             num_groups=5 if config.work.reads_ids else None,
-            zero_padding=draw.random() < 0.5 and scales_of_a(config) == PER_ROW,
+            zero_padding=draw.random() < 0.5 and config.sfa == PER_ROW,
             any_scales=(config.b == E2M1 or words != Words.NONE) and draw.random() < 0.5,
             words=words,
         )
 
-    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices."""
-        p = random_problem(
-            self.config,
-            self.layout,
-            self.n,
-            self.k,
-            self.seed,
-            rows=self.rows,
-            num_groups=self.num_groups,
-            alignment=self.alignment,
-            zero_padding=self.zero_padding,
-            any_scales=self.any_scales,
-            words=self.words,
-        )
-        ready = self.weight_is_ready
-        return run(kernel, self.config, p, is_dependent=self.is_dependent, weight_is_ready=ready, **self.how)
+    @property
+    def groups(self) -> int:
+        """How many there are."""
+        return self.num_groups or (max(self.layout) + 1 if self.config.work.reads_ids else len(self.layout))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions of A and D but for the last."""
+        by_ids, has_planes = self.config.work.reads_ids, self.config.work.has_planes
+        rows = len(self.layout) if by_ids else max(self.layout) if self.rows is None else self.rows
+        return (self.groups, rows) if has_planes else (rows,)
+
+    def room(self) -> Tensor:
+        """Give D as it is before."""
+        return torch.full((*self.shape, self.n), CANARY, dtype=torch.float32 if self.config.is_fp32 else torch.bfloat16)
+
+    def problem(self) -> Problem:
+        """Draw random matrices. Rows of A without a group are NaN, both values and scales."""
+        generator = torch.Generator().manual_seed(self.seed)
+        kinds: dict[str, Any] = {"any_scales": self.any_scales, "words": self.words}
+        a, b = operands(self.config, generator, self.shape, self.n, self.k, (self.groups,), **kinds)
+        numbers, recipes = torch.tensor(self.layout, dtype=torch.int32), recipes_of(self.config)
+        if self.config.work.has_planes:
+            p = masked_problem(a, b, self.room(), numbers, None, recipes=recipes)
+        else:
+            p = contiguous_problem(
+                a,
+                b,
+                self.room(),
+                numbers,
+                recipes=recipes,
+                use_psum_layout=not self.config.work.reads_ids,
+                ensure_zero_padding=self.zero_padding,
+                alignment=self.alignment,
+            )
+        unused = ids_of(p) < 0
+        a[0].view(torch.uint8)[unused] = 0x7F
+        a[1][unused] = -1 if Words.A in self.words else float("nan")
+        return p
 
 
 @dataclass(frozen=True)
 class DecodeRowsTrial(RowsTrial):
     """One layout of few rows a group, for the kernel of few rows."""
 
-    kernel = FP8_GEMM_DECODE  # type: ignore[assignment]
-    config: DecodeConfig  # type: ignore[assignment]
+    kernel = FP8_GEMM_DECODE
 
     @classmethod
-    def takes(cls, config: DecodeConfig) -> bool:  # type: ignore[override]
-        """Take grouped rows."""
-        return config.work.groups_rows
-
-    @classmethod
-    def drawn(cls, config: DecodeConfig, seed: int) -> Self:  # type: ignore[override]
+    def drawn(cls, config: DecodeConfig, seed: int) -> Self:
         """Draw what else the kernel ahead may still do."""
-        draw, found = draws(config, seed), super().drawn(config, seed)  # type: ignore[arg-type]
+        draw, found = draws(config, seed), super().drawn(config, seed)
         is_dependent = draw.random() < 0.5
         return replace(found, is_dependent=is_dependent, weight_is_ready=is_dependent and draw.random() < 0.5)
 

@@ -50,18 +50,27 @@ def random_problem(
     generator = torch.Generator().manual_seed(seed)
     m, groups, ends = sum(sizes) + behind, len(sizes), torch.tensor(sizes, dtype=torch.int64).cumsum(0).int()
     a, sfa = per_token_cast_to_fp8(torch.randn(m, k, generator=generator, dtype=torch.float32) * size)
-    b = per_block_cast_to_fp8(torch.randn(groups, n, k, generator=generator, dtype=torch.float32) / k**0.5)
-    # The scales of gate and of up must differ by more than chance.
-    b[1].mul_(torch.rand(b[1].shape, generator=generator, dtype=torch.float32) + 0.5)
+    b = random_weight(groups, n, k, generator)
     row_weights = torch.rand(m, generator=generator, dtype=torch.float32) * 2 - 0.5 if has_weights else None
-    d = torch.full((m, n // 2), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
-    scales = empty_scales((m,), n // 2, d, mn_major=True, gran_k=columns).fill_(CANARY)
     a.view(torch.uint8)[sum(sizes) :] = 0x7F
     for x in (sfa, row_weights):
         if x is not None:
             x[sum(sizes) :] = float("nan")
-    return silu_rows_problem((a, sfa), b, (d, scales), ends, row_weights, limit, gates_apart)
+    return silu_rows_problem((a, sfa), b, room(m, n, gates_apart), ends, row_weights, limit, gates_apart)
+
+
+def random_weight(groups: int, n: int, k: int, generator: torch.Generator) -> Quantized:
+    """Draw weights. The scales of gate and of up differ by more than chance."""
+    b = per_block_cast_to_fp8(torch.randn(groups, n, k, generator=generator, dtype=torch.float32) / k**0.5)
+    b[1].mul_(torch.rand(b[1].shape, generator=generator, dtype=torch.float32) + 0.5)
+    return b
+
+
+def room(m: int, n: int, gates_apart: bool) -> Quantized:
+    """Make values and scales of m rows, as they are before."""
+    values = torch.full((m, n // 2), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
+    return values, empty_scales((m,), n // 2, values, mn_major=True, gran_k=columns).fill_(CANARY)
 
 
 def run(kernel: HostKernel | None, config: GemmConfig, p: Problem, **how: Unpack[How]) -> tuple[Quantized, Result]:
@@ -73,7 +82,7 @@ def run(kernel: HostKernel | None, config: GemmConfig, p: Problem, **how: Unpack
     placed, launcher = stage.placed(p), stage.launcher(FP8_GEMM, kernel, config)
     launch.plan_of(placed, config, stage.num_sms, launcher).launch(addresses_of(placed))
     result = stage.result()
-    return (torch.as_tensor(result.buffers["d"]), torch.as_tensor(result.buffers["scales"])), result
+    return (result.buffers["d"], result.buffers["scales"]), result
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class SiluTrial(Trial):
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
         """Take rows that are activated, and lie where they are multiplied."""
-        return config.epilogue.activates and not config.work.fetches
+        return config.epilogue.activates
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> SiluTrial:

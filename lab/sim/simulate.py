@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .arguments import Argument, encode
 from .library import SCHEDULES, HostKernel, Launch, OtherRanks, Stats
 from .library import Buffer as NativeBuffer
-
-Array = np.ndarray[Any, Any] | torch.Tensor
 
 _GUARD_BYTES = 4096
 _CANARY = 0xFF
@@ -35,7 +33,7 @@ class SimulationError(RuntimeError):
 class Buffer:
     """A tensor in global memory. The kernel works on a copy, surrounded by bytes that it must not touch."""
 
-    data: Array
+    data: Tensor
     is_writable: bool = False
     alignment: int = 16
     """The copy begins at a multiple of this, but not of twice this."""
@@ -49,7 +47,7 @@ class Buffer:
 class Result:
     """The writable buffers after the run, by name, and counters of the last kernel."""
 
-    buffers: dict[str, Array]
+    buffers: dict[str, Tensor]
     steps: int
     products: int
     loads: int
@@ -185,7 +183,10 @@ class Arena:
 
     def __init__(self, buffers: Mapping[str, Buffer], device: str = "cpu") -> None:
         self.buffers = dict(buffers)
-        contents = {name: _as_bytes(buffer.data) for name, buffer in self.buffers.items()}
+        contents = {
+            name: buffer.data.detach().contiguous().reshape(-1).view(torch.uint8)
+            for name, buffer in self.buffers.items()
+        }
         total = sum(len(contents[name]) + 2 * buffer.alignment + _GUARD_BYTES for name, buffer in buffers.items())
         whole = torch.full((total + 2 * _GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=device)
         self.memory = whole[-whole.data_ptr() % _GUARD_BYTES :]  # so that buffers lie as far apart each time
@@ -203,7 +204,7 @@ class Arena:
         self.of_words = {name: np.zeros(len(self.memory), np.uint8) for name in ("news", "held", "released")}
         self.addresses = {name: base + span.start for name, span in self.spans.items()}
 
-    def tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
+    def tensor(self, name: str, like: Tensor) -> Tensor:
         """Give a buffer's memory as a tensor with the type, shape and strides of `like`, which it was made from."""
         return self.memory[self.spans[name]].view(like.dtype).as_strided(like.shape, like.stride())
 
@@ -231,7 +232,7 @@ class Arena:
         """Name a buffer next to which bytes were overwritten."""
         return self.changed(_CANARY, self.spans)
 
-    def changed(self, before: torch.Tensor | int, but: Iterable[str]) -> str | None:
+    def changed(self, before: Tensor | int, but: Iterable[str]) -> str | None:
         """Name the buffer at or next to which memory is no longer as before; buffers `but` may have changed."""
         is_other = self.memory != before
         for name in but:
@@ -241,26 +242,10 @@ class Arena:
         first = int(is_other.int().argmax())
         return min(self.spans, key=lambda name: max(self.spans[name].start - first, first - self.spans[name].stop + 1))
 
-    def outputs(self) -> dict[str, Array]:
-        """Copies of the writable buffers, each with the type that was passed in."""
+    def outputs(self) -> dict[str, Tensor]:
+        """Copies of the writable buffers."""
         return {
-            name: _from_bytes(self.memory[self.spans[name]].clone(), buffer.data)
+            name: self.memory[self.spans[name]].clone().view(buffer.data.dtype).reshape(buffer.data.shape)
             for name, buffer in self.buffers.items()
             if buffer.is_writable
         }
-
-
-def _as_bytes(array: Array) -> torch.Tensor:
-    x = (
-        array.detach()
-        if isinstance(array, torch.Tensor)
-        else torch.from_numpy(np.ascontiguousarray(array).view(np.uint8))
-    )
-    return x.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _from_bytes(data: torch.Tensor, like: Array) -> Array:
-    if isinstance(like, torch.Tensor):
-        return data.view(like.dtype).reshape(like.shape)
-    array: Array = data.numpy().view(like.dtype).reshape(like.shape)
-    return array

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.check.recipes import NO_RECIPES
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.ask.skip import skip_problem
 from deep_gemm.gemm.config.decode import DecodeConfig
@@ -15,23 +15,11 @@ from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.problem import Problem
 
-from .library import HostKernel
-from .product import Outcome, ProductTrial, depth, draws, run, sides
+from .dense import operands
+from .product import ProductTrial, depth, draws, sides
 
 Config = GemmConfig | DecodeConfig
 UNTOUCHED = 42.0
-
-
-def random_problem(
-    m: int, n: int, k: int, head_splits: tuple[int, int, int], seed: int = 0, *, extra_columns: int = 0
-) -> Problem:
-    """Make a problem with random data. All of D is a canary, in rows that have some columns more."""
-    generator = torch.Generator().manual_seed(seed)
-    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator, dtype=torch.float32))
-    b = per_block_cast_to_fp8(torch.randn(n, k, generator=generator, dtype=torch.float32))
-    columns = n // (head_splits[0] + head_splits[2]) * sum(head_splits)
-    d = torch.full((m, columns + extra_columns), UNTOUCHED, dtype=torch.bfloat16)[:, :columns]
-    return skip_problem(a, b, d, head_splits, recipes=(None, None, None))
 
 
 @dataclass(frozen=True)
@@ -70,11 +58,13 @@ class SkipTrial(ProductTrial):
             num_sms=config.cluster_size * draw.randint(1, 3),
         )
 
-    def outcome(self, kernel: HostKernel | None = None) -> Outcome:
-        """Multiply random matrices; rows of D go on behind its last column."""
-        n = (self.splits[0] + self.splits[2]) * self.heads
-        p = random_problem(self.m, n, self.k, self.splits, self.seed, extra_columns=16)
-        return run(kernel, self.config, p, is_dependent=self.is_dependent, **self.how)
+    def problem(self) -> Problem:
+        """Draw random matrices. All of D is a canary, and its rows go on behind its last column."""
+        left, mid, right = self.splits
+        n, columns = (left + right) * self.heads, (left + mid + right) * self.heads
+        a, b = operands(self.config, torch.Generator().manual_seed(self.seed), (self.m,), n, self.k)
+        d = torch.full((self.m, columns + 16), UNTOUCHED, dtype=torch.bfloat16)[:, :columns]
+        return skip_problem(a, b, d, self.splits, recipes=NO_RECIPES)
 
 
 class DecodeSkipTrial(SkipTrial):

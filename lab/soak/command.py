@@ -29,6 +29,8 @@ from .kinds import ALL, KINDS
 
 MOST_FAILURES = 20
 """The run ends after so many: the first ones tell more than many."""
+COUNTED = ("attempts", "calls", "refused", "replays", "failed")
+"""Counts of each kind."""
 METHOD = (
     "random problems, each compared with FP64 or torch; bytes around outputs and operands compared before and after"
 )
@@ -143,14 +145,9 @@ def _attempt_all(
             done = attempt(seed, number, kinds, device)
             number += 1
             seconds[done.kind] = seconds.get(done.kind, 0) + time.monotonic() - started
-            counted = counts.setdefault(done.kind, {"attempts": 0, "calls": 0, "refused": 0, "replays": 0, "failed": 0})
-            for name, more in {
-                "attempts": 1,
-                "calls": done.calls,
-                "refused": done.refused,
-                "replays": done.replays,
-                "failed": int(done.wrong is not None),
-            }.items():
+            counted = counts.setdefault(done.kind, dict.fromkeys(COUNTED, 0))
+            of_one = 1, done.calls, done.refused, done.replays, int(done.wrong is not None)
+            for name, more in zip(COUNTED, of_one, strict=True):
                 counted[name] += more
             if done.wrong is not None:
                 failures.append(done)
@@ -178,11 +175,10 @@ def _tell(console: Console, seed: int, failed: Attempt, device: str) -> None:
 def _show(console: Console, record: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("kind", no_wrap=True)
-    headings = ("attempts", "calls", "refused", "replays", "failed")
-    for heading in (*headings, "s"):
+    for heading in (*COUNTED, "s"):
         table.add_column(heading, justify="right")
     for kind, counted in sorted(record["by_kind"].items()):
-        cells = (str(counted[heading]) for heading in headings)
+        cells = (str(counted[heading]) for heading in COUNTED)
         table.add_row(kind, *cells, f"{record['seconds_by_kind'][kind]:.1f}")
     console.print(table)
     count, failed = record["attempts"], len(record["failures"])

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import partial
 from math import inf, prod
 from typing import Any
 
+import fake_gpu
 import pytest
 import torch
-from fake_gpu import encoded_map, pretend
+from fake_gpu import FakeGpu, FakeLauncher
 from torch import Tensor
 
 from deep_gemm.across import message
@@ -27,13 +27,11 @@ from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check.layout import ids_of_groups
 from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
-from deep_gemm.core.jit import driver
-from deep_gemm.core.jit.tensor_map import TensorMap
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
 from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.gemm.config.decode import DecodeConfig
-from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE, params_of
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.kinds import works
 from deep_gemm.moe import route_rows as route_rows_kernel
 from deep_gemm.moe.activation import activated_product_of_rows, cast_activated
@@ -109,8 +107,6 @@ def route_rows(config: Any, p: Launched) -> None:
     parts = [at(p[name], shape, INT32) for name, shape in zip(ExpertRows._fields, shapes, strict=True)]
     for part, right in zip(parts, found, strict=True):
         part.copy_(right)
-    if p["arrivals"]:
-        at(p["arrivals"], (route_rows_kernel.num_arrivals(routes),), INT32).zero_()
     assert all(map(torch.equal, parts, found)), "parts that overlap"
 
 
@@ -234,20 +230,6 @@ def cast_rows(config: Any, p: Launched) -> None:
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)
 
 
-def fetch(p: Launched, ends: Tensor) -> None:
-    """Write what the product's kernel fetches."""
-    of_fetching = {name.removeprefix("fetching."): p[name] for name in p if name.startswith("fetching.")}
-    room = {"slot_bytes": p["fetching.row_bytes"], "scales_at": p["k"], "hidden": p["k"], "rows": p["m"]}
-    slots = p["fetching.max_tokens"] * p["fetching.meeting.ranks"]
-    assert is_whole(of_fetching)
-    gather_rows(None, {**of_fetching, **room, "num_slots": slots})
-    arrivals = at(p["fetching.arrivals"], (route_rows_kernel.num_arrivals(p["m"]),), INT32)
-    assert not arrivals.any()
-    arrivals.fill_(1)
-    row_of = at(p["fetching.row_of"], (slots, p["fetching.topk"]), INT32)
-    assert sorted(row_of[row_of >= 0].tolist()) == list(range(int(ends[-1])))
-
-
 def layout_of(config: Any, p: Launched) -> Pair:
     """Ids, or ends, and the group of each row."""
     if config.work == works.IDS:
@@ -296,8 +278,6 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
     b = weights_of(p, is_fp4=config.converts_b)
     layout, ids = layout_of(config, p)
-    if config.work.fetches:
-        fetch(p, layout)
     if config.epilogue.has_row_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW
         rows_to_addresses((a, sfa), b, ids, at(p["d"], (m,), INT64), of_a=of_a)
@@ -334,37 +314,13 @@ KERNELS = {
 }
 
 
-class Launcher:
+class Launcher(FakeLauncher):
     """Takes what a launcher of the driver takes, and computes."""
 
-    def __init__(self, name: str, params: Params, config: Any, launched: Counter[str]) -> None:
-        self.name, self.layout, self.of, self.launched = name, params, config, launched
-        self.params = driver.ParamsBuffer(params.size)
-        self.lock = threading.Lock()
-        self.plan: object = None
-        self.grid = 0
-        self.stream: int | None = None
-        self.config = self.function = self.pointers = None
-        self.success = 0
-
-    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
-        return encoded_map(tensor_map.sizes, tensor_map.strides, tensor_map.box, address)
-
-    def keeps_addresses(self) -> bool:
-        return True
-
-    def hold(self, plan: object, template: bytes, grid: int) -> None:
-        self.params.bytes[: len(template)] = template
-        self.plan, self.grid = plan, grid
-
-    def set_stream(self, stream: int) -> None:
-        self.stream = stream
-
-    def current_stream(self, device: int) -> int:
-        return 7
-
-    def current_device(self) -> int:
-        return -1  # what CPU tensors say they are on
+    def __init__(self, launched: Counter[str], gpu: FakeGpu, kernel: Kernel[Any], *of: Any) -> None:
+        super().__init__(gpu, kernel, *of)
+        self.launched = launched
+        self.name = "fp8_gemm_rows" if kernel in (FP8_GEMM, FP8_GEMM_DECODE) else kernel.name
 
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
         self.launched[self.name] += 1
@@ -375,20 +331,5 @@ class Launcher:
 def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Have these kernels take the place of a GPU's; give how often each is launched."""
     launched: Counter[str] = Counter()
-
-    def ordinary(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool) -> Launcher:
-        return of_thread(kernel, config, device, is_dependent, threading.get_ident())
-
-    @cache  # a rank that waits for others holds its launcher
-    def of_thread(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool, rank: int) -> Launcher:
-        return Launcher(kernel.name, kernel.params, config, launched)
-
-    @cache
-    def gemm(config: Any, device: int, is_dependent: bool) -> Launcher:
-        return Launcher("fp8_gemm_rows", params_of(config), config, launched)
-
-    pretend(monkeypatch)
-    monkeypatch.setattr(Kernel, "launcher", ordinary)
-    for kernel in (FP8_GEMM, FP8_GEMM_DECODE):
-        monkeypatch.setattr(kernel, "launcher", gemm)
+    fake_gpu.install(monkeypatch, launcher=partial(Launcher, launched))
     return launched

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import doctest
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import across_cases
+import forked
 import pytest
 import torch
 from helpers import group_of_one
+from thorough import THOROUGH
 
 import deep_gemm
-from deep_gemm.across import message, owners
 
 CASES = Path(__file__).parent / "across_cases.py"
+WORLDS = list(across_cases.CASES)[: 3 if THOROUGH else 2]
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +22,12 @@ def lines() -> list[str]:
     """What all processes say, of all groups: torch is imported once."""
     environment = {"PYTHONPATH": str(CASES.parents[2]), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, str(CASES)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = forked.run(str(CASES), *map(str, WORLDS), env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("world", across_cases.CASES)
+@pytest.mark.parametrize("world", WORLDS)
 def test_processes_together_give_what_one_gives(lines: list[str], world: int) -> None:
     for case in across_cases.CASES[world]:
         survivors = world - (case is across_cases.dies)  # one process ends there on purpose
@@ -40,13 +37,6 @@ def test_processes_together_give_what_one_gives(lines: list[str], world: int) ->
 def test_the_example_agrees_and_would_say_if_not(lines: list[str]) -> None:
     assert across_cases.EXAMPLE.name == "experts_across_processes.py"
     assert lines.count("2: example passed") == lines.count("2: example_of_wrong_sums passed") == 2
-
-
-@pytest.mark.parametrize("module", [message, owners])
-def test_what_docstrings_show_is_so(module: ModuleType) -> None:
-    failed, attempted = doctest.testmod(module, extraglobs={"torch": torch})
-    assert attempted
-    assert not failed
 
 
 @pytest.mark.gpu

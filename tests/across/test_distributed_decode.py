@@ -15,7 +15,7 @@ from rank_threads import Ranks
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import by_peers, decode, experts, rows_fetched, rows_to_addresses
+from deep_gemm.across import by_peers, decode, experts, rows_to_addresses
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
@@ -30,7 +30,7 @@ from deep_gemm.moe.routing import expert_rows
 
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = {"post_rows": 1, "route_rows": 1, "gather_rows": 1, "fp8_gemm_rows": 2, "meet_ranks": 1, "gather_weighted": 1}
-FORMS = {"few": {"cast_rows": 1}, "activated": {}, "fetched": {"gather_rows": 0}}
+FORMS = {"few": {"cast_rows": 1}, "activated": {}}
 Given = tuple[Tensor, Tensor, Tensor]
 
 
@@ -65,10 +65,7 @@ class Node:
         self.memories = [torch.zeros(self.room.num_bytes + 16, dtype=torch.uint8) for _ in range(world)]
         self.memories = [each[-each.data_ptr() % 16 :][: self.room.num_bytes] for each in self.memories]
         many = 10**6 if form == "few" else 1
-        for module in (by_peers, layers):
-            monkeypatch.setattr(module, "MANY_ROWS", many)
-        if form == "activated":
-            monkeypatch.setattr(rows_fetched, "why_not", lambda _: "rows are too long")
+        monkeypatch.setattr(layers, "MANY_ROWS", many)
 
     def layer(self, rank: int, intermediate: int = 80, seconds: float = 60.0, **more: Any) -> Experts:
         return self.connected(rank, weights_of(rank, self.world, intermediate), seconds, **more)
@@ -78,6 +75,12 @@ class Node:
         addresses = tuple(memory.data_ptr() for memory in self.memories)
         layer._peers = Peers(self.memories[rank], addresses, self.room, rank, seconds, HERE)
         return layer
+
+
+@pytest.fixture
+def layer(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> Experts:
+    """The layer of a node's only rank, which this thread is."""
+    return Node(monkeypatch, 1).layer(0)
 
 
 def given(
@@ -101,7 +104,7 @@ def same(x: Tensor | None, y: Tensor) -> bool:
 
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256), ("fetched", 256)])
+@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256)])
 def test_prepared_calls_have_the_bits_of_calls_by_tensors(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch, form: str, intermediate: int, world: int, types: Any
 ) -> None:
@@ -256,7 +259,8 @@ def test_ranks_that_go_different_ways_understand_each_other(
     node.ranks.run(of_rank)
 
 
-def prepared_calls(monkeypatch: pytest.MonkeyPatch) -> list[decode.Decode]:
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[decode.Decode]:
     """Kinds, as calls of them go straight to kernels."""
     seen: list[decode.Decode] = []
     call = decode.Decode.__call__
@@ -269,192 +273,162 @@ def prepared_calls(monkeypatch: pytest.MonkeyPatch) -> list[decode.Decode]:
     return seen
 
 
-def test_each_kind_is_prepared_and_rows_may_lie_apart(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    node, seen = Node(monkeypatch, 1), prepared_calls(monkeypatch)
-
-    def of_rank(rank: int) -> None:
-        layer = node.layer(rank)
-        x, ids, p = given(6, 1, 0)
-        right = layer.decode(x, ids, p)
-        assert right is not None
-        wide, room = torch.cat([x, x + 1], dim=1), torch.zeros(8, 2 * HIDDEN, dtype=torch.bfloat16)
-        out = room[1:7, :HIDDEN]
-        calls: list[tuple[Given, Tensor | None]] = [
-            ((x, ids, p), None),
-            ((wide[:, :HIDDEN], ids, p), None),
-            ((x, ids.int(), p), None),
-            ((wide[:, :HIDDEN], ids, p), out),
-            ((x[:1].expand(6, -1), ids, p), None),
-        ]
-        for one, into in calls:
-            expected = by_tensors(layer, one)
-            layer.decode(*one, out=into)
-            for _ in range(2):
-                before = len(seen)
-                room.zero_()
-                got = layer.decode(*one, out=into)
-                assert same(got if into is None else into, expected)
-                assert len(seen) == before + 1
-        assert len(layer._decodes) == len(calls)
-        assert int(room.count_nonzero()) <= out.numel()
-        for tokens in (1, 4):
-            layer.decode(wide[:tokens, :HIDDEN], ids[:tokens], p[:tokens], out=out[:tokens])
-            assert same(out[:tokens], right[:tokens])
-        assert len(layer._decodes) == len(calls)
-        layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # others of the same kind
-        before = len(seen)
-        assert same(layer.decode(x, ids, p), by_tensors(layer, (x, ids, p)))
-        assert len(seen) == before + 1
-        monkeypatch.setattr(experts, "MAX_KINDS", len(calls))
+def test_each_kind_is_prepared_and_rows_may_lie_apart(
+    layer: Experts, seen: list[decode.Decode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, ids, p = given(6, 1, 0)
+    right = layer.decode(x, ids, p)
+    assert right is not None
+    wide, room = torch.cat([x, x + 1], dim=1), torch.zeros(8, 2 * HIDDEN, dtype=torch.bfloat16)
+    out = room[1:7, :HIDDEN]
+    calls: list[tuple[Given, Tensor | None]] = [
+        ((x, ids, p), None),
+        ((wide[:, :HIDDEN], ids, p), None),
+        ((x, ids.int(), p), None),
+        ((wide[:, :HIDDEN], ids, p), out),
+        ((x[:1].expand(6, -1), ids, p), None),
+    ]
+    for one, into in calls:
+        expected = by_tensors(layer, one)
+        layer.decode(*one, out=into)
         for _ in range(2):
-            layer.decode(x.half(), ids, p)
-        assert len(layer._decodes) == len(calls)
+            before = len(seen)
+            room.zero_()
+            got = layer.decode(*one, out=into)
+            assert same(got if into is None else into, expected)
+            assert len(seen) == before + 1
+    assert len(layer._decodes) == len(calls)
+    assert int(room.count_nonzero()) <= out.numel()
+    for tokens in (1, 4):
+        layer.decode(wide[:tokens, :HIDDEN], ids[:tokens], p[:tokens], out=out[:tokens])
+        assert same(out[:tokens], right[:tokens])
+    assert len(layer._decodes) == len(calls)
+    layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # others of the same kind
+    before = len(seen)
+    assert same(layer.decode(x, ids, p), by_tensors(layer, (x, ids, p)))
+    assert len(seen) == before + 1
+    monkeypatch.setattr(experts, "MAX_KINDS", len(calls))
+    for _ in range(2):
+        layer.decode(x.half(), ids, p)
+    assert len(layer._decodes) == len(calls)
 
-    node.ranks.run(of_rank)
 
-
-def test_what_was_not_prepared_goes_by_tensors(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    node, seen = Node(monkeypatch, 1), prepared_calls(monkeypatch)
-
-    def of_rank(rank: int) -> None:
-        layer = node.layer(rank)
-        x, ids, p = given(6, 1, 0)
-        right, out = layer.decode(x, ids, p), torch.zeros(6, HIDDEN, dtype=torch.bfloat16)
-        layer.decode(x, ids, p, out=out)
-        assert right is not None
-        one_row = torch.zeros(1, HIDDEN, dtype=torch.bfloat16).as_strided((1, HIDDEN), (8, 1))
-        others: dict[str, tuple[Any, ...]] = {
-            "weights in FP16": (x, ids, p.half()),
-            "ids apart": (x, torch.stack([ids, ids], dim=2)[:, :, 0], p),
-            "columns apart": (torch.stack([x, x], dim=2)[:, :, 0], ids, p),
-            "misaligned": (torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape), ids, p),
-            "one row, whose stride suits no other": (x[:1], ids[:1], p[:1], one_row),
-        }
-        kinds = len(layer._decodes)
-        for name, one in others.items():
-            for _ in range(2):
-                got = layer.decode(*one[:3], **dict(zip(["out"], one[3:], strict=False)))
-                assert not seen and len(layer._decodes) == kinds, name
-                assert name == "weights in FP16" or same(one_row if got is None else got, right[: len(one[0])]), name
-        with monkeypatch.context() as patched:  # nothing is launched, and products of the CPU look at ids
-            patched.setattr(by_peers.Peers, "rows", lambda peers: expert_rows(peers.ids, HERE))
-            try:
-                set_compile_mode(1)
-                layer.decode(x, ids, p)
-            finally:
-                set_compile_mode(0)
-        assert not seen
+def test_what_was_not_prepared_goes_by_tensors(
+    layer: Experts, seen: list[decode.Decode], launched: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, ids, p = given(6, 1, 0)
+    right, out = layer.decode(x, ids, p), torch.zeros(6, HIDDEN, dtype=torch.bfloat16)
+    layer.decode(x, ids, p, out=out)
+    assert right is not None
+    one_row = torch.zeros(1, HIDDEN, dtype=torch.bfloat16).as_strided((1, HIDDEN), (8, 1))
+    others: dict[str, tuple[Any, ...]] = {
+        "weights in FP16": (x, ids, p.half()),
+        "ids apart": (x, torch.stack([ids, ids], dim=2)[:, :, 0], p),
+        "columns apart": (torch.stack([x, x], dim=2)[:, :, 0], ids, p),
+        "misaligned": (torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape), ids, p),
+        "one row, whose stride suits no other": (x[:1], ids[:1], p[:1], one_row),
+    }
+    kinds = len(layer._decodes)
+    for name, one in others.items():
+        for _ in range(2):
+            got = layer.decode(*one[:3], **dict(zip(["out"], one[3:], strict=False)))
+            assert not seen and len(layer._decodes) == kinds, name
+            assert name == "weights in FP16" or same(one_row if got is None else got, right[: len(one[0])]), name
+    with monkeypatch.context() as patched:  # nothing is launched, and products of the CPU look at ids
+        patched.setattr(by_peers.Peers, "rows", lambda peers: expert_rows(peers.ids, HERE))
+        set_compile_mode(1)
         layer.decode(x, ids, p)
-        assert len(seen) == 1
-        w1, w2 = torch.randn(HERE, 160, HIDDEN), torch.randn(HERE, HIDDEN, 80)
-        learned = Experts(HERE, w1, w2, max_tokens=MOST, peer_memory=True)
-        learned._peers = layer._peers
-        assert learned.decode(x, ids, p) is not None
-        assert not learned._decodes
-
-    node.ranks.run(of_rank)
-
-
-def test_each_mode_of_torch_is_prepared_once(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    node, seen = Node(monkeypatch, 1), prepared_calls(monkeypatch)
-
-    def of_rank(rank: int) -> None:
-        layer = node.layer(rank)
-        x, ids, p = given(6, 1, 0)
-        right = layer.decode(x, ids, p)
-        assert right is not None
-        modes = (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.enable_grad)
-        for mode in modes:
-            with mode():
-                layer.decode(x, ids, p)
-                kinds = len(layer._decodes)
-                seen.clear()
-                for _ in range(3):
-                    got = layer.decode(x, ids, p)
-                    assert same(got, right)
-                    assert got is not None and not got.requires_grad
-                assert len(seen) == 3
-            assert len(layer._decodes) == kinds <= 3
-        learned = x.clone().requires_grad_()
-        for _ in range(2):
-            got = layer.decode(learned, ids, p)
-            assert same(got, right)
-            assert got is not None and not got.requires_grad
-
-    node.ranks.run(of_rank)
+        set_compile_mode(0)
+    assert not seen
+    layer.decode(x, ids, p)
+    assert len(seen) == 1
+    w1, w2 = torch.randn(HERE, 160, HIDDEN), torch.randn(HERE, HIDDEN, 80)
+    learned = Experts(HERE, w1, w2, max_tokens=MOST, peer_memory=True)
+    learned._peers = layer._peers
+    assert learned.decode(x, ids, p) is not None
+    assert not learned._decodes
 
 
-def test_plans_follow_the_settings(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Node(monkeypatch, 1)
-
-    def of_rank(rank: int) -> None:
-        layer = node.layer(rank)
-        one = given(6, 1, 0)
-        right = layer.decode(*one)
-        assert right is not None
-        (made,) = layer._decodes
-        usual = made.second.plan(made.rows, layer.weights()[1])
-        try:
-            set_num_sms(1)
-            set_pdl(True)
-            assert same(layer.decode(*one), right)
-            limited = made.second.plan(made.rows, layer.weights()[1])
-            assert limited.grid == 1 < usual.grid
-            assert limited.launcher is not usual.launcher, "one that may start early"
-        finally:
-            set_num_sms(132)
-            set_pdl(False)
-        assert same(layer.decode(*one), right)
-
-    node.ranks.run(of_rank)
-
-
-def test_mistakes_are_those_of_calls_by_tensors(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Node(monkeypatch, 1)
-
-    def of_rank(rank: int) -> None:
-        layer = node.layer(rank)
-        x, ids, p = given(MOST, 1, 0)
-        out = torch.zeros_like(x)
-        for into in (None, out):
-            layer.decode(x, ids, p, out=into)
-        right = out.clone()
-        assert len(layer._decodes) == 2
-        launched.clear()
-        more = torch.cat([x, x]), torch.cat([ids, ids]), torch.cat([p, p])
-        wrong: list[tuple[str, tuple[Any, ...]]] = [
-            ("x: expected at most max_tokens = 12 tokens, got 24", more),
-            (r"topk_weights: expected shape \(tokens, topk\)", (x, ids, p[:5])),
-            (r"topk_ids: expected shape \(tokens, topk\)", (x, ids[:5], p)),
-            (r"out: expected shape", (x, ids, p, out[:5])),
-            ("out: expected memory that does not overlap x", (x, ids, p, x)),
-            ("x: expected a tensor, got a list of 1", ([1], ids, p)),
-            ("topk_ids: expected 3 columns, as in the first call, got 2", (x, ids[:, :2], p[:, :2])),
-        ]
-        for message, call in wrong:
-            with pytest.raises((ValueError, TypeError), match=message):
-                layer.decode(*call[:3], **dict(zip(["out"], call[3:], strict=False)))
-        for name, place in (("x", 0), ("topk_ids", 1), ("topk_weights", 2)):
-            for at_out in (0, 16, MOST * TOPK * 4 - 16):
-                shared = torch.zeros(2 * x.nbytes, dtype=torch.uint8)
-                inputs = [x, ids, p]
-                size, dtype, shape = inputs[place].nbytes, inputs[place].dtype, inputs[place].shape
-                inputs[place] = shared[:size].view(dtype).view(shape)
-                into = shared[at_out:][: x.nbytes].view(x.dtype).view(x.shape)
-                with pytest.raises(ValueError, match=f"out: expected memory that does not overlap {name}"):
-                    layer.decode(inputs[0], inputs[1], inputs[2], out=into)
-        kept = layer.w1_values
-        layer.w1_values = kept.bfloat16()  # as `module.to(torch.bfloat16)` does
-        with pytest.raises(ValueError, match=r"w1: expected dtype torch\.float8_e4m3fn, got torch\.bfloat16"):
+def test_each_mode_of_torch_is_prepared_once(layer: Experts, seen: list[decode.Decode]) -> None:
+    x, ids, p = given(6, 1, 0)
+    right = layer.decode(x, ids, p)
+    assert right is not None
+    modes = (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.enable_grad)
+    for mode in modes:
+        with mode():
             layer.decode(x, ids, p)
-        layer.w1_values = kept
-        assert not launched
-        beside = torch.cat([x, x], dim=1)  # two column ranges of one matrix
-        for _ in range(2):
-            layer.decode(beside[:, :HIDDEN], ids, p, out=beside[:, HIDDEN:])
-            assert same(beside[:, HIDDEN:], right)
+            kinds = len(layer._decodes)
+            seen.clear()
+            for _ in range(3):
+                got = layer.decode(x, ids, p)
+                assert same(got, right)
+                assert got is not None and not got.requires_grad
+            assert len(seen) == 3
+        assert len(layer._decodes) == kinds <= 3
+    learned = x.clone().requires_grad_()
+    for _ in range(2):
+        got = layer.decode(learned, ids, p)
+        assert same(got, right)
+        assert got is not None and not got.requires_grad
 
-    node.ranks.run(of_rank)
+
+def test_plans_follow_the_settings(layer: Experts) -> None:
+    one = given(6, 1, 0)
+    right = layer.decode(*one)
+    assert right is not None
+    (made,) = layer._decodes
+    usual = made.second.plan(made.rows, layer.weights()[1])
+    set_num_sms(1)
+    set_pdl(True)
+    assert same(layer.decode(*one), right)
+    limited = made.second.plan(made.rows, layer.weights()[1])
+    assert limited.grid == 1 < usual.grid
+    assert limited.launcher is not usual.launcher, "one that may start early"
+    set_num_sms(132)
+    set_pdl(False)
+    assert same(layer.decode(*one), right)
+
+
+def test_mistakes_are_those_of_calls_by_tensors(layer: Experts, launched: Counter[str]) -> None:
+    x, ids, p = given(MOST, 1, 0)
+    out = torch.zeros_like(x)
+    for into in (None, out):
+        layer.decode(x, ids, p, out=into)
+    right = out.clone()
+    assert len(layer._decodes) == 2
+    launched.clear()
+    more = torch.cat([x, x]), torch.cat([ids, ids]), torch.cat([p, p])
+    wrong: list[tuple[str, tuple[Any, ...]]] = [
+        ("x: expected at most max_tokens = 12 tokens, got 24", more),
+        (r"topk_weights: expected shape \(tokens, topk\)", (x, ids, p[:5])),
+        (r"topk_ids: expected shape \(tokens, topk\)", (x, ids[:5], p)),
+        (r"out: expected shape", (x, ids, p, out[:5])),
+        ("out: expected memory that does not overlap x", (x, ids, p, x)),
+        ("x: expected a tensor, got a list of 1", ([1], ids, p)),
+        ("topk_ids: expected 3 columns, as in the first call, got 2", (x, ids[:, :2], p[:, :2])),
+    ]
+    for message, call in wrong:
+        with pytest.raises((ValueError, TypeError), match=message):
+            layer.decode(*call[:3], **dict(zip(["out"], call[3:], strict=False)))
+    for name, place in (("x", 0), ("topk_ids", 1), ("topk_weights", 2)):
+        for at_out in (0, 16, MOST * TOPK * 4 - 16):
+            shared = torch.zeros(2 * x.nbytes, dtype=torch.uint8)
+            inputs = [x, ids, p]
+            size, dtype, shape = inputs[place].nbytes, inputs[place].dtype, inputs[place].shape
+            inputs[place] = shared[:size].view(dtype).view(shape)
+            into = shared[at_out:][: x.nbytes].view(x.dtype).view(x.shape)
+            with pytest.raises(ValueError, match=f"out: expected memory that does not overlap {name}"):
+                layer.decode(inputs[0], inputs[1], inputs[2], out=into)
+    kept = layer.w1_values
+    layer.w1_values = kept.bfloat16()  # as `module.to(torch.bfloat16)` does
+    with pytest.raises(ValueError, match=r"w1: expected dtype torch\.float8_e4m3fn, got torch\.bfloat16"):
+        layer.decode(x, ids, p)
+    layer.w1_values = kept
+    assert not launched
+    beside = torch.cat([x, x], dim=1)  # two column ranges of one matrix
+    for _ in range(2):
+        layer.decode(beside[:, :HIDDEN], ids, p, out=beside[:, HIDDEN:])
+        assert same(beside[:, HIDDEN:], right)
 
 
 def test_a_rank_that_does_not_come_is_named(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,19 +448,13 @@ def test_a_rank_that_does_not_come_is_named(launched: Counter[str], monkeypatch:
     node.ranks.run(of_rank)
 
 
-def test_tensors_that_begin_at_any_byte_are_refused(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Node(monkeypatch, 1)
-
-    def of_rank(rank: int) -> None:
-        layer = node.layer(rank)
-        x, ids, p = given(6, 1, 0)
-        for _ in range(2):
-            for wrong in ((x, inside_of_an_element(ids), p), (x, ids, inside_of_an_element(p))):
-                with pytest.raises(ValueError, match="expected an address that is a multiple of"):
-                    layer.decode(*wrong)
-            layer.decode(x, ids, p)
-
-    node.ranks.run(of_rank)
+def test_tensors_that_begin_at_any_byte_are_refused(layer: Experts) -> None:
+    x, ids, p = given(6, 1, 0)
+    for _ in range(2):
+        for wrong in ((x, inside_of_an_element(ids), p), (x, ids, inside_of_an_element(p))):
+            with pytest.raises(ValueError, match="expected an address that is a multiple of"):
+                layer.decode(*wrong)
+        layer.decode(x, ids, p)
 
 
 def test_more_experts_than_the_kernel_counts_get_their_rows_by_torch(
@@ -497,31 +465,23 @@ def test_more_experts_than_the_kernel_counts_get_their_rows_by_torch(
     memory = memory[-memory.data_ptr() % 16 :][: room.num_bytes]
     peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
     peers.ids.copy_(torch.randint(-1, experts, peers.ids.shape, generator=torch.Generator().manual_seed(0)))
-    peers.node.arrivals.fill_(7)
     for got, right in zip(peers.rows(), expert_rows(peers.ids, experts), strict=True):
         assert torch.equal(got, right)
-    assert not peers.node.arrivals.any()
     assert not launched
 
 
-def test_tensors_beside_each_other_do_not_overlap(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_beside_each_other_do_not_overlap(layer: Experts, seen: list[decode.Decode]) -> None:
     """An allocator may give `out` the memory right behind x, or right ahead of it."""
-    node, seen = Node(monkeypatch, 1), prepared_calls(monkeypatch)
-
-    def of_rank(rank: int) -> None:
-        layer = node.layer(rank)
-        x, ids, p = given(6, 1, 0)
-        right = layer.decode(x, ids, p)
-        layer.decode(x, ids, p, out=torch.zeros_like(x))
-        memory = torch.zeros(3 * x.nbytes + 16, dtype=torch.uint8)
-        pieces = memory[-memory.data_ptr() % 16 :][: 3 * x.nbytes].view(3, x.nbytes).unbind()
-        ahead, within, behind = (each.view(x.dtype).view(x.shape) for each in pieces)
-        within.copy_(x)
-        for out in (ahead, behind):
-            seen.clear()
-            layer.decode(within, ids, p, out=out)
-            assert len(seen) == 1
-            assert right is not None
-            assert same(out, right)
-
-    node.ranks.run(of_rank)
+    x, ids, p = given(6, 1, 0)
+    right = layer.decode(x, ids, p)
+    layer.decode(x, ids, p, out=torch.zeros_like(x))
+    memory = torch.zeros(3 * x.nbytes + 16, dtype=torch.uint8)
+    pieces = memory[-memory.data_ptr() % 16 :][: 3 * x.nbytes].view(3, x.nbytes).unbind()
+    ahead, within, behind = (each.view(x.dtype).view(x.shape) for each in pieces)
+    within.copy_(x)
+    for out in (ahead, behind):
+        seen.clear()
+        layer.decode(within, ids, p, out=out)
+        assert len(seen) == 1
+        assert right is not None
+        assert same(out, right)

@@ -36,6 +36,13 @@ def layer_of(rank: int, world: int, intermediate: int = 80, **more: Any) -> Expe
     return layer
 
 
+@pytest.fixture
+def layer(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> Experts:
+    """The layer of the only rank, which this thread is."""
+    Ranks(monkeypatch, 1)
+    return layer_of(0, 1)
+
+
 def by_tensors(layer: Experts, given: Given) -> Tensor:
     """The result of a call that nobody has prepared."""
     kept, layer._prefills = layer._prefills, []
@@ -144,71 +151,61 @@ def test_ranks_that_go_different_ways_understand_each_other(
     ranks.run(of_rank)
 
 
-def test_what_was_not_prepared_goes_by_tensors(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 1)
-
-    def of_rank(rank: int) -> None:
-        layer = layer_of(rank, 1)
-        x, ids, p = given(6, 1, 0)
-        right = layer(x, ids, p)
+def test_what_was_not_prepared_goes_by_tensors(layer: Experts, launched: Counter[str]) -> None:
+    x, ids, p = given(6, 1, 0)
+    right = layer(x, ids, p)
+    launched.clear()
+    others = {
+        "rows apart": (torch.cat([x, x], dim=1)[:, :HIDDEN], ids, p),
+        "weights in FP16": (x, ids, p.half()),
+        "misaligned": (torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape), ids, p),
+    }
+    for name, one in others.items():
         launched.clear()
-        others = {
-            "rows apart": (torch.cat([x, x], dim=1)[:, :HIDDEN], ids, p),
-            "weights in FP16": (x, ids, p.half()),
-            "misaligned": (torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape), ids, p),
-        }
-        for name, one in others.items():
+        got = layer(*one)
+        assert launched["route_rows"] == 0, name
+        assert name == "weights in FP16" or torch.equal(got, right), name
+    assert len(layer._prefills) == 1
+    layer(x, ids.int(), p)
+    assert len(layer._prefills) == 2
+    launched.clear()
+    for one in ((x, ids, p), (x, ids.int(), p)):
+        assert torch.equal(layer(*one), right)
+    assert launched["route_rows"] == 2
+    old = weakref.ref(layer.w1_values)
+    layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # others of the same kind
+    assert old() is None, "weights that nobody needs stay in memory"
+    assert torch.equal(layer(x, ids, p), by_tensors(layer, (x, ids, p)))
+    assert launched["route_rows"] == 3
+    w = layer.w1_values
+    apart = torch.cat([w.view(torch.uint8)] * 2, dim=1).view(w.dtype)[:, : w.shape[1]]
+    layer.w1_values = apart  # further from expert to expert
+    got = layer(x, ids, p)
+    assert launched["route_rows"] == 3
+    assert torch.equal(layer(x, ids, p), got)
+    assert launched["route_rows"] == 4
+
+
+def test_each_mode_of_torch_is_prepared_once(
+    layer: Experts, launched: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = given(6, 1, 0)
+    right = layer(*one)
+    modes = (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.enable_grad)
+    for mode in modes:
+        with mode():
+            layer(*one)
+            kinds = len(layer._prefills)
             launched.clear()
-            got = layer(*one)
-            assert launched["route_rows"] == 0, name
-            assert name == "weights in FP16" or torch.equal(got, right), name
-        assert len(layer._prefills) == 1
-        layer(x, ids.int(), p)
-        assert len(layer._prefills) == 2
-        launched.clear()
-        for one in ((x, ids, p), (x, ids.int(), p)):
-            assert torch.equal(layer(*one), right)
-        assert launched["route_rows"] == 2
-        old = weakref.ref(layer.w1_values)
-        layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # others of the same kind
-        assert old() is None, "weights that nobody needs stay in memory"
-        assert torch.equal(layer(x, ids, p), by_tensors(layer, (x, ids, p)))
-        assert launched["route_rows"] == 3
-        w = layer.w1_values
-        apart = torch.cat([w.view(torch.uint8)] * 2, dim=1).view(w.dtype)[:, : w.shape[1]]
-        layer.w1_values = apart  # further from expert to expert
-        got = layer(x, ids, p)
-        assert launched["route_rows"] == 3
-        assert torch.equal(layer(x, ids, p), got)
-        assert launched["route_rows"] == 4
-
-    ranks.run(of_rank)
-
-
-def test_each_mode_of_torch_is_prepared_once(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 1)
-
-    def of_rank(rank: int) -> None:
-        layer = layer_of(rank, 1)
-        one = given(6, 1, 0)
-        right = layer(*one)
-        modes = (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.enable_grad)
-        for mode in modes:
-            with mode():
-                layer(*one)
-                kinds = len(layer._prefills)
-                launched.clear()
-                for _ in range(3):
-                    assert torch.equal(layer(*one), right)
-                assert launched["route_rows"] == 3
-            assert len(layer._prefills) == kinds <= 3
-        monkeypatch.setattr(experts, "MAX_KINDS", kinds)
-        x, ids, p = one
-        for _ in range(2):
-            layer(x.float(), ids, p)
-        assert len(layer._prefills) == kinds
-
-    ranks.run(of_rank)
+            for _ in range(3):
+                assert torch.equal(layer(*one), right)
+            assert launched["route_rows"] == 3
+        assert len(layer._prefills) == kinds <= 3
+    monkeypatch.setattr(experts, "MAX_KINDS", kinds)
+    x, ids, p = one
+    for _ in range(2):
+        layer(x.float(), ids, p)
+    assert len(layer._prefills) == kinds
 
 
 def test_mistakes_are_those_of_calls_by_tensors(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,25 +229,15 @@ def test_mistakes_are_those_of_calls_by_tensors(launched: Counter[str], monkeypa
     ranks.run(of_rank)
 
 
-def test_a_call_that_only_compiles_goes_by_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = addressed_kernels.install(monkeypatch)
-    ranks = Ranks(monkeypatch, 1)
-
-    def of_rank(rank: int) -> None:
-        layer = layer_of(rank, 1)
-        one = given(6, 1, 0)
-        layer(*one)
-        launched.clear()
-        (made,) = layer._prefills
-        tokens, weights = prepared.Tokens(*one), prepared.Weights(*layer.weights())
-        assert made.is_right(tokens, weights)
-        set_compile_mode(1)
-        try:
-            assert not made.is_right(tokens, weights)
-        finally:
-            set_compile_mode(0)
-
-    ranks.run(of_rank)
+def test_a_call_that_only_compiles_goes_by_tensors(layer: Experts, launched: Counter[str]) -> None:
+    one = given(6, 1, 0)
+    layer(*one)
+    launched.clear()
+    (made,) = layer._prefills
+    tokens, weights = prepared.Tokens(*one), prepared.Weights(*layer.weights())
+    assert made.is_right(tokens, weights)
+    set_compile_mode(1)
+    assert not made.is_right(tokens, weights)
 
 
 @pytest.mark.gpu
@@ -274,16 +261,10 @@ def test_one_gpu_over_nccl_gives_the_bits_of_calls_by_tensors(tmp_path: Path) ->
             assert len(layer._prefills) == 1, call
 
 
-def test_tensors_that_begin_at_any_byte_are_refused(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 1)
-
-    def of_rank(rank: int) -> None:
-        layer = layer_of(rank, 1)
-        x, ids, p = given(6, 1, 0)
-        for _ in range(2):
-            for wrong in ((x, inside_of_an_element(ids), p), (x, ids, inside_of_an_element(p))):
-                with pytest.raises(ValueError, match="expected an address that is a multiple of"):
-                    layer(*wrong)
-            layer(x, ids, p)
-
-    ranks.run(of_rank)
+def test_tensors_that_begin_at_any_byte_are_refused(layer: Experts) -> None:
+    x, ids, p = given(6, 1, 0)
+    for _ in range(2):
+        for wrong in ((x, inside_of_an_element(ids), p), (x, ids, inside_of_an_element(p))):
+            with pytest.raises(ValueError, match="expected an address that is a multiple of"):
+                layer(*wrong)
+        layer(x, ids, p)

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from helpers import captured
 from mega_cases import Model, Tokens, chain, fill, part, result, transformed
 from mega_cases import call as mega_moe
 from torch import Tensor
@@ -71,9 +72,7 @@ def test_a_graph_is_replayed_with_other_tokens_and_routes() -> None:
     fill(buffer, model.tokens(24, DEVICE))
     deep_gemm.fp8_mega_moe(y, l1, l2, buffer, counts)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        deep_gemm.fp8_mega_moe(y, l1, l2, buffer, counts)
+    graph, _ = captured(deep_gemm.fp8_mega_moe, y, l1, l2, buffer, counts)
     for seed in range(3):
         tokens = model.tokens(24, DEVICE, seed=10 + seed)
         fill(buffer, tokens)

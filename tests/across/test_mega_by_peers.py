@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.across import by_peers, mega_by_peers
+from deep_gemm.across import mega_by_peers
 from deep_gemm.across import mega_check as mega_moe
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.mega_check import mega_sizes
@@ -46,10 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 class Node:
     """Buffers of ranks that know each other's rooms, and weights."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, world: int, *, fetches: bool = False, model: Model = MODEL
-    ) -> None:
-        monkeypatch.setattr(by_peers, "MANY_ROWS", 1 if fetches else 10**6)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int, *, model: Model = MODEL) -> None:
         self.world, self.here, self.ranks = world, MODEL.num_experts // world, Ranks(monkeypatch, world)
         self.sizes = [
             mega_sizes(MODEL.num_experts, MOST, MODEL.topk, MODEL.hidden, MODEL.inter, True, "swiglu", rank, world)
@@ -93,16 +90,16 @@ def checked_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("clamp", [None, 0.5])
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize("form", ["gathered", "fetched", "routes by parts"])
+@pytest.mark.parametrize("form", ["all at once", "routes by parts"])
 def test_calls_have_the_bits_of_one_process(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch, form: str, world: int, clamp: float | None
 ) -> None:
     if form == "routes by parts":
         monkeypatch.setattr(route_rows, "PART", 64)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
-    node, checked = Node(monkeypatch, world, fetches=form == "fetched"), checked_calls(monkeypatch)
+    node, checked = Node(monkeypatch, world), checked_calls(monkeypatch)
     wait = node.ranks.meeting.wait
-    counted = ALL | {"gather_rows": int(form != "fetched"), "count_routes": int(form == "routes by parts")}
+    counted = ALL | {"count_routes": int(form == "routes by parts")}
     calls = []
     for by_three in ((5, 3, 9), (1, MOST, 0), (0, 1, 3), (MOST, 7, 2)):
         by_rank = by_three[:world]
@@ -134,12 +131,11 @@ def test_calls_have_the_bits_of_one_process(
     assert len(checked) == 2 * world, "once without and once with counts"
 
 
-@pytest.mark.parametrize("fetches", [False, True])
 @pytest.mark.parametrize("world", [1, 3])
 def test_calls_with_fp4_weights_have_the_bits_of_one_process(
-    launched: Counter[str], monkeypatch: pytest.MonkeyPatch, world: int, fetches: bool
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
-    node = Node(monkeypatch, world, fetches=fetches, model=replace(MODEL, is_fp4=True))
+    node = Node(monkeypatch, world, model=replace(MODEL, is_fp4=True))
     checked, wait = checked_calls(monkeypatch), node.ranks.meeting.wait
     by_rank = [5, 3, 9][:world]
     tokens = MODEL.tokens(sum(by_rank))
@@ -206,7 +202,6 @@ class Alone:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int = 6) -> None:
         self.node = Node(monkeypatch, 1)
-        self.node.ranks.own.rank = 0
         self.buffer, (self.l1, self.l2) = self.node.buffer(0), self.node.own(0)
         self.tokens = MODEL.tokens(tokens)
         fill(self.buffer, self.tokens)
@@ -391,23 +386,21 @@ def test_calls_follow_the_settings(launched: Counter[str], monkeypatch: pytest.M
     assert isinstance(launches, mega_by_peers.Launches)
     products, rows = (launches.first, launches.second), calls.sizes.rows
     usual = [product._plans[rows] for product in products]
-    try:
-        set_num_sms(1)
-        set_pdl(True)
-        alone.call(y.zero_())
-        assert same(y, alone.right)
-        for product, plan in zip(products, usual, strict=True):
-            assert product._plans[rows].grid == 1 < plan.grid
-            assert product._plans[rows].launcher is not plan.launcher, "one that may start early"
-        set_compile_mode(1)
-        launched.clear()
-        counts = torch.zeros(6, dtype=torch.int32)
-        alone.call(y.zero_(), counts)
-        assert not launched and not y.any() and not counts.any()
-    finally:
-        set_compile_mode(0)
-        set_num_sms(132)
-        set_pdl(False)
+    set_num_sms(1)
+    set_pdl(True)
+    alone.call(y.zero_())
+    assert same(y, alone.right)
+    for product, plan in zip(products, usual, strict=True):
+        assert product._plans[rows].grid == 1 < plan.grid
+        assert product._plans[rows].launcher is not plan.launcher, "one that may start early"
+    set_compile_mode(1)
+    launched.clear()
+    counts = torch.zeros(6, dtype=torch.int32)
+    alone.call(y.zero_(), counts)
+    assert not launched and not y.any() and not counts.any()
+    set_compile_mode(0)
+    set_num_sms(132)
+    set_pdl(False)
     alone.checked.clear()
     alone.call(y.zero_())
     assert same(y, alone.right)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -19,7 +15,6 @@ from mega_cases import Model, Tokens, chain, dequantized, fill, filling, result
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.across import mega_moe
 from deep_gemm.core.check.checks import Operand
 
 MODEL = Model()
@@ -61,16 +56,8 @@ print(linear(torch.ones(2, 128), per_block_cast_to_fp8(torch.ones(8, 128)))[0, 0
 
 def test_the_package_works_without_these_where_torch_has_no_distributed() -> None:
     code = WITHOUT_DISTRIBUTED.replace("NAMES", str(NAMES))
-    environment = {**os.environ, "PYTHONPATH": str(Path(deep_gemm.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = forked.run("-c", code)
     assert done.stdout.split("\n")[:2] == ["[]", "128.0"]
-
-
-def test_examples_in_docstrings_run() -> None:
-    names = {name: getattr(deep_gemm, name) for name in deep_gemm.__all__}
-    failed, attempted = doctest.testmod(mega_moe, extraglobs={"torch": torch, **names})
-    assert attempted > 10
-    assert not failed
 
 
 # The buffer
@@ -256,6 +243,7 @@ def test_keywords_of_later_are_accepted_where_they_change_nothing() -> None:
 # Values
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("clamp", [None, 0.25])
 @pytest.mark.parametrize(
     ("model", "count"),

@@ -54,7 +54,6 @@ MUTATIONS = [
     Mutation("other warps' tiles are left out", _KERNEL, "tiles += warp < thread / 32 ? of_warp.x : 0", "tiles += 0"),
     Mutation("other warps' depths are left out", _KERNEL, "depth += warp < thread / 32 ? of_warp.y : 0", "depth += 0"),
     Mutation("a warp counts its own tiles twice", _KERNEL, "tiles += warp < thread / 32 ?", "tiles += warp <= thread / 32 ?"),
-    Mutation("a lane counts those above", _KERNEL, "ptx::lane_index() >= distance ? below : 0", "below"),
     Mutation("every group has the tile", _KERNEL, "if (tile >= tiles && tile - tiles < own_tiles && has_room)", "if (tile >= tiles && has_room)"),
     Mutation("groups lie outside of their room", _KERNEL, " && has_room)", ")"),
     Mutation("rows of another tile", _KERNEL, "(tile - tiles) * kBlock);", "tile * kBlock);"),

@@ -32,8 +32,8 @@ _E2M1, _KERNEL = "cast/e2m1.cuh", "cast_rows.cuh"
 MUTATIONS = [
     # Scales
     Mutation("scales of FP8", _KERNEL, "p.rounds_up, kLargestValue)", "p.rounds_up)"),
-    Mutation("the largest must fit in MXFP4", "cast/mxfp4.cuh", "kLargestValue = 7.f", "kLargestValue = 6.f", shows_in=MXFP4),
-    Mutation("the largest is twice too large in MXFP4", "cast/mxfp4.cuh", "kLargestValue = 7.f", "kLargestValue = 8.f", shows_in=MXFP4),
+    Mutation("the largest must fit in MXFP4", _E2M1, "kCutsLargest ? 7.f", "kCutsLargest ? 6.f", shows_in=MXFP4),
+    Mutation("the largest is twice too large in MXFP4", _E2M1, "kCutsLargest ? 7.f", "kCutsLargest ? 8.f", shows_in=MXFP4),
     Mutation("no block is marked", _KERNEL, "scale = ptx::float_of(kNan)", ""),
     Mutation("every block that is not ordinary is marked", _KERNEL, "(ptx::bits_of(amax_of(largest_of_team(keys, lane))) >= kInfinity)", "(true)"),
     Mutation("infinities do not mark a block", _KERNEL, "(keys, lane))) >= kInfinity", "(keys, lane))) > kInfinity"),

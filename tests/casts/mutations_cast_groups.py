@@ -33,30 +33,30 @@ TRIALS = [
     RowTrial(UNTIL, 40, 136, 15, data="ordinary", sizes=(7, -1)),
 ]
 
-_KERNEL, _ROWS = "cast_rows.cuh", "cast/rows_of_groups.cuh"
+_KERNEL, _ROWS, _LANES = "cast_rows.cuh", "cast/rows_of_groups.cuh", "lanes.cuh"
 _UNTIL = "cast/rows_until.cuh"
-_COUNTED, _ENDED, _TO_ROWS = "cast/rows_counted.cuh", "cast/rows_ended.cuh", "cast/to_rows.cuh"
+_TO_ROWS = "cast/to_rows.cuh"
 _WAIT = "  ptx::griddepcontrol_wait();\n"
 _MADE = "  const Rows rows(p);\n"
 
 MUTATIONS = [
     # Counts
-    Mutation("counts below zero are all rows", _COUNTED, "count < 0 ? 0 : count", "count", shows_in=COUNTS),
-    Mutation("counts reach into the next group", _COUNTED, "some < most ? some : most", "some", shows_in=COUNTS),
-    Mutation("groups have all rows", _COUNTED, "row + (some < most ? some : most)", "row + most", shows_in=COUNTS),
-    Mutation("groups begin one row apart", _COUNTED, "row = group * most", "row = group", shows_in=COUNTS),
-    Mutation("a group has room for the rows of all", _COUNTED, "most = p.m / p.num_groups", "most = p.m", shows_in=COUNTS),
-    Mutation("scales of groups lie as rows do", _COUNTED, "kScalesOfGroups = true", "kScalesOfGroups = false", shows_in=COUNTS),
+    Mutation("counts below zero are all rows", _ROWS, "count < 0 ? 0 : count", "count", shows_in=COUNTS),
+    Mutation("counts reach into the next group", _ROWS, "some < most ? some : most", "some", shows_in=COUNTS),
+    Mutation("groups have all rows", _ROWS, "row + (some < most ? some : most)", "row + most", shows_in=COUNTS),
+    Mutation("groups begin one row apart", _ROWS, "row = group * most", "row = group", shows_in=COUNTS),
+    Mutation("a group has room for the rows of all", _ROWS, "most = p.m / p.num_groups", "most = p.m", shows_in=COUNTS),
+    Mutation("scales of groups lie as rows do", _ROWS, "kScalesOfGroups = !kGroupsEnd", "kScalesOfGroups = false", shows_in=COUNTS),
     Mutation("scales of groups lie as far apart as blocks", "cast/scales_fp32.cuh", "uint64_t{group} * p.scales_stride_g", "uint64_t{group} * p.scales_stride_k", shows_in=COUNTS),
     # Ends
-    Mutation("groups begin where the one before ended", _ENDED, "ceil_div(before < 0 ? 0 : before, p.alignment) * p.alignment", "before < 0 ? 0 : before", shows_in=ENDS),
-    Mutation("beginnings rounded down", _ENDED, "ceil_div(before < 0 ? 0 : before, p.alignment)", "(before < 0 ? 0 : before) / p.alignment", shows_in=ENDS),
-    Mutation("an end below zero lies behind all rows", _ENDED, "some = last < 0 ? 0 : last", "some = last", shows_in=ENDS),
-    Mutation("a group begins behind all rows after an end below zero", _ENDED, "before < 0 ? 0 : before", "before", shows_in=ENDS),
-    Mutation("the first group begins where another ended", _ENDED, "group == 0 ? 0 : ptx::ld_global_i32", "ptx::ld_global_i32", shows_in=ENDS),
-    Mutation("groups begin where they end", _ENDED, "p.sizes + group - 1", "p.sizes + group", shows_in=ENDS),
-    Mutation("ends reach behind the last row", _ENDED, "some < p.m ? some : p.m", "some", shows_in=ENDS),
-    Mutation("groups that end before they begin", _ENDED, "row < end ? end : row", "end", shows_in=ENDS),
+    Mutation("groups begin where the one before ended", _ROWS, "ceil_div(before < 0 ? 0 : before, p.alignment) * p.alignment", "before < 0 ? 0 : before", shows_in=ENDS),
+    Mutation("beginnings rounded down", _ROWS, "ceil_div(before < 0 ? 0 : before, p.alignment)", "(before < 0 ? 0 : before) / p.alignment", shows_in=ENDS),
+    Mutation("an end below zero lies behind all rows", _ROWS, "some = last < 0 ? 0 : last", "some = last", shows_in=ENDS),
+    Mutation("a group begins behind all rows after an end below zero", _ROWS, "before < 0 ? 0 : before", "before", shows_in=ENDS),
+    Mutation("the first group begins where another ended", _ROWS, "group == 0 ? 0 : ptx::ld_global_i32", "ptx::ld_global_i32", shows_in=ENDS),
+    Mutation("groups begin where they end", _ROWS, "p.sizes + group - 1", "p.sizes + group", shows_in=ENDS),
+    Mutation("ends reach behind the last row", _ROWS, "some < p.m ? some : p.m", "some", shows_in=ENDS),
+    Mutation("groups that end before they begin", _ROWS, "row < end ? end : row", "end", shows_in=ENDS),
     # The last end
     Mutation("the first group's end", _UNTIL, "p.sizes + p.num_groups - 1", "p.sizes", shows_in=UNTIL),
     Mutation("an end below zero is behind all rows", _UNTIL, "some = last < 0 ? 0 : last", "some = last", shows_in=UNTIL),
@@ -68,9 +68,7 @@ MUTATIONS = [
     Mutation("a group too many", _ROWS, "if (group < p.num_groups)", "if (group <= p.num_groups)"),
     Mutation("the last rows of a group make no unit", _ROWS, "ceil_div(rows.end - rows.row, kRows)", "(rows.end - rows.row) / kRows"),
     Mutation("a thread counts its last group alone", _ROWS, "of_thread += units[i];", "of_thread = units[i];"),
-    Mutation("lanes below the first one count", _ROWS, "sum += lane >= distance ? below : 0;", "sum += below;"),
-    Mutation("sums of half a warp", _ROWS, "for (uint32_t distance = 1; distance < 32; distance *= 2)", "for (uint32_t distance = 1; distance < 16; distance *= 2)"),
-    Mutation("neighbours alone are summed", _ROWS, "ptx::shfl_sync(sum, lane - distance)", "ptx::shfl_sync(sum, lane - 1)"),
+    Mutation("neighbours alone are summed", _LANES, "ptx::shfl_sync(sum, lane - distance)", "ptx::shfl_sync(sum, lane - 1)"),
     Mutation("a warp's first sum for its last", _ROWS, "if (lane == 31)", "if (lane == 0)"),
     Mutation("all warps' sums at the first one's place", _ROWS, "&made.units_of_warp[thread / 32]", "&made.units_of_warp[0]"),
     Mutation("sums are read before all are there", _ROWS, "made.units_of_warp[thread / 32], sum);\n    ptx::syncthreads();\n", "made.units_of_warp[thread / 32], sum);\n"),

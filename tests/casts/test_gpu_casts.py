@@ -5,19 +5,28 @@ Sizes, types and strides of each cast are in test_by_kernels.py.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
+from helpers import captured
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm import k_grouped_fp8_gemm_nt_contiguous
+from deep_gemm.casts import lay_scales
 from deep_gemm.casts.by_torch import cast_blocks, cast_by_torch
 from deep_gemm.casts.cast_rows import Groups, cast_config
+from deep_gemm.casts.depths import GroupedRows, SiluCasts, cast_along_groups, cast_silu_gradient
 from deep_gemm.casts.fp8 import cast_checked
 from deep_gemm.casts.rules import FP4, PER_ROW, Quantized, Target
-from lab.casts import assert_same_bits, hard_quotients, wild
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import empty_mn_major, is_mn_major_tma_aligned
+from deep_gemm.moe.routing import expert_rows
+from lab.casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wild
+from lab.sim.cast_depths import OF_BF16, of_groups
 from lab.sim.cast_rows import RowTrial
 
 pytestmark = pytest.mark.gpu
@@ -145,9 +154,7 @@ def test_a_captured_graph_replays_with_changed_inputs() -> None:
         return [*deep_gemm.cast_both_to_fp8(x), *(cast(x) for cast in CASTS.values()), *along_k]
 
     all_casts(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = all_casts(x)
+    graph, found = captured(all_casts, x)
     for seed in (1, 2):
         other = wild(272, 528, torch.bfloat16, seed)
         x.copy_(other)
@@ -165,3 +172,220 @@ def test_what_both_casts_give_is_what_products_take() -> None:
     deep_gemm.fp8_gemm_nt(columns, deep_gemm.per_block_cast_to_fp8(y), found)
     right = x.float().t() @ y.float().t()
     assert deep_gemm.calc_diff(found.float(), right) < 1e-3
+
+
+# Casts of groups of rows along their rows on a GPU: the references, the same bits each time, graphs, no waits.
+
+
+SIZES = [(1, 1, 16, 16), (40, 5, 144, 80), (700, 128, 256, 208), (3000, 7, 2048, 768), (20, 1000, 64, 64)]
+"""Tokens, experts, hidden, intermediate."""
+
+
+def problem(
+    tokens: int, experts: int, hidden: int, i: int, seed: int = 0
+) -> tuple[GroupedRows, Tensor, Tensor, Tensor]:
+    """Groups, tokens, gate and up, and what flows back, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = expert_rows(torch.randint(-1, experts, (tokens, 4), generator=generator), experts)
+    x, h, ds = (
+        torch.randn(m, n, generator=generator) for m, n in ((tokens, hidden), (4 * tokens, 2 * i), (4 * tokens, i))
+    )
+    return GroupedRows(rows.counts, rows.ends, rows.token_of), x.bfloat16(), h.bfloat16(), ds.bfloat16()
+
+
+def weights_of(groups: GroupedRows) -> Tensor:
+    return torch.rand(len(groups.token_of), generator=torch.Generator().manual_seed(3))
+
+
+def on_gpu(groups: GroupedRows) -> GroupedRows:
+    return GroupedRows(*(each.cuda() for each in groups))
+
+
+def used(columns: Quantized, groups: GroupedRows) -> Quantized:
+    values, scales = of_groups(columns, groups)
+    return values.cpu(), scales.cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_tokens_are_the_references(size: tuple[int, int, int, int], weighted: bool, dtype: torch.dtype) -> None:
+    groups, x, _, _ = problem(*size)
+    p, x = weights_of(groups) if weighted else None, x.to(dtype)
+    for lies in (x.cuda(), torch.cat([x, x], 1).cuda()[:, : x.shape[1]], torch.cat([x[:, :1], x], 1).cuda()[:, 1:]):
+        found = cast_along_groups(lies, on_gpu(groups), None if p is None else p.cuda())
+        assert_same_bits(used(found, groups), cast_along_groups(x, groups, p))
+
+
+def all_of(found: SiluCasts, groups: GroupedRows) -> list[Tensor]:
+    end = int(groups.ends[-1])
+    assert found.rows is not None and found.columns is not None
+    assert found.activated is not None and found.of_weights is not None
+    columns = (*used(found.columns, groups), *used(found.activated, groups))
+    return [*(each[:end].cpu() for each in found.rows), *columns, found.of_weights[:end].cpu()]
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+@pytest.mark.parametrize("limit", [None, 1.5])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_gradient_of_silu_is_the_references(size: tuple[int, int, int, int], limit: float | None) -> None:
+    groups, _, h, ds = problem(*size)
+    p, there = weights_of(groups), on_gpu(groups)
+    right = all_of(cast_silu_gradient(h, ds, groups, p, limit), groups)
+    found = all_of(cast_silu_gradient(h.cuda(), ds.cuda(), there, p.cuda(), limit), groups)
+    for at in (0, 2, 4):
+        if right[at].numel():
+            assert assert_near((found[at], found[at + 1]), (right[at], right[at + 1]), OF_BF16) < MOST_OTHERS
+    torch.testing.assert_close(found[6], right[6], rtol=1e-4, atol=1e-3)
+    again = all_of(cast_silu_gradient(h.cuda(), ds.cuda(), there, p.cuda(), limit), groups)
+    assert all(torch.equal(bytes_of(a), bytes_of(b)) for a, b in zip(found, again, strict=True))
+
+
+def test_operands_with_room_behind_them_give_the_products_of_each_group_and_nobody_waits() -> None:
+    """In a graph, which is replayed with other groups."""
+    groups, x, h, ds = problem(700, 16, 256, 208)
+    others, *_ = problem(700, 16, 256, 208, seed=1)
+    now, x, h, ds, p = on_gpu(groups), x.cuda(), h.cuda(), ds.cuda(), weights_of(groups).cuda()
+    d = torch.empty(16, 416, 256, dtype=torch.float32, device="cuda")
+
+    def product() -> None:
+        of_gates = cast_silu_gradient(h, ds, now, p).columns
+        assert of_gates is not None
+        k_grouped_fp8_gemm_nt_contiguous(of_gates, cast_along_groups(x, now), d, None, now.depths)
+
+    product()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        product()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph, _ = captured(product)
+    for these in (groups, others):
+        for to, made in zip(now, these, strict=True):
+            to.copy_(made)
+        graph.replay()
+        of_gates = cast_silu_gradient(h.cpu(), ds.cpu(), these, p.cpu()).columns
+        assert of_gates is not None
+        right = torch.empty(d.shape)
+        k_grouped_fp8_gemm_nt_contiguous(of_gates, cast_along_groups(x.cpu(), these), right, None, these.depths)
+        assert float((d.cpu() - right).norm() / right.norm()) < 2e-2
+
+
+# Scales laid out by their kernel on a GPU: the bits that torch's copy gives, in all layouts, streams and graphs.
+
+
+POISON = -0x5A5A5A5A
+SHAPES = [(2, 2), (5, 3), (64, 32), (65, 33), (129, 56), (4096, 56), (8191, 129), (3, 70, 5), (8, 130, 16), (2, 1, 35)]
+
+
+def words(*shape: int) -> Tensor:
+    """Every element has bits of its own; NaNs are among them."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-(2**31), 2**31, shape, generator=generator).int().view(torch.float32).cuda()
+
+
+def assert_laid(sf: Tensor) -> None:
+    """The kernel writes what torch would, and nothing between rows and behind the last."""
+    out = empty_mn_major(sf)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(out.shape, out.stride(), strict=True))
+    memory = torch.full((extent + 64,), POISON, dtype=torch.int32, device="cuda")
+    right = memory.clone()
+    right.as_strided(out.shape, out.stride()).copy_(sf.view(torch.int32))
+    lay_scales.run(sf, memory.view(torch.float32).as_strided(out.shape, out.stride()))
+    assert torch.equal(memory, right)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scales_in_every_layout(shape: tuple[int, ...]) -> None:
+    sf = words(*shape)
+    wider, higher = torch.cat([sf, sf], -1), torch.cat([sf, sf], -2)
+    layouts = [sf, sf.mT.contiguous().mT, wider[..., : shape[-1]], wider[..., ::2], higher[..., 1 : shape[-2] + 1, :]]
+    layouts += [higher.mT, sf[..., :1].expand(sf.shape), sf[..., :1, :].expand(sf.shape)]
+    if sf.dim() == 3:
+        layouts += [sf.transpose(0, 1).contiguous().transpose(0, 1), sf[:1].expand(3, -1, -1)]
+    for layout in layouts:
+        assert_laid(layout)
+        out = get_mn_major_tma_aligned_tensor(layout)
+        assert is_mn_major_tma_aligned(out)
+        assert torch.equal(out.view(torch.int32), layout.view(torch.int32))
+        assert get_mn_major_tma_aligned_tensor(out) is out
+
+
+def test_any_strides() -> None:
+    rng = random.Random(0)
+    numbers = words(2_000_000)
+    for _ in range(200):
+        shape = rng.randint(1, 4), rng.randint(1, 300), rng.randint(1, 150)
+        assert_laid(numbers.as_strided(shape, (rng.randint(0, 9000), rng.randint(0, 999), rng.randint(0, 999))))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 5, 3), (2, 0, 3), (2, 3, 0)])
+def test_no_scales_are_laid_too(shape: tuple[int, ...]) -> None:
+    sf = torch.empty(shape, device="cuda")
+    assert get_mn_major_tma_aligned_tensor(sf).shape == shape
+
+
+def test_scales_that_require_a_gradient_give_no_graph() -> None:
+    assert not get_mn_major_tma_aligned_tensor(words(5, 3).requires_grad_()).requires_grad
+
+
+def test_copies_follow_their_stream() -> None:
+    sf = torch.zeros(2048, 56, device="cuda")
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for number in range(20):
+            torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]
+            sf.fill_(float(number))
+            out = get_mn_major_tma_aligned_tensor(sf)
+            sf.fill_(-1.0)
+            assert bool((out == number).all())
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+def test_products_in_a_captured_graph_lay_changed_scales(pdl: bool) -> None:
+    """By rows of A, by single rows of both, grouped, masked and along k: each converts its scales by the kernel."""
+    m, n, k, groups = 512, 256, 1024, 2
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16)
+    (a, sfa), (b, sfb) = deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_block_cast_to_fp8(w)
+    by_row = deep_gemm.per_token_cast_to_fp8(w[0])
+    flat = deep_gemm.k_grouped_cast_to_fp8(x, [768, 256])
+    assert not is_mn_major_tma_aligned(sfa)
+    assert not is_mn_major_tma_aligned(flat[1])
+    ids = torch.arange(groups, device="cuda", dtype=torch.int32).repeat_interleave(m // groups)
+    counts = torch.full((groups,), m // groups, device="cuda", dtype=torch.int32)
+
+    def products(lay: bool) -> list[Tensor]:
+        """The products, of scales that are laid ahead by torch, or by the products themselves."""
+
+        def laid(sf: Tensor) -> Tensor:
+            return empty_mn_major(sf).copy_(sf) if lay else sf
+
+        outs = [torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        outs += [torch.empty(m, n, device="cuda"), torch.empty(groups, m // groups, n, device="cuda").bfloat16()]
+        outs.append(torch.zeros(groups, m, m, device="cuda"))
+        deep_gemm.fp8_gemm_nt((a, laid(sfa)), (b[0], sfb[0]), outs[0])
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, laid(sfa)), (b, sfb), outs[1], ids)
+        one = by_row[0], laid(by_row[1])
+        deep_gemm.fp8_gemm_nt((a, laid(sfa)), one, outs[2], recipe=(1, 1, 128))
+        planes, sf_planes = a.view(groups, -1, k), sfa.view(groups, m // groups, -1)
+        deep_gemm.fp8_m_grouped_gemm_nt_masked((planes, laid(sf_planes)), (b, sfb), outs[3], counts, m // groups)
+        along_k = flat[0], laid(flat[1])
+        deep_gemm.k_grouped_fp8_gemm_nt_contiguous(along_k, along_k, outs[4], [768, 256], c=outs[4])
+        return outs
+
+    deep_gemm.set_pdl(pdl)
+    products(False)
+    graph, found = captured(products, False)
+    for factor in (0.5, 3.0):
+        for sf in (sfa, by_row[1], flat[1]):
+            sf.mul_(factor)
+        graph.replay()
+        torch.cuda.synchronize()
+        for one, right in zip(found, products(True), strict=True):
+            assert torch.equal(one, right)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
@@ -20,9 +20,10 @@ from deep_gemm.core.gpu import H200, HOPPER, Gpu
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.tensor_map import MAP_BYTES, TensorMap
 from deep_gemm.core.kernel import Kernel
+from deep_gemm.core.params import Params
 from deep_gemm.core.seen import Seen
-from deep_gemm.gemm import k_group_maps
 from deep_gemm.gemm.plan import PLANS
+from deep_gemm.linear import kernel as linear_kernel
 
 
 class OnGpu(Tensor):
@@ -56,13 +57,15 @@ class Launch:
     words: tuple[int, ...]
     maps: tuple[TensorMap, ...]
     """Those that were encoded since the launch before."""
+    config: Any
+    params: Params
 
 
 @dataclass
 class FakeGpu:
     """What came to the driver."""
 
-    gpu: Gpu
+    gpu: Gpu = H200
     launches: list[Launch] = field(default_factory=list)
     compiled: list[Any] = field(default_factory=list)
     """Configurations, as kernels were built for them."""
@@ -83,9 +86,10 @@ class FakeGpu:
 class FakeLauncher:
     """Takes what a launcher of the driver takes, and writes it down."""
 
-    def __init__(self, gpu: FakeGpu, kernel: str, params_bytes: int, cluster: int, is_dependent: bool) -> None:
-        self.gpu, self.of = gpu, (kernel, cluster, is_dependent)
-        self.params = driver.ParamsBuffer(params_bytes)
+    def __init__(self, gpu: FakeGpu, kernel: Kernel[Any], config: Any, is_dependent: bool) -> None:
+        self.gpu, self.of, self.is_dependent = gpu, config, is_dependent
+        self.name, self.cluster, self.layout = kernel.name_of(config), config.cluster_size, kernel.params_of(config)
+        self.params = driver.ParamsBuffer(self.layout.size)
         self.lock = threading.Lock()
         self.plan: object = None
         self.stream: int | None = None
@@ -119,40 +123,45 @@ class FakeLauncher:
         return -1  # what CPU tensors say they are on
 
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
-        kernel, cluster, is_dependent = self.of
-        maps = tuple(self.gpu.encoded)
+        words, maps = tuple(self.params.words), tuple(self.gpu.encoded)
         self.gpu.encoded.clear()
-        words = tuple(self.params.words)
-        self.gpu.launches.append(Launch(kernel, self.grid, cluster, is_dependent, words, maps))
+        launch = Launch(self.name, self.grid, self.cluster, self.is_dependent, words, maps, self.of, self.layout)
+        self.gpu.launches.append(launch)
         return (0,)
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> None:
-    """Have every device be this GPU, also the one that CPU tensors say they are on, and need no driver for sizes."""
-    properties = SimpleNamespace(name=gpu.name, major=HOPPER, multi_processor_count=gpu.num_sms)
-    monkeypatch.setattr(gpus, "_properties", lambda _: properties)
-    for of_devices in (gpus.gpu_of, gpus.is_hopper):
-        of_devices.cache_clear()
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
+def install(
+    monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200, launcher: Callable[..., FakeLauncher] = FakeLauncher
+) -> FakeGpu:
+    """Put a GPU without a driver in place of the real one: its properties, and all that launches a kernel on it.
 
-
-def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
-    """Put a GPU without a driver in place of the real one; plans made before are not known to it, nor its own later."""
+    Plans made before are not known to it, nor its own later.
+    """
     fake = FakeGpu(gpu)
-    pretend(monkeypatch, gpu)
+    properties = SimpleNamespace(name=gpu.name, major=HOPPER, multi_processor_count=gpu.num_sms)
+
+    @cache  # by threads: a rank that waits for others holds its launcher
+    def launcher_of(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool, thread: int) -> FakeLauncher:
+        if config not in fake.compiled:
+            fake.compiled.append(config)
+        return launcher(fake, kernel, config, is_dependent)
+
+    monkeypatch.setattr(gpus, "_properties", lambda _: properties)
+    monkeypatch.setattr(Kernel, "launcher", lambda *of: launcher_of(*of, threading.get_ident()))
+    # There is no driver to ask.
+    monkeypatch.setattr(Kernel, "fits", lambda *_: True)
+    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
     for kept in (PLANS, CALLS):
         monkeypatch.setattr(kept, "plans", {})
         monkeypatch.setattr(kept, "seen", Seen())
         monkeypatch.setattr(kept, "_met", {})
     monkeypatch.setattr(PLANS, "families", Seen())
-
-    @cache
-    def launcher(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool) -> FakeLauncher:
-        if config not in fake.compiled and config is not k_group_maps.CONFIG:
-            fake.compiled.append(config)
-        name, size = kernel.name_of(config), kernel.params_of(config).size
-        return FakeLauncher(fake, name, size, config.cluster_size, is_dependent)
-
-    monkeypatch.setattr(Kernel, "launcher", launcher)
+    forget_devices()
     return fake
+
+
+def forget_devices() -> None:
+    """Forget which GPU each device is."""
+    for of_devices in (gpus.gpu_of, gpus.is_hopper, linear_kernel.config_of):
+        of_devices.cache_clear()

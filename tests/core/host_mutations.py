@@ -6,7 +6,6 @@ that the simulator's launches go through the broken code.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import host_mutations_fine as of_fine
 import host_mutations_mixture as of_mixture
 import host_mutations_sends as of_sends
 import torch
+from forked import SERVER
 from host_mutations_bf16 import spread
 
 import deep_gemm
@@ -51,31 +51,18 @@ def check(config: Any, p: Any, **more: int) -> None:
     product.run(product.compile_config(config), config, spread(p, **more)).checked()
 
 
-def dense_trial(config: GemmConfig, mnk: tuple[int, int, int], words: Words = Words.NONE) -> None:
+def dense_trial(config: GemmConfig | DecodeConfig, mnk: tuple[int, int, int], words: Words = Words.NONE) -> None:
     from lab.sim.dense import random_problem
 
-    p = random_problem(config, *mnk, words=words)
-    check(config, p, a=32, b=16, sfb=0 if config.sfb == PER_ROW else 3, c=0 if p.c is p.d else 8)
-
-
-def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
-    from lab.sim.dense import random_problem
-
-    check(config, random_problem(config, *mnk), a=32, b=16, sfa=3, sfb=2, c=8)
-
-
-def fine_decode_trial() -> None:
-    from lab.sim.fine_decode import random_problem
-
-    config = DecodeConfig(16, 4, 1, 2, sfa=MX, sfb=MX)
-    check(config, random_problem(config, 9, 264, 1040, words=Words.A), sfa=3, sfb=2)
+    p, is_decode = random_problem(config, *mnk, words=words), isinstance(config, DecodeConfig)
+    sfb = 2 if is_decode else 0 if config.sfb == PER_ROW else 3
+    check(config, p, a=32, b=16, sfa=3 if is_decode else 0, sfb=sfb, c=0 if p.c is p.d else 8)
 
 
 def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) -> None:
-    from lab.sim.skip_head_mid import random_problem
+    from lab.sim.skip_head_mid import SkipTrial
 
-    p = random_problem(72, (splits[0] + splits[2]) * 5, 400, splits, extra_columns=8)
-    check(config, p, a=32, b=16, sfb=3)
+    check(config, SkipTrial(config, 72, 5, splits, k=400).problem(), a=32, b=16, sfb=3)
 
 
 def rows_trial(
@@ -96,7 +83,7 @@ def silu_trial(has_weights: bool) -> None:
     from lab.sim import rows_silu as sim
 
     config = tile_config(64, 128, Output(work=works.ENDS, epilogue=epilogues.SILU), k=400)
-    p = sim.random_problem([70, 21], 512, 400, has_weights=has_weights, limit=0.5)
+    p = sim.random_problem([70, 22], 512, 400, has_weights=has_weights, limit=0.5)
     p = spread(p, b=16, sfb=3, d=32)
     got, _ = sim.run(product.compile_config(config), config, p)
     silu.checked(p, got)
@@ -221,11 +208,11 @@ TRIALS: dict[str, Callable[[], None]] = {
     "dense": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), k=400), (72, 264, 400)),
     "by row": lambda: dense_trial(tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW), k=400), (72, 136, 400)),
     "split": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), cluster_k=3, k=1040), (72, 264, 1040)),
-    "decode": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, with_c=True), (9, 264, 1040)),
-    "decode of FP4": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, b=E2M1, sfb=MX), (9, 264, 1056)),
+    "decode": lambda: dense_trial(DecodeConfig(16, 4, 1, 2, with_c=True), (9, 264, 1040)),
+    "decode of FP4": lambda: dense_trial(DecodeConfig(16, 4, 1, 2, b=E2M1, sfb=MX), (9, 264, 1056)),
     "fine": lambda: dense_trial(tile_config(64, 128, Output(sfb=BLOCKS_OF_32), k=400), (72, 264, 400), Words.B),
     "fine by row": lambda: dense_trial(tile_config(64, 128, Output(sfa=MX, sfb=MX), k=400), (72, 264, 400), Words.A),
-    "fine, few rows": fine_decode_trial,
+    "fine, few rows": lambda: dense_trial(DecodeConfig(16, 4, 1, 2, sfa=MX, sfb=MX), (9, 264, 1040), Words.A),
     "fine ids": lambda: rows_trial(
         tile_config(64, 128, Output(sfb=BLOCKS_OF_32, work=works.IDS), k=400), [-1, *[0] * 70, 1], words=Words.B
     ),
@@ -314,23 +301,10 @@ SILU = "activated rows"
 BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
 SUMS_OF_MANY, LAYERS = "weighted sums of many", "layers of finer scales"
 MUTATIONS = [
-    # The list of members
-    Mutation(
-        "params: the two strides of B's scales change places",
-        "gemm.kernel",
-        '        Field("sfb_stride_n", Kind.UINT32),\n        Field("sfb_stride_k", Kind.UINT32),\n',
-        '        Field("sfb_stride_k", Kind.UINT32),\n        Field("sfb_stride_n", Kind.UINT32),\n',
-        (DENSE,),
-    ),
-    Mutation(
-        "params: C and D change places",
-        "gemm.kernel",
-        '        Field("c", Kind.POINTER),\n        Field("d", Kind.POINTER),\n',
-        '        Field("d", Kind.POINTER),\n        Field("c", Kind.POINTER),\n',
-        (SPLIT,),
-    ),
-    *_swap("core.params", "before = -at % max(field.of_base, field.kind.alignment)", "before = 0", *ROWS),
-    *_swap("core.params", "max(field.of_base, field.kind.alignment)", "field.kind.alignment", *INTO_HEADS),
+    # The members of a struct
+    *_swap("core.params", "yield from others", "yield from others[::-1]", DENSE),
+    *_swap("core.params", "int(names.get(each[3], each[3] or 1))", "1", DEPTHS[0]),
+    *_swap("core.params", "before = -at % max(field.of_base, field.kind.alignment)", "before = 0", ROUTES),
     *_swap("core.params", "at += before + field.num_bytes", "at += before + field.kind.size", DEPTHS[0]),
     # What a plan writes
     *_swap("gemm.plan", "words[word] = at[operand] - before", "words[word] = at[operand]", *ROWS),
@@ -345,28 +319,30 @@ MUTATIONS = [
         "gemm.plan", "            if launcher.plan is not self:\n", "            if launcher.plan is self:\n", DENSE
     ),
     # Products
-    *_swap("gemm.launch", '"sfb_stride_n": 0 if loads_sfb else _stride(p.sfb, -2)', '"sfb_stride_n": 0', DENSE),
-    *_swap("gemm.launch", "else _stride(p.sfb, -1)", "else _stride(p.sfb, -2)", DENSE),
-    *_swap("gemm.launch", '"sfa_stride_m": _stride(p.sfa, -2)', '"sfa_stride_m": _stride(p.sfa, -1)', DECODE),
-    *_swap("gemm.launch", '"sfa_stride_k": _stride(p.sfa, -1)', '"sfa_stride_k": _stride(p.sfa, -2)', DECODE),
-    *_swap("gemm.launch", '"c_pitch": _stride(c, -2)', '"c_pitch": p.n', DENSE),
-    *_swap("gemm.launch", "else _stride(p.d, -2)", "else p.n + 8", SPLIT),
+    *_swap("gemm.launch", '"sfb_stride_n": 0 if loads_sfb else sfb_stride_n', '"sfb_stride_n": 0', DENSE),
+    *_swap("gemm.launch", "else sfb_stride_k", "else sfb_stride_n", DENSE),
+    *_swap("gemm.launch", '"sfa_stride_m": sfa_stride_m', '"sfa_stride_m": sfa_stride_k', DECODE),
+    *_swap("gemm.launch", '"sfa_stride_k": sfa_stride_k', '"sfa_stride_k": sfa_stride_m', DECODE),
+    *_swap("gemm.launch", '"c_pitch": c_pitch', '"c_pitch": p.n', DENSE),
+    *_swap("gemm.launch", "else d_pitch", "else p.n + 8", SPLIT),
     *_swap("gemm.launch", '"m": p.m,\n        "n": p.n', '"m": p.n,\n        "n": p.m', DENSE),
     *_swap("gemm.launch", '"n": p.n,\n        "k": 0', '"n": p.k,\n        "k": 0', DENSE),
     *_swap("gemm.launch", "may_be_empty else p.k", "may_be_empty else p.k - 16", DENSE),
     *_swap("gemm.launch", "sides_in_words(p.sfa, p.sfb)", "sides_in_words(p.sfb, p.sfa)", "fine", "fine, few rows"),
     *_swap("gemm.launch", "ceil_div(k, of.columns)", "4 * sf.shape[-1]", "fine by row"),
-    *_swap("gemm.launch", '"c_stride": _stride(c, -3)', '"c_stride": p.m', HEADS, DEPTHS[0]),
-    *_swap("gemm.launch", '"d_stride": _stride(p.d, -3)', '"d_stride": _stride(p.d, -2)', "heads of few rows"),
-    *_swap("gemm.launch", '"sfa_stride": _stride(p.sfa, -3)', '"sfa_stride": _stride(p.sfa, -2)', "heads of few rows"),
-    *_swap("gemm.launch", '"sfb_stride": _stride(p.sfb, -3)', '"sfb_stride": _stride(p.sfb, -2)', HEADS, *ROWS),
+    *_swap("gemm.launch", '"c_stride": c_stride', '"c_stride": p.m', HEADS, DEPTHS[0]),
+    *_swap("gemm.launch", '"d_stride": d_stride', '"d_stride": d_pitch', "heads of few rows"),
+    *_swap("gemm.launch", '"sfa_stride": sfa_stride', '"sfa_stride": sfa_stride_m', "heads of few rows"),
+    *_swap("gemm.launch", '"sfb_stride": sfb_stride', '"sfb_stride": sfb_stride_n', HEADS, *ROWS),
     *_swap("gemm.launch", '"count": p.groups', '"count": p.groups - 1', HEADS, *ROWS),
     *_swap("gemm.launch", '"rows": p.m', '"rows": p.m - 1', "ids"),
     *_swap("gemm.launch", '"alignment": p.alignment', '"alignment": 1', "ids", "ends"),
     *_swap("gemm.launch", '"zeroes_padding": int(p.zero_padding)', '"zeroes_padding": 0', "ids", "ends"),
     *_swap("gemm.launch", '"d_pitch": row_pitch(p.d)', '"d_pitch": row_pitch(p.a)', "ids", "ends"),
     *_swap("gemm.launch", "math.inf if p.limit is None else p.limit", "1.0", SILU),
-    *_swap("gemm.launch", '"scales_pitch": _stride(p.scales, -1)', '"scales_pitch": p.m', SILU),
+    *_swap(
+        "gemm.launch", '"scales_pitch": 0 if p.scales is None else p.scales.stride(-1)', '"scales_pitch": p.m', SILU
+    ),
     *_swap("gemm.launch", "p.planes if count is None", "1 if count is None", "heads of few rows"),
     # Places of maps and addresses
     *_swap(
@@ -594,11 +570,9 @@ MUTATIONS = [
 
 def why_noticed(mutation: Mutation | None, trial: str) -> str | None:
     """Run a trial in a process of its own, through the broken module; say what told, None if nothing did."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])  # the slow import, once
-    receiver, sender = context.Pipe(duplex=False)
+    receiver, sender = SERVER.Pipe(duplex=False)
     changed = None if mutation is None else (f"deep_gemm.{mutation.module}", mutation.text())
-    process = context.Process(target=broken.run, args=(changed, trial, sender))
+    process = SERVER.Process(target=broken.run, args=(changed, trial, sender))
     process.start()
     sender.close()
     try:

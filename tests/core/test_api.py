@@ -318,12 +318,9 @@ def test_groups_along_k_may_be_given_by_where_they_end(host_knows: bool, device:
     case, ends = k_grouped_case(), torch.tensor([144, 144, 400], dtype=torch.int32)
     ks = case.extra.pop("ks")
     deep_gemm.set_mk_alignment_for_contiguous_layout(16)
-    try:
-        for keyword in ("ks_tensor", "grouped_layout"):
-            case.extra = {"ks": ks if host_knows else None, keyword: ends, "use_psum_layout": True}
-            check("k_grouped_fp8_gemm_nt_contiguous", case, CALL_FORMS["pairs"], device)
-    finally:
-        deep_gemm.set_mk_alignment_for_contiguous_layout(128)
+    for keyword in ("ks_tensor", "grouped_layout"):
+        case.extra = {"ks": ks if host_knows else None, keyword: ends, "use_psum_layout": True}
+        check("k_grouped_fp8_gemm_nt_contiguous", case, CALL_FORMS["pairs"], device)
     case.extra = {"ks": ks, "use_psum_layout": False}
     check("k_grouped_fp8_gemm_nt_contiguous", case, CALL_FORMS["pairs"], device)
 
@@ -419,10 +416,7 @@ def test_compile_mode_computes_nothing() -> None:
     case = dense_case()
     d = torch.full((M, N), 7, dtype=torch.bfloat16)
     deep_gemm.set_compile_mode(1)
-    try:
-        deep_gemm.fp8_gemm_nt(case.a, case.b, d)
-    finally:
-        deep_gemm.set_compile_mode(0)
+    deep_gemm.fp8_gemm_nt(case.a, case.b, d)
     assert bool((d == 7).all())
 
 

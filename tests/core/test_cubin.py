@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
-from deep_gemm.core.jit.cubin import Control, Instruction, architecture, disassemble, read_kernels
-from deep_gemm.core.jit.report import report
+from deep_gemm.core.jit.cubin import Control, Instruction, architecture, disassemble, read_kernels, report
 
 # Two tensor core instructions, both setmaxnreg, the accumulators stored.
 PLANNED = """

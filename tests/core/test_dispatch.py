@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeLauncher, install, on_gpu
+from fake_gpu import FakeGpu, FakeLauncher, on_gpu
 from torch import Tensor
 
 import deep_gemm
@@ -109,8 +109,9 @@ def hops(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_warm_call_launches_in_three_hops_and_a_cold_one_in_five(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = install(monkeypatch)
+def test_a_warm_call_launches_in_three_hops_and_a_cold_one_in_five(
+    name: str, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for function in (rows, slices):
 
         def values_on_gpu(*args: Any, of: Callable[..., Any] = function, **kwargs: Any) -> Any:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import random_fp8, random_scales
+from helpers import random_fp8, random_scales, run_simulated
 from torch import Tensor
 
-from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm import launch
 from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.kinds.output import Output
-from lab.sim import product as simulated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.host_compiler]
 
@@ -49,7 +48,7 @@ def test_simulator_and_gpu_give_the_same_bits(kind: str, tile: tuple[int, int], 
     sfa, sfb = random_scales((m, 4), g), random_scales((2, 4), g)
     d = torch.full((m, n), float("nan"), dtype=torch.float32 if output.is_fp32 else torch.bfloat16)
     p = dense_problem((a, sfa), (b, sfb), d, None)
-    by_simulator = simulated.run(simulated.compile_config(config), config, p, seed=1, truncate=True).d
+    by_simulator = run_simulated(config, p, seed=1, truncate=True).d
     on_gpu = dense_problem((a.cuda(), sfa.cuda()), (b.cuda(), sfb.cuda()), d.cuda(), None)
-    dense.run(on_gpu, config)
+    launch.run(on_gpu, config)
     assert torch.equal(on_gpu.d.cpu(), by_simulator)

@@ -8,13 +8,13 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ SLOW_KERNELS = {
 
 
 @pytest.fixture(autouse=True)
-def _own_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles_anew: None) -> Iterator[None]:
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("DG_JIT_STRICT", "1")
     settings.cache_clear()
@@ -89,9 +89,7 @@ def _own_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def run_python(code: str, environment: dict[str, str]) -> str:
-    run = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    run = forked.run("-c", code, env=environment, cwd=ROOT)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
@@ -118,7 +116,7 @@ def test_a_header_on_disk_is_never_used(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_syntax_error_carries_log_options_and_source() -> None:
     with pytest.raises(jit.CompileError) as caught:
-        compile_cubin("int x = ;", {}, name="broken", options=("--std=c++17", "-DANSWER=42"))
+        compile_cubin("int x = ;", {}, name="broken", options=("--std=c++20", "-DANSWER=42"))
     error = caught.value
     assert "broken.cu(1): error: expected an expression" in error.log
     assert "-DANSWER=42" in error.options

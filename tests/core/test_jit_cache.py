@@ -49,7 +49,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def store(cache: KernelCache, kernel: CompiledKernel = KERNEL) -> None:
-    cache.store(KEY, kernel, options=["--std=c++17"], passes=["yield 1"])
+    cache.store(KEY, kernel, options=["--std=c++20"], passes=["yield 1"])
 
 
 def run_light(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
@@ -112,7 +112,7 @@ def test_storing_leaves_one_file_that_tells_a_person_what_it_is(tmp_path: Path) 
     store(cache)
     assert list(tmp_path.iterdir()) == [cache.path("scale", KEY)]
     facts = json.loads(cache.path("scale", KEY).read_bytes().split(b"\n")[1])
-    assert facts["options"] == ["--std=c++17"]
+    assert facts["options"] == ["--std=c++20"]
     assert facts["passes"] == ["yield 1"]
     assert facts["compiler"] == KERNEL.compiler
 
@@ -350,7 +350,7 @@ import time
 from deep_gemm.core.jit import cache, one_builder
 from deep_gemm.core.jit.compiler import CompiledKernel
 jit.compiler_version = lambda: "13.0.88 CL-1"
-def compile_cubin(source, headers, *, name, options, strict):
+def compile_cubin(source, headers, *, name, strict):
     with open(os.environ["COUNT"], "a") as file:
         file.write(name + "\\n")
     time.sleep(0.1)

@@ -10,8 +10,7 @@ import torch
 from fake_gpu import FakeGpu, FakeLauncher
 
 from deep_gemm.across import plan_sends
-from deep_gemm.across.plan_sends import KERNEL, PARAMS
-from deep_gemm.core.gpu import H200
+from deep_gemm.across.plan_sends import KERNEL
 from deep_gemm.core.kernel import Prepared
 from deep_gemm.core.params import Field, Kind, Params
 from deep_gemm.core.settings import set_compile_mode, set_pdl
@@ -77,11 +76,11 @@ class Asked:
     """What a kernel's launchers were asked for, and those that were given."""
 
     def __init__(self) -> None:
-        self.gpu, self.dependent, self.made = FakeGpu(H200), [], {}  # type: ignore[var-annotated]
+        self.gpu, self.dependent, self.made = FakeGpu(), [], {}  # type: ignore[var-annotated]
 
     def launcher(self, config: Any, device: int, is_dependent: bool) -> FakeLauncher:
         self.dependent.append(is_dependent)
-        fresh = FakeLauncher(self.gpu, KERNEL.name, PARAMS.size, 1, is_dependent)
+        fresh = FakeLauncher(self.gpu, KERNEL, config, is_dependent)
         return self.made.setdefault((config, device, is_dependent), fresh)  # type: ignore[no-any-return]
 
 
@@ -115,16 +114,12 @@ def test_a_prepared_launch_has_the_parameters_of_one_that_packs_them(asked: Aske
 
 def test_the_settings_in_force_are_those_of_the_launch(asked: Asked) -> None:
     quick = prepared(torch.zeros(11, dtype=torch.int64))
-    try:
-        for pdl in (False, True, False):
-            set_pdl(pdl)
-            for _ in range(2):
-                quick.launch(1, 16, 16, 1)
-                assert asked.gpu.last.is_dependent is pdl
-        assert asked.dependent == [False, True, False]  # looked up as settings change alone
-        set_compile_mode(1)
-        quick.launch(1, 16, 16, 1)
-        assert len(asked.gpu.launches) == 6
-    finally:
-        set_compile_mode(0)
-        set_pdl(False)
+    for pdl in (False, True, False):
+        set_pdl(pdl)
+        for _ in range(2):
+            quick.launch(1, 16, 16, 1)
+            assert asked.gpu.last.is_dependent is pdl
+    assert asked.dependent == [False, True, False]  # looked up as settings change alone
+    set_compile_mode(1)
+    quick.launch(1, 16, 16, 1)
+    assert len(asked.gpu.launches) == 6

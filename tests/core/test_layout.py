@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import install
+from fake_gpu import FakeGpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -26,7 +26,7 @@ from deep_gemm.core.check.layout import (
     is_mn_major_tma_aligned,
 )
 from deep_gemm.core.check.ue8m0 import words_of
-from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm import launch
 from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.kernel import FP8_GEMM
@@ -114,13 +114,12 @@ def test_one_column_is_never_copied_because_it_has_no_pitch(shape: tuple[int, ..
     assert_loads_directly(sf)
 
 
-def test_tma_takes_one_column_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tma_takes_one_column_as_it_lies(gpu: FakeGpu) -> None:
     a, b = torch.zeros(5, 128).to(torch.float8_e4m3fn), torch.zeros(256, 128).to(torch.float8_e4m3fn)
     p = dense_problem((a, scales(5, 1)), (b, scales(2, 1)), None, None)
     config = tile_config(64, 64, Output())
-    install(monkeypatch)
     launcher = FP8_GEMM.launcher(config, -1, False)
-    maps = dense.plan_of(p, config, 132, launcher).maps
+    maps = launch.plan_of(p, config, 132, launcher).maps
     assert [tensor_map.why_illegal() for tensor_map in maps.values()] == [None] * 4
 
 

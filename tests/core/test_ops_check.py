@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import int32
 from ops_cases import (
     B_HEADS,
     B_ROWS,
@@ -52,10 +53,6 @@ def bf16(*shape: int) -> Tensor:
 
 def fp32(*shape: int) -> Tensor:
     return numbers(*shape, dtype=torch.float32)
-
-
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def samples() -> Iterator[Sample]:

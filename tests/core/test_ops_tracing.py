@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import forked
 import ops_cases
 import pytest
 import torch
-from fake_gpu import install, on_gpu
+from fake_gpu import FakeGpu, on_gpu
 from ops_cases import GROUPS, B, Case, K, N, W, assert_same, bits, copies, every_case, layout, numbers, routes, rows
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -147,8 +146,7 @@ print(counter.get_total_flops())
 def test_the_first_call_of_a_program_is_counted() -> None:
     """It is what makes the operators, when the counter has its formulas already."""
     root = Path(__file__).resolve().parents[2]
-    ran = subprocess.run([sys.executable, "-c", FIRST_CALL], cwd=root, capture_output=True, text=True, check=True)
-    assert int(ran.stdout) == 2 * 2 * 8 * 128
+    assert int(forked.run("-c", FIRST_CALL, cwd=root).stdout) == 2 * 2 * 8 * 128
 
 
 TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
@@ -217,9 +215,9 @@ def test_fake_tensors_of_a_gpu_need_no_gpu() -> None:
         assert (d.shape, d.dtype, d.is_cuda, y.shape, y.is_cuda) == ((M, N), torch.bfloat16, True, (M, N), True)
 
 
-def launches_of(calls: Callable[[Any, Any, Tensor], Any], monkeypatch: pytest.MonkeyPatch) -> int:
+def launches_of(calls: Callable[[Any, Any, Tensor], Any], gpu: FakeGpu) -> int:
     """How often a call launches that was seen before on a GPU, if `calls` makes it."""
-    gpu = install(monkeypatch)
+    gpu.launches.clear()
     (x, sx), d = rows(64, K, mn_major=True), on_gpu(torch.empty(64, N, dtype=torch.bfloat16))
     for _ in range(3):
         deep_gemm.fp8_gemm_nt((on_gpu(x), sx), B, d)
@@ -229,15 +227,15 @@ def launches_of(calls: Callable[[Any, Any, Tensor], Any], monkeypatch: pytest.Mo
     return len(gpu.launches) - before
 
 
-def test_a_call_seen_before_is_no_operator_and_none_of_a_trace_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_seen_before_is_no_operator_and_none_of_a_trace_launches(gpu: FakeGpu) -> None:
     def in_a_mode(a: Any, b: Any, d: Tensor) -> None:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake = tree_map(mode.from_tensor, (a, b, d))
             deep_gemm.fp8_gemm_nt(*fake)
             deep_gemm.fp8_gemm_nt(fake[0], b, fake[2])
 
-    assert launches_of(deep_gemm.fp8_gemm_nt, monkeypatch) == 1
-    assert launches_of(in_a_mode, monkeypatch) == 0
+    assert launches_of(deep_gemm.fp8_gemm_nt, gpu) == 1
+    assert launches_of(in_a_mode, gpu) == 0
 
 
 class Wrapped(Tensor):
@@ -341,17 +339,13 @@ def test_elements_are_checked_when_an_operator_runs() -> None:
         compiled(torch.full_like(routes(M), GROUPS), GROUPS)
 
 
-def test_settings_are_read_when_an_operator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_when_an_operator_runs() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(deep_gemm.silu_mul_cast_to_fp8, backend="aot_eager", fullgraph=True)
     x, ends = numbers(M, K), torch.tensor([1, 3], dtype=torch.int32)
-    before = deep_gemm.get_mk_alignment_for_contiguous_layout()
-    try:
-        for alignment in (1, 2):
-            deep_gemm.set_mk_alignment_for_contiguous_layout(alignment)
-            assert_same(compiled(x, ends=ends), deep_gemm.silu_mul_cast_to_fp8(x, ends=ends))
-    finally:
-        deep_gemm.set_mk_alignment_for_contiguous_layout(before)
+    for alignment in (1, 2):
+        deep_gemm.set_mk_alignment_for_contiguous_layout(alignment)
+        assert_same(compiled(x, ends=ends), deep_gemm.silu_mul_cast_to_fp8(x, ends=ends))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.host_compiler)])

@@ -6,18 +6,13 @@ from math import prod
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, install, on_gpu
+from fake_gpu import FakeGpu, on_gpu
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm.core.check.layout import ceil_div
 
 FP8 = torch.float8_e4m3fn
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    return install(monkeypatch)
 
 
 def scales_by_row(*shape: int) -> Tensor:

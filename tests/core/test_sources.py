@@ -6,17 +6,24 @@ import re
 
 import pytest
 
+from deep_gemm.core.jit.compiler import CompileError, compile_cubin
 from deep_gemm.core.sources import cuda_sources
 from deep_gemm.gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
+from deep_gemm.gemm.config.decode import decode_config
+from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.k_group_maps import KERNEL as K_GROUP_MAPS
-from deep_gemm.gemm.kernel import FP8_GEMM_DECODE
-from deep_gemm.gemm.kinds.output import OPERANDS_BY_ROW
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
+from deep_gemm.gemm.kinds import epilogues, works
+from deep_gemm.gemm.kinds.output import OPERANDS_BY_ROW, Output
 from deep_gemm.kernels import KERNELS, ORDINARY
 from lab.configs import reachable_dense as reachable
 from lab.configs import reachable_grouped, reachable_heads, reachable_k_grouped, reachable_silu
+from lab.sim.library import HostCompileError, compile_kernel
 
 SOURCES = cuda_sources()
+PRODUCT = FP8_GEMM, tile_config(128, 128, Output(work=works.ENDS, epilogue=epilogues.SILU))
+DECODE = FP8_GEMM_DECODE, decode_config(8, 1, 1, 2)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -42,7 +49,6 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
         "fp8_gemm_dense",
         "fp8_gemm_m_grouped_contiguous",
         "fp8_gemm_m_grouped_contiguous_silu",
-        "fp8_gemm_m_grouped_contiguous_fetched_silu",
         "fp8_gemm_m_grouped_contiguous_by_64",
         "fp8_gemm_dense_by_64",
         "fp8_gemm_m_grouped_masked_by_64",
@@ -81,3 +87,28 @@ def test_assembly_is_in_the_wrappers_alone(name: str) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_no_header_of_cuda_or_the_c_library_is_included(name: str) -> None:
     assert re.findall(r"#include *<.*", SOURCES[name]) == []
+
+
+@pytest.mark.host_compiler
+@pytest.mark.parametrize(
+    ("file", "lacks", "contract"),
+    [
+        ("work/rows.cuh", "load_all", "kinds.cuh"),
+        ("convert/none.cuh", "scale_tiles", "kinds.cuh"),
+        ("mainloop.cuh", "begin_scales", "kinds.cuh"),
+        ("scales/blocks_of_b.cuh", "load_behind", "mainloop.cuh"),
+        ("epilogue/gates_in_turn.cuh", "activate", "epilogue/silu.cuh"),
+        ("decode/one.cuh", "product_of", "fp8_gemm_decode.cuh"),
+        ("decode/e4m3.cuh", "multiply", "fp8_gemm_decode.cuh"),
+    ],
+)
+def test_an_error_names_what_a_file_lacks(file: str, lacks: str, contract: str) -> None:
+    kernel, config = DECODE if contract == "fp8_gemm_decode.cuh" else PRODUCT
+    headers = kernel.headers(config)  # type: ignore[arg-type]  # each kernel has a configuration of its own
+    without = {**headers, file: re.sub(rf"\b{lacks}\(", "renamed(", headers[file])}
+    # Lines of a contract say in a comment what is needed; lines that need it have none.
+    checked = rf"{contract}\S*: error: [^\n]*\b{lacks}\b[^\n]*\n[^\n]*\b{lacks}\([^\n]*//"
+    with pytest.raises(HostCompileError, match=checked):
+        compile_kernel(kernel.source, without, name="k")
+    with pytest.raises(CompileError, match=checked):
+        compile_cubin(kernel.source, without, name="k")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import int32
 from torch import Tensor
 
 import deep_gemm
@@ -19,10 +20,6 @@ Arguments = dict[str, Any]
 
 def bf16(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.bfloat16)
-
-
-def int32(*numbers: int) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def fp8(*shape: int) -> Tensor:

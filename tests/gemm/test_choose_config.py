@@ -1,4 +1,4 @@
-"""Which configurations the kernel can be built in, and those that tiles get."""
+"""Tiles: every one has a name of its own, that of its configurations, by which it is found again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,42 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
-
 from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, Scales
-from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
+from deep_gemm.core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
+from deep_gemm.gemm.choose.tiles import OUTPUTS_BY_NAME, TILES, TILES_PER_ROW, Tile, tiles_for
 from deep_gemm.gemm.config.of_tile import MATH_WARPGROUPS, tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.kinds import epilogues, works
 from deep_gemm.gemm.kinds.output import Output
+
+
+@pytest.mark.parametrize("output", OUTPUTS_BY_NAME.values(), ids=lambda output: output.name)
+def test_tiles_and_outputs_have_names_of_their_own(output: Output) -> None:
+    assert len({tile.name for tile in tiles_for(output)}) == len(tiles_for(output))
+    assert OUTPUTS_BY_NAME[output.name] == output
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
+def test_names_are_those_of_configurations(tile: Tile) -> None:
+    for name in ("fp32", "bf16", "bf16+c"):
+        assert tile.config(OUTPUTS_BY_NAME[name], 512).name.startswith(f"{tile.name} {name}")
+
+
+def test_names_of_tiles_with_scales_by_row_are_those_of_configurations() -> None:
+    for name in ("1d1d bf16", "1d1d fp32", "1d1d fp32+c"):
+        for tile in TILES_PER_ROW:
+            assert tile.config(OUTPUTS_BY_NAME[name], 512).name.startswith(f"{tile.name} {name}")
+
+
+def test_names_of_outputs_tell_their_groups() -> None:
+    assert Output(is_fp32=True, with_c=True, work=works.DEPTHS).name == "fp32+c by depths"
+
+
+# Which configurations the kernel can be built in, and those that tiles get.
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
 
 LEGAL = GemmConfig(128, 128, num_stages=4)
 OUTPUTS = [Output(), Output(with_c=True), Output(is_fp32=True), Output(is_fp32=True, adds_to_d=True)]
@@ -87,18 +114,17 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         {"epilogue": epilogues.TO_HEADS, "with_c": True},
     ),
     (
-        "needs FP8 rows with ends, and scales of B by blocks, where they are activated",
+        "needs a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
         {"epilogue": epilogues.SILU},
     ),
     (
-        "needs BF16 rows with ends, and FP4 or scales of B by blocks, where each has an address",
+        "needs a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
         {"work": works.COUNTS, "epilogue": epilogues.TO_ADDRESSES},
     ),
     (
         "needs units of 128 columns, one or two, where rows are activated",
         {"work": works.ENDS, "epilogue": epilogues.SILU, "unit_n": 64},
     ),
-    ("needs rows that are activated where they are fetched", {"work": works.FETCHED}),
     (
         "needs tiles of 256 columns where gate and up lie apart",
         {"work": works.ENDS, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128},

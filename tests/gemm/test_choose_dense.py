@@ -21,8 +21,7 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import GPUS, H20, H200, Gpu
 from deep_gemm.gemm.choose.cost import BANDS, on_weight
-from deep_gemm.gemm.choose.fp8 import chosen_tile, menu_of
-from deep_gemm.gemm.choose.fp8 import select_dense as select
+from deep_gemm.gemm.choose.fp8 import chosen_tile, menu_of, select
 from deep_gemm.gemm.choose.tiles import tiles_for
 from deep_gemm.gemm.choose.timings import timings_of
 from deep_gemm.gemm.config.decode import DecodeConfig
@@ -54,7 +53,7 @@ gpus = st.builds(lambda gpu, num_sms: replace(gpu, num_sms=num_sms), st.sampled_
 @settings(max_examples=300)
 @given(rows, columns, depths, st.sampled_from(OUTPUTS), st.one_of(st.sampled_from(GPUS), gpus))
 def test_the_choice_is_legal_and_reachable(m: int, n: int, k: int, output: Output, gpu: Gpu) -> None:
-    config = select(m, n, k, output, gpu)
+    config = select(Sizes(m, n, k), output, gpu)
     assert config.why_illegal() is None
     assert config in REACHABLE
     assert config.is_fp32 == output.is_fp32
@@ -72,23 +71,23 @@ def test_the_choice_is_legal_and_reachable(m: int, n: int, k: int, output: Outpu
 @settings(max_examples=100)
 @given(rows, columns, depths, st.sampled_from(OUTPUTS), st.sampled_from(GPUS))
 def test_k_is_not_split_where_bits_must_not_depend_on_m(m: int, n: int, k: int, output: Output, gpu: Gpu) -> None:
-    assert select(m, n, k, output, gpu, split_k=False).cluster_k == 1
+    assert select(Sizes(m, n, k), output, gpu, split_k=False).cluster_k == 1
 
 
 @settings(max_examples=100)
 @given(rows, columns, depths, st.sampled_from(OUTPUTS))
 def test_some_of_the_sms_are_given_a_kernel_whose_grid_follows(m: int, n: int, k: int, output: Output) -> None:
-    config = select(m, n, k, output, H200, whole_gpu=False)
+    config = select(Sizes(m, n, k), output, H200, whole_gpu=False)
     assert isinstance(config, GemmConfig)
-    if isinstance(select(m, n, k, output, H200), GemmConfig):
-        assert config == select(m, n, k, output, H200), "a kernel of its own, to be compiled"
+    if isinstance(select(Sizes(m, n, k), output, H200), GemmConfig):
+        assert config == select(Sizes(m, n, k), output, H200), "a kernel of its own, to be compiled"
 
 
 def test_another_process_with_other_hashes_chooses_the_same() -> None:
     code = (
         "from deep_gemm.gemm.kinds.output import Output; from deep_gemm.core.gpu import H200;"
-        "from deep_gemm.gemm.choose.fp8 import select_dense as select;"
-        "print(*(select(m, n, k, Output(with_c=with_c), H200).name for with_c in (False, True)"
+        "from deep_gemm.gemm.choose.fp8 import select; from deep_gemm.gemm.kinds.output import Sizes;"
+        "print(*(select(Sizes(m, n, k), Output(with_c=with_c), H200).name for with_c in (False, True)"
         " for n, k in ((2112, 7168), (576, 7168), (7168, 2048)) for m in (1, 17, 64, 200, 777, 4096)), sep=';')"
     )
     told = [
@@ -109,10 +108,10 @@ def test_another_process_with_other_hashes_chooses_the_same() -> None:
 @settings(max_examples=50)
 @given(rows, columns, depths, st.sampled_from(OUTPUTS), gpus)
 def test_the_same_question_has_the_same_answer(m: int, n: int, k: int, output: Output, gpu: Gpu) -> None:
-    first = select(m, n, k, output, gpu)
+    first = select(Sizes(m, n, k), output, gpu)
     assert candidates(m, n, k, output, gpu) == candidates(m, n, k, output, gpu)
     menu_of.cache_clear()
-    assert select(m, n, k, output, gpu) == first
+    assert select(Sizes(m, n, k), output, gpu) == first
 
 
 @settings(max_examples=100)
@@ -150,7 +149,7 @@ def test_a_cluster_needs_as_many_sms() -> None:
 
 @pytest.mark.parametrize("m", [512, 1024, 4095])
 def test_rows_that_straddle_lines_of_the_l2_are_loaded_once_for_two_ctas(m: int) -> None:
-    straddling, aligned = (select(m, 7184, k, Output(), H200) for k in (2064, 2048))
+    straddling, aligned = (select(Sizes(m, 7184, k), Output(), H200) for k in (2064, 2048))
     assert isinstance(straddling, GemmConfig)
     assert isinstance(aligned, GemmConfig)
     assert straddling.cluster_m * straddling.cluster_n == 2
@@ -170,7 +169,7 @@ def test_a_gpu_with_slower_tensor_cores_costs_more() -> None:
 
 @pytest.mark.parametrize(("n", "k"), WEIGHTS)
 def test_few_kernels_serve_one_weight_whatever_m(n: int, k: int) -> None:
-    chosen = {select(m, n, k, Output(), H200).name for m in range(1, 8193)}
+    chosen = {select(Sizes(m, n, k), Output(), H200).name for m in range(1, 8193)}
     assert len(chosen) <= MAX_KERNELS, f"{len(chosen)} kernels to compile for one weight: {sorted(chosen)}"
 
 
@@ -215,7 +214,7 @@ def test_a_weight_that_is_new_is_chosen_for_within_milliseconds() -> None:
     """Without tensors, which are traps for compilers and fake modes, and in few calls."""
     menu_of.cache_clear()
     with cProfile.Profile() as profile:
-        select(100, 4104, 7168, Output(), H200)
+        select(Sizes(100, 4104, 7168), Output(), H200)
     calls = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
     assert calls < 8000, "it was 87,000 once"
 

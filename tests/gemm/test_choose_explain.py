@@ -18,7 +18,7 @@ from deep_gemm import (
 )
 from deep_gemm.core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import H200
-from deep_gemm.gemm.choose import fp8 as heuristics
+from deep_gemm.gemm.choose import fp8
 from deep_gemm.gemm.choose.fp8 import select
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.explain import GROUPS
@@ -154,7 +154,7 @@ def test_fp4_shows_the_candidates_of_both_kernels_and_half_the_bytes(capsys: pyt
 
 
 def test_the_tiles_of_the_menu_are_shown_and_the_others_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    menu = {offer.tile.name for offer in heuristics.menu_of(2112, 7168, Output(), H200).offers}
+    menu = {offer.tile.name for offer in fp8.menu_of(2112, 7168, Output(), H200).offers}
     found = [candidate.tile.name for candidate in explain(64, 2112, 7168, gpu="H200") if candidate.why_not is None]
     lines = capsys.readouterr().out.splitlines()
     begin = [line.startswith("tile ") for line in lines].index(True) + 1

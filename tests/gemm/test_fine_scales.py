@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_within, random_fp8, random_scales, rounding_to
+from helpers import assert_within, captured, random_fp8, random_scales, rounding_to
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_packed_ue8m0_tensor
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import Scales, scales_of, whole_recipe
+from deep_gemm.core.check.recipes import Scales, recipes_of, scales_of, whole_recipe
 from deep_gemm.core.check.ue8m0 import powers_of, words_of
-from deep_gemm.gemm.ops import recipes_of
 from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.reference import fma_fp32
 from lab.bench.timing import profiled
@@ -164,9 +163,7 @@ def test_a_graph_is_replayed_with_other_values() -> None:
     a, b = (to("cuda", operand(shape, of, 8)) for shape, of in (((M, K), Scales(1, 32)), ((N, K), Scales(32, 32))))
     d = torch.empty(M, N, dtype=torch.bfloat16, device="cuda")
     product(a, b, d, recipe=(1, 32, 32))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        product(a, b, d, recipe=(1, 32, 32))
+    graph, _ = captured(product, a, b, d, recipe=(1, 32, 32))
     for seed in (9, 10):
         others = operand((M, K), Scales(1, 32), seed) + operand((N, K), Scales(32, 32), seed)
         for mine, its in zip(a + b, others, strict=True):

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from helpers import assert_within, product_and_bound, random_fp8, random_scales, rounding_to
+from helpers import assert_within, captured, product_and_bound, random_fp8, random_scales, rounding_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -253,9 +253,7 @@ def test_a_captured_graph_of_masked_products_follows_the_counts() -> None:
     d, counts = torch.zeros(groups, max_m, n), torch.zeros(groups, dtype=torch.int32)
     p = Problem(a.cuda(), sfa.cuda(), b.cuda(), sfb.cuda(), d.cuda(), counts.cuda(), works.COUNTS)
     reference.compute(p)  # makes what cuBLAS needs
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        reference.compute(p)
+    graph, _ = captured(reference.compute, p)
     for numbers in ((0, 40, 7), (3, 0, 40)):
         p.c.copy_(torch.tensor(numbers))
         p.d.fill_(7)

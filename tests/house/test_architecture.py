@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from test_docs import DOCS, ROOT, script
 
-from lab import house
-
 drawing = script("draw_architecture")
 FOUND = drawing.arrows()
 
@@ -40,11 +38,6 @@ def test_each_room_imports_what_its_row_allows() -> None:
     assert rows.keys() == FOUND.keys()
     beyond = {room: FOUND[room] - allow for room, allow in rows.items() if allow is not None}
     assert {room: rooms for room, rooms in beyond.items() if rooms} == {}
-
-
-def test_the_house_is_no_larger_than_its_ceilings() -> None:
-    """A commit that raises one says why; `python -m lab.house` prints all of them."""
-    assert {what: number for what, number in house.counts().items() if number > house.CEILINGS[what]} == {}
 
 
 @pytest.mark.parametrize("folder", ["deep_gemm", "lab"])

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 import torch
 import typer
@@ -34,8 +35,7 @@ from deep_gemm.core.jit.cache import KernelCache
 from deep_gemm.core.jit.compiler import CompiledKernel
 from deep_gemm.core.jit.entry import pack
 from deep_gemm.core.settings import settings
-from deep_gemm.gemm.choose.fp8 import select_dense as select
-from deep_gemm.gemm.choose.fp8 import select_grouped
+from deep_gemm.gemm.choose.fp8 import select, select_grouped
 from deep_gemm.gemm.kernel import FP8_GEMM, kernel_of
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output, Sizes
@@ -59,17 +59,23 @@ def words(result: Result) -> str:
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 
+def printed(*arguments: str, code: int = 0, program: str = "deep_gemm") -> str:
+    """What a command prints that ends with this exit code."""
+    result = run(*arguments, program=program)
+    assert result.exit_code == code, result.output
+    return words(result)
+
+
 @pytest.mark.parametrize("program", APPS)
 def test_every_command_is_listed_with_what_it_does(program: str) -> None:
-    result = run("--help", program=program)
-    assert result.exit_code == 0
+    shown = printed("--help", program=program)
     for command in APPS[program].registered_commands:
         assert command.callback is not None
         if command.hidden:
-            assert f" {command.name} " not in words(result)
+            assert f" {command.name} " not in shown
             continue
         what = (command.callback.__doc__ or "").split(".")[0]
-        assert f" {command.name or command.callback.__name__} {what}" in words(result)
+        assert f" {command.name or command.callback.__name__} {what}" in shown
 
 
 def commands_of(program: str) -> dict[tuple[str, str], Any]:
@@ -112,11 +118,10 @@ def test_help_ends_with_examples_that_can_be_typed(program: str, name: str) -> N
     "line", ["bench dense --quick", "sim", "inspect --help", "configs", "soak", "tune --fit", "plot"]
 )
 def test_a_command_that_is_the_laboratorys_says_where_it_is(line: str) -> None:
-    result = run(*line.split())
-    assert result.exit_code == 2
+    shown = printed(*line.split(), code=2)
     name = line.split(maxsplit=1)[0]
     told = f"deep_gemm: {name} is of the laboratory now, which lies beside the package; from a checkout: python -m lab"
-    assert words(result) == f"{told} {name}"
+    assert shown == f"{told} {name}"
 
 
 @pytest.mark.parametrize("program", APPS)
@@ -240,6 +245,7 @@ def test_doctor_names_settings_and_a_cache_that_cannot_be_written(
     settings.cache_clear()
     shown = words(run("doctor"))
     assert "DG_JIT_DEBUG=1" in shown
+    assert "DG_TUNED_TABLE=/table (ignored)" in str([*map(str, doctor.examine({"DG_TUNED_TABLE": "/table"}))])
     assert "0 kernels, 0.0 MB; it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can" in shown
 
 
@@ -265,7 +271,7 @@ def test_compile_makes_what_a_product_of_this_shape_then_finds(cache: Path, monk
     jit._cache_of.cache_clear()
     monkeypatch.setattr(jit, "compile_cubin", None)  # nothing compiles any more
     for shape in ((64, 2112, 7168), (2000, 512, 7168)):
-        config = select(*shape, Output(), H200)
+        config = select(Sizes(*shape), Output(), H200)
         assert kernel_of(config).build(config).cubin
     again = run("compile", "64,2112,7168", "--gpu", "H200")
     assert "1 of 1 kernels are ready, 0 of them new" in words(again)
@@ -282,7 +288,7 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     monkeypatch.setattr(precompile, "run", keep)
     assert run("compile", "2112,7168", "--gpu", "H200").exit_code == 0
     made = {job.config for job in built}
-    assert {select(m, 2112, 7168, Output(), H200) for m in range(1, 20_000, 7)} <= made
+    assert {select(Sizes(m, 2112, 7168), Output(), H200) for m in range(1, 20_000, 7)} <= made
     assert len(made) < 20
     built.clear()
     arguments = ("--groups", "ids", "--num-groups", "8", "--gpu", "H200")
@@ -303,17 +309,16 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     built.clear()
     assert run("compile", "2112,7168", "--layers", "--fp4", "--gpu", "H200").exit_code == 0
     made = {job.config for job in built}
-    assert {select(m, 2112, 7168, Output(b=E2M1, sfb=MX), H200) for m in range(1, 20_000, 7)} <= made
+    assert {select(Sizes(m, 2112, 7168), Output(b=E2M1, sfb=MX), H200) for m in range(1, 20_000, 7)} <= made
     assert not any(job.kernel == linear_decode.KERNEL.kernel_name for job in built), "`linear` casts by itself"
 
 
 def test_compile_says_which_kernel_failed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     headers = FP8_GEMM.headers
     monkeypatch.setattr(FP8_GEMM, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
-    result = run("compile", "4096,512,7168", "--gpu", "H200")
-    assert result.exit_code == 1
-    assert "fp8_gemm_dense: NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
-    assert "0 of 1 kernels are ready, 0 of them new" in words(result)
+    shown = printed("compile", "4096,512,7168", "--gpu", "H200", code=1)
+    assert "fp8_gemm_dense: NVRTC: NVRTC_ERROR_COMPILATION" in shown
+    assert "0 of 1 kernels are ready, 0 of them new" in shown
 
 
 def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,16 +344,12 @@ def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytes
     ],
 )
 def test_compile_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
-    result = run("compile", *arguments)
-    assert result.exit_code == 2
-    assert message in words(result)
+    assert message in printed("compile", *arguments, code=2)
 
 
 def test_compile_says_what_to_install_where_the_compiler_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precompile, "compiler_version", no_compiler)
-    result = run("compile", "8,128")
-    assert result.exit_code == 2
-    assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
+    assert 'Run: pip install "hopper-gemm[cu13]"' in printed("compile", "8,128", code=2)
 
 
 def kept(cache: Path, *names: str) -> list[Path]:
@@ -364,18 +365,17 @@ def test_cache_list_shows_kernels_and_which_are_not_sound(cache: Path) -> None:
     assert words(run("cache", "list")) == f"0 kernels, 0.0 MB, in {cache}"
     first, second = kept(cache, "one", "two")
     second.write_bytes(b"")
-    result = run("cache", "list")
-    assert result.exit_code == 0
-    assert re.search(rf"one {first.stem[-64:][:8]} 13.0.88 \d+ \d\d-\d\d", words(result))
-    assert re.search(r"two \w{8} not sound 0 ", words(result))
-    assert words(result).endswith(f"2 kernels, 0.0 MB, in {cache}")
+    shown = printed("cache", "list")
+    assert re.search(rf"one {first.stem[-64:][:8]} 13.0.88 \d+ \d\d-\d\d", shown)
+    assert re.search(r"two \w{8} not sound 0 ", shown)
+    assert shown.endswith(f"2 kernels, 0.0 MB, in {cache}")
 
 
 def test_cache_list_says_what_each_kernel_was_compiled_for(cache: Path) -> None:
     assert run("compile", "64,2112,7168", "2000,512,7168", "--gpu", "H200").exit_code == 0
     listed = run("cache", "list")
     for shape in ((64, 2112, 7168), (2000, 512, 7168)):
-        assert f" {select(*shape, Output(), H200).name} " in words(listed)
+        assert f" {select(Sizes(*shape), Output(), H200).name} " in words(listed)
     assert max(map(len, listed.output.splitlines()[:-1])) <= 80
     (one, *_) = cache.glob("*.kernel")
     head, facts, cubin = one.read_bytes().split(b"\n", 2)
@@ -456,7 +456,7 @@ def test_a_shipped_cache_serves_where_there_isno_compiler(
     compiler.compiler_version.cache_clear()
     monkeypatch.setattr(compiler, "_nvrtc", no_compiler)
     for n in (2112, 512):
-        config = select(64, n, 7168, Output(), H200)
+        config = select(Sizes(64, n, 7168), Output(), H200)
         assert kernel_of(config).build(config).cubin
     with pytest.raises(CompilerMissing, match=r"fp8_gemm_dense is not among the compiled kernels in .*pip install"):
         FP8_GEMM.build(next(config for config in reachable() if config.block_m == 256))
@@ -494,10 +494,9 @@ def test_import_refuses_what_is_not_a_kernel_and_writes_nothing_elsewhere(
         member.size = len(data)
         tar.addfile(member, io.BytesIO(data))
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
-    result = run("cache", "import", str(archive))
-    assert result.exit_code == 1
-    assert f"refused: {reason}" in words(result)
-    assert "0 kernels are in" in words(result)
+    shown = printed("cache", "import", str(archive), code=1)
+    assert f"refused: {reason}" in shown
+    assert "0 kernels are in" in shown
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -516,9 +515,9 @@ def test_import_and_export_say_what_they_cannot_do(cache: Path, tmp_path: Path) 
     first.write_bytes(b"")
     assert f"{first}: left out (it is empty)" in words(run("cache", "export", str(tmp_path / "kernels.tar")))
     cache.chmod(0o777)
-    result = run("cache", "import", str(tmp_path / "kernels.tar"))
-    assert result.exit_code == 2
-    assert "others may write to it (mode 777): chmod go-w" in words(result)
+    assert "others may write to it (mode 777): chmod go-w" in printed(
+        "cache", "import", str(tmp_path / "kernels.tar"), code=2
+    )
 
 
 # ---- explain ----------------------------------------------------------------------------------------------------
@@ -547,9 +546,8 @@ def test_explain_shows_the_choice_and_what_lost() -> None:
     ],
 )
 def test_explain_is_for_every_product(options: tuple[str, ...], title: str) -> None:
-    result = run("explain", "4096", "7168", "2048", "--gpu", "H200", *options)
-    assert result.exit_code == 0
-    assert words(result).startswith(f"{title} On an H200 ")
+    shown = printed("explain", "4096", "7168", "2048", "--gpu", "H200", *options)
+    assert shown.startswith(f"{title} On an H200 ")
 
 
 @pytest.mark.parametrize(
@@ -563,9 +561,7 @@ def test_explain_is_for_every_product(options: tuple[str, ...], title: str) -> N
     ],
 )
 def test_explain_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
-    result = run("explain", *arguments)
-    assert result.exit_code == 2
-    assert message in words(result)
+    assert message in printed("explain", *arguments, code=2)
 
 
 # ---- demo -------------------------------------------------------------------------------------------------------
@@ -616,7 +612,7 @@ def no_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @without_gpu
-@pytest.mark.usefixtures("no_products")
+@pytest.mark.usefixtures("no_products", "compiles_anew")
 def test_demo_without_a_gpu_compiles_a_kernel_of_each_kind() -> None:
     result = run("demo")
     assert result.exit_code == 0
@@ -633,9 +629,7 @@ def test_demo_without_a_gpu_compiles_a_kernel_of_each_kind() -> None:
 @pytest.mark.usefixtures("no_products")
 def test_demo_without_a_compiler_says_what_to_install_and_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "compiler_version", no_compiler)
-    result = run("demo")
-    assert result.exit_code == 0
-    assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
+    assert 'Run: pip install "hopper-gemm[cu13]"' in printed("demo")
 
 
 @without_gpu
@@ -643,9 +637,7 @@ def test_demo_on_another_gpu_than_a_hopper_is_that_of_a_machine_without(monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr(demo, "_show_kernels", lambda console: True)
-    result = run("demo")
-    assert result.exit_code == 0
-    assert "no Hopper GPU found" in words(result)
+    assert "no Hopper GPU found" in printed("demo")
 
 
 # ---- what is not there, or wrong in the environment -----------------------------------------------------------------
@@ -672,9 +664,13 @@ def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(line: str, hidden: str = "", by: str = "-m deep_gemm", **variables: str) -> Any:
         paths = os.pathsep.join(map(str, (tmp_path / "site", ROOT)))
         added = {"HIDDEN": hidden, "PYTHONPATH": paths, "DG_JIT_CACHE_DIR": str(tmp_path / "cache"), **variables}
-        command = [sys.executable, *(by if by != "script" else str(script)).split(), *line.split()]
+        arguments = [*(by if by != "script" else str(script)).split(), *line.split()]
         environment = {**os.environ, **added}
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        if "torch" in hidden or by == "script":
+            command = [sys.executable, *arguments]
+            return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        program = f"{HIDE}import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+        return forked.run("-c", program, *arguments[1:], env=environment, cwd=tmp_path)
 
     return run
 

@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import numbers
 from nn_cases import TYPICAL_OF_EXPERTS, error
 from torch import Tensor
 
 from deep_gemm import calc_diff
 from deep_gemm.integrations import torch_mm
 from deep_gemm.integrations.torch_mm import batch_invariant_mm
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 @pytest.fixture

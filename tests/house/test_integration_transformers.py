@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 import torch
 from fp4_cases import plain, random_weight
+from helpers import captured
+from helpers import numbers as random
+from thorough import one_in
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -86,10 +89,6 @@ def cast_and_multiply(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
 
 def tokens(rows: int = 1, columns: int = 24, seed: int = 1, device: str = "cpu") -> Tensor:
     return torch.randint(512, (rows, columns), generator=torch.Generator().manual_seed(seed)).to(device)
-
-
-def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def cast_by(block: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,6 +261,7 @@ def test_a_model_passes_gradients_on(models: tuple[Any, Any]) -> None:
     assert calc_diff(got, expected) < 2 * FP8_CASTS
 
 
+@pytest.mark.parametrize("models", one_in(2, FAMILIES), indirect=True)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_compiled_model_gives_the_same(models: tuple[Any, Any], device: str) -> None:
     model, ids = copy.deepcopy(models[1]).to(device), tokens(device=device)
@@ -301,9 +301,7 @@ def test_a_cuda_graph_captures_experts() -> None:
     with use_deep_gemm() as use, torch.no_grad():
         expected = layer(x, ids, weights)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = layer(x, ids, weights)
+        graph, out = captured(layer, x, ids, weights)
         out.zero_()
         graph.replay()
         torch.cuda.synchronize()

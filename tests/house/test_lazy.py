@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = "torch.ops.deep_gemm.per_token_cast_to_fp8"
@@ -13,7 +13,7 @@ X = "torch.ones(2, 128, dtype=torch.bfloat16)"
 
 def run(code: str) -> str:
     lines = f"import sys, torch, deep_gemm\nassert 'deep_gemm.ops' not in sys.modules\n{code}"
-    done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = forked.run("-c", lines, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

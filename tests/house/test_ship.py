@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from rich.console import Console
@@ -32,14 +33,14 @@ from deep_gemm.core.jit import cache as cache_module
 from deep_gemm.core.jit.cache import SHIPPED, shipped, why_untrusted
 from deep_gemm.core.jit.compiler import compiler_version
 from deep_gemm.core.settings import settings
-from deep_gemm.gemm.choose.fp8 import select_dense as select
+from deep_gemm.gemm.choose.fp8 import select
 from deep_gemm.gemm.kernel import kernel_of
-from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.kinds.output import Output, Sizes
 from lab import ship
 from lab.__main__ import app as lab_app
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL, OTHER = (select(64, n, 7168, Output(), H200) for n in (2112, 512))
+SMALL, OTHER = (select(Sizes(64, n, 7168), Output(), H200) for n in (2112, 512))
 
 
 def forget() -> None:
@@ -62,11 +63,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     forget()
 
 
-@pytest.fixture
-def installed(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the kernels, in an environment that has the wheel, beside an empty cache."""
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pip installs of the wheel."""
+    folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
-    subprocess.run([*command, str(tmp_path / "site"), str(wheel)], check=True)
+    subprocess.run([*command, str(folder), str(wheel)], check=True)
+    return folder
+
+
+@pytest.fixture
+def installed(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the kernels, in an environment that has the wheel, beside an empty cache."""
+    shutil.copytree(site, tmp_path / "site")
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("DG_JIT_STRICT", raising=False)
@@ -204,9 +213,7 @@ def test_the_wheel_is_not_looked_for_until_a_kernel_is_needed() -> None:
         "deep_gemm.fp8_gemm_nt(deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_block_cast_to_fp8(x.repeat(2, 1)));"
         "print(shipped.cache_info().misses)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout == "0\n"
+    assert forked.run("-c", code).stdout == "0\n"
 
 
 # ---- making them ------------------------------------------------------------------------------------------------
@@ -326,8 +333,7 @@ print(loaded.__file__, kernels.get_loaded_kernels()[0].metadata.name)
 def test_the_hubs_loader_takes_the_folder(folder: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec("kernels") is None:
         pytest.skip("the hub's loader is not installed: pip install kernels")
-    command = [sys.executable, "-c", LOAD, str(folder)]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    run = forked.run("-c", LOAD, str(folder), cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     backend = "cpu" if torch.version.cuda is None else "cuda"
     assert run.stdout == f"{folder / 'build' / f'torch-{backend}' / '__init__.py'} hopper-gemm\n"

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
 from deep_gemm.utils import dist
 
-ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 3
 
 PROCESS = """
 import os
 import sys
 import torch
+os.dup2(os.open(os.environ["LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)  # of all processes, in turn
 torch.cuda.is_available = lambda: False
 from deep_gemm.utils.dist import dist_print, init_dist, uneven_all_gather
 local_rank, count = int(sys.argv[1]), int(sys.argv[2])
@@ -46,20 +46,14 @@ def free_port() -> int:
 
 def test_processes_meet_gather_and_print_in_turn(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    environment = {
-        "MASTER_PORT": str(free_port()),
-        "PYTHONPATH": str(ROOT),
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(tmp_path),
-    }
-    with log.open("a") as out:
-        command = [sys.executable, "-c", PROCESS]
+    environment = {"MASTER_PORT": str(free_port()), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LOG": str(log)}
+    with ThreadPoolExecutor() as pool:
         started = [
-            subprocess.Popen([*command, str(rank), str(PROCESSES)], env=environment, stdout=out, stderr=subprocess.PIPE)
+            pool.submit(forked.run, "-c", PROCESS, str(rank), str(PROCESSES), env=environment)
             for rank in range(PROCESSES)
         ]
-        said = [process.communicate(timeout=120)[1].decode() for process in started]
-    assert [process.returncode for process in started] == [0] * PROCESSES, said
+    ended = [each.result() for each in started]
+    assert [process.returncode for process in ended] == [0] * PROCESSES, [process.stderr for process in ended]
     assert log.read_text().splitlines() == ["from 0", "from 1", "from 2", "from one"]
 
 

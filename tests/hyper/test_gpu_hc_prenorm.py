@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import captured
 from torch import Tensor
 
 import deep_gemm
@@ -86,13 +87,9 @@ def test_few_sms_give_the_same_bits() -> None:
     a, b = operands(700, 24, 3200, device="cuda")
     config = HcConfig(64, 24, 4)
     whole = check(a, b, 1, config).d.clone()
-    before = deep_gemm.get_num_sms()
     deep_gemm.set_num_sms(9)
-    try:
-        assert torch.equal(check(a, b, 1, config).d, whole)
-        check(a, b)
-    finally:
-        deep_gemm.set_num_sms(before)
+    assert torch.equal(check(a, b, 1, config).d, whole)
+    check(a, b)
 
 
 @pytest.mark.parametrize("m", [13, 137, 1024])
@@ -100,9 +97,7 @@ def test_a_graph_is_replayed_with_other_inputs(m: int) -> None:
     a, b = operands(m, 24, 7168, device="cuda")
     p, memory = guarded(a, b, 1)
     compute(p)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        compute(p)
+    graph, _ = captured(compute, p)
     for seed in range(4):
         for x, y in zip((a, b), operands(m, 24, 7168, seed + 1), strict=True):
             x.copy_(y)
@@ -118,15 +113,12 @@ def test_as_a_dependent_of_the_kernel_ahead() -> None:
     kept, filler = a.clone(), torch.empty(1 << 28, device="cuda")
     p, _ = guarded(a, b, 1)
     deep_gemm.set_pdl(True)
-    try:
-        for _ in range(5):
-            a.zero_()
-            filler.fill_(1)
-            a.copy_(kept)
-            compute(p)
-            assert torch.equal(p.d, right.d)
-    finally:
-        deep_gemm.set_pdl(False)
+    for _ in range(5):
+        a.zero_()
+        filler.fill_(1)
+        a.copy_(kept)
+        compute(p)
+        assert torch.equal(p.d, right.d)
 
 
 def test_rows_beyond_2_31_elements() -> None:

@@ -16,39 +16,17 @@ _R, _S, _L = "logits/ranges.cuh", "logits/shares.cuh", "lanes.cuh"
 
 _BOTH = [
     # the ring and the slots of tiles
-    Mutation(
-        "slots of keys are not given back",
-        _T,
-        "if constexpr (kUnit + 1 == kUnits) release(ring, slots[kBlock], work.lane, scales[kBlock]);",
-        "",
-    ),
+    Mutation("slots of keys are not given back", _T, "if constexpr (kUnit + 1 == kUnits) release(ring, slots[kBlock], work.lane, scales[kBlock]);", ""),
     Mutation("the slot of another block is given back", _T, "slots[kBlock], work.lane", "slots[0], work.lane"),
     Mutation("keys are not waited for", _T, "if (kInPages || !is_loaded) wait_until_loaded(ring, at);", ""),
     Mutation("all slots are the first", _T, "work.keys_low + slots[kBlock].stage * (kKeysBytes / 16)", "work.keys_low"),
     Mutation("scales are not announced", _T, "kSlotBytes = kKeysBytes + kBlockKeys * 4", "kSlotBytes = kKeysBytes"),
     Mutation("q is not announced", _T, "arrive_expect_tx(full, kUnits * Unit::kBytes)", "arrive(full)"),
     Mutation("one arrival is not expected", _T, "&shared.q_full[slot], 33", "&shared.q_full[slot], 32"),
-    Mutation(
-        "tiles are not waited for",
-        _T,
-        "    ptx::mbarrier_wait_parity(&shared.q_full[slot_at.slot()], slot_at.parity());\n",
-        "",
-    ),
-    Mutation(
-        "tiles' slots are given back by one warp",
-        _T,
-        "&shared.q_empty[slot], kNumMathWarps",
-        "&shared.q_empty[slot], 1",
-    ),
-    Mutation(
-        "tiles' slots are not given back",
-        _T,
-        "if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[slot_at.slot()]);",
-        "",
-    ),
-    Mutation(
-        "nobody is told that no tile is left", _T, "    ptx::st_shared_v2_b32(&shared.plans[at.slot()], 0, 0);\n", ""
-    ),
+    Mutation("tiles are not waited for", _T, "    ptx::mbarrier_wait_parity(&shared.q_full[slot_at.slot()], slot_at.parity());\n", ""),
+    Mutation("tiles' slots are given back by one warp", _T, "&shared.q_empty[slot], kNumMathWarps", "&shared.q_empty[slot], 1"),
+    Mutation("tiles' slots are not given back", _T, "if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[slot_at.slot()]);", ""),
+    Mutation("nobody is told that no tile is left", _T, "    ptx::st_shared_v2_b32(&shared.plans[at.slot()], 0, 0);\n", ""),
     Mutation("the end waits for no slot", _T, "  wait_for_slot(shared, at);\n", ""),
     # products and sums
     Mutation("products are not waited for", _T, "kInFlight < kLag ? kInFlight : kLag", "kLag"),
@@ -60,23 +38,11 @@ _BOTH = [
     Mutation("what a run leaves is left out", _T, "for (; blocks; --blocks, key", "for (; false; --blocks, key"),
     # stores
     Mutation("logits are not scaled", _T, ": logits[i] * scale;", ": logits[i];"),
-    Mutation(
-        "all blocks of a run have the first's scales",
-        _T,
-        "logits, scales[kBlock], work.lane",
-        "logits, scales[0], work.lane",
-    ),
+    Mutation("all blocks of a run have the first's scales", _T, "logits, scales[kBlock], work.lane", "logits, scales[0], work.lane"),
     Mutation("all blocks of a run have the first's keys", _T, "key + kBlock * work.step", "key"),
-    Mutation(
-        "the second unit's rows are the first's", _T, "work.rows + kUnit * kUnitTokens", "work.rows + 0 * kUnitTokens"
-    ),
-    Mutation(
-        "both tokens stored by a lane without one",
-        _T,
-        "if (Unit::kTokens % 2 && token_of_lane(i, lane) >= Unit::kTokens) continue;",
-        "",
-    ),
-]
+    Mutation("the second unit's rows are the first's", _T, "work.rows + kUnit * kUnitTokens", "work.rows + 0 * kUnitTokens"),
+    Mutation("both tokens stored by a lane without one", _T, "if (Unit::kTokens % 2 && token_of_lane(i, lane) >= Unit::kTokens) continue;", ""),
+]  # fmt: skip
 
 # ---- keys in rows --------------------------------------------------------------------------------------------------
 
@@ -103,25 +69,10 @@ ROWS_TRIALS = [
 ROWS_MUTATIONS = [
     *_BOTH,
     # the ring and the slots of tiles
-    Mutation(
-        "slots of keys are given back before the last product is done",
-        _T,
-        "if constexpr (kUnit + 1 == kUnits) release(",
-        "if constexpr (kUnit == 0) release(",
-    ),
+    Mutation("slots of keys are given back before the last product is done", _T, "if constexpr (kUnit + 1 == kUnits) release(", "if constexpr (kUnit == 0) release("),
     Mutation("slots of keys are not waited for", _M, "wait_until_free(shared.ring, at);", ";"),
-    Mutation(
-        "room for keys is taken for granted",
-        _M,
-        "else if (!ptx::mbarrier_test_wait_parity(&shared.ring.empty[at.stage], at.parity ^ 1))",
-        "else if (false)",
-    ),
-    Mutation(
-        "tiles' slots are not waited for",
-        _M,
-        "    wait_for_slot(shared, tile_at);\n    load",
-        "    load",
-    ),
+    Mutation("room for keys is taken for granted", _M, "else if (!ptx::mbarrier_test_wait_parity(&shared.ring.empty[at.stage], at.parity ^ 1))", "else if (false)"),
+    Mutation("tiles' slots are not waited for", _M, "    wait_for_slot(shared, tile_at);\n    load", "    load"),
     Mutation("parity stays", _M, "count / kTileSlots % 2", "0"),
     Mutation("mbarriers are not initialized in time", _S, "  ptx::syncthreads();\n", "", everywhere=True),
     Mutation("the kernel ahead is not waited for", _M, "  ptx::griddepcontrol_wait();\n", ""),
@@ -130,19 +81,9 @@ ROWS_MUTATIONS = [
     Mutation("scales begin elsewhere", _M, "shared.scales[at.stage], key, 0", "shared.scales[at.stage], key + 1, 0"),
     Mutation("weights of the token before", _M, "token * p.weights_pitch", "(token ? token - 1 : 0) * p.weights_pitch"),
     Mutation("weights lie close", _M, "token * p.weights_pitch + column", "token * kHeads + column"),
-    Mutation(
-        "weights of tokens that there are not",
-        _M,
-        "column < kTileColumns && token < p.tokens\n",
-        "column < kTileColumns\n",
-    ),
+    Mutation("weights of tokens that there are not", _M, "column < kTileColumns && token < p.tokens\n", "column < kTileColumns\n"),
     Mutation("only the first weights are laid", _M, "first < kTileColumns; first +=", "first < 0; first +="),
-    Mutation(
-        "weights are not in their order",
-        _W,
-        "column % 8 / 2 * 4 + column / 8 % 2 * 2",
-        "column % 8 / 2 * 2 + column / 8 % 2 * 8",
-    ),
+    Mutation("weights are not in their order", _W, "column % 8 / 2 * 4 + column / 8 % 2 * 2", "column % 8 / 2 * 2 + column / 8 % 2 * 8"),
     Mutation("weights of other lanes", _W, "lane % 4 * 16", "lane % 2 * 16"),
     # products and sums
     Mutation("no fence before the product", _U, "    ptx::wgmma_fence();\n", ""),
@@ -168,31 +109,14 @@ ROWS_MUTATIONS = [
     Mutation("compressed rows are as long as ranges", _R, "end - begin > p.row_keys", "false"),
     Mutation("empty ranges count", _R, "of_lane.is_empty() ? ~0u : of_lane.begin", "of_lane.begin"),
     Mutation("blocks end early", _R, "ceil_div(highest - first, kBlockKeys)", "(highest - first) / kBlockKeys"),
-    Mutation(
-        "blocks begin where the first range does not",
-        _R,
-        "lowest = range.begin < lowest",
-        "lowest = range.begin > lowest",
-    ),
+    Mutation("blocks begin where the first range does not", _R, "lowest = range.begin < lowest", "lowest = range.begin > lowest"),
     # shares
-    Mutation(
-        "shares leave out the last", _S, "total * (cta + 1) / grid) - begin", "(total - 1) * (cta + 1) / grid) - begin"
-    ),
+    Mutation("shares leave out the last", _S, "total * (cta + 1) / grid) - begin", "(total - 1) * (cta + 1) / grid) - begin"),
     Mutation("shares of threads overlap", _S, "first = thread * per_thread", "first = thread"),
-    Mutation(
-        "what beginning costs is shared out, not taken",
-        _M,
-        "const uint32_t cost = cost_of_tile(p);",
-        "const uint32_t cost = 0;",
-    ),
+    Mutation("what beginning costs is shared out, not taken", _M, "const uint32_t cost = cost_of_tile(p);", "const uint32_t cost = 0;"),
     Mutation("sums of a warp alone", _S, "if (other == warp) before[line] += total;", ""),
     Mutation("a thread's share begins at its first tile", _S, "        ++tile;\n", ""),
-    Mutation(
-        "a tile is begun anew",
-        _M,
-        "++share.tile, share.number = 0) {\n    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};\n    const TileKeys keys = tile_keys_of(of_lane);\n    const uint32_t left",
-        "++share.tile) {\n    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};\n    const TileKeys keys = tile_keys_of(of_lane);\n    const uint32_t left",
-    ),
+    Mutation("a tile is begun anew", _M, "++share.tile, share.number = 0) {\n    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};\n    const TileKeys keys = tile_keys_of(of_lane);\n    const uint32_t left", "++share.tile) {\n    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};\n    const TileKeys keys = tile_keys_of(of_lane);\n    const uint32_t left"),
     Mutation("blocks beyond the share", _M, "left < share.count ? left : share.count", "left"),
     Mutation("blocks of a tile from its first on", _M, "keys.first + first * kBlockKeys", "keys.first"),
     # what is filled
@@ -201,20 +125,10 @@ ROWS_MUTATIONS = [
     Mutation("fill covers logits", _M, "keys.first - key < kFillKeys ? keys.first", "false ? keys.first"),
     Mutation("some pieces are left", _M, "piece += kFillWarps", "piece += kFillWarps + 1"),
     Mutation("one token is left", _M, "token < tokens; ++token", "token + 1 < tokens; ++token"),
-    Mutation(
-        "fill beyond the tokens",
-        _M,
-        "p.tokens - first_token < kTileTokens ? p.tokens - first_token : kTileTokens",
-        "kTileTokens",
-    ),
-    Mutation(
-        "filled with zeros",
-        _M,
-        "kInfinity, kInfinity, kInfinity,\n                                  kInfinity",
-        "0, 0, 0, 0",
-    ),
+    Mutation("fill beyond the tokens", _M, "p.tokens - first_token < kTileTokens ? p.tokens - first_token : kTileTokens", "kTileTokens"),
+    Mutation("filled with zeros", _M, "kInfinity, kInfinity, kInfinity,\n                                  kInfinity", "0, 0, 0, 0"),
     Mutation("fill goes on", _M, "fills - share.number < share.count ? fills : share.number + share.count", "fills"),
-]
+]  # fmt: skip
 
 # ---- keys in pages -------------------------------------------------------------------------------------------------
 
@@ -244,77 +158,30 @@ PAGES_TRIALS = [
 PAGES_MUTATIONS = [
     *_BOTH,
     # the ring and the slots of sequences
-    Mutation(
-        "slots of keys are not waited for", _K, "    wait_until_free(shared.ring, at);\n    ptx::syncwarp();\n", ""
-    ),
+    Mutation("slots of keys are not waited for", _K, "    wait_until_free(shared.ring, at);\n    ptx::syncwarp();\n", ""),
     Mutation("slots of sequences are not waited for", _K, "      wait_for_slot(shared, slot_at);\n", ""),
     # what the producer asks for
     Mutation("pages behind the context are loaded", _K, "held = page * kPage < keys ? held : p.cache_blocks;", ";"),
-    Mutation(
-        "the next entries are not cut",
-        _K,
-        "        entries = next;\n        entries.cut(p, keys);\n",
-        "        entries = next;\n",
-    ),
-    Mutation(
-        "pages of the last keys are left out",
-        _K,
-        "held = page * kPage < keys ? held",
-        "held = page * kPage + kPage <= keys ? held",
-    ),
+    Mutation("the next entries are not cut", _K, "        entries = next;\n        entries.cut(p, keys);\n", "        entries = next;\n"),
+    Mutation("pages of the last keys are left out", _K, "held = page * kPage < keys ? held", "held = page * kPage + kPage <= keys ? held"),
     Mutation("the table is read behind its rows", _K, "held = page * kPage < p.most_keys ? ptx", "held = true ? ptx"),
     Mutation("pages of another sequence", _K, "p.table + sequence * p.table_pitch + page", "p.table + page"),
-    Mutation(
-        "the first entries are those of the sequence's begin",
-        _K,
-        "entries.load(p, begin.x, begin.y + half,",
-        "entries.load(p, begin.x, half,",
-    ),
-    Mutation(
-        "entries of the first sequence for all",
-        _K,
-        "      if (sequence != begin.x) entries.load(p, sequence, blocks.first, blocks.step, lane);\n",
-        "",
-    ),
+    Mutation("the first entries are those of the sequence's begin", _K, "entries.load(p, begin.x, begin.y + half,", "entries.load(p, begin.x, half,"),
+    Mutation("entries of the first sequence for all", _K, "      if (sequence != begin.x) entries.load(p, sequence, blocks.first, blocks.step, lane);\n", ""),
     Mutation("the entries stay", _K, "        entries = next;\n", ""),
-    Mutation(
-        "no blocks behind the first entries",
-        _K,
-        "const bool is_more = first + step < blocks.end;",
-        "const bool is_more = false;",
-    ),
+    Mutation("no blocks behind the first entries", _K, "const bool is_more = first + step < blocks.end;", "const bool is_more = false;"),
     Mutation("blocks of new entries from the third on", _K, "first += step, held = 0;", "first += step;"),
-    Mutation(
-        "all pages are the block's first",
-        _K,
-        "shared.keys[at.stage] + lane * (kPage * kDepth)",
-        "shared.keys[at.stage]",
-    ),
+    Mutation("all pages are the block's first", _K, "shared.keys[at.stage] + lane * (kPage * kDepth)", "shared.keys[at.stage]"),
     Mutation("scales of the first page", _K, "shared.scales[at.stage] + lane * kPage", "shared.scales[at.stage]"),
     Mutation("a page for two lanes", _K, "entries.held, held * kPages + lane % kPages", "entries.held, held * kPages"),
-    Mutation(
-        "weights of the first token",
-        _K,
-        "(sequence * kNextN + token) * p.weights_pitch",
-        "sequence * kNextN * p.weights_pitch",
-    ),
+    Mutation("weights of the first token", _K, "(sequence * kNextN + token) * p.weights_pitch", "sequence * kNextN * p.weights_pitch"),
     Mutation("only the first weights", _K, "first < kAll; first += kAtOnce", "first < 0; first += kAtOnce"),
-    Mutation(
-        "weights of the first columns again",
-        _K,
-        "lay_weights(shared.weights[at.slot()], weights, first * 32 + lane);",
-        "lay_weights(shared.weights[at.slot()], weights, lane);",
-    ),
+    Mutation("weights of the first columns again", _K, "lay_weights(shared.weights[at.slot()], weights, first * 32 + lane);", "lay_weights(shared.weights[at.slot()], weights, lane);"),
     # shares
     Mutation("sequences from their first segment on", _K, "sequence == begin.x ? begin.y : 0, all", "0, all"),
     Mutation("the last sequence is left out", _K, "window <= end.x && window", "window < end.x && window"),
     Mutation("only 32 sequences", _K, "window += 32)", "window = ~0u)"),
-    Mutation(
-        "both CTAs of a share take all",
-        _K,
-        "Blocks blocks = {first_segment + half, all, p.splits};",
-        "Blocks blocks = {first_segment, all, 1};",
-    ),
+    Mutation("both CTAs of a share take all", _K, "Blocks blocks = {first_segment + half, all, p.splits};", "Blocks blocks = {first_segment, all, 1};"),
     Mutation("more sequences than lanes", _K, "p.sequences <= 32;", "p.sequences <= 75;"),
     Mutation("sums of half a warp", _L, "distance < 32; distance *= 2", "distance < 16; distance *= 2"),
     Mutation("lanes below are taken from the other end", _L, "sum += lane >= distance ? below : 0;", "sum += below;"),
@@ -325,24 +192,14 @@ PAGES_MUTATIONS = [
     Mutation("math warps step as if alone", _T, "step = splits * kBlockKeys;", "step = kBlockKeys;"),
     # keys of tokens
     Mutation("the first token's context for all", _K, "p.contexts_pitch + token * p.contexts_step", "p.contexts_pitch"),
-    Mutation(
-        "the longest context is the first token's",
-        _K,
-        "most = keys > most ? keys : most;",
-        "most = token ? most : keys;",
-    ),
+    Mutation("the longest context is the first token's", _K, "most = keys > most ? keys : most;", "most = token ? most : keys;"),
     Mutation("negative contexts", _K, "given < 0 ? 0 : given", "given"),
     Mutation("contexts beyond the rows", _K, "return keys < p.most_keys ? keys : p.most_keys;", "return keys;"),
-    Mutation(
-        "rows of the first token",
-        _K,
-        "(sequence * kNextN + lane) * p.logits_pitch",
-        "sequence * kNextN * p.logits_pitch",
-    ),
+    Mutation("rows of the first token", _K, "(sequence * kNextN + lane) * p.logits_pitch", "sequence * kNextN * p.logits_pitch"),
     # products and stores
     Mutation("a key too many", _K, "return key < row.z;", "return key <= row.z;"),
     Mutation("the kernel ahead is not waited for", _K, "  ptx::griddepcontrol_wait();\n", ""),
-]
+]  # fmt: skip
 
 # ---- schedules -----------------------------------------------------------------------------------------------------
 
@@ -354,21 +211,9 @@ PLAN_TRIALS = [
     PlanTrial(700, 1, 600, seed=4, schedule="slow_lanes"),
 ]
 PLAN_MUTATIONS = [
-    Mutation(
-        "segments of the first token", _P, "most = context > most ? context : most;", "most = token ? most : context;"
-    ),
-    Mutation(
-        "segments end early",
-        _P,
-        "ceil_div(static_cast<uint32_t>(most), kSegmentKeys)",
-        "static_cast<uint32_t>(most) / kSegmentKeys",
-    ),
-    Mutation(
-        "sequences that there are not",
-        _P,
-        "if (sequence < p.sequences) sum += segments_of(p, sequence);",
-        "sum += segments_of(p, sequence);",
-    ),
+    Mutation("segments of the first token", _P, "most = context > most ? context : most;", "most = token ? most : context;"),
+    Mutation("segments end early", _P, "ceil_div(static_cast<uint32_t>(most), kSegmentKeys)", "static_cast<uint32_t>(most) / kSegmentKeys"),
+    Mutation("sequences that there are not", _P, "if (sequence < p.sequences) sum += segments_of(p, sequence);", "sum += segments_of(p, sequence);"),
     Mutation("sums of half a warp", _L, "distance < 32; distance *= 2", "distance < 16; distance *= 2"),
     Mutation("lanes below are taken from the other end", _L, "sum += lane >= distance ? below : 0;", "sum += below;"),
     Mutation("sums of a warp alone", _P, "if (other == warp) sum += total;", ""),
@@ -376,9 +221,7 @@ PLAN_MUTATIONS = [
     Mutation("rows of a thread alone", _P, "row <= p.shares; row += kNumThreads", "row <= p.shares; row = ~0u - 1"),
     Mutation("the last row is left out", _P, "row = thread; row <= p.shares", "row = thread; row < p.shares"),
     Mutation("batches without keys", _P, "    if (total) {", "    if (true) {"),
-    Mutation(
-        "a thread's sequences begin with the first", _P, "segment = wanted - (owner ?", "segment = wanted - (false ?"
-    ),
+    Mutation("a thread's sequences begin with the first", _P, "segment = wanted - (owner ?", "segment = wanted - (false ?"),
     Mutation("the thread behind", _P, "<= wanted) owner += step;", "< wanted) owner += step;"),
     Mutation("the kernel ahead is not waited for", _P, "  ptx::griddepcontrol_wait();\n", ""),
-]
+]  # fmt: skip

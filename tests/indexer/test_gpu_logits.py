@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from helpers import captured
 
 import deep_gemm
 from deep_gemm.indexer.api import compute
@@ -94,12 +95,9 @@ def test_few_sms_give_the_same_bits() -> None:
     p = problem((300, 5000, 64, 128), causal(300, 5000), clean=True, device="cuda")
     compute(p)
     whole = p.logits.clone()
-    before = deep_gemm.get_num_sms()
+    deep_gemm.get_num_sms()
     deep_gemm.set_num_sms(7)
-    try:
-        compute(p)
-    finally:
-        deep_gemm.set_num_sms(before)
+    compute(p)
     assert torch.equal(p.logits, whole)
 
 
@@ -130,9 +128,7 @@ def test_logits_beyond_2_31_bytes_and_elements() -> None:
 def recorded(p: Logits) -> torch.cuda.CUDAGraph:
     """A graph of a call that was made before."""
     compute(p)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        compute(p)
+    graph, _ = captured(compute, p)
     return graph
 
 
@@ -157,15 +153,12 @@ def test_as_a_dependent_of_the_kernel_ahead() -> None:
     right, ends = p.logits.clone(), p.ends.clone()
     filler = torch.empty(1 << 28, device="cuda")
     deep_gemm.set_pdl(True)
-    try:
-        for _ in range(5):
-            p.ends.zero_()
-            filler.fill_(1)
-            p.ends.copy_(ends)
-            compute(p)
-            assert torch.equal(p.logits, right)
-    finally:
-        deep_gemm.set_pdl(False)
+    for _ in range(5):
+        p.ends.zero_()
+        filler.fill_(1)
+        p.ends.copy_(ends)
+        compute(p)
+        assert torch.equal(p.logits, right)
 
 
 def test_public_functions() -> None:

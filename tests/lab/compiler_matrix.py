@@ -27,9 +27,9 @@ import machine_code
 import other_nvrtc
 from thorough import sample
 
-from deep_gemm.core.code_plan import CodePlan
 from deep_gemm.core.jit.compiler import Job, full_options
-from deep_gemm.core.jit.report import report
+from deep_gemm.core.jit.cubin import report
+from deep_gemm.core.kernel import CodePlan
 from deep_gemm.gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import GemmConfig

@@ -71,7 +71,6 @@ GROUPED = (
     tile_config(128, 128, Output(work=works.ENDS, epilogue=epilogues.SILU)),
     tile_config(128, 256, Output(work=works.ENDS, epilogue=epilogues.SILU)),
     tile_config(128, 256, Output(work=works.ENDS, epilogue=epilogues.SILU_OF_HALVES)),
-    tile_config(128, 256, Output(work=works.FETCHED, epilogue=epilogues.SILU_OF_HALVES)),
     tile_config(128, 256, Output(work=works.ENDS, epilogue=epilogues.TO_ADDRESSES)),
     tile_config(128, 128, Output(work=works.IDS, sfa=PER_64)),
     tile_config(64, 128, Output(work=works.IDS, sfa=PER_64), k=128),

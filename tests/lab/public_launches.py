@@ -9,29 +9,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any, NamedTuple
 
 import checkout  # noqa: F401
 import pytest
 import torch
-from fake_gpu import FakeGpu, FakeLauncher, on_gpu
+from fake_gpu import FakeGpu, Launch, forget_devices, install, on_gpu
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.core import gpu as gpus
 from deep_gemm.core import settings
-from deep_gemm.core.call import CALLS
 from deep_gemm.core.check.layout import align, ceil_div
-from deep_gemm.core.gpu import H200, HOPPER, Gpu
-from deep_gemm.core.jit import driver
-from deep_gemm.core.kernel import Kernel
+from deep_gemm.core.gpu import H200, Gpu
 from deep_gemm.core.params import Kind, Params
-from deep_gemm.gemm.plan import PLANS
-from deep_gemm.linear import kernel as linear_kernel
 
 ROOM, AHEAD = 1 << 31, 1 << 28
 """Bytes of the memory, and those at its begin that no tensor has: maps may begin ahead of their tensors."""
@@ -233,55 +227,20 @@ def spell(words: Iterable[int], params: Params, memory: Tensor, ahead: int = 0) 
     return [of(*each) for each in enumerate(words)]
 
 
-class NotedLauncher(FakeLauncher):
-    """Notes what it launches."""
-
-    def __init__(self, fake: FakeGpu, kernel: Kernel[Any], config: Any, is_dependent: bool) -> None:
-        self.layout, self.config_name = kernel.params_of(config), config.name
-        super().__init__(fake, kernel.name_of(config), self.layout.size, config.cluster_size, is_dependent)
-
-    def start(self, *_: Any) -> tuple[int]:
-        """Note a launch; `spelled` makes words of it."""
-        self.gpu.launches.append((self, self.grid, tuple(self.params.words), tuple(self.gpu.encoded)))  # type: ignore[arg-type]
-        self.gpu.encoded.clear()
-        return (0,)
-
-
-def spelled(launch: Any, room: Room) -> str:
+def spelled(launch: Launch, room: Room) -> str:
     """Give a launch in words. The maps of a derived plan are not encoded anew."""
-    launcher, grid, words, maps = launch
-    about = *launcher.of, launcher.config_name, grid
-    return " ".join(map(str, (*about, *spell(words, launcher.layout, room.memory), *sorted(map(repr, maps)))))
+    about = launch.kernel, launch.cluster, launch.is_dependent, launch.config.name, launch.grid
+    words = spell(launch.words, launch.params, room.memory)
+    return " ".join(map(str, (*about, *words, *sorted(map(repr, launch.maps)))))
 
 
 @contextmanager
 def on(gpu: Gpu) -> Iterator[FakeGpu]:
     """Let calls take the path of this GPU's, up to the driver."""
-    fake = FakeGpu(gpu)
-    properties = SimpleNamespace(name=gpu.name, major=HOPPER, multi_processor_count=gpu.num_sms)
-
-    @cache
-    def launcher(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool) -> NotedLauncher:
-        return NotedLauncher(fake, kernel, config, is_dependent)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "in_force", settings.InForce())
-        patch.setattr(gpus, "_properties", lambda _: properties)
-        patch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
-        patch.setattr(driver, "sizes_are_numbers", lambda: True)
-        patch.setattr(Kernel, "launcher", launcher)
-        patch.setattr(Kernel, "fits", lambda *_: True)
-        forget()
-        yield fake
-    forget()
-
-
-def forget() -> None:
-    """Forget plans, and what is known of devices."""
-    for kept in (PLANS, CALLS):
-        kept.clear()
-    for of_devices in (gpus.gpu_of, gpus.is_hopper, linear_kernel.config_of):
-        of_devices.cache_clear()
+        yield install(patch, gpu)
+    forget_devices()
 
 
 def launched(gpu: Gpu, room: Room, case: Case) -> list[str]:

@@ -20,6 +20,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int) -> None:
         self.world, self.own = world, threading.local()
         self.meeting, self.sent = threading.Barrier(world, timeout=60), [()] * world
+        self.own.rank = 0  # of this thread, where it is the only rank
         monkeypatch.setattr(torch.distributed, "get_rank", lambda _=None: self.own.rank)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda _=None: world)
         monkeypatch.setattr(by_group, "all_gather", self.all_gather)

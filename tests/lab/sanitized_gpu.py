@@ -69,16 +69,6 @@ EVERY_LANE_ARRIVES = {
         "queue.init(kNumMathWarps)": "queue.init(kNumMathWarps * 32)",
         "dealt.x, ptx::lane_index() == 0": "dealt.x, true",
     },
-    "work/rows_fetched.cuh": {
-        "mbarrier_init(&landed[i], 1), ptx::mbarrier_init(&free[i], 1)": (
-            "mbarrier_init(&landed[i], 32), ptx::mbarrier_init(&free[i], 32)"
-        ),
-        "    if (lane == 0) {\n      uint64_t* landed": (
-            "    if (lane != 0) ptx::mbarrier_arrive(&storage.landed[ring.place]);\n"
-            "    if (lane == 0) {\n      uint64_t* landed"
-        ),
-        "if (lane == 0) ptx::mbarrier_arrive(&ring.storage.free": "ptx::mbarrier_arrive(&ring.storage.free",
-    },
     "gather_weighted_many.cuh": {
         "shared.ring.init();": (
             "for (uint32_t i = 0; i < kNumStages; ++i)\n"

@@ -22,9 +22,8 @@ from typer.testing import CliRunner
 import deep_gemm
 import lab.bench.report as report_module
 from deep_gemm.core import gpu as gpus
-from deep_gemm.gemm.choose.fp8 import menu_of
-from deep_gemm.gemm.choose.fp8 import select_dense as select
-from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.choose.fp8 import menu_of, select
+from deep_gemm.gemm.kinds.output import Output, Sizes
 from lab.__main__ import app, bench
 from lab.bench import benches, cases, command, compile_times, contenders, host, machine, peers, products, timing
 from lab.bench.cases import ANCHOR, ANCHOR_SHORT_K, Case, all_cases, cases_of, cold_copy_us
@@ -590,7 +589,7 @@ def test_without_a_gpu_the_command_says_so(kind: str, monkeypatch: pytest.Monkey
     assert "found no CUDA GPU; these run anywhere: `bench compile`, " in output
 
 
-def test_compile_runs_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_runs_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles_anew: None) -> None:
     monkeypatch.setattr(compile_times, "QUICK_COUNT", 2)
     out = tmp_path / "compile.json"
     code, output = invoke("bench", "compile", "--quick", "--out", str(out))
@@ -738,7 +737,7 @@ def test_new_ms_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     for call in host.calls_with_new_m("cpu", count=8):
         call()
     assert len(set(ms)) == len(ms) == 9
-    assert len({select(m, host.N, host.K, Output(), gpus.H200) for m in ms}) == 1
+    assert len({select(Sizes(m, host.N, host.K), Output(), gpus.H200) for m in ms}) == 1
     ms.clear()
     monkeypatch.setattr(deep_gemm, "bf16_gemm_nt", lambda a, b, d: ms.append(a.shape[0]))
     for call in host.calls_with_new_m_of_bf16("cpu", count=8):
@@ -754,7 +753,7 @@ def test_new_weights_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) 
     for call in calls:
         call()
     assert len(set(sizes)) == len(sizes) == 5
-    assert len({select(host.M, n, k, Output(), gpus.H200) for n, k in sizes}) == 1
+    assert len({select(Sizes(host.M, n, k), Output(), gpus.H200) for n, k in sizes}) == 1
 
 
 def test_the_first_of_some_calls_is_not_timed() -> None:

@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from types import ModuleType
+from importlib.machinery import ModuleSpec
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from test_benchmark import NoFlush
+from test_benchmark import NoFlush, invoke
+from test_benchmark_rivals import contenders, small_case
+from torch import Tensor
 
 import deep_gemm
-from lab.bench import attention, bf16, casts, einsum, hc, kinds, logits_paged, logits_prefill, skip_head_mid, yardsticks
-from lab.bench.bench import Asked
+from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, MX, PER_64, PER_BLOCK, PER_ROW
+from deep_gemm.core.gpu import GPUS
+from lab.bench import (
+    attention,
+    benches,
+    bf16,
+    bulk_read,
+    casts,
+    command,
+    einsum,
+    experts,
+    few_experts,
+    fine,
+    fp4,
+    fp4_experts,
+    hc,
+    kinds,
+    layers,
+    logits_paged,
+    logits_prefill,
+    products,
+    skip_head_mid,
+    yardsticks,
+)
+from lab.bench.bench import Asked, planned
+from lab.bench.bulk_read import READ
+from lab.bench.cases import FINE_DENSE, FP4_DENSE, Case
 from lab.bench.contenders import BF16, OURS
+from lab.bench.experts_by_torch import chains_in_bf16
+from lab.bench.fp4 import FP8, HUMMING, VLLM
 from lab.bench.kinds import Kind, Kinds, Work
 from lab.bench.layers import ALONE, COPY, EAGER
-from lab.bench.report import Row
-from lab.bench.timing import L2Flush, Spread
+from lab.bench.linear import relative_error
+from lab.bench.report import Report, Row
+from lab.bench.timing import KernelEvent, L2Flush, Spread
+from lab.sim.launcher import Stage
 
 Make = Callable[..., Work]
 MODULES: tuple[Any, ...] = (attention, bf16, hc, einsum, casts)
@@ -194,3 +231,279 @@ def test_a_run_on_a_gpu(module: Any, shape: tuple[int, ...], monkeypatch: pytest
         work = module.KINDS.by_name[kind].make(shape)
         for row in module.KINDS.rows_of(kind, shape, work, L2Flush()):
             assert row.failed is None and row.us is not None and row.us > 0
+
+
+# `bench fine_dense` and `fine_masked`, what needs no GPU of them.
+
+
+OF_OURS = [fine.USUAL, *fine.SAID]
+
+
+def test_weights_are_those_of_ranks_that_share_a_model_and_most_of_them_judge() -> None:
+    found = products.cases_of(FINE_DENSE)
+    shapes = [case.shape for case in found]
+    assert shapes == list(dict.fromkeys(shapes))
+    weights = {shape[1:] for shape in shapes}
+    assert weights >= {(4608, 5120), (5120, 2304), (576, 5120), (5120, 288), (3072, 3072), (384, 3072), (3072, 192)}
+    assert {case.shape[1:] for case in found if not case.is_judged} == fine.FITTED
+    assert {shape[0] for shape in shapes} == set(fine.MS)
+    assert all(n % 8 == 0 and k % 16 == 0 for n, k in weights)
+
+
+def test_contenders_are_named_by_their_scales() -> None:
+    of_a_and_b = list(fine.SIDES.values())
+    assert of_a_and_b == [
+        (PER_ROW, PER_BLOCK),
+        (PER_ROW, BLOCKS_OF_32),
+        (MX, BLOCKS_OF_32),
+        (PER_64, BLOCKS_OF_64),
+        (MX, MX),
+    ]
+    for name, (_, of_b) in fine.SIDES.items():
+        assert name.split("_")[2] == f"{of_b.rows}x{of_b.columns}"
+
+
+def test_scales_of_fine_weights_are_powers_of_two_that_fold() -> None:
+    by_scales = fine.weights_of(1, 256, 512, "cpu").by_scales
+    for of, (_, scales) in by_scales.items():
+        exponents = scales.log2()
+        assert bool((exponents == exponents.round()).all()) == (of != PER_BLOCK)
+        if of != PER_BLOCK:
+            blocks = exponents.view(*exponents.shape[:-1], -1, 128 // of.columns)
+            assert (blocks.amax(-1) - blocks.amin(-1)).max() <= 2
+
+
+def test_a_rival_that_loads_its_kernels_from_a_hub_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, "transformers.integrations.finegrained_fp8", SimpleNamespace())
+    assert products.checked(contenders(FINE_DENSE)[fine.TRITON], 1.0)[0] is None
+
+
+def test_the_rival_is_given_the_same_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    def multiply(a: Any, b: Any, sa: Any, sb: Any, block_size: list[int], dtype: torch.dtype) -> torch.Tensor:
+        assert a.is_contiguous() and b.is_contiguous() and block_size == [32, 32]
+        x, w = (deep_gemm.cast_back_from_fp8(*each, 32) for each in ((a, sa), (b, sb)))
+        return (x @ w.t()).to(dtype)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    rival = SimpleNamespace(w8a8_block_fp8_matmul_triton=multiply)
+    monkeypatch.setitem(sys.modules, "transformers.integrations.finegrained_fp8", rival)
+    assert contenders(FINE_DENSE)[fine.TRITON].error() < products.MAX_ERROR_BF16
+
+
+def test_what_a_run_needs_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert products.configurations(products.cases_of(FINE_DENSE)) == []  # of a GPU that is not there nothing is known
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(products, "get_num_sms", lambda: GPUS[0].num_sms)
+    found = products.configurations(products.cases_of(FINE_DENSE))
+    assert len(set(found)) == len(found)
+    assert {(config.sfa, config.sfb) for config in found} == set(fine.SIDES.values())
+    case = products.cases_of(FINE_DENSE)[0]
+    assert all(products.config_of(case, name) in found for name in OF_OURS)
+    assert products.config_of(case, BF16) is None
+    assert products.configurations(products.cases_of("fine_masked")) == []
+
+
+# `bench fp4_dense`, `fp4_masked`, `fp4_contiguous` and `fp4_experts`, what needs no GPU of them.
+
+
+# Cases
+
+
+def test_judged_weights_are_those_of_experts_to_which_nothing_was_tuned() -> None:
+    found = products.cases_of(FP4_DENSE)
+    judged = {case.shape[1:] for case in found if case.is_judged}
+    assert judged >= {(4096, 4096), (4096, 2048), (6144, 7168), (4608, 5120), (4096, 6144), (5760, 2880), (2880, 2880)}
+    assert {case.shape[1:] for case in found if not case.is_judged} == fp4.FITTED
+    assert not judged & fp4.FITTED
+    assert {case.shape[0] for case in found} == set(fp4.MS)
+    weights = [case.shape[1:] for case in found]
+    assert len(set(weights)) == sum(a != b for a, b in pairwise(weights)) + 1, "those with the same weight lie together"
+
+
+def test_what_the_aims_name_is_measured() -> None:
+    shapes = {case.shape for case in products.cases_of("fp4_masked")}
+    assert {(8, 16, 4096, 7168), (8, 48, 4096, 7168)} <= shapes
+    assert {(48, 8, tokens, 6144, 2048) for tokens in (8, 32, 128, 256)} <= set(fp4_experts.shapes_of())
+    assert set(fp4_experts.shapes_of(quick=True)) < set(fp4_experts.shapes_of())
+
+
+def test_bytes_are_those_of_half_a_byte_a_value_and_a_scale_for_32() -> None:
+    of_rows = 16 * (7168 + 4 * 56) + 16 * 4096 * 2
+    assert Case(FP4_DENSE, (16, 4096, 7168)).bytes == 4096 * (7168 // 2 + 7168 // 32) + of_rows
+    masked = Case("fp4_masked", (2, 8, 4096, 7168), sizes=(16, 0))
+    assert masked.bytes == 4096 * (7168 // 2 + 7168 // 32) + of_rows, "a group without rows needs no weight"
+
+
+# Contenders
+
+
+def test_the_rival_is_given_the_same_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class HummingLayer:
+        """What the rival does, by torch."""
+
+        def __init__(self, **said: Any) -> None:
+            self.said, self.is_laid_out = said, False
+            made.append(self)
+
+        def to(self, device: torch.device) -> HummingLayer:
+            return self
+
+        def load_from_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+            self.w = deep_gemm.cast_back_from_fp4(tensors["weight"], tensors["weight_scale"], 32)
+
+        def transform(self) -> None:
+            self.is_laid_out = True
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            assert self.is_laid_out
+            return (x.float() @ self.w.t()).bfloat16()
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "humming.layer", SimpleNamespace(HummingLayer=HummingLayer))
+    fp4.weights_of.cache_clear()
+    rival = contenders(FP4_DENSE)[HUMMING]
+    assert rival.error() < 4e-3
+    assert rival.error() < 4e-3
+    (layer,) = made
+    assert (layer.said["shape_n"], layer.said["shape_k"]) == (64, 288)
+    fp4.weights_of.cache_clear()
+
+
+def test_the_products_part_of_a_call_is_its_longest_kernel() -> None:
+    calls = [(KernelEvent("cast", 0, 2), KernelEvent("product", 3, us)) for us in (5, 9, 6)]
+    assert products.product_alone(calls) == {"product": 6}
+
+
+@pytest.fixture(scope="module")
+def layer() -> fp4_experts.Fp4Experts:
+    return fp4_experts.Fp4Experts((4, 2, 6, 256, 128), fp4_experts.weights_of(4, 256, 128, "cpu"))
+
+
+def test_layers_of_both_kinds_of_weights_are_near_each_other(layer: fp4_experts.Fp4Experts) -> None:
+    ways = {way.name: way for way in layer.contenders()}
+    assert tuple(ways) == fp4_experts.CONTENDERS
+    assert layer.check(ways[OURS].call)[1] is None
+    ways[FP8].call()
+    assert relative_error(layer.out_of_eager, layer.out) < 2 * experts.MOST_ERROR, "weights are rounded too"
+    assert "elements differ from the parts" in str(layer.check(lambda: None)[1])
+    packed, words = layer.weights.w1
+    assert packed.shape == (4, 256, 128) and words.dtype == torch.int32
+    used = len(set(layer.topk_ids.flatten().tolist()))
+    of_expert = (2 * 128 * 256 + 256 * 128) * 17 // 32
+    assert layer.work.bytes == used * of_expert + 2 * 6 * 256 * 2
+    row = layer.work.row(READ, us=1.0)
+    assert (row.bytes, row.operations) == (layer.work.bytes, None)
+
+
+# Reading
+
+
+@pytest.mark.host_compiler
+@pytest.mark.parametrize(("slots", "count"), [(3, 16 * 1000), (3, 1024 * 7), (12, 16), (2, 1024 * 41 + 16)])
+def test_the_yardstick_reads_all_once_and_ends(slots: int, count: int) -> None:
+    config, source = replace(bulk_read.CONFIG, slots=slots, chunk=1024), bulk_read.read_of(count)
+    for seed in range(3):
+        stage = Stage(config, {"x": source}, {}, {"x": 16}, num_sms=2, seed=seed)
+        stage.run(bulk_read.KERNEL, None, lambda _, at: bulk_read.params_of(at["x"]), 3)
+        assert stage.result().loads == -(-count // 1024)
+
+
+def test_the_yardstick_compiles_and_refuses_what_it_cannot_read() -> None:
+    assert bulk_read.KERNEL.build(bulk_read.CONFIG).cubin
+    assert bulk_read.CONFIG.shared_bytes <= 227 * 1024
+    assert bulk_read.read_of(17).shape == (32,)
+    for source in (torch.empty(8, dtype=torch.uint8), torch.empty(8, 64)[:, :32]):
+        with pytest.raises(ValueError, match="source: expected whole 16 bytes that lie together"):
+            bulk_read.params_of(source)
+
+
+# Runs
+
+
+def test_a_run_of_experts(monkeypatch: pytest.MonkeyPatch, layer: fp4_experts.Fp4Experts, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "has_gpu", lambda: True)
+    monkeypatch.setattr(experts, "L2Flush", NoFlush)
+    monkeypatch.setattr(layers, "captured", lambda call: (call(), call)[1])
+    call = (KernelEvent("cast_rows", 0, 3.0), KernelEvent("fp8_gemm", 4, 10.0), KernelEvent("fp8_gemm", 20, 10.0))
+
+    def recorded(
+        calls: dict[str, Any], flush: object, repeats: int, while_busy: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        while_busy()
+        return {name: [call] * repeats for name in calls}
+
+    monkeypatch.setattr(layers, "recorded", recorded)
+    measure = partial(experts.measure, fp4_experts.Fp4Experts, lambda *_: layer.weights)
+    plan = planned(lambda quick: [(4, 2, 6, 256, 128), (4, 2, 1, 256, 128)], measure, (5,), "")
+    monkeypatch.setitem(benches.BENCHES, "fp4_experts", replace(fp4_experts.BENCH, plan=plan))
+    out = tmp_path / "result.json"
+    code, output = invoke("bench", "fp4_experts", "--out", str(out))
+    assert code == 0, output
+    rows = Report.load(out).rows
+    assert [row.contender for row in rows] == list(fp4_experts.CONTENDERS) * 2
+    assert all(row.us == 30 and row.kind == "fp4_experts" and not row.failed for row in rows)
+    assert "4x2x6x256x128" in output
+
+
+def test_times_survive_a_file(tmp_path: Path) -> None:
+    row = Row.of(small_case(FP4_DENSE), HUMMING, "cold", Spread(2.0, 1.0, 3.0), parts={"product": 1.5})
+    header = dict.fromkeys(("kind", "date", "machine", "versions", "commit", "dirty", "source_sha256", "method"), "")
+    Report(header, [row]).save(tmp_path / "r.json")
+    (again,) = Report.load(tmp_path / "r.json").rows
+    assert (again.shape, again.parts, again.fast_shape) == (row.shape, {"product": 1.5}, None)
+
+
+# `bench few_experts`, what needs no GPU of it.
+
+
+@pytest.fixture
+def few_layer() -> few_experts.FewExperts:
+    return few_experts.FewExperts((4, 2, 6, 256, 96), experts.weights_of(4, 256, 96, "cpu"))
+
+
+def vllm_that_answers(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    """Install modules of vLLM's names, as far as the benchmark knows them."""
+    package = "vllm.model_executor.layers.fused_moe"
+    names = ["vllm", f"{package}.config", f"{package}.fused_moe"]
+    found = {name: ModuleType(name) for name in names}
+    found["vllm"].__spec__ = ModuleSpec("vllm", None)
+    vars(found[names[1]])["fp8_w8a8_moe_quant_config"] = lambda *scales, block_shape: (scales, block_shape)
+    vars(found[names[2]])["fused_experts"] = answer
+    for name, module in found.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_the_rivals_error_is_beside_our_result(
+    monkeypatch: pytest.MonkeyPatch, few_layer: few_experts.FewExperts
+) -> None:
+    def answer(x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, *, quant_config: Any) -> Tensor:
+        assert (w1, w2) == (few_layer.weights.w1[0], few_layer.weights.w2[0])
+        assert quant_config == ((few_layer.weights.w1[1], few_layer.weights.w2[1]), [128, 128])
+        plain = few_layer.weights.plain1, few_layer.weights.plain2
+        return dict(chains_in_bf16(x, ids, weights, *plain, with_compiled=False))["bmm"]()
+
+    vllm_that_answers(monkeypatch, answer)
+    ways = {way.name: way for way in few_layer.contenders()}
+    assert tuple(ways) == few_experts.CONTENDERS
+    assert few_layer.check(ways[OURS].call)[1] is None
+    ways[VLLM].call()
+    error = ways[VLLM].error
+    assert error is not None and 0 < error() < experts.MOST_ERROR
+    few_layer.out.mul_(2)
+    assert 0.4 < error() < 0.6
+
+
+def test_without_vllm_its_row_says_so(few_layer: few_experts.FewExperts) -> None:
+    ways = {way.name: way for way in few_layer.contenders()}
+    with pytest.raises(NotImplementedError, match=r"pip install vllm==0\.26\.0"):
+        ways[VLLM].call()
+
+
+def test_experts_takes_every_slice() -> None:
+    shapes = few_experts.shapes_of()
+    assert set(few_experts.shapes_of(quick=True)) < set(shapes)
+    assert all(hidden % 16 == 0 == width % 16 and 96 <= width <= 512 for *_, hidden, width in shapes)

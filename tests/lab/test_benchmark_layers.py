@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 import torch
 from test_benchmark import FILL, NoFlush, invoke, recording
+from test_docs import script
 
 import deep_gemm
 from deep_gemm.core.sources import cuda_sources
-from lab.bench import benches, casts, command, experts, kinds, layers, linear, machine, plot_layers, timing
+from lab.bench import benches, casts, command, experts, kinds, layers, linear, machine, plot_layers, timing, training
 from lab.bench.bench import planned
 from lab.bench.contenders import BF16, OURS
+from lab.bench.distributed import COMBINE, DISPATCH, GROUP, GROUP_FIXED, LAYER, MEGA
+from lab.bench.distributed_training import routes_of_all
 from lab.bench.layers import ALONE, COPY, EAGER, Layer, Work
 from lab.bench.report import Report, Row
 from lab.bench.timing import KernelEvent, Kernels, Spread
@@ -27,7 +30,6 @@ from lab.configs import reachable_grouped, reachable_k_grouped
 
 SMALL_EXPERTS = (4, 2, 6, 256, 128)
 OURS_OF_EXPERTS = ("route_rows", "cast_rows", "fp8_gemm_dense", "silu_cast", "fp8_gemm_dense", "gather_weighted")
-
 
 # Kernels of one call that overlap
 
@@ -504,3 +506,148 @@ def test_a_replayed_graph_is_timed_as_its_kernels_are() -> None:
     eager, graph = (found[name][0] for name in ("eager", "graph"))
     assert timing.names_of(eager) == timing.names_of(graph)
     assert timing.busy_us(graph) == pytest.approx(timing.busy_us(eager), rel=0.3)
+
+
+# `bench training`, what needs no GPU of it: layers on the CPU, times that nobody measured.
+
+
+MIXTURE, MATRIX = (4, 2, 24, 64, 32), (24, 32, 64)
+LINE = [KernelEvent("product", 0, 1500), KernelEvent("sum", 1510, 4)]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are made and not timed."""
+
+    def called(call: Any, repeats: int = 10) -> Spread:
+        call()
+        return Spread(2000.0, 1000.0, 3000.0)
+
+    monkeypatch.setattr(training, "warm", called)
+    monkeypatch.setattr(training, "peak_bytes", lambda layer: 1 << 31)
+    monkeypatch.setattr(training, "profiled", lambda call: LINE)
+    monkeypatch.setattr(training, "SETTLE_SECONDS", 0)
+
+
+@pytest.mark.parametrize("shape", [MIXTURE, MATRIX])
+def test_rows_of_one_shape(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layers = training.layers_of(shape, "cpu")
+    rows = training.rows_of(shape, layers, ())
+    assert [(row.contender, row.mode) for row in rows] == [
+        (name, mode) for name in (OURS, training.KEPT, BF16) for mode in (training.STEP, training.FORWARD)
+    ]
+    step, forward, *_ = rows
+    assert (step.failed, step.kind, step.peak_bytes) == (None, training.kind_of(shape), 1 << 31)
+    assert step.operations == 3 * (forward.operations or 0) > 0
+    assert step.parts == {"1 product": 1500.0, "2 wait": 10.0, "3 sum": 4.0}
+    (alone, _) = training.rows_of(shape, layers, (BF16,))
+    assert (alone.contender, alone.error) == (BF16, None)
+    (wrong, _, *_) = training.rows_of(shape, {**layers, OURS: layers[OURS]._replace(grad=-layers[OURS].grad)}, ())
+    assert wrong.failed is not None and wrong.failed.startswith("wrong: relative error 2")
+
+
+def test_an_error_is_that_of_the_whole_whatever_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    got, expected = (torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    monkeypatch.setattr(linear, "MOST_AT_ONCE", 8)
+    of_whole = float(torch.linalg.norm(got - expected) / torch.linalg.norm(expected))
+    assert linear.relative_error(got, expected) == pytest.approx(of_whole)
+    monkeypatch.setattr(training, "MOST_COMPARED", 56)
+    assert torch.equal(training.some_of(got), got[::3])
+    assert torch.equal(training.some_of(got[:2]), got[:2])
+    expected[3, 3] = torch.nan
+    assert not linear.relative_error(got, expected) <= training.MOST_ERROR
+
+
+def test_a_gradient_of_nan_is_an_error() -> None:
+    layers = training.layers_of(MATRIX, "cpu")
+    layers[OURS].leaves[1].register_hook(lambda grad: torch.full_like(grad, torch.nan))  # type: ignore[no-untyped-call]
+    assert not training.error_of(layers) <= training.MOST_ERROR
+
+
+def test_work_is_that_of_three_products_of_each_weight() -> None:
+    assert training.work_of(MATRIX) == (2 * 24 * 32 * 64, 2 * (3 * 32 * 64 + 2 * 24 * 96))
+    assert training.work_of(MIXTURE) == (2 * 48 * 3 * 64 * 32, 2 * (3 * 4 * 3 * 64 * 32 + 4 * 24 * 64))
+
+
+def test_what_runs_beside_another_kernel_counts_once_and_2_us_are_no_wait() -> None:
+    events = [KernelEvent("a", 0, 10), KernelEvent("b", 5, 10), KernelEvent("c", 6, 2), KernelEvent("d", 17, 1)]
+    assert training.parts_of(events) == {
+        "1 a": 10,
+        "2 b": 5,
+        "3 c": 0,
+        "4 d": 1,
+    }  # 2 us: launches that follow each other
+
+
+def test_few_shapes_are_of_both_kinds() -> None:
+    assert {training.kind_of(shape) for shape in training.shapes_of(quick=True)} == {training.EXPERTS, training.LINEAR}
+    assert set(training.shapes_of(quick=True)) < set(training.shapes_of())
+
+
+# `bench distributed`: two processes over Gloo on this machine, and what it refuses.
+
+
+SHAPE = (4, 2, 6, 256, 128, 1)
+STEP = SHAPE[:5]
+
+
+@pytest.fixture
+def no_gpu_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the processes that it starts see none either
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+def test_two_processes_measure_the_layer_and_its_ways(
+    no_gpu_of_ranks: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.json"
+    assert command.run("distributed", shapes="4,2,6,256,128,1; 4,2,6,256,128", processes=2, out=path, commit="abc")
+    rows = Report.load(path).rows
+    assert {(row.kind, row.contender) for row in rows} == {
+        *((LAYER, name) for name in (GROUP, GROUP_FIXED, MEGA, ALONE)),
+        *((kind, name) for kind in (DISPATCH, COMBINE) for name in (GROUP, GROUP_FIXED)),
+        *(("ep_step", name) for name in (GROUP, ALONE)),
+    }
+    for row in rows:
+        assert (
+            row.shape == (STEP if row.kind == "ep_step" else SHAPE)
+            and row.config == "2 processes"
+            and row.failed is None
+        )
+        assert row.us_min and row.us and row.us_max and 0 < row.us_min <= row.us <= row.us_max
+    assert "ep_combine" in capsys.readouterr().out
+
+
+def test_routes_are_different_experts_and_skew_prefers_few() -> None:
+    even, skewed = (routes_of_all(64, 4, 500, skew, processes=2) for skew in (0, 1))
+    for routes in (even, skewed):
+        assert routes.shape == (1000, 4)
+        assert all(len(set(row)) == 4 for row in routes.tolist())
+    most = [int(torch.bincount(routes.flatten(), minlength=64).max()) for routes in (even, skewed)]
+    assert most[0] < 100 and most[1] > 500  # 62.5 on average; a third of 4000 draws want the first, 1000 get it at most
+    assert torch.equal(even, routes_of_all(64, 4, 500, 0, processes=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"kind": "dense", "processes": 2}, "--processes is for bench distributed"),
+        ({"kind": "distributed"}, "found none; --quick and --shapes run anywhere"),
+        ({"kind": "distributed", "quick": True, "processes": 0}, "processes: expected at least 1, got 0"),
+        ({"kind": "distributed", "shapes": "8,2,8"}, "five or six integers, of which the last may be 0, like 256,6,"),
+        ({"kind": "distributed", "shapes": "5,2,6,256,128,0"}, "expected experts for 2 processes to share"),
+        ({"kind": "distributed", "quick": True, "only": "torch"}, "only: expected some of nccl, nccl_fixed"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(no_gpu_of_ranks: None, arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(command.UsageError, match=re.escape(says)):
+        command.run(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_time_line_of_a_call_is_drawn_from_its_record(tmp_path: Path) -> None:
+    timeline = script("draw_timeline")
+    seen = [("fill", 5.0, 1.0), ("ncclDevKernel_AllReduce", 6.0, 1.0), ("post_rows", 8.0, 2.0), ("fp8_gemm", 10.0, 3.0)]
+    assert timeline.behind_all_reduce(seen) == [("post_rows", 0.0, 2.0), ("fp8_gemm", 2.0, 3.0)]
+    timeline.draw(tmp_path / "line.png")
+    assert (tmp_path / "line.png").read_bytes().startswith(b"\x89PNG")

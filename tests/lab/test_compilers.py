@@ -24,7 +24,7 @@ from helpers import compile_many
 from thorough import ALL, sample
 
 from deep_gemm.core.jit.compiler import CompiledKernel, Job
-from deep_gemm.core.jit.report import report
+from deep_gemm.core.jit.cubin import report
 from lab import releases
 from lab.gates import violations
 

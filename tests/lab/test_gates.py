@@ -12,9 +12,9 @@ from helpers import gemm_report
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
 
-from deep_gemm.core.code_plan import CodePlan
 from deep_gemm.core.jit.compiler import compile_cubin
-from deep_gemm.core.jit.report import report
+from deep_gemm.core.jit.cubin import report
+from deep_gemm.core.kernel import CodePlan
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
@@ -136,8 +136,10 @@ BREAKS = {
     "no load of the scales": Break(
         "TMA loads as planned",
         "2 TMA loads (UTMALDG) where 3 were planned",
-        file="work/dense.cuh",
-        edits=(("    ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block * kScaleParts);\n", ""),),
+        file="operand.cuh",
+        edits=(
+            ("load_box<false>(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block * kScaleParts, planes...);", ""),
+        ),
     ),
     "a cluster that does not share": Break(
         "TMA loads as planned",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from deep_gemm.core.jit.compiler import compile_cubin
-from deep_gemm.core.jit.report import report
+from deep_gemm.core.jit.cubin import report
 from deep_gemm.gemm.kernel import BF16_GEMM
 from deep_gemm.hyper.kernel import KERNEL as HC_PRENORM
 from deep_gemm.hyper.kernel import HcConfig

@@ -17,8 +17,7 @@ from deep_gemm.casts.cast_depths import DepthsCastConfig, Source
 from deep_gemm.casts.cast_rows import MAX_GROUPS, CastConfig, Groups
 from deep_gemm.casts.cast_tiles import TileCastConfig
 from deep_gemm.casts.lay_scales import ScalesConfig
-from deep_gemm.core.jit.cubin import read_kernels
-from deep_gemm.core.jit.report import KernelReport, report
+from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.kinds.works import IDS
 from deep_gemm.hyper.kernel_few import HcFewConfig

@@ -1,4 +1,4 @@
-"""The mutation runner, and its verdict on the simulator: broken kernels are noticed."""
+"""The runner of mutations: its verdicts, and that every list of mutations is named, and finds what it breaks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from pathlib import Path
 
 import host_mutations
 import pytest
-from helpers import assert_caught
-from sim_mutations import MUTATIONS, TRIALS
-from thorough import mutations, one_in
 
-from lab.learn import LearnTrial
 from lab.sim import HostCompileError, HostKernel
 from lab.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, try_mutation
 from lab.sim.trial import Trial
@@ -96,18 +92,6 @@ def test_a_mutation_meets_first_the_trials_in_which_it_shows_and_then_all_others
 def test_a_stale_or_ambiguous_mutation_is_refused(old: str) -> None:
     with pytest.raises(ValueError, match=f"expected one '{old}' in k.cuh"):
         try_mutation(Mutation("m", "k.cuh", old, "x"), [TextTrial()])
-
-
-@pytest.mark.host_compiler
-@pytest.mark.parametrize("trial", one_in(3, TRIALS))
-def test_the_unbroken_product_of_the_tutorial_passes(trial: LearnTrial) -> None:
-    trial.run(trial.headers())
-
-
-@pytest.mark.host_compiler
-@pytest.mark.parametrize("mutation", mutations(MUTATIONS), ids=lambda mutation: mutation.name)
-def test_a_broken_product_of_the_tutorial_is_noticed(mutation: Mutation) -> None:
-    assert_caught(mutation, TRIALS)
 
 
 def test_the_documentation_names_each_list_of_mutations() -> None:

@@ -43,5 +43,5 @@ def test_other_tests_run(request: pytest.FixtureRequest) -> None:
 
 
 def test_the_simulator_says_what_it_lacks() -> None:
-    with pytest.raises(HostCompileError, match=re.escape("needs g++ (C++17); none was found in PATH")):
+    with pytest.raises(HostCompileError, match=re.escape("needs g++ (C++20); none was found in PATH")):
         simulated.compile_config(tile_config(128, 64, Output()), {})

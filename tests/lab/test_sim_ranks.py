@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deep_gemm.core.params import Field, Kind, Params
+from deep_gemm.core.params import Params
 from deep_gemm.core.sources import cuda_sources
 from lab.sim import HostKernel, SimulationError
 from lab.sim.library import compile_kernel
@@ -17,12 +17,7 @@ from lab.sim.simulate import Buffer, KernelLaunch, Simulation
 
 pytestmark = pytest.mark.host_compiler
 SOURCE = (Path(__file__).parent / "sim_kernels" / "pass_on.cuh").read_text()
-POINTERS = ("there", "flag_there", "here", "flag_here", "count", "out")
-PARAMS = Params(
-    "PassParams",
-    *(Field(name, Kind.POINTER) for name in POINTERS),
-    *(Field(name, Kind.UINT32) for name in ("words", "value", "epoch")),
-)
+PARAMS = Params.of_source(SOURCE, "PassParams")
 WORDS = 200
 RELEASE = "ptx::st_release_sys_b32(p.flag_there, p.epoch);"
 COUNT = "ptx::atom_add_acq_rel_b32(p.count, 1)"

@@ -6,7 +6,7 @@ import doctest
 import json
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from lab.soak.trial import Trial
 
 KINDS_FOLDER = Path(dense.__file__).parent
 DENSE = KINDS["fp8_gemm"]
+CALLS = dense.Dense.calls
 MADE_OF_OTHERS = {
     "wgrad_gemm_fp8_fp8_fp32_nt",  # fp8_gemm_nt with C = D
     "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",  # k_grouped_fp8_gemm_nt_contiguous with C = D
@@ -90,8 +91,18 @@ def planted(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, Tensor], N
 
         return call
 
-    monkeypatch.setattr(dense, "CALLS", {name: broken(call) for name, call in dense.CALLS.items()})
+    monkeypatch.setattr(DENSE, "calls", {name: broken(call) for name, call in CALLS.items()})
     return first_failure(DENSE)
+
+
+@pytest.mark.parametrize("kind", ["fp8_gemm_fine", "m_grouped_fp8_contiguous_fine", "m_grouped_fp8_masked_fine"])
+def test_one_more_scale_is_a_fault_unless_it_is_in_a_word_that_is_there(kind: str) -> None:
+    for seed in range(20):
+        trial = KINDS[kind](Draw(str(seed), "cpu"))
+        trial.fill()
+        is_refused = "shape" in trial.refused_faults()["sfb"]
+        with pytest.raises(ValueError, match="sfb: expected shape") if is_refused else nullcontext():
+            trial.call({**trial.everything(), "sfb": FAULTS["shape"](trial.operands["sfb"])})
 
 
 def first_failure(kind: type[Trial], most: int = 10) -> Attempt:
@@ -144,7 +155,7 @@ def test_fp4_that_is_read_otherwise_is_found(wrong: str, monkeypatch: pytest.Mon
             sf = sf.roll(1, 0)
         return product(a, (values, sf), *rest, **said)
 
-    monkeypatch.setattr(dense, "CALLS", {name: partial(broken, call) for name, call in dense.CALLS.items()})
+    monkeypatch.setattr(DENSE, "calls", {name: partial(broken, call) for name, call in CALLS.items()})
     assert re.search("d: .* elements are wrong", first_failure(KINDS["fp8_fp4_gemm"]).wrong or "")
 
 
@@ -168,7 +179,7 @@ def test_a_bad_call_that_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch
         with suppress(ValueError, NotImplementedError):
             product(*arguments, **said)
 
-    monkeypatch.setattr(dense, "CALLS", {name: partial(lenient, call) for name, call in dense.CALLS.items()})
+    monkeypatch.setattr(DENSE, "calls", {name: partial(lenient, call) for name, call in CALLS.items()})
     assert first_failure(DENSE).wrong == "the call was not refused"
 
 
@@ -188,7 +199,7 @@ def test_a_refused_call_that_wrote_is_found(monkeypatch: pytest.MonkeyPatch) -> 
         trial_d[:] = [self.outputs["d"].view]
 
     monkeypatch.setattr(Trial, "poison", noted)
-    monkeypatch.setattr(dense, "CALLS", {name: partial(hasty, call) for name, call in dense.CALLS.items()})
+    monkeypatch.setattr(DENSE, "calls", {name: partial(hasty, call) for name, call in CALLS.items()})
     assert first_failure(DENSE).wrong == "d: was written"
 
 
@@ -196,7 +207,7 @@ def test_another_error_than_the_contracts_is_a_finding(monkeypatch: pytest.Monke
     def breaks(*_: Any, **__: Any) -> None:
         raise RuntimeError("an illegal memory access")
 
-    monkeypatch.setattr(dense, "CALLS", dict.fromkeys(dense.CALLS, breaks))
+    monkeypatch.setattr(DENSE, "calls", dict.fromkeys(CALLS, breaks))
     assert first_failure(DENSE).wrong == "RuntimeError: an illegal memory access"
 
 

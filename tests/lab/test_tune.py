@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from fake_gpu import FakeGpu, install, on_gpu
+from fake_gpu import FakeGpu, on_gpu
 
-from deep_gemm.core import settings as settings_module
 from deep_gemm.core.gpu import H200
-from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm import launch
 from deep_gemm.gemm.choose.fp8 import chosen_tile
 from deep_gemm.gemm.choose.tiles import OUTPUTS_BY_NAME
 from deep_gemm.gemm.explain import candidates
@@ -42,9 +41,7 @@ class Clock:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
-    fake = install(monkeypatch)
+def gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     problem = tune.random_problem
 
     def random_problem(shape: tuple[int, ...], output: Output) -> Problem:
@@ -52,7 +49,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         return p._replace(d=on_gpu(p.d))
 
     monkeypatch.setattr(tune, "random_problem", random_problem)
-    return fake
+    return gpu
 
 
 @pytest.fixture
@@ -102,7 +99,7 @@ def test_products_are_made_for_every_output(gpu: FakeGpu, name: str) -> None:
     p = tune.random_problem(SHAPE, output)
     assert p.output == output
     for entrant in contest(output=output).entrants:
-        dense.run(p, entrant.config)
+        launch.run(p, entrant.config)
     assert len(gpu.launches) == len(contest(output=output).entrants)
 
 

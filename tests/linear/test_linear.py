@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import BF16_UNIT, CANARY, dequantize
+from helpers import BF16_UNIT, CANARY, captured, dequantize
 from layer_cases import assert_mistake, same_bits, weights_without_values, without_values
 from torch import Tensor
 
@@ -189,6 +189,7 @@ def test_a_compiled_layer_with_weights_in_parameters_makes_no_record() -> None:
     assert not out.requires_grad
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 def test_an_exported_layer_has_the_same_bits_and_gradients(grad: bool, strict: bool) -> None:
@@ -277,9 +278,7 @@ def test_a_gpu_gives_cast_and_product_and_a_graph_captures_it(with_bias: torch.d
     bias = None if with_bias is None else random_x(N, dtype=with_bias).cuda()
     expected = by_parts(x, w, bias) if bias is None else None
     called(x, w, bias=bias)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = called(x, w, bias=bias)
+    graph, out = captured(called, x, w, bias=bias)
     graph.replay()
     assert expected is None or same_bits(out, expected)
     on_cpu = called(x.cpu(), weight(), bias=None if bias is None else bias.cpu())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import captured, int32
 from layer_cases import FP8_NAN, assert_mistake, same_bits, same_pairs, without_values
 from torch import Tensor
 
@@ -44,10 +45,6 @@ EXACT: dict[Gating, Callable[[Tensor, Tensor], Tensor]] = {
 
 def dequantized(values: Tensor, scales: Tensor) -> Tensor:
     return values.double() * scales.double().repeat_interleave(128, -1)[..., : values.shape[-1]]
-
-
-def int32(*numbers: int) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 @pytest.fixture
@@ -293,9 +290,7 @@ def test_a_gpu_is_within_a_step_of_the_cpu_and_a_graph_captures_it(kind: str) ->
     on_gpu = {name: given.cuda() for name, given in arguments.items()}
     gpu_x, gpu_weights = x.cuda(), weights.cuda()
     silu_mul_cast_to_fp8(gpu_x, gpu_weights, **on_gpu)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        values, scales = silu_mul_cast_to_fp8(gpu_x, gpu_weights, **on_gpu)
+    graph, (values, scales) = captured(silu_mul_cast_to_fp8, gpu_x, gpu_weights, **on_gpu)
     graph.replay()
     found = values.cpu()[counts], scales.cpu()[counts]
     assert assert_near(found, (want[0][counts], want[1][counts])) <= MOST_OTHERS

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CANARY, dequantize
+from helpers import CANARY, captured, dequantize
+from helpers import numbers as random
 from layer_cases import assert_mistake, random_routes, same_bits, weights_without_values, without_values
 from torch import Tensor
 
@@ -25,10 +26,6 @@ from deep_gemm.moe import api as parts
 TOKENS, TOPK, NUM, HIDDEN, INTER = 12, 3, 5, 144, 80
 
 Weights = tuple[Tensor, Tensor]
-
-
-def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def weights(num: int = NUM, hidden: int = HIDDEN, inter: int = INTER) -> tuple[Weights, Weights]:
@@ -155,12 +152,9 @@ def test_it_is_its_parts() -> None:
 
 def test_the_alignment_that_is_set_changes_nothing() -> None:
     arguments = call()
-    expected, before = called(arguments), deep_gemm.get_mk_alignment_for_contiguous_layout()
-    try:
-        deep_gemm.set_mk_alignment_for_contiguous_layout(1)
-        assert same_bits(called(arguments), expected)
-    finally:
-        deep_gemm.set_mk_alignment_for_contiguous_layout(before)
+    expected = called(arguments)
+    deep_gemm.set_mk_alignment_for_contiguous_layout(1)
+    assert same_bits(called(arguments), expected)
 
 
 def test_rows_without_a_token_matter_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,9 +284,7 @@ def test_a_gpu_computes_it_and_a_graph_captures_it() -> None:
         for name, given in arguments.items()
     }
     called(on_gpu)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = called(on_gpu)
+    graph, out = captured(called, on_gpu)
     for seed in range(3):
         arguments["topk_ids"] = random_routes(100, TOPK, NUM, seed)
         on_gpu["topk_ids"].copy_(arguments["topk_ids"])
@@ -308,6 +300,7 @@ OUT = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16)
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": [1.0]}, TypeError, "x: expected a tensor, got a list of 1"),
     ({"x": torch.ones(4)}, ValueError, "x: expected shape (tokens, hidden), got (4,)"),
+    ({"x": random(TOKENS, 160)}, ValueError, "x: expected shape (tokens, hidden) = (tokens, 144), got (12, 160)"),
     ({"x": random(TOKENS, HIDDEN).double()}, ValueError, "x: expected dtype torch.bfloat16 or torch.float16 or"),
     ({"x": random(TOKENS, HIDDEN).to("meta")}, ValueError, "topk_ids: expected device meta, where x is, got cpu"),
     ({"topk_ids": [[1]]}, TypeError, "topk_ids: expected a tensor, got a list of 1"),

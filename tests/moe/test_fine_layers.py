@@ -7,13 +7,25 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import on_gpu
+from fp4_cases import FORMS as FP4_FORMS
+from fp4_cases import plain, random_weight
+from helpers import numbers as random
 from layer_cases import assert_mistake, fine_weight, random_routes, recipes, same_bits
 from test_experts import one_by_one
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm import experts, experts_workspace_bytes, fp8_gemm_nt, linear, per_token_cast_to_fp8
+from deep_gemm import (
+    experts,
+    experts_workspace_bytes,
+    fp8_gemm_nt,
+    linear,
+    per_block_cast_to_fp8,
+    per_token_cast_to_fp8,
+)
 from deep_gemm.casts.gating import Gating
+from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import MX, PER_BLOCK
 from deep_gemm.linear.check import SCALES_OF_WEIGHTS, weight
@@ -23,10 +35,6 @@ FINE = [(64, 64), (32, 32), (1, 32)]
 FORMS = [None, "bytes", "e8m0", "words", "words, MN-major"]
 NUM, HIDDEN, INTER = 5, 288, 144
 TYPES = {"FP32": (torch.float32, 1), "bytes": (torch.uint8, 1), "words": (torch.int32, 4)}
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def call(of1: tuple[int, int], of2: tuple[int, int], form: str | None = None, tokens: int = 12) -> dict[str, Any]:
@@ -106,34 +114,15 @@ def test_many_rows_on_a_gpu_are_activated_behind_the_product(monkeypatch: pytest
     arguments = call((128, 128), (128, 128))
     rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
     a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
-
-    class OnGpu(Tensor):
-        is_cuda = True
-
     monkeypatch.setattr(parts, "is_hopper", lambda _: True)
     monkeypatch.setattr(parts, "activates_in_product", lambda *_: True)
     monkeypatch.setattr(parts, "activated_product_of_rows", lambda *_, **__: pytest.fail("launched"))
     stated = {"recipes": (None, (1, 128), (128, 128))}, {"of_middle": MX}
     for said, columns in zip(stated, (128, 32), strict=True):
-        got = parts.activations_of_rows((a[0].as_subclass(OnGpu), a[1]), arguments["w1"], rows, Gating(), **said)  # type: ignore[arg-type]
+        got = parts.activations_of_rows((on_gpu(a[0]), a[1]), arguments["w1"], rows, Gating(), **said)  # type: ignore[arg-type]
         assert got[1].shape[1] == ceil_div(INTER, columns)
     with pytest.raises(pytest.fail.Exception, match="launched"):
-        parts.activations_of_rows((a[0].as_subclass(OnGpu), a[1]), arguments["w1"], rows, Gating())
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_layers_have_the_same_bits(backend: str) -> None:
-    arguments, w = call((32, 32), (64, 64), "e8m0"), fine_weight(72, HIDDEN, of=(1, 32))
-
-    def layers(x: Tensor) -> Tensor:
-        y = experts(**{**arguments, "x": x}, gran_k=128)
-        assert y is not None
-        z = linear(y, w, recipe_b=(1, 32))
-        assert z is not None
-        return z * 2
-
-    torch._dynamo.reset()
-    assert same_bits(torch.compile(layers, fullgraph=True, backend=backend)(arguments["x"]), layers(arguments["x"]))
+        parts.activations_of_rows((on_gpu(a[0]), a[1]), arguments["w1"], rows, Gating())
 
 
 def test_a_workspace_has_room_for_more_scales() -> None:
@@ -198,20 +187,6 @@ def test_scales_for_128_columns_are_no_ue8m0() -> None:
     assert same_bits(got, linear(random(2, 256), (values, sf[:2, :2].float()), gran_k=32))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("of", FINE, ids=str)
-def test_what_requires_a_gradient_is_refused(of: tuple[int, int]) -> None:
-    x, w, bias = random(3, HIDDEN), fine_weight(72, HIDDEN, of=of), random(72).requires_grad_()
-    learning: list[dict[str, Any]] = [{"x": x.clone().requires_grad_()}, {"x": x, "bias": bias}]
-    for given in learning:
-        said = f"w: expected scales of 128x128 beside 1x128 of x where x or bias requires a gradient, got {of[0]}x"
-        assert_mistake(linear, {**given, "w": w}, ValueError, said)
-        with torch.no_grad():
-            assert linear(w=w, **given) is not None
-    usual = deep_gemm.per_block_cast_to_fp8(random(72, HIDDEN))
-    given = {"x": x, "w": usual, "bias": bias, "gran_k": 32}
-    assert_mistake(linear, given, ValueError, "w: expected scales of 128x128 beside 1x128 of x where x or bias")
-
-
 W = fine_weight(72, HIDDEN, of=(32, 32))
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"gran_k": 48}, ValueError, "gran_k: expected 32, 64 or 128 columns under a scale, got 48"),
@@ -247,3 +222,159 @@ def test_mistakes_of_experts_name_the_weight() -> None:
     arguments = call((32, 32), (64, 64))
     wrong = arguments["w2"][0], arguments["w2"][1][:, :1]
     assert_mistake(experts, arguments | {"w2": wrong}, ValueError, "sfw2: expected shape (5, 3, 2) of 128x128 values,")
+
+
+# Layers with FP4 weights (MXFP4): the bits of the same layer composed of its parts, and what is refused.
+
+
+NUM_OF_FP4, HIDDEN_OF_FP4, INTER_OF_FP4 = 5, 160, 96
+fp8_fp4_gemm_nt: Any = deep_gemm.fp8_fp4_gemm_nt
+
+
+def small(*shape: int, seed: int = 0, form: str = "bytes") -> Operand:
+    """A weight whose numbers are about one in size."""
+    values, scales = random_weight(*shape, seed=seed)
+    return values.view(torch.int8), FP4_FORMS[form](scales // 8 + 110)
+
+
+def fp4_call(tokens: int = 12, form: str = "bytes", **changes: Any) -> dict[str, Any]:
+    return {
+        "x": random(tokens, HIDDEN_OF_FP4, seed=3),
+        "topk_ids": random_routes(tokens, 3, NUM_OF_FP4, seed=4),
+        "topk_weights": random(tokens, 3, dtype=torch.float32, seed=5),
+        "w1": small(NUM_OF_FP4, 2 * INTER_OF_FP4, HIDDEN_OF_FP4, seed=1, form=form),
+        "w2": small(NUM_OF_FP4, HIDDEN_OF_FP4, INTER_OF_FP4, seed=2, form=form),
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("bias_dtype", [None, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("form", FP4_FORMS)
+@pytest.mark.parametrize("leading", [(), (2, 3), (0,)])
+def test_a_linear_layer_is_cast_and_product_with_fp4(
+    leading: tuple[int, ...], form: str, bias_dtype: torch.dtype | None
+) -> None:
+    x, w = random(*leading, HIDDEN_OF_FP4), small(72, HIDDEN_OF_FP4, form=form)
+    bias = None if bias_dtype is None else (random(72, seed=3) * 1.001).to(bias_dtype)
+    rows = x.reshape(-1, HIDDEN_OF_FP4)
+    d = torch.empty(len(rows), 72)
+    fp8_fp4_gemm_nt(per_token_cast_to_fp8(rows), w, d, None if bias is None else bias.float().repeat(len(rows), 1))
+    expected = d.to(torch.bfloat16).view(*leading, 72)
+    assert same_bits(linear(x, w, bias=bias), expected)  # type: ignore[arg-type]
+    out = torch.zeros(*leading, 72, dtype=torch.bfloat16)
+    assert linear(x, w, bias=bias, out=out) is None
+    assert same_bits(out, expected)
+
+
+@pytest.mark.parametrize("form", FP4_FORMS)
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_experts_are_a_loop_over_experts_with_fp4(limit: float | None, form: str) -> None:
+    arguments = fp4_call(form=form, limit=limit)
+    assert same_bits(experts(**arguments), one_by_one(**arguments))  # type: ignore[arg-type]
+
+
+def test_experts_are_near_the_layer_in_fp64() -> None:
+    arguments = fp4_call(64)
+    w1, w2 = (plain(arguments[name][0].view(torch.uint8), arguments[name][1]) for name in ("w1", "w2"))
+    gate, up = torch.einsum("eik,tk->tei", w1, arguments["x"].double()).chunk(2, dim=-1)
+    results = torch.einsum("eki,tei->tek", w2, torch.nn.functional.silu(gate) * up)
+    ids, p = arguments["topk_ids"], arguments["topk_weights"].double()
+    of_routes = results.gather(1, ids.clamp_min(0)[..., None].expand(-1, -1, HIDDEN_OF_FP4))
+    exact = (of_routes * (p * (ids >= 0))[..., None]).sum(1)
+    out = experts(**arguments)
+    assert out is not None
+    assert deep_gemm.calc_diff(out, exact) < 2e-3
+
+
+def test_one_weight_may_be_fp4_and_the_other_fp8() -> None:
+    arguments = fp4_call(w2=per_block_cast_to_fp8(random(NUM_OF_FP4, HIDDEN_OF_FP4, INTER_OF_FP4)))
+    assert same_bits(experts(**arguments), one_by_one(**arguments))  # type: ignore[arg-type]
+
+
+def test_many_rows_on_a_gpu_are_activated_behind_the_product_with_fp4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that activates where it multiplies takes FP8 weights alone."""
+    arguments = fp4_call()
+    rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM_OF_FP4)
+    a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
+    expected = parts.activations_of_rows(a, arguments["w1"], rows, Gating())
+    monkeypatch.setattr(parts, "is_hopper", lambda _: True)
+    monkeypatch.setattr(parts, "activates_in_product", lambda *_: True)
+    got = parts.activations_of_rows((on_gpu(a[0]), a[1]), arguments["w1"], rows, Gating())
+    assert same_bits(got[0], expected[0])
+
+
+COMPILED: dict[str, tuple[dict[str, Any], Operand, dict[str, Any]]] = {
+    "fine": (
+        call((32, 32), (64, 64), "e8m0") | {"gran_k": 128},
+        fine_weight(72, HIDDEN, of=(1, 32)),
+        {"recipe_b": (1, 32)},
+    ),
+    "FP4": (fp4_call(), small(72, HIDDEN_OF_FP4, form="e8m0"), {}),
+}
+
+
+@pytest.mark.parametrize("of", COMPILED)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_layers_have_the_same_bits(backend: str, of: str) -> None:
+    arguments, w, said = COMPILED[of]
+
+    def layers(x: Tensor) -> Tensor:
+        y = experts(**{**arguments, "x": x})
+        assert y is not None
+        z = linear(y, w, **said)
+        assert z is not None
+        return z * 2
+
+    torch._dynamo.reset()
+    assert same_bits(torch.compile(layers, fullgraph=True, backend=backend)(arguments["x"]), layers(arguments["x"]))
+
+
+@pytest.mark.parametrize("of", [*FINE, "FP4"], ids=str)
+def test_what_requires_a_gradient_is_refused(of: Any) -> None:
+    said = "w: expected torch.float8_e4m3fn where x or bias requires a gradient"
+    if of != "FP4":
+        said = f"w: expected scales of 128x128 beside 1x128 of x where x or bias requires a gradient, got {of[0]}x"
+    w = small(72, HIDDEN) if of == "FP4" else fine_weight(72, HIDDEN, of=of)
+    x, bias = random(3, HIDDEN), random(72).requires_grad_()
+    learning: list[dict[str, Any]] = [{"x": x.clone().requires_grad_()}, {"x": x, "bias": bias}]
+    for given in learning:
+        assert_mistake(linear, {**given, "w": w}, ValueError, said)
+        with torch.no_grad():
+            assert linear(w=w, **given) is not None
+    given = {"x": x, "w": per_block_cast_to_fp8(random(72, HIDDEN)), "bias": bias, "gran_k": 32}
+    assert_mistake(linear, given, ValueError, "w: expected scales of 128x128 beside 1x128 of x where x or bias")
+    arguments = fp4_call()
+    arguments["x"] = arguments["x"].requires_grad_() * 1
+    assert_mistake(experts, arguments, ValueError, "x: expected a tensor without a gradient")
+
+
+FP4_MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"w1": small(NUM_OF_FP4, 2 * INTER_OF_FP4, 192)},
+        ValueError,
+        "w1: expected shape (experts, 2 intermediate, hidden / 2) = (experts, 2 intermediate, 80), got (5, 192, 96)",
+    ),
+    (
+        {"w2": small(NUM_OF_FP4, HIDDEN_OF_FP4, 64)},
+        ValueError,
+        "w1: expected 2 * intermediate = 128 rows, gate and up, where w2 has depth 64, got 192",
+    ),
+    ({"w2": (small(NUM_OF_FP4, HIDDEN_OF_FP4, 96)[0][..., 8:], None)}, TypeError, "sfw2: expected a tensor"),
+    (
+        {"w2": (small(NUM_OF_FP4, HIDDEN_OF_FP4, 96)[0][..., :40], torch.zeros(1))},
+        ValueError,
+        "intermediate: expected a multiple of 32 for",
+    ),
+    (
+        {"w2": (small(NUM_OF_FP4, HIDDEN_OF_FP4, 96)[0], torch.zeros(NUM_OF_FP4, 2, 1))},
+        ValueError,
+        "sfw2: expected shape (5, 160, 3) of torch.float32",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"), FP4_MISTAKES, ids=[message[:30] for *_, message in FP4_MISTAKES]
+)
+def test_a_mistake_is_refused_in_words_with_fp4(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    assert_mistake(experts, fp4_call(**changes), error, message)

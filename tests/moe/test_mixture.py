@@ -135,22 +135,17 @@ def test_kernels_begin_beside_the_end_of_the_one_before_as_by_tensors(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begins: list[tuple[str, bool]] = []
-    ordinary, product, compute = Kernel.launcher, FP8_GEMM_DECODE.launcher, addressed_kernels.fp8_gemm_few_rows
+    ordinary, compute = Kernel.launcher, addressed_kernels.fp8_gemm_few_rows
 
-    def of_product(config: Any, device: int, is_dependent: bool) -> Any:
-        begins.append(("product", is_dependent))
-        return product(config, device, is_dependent)
-
-    def of_others(kernel: Any, config: Any, device: int, is_dependent: bool) -> Any:
-        begins.append((kernel.name, is_dependent))
+    def launcher(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool) -> Any:
+        begins.append(("product" if kernel is FP8_GEMM_DECODE else kernel.name, is_dependent))
         return ordinary(kernel, config, device, is_dependent)
 
     def computed(config: Any, p: Any) -> None:
         begins.append(("weight", bool(p["weight_is_ready"])))
         compute(config, p)
 
-    monkeypatch.setattr(FP8_GEMM_DECODE, "launcher", of_product)
-    monkeypatch.setattr(Kernel, "launcher", of_others)
+    monkeypatch.setattr(Kernel, "launcher", launcher)
     monkeypatch.setattr(addressed_kernels, "fp8_gemm_few_rows", computed)
     for _ in range(2):
         deep_gemm.experts(*tokens_of(5), *weights())
@@ -226,11 +221,8 @@ def test_what_was_not_prepared_goes_by_tensors(launched: Counter[str], monkeypat
         other_device.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
         assert same(deep_gemm.experts(*call), right) and not launched
     set_compile_mode(1)
-    try:
-        deep_gemm.experts(*call)
-        assert not launched
-    finally:
-        set_compile_mode(0)
+    deep_gemm.experts(*call)
+    assert not launched
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CANARY, framed
+from helpers import CANARY, captured, framed
 from hypothesis import given
 from hypothesis import strategies as st
 from layer_cases import assert_mistake, random_routes, same_bits, same_pairs, without_values
@@ -290,9 +290,7 @@ def test_a_gpu_gives_the_bits_of_the_cpu_and_a_graph_captures_it() -> None:
         return *rows, values, scales, out
 
     call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = call()
+    graph, got = captured(call)
     for seed in range(3):
         topk_ids = random_routes(50, 4, 7, seed)
         ids.copy_(topk_ids)
@@ -320,9 +318,7 @@ def test_many_routes_have_the_rows_of_the_cpu_and_a_graph_counts_them_anew(
 ) -> None:
     ids = torch.full((tokens, 8), -1, dtype=dtype, device="cuda")
     expert_rows(ids, experts)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = expert_rows(ids, experts)
+    graph, got = captured(expert_rows, ids, experts)
     for seed in range(3):
         topk_ids = random_routes(tokens, 8, experts, seed, dtype)
         ids.copy_(topk_ids)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import forked
 import torch
 from helpers import dequantize
 from torch import Tensor
@@ -86,19 +86,13 @@ def said_by_ranks(*arguments: str, ranks: int = 2) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    root, pipe = Path(__file__).resolve().parents[2], subprocess.PIPE
+    root = Path(__file__).resolve().parents[2]
     there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=root,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            env={**os.environ, **there, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(ranks)
-    ]
-    results = [process.communicate(timeout=300) for process in processes]
-    assert not any(process.returncode for process in processes), results
-    return [out for out, _ in results]
+    with ThreadPoolExecutor() as pool:
+        started = [
+            pool.submit(forked.run, *arguments, cwd=root, env={**os.environ, **there, "RANK": rank, "LOCAL_RANK": rank})
+            for rank in map(str, range(ranks))
+        ]
+    ended = [each.result() for each in started]
+    assert not any(each.returncode for each in ended), ended
+    return [each.stdout for each in ended]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import io
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 import deep_gemm
-from deep_gemm import convert
 from deep_gemm.convert import dequantized_state_dict, to_fp8_inference, to_fp8_training
 
 HIDDEN, INTER = 144, 272
@@ -505,9 +503,3 @@ def test_a_model_of_transformers_is_trained_and_generates() -> None:
     assert error(model(tokens).logits, plain(tokens).logits) < 0.1
     assert model.generate(tokens[:, :4], max_new_tokens=3, do_sample=False).shape == (2, 7)
     plain.load_state_dict(dequantized_state_dict(model.state_dict()))
-
-
-def test_examples_in_docstrings_run() -> None:
-    failed, attempted = doctest.testmod(convert, extraglobs={"torch": torch})
-    assert attempted == 8
-    assert not failed

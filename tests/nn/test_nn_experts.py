@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import helpers
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,15 +27,12 @@ from deep_gemm.nn import experts as module
 
 NUM, HIDDEN, INTER, TOPK = 5, 144, 80, 2
 NAMES = ("out", "x", "topk_weights", "w1", "w2")
+numbers = partial(helpers.numbers, seed=1)
 
 
 def layer_of(*, dtype: torch.dtype = torch.float32, seed: int = 0, **more: Any) -> Experts:
     torch.manual_seed(seed)
     return Experts(NUM, HIDDEN, INTER, dtype=dtype, **more)
-
-
-def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def routes(tokens: int, *, none: bool = True, num: int = NUM, seed: int = 2) -> tuple[Tensor, Tensor]:
@@ -411,6 +410,7 @@ def test_torch_counts_the_products_that_are_computed(needed: str) -> None:
         assert counter.get_total_flops() == by_w1 + by_w2 + backward
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 def test_an_exported_layer_has_the_same_bits(grad: bool, strict: bool) -> None:

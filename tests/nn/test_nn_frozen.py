@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from layer_cases import fine_weight, random_routes, same_bits
 
 import deep_gemm
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.nn import FrozenExperts, FrozenLinear, frozen
+from deep_gemm.nn import FrozenExperts, FrozenLinear
 
 NUM, HIDDEN, INTER = 3, 128, 64
 
@@ -78,9 +77,3 @@ def test_what_is_no_pair_or_no_limit_is_refused() -> None:
         FrozenLinear((w1[0][0], w1[1][0]), bias=[0.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^limit: expected a number above 0, got 0"):
         FrozenExperts(w1, w2, limit=0)
-
-
-def test_examples_in_docstrings_run() -> None:
-    failed, attempted = doctest.testmod(frozen, extraglobs={"torch": torch})
-    assert attempted == 5
-    assert not failed

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import importlib
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
+import helpers
 import pytest
 import torch
 from helpers import count_calls
@@ -28,15 +30,12 @@ from deep_gemm.nn import linear as module
 
 IN, OUT = 272, 144
 TYPES = [torch.bfloat16, torch.float32, torch.float16]
+numbers = partial(helpers.numbers, seed=1)
 
 
 def layer_of(*, bias: bool = True, dtype: torch.dtype = torch.float32, seed: int = 0, **more: Any) -> Linear:
     torch.manual_seed(seed)
     return Linear(IN, OUT, bias=bias, dtype=dtype, **more)
-
-
-def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def trained(layer: torch.nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
@@ -480,6 +479,7 @@ def test_main_grad_is_added_to_between_graphs() -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)

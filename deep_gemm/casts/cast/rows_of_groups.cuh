@@ -1,5 +1,6 @@
 // Rows of groups whose sizes only the GPU knows. CTAs share out the units of rows that there are.
 #pragma once
+#include "lanes.cuh"
 
 constexpr uint32_t kGroupsPerThread = kMaxGroups / kNumThreads;
 constexpr uint32_t kWarps = kNumThreads / 32;
@@ -10,6 +11,24 @@ struct SharedStorage {
   uint32_t units_of_warp[kWarps];
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "CastConfig.shared_bytes and SharedStorage differ");
+
+constexpr bool kScalesOfGroups = !kGroupsEnd;
+
+// Groups follow each other if kGroupsEnd: each begins where the one before ended, aligned, and `sizes` are their ends. Else x is
+// [groups, m / num_groups, ...], `sizes` are counts, and a group has its first rows.
+DEVICE Unit rows_of_group(const CastParams& p, uint32_t group) {
+  if constexpr (kGroupsEnd) {
+    const int32_t last = ptx::ld_global_i32(p.sizes + group);
+    const int32_t before = group == 0 ? 0 : ptx::ld_global_i32(p.sizes + group - 1);
+    const uint32_t row = ceil_div(before < 0 ? 0 : before, p.alignment) * p.alignment;
+    const uint32_t some = last < 0 ? 0 : last, end = some < p.m ? some : p.m;
+    return {row, row < end ? end : row, group};
+  } else {
+    const int32_t count = ptx::ld_global_i32(p.sizes + group);
+    const uint32_t most = p.m / p.num_groups, row = group * most, some = count < 0 ? 0 : count;
+    return {row, row + (some < most ? some : most), group};
+  }
+}
 
 struct Rows {
   static constexpr bool kIsShared = true;
@@ -32,12 +51,7 @@ struct Rows {
       }
       of_thread += units[i];
     }
-    uint32_t sum = of_thread;  // of this lane's units and of those below
-#pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance *= 2) {
-      const uint32_t below = ptx::shfl_sync(sum, lane - distance);
-      sum += lane >= distance ? below : 0;
-    }
+    const uint32_t sum = sum_up_to_lane(of_thread, lane);
     if (lane == 31) ptx::st_shared_b32(&made.units_of_warp[thread / 32], sum);
     ptx::syncthreads();
     uint32_t before = sum - of_thread;

@@ -13,9 +13,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from .integers import as_integer
 from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, whole_elements
 from .memory import copied
+from .numbers import as_integer
 from .tracing import has_memory
 
 K_MULTIPLE = 16
@@ -58,6 +58,14 @@ def has_type(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     """Check a tensor's type."""
     if x.dtype not in dtypes:
         raise ValueError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {x.dtype}")
+
+
+def shaped(name: str, x: object, dtypes: tuple[torch.dtype, ...], axes: Axes, sizes: Sizes) -> Tensor:
+    """Check that `x` is a tensor of one of these types, give its sizes the names of its axes, and return it."""
+    x = tensor(name, x)
+    has_type(name, x, dtypes)
+    bind(name, x, axes, sizes)
+    return x
 
 
 def int32(name: str, x: object, axis: str, size: int) -> Tensor:
@@ -201,6 +209,12 @@ def scales(
     return sf.mT if transposed else sf
 
 
+def multiple(name: str, size: int, of: int) -> None:
+    """Check that a size is a multiple of another."""
+    if size % of:
+        raise ValueError(f"{name}: expected a multiple of {of}, got {size}")
+
+
 def depth(k: int) -> None:
     """Check the depth of a product."""
     if k % K_MULTIPLE:
@@ -209,9 +223,9 @@ def depth(k: int) -> None:
 
 def columns(n: int, dtype: torch.dtype) -> None:
     """Check the columns of an output of this type."""
-    multiple = 8 if dtype == torch.bfloat16 else 4
-    if n % multiple:
-        raise ValueError(f"n: expected a multiple of {multiple} for {dtype} output, got {n}")
+    of = 8 if dtype == torch.bfloat16 else 4
+    if n % of:
+        raise ValueError(f"n: expected a multiple of {of} for {dtype} output, got {n}")
 
 
 # Layouts

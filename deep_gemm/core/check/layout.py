@@ -10,8 +10,8 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from .integers import as_integer, integer_in_range
 from .memory import empty
+from .numbers import as_integer, integer_in_range
 from .tracing import has_memory, refuse_transforms
 
 ADDRESS_ALIGNMENT = 16

@@ -1,10 +1,47 @@
-"""Numbers that callers pass as FP32: Python's, numpy's, anything that is a real number."""
+"""Numbers that callers pass: integers, Python's, numpy's, anything with `__index__`; and real numbers, as FP32."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
 from numbers import Real
 
+from torch import SymInt
+from torch.compiler import is_dynamo_compiling
+
+INT32_MAX = (1 << 31) - 1
 FP32_MAX = 3.4028234663852886e38
+
+
+def as_integer(value: object) -> int | None:
+    """Convert any library's integer to Python's; None if it is not one. Booleans and tensors do not count.
+
+    (Python would convert a tensor too, and wait for the GPU to have its value.) A size that torch.compile leaves open
+    stays open.
+    """
+    if type(value) is int or isinstance(value, SymInt):
+        return value  # type: ignore[return-value]
+    if isinstance(value, bool) or hasattr(value, "is_cuda"):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def integer_in_range(name: str, value: object, low: int, high: int = INT32_MAX) -> int:
+    """Get a caller's integer; refuse one that is out of range, and anything else."""
+    number = as_integer(value)
+    if number is not None and (isinstance(number, SymInt) or is_dynamo_compiling()):
+        return number  # a comparison would bind what is compiled to its answer; the operator checks the number
+    if number is None or not low <= number <= high:
+        raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")
+    return number
+
+
+def integers_from(low: int, **values: object) -> Iterator[int]:
+    """Get a caller's integers by their names; refuse one below `low`, and anything else."""
+    return (integer_in_range(name, value, low) for name, value in values.items())
 
 
 def magnitude(name: str, value: object) -> float:

@@ -83,6 +83,13 @@ def whole_recipe(recipes: Recipes) -> Recipe | None:
     return (of_a.rows, *of_b) if of_a.columns == of_b.columns else (*of_a, *of_b)
 
 
+def recipes_of(recipe: Recipe | None) -> Recipes:
+    """Give the recipes of `whole_recipe`: one for both sides, or of four numbers two for each."""
+    if recipe is not None and len(recipe) == 4:
+        return None, recipe[:2], recipe[2:]
+    return recipe, None, None
+
+
 def default_dtype(of_b: Scales) -> torch.dtype:
     """Type of a D that the caller left out."""
     return torch.float32 if of_b.rows == 1 else torch.bfloat16

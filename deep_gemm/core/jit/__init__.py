@@ -83,13 +83,7 @@ def _compiler(kernel_cache: KernelCache) -> str:
 
 
 def build(
-    source: str,
-    headers: Mapping[str, str],
-    *,
-    name: str,
-    options: Iterable[str] = DEFAULT_OPTIONS,
-    passes: Sequence[Pass] = (),
-    config: str = "",
+    source: str, headers: Mapping[str, str], *, name: str, passes: Sequence[Pass] = (), config: str = ""
 ) -> CompiledKernel:
     """Compile the kernel of `source`, or take it from the cache of `settings().jit_cache_dirs`.
 
@@ -99,8 +93,7 @@ def build(
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
         raise ValueError(f"name: expected up to 100 letters, digits, '_', '-' or '.', got {name!r}")
-    options = tuple(options)
-    all_options = full_options(options)
+    all_options = full_options(DEFAULT_OPTIONS)
     kernel_cache = _cache()
     key = kernel_key(
         name,
@@ -116,7 +109,7 @@ def build(
             with kernel_cache.builder(name, key):
                 kernel = kernel_cache.load(name, key)  # somebody may have made it in the meantime
                 if kernel is None:
-                    kernel = replace(_compiled(source, headers, name, options, passes), config=config)
+                    kernel = replace(_compiled(source, headers, name, passes), config=config)
                     done = [f"{p.name} {p.version}" for p in passes]
                     kernel_cache.store(key, kernel, options=all_options, passes=done)
         if settings().jit_strict:  # it may have been compiled without the check
@@ -128,22 +121,22 @@ def build(
         raise
     if settings().print_reg_reuse:
         _print_reg_reuse(kernel)
-    _dump_if_asked(kernel, kernel_cache.path(name, key), source, headers, options)
+    ptx, sass = settings().jit_dump_ptx, settings().jit_dump_sass
+    if ptx or sass:
+        dump(kernel, kernel_cache.path(name, key), source, headers, ptx=ptx, sass=sass)
     return kernel
 
 
-def _compiled(
-    source: str, headers: Mapping[str, str], name: str, options: Sequence[str], passes: Sequence[Pass]
-) -> CompiledKernel:
+def _compiled(source: str, headers: Mapping[str, str], name: str, passes: Sequence[Pass]) -> CompiledKernel:
     start = time.perf_counter()
     try:
-        kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
+        kernel = compile_cubin(source, headers, name=name, strict=settings().jit_strict)
     except CompilerMissing as error:
         places = os.pathsep.join(map(str, directories()))
         raise CompilerMissing(f"{name} is not among the compiled kernels in {places}. {error}") from error
     kernel = applied(passes, kernel)
     if settings().jit_debug:
-        _print_compiled(kernel, full_options(options), passes, time.perf_counter() - start)
+        _print_compiled(kernel, passes, time.perf_counter() - start)
     return kernel
 
 
@@ -164,19 +157,12 @@ def _warn_if_slow(kernel: CompiledKernel) -> None:
         )
 
 
-def _dump_if_asked(
-    kernel: CompiledKernel, path: Path, source: str, headers: Mapping[str, str], options: Iterable[str]
-) -> None:
-    ptx, sass = settings().jit_dump_ptx, settings().jit_dump_sass
-    if ptx or sass:
-        dump(kernel, path, source, headers, options, ptx=ptx, sass=sass)
-
-
-def _print_compiled(kernel: CompiledKernel, options: Sequence[str], passes: Sequence[Pass], seconds: float) -> None:
+def _print_compiled(kernel: CompiledKernel, passes: Sequence[Pass], seconds: float) -> None:
+    options = " ".join(full_options(DEFAULT_OPTIONS))
     # To stderr, because an engine may use its standard output as a protocol.
     print(
         f"deep_gemm: compiled {kernel.name} in {seconds * 1e3:.0f} ms, {len(kernel.cubin)} bytes, "
-        f"NVRTC {kernel.compiler}\n  options: {' '.join(options)}\n  passes: {[p.name for p in passes]}\n{kernel.log}",
+        f"NVRTC {kernel.compiler}\n  options: {options}\n  passes: {[p.name for p in passes]}\n{kernel.log}",
         file=sys.stderr,
     )
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from . import ptxas_log
 
 ARCH = "sm_90a"
-DEFAULT_OPTIONS = ("--std=c++17", "--device-as-default-execution-space")  # for lambdas, which nothing else marks
+DEFAULT_OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # for lambdas, which nothing else marks
 
 
 class CompilerMissing(RuntimeError):  # noqa: N818  "CompilerMissingError" would say less
@@ -105,11 +105,9 @@ def compile_cubin(
     return kernel
 
 
-def compile_ptx(
-    source: str, headers: Mapping[str, str], *, name: str, options: Iterable[str] = DEFAULT_OPTIONS
-) -> bytes:
+def compile_ptx(source: str, headers: Mapping[str, str], *, name: str) -> bytes:
     """Compile `source` as `compile_cubin` does, but stop at the PTX."""
-    all_options = full_options(options, ARCH.replace("sm", "compute"))
+    all_options = full_options(DEFAULT_OPTIONS, ARCH.replace("sm", "compute"))
     status, ptx, log = _run(f"{name}.cu", source, headers, all_options, artifact="PTX")
     if ptx is None:
         raise CompileError(name, f"NVRTC: {status}", log=log, options=all_options, source=source)

@@ -1,4 +1,4 @@
-"""A reader of cubins: which kernels are in them, what they need, and their machine code.
+"""A reader of cubins: their kernels, the resources and machine code of each, and a report.
 
 A cubin is an ELF64 file. Each kernel has a section `.text.<kernel>` of 128-bit instructions: the kernel's, those of
 functions that it calls without inlining, and padding at the end. `.nv.info` holds records on registers and stack.
@@ -17,6 +17,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from . import ptxas_log
 
 # By the low 9 bits; the 3 bits above say where operands come from (FFMA is 0x223 on registers, 0x823 with an
 # immediate). The mnemonics are those of nvdisasm 12.8.
@@ -158,12 +160,51 @@ class KernelCode:
         return Counter(instruction.mnemonic for instruction in self.instructions)
 
 
+@dataclass(frozen=True)
+class KernelReport:
+    """Facts of one kernel."""
+
+    name: str
+    registers: int
+    stack_frame_bytes: int
+    static_shared_bytes: int
+    code_bytes: int
+    counts: Counter[str]
+    """Instructions by mnemonic, including the padding's."""
+    multicast_loads: int
+    """TMA loads that write to every CTA of a cluster."""
+    setmaxnreg: frozenset[int]
+    """The register counts that its setmaxnreg instructions ask for."""
+    notes: tuple[str, ...]
+    """ptxas's notes about WGMMA and setmaxnreg."""
+
+
 def read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
     """All kernels of a cubin, in the order of its symbols; a malformed cubin is a ValueError."""
     try:
         return _read_kernels(cubin)
     except (struct.error, KeyError) as error:
         raise ValueError(f"cubin: malformed ({type(error).__name__}: {error})") from error
+
+
+def report(cubin: bytes, log: str, *, kernel: str | None = None) -> KernelReport:
+    """The report on one kernel. `kernel`, its name, may be left out if the cubin holds only one."""
+    kernels = read_kernels(cubin)
+    chosen = [code for code in kernels if kernel in (None, code.name)]
+    if len(chosen) != 1:
+        raise ValueError(f"kernel: expected one of {[code.name for code in kernels]}, got {kernel!r}")
+    code = chosen[0]
+    return KernelReport(
+        name=code.name,
+        registers=code.registers,
+        stack_frame_bytes=code.stack_frame_bytes,
+        static_shared_bytes=code.static_shared_bytes,
+        code_bytes=code.code_bytes,
+        counts=code.counts(),
+        multicast_loads=sum(i.mnemonic == "UTMALDG" and i.is_multicast for i in code.instructions),
+        setmaxnreg=frozenset(i.immediate for i in code.instructions if i.mnemonic == "USETMAXREG"),
+        notes=tuple(ptxas_log.notes(log)),
+    )
 
 
 def architecture(cubin: bytes) -> int:

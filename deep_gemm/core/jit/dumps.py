@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from .cache import make_directory
@@ -19,19 +19,10 @@ from .compiler import CompiledKernel, compile_ptx
 from .cubin import NO_DISASSEMBLER, disassemble
 
 
-def dump(
-    kernel: CompiledKernel,
-    path: Path,
-    source: str,
-    headers: Mapping[str, str],
-    options: Iterable[str],
-    *,
-    ptx: bool,
-    sass: bool,
-) -> None:
+def dump(kernel: CompiledKernel, path: Path, source: str, headers: Mapping[str, str], *, ptx: bool, sass: bool) -> None:
     """Write the requested files beside `path`, the kernel's file in the cache. PTX is compiled from `source`."""
     if ptx:
-        _write(path.with_suffix(".ptx"), compile_ptx(source, headers, name=kernel.name, options=options))
+        _write(path.with_suffix(".ptx"), compile_ptx(source, headers, name=kernel.name))
     if sass:
         _write(path.with_suffix(".cubin"), kernel.cubin)
         try:

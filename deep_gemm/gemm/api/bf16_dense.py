@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
-from ...core.call import Key
+from ...compat.forms import like
+from ...core.call import requires_gradient
 from ...core.check.checks import nothing
+from ...core.seen import FREE_ROWS, STAYS
 from ..ask.bf16 import bf16_problem
 from ..launch import derive
-from ..problem import Problem
 from ..product import Product, run
-from .bf16_calls import bf16_product
+
+bf16_product = partial(
+    Product,
+    has_scales=False,
+    free=(FREE_ROWS, STAYS, FREE_ROWS, FREE_ROWS),
+    wants_checks=requires_gradient,
+    serves=lambda *_: True,
+)
+"""States a product of BF16."""
+DENSE = {
+    # An A given as [k, m] has its rows along m, so other rows make another A.
+    major: bf16_product(
+        f"bf16_gemm_{major}", partial(bf16_problem, major=major), derive=derive if major[0] == "n" else None
+    )
+    for major in ("nt", "nn", "tn", "tt")
+}
+NT, NN, TN, TT = DENSE.values()
 
 
 def bf16_gemm_nt(
@@ -37,78 +56,34 @@ def bf16_gemm_nt(
     >>> bf16_gemm_nt(torch.ones(2, 16).bfloat16(), torch.ones(8, 16).bfloat16())[0, 0].item()
     16.0
     """
-    return _run("nt", a, b, d, c, alpha, epilogue)
+    if alpha is not None or epilogue is not None:
+        nothing("alpha", alpha, "; multiply a, b or d with it instead")
+        nothing("epilogue", epilogue)
+    return run(NT, a, b, d, c)
 
 
-def bf16_gemm_nn(
-    a: Tensor,
-    b: Tensor,
-    d: Tensor | None = None,
-    c: Tensor | None = None,
-    compiled_dims: str = "nk",
-    *,
-    alpha: None = None,
-    epilogue: None = None,
-) -> Tensor | None:
+@like(bf16_gemm_nt, NT="NN")
+def bf16_gemm_nn() -> None:
     """Compute `bf16_gemm_nt` with B given as `[k, n]`.
 
     >>> bf16_gemm_nn(torch.ones(2, 16).bfloat16(), torch.ones(16, 8).bfloat16())[0, 0].item()
     16.0
     """
-    return _run("nn", a, b, d, c, alpha, epilogue)
 
 
-def bf16_gemm_tn(
-    a: Tensor,
-    b: Tensor,
-    d: Tensor | None = None,
-    c: Tensor | None = None,
-    compiled_dims: str = "mn",
-    *,
-    alpha: None = None,
-    epilogue: None = None,
-) -> Tensor | None:
+@like(bf16_gemm_nt, NT="TN", compiled_dims="mn")
+def bf16_gemm_tn() -> None:
     """Compute `bf16_gemm_nt` with A given as `[k, m]` and B as `[k, n]`.
 
     >>> bf16_gemm_tn(torch.ones(16, 8).bfloat16(), torch.ones(16, 8).bfloat16())[0, 0].item()
     16.0
     """
-    return _run("tn", a, b, d, c, alpha, epilogue)
 
 
-def bf16_gemm_tt(
-    a: Tensor,
-    b: Tensor,
-    d: Tensor | None = None,
-    c: Tensor | None = None,
-    compiled_dims: str = "mn",
-    *,
-    alpha: None = None,
-    epilogue: None = None,
-) -> Tensor | None:
+@like(bf16_gemm_nt, NT="TT", compiled_dims="mn")
+def bf16_gemm_tt() -> None:
     """Compute `bf16_gemm_nt` with A given as `[k, m]`.
 
     >>> bf16_gemm_tt(torch.ones(16, 8).bfloat16(), torch.ones(8, 16).bfloat16())[0, 0].item()
     16.0
     """
-    return _run("tt", a, b, d, c, alpha, epilogue)
-
-
-def _run(
-    major: str, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, alpha: object, epilogue: object
-) -> Tensor | None:
-    if alpha is not None or epilogue is not None:
-        nothing("alpha", alpha, "; multiply a, b or d with it instead")
-        nothing("epilogue", epilogue)
-    return run(DENSE[major], a, b, d, c)
-
-
-def _product(major: str) -> Product:
-    def ask(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, said: Key) -> Problem:
-        return bf16_problem(a, b, d, c, major)
-
-    # In the other two A's rows lie along m, so that other rows are another A.
-    return bf16_product(f"bf16_gemm_{major}", ask, derive=derive if major in ("nt", "nn") else None)
-
-
-DENSE = {major: _product(major) for major in ("nt", "nn", "tn", "tt")}

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ...core.call import Key
 from ...core.check import checks
 from .. import sums
-from ..ask.bf16 import ALONG_TOKENS, BY_HEADS, EXPRESSIONS, SUMMED, expression, heads_problem, sum_problem
-from ..problem import Problem
-from ..product import Product, run
-from .bf16_calls import bf16_product
+from ..ask.bf16 import ALONG_TOKENS, BY_HEADS, EXPRESSIONS, SUMMED, heads_problem, sum_problem
+from ..ask.heads import expression
+from ..product import Product, by_operator, run
+from .bf16_dense import bf16_product
+
+
+def _product(expr: str) -> Product:
+    as_operator = partial(by_operator, expr=expr)
+    if expr == SUMMED:
+        return bf16_product("einsum", sum_problem, as_operator=as_operator, on_gpu=sums.run)
+    ask = partial(heads_problem, expr)
+    if expr == ALONG_TOKENS:
+        return bf16_product("einsum", ask, as_operator=as_operator)
+    return bf16_product(
+        "einsum",
+        ask,
+        as_operator=as_operator,
+        serves=lambda plan, turned, problem, call: call[2] is not None,
+        output_of=lambda problem: problem.d.transpose(0, 1),
+    )
+
+
+PRODUCTS = {expr: _product(expr) for expr in EXPRESSIONS}
 
 
 def einsum(
@@ -42,7 +62,7 @@ def einsum(
     """
     if epilogue is not None:
         checks.nothing("epilogue", epilogue)
-    return run(PRODUCTS[expression(expr)], a, b, d, c)
+    return run(PRODUCTS[expression(expr, EXPRESSIONS)], a, b, d, c)
 
 
 def batched_syrk(a: Tensor, d: Tensor) -> None:
@@ -83,16 +103,3 @@ def _batched(a: Tensor, b: Tensor, d: Tensor) -> None:
         if checks.tensor(name, x).dim() != 3:
             raise ValueError(f"{name}: expected shape (batch, rows, columns), got {tuple(x.shape)}")
     run(PRODUCTS[BY_HEADS], a.transpose(0, 1), b, d.transpose(0, 1), None)
-
-
-def _product(expr: str) -> Product:
-    def ask(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, said: Key) -> Problem:
-        return sum_problem(a, b, d, c) if expr == SUMMED else heads_problem(expr, a, b, d, c)
-
-    if expr == SUMMED:
-        return bf16_product("einsum", ask, sums.run, first=(expr,))
-    heads_are_second = expr != ALONG_TOKENS
-    return bf16_product("einsum", ask, heads_are_second=heads_are_second, first=(expr,))
-
-
-PRODUCTS = {expr: _product(expr) for expr in EXPRESSIONS}

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
 from ...compat.forms import accepts_names
 from ...core.check import checks
-from ...core.settings import get_mk_alignment_for_contiguous_layout
 from .. import bf16_depths
 from ..ask.bf16 import bf16_contiguous_problem, bf16_depths_problem, bf16_masked_problem
-from ..problem import Problem
-from ..product import Product, run
-from .bf16_calls import bf16_product
+from ..product import run
+from .bf16_dense import bf16_product
+
+CONTIGUOUS = {
+    major: bf16_product(
+        f"m_grouped_bf16_gemm_{major}_contiguous",
+        partial(bf16_contiguous_problem, major=major),
+        ("use_psum_layout", "ensure_zero_padding"),
+        ("grouped_layout",),
+        has_gradients=True,
+    )
+    for major in ("nt", "nn")
+}
+MASKED = bf16_product(
+    "m_grouped_bf16_gemm_nt_masked", bf16_masked_problem, ("expected_m",), ("masked_m",), has_gradients=True
+)
+DEPTHS = bf16_product(
+    "k_grouped_bf16_gemm_tn_contiguous",
+    bf16_depths_problem,
+    ("ks", "use_psum_layout"),
+    ("c", "grouped_layout"),
+    on_gpu=bf16_depths.run,
+)
 
 
 def m_grouped_bf16_gemm_nt_contiguous(
@@ -126,43 +146,3 @@ def k_grouped_bf16_gemm_tn_contiguous(
         checks.nothing("epilogue", epilogue)
     ks = None if ks_cpu is None else checks.integers("ks_cpu", ks_cpu)
     return run(DEPTHS, a, b, d, c, (ks, use_psum_layout), grouped_layout)
-
-
-def _contiguous(major: str) -> Product:
-    def ask(a: Tensor, b: Tensor, d: Tensor | None, layout: Tensor | None, said: tuple[bool, bool]) -> Problem:
-        use_psum_layout, ensure_zero_padding = said
-        return bf16_contiguous_problem(
-            a,
-            b,
-            d,
-            layout,
-            major=major,
-            use_psum_layout=use_psum_layout,
-            ensure_zero_padding=ensure_zero_padding,
-            alignment=get_mk_alignment_for_contiguous_layout(),
-        )
-
-    operator = f"m_grouped_bf16_gemm_{major}_contiguous"
-    return bf16_product(operator, ask, has_c=False, has_gradients=True)
-
-
-def _ask_masked(a: Tensor, b: Tensor, d: Tensor | None, masked_m: Tensor | None, said: tuple[int | None]) -> Problem:
-    return bf16_masked_problem(a, b, d, masked_m, *said)
-
-
-def _ask_depths(
-    a: Tensor,
-    b: Tensor,
-    d: Tensor | None,
-    c: Tensor | None,
-    said: tuple[tuple[int, ...] | None, bool],
-    layout: Tensor | None,
-    _: None,
-) -> Problem:
-    ks, use_psum_layout = said
-    return bf16_depths_problem(a, b, d, ks, layout, c, use_psum_layout, get_mk_alignment_for_contiguous_layout())
-
-
-CONTIGUOUS = {major: _contiguous(major) for major in ("nt", "nn")}
-MASKED = bf16_product("m_grouped_bf16_gemm_nt_masked", _ask_masked, has_c=False, has_gradients=True)
-DEPTHS = bf16_product("k_grouped_bf16_gemm_tn_contiguous", _ask_depths, bf16_depths.run, has_layout=True)

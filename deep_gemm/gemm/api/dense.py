@@ -4,21 +4,50 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...compat.forms import Request, accepts_every_form
+from ...compat.forms import Request, accepts_every_form, like
 from ...core.check.checks import Operand, fp8, pair
 from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
-from ...core.check.recipes import Recipes, whole_recipe
+from ...core.check.recipes import Scales, Values
 from ...core.check.tracing import is_dispatched
 from ..ask.dense import check_ordinary_matrices, dense_problem, no_epilogue
-from ..kinds.output import ScaledOperands
 from ..launch import derive
 from ..launch import run as launch
 from ..problem import Problem
-from ..product import Product, call_operator, run
+from ..product import Product, run
+
+
+def _dense_product(major: str) -> Product:
+    """State a dense product; `major` says how A (n: `[m, k]`) and B (t: `[n, k]`) come."""
+    turned = major[0] == "t", major[1] == "n"
+    ask = partial(dense_problem, major=major)
+    return Product(f"fp8_gemm_{major}", ask, ("recipes",), derive=None if turned[0] else derive, turned=turned)
+
+
+def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, **inputs: Any) -> Problem:
+    fp8("b", pair("b", b)[0])  # FP4 needs another recipe, and this function takes none
+    return dense_problem(a, b, d, **inputs)
+
+
+def _unchecked(
+    a: Operand, b: Operand, d: Tensor, c: Tensor | None, values: Values, of_a: Scales | None, of_b: Scales | None
+) -> Problem:
+    return Problem(*a, *b, d, c, of_b=of_b, of_a=of_a)
+
+
+NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
+GRADIENT_NT = replace(NT, ask=_ask_gradient)
+BEHIND_CAST = replace(
+    NT, ask=_unchecked, options=("values", "of_a", "of_b"), on_gpu=partial(launch, is_behind_cast=True)
+)
+"""`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream.
+
+The caller has checked the others, and states values and scales. D is given. C may be one row for all, of stride zero.
+"""
 
 
 @accepts_every_form()
@@ -61,24 +90,11 @@ def fp8_gemm_nt(
     """
     if alpha is not None or epilogue is not None:
         no_epilogue(alpha, epilogue)
-    return run, NT, a, b, d, c, (recipe, recipe_a, recipe_b)
+    return run, NT, a, b, d, c, ((recipe, recipe_a, recipe_b),)
 
 
-@accepts_every_form()
-def fp8_gemm_nn(
-    a: Operand,
-    b: Operand,
-    d: Tensor | None = None,
-    c: Tensor | None = None,
-    recipe: Recipe | None = None,
-    *,
-    recipe_a: Recipe | None = None,
-    recipe_b: Recipe | None = None,
-    compiled_dims: str = "nk",
-    disable_ue8m0_cast: bool = False,
-    alpha: None = None,
-    epilogue: None = None,
-) -> Request:
+@like(fp8_gemm_nt, NT="NN")
+def fp8_gemm_nn() -> None:
     """Compute `fp8_gemm_nt` with B given as `[k, n]` and its scales as `[ceil(k / 128), ceil(n / 128)]`.
 
     A view `w.t()` of a row-major `[n, k]` matrix costs nothing; a row-major `[k, n]` matrix is copied.
@@ -87,61 +103,26 @@ def fp8_gemm_nn(
     >>> fp8_gemm_nn(a, (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    if alpha is not None or epilogue is not None:
-        no_epilogue(alpha, epilogue)
-    return run, NN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
-@accepts_every_form()
-def fp8_gemm_tn(
-    a: Operand,
-    b: Operand,
-    d: Tensor | None = None,
-    c: Tensor | None = None,
-    recipe: Recipe | None = None,
-    *,
-    recipe_a: Recipe | None = None,
-    recipe_b: Recipe | None = None,
-    compiled_dims: str = "mn",
-    disable_ue8m0_cast: bool = False,
-    alpha: None = None,
-    epilogue: None = None,
-) -> Request:
+@like(fp8_gemm_nt, NT="TN", compiled_dims="mn")
+def fp8_gemm_tn() -> None:
     """Compute `fp8_gemm_nt` with A given as `[k, m]`, B as `[k, n]`, and the scales of both transposed likewise.
 
     >>> (x, sx), (w, sw) = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
     >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    if alpha is not None or epilogue is not None:
-        no_epilogue(alpha, epilogue)
-    return run, TN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
-@accepts_every_form()
-def fp8_gemm_tt(
-    a: Operand,
-    b: Operand,
-    d: Tensor | None = None,
-    c: Tensor | None = None,
-    recipe: Recipe | None = None,
-    *,
-    recipe_a: Recipe | None = None,
-    recipe_b: Recipe | None = None,
-    compiled_dims: str = "mn",
-    disable_ue8m0_cast: bool = False,
-    alpha: None = None,
-    epilogue: None = None,
-) -> Request:
+@like(fp8_gemm_nt, NT="TT", compiled_dims="mn")
+def fp8_gemm_tt() -> None:
     """Compute `fp8_gemm_nt` with A given as `[k, m]` and its scales as `[ceil(k / 128), m]`.
 
     >>> (x, sx), b = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
     >>> fp8_gemm_tt((x.t(), sx.t()), b)[0, 0].item()
     128.0
     """
-    if alpha is not None or epilogue is not None:
-        no_epilogue(alpha, epilogue)
-    return run, TT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
 @accepts_every_form()
@@ -159,7 +140,7 @@ def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) 
     """
     if isinstance(d, Tensor) and d.dtype != torch.float32:
         raise ValueError(f"d: expected dtype torch.float32, got {d.dtype}")
-    return run, GRADIENT_NT, a, b, d, d, (RECIPE_1D1D, None, None)
+    return run, GRADIENT_NT, a, b, d, d, ((RECIPE_1D1D, None, None),)
 
 
 fp8_fp4_gemm_nt = fp8_gemm_nt
@@ -167,44 +148,6 @@ fp8_fp4_gemm_nn = fp8_gemm_nn
 fp8_fp4_gemm_tn = fp8_gemm_tn
 fp8_fp4_gemm_tt = fp8_gemm_tt
 gemm_fp8_fp8_bf16_nt = fp8_gemm_nt
-
-
-def _dense_product(major: str) -> Product:
-    """State how a dense product is asked and computed; `major` says how A (n: `[m, k]`) and B (t: `[n, k]`) come."""
-
-    def ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Problem:
-        return dense_problem(a, b, d, c, major=major, recipes=recipes)
-
-    def as_operator(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Tensor | None:
-        adds_to_d = {} if d is None else {"adds_to_d": c is d}
-        c = None if c is d else c
-        return call_operator(f"fp8_gemm_{major}", a, b, d, c, recipe=whole_recipe(recipes), **adds_to_d)
-
-    turned = major[0] == "t", major[1] == "n"
-    return Product(ask, as_operator, derive=None if turned[0] else derive, turned=turned)
-
-
-NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
-
-
-def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Problem:
-    fp8("b", pair("b", b)[0])  # FP4 needs another recipe, and this function takes none
-    return NT.ask(a, b, d, c, recipes)  # type: ignore[no-any-return]
-
-
-GRADIENT_NT = replace(NT, ask=_ask_gradient)
-
-
-def _unchecked(a: Operand, b: Operand, d: Tensor, c: Tensor | None, said: ScaledOperands) -> Problem:
-    _, of_a, of_b = said
-    return Problem(*a, *b, d, c, of_b=of_b, of_a=of_a)
-
-
-BEHIND_CAST = Product(_unchecked, NT.as_operator, partial(launch, is_behind_cast=True), derive=derive)
-"""`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream.
-
-The caller has checked the others, and says what they are. D is given. C may be one row for all, with a stride of zero.
-"""
 
 
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:

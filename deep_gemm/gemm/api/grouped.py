@@ -5,22 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from ...compat.forms import Request, accepts_every_form
+from ...compat.forms import Request, accepts_every_form, like
 from ...core.check.checks import Operand, nothing, tensor
 from ...core.check.depths import depths_of_ends
 from ...core.check.layout import Recipe
-from ...core.check.recipes import NO_RECIPES, PER_64, Recipes, whole_recipe
+from ...core.check.recipes import NO_RECIPES, PER_64, Recipes
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from .. import depths
 from ..ask.rows import contiguous_problem, masked_problem
 from ..launch import derive
 from ..launch import run as launch
-from ..problem import Problem
-from ..product import Product, call_operator, run
+from ..product import Product, by_operator, run
+
+
+def _no_operator(*_: object) -> Tensor | None:
+    raise NotImplementedError("products of experts' rows: torch has no operator for them, so nothing traces them")
+
+
+def _contiguous_product(major: str) -> Product:
+    """State a product of stacked rows; B is given as `[groups, n, k]` (nt) or turned (nn)."""
+    return Product(
+        f"m_grouped_fp8_gemm_{major}_contiguous",
+        partial(contiguous_problem, major=major),
+        ("recipes", "num_groups", "use_psum_layout", "ensure_zero_padding"),
+        ("grouped_layout",),
+        derive=derive,
+        turned=(False, major[1] == "n"),
+    )
+
+
+CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
+BEHIND_CAST = replace(CONTIGUOUS_NT, on_gpu=partial(launch, is_behind_cast=True))
+BY_64 = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, of_a=PER_64), as_operator=_no_operator, derive=None)
+BY_ENDS = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, alignment=1), as_operator=_no_operator)
+MASKED = Product(
+    "m_grouped_fp8_gemm_nt_masked",
+    masked_problem,
+    ("recipes", "expected_m"),
+    ("masked_m",),
+    lambda product, a, b, d, counts, *more: by_operator(product, a, b, d, tensor("masked_m", counts), *more),
+)
 
 
 @accepts_every_form()
@@ -68,35 +95,14 @@ def m_grouped_fp8_gemm_nt_contiguous(
     return run, CONTIGUOUS_NT, a, b, d, grouped_layout, said
 
 
-@accepts_every_form()
-def m_grouped_fp8_gemm_nn_contiguous(
-    a: Operand,
-    b: Operand,
-    d: Tensor | None = None,
-    grouped_layout: Tensor | None = None,
-    recipe: Recipe | None = None,
-    *,
-    recipe_a: Recipe | None = None,
-    recipe_b: Recipe | None = None,
-    compiled_dims: str = "nk",
-    disable_ue8m0_cast: bool = False,
-    use_psum_layout: bool = False,
-    expected_m_for_psum_layout: int | None = None,
-    ensure_zero_padding: bool = True,
-    num_groups: int | None = None,
-    epilogue: None = None,
-) -> Request:
+@like(m_grouped_fp8_gemm_nt_contiguous, CONTIGUOUS_NT="CONTIGUOUS_NN")
+def m_grouped_fp8_gemm_nn_contiguous() -> None:
     """Compute `m_grouped_fp8_gemm_nt_contiguous` with B `[groups, k, n]` and its scales transposed likewise.
 
     >>> a, (w, sw) = per_token_cast_to_fp8(torch.ones(2, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> m_grouped_fp8_gemm_nn_contiguous(a, (w.mT, sw.mT), num_groups=2)[:, 0].tolist()
     [128.0, 128.0]
     """
-    if epilogue is not None:
-        nothing("epilogue", epilogue)
-    zero_padding = ensure_zero_padding or not use_psum_layout
-    said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
-    return run, CONTIGUOUS_NN, a, b, d, grouped_layout, said
 
 
 @accepts_every_form(can_be_asked_to_overlap=True)
@@ -201,52 +207,6 @@ fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
 m_grouped_gemm_fp8_fp8_bf16_nt_masked = m_grouped_fp8_gemm_nt_masked
 
 
-Stacked = tuple[Recipes, int | None, bool, bool]
-"""All that a caller states of stacked rows besides tensors: recipes, groups, whether ends are given, zero padding."""
-Counted = tuple[Recipes, int | None, type]
-"""The same of counted rows: recipes, the rows that are expected, and the type of that number."""
-
-
-def _contiguous_product(major: str) -> Product:
-    """State how a product of stacked rows is asked and computed; B is given as `[groups, n, k]` (nt) or turned (nn)."""
-
-    def ask(a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None, said: Stacked, **more: Any) -> Problem:
-        recipes, num_groups, use_psum_layout, ensure_zero_padding = said
-        return contiguous_problem(
-            a,
-            b,
-            d,
-            layout,
-            num_groups=num_groups,
-            major=major,
-            recipes=recipes,
-            use_psum_layout=use_psum_layout,
-            ensure_zero_padding=ensure_zero_padding,
-            **more or {"alignment": get_mk_alignment_for_contiguous_layout()},
-        )
-
-    def as_operator(a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None, said: Stacked) -> Tensor | None:
-        recipes, num_groups, use_psum_layout, ensure_zero_padding = said
-        return call_operator(
-            f"m_grouped_fp8_gemm_{major}_contiguous",
-            a,
-            b,
-            d,
-            layout,
-            recipe=whole_recipe(recipes),
-            use_psum_layout=use_psum_layout,
-            ensure_zero_padding=ensure_zero_padding,
-            num_groups=num_groups,
-        )
-
-    return Product(ask, as_operator, derive=derive, turned=(False, major[1] == "n"))
-
-
-def _ask_masked(a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: Counted) -> Problem:
-    recipes, expected_m, _ = said
-    return masked_problem(a, b, d, masked_m, expected_m, recipes=recipes)
-
-
 def product_of_stacked_rows(
     a: Operand, b: Operand, d: Tensor, ids: Tensor, recipes: Recipes = NO_RECIPES, *, is_behind_cast: bool = False
 ) -> None:
@@ -265,23 +225,3 @@ def product_of_stacked_groups(a: Operand, b: Operand, d: Tensor, ends: Tensor, r
 def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
     """Compute the same, but A has a scale for each row and 64 columns, as `activated_product_of_rows` makes them."""
     run(BY_64, a, b, d, ids, (NO_RECIPES, None, False, False))
-
-
-def _masked_as_operator(
-    a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: Counted
-) -> Tensor | None:
-    recipes, expected_m, _ = said
-    counts = tensor("masked_m", masked_m)
-    name = "m_grouped_fp8_gemm_nt_masked"
-    return call_operator(name, a, b, d, counts, expected_m=expected_m, recipe=whole_recipe(recipes))
-
-
-def _no_operator(*_: object) -> Tensor | None:
-    raise NotImplementedError("products of experts' rows: torch has no operator for them, so nothing traces them")
-
-
-CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
-BEHIND_CAST = replace(CONTIGUOUS_NT, on_gpu=partial(launch, is_behind_cast=True))
-MASKED = Product(_ask_masked, _masked_as_operator)
-BY_64 = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, of_a=PER_64), as_operator=_no_operator, derive=None)
-BY_ENDS = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, alignment=1), as_operator=_no_operator)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,7 +14,6 @@ from ...core.check.layout import RECIPE_1D2D, Recipe, align, recipe_numbers
 from ...core.check.recipes import Recipes
 from ...core.check.tracing import is_dispatched
 from ..ask.heads import ALONG_TOKENS, BY_HEADS, BY_HEADS_TURNED, check_along_tokens, expression, heads_problem
-from ..problem import Problem
 from ..product import Product, run
 from .grouped import k_grouped_fp8_gemm_nt_contiguous
 
@@ -57,7 +59,7 @@ def fp8_einsum(
         return _as_operator(expr, a, b, d, c, recipe)
     if expr == ALONG_TOKENS:
         return _along_tokens(a, b, d, c, recipe)
-    made = run(PRODUCTS[expr], a, b, d, c, (recipe, None, None))
+    made = run(PRODUCTS[expr], a, b, d, c, ((recipe, None, None),))
     return None if made is None else made.transpose(0, 1)  # a problem has its heads first
 
 
@@ -74,16 +76,13 @@ def _as_operator(
 
 
 def _product(expr: str) -> Product:
-    """State how the product of an expression is asked and computed."""
+    """State the product of an expression."""
 
-    def ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Problem:
-        return heads_problem(expr, a, b, d, c, recipes)
-
-    def as_operator(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Tensor | None:
-        made = _as_operator(expr, a, b, d, c, recipes[0] or RECIPE_1D2D)
+    def as_operator(_: Product, a: Operand, b: Operand, d: Any, c: Any, said: tuple[Recipes], *__: None) -> Any:
+        made = _as_operator(expr, a, b, d, c, said[0][0] or RECIPE_1D2D)
         return None if made is None else made.transpose(0, 1)
 
-    return Product(ask, as_operator)
+    return Product("fp8_einsum", partial(heads_problem, expr), ("recipes",), as_operator=as_operator)
 
 
 PRODUCTS = {expr: _product(expr) for expr in (BY_HEADS, BY_HEADS_TURNED)}

@@ -9,13 +9,16 @@ from torch import Tensor
 from ...core.check import checks
 from ...core.check.checks import Operand
 from ...core.check.layout import Recipe
-from ...core.check.recipes import Recipes, whole_recipe
 from ..ask.skip import skip_problem
-from ..problem import Problem
-from ..product import Product, call_operator, run
+from ..product import Product, by_operator, run
 
-Said = tuple[Recipes, tuple[int, ...]]
-"""All that a caller states besides tensors: recipes, and the columns of a head's left part, middle and right part."""
+SKIP_HEAD_MID = Product(
+    "fp8_gemm_nt_skip_head_mid",
+    skip_problem,
+    ("recipes", "head_splits"),
+    (),
+    lambda product, a, b, d, *more: by_operator(product, a, b, checks.tensor("d", d), *more),  # none makes D
+)
 
 
 def fp8_gemm_nt_skip_head_mid(
@@ -48,17 +51,3 @@ def fp8_gemm_nt_skip_head_mid(
     """
     splits = tuple(head_splits) if isinstance(head_splits, Sequence) else head_splits
     run(SKIP_HEAD_MID, a, b, d, None, ((recipe, None, None), splits))
-
-
-def _ask(a: Operand, b: Operand, d: Tensor | None, _: None, said: Said) -> Problem:
-    recipes, head_splits = said
-    return skip_problem(a, b, d, head_splits, recipes=recipes)
-
-
-def _as_operator(a: Operand, b: Operand, d: Tensor | None, _: Tensor | None, said: Said) -> Tensor | None:
-    recipes, head_splits = said
-    d = checks.tensor("d", d)  # there is no operator that makes it
-    return call_operator("fp8_gemm_nt_skip_head_mid", a, b, d, head_splits, recipe=whole_recipe(recipes))
-
-
-SKIP_HEAD_MID = Product(_ask, _as_operator)

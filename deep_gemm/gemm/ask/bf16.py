@@ -15,9 +15,10 @@ from torch import Tensor
 from ...core.check import checks
 from ...core.check.checks import Axes, Sizes
 from ...core.check.depths import depths_of_ends
-from ...core.check.integers import INT32_MAX, integer_in_range
 from ...core.check.layout import ADDRESS_ALIGNMENT, align
+from ...core.check.numbers import INT32_MAX, integer_in_range
 from ...core.check.tracing import has_memory
+from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ..kinds.works import COUNTS, DENSE, ENDS, HEADS, IDS, PARTS, SUM, Work
 from ..problem import Problem
 from .rows import ZERO_PADDING_BLOCK
@@ -46,14 +47,6 @@ def bf16_problem(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, major
 
 def _unscaled(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, work: Work = DENSE, **more: Any) -> Problem:
     return Problem(a, None, b, None, d, c, work, None, None, **more)
-
-
-def expression(expr: object) -> str:
-    """Check which products are meant."""
-    stated = expr.replace(" ", "") if isinstance(expr, str) else expr
-    if stated not in EXPRESSIONS:
-        raise NotImplementedError(f"expr: expected {', '.join(EXPRESSIONS[:-1])} or {EXPRESSIONS[-1]}, got {expr!r}")
-    return str(stated)
 
 
 def heads_problem(expr: str, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None) -> Problem:
@@ -92,23 +85,22 @@ def bf16_contiguous_problem(
     a: Tensor,
     b: Tensor,
     d: Tensor | None,
-    layout: Tensor | None,
+    grouped_layout: Tensor | None,
     *,
     major: str,
     use_psum_layout: bool,
     ensure_zero_padding: bool,
-    alignment: int,
 ) -> Problem:
-    """Check a product of stacked rows. `alignment` applies to group starts in the form of ends."""
+    """Check a product of stacked rows."""
     sizes: Sizes = {}
     a = operand("a", a, ("m", "k"), sizes)
     b = operand("b", b, ("groups", "k", "n") if major[1] == "n" else ("groups", "n", "k"), sizes)
     axis = "groups" if use_psum_layout else "m"
-    layout = checks.int32("grouped_layout", layout, axis, sizes[axis])
+    layout = checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": a, "b": b, "grouped_layout": layout}
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
     a, b = _operands_of_rows(a, b.mT if major[1] == "n" else b)
-    alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
+    alignment = get_mk_alignment_for_contiguous_layout() if use_psum_layout else ZERO_PADDING_BLOCK
     if checks.on_host(layout):
         if use_psum_layout:
             checks.ends(layout, sizes["m"], alignment)
@@ -149,13 +141,13 @@ def bf16_depths_problem(
     a: Tensor,
     b: Tensor,
     d: Tensor | None,
-    ks: Sequence[int] | None,
-    layout: Tensor | None,
     c: Tensor | None,
-    layout_is_ends: bool,
-    alignment: int,
+    grouped_layout: Tensor | None,
+    ks: Sequence[int] | None,
+    use_psum_layout: bool,
 ) -> Problem:
     """Check a product of groups along k."""
+    layout = grouped_layout
     if ks is None and layout is None:
         raise ValueError("ks_cpu: expected a list, or grouped_layout with the same numbers, got neither")
     sizes: Sizes = {}
@@ -167,7 +159,9 @@ def bf16_depths_problem(
         groups = checks.tensor("grouped_layout", layout).numel() if host_ks is None else len(host_ks)
         layout = checks.int32("grouped_layout", layout, "groups", groups)
         inputs["grouped_layout"] = layout
-        counts = depths_of_ends(layout, alignment, "grouped_layout") if layout_is_ends else layout
+        counts = layout
+        if use_psum_layout:
+            counts = depths_of_ends(layout, get_mk_alignment_for_contiguous_layout(), "grouped_layout")
         if checks.on_host(counts):
             of_layout = tuple(counts.tolist())
             if host_ks is not None and of_layout != host_ks:

@@ -16,11 +16,11 @@ EXPRESSIONS = ("bhr,hdr->bhd", "bhd,hdr->bhr", "bhd,bhr->hdr")
 BY_HEADS, BY_HEADS_TURNED, ALONG_TOKENS = EXPRESSIONS
 
 
-def expression(expr: object) -> str:
-    """Check which products are meant."""
+def expression(expr: object, known: tuple[str, ...] = EXPRESSIONS) -> str:
+    """Check which of the known products are meant."""
     stated = expr.replace(" ", "") if isinstance(expr, str) else expr
-    if stated not in EXPRESSIONS:
-        raise NotImplementedError(f"expr: expected {', '.join(EXPRESSIONS[:-1])} or {EXPRESSIONS[-1]}, got {expr!r}")
+    if stated not in known:
+        raise NotImplementedError(f"expr: expected {', '.join(known[:-1])} or {known[-1]}, got {expr!r}")
     return str(stated)
 
 

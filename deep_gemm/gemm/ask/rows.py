@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ...core.check import checks, ue8m0
 from ...core.check.checks import Axes, Operand, Sizes
-from ...core.check.integers import INT32_MAX, as_integer, integer_in_range
+from ...core.check.numbers import INT32_MAX, as_integer, integer_in_range
 from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from ...core.settings import get_mk_alignment_for_contiguous_layout
 from .. import packed
 from ..fine_scales import as_kernels_take_it
 from ..kinds.works import COUNTS, ENDS, IDS
@@ -28,12 +29,13 @@ def contiguous_problem(
     recipes: Recipes = NO_RECIPES,
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
-    alignment: int = ZERO_PADDING_BLOCK,
+    alignment: int | None = None,
     of_a: Scales = PER_ROW,
 ) -> Problem:
     """Check a product grouped along m whose groups' rows are stacked.
 
-    `alignment` applies to group starts in the offsets form. With ids, zero padding always fills blocks of 128 rows.
+    `alignment` applies to group starts in the offsets form, and is the one in force if it is None. With ids, zero
+    padding always fills blocks of 128 rows.
     `of_a`: scales of A, if they are finer than the recipe says.
     """
     sizes: Sizes = {}
@@ -52,7 +54,10 @@ def contiguous_problem(
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, _default_dtype(bv, of_b))
     checks.depth(k)
-    alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
+    if not use_psum_layout:
+        alignment = ZERO_PADDING_BLOCK
+    elif alignment is None:
+        alignment = get_mk_alignment_for_contiguous_layout()
     if checks.on_host(grouped_layout):
         if use_psum_layout:
             checks.ends(grouped_layout, m, alignment)

@@ -10,7 +10,7 @@ from ...core.check.checks import Operand, Sizes
 from ...core.check.layout import SCALE_BLOCK, is_mn_major_tma_aligned, whole_elements
 from ...core.check.numbers import positive
 from ..kinds.epilogues import SILU, SILU_OF_HALVES
-from ..kinds.works import ENDS, Work
+from ..kinds.works import ENDS
 from ..problem import Problem
 
 INTERLEAVED = 8
@@ -75,7 +75,6 @@ def activated(
     row_weights: Tensor | None,
     limit: float | None,
     gates_apart: bool = False,
-    work: Work = ENDS,
 ) -> Problem:
     """State silu(gate) * up of each row of A `[m, k]`, gate and up being products with its group's B `[groups, n, k]`.
 
@@ -88,7 +87,7 @@ def activated(
         *b,
         d[0],
         ends,
-        work,
+        ENDS,
         epilogue=SILU_OF_HALVES if gates_apart else SILU,
         expected_m=a[0].shape[0] / max(b[0].shape[0], 1),
         row_weights=row_weights,

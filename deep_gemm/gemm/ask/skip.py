@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
-from ...core.check.integers import as_integer
 from ...core.check.layout import SCALE_BLOCK
+from ...core.check.numbers import as_integer
 from ...core.check.recipes import PER_BLOCK, Recipes, scales_of_b
 from ..kinds.epilogues import TO_HEADS
 from ..problem import MID_MULTIPLE, HeadParts, Problem

@@ -18,8 +18,7 @@ from math import gcd
 from typing import NamedTuple
 
 from ...core.check.layout import ceil_div
-from ...core.gpu import Gpu
-from ...core.sm90 import WGMMA_ROWS
+from ...core.gpu import WGMMA_ROWS, Gpu
 from ..config.bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, bf16_config
 from ..config.of_tile import MATH_WARPGROUPS
 from ..config.tall import K_MAJOR, Majors

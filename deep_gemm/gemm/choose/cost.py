@@ -43,8 +43,7 @@ from typing import Any, NamedTuple
 
 from ...core.check.layout import ceil_div
 from ...core.check.recipes import E2M1
-from ...core.gpu import Gpu
-from ...core.sm90 import WGMMA_ROWS
+from ...core.gpu import WGMMA_ROWS, Gpu
 from ..config.of_tile import tile_config
 from ..config.tall import BLOCK_K
 from ..kinds.output import Output, Sizes

@@ -12,15 +12,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...core.check.recipes import E2M1, E4M3, PER_64, PER_BLOCK
+from ...core.check.recipes import E2M1, E4M3
 from ...core.gpu import Gpu
 from ...core.settings import get_batch_invariant, num_sms_of
 from ..config.decode import DecodeConfig
 from ..config.tall import BLOCK_K, GemmConfig
-from ..kinds.epilogues import SILU, SILU_OF_HALVES, TO_ADDRESSES
+from ..kinds.epilogues import combinations
 from ..kinds.output import (
     BF16,
-    FP4_OPERANDS,
     FP32,
     FP32_C,
     FP32_D,
@@ -32,7 +31,7 @@ from ..kinds.output import (
     Sizes,
     other_fields,
 )
-from ..kinds.works import COUNTS, DENSE, DEPTHS, ENDS, FETCHED, HEADS, IDS
+from ..kinds.works import COUNTS, DENSE, DEPTHS, ENDS, HEADS, IDS
 from .cost import BAND_WEIGHTS, BANDS, SPREAD, OnWeight, band_of, dense_memory_us, estimate, on_weight, together
 from .tiles import (
     BLOCKS_OF_RUNS,
@@ -95,36 +94,22 @@ def select(
     Without `split_k` no CTAs share out k: one thread promotes each element of D in order of k, and the element's bits
     depend on its row of A and its row of B alone. Without `whole_gpu` only configurations are taken whose grid can be
     held to some of the SMs.
+
+    A dense product takes the menu of its weight. Into parts of heads it takes the plain product's configuration, but no
+    `fp8_gemm` that splits k: few columns alone would want it.
     """
-    if output.work is DENSE:
-        return select_dense(int(sizes.m), sizes.n, sizes.k, output, gpu, part_multiple, split_k, whole_gpu)
-    return select_grouped(sizes, output, gpu, split_k, whole_gpu)
-
-
-def select_dense(
-    m: int,
-    n: int,
-    k: int,
-    output: Output,
-    gpu: Gpu,
-    part_multiple: int = 0,
-    split_k: bool = True,
-    whole_gpu: bool = True,
-) -> Config:
-    """The configuration of a dense product: by the menu of its weight.
-
-    Into parts of heads the plain product's, but no `fp8_gemm` splits k: few columns alone would want it.
-    """
-    plain = BF16 if part_multiple else output
-    menu = menu_of(n, k, plain, gpu, split_k, whole_gpu)
-    number = menu.numbers[band_of(m)]
+    if output.work is not DENSE:
+        return select_grouped(sizes, output, gpu, split_k, whole_gpu)
+    plain, k = BF16 if part_multiple else output, sizes.k
+    menu = menu_of(sizes.n, k, plain, gpu, split_k, whole_gpu)
+    number = menu.numbers[band_of(int(sizes.m))]
     config = menu.configs[number]
     if config is None:
         config = menu.configs[number] = menu.offers[number].tile.config(plain, k)
     if not part_multiple:
         return config
     if isinstance(config, GemmConfig) and config.cluster_k > 1:
-        config = select_dense(m, n, k, plain, gpu, 0, False, whole_gpu)
+        config = select(sizes, plain, gpu, split_k=False, whole_gpu=whole_gpu)
     return skipping(config, next(columns for columns in PANELS if part_multiple % columns == 0))
 
 
@@ -256,9 +241,6 @@ def _drop_the_least_missed(
                 look(band)
 
 
-_TO_ADDRESSES = ((E4M3, PER_64, PER_BLOCK), FP4_OPERANDS)
-
-
 def outputs() -> list[Output]:
     """Every output that `select` may be asked for, in the order of the kernels' families."""
     dense = [output for operands in TILES_OF for output in OUTPUTS_OF[operands]]
@@ -268,17 +250,13 @@ def outputs() -> list[Output]:
         for operands in TILES_OF
         for output in (OUTPUTS_OF[operands][0], OUTPUTS_OF[operands][2])
     ]
-    to_addresses = [
-        Output(work=ENDS, epilogue=TO_ADDRESSES, b=b, sfa=sfa, sfb=sfb)
-        for b, sfa, sfb in (USUAL_OPERANDS, *_TO_ADDRESSES)
-    ]
-    activated = [
-        Output(work=work, epilogue=epilogue) for work in (ENDS, FETCHED) for epilogue in (SILU, SILU_OF_HALVES)
+    with_epilogues = [
+        Output(work=work, epilogue=epilogue, b=b, sfa=sfa, sfb=sfb) for epilogue, work, (b, sfa, sfb) in combinations()
     ]
     by_row = OUTPUTS_OF[OPERANDS_BY_ROW]
     depths = [replace(by_row[OUTPUTS.index(each)], work=DEPTHS) for each in (FP32, FP32_C, FP32_D, BF16)]
     heads = [replace(output, work=HEADS) for each in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[each]]
-    return [*dense, *rows, *to_addresses, *activated, *depths, *heads]
+    return [*dense, *rows, *with_epilogues, *depths, *heads]
 
 
 def reachable() -> list[Config]:

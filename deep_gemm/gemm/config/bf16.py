@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ...core.check.layout import align, ceil_div
 from ...core.check.recipes import BFLOAT16, Scales, Values
-from ...core.sm90 import WARPGROUP_THREADS, WGMMA_ROWS
+from ...core.gpu import WARPGROUP_THREADS, WGMMA_ROWS
 from ..kinds.output import Output
 from .of_tile import deepest, of_output, raster_group, warpgroups_of, with_buffers
 from .tall import CHUNK_ELEMENTS, EMPTY_BYTES, K_MAJOR, GemmConfig, Majors

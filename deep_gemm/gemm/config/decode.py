@@ -10,8 +10,8 @@ from typing import ClassVar
 from ...core.check.layout import align, ceil_div
 from ...core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, USUAL, Scales, Values
 from ...core.check.ue8m0 import Words
+from ...core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
-from ...core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ..kinds.epilogues import TO_D, Epilogue
 from ..kinds.works import DENSE, TILE_SLOTS, Work
 from .tall import BLOCK_K, EMPTY_BYTES, MAX_CLUSTER

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ...core.check.layout import ceil_div
 from ...core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW
-from ...core.sm90 import SHARED_BYTES_LIMIT, WGMMA_ROWS
+from ...core.gpu import SHARED_BYTES_LIMIT, WGMMA_ROWS
 from ..kinds.output import Output
 from .tall import BLOCK_K, RASTER_GROUP, GemmConfig
 

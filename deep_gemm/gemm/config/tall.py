@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 
 from ...core.check.layout import align, ceil_div
 from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW
+from ...core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
-from ...core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ..kinds.output import OPERANDS_BY_ROW, Output
-from ..kinds.works import ENDS, TILE_SLOTS
+from ..kinds.works import TILE_SLOTS
 
 BLOCK_K = 128
 """FP8 values of a k-block."""
@@ -178,7 +178,7 @@ class GemmConfig(Config, Output):
 
         Where rows are grouped one of the producer's warps searches the layout, and keeps more where it looks for the
         last tiles too, or where it searches ids while the loading thread loads B's scales by row. That one has enough
-        with 24, and two that fetch rows with 40. Tiles of 256x128 that keep B's scales by row, for which rows are never
+        with 24. Tiles of 256x128 that keep B's scales by row, for which rows are never
         grouped, spill with 232 registers, which cost up to 12% on an H200.
         """
         if self.converts_b:
@@ -439,19 +439,13 @@ class GemmConfig(Config, Output):
             plain or not epilogue.skips_mid,
             "a plain BF16 product without a split of k where columns of D are skipped",
         )
-        has_ends = work.number == ENDS.number and not self.is_fp32
-        is_usual = has_ends and self.sfb == PER_BLOCK
+        is_plain = not (self.is_fp32 or self.with_c or self.adds_to_d) and self.cluster_k == 1
         yield (
-            is_usual or not epilogue.activates,
-            "FP8 rows with ends, and scales of B by blocks, where they are activated",
-        )
-        yield (
-            is_usual or (has_ends and self.converts_b) or not epilogue.has_row_addresses,
-            "BF16 rows with ends, and FP4 or scales of B by blocks, where each has an address",
+            epilogue.work is None or (is_plain and epilogue.work == work and self.operands in epilogue.operands),
+            "a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
         )
         of_halves = unit_n == 128 and self.block_n in (128, 256)
         yield of_halves or not epilogue.activates, "units of 128 columns, one or two, where rows are activated"
-        yield epilogue.activates or not work.fetches, "rows that are activated where they are fetched"
         yield self.block_n == 256 or not epilogue.gates_apart, "tiles of 256 columns where gate and up lie apart"
 
     def _rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
@@ -494,10 +488,8 @@ class GemmConfig(Config, Output):
         scales = "by_chunk" if self.has_chunks else scales
         scales = "by_slot" if self.converts_b else "by_halves" if epilogue.activates else scales
         convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
-        of_rows = {}
-        if work.groups_rows:
-            params = "_fetched" if work.fetches else "_silu" if epilogue.activates else ""
-            of_rows = {"ARRIVAL": f"work/rows_{work.arrival}.cuh", "ROWS_PARAMS": f"work/rows{params}_params.cuh"}
+        params = "_silu" if epilogue.activates else ""
+        of_rows = {"ROWS_PARAMS": f"work/rows{params}_params.cuh"} if work.groups_rows else {}
         gates = {} if epilogue.gates is None else {"GATES": f"epilogue/{epilogue.gates}.cuh"}
         return {
             "DESTINATION": f"epilogue/{epilogue.destination}.cuh",
@@ -521,7 +513,7 @@ class GemmConfig(Config, Output):
         work, epilogue = self.work, self.epilogue
         of_work = epilogue.kernel if epilogue.skips_mid else work.kernel
         scales = "" if self.parts == 1 else "_by_64" if (self.sfa, self.sfb) == (PER_64, PER_BLOCK) else "_fine"
-        of_rows = "_fetched" * work.fetches + (epilogue.kernel if epilogue.activates else scales)
+        of_rows = epilogue.kernel if epilogue.activates else scales
         return f"{'fp8_wgrad_gemm' if self.operands == OPERANDS_BY_ROW else 'fp8_gemm'}_{of_work}{of_rows}"
 
     def constants(self) -> dict[str, int | bool]:
@@ -545,7 +537,6 @@ class GemmConfig(Config, Output):
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": work.window_rows(),
             "kRunWords": work.run_words(self.block_m),
-            **dict(work.constants),
             "kAIsMnMajor": self.majors.a_is_mn,
             "kBIsMnMajor": self.majors.b_is_mn,
             "kOutputIsFp32": self.is_fp32,

@@ -1,17 +1,6 @@
 // What fp8_gemm_decode is given of a product; gemm/launch.py packs it. The files decode/one.cuh, decode/heads.cuh,
 // decode/skip_mid.cuh and decode/rows.cuh, of which config.cuh names one, add what products of one head, or of several, or into
-// the parts of heads, or of groups of rows, need beside it:
-//
-//   Params                    the kernel's parameters
-//   CtaWork                   what the CTA computes at a time: Work, and of which head or group
-//   Tiles(p, shared)          the CTA's tiles: OneTile of decode/tile.cuh, or more if not kIsOnly
-//     Storage                   shared memory for them; init() by one thread
-//     load_all(load)            by the producer's warp: calls `load` with each tile, and whether it is the first
-//     next(work)                by a math warp: false behind the last tile
-//     store(product, shared, work, total)
-//   product_of(p, work)       pointers, pitches and sizes of that head's or group's product
-//   load_box<kIsB>(map, full, destination, k, row, work)  asks TMA for a box of A or B
-//   column_of_d(product, column)  where a column of the product lies in D
+// the parts of heads, or of groups of rows, need beside it; fp8_gemm_decode.cuh checks what they give.
 #pragma once
 #include "config.cuh"
 #include "ptx/tma.cuh"

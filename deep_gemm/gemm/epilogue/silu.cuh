@@ -14,6 +14,12 @@
 #include GATES
 #include WORK
 
+// kColumns of activations have a scale, and lie in kUnitsOfScale units. Activated is what a thread has of a row of them.
+static_assert(requires(const Totals& total, uint32_t unit, uint32_t half, float limit, float weight, Activated& activated) {
+  activate(total, unit, half, limit, weight, activated);  // of one of the thread's two rows
+  activated[kColumns / 4 * kUnitsOfScale - 1];
+}, "GATES");
+
 struct OutputStorage {};
 
 struct OutputBarriers {

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...core.params import Field, Kind, head_parts
+from torch import Tensor
 
-_ACTIVATION = (
-    Field("activation.row_weights", Kind.POINTER),
-    Field("activation.scales", Kind.POINTER),
-    Field("activation.scales_pitch", Kind.UINT32),
-    Field("activation.limit", Kind.FLOAT32),
-)
+from ...core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
+from .works import ENDS, Work
+
+
+def add(p: Any, sums: Tensor) -> None:
+    """Write D, or D = C + sums, of a problem whose sums are these."""
+    p.d.copy_(sums if p.c is None else sums + p.c.float())
+
+
+def write_heads(p: Any, sums: Tensor) -> None:
+    """Write the parts of each head, and leave what lies between them."""
+    of_heads = sums.view(p.m, p.n // p.heads.columns, p.heads.columns)
+    left, right = p.heads.of(p.d)
+    left.copy_(of_heads[..., : p.heads.left])
+    right.copy_(of_heads[..., p.heads.left :])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -26,8 +36,6 @@ class Epilogue:
     """The file that says where in D a panel lies."""
     gates: str | None = None
     """The file that says how gate and up lie in a tile, if D is their activation (gemm/epilogue/<gates>.cuh)."""
-    fields: tuple[Field, ...] = ()
-    """Members that it adds to a kernel's parameters."""
     second_map: str = "map_whole_d"
     """The second map of D that a product without row scales of B has, if its work or its epilogue has two."""
     name: str = ""
@@ -44,6 +52,12 @@ class Epilogue:
     """D has heads, with columns between their parts that are not written."""
     has_row_addresses: bool = False
     """Each row goes to an address of its own, perhaps in another GPU's memory."""
+    write: Callable[[Any, Tensor], None] = add
+    """Writes the D of a problem of one product, from its FP32 sums: the definition."""
+    work: Work | None = None
+    """The only kind of work that it is made for, with a BF16 D, no C and whole k; None: it goes with several."""
+    operands: tuple[tuple[Values, Scales, Scales], ...] = ((E4M3, PER_ROW, PER_BLOCK),)
+    """Values of B and scales of A and B that it is made for, if it is made for one kind of work."""
 
     @cached_property
     def activates(self) -> bool:
@@ -66,27 +80,39 @@ TO_D = Epilogue()
 """D is a matrix, or one for each head or group."""
 TO_HEADS = Epilogue(
     destination="to_heads",
-    fields=head_parts(Kind.MAP.alignment),
     second_map="map_right_d",
     suffix=" skip mid",
     kernel="skip_head_mid",
     skips_mid=True,
+    write=write_heads,
 )
 """D has heads, each with columns between a left and a right part that are not written."""
+TO_ADDRESSES = Epilogue(
+    source="store_rows",
+    suffix=" to addresses",
+    by_tma=False,
+    has_row_addresses=True,
+    work=ENDS,
+    operands=((E4M3, PER_ROW, PER_BLOCK), (E4M3, PER_64, PER_BLOCK), (E2M1, PER_ROW, MX)),
+)
+"""Each row goes to an address of its own."""
 SILU = Epilogue(
     source="silu",
     gates="gates_in_turn",
-    fields=_ACTIVATION,
     name="silu",
     kernel="_silu",
     by_tma=False,
     output_bytes=1,
+    work=ENDS,
 )
 """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
 SILU_OF_HALVES = replace(SILU, gates="gates_apart", name="silu of halves")
 """The same of a B that has gate's rows first: a scale is for 128 columns, and gate and up are rounded to BF16."""
-TO_ADDRESSES = Epilogue(source="store_rows", suffix=" to addresses", by_tma=False, has_row_addresses=True)
-"""Each row goes to an address of its own."""
+
+
+def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:
+    """List epilogues that are made for one kind of work, with it and each of their operands."""
+    return [(each, each.work, operands) for each in _names() if each.work is not None for operands in each.operands]
 
 
 def _names() -> dict[Epilogue, str]:

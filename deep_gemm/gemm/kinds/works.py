@@ -10,10 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...core import meeting
-from ...core.check.layout import align
-from ...core.params import Field, Kind
-
 TILE_SLOTS = 4
 """Tiles of a grouped product that are found ahead of the threads that load and multiply; see work/tile_queue.cuh."""
 TILE_BYTES = 16
@@ -29,41 +25,6 @@ MOST_INLINE_COUNTS = 768
 """Depths from the host that a launch takes among its parameters: `kMostInlineCounts` of gemm/work/k_counted.cuh."""
 MOST_COUNTED, PART_BYTES = 128, 16
 """Groups of a launch that counts depths on the GPU (`kMostCounted` of gemm/work/k_counted.cuh), and bytes of each."""
-FETCHED_BYTES = 29696
-"""Room in a CTA for rows that are on their way to it: four of 7168 columns, six of 4096."""
-MOST_FETCHED = 6
-"""Rows on their way at most."""
-MOST_ROUTES = 32
-"""Routes of a token whose row is fetched: a lane each."""
-ROWS_OF_PART = 128
-"""Rows of A that are waited for together: the rows of a tile."""
-ARRIVAL_BYTES = align(FETCHED_BYTES + MOST_FETCHED * (2 * 8 + 4 + MOST_ROUTES * 4), 128)
-"""Size of `ArrivalStorage` in gemm/work/rows_fetched.cuh."""
-GROUPS_OF_ROWS = (
-    Field("groups.layout", Kind.POINTER),
-    Field("groups.sfb_stride", Kind.UINT64),
-    Field("groups.count", Kind.UINT32),
-    Field("groups.rows", Kind.UINT32),
-    Field("groups.alignment", Kind.UINT32),
-    Field("groups.zeroes_padding", Kind.UINT32),
-)
-_FETCHING = (
-    Field("fetching.token_of", Kind.POINTER),
-    Field("fetching.row_of", Kind.POINTER),
-    Field("fetching.arrivals", Kind.POINTER),
-    Field("fetching.values", Kind.POINTER),
-    Field("fetching.sfa", Kind.POINTER),
-    Field("fetching.weights", Kind.POINTER),
-    Field("fetching.addresses", Kind.POINTER),
-    Field("fetching.results", Kind.UINT64),
-    Field("fetching.topk", Kind.UINT32),
-    Field("fetching.row_bytes", Kind.UINT32),
-    Field("fetching.weights_at", Kind.UINT32),
-    Field("fetching.pitch", Kind.UINT32),
-    Field("fetching.max_tokens", Kind.UINT32),
-    *(field._replace(name=f"fetching.{field.name}") for field in meeting.FIELDS),
-)
-_DECODE_ROWS = (*GROUPS_OF_ROWS, Field("sfa_stride", Kind.UINT64), Field("d_stride", Kind.UINT64))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -78,14 +39,8 @@ class Work:
     """Its file in gemm/work."""
     number: int
     """`kGroups` of gemm/work/layout.cuh."""
-    fields: tuple[Field, ...] = ()
-    """Members that the file adds to `Product`."""
-    more_fields: tuple[Field, ...] = ()
-    """Members behind those of the epilogue."""
     decode: str | None = None
     """Its file in gemm/decode, if the kernel of few rows does such work."""
-    decode_fields: tuple[Field, ...] = ()
-    """Members that this file adds."""
     line: str = "{m} x {n} x {k} runs"
     """The line of DG_PRINT_CONFIGS for a problem."""
     groups_rows: bool = False
@@ -114,15 +69,6 @@ class Work:
     """Scales may be for fewer than 128 columns."""
     maps: str | None = "plain"
     """How boxes of A and B begin: "plain"; "late", perhaps with zeros; None if a kernel ahead makes the maps."""
-    arrival: str = "there"
-    """For groups of rows: rows of A lie there, or are fetched (gemm/work/rows_<arrival>.cuh)."""
-    constants: tuple[tuple[str, int], ...] = ()
-    """Numbers that the file takes from `config.cuh`."""
-
-    @cached_property
-    def fetches(self) -> bool:
-        """Rows of A lie in rooms of a node's ranks, and are fetched as needed."""
-        return self.arrival == "fetched"
 
     @cached_property
     def suffix(self) -> str:
@@ -156,9 +102,7 @@ IDS = Work(
     kernel="m_grouped_contiguous",
     source="rows",
     number=1,
-    fields=GROUPS_OF_ROWS,
     decode="rows",
-    decode_fields=_DECODE_ROWS,
     line="{groups} groups of {n} x {k} run",
     groups_rows=True,
     is_stacked=True,
@@ -170,22 +114,6 @@ IDS = Work(
 """Rows stacked by group, and a group's number for each row."""
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
 """Rows stacked by group, and where each group's rows end."""
-FETCHED = replace(
-    ENDS,
-    name="ends fetched",
-    more_fields=_FETCHING,
-    decode=None,
-    more_bytes=ARRIVAL_BYTES,
-    alignment=128,
-    arrival="fetched",
-    constants=(
-        ("kFetchedBytes", FETCHED_BYTES),
-        ("kMostFetched", MOST_FETCHED),
-        ("kMostRoutes", MOST_ROUTES),
-        ("kRowsOfPart", ROWS_OF_PART),
-    ),
-)
-"""The same of rows that lie in rooms of a node's ranks."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""
 DEPTHS = Work(
@@ -193,11 +121,6 @@ DEPTHS = Work(
     kernel="k_grouped",
     source="depths",
     number=4,
-    fields=(
-        Field("groups.by_depth", Kind.POINTER),
-        Field("groups.c_stride", Kind.UINT64),
-        Field("groups.count", Kind.UINT32),
-    ),
     line="{groups} groups of {m} x {n} run",
     is_along_k=True,
     may_be_empty=True,
@@ -210,13 +133,6 @@ DEPTHS = Work(
 PARTS = replace(
     DEPTHS,
     source="k_parts",
-    fields=(
-        Field("parts.c_stride", Kind.UINT64),
-        Field("parts.count", Kind.UINT32),
-        Field("parts.first_k_block", Kind.UINT32, MOST_K_PARTS),
-        Field("parts.num_k_blocks", Kind.UINT32, MOST_K_PARTS),
-        Field("parts.group", Kind.UINT32, MOST_K_PARTS),
-    ),
     queue=False,
     more_bytes=0,
     alignment=1,
@@ -228,15 +144,6 @@ COUNTED = replace(
     name="counted_depths",
     source="k_counted",
     number=7,
-    fields=(
-        Field("depths.counts", Kind.POINTER),
-        Field("depths.c_stride", Kind.UINT64),
-        Field("depths.groups", Kind.UINT32),
-        Field("depths.rows", Kind.UINT32),
-        Field("depths.first", Kind.UINT32),
-        Field("depths.count", Kind.UINT32),
-        Field("depths.inline_counts", Kind.UINT32, MOST_INLINE_COUNTS),
-    ),
     is_along_k=False,
     more_bytes=MOST_COUNTED * PART_BYTES,
     alignment=16,
@@ -248,13 +155,7 @@ HEADS = Work(
     kernel="heads",
     source="heads",
     number=5,
-    fields=(
-        Field("heads.sfb_stride", Kind.UINT64),
-        Field("heads.c_stride", Kind.UINT64),
-        Field("heads.count", Kind.UINT32),
-    ),
     decode="heads",
-    decode_fields=tuple(Field(f"heads.{x}_stride", Kind.UINT64) for x in ("sfa", "sfb", "d", "c")),
     line="{groups} heads of {m} x {n} x {k} run",
     has_planes=True,
     may_split_k=False,
@@ -265,12 +166,11 @@ SUM = Work(
     kernel="sum",
     source="sums",
     number=6,
-    fields=(Field("sum.products", Kind.UINT32, of_base=Kind.MAP.alignment), Field("sum.slices", Kind.UINT32)),
     line="{groups} x {m} x {n} x {k}, added up, runs",
     is_summed=True,
 )
 """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
-WORKS = (DENSE, IDS, ENDS, FETCHED, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
+WORKS = (DENSE, IDS, ENDS, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
 
 
 def _names() -> dict[Work, str]:

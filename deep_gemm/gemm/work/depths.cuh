@@ -7,6 +7,7 @@
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
+#include "operand.cuh"
 #include "params.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
@@ -96,26 +97,19 @@ using Share = WholeShare;
 
 // ---- Loads
 
-// A box of A, or of its scales, for both CTAs if they share A.
-DEVICE void load_shared(const ptx::TensorMap* map, uint64_t* full, void* to, uint32_t x, uint32_t y) {
-  if constexpr (kClusterN > 1)
-    ptx::tma_load_2d_multicast(map, full, to, x, y, kAllCtas);
-  else
-    ptx::tma_load_2d(map, full, to, x, y);
-}
-
 struct TileLoad {
   static constexpr uint32_t slot_bytes = kSlotBytes;
+  static constexpr bool kIsShared = kClusterN > 1;  // A, by the CTAs of the cluster
   const Params& p;
   const TileToLoad& tile;
   uint32_t first_row, row_m;  // each CTA of a cluster loads its part of A, and of A's scales, into the same slot of both
 
   DEVICE TileLoad(const Params& p_, const TileToLoad& tile_)
-      : p(p_), tile(tile_), first_row(kClusterN > 1 ? ptx::cluster_rank() * kBoxRowsOfA : 0), row_m(tile.row_m + first_row) {}
+      : p(p_), tile(tile_), first_row(kIsShared ? ptx::cluster_rank() * kBoxRowsOfA : 0), row_m(tile.row_m + first_row) {}
 
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t) const {
-    load_shared(&tile.k_group->map_a, slot.full, slot.a + first_row * kBlockK, k_block * kBlockK, row_m);
-    load_shared(&p.map_sfa, slot.full, slot.scales + first_row, row_m, tile.first_k_block + k_block);
+    load_box<kIsShared>(&tile.k_group->map_a, slot.full, slot.a + first_row * kBlockK, k_block * kBlockK, row_m);
+    load_box<kIsShared>(&p.map_sfa, slot.full, slot.scales + first_row, row_m, tile.first_k_block + k_block);
     ptx::tma_load_2d(&tile.k_group->map_b, slot.full, slot.b, k_block * kBlockK, tile.row_n);
     ptx::tma_load_2d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, tile.first_k_block + k_block);
   }

@@ -4,8 +4,6 @@
 #include "config.cuh"
 #include "operand.cuh"
 #include "params.cuh"
-#include "ptx/tma.cuh"
-#include "ring.cuh"
 #include "slot.cuh"
 
 struct Heads {
@@ -19,12 +17,7 @@ struct Params : Product {
 
 DEVICE uint32_t planes_of(const Params& p) { return p.heads.count; }
 
-DEVICE void prefetch_operand_maps(const Params& p) {
-  ptx::prefetch_tensormap(&p.map_a);
-  ptx::prefetch_tensormap(&p.map_b);
-  if constexpr (kHasScales) ptx::prefetch_tensormap(&p.map_sfa);
-  if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
-}
+DEVICE void prefetch_operand_maps(const Params& p) { prefetch_maps(p); }
 
 #include "work/planes.cuh"
 
@@ -32,23 +25,12 @@ DEVICE KBlocks k_blocks_of(const Params& p, const Tile&) { return KBlocks(p.k); 
 
 // ---- Loads
 
-struct TileLoad {
-  const Params& p;
-  const Tile& tile;
-  uint32_t slot_bytes;
-
-  DEVICE TileLoad(const Params& p_, const Tile& tile_) : p(p_), tile(tile_), slot_bytes(bytes_of_slot(p_, tile_)) {}
+struct TileLoad : LoadOfBoxes<Params, Tile> {
+  using LoadOfBoxes::LoadOfBoxes;
 
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
-    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m, tile.plane);
-    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, k, tile.row_n, tile.plane);
-    if constexpr (kHasScales) load_scales(slot, k_block);
-  }
-
-  DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
-    ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block, tile.plane);
-    if constexpr (kSfbIsPerRow)
-      ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block, tile.plane);
+    load_operands(slot, k, tile.plane);
+    load_scales(slot, k_block, tile.plane);
   }
 };
 

@@ -15,11 +15,8 @@
 #include "config.cuh"
 #include "operand.cuh"
 #include "params.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
 
@@ -47,10 +44,7 @@ struct WorkStorage {
   DEVICE void init() {}
 };
 
-DEVICE void prefetch_operand_maps(const Params& p) {
-  ptx::prefetch_tensormap(&p.map_a);
-  ptx::prefetch_tensormap(&p.map_b);
-}
+DEVICE void prefetch_operand_maps(const Params& p) { prefetch_maps(p); }
 
 // ---- Depths
 
@@ -114,17 +108,11 @@ struct TileToLoad : Tile {
   uint32_t first_k, k;
 };
 
-struct Tiles {
+struct Tiles : Raster {
   const KCounts& depths;
   WorkStorage& storage;
-  uint32_t tiles_m, tiles_n, next_tile;
 
-  DEVICE Tiles(const Params& p, WorkStorage& storage_)
-      : depths(p.depths),
-        storage(storage_),
-        tiles_m(ceil_div(ceil_div(p.m, kBlockM), kClusterM)),
-        tiles_n(ceil_div(ceil_div(p.n, kBlockN), kClusterN)),
-        next_tile(ptx::block_index() / kClusterSize) {
+  DEVICE Tiles(const Params& p, WorkStorage& storage_) : Raster(p.m, p.n), depths(p.depths), storage(storage_) {
     place_parts(depths, storage);
   }
 
@@ -134,14 +122,11 @@ struct Tiles {
     if (next_tile >= tiles_of_part * depths.count) return false;
     const uint32_t number = next_tile / tiles_of_part;
     const ptx::Uint4 part = ptx::ld_shared_v4_b32(&storage.parts[number]);
-    const TileIndex index = place_in_raster(next_tile - number * tiles_of_part, tiles_m, tiles_n);
-    tile.row_m = tile_of_cta<kClusterM>(index.m) * kBlockM;
-    tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
+    take(tile, next_tile - number * tiles_of_part);
     tile.num_k_blocks = ceil_div(part.y, kBlockK);
     tile.group = part.z;
     tile.first_k = part.x;
     tile.k = part.y;
-    next_tile += ptx::grid_size() / kClusterSize;
     return !kAddsToD || tile.num_k_blocks != 0;  // else nor has any other tile something to add
   }
 
@@ -159,10 +144,6 @@ struct Tiles {
   DEVICE void load_all(const Load& load) {
     for (TileToLoad tile; find(tile);) load(tile);
   }
-
-  DEVICE void find_for_others(uint32_t) {}
-
-  DEVICE void finish(Tile&) {}
 };
 
 DEVICE KBlocks k_blocks_of(const Params&, const Tile& tile) { return KBlocks(0, tile.num_k_blocks); }
@@ -171,18 +152,12 @@ using Share = WholeShare;
 
 // ---- Loads
 
-struct TileLoad {
-  static constexpr uint32_t slot_bytes = kSlotBytes;
-  const Params& p;
-  const TileToLoad& tile;
-
-  DEVICE TileLoad(const Params& p_, const TileToLoad& tile_) : p(p_), tile(tile_) {}
+struct TileLoad : LoadOfBoxes<Params, TileToLoad> {
+  using LoadOfBoxes::LoadOfBoxes;
 
   DEVICE void load_slot(const Slot& slot, uint32_t, uint32_t k_of_part) const {
     const uint32_t rest = tile.k - k_of_part, zeros = rest < kBlockK ? kBlockK - rest : 0, first = 0 - zeros;
-    const uint32_t row = tile.first_k + k_of_part;
-    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, first, tile.row_m, row);
-    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, first, tile.row_n, row);
+    load_operands(slot, first, tile.first_k + k_of_part);
   }
 };
 

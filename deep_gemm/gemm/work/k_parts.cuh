@@ -5,13 +5,8 @@
 // A cluster that multicasts takes two neighbouring tiles of a group: along n if it shares A, along m if it shares B.
 #pragma once
 #include "config.cuh"
-#include "epilogue/panels.cuh"
 #include "operand.cuh"
 #include "params.cuh"
-#include "ptx/cluster.cuh"
-#include "ptx/tma.cuh"
-#include "ptx/warp.cuh"
-#include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
 
@@ -32,10 +27,7 @@ struct WorkStorage {
   DEVICE void init() {}
 };
 
-DEVICE void prefetch_operand_maps(const Params& p) {
-  ptx::prefetch_tensormap(&p.map_a);
-  ptx::prefetch_tensormap(&p.map_b);
-}
+DEVICE void prefetch_operand_maps(const Params& p) { prefetch_maps(p); }
 
 // ---- Tiles
 
@@ -47,15 +39,10 @@ struct Tile {
 
 using TileToLoad = Tile;
 
-struct Tiles {
+struct Tiles : Raster {
   const KParts& parts;
-  uint32_t tiles_m, tiles_n, next_tile;
 
-  DEVICE Tiles(const Params& p, WorkStorage&)
-      : parts(p.parts),
-        tiles_m(ceil_div(ceil_div(p.m, kBlockM), kClusterM)),
-        tiles_n(ceil_div(ceil_div(p.n, kBlockN), kClusterN)),
-        next_tile(ptx::block_index() / kClusterSize) {}
+  DEVICE Tiles(const Params& p, WorkStorage&) : Raster(p.m, p.n), parts(p.parts) {}
 
   // By the loading thread, or a math warp.
   DEVICE bool next(Tile& tile) {
@@ -63,10 +50,7 @@ struct Tiles {
     if (next_tile >= tiles_of_part * parts.count) return false;
     tile.part = next_tile / tiles_of_part;
     if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;  // nor has any other tile something to add
-    const TileIndex index = place_in_raster(next_tile - tile.part * tiles_of_part, tiles_m, tiles_n);
-    tile.row_m = tile_of_cta<kClusterM>(index.m) * kBlockM;
-    tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
-    next_tile += ptx::grid_size() / kClusterSize;
+    take(tile, next_tile - tile.part * tiles_of_part);
     return true;
   }
 
@@ -75,10 +59,6 @@ struct Tiles {
   DEVICE void load_all(const Load& load) {
     for (Tile tile; next(tile);) load(tile);
   }
-
-  DEVICE void find_for_others(uint32_t) {}
-
-  DEVICE void finish(Tile&) {}
 };
 
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(0, p.parts.num_k_blocks[tile.part]); }
@@ -87,20 +67,13 @@ using Share = WholeShare;
 
 // ---- Loads
 
-struct TileLoad {
-  static constexpr uint32_t slot_bytes = kSlotBytes;
-  const Params& p;
-  const Tile& tile;
+struct TileLoad : LoadOfBoxes<Params, Tile> {
   uint32_t first_k;
 
-  DEVICE TileLoad(const Params& p_, const Tile& tile_)
-      : p(p_), tile(tile_), first_k(p_.parts.first_k_block[tile_.part] * kBlockK) {}
+  DEVICE TileLoad(const Params& p, const Tile& tile)
+      : LoadOfBoxes(p, tile), first_k(p.parts.first_k_block[tile.part] * kBlockK) {}
 
-  DEVICE void load_slot(const Slot& slot, uint32_t, uint32_t k_of_part) const {
-    const uint32_t k = first_k + k_of_part;
-    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m);
-    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, k, tile.row_n);
-  }
+  DEVICE void load_slot(const Slot& slot, uint32_t, uint32_t k_of_part) const { load_operands(slot, first_k + k_of_part); }
 };
 
 // ---- C and D

@@ -16,13 +16,12 @@
 #include "work/layout.cuh"
 #include "work/padding.cuh"
 #include "work/tile_queue.cuh"
-#include ARRIVAL
+#include ROWS_PARAMS
 
-struct WorkStorage : ArrivalStorage {
+struct WorkStorage {
   TileQueue queue;
 
   DEVICE void init() {
-    ArrivalStorage::init();
     queue.init(kNumMathWarps + kStoringWarps + 1 + kConvertGroups * kConvertWarps + kScalingWarps);  // all roles but the dealing warp take
   }
 };
@@ -31,10 +30,7 @@ struct WorkStorage : ArrivalStorage {
 constexpr bool kHasWholeD = !kSfbIsPerRow && kStoresByTma;
 
 DEVICE void prefetch_operand_maps(const Params& p) {
-  ptx::prefetch_tensormap(&p.map_a);
-  ptx::prefetch_tensormap(&p.map_b);
-  if constexpr (kHasScales) ptx::prefetch_tensormap(&p.map_sfa);
-  if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
+  prefetch_maps(p);
   if constexpr (kHasWholeD) ptx::prefetch_tensormap(&p.map_whole_d);
 }
 
@@ -80,14 +76,10 @@ struct Tiles {
     for (Tile tile; take<false>(tile);) load(tile);
   }
 
-  // By the producer's other warps: one finds the tiles, and hands them out; the rest may fetch rows (ARRIVAL).
+  // By the producer's other warps: one finds the tiles, and hands them out.
   DEVICE void find_for_others(uint32_t warp) {
-    if (warp != 1) return fetch_rows(p, storage, warp);
-    for (Tile tile; find_next(tile);) {
-      const uint32_t end = tile.row_m + kBlockM;
-      wait_for_rows(p, tile.row_m, end < tile.end_m ? end : tile.end_m);
-      deal(tile);
-    }
+    if (warp != 1) return;
+    for (Tile tile; find_next(tile);) deal(tile);
     deal(kNoMoreTiles);
     if (p.groups.zeroes_padding) zero_padding(p.groups, storage.queue.window, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }

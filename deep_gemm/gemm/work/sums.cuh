@@ -6,7 +6,6 @@
 #include "config.cuh"
 #include "operand.cuh"
 #include "params.cuh"
-#include "ptx/tma.cuh"
 #include "slot.cuh"
 
 struct Sum {
@@ -21,10 +20,7 @@ DEVICE uint32_t planes_of(const Params& p) { return p.sum.slices; }
 
 #include "work/planes.cuh"
 
-DEVICE void prefetch_operand_maps(const Params& p) {
-  ptx::prefetch_tensormap(&p.map_a);
-  ptx::prefetch_tensormap(&p.map_b);
-}
+DEVICE void prefetch_operand_maps(const Params& p) { prefetch_maps(p); }
 
 // All slices have the same number of k-blocks, or one more. Products of the numbers here may need more than 32 bits.
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) {
@@ -35,19 +31,14 @@ DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) {
 
 // ---- Loads
 
-struct TileLoad {
-  const Params& p;
-  const Tile& tile;
-  uint32_t slot_bytes, k_blocks_of_product;
+struct TileLoad : LoadOfBoxes<Params, Tile> {
+  uint32_t k_blocks_of_product;
 
-  DEVICE TileLoad(const Params& p_, const Tile& tile_)
-      : p(p_), tile(tile_), slot_bytes(bytes_of_slot(p_, tile_)), k_blocks_of_product(p_.k / kBlockK) {}
+  DEVICE TileLoad(const Params& p, const Tile& tile) : LoadOfBoxes(p, tile), k_blocks_of_product(p.k / kBlockK) {}
 
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t) const {
     const uint32_t product = k_block / k_blocks_of_product;
-    const uint32_t k = (k_block - product * k_blocks_of_product) * kBlockK;
-    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m, product);
-    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, k, tile.row_n, product);
+    load_operands(slot, (k_block - product * k_blocks_of_product) * kBlockK, product);
   }
 };
 

@@ -10,7 +10,6 @@ struct RouteParams {
   uint32_t num_routes, topk;
   uint32_t gap;                 // ids between those of a token and of the next
   uint32_t first, num_experts;  // the id that counts as expert 0; as many experts from there on
-  uint32_t* arrivals;           // [1 + parts of kRowsOfPart], which route_rows sets to zero: see work/rows_fetched.cuh; or null
   uint32_t* of_parts;           // [parts, experts]: routes of each expert in each part; null if there is one kernel alone
 };
 #include "route_params_layout.cuh"  // asserts that it lies as core/params.py packs it

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,12 +15,6 @@ from ..trial import Right, Tensors
 from . import dense, fp8, rows
 
 BF16, LARGEST = torch.bfloat16, 4
-CALLS = {
-    "nt": deep_gemm.bf16_gemm_nt,
-    "nn": deep_gemm.bf16_gemm_nn,
-    "tn": deep_gemm.bf16_gemm_tn,
-    "tt": deep_gemm.bf16_gemm_tt,
-}
 
 
 class OfBf16(fp8.OfFp8):
@@ -63,16 +57,18 @@ class DenseBf16(OfBf16, dense.Dense):
     """`bf16_gemm_nt` and its relatives."""
 
     kind = "bf16_gemm"
-    majors: ClassVar = tuple(CALLS)
+    calls: ClassVar = {
+        "nt": deep_gemm.bf16_gemm_nt,
+        "nn": deep_gemm.bf16_gemm_nn,
+        "tn": deep_gemm.bf16_gemm_tn,
+        "tt": deep_gemm.bf16_gemm_tt,
+    }
+    majors: ClassVar = tuple(calls)
     has_rows = False
 
     def drawn_rows(self) -> int:
         """Draw m."""
         return self.draw.size(8, 3000, 8) if self.turned_a else super().drawn_rows()
-
-    def product(self) -> Callable[..., Any]:
-        """The function that is called."""
-        return CALLS[self.major]
 
     def refused_faults(self) -> Mapping[str, str]:
         """All operands are taken as they lie."""
@@ -85,12 +81,7 @@ class RowsBf16(OfBf16, rows.Contiguous):
 
     kind = "m_grouped_bf16_contiguous"
     faults: ClassVar = {"a": fp8.VALUES, "b": "dtype address shape device", "layout": "dtype device", "d": fp8.OUTPUT}
-
-    def product(self) -> Callable[..., Any]:
-        """The function that is called."""
-        return (
-            deep_gemm.m_grouped_bf16_gemm_nn_contiguous if self.turned else deep_gemm.m_grouped_bf16_gemm_nt_contiguous
-        )
+    calls = deep_gemm.m_grouped_bf16_gemm_nt_contiguous, deep_gemm.m_grouped_bf16_gemm_nn_contiguous
 
 
 class MaskedBf16(OfBf16, rows.Masked):
@@ -101,10 +92,7 @@ class MaskedBf16(OfBf16, rows.Masked):
         **dict.fromkeys(("a", "b", "d"), "dtype address shape device"),
         "masked_m": fp8.INTS,
     }
-
-    def product(self) -> Callable[..., Any]:
-        """The function that is called."""
-        return deep_gemm.m_grouped_bf16_gemm_nt_masked
+    calls = (deep_gemm.m_grouped_bf16_gemm_nt_masked,)
 
     def right(self) -> dict[str, Right]:
         """All rows; those behind a group's count are undefined, but lie inside of D."""

@@ -11,6 +11,7 @@ from deep_gemm.casts import fp8, scales
 from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.gating import activated, gating_of
 from deep_gemm.casts.rules import Target
+from deep_gemm.core.check.layout import rows_of_counts
 from deep_gemm.moe.activation import silu_mul_cast_to_fp8
 
 from ..draw import Draw
@@ -91,8 +92,7 @@ class Cast(Trial):
         rows, columns = {"channel": (many, 1), "block": (many, many)}.get(self.form, (1, many))
         values, sf = self.blocks(x, rows, columns)
         if self.form == "masked":
-            row = torch.arange(x.shape[1], device=x.device)
-            counts = (row < self.operands["masked_m"][:, None])[..., None]
+            counts = rows_of_counts(self.operands["masked_m"], x.shape[1])[..., None]
             return {"values": Right(values, None, counts), "scales": Right(sf, None, counts)}
         right = {"values": Right(values), "scales": Right(sf)}
         if self.form == "both":
@@ -153,10 +153,7 @@ class Activation(Trial):
         _, sf = cast_blocks(y.float(), Target(1, self.columns, self.rounds_up))
         scale = sf.double().repeat_interleave(self.columns, -1)[..., : self.i]
         allowed = y.abs() * 2.0**-3 + scale * 2.0**-8
-        written = None
-        if self.groups:
-            row = torch.arange(x.shape[1], device=x.device)
-            written = (row < self.operands["masked_m"][:, None])[..., None]
+        written = rows_of_counts(self.operands["masked_m"], x.shape[1])[..., None] if self.groups else None
         return {"numbers": Right(y, allowed, written)}
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 
@@ -11,17 +11,21 @@ from deep_gemm.core.check.layout import RECIPE_1D1D, SCALE_BLOCK
 from deep_gemm.gemm.api import dense
 
 from ..draw import Draw
-from ..trial import Right, Tensors
+from ..trial import Call, Right, Tensors
 from . import fp8
-
-CALLS = {"nt": dense.fp8_gemm_nt, "nn": dense.fp8_gemm_nn, "tn": dense.fp8_gemm_tn, "tt": dense.fp8_gemm_tt}
 
 
 class Dense(fp8.OfFp8):
     """`fp8_gemm_nt` and its relatives."""
 
     kind = "fp8_gemm"
-    majors: ClassVar[tuple[str, ...]] = ("nt", "nt", "nt", *CALLS)
+    calls: ClassVar[Mapping[str, Call]] = {
+        "nt": dense.fp8_gemm_nt,
+        "nn": dense.fp8_gemm_nn,
+        "tn": dense.fp8_gemm_tn,
+        "tt": dense.fp8_gemm_tt,
+    }
+    majors: ClassVar[tuple[str, ...]] = ("nt", "nt", "nt", *calls)
     has_rows: ClassVar[bool] = True
     """True if B may have a scale for each row."""
 
@@ -61,15 +65,11 @@ class Dense(fp8.OfFp8):
         super().fill()
         self.draw_c((self.m, self.n), self.c)
 
-    def product(self) -> Callable[..., Any]:
-        """The function that is called."""
-        return CALLS[self.major]
-
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
         c = {"c": x.get("c"), "d": x["d"], None: None}[self.c]
         recipes = {"recipe": RECIPE_1D1D} if self.by_row else self.weight.recipes
-        self.product()(*self.given(x), x["d"], c, **recipes)
+        self.calls[self.major](*self.given(x), x["d"], c, **recipes)
         return {}
 
     def right(self) -> dict[str, Right]:

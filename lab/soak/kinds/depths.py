@@ -9,6 +9,7 @@ import torch
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm.api.grouped import k_grouped_fp8_gemm_nt_contiguous
 
+from ...casts import spread
 from ..draw import Draw
 from ..trial import Right, Tensors
 from . import fp8
@@ -66,8 +67,8 @@ class Depths(fp8.OfFp8):
             c = self.starts["d"][group] if self.adds else None
             found.append(
                 fp8.product(
-                    fp8.spread(a, x["sfa"][:, blocks], 1),
-                    fp8.spread(b, x["sfb"][:, blocks], 1),
+                    spread(a, x["sfa"][:, blocks], 1),
+                    spread(b, x["sfb"][:, blocks], 1),
                     c,
                     torch.float32,
                     self.exact,

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div
 from deep_gemm.core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, MX, PER_64, PER_ROW
 from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm.kinds.output import FINE_OPERANDS
 
+from ...casts import spread
 from ..draw import Draw
 from . import dense, fp8, layers, rows
 
@@ -60,7 +61,7 @@ class FineWeight(fp8.Weight):
 
     def numbers(self, values: Tensor, sf: Tensor, rows: int = SCALE_BLOCK) -> Tensor:
         """Give the FP64 numbers `[..., n, k]`."""
-        return fp8.spread(values, sf, *self.of_b)
+        return spread(values, sf, *self.of_b)
 
 
 class LayerWeight(FineWeight):
@@ -90,32 +91,40 @@ class LayerWeight(FineWeight):
         fp8.fill_scales(self.draw, sf, self.exact or self.form != "FP32", self.low, self.high)
 
 
-class DenseFine(dense.Dense):
+class OfFine(fp8.OfFp8):
+    """The common part of products."""
+
+    make_weight: ClassVar[type[fp8.Weight]] = FineWeight
+    weight: FineWeight
+
+    def refused_faults(self) -> Mapping[str, str]:
+        """One more scale of B may be in a word that is there: then there is nothing to refuse."""
+        groups = self.operands["sfb"].shape[-1]
+        is_in_a_word = self.weight.form == "words" and not self.turned and groups % UE8M0_PER_WORD
+        return {**super().refused_faults(), "sfa": SCALES, "sfb": "device" if is_in_a_word else SCALES}
+
+
+class DenseFine(OfFine, dense.Dense):
     """`fp8_gemm_nt` and its relatives."""
 
     kind = "fp8_gemm_fine"
     has_rows: ClassVar[bool] = False
-    make_weight: ClassVar[type[fp8.Weight]] = FineWeight
 
     def refused_faults(self) -> Mapping[str, str]:
         """A turned B may be copied, wherever it is."""
         return {**super().refused_faults(), "b": "dtype shape device" if self.turned else fp8.VALUES}
 
 
-class ContiguousFine(rows.Contiguous):
+class ContiguousFine(OfFine, rows.Contiguous):
     """`m_grouped_fp8_gemm_nt_contiguous` and its nn form."""
 
     kind = "m_grouped_fp8_contiguous_fine"
-    faults: ClassVar = {**rows.Contiguous.faults, "sfa": SCALES, "sfb": SCALES}
-    make_weight: ClassVar[type[fp8.Weight]] = FineWeight
 
 
-class MaskedFine(rows.Masked):
+class MaskedFine(OfFine, rows.Masked):
     """`m_grouped_fp8_gemm_nt_masked`."""
 
     kind = "m_grouped_fp8_masked_fine"
-    faults: ClassVar = {**rows.Masked.faults, "sfa": SCALES, "sfb": SCALES}
-    make_weight: ClassVar[type[fp8.Weight]] = FineWeight
 
 
 class LinearFine(layers.Linear):

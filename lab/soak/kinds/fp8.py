@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 
+from ...casts import spread
 from ...sim.rounding import FP32_UNIT, TENSOR_CORES, within_units
 from ..draw import Draw
 from ..trial import Part, Tensors, Trial
@@ -39,13 +40,6 @@ def fill_scales(draw: Draw, x: Tensor, exact: bool, low: int = -2, high: int = 2
         if exact
         else scales * (1 + torch.rand(x.shape, generator=draw.generator, device=x.device, dtype=torch.float32))
     )
-
-
-def spread(values: Tensor, scales: Tensor, rows: int, columns: int = SCALE_BLOCK) -> Tensor:
-    """The FP64 numbers of values `[..., m, k]` with a scale for each `rows` rows and so many columns."""
-    m, k = values.shape[-2:]
-    scales = scales.double().repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(columns, -1)[..., :k]
-    return values.double() * scales
 
 
 def product(

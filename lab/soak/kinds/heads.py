@@ -50,14 +50,12 @@ class Heads(fp8.OfFp8):
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
         expr = "bhd,hdr->bhr" if self.turned else "bhr,hdr->bhd"
-        fp8_einsum(expr, (x["a"], x["sfa"]), (x["b"], x["sfb"]), x["d"], x["d"] if self.adds else None)
+        fp8_einsum(expr, *self.given(x), x["d"], x["d"] if self.adds else None)
         return {}
 
     def right(self) -> dict[str, Right]:
         """Head by head."""
-        x = self.operands
-        a = fp8.spread(x["a"].transpose(0, 1), x["sfa"].transpose(0, 1), 1)
-        b = fp8.spread(x["b"], x["sfb"], 128)
+        a, b = self.numbers()
         c = self.starts["d"].transpose(0, 1) if self.adds else None
-        right, allowed = fp8.product(a, b.mT if self.turned else b, c, torch.bfloat16, self.exact)
+        right, allowed = fp8.product(a.transpose(0, 1), b, c, torch.bfloat16, self.exact)
         return {"d": Right(right.transpose(0, 1), None if allowed is None else allowed.transpose(0, 1))}

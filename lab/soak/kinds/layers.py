@@ -15,6 +15,7 @@ from deep_gemm.moe import api as layers
 from deep_gemm.moe import routing
 from deep_gemm.moe.activation import silu_mul
 
+from ...casts import spread
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
 from . import fp8
@@ -24,7 +25,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def as_cast(x: Tensor, columns: int) -> Tensor:
     """The FP64 numbers that a cast by rows makes of x, with a scale for so many columns."""
-    return fp8.spread(*cast_blocks(x, Target(1, columns)), 1, columns)
+    return spread(*cast_blocks(x, Target(1, columns)), 1, columns)
 
 
 class Linear(Trial):

@@ -16,6 +16,7 @@ from deep_gemm.distributed import SM90SymmBuffer, fp8_mega_moe
 from deep_gemm.gemm.ask.silu import INTERLEAVED, SILU_COLUMNS
 from deep_gemm.moe.activation import silu_mul
 
+from ...casts import spread
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
 from . import fp8
@@ -98,7 +99,7 @@ class MegaMoe(Trial):
     def right(self) -> dict[str, Right]:
         """Route by route."""
         x = self.operands
-        tokens, ids = fp8.spread(x["x"], x["x_sf"], 1), x["topk_idx"]
+        tokens, ids = spread(x["x"], x["x_sf"], 1), x["topk_idx"]
         total = torch.zeros(self.tokens, self.hidden, dtype=torch.float64, device=tokens.device)
         allowed = torch.zeros_like(total)
         w2 = self.weights["l2"].numbers(x["l2"], x["sfl2"])

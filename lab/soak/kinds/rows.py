@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from deep_gemm.core.check.layout import SCALE_BLOCK
+from deep_gemm.core.check.layout import SCALE_BLOCK, rows_of_counts
 from deep_gemm.core.settings import get_mk_alignment_for_contiguous_layout
 from deep_gemm.gemm.api import grouped
 
 from ..draw import Draw
-from ..trial import Right, Tensors
+from ..trial import Call, Right, Tensors
 from . import fp8
 from .groups import draw_counts, draw_layout, ids_of_ends, rows_written
 
@@ -36,6 +36,10 @@ class Contiguous(fp8.OfFp8):
     """`m_grouped_fp8_gemm_nt_contiguous` and its nn form."""
 
     kind = "m_grouped_fp8_contiguous"
+    calls: ClassVar[Sequence[Call]] = (
+        grouped.m_grouped_fp8_gemm_nt_contiguous,
+        grouped.m_grouped_fp8_gemm_nn_contiguous,
+    )
     faults: ClassVar = {
         "a": fp8.VALUES,
         "sfa": fp8.SCALES,
@@ -62,14 +66,10 @@ class Contiguous(fp8.OfFp8):
         super().fill()
         self.operands["layout"].copy_(draw_layout(self.draw, self.m, self.groups, self.alignment, self.by_ends))
 
-    def product(self) -> Callable[..., Any]:
-        """The function that is called."""
-        return grouped.m_grouped_fp8_gemm_nn_contiguous if self.turned else grouped.m_grouped_fp8_gemm_nt_contiguous
-
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
         said = {"use_psum_layout": self.by_ends, "ensure_zero_padding": self.zero_padding, **self.weight.recipes}
-        self.product()(*self.given(x), x["d"], x["layout"], **said)
+        self.calls[self.turned](*self.given(x), x["d"], x["layout"], **said)
         return {}
 
     def right(self) -> dict[str, Right]:
@@ -84,6 +84,7 @@ class Masked(fp8.OfFp8):
     """`m_grouped_fp8_gemm_nt_masked`."""
 
     kind = "m_grouped_fp8_masked"
+    calls: ClassVar[Sequence[Call]] = (grouped.m_grouped_fp8_gemm_nt_masked,)
     faults: ClassVar = {
         "a": "dtype address shape device",
         "sfa": fp8.SCALES,
@@ -109,17 +110,12 @@ class Masked(fp8.OfFp8):
         super().fill()
         self.operands["masked_m"].copy_(draw_counts(self.draw, self.groups, self.max_m))
 
-    def product(self) -> Callable[..., Any]:
-        """The function that is called."""
-        return grouped.m_grouped_fp8_gemm_nt_masked
-
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
-        self.product()(*self.given(x), x["d"], x["masked_m"], self.expected_m, **self.weight.recipes)
+        self.calls[0](*self.given(x), x["d"], x["masked_m"], self.expected_m, **self.weight.recipes)
         return {}
 
     def right(self) -> dict[str, Right]:
         """All rows, of which the first of each group are written."""
-        row = torch.arange(self.max_m, device=self.draw.device)
-        written = (row < self.operands["masked_m"][:, None])[..., None]
+        written = rows_of_counts(self.operands["masked_m"], self.max_m)[..., None]
         return {"d": Right(*fp8.product(*self.numbers(), None, self.dtype, self.exact, self.weight.columns), written)}

@@ -13,6 +13,7 @@ from deep_gemm import nn
 from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.rules import Target
 
+from ...casts import spread
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
 from . import fp8
@@ -76,7 +77,7 @@ class LinearStep(Step):
     def right(self) -> dict[str, Right]:
         """Three products in FP64 of the numbers that casts make."""
         x, weight, grad = self.operands.values()
-        w = fp8.spread(*cast_blocks(weight, Target(128, 128)), 128)
+        w = spread(*cast_blocks(weight, Target(128, 128)), 128)
         products = {
             "y": (as_cast(x, 128), w, x.dtype),
             "dx": (as_cast(grad, 128), w.t(), x.dtype),

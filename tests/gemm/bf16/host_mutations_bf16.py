@@ -53,7 +53,7 @@ def depths_trial() -> None:
     from lab.sim import bf16_depths, product
 
     config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, work=works.PARTS), TURNED)
-    p = spread(bf16_depths.random_problem(config, (64, 0, 192), 72, 136), a=8, b=16, c=8)
+    p = spread(bf16_depths.Bf16DepthsTrial(config, (64, 0, 192), 72, 136).problem(), a=8, b=16, c=8)
     bf16_depths.run(product.compile_config(config), config, p).checked()
 
 
@@ -61,7 +61,7 @@ def counted_trial(on_gpu_alone: bool, ks: tuple[int, ...] = (70, 0, 129), m: int
     from lab.sim import bf16_counted, bf16_depths, product
 
     config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, work=works.COUNTED), TURNED)
-    p = spread(bf16_counted.random_problem(config, ks, m, n, on_gpu_alone=on_gpu_alone, gap=8), b=16, c=8)
+    p = spread(bf16_counted.Bf16CountedTrial(config, ks, m, n, on_gpu_alone=on_gpu_alone).problem(), b=16, c=8)
     bf16_depths.run(product.compile_config(config), config, p, ks=ks).checked()
 
 
@@ -71,7 +71,7 @@ def sum_trial(is_turned: bool) -> None:
 
     config = bf16_config(64, 64, SUM_OUTPUT, TURNED if is_turned else Majors())
     output = SlicesConfig(True, adds_to_d=True)
-    p = spread(bf16_sums.random_problem(config, 5, 72, 136, 192, output, gap=8), b=0 if is_turned else 16)
+    p = spread(bf16_sums.SumTrial(config, 4, 5, 72, 136, 192, output=output).problem(), b=0 if is_turned else 16)
     adder = bf16_sums.SlicesTrial(output).compiled()
     bf16_sums.run(product.compile_config(config), adder, config, 4, p).checked()
 
@@ -109,10 +109,10 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.launch", "p.a.stride(-1) != 1", "False", TURNED_ONE),
     ("gemm.launch", "p.a, min(config.box_rows_of_a, p.m)", "p.a, config.box_rows_of_a // 2", ONE),
     ("gemm.launch", "config.box_rows_of_b // config.cluster_m", "config.box_rows_of_b", "bf16 sharing B"),
-    ("gemm.launch", "else _stride(p.d, -2)", "else p.n + 8", SPLIT),
+    ("gemm.launch", "else d_pitch", "else p.n + 8", SPLIT),
     ("gemm.maps", "x.mT, (columns, WGMMA_ROWS)", "x.mT, (WGMMA_ROWS // 2, columns)", TURNED_ONE),
     ("gemm.config.tall", "at_once = clusters if self.starts_alone", "at_once = 1 if self.starts_alone", SPLIT),
-    ("gemm.launch", '"c_stride": _stride(c, -3)', '"c_stride": p.m', HEADS, DEPTHS),
+    ("gemm.launch", '"c_stride": c_stride', '"c_stride": p.m', HEADS, DEPTHS),
     ("gemm.launch", '"count": p.groups', '"count": 1', HEADS, *ROWS),
     ("gemm.launch", "config.box_rows_of_a * row_pitch(p.a)", "config.box_rows_of_a * p.k", *ROWS),
     # Groups along k

@@ -52,13 +52,13 @@ TRIALS = [
     Bf16CountedTrial(COUNTED, tuple(i % 3 for i in range(MOST_COUNTED + 5)), 8, 8, 6),
     Bf16CountedTrial(COUNTED, (70, 0, 30, 0), 72, 72, 6, told=(70, -5, 1000, 2**31 - 1)),
     Bf16CountedTrial(COUNTED_PAIRS, KS, 136, 136, 7, "slow_cta"),
-    Bf16RowsTrial(WIDE, (70, 128, 198), 136, 200, 8),
+    Bf16RowsTrial(WIDE, (70, 128, 198), 8, n=136, k=200),
 ]
 
 _OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.cuh"
 _OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
 _GEMM, _ONCE, _STORE = "fp8_gemm.cuh", "epilogue/split_once.cuh", "epilogue/store.cuh"
-_PARTS, _DENSE, _ROWS, _COUNTED = "work/k_parts.cuh", "work/dense.cuh", "work/rows.cuh", "work/k_counted.cuh"
+_PARTS, _TILE, _ROWS, _COUNTED = "work/k_parts.cuh", "tile.cuh", "work/rows.cuh", "work/k_counted.cuh"
 _LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
 
 MUTATIONS = [
@@ -67,8 +67,8 @@ MUTATIONS = [
     Mutation("the first MN-major box again", _OPERAND, "kLineBytes, row + i, k, planes", "kLineBytes, row, k, planes", shows_in=TURNED),
     Mutation("every other MN-major box", _OPERAND, "i < kRows; i += 64", "i < kRows; i += 128", shows_in=TURNED),
     Mutation("MN-major coordinates swapped", _OPERAND, "row + i, k, planes...);", "k, row + i, planes...);", shows_in=TURNED),
-    Mutation("bytes of rows that an MN-major box has not", _DENSE, "!kAIsMnMajor && p.m < kBoxRowsOfA", "p.m < kBoxRowsOfA", shows_in=TURNED),
-    Mutation("an MN-major box that begins anywhere", _DENSE, " && !kAIsMnMajor) move_up", ") move_up", shows_in=TURNED),
+    Mutation("bytes of rows that an MN-major box has not", _OPERAND, "!kAIsMnMajor && p.m < kBoxRowsOfA", "p.m < kBoxRowsOfA", shows_in=TURNED),
+    Mutation("an MN-major box that begins anywhere", _TILE, " && !kAIsMnMajor) move_up", ") move_up", shows_in=TURNED),
     Mutation("bytes of scales that there are not", _SLOT, "kHasScales ? kScaleParts * kScaleRows + (kSfbIsPerRow ? kScalePartsOfB * kBlockN : 0) : 0", "32", shows_in=PLAIN),
     Mutation("B of the first group", _ROWS, "row_of_b(p, tile.row_n + row), tile.group);", "row_of_b(p, tile.row_n + row), 0);", shows_in=WIDE),
     # Products
@@ -116,13 +116,10 @@ MUTATIONS = [
     # Groups along k
     Mutation("the last group left out", _PARTS, "tiles_of_part * parts.count) return false", "tiles_of_part * (parts.count - 1)) return false", shows_in=DEPTHS),
     Mutation("groups without depth still added", _PARTS, "if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;", "if (kAddsToD && parts.num_k_blocks[tile.part] != 0) return false;", shows_in=ADDING),
-    Mutation("tiles counted through all groups", _PARTS, "place_in_raster(next_tile - tile.part * tiles_of_part,", "place_in_raster(next_tile,", shows_in=DEPTHS),
-    Mutation("tiles of m rounded down", _PARTS, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM)", shows_in=DEPTHS),
-    Mutation("tiles of n rounded down", _PARTS, "ceil_div(ceil_div(p.n, kBlockN), kClusterN)", "(p.n / kBlockN)", shows_in=DEPTHS),
-    Mutation("every CTA takes every tile", _PARTS, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=ADDING),
-    Mutation("clusters count as CTAs", _PARTS, "ptx::block_index() / kClusterSize)", "ptx::block_index())", shows_in=PAIRS),
-    Mutation("both CTAs take the same columns", _PARTS, "tile_of_cta<kClusterN>(index.n)", "index.n * kClusterN", shows_in=PAIRS),
-    Mutation("all groups from the first k on", _PARTS, "const uint32_t k = first_k + k_of_part;", "const uint32_t k = k_of_part;", shows_in=DEPTHS),
+    Mutation("tiles counted through all groups", _PARTS, "take(tile, next_tile - tile.part * tiles_of_part)", "take(tile, next_tile)", shows_in=DEPTHS),
+    Mutation("tiles of n rounded down", _TILE, "ceil_div(ceil_div(n, kBlockN), kClusterN)", "(n / kBlockN)", shows_in=DEPTHS),
+    Mutation("both CTAs take the same columns", _TILE, "tile_of_cta<kClusterN>(index.n)", "index.n * kClusterN", shows_in=PAIRS),
+    Mutation("all groups from the first k on", _PARTS, "first_k + k_of_part)", "k_of_part)", shows_in=DEPTHS),
     Mutation("as deep as the first group", _PARTS, "KBlocks(0, p.parts.num_k_blocks[tile.part])", "KBlocks(0, p.parts.num_k_blocks[0])", shows_in=DEPTHS),
     Mutation("C of the first group", _PARTS, "p.c + p.parts.group[tile.part] * p.parts.c_stride * kOutputBytes", "p.c", shows_in=DEPTHS),
     Mutation("C of the deepest group", _PARTS, "p.c + p.parts.group[tile.part] *", "p.c + tile.part *", shows_in=DEPTHS),
@@ -140,19 +137,14 @@ MUTATIONS = [
     Mutation("depths below zero", _COUNTED, "count < 0 ? 0 : static_cast", "static_cast", shows_in=COUNTED),
     Mutation("tiles before all parts are placed", _COUNTED, "  ptx::syncthreads();\n", "", shows_in=COUNTED),
     Mutation("whole k-blocks of every group", _COUNTED, "rest < kBlockK ? kBlockK - rest : 0,", "0,", shows_in=COUNTED),
-    Mutation("zeros are rows of the group before", _COUNTED, "row = tile.first_k + k_of_part;", "row = tile.first_k + k_of_part - zeros;", shows_in=COUNTED),
-    Mutation("all groups from the first row on", _COUNTED, "row = tile.first_k + k_of_part", "row = k_of_part", shows_in=COUNTED),
-    Mutation("A uncut", _COUNTED, "slot.a, first, tile.row_m", "slot.a, 0, tile.row_m", shows_in=COUNTED),
-    Mutation("B uncut", _COUNTED, "slot.b, first, tile.row_n", "slot.b, 0, tile.row_n", shows_in=COUNTED),
+    Mutation("zeros are rows of the group before", _COUNTED, "tile.first_k + k_of_part)", "tile.first_k + k_of_part - zeros)", shows_in=COUNTED),
+    Mutation("all groups from the first row on", _COUNTED, "first, tile.first_k + k_of_part", "first, k_of_part", shows_in=COUNTED),
+    Mutation("A uncut", _OPERAND, "slot.a, k, tile.row_m", "slot.a, 0, tile.row_m", shows_in=COUNTED),
+    Mutation("B uncut", _OPERAND, "* kLineBytes, k / kPackedB,", "* kLineBytes, 0,", shows_in=COUNTED),
     Mutation("k-blocks rounded down", _COUNTED, "ceil_div(part.y, kBlockK)", "(part.y / kBlockK)", shows_in=COUNTED),
     Mutation("the last counted group left out", _COUNTED, "tiles_of_part * depths.count) return", "tiles_of_part * (depths.count - 1)) return", shows_in=COUNTED),
     Mutation("counted groups without depth still added", _COUNTED, "!kAddsToD || tile.num_k_blocks != 0", "!kAddsToD || tile.num_k_blocks == 0", shows_in=COUNTED_ADDING),
-    Mutation("counted tiles go through all groups", _COUNTED, "next_tile - number * tiles_of_part,", "next_tile,", shows_in=COUNTED),
-    Mutation("counted tiles of m rounded down", _COUNTED, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM)", shows_in=COUNTED),
-    Mutation("counted tiles of n rounded down", _COUNTED, "ceil_div(ceil_div(p.n, kBlockN), kClusterN)", "(p.n / kBlockN)", shows_in=COUNTED),
-    Mutation("every CTA takes every counted tile", _COUNTED, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=COUNTED_ADDING),
-    Mutation("clusters count tiles as CTAs", _COUNTED, "ptx::block_index() / kClusterSize)", "ptx::block_index())", shows_in=COUNTED_PAIRS),
-    Mutation("both CTAs take the same counted columns", _COUNTED, "tile_of_cta<kClusterN>(index.n)", "index.n * kClusterN", shows_in=COUNTED_PAIRS),
+    Mutation("counted tiles go through all groups", _COUNTED, "take(tile, next_tile - number * tiles_of_part)", "take(tile, next_tile)", shows_in=COUNTED),
     Mutation("C of the first counted group", _COUNTED, "p.c + tile.group * p.depths.c_stride * kOutputBytes", "p.c", shows_in=COUNTED),
     Mutation("D of the first counted group", _COUNTED, "{ return tile.group; }", "{ return 0; }", shows_in=COUNTED),
 ]  # fmt: skip

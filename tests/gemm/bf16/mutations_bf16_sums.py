@@ -19,8 +19,6 @@ MUTATIONS = [
     Mutation("all slices begin at the first block", _SUMS, "k_blocks * tile.plane / p.sum.slices", "0 * tile.plane / p.sum.slices"),
     Mutation("slices end where they begin", _SUMS, "(tile.plane + 1) / p.sum.slices", "tile.plane / p.sum.slices"),
     Mutation("blocks of one product alone", _SUMS, "static_cast<uint64_t>(p.sum.products) *", "static_cast<uint64_t>(1) *"),
-    Mutation("A of the first product", _SUMS, "slot.a, k, tile.row_m, product)", "slot.a, k, tile.row_m, 0)"),
-    Mutation("B of the first product", _SUMS, "slot.b, k, tile.row_n, product)", "slot.b, k, tile.row_n, 0)"),
     Mutation("the first block of each product", _SUMS, "(k_block - product * k_blocks_of_product) * kBlockK", "0"),
     Mutation("one slice of all", _SUMS, "return p.sum.slices;", "return 1;"),
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import on_gpu
+from helpers import int32
 from torch import Tensor
 
 import deep_gemm
@@ -36,10 +37,6 @@ def numbers(*shape: int) -> Tensor:
 def whole(*shape: int) -> Tensor:
     """Whole numbers of which sums of products are exact, in whatever order a host's library adds them up."""
     return numbers(*shape).mul(4).round()
-
-
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def given(x: Tensor, transposed: bool, mn_major: bool) -> Tensor:
@@ -127,19 +124,16 @@ def test_fp16_is_refused_as_the_documentation_says(name: str) -> None:
 def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
     function = deep_gemm.m_grouped_bf16_gemm_nn_contiguous if turned else deep_gemm.m_grouped_bf16_gemm_nt_contiguous
     set_mk_alignment_for_contiguous_layout(2)
-    try:
-        ids = [0, -1, 2, 2, 2] if ends else IDS
-        layout = int32(1, 1, 5) if ends else int32(*IDS)
-        a, w = numbers(M, K).requires_grad_(), numbers(GROUPS, N, K)
-        b = (w.mT.contiguous() if turned else w.clone()).requires_grad_()
-        out = function(a, b, None, layout, use_psum_layout=ends)
-        assert out is not None
-        out.float().square().sum().backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            d = torch.full((M, N), 7.0, dtype=torch.bfloat16)
-            function(a, b, d, layout, "nk", ends, ensure_zero_padding=not ends)
-    finally:
-        set_mk_alignment_for_contiguous_layout(128)
+    ids = [0, -1, 2, 2, 2] if ends else IDS
+    layout = int32(1, 1, 5) if ends else int32(*IDS)
+    a, w = numbers(M, K).requires_grad_(), numbers(GROUPS, N, K)
+    b = (w.mT.contiguous() if turned else w.clone()).requires_grad_()
+    out = function(a, b, None, layout, use_psum_layout=ends)
+    assert out is not None
+    out.float().square().sum().backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        d = torch.full((M, N), 7.0, dtype=torch.bfloat16)
+        function(a, b, d, layout, "nk", ends, ensure_zero_padding=not ends)
     x, y = a.detach().float().requires_grad_(), w.float().requires_grad_()
     right = torch.stack([x[i] @ y[max(g, 0)].t() * (g >= 0) for i, g in enumerate(ids)])
     right.square().sum().backward()  # type: ignore[no-untyped-call]
@@ -193,12 +187,7 @@ def test_groups_along_k(said: str, dtype: torch.dtype) -> None:
     layout = None if said == "host" else int32(4, 4, 13) if said == "ends" else int32(*ks)
     on_host = ks if said in ("host", "both") else None
     set_mk_alignment_for_contiguous_layout(4)
-    try:
-        made = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(
-            a, b, None, on_host, layout, c, use_psum_layout=said == "ends"
-        )
-    finally:
-        set_mk_alignment_for_contiguous_layout(128)
+    made = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, None, on_host, layout, c, use_psum_layout=said == "ends")
     parts = zip(*(torch.split(x[: sum(ks)].float(), ks) for x in (a, b)), strict=True)
     assert made is not None
     assert torch.equal(made, torch.stack([x.t() @ y + 1 for x, y in parts]).to(dtype))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
+from helpers import captured
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm import calc_diff
+from deep_gemm import calc_diff, set_mk_alignment_for_contiguous_layout
 from deep_gemm.integrations.torch_mm import batch_invariant_mm
 
 pytestmark = pytest.mark.gpu
@@ -107,9 +109,273 @@ def test_torchs_products_by_ours_do_not_depend_on_the_batch() -> None:
 def test_a_graph_may_capture_products_of_calls_that_were_made() -> None:
     a, b, d = numbers(64, 512), numbers(256, 512, seed=1), torch.empty(64, 256, dtype=torch.bfloat16, device="cuda")
     deep_gemm.bf16_gemm_nt(a, b, d)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        deep_gemm.bf16_gemm_nt(a, b, d)
+    graph, _ = captured(deep_gemm.bf16_gemm_nt, a, b, d)
     a.copy_(numbers(64, 512, seed=5))
     graph.replay()
     assert calc_diff(d, a.float() @ b.float().t()) < TOLERANCE
+
+
+# Grouped products of BF16 and einsum on a GPU, against references: layouts, majors, empty groups, gradients.
+
+
+ROWS = [[300, 0, 5, 128], [1, 1, 1, 1], [0, 0, 700, 0], [64, 129, 255, 33]]
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_stacked_rows(rows: list[int], turned: bool, ends: bool) -> None:
+    m, n, k = sum(rows), 264, 328
+    a, w = numbers(m, k), numbers(len(rows), n, k, seed=1)
+    b = w.mT.contiguous() if turned else w
+    function = deep_gemm.m_grouped_bf16_gemm_nn_contiguous if turned else deep_gemm.m_grouped_bf16_gemm_nt_contiguous
+    ids = torch.arange(len(rows), device="cuda").repeat_interleave(torch.tensor(rows, device="cuda")).int()
+    layout = int32(rows).cumsum(0).int() if ends else ids.clone()
+    right = torch.cat([x.float() @ y.float().t() for x, y in zip(torch.split(a, rows), w, strict=True)])
+    d, whole = framed(m, n)
+    set_mk_alignment_for_contiguous_layout(1 if ends else 128)
+    function(a, b, d, layout, "nk", ends)
+    assert calc_diff(d, right) < TOLERANCE
+    assert_frame(d, whole)
+    if not ends:
+        layout[-1] = -1
+        function(a, b, d, layout)
+        assert calc_diff(d[:-1], right[:-1]) < TOLERANCE
+        assert (d[-1] == 0).all() or int((layout >= 0).sum()) == 0
+
+
+def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept() -> None:
+    ids = torch.tensor([-1] * 130 + [0] * 3 + [-1] * 170 + [1] + [-1] * 100, device="cuda")
+    a, b, d = numbers(len(ids), 328), numbers(2, 264, 328, seed=1), torch.full((len(ids), 264), 7.0, device="cuda")
+    a[ids < 0] = torch.nan
+    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, d, ids.int())
+    assert (d[:128] == 7).all()
+    beside = (torch.arange(len(ids), device="cuda") >= 128) & (ids < 0)
+    is_kept = (d == 7).all(1)
+    assert is_kept.tolist() == [row < 128 or row >= 384 for row in range(len(ids))]
+    assert (d[beside & ~is_kept] == 0).all()
+    for group in (0, 1):
+        assert calc_diff(d[ids == group], a[ids == group].float() @ b[group].float().t()) < TOLERANCE
+
+
+@pytest.mark.parametrize(("n", "k"), [(576, 7168), (4096, 512), (2112, 2056)])
+def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone(n: int, k: int) -> None:
+    """Bits do not depend on its place, its group's rows, the number of groups, the form of the layout, or the hint."""
+    x, w = numbers(1100, k), numbers(5, n, k, seed=1)
+    right = deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w[2:3], None, int32([0] * 1100))
+    assert right is not None
+    for rows in (1, 7, 64, 65, 129, 300, 1100):
+        for ahead in (0, 3, 128):
+            a = torch.cat([numbers(ahead, k, seed=2), x[:rows], numbers(70, k, seed=3)])
+            ids = int32([-1] * ahead + [2] * rows + [4] * 70)
+            stacked = deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, w, None, ids)
+            assert stacked is not None
+            assert torch.equal(stacked[ahead : ahead + rows], right[:rows]), (rows, ahead)
+        planes = numbers(5, rows + 20, k, seed=4)
+        planes[2, :rows] = x[:rows]
+        for hint in (1, 4096):
+            counted = deep_gemm.m_grouped_bf16_gemm_nt_masked(planes, w, None, int32([0, 9, rows, 1, 0]), hint)
+            assert counted is not None
+            assert torch.equal(counted[2, :rows], right[:rows]), (rows, hint)
+
+
+@pytest.mark.parametrize("expr", ["bhr,hdr->bhd", "bhd,hdr->bhr"])
+@pytest.mark.parametrize(("h", "r", "d"), [(128, 512, 128), (8, 4096, 1024)])
+def test_a_tokens_bits_do_not_depend_on_other_tokens_or_heads(expr: str, h: int, r: int, d: int) -> None:
+    x, w = numbers(1000, h, r if expr.startswith("bhr") else d), numbers(h, d, r, seed=1)
+    right = deep_gemm.einsum(expr, x, w)
+    assert right is not None
+    for tokens in (1, 4, 32, 65, 128, 300):
+        few = deep_gemm.einsum(expr, x[-tokens:], w)
+        assert few is not None
+        assert torch.equal(few, right[-tokens:]), tokens
+    one = deep_gemm.einsum(expr, x[:, 3:5], w[3:5])
+    assert one is not None
+    assert torch.equal(one, right[:, 3:5])
+
+
+def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
+    ks = [128, 0, 320, 64]
+    a, b = numbers(sum(ks), 136), numbers(sum(ks), 264, seed=1)
+    by_host = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=ks)
+    by_gpu = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, grouped_layout=int32(ks))
+    behind_others = [torch.cat([x[:3], x]) for x in (a, b)]
+    ahead = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(
+        behind_others[0], behind_others[1], grouped_layout=int32([3, *ks])
+    )
+    assert by_host is not None
+    assert by_gpu is not None
+    assert ahead is not None
+    assert torch.equal(by_gpu, by_host)
+    assert torch.equal(ahead[1:], by_host)
+
+
+@pytest.mark.parametrize("counts", [[20, 0, 64, 7], [128, 128, 128, 128], [0, 0, 0, 0]])
+@pytest.mark.parametrize("b_is_mn", [False, True])
+def test_counted_rows(counts: list[int], b_is_mn: bool) -> None:
+    a, w = numbers(4, 128, 328), numbers(4, 264, 328, seed=1)
+    b = w.mT.contiguous().mT if b_is_mn else w
+    d = torch.full((4, 128, 264), torch.nan, dtype=torch.bfloat16, device="cuda")
+    deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, d, int32(counts), 32)
+    for group, count in enumerate(counts):
+        if count:
+            assert calc_diff(d[group, :count], a[group, :count].float() @ w[group].float().t()) < TOLERANCE
+
+
+@pytest.mark.parametrize("ks", [[128, 256, 64], [0, 512, 0], [3, 200, 129], [0, 0, 0]])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_groups_along_k(ks: list[int], dtype: torch.dtype, on_host: bool) -> None:
+    a, b = numbers(sum(ks), 136), numbers(sum(ks), 264, seed=1)
+    right = torch.stack(
+        [x.float().t() @ y.float() for x, y in zip(torch.split(a, ks), torch.split(b, ks), strict=True)]
+    )
+    for of_c in ("none", "another", "d"):
+        d = torch.full_like(right, 32 if of_c == "d" else torch.nan, dtype=dtype)
+        c = d if of_c == "d" else torch.full_like(right, 32, dtype=dtype) if of_c == "another" else None
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks if on_host else None, int32(ks), c)
+        assert calc_diff(d, right if c is None else right + 32) < TOLERANCE
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """The host must not wait for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(ends: bool) -> None:
+    drawn = ([200, 3, 0, 129], [0, 0, 448, 63], [1, 1, 1, 1], [0, 0, 0, 0], [447, 0, 64, 0])
+    a, b = numbers(512, 136), numbers(512, 264, seed=1)
+    a[-1] = torch.nan  # no group has the last row
+    c, d = numbers(4, 136, 264, seed=2).float(), torch.empty(4, 136, 264, device="cuda")
+    layouts = [int32(ks).cumsum(0).int() if ends else int32(ks) for ks in drawn]
+    layout = layouts[0].clone()
+    set_mk_alignment_for_contiguous_layout(1)
+    with no_waiting():
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), no_waiting():
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
+    found = []
+    for other in layouts:
+        layout.copy_(other)
+        d.fill_(torch.nan)
+        graph.replay()
+        found.append(d.clone())
+    for ks, of_ks in zip(drawn, found, strict=True):
+        parts = zip(*(torch.split(x[: sum(ks)].float(), ks) for x in (a, b)), c, strict=True)
+        assert calc_diff(of_ks, torch.stack([x.t() @ y + z for x, y, z in parts])) < TOLERANCE, ks
+
+
+@pytest.mark.parametrize("expr", ["bhr,hdr->bhd", "bhd,hdr->bhr", "bhd,bhr->hdr", "bmk,bnk->mn"])
+@pytest.mark.parametrize("b", [1, 4, 130, 1000])
+def test_einsum(expr: str, b: int) -> None:
+    sizes = {"b": b, "h": 8, "r": 512, "d": 136, "m": 64, "n": 136, "k": 128}
+    operands = expr.partition("->")[0].split(",")
+    x, y = (numbers(*(sizes[i] for i in axes[:-1]), sizes[axes[-1]] + 128)[..., :-128] for axes in operands)
+    d = deep_gemm.einsum(expr, x, y)
+    assert d is not None
+    assert calc_diff(d, torch.einsum(expr, x.float(), y.float())) < TOLERANCE
+
+
+@pytest.mark.parametrize(("batch", "n", "k"), [(1, 8, 8), (3, 136, 520), (2, 2048, 1024)])
+def test_batches_of_symmetric_products(batch: int, n: int, k: int) -> None:
+    x, d = numbers(batch, n, k), torch.full((batch, n, n), torch.nan, dtype=torch.bfloat16, device="cuda")
+    deep_gemm.batched_syrk(x, d)
+    assert calc_diff(d, x.float() @ x.float().mT) < TOLERANCE
+    gram, square = d.tril() + d.tril(-1).mT, torch.full_like(d, torch.nan)
+    deep_gemm.batched_symm(gram, gram, square)
+    assert calc_diff(square, gram.float() @ gram.float()) < TOLERANCE
+
+
+def test_gradients_of_grouped_rows() -> None:
+    rows = [100, 0, 37, 64]
+    ids = torch.arange(4, device="cuda").repeat_interleave(torch.tensor(rows, device="cuda")).int()
+    a, b = numbers(sum(rows), 136).requires_grad_(), numbers(4, 264, 136, seed=1).requires_grad_()
+    out = deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, grouped_layout=ids)
+    assert out is not None
+    grad = numbers(*out.shape, seed=2)
+    out.backward(grad)  # type: ignore[no-untyped-call]
+    assert a.grad is not None
+    assert b.grad is not None
+    for x, g, w, of_x, of_w in zip(
+        *(torch.split(t, rows) for t in (a.detach(), grad)), b.detach(), torch.split(a.grad, rows), b.grad, strict=True
+    ):
+        if len(x):
+            assert calc_diff(of_x, g.float() @ w.float()) < TOLERANCE
+        assert calc_diff(of_w, g.float().t() @ x.float()) < TOLERANCE
+
+
+# Sums over BF16 products on a GPU: right over shapes, strides and majors; the same bits each time; in a graph.
+
+
+SUM = "bmk,bnk->mn"
+OF_D = [(128, 384, 128), (256, 256, 256), (384, 128, 384)]
+
+
+def right_of(a: Tensor, b: Tensor) -> Tensor:
+    total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64, device="cuda")
+    for i in range(0, len(a), 512):
+        total += torch.einsum(SUM, a[i : i + 512].double(), b[i : i + 512].double())
+    return total
+
+
+@pytest.mark.parametrize("products", [1, 129, 4096, 8192])
+@pytest.mark.parametrize("of_d", OF_D)
+def test_sums_are_right_and_the_same_each_time(of_d: tuple[int, int, int], products: int) -> None:
+    m, n, k = of_d
+    a, b = numbers(products, m, k), numbers(products, n, k, seed=1)
+    right = right_of(a, b)
+    for dtype in (torch.bfloat16, torch.float32):
+        d, whole = framed(m, n, dtype=dtype)
+        deep_gemm.einsum(SUM, a, b, d)
+        first = d.clone()
+        assert calc_diff(first, right) < TOLERANCE
+        for _ in range(20):
+            d.fill_(torch.nan)
+            deep_gemm.einsum(SUM, a, b, d)
+            assert torch.equal(d, first)
+        if dtype == torch.float32:
+            d.fill_(32)
+            deep_gemm.einsum(SUM, a, b, d, d)
+            assert calc_diff(d, right + 32) < TOLERANCE
+        assert_frame(d, whole)
+
+
+@pytest.mark.parametrize("shape", [(129, 65, 72, 64), (300, 1, 8, 128), (70, 321, 264, 192), (3, 1000, 1000, 64)])
+def test_any_m_and_n(shape: tuple[int, int, int, int]) -> None:
+    products, m, n, k = shape
+    a, b = numbers(products, m, k), numbers(products, n, k, seed=1)
+    d, whole = framed(m, n)
+    deep_gemm.einsum(SUM, a, b, d)
+    assert calc_diff(d, right_of(a, b)) < TOLERANCE
+    assert_frame(d, whole)
+
+
+def test_strides_and_majors() -> None:
+    a, b = numbers(129, 131, 192)[:, 1:-2, 32:-32], numbers(129, 387, 192, seed=1)[:, 1:-2, 32:-32]
+    turned_a, turned_b = (x.mT.contiguous().mT for x in (a, b))
+    inside_a, inside_b = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (a, b))
+    for x, y in ((a, b), (turned_a, turned_b), (a, turned_b), (turned_a, b), (inside_a, inside_b)):
+        made = deep_gemm.einsum(SUM, x, y)
+        assert made is not None
+        assert calc_diff(made, right_of(a, b)) < TOLERANCE
+
+
+def test_a_graph_computes_what_its_operands_then_are() -> None:
+    a, b, d = numbers(129, 128, 128), numbers(129, 384, 128, seed=1), torch.zeros(128, 384, device="cuda")
+    deep_gemm.einsum(SUM, a, b, d, d)
+    graph, _ = captured(deep_gemm.einsum, SUM, a, b, d, d)
+    a.copy_(numbers(129, 128, 128, seed=2))
+    d.fill_(3)
+    graph.replay()
+    assert calc_diff(d, right_of(a, b) + 3) < TOLERANCE

@@ -9,8 +9,11 @@ from deep_gemm.gemm.config.bf16 import bf16_config
 from deep_gemm.gemm.config.tall import Majors
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.kinds.works import MOST_COUNTED
+from lab.sim.bf16_counted import Bf16CountedTrial
 from lab.sim.bf16_depths import Bf16DepthsTrial
-from lab.sim.bf16_rows import CANARY, Bf16RowsTrial
+from lab.sim.bf16_rows import Bf16RowsTrial
+from lab.sim.rows import CANARY
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -28,13 +31,13 @@ LAYOUTS = {
 @pytest.mark.parametrize("schedule", [None, "slow_math", "late_loads"])
 def test_groups_of_rows(tile: tuple[int, int], majors: Majors, groups: works.Work, schedule: str | None) -> None:
     config = bf16_config(*tile, Output(work=groups), majors)
-    Bf16RowsTrial(config, LAYOUTS[groups], 136, 200, 1, schedule).run()
+    Bf16RowsTrial(config, LAYOUTS[groups], 1, schedule, n=136, k=200).run()
 
 
 @pytest.mark.parametrize("groups", [works.IDS, works.ENDS], ids=lambda groups: groups.name)
 def test_padding_is_zeroed_where_asked(groups: works.Work) -> None:
     config = bf16_config(64, 64, Output(is_fp32=True, work=groups))
-    Bf16RowsTrial(config, LAYOUTS[groups], 72, 72, zero_padding=True).run()
+    Bf16RowsTrial(config, LAYOUTS[groups], n=72, k=72, zero_padding=True).run()
 
 
 @pytest.mark.parametrize("tile", [(64, 64), (128, 128)])
@@ -43,7 +46,7 @@ def test_rows_without_a_group_cost_nothing(tile: tuple[int, int]) -> None:
     config, found = bf16_config(*tile, Output(work=works.IDS)), []
     for none in (0, 58, 700):
         layout = (*[-1] * none, *[0] * 70, *[-1] * none, *[1] * 100, *[-1] * none)
-        outcome = Bf16RowsTrial(config, layout, 72, 200, zero_padding=True, num_sms=3).passed()
+        outcome = Bf16RowsTrial(config, layout, n=72, k=200, zero_padding=True, num_sms=3).passed()
         found.append((outcome.result.loads, outcome.result.products))
         assert (none == 700) == bool((outcome.d == CANARY).all(-1).any())
     assert len(set(found)) == 1
@@ -75,6 +78,55 @@ def test_the_deepest_parts_come_first() -> None:
 
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
 def test_no_cluster_straddles_two_groups(cluster: tuple[int, int]) -> None:
-    """Where a group has an odd number of tiles, its last one has no neighbour, and takes none of the next group."""
+    """The last of an odd number of tiles of a group has no neighbour, and takes none of the next group."""
     config = bf16_config(128, 128, Output(is_fp32=True, adds_to_d=True, work=works.PARTS), TN, *cluster)
     Bf16DepthsTrial(config, (384, 256), 296, 296, 3, num_sms=4).run()
+
+
+# Groups along k of BF16 of depths that the GPU counts, in the simulator: edges within k-blocks, orders, clusters.
+
+
+OUTPUTS_OF_COUNTED = (
+    Output(work=works.COUNTED),
+    Output(is_fp32=True, with_c=True, work=works.COUNTED),
+    Output(is_fp32=True, adds_to_d=True, work=works.COUNTED),
+)
+
+
+@pytest.mark.parametrize("ks", [(128, 0, 3, 200), (0, 1), (64, 65, 63, 64, 64), (0, 0)])
+@pytest.mark.parametrize(
+    ("output", "cluster"),
+    [
+        *((output, (1, 1)) for output in OUTPUTS_OF_COUNTED),
+        (OUTPUTS_OF_COUNTED[1], (2, 1)),
+        (OUTPUTS_OF_COUNTED[2], (1, 2)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+@pytest.mark.parametrize("on_gpu_alone", [True, False])
+@pytest.mark.parametrize("schedule", [None, "late_loads"])
+def test_groups_along_k_of_any_depth(
+    ks: tuple[int, ...], output: Output, cluster: tuple[int, int], on_gpu_alone: bool, schedule: str | None
+) -> None:
+    """Rows behind the last group are NaN: that a k-block ends with its group is checked to the last row."""
+    config = bf16_config(128, 128, output, TN, *cluster)
+    Bf16CountedTrial(config, ks, 264, 136, 2, schedule, on_gpu_alone).run()
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("on_gpu_alone", [True, False])
+def test_no_cluster_straddles_two_counted_groups(cluster: tuple[int, int], on_gpu_alone: bool) -> None:
+    """The last of an odd number of tiles of a group has no neighbour, and takes none of the next group."""
+    config = bf16_config(128, 128, OUTPUTS_OF_COUNTED[2], TN, *cluster)
+    Bf16CountedTrial(config, (384, 256), 296, 296, 3, on_gpu_alone=on_gpu_alone, more_rows=0, num_sms=4).run()
+
+
+def test_more_groups_than_a_launch_takes() -> None:
+    config = bf16_config(64, 64, OUTPUTS_OF_COUNTED[0], TN)
+    Bf16CountedTrial(config, tuple(i % 3 for i in range(MOST_COUNTED + 5)), 8, 8, more_rows=0).run()
+
+
+def test_depths_that_are_wrong_lead_nowhere_outside() -> None:
+    """Nobody can check them. What they say too much is cut off, and the others are what they would be."""
+    config = bf16_config(64, 64, OUTPUTS_OF_COUNTED[1], TN)
+    Bf16CountedTrial(config, (70, 0, 30, 0), 72, 72, 3, told=(70, -5, 1000, 2**31 - 1)).run()

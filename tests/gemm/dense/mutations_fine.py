@@ -57,13 +57,13 @@ TRIALS = [
         for name in (None, "slow_warps")
     ),
     RowsTrial(IDS_BY_ROW, (0,) * 70 + (-1,) * 3 + (2,) * 66, 16, n=200, k=288, num_sms=2),
-]
+]  # fmt: skip
 
 _WRITE, _CHUNK, _ROW, _TILE = "convert/scales_of_blocks.cuh", "scales/by_chunk.cuh", "scales/by_row.cuh", "tile.cuh"
-_LOOP, _GEMM, _DENSE, _ROWS, _SLOT, _THREAD = (
+_LOOP, _GEMM, _OPERAND, _ROWS, _SLOT, _THREAD = (
     "mainloop.cuh",
     "fp8_gemm.cuh",
-    "work/dense.cuh",
+    "operand.cuh",
     "work/rows.cuh",
     "slot.cuh",
     "scales/thread.cuh",
@@ -73,205 +73,58 @@ _ARRIVE = "if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&shared.ring.full[at
 MUTATIONS = [
     # Written to slots
     Mutation("the slot is full without its scales", _GEMM, "shared.ring.init(kFinishingWarps);", "shared.ring.init();"),
-    Mutation(
-        "the warp that scales takes no tiles",
-        _ROWS,
-        "kConvertGroups * kConvertWarps + kScalingWarps);",
-        "kConvertGroups * kConvertWarps);",
-        shows_in=IDS,
-    ),
+    Mutation("the warp that scales takes no tiles", _ROWS, "kConvertGroups * kConvertWarps + kScalingWarps);", "kConvertGroups * kConvertWarps);", shows_in=IDS),
     Mutation("scales overwrite those that are read", _WRITE, "        wait_until_free(shared.ring, at);\n", ""),
-    Mutation(
-        "the slot is full before all lanes have written",
-        _WRITE,
-        f"        ptx::syncwarp();\n        {_ARRIVE}",
-        f"        {_ARRIVE}",
-    ),
+    Mutation("the slot is full before all lanes have written", _WRITE, f"        ptx::syncwarp();\n        {_ARRIVE}", f"        {_ARRIVE}"),
     Mutation("nobody says that scales are there", _WRITE, _ARRIVE, ""),
     Mutation("every lane says so", _WRITE, _ARRIVE, "ptx::mbarrier_arrive(&shared.ring.full[at.stage]);"),
-    Mutation(
-        "scales of the first k-block of a batch", _WRITE, "if (block_of_lane == i) {", "if (block_of_lane == 0) {"
-    ),
-    Mutation(
-        "a batch too long", _WRITE, "? k_blocks.end - first : kBlocksOfBatch;", "? kBlocksOfBatch : kBlocksOfBatch;"
-    ),
+    Mutation("scales of the first k-block of a batch", _WRITE, "if (block_of_lane == i) {", "if (block_of_lane == 0) {"),
+    Mutation("a batch too long", _WRITE, "? k_blocks.end - first : kBlocksOfBatch;", "? kBlocksOfBatch : kBlocksOfBatch;"),
     Mutation("the same batch again", _WRITE, "scales.ask(p, first + kBlocksOfBatch);", "scales.ask(p, first);"),
-    Mutation(
-        "scales of k-blocks before a split's",
-        _WRITE,
-        "scales.ask(p, k_blocks.first);",
-        "scales.ask(p, 0);",
-        shows_in=SPLIT,
-    ),
+    Mutation("scales of k-blocks before a split's", _WRITE, "scales.ask(p, k_blocks.first);", "scales.ask(p, 0);", shows_in=SPLIT),
     Mutation("scales behind the last one of k", _WRITE, "coming[i] = is_there ?", "coming[i] = true ?"),
-    Mutation(
-        "the last scale of k is left out",
-        _WRITE,
-        "part < ceil_div(p.k, kBlockK / kScalePartsOfB);",
-        "part + 1 < ceil_div(p.k, kBlockK / kScalePartsOfB);",
-    ),
+    Mutation("the last scale of k is left out", _WRITE, "part < ceil_div(p.k, kBlockK / kScalePartsOfB);", "part + 1 < ceil_div(p.k, kBlockK / kScalePartsOfB);"),
     Mutation("scales of rows past the last", _WRITE, "(block < last ? block : last)", "(block)"),
-    Mutation(
-        "the last block is left out",
-        _WRITE,
-        "const uint32_t last = (p.n - 1) / kScaleRowsOfB;",
-        "const uint32_t last = p.n / kScaleRowsOfB - 1;",
-    ),
+    Mutation("the last block is left out", _WRITE, "const uint32_t last = (p.n - 1) / kScaleRowsOfB;", "const uint32_t last = p.n / kScaleRowsOfB - 1;"),
     Mutation("one chunk's scales for all", _WRITE, "tile.row_n / kScaleRowsOfB + i;", "tile.row_n / kScaleRowsOfB;"),
     Mutation("scales of the first tile", _WRITE, "tile.row_n / kScaleRowsOfB + i;", "i;"),
-    Mutation(
-        "parts are written in one place",
-        _WRITE,
-        "&to[part * kChunks], current[0], current[1], current[2], current[3]",
-        "&to[0], current[0], current[1], current[2], current[3]",
-    ),
-    Mutation(
-        "two chunks' parts in one place",
-        _WRITE,
-        "&to[part * kChunks], current[0], current[1])",
-        "&to[0], current[0], current[1])",
-        shows_in=WIDE,
-    ),
-    Mutation(
-        "chunks in another order",
-        _WRITE,
-        "current[0], current[1], current[2], current[3]",
-        "current[0], current[2], current[1], current[3]",
-    ),
+    Mutation("parts are written in one place", _WRITE, "&to[part * kChunks], current[0], current[1], current[2], current[3]", "&to[0], current[0], current[1], current[2], current[3]"),
+    Mutation("two chunks' parts in one place", _WRITE, "&to[part * kChunks], current[0], current[1])", "&to[0], current[0], current[1])", shows_in=WIDE),
+    Mutation("chunks in another order", _WRITE, "current[0], current[1], current[2], current[3]", "current[0], current[2], current[1], current[3]"),
     # Words
     Mutation("words are numbers", _WRITE, "are_words(p.words & kWordsOfB)", "are_words(false)"),
     Mutation("words of A are those of B", _WRITE, "are_words(p.words & kWordsOfB)", "are_words(p.words & kWordsOfA)"),
     Mutation("a word for each scale", _WRITE, "are_words ? part / 4 : part", "part"),
-    Mutation(
-        "a word's first exponent for all", _WRITE, "bits_of_scale_at(part, coming[i])", "bits_of_scale_at(0, coming[i])"
-    ),
-    Mutation(
-        "exponents from the split's first on",
-        _WRITE,
-        "scales.taken(i, first * kScalePartsOfB + ptx::lane_index())",
-        "scales.taken(i, ptx::lane_index())",
-        shows_in=SPLIT_64,
-    ),
+    Mutation("a word's first exponent for all", _WRITE, "bits_of_scale_at(part, coming[i])", "bits_of_scale_at(0, coming[i])"),
+    Mutation("exponents from the split's first on", _WRITE, "scales.taken(i, first * kScalePartsOfB + ptx::lane_index())", "scales.taken(i, ptx::lane_index())", shows_in=SPLIT_64),
     # Folding
     Mutation("all fold", _WRITE, "(folding >> i * kScalePartsOfB & kAll) == kAll);", "1);"),
-    Mutation(
-        "a k-block folds if one of its parts is as the first",
-        _WRITE,
-        "(folding >> i * kScalePartsOfB & kAll) == kAll);",
-        "(folding >> i * kScalePartsOfB & kAll) != 0);",
-    ),
-    Mutation(
-        "the first k-block says whether all of a batch fold",
-        _WRITE,
-        "(folding >> i * kScalePartsOfB & kAll)",
-        "(folding & kAll)",
-    ),
+    Mutation("a k-block folds if one of its parts is as the first", _WRITE, "(folding >> i * kScalePartsOfB & kAll) == kAll);", "(folding >> i * kScalePartsOfB & kAll) != 0);"),
+    Mutation("the first k-block says whether all of a batch fold", _WRITE, "(folding >> i * kScalePartsOfB & kAll)", "(folding & kAll)"),
     Mutation("the last chunk says whether all fold", _WRITE, "folds &= current[i]", "folds = current[i]"),
-    Mutation(
-        "the flag of the slot before",
-        _CHUNK,
-        "in_first_slot.sfb + stage * kScales + kScalesWritten - 1)",
-        "in_first_slot.sfb + kScalesWritten - 1)",
-    ),
+    Mutation("the flag of the slot before", _CHUNK, "in_first_slot.sfb + stage * kScales + kScalesWritten - 1)", "in_first_slot.sfb + kScalesWritten - 1)"),
     Mutation("a scale for a flag", _CHUNK, "kScalesWritten - 1)", "kScalesWritten - 2)"),
-    Mutation(
-        "the flag is read before the slot is full",
-        _LOOP,
-        "      if (!is_loaded) wait_until_loaded(ring, at);\n      is_loaded = true;\n",
-        "",
-    ),
+    Mutation("the flag is read before the slot is full", _LOOP, "      if (!is_loaded) wait_until_loaded(ring, at);\n      is_loaded = true;\n", ""),
     Mutation("what folds is multiplied in parts too", _LOOP, "        continue;\n", ""),
     # Read
     Mutation("B's scales of the first part", _CHUNK, "scale_of_part(part, kScalePartsOfB) * kChunks;", "0;"),
-    Mutation(
-        "A's scales of the first part", _CHUNK, "scale_of_part(part, kScaleParts) * kScaleRows + ", "", shows_in=PARTS
-    ),
-    Mutation(
-        "B's scales of the first slot",
-        _CHUNK,
-        "in_first_slot.sfb + stage * kScales + scale_of_part",
-        "in_first_slot.sfb + scale_of_part",
-    ),
+    Mutation("A's scales of the first part", _CHUNK, "scale_of_part(part, kScaleParts) * kScaleRows + ", "", shows_in=PARTS),
+    Mutation("B's scales of the first slot", _CHUNK, "in_first_slot.sfb + stage * kScales + scale_of_part", "in_first_slot.sfb + scale_of_part"),
     Mutation("A's scales of the first unit", _CHUNK, " + row_of_unit(unit), rows);", ", rows);", shows_in=TALL),
     Mutation("two chunks have one scale", _CHUNK, "chunks[1] = four.y", "chunks[1] = four.x"),
-    Mutation(
-        "the slot is let go behind its first part",
-        _CHUNK,
-        "if (piece + 1 == kPieces) release_slot",
-        "if (piece == 0) release_slot",
-    ),
+    Mutation("the slot is let go behind its first part", _CHUNK, "if (piece + 1 == kPieces) release_slot", "if (piece == 0) release_slot"),
     Mutation("chunks half as wide", _CHUNK, "kValues = kScaleRowsOfB / 2;", "kValues = kScaleRowsOfB / 4;"),
     Mutation("scales for one another's rows", _CHUNK, "scale[i / 2 % 2]", "scale[1 - i / 2 % 2]"),
     Mutation("A has as many scales as B", _TILE, "return part * scales / kParts;", "return part;"),
-    Mutation(
-        "parts of rows by the first scale of B",
-        _ROW,
-        "scale_of_part(part_of_piece<kOfUnit>(piece), kScalePartsOfB) * kBlockN;",
-        "0;",
-        shows_in=BY_ROW,
-    ),
-    Mutation(
-        "parts of rows by the first scale of A",
-        _ROW,
-        "scale_of_part(part_of_piece<kOfUnit>(piece), kScaleParts) * kScaleRows;",
-        "0;",
-        shows_in=BY_ROW,
-    ),
-    Mutation(
-        "a row's slot is let go behind its first part",
-        _ROW,
-        "if (piece + 1 == kPieces) {",
-        "if (piece == 0) {",
-        shows_in=BY_ROW,
-    ),
+    Mutation("parts of rows by the first scale of B", _ROW, "scale_of_part(part_of_piece<kOfUnit>(piece), kScalePartsOfB) * kBlockN;", "0;", shows_in=BY_ROW),
+    Mutation("parts of rows by the first scale of A", _ROW, "scale_of_part(part_of_piece<kOfUnit>(piece), kScaleParts) * kScaleRows;", "0;", shows_in=BY_ROW),
+    Mutation("a row's slot is let go behind its first part", _ROW, "if (piece + 1 == kPieces) {", "if (piece == 0) {", shows_in=BY_ROW),
     # Loaded
-    Mutation(
-        "scales of A of the k-block's number",
-        _DENSE,
-        "tile.row_m, k_block * kScaleParts);",
-        "tile.row_m, k_block);",
-        shows_in=PARTS,
-    ),
-    Mutation(
-        "scales of B of the k-block's number",
-        _DENSE,
-        "tile.row_n, k_block * kScalePartsOfB);",
-        "tile.row_n, k_block);",
-        shows_in=BY_ROW,
-    ),
-    Mutation(
-        "scales of B of the k-block's number, by groups",
-        _ROWS,
-        "k_block * kScalePartsOfB, tile.group);",
-        "k_block, tile.group);",
-        shows_in=IDS_BY_ROW,
-    ),
-    Mutation(
-        "B's scales land upon A's",
-        _DENSE,
-        "slot.scales + kScaleParts * kScaleRows, tile.row_n",
-        "slot.scales + kScaleRows, tile.row_n",
-        shows_in=BY_ROW,
-    ),
-    Mutation(
-        "B's scales are read among A's",
-        _THREAD,
-        "first_scales + kScaleParts * kScaleRows +",
-        "first_scales + kScaleRows +",
-        shows_in=PARTS,
-    ),
-    Mutation(
-        "fewer scales are expected",
-        _DENSE,
-        "kHasScales && kScaleParts == 1 && p.m < kBlockM",
-        "kHasScales && p.m < kBlockM",
-        shows_in=PARTS,
-    ),
-    Mutation(
-        "one part's scales of B are expected",
-        _SLOT,
-        "+ kScalesLoaded * 4;",
-        "+ (kScalesLoaded - (kParts - 1) * kBlockN) * 4;",
-        shows_in=BY_ROW,
-    ),
-]
+    Mutation("scales of A of the k-block's number", _OPERAND, "tile.row_m, k_block * kScaleParts,", "tile.row_m, k_block,", shows_in=PARTS),
+    Mutation("scales of B of the k-block's number", _OPERAND, "tile.row_n, k_block * kScalePartsOfB,", "tile.row_n, k_block,", shows_in=BY_ROW),
+    Mutation("scales of B of the k-block's number, by groups", _ROWS, "k_block * kScalePartsOfB, tile.group);", "k_block, tile.group);", shows_in=IDS_BY_ROW),
+    Mutation("B's scales land upon A's", _OPERAND, "slot.scales + kScaleParts * kScaleRows, tile.row_n", "slot.scales + kScaleRows, tile.row_n", shows_in=BY_ROW),
+    Mutation("B's scales are read among A's", _THREAD, "first_scales + kScaleParts * kScaleRows +", "first_scales + kScaleRows +", shows_in=PARTS),
+    Mutation("fewer scales are expected", _OPERAND, "kHasScales && kScaleParts == 1 && p.m < kBlockM", "kHasScales && p.m < kBlockM", shows_in=PARTS),
+    Mutation("one part's scales of B are expected", _SLOT, "+ kScalesLoaded * 4;", "+ (kScalesLoaded - (kParts - 1) * kBlockN) * 4;", shows_in=BY_ROW),
+]  # fmt: skip

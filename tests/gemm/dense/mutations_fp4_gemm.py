@@ -46,7 +46,7 @@ TRIALS = [
 ]
 
 _E2M1, _E4M3, _SCALES, _SLOT = "convert/e2m1.cuh", "e4m3_of_e2m1.cuh", "scales/by_slot.cuh", "slot.cuh"
-_GEMM, _LOOP, _SKIP, _DENSE, _ROWS = "fp8_gemm.cuh", "mainloop.cuh", "skip.cuh", "work/dense.cuh", "work/rows.cuh"
+_GEMM, _LOOP, _SKIP, _OPERAND, _ROWS = "fp8_gemm.cuh", "mainloop.cuh", "skip.cuh", "operand.cuh", "work/rows.cuh"
 _KNOWN = "ptx::mbarrier_wait_parity(&storage.known[slot], (number / kPassSlots & 1) ^ 1);"
 _TELL = "ptx::st_shared_b32(which == 0 ? &storage.passes[slot].x : &storage.passes[slot].y, needed);"
 _COUNT = "ptx::mbarrier_arrive(&storage.counted[slot]);"
@@ -152,10 +152,10 @@ MUTATIONS = [
     Mutation("full is not told", _E2M1, _FILL, ";"),
     Mutation("full is told by every lane", _E2M1, f"if (lane == 0) {_FILL}", _FILL),
     # Loads
-    Mutation("B twice as far along k", _DENSE, "k / kPackedB", "k"),
-    Mutation("the rows of all warps in one place", _DENSE, "slot.b + row * kLineBytes", "slot.b"),
-    Mutation("the rows of warps close to each other", _DENSE, "slot.b + row * kLineBytes", "slot.b + row * kLoadedLineBytesOfB"),
-    Mutation("the first rows for all warps", _DENSE, "                                                        tile.row_n + row);", "tile.row_n);"),
+    Mutation("B twice as far along k", _OPERAND, "k / kPackedB", "k"),
+    Mutation("the rows of all warps in one place", _OPERAND, "slot.b + row * kLineBytes", "slot.b"),
+    Mutation("the rows of warps close to each other", _OPERAND, "slot.b + row * kLineBytes", "slot.b + row * kLoadedLineBytesOfB"),
+    Mutation("the first rows for all warps", _OPERAND, "                                                        tile.row_n + row,", "tile.row_n,"),
     Mutation("the first scales in both boxes", _ROWS, "tile.row_m - skipped_scales(tile) + row, k_block", "tile.row_m - skipped_scales(tile), k_block", shows_in=TALL_IDS),
     Mutation("both boxes of scales in one place", _ROWS, "slot.scales + row, tile.row_m - skipped", "slot.scales, tile.row_m - skipped", shows_in=TALL_IDS),
     Mutation("a short tile keeps its slots", _LOOP, "is_part) return release(ring, slots[0], ptx::lane_index());", "is_part) return;", shows_in=TALL_IDS),

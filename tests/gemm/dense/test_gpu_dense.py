@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from helpers import random_fp8, random_scales, sum_of_parts
+from helpers import captured, random_fp8, random_scales, sum_of_parts
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import E2M1
+from deep_gemm.core.check.ue8m0 import Words
 from deep_gemm.gemm import kernel as fp8_gemm_decode
 from deep_gemm.gemm import launch as dense
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.api import dense as dense_api
 from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
 from deep_gemm.gemm.config.tall import GemmConfig
-from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.kinds.output import FINE_OPERANDS
-from deep_gemm.gemm.plan import PLANS
+from deep_gemm.gemm.plan import PLANS, Plan, addresses_of
 from deep_gemm.gemm.problem import Problem
 from lab import configs
 from lab.bench.tune import compile_all
+from lab.configs import reachable_decode
+from lab.sim.dense import random_packed
+from lab.sim.fp8_gemm_decode import random_problem
 from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
 
 pytestmark = pytest.mark.gpu
@@ -105,15 +110,15 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
 
 
 def test_the_same_bits_whatever_m_is_where_that_is_asked_for() -> None:
+    deep_gemm.set_batch_invariant(True)
     for n, k in ((576, 7168), (2112, 1536), (4096, 512)):
         a, b = operands(512, n, k)
-        with batch_invariant():
-            whole = deep_gemm.fp8_gemm_nt(a, b)
-            assert whole is not None
-            for m in (1, 2, 7, 8, 16, 31, 32, 33, 64, 100, 128, 200, 256, 384, 511):
-                part = deep_gemm.fp8_gemm_nt((a[0][:m], a[1][:m]), b)
-                assert part is not None
-                assert torch.equal(part, whole[:m]), f"{m} of 512 rows, n = {n}, k = {k}"
+        whole = deep_gemm.fp8_gemm_nt(a, b)
+        assert whole is not None
+        for m in (1, 2, 7, 8, 16, 31, 32, 33, 64, 100, 128, 200, 256, 384, 511):
+            part = deep_gemm.fp8_gemm_nt((a[0][:m], a[1][:m]), b)
+            assert part is not None
+            assert torch.equal(part, whole[:m]), f"{m} of 512 rows, n = {n}, k = {k}"
 
 
 @pytest.mark.parametrize("m", [1, 16, 128, 1000])
@@ -123,24 +128,12 @@ def test_products_that_start_beside_the_end_of_the_kernel_ahead_are_right(m: int
     right = deep_gemm.fp8_gemm_nt(a, b)
     assert right is not None
     deep_gemm.set_pdl(True)
-    try:
-        x, d = a[0].clone(), torch.empty_like(right)
-        for _ in range(20):
-            x.view(torch.int8).zero_()
-            x.copy_(a[0])
-            deep_gemm.fp8_gemm_nt((x, a[1]), b, d)
-            assert torch.equal(d, right)
-    finally:
-        deep_gemm.set_pdl(False)
-
-
-@contextmanager
-def batch_invariant() -> Iterator[None]:
-    deep_gemm.set_batch_invariant(True)
-    try:
-        yield
-    finally:
-        deep_gemm.set_batch_invariant(False)
+    x, d = a[0].clone(), torch.empty_like(right)
+    for _ in range(20):
+        x.view(torch.int8).zero_()
+        x.copy_(a[0])
+        deep_gemm.fp8_gemm_nt((x, a[1]), b, d)
+        assert torch.equal(d, right)
 
 
 @pytest.mark.parametrize(
@@ -254,9 +247,7 @@ def test_a_captured_graph_replays_with_changed_inputs() -> None:
     a, b = operands(200, 512, 1024)
     d = torch.empty(200, 512, device="cuda", dtype=torch.bfloat16)
     deep_gemm.fp8_gemm_nt(a, b, d)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        deep_gemm.fp8_gemm_nt(a, b, d)
+    graph, _ = captured(deep_gemm.fp8_gemm_nt, a, b, d)
     for seed in (1, 2):
         new_a, new_b = operands(200, 512, 1024, seed)
         for old, new in zip((*a, *b), (*new_a, *new_b), strict=True):
@@ -271,12 +262,9 @@ def test_fewer_sms_give_the_same_bits_without_compiling() -> None:
     right = deep_gemm.fp8_gemm_nt(a, b)
     loaded: Any = FP8_GEMM.loaded
     compiled = loaded.cache_info().currsize
-    try:
-        for num_sms in (1, 7, 100):
-            deep_gemm.set_num_sms(num_sms)
-            assert torch.equal(deep_gemm.fp8_gemm_nt(a, b), right)  # type: ignore[arg-type]
-    finally:
-        deep_gemm.set_num_sms(torch.cuda.get_device_properties(0).multi_processor_count)
+    for num_sms in (1, 7, 100):
+        deep_gemm.set_num_sms(num_sms)
+        assert torch.equal(deep_gemm.fp8_gemm_nt(a, b), right)  # type: ignore[arg-type]
     assert loaded.cache_info().currsize == compiled
 
 
@@ -330,3 +318,205 @@ def test_two_gpus_in_turn() -> None:
             assert d is not None
             p = dense_problem(a, b, d, None)
             assert_right(p, d, right_d(p, None))
+
+
+# FP4 weights on a GPU: any number of rows, scales of all sorts, bits, graphs.
+
+
+def problem(m: int, n: int, k: int, seed: int, any_scales: bool = False, d: torch.Tensor | None = None) -> Problem:
+    generator = torch.Generator().manual_seed(seed)
+    values, words = random_packed(n, k, generator, any_scales)
+    a = deep_gemm.per_token_cast_to_fp8(torch.randn(m, k, generator=generator).cuda())
+    return dense_problem(a, (values.cuda(), words.cuda()), d, None)
+
+
+def product(p: Problem, rows: slice = slice(None)) -> torch.Tensor:
+    """Call the public function for some rows."""
+    d = deep_gemm.fp8_fp4_gemm_nt((p.a[rows], p.sfa[rows]), (p.b, p.sfb), recipe_a=(1, 128), recipe_b=(1, 32))
+    assert isinstance(d, torch.Tensor)
+    return d
+
+
+def assert_fp4_right(p: Problem, c: torch.Tensor | None = None) -> None:
+    right = torch.empty_like(p.d)
+    reference.compute(p._replace(d=right, c=c))
+    assert describe_mistakes(p.d, right, allowed_difference(p, right, TENSOR_CORES)) is None
+
+
+@pytest.mark.parametrize("any_scales", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(4096, 7168), (576, 288), (24576, 1536), (5120, 2304), (2880, 2880)])
+def test_any_number_of_rows_through_the_public_function(n: int, k: int, any_scales: bool) -> None:
+    """Plans are derived for other rows, and serve other weights of the same shape."""
+    for seed, m in enumerate((1, 7, 16, 33, 64, 100, 257, 7, 64)):
+        p = problem(m, n, k, seed, any_scales)
+        assert_fp4_right(p._replace(d=product(p)))
+
+
+def test_a_graph_takes_what_the_weight_has_become() -> None:
+    """Scales that folded, and then do not: nothing about a weight is decided before the kernel runs."""
+    p, other = problem(9, 200, 1312, 1), problem(9, 200, 1312, 2, any_scales=True)
+    call = (p.a, p.sfa), (p.b, p.sfb), p.d
+    for _ in range(3):
+        deep_gemm.fp8_fp4_gemm_nt(*call)
+    graph, _ = captured(deep_gemm.fp8_fp4_gemm_nt, *call)
+    assert_fp4_right(p)
+    p.b.data.copy_(other.b)
+    p.sfb.data.copy_(other.sfb)
+    graph.replay()
+    assert_fp4_right(p)
+    p.d.zero_()
+    deep_gemm.fp8_fp4_gemm_nt(*call)
+    assert_fp4_right(p)
+
+
+def test_bits_are_those_of_the_row_alone_where_that_is_asked() -> None:
+    deep_gemm.set_batch_invariant(True)
+    p = problem(200, 4096, 2048, 3)
+    whole = product(p)
+    for rows in (slice(0, 1), slice(5, 20), slice(40, 104)):
+        assert torch.equal(product(p, rows), whole[rows])
+
+
+def test_one_call_gives_the_same_bits_each_time() -> None:
+    p = problem(16, 4096, 7168, 4)
+    found = [product(p) for _ in range(20)]
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+# The fp8_gemm_decode kernel on a GPU: bits of every reachable configuration, splits, streams, graphs.
+
+
+def dtype_of(config: DecodeConfig) -> torch.dtype:
+    return torch.float32 if config.is_fp32 else torch.bfloat16
+
+
+def small_integers(config: DecodeConfig, m: int, n: int, k: int, seed: int) -> Problem:
+    """No sum of a block needs more bits than the tensor cores keep."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    sfa, sfb = random_scales((m, ceil_div(k, 128)), g), random_scales((ceil_div(n, 128), ceil_div(k, 128)), g)
+    d = torch.full((m, n), float("nan"), dtype=dtype_of(config), device="cuda")
+    c = torch.randn(m, n, device="cuda").to(d.dtype) if config.with_c else None
+    return dense_problem((a, sfa), (b, sfb), d, c)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def decode_kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(reachable_decode(), lambda _: None)
+
+
+@pytest.mark.parametrize("index", range(len(reachable_decode())))
+def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
+    """A chain over all k-blocks in order. A split is checked against the same split of k, part by part."""
+    config = reachable_decode()[index]
+    p = small_integers(config, config.block_tokens - 1, config.block_n + 8, 4240, index)
+    if config.cluster_k == 1:
+        dense.run(p, config)
+        assert torch.equal(p.d, right_d(p, p.c))
+        return
+    whole = replace(config, is_fp32=True, with_c=False)
+    d = torch.empty(p.m, p.n, device="cuda")
+    dense.run(p._replace(d=d, c=None), whole)
+    total, num_k_blocks = torch.zeros_like(d), ceil_div(p.k, 128)
+    for rank in range(config.cluster_k):
+        first, end = (num_k_blocks * r // config.cluster_k for r in (rank, rank + 1))
+        part = p._replace(
+            a=p.a[:, first * 128 : end * 128].contiguous(),
+            b=p.b[:, first * 128 : end * 128].contiguous(),
+            sfa=p.sfa[:, first:end],
+            sfb=p.sfb[:, first:end],
+            d=torch.empty_like(d),
+            c=None,
+        )
+        total += right_d(part, None)
+    assert torch.equal(d, total)
+
+
+@pytest.mark.parametrize("cluster_k", range(1, 9))
+@pytest.mark.parametrize("num_k_blocks", [1, 2, 3, 7, 8, 9, 31, 33, 65])
+def test_every_split_of_every_depth(cluster_k: int, num_k_blocks: int) -> None:
+    config = decode_config(16, 1, cluster_k, 1, fp32=True)
+    assert config is not None
+    a, b = operands(13, 136, num_k_blocks * 128 - 32, seed=cluster_k)
+    p = dense_problem(a, b, torch.full((13, 136), float("nan"), device="cuda"), None)
+    dense.run(p, config)
+    assert_right(p, p.d, right_d(p, None))
+
+
+def test_scales_are_read_as_they_lie() -> None:
+    a, b = operands(11, 264, 2832)
+    right = torch.empty(11, 264, device="cuda", dtype=torch.bfloat16)
+    dense.run(dense_problem(a, b, right, None))
+    for sfa in (get_mn_major_tma_aligned_tensor(a[1]), a[1].repeat(1, 2)[:, : a[1].shape[1]]):
+        for sfb in (b[1], b[1].t().contiguous().t()):
+            d = torch.empty_like(right)
+            p = dense_problem((a[0], sfa), (b[0], sfb), d, None)
+            dense.run(p._replace(sfa=sfa, sfb=sfb))
+            assert torch.equal(d, right)
+
+
+def launch(plan: Plan, a: Operand, b: Operand, d: Tensor) -> None:
+    at = (*(x.data_ptr() for x in (*a, *b, d)), 0)
+    assert plan.fits(at)
+    plan.launch(at)
+
+
+def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
+    problems = []
+    for seed in range(4):
+        a, b = operands(16, 2112, 7168, seed)
+        d = torch.empty(16, 2112, device="cuda", dtype=torch.bfloat16)
+        problems.append((a, b, d))
+    a, b, d = problems[0]
+    plan = dense.run(dense_problem(a, b, d, None))
+    assert plan is not None
+    rights = []
+    for a, b, d in problems:
+        d.fill_(float("nan"))
+        launch(plan, a, b, d)
+        assert_right(dense_problem(a, b, d, None), d, right_d(dense_problem(a, b, d, None), None))
+        rights.append(d.clone())
+    streams = [torch.cuda.Stream() for _ in problems]  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    for _ in range(30):
+        for stream, (a, b, d) in zip(streams, problems, strict=True):
+            with torch.cuda.stream(stream):
+                d.fill_(float("nan"))
+                launch(plan, a, b, d)
+    torch.cuda.synchronize()
+    assert all(torch.equal(d, right) for (_, _, d), right in zip(problems, rights, strict=True))
+
+    a, b, d = problems[0]
+    graph, _ = captured(launch, plan, a, b, d)
+    for old, new in zip((*a, *b), (*problems[1][0], *problems[1][1]), strict=True):
+        old.copy_(new)
+    d.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(d, rights[1])
+
+
+@pytest.mark.parametrize("words", Words.__members__.values(), ids=str)
+@pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
+def test_fine_scales_give_the_references_bits(operands: Any, words: Words) -> None:
+    """A chain over all parts of k-blocks in order, with any scales; no sum of a part needs more bits than there are."""
+    _, sfa, sfb = operands
+    for tokens, warpgroups in ((8, 1), (16, 2), (64, 1)):
+        config = decode_config(tokens, warpgroups, 1, 1, fp32=True, sfa=sfa, sfb=sfb)
+        assert config is not None
+        p = random_problem(config, tokens + 3, 200, 1200, tokens, any_scales=True, words=words)
+        g = torch.Generator("cuda").manual_seed(tokens)
+        a, b = (torch.randint(-2, 3, x.shape, generator=g, device="cuda").to(x.dtype) for x in (p.a, p.b))
+        p = p._replace(a=a, sfa=p.sfa.cuda(), b=b, sfb=p.sfb.cuda(), d=p.d.cuda())
+        dense.plan_of(p, config, 132, FP8_GEMM_DECODE.launcher(config, 0, False)).launch(addresses_of(p))
+        assert torch.equal(p.d.nan_to_num(7.25), right_d(p, None).nan_to_num(7.25))
+
+
+def test_the_same_call_gives_the_same_bits_in_the_decode_kernel() -> None:
+    a, b = operands(16, 4096, 7168)
+    first = torch.empty(16, 4096, device="cuda", dtype=torch.bfloat16)
+    dense.run(dense_problem(a, b, first, None))
+    for _ in range(100):
+        again = torch.full_like(first, float("nan"))
+        dense.run(dense_problem(a, b, again, None))
+        assert torch.equal(again, first)

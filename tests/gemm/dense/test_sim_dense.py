@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import random_scales, sum_of_parts
+from helpers import random_scales, run_simulated, sum_of_parts
 
 from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
@@ -18,7 +18,6 @@ from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kinds.output import Output
 from deep_gemm.gemm.problem import Problem
 from lab.sim import dense as sim
-from lab.sim import product as simulated
 from lab.sim.dense import DenseTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
@@ -156,9 +155,7 @@ def test_a_split_gives_the_sums_of_its_parts_in_order_whoever_is_slow(kind: str)
     p = small_integers(config, config.block_m + 8, config.block_n + 8, 128 * (2 * config.cluster_k + 1) - 16)
     right = sum_of_parts(p, config.cluster_k, config.run_k_blocks)
     for seed, schedule in enumerate(("slow_cta", "slow_warps", "late_stores")):
-        outcome = simulated.run(
-            simulated.compile_config(config), config, p, num_sms=config.cluster_k, seed=seed, schedule=schedule
-        )
+        outcome = run_simulated(config, p, num_sms=config.cluster_k, seed=seed, schedule=schedule)
         assert torch.equal(outcome.d, right)
 
 
@@ -185,7 +182,7 @@ def test_c_may_be_one_row_for_all() -> None:
         p = sim.random_problem(config, 70, 200, 912, seed=4)
         assert p.c is not None
         p = p._replace(c=p.c[0].clone().expand_as(p.d))
-        simulated.run(simulated.compile_config(config), config, p, seed=4).checked()
+        run_simulated(config, p, seed=4).checked()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -265,7 +262,7 @@ def test_scales_may_have_any_strides() -> None:
     p = sim.random_problem(config, 200, 264, 400, seed=3)
     column_major = p._replace(sfb=p.sfb.t().contiguous().t())
     assert column_major.sfb.stride() != p.sfb.stride()
-    simulated.run(simulated.compile_config(config), config, column_major, seed=3).checked()
+    run_simulated(config, column_major, seed=3).checked()
 
 
 @pytest.mark.parametrize("output", [BF16, FP32, Output(is_fp32=True, with_c=True)])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import assert_same_bits_by, run_simulated
 
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import Words
@@ -16,9 +17,7 @@ from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import FINE_OPERANDS, Operands, Output
 from deep_gemm.gemm.problem import Problem
 from lab.sim import dense as sim
-from lab.sim import product as simulated
 from lab.sim.dense import DenseTrial
-from lab.sim.product import compile_config
 from lab.sim.rows import RowsTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
@@ -80,25 +79,19 @@ def test_blocks_that_share_a_scale_along_k_are_promoted_at_once(sfb: Scales) -> 
     blocks = torch.rand(3, 11, generator=torch.Generator().manual_seed(1)) + 0.5
     fine = blocks.repeat_interleave(128 // sfb.rows, 0).repeat_interleave(128 // sfb.columns, 1)
     fine = fine[: p.sfb.shape[0], : p.sfb.shape[1]].contiguous()
-    by_128 = simulated.run(compile_config(plain), plain, p._replace(sfb=blocks, of_b=PER_BLOCK), truncate=True).d
-    at_once = (
-        simulated.run(compile_config(of), of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
-    )
+    by_128 = run_simulated(plain, p._replace(sfb=blocks, of_b=PER_BLOCK), truncate=True).d
+    at_once = run_simulated(of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
     assert torch.equal(at_once, by_128)
     fine[0, 1] *= 3
-    d = simulated.run(compile_config(of), of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
+    d = run_simulated(of, p._replace(sfb=fine, d=torch.empty_like(p.d)), truncate=True).checked().d
     assert torch.equal(d[:, 128:], by_128[:, 128:])
     assert not torch.equal(d[:, sfb.rows : 128], by_128[:, sfb.rows : 128])
 
 
 @pytest.mark.parametrize("sfb", BLOCKS, ids=str)
 def test_bits_do_not_depend_on_the_tile(sfb: Scales) -> None:
-    _, p = problem(sfb)
-    found = []
-    for tile in ((64, 128), (128, 128), (256, 128)):
-        of = tile_config(*tile, Output(sfb=sfb), k=128)
-        found.append(simulated.run(compile_config(of), of, p._replace(d=torch.empty_like(p.d)), truncate=True).d)
-    assert all(torch.equal(d, found[0]) for d in found)
+    tiles = (64, 128), (128, 128), (256, 128)
+    assert_same_bits_by((tile_config(*tile, Output(sfb=sfb), k=128) for tile in tiles), problem(sfb)[1])
 
 
 @pytest.mark.parametrize("sfb", [*BLOCKS, Scales(1, 32)], ids=str)
@@ -109,9 +102,8 @@ def test_scales_of_any_size_and_strides(sfb: Scales, of_a: Scales) -> None:
     p.sfb[1, 3], p.sfb[2, 6], p.sfb[3, 9], p.sfb[0, 5] = 0, torch.nan, 2.0**-100, 2.0**90
     wide = torch.full((p.sfb.shape[0], 50), torch.nan)
     wide[:, : p.sfb.shape[1]] = p.sfb
-    kernel = compile_config(of)
     for scales in (p.sfb, p.sfb.t().contiguous().t(), wide[:, : p.sfb.shape[1]]):
-        result = simulated.run(kernel, of, p._replace(sfb=scales, d=torch.empty_like(p.d)))
+        result = run_simulated(of, p._replace(sfb=scales, d=torch.empty_like(p.d)))
         assert bool(result.d.isnan().any())
         result.checked()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fp4_cases import plain
 from fp4_passes import bytes_of, passes_of
+from helpers import assert_same_bits_by, run_simulated, with_other_strides
 from torch import Tensor
 
 from deep_gemm.core.check.recipes import E2M1, MX
@@ -20,11 +21,8 @@ from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import CONVERT_ROWS, GemmConfig
 from deep_gemm.gemm.kinds.output import Output
-from deep_gemm.gemm.problem import Problem
-from lab.sim import product as simulated
 from lab.sim.dense import DenseTrial, random_problem
 from lab.sim.library import SCHEDULES
-from lab.sim.product import compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
@@ -145,7 +143,7 @@ def test_any_scales_give_the_product_to_the_bit(name: str, tile: tuple[int, int]
     SCALES[name](scales)
     sfa = torch.full((77, 4), 2.0**-60 if int(scales.clamp_max(254).amax()) > 200 else 2.0**20)
     p = dense_problem((a.to(torch.float8_e4m3fn), sfa), (values, scales), None, None)
-    result = simulated.run(compile_config(of), of, p, num_sms=1)
+    result = run_simulated(of, p, num_sms=1)
     right = (a.double() @ plain(values, scales).t() * sfa[0, 0].double()).bfloat16()
     right[:, (scales == 255).any(1)] = torch.nan
     assert torch.equal(result.d.isnan(), right.isnan())
@@ -166,7 +164,7 @@ def test_tiles_of_one_launch_have_passes_of_their_own(tile: tuple[int, int], sch
     p = p._replace(sfb=words_of(scales))
     passes = passes_of(scales, of.block_n)
     assert {1, 2, 4} <= set(passes)
-    result = simulated.run(compile_config(of), of, p, num_sms=1, schedule=schedule).checked().result
+    result = run_simulated(of, p, num_sms=1, schedule=schedule).checked().result
     assert result.loads == sum(passes) * 2 * (2 + of.block_n // CONVERT_ROWS)
 
 
@@ -176,33 +174,20 @@ def test_a_split_has_passes_for_each_part_of_k() -> None:
     p = random_problem(of, 64, 64, 2 * part, 3)
     scales = bytes_of(p.sfb, p.k).clone()
     scales[9, -3], scales[41, -2] = 90, 60
-    result = simulated.run(compile_config(of), of, p._replace(sfb=words_of(scales)), num_sms=2).checked().result
+    result = run_simulated(of, p._replace(sfb=words_of(scales)), num_sms=2).checked().result
     assert [passes_of(each, 64) for each in torch.split(scales, part // 32, 1)] == [[1], [3]]
     assert result.loads == (1 + 3) * of.run_k_blocks * (2 + 64 // CONVERT_ROWS)
 
 
 def test_scales_may_have_any_strides() -> None:
     of = config(64, 128)
-    p = random_problem(of, 70, 264, 736, 3, any_scales=True)
-    wide = torch.full((264, 9), -1, dtype=torch.int32)
-    wide[:, :6] = p.sfb
-    for sfb in (p.sfb.t().contiguous().t(), wide[:, :6]):
-        simulated.run(compile_config(of), of, p._replace(sfb=sfb, sfa=p.sfa.t().contiguous().t())).checked()
+    for problem in with_other_strides(random_problem(of, 70, 264, 736, 3, any_scales=True)):
+        run_simulated(of, problem).checked()
 
 
 @pytest.mark.parametrize("any_scales", [False, True])
 def test_bits_do_not_depend_on_the_tile(any_scales: bool) -> None:
     """They are the decode kernel's too, if all scales fold."""
+    decode = [] if any_scales else [DecodeConfig(48, 2, 2, 1, b=E2M1, sfb=MX)]
     p = random_problem(config(64, 64), 40, 264, 1312, 5, any_scales=any_scales)
-
-    def fresh() -> Problem:
-        return p._replace(d=torch.empty_like(p.d))
-
-    found = [
-        simulated.run(compile_config(of), of, fresh(), truncate=True).d
-        for of in (config(*tile, k=128) for tile in SIZES)
-    ]
-    if not any_scales:
-        of = DecodeConfig(48, 2, 2, 1, b=E2M1, sfb=MX)
-        found.append(simulated.run(compile_config(of), of, fresh(), truncate=True).d)
-    assert all(torch.equal(d.view(torch.int16), found[0].view(torch.int16)) for d in found)
+    assert_same_bits_by([*(config(*tile, k=128) for tile in SIZES), *decode], p)

@@ -118,7 +118,6 @@ MUTATIONS = [
     Mutation("half of A into the wrong slot rows", _WORK, "slot.a + first_row * kBlockK, k_block", "slot.a, k_block", shows_in=PAIRS),
     Mutation("half of A's scales into the wrong place", _WORK, "slot.scales + first_row, row_m", "slot.scales, row_m", shows_in=PAIRS),
     Mutation("each CTA of a cluster loads the first half of A", _WORK, "ptx::cluster_rank() * kBoxRowsOfA", "0", shows_in=PAIRS),
-    Mutation("A's half goes to its own CTA alone", _WORK, "to, x, y, kAllCtas", "to, x, y, 1u << ptx::cluster_rank()", shows_in=PAIRS),
     Mutation("exits while the other CTA still arrives", _GEMM, "for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);", "{}", shows_in=PAIRS),
     Mutation("the first block of k again and again", _WORK, "first_row * kBlockK, k_block * kBlockK, row_m", "first_row * kBlockK, 0, row_m"),
     # Multiplying and storing

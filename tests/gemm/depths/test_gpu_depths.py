@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import captured
 from torch import Tensor
 
 import deep_gemm
@@ -168,9 +169,7 @@ def test_a_graph_replays_with_changed_depths(addition: str) -> None:
         deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, out, None, ks, added)
 
     call(d, c)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call(d, c)
+    graph, _ = captured(call, d, c)
     for changed in all_ks:
         ks.copy_(numbers(changed))
         d.copy_(start)
@@ -195,9 +194,7 @@ def test_a_graph_keeps_the_depths_of_a_list() -> None:
     ks = [128, 0, 400]
     p = problem_of(ks, 130, 576, "fresh", on_gpu_alone=False)
     right = check(p)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        deep_gemm.k_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (p.b, p.sfb), p.d, ks)
+    graph, _ = captured(deep_gemm.k_grouped_fp8_gemm_nt_contiguous, (p.a, p.sfa), (p.b, p.sfb), p.d, ks)
     ks[:] = [0, 512, 16]
     check(problem_of(ks, 130, 576, "fresh", on_gpu_alone=False))
     p.d.fill_(float("nan"))
@@ -252,12 +249,9 @@ def test_the_same_bits_on_any_number_of_sms_with_any_tile() -> None:
     for config in reachable_k_grouped():
         if addition_of(config) == "fresh":
             assert torch.equal(check(p, config), right), config.name
-    try:
-        for num_sms in (1, 7, 100):
-            deep_gemm.set_num_sms(num_sms)
-            assert torch.equal(check(p), right)
-    finally:
-        deep_gemm.set_num_sms(torch.cuda.get_device_properties(0).multi_processor_count)
+    for num_sms in (1, 7, 100):
+        deep_gemm.set_num_sms(num_sms)
+        assert torch.equal(check(p), right)
 
 
 @pytest.mark.parametrize("addition", ADDITIONS)
@@ -287,11 +281,8 @@ def test_pdl_changes_nothing() -> None:
     p: Any = problem_of(RAGGED, 520, 576, "in place", on_gpu_alone=True)
     before, right = p.d.clone(), check(p)
     deep_gemm.set_pdl(True)
-    try:
-        for _ in range(20):
-            ks = p.ks_tensor.clone()  # written by the kernel ahead
-            p.d.copy_(before)
-            deep_gemm.k_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (p.b, p.sfb), p.d, None, ks, p.d)
-            assert torch.equal(p.d, right)
-    finally:
-        deep_gemm.set_pdl(False)
+    for _ in range(20):
+        ks = p.ks_tensor.clone()  # written by the kernel ahead
+        p.d.copy_(before)
+        deep_gemm.k_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (p.b, p.sfb), p.d, None, ks, p.d)
+        assert torch.equal(p.d, right)

@@ -186,7 +186,7 @@ def test_one_pair_for_a_tile_and_one_for_all(addition: str) -> None:
 
 @pytest.mark.parametrize("addition", ADDITIONS)
 def test_no_cluster_straddles_two_groups(addition: str) -> None:
-    """Where a group has an odd number of tiles, its last one has no neighbour, and takes none of the next group."""
+    """The last of an odd number of tiles of a group has no neighbour, and takes none of the next group."""
     config = config_for(SHARING_A, **ADDITIONS[addition])
     for ks in ([128, 256], [256, 128, 0, 16, 1040]):
         for n in (72, 300):

@@ -43,27 +43,21 @@ TRIALS = [
 ]
 
 _HEADS, _PLANES, _DECODE = "work/heads.cuh", "work/planes.cuh", "decode/heads.cuh"
-_TO_PLANE = "epilogue/to_plane.cuh"
+_OPERAND, _TILE, _TO_PLANE = "operand.cuh", "tile.cuh", "epilogue/to_plane.cuh"
 
 MUTATIONS = [
     # fp8_gemm
     Mutation("the last head left out", _PLANES, "tiles_of_plane * planes) return false", "tiles_of_plane * (planes - 1)) return false", shows_in=PLAIN.config),
-    Mutation("tiles counted through all heads", _PLANES, "place_in_raster(next_tile - tile.plane * tiles_of_plane,", "place_in_raster(next_tile,", shows_in=PLAIN.config),
-    Mutation("tiles of m rounded down", _PLANES, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM + (p.m < kBlockM))", shows_in=PLAIN.config),
-    Mutation("tiles of n rounded down", _PLANES, "ceil_div(ceil_div(p.n, kBlockN), kClusterN)", "(p.n / kBlockN)", shows_in=PLAIN.config),
-    Mutation("every CTA takes every tile", _PLANES, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=ADDING.config),
-    Mutation("rows computed twice where something is added", _PLANES, "if constexpr (!kWithC && !kAddsToD && !kAIsMnMajor) move_up", "move_up", shows_in=ADDING.config),
-    Mutation("A of the first head", _HEADS, "slot.a, k, tile.row_m, tile.plane)", "slot.a, k, tile.row_m, 0)", shows_in=PLAIN.config),
-    Mutation("B of the first head", _HEADS, "slot.b, k, tile.row_n, tile.plane)", "slot.b, k, tile.row_n, 0)", shows_in=PLAIN.config),
-    Mutation("a shared operand of the first head", "operand.cuh", "row + first, planes...);", "row + first, (planes, 0)...);", shows_in=SHARES_A.config),
-    Mutation("both load the same part of an operand", "operand.cuh", "ptx::cluster_rank() * kPart", "0", shows_in=SHARES_B.config),
-    Mutation("A's scales of the first head", _HEADS, "tile.row_m, k_block, tile.plane)", "tile.row_m, k_block, 0)", shows_in=PLAIN.config),
-    Mutation("B's scales by row of the first head", _HEADS, "tile.row_n, k_block, tile.plane)", "tile.row_n, k_block, 0)", shows_in=BY_ROW.config),
+    Mutation("tiles counted through all heads", _PLANES, "take(tile, next_tile - tile.plane * tiles_of_plane)", "take(tile, next_tile)", shows_in=PLAIN.config),
+    Mutation("A of the first head", _OPERAND, "slot.a, k, tile.row_m, planes...)", "slot.a, k, tile.row_m, (planes, 0)...)", shows_in=PLAIN.config),
+    Mutation("B of the first head", _OPERAND, "tile.row_n + row, planes...)", "tile.row_n + row, (planes, 0)...)", shows_in=PLAIN.config),
+    Mutation("a shared operand of the first head", _OPERAND, "row + first, planes...);", "row + first, (planes, 0)...);", shows_in=SHARES_A.config),
+    Mutation("both load the same part of an operand", _OPERAND, "ptx::cluster_rank() * kPart", "0", shows_in=SHARES_B.config),
+    Mutation("A's scales of the first head", _OPERAND, "k_block * kScaleParts, planes...)", "k_block * kScaleParts, (planes, 0)...)", shows_in=PLAIN.config),
+    Mutation("B's scales by row of the first head", _OPERAND, "k_block * kScalePartsOfB, planes...)", "k_block * kScalePartsOfB, (planes, 0)...)", shows_in=BY_ROW.config),
     Mutation("B's scales of the first head", _HEADS, "p.sfb + tile.plane * p.heads.sfb_stride", "p.sfb", shows_in=PLAIN.config),
     Mutation("C of the first head", _HEADS, "p.c + tile.plane * p.heads.c_stride * kOutputBytes", "p.c", shows_in=WITH_C.config),
     Mutation("C's stride taken for bytes", _HEADS, "p.heads.c_stride * kOutputBytes", "p.heads.c_stride", shows_in=WITH_C.config),
-    Mutation("bytes of whole boxes announced", _PLANES, "return kSlotBytes - (kBlockM - rows)", "return kSlotBytes + 0 * (kBlockM - rows)", shows_in=FEW.config),
-    Mutation("bytes of all scales announced", _PLANES, " - (kBlockM - scales) * 4;", ";", shows_in=FEW.config),
     Mutation("D of the first head", _TO_PLANE, "store_panel(&p.map_d, panel, column, row, plane)", "store_panel(&p.map_d, panel, column, row, 0)", shows_in=PLAIN.config),
     Mutation("a wide D of the first head", _TO_PLANE, "span.at_column(column), row, plane);\n    else\n      store_panel", "span.at_column(column), row, 0);\n    else\n      store_panel", shows_in=WITH_C.config),
     # fp8_gemm_decode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import framed, random_fp8, random_scales
+from helpers import captured, framed, random_fp8, random_scales
 from torch import Tensor
 
 from deep_gemm import fp8_einsum, get_mn_major_tma_aligned_tensor, set_num_sms
@@ -112,9 +112,7 @@ def test_a_captured_graph_replays_with_other_inputs(b: int) -> None:
     others = operands(sizes, BHD, seed=1)
     d = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
     fp8_einsum(BHD, x, w, d)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        fp8_einsum(BHD, x, w, d)
+    graph, _ = captured(fp8_einsum, BHD, x, w, d)
     right = torch.empty_like(d)
     fp8_einsum(BHD, others[0], others[1], right)
     for old, new in zip((*x, *w), (*others[0], *others[1]), strict=True):
@@ -139,12 +137,9 @@ def test_nothing_deep_is_c_or_zero_and_no_rows_are_nothing() -> None:
 def test_few_sms() -> None:
     x, w, shape = operands({"b": 12, "h": 5, "d": 264, "r": 528}, BHD)
     set_num_sms(3)
-    try:
-        d = torch.full(shape, float("nan"), device="cuda")
-        fp8_einsum(BHD, x, w, d)
-        assert_right(asked(BHD, x, w, d))
-    finally:
-        set_num_sms(132)
+    d = torch.full(shape, float("nan"), device="cuda")
+    fp8_einsum(BHD, x, w, d)
+    assert_right(asked(BHD, x, w, d))
 
 
 def test_the_reference_runs_on_the_gpu_too() -> None:

@@ -111,7 +111,7 @@ MUTATIONS = [
     Mutation("tells of a tile before it is there", _QUEUE, _WRITE + _TELL, _TELL + _WRITE),
     Mutation("nobody says that no tiles are left", _WORK, "    deal(kNoMoreTiles);\n", ""),
     Mutation("the queue's barriers are not initialized", _GEMM, "    shared.roles.work.init();\n", ""),
-    Mutation("two warps deal", _WORK, "if (warp != 1) return fetch_rows(p, storage, warp);", "if (warp != 1 && warp != 2) return;"),
+    Mutation("two warps deal", _WORK, "if (warp != 1) return;", "if (warp != 1 && warp != 2) return;"),
     # Tiles
     Mutation("the last tile moved up too far", _TILE, "ceil_div(rows - height, 4) * 4 : 0", "(rows - height) / 4 * 4 : 0"),
     Mutation("the last tile moved to where TMA cannot load scales", _TILE, "ceil_div(rows - height, 4) * 4 : 0", "rows - height : 0", shows_in=COUNTS),

@@ -41,49 +41,28 @@ MUTATIONS = [
     Mutation("columns counted by the last tile", _ROWS, "ceil_div(p.n, kBlockN);", "p.n / kBlockN;"),
     Mutation("tiles of rows begin at the group", _ROWS, "(found.number - tile_n * tiles_m) * kBlockTokens", "0"),
     Mutation("stretches begin at row 0", _ROWS, "{rows.first + (", "{0 * rows.first + ("),
-    Mutation(
-        "a tile ends with its rows",
-        _ROWS,
-        "tile_n * kBlockN, rows.end,",
-        "tile_n * kBlockN, rows.first + kBlockTokens,",
-    ),
+    Mutation("a tile ends with its rows", _ROWS, "tile_n * kBlockN, rows.end,", "tile_n * kBlockN, rows.first + kBlockTokens,"),
     Mutation("the first group's tiles", _ROWS, "rows.end, rows.group}", "rows.end, 0 * rows.group}"),
     Mutation("no end is dealt", _ROWS, "  if (ptx::lane_index() == 0) storage.queue.deal(number, {0, 0, 0, 0});", ""),
     Mutation("a tile is loaded before it is dealt its place", _ROWS, "      ++number;\n    }\n    if", "    }\n    if"),
-    Mutation(
-        "tiles are not given back", _ROWS, "    storage.queue.give_back(number, dealt.x, ptx::lane_index() == 0);\n", ""
-    ),
+    Mutation("tiles are not given back", _ROWS, "    storage.queue.give_back(number, dealt.x, ptx::lane_index() == 0);\n", ""),
     Mutation("k rounded down", _ROWS, "end_k_block = ceil_div(p.k, kBlockK)", "end_k_block = p.k / kBlockK"),
     # Operands
     Mutation("rows of the next groups are multiplied too", _ROWS, "product.m = work.end_m;", ""),
     Mutation("the first group's scales of A", _ROWS, "  product.sfa += work.group * p.sfa_stride;\n", ""),
     Mutation("the first group's scales of B", _ROWS, "  product.sfb += work.group * p.groups.sfb_stride;\n", ""),
-    Mutation(
-        "all groups have the first one's D", _ROWS, "  product.d += work.group * p.d_stride * kOutputBytes;\n", ""
-    ),
+    Mutation("all groups have the first one's D", _ROWS, "  product.d += work.group * p.d_stride * kOutputBytes;\n", ""),
     Mutation("D's groups are apart by elements", _ROWS, "p.d_stride * kOutputBytes", "p.d_stride"),
     Mutation("the first group's B", _ROWS, "kIsB || kGroups == kGroupCounts ? work.group : 0", "kIsB ? 0 : work.group"),
     Mutation("A by groups where rows are stacked", _ROWS, "kIsB || kGroups == kGroupCounts ?", "true ?"),
     # D
     Mutation("warps share their room", _ROWS, "storage.room[warp]", "storage.room[0]"),
-    Mutation(
-        "chunks of tokens beside each other", _ROWS, "tile.row_m + i * 8, tile.row_n", "tile.row_m + i * 4, tile.row_n"
-    ),
+    Mutation("chunks of tokens beside each other", _ROWS, "tile.row_m + i * 8, tile.row_n", "tile.row_m + i * 4, tile.row_n"),
     Mutation("warps store the same columns", _ROWS, "tile.row_n + warp * 16", "tile.row_n"),
     Mutation("padding is not zeroed", _ROWS, "if (p.groups.zeroes_padding)", "if (false)"),
     Mutation("padding is always zeroed", _ROWS, "if (p.groups.zeroes_padding)", "if (true)"),
     # The kernel ahead
-    Mutation(
-        "the weight is loaded ahead though it is not ready",
-        _ROWS,
-        "if (!p.weight_is_ready) ptx::griddepcontrol_wait();",
-        "",
-    ),
+    Mutation("the weight is loaded ahead though it is not ready", _ROWS, "if (!p.weight_is_ready) ptx::griddepcontrol_wait();", ""),
     Mutation("every tile's weight comes ahead", _ROWS, "load(work, at, number == 0)", "load(work, at, true)"),
-    Mutation(
-        "the next tile begins where the ring did",
-        _DECODE,
-        "multiply(product, shared, work, at, total);",
-        "at = RingPosition(), multiply(product, shared, work, at, total);",
-    ),
-]
+    Mutation("the next tile begins where the ring did", _DECODE, "multiply(product, shared, work, at, total);", "at = RingPosition(), multiply(product, shared, work, at, total);"),
+]  # fmt: skip

@@ -55,14 +55,11 @@ def test_all_forms_of_scales_give_the_product(k: int, form: str) -> None:
 
 @pytest.mark.parametrize("alignment", [16, 128])
 def test_ends_at_any_alignment(alignment: int) -> None:
-    before = deep_gemm.get_mk_alignment_for_contiguous_layout()
+    deep_gemm.get_mk_alignment_for_contiguous_layout()
     deep_gemm.set_mk_alignment_for_contiguous_layout(alignment)
-    try:
-        a, b = rows(2 * alignment + 5, 160), random_weight(GROUPS, N, 160)
-        ends = torch.tensor([3, 3, 2 * alignment + 5], dtype=torch.int32)
-        d = stacked(a, b, grouped_layout=ends, use_psum_layout=True)
-    finally:
-        deep_gemm.set_mk_alignment_for_contiguous_layout(before)
+    a, b = rows(2 * alignment + 5, 160), random_weight(GROUPS, N, 160)
+    ends = torch.tensor([3, 3, 2 * alignment + 5], dtype=torch.int32)
+    d = stacked(a, b, grouped_layout=ends, use_psum_layout=True)
     ids = [0] * 3 + [-1] * (alignment - 3) + [2] * (alignment + 5)
     assert torch.equal(d, by_groups(a, b, ids))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fp4_passes import bytes_of, passes_of
+from helpers import run_simulated
 
 from deep_gemm.core.check.recipes import E2M1, MX
 from deep_gemm.core.check.ue8m0 import words_of
@@ -17,10 +18,8 @@ from deep_gemm.gemm.config.tall import CONVERT_ROWS, GemmConfig
 from deep_gemm.gemm.kinds import epilogues, works
 from deep_gemm.gemm.kinds.output import Output
 from lab.sim import dense as sim_dense
-from lab.sim import product as simulated
 from lab.sim import rows as sim
 from lab.sim.library import SCHEDULES
-from lab.sim.product import compile_config
 from lab.sim.rows import RowsTrial
 from lab.sim.rows_to_addresses import AddressesTrial
 
@@ -107,7 +106,7 @@ def test_groups_of_one_launch_have_passes_of_their_own() -> None:
     passes = [passes_of(each, of.block_n) for each in scales]
     assert {len(set(each)) for each in passes} == {1, 2}
     for schedule in (None, "slow_warps", "slow_producer"):
-        result = simulated.run(compile_config(of), of, p, num_sms=2, schedule=schedule).checked().result
+        result = run_simulated(of, p, num_sms=2, schedule=schedule).checked().result
         tiles = sum(-(-count // of.block_m) * sum(each) for count, each in zip(counts, passes, strict=True))
         assert result.loads == tiles * 2 * (2 + of.block_n // CONVERT_ROWS)
 
@@ -119,7 +118,7 @@ def test_bits_are_those_of_dense_products(any_scales: bool) -> None:
     of_counts = config(works.COUNTS, 64, 128)
     p = sim.random_problem(of_counts, sizes, n, k, 1, rows=129, any_scales=any_scales)
     for of in (config(works.COUNTS, *block) for block in BLOCKS):
-        d = simulated.run(compile_config(of), of, p._replace(d=torch.zeros_like(p.d)), truncate=True).d
+        d = run_simulated(of, p._replace(d=torch.zeros_like(p.d)), truncate=True).d
         for group, size in enumerate(sizes):
             if size:
                 dense = tile_config(64, 64, Output(b=E2M1, sfb=MX), k=k)
@@ -131,5 +130,5 @@ def test_bits_are_those_of_dense_products(any_scales: bool) -> None:
                     sfb=p.sfb[group],
                     d=torch.empty(size, n).bfloat16(),
                 )
-                right = simulated.run(compile_config(dense), dense, one, truncate=True).d
+                right = run_simulated(dense, one, truncate=True).d
                 assert torch.equal(d[group, :size].view(torch.int16), right.view(torch.int16))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import run_simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import up_to
@@ -23,9 +24,8 @@ from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
 from deep_gemm.gemm.problem import Problem
-from lab.sim import product as simulated
 from lab.sim import rows as sim
-from lab.sim.product import Outcome, compile_config
+from lab.sim.product import Outcome
 from lab.sim.rows import RowsTrial
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
@@ -63,7 +63,7 @@ def layout_of(kind: works.Work, sizes: list[int]) -> list[int]:
 
 
 def check(config: GemmConfig, problem: Problem, seed: int = 1, schedule: str | None = None, **how: Any) -> Outcome:
-    return simulated.run(compile_config(config), config, problem, seed=seed, schedule=schedule, **how).checked()
+    return run_simulated(config, problem, seed=seed, schedule=schedule, **how).checked()
 
 
 def check_layout(config: GemmConfig, layout: list[int], **how: Any) -> Outcome:
@@ -120,7 +120,7 @@ def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
     cut_by = ((one_tile, () if kind == works.IDS else (2, 3, 4, 5, 7)), (six, (4, 5)), (forty, (3,)))
     for (sizes, n), cut_by_sms in cut_by:
         problem = sim.random_problem(config, layout_of(kind, sizes), n, K)
-        whole = simulated.run(compile_config(config), config, problem, num_sms=1).checked()
+        whole = run_simulated(config, problem, num_sms=1).checked()
         for sms in num_sms:
             outcome = check(config, problem, sms, schedule, num_sms=sms)
             assert torch.equal(outcome.d, whole.d)
@@ -289,13 +289,8 @@ def test_numbers_that_no_layout_may_hold_lead_nowhere() -> None:
         config = config_for(kind)
         p = sim.random_problem(config, good, N, K, rows=300, num_groups=2 if kind == works.IDS else None)
         wrong = torch.tensor(bad, dtype=torch.int32)
-        kernel = compile_config(config)
         right = check(config, p).d
-        if isinstance(p, Problem):
-            assert torch.equal(simulated.run(kernel, config, p, layout=wrong).d, right)
-        else:
-            assert isinstance(p, Problem)
-            assert torch.equal(simulated.run(kernel, config, p, layout=wrong).d, right)
+        assert torch.equal(run_simulated(config, p, layout=wrong).d, right)
 
 
 @settings(max_examples=up_to(40, 10))

@@ -31,32 +31,16 @@ MUTATIONS = [
     Mutation("all is right", _STORE, "(at < p.heads.left)", "(false)"),
     Mutation("right parts begin where heads do", _STORE, "at - p.heads.left, head, row", "at, head, row"),
     Mutation("columns of all heads", _STORE, "at = column - head * p.heads.columns", "at = column"),
-    Mutation(
-        "right parts of the head before", _STORE, "at - p.heads.left, head, row", "at - p.heads.left, head - 1, row"
-    ),
+    Mutation("right parts of the head before", _STORE, "at - p.heads.left, head, row", "at - p.heads.left, head - 1, row"),
     Mutation("rows and heads exchanged", _STORE, "panel, at, head, row", "panel, at, row, head"),
     Mutation("right parts to the left map", _STORE, "&p.map_right_d", "&p.map_d"),
     Mutation("a head more or less", _HEADS, "multiplier >> shift)", "multiplier >> shift) + (column >= columns)"),
     Mutation("half as many heads", _HEADS, ">> shift)", ">> (shift + 1))"),
-    Mutation(
-        "32 bits for the product",
-        _HEADS,
-        "static_cast<uint64_t>(column / 8) * multiplier",
-        "static_cast<uint64_t>(column / 8 * multiplier)",
-    ),
+    Mutation("32 bits for the product", _HEADS, "static_cast<uint64_t>(column / 8) * multiplier", "static_cast<uint64_t>(column / 8 * multiplier)"),
     Mutation("columns for eighths", _HEADS, "(column / 8)", "(column)"),
-    Mutation(
-        "skips behind the right part", _DECODE, "before(column + p.heads.columns - p.heads.left)", "before(column)"
-    ),
-    Mutation(
-        "skips before the left part",
-        _DECODE,
-        "before(column + p.heads.columns - p.heads.left)",
-        "before(column + p.heads.columns)",
-    ),
-    Mutation(
-        "skips the left part's columns", _DECODE, "- p.heads.left) * p.heads.mid", "- p.heads.left) * p.heads.left"
-    ),
+    Mutation("skips behind the right part", _DECODE, "before(column + p.heads.columns - p.heads.left)", "before(column)"),
+    Mutation("skips before the left part", _DECODE, "before(column + p.heads.columns - p.heads.left)", "before(column + p.heads.columns)"),
+    Mutation("skips the left part's columns", _DECODE, "- p.heads.left) * p.heads.mid", "- p.heads.left) * p.heads.left"),
     Mutation("skips nothing", _DECODE, " * p.heads.mid", " * 0"),
     Mutation("D's columns are the product's", "decode/tile.cuh", "column_of_d(p, d_column)", "d_column"),
-]
+]  # fmt: skip

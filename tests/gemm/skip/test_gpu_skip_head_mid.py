@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import CANARY
+from helpers import CANARY, captured
 from test_gpu_dense import operands
 from torch import Tensor
 
@@ -110,9 +110,7 @@ def test_a_graph_replays_it_on_other_inputs(m: int) -> None:
     call(p)
     call(other)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call(p)
+    graph, _ = captured(call, p)
     for mine, its in ((p.a, other.a), (p.sfa, other.sfa), (p.b, other.b), (p.sfb, other.sfb)):
         mine.copy_(its)
     p.d.fill_(CANARY)
@@ -131,13 +129,10 @@ def test_no_depth_gives_zeros_between_which_nothing_is_written() -> None:
 def test_few_sms_compute_the_same() -> None:
     p = random_problem(48, 64, 512, (128, 64, 128))
     deep_gemm.fp8_gemm_nt_skip_head_mid((p.a, p.sfa), (p.b, p.sfb), p.d, (128, 64, 128))
-    whole = deep_gemm.get_num_sms()
+    deep_gemm.get_num_sms()
     q = p._replace(d=torch.full_like(p.d, CANARY))
-    try:
-        deep_gemm.set_num_sms(7)
-        deep_gemm.fp8_gemm_nt_skip_head_mid((q.a, q.sfa), (q.b, q.sfb), q.d, (128, 64, 128))
-    finally:
-        deep_gemm.set_num_sms(whole)
+    deep_gemm.set_num_sms(7)
+    deep_gemm.fp8_gemm_nt_skip_head_mid((q.a, q.sfa), (q.b, q.sfb), q.d, (128, 64, 128))
     right = torch.full_like(p.d, CANARY)
     reference.compute(p._replace(d=right))
     for d in (p.d, q.d):

@@ -13,10 +13,10 @@ import deep_gemm
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.gpu import H200
 from deep_gemm.gemm.ask.skip import skip_problem
-from deep_gemm.gemm.choose.fp8 import select_dense
+from deep_gemm.gemm.choose.fp8 import select
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kinds.epilogues import TO_HEADS
-from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.gemm.problem import HeadParts
 from lab.configs import reachable_skipping
 
@@ -129,7 +129,7 @@ def test_d_must_not_overlap_an_operand() -> None:
 def test_the_plain_products_configuration_is_chosen() -> None:
     for m, n, k in ((1, 32768, 512), (128, 32768, 512), (4096, 8192, 512), (64, 576, 7168), (16, 576, 16384)):
         for split_k, multiple in itertools.product((True, False), (16, 48, 32, 64, 128)):
-            config = select_dense(m, n, k, Output(epilogue=TO_HEADS), H200, multiple, split_k)
+            config = select(Sizes(m, n, k), Output(epilogue=TO_HEADS), H200, multiple, split_k=split_k)
             assert config.epilogue.skips_mid
             assert config.why_illegal() is None
             assert config in reachable_skipping()

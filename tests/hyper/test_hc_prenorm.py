@@ -7,34 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, FakeLauncher, install, on_gpu
+from fake_gpu import FakeGpu, on_gpu
 
 import deep_gemm
-from deep_gemm.core import settings as settings_module
 from deep_gemm.core.call import CALLS
-from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
-from deep_gemm.hyper import KERNELS, choose
-from deep_gemm.hyper.choose import Chosen, kernel_of
+from deep_gemm.hyper import KERNELS
+from deep_gemm.hyper.choose import kernel_of
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
-    fake = install(monkeypatch)
-    monkeypatch.setattr(choose, "gpu_of", lambda _: H200)
-
-    def launcher(config: Chosen, device: int, is_dependent: bool) -> FakeLauncher:
-        fake.compiled.append(config)
-        kernel = kernel_of(config).KERNEL
-        return FakeLauncher(fake, kernel.name, kernel.params.size, config.cluster, is_dependent)
-
-    for kernel in KERNELS:
-        monkeypatch.setattr(kernel, "fits", lambda config, device: True)
-        monkeypatch.setattr(kernel, "launcher", launcher)
-    return fake
 
 
 def call(m: int, splits: int | None = None, k: int = 7168) -> None:
@@ -47,20 +28,17 @@ def test_one_launch_that_fills_the_sms(gpu: FakeGpu) -> None:
     for m in (1, 13, 700):
         call(m)
     call(300, 16)
-    many, few = ([kernel.name] for kernel in KERNELS)
+    many, few = ([kernel.kernel_name] for kernel in KERNELS)
     assert [launch.kernel for launch in gpu.launches] == few * 2 + many * 2
-    for launch, config in zip(gpu.launches, gpu.compiled, strict=True):
-        assert launch.cluster == config.cluster
+    for launch in gpu.launches:
+        assert launch.cluster == launch.config.cluster
         assert 48 <= launch.grid <= 132
 
 
 def test_boxes_have_no_rows_that_are_never_there(gpu: FakeGpu) -> None:
     deep_gemm.set_batch_invariant(True)
-    try:
-        for m in (1, 13, 700):
-            call(m)
-    finally:
-        deep_gemm.set_batch_invariant(False)
+    for m in (1, 13, 700):
+        call(m)
     assert [launch.maps[0].box for launch in gpu.launches] == [(64, 1), (64, 13), (64, 64)]
 
 

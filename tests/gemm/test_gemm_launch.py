@@ -3,50 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, install, on_gpu
+from fake_gpu import FakeGpu, on_gpu
 from helpers import pointer_members
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm import fp8_einsum, per_block_cast_to_fp8, per_token_cast_to_fp8, set_batch_invariant, set_num_sms
+from deep_gemm.casts import lay_scales
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor
 from deep_gemm.core import settings as settings_module
-from deep_gemm.core.check.layout import RECIPE_1D1D, align, ceil_div
+from deep_gemm.core.check.layout import RECIPE_1D1D, align, ceil_div, empty_mn_major
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.core.check.ue8m0 import Words, words_of
+from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
 from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import launch as dense
+from deep_gemm.gemm import launch
 from deep_gemm.gemm.api import dense as dense_api
 from deep_gemm.gemm.api.dense import BEHIND_CAST
 from deep_gemm.gemm.ask.dense import dense_problem
-from deep_gemm.gemm.choose.fp8 import choose
+from deep_gemm.gemm.ask.heads import BY_HEADS, heads_problem
+from deep_gemm.gemm.choose.fp8 import choose, select
+from deep_gemm.gemm.choose.tiles import TILES_OF_HEADS as TILES
 from deep_gemm.gemm.choose.tiles import Tile
 from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM_DECODE, params_of
-from deep_gemm.gemm.kinds.output import USUAL_OPERANDS, Output
+from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.output import OPERANDS_BY_ROW, OUTPUTS_OF, USUAL_OPERANDS, Output, Sizes
 from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.problem import Problem
 from deep_gemm.gemm.product import run, run_checked
+from lab.configs import reachable_heads as reachable
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
 BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_dense")])
 Operand = tuple[Tensor, Tensor]
 DENSE_PARAMS = params_of(Tile(64, 64).config(Output(), 512))
 DECODE_PARAMS = params_of(Tile(8, 64, is_decode=True).config(Output(), 512))
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
-    return install(monkeypatch)
 
 
 def operands(m: int, n: int, k: int, *, by_row: bool = False) -> tuple[Operand, Operand, Tensor]:
@@ -79,7 +81,7 @@ def pointers(a: Operand, b: Operand, d: Tensor) -> tuple[int, ...]:
 def test_a_call_runs_the_kernel_that_the_heuristics_name(gpu: FakeGpu, shape: tuple[int, int, int], name: str) -> None:
     a, b, d = operands(*shape)
     assert deep_gemm.fp8_gemm_nt(a, b, d) is None
-    assert [launch.kernel for launch in gpu.launches] == [name]
+    assert [each.kernel for each in gpu.launches] == [name]
     assert addresses(gpu) == pointers(a, b, d)
 
 
@@ -152,14 +154,14 @@ def words_and_grids(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, *, are_derive
     if not are_derived:
         monkeypatch.setattr(dense_api.NT, "derive", None)
     tile, output = given["tile"], given["output"]
-    monkeypatch.setattr(dense, "choose", lambda sizes, *_, **__: tile.config(output, sizes.k))
+    monkeypatch.setattr(launch, "choose", lambda sizes, *_, **__: tile.config(output, sizes.k))
     for call in of_several_m(**given):
         call()
     params = params_of(tile.config(output, 128))
     places = [params.word(name) for name in pointer_members(params)]
     zeros = dict.fromkeys(places, 0)  # addresses differ between the two rounds
-    launched = [(launch.grid, launch.cluster, {**dict(enumerate(launch.words)), **zeros}) for launch in gpu.launches]
-    return [launched, sum(len(launch.maps) for launch in gpu.launches)]
+    launched = [(each.grid, each.cluster, {**dict(enumerate(each.words)), **zeros}) for each in gpu.launches]
+    return [launched, sum(len(each.maps) for each in gpu.launches)]
 
 
 def of_several_m(n: int, k: int, tile: Tile, output: Output, extra: int = 0) -> Iterator[Callable[[], Any]]:
@@ -340,7 +342,7 @@ def test_a_plan_of_few_rows_with_words_is_derived_as_it_would_be_made(
 
     def make(p: Problem) -> Any:
         made.append(p.m)
-        return dense.run(p)
+        return launch.run(p)
 
     monkeypatch.setattr(product, "on_gpu", make)
     for is_derived in (True, False):
@@ -368,7 +370,7 @@ def test_a_copy_of_scales_has_a_plan_for_the_strides_of_the_copy(gpu: FakeGpu, b
     for first, pitch_bytes in ((0, 4096), (1, m * 4)):
         sfa = room.as_strided((m, 8), (1, 1024), first)
         p = dense_problem((a[0], sfa), b, d, None, recipes=(recipe, None, None))
-        dense.run(p, config)
+        launch.run(p, config)
         assert gpu.last.maps[2].strides == (pitch_bytes,)
 
 
@@ -408,8 +410,8 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
         assert weight_is_ready() == (0 if m == 8 else None)
         assert gpu.last.is_dependent is is_enabled
     # Scales that are copied for the call are what the kernel ahead writes.
-    monkeypatch.setattr(dense, "prepared", lambda p, _: p._replace(sfb=p.sfb.clone()))
-    dense.run(problem(m, 4096, 7168), is_behind_cast=True)
+    monkeypatch.setattr(launch, "prepared", lambda p, _: p._replace(sfb=p.sfb.clone()))
+    launch.run(problem(m, 4096, 7168), is_behind_cast=True)
     assert weight_is_ready() == (0 if m == 8 else None)
 
 
@@ -504,7 +506,7 @@ def test_a_given_configuration_that_computes_something_else_is_refused(
     gpu: FakeGpu, config: GemmConfig | DecodeConfig, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=f"config: .* {reason}"):
-        dense.run(problem(8, 512, 1152), config)
+        launch.run(problem(8, 512, 1152), config)
     assert gpu.launches == []
 
 
@@ -512,4 +514,109 @@ def test_the_decode_kernel_is_refused_scales_of_b_by_row(gpu: FakeGpu) -> None:
     a, b, d = operands(8, 512, 512, by_row=True)
     p = dense_problem(a, b, d, None, recipes=(RECIPE_1D1D, None, None))
     with pytest.raises(ValueError, match="is for another output: sfb"):
-        dense.run(p, decode_config(8, 1, 1, 1))
+        launch.run(p, decode_config(8, 1, 1, 1))
+
+
+# What the host decides of products of heads on a GPU, as far as a machine without one can tell.
+
+
+BF16 = Output(work=works.HEADS)
+HEADS_PARAMS = params_of(Tile(64, 64).config(BF16, 512))
+OUTPUTS = [
+    replace(output, work=works.HEADS) for kind in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[kind]
+]
+
+
+def test_few_tokens_go_to_the_decode_kernel_and_many_to_large_tiles() -> None:
+    chosen = {m: select(Sizes(m, 1024, 4096, 8), BF16, H200) for m in (1, 4, 32, 128, 4096)}
+    assert all(isinstance(chosen[m], DecodeConfig) for m in (1, 4, 32))
+    assert isinstance(chosen[128], GemmConfig)
+    assert isinstance(chosen[4096], GemmConfig)
+    assert chosen[4096].block_m * chosen[4096].block_n == 256 * 128
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
+def test_what_is_chosen_is_reachable(output: Output) -> None:
+    known = {*reachable()}
+    for heads in (1, 8, 128):
+        for m in (1, 100, 5000):
+            for k in (16, 512, 4096):
+                assert select(Sizes(m, 136, k, heads), output, H200) in known
+
+
+def test_bits_that_depend_on_a_row_alone_have_no_split_of_k() -> None:
+    for heads in (1, 2, 8):
+        config = select(Sizes(4, 512, 4096, heads), BF16, H200, split_k=False)
+        assert config.cluster_k == 1
+    set_batch_invariant(True)
+    assert choose(Sizes(4, 512, 4096, 2), BF16, H200).cluster_k == 1
+
+
+def test_few_sms_are_kept_to() -> None:
+    config = select(Sizes(4, 64, 4096, 2), BF16, H200)
+    assert isinstance(config, DecodeConfig)
+    ctas = 2 * config.cluster_k
+    set_num_sms(ctas)
+    assert isinstance(choose(Sizes(4, 1024, 4096, 8), BF16, H200), GemmConfig)
+    assert choose(Sizes(4, 64, 4096, 2), BF16, H200) == config
+    set_num_sms(ctas - 1)
+    assert isinstance(choose(Sizes(4, 64, 4096, 2), BF16, H200), GemmConfig)
+    set_num_sms(1)
+    alone = choose(Sizes(4096, 1024, 4096, 8), BF16, H200)
+    assert isinstance(alone, GemmConfig)
+    assert alone.cluster_size == 1
+
+
+def operands_of_heads(b: int, h: int = 3, d: int = 256, r: int = 512) -> tuple[Any, Any]:
+    (x, sx), w = per_token_cast_to_fp8(torch.randn(b, h, r)), per_block_cast_to_fp8(torch.randn(h, d, r))
+    return (on_gpu(x), sx), w
+
+
+def test_a_configuration_for_other_products_is_refused(gpu: FakeGpu) -> None:
+    p = heads_problem(BY_HEADS, *operands_of_heads(4), None)
+    for tile in TILES:
+        with pytest.raises(ValueError, match="is for another output: work"):
+            launch.run(p, tile.config(Output(), p.k))
+    with pytest.raises(ValueError, match="is for another output: "):
+        launch.run(p, Tile(64, 64).config(Output(is_fp32=True, work=works.HEADS), p.k))
+
+
+def test_scales_are_laid_out_anew_in_each_call_and_only_where_they_must(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laid: list[Tensor] = []
+
+    def lay(config: object, params: bytes, grid: int, device: int) -> None:
+        address = int.from_bytes(params[:8], "little")
+        assert address == sx.data_ptr()
+        like = sx.transpose(0, 1)
+        assert params[16:] == lay_scales.params_of(like, empty_mn_major(like))[16:]
+        laid.append(like)
+
+    monkeypatch.setattr(lay_scales.KERNEL, "run", lay)
+    for b, count in ((4, 0), (300, 2)):
+        laid.clear()
+        gpu.launches.clear()
+        (x, sx), w = operands_of_heads(b)
+        d = on_gpu(torch.empty(b, 3, 256, dtype=torch.bfloat16))
+        for _ in range(3):
+            fp8_einsum(BY_HEADS, (x, sx), w, d)
+            _, sx = operands_of_heads(b)[0]  # in other memory
+        assert len(laid) == count  # the first call lays them out by torch: the fake GPU has no kernel
+        assert len(gpu.launches) == 3
+    m_major = get_mn_major_tma_aligned_tensor(sx.transpose(0, 1)).transpose(0, 1)
+    laid.clear()
+    for _ in range(3):
+        fp8_einsum(BY_HEADS, (x, m_major), w, d)
+        assert gpu.last.words[HEADS_PARAMS.word("map_sfa")] == m_major.data_ptr()
+    assert laid == []
+
+
+@pytest.mark.parametrize("b", [4, 300])
+def test_an_output_that_a_plan_makes_is_contiguous_for_callers(gpu: FakeGpu, b: int) -> None:
+    p = heads_problem(BY_HEADS, *operands_of_heads(b), None)
+    plan = launch.run(p)
+    assert plan is not None
+    d = plan.new_output()
+    assert d.shape == p.d.shape
+    assert d.transpose(0, 1).is_contiguous()

@@ -6,34 +6,28 @@ import gc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from fake_gpu import FakeGpu, FakeLauncher, install, on_gpu
+from fake_gpu import FakeGpu, FakeLauncher, on_gpu
 from test_dispatch import hops
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts import by_kernels, cast_depths, cast_rows, depths, lay_scales
+from deep_gemm.casts import cast_depths, cast_rows, depths, lay_scales
 from deep_gemm.casts import fp8 as fp8_casts
 from deep_gemm.casts.depths import GroupedRows
 from deep_gemm.casts.gating import Gating
 from deep_gemm.core import seen
-from deep_gemm.core import settings as settings_module
 from deep_gemm.core.call import CALLS, Function
-from deep_gemm.core.gpu import H200
-from deep_gemm.core.kernel import Kernel
 from deep_gemm.hyper import api as hyper
-from deep_gemm.hyper import choose
 from deep_gemm.indexer import api as logits_api
-from deep_gemm.indexer import kernel as logits_kernel
 from deep_gemm.linear import api as linear_api
 from deep_gemm.linear import backward
-from deep_gemm.linear import kernel as linear_kernel
-from deep_gemm.moe import activation, gather_weighted, route_rows, routing
+from deep_gemm.moe import activation, route_rows, routing
 from deep_gemm.moe.check import ActivationProblem, ExpertRows
 
 
@@ -92,9 +86,9 @@ def expert_rows() -> dict[str, Tensor]:
 
 
 SCRATCH = {
-    "cast_rows": {"values": cast_rows.PARAMS, "scales": cast_rows.PARAMS},
-    "count_routes": {"of_parts": route_rows.PARAMS},
-    "cast_depths": {"sums": cast_depths.PARAMS},
+    "cast_rows": {"values": cast_rows.KERNEL.params, "scales": cast_rows.KERNEL.params},
+    "count_routes": {"of_parts": route_rows.KERNEL.params},
+    "cast_depths": {"sums": cast_depths.KERNEL.params},
 }
 """Members that say where the first kernel of a call writes what no caller gets."""
 SCALES: dict[str, Callable[[], Tensor]] = {
@@ -288,23 +282,9 @@ CASES = {
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
-    fake = install(monkeypatch)
-    for module in (logits_kernel, choose, linear_kernel, cast_rows, gather_weighted):
-        monkeypatch.setattr(module, "gpu_of", lambda _: H200)
-    for module in (linear_kernel, by_kernels, routing):
-        monkeypatch.setattr(module, "is_hopper", lambda _: True)
+def gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(lay_scales, "has_kernel", lambda _: True)
-    monkeypatch.setattr(Kernel, "fits", lambda *_: True)
-    linear_kernel.config_of.cache_clear()
-
-    @cache
-    def launcher(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool) -> FakeLauncher:
-        return FakeLauncher(fake, kernel.name, kernel.params_of(config).size, config.cluster_size, is_dependent)
-
-    monkeypatch.setattr(Kernel, "launcher", launcher)
-    return fake
+    return gpu
 
 
 @pytest.fixture

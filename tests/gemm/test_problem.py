@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import CANARY, inside_of_an_element, random_fp8, random_scales
+from helpers import CANARY, inside_of_an_element, int32, random_fp8, random_scales
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -39,10 +39,6 @@ def operand(values: tuple[int, ...], scales: tuple[int, ...], seed: int) -> tupl
 
 def output(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.full(shape, CANARY, dtype=dtype)
-
-
-def int32(*numbers: int) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def flipped(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import install, on_gpu
+from fake_gpu import FakeGpu, on_gpu
 
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
@@ -32,8 +32,7 @@ def test_this_torch_compares() -> None:
     assert seen.torch_compares()
 
 
-def test_the_second_call_is_recognized_and_of_other_rows_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = install(monkeypatch)
+def test_the_second_call_is_recognized_and_of_other_rows_the_third(gpu: FakeGpu) -> None:
     for m, recognized in ((64, 1), (64, 1), (72, 1), (72, 2), (72, 2), (64, 2)):
         deep_gemm.fp8_gemm_nt(*operands(m))
         assert len(PLANS.seen) == recognized
@@ -50,8 +49,7 @@ def test_one_tensor_twice_takes_no_place_of_others() -> None:
 
 
 @pytest.mark.parametrize("works", [False, True])
-def test_what_differs_in_anything_is_another_call(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
-    install(monkeypatch)
+def test_what_differs_in_anything_is_another_call(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
     monkeypatch.setattr(seen, "torch_compares", lambda: works)
     a, b, d = operands()
     for _ in range(3):
@@ -76,9 +74,10 @@ def learned(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("works", [False, True])
-def test_a_warm_call_refuses_what_would_cut_a_gradient(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+def test_a_warm_call_refuses_what_would_cut_a_gradient(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
     """Whether like calls came before in grad mode or without it, and with weights that are Parameters."""
-    gpu = install(monkeypatch)
     monkeypatch.setattr(seen, "torch_compares", lambda: works)
     a, (values, scales), d = operands()
     c = torch.zeros_like(d)
@@ -113,8 +112,7 @@ def test_a_warm_call_refuses_what_would_cut_a_gradient(monkeypatch: pytest.Monke
         assert len(gpu.launches) == launched
 
 
-def test_a_warm_product_of_groups_along_k_refuses_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = install(monkeypatch)
+def test_a_warm_product_of_groups_along_k_refuses_it_too(gpu: FakeGpu) -> None:
     ks = [128, 32]
     a, b = (deep_gemm.k_grouped_cast_to_fp8(torch.ones(8, 160), ks, mn_major=True) for _ in range(2))
     a, d = (on_gpu(a[0]), a[1]), on_gpu(torch.zeros(2, 8, 8))
@@ -133,7 +131,9 @@ def test_a_warm_product_of_groups_along_k_refuses_it_too(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("broken", ["absent", "blind", "strict"])
-def test_a_torch_that_compares_otherwise_is_not_asked(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_a_torch_that_compares_otherwise_is_not_asked(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
     answers = {"blind": True, "strict": False}
 
     def check_of(tensors: Any, free: Any = ()) -> Any:
@@ -143,7 +143,6 @@ def test_a_torch_that_compares_otherwise_is_not_asked(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(seen, "check_of", check_of)
     assert not seen.torch_compares()
-    gpu = install(monkeypatch)
     for _ in range(3):
         deep_gemm.fp8_gemm_nt(*operands())
     assert (len(gpu.launches), gpu.plans, len(PLANS.seen)) == (3, 1, 0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, OnGpu, install, on_gpu
+from fake_gpu import FakeGpu, OnGpu, on_gpu
 from helpers import pointer_members
 from torch import Tensor
 
@@ -27,11 +27,6 @@ from deep_gemm.gemm.sum_slices import SlicesConfig
 M, N, K = 128, 64, 192
 DENSE_PARAMS = params_of(bf16_config(64, 64, Output()))
 K_COUNTED_PARAMS = params_of(bf16_config(64, 64, Output(work=works.COUNTED), Majors(True, True)))
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    return install(monkeypatch)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

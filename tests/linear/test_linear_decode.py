@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, FakeLauncher, install, on_gpu
+from fake_gpu import FakeGpu, on_gpu
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm import linear
-from deep_gemm.core import settings as settings_module
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.gpu import H200
@@ -20,25 +18,9 @@ from deep_gemm.gemm.choose.fp8 import choose
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.linear.kernel import KERNEL, MAX_ROWS, LinearDecodeConfig, serving
+from deep_gemm.linear.kernel import KERNEL, MAX_ROWS, serving
 
 N, K = 2112, 7168
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
-    fake = install(monkeypatch)
-    monkeypatch.setattr(linear_decode, "is_hopper", lambda _: True)
-    monkeypatch.setattr(linear_decode, "gpu_of", lambda _: H200)
-
-    def launcher(config: LinearDecodeConfig, device: int, is_dependent: bool) -> FakeLauncher:
-        return FakeLauncher(fake, KERNEL.name, KERNEL.params.size, config.cluster_size, is_dependent)
-
-    monkeypatch.setattr(KERNEL, "launcher", launcher)
-    linear_decode.config_of.cache_clear()
-    yield fake
-    linear_decode.config_of.cache_clear()
 
 
 def layer(m: int, n: int = N, k: int = K) -> tuple[Tensor, Operand]:
@@ -59,7 +41,7 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: i
     linear(x, w, out=out, bias=bias)
     tile = choose(Sizes(m, N, K), Output(with_c=with_bias), H200)
     assert isinstance(tile, DecodeConfig)
-    assert [launch.kernel for launch in gpu.launches] == [KERNEL.name]
+    assert [launch.kernel for launch in gpu.launches] == [KERNEL.kernel_name]
     config = serving(m, K, tile)
     assert config is not None
     assert (config.tile.cluster_k, config.tile.block_n) == (tile.cluster_k, tile.block_n)
@@ -82,7 +64,7 @@ def test_settings_choose_the_tile_anew(gpu: FakeGpu) -> None:
     split = gpu.last.grid
     deep_gemm.set_batch_invariant(True)
     linear(*layer(2))
-    assert gpu.last.kernel == KERNEL.name
+    assert gpu.last.kernel == KERNEL.kernel_name
     assert gpu.last.grid < split
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_gpu import install, on_gpu
+from fake_gpu import FakeGpu, on_gpu
 
 from deep_gemm.across import rows_to_addresses
 from deep_gemm.across.rows_to_addresses import OUTPUT, OUTPUT_BY_64
@@ -15,8 +15,7 @@ from deep_gemm.gemm import launch
 from lab.configs import reachable_grouped
 
 
-def test_a_product_is_planned_once_and_finds_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = install(monkeypatch)
+def test_a_product_is_planned_once_and_finds_its_addresses(gpu: FakeGpu) -> None:
     values, scales = per_token_cast_to_fp8(torch.zeros(40, 512), mn_major=True)
     w = per_block_cast_to_fp8(torch.zeros(3, 256, 512))
     ends = torch.tensor([20, 20, 40], dtype=torch.int32)
@@ -32,8 +31,7 @@ def test_a_product_is_planned_once_and_finds_its_addresses(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("columns", [128, 64])
-def test_each_granularity_of_scales_has_its_code(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    gpu = install(monkeypatch)
+def test_each_granularity_of_scales_has_its_code(gpu: FakeGpu, columns: int) -> None:
     a = per_token_cast_to_fp8(torch.zeros(40, 512), gran_k=columns, mn_major=True)
     w, ends = per_block_cast_to_fp8(torch.zeros(3, 256, 512)), torch.zeros(3, dtype=torch.int32)
     addresses = torch.zeros(40, dtype=torch.int64)
