@@ -26,6 +26,8 @@ SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _WORDS = {4: struct.Struct("<I"), 8: struct.Struct("<Q")}
 
 
+KNOWN = {Tensor, torch.nn.Parameter}
+"""Types of tensors that records know."""
 Key = Any
 """All of a call's tensors that is not free: bytes, or a tuple. None for tensors that no record knows."""
 Free = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -66,7 +68,7 @@ def key_of(tensors: Sequence[Any], free: Free) -> Key:
     """Give all that is not free of tensors that records may know; None for others."""
     found: list[Any] = []
     for x, (sizes, strides) in zip(tensors, free, strict=False):
-        if type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta or x.layout is not torch.strided:
+        if type(x) not in KNOWN or x.is_meta or x.layout is not torch.strided:
             return None
         if (torch.is_grad_enabled() and x.requires_grad) or x.is_neg():
             return None

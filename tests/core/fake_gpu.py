@@ -17,11 +17,13 @@ from torch import Tensor
 from deep_gemm.core import gpu as gpus
 from deep_gemm.core.call import CALLS
 from deep_gemm.core.gpu import H200, HOPPER, Gpu
+from deep_gemm.core import replay
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.tensor_map import MAP_BYTES, TensorMap
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
 from deep_gemm.core.seen import Seen
+from deep_gemm.gemm import product
 from deep_gemm.gemm.plan import PLANS
 from deep_gemm.linear import kernel as linear_kernel
 
@@ -157,6 +159,8 @@ def install(
         monkeypatch.setattr(kept, "seen", Seen())
         monkeypatch.setattr(kept, "_met", {})
     monkeypatch.setattr(PLANS, "families", Seen())
+    monkeypatch.setattr(replay, "KNOWN", {*replay.KNOWN, OnGpu})
+    monkeypatch.setattr(product, "RECORDS", {})
     forget_devices()
     return fake
 
