@@ -5,6 +5,7 @@ A replay looks at nothing but sizes, strides, types, devices and addresses, keep
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
 from functools import cache
@@ -33,6 +34,26 @@ Key = Any
 Free = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Dimensions of each tensor whose sizes, and whose strides, may be others."""
 MOST_RECORDS, MOST_ALIKE = 4096, 16
+
+
+FUNCTIONS = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuCtxGetDevice"
+"""The driver's functions that replay.c calls."""
+
+
+@cache
+def native() -> Any:
+    """Give replay.c's module, ready for this torch and the driver; None if one of them is not there."""
+    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if table is None or not torch.cuda.is_available():
+        return None
+    try:
+        from . import _replay
+    except ImportError:
+        return None
+    library = ctypes.CDLL("libcuda.so.1")
+    pointers = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in FUNCTIONS]
+    _replay.setup(table, *pointers, Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled)
+    return _replay
 
 
 class Records:
@@ -200,5 +221,5 @@ def _packed(launch: Launch) -> tuple[Any, ...]:
         (each.at, tuple(each.address), ELEMENTS[ElementType(each.element)], SWIZZLES[each.swizzle], *each[4:])
         for each in launch.maps
     )
-    how = int(of.function), of.threads, of.shared_bytes, of.cluster, int(of.is_dependent)
+    how = int(of.function), of.threads, of.kernel.shared_bytes, of.cluster, int(of.is_dependent)
     return *how, launch.grid, launch.params, launch.words, maps

@@ -28,7 +28,7 @@ from ..core.check.recipes import whole_recipe
 from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
 from ..core.seen import FREE_ROWS, STAYS, Free
 from ..core.settings import get_compile_mode
-from ..core.replay import Records, key_of, numbers_of, replay
+from ..core.replay import Records, key_of, native, numbers_of, replay
 from .launch import run as launch
 from .recorded import record_of
 from .plan import PLANS, Plan
@@ -159,24 +159,24 @@ def run(
     try:
         if product.has_scales:
             (x, sx), (y, sy) = a, b
-            at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
             tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
         else:
-            x, y, sx, sy, at_sfa, at_sfb = a, b, None, None, 0, 0
+            x, y, sx, sy = a, b, None, None
             tensors = (x, y) if d is None else (x, y, d)
         if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
             if c is not None and c is not d:
                 tensors = (*tensors, c)
             if layout is not None:
                 tensors = (*tensors, layout)
-            offsets = at_sfa % ADDRESS_ALIGNMENT, at_sfb % ADDRESS_ALIGNMENT
-            absent = d is None, c is None, c is d, layout is None
-            num_ks = None if ks is None else len(ks)
-            of = (product, said, settings.in_force.generation, absent, num_ks)
+            of = (product, said, settings.in_force.generation, d is None, c is None, c is d, layout is None, ks is None)
             if (records := RECORDS.get(of)) is not None:
                 name, answer = records.recall(tensors)
                 if answer is not NotImplemented:
                     return answer[0] if d is None else None
+            at_sfa, at_sfb = (0, 0) if sx is None else (sx.data_ptr(), sy.data_ptr())
+            offsets = at_sfa % ADDRESS_ALIGNMENT, at_sfb % ADDRESS_ALIGNMENT
+            absent = d is None, c is None, c is d, layout is None
+            num_ks = None if ks is None else len(ks)
             hint = (product, said, settings.in_force.generation, x.shape, y.shape, offsets, absent, num_ks)
             for check, found in PLANS.seen.get(hint, ()):  # `Seen.find`, without a call
                 if check(*tensors):
@@ -243,8 +243,8 @@ def _recorded(product: Product, of: Key, name: Any, tensors: Any, problem: Probl
     records = RECORDS.get(of)
     if records is None:
         free = [*free, *[STAYS] * 8][: len(tensors)]
-        records = RECORDS[of] = Records(free)
-    key = key_of(tensors, records._free) if name is None else name
+        records = RECORDS[of] = Records(free, native())
+    key = records.recall(tensors)[0] if name is None else name
     if key is None:
         return None
     records.keep(key, record, problem.d.device)

@@ -185,7 +185,7 @@ class Launcher:
         self.stream: int | None = None
         """The stream in `config`."""
         self.function, self.pointers = kernel.function, ctypes.addressof(self.params.pointers)
-        self.kernel, self.cluster = kernel, cluster
+        self.kernel, self.threads, self.cluster, self.is_dependent = kernel, threads, cluster, is_dependent
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
