@@ -9,14 +9,13 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .jit import driver
 from .jit.tensor_map import MAP_BYTES, ElementType, TensorMap
-from .record import Address, From, Launch, Op, Record, Relation
+from .record import From, Launch, Op, Record, Relation
 
 MAY_BE_NEGATED = torch.float16, torch.float32, torch.float64
 """Types of tensors that may be views of other numbers: imaginary parts of conjugates."""
@@ -33,6 +32,8 @@ Key = Any
 """All of a call's tensors that is not free: bytes, or a tuple. None for tensors that no record knows."""
 Free = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Dimensions of each tensor whose sizes, and whose strides, may be others."""
+SOME_ADDRESS = 1 << 40
+"""The address in maps that are encoded before theirs is known."""
 MOST_RECORDS, MOST_ALIKE = 4096, 16
 
 
@@ -64,41 +65,67 @@ class Records:
         self._free, self._native = free, native
         self._bits = bytes(sum(1 << i for i in each) for of_tensor in free for each in of_tensor)
         self._kept: dict[Key, list[Any]] = {}
+        self._ready: dict[Key, tuple[Record, Sequence[int], Sequence[Ready]]] = {}
 
     def recall(self, tensors: tuple[Any, ...]) -> tuple[Key, Any]:
         """Replay the first record that serves these tensors: its results, or NotImplemented. Give the key too."""
         if self._native is not None:
             found: tuple[Key, Any] = self._native.recall(self._kept, self._bits, tensors)
             return found
-        key = key_of(tensors, self._free)
+        exact = exact_key_of(tensors)
+        if exact is None:
+            return None, NotImplemented
+        key, ready = key_of(exact, self._free), self._ready.get(exact)
+        if ready is None:
+            ready = self._find(key, exact, tensors)
+        if ready is None or not fits(ready[0], tensors, ready[1]):
+            return key, NotImplemented
+        return key, replay(ready[0], tensors, ready[1], tensors[0].device, ready[2])
+
+    def _find(self, key: Key, exact: Key, tensors: Sequence[Tensor]) -> Any:
+        """Find the first record that serves tensors that lie so, and prepare its launches for such tensors."""
         for record in self._kept.get(key, ()):
             values = numbers_of(record, tensors)
             if values is not None:
-                return key, replay(record, tensors, values, tensors[0].device)
-        return key, NotImplemented
+                found = record, values, [Ready.of(launch, values) for launch in record.launches]
+                _put(self._ready, exact, found)
+                return found
+        return None
 
     def keep(self, key: Key, record: Record, place: torch.device) -> None:
         """Keep a record for calls with this key."""
         packed_one = record if self._native is None else packed(self._native, record, place)
-        if key not in self._kept and len(self._kept) >= MOST_RECORDS:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]]  # others may be reading the old list
+        _put(self._kept, key, [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]])  # others may be reading the old
 
 
-def key_of(tensors: Sequence[Any], free: Free) -> Key:
-    """Give all that is not free of tensors that records may know; None for others."""
+def _put(kept: dict[Key, Any], key: Key, value: Any) -> None:
+    if key not in kept and len(kept) >= MOST_RECORDS:
+        del kept[next(iter(kept))]
+    kept[key] = value
+
+
+def exact_key_of(tensors: Sequence[Any]) -> Key:
+    """Give how tensors lie that records may know; None for others."""
     found: list[Any] = []
-    for x, (sizes, strides) in zip(tensors, free, strict=False):
-        if type(x) not in KNOWN or x.is_meta or x.layout is not torch.strided:
+    may_want_gradient = torch.is_grad_enabled()
+    for x in tensors:
+        dtype = x.dtype
+        if type(x) not in KNOWN or (may_want_gradient and x.requires_grad) or (dtype in MAY_BE_NEGATED and x.is_neg()):
             return None
-        if (torch.is_grad_enabled() and x.requires_grad) or x.is_neg():
-            return None
-        fixed = (
-            (-1 if i in sizes else n, -1 if i in strides else s)
-            for i, (n, s) in enumerate(zip(x.shape, x.stride(), strict=True))
-        )
-        found.append((x.dtype, x.get_device(), *fixed))
+        found.append((dtype, x.get_device(), x.shape, x.stride()))
     return tuple(found)
+
+
+def key_of(exact: Key, free: Free) -> Key:
+    """Give the part of how tensors lie that is not free."""
+    return tuple(
+        (dtype, device, *_but(sizes, free_sizes), *_but(strides, free_strides))
+        for (dtype, device, sizes, strides), (free_sizes, free_strides) in zip(exact, free, strict=False)
+    )
+
+
+def _but(numbers: Sequence[int], free: Sequence[int]) -> Sequence[int]:
+    return [-1 if i in free else number for i, number in enumerate(numbers)] if free else numbers
 
 
 def numbers_of(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
@@ -106,7 +133,7 @@ def numbers_of(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
     if len(tensors) != len(record.given):
         return None
     for x, given in zip(tensors, record.given, strict=True):
-        if x.dtype != given.dtype or x.get_device() != record.device or x.data_ptr() % given.alignment:
+        if x.dtype != given.dtype or x.get_device() != record.device:
             return None
         for mine, its in ((given.sizes, x.shape), (given.strides, x.stride())):
             if len(mine) != len(its) or any(a not in (-1, b) for a, b in zip(mine, its, strict=True)):
@@ -126,13 +153,21 @@ def numbers_of(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
         outcome = values[a] < values[b] if relation is Relation.BELOW else values[a] == values[b]
         if outcome != holds:
             return None
-    for output, other, span, span_of_other, or_same in record.apart:
-        first, second = tensors[output].data_ptr(), tensors[other].data_ptr()
-        if first == second and or_same:
-            continue
-        if first < second + values[span_of_other] and second < first + values[span]:
-            return None
     return values
+
+
+def fits(record: Record, tensors: Sequence[Tensor], values: Sequence[int]) -> bool:
+    """Tell whether tensors that lie as a record wants also have addresses that it serves."""
+    at = [x.data_ptr() for x in tensors]
+    for address, given in zip(at, record.given, strict=True):
+        if address % given.alignment:
+            return False
+    for output, other, span, span_of_other, or_same in record.apart:
+        first, second = at[output], at[other]
+        touch = first < second + values[span_of_other] and second < first + values[span]
+        if touch and not (first == second and or_same):
+            return False
+    return True
 
 
 def _computed(op: Op, a: int, b: int) -> int:
@@ -149,43 +184,73 @@ def _computed(op: Op, a: int, b: int) -> int:
     return min(a, b) if op is Op.LEAST else max(a, b)
 
 
-def replay(record: Record, tensors: Sequence[Tensor], values: Sequence[int], place: torch.device) -> list[Tensor]:
+class Ready(NamedTuple):
+    """A launch for tensors that lie in one way: all but addresses is in its parameters."""
+
+    launcher: Any
+    params: bytes
+    grid: int
+    words: Sequence[tuple[int, From, int, int]]
+    """Place among 64-bit words, and an address: what it counts from, and bytes behind that."""
+    maps: Sequence[tuple[int, TensorMap, From, int, int]]
+    """Maps that this driver cannot move by their first word: byte, map, and where it begins."""
+
+    @classmethod
+    def of(cls, launch: Launch, values: Sequence[int]) -> Ready:
+        """Write a record's numbers, and maps that begin somewhere, into the parameters of a launch."""
+        params, launcher = bytearray(launch.params), launch.kernel
+        words, maps, keeps = [], [], launcher.keeps_addresses()
+        for place, size, number, address in launch.words:
+            if address is None:
+                _WORDS[size].pack_into(params, place, values[number])
+            else:
+                words.append((place // 8, address.base, address.index, values[address.behind]))
+        for place, address, element, swizzle, *numbers in launch.maps:
+            sizes, strides, box = (tuple(values[i] for i in each) for each in numbers)
+            tensor_map = TensorMap(ElementType(element), sizes, strides, box, swizzle)
+            begins = address.base, address.index, values[address.behind]
+            if keeps:
+                params[place : place + MAP_BYTES] = launcher.encode(tensor_map, SOME_ADDRESS, SOME_ADDRESS)
+                words.append((place // 8, *begins))
+            else:
+                maps.append((place, tensor_map, *begins))
+        return cls(launcher, bytes(params), values[launch.grid], words, maps)
+
+
+def replay(
+    record: Record,
+    tensors: Sequence[Tensor],
+    values: Sequence[int],
+    place: torch.device,
+    launches: Sequence[Ready] = (),
+) -> list[Tensor]:
     """Launch what a record says for tensors that it serves, and give the tensors that it makes for the caller."""
     made = [
         torch.empty_strided([values[i] for i in sizes], [values[i] for i in strides], dtype=dtype, device=place)
         for sizes, strides, dtype in record.made
     ]
     scratch = torch.empty(values[record.scratch], dtype=torch.uint8, device=place) if values[record.scratch] else None
-    beginnings = {
-        From.TENSOR: [x.data_ptr() for x in tensors],
-        From.RESULT: [x.data_ptr() for x in made],
-        From.SCRATCH: [0 if scratch is None else scratch.data_ptr()],
-    }
-
-    def at(address: Address) -> int:
-        return beginnings[address.base][address.index] + values[address.behind]
-
-    for launch in record.launches:
-        _start(launch, values, at, record.device)
+    beginnings = (
+        [x.data_ptr() for x in tensors],
+        [x.data_ptr() for x in made],
+        [0 if scratch is None else scratch.data_ptr()],
+    )
+    for ready in launches or [Ready.of(launch, values) for launch in record.launches]:
+        start(ready, beginnings, record.device)
     return made
 
 
-def _start(launch: Launch, values: Sequence[int], at: Any, device: int) -> None:
-    params, launcher = bytearray(launch.params), launch.kernel
-    for place, size, number, address in launch.words:
-        _WORDS[size].pack_into(params, place, values[number] if address is None else at(address))
-    for place, address, element, swizzle, *numbers in launch.maps:
-        sizes, strides, box = (tuple(values[i] for i in each) for each in numbers)
-        begins = at(address)
-        encoded = launcher.encode(TensorMap(ElementType(element), sizes, strides, box, swizzle), begins, begins)
-        params[place : place + MAP_BYTES] = encoded
-    start(launcher, bytes(params), values[launch.grid], device)
-
-
-def start(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> None:
-    """Launch with these parameters on the current stream of the current device, which is `device`."""
+def start(ready: Ready, beginnings: Sequence[Sequence[int]], device: int) -> None:
+    """Launch with operands that begin there, on the current stream of the current device, which is `device`."""
+    launcher = ready.launcher
     with launcher.lock:
-        launcher.hold(None, params, grid)
+        launcher.hold(None, ready.params, ready.grid)
+        words = launcher.params.words
+        for word, base, index, behind in ready.words:
+            words[word] = beginnings[base][index] + behind
+        for place, tensor_map, base, index, behind in ready.maps:
+            begins = beginnings[base][index] + behind
+            launcher.params.bytes[place : place + MAP_BYTES] = launcher.encode(tensor_map, begins, begins)
         stream = launcher.current_stream(device)
         if stream != launcher.stream:
             launcher.set_stream(stream)

@@ -26,13 +26,13 @@ from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
 from ..core.check.recipes import whole_recipe
 from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
+from ..core.replay import Records, native, numbers_of, replay
 from ..core.seen import FREE_ROWS, STAYS, Free
 from ..core.settings import get_compile_mode
-from ..core.replay import Records, key_of, native, numbers_of, replay
 from .launch import run as launch
-from .recorded import record_of
 from .plan import PLANS, Plan
 from .problem import Problem
+from .recorded import record_of
 from .reference import compute
 
 

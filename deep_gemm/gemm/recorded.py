@@ -60,7 +60,10 @@ def record_of(
     shadow = ready._replace(**asked)
     _note_what_serves(shadow, config, gpu)
     maps, places = _tall_maps(shadow, config) if isinstance(config, GemmConfig) else _decode_maps(shadow, config)
-    facts: dict[str, Any] = {**_facts(shadow), "weight_is_ready": int(is_behind_cast and ready.sfb is p.sfb and ready.c is p.c)}
+    facts: dict[str, Any] = {
+        **_facts(shadow),
+        "weight_is_ready": int(is_behind_cast and ready.sfb is p.sfb and ready.c is p.c),
+    }
     if isinstance(config, DecodeConfig):
         facts["slot_bytes"] = config.slot_bytes(shadow.m, shadow.n)
     operands = [shadow.a, shadow.sfa, shadow.b, shadow.sfb, shadow.d, shadow.c]
@@ -92,7 +95,9 @@ def record_of(
     for each in shadows:  # of scales that are laid out
         given = r.given[each.base[1]]
         r.given[each.base[1]] = given._replace(alignment=max(given.alignment, min(each.element_size(), 4)))
-    r.launch(launcher, config.ctas(shadow.m, shadow.n, num_sms_of(gpu.num_sms), shadow.planes), params, values, addresses, at)
+    r.launch(
+        launcher, config.ctas(shadow.m, shadow.n, num_sms_of(gpu.num_sms), shadow.planes), params, values, addresses, at
+    )
     if has_d:
         d = shadow.d
         for i, each in enumerate(shadows):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core import gpu as gpus
+from deep_gemm.core import replay
 from deep_gemm.core.call import CALLS
 from deep_gemm.core.gpu import H200, HOPPER, Gpu
-from deep_gemm.core import replay
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.tensor_map import MAP_BYTES, TensorMap
 from deep_gemm.core.kernel import Kernel

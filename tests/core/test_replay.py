@@ -52,7 +52,11 @@ class Driver:
     def launcher(self, function: int, cluster: int, is_dependent: bool) -> SimpleNamespace:
         """Stand for a kernel's launcher, for both replays."""
         of = SimpleNamespace(
-            function=function, threads=128, shared_bytes=64, cluster=cluster, is_dependent=is_dependent
+            function=function,
+            threads=128,
+            kernel=SimpleNamespace(shared_bytes=64),
+            cluster=cluster,
+            is_dependent=is_dependent,
         )
         of.lock, of.config, of.pointers, of.success, of.stream = threading.Lock(), None, None, 0, None
         of.current_stream = lambda _: STREAM
@@ -63,14 +67,16 @@ class Driver:
             return self.encoded(element, address, tensor_map.sizes, tensor_map.strides, tensor_map.box, swizzle)
 
         def hold(_: None, params: bytes, grid: int) -> None:
-            of.held = params, grid
+            held = bytearray(params.ljust(-(-len(params) // 8) * 8))
+            of.params = SimpleNamespace(bytes=held, words=memoryview(held).cast("Q"))
+            of.held = len(params), grid
 
         def start(*_: Any) -> tuple[int]:
-            params, grid = of.held
-            self.launches.append((function, grid, cluster, is_dependent, of.stream, params))
+            count, grid = of.held
+            self.launches.append((function, grid, cluster, is_dependent, of.stream, bytes(of.params.bytes[:count])))
             return (self.status,)
 
-        of.encode, of.hold, of.start = encode, hold, start
+        of.encode, of.hold, of.start, of.keeps_addresses = encode, hold, start, lambda: False
         return of
 
 
@@ -239,7 +245,7 @@ def both(native: Native, record: Record, packed: Any, tensors: list[Tensor]) -> 
     mine = [*driver.launches]
     driver.launches.clear()
     values = replay.numbers_of(record, tensors)
-    if values is None:
+    if values is None or not replay.fits(record, tensors, values):
         assert answer is NotImplemented and mine == []
         return False
     made = replay.replay(record, tensors, values, CPU)
