@@ -17,7 +17,7 @@ from ..core.record import From, Number, Record, Recording, Shadow
 from ..core.seen import STAYS, Free
 from ..core.settings import get_pdl, num_sms_of
 from . import kernel
-from .choose.cost import BANDS, band_of
+from .choose.cost import BANDS, band_of, rows_alike
 from .config.decode import DecodeConfig
 from .config.tall import GemmConfig
 from .kernel import kernel_of
@@ -168,6 +168,10 @@ def _note_what_serves(p: Problem, config: Any, gpu: Gpu) -> None:
         _ = p.d.shape[0] == m
     if p.c is not None:
         _ = p.c.shape[0] == (p.groups if p.work.groups_rows and not p.work.reads_ids else m)
+    if p.work.is_stacked and p.output.b != BFLOAT16:
+        first, last = rows_alike(m.value)
+        _ = (m < first, m > last)
+        return
     if p.work.groups_rows or num_sms_of(gpu.num_sms) < gpu.num_sms:
         int(m)
         return

@@ -217,6 +217,20 @@ def band_of(m: int) -> int:
     return (m - 1) >> 3 if m <= 128 else min(14 + ((m - 1) >> 6), len(BANDS) - 1)
 
 
+def rows_alike(m: int) -> tuple[int, int]:
+    """Give the least and the most stacked rows for which one choice is made, a sixteenth of them apart at most."""
+    step = 1 << max((m - 1).bit_length() - 5, 0)
+    last = -(-m // step) * step
+    return last - step + 1, last
+
+
+def alike(sizes: Sizes, output: Output) -> Sizes:
+    """Give the sizes by which a choice is made: of stacked rows the most for which it is the same."""
+    if not output.work.is_stacked or not sizes.groups:
+        return sizes
+    return sizes._replace(m=rows_alike(max(round(sizes.m * sizes.groups), 1))[1] / sizes.groups)
+
+
 def estimate(tile: Tile, sizes: Sizes, output: Output, gpu: Gpu, timings: Timings) -> Estimate:
     """Estimate how long a product takes, or all of its heads or groups."""
     offer = on_weight(tile, sizes.n, sizes.k, output, gpu, timings)

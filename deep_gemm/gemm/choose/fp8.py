@@ -32,7 +32,7 @@ from ..kinds.output import (
     other_fields,
 )
 from ..kinds.works import COUNTS, DENSE, DEPTHS, ENDS, HEADS, IDS
-from .cost import BAND_WEIGHTS, BANDS, SPREAD, OnWeight, band_of, dense_memory_us, estimate, on_weight, together
+from .cost import BAND_WEIGHTS, BANDS, SPREAD, OnWeight, alike, band_of, dense_memory_us, estimate, on_weight, together
 from .tiles import (
     BLOCKS_OF_RUNS,
     DEPTHS_TILES,
@@ -99,7 +99,7 @@ def select(
     `fp8_gemm` that splits k: few columns alone would want it.
     """
     if output.work is not DENSE:
-        return select_grouped(sizes, output, gpu, split_k, whole_gpu)
+        return select_grouped(alike(sizes, output), output, gpu, split_k, whole_gpu)
     plain, k = BF16 if part_multiple else output, sizes.k
     menu = menu_of(sizes.n, k, plain, gpu, split_k, whole_gpu)
     number = menu.numbers[band_of(int(sizes.m))]
