@@ -24,7 +24,9 @@ from torch import Tensor
 from . import settings
 from .check.layout import ADDRESS_ALIGNMENT, byte_span
 from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
-from .kernel import WISHES
+from .kernel import WISHES, Prepared
+from .record import Apart, Launch, Record, Recording, Word
+from .replay import Records, native
 from .seen import Seen
 
 MAX_PLANS = 4096
@@ -191,10 +193,16 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         return function.as_operator(*operands, *said)
     plan: CallPlan | None = None
     key: Key = ()
+    name: Any = None
     try:
         tensors = function.tensors(*operands)
         first = tensors[0]
         if first.is_cuda and (type(first) is Tensor or not handles_operators(first)):
+            of = (function, said, *map(type, said), settings.in_force.generation)
+            if (kept := RECORDS.get(of)) is not None:
+                name, answer = kept[0].recall(tensors)
+                if answer is not NotImplemented:
+                    return kept[1](tuple(answer))
             hint = (function, said, *map(type, said), settings.in_force.generation, len(tensors), first.shape)
             plan = CALLS.seen.find(hint, tensors)
             is_like_others = plan is None and PLAIN.issuperset(map(type, said)) and CALLS.was_met(hint)
@@ -223,8 +231,47 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
     finally:
         WISHES.prepared = False
     if plan is not None:
-        CALLS.keep(key, plan.reaches(tensors))
+        plan = plan.reaches(tensors)
+        record = recorded(plan, tensors)
+        if record is None:
+            CALLS.keep(key, plan)
+            return result
+        kept = RECORDS.get(of)
+        if kept is None:
+            kept = RECORDS[of] = Records([((), ())] * 16, native()), plan.result
+            name = None
+        if name is None:
+            name, _ = kept[0].recall(tensors)
+        if name is not None:
+            kept[0].keep(name, record, first.device)
     return result
+
+
+RECORDS: dict[Key, tuple[Records, Callable[..., Any]]] = {}
+
+
+def recorded(plan: CallPlan, tensors: Sequence[Tensor]) -> Record | None:
+    """Give the record of calls like one with these tensors that a plan answers by one launch; None if it cannot."""
+    prepared = getattr(plan.launch, "__self__", None)
+    made = plan.new_outputs()
+    if not isinstance(prepared, Prepared) or any(byte_span(x) != x.untyped_storage().nbytes() for x in made):
+        return None
+    r = Recording(prepared.device)
+    shadows = [r.shadow(x, alignment) for x, alignment in zip(tensors, plan.alignments, strict=False)]
+    if len(shadows) < len(tensors):
+        return None
+    shadows += [r.result(x.shape, x.stride(), x.dtype) for x in made]
+    params = prepared.kernel.params_of(prepared.config)
+    launcher = prepared.launcher()
+    words = tuple(
+        Word(params.offset(name), 8, 0, r.address(shadows[place], -behind))
+        for name, (place, behind) in zip(prepared.changing, plan.places, strict=True)
+    )
+    r.launches.append(Launch(launcher, r.index(plan.ctas), prepared.params, words, ()))
+    for output, other, span, span_other in plan.apart:
+        if max(output, other) < len(tensors):
+            r.apart.append(Apart(output, other, r.index(span), r.index(span_other), False))
+    return r.record()
 
 
 def signature(hint: Key, tensors: Sequence[Tensor]) -> Key:

@@ -286,7 +286,7 @@ class Prepared(Generic[C]):
         is_dependent: bool,
     ) -> None:
         self.kernel, self.config, self.params, self.device = kernel, config, params, device
-        self.changes = kernel.params_of(config).patch(changing)
+        self.changing, self.changes = changing, kernel.params_of(config).patch(changing)
         self._is_dependent = is_dependent
         self._launcher: driver.Launcher | None = None
         self._generation = -1  # of the settings for which the launcher was looked up
@@ -314,6 +314,12 @@ class Prepared(Generic[C]):
             (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
             if status != launcher.success:
                 launcher.start_again(status, device)
+
+    def launcher(self) -> driver.Launcher:
+        """Give the launcher for the settings in force."""
+        if self._launcher is None or self._generation != in_force.generation:
+            return self._look_up()
+        return self._launcher
 
     def _look_up(self) -> driver.Launcher:
         generation = in_force.generation
