@@ -135,6 +135,11 @@ class Output:
         return self.b == E2M1
 
     @property
+    def multiplied_b(self) -> Values:
+        """Values of B that WGMMA takes."""
+        return E4M3 if self.converts_b else self.b
+
+    @property
     def c_is_d(self) -> bool | None:
         """Tell whether a C must be D, or must not be; None if it may be.
 
