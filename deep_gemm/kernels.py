@@ -1,28 +1,39 @@
-"""All kernels of the package, of every family, for those who look at each: tools and tests."""
+"""All kernels of the package, found in the modules of its families, for those who look at each: tools and tests."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from . import across, casts, gemm, hyper, indexer, moe
 from .core.kernel import Kernel
 from .gemm import sum_slices
 from .indexer import plan_paged_contexts
-from .linear import KERNELS as OF_LINEAR
+from .linear import __path__ as of_linear  # deep_gemm.linear is the function
 
-KERNELS: tuple[Kernel[Any], ...] = (
-    *gemm.KERNELS,
-    *casts.KERNELS,
-    *OF_LINEAR,
-    *moe.KERNELS,
-    *indexer.KERNELS,
-    *hyper.KERNELS,
-    *across.KERNELS,
+
+def kernels_of(*folders: str) -> tuple[Kernel[Any], ...]:
+    """Find kernels in the folders of families: in modules beside a source of their name, and in those named kernel*."""
+    found: dict[str, Kernel[Any]] = {}
+    for path in (path for folder in folders for path in sorted(Path(folder).glob("*.py"))):
+        if path.with_suffix(".cuh").exists() or path.stem.startswith("kernel"):
+            module = import_module(f"{__package__}.{path.parent.name}.{path.stem}")
+            found |= {each.name: each for each in vars(module).values() if isinstance(each, Kernel)}
+    return tuple(found.values())
+
+
+KERNELS = kernels_of(
+    *gemm.__path__,
+    *casts.__path__,
+    *of_linear,
+    *moe.__path__,
+    *indexer.__path__,
+    *hyper.__path__,
+    *across.__path__,
 )
 ORDINARY: tuple[Kernel[Any], ...] = (
-    *casts.KERNELS,
-    *moe.KERNELS,
-    *across.KERNELS,
+    *kernels_of(*casts.__path__, *moe.__path__, *across.__path__),
     plan_paged_contexts.KERNEL,
     sum_slices.KERNEL,
 )

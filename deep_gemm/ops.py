@@ -6,13 +6,14 @@ and scales of an operand, members of `ExpertRows`. Where a caller may give the o
 """
 
 from .casts import ops as casts
+from .core.operators import DECLARED
 from .gemm import ops as gemm
-from .hyper import ops as hyper_connections
-from .indexer import ops as indexer
 from .linear import ops as linear
 from .moe import ops as moe
 from .nn import ops as nn
 
 bf16 = gemm
+for make in DECLARED:  # of functions beside which their operators stand
+    make()
 
-__all__ = ["bf16", "casts", "gemm", "hyper_connections", "indexer", "linear", "moe", "nn"]
+__all__ = ["bf16", "casts", "gemm", "linear", "moe", "nn"]

@@ -15,24 +15,24 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 GEMM = ROOT / "deep_gemm" / "gemm"
 CEILINGS = {
-    "files in the wheel": 344,
-    "lines of Python in the wheel": 28_521,
-    "lines of CUDA in the wheel": 11_241,
+    "files in the wheel": 335,
+    "lines of Python in the wheel": 28_500,
+    "lines of CUDA in the wheel": 11_000,
     "lines of data in the wheel": 39,
-    "lines of Python in lab/": 18_985,
-    "lines of Python in tests/": 49_317,
+    "lines of Python in lab/": 18_800,
+    "lines of Python in tests/": 49_060,
     "rooms": 18,
     "floors": 10,
-    "arrows": 79,
+    "arrows": 78,
     "arrows in gemm": 74,
     "arrows upward in gemm": 0,
-    "functions in the wheel": 1803,
-    "types in the wheel": 191,
+    "functions in the wheel": 1800,
+    "types in the wheel": 190,
     "lines of the longest function": 80,
     "problem types in gemm": 1,
     "functions `run` in gemm": 5,
     "functions `plan_of` in gemm": 3,
-    "switches asked in gemm/config/tall.py": 82,
+    "switches asked in gemm/config/tall.py": 76,
 }
 """They fall or stay: tests/lab/test_house.py compares them with those of every commit before."""
 

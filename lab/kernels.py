@@ -1,6 +1,6 @@
 """Every kernel of the package, for tools that loop over all of them.
 
-A kernel has the name of its file. One that no family lists no tool looks at; a test finds it.
+A kernel has the name of its file. If no module of its family holds it, no tool looks at it; a test notices.
 """
 
 from __future__ import annotations

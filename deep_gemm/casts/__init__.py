@@ -8,7 +8,3 @@ rounded to FP32, the block's largest magnitude counts as at least this, in block
 FP32 first, so values beyond FP32's range count as infinities. Casts have no gradient: in grad mode they refuse what was
 computed from something that requires one.
 """
-
-from . import cast_depths, cast_rows, cast_tiles, lay_scales
-
-KERNELS = (cast_rows.KERNEL, cast_tiles.KERNEL, cast_depths.KERNEL, lay_scales.KERNEL)

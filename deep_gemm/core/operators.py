@@ -110,6 +110,17 @@ def operators(
     _register_flops(alone, flops)  # behind all overloads: with each torch makes another packet
 
 
+DECLARED: list[Callable[[], None]] = []
+"""Make the operators that stand beside their functions, when deep_gemm/ops.py makes all others."""
+
+
+def declared(schema: str, real: Kernel, fake: Kernel, make: Callable[..., None] = operators, **more: Any) -> Kernel:
+    """Declare what `operators`, or `operator`, is to make of this; give what passes a call on to it as it is."""
+    DECLARED.append(partial(make, schema, real, fake, **more))
+    name = schema.partition("(")[0]
+    return lambda *given: getattr(torch.ops.deep_gemm, name).default(*given)
+
+
 def _taking(all_names: list[str], passes: str, schema: str, kernel: Kernel) -> Kernel:
     """Compile `lambda a, sfa, d, c=None, *, adds_to_d=False: kernel(a=(a, sfa), d=d, c=c_of(d, c, adds_to_d))`.
 

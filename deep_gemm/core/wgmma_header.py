@@ -4,38 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .check.recipes import BFLOAT16, E4M3, VALUES, Values
 from .gpu import WGMMA_K
 
-_SPECIALIZATION = """\
+_PRODUCTS = """\
 DEVICE void fence_registers(float (&d)[{count}]) {{
   asm volatile("" : {outputs}::"memory");
 }}
 
 template <>
-DEVICE void wgmma_m64k32_e4m3<{n}>(float (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{
+DEVICE void wgmma_m64k{depth}_{type}<{n}, {options}>(float (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{
   asm volatile(
       "{{\\n"
       ".reg .pred p;\\n"
       "setp.ne.b32 p, %{accumulate}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{registers}}}, %{a}, %{b}, p, 1, 1;\\n"
+      "{instruction} {{{registers}}}, %{a}, %{b}, p, 1, 1{majors};\\n"
       "}}"
       : {outputs}
       : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)));
 }}
 
 template <>
-DEVICE void wgmma_m64k128_e4m3<{n}>(float (&d)[{count}], uint32_t a_low, uint32_t b_low) {{
+DEVICE void wgmma_m64k{four_depth}_{type}<{n}, {options}>(float (&d)[{count}], uint32_t a_low, uint32_t b_low{sums}) {{
   asm volatile(
       "{{\\n"
       ".reg .pred first, other;\\n"
       ".reg .b32 a_low, b_low;\\n"
       ".reg .b64 a, b;\\n"
-      "setp.ne.b32 first, 0, 0;\\n"
+      "setp.ne.b32 first, {adds}, 0;\\n"
       "setp.ne.b32 other, 1, 0;\\n"
-{products}
+{four}
       "}}"
       : {outputs}
-      : "r"(a_low), "r"(b_low), "n"(static_cast<uint64_t>(kDescriptorHigh) << 32));
+      : "r"(a_low), "r"(b_low), "n"(static_cast<uint64_t>(kDescriptorHigh) << 32){more});
 }}
 """
 
@@ -63,40 +64,6 @@ _PRODUCT_OF_REGISTERS = """\
       "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 "
       "{{{registers}}}, {{{fragment}}}, b, {accumulate}, 1, 1;\\n\""""
 
-_BF16 = """\
-DEVICE void fence_registers(float (&d)[{count}]) {{
-  asm volatile("" : {outputs}::"memory");
-}}
-
-template <>
-DEVICE void wgmma_m64k16_bf16<{n}, {majors}>(float (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{
-  asm volatile(
-      "{{\\n"
-      ".reg .pred p;\\n"
-      "setp.ne.b32 p, %{accumulate}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{registers}}}, %{a}, %{b}, p, 1, 1, {transposed};\\n"
-      "}}"
-      : {outputs}
-      : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)));
-}}
-
-template <>
-DEVICE void wgmma_m64k64_bf16<{n}, {majors}>(float (&d)[{count}], uint32_t a_low, uint32_t b_low, bool accumulate) {{
-  asm volatile(
-      "{{\\n"
-      ".reg .pred first, other;\\n"
-      ".reg .b32 a_low, b_low;\\n"
-      ".reg .b64 a, b;\\n"
-      "setp.ne.b32 first, %{accumulate_four}, 0;\\n"
-      "setp.ne.b32 other, 1, 0;\\n"
-{products}
-      "}}"
-      : {outputs}
-      : "r"(a_low), "r"(b_low), "n"(static_cast<uint64_t>(kDescriptorHigh) << 32),
-        "r"(static_cast<uint32_t>(accumulate)));
-}}
-"""
-
 _PRODUCT_OF_FOUR = """\
       "add.u32 a_low, %{a}, {step_a};\\n"
       "cvt.u64.u32 a, a_low;\\n"
@@ -104,7 +71,7 @@ _PRODUCT_OF_FOUR = """\
       "add.u32 b_low, %{b}, {step_b};\\n"
       "cvt.u64.u32 b, b_low;\\n"
       "or.b64 b, b, %{high};\\n"
-      "wgmma.mma_async.sync.aligned.m64n{n}{kind} {{{registers}}}, a, b, {accumulate}, 1, 1{transposed};\\n\""""
+      "{instruction} {{{registers}}}, a, b, {predicate}, 1, 1{majors};\\n\""""
 
 
 # One product is 32 bytes deep. In low words of descriptors, which count 16 bytes, the next one lies 2 on if k is
@@ -112,20 +79,19 @@ _PRODUCT_OF_FOUR = """\
 _K_MAJOR_STEP, _MN_MAJOR_STEP = WGMMA_K // 16, 16 * 128 // 16
 
 
-def wgmma_header(ns: Iterable[int], *, of_registers: bool = False) -> str:
+def wgmma_header(ns: Iterable[int], *, b: Values = E4M3, of_registers: bool = False) -> str:
     """Text of `wgmma_shapes.cuh`: `ptx::wgmma_m64k32_e4m3<n>` for each n (PTX ISA: 8 to 256, a multiple of 8).
 
-    `of_registers`: also those whose A is in registers.
+    A is E4M3, and B as stated. `of_registers`: also those whose A is in registers.
     """
     shapes = _shapes(ns)
-    return _header(
-        [*map(_e4m3, shapes), *(_of_registers(n, depth) for n in shapes * of_registers for depth in (32, 128))]
-    )
+    registers = (_of_registers(n, depth) for n in shapes * of_registers for depth in (32, 128))
+    return _header([*(_products(n, b) for n in shapes), *registers])
 
 
 def wgmma_bf16_header(ns: Iterable[int], a_is_mn_major: bool = False, b_is_mn_major: bool = False) -> str:
     """The same for BF16 operands of these majors: `ptx::wgmma_m64k16_bf16<n, a_is_mn_major, b_is_mn_major>`."""
-    return _header(_bf16(n, a_is_mn_major, b_is_mn_major) for n in _shapes(ns))
+    return _header(_products(n, BFLOAT16, (a_is_mn_major, b_is_mn_major)) for n in _shapes(ns))
 
 
 def _shapes(ns: Iterable[int]) -> list[int]:
@@ -138,12 +104,6 @@ def _shapes(ns: Iterable[int]) -> list[int]:
 
 def _header(specializations: Iterable[str]) -> str:
     return "\n".join(["#pragma once", "namespace ptx {", "", *specializations, "}  // namespace ptx", ""])
-
-
-def _e4m3(n: int) -> str:
-    return _SPECIALIZATION.format(
-        **_operands(n), products=_four_products(n, "k32.f32.e4m3.e4m3", "", _K_MAJOR_STEP, _K_MAJOR_STEP)
-    )
 
 
 def _of_registers(n: int, depth: int) -> str:
@@ -166,16 +126,33 @@ def _of_registers(n: int, depth: int) -> str:
     )
 
 
-def _bf16(n: int, a_is_mn_major: bool, b_is_mn_major: bool) -> str:
-    transposed = f"{a_is_mn_major:d}, {b_is_mn_major:d}"
-    step_a, step_b = (_MN_MAJOR_STEP if is_mn else _K_MAJOR_STEP for is_mn in (a_is_mn_major, b_is_mn_major))
-    return _BF16.format(
-        **_operands(n),
-        majors=f"{a_is_mn_major}, {b_is_mn_major}".lower(),
-        transposed=transposed,
-        products=_four_products(n, "k16.f32.bf16.bf16", f", {transposed}", step_a, step_b),
-        accumulate_four=n // 2 + 3,
+def _products(n: int, b: Values, are_mn_major: tuple[bool, bool] | None = None) -> str:
+    """Define products with n rows of B, one and four at a time. BF16 states majors, and its four may add to sums."""
+    b = VALUES[VALUES.index(b)]  # its name becomes code, so it must be one of these
+    a, depth = (E4M3, WGMMA_K) if are_mn_major is None else (BFLOAT16, WGMMA_K // 2)
+    words = _operands(n) | {
+        "type": a.name,
+        "depth": depth,
+        "four_depth": 4 * depth,
+        "instruction": f"wgmma.mma_async.sync.aligned.m64n{n}k{depth}.f32.{a.name}.{b.name}",
+        "high": n // 2 + 2,
+    }
+    if are_mn_major is None:
+        words |= {"options": b.exponent_bits, "majors": "", "sums": "", "adds": 0, "more": ""}
+    else:
+        words |= {
+            "options": ", ".join(map(str, are_mn_major)).lower(),
+            "majors": "".join(f", {is_mn:d}" for is_mn in are_mn_major),
+            "sums": ", bool accumulate",
+            "adds": f"%{n // 2 + 3}",
+            "more": ',\n        "r"(static_cast<uint32_t>(accumulate))',
+        }
+    step_a, step_b = (_MN_MAJOR_STEP if is_mn else _K_MAJOR_STEP for is_mn in are_mn_major or (False, False))
+    four = (
+        _PRODUCT_OF_FOUR.format(**words, step_a=i * step_a, step_b=i * step_b, predicate="other" if i else "first")
+        for i in range(4)
     )
+    return _PRODUCTS.format(**words, four="\n".join(four))
 
 
 def _operands(n: int) -> dict[str, object]:
@@ -190,13 +167,3 @@ def _operands(n: int) -> dict[str, object]:
         "b": count + 1,
         "accumulate": count + 2,
     }
-
-
-def _four_products(n: int, kind: str, transposed: str, step_a: int, step_b: int) -> str:
-    names = _operands(n) | {"kind": kind, "transposed": transposed, "high": n // 2 + 2}
-    return "\n".join(
-        _PRODUCT_OF_FOUR.format(
-            **names | {"step_a": i * step_a, "step_b": i * step_b, "accumulate": "other" if i else "first"}
-        )
-        for i in range(4)
-    )

@@ -141,7 +141,7 @@ FP8_GEMM: Kernel[GemmConfig] = Kernel(
     params_of,
     lambda: [config for config in reachable() if isinstance(config, GemmConfig)],
     code=code_plan,
-    more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.unit_n or config.block_n])},
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.unit_n or config.block_n], b=config.multiplied_b)},
     promotes=True,
 )
 BF16_GEMM: Kernel[Bf16Config] = Kernel(

@@ -48,12 +48,12 @@ template <uint32_t kOfUnit>
 DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_low) {
   ptx::wgmma_fence();
   if constexpr (kOfUnit == 1) {
-    ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);
+    ptx::wgmma_m64k128_e4m3<kUnitN, kExponentBitsOfB>(partial, a_low, b_low);
   } else {
 #pragma unroll
     for (uint32_t k = 0; k < kBlockK / kOfUnit; k += 32)
-      ptx::wgmma_m64k32_e4m3<kUnitN>(partial, ptx::smem_descriptor_from_low(a_low + k / 16),
-                                     ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);
+      ptx::wgmma_m64k32_e4m3<kUnitN, kExponentBitsOfB>(partial, ptx::smem_descriptor_from_low(a_low + k / 16),
+                                                       ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);
   }
   ptx::wgmma_commit_group();
 }

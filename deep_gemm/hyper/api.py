@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.call import CallPlan, Function, run
 from ..core.check.layout import parts_of
+from ..core.operators import declared, flops_of
 from ..gemm.reference import ELEMENTS_AT_A_TIME
 from . import choose
 from .check import BLOCK_K, HcProblem, hc_problem
@@ -80,8 +81,14 @@ def _answer(*given: Any) -> tuple[None, CallPlan | None]:
     return None, compute(hc_problem(*given))
 
 
-def _as_operator(*given: Any) -> None:
-    torch.ops.deep_gemm.tf32_hc_prenorm_gemm.default(*given)
+def _ask(**given: Any) -> None:
+    hc_problem(**given)
 
 
-PRENORM = Function(_answer, _as_operator, lambda *tensors: tensors)
+OPERATOR = declared(
+    "tf32_hc_prenorm_gemm(Tensor a, Tensor b, Tensor(d!) d, Tensor(s!) sqr_sum, SymInt? num_splits=None) -> ()",
+    tf32_hc_prenorm_gemm,
+    _ask,
+    flops=flops_of("a"),
+)
+PRENORM = Function(_answer, OPERATOR, lambda *tensors: tensors)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..compat.forms import Request, tells_options_by_type
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import nothing
+from ..core.operators import declared, flops_of, operator
 from . import kernel, plan_paged_contexts, reference
 from .check import (
     Keys,
@@ -187,10 +188,6 @@ def _answer_schedule(contexts: Tensor, block_kv: int, num_sms: int) -> tuple[Ten
     return schedule, None
 
 
-def _operator(name: str, *given: Any) -> Tensor:
-    return getattr(torch.ops.deep_gemm, name).default(*given)  # type: ignore[no-any-return]
-
-
 def _flat(q: Tensor, kv: Keys, *others: Any) -> tuple[Any, ...]:
     return q, *kv, *others
 
@@ -199,8 +196,27 @@ def _all(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-LOGITS = Function(
-    partial(_answer, mqa_logits_problem), lambda *given: _operator("fp8_mqa_logits", *_flat(*given)), _flat
+MQA_OPERATOR = declared(
+    "fp8_mqa_logits(Tensor q, Tensor kv, Tensor sfkv, Tensor weights, Tensor cu_seq_len_k_start, "
+    "Tensor cu_seq_len_k_end, bool? clean_logits=None, SymInt max_seqlen_k=0, ScalarType logits_dtype=float) -> Tensor",
+    lambda q, kv, sfkv, *rest: fp8_fp4_mqa_logits((q, None), (kv, sfkv), *rest),
+    lambda q, kv, sfkv, *rest: mqa_logits_problem(q, (kv, sfkv), *rest).logits,
+    operator,
+    flops=flops_of("q"),
 )
-PAGED_LOGITS = Function(partial(_answer, paged_logits_problem), partial(_operator, "fp8_paged_mqa_logits"), _all)
-SCHEDULE = Function(_answer_schedule, partial(_operator, "plan_paged_contexts"), _all)
+PAGED_OPERATOR = declared(
+    "fp8_paged_mqa_logits(Tensor q, Tensor kv_cache, Tensor weights, Tensor context_lens, Tensor block_table, "
+    "Tensor schedule_meta, SymInt max_context_len, bool clean_logits=False, ScalarType logits_dtype=float) -> Tensor",
+    lambda q, *rest: fp8_fp4_paged_mqa_logits((q, None), *rest),
+    lambda *given: paged_logits_problem(*given).logits,
+    operator,
+    flops=flops_of("q"),
+)
+SCHEDULE_OPERATOR = declared(
+    "plan_paged_contexts(Tensor context_lens, int block_kv, int num_sms) -> Tensor",
+    get_paged_mqa_logits_metadata,
+    metadata_problem,
+)
+LOGITS = Function(partial(_answer, mqa_logits_problem), lambda *given: MQA_OPERATOR(*_flat(*given)), _flat)
+PAGED_LOGITS = Function(partial(_answer, paged_logits_problem), PAGED_OPERATOR, _all)
+SCHEDULE = Function(_answer_schedule, SCHEDULE_OPERATOR, _all)

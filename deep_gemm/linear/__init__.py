@@ -1,5 +1,1 @@
 """A linear layer."""
-
-from . import kernel
-
-KERNELS = (kernel.KERNEL,)

@@ -19,7 +19,7 @@ from deep_gemm.casts.fp4 import per_token_cast_to_fp4
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Target
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import Gpu
 from deep_gemm.core.settings import get_batch_invariant
 from deep_gemm.gemm import launch as dense
@@ -136,9 +136,10 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
         of_a, of_b = output.sfa or PER_ROW, output.sfb or PER_BLOCK
         a, sfa = per_token_cast_to_fp8(x, gran_k=of_a.columns)
         if output.b == E2M1:
-            b, sfb = per_token_cast_to_fp4(w, use_ue8m0=True, gran_k=MX.columns, use_packed_ue8m0=True)
+            b, sfb = per_token_cast_to_fp4(w, use_ue8m0=True, gran_k=of_b.columns, use_packed_ue8m0=True)
         else:
             b, sfb = cast_blocks(w, Target(*of_b, use_ue8m0=output.scale_parts_of_b > 1))
+            b = b.to(output.b.dtype)
         if output.loads_sfb:
             sfb = get_mn_major_tma_aligned_tensor(sfb)
         d = torch.randn(m, n, dtype=torch.float32).to(torch.float32 if output.is_fp32 else torch.bfloat16)

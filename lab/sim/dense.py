@@ -13,7 +13,7 @@ from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
-from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Recipes, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import FP32_MANTISSA_BITS, Words, words_of
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.ask.dense import dense_problem
@@ -59,12 +59,7 @@ def operands(
         return (a, sfa), (b, sfb)
     w = torch.randn(*groups, n, k, generator=generator, dtype=torch.float32) if w is None else w
     b, sfb = cast_by_torch(w, *of_b)
-    return (a, sfa), (b, varied(sfb, of_b, generator, Words.B in words, any_scales))
-
-
-def recipes_of(config: GemmConfig | DecodeConfig) -> Recipes:
-    """State how a configuration's operands are scaled, as a call does."""
-    return None, config.sfa or PER_ROW, None if config.b == E2M1 else config.sfb or PER_BLOCK
+    return (a, sfa), (b.to(config.b.dtype), varied(sfb, of_b, generator, Words.B in words, any_scales))
 
 
 def varied(scales: Tensor, of: Scales, generator: torch.Generator, in_words: bool, any_scales: bool) -> Tensor:
@@ -87,9 +82,8 @@ def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
     rows, groups = scales.shape[-2:]
     folds = torch.rand(ceil_div(rows, blocks), ceil_div(groups, parts), generator=generator, dtype=torch.float32) < 0.5
     folds = folds.repeat_interleave(blocks, 0)[:rows]
-    folds = (folds | (torch.rand(folds.shape, generator=generator, dtype=torch.float32) < 0.5)).repeat_interleave(
-        parts, 1
-    )[:, :groups]
+    folds |= torch.rand(folds.shape, generator=generator, dtype=torch.float32) < 0.5
+    folds = folds.repeat_interleave(parts, 1)[:, :groups]
     first = scales[..., ::parts].repeat_interleave(parts, -1)[..., :groups]
     scales.copy_(torch.where(folds, first, scales))
 
@@ -110,9 +104,8 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
             some = torch.rand(ceil_div(n, rows), 1, generator=generator, dtype=torch.float32) < 0.6
             some[0] = True
             likely *= some.repeat_interleave(rows, 0)[:n]
-        scales = torch.where(
-            torch.rand(scales.shape, generator=generator, dtype=torch.float32) < 0.02 * likely, others, scales
-        )
+        is_other = torch.rand(scales.shape, generator=generator, dtype=torch.float32) < 0.02 * likely
+        scales = torch.where(is_other, others, scales)
         for scale in (0, 237, 254, 255):
             if scale > 0 or k > MX.columns:
                 row = int(torch.randint(0, min(n, 128), (), generator=generator))
@@ -125,9 +118,8 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
             for least in (0, 251):
                 row = int(torch.randint(0, n, (), generator=generator))
                 part = slice(row // 32 * 32, row // 32 * 32 + 32), slice(block, block + 4)
-                scales[part] = torch.randint(least, least + 4, (32, 4), generator=generator).byte()[
-                    : n - row // 32 * 32
-                ]
+                near = torch.randint(least, least + 4, (32, 4), generator=generator).byte()
+                scales[part] = near[: n - row // 32 * 32]
                 scales[row, block] = 255
                 if least > 0:
                     values.view(n, -1, 16)[part] &= 0x88
@@ -187,4 +179,5 @@ class DenseTrial(ProductTrial):
         generator = torch.Generator().manual_seed(self.seed)
         a, b = self.operands(generator)
         d, c = random_d_and_c(self.config, (self.m, self.n), generator, self.in_place)
-        return dense_problem(a, b, d, c, recipes=recipes_of(self.config))._replace(epilogue=self.config.epilogue)
+        recipes = None, self.config.sfa, self.config.sfb
+        return dense_problem(a, b, d, c, recipes=recipes)._replace(epilogue=self.config.epilogue)

@@ -18,7 +18,7 @@ from deep_gemm.gemm.kinds.works import HEADS
 from deep_gemm.gemm.problem import Problem
 
 from ..casts import wider
-from .dense import operands, recipes_of
+from .dense import operands
 from .product import ProductTrial, depth, draws, random_d_and_c, sides
 
 Config = GemmConfig | DecodeConfig
@@ -72,7 +72,7 @@ class HeadsTrial(ProductTrial):
         a, b = operands(self.config, generator, (self.m, self.heads), self.n, self.k, (self.heads,))
         d, c = random_d_and_c(self.config, (self.m, self.heads, self.n), generator, self.in_place)
         a, b = ((wider(values, self.gap, torch.nan), scales) for values, scales in (a, b))
-        return heads_problem(BY_HEADS, a, b, d, c, recipes_of(self.config))
+        return heads_problem(BY_HEADS, a, b, d, c, (None, self.config.sfa, self.config.sfb))
 
 
 class DecodeHeadsTrial(HeadsTrial):

@@ -86,6 +86,7 @@ class Launch(ctypes.Structure):
         ("num_buffers", ctypes.c_uint32),
         ("buffers", ctypes.POINTER(Buffer)),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("fp8", ctypes.c_void_p),
         ("rank", ctypes.c_uint32),
         ("other_ranks", OtherRanks),
     )

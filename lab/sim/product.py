@@ -21,6 +21,7 @@ from deep_gemm.gemm import launch, reference
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
 from deep_gemm.gemm.kernel import kernel_of
+from deep_gemm.gemm.kinds.epilogues import TO_D
 from deep_gemm.gemm.plan import Plan, addresses_of
 from deep_gemm.gemm.problem import Problem
 
@@ -253,7 +254,7 @@ def right_and_allowed(
         if part.of_b is not None:
             d = torch.empty(part.m, part.n, dtype=right.dtype, device=right.device) if p.heads else right[place]
             if p.heads is not None:
-                reference.compute(part._replace(d=d, heads=None))
+                reference.compute(part._replace(d=d, heads=None, epilogue=TO_D))
             of_part = allowed_difference(part, d, partial_sums(how))
         else:
             slices = 0 if p.work.groups_rows else getattr(config, "slices", 1)

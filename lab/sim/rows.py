@@ -21,7 +21,7 @@ from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.problem import Problem
 
-from .dense import operands, recipes_of
+from .dense import operands
 from .product import ProductTrial, depth, drawn_words, draws, ids_of, near_edge, sizes
 
 CANARY = 42.0
@@ -106,7 +106,7 @@ class RowsTrial(ProductTrial):
         generator = torch.Generator().manual_seed(self.seed)
         kinds: dict[str, Any] = {"any_scales": self.any_scales, "words": self.words}
         a, b = operands(self.config, generator, self.shape, self.n, self.k, (self.groups,), **kinds)
-        numbers, recipes = torch.tensor(self.layout, dtype=torch.int32), recipes_of(self.config)
+        numbers, recipes = torch.tensor(self.layout, dtype=torch.int32), (None, self.config.sfa, self.config.sfb)
         if self.config.work.has_planes:
             p = masked_problem(a, b, self.room(), numbers, None, recipes=recipes)
         else:

@@ -10,12 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deep_gemm.core.check.recipes import VALUES
+
 from .arguments import Argument, encode
 from .library import SCHEDULES, HostKernel, Launch, OtherRanks, Stats
 from .library import Buffer as NativeBuffer
 
 _GUARD_BYTES = 4096
 _CANARY = 0xFF
+_FP8 = torch.full((8, 256), torch.nan, dtype=torch.float64)
+"""What the bytes of each type of FP8 stand for, by its bits of exponent."""
+for _values in VALUES:
+    if _values.bits == 8:
+        _FP8[_values.exponent_bits] = torch.arange(256, dtype=torch.uint8).view(_values.dtype).double()
 
 
 class SimulationError(RuntimeError):
@@ -148,6 +155,7 @@ class Simulation:
             num_buffers=len(native),
             buffers=native,
             arguments=(ctypes.c_void_p * max(len(encoded), 1))(*(argument.address for argument in encoded)),
+            fp8=_FP8.data_ptr(),
             rank=rank,
             other_ranks=OtherRanks() if other_ranks is None else OtherRanks(other_ranks),
         )
@@ -162,9 +170,7 @@ class Simulation:
 
     def result(self) -> Result:
         """Give the writable buffers as they are now, and the counters of the last kernel."""
-        stats = self._stats
-        counters = stats.steps, stats.products, stats.loads, stats.stores, stats.prefetches, stats.to_peers
-        return Result(self._arena.outputs(), *counters)
+        return Result(self._arena.outputs(), *(getattr(self._stats, name) for name, *_ in Stats._fields_))
 
 
 class _Aligned:

@@ -10,7 +10,7 @@ from torch import Tensor
 REFUSALS = (ValueError, NotImplementedError, TypeError)
 """Errors that a bad call raises, by contract."""
 OTHER_TYPE = {
-    torch.float8_e4m3fn: torch.float8_e5m2,
+    torch.float8_e4m3fn: torch.float8_e4m3fnuz,
     torch.bfloat16: torch.float16,
     torch.float32: torch.int32,
     torch.int32: torch.float32,

@@ -122,29 +122,15 @@ def with_fp32(m: int) -> tuple[Tensor, ...]:
     return *rows(m, K), numbers(m, N, dtype=torch.float32)
 
 
-@case("nt", operand, (0, 0), "fp8_gemm_nt")
-def _(x: Tensor, sx: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_nt((x, sx), B)
-
-
-@case("nt into", with_bf16, (0, 0, 0), "fp8_gemm_nt.into")
-def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_nt((x, sx), B, d)
-
-
-@case("nt into heads", lambda m: (*rows(m, K), numbers(m, 40)), (0, 0, 0), "fp8_gemm_nt_skip_head_mid.into")
-def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_nt_skip_head_mid((x, sx), B_HEADS, d, (16, 8, 16))
-
-
-@case("nt with c", with_fp32, (0, 0, 0), "fp8_gemm_nt")
-def _(x: Tensor, sx: Tensor, c: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_nt((x, sx), B, c=c)
-
-
-@case("nt added to d", with_fp32, (0, 0, 0), "fp8_gemm_nt.into")
-def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_nt((x, sx), B, d, c=d, recipe=(1, 128, 128), compiled_dims="nk")
+case("nt", operand, (0, 0), "fp8_gemm_nt")(lambda x, sx: deep_gemm.fp8_gemm_nt((x, sx), B))
+case("nt into", with_bf16, (0, 0, 0), "fp8_gemm_nt.into")(lambda x, sx, d: deep_gemm.fp8_gemm_nt((x, sx), B, d))
+case("nt into heads", lambda m: (*rows(m, K), numbers(m, 40)), (0, 0, 0), "fp8_gemm_nt_skip_head_mid.into")(
+    lambda x, sx, d: deep_gemm.fp8_gemm_nt_skip_head_mid((x, sx), B_HEADS, d, (16, 8, 16))
+)
+case("nt with c", with_fp32, (0, 0, 0), "fp8_gemm_nt")(lambda x, sx, c: deep_gemm.fp8_gemm_nt((x, sx), B, c=c))
+case("nt added to d", with_fp32, (0, 0, 0), "fp8_gemm_nt.into")(
+    lambda x, sx, d: deep_gemm.fp8_gemm_nt((x, sx), B, d, c=d, recipe=(1, 128, 128), compiled_dims="nk")
+)
 
 
 @case("nt of 2025", with_bf16, (0, 0, 0), "fp8_gemm_nt.into")
@@ -157,9 +143,9 @@ def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
     return deep_gemm.fp8_fp4_gemm_nt(x, B[0], sx, B[1], d)  # type: ignore[arg-type]
 
 
-@case("nt, scales by row", operand, (0, 0), "fp8_gemm_nt")
-def _(x: Tensor, sx: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_nt((x, sx), B_ROWS, recipe_b=[1, 128])
+case("nt, scales by row", operand, (0, 0), "fp8_gemm_nt")(
+    lambda x, sx: deep_gemm.fp8_gemm_nt((x, sx), B_ROWS, recipe_b=[1, 128])
+)
 
 
 def fine(m: int) -> list[Tensor]:
@@ -168,79 +154,45 @@ def fine(m: int) -> list[Tensor]:
     return [values, torch.rand(m, len(FINE[0]), generator=generator(m))]
 
 
-@case("nt, blocks of 32", fine, (0, 0), "fp8_gemm_nt")
-def _(x: Tensor, sx: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_nt((x, sx), (B[0], FINE), recipe=(1, 32, 32))
-
-
-@case("nt, rows of 128 by blocks of 32", operand, (0, 0), "fp8_gemm_nt")
-def _(x: Tensor, sx: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_nt((x, sx), (B[0], FINE), recipe_b=(32, 32))
-
-
-@case("nn", operand, (0, 0), "fp8_gemm_nn")
-def _(x: Tensor, sx: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_nn((x, sx), turned(B))
-
-
-@case("tn into", lambda m: (*turned(rows(m, K)), numbers(m, N)), (1, 1, 0), "fp8_gemm_tn.into")
-def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_tn((x, sx), turned(B), d)
-
-
-@case("tt", lambda m: turned(rows(m, K)), (1, 1), "fp8_gemm_tt")
-def _(x: Tensor, sx: Tensor) -> Any:
-    return deep_gemm.fp8_gemm_tt((x, sx), B)
-
-
-@case("weight gradient", with_fp32, (0, 0, 0), "fp8_gemm_nt.into")
-def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
-    return deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt((x, sx), B_ROWS, d)
-
-
-@case("BF16 nt", lambda m: (numbers(m, K),), (0,), "bf16_gemm_nt")
-def _(a: Tensor) -> Any:
-    return deep_gemm.bf16_gemm_nt(a, OF_BF16)
-
-
-@case("BF16 nn into with c", lambda m: (numbers(m, K), numbers(m, N), numbers(m, N)), (0, 0, 0), "bf16_gemm_nn.into")
-def _(a: Tensor, d: Tensor, c: Tensor) -> Any:
-    return deep_gemm.bf16_gemm_nn(a, OF_BF16.mT, d, c)
-
-
-@case("BF16 contiguous", lambda m: (numbers(m, K), ids(m)), (0, 0), "m_grouped_bf16_gemm_nt_contiguous")
-def _(a: Tensor, layout: Tensor) -> Any:
-    return deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, W_OF_BF16, grouped_layout=layout)
-
-
-@case(
+case("nt, blocks of 32", fine, (0, 0), "fp8_gemm_nt")(
+    lambda x, sx: deep_gemm.fp8_gemm_nt((x, sx), (B[0], FINE), recipe=(1, 32, 32))
+)
+case("nt, rows of 128 by blocks of 32", operand, (0, 0), "fp8_gemm_nt")(
+    lambda x, sx: deep_gemm.fp8_gemm_nt((x, sx), (B[0], FINE), recipe_b=(32, 32))
+)
+case("nn", operand, (0, 0), "fp8_gemm_nn")(lambda x, sx: deep_gemm.fp8_gemm_nn((x, sx), turned(B)))
+case("tn into", lambda m: (*turned(rows(m, K)), numbers(m, N)), (1, 1, 0), "fp8_gemm_tn.into")(
+    lambda x, sx, d: deep_gemm.fp8_gemm_tn((x, sx), turned(B), d)
+)
+case("tt", lambda m: turned(rows(m, K)), (1, 1), "fp8_gemm_tt")(lambda x, sx: deep_gemm.fp8_gemm_tt((x, sx), B))
+case("weight gradient", with_fp32, (0, 0, 0), "fp8_gemm_nt.into")(
+    lambda x, sx, d: deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt((x, sx), B_ROWS, d)
+)
+case("BF16 nt", lambda m: (numbers(m, K),), (0,), "bf16_gemm_nt")(lambda a: deep_gemm.bf16_gemm_nt(a, OF_BF16))
+case("BF16 nn into with c", lambda m: (numbers(m, K), numbers(m, N), numbers(m, N)), (0, 0, 0), "bf16_gemm_nn.into")(
+    lambda a, d, c: deep_gemm.bf16_gemm_nn(a, OF_BF16.mT, d, c)
+)
+case("BF16 contiguous", lambda m: (numbers(m, K), ids(m)), (0, 0), "m_grouped_bf16_gemm_nt_contiguous")(
+    lambda a, layout: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, W_OF_BF16, grouped_layout=layout)
+)
+case(
     "BF16 masked into",
     lambda m: (numbers(GROUPS, m, K), numbers(GROUPS, m, N)),
     (1, 1),
     "m_grouped_bf16_gemm_nt_masked.into",
+)(lambda a, d: deep_gemm.m_grouped_bf16_gemm_nt_masked(a, W_OF_BF16, d, counts(), 4))
+case("BF16 products of heads", lambda m: (numbers(m, GROUPS, K),), (0,), "einsum")(
+    lambda a: deep_gemm.einsum("bhr,hdr->bhd", a, W_OF_BF16)
 )
-def _(a: Tensor, d: Tensor) -> Any:
-    return deep_gemm.m_grouped_bf16_gemm_nt_masked(a, W_OF_BF16, d, counts(), 4)
-
-
-@case("BF16 products of heads", lambda m: (numbers(m, GROUPS, K),), (0,), "einsum")
-def _(a: Tensor) -> Any:
-    return deep_gemm.einsum("bhr,hdr->bhd", a, W_OF_BF16)
-
-
-@case("BF16 sum over products", lambda m: (numbers(GROUPS, m, 64),), (1,), "einsum")
-def _(a: Tensor) -> Any:
-    return deep_gemm.einsum("bmk,bnk->mn", a, W_OF_BF16[:, :, :64])
-
-
-@case("cublaslt", lambda m: (numbers(m, 24), numbers(m, N)), (0, 0), "cublaslt_gemm_nt")
-def _(a: Tensor, d: Tensor) -> Any:
-    return deep_gemm.cublaslt_gemm_nt(a, PLAIN_B, d, c=d)
-
-
-@case("contiguous", lambda m: (*operand(m), ids(m)), (0, 0, 0), "m_grouped_fp8_gemm_nt_contiguous")
-def _(x: Tensor, sx: Tensor, layout: Tensor) -> Any:
-    return deep_gemm.m_grouped_fp8_gemm_nt_contiguous((x, sx), W, grouped_layout=layout)
+case("BF16 sum over products", lambda m: (numbers(GROUPS, m, 64),), (1,), "einsum")(
+    lambda a: deep_gemm.einsum("bmk,bnk->mn", a, W_OF_BF16[:, :, :64])
+)
+case("cublaslt", lambda m: (numbers(m, 24), numbers(m, N)), (0, 0), "cublaslt_gemm_nt")(
+    lambda a, d: deep_gemm.cublaslt_gemm_nt(a, PLAIN_B, d, c=d)
+)
+case("contiguous", lambda m: (*operand(m), ids(m)), (0, 0, 0), "m_grouped_fp8_gemm_nt_contiguous")(
+    lambda x, sx, layout: deep_gemm.m_grouped_fp8_gemm_nt_contiguous((x, sx), W, grouped_layout=layout)
+)
 
 
 @case("contiguous nn into", lambda m: (*with_bf16(m), ids(m)), (0, 0, 0, 0), "m_grouped_fp8_gemm_nn_contiguous.into")
@@ -248,49 +200,33 @@ def _(x: Tensor, sx: Tensor, d: Tensor, layout: Tensor) -> Any:
     return deep_gemm.m_grouped_fp8_gemm_nn_contiguous((x, sx), turned(W), d, m_indices=layout)  # type: ignore[call-arg]
 
 
-@case(
+case(
     "contiguous by ends",
     lambda m: (*with_bf16(m), torch.tensor([m] * GROUPS, dtype=torch.int32)),
     (0, 0, 0, None),
     "m_grouped_fp8_gemm_nt_contiguous.into",
-)
-def _(x: Tensor, sx: Tensor, d: Tensor, ends: Tensor) -> Any:
-    return deep_gemm.m_grouped_gemm_fp8_fp8_bf16_nt_contiguous((x, sx), W, d, ends, use_psum_layout=True)
-
-
-@case(
+)(lambda x, sx, d, ends: deep_gemm.m_grouped_gemm_fp8_fp8_bf16_nt_contiguous((x, sx), W, d, ends, use_psum_layout=True))
+case(
     "masked",
     lambda m: (*rows(GROUPS, m, K), numbers(GROUPS, m, N), counts()),
     (1, 1, 1, None),
     "m_grouped_fp8_gemm_nt_masked.into",
-)
-def _(x: Tensor, sx: Tensor, d: Tensor, masked_m: Tensor) -> Any:
-    return deep_gemm.m_grouped_fp8_gemm_nt_masked((x, sx), W, d, masked_m, expected_m=2)
-
-
-@case(
+)(lambda x, sx, d, masked_m: deep_gemm.m_grouped_fp8_gemm_nt_masked((x, sx), W, d, masked_m, expected_m=2))
+case(
     "masked, all rows",
     lambda m: (*rows(GROUPS, m, K), torch.full((GROUPS,), m, dtype=torch.int32)),
     (1, 1, None),
     "m_grouped_fp8_gemm_nt_masked",
+)(lambda x, sx, masked_m: deep_gemm.fp8_m_grouped_gemm_nt_masked((x, sx), W, masked_m=masked_m))
+case("heads", lambda m: rows(m, GROUPS, K), (0, 0), "fp8_einsum")(
+    lambda x, sx: deep_gemm.fp8_einsum("bhr,hdr->bhd", (x, sx), W)
 )
-def _(x: Tensor, sx: Tensor, masked_m: Tensor) -> Any:
-    return deep_gemm.fp8_m_grouped_gemm_nt_masked((x, sx), W, masked_m=masked_m)
-
-
-@case("heads", lambda m: rows(m, GROUPS, K), (0, 0), "fp8_einsum")
-def _(x: Tensor, sx: Tensor) -> Any:
-    return deep_gemm.fp8_einsum("bhr,hdr->bhd", (x, sx), W)
-
-
-@case(
+case(
     "heads turned, added to d",
     lambda m: (*rows(m, GROUPS, N), numbers(m, GROUPS, K, dtype=torch.float32)),
     (0, 0, 0),
     "fp8_einsum.into",
-)
-def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
-    return deep_gemm.fp8_einsum("bhd,hdr->bhr", (x, sx), W, d, d)
+)(lambda x, sx, d: deep_gemm.fp8_einsum("bhd,hdr->bhr", (x, sx), W, d, d))
 
 
 def k_grouped(m: int) -> tuple[Tensor, Tensor]:
@@ -329,59 +265,42 @@ def turned_scales(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return operand[0], operand[1].t()
 
 
-@case("cast of rows", lambda m: (numbers(m, K),), (0,), "per_token_cast_to_fp8")
-def _(x: Tensor) -> Any:
-    return deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_token_cast_to_fp8(x, True, mn_major=True, min_amax=0.5)
-
-
-@case("cast of one block", lambda m: (numbers(m, 96),), (0,), "per_token_cast_to_fp8")
-def _(x: Tensor) -> Any:
-    return deep_gemm.per_token_cast_to_fp8(x, mn_major=True), deep_gemm.per_token_cast_to_fp8(x, gran_k=32)
-
-
-@case("cast of counted rows", lambda m: (numbers(GROUPS, m, K), counts()), (1, None), "per_token_cast_to_fp8")
-def _(x: Tensor, masked_m: Tensor) -> Any:
-    return deep_gemm.per_token_cast_to_fp8(x, masked_m=masked_m, mn_major=True)
-
-
-@case("cast of channels", lambda m: (numbers(m, K),), (0,), "per_channel_cast_to_fp8", **MANY)
-def _(x: Tensor) -> Any:
-    return deep_gemm.per_channel_cast_to_fp8(x), deep_gemm.per_channel_cast_to_fp8(x.t())
-
-
-@case("cast of blocks", lambda m: (numbers(2, m, K),), (1,), "per_block_cast_to_fp8", **MANY)
-def _(x: Tensor) -> Any:
-    return deep_gemm.per_block_cast_to_fp8(x)
-
-
-@case("cast of both", lambda m: (numbers(m, K),), (0,), "cast_both_to_fp8", **MANY)
-def _(x: Tensor) -> Any:
-    return deep_gemm.cast_both_to_fp8(x, True)
-
-
-@case("activation", lambda m: (numbers(m, K), torch.rand(m, generator=generator(m))), (0, 0), "silu_mul_cast_to_fp8")
-def _(x: Tensor, weights: Tensor) -> Any:
-    return deep_gemm.silu_mul_cast_to_fp8(x, weights, limit=1.5, mn_major=True)
-
-
-@case("activation of counted rows", lambda m: (numbers(GROUPS, m, K), counts()), (1, None), "silu_mul_cast_to_fp8")
-def _(x: Tensor, masked_m: Tensor) -> Any:
-    return deep_gemm.silu_mul_cast_to_fp8(x, masked_m=masked_m, use_ue8m0=True)
-
-
-@case(
+case("cast of rows", lambda m: (numbers(m, K),), (0,), "per_token_cast_to_fp8")(
+    lambda x: (
+        deep_gemm.per_token_cast_to_fp8(x),
+        deep_gemm.per_token_cast_to_fp8(x, True, mn_major=True, min_amax=0.5),
+    )
+)
+case("cast of one block", lambda m: (numbers(m, 96),), (0,), "per_token_cast_to_fp8")(
+    lambda x: (deep_gemm.per_token_cast_to_fp8(x, mn_major=True), deep_gemm.per_token_cast_to_fp8(x, gran_k=32))
+)
+case("cast of counted rows", lambda m: (numbers(GROUPS, m, K), counts()), (1, None), "per_token_cast_to_fp8")(
+    lambda x, masked_m: deep_gemm.per_token_cast_to_fp8(x, masked_m=masked_m, mn_major=True)
+)
+case("cast of channels", lambda m: (numbers(m, K),), (0,), "per_channel_cast_to_fp8", **MANY)(
+    lambda x: (deep_gemm.per_channel_cast_to_fp8(x), deep_gemm.per_channel_cast_to_fp8(x.t()))
+)
+case("cast of blocks", lambda m: (numbers(2, m, K),), (1,), "per_block_cast_to_fp8", **MANY)(
+    deep_gemm.per_block_cast_to_fp8
+)
+case("cast of both", lambda m: (numbers(m, K),), (0,), "cast_both_to_fp8", **MANY)(
+    lambda x: deep_gemm.cast_both_to_fp8(x, True)
+)
+case("activation", lambda m: (numbers(m, K), torch.rand(m, generator=generator(m))), (0, 0), "silu_mul_cast_to_fp8")(
+    lambda x, weights: deep_gemm.silu_mul_cast_to_fp8(x, weights, limit=1.5, mn_major=True)
+)
+case("activation of counted rows", lambda m: (numbers(GROUPS, m, K), counts()), (1, None), "silu_mul_cast_to_fp8")(
+    lambda x, masked_m: deep_gemm.silu_mul_cast_to_fp8(x, masked_m=masked_m, use_ue8m0=True)
+)
+case(
     "activation up to ends",
     lambda m: (numbers(m, K), torch.tensor([2, 2], dtype=torch.int32)),
     (0, None),
     "silu_mul_cast_to_fp8",
+)(lambda x, ends: deep_gemm.silu_mul_cast_to_fp8(x, ends=ends))
+case("rows of experts", lambda m: (routes(m),), (0,), "expert_rows")(
+    lambda topk_ids: deep_gemm.expert_rows(topk_ids, GROUPS)
 )
-def _(x: Tensor, ends: Tensor) -> Any:
-    return deep_gemm.silu_mul_cast_to_fp8(x, ends=ends)
-
-
-@case("rows of experts", lambda m: (routes(m),), (0,), "expert_rows")
-def _(topk_ids: Tensor) -> Any:
-    return deep_gemm.expert_rows(topk_ids, GROUPS)
 
 
 @case(
@@ -402,46 +321,28 @@ def _(x: Tensor, topk_ids: Tensor, weights: Tensor, out: Tensor) -> Any:
     return deep_gemm.gather_weighted(y, found, weights)
 
 
-@case("linear", lambda m: (numbers(2, m, K),), (1,), "linear")
-def _(x: Tensor) -> Any:
-    return deep_gemm.linear(x, B)
-
-
-@case("linear of finer scales", lambda m: (numbers(2, m, K),), (1,), "linear")
-def _(x: Tensor) -> Any:
-    return deep_gemm.linear(x, (B[0], FINE), gran_k=64, recipe_b=(32, 32))
-
-
-@case("linear into", lambda m: (numbers(m, K), numbers(m, N), numbers(N)), (0, 0, None), "linear.into")
-def _(x: Tensor, out: Tensor, bias: Tensor) -> Any:
-    return deep_gemm.linear(x, B, out=out, bias=bias)
-
-
-@case(
-    "experts", lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))), (0, 0, 0), "experts"
+case("linear", lambda m: (numbers(2, m, K),), (1,), "linear")(lambda x: deep_gemm.linear(x, B))
+case("linear of finer scales", lambda m: (numbers(2, m, K),), (1,), "linear")(
+    lambda x: deep_gemm.linear(x, (B[0], FINE), gran_k=64, recipe_b=(32, 32))
 )
-def _(x: Tensor, topk_ids: Tensor, weights: Tensor) -> Any:
-    return deep_gemm.experts(x, topk_ids, weights, W1, W2, limit=2.0)
-
-
-@case(
+case("linear into", lambda m: (numbers(m, K), numbers(m, N), numbers(N)), (0, 0, None), "linear.into")(
+    lambda x, out, bias: deep_gemm.linear(x, B, out=out, bias=bias)
+)
+case(
+    "experts", lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))), (0, 0, 0), "experts"
+)(lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, W1, W2, limit=2.0))
+case(
     "experts into",
     lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m)), numbers(m, 48)),
     (0, 0, 0, 0),
     "experts.into",
-)
-def _(x: Tensor, topk_ids: Tensor, weights: Tensor, out: Tensor) -> Any:
-    return deep_gemm.experts(x, topk_ids, weights, W1, W2, out=out)
-
-
-@case(
+)(lambda x, topk_ids, weights, out: deep_gemm.experts(x, topk_ids, weights, W1, W2, out=out))
+case(
     "experts of finer scales",
     lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))),
     (0, 0, 0),
     "experts",
-)
-def _(x: Tensor, topk_ids: Tensor, weights: Tensor) -> Any:
-    return deep_gemm.experts(x, topk_ids, weights, (W1[0], FINE_OF_W1), W2, gran_k=128)
+)(lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, (W1[0], FINE_OF_W1), W2, gran_k=128))
 
 
 def queries(m: int) -> tuple[Tensor, ...]:
@@ -454,9 +355,9 @@ VECTORS = numbers(8, 128, dtype=torch.float32)
 KEYS = numbers(70, 32).to(torch.float8_e4m3fn), torch.rand(70, generator=generator(70))
 
 
-@case("logits", queries, (0, 0, 0, 0), "fp8_mqa_logits")
-def _(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor) -> Any:
-    return deep_gemm.fp8_mqa_logits(q, KEYS, weights, starts, ends)
+case("logits", queries, (0, 0, 0, 0), "fp8_mqa_logits")(
+    lambda q, weights, starts, ends: deep_gemm.fp8_mqa_logits(q, KEYS, weights, starts, ends)
+)
 
 
 @case("logits in BF16", queries, (0, 0, 0, 0), "fp8_mqa_logits")
@@ -471,9 +372,9 @@ def compressed_logits(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, 
     return torch.where(torch.arange(columns) < lengths[:, None], logits, 0)
 
 
-@case("logits in compressed rows", queries, (0, 0, 0, 0), "fp8_mqa_logits")
-def _(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor) -> Any:
-    return compressed_logits(q, weights, starts, ends, 5)
+case("logits in compressed rows", queries, (0, 0, 0, 0), "fp8_mqa_logits")(
+    lambda q, weights, starts, ends: compressed_logits(q, weights, starts, ends, 5)
+)
 
 
 def queries_of_sequences(m: int) -> tuple[Tensor, ...]:
@@ -495,19 +396,15 @@ def _(q: Tensor, weights: Tensor, contexts: Tensor, table: Tensor) -> Any:
     return torch.where(torch.arange(60) < contexts, logits, 0)
 
 
-@case("schedule of pages", lambda m: (queries_of_sequences(m)[2],), (0,), "plan_paged_contexts")
-def _(contexts: Tensor) -> Any:
-    return deep_gemm.get_paged_mqa_logits_metadata(contexts, 64, 7)
-
-
-@case(
+case("schedule of pages", lambda m: (queries_of_sequences(m)[2],), (0,), "plan_paged_contexts")(
+    lambda contexts: deep_gemm.get_paged_mqa_logits_metadata(contexts, 64, 7)
+)
+case(
     "hyper-connections",
     lambda m: (numbers(m, 128), numbers(m, 8, dtype=torch.float32), numbers(m, dtype=torch.float32)),
     (0, 0, 0),
     "tf32_hc_prenorm_gemm",
-)
-def _(x: Tensor, d: Tensor, sqr_sum: Tensor) -> Any:
-    return deep_gemm.tf32_hc_prenorm_gemm(x, VECTORS, d, sqr_sum)
+)(lambda x, d, sqr_sum: deep_gemm.tf32_hc_prenorm_gemm(x, VECTORS, d, sqr_sum))
 
 
 @case("scales laid out", lambda m: (rows(m, K)[1],), (0,), "get_mn_major_tma_aligned_tensor", **MANY)
@@ -546,4 +443,4 @@ def assert_same(got: Any, expected: Any) -> None:
     """Tensors agree to the bit, and in how they lie."""
     assert layout(got) == layout(expected)
     for x, y in zip(tree_leaves(bits(got)), tree_leaves(bits(expected)), strict=True):
-        assert x is y if x is None else torch.equal(x, y)
+        assert torch.equal(x, y) if isinstance(x, Tensor) else x == y

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from example_calls import Example, all_examples
 from ops_cases import Case, assert_same, bits, blocks, copies, every_case, layout, numbers, rows
-from test_ops_check import samples
+from test_ops_check import SAMPLES
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
@@ -80,7 +81,7 @@ def test_public_calls(case: Case) -> None:
 
 
 def test_fake_kernels() -> None:
-    for operator, args, kwargs in samples():
+    for operator, args, kwargs in SAMPLES:
         with FakeTensorMode(allow_non_fake_inputs=True):
             expected = layout(operator(*args, **kwargs))
             for dtype in OTHERS:
@@ -105,6 +106,15 @@ def test_random_problems(kind: type[Trial]) -> None:
             assert_same(found[-1], found[0])
 
 
+@pytest.mark.parametrize("example", all_examples(), ids=lambda example: example.name)
+def test_examples(example: Example) -> None:
+    expected, of_first = example.called()
+    for dtype in OTHERS:
+        with default_of(dtype):
+            got, given = example.called()
+        assert_same((got, given), (expected, of_first))
+
+
 def layers() -> Iterator[Callable[[], Any]]:
     """Calls that no other list here has."""
     x, w, b = numbers(6, 64), numbers(32, 64), blocks(32, 64)
@@ -112,11 +122,9 @@ def layers() -> Iterator[Callable[[], Any]]:
         bias = numbers(32, dtype=dtype)
         yield partial(deep_gemm.linear, x, b, bias=bias)
         yield partial(nn.FrozenLinear(b, bias), x.float())
-    yield lambda: deep_gemm.quantize_mxfp4(w)
     yield lambda: deep_gemm.per_token_cast_to_fp4(w, gran_k=32)
     packed = deep_gemm.per_token_cast_to_fp4(w, gran_k=32)
     yield lambda: deep_gemm.cast_back_from_fp4(*packed, gran_k=32)
-    yield lambda: deep_gemm.cast_back_from_fp8(*b)
     yield lambda: deep_gemm.per_custom_dims_cast_to_fp8(numbers(3, 0), (0,))
     a = rows(16, 64)[0]
     for c in (None, numbers(16, 32, dtype=torch.float32)):

@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
+from example_calls import ROUTED, A, B, D, M, N, X, all_examples
 from mega_cases import filling
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 import deep_gemm
-from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm import per_block_cast_to_fp8
 
 Pass = Callable[[Tensor], Any]
 """Passes a tensor on as it is, or as autograd sees it."""
+Cases = list[tuple[str, Callable[[Pass], Any]]]
 
-M, N, K, GROUPS = 8, 16, 128, 2
-X = torch.ones(M, K)
-SX = torch.ones(M, 1)
-HALF = X.bfloat16()
-A, B = per_token_cast_to_fp8(X), per_block_cast_to_fp8(torch.ones(N, K))
-PER_ROW = per_token_cast_to_fp8(torch.ones(N, K))
-W = per_block_cast_to_fp8(torch.ones(GROUPS, N, K))
-W1, W2 = per_block_cast_to_fp8(torch.ones(GROUPS, 2 * N, K)), per_block_cast_to_fp8(torch.ones(GROUPS, K, N))
-IDS = torch.zeros(M, 1, dtype=torch.int64)
-P = torch.ones(M, 1)
-LAYOUT = torch.zeros(M, dtype=torch.int32)
-ROWS = deep_gemm.expert_rows(IDS, GROUPS)
-KS = [K]
-GROUPED = deep_gemm.k_grouped_cast_to_fp8(X, KS), deep_gemm.k_grouped_cast_to_fp8(torch.ones(N, K), KS)
-OF_2025 = (GROUPED[0][0], GROUPED[0][1].t()), (GROUPED[1][0], GROUPED[1][1].t())
-A_OF_GROUPS = A[0].expand(GROUPS, M, K).contiguous(), A[1].expand(GROUPS, *A[1].shape).contiguous()
-HEADS = per_token_cast_to_fp8(torch.ones(M, 2, K)), per_block_cast_to_fp8(torch.ones(2, N, K))
+EXAMPLES = all_examples()
 L1, L2 = per_block_cast_to_fp8(torch.ones(2, 256, 256)), per_block_cast_to_fp8(torch.ones(2, 256, 128))
 
 
@@ -47,7 +34,7 @@ def bf16(*shape: int) -> Tensor:
 def fill(t: Pass, name: str) -> None:
     """Fill a buffer, one of the arguments being passed on by t."""
     buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, 2, 128, 1, 256, 128)
-    given = filling(buffer, torch.ones(M, 256), IDS, P)
+    given = filling(buffer, torch.ones(M, 256), ROUTED["topk_ids"], ROUTED["topk_weights"])
     deep_gemm.mega_moe_pre_dispatch_sm90(**{key: t(x) if key == name else x for key, x in given.items()})
 
 
@@ -64,136 +51,37 @@ def mega_fp4(t: Pass) -> None:
     deep_gemm.fp8_fp4_mega_moe(t(bf16(0, 256)), l1, (l1[0][..., :64], l1[1][..., :4]), buffer)
 
 
-OPERANDS: list[tuple[str, Callable[[Pass], Any]]] = [
-    ("per_token_cast_to_fp8 x", lambda t: per_token_cast_to_fp8(t(X))),
-    ("per_token_cast_to_fp8 x", lambda t: per_token_cast_to_fp8(t(X), True, use_packed_ue8m0=True)),
-    ("per_channel_cast_to_fp8 x", lambda t: deep_gemm.per_channel_cast_to_fp8(t(X))),
-    ("per_block_cast_to_fp8 x", lambda t: per_block_cast_to_fp8(t(X))),
-    ("per_custom_dims_cast_to_fp8 x", lambda t: deep_gemm.per_custom_dims_cast_to_fp8(t(X), (1,))),
-    ("cast_both_to_fp8 x", lambda t: deep_gemm.cast_both_to_fp8(t(X))),
-    ("k_grouped_cast_to_fp8 x", lambda t: deep_gemm.k_grouped_cast_to_fp8(t(X), KS)),
-    ("per_token_cast_to_fp4 x", lambda t: deep_gemm.per_token_cast_to_fp4(t(X))),
-    ("quantize_mxfp4 w", lambda t: deep_gemm.quantize_mxfp4(t(X))),
-    ("cast_back_from_fp8 x", lambda t: deep_gemm.cast_back_from_fp8(t(A[0]), A[1])),
-    ("cast_back_from_fp8 sf", lambda t: deep_gemm.cast_back_from_fp8(A[0], t(A[1]))),
-    ("silu_mul_cast_to_fp8 x", lambda t: deep_gemm.silu_mul_cast_to_fp8(t(X))),
-    ("silu_mul_cast_to_fp8 row_weights", lambda t: deep_gemm.silu_mul_cast_to_fp8(X, t(P[:, 0]))),
-    ("gather_cast_to_fp8 x", lambda t: deep_gemm.gather_cast_to_fp8(t(X), ROWS)),
-    ("gather_weighted y", lambda t: deep_gemm.gather_weighted(t(X), ROWS, P)),
-    ("gather_weighted topk_weights", lambda t: deep_gemm.gather_weighted(X, ROWS, t(P))),
-    ("experts x", lambda t: deep_gemm.experts(t(X), IDS, P, W1, W2)),
-    ("experts topk_weights", lambda t: deep_gemm.experts(X, IDS, t(P), W1, W2)),
-    ("experts sfw2", lambda t: deep_gemm.experts(X, IDS, P, W1, (W2[0], t(W2[1])))),
-    ("linear sfw", lambda t: deep_gemm.linear(X, (B[0], t(B[1])))),
-    ("fp8_gemm_nt a", lambda t: deep_gemm.fp8_gemm_nt((t(A[0]), A[1]), B)),
-    ("get_mn_major_tma_aligned_tensor sf", lambda t: deep_gemm.get_mn_major_tma_aligned_tensor(t(SX))),
-    (
-        "transform_sf_into_required_layout sf",
-        lambda t: deep_gemm.transform_sf_into_required_layout(t(SX), M, K, (1, 128, 128), is_sfa=True),
-    ),
-    ("pack_ue8m0_to_int x", lambda t: deep_gemm.pack_ue8m0_to_int(t(SX.view(1, M)))),
-    (
-        "get_mn_major_tma_aligned_packed_ue8m0_tensor sf",
-        lambda t: deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(t(SX)),
-    ),
-    (
-        "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor sf",
-        lambda t: deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(t(SX), None, [K * M], 128, 128),
-    ),
-    ("mega_moe_pre_dispatch_sm90 x", lambda t: fill(t, "x")),
-    ("mega_moe_pre_dispatch_sm90 topk_weights", lambda t: fill(t, "topk_weights")),
-]
-"""A function, the argument that it refuses, and a call of it."""
-
-
-def dense(family: str, major: str) -> tuple[str, Callable[[Pass], Any]]:
-    """A dense product whose d is passed on by t."""
-
-    def turned(given: Any, is_turned: bool) -> Any:
-        return (tuple(x.t() for x in given) if isinstance(given, tuple) else given.t()) if is_turned else given
-
-    a, b = (A, B) if family == "fp8_gemm" else (HALF, bf16(N, K))
-    a, b, product = turned(a, major[0] == "t"), turned(b, major[1] == "n"), getattr(deep_gemm, f"{family}_{major}")
-    return f"{family}_{major} d", lambda t: product(a, b, t(bf16(M, N)))
-
-
 def added_to_d(t: Pass) -> None:
-    d = t(bf16(M, N))
+    d = t(torch.zeros_like(D))
     deep_gemm.fp8_gemm_nt(A, B, d, d)
 
 
-OUTPUTS: list[tuple[str, Callable[[Pass], Any]]] = [
-    *(dense(name, major) for name in ("fp8_gemm", "bf16_gemm", "cublaslt_gemm") for major in ("nt", "nn", "tn", "tt")),
+def cases_of(arguments: str) -> Cases:
+    """Give each function with each argument that its example names so, and the call."""
+    return [
+        (f"{example.name} {argument}", partial(example.call, argument))
+        for example in EXAMPLES
+        for argument in getattr(example, arguments).split()
+    ]
+
+
+OPERANDS: Cases = [
+    *cases_of("refuses"),
+    ("mega_moe_pre_dispatch_sm90 x", partial(fill, name="x")),
+    ("mega_moe_pre_dispatch_sm90 topk_weights", partial(fill, name="topk_weights")),
+]
+"""A function, the argument that it refuses, and a call of it."""
+OUTPUTS: Cases = [
+    *cases_of("writes"),
     ("fp8_gemm_nt d", added_to_d),
-    ("wgrad_gemm_fp8_fp8_fp32_nt d", lambda t: deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt(A, PER_ROW, t(torch.zeros(M, N)))),
-    (
-        "m_grouped_fp8_gemm_nt_contiguous d",
-        lambda t: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(A, W, t(bf16(M, N)), LAYOUT),
-    ),
-    (
-        "m_grouped_fp8_gemm_nn_contiguous d",
-        lambda t: deep_gemm.m_grouped_fp8_gemm_nn_contiguous(A, (W[0].mT, W[1].mT), t(bf16(M, N)), LAYOUT),
-    ),
-    (
-        "m_grouped_fp8_gemm_nt_masked d",
-        lambda t: deep_gemm.m_grouped_fp8_gemm_nt_masked(A_OF_GROUPS, W, t(bf16(GROUPS, M, N)), LAYOUT[:GROUPS]),
-    ),
-    (
-        "k_grouped_fp8_gemm_nt_contiguous d",
-        lambda t: deep_gemm.k_grouped_fp8_gemm_nt_contiguous(*GROUPED, t(torch.zeros(1, M, N)), KS),
-    ),
-    (
-        "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt d",
-        lambda t: deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(*OF_2025, t(torch.zeros(1, M, N)), KS),
-    ),
-    (
-        "m_grouped_bf16_gemm_nt_contiguous d",
-        lambda t: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(HALF, bf16(GROUPS, N, K), t(bf16(M, N)), LAYOUT),
-    ),
-    (
-        "m_grouped_bf16_gemm_nn_contiguous d",
-        lambda t: deep_gemm.m_grouped_bf16_gemm_nn_contiguous(HALF, bf16(GROUPS, K, N), t(bf16(M, N)), LAYOUT),
-    ),
-    (
-        "m_grouped_bf16_gemm_nt_masked d",
-        lambda t: deep_gemm.m_grouped_bf16_gemm_nt_masked(
-            bf16(GROUPS, M, K), bf16(GROUPS, N, K), t(bf16(GROUPS, M, N)), LAYOUT[:GROUPS]
-        ),
-    ),
-    (
-        "k_grouped_bf16_gemm_tn_contiguous d",
-        lambda t: deep_gemm.k_grouped_bf16_gemm_tn_contiguous(bf16(K, 8), bf16(K, N), t(torch.zeros(1, 8, N)), KS),
-    ),
-    ("einsum d", lambda t: deep_gemm.einsum("bmk,bnk->mn", bf16(2, M, K), bf16(2, N, K), t(bf16(M, N)))),
-    ("einsum d", lambda t: deep_gemm.einsum("bhr,hdr->bhd", bf16(M, 2, K), bf16(2, N, K), t(bf16(M, 2, N)))),
-    ("batched_syrk d", lambda t: deep_gemm.batched_syrk(bf16(2, N, K), t(bf16(2, N, N)))),
-    ("batched_symm d", lambda t: deep_gemm.batched_symm(bf16(2, N, N), bf16(2, N, N), t(bf16(2, N, N)))),
-    ("fp8_einsum d", lambda t: deep_gemm.fp8_einsum("bhr,hdr->bhd", *HEADS, t(bf16(M, 2, N)))),
-    (
-        "fp8_gemm_nt_skip_head_mid d",
-        lambda t: deep_gemm.fp8_gemm_nt_skip_head_mid(
-            A, per_block_cast_to_fp8(torch.ones(32, K)), t(bf16(M, 40)), (16, 8, 16)
-        ),
-    ),
-    (
-        "tf32_hc_prenorm_gemm d",
-        lambda t: deep_gemm.tf32_hc_prenorm_gemm(HALF, torch.ones(8, K), t(torch.zeros(M, 8)), torch.zeros(M)),
-    ),
-    (
-        "tf32_hc_prenorm_gemm sqr_sum",
-        lambda t: deep_gemm.tf32_hc_prenorm_gemm(HALF, torch.ones(8, K), torch.zeros(M, 8), t(torch.zeros(M))),
-    ),
-    ("linear out", lambda t: deep_gemm.linear(X, B, out=t(bf16(M, N)))),
-    ("experts out", lambda t: deep_gemm.experts(X, IDS, P, W1, W2, out=t(bf16(M, K)))),
-    ("gather_weighted out", lambda t: deep_gemm.gather_weighted(X, ROWS, P, out=t(bf16(M, K)))),
     ("fp8_mega_moe y", mega),
     ("fp8_fp4_mega_moe y", mega_fp4),
-    ("mega_moe_pre_dispatch_sm90 buf_x_sf", lambda t: fill(t, "buf_x_sf")),
+    ("mega_moe_pre_dispatch_sm90 buf_x_sf", partial(fill, name="buf_x_sf")),
 ]
 """A function, the output that it refuses, and a call of it."""
 
 
-def named(cases: list[tuple[str, Callable[[Pass], Any]]]) -> pytest.MarkDecorator:
+def named(cases: Cases) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("name", "call"), cases, ids=[name for name, _ in cases])
 
 
@@ -251,23 +139,24 @@ def test_fake_tensors_are_refused_too(name: str, call: Callable[[Pass], Any]) ->
         call(lambda x: learned(mode.from_tensor(x)))
 
 
-COMPILED: dict[str, Callable[[Tensor], Any]] = {
-    "per_token_cast_to_fp8 x": lambda x: per_token_cast_to_fp8(x)[0].float(),
-    "silu_mul_cast_to_fp8 x": lambda x: deep_gemm.silu_mul_cast_to_fp8(x)[0].float(),
-    "gather_cast_to_fp8 x": lambda x: deep_gemm.gather_cast_to_fp8(x, ROWS)[0].float(),
-    "gather_weighted y": lambda x: deep_gemm.gather_weighted(x, ROWS, P),
-    "experts x": lambda x: deep_gemm.experts(x, IDS, P, W1, W2),
+ARE_COMPILED = ["per_token_cast_to_fp8", "silu_mul_cast_to_fp8", "gather_cast_to_fp8", "gather_weighted", "experts"]
+COMPILED = {
+    f"{each.name} {argument}": partial(each.without_output().call, argument)
+    for each in reversed(EXAMPLES)
+    if each.name in ARE_COMPILED
+    for argument in each.refuses.split()[:1]
 }
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_functions_refuse_it_and_run_without_gradients(name: str) -> None:
     def inside(x: Tensor) -> Any:
-        return COMPILED[name](x * 2)
+        first, *_ = tree_leaves(COMPILED[name](lambda _: x * 2))
+        return first.float()
 
     def without(x: Tensor) -> Any:
         with torch.no_grad():
-            y = COMPILED[name](x * 2)
+            y = inside(x)
         return y.sum() + x
 
     torch._dynamo.reset()

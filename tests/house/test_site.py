@@ -18,11 +18,12 @@ from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_origin
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from test_docs import script
 from thorough import THOROUGH, one_in
 
 import deep_gemm
@@ -109,8 +110,11 @@ def test_the_site_has_every_page_and_its_links_lead_somewhere(site: Path) -> Non
 
 
 def test_the_reference_shows_every_public_name(site: Path) -> None:
-    text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
-    shown = re.findall(r"^::: (deep_gemm[\w.]*)\.(\w+)$", text, re.MULTILINE)
+    hooks = script("site_hooks")
+    entries = [
+        each for text in (*hooks.REFERENCE.values(), *hooks.UNLISTED.values()) for each in hooks.ENTRY.findall(text)
+    ]
+    shown = [each.rpartition(".")[::2] for each in entries]
     assert len(shown) == len(set(shown))
     things = [getattr(importlib.import_module(module), name) for module, name in shown]
     missing = [
@@ -124,6 +128,15 @@ def test_the_reference_shows_every_public_name(site: Path) -> None:
     assert "doc-module" not in made  # a folder of a function's name takes its place: its whole path is to be named
     assert made.count("doc-object doc-function") + made.count("doc-object doc-class") == len(shown)
     assert "-&gt; Request" not in made and "&gt;&gt;&gt;" not in re.sub(r"<code>.*?</code>", "", made, flags=re.DOTALL)
+
+
+def test_functions_and_kernels_that_no_page_lists_are_put_behind_others(site: Path) -> None:
+    hooks, page = script("site_hooks"), "reference/casts.md"
+    without = hooks.REFERENCE[page].replace("::: deep_gemm.cast_both_to_fp8\n", "")
+    assert "\n\n::: deep_gemm.cast_both_to_fp8\n" in hooks.unlisted(hooks.REFERENCE | {page: without})[page]
+    kernels = [{"casts": "cast_rows.md"}]
+    hooks.on_config(SimpleNamespace(nav=[{"Design": [{"Kernels": kernels}]}]))
+    assert {"cast_tiles": "cast_tiles.md"} in kernels and {"cast_rows": "cast_rows.md"} not in kernels
 
 
 @pytest.fixture(scope="module")

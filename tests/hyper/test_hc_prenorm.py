@@ -12,7 +12,7 @@ from fake_gpu import FakeGpu, on_gpu
 import deep_gemm
 from deep_gemm.core.call import CALLS
 from deep_gemm.core.jit import driver
-from deep_gemm.hyper import KERNELS
+from deep_gemm.hyper import kernel, kernel_few
 from deep_gemm.hyper.choose import kernel_of
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
@@ -28,7 +28,7 @@ def test_one_launch_that_fills_the_sms(gpu: FakeGpu) -> None:
     for m in (1, 13, 700):
         call(m)
     call(300, 16)
-    many, few = ([kernel.kernel_name] for kernel in KERNELS)
+    many, few = [kernel.KERNEL.kernel_name], [kernel_few.KERNEL.kernel_name]
     assert [launch.kernel for launch in gpu.launches] == few * 2 + many * 2
     for launch in gpu.launches:
         assert launch.cluster == launch.config.cluster
@@ -54,8 +54,8 @@ def test_nothing_is_launched_for_no_rows_and_few_sms_are_enough(gpu: FakeGpu) ->
 def test_a_gpu_without_room_gets_smaller_clusters(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     call(13)
     assert gpu.last.cluster > driver.PORTABLE_CLUSTER
-    for kernel in KERNELS:
-        monkeypatch.setattr(kernel, "fits", lambda config, device: False)
+    for each in (kernel.KERNEL, kernel_few.KERNEL):
+        monkeypatch.setattr(each, "fits", lambda config, device: False)
     CALLS.clear()  # a GPU does not change
     call(13)
     assert gpu.last.cluster <= driver.PORTABLE_CLUSTER

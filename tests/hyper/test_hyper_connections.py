@@ -11,15 +11,14 @@ import torch
 import deep_gemm
 from deep_gemm.core.check.layout import parts_of
 from deep_gemm.core.jit.driver import PORTABLE_CLUSTER
-from deep_gemm.hyper import KERNELS
 from deep_gemm.hyper.api import to_tf32
 from deep_gemm.hyper.choose import kernel_of, select_hc, usual_hc
-from deep_gemm.hyper.kernel import INVARIANT_CLUSTER, INVARIANT_TEAMS, HcConfig, grid, hc_config
-from deep_gemm.hyper.kernel_few import HcFewConfig
+from deep_gemm.hyper.kernel import INVARIANT_CLUSTER, INVARIANT_TEAMS, HcConfig, grid, hc_config, reachable_hc
+from deep_gemm.hyper.kernel_few import HcFewConfig, reachable_few
 from lab.sim.hc_prenorm import random_operands as operands
 from lab.sim.hc_prenorm import special_operands
 
-REACHABLE = {config for kernel in KERNELS for config in kernel.configs()}
+REACHABLE = {*reachable_hc(), *reachable_few()}
 
 
 def outputs(m: int, n: int, splits: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -74,8 +74,8 @@ BREAKS = {
         file="mainloop.cuh",
         edits=(
             (
-                "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);",
-                "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low), partial[0] += 1;",
+                "ptx::wgmma_m64k128_e4m3<kUnitN, kExponentBitsOfB>(partial, a_low, b_low);",
+                "ptx::wgmma_m64k128_e4m3<kUnitN, kExponentBitsOfB>(partial, a_low, b_low), partial[0] += 1;",
             ),
         ),
     ),
@@ -91,7 +91,7 @@ BREAKS = {
         file="mainloop.cuh",
         edits=(
             (
-                "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);",
+                "ptx::wgmma_m64k128_e4m3<kUnitN, kExponentBitsOfB>(partial, a_low, b_low);",
                 "for (uint32_t k = 0; k < 64; k += 32) "
                 "ptx::wgmma_m64k32_e4m3<kUnitN>(partial, "
                 "ptx::smem_descriptor_from_low(a_low + k / 16), "

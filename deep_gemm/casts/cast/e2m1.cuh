@@ -6,8 +6,8 @@
 #include "cast/values.cuh"
 
 constexpr float kLargestOfE2m1 = 6.f;
-// What a block's largest magnitude becomes. In MXFP4 it may be cut off by as much as rounding might take: 7 is between E2M1's
-// largest and 8, which would be the next.
+// A block's largest magnitude is scaled to this. MXFP4 scales it up to 7, which is then rounded down to 6: E2M1's next number
+// would be 8.
 constexpr float kLargestValue = kCutsLargest ? 7.f : kLargestOfE2m1;
 
 // The nearest of 0, 0.5, 1, 1.5, 2, 3, 4 and 6, a tie to the even code, with the sign, times 2^-6. NaN stays NaN.

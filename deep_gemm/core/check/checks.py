@@ -16,6 +16,7 @@ from torch import Tensor
 from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, whole_elements
 from .memory import copied
 from .numbers import as_integer
+from .recipes import E4M3
 from .tracing import has_memory
 
 K_MULTIPLE = 16
@@ -144,14 +145,14 @@ def refuse_gradient(name: str) -> NoReturn:
     )
 
 
-def fp8(name: str, values: Tensor) -> None:
+def fp8(name: str, values: Tensor, dtypes: tuple[torch.dtype, ...] = (E4M3.dtype,)) -> None:
     """Check the type of values."""
     dtype = values.dtype
-    if dtype == torch.float8_e4m3fn:
+    if dtype in dtypes:
         return
     if dtype in (torch.int8, getattr(torch, "float4_e2m1fn_x2", None)):
         raise NotImplementedError(f"{name}: packed FP4 values ({dtype}) are not supported, pass torch.float8_e4m3fn")
-    raise ValueError(f"{name}: expected dtype torch.float8_e4m3fn, got {dtype}{_casts_for(values)}")
+    raise ValueError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {dtype}{_casts_for(values)}")
 
 
 def _casts_for(x: object) -> str:
@@ -171,10 +172,12 @@ def fp32_scales(name: str, sf: Tensor, also: tuple[torch.dtype, ...] = ()) -> No
     raise ValueError(f"{name}: expected dtype torch.float32, got {dtype}")
 
 
-def operand(name: str, given: Operand, axes: Axes, sizes: Sizes) -> Operand:
+def operand(
+    name: str, given: Operand, axes: Axes, sizes: Sizes, dtypes: tuple[torch.dtype, ...] = (E4M3.dtype,)
+) -> Operand:
     """Check an operand's values and give their sizes the names of their axes."""
     values, scales = pair(name, given)
-    fp8(name, values)
+    fp8(name, values, dtypes)
     bind(name, values, axes, sizes)
     return values, scales
 

@@ -21,17 +21,19 @@ class Scales(NamedTuple):
 
 
 class Values(NamedTuple):
-    """A kind of numbers, by its name and bits."""
+    """A kind of numbers, by the name that PTX has for it, and the type of tensors that hold it."""
 
     name: str
     bits: int
+    exponent_bits: int
+    dtype: torch.dtype
 
 
-E4M3 = Values("e4m3", 8)
-E2M1 = Values("e2m1", 4)
-"""FP4's, two to a byte."""
-BFLOAT16 = Values("bf16", 16)
-"""Numbers without scales."""
+VALUES = E4M3, E2M1, BFLOAT16 = (
+    Values("e4m3", 8, 4, torch.float8_e4m3fn),
+    Values("e2m1", 4, 2, torch.uint8),  # FP4's, two to a byte
+    Values("bf16", 16, 8, torch.bfloat16),  # without scales
+)
 PER_ROW = Scales(1, SCALE_BLOCK)
 """A scale for 128 columns of each row: A's usual ones; with B's ("1D1D") those of gradients of weights."""
 PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)

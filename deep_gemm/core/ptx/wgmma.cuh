@@ -30,16 +30,16 @@ DEVICE void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// d = (accumulate ? d : 0) + A @ B.T for 64 rows of A and N rows of B, 32 deep. Defined in wgmma_shapes.cuh, a header
-// that core/wgmma_header.py writes for the values of N in use.
-template <uint32_t N>
+// d = (accumulate ? d : 0) + A @ B.T for 64 rows of A, which is E4M3, and N rows of B, whose FP8 has so many bits of exponent;
+// 32 deep. Defined in wgmma_shapes.cuh, a header that core/wgmma_header.py writes for the N and the type of B in use.
+template <uint32_t N, uint32_t kExponentBitsOfB = 4>
 DEVICE void wgmma_m64k32_e4m3(float (&d)[N / 2], uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
   static_assert(N == 0, "wgmma_header() was not asked for this N");
 }
 
 // d = A @ B.T, 128 deep, the length of a swizzled row: four of these products, from zero, for descriptors whose low words
 // are given. One asm, because each that names the accumulators costs the compiler milliseconds.
-template <uint32_t N>
+template <uint32_t N, uint32_t kExponentBitsOfB = 4>
 DEVICE void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
   static_assert(N == 0, "wgmma_header() was not asked for this N");
 }

@@ -10,6 +10,8 @@ from ...core.check.checks import Operand, Sizes
 from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, Recipes, default_dtype, scales_of
 from .. import packed
 from ..fine_scales import as_kernels_take_it
+from ..kinds.output import types_of_b
+from ..kinds.works import DENSE
 from ..problem import Problem
 
 ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -25,7 +27,7 @@ def dense_problem(
         return _packed_problem(a, b, d, c, turn_b, recipes)
     of_a, of_b = scales_of(recipes)
     av, sfa = checks.operand("a", a, ("k", "m") if turn_a else ("m", "k"), sizes)
-    bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes)
+    bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes, types_of_b(DENSE, of_a, of_b))
     av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     sfa = ue8m0.scales("sfa", sfa, "m", (m,), k, of_a, of_b, transposed=turn_a)

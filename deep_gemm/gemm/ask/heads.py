@@ -9,6 +9,7 @@ from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
 from ...core.check.layout import RECIPE_1D1D, SCALE_BLOCK, Recipe, ceil_div
 from ...core.check.recipes import FOR_ROWS_OF_B, NO_RECIPES, PER_ROW, Recipes, scales_of_b
+from ..kinds.output import types_of_b
 from ..kinds.works import HEADS
 from ..problem import Problem
 
@@ -37,7 +38,7 @@ def heads_problem(
     sizes: Sizes = {}
     scales = scales_of_b(recipes)
     av, sfa = checks.operand("a", a, tuple(of_a), sizes)
-    bv, sfb = checks.operand("b", b, tuple(of_b), sizes)
+    bv, sfb = checks.operand("b", b, tuple(of_b), sizes, types_of_b(HEADS, PER_ROW, scales))
     m, heads, n, k = sizes["b"], sizes["h"], sizes[outer], sizes[inner]
     blocks = ceil_div(k, SCALE_BLOCK)
     _scales("sfa", sfa, f"b, h, ceil({inner} / 128)", (m, heads, blocks))

@@ -12,7 +12,8 @@ from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, PER_ROW, Recipe
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from .. import packed
 from ..fine_scales import as_kernels_take_it
-from ..kinds.works import COUNTS, ENDS, IDS
+from ..kinds.output import types_of_b
+from ..kinds.works import COUNTS, ENDS, IDS, Work
 from ..problem import Problem
 
 ZERO_PADDING_BLOCK = 128
@@ -40,7 +41,8 @@ def contiguous_problem(
     """
     sizes: Sizes = {}
     turn_b = major[1] == "n"
-    (av, sfa), (bv, sfb), of_a, of_b = _operands(a, b, ("m",), sizes, recipes, turn_b, of_a)
+    work = ENDS if use_psum_layout and grouped_layout is not None else IDS
+    (av, sfa), (bv, sfb), of_a, of_b = _operands(work, a, b, ("m",), sizes, recipes, turn_b, of_a)
     m, k, groups = sizes["m"], sizes["k"], sizes["groups"]
     is_fp4 = bv.dtype == torch.uint8
     if num_groups is not None and as_integer(num_groups) != groups:
@@ -48,21 +50,21 @@ def contiguous_problem(
     if grouped_layout is None and num_groups is None:
         raise TypeError("grouped_layout: expected a tensor, or num_groups for groups of equal size, got None")
     if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
-        grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
-    axis = "groups" if use_psum_layout else "m"
+        grouped_layout = _equal_groups(m, groups, av.device)
+    axis = "m" if work.reads_ids else "groups"
     checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, _default_dtype(bv, of_b))
     checks.depth(k)
-    if not use_psum_layout:
+    if work.reads_ids:
         alignment = ZERO_PADDING_BLOCK
     elif alignment is None:
         alignment = get_mk_alignment_for_contiguous_layout()
     if checks.on_host(grouped_layout):
-        if use_psum_layout:
-            checks.ends(grouped_layout, m, alignment)
-        else:
+        if work.reads_ids:
             checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
+        else:
+            checks.ends(grouped_layout, m, alignment)
     av = checks.k_major("a", av)
     bv = checks.weights("b", bv, copy_if_transposed=turn_b and not is_fp4)
     if is_fp4:
@@ -74,7 +76,7 @@ def contiguous_problem(
         sfb,
         d,
         grouped_layout,
-        ENDS if use_psum_layout else IDS,
+        work,
         of_b,
         of_a,
         expected_m=m / max(groups, 1),
@@ -94,7 +96,7 @@ def masked_problem(
 ) -> Problem:
     """Check a product grouped along m with a row count for each group."""
     sizes: Sizes = {}
-    (av, sfa), (bv, sfb), of_a, of_b = _operands(a, b, ("groups", "max_m"), sizes, recipes)
+    (av, sfa), (bv, sfb), of_a, of_b = _operands(COUNTS, a, b, ("groups", "max_m"), sizes, recipes)
     groups, max_m, k = sizes["groups"], sizes["max_m"], sizes["k"]
     masked_m = checks.int32("masked_m", masked_m, "groups", groups)
     expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
@@ -110,6 +112,7 @@ def masked_problem(
 
 
 def _operands(
+    work: Work,
     a: Operand,
     b: Operand,
     rows: Axes,
@@ -127,7 +130,7 @@ def _operands(
         weight = packed.weight("b", b, axes, sizes, turned=turn_b)
         return (av, ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, MX)), weight, of_a, of_b
     of_a, of_b = scales_of(recipes)
-    bv, sfb = checks.operand("b", b, axes, sizes)
+    bv, sfb = checks.operand("b", b, axes, sizes, types_of_b(work, of_a, of_b))
     of_a = min(finest_of_a, of_a)
     sfa = ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, of_b)
     of_groups = sizes["groups"], sizes["n"]

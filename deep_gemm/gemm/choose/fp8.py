@@ -23,10 +23,9 @@ from ..kinds.output import (
     FP32,
     FP32_C,
     FP32_D,
-    OPERANDS_BY_ROW,
+    OPERANDS_OF,
     OUTPUTS,
     OUTPUTS_OF,
-    USUAL_OPERANDS,
     Output,
     Sizes,
     other_fields,
@@ -42,7 +41,6 @@ from .tiles import (
     LARGEST,
     MOST_FEW,
     SHARING_A,
-    TILES_OF,
     Tile,
     pairs_up,
     skipping,
@@ -243,19 +241,22 @@ def _drop_the_least_missed(
 
 def outputs() -> list[Output]:
     """Every output that `select` may be asked for, in the order of the kernels' families."""
-    dense = [output for operands in TILES_OF for output in OUTPUTS_OF[operands]]
+    dense = [output for operands in OPERANDS_OF[DENSE] for output in OUTPUTS_OF[operands]]
     rows = [
         replace(output, work=work)
         for work in (IDS, ENDS, COUNTS)
-        for operands in TILES_OF
+        for operands in OPERANDS_OF[work]
         for output in (OUTPUTS_OF[operands][0], OUTPUTS_OF[operands][2])
     ]
     with_epilogues = [
         Output(work=work, epilogue=epilogue, b=b, sfa=sfa, sfb=sfb) for epilogue, work, (b, sfa, sfb) in combinations()
     ]
-    by_row = OUTPUTS_OF[OPERANDS_BY_ROW]
-    depths = [replace(by_row[OUTPUTS.index(each)], work=DEPTHS) for each in (FP32, FP32_C, FP32_D, BF16)]
-    heads = [replace(output, work=HEADS) for each in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[each]]
+    depths = [
+        replace(OUTPUTS_OF[operands][OUTPUTS.index(each)], work=DEPTHS)
+        for operands in OPERANDS_OF[DEPTHS]
+        for each in (FP32, FP32_C, FP32_D, BF16)
+    ]
+    heads = [replace(output, work=HEADS) for operands in OPERANDS_OF[HEADS] for output in OUTPUTS_OF[operands]]
     return [*dense, *rows, *with_epilogues, *depths, *heads]
 
 

@@ -7,20 +7,18 @@ from functools import cache
 
 from ...core.check.layout import ceil_div
 from ...core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW
-from ..config.decode import DecodeConfig, decode_config
+from ..config.decode import DECODED, DecodeConfig, decode_config
 from ..config.of_tile import tile_config
 from ..config.tall import BLOCK_K, GemmConfig
 from ..kinds.epilogues import TO_HEADS
 from ..kinds.output import (
-    FINE_OPERANDS,
-    FP4_OPERANDS,
     OPERANDS_BY_ROW,
+    OPERANDS_OF,
     OUTPUTS_OF,
     USUAL_OPERANDS,
-    Operands,
     Output,
-    has_chunks,
 )
+from ..kinds.works import DENSE
 
 
 @dataclass(frozen=True)
@@ -125,14 +123,7 @@ TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2)
 """Tiles if blocks of B with a scale are smaller than 128 x 128: whether parts of k fold is asked of 128 columns."""
 TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
 """Tiles if other scales have fewer than 128 columns."""
-TILES_OF: dict[Operands, tuple[Tile, ...]] = {
-    USUAL_OPERANDS: TILES,
-    OPERANDS_BY_ROW: TILES_PER_ROW,
-    FP4_OPERANDS: TILES_FP4,
-    **{each: TILES_CHUNKS if has_chunks(each) else TILES_FINE for each in FINE_OPERANDS},
-}
-
-OUTPUTS_BY_NAME = {output.name: output for operands in TILES_OF for output in OUTPUTS_OF[operands]}
+OUTPUTS_BY_NAME = {output.name: output for operands in OPERANDS_OF[DENSE] for output in OUTPUTS_OF[operands]}
 
 TILES_OF_HEADS = (
     Tile(64, 64),
@@ -212,8 +203,10 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
         return DEPTHS_TO_C if wants_pairs(output) else (*DEPTHS_TILES, SHARING_A)
     if output.work.has_planes:
         return TILES_OF_HEADS if output.sfb == PER_BLOCK else HEADS_PER_ROW
-    tiles = TILES_OF[output.operands]
-    decodes = output in OUTPUTS_OF[output.operands]
+    by_row = TILES_PER_ROW if output.sfb == PER_ROW else TILES
+    tiles = TILES_CHUNKS if output.has_chunks else TILES_FINE if output.parts > 1 else by_row
+    tiles = TILES_FP4 if output.b == E2M1 else tiles
+    decodes = output.b in DECODED and output in OUTPUTS_OF[output.operands]
     if output.operands in (USUAL_OPERANDS, OPERANDS_BY_ROW) and decodes:
         return tiles
     return tuple(

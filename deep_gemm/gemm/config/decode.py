@@ -42,6 +42,8 @@ OTHER_REGISTERS = 24
 WINDOW_ROWS = 512
 """Rows that one look at ids reads."""
 BLOCK_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
+DECODED = E4M3, E2M1
+"""Values of B that the kernel takes."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ class DecodeConfig(Config):
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.block_tokens in BLOCK_TOKENS, f"block_tokens of {BLOCK_TOKENS}"
+        yield self.b in DECODED, "values of B that gemm/decode has a file for"
         most = 4 if self.is_fp4 else 2
         yield 1 <= self.num_math_warpgroups <= most, "1 or 2 math warpgroups, so that one block of scales covers a tile"
         yield 1 <= self.cluster_k <= MAX_CLUSTER, "clusters of 1 to 8"

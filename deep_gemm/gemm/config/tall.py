@@ -539,6 +539,7 @@ class GemmConfig(Config, Output):
             "kRunWords": work.run_words(self.block_m),
             "kAIsMnMajor": self.majors.a_is_mn,
             "kBIsMnMajor": self.majors.b_is_mn,
+            "kExponentBitsOfB": self.multiplied_b.exponent_bits,
             "kOutputIsFp32": self.is_fp32,
             "kSfbIsPerRow": self.loads_sfb,
             "kSkipsMid": epilogue.skips_mid,

@@ -19,7 +19,7 @@ def add(p: Any, sums: Tensor) -> None:
 
 
 def write_heads(p: Any, sums: Tensor) -> None:
-    """Write the parts of each head, and leave what lies between them."""
+    """Write the left and the right part of each head. The columns between them stay as they are."""
     of_heads = sums.view(p.m, p.n // p.heads.columns, p.heads.columns)
     left, right = p.heads.of(p.d)
     left.copy_(of_heads[..., : p.heads.left])

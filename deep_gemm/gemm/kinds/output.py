@@ -19,13 +19,14 @@ from ...core.check.recipes import (
     PER_64,
     PER_BLOCK,
     PER_ROW,
+    VALUES,
     Recipes,
     Scales,
     Values,
 )
 from ...core.check.ue8m0 import Words
 from .epilogues import TO_D, Epilogue
-from .works import DENSE, Work
+from .works import COUNTS, DENSE, DEPTHS, ENDS, HEADS, IDS, Work
 
 Operands = tuple[Values, Scales | None, Scales | None]
 """Values of B, and how A and B are scaled."""
@@ -42,6 +43,14 @@ FINE_OPERANDS: tuple[Operands, ...] = tuple(
     if min(of_a.columns, of_b.columns) < SCALE_BLOCK
 )
 """Operands with scales of fewer than 128 columns on one side or both."""
+_ANY = USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS
+OPERANDS_OF: dict[Work, tuple[Operands, ...]] = {
+    **dict.fromkeys((DENSE, IDS, ENDS, COUNTS), _ANY),
+    DEPTHS: (OPERANDS_BY_ROW,),
+    HEADS: (USUAL_OPERANDS, OPERANDS_BY_ROW),
+}
+"""The operands of each kind of work but BF16: calls may have these, and there are tiles for them."""
+_VALUES = {values.dtype: values for values in VALUES}
 _NAMES: dict[Operands, str] = {
     BF16_OPERANDS: "",
     USUAL_OPERANDS: "",
@@ -135,6 +144,11 @@ class Output:
         return self.b == E2M1
 
     @property
+    def multiplied_b(self) -> Values:
+        """Values of B that WGMMA takes."""
+        return E4M3 if self.converts_b else self.b
+
+    @property
     def c_is_d(self) -> bool | None:
         """Tell whether a C must be D, or must not be; None if it may be.
 
@@ -196,7 +210,13 @@ def _output(is_fp32: bool, has_c: bool, adds_to_d: bool, operands: Operands, wor
 
 def values_of(b: Tensor) -> Values:
     """Tell what the values of a checked B are: packed ones come as bytes."""
-    return E2M1 if b.dtype == torch.uint8 else BFLOAT16 if b.dtype == torch.bfloat16 else E4M3
+    return _VALUES[b.dtype]
+
+
+@cache
+def types_of_b(work: Work, *scales: Scales) -> tuple[torch.dtype, ...]:
+    """Give the types of B that a kind of work takes if A and B are scaled so and B is not packed."""
+    return tuple(b.dtype for b, *its in OPERANDS_OF[work] if b.bits == 8 and (*its,) == scales)
 
 
 OUTPUTS = (
@@ -210,7 +230,7 @@ OUTPUTS = (
 BF16, BF16_C, FP32, FP32_C, FP32_D = OUTPUTS
 OUTPUTS_OF = {
     (b, sfa, sfb): tuple(replace(output, b=b, sfa=sfa, sfb=sfb) for output in OUTPUTS)
-    for b, sfa, sfb in (USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS, BF16_OPERANDS)
+    for b, sfa, sfb in (*OPERANDS_OF[DENSE], BF16_OPERANDS)
 }
 """The same of each kind of operands."""
 

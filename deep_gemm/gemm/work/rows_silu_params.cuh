@@ -10,8 +10,8 @@ struct Activation {
   float limit;  // gates count as at most this, ups as within +-this
 };
 
-// The row of B that is a column of the product: kGateColumns of gate, and as many of up, in turn. Where these are 128, B has
-// all rows of gate first.
+// The row of B that makes a column of the product, in which kGateColumns of gate and kGateColumns of up take turns. B's rows
+// take the same turns of 8, or all rows of gate are first where kGateColumns is 128.
 DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {
   if constexpr (kGateColumns == 8) return column;
   return column / 256 * 128 + column % 128 + (column % 256 < 128 ? 0 : p.n / 2);

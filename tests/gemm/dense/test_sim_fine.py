@@ -10,11 +10,11 @@ from helpers import assert_same_bits_by, run_simulated
 
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm.choose.tiles import TILES_OF
+from deep_gemm.gemm.choose.tiles import tiles_for
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kinds import works
-from deep_gemm.gemm.kinds.output import FINE_OPERANDS, Operands, Output
+from deep_gemm.gemm.kinds.output import FINE_OPERANDS, OUTPUTS_OF, Operands, Output
 from deep_gemm.gemm.problem import Problem
 from lab.sim import dense as sim
 from lab.sim.dense import DenseTrial
@@ -23,7 +23,8 @@ from lab.sim.rows import RowsTrial
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 BLOCKS = Scales(32, 32), Scales(64, 64)
-TILES_THERE = {each: {(t.block_m, t.block_n) for t in TILES_OF[each] if not t.is_decode} for each in FINE_OPERANDS}
+TILES_OF = {each: tiles_for(OUTPUTS_OF[each][0]) for each in FINE_OPERANDS}
+TILES_THERE = {each: {(t.block_m, t.block_n) for t in tiles if not t.is_decode} for each, tiles in TILES_OF.items()}
 TILES = sorted(set.union(*TILES_THERE.values()))
 
 

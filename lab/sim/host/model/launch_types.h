@@ -24,6 +24,7 @@ struct Launch {
   uint32_t num_buffers;
   const Buffer* buffers;
   void** arguments;
+  const double (*fp8)[256];   // what bytes stand for, by the type's bits of exponent
   uint32_t rank;              // where the kernel runs
   uint32_t (*other_ranks)();  // lets kernels of other ranks run; null: there are none. Not 0: one of them has failed
 };

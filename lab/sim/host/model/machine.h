@@ -75,15 +75,12 @@ struct Accumulators {
 struct ProductKind {
   const char* name;
   bool is_bf16, a_is_mn_major, b_is_mn_major;
-  bool has_registers = false;  // A is in the lanes' registers
+  bool has_registers = false;       // A is in the lanes' registers
+  uint32_t exponent_bits_of_b = 4;  // of FP8; A is E4M3
 
-  bool operator!=(const ProductKind& other) const {
-    return is_bf16 != other.is_bf16 || a_is_mn_major != other.a_is_mn_major || b_is_mn_major != other.b_is_mn_major ||
-           has_registers != other.has_registers;
-  }
+  bool operator==(const ProductKind&) const = default;
   uint32_t depth() const { return is_bf16 ? 16 : 32; }
 };
-inline constexpr ProductKind kE4m3{"wgmma_m64k32_e4m3", false, false, false};
 inline constexpr ProductKind kE4m3OfRegisters{"wgmma_registers_m64k32_e4m3", false, false, false, true};
 
 // A warp's part of one WGMMA: 16 rows.

@@ -10,18 +10,13 @@ namespace sim {
 
 constexpr uint32_t kDepthBytes = 32, kMaximumDepth = 32, kRowsPerWarp = 16, kMaximumN = 256;
 
-struct DecodeTable {
-  double value[256];
-  DecodeTable() {
-    for (int byte = 0; byte < 256; ++byte) {
-      const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-      const double magnitude = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
-      value[byte] = byte & 128 ? -magnitude : magnitude;
-      if ((byte & 127) == 127) value[byte] = std::numeric_limits<double>::quiet_NaN();
-    }
-  }
-};
-inline const DecodeTable e4m3;
+constexpr uint32_t kExponentBitsOfA = 4;
+
+// The numbers that bytes of an FP8 type stand for.
+inline const double* fp8(uint32_t exponent_bits) { return machine->launch.fp8[exponent_bits]; }
+
+// The exponent of FP8's least normal number.
+inline int64_t least_exponent_of_fp8(uint32_t exponent_bits) { return 2 - (1 << (exponent_bits - 1)); }
 
 inline double decode_bf16(const uint8_t* bytes) {
   const uint32_t bits = uint32_t{bytes[0]} << 16 | uint32_t{bytes[1]} << 24;
@@ -34,10 +29,12 @@ inline double decode_bf16(const uint8_t* bytes) {
 // operand elements along k, of an MN-major one elements along m or n.
 struct Operand {
   bool is_bf16, is_mn_major;
+  const double* numbers;  // of FP8
   uint32_t address, leading_bytes, stride_bytes, span_bytes;
 
-  Operand(const ProductKind& kind, bool is_mn_major_, uint64_t descriptor, uint32_t rows, const char* name)
-      : is_bf16(kind.is_bf16), is_mn_major(is_mn_major_) {
+  Operand(const ProductKind& kind, bool is_mn_major_, uint32_t exponent_bits, uint64_t descriptor, uint32_t rows,
+          const char* name)
+      : is_bf16(kind.is_bf16), is_mn_major(is_mn_major_), numbers(fp8(exponent_bits)) {
     const auto field = [descriptor](uint32_t bit) { return static_cast<uint32_t>(descriptor >> bit & 0x3fff) << 4; };
     address = field(0), leading_bytes = field(16), stride_bytes = field(32);
     const auto mode = static_cast<uint32_t>(descriptor >> 62);
@@ -76,7 +73,7 @@ struct Operand {
       if (is_bf16)
         for (uint32_t i = 0; i < 8; ++i) values[byte / 2 + i] = decode_bf16(chunk + i * 2);
       else
-        for (uint32_t i = 0; i < 16; ++i) values[byte + i] = e4m3.value[chunk[i]];
+        for (uint32_t i = 0; i < 16; ++i) values[byte + i] = numbers[chunk[i]];
     }
   }
 };
@@ -101,16 +98,16 @@ inline double power_of_two(int64_t exponent) {
 // the least normal one, and 1.5 * 1.5 counts as 2^0. Products that are zero do not count.
 // Each loop goes over columns, which lie side by side: the compiler makes vectors of them.
 inline void add_truncated(const double* a, const double (*b)[kMaximumN], uint32_t n, uint32_t depth, int64_t fraction_bits,
-                          int64_t least_exponent, double* sums) {
+                          int64_t least_of_a, int64_t least_of_b, double* sums) {
   static double totals[kMaximumN], to_units[kMaximumN];
   static int64_t largest[kMaximumN];
   constexpr int64_t kNone = -1023;
   for (uint32_t column = 0; column < n; ++column) largest[column] = sums[column] == 0 ? kNone : exponent_of(sums[column]);
   for (uint32_t k = 0; k < depth; ++k) {
     const double factor = a[k];
-    const int64_t exponent_of_factor = std::max(exponent_of(factor), least_exponent);
+    const int64_t exponent_of_factor = std::max(exponent_of(factor), least_of_a);
     for (uint32_t column = 0; column < n; ++column) {
-      const int64_t exponent = exponent_of_factor + std::max(exponent_of(b[k][column]), least_exponent);
+      const int64_t exponent = exponent_of_factor + std::max(exponent_of(b[k][column]), least_of_b);
       const int64_t of_product = factor * b[k][column] == 0 ? kNone : exponent;
       largest[column] = std::max(largest[column], of_product);
     }
@@ -142,17 +139,19 @@ inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
   static double a[kRowsPerWarp][kMaximumDepth], b[kMaximumDepth][kMaximumN], b_row[kMaximumDepth], sums[kMaximumN];
   const ProductKind& kind = product.kind;
   const uint32_t n = product.n, depth = kind.depth();
-  const int64_t fraction_bits = kind.is_bf16 ? 25 : 13, least_exponent = kind.is_bf16 ? -126 : -6;
-  const Operand operand_b(kind, kind.b_is_mn_major, product.descriptor_b, n, "B");
+  const int64_t fraction_bits = kind.is_bf16 ? 25 : 13;
+  const int64_t least_of_a = kind.is_bf16 ? -126 : least_exponent_of_fp8(kExponentBitsOfA);
+  const int64_t least_of_b = kind.is_bf16 ? -126 : least_exponent_of_fp8(kind.exponent_bits_of_b);
+  const Operand operand_b(kind, kind.b_is_mn_major, kind.exponent_bits_of_b, product.descriptor_b, n, "B");
   if (kind.has_registers) {
     // Register i of a lane: row lane / 4 + i % 2 * 8, columns lane % 4 * 4 + i / 2 * 16 and the three behind it.
     for (uint32_t row = 0; row < kRowsPerWarp; ++row)
       for (uint32_t k = 0; k < depth; ++k) {
         const uint32_t word = product.registers[k / 16 * 2 + row / 8][row % 8 * 4 + k % 16 / 4];
-        a[row][k] = e4m3.value[word >> k % 4 * 8 & 255];
+        a[row][k] = fp8(kExponentBitsOfA)[word >> k % 4 * 8 & 255];
       }
   } else {
-    const Operand operand_a(kind, kind.a_is_mn_major, product.descriptor_a, 64, "A");
+    const Operand operand_a(kind, kind.a_is_mn_major, kExponentBitsOfA, product.descriptor_a, 64, "A");
     for (uint32_t row = 0; row < kRowsPerWarp; ++row) operand_a.row(cta, warp % 4 * kRowsPerWarp + row, a[row]);
   }
   for (uint32_t row = 0; row < n; ++row) {
@@ -168,7 +167,7 @@ inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
     };
     for (uint32_t column = 0; column < n; ++column) sums[column] = product.accumulate ? element(column) : 0.0;
     if (machine->launch.truncate)
-      add_truncated(a[row], b, n, depth, fraction_bits, least_exponent, sums);
+      add_truncated(a[row], b, n, depth, fraction_bits, least_of_a, least_of_b, sums);
     else
       for (uint32_t k = 0; k < depth; ++k) {
         const double factor = a[row][k];
@@ -244,7 +243,9 @@ inline void issue(const ProductKind& kind, float* d, uint32_t n, uint64_t a, uin
   if (machine->bias.early_products && may_run && !one_in(4)) execute_until(warp.issued);
 }
 
-void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate) { issue(kE4m3, d, n, a, b, accumulate); }
+void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate, uint32_t exponent_bits_of_b) {
+  issue({"wgmma_m64k32_e4m3", false, false, false, false, exponent_bits_of_b}, d, n, a, b, accumulate);
+}
 
 void wgmma_registers_m64k32_e4m3(float* d, uint32_t n, const uint32_t* a, uint64_t b, bool accumulate) {
   issue(kE4m3OfRegisters, d, n, 0, b, accumulate, a);

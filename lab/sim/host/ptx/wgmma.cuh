@@ -2,7 +2,8 @@
 #include "ptx/platform.cuh"
 
 namespace sim {
-void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate);
+void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate,
+                       uint32_t exponent_bits_of_b);
 void wgmma_registers_m64k32_e4m3(float* d, uint32_t n, const uint32_t* a, uint64_t descriptor_b, bool accumulate);
 void wgmma_m64k16_bf16(float* d, uint32_t n, uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate,
                        bool a_is_mn_major, bool b_is_mn_major);
@@ -28,16 +29,17 @@ void wgmma_wait_group() {
 template <uint32_t kCount>
 void fence_registers(float (&)[kCount]) {}
 
-template <uint32_t N>
+template <uint32_t N, uint32_t kExponentBitsOfB = 4>
 void wgmma_m64k32_e4m3(float (&d)[N / 2], uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
   static_assert(N >= 8 && N <= 256 && N % 8 == 0, "WGMMA needs an N from 8 to 256 that is a multiple of 8");
-  sim::wgmma_m64k32_e4m3(d, N, descriptor_a, descriptor_b, accumulate);
+  sim::wgmma_m64k32_e4m3(d, N, descriptor_a, descriptor_b, accumulate, kExponentBitsOfB);
 }
 
-template <uint32_t N>
+template <uint32_t N, uint32_t kExponentBitsOfB = 4>
 void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
   for (uint32_t k = 0; k < 128; k += 32)
-    wgmma_m64k32_e4m3<N>(d, smem_descriptor_from_low(a_low + k / 16), smem_descriptor_from_low(b_low + k / 16), k != 0);
+    wgmma_m64k32_e4m3<N, kExponentBitsOfB>(d, smem_descriptor_from_low(a_low + k / 16),
+                                           smem_descriptor_from_low(b_low + k / 16), k != 0);
 }
 
 template <uint32_t N>
