@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -156,6 +157,12 @@ class Record:
     scratch: int
     """Bytes of the buffer between launches, a number."""
     launches: tuple[Launch, ...]
+
+    @cached_property
+    def asked_early(self) -> list[tuple[int, bool, int, int, bool]]:
+        """List conditions as (steps that come before, is below, a, b, holds), those with few steps first."""
+        each = ((max(a, b) + 1, relation is Relation.BELOW, a, b, holds) for relation, a, b, holds in self.conditions)
+        return sorted(each)
 
 
 @dataclass(eq=False)

@@ -6,8 +6,9 @@ A replay looks at nothing but sizes, strides, types, devices and addresses, keep
 from __future__ import annotations
 
 import ctypes
+import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .jit.tensor_map import MAP_BYTES, ElementType, TensorMap
-from .record import From, Launch, Op, Record, Relation
+from .record import From, Launch, Op, Record, Step
 
 MAY_BE_NEGATED = torch.float16, torch.float32, torch.float64
 """Types of tensors that may be views of other numbers: imaginary parts of conjugates."""
@@ -139,21 +140,36 @@ def numbers_of(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
             if len(mine) != len(its) or any(a not in (-1, b) for a, b in zip(mine, its, strict=True)):
                 return None
     values: list[int] = []
-    for op, a, b in record.steps:
-        if op is Op.CONSTANT:
-            value = a
-        elif op is Op.SIZE:
-            value = tensors[a].shape[b]
-        elif op is Op.STRIDE:
-            value = tensors[a].stride(b)
-        else:
-            value = _computed(op, values[a], values[b])
-        values.append(value)
-    for relation, a, b, holds in record.conditions:
-        outcome = values[a] < values[b] if relation is Relation.BELOW else values[a] == values[b]
-        if outcome != holds:
+    compute, conditions, at = values.append, record.asked_early, 0
+    for until, below, a, b, holds in conditions:  # ranges of rows are asked first: most records end there
+        while at < until:
+            compute(_number(record.steps[at], values, tensors))
+            at += 1
+        if ((values[a] < values[b]) if below else (values[a] == values[b])) != holds:
             return None
+    for step in record.steps[at:]:
+        compute(_number(step, values, tensors))
     return values
+
+
+def _number(step: Step, values: Sequence[int], tensors: Sequence[Tensor]) -> int:
+    op, a, b = step
+    if op == Op.CONSTANT:
+        return a
+    if op == Op.SIZE:
+        return tensors[a].shape[b]
+    return tensors[a].stride(b) if op == Op.STRIDE else _ARITHMETIC[op](values[a], values[b])
+
+
+_ARITHMETIC: dict[int, Callable[[int, int], int]] = {
+    Op.ADD: operator.add,
+    Op.SUBTRACT: operator.sub,
+    Op.MULTIPLY: operator.mul,
+    Op.DIVIDE: operator.floordiv,
+    Op.REMAINDER: operator.mod,
+    Op.LEAST: min,
+    Op.MOST: max,
+}
 
 
 def fits(record: Record, tensors: Sequence[Tensor], values: Sequence[int]) -> bool:
@@ -168,20 +184,6 @@ def fits(record: Record, tensors: Sequence[Tensor], values: Sequence[int]) -> bo
         if touch and not (first == second and or_same):
             return False
     return True
-
-
-def _computed(op: Op, a: int, b: int) -> int:
-    if op is Op.ADD:
-        return a + b
-    if op is Op.SUBTRACT:
-        return a - b
-    if op is Op.MULTIPLY:
-        return a * b
-    if op is Op.DIVIDE:
-        return a // b
-    if op is Op.REMAINDER:
-        return a % b
-    return min(a, b) if op is Op.LEAST else max(a, b)
 
 
 class Ready(NamedTuple):
