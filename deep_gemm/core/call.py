@@ -231,14 +231,16 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
     finally:
         WISHES.prepared = False
     if plan is not None:
-        plan = plan.reaches(tensors)
-        record = recorded(plan, tensors)
+        record, result_of = plan, as_they_are
+        if isinstance(plan, CallPlan):
+            plan, result_of = plan.reaches(tensors), plan.result
+            record = recorded(plan, tensors)
         if record is None:
             CALLS.keep(key, plan)
             return result
         kept = RECORDS.get(of)
         if kept is None:
-            kept = RECORDS[of] = Records([((), ())] * 16, native()), plan.result
+            kept = RECORDS[of] = Records([((), ())] * 16, native()), result_of
             name = None
         if name is None:
             name, _ = kept[0].recall(tensors)

@@ -10,7 +10,8 @@ replay.py replays records, and defines what a record means; replay.c does the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -165,6 +166,10 @@ class Record:
         return sorted(each)
 
 
+class UnfitError(ValueError):
+    """A record does not serve tensors that it is to be inlined for."""
+
+
 @dataclass(eq=False)
 class Recording:
     """A record that is being made."""
@@ -274,6 +279,76 @@ class Recording:
             encoded.append(Map(params.offset(name), address, *kind, *numbers))
         self.launches.append(Launch(kernel, self.index(grid), params.pack(plain), tuple(words), tuple(encoded)))
 
+    def inline(self, inner: Record, tensors: Sequence[Shadow], results: Sequence[Shadow | None]) -> list[Shadow]:
+        """Do to these tensors what another record does. Give its results: those given here, others between launches.
+
+        Raises `UnfitError` if it does not serve these tensors.
+        """
+        numbers: list[Any] = []
+        for op, a, b in inner.steps:
+            if op is Op.CONSTANT:
+                numbers.append(a)
+            elif op in (Op.SIZE, Op.STRIDE):
+                numbers.append((tensors[a].shape if op is Op.SIZE else tensors[a].strides)[b])
+            else:
+                numbers.append(ARITHMETIC[op](numbers[a], numbers[b]))
+        for relation, a, b, holds in inner.conditions:
+            x, y = numbers[a], numbers[b]
+            if bool(x < y if relation is Relation.BELOW else x == y) != holds:
+                raise UnfitError("a condition")
+        for x, given in zip(tensors, inner.given, strict=True):
+            self._wants(x, given)
+        made = [
+            self.between([numbers[i] for i in each.sizes], [numbers[i] for i in each.strides], each.dtype)
+            if result is None
+            else result
+            for each, result in zip(inner.made, results, strict=True)
+        ]
+        scratch = self.between((numbers[inner.scratch],), (1,), torch.uint8) if plain(numbers[inner.scratch]) else None
+        bases = {From.TENSOR: tensors, From.RESULT: made, From.SCRATCH: [scratch]}
+
+        def moved(address: Address) -> Address:
+            of = bases[address.base][address.index]
+            assert of is not None
+            return Address(*of.base, self.index(of.behind + numbers[address.behind]))
+
+        places = [self.index(x) for x in numbers]
+        for output, other, span, span_of_other, or_same in inner.apart:
+            first, second = tensors[output], tensors[other]
+            if first.base[0] is second.base[0] is From.TENSOR:
+                both = places[span], places[span_of_other]
+                self.apart.append(Apart(first.base[1], second.base[1], *both, or_same))
+        for kernel, grid, params, words, maps in inner.launches:
+            self.launches.append(
+                Launch(
+                    kernel,
+                    places[grid],
+                    params,
+                    tuple(Word(at, n, places[i], None if a is None else moved(a)) for at, n, i, a in words),
+                    tuple(
+                        each._replace(
+                            address=moved(each.address),
+                            sizes=tuple(places[i] for i in each.sizes),
+                            strides=tuple(places[i] for i in each.strides),
+                            box=tuple(places[i] for i in each.box),
+                        )
+                        for each in maps
+                    ),
+                )
+            )
+        return made
+
+    def _wants(self, x: Shadow, given: Given) -> None:
+        """Let the record serve only tensors that lie so."""
+        for its, mine in ((given.sizes, x.shape), (given.strides, x.strides)):
+            if len(its) != len(mine) or any(a not in (-1, b) for a, b in zip(its, mine, strict=True)):
+                raise UnfitError("a shape")
+        if x.dtype != given.dtype or x.behind % given.alignment != 0:
+            raise UnfitError("a type or an address")
+        if x.base[0] is From.TENSOR:
+            own = self.given[x.base[1]]
+            self.given[x.base[1]] = own._replace(alignment=max(own.alignment, given.alignment))
+
     def record(self) -> Record:
         """Give the record."""
         scratch = self.index(self.scratch)
@@ -367,6 +442,17 @@ def most(a: Any, b: Any) -> Any:
     return _chosen(Op.MOST, a, b, max(plain(a), plain(b)))
 
 
+ARITHMETIC: dict[Op, Callable[[Any, Any], Any]] = {
+    Op.ADD: operator.add,
+    Op.SUBTRACT: operator.sub,
+    Op.MULTIPLY: operator.mul,
+    Op.DIVIDE: operator.floordiv,
+    Op.REMAINDER: operator.mod,
+    Op.LEAST: least,
+    Op.MOST: most,
+}
+
+
 def _chosen(op: Op, a: Any, b: Any, value: int) -> Any:
     numbers = [x for x in (a, b) if isinstance(x, Number)]
     return numbers[0]._with(op, a, b, value) if numbers else value
@@ -413,6 +499,10 @@ class Shadow:
         for size, stride in zip(self.shape, self.strides, strict=True):
             last = (size - 1) * stride + last
         return (last + 1) * self.element_size()
+
+    def as_strided(self, shape: Sequence[Any], strides: Sequence[Any]) -> Shadow:
+        """Give a view that begins where the tensor does."""
+        return Shadow(tuple(shape), tuple(strides), self.dtype, self.base, self.behind)
 
     @property
     def mT(self) -> Shadow:  # noqa: N802 - torch's name

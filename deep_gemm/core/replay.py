@@ -6,9 +6,8 @@ A replay looks at nothing but sizes, strides, types, devices and addresses, keep
 from __future__ import annotations
 
 import ctypes
-import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .jit.tensor_map import MAP_BYTES, ElementType, TensorMap
-from .record import From, Launch, Op, Record, Step
+from .record import ARITHMETIC, From, Launch, Op, Record, Step
 
 MAY_BE_NEGATED = torch.float16, torch.float32, torch.float64
 """Types of tensors that may be views of other numbers: imaginary parts of conjugates."""
@@ -158,18 +157,7 @@ def _number(step: Step, values: Sequence[int], tensors: Sequence[Tensor]) -> int
         return a
     if op == Op.SIZE:
         return tensors[a].shape[b]
-    return tensors[a].stride(b) if op == Op.STRIDE else _ARITHMETIC[op](values[a], values[b])
-
-
-_ARITHMETIC: dict[int, Callable[[int, int], int]] = {
-    Op.ADD: operator.add,
-    Op.SUBTRACT: operator.sub,
-    Op.MULTIPLY: operator.mul,
-    Op.DIVIDE: operator.floordiv,
-    Op.REMAINDER: operator.mod,
-    Op.LEAST: min,
-    Op.MOST: max,
-}
+    return tensors[a].stride(b) if op == Op.STRIDE else ARITHMETIC[op](values[a], values[b])
 
 
 def fits(record: Record, tensors: Sequence[Tensor], values: Sequence[int]) -> bool:
@@ -240,6 +228,13 @@ def replay(
     for ready in launches or [Ready.of(launch, values) for launch in record.launches]:
         start(ready, beginnings, record.device)
     return made
+
+
+def run(record: Record, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Replay a record for the tensors of the call that it was made of."""
+    values = numbers_of(record, tensors)
+    assert values is not None
+    return replay(record, tensors, values, tensors[0].device)
 
 
 def start(ready: Ready, beginnings: Sequence[Sequence[int]], device: int) -> None:

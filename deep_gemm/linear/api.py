@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,15 +9,17 @@ from torch import Tensor
 
 from ..casts.fp8 import cast_checked
 from ..casts.rules import Target
-from ..core.call import CallPlan, Function, run
+from ..core.call import CallPlan, Function, recorded, run
 from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe, align
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe
 from ..core.check.recipes import E2M1
+from ..core.record import Record, Recording, Shadow
+from ..core.replay import run as run_record
 from ..gemm.api.dense import BEHIND_CAST, fp8_gemm_nt
 from ..gemm.kinds.output import USUAL_OPERANDS
 from ..gemm.plan import SCALE_BYTES
 from ..gemm.product import run as run_product
-from ..gemm.product import run_checked
+from ..gemm.recorded import record_of
 from . import kernel
 from .check import LinearProblem, linear_problem
 
@@ -66,16 +67,16 @@ def _answer(
     bias: Tensor | None,
     gran_k: int | None = None,
     recipe_b: Recipe | None = None,
-) -> tuple[Tensor | None, CallPlan | None]:
+) -> tuple[Tensor | None, CallPlan | Record | None]:
     p = linear_problem(x, w, out, bias, gran_k, recipe_b)
-    plan = compute_linear(p, is_made=out is None)
+    plan = compute_linear(p, x, is_made=out is None)
     # A call like one whose rows, or scales of the weight, were copied has others to copy.
     is_here = p.x.data_ptr() == x.data_ptr() and p.w[1].data_ptr() == w[1].data_ptr()
     return p.whole_out if out is None else None, plan if is_here else None
 
 
 @torch.no_grad()
-def compute_linear(p: LinearProblem, *, is_made: bool) -> CallPlan | None:
+def compute_linear(p: LinearProblem, whole_x: Tensor, *, is_made: bool) -> CallPlan | Record | None:
     """Compute `linear`; give the plan if it serves other calls. `is_made`: these make their output too."""
     d, c = output_and_c(p.out, p.bias)
     values, of_x, _ = p.operands
@@ -88,7 +89,9 @@ def compute_linear(p: LinearProblem, *, is_made: bool) -> CallPlan | None:
             p.out.copy_(d)
         return None
     in_one = kernel.run(p.x, p.w, d, c) if p.operands == USUAL_OPERANDS else None
-    launch, ctas = in_one or (cast_and_multiply(p, d, c), 0)
+    if in_one is None and d is p.out and c is not d:
+        return cast_and_multiply(p, whole_x, d, c, is_made=is_made)
+    launch, ctas = in_one or (cast_and_multiply(p, whole_x, d, c, is_made=is_made), 0)
     if d is not p.out:
         p.out.copy_(d)
     if launch is None or d is not p.out or c is d:
@@ -106,8 +109,10 @@ def compute_linear(p: LinearProblem, *, is_made: bool) -> CallPlan | None:
     )
 
 
-def cast_and_multiply(p: LinearProblem, d: Tensor, c: Tensor | None) -> Callable[..., None] | None:
-    """Compute D = C + cast(x) @ w.T by two launches. Give both for other addresses, as `kernel.run` does, or None.
+def cast_and_multiply(
+    p: LinearProblem, whole_x: Tensor, d: Tensor, c: Tensor | None, *, is_made: bool
+) -> Record | None:
+    """Compute D = C + cast(x) @ w.T by two launches. Give the record of both if it serves other calls.
 
     Nothing may come between these two, because the product reads the weight beside the cast, except a launch that lays
     scales of w out for TMA: a kernel that loads these waits before it reads anything.
@@ -116,21 +121,28 @@ def cast_and_multiply(p: LinearProblem, d: Tensor, c: Tensor | None) -> Callable
     if not p.x.is_cuda:
         run_product(BEHIND_CAST, a, p.w, d, c, p.operands)
         return None
-    product = run_checked(BEHIND_CAST, a, p.w, d, c, p.operands)
-    if cast is None or product is None:
+    problem = BEHIND_CAST.ask(a, p.w, d, **BEHIND_CAST.inputs_of(c, p.operands))
+    tensors = (*a, *p.w, d) if c is None or c is d else (*a, *p.w, d, c)
+    product = record_of(problem, tensors, (), True, is_behind_cast=True)
+    if product is None:
+        run_product(BEHIND_CAST, a, p.w, d, c, p.operands)
         return None
-
-    values, scales = (each.untyped_storage().nbytes() for each in a)
-    behind, device = align(values, ADDRESS_ALIGNMENT), p.x.device
-
-    def launch(_: int, b: int, x: int, sfb: int, d: int, c: int = 0) -> None:
-        room = torch.empty(behind + scales, dtype=torch.uint8, device=device)  # one allocation for values and scales
-        at_a = room.data_ptr()
-        at_sfa = at_a + behind
-        cast.launch(cast.ctas, x, at_a, at_sfa)
-        product.launch((at_a, at_sfa, b, sfb, d, c))
-
-    return launch
+    run_record(product, tensors)
+    of_x = None if cast is None else recorded(cast, (p.x,))
+    if of_x is None or c is d or d is not p.out:
+        return None
+    r = Recording(of_x.device)
+    x, *weight = (r.shadow(each, 1) for each in (whole_x, *p.w))
+    more = [r.shadow(p.bias, 1)] if p.bias is not None else []
+    whole = p.whole_out
+    whole_d = r.result(whole.shape, whole.stride(), whole.dtype) if is_made else r.shadow(whole, 1)
+    x, out = (whole.as_strided(each.shape, each.stride()) for whole, each in ((x, p.x), (whole_d, d)))
+    bias = [Shadow(tuple(d.shape), (0, 1), each.dtype, each.base, 0) for each in more]
+    values = r.inline(of_x, [x], [None, None])
+    r.inline(product, [*values, *weight, out, *bias], [])
+    for each in () if is_made else (x, *weight, *more):
+        r.keep_apart(whole_d, each)
+    return r.record()
 
 
 def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
