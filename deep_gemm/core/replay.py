@@ -85,7 +85,7 @@ class Records:
     def _find(self, key: Key, exact: Key, tensors: Sequence[Tensor]) -> Any:
         """Find the first record that serves tensors that lie so, and prepare its launches for such tensors."""
         for record in self._kept.get(key, ()):
-            values = numbers_of(record, tensors)
+            values = computed(record, tensors)  # the key says that they lie as the record wants
             if values is not None:
                 found = record, values, [Ready.of(launch, values) for launch in record.launches]
                 _put(self._ready, exact, found)
@@ -138,6 +138,11 @@ def numbers_of(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
         for mine, its in ((given.sizes, x.shape), (given.strides, x.stride())):
             if len(mine) != len(its) or any(a not in (-1, b) for a, b in zip(mine, its, strict=True)):
                 return None
+    return computed(record, tensors)
+
+
+def computed(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
+    """Give the record's numbers for tensors that lie as it wants; None if one of its conditions does not hold."""
     values: list[int] = []
     compute, conditions, at = values.append, record.asked_early, 0
     for until, below, a, b, holds in conditions:  # ranges of rows are asked first: most records end there
