@@ -40,13 +40,14 @@ def record_of(
     config = fitting(None, p, gpu)
     ready = prepared(p, config)
     launcher = kernel_of(config).launcher(config, device, is_behind_cast or get_pdl())
-    if p.m < 2:
-        free = ()
     r = Recording(device)
     shadows = []
     for i, x in enumerate(tensors):
         sizes, strides = free[i] if i < len(free) else STAYS
         shadows.append(r.shadow(x, 1, sizes, strides))
+    if p.m < 2:  # strides of a single row say nothing of others: the record is for this one
+        for number in (*shadows[0].shape, *(x for each in shadows for x in (*each.shape, *each.strides))):
+            int(number)
     made = None if has_d else r.result(_shape(p.d, p, shadows[0]), _strides_of(p.d), p.d.dtype)
     asked: dict[str, Any] = {}
     for name in ("a", "sfa", "b", "sfb", "d", "c"):
