@@ -27,6 +27,7 @@ from deep_gemm.core import replay
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.core.params import Field, Kind, Params
 from deep_gemm.core.record import Number, Record, Recording, Shadow, least, most
+from deep_gemm.core.settings import settings
 
 CPU = torch.device("cpu")
 SOURCE = Path(replay.__file__).with_name("replay.c")
@@ -474,6 +475,38 @@ def test_sanitizers_find_nothing_in_all_of_these_tests(built: Any) -> None:
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
     done = subprocess.run(command, env={**os.environ, **options}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_it_is_told_which_replay_runs_and_why(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> tuple[bool, str]:
+        settings.cache_clear()
+        replay._native.cache_clear()
+        return replay.native() is built, replay.which()
+
+    def absent(*_: Any) -> Any:
+        raise ModuleNotFoundError
+
+    def without_driver(name: str) -> Any:
+        raise OSError(f"{name}: no such file")
+
+    monkeypatch.setattr(replay, "import_module", lambda *_: built)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        assert told() == (False, "Python: torch finds no GPU")
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(ctypes, "CDLL", without_driver)
+        assert told() == (False, "Python: libcuda.so.1: no such file")
+        patch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(**dict.fromkeys(replay.FUNCTIONS, DEVICE(lambda _: 0))))
+        assert told() == (True, "replay.c")
+        patch.setattr(built, "SOURCE_DIGEST", 1, raising=False)
+        assert told() == (False, "Python: replay.c was built before it changed; install the package again")
+        patch.setattr(replay, "import_module", absent)
+        assert told() == (False, "Python: replay.c was not built when the package was installed")
+        patch.setattr(replay, "Tensor", object)
+        assert told() == (False, f"Python: torch {torch.__version__} has no __dlpack_c_exchange_api__")
+        patch.setenv("DG_DISABLE_NATIVE_REPLAY", "1")
+        assert told() == (False, "Python: DG_DISABLE_NATIVE_REPLAY is set")
+    told()
 
 
 def test_a_replay_keeps_no_tensor(native: Native) -> None:
