@@ -16,7 +16,7 @@ ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX))
 ACTIVE_HAS_IT := test -n "$(ACTIVE)" && "$(ACTIVE)/bin/python" -c \
 	'from importlib.metadata import version as v; v("hopper-gemm"); v("torch")' 2>/dev/null
 
-.PHONY: demo test dist clean help
+.PHONY: demo test wheels dist clean help
 
 demo:
 	@if $(ACTIVE_HAS_IT); then \
@@ -33,13 +33,18 @@ test: $(TOOLS)
 	@echo "The tests take $(if $(DG_TEST_ALL),more than 20,about $(if $(CI),12,6)) minutes on two cores."
 	DG_JIT_STRICT=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --durations 10
 
-dist: $(TOOLS)
-	rm -rf dist build/hub
-	$(VENV)/bin/python -m build --outdir dist
+wheels: $(TOOLS)
+	rm -rf dist
+	$(VENV)/bin/python -m build --outdir dist --config-setting=--build-option=--plat-name=manylinux_2_17_$$(uname -m)
+	CC=false $(VENV)/bin/python -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz
+	ls dist/*-cp310-abi3-*.whl dist/*-py3-none-any.whl
+
+dist: wheels
+	rm -rf build/hub
 	$(VENV)/bin/python -m lab ship kernels dist
 	$(VENV)/bin/python -m lab ship hub build/hub
 
-$(PACKAGE): pyproject.toml constraints.txt constraints-cu12.txt constraints-cu13.txt Makefile
+$(PACKAGE): pyproject.toml setup.py deep_gemm/core/replay.c constraints.txt constraints-cu12.txt constraints-cu13.txt Makefile
 	@echo "Making an environment of its own, $(VENV). pip shows what it downloads."
 	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
 	$(VENV)/bin/python -c '$(TORCH_WILL_DO)' 2>/dev/null || { \
@@ -59,6 +64,7 @@ help:
 	@echo "make demo   run every product and layer, and check each; on a Hopper GPU show speed too"
 	@echo "            (in the environment that is active, if it has the package, else in .venv, which it makes)"
 	@echo "make test   set up .venv with the tools, then ruff, mypy and the tests (needs g++; all of them with DG_TEST_ALL=1)"
+	@echo "make wheels the source distribution, its wheel for this kind of processor, and one that runs on any, in dist"
 	@echo "make dist   what a release consists of, in dist and build/hub (docs/release.md)"
 	@echo "make clean  remove .venv and what the tools left"
 	@echo "PYTHON=...  the interpreter that .venv is made of (python3)"

@@ -149,7 +149,8 @@ def _lines(paths: list[Path], *suffixes: str) -> int:
 
 
 def _files(folder: str) -> list[Path]:
-    return [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    built = ".pyc", ".so"
+    return [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix not in built]
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from deep_gemm.core.settings import settings
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = """\
 [build-system]
-requires = ["hatchling>=1.24"]
-build-backend = "hatchling.build"
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
 
 [project]
 name = "{name}"
@@ -40,8 +40,9 @@ license-files = ["LICENSE"]
 requires-python = ">=3.10"
 dependencies = ["hopper-gemm=={version}"]
 
-[tool.hatch.build.targets.wheel]
+[tool.setuptools]
 packages = ["{module}"]
+package-data = {{ "*" = ["*.kernel"] }}
 """
 ABOUT = """\
 # {name}
@@ -125,7 +126,7 @@ def hub(out: Path) -> Path:
     shutil.rmtree(out / "build", ignore_errors=True)
     for backend, facts in (("cuda", {"archs": ["9.0a"]}), ("cpu", {})):
         variant = out / "build" / f"torch-{backend}"
-        shutil.copytree(ROOT / "deep_gemm", variant, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "deep_gemm", variant, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         metadata = {
             "id": f"_hopper_gemm_{backend}_{_digest(variant)[:12]}",  # the name under which it is imported
             "name": "hopper-gemm",

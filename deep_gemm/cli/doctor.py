@@ -1,4 +1,4 @@
-"""Say what this machine can run, and what it lacks: nine lines."""
+"""Say what this machine can run, and what it lacks: ten lines."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..core.jit.cache import can_be_written, files_in, shipped, why_not_taken
 from ..core.jit.compiler import compiler_version
 from ..core.jit.driver import driver_version
 from ..core.jit.entry import Unsound, read_entry
+from ..core.replay import which
 from ..core.settings import SettingError, read_settings
 
 OLDEST_CUDA = (12, 0)
@@ -50,6 +51,7 @@ def examine(environment: Mapping[str, str] = os.environ) -> list[Finding]:
         driver,
         gpu,
         _cache(environment, compiler),
+        _replay(),
         Finding("settings", ", ".join(variables) or "no DG_ variable is set"),
         *_verdict(compiler, driver, gpu),
         *(Finding("mend", each, is_wrong=True) for each in (*_wrong_settings(environment), *installed.to_mend())),
@@ -114,6 +116,13 @@ def _cache(environment: Mapping[str, str], compiler: Finding) -> Finding:
         return Finding("cache", "; ".join(texts))
     told = "; ".join([*texts, "it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can"])
     return Finding("cache", told, is_wrong=True)
+
+
+def _replay() -> Finding:
+    try:
+        return Finding("replay", which())
+    except SettingError:
+        return Finding("replay", "not looked at", is_wrong=True)
 
 
 def _of_another_compiler(kernels: Sequence[Path], compiler: str) -> str | None:

@@ -790,5 +790,8 @@ PyMODINIT_FUNC PyInit__replay(void) {
     return NULL;
   }
   Py_DECREF(type);
+#ifdef SOURCE_DIGEST  // of this file, which setup.py defines: a build of an older one would not fit replay.py
+  if (PyModule_AddIntMacro(module, SOURCE_DIGEST) < 0) Py_CLEAR(module);
+#endif
   return module;
 }

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import zlib
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from .jit.tensor_map import MAP_BYTES, ElementType, TensorMap
 from .record import ARITHMETIC, From, Launch, Op, Record, Step
+from .settings import settings
 
 MAY_BE_NEGATED = torch.float16, torch.float32, torch.float64
 """Types of tensors that may be views of other numbers: imaginary parts of conjugates."""
@@ -41,20 +45,38 @@ FUNCTIONS = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuCtxGetDevice"
 """The driver's functions that replay.c calls."""
 
 
-@cache
 def native() -> Any:
-    """Give replay.c's module, ready for this torch and the driver; None if one of them is not there."""
+    """Give replay.c's module, ready for this torch and the driver; None to replay in Python."""
+    return _native()[0]
+
+
+def which() -> str:
+    """Say which replay runs, and why replay.c does not."""
+    return _native()[1]
+
+
+@cache
+def _native() -> tuple[Any, str]:
+    if settings().disable_native_replay:
+        return None, "Python: DG_DISABLE_NATIVE_REPLAY is set"
     table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    if table is None or not torch.cuda.is_available():
-        return None
+    if table is None:
+        return None, f"Python: torch {torch.__version__} has no __dlpack_c_exchange_api__"
     try:
-        from . import _replay
-    except ImportError:
-        return None
-    library = ctypes.CDLL("libcuda.so.1")
+        module = import_module("._replay", __package__)
+        digest = zlib.crc32(Path(__file__).with_name("replay.c").read_bytes())
+        if getattr(module, "SOURCE_DIGEST", digest) != digest:
+            return None, "Python: replay.c was built before it changed; install the package again"
+        if not torch.cuda.is_available():
+            return None, "Python: torch finds no GPU"
+        library = ctypes.CDLL("libcuda.so.1")
+    except ModuleNotFoundError:
+        return None, "Python: replay.c was not built when the package was installed"
+    except (ImportError, OSError) as error:
+        return None, f"Python: {error}"
     pointers = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in FUNCTIONS]
-    _replay.setup(table, *pointers, Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled)
-    return _replay
+    module.setup(table, *pointers, Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled)
+    return module, "replay.c"
 
 
 class Records:

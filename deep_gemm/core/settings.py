@@ -53,6 +53,8 @@ class Settings:
     """`DG_PRINT_REG_REUSE`: print for each kernel how many promotion FFMAs have which yield and reuse bits."""
     print_configs: bool
     """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
+    disable_native_replay: bool
+    """`DG_DISABLE_NATIVE_REPLAY`: replay calls in Python, not by replay.c (see core/replay.py)."""
     disable_sglang_plugin: bool
     """`DG_DISABLE_SGLANG_PLUGIN`: leave all layers to SGLang (see integrations/sglang.py)."""
     disable_vllm_plugin: bool

@@ -62,7 +62,7 @@ def git_state() -> tuple[str, bool | None]:
 def source_digest() -> str:
     """A digest of the package's sources. It identifies the code if git cannot."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".cuh", ".json")):
+    for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".cuh", ".c", ".json")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -70,6 +70,7 @@ def source_digest() -> str:
 def _versions() -> dict[str, str | None]:
     from deep_gemm import __version__
     from deep_gemm.core.jit.compiler import CompilerMissing, compiler_version
+    from deep_gemm.core.replay import which
 
     try:
         nvrtc: str | None = compiler_version()
@@ -77,6 +78,7 @@ def _versions() -> dict[str, str | None]:
         nvrtc = None
     return {
         "deep_gemm": __version__,
+        "replay": which(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

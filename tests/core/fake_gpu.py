@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from deep_gemm.core import call, replay
 from deep_gemm.core import gpu as gpus
-from deep_gemm.core import replay
 from deep_gemm.core.call import CALLS
 from deep_gemm.core.gpu import H200, HOPPER, Gpu
 from deep_gemm.core.jit import driver
@@ -150,7 +150,9 @@ def install(
 
     monkeypatch.setattr(gpus, "_properties", lambda _: properties)
     monkeypatch.setattr(Kernel, "launcher", lambda *of: launcher_of(*of, threading.get_ident()))
-    # There is no driver to ask.
+    # There is no driver to ask, and none that replay.c could call.
+    for user in (call, product):
+        monkeypatch.setattr(user, "native", lambda: None)
     monkeypatch.setattr(Kernel, "fits", lambda *_: True)
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on

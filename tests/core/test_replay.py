@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -17,16 +20,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deep_gemm.core import record as records
 from deep_gemm.core import replay
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.core.params import Field, Kind, Params
 from deep_gemm.core.record import Number, Record, Recording, Shadow, least, most
+from deep_gemm.core.settings import settings
 
 CPU = torch.device("cpu")
 SOURCE = Path(replay.__file__).with_name("replay.c")
 STREAM = 0
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+COMPILER = shutil.which("cc") or shutil.which("gcc")
 DTYPES = torch.float8_e4m3fn, torch.float32, torch.bfloat16, torch.int32, torch.uint8
 PARAMS = Params(
     "Params",
@@ -42,7 +49,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
-        self.status = 0
+        self.status, self.fails_from = 0, 1
         self.lock = threading.Lock()
 
     def encoded(self, *facts: Any) -> bytes:
@@ -109,12 +116,12 @@ DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 class Native:
     """replay.c, built, on a driver that writes down what it gets."""
 
-    def __init__(self, module: Any, driver: Driver) -> None:
+    def __init__(self, module: Any, driver: Driver, empty: Callable[..., Any] = torch.empty_strided) -> None:
         self.module, self.driver, self.device = module, driver, 0
         self.functions = LAUNCH(self.launch), ENCODE(self.encode), DEVICE(self.current_device)
         pointers = (ctypes.cast(each, ctypes.c_void_p).value for each in self.functions)
-        table = torch.Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
-        module.setup(table, *pointers, Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled)
+        table = torch.Tensor.__dlpack_c_exchange_api__
+        module.setup(table, *pointers, Tensor, torch.nn.Parameter, empty, torch.is_grad_enabled)
 
     def launch(self, config: Any, function: int, params: Any, extra: Any) -> int:
         """Stand for cuLaunchKernelEx."""
@@ -127,14 +134,15 @@ class Native:
         cluster, is_dependent = attributes.get(4, [0, 1])[1], attributes.get(6, [0, 0])[1] == 1
         given = ctypes.string_at(params[0], PARAMS.size)
         self.driver.launches.append((function, of.grid[0], cluster, is_dependent, of.stream or STREAM, given))
-        return self.driver.status
+        return self.driver.status if len(self.driver.launches) >= self.driver.fails_from else 0
 
     def encode(self, room: int, element: int, rank: int, address: int, *rest: Any) -> int:
         """Stand for cuTensorMapEncodeTiled."""
         sizes, strides, box, ones, interleave, swizzle, promotion, fill = rest
         assert (ones[:rank], interleave, promotion, fill) == ([1] * rank, 0, 3, 0)
         numbers = tuple(sizes[:rank]), tuple(strides[: rank - 1]), tuple(box[:rank])
-        ctypes.memmove(room, self.driver.encoded(element, address, *numbers, swizzle), 128)
+        encoded = self.driver.encoded(element, address, *numbers, swizzle)
+        (ctypes.c_char * 128).from_address(room).raw = encoded  # `memmove` would let go of the GIL
         return 0
 
     def current_device(self, device: Any) -> int:
@@ -146,13 +154,18 @@ class Native:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """replay.c as a module."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None or not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+    if COMPILER is None or not hasattr(Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("needs a C compiler, and a torch with DLPack's table")
     path = tmp_path_factory.mktemp("replay") / "_replay.abi3.so"
     include = sysconfig.get_paths()["include"]
     words = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{include}"]
-    subprocess.run([compiler, *words, str(SOURCE), "-o", str(path)], check=True)
+    words += SANITIZERS if "DG_TEST_SANITIZED" in os.environ else ()
+    subprocess.run([COMPILER, *words, str(SOURCE), "-o", str(path)], check=True)
+    return loaded(path)
+
+
+def loaded(path: Path) -> Any:
+    """Load a build of replay.c."""
     spec = importlib.util.spec_from_file_location("_replay", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -207,14 +220,14 @@ def drawn(random: Random, driver: Driver) -> tuple[Record, list[Tensor]]:
         values["wide"] = expression(random, numbers) % (1 << 40)
         maps = {}
         for i in range(2):
-            x = random.choice(places)
+            place = random.choice(places)
             extents = [most(expression(random, numbers), 1) for _ in range(4)]
             sizes, box = (extents[0], extents[1]), (8, least(extents[2], 64))
             maps[f"map_{i}"] = (
                 TensorMap(
                     random.choice([*ElementType]), sizes, (extents[3] * 16,), box, random.choice((0, 32, 64, 128))
                 ),
-                recording.address(x),
+                recording.address(place),
             )
         of = driver.launcher(random.randrange(1, 99), random.choice((1, 2)), random.random() < 0.5)
         recording.launch(of, most(expression(random, numbers), 1) % 1000, PARAMS, values, addresses, maps)
@@ -270,7 +283,7 @@ def test_both_replays_launch_the_same(native: Native, seed: int) -> None:
 
 
 def one_launch(native: Native, *, with_scratch: bool = False, scales: bool = False) -> tuple[Record, Any, list[Tensor]]:
-    """Record a call of a matrix with free rows that makes one of the same."""
+    """Record a call of a matrix with free rows that makes one of the same, by two launches."""
     x = tensor(Random(0), 6, 64, torch.float32 if scales else torch.bfloat16, 64)
     recording = Recording(-1)
     shadow = recording.shadow(x, 16, (0,))
@@ -281,7 +294,8 @@ def one_launch(native: Native, *, with_scratch: bool = False, scales: bool = Fal
     tensor_map = TensorMap(ElementType.UINT8, (64, shadow.shape[0]), (64,), (64, 8), 64)
     maps = {f"map_{i}": (tensor_map, recording.address(shadow)) for i in range(2)}
     values = {**{f"n_{i}": shadow.shape[0] for i in range(4)}, "wide": 3}
-    recording.launch(native.driver.launcher(7, 1, False), shadow.shape[0], PARAMS, values, addresses, maps)
+    for function in (7, 8):
+        recording.launch(native.driver.launcher(function, 1, False), shadow.shape[0], PARAMS, values, addresses, maps)
     record = recording.record()
     return record, replay.packed(native.module, record, CPU), [x]
 
@@ -299,7 +313,7 @@ class Subclass(Tensor):
     "other",
     [
         lambda x: x.requires_grad_(),
-        lambda x: torch.nn.Parameter(x),
+        torch.nn.Parameter,
         lambda x: x.as_subclass(Subclass),
         lambda x: torch.zeros(3, 64, dtype=torch.complex64).conj().imag,
         lambda x: x.to("meta"),
@@ -312,6 +326,7 @@ class Subclass(Tensor):
         lambda x: x[None],
         lambda x: x.double(),
         lambda x: x.flatten()[1:].as_strided((2, 64), (64, 1)),
+        FakeTensorMode().from_tensor,
     ],
 )
 def test_other_calls_go_back_to_python(native: Native, other: Any) -> None:
@@ -336,15 +351,165 @@ def test_another_current_device_goes_back_to_python(native: Native) -> None:
     assert native.module.replay(packed, tuple(tensors)) is NotImplemented
 
 
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+def test_a_transform_goes_back_to_python(native: Native, transform: Any) -> None:
+    _, packed, (x,) = one_launch(native, scales=True)
+    answers = []
+
+    def called(y: Tensor) -> Tensor:
+        answers.append(native.module.replay(packed, (y,)))
+        return y.sum()
+
+    transform(called)(x[None] if transform is torch.vmap else x)
+    assert answers == [NotImplemented] and native.driver.launches == []
+
+
+def test_inference_mode_is_served(native: Native) -> None:
+    record, packed, (x,) = one_launch(native)
+    with torch.inference_mode():
+        of_inference = x.clone()
+        assert both(native, record, packed, [x]) and both(native, record, packed, [of_inference])
+        assert native.module.replay(packed, (x,))[0].is_inference()
+    assert both(native, record, packed, [of_inference])
+
+
 def test_a_drivers_error_names_the_launch(native: Native) -> None:
     _, packed, tensors = one_launch(native)
     native.driver.status = 719
-    assert native.module.replay(packed, tuple(tensors)) == (0, 719)
+    for which in (0, 1):
+        native.driver.launches.clear()
+        native.driver.fails_from = which + 1
+        assert native.module.replay(packed, tuple(tensors)) == (which, 719)
+        assert len(native.driver.launches) == which + 1
+
+
+@pytest.mark.parametrize("have", [0, 1])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no more"), None])
+def test_memory_that_cannot_be_had_ends_a_call_before_its_launches(built: Any, have: int, error: Any) -> None:
+    made = list[weakref.ref[Tensor]]()
+
+    def empty(*of: Any, **how: Any) -> Any:
+        if len(made) < have:
+            x = torch.empty_strided(*of, **how)
+            made.append(weakref.ref(x))
+            return x
+        if error is not None:
+            raise error
+        return None  # no tensor: the table says so
+
+    native = Native(built, Driver(), empty)
+    _, packed, tensors = one_launch(native, with_scratch=True)
+    with pytest.raises((torch.OutOfMemoryError, RuntimeError, TypeError, ValueError)) as raised:
+        native.module.replay(packed, tuple(tensors))
+    assert error is None or raised.value is error
+    assert native.driver.launches == [] and [x() for x in made] == [None] * have
+
+
+def test_threads_replay_one_record(native: Native) -> None:
+    _, packed, _ = one_launch(native, with_scratch=True)
+    calls = [tensor(Random(0), rows, 64, torch.bfloat16, 64) for rows in range(1, 9)]
+    made: list[Any] = []
+
+    def run(x: Tensor) -> None:
+        made.extend((x, *native.module.replay(packed, (x,))) for _ in range(50))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # else threads change in the middle of this driver, as they cannot in the real one
+    try:
+        threads = [threading.Thread(target=run, args=(x,)) for x in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(y.shape == x.shape for x, y in made)
+    at, n = (PARAMS.offset(name) for name in ("at_0", "n_0"))
+    launched = [
+        (grid, int.from_bytes(given[at : at + 8], "little"), int.from_bytes(given[n : n + 4], "little"))
+        for _, grid, *_, given in native.driver.launches
+    ]
+    assert sorted(launched) == sorted((len(x), x.data_ptr(), len(x)) for x in calls for _ in range(100))
+
+
+def test_a_forked_process_replays(native: Native) -> None:
+    _, packed, tensors = one_launch(native)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(native.module.replay(packed, tuple(tensors))) + len(native.driver.launches))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1 + 2
+
+
+AT_THE_END = """
+import atexit, sys
+from pathlib import Path
+import test_replay
+native = test_replay.Native(test_replay.loaded(Path(sys.argv[1])), test_replay.Driver())
+_, packed, tensors = test_replay.one_launch(native)
+replay = lambda: print(len(native.module.replay(packed, tuple(tensors))), flush=True)
+atexit.register(replay)
+class Late:
+    def __del__(self, replay=replay): replay()
+sys.modules["late"] = Late()
+"""
+
+
+def test_a_replay_while_the_interpreter_ends(built: Any) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", AT_THE_END, built.__file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n1\n", "")
+
+
+@pytest.mark.release
+@pytest.mark.skipif("DG_TEST_SANITIZED" in os.environ, reason="the sanitizers are on")
+def test_sanitizers_find_nothing_in_all_of_these_tests(built: Any) -> None:
+    libraries = []
+    for name in ("asan", "ubsan"):
+        asked = (str(COMPILER), f"-print-file-name=lib{name}.so")
+        libraries.append(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    if not all(Path(library).is_absolute() for library in libraries):
+        pytest.skip("the C compiler has no sanitizers here")
+    # Python keeps memory until its end.
+    options = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0", "DG_TEST_SANITIZED": "1"}
+    command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    done = subprocess.run(command, env={**os.environ, **options}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_it_is_told_which_replay_runs_and_why(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> tuple[bool, str]:
+        settings.cache_clear()
+        replay._native.cache_clear()
+        return replay.native() is built, replay.which()
+
+    def absent(*_: Any) -> Any:
+        raise ModuleNotFoundError
+
+    def without_driver(name: str) -> Any:
+        raise OSError(f"{name}: no such file")
+
+    monkeypatch.setattr(replay, "import_module", lambda *_: built)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        assert told() == (False, "Python: torch finds no GPU")
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(ctypes, "CDLL", without_driver)
+        assert told() == (False, "Python: libcuda.so.1: no such file")
+        patch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(**dict.fromkeys(replay.FUNCTIONS, DEVICE(lambda _: 0))))
+        assert told() == (True, "replay.c")
+        patch.setattr(built, "SOURCE_DIGEST", 1, raising=False)
+        assert told() == (False, "Python: replay.c was built before it changed; install the package again")
+        patch.setattr(replay, "import_module", absent)
+        assert told() == (False, "Python: replay.c was not built when the package was installed")
+        patch.setattr(replay, "Tensor", object)
+        assert told() == (False, f"Python: torch {torch.__version__} has no __dlpack_c_exchange_api__")
+        patch.setenv("DG_DISABLE_NATIVE_REPLAY", "1")
+        assert told() == (False, "Python: DG_DISABLE_NATIVE_REPLAY is set")
+    told()
 
 
 def test_a_replay_keeps_no_tensor(native: Native) -> None:
-    import sys
-
     record, packed, (x,) = one_launch(native, with_scratch=True)
     before = sys.getrefcount(x), sys.getrefcount(packed), sys.getrefcount(torch.bfloat16)
     for _ in range(100):

@@ -205,6 +205,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         ("DG_PRINT_REG_REUSE", "print_reg_reuse"),
         ("DG_JIT_STRICT", "jit_strict"),
         ("DG_BATCH_INVARIANT", "batch_invariant"),
+        ("DG_DISABLE_NATIVE_REPLAY", "disable_native_replay"),
         ("DG_DISABLE_SGLANG_PLUGIN", "disable_sglang_plugin"),
         ("DG_DISABLE_VLLM_PLUGIN", "disable_vllm_plugin"),
     ],

@@ -186,7 +186,7 @@ def machine(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     result = run("doctor")
     lines = result.output.splitlines()
-    assert 8 <= len(lines) <= 9
+    assert 9 <= len(lines) <= 10
     return [*lines, str(result.exit_code)]
 
 
@@ -247,6 +247,17 @@ def test_doctor_names_settings_and_a_cache_that_cannot_be_written(
     assert "DG_JIT_DEBUG=1" in shown
     assert "DG_TUNED_TABLE=/table (ignored)" in str([*map(str, doctor.examine({"DG_TUNED_TABLE": "/table"}))])
     assert "0 kernels, 0.0 MB; it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can" in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [("1", "Python: DG_DISABLE_NATIVE_REPLAY is set"), ("maybe", "not looked at")]
+)
+def test_doctor_and_result_files_say_which_replay_runs(cache: Path, value: str, told: str) -> None:
+    code = "from lab.bench.machine import header; print(header('dense', '')['versions']['replay'])"
+    environment = {**os.environ, "DG_DISABLE_NATIVE_REPLAY": value}
+    assert f"replay     {told}" in forked.run("-m", "deep_gemm", "doctor", env=environment).stdout.splitlines()
+    if value == "1":
+        assert forked.run("-c", code, env=environment).stdout == f"{told}\n"
 
 
 # ---- compile and cache ------------------------------------------------------------------------------------------

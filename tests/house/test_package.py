@@ -22,6 +22,7 @@ import torch
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from test_replay import COMPILER
 from thorough import ALL, THOROUGH
 
 import deep_gemm
@@ -114,23 +115,49 @@ def test_demo_says_so_where_a_product_is_wrong(
     assert "wrong" in capsys.readouterr().out
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True)
+NATIVE = "deep_gemm/core/_replay.abi3.so"
+
+
+def wheel_of(source: Path, folder: Path, **environment: str) -> Path:
+    """Make a wheel of the checkout or of a source distribution."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
+    subprocess.run(command, check=True, env={**os.environ, **environment})
     (found,) = folder.glob("*.whl")
     return found
 
 
-def test_wheel_is_pure_python_and_carries_every_file_of_the_package(wheel: Path) -> None:
-    assert wheel.name == f"hopper_gemm-{deep_gemm.__version__}-py3-none-any.whl"
-    carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_of(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that comes of the same sources where there is no C compiler."""
+    return wheel_of(ROOT, tmp_path_factory.mktemp("pure"), CC="false")
+
+
+def test_wheels_carry_every_file_of_the_package_and_the_replay_where_a_compiler_is(wheel: Path, pure: Path) -> None:
     source = ROOT / "deep_gemm"
     wanted = {
-        str(path.relative_to(ROOT)) for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        str(path.relative_to(ROOT))
+        for path in source.rglob("*")
+        if path.is_file() and path.suffix not in (".pyc", ".so")
     }
-    assert carried == wanted
+    for made, native, tag in ((pure, set(), "py3-none-any"), (wheel, {NATIVE}, "cp310-abi3-linux_")):
+        if native and COMPILER is None:
+            pytest.skip("needs a C compiler")
+        assert made.name.startswith(f"hopper_gemm-{deep_gemm.__version__}-{tag}")
+        assert {name for name in zipfile.ZipFile(made).namelist() if ".dist-info/" not in name} == wanted | native
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+def test_the_replay_needs_the_libc_that_the_tag_of_a_release_names_and_no_other_library(wheel: Path) -> None:
+    built = zipfile.ZipFile(wheel).read(NATIVE)
+    (tag,) = re.findall(r"--plat-name=manylinux_(\d+)_(\d+)_", (ROOT / "Makefile").read_text())
+    of_libc = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", built)]
+    assert of_libc and max(of_libc) <= (int(tag[0]), int(tag[1]))
+    assert set(re.findall(rb"lib[\w.]+\.so[.\d]*", built)) <= {b"libc.so.6"}
 
 
 def test_wheel_states_its_licence_and_links_to_nothing_in_the_repository(wheel: Path) -> None:
@@ -173,7 +200,9 @@ def test_the_source_distribution_is_the_checkout_and_builds_the_same_wheel(wheel
         carried = {member.name.partition("/")[2] for member in source if member.isfile()}
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert carried == {name for name in listed if (ROOT / name).exists()} | {"PKG-INFO"}
+    assert carried == {name for name in listed if (ROOT / name).exists()} | {"PKG-INFO", "setup.cfg"}
+    without_compiler = zipfile.ZipFile(wheel_of(archive, tmp_path / "pure", CC="false"))
+    assert {*without_compiler.namelist()} == {name for name in of_tree.namelist() if name != NATIVE}
 
 
 class Environment:
@@ -210,13 +239,20 @@ class Environment:
 
 
 @pytest.mark.release
-def test_wheel_runs_the_demo_in_an_environment_of_its_declared_dependencies_alone(wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", ["wheel", "pure"])
+def test_wheel_runs_the_demo_in_an_environment_of_its_declared_dependencies_alone(
+    made: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     environment = Environment(tmp_path)
-    environment.install(wheel)
+    environment.install(request.getfixturevalue(made))
     environment.link_what_ours_needs()
     shown = environment.run("deep_gemm", "demo")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("right") == 7
+    (told,) = (line for line in environment.run("deep_gemm", "doctor").stdout.splitlines() if "replay" in line)
+    has_replay = any(environment.packages.glob(NATIVE))
+    assert has_replay is (made == "wheel" and COMPILER is not None)
+    assert ("was not built" in told) is not has_replay
 
 
 @pytest.fixture

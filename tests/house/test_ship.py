@@ -201,7 +201,7 @@ def test_the_doctor_says_that_a_hopper_runs_the_wheel_without_a_compiler(
     monkeypatch.setattr(doctor, "compiler_version", no_compiler)
     monkeypatch.setattr(doctor, "driver_version", lambda: (13, 0))
     monkeypatch.setattr(doctor, "_gpu", lambda: doctor.Finding("GPU", "NVIDIA H200"))
-    so, more = doctor.examine()[7:9]
+    so, more = doctor.examine()[8:10]
     assert so.found == "the kernels that a wheel brought run on this GPU, and the reference on the CPU"
     assert more.found == "others are compiled at need: no NVRTC here"
     assert not more.is_wrong
@@ -307,7 +307,7 @@ def test_the_hubs_folder_has_the_package_and_what_its_loader_reads(folder: Path,
     assert files == {
         str(path.relative_to(package)): path.read_bytes()
         for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and path.suffix not in (".pyc", ".so")
     }
     assert stated["backend"]["type"] == backend
     assert stated["id"].isidentifier()
@@ -342,20 +342,26 @@ def test_the_hubs_loader_takes_the_folder(folder: Path, tmp_path: Path) -> None:
 # ---- workflows --------------------------------------------------------------------------------------------------
 
 
-def steps_of(workflow: str) -> list[dict[str, Any]]:
-    """The steps of a workflow's one job."""
+def steps_of(workflow: str, job: str) -> list[dict[str, Any]]:
+    """The steps of a workflow's job."""
     yaml = pytest.importorskip("yaml", reason="workflows are YAML: pip install PyYAML")
-    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text())["jobs"].values()
-    steps: list[dict[str, Any]] = job["steps"]
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text())["jobs"]
+    steps: list[dict[str, Any]] = jobs[job]["steps"]
     return steps
 
 
 @pytest.mark.parametrize(
-    ("workflow", "commands"),
-    [("ci", [".ci/run"]), ("release", [".ci/run", "make dist", "pipx run twine check --strict dist/*"])],
+    ("workflow", "job", "commands"),
+    [
+        ("ci", "test", [".ci/run"]),
+        ("release", "dist", [".ci/run", "make dist", "pipx run twine check --strict dist/*"]),
+        ("release", "arm", ["make wheels", ".venv/bin/python -m pytest tests/core/test_replay.py"]),
+    ],
 )
-def test_workflows_name_the_commands_that_people_run_and_list_no_others(workflow: str, commands: list[str]) -> None:
-    steps = steps_of(workflow)
+def test_workflows_name_the_commands_that_people_run_and_list_no_others(
+    workflow: str, job: str, commands: list[str]
+) -> None:
+    steps = steps_of(workflow, job)
     assert [step["run"] for step in steps if "run" in step] == commands
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     (python,) = (step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", ""))
@@ -366,5 +372,6 @@ def test_workflows_name_the_commands_that_people_run_and_list_no_others(workflow
 
 def test_make_dist_makes_what_the_workflow_keeps() -> None:
     rule = (ROOT / "Makefile").read_text().partition("\ndist:")[2].partition("\n\n")[0]
-    kept = {step["with"]["path"].rstrip("/") for step in steps_of("release") if "upload" in step.get("uses", "")}
+    steps = steps_of("release", "dist")
+    kept = {step["with"]["path"].rstrip("/") for step in steps if "upload" in step.get("uses", "")}
     assert kept == set(re.findall(r"-m .* (\S+)$", rule, re.MULTILINE)) != set()
