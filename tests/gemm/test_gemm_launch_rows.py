@@ -291,9 +291,9 @@ def test_a_configuration_for_something_else_is_refused(gpu: FakeGpu) -> None:
 @pytest.mark.parametrize(
     ("output", "tile", "rule"),
     [
-        (Output(work=works.COUNTS, epilogue=epilogues.SILU), (128, 128), "FP8 rows with ends"),
-        (Output(epilogue=epilogues.SILU), (128, 128), "FP8 rows with ends"),
-        (Output(is_fp32=True, work=works.ENDS, epilogue=epilogues.SILU), (128, 128), "FP8 rows with ends"),
+        (Output(work=works.COUNTS, epilogue=epilogues.SILU), (128, 128), "work and operands"),
+        (Output(epilogue=epilogues.SILU), (128, 128), "work and operands"),
+        (Output(is_fp32=True, work=works.ENDS, epilogue=epilogues.SILU), (128, 128), "work and operands"),
         (SILU, (128, 192), "units of 128 columns"),
         (SILU, (128, 64), "units of 128 columns"),
     ],
