@@ -17,11 +17,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from deep_gemm.core import jit
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.jit.compiler import CompiledKernel, Job, compile_cubin
 from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
 from deep_gemm.core.params import Kind, Params
+from deep_gemm.core.settings import settings
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
@@ -134,6 +136,14 @@ def group_of_one(folder: Path) -> Iterator[None]:
         yield
     finally:
         torch.distributed.destroy_process_group()
+
+
+def as_new_process(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:
+    """Read settings and caches of kernels anew, from the environment with these variables."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> list[str]:

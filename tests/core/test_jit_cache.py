@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from deep_gemm.core.jit import cache as cache_module
 from deep_gemm.core.jit.cache import KernelCache, kernel_key, why_untrusted
 from deep_gemm.core.jit.compiler import CompiledKernel, CompileError
 from deep_gemm.core.jit.entry import pack
-from deep_gemm.core.settings import read_settings, settings
+from deep_gemm.core.settings import read_settings
 
 PACKAGE = Path(__file__).parents[2] / "deep_gemm"
 SCALE = 'extern "C" __global__ void scale(float* p) { p[threadIdx.x] *= 2; }'
@@ -38,14 +38,6 @@ sys.modules["deep_gemm"] = package
 from deep_gemm.core import jit
 SOURCE = {SCALE!r}
 """
-
-
-@pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
-    settings.cache_clear()
-    yield tmp_path / "cache"
-    settings.cache_clear()
 
 
 def store(cache: KernelCache, kernel: CompiledKernel = KERNEL) -> None:
@@ -190,9 +182,9 @@ def test_a_pipe_in_the_cache_gives_way_to_the_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: b[:-9] + b"\0" + b[-8:]])
-def test_build_compiles_again_over_a_damaged_file(directory: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_build_compiles_again_over_a_damaged_file(cache: Path, damage: Callable[[bytes], bytes]) -> None:
     kernel = jit.build(SCALE, {}, name="scale")
-    (file,) = directory.iterdir()
+    (file,) = cache.iterdir()
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
     jit._cache_of.cache_clear()
