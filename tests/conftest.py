@@ -4,6 +4,7 @@ import gc
 import importlib
 import pickle
 import shutil
+import sys
 from collections.abc import Hashable, Iterable, Iterator
 from functools import wraps
 from itertools import groupby
@@ -74,11 +75,13 @@ collect_ignore_glob = [] if _has_hopper() else ["*test_gpu_*.py"]  # all of them
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Put back the settings that a test changes, and forget the devices that it faked and the variables that it set."""
+    """Put back the settings that a test changes; forget devices that it faked, variables, and graphs of torch."""
     before = in_force.choices
     yield
     forget_devices()
     read_from_environment.cache_clear()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     if in_force.choices != before:
         in_force.change(**vars(before))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import other_nvrtc
 import pytest
-from helpers import as_new_process
+from helpers import as_new_process, some
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,9 +35,7 @@ PLAIN = tile_config(64, 128, Output())
 
 
 def decode(block_tokens: int, num_math_warpgroups: int, ctas_per_sm: int) -> DecodeConfig:
-    config = decode_config(block_tokens, num_math_warpgroups, 1, ctas_per_sm)
-    assert config is not None
-    return config
+    return some(decode_config(block_tokens, num_math_warpgroups, 1, ctas_per_sm))
 
 
 def parts(config: GemmConfig | DecodeConfig) -> tuple[str, dict[str, str]]:

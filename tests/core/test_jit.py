@@ -16,7 +16,7 @@ from typing import Any
 
 import forked
 import pytest
-from helpers import as_new_process
+from helpers import as_new_process, some
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # runs from a plain checkout too
@@ -216,8 +216,7 @@ def test_passes_are_applied_in_order_and_are_part_of_the_key() -> None:
 def test_build_leaves_a_failed_source_with_its_headers_for_reading() -> None:
     with pytest.raises(jit.CompileError) as caught:
         jit.build('#include "ptx/a.cuh"\nint x = ;', {"ptx/a.cuh": "// a\n"}, name="broken")
-    path = caught.value.source_path
-    assert path is not None
+    path = some(caught.value.source_path)
     assert path.read_text() == '#include "ptx/a.cuh"\nint x = ;'
     assert (path.parent / "ptx/a.cuh").read_text() == "// a\n"
     assert "expected an expression" in (path.parent / "log.txt").read_text()

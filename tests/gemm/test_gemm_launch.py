@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from fake_gpu import FakeGpu, on_gpu
-from helpers import as_new_process, pointer_members
+from helpers import as_new_process, pointer_members, some
 from torch import Tensor
 
 import deep_gemm
@@ -604,8 +604,7 @@ def test_scales_are_laid_out_anew_in_each_call_and_only_where_they_must(
 @pytest.mark.parametrize("b", [4, 300])
 def test_an_output_that_a_plan_makes_is_contiguous_for_callers(gpu: FakeGpu, b: int) -> None:
     p = heads_problem(BY_HEADS, *operands_of_heads(b), None)
-    plan = launch.run(p)
-    assert plan is not None
+    plan = some(launch.run(p))
     d = plan.new_output()
     assert d.shape == p.d.shape
     assert d.transpose(0, 1).is_contiguous()
