@@ -42,7 +42,7 @@ BF16_UNIT = 2.0**-8
 
 
 def some(x: T | None) -> T:
-    """What a call gives or a leaf has, which must be something."""
+    """Give the value itself, which must not be None."""
     assert x is not None
     return x
 

@@ -352,7 +352,7 @@ def forked(number, work):
 
 
 def counted(code: str, tmp_path: Path) -> list[str]:
-    """What is compiled, in order."""
+    """Note the kernels that are compiled, in order."""
     (tmp_path / "count").touch()
     run = run_light(COUNTED + code, tmp_path / "cache", COUNT=str(tmp_path / "count"), DG_JIT_STRICT="0")
     assert run.returncode == 0, run.stderr

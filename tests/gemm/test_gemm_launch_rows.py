@@ -1,4 +1,4 @@
-"""What the host decides of grouped products on a GPU, as far as a machine without one can tell."""
+"""Decisions of the host about grouped products on a GPU, as far as a machine without one can tell."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def words(result: Result) -> str:
 
 
 def printed(*arguments: str, code: int = 0, program: str = "deep_gemm") -> str:
-    """What a command prints that ends with this exit code."""
+    """Give the text that a command prints, which ends with this exit code."""
     result = run(*arguments, program=program)
     assert result.exit_code == code, result.output
     return words(result)
