@@ -14,10 +14,11 @@ from .linear import __path__ as of_linear  # deep_gemm.linear is the function
 
 
 def kernels_of(*folders: str) -> tuple[Kernel[Any], ...]:
-    """Find kernels in the folders of families: in modules beside a source of their name, and in those named kernel*."""
+    """Find kernels in folders of families: in modules named kernel*, then in modules beside a source of their name."""
     found: dict[str, Kernel[Any]] = {}
-    for path in (path for folder in folders for path in sorted(Path(folder).glob("*.py"))):
-        if path.with_suffix(".cuh").exists() or path.stem.startswith("kernel"):
+    for paths in (sorted(Path(folder).glob("*.py")) for folder in folders):
+        named = [path for path in paths if path.stem.startswith("kernel")]
+        for path in (*named, *(path for path in paths if path.with_suffix(".cuh").exists())):
             module = import_module(f"{__package__}.{path.parent.name}.{path.stem}")
             found |= {each.name: each for each in vars(module).values() if isinstance(each, Kernel)}
     return tuple(found.values())

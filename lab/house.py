@@ -20,7 +20,7 @@ CEILINGS = {
     "lines of CUDA in the wheel": 11_000,
     "lines of data in the wheel": 39,
     "lines of Python in lab/": 18_800,
-    "lines of Python in tests/": 49_060,
+    "lines of Python in tests/": 48_010,
     "rooms": 18,
     "floors": 10,
     "arrows": 78,

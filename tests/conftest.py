@@ -4,6 +4,7 @@ import gc
 import importlib
 import pickle
 import shutil
+import sys
 from collections.abc import Hashable, Iterable, Iterator
 from functools import wraps
 from itertools import groupby
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import FakeGpu, forget_devices, install
+from helpers import as_new_process
 from hypothesis import settings
 from thorough import ALL, THOROUGH, covering
 
 from deep_gemm.core.jit import compiler
 from deep_gemm.core.jit.cache import kernel_key
 from deep_gemm.core.settings import in_force
+from deep_gemm.core.settings import settings as read_from_environment
 from lab.sim.library import default_cache_dir
 
 settings.register_profile("default", deadline=None)
@@ -72,10 +75,13 @@ collect_ignore_glob = [] if _has_hopper() else ["*test_gpu_*.py"]  # all of them
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Put back the settings that a test changes, and forget the devices that it faked."""
+    """Put back the settings that a test changes; forget devices that it faked, variables, and graphs of torch."""
     before = in_force.choices
     yield
     forget_devices()
+    read_from_environment.cache_clear()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     if in_force.choices != before:
         in_force.change(**vars(before))
 
@@ -84,6 +90,13 @@ def _as_before() -> Iterator[None]:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """Let calls take the path of a GPU's, up to the driver."""
     return install(monkeypatch)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the test a cache of kernels of its own."""
+    as_new_process(monkeypatch, DG_JIT_CACHE_DIR=tmp_path / "cache")
+    return tmp_path / "cache"
 
 
 @pytest.fixture

@@ -3,6 +3,9 @@ are made of, and broken ones."""
 
 from __future__ import annotations
 
+import builtins
+import importlib.util
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,29 +13,53 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import first_trials
 import pytest
 import torch
 from torch import Tensor
 
+from deep_gemm.core import jit
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.jit.compiler import CompiledKernel, Job, compile_cubin
 from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
 from deep_gemm.core.params import Kind, Params
+from deep_gemm.core.settings import settings
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.problem import Problem
 from lab.sim import product
 from lab.sim.mutate import CAUGHT, Mutation, try_mutation
-from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
+from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, describe_mistakes, sum_of_magnitudes
 from lab.sim.trial import Trial
 
+T = TypeVar("T")
 CANARY = 42.0
 BF16_UNIT = 2.0**-8
+
+
+def some(x: T | None) -> T:
+    """Give the value itself, which must not be None."""
+    assert x is not None
+    return x
+
+
+def module_of(path: Path) -> ModuleType:
+    """A script as a module."""
+    spec = some(importlib.util.spec_from_file_location(path.stem, path))
+    module = importlib.util.module_from_spec(spec)
+    some(spec.loader).exec_module(module)
+    return module
+
+
+def same_bits(got: Tensor | None, expected: Tensor) -> bool:
+    """Tell whether two tensors hold the same bytes in the same shape."""
+    if got is None or (got.shape, got.dtype) != (expected.shape, expected.dtype):
+        return False
+    return torch.equal(got.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
 
 
 def inside_of_an_element(x: Tensor) -> Tensor:
@@ -126,6 +153,14 @@ def assert_within(got: Tensor, exact: Tensor, bound: Tensor) -> None:
 
 
 @contextmanager
+def refused(words: str) -> Iterator[None]:
+    """Expect an error that begins so: a ValueError, unless the words begin with the name of another error."""
+    name, begin = re.fullmatch(r"(?:(\w+Error): )?(.*)", words, re.DOTALL).groups()  # type: ignore[union-attr]
+    with pytest.raises(getattr(builtins, name or "ValueError"), match=f"^{re.escape(begin)}"):
+        yield
+
+
+@contextmanager
 def group_of_one(folder: Path) -> Iterator[None]:
     """Make a group of one process over NCCL."""
     store = f"file://{folder}/store"
@@ -134,6 +169,24 @@ def group_of_one(folder: Path) -> Iterator[None]:
         yield
     finally:
         torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def host_never_waits() -> Iterator[None]:
+    """Raise where the host waits for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def as_new_process(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:
+    """Read settings and caches of kernels anew, from the environment with these variables."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> list[str]:
@@ -231,6 +284,23 @@ def assert_caught(mutation: Mutation, trials: Sequence[Trial]) -> None:
 def pointer_members(params: Params) -> list[str]:
     """Members that hold addresses: each is a place of a plan, or zero by its `numbers`."""
     return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]
+
+
+def assert_right_on_gpu(p: Problem, d: Tensor, what: str = "") -> None:
+    """Products within the tensor cores' bound; everything else, zeros and canaries, to the bit."""
+    right, allowed = (x.reshape(-1, p.n) for x in product.right_and_allowed(p, {"device": "cuda"}))
+    mistakes = describe_mistakes(d.reshape(-1, p.n), right, allowed)
+    assert mistakes is None, f"{what}: {mistakes}"
+
+
+def checked_on_gpu(run: Callable[..., Any], p: Problem, config: Any = None) -> Tensor:
+    """Run a product, check it, give it, and leave D as it was."""
+    before = p.d.clone()
+    run(p, config)
+    after = p.d.clone()
+    p.d.copy_(before)
+    assert_right_on_gpu(p, after, config.name if config else "chosen")
+    return after
 
 
 def captured(call: Callable[..., Any], *args: Any, **more: Any) -> tuple[torch.cuda.CUDAGraph, Any]:

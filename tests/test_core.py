@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import some
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
@@ -53,8 +54,7 @@ def test_contiguous_groups_of_any_size(sizes: list[int]) -> None:
     a, b = deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_block_cast_to_fp8(w)
     d = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, grouped_layout=ids)
     expected = torch.cat([x[ids == g].float() @ w[g].float().t() for g in range(len(sizes))])
-    assert d is not None
-    assert deep_gemm.calc_diff(d, expected) < MAX_DIFF
+    assert deep_gemm.calc_diff(some(d), expected) < MAX_DIFF
 
 
 @pytest.mark.parametrize("max_m", [8, 16, 32, 96, 200])
@@ -74,8 +74,7 @@ def test_groups_along_k() -> None:
     m, n, ks = 136, 264, [128, 0, 384, 16]
     x, y = randn(m, sum(ks)), randn(n, sum(ks))
     a, b = deep_gemm.k_grouped_cast_to_fp8(x, ks), deep_gemm.k_grouped_cast_to_fp8(y, ks)
-    d = deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)
-    assert d is not None
+    d = some(deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks))
     first = 0
     for group, k in enumerate(ks):
         expected = x[:, first : first + k].float() @ y[:, first : first + k].float().t()

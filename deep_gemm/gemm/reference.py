@@ -29,6 +29,7 @@ from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
 from ..core.check.ue8m0 import numbers_of
 from .ask.silu import INTERLEAVED
+from .kinds.epilogues import store
 from .kinds.output import values_of
 from .packed import as_e4m3
 from .problem import Problem, padding_rows
@@ -52,11 +53,11 @@ def compute(p: Problem) -> None:
         _depths(p)
     elif p.work.is_summed:
         a, b = (x.transpose(0, 1).flatten(1) for x in (p.a, p.b))
-        _store(p.d, p.c, product(p, a, None, b, None))
+        store(p.d, p.c, product(p, a, None, b, None))
     elif p.work.has_planes:
         for head in range(p.groups):
             of_head = _of(p.a, head), _of(p.sfa, head), _of(p.b, head), _of(p.sfb, head)
-            _store(p.d[head], _of(p.c, head), product(p, *of_head))
+            store(p.d[head], _of(p.c, head), product(p, *of_head))
     else:
         p.epilogue.write(p, product(p, p.a, p.sfa, p.b, p.sfb))
 
@@ -105,7 +106,7 @@ def _depths(p: Problem) -> None:
         blocks = slice(first_block, first_block + ceil_div(k, SCALE_BLOCK))
         sfa, sfb = (None if sf is None else sf[:, blocks] for sf in (p.sfa, p.sfb))
         a, b = depth_of(p.a, p.m, first_k, k), depth_of(p.b, p.n, first_k, k)
-        _store(p.d[group], _of(p.c, group), product(p, a, sfa, b, sfb))
+        store(p.d[group], _of(p.c, group), product(p, a, sfa, b, sfb))
         first_k, first_block = first_k + k, blocks.stop
 
 
@@ -205,7 +206,3 @@ def _towards_exact(total: Tensor, product: Tensor, z: Tensor) -> Tensor:
     halfway = torch.where(total.abs() < FP32_MIN_NORMAL, halfway_subnormal, True)
     towards = torch.where(lost > 0, torch.inf, -torch.inf).to(total.dtype)
     return torch.where(halfway & (lost != 0) & lost.isfinite(), total.nextafter(towards), total)
-
-
-def _store(d: Tensor, c: Tensor | None, product: Tensor) -> None:
-    d.copy_(product if c is None else product + c.float())

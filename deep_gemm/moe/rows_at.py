@@ -33,7 +33,6 @@ from ..gemm.kinds.output import Output, Sizes
 from ..gemm.kinds.works import ENDS, IDS
 from ..gemm.packed import depth_of, is_packed
 from ..gemm.plan import Addresses, Plan
-from ..gemm.problem import Problem
 from . import route_rows
 
 MAX_PLANS = 256
@@ -118,7 +117,9 @@ def activated(weight: Operand, limit: float | None) -> RowsAt:
     """`activated_product_of_rows` with gates apart."""
 
     def template(weight: Operand, *how: Any) -> Plan:
-        return rows.plan_of(few_activated(weight, zeros(len(weight[0]), weight), limit), *how)
+        ends, d = zeros(len(weight[0]), weight), few_in_fp8(weight[0].shape[1] // 2, weight[0].device)
+        problem = activated_rows(few_rows(weight), weight, d, ends, None, limit, gates_apart=True)
+        return rows.plan_of(problem, *how)
 
     return RowsAt(weight, rows_silu.APART, template)
 
@@ -185,12 +186,6 @@ def zeros(count: int, weight: Operand) -> Tensor:
 def few_rows(weight: Operand) -> Operand:
     """A few rows as deep as a weight."""
     return few_in_fp8(depth_of(weight), weight[0].device)
-
-
-def few_activated(weight: Operand, ends: Tensor, limit: float | None) -> Problem:
-    """A few rows by a weight, activated."""
-    d = few_in_fp8(weight[0].shape[1] // 2, ends.device)
-    return activated_rows(few_rows(weight), weight, d, ends, None, limit, gates_apart=True)
 
 
 def few_in_fp8(columns: int, device: torch.device) -> Operand:

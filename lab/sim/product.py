@@ -21,7 +21,7 @@ from deep_gemm.gemm import launch, reference
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
 from deep_gemm.gemm.kernel import kernel_of
-from deep_gemm.gemm.kinds.epilogues import TO_D
+from deep_gemm.gemm.kinds.epilogues import TO_D, write_heads
 from deep_gemm.gemm.plan import Plan, addresses_of
 from deep_gemm.gemm.problem import Problem
 
@@ -262,10 +262,7 @@ def right_and_allowed(
         if p.heads is None:
             allowed[place] = of_part
             continue
-        of_heads = of_part.view(p.m, p.n // p.heads.columns, p.heads.columns)
-        left_part, right_part = p.heads.of(allowed)
-        left_part.copy_(of_heads[..., : p.heads.left])
-        right_part.copy_(of_heads[..., p.heads.left :])
+        write_heads(p._replace(d=allowed), of_part)
     return right, allowed
 
 

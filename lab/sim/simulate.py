@@ -19,7 +19,7 @@ from .library import Buffer as NativeBuffer
 _GUARD_BYTES = 4096
 _CANARY = 0xFF
 _FP8 = torch.full((8, 256), torch.nan, dtype=torch.float64)
-"""What the bytes of each type of FP8 stand for, by its bits of exponent."""
+"""The numbers that the bytes of each type of FP8 stand for, by its bits of exponent."""
 for _values in VALUES:
     if _values.bits == 8:
         _FP8[_values.exponent_bits] = torch.arange(256, dtype=torch.uint8).view(_values.dtype).double()

@@ -24,7 +24,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from mega_cases import mega_mistakes, over_ranks, random_fp4, to_one_rank
+from mega_cases import error_of, mega_mistakes, over_ranks, random_fp4, to_one_rank
 from torch import Tensor
 
 import deep_gemm
@@ -86,12 +86,9 @@ def gradient(leaf: Tensor | None) -> Tensor:
 
 
 def same_bits(x: Tensor | None, y: Tensor) -> bool:
-    return (
-        x is not None
-        and x.dtype == y.dtype
-        and x.shape == y.shape
-        and torch.equal(x.view(torch.int16), y.view(torch.int16))
-    )
+    if x is None or (x.dtype, x.shape) != (y.dtype, y.shape):
+        return False
+    return torch.equal(x.view(torch.int16), y.view(torch.int16))
 
 
 def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor, num: int, ranks: int) -> None:
@@ -389,14 +386,6 @@ def check_trained(
         for name, leaf, right in zip(("x", "p"), leaves, (x2, p2), strict=True):
             assert leaf.grad is None if name not in needed else same_bits(leaf.grad, gradient(right))
         assert torch.allclose(gradient(layer.w1).double(), gradient(one.w1)[mine].double(), atol=1e-5)
-
-
-def error_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except (ValueError, TypeError) as error:
-        return str(error)
-    raise AssertionError("no error")
 
 
 class Counted:

@@ -53,6 +53,12 @@ def at(address: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).as_strided(shape, strides)
 
 
+def aligned(num_bytes: int) -> Tensor:
+    """Memory of zeros that begins where a GPU's may."""
+    memory = torch.zeros(num_bytes + 16, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % 16 :][:num_bytes]
+
+
 Launched = dict[str, Any]
 Pair = tuple[Tensor, Tensor]
 

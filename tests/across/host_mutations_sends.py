@@ -38,12 +38,7 @@ SWAPS: tuple[tuple[str, ...], ...] = (
     ("across.pack_rows", '"topk_weights": topk_weights.data_ptr()', '"topk_weights": topk_ids.data_ptr()', PACKS),
     ("across.pack_rows", '"row_of": 0 if row_of is None else row_of.data_ptr()', '"row_of": 0', PACKS),
     ("across.pack_rows", '"rows": rows.data_ptr()', '"rows": x.data_ptr()', PACKS),
-    (
-        "across.pack_rows",
-        '"x_pitch": x.stride(0) * x.element_size()',
-        '"x_pitch": x.shape[1] * x.element_size()',
-        PACKS,
-    ),
+    ("across.pack_rows", "x.stride(0) * x.element_size()", "x.shape[1] * x.element_size()", PACKS),
     ("across.pack_rows", '"tokens": tokens', '"tokens": tokens - 1', PACKS),
     ("across.pack_rows", '"slots": rows.shape[0] if row_of is None else tokens', '"slots": tokens', OWN),
     ("across.pack_rows", '"hidden": hidden', '"hidden": hidden - 16', PACKS),

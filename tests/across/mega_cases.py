@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -67,6 +69,13 @@ def random_fp4(experts: int, n: int, k: int, g: torch.Generator) -> Operand:
     return values, torch.randint(117, 125, (experts, n, k // 32), dtype=torch.uint8, generator=g, device=g.device)
 
 
+def weights_on_gpu(num: int, hidden: int, inter: int, g: torch.Generator) -> tuple[Operand, Operand]:
+    """Weights of experts, cast from numbers about as large as a model's."""
+    shapes = (num, 2 * inter, hidden), (num, hidden, inter)
+    w1, w2 = (deep_gemm.per_block_cast_to_fp8(torch.randn(s, device="cuda", generator=g) / s[2] ** 0.5) for s in shapes)
+    return w1, w2
+
+
 def transformed(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:
     """Weights as calls take them."""
     if is_packed(l1):
@@ -84,15 +93,8 @@ def call(
 
 def filling(buffer: SM90SymmBuffer, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> dict[str, Any]:
     """The arguments of mega_moe_pre_dispatch_sm90."""
-    return {
-        "x": x,
-        "topk_idx": topk_idx,
-        "topk_weights": topk_weights,
-        "buf_x": buffer.x,
-        "buf_x_sf": buffer.x_sf,
-        "buf_topk_idx": buffer.topk_idx,
-        "buf_topk_weights": buffer.topk_weights,
-    }
+    filled = {f"buf_{name}": getattr(buffer, name) for name in ("x", "x_sf", "topk_idx", "topk_weights")}
+    return {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights, **filled}
 
 
 def fill(buffer: SM90SymmBuffer, tokens: Tokens) -> None:
@@ -155,6 +157,14 @@ def part(weights: tuple[Operand, Operand], mine: slice) -> tuple[Operand, Operan
 # Cases of several processes, which across_cases.py starts
 
 
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
 def over_ranks(world: int) -> None:
     """Uneven tokens, a rank without any, routes of -1; the bits of one process; counts of what came."""
     model = Model(num_experts=2 * world)
@@ -202,34 +212,22 @@ def mega_mistakes(world: int) -> None:
     l1, l2 = deep_gemm.transform_weights_for_mega_moe_sm90(*part(model.weights(), mine))
     buffer = model.buffer()
     y = torch.zeros(4, model.hidden, dtype=torch.bfloat16)
-    said = ""
-    try:
-        deep_gemm.fp8_mega_moe(y.float() if rank == last else y, l1, l2, buffer)
-    except ValueError as error:
-        said = str(error)
+    make = deep_gemm.get_symm_buffer_for_sm90_mega_moe
+    said = error_of(lambda: deep_gemm.fp8_mega_moe(y.float() if rank == last else y, l1, l2, buffer))
     elsewhere = f"experts across processes: the arguments of rank {last} were refused there"
     assert said == ("y: expected dtype torch.bfloat16, got torch.float32" if rank == last else elsewhere), said
     deep_gemm.fp8_mega_moe(y, l1, l2, buffer)
     assert not y.any()
-    try:
-        deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, world + 1, 8, 1, 256, 128)
-    except ValueError as error:
-        said = str(error)
+    said = error_of(lambda: make(None, world + 1, 8, 1, 256, 128))
     assert said.startswith("num_experts: expected a multiple of the number of processes"), said
     names = ("num_max_tokens_per_rank", "intermediate_hidden")
     for name in names:
         tokens, inter = (256 if rank == last and name == each else 128 for each in names)
-        try:
-            deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, world, tokens, 2, 256, inter)
-        except ValueError as error:
-            said = str(error)
+        said = error_of(partial(make, None, world, tokens, 2, 256, inter))
         by_rank = [128] * last + [256]
         assert said == f"experts across processes: expected one {name} on all ranks, got {by_rank} by rank", said
     # A rank whose GPU has no such kernels would go by collectives while the others wait for it elsewhere.
     with mock.patch.object(mega_by_peers, "why_not_by_peers", lambda *_: "another GPU" if rank == last else None):
-        try:
-            deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, world, 128, 2, 256, 128)
-        except ValueError as error:
-            said = str(error)
+        said = error_of(lambda: make(None, world, 128, 2, 256, 128))
     by_rank = [1] * last + [0]
     assert said == f"experts across processes: expected one peer_memory on all ranks, got {by_rank} by rank", said

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import addressed_kernels
 import pytest
 import torch
 from fp4_cases import random_weight
-from helpers import inside_of_an_element
+from helpers import inside_of_an_element, same_bits, some
 from rank_threads import Ranks
 from torch import Tensor
 
@@ -32,6 +33,10 @@ HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = {"post_rows": 1, "route_rows": 1, "gather_rows": 1, "fp8_gemm_rows": 2, "meet_ranks": 1, "gather_weighted": 1}
 FORMS = {"few": {"cast_rows": 1}, "activated": {}}
 Given = tuple[Tensor, Tensor, Tensor]
+MODES: Sequence[Callable[[], Any]] = (
+    *(torch.no_grad, torch.inference_mode, torch.enable_grad),
+    lambda: torch.autocast("cpu", torch.bfloat16),
+)
 
 
 @pytest.fixture
@@ -62,10 +67,8 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int, form: str = "few") -> None:
         self.world, self.ranks = world, Ranks(monkeypatch, world)
         self.room = Room(world, MOST, HIDDEN, TOPK)
-        self.memories = [torch.zeros(self.room.num_bytes + 16, dtype=torch.uint8) for _ in range(world)]
-        self.memories = [each[-each.data_ptr() % 16 :][: self.room.num_bytes] for each in self.memories]
-        many = 10**6 if form == "few" else 1
-        monkeypatch.setattr(layers, "MANY_ROWS", many)
+        self.memories = [addressed_kernels.aligned(self.room.num_bytes) for _ in range(world)]
+        monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
 
     def layer(self, rank: int, intermediate: int = 80, seconds: float = 60.0, **more: Any) -> Experts:
         return self.connected(rank, weights_of(rank, self.world, intermediate), seconds, **more)
@@ -93,13 +96,7 @@ def given(
 
 def by_tensors(layer: Experts, given: Given) -> Tensor:
     """The result of a call that nobody has prepared."""
-    out = layer._decoded(*given, None)
-    assert out is not None
-    return out
-
-
-def same(x: Tensor | None, y: Tensor) -> bool:
-    return x is not None and x.dtype == y.dtype and torch.equal(x.view(torch.int16), y.view(torch.int16))
+    return some(layer._decoded(*given, None))
 
 
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
@@ -112,8 +109,7 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
         monkeypatch.setattr(route_rows, "PART", 32)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
     node = Node(monkeypatch, world, form)
-    wait = node.ranks.meeting.wait
-    counted = {**ALL, **FORMS[form], **({"count_routes": 1} if route_rows.PART == 32 else {})}
+    expected = {**ALL, **FORMS[form], **({"count_routes": 1} if route_rows.PART == 32 else {})}
 
     def of_rank(rank: int) -> None:
         layer = node.layer(rank, intermediate, limit=None if world == 1 else 1.5)
@@ -126,16 +122,9 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
             one = given(tokens, world, 10 * call + rank, *types)
             right = by_tensors(layer, one)
             for out in (None, room.fill_(7)[:tokens]):
-                wait()
-                launched.clear()
-                wait()
-                got = layer.decode(*one, out=out)
-                wait()
-                count = +launched
-                wait()
-                if tokens > 3:
-                    assert count == +Counter({name: world * times for name, times in counted.items()})
-                assert same(got if out is None else out, right)
+                got, count = node.ranks.counted(launched, partial(layer.decode, *one, out=out))
+                assert tokens <= 3 or count == expected
+                assert same_bits(got if out is None else out, right)
                 assert (got is None) == (out is not None)
             assert bool((room[tokens:] == 7).all())
         assert len(layer._decodes) == 2
@@ -162,8 +151,7 @@ def test_prepared_calls_with_fp4_weights_have_the_bits_of_one_process(
 ) -> None:
     monkeypatch.setitem(globals(), "HIDDEN", 256)
     node, both = Node(monkeypatch, world, form), with_fp4(world * HERE, which)
-    wait = node.ranks.meeting.wait
-    counted = {**ALL, **FORMS["few" if "w1" in which else form]}  # of FP4 rows are activated behind the product
+    expected = {**ALL, **FORMS["few" if "w1" in which else form]}  # of FP4 rows are activated behind the product
 
     def of_rank(rank: int) -> None:
         mine = slice(rank * HERE, (rank + 1) * HERE)
@@ -171,17 +159,9 @@ def test_prepared_calls_with_fp4_weights_have_the_bits_of_one_process(
         layer = node.connected(rank, (w1, w2))
         for call, tokens in enumerate((5, MOST, 7, 3 * (rank == 1))):
             one = given(tokens, world, 10 * call + rank)
-            wait()
-            launched.clear()
-            wait()
-            got = layer.decode(*one)
-            wait()
-            count = +launched
-            wait()
-            if call in (1, 2):
-                assert count == +Counter({name: world * times for name, times in counted.items()})
-            right = deep_gemm.experts(*one, *both)
-            assert right is not None and same(got, right)
+            got, count = node.ranks.counted(launched, partial(layer.decode, *one))
+            assert call not in (1, 2) or count == expected
+            assert same_bits(got, some(deep_gemm.experts(*one, *both)))
         assert len(layer._decodes) == 1
 
     node.ranks.run(of_rank)
@@ -204,7 +184,7 @@ def test_scales_of_fp4_that_are_copied_are_not_prepared(
         for scales in (apart, between):
             layer.w1_scales = scales
             for _ in range(2):
-                assert same(layer.decode(*one), right)
+                assert same_bits(layer.decode(*one), right)
         assert len(layer._decodes) == 1
         layer.w1_scales, layer.w2_scales = w1[1], inside_of_an_element(words)
         with pytest.raises(ValueError, match=r"^sf\w+: expected an address that is a multiple of 4 bytes"):
@@ -238,7 +218,7 @@ def test_routes_to_nobody_and_to_one_rank(launched: Counter[str], monkeypatch: p
         for expert in (-1, 0, 3 * HERE - 1, 3 * HERE, -7):  # an id that no expert has counts as -1
             one = x, torch.full_like(ids, expert), p
             monkeypatch.setattr(experts, "check_tokens", lambda *_: None)
-            assert same(layer.decode(*one), by_tensors(layer, one))
+            assert same_bits(layer.decode(*one), by_tensors(layer, one))
 
     node.ranks.run(of_rank)
 
@@ -251,10 +231,9 @@ def test_ranks_that_go_different_ways_understand_each_other(
     def of_rank(rank: int) -> None:
         layer = node.layer(rank)
         one = given(7, 2, rank)
-        right = layer.decode(*one)
-        assert right is not None
+        right = some(layer.decode(*one))
         for way in (0, 1):
-            assert same(layer.decode(*one) if rank == way else by_tensors(layer, one), right)
+            assert same_bits(layer.decode(*one) if rank == way else by_tensors(layer, one), right)
 
     node.ranks.run(of_rank)
 
@@ -277,8 +256,7 @@ def test_each_kind_is_prepared_and_rows_may_lie_apart(
     layer: Experts, seen: list[decode.Decode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, ids, p = given(6, 1, 0)
-    right = layer.decode(x, ids, p)
-    assert right is not None
+    right = some(layer.decode(x, ids, p))
     wide, room = torch.cat([x, x + 1], dim=1), torch.zeros(8, 2 * HIDDEN, dtype=torch.bfloat16)
     out = room[1:7, :HIDDEN]
     calls: list[tuple[Given, Tensor | None]] = [
@@ -295,17 +273,17 @@ def test_each_kind_is_prepared_and_rows_may_lie_apart(
             before = len(seen)
             room.zero_()
             got = layer.decode(*one, out=into)
-            assert same(got if into is None else into, expected)
+            assert same_bits(got if into is None else into, expected)
             assert len(seen) == before + 1
     assert len(layer._decodes) == len(calls)
     assert int(room.count_nonzero()) <= out.numel()
     for tokens in (1, 4):
         layer.decode(wide[:tokens, :HIDDEN], ids[:tokens], p[:tokens], out=out[:tokens])
-        assert same(out[:tokens], right[:tokens])
+        assert same_bits(out[:tokens], right[:tokens])
     assert len(layer._decodes) == len(calls)
     layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # others of the same kind
     before = len(seen)
-    assert same(layer.decode(x, ids, p), by_tensors(layer, (x, ids, p)))
+    assert same_bits(layer.decode(x, ids, p), by_tensors(layer, (x, ids, p)))
     assert len(seen) == before + 1
     monkeypatch.setattr(experts, "MAX_KINDS", len(calls))
     for _ in range(2):
@@ -333,7 +311,7 @@ def test_what_was_not_prepared_goes_by_tensors(
         for _ in range(2):
             got = layer.decode(*one[:3], **dict(zip(["out"], one[3:], strict=False)))
             assert not seen and len(layer._decodes) == kinds, name
-            assert name == "weights in FP16" or same(one_row if got is None else got, right[: len(one[0])]), name
+            assert name == "weights in FP16" or same_bits(one_row if got is None else got, right[: len(one[0])]), name
     with monkeypatch.context() as patched:  # nothing is launched, and products of the CPU look at ids
         patched.setattr(by_peers.Peers, "rows", lambda peers: expert_rows(peers.ids, HERE))
         set_compile_mode(1)
@@ -351,42 +329,39 @@ def test_what_was_not_prepared_goes_by_tensors(
 
 def test_each_mode_of_torch_is_prepared_once(layer: Experts, seen: list[decode.Decode]) -> None:
     x, ids, p = given(6, 1, 0)
-    right = layer.decode(x, ids, p)
-    assert right is not None
-    modes = (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.enable_grad)
-    for mode in modes:
+    right = some(layer.decode(x, ids, p))
+
+    def check(x: Tensor) -> None:
+        got = some(layer.decode(x, ids, p))
+        assert same_bits(got, right) and not got.requires_grad
+
+    for mode in MODES:
         with mode():
             layer.decode(x, ids, p)
             kinds = len(layer._decodes)
             seen.clear()
             for _ in range(3):
-                got = layer.decode(x, ids, p)
-                assert same(got, right)
-                assert got is not None and not got.requires_grad
+                check(x)
             assert len(seen) == 3
         assert len(layer._decodes) == kinds <= 3
-    learned = x.clone().requires_grad_()
     for _ in range(2):
-        got = layer.decode(learned, ids, p)
-        assert same(got, right)
-        assert got is not None and not got.requires_grad
+        check(x.clone().requires_grad_())
 
 
 def test_plans_follow_the_settings(layer: Experts) -> None:
     one = given(6, 1, 0)
-    right = layer.decode(*one)
-    assert right is not None
+    right = some(layer.decode(*one))
     (made,) = layer._decodes
     usual = made.second.plan(made.rows, layer.weights()[1])
     set_num_sms(1)
     set_pdl(True)
-    assert same(layer.decode(*one), right)
+    assert same_bits(layer.decode(*one), right)
     limited = made.second.plan(made.rows, layer.weights()[1])
     assert limited.grid == 1 < usual.grid
     assert limited.launcher is not usual.launcher, "one that may start early"
     set_num_sms(132)
     set_pdl(False)
-    assert same(layer.decode(*one), right)
+    assert same_bits(layer.decode(*one), right)
 
 
 def test_mistakes_are_those_of_calls_by_tensors(layer: Experts, launched: Counter[str]) -> None:
@@ -428,7 +403,7 @@ def test_mistakes_are_those_of_calls_by_tensors(layer: Experts, launched: Counte
     beside = torch.cat([x, x], dim=1)  # two column ranges of one matrix
     for _ in range(2):
         layer.decode(beside[:, :HIDDEN], ids, p, out=beside[:, HIDDEN:])
-        assert same(beside[:, HIDDEN:], right)
+        assert same_bits(beside[:, HIDDEN:], right)
 
 
 def test_a_rank_that_does_not_come_is_named(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,8 +436,7 @@ def test_more_experts_than_the_kernel_counts_get_their_rows_by_torch(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experts, room = route_rows.MAX_EXPERTS[-1] + 1, Room(1, MOST, HIDDEN, TOPK)
-    memory = torch.zeros(room.num_bytes + 16, dtype=torch.uint8)
-    memory = memory[-memory.data_ptr() % 16 :][: room.num_bytes]
+    memory = addressed_kernels.aligned(room.num_bytes)
     peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
     peers.ids.copy_(torch.randint(-1, experts, peers.ids.shape, generator=torch.Generator().manual_seed(0)))
     for got, right in zip(peers.rows(), expert_rows(peers.ids, experts), strict=True):
@@ -475,13 +449,11 @@ def test_tensors_beside_each_other_do_not_overlap(layer: Experts, seen: list[dec
     x, ids, p = given(6, 1, 0)
     right = layer.decode(x, ids, p)
     layer.decode(x, ids, p, out=torch.zeros_like(x))
-    memory = torch.zeros(3 * x.nbytes + 16, dtype=torch.uint8)
-    pieces = memory[-memory.data_ptr() % 16 :][: 3 * x.nbytes].view(3, x.nbytes).unbind()
+    pieces = addressed_kernels.aligned(3 * x.nbytes).view(3, x.nbytes).unbind()
     ahead, within, behind = (each.view(x.dtype).view(x.shape) for each in pieces)
     within.copy_(x)
     for out in (ahead, behind):
         seen.clear()
         layer.decode(within, ids, p, out=out)
         assert len(seen) == 1
-        assert right is not None
-        assert same(out, right)
+        assert same_bits(out, some(right))

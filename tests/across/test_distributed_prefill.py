@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import addressed_kernels
 import pytest
 import test_distributed_decode
 import torch
-from helpers import group_of_one, inside_of_an_element
+from helpers import group_of_one, inside_of_an_element, same_bits, some
+from mega_cases import weights_on_gpu
 from rank_threads import Ranks
-from test_distributed_decode import HERE, HIDDEN, Given, given, weights_of, with_fp4
+from test_distributed_decode import HERE, HIDDEN, MODES, Given, given, weights_of, with_fp4
 from torch import Tensor
 
 import deep_gemm
@@ -72,17 +74,11 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
         for call, tokens in enumerate((1, 37, 5, 3 * (rank == 1), 0, 9)):
             one = given(tokens, world, 10 * call + rank, *types)
             right = by_tensors(layer, one)
-            ranks.meeting.wait()
-            launched.clear()
-            ranks.meeting.wait()
-            got = layer(*one)
-            ranks.meeting.wait()
-            if tokens > 3:
-                casts = {} if intermediate == 256 and not many else {"cast_rows": 1}
-                parts = {} if many else {"count_routes": 1}
-                assert launched == {name: world * count for name, count in {**ALL, **casts, **parts}.items()}
-            assert got.dtype == right.dtype and torch.equal(got.view(torch.int16), right.view(torch.int16))
-            ranks.meeting.wait()
+            got, count = ranks.counted(launched, partial(layer, *one))
+            casts = {} if intermediate == 256 and not many else {"cast_rows": 1}
+            parts = {} if many else {"count_routes": 1}
+            assert tokens <= 3 or count == {**ALL, **casts, **parts}
+            assert same_bits(got, right)
         assert len(layer._prefills) == 1
 
     ranks.run(of_rank)
@@ -96,7 +92,7 @@ def test_prepared_calls_with_fp4_weights_have_the_bits_of_one_process(
     monkeypatch.setattr(test_distributed_decode, "HIDDEN", 256)
     monkeypatch.setattr(prefill, "MANY_ROWS", many)
     ranks, both = Ranks(monkeypatch, 2), with_fp4(2 * HERE, which)
-    wait, casts = ranks.meeting.wait, {} if which == "w2" and not many else {"cast_rows": 1}
+    casts = {} if which == "w2" and not many else {"cast_rows": 1}
 
     def of_rank(rank: int) -> None:
         w1, w2 = ((values[rank * HERE :][:HERE], scales[rank * HERE :][:HERE]) for values, scales in both)
@@ -104,18 +100,11 @@ def test_prepared_calls_with_fp4_weights_have_the_bits_of_one_process(
         layer.planner().has_kernel = True
         for call, tokens in enumerate((5, 37, 7, 3 * (rank == 1))):
             one = given(tokens, 2, 10 * call + rank)
-            wait()
-            launched.clear()
-            wait()
-            got = layer(*one)
-            wait()
-            if call in (1, 2):
-                assert launched == {name: 2 * count for name, count in {**ALL, **casts}.items()}
-            wait()
-            right = deep_gemm.experts(*one, *both)
-            assert right is not None and deep_gemm.calc_diff(got, right) < 1e-5, "sums are rounded on each rank"
+            got, count = ranks.counted(launched, partial(layer, *one))
+            assert call not in (1, 2) or count == {**ALL, **casts}
+            right = some(deep_gemm.experts(*one, *both))
+            assert deep_gemm.calc_diff(got, right) < 1e-5, "sums are rounded on each rank"
             assert torch.equal(by_tensors(layer, one), got)
-            wait()
         assert len(layer._prefills) == 1
 
     ranks.run(of_rank)
@@ -191,8 +180,7 @@ def test_each_mode_of_torch_is_prepared_once(
 ) -> None:
     one = given(6, 1, 0)
     right = layer(*one)
-    modes = (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.enable_grad)
-    for mode in modes:
+    for mode in MODES:
         with mode():
             layer(*one)
             kinds = len(layer._prefills)
@@ -245,10 +233,7 @@ def test_one_gpu_over_nccl_gives_the_bits_of_calls_by_tensors(tmp_path: Path) ->
     with group_of_one(tmp_path):
         num, hidden, inter, topk = 8, 512, 256, 4
         g = torch.Generator("cuda").manual_seed(0)
-        w1, w2 = (
-            deep_gemm.per_block_cast_to_fp8(torch.randn(s, device="cuda", generator=g) / s[2] ** 0.5)
-            for s in ((num, 2 * inter, hidden), (num, hidden, inter))
-        )
+        w1, w2 = weights_on_gpu(num, hidden, inter, g)
         layer = Experts(num, w1, w2)
         for call, tokens in enumerate((24, 1, 900, 24, 0, 899, 4096, 901)):  # from 2048 routes on product 1 activates
             x = torch.randn(tokens, hidden, device="cuda", generator=g).bfloat16()

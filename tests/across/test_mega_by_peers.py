@@ -7,13 +7,14 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import addressed_kernels
 import pytest
 import torch
 from fp4_cases import FORMS
-from helpers import inside_of_an_element
+from helpers import inside_of_an_element, same_bits, some
 from mega_cases import Model, Tokens, call, fill, part, result, transformed
 from rank_threads import Ranks
 from torch import Tensor
@@ -53,8 +54,7 @@ class Node:
             for rank in range(world)
         ]
         self.room = mega_by_peers.room_of(self.sizes[0])
-        self.memories = [torch.zeros(self.room.num_bytes + 16, dtype=torch.uint8) for _ in range(world)]
-        self.memories = [each[-each.data_ptr() % 16 :][: self.room.num_bytes] for each in self.memories]
+        self.memories = [addressed_kernels.aligned(self.room.num_bytes) for _ in range(world)]
         self.model, self.weights = model, model.weights()
 
     def buffer(self, rank: int, seconds: float = 60.0) -> SM90SymmBuffer:
@@ -69,10 +69,6 @@ class Node:
     def right(self, tokens: Tokens, clamp: float | None = None) -> Tensor:
         """The bits of one process by collectives."""
         return result(self.model.buffer(max(len(tokens[0]), 1)), tokens, *self.weights, clamp=clamp)
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return torch.equal(x.view(torch.int16), y.view(torch.int16))
 
 
 def checked_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -98,8 +94,7 @@ def test_calls_have_the_bits_of_one_process(
         monkeypatch.setattr(route_rows, "PART", 64)
         monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
     node, checked = Node(monkeypatch, world), checked_calls(monkeypatch)
-    wait = node.ranks.meeting.wait
-    counted = ALL | {"count_routes": int(form == "routes by parts")}
+    expected = ALL | ({"count_routes": 1} if form == "routes by parts" else {})
     calls = []
     for by_three in ((5, 3, 9), (1, MOST, 0), (0, 1, 3), (MOST, 7, 2)):
         by_rank = by_three[:world]
@@ -114,16 +109,10 @@ def test_calls_have_the_bits_of_one_process(
             fill(buffer, tuple(torch.split(each, by_rank)[rank] for each in tokens))  # type: ignore[arg-type]
             came = torch.bincount(tokens[2][tokens[2] >= 0], minlength=MODEL.num_experts)
             for counts in (None, received.zero_()):
-                room.fill_(7)
-                wait()
-                launched.clear()
-                wait()
-                deep_gemm.fp8_mega_moe(room[: by_rank[rank]], *own, buffer, counts, activation_clamp=clamp)
-                wait()
-                if min(by_rank):
-                    assert +launched == +Counter({name: world * times for name, times in counted.items()})
-                wait()
-                assert same(room[: by_rank[rank]], torch.split(right, [*by_rank])[rank])
+                given = room.fill_(7)[: by_rank[rank]], *own, buffer, counts
+                _, count = node.ranks.counted(launched, partial(deep_gemm.fp8_mega_moe, *given, activation_clamp=clamp))
+                assert min(by_rank) == 0 or count == expected
+                assert same_bits(room[: by_rank[rank]], torch.split(right, [*by_rank])[rank])
                 assert bool((room[by_rank[rank] :] == 7).all())
             assert torch.equal(received, came[rank * node.here :][: node.here].int())
 
@@ -136,11 +125,10 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
     node = Node(monkeypatch, world, model=replace(MODEL, is_fp4=True))
-    checked, wait = checked_calls(monkeypatch), node.ranks.meeting.wait
+    checked = checked_calls(monkeypatch)
     by_rank = [5, 3, 9][:world]
     tokens = MODEL.tokens(sum(by_rank))
     right = torch.split(node.right(tokens, 0.5), by_rank)
-    counted = Counter({name: world * times for name, times in {**ALL, "cast_rows": 1}.items()})
     forms = [(name, form, 1) for name, form in FORMS.items() if "FP32" not in name]
     # Bytes that are no whole words, and an l1 of any scales, are checked and copied by each call.
     forms += [("apart", lambda scales: torch.cat([scales, scales[..., :1]], -1)[..., :-1], 3)]
@@ -152,27 +140,22 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
             checked.clear()
             for _ in range(3):
                 y = torch.full((by_rank[rank], MODEL.hidden), 7, dtype=torch.bfloat16)
-                wait()
-                launched.clear()
-                wait()
-                call(y, (l1[0], form(l1[1])), (l2[0], form(l2[1])), buffer, None, 0.5)
-                wait()
-                assert launched == counted
-                wait()
-                assert same(y, right[rank]), name
+                given = y, (l1[0], form(l1[1])), (l2[0], form(l2[1])), buffer, None, 0.5
+                _, count = node.ranks.counted(launched, partial(call, *given))
+                assert count == {**ALL, "cast_rows": 1}
+                assert same_bits(y, right[rank]), name
             assert len(checked) == times * world, name
-            wait()
+            node.ranks.meeting.wait()
         y.fill_(7)
         call(y, (l1[0], FORMS["powers of two in FP32"](l1[1])), l2, buffer, None, 0.5)
-        assert same(y, right[rank])
+        assert same_bits(y, right[rank])
 
     node.ranks.run(of_rank)
     of_any_value = torch.ones(node.here, MODEL.hidden, MODEL.inter // 32)
     l1, (values, _) = node.own(0)
-    with pytest.raises(
-        NotImplementedError, match=r"^sfl2_weights: expected UE8M0 beside FP4 where rows go to other GPUs"
-    ):
-        call(torch.empty(1, MODEL.hidden, dtype=torch.bfloat16), l1, (values, of_any_value), node.buffer(0), None, None)
+    y, told = torch.empty(1, MODEL.hidden, dtype=torch.bfloat16), "^sfl2_weights: expected UE8M0 beside FP4 where rows"
+    with pytest.raises(NotImplementedError, match=f"{told} go to other GPUs"):
+        call(y, l1, (values, of_any_value), node.buffer(0), None, None)
 
 
 def test_ranks_go_the_same_way_whether_calls_are_checked_or_not(
@@ -190,7 +173,7 @@ def test_ranks_go_the_same_way_whether_calls_are_checked_or_not(
         for _ in range(3):
             y = torch.empty(4, MODEL.hidden, dtype=torch.bfloat16)
             deep_gemm.fp8_mega_moe(y, *own, buffer)
-            assert same(y, right[rank])
+            assert same_bits(y, right[rank])
         assert len(buffer.calls._alike) == 1 - rank  # type: ignore[union-attr]
         assert len(buffer.calls._launches) == 1  # type: ignore[union-attr]
 
@@ -218,8 +201,8 @@ class Alone:
 def test_each_kind_is_checked_once(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Alone(monkeypatch)
     limited, loose = (alone.node.right(alone.tokens, clamp) for clamp in (0.5, 1000.0))
-    assert not same(limited, alone.right)
-    assert same(loose, alone.right)
+    assert not same_bits(limited, alone.right)
+    assert same_bits(loose, alone.right)
     wide = torch.zeros(8, 2 * MODEL.hidden, dtype=torch.bfloat16)
     counts = torch.zeros(6, dtype=torch.int32)
     kinds: list[tuple[Tensor, tuple[Any, ...], dict[str, Any], Tensor]] = [
@@ -234,31 +217,29 @@ def test_each_kind_is_checked_once(launched: Counter[str], monkeypatch: pytest.M
             wide.zero_()
             y.zero_()
             alone.call(y, *more, **said)
-            assert same(y.contiguous(), right)
+            assert same_bits(y.contiguous(), right)
         assert int(wide.count_nonzero()) <= right.numel()
         assert len(alone.checked) == number + 1
     for y, more, said, right in reversed(kinds):
         alone.call(y[:4], *more, **said)
-        assert same(y[:4].contiguous(), right[:4])
+        assert same_bits(y[:4].contiguous(), right[:4])
     assert len(alone.checked) == len(kinds)
     alone.l1, alone.l2 = (alone.l1[0].clone(), 2 * alone.l1[1]), (alone.l2[0].clone(), 2 * alone.l2[1])
     alone.node.weights = tuple((values, 2 * scales) for values, scales in alone.node.weights)  # type: ignore[assignment]
     y = alone.y()
     alone.call(y)
-    assert same(y, alone.node.right(alone.tokens))
+    assert same_bits(y, alone.node.right(alone.tokens))
     assert len(alone.checked) == len(kinds), "other weights of the same kind"
     for clamp in range(1, 12):
         alone.call(y, activation_clamp=clamp)
-    calls = alone.buffer.calls
-    assert calls is not None
+    calls = some(alone.buffer.calls)
     assert len(calls._alike) == len(calls._launches) == MAX_KINDS
 
 
 def shifted(weight: Operand) -> Operand:
     """The same with values that begin 8 bytes behind a multiple of 16."""
     values, scales = weight
-    room = torch.zeros(values.nbytes + 24, dtype=torch.uint8)
-    place = room[-room.data_ptr() % 16 + 8 :][: values.nbytes].view(values.dtype).view(values.shape)
+    place = addressed_kernels.aligned(values.nbytes + 8)[8:].view(values.dtype).view(values.shape)
     return place.copy_(values), scales
 
 
@@ -298,13 +279,12 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             alone.call(y, wrong_counts)
-    shared = torch.zeros(y.nbytes + 16, dtype=torch.uint8)
-    aligned = shared[-shared.data_ptr() % 16 :][: y.nbytes]
-    of_shared = aligned.view(torch.bfloat16).view(y.shape)
+    shared = addressed_kernels.aligned(y.nbytes)
+    of_shared = shared.view(torch.bfloat16).view(y.shape)
     for begin in (0, y.nbytes - y[0].nbytes, y.nbytes - 32):
         with pytest.raises(ValueError, match="y: expected memory that does not overlap cumulative"):
-            alone.call(of_shared, aligned[begin:][:24].view(torch.int32))
-    misaligned = shared[-shared.data_ptr() % 16 + 8 :][: 5 * y[0].nbytes].view(torch.bfloat16).view(5, -1)
+            alone.call(of_shared, shared[begin:][:24].view(torch.int32))
+    misaligned = shared[8:][: 5 * y[0].nbytes].view(torch.bfloat16).view(5, -1)
     with pytest.raises(ValueError, match="y: expected an address that is a multiple of 16 bytes"):
         alone.call(misaligned)
     for name, weights in (("l1_weights", (shifted(l1), l2)), ("l2_weights", (l1, shifted(l2)))):
@@ -318,11 +298,11 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
     alone.checked.clear()
     alone.call(y)
     assert not alone.checked
-    assert same(y, alone.right)
+    assert same_bits(y, alone.right)
     with monkeypatch.context() as watched:
         watched.setattr(prepared, "num_modes", lambda: 1)
         alone.call(y.zero_())
-    assert same(y, alone.right)
+    assert same_bits(y, alone.right)
     assert len(alone.checked) == 1
     with FakeTensorMode():
         of_no_memory = torch.empty(6, MODEL.hidden, dtype=torch.bfloat16)
@@ -331,8 +311,7 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
     faked = FakeTensorMode().from_tensor(l1[0]), l1[1]
     with pytest.raises(NotImplementedError, match=r"l1_weights: expected a tensor that has memory, .* a FakeTensor"):
         deep_gemm.fp8_mega_moe(y, faked, l2, alone.buffer)
-    calls = alone.buffer.calls
-    assert calls is not None
+    calls = some(alone.buffer.calls)
     assert len(calls._alike) == 2, "one without counts, and one with counts"
 
 
@@ -344,7 +323,7 @@ def test_a_single_row_whose_stride_suits_no_other_is_checked(
     for _ in range(2):
         one.zero_()
         alone.call(one)
-        assert same(one.view(-1), alone.right[0])
+        assert same_bits(one.view(-1), alone.right[0])
     assert len(alone.checked) == 2
     with pytest.raises(ValueError, match="y: "):
         alone.call(torch.zeros(4000, dtype=torch.bfloat16).as_strided((6, MODEL.hidden), (8, 1)))
@@ -362,7 +341,7 @@ def test_each_mode_of_torch_is_checked_once_and_gradients_are_refused(
             for _ in range(2):
                 alone.call(y)
             assert not alone.checked
-            assert same(y, alone.right)
+            assert same_bits(y, alone.right)
     alone.l1[1].requires_grad_()  # a leaf, as a module's Parameters are
     alone.call(y)
     alone.checked.clear()
@@ -374,14 +353,13 @@ def test_each_mode_of_torch_is_checked_once_and_gradients_are_refused(
             alone.call(y)
         with torch.no_grad():
             alone.call(y)
-    assert same(y, alone.right)
+    assert same_bits(y, alone.right)
 
 
 def test_calls_follow_the_settings(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     alone, y = Alone(monkeypatch), torch.zeros(6, MODEL.hidden, dtype=torch.bfloat16)
     alone.call(y)
-    calls = alone.buffer.calls
-    assert calls is not None
+    calls = some(alone.buffer.calls)
     (launches,) = calls._launches.values()
     assert isinstance(launches, mega_by_peers.Launches)
     products, rows = (launches.first, launches.second), calls.sizes.rows
@@ -389,7 +367,7 @@ def test_calls_follow_the_settings(launched: Counter[str], monkeypatch: pytest.M
     set_num_sms(1)
     set_pdl(True)
     alone.call(y.zero_())
-    assert same(y, alone.right)
+    assert same_bits(y, alone.right)
     for product, plan in zip(products, usual, strict=True):
         assert product._plans[rows].grid == 1 < plan.grid
         assert product._plans[rows].launcher is not plan.launcher, "one that may start early"
@@ -403,7 +381,7 @@ def test_calls_follow_the_settings(launched: Counter[str], monkeypatch: pytest.M
     set_pdl(False)
     alone.checked.clear()
     alone.call(y.zero_())
-    assert same(y, alone.right)
+    assert same_bits(y, alone.right)
     assert not alone.checked
 
 
@@ -429,10 +407,9 @@ def test_a_buffer_that_was_destroyed_lets_go_of_its_memory(
 ) -> None:
     alone, y = Alone(monkeypatch), torch.zeros(6, MODEL.hidden, dtype=torch.bfloat16)
     alone.call(y)
-    calls = alone.buffer.calls
-    assert calls is not None
+    calls = some(alone.buffer.calls)
     held = [weakref.ref(each) for each in (calls, calls.peers, alone.buffer.l2_acts)]
-    calls = None
+    del calls
     alone.checked.clear()
     gc.collect()
     gc.disable()  # memory of a GPU is given back at once

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fp4_cases import FORMS
+from helpers import refused
 from mega_cases import Model, Tokens, chain, dequantized, fill, filling, result
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from deep_gemm.core.check.checks import Operand
 MODEL = Model()
 Y = torch.zeros(4, 256, dtype=torch.bfloat16)
 FP4 = replace(MODEL, is_fp4=True)
+STATS = "cumulative_local_expert_recv_stats"
 NAMES = {
     "SM90SymmBuffer",
     "fp8_fp4_mega_moe",
@@ -104,24 +106,23 @@ def test_a_buffer_that_was_destroyed_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "message"),
+    ("changed", "message"),
     [
-        ({"num_experts": 0}, ValueError, "num_experts: expected an integer in 1..2147483647, got 0"),
-        ({"num_max_tokens_per_rank": 0}, ValueError, "num_max_tokens_per_rank: expected an integer in 1.."),
-        ({"num_topk": 0}, ValueError, "num_topk: expected an integer in 1.."),
-        ({"hidden": 384}, ValueError, "hidden: expected a multiple of 256, got 384"),
-        ({"intermediate_hidden": 192}, ValueError, "intermediate_hidden: expected a multiple of 128, got 192"),
-        ({"hidden": 0}, ValueError, "hidden: expected an integer in 1.."),
-        ({"hidden": 256.0}, ValueError, "hidden: expected an integer in 1.."),
-        ({"use_fp8_dispatch": False}, NotImplementedError, "use_fp8_dispatch: expected True, got False"),
-        ({"activation": "gelu"}, NotImplementedError, "activation: expected 'swiglu', got 'gelu'"),
+        ({"num_experts": 0}, "num_experts: expected an integer in 1..2147483647, got 0"),
+        ({"num_max_tokens_per_rank": 0}, "num_max_tokens_per_rank: expected an integer in 1.."),
+        ({"num_topk": 0}, "num_topk: expected an integer in 1.."),
+        ({"hidden": 384}, "hidden: expected a multiple of 256, got 384"),
+        ({"intermediate_hidden": 192}, "intermediate_hidden: expected a multiple of 128, got 192"),
+        ({"hidden": 0}, "hidden: expected an integer in 1.."),
+        ({"hidden": 256.0}, "hidden: expected an integer in 1.."),
+        ({"use_fp8_dispatch": False}, "NotImplementedError: use_fp8_dispatch: expected True, got False"),
+        ({"activation": "gelu"}, "NotImplementedError: activation: expected 'swiglu', got 'gelu'"),
     ],
 )
-def test_what_a_buffer_cannot_be_is_refused(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_what_a_buffer_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
     sizes = {"num_experts": 6, "num_max_tokens_per_rank": 8, "num_topk": 3, "hidden": 256, "intermediate_hidden": 128}
-    with pytest.raises(error) as found:
+    with refused(message):
         deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, **(sizes | changed))
-    assert str(found.value).startswith(message)
 
 
 # Weights
@@ -142,35 +143,26 @@ def test_rows_of_gate_and_up_follow_each_other_in_turns_of_8() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        (lambda l1, l2: (l1[0], l2), TypeError, "l1_weights: expected a pair (values, scales), got Tensor"),
-        (lambda l1, l2: (l1, (l2[0], None)), TypeError, "sfl2_weights: expected a tensor, got NoneType"),
-        (lambda l1, l2: ((l1[0].float(), l1[1]), l2), ValueError, "l1_weights: expected dtype torch.float8_e4m3fn"),
-        (
-            lambda l1, l2: ((l1[0], l1[1][:, :1]), l2),
-            ValueError,
-            "sfl1_weights: expected shape (groups, ceil(2 intermediate",
-        ),
-        (lambda l1, l2: (l1, (l2[0][:5], l2[1][:5])), ValueError, "l2_weights: expected shape (experts here, hidden"),
+        (lambda l1, l2: (l1[0], l2), "TypeError: l1_weights: expected a pair (values, scales), got Tensor"),
+        (lambda l1, l2: (l1, (l2[0], None)), "TypeError: sfl2_weights: expected a tensor, got NoneType"),
+        (lambda l1, l2: ((l1[0].float(), l1[1]), l2), "l1_weights: expected dtype torch.float8_e4m3fn"),
+        (lambda l1, l2: ((l1[0], l1[1][:, :1]), l2), "sfl1_weights: expected shape (groups, ceil(2 inter"),
+        (lambda l1, l2: (l1, (l2[0][:5], l2[1][:5])), "l2_weights: expected shape (experts here, hidden"),
         (
             lambda l1, l2: ((l1[0][:, :128], l1[1][:, :1]), l2),
-            ValueError,
             "l1_weights: expected 2 * intermediate = 256 rows, gate and up, where l2_weights has depth 128, got 128",
         ),
         (
             lambda l1, l2: ((l1[0][..., :128], l1[1][..., :1]), (l2[0][:, :128], l2[1][:, :1])),
-            ValueError,
             "hidden: expected a multiple of 256, got 128",
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(
-    change: Callable[[Operand, Operand], Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as found:
+def test_weights_that_do_not_fit_are_refused(change: Callable[[Operand, Operand], Any], message: str) -> None:
+    with refused(message):
         deep_gemm.transform_weights_for_mega_moe_sm90(*change(*MODEL.weights()))
-    assert str(found.value).startswith(message)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -342,39 +334,30 @@ def test_no_token_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "message"),
+    ("changed", "message"),
     [
-        ({"y": None}, TypeError, "y: expected a tensor, got NoneType"),
-        ({"y": Y.float()}, ValueError, "y: expected dtype torch.bfloat16, got torch.float32"),
-        ({"y": Y[:, :128]}, ValueError, "y: expected shape (tokens, hidden) = (tokens, 256), got (4, 128)"),
-        ({"y": Y[:1].expand(129, 256)}, ValueError, "y: expected at most 128 tokens, for which the buffer is, got 129"),
-        ({"y": Y[:1].expand(4, 256)}, ValueError, "y: expected rows that do not overlap"),
-        ({"sym_buffer": None}, TypeError, "sym_buffer: expected SM90SymmBuffer, got NoneType"),
-        ({"l1_weights": Y}, TypeError, "l1_weights: expected a pair (values, scales), got Tensor"),
-        ({"recipe": (1, 128, 128)}, NotImplementedError, "recipe: expected (128, 128, 128), got (1, 128, 128)"),
-        ({"recipe": 128}, ValueError, "recipe: expected a tuple of integers, got 128"),
-        ({"activation": "relu"}, NotImplementedError, "activation: expected 'swiglu', got 'relu'"),
-        ({"activation_clamp": 0.0}, ValueError, "activation_clamp: expected a number above 0, got 0.0"),
-        ({"num_tokens_bound": Y}, NotImplementedError, "num_tokens_bound: expected None, got Tensor"),
-        ({"activation_clamp": "1"}, ValueError, "activation_clamp: expected a finite FP32 number"),
-        (
-            {"cumulative_local_expert_recv_stats": torch.zeros(5, dtype=torch.int32)},
-            ValueError,
-            "cumulative_local_expert_recv_stats: expected shape (experts here,) = (6,), got (5,)",
-        ),
-        (
-            {"cumulative_local_expert_recv_stats": torch.zeros(6)},
-            ValueError,
-            "cumulative_local_expert_recv_stats: expected dtype torch.int32, got torch.float32",
-        ),
+        ({"y": None}, "TypeError: y: expected a tensor, got NoneType"),
+        ({"y": Y.float()}, "y: expected dtype torch.bfloat16, got torch.float32"),
+        ({"y": Y[:, :128]}, "y: expected shape (tokens, hidden) = (tokens, 256), got (4, 128)"),
+        ({"y": Y[:1].expand(129, 256)}, "y: expected at most 128 tokens, for which the buffer is, got 129"),
+        ({"y": Y[:1].expand(4, 256)}, "y: expected rows that do not overlap"),
+        ({"sym_buffer": None}, "TypeError: sym_buffer: expected SM90SymmBuffer, got NoneType"),
+        ({"l1_weights": Y}, "TypeError: l1_weights: expected a pair (values, scales), got Tensor"),
+        ({"recipe": (1, 128, 128)}, "NotImplementedError: recipe: expected (128, 128, 128), got (1, 128, 128)"),
+        ({"recipe": 128}, "recipe: expected a tuple of integers, got 128"),
+        ({"activation": "relu"}, "NotImplementedError: activation: expected 'swiglu', got 'relu'"),
+        ({"activation_clamp": 0.0}, "activation_clamp: expected a number above 0, got 0.0"),
+        ({"num_tokens_bound": Y}, "NotImplementedError: num_tokens_bound: expected None, got Tensor"),
+        ({"activation_clamp": "1"}, "activation_clamp: expected a finite FP32 number"),
+        ({STATS: torch.zeros(5).int()}, f"{STATS}: expected shape (experts here,) = (6,), got (5,)"),
+        ({STATS: torch.zeros(6)}, f"{STATS}: expected dtype torch.int32, got torch.float32"),
     ],
 )
-def test_mistakes_say_what_was_expected(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_mistakes_say_what_was_expected(changed: dict[str, Any], message: str) -> None:
     l1, l2 = deep_gemm.transform_weights_for_mega_moe_sm90(*MODEL.weights())
     given: dict[str, Any] = {"y": Y, "l1_weights": l1, "l2_weights": l2, "sym_buffer": MODEL.buffer()}
-    with pytest.raises(error) as found:
+    with refused(message):
         deep_gemm.fp8_mega_moe(**(given | changed))
-    assert str(found.value).startswith(message)
 
 
 def test_weights_of_other_sizes_and_experts_that_nobody_has_are_refused_before_anything_is_written() -> None:
@@ -416,38 +399,29 @@ def test_tokens_are_cast_into_the_buffer_and_its_other_rows_get_no_expert() -> N
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "message"),
+    ("changed", "message"),
     [
-        ({"group_size": 64}, NotImplementedError, "group_size: expected 128, got 64"),
-        ({"group_size": torch.tensor(128)}, ValueError, "group_size: expected an integer in 1..2147483647, got "),
-        ({"group_size": torch.ones(2)}, ValueError, "group_size: expected an integer in 1..2147483647, got "),
-        ({"group_size": np.array([128, 3])}, ValueError, "group_size: expected an integer in 1..2147483647, got "),
-        ({"num_tokens": torch.tensor(3)}, ValueError, "num_tokens: expected an integer in 0..4, got tensor(3)"),
-        ({"num_tokens": 5}, ValueError, "num_tokens: expected an integer in 0..4, got 5"),
-        ({"routed_scaling_factor": torch.ones(1)}, ValueError, "routed_scaling_factor: expected a finite number"),
-        ({"x": torch.ones(4, 128)}, ValueError, "hidden: expected a multiple of 256, got 128"),
-        ({"topk_idx": torch.ones(4, 3)}, ValueError, "topk_idx: expected dtype torch.int32 or torch.int64"),
-        ({"topk_weights": torch.ones(4, 2)}, ValueError, "topk_weights: expected shape (tokens, topk) = (4, 3)"),
-        ({"buf_x": torch.ones(128, 256)}, ValueError, "buf_x: expected dtype torch.float8_e4m3fn, got torch.float32"),
-        (
-            {"buf_x_sf": torch.ones(128, 3)},
-            ValueError,
-            "buf_x_sf: expected shape (max_tokens, hidden / 128)",
-        ),
-        (
-            {"buf_x_sf": torch.ones(2, 128).t()},
-            ValueError,
-            "buf_x_sf: expected a contiguous tensor, got strides",
-        ),
-        ({"buf_topk_idx": None}, TypeError, "buf_topk_idx: expected a tensor, got NoneType"),
+        ({"group_size": 64}, "NotImplementedError: group_size: expected 128, got 64"),
+        ({"group_size": torch.tensor(128)}, "group_size: expected an integer in 1..2147483647, got "),
+        ({"group_size": torch.ones(2)}, "group_size: expected an integer in 1..2147483647, got "),
+        ({"group_size": np.array([128, 3])}, "group_size: expected an integer in 1..2147483647, got "),
+        ({"num_tokens": torch.tensor(3)}, "num_tokens: expected an integer in 0..4, got tensor(3)"),
+        ({"num_tokens": 5}, "num_tokens: expected an integer in 0..4, got 5"),
+        ({"routed_scaling_factor": torch.ones(1)}, "routed_scaling_factor: expected a finite number"),
+        ({"x": torch.ones(4, 128)}, "hidden: expected a multiple of 256, got 128"),
+        ({"topk_idx": torch.ones(4, 3)}, "topk_idx: expected dtype torch.int32 or torch.int64"),
+        ({"topk_weights": torch.ones(4, 2)}, "topk_weights: expected shape (tokens, topk) = (4, 3)"),
+        ({"buf_x": torch.ones(128, 256)}, "buf_x: expected dtype torch.float8_e4m3fn, got torch.float32"),
+        ({"buf_x_sf": torch.ones(128, 3)}, "buf_x_sf: expected shape (max_tokens, hidden / 128)"),
+        ({"buf_x_sf": torch.ones(2, 128).t()}, "buf_x_sf: expected a contiguous tensor, got strides"),
+        ({"buf_topk_idx": None}, "TypeError: buf_topk_idx: expected a tensor, got NoneType"),
     ],
 )
-def test_what_does_not_fit_a_buffer_is_refused(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_what_does_not_fit_a_buffer_is_refused(changed: dict[str, Any], message: str) -> None:
     buffer = MODEL.buffer()
     given = filling(buffer, torch.ones(4, 256), torch.zeros(4, 3, dtype=torch.int64), torch.ones(4, 3))
-    with pytest.raises(error) as found:
+    with refused(message):
         deep_gemm.mega_moe_pre_dispatch_sm90(**(given | changed))
-    assert str(found.value).startswith(message)
     assert bool((buffer.topk_idx == -1).all())
 
 

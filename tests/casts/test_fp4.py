@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -203,60 +204,46 @@ INT8 = torch.zeros(2, 2, dtype=torch.int8)
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "error", "message"),
+    ("function", "arguments", "message"),
     [
-        (per_token_cast_to_fp4, ([1.0],), TypeError, "x: expected a tensor, got list"),
-        (per_token_cast_to_fp4, (torch.ones(2, 3),), ValueError, "x: expected shape (..., m, k) with an even k, got "),
-        (per_token_cast_to_fp4, (torch.ones(4),), ValueError, "x: expected shape (..., m, k) with an even k, got (4,)"),
-        (per_token_cast_to_fp4, (INT8,), ValueError, "x: expected dtype float32, "),
-        (per_token_cast_to_fp4, (torch.ones(2, 2), True, 0), ValueError, "gran_k: expected a positive integer, got 0"),
-        (per_token_cast_to_fp4, (torch.ones(2, 2), False, 2, True), ValueError, "use_packed_ue8m0: expected use_ue8m0"),
-        (cast_back_from_fp4, (None, torch.ones(2, 1)), TypeError, "packed: expected a tensor, got NoneType"),
-        (cast_back_from_fp4, (torch.ones(2, 2), torch.ones(2, 1)), ValueError, "packed: expected dtype torch.int8, "),
+        (per_token_cast_to_fp4, ([1.0],), "TypeError: x: expected a tensor, got list"),
+        (per_token_cast_to_fp4, (torch.ones(2, 3),), "x: expected shape (..., m, k) with an even k, got "),
+        (per_token_cast_to_fp4, (torch.ones(4),), "x: expected shape (..., m, k) with an even k, got (4,)"),
+        (per_token_cast_to_fp4, (INT8,), "x: expected dtype float32, "),
+        (per_token_cast_to_fp4, (torch.ones(2, 2), True, 0), "gran_k: expected a positive integer, got 0"),
+        (per_token_cast_to_fp4, (torch.ones(2, 2), False, 2, True), "use_packed_ue8m0: expected use_ue8m0"),
+        (cast_back_from_fp4, (None, torch.ones(2, 1)), "TypeError: packed: expected a tensor, got NoneType"),
+        (cast_back_from_fp4, (torch.ones(2, 2), torch.ones(2, 1)), "packed: expected dtype torch.int8, "),
         (
             cast_back_from_fp4,
             (INT8.to_sparse(), torch.ones(2, 1)),
-            ValueError,
             "packed: expected a dense tensor, got layout torch.sparse_coo",
         ),
         (
             cast_back_from_fp4,
             (INT8, torch.ones(2, 1).to_sparse()),
-            ValueError,
             "sf: expected a dense tensor, got layout torch.sparse_coo",
         ),
         (
             cast_back_from_fp4,
             (INT8, torch.ones(2, 1, device="meta")),
-            ValueError,
             "sf: expected device cpu, where packed is, got meta",
         ),
-        (cast_back_from_fp4, (INT8[0], torch.ones(1)), ValueError, "packed: expected shape (..., m, k / 2), got (2,)"),
-        (
-            transpose_packed_fp4,
-            (INT8.to_sparse(),),
-            ValueError,
-            "packed: expected a dense tensor, got layout torch.sparse_coo",
-        ),
-        (cast_back_from_fp4, (INT8, torch.ones(2, 2)), ValueError, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
-        (
-            cast_back_from_fp4,
-            (INT8, INT8),
-            ValueError,
-            "sf: expected dtype torch.float32, torch.int32 or torch.uint8, got",
-        ),
-        (quantize_mxfp4, ([1.0],), TypeError, "w: expected a tensor, got list"),
-        (quantize_mxfp4, (torch.ones(32),), ValueError, "w: expected BF16, FP16 or FP32 of shape (n, k) or (groups, "),
-        (quantize_mxfp4, (torch.ones(2, 32).double(),), ValueError, "w: expected BF16, FP16 or FP32 of shape (n, k) "),
-        (quantize_mxfp4, (torch.ones(2, 48),), ValueError, "w: expected a k that is a multiple of 32, got 48"),
-        (quantize_mxfp4, (torch.ones(1, 1, 2, 32),), ValueError, "w: expected BF16, FP16 or FP32 of shape (n, k) or "),
-        (transpose_packed_fp4, (INT8[:1],), ValueError, "packed: expected shape (..., m, k / 2) with an even m, got "),
+        (cast_back_from_fp4, (INT8[0], torch.ones(1)), "packed: expected shape (..., m, k / 2), got (2,)"),
+        (transpose_packed_fp4, (INT8.to_sparse(),), "packed: expected a dense tensor, got layout torch.sparse_coo"),
+        (cast_back_from_fp4, (INT8, torch.ones(2, 2)), "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
+        (cast_back_from_fp4, (INT8, INT8), "sf: expected dtype torch.float32, torch.int32 or torch.uint8, got"),
+        (quantize_mxfp4, ([1.0],), "TypeError: w: expected a tensor, got list"),
+        (quantize_mxfp4, (torch.ones(32),), "w: expected BF16, FP16 or FP32 of shape (n, k) or (groups, "),
+        (quantize_mxfp4, (torch.ones(2, 32).double(),), "w: expected BF16, FP16 or FP32 of shape (n, k) "),
+        (quantize_mxfp4, (torch.ones(2, 48),), "w: expected a k that is a multiple of 32, got 48"),
+        (quantize_mxfp4, (torch.ones(1, 1, 2, 32),), "w: expected BF16, FP16 or FP32 of shape (n, k) or "),
+        (transpose_packed_fp4, (INT8[:1],), "packed: expected shape (..., m, k / 2) with an even m, got "),
     ],
 )
-def test_mistakes_are_named(function: Any, arguments: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
+def test_mistakes_are_named(function: Any, arguments: Any, message: str) -> None:
+    with refused(message):
         function(*arguments)
-    assert str(caught.value).startswith(message)
 
 
 def test_half_precision_and_transposed_input_are_cast_as_they_are() -> None:

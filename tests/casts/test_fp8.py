@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -69,12 +70,10 @@ def half_unit(magnitude: Tensor) -> Tensor:
 
 def assert_nearest(x: Tensor, values: Tensor, scales: Tensor, block: tuple[int, int]) -> None:
     """|x - v s| is at most half a unit of x / s, times s; the quotient in FP32 may be off by one part in 2^24."""
-    assert values.dtype == torch.float8_e4m3fn
-    assert scales.dtype == torch.float32
+    assert (values.dtype, scales.dtype) == (torch.float8_e4m3fn, torch.float32)
     assert tuple(values.shape) == tuple(x.shape)
     assert tuple(scales.shape) == (*x.shape[:-2], ceil_div(x.shape[-2], block[0]), ceil_div(x.shape[-1], block[1]))
-    assert values.is_contiguous()
-    assert scales.is_contiguous()
+    assert values.is_contiguous() and scales.is_contiguous()
     scale, exact = spread(scales, block, x.shape), x.double()
     error = (exact - values.double() * scale).abs()
     quotient = exact.abs() / scale
@@ -84,9 +83,8 @@ def assert_nearest(x: Tensor, values: Tensor, scales: Tensor, block: tuple[int, 
 
 def block_maxima(x: Tensor, block: tuple[int, int]) -> Tensor:
     """Largest magnitude of each block, the slow way."""
-    rows, columns = block
     parts = [
-        [part.abs().amax((-2, -1)) for part in torch.split(band, columns, -1)] for band in torch.split(x, rows, -2)
+        [part.abs().amax((-2, -1)) for part in torch.split(band, block[1], -1)] for band in torch.split(x, block[0], -2)
     ]
     return torch.stack([torch.stack(band, -1) for band in parts], -2)
 
@@ -314,14 +312,12 @@ def test_inputs_that_require_a_gradient_give_no_graph(cast: Cast) -> None:
 
 
 @fp32_or_ue8m0
-@pytest.mark.parametrize("ks", [[128, 128], [16, 144, 0, 272], [0], [0, 16], [300]])
+@pytest.mark.parametrize("ks", [[128, 128], [16, 144, 0, 272], [0], [0, 16], [300], []])
 def test_groups_along_k_are_cast_one_by_one(ks: list[int], use_ue8m0: bool) -> None:
     x = numbers((5, sum(ks)))
     values, scales = k_grouped_cast_to_fp8(x, ks, use_ue8m0)
-    assert scales.shape == (5, sum(ceil_div(k, 128) for k in ks))
-    assert scales.dtype == torch.float32
-    assert values.shape == (x.numel(),)
-    assert values.dtype == torch.float8_e4m3fn
+    assert (scales.shape, scales.dtype) == ((5, sum(ceil_div(k, 128) for k in ks)), torch.float32)
+    assert (values.shape, values.dtype) == ((x.numel(),), torch.float8_e4m3fn)
     first_k = first_block = 0
     for k in ks:
         one_values, one_scales = per_token_cast_to_fp8(x[:, first_k : first_k + k], use_ue8m0)
@@ -348,41 +344,27 @@ def test_no_scale_spans_two_groups() -> None:
     assert not torch.equal(scales[:, 0], other_scales[:, 0])
 
 
-def test_no_groups_give_no_values_and_no_scales() -> None:
-    values, scales = k_grouped_cast_to_fp8(torch.empty(5, 0), [])
-    assert values.shape == (0,)
-    assert values.dtype == torch.float8_e4m3fn
-    assert scales.shape == (5, 0)
-    assert scales.dtype == torch.float32
-
-
 # Mistakes
+
+
+TYPES = "x: expected dtype float32, bfloat16, float16 or float64, got"
 
 
 @every_cast
 @pytest.mark.parametrize(
-    ("x", "error", "message"),
+    ("x", "message"),
     [
-        ([[1.0]], TypeError, "x: expected a tensor, got list"),
-        (
-            torch.ones(2, 2, dtype=torch.int32),
-            ValueError,
-            "x: expected dtype float32, bfloat16, float16 or float64, got",
-        ),
-        (
-            torch.ones(2, 2, dtype=torch.complex64),
-            ValueError,
-            "x: expected dtype float32, bfloat16, float16 or float64",
-        ),
-        (torch.ones(2, 2).to(torch.float8_e4m3fn), ValueError, "x: expected dtype float32, bfloat16, float16 or float"),
-        (torch.ones(2), ValueError, "x: expected at least 2 dimensions, got shape (2,)"),
-        (torch.ones(2, 2).to_sparse(), ValueError, "x: expected a dense tensor, got layout torch.sparse_coo"),
+        ([[1.0]], "x: expected a tensor, got list"),
+        (torch.ones(2, 2, dtype=torch.int32), TYPES),
+        (torch.ones(2, 2, dtype=torch.complex64), TYPES),
+        (torch.ones(2, 2).to(torch.float8_e4m3fn), TYPES),
+        (torch.ones(2), "x: expected at least 2 dimensions, got shape (2,)"),
+        (torch.ones(2, 2).to_sparse(), "x: expected a dense tensor, got layout torch.sparse_coo"),
     ],
 )
-def test_what_cannot_be_cast_is_refused(cast: Cast, x: Tensor, error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
+def test_what_cannot_be_cast_is_refused(cast: Cast, x: Any, message: str) -> None:
+    with pytest.raises(TypeError if isinstance(x, list) else ValueError, match=f"^{re.escape(message)}"):
         cast.function(x)
-    assert str(caught.value).startswith(message)
 
 
 @every_cast
@@ -404,44 +386,33 @@ def test_blocks_have_a_positive_size(cast: Cast, gran_k: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "given", "error", "message"),
+    ("given", "message"),
     [
-        (cast_both_to_fp8, ([[1.0]],), TypeError, "x: expected a tensor, got list"),
-        (cast_both_to_fp8, (torch.ones(2, 2, dtype=torch.int32),), ValueError, "x: expected dtype"),
-        (cast_both_to_fp8, (torch.ones(2),), ValueError, "x: expected shape (m, k), got (2,)"),
-        (cast_both_to_fp8, (torch.ones(2, 2, 2),), ValueError, "x: expected shape (m, k), got (2, 2, 2)"),
-        (
-            k_grouped_cast_to_fp8,
-            (torch.ones(2, 32), [16]),
-            ValueError,
-            "x: expected shape (m, sum(ks)) = (m, 16), got (2, 32)",
-        ),
-        (
-            k_grouped_cast_to_fp8,
-            (torch.ones(32), [32]),
-            ValueError,
-            "x: expected shape (m, sum(ks)) = (m, 32), got (32,)",
-        ),
-        (k_grouped_cast_to_fp8, (torch.ones(2, 128), [256, -128]), ValueError, "ks: expected "),
-        (k_grouped_cast_to_fp8, (torch.ones(2, 5), 5), ValueError, "ks: expected a list of integers, got 5"),
-        (k_grouped_cast_to_fp8, (torch.ones(2, 16), [16.0]), ValueError, "ks: expected a list of integers, got [16.0]"),
-        (k_grouped_cast_to_fp8, (torch.ones(2, 16), "16"), ValueError, "ks: expected a list of integers, got '16'"),
-        (k_grouped_cast_to_fp8, ([[1.0]], [1]), TypeError, "x: expected a tensor, got list"),
-        (k_grouped_cast_to_fp8, (torch.empty(2, 0, dtype=torch.int32), []), ValueError, "x: expected dtype"),
+        (([[1.0]],), "x: expected a tensor, got list"),
+        ((torch.ones(2, 2, dtype=torch.int32),), "x: expected dtype"),
+        ((torch.ones(2),), "x: expected shape (m, k), got (2,)"),
+        ((torch.ones(2, 2, 2),), "x: expected shape (m, k), got (2, 2, 2)"),
+        ((torch.ones(2, 32), [16]), "x: expected shape (m, sum(ks)) = (m, 16), got (2, 32)"),
+        ((torch.ones(32), [32]), "x: expected shape (m, sum(ks)) = (m, 32), got (32,)"),
+        ((torch.ones(2, 128), [256, -128]), "ks: expected "),
+        ((torch.ones(2, 5), 5), "ks: expected a list of integers, got 5"),
+        ((torch.ones(2, 16), [16.0]), "ks: expected a list of integers, got [16.0]"),
+        ((torch.ones(2, 16), "16"), "ks: expected a list of integers, got '16'"),
+        (([[1.0]], [1]), "x: expected a tensor, got list"),
+        ((torch.empty(2, 0, dtype=torch.int32), []), "x: expected dtype"),
     ],
 )
-def test_matrices_and_group_sizes_that_do_not_fit_are_refused(
-    function: Any, given: tuple[Any, ...], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
+def test_matrices_and_group_sizes_that_do_not_fit_are_refused(given: tuple[Any, ...], message: str) -> None:
+    function: Any = cast_both_to_fp8 if len(given) == 1 else k_grouped_cast_to_fp8
+    with pytest.raises(TypeError if isinstance(given[0], list) else ValueError, match=f"^{re.escape(message)}"):
         function(*given)
-    assert str(caught.value).startswith(message)
 
 
 # By chosen dimensions, and back
 
 FP8 = torch.ones(2, 4).to(torch.float8_e4m3fn)
 ONES = torch.ones(2, 4)
+SCALE_TYPES = "torch.float32, torch.int32 or torch.uint8"
 
 
 @pytest.mark.parametrize("dims", [(0,), (1,), (-1,), (0, 2), (2, 0), (0, 1, 2), ()])
@@ -500,12 +471,7 @@ def test_casts_come_back_by_rows_by_blocks_and_by_packed_scales() -> None:
     [
         (ONES, torch.ones(2, 1), 128, "x: expected dtype torch.float8_e4m3fn, got torch.float32"),
         (FP8, torch.ones(2, 2), 128, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
-        (
-            FP8,
-            torch.ones(2, 1).double(),
-            128,
-            "sf: expected dtype torch.float32, torch.int32 or torch.uint8, got torch.float64",
-        ),
+        (FP8, ONES[:, :1].double(), 128, f"sf: expected dtype {SCALE_TYPES}, got torch.float64"),
         (FP8, torch.ones(2, 1), 0, "gran_k: expected a positive integer, got 0"),
         (FP8, torch.ones(2, 1, device="meta"), 128, "sf: expected device cpu, where x is, got meta"),
         (FP8.to("meta"), torch.ones(2, 1), 128, "sf: expected device meta, where x is, got cpu"),
@@ -515,9 +481,8 @@ def test_casts_come_back_by_rows_by_blocks_and_by_packed_scales() -> None:
     ],
 )
 def test_what_cannot_come_back_is_named(x: Tensor, sf: Tensor, gran_k: int, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         cast_back_from_fp8(x, sf, gran_k)
-    assert str(caught.value) == message
 
 
 # Powers of two

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import captured
+from helpers import captured, host_never_waits, some
 from torch import Tensor
 
 import deep_gemm
@@ -83,10 +83,8 @@ def test_large_casts_of_rows_of_all_kinds() -> None:
 
 def test_sizes_out_of_range_reach_nothing_outside() -> None:
     for activates in (False, True):
-        trial = RowTrial(
-            kind(groups=Groups.COUNTS, activates=activates), 64, 136, data="ordinary", sizes=(-5, 17, 2**31 - 1, 3)
-        )
-        trial.on("cuda").run()
+        counted = kind(groups=Groups.COUNTS, activates=activates)
+        RowTrial(counted, 64, 136, data="ordinary", sizes=(-5, 17, 2**31 - 1, 3)).on("cuda").run()
     for sizes in ((), (-3, 20, 100), (30, 5, 40), (2**31 - 1, -(2**31))):
         of_ends = kind(groups=Groups.ENDS, activates=True)
         RowTrial(of_ends, 48, 136, data="ordinary", sizes=sizes, alignment=8).on("cuda").run()
@@ -104,10 +102,8 @@ def test_scales_of_every_mantissa(exponent: int) -> None:
     bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
     x = bits.view(torch.float32).view(-1, 1)
     for same in (x, -x):
-        values, scales = deep_gemm.per_token_cast_to_fp8(same)
-        right_values, right_scales = cast_by_torch(same, 1, 1)
-        assert torch.equal(scales.view(torch.int32), right_scales.view(torch.int32))
-        assert torch.equal(values.view(torch.uint8), right_values.view(torch.uint8))
+        for found, right in zip(deep_gemm.per_token_cast_to_fp8(same), cast_by_torch(same, 1, 1), strict=True):
+            assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
 
 
 @pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
@@ -187,10 +183,9 @@ def problem(
     """Groups, tokens, gate and up, and what flows back, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     rows = expert_rows(torch.randint(-1, experts, (tokens, 4), generator=generator), experts)
-    x, h, ds = (
-        torch.randn(m, n, generator=generator) for m, n in ((tokens, hidden), (4 * tokens, 2 * i), (4 * tokens, i))
-    )
-    return GroupedRows(rows.counts, rows.ends, rows.token_of), x.bfloat16(), h.bfloat16(), ds.bfloat16()
+    shapes = (tokens, hidden), (4 * tokens, 2 * i), (4 * tokens, i)
+    x, h, ds = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
+    return GroupedRows(rows.counts, rows.ends, rows.token_of), x, h, ds
 
 
 def weights_of(groups: GroupedRows) -> Tensor:
@@ -252,24 +247,18 @@ def test_operands_with_room_behind_them_give_the_products_of_each_group_and_nobo
     d = torch.empty(16, 416, 256, dtype=torch.float32, device="cuda")
 
     def product() -> None:
-        of_gates = cast_silu_gradient(h, ds, now, p).columns
-        assert of_gates is not None
+        of_gates = some(cast_silu_gradient(h, ds, now, p).columns)
         k_grouped_fp8_gemm_nt_contiguous(of_gates, cast_along_groups(x, now), d, None, now.depths)
 
     product()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with host_never_waits():
         product()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph, _ = captured(product)
     for these in (groups, others):
         for to, made in zip(now, these, strict=True):
             to.copy_(made)
         graph.replay()
-        of_gates = cast_silu_gradient(h.cpu(), ds.cpu(), these, p.cpu()).columns
-        assert of_gates is not None
+        of_gates = some(cast_silu_gradient(h.cpu(), ds.cpu(), these, p.cpu()).columns)
         right = torch.empty(d.shape)
         k_grouped_fp8_gemm_nt_contiguous(of_gates, cast_along_groups(x.cpu(), these), right, None, these.depths)
         assert float((d.cpu() - right).norm() / right.norm()) < 2e-2

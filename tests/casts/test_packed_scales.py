@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -132,44 +133,39 @@ ONES = torch.ones(3, 8)
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "error", "message"),
+    ("function", "arguments", "message"),
     [
-        (pack_ue8m0_to_int, (1.0,), TypeError, "x: expected a tensor, got float"),
-        (pack_ue8m0_to_int, (torch.ones(4).double(),), ValueError, "x: expected dtype torch.float32, got torch.f"),
-        (pack_ue8m0_to_int, (torch.ones(6),), ValueError, "x: expected a multiple of 4 columns, got shape (6,)"),
-        (pack_ue8m0_to_int, (torch.tensor([[1, 1, 3.0, 1]]),), ValueError, "x: expected powers of two, got 3.0 at (0,"),
-        (pack_ue8m0_to_int, (-torch.ones(4),), ValueError, "x: expected powers of two, got -1.0 at (0,)"),
-        (pack_ue8m0_to_int, (torch.full((4,), 1e-40),), ValueError, "x: expected powers of two, got "),
-        (pack_ue8m0_to_int, (torch.ones(1, 4).to_sparse(),), ValueError, "x: expected a dense tensor, got layout"),
+        (pack_ue8m0_to_int, (1.0,), "TypeError: x: expected a tensor, got float"),
+        (pack_ue8m0_to_int, (torch.ones(4).double(),), "x: expected dtype torch.float32, got torch.f"),
+        (pack_ue8m0_to_int, (torch.ones(6),), "x: expected a multiple of 4 columns, got shape (6,)"),
+        (pack_ue8m0_to_int, (torch.tensor([[1, 1, 3.0, 1]]),), "x: expected powers of two, got 3.0 at (0,"),
+        (pack_ue8m0_to_int, (-torch.ones(4),), "x: expected powers of two, got -1.0 at (0,)"),
+        (pack_ue8m0_to_int, (torch.full((4,), 1e-40),), "x: expected powers of two, got "),
+        (pack_ue8m0_to_int, (torch.ones(1, 4).to_sparse(),), "x: expected a dense tensor, got layout"),
         (
             unpack_ue8m0_from_int,
             (torch.ones(1, 4).int().to_sparse(),),
-            ValueError,
             "packed: expected a dense tensor, got layout torch.sparse_coo",
         ),
         (
             get_mn_major_tma_aligned_packed_ue8m0_tensor,
             (ONES.to_sparse(),),
-            ValueError,
             "sf: expected a dense tensor, got layout torch.sparse_coo",
         ),
         (
             K_GROUPED,
             (ONES.to_sparse(), None, [384], 128, 128),
-            ValueError,
             "sf: expected a dense tensor, got layout torch.sparse_coo",
         ),
         (
             K_GROUPED,
             (ONES, None, torch.empty(2, dtype=torch.int32, device="meta"), 128, 128),
-            ValueError,
             "ks_cpu: expected a CPU or CUDA tensor, got device meta",
         ),
         *(
             (
                 K_GROUPED,
                 (ONES, torch.empty(2, dtype=torch.int32, device="meta"), None, 128, 128, is_ends),
-                ValueError,
                 "grouped_layout: expected a CPU or CUDA tensor, got device meta",
             )
             for is_ends in (False, True)
@@ -177,28 +173,25 @@ ONES = torch.ones(3, 8)
         (
             transform_sf_into_required_layout,
             (torch.ones(1, 3).to_sparse(), 8, 384, (1, 128, 128), None, False),
-            ValueError,
             "sf: expected a dense tensor, got layout torch.sparse_coo",
         ),
-        (unpack_ue8m0_from_int, (None,), TypeError, "packed: expected a tensor, got NoneType"),
-        (unpack_ue8m0_from_int, (torch.ones(4),), ValueError, "packed: expected dtype torch.int32, got torch.float32"),
+        (unpack_ue8m0_from_int, (None,), "TypeError: packed: expected a tensor, got NoneType"),
+        (unpack_ue8m0_from_int, (torch.ones(4),), "packed: expected dtype torch.int32, got torch.float32"),
         *(
-            (get_mn_major_tma_aligned_packed_ue8m0_tensor, (torch.ones(4, dtype=dtype),), ValueError, "sf: expected sh")
+            (get_mn_major_tma_aligned_packed_ue8m0_tensor, (torch.ones(4, dtype=dtype),), "sf: expected sh")
             for dtype in (torch.float32, torch.uint8, torch.int32)
         ),
-        (get_mn_major_tma_aligned_packed_ue8m0_tensor, (ONES * 3,), ValueError, "sf: expected powers of two, got 3.0"),
-        (K_GROUPED, (ONES, None, None, 128, 128), ValueError, "ks_cpu: expected a list, or grouped_layout with the "),
-        (K_GROUPED, (ONES, None, [384, 64], 128, 128), ValueError, "ks_cpu: expected multiples of k_alignment = 128, "),
-        (K_GROUPED, (ONES, None, [384], 0, 128), ValueError, "gran_k: expected an integer in 1..2147483647, got 0"),
+        (get_mn_major_tma_aligned_packed_ue8m0_tensor, (ONES * 3,), "sf: expected powers of two, got 3.0"),
+        (K_GROUPED, (ONES, None, None, 128, 128), "ks_cpu: expected a list, or grouped_layout with the "),
+        (K_GROUPED, (ONES, None, [384, 64], 128, 128), "ks_cpu: expected multiples of k_alignment = 128, "),
+        (K_GROUPED, (ONES, None, [384], 0, 128), "gran_k: expected an integer in 1..2147483647, got 0"),
         (
             K_GROUPED,
             (ONES, None, [512], 128, 128),
-            ValueError,
             "sf: expected shape (sum(ceil(k / gran_k)), mn) = (4, mn), got (3, 8)",
         ),
     ],
 )
-def test_mistakes_are_named(function: Any, arguments: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
+def test_mistakes_are_named(function: Any, arguments: Any, message: str) -> None:
+    with refused(message):
         function(*arguments)
-    assert str(caught.value).startswith(message)

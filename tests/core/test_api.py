@@ -17,6 +17,7 @@ from helpers import (
     random_fp8,
     random_scales,
     rounding_to,
+    some,
     tensor_core_bound,
 )
 from torch import Tensor
@@ -60,17 +61,8 @@ def dense_case(major: str = "nt", sfb_rows: int = 128, dtype: torch.dtype = torc
     operand_b = (b, sfb) if major[1] == "t" else (b.t(), sfb.t())
     extra = {"recipe": (1, 1, 128)} if sfb_rows == 1 and not into else {}
     tensor_cores = tensor_core_bound(a, sfa, b, sfb, sfb_rows)
-    return Case(
-        operand_a,
-        operand_b,
-        exact,
-        bound,
-        torch.ones(M, N, dtype=torch.bool),
-        tensor_cores,
-        extra,
-        dtype,
-        into or CANARY,
-    )
+    written = torch.ones(M, N, dtype=torch.bool)
+    return Case(operand_a, operand_b, exact, bound, written, tensor_cores, extra, dtype, into or CANARY)
 
 
 def grouped_weights(g: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -137,22 +129,15 @@ def k_grouped_case(transposed_scales: bool = False, into: float = 0) -> Case:
     blocks = [ceil_div(k, 128) for k in KS]
     parts_a, parts_b = [random_fp8((M, k), g) for k in KS], [random_fp8((N, k), g) for k in KS]
     sfa, sfb = random_scales((M, sum(blocks)), g), random_scales((N, sum(blocks)), g)
-    pairs = [
-        product_and_bound(a, x, b, y, 1)
-        for a, b, x, y in zip(parts_a, parts_b, columns(sfa, blocks), columns(sfb, blocks), strict=True)
-    ]
-    exact, bound = (torch.stack(x) for x in zip(*pairs, strict=True))
-    scales = zip(columns(sfa, blocks), columns(sfb, blocks), strict=True)
-    tensor_cores = torch.stack(
-        [tensor_core_bound(x, sx, y, sy, 1) for x, y, (sx, sy) in zip(parts_a, parts_b, scales, strict=True)]
-    )
-    a, b = (torch.cat([x.flatten() for x in parts]) for parts in (parts_a, parts_b))
+    parts = list(zip(parts_a, columns(sfa, blocks), parts_b, columns(sfb, blocks), strict=True))
+    exact, bound = (torch.stack(x) for x in zip(*(product_and_bound(*part, 1) for part in parts), strict=True))
+    tensor_cores = torch.stack([tensor_core_bound(*part, 1) for part in parts])
+    a, b = (torch.cat([x.flatten() for x in of_side]) for of_side in (parts_a, parts_b))
     if transposed_scales:
         sfa, sfb = sfa.t().contiguous(), sfb.t().contiguous()
-    written = torch.ones(len(KS), M, N, dtype=torch.bool)
-    return Case(
-        (a, sfa), (b, sfb), exact + into, bound, written, tensor_cores, {"ks": KS}, torch.float32, into or CANARY
-    )
+    written, extra = torch.ones(len(KS), M, N, dtype=torch.bool), {"ks": KS}
+    exact = exact + into
+    return Case((a, sfa), (b, sfb), exact, bound, written, tensor_cores, extra, torch.float32, into or CANARY)
 
 
 PRODUCTS: dict[str, Callable[[], Case]] = {
@@ -334,8 +319,7 @@ def test_c_is_added_in_fp32_and_may_be_d_itself(dtype: torch.dtype, in_place: bo
     before = c.clone()
     exact = case.exact + before.double()
     if d_is_made:
-        d = deep_gemm.fp8_gemm_nt(case.a, case.b, c=c)
-        assert d is not None
+        d = some(deep_gemm.fp8_gemm_nt(case.a, case.b, c=c))
         assert d.dtype == dtype
     else:
         d = c if in_place else torch.empty_like(c)
@@ -349,15 +333,11 @@ def test_k_grouped_adds_c_and_leaves_it_alone() -> None:
     case = k_grouped_case()
     c = torch.randn(len(KS), M, N)
     before = c.clone()
-    d = deep_gemm.k_grouped_fp8_gemm_nt_contiguous(case.a, case.b, ks=KS, c=c)
-    assert d is not None
+    d = some(deep_gemm.k_grouped_fp8_gemm_nt_contiguous(case.a, case.b, ks=KS, c=c))
     assert torch.equal(c, before)
     assert torch.equal(d[1], c[1]), "an empty group gives C"
     exact = case.exact + c.double()
     assert_within(d, exact, rounding_to(torch.float32, exact, case.bound + exact.abs() * 2.0**-24))
-
-
-EMPTY = torch.empty
 
 
 @pytest.mark.parametrize("m", [0, 4])
@@ -367,12 +347,10 @@ def test_sizes_of_zero_give_an_empty_d_or_zero_or_c(m: int, n: int, k: int) -> N
     g = torch.Generator().manual_seed(5)
     a = random_fp8((m, k), g), random_scales((m, ceil_div(k, 128)), g)
     b = random_fp8((n, k), g), random_scales((ceil_div(n, 128), ceil_div(k, 128)), g)
-    d = deep_gemm.fp8_gemm_nt(a, b)
-    assert d is not None
+    d = some(deep_gemm.fp8_gemm_nt(a, b))
     assert d.shape == (m, n)
     c = torch.ones(m, n)
-    with_c = deep_gemm.fp8_gemm_nt(a, b, c=c)
-    assert with_c is not None
+    with_c = some(deep_gemm.fp8_gemm_nt(a, b, c=c))
     if k == 0:
         assert torch.equal(d, torch.zeros_like(d))
         assert torch.equal(with_c, c)
@@ -382,17 +360,11 @@ def test_no_groups_and_no_rows_are_no_work() -> None:
     layout = torch.empty(0, dtype=torch.int32)
     weights = torch.empty(0, 8, 128).to(torch.float8_e4m3fn), torch.empty(0, 1, 1)
     rows = torch.empty(0, 128).to(torch.float8_e4m3fn), torch.empty(0, 1)
-    d = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(rows, weights, grouped_layout=layout)
-    assert d is not None
-    assert d.shape == (0, 8)
-    rows3 = torch.empty(0, 4, 128).to(torch.float8_e4m3fn), torch.empty(0, 4, 1)
-    d = deep_gemm.m_grouped_fp8_gemm_nt_masked(rows3, weights, masked_m=layout)
-    assert d is not None
-    assert d.shape == (0, 4, 8)
-    flat = torch.empty(0).to(torch.float8_e4m3fn)
-    d = deep_gemm.k_grouped_fp8_gemm_nt_contiguous((flat, EMPTY(4, 0)), (flat, EMPTY(8, 0)), ks=[])
-    assert d is not None
-    assert d.shape == (0, 4, 8)
+    assert some(deep_gemm.m_grouped_fp8_gemm_nt_contiguous(rows, weights, grouped_layout=layout)).shape == (0, 8)
+    planes = torch.empty(0, 4, 128).to(torch.float8_e4m3fn), torch.empty(0, 4, 1)
+    assert some(deep_gemm.m_grouped_fp8_gemm_nt_masked(planes, weights, masked_m=layout)).shape == (0, 4, 8)
+    a, b = ((torch.empty(0).to(torch.float8_e4m3fn), torch.empty(m, 0)) for m in (4, 8))
+    assert some(deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, ks=[])).shape == (0, 4, 8)
 
 
 def test_rows_without_a_group_are_zeros_by_ids_whatever_a_caller_says_of_padding() -> None:

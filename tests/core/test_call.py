@@ -311,6 +311,13 @@ def tensors_of(name: str) -> dict[str, Tensor]:
     return placed(CASES[name].tensors())
 
 
+def warm(name: str) -> Case:
+    """A case that was called until calls like it are known."""
+    for _ in range(3):
+        CASES[name].call(**tensors_of(name))
+    return CASES[name]
+
+
 def at_byte(x: Tensor, byte: int) -> Tensor:
     """The same tensor, which begins so many bytes behind a multiple of 64."""
     memory = torch.zeros(x.numel() * x.element_size() + 128, dtype=torch.uint8)
@@ -338,18 +345,15 @@ def test_a_call_like_two_before_is_not_asked(
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_warm_call_launches_in_three_hops(name: str, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(3):
-        CASES[name].call(**tensors_of(name))
+    case = warm(name)
     # Two launches have a function of their own.
-    assert hops(monkeypatch, lambda: CASES[name].call(**tensors_of(name))) in ([3], [4, 4])
+    assert hops(monkeypatch, lambda: case.call(**tensors_of(name))) in ([3], [4, 4])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_warm_call_launches_what_a_cold_one_does(name: str, gpu: FakeGpu) -> None:
     """It launches at the same addresses, and gives an output like it."""
-    case, words, outs = CASES[name], [], []
-    for _ in range(3):
-        case.call(**tensors_of(name))
+    case, words, outs = warm(name), [], []
     given = tensors_of(name)
     for _ in range(2):
         out = case.call(**given)
@@ -373,16 +377,10 @@ def several(out: Any) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_differs_in_anything_is_asked(name: str, gpu: FakeGpu, asked: list[Function]) -> None:
-    case = CASES[name]
-    for _ in range(3):
-        case.call(**tensors_of(name))
+    case = warm(name)
     for changed, x in case.tensors().items():
-        others = {
-            "type": x.to(torch.float16),
-            "size": torch.cat([x.float(), x.float()]).to(x.dtype),
-            "strides": torch.stack([x.float(), x.float()], -1).to(x.dtype)[..., 0],
-        }
-        for other in others.values():
+        longer, apart = torch.cat([x.float(), x.float()]), torch.stack([x.float(), x.float()], -1)
+        for other in (x.to(torch.float16), longer.to(x.dtype), apart.to(x.dtype)[..., 0]):
             before = asked.count(case.of)
             with suppress(ValueError, NotImplementedError, RuntimeError):
                 case.call(**placed({**case.tensors(), changed: other}))
@@ -394,9 +392,7 @@ def test_what_differs_in_anything_is_asked(name: str, gpu: FakeGpu, asked: list[
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_address_that_is_wrong_is_refused(name: str, gpu: FakeGpu) -> None:
-    case = CASES[name]
-    for _ in range(3):
-        case.call(**tensors_of(name))
+    case = warm(name)
     launched = len(gpu.launches)
     for wrong, alignment in case.alignments.items():
         given = case.tensors()
@@ -408,9 +404,7 @@ def test_an_address_that_is_wrong_is_refused(name: str, gpu: FakeGpu) -> None:
 
 @pytest.mark.parametrize(("name", "written"), [(name, each) for name in CASES for each in CASES[name].written])
 def test_an_output_that_overlaps_anything_is_refused(name: str, written: str, gpu: FakeGpu) -> None:
-    case = CASES[name]
-    for _ in range(3):
-        case.call(**tensors_of(name))
+    case = warm(name)
     launched = len(gpu.launches)
     out = case.tensors()[written]
     for other, x in case.tensors().items():
@@ -506,30 +500,25 @@ def test_what_is_said_of_a_linear_layer_is_part_of_its_calls(gran_k: int, gpu: F
     assert asked.count(linear_api.INTO) + asked.count(linear_api.MADE) == 3
 
 
-def test_linear_is_asked_each_time_where_scales_are_copied(gpu: FakeGpu, asked: list[Function]) -> None:
-    x, w, exponents = bf16(512, 256), fp8(256, 256), torch.zeros(8, 8, dtype=torch.uint8)
-    copied = {"bytes that begin between words": at_byte(exponents, 2), "single rows": zeros(256, 8)}
-    for scales, times in (*((each, 4) for each in copied.values()), (exponents, 2)):
-        CALLS.clear()
-        asked.clear()
-        for _ in range(4):
-            linear(on_gpu(x), w, scales)
-        assert asked.count(linear_api.MADE) == times
+OF_FP8, OF_FP4 = torch.zeros(8, 8, dtype=torch.uint8), torch.zeros(256, 4, dtype=torch.uint8)
+FORMS = {
+    "bytes beside FP8": (OF_FP8, 2),
+    "bytes beside FP8 that begin between words": (at_byte(OF_FP8, 2), 4),
+    "single rows beside FP8": (zeros(256, 8), 4),
+    "bytes": (OF_FP4, 2),
+    "exponents": (OF_FP4.view(torch.float8_e8m0fnu), 2),
+    "bytes that begin between words": (at_byte(OF_FP4, 2), 4),
+    "no whole words": (torch.zeros(256, 5, dtype=torch.uint8), 4),
+    "FP32": (zeros(256, 4), 4),
+}
 
 
-def test_linear_is_asked_each_time_where_scales_of_fp4_are_copied(gpu: FakeGpu, asked: list[Function]) -> None:
-    groups = torch.zeros(256, 4, dtype=torch.uint8)
-    forms = {
-        "bytes": (groups, 2),
-        "exponents": (groups.view(torch.float8_e8m0fnu), 2),
-        "bytes that begin between words": (at_byte(groups, 2), 4),
-        "no whole words": (torch.zeros(256, 5, dtype=torch.uint8), 4),
-        "FP32": (zeros(256, 4), 4),
-    }
-    for name, (scales, times) in forms.items():
-        CALLS.clear()
-        asked.clear()
-        x, values = bf16(3, 32 * scales.shape[1]), torch.zeros(256, 16 * scales.shape[1], dtype=torch.int8)
-        for _ in range(4):
-            linear(on_gpu(x), values, scales)
-        assert asked.count(linear_api.MADE) == times, name
+@pytest.mark.parametrize("form", FORMS)
+def test_linear_is_asked_each_time_where_scales_are_copied(form: str, gpu: FakeGpu, asked: list[Function]) -> None:
+    scales, times = FORMS[form]
+    x, w = bf16(512, 256), fp8(256, 256)
+    if "FP8" not in form:
+        x, w = bf16(3, 32 * scales.shape[1]), torch.zeros(256, 16 * scales.shape[1], dtype=torch.int8)
+    for _ in range(4):
+        linear(on_gpu(x), w, scales)
+    assert asked.count(linear_api.MADE) == times

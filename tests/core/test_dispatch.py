@@ -79,13 +79,9 @@ CALLS: dict[str, tuple[str, Callable[[Place], Any]]] = {
 def test_each_product_runs_its_backend(name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, call = CALLS[name]
     ran: list[str] = []
-    products = [
-        ("dense", dense.NT),
-        ("dense", dense.GRADIENT_NT),
-        ("contiguous", grouped.CONTIGUOUS_NT),
-        ("masked", grouped.MASKED),
-    ]
-    for product_name, product in [*products, ("k_grouped", depths.ALONG_K), ("k_grouped", depths.BY_ROW)]:
+    products = {dense.NT: "dense", dense.GRADIENT_NT: "dense", grouped.CONTIGUOUS_NT: "contiguous"}
+    products |= {grouped.MASKED: "masked", depths.ALONG_K: "k_grouped", depths.BY_ROW: "k_grouped"}
+    for product, product_name in products.items():
         monkeypatch.setattr(product, "on_gpu", lambda p, name=product_name: ran.append(f"kernel {name}"))
         monkeypatch.setattr(product, "reference", lambda p, name=product_name: ran.append(f"reference {name}"))
     call(on_gpu if place == "gpu" else lambda d: d)

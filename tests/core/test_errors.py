@@ -30,13 +30,9 @@ def test_a_gpu_that_the_kernels_are_not_for_is_named(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(gpus, "_properties", lambda device: Ada)
     gpus.gpu_of.cache_clear()
-    try:
-        with pytest.raises(
-            errors.UnsupportedGpuError, match=r"Hopper GPU .*; cuda:3 is NVIDIA L4, compute capability 8\.9"
-        ):
-            gpus.gpu_of(3)
-    finally:
-        gpus.gpu_of.cache_clear()
+    told = r"Hopper GPU .*; cuda:3 is NVIDIA L4, compute capability 8\.9"
+    with pytest.raises(errors.UnsupportedGpuError, match=told):
+        gpus.gpu_of(3)
 
 
 def no_memory(*_: Any, **__: Any) -> NoReturn:
@@ -47,13 +43,11 @@ def test_memory_that_is_not_there_is_said_to_be_for_what(monkeypatch: pytest.Mon
     sf = torch.ones(5, 3)
     monkeypatch.setattr(torch, "empty", no_memory)
     monkeypatch.setattr(torch, "empty_strided", no_memory)
-    with pytest.raises(
-        torch.OutOfMemoryError, match=r"scales laid out for TMA, \(5, 3\) of torch\.float32: CUDA out of"
-    ):
+    told = r"scales laid out for TMA, \(5, 3\) of torch\.float32: CUDA out of"
+    with pytest.raises(torch.OutOfMemoryError, match=told):
         empty_mn_major(sf)
-    with pytest.raises(
-        torch.OutOfMemoryError, match=r"no memory for slices, \(4,\) of torch\.uint8: CUDA out of memory"
-    ):
+    told = r"no memory for slices, \(4,\) of torch\.uint8: CUDA out of memory"
+    with pytest.raises(torch.OutOfMemoryError, match=told):
         memory.empty("slices", (4,), torch.uint8, torch.device("cpu"))
 
 
@@ -112,9 +106,8 @@ def test_a_launch_that_the_gpu_refuses_is_ours(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(driver, "Launcher", of_too_many_threads)
     kernel_type: Any = Kernel
     monkeypatch.setattr(Kernel, "launcher", kernel_type.launcher.__wrapped__)
-    with pytest.raises(
-        errors.LaunchError, match=r"cuLaunchKernelEx of fp8_gemm_dense .* 4096 threads .* failed: CUDA_"
-    ):
+    told = r"cuLaunchKernelEx of fp8_gemm_dense .* 4096 threads .* failed: CUDA_"
+    with pytest.raises(errors.LaunchError, match=told):
         deep_gemm.fp8_gemm_nt(a, b)
     monkeypatch.undo()
     assert deep_gemm.fp8_gemm_nt(a, b) is not None

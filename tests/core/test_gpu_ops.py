@@ -68,7 +68,6 @@ def assert_equal(got: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_one_graph_serves_any_number_of_rows(backend: str) -> None:
-    torch._dynamo.reset()
     compute, counter = model(), torch._dynamo.testing.CompileCounterWithBackend(backend)
     compiled = torch.compile(compute, fullgraph=True, backend=counter)
     for m in (6, 4, 33, 300):
@@ -81,7 +80,6 @@ def test_one_graph_serves_any_number_of_rows(backend: str) -> None:
 
 
 def test_cuda_graphs_are_replayed_with_other_contents() -> None:
-    torch._dynamo.reset()
     compute = model()
     compiled = torch.compile(compute, fullgraph=True, mode="reduce-overhead")
     for _ in range(6):  # the first are run, the next is captured, the others are replayed
@@ -92,7 +90,6 @@ def test_cuda_graphs_are_replayed_with_other_contents() -> None:
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_outputs_of_the_caller_are_written(mode: str) -> None:
-    torch._dynamo.reset()
     (b, _, _), grad = weights(), deep_gemm.per_token_cast_to_fp8(numbers(N, K), mn_major=True)
 
     def write(x: Tensor, d: Tensor, total: Tensor) -> None:
@@ -111,7 +108,6 @@ def test_outputs_of_the_caller_are_written(mode: str) -> None:
 
 
 def test_counts_and_depths_that_only_the_gpu_knows() -> None:
-    torch._dynamo.reset()
     w = deep_gemm.per_block_cast_to_fp8(numbers(GROUPS, N, K))
 
     def compute(x: Tensor, counts: Tensor, rows: Tensor, columns: Tensor, ks: Tensor) -> Any:

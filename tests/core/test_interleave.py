@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import other_nvrtc
 import pytest
+from helpers import as_new_process, some
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.jit.compiler import Job, compile_cubin, compiler_version
 from deep_gemm.core.jit.cubin import Instruction, read_kernels
 from deep_gemm.core.jit.interleave import COMPILERS_THAT_INTERLEAVE, VERSION, helps, interleave, pairs
-from deep_gemm.core.settings import settings
 from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
@@ -35,9 +35,7 @@ PLAIN = tile_config(64, 128, Output())
 
 
 def decode(block_tokens: int, num_math_warpgroups: int, ctas_per_sm: int) -> DecodeConfig:
-    config = decode_config(block_tokens, num_math_warpgroups, 1, ctas_per_sm)
-    assert config is not None
-    return config
+    return some(decode_config(block_tokens, num_math_warpgroups, 1, ctas_per_sm))
 
 
 def parts(config: GemmConfig | DecodeConfig) -> tuple[str, dict[str, str]]:
@@ -267,19 +265,13 @@ def test_the_pass_is_for_compilers_that_do_not_interleave_and_kernels_with_other
 # ---- in a build -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def environment(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
-    settings.cache_clear()
-    yield monkeypatch
-    settings.cache_clear()
-
-
-def test_kernels_are_built_with_the_pass_where_it_helps_and_is_not_disabled(environment: pytest.MonkeyPatch) -> None:
+def test_kernels_are_built_with_the_pass_where_it_helps_and_is_not_disabled(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[list[tuple[str, int]]] = []
     build: Any = lambda *_, passes, **__: seen.append([(p.name, p.version) for p in passes])  # noqa: E731
-    environment.setattr(jit, "build", build)
-    environment.setattr(jit, "compiler_version", lambda: "12.8.93 CL-1")
+    monkeypatch.setattr(jit, "build", build)
+    monkeypatch.setattr(jit, "compiler_version", lambda: "12.8.93 CL-1")
     large, small = tile_config(256, 128, Output()), tile_config(64, 64, Output())
     FP8_GEMM.build(large)
     FP8_GEMM.build(small)
@@ -287,21 +279,19 @@ def test_kernels_are_built_with_the_pass_where_it_helps_and_is_not_disabled(envi
     FP8_GEMM_DECODE.build(decode(64, 1, 1))
     applied = [("interleave", VERSION)]
     assert seen == [applied, [], applied, []]
-    environment.setenv("DG_DISABLE_FFMA_INTERLEAVE", "1")
-    settings.cache_clear()
+    as_new_process(monkeypatch, DG_DISABLE_FFMA_INTERLEAVE=1)
     FP8_GEMM.build(large)
     assert seen[-1] == []
 
 
 def test_the_pairs_of_each_kernel_are_printed_where_they_are_asked_for(
-    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     passes = (jit.Pass("interleave", VERSION, interleave),)
     source, headers = parts(PLAIN)
     jit.build(source, headers, name="kernel", passes=passes)
     assert capsys.readouterr().err == ""
-    environment.setenv("DG_PRINT_REG_REUSE", "1")
-    settings.cache_clear()
+    as_new_process(monkeypatch, DG_PRINT_REG_REUSE=1)
     jit.build(source, headers, name="kernel", passes=passes)  # from the cache
     found = pairs(interleave(compiled(PLAIN)))
     told = f"kernel: {found.total()} promotion FFMAs, by (yield, reuse): (0, 0): {found[0, 0]}, (1, 0): {found[1, 0]}"

@@ -16,6 +16,7 @@ from typing import Any
 
 import forked
 import pytest
+from helpers import as_new_process, some
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # runs from a plain checkout too
@@ -24,7 +25,6 @@ from deep_gemm.core import jit
 from deep_gemm.core.jit import compiler, ptxas_log
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.cubin import text_sections
-from deep_gemm.core.settings import settings
 
 SCALE = 'extern "C" __global__ void scale(float* p) { p[threadIdx.x] *= 2; }'
 
@@ -80,12 +80,8 @@ SLOW_KERNELS = {
 
 
 @pytest.fixture(autouse=True)
-def _own_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles_anew: None) -> Iterator[None]:
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("DG_JIT_STRICT", "1")
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
+def _own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch, compiles_anew: None) -> None:
+    as_new_process(monkeypatch, DG_JIT_STRICT=1)
 
 
 def run_python(code: str, environment: dict[str, str]) -> str:
@@ -220,8 +216,7 @@ def test_passes_are_applied_in_order_and_are_part_of_the_key() -> None:
 def test_build_leaves_a_failed_source_with_its_headers_for_reading() -> None:
     with pytest.raises(jit.CompileError) as caught:
         jit.build('#include "ptx/a.cuh"\nint x = ;', {"ptx/a.cuh": "// a\n"}, name="broken")
-    path = caught.value.source_path
-    assert path is not None
+    path = some(caught.value.source_path)
     assert path.read_text() == '#include "ptx/a.cuh"\nint x = ;'
     assert (path.parent / "ptx/a.cuh").read_text() == "// a\n"
     assert "expected an expression" in (path.parent / "log.txt").read_text()
@@ -229,18 +224,15 @@ def test_build_leaves_a_failed_source_with_its_headers_for_reading() -> None:
 
 
 def test_strict_also_refuses_a_slow_kernel_that_someone_else_has_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DG_JIT_STRICT", "0")
-    settings.cache_clear()
+    as_new_process(monkeypatch, DG_JIT_STRICT=0)
     jit.build(SLOW_KERNELS["spills"], {}, name="kernel")
-    monkeypatch.setenv("DG_JIT_STRICT", "1")
-    settings.cache_clear()
+    as_new_process(monkeypatch, DG_JIT_STRICT=1)
     with pytest.raises(jit.CompileError, match="spills"):
         jit.build(SLOW_KERNELS["spills"], {}, name="kernel")
 
 
 def test_without_strict_one_warning_names_the_compiler_that_made_a_slow_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DG_JIT_STRICT", "0")
-    settings.cache_clear()
+    as_new_process(monkeypatch, DG_JIT_STRICT=0)
     monkeypatch.setattr(jit, "_told_slow", set())
     told = rf"^kernel is slower than .*NVRTC {re.escape(compiler.compiler_version())} compiled it badly.*spills"
     with pytest.warns(RuntimeWarning, match=told) as caught:
@@ -253,8 +245,7 @@ def test_without_strict_one_warning_names_the_compiler_that_made_a_slow_kernel(m
 def test_debug_tells_what_was_compiled_and_how(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DG_JIT_DEBUG", "1")
-    settings.cache_clear()
+    as_new_process(monkeypatch, DG_JIT_DEBUG=1)
     jit.build(SCALE, {}, name="scale")
     told = capsys.readouterr()
     assert told.out == ""
@@ -267,9 +258,7 @@ def test_debug_tells_what_was_compiled_and_how(
 
 def dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *variables: str, tool: str = "") -> dict[str, str]:
     """What lies beside the kernel afterwards, by suffix; `tool` is the script of an nvdisasm, if there is one."""
-    for variable in variables:
-        monkeypatch.setenv(variable, "1")
-    settings.cache_clear()
+    as_new_process(monkeypatch, **dict.fromkeys(variables, 1))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("deep_gemm.core.jit.cubin.importlib.util.find_spec", lambda name: None)
@@ -340,9 +329,7 @@ def test_a_disassembler_that_refuses_the_code_stops_nothing(monkeypatch: pytest.
 
 
 def test_a_dump_that_cannot_be_written_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "/dev/null/deep_gemm")
-    monkeypatch.setenv("DG_JIT_DUMP_PTX", "1")
-    settings.cache_clear()
+    as_new_process(monkeypatch, DG_JIT_CACHE_DIR="/dev/null/deep_gemm", DG_JIT_DUMP_PTX=1)
     with pytest.warns(RuntimeWarning) as told:
         jit.build(SCALE, {}, name="scale")
     assert any("dumps of kernels cannot be written to /dev/null/deep_gemm" in str(one.message) for one in told)

@@ -23,7 +23,6 @@ def operators_of(graph: torch.fx.Graph) -> set[str]:
 def test_one_graph_serves_any_number_of_rows(case: Case, backend: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend  # slow, and each worker collects this file
 
-    torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(case.call, fullgraph=True, backend=counter)
     for m in case.sizes:
@@ -52,7 +51,6 @@ class Calling(torch.nn.Module):
 @pytest.mark.combinations
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported_programs_serve_any_number_of_rows(case: Case, strict: bool) -> None:
-    torch._dynamo.reset()
     inputs = tuple(case.inputs(case.sizes[0]))
     program = torch.export.export(Calling(case), inputs, dynamic_shapes=(case.shapes(),), strict=strict)
     assert operators_of(program.graph) == case.operators
@@ -64,7 +62,6 @@ def test_exported_programs_serve_any_number_of_rows(case: Case, strict: bool) ->
 
 
 def test_a_width_of_logits_by_position_may_be_a_size_that_is_open() -> None:
-    torch._dynamo.reset()
 
     def widest(q: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         weights, starts, ends = inputs

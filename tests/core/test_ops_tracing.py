@@ -309,7 +309,6 @@ def test_mistakes_are_found_while_tracing_and_said_in_the_usual_words(says: str,
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(type(eager.value)) as fake:
         call(mode.from_tensor(x))
     assert says in str(fake.value)
-    torch._dynamo.reset()
     with pytest.raises(Exception) as compiled:  # Dynamo has its own
         torch.compile(call, backend="aot_eager", fullgraph=True)(x)
     assert says in str(compiled.value)
@@ -322,7 +321,6 @@ def test_c_that_is_d_cannot_be_another_tensor_too() -> None:
 
 
 def test_addresses_are_checked_when_an_operator_runs() -> None:
-    torch._dynamo.reset()
     compiled = torch.compile(lambda x, sx: deep_gemm.fp8_gemm_nt((x, sx), B), backend="aot_eager", fullgraph=True)
     x, sx = rows(M, K)
     elsewhere = torch.empty(x.numel() + 8, dtype=torch.uint8).view(x.dtype)[8:].view(x.shape).copy_(x)
@@ -332,7 +330,6 @@ def test_addresses_are_checked_when_an_operator_runs() -> None:
 
 
 def test_elements_are_checked_when_an_operator_runs() -> None:
-    torch._dynamo.reset()
     compiled = torch.compile(deep_gemm.expert_rows, backend="aot_eager", fullgraph=True)
     compiled(routes(M), GROUPS)
     with pytest.raises(ValueError, match=r"topk_ids: expected values in -1\.\.2, got 3"):
@@ -340,7 +337,6 @@ def test_elements_are_checked_when_an_operator_runs() -> None:
 
 
 def test_settings_are_read_when_an_operator_runs() -> None:
-    torch._dynamo.reset()
     compiled = torch.compile(deep_gemm.silu_mul_cast_to_fp8, backend="aot_eager", fullgraph=True)
     x, ends = numbers(M, K), torch.tensor([1, 3], dtype=torch.int32)
     for alignment in (1, 2):
@@ -350,7 +346,6 @@ def test_settings_are_read_when_an_operator_runs() -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.host_compiler)])
 def test_results_carry_no_gradient_and_stop_none(backend: str) -> None:
-    torch._dynamo.reset()
     layer = torch.nn.Linear(K, N, dtype=torch.bfloat16)
 
     def both(x: Tensor) -> Any:
@@ -384,7 +379,6 @@ def test_scales_that_lie_m_major_are_given_back_themselves() -> None:
 
 def test_sizes_that_nobody_knows_before_stay_open() -> None:
     """A number of rows that depends on elements: the graph has no hint at all."""
-    torch._dynamo.reset()
 
     def of_some(x: Tensor, chosen: Tensor) -> Any:
         some = x[chosen]
@@ -401,7 +395,6 @@ def test_sizes_that_nobody_knows_before_stay_open() -> None:
 
 
 def test_depths_that_the_host_knows_stay_open() -> None:
-    torch._dynamo.reset()
 
     def grads(x: Tensor, y: Tensor, ks: list[int]) -> Any:
         a, b = (deep_gemm.k_grouped_cast_to_fp8(operand, ks) for operand in (x, y))

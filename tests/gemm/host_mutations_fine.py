@@ -99,12 +99,7 @@ SWAPS: list[tuple[str, ...]] = [
     (RECIPES, "if each[-1] >= finest]", "if each[-1] >= 0]", FINE),
     (RECIPES, "if numbers is not None and numbers not in allowed:", "if numbers == ():", FINE),
     (RECIPES, "zip(USUAL, sides, strict=True))", "zip(USUAL[::-1], sides, strict=True))", FINE),
-    (
-        RECIPES,
-        "Scales(both[0], both[2]), Scales(both[1], both[2])",
-        "Scales(both[1], both[2]), Scales(both[0], both[2])",
-        FINE,
-    ),
+    (RECIPES, "both[0], both[2]), Scales(both[1],", "both[1], both[2]), Scales(both[0],", FINE),
     (RECIPES, "if side is not None and side != expected:", "if side is not None and not expected:", FINE),
     (RECIPES, "scales_of(recipes, SCALE_BLOCK)[1]", "scales_of(recipes)[1]", FINE),
     (RECIPES, "scales_of(recipes, SCALE_BLOCK)[1]", "scales_of(recipes, SCALE_BLOCK)[0]", "heads"),
@@ -149,11 +144,5 @@ SWAPS: list[tuple[str, ...]] = [
     (UE8M0, "        and not (has_memory(exponents) and exponents.data_ptr() % UE8M0_PER_WORD)\n", "", FP4),
     (UE8M0, "words >> 8 * i & 0xFF", "words >> 8 * (3 - i) & 0xFF", LAYOUTS),
     (UE8M0, "torch.where(exponents == 0, 1 <<", "torch.where(exponents == 0, 0 <<", LAYOUTS, FP4, FINE),
-    (
-        UE8M0,
-        "torch.where(exponents == NO_NUMBER, torch.nan,",
-        "torch.where(exponents > NO_NUMBER, torch.nan,",
-        LAYOUTS,
-        FP4,
-    ),
+    (UE8M0, "where(exponents == NO_NUMBER,", "where(exponents > NO_NUMBER,", LAYOUTS, FP4),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import FakeGpu, on_gpu
-from helpers import pointer_members
+from helpers import pointer_members, some
 from torch import Tensor
 
 import deep_gemm
@@ -239,8 +239,7 @@ def test_whole_clusters_are_launched(n: int, num_sms: int, ctas: int) -> None:
 
 def test_a_cta_loads_its_half_of_a_that_is_shared(gpu: FakeGpu) -> None:
     p = ready(sim.random_problem(PAIRS, KS, 300, 256))
-    plan = depths.run_on_gpu(p, PAIRS)
-    assert plan is not None
+    plan = some(depths.run_on_gpu(p, PAIRS))
     assert [map_.box[1] for map_ in plan.make_maps.maps.values()] == [128, 128]
     assert plan.maps["map_sfa"].box == (128, 1)
 

@@ -11,14 +11,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 from fake_gpu import FakeGpu, on_gpu
-from helpers import pointer_members
+from helpers import as_new_process, pointer_members, some
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm import fp8_einsum, per_block_cast_to_fp8, per_token_cast_to_fp8, set_batch_invariant, set_num_sms
 from deep_gemm.casts import lay_scales
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor
-from deep_gemm.core import settings as settings_module
 from deep_gemm.core.check.layout import RECIPE_1D1D, align, ceil_div, empty_mn_major
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.core.check.ue8m0 import Words, words_of
@@ -262,23 +261,18 @@ def test_compiling_alone_launches_nothing_and_keeps_the_kernel(gpu: FakeGpu) -> 
 def test_the_configuration_is_printed_once_for_each_new_plan_where_that_is_asked_for(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DG_PRINT_CONFIGS", "1")
-    settings_module.settings.cache_clear()
-    try:
-        a, b, d = operands(*LARGE)
-        for _ in range(2):
-            deep_gemm.fp8_gemm_nt(a, b, d)
-        others = [operands(m, 2112, 1024) for m in (2047, 8, 2047, 2046)]  # of the same kernel, of another, seen, new
-        for a, b, d in others:
-            deep_gemm.fp8_gemm_nt(a, b, d)
-        out, err = capsys.readouterr()
-        assert out == "", "an engine's standard output may be its protocol"
-        names = [gpu.compiled[0].name, gpu.compiled[0].name, gpu.compiled[1].name, gpu.compiled[0].name]
-        told = zip((2048, 2047, 8, 2046), names, strict=True)
-        assert err.splitlines() == [f"deep_gemm: {m} x 2112 x 1024 runs {name}" for m, name in told]
-    finally:
-        monkeypatch.undo()
-        settings_module.settings.cache_clear()
+    as_new_process(monkeypatch, DG_PRINT_CONFIGS=1)
+    a, b, d = operands(*LARGE)
+    for _ in range(2):
+        deep_gemm.fp8_gemm_nt(a, b, d)
+    others = [operands(m, 2112, 1024) for m in (2047, 8, 2047, 2046)]  # of the same kernel, of another, seen, new
+    for a, b, d in others:
+        deep_gemm.fp8_gemm_nt(a, b, d)
+    out, err = capsys.readouterr()
+    assert out == "", "an engine's standard output may be its protocol"
+    names = [gpu.compiled[0].name, gpu.compiled[0].name, gpu.compiled[1].name, gpu.compiled[0].name]
+    told = zip((2048, 2047, 8, 2046), names, strict=True)
+    assert err.splitlines() == [f"deep_gemm: {m} x 2112 x 1024 runs {name}" for m, name in told]
 
 
 # Scales
@@ -477,17 +471,12 @@ def test_batch_invariance_is_to_split_no_k_whatever_m_is(gpu: FakeGpu, n: int, k
 def test_batch_invariance_is_what_the_environment_says_until_it_is_set(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DG_BATCH_INVARIANT", "1")
-    settings_module.settings.cache_clear()
-    try:
-        deep_gemm.fp8_gemm_nt(*operands(*DECODE))
-        assert gpu.last.cluster == 1
-        deep_gemm.set_batch_invariant(False)
-        deep_gemm.fp8_gemm_nt(*operands(*DECODE))
-        assert gpu.last.cluster > 1
-    finally:
-        monkeypatch.undo()
-        settings_module.settings.cache_clear()
+    as_new_process(monkeypatch, DG_BATCH_INVARIANT=1)
+    deep_gemm.fp8_gemm_nt(*operands(*DECODE))
+    assert gpu.last.cluster == 1
+    deep_gemm.set_batch_invariant(False)
+    deep_gemm.fp8_gemm_nt(*operands(*DECODE))
+    assert gpu.last.cluster > 1
 
 
 # Configurations that are given
@@ -615,8 +604,7 @@ def test_scales_are_laid_out_anew_in_each_call_and_only_where_they_must(
 @pytest.mark.parametrize("b", [4, 300])
 def test_an_output_that_a_plan_makes_is_contiguous_for_callers(gpu: FakeGpu, b: int) -> None:
     p = heads_problem(BY_HEADS, *operands_of_heads(b), None)
-    plan = launch.run(p)
-    assert plan is not None
+    plan = some(launch.run(p))
     d = plan.new_output()
     assert d.shape == p.d.shape
     assert d.transpose(0, 1).is_contiguous()

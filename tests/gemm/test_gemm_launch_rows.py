@@ -1,4 +1,4 @@
-"""What the host decides of grouped products on a GPU, as far as a machine without one can tell."""
+"""Decisions of the host about grouped products on a GPU, as far as a machine without one can tell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import FakeGpu, on_gpu
-from helpers import pointer_members
+from helpers import pointer_members, some
 from torch import Tensor
 
 import deep_gemm
@@ -197,8 +197,7 @@ def test_everything_has_an_address_of_its_own(gpu: FakeGpu) -> None:
             "map_b": p.b,
         }
         for name, x in named.items():
-            assert x is not None
-            assert gpu.last.words[ROWS_SILU_PARAMS.word(name)] == x.data_ptr(), name
+            assert gpu.last.words[ROWS_SILU_PARAMS.word(name)] == some(x).data_ptr(), name
     assert gpu.last.kernel == "fp8_gemm_m_grouped_contiguous_silu"
     assert gpu.plans == 1, "the second call is like the first"
     call(problem(has_weights=False))
@@ -291,9 +290,9 @@ def test_a_configuration_for_something_else_is_refused(gpu: FakeGpu) -> None:
 @pytest.mark.parametrize(
     ("output", "tile", "rule"),
     [
-        (Output(work=works.COUNTS, epilogue=epilogues.SILU), (128, 128), "FP8 rows with ends"),
-        (Output(epilogue=epilogues.SILU), (128, 128), "FP8 rows with ends"),
-        (Output(is_fp32=True, work=works.ENDS, epilogue=epilogues.SILU), (128, 128), "FP8 rows with ends"),
+        (Output(work=works.COUNTS, epilogue=epilogues.SILU), (128, 128), "work and operands"),
+        (Output(epilogue=epilogues.SILU), (128, 128), "work and operands"),
+        (Output(is_fp32=True, work=works.ENDS, epilogue=epilogues.SILU), (128, 128), "work and operands"),
         (SILU, (128, 192), "units of 128 columns"),
         (SILU, (128, 64), "units of 128 columns"),
     ],

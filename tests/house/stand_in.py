@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-from deep_gemm.core.settings import settings
+from helpers import as_new_process
 
 _SWITCHES = """
     DG_JIT_DEBUG DG_JIT_STRICT DG_JIT_DUMP_ASM DG_JIT_DUMP_PTX DG_JIT_DUMP_SASS DG_DISABLE_FFMA_INTERLEAVE
@@ -44,14 +43,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str
 
 def started(plugin: Any, group: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start our plugin with a bad variable, as an engine does: load what its group names, then call it unguarded."""
-    monkeypatch.setenv(variable, BAD_VARIABLES[variable])
-    settings.cache_clear()
-    try:
-        for found in (each.load() for each in entry_points(group=group) if each.name == "deep_gemm"):
-            assert found is plugin.register
-            found()
-    finally:
-        settings.cache_clear()
+    as_new_process(monkeypatch, **{variable: BAD_VARIABLES[variable]})
+    for found in (each.load() for each in entry_points(group=group) if each.name == "deep_gemm"):
+        assert found is plugin.register
+        found()
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
+from helpers import as_new_process
 from stand_in import BAD_VARIABLES, said, stand_in, started
 
 import deep_gemm
-from deep_gemm.core.settings import settings
 from deep_gemm.integrations import sglang as plugin
 
 experts: Any = deep_gemm.experts
@@ -198,16 +198,12 @@ def test_hooks_stand_around_both_functions(sglang: Any) -> None:
 @pytest.mark.parametrize("reason", ["variable", "another GPU", "no DeepGEMM"])
 def test_no_hooks_where_the_plugin_is_turned_off(sglang: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason == "variable":
-        monkeypatch.setenv("DG_DISABLE_SGLANG_PLUGIN", "1")
+        as_new_process(monkeypatch, DG_DISABLE_SGLANG_PLUGIN=1)
     elif reason == "another GPU":
         sglang["sglang.srt.runtime_context"].get_platform = lambda: SimpleNamespace(is_sm90=False)
     else:
         sglang[f"{plugin.OF_LAYERS}.deep_gemm_wrapper.configurer"].ENABLE_JIT_DEEPGEMM = False
-    settings.cache_clear()
-    try:
-        plugin.register()
-    finally:
-        settings.cache_clear()
+    plugin.register()
     assert HookRegistry._hooks == {}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
 import sys
 import warnings
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from fp4_cases import plain, random_weight
-from helpers import captured
+from helpers import captured, module_of, some
 from helpers import numbers as random
 from thorough import one_in
 from torch import Tensor
@@ -46,24 +45,14 @@ ROUNDING = 2e-3
 """Transformers rounds the gated activation to BF16 ahead of the cast, so some casts give a neighbouring FP8 value."""
 
 
-def load_example() -> Any:
-    path = Path(__file__).resolve().parents[2] / "examples" / "transformers_moe.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-example = load_example()
+example: Any = module_of(Path(__file__).resolve().parents[2] / "examples" / "transformers_moe.py")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def models(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """A BF16 model, and the same model with FP8 weights."""
-    plain, model = example.models_of(example.config_of(request.param, tiny=True), "cpu")
-    return plain, model
+    models: tuple[Any, Any] = example.models_of(example.config_of(request.param, tiny=True), "cpu")
+    return models
 
 
 @pytest.fixture
@@ -272,7 +261,6 @@ def test_a_compiled_model_gives_the_same(models: tuple[Any, Any], device: str) -
         compiled = torch.compile(model, backend="eager")
         assert calc_diff(example.prefill(compiled, ids), expected) < ROUNDING
         assert use.taken == before + before
-    torch._dynamo.reset()
 
 
 @pytest.mark.gpu
@@ -321,8 +309,7 @@ def test_a_linear_layer(device: str, dtype: torch.dtype, scale_fmt: str) -> None
         out = layer(x)
     assert use.taken == {"linear": 1}
     assert out.dtype == dtype
-    expected = linear(x, (layer.weight, layer.weight_scale_inv.float()), bias=layer.bias)
-    assert expected is not None
+    expected = some(linear(x, (layer.weight, layer.weight_scale_inv.float()), bias=layer.bias))
     assert torch.equal(out, expected.to(dtype))
 
 
@@ -347,8 +334,7 @@ def test_a_linear_layer_has_a_gradient(device: str) -> None:
         out.backward(torch.ones_like(out))
     assert use.taken == {"linear": 1}
     expected = dequantized(layer.weight, layer.weight_scale_inv).sum(dim=0).expand_as(x)
-    assert x.grad is not None
-    assert calc_diff(x.grad, expected) < 1e-4
+    assert calc_diff(some(x.grad), expected) < 1e-4
 
 
 @pytest.mark.parametrize("x_learns", [False, True])
@@ -359,8 +345,7 @@ def test_a_bias_has_a_gradient(x_learns: bool) -> None:
         out = fp8.fp8_linear(x, layer.weight, layer.weight_scale_inv, layer.block_size, bias)
         out.backward(torch.ones_like(out))
     assert use.taken == {"linear": 1}
-    assert bias.grad is not None
-    assert torch.equal(bias.grad, torch.full_like(bias, 5))
+    assert torch.equal(some(bias.grad), torch.full_like(bias, 5))
     assert (x.grad is not None) == x_learns
 
 
@@ -371,8 +356,7 @@ def test_experts_pass_a_gradient_to_the_router_alone() -> None:
         out = layer(x, ids, weights * router)
         out.backward(torch.ones_like(out))
     assert use.taken["experts"] == 1
-    assert router.grad is not None
-    assert router.grad.any()
+    assert some(router.grad).any()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -387,9 +371,7 @@ def test_experts_have_gradients(device: str) -> None:
         out.backward(torch.ones_like(out))
     assert use.taken["experts"] == 1
     for got, expected in ((x, plain_x), (weights, plain_weights)):
-        assert got.grad is not None
-        assert expected.grad is not None
-        assert calc_diff(got.grad.cpu(), expected.grad) < ONE_LAYER
+        assert calc_diff(some(got.grad).cpu(), some(expected.grad)) < ONE_LAYER
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -437,8 +419,7 @@ def test_finer_blocks(block_size: tuple[int, int], scale_fmt: str, device: str) 
             assert torch.equal(layer(x), out)
     assert use.taken == {"linear": 2}
     assert calc_diff(out, x.float() @ w.mT + layer.bias) < ONE_LAYER
-    assert x.grad is not None
-    assert calc_diff(x.grad, w.sum(0).expand_as(x)) < 1e-4
+    assert calc_diff(some(x.grad), w.sum(0).expand_as(x)) < 1e-4
     if scale_fmt == "float":
         experts, (tokens_x, ids, weights) = experts_layer(block_size=block_size), routes()
         expected = mixture(experts, tokens_x, ids, weights)
@@ -605,17 +586,14 @@ def test_the_example_runs(family: str, capsys: pytest.CaptureFixture[str], monke
 # A checkpoint in FP8 of a model that was converted
 
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 384,
-    "moe_intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
+SIZES = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def model_for(kind: str, **changes: int) -> Any:
+    config = transformers.AutoConfig.for_model(kind, **SIZES | changes)
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
 @pytest.fixture(params=["llama", "qwen3", "qwen3_moe", "mixtral"])
@@ -660,10 +638,9 @@ def test_a_converted_model_is_saved_as_a_checkpoint_for_the_fp8_layers_of_transf
 
 def test_the_modules_that_are_not_converted_have_the_names_of_the_checkpoint_too() -> None:
     """vLLM looks for the names that Mixtral's checkpoints have."""
-    config = transformers.AutoConfig.for_model("mixtral", **SIZES | {"num_hidden_layers": 1})
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = model_for("mixtral", num_hidden_layers=1)
     to_fp8_inference(model, lambda name, _: name == "lm_head" or name.endswith("q_proj"))
-    assert config.quantization_config == {
+    assert model.config.quantization_config == {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
@@ -680,24 +657,21 @@ def test_the_modules_that_are_not_converted_have_the_names_of_the_checkpoint_too
 
 
 def test_a_part_that_is_converted_leaves_the_output_of_the_whole() -> None:
-    config = transformers.AutoConfig.for_model("llama", **SIZES)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = model_for("llama")
     to_fp8_inference(model.model)
-    assert "lm_head" in config.quantization_config["modules_to_not_convert"]
+    assert "lm_head" in model.config.quantization_config["modules_to_not_convert"]
 
 
 def test_layers_that_are_converted_one_after_the_other_are_all_named_as_fp8() -> None:
-    config = transformers.AutoConfig.for_model("llama", **SIZES)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = model_for("llama")
     to_fp8_inference(model, lambda name, _: name == "lm_head")
     to_fp8_inference(model)
-    assert config.quantization_config["modules_to_not_convert"] == ["model.embed_tokens"]
+    assert model.config.quantization_config["modules_to_not_convert"] == ["model.embed_tokens"]
 
 
 def test_a_model_that_is_quantized_otherwise_is_left_as_it_is() -> None:
-    config = transformers.AutoConfig.for_model("llama", **SIZES)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    config.quantization_config = {"quant_method": "awq"}
+    model = model_for("llama")
+    model.config.quantization_config = {"quant_method": "awq"}
     with pytest.raises(ValueError, match="model: expected weights that are not quantized yet, or FP8, got quant_m"):
         to_fp8_inference(model)
     assert type(model.lm_head) is type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear

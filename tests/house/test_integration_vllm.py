@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import as_new_process
 from stand_in import BAD_VARIABLES, said, stand_in, started
 
 import deep_gemm
-from deep_gemm.core.settings import settings
 from deep_gemm.integrations import vllm as plugin
 
 experts: Any = deep_gemm.experts
@@ -179,12 +179,8 @@ def test_layers_are_offered_once_and_first(vllm: Any) -> None:
 
 @pytest.mark.parametrize("variable", ["VLLM_USE_DEEP_GEMM=0", "DG_DISABLE_VLLM_PLUGIN=1"])
 def test_a_variable_turns_it_off(vllm: Any, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(*variable.split("="))
-    settings.cache_clear()
-    try:
-        plugin.register()
-    finally:
-        settings.cache_clear()
+    as_new_process(monkeypatch, **dict([variable.split("=")]))
+    plugin.register()
     assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,6 +35,17 @@ class Ranks:
         with ThreadPoolExecutor(self.world) as pool:
             for each in [pool.submit(of_rank, rank) for rank in range(self.world)]:
                 each.result()
+
+    def counted(self, launched: Counter[str], call: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+        """Call on all ranks at once; give what this rank's call gives, and what one rank launched, if all alike."""
+        self.meeting.wait()
+        launched.clear()
+        self.meeting.wait()
+        got = call()
+        self.meeting.wait()
+        of_one = {name: number / self.world for name, number in launched.items() if number}
+        self.meeting.wait()
+        return got, of_one
 
     def _exchanged(self, *sent: Any) -> list[Any]:
         self.sent[self.own.rank] = sent

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+from helpers import some
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -36,9 +37,8 @@ FILL = "fill"
 
 
 def test_examples_in_docstrings_run() -> None:
-    modules = [
-        importlib.import_module(f"lab.bench.{path.stem}") for path in Path(cases.__file__).parent.glob("[a-z]*.py")
-    ]
+    names = [path.stem for path in Path(cases.__file__).parent.glob("[a-z]*.py")]
+    modules = [importlib.import_module(f"lab.bench.{name}") for name in names]
     found = [doctest.testmod(module, extraglobs={"KernelEvent": KernelEvent}) for module in modules]
     assert sum(each.attempted for each in found) >= 19
     assert not any(each.failed for each in found)
@@ -114,17 +114,12 @@ def test_sizes_of_groups_fit_their_shape() -> None:
             assert all(0.69 * case.shape[1] <= rows <= min(1.3 * case.shape[1], case.max_m) for rows in case.sizes)
 
 
-def test_every_dense_shape_is_one_that_the_products_take() -> None:
+def test_every_dense_shape_is_one_that_the_products_take_and_odd_ones_are_odd_in_every_dimension() -> None:
     for case in all_cases():
         if case.kind.startswith("dense"):
             _, n, k = case.shape
-            assert n % 8 == 0, case
-            assert k % 16 == 0, case
-
-
-def test_odd_shapes_are_odd_in_every_dimension() -> None:
-    for dimension in range(3):
-        assert any(shape[dimension] % 128 for shape in cases.ODD_SHAPES)
+            assert (n % 8, k % 16) == (0, 0), case
+    assert all(any(size % 128 for size in sizes) for sizes in zip(*cases.ODD_SHAPES, strict=True))
 
 
 def test_quick_cases_are_few_and_exist() -> None:
@@ -400,42 +395,38 @@ def test_figures_that_json_cannot_hold_become_null(tmp_path: Path) -> None:
     assert Report.load(tmp_path / "result.json").rows[0].error is None
 
 
+def saved_with(path: Path, **of_first_row: Any) -> Path:
+    """Save a report of which the first row has other fields."""
+    made_up().save(path)
+    content = json.loads(path.read_text())
+    content["rows"][0].update(of_first_row)
+    path.write_text(json.dumps(content))
+    return path
+
+
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("given", "complaint"),
     [
         ("{", "expected JSON"),
         ("[]", "expected an object with header and rows"),
         ('{"header": {}, "rows": []}', "the header lacks commit, date"),
+        ({"mode": "warm"}, "mode: expected one of"),
+        ({"speed": 1}, "unknown fields: speed"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+def test_files_of_another_schema_are_refused(tmp_path: Path, given: Any, complaint: str) -> None:
     path = tmp_path / "result.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=complaint):
-        Report.load(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"), [({"mode": "warm"}, "mode: expected one of"), ({"speed": 1}, "unknown fields: speed")]
-)
-def test_rows_of_another_schema_are_refused(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
-    path = tmp_path / "result.json"
-    made_up().save(path)
-    content = json.loads(path.read_text())
-    content["rows"][0].update(change)
-    path.write_text(json.dumps(content))
+    if isinstance(given, str):
+        path.write_text(given)
+    else:
+        saved_with(path, **given)
     with pytest.raises(ValueError, match=complaint):
         Report.load(path)
 
 
 def test_files_of_before_had_ratios_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    made_up().save(path)
-    content = json.loads(path.read_text())
-    compared = comparisons(Report.load(path))
-    content["rows"][0]["deepgemm_ratio_to_fast"] = 7
-    path.write_text(json.dumps(content))
-    assert comparisons(Report.load(path)) == compared
+    now, before = saved_with(tmp_path / "now.json"), saved_with(tmp_path / "before.json", deepgemm_ratio_to_fast=7)
+    assert comparisons(Report.load(before)) == comparisons(Report.load(now))
 
 
 def test_default_path_names_kind_date_and_commit() -> None:
@@ -472,8 +463,8 @@ def test_table_shows_each_shape_its_ratios_and_the_means() -> None:
 def test_plots_are_pictures(tmp_path: Path, kind: str, quick: bool) -> None:
     made_up(kind, quick).save(tmp_path / "result.json")
     out = tmp_path / "pictures" / "plot.png"
-    result = CliRunner().invoke(app, ["plot", str(tmp_path / "result.json"), str(out)])
-    assert result.exit_code == 0, result.output
+    code, output = invoke("plot", str(tmp_path / "result.json"), str(out))
+    assert code == 0, output
     assert out.read_bytes().startswith(b"\x89PNG")
     assert out.stat().st_size > 20_000
 
@@ -510,12 +501,10 @@ def test_our_products_are_right_and_wrong_ones_are_found_out(case: Case) -> None
     limit = products.MAX_ERROR_FP32 if case.output_is_fp32 else products.MAX_ERROR_BF16
     error, failed = products.checked(ours, limit)
     assert failed is None
-    assert error is not None
-    assert 0 < error < limit
+    assert 0 < some(error) < limit
     twice = Contender(OURS, lambda: ours.call() * 1.01, ours.parts, ours.reset)
     _, failed = products.checked(twice, limit)
-    assert failed is not None
-    assert failed.startswith("wrong: relative error 0.01")
+    assert some(failed).startswith("wrong: relative error 0.01")
 
 
 @pytest.mark.parametrize("kind", ["dense", "contiguous_uneven"])
@@ -555,23 +544,44 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def measured(folder: Path, *arguments: str, code: int = 0) -> tuple[Report, str]:
+    """Run a bench that ends with this exit code; give the results that it leaves, and what it prints."""
+    got, output = invoke("bench", *arguments, "--out", str(folder / "result.json"))
+    assert got == code, output
+    return Report.load(folder / "result.json"), output
+
+
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("line", "complaint"),
     [
         (
-            ("bench", "sparse"),
+            "bench sparse",
             "kind: expected one of dense, grouped, fp4_dense, fp4_masked, fp4_contiguous, fine_dense, fine_masked, "
             "einsum, casts, linear, experts, fp4_experts, few_experts, attention, hc, bf16, training, distributed, "
             "host, compile, numerics, got 'sparse'",
         ),
-        (("bench", "dense", "--shapes", "1,2"), "shapes: expected three or four positive integers"),
-        (("bench", "compile", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers"),
-        (("bench", "host", "--plot", "x.png"), "--plot draws products and layers"),
-        (("plot", "/nowhere.json", "x.png"), "deep_gemm: /nowhere.json: No such file or directory"),
+        ("bench dense --shapes 1,2", "shapes: expected three or four positive integers"),
+        ("bench compile --shapes 1,8,16", "--shapes chooses products, casts and layers, bench compile has its own"),
+        ("bench host --shapes 1,8,16", "--shapes chooses products, casts and layers, bench host has its own"),
+        ("bench host --plot x.png", "--plot draws products and layers, bench host has none"),
+        ("bench compile --plot x.png", "--plot draws products and layers, bench compile has none"),
+        ("plot /nowhere.json x.png", "deep_gemm: /nowhere.json: No such file or directory"),
+        ("bench casts --only cublas", "only: expected some of deep_gemm, copy, compiled, torch, got 'cublas'"),
+        ("bench linear --only ,", "only: expected some of deep_gemm, product_alone, bf16, copy, torch, got ','"),
+        (
+            "bench dense --only deep_gemm",
+            "--only chooses contenders of einsum, casts, linear, experts, fp4_experts, few_experts, attention, hc, "
+            "bf16, training, distributed, not of bench dense",
+        ),
+        ("bench casts --shapes 1,2", "shapes: expected some that are measured, got '1,2'"),
+        ("bench casts --shapes 1", "shapes: expected two positive integers like 8192,7168, got '1'"),
+        ("bench linear --shapes 1,2", "shapes: expected three positive integers like 64,2112,7168, got '1,2'"),
+        ("bench experts --shapes 1,2", "shapes: expected five positive integers like 32,8,64,7168,2048, got '1,2'"),
+        ("bench casts --plot x.png", "--plot draws products and layers, bench casts has none"),
     ],
 )
-def test_command_line_refuses_in_words(arguments: tuple[str, ...], complaint: str) -> None:
-    code, output = invoke(*arguments)
+def test_command_line_refuses_in_words(line: str, complaint: str) -> None:
+    code, output = invoke(*line.split())
     assert code == 2
     assert complaint in output
 
@@ -581,7 +591,7 @@ def test_the_help_names_every_kind() -> None:
     assert said.help.replace(" or ", ", ") == ", ".join([*benches.BENCHES, "kernel"])
 
 
-@pytest.mark.parametrize("kind", ["dense", "grouped", "host", "numerics"])
+@pytest.mark.parametrize("kind", ["dense", "grouped", "host", "numerics", "casts", "linear", "experts"])
 def test_without_a_gpu_the_command_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "has_gpu", lambda: False)
     code, output = invoke("bench", kind)
@@ -591,11 +601,9 @@ def test_without_a_gpu_the_command_says_so(kind: str, monkeypatch: pytest.Monkey
 
 def test_compile_runs_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles_anew: None) -> None:
     monkeypatch.setattr(compile_times, "QUICK_COUNT", 2)
-    out = tmp_path / "compile.json"
-    code, output = invoke("bench", "compile", "--quick", "--out", str(out))
-    assert code == 0, output
+    report, output = measured(tmp_path, "compile", "--quick")
     assert "2 configurations compiled" in output
-    rows = Report.load(out).rows
+    rows = report.rows
     assert [row.mode for row in rows] == ["compile"] * 2
     assert all(row.us and row.us > 1e4 and row.config for row in rows)
 
@@ -633,12 +641,10 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_measures_keeps_shows_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch)
-    out, picture = tmp_path / "dense.json", tmp_path / "dense.png"
-    arguments = ("bench", "dense", "--quick", "--sustained", "--out", str(out), "--plot", str(picture))
-    code, output = invoke(*arguments, "--commit", "abc")
-    assert code == 0, output
+    picture = tmp_path / "dense.png"
+    arguments = ("--quick", "--sustained", "--plot", str(picture), "--commit", "abc")
+    report, output = measured(tmp_path, "dense", *arguments)
     assert "commit abc" in output
-    report = Report.load(out)
     assert report.header["commit"] == "abc"
     modes = [row.mode for row in report.rows]
     assert modes == sorted(modes)  # never cold after sustained
@@ -671,11 +677,9 @@ def test_a_failing_product_leaves_rows_and_a_bad_exit_code(tmp_path: Path, monke
         raise RuntimeError("launch failed")
 
     monkeypatch.setattr(contenders, "fp8_gemm_nt", broken)
-    out = tmp_path / "dense.json"
-    code, output = invoke("bench", "dense", "--shapes", "64,2112,7168", "--out", str(out))
-    assert code == 1
+    report, output = measured(tmp_path, "dense", "--shapes", "64,2112,7168", code=1)
     assert "no time for deep_gemm at 64x2112x7168: RuntimeError: launch failed" in output
-    rows = {row.contender: row for row in Report.load(out).rows}
+    rows = {row.contender: row for row in report.rows}
     assert rows[OURS].us is None
     assert rows[FAST].us is not None
 
@@ -690,11 +694,8 @@ def test_a_lost_gpu_leaves_the_rows_so_far(tmp_path: Path, monkeypatch: pytest.M
         return before(case, flush, repeats)
 
     monkeypatch.setattr(products, "cold_rows", lost_in_the_second)
-    out = tmp_path / "dense.json"
-    code, output = invoke("bench", "dense", "--quick", "--out", str(out))
-    assert code == 1
+    report, output = measured(tmp_path, "dense", "--quick", code=1)
     assert "stopped: RuntimeError: illegal memory access" in output
-    report = Report.load(out)
     assert report.header["stopped"] == "RuntimeError: illegal memory access"
     assert {row.shape for row in report.rows} == {(1, 7168, 16384)}
 
@@ -782,8 +783,7 @@ def test_one_shape_on_the_gpu(tmp_path: Path) -> None:
         assert row.failed is None, row.failed
         assert 0.9 * (row.floor_us or 0) < (row.us or 0)
         assert row.us_min is not None
-        assert row.error is not None
-        assert row.error < 5e-2  # fast accumulation drops bits
+        assert some(row.error) < 5e-2  # fast accumulation drops bits
     assert code == (1 if rows[OURS].failed else 0), output
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_benchmark import NoFlush, invoke
+from test_benchmark import NoFlush, measured
 from test_benchmark_rivals import contenders, small_case
 from torch import Tensor
 
@@ -440,10 +440,8 @@ def test_a_run_of_experts(monkeypatch: pytest.MonkeyPatch, layer: fp4_experts.Fp
     measure = partial(experts.measure, fp4_experts.Fp4Experts, lambda *_: layer.weights)
     plan = planned(lambda quick: [(4, 2, 6, 256, 128), (4, 2, 1, 256, 128)], measure, (5,), "")
     monkeypatch.setitem(benches.BENCHES, "fp4_experts", replace(fp4_experts.BENCH, plan=plan))
-    out = tmp_path / "result.json"
-    code, output = invoke("bench", "fp4_experts", "--out", str(out))
-    assert code == 0, output
-    rows = Report.load(out).rows
+    report, output = measured(tmp_path, "fp4_experts")
+    rows = report.rows
     assert [row.contender for row in rows] == list(fp4_experts.CONTENDERS) * 2
     assert all(row.us == 30 and row.kind == "fp4_experts" and not row.failed for row in rows)
     assert "4x2x6x256x128" in output

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_benchmark import FILL, NoFlush, invoke, recording
+from helpers import dequantize, some
+from test_benchmark import FILL, NoFlush, invoke, measured, recording
 from test_docs import script
 
 import deep_gemm
@@ -115,8 +116,7 @@ def test_masked_casts_count_rows_in_use() -> None:
     assert all(64 <= count <= 192 for count in casts.COUNTS)
     cast = casts.cast_of("silu_cast_masked", (m, 128), "cpu")
     assert cast.bytes == m * 128 * 5 + m * 4
-    assert cast.in_use is not None
-    assert int(cast.in_use.sum()) == m
+    assert int(some(cast.in_use).sum()) == m
 
 
 # Contenders, on the CPU
@@ -155,15 +155,13 @@ def weights() -> experts.Weights:
 def test_weights_are_the_same_numbers_in_fp8_and_bf16(weights: experts.Weights) -> None:
     for (values, scales), plain in ((weights.w1, weights.plain1), (weights.w2, weights.plain2)):
         assert bool(values.float().isfinite().all())
-        spread = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
-        assert torch.equal((values.float() * spread).bfloat16(), plain)
+        assert torch.equal(dequantize(values, scales, 128).bfloat16(), plain)
         assert 0.5 < float(plain.float().std()) * plain.shape[2] ** 0.5 < 2
 
 
 def test_all_ways_through_experts_give_one_result(weights: experts.Weights) -> None:
     layer = experts.Experts(SMALL_EXPERTS, weights)
-    right = deep_gemm.experts(layer.x, layer.topk_ids, layer.topk_weights, weights.w1, weights.w2)
-    assert right is not None
+    right = some(deep_gemm.experts(layer.x, layer.topk_ids, layer.topk_weights, weights.w1, weights.w2))
     chains = []
     for way in layer.contenders():
         out = way.call()
@@ -308,10 +306,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     [("casts", casts.CONTENDERS), ("linear", linear.CONTENDERS), ("experts", experts.CONTENDERS)],
 )
 def test_a_run_measures_keeps_and_shows(kind: str, contenders: tuple[str, ...], tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    code, output = invoke("bench", kind, "--out", str(out), "--commit", "abc")
-    assert code == 0, output
-    report = Report.load(out)
+    report, output = measured(tmp_path, kind, "--commit", "abc")
     assert {row.contender for row in report.rows} == set(contenders)
     assert len(report.rows) == 2 * len(contenders)
     assert all(row.us and row.kernels and not row.failed for row in report.rows)
@@ -324,58 +319,35 @@ def test_a_run_measures_keeps_and_shows(kind: str, contenders: tuple[str, ...], 
         assert list(ours.parts or {}) == ["routing", "cast", "product 1", "activation", "product 2", "weighted gather"]
         assert {row.config for row in report.rows if row.contender == BF16} == {"bmm"}
     if kind != "casts":
-        code, output = invoke("plot", str(out), str(tmp_path / "picture.png"))
+        code, output = invoke("plot", str(tmp_path / "result.json"), str(tmp_path / "picture.png"))
         assert code == 0, output
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("kind", ["casts", "linear", "experts"])
-def test_rivals_may_be_left_out(kind: str, tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    code, output = invoke("bench", kind, "--out", str(out), "--only", "deep_gemm, torch")
-    assert code == 0, output
-    assert {row.contender for row in Report.load(out).rows} == {OURS, EAGER}
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("kind", "shape"), [("casts", (4, 256)), ("linear", (3, 136, 256)), ("experts", (4, 3, 5, 256, 128))]
 )
-def test_shapes_may_be_chosen(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    code, output = invoke("bench", kind, "--out", str(out), "--shapes", ",".join(map(str, shape)))
-    assert code == 0, output
-    assert {row.shape for row in Report.load(out).rows} == {shape}
-
-
-@pytest.mark.parametrize("kind", ["casts", "linear", "experts"])
-def test_without_a_gpu_the_command_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "has_gpu", lambda: False)
-    code, output = invoke("bench", kind)
-    assert code == 2
-    assert "found no CUDA GPU" in output
+def test_shapes_may_be_chosen_and_rivals_left_out(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    report, _ = measured(tmp_path, kind, "--only", "deep_gemm, torch", "--shapes", ",".join(map(str, shape)))
+    assert {row.contender for row in report.rows} == {OURS, EAGER}
+    assert {row.shape for row in report.rows} == {shape}
 
 
 @pytest.mark.usefixtures("small")
 def test_a_run_ends_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(0, 1000, 70))
     monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    out = tmp_path / "result.json"
-    code, output = invoke("bench", "linear", "--out", str(out), "--minutes", "2", "--only", "product_alone")
-    assert code == 1
+    report, output = measured(tmp_path, "linear", "--minutes", "2", "--only", "product_alone", code=1)
     assert "stopped: 1 of 2 steps were left when 2 minutes were over" in output
-    assert len(Report.load(out).rows) == 1
+    assert len(report.rows) == 1
 
 
 @pytest.mark.usefixtures("small")
 def test_a_layer_that_cannot_be_made_leaves_a_row(tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
     shapes = "4,5,1,256,128;4,2,1,256,128"  # five of four experts
-    code, _ = invoke("bench", "experts", "--out", str(out), "--shapes", shapes)
-    assert code == 1
-    rows = Report.load(out).rows
-    assert [(row.contender, row.us) for row in rows if row.shape[1] == 5] == [(OURS, None)]
-    assert len(rows) == 1 + len(experts.CONTENDERS)
+    report, _ = measured(tmp_path, "experts", "--shapes", shapes, code=1)
+    assert [(row.contender, row.us) for row in report.rows if row.shape[1] == 5] == [(OURS, None)]
+    assert len(report.rows) == 1 + len(experts.CONTENDERS)
 
 
 @pytest.mark.usefixtures("small")
@@ -384,35 +356,10 @@ def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypat
         raise RuntimeError("launch failed")
 
     monkeypatch.setattr("deep_gemm.casts.fp8.cast_both_to_fp8", broken)
-    out = tmp_path / "result.json"
-    code, output = invoke("bench", "casts", "--out", str(out))
-    assert code == 1
+    report, output = measured(tmp_path, "casts", code=1)
     assert "no time for deep_gemm at 4x256: RuntimeError: launch failed" in output
-    rows = [row for row in Report.load(out).rows if row.kind == "cast_both"]
+    rows = [row for row in report.rows if row.kind == "cast_both"]
     assert {row.contender for row in rows if row.us} == {COPY, casts.COMPILED, EAGER}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (("casts", "--only", "cublas"), "only: expected some of deep_gemm, copy, compiled, torch, got 'cublas'"),
-        (("linear", "--only", ","), "only: expected some of deep_gemm, product_alone, bf16, copy, torch, got ','"),
-        (
-            ("dense", "--only", "deep_gemm"),
-            "--only chooses contenders of einsum, casts, linear, experts, fp4_experts, few_experts, attention, hc, "
-            "bf16, training, distributed, not of bench dense",
-        ),
-        (("casts", "--shapes", "1,2"), "shapes: expected some that are measured, got '1,2'"),
-        (("casts", "--shapes", "1"), "shapes: expected two positive integers like 8192,7168, got '1'"),
-        (("linear", "--shapes", "1,2"), "shapes: expected three positive integers like 64,2112,7168, got '1,2'"),
-        (("experts", "--shapes", "1,2"), "shapes: expected five positive integers like 32,8,64,7168,2048, got '1,2'"),
-        (("casts", "--plot", "x.png"), "--plot draws products and layers, bench casts has none"),
-    ],
-)
-def test_command_line_refuses_in_words(arguments: tuple[str, ...], complaint: str) -> None:
-    code, output = invoke("bench", *arguments)
-    assert code == 2
-    assert complaint in output
 
 
 def test_compiling_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,9 +407,8 @@ def test_plots_show_parts_before_and_after(kind: str, tmp_path: Path) -> None:
             {plot_layers.tokens_of(row.shape) for row in report.rows}
         )
         for before, after in (pair.rows for pair in pairs):
-            assert before is not None
             assert after is not None
-            assert (before.us, after.us) == (100, 60)
+            assert (some(before).us, after.us) == (100, 60)
             assert sum((after.parts or {}).values()) == pytest.approx(60)
     code, output = invoke("plot", str(tmp_path / "result.json"), str(tmp_path / "a" / "plot.png"))
     assert code == 0, output
@@ -572,12 +518,7 @@ def test_work_is_that_of_three_products_of_each_weight() -> None:
 
 def test_what_runs_beside_another_kernel_counts_once_and_2_us_are_no_wait() -> None:
     events = [KernelEvent("a", 0, 10), KernelEvent("b", 5, 10), KernelEvent("c", 6, 2), KernelEvent("d", 17, 1)]
-    assert training.parts_of(events) == {
-        "1 a": 10,
-        "2 b": 5,
-        "3 c": 0,
-        "4 d": 1,
-    }  # 2 us: launches that follow each other
+    assert training.parts_of(events) == {"1 a": 10, "2 b": 5, "3 c": 0, "4 d": 1}  # launches that follow each other
 
 
 def test_few_shapes_are_of_both_kinds() -> None:
@@ -610,11 +551,8 @@ def test_two_processes_measure_the_layer_and_its_ways(
         *(("ep_step", name) for name in (GROUP, ALONE)),
     }
     for row in rows:
-        assert (
-            row.shape == (STEP if row.kind == "ep_step" else SHAPE)
-            and row.config == "2 processes"
-            and row.failed is None
-        )
+        assert row.shape == (STEP if row.kind == "ep_step" else SHAPE)
+        assert (row.config, row.failed) == ("2 processes", None)
         assert row.us_min and row.us and row.us_max and 0 < row.us_min <= row.us <= row.us_max
     assert "ep_combine" in capsys.readouterr().out
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_benchmark import invoke, pretend_gpu
+from helpers import some
+from test_benchmark import measured, pretend_gpu
 
 from lab.bench import fine, fp4, products, tune, yardsticks
 from lab.bench.bulk_read import READ
@@ -99,11 +100,8 @@ def test_a_run_measures_keeps_and_shows(kind: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(products, "recorded", lambda calls, *_: {name: [kernels] for name in calls})
     monkeypatch.setattr(products, "made", lambda case: list(contenders(case.kind).values()))
     monkeypatch.setattr(tune, "compile_all", lambda configs, announce: compiled.append(configs))
-    out = tmp_path / "result.json"
-    code, output = invoke("bench", kind, "--quick", "--out", str(out), "--commit", "abc")
-    assert code == 0, output
+    report, output = measured(tmp_path, kind, "--quick", "--commit", "abc")
     assert compiled == [[]]
-    report = Report.load(out)
     rows: list[Any] = [row for row in report.rows if not row.failed]
     assert {row.contender for row in rows} == set(OWN[module])
     assert len(rows) == len(OWN[module]) * len(module.QUICK[kind])
@@ -185,7 +183,6 @@ def test_both_are_timed_on_a_gpu() -> None:
     rows = yardsticks.measure(L2Flush())
     assert [row.kind for row in rows] == [COPY, PRODUCT]
     header = {"machine": {"gpu": torch.cuda.get_device_name()}}
-    found = yardsticks.yardsticks_of(Report(header, rows))
-    assert found is not None
+    found = some(yardsticks.yardsticks_of(Report(header, rows)))
     assert 100 < found.copy_us < 1000
     assert 500 < found.bf16_dense_us < 4000

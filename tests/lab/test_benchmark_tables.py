@@ -45,6 +45,7 @@ from lab.bench.timing import Spread
 from lab.bench.tune_fit import Collected
 
 Listed = list[tuple[str, tuple[int, ...]]]
+LAYERS = ("linear", "experts", "fp4_experts", "few_experts")
 LISTED: Mapping[str, Listed] = {
     **{
         name: module.KINDS.shapes_of()
@@ -52,12 +53,7 @@ LISTED: Mapping[str, Listed] = {
     },
     **{
         name: [(name, shape) for shape in module.shapes_of()]
-        for name, module in {
-            "linear": linear,
-            "experts": experts,
-            "fp4_experts": fp4_experts,
-            "few_experts": few_experts,
-        }.items()
+        for name, module in zip(LAYERS, (linear, experts, fp4_experts, few_experts), strict=True)
     },
     **{name: [(name, each.shape) for each in products.cases_of(name)] for name in products.WITH_OWN_RIVALS},
     "training": [(training.kind_of(shape), shape) for shape in training.SHAPES],
@@ -78,15 +74,6 @@ RIVALS = {
     **{key: {OURS: 60.0, fp4.FP8: 120.0, READ: 30.0} for key in ("fp4_masked", "fp4_contiguous", "fp4_experts")},
     "fp4_dense": {OURS: 60.0, fp4.FP8: 120.0, READ: 30.0, fp4.HUMMING: 80.0},
     "few_experts": {OURS: 60.0, fp4.VLLM: 120.0, READ: 30.0},
-    **{
-        key: {
-            fine.USUAL: 60.0,
-            **dict(zip(fine.SAID, (90.0, 120.0, 30.0, 180.0), strict=True)),
-            BF16: 80.0,
-            "triton": 360.0,
-        }
-        for key in ("fine_dense", "fine_masked")
-    },
     **dict.fromkeys(("fine_dense", "fine_masked"), OF_FINE),
     "training": {OURS: 60.0, BF16: 90.0},
     "distributed": {distributed.GROUP: 60.0, distributed.FUSED: 55.0, distributed.MEGA: 45.0, ALONE: 50.0},
@@ -298,15 +285,12 @@ def test_means_of_what_is_judged_stand_apart() -> None:
 
     header = {"machine": {"gpu": "NVIDIA H200"}}
     few, many, known = (16, 512, 1024), (1000, 512, 1024), (17, 512, 2048)
-    report = Report(
-        header, [*rows(few, 8, is_judged=True), *rows(many, 12.5, is_judged=True), *rows(known, 20, is_judged=False)]
-    )
+    judged = [*rows(few, 8, is_judged=True), *rows(many, 12.5, is_judged=True)]
+    report = Report(header, [*judged, *rows(known, 20, is_judged=False)])
     found = {each.regime: each for each in summaries(comparisons(report))}
     assert found["judged, dense"].count == 2
-    assert found["judged, dense"].to_fast == pytest.approx(1.0)
-    assert found["judged, m <= 128"].to_fast == pytest.approx(0.8)
-    assert found["judged, m > 128"].to_fast == pytest.approx(1.25)
-    assert found["dense, m <= 128"].to_fast == pytest.approx(2.0)
+    means = {"judged, dense": 1.0, "judged, m <= 128": 0.8, "judged, m > 128": 1.25, "dense, m <= 128": 2.0}
+    assert {regime: found[regime].to_fast for regime in means} == pytest.approx(means)
     worst = found["judged, dense"].worst
     assert worst is not None and worst.row.shape == many
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import FakeGpu, on_gpu
+from helpers import some
 from torch import Tensor
 
 import deep_gemm
@@ -42,8 +43,7 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: i
     tile = choose(Sizes(m, N, K), Output(with_c=with_bias), H200)
     assert isinstance(tile, DecodeConfig)
     assert [launch.kernel for launch in gpu.launches] == [KERNEL.kernel_name]
-    config = serving(m, K, tile)
-    assert config is not None
+    config = some(serving(m, K, tile))
     assert (config.tile.cluster_k, config.tile.block_n) == (tile.cluster_k, tile.block_n)
     assert (gpu.last.grid, gpu.last.cluster) == (linear_decode.grid(config, m, N), config.cluster_size)
     assert [word(gpu, name) for name in ("map_b", "x", "sfb", "d")] == [t.data_ptr() for t in (w[0], x, w[1], out)]
@@ -78,8 +78,7 @@ def test_a_cluster_is_of_tiles_and_of_parts_of_k(gpu: FakeGpu) -> None:
         (16, 7168, 3, 2),
         (16, 7168, 8, 1),
     ):
-        config = serving(m, k, DecodeConfig(16, 4, 1, cluster_k, 2))
-        assert config is not None
+        config = some(serving(m, k, DecodeConfig(16, 4, 1, cluster_k, 2)))
         assert (config.cluster_n, config.tile.block_tokens) == (cluster_n, 8 if m <= 8 else 16)
 
 
@@ -92,8 +91,7 @@ def test_ctas_with_more_to_cast_than_the_wait_hides_leave_it_to_a_cast() -> None
 
 
 def test_the_grid_is_whole_clusters() -> None:
-    config = serving(16, 2048, DecodeConfig(16, 4, 1, 1, 2))
-    assert config is not None
+    config = some(serving(16, 2048, DecodeConfig(16, 4, 1, 1, 2)))
     assert [linear_decode.grid(config, 16, n) for n in (8, 256, 264)] == [4, 4, 8]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layer_cases import same_bits
+from helpers import same_bits
 from thorough import one_in
 from torch import Tensor
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_within, random_fp8, random_scales
+from helpers import assert_within, random_fp8, random_scales, some
 from layer_cases import assert_mistake
 from torch import Tensor
 
@@ -84,8 +84,7 @@ def test_rows_are_cast_by_the_rules_of_casts_to_the_bit() -> None:
             assert (scales[row] == sim.CANARY).all()
             continue
         product = block_scaled_product(p.a[row, None], p.sfa[row, None], b[group], p.sfb[group])
-        assert p.row_weights is not None
-        cast = per_token_cast_to_fp8(silu_mul(product, 1.5) * p.row_weights[row], gran_k=64)
+        cast = per_token_cast_to_fp8(silu_mul(product, 1.5) * some(p.row_weights)[row], gran_k=64)
         assert torch.equal(values[row].view(torch.uint8), cast[0][0].view(torch.uint8))
         assert torch.equal(scales[row], cast[1][0])
 
@@ -115,35 +114,29 @@ def arguments(**changes: Any) -> dict[str, Any]:
 
 
 FP8 = torch.float8_e4m3fn
-MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"a": torch.ones(3)}, TypeError, "a: expected a pair (values, scales), got Tensor"),
-    ({"ends": torch.zeros(4, dtype=torch.int32)}, ValueError, "ends: expected shape (groups,) = (2,), got (4,)"),
-    ({"ends": torch.tensor([0, 4], dtype=torch.int32)}, ValueError, "ends: expected values in 0..3, got 4 at index 1"),
-    ({"ends": torch.tensor([2, 1], dtype=torch.int32)}, ValueError, "ends: expected an end of 2 or from 2"),
-    ({"row_weights": torch.ones(2)}, ValueError, "row_weights: expected shape (m) = (3), got (2,)"),
-    ({"row_weights": torch.ones(3).half()}, ValueError, "row_weights: expected dtype torch.float32, got torch.float16"),
-    ({"limit": 0.0}, ValueError, "limit: expected a number above 0, got 0.0"),
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"a": torch.ones(3)}, "TypeError: a: expected a pair (values, scales), got Tensor"),
+    ({"ends": torch.zeros(4, dtype=torch.int32)}, "ends: expected shape (groups,) = (2,), got (4,)"),
+    ({"ends": torch.tensor([0, 4], dtype=torch.int32)}, "ends: expected values in 0..3, got 4 at index 1"),
+    ({"ends": torch.tensor([2, 1], dtype=torch.int32)}, "ends: expected an end of 2 or from 2"),
+    ({"row_weights": torch.ones(2)}, "row_weights: expected shape (m) = (3), got (2,)"),
+    ({"row_weights": torch.ones(3).half()}, "row_weights: expected dtype torch.float32, got torch.float16"),
+    ({"limit": 0.0}, "limit: expected a number above 0, got 0.0"),
     (
         {"b": (torch.zeros(2, 128, 128).to(FP8), torch.ones(2, 1, 1))},
-        ValueError,
         "b: expected a multiple of 256 rows, gate and up, got n = 128",
     ),
-    (
-        {"d": (torch.zeros(3, 64).to(FP8), torch.ones(3, 1))},
-        ValueError,
-        "d: expected shape (m, n / 2) = (3, 128), got (3, 64)",
-    ),
+    ({"d": (torch.zeros(3, 64).to(FP8), torch.ones(3, 1))}, "d: expected shape (m, n / 2) = (3, 128), got (3, 64)"),
     (
         {"d": (torch.zeros(3, 128).to(FP8), torch.ones(3, 2))},
-        ValueError,
         "sfd: expected scales that lie m-major, as products load them, got strides (2, 1)",
     ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), MISTAKES)
-def test_a_mistake_is_refused_in_words(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    assert_mistake(activated_product_of_rows, arguments(**changes), error, message)
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_a_mistake_is_refused_in_words(changes: dict[str, Any], message: str) -> None:
+    assert_mistake(activated_product_of_rows, arguments(**changes), message)
 
 
 def test_outputs_that_overlap_are_refused() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import captured, int32
-from layer_cases import FP8_NAN, assert_mistake, same_bits, same_pairs, without_values
+from helpers import captured, int32, same_bits
+from layer_cases import FP8_NAN, assert_mistake, same_pairs, without_values
 from torch import Tensor
 
 import deep_gemm
@@ -305,45 +305,40 @@ def call(**changes: Any) -> dict[str, Any]:
     return {"x": random_x(3, 8, 256), **changes}
 
 
-MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"x": [[1.0]]}, TypeError, "x: expected a tensor, got a list of 1"),
-    ({"x": torch.ones(2, 4, dtype=torch.float64)}, ValueError, "x: expected dtype torch.bfloat16 or torch.float16 or"),
-    ({"x": torch.ones(4)}, ValueError, "x: expected shape (..., m, 2 i), got (4,)"),
-    ({"x": torch.ones(2, 5)}, ValueError, "x: expected an even number of columns, gate and up, got 5"),
-    ({"row_weights": [1.0]}, TypeError, "row_weights: expected a tensor, got a list of 1"),
-    ({"row_weights": torch.ones(3)}, ValueError, "row_weights: expected shape (..., m) = (3, 8), got (3,)"),
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"x": [[1.0]]}, "TypeError: x: expected a tensor, got a list of 1"),
+    ({"x": torch.ones(2, 4, dtype=torch.float64)}, "x: expected dtype torch.bfloat16 or torch.float16 or"),
+    ({"x": torch.ones(4)}, "x: expected shape (..., m, 2 i), got (4,)"),
+    ({"x": torch.ones(2, 5)}, "x: expected an even number of columns, gate and up, got 5"),
+    ({"row_weights": [1.0]}, "TypeError: row_weights: expected a tensor, got a list of 1"),
+    ({"row_weights": torch.ones(3)}, "row_weights: expected shape (..., m) = (3, 8), got (3,)"),
     (
         {"row_weights": torch.ones(3, 8, dtype=torch.bfloat16)},
-        ValueError,
         "row_weights: expected dtype torch.float32, got torch.bfloat16",
     ),
-    (
-        {"row_weights": torch.ones(3, 8, device="meta")},
-        ValueError,
-        "row_weights: expected device cpu, where x is, got meta",
-    ),
-    ({"masked_m": int32(1, 2)}, ValueError, "masked_m: expected shape (groups,) = (3,), got (2,)"),
-    ({"masked_m": int32(1, 2, 9)}, ValueError, "masked_m: expected values in 0..8, got 9 at index 2"),
-    ({"masked_m": int32(1, 2, 3).long()}, ValueError, "masked_m: expected dtype torch.int32, got torch.int64"),
-    ({"masked_m": [1, 2, 3]}, TypeError, "masked_m: expected a tensor, got a list of 3"),
-    ({"masked_m": int32(1, 2, 3).to("meta")}, ValueError, "masked_m: expected device cpu, where x is, got meta"),
-    ({"masked_m": int32(1), "x": torch.ones(2, 4)}, ValueError, "x: expected shape (groups, max_m, 2 i), got (2, 4)"),
-    ({"masked_m": int32(1, 2, 3), "ends": int32(1)}, ValueError, "ends: expected None where masked_m is given"),
-    ({"ends": int32(1)}, ValueError, "x: expected shape (m, 2 i), got (3, 8, 256)"),
-    ({"ends": int32(5), "x": torch.ones(2, 4)}, ValueError, "ends: expected values in 0..2, got 5 at index 0"),
-    ({"ends": int32(1, 2), "x": torch.ones(2, 4)}, ValueError, "ends: expected an end of 1 or from 128, the aligned"),
-    ({"ends": int32(1)[None], "x": torch.ones(2, 4)}, ValueError, "ends: expected shape (groups,) = (1,), got (1, 1)"),
-    ({"ends": 3, "x": torch.ones(2, 4)}, TypeError, "ends: expected a tensor, got int"),
-    ({"limit": 0}, ValueError, "limit: expected a number above 0, got 0"),
-    ({"limit": -1.0}, ValueError, "limit: expected a finite FP32 number that is not negative, got -1.0"),
-    ({"limit": "7"}, ValueError, "limit: expected a finite FP32 number that is not negative, got '7'"),
-    ({"limit": torch.ones(())}, ValueError, "limit: expected a finite FP32 number that is not negative, got tensor"),
-    ({"min_amax": torch.nan}, ValueError, "min_amax: expected a finite FP32 number that is not negative, got nan"),
-    ({"min_amax": -1}, ValueError, "min_amax: expected a finite FP32 number that is not negative, got -1"),
-    ({"min_amax": 1e39}, ValueError, "min_amax: expected a finite FP32 number that is not negative, got 1e+39"),
+    ({"row_weights": torch.ones(3, 8, device="meta")}, "row_weights: expected device cpu, where x is, got meta"),
+    ({"masked_m": int32(1, 2)}, "masked_m: expected shape (groups,) = (3,), got (2,)"),
+    ({"masked_m": int32(1, 2, 9)}, "masked_m: expected values in 0..8, got 9 at index 2"),
+    ({"masked_m": int32(1, 2, 3).long()}, "masked_m: expected dtype torch.int32, got torch.int64"),
+    ({"masked_m": [1, 2, 3]}, "TypeError: masked_m: expected a tensor, got a list of 3"),
+    ({"masked_m": int32(1, 2, 3).to("meta")}, "masked_m: expected device cpu, where x is, got meta"),
+    ({"masked_m": int32(1), "x": torch.ones(2, 4)}, "x: expected shape (groups, max_m, 2 i), got (2, 4)"),
+    ({"masked_m": int32(1, 2, 3), "ends": int32(1)}, "ends: expected None where masked_m is given"),
+    ({"ends": int32(1)}, "x: expected shape (m, 2 i), got (3, 8, 256)"),
+    ({"ends": int32(5), "x": torch.ones(2, 4)}, "ends: expected values in 0..2, got 5 at index 0"),
+    ({"ends": int32(1, 2), "x": torch.ones(2, 4)}, "ends: expected an end of 1 or from 128, the aligned"),
+    ({"ends": int32(1)[None], "x": torch.ones(2, 4)}, "ends: expected shape (groups,) = (1,), got (1, 1)"),
+    ({"ends": 3, "x": torch.ones(2, 4)}, "TypeError: ends: expected a tensor, got int"),
+    ({"limit": 0}, "limit: expected a number above 0, got 0"),
+    ({"limit": -1.0}, "limit: expected a finite FP32 number that is not negative, got -1.0"),
+    ({"limit": "7"}, "limit: expected a finite FP32 number that is not negative, got '7'"),
+    ({"limit": torch.ones(())}, "limit: expected a finite FP32 number that is not negative, got tensor"),
+    ({"min_amax": torch.nan}, "min_amax: expected a finite FP32 number that is not negative, got nan"),
+    ({"min_amax": -1}, "min_amax: expected a finite FP32 number that is not negative, got -1"),
+    ({"min_amax": 1e39}, "min_amax: expected a finite FP32 number that is not negative, got 1e+39"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), MISTAKES)
-def test_a_mistake_is_refused_in_words(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    assert_mistake(silu_mul_cast_to_fp8, call(**changes), error, message)
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_a_mistake_is_refused_in_words(changes: dict[str, Any], message: str) -> None:
+    assert_mistake(silu_mul_cast_to_fp8, call(**changes), message)

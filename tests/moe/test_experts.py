@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CANARY, captured, dequantize
+from helpers import captured, dequantize, framed, same_bits, some
 from helpers import numbers as random
-from layer_cases import assert_mistake, random_routes, same_bits, weights_without_values, without_values
+from layer_cases import assert_mistake, random_routes, weights_without_values, without_values
 from torch import Tensor
 
 import deep_gemm
@@ -78,8 +78,7 @@ def one_by_one(
 
 
 def called(arguments: dict[str, Any]) -> Tensor:
-    out = experts(**arguments)
-    assert out is not None
+    out = some(experts(**arguments))
     assert out.dtype == torch.bfloat16
     return out
 
@@ -120,18 +119,12 @@ def test_types_of_arguments(dtype: torch.dtype, ids: torch.dtype, route_weights:
 
 def test_it_is_near_the_layer_in_fp64() -> None:
     arguments = call(64)
-    w1, w2 = (
-        torch.stack([dequantize(values, scales, 128) for values, scales in zip(*arguments[name], strict=True)])
-        for name in ("w1", "w2")
-    )
-    exact = torch.zeros(64, HIDDEN, dtype=torch.float64)
-    for t, (ids, of_routes) in enumerate(
-        zip(arguments["topk_ids"].tolist(), arguments["topk_weights"].tolist(), strict=True)
-    ):
-        for expert, route_weight in zip(ids, of_routes, strict=True):
-            if expert >= 0:
-                gate, up = (w1[expert] @ arguments["x"][t].double()).chunk(2)
-                exact[t] += route_weight * (w2[expert] @ (torch.nn.functional.silu(gate) * up))
+    w1, w2 = (dequantize(values, scales, 128) for values, scales in (arguments["w1"], arguments["w2"]))
+    exact, x = torch.zeros(64, HIDDEN, dtype=torch.float64), arguments["x"].double()
+    for t, column in (arguments["topk_ids"] >= 0).nonzero().tolist():
+        expert = int(arguments["topk_ids"][t, column])
+        gate, up = (w1[expert] @ x[t]).chunk(2)
+        exact[t] += float(arguments["topk_weights"][t, column]) * (w2[expert] @ (torch.nn.functional.silu(gate) * up))
     assert deep_gemm.calc_diff(called(arguments), exact) < 2e-3
 
 
@@ -139,15 +132,10 @@ def test_it_is_its_parts() -> None:
     arguments = call(limit=1.0)
     rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
     a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
-    h = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, arguments["w1"], grouped_layout=rows.ids)
-    assert h is not None
-    y = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
-        silu_mul_cast_to_fp8(h, limit=1.0), arguments["w2"], grouped_layout=rows.ids
-    )
-    assert y is not None
-    expected = deep_gemm.gather_weighted(y, rows, arguments["topk_weights"])
-    assert expected is not None
-    assert same_bits(called(arguments), expected)
+    h = some(deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, arguments["w1"], grouped_layout=rows.ids))
+    a = silu_mul_cast_to_fp8(h, limit=1.0)
+    y = some(deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, arguments["w2"], grouped_layout=rows.ids))
+    assert same_bits(called(arguments), some(deep_gemm.gather_weighted(y, rows, arguments["topk_weights"])))
 
 
 def test_the_alignment_that_is_set_changes_nothing() -> None:
@@ -202,14 +190,10 @@ def test_no_routes_and_experts_without_tokens_work() -> None:
 
 
 def test_out_is_written_and_nothing_around_it() -> None:
-    arguments = call()
-    expected = called(arguments)
-    buffer = torch.full((TOKENS + 2, HIDDEN + 24), CANARY, dtype=torch.bfloat16)
-    out = buffer[1:-1, 8 : HIDDEN + 8]
-    assert experts(**arguments, out=out) is None
-    assert same_bits(out, expected)
-    out.fill_(CANARY)
-    assert bool((buffer == CANARY).all())
+    arguments, frame = call(), framed((TOKENS, HIDDEN), torch.bfloat16)
+    assert experts(**arguments, out=frame.view) is None
+    assert same_bits(frame.view, called(arguments))
+    frame.assert_untouched_outside()
 
 
 def test_strides_change_nothing() -> None:
@@ -259,9 +243,8 @@ def test_workspace_is_what_the_parts_give(tokens: int, topk: int, num: int, monk
 @pytest.mark.parametrize("name", ["tokens", "topk", "num_experts", "hidden", "intermediate"])
 def test_sizes_of_a_workspace_are_integers(name: str, size: Any) -> None:
     sizes = {"tokens": 1, "topk": 1, "num_experts": 1, "hidden": 16, "intermediate": 16, name: size}
-    assert_mistake(
-        experts_workspace_bytes, sizes, ValueError, f"{name}: expected an integer in 0..2147483647, got {size!r}"
-    )
+    words = f"{name}: expected an integer in 0..2147483647, got {size!r}"
+    assert_mistake(experts_workspace_bytes, sizes, words)
 
 
 # On a GPU
@@ -297,83 +280,47 @@ def test_a_gpu_computes_it_and_a_graph_captures_it() -> None:
 
 W1, W2 = weights()
 OUT = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16)
-MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"x": [1.0]}, TypeError, "x: expected a tensor, got a list of 1"),
-    ({"x": torch.ones(4)}, ValueError, "x: expected shape (tokens, hidden), got (4,)"),
-    ({"x": random(TOKENS, 160)}, ValueError, "x: expected shape (tokens, hidden) = (tokens, 144), got (12, 160)"),
-    ({"x": random(TOKENS, HIDDEN).double()}, ValueError, "x: expected dtype torch.bfloat16 or torch.float16 or"),
-    ({"x": random(TOKENS, HIDDEN).to("meta")}, ValueError, "topk_ids: expected device meta, where x is, got cpu"),
-    ({"topk_ids": [[1]]}, TypeError, "topk_ids: expected a tensor, got a list of 1"),
-    (
-        {"topk_ids": torch.zeros(3, 2).long()},
-        ValueError,
-        "topk_ids: expected shape (tokens, topk) = (12, topk), got (3,",
-    ),
-    ({"topk_ids": torch.zeros(TOKENS, TOPK)}, ValueError, "topk_ids: expected dtype torch.int32 or torch.int64, got"),
-    (
-        {"topk_ids": torch.full((TOKENS, TOPK), NUM)},
-        ValueError,
-        "topk_ids: expected values in -1..4, got 5 at index (0,",
-    ),
-    (
-        {"topk_ids": torch.zeros(TOKENS, TOPK).long().to("meta")},
-        ValueError,
-        "topk_ids: expected device cpu, where x is",
-    ),
-    ({"topk_weights": 1.0}, TypeError, "topk_weights: expected a tensor, got float"),
-    ({"topk_weights": torch.ones(TOKENS, 2)}, ValueError, "topk_weights: expected shape (tokens, topk) = (12, 3), got"),
-    ({"topk_weights": torch.ones(TOKENS, TOPK).double()}, ValueError, "topk_weights: expected dtype torch.float32 or"),
-    (
-        {"topk_weights": torch.ones(TOKENS, TOPK).to("meta")},
-        ValueError,
-        "topk_weights: expected device cpu, where x is",
-    ),
-    ({"w1": W1[0]}, TypeError, "w1: expected a pair (values, scales), got Tensor"),
-    ({"w1": (W1[0], None)}, TypeError, "sfw1: expected a tensor, got NoneType"),
-    ({"w1": (W1[0].float(), W1[1])}, ValueError, "w1: expected dtype torch.float8_e4m3fn, got torch.float32"),
-    (
-        {"w1": weights(NUM, 160)[0]},
-        ValueError,
-        "w1: expected shape (experts, 2 intermediate, hidden) = (experts, 2 inter",
-    ),
-    (
-        {"w1": (W1[0], W1[1][:, :1])},
-        ValueError,
-        "sfw1: expected shape (5, 2, 2) of 128x128 values, ",
-    ),
-    (
-        {"w1": weights(NUM, HIDDEN, 96)[0]},
-        ValueError,
-        "w1: expected 2 * intermediate = 160 rows, gate and up, where w2",
-    ),
-    ({"w1": (W1[0].to("meta"), W1[1])}, ValueError, "w1: expected device cpu, where x is, got meta"),
-    (
-        {"w2": weights(4)[1]},
-        ValueError,
-        "w2: expected shape (experts, hidden, intermediate) = (5, 144, intermediate), got",
-    ),
-    ({"w2": (W2[0], W2[1].double())}, ValueError, "sfw2: expected dtype torch.float32, got torch.float64"),
-    ({"w2": (W2[0], W2[1].to("meta"))}, ValueError, "sfw2: expected device cpu, where x is, got meta"),
-    (
-        dict(zip(("w1", "w2"), weights(NUM, HIDDEN, 88), strict=True)),
-        ValueError,
-        "intermediate: expected a multiple of 16, got 88",
-    ),
-    ({"limit": 0.0}, ValueError, "limit: expected a number above 0, got 0.0"),
-    ({"activation": ["swiglu"]}, ValueError, "activation: expected one of ['swiglu', 'situ'], got ['swiglu']"),
-    ({"activation": "gelu"}, ValueError, "activation: expected one of ['swiglu', 'situ'], got 'gelu'"),
-    ({"alpha": -1.0}, ValueError, "alpha: expected a finite FP32 number that is not negative, got -1.0"),
-    ({"beta": torch.inf}, ValueError, "beta: expected a finite FP32 number, got inf"),
-    ({"activation": "situ", "limit": 7.0}, ValueError, "limit: expected None with activation='situ', which has bounds"),
-    ({"activation": "situ", "beta": 0}, ValueError, "beta: expected a number above 0, got 0"),
-    ({"out": 1}, TypeError, "out: expected a tensor, got int"),
-    ({"out": OUT.float()}, ValueError, "out: expected dtype torch.bfloat16, got torch.float32"),
-    ({"out": OUT[1:]}, ValueError, "out: expected shape (tokens, hidden) = (12, 144), got (11, 144)"),
-    ({"out": OUT.to("meta")}, ValueError, "out: expected device cpu, where x is, got meta"),
-    ({"out": OUT, "x": OUT}, ValueError, "out: expected memory that does not overlap x"),
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"x": [1.0]}, "TypeError: x: expected a tensor, got a list of 1"),
+    ({"x": torch.ones(4)}, "x: expected shape (tokens, hidden), got (4,)"),
+    ({"x": random(TOKENS, 160)}, "x: expected shape (tokens, hidden) = (tokens, 144), got (12, 160)"),
+    ({"x": random(TOKENS, HIDDEN).double()}, "x: expected dtype torch.bfloat16 or torch.float16 or"),
+    ({"x": random(TOKENS, HIDDEN).to("meta")}, "topk_ids: expected device meta, where x is, got cpu"),
+    ({"topk_ids": [[1]]}, "TypeError: topk_ids: expected a tensor, got a list of 1"),
+    ({"topk_ids": torch.zeros(3, 2).long()}, "topk_ids: expected shape (tokens, topk) = (12, topk), got (3,"),
+    ({"topk_ids": torch.zeros(TOKENS, TOPK)}, "topk_ids: expected dtype torch.int32 or torch.int64, got"),
+    ({"topk_ids": torch.full((TOKENS, TOPK), NUM)}, "topk_ids: expected values in -1..4, got 5 at index (0,"),
+    ({"topk_ids": torch.zeros(TOKENS, TOPK).long().to("meta")}, "topk_ids: expected device cpu, where x is"),
+    ({"topk_weights": 1.0}, "TypeError: topk_weights: expected a tensor, got float"),
+    ({"topk_weights": torch.ones(TOKENS, 2)}, "topk_weights: expected shape (tokens, topk) = (12, 3), got"),
+    ({"topk_weights": torch.ones(TOKENS, TOPK).double()}, "topk_weights: expected dtype torch.float32 or"),
+    ({"topk_weights": torch.ones(TOKENS, TOPK).to("meta")}, "topk_weights: expected device cpu, where x is"),
+    ({"w1": W1[0]}, "TypeError: w1: expected a pair (values, scales), got Tensor"),
+    ({"w1": (W1[0], None)}, "TypeError: sfw1: expected a tensor, got NoneType"),
+    ({"w1": (W1[0].float(), W1[1])}, "w1: expected dtype torch.float8_e4m3fn, got torch.float32"),
+    ({"w1": weights(NUM, 160)[0]}, "w1: expected shape (experts, 2 intermediate, hidden) = (experts, 2 inter"),
+    ({"w1": (W1[0], W1[1][:, :1])}, "sfw1: expected shape (5, 2, 2) of 128x128 values, "),
+    ({"w1": weights(NUM, HIDDEN, 96)[0]}, "w1: expected 2 * intermediate = 160 rows, gate and up, where w2"),
+    ({"w1": (W1[0].to("meta"), W1[1])}, "w1: expected device cpu, where x is, got meta"),
+    ({"w2": weights(4)[1]}, "w2: expected shape (experts, hidden, intermediate) = (5, 144, intermediate), got"),
+    ({"w2": (W2[0], W2[1].double())}, "sfw2: expected dtype torch.float32, got torch.float64"),
+    ({"w2": (W2[0], W2[1].to("meta"))}, "sfw2: expected device cpu, where x is, got meta"),
+    (dict(zip(("w1", "w2"), weights(NUM, HIDDEN, 88), strict=True)), "intermediate: expected a multiple of 16, got 88"),
+    ({"limit": 0.0}, "limit: expected a number above 0, got 0.0"),
+    ({"activation": ["swiglu"]}, "activation: expected one of ['swiglu', 'situ'], got ['swiglu']"),
+    ({"activation": "gelu"}, "activation: expected one of ['swiglu', 'situ'], got 'gelu'"),
+    ({"alpha": -1.0}, "alpha: expected a finite FP32 number that is not negative, got -1.0"),
+    ({"beta": torch.inf}, "beta: expected a finite FP32 number, got inf"),
+    ({"activation": "situ", "limit": 7.0}, "limit: expected None with activation='situ', which has bounds"),
+    ({"activation": "situ", "beta": 0}, "beta: expected a number above 0, got 0"),
+    ({"out": 1}, "TypeError: out: expected a tensor, got int"),
+    ({"out": OUT.float()}, "out: expected dtype torch.bfloat16, got torch.float32"),
+    ({"out": OUT[1:]}, "out: expected shape (tokens, hidden) = (12, 144), got (11, 144)"),
+    ({"out": OUT.to("meta")}, "out: expected device cpu, where x is, got meta"),
+    ({"out": OUT, "x": OUT}, "out: expected memory that does not overlap x"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), MISTAKES)
-def test_a_mistake_is_refused_in_words(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    assert_mistake(experts, call(**changes), error, message)
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_a_mistake_is_refused_in_words(changes: dict[str, Any], message: str) -> None:
+    assert_mistake(experts, call(**changes), message)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from fp4_cases import FORMS, random_weight
-from helpers import captured, group_of_one
-from layer_cases import fine_weight, random_routes, recipes, same_bits
+from helpers import captured, group_of_one, same_bits, some
+from layer_cases import fine_weight, random_routes, recipes
 from mega_cases import Model, chain, fill, result, transformed
 from torch import Tensor
 
@@ -55,8 +55,7 @@ def test_a_linear_layer_is_cast_and_product(m: int, form: str | None, bias_dtype
         call: Any = deep_gemm.fp8_gemm_nt
         call(deep_gemm.per_token_cast_to_fp8(x, gran_k=columns), w, d, c, **said)
         for _ in range(3):  # the third is recognized, if scales are not copied
-            got = deep_gemm.linear(x, w, bias=bias)
-            assert got is not None
+            got = some(deep_gemm.linear(x, w, bias=bias))
             assert same_bits(got.cpu(), d.bfloat16().cpu())
 
 
@@ -68,10 +67,8 @@ def test_experts(tokens: int, of: tuple[int, int], form: str | None) -> None:
     given = experts_call(tokens, of, form)
     for gran_k in (None, 128):
         right = deep_gemm.experts(*given, limit=0.5, gran_k=gran_k)
-        got = deep_gemm.experts(*map(on_gpu, given), limit=0.5, gran_k=gran_k)
-        assert got is not None
-        assert right is not None
-        assert deep_gemm.calc_diff(got.cpu(), right) < 1e-4
+        got = some(deep_gemm.experts(*map(on_gpu, given), limit=0.5, gran_k=gran_k))
+        assert deep_gemm.calc_diff(got.cpu(), some(right)) < 1e-4
 
 
 @pytest.mark.parametrize("form", [None, "e8m0"])
@@ -99,13 +96,11 @@ def test_a_graph_sees_weights_that_were_refreshed_in_place(of: tuple[int, int], 
 @pytest.mark.parametrize("of", FINE, ids=str)
 def test_experts_of_a_group_of_one(tmp_path: Path, of: tuple[int, int], gran_k: int | None) -> None:
     x, ids, p, w1, w2 = on_gpu(experts_call(12, of, "e8m0"))
-    right = deep_gemm.experts(x, ids, p, w1, w2, gran_k=gran_k)
-    assert right is not None
+    right = some(deep_gemm.experts(x, ids, p, w1, w2, gran_k=gran_k))
     with group_of_one(tmp_path):
         layer = deep_gemm.distributed.Experts(8, w1, w2, max_tokens=16, gran_k=gran_k)
         for got in (layer(x, ids, p), layer.decode(x, ids, p)):
-            assert got is not None
-            assert same_bits(got.cpu(), right.cpu())
+            assert same_bits(some(got).cpu(), right.cpu())
         graph, out = torch.cuda.CUDAGraph(), torch.empty_like(x)
         with torch.cuda.graph(graph):
             layer.decode(x, ids, p, out=out)
@@ -240,8 +235,7 @@ def test_a_graph_sees_a_weight_that_was_refreshed_in_place() -> None:
     scales[..., ::2] -= 16
     given[3][1].view(torch.uint8).data.copy_(scales)
     graph.replay()
-    right = deep_gemm.experts(x, ids, p, (w1[0], scales), w2)
-    assert right is not None
+    right = some(deep_gemm.experts(x, ids, p, (w1[0], scales), w2))
     assert deep_gemm.calc_diff(out.cpu(), right) < 1e-4
 
 
@@ -254,13 +248,11 @@ def test_experts_of_a_group_of_one_with_fp4(tmp_path: Path, peer_memory: bool) -
         for w, scales in (small(8, 768, 512, seed=1), small(8, 512, 384, seed=2))
     )
     x, w1, w2 = on_gpu((torch.randn(12, 512).bfloat16(), w1, w2))
-    right = deep_gemm.experts(x, ids, p, w1, w2)
-    assert right is not None
+    right = some(deep_gemm.experts(x, ids, p, w1, w2))
     with group_of_one(tmp_path):
         layer = deep_gemm.distributed.Experts(8, w1, w2, max_tokens=16, peer_memory=peer_memory)
         for got in (layer(x, ids, p), layer.decode(x, ids, p)):
-            assert got is not None
-            assert torch.equal(got.view(torch.int16), right.view(torch.int16))
+            assert torch.equal(some(got).view(torch.int16), right.view(torch.int16))
         graph, out = torch.cuda.CUDAGraph(), torch.empty_like(x)
         with torch.cuda.graph(graph):
             layer.decode(x, ids, p, out=out)

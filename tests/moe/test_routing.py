@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CANARY, captured, framed
+from helpers import captured, framed, same_bits, some
 from hypothesis import given
 from hypothesis import strategies as st
-from layer_cases import assert_mistake, random_routes, same_bits, same_pairs, without_values
+from layer_cases import assert_mistake, random_routes, same_pairs, without_values
 from torch import Tensor
 
 import deep_gemm
@@ -159,18 +159,12 @@ def test_strides_of_tokens_change_nothing() -> None:
 @pytest.mark.parametrize(("tokens", "topk", "experts"), [(0, 2, 3), (3, 0, 3), (3, 2, 0), (0, 0, 0)])
 def test_empty_sizes_work(tokens: int, topk: int, experts: int) -> None:
     rows = expert_rows(random_routes(tokens, topk, experts), experts)
-    assert [tuple(x.shape) for x in rows] == [
-        (experts,),
-        (experts,),
-        (tokens, topk),
-        (tokens * topk,),
-        (tokens * topk,),
-    ]
+    of_experts, of_rows = [(experts,)] * 2, [(tokens * topk,)] * 2
+    assert [tuple(x.shape) for x in rows] == [*of_experts, (tokens, topk), *of_rows]
     values, scales = gather_cast_to_fp8(random_rows(tokens, 128), rows)
     assert values.shape == (tokens * topk, 128)
     assert scales.shape == (tokens * topk, 1)
     out = gather_weighted(torch.full((tokens * topk, 16), torch.nan), rows, torch.ones(tokens, topk))
-    assert out is not None
     assert same_bits(out, torch.zeros(tokens, 16, dtype=torch.bfloat16))
 
 
@@ -182,9 +176,7 @@ def test_empty_sizes_work(tokens: int, topk: int, experts: int) -> None:
 def test_sums_are_those_of_plain_loops_to_the_bit(dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
     rows = expert_rows(random_routes(20, 4, 5), 5)
     y, weights = random_rows(80, 24, dtype), random_rows(20, 4, weight_dtype, seed=1)
-    out = gather_weighted(y, rows, weights)
-    assert out is not None
-    assert same_bits(out, sum_one_by_one(y, rows, weights))
+    assert same_bits(gather_weighted(y, rows, weights), sum_one_by_one(y, rows, weights))
 
 
 def test_products_are_rounded_before_they_are_added() -> None:
@@ -192,9 +184,7 @@ def test_products_are_rounded_before_they_are_added() -> None:
     almost = 1 + 2.0**-12
     square = almost**2 - 2.0**-24  # rounded to FP32; a fused multiply-add would leave 2^-24
     y = torch.tensor([-square, almost])[:, None].repeat(1, 8)
-    out = gather_weighted(y, rows, torch.tensor([[1.0, almost]]))
-    assert out is not None
-    assert not out.any()
+    assert not some(gather_weighted(y, rows, torch.tensor([[1.0, almost]]))).any()
 
 
 @pytest.mark.parametrize(("terms", "total"), [((2.0**30, -(2.0**30), 1.0), 1), ((1.0, 2.0**30, -(2.0**30)), 0)])
@@ -203,9 +193,7 @@ def test_sums_are_taken_in_order_of_columns(terms: tuple[float, ...], total: flo
         rows = expert_rows(torch.tensor([ids]), 3)
         y = torch.empty(3, 8)
         y[rows.row_of[0].long()] = torch.tensor(terms)[:, None]
-        out = gather_weighted(y, rows, torch.ones(1, 3))
-        assert out is not None
-        assert bool((out == total).all())
+        assert bool((some(gather_weighted(y, rows, torch.ones(1, 3))) == total).all())
 
 
 def test_rows_and_weights_without_a_route_may_hold_anything() -> None:
@@ -215,50 +203,36 @@ def test_rows_and_weights_without_a_route_may_hold_anything() -> None:
     expected = gather_weighted(y, rows, weights)
     for poison in (torch.nan, torch.inf):
         y[int(rows.ends[-1]) :] = poison
-        out = gather_weighted(y, rows, weights.masked_fill(topk_ids < 0, poison))
-        assert out is not None
-        assert expected is not None
-        assert same_bits(out, expected)
+        out = some(gather_weighted(y, rows, weights.masked_fill(topk_ids < 0, poison)))
+        assert same_bits(out, some(expected))
         assert not out[3].any()
     y[0] = torch.nan  # the row that routes without one must not read
     only = expert_rows(torch.tensor([[0], [-1]]), 1)
-    out = gather_weighted(y[:2], only, torch.ones(2, 1))
-    assert out is not None
+    out = some(gather_weighted(y[:2], only, torch.ones(2, 1)))
     assert not out[1].any()
     assert out[0].isnan().all()
 
 
 def test_out_is_written_and_nothing_around_it() -> None:
     rows, y, weights = expert_rows(random_routes(6, 2, 3), 3), random_rows(12, 24), random_rows(6, 2, torch.float32)
-    buffer = torch.full((8, 40), CANARY, dtype=torch.bfloat16)
-    out = buffer[1:7, 8:32]
-    assert gather_weighted(y, rows, weights, out=out) is None
-    expected = gather_weighted(y, rows, weights)
-    assert expected is not None
-    assert same_bits(out, expected)
-    out.fill_(CANARY)
-    assert bool((buffer == CANARY).all())
-    frame = framed((6, 16), torch.bfloat16)
-    gather_weighted(y[:, :16], rows, weights, out=frame.view)
-    frame.assert_untouched_outside()
+    for n in (24, 16):
+        frame = framed((6, n), torch.bfloat16)
+        assert gather_weighted(y[:, :n], rows, weights, out=frame.view) is None
+        assert same_bits(gather_weighted(y[:, :n], rows, weights), frame.view)
+        frame.assert_untouched_outside()
 
 
 def test_strides_of_rows_and_weights_change_nothing() -> None:
     rows, y, weights = expert_rows(random_routes(6, 2, 3), 3), random_rows(12, 24), random_rows(6, 2, torch.float32)
-    expected = gather_weighted(y, rows, weights)
-    out = gather_weighted(y.t().contiguous().t(), rows, torch.cat([weights, weights], 1)[:, 2:])
-    assert out is not None
-    assert expected is not None
-    assert same_bits(out, expected)
+    out = some(gather_weighted(y.t().contiguous().t(), rows, torch.cat([weights, weights], 1)[:, 2:]))
+    assert same_bits(gather_weighted(y, rows, weights), out)
 
 
 def test_no_gradient_is_carried() -> None:
     rows = expert_rows(random_routes(6, 2, 3), 3)
     x, y = random_rows(6, 128).requires_grad_(), random_rows(12, 24).requires_grad_()
     assert not any(result.requires_grad for result in gather_cast_to_fp8(x, rows))
-    out = gather_weighted(y, rows, torch.ones(6, 2).requires_grad_())
-    assert out is not None
-    assert not out.requires_grad
+    assert not some(gather_weighted(y, rows, torch.ones(6, 2).requires_grad_())).requires_grad
 
 
 # On a GPU
@@ -270,8 +244,7 @@ def test_the_host_reads_no_value_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
             rows = expert_rows(torch.empty(6, 3, dtype=dtype, device="meta"), 4)
             values, scales = gather_cast_to_fp8(torch.empty(6, 256, device="meta"), rows, min_amax=1.0)
             y, weights = torch.empty(18, 24, device="meta"), torch.empty(6, 3, device="meta")
-            out = gather_weighted(y, rows, weights)
-            assert out is not None
+            out = some(gather_weighted(y, rows, weights))
             assert {x.device.type for x in (*rows, values, scales, out)} == {"meta"}
             gather_weighted(y, rows, weights, out=torch.empty_like(out))
 
@@ -285,8 +258,7 @@ def test_a_gpu_gives_the_bits_of_the_cpu_and_a_graph_captures_it() -> None:
         rows = expert_rows(ids, 7)
         values, scales = gather_cast_to_fp8(on_gpu, rows)
         y = on_gpu[:, :296].repeat(4, 1)
-        out = gather_weighted(y, rows, weights_on_gpu)
-        assert out is not None
+        out = some(gather_weighted(y, rows, weights_on_gpu))
         return *rows, values, scales, out
 
     call()
@@ -296,8 +268,7 @@ def test_a_gpu_gives_the_bits_of_the_cpu_and_a_graph_captures_it() -> None:
         ids.copy_(topk_ids)
         graph.replay()
         rows = expert_rows(topk_ids, 7)
-        out = gather_weighted(x[:, :296].repeat(4, 1), rows, weights)
-        assert out is not None
+        out = some(gather_weighted(x[:, :296].repeat(4, 1), rows, weights))
         used = int(rows.ends[-1])
         for mine, its in zip(got, (*rows, *gather_cast_to_fp8(x, rows), out), strict=True):
             n = used if its.shape[0] == 200 else its.shape[0]
@@ -335,8 +306,7 @@ def test_few_and_many_tokens_are_summed_to_the_bits_of_the_cpu(
 ) -> None:
     rows = expert_rows(random_routes(tokens, topk, 16), 16)
     y, weights = random_rows(tokens * topk, n), random_rows(tokens, topk, dtype, seed=1)
-    out = gather_weighted(y.cuda(), ExpertRows(*(each.cuda() for each in rows)), weights.cuda())
-    assert out is not None
+    out = some(gather_weighted(y.cuda(), ExpertRows(*(each.cuda() for each in rows)), weights.cuda()))
     assert torch.equal(out.cpu(), weighted_sum(y, rows.row_of, weights).bfloat16())
 
 
@@ -362,111 +332,86 @@ def rows_of_six(**changes: Any) -> ExpertRows:
     return expert_rows(random_routes(TOKENS, TOPK, EXPERTS), EXPERTS)._replace(**changes)
 
 
-IDS_MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"topk_ids": [[0]]}, TypeError, "topk_ids: expected a tensor, got a list of 1"),
-    (
-        {"topk_ids": torch.zeros(2, 2)},
-        ValueError,
-        "topk_ids: expected dtype torch.int32 or torch.int64, got torch.float32",
-    ),
-    ({"topk_ids": torch.zeros(2, dtype=torch.int64)}, ValueError, "topk_ids: expected shape (tokens, topk), got (2,)"),
-    ({"topk_ids": torch.tensor([[0, 4]])}, ValueError, "topk_ids: expected values in -1..3, got 4 at index (0, 1)"),
-    ({"topk_ids": torch.tensor([[0], [-2]])}, ValueError, "topk_ids: expected values in -1..3, got -2 at index (1, 0)"),
-    ({"num_experts": -1}, ValueError, "num_experts: expected an integer in 0..2147483647, got -1"),
-    ({"num_experts": 2.0}, ValueError, "num_experts: expected an integer in 0..2147483647, got 2.0"),
-    ({"num_experts": torch.tensor(4)}, ValueError, "num_experts: expected an integer in 0..2147483647, got tensor(4)"),
+IDS_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"topk_ids": [[0]]}, "TypeError: topk_ids: expected a tensor, got a list of 1"),
+    ({"topk_ids": torch.zeros(2, 2)}, "topk_ids: expected dtype torch.int32 or torch.int64, got torch.float32"),
+    ({"topk_ids": torch.zeros(2, dtype=torch.int64)}, "topk_ids: expected shape (tokens, topk), got (2,)"),
+    ({"topk_ids": torch.tensor([[0, 4]])}, "topk_ids: expected values in -1..3, got 4 at index (0, 1)"),
+    ({"topk_ids": torch.tensor([[0], [-2]])}, "topk_ids: expected values in -1..3, got -2 at index (1, 0)"),
+    ({"num_experts": -1}, "num_experts: expected an integer in 0..2147483647, got -1"),
+    ({"num_experts": 2.0}, "num_experts: expected an integer in 0..2147483647, got 2.0"),
+    ({"num_experts": torch.tensor(4)}, "num_experts: expected an integer in 0..2147483647, got tensor(4)"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), IDS_MISTAKES)
-def test_wrong_routes_are_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), IDS_MISTAKES)
+def test_wrong_routes_are_refused(changes: dict[str, Any], message: str) -> None:
     call = {"topk_ids": random_routes(TOKENS, TOPK, EXPERTS), "num_experts": EXPERTS, **changes}
-    assert_mistake(expert_rows, call, error, message)
+    assert_mistake(expert_rows, call, message)
 
 
-ROWS_MISTAKES: list[tuple[Any, type[Exception], str]] = [
-    (None, TypeError, "rows: expected ExpertRows, got NoneType"),
-    ({"ids": 3}, TypeError, "rows.ids: expected a tensor, got int"),
-    ({"ids": torch.zeros(17, dtype=torch.int32)}, ValueError, "rows.ids: expected shape (rows) = (18), got (17,)"),
-    ({"row_of": torch.zeros(6, 3)}, ValueError, "rows.row_of: expected dtype torch.int32, got torch.float32"),
-    ({"row_of": torch.zeros(6, dtype=torch.int32)}, ValueError, "rows.row_of: expected shape (tokens, topk), got (6,)"),
-    ({"ends": torch.zeros(4, dtype=torch.int32, device="meta")}, ValueError, "rows.ends: expected device cpu, where "),
+ROWS_MISTAKES: list[tuple[Any, str]] = [
+    (None, "TypeError: rows: expected ExpertRows, got NoneType"),
+    ({"ids": 3}, "TypeError: rows.ids: expected a tensor, got int"),
+    ({"ids": torch.zeros(17, dtype=torch.int32)}, "rows.ids: expected shape (rows) = (18), got (17,)"),
+    ({"row_of": torch.zeros(6, 3)}, "rows.row_of: expected dtype torch.int32, got torch.float32"),
+    ({"row_of": torch.zeros(6, dtype=torch.int32)}, "rows.row_of: expected shape (tokens, topk), got (6,)"),
+    ({"ends": torch.zeros(4, dtype=torch.int32, device="meta")}, "rows.ends: expected device cpu, where "),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), ROWS_MISTAKES)
-def test_wrong_rows_are_refused(changes: Any, error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), ROWS_MISTAKES)
+def test_wrong_rows_are_refused(changes: Any, message: str) -> None:
     rows = None if changes is None else rows_of_six(**changes)
-    assert_mistake(gather_cast_to_fp8, {"x": random_rows(TOKENS, 128), "rows": rows}, error, message)
+    assert_mistake(gather_cast_to_fp8, {"x": random_rows(TOKENS, 128), "rows": rows}, message)
     call = {"y": random_rows(18, 16), "rows": rows, "topk_weights": torch.ones(TOKENS, TOPK)}
-    assert_mistake(gather_weighted, call, error, message)
+    assert_mistake(gather_weighted, call, message)
 
 
-TOKEN_MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"x": 1.0}, TypeError, "x: expected a tensor, got float"),
-    ({"x": torch.ones(5, 128)}, ValueError, "x: expected shape (tokens, k) = (6, k), got (5, 128)"),
-    (
-        {"x": torch.ones(6, 128, dtype=torch.float64)},
-        ValueError,
-        "x: expected dtype torch.bfloat16 or torch.float16 or",
-    ),
-    ({"x": torch.ones(6, 128, device="meta")}, ValueError, "rows.counts: expected device meta, where x is, got cpu"),
-    (
-        {"rows": rows_of_six(token_of=torch.full((18,), 6, dtype=torch.int32))},
-        ValueError,
-        "rows.token_of: expected val",
-    ),
-    ({"min_amax": -1}, ValueError, "min_amax: expected a finite FP32 number that is not negative, got -1"),
+TOKEN_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"x": 1.0}, "TypeError: x: expected a tensor, got float"),
+    ({"x": torch.ones(5, 128)}, "x: expected shape (tokens, k) = (6, k), got (5, 128)"),
+    ({"x": torch.ones(6, 128, dtype=torch.float64)}, "x: expected dtype torch.bfloat16 or torch.float16 or"),
+    ({"x": torch.ones(6, 128, device="meta")}, "rows.counts: expected device meta, where x is, got cpu"),
+    ({"rows": rows_of_six(token_of=torch.full((18,), 6, dtype=torch.int32))}, "rows.token_of: expected val"),
+    ({"min_amax": -1}, "min_amax: expected a finite FP32 number that is not negative, got -1"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), TOKEN_MISTAKES)
-def test_wrong_tokens_are_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    assert_mistake(gather_cast_to_fp8, {"x": torch.ones(6, 128), "rows": rows_of_six(), **changes}, error, message)
+@pytest.mark.parametrize(("changes", "message"), TOKEN_MISTAKES)
+def test_wrong_tokens_are_refused(changes: dict[str, Any], message: str) -> None:
+    assert_mistake(gather_cast_to_fp8, {"x": torch.ones(6, 128), "rows": rows_of_six(), **changes}, message)
 
 
 SHARED = torch.zeros(19, 16, dtype=torch.bfloat16)
-SUM_MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"y": [1.0]}, TypeError, "y: expected a tensor, got a list of 1"),
-    ({"y": torch.ones(17, 16)}, ValueError, "y: expected shape (rows, n) = (18, n), got (17, 16)"),
-    ({"y": torch.ones(18, 12)}, ValueError, "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
-    ({"y": torch.ones(18, 16, dtype=torch.int32)}, ValueError, "y: expected dtype torch.bfloat16 or torch.float16 or"),
-    ({"y": torch.ones(18, 16, device="meta")}, ValueError, "rows.counts: expected device meta, where y is, got cpu"),
-    ({"topk_weights": None}, TypeError, "topk_weights: expected a tensor, got NoneType"),
-    (
-        {"topk_weights": torch.ones(6, 2)},
-        ValueError,
-        "topk_weights: expected shape (tokens, topk) = (6, 3), got (6, 2)",
-    ),
-    ({"topk_weights": torch.ones(6, 3).double()}, ValueError, "topk_weights: expected dtype torch.float32 or"),
-    (
-        {"topk_weights": torch.ones(6, 3).to("meta")},
-        ValueError,
-        "topk_weights: expected device cpu, where y is, got meta",
-    ),
-    (
-        {"rows": rows_of_six(row_of=torch.full((6, 3), 18, dtype=torch.int32))},
-        ValueError,
-        "rows.row_of: expected values",
-    ),
-    ({"out": 1}, TypeError, "out: expected a tensor, got int"),
-    ({"out": torch.zeros(6, 16)}, ValueError, "out: expected dtype torch.bfloat16, got torch.float32"),
-    ({"out": SHARED[:5]}, ValueError, "out: expected shape (tokens, n) = (6, 16), got (5, 16)"),
-    ({"out": SHARED[:6].to("meta")}, ValueError, "out: expected device cpu, where y is, got meta"),
-    ({"out": SHARED[0].expand(6, 16)}, ValueError, "out: expected rows that do not overlap, got strides (0, 1)"),
-    ({"out": SHARED[1:7], "y": SHARED[:18]}, ValueError, "out: expected memory that does not overlap y"),
+SUM_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"y": [1.0]}, "TypeError: y: expected a tensor, got a list of 1"),
+    ({"y": torch.ones(17, 16)}, "y: expected shape (rows, n) = (18, n), got (17, 16)"),
+    ({"y": torch.ones(18, 12)}, "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
+    ({"y": torch.ones(18, 16, dtype=torch.int32)}, "y: expected dtype torch.bfloat16 or torch.float16 or"),
+    ({"y": torch.ones(18, 16, device="meta")}, "rows.counts: expected device meta, where y is, got cpu"),
+    ({"topk_weights": None}, "TypeError: topk_weights: expected a tensor, got NoneType"),
+    ({"topk_weights": torch.ones(6, 2)}, "topk_weights: expected shape (tokens, topk) = (6, 3), got (6, 2)"),
+    ({"topk_weights": torch.ones(6, 3).double()}, "topk_weights: expected dtype torch.float32 or"),
+    ({"topk_weights": torch.ones(6, 3).to("meta")}, "topk_weights: expected device cpu, where y is, got meta"),
+    ({"rows": rows_of_six(row_of=torch.full((6, 3), 18, dtype=torch.int32))}, "rows.row_of: expected values"),
+    ({"out": 1}, "TypeError: out: expected a tensor, got int"),
+    ({"out": torch.zeros(6, 16)}, "out: expected dtype torch.bfloat16, got torch.float32"),
+    ({"out": SHARED[:5]}, "out: expected shape (tokens, n) = (6, 16), got (5, 16)"),
+    ({"out": SHARED[:6].to("meta")}, "out: expected device cpu, where y is, got meta"),
+    ({"out": SHARED[0].expand(6, 16)}, "out: expected rows that do not overlap, got strides (0, 1)"),
+    ({"out": SHARED[1:7], "y": SHARED[:18]}, "out: expected memory that does not overlap y"),
     (
         {"out": torch.zeros(16, 6, dtype=torch.bfloat16).t()},
-        ValueError,
         "out: expected values contiguous along n, got strides (1, 6)",
     ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), SUM_MISTAKES)
-def test_wrong_sums_are_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), SUM_MISTAKES)
+def test_wrong_sums_are_refused(changes: dict[str, Any], message: str) -> None:
     call = {"y": torch.ones(18, 16), "rows": rows_of_six(), "topk_weights": torch.ones(6, 3), **changes}
-    assert_mistake(gather_weighted, call, error, message)
+    assert_mistake(gather_weighted, call, message)
 
 
 def test_rows_are_a_public_type() -> None:

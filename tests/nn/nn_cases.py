@@ -41,6 +41,12 @@ def error(got: Tensor, right: Tensor) -> float:
     return float(distance / norm) if norm > 0 else float(distance)
 
 
+def gradient_of(leaf: Tensor) -> Tensor:
+    """A leaf's gradient, which has the leaf's type and shape."""
+    assert leaf.grad is not None and (leaf.grad.dtype, leaf.grad.shape) == (leaf.dtype, leaf.shape)
+    return leaf.grad
+
+
 def by_rows(x: Tensor) -> Tensor:
     """FP64 numbers that the cast of activations stands for."""
     return dequantize(*per_token_cast_to_fp8(x.detach()))

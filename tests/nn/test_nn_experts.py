@@ -11,11 +11,19 @@ import helpers
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import count_calls
+from helpers import count_calls, host_never_waits, same_bits, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layer_cases import same_bits
-from nn_cases import TYPICAL_OF_EXPERTS, by_blocks, by_columns, by_rows, error, kept_by_autograd, new_memory_is_nan
+from nn_cases import (
+    TYPICAL_OF_EXPERTS,
+    by_blocks,
+    by_columns,
+    by_rows,
+    error,
+    gradient_of,
+    kept_by_autograd,
+    new_memory_is_nan,
+)
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -51,13 +59,7 @@ def trained(layer: Any, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -
     layer.zero_grad()
     out = layer(x, ids, weights)
     out.backward(grad)
-    leaves = (x, weights, layer.w1, layer.w2)
-    found = [out.detach()]
-    for leaf in leaves:
-        assert leaf.grad is not None
-        assert (leaf.grad.dtype, leaf.grad.shape) == (leaf.dtype, leaf.shape)
-        found.append(leaf.grad.clone())
-    return tuple(found)
+    return out.detach(), *(gradient_of(leaf).clone() for leaf in (x, weights, layer.w1, layer.w2))
 
 
 class Plain(torch.nn.Module):
@@ -65,11 +67,8 @@ class Plain(torch.nn.Module):
 
     def __init__(self, layer: Experts) -> None:
         super().__init__()
-        self.w1, self.w2, self.limit = (
-            torch.nn.Parameter(layer.w1.detach().float().clone()),
-            torch.nn.Parameter(layer.w2.detach().float().clone()),
-            layer.limit,
-        )
+        self.w1, self.w2 = (torch.nn.Parameter(w.detach().float().clone()) for w in (layer.w1, layer.w2))
+        self.limit = layer.limit
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros_like(x)
@@ -95,8 +94,7 @@ def plain(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor)
 def test_the_result_has_the_bits_of_the_layer_of_inference(tokens: int, w_dtype: torch.dtype) -> None:
     layer, x, (ids, weights) = layer_of(dtype=w_dtype), numbers(tokens, HIDDEN), routes(tokens)
     w1, w2 = (deep_gemm.per_block_cast_to_fp8(w.detach()) for w in (layer.w1, layer.w2))
-    expected = deep_gemm.experts(x, ids, weights, w1, w2)
-    assert expected is not None
+    expected = some(deep_gemm.experts(x, ids, weights, w1, w2))
     assert same_bits(layer(x, ids, weights).detach(), expected)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -275,13 +273,11 @@ def test_a_router_learns() -> None:
     layer, router, x = layer_of(), torch.nn.Linear(HIDDEN, NUM, bias=False), numbers(32, HIDDEN, dtype=torch.float32)
     weights, ids = router(x).softmax(-1).topk(TOPK)
     layer(x, ids, weights).square().sum().backward()
-    assert router.weight.grad is not None
-    got = router.weight.grad.clone()
+    got = some(router.weight.grad).clone()
     router.zero_grad()
     weights, ids = router(x).softmax(-1).topk(TOPK)
     Plain(layer)(x, ids, weights).square().sum().backward()
-    assert router.weight.grad is not None
-    assert error(got, router.weight.grad) < 2 * TYPICAL_OF_EXPERTS
+    assert error(got, some(router.weight.grad)) < 2 * TYPICAL_OF_EXPERTS
 
 
 def test_autocast_decides_the_type() -> None:
@@ -321,7 +317,6 @@ def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, devi
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, device: str) -> None:
     layer = layer_of().to(device)
-    torch.compiler.reset()
     counter = CompileCounterWithBackend(backend)
     compiled: Any = torch.compile(layer, backend=counter, fullgraph=True)
     for tokens in (40, 7, 64):
@@ -339,7 +334,6 @@ def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, de
         with torch.no_grad():
             assert same_bits(compiled(x, ids, weights), found[0][0])
     assert counter.frame_count <= 2  # with gradients, and without
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -348,7 +342,6 @@ def test_inside_of_a_graph_no_gradient_is_rounded_first(backend: str, dtype: tor
     """dout keeps its type ahead of its casts: rounded to BF16 it leads to other bits of FP8."""
     layer, (ids, weights) = layer_of(), routes(37)
     x, grad = numbers(37, HIDDEN, dtype=dtype), numbers(37, HIDDEN, dtype=dtype, seed=3)
-    torch.compiler.reset()
     compiled = torch.compile(layer, backend=backend, fullgraph=True)
     found: list[list[Tensor]] = []
     for each in (layer, compiled):
@@ -357,7 +350,6 @@ def test_inside_of_a_graph_no_gradient_is_rounded_first(backend: str, dtype: tor
         found.append([y.detach(), *torch.autograd.grad(y, leaves, grad)])
     assert found[1][0].dtype == dtype
     assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -370,9 +362,7 @@ def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool) -> None:
     assert (y.device.type, y.dtype, y.shape, y.requires_grad) == ("meta", dtype, (9, HIDDEN), grad)
     if grad:
         y.sum().backward()
-        for each in (x, weights, *layer.parameters()):
-            assert each.grad is not None
-            assert (each.grad.device.type, each.grad.dtype, each.grad.shape) == ("meta", each.dtype, each.shape)
+        assert all(gradient_of(each).is_meta for each in (x, weights, *layer.parameters()))
 
 
 @pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["sum", "squares"])
@@ -416,7 +406,6 @@ def test_torch_counts_the_products_that_are_computed(needed: str) -> None:
 def test_an_exported_layer_has_the_same_bits(grad: bool, strict: bool) -> None:
     """As one types it, in grad mode, and under no_grad; the number of tokens is open."""
     layer, m = layer_of(), torch.export.Dim("m")
-    torch.compiler.reset()
     with torch.set_grad_enabled(grad):
         given = numbers(6, HIDDEN), *routes(6)
         program = torch.export.export(layer, given, dynamic_shapes=({0: m},) * 3, strict=strict)
@@ -424,7 +413,6 @@ def test_an_exported_layer_has_the_same_bits(grad: bool, strict: bool) -> None:
         for tokens in (3, 9, 300):
             given = numbers(tokens, HIDDEN), *routes(tokens)
             assert same_bits(exported.module()(*given).detach(), layer(*given).detach())
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("tokens", [0, 40])
@@ -529,11 +517,7 @@ def test_the_host_waits_for_nothing_and_bits_are_the_same_each_time(accumulates:
         return [leaf.main_grad if leaf.grad is None else leaf.grad for leaf in leaves]
 
     first = step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with host_never_waits():
         again = step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(each.any() for each in first)
     assert all(same_bits(a, b) for a, b in zip(first, again, strict=True))

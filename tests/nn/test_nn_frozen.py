@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from fp4_cases import random_weight
-from layer_cases import fine_weight, random_routes, same_bits
+from helpers import same_bits
+from layer_cases import fine_weight, random_routes
 
 import deep_gemm
 from deep_gemm.core.check.checks import Operand

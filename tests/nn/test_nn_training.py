@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import some
 
 pytestmark = pytest.mark.release
 
@@ -18,8 +19,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_small.py"
 
 
 def _example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_small", EXAMPLE)
-    assert spec is not None
+    spec = some(importlib.util.spec_from_file_location("train_small", EXAMPLE))
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["train_small"] = module  # dataclasses look there
@@ -67,8 +67,7 @@ def test_a_model_with_wrong_gradients_is_found_out(bf16: list[float], change: An
     """In BF16, which takes less time: the curves decide, whoever made them."""
     found = compared(bf16, example.train_bf16(SMALL, change=change))
     assert found.apart > 5 * example.TOLERANCE
-    reason = found.why_not()
-    assert reason is not None
+    reason = some(found.why_not())
     assert reason.startswith("FP8 ends at")
 
 

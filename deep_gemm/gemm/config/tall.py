@@ -178,8 +178,8 @@ class GemmConfig(Config, Output):
 
         Where rows are grouped one of the producer's warps searches the layout, and keeps more where it looks for the
         last tiles too, or where it searches ids while the loading thread loads B's scales by row. That one has enough
-        with 24. Tiles of 256x128 that keep B's scales by row, for which rows are never
-        grouped, spill with 232 registers, which cost up to 12% on an H200.
+        with 24. Tiles of 256x128 that keep B's scales by row, whose products never have grouped rows, spill with 232
+        registers, which cost up to 12% on an H200.
         """
         if self.converts_b:
             return {64: (64, 232), 128: (64, 160), 256: (56, 208)}.get(self.block_m, (0, 0))

@@ -13,9 +13,14 @@ from ...core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Sc
 from .works import ENDS, Work
 
 
+def store(d: Tensor, c: Tensor | None, sums: Tensor) -> None:
+    """Write D = C + sums, or the sums alone."""
+    d.copy_(sums if c is None else sums + c.float())
+
+
 def add(p: Any, sums: Tensor) -> None:
-    """Write D, or D = C + sums, of a problem whose sums are these."""
-    p.d.copy_(sums if p.c is None else sums + p.c.float())
+    """Write the D of a problem whose sums are these."""
+    store(p.d, p.c, sums)
 
 
 def write_heads(p: Any, sums: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import on_gpu
-from helpers import int32
+from helpers import int32, some
 from torch import Tensor
 
 import deep_gemm
@@ -70,8 +70,7 @@ def test_one_row_one_column_nothing() -> None:
         p = bf16_problem(a, b, None, None, "nt")
         assert p.a.shape == (m, k)
         assert sorted(p.a.stride())[0] == 1
-        made = deep_gemm.bf16_gemm_nt(a, b, c=torch.ones(m, N))
-        assert made is not None
+        made = some(deep_gemm.bf16_gemm_nt(a, b, c=torch.ones(m, N)))
         assert torch.equal(made, a.float() @ b.float().t() + 1)
     assert laid_out("a", numbers(64, 8).t()[:, :1], "m").stride() == (1, 8)
 
@@ -128,8 +127,7 @@ def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
     layout = int32(1, 1, 5) if ends else int32(*IDS)
     a, w = numbers(M, K).requires_grad_(), numbers(GROUPS, N, K)
     b = (w.mT.contiguous() if turned else w.clone()).requires_grad_()
-    out = function(a, b, None, layout, use_psum_layout=ends)
-    assert out is not None
+    out = some(function(a, b, None, layout, use_psum_layout=ends))
     out.float().square().sum().backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         d = torch.full((M, N), 7.0, dtype=torch.bfloat16)
@@ -137,13 +135,10 @@ def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
     x, y = a.detach().float().requires_grad_(), w.float().requires_grad_()
     right = torch.stack([x[i] @ y[max(g, 0)].t() * (g >= 0) for i, g in enumerate(ids)])
     right.square().sum().backward()  # type: ignore[no-untyped-call]
-    assert a.grad is not None
-    assert b.grad is not None
-    assert x.grad is not None
-    assert y.grad is not None
+    of_y = some(y.grad)
     assert calc_diff(out, right) < NEAR
-    assert calc_diff(a.grad, x.grad) < NEAR
-    assert calc_diff(b.grad, y.grad.mT if turned else y.grad) < NEAR
+    assert calc_diff(some(a.grad), some(x.grad)) < NEAR
+    assert calc_diff(some(b.grad), of_y.mT if turned else of_y) < NEAR
     none = torch.tensor(ids) < 0
     assert torch.equal(d[~none], out[~none])
     assert (d[none] == (7 if ends else 0)).all()
@@ -165,8 +160,7 @@ def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept(zero_paddin
 
 def test_counted_rows_and_their_gradients() -> None:
     a, b, counts = numbers(GROUPS, 4, K).requires_grad_(), numbers(GROUPS, N, K).requires_grad_(), int32(4, 0, 2)
-    out = deep_gemm.bf16_m_grouped_gemm_nt_masked(a, b, masked_m=counts, expected_m=2)
-    assert out is not None
+    out = some(deep_gemm.bf16_m_grouped_gemm_nt_masked(a, b, masked_m=counts, expected_m=2))
     used = (torch.arange(4) < counts[:, None])[..., None]
     torch.where(used, out, 0).float().square().sum().backward()  # type: ignore[no-untyped-call]
     x, y = (t.detach().float().requires_grad_() for t in (a, b))
@@ -174,9 +168,7 @@ def test_counted_rows_and_their_gradients() -> None:
     right.square().sum().backward()  # type: ignore[no-untyped-call]
     assert calc_diff(torch.where(used, out, 0), right) < NEAR
     for mine, its in ((a.grad, x.grad), (b.grad, y.grad)):
-        assert mine is not None
-        assert its is not None
-        assert calc_diff(mine, its) < NEAR
+        assert calc_diff(some(mine), some(its)) < NEAR
 
 
 @pytest.mark.parametrize("said", ["host", "tensor", "ends", "both"])
@@ -189,8 +181,7 @@ def test_groups_along_k(said: str, dtype: torch.dtype) -> None:
     set_mk_alignment_for_contiguous_layout(4)
     made = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, None, on_host, layout, c, use_psum_layout=said == "ends")
     parts = zip(*(torch.split(x[: sum(ks)].float(), ks) for x in (a, b)), strict=True)
-    assert made is not None
-    assert torch.equal(made, torch.stack([x.t() @ y + 1 for x, y in parts]).to(dtype))
+    assert torch.equal(some(made), torch.stack([x.t() @ y + 1 for x, y in parts]).to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -217,8 +208,7 @@ def test_einsum(expr: str) -> None:
     # As tests of callers have it: the weight is a part of a wider tensor.
     a, b = (numbers(*(SIZES[x] for x in axes[:-1]), SIZES[axes[-1]] + 8)[..., :-8] for axes in operands.split(","))
     right = torch.einsum(expr, a.float(), b.float())
-    made = deep_gemm.einsum(expr.replace(",", ", "), a, b, use_cublaslt=True)
-    assert made is not None
+    made = some(deep_gemm.einsum(expr.replace(",", ", "), a, b, use_cublaslt=True))
     assert made.is_contiguous()
     assert calc_diff(made, right) < NEAR
     for dtype in (torch.bfloat16, torch.float32):

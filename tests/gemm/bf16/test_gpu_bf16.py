@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
+import helpers
 import pytest
 import torch
-from helpers import captured
+from helpers import captured, host_never_waits, some
 from torch import Tensor
 
 import deep_gemm
@@ -26,17 +26,10 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
 
 
-def framed(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    """An output of NaN inside of a larger tensor of 42, and that."""
-    whole = torch.full((*shape[:-2], shape[-2] + 2, shape[-1] + 16), 42.0, dtype=dtype, device="cuda")
-    inside = whole[..., 1:-1, 8:-8]
-    inside.fill_(torch.nan)
-    return inside, whole
-
-
-def assert_frame(inside: Tensor, whole: Tensor) -> None:
-    inside.fill_(42)
-    assert (whole == 42).all()
+def framed(m: int, n: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, helpers.Framed]:
+    """An output of NaN, and its frame."""
+    frame = helpers.framed((m, n), dtype, "cuda")
+    return frame.view.fill_(torch.nan), frame
 
 
 @pytest.mark.parametrize(("a_is_mn", "b_is_mn"), [*itertools.product((False, True), repeat=2)])
@@ -47,13 +40,13 @@ def test_majors_edges_and_c(a_is_mn: bool, b_is_mn: bool, dtype: torch.dtype) ->
         b = numbers(k, n, seed=1).t() if b_is_mn else numbers(n, k, seed=1)
         right = a.float() @ b.float().t()
         for c in (None, torch.full((m, n), 32.0, dtype=dtype, device="cuda")):
-            d, whole = framed(m, n, dtype=dtype)
+            d, frame = framed(m, n, dtype)
             deep_gemm.bf16_gemm_nt(a, b, d, c)
             assert calc_diff(d, right if c is None else right + 32) < TOLERANCE, (m, n, k)
             d.fill_(32)
             deep_gemm.bf16_gemm_nt(a, b, d, d)
             assert calc_diff(d, right + 32) < TOLERANCE, (m, n, k)
-            assert_frame(d, whole)
+            frame.assert_untouched_outside()
 
 
 @pytest.fixture(params=["default", "batch invariant"])
@@ -67,14 +60,10 @@ def setting(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("setting")
 def test_a_rows_bits_do_not_depend_on_m(n: int, k: int) -> None:
     a, b = numbers(max(MS), k), numbers(n, k, seed=1)
-    every = deep_gemm.bf16_gemm_nt(a, b)
-    assert every is not None
+    every = some(deep_gemm.bf16_gemm_nt(a, b))
     for m in MS:
-        first, last = deep_gemm.bf16_gemm_nt(a[:m], b), deep_gemm.bf16_gemm_nt(a[-m:], b)
-        assert first is not None
-        assert last is not None
-        assert torch.equal(first, every[:m]), m
-        assert torch.equal(last, every[-m:]), m
+        for rows in (slice(m), slice(-m, None)):
+            assert torch.equal(some(deep_gemm.bf16_gemm_nt(a[rows], b)), every[rows]), rows
 
 
 def test_twenty_repeats_give_the_same_bits() -> None:
@@ -89,12 +78,8 @@ def test_twenty_repeats_give_the_same_bits() -> None:
         lambda: deep_gemm.einsum("bmk,bnk->mn", x[:, :, :64], x[:, :, 64:]),
     ]
     for call in calls:
-        first = call()
-        assert first is not None
-        for _ in range(20):
-            again = call()
-            assert again is not None
-            assert torch.equal(first, again)
+        first = some(call())
+        assert all(torch.equal(first, some(call())) for _ in range(20))
 
 
 def test_torchs_products_by_ours_do_not_depend_on_the_batch() -> None:
@@ -136,11 +121,11 @@ def test_stacked_rows(rows: list[int], turned: bool, ends: bool) -> None:
     ids = torch.arange(len(rows), device="cuda").repeat_interleave(torch.tensor(rows, device="cuda")).int()
     layout = int32(rows).cumsum(0).int() if ends else ids.clone()
     right = torch.cat([x.float() @ y.float().t() for x, y in zip(torch.split(a, rows), w, strict=True)])
-    d, whole = framed(m, n)
+    d, frame = framed(m, n)
     set_mk_alignment_for_contiguous_layout(1 if ends else 128)
     function(a, b, d, layout, "nk", ends)
     assert calc_diff(d, right) < TOLERANCE
-    assert_frame(d, whole)
+    frame.assert_untouched_outside()
     if not ends:
         layout[-1] = -1
         function(a, b, d, layout)
@@ -166,20 +151,17 @@ def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept() -> None:
 def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone(n: int, k: int) -> None:
     """Bits do not depend on its place, its group's rows, the number of groups, the form of the layout, or the hint."""
     x, w = numbers(1100, k), numbers(5, n, k, seed=1)
-    right = deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w[2:3], None, int32([0] * 1100))
-    assert right is not None
+    right = some(deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w[2:3], None, int32([0] * 1100)))
     for rows in (1, 7, 64, 65, 129, 300, 1100):
         for ahead in (0, 3, 128):
             a = torch.cat([numbers(ahead, k, seed=2), x[:rows], numbers(70, k, seed=3)])
             ids = int32([-1] * ahead + [2] * rows + [4] * 70)
-            stacked = deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, w, None, ids)
-            assert stacked is not None
+            stacked = some(deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, w, None, ids))
             assert torch.equal(stacked[ahead : ahead + rows], right[:rows]), (rows, ahead)
         planes = numbers(5, rows + 20, k, seed=4)
         planes[2, :rows] = x[:rows]
         for hint in (1, 4096):
-            counted = deep_gemm.m_grouped_bf16_gemm_nt_masked(planes, w, None, int32([0, 9, rows, 1, 0]), hint)
-            assert counted is not None
+            counted = some(deep_gemm.m_grouped_bf16_gemm_nt_masked(planes, w, None, int32([0, 9, rows, 1, 0]), hint))
             assert torch.equal(counted[2, :rows], right[:rows]), (rows, hint)
 
 
@@ -187,31 +169,20 @@ def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone(n: int, k: int) -
 @pytest.mark.parametrize(("h", "r", "d"), [(128, 512, 128), (8, 4096, 1024)])
 def test_a_tokens_bits_do_not_depend_on_other_tokens_or_heads(expr: str, h: int, r: int, d: int) -> None:
     x, w = numbers(1000, h, r if expr.startswith("bhr") else d), numbers(h, d, r, seed=1)
-    right = deep_gemm.einsum(expr, x, w)
-    assert right is not None
+    right = some(deep_gemm.einsum(expr, x, w))
     for tokens in (1, 4, 32, 65, 128, 300):
-        few = deep_gemm.einsum(expr, x[-tokens:], w)
-        assert few is not None
-        assert torch.equal(few, right[-tokens:]), tokens
-    one = deep_gemm.einsum(expr, x[:, 3:5], w[3:5])
-    assert one is not None
-    assert torch.equal(one, right[:, 3:5])
+        assert torch.equal(some(deep_gemm.einsum(expr, x[-tokens:], w)), right[-tokens:]), tokens
+    assert torch.equal(some(deep_gemm.einsum(expr, x[:, 3:5], w[3:5])), right[:, 3:5])
 
 
 def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
     ks = [128, 0, 320, 64]
     a, b = numbers(sum(ks), 136), numbers(sum(ks), 264, seed=1)
-    by_host = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=ks)
-    by_gpu = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, grouped_layout=int32(ks))
-    behind_others = [torch.cat([x[:3], x]) for x in (a, b)]
-    ahead = deep_gemm.k_grouped_bf16_gemm_tn_contiguous(
-        behind_others[0], behind_others[1], grouped_layout=int32([3, *ks])
-    )
-    assert by_host is not None
-    assert by_gpu is not None
-    assert ahead is not None
-    assert torch.equal(by_gpu, by_host)
-    assert torch.equal(ahead[1:], by_host)
+    product = deep_gemm.k_grouped_bf16_gemm_tn_contiguous
+    by_host = some(product(a, b, ks_cpu=ks))
+    assert torch.equal(some(product(a, b, grouped_layout=int32(ks))), by_host)
+    ahead, of_b = (torch.cat([x[:3], x]) for x in (a, b))
+    assert torch.equal(some(product(ahead, of_b, grouped_layout=int32([3, *ks])))[1:], by_host)
 
 
 @pytest.mark.parametrize("counts", [[20, 0, 64, 7], [128, 128, 128, 128], [0, 0, 0, 0]])
@@ -241,16 +212,6 @@ def test_groups_along_k(ks: list[int], dtype: torch.dtype, on_host: bool) -> Non
         assert calc_diff(d, right if c is None else right + 32) < TOLERANCE
 
 
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """The host must not wait for the GPU."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(ends: bool) -> None:
     drawn = ([200, 3, 0, 129], [0, 0, 448, 63], [1, 1, 1, 1], [0, 0, 0, 0], [447, 0, 64, 0])
@@ -260,10 +221,10 @@ def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(ends: bool) -> 
     layouts = [int32(ks).cumsum(0).int() if ends else int32(ks) for ks in drawn]
     layout = layouts[0].clone()
     set_mk_alignment_for_contiguous_layout(1)
-    with no_waiting():
+    with host_never_waits():
         deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), no_waiting():
+    with torch.cuda.graph(graph), host_never_waits():
         deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
     found = []
     for other in layouts:
@@ -282,8 +243,7 @@ def test_einsum(expr: str, b: int) -> None:
     sizes = {"b": b, "h": 8, "r": 512, "d": 136, "m": 64, "n": 136, "k": 128}
     operands = expr.partition("->")[0].split(",")
     x, y = (numbers(*(sizes[i] for i in axes[:-1]), sizes[axes[-1]] + 128)[..., :-128] for axes in operands)
-    d = deep_gemm.einsum(expr, x, y)
-    assert d is not None
+    d = some(deep_gemm.einsum(expr, x, y))
     assert calc_diff(d, torch.einsum(expr, x.float(), y.float())) < TOLERANCE
 
 
@@ -301,15 +261,11 @@ def test_gradients_of_grouped_rows() -> None:
     rows = [100, 0, 37, 64]
     ids = torch.arange(4, device="cuda").repeat_interleave(torch.tensor(rows, device="cuda")).int()
     a, b = numbers(sum(rows), 136).requires_grad_(), numbers(4, 264, 136, seed=1).requires_grad_()
-    out = deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, grouped_layout=ids)
-    assert out is not None
+    out = some(deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, grouped_layout=ids))
     grad = numbers(*out.shape, seed=2)
     out.backward(grad)  # type: ignore[no-untyped-call]
-    assert a.grad is not None
-    assert b.grad is not None
-    for x, g, w, of_x, of_w in zip(
-        *(torch.split(t, rows) for t in (a.detach(), grad)), b.detach(), torch.split(a.grad, rows), b.grad, strict=True
-    ):
+    parts = (torch.split(t, rows) for t in (a.detach(), grad, some(a.grad)))
+    for x, g, of_x, w, of_w in zip(*parts, b.detach(), some(b.grad), strict=True):
         if len(x):
             assert calc_diff(of_x, g.float() @ w.float()) < TOLERANCE
         assert calc_diff(of_w, g.float().t() @ x.float()) < TOLERANCE
@@ -336,7 +292,7 @@ def test_sums_are_right_and_the_same_each_time(of_d: tuple[int, int, int], produ
     a, b = numbers(products, m, k), numbers(products, n, k, seed=1)
     right = right_of(a, b)
     for dtype in (torch.bfloat16, torch.float32):
-        d, whole = framed(m, n, dtype=dtype)
+        d, frame = framed(m, n, dtype)
         deep_gemm.einsum(SUM, a, b, d)
         first = d.clone()
         assert calc_diff(first, right) < TOLERANCE
@@ -348,17 +304,17 @@ def test_sums_are_right_and_the_same_each_time(of_d: tuple[int, int, int], produ
             d.fill_(32)
             deep_gemm.einsum(SUM, a, b, d, d)
             assert calc_diff(d, right + 32) < TOLERANCE
-        assert_frame(d, whole)
+        frame.assert_untouched_outside()
 
 
 @pytest.mark.parametrize("shape", [(129, 65, 72, 64), (300, 1, 8, 128), (70, 321, 264, 192), (3, 1000, 1000, 64)])
 def test_any_m_and_n(shape: tuple[int, int, int, int]) -> None:
     products, m, n, k = shape
     a, b = numbers(products, m, k), numbers(products, n, k, seed=1)
-    d, whole = framed(m, n)
+    d, frame = framed(m, n)
     deep_gemm.einsum(SUM, a, b, d)
     assert calc_diff(d, right_of(a, b)) < TOLERANCE
-    assert_frame(d, whole)
+    frame.assert_untouched_outside()
 
 
 def test_strides_and_majors() -> None:
@@ -366,9 +322,7 @@ def test_strides_and_majors() -> None:
     turned_a, turned_b = (x.mT.contiguous().mT for x in (a, b))
     inside_a, inside_b = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (a, b))
     for x, y in ((a, b), (turned_a, turned_b), (a, turned_b), (turned_a, b), (inside_a, inside_b)):
-        made = deep_gemm.einsum(SUM, x, y)
-        assert made is not None
-        assert calc_diff(made, right_of(a, b)) < TOLERANCE
+        assert calc_diff(some(deep_gemm.einsum(SUM, x, y)), right_of(a, b)) < TOLERANCE
 
 
 def test_a_graph_computes_what_its_operands_then_are() -> None:

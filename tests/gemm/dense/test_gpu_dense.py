@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import captured, random_fp8, random_scales, sum_of_parts
+from helpers import captured, random_fp8, random_scales, some, sum_of_parts
 from torch import Tensor
 
 import deep_gemm
@@ -93,11 +93,9 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
     m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240 if config.has_tail else 128 * 36 - 16
     g = torch.Generator("cuda").manual_seed(index)
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
-    assert config.sfa is not None
-    assert config.sfb is not None
     sfa, sfb = (
         random_scales((ceil_div(rows, of.rows), ceil_div(k, of.columns)), g)
-        for rows, of in ((m, config.sfa), (n, config.sfb))
+        for rows, of in ((m, some(config.sfa)), (n, some(config.sfb)))
     )
     p = problem_for(config, (a, sfa), (b, sfb), torch.full((m, n), float("nan"), dtype=dtype, device="cuda"))
     right = (
@@ -113,11 +111,9 @@ def test_the_same_bits_whatever_m_is_where_that_is_asked_for() -> None:
     deep_gemm.set_batch_invariant(True)
     for n, k in ((576, 7168), (2112, 1536), (4096, 512)):
         a, b = operands(512, n, k)
-        whole = deep_gemm.fp8_gemm_nt(a, b)
-        assert whole is not None
+        whole = some(deep_gemm.fp8_gemm_nt(a, b))
         for m in (1, 2, 7, 8, 16, 31, 32, 33, 64, 100, 128, 200, 256, 384, 511):
-            part = deep_gemm.fp8_gemm_nt((a[0][:m], a[1][:m]), b)
-            assert part is not None
+            part = some(deep_gemm.fp8_gemm_nt((a[0][:m], a[1][:m]), b))
             assert torch.equal(part, whole[:m]), f"{m} of 512 rows, n = {n}, k = {k}"
 
 
@@ -125,8 +121,7 @@ def test_the_same_bits_whatever_m_is_where_that_is_asked_for() -> None:
 def test_products_that_start_beside_the_end_of_the_kernel_ahead_are_right(m: int) -> None:
     """Each reads what the kernel ahead of it writes: without its wait it would read what was there before."""
     a, b = operands(m, 2112, 7168)
-    right = deep_gemm.fp8_gemm_nt(a, b)
-    assert right is not None
+    right = some(deep_gemm.fp8_gemm_nt(a, b))
     deep_gemm.set_pdl(True)
     x, d = a[0].clone(), torch.empty_like(right)
     for _ in range(20):
@@ -155,8 +150,7 @@ def test_sizes_past_two_to_the_31(m: int, n: int, k: int) -> None:
     for first in range(0, n, 8192):
         b[first : first + 8192] = torch.randn(8192, k, device="cuda").to(torch.float8_e4m3fn)
     sfa, sfb = torch.rand(m, ceil_div(k, 128), device="cuda"), torch.rand(ceil_div(n, 128), ceil_div(k, 128)).cuda()
-    d = deep_gemm.fp8_gemm_nt((a, sfa), (b, sfb))
-    assert d is not None
+    d = some(deep_gemm.fp8_gemm_nt((a, sfa), (b, sfb)))
     for rows in (slice(0, 3), slice(m // 2, m // 2 + 3), slice(m - 3, m)):
         right = reference.block_scaled_product(a[rows], sfa[rows], b, sfb)
         assert float((d[rows].double() - right.double()).norm() / right.double().norm()) < RELATIVE[torch.bfloat16]
@@ -174,12 +168,8 @@ def test_sizes_of_zero(m: int, n: int, k: int, with_c: bool) -> None:
 
 def test_the_same_call_gives_the_same_bits() -> None:
     a, b = operands(520, 1032, 2064)
-    first = deep_gemm.fp8_gemm_nt(a, b)
-    assert first is not None
-    for _ in range(50):
-        again = deep_gemm.fp8_gemm_nt(a, b)
-        assert again is not None
-        assert torch.equal(again, first)
+    first = some(deep_gemm.fp8_gemm_nt(a, b))
+    assert all(torch.equal(some(deep_gemm.fp8_gemm_nt(a, b)), first) for _ in range(50))
 
 
 def test_two_streams_at_once() -> None:
@@ -195,8 +185,7 @@ def test_two_streams_at_once() -> None:
                 deep_gemm.fp8_gemm_nt(a, b, d)
     torch.cuda.synchronize()
     for d, expected in zip(outputs, right, strict=True):
-        assert expected is not None
-        assert torch.equal(d, expected)
+        assert torch.equal(d, some(expected))
 
 
 def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
@@ -207,10 +196,8 @@ def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
     for kernel in kernels:
         kernel.loaded.cache_clear()
         kernel.launcher.cache_clear()
-    a, b = (
-        deep_gemm.per_token_cast_to_fp8(torch.randn(40, 400, device="cuda")),
-        deep_gemm.per_block_cast_to_fp8(torch.randn(200, 400, device="cuda")),
-    )
+    a = deep_gemm.per_token_cast_to_fp8(torch.randn(40, 400, device="cuda"))
+    b = deep_gemm.per_block_cast_to_fp8(torch.randn(200, 400, device="cuda"))
     found = [torch.full((40, 200), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(3)]
     for d in found[:2]:  # the first loads the kernel
         thread = threading.Thread(target=deep_gemm.fp8_gemm_nt, args=(a, b, d))
@@ -314,8 +301,7 @@ def test_two_gpus_in_turn() -> None:
     for _ in range(2):
         for device in ("cuda:0", "cuda:1"):
             a, b = ((x.to(device), s.to(device)) for x, s in operands(200, 512, 1024))
-            d = deep_gemm.fp8_gemm_nt(a, b)
-            assert d is not None
+            d = some(deep_gemm.fp8_gemm_nt(a, b))
             p = dense_problem(a, b, d, None)
             assert_right(p, d, right_d(p, None))
 
@@ -416,28 +402,15 @@ def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
         assert torch.equal(p.d, right_d(p, p.c))
         return
     whole = replace(config, is_fp32=True, with_c=False)
-    d = torch.empty(p.m, p.n, device="cuda")
-    dense.run(p._replace(d=d, c=None), whole)
-    total, num_k_blocks = torch.zeros_like(d), ceil_div(p.k, 128)
-    for rank in range(config.cluster_k):
-        first, end = (num_k_blocks * r // config.cluster_k for r in (rank, rank + 1))
-        part = p._replace(
-            a=p.a[:, first * 128 : end * 128].contiguous(),
-            b=p.b[:, first * 128 : end * 128].contiguous(),
-            sfa=p.sfa[:, first:end],
-            sfb=p.sfb[:, first:end],
-            d=torch.empty_like(d),
-            c=None,
-        )
-        total += right_d(part, None)
-    assert torch.equal(d, total)
+    p = p._replace(d=torch.empty(p.m, p.n, device="cuda"), c=None)
+    dense.run(p, whole)
+    assert torch.equal(p.d, sum_of_parts(p, config.cluster_k, 1))
 
 
 @pytest.mark.parametrize("cluster_k", range(1, 9))
 @pytest.mark.parametrize("num_k_blocks", [1, 2, 3, 7, 8, 9, 31, 33, 65])
 def test_every_split_of_every_depth(cluster_k: int, num_k_blocks: int) -> None:
-    config = decode_config(16, 1, cluster_k, 1, fp32=True)
-    assert config is not None
+    config = some(decode_config(16, 1, cluster_k, 1, fp32=True))
     a, b = operands(13, 136, num_k_blocks * 128 - 32, seed=cluster_k)
     p = dense_problem(a, b, torch.full((13, 136), float("nan"), device="cuda"), None)
     dense.run(p, config)
@@ -469,8 +442,7 @@ def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
         d = torch.empty(16, 2112, device="cuda", dtype=torch.bfloat16)
         problems.append((a, b, d))
     a, b, d = problems[0]
-    plan = dense.run(dense_problem(a, b, d, None))
-    assert plan is not None
+    plan = some(dense.run(dense_problem(a, b, d, None)))
     rights = []
     for a, b, d in problems:
         d.fill_(float("nan"))
@@ -502,8 +474,7 @@ def test_fine_scales_give_the_references_bits(operands: Any, words: Words) -> No
     """A chain over all parts of k-blocks in order, with any scales; no sum of a part needs more bits than there are."""
     _, sfa, sfb = operands
     for tokens, warpgroups in ((8, 1), (16, 2), (64, 1)):
-        config = decode_config(tokens, warpgroups, 1, 1, fp32=True, sfa=sfa, sfb=sfb)
-        assert config is not None
+        config = some(decode_config(tokens, warpgroups, 1, 1, fp32=True, sfa=sfa, sfb=sfb))
         p = random_problem(config, tokens + 3, 200, 1200, tokens, any_scales=True, words=words)
         g = torch.Generator("cuda").manual_seed(tokens)
         a, b = (torch.randint(-2, 3, x.shape, generator=g, device="cuda").to(x.dtype) for x in (p.a, p.b))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import random_scales, run_simulated, sum_of_parts
+from helpers import random_scales, run_simulated, some, sum_of_parts
 
 from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
@@ -180,8 +180,7 @@ def test_c_may_be_one_row_for_all() -> None:
     """A bias."""
     for config in (tile_config(64, 64, Output(with_c=True)), tile_config(64, 64, Output(with_c=True), cluster_k=3)):
         p = sim.random_problem(config, 70, 200, 912, seed=4)
-        assert p.c is not None
-        p = p._replace(c=p.c[0].clone().expand_as(p.d))
+        p = p._replace(c=some(p.c)[0].clone().expand_as(p.d))
         run_simulated(config, p, seed=4).checked()
 
 

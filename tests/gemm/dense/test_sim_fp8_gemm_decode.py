@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same_bits_by, run_simulated, with_other_strides
+from helpers import assert_same_bits_by, run_simulated, some, with_other_strides
 from thorough import one_in
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
@@ -107,8 +107,7 @@ def test_c_may_be_one_row_for_all() -> None:
     for cluster_k in (1, 2):
         config = DecodeConfig(16, 4, 1, cluster_k, with_c=True)
         p = random_problem(config, 19, 136, 400, seed=2)
-        assert p.c is not None
-        p = p._replace(c=p.c[0].clone().expand_as(p.d))
+        p = p._replace(c=some(p.c)[0].clone().expand_as(p.d))
         run_simulated(config, p, seed=2).checked()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import captured
+from helpers import assert_right_on_gpu, captured, checked_on_gpu, host_never_waits
 from torch import Tensor
 
 import deep_gemm
@@ -24,7 +24,6 @@ from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.problem import Problem
 from lab.configs import reachable_k_grouped
 from lab.sim import product as simulated
-from lab.sim.rounding import describe_mistakes
 
 pytestmark = pytest.mark.gpu
 
@@ -49,29 +48,12 @@ def problem_of(ks: Sequence[int], m: int, n: int, addition: str, *, on_gpu_alone
     a, b = operands(m, ks), operands(n, ks)
     dtype = torch.bfloat16 if addition == "bf16" else torch.float32
     d = torch.full((len(ks), m, n), float("nan"), dtype=dtype, device="cuda")
-    c = (
-        None
-        if addition in ("fresh", "bf16")
-        else d.normal_()
-        if addition == "in place"
-        else torch.randn(d.shape, device="cuda")
-    )
+    c = torch.randn(d.shape, device="cuda") if addition == "c" else d.normal_() if addition == "in place" else None
     return k_grouped_problem(a, b, d, None if on_gpu_alone else list(ks), numbers(ks) if on_gpu_alone else None, c)
 
 
-def assert_right(p: Problem, d: Tensor, what: str = "") -> None:
-    right, allowed = simulated.right_and_allowed(p, {"device": "cuda"})
-    mistakes = describe_mistakes(d.reshape(-1, p.n), right.reshape(-1, p.n), allowed.reshape(-1, p.n))
-    assert mistakes is None, f"{what}: {mistakes}"
-
-
 def check(p: Problem, config: GemmConfig | None = None) -> Tensor:
-    before = p.d.clone()
-    depths.run_on_gpu(p, config)
-    after = p.d.clone()
-    p.d.copy_(before)
-    assert_right(p, after, config.name if config else "chosen")
-    return after
+    return checked_on_gpu(depths.run_on_gpu, p, config)
 
 
 def addition_of(config: GemmConfig) -> str:
@@ -133,15 +115,9 @@ def test_128_groups_of_4096() -> None:
         part = slice(group * 4096, (group + 1) * 4096)
         blocks = slice(group * 32, (group + 1) * 32)
         a, b = p.a[p.m * part.start : p.m * part.stop], p.b[p.n * part.start : p.n * part.stop]
-        one = p._replace(
-            a=a,
-            b=b,
-            sfa=p.sfa[:, blocks],
-            sfb=p.sfb[:, blocks],
-            ks_tensor=numbers([4096]),
-            d=p.d[group, None],
-        )
-        assert_right(one, p.d[group, None])
+        d, ks = p.d[group, None], numbers([4096])
+        one = p._replace(a=a, b=b, sfa=p.sfa[:, blocks], sfb=p.sfb[:, blocks], ks_tensor=ks, d=d)
+        assert_right_on_gpu(one, d)
 
 
 def test_more_groups_than_parameters_hold() -> None:
@@ -178,15 +154,9 @@ def test_a_graph_replays_with_changed_depths(addition: str) -> None:
         call(again, {"c": start, "in place": again}.get(addition))
         assert torch.equal(d, again)
         used = sum(ceil_div(k, 128) for k in changed)
-        p = k_grouped_problem(
-            (a[0][: m * sum(changed)], a[1][:, :used]),
-            (b[0][: n * sum(changed)], b[1][:, :used]),
-            torch.empty_like(d),
-            changed,
-            None,
-            start if addition in ("c", "in place") else None,
-        )
-        assert_right(p, d, str(changed))
+        of_a, of_b = ((x[: rows * sum(changed)], sf[:, :used]) for (x, sf), rows in ((a, m), (b, n)))
+        c = start if addition in ("c", "in place") else None
+        assert_right_on_gpu(k_grouped_problem(of_a, of_b, torch.empty_like(d), changed, None, c), d, str(changed))
 
 
 def test_a_graph_keeps_the_depths_of_a_list() -> None:
@@ -224,15 +194,10 @@ def test_two_streams_do_not_share_maps() -> None:
 def test_the_host_never_waits(on_gpu_alone: bool) -> None:
     p = problem_of(RAGGED, 520, 576, "c", on_gpu_alone=on_gpu_alone)
     depths.run_on_gpu(p)  # loading a kernel may wait
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with host_never_waits():
         for _ in range(2):
-            deep_gemm.k_grouped_fp8_gemm_nt_contiguous(
-                (p.a, p.sfa.contiguous()), (p.b, p.sfb), p.d, p.ks, p.ks_tensor, p.c
-            )
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+            a, b = (p.a, p.sfa.contiguous()), (p.b, p.sfb)
+            deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, p.d, p.ks, p.ks_tensor, p.c)
 
 
 def test_the_form_of_2025_accumulates() -> None:

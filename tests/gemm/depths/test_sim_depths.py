@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import some
 
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.recipes import PER_ROW
@@ -130,8 +131,7 @@ def test_a_c_with_strides_of_its_own() -> None:
     config = config_for(with_c=True)
     p = sim.random_problem(config, KS, M, N)
     wide = torch.full((len(KS), M + 8, N + 4), float("nan"))
-    assert p.c is not None
-    wide[:, :M, :N] = p.c
+    wide[:, :M, :N] = some(p.c)
     outcome = sim.run(sim.compile_both(config), config, p._replace(c=wide[:, :M, :N]))
     assert outcome.mistakes is None
 

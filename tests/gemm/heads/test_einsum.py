@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import captured
+from helpers import captured, some
 from torch import Tensor
 
 import deep_gemm
@@ -76,8 +76,7 @@ def test_all_expressions_mean_what_torch_means_by_them(device: str) -> None:
         (BY_HEADS_TURNED, per_token_cast_to_fp8(y), weights, (1, 128, 128), torch.einsum(BY_HEADS_TURNED, y, w)),
         ("bhd, bhr -> hdr", along_tokens(y), along_tokens(x), ROWS, torch.einsum(ALONG_TOKENS, y, x)),
     ):
-        got = fp8_einsum(expr, a, b, recipe=recipe)
-        assert got is not None
+        got = some(fp8_einsum(expr, a, b, recipe=recipe))
         assert got.shape == right.shape
         assert calc_diff(got, right) < 2e-3
 
@@ -85,8 +84,7 @@ def test_all_expressions_mean_what_torch_means_by_them(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_of_weights_are_added_to_c(device: str) -> None:
     x, y = along_tokens(numbers(40, 3, 256, device=device)), along_tokens(numbers(40, 3, 144, seed=1, device=device))
-    alone = fp8_einsum(ALONG_TOKENS, y, x, recipe=ROWS)
-    assert alone is not None
+    alone = some(fp8_einsum(ALONG_TOKENS, y, x, recipe=ROWS))
     c = numbers(*alone.shape, seed=3, device=device)
     d, same = torch.empty_like(c), c.clone()
     fp8_einsum(ALONG_TOKENS, y, x, d, c, ROWS)
@@ -112,8 +110,7 @@ def test_c_is_added_and_may_be_d(tokens: int, dtype: torch.dtype, device: str) -
     fp8_einsum(BY_HEADS, a, w, same, same)
     assert torch.equal(d, same)
     assert calc_diff(d, alone + c) < (1e-5 if dtype == torch.bfloat16 else 1e-9)
-    made = fp8_einsum(BY_HEADS, a, w, c=c)
-    assert made is not None
+    made = some(fp8_einsum(BY_HEADS, a, w, c=c))
     assert torch.equal(made, d)
 
 
@@ -126,8 +123,7 @@ def test_operands_as_callers_have_them(tokens: int, device: str) -> None:
     a = wide[0][..., :r], wide[1][..., : r // 128]
     matrix = per_block_cast_to_fp8(numbers(heads * d, r, seed=1, device=device))
     w = matrix[0].view(heads, d, r), matrix[1].view(heads, d // 128, r // 128)
-    expected = fp8_einsum(BY_HEADS, (a[0].contiguous(), a[1].contiguous()), w)
-    assert expected is not None
+    expected = some(fp8_einsum(BY_HEADS, (a[0].contiguous(), a[1].contiguous()), w))
     m_major = get_mn_major_tma_aligned_tensor(a[1].transpose(0, 1)).transpose(0, 1)
     room = torch.full((tokens, heads, d + 64), 42.0, dtype=torch.bfloat16, device=device)
     for scales in (a[1], m_major):
@@ -141,12 +137,10 @@ def test_operands_as_callers_have_them(tokens: int, device: str) -> None:
 @pytest.mark.parametrize(("tokens", "heads"), [(0, 3), (3, 0)])
 def test_empty_ones(tokens: int, heads: int) -> None:
     a, w = per_token_cast_to_fp8(numbers(tokens, heads, 128)), per_block_cast_to_fp8(numbers(heads, 8, 128))
-    got = fp8_einsum(BY_HEADS, a, w)
-    assert got is not None
+    got = some(fp8_einsum(BY_HEADS, a, w))
     assert got.shape == (tokens, heads, 8)
     x, y = along_tokens(numbers(tokens, heads, 16)), along_tokens(numbers(tokens, heads, 8))
-    grad = fp8_einsum(ALONG_TOKENS, y, x, recipe=ROWS)
-    assert grad is not None
+    grad = some(fp8_einsum(ALONG_TOKENS, y, x, recipe=ROWS))
     assert not grad.any()
 
 
@@ -237,11 +231,9 @@ def test_real_sizes_on_a_gpu(tokens: int) -> None:
 def test_a_graph_is_replayed_with_other_tokens() -> None:
     x, w = numbers(40, 4, 512, device="cuda"), per_block_cast_to_fp8(numbers(4, 256, 512, seed=1, device="cuda"))
     a, other = (per_token_cast_to_fp8(each) for each in (x, x.flip(0)))
-    out = fp8_einsum(BY_HEADS, a, w)
-    assert out is not None
+    out = some(fp8_einsum(BY_HEADS, a, w))
     graph, _ = captured(fp8_einsum, BY_HEADS, a, w, out)
-    expected = fp8_einsum(BY_HEADS, other, w)
-    assert expected is not None
+    expected = some(fp8_einsum(BY_HEADS, other, w))
     for mine, its in zip(a, other, strict=True):
         mine.copy_(its)
     out.fill_(torch.nan)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
-from helpers import captured
+from helpers import assert_right_on_gpu, captured, checked_on_gpu, host_never_waits, some
 from test_sim_rows import ends_of_sizes, ids_of_sizes
 from torch import Tensor
 
@@ -40,7 +41,6 @@ from lab.silu import mistakes, placed, right_on_gpu
 from lab.sim import product as simulated
 from lab.sim import rows as sim
 from lab.sim import rows_silu as activated
-from lab.sim.rounding import describe_mistakes
 
 pytestmark = pytest.mark.gpu
 
@@ -51,23 +51,6 @@ BF16 = torch.bfloat16
 def on_gpu(p: Problem) -> Problem:
     moved: Any = {name: x.cuda() for name, x in p._asdict().items() if isinstance(x, Tensor)}
     return p._replace(**moved)
-
-
-def assert_right(p: Problem, d: Tensor, what: str = "") -> None:
-    """Products within the tensor cores' bound; everything else, zeros and canaries, to the bit."""
-    right, allowed = simulated.right_and_allowed(p, {"device": "cuda"})
-    flat = [x.reshape(-1, p.n) for x in (d, right, allowed)]
-    mistakes = describe_mistakes(flat[0], flat[1], flat[2])
-    assert mistakes is None, f"{what}: {mistakes}"
-
-
-def check(p: Problem, config: grouped.Config | None = None) -> Tensor:
-    before = p.d.clone()
-    grouped.run(p, config)
-    after = p.d.clone()
-    p.d.copy_(before)
-    assert_right(p, after, config.name if config else "chosen")
-    return after
 
 
 def layout_of(kind: works.Work, sizes: list[int], rng: random.Random) -> list[int]:
@@ -115,20 +98,23 @@ def assert_product(d: Tensor, a: Any, b: Any, rows: Any, group: int) -> None:
     assert float((d[rows].double() - right.double()).norm() / right.double().norm()) < 3e-3
 
 
+def multiply(kind: works.Work, a: Any, b: Any, d: Tensor, layout: Tensor) -> None:
+    """Call the public function for this kind of layout."""
+    if kind == works.COUNTS:
+        deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, layout, 64)
+    else:
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, use_psum_layout=kind == works.ENDS)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_may_share_one_weight_by_a_stride_of_0(kind: works.Work) -> None:
-    masked = kind == works.COUNTS
-    a, (b, sfb), d = operands(1, 300, 1032, 1024, planes=4 if masked else None)
+    a, (b, sfb), d = operands(1, 300, 1032, 1024, planes=4 if kind == works.COUNTS else None)
     shared = b.expand(4, -1, -1), sfb.expand(4, -1, -1)
     copied = tuple(x.contiguous() for x in shared)
-    other = d.clone()
+    other, layout = d.clone(), [0] * 70 + [2] * 130 + [3] * 100
+    layout = {works.COUNTS: [300, 0, 7, 129], works.ENDS: [128, 128, 300, 300]}.get(kind, layout)
     for weights, out in ((shared, d), (copied, other)):
-        if masked:
-            deep_gemm.m_grouped_fp8_gemm_nt_masked(a, weights, out, numbers([300, 0, 7, 129]), 100)
-        else:
-            layout = [128, 128, 300, 300] if kind == works.ENDS else [0] * 70 + [2] * 130 + [3] * 100
-            is_ends = kind == works.ENDS
-            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, weights, out, numbers(layout), use_psum_layout=is_ends)
+        multiply(kind, a, weights, out, numbers(layout))
     assert not bool((d == sim.CANARY).all())
     assert torch.equal(d, other)
 
@@ -139,7 +125,7 @@ def test_masked_with_fewer_rows_than_a_tile(max_m: int) -> None:
     for tile in tiles_for(masked):
         config = tile.config(masked, 1024)
         p = sim.random_problem(config, [max_m, 0, 1, max_m - 1] * 8, 1032, 1024, rows=max_m)
-        check(on_gpu(p), config)
+        checked_on_gpu(grouped.run, on_gpu(p), config)
 
 
 @pytest.mark.parametrize(("k", "n"), [(4096, 3072), (1536, 4096)])
@@ -157,11 +143,9 @@ def test_masked_with_skewed_counts_and_an_expectation_that_is_wrong(k: int, n: i
 def test_contiguous_with_sizes_that_are_no_multiples_of_anything(sizes: list[int]) -> None:
     a, b, d = operands(4, sum(sizes), 1536, 2048)
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, numbers(ids_of_sizes(sizes)))
-    first = 0
-    for group, size in enumerate(sizes):
+    for group, (size, end) in enumerate(zip(sizes, accumulate(sizes), strict=True)):
         if size:
-            assert_product(d, a, b, slice(first, first + size), group)
-        first += size
+            assert_product(d, a, b, slice(end - size, end), group)
 
 
 @pytest.mark.parametrize("place", ["end", "start", "between"])
@@ -170,15 +154,14 @@ def test_contiguous_with_thousands_of_rows_without_a_group(place: str) -> None:
     ids, skipped = ids_of_sizes(sizes), [-1] * 9001
     at = {"end": len(ids), "start": 0, "between": 700}[place]
     config = tile_config(128, 128, Output(work=works.IDS))
-    check(on_gpu(sim.random_problem(config, [*ids[:at], *skipped, *ids[at:]], 1032, 1024)))
+    checked_on_gpu(grouped.run, on_gpu(sim.random_problem(config, [*ids[:at], *skipped, *ids[at:]], 1032, 1024)))
 
 
 def test_infinities_in_rows_that_must_not_matter() -> None:
     ids = ids_of_sizes([70, 5, 128, 200], 128)
     a, b, d = operands(4, len(ids), 576, 1024)
     without = numbers(ids) < 0
-    clean = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, None, numbers(ids))
-    assert clean is not None
+    clean = some(deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, None, numbers(ids)))
     a[1][without] = float("inf")
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, numbers(ids))
     assert torch.equal(d, clean)
@@ -227,25 +210,18 @@ def test_a_captured_graph_replays_with_a_changed_layout(kind: works.Work) -> Non
     if kind == works.IDS:
         layouts = [[*layout, *[-1] * (rows - len(layout))] for layout in layouts]
     layout = numbers(layouts[0])
-
-    def call(out: Tensor) -> None:
-        if kind == works.COUNTS:
-            deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, out, layout, 64)
-        else:
-            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, out, layout, use_psum_layout=kind == works.ENDS)
-
-    call(d)
-    graph, _ = captured(call, d)
+    multiply(kind, a, b, d, layout)
+    graph, _ = captured(multiply, kind, a, b, d, layout)
     for changed in layouts[1:]:
         layout.copy_(numbers(changed))
         d.fill_(sim.CANARY)
         graph.replay()
         right = torch.full_like(d, sim.CANARY)
-        call(right)
+        multiply(kind, a, b, right, layout)
         assert torch.equal(d, right)
         p = grouped_problem_of(kind, a, b, layout, d)
         p.d.fill_(sim.CANARY)
-        assert_right(p, right)
+        assert_right_on_gpu(p, right)
 
 
 def grouped_problem_of(kind: works.Work, a: Any, b: Any, layout: Tensor, d: Tensor) -> Problem:
@@ -257,19 +233,10 @@ def grouped_problem_of(kind: works.Work, a: Any, b: Any, layout: Tensor, d: Tens
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_host_never_waits(kind: works.Work) -> None:
     a, b, d = operands(4, 512, 576, 1024, 4 if kind == works.COUNTS else None)
-    layout = {works.IDS: numbers([1] * 512), works.ENDS: numbers([70, 200, 200, 400])}.get(
-        kind, numbers([1, 2, 0, 512])
-    )
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    layout = numbers({works.IDS: [1] * 512, works.ENDS: [70, 200, 200, 400]}.get(kind, [1, 2, 0, 512]))
+    with host_never_waits():
         for _ in range(2):
-            if kind == works.COUNTS:
-                deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, layout, 64)
-            else:
-                deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, use_psum_layout=kind == works.ENDS)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+            multiply(kind, a, b, d, layout)
 
 
 def test_the_same_call_gives_the_same_bits_on_any_number_of_sms() -> None:
@@ -418,15 +385,12 @@ class Expert:
 
     def error(self, rows: int) -> float:
         """Of so many rows, from the CPU's definition of the second product and the first's own values."""
-        right = torch.stack(
-            [
-                reference.block_scaled_product(
-                    self.middle[0][i, None], self.middle[1][i, None], self.w2[0][group], self.w2[1][group], of_a=PER_64
-                )[0]
-                for i, group in enumerate(self.ids[:rows].tolist())
-            ]
-        )
-        return float((self.y[:rows].double() - right.double()).norm() / right.double().norm())
+        found = []
+        for i, group in enumerate(self.ids[:rows].tolist()):
+            (a, sfa), (b, sfb) = (x[i, None] for x in self.middle), (x[group] for x in self.w2)
+            found.append(reference.block_scaled_product(a, sfa, b, sfb, of_a=PER_64)[0])
+        right = torch.stack(found).double()
+        return float((self.y[:rows].double() - right).norm() / right.norm())
 
 
 @pytest.fixture
@@ -467,12 +431,8 @@ def test_pdl_changes_nothing_where_rows_are_activated(expert: Expert) -> None:
 def test_the_host_never_waits_and_a_captured_graph_replays(expert: Expert) -> None:
     expert.run()
     first = expert.y.clone()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with host_never_waits():
         expert.run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph, _ = captured(expert.run)
     expert.y.zero_()
     graph.replay()

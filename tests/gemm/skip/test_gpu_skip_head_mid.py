@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import CANARY, captured
 from test_gpu_dense import operands
+from test_sim_skip_head_mid import SPLITS
 from torch import Tensor
 
 import deep_gemm
@@ -23,15 +24,6 @@ from lab.configs import reachable_skipping
 pytestmark = pytest.mark.gpu
 
 Splits = tuple[int, int, int]
-SPLITS: list[Splits] = [
-    (128, 64, 128),
-    (64, 32, 192),
-    (16, 8, 16),
-    (32, 8, 48),
-    (96, 16, 32),
-    (16, 0, 32),
-    (16, 64, 208),
-]
 
 
 def random_problem(m: int, heads: int, k: int, splits: Splits, seed: int = 0) -> Problem:
