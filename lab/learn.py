@@ -20,6 +20,7 @@ from deep_gemm.core.gpu import gpu_of
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.core.kernel import Config, Kernel
 from deep_gemm.core.params import Params
+from deep_gemm.core.shadow import Mapped
 from deep_gemm.core.wgmma_header import wgmma_header
 from deep_gemm.gemm.api.dense import fp8_gemm_nt
 from deep_gemm.gemm.ask.dense import dense_problem
@@ -83,8 +84,8 @@ KERNEL: Kernel[LearnConfig] = Kernel(
 )
 
 
-def params_of(config: LearnConfig, launcher: Any, at: Mapping[str, Any], m: int, n: int, k: int) -> bytes:
-    """Fill in the parameters for tensors by name."""
+def values_of(config: LearnConfig, at: Mapping[str, Any], m: int, n: int, k: int) -> dict[str, Any]:
+    """Give the members of the parameters for tensors by name."""
     blocks, pitch = ceil_div(k, BLOCK_K), at["sfa"].stride(1) * 4
     panel = min(config.block_n, 64)
     maps = {
@@ -93,9 +94,8 @@ def params_of(config: LearnConfig, launcher: Any, at: Mapping[str, Any], m: int,
         "sfa": TensorMap(ElementType.FLOAT32, (m, blocks), (pitch,), (BLOCK_M, 1)),
         "d": TensorMap(ElementType.BFLOAT16, (n, m), (n * 2,), (panel, WARPGROUP_ROWS), panel * 2),
     }
-    begins = {name: x.data_ptr() for name, x in at.items()}
-    packed = {f"map_{name}": launcher.encode(each, begins[name], begins[name]) for name, each in maps.items()}
-    return PARAMS.pack({**packed, "sfb": begins["sfb"], "m": m, "n": n, "k": k})
+    mapped = {f"map_{name}": Mapped(each, at[name]) for name, each in maps.items()}
+    return {**mapped, "sfb": at["sfb"], "m": m, "n": n, "k": k}
 
 
 @cache
@@ -130,7 +130,7 @@ def simulated(config: LearnConfig, p: Problem, kernel: HostKernel | None = None,
     aligned = {"a": 16, "b": 16, "sfa": 16, "d": 16}
     stage = Stage(config, read, {"d": p.d.clone()}, aligned, ready={*read, "d"}, **how)
     grid = min(config.num_tiles(p.m, p.n), stage.num_sms)
-    stage.run(KERNEL, kernel, lambda launcher, at: params_of(config, launcher, at, p.m, p.n, p.k), grid)
+    stage.run(KERNEL, kernel, lambda at: values_of(config, at, p.m, p.n, p.k), grid)
     return stage.result()
 
 
@@ -230,9 +230,7 @@ def calls(p: Problem) -> Iterator[tuple[str, Callable[[], object]]]:
         grid = config.num_tiles(p.m, p.n)
         if is_persistent:
             grid = min(grid, gpu_of(device).num_sms // config.cluster_size * config.cluster_size)
-        launcher = KERNEL.launcher(config, device, False)
-        params = params_of(config, launcher, at, p.m, p.n, p.k)
-        yield title, partial(KERNEL.run, config, params, grid, device)
+        yield title, partial(KERNEL.run, config, values_of(config, at, p.m, p.n, p.k), grid, device)
     yield "fp8_gemm_nt of the package", lambda: fp8_gemm_nt((p.a, p.sfa), (p.b, p.sfb), p.d)
 
 

@@ -22,7 +22,10 @@ from torch.autograd.function import once_differentiable
 
 from ..casts.gating import Gating
 from ..casts.rules import LAYER_TYPES
+from ..core import call
+from ..core.call import FREE_ROWS, Function, never
 from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK
+from ..core.check.memory import empty
 from ..core.gpu import is_hopper
 from ..core.jit.to_host import ToHost
 from ..gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
@@ -194,8 +197,7 @@ class Planner:
         ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
         numbers = self.numbers(facts, mistake)
         if self.has_kernel:
-            row_of = torch.empty(ids.shape, dtype=torch.int32, device=self.device)
-            plan_sends.run(ids.contiguous(), numbers, row_of, self.told, self.count, self.world_size)
+            row_of = call.run(PLANNED, (ids, self.told), (tuple(numbers), self.count, self.world_size))
         else:
             owners = owners_of_routes(ids, self.count, self.world_size)
             rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)
@@ -248,6 +250,15 @@ def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> No
     for rank, (comes, room) in enumerate(zip(rows.sum(dim=0).tolist(), rooms, strict=True)):
         if comes > room:
             raise ValueError(f"room: expected at least {comes} rows on rank {rank}, which come there, got {room}")
+
+
+def _planned(ids: Tensor, told: Tensor, numbers: Sequence[int], count: int, world_size: int) -> Tensor:
+    row_of = empty("rows of tokens", ids.shape, torch.int32, ids.device)
+    plan_sends.run(ids.contiguous(), numbers, row_of, told, count, world_size)
+    return row_of
+
+
+PLANNED = Function(_planned, _planned, lambda *tensors: tensors, never, free=[FREE_ROWS])
 
 
 class Everywhere:

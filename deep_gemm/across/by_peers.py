@@ -12,31 +12,28 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..casts.gating import Gating
-from ..casts.rules import Quantized, empty_scales
+from ..casts.rules import empty_scales
+from ..core.call import FREE_ROWS, Function, never, run
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, WORD_BYTES
-from ..core.gpu import gpu_of, is_hopper
-from ..core.kernel import Prepared
+from ..core.check.memory import empty
+from ..core.gpu import is_hopper
 from ..core.meeting import STATE_WORDS, Node, Room
-from ..moe import gather_weighted, route_rows
+from ..core.replay import FIXED
+from ..moe import gather_weighted
 from ..moe.api import activations_of_rows
-from ..moe.check import ExpertRows
-from ..moe.route_rows import RouteProblem
-from ..moe.routing import expert_rows
+from ..moe.routing import stack_routes
 from . import gather_rows, meet_ranks, post_rows, rows_to_addresses
 from .collectives import agree_about_decode
 from .gather_rows import Gathered
 from .message import WORD, with_aligned_rows
-
-Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 
 class Peers:
@@ -60,65 +57,20 @@ class Peers:
         """Experts here that each slot goes to, numbered from 0, -1 for none. A slot without any may hold anything."""
         self.results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, room.hidden)
 
-    def post(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """Lay tokens out, and wait until all ranks have; give where the result of each route will lie."""
-        x = with_aligned_rows(x)
-        row_of = torch.empty_like(topk_ids, dtype=torch.int32, memory_format=torch.contiguous_format)
-        post_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), row_of, self.node)
-        return row_of
-
-    def routes(self) -> RouteProblem:
-        """The request that `rows` makes: rows of all ranks' tokens, none of which has come."""
-        return RouteProblem(self.ids, self.node.experts)
-
-    def rows(self) -> ExpertRows:
-        """Give the routes of all ranks' tokens to the experts here as rows."""
-        if self.node.experts > route_rows.MAX_EXPERTS[-1]:
-            return expert_rows(self.ids, self.node.experts)
-        routes = self.routes()
-        route_rows.run(routes)
-        return routes.rows
-
-    def activations(self, w: Operand, rows: ExpertRows, limit: float | None) -> tuple[Quantized, Tensor]:
-        """Compute the first product, activated, and give the address that the result of each row goes to."""
-        count, hidden, device = self.ids.numel(), self.room.hidden, self.memory.device
-        values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=device)
-        scales = empty_scales((count,), hidden, values, mn_major=True)
-        addresses = torch.empty(count, dtype=torch.int64, device=device)
-        gather_rows.run(self.node, rows, Gathered(values, scales, addresses=addresses))
-        return activations_of_rows((values, scales), w, rows, Gating(limit=limit)), addresses
-
-    def product(self, a: Quantized, w: Operand, rows: ExpertRows, addresses: Tensor) -> None:
-        """Multiply, and store each result on its token's rank."""
-        rows_to_addresses.run(a, w, rows.ends, addresses)
-
-    def combine(self, row_of: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
-        """Wait for the results of all ranks, and sum up each token's by weight, in order of routes."""
-        meet_ranks.run(self.node, self.memory.get_device())
-        made = (
-            torch.empty(len(row_of), self.room.hidden, dtype=torch.bfloat16, device=row_of.device)
-            if out is None
-            else out
-        )
-        gather_weighted.run(self.results, row_of, topk_weights.contiguous(), made)
-        return made if out is None else None
-
-    def launches(
-        self, given: Given, rows: ExpertRows, to: Gathered, of_post: Sequence[str], of_gather: Sequence[str]
-    ) -> tuple[tuple[Prepared[Any], int], tuple[Prepared[Any], int], Prepared[Any]]:
-        """Prepare launches of post_rows and gather_rows but for these members, with their CTAs, and of meet_ranks.
-
-        `given` are x, ids, weights of routes, the place of each result, and scales of an x that is FP8 already.
-        """
-        (x, ids, p, row_of, sf), node, device = given, self.node, self.memory.get_device()
-        config, gather = post_rows.config_of(x, ids), gather_rows.CONFIG
-        params = post_rows.params_of(x, ids, p, row_of, node, sf), gather_rows.params_of(node, rows, to)
-        post = post_rows.KERNEL.prepared(config, params[0], of_post, device)
-        ctas_of_post = post_rows.grid(config, node, gpu_of(device).num_sms)
-        gathers = gather_rows.KERNEL.prepared(gather, params[1], of_gather, device)
-        ctas_of_gather = gather_rows.grid(gather, node.room.slots, *to.values.shape)
-        meet = meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), device)
-        return (post, ctas_of_post), (gathers, ctas_of_gather), meet
+    def decode(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        w1: Operand,
+        w2: Operand,
+        limit: float | None,
+        out: Tensor | None,
+    ) -> Tensor | None:
+        """Compute the mixture of this rank's tokens, which were checked, together with the other ranks."""
+        function = MADE if out is None else INTO
+        operands = x, topk_ids, topk_weights, w1, w2, self.ids, self.results, out
+        return run(function, operands, (self.node, limit))  # type: ignore[no-any-return]
 
     def check(self) -> None:
         """Raise if a rank did not come in time, so far as this rank's kernels have run."""
@@ -128,6 +80,47 @@ class Peers:
                 f"experts across GPUs: rank {missed - 1} did not come within {self.seconds} s, so results since then "
                 f"are undefined; make a new layer, or buffer, on all ranks"
             )
+
+
+@torch.no_grad()
+def _decoded(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w1: Operand,
+    w2: Operand,
+    ids: Tensor,
+    results: Tensor,
+    out: Tensor | None,
+    node: Node,
+    limit: float | None,
+) -> Tensor | None:
+    device, hidden = x.device, node.room.hidden
+    result_of, p = empty("places of results", topk_ids.shape, torch.int32, device), topk_weights.float().contiguous()
+    post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p, result_of, node)
+    rows = stack_routes(ids, node.experts)
+    count = ids.numel()
+    values = empty("rows of experts", (count, hidden), torch.float8_e4m3fn, device)
+    scales = empty_scales((count,), hidden, values, mn_major=True)
+    addresses = empty("addresses of results", (count,), torch.int64, device)
+    gather_rows.run(node, rows, Gathered(values, scales, addresses=addresses))
+    middle = activations_of_rows((values, scales), w1, rows, Gating(limit=limit), by_ends=True)
+    rows_to_addresses.run(middle, w2, rows.ends, addresses)
+    meet_ranks.run(node, x.get_device())
+    made = empty("the output", (topk_ids.shape[0], hidden), torch.bfloat16, device) if out is None else out
+    gather_weighted.run(results, result_of, topk_weights.contiguous(), made)
+    return made if out is None else None
+
+
+def _tensors(
+    x: Tensor, ids: Tensor, p: Tensor, w1: Operand, w2: Operand, of_slots: Tensor, results: Tensor, out: Tensor | None
+) -> tuple[Tensor, ...]:
+    inputs = x, ids, p, *w1, *w2, of_slots, results
+    return inputs if out is None else (*inputs, out)
+
+
+INTO = Function(_decoded, _decoded, _tensors, never, free=[*[FREE_ROWS] * 3, *[FIXED] * 6, FREE_ROWS], outputs=1)
+MADE = replace(INTO, outputs=0)
 
 
 def why_not(device: torch.device, ranks: int) -> str | None:

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ..casts.fp8 import per_block_cast_to_fp8
 from ..casts.gating import Gating
+from ..core.call import FREE_ROWS, Function, never, run
 from ..core.check.checks import Operand, no_gradient, written
 from ..core.check.layout import Recipe
 from ..core.check.numbers import integer_in_range, positive
 from ..core.meeting import Room
-from ..gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS, recipes_for
+from ..gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS, ScaledOperands, recipes_for
 from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
-from ..moe.prepared import MAX_KINDS, Tokens, Weights, find
 from ..moe.routing import stack_routes, sum_rows
 from ..nn.experts import mixture
 from ..nn.frozen import Holder
@@ -32,11 +32,7 @@ from .by_group import KINDS_OF_X, Everywhere, Facts, Plan, Planner, ToExperts, T
 from .by_peers import Peers, connect, why_not
 from .check import check_tokens, share_of_experts
 from .collectives import agree_about_decode, place_in
-from .decode import Decode
-from .decode import why_not as why_not_decode
 from .message import Arrived, gather, pack
-from .prefill import Prefill
-from .prefill import why_not as why_not_prefill
 from .rows_to_addresses import check_weight
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
@@ -112,13 +108,10 @@ class Experts(Holder, Trained):
         self._everywhere: Everywhere | None = None
         self._peers: Peers | None = None
         self._planner: Planner | None = None
-        self._prefills: list[Prefill] = []
-        self._decodes: list[Decode] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Give what a copy keeps: all but what calls have made, which it makes anew."""
-        made: dict[str, Any] = {"_everywhere": None, "_peers": None, "_planner": None, "_prefills": [], "_decodes": []}
-        return {**self.__dict__, **made}
+        return {**self.__dict__, "_everywhere": None, "_peers": None, "_planner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
         """Copy all but the group, whose processes are the same."""
@@ -142,12 +135,8 @@ class Experts(Holder, Trained):
         return self.held("w1"), self.held("w2")
 
     def _has_fine_scales(self) -> bool:
-        """Tell whether scales are finer than those that kernels between GPUs, and prepared launches, are for."""
+        """Tell whether scales are finer than those that kernels between GPUs are for."""
         return any(each not in (USUAL_OPERANDS, FP4_OPERANDS) for each in self.operands)
-
-    def _weights_that_stay(self) -> Weights | None:
-        """The weights for which calls are prepared, unless each call casts them, or their scales are finer."""
-        return Weights(*self.weights()) if self.w1 is None and not self._has_fine_scales() else None
 
     @property
     def _columns(self) -> int:
@@ -174,10 +163,6 @@ class Experts(Holder, Trained):
         it is rounded to BF16 too, but has the type of x. A mistake of one process is an error on each.
         """
         x = as_autocast_says(x) if isinstance(x, Tensor) else x
-        given, weights = Tokens(x, topk_ids, topk_weights), self._weights_that_stay()
-        prepared = None if weights is None else find(self._prefills, given, weights)
-        if prepared is not None and weights is not None and prepared.is_right(given, weights):
-            return prepared(given, weights)
         mistake: Exception | None = None
         facts = Facts(self.share.num_experts, self.share.hidden, -1, -1, 0)
         try:
@@ -198,15 +183,7 @@ class Experts(Holder, Trained):
             plan = self.planner().plan(topk_ids, mistake, facts)
             return self._trained(x, topk_ids, topk_weights, plan)
         out = self._computed(x, topk_ids, topk_weights, facts)
-        if prepared is None and weights is not None:
-            self._prepare(given, weights, facts)
         return out if self.w1 is None else out.to(x.dtype)
-
-    def _prepare(self, given: Tokens, weights: Weights, facts: Facts) -> None:
-        """Prepare calls like this one, which was checked, if there can be such."""
-        if len(self._prefills) < MAX_KINDS and why_not_prefill(self.planner(), self.share, given, weights) is None:
-            made = Prefill(self.planner(), self.share, self.limit, facts, given, weights)
-            self._prefills = [made, *self._prefills]  # a new list: others may be reading the old
 
     @torch.no_grad()
     def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, facts: Facts) -> Tensor:
@@ -239,18 +216,31 @@ class Experts(Holder, Trained):
 
     def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
         """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""
-        rows = self._rows(arrived.ids, routes)
-        if not rows.ids.shape[0]:
-            return torch.zeros(
-                arrived.message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device
-            )
-        return sum_rows(self._products(arrived, rows), rows.row_of, arrived.weights)
+        message, *sizes = arrived
+        count = arrived.ids.numel() if routes is None else routes
+        if not count:
+            return torch.zeros(message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=message.device)
+        said = *sizes, self.share.here, self.share.first, self.operands, self.limit, routes is None
+        return run(SUMS, (message, *self.weights(), None if routes is None else [routes]), said)  # type: ignore[no-any-return]
 
-    def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
-        """BF16 results of the experts here, for each of their rows."""
-        (w1, w2), (first, second), gating = self.weights(), self.operands, Gating(limit=self.limit)
-        middle = activations_of_rows(gather(arrived, rows), w1, rows, gating, recipes_for(first), second[1])
-        return product_of_rows(middle, w2, rows, recipes_for(second))
+    @torch.no_grad()
+    def _decoded(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
+        if self._most is None:
+            raise ValueError("max_tokens: expected a number of tokens for the decode form, got None")
+        check_tokens(x, topk_ids, topk_weights, self.share, self._device(), out)
+        tokens, topk = topk_ids.shape
+        if tokens > self._most:
+            raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
+        self._check_weights()
+        if self._seconds is not None:
+            w1, w2 = self.weights()
+            check_weight("w2", w2)
+            peers = self.connected(topk)
+            return peers.decode(x, topk_ids, topk_weights, w1, w2, self.limit, out)
+        everywhere = self.everywhere(topk)
+        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most, columns=self._columns))
+        sums = self._sums(Arrived(message, self.share.hidden, topk, self._columns), None)
+        return everywhere.combine(sums, tokens, out)
 
     def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
@@ -267,46 +257,7 @@ class Experts(Holder, Trained):
             no_gradient("topk_weights", topk_weights)
             written("out", out)
         x = as_autocast_says(x) if isinstance(x, Tensor) else x
-        given = (x, topk_ids, topk_weights) if out is None else (x, topk_ids, topk_weights, out)
-        weights = None if self._seconds is None else self._weights_that_stay()
-        prepared = None if weights is None else find(self._decodes, given, weights)
-        if prepared is not None and weights is not None and prepared.is_right(given, weights):
-            return prepared(given, weights)
-        made = self._decoded(x, topk_ids, topk_weights, out)
-        if prepared is None and weights is not None:
-            self._prepare_decode(given, weights)
-        return made
-
-    def _prepare_decode(self, given: Sequence[Tensor], weights: Weights) -> None:
-        """Prepare calls like this one, which went by peer memory, if there can be such."""
-        peers = self._peers
-        if peers is None or len(self._decodes) >= MAX_KINDS:
-            return
-        if why_not_decode(peers, self.share, given, weights) is None:
-            self._decodes = [Decode(peers, self.share, self.limit, given, weights), *self._decodes]
-
-    @torch.no_grad()
-    def _decoded(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
-        """Compute `decode` of what nobody has checked."""
-        if self._most is None:
-            raise ValueError("max_tokens: expected a number of tokens for the decode form, got None")
-        check_tokens(x, topk_ids, topk_weights, self.share, self._device(), out)
-        tokens, topk = topk_ids.shape
-        if tokens > self._most:
-            raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
-        self._check_weights()
-        if self._seconds is not None:
-            w1, w2 = self.weights()
-            check_weight("w2", w2)
-            peers = self.connected(topk)
-            row_of, rows = peers.post(x, topk_ids, topk_weights), peers.rows()
-            middle, addresses = peers.activations(w1, rows, self.limit)
-            peers.product(middle, w2, rows, addresses)
-            return peers.combine(row_of, topk_weights, out)
-        everywhere = self.everywhere(topk)
-        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most, columns=self._columns))
-        sums = self._sums(Arrived(message, self.share.hidden, topk, self._columns), None)
-        return everywhere.combine(sums, tokens, out)
+        return self._decoded(x, topk_ids, topk_weights, out)
 
     def everywhere(self, topk: int) -> Everywhere:
         """The sender of tokens to everywhere, made in the first call; later calls have as many routes for a token."""
@@ -342,6 +293,33 @@ class Experts(Holder, Trained):
         if self._peers is not None:
             torch.cuda.synchronize(self._device())
             self._peers.check()
+
+
+@torch.no_grad()
+def _summed(
+    message: Tensor,
+    w1: Operand,
+    w2: Operand,
+    routes: Sequence[int] | None,
+    hidden: int,
+    topk: int,
+    columns: int,
+    here: int,
+    first: int,
+    operands: tuple[ScaledOperands, ScaledOperands],
+    limit: float | None,
+    _: bool,
+) -> Tensor:
+    arrived = Arrived(message, hidden, topk, columns)
+    rows = stack_routes(arrived.ids, here, first, None if routes is None else routes[0])
+    of_first, of_second = operands
+    a, gating = gather(arrived, rows), Gating(limit=limit)
+    middle = activations_of_rows(a, w1, rows, gating, recipes_for(of_first), of_second[1], by_ends=True)
+    y = product_of_rows(middle, w2, rows, recipes_for(of_second), by_ends=True)
+    return sum_rows(y, rows.row_of, arrived.weights)
+
+
+SUMS = Function(_summed, _summed, lambda message, w1, w2, _: (message, *w1, *w2), never, free=[FREE_ROWS], numbers=3)
 
 
 def _check_topk(topk: int, first: int) -> None:

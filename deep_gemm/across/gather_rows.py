@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -81,7 +81,7 @@ def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:
     """
     if to.values.shape[0] > 0:
         ctas = grid(CONFIG, rows.row_of.shape[0], *to.values.shape)
-        KERNEL.run(CONFIG, params_of(source, rows, to), ctas, to.values.get_device())
+        KERNEL.run(CONFIG, values_of(source, rows, to), ctas, to.values.get_device())
 
 
 def grid(config: GatherRowsConfig, slots: int, rows: int, hidden: int) -> int:
@@ -90,28 +90,26 @@ def grid(config: GatherRowsConfig, slots: int, rows: int, hidden: int) -> int:
     return ceil_div(slots * stretches, config.num_threads // 32) + ceil_div(rows, config.rows)
 
 
-def params_of(source: Slots | Node, rows: ExpertRows, to: Gathered) -> bytes:
-    """Give the kernel's parameters."""
+def values_of(source: Slots | Node, rows: ExpertRows, to: Gathered) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
     slots, topk = rows.row_of.shape
-    return KERNEL.params.pack(
-        {
-            "token_of": rows.token_of.data_ptr(),
-            "row_of": rows.row_of.data_ptr(),
-            "values": to.values.data_ptr(),
-            "sfa": to.sfa.data_ptr(),
-            "weights": 0 if to.weights is None else to.weights.data_ptr(),
-            "addresses": 0 if to.addresses is None else to.addresses.data_ptr(),
-            "num_slots": slots,
-            "rows": to.values.shape[0],
-            "hidden": to.values.shape[1],
-            "topk": topk,
-            "pitch": to.sfa.stride(1),
-            **(_in_rooms(source) if isinstance(source, Node) else _in_memory(source)),
-        }
-    )
+    return {
+        "token_of": rows.token_of,
+        "row_of": rows.row_of,
+        "values": to.values,
+        "sfa": to.sfa,
+        "weights": to.weights,
+        "addresses": to.addresses,
+        "num_slots": slots,
+        "rows": to.values.shape[0],
+        "hidden": to.values.shape[1],
+        "topk": topk,
+        "pitch": to.sfa.stride(1),
+        **(_in_rooms(source) if isinstance(source, Node) else _in_memory(source)),
+    }
 
 
-def _in_rooms(node: Node) -> dict[str, float | bytes]:
+def _in_rooms(node: Node) -> dict[str, Any]:
     room = node.room
     return {
         "scales_at": room.scales,
@@ -123,7 +121,7 @@ def _in_rooms(node: Node) -> dict[str, float | bytes]:
     }
 
 
-def _in_memory(slots: Slots) -> dict[str, float | bytes]:
+def _in_memory(slots: Slots) -> dict[str, Any]:
     memory = slots.memory
     return {
         "scales_at": slots.scales_at,
@@ -131,5 +129,5 @@ def _in_memory(slots: Slots) -> dict[str, float | bytes]:
         "max_tokens": ALL_TOKENS,
         "slot_bytes": memory.stride(0) * memory.element_size(),
         "results": 0,
-        **alone(memory.data_ptr()),
+        **alone(memory),
     }

@@ -28,9 +28,4 @@ KERNEL: Kernel[MeetConfig] = Kernel("meet_ranks", "MeetParams", lambda: [CONFIG]
 
 def run(node: Node, device: int) -> None:
     """Wait until the results of all ranks have come."""
-    KERNEL.run(CONFIG, params_of(node), 1, device)
-
-
-def params_of(node: Node) -> bytes:
-    """Give the kernel's parameters."""
-    return KERNEL.params.pack(node.meeting(Way.BACK))
+    KERNEL.run(CONFIG, node.meeting(Way.BACK), 1, device)

@@ -7,20 +7,23 @@ Or a scale is for 64 or 32 columns. Kernels pack and gather those of 128; torch 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..casts import lay_scales
+from ..casts.by_kernels import PITCH_LIMIT
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.rules import Quantized, empty_scales, granularity
+from ..core.call import FREE_ROWS, Function, never, run
 from ..core.check.layout import ADDRESS_ALIGNMENT, BF16_BYTES, SCALE_BLOCK, WORD_BYTES, align, ceil_div
+from ..core.check.memory import empty
 from ..core.check.numbers import INT32_MAX, integers_from
 from ..core.meeting import MAX_ROW_BYTES, Room
 from ..moe.api import experts_workspace_bytes
 from ..moe.check import ExpertRows
-from ..moe.prepared import has_aligned_rows
 from ..moe.routing import on_hopper
 from . import gather_rows, pack_rows
 from .check import count_of_each
@@ -95,16 +98,32 @@ def pack(
     rows = x.shape[0] if rows is None else rows
     words = row_bytes(x.shape[1], topk_ids.shape[1], columns) // WORD_BYTES
     if on_hopper(x) and columns == SCALE_BLOCK:
-        message = torch.empty(rows, words, dtype=WORD, device=x.device)
-        p = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
-        pack_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), row_of, message)
-        return message
+        return run(PACKED, (x, topk_ids, topk_weights, row_of, [rows]), (words,))  # type: ignore[no-any-return]
     of_tokens = pack_fp8(per_token_cast_to_fp8(x, gran_k=columns), topk_ids, topk_weights)
     if row_of is not None:
         return of_tokens.index_select(0, tokens_of_rows(row_of, rows))
     message = of_tokens.new_full((rows, words), -1)
     message[: len(x)] = of_tokens
     return message
+
+
+def _packed(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Sequence[int], words: int
+) -> Tensor:
+    message = empty("a message", (rows[0], words), WORD, x.device)
+    p = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
+    pack_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), row_of, message)
+    return message
+
+
+PACKED = Function(
+    _packed,
+    _packed,
+    lambda x, ids, p, row_of, _: (x, ids, p) if row_of is None else (x, ids, p, row_of),
+    never,
+    free=[FREE_ROWS] * 4,
+    numbers=4,
+)
 
 
 def pack_fp8(x: Quantized, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
@@ -125,8 +144,10 @@ def words_of_ids(topk_ids: Tensor) -> Tensor:
 
 
 def with_aligned_rows(x: Tensor) -> Tensor:
-    """A matrix itself if it `has_aligned_rows`, else a copy."""
-    return x if has_aligned_rows(x) else x.clone(memory_format=torch.contiguous_format)
+    """A matrix itself if kernels may load 16 bytes at once of its rows, else a copy."""
+    pitch = x.stride(0) * x.element_size()
+    is_aligned = x.stride(1) == 1 and pitch % ADDRESS_ALIGNMENT == 0 and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+    return x if is_aligned and pitch < PITCH_LIMIT else x.clone(memory_format=torch.contiguous_format)
 
 
 def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
@@ -134,7 +155,7 @@ def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
     has_kernel = on_hopper(arrived.message) and arrived.columns == SCALE_BLOCK
     if has_kernel and arrived.hidden <= MAX_ROW_BYTES:
         hidden, count = arrived.hidden, rows.token_of.shape[0]
-        values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=arrived.message.device)
+        values = empty("rows of experts", (count, hidden), torch.float8_e4m3fn, arrived.message.device)
         scales = empty_scales((count,), hidden, values, mn_major=True)
         gather_rows.run(Slots(arrived.message, hidden), rows, Gathered(values, scales))
         return values, scales

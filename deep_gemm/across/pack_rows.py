@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,8 +68,8 @@ def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None
     if rows.shape[0] > 0:
         config = config_of(x.dtype, topk_ids.element_size())
         slots = rows.shape[0] if row_of is None else x.shape[0]
-        params = params_of(x, topk_ids, topk_weights, row_of, rows)
-        KERNEL.run(config, params, grid(config, slots, x.shape[1]), rows.get_device())
+        values = values_of(x, topk_ids, topk_weights, row_of, rows)
+        KERNEL.run(config, values, grid(config, slots, x.shape[1]), rows.get_device())
 
 
 @cache
@@ -87,22 +88,20 @@ def grid(config: PackConfig, slots: int, hidden: int) -> int:
     return ceil_div(slots * units_of_token(hidden), config.teams)
 
 
-def params_of(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> bytes:
-    """Give the kernel's parameters."""
+def values_of(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
     tokens, hidden = x.shape
-    return KERNEL.params.pack(
-        {
-            "x": x.data_ptr(),
-            "topk_ids": topk_ids.data_ptr(),
-            "topk_weights": topk_weights.data_ptr(),
-            "row_of": 0 if row_of is None else row_of.data_ptr(),
-            "rows": rows.data_ptr(),
-            "x_pitch": x.stride(0) * x.element_size() if tokens > 1 else 0,
-            "tokens": tokens,
-            "slots": rows.shape[0] if row_of is None else tokens,
-            "hidden": hidden,
-            "topk": topk_ids.shape[1],
-            "row_bytes": rows.shape[1] * rows.element_size(),
-            "unit_reciprocal": (1 << 32) // units_of_token(hidden),
-        }
-    )
+    return {
+        "x": x,
+        "topk_ids": topk_ids,
+        "topk_weights": topk_weights,
+        "row_of": row_of,
+        "rows": rows,
+        "x_pitch": x.stride(0) * x.element_size() if tokens > 1 else 0,
+        "tokens": tokens,
+        "slots": rows.shape[0] if row_of is None else tokens,
+        "hidden": hidden,
+        "topk": topk_ids.shape[1],
+        "row_bytes": rows.shape[1] * rows.element_size(),
+        "unit_reciprocal": (1 << 32) // units_of_token(hidden),
+    }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +15,6 @@ from ..core.kernel import Config, Kernel, constants_of
 NUM_FACTS = 7
 """Numbers that ranks tell each other beside how many rows and routes come."""
 MAX_RANKS = 64
-_FACTS = struct.Struct(f"<{NUM_FACTS}q")
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, ex
     `[NUM_FACTS + 2 ranks]`.
     """
     config = config_of(topk_ids.element_size())
-    params = params_of(topk_ids, facts, row_of, told, experts_here, ranks)
-    KERNEL.run(config, params, grid(config, topk_ids.shape[0]), topk_ids.get_device())
+    values = values_of(topk_ids, facts, row_of, told, experts_here, ranks)
+    KERNEL.run(config, values, grid(config, topk_ids.shape[0]), topk_ids.get_device())
 
 
 @cache
@@ -79,19 +78,17 @@ def grid(config: PlanSendsConfig, tokens: int) -> int:
     return max(ceil_div(tokens, config.num_threads), 1)
 
 
-def params_of(
+def values_of(
     topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, experts_here: int, ranks: int
-) -> bytes:
-    """Give the kernel's parameters."""
-    return KERNEL.params.pack(
-        {
-            "facts": _FACTS.pack(*facts),
-            "topk_ids": topk_ids.data_ptr(),
-            "row_of": row_of.data_ptr(),
-            "told": told.data_ptr(),
-            "tokens": topk_ids.shape[0],
-            "topk": topk_ids.shape[1],
-            "experts_here": experts_here,
-            "ranks": ranks,
-        }
-    )
+) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
+    return {
+        "facts": tuple(facts),
+        "topk_ids": topk_ids,
+        "row_of": row_of,
+        "told": told,
+        "tokens": topk_ids.shape[0],
+        "topk": topk_ids.shape[1],
+        "experts_here": experts_here,
+        "ranks": ranks,
+    }

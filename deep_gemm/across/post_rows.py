@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,8 +77,8 @@ def run(
     contiguous. `sf` are the scales of an x that is FP8 already, FP32 `[tokens, ceil(hidden / 128)]`, rows contiguous.
     """
     config, device = config_of(x, topk_ids), x.get_device()
-    params = params_of(x, topk_ids, topk_weights, row_of, node, sf)
-    KERNEL.run(config, params, grid(config, node, gpu_of(device).num_sms), device)
+    values = values_of(x, topk_ids, topk_weights, row_of, node, sf)
+    KERNEL.run(config, values, grid(config, node, gpu_of(device).num_sms), device)
 
 
 def config_of(x: Tensor, topk_ids: Tensor) -> PostConfig:
@@ -90,31 +91,29 @@ def grid(config: PostConfig, node: Node, num_sms: int) -> int:
     return min(node.room.max_tokens, config.ctas_per_sm * num_sms)
 
 
-def params_of(
+def values_of(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
     row_of: Tensor,
     node: Node,
     sf: Tensor | None = None,
-) -> bytes:
-    """Give the kernel's parameters."""
-    return KERNEL.params.pack(
-        {
-            "x": x.data_ptr(),
-            "sf": 0 if sf is None else sf.data_ptr(),
-            "topk_ids": topk_ids.data_ptr(),
-            "topk_weights": topk_weights.data_ptr(),
-            "row_of": row_of.data_ptr(),
-            "ids": node.room.ids,
-            "x_pitch": x.stride(0) * x.element_size(),
-            "sf_pitch": 0 if sf is None else sf.stride(0) * sf.element_size(),
-            "tokens": x.shape[0],
-            "max_tokens": node.room.max_tokens,
-            "hidden": node.room.hidden,
-            "topk": node.room.topk,
-            "experts_here": node.experts,
-            "row_bytes": node.room.row_bytes,
-            **node.meeting(Way.THERE),
-        }
-    )
+) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
+    return {
+        "x": x,
+        "sf": sf,
+        "topk_ids": topk_ids,
+        "topk_weights": topk_weights,
+        "row_of": row_of,
+        "ids": node.room.ids,
+        "x_pitch": x.stride(0) * x.element_size(),
+        "sf_pitch": 0 if sf is None else sf.stride(0) * sf.element_size(),
+        "tokens": x.shape[0],
+        "max_tokens": node.room.max_tokens,
+        "hidden": node.room.hidden,
+        "topk": node.room.topk,
+        "experts_here": node.experts,
+        "row_bytes": node.room.row_bytes,
+        **node.meeting(Way.THERE),
+    }

@@ -5,22 +5,18 @@ The table of addresses takes the place of D among the operands.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..core.check.checks import Operand
 from ..core.check.recipes import E2M1, MX, PER_64, PER_BLOCK, PER_ROW, Scales
-from ..gemm import launch, product
+from ..gemm import product
 from ..gemm.kinds.epilogues import TO_ADDRESSES
 from ..gemm.kinds.output import Output
 from ..gemm.kinds.works import ENDS
 from ..gemm.packed import is_packed
 from ..gemm.packed import weight as packed_weight
-from ..gemm.plan import Plan
 from ..gemm.problem import Problem
-from ..moe.rows_at import FEW, RowsAt, few_rows, sfb_of, zeros
 
 OUTPUT = Output(work=ENDS, epilogue=TO_ADDRESSES)
 OUTPUT_BY_64 = Output(work=ENDS, epilogue=TO_ADDRESSES, sfa=PER_64)
@@ -52,7 +48,7 @@ def problem(a: Operand, w: Operand, addresses: Tensor, ends: Tensor, *, of_a: Sc
     (b, sfb), of_b = w, PER_BLOCK
     if is_packed(w):
         (b, sfb), of_b = packed_weight("b", w, ("groups", "n", "k"), {}), MX
-    rows_of_group = len(addresses) / max(len(b), 1)
+    rows_of_group = addresses.shape[0] / max(b.shape[0], 1)
     return Problem(*a, b, sfb, addresses, ends, ENDS, of_b, of_a, epilogue=TO_ADDRESSES, expected_m=rows_of_group)
 
 
@@ -61,13 +57,3 @@ def _refuse(*_: object) -> None:
 
 
 PRODUCT = product.Product("", problem, ("of_a",), ("ends",), _refuse, reference=_refuse)
-
-
-def at_addresses(weight: Operand) -> RowsAt:
-    """Prepare `run` at addresses."""
-
-    def template(weight: Operand, *how: Any) -> Plan:
-        addresses = zeros(FEW, weight).long()
-        return launch.plan_of(problem(few_rows(weight), weight, addresses, zeros(len(weight[0]), weight)), *how)
-
-    return RowsAt(weight, OUTPUTS[PER_ROW, sfb_of(weight)], template)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..core.call import CallPlan, as_they_are, plan_at
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import is_hopper
+from ..core.shadow import TENSORS
 from . import cast_rows, cast_tiles
 from .cast_rows import BLOCKS_OF_GROUPS, MAX_GROUPS, RowCast, is_aligned
 from .cast_tiles import TileCast
-from .config import INPUTS, pointers
+from .config import INPUTS
 from .rules import PER_BLOCK, Quantized, Target, empty_scales, empty_values
 
 PITCH_LIMIT = 1 << 32
@@ -25,7 +23,7 @@ PITCH_LIMIT = 1 << 32
 def has_kernels(x: Tensor) -> bool:
     """Tell whether a tensor's casts have kernels: on a Hopper GPU, of every type but FP64."""
     return (
-        isinstance(x, Tensor)
+        isinstance(x, TENSORS)
         and x.is_cuda
         and x.layout is torch.strided
         and x.dtype in INPUTS
@@ -60,44 +58,21 @@ def with_rows(x: Tensor) -> Tensor:
     return x if is_readable and x.stride(-2) * x.element_size() < PITCH_LIMIT else x.contiguous()
 
 
-def launched(
-    kernel: ModuleType,
-    cast: Any,
-    given: Mapping[str, Tensor],
-    made: Mapping[str, Tensor],
-    result: Callable[[tuple[Tensor, ...]], Any] = as_they_are,
-    **how: Any,
-) -> tuple[Any, CallPlan | None]:
-    """Launch a cast; give its result, and the plan if it serves other casts.
-
-    `given` and `made` are the tensors of the call, by the kernel's names for them, in order. Tensors that the kernel
-    takes beside them lie in the first.
-    """
-    names = [name for name in pointers(kernel.KERNEL.params) if getattr(cast, name) is not None]
-    places = {name: place for place, name in enumerate((*given, *made))}
-    at = [(places.get(name, 0), getattr(cast, name)) for name in names]
-    outputs = tuple(made.values())
-    ready = kernel.run(cast, names, **how)
-    return result(outputs), plan_at(ready, at, [*given.values()], outputs, result=result)
-
-
 @torch.no_grad()
-def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> tuple[Quantized, CallPlan | None]:
-    """Cast on a GPU as `can_cast` says; give the plan if it serves other casts."""
+def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
+    """Cast on a GPU as `can_cast` says."""
     if to.rows > 1:
         return cast_tiles_of(x, to)
-    if x.dim() == 2 and lies_transposed(x) and not to.packs and to.format.has_nan:
-        columns, scales = to.empty(x.shape, x)
-        of_columns = TileCast(with_rows(x.t()), to, columns=columns, column_scales=scales)
-        return launched(cast_tiles, of_columns, {"x": x}, {"columns": columns, "column_scales": scales})
     values, scales = to.empty(x.shape, x)
-    if x.dim() == 3 and to.mn_major and masked_m is None:
+    if x.dim() == 2 and lies_transposed(x) and not to.packs and to.format.has_nan:
+        cast_tiles.run(TileCast(with_rows(x.t()), to, columns=values, column_scales=scales))
+    elif x.dim() == 3 and to.mn_major and masked_m is None:
         for part in zip(x, values, scales, strict=True):
             cast_rows.run(RowCast(as_rows(part[0]), *part[1:], to))
-        return (values, scales), None
-    of_rows = scales if masked_m is not None or to.mn_major else as_rows(scales)
-    cast = RowCast(as_rows(x), as_rows(values), of_rows, to, counts=masked_m)
-    return launched(cast_rows, cast, {"x": x}, {"values": values, "scales": scales})
+    else:
+        of_rows = scales if masked_m is not None or to.mn_major else as_rows(scales)
+        cast_rows.run(RowCast(as_rows(x), as_rows(values), of_rows, to, counts=masked_m))
+    return values, scales
 
 
 @torch.no_grad()
@@ -120,27 +95,18 @@ def cast_groups_of(x: Tensor, ks: Sequence[int], to: Target) -> Quantized:
 
 
 @torch.no_grad()
-def cast_both_of(x: Tensor, to: Target) -> tuple[tuple[Quantized, Quantized], CallPlan | None]:
-    """Cast a matrix and its transpose on a GPU; give the plan if it serves other casts."""
+def cast_both_of(x: Tensor, to: Target) -> tuple[Quantized, Quantized]:
+    """Cast a matrix and its transpose on a GPU."""
     if lies_transposed(x):
-        both, _ = cast_both_of(x.t(), to)
-        return (both[1], both[0]), None
-    cast = TileCast(with_rows(x), to, *to.empty(x.shape, x), *to.empty(x.shape[::-1], x))
-    made = {name: getattr(cast, name) for name in ("values", "scales", "columns", "column_scales")}
-    return launched(cast_tiles, cast, {"x": x}, made, in_pairs)
+        columns, rows = cast_both_of(x.t(), to)
+        return rows, columns
+    rows, columns = to.empty(x.shape, x), to.empty(x.shape[::-1], x)
+    cast_tiles.run(TileCast(with_rows(x), to, *rows, *columns))
+    return rows, columns
 
 
-def in_pairs(made: tuple[Tensor, ...]) -> tuple[Quantized, Quantized]:
-    """Give values and scales of rows, and those of columns."""
-    values, scales, columns, of_columns = made
-    return (values, scales), (columns, of_columns)
-
-
-def cast_tiles_of(x: Tensor, to: Target) -> tuple[Quantized, CallPlan | None]:
-    """Cast blocks of rows on a GPU, with a scale for as many columns, or with one for each column.
-
-    Give the plan if it serves other casts.
-    """
+def cast_tiles_of(x: Tensor, to: Target) -> Quantized:
+    """Cast blocks of rows on a GPU, with a scale for as many columns, or with one for each column."""
     m, k = x.shape[-2:]
     values, scales = to.empty(x.shape, x)
     # Matrices whose blocks are all whole are one matrix.
@@ -150,12 +116,9 @@ def cast_tiles_of(x: Tensor, to: Target) -> tuple[Quantized, CallPlan | None]:
         values.view(-1, rows, k),
         scales.view(-1, ceil_div(rows, to.rows), scales.shape[-1]),
     )
-    casts = [TileCast(one, to, *its) for one, *its in zip(*parts, strict=True)]
-    if len(casts) == 1:
-        return launched(cast_tiles, casts[0], {"x": x}, {"values": values, "scales": scales})
-    for cast in casts:
-        cast_tiles.run(cast)
-    return (values, scales), None
+    for one, *its in zip(*parts, strict=True):
+        cast_tiles.run(TileCast(one, to, *its))
+    return values, scales
 
 
 def can_turn_blocks(x: Tensor) -> bool:
@@ -167,23 +130,18 @@ def can_turn_blocks(x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def cast_turned_blocks_of(x: Tensor, *, in_order: bool) -> tuple[Any, CallPlan | None]:
-    """Cast 128x128 blocks of matrices `[..., m, k]` on a GPU: values `[..., k, m]`, and scales transposed too.
+def cast_turned_blocks_of(x: Tensor, *, in_order: bool) -> tuple[Tensor, ...]:
+    """Cast 128x128 blocks of matrices `[..., m, k]` on a GPU: values `[..., k, m]`, and scales.
 
-    `in_order`: ahead of these the cast of blocks as they lie, from the same read. Give the plan if it serves others.
+    `in_order`: ahead of these the values as they lie, from the same read.
     """
     *batch, m, k = x.shape
     turned = empty_values((*batch, k, m), x)
     scales = empty_scales((*batch, ceil_div(m, SCALE_BLOCK)), k, x, mn_major=False)
     cast = TileCast(x.view(-1, k), PER_BLOCK, None, scales.view(-1, scales.shape[-1]), turned.view(-1, k, m))
     if not in_order:
-        return launched(cast_tiles, cast, {"x": x}, {"columns": turned, "scales": scales.mT})
+        cast_tiles.run(cast)
+        return turned, scales
     values = empty_values(x.shape, x)
-    made = {"values": values, "columns": turned, "scales": scales}
-    return launched(cast_tiles, cast._replace(values=values.view(-1, k)), {"x": x}, made, both_ways)
-
-
-def both_ways(made: tuple[Tensor, ...]) -> tuple[Quantized, Quantized]:
-    """Give values in order and transposed, whose scales are a view of the same."""
-    values, turned, scales = made
-    return (values, scales), (turned, scales.mT)
+    cast_tiles.run(cast._replace(values=values.view(-1, k)))
+    return values, turned, scales

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, ceil_div
-from ..core.kernel import Config, Kernel, Prepared
+from ..core.kernel import Config, Kernel
 from .cast_rows import block_reciprocal
 from .cast_tiles import Grain, TileCastConfig
-from .config import INPUTS, VECTOR_BYTES, addresses, pitch, vector_of
+from .config import INPUTS, VECTOR_BYTES, operands, pitch, vector_of
 
 WEIGHTED = (torch.bfloat16, torch.float32)
 """Types of rows that are cast times their weights."""
@@ -135,10 +135,11 @@ class DepthsCast(NamedTuple):
     limit: float | None = None
 
 
-def run(p: DepthsCast, changing: Sequence[str] = ()) -> tuple[Prepared[DepthsCastConfig] | None, int]:
-    """Cast on the GPU on which x is. Give what `Kernel.run` gives, and how many CTAs it takes."""
+def run(p: DepthsCast) -> None:
+    """Cast on the GPU on which x is."""
     ctas = grid(p) if p.rows > 0 else 0
-    return (KERNEL.run(config_of(p), params_of(p), ctas, p.x.get_device(), changing) if ctas else None), ctas
+    if ctas != 0:
+        KERNEL.run(config_of(p), values_of(p), ctas, p.x.get_device())
 
 
 def config_of(p: DepthsCast) -> DepthsCastConfig:
@@ -174,25 +175,23 @@ def grid(p: DepthsCast) -> int:
     return room_of(p.rows, p.ends.numel())[1] * sum(tiles_of(p))
 
 
-def params_of(p: DepthsCast) -> bytes:
-    """Give the kernel's parameters."""
+def values_of(p: DepthsCast) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
     of_gradient, of_activation = tiles_of(p)
     tiles = of_gradient + of_activation
-    return KERNEL.params.pack(
-        {
-            **addresses(KERNEL.params, p),
-            "x_pitch": pitch(p.x, 0),
-            "ds_pitch": pitch(p.ds, 0),
-            "stride_of_block": pitch(p.column_scales, 1),
-            "activated_stride_of_block": pitch(p.activated_scales, 1),
-            "scales_stride_k": pitch(p.scales, 1),
-            "rows": p.rows,
-            "k": p.x.shape[1],
-            "room": room_of(p.rows, p.ends.numel())[0],
-            "num_groups": p.ends.numel(),
-            "tiles": tiles,
-            "reciprocal": block_reciprocal(tiles * SCALE_BLOCK),
-            "gradient_tiles": of_gradient,
-            "limit": math.inf if p.limit is None else p.limit,
-        }
-    )
+    return {
+        **operands(KERNEL.params, p),
+        "x_pitch": pitch(p.x, 0),
+        "ds_pitch": pitch(p.ds, 0),
+        "stride_of_block": pitch(p.column_scales, 1),
+        "activated_stride_of_block": pitch(p.activated_scales, 1),
+        "scales_stride_k": pitch(p.scales, 1),
+        "rows": p.rows,
+        "k": p.x.shape[1],
+        "room": room_of(p.rows, p.ends.numel())[0],
+        "num_groups": p.ends.numel(),
+        "tiles": tiles,
+        "reciprocal": block_reciprocal(tiles * SCALE_BLOCK),
+        "gradient_tiles": of_gradient,
+        "limit": math.inf if p.limit is None else p.limit,
+    }

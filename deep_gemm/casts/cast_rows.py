@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cache
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import gpu_of
-from ..core.kernel import Config, Kernel, Prepared
+from ..core.kernel import Config, Kernel
 from ..core.settings import num_sms_of
-from .config import INPUTS, VECTOR_BYTES, addresses, cast_constants, lanes_of, pitch, vector_of
+from ..core.shadow import least
+from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, operands, pitch, vector_of
 from .gating import Gating
 from .rules import FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, Target
 
@@ -155,7 +156,7 @@ def num_units(config: CastConfig, m: int, k: int) -> int:
 def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
     """A team for each unit; if only the GPU knows how many there are, no more than run at a time."""
     ctas = ceil_div(num_units(config, m, k), config.teams)
-    return ctas if config.groups == Groups.NONE else min(ctas, num_sms * config.ctas_per_sm)
+    return ctas if config.groups == Groups.NONE else least(ctas, num_sms * config.ctas_per_sm)
 
 
 def reachable_cast() -> list[CastConfig]:
@@ -213,17 +214,15 @@ class RowCast(NamedTuple):
         return self.ends if self.counts is None else self.counts
 
 
-def run(
-    p: RowCast, changing: Sequence[str] = (), *, is_dependent: bool = False
-) -> tuple[Prepared[CastConfig] | None, int]:
-    """Cast on the GPU on which x is. Give what `Kernel.run` gives, and how many CTAs it takes."""
+def run(p: RowCast, *, is_dependent: bool = False) -> None:
+    """Cast on the GPU on which x is. `is_dependent`: as for `Kernel.run`."""
     if p.x.numel() == 0 or p.values.numel() == 0:
-        return None, 0
+        return
     device = p.x.get_device()
     num_sms = num_sms_of(gpu_of(device).num_sms)
     config = config_of(p, num_sms)
     ctas = num_ctas(config, p.x.shape[0], p.k, num_sms)
-    return KERNEL.run(config, params_of(p), ctas, device, changing, is_dependent=is_dependent), ctas
+    KERNEL.run(config, values_of(p), ctas, device, is_dependent=is_dependent)
 
 
 def config_of(p: RowCast, num_sms: int) -> CastConfig:
@@ -268,33 +267,31 @@ def block_reciprocal(k: int, block: int = SCALE_BLOCK) -> int:
     return min((1 << 32) // ceil_div(k, block), (1 << 32) - 1)
 
 
-def params_of(p: RowCast) -> bytes:
-    """Give the kernel's parameters."""
+def values_of(p: RowCast) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
     (m, _), k, scales = p.x.shape, p.k, p.scales
     gating = p.gating or Gating()
     # How much further away a group lies than if all rows were those of one matrix.
     further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1) if scales.dim() == 3 else 0
-    return KERNEL.params.pack(
-        {
-            **addresses(KERNEL.params, p),
-            "x_pitch": pitch(p.x, 0) if m != 1 else 0,
-            "values_pitch": pitch(p.values, 0) if p.values.shape[0] > 1 else 0,
-            "scales_stride_m": pitch(scales, -2),
-            "scales_stride_k": pitch(scales, -1),
-            "scales_stride_g": further,
-            "m": m,
-            "k": k,
-            "block_reciprocal": block_reciprocal(k, p.to.columns),
-            "num_groups": 0 if p.sizes is None else p.sizes.numel(),
-            "alignment": p.alignment,
-            "topk": 0 if p.row_of is None else p.row_of.shape[1],
-            "min_amax": p.to.min_amax,
-            "limit": math.inf if gating.limit is None else gating.limit,
-            "alpha": gating.alpha,
-            "beta": gating.beta or -0.0,  # which no sum notices, a zero's sign neither
-            "alpha_reciprocal": 1 / gating.alpha,
-            "beta_reciprocal": 1 / gating.beta if gating.beta else 0.0,
-            "gating": 2 if gating.name == "situ" else int(gating != Gating() or p.row_weights is not None),
-            "rounds_up": int(p.to.use_ue8m0),
-        }
-    )
+    return {
+        **operands(KERNEL.params, p),
+        "x_pitch": pitch(p.x, 0) if m != 1 else 0,
+        "values_pitch": pitch(p.values, 0) if p.values.shape[0] > 1 else 0,
+        "scales_stride_m": pitch(scales, -2),
+        "scales_stride_k": pitch(scales, -1),
+        "scales_stride_g": further,
+        "m": m,
+        "k": k,
+        "block_reciprocal": block_reciprocal(k, p.to.columns),
+        "num_groups": 0 if p.sizes is None else p.sizes.numel(),
+        "alignment": p.alignment,
+        "topk": 0 if p.row_of is None else p.row_of.shape[1],
+        "min_amax": p.to.min_amax,
+        "limit": math.inf if gating.limit is None else gating.limit,
+        "alpha": gating.alpha,
+        "beta": gating.beta or -0.0,  # which no sum notices, a zero's sign neither
+        "alpha_reciprocal": 1 / gating.alpha,
+        "beta_reciprocal": 1 / gating.beta if gating.beta else 0.0,
+        "gating": 2 if gating.name == "situ" else int(gating != Gating() or p.row_weights is not None),
+        "rounds_up": int(p.to.use_ue8m0),
+    }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
-from ..core.kernel import Config, Kernel, Prepared
+from ..core.kernel import Config, Kernel
 from .cast_rows import block_reciprocal, is_aligned
-from .config import INPUTS, VECTOR_BYTES, addresses, cast_constants, lanes_of, pitch, vector_of
+from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, operands, pitch, vector_of
 from .rules import FP8, Target
 
 
@@ -116,7 +116,7 @@ def tile_cast_config(
     """
     column_bytes = (VECTOR_BYTES if has_aligned_columns else 1) if with_columns else 0
     vector = vector_of(dtype, is_aligned)
-    # A tile in FP32 fills half of the registers, and addresses of single elements take more than those of vectors.
+    # A tile in FP32 fills half of the registers, and operands of single elements take more than those of vectors.
     ctas_per_sm = (4 if grain is None else 3) if dtype != torch.float32 else 2
     if vector == 1:
         ctas_per_sm = ctas_per_sm // 2
@@ -171,18 +171,16 @@ class TileCast(NamedTuple):
         return Grain.CHANNELS if self.to.columns == 1 else Grain.BLOCKS
 
 
-def run(p: TileCast, changing: Sequence[str] = ()) -> tuple[Prepared[TileCastConfig] | None, int]:
-    """Cast on the GPU on which x is. Give what `Kernel.run` gives, and how many CTAs it takes."""
-    if p.x.numel() == 0:
-        return None, 0
-    ctas = grid(p)
-    return KERNEL.run(config_of(p), params_of(p), ctas, p.x.get_device(), changing), ctas
+def run(p: TileCast) -> None:
+    """Cast on the GPU on which x is."""
+    if p.x.numel() != 0:
+        KERNEL.run(config_of(p), values_of(p), grid(p), p.x.get_device())
 
 
 def grid(p: TileCast) -> int:
     """A CTA for each tile of each matrix."""
-    matrices = 1 if p.columns is None or p.columns.dim() == 2 else len(p.columns)
-    return matrices * num_tiles(len(p.x) // matrices, p.x.shape[1])
+    matrices = 1 if p.columns is None or p.columns.dim() == 2 else p.columns.shape[0]
+    return matrices * num_tiles(p.x.shape[0] // matrices, p.x.shape[1])
 
 
 def config_of(p: TileCast) -> TileCastConfig:
@@ -199,23 +197,21 @@ def config_of(p: TileCast) -> TileCastConfig:
     )
 
 
-def params_of(p: TileCast) -> bytes:
-    """Give the kernel's parameters."""
+def values_of(p: TileCast) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
     m, k = p.x.shape
-    return KERNEL.params.pack(
-        {
-            **addresses(KERNEL.params, p),
-            "x_pitch": pitch(p.x, 0),
-            "values_pitch": pitch(p.values, 0),
-            "columns_pitch": pitch(p.columns, -2),
-            "scales_stride_m": pitch(p.scales, 0),
-            "scales_stride_k": pitch(p.scales, 1),
-            "column_scales_stride_m": pitch(p.column_scales, 1),
-            "column_scales_stride_k": pitch(p.column_scales, 0),
-            "m": m if p.columns is None else p.columns.shape[-1],
-            "k": k,
-            "block_reciprocal": block_reciprocal(k),
-            "min_amax": p.to.min_amax,
-            "rounds_up": int(p.to.use_ue8m0),
-        }
-    )
+    return {
+        **operands(KERNEL.params, p),
+        "x_pitch": pitch(p.x, 0),
+        "values_pitch": pitch(p.values, 0),
+        "columns_pitch": pitch(p.columns, -2),
+        "scales_stride_m": pitch(p.scales, 0),
+        "scales_stride_k": pitch(p.scales, 1),
+        "column_scales_stride_m": pitch(p.column_scales, 1),
+        "column_scales_stride_k": pitch(p.column_scales, 0),
+        "m": m if p.columns is None else p.columns.shape[-1],
+        "k": k,
+        "block_reciprocal": block_reciprocal(k),
+        "min_amax": p.to.min_amax,
+        "rounds_up": int(p.to.use_ue8m0),
+    }

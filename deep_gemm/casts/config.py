@@ -51,10 +51,9 @@ def pointers(params: Params) -> tuple[str, ...]:
     return tuple(field.name for field in params.fields if field.kind is Kind.POINTER)
 
 
-def addresses(params: Params, problem: Any) -> dict[str, int]:
-    """Give the addresses of a problem's tensors, 0 for a tensor that is None."""
-    tensors = [(name, getattr(problem, name)) for name in pointers(params)]
-    return {name: 0 if x is None else x.data_ptr() for name, x in tensors}
+def operands(params: Params, problem: Any) -> dict[str, Any]:
+    """Give a problem's tensors, or None, by the names that a kernel has for them."""
+    return {name: getattr(problem, name) for name in pointers(params)}
 
 
 def pitch(x: Tensor | None, dim: int) -> int:

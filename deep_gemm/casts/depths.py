@@ -7,17 +7,18 @@ what lies behind the last group is undefined.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.call import CallPlan, Function, run
+from ..core.call import Function, run
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
+from ..core.check.memory import empty
 from . import cast_depths
-from .by_kernels import has_kernels, launched, with_rows
+from .by_kernels import has_kernels, with_rows
 from .cast_depths import WEIGHTED, DepthsCast, room_of
 from .cast_rows import is_aligned
 from .config import INPUTS
@@ -51,28 +52,26 @@ def cast_along_groups(x: Tensor, groups: GroupedRows, row_weights: Tensor | None
 
 
 @torch.no_grad()
-def _cast_along(x: Tensor, groups: GroupedRows, row_weights: Tensor | None) -> tuple[Quantized, CallPlan | None]:
-    given = _tensors_along(x, groups, row_weights)
+def _cast_along(x: Tensor, groups: GroupedRows, row_weights: Tensor | None) -> Quantized:
     if x.dtype not in (INPUTS if row_weights is None else WEIGHTED):
         x = x.float()
-    rows, k = len(groups.token_of), x.shape[1]
+    rows, k = groups.token_of.shape[0], x.shape[1]
     if has_kernels(x) and rows and k % ADDRESS_ALIGNMENT == 0:
         columns = _room(rows, k, groups, x)
-        cast = DepthsCast(_aligned(x), groups.ends, rows, groups.token_of, row_weights, *columns)
-        by_name = dict(zip(("x", "ends", "token_of", "row_weights"), given, strict=False))
-        return launched(cast_depths, cast, by_name, dict(zip(("columns", "column_scales"), columns, strict=True)))
+        cast_depths.run(DepthsCast(_aligned(x), groups.ends, rows, groups.token_of, row_weights, *columns))
+        return columns
     gathered = x[groups.token_of.clamp_min(0).long()]
     if row_weights is not None:
         gathered = (gathered.float() * row_weights[:, None]).to(x.dtype)
-    return _along_groups(gathered, groups), None
+    return _along_groups(gathered, groups)
 
 
 def _tensors_along(x: Tensor, groups: GroupedRows, row_weights: Tensor | None) -> tuple[Tensor, ...]:
-    tensors = x, groups.ends, groups.token_of
+    tensors = x, *groups
     return tensors if row_weights is None else (*tensors, row_weights)
 
 
-ALONG = Function(_cast_along, lambda *call: _cast_along(*call)[0], _tensors_along)
+ALONG = Function(_cast_along, _cast_along, _tensors_along)
 
 
 class SiluCasts(NamedTuple):
@@ -117,28 +116,20 @@ def _cast_silu(
     limit: float | None,
     gradient_too: bool,
     activation_too: bool,
-) -> tuple[SiluCasts, CallPlan | None]:
-    given = _tensors_of_silu(h, ds, groups, row_weights)
+) -> SiluCasts:
     rows, both = h.shape
     ds = h[:, : both // 2] if ds is None else ds  # nobody asks for the gradient of weights then
     if has_kernels(h):
-        made: dict[str, Tensor] = {}
+        columns = gradient = of_s = sums = None
         if gradient_too:
-            made["columns"], made["column_scales"] = _room(rows, both, groups, h)
-            made["values"], made["scales"] = Target(mn_major=True).empty(h.shape, h)
+            columns, gradient = _room(rows, both, groups, h), Target(mn_major=True).empty(h.shape, h)
         if activation_too:
-            made["activated"], made["activated_scales"] = _room(rows, both // 2, groups, h)
-            blocks = ceil_div(both // 2, SCALE_BLOCK)
-            made["sums"] = torch.empty(blocks, rows, dtype=torch.float32, device=h.device)
-
-        def result(made: tuple[Tensor, ...]) -> SiluCasts:
-            pairs: list[Any] = [(made[at], made[at + 1]) for at in range(0, len(made) - 1, 2)]
-            columns, gradient, *of_s = pairs if gradient_too else (None, None, *pairs)
-            return SiluCasts(gradient, columns, *of_s, *([made[-1].sum(0)] if activation_too else [None, None]))
-
-        cast = DepthsCast(h, groups.ends, rows, row_weights=row_weights, ds=ds, limit=limit, **made)
-        by_name = dict(zip(("x", "ends", "row_weights", "ds"), given, strict=False))
-        return launched(cast_depths, cast, by_name, made, result)
+            of_s, blocks = _room(rows, both // 2, groups, h), ceil_div(both // 2, SCALE_BLOCK)
+            sums = empty("sums of rows", (blocks, rows), torch.float32, h.device)
+        nothing = None, None
+        made = *(columns or nothing), ds, *(gradient or nothing), *(of_s or nothing), sums
+        cast_depths.run(DepthsCast(h, groups.ends, rows, None, row_weights, *made, limit))
+        return SiluCasts(gradient, columns, of_s, sums)
     of_rows = columns = of_s = of_weights = None
     is_there = (torch.arange(rows, device=h.device) < groups.ends[-1:])[:, None]
     silu, wide = Silu.of(h.masked_fill(~is_there, 0), limit), ds.float().masked_fill(~is_there, 0)
@@ -146,16 +137,21 @@ def _cast_silu(
         dh = silu.gradient(wide * row_weights[:, None].masked_fill(~is_there, 0)).to(h.dtype)
         of_rows, columns = per_token_cast_to_fp8(dh, mn_major=True), _along_groups(dh, groups)
     if activation_too:
-        of_s, of_weights = _along_groups(silu.s.to(h.dtype), groups), (silu.s * wide).sum(1)
-    return SiluCasts(of_rows, columns, of_s, of_weights), None
+        of_s, of_weights = _along_groups(silu.s.to(h.dtype), groups), (silu.s * wide).sum(1)[None]
+    return SiluCasts(of_rows, columns, of_s, of_weights)
 
 
 def _tensors_of_silu(h: Tensor, ds: Tensor | None, groups: GroupedRows, row_weights: Tensor) -> tuple[Tensor, ...]:
-    tensors = h, groups.ends, row_weights
+    tensors = h, *groups, row_weights
     return tensors if ds is None else (*tensors, ds)
 
 
-SILU = Function(_cast_silu, lambda *call: _cast_silu(*call)[0], _tensors_of_silu)
+def _summed(casts: SiluCasts) -> SiluCasts:
+    of_weights = casts.of_weights
+    return casts if of_weights is None else casts._replace(of_weights=of_weights.sum(0))
+
+
+SILU = Function(_cast_silu, lambda *call: _summed(_cast_silu(*call)), _tensors_of_silu, finish=_summed)
 
 
 class Silu(NamedTuple):

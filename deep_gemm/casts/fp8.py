@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..compat.forms import accepts_names
-from ..core.call import CallPlan, Function, run
+from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import cuts_gradient, integers, no_gradient, same_device
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, rows_of_counts
 from ..core.check.tracing import is_dispatched
 from ..core.check.ue8m0 import EXPONENTS, powers_of
 from . import lay_scales
-from .by_kernels import can_cast, cast_both_of, cast_groups_of, cast_of, in_pairs
+from .by_kernels import can_cast, cast_both_of, cast_groups_of, cast_of
 from .by_torch import cast_blocks
 from .rules import (
     Quantized,
@@ -61,16 +61,14 @@ def per_token_cast_to_fp8(
     """
     if use_packed_ue8m0 and (not use_ue8m0 or masked_m is not None):
         raise ValueError("use_packed_ue8m0: expected use_ue8m0, and no masked_m, with it")
-    if masked_m is None:
-        return run(ROWS, (x,), (use_ue8m0, gran_k, min_amax, mn_major, use_packed_ue8m0))  # type: ignore[no-any-return]
     said = use_ue8m0, gran_k, min_amax, mn_major
-    if is_dispatched(x):
-        return _rows_operator(x, *said, masked_m=masked_m)
-    return cast_checked(x, per_rows(*said), masked_m)[0]
+    if masked_m is None:
+        return run(ROWS, (x,), (*said, use_packed_ue8m0))  # type: ignore[no-any-return]
+    return run(MASKED_ROWS, (x, masked_m), said)  # type: ignore[no-any-return]
 
 
-def cast_checked(x: Tensor, to: Target, masked_m: Tensor | None = None) -> tuple[Quantized, CallPlan | None]:
-    """Check and compute a cast, of the first rows of groups if there are counts; give the plan if it serves others."""
+def cast_checked(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
+    """Check and compute a cast, of the first rows of groups if there are counts."""
     no_gradient("x", x)
     check_rows(x, to.mn_major, masked_m)
     to = to.checked(x)
@@ -82,7 +80,7 @@ def cast_checked(x: Tensor, to: Target, masked_m: Tensor | None = None) -> tuple
     values, scales = cast_blocks(x, to)
     if masked_m is not None:
         scales.masked_fill_(has_no_row, 1)
-    return (values, stored(scales, to)), None
+    return values, stored(scales, to)
 
 
 def stored(scales: Tensor, to: Target) -> Tensor:
@@ -122,8 +120,12 @@ def _rows_operator(x: Tensor, *said: Any, masked_m: Tensor | None = None) -> Qua
     return values, stored(scales, to)
 
 
-OF_ONE = (lambda x: (x,)), (lambda tensors: cuts_gradient(tensors, ()))
-"""The tensors of a cast, and whether it must refuse a gradient's way."""
+OF_ONE: dict[str, Any] = {
+    "tensors": lambda x: (x,),
+    "wants_checks": lambda tensors: cuts_gradient(tensors, ()),
+    "free": [FREE_ROWS],
+}
+"""The tensors of a cast, whether it must refuse a gradient's way, and sizes that calls of one record differ in."""
 
 
 def _of_many_rows(name: str, cast: Callable[..., Target]) -> Function:
@@ -131,10 +133,16 @@ def _of_many_rows(name: str, cast: Callable[..., Target]) -> Function:
         operator = getattr(torch.ops.deep_gemm, f"{name}_cast_to_fp8").default
         return operator(x, use_ue8m0, granularity(gran_k), min_amax)  # type: ignore[no-any-return]
 
-    return Function(lambda x, *said: cast_checked(x, cast(*said)), as_operator, *OF_ONE)
+    return Function(lambda x, *said: cast_checked(x, cast(*said)), as_operator, **OF_ONE)
 
 
-ROWS = Function(lambda x, *said: cast_checked(x, per_rows(*said)), _rows_operator, *OF_ONE)
+ROWS = Function(lambda x, *said: cast_checked(x, per_rows(*said)), _rows_operator, **OF_ONE)
+MASKED_ROWS = Function(
+    lambda x, masked_m, *said: cast_checked(x, per_rows(*said), masked_m),
+    lambda x, masked_m, *said: _rows_operator(x, *said, masked_m=masked_m),
+    lambda x, masked_m: (x, masked_m),
+    lambda tensors: cuts_gradient(tensors[:1], ()),
+)
 CHANNELS, BLOCKS = _of_many_rows("per_channel", per_channels), _of_many_rows("per_block", per_blocks)
 
 
@@ -184,15 +192,20 @@ def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.
     return run(BOTH, (x,), (use_ue8m0, min_amax))  # type: ignore[no-any-return]
 
 
-def _cast_both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[tuple[Quantized, Quantized], CallPlan | None]:
+def _cast_both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Quantized, Quantized]:
     check_matrix(x)
     to = per_rows(use_ue8m0, min_amax=min_amax, mn_major=True)
     if can_cast(x, to):
         return cast_both_of(x, to.checked(x))
-    return (cast_checked(x, to)[0], cast_checked(x.t(), to)[0]), None
+    return cast_checked(x, to), cast_checked(x.t(), to)
 
 
-BOTH = Function(_cast_both, lambda *call: in_pairs(torch.ops.deep_gemm.cast_both_to_fp8.default(*call)), *OF_ONE)
+def _both_as_operator(*call: Any) -> tuple[Quantized, Quantized]:
+    values, scales, columns, of_columns = torch.ops.deep_gemm.cast_both_to_fp8.default(*call)
+    return (values, scales), (columns, of_columns)
+
+
+BOTH = Function(_cast_both, _both_as_operator, **OF_ONE)
 
 
 def k_grouped_cast_to_fp8(

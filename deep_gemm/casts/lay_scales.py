@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.call import CallPlan, Function, never, plan_at
+from ..core.call import Function, never
 from ..core.call import run as run_call
 from ..core.check.layout import ceil_div, empty_mn_major, is_mn_major_tma_aligned
 from ..core.check.ue8m0 import numbers_of
 from ..core.gpu import is_hopper
-from ..core.kernel import Config, Kernel, Prepared, constants_of
+from ..core.kernel import Config, Kernel, constants_of
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,16 @@ def laid_out(sf: Tensor, k_blocks: int | None = None) -> Tensor:
     return run_call(LAID, (sf,), (k_blocks,))  # type: ignore[no-any-return]
 
 
-def _laid_out(sf: Tensor, k_blocks: int | None) -> tuple[Tensor, CallPlan | None]:
-    given, sf = sf, sf if sf.dtype == torch.float32 else sf.view(torch.int32)
+def _laid_out(sf: Tensor, k_blocks: int | None) -> Tensor:
+    sf = sf if sf.dtype == torch.float32 else sf.view(torch.int32)
     out = empty_mn_major(sf, k_blocks)
     if not has_kernel(sf):
-        return out.copy_(numbers_of(sf.detach(), out.shape[-1])), None
-    return out, plan_at(run(sf, out, ("sf", "out")), [(0, sf), (1, out)], (given,), (out,))
+        return out.copy_(numbers_of(sf.detach(), out.shape[-1]))
+    run(sf, out)
+    return out
 
 
-LAID = Function(_laid_out, lambda *call: _laid_out(*call)[0], lambda sf: (sf,), never)
+LAID = Function(_laid_out, _laid_out, lambda sf: (sf,), never)
 
 
 def has_kernel(sf: Tensor) -> bool:
@@ -78,15 +80,10 @@ def has_kernel(sf: Tensor) -> bool:
     return device >= 0 and is_hopper(device)
 
 
-def run(sf: Tensor, out: Tensor, changing: Sequence[str] = ()) -> tuple[Prepared[ScalesConfig] | None, int]:
-    """Copy scales, FP32 or words, to `out`, which `empty_mn_major` gave, on the GPU that they are on.
-
-    Give what `Kernel.run` gives, and how many CTAs it takes.
-    """
-    if sf.numel() == 0:
-        return None, 0
-    ctas = grid(CONFIG, out)
-    return KERNEL.run(CONFIG, params_of(sf, out), ctas, sf.get_device(), changing), ctas
+def run(sf: Tensor, out: Tensor) -> None:
+    """Copy scales, FP32 or words, to `out`, which `empty_mn_major` gave, on the GPU that they are on."""
+    if sf.numel() != 0:
+        KERNEL.run(CONFIG, values_of(sf, out), grid(CONFIG, out), sf.get_device())
 
 
 def grid(config: ScalesConfig, out: Tensor) -> int:
@@ -95,20 +92,18 @@ def grid(config: ScalesConfig, out: Tensor) -> int:
     return (groups[0] if groups else 1) * ceil_div(m, config.rows) * ceil_div(k_blocks, config.blocks)
 
 
-def params_of(sf: Tensor, out: Tensor) -> bytes:
-    """Give the kernel's parameters."""
+def values_of(sf: Tensor, out: Tensor) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
     *group_strides, stride_m, stride_k = sf.stride()
-    return KERNEL.params.pack(
-        {
-            "sf": sf.data_ptr(),
-            "out": out.data_ptr(),
-            "group_stride": group_strides[0] if group_strides else 0,
-            "stride_m": stride_m,
-            "stride_k": stride_k,
-            "pitch": out.stride(-1),
-            "m": out.shape[-2],
-            "k_blocks": out.shape[-1],
-            "reads_along_m": int(stride_m < stride_k),
-            "are_words": int(sf.dtype == torch.int32),
-        }
-    )
+    return {
+        "sf": sf,
+        "out": out,
+        "group_stride": group_strides[0] if group_strides else 0,
+        "stride_m": stride_m,
+        "stride_k": stride_k,
+        "pitch": out.stride(-1),
+        "m": out.shape[-2],
+        "k_blocks": out.shape[-1],
+        "reads_along_m": int(stride_m < stride_k),
+        "are_words": int(sf.dtype == torch.int32),
+    }

@@ -12,7 +12,9 @@ from torch import Tensor
 from ..core.check import checks
 from ..core.check.checks import Sizes, integers, no_gradient
 from ..core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, ceil_div, check_dense, pitch_of_scales
+from ..core.check.memory import empty
 from ..core.check.numbers import as_integer, magnitude
+from ..core.shadow import TENSORS
 
 FP8_MAX = 448.0
 MX_BLOCK = 32
@@ -81,7 +83,7 @@ class Target:
     def empty(self, shape: Sequence[int], x: Tensor) -> Quantized:
         """Make room for values and scales of elements `[..., m, k]`, on the device of `x`."""
         *batch, m, k = shape
-        values = torch.empty((*batch, m, k // self.format.per_byte), dtype=self.format.dtype, device=x.device)
+        values = empty("values", (*batch, m, k // self.format.per_byte), self.format.dtype, x.device)
         dtype = torch.int32 if self.packs else torch.float32
         rows = *batch, ceil_div(m, self.rows)
         return values, empty_scales(rows, k, x, mn_major=self.mn_major, gran_k=self.columns, dtype=dtype)
@@ -111,7 +113,7 @@ def scales_of(amax: Tensor, largest: float, use_ue8m0: bool) -> Tensor:
 
 def empty_values(shape: Sequence[int], x: Tensor) -> Tensor:
     """Make room for FP8 values on the device of `x`."""
-    return torch.empty(shape, dtype=torch.float8_e4m3fn, device=x.device)
+    return empty("values", shape, torch.float8_e4m3fn, x.device)
 
 
 def empty_scales(
@@ -130,10 +132,10 @@ def empty_scales(
     *batch, m = rows
     blocks = ceil_div(k, gran_k * UE8M0_PER_WORD if dtype == torch.int32 else gran_k)
     if not mn_major:
-        return torch.empty((*rows, blocks), dtype=dtype, device=x.device)
+        return empty("scales", (*rows, blocks), dtype, x.device)
     pitch = pitch_of_scales(m)
     strides = (blocks * pitch,) * len(batch) + (1, pitch)
-    return torch.empty_strided((*rows, blocks), strides, dtype=dtype, device=x.device)
+    return empty("scales", (*rows, blocks), dtype, x.device, strides)
 
 
 def granularity(gran_k: object) -> int:
@@ -146,7 +148,7 @@ def granularity(gran_k: object) -> int:
 
 def check_rows(x: Tensor, mn_major: bool, masked_m: Tensor | None) -> None:
     """Check the shape of rows that are cast, and their counts; `Target.checked` checks the rest."""
-    if mn_major and isinstance(x, Tensor) and x.dim() not in (2, 3):
+    if mn_major and isinstance(x, TENSORS) and x.dim() not in (2, 3):
         raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
     if masked_m is not None:
         check_counts(x, masked_m)

@@ -50,7 +50,7 @@ from ..indexer.config import is_usual
 from ..kernels import ORDINARY
 from ..linear import kernel as linear_decode
 from ..linear.kernel import serving
-from ..moe.mixture import MANY_ROWS
+from ..moe.routing import MANY_ROWS
 from .console import with_progress
 from .models import Model, Weight, model_named
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,7 +14,8 @@ from . import jit
 from .jit import driver
 from .jit.tensor_map import TensorMap
 from .params import Params
-from .settings import get_compile_mode, get_pdl, in_force
+from .settings import get_compile_mode, get_pdl
+from .shadow import Behind, Mapped, target
 from .sources import cuda_sources, generated
 
 
@@ -118,9 +118,6 @@ def constants_of(of: object, *names: str) -> dict[str, int | bool]:
 
 
 C = TypeVar("C", bound=Config)
-MAX_MAPS = 4096
-MAX_CHOSEN = 4096
-"""Numbers of rows for which `ByRows` keeps what it chose."""
 
 
 class Kernel(Generic[C]):
@@ -225,132 +222,43 @@ class Kernel(Generic[C]):
         self.launcher(config, device, get_pdl())  # the driver wants to know first that the size is meant
         return driver.clusters_at_once(self.loaded(config, device), config.num_threads, config.cluster_size) > 0
 
-    def run(
-        self,
-        config: C,
-        params: bytes | Callable[[driver.Launcher], bytes],
-        grid: int,
-        device: int,
-        changing: Sequence[str] = (),
-        *,
-        is_dependent: bool = False,
-    ) -> Prepared[C] | None:
-        """Launch for a configuration on the current stream of this device.
+    def run(self, config: C, values: Mapping[str, Any], grid: Any, device: int, *, is_dependent: bool = False) -> None:
+        """Launch for a configuration on the current stream of this device; or into the record that is being made.
 
-        `params` are packed, or are made by a function, which may encode tensor maps. `is_dependent` says that the
-        kernel before is the package's own, and may still be ending. Launches that differ in members `changing` alone
-        are prepared if `WISHES` say so; None where they do not, where calls only compile, or maps must be encoded anew.
+        `values` are the members of the parameters: numbers, tensors, `Mapped` and `Behind` these, None for no tensor,
+        tuples for arrays, or bytes. `is_dependent` says that the kernel before is the package's own, and may still be
+        ending.
         """
+        into = target()
+        if into is not None:
+            into.launch(self, config, values, grid, device, is_dependent or get_pdl())
+            return None
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
-                return self.run(config, params, grid, device, changing, is_dependent=is_dependent)
+                return self.run(config, values, grid, device, is_dependent=is_dependent)
         launcher = self.launcher(config, device, is_dependent or get_pdl())
-        if get_compile_mode():
-            return None
-        packed = params if isinstance(params, bytes) else params(launcher)
-        launch(launcher, packed, grid, device)
-        if not changing or not WISHES.prepared or not launcher.keeps_addresses():
-            return None
-        return self.prepared(config, packed, changing, device, is_dependent=is_dependent)
+        if get_compile_mode() == 0:
+            launch(launcher, self.packed(config, values, launcher.encode), grid, device)
+        return None
 
-    def prepared(
-        self, config: C, params: bytes, changing: Sequence[str], device: int, *, is_dependent: bool = False
-    ) -> Prepared[C]:
-        """Prepare launches on this device that have these parameters but for members `changing`; see `run`."""
-        return Prepared(self, config, params, changing, device, is_dependent)
+    def packed(
+        self, config: C, values: Mapping[str, Any], encode: Callable[[TensorMap, int, int], bytes] | None = None
+    ) -> bytes:
+        """Give the bytes of a launch's parameters."""
 
+        def plain(value: Any) -> Any:
+            if value is None:
+                return 0
+            if isinstance(value, Mapped):
+                assert encode is not None
+                return encode(value.map, value.x.data_ptr() - value.before, value.x.data_ptr())
+            if isinstance(value, Behind):
+                return value.x.data_ptr() + value.bytes
+            if isinstance(value, tuple):
+                return tuple(map(plain, value))
+            return value.data_ptr() if isinstance(value, torch.Tensor) else value
 
-class Wishes(threading.local):
-    """Wishes of this thread for launches, beside the launch."""
-
-    prepared = False
-    """True if the call is to be prepared for others like it."""
-
-
-WISHES = Wishes()
-
-
-class Prepared(Generic[C]):
-    """Launches of one kernel that differ in a few parameters: the others are packed once, and all else is looked up.
-
-    Each launch states the values that change. The settings in force are those of the launch, as everywhere.
-    """
-
-    def __init__(
-        self,
-        kernel: Kernel[C],
-        config: C,
-        params: bytes,
-        changing: Sequence[str],
-        device: int,
-        is_dependent: bool,
-    ) -> None:
-        self.kernel, self.config, self.params, self.device = kernel, config, params, device
-        self.changing, self.changes = changing, kernel.params_of(config).patch(changing)
-        self._is_dependent = is_dependent
-        self._launcher: driver.Launcher | None = None
-        self._generation = -1  # of the settings for which the launcher was looked up
-
-    def launch(self, grid: int, *values: int) -> None:
-        """Launch so many CTAs on the current stream of the device; `values` of the members that change, in order."""
-        launcher, device = self._launcher, self.device
-        if launcher is None or self._generation != in_force.generation:
-            launcher = self._look_up()
-        if launcher.current_device() != device:
-            with torch.cuda.device(device):
-                self.launch(grid, *values)
-            return
-        if in_force.choices.compile_mode:
-            return
-        with launcher.lock:
-            if launcher.plan is not self or launcher.grid != grid:
-                launcher.hold(self, self.params, grid)
-            memory = launcher.params.bytes
-            for pack_into, at, which in self.changes:
-                pack_into(memory, at, *values[which])
-            stream = launcher.current_stream(device)
-            if stream != launcher.stream:
-                launcher.set_stream(stream)
-            (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
-            if status != launcher.success:
-                launcher.start_again(status, device)
-
-    def launcher(self) -> driver.Launcher:
-        """Give the launcher for the settings in force."""
-        if self._launcher is None or self._generation != in_force.generation:
-            return self._look_up()
-        return self._launcher
-
-    def _look_up(self) -> driver.Launcher:
-        generation = in_force.generation
-        if torch._C._cuda_getDevice() != self.device:
-            with torch.cuda.device(self.device):
-                return self._look_up()
-        self._launcher = self.kernel.launcher(self.config, self.device, self._is_dependent or get_pdl())
-        self._generation = generation
-        return self._launcher
-
-
-class ByRows:
-    """Launches at addresses for any number of rows: it is what decides which launch is meant, and how many CTAs."""
-
-    def __init__(self, choose: Callable[[int], tuple[Prepared[Any], int]]) -> None:
-        """`choose` gives both, once for the settings in force; the last member that changes is the number of rows."""
-        self._choose, self._generation = choose, in_force.generation
-        self._chosen: dict[int, tuple[Prepared[Any], int]] = {}
-
-    def launch(self, rows: int, *values: int) -> None:
-        """Launch for so many rows, at least one; `values` of the other members that change, in order."""
-        if self._generation != in_force.generation:
-            self._chosen, self._generation = {}, in_force.generation
-        chosen = self._chosen  # another thread may change settings meanwhile
-        found = chosen.get(rows)
-        if found is None:
-            if len(chosen) >= MAX_CHOSEN:
-                chosen.pop(next(iter(chosen)), None)
-            found = chosen[rows] = self._choose(rows)
-        prepared, ctas = found
-        prepared.launch(ctas, *values, rows)
+        return self.params_of(config).pack({name: plain(value) for name, value in values.items()})
 
 
 def computes_on(device: int) -> bool:
@@ -368,9 +276,3 @@ def launch(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> 
         (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
         if status != launcher.success:
             launcher.start_again(status, device)
-
-
-@lru_cache(MAX_MAPS)
-def encoded(launcher: driver.Launcher, tensor_map: TensorMap, address: int) -> bytes:
-    """Encode a map of a tensor that begins at this address. Allocators give the same addresses again and again."""
-    return launcher.encode(tensor_map, address, address)

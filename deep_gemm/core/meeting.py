@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from typing import Any
 
 from torch import Tensor
 
@@ -93,7 +94,7 @@ class Room:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Node:
     """A rank among those of its node: where the room of each is, as this rank's GPU addresses it."""
 
@@ -109,11 +110,10 @@ class Node:
     limit: int
     """The limit of a wait, in nanoseconds."""
 
-    def meeting(self, way: Way) -> dict[str, float | bytes]:
+    def meeting(self, way: Way) -> dict[str, Any]:
         """Give the members of `Meeting`, as one of a kernel's parameters, with their values."""
-        rooms = b"".join(address.to_bytes(8, "little") for address in self.addresses)
         return {
-            "meeting.rooms": rooms,
+            "meeting.rooms": self.addresses,
             "meeting.flags": self.room.flags + way.value * MAX_RANKS * WORD_BYTES,
             "meeting.limit": self.limit,
             "meeting.reached": self.state.data_ptr() + way.value * 2 * WORD_BYTES,
@@ -124,12 +124,12 @@ class Node:
         }
 
 
-def alone(address: int) -> dict[str, float | bytes]:
-    """Give the same members for a kernel that meets no other rank and reads at an address alone."""
-    return {**_nobody(), "meeting.rooms": address.to_bytes(8, "little")}
+def alone(memory: Tensor) -> dict[str, Any]:
+    """Give the same members for a kernel that meets no other rank and reads one memory alone."""
+    return {**_nobody(), "meeting.rooms": (memory,)}
 
 
 @cache
-def _nobody() -> dict[str, float | bytes]:
+def _nobody() -> dict[str, Any]:
     of_meeting = Params.of_source('#include "meeting.cuh"\n', "Meeting", {"kMaxRanks": MAX_RANKS})
     return {f"meeting.{field.name}": b"" if field.is_bytes else 0 for field in of_meeting.fields}

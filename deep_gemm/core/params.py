@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .jit.tensor_map import MAP_ALIGNMENT, MAP_BYTES
 from .sources import cuda_sources
@@ -50,17 +50,6 @@ class Field(NamedTuple):
         return self.kind is Kind.MAP or self.length > 1
 
 
-class Run(NamedTuple):
-    """Members beside each other, written by one call of `struct`."""
-
-    pack_into: Callable[..., None]
-    at: int
-    """Byte of the first."""
-    which: slice
-    """The place of its values among those of all members that a patch writes."""
-
-
-Patch = tuple[Run, ...]
 _KINDS = {
     "ptx::TensorMap": Kind.MAP,
     "*": Kind.POINTER,
@@ -124,7 +113,6 @@ class Params:
     def __init__(self, struct_name: str, *fields: Field) -> None:
         self.struct_name, self.fields = struct_name, fields
         self._offsets: dict[str, int] = {}
-        self._patches: dict[tuple[str, ...], Patch] = {}
         at, alignment, whole = 0, 1, "<"
         for field in fields:
             if not field.name.replace(".", "").isidentifier():
@@ -163,35 +151,21 @@ class Params:
             raise ValueError(f"{name}: expected a member at a multiple of 8 bytes, got byte {self._offsets[name]}")
         return index
 
-    def pack(self, values: Mapping[str, float | bytes]) -> bytes:
-        """Give the struct's bytes. Every member has a value: a number, or bytes for a map or an array."""
+    def pack(self, values: Mapping[str, Any]) -> bytes:
+        """Give the struct's bytes. Every member has a value: a number, bytes for a map, bytes or a tuple for an array.
+
+        An array may be shorter than its member.
+        """
         if values.keys() != self._offsets.keys():
             raise ValueError(f"{self.struct_name}: expected values of {sorted(self._offsets)}, got {sorted(values)}")
         for name, most in self._bytes_of.items():
             given = values[name]
+            if isinstance(given, tuple):
+                given = struct.pack(f"<{len(given)}{self._formats[name]}", *given)
+                values = {**values, name: given}
             if isinstance(given, bytes) and len(given) > most:
                 raise ValueError(f"{name}: expected at most {most} bytes, got {len(given)}")
         return self._whole.pack(*[values[name] for name in self._members])
-
-    def patch(self, names: Sequence[str]) -> Patch:
-        """Prepare to write these members anew: numbers, of an array its first, in the struct's order.
-
-        Neighbours go by one call. Of a map the address is written, where launchers say that it is the first word.
-        """
-        if (made := self._patches.get(tuple(names))) is not None:
-            return made
-        unknown = [name for name in names if not self._formats.get(name)]
-        if unknown or [*names] != [name for name in self._members if name in names]:
-            raise ValueError(f"{self.struct_name}: expected numbers among its members, in their order, got {[*names]}")
-        runs: list[Run] = []
-        first, form = 0, "<"
-        for index, name in enumerate(names, start=1):
-            form += self._formats[name]
-            at = self._offsets[names[first]]
-            if index == len(names) or self._offsets[names[index]] != at + struct.calcsize(form):
-                runs.append(Run(struct.Struct(form).pack_into, at, slice(first, index)))
-                first, form = index, "<"
-        return self._patches.setdefault(tuple(names), tuple(runs))
 
     def layout_header(self) -> str:
         """Text by which a source asserts that the compiler lays the struct out as `pack` does."""

@@ -14,7 +14,7 @@
 #error "replay.c needs the GIL; replay.py serves builds without one"
 #endif
 
-enum { kMostTensors = 16, kMostDimensions = 5, kMostSteps = 512, kMapBytes = 128, kMapAlignment = 64 };
+enum { kMostTensors = 16, kMostDimensions = 5, kMostStated = 256, kMostSteps = 2048, kMapBytes = 128, kMapAlignment = 64 };
 
 // ---- DLPack, as dlpack.h of version 1 has it ----
 
@@ -69,12 +69,12 @@ static struct {
   LaunchFunction launch;
   EncodeFunction encode;
   DeviceFunction device;
-  PyObject *tensor, *parameter, *empty_strided, *is_grad_enabled, *requires_grad, *is_neg, *nothing;
+  PyObject *tensor, *parameter, *empty_strided, *is_grad_enabled, *failed, *requires_grad, *is_neg, *as_strided;
 } host;
 
 // ---- Records ----
 
-enum Op { kConstant, kSize, kStride, kAdd, kSubtract, kMultiply, kDivide, kRemainder, kLeast, kMost };
+enum Op { kConstant, kSize, kStride, kAdd, kSubtract, kMultiply, kDivide, kRemainder, kLeast, kMost, kStated };
 enum { kBelow, kEqual };
 enum { kTensor, kResult, kScratch };
 
@@ -92,7 +92,6 @@ typedef struct {
   uint16_t lanes;
   int32_t ndim, may_be_negated;
   int64_t sizes[kMostDimensions], strides[kMostDimensions];  // -1: free
-  uint64_t alignment_mask;
 } Given;
 
 typedef struct {
@@ -132,15 +131,15 @@ typedef struct {
 } Launch;
 
 typedef struct {
-  int32_t ndim;
-  int32_t sizes[kMostDimensions], strides[kMostDimensions];
+  int32_t ndim, view_ndim;  // of the tensor, and of the view of it that the caller gets; -1: the tensor itself
+  int32_t sizes[kMostDimensions], strides[kMostDimensions], view_sizes[kMostDimensions], view_strides[kMostDimensions];
   PyObject* how;  // keywords of torch.empty_strided
 } Made;
 
 typedef struct {
   PyObject_HEAD
   int32_t device_type, device;
-  Py_ssize_t num_given, num_steps, num_conditions, num_apart, num_made, num_launches;
+  Py_ssize_t num_given, num_stated, num_steps, num_conditions, num_apart, num_made, num_launches;
   Given* given;
   Step* steps;
   Condition* conditions;
@@ -207,12 +206,16 @@ static int read_steps(Record* r, PyObject* steps) {
     PyObject* each = PyTuple_GetItem(steps, i);
     if (!is_tuple_of(each, 3)) return malformed("a step has an operation and two numbers");
     Step* step = &r->steps[i];
-    step->op = place(each, 0, kMost + 1);
+    step->op = place(each, 0, kStated + 1);
     if (PyErr_Occurred()) return -1;
     step->a = integer(each, 1);
     step->b = integer(each, 2);
     if (PyErr_Occurred()) return -1;
     if (step->op == kConstant) continue;
+    if (step->op == kStated) {
+      if (step->a < 0 || step->a >= r->num_stated) return malformed("a step names no number that is stated");
+      continue;
+    }
     int reads = step->op == kSize || step->op == kStride;
     int64_t below = reads ? r->num_given : i;
     if (step->a < 0 || step->a >= below) return malformed("a step names none before it");
@@ -224,8 +227,8 @@ static int read_steps(Record* r, PyObject* steps) {
 
 static int read_given(Record* r, PyObject* given) {
   for (Py_ssize_t i = 0; i < r->num_given; ++i) {
-    PyObject* each = PyTuple_GetItem(given, i);  // (code, bits, lanes, may be negated, sizes, strides, alignment)
-    if (!is_tuple_of(each, 7)) return malformed("a tensor has seven facts");
+    PyObject* each = PyTuple_GetItem(given, i);  // (code, bits, lanes, may be negated, sizes, strides)
+    if (!is_tuple_of(each, 6)) return malformed("a tensor has six facts");
     Given* g = &r->given[i];
     g->code = (uint8_t)integer(each, 0);
     g->bits = (uint8_t)integer(each, 1);
@@ -239,10 +242,7 @@ static int read_given(Record* r, PyObject* given) {
       g->sizes[d] = integer(sizes, d);
       g->strides[d] = integer(strides, d);
     }
-    int64_t alignment = integer(each, 6);
     if (PyErr_Occurred()) return -1;
-    if (alignment < 1 || (alignment & (alignment - 1))) return malformed("alignments are powers of two");
-    g->alignment_mask = (uint64_t)alignment - 1;
   }
   return 0;
 }
@@ -277,13 +277,19 @@ static int read_checks(Record* r, PyObject* conditions, PyObject* apart) {
 static int read_made(Record* r, PyObject* made) {
   for (Py_ssize_t i = 0; i < r->num_made; ++i) {
     PyObject* each = PyTuple_GetItem(made, i);
-    if (!is_tuple_of(each, 3)) return malformed("a result has sizes, strides and keywords");
+    if (!is_tuple_of(each, 5)) return malformed("a result has sizes, strides, keywords, and those of a view or None");
     Made* m = &r->made[i];
     m->ndim = places(PyTuple_GetItem(each, 0), m->sizes, r->num_steps);
     if (m->ndim < 0) return -1;
     int ndim = places(PyTuple_GetItem(each, 1), m->strides, r->num_steps);
     if (ndim < 0) return -1;
     if (ndim != m->ndim) return malformed("a result has as many strides as sizes");
+    m->view_ndim = -1;
+    if (PyTuple_GetItem(each, 3) != Py_None) {
+      m->view_ndim = places(PyTuple_GetItem(each, 3), m->view_sizes, r->num_steps);
+      if (m->view_ndim < 0 || places(PyTuple_GetItem(each, 4), m->view_strides, r->num_steps) != m->view_ndim)
+        return PyErr_Occurred() ? -1 : malformed("a view has as many strides as sizes");
+    }
     m->how = Py_NewRef(PyTuple_GetItem(each, 2));
   }
   return 0;
@@ -373,27 +379,16 @@ static int64_t floor_divide(int64_t a, int64_t b) {
   return quotient - (a % b != 0 && (a < 0) != (b < 0));
 }
 
-// Computes the numbers for tensors; 0 if the record does not serve these. They lie with the caller: while torch makes a
-// tensor another thread may replay the same record.
-static int serves(const Record* r, const Tensor* tensors, int64_t* v) {
-  for (Py_ssize_t i = 0; i < r->num_given; ++i) {
-    const Given* g = &r->given[i];
-    const Tensor* x = &tensors[i];
-    if (x->code != g->code || x->bits != g->bits || x->lanes != g->lanes || x->ndim != g->ndim ||
-        x->device_type != r->device_type || x->device_id != r->device ||
-        (((uintptr_t)x->data + x->byte_offset) & g->alignment_mask))
-      return 0;
-    for (int d = 0; d < g->ndim; ++d) {
-      if (g->sizes[d] >= 0 && x->shape[d] != g->sizes[d]) return 0;
-      if (g->strides[d] >= 0 && x->strides[d] != g->strides[d]) return 0;
-    }
-  }
-  for (Py_ssize_t i = 0; i < r->num_steps; ++i) {
+// Computes steps from `i` on, before `until`; 0 if a number cannot be.
+static int compute(const Record* r, const Tensor* tensors, const int64_t* stated, int64_t* v, Py_ssize_t i,
+                   Py_ssize_t until) {
+  for (; i < until; ++i) {
     const Step* s = &r->steps[i];
     switch (s->op) {
       case kConstant: v[i] = s->a; break;
       case kSize: v[i] = tensors[s->a].shape[s->b]; break;
       case kStride: v[i] = tensors[s->a].strides[s->b]; break;
+      case kStated: v[i] = stated[s->a]; break;
       case kAdd:
         if (__builtin_add_overflow(v[s->a], v[s->b], &v[i])) return 0;
         break;
@@ -415,9 +410,31 @@ static int serves(const Record* r, const Tensor* tensors, int64_t* v) {
       default: v[i] = v[s->a] > v[s->b] ? v[s->a] : v[s->b]; break;
     }
   }
-  for (Py_ssize_t i = 0; i < r->num_conditions; ++i) {
-    const Condition* c = &r->conditions[i];
-    if ((c->relation == kBelow ? v[c->a] < v[c->b] : v[c->a] == v[c->b]) != c->holds) return 0;
+  return 1;
+}
+
+// Computes the numbers for tensors; 0 if the record does not serve these. They lie with the caller: while torch makes a
+// tensor another thread may replay the same record.
+static int serves(const Record* r, const Tensor* tensors, const int64_t* stated, int64_t* v) {
+  for (Py_ssize_t i = 0; i < r->num_given; ++i) {
+    const Given* g = &r->given[i];
+    const Tensor* x = &tensors[i];
+    if (x->code != g->code || x->bits != g->bits || x->lanes != g->lanes || x->ndim != g->ndim ||
+        x->device_type != r->device_type || x->device_id != r->device)
+      return 0;
+    for (int d = 0; d < g->ndim; ++d) {
+      if (g->sizes[d] >= 0 && x->shape[d] != g->sizes[d]) return 0;
+      if (g->strides[d] >= 0 && x->strides[d] != g->strides[d]) return 0;
+    }
+  }
+  Py_ssize_t i = 0;
+  for (Py_ssize_t each = 0; each <= r->num_conditions; ++each) {
+    // Conditions come in the order in which their numbers are known: most records of other rows end at the first.
+    const Condition* c = each < r->num_conditions ? &r->conditions[each] : NULL;
+    Py_ssize_t until = c == NULL ? r->num_steps : (c->a > c->b ? c->a : c->b) + 1;
+    if (!compute(r, tensors, stated, v, i, until)) return 0;
+    if (until > i) i = until;
+    if (c != NULL && (c->relation == kBelow ? v[c->a] < v[c->b] : v[c->a] == v[c->b]) != c->holds) return 0;
   }
   for (Py_ssize_t i = 0; i < r->num_apart; ++i) {
     const Apart* p = &r->apart[i];
@@ -528,6 +545,14 @@ static PyObject* make(Record* r, const int64_t* v, uint64_t* at_made, uint64_t* 
   for (Py_ssize_t i = 0; made != NULL && i < r->num_made; ++i) {
     const Made* m = &r->made[i];
     PyObject* x = empty(v, m->sizes, m->strides, m->ndim, m->how);
+    if (x != NULL && m->view_ndim >= 0) {
+      PyObject *a = tuple_of(v, m->view_sizes, m->view_ndim), *b = tuple_of(v, m->view_strides, m->view_ndim);
+      PyObject* view = a != NULL && b != NULL ? PyObject_CallMethodObjArgs(x, host.as_strided, a, b, NULL) : NULL;
+      Py_XDECREF(a);
+      Py_XDECREF(b);
+      Py_DECREF(x);
+      x = view;
+    }
     if (x == NULL || begins(x, &at_made[i]) < 0 || PyTuple_SetItem(made, i, Py_NewRef(x)) < 0) Py_CLEAR(made);
     Py_XDECREF(x);
   }
@@ -545,10 +570,12 @@ typedef struct {
   PyObject* objects[kMostTensors];
   Tensor tensors[kMostTensors];
   uint64_t at[kMostTensors];
+  Py_ssize_t num_stated;
+  int64_t stated[kMostStated];
 } Call;
 
-// Reads a call's tensors; 0 if one is none that records know.
-static int read_call(PyObject* given, Call* call) {
+// Reads a call's tensors, and integers that it states; 0 if one is none that records know.
+static int read_call(PyObject* given, PyObject* stated, Call* call) {
   if (!is_tuple_of(given, -1) || PyTuple_Size(given) > kMostTensors) return 0;
   call->count = PyTuple_Size(given);
   for (Py_ssize_t i = 0; i < call->count; ++i) {
@@ -562,6 +589,17 @@ static int read_call(PyObject* given, Call* call) {
     if (call->tensors[i].ndim > kMostDimensions) return 0;
     call->at[i] = (uintptr_t)call->tensors[i].data + call->tensors[i].byte_offset;
   }
+  if (!is_tuple_of(stated, -1) || PyTuple_Size(stated) > kMostStated) return 0;
+  call->num_stated = PyTuple_Size(stated);
+  for (Py_ssize_t i = 0; i < call->num_stated; ++i) {
+    PyObject* x = PyTuple_GetItem(stated, i);
+    if (!PyLong_CheckExact(x)) return 0;
+    call->stated[i] = PyLong_AsLongLong(x);
+    if (PyErr_Occurred()) {
+      PyErr_Clear();
+      return 0;
+    }
+  }
   return 1;
 }
 
@@ -570,7 +608,9 @@ static PyObject* replay_call(Record* r, const Call* call) {
   uint64_t at_made[kMostTensors], at_scratch = 0;
   int64_t v[kMostSteps];
   int device;
-  if (call->count != r->num_given || !serves(r, call->tensors, v)) return no_record();
+  if (call->count != r->num_given || call->num_stated != r->num_stated ||
+      !serves(r, call->tensors, call->stated, v))
+    return no_record();
   if (host.device(&device) != 0 || device != r->device) return no_record();
   int wants = wants_python(r, call->objects);
   if (wants) return wants < 0 ? NULL : no_record();
@@ -583,7 +623,11 @@ static PyObject* replay_call(Record* r, const Call* call) {
     int status = launch_all(r, v, beginnings, stream, &which);
     if (status != 0) {
       Py_CLEAR(made);
-      made = Py_BuildValue("(ni)", which, status);
+      PyObject* launcher = PySequence_GetItem(r->kept, which);
+      unsigned grid = r->launches[which].config.grid[0];
+      if (launcher != NULL) Py_XDECREF(PyObject_CallFunction(host.failed, "OiI", launcher, status, grid));
+      Py_XDECREF(launcher);
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "a launch failed");
     }
   } else {
     Py_CLEAR(made);
@@ -592,23 +636,24 @@ static PyObject* replay_call(Record* r, const Call* call) {
   return made;
 }
 
-// replay(record, tensors) -> results, or NotImplemented if the record does not serve the call; or (launch, status).
+// replay(record, tensors, stated) -> results, or NotImplemented if the record does not serve the call.
 static PyObject* replay(PyObject* module, PyObject* arguments) {
   (void)module;
-  PyObject *record, *given;
+  PyObject *record, *given, *stated;
   Call call;
-  if (!PyArg_UnpackTuple(arguments, "replay", 2, 2, &record, &given)) return NULL;
-  return read_call(given, &call) ? replay_call((Record*)record, &call) : no_record();
+  if (!PyArg_UnpackTuple(arguments, "replay", 3, 3, &record, &given, &stated)) return NULL;
+  return read_call(given, stated, &call) ? replay_call((Record*)record, &call) : no_record();
 }
 
 // Writes all that is not free of a call's tensors; the number of bytes.
 static Py_ssize_t write_key(const Call* call, const uint8_t* free_dimensions, int64_t* key) {
   Py_ssize_t n = 0;
+  key[n++] = call->num_stated;
   for (Py_ssize_t i = 0; i < call->count; ++i) {
     const Tensor* x = &call->tensors[i];
     const uint8_t free_sizes = free_dimensions[2 * i], free_strides = free_dimensions[2 * i + 1];
     key[n++] = (int64_t)x->code | (int64_t)x->bits << 8 | (int64_t)x->lanes << 16 | (int64_t)x->ndim << 32 |
-               (int64_t)x->device_id << 40;
+               (int64_t)(call->at[i] & 15) << 40 | (int64_t)x->device_id << 44;
     for (int d = 0; d < x->ndim; ++d) {
       key[n++] = free_sizes >> d & 1 ? -1 : x->shape[d];
       key[n++] = free_strides >> d & 1 ? -1 : x->strides[d];
@@ -617,19 +662,19 @@ static Py_ssize_t write_key(const Call* call, const uint8_t* free_dimensions, in
   return n * (Py_ssize_t)sizeof *key;
 }
 
-// recall(records, free, tensors) -> (key, answer): `records` has lists of records by keys, and `free` two bytes for each
+// recall(records, free, tensors, stated) -> (key, answer): `records` has lists of records by keys, and `free` two bytes for each
 // tensor, sizes and strides that are no part of a key. The key is None for tensors that no record knows.
 static PyObject* recall(PyObject* module, PyObject* arguments) {
   (void)module;
-  PyObject *records, *free_dimensions, *given, *answer = NULL;
+  PyObject *records, *free_dimensions, *given, *stated, *answer = NULL;
   Call call;
-  int64_t key[kMostTensors * (1 + 2 * kMostDimensions)];
+  int64_t key[1 + kMostTensors * (1 + 2 * kMostDimensions)];
   char* bits;
   Py_ssize_t num_bits;
-  if (!PyArg_UnpackTuple(arguments, "recall", 3, 3, &records, &free_dimensions, &given) ||
+  if (!PyArg_UnpackTuple(arguments, "recall", 4, 4, &records, &free_dimensions, &given, &stated) ||
       PyBytes_AsStringAndSize(free_dimensions, &bits, &num_bits) < 0)
     return NULL;
-  if (!read_call(given, &call) || 2 * call.count > num_bits) return PyTuple_Pack(2, Py_None, Py_NotImplemented);
+  if (!read_call(given, stated, &call) || 2 * call.count > num_bits) return PyTuple_Pack(2, Py_None, Py_NotImplemented);
   PyObject* name = PyBytes_FromStringAndSize((char*)key, write_key(&call, (const uint8_t*)bits, key));
   if (name == NULL) return NULL;
   PyObject* alike = PyDict_GetItemWithError(records, name);
@@ -673,8 +718,8 @@ static void record_free(PyObject* self) {
 
 static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
   (void)keywords;
-  PyObject *device, *given, *steps, *conditions, *apart, *made, *scratch, *launches, *kept;
-  if (!PyArg_UnpackTuple(arguments, "Record", 9, 9, &device, &given, &steps, &conditions, &apart, &made, &scratch,
+  PyObject *device, *given, *stated, *steps, *conditions, *apart, *made, *scratch, *launches, *kept;
+  if (!PyArg_UnpackTuple(arguments, "Record", 10, 10, &device, &given, &stated, &steps, &conditions, &apart, &made, &scratch,
                          &launches, &kept))
     return NULL;
   PyObject* lists[] = {given, steps, conditions, apart, made, launches};
@@ -701,6 +746,7 @@ static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* k
     goto failed;
   }
   r->num_given = PyTuple_Size(given);
+  r->num_stated = (Py_ssize_t)PyLong_AsLong(stated);
   r->num_steps = PyTuple_Size(steps);
   r->num_conditions = PyTuple_Size(conditions);
   r->num_apart = PyTuple_Size(apart);
@@ -723,12 +769,13 @@ failed:
   return NULL;
 }
 
-// setup(exchange, launch, encode, device, torch.Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled)
+// setup(exchange, launch, encode, device, torch.Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled,
+//       failed), which raises an error for a launcher, the driver's status and CTAs
 static PyObject* setup(PyObject* module, PyObject* arguments) {
   (void)module;
-  PyObject *exchange, *launch, *encode_, *device, *tensor, *parameter, *empty_strided, *is_grad_enabled;
-  if (!PyArg_UnpackTuple(arguments, "setup", 8, 8, &exchange, &launch, &encode_, &device, &tensor, &parameter,
-                         &empty_strided, &is_grad_enabled))
+  PyObject *exchange, *launch, *encode_, *device, *tensor, *parameter, *empty_strided, *is_grad_enabled, *failed;
+  if (!PyArg_UnpackTuple(arguments, "setup", 9, 9, &exchange, &launch, &encode_, &device, &tensor, &parameter,
+                         &empty_strided, &is_grad_enabled, &failed))
     return NULL;
   const Exchange* table = PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
   if (table == NULL) return NULL;
@@ -745,8 +792,10 @@ static PyObject* setup(PyObject* module, PyObject* arguments) {
   host.parameter = Py_NewRef(parameter);
   host.empty_strided = Py_NewRef(empty_strided);
   host.is_grad_enabled = Py_NewRef(is_grad_enabled);
+  host.failed = Py_NewRef(failed);
   host.requires_grad = PyUnicode_InternFromString("requires_grad");
   host.is_neg = PyUnicode_InternFromString("is_neg");
+  host.as_strided = PyUnicode_InternFromString("as_strided");
   if (PyErr_Occurred()) return NULL;
   return Py_NewRef(Py_None);
 }

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .jit import driver
 from .jit.tensor_map import MAP_BYTES, ElementType, TensorMap
 from .record import ARITHMETIC, From, Launch, Op, Record, Step
 from .settings import settings
@@ -33,9 +34,13 @@ _WORDS = {4: struct.Struct("<I"), 8: struct.Struct("<Q")}
 KNOWN = {Tensor, torch.nn.Parameter}
 """Types of tensors that records know."""
 Key = Any
-"""All of a call's tensors that is not free: bytes, or a tuple. None for tensors that no record knows."""
-Free = Sequence[tuple[Sequence[int], Sequence[int]]]
-"""Dimensions of each tensor whose sizes, and whose strides, may be others."""
+"""All of a call's tensors that is not free, and the last four bits of their addresses: bytes, or a tuple.
+
+None for tensors that no record knows.
+"""
+Free = tuple[Sequence[int], Sequence[int]]
+"""Dimensions of a tensor whose sizes, and whose strides, may be others."""
+FIXED: Free = (), ()
 SOME_ADDRESS = 1 << 40
 """The address in maps that are encoded before theirs is known."""
 MOST_RECORDS, MOST_ALIKE = 4096, 16
@@ -75,39 +80,47 @@ def _native() -> tuple[Any, str]:
     except (ImportError, OSError) as error:
         return None, f"Python: {error}"
     pointers = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in FUNCTIONS]
-    module.setup(table, *pointers, Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled)
+    from_torch = Tensor, torch.nn.Parameter, torch.empty_strided, torch.is_grad_enabled
+    module.setup(table, *pointers, *from_torch, driver.failed)
     return module, "replay.c"
 
 
 class Records:
     """Records of a function's calls that say the same besides their tensors. The oldest go if there are too many."""
 
-    def __init__(self, free: Free, native: Any = None) -> None:
+    def __init__(self, free: Sequence[Free], native: Any = None) -> None:
         """`native` is replay.c's module, or None to replay in Python."""
         self._free, self._native = free, native
         self._bits = bytes(sum(1 << i for i in each) for of_tensor in free for each in of_tensor)
         self._kept: dict[Key, list[Any]] = {}
         self._ready: dict[Key, tuple[Record, Sequence[int], Sequence[Ready]]] = {}
 
-    def recall(self, tensors: tuple[Any, ...]) -> tuple[Key, Any]:
-        """Replay the first record that serves these tensors: its results, or NotImplemented. Give the key too."""
+    def __len__(self) -> int:
+        """Count records."""
+        return sum(map(len, self._kept.values()))
+
+    def recall(self, tensors: tuple[Any, ...], stated: Sequence[int] = ()) -> tuple[Key, Any]:
+        """Replay the first record that serves these tensors: its results, or NotImplemented. Give the key too.
+
+        `stated`: integers of the caller, which may be others in each call.
+        """
         if self._native is not None:
-            found: tuple[Key, Any] = self._native.recall(self._kept, self._bits, tensors)
+            found: tuple[Key, Any] = self._native.recall(self._kept, self._bits, tensors, tuple(stated))
             return found
-        exact = exact_key_of(tensors)
+        exact = exact_key_of(tensors, stated)
         if exact is None:
             return None, NotImplemented
-        key, ready = key_of(exact, self._free), self._ready.get(exact)
+        key, ready = (key_of(exact[1:], self._free), len(stated)), self._ready.get(exact)
         if ready is None:
-            ready = self._find(key, exact, tensors)
+            ready = self._find(key, exact, tensors, stated)
         if ready is None or not fits(ready[0], tensors, ready[1]):
             return key, NotImplemented
         return key, replay(ready[0], tensors, ready[1], tensors[0].device, ready[2])
 
-    def _find(self, key: Key, exact: Key, tensors: Sequence[Tensor]) -> Any:
+    def _find(self, key: Key, exact: Key, tensors: Sequence[Tensor], stated: Sequence[int]) -> Any:
         """Find the first record that serves tensors that lie so, and prepare its launches for such tensors."""
         for record in self._kept.get(key, ()):
-            values = computed(record, tensors)  # the key says that they lie as the record wants
+            values = computed(record, tensors, stated)  # the key says that they lie as the record wants
             if values is not None:
                 found = record, values, [Ready.of(launch, values) for launch in record.launches]
                 _put(self._ready, exact, found)
@@ -126,23 +139,23 @@ def _put(kept: dict[Key, Any], key: Key, value: Any) -> None:
     kept[key] = value
 
 
-def exact_key_of(tensors: Sequence[Any]) -> Key:
+def exact_key_of(tensors: Sequence[Any], stated: Sequence[int] = ()) -> Key:
     """Give how tensors lie that records may know; None for others."""
-    found: list[Any] = []
+    found: list[Any] = [tuple(stated)]
     may_want_gradient = torch.is_grad_enabled()
     for x in tensors:
         dtype = x.dtype
         if type(x) not in KNOWN or (may_want_gradient and x.requires_grad) or (dtype in MAY_BE_NEGATED and x.is_neg()):
             return None
-        found.append((dtype, x.get_device(), x.shape, x.stride()))
+        found.append((dtype, x.get_device(), x.data_ptr() % 16, x.shape, x.stride()))
     return tuple(found)
 
 
-def key_of(exact: Key, free: Free) -> Key:
+def key_of(exact: Key, free: Sequence[Free]) -> Key:
     """Give the part of how tensors lie that is not free."""
     return tuple(
-        (dtype, device, *_but(sizes, free_sizes), *_but(strides, free_strides))
-        for (dtype, device, sizes, strides), (free_sizes, free_strides) in zip(exact, free, strict=False)
+        (dtype, device, behind, *_but(sizes, free_sizes), *_but(strides, free_strides))
+        for (dtype, device, behind, sizes, strides), (free_sizes, free_strides) in zip(exact, free, strict=False)
     )
 
 
@@ -150,7 +163,13 @@ def _but(numbers: Sequence[int], free: Sequence[int]) -> Sequence[int]:
     return [-1 if i in free else number for i, number in enumerate(numbers)] if free else numbers
 
 
-def numbers_of(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
+def serves(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> bool:
+    """Tell whether a record serves these tensors."""
+    values = numbers_of(record, tensors, stated)
+    return values is not None and fits(record, tensors, values)
+
+
+def numbers_of(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
     """Give the record's numbers for tensors that it serves; None if it does not serve them."""
     if len(tensors) != len(record.given):
         return None
@@ -160,26 +179,28 @@ def numbers_of(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
         for mine, its in ((given.sizes, x.shape), (given.strides, x.stride())):
             if len(mine) != len(its) or any(a not in (-1, b) for a, b in zip(mine, its, strict=True)):
                 return None
-    return computed(record, tensors)
+    return computed(record, tensors, stated)
 
 
-def computed(record: Record, tensors: Sequence[Tensor]) -> list[int] | None:
+def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
     """Give the record's numbers for tensors that lie as it wants; None if one of its conditions does not hold."""
     values: list[int] = []
     compute, conditions, at = values.append, record.asked_early, 0
     for until, below, a, b, holds in conditions:  # ranges of rows are asked first: most records end there
         while at < until:
-            compute(_number(record.steps[at], values, tensors))
+            compute(_number(record.steps[at], values, tensors, stated))
             at += 1
         if ((values[a] < values[b]) if below else (values[a] == values[b])) != holds:
             return None
     for step in record.steps[at:]:
-        compute(_number(step, values, tensors))
+        compute(_number(step, values, tensors, stated))
     return values
 
 
-def _number(step: Step, values: Sequence[int], tensors: Sequence[Tensor]) -> int:
+def _number(step: Step, values: Sequence[int], tensors: Sequence[Tensor], stated: Sequence[int]) -> int:
     op, a, b = step
+    if op == Op.STATED:
+        return stated[a]
     if op == Op.CONSTANT:
         return a
     if op == Op.SIZE:
@@ -190,9 +211,6 @@ def _number(step: Step, values: Sequence[int], tensors: Sequence[Tensor]) -> int
 def fits(record: Record, tensors: Sequence[Tensor], values: Sequence[int]) -> bool:
     """Tell whether tensors that lie as a record wants also have addresses that it serves."""
     at = [x.data_ptr() for x in tensors]
-    for address, given in zip(at, record.given, strict=True):
-        if address % given.alignment:
-            return False
     for output, other, span, span_of_other, or_same in record.apart:
         first, second = at[output], at[other]
         touch = first < second + values[span_of_other] and second < first + values[span]
@@ -242,10 +260,10 @@ def replay(
     launches: Sequence[Ready] = (),
 ) -> list[Tensor]:
     """Launch what a record says for tensors that it serves, and give the tensors that it makes for the caller."""
-    made = [
-        torch.empty_strided([values[i] for i in sizes], [values[i] for i in strides], dtype=dtype, device=place)
-        for sizes, strides, dtype in record.made
-    ]
+    made = []
+    for sizes, strides, dtype, view in record.made:
+        x = torch.empty_strided([values[i] for i in sizes], [values[i] for i in strides], dtype=dtype, device=place)
+        made.append(x.as_strided(*([values[i] for i in numbers] for numbers in view)) if view else x)
     scratch = torch.empty(values[record.scratch], dtype=torch.uint8, device=place) if values[record.scratch] else None
     beginnings = (
         [x.data_ptr() for x in tensors],
@@ -292,16 +310,19 @@ def packed(native: Any, record: Record, place: torch.device) -> Any:
         return found
 
     given = tuple(
-        (*facts(each.dtype)[2:], int(each.dtype in MAY_BE_NEGATED), each.sizes, each.strides, each.alignment)
-        for each in record.given
+        (*facts(each.dtype)[2:], int(each.dtype in MAY_BE_NEGATED), each.sizes, each.strides) for each in record.given
     )
-    made = tuple((sizes, strides, {"dtype": dtype, "device": place}) for sizes, strides, dtype in record.made)
+    made = tuple(
+        (sizes, strides, {"dtype": dtype, "device": place}, *(view or (None, None)))
+        for sizes, strides, dtype, view in record.made
+    )
     scratch = record.scratch, {"dtype": torch.uint8, "device": place}
     launches = tuple(map(_packed, record.launches))
     kept = [launch.kernel for launch in record.launches]
     device = facts(torch.uint8)[:2]
-    steps, conditions = (tuple(map(tuple, each)) for each in (record.steps, record.conditions))
-    return native.Record(device, given, steps, conditions, record.apart, made, scratch, launches, kept)
+    steps = tuple(map(tuple, record.steps))
+    conditions = tuple(sorted(map(tuple, record.conditions), key=lambda each: max(each[1:3])))
+    return native.Record(device, given, record.stated, steps, conditions, record.apart, made, scratch, launches, kept)
 
 
 def _packed(launch: Launch) -> tuple[Any, ...]:

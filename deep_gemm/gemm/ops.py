@@ -55,6 +55,11 @@ def fake_heads(expr: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
     return None if d is not None else problem.d.transpose(0, 1)
 
 
+def along_k(k_major_scales: bool) -> Product:
+    """Give the product of groups along k."""
+    return depths.ALONG_K if k_major_scales else depths.BY_ROW
+
+
 OPERANDS = "Tensor a, Tensor sfa, Tensor b, Tensor sfb"
 D = "<, Tensor(d!) d>"
 BF16_OPERANDS = f"Tensor a, Tensor b{D}"
@@ -77,8 +82,8 @@ products(f"{OPERANDS}{D}, Tensor masked_m, *, SymInt? expected_m=None, int[]? re
 operators(
     f"k_grouped_fp8_gemm_nt_contiguous({OPERANDS}{D}, SymInt[]? ks=None, Tensor? ks_tensor=None, Tensor? c=None, "
     "*<, bool adds_to_d=False>, int[]? recipe=None, bool k_major_scales=True) -> Tensor",
-    lambda k_major_scales, *given: run(depths.OPERATORS[k_major_scales], *given),
-    lambda k_major_scales, *given: only_asked(depths.OPERATORS[k_major_scales], *given),
+    lambda k_major_scales, *given: run(along_k(k_major_scales), *given),
+    lambda k_major_scales, *given: only_asked(along_k(k_major_scales), *given),
     passes=f"k_major_scales, {passed_by(depths.ALONG_K)}",
     flops=OF_A,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -55,10 +56,10 @@ def grid(m: int, n: int) -> int:
     return m * ceil_div(n, COLUMNS)
 
 
-def bind(slices: Tensor, d: int, pitch: int) -> bytes:
-    """Give the kernel's parameters, for a D at this address whose rows are so many elements apart."""
+def values_of(slices: Tensor, d: Tensor) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
     count, m, n = slices.shape
-    return KERNEL.params.pack({"slices": slices.data_ptr(), "d": d, "d_pitch": pitch, "count": count, "m": m, "n": n})
+    return {"slices": slices, "d": d, "d_pitch": d.stride(0), "count": count, "m": m, "n": n}
 
 
 KERNEL: Kernel[SlicesConfig] = Kernel("sum_slices", "SlicesParams", reachable_slices)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..core.call import CallPlan
 from ..core.gpu import H200, gpu_of
 from ..core.jit import driver
 from ..core.settings import get_batch_invariant, num_sms_of
@@ -24,12 +23,13 @@ RING_US, RING_COLUMN_US = 1.485, 0.103
 USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
 
 
-def run(p: HcProblem, config: Chosen | None = None) -> CallPlan | None:
-    """Compute the product and the sums of squares on the GPU that the operands are on, and give the plan."""
+def run(p: HcProblem, config: Chosen | None = None) -> None:
+    """Compute the product and the sums of squares on the GPU that the operands are on."""
     device = p.a.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            return run(p, config)
+            run(p, config)
+        return
     m, n, k, splits = p.sizes
     all_sms = gpu_of(device).num_sms
     num_sms = num_sms_of(all_sms)
@@ -40,10 +40,7 @@ def run(p: HcProblem, config: Chosen | None = None) -> CallPlan | None:
         if config.cluster > driver.PORTABLE_CLUSTER and not kernel_of(config).KERNEL.fits(config, device):
             config = select_hc(*how, driver.PORTABLE_CLUSTER, leaves_sms)
     of = kernel_of(config)
-    ctas = of.grid(config, m, n, splits, num_sms)
-    ready = of.KERNEL.run(config, lambda launcher: of.bind(config, launcher, p), ctas, device, of.ADDRESSES)
-    places = [(tensor, 0) for tensor in range(4)]
-    return None if ready is None else CallPlan(ready.launch, ctas, places, (16, 16, 4, 4), outputs=(2, 3))
+    of.KERNEL.run(config, of.values_of(config, p), of.grid(config, m, n, splits, num_sms), device)
 
 
 def kernel_of(config: Chosen) -> Any:

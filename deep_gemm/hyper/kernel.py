@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from ..core.check.layout import align, ceil_div
 from ..core.gpu import SHARED_BYTES_LIMIT
-from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
-from ..core.kernel import CodePlan, Config, Kernel, constants_of, encoded
+from ..core.kernel import CodePlan, Config, Kernel, constants_of
+from ..core.shadow import Mapped
 from ..core.wgmma_header import wgmma_bf16_header
 from ..gemm.maps import matrix_map
 from .check import BLOCK_K, COLUMNS, HcProblem
@@ -37,7 +38,6 @@ CHUNK_BYTES = 512
 """Bytes of a part that CTAs exchange: four sums of each lane of a warp."""
 PRODUCT_K = 16
 """Elements along k of one product of BF16."""
-ADDRESSES = ("map_a", "map_b", "d", "sqr_sum")
 
 
 @dataclass(frozen=True)
@@ -122,29 +122,25 @@ def grid(config: HcConfig, m: int, n: int, splits: int, num_sms: int) -> int:
     return min(units(config, m, n, splits), max(num_sms // config.cluster, 1)) * config.cluster
 
 
-def bind(config: HcConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
-    """Give the kernel's parameters."""
+def values_of(config: HcConfig, p: HcProblem) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
     m, n, _, splits = p.sizes
     rows = min(config.block_m, m)
-    map_a = matrix_map(ElementType.BFLOAT16, p.a, (rows, BLOCK_K), 128)
-    map_b = matrix_map(ElementType.FLOAT32, p.b, (config.block_n, BLOCK_K), 0)
-    return KERNEL.params.pack(
-        {
-            **numbers_of(p, config.block_n),
-            "map_a": encoded(launcher, map_a, p.a.data_ptr()),
-            "map_b": encoded(launcher, map_b, p.b.data_ptr()),
-            "units": units(config, m, n, splits),
-            "slot_bytes": rows * BLOCK_K * 2 + config.block_n * BLOCK_K * 4,
-        }
-    )
+    return {
+        **values_of_both(p, config.block_n),
+        "map_a": Mapped(matrix_map(ElementType.BFLOAT16, p.a, (rows, BLOCK_K), 128), p.a),
+        "map_b": Mapped(matrix_map(ElementType.FLOAT32, p.b, (config.block_n, BLOCK_K), 0), p.b),
+        "units": units(config, m, n, splits),
+        "slot_bytes": rows * BLOCK_K * 2 + config.block_n * BLOCK_K * 4,
+    }
 
 
-def numbers_of(p: HcProblem, block_n: int) -> dict[str, float | bytes]:
-    """Give the parameters that both kernels take: addresses of the sums, and sizes, in tiles of `columns` columns."""
+def values_of_both(p: HcProblem, block_n: int) -> dict[str, Any]:
+    """Give the parameters that both kernels take: the sums, and sizes, in tiles of `block_n` columns."""
     m, n, k, splits = p.sizes
     return {
-        "d": p.d.data_ptr(),
-        "sqr_sum": p.sqr_sum.data_ptr(),
+        "d": p.d,
+        "sqr_sum": p.sqr_sum,
         "d_pitch": p.d.stride(1),
         "d_stride": p.d.stride(0) if splits > 1 else 0,
         "m": m,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from ..core.check.layout import align, ceil_div
 from ..core.gpu import H200
-from ..core.jit import driver
 from ..core.kernel import Config, Kernel, constants_of
 from .check import BLOCK_K, COLUMNS, HcProblem
-from .kernel import CHUNK_BYTES, MAX_CLUSTER, numbers_of
+from .kernel import CHUNK_BYTES, MAX_CLUSTER, values_of_both
 
 TILE_ROWS = 16
 """Rows of a tile: as many as a product of mma.sync has."""
@@ -31,7 +31,6 @@ CTAS_PER_SM = {8: 2, 16: 1, 24: 1, 32: 1}
 """CTAs on an SM that there are registers for, by the columns of a tile."""
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 """How many clusters of a size run at a time on an H200, if an SM has one CTA."""
-ADDRESSES = ("a", "b", "d", "sqr_sum")
 
 
 @dataclass(frozen=True)
@@ -101,17 +100,15 @@ def grid(config: HcFewConfig, m: int, n: int, splits: int, num_sms: int) -> int:
     return tiles(config, m, n, splits) * config.cluster
 
 
-def bind(config: HcFewConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
-    """Give the kernel's parameters."""
-    return KERNEL.params.pack(
-        {
-            **numbers_of(p, config.block_n),
-            "a": p.a.data_ptr(),
-            "b": p.b.data_ptr(),
-            "a_pitch": p.a.stride(0) * p.a.element_size(),
-            "b_pitch": p.b.stride(0) * p.b.element_size(),
-        }
-    )
+def values_of(config: HcFewConfig, p: HcProblem) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
+    return {
+        **values_of_both(p, config.block_n),
+        "a": p.a,
+        "b": p.b,
+        "a_pitch": p.a.stride(0) * p.a.element_size(),
+        "b_pitch": p.b.stride(0) * p.b.element_size(),
+    }
 
 
 def few_us(config: HcFewConfig, m: int, n: int, k: int, splits: int, num_sms: int) -> float:

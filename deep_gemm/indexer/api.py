@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..compat.forms import Request, tells_options_by_type
-from ..core.call import CallPlan, Function, run
+from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import nothing
 from ..core.operators import declared, flops_of, operator
+from ..core.replay import FIXED
 from . import kernel, plan_paged_contexts, reference
 from .check import (
     Keys,
@@ -161,31 +162,32 @@ def fp8_fp4_paged_mqa_logits(
 
 
 @torch.no_grad()
-def compute(p: Logits) -> CallPlan | None:
-    """Compute a problem's logits where its operands are; on a GPU give the plan, which serves other calls."""
+def compute(p: Logits) -> None:
+    """Compute a problem's logits where its operands are."""
     if p.logits.numel() == 0 or (isinstance(p, PagedLogits) and p.cache.shape[0] == 0):
-        return None
+        return
     if p.q.is_cuda:
-        return kernel.run(p)
-    if isinstance(p, PagedLogits):
+        kernel.run(p)
+    elif isinstance(p, PagedLogits):
         reference.paged_mqa_logits(p)
     else:
         reference.mqa_logits(p)
-    return None
 
 
-def _answer(problem: Callable[..., Logits], *given: Any) -> tuple[Tensor, CallPlan | None]:
+def _answer(problem: Callable[..., Logits], *given: Any) -> Tensor:
     p = problem(*given)
-    return p.logits, compute(p)
+    compute(p)
+    return p.logits
 
 
 @torch.no_grad()
-def _answer_schedule(contexts: Tensor, block_kv: int, num_sms: int) -> tuple[Tensor, CallPlan | None]:
+def _answer_schedule(contexts: Tensor, block_kv: int, num_sms: int) -> Tensor:
     schedule = metadata_problem(contexts, block_kv, num_sms)
     if contexts.is_cuda:
-        return schedule, plan_paged_contexts.run(contexts, schedule)
-    reference.schedule(contexts, schedule)
-    return schedule, None
+        plan_paged_contexts.run(contexts, schedule)
+    else:
+        reference.schedule(contexts, schedule)
+    return schedule
 
 
 def _flat(q: Tensor, kv: Keys, *others: Any) -> tuple[Any, ...]:
@@ -217,6 +219,13 @@ SCHEDULE_OPERATOR = declared(
     get_paged_mqa_logits_metadata,
     metadata_problem,
 )
-LOGITS = Function(partial(_answer, mqa_logits_problem), lambda *given: MQA_OPERATOR(*_flat(*given)), _flat)
-PAGED_LOGITS = Function(partial(_answer, paged_logits_problem), PAGED_OPERATOR, _all)
-SCHEDULE = Function(_answer_schedule, SCHEDULE_OPERATOR, _all)
+LOGITS = Function(
+    partial(_answer, mqa_logits_problem), lambda *given: MQA_OPERATOR(*_flat(*given)), _flat, free=[FREE_ROWS] * 6
+)
+PAGED_LOGITS = Function(
+    partial(_answer, paged_logits_problem),
+    PAGED_OPERATOR,
+    _all,
+    free=[FREE_ROWS, FIXED, FREE_ROWS, FREE_ROWS, FREE_ROWS],
+)
+SCHEDULE = Function(_answer_schedule, SCHEDULE_OPERATOR, _all, free=[FREE_ROWS])

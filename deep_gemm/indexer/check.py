@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.check import checks
 from ..core.check.layout import ADDRESS_ALIGNMENT, align, either, rows_of_counts, whole_elements
+from ..core.check.memory import empty
 from ..core.check.numbers import integer_in_range
 from ..core.check.tracing import has_memory
 
@@ -176,13 +177,13 @@ def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Tenso
     if integer_in_range("block_kv", block_kv, 1) not in PAGES:
         raise NotImplementedError(f"block_kv: expected pages of {either(PAGES)} keys, got {block_kv}")
     num_sms = integer_in_range("num_sms", num_sms, 1, MAX_SHARES)
-    return torch.empty((num_sms + 1, 2), dtype=torch.int32, device=context_lens.device)
+    return empty("the schedule", (num_sms + 1, 2), torch.int32, context_lens.device)
 
 
 def empty_logits(tokens: int, columns: int, dtype: torch.dtype, device: torch.device, room: int = 0) -> Tensor:
     """Make logits `[tokens, columns]`; each row has room for `room` columns more."""
     pitch = align(columns + room, ROW_BYTES // dtype.itemsize)
-    return torch.empty((tokens, pitch), dtype=dtype, device=device)[:, :columns]
+    return empty("logits", (tokens, pitch), dtype, device)[:, :columns]
 
 
 def without_scales(q: tuple[Tensor, None]) -> Tensor:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..core.call import CallPlan
 from ..core.kernel import Config, Kernel, constants_of
 from .check import SEGMENT_KEYS
 
@@ -42,24 +41,17 @@ CONFIG = PlanConfig()
 KERNEL: Kernel[PlanConfig] = Kernel("plan_paged_contexts", "PlanParams", lambda: [CONFIG])
 
 
-def run(contexts: Tensor, schedule: Tensor) -> CallPlan | None:
-    """Write the schedule on the GPU that the contexts are on, and give the plan, which serves other calls."""
-    ready = KERNEL.run(CONFIG, params_of(contexts, schedule), 1, contexts.get_device(), ("contexts", "schedule"))
-    if ready is None:
-        return None
-    shape, device = schedule.shape, schedule.device
-    new_outputs = lambda: (torch.empty(shape, dtype=torch.int32, device=device),)  # noqa: E731
-    return CallPlan(ready.launch, 1, ((0, 0), (1, 0)), (4,), new_outputs=new_outputs)
+def run(contexts: Tensor, schedule: Tensor) -> None:
+    """Write the schedule on the GPU that the contexts are on."""
+    KERNEL.run(CONFIG, values_of(contexts, schedule), 1, contexts.get_device())
 
 
-def params_of(contexts: Tensor, schedule: Tensor) -> bytes:
-    """Give the kernel's parameters."""
-    return KERNEL.params.pack(
-        {
-            "contexts": contexts.data_ptr(),
-            "schedule": schedule.data_ptr(),
-            "sequences": contexts.shape[0],
-            "next_n": 1 if contexts.dim() == 1 else contexts.shape[1],
-            "shares": schedule.shape[0] - 1,
-        }
-    )
+def values_of(contexts: Tensor, schedule: Tensor) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
+    return {
+        "contexts": contexts,
+        "schedule": schedule,
+        "sequences": contexts.shape[0],
+        "next_n": 1 if contexts.dim() == 1 else contexts.shape[1],
+        "shares": schedule.shape[0] - 1,
+    }

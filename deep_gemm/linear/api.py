@@ -9,17 +9,15 @@ from torch import Tensor
 
 from ..casts.fp8 import cast_checked
 from ..casts.rules import Target
-from ..core.call import CallPlan, Function, recorded, run
+from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe
+from ..core.check.memory import empty
 from ..core.check.recipes import E2M1
-from ..core.record import Record, Recording, Shadow
-from ..core.replay import run as run_record
+from ..core.replay import FIXED
 from ..gemm.api.dense import BEHIND_CAST, fp8_gemm_nt
 from ..gemm.kinds.output import USUAL_OPERANDS
-from ..gemm.plan import SCALE_BYTES
-from ..gemm.product import run as run_product
-from ..gemm.recorded import record_of
+from ..gemm.problem import Problem
 from . import kernel
 from .check import LinearProblem, linear_problem
 
@@ -67,82 +65,29 @@ def _answer(
     bias: Tensor | None,
     gran_k: int | None = None,
     recipe_b: Recipe | None = None,
-) -> tuple[Tensor | None, CallPlan | Record | None]:
+) -> Tensor | None:
     p = linear_problem(x, w, out, bias, gran_k, recipe_b)
-    plan = compute_linear(p, x, is_made=out is None)
-    # A call like one whose rows, or scales of the weight, were copied has others to copy.
-    is_here = p.x.data_ptr() == x.data_ptr() and p.w[1].data_ptr() == w[1].data_ptr()
-    return p.whole_out if out is None else None, plan if is_here else None
+    compute_linear(p)
+    return p.whole_out if out is None else None
 
 
 @torch.no_grad()
-def compute_linear(p: LinearProblem, whole_x: Tensor, *, is_made: bool) -> CallPlan | Record | None:
-    """Compute `linear`; give the plan if it serves other calls. `is_made`: these make their output too."""
+def compute_linear(p: LinearProblem) -> None:
+    """Compute `linear`."""
     d, c = output_and_c(p.out, p.bias)
-    values, of_x, _ = p.operands
+    values, of_x, of_w = p.operands
     if values == E2M1 and (p.w[1].dtype == torch.float32 or of_x.columns < SCALE_BLOCK):
         # No kernel has such scales: each call makes other operands of them.
         if c is not None and c is not d:
             c = d.copy_(c)  # products take a C with rows of its own
-        fp8_gemm_nt(cast_checked(p.x, Target(*of_x, mn_major=True))[0], p.w, d, c, recipe_a=of_x)
-        if d is not p.out:
-            p.out.copy_(d)
-        return None
-    in_one = kernel.run(p.x, p.w, d, c) if p.operands == USUAL_OPERANDS else None
-    if in_one is None and d is p.out and c is not d:
-        return cast_and_multiply(p, whole_x, d, c, is_made=is_made)
-    launch, ctas = in_one or (cast_and_multiply(p, whole_x, d, c, is_made=is_made), 0)
+        fp8_gemm_nt(cast_checked(p.x, Target(*of_x, mn_major=True)), p.w, d, c, recipe_a=of_x)
+    elif p.operands != USUAL_OPERANDS or not kernel.run(p.x, p.w, d, c):
+        # Nothing may come between these two, because the product reads the weight beside the cast, except a launch that
+        # lays scales of w out for TMA: a kernel that loads these waits before it reads anything.
+        a = cast_checked(p.x, Target(*of_x, mn_major=True))
+        BEHIND_CAST.compute(Problem(*a, *p.w, d, c, of_b=of_w, of_a=of_x))
     if d is not p.out:
         p.out.copy_(d)
-    if launch is None or d is not p.out or c is d:
-        return None
-    bias = [] if p.bias is None else [(3, 0)]
-    output = 3 + len(bias)
-    shape, device = p.whole_out.shape, p.whole_out.device
-    return CallPlan(
-        launch,
-        ctas,
-        [(1, 0), (0, 0), (2, 0), (output, 0), *bias],
-        (ADDRESS_ALIGNMENT, ADDRESS_ALIGNMENT, SCALE_BYTES, ADDRESS_ALIGNMENT, ADDRESS_ALIGNMENT),
-        () if is_made else (output,),
-        (lambda: (torch.empty(shape, dtype=torch.bfloat16, device=device),)) if is_made else tuple,
-    )
-
-
-def cast_and_multiply(
-    p: LinearProblem, whole_x: Tensor, d: Tensor, c: Tensor | None, *, is_made: bool
-) -> Record | None:
-    """Compute D = C + cast(x) @ w.T by two launches. Give the record of both if it serves other calls.
-
-    Nothing may come between these two, because the product reads the weight beside the cast, except a launch that lays
-    scales of w out for TMA: a kernel that loads these waits before it reads anything.
-    """
-    a, cast = cast_checked(p.x, Target(*p.operands[1], mn_major=True))
-    if not p.x.is_cuda:
-        run_product(BEHIND_CAST, a, p.w, d, c, p.operands)
-        return None
-    problem = BEHIND_CAST.ask(a, p.w, d, **BEHIND_CAST.inputs_of(c, p.operands))
-    tensors = (*a, *p.w, d) if c is None or c is d else (*a, *p.w, d, c)
-    product = record_of(problem, tensors, (), True, is_behind_cast=True)
-    if product is None:
-        run_product(BEHIND_CAST, a, p.w, d, c, p.operands)
-        return None
-    run_record(product, tensors)
-    of_x = None if cast is None else recorded(cast, (p.x,))
-    if of_x is None or c is d or d is not p.out:
-        return None
-    r = Recording(of_x.device)
-    x, *weight = (r.shadow(each, 1) for each in (whole_x, *p.w))
-    more = [r.shadow(p.bias, 1)] if p.bias is not None else []
-    whole = p.whole_out
-    whole_d = r.result(whole.shape, whole.stride(), whole.dtype) if is_made else r.shadow(whole, 1)
-    x, out = (whole.as_strided(each.shape, each.stride()) for whole, each in ((x, p.x), (whole_d, d)))
-    bias = [Shadow(tuple(d.shape), (0, 1), each.dtype, each.base, 0) for each in more]
-    values = r.inline(of_x, [x], [None, None])
-    r.inline(product, [*values, *weight, out, *bias], [])
-    for each in () if is_made else (x, *weight, *more):
-        r.keep_apart(whole_d, each)
-    return r.record()
 
 
 def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -151,7 +96,7 @@ def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | Non
         return out, None
     if bias.dtype == out.dtype and bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0:
         return out, bias.expand_as(out)
-    d = out if bias.dtype == out.dtype else torch.empty(out.shape, device=out.device, dtype=torch.float32)
+    d = out if bias.dtype == out.dtype else empty("the sum", out.shape, torch.float32, out.device)
     return d, d.copy_(bias.expand_as(d))
 
 
@@ -172,6 +117,11 @@ def _tensors(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> 
 
 
 INTO = Function(
-    _answer, _as_operator, _tensors, lambda tensors: cuts_gradient(tensors[1:3], (tensors[0], *tensors[3:]))
+    _answer,
+    _as_operator,
+    _tensors,
+    lambda tensors: cuts_gradient(tensors[1:3], (tensors[0], *tensors[3:])),
+    free=(FREE_ROWS, FIXED, FIXED),
+    outputs=1,
 )
-MADE = replace(INTO, has_gradient=lambda x, w, out, bias: wants_gradient(x, bias))
+MADE = replace(INTO, has_gradient=lambda x, w, out, bias: wants_gradient(x, bias), outputs=0)

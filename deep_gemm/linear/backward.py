@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ..casts.by_kernels import can_turn_blocks, cast_turned_blocks_of
 from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from ..core.call import CallPlan, Function, run
+from ..core.call import Function, run
 from ..core.check.checks import K_MULTIPLE, Operand
+from ..core.check.memory import empty
 from ..gemm.api.dense import fp8_gemm_nt
 
 
@@ -28,7 +29,7 @@ def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
 
 def product_back(a: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
     """Compute a @ w.T of a weight that is transposed already, in a type."""
-    d = torch.empty(a[0].shape[0], w[0].shape[0], dtype=output_type(dtype), device=a[0].device)
+    d = empty("the gradient", (a[0].shape[0], w[0].shape[0]), output_type(dtype), a[0].device)
     fp8_gemm_nt(a, w, d)
     return d.to(dtype)
 
@@ -49,26 +50,29 @@ def transposed(w: Operand) -> Operand:
 
 def cast_transposed(w: Tensor) -> Operand:
     """Compute `transposed` of `per_block_cast_to_fp8`, on a GPU from one read of the weight."""
-    return run(TURNED, (w,))  # type: ignore[no-any-return]
+    values, scales = run(TURNED, (w,))
+    return values, scales.mT
 
 
-def _cast_transposed(w: Tensor) -> tuple[Operand, CallPlan | None]:
+def _cast_transposed(w: Tensor) -> tuple[Tensor, ...]:
     if can_turn_blocks(w):
         return cast_turned_blocks_of(w, in_order=False)
-    return transposed(per_block_cast_to_fp8(w)), None
+    values, scales = per_block_cast_to_fp8(w)
+    return values.mT.contiguous(), scales
 
 
 def cast_both_ways(w: Tensor) -> tuple[Operand, Operand]:
     """Compute `per_block_cast_to_fp8` and `cast_transposed`, on a GPU from one read of the weight."""
-    return run(BOTH_WAYS, (w,))  # type: ignore[no-any-return]
+    values, turned, scales = run(BOTH_WAYS, (w,))
+    return (values, scales), (turned, scales.mT)
 
 
-def _cast_both_ways(w: Tensor) -> tuple[tuple[Operand, Operand], CallPlan | None]:
+def _cast_both_ways(w: Tensor) -> tuple[Tensor, ...]:
     if can_turn_blocks(w):
         return cast_turned_blocks_of(w, in_order=True)
-    in_order = per_block_cast_to_fp8(w)
-    return (in_order, transposed(in_order)), None
+    values, scales = per_block_cast_to_fp8(w)
+    return values, values.mT.contiguous(), scales
 
 
-TURNED = Function(_cast_transposed, lambda w: _cast_transposed(w)[0], lambda w: (w,))
-BOTH_WAYS = Function(_cast_both_ways, lambda w: _cast_both_ways(w)[0], lambda w: (w,))
+TURNED = Function(_cast_transposed, _cast_transposed, lambda w: (w,))
+BOTH_WAYS = Function(_cast_both_ways, _cast_both_ways, lambda w: (w,))

@@ -12,6 +12,7 @@ from ..casts.rules import LAYER_TYPES
 from ..core.check import checks, ue8m0
 from ..core.check.checks import Operand, Sizes
 from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK, UE8M0_PER_WORD, Recipe, ceil_div, either
+from ..core.check.memory import empty
 from ..core.check.numbers import as_integer
 from ..core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, E2M1, E4M3, MX, PER_BLOCK, Scales, scales_of
 from ..gemm import packed
@@ -61,7 +62,7 @@ def linear_problem(
     checks.columns(n, torch.bfloat16)
     checks.k_major("w", values)
     if out is None:
-        out = torch.empty((*leading, n), dtype=torch.bfloat16, device=x.device)
+        out = empty("the output", (*leading, n), torch.bfloat16, x.device)
     else:
         checks.written("out", out)
         if checks.wants_gradient(x, bias):

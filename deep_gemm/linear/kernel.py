@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from ..core import settings
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, align, ceil_div
 from ..core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K, gpu_of, is_hopper
-from ..core.jit import driver
-from ..core.kernel import CodePlan, Config, Kernel, constants_of, encoded
+from ..core.kernel import CodePlan, Config, Kernel, constants_of
+from ..core.shadow import Mapped, plain
 from ..core.wgmma_header import wgmma_header
 from ..gemm.choose.fp8 import choose, reachable
 from ..gemm.config.decode import (
@@ -28,6 +29,7 @@ from ..gemm.config.decode import (
 )
 from ..gemm.config.tall import BLOCK_K, MAX_CLUSTER
 from ..gemm.kinds.output import BF16, BF16_C, Sizes, other_fields
+from ..gemm.launch import let_serve_band
 from ..gemm.maps import operand_map
 
 CASTERS = 2 * WARPGROUP_THREADS
@@ -175,27 +177,26 @@ def linear_decode_config(product: DecodeConfig, cluster_n: int) -> LinearDecodeC
     return found
 
 
-def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> tuple[Callable[..., None] | None, int] | None:
-    """Compute D = C + cast(x) @ w.T in one launch, if rows are few; else do nothing and give None.
+def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> bool:
+    """Compute D = C + cast(x) @ w.T in one launch, if rows are few; else do nothing, and say so.
 
     All of it was checked. C is BF16, D itself or apart from it, and may be one row for all, with a stride of zero.
-    The launch for other addresses, of w, x, scales, D and C, is given if it is prepared, and its CTAs.
     """
     if not serves(x, d):
-        return None
-    device, (values, scales) = x.get_device(), w
-    config = config_of(*d.shape, x.shape[1], c is not None, device, settings.in_force.generation)
+        return False
+    device, (m, n), k = x.get_device(), d.shape, x.shape[1]
+    product = config_of(plain(m), n, k, c is not None, device, settings.in_force.generation)
+    let_serve_band(m, gpu_of(device))
+    config = serving(m, k, product) if isinstance(product, DecodeConfig) else None
     if config is None:
-        return None
-    ctas, changing = grid(config, *d.shape), ("map_b", "x", "sfb", "d", "c")[: 4 if c is None else 5]
-    params = partial(params_of, config, x=x, values=values, scales=scales, d=d, c=c)
-    ready = KERNEL.run(config, params, ctas, device, changing)
-    return (None if ready is None else ready.launch), ctas
+        return False
+    KERNEL.run(config, values_of(config, x, w, d, c), grid(config, m, n), device)
+    return True
 
 
 def serves(x: Tensor, d: Tensor) -> bool:
     """Tell whether the kernel may cast these rows: a few in BF16, that begin where 16 bytes may."""
-    m, k = x.shape
+    (m, k), pitch = x.shape, x.stride(0) * x.element_size()
     return (
         0 < m <= MAX_ROWS
         and k > 0
@@ -205,22 +206,21 @@ def serves(x: Tensor, d: Tensor) -> bool:
         and is_hopper(x.get_device())
         and x.data_ptr() % ADDRESS_ALIGNMENT == 0
         and x.stride(1) == 1
-        and (m == 1 or x.stride(0) * x.element_size() in range(0, PITCH_LIMIT, ADDRESS_ALIGNMENT))
+        and (m == 1 or (pitch % ADDRESS_ALIGNMENT == 0 and 0 <= pitch < PITCH_LIMIT))
     )
 
 
 @lru_cache(MAX_CHOICES)
-def config_of(m: int, n: int, k: int, with_c: bool, device: int, generation: int) -> LinearDecodeConfig | None:
-    """Give the configuration that cuts k as the product does, for one order of sums; None if it is another kernel's.
+def config_of(m: int, n: int, k: int, with_c: bool, device: int, generation: int) -> Any:
+    """Give the configuration of the product alone: this kernel cuts k as it does, for one order of sums.
 
     `generation` says which settings are in force.
     """
-    config = choose(Sizes(m, n, k), BF16_C if with_c else BF16, gpu_of(device))
-    return serving(m, k, config) if isinstance(config, DecodeConfig) else None
+    return choose(Sizes(m, n, k), BF16_C if with_c else BF16, gpu_of(device))
 
 
 def reachable_linear() -> list[LinearDecodeConfig]:
-    """Every configuration that `config_of` can give."""
+    """Every configuration that `serving` can give."""
     tiles = [
         replace(tile, block_tokens=tokens)
         for tile in reachable()
@@ -237,36 +237,26 @@ def grid(config: LinearDecodeConfig, m: int, n: int) -> int:
     return align(config.tile.ctas(m, n), config.cluster_size)
 
 
-def params_of(
-    config: LinearDecodeConfig,
-    launcher: driver.Launcher,
-    x: Tensor,
-    values: Tensor,
-    scales: Tensor,
-    d: Tensor,
-    c: Tensor | None,
-) -> bytes:
-    """Give the kernel's parameters."""
-    (m, n), k = d.shape, x.shape[1]
+def values_of(config: LinearDecodeConfig, x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
+    (m, n), k, (values, scales) = d.shape, x.shape[1], w
     rows = min(config.tile.block_n, n)
-    return KERNEL.params.pack(
-        {
-            "map_b": encoded(launcher, operand_map(values, rows, BLOCK_K), values.data_ptr()),
-            "x": x.data_ptr(),
-            "sfb": scales.data_ptr(),
-            "d": d.data_ptr(),
-            "c": 0 if c is None else c.data_ptr(),
-            "x_pitch": x.stride(0) * x.element_size() if m > 1 else 0,
-            "d_pitch": d.stride(0),
-            "c_pitch": 0 if c is None else c.stride(0),
-            "sfb_stride_n": scales.stride(0),
-            "sfb_stride_k": scales.stride(1),
-            "m": m,
-            "n": n,
-            "k": k,
-            "slot_bytes": rows * BLOCK_K,
-        }
-    )
+    return {
+        "map_b": Mapped(operand_map(values, rows, BLOCK_K), values),
+        "x": x,
+        "sfb": scales,
+        "d": d,
+        "c": c,
+        "x_pitch": x.stride(0) * x.element_size() if m > 1 else 0,
+        "d_pitch": d.stride(0),
+        "c_pitch": 0 if c is None else c.stride(0),
+        "sfb_stride_n": scales.stride(0),
+        "sfb_stride_k": scales.stride(1),
+        "m": m,
+        "n": n,
+        "k": k,
+        "slot_bytes": rows * BLOCK_K,
+    }
 
 
 def code_plan(config: LinearDecodeConfig) -> CodePlan:

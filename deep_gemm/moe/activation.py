@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 
 from ..casts import cast_rows
-from ..casts.by_kernels import as_rows, has_kernels, launched
+from ..casts.by_kernels import as_rows, has_kernels
 from ..casts.cast_rows import BLOCKS_OF_GROUPS, MAX_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.gating import Gating, activated, gating_of
 from ..casts.rules import Quantized, Target, granularity
-from ..core.call import CallPlan, Function, Key, run
+from ..core.call import FREE_ROWS, Function, Key, never, run
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
 from ..core.check.numbers import magnitude
 from ..core.check.recipes import PER_ROW, Scales
 from ..core.check.tracing import is_dispatched
 from ..core.settings import get_mk_alignment_for_contiguous_layout
-from ..gemm import reference, rows_silu
+from ..gemm import reference
 from ..gemm.ask.silu import SILU_COLUMNS, silu_rows_problem
+from ..gemm.launch import run as multiply
 from .check import ActivationProblem, activation_problem, present
 
 
@@ -97,7 +98,7 @@ def _cast_activated(
     ends: Tensor | None,
     *said: Any,
     is_dependent: bool = False,
-) -> tuple[Quantized, CallPlan | None]:
+) -> Quantized:
     use_ue8m0, min_amax, mn_major, columns, alignment, *others = said
     p = activation_problem(x, row_weights, masked_m, ends, Gating(*others[: len(Gating._fields)]), alignment)
     with torch.no_grad():
@@ -105,22 +106,19 @@ def _cast_activated(
 
 
 ACTIVATED = Function(
-    _cast_activated,
-    lambda *call: _cast_activated(*call)[0],
-    present,
-    lambda tensors: cuts_gradient(tensors[:2], ()),
+    _cast_activated, _cast_activated, present, lambda tensors: cuts_gradient(tensors[:2], ()), free=[FREE_ROWS]
 )
 DEPENDENT = replace(ACTIVATED, answer=partial(_cast_activated, is_dependent=True))
 
 
 def _compute(
     p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, columns: int, is_dependent: bool
-) -> tuple[Quantized, CallPlan | None]:
+) -> Quantized:
     groups = p.masked_m if p.ends is None else p.ends
     if (
         has_kernels(p.x)
         and columns in BLOCKS_OF_GROUPS
-        and (groups is None or len(groups) <= MAX_GROUPS)
+        and (groups is None or groups.shape[0] <= MAX_GROUPS)
         and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
     ):
         to = Target(1, columns, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
@@ -130,13 +128,13 @@ def _compute(
         y *= p.row_weights[..., None]
     is_defined = defined_rows(p)
     if is_defined is None:
-        return per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major), None
+        return per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major)
     y.masked_fill_(~is_defined[..., None], 0)
     values, scales = per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major)
-    return (values, scales.masked_fill_(~is_defined[..., None], 1)), None
+    return values, scales.masked_fill_(~is_defined[..., None], 1)
 
 
-def _cast_by_kernel(p: ActivationProblem, to: Target, is_dependent: bool) -> tuple[Quantized, CallPlan | None]:
+def _cast_by_kernel(p: ActivationProblem, to: Target, is_dependent: bool) -> Quantized:
     """Activate and cast on a GPU."""
     *rows, columns = p.x.shape
     values, scales = to.empty((*rows, columns // 2), p.x)
@@ -151,10 +149,8 @@ def _cast_by_kernel(p: ActivationProblem, to: Target, is_dependent: bool) -> tup
         ends=p.ends,
         alignment=p.alignment,
     )
-    tensors = {"x": p.x, "row_weights": p.row_weights, "sizes": cast.sizes}
-    given = {name: each for name, each in tensors.items() if each is not None}
-    made = {"values": values, "scales": scales}
-    return launched(cast_rows, cast, given, made, is_dependent=is_dependent)
+    cast_rows.run(cast, is_dependent=is_dependent)
+    return values, scales
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
@@ -191,11 +187,22 @@ def activated_product_of_rows(
     With `gates_apart` b has all rows of gate first, and scales are `[m, i / 128]`: the result is that of
     `silu_mul_cast_to_fp8` of the product in BF16, to the bit if both are computed on one device.
     """
-    if rows_silu.again(a, b, d, ends, row_weights, limit, gates_apart):
-        return
+    run(ACTIVATED_PRODUCT, (a, b, d, ends, row_weights), (limit, gates_apart, row_weights is None))
+
+
+def _activated_product(
+    a: Operand,
+    b: Operand,
+    d: Operand,
+    ends: Tensor,
+    row_weights: Tensor | None,
+    limit: float | None,
+    gates_apart: bool,
+    _: bool,
+) -> None:
     p = silu_rows_problem(a, b, d, ends, row_weights, limit, gates_apart)
     if p.d.is_cuda:
-        rows_silu.run(p)
+        multiply(p)
         return
     y = silu_mul(reference.gate_and_up(p), p.limit)
     if p.row_weights is not None:
@@ -204,3 +211,13 @@ def activated_product_of_rows(
     is_written = (p.ids >= 0)[:, None]
     for to, made in ((p.d.view(torch.uint8), values.view(torch.uint8)), (d[1], scales)):
         to.copy_(torch.where(is_written, made, to))
+
+
+ACTIVATED_PRODUCT = Function(
+    _activated_product,
+    _activated_product,
+    lambda a, b, d, ends, row_weights: (*a, *b, ends, *present(row_weights), *d),
+    never,
+    free=[FREE_ROWS, ((0,), (1,))],
+    outputs=2,
+)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..casts.gating import Gating, gating_of
 from ..casts.rules import Quantized, empty_scales, granularity
-from ..core.check.checks import Operand, pair
+from ..core.call import FREE_ROWS, Function, run
+from ..core.check.checks import Operand, cuts_gradient, pair
 from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div, get_tma_aligned_size
+from ..core.check.memory import empty
 from ..core.check.numbers import integers_from
 from ..core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales
-from ..core.check.tracing import handles_operators, is_dispatched, num_modes
+from ..core.check.tracing import handles_operators, num_modes
 from ..core.gpu import is_hopper
+from ..core.replay import FIXED
 from ..gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
 from ..gemm.kinds.output import recipes_for
 from ..gemm.packed import is_packed
-from . import mixture
 from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem
-from .mixture import MANY_ROWS
-from .routing import expert_rows, gather_and_cast, sum_rows
+from .routing import MANY_ROWS, expert_rows, gather_and_cast, sum_rows
 
 __all__ = ["experts", "experts_workspace_bytes"]
 
@@ -67,20 +71,49 @@ def experts(
     [4096.0, 2048.0, 0.0]
     """
     said = limit, activation, alpha, beta, gran_k, recipe_b
-    if is_dispatched(x):
-        operator, weights = torch.ops.deep_gemm.experts, (*pair("w1", w1), *pair("w2", w2))
-        if out is None:
-            return operator.default(x, topk_ids, topk_weights, *weights, *said)  # type: ignore[no-any-return]
-        operator.into(x, topk_ids, topk_weights, *weights, out, *said)
-        return None
-    prepared, tensors, key = mixture.recognized(x, topk_ids, topk_weights, w1, w2, out, said)
-    if prepared is not None:
-        return prepared(tensors)
+    result: Tensor | None = run(MADE if out is None else INTO, (x, topk_ids, topk_weights, w1, w2, out), said)
+    return result
+
+
+def _as_operator(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, *said: Any
+) -> Tensor | None:
+    operator, weights = torch.ops.deep_gemm.experts, (*pair("w1", w1), *pair("w2", w2))
+    if out is None:
+        return operator.default(x, topk_ids, topk_weights, *weights, *said)  # type: ignore[no-any-return]
+    operator.into(x, topk_ids, topk_weights, *weights, out, *said)
+    return None
+
+
+def _answer(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w1: Operand,
+    w2: Operand,
+    out: Tensor | None,
+    limit: float | None,
+    activation: str,
+    alpha: float | None,
+    beta: float | None,
+    gran_k: int | None,
+    recipe_b: Recipe | None,
+) -> Tensor | None:
     gating = gating_of(activation, alpha, beta, limit)
     problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, gating, gran_k, recipe_b)
     compute_experts(problem)
-    mixture.keep(key, tensors, problem)
     return problem.out if out is None else None
+
+
+INTO = Function(
+    _answer,
+    _as_operator,
+    lambda x, ids, p, w1, w2, out: (x, ids, p, *w1, *w2) if out is None else (x, ids, p, *w1, *w2, out),
+    lambda tensors: cuts_gradient(tensors[:7], tensors[7:]),
+    free=[*[FREE_ROWS] * 3, *[FIXED] * 4, FREE_ROWS],
+    outputs=1,
+)
+MADE = replace(INTO, outputs=0)
 
 
 @torch.no_grad()
@@ -98,11 +131,20 @@ def compute_experts(p: ExpertsProblem) -> None:
 
 
 def product_of_rows(
-    a: Quantized, w: Operand, rows: ExpertRows, recipes: Recipes = NO_RECIPES, *, is_behind_cast: bool = False
+    a: Quantized,
+    w: Operand,
+    rows: ExpertRows,
+    recipes: Recipes = NO_RECIPES,
+    *,
+    is_behind_cast: bool = False,
+    by_ends: bool = False,
 ) -> Tensor:
-    """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are."""
-    d = torch.empty((a[0].shape[0], w[0].shape[1]), dtype=torch.bfloat16, device=a[0].device)
-    is_many = d.is_cuda and d.shape[0] >= MANY_ROWS
+    """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are.
+
+    `by_ends`: there may be many such rows, which cost nothing if groups are told by their ends. The bits are the same.
+    """
+    d = empty("a product", (a[0].shape[0], w[0].shape[1]), torch.bfloat16, a[0].device)
+    is_many = d.is_cuda and (by_ends or d.shape[0] >= MANY_ROWS)
     if is_many and not (num_modes() or handles_operators(a, w)):  # where somebody watches there is an operator by ids
         product_of_stacked_groups(a, w, d, rows.ends, recipes)
     else:
@@ -119,6 +161,7 @@ def activations_of_rows(
     of_middle: Scales = PER_ROW,
     *,
     is_dependent: bool = False,
+    by_ends: bool = False,
 ) -> Quantized:
     """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
 
@@ -131,9 +174,9 @@ def activations_of_rows(
     is_usual = recipes == NO_RECIPES and of_middle == PER_ROW and not is_packed(w)
     in_product = gating.is_silu and is_usual and activates_in_product(values.shape[0], intermediate)
     if not has_kernel or not in_product:
-        h = product_of_rows(a, w, rows, recipes, is_behind_cast=is_dependent)
+        h = product_of_rows(a, w, rows, recipes, is_behind_cast=is_dependent, by_ends=by_ends)
         return activate_rows(h, rows, gating, of_middle, is_dependent=is_dependent)
-    d = torch.empty((values.shape[0], intermediate), dtype=values.dtype, device=values.device)
+    d = empty("activations", (values.shape[0], intermediate), values.dtype, values.device)
     scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
     activated_product_of_rows(a, w, (d, scales), rows.ends, limit=gating.limit, gates_apart=True)
     return d, scales

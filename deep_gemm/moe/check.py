@@ -12,6 +12,7 @@ from ..casts.rules import LAYER_TYPES, check_counts
 from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.layout import Recipe, whole_elements
+from ..core.check.memory import empty
 from ..core.check.numbers import INT32_MAX, integer_in_range
 from ..core.check.tracing import has_memory
 from ..gemm.kinds.output import ScaledOperands
@@ -257,7 +258,7 @@ def experts_problem(
     checks.same_device(inputs, x.device, "x")
     num_experts = check_routes(topk_ids, of_weights["experts"])
     if out is None:
-        out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+        out = empty("the output", x.shape, torch.bfloat16, x.device)
     else:
         layer_output(out, ("tokens", "hidden"), sizes, inputs, "x")
     return ExpertsProblem(x, topk_ids, topk_weights, w1, w2, out, num_experts, gating, first, second)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.gpu import SHARED_BYTES_LIMIT, gpu_of
-from ..core.kernel import ByRows, Config, Kernel, Prepared, constants_of
+from ..core.kernel import Config, Kernel, constants_of
 from ..core.settings import num_sms_of
 
 COLUMNS = 8
@@ -115,45 +115,18 @@ KERNEL: Kernel[GatherConfig] = Kernel("gather_weighted", "GatherParams", reachab
 MANY: Kernel[ManyConfig] = Kernel("gather_weighted_many", "GatherParams", reachable_many, bulk_copies=1)
 
 
-def run(
-    y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False
-) -> tuple[Prepared[GatherConfig] | Prepared[ManyConfig] | None, int]:
-    """Sum up each token's rows on the GPU that they are on. `row_of` is contiguous, and so are rows of `weights`.
-
-    Give what `Kernel.run` gives for other addresses, and how many CTAs it takes.
-    """
+def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False) -> None:
+    """Sum up each token's rows on the GPU that they are on. `row_of` is contiguous, and so are rows of `weights`."""
     if out.numel() == 0:
-        return None, 0
+        return
     device, (tokens, n) = y.get_device(), out.shape
     num_sms = num_sms_of(gpu_of(device).num_sms)
     config = config_of(None if weights is None else weights.dtype, tokens, n, num_sms)
-    params = params_of(y, row_of, weights, out)
-    changing = ("y", "row_of", "out") if weights is None else ("y", "row_of", "weights", "out")
+    values = values_of(y, row_of, weights, out)
     if isinstance(config, GatherConfig):
-        ctas = grid(config, tokens, n)
-        return KERNEL.run(config, params, ctas, device, changing, is_dependent=is_dependent), ctas
-    ctas = config.ctas_per_sm * num_sms
-    return MANY.run(config, params, ctas, device, changing, is_dependent=is_dependent), ctas
-
-
-def sums_at(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False) -> ByRows:
-    """Prepare the kernels of `run` at addresses, for any number of tokens of rows that lie alike.
-
-    A launch takes the number of tokens, at least one, and where y, `row_of`, weights and the output are.
-    """
-    dtype, n, device = None if weights is None else weights.dtype, out.shape[1], y.get_device()
-    how, gpu = (params_of(y, row_of, weights, out), ("y", "row_of", "weights", "out", "tokens"), device), gpu_of(device)
-    few = KERNEL.prepared(few_of(dtype), *how, is_dependent=is_dependent)
-    many = MANY.prepared(many_of(dtype), *how, is_dependent=is_dependent)
-
-    def choose(tokens: int) -> tuple[Prepared[Any], int]:
-        num_sms = num_sms_of(gpu.num_sms)
-        config = config_of(dtype, tokens, n, num_sms)
-        if isinstance(config, GatherConfig):
-            return few, grid(config, tokens, n)
-        return many, config.ctas_per_sm * num_sms
-
-    return ByRows(choose)
+        KERNEL.run(config, values, grid(config, tokens, n), device, is_dependent=is_dependent)
+    else:
+        MANY.run(config, values, config.ctas_per_sm * num_sms, device, is_dependent=is_dependent)
 
 
 def config_of(weights: torch.dtype | None, tokens: int, n: int, num_sms: int) -> GatherConfig | ManyConfig:
@@ -171,19 +144,17 @@ def grid(config: GatherConfig, tokens: int, n: int) -> int:
     return tokens * ceil_div(n // COLUMNS, config.num_threads)
 
 
-def params_of(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> bytes:
-    """Give the parameters of either kernel."""
-    return KERNEL.params.pack(
-        {
-            "y": y.data_ptr(),
-            "row_of": row_of.data_ptr(),
-            "weights": 0 if weights is None else weights.data_ptr(),
-            "out": out.data_ptr(),
-            "y_pitch": y.stride(0),
-            "weights_pitch": 0 if weights is None else weights.stride(0),
-            "out_pitch": out.stride(0),
-            "tokens": out.shape[0],
-            "topk": row_of.shape[1],
-            "n": out.shape[1],
-        }
-    )
+def values_of(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> dict[str, Any]:
+    """Give the members of the parameters of either kernel."""
+    return {
+        "y": y,
+        "row_of": row_of,
+        "weights": weights,
+        "out": out,
+        "y_pitch": y.stride(0),
+        "weights_pitch": 0 if weights is None else weights.stride(0),
+        "out_pitch": out.stride(0),
+        "tokens": out.shape[0],
+        "topk": row_of.shape[1],
+        "n": out.shape[1],
+    }

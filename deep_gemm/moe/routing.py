@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from ..casts import cast_rows, lay_scales
-from ..casts.by_kernels import as_rows, has_kernels, launched
+from ..casts.by_kernels import as_rows, has_kernels
 from ..casts.cast_rows import BLOCKS_OF_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.rules import Quantized, Target, granularity
-from ..core.call import CallPlan, Function, Launches, as_they_are, never, plan_at, run
+from ..core.call import FREE_ROWS, Function, never, run
 from ..core.check.checks import cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
+from ..core.check.memory import empty
 from ..core.check.numbers import magnitude
 from ..core.gpu import is_hopper
+from ..core.replay import FIXED
 from . import gather_weighted as gather_weighted_kernel
 from . import route_rows
 from .check import ExpertRows, check_gather, check_routes, check_rows, check_weighted, present
@@ -49,13 +51,13 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     return run(STACKED, (topk_ids,), (num_experts,))  # type: ignore[no-any-return]
 
 
-def _expert_rows(topk_ids: Tensor, num_experts: int) -> tuple[ExpertRows, CallPlan | None]:
+def _expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     num_experts = check_routes(topk_ids, num_experts)
     if not _routes_have_kernel(topk_ids, num_experts):
-        return _stacked_by_torch(topk_ids, num_experts, 0), None
+        return _stacked_by_torch(topk_ids, num_experts, 0)
     p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts)
-    ready = route_rows.run(p)
-    return p.rows, plan_at(ready, [*enumerate((p.topk_ids, *p.rows))], (topk_ids,), p.rows, result=ExpertRows._make)
+    route_rows.run(p)
+    return p.rows
 
 
 STACKED = Function(
@@ -63,16 +65,17 @@ STACKED = Function(
     lambda *call: ExpertRows(*torch.ops.deep_gemm.expert_rows.default(*call)),
     lambda topk_ids: (topk_ids,),
     never,
+    free=[FREE_ROWS],
 )
 
 
 def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0, used: int | None = None) -> ExpertRows:
     """Compute `expert_rows` for the experts whose ids are `first` to `first + num_experts - 1`; others count as -1.
 
-    `used` rows have a token, if the host knows how many: then there are no other rows. Members share their memory.
+    `used` rows have a token, if the host knows how many: then there are no other rows.
     """
     if _routes_have_kernel(topk_ids, num_experts):
-        p = route_rows.RouteProblem.in_one_piece(with_contiguous_rows(topk_ids), num_experts, first)
+        p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts, first)
         route_rows.run(p)
         rows = p.rows
     else:
@@ -140,7 +143,7 @@ def _gather_as_operator(x: Tensor, rows: ExpertRows, *said: Any) -> Quantized:
 @torch.no_grad()
 def _gather_and_cast(
     x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, gran_k: int, *, is_dependent: bool
-) -> tuple[Quantized, CallPlan | None]:
+) -> Quantized:
     block = granularity(gran_k)
     if has_kernels(x) and block in BLOCKS_OF_GROUPS:
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
@@ -148,24 +151,16 @@ def _gather_and_cast(
         to = Target(1, block, use_ue8m0, magnitude("min_amax", min_amax), is_few and mn_major)
         values, scales = to.empty((rows.token_of.shape[0], x.shape[1]), x)
         cast = RowCast(as_rows(x), values, scales, to, row_of=rows.row_of.contiguous())
-        given, made = {"x": x, **rows._asdict()}, {"values": values, "scales": scales}
-        result = _with_scales_laid_out if mn_major and not is_few else as_they_are
-        return launched(cast_rows, cast, given, made, result, is_dependent=is_dependent)
+        cast_rows.run(cast, is_dependent=is_dependent)
+        return values, lay_scales.laid_out(scales) if mn_major and not is_few else scales
     values, scales = per_token_cast_to_fp8(x, use_ue8m0, block, min_amax=min_amax)
     token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
     gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
     scales = scales.index_select(0, token).masked_fill_(has_none, 1)
-    return (gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales), None
+    return gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales
 
 
-def _with_scales_laid_out(made: tuple[Tensor, ...]) -> Quantized:
-    values, scales = made
-    return values, lay_scales.laid_out(scales)
-
-
-def _gather_checked(
-    x: Tensor, rows: ExpertRows, *said: Any, is_dependent: bool = False
-) -> tuple[Quantized, CallPlan | None]:
+def _gather_checked(x: Tensor, rows: ExpertRows, *said: Any, is_dependent: bool = False) -> Quantized:
     check_gather(x, rows)
     return _gather_and_cast(x, rows, *said, is_dependent=is_dependent)
 
@@ -175,6 +170,7 @@ GATHERED = Function(
     _gather_as_operator,
     lambda x, rows: (x, rows.counts, rows.ends, rows.row_of, rows.token_of, rows.ids),
     lambda tensors: cuts_gradient(tensors[:1], ()),
+    free=[FREE_ROWS, FIXED, FIXED, FREE_ROWS, FREE_ROWS, FREE_ROWS],
 )
 DEPENDENT_GATHERED = replace(GATHERED, answer=partial(_gather_checked, is_dependent=True))
 
@@ -197,7 +193,7 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, *, out: T
     >>> gather_weighted(y, rows, torch.tensor([[0.5, 3.0], [1.0, torch.nan]]))[:, 0].tolist()
     [5.0, 2.0]
     """
-    return run(WEIGHTED, (y, rows, topk_weights, out))  # type: ignore[no-any-return]
+    return run(WEIGHTED if out is None else WEIGHTED_INTO, (y, rows, topk_weights, out))  # type: ignore[no-any-return]
 
 
 def _weighted_as_operator(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
@@ -208,16 +204,10 @@ def _weighted_as_operator(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out
     return None
 
 
-def _weighted(
-    y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None
-) -> tuple[Tensor | None, CallPlan | None]:
+def _weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
     check_weighted(y, rows, topk_weights, out)
-    given = _tensors_of_weighted(y, rows, topk_weights, out)
-    d, ready, at = _sum_rows(y, rows.row_of, topk_weights, out)
-    launched = [*zip((0, 3, 6, 7), at, strict=False)]
-    if out is None:
-        return d, plan_at(ready, launched, given, (d,))
-    return None, plan_at(ready, launched, given, outputs=(7,))
+    made = _sum_rows(y, rows.row_of, topk_weights, out)
+    return made if out is None else None
 
 
 def _tensors_of_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> tuple[Tensor, ...]:
@@ -230,7 +220,9 @@ WEIGHTED = Function(
     _weighted_as_operator,
     _tensors_of_weighted,
     lambda tensors: cuts_gradient((tensors[0], tensors[6]), tensors[7:]),
+    free=[FREE_ROWS, FIXED, FIXED, *[FREE_ROWS] * 5],
 )
+WEIGHTED_INTO = replace(WEIGHTED, outputs=1)
 
 
 def sum_rows(
@@ -245,35 +237,32 @@ def sum_rows(
 
     `is_dependent`: as for `Kernel.run`.
     """
-    function, are_there = DEPENDENT_SUMMED if is_dependent else SUMMED, (weights is not None, out is not None)
-    made: Tensor = run(function, (y, row_of, weights, out), are_there)
+    function = SUMMED if out is None else SUMMED_INTO
+    made: Tensor = run(function, (y, row_of, weights, out), (is_dependent, weights is None))
     return made if out is None else out
 
 
 def _sum(
-    y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, *are_there: bool, is_dependent: bool = False
-) -> tuple[Tensor, CallPlan | None]:
-    d, ready, at = _sum_rows(y, row_of, weights, out, is_dependent)
-    given = present(y, row_of, weights, out)
-    made, outputs = ((d,), ()) if out is None else ((), (len(given) - 1,))
-    return d, plan_at(ready, [*enumerate(at)], given, made, outputs)
+    y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, is_dependent: bool, _: bool
+) -> Tensor | None:
+    made = _sum_rows(y, row_of, weights, out, is_dependent)
+    return made if out is None else None
 
 
-SUMMED = Function(_sum, lambda *call: _sum(*call)[0], present)
-DEPENDENT_SUMMED = replace(SUMMED, answer=partial(_sum, is_dependent=True))
+SUMMED = Function(_sum, _sum, present, free=[FREE_ROWS] * 4)
+SUMMED_INTO = replace(SUMMED, outputs=1)
 
 
 @torch.no_grad()
 def _sum_rows(
     y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, is_dependent: bool = False
-) -> tuple[Tensor, tuple[Launches | None, int], tuple[Tensor, ...]]:
-    """Give the sums, and the launch that computed them with the tensors at whose addresses it went, if one did."""
-    d = torch.empty(row_of.shape[0], y.shape[1], dtype=torch.bfloat16, device=y.device) if out is None else out
+) -> Tensor:
+    d = empty("the sums", (row_of.shape[0], y.shape[1]), torch.bfloat16, y.device) if out is None else out
     if not (on_hopper(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y)):
-        return d.copy_(weighted_sum(y, row_of, weights)), (None, 0), ()
+        return d.copy_(weighted_sum(y, row_of, weights))
     row_of, weights = row_of.contiguous(), None if weights is None else with_contiguous_rows(weights)
-    ready = gather_weighted_kernel.run(y, row_of, weights, d, is_dependent=is_dependent)
-    return d, ready, (y, row_of, d) if weights is None else (y, row_of, weights, d)
+    gather_weighted_kernel.run(y, row_of, weights, d, is_dependent=is_dependent)
+    return d
 
 
 def with_contiguous_rows(x: Tensor) -> Tensor:

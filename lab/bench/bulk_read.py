@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,14 +63,14 @@ def read(source: Tensor) -> None:
     if not source.is_cuda:
         source.clone()
         return
-    KERNEL.run(CONFIG, params_of(source), get_num_sms(), source.get_device())
+    KERNEL.run(CONFIG, values_of(source), get_num_sms(), source.get_device())
 
 
-def params_of(source: Tensor) -> bytes:
-    """Give the kernel's parameters."""
+def values_of(source: Tensor) -> dict[str, Any]:
+    """Give the members of the kernel's parameters."""
     if not source.is_contiguous() or source.nbytes % 16:
         raise ValueError(f"source: expected whole 16 bytes that lie together, got {source.nbytes} of {source.stride()}")
-    return PARAMS.pack({"source": source.data_ptr(), "bytes": source.nbytes})
+    return {"source": source, "bytes": source.nbytes}
 
 
 def read_of(count: int) -> Tensor:

@@ -15,11 +15,11 @@ from rich.table import Table
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.by_kernels import cast_of
-from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.casts.rules import Target
+from deep_gemm.casts.fp8 import ROWS, k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.call import recorded
+from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.gpu import H200
-from deep_gemm.core.kernel import WISHES
+from deep_gemm.core.replay import Ready, numbers_of, start
 from deep_gemm.gemm.api import dense, grouped
 from deep_gemm.gemm.choose.bf16 import select_bf16
 from deep_gemm.gemm.choose.fp8 import menu_of, select
@@ -158,15 +158,12 @@ def _step(layer: torch.nn.Module, *inputs: Tensor) -> Call:
 
 
 def _bare_launch(x: Tensor) -> Call:
-    WISHES.prepared = True
-    try:
-        (values, scales), plan = cast_of(x, Target(mn_major=True))
-    finally:
-        WISHES.prepared = False
-    assert plan is not None
-    launch, ctas, at = plan.launch, plan.ctas, [each.data_ptr() for each in (x, values, scales)]
-    kept = x, values, scales
-    return lambda: launch(ctas, *at) or kept
+    made = per_token_cast_to_fp8(x, mn_major=True)
+    record, _ = recorded(ROWS, (x,), (False, SCALE_BLOCK, 0.0, True, False), (x,))
+    (launch,), (numbers, device) = record.launches, (numbers_of(record, [x]), x.get_device())
+    assert numbers is not None
+    ready, at = Ready.of(launch, numbers), [[each.data_ptr() for each in tensors] for tensors in ((x,), made)]
+    return lambda: start(ready, at, device) or made
 
 
 def public_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:

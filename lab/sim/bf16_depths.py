@@ -24,7 +24,6 @@ from .product import (
     outcome,
     random_d_and_c,
     right_and_allowed,
-    run_plan,
     sides,
     stage_of,
     tile_of,
@@ -36,8 +35,10 @@ def run(
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. `ks`: the depths that are right, if not the problem's."""
     right, allowed = right_and_allowed(p, how, config, ks)
-    result = run_plan(kernel, BF16_GEMM, config, p, kernels.plans_of, stage_of(config, p, **how))
-    return outcome(result, right, allowed, tile_of(config))
+    stage = stage_of(config, p, **how)
+    with stage.launches({BF16_GEMM: kernel}):
+        kernels.start_parts(stage.placed(p), config, stage.num_sms)
+    return outcome(stage.result(), right, allowed, tile_of(config))
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ import torch
 from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.kernel import launch
 from deep_gemm.gemm import sum_slices, sums
 from deep_gemm.gemm.config.bf16 import BLOCK_K, Bf16Config
 from deep_gemm.gemm.kernel import BF16_GEMM
 from deep_gemm.gemm.kinds.works import SUM
-from deep_gemm.gemm.plan import Plan
 from deep_gemm.gemm.problem import Problem
 from deep_gemm.gemm.sum_slices import SlicesConfig
 
@@ -51,19 +49,9 @@ def run(
     workspace = torch.full((slices, *p.d.shape), float("nan"), dtype=torch.float32)
     stage = stage_of(config, p, is_dependent=True, more={"workspace": workspace}, **how)
     placed, between = stage.placed(p), stage.at["workspace"]
-    first = stage.launcher(BF16_GEMM, kernel, config, frozenset({"d"}))
-    plan = sums.plan_of(placed, between, config, stage.num_sms, first)
-    Plan.launch(plan, (placed.a.data_ptr(), 0, placed.b.data_ptr(), 0, between.data_ptr(), 0))
-    add(stage, adder, plan.slices_config, plan.pitch)
-    result = stage.result()
-    return outcome(result, right, within_units(right, magnitudes * (roundings * FP32_UNIT)), (64, 64))
-
-
-def add(stage: Stage, adder: HostKernel | None, config: SlicesConfig, pitch: int) -> None:
-    """Launch the kernel that adds up slices."""
-    launcher = stage.launcher(sum_slices.KERNEL, adder, config, frozenset({"workspace"}))
-    workspace, d = stage.at["workspace"], stage.at["d"]
-    launch(launcher, sum_slices.bind(workspace, d.data_ptr(), pitch), sum_slices.grid(*d.shape), stage.device)
+    with stage.launches({BF16_GEMM: kernel, sum_slices.KERNEL: adder}, {"d"}):
+        sums.launch(placed, between, config, stage.num_sms)
+    return outcome(stage.result(), right, within_units(right, magnitudes * (roundings * FP32_UNIT)), (64, 64))
 
 
 @dataclass(frozen=True)
@@ -147,7 +135,10 @@ class SlicesTrial(Trial):
             exact, magnitudes = exact + d.double(), magnitudes + d.double().abs()
         written = {"workspace": workspace, "d": d}
         stage = Stage(self.config, {}, written, dict.fromkeys(written, 16), **self.how)
-        add(stage, kernel, self.config, d.stride(0))
+        between, of_d = stage.at["workspace"], stage.at["d"]
+        with stage.launches({sum_slices.KERNEL: kernel}):
+            values, ctas = sum_slices.values_of(between, of_d), sum_slices.grid(self.m, self.n)
+            sum_slices.KERNEL.run(self.config, values, ctas, stage.device)
         right = exact.to(dtype)
         allowed = within_units(right, magnitudes * ((self.slices + 2) * FP32_UNIT))
         return outcome(stage.result(), right, allowed).checked().worst

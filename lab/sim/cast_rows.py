@@ -58,7 +58,7 @@ def run_kernel(
     tensors = {name: each for name, each in p._asdict().items() if isinstance(each, Tensor)}
     read, to = ({name: tensors[name] for name in tensors if (name in written) == is_written} for is_written in (0, 1))
     stage = Stage(config, read, to, aligned, **how)
-    stage.run(module.KERNEL, kernel, lambda *_: module.params_of(stage.placed(p)), grid(stage.num_sms))
+    stage.run(module.KERNEL, kernel, lambda _: module.values_of(stage.placed(p)), grid(stage.num_sms))
 
 
 def run_cast(kernel: HostKernel | None, config: CastConfig, p: RowCast, **how: Unpack[How]) -> None:

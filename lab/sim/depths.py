@@ -21,7 +21,6 @@ from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.kinds.works import DEPTHS
 from deep_gemm.gemm.launch import prepared
-from deep_gemm.gemm.plan import addresses_of
 from deep_gemm.gemm.problem import Problem
 
 from .launcher import How
@@ -54,17 +53,13 @@ def run(
     depths = kernels.depths_of(p.ks, p.ks_tensor, p.d.device)
     read: dict[str, Tensor | None] = {} if config.with_c else {"c": None}
     if isinstance(depths, Tensor):
-        read["ks"], depths = depths if ks is None else ks, b""
+        read["ks"] = depths if ks is None else ks
     room = {"k_groups": torch.full((k_group_maps.room_bytes(p.groups),), 0xFF, dtype=torch.uint8)}
     aligned = {"k_groups": MAP_BYTES, "ks": 4}
     stage = stage_of(config, p, aligned, is_dependent=is_dependent, more=room, read=read, **how)
-    placed, launcher = stage.placed(p), stage.launcher(FP8_GEMM, both[1], config)
-    of_maps = stage.launcher(k_group_maps.KERNEL, both[0], k_group_maps.CONFIG, frozenset({"d"}))
-    plan = kernels.plan_of(placed, config, stage.num_sms, launcher, of_maps)
-    at_ks = stage.at["ks"].data_ptr() if "ks" in read else 0
-    at = (*addresses_of(placed), at_ks, stage.at["k_groups"].data_ptr())
-    plan.make_maps.launch(at, depths, plan.inline_ks_at)
-    plan.launch(at)
+    with stage.launches({k_group_maps.KERNEL: both[0], FP8_GEMM: both[1]}, {"d"}):
+        depths = stage.at.get("ks", depths)
+        kernels.launch(stage.placed(p), config, stage.num_sms, depths, stage.at["k_groups"])
     return outcome(stage.result(), *right_and_allowed(problem, how))
 
 

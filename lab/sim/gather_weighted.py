@@ -41,7 +41,7 @@ def run(
     stage.run(
         kernel_of(config),
         kernel,
-        lambda _, at: gather_weighted.params_of(at["y"], at["row_of"], at.get("weights"), at["out"]),
+        lambda at: gather_weighted.values_of(at["y"], at["row_of"], at.get("weights"), at["out"]),
         grid,
     )
     return out

@@ -44,7 +44,7 @@ def run(
     stage.run(
         module.KERNEL,
         kernel,
-        lambda launcher, at: module.bind(config, launcher, HcProblem(**at)),
+        lambda at: module.values_of(config, HcProblem(**at)),
         module.grid(config, m, n, splits, stage.num_sms),
     )
     return written["d"], written["sqr_sum"]

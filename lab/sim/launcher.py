@@ -6,8 +6,9 @@ The simulator therefore gets the same parameter bytes and the same grid as a GPU
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn, TypedDict, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from deep_gemm.core.jit.driver import ParamsBuffer
 from deep_gemm.core.jit.tensor_map import TensorMap
 from deep_gemm.core.kernel import Config, Kernel, launch
 from deep_gemm.core.params import Params
+from deep_gemm.core.shadow import launching_into
 
 from .arguments import encode_tensor_map
 from .gpu import GpuMemory
@@ -102,6 +104,26 @@ class Launcher:
         raise AssertionError(status)
 
 
+class _Into(NamedTuple):
+    """A stage as the target of launches."""
+
+    stage: Stage
+    compiled: dict[Kernel[Any], HostKernel | None]
+    inputs: frozenset[str]
+
+    def launch(
+        self, kernel: Kernel[Any], config: Any, values: Mapping[str, Any], grid: int, device: int, is_dependent: bool
+    ) -> None:
+        """Launch a kernel on the stage."""
+        is_last = kernel is [*self.compiled][-1]
+        launcher = self.stage.launcher(kernel, self.compiled[kernel], config, frozenset() if is_last else self.inputs)
+        launch(launcher, kernel.packed(config, values, launcher.encode), grid, self.stage.device)
+
+    def room(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
+        """Refuse: all memory of a stage was stated."""
+        raise AssertionError(shape)
+
+
 class How(TypedDict, total=False):
     """Settings of a simulation: keywords that functions which run a kernel pass on."""
 
@@ -168,18 +190,32 @@ class Stage:
         self,
         kernel: Kernel[Any],
         compiled: HostKernel | None,
-        params_of: Callable[[Any, Any], bytes],
+        values_of: Callable[[Any], Mapping[str, Any] | bytes],
         grid: int,
         inputs: frozenset[str] = frozenset(),
         config: Config | None = None,
     ) -> None:
-        """Launch a kernel with the parameters that `params_of` makes of the launcher and the tensors here, by name.
+        """Launch a kernel with the parameters, or their bytes, that `values_of` makes of the tensors here, by name.
 
         What it wrote is copied back; it may not write `inputs`. `config`: the kernel's, if it is another one's stage.
         """
-        launcher = self.launcher(kernel, compiled, config or self.config, inputs)
-        launch(launcher, params_of(launcher, self.at), grid, self.device)
+        config, values = config or self.config, values_of(self.at)
+        launcher = self.launcher(kernel, compiled, config, inputs)
+        packed = values if isinstance(values, bytes) else kernel.packed(config, values, launcher.encode)
+        launch(launcher, packed, grid, self.device)
         self.copy_back()
+
+    @contextmanager
+    def launches(
+        self, compiled: Mapping[Kernel[Any], HostKernel | None], inputs: Collection[str] = ()
+    ) -> Iterator[None]:
+        """Let kernels that code launches in this block run here: those `compiled`, or the package's own.
+
+        All but the last may not write `inputs`.
+        """
+        into = _Into(self, dict(compiled), frozenset(inputs))
+        with launching_into(into):
+            yield
 
     def launcher(
         self, kernel: Kernel[Any], compiled: HostKernel | None, config: Config, inputs: frozenset[str] = frozenset()

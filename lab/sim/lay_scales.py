@@ -26,7 +26,7 @@ def run(kernel: HostKernel | None, sf: Tensor, out: Tensor, **how: Unpack[How]) 
     """Copy scales as `casts.lay_scales.run` does, on simulated SMs. What the kernel leaves unwritten stays."""
     stage = Stage(CONFIG, {"sf": sf}, {"out": out}, **how)
     stage.run(
-        lay_scales.KERNEL, kernel, lambda _, at: lay_scales.params_of(at["sf"], at["out"]), lay_scales.grid(CONFIG, out)
+        lay_scales.KERNEL, kernel, lambda at: lay_scales.values_of(at["sf"], at["out"]), lay_scales.grid(CONFIG, out)
     )
 
 

@@ -13,7 +13,7 @@ from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.problem import Problem
-from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig, grid, params_of
+from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig, grid, values_of
 
 from ..casts import wider
 from . import product
@@ -48,7 +48,7 @@ def run(
     stage.run(
         KERNEL,
         kernel,
-        lambda launcher, at: params_of(config, launcher, at["x"], at["values"], at["scales"], at["d"], at.get("c")),
+        lambda at: values_of(config, at["x"], (at["values"], at["scales"]), at["d"], at.get("c")),
         grid(config, *d.shape),
     )
     return d

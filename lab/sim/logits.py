@@ -17,7 +17,7 @@ from deep_gemm.indexer import plan_paged_contexts
 from deep_gemm.indexer.api import get_paged_mqa_logits_metadata
 from deep_gemm.indexer.check import Logits, MqaLogits, PagedLogits, mqa_logits_problem, paged_logits_problem
 from deep_gemm.indexer.config import InPages, LogitsConfig, logits_config
-from deep_gemm.indexer.kernel import IN_PAGES, IN_ROWS, grid, kernel_of, params_of
+from deep_gemm.indexer.kernel import IN_PAGES, IN_ROWS, grid, kernel_of, values_of
 from deep_gemm.indexer.plan_paged_contexts import CONFIG, PlanConfig
 from deep_gemm.indexer.reference import keys_of, schedule, weighted_scores
 
@@ -151,14 +151,14 @@ def run(
     stage = Stage(config, given, {"logits": whole}, ALIGNED, **how)
     ctas = grid(config, p, stage.num_sms)
 
-    def params(launcher: Any, at: Any) -> bytes:
+    def values(at: Any) -> dict[str, Any]:
         placed = {**at, "logits": at["logits"][:, :columns]}
         if isinstance(p, PagedLogits):
             memory = at["cache"]
             placed["cache"] = SimpleNamespace(data_ptr=memory.data_ptr, stride=memory.stride, shape=p.cache.shape)
-        return params_of(config, launcher, p._replace(**placed), ctas)
+        return values_of(config, p._replace(**placed), ctas)
 
-    stage.run(kernel_of(p), kernel, params, ctas)
+    stage.run(kernel_of(p), kernel, values, ctas)
     return whole[:, :columns]
 
 
@@ -328,9 +328,9 @@ def check_schedule(kernel: HostKernel | None, contexts: Tensor, shares: int, **h
     schedule(contexts, right)
     given = contexts if len(contexts) else contexts.new_zeros(1, *contexts.shape[1:])  # no buffer is empty
     stage = Stage(CONFIG, {"contexts": given}, {"out": got}, {"out": 8}, **how)
-    params_of = plan_paged_contexts.params_of
+    schedule_values = plan_paged_contexts.values_of
     stage.run(
-        plan_paged_contexts.KERNEL, kernel, lambda _, at: params_of(at["contexts"][: len(contexts)], at["out"]), 1
+        plan_paged_contexts.KERNEL, kernel, lambda at: schedule_values(at["contexts"][: len(contexts)], at["out"]), 1
     )
     same("schedule", got, right)
     return got

@@ -38,7 +38,7 @@ def run(
     stage.run(
         pack_rows.KERNEL,
         kernel,
-        lambda _, at: pack_rows.params_of(**{"row_of": None, **at}),
+        lambda at: pack_rows.values_of(**{"row_of": None, **at}),
         pack_rows.grid(config, slots, x.shape[1]),
     )
     return rows

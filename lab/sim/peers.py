@@ -21,7 +21,7 @@ from deep_gemm.across.meet_ranks import MeetConfig
 from deep_gemm.across.post_rows import PostConfig
 from deep_gemm.core.check.layout import ceil_div, get_tma_aligned_size
 from deep_gemm.core.kernel import Config, Kernel
-from deep_gemm.core.meeting import ERROR_WORD, STATE_WORDS, Node
+from deep_gemm.core.meeting import ERROR_WORD, STATE_WORDS, Node, Way
 from deep_gemm.core.params import Params
 from deep_gemm.core.sources import cuda_sources
 from deep_gemm.moe import gather_weighted
@@ -115,7 +115,7 @@ def launches_of(
             returns_to = at("returns_to", call.returns_to)
             x, ids, p = at("x", call.x), at("ids", call.topk_ids), at("p", call.topk_weights)
             sf = None if call.sf is None else at("sf", call.sf)
-            params = post_rows.params_of(x, ids, p, returns_to, node, sf)
+            params = post_rows.KERNEL.packed(post, post_rows.values_of(x, ids, p, returns_to, node, sf))
             launches.append(
                 launch_of(kernels["post_rows"], post, params, post_rows.grid(post, node, simulation.num_sms))
             )
@@ -132,16 +132,19 @@ def launches_of(
                 row_of=at("row_of", call.rows.row_of), token_of=at("token_of", call.rows.token_of)
             )
             grid = gather_rows.grid(gather, len(of_experts.row_of), *values.shape)
-            params = gather_rows.params_of(node, of_experts, Gathered(*placed))
+            values = gather_rows.values_of(node, of_experts, Gathered(*placed))
+            params = gather_rows.KERNEL.packed(gather, values)
             launches.append(launch_of(kernels["gather_rows"], gather, params, grid))
             places = {name: simulation.address(f"{name} {i} {rank}") for name in ("y", "addresses", "token_of")}
             stored = STORE.pack({**places, "rows": len(call.y), "n": sizes.hidden})
             launches.append(KernelLaunch(own_kernel("store_results"), [stored], 64, 0, 1))
-            launches.append(launch_of(kernels["meet_ranks"], meet_ranks.CONFIG, meet_ranks.params_of(node), 1))
+            params = meet_ranks.KERNEL.packed(meet_ranks.CONFIG, node.meeting(Way.BACK))
+            launches.append(launch_of(kernels["meet_ranks"], meet_ranks.CONFIG, params, 1))
             if call.x.shape[0]:
                 results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, sizes.hidden)
                 out = at("out", call.out)
-                params = gather_weighted.params_of(results, returns_to, p, out)
+                values = gather_weighted.values_of(results, returns_to, p, out)
+                params = gather_weighted.KERNEL.packed(SUM, values)
                 sums = compiled(gather_weighted.KERNEL, SUM)
                 launches.append(launch_of(sums, SUM, params, gather_weighted.grid(SUM, *out.shape)))
         found.append(launches)

@@ -39,9 +39,7 @@ def check(
     stage.run(
         plan_sends.KERNEL,
         kernel,
-        lambda _, at: plan_sends.params_of(
-            at["topk_ids"][:tokens], FACTS, at["row_of"], at["told"], experts_here, ranks
-        ),
+        lambda at: plan_sends.values_of(at["topk_ids"][:tokens], FACTS, at["row_of"], at["told"], experts_here, ranks),
         plan_sends.grid(config, tokens),
     )
     owners = owners_of_routes(topk_ids, experts_here, ranks)

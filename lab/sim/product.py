@@ -1,12 +1,11 @@
-"""A product in the simulator: the launch of its plan, the right D, and sizes for problems to draw."""
+"""A product in the simulator: its launch, the right D, and sizes for problems to draw."""
 
 from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +15,12 @@ from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.core.check.ue8m0 import NO_NUMBER, Words, words_of
-from deep_gemm.core.kernel import Config, Kernel
+from deep_gemm.core.kernel import Config
 from deep_gemm.gemm import launch, reference
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
 from deep_gemm.gemm.kernel import kernel_of
 from deep_gemm.gemm.kinds.epilogues import TO_D, write_heads
-from deep_gemm.gemm.plan import Plan, addresses_of
 from deep_gemm.gemm.problem import Problem
 
 from .launcher import How, Stage, is_on_gpu
@@ -141,22 +139,6 @@ def random_d_and_c(
     ).to(d.dtype)
 
 
-def run_plan(
-    kernel: HostKernel | None,
-    of: Kernel[Any],
-    config: Any,
-    p: Any,
-    plans_of: Callable[[Any, Any, int, Any], Plan | list[Plan]],
-    stage: Stage,
-) -> Result:
-    """Launch a problem's plan, or several, where its operands lie."""
-    placed = stage.placed(p)
-    found = plans_of(placed, config, stage.num_sms, stage.launcher(of, kernel, config))
-    for plan in [found] if isinstance(found, Plan) else found:
-        plan.launch(addresses_of(placed))
-    return stage.result()
-
-
 def run(
     kernel: HostKernel | None,
     config: Any,
@@ -180,9 +162,9 @@ def run(
     ready = () if not weight_is_ready else ("b", "c") if has_rows else ("b",)
     read = None if layout is None else {"c": layout}
     stage = stage_of(config, p, aligned, read=read, is_dependent=is_dependent, ready=ready, **how)
-    plan_of = partial(launch.plan_of, weight_is_ready=weight_is_ready)
-    result = run_plan(kernel, kernel_of(config), config, p, plan_of, stage)
-    return outcome(result, *right_and_allowed(problem, how, config), tile_of(config))
+    with stage.launches({kernel_of(config): kernel}):
+        launch.start(stage.placed(p), config, stage.num_sms, weight_is_ready=int(weight_is_ready))
+    return outcome(stage.result(), *right_and_allowed(problem, how, config), tile_of(config))
 
 
 def tile_of(config: Any) -> tuple[int, int]:

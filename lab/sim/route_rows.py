@@ -50,8 +50,8 @@ def run(
     stage = Stage(config, {"topk_ids": topk_ids}, {**found, "of_parts": of_parts}, **how)
     if config.totals == Totals.OF_PARTS:
         own = CountConfig(config.id_bytes)
-        stage.run(COUNTER, kernels.counter, lambda _, at: _params(p, at), grid, frozenset(OUTPUTS), own)
-    stage.run(route_rows.KERNEL, kernels.router, lambda _, at: _params(p, at), grid, frozenset({"of_parts"}))
+        stage.run(COUNTER, kernels.counter, lambda at: _values(p, at), grid, frozenset(OUTPUTS), own)
+    stage.run(route_rows.KERNEL, kernels.router, lambda at: _values(p, at), grid, frozenset({"of_parts"}))
     return found
 
 
@@ -62,15 +62,15 @@ def count(
     p, grid = RouteProblem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
     stage = Stage(config, {"topk_ids": topk_ids}, {"of_parts": of_parts}, **how)
-    stage.run(COUNTER, kernel, lambda _, at: _params(p, at), grid)
+    stage.run(COUNTER, kernel, lambda at: _values(p, at), grid)
     return of_parts
 
 
-def _params(p: RouteProblem, at: Mapping[str, Tensor]) -> bytes:
+def _values(p: RouteProblem, at: Mapping[str, Tensor]) -> dict[str, Any]:
     placed = RouteProblem(at["topk_ids"], p.num_experts, p.first)
     for name in OUTPUTS:
         setattr(placed, name, at.get(name, getattr(p, name)))
-    return route_rows.params_of(placed, at["of_parts"].data_ptr())
+    return route_rows.values_of(placed, at["of_parts"])
 
 
 def check(

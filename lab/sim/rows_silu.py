@@ -15,7 +15,6 @@ from deep_gemm.gemm import launch
 from deep_gemm.gemm.ask.silu import SILU_COLUMNS, silu_rows_problem
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
-from deep_gemm.gemm.plan import addresses_of
 from deep_gemm.gemm.problem import Problem
 
 from ..silu import checked
@@ -79,8 +78,8 @@ def run(kernel: HostKernel | None, config: GemmConfig, p: Problem, **how: Unpack
     read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
     aligned = dict.fromkeys(("a", "sfa", "b", *OUTPUTS), 16)
     stage = Stage(config, read, written, aligned, ready=(*INPUTS, *OUTPUTS), **how)
-    placed, launcher = stage.placed(p), stage.launcher(FP8_GEMM, kernel, config)
-    launch.plan_of(placed, config, stage.num_sms, launcher).launch(addresses_of(placed))
+    with stage.launches({FP8_GEMM: kernel}):
+        launch.start(stage.placed(p), config, stage.num_sms)
     result = stage.result()
     return (result.buffers["d"], result.buffers["scales"]), result
 

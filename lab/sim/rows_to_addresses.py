@@ -14,7 +14,6 @@ from deep_gemm.gemm import launch
 from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.kinds.epilogues import TO_ADDRESSES
-from deep_gemm.gemm.plan import addresses_of
 from deep_gemm.gemm.problem import Problem
 
 from .launcher import How, Stage, is_on_gpu
@@ -39,8 +38,8 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: Problem, **how: 
     addresses = torch.where(on_peer, rooms[1], rooms[0]) + place * results.stride(0) * 2
     placed = stage.placed(p)
     placed.d.copy_(addresses.masked_fill(nowhere, 0))
-    launcher = stage.launcher(FP8_GEMM, kernel, config)
-    launch.plan_of(placed, config, stage.num_sms, launcher).launch(addresses_of(placed))
+    with stage.launches({FP8_GEMM: kernel}):
+        launch.start(placed, config, stage.num_sms)
     result = stage.result()
     found = [result.buffers[name] for name in written]
     _check_untouched(found, place, on_peer, n)

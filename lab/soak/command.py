@@ -17,9 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from deep_gemm.cli.console import make_console
-from deep_gemm.core.call import CALLS
+from deep_gemm.core.call import RECORDS
 from deep_gemm.core.gpu import HOPPER
-from deep_gemm.gemm.plan import PLANS
 
 from ..bench.machine import header
 from .ahead import compiling, drawn, likely
@@ -111,10 +110,10 @@ def repeat_line(seed: int, failed: Attempt, device: str) -> str:
 
 
 def memory_now(device: str) -> dict[str, Any]:
-    """Measure what the process holds: MiB of the host at most so far, of the GPU now, and plans."""
+    """Measure what the process holds: MiB of the host at most so far, of the GPU now, and records."""
     held: dict[str, Any] = {
         "host_peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "plans": len(PLANS.plans) + len(CALLS.plans),
+        "records": sum(map(len, RECORDS.values())),
     }
     if device == "cuda":
         held["gpu_allocated_mib"] = round(torch.cuda.memory_allocated() / 2**20, 1)

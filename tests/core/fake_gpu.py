@@ -16,15 +16,11 @@ from torch import Tensor
 
 from deep_gemm.core import call, replay
 from deep_gemm.core import gpu as gpus
-from deep_gemm.core.call import CALLS
 from deep_gemm.core.gpu import H200, HOPPER, Gpu
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.tensor_map import MAP_BYTES, TensorMap
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
-from deep_gemm.core.seen import Seen
-from deep_gemm.gemm import product
-from deep_gemm.gemm.plan import PLANS
 from deep_gemm.linear import kernel as linear_kernel
 
 
@@ -80,9 +76,9 @@ class FakeGpu:
         return self.launches[-1]
 
     @property
-    def plans(self) -> int:
-        """Plans that are kept."""
-        return len(PLANS.plans)
+    def records(self) -> int:
+        """Records that are kept."""
+        return sum(map(len, call.RECORDS.values()))
 
 
 class FakeLauncher:
@@ -151,18 +147,11 @@ def install(
     monkeypatch.setattr(gpus, "_properties", lambda _: properties)
     monkeypatch.setattr(Kernel, "launcher", lambda *of: launcher_of(*of, threading.get_ident()))
     # There is no driver to ask, and none that replay.c could call.
-    for user in (call, product):
-        monkeypatch.setattr(user, "native", lambda: None)
+    monkeypatch.setattr(call, "native", lambda: None)
     monkeypatch.setattr(Kernel, "fits", lambda *_: True)
-    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
-    for kept in (PLANS, CALLS):
-        monkeypatch.setattr(kept, "plans", {})
-        monkeypatch.setattr(kept, "seen", Seen())
-        monkeypatch.setattr(kept, "_met", {})
-    monkeypatch.setattr(PLANS, "families", Seen())
     monkeypatch.setattr(replay, "KNOWN", {*replay.KNOWN, OnGpu})
-    monkeypatch.setattr(product, "RECORDS", {})
+    monkeypatch.setattr(call, "RECORDS", {})
     forget_devices()
     return fake
 

@@ -13,8 +13,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from ..shadow import TENSORS
 from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, whole_elements
-from .memory import copied
+from .memory import copied, empty
 from .numbers import as_integer
 from .recipes import E4M3
 from .tracing import has_memory
@@ -33,7 +34,7 @@ Sizes = dict[str, int]
 
 def tensor(name: str, x: object) -> Tensor:
     """Check that `x` is a tensor and return it."""
-    if not isinstance(x, Tensor):
+    if not isinstance(x, TENSORS):
         raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
     if x.layout is not torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
@@ -318,7 +319,7 @@ def outputs(
     for name, x in given.items():
         rows(name, x, "n")
     if d is None:
-        return torch.empty([sizes[axis] for axis in axes], dtype=dtype, device=a.device), c
+        return empty("the output", [sizes[axis] for axis in axes], dtype, a.device), c
     no_overlap(inputs, d, c)
     return d, c
 

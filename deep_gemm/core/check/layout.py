@@ -10,6 +10,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
+from ..shadow import TENSORS, Shadow, plain
 from .memory import empty
 from .numbers import as_integer, integer_in_range
 from .tracing import has_memory, refuse_transforms
@@ -58,6 +59,8 @@ def get_tma_aligned_size(mn: int, element_size: int) -> int:
 
 def byte_span(x: Tensor) -> int:
     """Bytes from a tensor's first element to the end of its last."""
+    if isinstance(x, Shadow):
+        return plain(x.span())
     if x.is_contiguous():
         return x.numel() * x.element_size()
     strides = x.stride()
@@ -174,7 +177,7 @@ def whole_elements(name: str, x: Tensor) -> None:
 
 def check_dense(name: str, x: object) -> None:
     """Check that this is a tensor, and a dense one."""
-    if not isinstance(x, Tensor):
+    if not isinstance(x, TENSORS):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.layout is not torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")

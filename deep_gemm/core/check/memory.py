@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..shadow import target
+
 
 def empty(
     what: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, strides: Sequence[int] | None = None
 ) -> Tensor:
-    """Make a tensor as torch does, of these strides or none in between."""
+    """Make a tensor as torch does, of these strides or none in between; or room for one in the record that is made."""
+    into = target()
+    if into is not None:
+        return into.room(shape, dtype, strides)  # type: ignore[no-any-return]
     try:
         if strides is None:
             return torch.empty(shape, dtype=dtype, device=device)

@@ -9,6 +9,8 @@ from numbers import Real
 from torch import SymInt
 from torch.compiler import is_dynamo_compiling
 
+from ..shadow import Number
+
 INT32_MAX = (1 << 31) - 1
 FP32_MAX = 3.4028234663852886e38
 
@@ -17,9 +19,9 @@ def as_integer(value: object) -> int | None:
     """Convert any library's integer to Python's; None if it is not one. Booleans and tensors do not count.
 
     (Python would convert a tensor too, and wait for the GPU to have its value.) A size that torch.compile leaves open
-    stays open.
+    stays open, and so does a number of a record.
     """
-    if type(value) is int or isinstance(value, SymInt):
+    if type(value) is int or isinstance(value, (SymInt, Number)):
         return value  # type: ignore[return-value]
     if isinstance(value, bool) or hasattr(value, "is_cuda"):
         return None

@@ -234,6 +234,12 @@ class Launcher:
         )
 
 
+def failed(launcher: Launcher, status: int, grid: int) -> None:
+    """Raise the driver's error for a launch of so many CTAs that replay.c tried."""
+    launcher.config.gridDimX = launcher.grid = grid
+    _checked(f"cuLaunchKernelEx of {launcher.text()}", (_driver().CUresult(status),), LaunchError)
+
+
 @cache
 def _attributes(cluster: int, is_dependent: bool) -> list[Any]:
     """Attributes of a launch. They are cached, because the bindings make them slowly and a launch copies them."""

@@ -7,25 +7,24 @@ from functools import partial
 from torch import Tensor
 
 from ...compat.forms import like
-from ...core.call import requires_gradient
+from ...core.call import FREE_ROWS, requires_gradient
 from ...core.check.checks import nothing
-from ...core.seen import FREE_ROWS, STAYS
+from ...core.replay import FIXED
 from ..ask.bf16 import bf16_problem
-from ..launch import derive
 from ..product import Product, run
 
 bf16_product = partial(
     Product,
     has_scales=False,
-    free=(FREE_ROWS, STAYS, FREE_ROWS, FREE_ROWS),
     wants_checks=requires_gradient,
-    serves=lambda *_: True,
 )
 """States a product of BF16."""
 DENSE = {
     # An A given as [k, m] has its rows along m, so other rows make another A.
     major: bf16_product(
-        f"bf16_gemm_{major}", partial(bf16_problem, major=major), derive=derive if major[0] == "n" else None
+        f"bf16_gemm_{major}",
+        partial(bf16_problem, major=major),
+        free=(FREE_ROWS, FIXED, FREE_ROWS, FREE_ROWS) if major[0] == "n" else (),
     )
     for major in ("nt", "nn", "tn", "tt")
 }

@@ -22,13 +22,7 @@ def _product(expr: str) -> Product:
     ask = partial(heads_problem, expr)
     if expr == ALONG_TOKENS:
         return bf16_product("einsum", ask, as_operator=as_operator)
-    return bf16_product(
-        "einsum",
-        ask,
-        as_operator=as_operator,
-        serves=lambda plan, turned, problem, call: call[2] is not None,
-        output_of=lambda problem: problem.d.transpose(0, 1),
-    )
+    return bf16_product("einsum", ask, as_operator=as_operator, output_of=lambda problem: problem.d.transpose(0, 1))
 
 
 PRODUCTS = {expr: _product(expr) for expr in EXPRESSIONS}

@@ -12,20 +12,17 @@ from torch import Tensor
 from ...compat.forms import Request, accepts_every_form, like
 from ...core.check.checks import Operand, fp8, pair
 from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
-from ...core.check.recipes import Scales, Values
 from ...core.check.tracing import is_dispatched
 from ..ask.dense import check_ordinary_matrices, dense_problem, no_epilogue
-from ..launch import derive
 from ..launch import run as launch
 from ..problem import Problem
-from ..product import Product, run
+from ..product import FREE, Product, run
 
 
 def _dense_product(major: str) -> Product:
     """State a dense product; `major` says how A (n: `[m, k]`) and B (t: `[n, k]`) come."""
-    turned = major[0] == "t", major[1] == "n"
-    ask = partial(dense_problem, major=major)
-    return Product(f"fp8_gemm_{major}", ask, ("recipes",), derive=None if turned[0] else derive, turned=turned)
+    free = FREE if major[0] == "n" else ()
+    return Product(f"fp8_gemm_{major}", partial(dense_problem, major=major), ("recipes",), free=free)
 
 
 def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, **inputs: Any) -> Problem:
@@ -33,21 +30,10 @@ def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, **inputs: Any) -> Pr
     return dense_problem(a, b, d, **inputs)
 
 
-def _unchecked(
-    a: Operand, b: Operand, d: Tensor, c: Tensor | None, values: Values, of_a: Scales | None, of_b: Scales | None
-) -> Problem:
-    return Problem(*a, *b, d, c, of_b=of_b, of_a=of_a)
-
-
 NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
 GRADIENT_NT = replace(NT, ask=_ask_gradient)
-BEHIND_CAST = replace(
-    NT, ask=_unchecked, options=("values", "of_a", "of_b"), on_gpu=partial(launch, is_behind_cast=True)
-)
-"""`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream.
-
-The caller has checked the others, and states values and scales. D is given. C may be one row for all, of stride zero.
-"""
+BEHIND_CAST = replace(NT, on_gpu=partial(launch, is_behind_cast=True))
+"""`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream."""
 
 
 @accepts_every_form()

@@ -16,9 +16,8 @@ from ...core.check.recipes import NO_RECIPES, PER_64, Recipes
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from .. import depths
 from ..ask.rows import contiguous_problem, masked_problem
-from ..launch import derive
 from ..launch import run as launch
-from ..product import Product, by_operator, run
+from ..product import FREE, Product, by_operator, run
 
 
 def _no_operator(*_: object) -> Tensor | None:
@@ -32,14 +31,13 @@ def _contiguous_product(major: str) -> Product:
         partial(contiguous_problem, major=major),
         ("recipes", "num_groups", "use_psum_layout", "ensure_zero_padding"),
         ("grouped_layout",),
-        derive=derive,
-        turned=(False, major[1] == "n"),
+        free=FREE,
     )
 
 
 CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
 BEHIND_CAST = replace(CONTIGUOUS_NT, on_gpu=partial(launch, is_behind_cast=True))
-BY_64 = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, of_a=PER_64), as_operator=_no_operator, derive=None)
+BY_64 = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, of_a=PER_64), as_operator=_no_operator, free=())
 BY_ENDS = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, alignment=1), as_operator=_no_operator)
 MASKED = Product(
     "m_grouped_fp8_gemm_nt_masked",

@@ -19,6 +19,7 @@ from ...core.check.layout import ADDRESS_ALIGNMENT, align
 from ...core.check.numbers import INT32_MAX, integer_in_range
 from ...core.check.tracing import has_memory
 from ...core.settings import get_mk_alignment_for_contiguous_layout
+from ...core.shadow import plain
 from ..kinds.works import COUNTS, DENSE, ENDS, HEADS, IDS, PARTS, SUM, Work
 from ..problem import Problem
 from .rows import ZERO_PADDING_BLOCK
@@ -107,7 +108,7 @@ def bf16_contiguous_problem(
         else:
             checks.in_range("grouped_layout", layout, -1, sizes["groups"] - 1)
     zero_padding = ensure_zero_padding or not use_psum_layout
-    expected_m = sizes["m"] / max(sizes["groups"], 1)
+    expected_m = plain(sizes["m"]) / max(sizes["groups"], 1)
     work = ENDS if use_psum_layout else IDS
     return _unscaled(a, b, d, layout, work, expected_m=expected_m, alignment=alignment, zero_padding=zero_padding)
 

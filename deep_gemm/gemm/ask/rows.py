@@ -10,6 +10,7 @@ from ...core.check.checks import Axes, Operand, Sizes
 from ...core.check.numbers import INT32_MAX, as_integer, integer_in_range
 from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
 from ...core.settings import get_mk_alignment_for_contiguous_layout
+from ...core.shadow import plain
 from .. import packed
 from ..fine_scales import as_kernels_take_it
 from ..kinds.output import types_of_b
@@ -79,7 +80,7 @@ def contiguous_problem(
         work,
         of_b,
         of_a,
-        expected_m=m / max(groups, 1),
+        expected_m=plain(m) / max(groups, 1),
         alignment=alignment,
         zero_padding=ensure_zero_padding,
     )

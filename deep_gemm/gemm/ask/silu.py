@@ -9,6 +9,7 @@ from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
 from ...core.check.layout import SCALE_BLOCK, is_mn_major_tma_aligned, whole_elements
 from ...core.check.numbers import positive
+from ...core.shadow import plain
 from ..kinds.epilogues import SILU, SILU_OF_HALVES
 from ..kinds.works import ENDS
 from ..problem import Problem
@@ -89,7 +90,7 @@ def activated(
         ends,
         ENDS,
         epilogue=SILU_OF_HALVES if gates_apart else SILU,
-        expected_m=a[0].shape[0] / max(b[0].shape[0], 1),
+        expected_m=plain(a[0].shape[0]) / max(b[0].shape[0], 1),
         row_weights=row_weights,
         scales=d[1],
         limit=limit,

@@ -1,0 +1,639 @@
+"""The making of records, by shadows of a call's tensors.
+
+A record is made once, by the code that answers calls: it is run with `Shadow`s in place of the call's tensors. Memory
+that it asks for becomes the record's, and each kernel that it starts becomes a launch of the record. Free sizes and
+strides of shadows are `Number`s: arithmetic on these is noted, and replayed for other sizes; a comparison becomes a
+condition under which the record serves. So code that chooses by m makes one record for each range of m, without saying
+so. A number that is used as a plain integer is fixed by that: the record then serves this value alone. Code that wants
+more of a shadow than records know, such as torch's own operators, gets an `UnfitError`: its calls have no record.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from .record import (
+    ARITHMETIC,
+    MOST_STATED,
+    Address,
+    Apart,
+    Condition,
+    From,
+    Given,
+    Launch,
+    Made,
+    Map,
+    Op,
+    Record,
+    Relation,
+    Step,
+    Word,
+)
+
+if TYPE_CHECKING:
+    from .jit.tensor_map import TensorMap
+
+
+class UnfitError(Exception):
+    """A call has no record: it takes more than launches of kernels for tensors whose shapes are known."""
+
+
+@dataclass(eq=False)
+class Room:
+    """Memory that a recorded call asks for."""
+
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    dtype: torch.dtype
+    bytes: Any
+    first: int = -1
+    last: int = -1
+    """The launches that use it."""
+
+
+class Mapped(NamedTuple):
+    """A value of a launch: a tensor map that begins so many bytes ahead of a tensor."""
+
+    map: TensorMap
+    x: Any
+    before: Any = 0
+
+
+class Behind(NamedTuple):
+    """A value of a launch: an address so many bytes behind the beginning of a tensor."""
+
+    x: Any
+    bytes: Any
+
+
+class Target(Protocol):
+    """A place that code launches kernels into instead of a GPU's stream, and gets memory from."""
+
+    def launch(
+        self, kernel: Any, config: Any, values: Mapping[str, Any], grid: Any, device: int, is_dependent: bool
+    ) -> None:
+        """Take a launch, as `Kernel.run` does."""
+
+    def room(self, shape: Sequence[Any], dtype: torch.dtype, strides: Sequence[Any] | None = None) -> Any:
+        """Make room for a tensor."""
+
+
+class _Now(threading.local):
+    target: Target | None = None
+
+
+_NOW = _Now()
+ROOM_ALIGNMENT = 256
+SOMEWHERE = 1 << 52
+"""Where rooms seem to be while a call is recorded: apart from all tensors, and from each other."""
+
+
+def target() -> Target | None:
+    """Give the target of launches of this thread, such as a recording; None for the GPU."""
+    return _NOW.target
+
+
+@contextmanager
+def launching_into(target: Target) -> Iterator[None]:
+    """Let this thread launch into a target while the block lasts."""
+    before, _NOW.target = _NOW.target, target
+    try:
+        yield
+    finally:
+        _NOW.target = before
+
+
+@dataclass(eq=False)
+class Recording:
+    """A record that is being made: a target of launches."""
+
+    place: torch.device
+    steps: list[Step] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+    conditions: dict[Condition, None] = field(default_factory=dict)
+    given: list[Given] = field(default_factory=list)
+    num_stated: int = 0
+    apart: list[Apart] = field(default_factory=list)
+    rooms: list[Room] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    _known: dict[Step, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.index(1)  # the stride of the buffer between launches
+
+    def number(self, op: Op, a: int, b: int, value: int) -> Any:
+        """Note a number, once. What follows from constants is one."""
+        operands = [self.steps[x] for x in (a, b)] if op in ARITHMETIC else []
+        if operands and all(step.op is Op.CONSTANT for step in operands):
+            return value
+        return Number(self, self._index(Step(op, a, b), value), value)
+
+    def stated_numbers(self, numbers: Sequence[int]) -> list[Any]:
+        """Give the integers that the caller states, as numbers."""
+        if any(type(x) is not int for x in numbers) or len(numbers) > MOST_STATED:
+            raise UnfitError("too many numbers, or others than integers")
+        self.num_stated = len(numbers)
+        return [self.number(Op.STATED, i, 0, x) for i, x in enumerate(numbers)]
+
+    def index(self, x: Any) -> int:
+        """Give the place of a number, or of an integer, among the steps."""
+        if isinstance(x, Number):
+            if x.of is not self:
+                raise ValueError("a number of another record")
+            return x.place
+        return self._index(Step(Op.CONSTANT, int(x)), int(x))
+
+    def _index(self, step: Step, value: int) -> int:
+        found = self._known.get(step)
+        if found is None:
+            found = self._known[step] = len(self.steps)
+            self.steps.append(step)
+            self.values.append(value)
+        return found
+
+    def holds(self, relation: Relation, a: Any, b: Any) -> bool:
+        """Compare two numbers, and note the outcome as a condition."""
+        i, j = self.index(a), self.index(b)
+        outcome = self.values[i] < self.values[j] if relation is Relation.BELOW else self.values[i] == self.values[j]
+        if i != j and any(self.steps[x].op is not Op.CONSTANT for x in (i, j)):
+            self.conditions[Condition(relation, i, j, outcome)] = None
+        return outcome
+
+    def shadow(self, x: torch.Tensor, sizes: Sequence[int] = (), strides: Sequence[int] = ()) -> Shadow:
+        """Give the shadow of a tensor of the call; `sizes` and `strides` are the dimensions in which it may differ."""
+        return self.stated(x.shape, x.stride(), x.dtype, x.data_ptr(), sizes, strides)
+
+    def stated(
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: torch.dtype,
+        at: int = ROOM_ALIGNMENT,
+        free_sizes: Sequence[int] = (),
+        free_strides: Sequence[int] = (),
+    ) -> Shadow:
+        """State a tensor of the call, and give its shadow."""
+        place = len(self.given)
+        both = (Op.SIZE, free_sizes, shape), (Op.STRIDE, free_strides, strides)
+        fixed = [tuple(-1 if i in free else n for i, n in enumerate(numbers)) for _, free, numbers in both]
+        self.given.append(Given(dtype, *fixed))
+        known, steps = (
+            tuple(self.number(op, place, i, n) if i in free else n for i, n in enumerate(numbers))
+            for op, free, numbers in both
+        )
+        return Shadow(self, known, steps, dtype, (From.TENSOR, place), 0, at)
+
+    def room(self, shape: Sequence[Any], dtype: torch.dtype, strides: Sequence[Any] | None = None) -> Shadow:
+        """Make room for a tensor: for the caller if it is returned, else between launches."""
+        if strides is None:
+            strides, step = [], 1
+            for size in reversed(shape):
+                strides.insert(0, step)
+                step = size * step
+        shadow = Shadow(self, tuple(shape), tuple(strides), dtype, (From.SCRATCH, len(self.rooms)), 0)
+        shadow.at = SOMEWHERE * (1 + len(self.rooms))
+        is_empty = any(plain(size) == 0 for size in shape)
+        self.rooms.append(Room(shadow.shape, shadow.strides, dtype, 0 if is_empty else shadow.span()))
+        return shadow
+
+    def keep_apart(self, output: Shadow, other: Shadow, *, or_same: bool = False) -> None:
+        """Let the record serve only calls in which these two of its tensors share no memory."""
+        spans = self.index(output.span()), self.index(other.span())
+        self.apart.append(Apart(output.base[1], other.base[1], *spans, or_same))
+
+    def address(self, x: Any, before: Any = 0) -> Address:
+        """Give where a shadow begins, or `before` bytes ahead of that."""
+        if not isinstance(x, Shadow):
+            raise UnfitError("a tensor that the record does not know")
+        if x.base[0] is From.SCRATCH:
+            room, launch = self.rooms[x.base[1]], len(self.launches)
+            room.first, room.last = launch if room.first < 0 else room.first, launch
+        return Address(*x.base, self.index(x.behind - before))
+
+    def launch(
+        self, kernel: Any, config: Any, values: Mapping[str, Any], grid: Any, device: int, is_dependent: bool
+    ) -> None:
+        """Note a launch."""
+        params, launcher = kernel.params_of(config), kernel.launcher(config, device, is_dependent)
+        words: list[Word] = []
+        encoded: list[Map] = []
+        packed: dict[str, Any] = {}
+        for each in params.fields:
+            name, value = each.name, values[each.name]
+            at = params.offset(name)
+            if isinstance(value, Mapped):
+                kind = value.map.element.value, value.map.swizzle
+                numbers = (tuple(map(self.index, x)) for x in (value.map.sizes, value.map.strides, value.map.box))
+                encoded.append(Map(at, self.address(value.x, value.before), *kind, *numbers))
+                value = b""
+            elif isinstance(value, Behind):
+                words.append(Word(at, 8, 0, self.address(value.x, -value.bytes)))
+                value = 0
+            elif isinstance(value, Number):
+                words.append(Word(at, each.kind.size, self.index(value)))
+                value = value.value
+            elif value is None:
+                value = 0
+            elif isinstance(value, tuple):
+                size = each.kind.size
+                for i, x in enumerate(value):
+                    if isinstance(x, Number):
+                        words.append(Word(at + size * i, size, self.index(x)))
+                    elif type(x) is not int:
+                        words.append(Word(at + size * i, size, 0, self.address(x)))
+                value = tuple(0 if isinstance(x, Shadow) else plain(x) for x in value)
+            elif not isinstance(value, (int, float, bytes)):
+                words.append(Word(at, 8, 0, self.address(value)))
+                value = 0
+            packed[name] = value
+        self.launches.append(Launch(launcher, self.index(grid), params.pack(packed), tuple(words), tuple(encoded)))
+
+    def record(self, results: Sequence[Shadow]) -> Record:
+        """Give the record of a call that returns these, each of a room of its own."""
+        made = []
+        places: dict[int, Address] = {}
+        for x in results:
+            base, room = x.base
+            if base is not From.SCRATCH or room in places or plain(x.behind):
+                raise UnfitError("a result that is no memory of its own")
+            places[room] = Address(From.RESULT, len(made), 0)
+            of = self.rooms[room]
+            is_whole = (*x.shape, *x.strides) == (*of.shape, *of.strides)
+            numbers = (tuple(map(self.index, each)) for each in (of.shape, of.strides, x.shape, x.strides))
+            sizes, strides, *view = numbers
+            made.append(Made(sizes, strides, of.dtype, () if is_whole else tuple(view)))
+        scratch = self.index(self._laid_out(places))
+        launches = tuple(self._placed(launch, places) for launch in self.launches)
+        parts = self.steps, self.conditions, self.apart, made
+        device = self.place.index if self.place.index is not None else -1
+        return Record(device, tuple(self.given), self.num_stated, *map(tuple, parts), scratch, launches)  # type: ignore[arg-type]
+
+    def _laid_out(self, places: dict[int, Address]) -> Any:
+        """Lay rooms that nobody returns out in one buffer; give its size. Those follow each other whose launches do."""
+        slots: list[list[Any]] = []  # size, the last launch that uses it, rooms
+        rooms = [(room.first, i, room) for i, room in enumerate(self.rooms) if i not in places and room.first >= 0]
+        for first, i, room in sorted(rooms, key=lambda each: each[:2]):
+            size = (room.bytes + (ROOM_ALIGNMENT - 1)) // ROOM_ALIGNMENT * ROOM_ALIGNMENT
+            unused = [slot for slot in slots if slot[1] < first]
+            if unused:
+                slot = min(unused, key=lambda each: abs(plain(each[0]) - plain(size)))
+                slot[0], slot[1] = most(slot[0], size), room.last
+                slot[2].append(i)
+            else:
+                slots.append([size, room.last, [i]])
+        end: Any = 0
+        for size, _, of in slots:
+            places |= dict.fromkeys(of, Address(From.SCRATCH, 0, self.index(end)))
+            end = end + size
+        return end
+
+    def _placed(self, launch: Launch, places: Mapping[int, Address]) -> Launch:
+        def moved(address: Address | None) -> Address | None:
+            if address is None or address.base is not From.SCRATCH:
+                return address
+            base, index, before = places[address.index]
+            step = self.steps[address.behind]
+            if base is From.RESULT or (step.op is Op.CONSTANT and step.a == 0):
+                return Address(base, index, address.behind if base is From.RESULT else before)
+            both = self.values[address.behind] + self.values[before]
+            return Address(base, index, self.index(self.number(Op.ADD, address.behind, before, both)))
+
+        words = tuple(word._replace(address=moved(word.address)) for word in launch.words)
+        maps = tuple(each._replace(address=moved(each.address)) for each in launch.maps)
+        return launch._replace(words=words, maps=maps)
+
+
+class Number:
+    """An integer of a call that is being recorded: its value there, and its place among the record's steps."""
+
+    __slots__ = ("of", "place", "value")
+
+    def __init__(self, of: Recording, place: int, value: int) -> None:
+        self.of, self.place, self.value = of, place, value
+
+    def _with(self, op: Op, a: Any, b: Any, value: int) -> Any:
+        return self.of.number(op, self.of.index(a), self.of.index(b), value)
+
+    def __add__(self, other: Any) -> Any:
+        return self if type(other) is int and other == 0 else self._with(Op.ADD, self, other, self.value + plain(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with(Op.SUBTRACT, self, other, self.value - plain(other))
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._with(Op.SUBTRACT, other, self, plain(other) - self.value)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with(Op.MULTIPLY, self, other, self.value * plain(other))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._with(Op.DIVIDE, self, other, self.value // plain(other))
+
+    def __mod__(self, other: Any) -> Any:
+        return self._with(Op.REMAINDER, self, other, self.value % plain(other))
+
+    def __neg__(self) -> Any:
+        return 0 - self
+
+    def __lt__(self, other: Any) -> bool:
+        return self.of.holds(Relation.BELOW, self, other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.of.holds(Relation.BELOW, other, self)
+
+    def __le__(self, other: Any) -> bool:
+        return not self > other
+
+    def __ge__(self, other: Any) -> bool:
+        return not self < other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (int, Number)) and self.of.holds(Relation.EQUAL, self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __index__(self) -> int:
+        """Fix the number: code that wants an integer may do anything with it."""
+        self.of.holds(Relation.EQUAL, self, self.value)
+        return self.value
+
+    __int__ = __index__
+
+    def __hash__(self) -> int:
+        return hash(self.__index__())
+
+    def __truediv__(self, other: Any) -> float:
+        """Fix the number: a fraction is none."""
+        return int(self) / other
+
+    def __repr__(self) -> str:
+        """Give the integer: what errors name is a caller's size."""
+        return str(self.value)
+
+    def __format__(self, how: str) -> str:
+        """Format the integer."""
+        return format(self.value, how)
+
+
+def plain(x: Any) -> int:
+    """Give the value of a number or an integer, without a condition."""
+    return x.value if isinstance(x, Number) else int(x)
+
+
+def least(a: Any, b: Any) -> Any:
+    """Give the smaller of two integers, without a condition on which one it is."""
+    return _chosen(Op.LEAST, a, b, min(plain(a), plain(b)))
+
+
+def most(a: Any, b: Any) -> Any:
+    """Give the larger of two integers, without a condition on which one it is."""
+    return _chosen(Op.MOST, a, b, max(plain(a), plain(b)))
+
+
+def _chosen(op: Op, a: Any, b: Any, value: int) -> Any:
+    numbers = [x for x in (a, b) if isinstance(x, Number)]
+    return numbers[0]._with(op, a, b, value) if numbers else value
+
+
+class Shape(tuple[Any, ...]):
+    """Sizes of a shadow."""
+
+    def numel(self) -> Any:
+        """Count elements."""
+        product: Any = 1
+        for size in self:
+            product = size * product
+        return product
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        return Shape(found) if isinstance(key, slice) else found
+
+
+class Shadow:
+    """A tensor of a call that is being recorded: all but its elements. What torch computes of elements is refused."""
+
+    is_cuda, is_cpu, is_meta, requires_grad = True, False, False, False
+    layout = torch.strided
+    _base = None
+
+    def __init__(
+        self,
+        of: Recording,
+        shape: Sequence[Any],
+        strides: tuple[Any, ...],
+        dtype: torch.dtype,
+        base: tuple[From, int],
+        behind: Any,
+        at: int = 0,
+    ) -> None:
+        """`behind`: bytes from the beginning of the base to the first element; `at`: its address in this call."""
+        self.of, self.shape, self.strides, self.dtype, self.base = of, Shape(shape), strides, dtype, base
+        self.behind, self.at = behind, at
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnfitError(f"{name} of a tensor")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any) -> Any:
+        raise UnfitError(f"{getattr(function, '__name__', function)} of tensors")
+
+    def _like(self, shape: Sequence[Any], strides: Sequence[Any], behind: Any = 0) -> Shadow:
+        """Give a view that begins so many bytes behind this tensor."""
+        at = self.at + plain(behind)
+        return Shadow(self.of, shape, tuple(strides), self.dtype, self.base, self.behind + behind, at)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it is on."""
+        return self.of.place
+
+    def get_device(self) -> int:
+        """Give the number of the device."""
+        return -1 if self.of.place.index is None else self.of.place.index
+
+    def data_ptr(self) -> int:
+        """Give the address in this call: what is asked of it must follow from its last four bits."""
+        return self.at
+
+    def stride(self, dimension: int | None = None) -> Any:
+        """Give all strides, or one."""
+        return self.strides if dimension is None else self.strides[dimension]
+
+    def size(self, dimension: int) -> Any:
+        """Give one size."""
+        return self.shape[dimension]
+
+    def dim(self) -> int:
+        """Count dimensions."""
+        return len(self.shape)
+
+    ndim = property(dim)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def element_size(self) -> int:
+        """Give the bytes of an element."""
+        return self.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        """Tell whether elements are."""
+        return self.dtype.is_floating_point
+
+    def is_inference(self) -> bool:
+        """Nothing is asked of a shadow that inference tensors lack."""
+        return False
+
+    def numel(self) -> Any:
+        """Count elements."""
+        return self.shape.numel()
+
+    def span(self) -> Any:
+        """Give the bytes from the first element to the end of the last; there is one at least."""
+        last: Any = 0
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            last = (size - 1) * stride + last
+        return (last + 1) * self.element_size()
+
+    def is_contiguous(self) -> bool:
+        """Tell whether elements follow each other in order."""
+        step: Any = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1:
+                if stride != step:
+                    return False
+                step = size * step
+        return True
+
+    def detach(self) -> Shadow:
+        """Give the tensor itself: shadows have no gradients."""
+        return self
+
+    def contiguous(self) -> Shadow:
+        """Give the tensor itself if elements follow each other."""
+        if not self.is_contiguous():
+            raise UnfitError("a copy of a tensor")
+        return self
+
+    def to(self, dtype: torch.dtype) -> Shadow:
+        """Give the tensor itself if it is of this type."""
+        if dtype != self.dtype:
+            raise UnfitError("a tensor of another type")
+        return self
+
+    def as_strided(self, shape: Sequence[Any], strides: Sequence[Any]) -> Shadow:
+        """Give a view that begins where the tensor does."""
+        return self._like(shape, strides)
+
+    def transpose(self, i: int, j: int) -> Shadow:
+        """Exchange two dimensions."""
+        order = list(range(self.dim()))
+        order[i], order[j] = order[j], order[i]
+        return self.permute(*order)
+
+    def permute(self, *order: int) -> Shadow:
+        """Order dimensions anew."""
+        return self._like([self.shape[i] for i in order], [self.strides[i] for i in order])
+
+    def t(self) -> Shadow:
+        """Transpose a matrix."""
+        return self.transpose(0, 1)
+
+    @property
+    def mT(self) -> Shadow:  # noqa: N802 - torch's name
+        """Turn the last two dimensions."""
+        return self.transpose(-2, -1)
+
+    def view(self, *shape: Any) -> Shadow:
+        """Give another shape to elements that follow each other, or another type of the same size to elements."""
+        if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+            if shape[0].itemsize != self.dtype.itemsize:
+                raise UnfitError("elements of another size")
+            return Shadow(self.of, self.shape, self.strides, shape[0], self.base, self.behind, self.at)
+        return self.reshape(*shape)
+
+    def reshape(self, *shape: Any) -> Shadow:
+        """Give another shape if that takes no copy: of leading dimensions, or of elements that follow each other."""
+        sizes = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+        unknown = [i for i, size in enumerate(sizes) if type(size) is int and size == -1]
+        if unknown:
+            others: Any = Shape(size for i, size in enumerate(sizes) if i not in unknown).numel()
+            sizes[unknown[0]] = self.numel() // others
+        if tuple(sizes) == self.shape:
+            return self
+        same = 0  # trailing dimensions that stay
+        while same < min(len(sizes), self.dim()) - 1 and sizes[-1 - same] is self.shape[-1 - same]:
+            same += 1
+        cut = self.dim() - same
+        inner = self._like(self.shape[:cut], self.strides[:cut])
+        step: Any = inner.strides[-1]
+        for size, stride in zip(reversed(inner.shape), reversed(inner.strides), strict=True):
+            if size != 1:
+                if stride != step:
+                    raise UnfitError("a copy of a tensor")
+                step = size * step
+        strides, step = [], inner.strides[-1]
+        for size in reversed(sizes[: len(sizes) - same]):
+            strides.insert(0, step)
+            step = size * step
+        return self._like(sizes, [*strides, *self.strides[cut:]])
+
+    def expand_as(self, other: Any) -> Shadow:
+        """Repeat it along dimensions in front."""
+        return self.expand(other.shape)
+
+    def expand(self, shape: Sequence[Any]) -> Shadow:
+        """Repeat it along dimensions in front."""
+        more = len(shape) - self.dim()
+        if tuple(shape[more:]) != self.shape:
+            raise UnfitError("a tensor that is repeated along its own dimensions")
+        strides = list(self.strides)
+        for size in reversed(shape[:more]):
+            strides.insert(0, 0 if size != 1 else shape[-len(strides)] * strides[0])
+        return self._like(shape, strides)
+
+    def __getitem__(self, key: Any) -> Shadow:
+        keys = list(key) if isinstance(key, tuple) else [key]
+        if ... in keys:
+            i = keys.index(...)
+            keys[i : i + 1] = [slice(None)] * (self.dim() - sum(each not in (None, ...) for each in keys))
+        shape, strides, behind, i = [], [], 0, 0
+        for each in keys:
+            if each is None:
+                shape.append(1)
+                strides.append(self.shape[i] * self.strides[i] if i < self.dim() else 1)
+                continue
+            size, stride = self.shape[i], self.strides[i]
+            i += 1
+            if isinstance(each, slice):
+                if each.step is not None or any(plain(x) < 0 for x in (each.start, each.stop) if x is not None):
+                    raise UnfitError("a slice from behind, or with steps")
+                start, stop = 0 if each.start is None else each.start, size if each.stop is None else each.stop
+                shape.append(least(stop, size) - start if each.stop is not None else size - start)
+                strides.append(stride)
+            else:
+                start = each
+            behind = start * stride * self.element_size() + behind
+        return self._like([*shape, *self.shape[i:]], [*strides, *self.strides[i:]], behind)
+
+    def __iter__(self) -> Iterator[Shadow]:
+        return (self[i] for i in range(len(self)))
+
+
+TENSORS = torch.Tensor, Shadow
+"""Tensors, and what stands for them while a call is recorded."""
