@@ -156,10 +156,7 @@ def recorded(
             made = function.answer(*stand_in, *said)
         leaves: list[Shadow] = []
         result = _assembled(made, leaves)
-        first_output = len(order) - function.outputs
-        for i, output in enumerate(order[first_output:], first_output):
-            for other in order[:i]:
-                r.keep_apart(output, other)
+        r.keep_apart(order, function.outputs)
         return r.record(leaves), _finished(result, function.finish)
     except Exception:
         return None, None

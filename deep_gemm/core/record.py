@@ -141,16 +141,12 @@ class Given(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """An output and another tensor of the call, which share no memory, and the bytes that each reaches: numbers.
-
-    Both may be the very same tensor if `or_same`.
-    """
+    """An output and another tensor of the call, which share no memory, and the bytes that each reaches: numbers."""
 
     output: int
     other: int
     span: int
     span_of_other: int
-    or_same: bool
 
 
 @dataclass(frozen=True, eq=False)

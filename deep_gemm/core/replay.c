@@ -95,7 +95,7 @@ typedef struct {
 } Given;
 
 typedef struct {
-  int32_t output, other, span, span_of_other, or_same;
+  int32_t output, other, span, span_of_other;
 } Apart;
 
 typedef struct {
@@ -263,10 +263,10 @@ static int read_checks(Record* r, PyObject* conditions, PyObject* apart) {
   }
   for (Py_ssize_t i = 0; i < r->num_apart; ++i) {
     PyObject* each = PyTuple_GetItem(apart, i);
-    if (!is_tuple_of(each, 5)) return malformed("tensors apart have five parts");
-    int64_t most[5] = {r->num_given, r->num_given, r->num_steps, r->num_steps, 2};
+    if (!is_tuple_of(each, 4)) return malformed("tensors apart have four parts");
+    int64_t most[4] = {r->num_given, r->num_given, r->num_steps, r->num_steps};
     int32_t* out = &r->apart[i].output;
-    for (int part = 0; part < 5; ++part) {
+    for (int part = 0; part < 4; ++part) {
       out[part] = place(each, part, most[part]);
       if (PyErr_Occurred()) return -1;
     }
@@ -440,7 +440,6 @@ static int serves(const Record* r, const Tensor* tensors, const int64_t* stated,
     const Apart* p = &r->apart[i];
     uint64_t first = (uintptr_t)tensors[p->output].data + tensors[p->output].byte_offset;
     uint64_t second = (uintptr_t)tensors[p->other].data + tensors[p->other].byte_offset;
-    if (first == second && p->or_same) continue;
     if (first < second + (uint64_t)v[p->span_of_other] && second < first + (uint64_t)v[p->span]) return 0;
   }
   return 1;

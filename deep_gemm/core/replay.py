@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .jit import driver
 from .jit.tensor_map import MAP_BYTES, ElementType, TensorMap
-from .record import ARITHMETIC, From, Launch, Op, Record, Step
+from .record import ARITHMETIC, From, Launch, Op, Record
 from .settings import settings
 
 MAY_BE_NEGATED = torch.float16, torch.float32, torch.float64
@@ -174,10 +174,10 @@ def numbers_of(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] 
     if len(tensors) != len(record.given):
         return None
     for x, given in zip(tensors, record.given, strict=True):
-        if x.dtype != given.dtype or x.get_device() != record.device:
+        if x.dtype != given.dtype or x.get_device() != record.device or x.dim() != len(given.sizes):
             return None
-        for mine, its in ((given.sizes, x.shape), (given.strides, x.stride())):
-            if len(mine) != len(its) or any(a not in (-1, b) for a, b in zip(mine, its, strict=True)):
+        for mine, its in zip((*given.sizes, *given.strides), (*x.shape, *x.stride()), strict=True):
+            if mine not in (-1, its):
                 return None
     return computed(record, tensors, stated)
 
@@ -185,36 +185,30 @@ def numbers_of(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] 
 def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
     """Give the record's numbers for tensors that lie as it wants; None if one of its conditions does not hold."""
     values: list[int] = []
-    compute, conditions, at = values.append, record.asked_early, 0
-    for until, below, a, b, holds in conditions:  # ranges of rows are asked first: most records end there
-        while at < until:
-            compute(_number(record.steps[at], values, tensors, stated))
-            at += 1
-        if ((values[a] < values[b]) if below else (values[a] == values[b])) != holds:
+    at = 0
+    for until, below, i, j, holds in (*record.asked_early, (len(record.steps), False, 0, 0, True)):
+        for op, a, b in record.steps[at:until]:  # ranges of rows are asked first: most records end there
+            if op is Op.CONSTANT:
+                value = a
+            elif op is Op.SIZE:
+                value = tensors[a].shape[b]
+            elif op is Op.STRIDE:
+                value = tensors[a].stride(b)
+            else:
+                value = stated[a] if op is Op.STATED else ARITHMETIC[op](values[a], values[b])
+            values.append(value)
+        at = max(at, until)
+        if ((values[i] < values[j]) if below else (values[i] == values[j])) != holds:
             return None
-    for step in record.steps[at:]:
-        compute(_number(step, values, tensors, stated))
     return values
-
-
-def _number(step: Step, values: Sequence[int], tensors: Sequence[Tensor], stated: Sequence[int]) -> int:
-    op, a, b = step
-    if op == Op.STATED:
-        return stated[a]
-    if op == Op.CONSTANT:
-        return a
-    if op == Op.SIZE:
-        return tensors[a].shape[b]
-    return tensors[a].stride(b) if op == Op.STRIDE else ARITHMETIC[op](values[a], values[b])
 
 
 def fits(record: Record, tensors: Sequence[Tensor], values: Sequence[int]) -> bool:
     """Tell whether tensors that lie as a record wants also have addresses that it serves."""
     at = [x.data_ptr() for x in tensors]
-    for output, other, span, span_of_other, or_same in record.apart:
+    for output, other, span, span_of_other in record.apart:
         first, second = at[output], at[other]
-        touch = first < second + values[span_of_other] and second < first + values[span]
-        if touch and not (first == second and or_same):
+        if first < second + values[span_of_other] and second < first + values[span]:
             return False
     return True
 

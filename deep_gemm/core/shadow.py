@@ -11,7 +11,7 @@ more of a shadow than records know, such as torch's own operators, gets an `Unfi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -122,17 +122,18 @@ class Recording:
     apart: list[Apart] = field(default_factory=list)
     rooms: list[Room] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
-    _known: dict[Step, int] = field(default_factory=dict)
+    _known: dict[tuple[Op, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index(1)  # the stride of the buffer between launches
 
     def number(self, op: Op, a: int, b: int, value: int) -> Any:
         """Note a number, once. What follows from constants is one."""
-        operands = [self.steps[x] for x in (a, b)] if op in ARITHMETIC else []
-        if operands and all(step.op is Op.CONSTANT for step in operands):
+        steps = self.steps
+        if op in ARITHMETIC and steps[a].op is Op.CONSTANT and steps[b].op is Op.CONSTANT:
             return value
-        return Number(self, self._index(Step(op, a, b), value), value)
+        found = self._known.get((op, a, b))
+        return Number(self, self._noted(op, a, b, value) if found is None else found, value)
 
     def stated_numbers(self, numbers: Sequence[int]) -> list[Any]:
         """Give the integers that the caller states, as numbers."""
@@ -143,25 +144,24 @@ class Recording:
 
     def index(self, x: Any) -> int:
         """Give the place of a number, or of an integer, among the steps."""
-        if isinstance(x, Number):
+        if type(x) is Number:
             if x.of is not self:
                 raise ValueError("a number of another record")
             return x.place
-        return self._index(Step(Op.CONSTANT, int(x)), int(x))
+        found = self._known.get((Op.CONSTANT, x, 0))
+        return self._noted(Op.CONSTANT, int(x), 0, int(x)) if found is None else found
 
-    def _index(self, step: Step, value: int) -> int:
-        found = self._known.get(step)
-        if found is None:
-            found = self._known[step] = len(self.steps)
-            self.steps.append(step)
-            self.values.append(value)
-        return found
+    def _noted(self, op: Op, a: int, b: int, value: int) -> int:
+        place = self._known[op, a, b] = len(self.steps)
+        self.steps.append(Step(op, a, b))
+        self.values.append(value)
+        return place
 
     def holds(self, relation: Relation, a: Any, b: Any) -> bool:
         """Compare two numbers, and note the outcome as a condition."""
         i, j = self.index(a), self.index(b)
         outcome = self.values[i] < self.values[j] if relation is Relation.BELOW else self.values[i] == self.values[j]
-        if i != j and any(self.steps[x].op is not Op.CONSTANT for x in (i, j)):
+        if i != j and not self.steps[i].op is self.steps[j].op is Op.CONSTANT:
             self.conditions[Condition(relation, i, j, outcome)] = None
         return outcome
 
@@ -180,14 +180,14 @@ class Recording:
     ) -> Shadow:
         """State a tensor of the call, and give its shadow."""
         place = len(self.given)
-        both = (Op.SIZE, free_sizes, shape), (Op.STRIDE, free_strides, strides)
-        fixed = [tuple(-1 if i in free else n for i, n in enumerate(numbers)) for _, free, numbers in both]
-        self.given.append(Given(dtype, *fixed))
-        known, steps = (
-            tuple(self.number(op, place, i, n) if i in free else n for i, n in enumerate(numbers))
-            for op, free, numbers in both
-        )
-        return Shadow(self, known, steps, dtype, (From.TENSOR, place), 0, at)
+        known: tuple[list[Any], list[Any]] = [*shape], [*strides]
+        fixed: tuple[list[int], list[int]] = [*shape], [*strides]
+        for which, (op, free) in enumerate(((Op.SIZE, free_sizes), (Op.STRIDE, free_strides))):
+            for i in free:
+                if i < len(known[which]):
+                    known[which][i], fixed[which][i] = self.number(op, place, i, known[which][i]), -1
+        self.given.append(Given(dtype, tuple(fixed[0]), tuple(fixed[1])))
+        return Shadow(self, known[0], tuple(known[1]), dtype, (From.TENSOR, place), 0, at)
 
     def room(self, shape: Sequence[Any], dtype: torch.dtype, strides: Sequence[Any] | None = None) -> Shadow:
         """Make room for a tensor: for the caller if it is returned, else between launches."""
@@ -202,10 +202,11 @@ class Recording:
         self.rooms.append(Room(shadow.shape, shadow.strides, dtype, 0 if is_empty else shadow.span()))
         return shadow
 
-    def keep_apart(self, output: Shadow, other: Shadow, *, or_same: bool = False) -> None:
-        """Let the record serve only calls in which these two of its tensors share no memory."""
-        spans = self.index(output.span()), self.index(other.span())
-        self.apart.append(Apart(output.base[1], other.base[1], *spans, or_same))
+    def keep_apart(self, tensors: Sequence[Shadow], outputs: int) -> None:
+        """Let the record serve only calls in which the last ones of their tensors share no memory with others."""
+        spans = [self.index(x.span()) for x in tensors] if outputs else []
+        for output in range(len(tensors) - outputs, len(tensors)):
+            self.apart += [Apart(output, other, spans[output], spans[other]) for other in range(output)]
 
     def address(self, x: Any, before: Any = 0) -> Address:
         """Give where a shadow begins, or `before` bytes ahead of that."""
@@ -309,6 +310,18 @@ class Recording:
         return launch._replace(words=words, maps=maps)
 
 
+def _by(op: Op, *, turned: bool = False) -> Callable[[Number, Any], Any]:
+    """Make the method of `Number` that notes an operation."""
+    compute = ARITHMETIC[op]
+
+    def method(self: Number, other: Any) -> Any:
+        of, a, x = self.of, self.place, self.value
+        b, y = (other.place, other.value) if type(other) is Number else (of.index(other), other)
+        return of.number(op, b, a, compute(y, x)) if turned else of.number(op, a, b, compute(x, y))
+
+    return method
+
+
 class Number:
     """An integer of a call that is being recorded: its value there, and its place among the record's steps."""
 
@@ -317,30 +330,9 @@ class Number:
     def __init__(self, of: Recording, place: int, value: int) -> None:
         self.of, self.place, self.value = of, place, value
 
-    def _with(self, op: Op, a: Any, b: Any, value: int) -> Any:
-        return self.of.number(op, self.of.index(a), self.of.index(b), value)
-
-    def __add__(self, other: Any) -> Any:
-        return self if type(other) is int and other == 0 else self._with(Op.ADD, self, other, self.value + plain(other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with(Op.SUBTRACT, self, other, self.value - plain(other))
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with(Op.SUBTRACT, other, self, plain(other) - self.value)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with(Op.MULTIPLY, self, other, self.value * plain(other))
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._with(Op.DIVIDE, self, other, self.value // plain(other))
-
-    def __mod__(self, other: Any) -> Any:
-        return self._with(Op.REMAINDER, self, other, self.value % plain(other))
+    __add__, __sub__, __mul__ = _by(Op.ADD), _by(Op.SUBTRACT), _by(Op.MULTIPLY)
+    __floordiv__, __mod__ = _by(Op.DIVIDE), _by(Op.REMAINDER)
+    __radd__, __rmul__, __rsub__ = __add__, __mul__, _by(Op.SUBTRACT, turned=True)
 
     def __neg__(self) -> Any:
         return 0 - self
@@ -406,7 +398,10 @@ def most(a: Any, b: Any) -> Any:
 
 def _chosen(op: Op, a: Any, b: Any, value: int) -> Any:
     numbers = [x for x in (a, b) if isinstance(x, Number)]
-    return numbers[0]._with(op, a, b, value) if numbers else value
+    if not numbers:
+        return value
+    of = numbers[0].of
+    return of.number(op, of.index(a), of.index(b), value)
 
 
 class Shape(tuple[Any, ...]):

@@ -16,6 +16,7 @@ from ..core.check.checks import Axes, Operand, Sizes
 from ..core.check.layout import SCALE_BLOCK, ceil_div, whole_elements
 from ..core.check.recipes import MX, Recipes, Scales, scales_of
 from ..core.check.ue8m0 import EXPONENTS, lie_in_words, words_of
+from ..core.shadow import TENSORS
 
 COLUMNS = MX.columns
 HALF = 0x30
@@ -26,7 +27,7 @@ VALUES = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
 def is_packed(operand: Any) -> bool:
     """Tell whether an operand's values are two to a byte, so that a product takes them for FP4."""
     is_pair = isinstance(operand, (tuple, list)) and len(operand) == 2
-    return is_pair and isinstance(operand[0], Tensor) and operand[0].dtype in VALUES
+    return is_pair and isinstance(operand[0], TENSORS) and operand[0].dtype in VALUES
 
 
 def depth_of(weight: Operand) -> int:

@@ -203,7 +203,7 @@ def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k:
     if (output.b == E2M1 or output.folds_parts) and not split_k:  # the two kernels add up in different orders
         tiles = [tile for tile in tiles if not tile.is_decode]
     offers = [on_weight(tile, n, k, output, gpu, timings) for tile in tiles]
-    columns = list(zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True))
+    columns = list(zip(*[offer.multiply_us(BANDS) for offer in offers], strict=True))
     best = [column.index(min(column)) for column in columns]
     kept = sorted(set(best))
     if len(kept) > MAX_MENU:
