@@ -43,7 +43,7 @@ Free = tuple[Sequence[int], Sequence[int]]
 FIXED: Free = (), ()
 SOME_ADDRESS = 1 << 40
 """The address in maps that are encoded before theirs is known."""
-MOST_RECORDS, MOST_ALIKE = 4096, 16
+MOST_RECORDS, MOST_ALIKE = 4096, 64
 
 
 FUNCTIONS = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuCtxGetDevice"

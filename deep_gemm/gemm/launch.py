@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from .maps import clipped_map, late_map, operand_map, output_map, part_map, row_
 from .problem import Problem, write_without_depth
 
 Config = GemmConfig | DecodeConfig
+MORE_ALIKE = 4
+"""So many neighbors of rows alike are asked for the same choice, on either side: each takes 50 us of a first call."""
 
 
 def run(p: Problem, config: Any = None, *, is_behind_cast: bool = False) -> None:
@@ -67,7 +70,7 @@ def fitting(config: Any, p: Problem, gpu: Gpu) -> Any:
     if config is None:
         sizes = Sizes(*map(plain_number, p.sizes))
         config = chosen(sizes, p.output, gpu, majors_of(p), 0 if p.heads is None else p.heads.part_multiple)
-        _note_what_serves(p, gpu)
+        _note_what_serves(p, sizes, config, gpu)
     elif (reason := why_unfit(config, p)) is not None:
         raise ValueError(f"config: {config.name} {reason}")
     print_if_asked(p.output, p.m, p.sizes, config)
@@ -86,21 +89,37 @@ def plain_number(x: Any) -> Any:
     return x if isinstance(x, float) else plain(x)
 
 
-def _note_what_serves(p: Problem, gpu: Gpu) -> None:
+def _note_what_serves(p: Problem, sizes: Sizes, config: Any, gpu: Gpu) -> None:
     """Let a record that is made serve those rows, or depths, for which the same is chosen."""
     m: Any = p.m
-    if p.work.is_along_k and isinstance(p.k, Number):
-        first, last = rows_alike(p.k.value)
-        _ = (p.k < first, p.k > last)
+    if p.work.is_along_k:
+        _let_serve_alike(p.k, lambda k: chosen(sizes._replace(k=k), p.output, gpu) == config)
     if not isinstance(m, Number):
         return
     if p.work.is_stacked and p.output.b != BFLOAT16:
-        first, last = rows_alike(m.value)
-        _ = (m < first, m > last)
+        _let_serve_alike(m, lambda m: chosen(sizes._replace(m=m / sizes.groups), p.output, gpu) == config)
         return
     if p.work.groups_rows or (p.output.b == BFLOAT16 and m.value > BANDS[-2]):
         int(m)
     let_serve_band(m, gpu)
+
+
+def _let_serve_alike(number: Any, is_same: Callable[[int], bool]) -> None:
+    """Let a record serve numbers for which one choice is made, and some beside these for which the same is."""
+    if not isinstance(number, Number):
+        return
+    if settings().print_configs:
+        int(number)
+    first, last = rows_alike(number.value)
+    for _ in range(MORE_ALIKE):
+        if not is_same(last + 1):
+            break
+        last = rows_alike(last + 1)[1]
+    for _ in range(MORE_ALIKE):
+        if first == 1 or not is_same(first - 1):
+            break
+        first = rows_alike(first - 1)[0]
+    _ = (number < first, number > last)
 
 
 def let_serve_band(m: Any, gpu: Gpu) -> None:
