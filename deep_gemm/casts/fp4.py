@@ -43,7 +43,7 @@ def per_token_cast_to_fp4(
     if use_packed_ue8m0 and not use_ue8m0:
         raise ValueError("use_packed_ue8m0: expected use_ue8m0 with it")
     to = Target(1, gran_k, use_ue8m0, format=FP4)
-    values, scales = cast_blocks(x, to) if is_dispatched(x) else cast_checked(x, to)[0]
+    values, scales = cast_blocks(x, to) if is_dispatched(x) else cast_checked(x, to)
     return values.view(torch.int8), packed_rows(scales) if use_packed_ue8m0 else scales
 
 
@@ -75,7 +75,7 @@ def quantize_mxfp4(w: Tensor) -> Quantized:
         raise ValueError(f"w: expected a k that is a multiple of {MX_BLOCK}, got {k}")
     with torch.no_grad():
         to = Target(1, MX_BLOCK, use_ue8m0=True, format=MXFP4)
-        values, scales = cast_blocks(w, to) if is_dispatched(w) else cast_checked(w, to)[0]
+        values, scales = cast_blocks(w, to) if is_dispatched(w) else cast_checked(w, to)
         largest = torch.linalg.vector_norm(w.reshape(*rows, k // MX_BLOCK, MX_BLOCK), torch.inf, dim=-1)
         return values.view(torch.uint8), _exponents(scales, largest)
 

@@ -222,7 +222,7 @@ def expected(trial: RowTrial) -> RowCast:
     if trial.config.activates:
         y = activated(y, trial.gating)
         y = y if p.row_weights is None else y * p.row_weights[:, None]
-    values, scales = cast_checked(y, trial.to)[0]
+    values, scales = cast_checked(y, trial.to)
     row = from_row = is_cast(trial).nonzero().flatten()
     if p.row_of is not None:
         from_row, route = (p.row_of >= 0).nonzero(as_tuple=True)

@@ -81,6 +81,33 @@ class FakeGpu:
         return sum(map(len, call.RECORDS.values()))
 
 
+def recorded_alike(gpu: FakeGpu, calls: Sequence[Callable[[], Any]], *made: str) -> int:
+    """Check that calls launch by records what they launch without any. Give how many records they have.
+
+    `made`: members of parameters that are addresses in memory of the package.
+    """
+    rounds = []
+    for has_records in (True, False):
+        first = len(gpu.launches)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(call, "RECORDS", {})
+            if not has_records:
+                patch.setattr(call, "recorded", lambda *_: (None, None))
+            for each in calls:
+                each()
+            if has_records:
+                records = gpu.records
+        rounds.append([_described(launch, made) for launch in gpu.launches[first:]])
+    assert rounds[0] == rounds[1]
+    return records
+
+
+def _described(launch: Launch, made: Sequence[str]) -> tuple[Any, ...]:
+    own = {launch.params.word(each.name) for each in launch.params.fields if each.name in made}
+    words = [0 if i in own else word for i, word in enumerate(launch.words)]
+    return launch.kernel, launch.grid, launch.cluster, launch.is_dependent, launch.config, words
+
+
 class FakeLauncher:
     """Takes what a launcher of the driver takes, and writes it down."""
 
