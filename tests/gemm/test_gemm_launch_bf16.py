@@ -1,19 +1,20 @@
-"""BF16 products on a GPU without a driver: what is compiled, what is launched, and which plans serve which calls."""
+"""BF16 products on a GPU without a driver: what is compiled, what is launched, and which records serve which calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, OnGpu, on_gpu
-from helpers import pointer_members
+from fake_gpu import FakeGpu, OnGpu, on_gpu, recorded_alike
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm import set_compile_mode
+from deep_gemm.core import replay
 from deep_gemm.gemm import launch
-from deep_gemm.gemm.api.bf16_dense import DENSE
 from deep_gemm.gemm.ask.bf16 import bf16_problem
 from deep_gemm.gemm.choose import bf16 as choose_bf16
 from deep_gemm.gemm.config.bf16 import bf16_config
@@ -21,11 +22,9 @@ from deep_gemm.gemm.config.tall import Majors
 from deep_gemm.gemm.kernel import params_of
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
-from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.sum_slices import SlicesConfig
 
 M, N, K = 128, 64, 192
-DENSE_PARAMS = params_of(bf16_config(64, 64, Output()))
 K_COUNTED_PARAMS = params_of(bf16_config(64, 64, Output(work=works.COUNTED), Majors(True, True)))
 
 
@@ -37,6 +36,12 @@ class OnGpuAlone(OnGpu):
     """The host cannot read it without waiting."""
 
     is_cpu = False
+
+
+@pytest.fixture
+def gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    monkeypatch.setattr(replay, "KNOWN", {*replay.KNOWN, OnGpuAlone})
+    return gpu
 
 
 def int32(*values: int) -> Tensor:
@@ -105,7 +110,7 @@ def test_compile_mode_compiles_all_that_a_call_needs_and_computes_nothing(gpu: F
     assert len(gpu.compiled) == len(kernels)
     assert any(isinstance(config, SlicesConfig) for config in gpu.compiled) == ("sum_slices" in kernels)
     assert gpu.launches == []
-    assert gpu.plans == 0
+    assert gpu.records == 0
     set_compile_mode(0)
     ask()
     assert len(gpu.compiled) == len(kernels)
@@ -119,32 +124,31 @@ def test_a_configuration_with_more_slices_than_k_has_blocks_is_refused(gpu: Fake
     for k in (64, 128, 136):
         p = bf16_problem(numbers(M, k), numbers(N, k), numbers(M, N), None, "nt")
         if k > 128:
-            assert launch.run(p, config) is not None
+            launch.run(p, config)
             continue
         with pytest.raises(ValueError, match="cuts k into 3 slices, more than there are blocks of 64"):
             launch.run(p, config)
     assert len(gpu.launches) == 1
 
 
-def test_one_plan_serves_all_depths_that_the_gpu_counts(gpu: FakeGpu) -> None:
+def test_one_record_serves_all_depths_that_the_gpu_counts(gpu: FakeGpu) -> None:
     d = numbers(3, M, N, dtype=torch.float32)
     for ks in ((64, 0, 128), (1, 2, 3), (0, 0, 192), (5, 5, 5)):
         layout = int32(*ks)
         along_k(None, layout, d)
         assert gpu.last.words[K_COUNTED_PARAMS.word("depths.counts")] == layout.data_ptr()
-    assert gpu.plans == 1
+    assert gpu.records == 1
     assert len({launch.grid for launch in gpu.launches}) == 1
     assert len({launch.words[K_COUNTED_PARAMS.word("depths.groups")] for launch in gpu.launches}) == 1
 
 
-def test_depths_of_the_host_have_plans_of_their_own(gpu: FakeGpu) -> None:
+def test_depths_of_the_host_are_those_of_each_call(gpu: FakeGpu) -> None:
     d = numbers(3, M, N, dtype=torch.float32)
     at = K_COUNTED_PARAMS.offset("depths.inline_counts") // 8
     for ks in ([3, 0, 100], [100, 3, 0], [3, 0, 100]):
         along_k(ks, None, d)
         assert gpu.last.words[K_COUNTED_PARAMS.word("depths.counts")] == 0
         assert gpu.last.words[at : at + 2] == (ks[0] | ks[1] << 32, ks[2])
-    assert gpu.plans == 2
 
 
 def test_a_layout_that_overlaps_d_is_refused(gpu: FakeGpu) -> None:
@@ -156,45 +160,27 @@ def test_a_layout_that_overlaps_d_is_refused(gpu: FakeGpu) -> None:
     assert len(gpu.launches) == 1
 
 
-def launched_for_several_m(
-    gpu: FakeGpu, major: str, output: Output, extra: int
-) -> tuple[list[tuple[int, int, dict[int, int]]], int]:
-    """Give what is launched for several m of one weight but for addresses, and how many launches were planned anew."""
-    PLANS.clear()
-    gpu.launches.clear()
-    planned = gpu.plans
-    dtype = torch.float32 if output.is_fp32 else torch.bfloat16
-    b = numbers(N, K) if major == "nt" else numbers(K, N)
-    for m in (300, 2, 303, 256, 1000, 301, 1, 5, 1001):
-        a, d = numbers(m, K + extra)[:, :K], numbers(m, N + extra, dtype=dtype)[:, :N]
-        c = d if output.adds_to_d else numbers(m, N + 2 * extra, dtype=dtype)[:, :N] if output.with_c else None
-        product = deep_gemm.bf16_gemm_nt if major == "nt" else deep_gemm.bf16_gemm_nn
-        product(a, b, d, c)
-        if c is None and not (extra or output.is_fp32):
-            product(a, b)
-    zeros = dict.fromkeys((DENSE_PARAMS.word(name) for name in pointer_members(DENSE_PARAMS)), 0)
-    words = [(each.grid, each.cluster, {**dict(enumerate(each.words)), **zeros}) for each in gpu.launches]
-    return words, gpu.plans - planned
-
-
 @pytest.mark.parametrize("extra", [0, 32])
 @pytest.mark.parametrize("tile", [None, (64, 64), (256, 64)])
 @pytest.mark.parametrize("output", [Output(), Output(with_c=True), Output(is_fp32=True, adds_to_d=True)], ids=str)
 @pytest.mark.parametrize("major", ["nt", "nn"])
-def test_a_plan_of_another_m_is_what_would_be_planned_for_it(
+def test_a_record_of_another_m_launches_what_a_call_without_any_does(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, major: str, output: Output, tile: tuple[int, int] | None, extra: int
 ) -> None:
     if tile is not None:
         monkeypatch.setattr(choose_bf16, "choose", lambda _, of, majors, *__: bf16_config(*tile, of, majors))
-    derived, few = launched_for_several_m(gpu, major, output, extra)
-    monkeypatch.setattr(DENSE[major], "derive", None)
-    made, all_of_them = launched_for_several_m(gpu, major, output, extra)
-    assert derived == made
-    # One row is never derived, nor are the first and whatever has another kernel.
-    assert few < all_of_them if tile is None else few == (4 if all_of_them > 9 else 2)
+    dtype = torch.float32 if output.is_fp32 else torch.bfloat16
+    b = numbers(N, K) if major == "nt" else numbers(K, N)
+    product: Any = deep_gemm.bf16_gemm_nt if major == "nt" else deep_gemm.bf16_gemm_nn
+    calls = []
+    for m in (300, 2, 303, 256, 1000, 301, 1, 5, 1001):
+        a, d = numbers(m, K + extra)[:, :K], numbers(m, N + extra, dtype=dtype)[:, :N]
+        c = d if output.adds_to_d else numbers(m, N + 2 * extra, dtype=dtype)[:, :N] if output.with_c else None
+        calls.append(partial(product, a, b, d, c))
+    assert recorded_alike(gpu, calls) < len(calls)
 
 
-def test_rows_that_do_not_match_are_refused_in_a_family_too(gpu: FakeGpu) -> None:
+def test_rows_that_do_not_match_are_refused_where_a_record_serves_others(gpu: FakeGpu) -> None:
     b = numbers(N, K)
     for m in (M, M + 1):
         deep_gemm.bf16_gemm_nt(numbers(m, K), b, numbers(m, N))
