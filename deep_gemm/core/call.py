@@ -96,7 +96,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
     refuse_transforms()
     if handles_operators(*operands) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
-    if key and settings.get_compile_mode() == 0:
+    if key and settings.get_compile_mode() == 0 and all(isinstance(x, Tensor) for x in tensors):
         return answered(function, operands, said, key, tensors)
     made = function.answer(*operands, *said)
     return made if function.finish is None else function.finish(made)
