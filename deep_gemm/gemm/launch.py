@@ -94,6 +94,8 @@ def _note_what_serves(p: Problem, sizes: Sizes, config: Any, gpu: Gpu) -> None:
     m: Any = p.m
     if p.work.is_along_k:
         _let_serve_alike(p.k, lambda k: chosen(sizes._replace(k=k), p.output, gpu) == config)
+    for size in (p.n, p.groups, *([] if p.work.is_along_k else [p.k])):
+        int(size)
     if not isinstance(m, Number):
         return
     if p.work.is_stacked and p.output.b != BFLOAT16:

@@ -25,7 +25,9 @@ from torch import Tensor
 from ..casts.depths import GroupedRows, cast_along_groups, cast_silu_gradient
 from ..casts.gating import Gating
 from ..casts.rules import Quantized
+from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import tensor
+from ..core.check.memory import empty
 from ..core.check.numbers import integer_in_range, positive
 from ..core.check.tracing import is_dispatched
 from ..gemm.api.grouped import k_grouped_fp8_gemm_nt_contiguous
@@ -44,7 +46,7 @@ from .gradients import (
     outside_of_graphs,
     weight_type,
 )
-from .kept import cast_weight, cast_weight_back
+from .kept import Weight, cast_weight, cast_weight_back, for_backward, for_forward, tensors_of
 
 
 class Experts(Trained):
@@ -191,11 +193,27 @@ def with_gates(
     x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None
 ) -> tuple[Tensor, Tensor]:
     """Compute the mixture, and gate and up of each row, which all gradients take."""
+    operands = x, topk_weights, for_forward(w1), for_forward(w2), rows
+    return run(FORWARD, operands, (limit,))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _with_gates(
+    x: Tensor, topk_weights: Tensor, w1: Weight, w2: Weight, rows: ExpertRows, limit: float | None
+) -> tuple[Tensor, Tensor]:
     h = product_of_rows(gather_cast_to_fp8(x, rows, mn_major=True), cast_weight(w1), rows)
     y = product_of_rows(activate_rows(h, rows, Gating(limit=limit)), cast_weight(w2), rows)
     out = gather_weighted(y, rows, topk_weights)
     assert out is not None
     return out, h
+
+
+FORWARD = Function(
+    _with_gates,
+    _with_gates,
+    lambda x, p, w1, w2, rows: (x, p, rows.row_of, rows.token_of, rows.ids, *tensors_of(w1, w2), *rows[:2]),
+    free=[FREE_ROWS] * 5,
+)
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -222,7 +240,7 @@ def gradients(
     ds = of_x = of_p = of_w1 = of_w2 = None
     if w2 is not None:  # one of the first three needs it
         a = gather_cast_to_fp8(grad.contiguous(), rows, mn_major=True)
-        ds = product_of_rows(a, cast_weight_back(w2), rows)  # but for the factor p
+        ds = product_of_rows(a, cast_weight_back(for_backward(w2)), rows)  # but for the factor p
         del a
     dh, dh_columns, s_columns, of_p_of_rows = cast_silu_gradient(
         h, ds, groups, p, limit, gradient_too=needs_x or needs_w1, activation_too=needs_p or needs_w2
@@ -235,7 +253,7 @@ def gradients(
         of_w2 = weight_gradient(cast_along_groups(grad, groups, p), s_columns, depths, types[3], main_grads[1])
     del s_columns
     if needs_x and dh is not None and w1 is not None:
-        dx = product_of_rows(dh, cast_weight_back(w1), rows)
+        dx = product_of_rows(dh, cast_weight_back(for_backward(w1)), rows)
         of_x = sum_rows(dx, rows.row_of).to(types[0])
         del dx
     del dh
@@ -252,7 +270,7 @@ def weight_gradient(
         k_grouped_fp8_gemm_nt_contiguous(a, b, main_grad, None, depths, main_grad)
         return None
     shape = depths.shape[0], a[1].shape[0], b[1].shape[0]
-    d = torch.empty(shape, dtype=output_type(dtype), device=a[0].device)
+    d = empty("the gradient", shape, output_type(dtype), a[0].device)
     k_grouped_fp8_gemm_nt_contiguous(a, b, d, None, depths)
     return d.to(dtype)
 

@@ -59,16 +59,35 @@ def keep_casts() -> Iterator[None]:
                 _OF.clear()
 
 
-def cast_weight(w: Tensor) -> Operand:
-    """Cast a weight for forward."""
-    kept = _kept(w)
-    return per_block_cast_to_fp8(w) if kept is None else kept.in_order
+Weight = Tensor | Operand
+"""A weight, or what is kept of it."""
 
 
-def cast_weight_back(w: Tensor) -> Operand:
-    """Cast a weight, transposed, for backward."""
+def for_forward(w: Tensor) -> Weight:
+    """Give what is kept of a weight for forward; itself if nothing is."""
     kept = _kept(w)
-    return cast_transposed(w) if kept is None else kept.turned
+    return w if kept is None else kept.in_order
+
+
+def for_backward(w: Tensor) -> Weight:
+    """Give what is kept of a weight for backward; itself if nothing is."""
+    kept = _kept(w)
+    return w if kept is None else kept.turned
+
+
+def cast_weight(w: Weight) -> Operand:
+    """Cast a weight for forward, unless it is."""
+    return w if isinstance(w, tuple) else per_block_cast_to_fp8(w)
+
+
+def cast_weight_back(w: Weight) -> Operand:
+    """Cast a weight, transposed, for backward, unless it is."""
+    return w if isinstance(w, tuple) else cast_transposed(w)
+
+
+def tensors_of(*weights: Weight | None) -> list[Tensor]:
+    """List the tensors of some weights."""
+    return [x for w in weights if w is not None for x in (w if isinstance(w, tuple) else (w,))]
 
 
 def _kept(w: Tensor) -> Kept | None:

@@ -12,6 +12,7 @@ x and dy are read once each for both of their casts. From forward to backward st
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,11 +21,14 @@ from torch import Tensor
 
 from ..casts.fp8 import cast_both_to_fp8, per_token_cast_to_fp8
 from ..casts.rules import Quantized
+from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import K_MULTIPLE, Operand, tensor, wants_gradient
 from ..core.check.layout import RECIPE_1D1D
+from ..core.check.memory import empty
 from ..core.check.tracing import is_dispatched, refuse_transforms
-from ..gemm.api.dense import fp8_gemm_nt
-from ..linear.api import linear
+from ..gemm.api.dense import NT, fp8_gemm_nt
+from ..gemm.problem import Problem
+from ..linear.api import linear, output_and_c
 from ..linear.backward import output_type, product_back
 from .gradients import (
     Trained,
@@ -37,7 +41,7 @@ from .gradients import (
     outside_of_graphs,
     weight_type,
 )
-from .kept import cast_weight, cast_weight_back
+from .kept import Weight, cast_weight, cast_weight_back, for_backward, for_forward, tensors_of
 from .sharding import know_shardings
 
 
@@ -110,10 +114,9 @@ def apply_beside_main_grad(x: Tensor, weight: Tensor, bias: Tensor | None, main_
 @torch.no_grad()
 def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the layer where nobody wants a gradient."""
-    w = cast_weight(weight)
     if x.dtype != torch.bfloat16:
-        return product(per_token_cast_to_fp8(as_matrix(x), mn_major=True), w, bias, x)
-    out = linear(x, w, bias=None if bias is None else bias.to(x.dtype))
+        return with_columns(x, weight, bias, columns_too=False)[0]
+    out = linear(x, cast_weight(for_forward(weight)), bias=None if bias is None else bias.to(x.dtype))
     assert out is not None
     return out
 
@@ -150,9 +153,26 @@ class _Linear(torch.autograd.Function):
 
 def with_columns(x: Tensor, weight: Tensor, bias: Tensor | None, columns_too: bool) -> tuple[Tensor, Quantized | None]:
     """Compute the layer of `[..., k]`, and the cast of x along tokens that the weight's gradient takes."""
+    bias = None if bias is None else bias.to(output_type(x.dtype))
+    d, columns = run(FORWARD, (x, for_forward(weight), bias), (columns_too, bias is None))
+    return d.to(x.dtype), columns
+
+
+@torch.no_grad()
+def _forward(
+    x: Tensor, weight: Weight, bias: Tensor | None, columns_too: bool, _: bool
+) -> tuple[Tensor, Quantized | None]:
     a, columns = casts(as_matrix(x), rows_too=True, columns_too=columns_too)
     assert a is not None
     return product(a, cast_weight(weight), bias, x), columns
+
+
+FORWARD = Function(
+    _forward,
+    _forward,
+    lambda x, w, bias: (x, *tensors_of(w)) if bias is None else (x, *tensors_of(w), bias),
+    free=[FREE_ROWS],
+)
 
 
 def as_matrix(x: Tensor) -> Tensor:
@@ -169,6 +189,22 @@ def gradients(
     main_grad: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradient of the rows of x if there is the weight, and of the weight if there is x."""
+    w = None if weight is None else for_backward(weight)
+    said = x_dtype, weight_dtype, w is None, x_columns is None
+    rows = grad if grad.stride(-1) == 1 else grad.contiguous()
+    return run(BACKWARD if main_grad is None else BACKWARD_INTO, (rows, w, x_columns, main_grad), said)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _gradients(
+    grad: Tensor,
+    weight: Weight | None,
+    x_columns: Quantized | None,
+    main_grad: Tensor | None,
+    x_dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    *_: bool,
+) -> tuple[Tensor | None, Tensor | None]:
     a, columns = casts(grad, rows_too=weight is not None, columns_too=x_columns is not None)
     of_x = of_weight = None
     if a is not None and weight is not None:
@@ -178,17 +214,24 @@ def gradients(
     return of_x, of_weight
 
 
+def _tensors_back(
+    grad: Tensor, w: Weight | None, columns: Quantized | None, main_grad: Tensor | None
+) -> tuple[Tensor, ...]:
+    return (grad, *tensors_of(w, columns, main_grad))
+
+
+BACKWARD = Function(_gradients, _gradients, _tensors_back)
+BACKWARD_INTO = replace(BACKWARD, outputs=1)
+
+
 def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor) -> Tensor:
-    """Compute a @ w.T + bias for a cast x, in its shape and type, to which the bias and then the sum are rounded.
+    """Compute a @ w.T + bias for a cast x, in its shape. The bias is of the output's type.
 
     The result is no view: autograd refuses changes in place of a view that a Function made.
     """
-    d = torch.empty((*x.shape[:-1], w[0].shape[0]), dtype=output_type(x.dtype), device=x.device)
-    if bias is not None:
-        d.copy_(bias.expand_as(d))
-    rows = as_matrix(d)
-    fp8_gemm_nt(a, w, rows, None if bias is None else rows)
-    return d.to(x.dtype)
+    d = empty("the output", (*x.shape[:-1], w[0].shape[0]), output_type(x.dtype), x.device)
+    NT.compute(Problem(*a, *w, *output_and_c(as_matrix(d), bias)))
+    return d
 
 
 def casts(x: Tensor, *, rows_too: bool, columns_too: bool) -> tuple[Quantized | None, Quantized | None]:
@@ -212,6 +255,6 @@ def weight_gradient(grad: Operand, x: Operand, dtype: torch.dtype, main_grad: Te
     if main_grad is not None:
         fp8_gemm_nt(grad, x, main_grad, main_grad, RECIPE_1D1D)
         return None
-    d = torch.empty(grad[0].shape[0], x[0].shape[0], dtype=output_type(dtype), device=x[0].device)
+    d = empty("the gradient", (grad[0].shape[0], x[0].shape[0]), output_type(dtype), x[0].device)
     fp8_gemm_nt(grad, x, d, None, RECIPE_1D1D)
     return d.to(dtype)

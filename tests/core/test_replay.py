@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -26,8 +26,9 @@ from deep_gemm.core import record as records
 from deep_gemm.core import replay
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.core.params import Field, Kind, Params
-from deep_gemm.core.record import Number, Record, Recording, Shadow, least, most
+from deep_gemm.core.record import Record
 from deep_gemm.core.settings import settings
+from deep_gemm.core.shadow import Behind, Mapped, Number, Recording, Shadow, least, most
 
 CPU = torch.device("cpu")
 SOURCE = Path(replay.__file__).with_name("replay.c")
@@ -40,7 +41,7 @@ PARAMS = Params(
     *(Field(f"map_{i}", Kind.MAP) for i in range(2)),
     *(Field(f"at_{i}", Kind.POINTER) for i in range(3)),
     *(Field(f"n_{i}", Kind.UINT32) for i in range(4)),
-    Field("wide", Kind.UINT64),
+    Field("pair", Kind.UINT64, 2),
 )
 
 
@@ -55,6 +56,11 @@ class Driver:
     def encoded(self, *facts: Any) -> bytes:
         """Stand for an encoded map: a digest of all that it depends on."""
         return repr(facts).encode().ljust(128, b".")[:128]
+
+    def kernel(self, function: int, cluster: int = 1) -> SimpleNamespace:
+        """Stand for a kernel."""
+        launcher = lambda config, device, is_dependent: self.launcher(function, cluster, is_dependent)  # noqa: E731
+        return SimpleNamespace(params_of=lambda config: PARAMS, launcher=launcher)
 
     def launcher(self, function: int, cluster: int, is_dependent: bool) -> SimpleNamespace:
         """Stand for a kernel's launcher, for both replays."""
@@ -71,7 +77,9 @@ class Driver:
 
         def encode(tensor_map: TensorMap, address: int, _: int) -> bytes:
             element, swizzle = replay.ELEMENTS[tensor_map.element], replay.SWIZZLES[tensor_map.swizzle]
-            return self.encoded(element, address, tensor_map.sizes, tensor_map.strides, tensor_map.box, swizzle)
+            return self.encoded(
+                element, address % (1 << 64), tensor_map.sizes, tensor_map.strides, tensor_map.box, swizzle
+            )
 
         def hold(_: None, params: bytes, grid: int) -> None:
             held = bytearray(params.ljust(-(-len(params) // 8) * 8))
@@ -117,11 +125,13 @@ class Native:
     """replay.c, built, on a driver that writes down what it gets."""
 
     def __init__(self, module: Any, driver: Driver, empty: Callable[..., Any] = torch.empty_strided) -> None:
-        self.module, self.driver, self.device = module, driver, 0
+        self.module, self.driver, self.device, self.empty = module, driver, 0, empty
+        self.made: list[Tensor] = []
         self.functions = LAUNCH(self.launch), ENCODE(self.encode), DEVICE(self.current_device)
         pointers = (ctypes.cast(each, ctypes.c_void_p).value for each in self.functions)
         table = torch.Tensor.__dlpack_c_exchange_api__
-        module.setup(table, *pointers, Tensor, torch.nn.Parameter, empty, torch.is_grad_enabled)
+        of_torch = Tensor, torch.nn.Parameter, lambda *of, **how: self.empty(*of, **how), torch.is_grad_enabled
+        module.setup(table, *pointers, *of_torch, failed)
 
     def launch(self, config: Any, function: int, params: Any, extra: Any) -> int:
         """Stand for cuLaunchKernelEx."""
@@ -149,6 +159,11 @@ class Native:
         """Stand for cuCtxGetDevice."""
         device[0] = self.device
         return 0
+
+
+def failed(launcher: Any, status: int, grid: int) -> None:
+    """Raise an error for a failed launch, as the driver's module does."""
+    raise RuntimeError(f"launch of {launcher.function} by {grid} CTAs: {status}")
 
 
 @pytest.fixture(scope="session")
@@ -195,43 +210,41 @@ def expression(random: Random, numbers: list[Any], depth: int = 3) -> Any:
     return random.choice((*kinds, lambda: a % divisor, lambda: least(a, b), lambda: most(a, b)))()
 
 
-def drawn(random: Random, driver: Driver) -> tuple[Record, list[Tensor]]:
-    """Draw a call and record it."""
-    recording, numbers = Recording(-1), list[Any]()
-    tensors, shadows = list[Tensor](), list[Shadow]()
+def drawn(random: Random, driver: Driver) -> tuple[Record, list[Tensor], list[int]]:
+    """Draw a call with the integers that it states, and record it."""
+    recording = Recording(CPU)
+    stated = [random.randrange(1, 50) for _ in range(random.randrange(3))]
+    numbers, tensors, shadows = recording.stated_numbers(stated), list[Tensor](), list[Shadow]()
     for _ in range(random.randrange(1, 5)):
         rows, columns, dtype = random.randrange(2, 90), random.choice((8, 64)), random.choice(DTYPES)
         x = tensor(random, rows, columns, dtype, columns + random.choice((0, 16)))
-        free = random.choice((((), ()), ((0,), ()), ((0,), (0,))))
-        shadow = recording.shadow(x, random.choice((1, 4, 16)), *free)
+        shadow = recording.shadow(x, *random.choice((((), ()), ((0,), ()), ((0,), (0,)))))
         numbers += [each for each in (*shadow.shape, *shadow.strides) if isinstance(each, Number)]
         tensors.append(x)
         shadows.append(shadow)
+
+    def positive() -> Any:
+        return most(expression(random, numbers), 1)
+
     for _ in range(random.randrange(3)):
         recording.holds(random.choice([*records.Relation]), expression(random, numbers), expression(random, numbers))
-    if len(shadows) > 1 and random.random() < 0.5:
-        recording.keep_apart(*random.sample(shadows, 2), or_same=random.random() < 0.5)
-    made = [recording.result((most(expression(random, numbers), 1), 8), (8, 1), torch.bfloat16)] * random.randrange(2)
-    between = [recording.between((shadows[0].shape[0], 32), (32, 1), torch.uint8)] * random.randrange(2)
-    places = [*shadows, *made, *between]
-    for _ in range(random.randrange(1, 4)):
-        addresses = {f"at_{i}": recording.address(random.choice(places), -random.randrange(3)) for i in range(3)}
+    recording.keep_apart(shadows, random.randrange(min(2, len(shadows))))
+    rooms = [recording.room((positive() % 500, 8), random.choice(DTYPES)) for _ in range(random.randrange(5))]
+    results = [random.choice((x, x.view(-1), x.mT, x[:, :4])) for x in rooms[: random.randrange(3)]]
+    for _ in range(random.randrange(1, 5)):
+        places = [*shadows, *rooms]
         values = {f"n_{i}": expression(random, numbers) % (1 << 32) for i in range(4)}
-        values["wide"] = expression(random, numbers) % (1 << 40)
-        maps = {}
+        values |= {f"at_{i}": random.choice(places) for i in range(3)}
+        values["at_0"] = random.choice((None, Behind(random.choice(places), expression(random, numbers) % 1000)))
+        values["pair"] = random.choice((random.choice(places), 5)), expression(random, numbers) % (1 << 40)
         for i in range(2):
-            place = random.choice(places)
-            extents = [most(expression(random, numbers), 1) for _ in range(4)]
-            sizes, box = (extents[0], extents[1]), (8, least(extents[2], 64))
-            maps[f"map_{i}"] = (
-                TensorMap(
-                    random.choice([*ElementType]), sizes, (extents[3] * 16,), box, random.choice((0, 32, 64, 128))
-                ),
-                recording.address(place),
-            )
-        of = driver.launcher(random.randrange(1, 99), random.choice((1, 2)), random.random() < 0.5)
-        recording.launch(of, most(expression(random, numbers), 1) % 1000, PARAMS, values, addresses, maps)
-    return recording.record(), tensors
+            swizzle, element = random.choice((0, 32, 64, 128)), random.choice([*ElementType])
+            box = 8, least(positive(), 64)
+            tensor_map = TensorMap(element, (positive(), positive()), (positive() * 16,), box, swizzle)
+            values[f"map_{i}"] = Mapped(tensor_map, random.choice(places), 16 * random.randrange(3))
+        kernel = driver.kernel(random.randrange(1, 99), random.choice((1, 2)))
+        recording.launch(kernel, None, values, positive() % 1000, -1, random.random() < 0.5)
+    return recording.record(results), tensors, stated
 
 
 def others(random: Random, tensors: list[Tensor]) -> list[Tensor]:
@@ -250,23 +263,33 @@ def others(random: Random, tensors: list[Tensor]) -> list[Tensor]:
     return found
 
 
-def both(native: Native, record: Record, packed: Any, tensors: list[Tensor]) -> bool:
-    """Replay a call in both ways, compare all that is launched and made, and tell whether the record serves it."""
-    driver = native.driver
+def both(native: Native, record: Record, packed: Any, tensors: list[Tensor], stated: Sequence[int] = ()) -> bool:
+    """Replay a call in both ways in one memory, compare all that is launched and made, and tell if it is served."""
+    driver, had = native.driver, list[Tensor]()
     driver.launches.clear()
-    answer = native.module.replay(packed, tuple(tensors))
+    native.empty = lambda *of, **how: had.append(torch.empty_strided(*of, **how)) or had[-1]
+    answer = native.module.replay(packed, tuple(tensors), tuple(stated))
+    native.empty = torch.empty_strided
     mine = [*driver.launches]
     driver.launches.clear()
-    values = replay.numbers_of(record, tensors)
+    values = replay.numbers_of(record, tensors, stated)
     if values is None or not replay.fits(record, tensors, values):
         assert answer is NotImplemented and mine == []
         return False
-    made = replay.replay(record, tensors, values, CPU)
-    assert [(x.shape, x.stride(), x.dtype) for x in answer] == [(x.shape, x.stride(), x.dtype) for x in made]
-    moved = [[each[:-1] for each in launches] for launches in (mine, driver.launches)]
-    assert moved[0] == moved[1]
-    if not record.made and not values[record.scratch]:  # else each way has its own memory
-        assert mine == driver.launches
+
+    def again(sizes: Any, strides: Any = (1,), *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        x = had.pop(0)
+        assert (x.shape, x.stride()) == (torch.Size(sizes if isinstance(sizes, list) else [sizes]), tuple(strides))
+        assert (x.dtype, x.device) == (dtype, device)
+        return x
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty_strided", again)
+        patch.setattr(torch, "empty", again)
+        made = replay.replay(record, tensors, values, CPU)
+    assert had == [] and mine == driver.launches
+    facts = [[(x.shape, x.stride(), x.dtype, x.data_ptr()) for x in each] for each in (answer, made)]
+    assert facts[0] == facts[1]
     return True
 
 
@@ -275,28 +298,30 @@ def test_both_replays_launch_the_same(native: Native, seed: int) -> None:
     random = Random(seed)
     served = 0
     for _ in range(10):
-        record, tensors = drawn(random, native.driver)
+        record, tensors, stated = drawn(random, native.driver)
         packed = replay.packed(native.module, record, CPU)
-        assert both(native, record, packed, tensors)
-        served += sum(both(native, record, packed, others(random, tensors)) for _ in range(20))
+        assert both(native, record, packed, tensors, stated)
+        assert native.module.replay(packed, tuple(tensors), (*stated, 1)) is NotImplemented
+        for _ in range(20):
+            other = [x if random.random() < 0.8 else random.randrange(1, 50) for x in stated]
+            served += both(native, record, packed, others(random, tensors), other)
     assert served > 0
 
 
 def one_launch(native: Native, *, with_scratch: bool = False, scales: bool = False) -> tuple[Record, Any, list[Tensor]]:
     """Record a call of a matrix with free rows that makes one of the same, by two launches."""
     x = tensor(Random(0), 6, 64, torch.float32 if scales else torch.bfloat16, 64)
-    recording = Recording(-1)
-    shadow = recording.shadow(x, 16, (0,))
-    made = recording.result(shadow.shape, shadow.strides, x.dtype)
-    if with_scratch:
-        recording.between(shadow.shape, shadow.strides, torch.float32)
-    addresses = {f"at_{i}": recording.address(each) for i, each in enumerate((shadow, made, shadow))}
-    tensor_map = TensorMap(ElementType.UINT8, (64, shadow.shape[0]), (64,), (64, 8), 64)
-    maps = {f"map_{i}": (tensor_map, recording.address(shadow)) for i in range(2)}
-    values = {**{f"n_{i}": shadow.shape[0] for i in range(4)}, "wide": 3}
+    r = Recording(CPU)
+    shadow = r.shadow(x, (0,))
+    made = r.room(shadow.shape, x.dtype)
+    between = r.room(shadow.shape, torch.float32) if with_scratch else shadow
+    m = shadow.shape[0]
+    tensor_map = TensorMap(ElementType.UINT8, (64, m), (64,), (64, 8), 64)
+    values = {"at_0": shadow, "at_1": made, "at_2": between, **{f"n_{i}": m for i in range(4)}, "pair": (3, m)}
+    values |= {f"map_{i}": Mapped(tensor_map, shadow) for i in range(2)}
     for function in (7, 8):
-        recording.launch(native.driver.launcher(function, 1, False), shadow.shape[0], PARAMS, values, addresses, maps)
-    record = recording.record()
+        r.launch(native.driver.kernel(function), None, values, m, -1, False)
+    record = r.record([made])
     return record, replay.packed(native.module, record, CPU), [x]
 
 
@@ -325,30 +350,71 @@ class Subclass(Tensor):
         lambda x: x.t(),
         lambda x: x[None],
         lambda x: x.double(),
-        lambda x: x.flatten()[1:].as_strided((2, 64), (64, 1)),
         FakeTensorMode().from_tensor,
     ],
 )
 def test_other_calls_go_back_to_python(native: Native, other: Any) -> None:
     _, packed, (x,) = one_launch(native, scales=True)
-    assert native.module.replay(packed, (x,)) is not NotImplemented
+    assert native.module.replay(packed, (x,), ()) is not NotImplemented
     native.driver.launches.clear()
-    assert native.module.replay(packed, (other(x.clone()),)) is NotImplemented
-    assert native.module.replay(packed, (x, x)) is NotImplemented
-    assert native.module.replay(packed, ()) is NotImplemented
+    assert native.module.replay(packed, (other(x.clone()),), ()) is NotImplemented
+    assert native.module.replay(packed, (x, x), ()) is NotImplemented
+    assert native.module.replay(packed, (), ()) is NotImplemented
     assert native.driver.launches == []
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_records_are_found_by_all_that_is_not_free(native: Native, is_native: bool) -> None:
+    """Rows are free. A pitch, the last bits of an address, and how many integers are stated, are not."""
+    record, _, _ = one_launch(native)
+    kept = replay.Records([((0,), ())] * 2, native.module if is_native else None)
+
+    def answer(*tensors: Any, stated: Sequence[int] = ()) -> Any:
+        key, found = kept.recall(tensors, stated)
+        if len(kept) == 0:
+            kept.keep(key, record, CPU)
+            return answer(*tensors, stated=stated)
+        return found
+
+    assert all(len(answer(tensor(Random(0), m, 64, torch.bfloat16, 64))[0]) == m for m in (6, 1, 77))
+    assert answer(tensor(Random(0), 6, 64, torch.bfloat16, 64, skew=8)) is not NotImplemented
+    launched, x = len(native.driver.launches), tensor(Random(0), 6, 64, torch.bfloat16, 64)
+    wider, behind = (tensor(Random(0), 6, 64, torch.bfloat16, *of) for of in ((72,), (64, 1)))
+    for others in ((wider,), (behind,), (x.half(),), (x, x), (), (x.requires_grad_(),), (x[0],)):
+        assert answer(*others) is NotImplemented
+    assert answer(x.detach(), stated=(3,)) is NotImplemented
+    assert len(native.driver.launches) == launched
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_the_oldest_records_go(native: Native, is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MOST_ALIKE", 2)
+    monkeypatch.setattr(replay, "MOST_RECORDS", 3)
+    kept = replay.Records([((0,), ())], native.module if is_native else None)
+    calls = [tensor(Random(0), rows, columns, torch.bfloat16, 40) for columns in (8, 16, 24, 32) for rows in (1, 2, 3)]
+    for x in calls:  # each record serves its own rows alone
+        key, answer = kept.recall((x,))
+        assert answer is NotImplemented
+        r = Recording(CPU)
+        int(r.shadow(x, (0,)).shape[0])
+        kept.keep(key, r.record([]), CPU)
+        assert kept.recall((x,))[1] is not NotImplemented
+    assert len(kept) == 3 * 2
+    if is_native:  # the other also knows the last calls
+        served = [kept.recall((x,))[1] is not NotImplemented for x in calls]
+        assert served == [False] * 3 + [False, True, True] * 3
 
 
 def test_a_gradient_is_no_matter_where_none_is_wanted(native: Native) -> None:
     _, packed, (x,) = one_launch(native)
     with torch.no_grad():
-        assert native.module.replay(packed, (x.requires_grad_(),)) is not NotImplemented
+        assert native.module.replay(packed, (x.requires_grad_(),), ()) is not NotImplemented
 
 
 def test_another_current_device_goes_back_to_python(native: Native) -> None:
     _, packed, tensors = one_launch(native)
     native.device = 1
-    assert native.module.replay(packed, tuple(tensors)) is NotImplemented
+    assert native.module.replay(packed, tuple(tensors), ()) is NotImplemented
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
@@ -357,7 +423,7 @@ def test_a_transform_goes_back_to_python(native: Native, transform: Any) -> None
     answers = []
 
     def called(y: Tensor) -> Tensor:
-        answers.append(native.module.replay(packed, (y,)))
+        answers.append(native.module.replay(packed, (y,), ()))
         return y.sum()
 
     transform(called)(x[None] if transform is torch.vmap else x)
@@ -369,17 +435,18 @@ def test_inference_mode_is_served(native: Native) -> None:
     with torch.inference_mode():
         of_inference = x.clone()
         assert both(native, record, packed, [x]) and both(native, record, packed, [of_inference])
-        assert native.module.replay(packed, (x,))[0].is_inference()
+        assert native.module.replay(packed, (x,), ())[0].is_inference()
     assert both(native, record, packed, [of_inference])
 
 
 def test_a_drivers_error_names_the_launch(native: Native) -> None:
     _, packed, tensors = one_launch(native)
     native.driver.status = 719
-    for which in (0, 1):
+    for which, name in enumerate((7, 8)):
         native.driver.launches.clear()
         native.driver.fails_from = which + 1
-        assert native.module.replay(packed, tuple(tensors)) == (which, 719)
+        with pytest.raises(RuntimeError, match=f"launch of {name} by 6 CTAs: 719"):
+            native.module.replay(packed, tuple(tensors), ())
         assert len(native.driver.launches) == which + 1
 
 
@@ -400,7 +467,7 @@ def test_memory_that_cannot_be_had_ends_a_call_before_its_launches(built: Any, h
     native = Native(built, Driver(), empty)
     _, packed, tensors = one_launch(native, with_scratch=True)
     with pytest.raises((torch.OutOfMemoryError, RuntimeError, TypeError, ValueError)) as raised:
-        native.module.replay(packed, tuple(tensors))
+        native.module.replay(packed, tuple(tensors), ())
     assert error is None or raised.value is error
     assert native.driver.launches == [] and [x() for x in made] == [None] * have
 
@@ -411,7 +478,7 @@ def test_threads_replay_one_record(native: Native) -> None:
     made: list[Any] = []
 
     def run(x: Tensor) -> None:
-        made.extend((x, *native.module.replay(packed, (x,))) for _ in range(50))
+        made.extend((x, *native.module.replay(packed, (x,), ())) for _ in range(50))
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)  # else threads change in the middle of this driver, as they cannot in the real one
@@ -436,7 +503,7 @@ def test_a_forked_process_replays(native: Native) -> None:
     _, packed, tensors = one_launch(native)
     child = os.fork()
     if child == 0:
-        os._exit(len(native.module.replay(packed, tuple(tensors))) + len(native.driver.launches))
+        os._exit(len(native.module.replay(packed, tuple(tensors), ())) + len(native.driver.launches))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1 + 2
 
 
@@ -446,7 +513,7 @@ from pathlib import Path
 import test_replay
 native = test_replay.Native(test_replay.loaded(Path(sys.argv[1])), test_replay.Driver())
 _, packed, tensors = test_replay.one_launch(native)
-replay = lambda: print(len(native.module.replay(packed, tuple(tensors))), flush=True)
+replay = lambda: print(len(native.module.replay(packed, tuple(tensors), ())), flush=True)
 atexit.register(replay)
 class Late:
     def __del__(self, replay=replay): replay()
@@ -511,9 +578,10 @@ def test_it_is_told_which_replay_runs_and_why(built: Any, monkeypatch: pytest.Mo
 
 def test_a_replay_keeps_no_tensor(native: Native) -> None:
     record, packed, (x,) = one_launch(native, with_scratch=True)
+    native.module.replay(packed, (x,), ())
     before = sys.getrefcount(x), sys.getrefcount(packed), sys.getrefcount(torch.bfloat16)
     for _ in range(100):
-        (made,) = native.module.replay(packed, (x,))
+        (made,) = native.module.replay(packed, (x,), ())
     assert (sys.getrefcount(x), sys.getrefcount(packed), sys.getrefcount(torch.bfloat16)) == before
     assert sys.getrefcount(made) == 2
     of = record.launches[0].kernel
@@ -524,11 +592,11 @@ def test_a_replay_keeps_no_tensor(native: Native) -> None:
 
 def parts() -> list[Any]:
     """Give the parts of a small record that is right."""
-    given = (4, 16, 1, 0, (-1, 8), (8, 1), 16)
+    given = (4, 16, 1, 0, (-1, 8), (8, 1))
     launch = (5, 128, 0, 1, 0, 0, bytes(256), ((128, 8, 0, (0, 0, 0)),), ((0, (0, 0, 0), 0, 0, (1, 2), (0,), (0, 0)),))
-    made = ((1, 2), (2, 0), {"dtype": torch.bfloat16})
-    steps = (0, 1, 0), (1, 0, 0), (0, 8, 0), (3, 1, 2)
-    return [(1, 0), (given,), steps, ((0, 0, 1, 1),), ((0, 0, 0, 0, 1),), (made,), (0, {}), (launch,), []]
+    made = (1, 2), (2, 0), {"dtype": torch.bfloat16}, (1,), (0,)
+    steps = (0, 1, 0), (1, 0, 0), (0, 8, 0), (3, 1, 2), (10, 0, 0)
+    return [(1, 0), (given,), 1, steps, ((0, 0, 1, 1),), ((0, 0, 0, 1),), (made,), (0, {}), (launch,), []]
 
 
 @pytest.mark.parametrize(
@@ -538,33 +606,41 @@ def parts() -> list[Any]:
         ((1,), [1]),
         ((1, 0, 4), (1,) * 6),
         ((1, 0, 5), (1,)),
-        ((1, 0, 6), 3),
-        ((2,), ()),
-        ((2, 0), (0, 2, 0)),
-        ((2, 1), (1, 1, 0)),
-        ((2, 1), (1, 0, 2)),
-        ((2, 3), (3, 3, 0)),
-        ((2, 3), (10, 0, 0)),
-        ((2, 3), (3, 0)),
-        ((3, 0), (2, 0, 0, 1)),
-        ((3, 0), (0, 0, 4, 1)),
-        ((4, 0), (0, 1, 0, 0, 1)),
-        ((5, 0, 0), (1, 4)),
-        ((5, 0, 1), (1,)),
-        ((6, 0), 4),
-        ((7, 0, 0), "5"),
-        ((7, 0, 5), 4),
-        ((7, 0, 6), bytes(100)),
-        ((7, 0, 6), "text"),
-        ((7, 0, 7, 0), (249, 8, 0, None)),
-        ((7, 0, 7, 0), (0, 2, 0, None)),
-        ((7, 0, 7, 0), (0, 4, 0, (0, 0, 0))),
-        ((7, 0, 7, 0), (0, 8, 0, (1, 1, 0))),
-        ((7, 0, 7, 0), (0, 8, 0, (3, 0, 0))),
-        ((7, 0, 8, 0, 0), 32),
-        ((7, 0, 8, 0, 0), 192),
-        ((7, 0, 8, 0, 5), (0, 0)),
-        ((7, 0, 8, 0, 4), ()),
+        ((1, 0), (4, 16, 1, 0, (-1, 8))),
+        ((2,), 0),
+        ((2,), None),
+        ((3,), ()),
+        ((3, 0), (0, 2, 0)),
+        ((3, 1), (1, 1, 0)),
+        ((3, 1), (1, 0, 2)),
+        ((3, 3), (3, 3, 0)),
+        ((3, 3), (11, 0, 0)),
+        ((3, 3), (3, 0)),
+        ((3, 4), (10, 1, 0)),
+        ((3, 4), (10, -1, 0)),
+        ((4, 0), (2, 0, 0, 1)),
+        ((4, 0), (0, 0, 5, 1)),
+        ((5, 0), (0, 1, 0, 1)),
+        ((5, 0), (0, 0, 0)),
+        ((6, 0, 0), (1, 5)),
+        ((6, 0, 1), (1,)),
+        ((6, 0, 3), (1, 2)),
+        ((6, 0, 4), (5,)),
+        ((6, 0, 4), None),
+        ((7, 0), 5),
+        ((8, 0, 0), "5"),
+        ((8, 0, 5), 5),
+        ((8, 0, 6), bytes(100)),
+        ((8, 0, 6), "text"),
+        ((8, 0, 7, 0), (249, 8, 0, None)),
+        ((8, 0, 7, 0), (0, 2, 0, None)),
+        ((8, 0, 7, 0), (0, 4, 0, (0, 0, 0))),
+        ((8, 0, 7, 0), (0, 8, 0, (1, 1, 0))),
+        ((8, 0, 7, 0), (0, 8, 0, (3, 0, 0))),
+        ((8, 0, 8, 0, 0), 32),
+        ((8, 0, 8, 0, 0), 192),
+        ((8, 0, 8, 0, 5), (0, 0)),
+        ((8, 0, 8, 0, 4), ()),
     ],
 )
 def test_a_malformed_record_is_refused(native: Native, path: tuple[int, ...], value: Any) -> None:

@@ -215,13 +215,13 @@ def test_no_tokens_give_gradients_of_zero(leading: tuple[int, ...], dtype: torch
 # What nobody needs
 
 
-ROWS, BOTH, NT = "per_token_cast_to_fp8", "cast_both_to_fp8", "fp8_gemm_nt"
+ROWS, BOTH, PRODUCT, NT = "per_token_cast_to_fp8", "cast_both_to_fp8", "product", "fp8_gemm_nt"
 IN_ORDER, TURNED = "cast_weight", "cast_weight_back"
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the products and casts, as they are called."""
-    called = count_calls(monkeypatch, module, ROWS, BOTH, NT, IN_ORDER, TURNED)
+    called = count_calls(monkeypatch, module, ROWS, BOTH, PRODUCT, NT, IN_ORDER, TURNED)
     monkeypatch.setattr(backward_of_x, NT, getattr(module, NT))
     return called
 
@@ -229,10 +229,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("needs_x", "needs_weight", "forward", "backward"),
     [
-        (True, True, [BOTH, IN_ORDER, NT], [BOTH, TURNED, NT, NT]),
-        (True, False, [ROWS, IN_ORDER, NT], [ROWS, TURNED, NT]),
-        (False, True, [BOTH, IN_ORDER, NT], [ROWS, NT]),
-        (False, False, [ROWS, IN_ORDER, NT], []),
+        (True, True, [BOTH, IN_ORDER, PRODUCT], [BOTH, TURNED, NT, NT]),
+        (True, False, [ROWS, IN_ORDER, PRODUCT], [ROWS, TURNED, NT]),
+        (False, True, [BOTH, IN_ORDER, PRODUCT], [ROWS, NT]),
+        (False, False, [ROWS, IN_ORDER, PRODUCT], []),
     ],
 )
 def test_what_nobody_needs_is_neither_computed_nor_saved(
