@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import zlib
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,32 +94,35 @@ class Records:
         self._bits = bytes(sum(1 << i for i in each) for of_tensor in free for each in of_tensor)
         self._kept: dict[Key, list[Any]] = {}
         self._ready: dict[Key, tuple[Record, Sequence[int], Sequence[Ready]]] = {}
+        self.recall: Callable[..., Any] = self._recall
+        if native is not None:
+            self.recall = partial(native.recall, self._kept, self._bits)
 
     def __len__(self) -> int:
         """Count records."""
         return sum(map(len, self._kept.values()))
 
-    def recall(self, tensors: tuple[Any, ...], stated: Sequence[int] = ()) -> tuple[Key, Any]:
-        """Replay the first record that serves these tensors: its results, or NotImplemented. Give the key too.
+    def name(self, tensors: tuple[Any, ...], stated: tuple[int, ...] = ()) -> Key:
+        """Give the key under which records of a call are kept."""
+        if self._native is not None:
+            return self._native.name(self._bits, tensors, stated)
+        exact = exact_key_of(tensors, stated)
+        return None if exact is None else (key_of(exact[1:], self._free), len(stated))
+
+    def _recall(self, tensors: tuple[Any, ...], stated: tuple[int, ...] = ()) -> Any:
+        """Replay the first record that serves these tensors: its results, or NotImplemented.
 
         `stated`: integers of the caller, which may be others in each call.
         """
-        if self._native is not None:
-            found: tuple[Key, Any] = self._native.recall(self._kept, self._bits, tensors, tuple(stated))
-            return found
         exact = exact_key_of(tensors, stated)
-        if exact is None:
-            return None, NotImplemented
-        key, ready = (key_of(exact[1:], self._free), len(stated)), self._ready.get(exact)
-        if ready is None:
-            ready = self._find(key, exact, tensors, stated)
+        ready = None if exact is None else self._ready.get(exact) or self._find(exact, tensors, stated)
         if ready is None or not fits(ready[0], tensors, ready[1]):
-            return key, NotImplemented
-        return key, replay(ready[0], tensors, ready[1], tensors[0].device, ready[2])
+            return NotImplemented
+        return replay(ready[0], tensors, ready[1], tensors[0].device, ready[2])
 
-    def _find(self, key: Key, exact: Key, tensors: Sequence[Tensor], stated: Sequence[int]) -> Any:
+    def _find(self, exact: Key, tensors: Sequence[Tensor], stated: tuple[int, ...]) -> Any:
         """Find the first record that serves tensors that lie so, and prepare its launches for such tensors."""
-        for record in self._kept.get(key, ()):
+        for record in self._kept.get((key_of(exact[1:], self._free), len(stated)), ()):
             values = computed(record, tensors, stated)  # the key says that they lie as the record wants
             if values is not None:
                 found = record, values, [Ready.of(launch, values) for launch in record.launches]
@@ -142,6 +145,8 @@ def _put(kept: dict[Key, Any], key: Key, value: Any) -> None:
 def exact_key_of(tensors: Sequence[Any], stated: Sequence[int] = ()) -> Key:
     """Give how tensors lie that records may know; None for others."""
     found: list[Any] = [tuple(stated)]
+    if any(type(x) is not int for x in stated):
+        return None
     may_want_gradient = torch.is_grad_enabled()
     for x in tensors:
         dtype = x.dtype
