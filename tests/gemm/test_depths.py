@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, on_gpu
-from helpers import pointer_members, some
+from fake_gpu import FakeGpu, on_gpu, recorded_alike
+from helpers import pointer_members
 from torch import Tensor
 
 import deep_gemm
@@ -26,7 +27,6 @@ from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import params_of
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output, Sizes
-from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.problem import Problem
 from lab.configs import reachable_k_grouped
 from lab.sim import depths as sim
@@ -80,28 +80,18 @@ def test_both_kernels_are_launched_at_the_operands(gpu: FakeGpu, config: GemmCon
     assert found["c"] == (0 if p.c is None else p.c.data_ptr())
 
 
-def test_the_same_sums_of_depths_are_a_call_that_was_seen_and_others_derive_a_plan(gpu: FakeGpu) -> None:
-    members = [DEPTHS_PARAMS.word(name) for name in pointer_members(DEPTHS_PARAMS)]
-    for is_derived in (True, False):
-        words = []
-        for ks in ([16, 0, 400], [400, 16, 0], [256, 128, 32], [1024, 0, 16]):
-            if not is_derived:
-                PLANS.clear()
-            p = ready(sim.random_problem(FRESH, ks, 100, 72))
-            call(p, ks)
-            maps, product = gpu.launches[-2:]
-            data = b"".join(word.to_bytes(8, "little") for word in maps.words)
-            inline = struct.unpack_from("<3I", data, k_group_maps.KERNEL.params.offset("inline_ks"))
-            assert list(inline) == ks
-            assert product.words[DEPTHS_PARAMS.word("d")] == p.d.data_ptr()
-            sums = struct.unpack_from("<2I", data, k_group_maps.KERNEL.params.offset("sum_k"))
-            assert sums == (sum(ks), sum(ceil_div(k, 128) for k in ks))
-            words.append({i: word for i, word in enumerate(product.words) if i not in members})
-        if is_derived:
-            assert gpu.plans == 1, "the others are like the first, or derived"
-            derived = words
-        else:
-            assert words == derived
+def test_a_record_serves_other_depths_from_the_host(gpu: FakeGpu) -> None:
+    many = [16, 0, 400], [400, 16, 0], [256, 128, 32], [1024, 0, 16]
+    problems = [ready(sim.random_problem(FRESH, ks, 100, 72)) for ks in many]
+    calls = [partial(call, p, ks) for p, ks in zip(problems, many, strict=True)]
+    assert recorded_alike(gpu, calls, "k_groups", "groups.by_depth") <= 2
+    params = k_group_maps.KERNEL.params
+    for launch, p, ks in zip(gpu.launches[::2], problems, many, strict=False):
+        data = b"".join(word.to_bytes(8, "little") for word in launch.words)
+        assert [*struct.unpack_from("<3I", data, params.offset("inline_ks"))] == ks
+        sums = struct.unpack_from("<2I", data, params.offset("sum_k"))
+        assert sums == (sum(ks), sum(ceil_div(k, 128) for k in ks))
+        assert launch.words[params.word("a")] == p.a.data_ptr()
 
 
 @pytest.mark.parametrize("ks", [[16, 0, 384], [16, 400], [8, 8, 400], [16, 0, 400.0], [True, 15, 400], [-16, 32, 400]])
@@ -123,61 +113,6 @@ def test_depths_that_lie_across_words_are_refused_on_a_call_that_was_seen(gpu: F
     with pytest.raises(ValueError, match=r"^ks_tensor: expected an address that is a multiple of 4 bytes"):
         call(p._replace(ks_tensor=across))
     assert len(gpu.launches) == 4
-
-
-def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGpu) -> None:
-    at, held = DEPTHS_PARAMS.word("groups.by_depth"), []
-    empty = torch.empty
-
-    def rooms(calls: int) -> set[int]:
-        first = len(gpu.launches)
-        for _ in range(calls):
-            p = ready(sim.random_problem(FRESH, KS, 100, 72))
-            call(p, KS)
-        return {launch.words[at] for launch in gpu.launches[first:] if launch.kernel == "fp8_wgrad_gemm_k_grouped"}
-
-    def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
-        held.append(empty(*args, **kwargs))
-        return held[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", kept_empty)
-        of_stream = rooms(3)
-        gpu.stream = 8
-        of_another = rooms(2)
-        gpu.is_capturing = True
-        of_graphs = rooms(2)
-        gpu.is_capturing = False
-        of_another_later = rooms(1)
-    assert (len(of_stream), len(of_another), len(of_graphs)) == (1, 1, 2)
-    assert of_another_later == of_another
-    assert not of_graphs & (of_stream | of_another)
-    assert of_stream != of_another
-
-
-def test_a_plan_keeps_memory_for_few_streams(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(depths, "MAX_ROOMS", 3)
-    for stream in range(1, 8):
-        gpu.stream = stream
-        call(ready(sim.random_problem(FRESH, KS, 100, 72)), KS)
-    (plan,) = PLANS.plans.values()
-    assert isinstance(plan, depths.DepthsPlan)
-    assert [*plan.rooms] == [5, 6, 7]
-
-
-def test_an_operator_keeps_no_memory(gpu: FakeGpu) -> None:
-    p = ready(sim.random_problem(FRESH, KS, 100, 72))
-    operands = on_gpu(p.a), p.sfa, p.b, p.sfb, on_gpu(p.d)
-    for _ in range(2):  # a new call, and one that was seen
-        torch.ops.deep_gemm.k_grouped_fp8_gemm_nt_contiguous.into(*operands, KS)
-    assert len(gpu.launches) == 4
-    (plan,) = PLANS.plans.values()
-    assert isinstance(plan, depths.DepthsPlan)
-    assert plan.rooms == {}
-    call(p, KS)
-    *_, of_calls = PLANS.plans.values()
-    assert isinstance(of_calls, depths.DepthsPlan)
-    assert (len(of_calls.rooms), plan.rooms) == (1, {})
 
 
 def test_nothing_is_launched_where_a_side_or_all_depths_are_zero(gpu: FakeGpu) -> None:
@@ -239,9 +174,11 @@ def test_whole_clusters_are_launched(n: int, num_sms: int, ctas: int) -> None:
 
 def test_a_cta_loads_its_half_of_a_that_is_shared(gpu: FakeGpu) -> None:
     p = ready(sim.random_problem(PAIRS, KS, 300, 256))
-    plan = some(depths.run_on_gpu(p, PAIRS))
-    assert [map_.box[1] for map_ in plan.make_maps.maps.values()] == [128, 128]
-    assert plan.maps["map_sfa"].box == (128, 1)
+    depths.run_on_gpu(p, PAIRS)
+    maps, product = gpu.launches
+    assert [each.box[1] for each in maps.maps] == [128, 128]
+    of_a = next(each for each in product.maps if each.sizes[0] == p.m)
+    assert of_a.box == (128, 1)
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_packed_ue8m0_tensor
+from deep_gemm.core.call import RECORDS
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import Scales, recipes_of, scales_of, whole_recipe
 from deep_gemm.core.check.ue8m0 import powers_of, words_of
-from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.reference import fma_fp32
 from lab.bench.timing import profiled
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES
@@ -272,15 +272,15 @@ def test_words_of_another_shape_are_refused(turned: bool) -> None:
 @pytest.mark.parametrize("m", [8, 512])
 @pytest.mark.parametrize("form", FORMS[::2])
 @pytest.mark.parametrize(("said", "of_a", "of_b"), [WHOLE[0], WHOLE[2], SIDES[0]], ids=str)
-def test_calls_that_are_alike_have_one_plan(said: Any, of_a: Scales, of_b: Scales, form: Any, m: int) -> None:
+def test_calls_that_are_alike_have_one_record(said: Any, of_a: Scales, of_b: Scales, form: Any, m: int) -> None:
     """No kernel runs but the product's, and many rows' that lays scales out which TMA loads."""
     a, b = (to("cuda", operand(shape, of, 1)) for shape, of in (((m, 1024), of_a), ((N, 1024), of_b)))
     a, b = ((values, form(exponents_like(sf)[0])) for values, sf in (a, b))
     d = torch.empty(m, N, dtype=torch.bfloat16, device="cuda")
     product(a, b, d, **said)
-    before = len(PLANS.plans)
+    kept = sum(map(len, RECORDS.values()))
     kernels = [event.name for event in profiled(lambda: product(a, b, d, **said))]
-    assert len(PLANS.plans) == before
+    assert sum(map(len, RECORDS.values())) == kept
     laid = 0 if m == 8 else 1 if of_b.rows > 1 else 2
     assert sum(name == "lay_scales" for name in kernels) == laid
     assert sum(name.startswith("fp8_") for name in kernels) == 1 == len(kernels) - laid

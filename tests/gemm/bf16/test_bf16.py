@@ -1,4 +1,4 @@
-"""BF16 products on the CPU: what is asked, what is refused, gradients, and how a call finds its plan."""
+"""BF16 products on the CPU: what is asked, what is refused, gradients, and how a record serves a call."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from fake_gpu import on_gpu
+from fake_gpu import FakeGpu, on_gpu
 from helpers import int32, some
 from torch import Tensor
 
@@ -19,10 +19,8 @@ import deep_gemm
 from deep_gemm import calc_diff, set_mk_alignment_for_contiguous_layout
 from deep_gemm.gemm import bf16_depths
 from deep_gemm.gemm.api.bf16_dense import DENSE
-from deep_gemm.gemm.api.bf16_grouped import DEPTHS
 from deep_gemm.gemm.ask.bf16 import EXPRESSIONS, bf16_problem, laid_out
 from deep_gemm.gemm.kinds.works import COUNTED, MOST_INLINE_COUNTS, PARTS
-from deep_gemm.gemm.plan import PLANS, Plan
 from deep_gemm.gemm.problem import Problem
 
 M, N, K, GROUPS = 5, 24, 16, 3
@@ -275,47 +273,17 @@ def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> 
 # What a GPU's kernels are handed
 
 
-class Recorder(Plan):
-    """Writes down its launches."""
-
-    def __init__(self) -> None:
-        self.launches: list[Any] = []
-
-    def fits(self, at: Any) -> bool:
-        return True
-
-    def launch(self, at: Any, tail: bytes = b"", tail_at: int = 0) -> None:
-        self.launches.append(at)
-
-    def new_output(self) -> Tensor:
-        return on_gpu(torch.empty(M, N, dtype=torch.bfloat16))
-
-
-def test_a_call_like_one_before_is_launched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PLANS, "plans", {})
-    monkeypatch.setattr(PLANS, "seen", type(PLANS.seen)())
-    plan, asked = Recorder(), []
-
-    def compute(p: Any) -> Any:
-        asked.append(p)
-        return plan
-
-    monkeypatch.setattr(DENSE["nt"], "on_gpu", compute)
-    monkeypatch.setattr(DENSE["nt"], "derive", None)  # a plan that is one
+def test_a_call_like_one_before_is_asked_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Mock(wraps=DENSE["nt"].ask)
+    monkeypatch.setattr(DENSE["nt"], "ask", asked)
     weight = on_gpu(numbers(N, K).requires_grad_())
     for _ in range(4):
         a, d = on_gpu(numbers(M, K)), on_gpu(torch.empty(M, N, dtype=torch.bfloat16))
         with torch.no_grad():
             deep_gemm.bf16_gemm_nt(a, weight, d)
-        at = a.data_ptr(), 0, weight.data_ptr(), 0, d.data_ptr(), 0
-    assert len(asked) == 1
-    assert len(plan.launches) == 3
-    assert plan.launches[-1] == at
+    assert (asked.call_count, len(gpu.launches)) == (1, 4)
     with pytest.raises(ValueError, match=r"^b: expected a tensor without a gradient"):
         deep_gemm.bf16_gemm_nt(a, weight, d)
-    with torch.no_grad():
-        deep_gemm.bf16_gemm_nt(on_gpu(numbers(M + 1, K)), weight, on_gpu(numbers(M + 1, N)))
-    assert len(asked) == 2
 
 
 class Unread(Tensor):
@@ -327,32 +295,20 @@ class Unread(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
-def launched(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Any]:
-    """Problems that a module is asked to compute from now on. It gives one plan for each."""
-    problems = []
-
-    def run(p: Any) -> list[Any]:
-        problems.append(p)
-        return [SimpleNamespace()]
-
-    monkeypatch.setattr(module, "run_plans", run)
-    return problems
-
-
 @pytest.mark.parametrize("ks", [(64, 0, 128), (3, 0, 70), (64, 64, 0)])
 @pytest.mark.parametrize("said", ["host", "tensor", "both", "ends"])
 def test_who_computes_groups_along_k(monkeypatch: pytest.MonkeyPatch, ks: tuple[int, ...], said: str) -> None:
     """Depths of whole k-blocks that the host knows are parameters; others are counted, and nobody waits for them."""
-    problems = launched(monkeypatch, bf16_depths)
+    problems: list[Any] = []
+    monkeypatch.setattr(bf16_depths, "run_parts", problems.append)
     a, b, tensor = numbers(192, 8), numbers(192, N), int32(*ks).as_subclass(Unread)
     layout = {"host": None, "ends": tensor.cumsum(0).int()}.get(said, tensor)
     on_host = ks if said in ("host", "both") else None
     d = torch.empty(3, 8, N)
     counts = tensor if said == "ends" else layout
     p = Problem(a.mT, None, b.mT, None, d, None, PARTS, None, None, ks=on_host, ks_tensor=counts, layout=layout)
-    plan = bf16_depths.run(p)
+    bf16_depths.run(p)
     is_whole = on_host is not None and all(k % 64 == 0 for k in ks)
-    assert (plan is None) == (said == "ends")  # ends of another call make depths of their own
     (found,) = problems
     assert found.work is (PARTS if is_whole else COUNTED)
     if is_whole:
@@ -368,16 +324,3 @@ def test_depths_that_do_not_fit_parameters_are_the_callers_tensor() -> None:
     assert bf16_depths.of_any_depths(p._replace(ks=ks[1:])).sfa is None
     p = bf16_depths.of_any_depths(p)
     assert (p.sfa is counts, p.ks) == (True, None)
-
-
-def test_a_plan_of_counted_depths_takes_the_layout_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PLANS, "plans", {})
-    monkeypatch.setattr(PLANS, "seen", type(PLANS.seen)())
-    plan = Recorder()
-    monkeypatch.setattr(DEPTHS, "on_gpu", lambda p: plan)
-    a, b, d, c = (on_gpu(x) for x in (numbers(64, 8), numbers(64, N), torch.empty(2, 8, N), torch.empty(2, 8, N)))
-    for ks in ((64, 0), (3, 60), (1, 1)):
-        layout = on_gpu(int32(*ks))
-        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c)
-    assert len(plan.launches) == 2
-    assert plan.launches[-1] == (a.data_ptr(), layout.data_ptr(), b.data_ptr(), 0, d.data_ptr(), c.data_ptr())

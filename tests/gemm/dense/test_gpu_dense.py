@@ -13,19 +13,17 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.call import RECORDS
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import E2M1
 from deep_gemm.core.check.ue8m0 import Words
-from deep_gemm.gemm import kernel as fp8_gemm_decode
 from deep_gemm.gemm import launch as dense
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.api import dense as dense_api
 from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.kinds.output import FINE_OPERANDS
-from deep_gemm.gemm.plan import PLANS, Plan, addresses_of
 from deep_gemm.gemm.problem import Problem
 from lab import configs
 from lab.bench.tune import compile_all
@@ -191,8 +189,8 @@ def test_two_streams_at_once() -> None:
 def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
     """It has no context of the driver: neither to load a kernel in, nor to launch one that is loaded."""
     torch.manual_seed(0)
-    PLANS.clear()
-    kernels: tuple[Any, ...] = (FP8_GEMM, fp8_gemm_decode.FP8_GEMM_DECODE)
+    RECORDS.clear()
+    kernels: tuple[Any, ...] = (FP8_GEMM, FP8_GEMM_DECODE)
     for kernel in kernels:
         kernel.loaded.cache_clear()
         kernel.launcher.cache_clear()
@@ -208,7 +206,7 @@ def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
     assert torch.equal(found[1], found[2])
 
 
-def test_threads_that_share_a_plan() -> None:
+def test_threads_that_share_a_record() -> None:
     problems = [operands(128, 256, 512, seed) for seed in range(8)]
     right = [deep_gemm.fp8_gemm_nt(a, b) for a, b in problems]
     wrong: list[int] = []
@@ -256,26 +254,21 @@ def test_fewer_sms_give_the_same_bits_without_compiling() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_plan_of_another_m_gives_the_bits_of_one_whose_maps_the_driver_encoded(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def products() -> list[Tensor]:
-        PLANS.clear()
-        found = []
+def test_a_record_of_another_m_gives_the_bits_of_one_of_its_own(dtype: torch.dtype) -> None:
+    found: list[list[Tensor]] = [[], []]
+    for products, is_shared in zip(found, (True, False), strict=True):
         for m in (200, 129, 300, 1000, 1023, 5, 2049):
+            if not is_shared:
+                RECORDS.clear()
             a, b = operands(m, 576, 1152, m)
             d = torch.full((m, 576), float("nan"), device="cuda", dtype=dtype)
             deep_gemm.fp8_gemm_nt(a, b, d)
-            found.append(d)
-        return found
-
-    changed = products()
-    monkeypatch.setattr(dense_api.NT, "derive", None)
-    for d, right in zip(changed, products(), strict=True):
+            products.append(d)
+    for d, right in zip(*found, strict=True):
         assert torch.equal(d, right)
 
 
-def test_operands_at_other_addresses_use_the_plan_and_are_right() -> None:
+def test_operands_at_other_addresses_use_the_record_and_are_right() -> None:
     a, b = operands(64, 256, 512)
     right = deep_gemm.fp8_gemm_nt(a, b)
     for _ in range(3):
@@ -332,7 +325,7 @@ def assert_fp4_right(p: Problem, c: torch.Tensor | None = None) -> None:
 @pytest.mark.parametrize("any_scales", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(4096, 7168), (576, 288), (24576, 1536), (5120, 2304), (2880, 2880)])
 def test_any_number_of_rows_through_the_public_function(n: int, k: int, any_scales: bool) -> None:
-    """Plans are derived for other rows, and serve other weights of the same shape."""
+    """Records serve other rows, and other weights of the same shape."""
     for seed, m in enumerate((1, 7, 16, 33, 64, 100, 257, 7, 64)):
         p = problem(m, n, k, seed, any_scales)
         assert_fp4_right(p._replace(d=product(p)))
@@ -429,24 +422,16 @@ def test_scales_are_read_as_they_lie() -> None:
             assert torch.equal(d, right)
 
 
-def launch(plan: Plan, a: Operand, b: Operand, d: Tensor) -> None:
-    at = (*(x.data_ptr() for x in (*a, *b, d)), 0)
-    assert plan.fits(at)
-    plan.launch(at)
-
-
-def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
+def test_a_record_serves_other_operands_and_streams_and_graphs() -> None:
     problems = []
     for seed in range(4):
         a, b = operands(16, 2112, 7168, seed)
         d = torch.empty(16, 2112, device="cuda", dtype=torch.bfloat16)
         problems.append((a, b, d))
-    a, b, d = problems[0]
-    plan = some(dense.run(dense_problem(a, b, d, None)))
     rights = []
     for a, b, d in problems:
         d.fill_(float("nan"))
-        launch(plan, a, b, d)
+        deep_gemm.fp8_gemm_nt(a, b, d)
         assert_right(dense_problem(a, b, d, None), d, right_d(dense_problem(a, b, d, None), None))
         rights.append(d.clone())
     streams = [torch.cuda.Stream() for _ in problems]  # type: ignore[no-untyped-call]
@@ -455,12 +440,12 @@ def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
         for stream, (a, b, d) in zip(streams, problems, strict=True):
             with torch.cuda.stream(stream):
                 d.fill_(float("nan"))
-                launch(plan, a, b, d)
+                deep_gemm.fp8_gemm_nt(a, b, d)
     torch.cuda.synchronize()
     assert all(torch.equal(d, right) for (_, _, d), right in zip(problems, rights, strict=True))
 
     a, b, d = problems[0]
-    graph, _ = captured(launch, plan, a, b, d)
+    graph, _ = captured(deep_gemm.fp8_gemm_nt, a, b, d)
     for old, new in zip((*a, *b), (*problems[1][0], *problems[1][1]), strict=True):
         old.copy_(new)
     d.fill_(float("nan"))
@@ -479,7 +464,7 @@ def test_fine_scales_give_the_references_bits(operands: Any, words: Words) -> No
         g = torch.Generator("cuda").manual_seed(tokens)
         a, b = (torch.randint(-2, 3, x.shape, generator=g, device="cuda").to(x.dtype) for x in (p.a, p.b))
         p = p._replace(a=a, sfa=p.sfa.cuda(), b=b, sfb=p.sfb.cuda(), d=p.d.cuda())
-        dense.plan_of(p, config, 132, FP8_GEMM_DECODE.launcher(config, 0, False)).launch(addresses_of(p))
+        dense.start(p, config, 132)
         assert torch.equal(p.d.nan_to_num(7.25), right_d(p, None).nan_to_num(7.25))
 
 

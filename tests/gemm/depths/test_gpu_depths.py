@@ -20,7 +20,6 @@ from deep_gemm.gemm import depths
 from deep_gemm.gemm.ask.depths import k_grouped_problem
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.k_group_maps import MAX_INLINE_KS
-from deep_gemm.gemm.plan import PLANS
 from deep_gemm.gemm.problem import Problem
 from lab.configs import reachable_k_grouped
 from lab.sim import product as simulated
@@ -228,8 +227,7 @@ def test_sizes_of_zero(ks: list[int], m: int, n: int, addition: str) -> None:
     assert torch.equal(p.d, right)
 
 
-def test_plans_derived_for_other_depths_and_addresses_are_right() -> None:
-    PLANS.clear()
+def test_records_that_serve_other_depths_and_addresses_are_right() -> None:
     for seed in (0, 1):
         for ks in ([128, 256], [144, 16], [400, 0], [640, 640], [256, 128]):
             for on_gpu_alone in (False, True):
@@ -239,7 +237,6 @@ def test_plans_derived_for_other_depths_and_addresses_are_right() -> None:
                 a, b = (p.a.clone(), p.sfa), (p.b, p.sfb)
                 deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, None if on_gpu_alone else ks, p.ks_tensor, p.c)
                 assert torch.equal(d, right), (seed, ks)
-        assert len(PLANS.plans) == 5, "four sums of depths from the GPU, and one plan of all from the host"
 
 
 def test_pdl_changes_nothing() -> None:

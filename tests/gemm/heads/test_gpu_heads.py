@@ -55,7 +55,7 @@ def assert_right(p: Problem, name: str = "chosen") -> None:
 def test_the_shape_of_deepseek_v4(b: int, dtype: torch.dtype) -> None:
     x, w, shape = operands({"b": b, "h": 8, "d": 1024, "r": 4096}, BHD, seed=b)
     frame = framed(shape, dtype, "cuda")
-    for _ in range(2):  # anew, and by the plan
+    for _ in range(2):  # anew, and by the record
         frame.view.fill_(float("nan"))
         fp8_einsum(BHD, x, w, frame.view)
         assert_right(asked(BHD, x, w, frame.view))

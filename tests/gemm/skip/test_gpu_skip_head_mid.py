@@ -69,7 +69,7 @@ def test_every_reachable_configuration_has_the_bits_of_the_plain_product(index: 
 @pytest.mark.parametrize("m", [1, 7, 64, 128, 129, 1000, 4096])
 @pytest.mark.parametrize("n", [32768, 8192])
 def test_shapes_of_callers(m: int, n: int) -> None:
-    """As a caller gives them, the wide head twice: the second call finds a plan."""
+    """As a caller gives them, the wide head twice: a record serves the second call."""
     for splits in ((128, 64, 128), (64, 32, 192)):
         p = random_problem(m, n // 256, 512, splits, seed=m)
         for _ in range(2):
