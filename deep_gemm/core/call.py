@@ -86,7 +86,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
             key = (function, said, *map(type, said), settings.in_force.generation)
             kept = RECORDS.get(key)
             if kept is not None:
-                _, answer = kept.recall(tensors, () if function.numbers is None else operands[function.numbers] or ())
+                answer = kept.recall(tensors, *_stated(function, operands))
                 if answer is not NotImplemented:
                     return kept.result(answer)
     except (TypeError, ValueError, AttributeError, IndexError, UnfitError):  # malformed: the checks say how
@@ -102,6 +102,11 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
     return made if function.finish is None else function.finish(made)
 
 
+def _stated(function: Function, operands: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+    """Give the integers that a call states, behind its tensors, if the function takes any."""
+    return () if function.numbers is None else (tuple(operands[function.numbers] or ()),)
+
+
 def answered(function: Function, operands: tuple[Any, ...], said: Key, key: Key, tensors: tuple[Tensor, ...]) -> Any:
     """Answer a call of tensors on a GPU: by a record of tensors without a gradient, which is made if there is none."""
     device = tensors[0].device
@@ -112,20 +117,20 @@ def answered(function: Function, operands: tuple[Any, ...], said: Key, key: Key,
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) and not function.wants_checks(tensors):
         plain = tuple([x.detach() if x.requires_grad else x for x in tensors])
     kept, name = RECORDS.get(key), None
-    numbers = () if function.numbers is None else operands[function.numbers] or ()
+    numbers = _stated(function, operands)
     if kept is None:
         kept = Kept([*function.free, *[FIXED] * 16][:16], native())
-    name, answer = kept.recall(plain, numbers)
+    answer, name = kept.recall(plain, *numbers), kept.name(plain, *numbers)
     if answer is NotImplemented and name is not None:
-        record, result = recorded(function, operands, said, tensors, numbers)
-        if record is not None and serves(record, plain, numbers):
+        record, result = recorded(function, operands, said, tensors, *numbers)
+        if record is not None and serves(record, plain, *numbers):
             kept.keep(name, record, device)
             kept.result = result
             if key not in RECORDS:
                 if len(RECORDS) >= MOST_SAID:
                     del RECORDS[next(iter(RECORDS))]
                 RECORDS[key] = kept
-            _, answer = kept.recall(plain, numbers)
+            answer = kept.recall(plain, *numbers)
     if answer is not NotImplemented:
         return kept.result(answer)
     made = function.answer(*operands, *said)

@@ -588,8 +588,8 @@ static int read_call(PyObject* given, PyObject* stated, Call* call) {
     if (call->tensors[i].ndim > kMostDimensions) return 0;
     call->at[i] = (uintptr_t)call->tensors[i].data + call->tensors[i].byte_offset;
   }
-  if (!is_tuple_of(stated, -1) || PyTuple_Size(stated) > kMostStated) return 0;
-  call->num_stated = PyTuple_Size(stated);
+  if (stated != NULL && (!is_tuple_of(stated, -1) || PyTuple_Size(stated) > kMostStated)) return 0;
+  call->num_stated = stated == NULL ? 0 : PyTuple_Size(stated);
   for (Py_ssize_t i = 0; i < call->num_stated; ++i) {
     PyObject* x = PyTuple_GetItem(stated, i);
     if (!PyLong_CheckExact(x)) return 0;
@@ -661,22 +661,35 @@ static Py_ssize_t write_key(const Call* call, const uint8_t* free_dimensions, in
   return n * (Py_ssize_t)sizeof *key;
 }
 
-// recall(records, free, tensors, stated) -> (key, answer): `records` has lists of records by keys, and `free` two bytes for each
-// tensor, sizes and strides that are no part of a key. The key is None for tensors that no record knows.
-static PyObject* recall(PyObject* module, PyObject* arguments) {
-  (void)module;
-  PyObject *records, *free_dimensions, *given, *stated, *answer = NULL;
-  Call call;
+// Gives the key of a call, bytes, of which `free_dimensions` has two bytes for each tensor, sizes and strides that are
+// no part of it; None for tensors that no record knows.
+static PyObject* key_of(PyObject* free_dimensions, PyObject* given, PyObject* stated, Call* call) {
   int64_t key[1 + kMostTensors * (1 + 2 * kMostDimensions)];
   char* bits;
   Py_ssize_t num_bits;
-  if (!PyArg_UnpackTuple(arguments, "recall", 4, 4, &records, &free_dimensions, &given, &stated) ||
-      PyBytes_AsStringAndSize(free_dimensions, &bits, &num_bits) < 0)
-    return NULL;
-  if (!read_call(given, stated, &call) || 2 * call.count > num_bits) return PyTuple_Pack(2, Py_None, Py_NotImplemented);
-  PyObject* name = PyBytes_FromStringAndSize((char*)key, write_key(&call, (const uint8_t*)bits, key));
+  if (PyBytes_AsStringAndSize(free_dimensions, &bits, &num_bits) < 0) return NULL;
+  if (!read_call(given, stated, call) || 2 * call->count > num_bits) return Py_NewRef(Py_None);
+  return PyBytes_FromStringAndSize((char*)key, write_key(call, (const uint8_t*)bits, key));
+}
+
+// name(free, tensors, stated) -> key
+static PyObject* name(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *free_dimensions, *given, *stated;
+  Call call;
+  if (!PyArg_UnpackTuple(arguments, "name", 3, 3, &free_dimensions, &given, &stated)) return NULL;
+  return key_of(free_dimensions, given, stated, &call);
+}
+
+// recall(records, free, tensors, stated) -> results, or NotImplemented: `records` has lists of records by keys.
+static PyObject* recall(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *records, *free_dimensions, *given, *stated = NULL, *answer = NULL;
+  Call call;
+  if (!PyArg_UnpackTuple(arguments, "recall", 3, 4, &records, &free_dimensions, &given, &stated)) return NULL;
+  PyObject* name = key_of(free_dimensions, given, stated, &call);
   if (name == NULL) return NULL;
-  PyObject* alike = PyDict_GetItemWithError(records, name);
+  PyObject* alike = name == Py_None ? NULL : PyDict_GetItemWithError(records, name);
   if (alike != NULL && PyList_Check(alike)) {
     Py_INCREF(alike);  // and each record: while torch makes a tensor, another thread may take them from the dictionary
     for (Py_ssize_t i = 0; i < PyList_Size(alike) && (answer == NULL || answer == Py_NotImplemented); ++i) {
@@ -688,11 +701,8 @@ static PyObject* recall(PyObject* module, PyObject* arguments) {
     }
     Py_DECREF(alike);
   }
-  if (answer == NULL && !PyErr_Occurred()) answer = no_record();
-  PyObject* both = answer == NULL ? NULL : PyTuple_Pack(2, name, answer);
   Py_DECREF(name);
-  Py_XDECREF(answer);
-  return both;
+  return answer == NULL && !PyErr_Occurred() ? no_record() : answer;
 }
 
 // ---- The type and the module ----
@@ -812,6 +822,7 @@ static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS, "Take the tables and functions that replays use."},
     {"facts", facts, METH_O, "Give a tensor's device and type as DLPack has them."},
     {"replay", replay, METH_VARARGS, "Launch what a record says for tensors that it serves."},
+    {"name", name, METH_VARARGS, "Give the key of a call's records."},
     {"recall", recall, METH_VARARGS, "Replay the first of a function's records that serves these tensors."},
     {NULL, NULL, 0, NULL},
 };

@@ -198,7 +198,7 @@ class Recording:
                 step = size * step
         shadow = Shadow(self, tuple(shape), tuple(strides), dtype, (From.SCRATCH, len(self.rooms)), 0)
         shadow.at = SOMEWHERE * (1 + len(self.rooms))
-        is_empty = any(plain(size) == 0 for size in shape)
+        is_empty = any(size == 0 for size in shape)  # a condition: it has other bytes
         self.rooms.append(Room(shadow.shape, shadow.strides, dtype, 0 if is_empty else shadow.span()))
         return shadow
 
@@ -316,7 +316,7 @@ def _by(op: Op, *, turned: bool = False) -> Callable[[Number, Any], Any]:
 
     def method(self: Number, other: Any) -> Any:
         of, a, x = self.of, self.place, self.value
-        b, y = (other.place, other.value) if type(other) is Number else (of.index(other), other)
+        b, y = of.index(other), other.value if type(other) is Number else other
         return of.number(op, b, a, compute(y, x)) if turned else of.number(op, a, b, compute(x, y))
 
     return method
@@ -628,6 +628,16 @@ class Shadow:
 
     def __iter__(self) -> Iterator[Shadow]:
         return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        """Refuse to compare elements."""
+        raise UnfitError("a comparison of elements")
+
+    def __bool__(self) -> bool:
+        """Refuse to look at an element."""
+        raise UnfitError("an element")
+
+    __hash__ = object.__hash__
 
 
 TENSORS = torch.Tensor, Shadow

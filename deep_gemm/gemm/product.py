@@ -122,7 +122,7 @@ class Product:
             self._tensors,
             self.wants_checks,
             free=self.free,
-            numbers=5,
+            numbers=5 if "ks" in self.inputs else None,
             **more,
         )
 
