@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -83,7 +84,7 @@ def values_of(
 ) -> dict[str, Any]:
     """Give the members of the kernel's parameters."""
     return {
-        "facts": tuple(facts),
+        "facts": struct.pack(f"<{NUM_FACTS}q", *facts),  # some are negative
         "topk_ids": topk_ids,
         "row_of": row_of,
         "told": told,
