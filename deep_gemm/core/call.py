@@ -19,6 +19,7 @@ from torch import Tensor
 
 from . import settings
 from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
+from .jit import driver
 from .replay import FIXED, Free, Records, native, serves
 from .shadow import Recording, Shadow, UnfitError, launching_into, target
 
@@ -113,6 +114,8 @@ def answered(function: Function, operands: tuple[Any, ...], said: Key, key: Key,
     if torch._C._cuda_getDevice() != tensors[0].get_device():
         with torch.cuda.device(device):
             return answered(function, operands, said, key, tensors)
+    if torch.cuda.is_available():
+        driver.use_torchs_context()  # which a thread that has not used the GPU yet lacks
     plain = tensors
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) and not function.wants_checks(tensors):
         plain = tuple([x.detach() if x.requires_grad else x for x in tensors])

@@ -381,9 +381,9 @@ class Number:
         return format(self.value, how)
 
 
-def plain(x: Any) -> int:
-    """Give the value of a number or an integer, without a condition."""
-    return x.value if isinstance(x, Number) else int(x)
+def plain(x: Any) -> Any:
+    """Give the value of a number without a condition; anything else itself, such as a size that torch leaves open."""
+    return x.value if isinstance(x, Number) else x
 
 
 def least(a: Any, b: Any) -> Any:

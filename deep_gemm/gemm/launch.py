@@ -68,7 +68,7 @@ def start(
 def fitting(config: Any, p: Problem, gpu: Gpu) -> Any:
     """Choose a configuration for a problem, or check that the given one fits."""
     if config is None:
-        sizes = Sizes(*map(plain_number, p.sizes))
+        sizes = Sizes(*map(plain, p.sizes))
         config = chosen(sizes, p.output, gpu, majors_of(p), 0 if p.heads is None else p.heads.part_multiple)
         _note_what_serves(p, sizes, config, gpu)
     elif (reason := why_unfit(config, p)) is not None:
@@ -82,11 +82,6 @@ def chosen(sizes: Sizes, output: Output, gpu: Gpu, majors: Majors = K_MAJOR, par
     if output.b == BFLOAT16:
         return choose_bf16.choose(sizes, output, majors, gpu)
     return choose(sizes, output, gpu, part_multiple)
-
-
-def plain_number(x: Any) -> Any:
-    """Give the value of a number that may be one of a record, or a fraction."""
-    return x if isinstance(x, float) else plain(x)
 
 
 def _note_what_serves(p: Problem, sizes: Sizes, config: Any, gpu: Gpu) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -105,15 +104,10 @@ class Product:
         elif get_compile_mode() == 0:
             self.reference(problem)
 
-    @cached_property
-    def into(self) -> Function:
-        """Calls that give a D."""
-        return self._function(outputs=1)
-
-    @cached_property
-    def made(self) -> Function:
-        """Calls whose D is made."""
-        return self._function(has_gradient=lambda a, b, *_: self.has_gradients and requires_gradient((a, b)))
+    def __post_init__(self) -> None:
+        """State calls that give a D, and calls whose D is made: now, as Dynamo cannot trace how."""
+        self.into = self._function(outputs=1)
+        self.made = self._function(has_gradient=lambda a, b, *_: self.has_gradients and requires_gradient((a, b)))
 
     def _function(self, **more: Any) -> Function:
         return Function(
