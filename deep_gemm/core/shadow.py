@@ -159,7 +159,10 @@ class Recording:
 
     def holds(self, relation: Relation, a: Any, b: Any) -> bool:
         """Compare two numbers, and note the outcome as a condition."""
-        i, j = self.index(a), self.index(b)
+        return self.holds_of(relation, self.index(a), self.index(b))
+
+    def holds_of(self, relation: Relation, i: int, j: int) -> bool:
+        """Compare two numbers by their places."""
         outcome = self.values[i] < self.values[j] if relation is Relation.BELOW else self.values[i] == self.values[j]
         if i != j and not self.steps[i].op is self.steps[j].op is Op.CONSTANT:
             self.conditions[Condition(relation, i, j, outcome)] = None
@@ -317,7 +320,11 @@ def _by(op: Op, *, turned: bool = False) -> Callable[[Number, Any], Any]:
     def method(self: Number, other: Any) -> Any:
         of, a, x = self.of, self.place, self.value
         b, y = of.index(other), other.value if type(other) is Number else other
-        return of.number(op, b, a, compute(y, x)) if turned else of.number(op, a, b, compute(x, y))
+        if turned:
+            a, b, x, y = b, a, y, x
+        if op in (Op.DIVIDE, Op.REMAINDER):
+            of.holds_of(Relation.EQUAL, b, of.index(0))  # a condition, which is asked before the division
+        return of.number(op, a, b, compute(x, y))
 
     return method
 
@@ -332,6 +339,7 @@ class Number:
 
     __add__, __sub__, __mul__ = _by(Op.ADD), _by(Op.SUBTRACT), _by(Op.MULTIPLY)
     __floordiv__, __mod__ = _by(Op.DIVIDE), _by(Op.REMAINDER)
+    __rfloordiv__ = _by(Op.DIVIDE, turned=True)
     __radd__, __rmul__, __rsub__ = __add__, __mul__, _by(Op.SUBTRACT, turned=True)
 
     def __neg__(self) -> Any:
