@@ -96,8 +96,8 @@ def _decoded(
     limit: float | None,
 ) -> Tensor | None:
     device, hidden = x.device, node.room.hidden
-    result_of, p = empty("places of results", topk_ids.shape, torch.int32, device), topk_weights.to(torch.float32).contiguous()
-    post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p, result_of, node)
+    result_of, p = empty("places of results", topk_ids.shape, torch.int32, device), topk_weights.to(torch.float32)
+    post_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), result_of, node)
     rows = stack_routes(ids, node.experts)
     count = ids.numel()
     values = empty("rows of experts", (count, hidden), torch.float8_e4m3fn, device)

@@ -517,10 +517,9 @@ class Shadow:
         """Tell whether elements follow each other in order."""
         step: Any = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1:
-                if stride != step:
-                    return False
-                step = size * step
+            if stride != step and size != 1:  # where strides are as usual, a record serves one row too
+                return False
+            step = size * step
         return True
 
     def detach(self) -> Shadow:
@@ -563,12 +562,21 @@ class Shadow:
         return self.transpose(-2, -1)
 
     def view(self, *shape: Any) -> Shadow:
-        """Give another shape to elements that follow each other, or another type of the same size to elements."""
+        """Give another shape to elements that follow each other, or see them as another type, of no smaller size."""
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-            if shape[0].itemsize != self.dtype.itemsize:
-                raise UnfitError("elements of another size")
-            return Shadow(self.of, self.shape, self.strides, shape[0], self.base, self.behind, self.at)
+            each, rest = divmod(shape[0].itemsize, self.dtype.itemsize)
+            sizes, strides = self.shape, self.strides
+            if each != 1 or rest:
+                apart = (sizes[-1], *strides[:-1])
+                if not each or rest or strides[-1] != 1 or any(x % each for x in apart):
+                    raise UnfitError("elements of another size")
+                sizes, strides = Shape((*sizes[:-1], sizes[-1] // each)), (*(x // each for x in strides[:-1]), 1)
+            return Shadow(self.of, sizes, strides, shape[0], self.base, self.behind, self.at)
         return self.reshape(*shape)
+
+    def storage_offset(self) -> int:
+        """Give 0: what lies ahead of a tensor matters to nobody, but where it begins."""
+        return 0
 
     def reshape(self, *shape: Any) -> Shadow:
         """Give another shape if that takes no copy: of leading dimensions, or of elements that follow each other."""
