@@ -20,12 +20,11 @@ from torch import Tensor
 from . import settings
 from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
 from .jit import driver
-from .replay import FIXED, Free, Records, native, serves
+from .record import MOST_TENSORS, Record
+from .replay import FIXED, Free, Records, native, put, serves
 from .shadow import Recording, Shadow, UnfitError, launching_into, target
 
 Key = tuple[object, ...]
-PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
-"""Types of what a caller may say in a key: equal ones of a type mean the same, and hold no memory."""
 FREE_ROWS = (0,), ()
 """The first size of a tensor may be another one in each call of a record."""
 
@@ -59,7 +58,7 @@ class Function:
     outputs: int = 0
     """How many of the tensors, the last ones, are written: these share no memory with others."""
     numbers: int | None = None
-    """The operand that has integers, which calls of one record may have others of."""
+    """The last operand, if it has integers, which calls of one record may have others of."""
     finish: Callable[[Any], Any] | None = None
     """Gives what the call returns, of what `answer` gave."""
 
@@ -68,6 +67,21 @@ class Kept(Records):
     """Records of a function's calls that say the same, and how results are put together."""
 
     result: Callable[[Sequence[Tensor]], Any]
+
+    def __init__(self, free: Sequence[Free], native: Any) -> None:
+        super().__init__(free, native)
+        self._tries: dict[Key, int] = {}
+
+    def is_worth_a_try(self, name: Any) -> bool:
+        """Tell whether to record a call that none with this name serves: less and less often, if that was in vain."""
+        tries = self._tries.get(name, 0)
+        put(self._tries, name, tries + 1)
+        return (tries & (tries - 1)) == 0  # 0, 1, 2, 4, 8, ...
+
+    def keep(self, key: Any, record: Record, place: torch.device) -> None:
+        """Keep a record, and try again soon for calls of another range."""
+        super().keep(key, record, place)
+        self._tries.pop(key, None)
 
 
 RECORDS: dict[Key, Kept] = {}
@@ -85,9 +99,11 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         first = tensors[0]
         if first.is_cuda and (type(first) is Tensor or not handles_operators(first)):
             key = (function, said, *map(type, said), settings.in_force.generation)
-            kept = RECORDS.get(key)
+            kept, stated = RECORDS.get(key), _stated(function, operands)
             if kept is not None:
-                answer = kept.recall(tensors, *_stated(function, operands))
+                answer = kept.recall(tensors, *stated)
+                if answer is NotImplemented and (plain := _plain(function, tensors)) is not tensors:
+                    answer = kept.recall(plain, *stated)
                 if answer is not NotImplemented:
                     return kept.result(answer)
     except (TypeError, ValueError, AttributeError, IndexError, UnfitError):  # malformed: the checks say how
@@ -95,7 +111,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
     if target() is not None:
         return function.answer(*operands, *said)
     refuse_transforms()
-    if handles_operators(*operands) or function.has_gradient(*operands):
+    if handles_operators(*operands[: function.numbers]) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
     if key and settings.get_compile_mode() == 0 and all(isinstance(x, Tensor) for x in tensors):
         return answered(function, operands, said, key, tensors)
@@ -105,7 +121,15 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
 
 def _stated(function: Function, operands: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
     """Give the integers that a call states, behind its tensors, if the function takes any."""
-    return () if function.numbers is None else (tuple(operands[function.numbers] or ()),)
+    numbers = None if function.numbers is None else operands[function.numbers]
+    return () if function.numbers is None else (() if numbers is None else tuple(numbers),)
+
+
+def _plain(function: Function, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Give a call's tensors without gradients, which records do not know, if nothing is lost by that."""
+    if not torch.is_grad_enabled() or function.wants_checks(tensors) or not any(x.requires_grad for x in tensors):
+        return tensors
+    return tuple([x.detach() if x.requires_grad else x for x in tensors])
 
 
 def answered(function: Function, operands: tuple[Any, ...], said: Key, key: Key, tensors: tuple[Tensor, ...]) -> Any:
@@ -116,24 +140,18 @@ def answered(function: Function, operands: tuple[Any, ...], said: Key, key: Key,
             return answered(function, operands, said, key, tensors)
     if torch.cuda.is_available():
         driver.use_torchs_context()  # which a thread that has not used the GPU yet lacks
-    plain = tensors
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) and not function.wants_checks(tensors):
-        plain = tuple([x.detach() if x.requires_grad else x for x in tensors])
-    kept, name = RECORDS.get(key), None
-    numbers = _stated(function, operands)
+    plain, stated, kept = _plain(function, tensors), _stated(function, operands), RECORDS.get(key)
     if kept is None:
-        kept = Kept([*function.free, *[FIXED] * 16][:16], native())
-    answer, name = kept.recall(plain, *numbers), kept.name(plain, *numbers)
-    if answer is NotImplemented and name is not None:
-        record, result = recorded(function, operands, said, tensors, *numbers)
-        if record is not None and serves(record, plain, *numbers):
-            kept.keep(name, record, device)
+        if len(RECORDS) >= MOST_SAID:
+            RECORDS.pop(next(iter(RECORDS)), None)
+        kept = RECORDS[key] = Kept([*function.free, *[FIXED] * MOST_TENSORS][:MOST_TENSORS], native())
+    answer, name = kept.recall(plain, *stated), kept.name(plain, *stated)
+    if answer is NotImplemented and name is not None and kept.is_worth_a_try(name):
+        record, result = recorded(function, operands, said, tensors, *stated)
+        if record is not None and serves(record, plain, *stated):
             kept.result = result
-            if key not in RECORDS:
-                if len(RECORDS) >= MOST_SAID:
-                    del RECORDS[next(iter(RECORDS))]
-                RECORDS[key] = kept
-            answer = kept.recall(plain, *numbers)
+            kept.keep(name, record, device)
+            answer = kept.recall(plain, *stated)
     if answer is not NotImplemented:
         return kept.result(answer)
     made = function.answer(*operands, *said)

@@ -126,19 +126,20 @@ class Records:
             values = computed(record, tensors, stated)  # the key says that they lie as the record wants
             if values is not None:
                 found = record, values, [Ready.of(launch, values) for launch in record.launches]
-                _put(self._ready, exact, found)
+                put(self._ready, exact, found)
                 return found
         return None
 
     def keep(self, key: Key, record: Record, place: torch.device) -> None:
         """Keep a record for calls with this key."""
         packed_one = record if self._native is None else packed(self._native, record, place)
-        _put(self._kept, key, [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]])  # others may be reading the old
+        put(self._kept, key, [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]])  # others may be reading the old
 
 
-def _put(kept: dict[Key, Any], key: Key, value: Any) -> None:
+def put(kept: dict[Key, Any], key: Key, value: Any) -> None:
+    """Keep a value; the oldest goes if there are too many."""
     if key not in kept and len(kept) >= MOST_RECORDS:
-        del kept[next(iter(kept))]
+        kept.pop(next(iter(kept)), None)  # another thread may have taken it
     kept[key] = value
 
 
