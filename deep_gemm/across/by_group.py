@@ -197,7 +197,7 @@ class Planner:
         ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
         numbers = self.numbers(facts, mistake)
         if self.has_kernel:
-            row_of = call.run(PLANNED, (ids, self.told), (tuple(numbers), self.count, self.world_size))
+            row_of: Tensor = call.run(PLANNED, (ids, self.told), (tuple(numbers), self.count, self.world_size))
         else:
             owners = owners_of_routes(ids, self.count, self.world_size)
             rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)

@@ -7,7 +7,7 @@ what lies behind the last group is undefined.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,13 @@ from .cast_rows import is_aligned
 from .config import INPUTS
 from .fp8 import k_grouped_cast_to_fp8, per_token_cast_to_fp8
 from .rules import Quantized, Target, empty_scales, empty_values
+
+COLUMNS, GRADIENT, ACTIVATED = (
+    ("columns", "column_scales"),
+    ("values", "scales"),
+    ("activated", "activated_scales"),
+)
+"""Members of `DepthsCast`."""
 
 
 class GroupedRows(NamedTuple):
@@ -126,9 +133,10 @@ def _cast_silu(
         if activation_too:
             of_s, blocks = _room(rows, both // 2, groups, h), ceil_div(both // 2, SCALE_BLOCK)
             sums = empty("sums of rows", (blocks, rows), torch.float32, h.device)
-        nothing = None, None
-        made = *(columns or nothing), ds, *(gradient or nothing), *(of_s or nothing), sums
-        cast_depths.run(DepthsCast(h, groups.ends, rows, None, row_weights, *made, limit))
+        made: dict[str, Any] = {"sums": sums}
+        for names, pair in ((COLUMNS, columns), (GRADIENT, gradient), (ACTIVATED, of_s)):
+            made |= zip(names, pair or (None, None), strict=True)
+        cast_depths.run(DepthsCast(h, groups.ends, rows, row_weights=row_weights, ds=ds, limit=limit, **made))
         return SiluCasts(gradient, columns, of_s, sums)
     of_rows = columns = of_s = of_weights = None
     is_there = (torch.arange(rows, device=h.device) < groups.ends[-1:])[:, None]

@@ -86,7 +86,7 @@ class Address(NamedTuple):
     """A place in memory: bytes, a number, behind the beginning of something."""
 
     base: From
-    index: int
+    which: int
     behind: int
 
 

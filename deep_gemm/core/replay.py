@@ -239,11 +239,11 @@ class Ready(NamedTuple):
             if address is None:
                 _WORDS[size].pack_into(params, place, values[number])
             else:
-                words.append((place // 8, address.base, address.index, values[address.behind]))
+                words.append((place // 8, address.base, address.which, values[address.behind]))
         for place, address, element, swizzle, *numbers in launch.maps:
             sizes, strides, box = (tuple(values[i] for i in each) for each in numbers)
             tensor_map = TensorMap(ElementType(element), sizes, strides, box, swizzle)
-            begins = address.base, address.index, values[address.behind]
+            begins = address.base, address.which, values[address.behind]
             if keeps:
                 params[place : place + MAP_BYTES] = launcher.encode(tensor_map, SOME_ADDRESS, SOME_ADDRESS)
                 words.append((place // 8, *begins))
@@ -263,7 +263,10 @@ def replay(
     made = []
     for sizes, strides, dtype, view in record.made:
         x = torch.empty_strided([values[i] for i in sizes], [values[i] for i in strides], dtype=dtype, device=place)
-        made.append(x.as_strided(*([values[i] for i in numbers] for numbers in view)) if view else x)
+        if view:
+            shape, steps = ([values[i] for i in numbers] for numbers in view)
+            x = x.as_strided(shape, steps)
+        made.append(x)
     scratch = torch.empty(values[record.scratch], dtype=torch.uint8, device=place) if values[record.scratch] else None
     beginnings = (
         [x.data_ptr() for x in tensors],

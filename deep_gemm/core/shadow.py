@@ -260,7 +260,7 @@ class Recording:
 
     def record(self, results: Sequence[Shadow]) -> Record:
         """Give the record of a call that returns these, each of a room of its own."""
-        made = []
+        made: list[Made] = []
         places: dict[int, Address] = {}
         for x in results:
             base, room = x.base
@@ -274,9 +274,17 @@ class Recording:
             made.append(Made(sizes, strides, of.dtype, () if is_whole else tuple(view)))
         scratch = self.index(self._laid_out(places))
         launches = tuple(self._placed(launch, places) for launch in self.launches)
-        parts = self.steps, self.conditions, self.apart, made
-        device = self.place.index if self.place.index is not None else -1
-        return Record(device, tuple(self.given), self.num_stated, *map(tuple, parts), scratch, launches)  # type: ignore[arg-type]
+        return Record(
+            -1 if self.place.index is None else self.place.index,
+            tuple(self.given),
+            self.num_stated,
+            tuple(self.steps),
+            tuple(self.conditions),
+            tuple(self.apart),
+            tuple(made),
+            scratch,
+            launches,
+        )
 
     def _laid_out(self, places: dict[int, Address]) -> Any:
         """Lay rooms that nobody returns out in one buffer; give its size. Those follow each other whose launches do."""
@@ -298,17 +306,17 @@ class Recording:
         return end
 
     def _placed(self, launch: Launch, places: Mapping[int, Address]) -> Launch:
-        def moved(address: Address | None) -> Address | None:
-            if address is None or address.base is not From.SCRATCH:
+        def moved(address: Address) -> Address:
+            if address.base is not From.SCRATCH:
                 return address
-            base, index, before = places[address.index]
+            base, which, before = places[address.which]
             step = self.steps[address.behind]
             if base is From.RESULT or (step.op is Op.CONSTANT and step.a == 0):
-                return Address(base, index, address.behind if base is From.RESULT else before)
+                return Address(base, which, address.behind if base is From.RESULT else before)
             both = self.values[address.behind] + self.values[before]
-            return Address(base, index, self.index(self.number(Op.ADD, address.behind, before, both)))
+            return Address(base, which, self.index(self.number(Op.ADD, address.behind, before, both)))
 
-        words = tuple(word._replace(address=moved(word.address)) for word in launch.words)
+        words = tuple(x if x.address is None else x._replace(address=moved(x.address)) for x in launch.words)
         maps = tuple(each._replace(address=moved(each.address)) for each in launch.maps)
         return launch._replace(words=words, maps=maps)
 
@@ -378,7 +386,8 @@ class Number:
 
     def __truediv__(self, other: Any) -> float:
         """Fix the number: a fraction is none."""
-        return int(self) / other
+        fraction: float = int(self) / other
+        return fraction
 
     def __repr__(self) -> str:
         """Give the integer: what errors name is a caller's size."""
@@ -598,7 +607,7 @@ class Shadow:
                 if stride != step:
                     raise UnfitError("a copy of a tensor")
                 step = size * step
-        strides, step = [], inner.strides[-1]
+        step, strides = inner.strides[-1], list[Any]()
         for size in reversed(sizes[: len(sizes) - same]):
             strides.insert(0, step)
             step = size * step

@@ -299,8 +299,8 @@ def _maps_of_d(p: Problem, config: GemmConfig) -> dict[str, Any]:
     if p.heads is not None:
         left, right = p.heads.of(p.d)
         before = -(p.heads.left + p.heads.mid) * p.d.element_size()
-        maps = part_map(p.d, left, panel), part_map(p.d, right, panel)
-        return {"map_d": Mapped(maps[0], p.d), "map_right_d": Mapped(maps[1], p.d, before)}
+        map_d, map_right = part_map(p.d, left, panel), part_map(p.d, right, panel)
+        return {"map_d": Mapped(map_d, p.d), "map_right_d": Mapped(map_right, p.d, before)}
     if not p.work.groups_rows:
         return {"map_d": Mapped(output_map(d, panel), p.d)}
     map_d = clipped_map(d, (WGMMA_ROWS, panel), panel * config.output_bytes)

@@ -56,7 +56,7 @@ def run(p: Logits) -> None:
     kernel_of(p).run(config, values_of(config, p, ctas), ctas, device)
 
 
-def grid(config: LogitsConfig, p: Logits, num_sms: int) -> int:
+def grid(config: LogitsConfig, p: Logits, num_sms: int) -> Any:
     """Count CTAs: one on each SM, or as many as there can be blocks; of pages, as many as the schedule has shares.
 
     Each share has two CTAs if the schedule was made for half of the SMs.

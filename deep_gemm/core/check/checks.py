@@ -38,7 +38,7 @@ def tensor(name: str, x: object) -> Tensor:
         raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
     if x.layout is not torch.strided:
         raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
-    return x
+    return x  # type: ignore[return-value]
 
 
 def _describe(x: object) -> str:
