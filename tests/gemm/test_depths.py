@@ -103,6 +103,12 @@ def test_depths_that_are_wrong_are_refused_on_a_call_that_was_seen(gpu: FakeGpu,
     assert len(gpu.launches) == 2
 
 
+@pytest.mark.parametrize("ks", [272, 0.5])
+def test_a_first_call_whose_depths_are_no_list_gets_words(gpu: FakeGpu, ks: Any) -> None:
+    with pytest.raises(ValueError, match="ks: expected a list"):
+        call(ready(sim.random_problem(FRESH, KS, 100, 72)), ks)
+
+
 def test_depths_that_lie_across_words_are_refused_on_a_call_that_was_seen(gpu: FakeGpu) -> None:
     p = ready(sim.random_problem(FRESH, KS, 100, 72))
     sizes, memory = torch.tensor(KS, dtype=torch.int32), bytearray(4 * len(KS) + 2)

@@ -408,7 +408,7 @@ def test_the_yardstick_reads_all_once_and_ends(slots: int, count: int) -> None:
     config, source = replace(bulk_read.CONFIG, slots=slots, chunk=1024), bulk_read.read_of(count)
     for seed in range(3):
         stage = Stage(config, {"x": source}, {}, {"x": 16}, num_sms=2, seed=seed)
-        stage.run(bulk_read.KERNEL, None, lambda _, at: bulk_read.params_of(at["x"]), 3)
+        stage.run(bulk_read.KERNEL, None, lambda at: bulk_read.values_of(at["x"]), 3)
         assert stage.result().loads == -(-count // 1024)
 
 
@@ -418,7 +418,7 @@ def test_the_yardstick_compiles_and_refuses_what_it_cannot_read() -> None:
     assert bulk_read.read_of(17).shape == (32,)
     for source in (torch.empty(8, dtype=torch.uint8), torch.empty(8, 64)[:, :32]):
         with pytest.raises(ValueError, match="source: expected whole 16 bytes that lie together"):
-            bulk_read.params_of(source)
+            bulk_read.values_of(source)
 
 
 # Runs
