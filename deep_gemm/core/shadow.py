@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -149,7 +150,7 @@ class Recording:
                 raise ValueError("a number of another record")
             return x.place
         found = self._known.get((Op.CONSTANT, x, 0))
-        return self._noted(Op.CONSTANT, int(x), 0, int(x)) if found is None else found
+        return self._noted(Op.CONSTANT, index(x), 0, index(x)) if found is None else found
 
     def _noted(self, op: Op, a: int, b: int, value: int) -> int:
         place = self._known[op, a, b] = len(self.steps)
@@ -159,6 +160,9 @@ class Recording:
 
     def holds(self, relation: Relation, a: Any, b: Any) -> bool:
         """Compare two numbers, and note the outcome as a condition."""
+        if type(a) is float or type(b) is float:  # records have none: the number beside it is fixed
+            x, y = (each if type(each) is float else int(each) for each in (a, b))
+            return x < y if relation is Relation.BELOW else x == y
         return self.holds_of(relation, self.index(a), self.index(b))
 
     def holds_of(self, relation: Relation, i: int, j: int) -> bool:
@@ -326,6 +330,8 @@ def _by(op: Op, *, turned: bool = False) -> Callable[[Number, Any], Any]:
     compute = ARITHMETIC[op]
 
     def method(self: Number, other: Any) -> Any:
+        if type(other) is float:  # records have none
+            return compute(other, int(self)) if turned else compute(int(self), other)
         of, a, x = self.of, self.place, self.value
         b, y = of.index(other), other.value if type(other) is Number else other
         if turned:
@@ -366,7 +372,7 @@ class Number:
         return not self < other
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, (int, Number)) and self.of.holds(Relation.EQUAL, self, other)
+        return isinstance(other, (int, float, Number)) and self.of.holds(Relation.EQUAL, self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
