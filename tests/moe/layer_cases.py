@@ -54,7 +54,8 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     with monkeypatch.context() as patch:
         patch.setattr(layers, "product_of_stacked_rows", product_of_shapes)
-        patch.setattr(linear, "run_product", lambda _, *given: product_of_shapes(*given))
+        of_linear = linear.BEHIND_CAST
+        patch.setattr(of_linear, "reference", lambda p: product_of_shapes((p.a, p.sfa), (p.b, p.sfb), p.d))
         patch.setattr(call, "handles_operators", lambda *_: False)  # by operators they would have shapes alone
         patch.setattr(checks, "no_overlap", lambda *_: None)  # all of them lie at address 0
         yield
