@@ -327,7 +327,7 @@ class Recording:
 
 def _by(op: Op, *, turned: bool = False) -> Callable[[Number, Any], Any]:
     """Make the method of `Number` that notes an operation."""
-    compute = ARITHMETIC[op]
+    compute: Callable[[Any, Any], Any] = ARITHMETIC[op]
 
     def method(self: Number, other: Any) -> Any:
         if type(other) is float:  # records have none

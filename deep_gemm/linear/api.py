@@ -121,7 +121,7 @@ INTO = Function(
     _as_operator,
     _tensors,
     lambda tensors: cuts_gradient(tensors[1:3], (tensors[0], *tensors[3:])),
-    free=(FREE_ROWS, FIXED, FIXED),
+    free=(FREE_ROWS, FIXED, FIXED, FREE_ROWS, FREE_ROWS),
     outputs=1,
 )
 MADE = replace(INTO, has_gradient=lambda x, w, out, bias: wants_gradient(x, bias), outputs=0)

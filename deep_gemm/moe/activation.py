@@ -106,7 +106,7 @@ def _cast_activated(
 
 
 ACTIVATED = Function(
-    _cast_activated, _cast_activated, present, lambda tensors: cuts_gradient(tensors[:2], ()), free=[FREE_ROWS]
+    _cast_activated, _cast_activated, present, lambda tensors: cuts_gradient(tensors[:2], ()), free=[FREE_ROWS] * 2
 )
 DEPENDENT = replace(ACTIVATED, answer=partial(_cast_activated, is_dependent=True))
 
