@@ -47,22 +47,26 @@ class Arrived(NamedTuple):
     @property
     def values(self) -> Tensor:
         """Words of FP8 values `[rows, hidden / 4]`."""
-        return self.message.narrow(1, 0, self.hidden // WORD_BYTES)
+        return self._part(self.message, 0, self.hidden // WORD_BYTES)
 
     @property
     def scales(self) -> Tensor:
         """FP32 `[rows, blocks]`."""
-        return self.message.view(torch.float32).narrow(1, self.hidden // WORD_BYTES, self._num_scales)
+        return self._part(self.message.view(torch.float32), self.hidden // WORD_BYTES, self._num_scales)
 
     @property
     def ids(self) -> Tensor:
         """int32 `[rows, topk]`, numbered over all processes."""
-        return self.message.narrow(1, self._routes, self.topk)
+        return self._part(self.message, self._routes, self.topk)
 
     @property
     def weights(self) -> Tensor:
         """FP32 `[rows, topk]`."""
-        return self.message.view(torch.float32).narrow(1, self._routes + self.topk, self.topk)
+        return self._part(self.message.view(torch.float32), self._routes + self.topk, self.topk)
+
+    @staticmethod
+    def _part(words: Tensor, first: int, count: int) -> Tensor:
+        return words[:, first : first + count]
 
     @property
     def _num_scales(self) -> int:
