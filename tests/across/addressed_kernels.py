@@ -1,18 +1,21 @@
 """Kernels of experts across GPUs by torch's operations: what a launch reads and writes at the addresses it was given.
 
-So a host that hands addresses to kernels is tested without a GPU. Bits are those of the package on the CPU.
+So a host that hands addresses to kernels is tested without a GPU: all tensors seem to be on one, but where torch
+computes. Bits are those of the package on the CPU.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
 from math import inf, prod
-from typing import Any
+from typing import Any, TypeVar
 
 import fake_gpu
 import pytest
@@ -25,10 +28,14 @@ from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating
+from deep_gemm.core import call, replay
+from deep_gemm.core.call import Function
+from deep_gemm.core.check import checks
 from deep_gemm.core.check.layout import ids_of_groups
 from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
+from deep_gemm.core.record import Record
 from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
@@ -66,10 +73,10 @@ Pair = tuple[Tensor, Tensor]
 def members(params: Params, memory: memoryview, address: int) -> Launched:
     """The members of a launch's parameters; those that are bytes by their address."""
     found = {}
-    for field in params.fields:
-        offset = params.offset(field.name)
-        found[field.name] = (
-            address + offset if field.is_bytes else struct.unpack_from(f"<{field.kind.format}", memory, offset)[0]
+    for each in params.fields:
+        offset = params.offset(each.name)
+        found[each.name] = (
+            address + offset if each.is_bytes else struct.unpack_from(f"<{each.kind.format}", memory, offset)[0]
         )
     return found
 
@@ -87,15 +94,17 @@ def pack_rows(config: Any, p: Launched) -> None:
     tokens, topk, hidden = p["tokens"], p["topk"], p["hidden"]
     x = at(p["x"], (tokens, hidden), config.dtype, (p["x_pitch"] // config.dtype.itemsize, 1))
     ids = at(p["topk_ids"], (tokens, topk), {4: INT32, 8: INT64}[config.id_bytes])
-    weights, row_of = at(p["topk_weights"], (tokens, topk), FP32), at(p["row_of"], (tokens, topk), INT32)
-    used = int((row_of >= 0).sum())
-    assert p["slots"] == tokens
-    at(p["rows"], (used, p["row_bytes"] // 4), INT32).copy_(message.pack(x, ids, weights, row_of, used))
+    weights, row_of = at(p["topk_weights"], (tokens, topk), FP32), at(p["row_of"] or p["rows"], (tokens, topk), INT32)
+    used = int((row_of >= 0).sum()) if p["row_of"] else p["slots"]
+    assert not p["row_of"] or p["slots"] == tokens
+    packed = message.pack(x, ids, weights, row_of if p["row_of"] else None, used)
+    at(p["rows"], (used, p["row_bytes"] // 4), INT32).copy_(packed)
 
 
 def count_routes(config: Any, p: Launched) -> None:
     routes, topk, experts = p["num_routes"], p["topk"], p["num_experts"]
-    ids = at(p["topk_ids"], (routes // topk, topk), INT32, (topk + p["gap"], 1)).flatten() - p["first"]
+    of_ids = INT32 if config.id_bytes == 4 else INT64
+    ids = at(p["topk_ids"], (routes // topk, topk), of_ids, (topk + p["gap"], 1)).flatten() - p["first"]
     of_parts = ids.split(route_rows_kernel.PART)
     for of_part, counts in zip(of_parts, at(p["of_parts"], (len(of_parts), experts), INT32), strict=True):
         counts.copy_(of_part[(of_part >= 0) & (of_part < experts)].long().bincount(minlength=experts))
@@ -320,22 +329,92 @@ KERNELS = {
 }
 
 
+class _Where(threading.local):
+    computes = False
+
+
+_WHERE = _Where()
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Let tensors of this thread be the CPU's while the block lasts."""
+    before, _WHERE.computes = _WHERE.computes, True
+    try:
+        yield
+    finally:
+        _WHERE.computes = before
+
+
+def on_cpu(function: F) -> F:
+    """Let a function compute on the CPU: what is right, and what tests are given."""
+
+    @wraps(function)
+    def computed(*given: Any, **said: Any) -> Any:
+        with computing():
+            return function(*given, **said)
+
+    return computed  # type: ignore[return-value]
+
+
 class Launcher(FakeLauncher):
     """Takes what a launcher of the driver takes, and computes."""
 
-    def __init__(self, launched: Counter[str], gpu: FakeGpu, kernel: Kernel[Any], *of: Any) -> None:
+    def __init__(self, gpu: FakeGpu, kernel: Kernel[Any], *of: Any) -> None:
         super().__init__(gpu, kernel, *of)
-        self.launched = launched
         self.name = "fp8_gemm_rows" if kernel in (FP8_GEMM, FP8_GEMM_DECODE) else kernel.name
 
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
-        self.launched[self.name] += 1
-        KERNELS[self.name](self.of, members(self.layout, self.params.bytes, self.params.address))
-        return (0,)
+        with computing():
+            KERNELS[self.name](self.of, members(self.layout, self.params.bytes, self.params.address))
+        return super().start(config, function, pointers, extra)
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Have these kernels take the place of a GPU's; give how often each is launched."""
-    launched: Counter[str] = Counter()
-    fake_gpu.install(monkeypatch, launcher=partial(Launcher, launched))
-    return launched
+@dataclass
+class Seen:
+    """What came to the driver, and the records that were made of calls: None of one that has none."""
+
+    gpu: FakeGpu
+    made: list[Record | None] = field(default_factory=list)
+    scratch: list[int] = field(default_factory=list)
+    """Bytes between the launches of each call that was replayed."""
+
+    @property
+    def names(self) -> list[str]:
+        """The kernels that were launched."""
+        return [each.kernel for each in self.gpu.launches]
+
+    def cleared(self) -> Seen:
+        """Forget what was seen, but no record."""
+        self.gpu.launches.clear()
+        self.made.clear()
+        self.scratch.clear()
+        return self
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *of: Function) -> Seen:
+    """Have these kernels take the place of a GPU's, which all tensors seem to be on; watch calls of these functions."""
+    on_host = checks.on_host
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: not _WHERE.computes))
+    monkeypatch.setattr(checks, "on_host", lambda x: _WHERE.computes and on_host(x))
+    return watched(monkeypatch, fake_gpu.install(monkeypatch, launcher=Launcher), *of)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *of: Function) -> Seen:
+    """Note what becomes of calls that no record serves: of these functions, or of all."""
+    seen, recorded, ordinary = Seen(gpu), call.recorded, replay.replay
+
+    def replayed(record: Record, tensors: Any, values: Any, *more: Any) -> list[Tensor]:
+        seen.scratch.append(values[record.scratch])
+        return ordinary(record, tensors, values, *more)
+
+    def noted(function: Function, *given: Any) -> tuple[Any, Any]:
+        found = recorded(function, *given)
+        if not of or function in of:
+            seen.made.append(found[0])
+        return found
+
+    monkeypatch.setattr(call, "recorded", noted)
+    monkeypatch.setattr(replay, "replay", replayed)
+    return seen

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import Launch
 from torch import Tensor
 
 from deep_gemm.across import by_group
@@ -36,14 +37,14 @@ class Ranks:
             for each in [pool.submit(of_rank, rank) for rank in range(self.world)]:
                 each.result()
 
-    def counted(self, launched: Counter[str], call: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    def counted(self, launches: list[Launch], call: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
         """Call on all ranks at once; give what this rank's call gives, and what one rank launched, if all alike."""
         self.meeting.wait()
-        launched.clear()
+        launches.clear()
         self.meeting.wait()
         got = call()
         self.meeting.wait()
-        of_one = {name: number / self.world for name, number in launched.items() if number}
+        of_one = {name: n / self.world for name, n in Counter(each.kernel for each in launches).items()}
         self.meeting.wait()
         return got, of_one
 
@@ -58,6 +59,8 @@ class Ranks:
         received.copy_(torch.cat([each for (each,) in self._exchanged(sent.clone())]))
 
     def all_to_all(self, received: Tensor, sent: Tensor, receives: Any, sends: Any, group: Any) -> None:
+        each = [len(sent) // self.world] * self.world
+        sends, receives = sends or each, receives or each
         assert len(sent) == sum(sends) and len(received) == sum(receives)
         of_all = self._exchanged(sent.clone(), sends)
         received.copy_(torch.cat([rows.split(parts)[self.own.rank] for rows, parts in of_all]))
