@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,16 +67,16 @@ def row_amax(x: Tensor) -> Tensor:
     amax = torch.full((rows,), float("nan"), device=x.device, dtype=torch.float32)
     grid = -(-rows // (CONFIG.num_threads // 32))
 
-    def params(x: Tensor, amax: Tensor) -> bytes:
-        return PARAMS.pack({"x": x.data_ptr(), "amax": amax.data_ptr(), "rows": rows, "columns": columns})
+    def values(x: Tensor, amax: Tensor) -> dict[str, Any]:
+        return {"x": x, "amax": amax, "rows": rows, "columns": columns}
 
     if x.is_cuda:
-        KERNEL.run(CONFIG, params(x, amax), grid, x.get_device())
+        KERNEL.run(CONFIG, values(x, amax), grid, x.get_device())
     else:
         from lab.sim.launcher import Stage
 
         stage = Stage(CONFIG, {"x": x}, {"amax": amax}, ready={"x", "amax"})
-        stage.run(KERNEL, None, lambda _, at: params(**at), grid)
+        stage.run(KERNEL, None, lambda at: values(**at), grid)
     return amax
 
 
