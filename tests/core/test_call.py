@@ -449,7 +449,7 @@ def test_other_rows_have_their_own_numbers(name: str, gpu: FakeGpu, monkeypatch:
     case.call(**placed(given))
     for m in (rows[0] + 1, rows[0] - 1, 2 * rows[0], 40 * rows[0], 1):
         other = placed(with_rows(given, m))
-        assert_alike(monkeypatch, gpu, lambda other=other: case.call(**other), made)
+        assert_alike(monkeypatch, gpu, partial(case.call, **other), made)
     assert (gpu.records < 6) == (name not in BY_ROWS)
 
 
@@ -469,11 +469,8 @@ def test_what_differs_in_anything_is_asked(name: str, gpu: FakeGpu, asked: list[
     case.call(**tensors_of(name))
     for changed, x in case.tensors().items():
         apart = torch.stack([x.float(), x.float()], -1)
-        for other in (
-            x.to(torch.float16),
-            apart.to(x.dtype)[..., 0],
-            *[torch.cat([apart, apart], 1)[..., 0].to(x.dtype)] * (x.dim() > 1),
-        ):
+        wider = [torch.cat([apart, apart], 1).to(x.dtype)[..., 0]] if x.dim() > 1 else []
+        for other in (x.to(torch.float16), apart.to(x.dtype)[..., 0], *wider):
             before = asked.count(case.of)
             with suppress(ValueError, NotImplementedError, RuntimeError):
                 case.call(**tensors_of(name, **{changed: other}))

@@ -30,7 +30,6 @@ from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.gemm import launch
 from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.config.of_tile import tile_config
-from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.kinds.output import Output
 
 PER_ROW, PER_BLOCK = (1, 128, 128), (128, 128)
@@ -119,9 +118,8 @@ def test_tma_takes_one_column_as_it_lies(gpu: FakeGpu) -> None:
     a, b = torch.zeros(5, 128).to(torch.float8_e4m3fn), torch.zeros(256, 128).to(torch.float8_e4m3fn)
     p = dense_problem((a, scales(5, 1)), (b, scales(2, 1)), None, None)
     config = tile_config(64, 64, Output())
-    launcher = FP8_GEMM.launcher(config, -1, False)
-    maps = launch.plan_of(p, config, 132, launcher).maps
-    assert [tensor_map.why_illegal() for tensor_map in maps.values()] == [None] * 4
+    launch.start(p, config, 132)
+    assert [tensor_map.why_illegal() for tensor_map in gpu.last.maps] == [None] * 4
 
 
 def test_columns_of_groups_are_copied_where_the_groups_lie_apart_by_no_multiple_of_16_bytes() -> None:

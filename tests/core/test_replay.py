@@ -270,9 +270,14 @@ def both(native: Native, record: Record, packed: Any, tensors: list[Tensor], sta
     """Replay a call in both ways in one memory, compare all that is launched and made, and tell if it is served."""
     driver, had = native.driver, list[Tensor]()
     driver.launches.clear()
-    native.empty = lambda *of, **how: had.append(torch.empty_strided(*of, **how)) or had[-1]
+
+    def kept(*of: Any, **how: Any) -> Tensor:
+        had.append(empty(*of, **how))
+        return had[-1]
+
+    empty, native.empty = native.empty, kept
     answer = native.module.replay(packed, tuple(tensors), tuple(stated))
-    native.empty = torch.empty_strided
+    native.empty = empty
     mine = [*driver.launches]
     driver.launches.clear()
     values = replay.numbers_of(record, tensors, stated)
@@ -372,7 +377,7 @@ def test_records_are_found_by_all_that_is_not_free(native: Native, is_native: bo
     record, _, _ = one_launch(native)
     kept = replay.Records([((0,), ())] * 2, native.module if is_native else None)
 
-    def answer(*tensors: Any, stated: Sequence[int] = ()) -> Any:
+    def answer(*tensors: Any, stated: Any = ()) -> Any:
         if len(kept) == 0:
             kept.keep(kept.name(tensors, stated), record, CPU)
         return kept.recall(tensors, stated)
