@@ -552,6 +552,15 @@ def test_what_is_said_counts_with_its_type(gpu: FakeGpu) -> None:
     run(max_seqlen_k=np.int64(1))
 
 
+def learned(x: Tensor) -> Tensor:
+    """As if it was computed from something that requires a gradient."""
+    return x.detach().clone().requires_grad_().clone()
+
+
+def refused(name: str) -> Any:
+    return pytest.raises(ValueError, match=rf"^{name}: expected a tensor without a gradient")
+
+
 def test_a_warm_call_refuses_what_would_cut_a_gradient(gpu: FakeGpu) -> None:
     given = tensors_of("logits")
     learning = {**given, "weights": torch.zeros(6, 32, requires_grad=True)}
@@ -560,9 +569,69 @@ def test_a_warm_call_refuses_what_would_cut_a_gradient(gpu: FakeGpu) -> None:
         with torch.no_grad():
             logits(**learning)
         launched = len(gpu.launches)
-        with pytest.raises(ValueError, match=r"^weights: expected a tensor without a gradient"):
+        with refused("weights"):
             logits(**learning)
         assert len(gpu.launches) == launched
+
+
+def test_a_warm_product_refuses_it_too(gpu: FakeGpu) -> None:
+    """Whether like calls came before in grad mode or without it, and with weights that are Parameters."""
+    a, (values, scales) = (deep_gemm.per_token_cast_to_fp8(torch.ones(m, 512), mn_major=True) for m in (64, 128))
+    a, d = (on_gpu(a[0]), a[1]), on_gpu(bf16(64, 128))
+    product = partial(deep_gemm.fp8_gemm_nt, recipe=(1, 1, 128))
+    weights = (values, scales), (torch.nn.Parameter(values), torch.nn.Parameter(scales))
+    cut: dict[str, tuple[Any, ...]] = {
+        "a": ((learned(a[0]), a[1]), weights[0], d),
+        "sfa": ((a[0], learned(a[1])), weights[0], d),
+        "b": (a, (learned(values), scales), d),
+        "sfb": (a, (values, learned(scales)), d),
+        "c": (a, weights[0], d, torch.zeros_like(d).requires_grad_()),
+    }
+    outputs = on_gpu(d.clone().requires_grad_()), on_gpu(learned(d))
+    for _ in range(3):
+        for b in weights:
+            product(a, b, d)
+            product(a, b, d, torch.zeros_like(d))
+        launched = len(gpu.launches)
+        with torch.no_grad():
+            for call_of in (*cut.values(), *((a, weights[0], out, *more) for out in outputs for more in ((), (out,)))):
+                product(*call_of)
+        assert len(gpu.launches) == launched + 9
+        for name, call_of in cut.items():
+            with refused(name):
+                product(*call_of)
+        for out in outputs:
+            for added in (None, out):
+                with refused("d"):
+                    product(a, weights[0], out, added)
+        assert len(gpu.launches) == launched + 9
+
+
+def test_a_warm_product_of_groups_along_k_refuses_it_too(gpu: FakeGpu) -> None:
+    ks = [128, 32]
+    a, b = (deep_gemm.k_grouped_cast_to_fp8(torch.ones(8, 160), ks, mn_major=True) for _ in range(2))
+    a, d = (on_gpu(a[0]), a[1]), on_gpu(torch.zeros(2, 8, 8))
+    for _ in range(3):
+        deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks)
+        launched = len(gpu.launches)
+        with refused("sfb"):
+            deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, (b[0], learned(b[1])), d, ks)
+        with refused("d"):
+            deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, on_gpu(torch.zeros(2, 8, 8).requires_grad_()), ks)
+        assert len(gpu.launches) == launched
+
+
+@pytest.mark.parametrize("is_twice", [True, False])
+def test_one_tensor_in_two_places_takes_no_place_of_two(
+    is_twice: bool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y, d = on_gpu(bf16(64, 256)), on_gpu(bf16(64, 256)), on_gpu(bf16(64, 64))
+    deep_gemm.bf16_gemm_nt(x, x if is_twice else y, d)
+    for b in (y, x):
+        assert_alike(monkeypatch, gpu, partial(deep_gemm.bf16_gemm_nt, x, b, d))
+    assert gpu.records == 1
+    deep_gemm.bf16_gemm_nt(x, x, out := on_gpu(torch.zeros(64, 64)), out)  # C and D: their place is one
+    assert_alike(monkeypatch, gpu, partial(deep_gemm.bf16_gemm_nt, x, y, out, out))
 
 
 def test_what_is_said_of_a_linear_layer_is_part_of_its_calls(gpu: FakeGpu, asked: list[Function]) -> None:
