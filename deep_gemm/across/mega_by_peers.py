@@ -32,12 +32,13 @@ from ..gemm.ask.silu import activated
 from ..gemm.launch import run as multiply
 from ..gemm.packed import is_taken_as_it_lies
 from ..moe import gather_weighted
+from ..moe.check import ExpertRows
 from ..moe.route_rows import MAX_EXPERTS
 from ..moe.routing import stack_routes
 from . import gather_rows, meet_ranks, post_rows, rows_to_addresses
 from .by_peers import Peers, connect, why_not
 from .gather_rows import Gathered
-from .mega_check import MegaSizes, MegaTensors, mega_problem
+from .mega_check import MegaProblem, MegaSizes, MegaTensors, mega_problem
 
 SECONDS = 30.0
 """How long a GPU waits for another one."""
@@ -83,8 +84,7 @@ class Calls:
             counts.add_(came)
 
 
-@torch.no_grad()
-def _computed(
+def _answer(
     y: Tensor,
     l1: Operand,
     l2: Operand,
@@ -98,8 +98,17 @@ def _computed(
     is_fp4: bool,
     _: bool,
 ) -> Tensor | None:
-    """Compute a call; give how many tokens came to each expert here if it counts them."""
-    p, t = mega_problem(y, l1, l2, sizes, tensors, counts, limit, is_fp4=is_fp4), tensors
+    """Check and compute a call; give how many tokens came to each expert here if it counts them."""
+    p = mega_problem(y, l1, l2, sizes, tensors, counts, limit, is_fp4=is_fp4)
+    rows = _compute(p, tensors, ids, results, sizes, node, is_fp4=is_fp4)
+    return None if counts is None else rows.counts
+
+
+@torch.no_grad()
+def _compute(
+    p: MegaProblem, t: MegaTensors, ids: Tensor, results: Tensor, sizes: MegaSizes, node: Node, *, is_fp4: bool
+) -> ExpertRows:
+    y, limit = p.y, p.limit
     result_of = empty("places of results", t.topk_idx.shape, torch.int32, y.device)
     filled = p.tensors
     post_rows.run(filled.x, filled.topk_idx, filled.topk_weights, result_of, node, filled.x_sf)
@@ -122,7 +131,7 @@ def _computed(
         rows_to_addresses.run(middle, p.l2, rows.ends, addresses, of_a=PER_64)
     meet_ranks.run(node, y.get_device())
     gather_weighted.run(results, result_of[: y.shape[0]], None, y)
-    return None if counts is None else rows.counts
+    return rows
 
 
 def _tensors(
@@ -133,8 +142,8 @@ def _tensors(
 
 
 MEGA = Function(
-    _computed,
-    _computed,
+    _answer,
+    _answer,
     _tensors,
     lambda tensors: cuts_gradient(tensors[:4], tensors[-1:]),
     free=[*[FIXED] * 14, FREE_ROWS, FREE_ROWS],

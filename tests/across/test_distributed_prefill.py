@@ -223,13 +223,13 @@ def test_mistakes_are_refused_on_each_rank_whatever_records_there_are(
         with pytest.raises(ValueError, match=r"room: expected at least 12 rows on rank 1, which come there, got 11"):
             layer(x, torch.full_like(ids, 2 * HERE - 1), p)
         learned = x.clone().requires_grad_(bool(rank))
-        for one, message in (
+        for one, said in (
             ((x, ids, p[: 6 - rank]), "^x: expected a tensor|expected shape"),
             ((learned, ids, p), "without a gradient"),
             ((x, inside_of_an_element(ids) if rank else ids, p), "expected an address that is a multiple of"),
             ((x, ids, inside_of_an_element(p) if rank else p), "expected an address that is a multiple of"),
         ):
-            with pytest.raises((ValueError, TypeError), match=message if rank else "rank 1 were refused there"):
+            with pytest.raises((ValueError, TypeError), match=said if rank else "rank 1 were refused there"):
                 layer(*one)
         with torch.no_grad():
             layer(learned[:2], ids[:2], p[:2])
