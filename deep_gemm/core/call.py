@@ -22,7 +22,7 @@ from . import settings
 from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
 from .jit import driver
 from .record import MOST_TENSORS, Record
-from .replay import FIXED, Free, Records, native, put, serves
+from .replay import FIXED, MOST_RECORDS, Free, Records, native, put, serves
 from .shadow import Recording, Shadow, UnfitError, launching_into, target
 
 Key = tuple[object, ...]
@@ -76,7 +76,7 @@ class Kept(Records):
     def is_worth_a_try(self, name: Any) -> bool:
         """Tell whether to record a call that none with this name serves: less and less often, if that was in vain."""
         tries = self._tries.get(name, 0)
-        put(self._tries, name, tries + 1)
+        put(self._tries, name, tries + 1, MOST_RECORDS)
         return (tries & (tries - 1)) == 0  # 0, 1, 2, 4, 8, ...
 
     def keep(self, key: Any, record: Record, place: torch.device) -> None:
@@ -143,9 +143,8 @@ def answered(function: Function, operands: tuple[Any, ...], said: Key, key: Key,
         driver.use_torchs_context()  # which a thread that has not used the GPU yet lacks
     plain, stated, kept = _plain(function, tensors), _stated(function, operands), RECORDS.get(key)
     if kept is None:
-        if len(RECORDS) >= MOST_SAID:
-            RECORDS.pop(next(iter(RECORDS)), None)
-        kept = RECORDS[key] = Kept([*function.free, *[FIXED] * MOST_TENSORS][:MOST_TENSORS], native())
+        kept = Kept([*function.free, *[FIXED] * MOST_TENSORS][:MOST_TENSORS], native())
+        put(RECORDS, key, kept, MOST_SAID)
     answer, name = kept.recall(plain, *stated), kept.name(plain, *stated)
     if answer is NotImplemented and name is not None and kept.is_worth_a_try(name):
         record, result = recorded(function, operands, said, tensors, *stated)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ FIXED: Free = (), ()
 SOME_ADDRESS = 1 << 40
 """The address in maps that are encoded before theirs is known."""
 MOST_RECORDS, MOST_ALIKE = 4096, 64
+_PUTTING = Lock()
 
 
 FUNCTIONS = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuCtxGetDevice"
@@ -126,21 +128,23 @@ class Records:
             values = computed(record, tensors, stated)  # the key says that they lie as the record wants
             if values is not None:
                 found = record, values, [Ready.of(launch, values) for launch in record.launches]
-                put(self._ready, exact, found)
+                put(self._ready, exact, found, MOST_RECORDS)
                 return found
         return None
 
     def keep(self, key: Key, record: Record, place: torch.device) -> None:
         """Keep a record for calls with this key."""
         packed_one = record if self._native is None else packed(self._native, record, place)
-        put(self._kept, key, [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]])  # others may be reading the old
+        alike = [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]]  # others may be reading the old
+        put(self._kept, key, alike, MOST_RECORDS)
 
 
-def put(kept: dict[Key, Any], key: Key, value: Any) -> None:
-    """Keep a value; the oldest goes if there are too many."""
-    if key not in kept and len(kept) >= MOST_RECORDS:
-        kept.pop(next(iter(kept)), None)  # another thread may have taken it
-    kept[key] = value
+def put(kept: dict[Key, Any], key: Key, value: Any, most: int) -> None:
+    """Keep a value; the oldest goes if there are too many. Threads may do so at a time."""
+    with _PUTTING:
+        if key not in kept and len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[key] = value
 
 
 def exact_key_of(tensors: Sequence[Any], stated: Sequence[int] = ()) -> Key:

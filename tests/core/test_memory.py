@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import FakeGpu, on_gpu
 
 import deep_gemm
-from deep_gemm.core import seen, settings
-from deep_gemm.core.call import never, put
-from deep_gemm.core.seen import Seen
+from deep_gemm.core import call, settings
+from deep_gemm.core.replay import put
 from deep_gemm.core.settings import InForce
 
 SIZES = {
@@ -75,7 +75,7 @@ def test_settings_that_change_all_the_time_are_forgotten_but_never_mistaken(monk
             assert len(chosen._generations) <= 8
 
 
-class SlowSeen(Seen):
+class SlowDict(dict[str, None]):
     """Takes its time to find the oldest."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -84,20 +84,14 @@ class SlowSeen(Seen):
         yield oldest
 
 
-@pytest.mark.parametrize("by_torch", [False, True])
-def test_threads_that_make_room_at_a_time_do_not_meet(by_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_make_room_at_a_time_do_not_meet() -> None:
     """Each would forget the oldest, which is there once."""
-    monkeypatch.setattr(seen, "MAX_CALLS", 2)
-    kept, failed = SlowSeen({("a",): [], ("b",): []}), []
-    seen.torch_compares()
+    kept, failed = SlowDict(a=None, b=None), list[Exception]()
 
     def keep(name: str) -> None:
         try:
-            if by_torch:
-                kept.keep((name,), [torch.zeros(2)], None, never)
-            else:
-                put(kept, (name,), [], 2)
-        except KeyError as error:
+            put(kept, name, None, 2)
+        except Exception as error:
             failed.append(error)
 
     threads = [threading.Thread(target=keep, args=(name,)) for name in "cd"]
@@ -105,7 +99,15 @@ def test_threads_that_make_room_at_a_time_do_not_meet(by_torch: bool, monkeypatc
         each.start()
     for each in threads:
         each.join()
-    assert not failed and set(kept.keys()) == {("c",), ("d",)}
+    assert not failed and kept.keys() == {"c", "d"}
+
+
+def test_records_are_bounded_for_all_that_calls_may_say(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "MOST_SAID", 3)
+    x = on_gpu(torch.zeros(4, 256, dtype=torch.bfloat16))
+    for least in (1.0, 2.0, 3.0, 4.0, 5.0, 1.0):
+        deep_gemm.per_token_cast_to_fp8(x, min_amax=least)
+    assert len(call.RECORDS) == 3 and len(gpu.launches) == 6
 
 
 def used_mib() -> dict[str, float]:
@@ -117,7 +119,7 @@ def used_mib() -> dict[str, float]:
 
 @pytest.mark.gpu
 def test_ten_thousand_calls_with_new_shapes_do_not_grow_memory() -> None:
-    """The first half fills what is kept, plans and choices; the second half takes the place of it."""
+    """The first half fills what is kept, records and choices; the second half takes the place of it."""
     x, w = torch.ones(64, 1024, device="cuda"), torch.ones(2048, 1024, device="cuda")
     (a, sfa), (b, sfb) = deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_token_cast_to_fp8(w)
 
