@@ -38,7 +38,7 @@ FILE = Path(__file__).with_name("launch_digests.json")
 SEEDS = 0, 1
 WORD_BYTES = 8
 KINDS = [kind for kind in TRIALS if not kind.needs_ranks]
-"""Trials of several ranks run kernels by turns: those have no plan."""
+"""Trials of several ranks run kernels by turns, apart from this."""
 
 
 class OverError(Exception):

@@ -1,4 +1,4 @@
-"""Record the launches of public calls: the choice of a configuration, a plan for the first rows and for other rows.
+"""Note the launches of public calls: the choice of a configuration, and records for the first rows and for others.
 
 Operands lie in one piece of memory that is never written, so problems have the sizes of models. launches.py keeps the
 digests.
@@ -22,7 +22,7 @@ from fake_gpu import FakeGpu, Launch, forget_devices, install, on_gpu
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.core import settings
+from deep_gemm.core import replay, settings
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.gpu import H200, Gpu
 from deep_gemm.core.params import Kind, Params
@@ -31,7 +31,7 @@ ROOM, AHEAD = 1 << 31, 1 << 28
 """Bytes of the memory, and those at its begin that no tensor has: maps may begin ahead of their tensors."""
 ALIGNMENT = 256
 ROWS, ROWS_OF_GROUPS = (1, 8, 64, 130, 512, 4096), (1, 8, 64, 300)
-"""Rows of a problem; each is followed by a call of one row more, which takes another way to its launch."""
+"""Rows of a problem; each is followed by a call of one row more, which a record of the first may serve."""
 WEIGHTS = (2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048), (576, 7168), (512, 512)
 PACKAGE = str(Path(deep_gemm.__file__).parent)
 E4M3, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
@@ -228,7 +228,7 @@ def spell(words: Iterable[int], params: Params, memory: Tensor, ahead: int = 0) 
 
 
 def spelled(launch: Launch, room: Room) -> str:
-    """Give a launch in words. The maps of a derived plan are not encoded anew."""
+    """Give a launch in words."""
     about = launch.kernel, launch.cluster, launch.is_dependent, launch.config.name, launch.grid
     words = spell(launch.words, launch.params, room.memory)
     return " ".join(map(str, (*about, *words, *sorted(map(repr, launch.maps)))))
@@ -259,7 +259,8 @@ def launched(gpu: Gpu, room: Room, case: Case) -> list[str]:
 def python_calls() -> dict[str, int]:
     """Count the package's functions that a dense product calls: the first of a weight, one like it, others of new rows.
 
-    A weight of another shape was multiplied before, so imports and menus of tiles do not count.
+    A weight of another shape was multiplied before, so imports and menus of tiles do not count. Neither does replay.py,
+    whose place replay.c takes.
     """
     room, found = Room(), {}
     other, case = islice((case for case in cases() if case.name.startswith("dense") and "FP4" not in case.name), 2)
@@ -270,7 +271,8 @@ def python_calls() -> dict[str, int]:
 
         def count(frame: FrameType, event: str, _: object) -> None:
             nonlocal calls
-            calls += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+            file = frame.f_code.co_filename
+            calls += event == "call" and file.startswith(PACKAGE) and file != replay.__file__
 
         sys.setprofile(count)
         try:
