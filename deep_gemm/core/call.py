@@ -68,6 +68,8 @@ class Kept(Records):
     """Records of a function's calls that say the same, and how results are put together."""
 
     result: Callable[[Sequence[Tensor]], Any]
+    within: Sequence[type] = ()
+    """Types of what is said within tuples: 128.0 equals 128, and is a mistake."""
 
     def __init__(self, free: Sequence[Free], native: Any) -> None:
         super().__init__(free, native)
@@ -102,6 +104,8 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
             key = (function, said, *map(type, said), settings.in_force.generation)
             kept, stated = RECORDS.get(key), _stated(function, operands)
             if kept is not None:
+                if kept.within and kept.within != _types_within(said):
+                    raise TypeError
                 answer = kept.recall(tensors, *stated)
                 if answer is NotImplemented and (plain := _plain(function, tensors)) is not tensors:
                     answer = kept.recall(plain, *stated)
@@ -124,6 +128,15 @@ def _stated(function: Function, operands: tuple[Any, ...]) -> tuple[tuple[int, .
     """Give the integers that a call states, behind its tensors, if the function takes any."""
     numbers = None if function.numbers is None else operands[function.numbers]
     return () if function.numbers is None else (() if numbers is None else tuple(numbers),)
+
+
+def _types_within(said: Key) -> list[type]:
+    """List the types of what tuples among what was said have, but of None."""
+    found = []
+    for each in said:
+        if type(each) is tuple:
+            found += [type(x) for x in each if x is not None] + _types_within(each)
+    return found
 
 
 def _plain(function: Function, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -149,7 +162,7 @@ def answered(function: Function, operands: tuple[Any, ...], said: Key, key: Key,
     if answer is NotImplemented and name is not None and kept.is_worth_a_try(name):
         record, result = recorded(function, operands, said, tensors, *stated)
         if record is not None and serves(record, plain, *stated):
-            kept.result = result
+            kept.result, kept.within = result, _types_within(said)
             kept.keep(name, record, device)
             answer = kept.recall(plain, *stated)
     if answer is not NotImplemented:
