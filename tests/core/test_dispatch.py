@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, FakeLauncher, on_gpu
+from fake_gpu import on_gpu
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.gemm import depths
 from deep_gemm.gemm.api import dense, grouped
-
-PACKAGE = Path(deep_gemm.__file__).parent
 
 
 def rows(*shape: int) -> Any:
@@ -86,37 +81,3 @@ def test_each_product_runs_its_backend(name: str, place: str, monkeypatch: pytes
         monkeypatch.setattr(product, "reference", lambda p, name=product_name: ran.append(f"reference {name}"))
     call(on_gpu if place == "gpu" else lambda d: d)
     assert ran == [f"{'kernel' if place == 'gpu' else 'reference'} {kind}"]
-
-
-def hops(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> list[int]:
-    """How many frames of this package are on the stack at each launch of a call."""
-    found = []
-    start = FakeLauncher.start
-
-    def counted(self: FakeLauncher, *args: Any) -> tuple[int]:
-        frames = [frame.filename for frame in inspect.stack()]
-        found.append(sum(Path(name).is_relative_to(PACKAGE) for name in frames))
-        return start(self, *args)
-
-    monkeypatch.setattr(FakeLauncher, "start", counted)
-    call()
-    monkeypatch.setattr(FakeLauncher, "start", start)
-    return found
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_warm_call_launches_in_three_hops_and_a_cold_one_in_five(
-    name: str, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for function in (rows, slices):
-
-        def values_on_gpu(*args: Any, of: Callable[..., Any] = function, **kwargs: Any) -> Any:
-            values, scales = of(*args, **kwargs)
-            return on_gpu(values), scales
-
-        monkeypatch.setitem(globals(), function.__name__, values_on_gpu)
-    call = partial(CALLS[name][1], on_gpu)
-    cold, warm = hops(monkeypatch, call), hops(monkeypatch, call)
-    assert len(gpu.launches) == 2 * len(cold)
-    assert max(cold) <= 5
-    assert warm == [3] * len(cold)
