@@ -72,7 +72,7 @@ class Condition(NamedTuple):
 
 
 class From(IntEnum):
-    """What an address counts from."""
+    """Beginnings that addresses count from."""
 
     TENSOR = 0
     """A tensor that the call was given."""

@@ -92,7 +92,7 @@ class _Now(threading.local):
 _NOW = _Now()
 ROOM_ALIGNMENT = 256
 SOMEWHERE = 1 << 52
-"""Where rooms seem to be while a call is recorded: apart from all tensors, and from each other."""
+"""The place where rooms seem to be while a call is recorded: apart from all tensors, and from each other."""
 
 
 def target() -> Target | None:
