@@ -37,21 +37,15 @@ class GpuMemory:
         for each in KEPT:
             each.append(self)
 
-    def launcher(self, kernel: Kernel[Any], config: Config) -> driver.Launcher:
-        """Give what launches a kernel here. Inputs have their values by now."""
+    def launch(self, kernel: Kernel[Any], config: Config, values: Mapping[str, Any], grid: int) -> None:
+        """Launch a kernel here. Inputs have their values by now."""
         if self._before is None:
             self._before = self.arena.memory.clone()
         size = kernel.params_of(config).size
         loaded, is_dependent = kernel.loaded(config, self.device), self.is_dependent
         launcher = driver.Launcher(loaded, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
-        start, note = launcher.start, self._launches.append
-
-        def noted(*launched: Any) -> Any:  # it must not hold the memory: encoded maps are kept, and their launchers
-            note((launcher, bytes(launcher.params.bytes), launcher.grid))
-            return start(*launched)
-
-        launcher.start = noted
-        return launcher
+        self._launches.append((launcher, kernel.packed(config, values, launcher.encode), grid))
+        launch(*self._launches[-1], self.device)
 
     def restore(self) -> None:
         """Make memory what it was before the first launch, which kernels that count arrivals need."""
@@ -60,10 +54,8 @@ class GpuMemory:
 
     def launch_again(self) -> None:
         """Repeat all launches, in order, on memory as it is by now."""
-        launches = [*self._launches]
-        self._launches.clear()
-        for launcher, params, grid in launches:
-            launch(launcher, params, grid, self.device)
+        for each in self._launches:
+            launch(*each, self.device)
 
     def result(self) -> Result:
         """Wait for what was launched; a ValueError says that something was written beside the outputs."""

@@ -1,23 +1,19 @@
-"""Replaces the driver: a plan launches a kernel in the simulator as it would on a GPU.
+"""Replaces the driver: code launches a kernel in the simulator as it would on a GPU.
 
 The simulator therefore gets the same parameter bytes and the same grid as a GPU.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from deep_gemm.core.jit.driver import ParamsBuffer
-from deep_gemm.core.jit.tensor_map import TensorMap
-from deep_gemm.core.kernel import Config, Kernel, launch
-from deep_gemm.core.params import Params
+from deep_gemm.core.kernel import Config, Kernel
 from deep_gemm.core.shadow import launching_into
 
 from .arguments import encode_tensor_map
@@ -37,73 +33,6 @@ def flat_memory(x: Tensor) -> Tensor:
     return x.as_strided((extent,), (1,))
 
 
-class Launcher:
-    """The simulator's counterpart of `jit.driver.Launcher`."""
-
-    def __init__(
-        self,
-        simulation: Simulation,
-        compiled: HostKernel,
-        params: Params,
-        config: Config,
-        inputs: frozenset[str] = frozenset(),
-    ) -> None:
-        """`inputs`: writable buffers that this kernel must not write."""
-        self.simulation, self.kernel = simulation, compiled
-        self.params, self._size = ParamsBuffer(params.size), params.size
-        self.lock = threading.Lock()
-        self.plan: object = None
-        self.stream: int | None = None
-        self.config = self.function = self.pointers = None
-        self.success = 0
-        self._fixed: dict[str, Any] = {
-            "threads": config.num_threads,
-            "shared_bytes": config.shared_bytes,
-            "cluster_size": config.cluster_size,
-            "inputs": inputs,
-        }
-        self.grid = 0
-
-    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
-        """Encode a map in the simulator's format."""
-        return encode_tensor_map(tensor_map, address, tensor)
-
-    def keeps_addresses(self) -> bool:
-        """Say yes: a map's first word is its address."""
-        return True
-
-    def hold(self, plan: object, template: bytes, grid: int) -> None:
-        """Switch to the parameters and the grid of another plan."""
-        self.params.bytes[: len(template)] = template
-        self.plan, self.grid = plan, grid
-
-    def set_stream(self, stream: int) -> None:
-        """Note the stream, which is always the same."""
-        self.stream = stream
-
-    def current_stream(self, device: int) -> int:
-        """Give the only stream."""
-        return 0
-
-    def is_capturing(self) -> bool:
-        """Tell that there are no graphs."""
-        return False
-
-    def current_device(self) -> int:
-        """Give the device of CPU tensors."""
-        return _CPU
-
-    def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
-        """Run the kernel."""
-        params = bytes(self.params.bytes[: self._size])
-        self.simulation.launch(KernelLaunch(self.kernel, [params], grid=self.grid, **self._fixed))
-        return (0,)
-
-    def start_again(self, status: int, device: int) -> NoReturn:
-        """Do nothing: it is never called, because the simulator raises its errors itself."""
-        raise AssertionError(status)
-
-
 class _Into(NamedTuple):
     """A stage as the target of launches."""
 
@@ -116,8 +45,8 @@ class _Into(NamedTuple):
     ) -> None:
         """Launch a kernel on the stage."""
         is_last = kernel is [*self.compiled][-1]
-        launcher = self.stage.launcher(kernel, self.compiled[kernel], config, frozenset() if is_last else self.inputs)
-        launch(launcher, kernel.packed(config, values, launcher.encode), grid, self.stage.device)
+        inputs = frozenset() if is_last else self.inputs
+        self.stage.launch(kernel, self.compiled[kernel], config, values, grid, inputs)
 
     def room(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
         """Refuse: all memory of a stage was stated."""
@@ -190,19 +119,16 @@ class Stage:
         self,
         kernel: Kernel[Any],
         compiled: HostKernel | None,
-        values_of: Callable[[Any], Mapping[str, Any] | bytes],
+        values_of: Callable[[Any], Mapping[str, Any]],
         grid: int,
         inputs: frozenset[str] = frozenset(),
         config: Config | None = None,
     ) -> None:
-        """Launch a kernel with the parameters, or their bytes, that `values_of` makes of the tensors here, by name.
+        """Launch a kernel with the parameters that `values_of` makes of the tensors here, by name.
 
         What it wrote is copied back; it may not write `inputs`. `config`: the kernel's, if it is another one's stage.
         """
-        config, values = config or self.config, values_of(self.at)
-        launcher = self.launcher(kernel, compiled, config, inputs)
-        packed = values if isinstance(values, bytes) else kernel.packed(config, values, launcher.encode)
-        launch(launcher, packed, grid, self.device)
+        self.launch(kernel, compiled, config or self.config, values_of(self.at), grid, inputs)
         self.copy_back()
 
     @contextmanager
@@ -217,19 +143,24 @@ class Stage:
         with launching_into(into):
             yield
 
-    def launcher(
-        self, kernel: Kernel[Any], compiled: HostKernel | None, config: Config, inputs: frozenset[str] = frozenset()
-    ) -> Any:
-        """Give what launches a kernel here: a `jit.driver.Launcher`, or what takes its place in the simulator.
-
-        `compiled`: None means the package's own source, which is all that a GPU runs.
-        """
+    def launch(
+        self,
+        kernel: Kernel[Any],
+        compiled: HostKernel | None,
+        config: Config,
+        values: Mapping[str, Any],
+        grid: int,
+        inputs: frozenset[str] = frozenset(),
+    ) -> None:
+        """Launch a kernel here. `compiled`: None means the package's own source, which is all that a GPU runs."""
         if isinstance(self._memory, GpuMemory):
             if compiled is not None:
                 raise ValueError(f"kernel: expected None for a GPU, got {compiled.name} compiled for the host")
-            return self._memory.launcher(kernel, config)
-        host = compiled or compiled_for_host(kernel, config)
-        return Launcher(self._memory, host, kernel.params_of(config), config, inputs)
+            self._memory.launch(kernel, config, values, grid)
+        else:
+            packed = kernel.packed(config, values, encode_tensor_map)
+            host = compiled or compiled_for_host(kernel, config)
+            self._memory.launch(KernelLaunch.of(host, config, packed, grid, inputs))
 
     def copy_back(self) -> None:
         """Copy what kernels wrote back into the tensors that it was made from, and what lies between their rows."""

@@ -43,6 +43,8 @@ SUM = GatherConfig(torch.float32)
 LIMIT = 1 << 20
 """Steps that a wait may take."""
 POISON = 0xA5
+ROWS = "row_of", "token_of"
+"""Parts of a call's rows that kernels read."""
 
 
 @cache
@@ -77,7 +79,7 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
             add(f"returns_to {i} {rank}", torch.full((rows, sizes.topk), 77, dtype=torch.int32), written=True)
             add(f"kept {i} {rank}", torch.full((room.results // 4,), 77, dtype=torch.int32), written=True)
             add(f"y {i} {rank}", call.y, alignment=16)
-            for name in ("row_of", "token_of"):
+            for name in ROWS:
                 add(f"{name} {i} {rank}", getattr(call.rows, name).contiguous())
             to = gathered_of(sizes)
             add(f"values {i} {rank}", to.values, written=True, alignment=16)
@@ -107,6 +109,10 @@ def launches_of(
         node = Node(room, addresses, rank, state, sizes.experts_here, report, limit)
         launches: list[KernelLaunch] = []
 
+        def add(kernel: Kernel[Any], config: Config, values: Mapping[str, Any], grid: int, to: Any = launches) -> None:
+            host = kernels.get(kernel.name) or compiled(kernel, config)
+            to.append(KernelLaunch.of(host, config, kernel.packed(config, values), grid))
+
         for i, call in enumerate(calls):
 
             def at(name: str, like: Tensor, i: int = i, rank: int = rank) -> Tensor:
@@ -115,45 +121,30 @@ def launches_of(
             returns_to = at("returns_to", call.returns_to)
             x, ids, p = at("x", call.x), at("ids", call.topk_ids), at("p", call.topk_weights)
             sf = None if call.sf is None else at("sf", call.sf)
-            params = post_rows.KERNEL.packed(post, post_rows.values_of(x, ids, p, returns_to, node, sf))
-            launches.append(
-                launch_of(kernels["post_rows"], post, params, post_rows.grid(post, node, simulation.num_sms))
-            )
+            of_post = post_rows.values_of(x, ids, p, returns_to, node, sf)
+            add(post_rows.KERNEL, post, of_post, post_rows.grid(post, node, simulation.num_sms))
             kept = simulation.address(f"kept {i} {rank}")
-            words = room.results // 4
-            params = KEEP.pack({"room": addresses[rank], "kept": kept, "words": words})
+            params = KEEP.pack({"room": addresses[rank], "kept": kept, "words": room.results // 4})
             launches.append(KernelLaunch(own_kernel("keep_room"), [params], 64, 0, 1))
             memory = simulation.tensor(f"room {rank}", torch.empty(room.num_bytes, dtype=torch.uint8))
             values, sfa, weights, to_peers = gathered_of(sizes)
             assert weights is not None
             assert to_peers is not None
             placed = at("values", values), at("sfa", sfa.t()).t(), at("weights", weights), at("addresses", to_peers)
-            of_experts = call.rows._replace(
-                row_of=at("row_of", call.rows.row_of), token_of=at("token_of", call.rows.token_of)
-            )
+            of_experts = call.rows._replace(**{name: at(name, getattr(call.rows, name)) for name in ROWS})
             grid = gather_rows.grid(gather, len(of_experts.row_of), *values.shape)
-            values = gather_rows.values_of(node, of_experts, Gathered(*placed))
-            params = gather_rows.KERNEL.packed(gather, values)
-            launches.append(launch_of(kernels["gather_rows"], gather, params, grid))
+            add(gather_rows.KERNEL, gather, gather_rows.values_of(node, of_experts, Gathered(*placed)), grid)
             places = {name: simulation.address(f"{name} {i} {rank}") for name in ("y", "addresses", "token_of")}
             stored = STORE.pack({**places, "rows": len(call.y), "n": sizes.hidden})
             launches.append(KernelLaunch(own_kernel("store_results"), [stored], 64, 0, 1))
-            params = meet_ranks.KERNEL.packed(meet_ranks.CONFIG, node.meeting(Way.BACK))
-            launches.append(launch_of(kernels["meet_ranks"], meet_ranks.CONFIG, params, 1))
+            add(meet_ranks.KERNEL, meet_ranks.CONFIG, node.meeting(Way.BACK), 1)
             if call.x.shape[0]:
                 results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, sizes.hidden)
                 out = at("out", call.out)
-                values = gather_weighted.values_of(results, returns_to, p, out)
-                params = gather_weighted.KERNEL.packed(SUM, values)
-                sums = compiled(gather_weighted.KERNEL, SUM)
-                launches.append(launch_of(sums, SUM, params, gather_weighted.grid(SUM, *out.shape)))
+                of_sums = gather_weighted.values_of(results, returns_to, p, out)
+                add(gather_weighted.KERNEL, SUM, of_sums, gather_weighted.grid(SUM, *out.shape))
         found.append(launches)
     return found
-
-
-def launch_of(kernel: HostKernel, config: Config, params: bytes, grid: int) -> KernelLaunch:
-    """Give a launch of a kernel whose tensors lie in the simulator's memory."""
-    return KernelLaunch(kernel, [params], config.num_threads, config.shared_bytes, grid)
 
 
 def gathered_of(sizes: Sizes) -> Gathered:

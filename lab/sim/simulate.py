@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.recipes import VALUES
+from deep_gemm.core.kernel import Config
 
 from .arguments import Argument, encode
 from .library import SCHEDULES, HostKernel, Launch, OtherRanks, Stats
@@ -76,6 +77,13 @@ class KernelLaunch:
     cluster_size: int = 1
     inputs: frozenset[str] = frozenset()
     """Writable buffers that this kernel must not write."""
+
+    @classmethod
+    def of(
+        cls, kernel: HostKernel, config: Config, params: bytes, grid: int, inputs: frozenset[str] = frozenset()
+    ) -> KernelLaunch:
+        """Give the launch of one of the package's kernels, for a configuration."""
+        return cls(kernel, [params], config.num_threads, config.shared_bytes, grid, config.cluster_size, inputs)
 
 
 def simulate(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import FakeGpu, FakeLauncher
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
@@ -14,17 +15,18 @@ from typer.testing import CliRunner
 
 from deep_gemm.casts import lay_scales
 from deep_gemm.core.jit import driver
+from deep_gemm.core.jit.tensor_map import TensorMap
 from deep_gemm.core.kernel import Config, Kernel
 from lab.__main__ import app
 from lab.bench import command
 from lab.bench import kernel as of_kernels
 from lab.bench.timing import KernelEvent, L2Flush
 from lab.kernels import all_kernels
+from lab.sim.arguments import encode_tensor_map
 from lab.sim.gpu import GpuMemory, kept
-from lab.sim.launcher import Launcher
 from lab.sim.lay_scales import ScalesTrial
 from lab.sim.library import compiled
-from lab.sim.simulate import Simulation
+from lab.sim.simulate import KernelLaunch, Simulation
 from lab.sim.trial import Trial
 from lab.sim.trials import TRIALS
 
@@ -65,6 +67,22 @@ class TwoDevices(TorchFunctionMode):
         return made
 
 
+class InSimulator(FakeLauncher):
+    """The driver's launcher of a kernel, which runs it in the simulator."""
+
+    def __init__(self, simulation: Simulation, kernel: Kernel[Any], config: Config) -> None:
+        super().__init__(FakeGpu(), kernel, config, is_dependent=False)
+        self.simulation, self.host = simulation, compiled(kernel, config)
+
+    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
+        return encode_tensor_map(tensor_map, address, tensor)
+
+    def start(self, *_: Any) -> tuple[int]:
+        params = bytes(self.params.bytes[: self.layout.size])
+        self.simulation.launch(KernelLaunch.of(self.host, self.of, params, self.grid))
+        return (0,)
+
+
 @pytest.fixture(autouse=True)
 def driver_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Launch in the simulator, on the memory that was made last."""
@@ -78,7 +96,7 @@ def driver_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> Any:
         assert (cluster, is_dependent) == (config.cluster_size, made[-1].is_dependent)
         simulation = Simulation({}, num_sms=made[-1].num_sms)
         simulation._arena = made[-1].arena
-        return Launcher(simulation, compiled(kernel, config), kernel.params_of(config), config)
+        return InSimulator(simulation, kernel, config)
 
     monkeypatch.setattr(driver, "Launcher", launcher)
     with kept() as made:
