@@ -68,7 +68,6 @@ class FakeGpu:
     compiled: list[Any] = field(default_factory=list)
     """Configurations, as kernels were built for them."""
     encoded: list[TensorMap] = field(default_factory=list)
-    is_capturing: bool = False
     stream: int = 7
 
     @property
@@ -116,7 +115,6 @@ class FakeLauncher:
         self.name, self.cluster, self.layout = kernel.name_of(config), config.cluster_size, kernel.params_of(config)
         self.params = driver.ParamsBuffer(self.layout.size)
         self.lock = threading.Lock()
-        self.plan: object = None
         self.stream: int | None = None
         self.grid = 0
         self.config = self.function = self.pointers = None
@@ -131,21 +129,15 @@ class FakeLauncher:
     def keeps_addresses(self) -> bool:
         return True
 
-    def hold(self, plan: object, template: bytes, grid: int) -> None:
+    def hold(self, _: object, template: bytes, grid: int) -> None:
         self.params.bytes[: len(template)] = template
-        self.plan, self.grid = plan, grid
+        self.grid = grid
 
     def set_stream(self, stream: int) -> None:
         self.stream = stream
 
     def current_stream(self, device: int) -> int:
         return self.gpu.stream
-
-    def is_capturing(self) -> bool:
-        return self.gpu.is_capturing
-
-    def current_device(self) -> int:
-        return -1  # what CPU tensors say they are on
 
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
         words, maps = tuple(self.params.words), tuple(self.gpu.encoded)
@@ -160,7 +152,7 @@ def install(
 ) -> FakeGpu:
     """Put a GPU without a driver in place of the real one: its properties, and all that launches a kernel on it.
 
-    Plans made before are not known to it, nor its own later.
+    Records made before are not known to it, nor its own later.
     """
     fake = FakeGpu(gpu)
     properties = SimpleNamespace(name=gpu.name, major=HOPPER, multi_processor_count=gpu.num_sms)

@@ -15,7 +15,6 @@ import broken
 import host_mutations_bf16 as of_bf16
 import host_mutations_depths as of_depths
 import host_mutations_fine as of_fine
-import host_mutations_mixture as of_mixture
 import host_mutations_sends as of_sends
 import torch
 from forked import SERVER
@@ -198,6 +197,18 @@ def scales_trial(is_m_major: bool) -> None:
     ScalesTrial(3, 70, 38, is_m_major, are_words=True).run()
 
 
+def records_trial() -> None:
+    """Records of calls, for other rows too, beside the same calls without them."""
+    import pytest
+    import test_call
+    from fake_gpu import install
+
+    for name in ("linear of 512 rows", "linear of 3 rows", "cast of both", "sums of rows into others", "logits"):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(test_call.lay_scales, "has_kernel", lambda _: True)
+            test_call.test_other_rows_have_their_own_numbers(name, install(monkeypatch), monkeypatch)
+
+
 WITH_C, IN_PLACE = (
     tile_config(
         64, 64, Output(is_fp32=True, with_c=with_c, adds_to_d=not with_c, sfb=PER_ROW, work=works.DEPTHS), k=128
@@ -255,13 +266,13 @@ TRIALS: dict[str, Callable[[], None]] = {
     "weighted sums": lambda: gather_trial(is_many=False),
     "weighted sums of many": lambda: gather_trial(is_many=True),
     "layers of finer scales": layers_trial,
+    "records": records_trial,
     "scales": lambda: scales_trial(False),
     "m-major scales": lambda: scales_trial(True),
     **of_bf16.TRIALS,
     **of_fine.TRIALS,
     **of_sends.TRIALS,
     **of_depths.TRIALS,
-    **of_mixture.TRIALS,
 }
 
 
@@ -298,18 +309,16 @@ WEIGHTED = "activation with weights"
 CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
 SILU = "activated rows"
 BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
+RECORDS = "records"
 SUMS_OF_MANY, LAYERS = "weighted sums of many", "layers of finer scales"
+OF_A_BY_B = 'majors.a_is_mn)\n    return {"map_a": Mapped(map_a, p.b)'
+SWAPPED_WEIGHTS = 'row_weights": p.scales, "activation.scales": p.row_weights'
 SWAPS: list[tuple[str, ...]] = [
     # The members of a struct
     ("core.params", "yield from others", "yield from others[::-1]", DENSE),
     ("core.params", "int(names.get(each[3], each[3] or 1))", "1", DEPTHS[0]),
     ("core.params", "before = -at % max(field.of_base, field.kind.alignment)", "before = 0", ROUTES),
     ("core.params", "at += before + field.num_bytes", "at += before + field.kind.size", DEPTHS[0]),
-    # What a plan writes
-    ("gemm.plan", "words[word] = at[operand] - before", "words[word] = at[operand]", *ROWS),
-    ("gemm.plan", "at[place.operand] - place.before, at[place.operand]", "at[0], at[0]", DENSE, "counts"),
-    ("gemm.plan", "bytes[tail_at : tail_at + len(tail)] = tail", "bytes[: len(tail)] = tail", DEPTHS[0]),
-    ("gemm.plan", "            if launcher.plan is not self:\n", "            if launcher.plan is self:\n", DENSE),
     # Products
     (LAUNCH, '"sfb_stride_n": 0 if loads_sfb else sfb_stride_n', '"sfb_stride_n": 0', DENSE),
     (LAUNCH, "else sfb_stride_k", "else sfb_stride_n", DENSE),
@@ -333,24 +342,24 @@ SWAPS: list[tuple[str, ...]] = [
     (LAUNCH, '"d_pitch": row_pitch(p.d)', '"d_pitch": row_pitch(p.a)', "ids", "ends"),
     (LAUNCH, "math.inf if p.limit is None else p.limit", "1.0", SILU),
     (LAUNCH, '"scales_pitch": 0 if p.scales is None else p.scales.stride(-1)', '"scales_pitch": p.m', SILU),
-    (LAUNCH, "p.planes if count is None", "1 if count is None", "heads of few rows"),
-    # Places of maps and addresses
-    (LAUNCH, 'Place("map_b", B), Place("sfa"', 'Place("map_b", A), Place("sfa"', DECODE),
-    (LAUNCH, 'Place("sfa", SFA)', 'Place("sfa", SFB)', DECODE),
-    (LAUNCH, 'Place("sfb", SFB), Place("d", D)]', 'Place("sfb", SFB), Place("d", C)]', DECODE),
-    (LAUNCH, 'map_b}, [Place("map_a", A), Place("map_b"', 'map_b}, [Place("map_a", B), Place("map_b"', DENSE),
-    (LAUNCH, "before), Place", "0), Place", *ROWS),
-    (LAUNCH, 'Place("map_sfa", SFA)', 'Place("map_sfa", SFB)', DENSE, HEADS, *DEPTHS),
-    (LAUNCH, 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', BY_ROW, "rows by row", "heads by row"),
-    (LAUNCH, '        places.append(Place("sfb", SFB))', '        places.append(Place("sfb", SFA))', DENSE),
-    (LAUNCH, 'append(Place("map_d", D))\n\n\ndef', 'append(Place("map_d", C))\n\n\ndef', DENSE, HEADS),
-    (LAUNCH, 'places, Place("d", D), Place("groups.layout"', 'places, Place("d", C), Place("groups.layout"', SPLIT),
-    (LAUNCH, '"groups.layout" if has_rows else "c", C)', '"groups.layout" if has_rows else "c", A)', DENSE, *ROWS),
+    (LAUNCH, "p.planes if planes is None", "1 if planes is None", "heads of few rows"),
+    # Maps and addresses
+    (LAUNCH, "config.block_k), p.b),", "config.block_k), p.a),", DECODE),
+    (LAUNCH, '{"sfa": p.sfa, "sfb"', '{"sfa": p.sfb, "sfb"', DECODE),
+    (LAUNCH, '"sfb": p.sfb, "d": p.d}', '"sfb": p.sfb, "d": p.c}', DECODE),
+    (LAUNCH, 'majors.a_is_mn)\n    return {"map_a": Mapped(map_a, p.a)', OF_A_BY_B, DENSE),
+    (LAUNCH, "Mapped(map_a, p.a, before)", "Mapped(map_a, p.a)", *ROWS),
+    (LAUNCH, "config.scale_parts), p.sfa)", "config.scale_parts), p.sfb)", DENSE, HEADS, *DEPTHS),
+    (LAUNCH, "scale_parts_of_b), p.sfb)", "scale_parts_of_b), p.sfa)", BY_ROW, "rows by row", "heads by row"),
+    (LAUNCH, 'of["sfb"] = p.sfb', 'of["sfb"] = p.sfa', DENSE),
+    (LAUNCH, "panel), p.d)}\n    map_d", "panel), p.c)}\n    map_d", DENSE, HEADS),
+    (LAUNCH, 'return of | {"d": p.d', 'return of | {"d": p.c', SPLIT),
+    (LAUNCH, 'else "c": p.c}\n\n\ndef _maps', 'else "c": p.a}\n\n\ndef _maps', DENSE, *ROWS),
     (LAUNCH, "WGMMA_ROWS * row_pitch(p.d)", "WGMMA_ROWS * row_pitch(p.a)", *ROWS),
     (LAUNCH, "config.box_rows_of_a * row_pitch(p.a)", "config.block_m // 2 * row_pitch(p.a)", *ROWS),
-    (LAUNCH, 'Place("map_whole_d", D)', 'Place("map_whole_d", A)', "counts"),
-    ("gemm.plan_kinds", "ROW_WEIGHTS, SCALES = 6, 7", "ROW_WEIGHTS, SCALES = 7, 6", SILU),
-    (LAUNCH, 'row_weights", ROW_WEIGHTS)', 'row_weights", SFB)', "activated rows without weights"),
+    (LAUNCH, "output_map(d, panel), p.d)} if", "output_map(d, panel), p.a)} if", "counts"),
+    (LAUNCH, 'row_weights": p.row_weights, "activation.scales": p.scales', SWAPPED_WEIGHTS, SILU),
+    (LAUNCH, 'row_weights": p.row_weights', 'row_weights": p.sfb', "activated rows without weights"),
     # Maps
     (LAUNCH, "scales_map(p.sfb, config.block_n", "scales_map(p.sfa, config.block_n", BY_ROW, "heads by row"),
     (LAUNCH, "config.box_rows_of_b // config.cluster_m", "config.box_rows_of_b // 2", DENSE),
@@ -363,21 +372,29 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.maps", "part.stride(1) * 2, row_pitch(d) * 2", "row_pitch(d) * 2, part.stride(1) * 2", INTO_HEADS[0]),
     (LAUNCH, '"left": p.heads.left, "mid": p.heads.mid', '"left": p.heads.mid, "mid": p.heads.left', INTO_HEADS[1]),
     (LAUNCH, '"columns": p.heads.columns}', '"columns": p.heads.columns_of_d}', *INTO_HEADS),
-    (LAUNCH, 'Place("map_right_d", D, before)', 'Place("map_right_d", D)', INTO_HEADS[0]),
+    (LAUNCH, "Mapped(map_right, p.d, before)", "Mapped(map_right, p.d)", INTO_HEADS[0]),
     (LAUNCH, '"multiplier": multiplier, "shift": shift', '"multiplier": shift, "shift": shift', *INTO_HEADS),
     # Depths
     (OF_DEPTHS, '"sum_k": p.a.numel() // p.m', '"sum_k": p.a.numel() // p.m - 16', *DEPTHS),
     (OF_DEPTHS, '"num_k_blocks": p.sfa.shape[1]', '"num_k_blocks": p.sfa.shape[1] - 1', *DEPTHS),
-    (OF_DEPTHS, 'Place("a", A), Place("b", B)', 'Place("a", B), Place("b", A)', *DEPTHS),
-    (OF_DEPTHS, 'Place("ks", KS)', 'Place("ks", A)', *DEPTHS),
-    (OF_DEPTHS, 'Place("groups.by_depth", ROOM)', 'Place("groups.by_depth", A)', *DEPTHS),
-    (OF_DEPTHS, '("map_a", p.m, config', '("map_a", p.n, config', *DEPTHS),
-    # Launches without a plan
+    (OF_DEPTHS, '"a": p.a, "b": p.b', '"a": p.b, "b": p.a', *DEPTHS),
+    (OF_DEPTHS, '"ks": None if are_inline else depths', '"ks": p.a', *DEPTHS),
+    (OF_DEPTHS, "by_depth=room", "by_depth=p.a", *DEPTHS),
+    (OF_DEPTHS, '("map_a", p.a, p.m', '("map_a", p.a, p.n', *DEPTHS),
+    # Records
+    ("core.shadow", "self.behind + behind, at)", "self.behind, at)", RECORDS),
+    ("core.shadow", "self.index(x.behind - before)", "self.index(0)", RECORDS),
+    ("core.shadow", "each.kind.size, self.index(value))", "each.kind.size, self.index(value.value))", RECORDS),
+    ("core.shadow", "self.index(grid), params", "self.index(plain(grid)), params", RECORDS),
+    ("core.shadow", "if slot[1] < first]", "if slot[1] <= first]", RECORDS),
+    ("core.shadow", "most(slot[0], size), room.last", "slot[0], room.last", RECORDS),
+    ("core.shadow", "self.conditions[Condition(relation, i, j, outcome)] = None", "pass", RECORDS),
+    ("core.replay", "values[launch.grid], words", "1, words", RECORDS),
+    # Launches without a record
     ("core.kernel", "launcher.hold(None, params, grid)", "launcher.hold(None, params, 1)", CAST),
     # Casts of rows
-    (CASTS, "0 if x is None else x.data_ptr()", "0", CAST, BOTH),
     (CASTS, "x.stride(dim) * x.element_size()", "x.stride(dim)", CAST, BOTH),
-    (CASTS, "getattr(problem, name)) for name in", "problem[0]) for name in", CAST, BOTH),
+    (CASTS, "getattr(problem, name) for name in", "problem[0] for name in", CAST, BOTH),
     (CAST_ROWS, "self.ends if self.counts is None", "self.ends if True", "cast of counted rows"),
     (CAST_ROWS, "self.ends if self.counts is None", "self.ends if False", ACTIVATED),
     (CAST_ROWS, '"x_pitch": pitch(p.x, 0) if m', '"x_pitch": 2 * p.x.shape[1] if m', CAST),
@@ -423,23 +440,23 @@ SWAPS: list[tuple[str, ...]] = [
     (CAST_TILES, '"rounds_up": int(p.to.use_ue8m0)', '"rounds_up": 0', BOTH),
     (CAST_TILES, "columns.stride(-2), columns.shape[-1])", "columns.stride(-2))", "cast of columns"),
     # Rows of experts
-    (ROUTE_ROWS, '"counts": p.counts.data_ptr()', '"counts": p.ends.data_ptr()', ROUTES),
-    (ROUTE_ROWS, '"ends": p.ends.data_ptr()', '"ends": p.counts.data_ptr()', ROUTES),
-    (ROUTE_ROWS, '"row_of": p.row_of.data_ptr()', '"row_of": p.ids.data_ptr()', ROUTES),
-    (ROUTE_ROWS, '"token_of": p.token_of.data_ptr()', '"token_of": p.ids.data_ptr()', ROUTES),
-    (ROUTE_ROWS, '"ids": p.ids.data_ptr()', '"ids": p.token_of.data_ptr()', ROUTES),
+    (ROUTE_ROWS, '"counts": p.counts,', '"counts": p.ends,', ROUTES),
+    (ROUTE_ROWS, '"ends": p.ends,', '"ends": p.counts,', ROUTES),
+    (ROUTE_ROWS, '"row_of": p.row_of,', '"row_of": p.ids,', ROUTES),
+    (ROUTE_ROWS, '"token_of": p.token_of,', '"token_of": p.ids,', ROUTES),
+    (ROUTE_ROWS, '"ids": p.ids,', '"ids": p.token_of,', ROUTES),
     (ROUTE_ROWS, '"num_routes": p.topk_ids.numel()', '"num_routes": p.topk_ids.numel() - 1', ROUTES),
     (ROUTE_ROWS, '"topk": p.topk_ids.shape[1]', '"topk": p.topk_ids.shape[0]', ROUTES),
     (ROUTE_ROWS, "p.topk_ids.stride(0) - p.topk_ids.shape[1] if", "0 if", ROUTES),
     (ROUTE_ROWS, '"first": p.first', '"first": 0', ROUTES),
     (ROUTE_ROWS, '"num_experts": p.num_experts', '"num_experts": p.num_experts - 1', ROUTES),
-    (ROUTE_ROWS, '"of_parts": of_parts', '"of_parts": p.ids.data_ptr()', "routes by parts"),
+    (ROUTE_ROWS, '"of_parts": of_parts', '"of_parts": p.ids', "routes by parts"),
     (ROUTE_ROWS, '"kPart": PART', '"kPart": PART // 2', "routes by parts"),
     (ROUTE_ROWS, "ceil_div(num_routes, PART)", "num_routes // PART", ROUTES),
     (ROUTE_ROWS, "if num_experts <= most", "if num_experts <= 2 * most", ROUTES),
-    (GATHER, '"y": y.data_ptr()', '"y": out.data_ptr()', SUMS),
-    (GATHER, '"row_of": row_of.data_ptr()', '"row_of": weights.data_ptr()', SUMS),
-    (GATHER, "else weights.data_ptr()", "else row_of.data_ptr()", SUMS),
+    (GATHER, '"y": y,', '"y": out,', SUMS),
+    (GATHER, '"row_of": row_of,', '"row_of": weights,', SUMS),
+    (GATHER, '"weights": weights,', '"weights": row_of,', SUMS),
     (GATHER, "else weights.stride(0)", "else weights.shape[1]", SUMS),
     (GATHER, '"y_pitch": y.stride(0)', '"y_pitch": out.stride(0)', SUMS),
     (GATHER, '"out_pitch": out.stride(0)', '"out_pitch": y.stride(0)', SUMS),
@@ -453,15 +470,15 @@ SWAPS: list[tuple[str, ...]] = [
     (OF_LINEAR, "return found[-1]", "return found[0]", LAYERS),
     (OF_LINEAR, "k > found[-1].columns", "k > SCALE_BLOCK", LAYERS),
     (OF_LINEAR, "of_word > 1 and", "of_word > 4 and", LAYERS),
-    ("linear.api", "Target(*p.operands[1], mn_major=True)", "Target(mn_major=True)", LAYERS),
-    ("linear.api", "p.operands)\n        return None", "USUAL_OPERANDS)\n        return None", LAYERS),
+    ("linear.api", "a = cast_checked(p.x, Target(*of_x,", "a = cast_checked(p.x, Target(", LAYERS),
+    ("linear.api", "c, of_b=of_w, of_a=of_x)", "c)", LAYERS),
     ("moe.api", "p.x, rows, of_x.columns", "p.x, rows, of_middle.columns", LAYERS),
     ("moe.api", "recipes_for(p.first), of_middle,", "recipes_for(p.first), of_x,", LAYERS),
     ("moe.api", "rows, recipes_for(p.second),", "rows, recipes_for(p.first),", LAYERS),
     ("gemm.kinds.output", "(None, *operands[1:])", "(None, PER_ROW, operands[2])", LAYERS),
     # Scales
-    (LAY_SCALES, '"sf": sf.data_ptr()', '"sf": out.data_ptr()', SCALES),
-    (LAY_SCALES, '"out": out.data_ptr()', '"out": sf.data_ptr()', SCALES),
+    (LAY_SCALES, '"sf": sf,', '"sf": out,', SCALES),
+    (LAY_SCALES, '"out": out,', '"out": sf,', SCALES),
     (LAY_SCALES, "group_strides[0] if group_strides else 0", "0", SCALES),
     (LAY_SCALES, '"stride_m": stride_m', '"stride_m": stride_k', SCALES),
     (LAY_SCALES, '"stride_k": stride_k', '"stride_k": stride_m', SCALES, "m-major scales"),
@@ -475,7 +492,6 @@ SWAPS: list[tuple[str, ...]] = [
     *of_fine.SWAPS,
     *of_sends.SWAPS,
     *of_depths.SWAPS,
-    *of_mixture.SWAPS,
 ]
 MUTATIONS = [
     Mutation(f"{module}: {one} becomes {other}", module, one, other, tuple(trials))

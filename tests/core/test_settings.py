@@ -77,7 +77,7 @@ def test_integers_may_be_numpys() -> None:
 
 
 @pytest.mark.parametrize(("name", "default", "values"), SETTERS)
-def test_plans_are_made_anew_exactly_under_choices_not_made_before(
+def test_records_are_made_anew_exactly_under_choices_not_made_before(
     name: str, default: int | bool, values: list[Any]
 ) -> None:
     set_it, _ = accessors(name)
@@ -162,7 +162,7 @@ def test_settings_kept_for_callers_are_accepted_and_refuse_nonsense() -> None:
     deep_gemm.set_ignore_compile_dims(False)
     deep_gemm.set_block_size_multiple_of(32)
     deep_gemm.set_block_size_multiple_of((64, 16))
-    assert module.in_force.generation == before, "nothing that was prepared is thrown away"
+    assert module.in_force.generation == before, "no record is thrown away"
     with pytest.raises(ValueError, match=r"^ignore: expected True or False, got 1$"):
         deep_gemm.set_ignore_compile_dims(1)  # type: ignore[arg-type]
     for nonsense in (0, "x", (64, 0)):

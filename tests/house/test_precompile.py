@@ -29,7 +29,7 @@ from deep_gemm.gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF
 from deep_gemm.gemm.sum_slices import reachable_slices
 from deep_gemm.hyper.choose import select_hc
 from deep_gemm.linear.kernel import serving
-from deep_gemm.moe.mixture import MANY_ROWS
+from deep_gemm.moe.routing import MANY_ROWS
 
 
 def question(weight: Weight) -> Any:

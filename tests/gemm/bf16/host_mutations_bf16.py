@@ -101,6 +101,7 @@ ONE, TURNED_ONE, SPLIT, HEADS = "bf16", "bf16 turned", "bf16 split", "bf16 heads
 ROWS = ("bf16 ids", "bf16 ends", "bf16 counts")
 DEPTHS, MANY = "bf16 along k", "bf16 along k, many"
 LATE_MAP = " * element.value\n    return TensorMap(element, (columns, box[0], rows), (pitch"
+LATE_A = '\n        return {"map_a": Mapped(map_a'
 COUNTED = ("bf16 along k, counted", "bf16 along k, counted from the host")
 SUMS = ("bf16 sum", "bf16 sum, turned")
 
@@ -118,16 +119,20 @@ SWAPS: list[tuple[str, ...]] = [
     # Groups along k
     ("gemm.bf16_depths", "first += k // BLOCK_K", "first += 1", DEPTHS),
     ("gemm.bf16_depths", "Part(first, k // BLOCK_K, group)", "Part(first, k // BLOCK_K, 0)", DEPTHS),
-    ("gemm.bf16_depths", '"parts.count"] = len(parts)', '"parts.count"] = len(parts) - 1', DEPTHS),
-    ("gemm.bf16_depths", '"first_k_block", "num_k_blocks"', '"num_k_blocks", "first_k_block"', DEPTHS),
+    ("gemm.bf16_depths", '"count": len(some)', '"count": len(some) - 1', DEPTHS),
+    (
+        "gemm.bf16_depths",
+        'firsts, "num_k_blocks": blocks',
+        'blocks, "num_k_blocks": firsts',
+        DEPTHS,
+    ),
     # Groups along k that the GPU counts
     ("gemm.maps", "(columns, box[0], rows), (pitch, pitch)", "(columns, box[0], rows - 1), (pitch, pitch)", *COUNTED),
     ("gemm.maps", "(columns, box[0], rows), (pitch, pitch)", "(columns, box[0] - 1, rows), (pitch, pitch)", *COUNTED),
     ("gemm.maps", f"row_pitch(x){LATE_MAP}", f"columns{LATE_MAP}", *COUNTED),
-    ("gemm.launch", 'return maps, [Place("map_a", A), Place', 'return maps, [Place("map_a", B), Place', *COUNTED),
-    ("gemm.bf16_depths", 'Place("depths.counts", SFA)', 'Place("depths.counts", A)', COUNTED[0]),
-    ("gemm.bf16_depths", '"counts": 0', '"counts": p.a.data_ptr()', COUNTED[1]),
-    ("gemm.bf16_depths", '(f"<{p.groups}i", *p.ks)', '(f"<{p.groups}i", *p.ks[::-1])', COUNTED[1]),
+    ("gemm.launch", f"128){LATE_A}, p.a)", f"128){LATE_A}, p.b)", *COUNTED),
+    ("gemm.bf16_depths", '"counts": p.sfa', '"counts": p.a', *COUNTED),
+    ("gemm.bf16_depths", "p.ks or ()", "(p.ks or ())[::-1]", COUNTED[1]),
     ("gemm.bf16_depths", '"groups": p.groups', '"groups": p.groups - 1', *COUNTED),
     ("gemm.bf16_depths", '"rows": p.k', '"rows": p.k - 1', *COUNTED),
     ("gemm.bf16_depths", '"first": first', '"first": 0', MANY),
@@ -136,11 +141,10 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.bf16_depths", "range(0, p.groups, MOST_COUNTED)", "range(1)", MANY),
     # Sums over products
     ("gemm.launch", '"products": p.groups', '"products": p.groups - 1', *SUMS),
-    ("gemm.sums", '"sum.slices": slices}', '"sum.slices": slices - 1}', *SUMS),
+    ("gemm.sums", "slices, slices=slices)", "slices, slices=slices - 1)", *SUMS),
     ("gemm.sums", "p._replace(d=workspace, c=None)", "p._replace(c=None)", *SUMS),
-    ("gemm.sums", "(slices, p.m, p.n), p.d.stride(0)", "(slices, p.m, p.n), p.n + 8", *SUMS),
-    ("gemm.sum_slices", '"slices": slices.data_ptr(), "d": d', '"slices": d, "d": slices.data_ptr()', *SUMS),
-    ("gemm.sum_slices", '"d_pitch": pitch', '"d_pitch": pitch + 8', *SUMS),
+    ("gemm.sum_slices", '"slices": slices, "d": d,', '"slices": d, "d": slices,', *SUMS),
+    ("gemm.sum_slices", '"d_pitch": d.stride(0)', '"d_pitch": d.stride(0) + 8', *SUMS),
     ("gemm.sum_slices", '"count": count', '"count": count - 1', *SUMS),
     ("gemm.sum_slices", '"m": m, "n": n', '"m": n, "n": m', *SUMS),
     ("gemm.sum_slices", "return m * ceil_div(n, COLUMNS)", "return m * (n // COLUMNS)", *SUMS),
