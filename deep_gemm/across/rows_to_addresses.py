@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.check.checks import Operand
 from ..core.check.recipes import E2M1, MX, PER_64, PER_BLOCK, PER_ROW, Scales
+from ..core.shadow import plain
 from ..gemm import product
 from ..gemm.kinds.epilogues import TO_ADDRESSES
 from ..gemm.kinds.output import Output
@@ -48,7 +49,7 @@ def problem(a: Operand, w: Operand, addresses: Tensor, ends: Tensor, *, of_a: Sc
     (b, sfb), of_b = w, PER_BLOCK
     if is_packed(w):
         (b, sfb), of_b = packed_weight("b", w, ("groups", "n", "k"), {}), MX
-    rows_of_group = addresses.shape[0] / max(b.shape[0], 1)
+    rows_of_group = plain(addresses.shape[0]) / max(b.shape[0], 1)
     return Problem(*a, b, sfb, addresses, ends, ENDS, of_b, of_a, epilogue=TO_ADDRESSES, expected_m=rows_of_group)
 
 
@@ -56,4 +57,4 @@ def _refuse(*_: object) -> None:
     raise NotImplementedError("rows to addresses: expected tensors on a Hopper GPU, outside of torch.compile")
 
 
-PRODUCT = product.Product("", problem, ("of_a",), ("ends",), _refuse, reference=_refuse)
+PRODUCT = product.Product("", problem, ("of_a",), ("ends",), _refuse, reference=_refuse, free=product.FREE)

@@ -21,6 +21,7 @@ from ..core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
 from ..core.check.numbers import magnitude
 from ..core.check.recipes import PER_ROW, Scales
 from ..core.check.tracing import is_dispatched
+from ..core.replay import FIXED
 from ..core.settings import get_mk_alignment_for_contiguous_layout
 from ..gemm import reference
 from ..gemm.ask.silu import SILU_COLUMNS, silu_rows_problem
@@ -218,6 +219,6 @@ ACTIVATED_PRODUCT = Function(
     _activated_product,
     lambda a, b, d, ends, row_weights: (*a, *b, ends, *present(row_weights), *d),
     never,
-    free=[FREE_ROWS, ((0,), (1,))],
+    free=[FREE_ROWS, ((0,), (1,)), *[FIXED] * 3, FREE_ROWS, *[((0,), (1,))] * 2],
     outputs=2,
 )

@@ -26,6 +26,7 @@ from torch import Tensor
 from deep_gemm.across import message
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
+from deep_gemm.casts import lay_scales as scales
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating
 from deep_gemm.core import call, replay
@@ -245,6 +246,12 @@ def cast_rows(config: Any, p: Launched) -> None:
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)
 
 
+def lay_scales(config: Any, p: Launched) -> None:
+    shape = p["m"], p["k_blocks"]
+    assert not p["are_words"]
+    at(p["out"], shape, FP32, (1, p["pitch"])).copy_(at(p["sf"], shape, FP32, (p["stride_m"], p["stride_k"])))
+
+
 def layout_of(config: Any, p: Launched) -> Pair:
     """Ids, or ends, and the group of each row."""
     if config.work == works.IDS:
@@ -324,6 +331,7 @@ KERNELS = {
         gather_weighted,
         gather_weighted_many,
         cast_rows,
+        lay_scales,
         fp8_gemm_rows,
     )
 }
@@ -397,6 +405,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *of: Function) -> Seen:
     """Have these kernels take the place of a GPU's, which all tensors seem to be on; watch calls of these functions."""
     on_host = checks.on_host
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: not _WHERE.computes))
+    monkeypatch.setattr(scales, "has_kernel", lambda _: not _WHERE.computes)
     monkeypatch.setattr(checks, "on_host", lambda x: _WHERE.computes and on_host(x))
     return watched(monkeypatch, fake_gpu.install(monkeypatch, launcher=Launcher), *of)
 
