@@ -99,9 +99,7 @@ def sim(
 
 
 @app.command(epilog=examples("learn", "learn broken", "learn time"))
-def learn(
-    what: Annotated[str, typer.Argument(help="run, broken or time; time needs a Hopper GPU")] = "run",
-) -> None:
+def learn(what: Annotated[str, typer.Argument(help="run, broken or time; time needs a Hopper GPU")] = "run") -> None:
     """Run the product of docs/learn in the simulator, break it in five ways, or time its steps on a GPU."""
     from . import learn as product
     from .bench.command import UsageError, need_gpu

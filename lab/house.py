@@ -18,6 +18,7 @@ CEILINGS = {
     "files in the wheel": 335,
     "lines of Python in the wheel": 28_500,
     "lines of CUDA in the wheel": 11_000,
+    "lines of C in the wheel": 900,
     "lines of data in the wheel": 39,
     "lines of Python in lab/": 18_800,
     "lines of Python in tests/": 48_010,
@@ -31,7 +32,6 @@ CEILINGS = {
     "lines of the longest function": 80,
     "problem types in gemm": 1,
     "functions `run` in gemm": 5,
-    "functions `plan_of` in gemm": 3,
     "switches asked in gemm/config/tall.py": 76,
 }
 """They fall or stay: tests/lab/test_house.py compares them with those of every commit before."""
@@ -42,7 +42,7 @@ class Grant(NamedTuple):
 
     issue: str
     lines: int
-    """Lines that the wheel may grow by: of Python, CUDA and data together. The laboratory may by as many, tests by
+    """Lines that the wheel may grow by: of all languages and data together. The laboratory may by as many, tests by
     twice as many."""
     kernels: int = 0
     """New kernels, for each of which the wheel may have two files more."""
@@ -50,7 +50,7 @@ class Grant(NamedTuple):
 
 GRANTS: tuple[Grant, ...] = ()
 _GRANTED = (
-    (("lines of Python in the wheel", "lines of CUDA in the wheel", "lines of data in the wheel"), 1, 0),
+    (tuple(f"lines of {what} in the wheel" for what in ("Python", "CUDA", "C", "data")), 1, 0),
     (("lines of Python in lab/",), 1, 0),
     (("lines of Python in tests/",), 2, 0),
     (("files in the wheel",), 0, 2),
@@ -79,7 +79,8 @@ def counts() -> dict[str, int]:
     numbers = (
         len(package),
         _lines(package, ".py"),
-        _lines(package, ".cuh", ".h", ".c"),
+        _lines(package, ".cuh", ".h"),
+        _lines(package, ".c"),
         _lines(package, ".json"),
         _lines(lab, ".py"),
         _lines(tests, ".py"),
@@ -93,7 +94,6 @@ def counts() -> dict[str, int]:
         max(each.end_lineno - each.lineno + 1 for _, each in functions),
         sum(GEMM in path.parents and each.name.endswith("Problem") for path, each in types),
         sum(each.name.strip("_") == "run" for _, each in of_gemm),
-        sum(each.name.strip("_") == "plan_of" for _, each in of_gemm),
         sum(isinstance(node, ast.Attribute) and node.attr in SWITCHES for node in asked),
     )
     return dict(zip(CEILINGS, numbers, strict=True))

@@ -82,11 +82,5 @@ class Fp4Experts(experts.Experts):
 
 
 BENCH = experts.bench_of(
-    Fp4Experts,
-    weights_of,
-    shapes_of,
-    "48,8,64,6144,2048",
-    method=METHOD,
-    tables=fp4.tables,
-    contenders=CONTENDERS,
+    Fp4Experts, weights_of, shapes_of, "48,8,64,6144,2048", method=METHOD, tables=fp4.tables, contenders=CONTENDERS
 )

@@ -17,17 +17,7 @@ from deep_gemm.gemm.problem import Problem
 from .bf16 import operand
 from .launcher import How
 from .library import HostKernel
-from .product import (
-    Outcome,
-    ProductTrial,
-    draws,
-    outcome,
-    random_d_and_c,
-    right_and_allowed,
-    sides,
-    stage_of,
-    tile_of,
-)
+from .product import Outcome, ProductTrial, draws, outcome, random_d_and_c, right_and_allowed, sides, stage_of, tile_of
 
 
 def run(

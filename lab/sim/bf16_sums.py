@@ -31,12 +31,7 @@ def type_of(config: SlicesConfig) -> torch.dtype:
 
 
 def run(
-    kernel: HostKernel | None,
-    adder: HostKernel | None,
-    config: Bf16Config,
-    slices: int,
-    p: Problem,
-    **how: Unpack[How],
+    kernel: HostKernel | None, adder: HostKernel | None, config: Bf16Config, slices: int, p: Problem, **how: Unpack[How]
 ) -> Outcome:
     """Compute on simulated SMs and in FP64. What the first kernel leaves unwritten of the workspace is NaN."""
     a, b = p.a.double(), p.b.double()

@@ -57,12 +57,8 @@ class Buffer(ctypes.Structure):
         ("base", ctypes.c_uint64),
         ("num_bytes", ctypes.c_uint64),
         ("name", ctypes.c_char_p),
-        ("is_writable", ctypes.c_uint32),
-        ("is_dependent", ctypes.c_uint32),
-        ("rank", ctypes.c_uint32),
-        ("news", ctypes.c_void_p),
-        ("held", ctypes.c_void_p),
-        ("released", ctypes.c_void_p),
+        *((name, ctypes.c_uint32) for name in ("is_writable", "is_dependent", "rank")),
+        *((name, ctypes.c_void_p) for name in ("news", "held", "released")),
     )
 
 
@@ -74,16 +70,10 @@ class Launch(ctypes.Structure):
     """`sim::Launch`."""
 
     _fields_ = (
-        ("seed", ctypes.c_uint64),
-        ("max_steps", ctypes.c_uint64),
-        ("grid", ctypes.c_uint32),
-        ("cluster_size", ctypes.c_uint32),
-        ("threads", ctypes.c_uint32),
-        ("shared_bytes", ctypes.c_uint32),
-        ("num_sms", ctypes.c_uint32),
+        *((name, ctypes.c_uint64) for name in ("seed", "max_steps")),
+        *((name, ctypes.c_uint32) for name in ("grid", "cluster_size", "threads", "shared_bytes", "num_sms")),
         ("schedule", ctypes.c_int32),
-        ("truncate", ctypes.c_uint32),
-        ("num_buffers", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("truncate", "num_buffers")),
         ("buffers", ctypes.POINTER(Buffer)),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("fp8", ctypes.c_void_p),
@@ -95,13 +85,8 @@ class Launch(ctypes.Structure):
 class Stats(ctypes.Structure):
     """`sim::Stats`: what a run did."""
 
-    _fields_ = (
-        ("steps", ctypes.c_uint64),
-        ("products", ctypes.c_uint64),
-        ("loads", ctypes.c_uint64),
-        ("stores", ctypes.c_uint64),
-        ("prefetches", ctypes.c_uint64),
-        ("to_peers", ctypes.c_uint64),
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("steps", "products", "loads", "stores", "prefetches", "to_peers")
     )
 
 

@@ -88,10 +88,7 @@ class MaskedBf16(OfBf16, rows.Masked):
     """`m_grouped_bf16_gemm_nt_masked`."""
 
     kind = "m_grouped_bf16_masked"
-    faults: ClassVar = {
-        **dict.fromkeys(("a", "b", "d"), "dtype address shape device"),
-        "masked_m": fp8.INTS,
-    }
+    faults: ClassVar = {**dict.fromkeys(("a", "b", "d"), "dtype address shape device"), "masked_m": fp8.INTS}
     calls = (deep_gemm.m_grouped_bf16_gemm_nt_masked,)
 
     def right(self) -> dict[str, Right]:
@@ -106,8 +103,7 @@ class DepthsBf16(OfBf16):
 
     kind = "k_grouped_bf16"
     faults: ClassVar = {
-        "a": "dtype address stride device",
-        "b": "dtype address stride device",
+        **dict.fromkeys(("a", "b"), "dtype address stride device"),
         "d": "dtype address shape device",
     }
 

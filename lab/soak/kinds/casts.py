@@ -23,6 +23,17 @@ COLUMNS = (128, 128, 64, 32)
 """How many may share a scale."""
 
 
+def of_many_magnitudes(draw: Draw, x: Tensor, specials: float, empty: float = 0.0) -> Tensor:
+    """Draw numbers of many magnitudes, zeros, and as often as said an infinity or a NaN, and first columns of zeros."""
+    drawn = draw.normal(x.shape) * 2.0 ** draw.rng.randint(-8, 8)
+    drawn[torch.rand(x.shape, generator=draw.generator, device=x.device, dtype=torch.float32) < 0.2] = 0
+    if draw.flag(empty):
+        drawn[..., : draw.rng.randint(0, x.shape[-1])] = 0
+    if draw.flag(specials):
+        drawn.reshape(-1)[draw.rng.randrange(drawn.numel())] = draw.rng.choice((torch.inf, -torch.inf, torch.nan))
+    return drawn
+
+
 class Cast(Trial):
     """Every cast to FP8 of a matrix, or of several."""
 
@@ -52,11 +63,7 @@ class Cast(Trial):
     def fill(self) -> None:
         """Numbers of many magnitudes, zeros, and now and then an infinity or a NaN."""
         x, draw = self.operands["x"], self.draw
-        drawn = draw.normal(x.shape) * 2.0 ** draw.rng.randint(-8, 8)
-        drawn[torch.rand(x.shape, generator=draw.generator, device=x.device, dtype=torch.float32) < 0.2] = 0
-        if draw.flag(0.1):
-            drawn.reshape(-1)[draw.rng.randrange(drawn.numel())] = draw.rng.choice((torch.inf, -torch.inf, torch.nan))
-        x.copy_(drawn)
+        x.copy_(of_many_magnitudes(draw, x, 0.1))
         if self.form == "masked":
             self.operands["masked_m"].copy_(draw_counts(draw, len(x), x.shape[1]))
 

@@ -20,10 +20,8 @@ class Depths(fp8.OfFp8):
 
     kind = "k_grouped_fp8"
     faults: ClassVar = {
-        "a": "dtype address shape device",
-        "b": "dtype address device",
-        "sfa": fp8.SCALES,
-        "d": "dtype address",
+        **{"a": "dtype address shape device", "b": "dtype address device"},
+        **{"sfa": fp8.SCALES, "d": "dtype address"},
     }
 
     def __init__(self, draw: Draw) -> None:
@@ -67,11 +65,7 @@ class Depths(fp8.OfFp8):
             c = self.starts["d"][group] if self.adds else None
             found.append(
                 fp8.product(
-                    spread(a, x["sfa"][:, blocks], 1),
-                    spread(b, x["sfb"][:, blocks], 1),
-                    c,
-                    torch.float32,
-                    self.exact,
+                    spread(a, x["sfa"][:, blocks], 1), spread(b, x["sfb"][:, blocks], 1), c, torch.float32, self.exact
                 )
             )
             first, block = first + k, blocks.stop

@@ -19,7 +19,7 @@ from deep_gemm.distributed import fp8_fp4_mega_moe, transform_weights_for_mega_m
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
 from . import dense, fp8, layers, mega_moe, rows
-from .casts import TYPES
+from .casts import TYPES, of_many_magnitudes
 
 GROUP, WORD, ONE, NAN = 32, 128, 127, 255
 """Columns of a scale, and of a word of four; exponents that stand for 1 and for NaN."""
@@ -218,13 +218,7 @@ class CastFp4(Trial):
     def fill(self) -> None:
         """Numbers of many magnitudes, zeros, whole groups of them too, and now and then an infinity or a NaN."""
         x, draw = self.operands["x"], self.draw
-        drawn = draw.normal(x.shape) * 2.0 ** draw.rng.randint(-8, 8)
-        drawn[torch.rand(x.shape, generator=draw.generator, device=x.device, dtype=torch.float32) < 0.2] = 0
-        if draw.flag(0.3):
-            drawn[..., : draw.rng.randint(0, x.shape[-1])] = 0
-        if draw.flag(0.2):
-            drawn.reshape(-1)[draw.rng.randrange(drawn.numel())] = draw.rng.choice((torch.inf, -torch.inf, torch.nan))
-        x.copy_(drawn)
+        x.copy_(of_many_magnitudes(draw, x, 0.2, 0.3))
 
     def call(self, x: Tensors) -> Tensors:
         """The call makes values and scales."""

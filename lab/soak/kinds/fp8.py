@@ -16,10 +16,8 @@ from ...sim.rounding import FP32_UNIT, TENSOR_CORES, within_units
 from ..draw import Draw
 from ..trial import Part, Tensors, Trial
 
-VALUES = "dtype address stride shape device"
-SCALES = "dtype shape device"
-INTS = "dtype shape device"
-OUTPUT = "dtype address stride shape device"
+VALUES = OUTPUT = "dtype address stride shape device"
+SCALES = INTS = "dtype shape device"
 
 
 def fill_values(draw: Draw, x: Tensor, exact: bool) -> None:

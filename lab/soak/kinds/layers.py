@@ -32,12 +32,7 @@ class Linear(Trial):
     """`linear`."""
 
     kind = "linear"
-    faults: ClassVar = {
-        "x": "cast_type",
-        "w": "dtype shape device",
-        "sfw": "dtype shape device",
-        "out": "dtype shape device",
-    }
+    faults: ClassVar = {"x": "cast_type", **dict.fromkeys(("w", "sfw", "out"), fp8.INTS)}
     make_weight: ClassVar[type[fp8.Weight]] = fp8.Weight
 
     def __init__(self, draw: Draw) -> None:
@@ -46,11 +41,7 @@ class Linear(Trial):
         depths = self.weight.depths
         self.m, self.n, self.k = draw.size(1, 1500), draw.size(8, 2500, 8), draw.size(depths, 3000, depths)
         w, sfw = self.weight.room((self.n, self.k))
-        self.operands = {
-            "x": draw.matrix((self.m, self.k), draw.rng.choice(TYPES)),
-            "w": w,
-            "sfw": sfw,
-        }
+        self.operands = {"x": draw.matrix((self.m, self.k), draw.rng.choice(TYPES)), "w": w, "sfw": sfw}
         if draw.flag():
             self.operands["bias"] = torch.empty(self.n, dtype=draw.rng.choice(TYPES), device=draw.device)
         self.outputs = {"out": draw.output((self.m, self.n), torch.bfloat16)}
@@ -87,14 +78,9 @@ class Experts(Trial):
     """`experts`."""
 
     kind = "experts"
-    faults: ClassVar = {
-        "x": "cast_type",
-        "topk_ids": "shape device",
-        "topk_weights": "dtype shape device",
-        "w1": "dtype device",
-        "w2": "dtype device",
-        "sf1": "dtype shape device",
-        "sf2": "dtype shape device",
+    faults: ClassVar = {"x": "cast_type", "topk_ids": "shape device", "topk_weights": fp8.INTS} | {
+        **dict.fromkeys(("w1", "w2"), "dtype device"),
+        **dict.fromkeys(("sf1", "sf2"), fp8.SCALES),
     }
     make_weight: ClassVar[type[fp8.Weight]] = fp8.Weight
 

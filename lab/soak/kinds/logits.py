@@ -34,14 +34,7 @@ class MqaLogits(Trial):
     """`fp8_mqa_logits`."""
 
     kind = "mqa_logits"
-    faults: ClassVar = {
-        "q": "dtype shape device",
-        "k": "dtype shape device",
-        "scales": "dtype shape device",
-        "weights": "dtype shape device",
-        "starts": "dtype shape device",
-        "ends": "dtype shape device",
-    }
+    faults: ClassVar = dict.fromkeys(("q", "k", "scales", "weights", "starts", "ends"), fp8.INTS)
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -77,11 +70,8 @@ class MqaLogits(Trial):
     def call(self, x: Tensors) -> Tensors:
         """The call makes the logits."""
         said = self.clean, self.columns, self.dtype
-        return {
-            "logits": indexer.fp8_fp4_mqa_logits(
-                (x["q"], None), (x["k"], x["scales"]), x["weights"], x["starts"], x["ends"], *said
-            )
-        }
+        operands = (x["q"], None), (x["k"], x["scales"]), x["weights"], x["starts"], x["ends"]
+        return {"logits": indexer.fp8_fp4_mqa_logits(*operands, *said)}
 
     def right(self) -> dict[str, Right]:
         """All logits at once; those outside of a range are -inf or undefined."""
@@ -103,11 +93,8 @@ class PagedLogits(Trial):
 
     kind = "paged_mqa_logits"
     faults: ClassVar = {
-        "q": "dtype shape device",
-        "cache": "dtype shape device",
-        "weights": "dtype shape device",
-        "contexts": "dtype device",
-        "table": "dtype device",
+        **dict.fromkeys(("q", "cache", "weights"), fp8.INTS),
+        **dict.fromkeys(("contexts", "table"), "dtype device"),
     }
 
     def __init__(self, draw: Draw) -> None:
@@ -156,17 +143,8 @@ class PagedLogits(Trial):
     def call(self, x: Tensors) -> Tensors:
         """The call makes the logits."""
         schedule = indexer.get_paged_mqa_logits_metadata(x["contexts"], self.page, get_num_sms())
-        logits = indexer.fp8_fp4_paged_mqa_logits(
-            (x["q"], None),
-            x["cache"],
-            x["weights"],
-            x["contexts"],
-            x["table"],
-            schedule,
-            self.columns,
-            logits_dtype=self.dtype,
-        )
-        return {"logits": logits}
+        operands = (x["q"], None), x["cache"], x["weights"], x["contexts"], x["table"], schedule, self.columns
+        return {"logits": indexer.fp8_fp4_paged_mqa_logits(*operands, logits_dtype=self.dtype)}
 
     def right(self) -> dict[str, Right]:
         """Sequence by sequence."""

@@ -41,12 +41,8 @@ class Contiguous(fp8.OfFp8):
         grouped.m_grouped_fp8_gemm_nn_contiguous,
     )
     faults: ClassVar = {
-        "a": fp8.VALUES,
-        "sfa": fp8.SCALES,
-        "b": "dtype shape device",
-        "sfb": fp8.SCALES,
-        "layout": "dtype device",
-        "d": fp8.OUTPUT,
+        **{"a": fp8.VALUES, "sfa": fp8.SCALES, "b": "dtype shape device", "sfb": fp8.SCALES},
+        **{"layout": "dtype device", "d": fp8.OUTPUT},
     }
 
     def __init__(self, draw: Draw) -> None:
@@ -86,12 +82,8 @@ class Masked(fp8.OfFp8):
     kind = "m_grouped_fp8_masked"
     calls: ClassVar[Sequence[Call]] = (grouped.m_grouped_fp8_gemm_nt_masked,)
     faults: ClassVar = {
-        "a": "dtype address shape device",
-        "sfa": fp8.SCALES,
-        "b": "dtype address shape device",
-        "sfb": fp8.SCALES,
-        "masked_m": fp8.INTS,
-        "d": "dtype address shape device",
+        **dict.fromkeys(("a", "b", "d"), "dtype address shape device"),
+        **{"sfa": fp8.SCALES, "sfb": fp8.SCALES, "masked_m": fp8.INTS},
     }
 
     def __init__(self, draw: Draw) -> None:
