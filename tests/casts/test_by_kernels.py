@@ -70,17 +70,14 @@ class Kernels:
         return [x, x.t().contiguous().t(), beside, apart, *(each.to(self.device) for each in more)]
 
 
-def simulated(names: list[str]) -> dict[Any, Callable[..., tuple[None, int]]]:
+def simulated(names: list[str]) -> dict[Any, Callable[..., None]]:
     """Give the launches of the simulator by the modules whose launches they replace."""
 
-    def run(
-        module: Any, sim: Any, name: Callable[[Any], str], p: Any, _: object = None, **how: Any
-    ) -> tuple[None, int]:
+    def run(module: Any, sim: Any, name: Callable[[Any], str], p: Any, **how: Any) -> None:
         if p.x.numel() > 0 and (p.values is None or p.values.numel() > 0):
             config = module.config_of(p, 2) if module is cast_rows else module.config_of(p)
             names.append(name(config))
             sim.run_cast(compiled(module.KERNEL, config), config, p)
-        return None, 0
 
     def own(config: Any) -> str:
         return str(config.name)

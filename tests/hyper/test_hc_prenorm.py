@@ -10,7 +10,7 @@ import torch
 from fake_gpu import FakeGpu, on_gpu
 
 import deep_gemm
-from deep_gemm.core.call import CALLS
+from deep_gemm.core import call as calls
 from deep_gemm.core.jit import driver
 from deep_gemm.hyper import kernel, kernel_few
 from deep_gemm.hyper.choose import kernel_of
@@ -56,7 +56,7 @@ def test_a_gpu_without_room_gets_smaller_clusters(gpu: FakeGpu, monkeypatch: pyt
     assert gpu.last.cluster > driver.PORTABLE_CLUSTER
     for each in (kernel.KERNEL, kernel_few.KERNEL):
         monkeypatch.setattr(each, "fits", lambda config, device: False)
-    CALLS.clear()  # a GPU does not change
+    calls.RECORDS.clear()  # a GPU does not change
     call(13)
     assert gpu.last.cluster <= driver.PORTABLE_CLUSTER
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import on_gpu
+from fake_gpu import FakeGpu, on_gpu
 from fp4_cases import FORMS as FP4_FORMS
 from fp4_cases import plain, random_weight
 from helpers import numbers as random
@@ -106,12 +106,11 @@ def test_one_weight_may_be_fp4() -> None:
     assert same_bits(got, one_by_one(**arguments, first=recipes((32, 32))))
 
 
-def test_many_rows_on_a_gpu_are_activated_behind_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_on_a_gpu_are_activated_behind_the_product(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel that activates where it multiplies takes, and gives, scales of 128 alone."""
     arguments = call((128, 128), (128, 128))
     rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
     a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
-    monkeypatch.setattr(parts, "is_hopper", lambda _: True)
     monkeypatch.setattr(parts, "activates_in_product", lambda *_: True)
     monkeypatch.setattr(parts, "activated_product_of_rows", lambda *_, **__: pytest.fail("launched"))
     stated = {"recipes": (None, (1, 128), (128, 128))}, {"of_middle": MX}
@@ -278,18 +277,6 @@ def test_experts_are_near_the_layer_in_fp64() -> None:
 def test_one_weight_may_be_fp4_and_the_other_fp8() -> None:
     arguments = fp4_call(w2=per_block_cast_to_fp8(random(NUM_OF_FP4, HIDDEN_OF_FP4, INTER_OF_FP4)))
     assert same_bits(experts(**arguments), one_by_one(**arguments))
-
-
-def test_many_rows_on_a_gpu_are_activated_behind_the_product_with_fp4(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel that activates where it multiplies takes FP8 weights alone."""
-    arguments = fp4_call()
-    rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM_OF_FP4)
-    a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
-    expected = parts.activations_of_rows(a, arguments["w1"], rows, Gating())
-    monkeypatch.setattr(parts, "is_hopper", lambda _: True)
-    monkeypatch.setattr(parts, "activates_in_product", lambda *_: True)
-    got = parts.activations_of_rows((on_gpu(a[0]), a[1]), arguments["w1"], rows, Gating())
-    assert same_bits(got[0], expected[0])
 
 
 COMPILED: dict[str, tuple[dict[str, Any], Operand, dict[str, Any]]] = {

@@ -314,9 +314,7 @@ def test_few_and_many_tokens_are_summed_to_the_bits_of_the_cpu(
 def test_only_many_routes_take_a_launch_more(tokens: int, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[str, bool]] = []
 
-    def run(
-        kernel: Any, config: Any, params: bytes, grid: int, device: int, changing: Any, *, is_dependent: bool = False
-    ) -> None:
+    def run(kernel: Any, config: Any, values: Any, grid: int, device: int, *, is_dependent: bool = False) -> None:
         assert grid == -(-tokens * 8 // 1024)
         launched.append((kernel.name, is_dependent))
 
@@ -417,13 +415,6 @@ def test_wrong_sums_are_refused(changes: dict[str, Any], message: str) -> None:
 def test_rows_are_a_public_type() -> None:
     assert isinstance(rows_of_six(), deep_gemm.ExpertRows)
     assert ExpertRows._fields == ("counts", "ends", "row_of", "token_of", "ids")
-
-
-def test_rows_in_one_piece_lie_apart_and_ids_begin_where_products_read_them() -> None:
-    p = route_rows.RouteProblem.in_one_piece(torch.zeros(5, 3, dtype=torch.int64), 7, first=2)
-    members = (p.ids, p.token_of, p.row_of, p.counts, p.ends)
-    assert [tuple(each.shape) for each in members] == [(15,), (15,), (5, 3), (7,), (7,)]
-    assert [each.storage_offset() for each in members] == [0, 15, 30, 45, 52]
 
 
 def test_own_experts_are_numbered_from_the_first_one() -> None:
