@@ -24,7 +24,7 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import PER_64
 from deep_gemm.gemm import launch as grouped
-from deep_gemm.gemm import launch, reference
+from deep_gemm.gemm import reference
 from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.gemm.ask.rows import contiguous_problem, masked_problem
 from deep_gemm.gemm.choose.tiles import tiles_for
@@ -313,7 +313,7 @@ def test_pdl_changes_nothing() -> None:
 
 def check_activated(p: Problem) -> None:
     wanted = right_on_gpu(p)
-    launch.run(p)
+    grouped.run(p)
     assert mistakes(p, (p.d, p.scales), wanted) is None
 
 
@@ -344,13 +344,13 @@ def test_the_very_large_the_very_small_and_what_is_not_finite() -> None:
 
 def test_the_same_call_gives_the_same_bits_on_any_number_of_sms_where_rows_are_activated() -> None:
     p = placed(activated.random_problem(random_sizes(random.Random(1), 20), 1280, 1040, 1, behind=3000), "cuda")
-    launch.run(p)
+    grouped.run(p)
     first = p.d.view(torch.uint8).clone(), p.scales.clone()
     for num_sms in [*[deep_gemm.get_num_sms()] * 20, 1, 7, 100]:
         deep_gemm.set_num_sms(num_sms)
         p.d.view(torch.uint8).fill_(activated.POISON)
         p.scales.fill_(activated.CANARY)
-        launch.run(p)
+        grouped.run(p)
         assert torch.equal(p.d.view(torch.uint8), first[0])
         assert torch.equal(p.scales, first[1])
 
