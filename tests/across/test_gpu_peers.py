@@ -17,8 +17,9 @@ from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.message import Arrived, gather, pack, row_bytes
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.across.plan_sends import PlanSendsConfig
+from deep_gemm.core import call
 from deep_gemm.core.meeting import Room
-from deep_gemm.distributed import Experts
+from deep_gemm.distributed import Experts, decode_bytes
 from deep_gemm.moe import api as layers
 from deep_gemm.moe.routing import expert_rows, stack_routes, sum_rows, weighted_sum
 from lab.sim.plan_sends import check
@@ -73,19 +74,13 @@ def ranks_of_one_gpu(ranks: int, seconds: float = SECONDS, dtype: torch.dtype = 
 
 
 def warm_up(ranks: list[Rank]) -> None:
-    """Compile, load and allocate all that a call needs, as if all flags were set. Later the host never waits.
-
-    The first call goes by tensors, and prepares those that follow.
-    """
+    """Compile, load and record all that a call needs, as if all flags were set. Later the host never waits."""
     for rank in ranks:
-        flags = rank.peers.memory[rank.peers.room.flags :].view(torch.int32)
-        for call in (1, 2):
-            flags.fill_(call)
-            rank.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(rank.stream):
-                rank.decode()
-                assert len(rank.layer._decodes) == 1
-            torch.cuda.synchronize()
+        rank.peers.memory[rank.peers.room.flags :].view(torch.int32).fill_(1)
+        rank.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(rank.stream):
+            rank.decode()
+        torch.cuda.synchronize()
     for rank in ranks:
         rank.peers.memory.zero_()
         rank.peers.node.state.zero_()
@@ -133,31 +128,28 @@ def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_calls_by_tensors_and_prepared_ones_have_the_same_bits(count: int) -> None:
-    """The latter eagerly and captured, in memory that held NaN."""
+def test_calls_by_a_record_and_without_have_the_same_bits(count: int) -> None:
+    """Those by a record eagerly and captured, in memory that held NaN."""
     ranks = ranks_of_one_gpu(count)
     graphs = [torch.cuda.CUDAGraph() for _ in ranks]
     for rank, graph in zip(ranks, graphs, strict=True):
         with torch.cuda.graph(graph, stream=rank.stream):
             rank.decode()
-
-    def by_tensors(rank: Rank) -> None:
-        assert rank.layer._decoded(rank.x, rank.ids, rank.p, rank.out) is None
-
+    _, size = decode_bytes(count, MAX_TOKENS, TOPK, NUM, HIDDEN, INTER, peer_memory=True)
     for seed in range(3):
-        for way in ("by tensors", "prepared", "replayed"):
+        for way in ("without", "by a record", "replayed"):
             draw(ranks, seed)
             for rank in ranks:
                 with torch.cuda.stream(rank.stream):
-                    size = rank.layer._decodes[0].places.end
                     torch.empty(size, dtype=torch.uint8, device="cuda").fill_(255)
             torch.cuda.synchronize()
             for rank, graph in zip(ranks, graphs, strict=True):
                 with torch.cuda.stream(rank.stream):
-                    if way == "replayed":
-                        graph.replay()
+                    if way == "without":
+                        with mock.patch.multiple(call, RECORDS={}, recorded=lambda *_: (None, None)):
+                            rank.decode()
                     else:
-                        (by_tensors if way == "by tensors" else Rank.decode)(rank)
+                        (graph.replay if way == "replayed" else rank.decode)()
             assert_right(ranks)
 
 

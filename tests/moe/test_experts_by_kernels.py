@@ -142,6 +142,7 @@ def test_tokens_and_weights_may_lie_apart(seen: Seen, monkeypatch: pytest.Monkey
     off = torch.empty(x.nbytes + 16, dtype=torch.uint8)[2 : 2 + x.nbytes].view(torch.bfloat16).view(x.shape).copy_(x)
     far = torch.empty(4 * (1 << 20) + HIDDEN, dtype=x.dtype).as_strided((5, HIDDEN), (1 << 20, 1)).copy_(x)
     narrow = torch.empty(EXPERTS, 4 * INTER, HIDDEN, dtype=torch.uint8).view(w1.dtype)[:, : 2 * INTER].copy_(w1)
+    experts: Any = deep_gemm.experts
     calls: dict[str, tuple[Any, ...]] = {
         "as usual": (x, ids, p, (w1, sfw1)),
         "rows apart": (wide, ids, p, (w1, sfw1)),
@@ -155,7 +156,7 @@ def test_tokens_and_weights_may_lie_apart(seen: Seen, monkeypatch: pytest.Monkey
     for name, given in calls.items():
         seen.cleared()
         for _ in range(2):
-            assert same_bits(deep_gemm.experts(*given, w2), expected), name
+            assert same_bits(experts(*given, w2), expected), name
         assert (None in seen.made) == (name == "columns apart"), name
         assert name == "columns apart" or len(seen.made) == 1, name
     set_compile_mode(1)
