@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from example_calls import all_examples
-from fake_gpu import FakeGpu, FakeLauncher, on_gpu
+from fake_gpu import FakeGpu, FakeLauncher, OnGpu, encoded_map, install, on_gpu
+from test_replay import Driver, Native, built  # noqa: F401 - a fixture
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
@@ -410,15 +413,50 @@ def test_which_functions_have_no_record(gpu: FakeGpu, monkeypatch: pytest.Monkey
 HAVE_RECORD = [*(name for name, each in EXAMPLES.items() if each.name not in WITHOUT_RECORD), *CASES]
 
 
+class OfReplayC(FakeLauncher):
+    """A launcher that replay.c knows by a number."""
+
+    all: list[OfReplayC] = []  # noqa: RUF012
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        self.all.append(self)
+        self.function: Any = len(self.all)
+        self.threads, self.kernel = 128, SimpleNamespace(shared_bytes=64)
+
+
+class Replayed(Native):
+    """replay.c on the fake GPU."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module, Driver(), classes=(OnGpu, Tensor))
+
+    def make(self, *of: Any, **how: Any) -> Any:
+        return torch.empty_strided(*of, **how)
+
+    def launch(self, config: Any, function: int, params: Any, extra: Any) -> int:
+        of = OfReplayC.all[function - 1]
+        of.hold(None, ctypes.string_at(params[0], of.layout.size), config.contents.grid[0])
+        return of.start(None, None, None, 0)[0]
+
+    def encode(self, room: int, element: int, rank: int, address: int, *rest: Any) -> int:
+        sizes, strides, box = rest[0][:rank], rest[1][: rank - 1], rest[2][:rank]
+        (ctypes.c_char * 128).from_address(room).raw = encoded_map(sizes, strides, box, address)
+        return 0
+
+
+@pytest.mark.parametrize("replays", ["replay.c", "replay.py", "replay.py without maps that move"])
 @pytest.mark.parametrize("name", HAVE_RECORD)
 def test_a_record_launches_and_gives_what_a_call_without_one_does(
-    name: str, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+    name: str, replays: str, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if replays == "replay.c":
+        module = request.getfixturevalue("built")
+        gpu, native = install(monkeypatch, launcher=OfReplayC), Replayed(module)
+        monkeypatch.setattr(call, "native", lambda: native.module)
+    elif replays != "replay.py":
+        monkeypatch.setattr(FakeLauncher, "keeps_addresses", lambda _: False)
     run = called(name)
-    run()
-    assert_alike(monkeypatch, gpu, run)
-    monkeypatch.setattr(FakeLauncher, "keeps_addresses", lambda _: False)  # maps are encoded in each call
-    call.RECORDS.clear()
     run()
     assert_alike(monkeypatch, gpu, run)
 

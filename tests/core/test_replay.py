@@ -124,12 +124,17 @@ DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 class Native:
     """replay.c, built, on a driver that writes down what it gets."""
 
-    def __init__(self, module: Any, driver: Driver, empty: Callable[..., Any] = torch.empty_strided) -> None:
+    def __init__(
+        self,
+        module: Any,
+        driver: Driver,
+        empty: Callable[..., Any] = torch.empty_strided,
+        classes: tuple[type, type] = (Tensor, torch.nn.Parameter),
+    ) -> None:
         self.module, self.driver, self.device, self.empty = module, driver, 0, empty
         self.functions = LAUNCH(self.launch), ENCODE(self.encode), DEVICE(self.current_device)
         pointers = (ctypes.cast(each, ctypes.c_void_p).value for each in self.functions)
         table = torch.Tensor.__dlpack_c_exchange_api__
-        classes = Tensor, torch.nn.Parameter
         module.setup(table, *pointers, *classes, self.make, torch.is_grad_enabled, failed)
 
     def make(self, *of: Any, **how: Any) -> Any:
