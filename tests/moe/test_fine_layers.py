@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from addressed_kernels import watched
 from fake_gpu import FakeGpu, on_gpu
 from fp4_cases import FORMS as FP4_FORMS
 from fp4_cases import plain, random_weight
@@ -25,7 +26,9 @@ from deep_gemm import (
     per_block_cast_to_fp8,
     per_token_cast_to_fp8,
 )
+from deep_gemm.casts import lay_scales
 from deep_gemm.casts.gating import Gating
+from deep_gemm.core.check import checks
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import MX, PER_BLOCK
@@ -125,6 +128,28 @@ def test_a_workspace_has_room_for_more_scales() -> None:
     sizes = 12, 3, NUM, HIDDEN, INTER
     more = 4 * 36 * (ceil_div(HIDDEN, 32) + ceil_div(INTER, 32) - ceil_div(HIDDEN, 128) - ceil_div(INTER, 128))
     assert experts_workspace_bytes(*sizes, gran_k=32) == experts_workspace_bytes(*sizes) + more
+
+
+@pytest.mark.parametrize("form", ["bytes", "words", "words, MN-major", None])
+@pytest.mark.parametrize("of", [*FINE, "FP4"], ids=str)
+def test_layers_with_any_scales_have_one_record(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, of: Any, form: str | None
+) -> None:
+    """Bytes lie in whole words here. Of those that do not each call makes words."""
+    shapes = (NUM, 512, 512), (NUM, 512, 256), (512, 512)
+    if of == "FP4":
+        w1, w2, w = (small(*shape, form=form or "e8m0") for shape in shapes)
+    else:
+        w1, w2, w = (fine_weight(*shape, of=of, form=form) for shape in shapes)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    monkeypatch.setattr(checks, "on_host", lambda _: False)
+    monkeypatch.setattr(lay_scales, "has_kernel", lambda _: True)
+    seen = watched(monkeypatch, gpu)
+    for tokens in (12, 11):
+        x, ids, p = random(tokens, 512), random_routes(tokens, 3, NUM), torch.ones(tokens, 3)
+        experts(x, ids, p, w1, w2, gran_k=128)
+        linear(x, w)
+    assert len(seen.made) == 2 and None not in seen.made
 
 
 # How scales are known
