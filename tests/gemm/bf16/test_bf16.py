@@ -7,11 +7,9 @@ from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, on_gpu
 from helpers import int32, some
 from torch import Tensor
 
@@ -271,19 +269,6 @@ def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> 
 
 
 # What a GPU's kernels are handed
-
-
-def test_a_call_like_one_before_is_asked_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Mock(wraps=DENSE["nt"].ask)
-    monkeypatch.setattr(DENSE["nt"], "ask", asked)
-    weight = on_gpu(numbers(N, K).requires_grad_())
-    for _ in range(4):
-        a, d = on_gpu(numbers(M, K)), on_gpu(torch.empty(M, N, dtype=torch.bfloat16))
-        with torch.no_grad():
-            deep_gemm.bf16_gemm_nt(a, weight, d)
-    assert (asked.call_count, len(gpu.launches)) == (1, 4)
-    with pytest.raises(ValueError, match=r"^b: expected a tensor without a gradient"):
-        deep_gemm.bf16_gemm_nt(a, weight, d)
 
 
 class Unread(Tensor):
