@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
     of: Function
     call: Callable[..., Any]
-    tensors: Callable[[], dict[str, Tensor]]
+    given: dict[str, Tensor]
     written: tuple[str, ...] = ()
     alignments: dict[str, int] = {}  # noqa: RUF012
     """Alignments of those tensors that may not begin anywhere."""
@@ -49,6 +49,9 @@ class Case(NamedTuple):
     """Tensors that are checked and not read: an output may lie there."""
     is_dependent: bool = False
     """The first kernel may begin before the one ahead of it ends, whatever the settings say."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_() for name, x in self.given.items()}
 
 
 def ints(*shape: int) -> Tensor:
@@ -81,197 +84,142 @@ def paged_logits(q: Tensor, **others: Any) -> Any:
     return call((q, None), *others.values(), 96, False, torch.bfloat16)
 
 
-def expert_rows() -> dict[str, Tensor]:
-    """Rows of two experts for 6 tokens of 2 routes."""
-    shapes = {"counts": (2,), "ends": (2,), "row_of": (6, 2), "token_of": (12,), "ids": (12,)}
-    return {name: ints(*shape) for name, shape in shapes.items()}
+def activated_behind(x: Tensor, ends: Tensor) -> Any:
+    return activation.cast_activated(
+        ActivationProblem(x, None, None, ends, 1, Gating()), mn_major=True, is_dependent=True
+    )
 
 
-SCALES: dict[str, Callable[[], Tensor]] = {
-    "": lambda: zeros(2, 2),
-    "64x64": lambda: zeros(4, 4),
-    "32x32": lambda: zeros(8, 8),
-    "1x32": lambda: zeros(8, 256).t(),  # as kernels load them
+def silu_gradient(h: Tensor, ends: Tensor, p: Tensor, ds: Tensor, silu_too: bool) -> Any:
+    groups = GroupedRows(ints(2), ends, ints(12))
+    return depths.cast_silu_gradient(h, ds, groups, p, 2.0, activation_too=silu_too)[: 4 if silu_too else 2]
+
+
+ROWS = {"counts": ints(2), "ends": ints(2), "row_of": ints(6, 2), "token_of": ints(12), "ids": ints(12)}
+"""Rows of two experts for 6 tokens of 2 routes."""
+SCALES = {"": zeros(2, 2), "64x64": zeros(4, 4), "32x32": zeros(8, 8), "1x32": zeros(8, 256).t()}
+"""Scales of an FP8 weight `[256, 256]`, as kernels load them."""
+WEIGHTS = {scales: {"w": fp8(256, 256), "sfw": sfw} for scales, sfw in SCALES.items()}
+WEIGHTS["FP4"] = {"w": zeros(256, 128).to(torch.int8), "sfw": ints(256, 2)}
+ALONG, TOKEN_CAST = depths.cast_along_groups, deep_gemm.per_token_cast_to_fp8
+OF_GROUPS, ACTIVATED = {"x": bf16(6, 256), "ends": ints(2), "token_of": ints(12)}, {"x": bf16(12, 256)}
+ONE_TENSOR: dict[str, tuple[Function, Callable[..., Any], Tensor]] = {
+    "cast of blocks": (fp8_casts.BLOCKS, deep_gemm.per_block_cast_to_fp8, bf16(130, 256)),
+    "cast of matrices' blocks": (fp8_casts.BLOCKS, deep_gemm.per_block_cast_to_fp8, bf16(2, 128, 256)),
+    "cast of columns": (fp8_casts.CHANNELS, deep_gemm.per_channel_cast_to_fp8, bf16(130, 256)),
+    "cast along columns": (fp8_casts.ROWS, lambda x: TOKEN_CAST(x.t()), bf16(48, 256)),
+    "cast of both": (fp8_casts.BOTH, deep_gemm.cast_both_to_fp8, bf16(48, 256)),
+    "cast of transposed blocks": (backward.TURNED, backward.cast_transposed, bf16(2, 128, 256)),
+    "cast": (fp8_casts.ROWS, TOKEN_CAST, bf16(5, 256)),
+    "cast m-major": (fp8_casts.ROWS, partial(TOKEN_CAST, mn_major=True), bf16(5, 256)),
+    "scales laid out": (lay_scales.LAID, lay_scales.laid_out, zeros(5, 3)),
+    "rows of 16 routes": (routing.STACKED, lambda x: routing.expert_rows(x, 8), ints(4, 4)),
 }
-"""Scales of an FP8 weight `[256, 256]`."""
-CASES = {
+CASES = {name: Case(of, lambda x, cast=cast: cast(x), {"x": x}) for name, (of, cast, x) in ONE_TENSOR.items()} | {
+    "schedule": Case(
+        logits_api.SCHEDULE,
+        partial(deep_gemm.get_paged_mqa_logits_metadata, block_kv=64, num_sms=132),
+        {"context_lens": ints(3, 1)},
+        alignments={"context_lens": 4},
+    ),
+    "rows of 8400 routes": Case(routing.STACKED, lambda x: routing.expert_rows(x, 8), {"x": ints(2100, 4)}, launches=2),
     "logits": Case(
         logits_api.LOGITS,
         logits,
-        lambda: {
-            "q": fp8(6, 32, 64),
-            "kv": fp8(40, 64),
-            "sfkv": torch.zeros(40),
-            "weights": torch.zeros(6, 32),
-            "cu_seq_len_k_start": ints(6),
-            "cu_seq_len_k_end": ints(6),
+        {
+            **{"q": fp8(6, 32, 64), "kv": fp8(40, 64), "sfkv": zeros(40), "weights": zeros(6, 32)},
+            **{"cu_seq_len_k_start": ints(6), "cu_seq_len_k_end": ints(6)},
         },
         alignments={"q": 16, "kv": 16, "sfkv": 16, "cu_seq_len_k_end": 4},
     ),
     "paged logits": Case(
         logits_api.PAGED_LOGITS,
         paged_logits,
-        lambda: {
-            "q": fp8(3, 1, 32, 64),
-            "kv_cache": torch.zeros(5, 64, 1, 68, dtype=torch.uint8),
-            "weights": torch.zeros(3, 32),
-            "context_lens": ints(3, 1),
-            "block_table": ints(3, 2),
+        {
+            **{"q": fp8(3, 1, 32, 64), "kv_cache": torch.zeros(5, 64, 1, 68, dtype=torch.uint8)},
+            **{"weights": zeros(3, 32), "context_lens": ints(3, 1), "block_table": ints(3, 2)},
             "schedule_meta": ints(133, 2),
         },
         alignments={"q": 16, "kv_cache": 16, "context_lens": 4, "schedule_meta": 8},
-    ),
-    "schedule": Case(
-        logits_api.SCHEDULE,
-        lambda context_lens: deep_gemm.get_paged_mqa_logits_metadata(context_lens, 64, 132),
-        lambda: {"context_lens": ints(3, 1)},
-        alignments={"context_lens": 4},
     ),
     **{
         f"hyper-connections of {m} rows": Case(
             hyper.PRENORM,
             lambda a, b, d, sqr_sum: deep_gemm.tf32_hc_prenorm_gemm(a, b, d, sqr_sum, 2),
-            partial(lambda m: {"a": bf16(m, 128), "b": zeros(8, 128), "d": zeros(2, m, 8), "sqr_sum": zeros(2, m)}, m),
+            {"a": bf16(m, 128), "b": zeros(8, 128), "d": zeros(2, m, 8), "sqr_sum": zeros(2, m)},
             ("d", "sqr_sum"),
             {"a": 16, "b": 16, "d": 4, "sqr_sum": 4},
         )
         for m in (3, 700)
     },
     **{
-        f"linear of {m} rows{'' if more else ' alone'}{' of ' * bool(scales)}{scales}": Case(
-            linear_api.INTO if more else linear_api.MADE,
+        f"linear of {m} rows{'' if into else ' alone'}{' of ' * bool(scales)}{scales}": Case(
+            linear_api.INTO if into else linear_api.MADE,
             linear,
-            partial(
-                lambda m, more, scales: {
-                    "x": bf16(m, 256),
-                    "w": zeros(256, 128).to(torch.int8) if scales == "FP4" else fp8(256, 256),
-                    "sfw": ints(256, 2) if scales == "FP4" else SCALES[scales](),
-                    **({"bias": bf16(256), "out": bf16(m, 256)} if more else {}),
-                },
-                m,
-                more,
-                scales,
-            ),
-            ("out",) if more else (),
-            {"w": 16, "sfw": 4, **({"out": 16} if more else {})},
+            {"x": bf16(m, 256), **w, **({"bias": bf16(256), "out": bf16(m, 256)} if into else {})},
+            ("out",) if into else (),
+            {"w": 16, "sfw": 4, **({"out": 16} if into else {})},
             launches=1 if m == 3 and not scales else 2,
         )
         for m in (3, 512)
-        for more in (False, True)
-        for scales in ("FP4", *SCALES)
+        for into in (False, True)
+        for scales, w in WEIGHTS.items()
     },
     **{
-        name: Case(of, cast, partial(lambda shape: {"x": bf16(*shape)}, shape))
-        for name, of, cast, shape in (
-            ("cast of blocks", fp8_casts.BLOCKS, deep_gemm.per_block_cast_to_fp8, (130, 256)),
-            ("cast of matrices' blocks", fp8_casts.BLOCKS, deep_gemm.per_block_cast_to_fp8, (2, 128, 256)),
-            ("cast of columns", fp8_casts.CHANNELS, deep_gemm.per_channel_cast_to_fp8, (130, 256)),
-            ("cast along columns", fp8_casts.ROWS, lambda x: deep_gemm.per_token_cast_to_fp8(x.t()), (48, 256)),
-            ("cast of both", fp8_casts.BOTH, deep_gemm.cast_both_to_fp8, (48, 256)),
-            (
-                "cast of transposed blocks",
-                backward.TURNED,
-                lambda **x: backward.cast_transposed(*x.values()),
-                (2, 128, 256),
-            ),
-        )
-    },
-    "scales laid out": Case(lay_scales.LAID, lay_scales.laid_out, lambda: {"sf": zeros(5, 3)}),
-    **{
-        f"cast along groups{', weighted' if weights else ''}": Case(
+        f"cast along groups{', weighted' * bool(weights)}": Case(
             depths.ALONG,
-            lambda x, ends, token_of, p=None: depths.cast_along_groups(x, GroupedRows(ints(2), ends, token_of), p),
-            partial(
-                lambda weights: {"x": bf16(6, 256), "ends": ints(2), "token_of": ints(12), **weights()},
-                (lambda: {"p": zeros(12)}) if weights else dict,
-            ),
+            lambda x, ends, token_of, p=None: ALONG(x, GroupedRows(ints(2), ends, token_of), p),
+            OF_GROUPS | weights,
         )
-        for weights in (False, True)
+        for weights in ({}, {"p": zeros(12)})
     },
     **{
-        f"cast of silu's gradient{' and silu' if silu_too else ''}": Case(
+        f"cast of silu's gradient{' and silu' * silu_too}": Case(
             depths.SILU,
-            partial(
-                lambda silu_too, h, ends, p, ds: depths.cast_silu_gradient(
-                    h, ds, GroupedRows(ints(2), ends, ints(12)), p, 2.0, activation_too=silu_too
-                )[: 4 if silu_too else 2],
-                silu_too,
-            ),
-            lambda: {"h": bf16(12, 256), "ends": ints(2), "p": zeros(12), "ds": bf16(12, 128)},
+            partial(silu_gradient, silu_too=silu_too),
+            {"h": bf16(12, 256), "ends": ints(2), "p": zeros(12), "ds": bf16(12, 128)},
         )
         for silu_too in (False, True)
-    },
-    **{
-        f"rows of {routes} routes": Case(
-            routing.STACKED,
-            partial(routing.expert_rows, num_experts=8),
-            partial(lambda tokens: {"topk_ids": ints(tokens, 4)}, routes // 4),
-            launches=1 if routes <= 8192 else 2,
-        )
-        for routes in (16, 8400)
     },
     "cast to rows of routes": Case(
         routing.GATHERED,
         lambda x, **rows: routing.gather_cast_to_fp8(x, ExpertRows(**rows), mn_major=True),
-        lambda: {"x": bf16(6, 256), **expert_rows()},
+        {"x": bf16(6, 256), **ROWS},
     ),
-    **{
-        f"sums of rows{' into others' if into else ''}": Case(
-            routing.WEIGHTED_INTO if into else routing.WEIGHTED,
-            lambda y, p, out=None, **rows: routing.gather_weighted(y, ExpertRows(**rows), p, out=out),
-            partial(
-                lambda more: {"y": bf16(12, 256), **expert_rows(), "p": zeros(6, 2), **more()},
-                (lambda: {"out": bf16(6, 256)}) if into else dict,
-            ),
-            ("out",) if into else (),
-            {"out": 16} if into else {},
-            unread=("counts", "ends", "token_of", "ids"),
-        )
-        for into in (False, True)
-    },
     "cast to rows of routes behind their kernel": Case(
         routing.DEPENDENT_GATHERED,
         lambda x, **rows: routing.gather_and_cast(x, ExpertRows(**rows), 128, is_dependent=True),
-        lambda: {"x": bf16(6, 256), **expert_rows()},
+        {"x": bf16(6, 256), **ROWS},
         is_dependent=True,
     ),
+    **{
+        f"sums of rows{' into others' * bool(out)}": Case(
+            routing.WEIGHTED_INTO if out else routing.WEIGHTED,
+            lambda y, p, out=None, **rows: routing.gather_weighted(y, ExpertRows(**rows), p, out=out),
+            {"y": bf16(12, 256), **ROWS, "p": zeros(6, 2), **out},
+            (*out,),
+            dict.fromkeys(out, 16),
+            unread=("counts", "ends", "token_of", "ids"),
+        )
+        for out in ({}, {"out": bf16(6, 256)})
+    },
     "sums of rows behind their product": Case(
         routing.SUMMED_INTO,
         partial(routing.sum_rows, is_dependent=True),
-        lambda: {"y": bf16(12, 256), "row_of": ints(6, 2), "weights": zeros(6, 2), "out": bf16(6, 256)},
+        {"y": bf16(12, 256), "row_of": ints(6, 2), "weights": zeros(6, 2), "out": bf16(6, 256)},
         is_dependent=True,
     ),
+    "sums of rows as they are": Case(routing.SUMMED, routing.sum_rows, {"y": bf16(12, 256), "row_of": ints(6, 2)}),
     "activation of rows behind their product": Case(
-        activation.DEPENDENT,
-        lambda x, ends: activation.cast_activated(
-            ActivationProblem(x, None, None, ends, 1, Gating()), mn_major=True, is_dependent=True
-        ),
-        lambda: {"x": bf16(12, 256), "ends": ints(2)},
-        is_dependent=True,
-    ),
-    "sums of rows as they are": Case(
-        routing.SUMMED, routing.sum_rows, lambda: {"y": bf16(12, 256), "row_of": ints(6, 2)}
+        activation.DEPENDENT, activated_behind, {**ACTIVATED, "ends": ints(2)}, is_dependent=True
     ),
     **{
-        f"activation{' of groups' if has_groups else ''}{' with weights' if weights else ''}": Case(
+        f"activation{' with'.join(['', *more])}": Case(
             activation.ACTIVATED,
-            lambda x, **more: deep_gemm.silu_mul_cast_to_fp8(x, limit=2.0, mn_major=True, **more),
-            partial(
-                lambda more: {"x": bf16(12, 256), **{name: make() for name, make in more.items()}},
-                {
-                    **({"row_weights": lambda: zeros(12)} if weights else {}),
-                    **({"ends": lambda: ints(2)} if has_groups else {}),
-                },
-            ),
+            partial(deep_gemm.silu_mul_cast_to_fp8, limit=2.0, mn_major=True),
+            ACTIVATED | {name: zeros(12) if name == "row_weights" else ints(2) for name in more},
         )
-        for has_groups in (False, True)
-        for weights in (False, True)
-    },
-    **{
-        f"cast{' m-major' if mn_major else ''}": Case(
-            fp8_casts.ROWS, partial(deep_gemm.per_token_cast_to_fp8, mn_major=mn_major), lambda: {"x": bf16(5, 256)}
-        )
-        for mn_major in (False, True)
+        for more in ((), ("row_weights",), ("ends",), ("row_weights", "ends"))
     },
 }
 
@@ -677,31 +625,3 @@ def test_what_is_said_of_a_linear_layer_is_part_of_its_calls(gpu: FakeGpu, asked
     for gran_k, times in ((32, 1), (32, 1), (128, 2), (32, 2), (64, 3), (128, 3)):
         run(gran_k=gran_k)
         assert asked.count(linear_api.MADE) == times
-
-
-OF_FP8, OF_FP4 = torch.zeros(8, 8, dtype=torch.uint8), torch.zeros(256, 4, dtype=torch.uint8)
-FORMS = {
-    "bytes beside FP8": OF_FP8,
-    "bytes beside FP8 that begin between words": at_byte(OF_FP8, 2),
-    "single rows beside FP8": zeros(256, 8),
-    "bytes": OF_FP4,
-    "exponents": OF_FP4.view(torch.float8_e8m0fnu),
-    "bytes that begin between words": at_byte(OF_FP4, 2),
-    "no whole words": torch.zeros(256, 5, dtype=torch.uint8),
-    "FP32": zeros(256, 4),
-}
-
-
-def test_scales_of_a_linear_layer_in_any_form(gpu: FakeGpu, asked: list[Function]) -> None:
-    """Calls whose scales are copied by torch have no record."""
-    found = set()
-    for form, scales in FORMS.items():
-        x, w = bf16(512, 256), fp8(256, 256)
-        if "FP8" not in form:
-            x, w = bf16(3, 32 * scales.shape[1]), torch.zeros(256, 16 * scales.shape[1], dtype=torch.int8)
-        asked.clear()
-        for _ in range(4):
-            linear(*placed((x, w, scales)))
-        if asked.count(linear_api.MADE) > 1:
-            found.add(form)
-    assert found == {*(form for form in FORMS if "between" in form), "no whole words", "FP32"}
