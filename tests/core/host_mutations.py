@@ -198,15 +198,19 @@ def scales_trial(is_m_major: bool) -> None:
 
 
 def records_trial() -> None:
-    """Records of calls, for other rows too, beside the same calls without them."""
+    """Records of calls, for other rows too, beside the same calls without them; views and rooms of shadows."""
     import pytest
     import test_call
+    import test_shadow
     from fake_gpu import install
 
     for name in ("linear of 512 rows", "linear of 3 rows", "cast of both", "sums of rows into others", "logits"):
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(test_call.lay_scales, "has_kernel", lambda _: True)
             test_call.test_other_rows_have_their_own_numbers(name, install(monkeypatch), monkeypatch)
+    for view in test_shadow.VIEWS:
+        test_shadow.test_views_lie_where_torchs_do(view)
+    test_shadow.test_random_rooms_never_meet_while_both_are_used()
 
 
 WITH_C, IN_PLACE = (
