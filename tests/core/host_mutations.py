@@ -21,7 +21,7 @@ from forked import SERVER
 from host_mutations_bf16 import spread
 
 import deep_gemm
-from deep_gemm.casts import cast_rows, cast_tiles
+from deep_gemm.casts import cast_rows, cast_tiles, lay_scales
 from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Target
 from deep_gemm.core.check.layout import ceil_div
@@ -206,7 +206,7 @@ def records_trial() -> None:
 
     for name in ("linear of 512 rows", "linear of 3 rows", "cast of both", "sums of rows into others", "logits"):
         with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(test_call.lay_scales, "has_kernel", lambda _: True)
+            monkeypatch.setattr(lay_scales, "has_kernel", lambda _: True)
             test_call.test_other_rows_have_their_own_numbers(name, install(monkeypatch), monkeypatch)
     for view in test_shadow.VIEWS:
         test_shadow.test_views_lie_where_torchs_do(view)
