@@ -98,6 +98,7 @@ def recorded_alike(gpu: FakeGpu, calls: Sequence[Callable[[], Any]], *made: str)
                 records = gpu.records
         rounds.append([_described(launch, made) for launch in gpu.launches[first:]])
     assert rounds[0] == rounds[1]
+    assert records > 0
     return records
 
 
