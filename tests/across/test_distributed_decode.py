@@ -20,11 +20,10 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.across import by_peers, experts
 from deep_gemm.across.by_peers import Peers
-from deep_gemm.core import call
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.core.meeting import Room
-from deep_gemm.core.settings import set_compile_mode, set_num_sms, set_pdl
+from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.distributed import Experts, decode_bytes
 from deep_gemm.moe import api as layers
 from deep_gemm.moe import route_rows
@@ -244,17 +243,9 @@ def test_a_record_launches_what_the_call_itself_does(
         monkeypatch.setattr(layers, "MANY_ROWS", 10**6 if form == "few" else 1)
         monkeypatch.setattr(node, "weights", weights_of(HERE, 128))
         layer, one = node.layer(0), given(6, 1, 0)
-        seen.cleared()
-        layer.decode(*one)
-        by_record = [(each.kernel, each.config, each.grid, each.is_dependent) for each in seen.gpu.launches]
-        assert [kernel for kernel, *_ in by_record] == [*ALL[:4], *more, *ALL[4:]]
-        assert [is_dependent for *_, is_dependent in by_record] == [False] * len(by_record)
-        seen.cleared()
-        with monkeypatch.context() as alone:
-            alone.setattr(call, "recorded", lambda *_: (None, None))
-            alone.setattr(call, "RECORDS", {})
-            layer.decode(*one)
-        assert by_record == [(each.kernel, each.config, each.grid, each.is_dependent) for each in seen.gpu.launches]
+        launches = seen.by_record_as_without(partial(layer.decode, *one))
+        assert [kernel for kernel, *_ in launches] == [*ALL[:4], *more, *ALL[4:]]
+        assert not any(is_dependent for *_, is_dependent in launches)
 
 
 def test_rows_may_lie_apart(node: Node, layer: Experts, seen: Seen) -> None:
@@ -316,24 +307,14 @@ def test_records_follow_the_settings(node: Node, layer: Experts, seen: Seen) -> 
     one = given(6, 1, 0)
     right = node.right(one)
 
-    def products() -> list[tuple[int, bool]]:
-        seen.cleared()
+    def run() -> None:
         assert same_bits(layer.decode(*one), right)
-        return [(each.grid, each.is_dependent) for each in seen.gpu.launches if each.kernel == ALL[3]]
 
-    usual = products()
-    set_num_sms(1)
-    set_pdl(True)
-    assert products() == [(1, True)] * 2
-    assert all(grid > 1 and not is_dependent for grid, is_dependent in usual)
+    seen.follows_settings(run)
     set_compile_mode(1)
     seen.cleared()
     layer.decode(*one)
     assert not seen.names
-    set_compile_mode(0)
-    set_num_sms(132)
-    set_pdl(False)
-    assert products() == usual
 
 
 def test_mistakes_are_refused_whatever_records_there_are(node: Node, layer: Experts, seen: Seen) -> None:

@@ -133,18 +133,11 @@ def test_each_part_is_one_record(layer: Layers, seen: Seen, monkeypatch: pytest.
         return recorded(function, *given)
 
     monkeypatch.setattr(call, "recorded", noted)
-    one = given(6, 1, 0)
-    layer(*one)
-    by_records = [(each.kernel, each.config, each.grid, each.is_dependent) for each in seen.gpu.launches]
-    assert [kernel for kernel, *_ in by_records] == [*ALL[:5], "cast_rows", *ALL[5:]]
+    launches = seen.by_record_as_without(partial(layer, *given(6, 1, 0)))
+    assert [kernel for kernel, *_ in launches] == [*ALL[:5], "cast_rows", *ALL[5:]]
     assert functions == [by_group.PLANNED, message.PACKED, experts.SUMS, routing.SUMMED]
     layer(*given(5, 1, 1))
     assert len(functions) == 4
-    seen.cleared()
-    monkeypatch.setattr(call, "recorded", lambda *_: (None, None))
-    monkeypatch.setattr(call, "RECORDS", {})
-    layer(*one)
-    assert by_records == [(each.kernel, each.config, each.grid, each.is_dependent) for each in seen.gpu.launches]
 
 
 def test_routes_to_nobody_and_to_one_rank(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.mega_check import mega_sizes
 from deep_gemm.core import call
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.core.settings import set_compile_mode, set_num_sms, set_pdl
+from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.gemm.api.grouped import product_of_stacked_rows
 from deep_gemm.moe import route_rows
 
@@ -225,14 +225,8 @@ def test_a_record_launches_what_the_call_itself_does(seen: Seen, monkeypatch: py
     node = Node(monkeypatch, 1, model=replace(MODEL, is_fp4=is_fp4))
     buffer, own, y = node.buffer(0), node.own(0), torch.zeros(6, MODEL.hidden, dtype=torch.bfloat16)
     fill(buffer, node.tokens_of(6))
-    call_mega(y, *own, buffer, None, None)
-    by_record = [(each.kernel, each.config, each.grid, each.is_dependent) for each in seen.gpu.launches]
-    assert [kernel for kernel, *_ in by_record] == [*ALL[:4], *["cast_rows"] * is_fp4, *ALL[4:]]
-    seen.cleared()
-    monkeypatch.setattr(call, "recorded", lambda *_: (None, None))
-    monkeypatch.setattr(call, "RECORDS", {})
-    call_mega(y, *own, buffer, None, None)
-    assert by_record == [(each.kernel, each.config, each.grid, each.is_dependent) for each in seen.gpu.launches]
+    launches = seen.by_record_as_without(partial(call_mega, y, *own, buffer, None, None))
+    assert [kernel for kernel, *_ in launches] == [*ALL[:4], *["cast_rows"] * is_fp4, *ALL[4:]]
 
 
 def shifted(weight: Operand) -> Operand:
@@ -340,26 +334,16 @@ def test_each_mode_of_torch_is_served_and_gradients_are_refused(seen: Seen, monk
 def test_records_follow_the_settings(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, y = Alone(monkeypatch), torch.zeros(6, MODEL.hidden, dtype=torch.bfloat16)
 
-    def products() -> list[tuple[int, bool]]:
-        seen.cleared()
+    def run() -> None:
         alone.call(y.zero_())
         assert same_bits(y, alone.right)
-        return [(each.grid, each.is_dependent) for each in seen.gpu.launches if each.kernel == ALL[3]]
 
-    usual = products()
-    set_num_sms(1)
-    set_pdl(True)
-    assert products() == [(1, True)] * 2
-    assert all(grid > 1 and not is_dependent for grid, is_dependent in usual)
+    seen.follows_settings(run)
     set_compile_mode(1)
     seen.cleared()
     counts = torch.zeros(6, dtype=torch.int32)
     alone.call(y.zero_(), counts)
     assert not seen.names and not y.any() and not counts.any()
-    set_compile_mode(0)
-    set_num_sms(132)
-    set_pdl(False)
-    assert products() == usual
 
 
 def test_a_rank_that_does_not_come_is_named(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from test_distributed_decode import with_fp4
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.core import call
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.moe import api as layers
@@ -122,16 +121,10 @@ def test_a_record_launches_what_the_call_itself_does(seen: Seen, monkeypatch: py
         compute(config, p)
 
     monkeypatch.setattr(addressed_kernels, "fp8_gemm_few_rows", computed)
-    deep_gemm.experts(*one, *both)
-    by_record = [(each.kernel, each.config, each.grid, each.is_dependent) for each in seen.gpu.launches]
-    assert [kernel for kernel, *_ in by_record] == (MANY if form == "many" else ALL)
-    assert [is_dependent for *_, is_dependent in by_record] == [False, *[form == "few"] * (len(by_record) - 1)]
+    launches = seen.by_record_as_without(lambda: deep_gemm.experts(*one, *both))
+    assert [kernel for kernel, *_ in launches] == (MANY if form == "many" else ALL)
+    assert [is_dependent for *_, is_dependent in launches] == [False, *[form == "few"] * (len(launches) - 1)]
     assert ready == [form == "few"] * len(ready)
-    seen.cleared()
-    monkeypatch.setattr(call, "recorded", lambda *_: (None, None))
-    monkeypatch.setattr(call, "RECORDS", {})
-    deep_gemm.experts(*one, *both)
-    assert by_record == [(each.kernel, each.config, each.grid, each.is_dependent) for each in seen.gpu.launches]
 
 
 def test_tokens_and_weights_may_lie_apart(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
