@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import groupby, product
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -23,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from deep_gemm.across import message
+from deep_gemm.across import meet_ranks, message, post_rows
 from deep_gemm.across.by_group import Facts
 from deep_gemm.across.by_peers import why_not
 from deep_gemm.across.collectives import all_gather
@@ -32,6 +33,7 @@ from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.distributed import Experts, owned_experts
+from deep_gemm.moe import gather_weighted
 from deep_gemm.moe.api import activations_of_rows, product_of_rows
 from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8, weighted_sum
@@ -124,13 +126,8 @@ def _process(
         torch.cuda.set_device(rank)
     else:
         torch.set_num_threads(1)
-    dist.init_process_group(
-        "nccl" if on_gpus else "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=processes,
-        timeout=timedelta(seconds=SECONDS),
-    )
+    how, timeout = "nccl" if on_gpus else "gloo", timedelta(seconds=SECONDS)
+    dist.init_process_group(how, f"file://{store}", rank=rank, world_size=processes, timeout=timeout)
 
     def say(what: str, value: Any) -> None:
         if rank == 0:
@@ -254,10 +251,17 @@ class Work:
     def _fused_steps(self, fused: Experts) -> Iterator[Step]:
         x, ids, p = self.x, self.ids, self.p
         yield Step(LAYER, FUSED, _replayed(lambda: fused.decode(x, ids, p), self.device))
-        peers = fused.connected(ids.shape[1])
-        row_of = peers.post(x, ids, p)
-        yield Step(DISPATCH, FUSED, _replayed(lambda: peers.post(x, ids, p), self.device))
-        yield Step(COMBINE, FUSED, _replayed(lambda: peers.combine(row_of, p, None), self.device))
+        peers, routes = fused.connected(ids.shape[1]), torch.empty_like(ids, dtype=torch.int32)
+        out = torch.empty_like(x, dtype=torch.bfloat16)
+
+        def combine() -> None:
+            meet_ranks.run(peers.node, x.get_device())
+            gather_weighted.run(peers.results, routes, p, out)
+
+        dispatch = partial(post_rows.run, x, ids, p, routes, peers.node)
+        dispatch()
+        yield Step(DISPATCH, FUSED, _replayed(dispatch, self.device))
+        yield Step(COMBINE, FUSED, _replayed(combine, self.device))
 
     def check(self) -> str | None:
         """Say what is wrong with the forms: they must agree on every process."""
@@ -267,20 +271,19 @@ class Work:
         for name, (layer, right) in layers.items():
             got = layer.decode(self.x, self.ids, self.p)
             assert got is not None
-            wrong = torch.tensor([int((got != right).sum())], device=self.device, dtype=torch.int64)
-            dist.all_reduce(wrong)
-            if int(wrong):
-                return f"wrong: {int(wrong)} elements of {name} are not as they must be"
+            if wrong := self._of_all(got != right):
+                return f"wrong: {wrong} elements of {name} are not as they must be"
         if self.mega is not None:
-            far = torch.tensor(
-                [int(not self.mega.is_near(self.layer(self.x, self.ids, self.p)))],
-                device=self.device,
-                dtype=torch.int64,
-            )
-            dist.all_reduce(far)
-            if int(far):
-                return f"wrong: fp8_mega_moe is far from the layer on {int(far)} processes"
+            is_near = self.mega.is_near(self.layer(self.x, self.ids, self.p))
+            if far := self._of_all(torch.tensor(not is_near, device=self.device)):
+                return f"wrong: fp8_mega_moe is far from the layer on {far} processes"
         return None
+
+    def _of_all(self, found: Tensor) -> int:
+        """Count what is found on all processes."""
+        count = found.sum()
+        dist.all_reduce(count)
+        return int(count)
 
     def _of_one_process(self) -> Tensor:
         """Compute what one process with all experts gives: each route alone, which no rank rounds, and their sum."""

@@ -16,7 +16,7 @@ from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core import call
 from deep_gemm.core.check import checks
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.linear import api as linear
+from deep_gemm.gemm.api.dense import BEHIND_CAST
 from deep_gemm.moe import api as layers
 
 Quantized = tuple[Tensor, Tensor]
@@ -54,8 +54,7 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     with monkeypatch.context() as patch:
         patch.setattr(layers, "product_of_stacked_rows", product_of_shapes)
-        of_linear = linear.BEHIND_CAST
-        patch.setattr(of_linear, "reference", lambda p: product_of_shapes((p.a, p.sfa), (p.b, p.sfb), p.d))
+        patch.setattr(BEHIND_CAST, "reference", lambda p: product_of_shapes((p.a, p.sfa), (p.b, p.sfb), p.d))
         patch.setattr(call, "handles_operators", lambda *_: False)  # by operators they would have shapes alone
         patch.setattr(checks, "no_overlap", lambda *_: None)  # all of them lie at address 0
         yield

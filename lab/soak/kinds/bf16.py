@@ -158,11 +158,7 @@ class Expressions(OfBf16):
     """`einsum`."""
 
     kind = "einsum"
-    faults: ClassVar = {
-        "a": "dtype address shape device",
-        "b": "dtype address device",
-        "d": "dtype address shape device",
-    }
+    faults: ClassVar = dict.fromkeys(("a", "d"), "dtype address shape device") | {"b": "dtype address device"}
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
