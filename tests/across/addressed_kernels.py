@@ -39,7 +39,6 @@ from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
 from deep_gemm.core.record import Record
-from deep_gemm.core.settings import set_num_sms, set_pdl
 from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
@@ -407,23 +406,6 @@ class Seen:
             by_way.append([facts(each) for each in self.gpu.launches])
         assert by_way[0] == by_way[1]
         return by_way[0]
-
-    def follows_settings(self, run: Callable[[], object]) -> None:
-        """Check that a call's products follow the settings in force, whatever records there are."""
-
-        def products() -> list[tuple[int, bool]]:
-            self.cleared()
-            run()
-            return [(each.grid, each.is_dependent) for each in self.gpu.launches if each.kernel == "fp8_gemm_rows"]
-
-        usual = products()
-        set_num_sms(1)
-        set_pdl(True)
-        assert products() == [(1, True)] * 2
-        assert all(grid > 1 and not is_dependent for grid, is_dependent in usual)
-        set_num_sms(132)
-        set_pdl(False)
-        assert products() == usual
 
     def cleared(self) -> Seen:
         """Forget what was seen, but no record."""

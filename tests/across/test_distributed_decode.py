@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,6 @@ from deep_gemm.across.by_peers import Peers
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.ue8m0 import words_of
 from deep_gemm.core.meeting import Room
-from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.distributed import Experts, decode_bytes
 from deep_gemm.moe import api as layers
 from deep_gemm.moe import route_rows
@@ -33,10 +32,6 @@ HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
 ALL = ["post_rows", "route_rows", "gather_rows", "fp8_gemm_rows", "fp8_gemm_rows", "meet_ranks", "gather_weighted"]
 FORMS = {"few": ["cast_rows"], "activated": []}
 Given = tuple[Tensor, Tensor, Tensor]
-MODES: Sequence[Callable[[], Any]] = (
-    *(torch.no_grad, torch.inference_mode, torch.enable_grad),
-    lambda: torch.autocast("cpu", torch.bfloat16),
-)
 
 
 @pytest.fixture
@@ -292,31 +287,6 @@ def test_what_is_copied_first_has_no_record(node: Node, layer: Experts, seen: Se
         assert seen.made == [None, None], name
 
 
-def test_each_mode_of_torch_is_served(node: Node, layer: Experts, seen: Seen) -> None:
-    x, ids, p = given(6, 1, 0)
-    right = node.right((x, ids, p))
-    for mode in MODES:
-        with mode():
-            for x_of in (x, x.clone().requires_grad_()):
-                got = some(layer.decode(x_of.detach(), ids, p))
-                assert same_bits(got, right) and not got.requires_grad
-    assert len(seen.made) == 1
-
-
-def test_records_follow_the_settings(node: Node, layer: Experts, seen: Seen) -> None:
-    one = given(6, 1, 0)
-    right = node.right(one)
-
-    def run() -> None:
-        assert same_bits(layer.decode(*one), right)
-
-    seen.follows_settings(run)
-    set_compile_mode(1)
-    seen.cleared()
-    layer.decode(*one)
-    assert not seen.names
-
-
 def test_mistakes_are_refused_whatever_records_there_are(node: Node, layer: Experts, seen: Seen) -> None:
     x, ids, p = given(MOST, 1, 0)
     out = torch.zeros_like(x)
@@ -350,20 +320,6 @@ def test_mistakes_are_refused_whatever_records_there_are(node: Node, layer: Expe
     for _ in range(2):
         layer.decode(beside[:, :HIDDEN], ids, p, out=beside[:, HIDDEN:])
         assert same_bits(beside[:, HIDDEN:], right)
-
-
-def test_tensors_beside_each_other_do_not_overlap(node: Node, layer: Experts, seen: Seen) -> None:
-    """An allocator may give `out` the memory right behind x, or right ahead of it."""
-    x, ids, p = given(6, 1, 0)
-    right = node.right((x, ids, p))
-    layer.decode(x, ids, p, out=torch.zeros_like(x))
-    pieces = addressed_kernels.aligned(3 * x.nbytes).view(3, x.nbytes).unbind()
-    ahead, within, behind = (each.view(x.dtype).view(x.shape) for each in pieces)
-    within.copy_(x)
-    for out in (ahead, behind):
-        layer.decode(within, ids, p, out=out)
-        assert same_bits(out, right)
-    assert len(seen.made) == 1
 
 
 def test_a_rank_that_does_not_come_is_named(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

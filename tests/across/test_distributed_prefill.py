@@ -15,14 +15,13 @@ from addressed_kernels import Seen, computing
 from helpers import group_of_one, inside_of_an_element, same_bits, some
 from mega_cases import weights_on_gpu
 from rank_threads import Ranks
-from test_distributed_decode import HERE, HIDDEN, MODES, Given, counts, given, part, weights_of, with_fp4
+from test_distributed_decode import HERE, HIDDEN, Given, counts, given, part, weights_of, with_fp4
 from torch import Tensor
 
 import deep_gemm
 from deep_gemm.across import by_group, experts, message
 from deep_gemm.core import call
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.distributed import Experts
 from deep_gemm.moe import api as layers
 from deep_gemm.moe import route_rows, routing
@@ -154,16 +153,6 @@ def test_routes_to_nobody_and_to_one_rank(seen: Seen, monkeypatch: pytest.Monkey
     assert None not in seen.made
 
 
-def test_ranks_with_records_and_without_understand_each_other(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 2)
-
-    def of_rank(rank: int) -> None:
-        layer, one = Layers(rank, weights_of(2 * HERE, 80)), given(7, 2, rank)
-        assert same_bits(layer(*one) if rank else layer.right(*one), layer.right(*one))
-
-    ranks.run(of_rank)
-
-
 def test_tokens_and_weights_may_lie_apart(layer: Layers, seen: Seen) -> None:
     x, ids, p = given(6, 1, 0)
     others: dict[str, Given] = {
@@ -189,19 +178,6 @@ def test_tokens_and_weights_may_lie_apart(layer: Layers, seen: Seen) -> None:
     for _ in range(2):
         assert same_bits(layer(x, ids, p), layer.right(x, ids, p))
     assert len(seen.made) == 1 and None not in seen.made
-
-
-def test_each_mode_of_torch_is_served_and_one_that_only_compiles_is_not(layer: Layers, seen: Seen) -> None:
-    one = given(6, 1, 0)
-    right = layer.right(*one)
-    for mode in MODES:
-        with mode():
-            assert same_bits(layer(*one), right)
-    assert len(seen.made) == 4
-    set_compile_mode(1)
-    seen.cleared()
-    layer.layer._sums(message.Arrived(message.pack(*one), HIDDEN, test_distributed_decode.TOPK), 18)
-    assert not seen.names
 
 
 def test_mistakes_are_refused_on_each_rank_whatever_records_there_are(

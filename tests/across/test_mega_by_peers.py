@@ -27,9 +27,7 @@ from deep_gemm import SM90SymmBuffer
 from deep_gemm.across import mega_by_peers
 from deep_gemm.across.by_peers import Peers
 from deep_gemm.across.mega_check import mega_sizes
-from deep_gemm.core import call
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.core.settings import set_compile_mode
 from deep_gemm.gemm.api.grouped import product_of_stacked_rows
 from deep_gemm.moe import route_rows
 
@@ -151,24 +149,6 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
         call_mega(y, l1, (values, of_any_value), node.buffer(0), None, None)
 
 
-def test_ranks_with_a_record_and_without_understand_each_other(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    node, recorded = Node(monkeypatch, 2), call.recorded
-    tokens = node.tokens_of(8)
-    right = torch.split(node.right(tokens), 4)
-    monkeypatch.setattr(call, "recorded", lambda *of: (None, None) if node.ranks.own.rank else recorded(*of))
-
-    def of_rank(rank: int) -> None:
-        buffer, own = node.buffer(rank), node.own(rank)
-        fill(buffer, tuple(torch.split(each, 4)[rank] for each in tokens))  # type: ignore[arg-type]
-        for _ in range(3):
-            y = torch.empty(4, MODEL.hidden, dtype=torch.bfloat16)
-            deep_gemm.fp8_mega_moe(y, *own, buffer)
-            assert same_bits(y, right[rank])
-
-    node.ranks.run(of_rank)
-    assert len(seen.made) == 1
-
-
 class Alone:
     """One rank, its buffer filled, and what is right."""
 
@@ -287,6 +267,8 @@ def test_mistakes_are_refused_whatever_records_there_are(seen: Seen, monkeypatch
         alone.call(y, inside_of_an_element(counts))
     with pytest.raises(ValueError, match="sfl1_weights: expected an address that is a multiple of 4 bytes"):
         deep_gemm.fp8_mega_moe(y, (l1[0], inside_of_an_element(l1[1])), l2, alone.buffer)
+    with pytest.raises(ValueError, match="sfl1_weights: expected a tensor without a gradient"):
+        deep_gemm.fp8_mega_moe(y, (l1[0], l1[1].clone().requires_grad_() * 1), l2, alone.buffer)
     assert not seen.names
     with FakeTensorMode():
         of_no_memory = torch.empty(6, MODEL.hidden, dtype=torch.bfloat16)
@@ -298,52 +280,6 @@ def test_mistakes_are_refused_whatever_records_there_are(seen: Seen, monkeypatch
     seen.cleared()
     alone.call(y)
     assert same_bits(y, alone.right) and not seen.made
-
-
-def test_a_single_row_whose_stride_suits_no_other_is_served_alone(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Alone(monkeypatch)
-    one = torch.zeros(1, MODEL.hidden, dtype=torch.bfloat16).as_strided((1, MODEL.hidden), (8, 1))
-    for _ in range(2):
-        one.zero_()
-        alone.call(one)
-        assert same_bits(one.view(-1), alone.right[0])
-    with pytest.raises(ValueError, match="y: "):
-        alone.call(torch.zeros(4000, dtype=torch.bfloat16).as_strided((6, MODEL.hidden), (8, 1)))
-
-
-def test_each_mode_of_torch_is_served_and_gradients_are_refused(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Alone(monkeypatch)
-    y = alone.y()
-    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
-        with mode():
-            alone.call(y.zero_())
-            assert same_bits(y, alone.right)
-    alone.l1[1].requires_grad_()  # a leaf, as a module's Parameters are
-    alone.call(y.zero_())
-    assert same_bits(y, alone.right)
-    assert len(seen.made) == 1
-    alone.l1 = alone.l1[0], alone.l1[1] * 1
-    for _ in range(2):
-        with pytest.raises(ValueError, match="sfl1_weights: expected a tensor without a gradient"):
-            alone.call(y)
-        with torch.no_grad():
-            alone.call(y.zero_())
-        assert same_bits(y, alone.right)
-
-
-def test_records_follow_the_settings(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, y = Alone(monkeypatch), torch.zeros(6, MODEL.hidden, dtype=torch.bfloat16)
-
-    def run() -> None:
-        alone.call(y.zero_())
-        assert same_bits(y, alone.right)
-
-    seen.follows_settings(run)
-    set_compile_mode(1)
-    seen.cleared()
-    counts = torch.zeros(6, dtype=torch.int32)
-    alone.call(y.zero_(), counts)
-    assert not seen.names and not y.any() and not counts.any()
 
 
 def test_a_rank_that_does_not_come_is_named(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
