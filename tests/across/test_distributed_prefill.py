@@ -55,6 +55,7 @@ def by_tensors(layer: Experts, given: Given) -> Tensor:
     return out
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("many", [0, 10**6])
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("intermediate", [144, 256])
@@ -84,6 +85,7 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
     ranks.run(of_rank)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("many", [0, 10**6])
 @pytest.mark.parametrize("which", ["w1 and w2", "w1", "w2"])
 def test_prepared_calls_with_fp4_weights_have_the_bits_of_one_process(

@@ -84,6 +84,7 @@ def checked_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("clamp", [None, 0.5])
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("form", ["all at once", "routes by parts"])

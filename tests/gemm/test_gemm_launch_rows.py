@@ -79,11 +79,7 @@ def operands(m: int, layout: list[int]) -> tuple[Any, Any, Tensor, Tensor]:
 
 @pytest.mark.parametrize("is_ends", [False, True])
 @pytest.mark.parametrize(
-    ("ms", "params"),
-    [
-        ((600, 601, 61, 63, 604, 600, 700), ROWS_PARAMS),
-        ((20, 21, 1, 3, 24, 20, 28), DECODE_PARAMS),
-    ],
+    ("ms", "params"), [((600, 601, 61, 63, 604, 600, 700), ROWS_PARAMS), ((20, 21, 1, 3, 24, 20, 28), DECODE_PARAMS)]
 )
 def test_a_plan_of_other_rows_is_what_would_be_made_anew(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, ms: tuple[int, ...], params: Params, is_ends: bool

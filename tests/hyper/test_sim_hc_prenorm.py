@@ -56,7 +56,8 @@ def test_all_widths_and_large_clusters() -> None:
 
 @pytest.mark.parametrize("splits", one_in(3, [2, 3, 5, 16]))
 def test_splits_that_do_not_divide_the_blocks_and_more_splits_than_blocks(splits: int) -> None:
-    for config, n in one_in(3, ((SHORT, 24), (TALL, 24), (WIDE, 32), (FEW, 24), (FEW_ALONE, 24))):
+    configs: list[tuple[Chosen, int]] = [(SHORT, 24), (TALL, 24), (WIDE, 32), (FEW, 24), (FEW_ALONE, 24)]
+    for config, n in one_in(3, configs):
         check(config, 70, n, 448, splits, seed=splits, num_sms=2 * config.cluster)
 
 

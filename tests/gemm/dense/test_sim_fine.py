@@ -73,7 +73,7 @@ def problem(sfb: Scales, *, of_a: Scales = PER_ROW) -> tuple[GemmConfig, Problem
     return of, sim.random_problem(of, 150, 264, 1312, 5)
 
 
-@pytest.mark.parametrize("sfb", BLOCKS, ids=str)
+@pytest.mark.parametrize("sfb", one_in(2, BLOCKS), ids=str)
 def test_blocks_that_share_a_scale_along_k_are_promoted_at_once(sfb: Scales) -> None:
     """They have the bits of a product by 128x128 then, and of one whose parts differ if they do in a column's tile."""
     of, p = problem(sfb)
@@ -90,7 +90,7 @@ def test_blocks_that_share_a_scale_along_k_are_promoted_at_once(sfb: Scales) -> 
     assert not torch.equal(d[:, sfb.rows : 128], by_128[:, sfb.rows : 128])
 
 
-@pytest.mark.parametrize("sfb", BLOCKS, ids=str)
+@pytest.mark.parametrize("sfb", one_in(2, BLOCKS), ids=str)
 def test_bits_do_not_depend_on_the_tile(sfb: Scales) -> None:
     tiles = one_in(2, ((64, 128), (128, 128), (256, 128)))
     assert_same_bits_by((tile_config(*tile, Output(sfb=sfb), k=128) for tile in tiles), problem(sfb)[1])

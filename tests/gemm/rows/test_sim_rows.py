@@ -25,6 +25,7 @@ from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
 from deep_gemm.gemm.problem import Problem
 from lab.sim import rows as sim
+from lab.sim.library import SCHEDULES
 from lab.sim.product import Outcome
 from lab.sim.rows import RowsTrial
 
@@ -150,19 +151,7 @@ def test_any_depth(k: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        "slow_cta",
-        "slow_warps",
-        "slow_producer",
-        "slow_math",
-        "slow_warpgroup",
-        "slow_lanes",
-        "late_loads",
-        "late_stores",
-    ],
-)
+@pytest.mark.parametrize("schedule", [each for each in SCHEDULES if each not in ("even", "prompt_loads")])
 def test_biased_schedules(kind: works.Work, schedule: str) -> None:
     config = config_for(kind)
     for seed in one_in(2, (1, 2)):
