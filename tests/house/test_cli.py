@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 import torch
 import typer
 from helpers import as_new_process
-from thorough import THOROUGH, one_in
+from thorough import one_in, up_to
 from typer.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
@@ -592,8 +593,8 @@ def test_demo_on_another_gpu_than_a_hopper_is_that_of_a_machine_without(monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr(demo, "_show_kernels", lambda console: True)
-    if not THOROUGH:  # products are test_package's
-        monkeypatch.setattr(demo, "_show_products", lambda console: True)
+    examples = demo._examples  # the others are test_package's
+    monkeypatch.setattr(demo, "_examples", lambda device: islice(examples(device), up_to(7, 1)))
     assert "no Hopper GPU found" in printed("demo")
 
 
