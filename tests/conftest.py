@@ -140,10 +140,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _may_be_fewer(item: pytest.Item) -> bool:
-    """Tests marked `combinations`, and those in the simulator; elsewhere than in CI those of operators too."""
+    """Tests marked `combinations`, and those in the simulator; elsewhere than in CI those of operators and `few`."""
     if item.get_closest_marker("combinations") or item.path.name.startswith("test_sim_"):
         return True
-    return not THOROUGH and item.path.name.startswith("test_ops_")
+    return not THOROUGH and bool(item.get_closest_marker("few") or item.path.name.startswith("test_ops_"))
 
 
 def _values(item: pytest.Item) -> Iterable[Hashable]:

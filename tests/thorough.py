@@ -29,14 +29,19 @@ def one_in(number: int, cases: Sequence[T]) -> Sequence[T]:
     return cases if THOROUGH else cases[::number]
 
 
+def few(cases: Sequence[T], features: Callable[[T], Iterable[Hashable]]) -> Sequence[T]:
+    """As many as have each feature of any of them. The marker `few` is for each value of each parameter."""
+    return cases if THOROUGH else covering(cases, features)
+
+
 def mutations(cases: Sequence[T]) -> Sequence[T]:
-    """Every 24th of a list in CI, every 36th elsewhere: whoever changes a kernel tries all of its own."""
-    return cases if ALL else cases[:: 24 if THOROUGH else 36]
+    """Every 24th of a list in CI, every 72nd elsewhere: whoever changes a kernel tries all of its own."""
+    return cases if ALL else cases[:: 24 if THOROUGH else 72]
 
 
 def unbroken(number: int, cases: Sequence[T]) -> Sequence[T]:
-    """Trials that what is not broken must pass: one in so many in CI, a third of these elsewhere."""
-    return cases if ALL else cases[:: number if THOROUGH else 3 * number]
+    """Trials that what is not broken must pass: one in so many in CI, a sixth of these elsewhere."""
+    return cases if ALL else cases[:: number if THOROUGH else 6 * number]
 
 
 def ends(cases: Sequence[T]) -> Sequence[T]:

@@ -1,4 +1,4 @@
-"""Experts across processes, against one process:  python tests/across/across_cases.py [PROCESSES ...]
+"""Experts across processes, against one process:  PYTHONPATH=tests python tests/across/across_cases.py [PROCESSES ...]
 
 Processes are forked here, so torch is imported once. This one waits for them, and ends those that take too long.
 """
@@ -25,6 +25,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from mega_cases import error_of, mega_mistakes, over_ranks, random_fp4, to_one_rank
+from thorough import one_in
 from torch import Tensor
 
 import deep_gemm
@@ -588,41 +589,13 @@ def ranks_that_differ(world: int) -> None:
     assert error_of(lambda: layer.decode(x, ids, p)) == own
 
 
+OF_TWO: list[Callable[[int], None]] = [ranks_that_differ, sums_that_fp16_has_not, ids_of_no_expert, autocast, copies]
+OF_TWO += [casts, without_tokens, without_routes, bytes_sent]
+SOME: list[Callable[[int], None]] = [uneven, with_fp4_weights, with_finer_weights, all_to_one_expert, trained, mistakes]
+SOME += [over_ranks, to_one_rank, mega_mistakes]
 CASES: dict[int, list[Callable[[int], None]]] = {
-    2: [
-        ranks_that_differ,
-        sums_that_fp16_has_not,
-        ids_of_no_expert,
-        autocast,
-        copies,
-        casts,
-        uneven,
-        with_fp4_weights,
-        with_finer_weights,
-        without_tokens,
-        all_to_one_expert,
-        without_routes,
-        trained,
-        mistakes,
-        bytes_sent,
-        over_ranks,
-        to_one_rank,
-        mega_mistakes,
-        example,
-    ],
-    3: [
-        in_groups_of_some,
-        uneven,
-        with_fp4_weights,
-        with_finer_weights,
-        all_to_one_expert,
-        trained,
-        mistakes,
-        over_ranks,
-        to_one_rank,
-        mega_mistakes,
-        dies,
-    ],
+    2: [*OF_TWO, *SOME, example],
+    3: [in_groups_of_some, *one_in(3, SOME), dies],
     4: [uneven, without_tokens, trained, bytes_sent],
 }
 """By number of processes. A case that leaves the group broken is the last."""

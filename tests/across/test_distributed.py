@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import across_cases
@@ -23,6 +24,7 @@ def lines() -> list[str]:
     """What all processes say, of all groups: torch is imported once."""
     environment = {"PYTHONPATH": str(CASES.parents[2]), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment |= {name: os.environ[name] for name in ("CI", "DG_TEST_ALL") if name in os.environ}
     done = forked.run(str(CASES), *map(str, WORLDS), env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()

@@ -95,6 +95,7 @@ def counts(*names: str) -> dict[str, int]:
     return {name: names.count(name) for name in names}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256)])
@@ -141,6 +142,7 @@ def with_fp4(experts: int, which: str) -> tuple[Operand, Operand]:
     return of1 if "w1" in which else w1, of2 if "w2" in which else w2
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("which", ["w1 and w2", "w1", "w2"])
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("form", FORMS)

@@ -65,6 +65,7 @@ def layer(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> Layers:
     return Layers(0, weights_of(HERE, 80))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
 @pytest.mark.parametrize("intermediate", [144, 256])
@@ -97,6 +98,7 @@ def test_calls_have_the_bits_of_torchs(
     assert max(seen.scratch) < experts_workspace_bytes(*sizes), "parts that are not needed at once share memory"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("which", ["w1 and w2", "w1", "w2"])
 def test_calls_with_fp4_weights_have_the_bits_of_torchs(

@@ -72,6 +72,7 @@ class Node:
         return result(self.model.buffer(max(len(tokens[0]), 1)), tokens, *self.weights, clamp=clamp)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("clamp", [None, 0.5])
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("form", ["all at once", "routes by parts"])

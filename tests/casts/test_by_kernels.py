@@ -145,8 +145,7 @@ def test_matrices_in_all_layouts(kernels: Kernels, name: str, gran_k: int, use_u
 @three_casts
 @pytest.mark.parametrize("gran_k", [32, 128])
 @pytest.mark.parametrize(
-    ("shape", "launches"),
-    [((3, 128, 136), 1), ((3, 130, 40), 3), ((2, 2, 5, 3), 4), ((1, 1), 1), ((3, 0, 128), 0)],
+    ("shape", "launches"), [((3, 128, 136), 1), ((3, 130, 40), 3), ((2, 2, 5, 3), 4), ((1, 1), 1), ((3, 0, 128), 0)]
 )
 def test_batches_are_one_matrix_where_they_can_be(
     kernels: Kernels, name: str, shape: tuple[int, ...], launches: int, gran_k: int

@@ -119,6 +119,7 @@ def numbers(
 SHAPES = [(1, 1), (1, 128), (128, 1), (5, 300), (129, 127), (130, 257), (2, 3, 200), (2, 2, 131, 5)]
 
 
+@pytest.mark.few
 @every_cast
 @fp32_or_ue8m0
 @pytest.mark.parametrize("shape", SHAPES)

@@ -142,11 +142,7 @@ EXAMPLES = [
         writes="d",
     ),
     Example("einsum", {"expr": "bmk,bnk->mn", "a": bf16(2, M, K), "b": bf16(2, N, K), "d": D}, writes="d"),
-    Example(
-        "einsum",
-        {"expr": "bhr,hdr->bhd", "a": bf16(M, 2, K), "b": bf16(2, N, K), "d": bf16(M, 2, N)},
-        writes="d",
-    ),
+    Example("einsum", {"expr": "bhr,hdr->bhd", "a": bf16(M, 2, K), "b": bf16(2, N, K), "d": bf16(M, 2, N)}, writes="d"),
     Example("batched_syrk", {"a": bf16(2, M, K), "d": bf16(2, M, M)}, writes="d"),
     Example("batched_symm", {"a": bf16(2, M, M), "b": bf16(2, M, M), "d": bf16(2, M, M)}, writes="d"),
     Example(
@@ -160,12 +156,7 @@ EXAMPLES = [
     Example("fp8_fp4_paged_mqa_logits", {"q": (fp8(2, 1, 8, 32), None), **PAGED}),
     Example("get_paged_mqa_logits_metadata", {"context_lens": CONTEXTS, "block_kv": 64, "num_sms": 2}),
     Example("linear", {"x": X, "w": B, "bias": torch.ones(N), "out": D}, "sfw", "out"),
-    Example(
-        "experts",
-        {"x": X, **ROUTED, "out": bf16(M, K), "w1": W1, "w2": W2},
-        "x topk_weights sfw2",
-        "out",
-    ),
+    Example("experts", {"x": X, **ROUTED, "out": bf16(M, K), "w1": W1, "w2": W2}, "x topk_weights sfw2", "out"),
     Example("silu_mul_cast_to_fp8", {"x": X, "row_weights": torch.ones(M)}, "x row_weights"),
     Example("silu_mul_cast_to_fp8", {"x": torch.ones(GROUPS, M, K), "masked_m": int32(M, M)}),
     Example("silu_mul_cast_to_fp8", {"x": X, "ends": int32(M)}),

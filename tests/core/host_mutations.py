@@ -65,11 +65,7 @@ def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) 
 
 
 def rows_trial(
-    config: GemmConfig,
-    layout: list[int],
-    rows: int | None = None,
-    alignment: int = 128,
-    words: Words = Words.NONE,
+    config: GemmConfig, layout: list[int], rows: int | None = None, alignment: int = 128, words: Words = Words.NONE
 ) -> None:
     from lab.sim.rows import random_problem
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from thorough import few, one_in
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -416,7 +417,12 @@ def _(sf: Tensor) -> Any:
     return laid_out, required, sf.new_zeros(sizes)
 
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+FEW = few(CASES, lambda case: case.operators)
+COMPILED = one_in(2, FEW)
+EXPORTED = [case for case in FEW if case not in COMPILED] or FEW
+every_case, every_operator, compiled, exported = (
+    pytest.mark.parametrize("case", cases, ids=lambda case: case.name) for cases in (CASES, FEW, COMPILED, EXPORTED)
+)
 
 
 def copies(inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -14,6 +14,7 @@ import torch
 from example_calls import Example, all_examples
 from ops_cases import Case, assert_same, bits, blocks, copies, every_case, layout, numbers, rows
 from test_ops_check import SAMPLES
+from thorough import up_to
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
@@ -92,7 +93,7 @@ def test_fake_kernels() -> None:
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.kind)
 def test_random_problems(kind: type[Trial]) -> None:
     """A trial is drawn under each default dtype too: it makes buffers by public functions."""
-    for seed in "abc":
+    for seed in "abc"[: up_to(3, 1)]:
         found = []
         for dtype in (torch.float32, *OTHERS):
             with default_of(dtype), settings_restored():

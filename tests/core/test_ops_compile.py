@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import Case, assert_same, compressed_logits, copies, every_case, queries
+from ops_cases import Case, assert_same, compiled, compressed_logits, copies, exported, queries
 
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.host_compiler)]
 
@@ -17,20 +17,20 @@ def operators_of(graph: torch.fx.Graph) -> set[str]:
     return {name.removeprefix("deep_gemm.").removesuffix(".default") for name in names if "deep_gemm" in name}
 
 
-@every_case
+@compiled
 @pytest.mark.combinations
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_graph_serves_any_number_of_rows(case: Case, backend: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend  # slow, and each worker collects this file
 
     counter = CompileCounterWithBackend(backend)
-    compiled = torch.compile(case.call, fullgraph=True, backend=counter)
+    found = torch.compile(case.call, fullgraph=True, backend=counter)
     for m in case.sizes:
         inputs = case.inputs(m)
         expected_inputs = copies(inputs)
         if m == case.sizes[0]:
             case.dynamic(inputs)
-        got, expected = compiled(*inputs), case.call(*expected_inputs)
+        got, expected = found(*inputs), case.call(*expected_inputs)
         assert_same((got, inputs), (expected, expected_inputs))
     assert counter.frame_count == 1
     assert operators_of(counter.graphs[0].graph) == case.operators
@@ -47,7 +47,7 @@ class Calling(torch.nn.Module):
         return self.case.call(*inputs)
 
 
-@every_case
+@exported
 @pytest.mark.combinations
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported_programs_serve_any_number_of_rows(case: Case, strict: bool) -> None:

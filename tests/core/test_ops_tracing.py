@@ -42,7 +42,7 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-@every_case
+@ops_cases.every_operator
 def test_an_eager_call_is_no_operator(case: Case) -> None:
     inputs = case.inputs(M)
     with profile(activities=[ProfilerActivity.CPU]) as events:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_within, random_fp8, random_scales, rounding_to, some
+from thorough import one_in
 from torch import Tensor
 
 import deep_gemm
@@ -175,7 +176,7 @@ def exponents_like(sf: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("m", [M, 300])
+@pytest.mark.parametrize("m", one_in(2, [M, 300]))
 @every_recipe
 def test_ue8m0_bytes_and_words(said: dict[str, Any], of_a: Scales, of_b: Scales, m: int, device: str) -> None:
     """Either side's, in any form, beside FP32 of the other."""
@@ -219,7 +220,7 @@ def test_ue8m0_of_groups(said: dict[str, Any], of_a: Scales, of_b: Scales, devic
             return d.nan_to_num(7.25)
 
         expected = multiplied(numbers_of_a, numbers_of_b)
-        for form in FORMS:
+        for form in one_in(2, FORMS):
             for given_a in (form(bytes_of_a), numbers_of_a):
                 assert torch.equal(multiplied(given_a, form(bytes_of_b)), expected)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 from test_docs import DOCS, ROOT, script
 
 drawing = script("draw_architecture")
-FOUND = drawing.arrows()
+imports_of_rooms = cache(drawing.arrows)
 
 
 def allowed() -> dict[str, set[str] | None]:
@@ -23,9 +24,9 @@ def allowed() -> dict[str, set[str] | None]:
 
 
 def test_no_import_runs_upward() -> None:
-    floors = drawing.floors(FOUND)
+    floors = drawing.floors(imports_of_rooms())
     assert floors.keys() == drawing.rooms()
-    assert all(floors[there] < floors[room] for room, imported in FOUND.items() for there in imported)
+    assert all(floors[there] < floors[room] for room, imported in imports_of_rooms().items() for there in imported)
 
 
 def test_rooms_that_import_each_other_are_found_out() -> None:
@@ -35,8 +36,8 @@ def test_rooms_that_import_each_other_are_found_out() -> None:
 
 def test_each_room_imports_what_its_row_allows() -> None:
     rows = allowed()
-    assert rows.keys() == FOUND.keys()
-    beyond = {room: FOUND[room] - allow for room, allow in rows.items() if allow is not None}
+    assert rows.keys() == imports_of_rooms().keys()
+    beyond = {room: imports_of_rooms()[room] - allow for room, allow in rows.items() if allow is not None}
     assert {room: rooms for room, rooms in beyond.items() if rooms} == {}
 
 
@@ -75,7 +76,7 @@ def test_the_picture_is_that_of_todays_imports() -> None:
 def test_the_picture_carries_its_arrows_and_draws_those_that_nothing_implies() -> None:
     found = {"top": {"middle", "bottom"}, "middle": {"bottom"}, "bottom": set()}
     assert drawing.direct(found) == {("top", "middle"), ("middle", "bottom")}
-    assert drawing.listed(FOUND) in drawing.PICTURE.read_text()
+    assert drawing.listed(imports_of_rooms()) in drawing.PICTURE.read_text()
 
 
 def test_imports_are_seen_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

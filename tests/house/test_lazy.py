@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import forked
+from thorough import one_in
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = "torch.ops.deep_gemm.per_token_cast_to_fp8"
@@ -22,10 +23,12 @@ def test_the_operators_and_symmetric_memory_are_not_imported_yet() -> None:
     assert run("print('torch.distributed._symmetric_memory' in sys.modules)") == "False\n"
 
 
-USES = [
-    f"{OPERATOR}({X})",
+COMPILED = [
     f"torch.compile(lambda x: {OPERATOR}(x), fullgraph=True, backend='eager')({X})",
     f"torch.compile(deep_gemm.per_token_cast_to_fp8, fullgraph=True, backend='aot_eager')({X})",
+]
+USES = [
+    f"{OPERATOR}({X})",
     "getattr(torch.ops.deep_gemm, 'fp8_gemm_nt').default",
     "from deep_gemm import ops; ops.gemm",
     "deep_gemm.ops.gemm",
@@ -34,6 +37,7 @@ USES = [
     "assert 'fp8_gemm_nt' in list(torch.ops.deep_gemm)",
     "assert not hasattr(torch.ops.deep_gemm, 'no_such_product')",
     "torch.library.register_vmap('deep_gemm::expert_rows', print)",
+    *one_in(2, COMPILED),
 ]
 FORKED = """
 import os

@@ -171,7 +171,7 @@ def test_no_page_is_wider_than_the_window_and_no_diagram_is_cut(
     wrong = []
     window = browser.new_page()
     window.route("**/search/**", lambda route: route.abort())  # each page would make its own index
-    for name in {*PICTURED, *one_in(4, sorted(pages(site, ".html") - {"404"}))}:
+    for name in {*PICTURED, *one_in(12, sorted(pages(site, ".html") - {"404"}))}:
         for width in WIDTHS:
             window.set_viewport_size({"width": width, "height": 900})
             if width == WIDTHS[0]:

@@ -458,6 +458,7 @@ def test_table_shows_each_shape_its_ratios_and_the_means() -> None:
     assert text.count("RuntimeError: not this shape") == 1  # once for all shapes
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", ["dense", "grouped"])
 @pytest.mark.parametrize("quick", [True, False])
 def test_plots_are_pictures(tmp_path: Path, kind: str, quick: bool) -> None:

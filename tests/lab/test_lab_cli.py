@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 from test_cli import no_compiler, words
 from test_cli import printed as printed_any
 from test_cli import run as run_any
-from typer.testing import CliRunner
 
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from lab import inspect as inspect_kernels
-from lab.__main__ import app
 from lab.configs import reachable_decode, reachable_grouped, reachable_heads, reachable_k_grouped, reachable_silu
 from lab.configs import reachable_dense as reachable
 from lab.gates import GATES
@@ -25,6 +23,7 @@ from lab.kernels import all_kernels
 from lab.sim import command as sim_command
 from lab.sim import library
 
+all_configs = cache(partial(run_any, "configs", program="lab", columns=40))
 run, printed = partial(run_any, program="lab"), partial(printed_any, program="lab")
 
 
@@ -163,11 +162,10 @@ def test_inspect_of_a_source_that_does_not_compile_fails_with_the_log(monkeypatc
 
 
 def test_tables_are_not_folded_where_there_is_no_terminal() -> None:
-    result = CliRunner().invoke(app, ["configs"], env={"COLUMNS": "40", "NO_COLOR": "1", "TERM": "dumb"})
-    lines = [line.split() for line in result.output.splitlines()]
+    lines = {tuple(line.split()) for line in all_configs().output.splitlines()}
     for config in reachable():
         numbers = (config.num_stages, config.shared_bytes, config.num_threads, config.registers[0])
-        assert [*config.name.split(), *map(str, numbers), "/", str(config.registers[1])] in lines
+        assert (*config.name.split(), *map(str, numbers), "/", str(config.registers[1])) in lines
 
 
 # ---- sim --------------------------------------------------------------------------------------------------------
@@ -253,7 +251,7 @@ def test_sim_without_a_host_compiler_says_so_in_a_sentence(monkeypatch: pytest.M
 
 
 def test_configs_lists_every_reachable_configuration() -> None:
-    result = run("configs")
+    result = all_configs()
     assert result.exit_code == 0
     lines = {tuple(line.split()) for line in result.output.splitlines()}
     of_heads = [config for config in reachable_heads() if isinstance(config, GemmConfig)]

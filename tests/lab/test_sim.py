@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sim_cases import cases_file, run_case
+from thorough import one_in
 
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.core.sources import cuda_sources
@@ -249,7 +250,7 @@ def test_clusters_of_eight() -> None:
     ],
 )
 def test_the_product_of_the_tutorial_is_right_in_every_schedule(config: LearnConfig, mnk: tuple[int, int, int]) -> None:
-    for seed, schedule in enumerate(SCHEDULES):
+    for seed, schedule in enumerate(one_in(3, SCHEDULES)):
         LearnTrial(config, mnk, seed, schedule).run()
 
 

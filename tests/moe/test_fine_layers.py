@@ -54,6 +54,7 @@ def call(of1: tuple[int, int], of2: tuple[int, int], form: str | None = None, to
 # Bits
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("columns", [None, 32, 64, 128])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("of", FINE, ids=str)
@@ -86,6 +87,7 @@ def test_activations_may_be_finer_than_the_weight(of: Any, columns: int) -> None
     assert not same_bits(got, linear(x, w))  # type: ignore[arg-type]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("columns", [None, 128])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("of1", "of2"), [(of, of) for of in FINE] + [((32, 32), (64, 64)), ((128, 128), (1, 32))])

@@ -138,6 +138,7 @@ def of_casts(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tens
     return out, of_x, of_p, of_w1, of_w2
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("limit", [None, 0.3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tokens", [1, 9, 64, 700])

@@ -56,6 +56,7 @@ def same(found: list[Tensor], right: list[Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(found, right, strict=True))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_batches_of_a_block_share_casts_and_have_the_same_bits(

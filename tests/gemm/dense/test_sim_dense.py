@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import random_scales, run_simulated, some, sum_of_parts
+from thorough import one_in
 
 from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
@@ -47,7 +48,7 @@ def test_every_tile_on_a_ragged_problem(choice: tuple[Tile, Output], seed: int) 
     check(config, *ragged(config), seed)
 
 
-@pytest.mark.parametrize("num_k_blocks", [1, 3, 4, 5, 8, 32, 33, 35])
+@pytest.mark.parametrize("num_k_blocks", one_in(2, [1, 3, 4, 5, 8, 32, 33, 35]))
 @pytest.mark.parametrize("num_partials", [1, 2])
 @pytest.mark.parametrize("run_k_blocks", [2, 4])
 def test_runs_and_tails_of_any_depth(run_k_blocks: int, num_partials: int, num_k_blocks: int) -> None:
@@ -64,7 +65,7 @@ def test_runs_and_tails_of_any_depth(run_k_blocks: int, num_partials: int, num_k
 @pytest.mark.parametrize("run_k_blocks", [1, 8, 16, 32])
 def test_runs_of_any_length(run_k_blocks: int, num_partials: int) -> None:
     """Below a run, a run, one block more, and past the 32 blocks whose scales a warp holds, with a tail and without."""
-    for num_k_blocks in {1, run_k_blocks - 1, run_k_blocks, run_k_blocks + 1, 64, 67} - {0}:
+    for num_k_blocks in one_in(2, sorted({1, run_k_blocks - 1, run_k_blocks, run_k_blocks + 1, 64, 67} - {0})):
         has_tail = num_k_blocks % run_k_blocks != 0
         config = GemmConfig(
             64, 16, 3, 1, num_partials=num_partials, run_k_blocks=run_k_blocks, has_tail=has_tail, panel_columns=16
@@ -94,7 +95,7 @@ def test_units_in_any_order_of_rows_and_columns(units: str, by_row: bool, num_pa
 
 
 @pytest.mark.parametrize("schedule", [None, "slow_cta", "slow_warps"])
-@pytest.mark.parametrize("cluster_k", range(2, 9))
+@pytest.mark.parametrize("cluster_k", one_in(3, range(2, 9)))
 def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) -> None:
     """More tiles than clusters, so that what is exchanged makes room for the next; and fewer runs than CTAs."""
     config = tile_config(64, 32, Output(with_c=True), cluster_k=cluster_k, k=128 * 9)
@@ -102,7 +103,7 @@ def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) ->
     check(config, 136, 40, 128 * 3 - 16, seed=cluster_k, schedule=schedule)
 
 
-@pytest.mark.parametrize("cluster_k", range(2, 9))
+@pytest.mark.parametrize("cluster_k", one_in(3, range(2, 9)))
 def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
     """Work for every CTA, a run more for some, the last run cut short, and each share longer than the ring."""
     config = GemmConfig(
@@ -111,7 +112,7 @@ def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
     check(config, 136, 72, 128 * (4 * cluster_k + 3) - 16, seed=cluster_k)
 
 
-@pytest.mark.parametrize("cluster_k", [5, 7])
+@pytest.mark.parametrize("cluster_k", one_in(2, [5, 7]))
 def test_ctas_to_which_no_part_of_a_tile_falls(cluster_k: int) -> None:
     """8 chunks shared out by two: nothing is sent to the last CTAs, which still send, and wait with the others."""
     config = GemmConfig(64, 16, 2, 1, cluster_k=cluster_k, panel_columns=16)
@@ -154,7 +155,7 @@ def test_a_split_gives_the_sums_of_its_parts_in_order_whoever_is_slow(kind: str)
     config = replace(SPLITS[kind], run_k_blocks=2, has_tail=True)
     p = small_integers(config, config.block_m + 8, config.block_n + 8, 128 * (2 * config.cluster_k + 1) - 16)
     right = sum_of_parts(p, config.cluster_k, config.run_k_blocks)
-    for seed, schedule in enumerate(("slow_cta", "slow_warps", "late_stores")):
+    for seed, schedule in enumerate(one_in(2, ("slow_cta", "slow_warps", "late_stores"))):
         outcome = run_simulated(config, p, num_sms=config.cluster_k, seed=seed, schedule=schedule)
         assert torch.equal(outcome.d, right)
 
@@ -203,7 +204,7 @@ def test_every_span_of_wide_panels(n: int, output: Output) -> None:
     check(config, 72, n, 144, seed=n)
 
 
-@pytest.mark.parametrize("k", [16, 112, 128, 144, 1024, 4224, 8208])
+@pytest.mark.parametrize("k", one_in(2, [16, 112, 128, 144, 1024, 4224, 8208]))
 def test_any_depth(k: int) -> None:
     """Below one block, at its edges, past the 32 blocks whose scales a warp holds, and past 64."""
     check(tile_config(128, 112, BF16, k=k), 136, 120, k, seed=k)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import assert_same_bits_by, run_simulated
+from thorough import one_in
 
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.check.ue8m0 import Words
@@ -72,7 +73,7 @@ def problem(sfb: Scales, *, of_a: Scales = PER_ROW) -> tuple[GemmConfig, Problem
     return of, sim.random_problem(of, 150, 264, 1312, 5)
 
 
-@pytest.mark.parametrize("sfb", BLOCKS, ids=str)
+@pytest.mark.parametrize("sfb", one_in(2, BLOCKS), ids=str)
 def test_blocks_that_share_a_scale_along_k_are_promoted_at_once(sfb: Scales) -> None:
     """They have the bits of a product by 128x128 then, and of one whose parts differ if they do in a column's tile."""
     of, p = problem(sfb)
@@ -89,9 +90,9 @@ def test_blocks_that_share_a_scale_along_k_are_promoted_at_once(sfb: Scales) -> 
     assert not torch.equal(d[:, sfb.rows : 128], by_128[:, sfb.rows : 128])
 
 
-@pytest.mark.parametrize("sfb", BLOCKS, ids=str)
+@pytest.mark.parametrize("sfb", one_in(2, BLOCKS), ids=str)
 def test_bits_do_not_depend_on_the_tile(sfb: Scales) -> None:
-    tiles = (64, 128), (128, 128), (256, 128)
+    tiles = one_in(2, ((64, 128), (128, 128), (256, 128)))
     assert_same_bits_by((tile_config(*tile, Output(sfb=sfb), k=128) for tile in tiles), problem(sfb)[1])
 
 
@@ -103,7 +104,7 @@ def test_scales_of_any_size_and_strides(sfb: Scales, of_a: Scales) -> None:
     p.sfb[1, 3], p.sfb[2, 6], p.sfb[3, 9], p.sfb[0, 5] = 0, torch.nan, 2.0**-100, 2.0**90
     wide = torch.full((p.sfb.shape[0], 50), torch.nan)
     wide[:, : p.sfb.shape[1]] = p.sfb
-    for scales in (p.sfb, p.sfb.t().contiguous().t(), wide[:, : p.sfb.shape[1]]):
+    for scales in one_in(2, (p.sfb, p.sfb.t().contiguous().t(), wide[:, : p.sfb.shape[1]])):
         result = run_simulated(of, p._replace(sfb=scales, d=torch.empty_like(p.d)))
         assert bool(result.d.isnan().any())
         result.checked()

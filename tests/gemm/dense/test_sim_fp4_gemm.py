@@ -11,6 +11,7 @@ import torch
 from fp4_cases import plain
 from fp4_passes import bytes_of, passes_of
 from helpers import assert_same_bits_by, run_simulated, with_other_strides
+from thorough import one_in
 from torch import Tensor
 
 from deep_gemm.core.check.recipes import E2M1, MX
@@ -38,11 +39,11 @@ def config(block_m: int, block_n: int, cluster_k: int = 1, k: int = 128, **outpu
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_tile_on_ragged_problems(tile: tuple[int, int, int], any_scales: bool) -> None:
     of = config(*tile)
-    for m, n, k in ((of.block_m + 13, of.block_n + 8, 672), (of.block_m - 3, 576, 288)):
+    for m, n, k in one_in(2, ((of.block_m + 13, of.block_n + 8, 672), (of.block_m - 3, 576, 288))):
         DenseTrial(of, m, n, k, m, any_scales=any_scales, num_sms=2 * of.cluster_size).run()
 
 
-@pytest.mark.parametrize("k", [32, 64, 96, 128, 160, 288, 1312])
+@pytest.mark.parametrize("k", one_in(3, [32, 64, 96, 128, 160, 288, 1312]))
 def test_any_depth(k: int) -> None:
     """Below one k-block; parts of the last one; CTAs of a split without any."""
     for of in (config(64, 128), config(64, 64, 4), config(128, 128, 2), config(256, 128)):
@@ -60,21 +61,21 @@ def test_any_rows_and_columns(m: int, n: int) -> None:
 @pytest.mark.parametrize("tile", [(64, 64, 2), (64, 128, 1), (128, 128, 1), (256, 128, 1)], ids=str)
 def test_biased_schedules(tile: tuple[int, int, int], schedule: str) -> None:
     of = config(*tile)
-    for seed in (1, 2):
+    for seed in one_in(2, (1, 2)):
         trial = DenseTrial(of, of.block_m + 9, 296, 928, seed, schedule, any_scales=seed == 2)
         replace(trial, num_sms=of.cluster_size).run()
 
 
 @pytest.mark.parametrize("schedule", [None, "late_loads", "slow_math"])
-@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+@pytest.mark.parametrize("stages", one_in(2, [2, 3, 4, 5]))
 def test_rings_of_any_length(stages: int, schedule: str | None) -> None:
     """A slot that comes round within a tile, with it, and within a pass: with two warpgroups, whosever turn it is."""
     for of in (config(64, 64), replace(config(64, 64), num_partials=1), config(256, 128)):
         shallow = replace(of, num_stages=stages)
         if shallow.why_illegal() is None:
-            for num_k_blocks in (1, stages - 1, stages, stages + 1, 3 * stages + 1):
+            for num_k_blocks in one_in(2, (1, stages - 1, stages, stages + 1, 3 * stages + 1)):
                 trial = DenseTrial(shallow, 72, 200, 128 * num_k_blocks, num_k_blocks, schedule, num_sms=1)
-                for any_scales in (False, True):
+                for any_scales in one_in(2, (True, False)):
                     replace(trial, any_scales=any_scales).run()
 
 
@@ -185,7 +186,7 @@ def test_scales_may_have_any_strides() -> None:
         run_simulated(of, problem).checked()
 
 
-@pytest.mark.parametrize("any_scales", [False, True])
+@pytest.mark.parametrize("any_scales", one_in(2, [False, True]))
 def test_bits_do_not_depend_on_the_tile(any_scales: bool) -> None:
     """They are the decode kernel's too, if all scales fold."""
     decode = [] if any_scales else [DecodeConfig(48, 2, 2, 1, b=E2M1, sfb=MX)]

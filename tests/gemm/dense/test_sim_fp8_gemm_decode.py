@@ -32,14 +32,14 @@ def check(config: DecodeConfig, m: int, n: int, k: int, seed: int, schedule: str
 @pytest.mark.parametrize("num_math_warpgroups", [1, 2])
 @pytest.mark.parametrize("block_tokens", BLOCK_TOKENS)
 def test_every_tile_on_ragged_problems(block_tokens: int, num_math_warpgroups: int) -> None:
-    for cluster_k in (1, 2, 5, 8):
+    for cluster_k in one_in(3, (1, 2, 5, 8)):
         config = DecodeConfig(block_tokens, 4, num_math_warpgroups, cluster_k)
         assert config.why_illegal() is None
         check(config, block_tokens - 3, config.block_n + 24, 1200, seed=cluster_k)
         check(config, block_tokens + 5, config.block_n + 8, 400, seed=cluster_k + 1)
 
 
-@pytest.mark.parametrize("cluster_k", range(1, 9))
+@pytest.mark.parametrize("cluster_k", one_in(3, range(1, 9)))
 def test_every_cluster_whatever_the_number_of_k_blocks(cluster_k: int) -> None:
     """Fewer k-blocks than CTAs, as many, and some more; rings that wrap."""
     config = DecodeConfig(16, 2, 1, cluster_k, is_fp32=True)
@@ -84,7 +84,7 @@ def test_any_rows_and_columns(m: int, n: int) -> None:
 @pytest.mark.parametrize("tile", [(8, 1, 1), (8, 1, 8), (16, 2, 3), (64, 1, 2)])
 def test_biased_schedules(tile: tuple[int, int, int], schedule: str) -> None:
     config = DecodeConfig(tile[0], 3, *tile[1:])
-    for seed in (1, 2):
+    for seed in one_in(2, (1, 2)):
         check(config, tile[0] + 1, 200, 1296, seed=seed, schedule=schedule)
 
 
@@ -169,7 +169,7 @@ def config(
 def test_every_kind_in_every_tile_on_ragged_problems(kind: Any, tile: tuple[int, int, int, int]) -> None:
     of = config(*tile, kind=kind, is_fp32=True)
     for m, n, k in ((tile[0] - 3, of.block_n + 24, 1312), (tile[0] + 5, of.block_n + 8, 288)):
-        for words in (Words.NONE, WORDS[1 + k % 3]):
+        for words in one_in(2, (WORDS[1 + k % 3], Words.NONE)):
             DecodeTrial(of, m, n, k, k, any_scales=True, words=words).run()
 
 
@@ -181,7 +181,7 @@ def test_any_sides_scales_in_words(kind: Any, words: Words) -> None:
     DecodeTrial(of, 21, 136, 1312, 3, any_scales=True, words=words).run()
 
 
-@pytest.mark.parametrize("k", [16, 32, 48, 128, 144, 288, 576, 1024, 1040, 2880])
+@pytest.mark.parametrize("k", one_in(3, [16, 32, 48, 128, 144, 288, 576, 1024, 1040, 2880]))
 def test_any_depth_of_fine_scales(k: int) -> None:
     """Below one k-block, and past each 4 or 8 whose scales are in shared memory; CTAs without any."""
     DecodeTrial(config(16, 3, 1, 1), 5, 72, k, k, any_scales=True, words=BOTH).run()
@@ -262,14 +262,14 @@ def fp4_config(
 @pytest.mark.parametrize("warpgroups", [1, 2, 3])
 @pytest.mark.parametrize("block_tokens", [8, 16, 24, 32, 48, 64])
 def test_every_tile_on_ragged_problems_of_fp4_weights(block_tokens: int, warpgroups: int, any_scales: bool) -> None:
-    for cluster_k in (1, 3):
+    for cluster_k in one_in(2, (3, 1)):
         of = fp4_config(block_tokens, 3, warpgroups, cluster_k)
         if of.why_illegal() is None:
             for m, n, k in ((block_tokens - 3, 64 * warpgroups + 24, 1312), (block_tokens + 5, 72, 288)):
                 DecodeTrial(of, m, n, k, cluster_k, any_scales=any_scales).run()
 
 
-@pytest.mark.parametrize("k", [32, 64, 96, 128, 160, 2048, 2080, 4160])
+@pytest.mark.parametrize("k", one_in(2, [32, 64, 96, 128, 160, 2048, 2080, 4160]))
 def test_any_depth_of_fp4_weights(k: int) -> None:
     """Below one k-block; odd numbers of them; past each 16 whose scales are in shared memory; CTAs without any."""
     DecodeTrial(fp4_config(16), 5, 72, k, k).run()
@@ -278,7 +278,7 @@ def test_any_depth_of_fp4_weights(k: int) -> None:
 
 @pytest.mark.parametrize("schedule", ["slow_warps", "slow_producer", "slow_math", "late_loads", "slow_lanes"])
 def test_biased_schedules_of_fp4_weights(schedule: str) -> None:
-    for seed in (1, 2):
+    for seed in one_in(2, (1, 2)):
         DecodeTrial(fp4_config(16, 2, 2), 13, 200, 1312, seed, schedule, any_scales=seed == 2).run()
 
 

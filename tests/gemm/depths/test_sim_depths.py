@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import some
+from thorough import one_in
 
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.recipes import PER_ROW
@@ -62,7 +63,7 @@ def test_every_tile_and_every_c(tile: Tile, addition: str) -> None:
     "schedule", ["slow_cta", "slow_warps", "slow_producer", "slow_math", "slow_warpgroup", "slow_lanes", "late_loads"]
 )
 def test_biased_schedules(schedule: str, addition: str) -> None:
-    for seed in (1, 2):
+    for seed in one_in(2, (1, 2)):
         check(config_for(**ADDITIONS[addition]), [272, 0, 16, 1040], 130, 200, seed, schedule=schedule)
 
 
@@ -113,7 +114,7 @@ def test_one_cta_for_a_tile_and_one_for_all() -> None:
 
 
 def test_the_same_call_gives_the_same_bits() -> None:
-    for addition in ADDITIONS.values():
+    for addition in one_in(3, list(ADDITIONS.values())):
         config = config_for(**addition)
         first = check(config, KS).d
         problem = sim.random_problem(config, KS, M, N, 1)
@@ -143,7 +144,7 @@ def test_a_c_with_strides_of_its_own() -> None:
 )
 def test_depths_that_no_caller_may_pass_lead_nowhere(wrong: list[int]) -> None:
     """The host cannot check what is on a GPU: D may be anything then, and no other memory is touched."""
-    for tile, addition in product((TILES[0], SHARING_A), ADDITIONS.values()):
+    for tile, addition in one_in(3, list(product((TILES[0], SHARING_A), ADDITIONS.values()))):
         config = config_for(tile, **addition)
         problem = sim.random_problem(config, [16, 144, 256, 400], M, N, on_gpu_alone=True)
         sim.run(sim.compile_both(config), config, problem, ks=torch.tensor(wrong, dtype=torch.int32))
@@ -165,7 +166,7 @@ def test_other_depths_in_the_same_memory() -> None:
 @pytest.mark.parametrize("addition", ADDITIONS)
 @pytest.mark.parametrize("schedule", ["slow_cta", "slow_warps", "slow_producer", "slow_math", "late_loads"])
 def test_pairs_under_biased_schedules(schedule: str, addition: str) -> None:
-    for seed, n in ((1, 252), (2, 300)):
+    for seed, n in one_in(2, ((1, 252), (2, 300))):
         config = config_for(SHARING_A, **ADDITIONS[addition])
         check(config, [272, 0, 16, 1040], 260, n, seed, schedule=schedule, num_sms=4)
 
@@ -177,14 +178,14 @@ def test_pairs_with_and_without_a_second_tile(m: int, n: int, addition: str) -> 
     check(config_for(SHARING_A, **ADDITIONS[addition]), [48, 256], m, n, num_sms=4)
 
 
-@pytest.mark.parametrize("addition", ADDITIONS)
+@pytest.mark.parametrize("addition", one_in(4, list(ADDITIONS)))
 def test_one_pair_for_a_tile_and_one_for_all(addition: str) -> None:
     config = config_for(SHARING_A, **ADDITIONS[addition])
-    results = [check(config, KS, 300, 300, num_sms=num_sms).d for num_sms in (2, 3, 6, 50)]
+    results = [check(config, KS, 300, 300, num_sms=num_sms).d for num_sms in one_in(3, (2, 3, 6, 50))]
     assert all(torch.equal(d, results[0]) for d in results)
 
 
-@pytest.mark.parametrize("addition", ADDITIONS)
+@pytest.mark.parametrize("addition", one_in(3, list(ADDITIONS)))
 def test_no_cluster_straddles_two_groups(addition: str) -> None:
     """The last of an odd number of tiles of a group has no neighbour, and takes none of the next group."""
     config = config_for(SHARING_A, **ADDITIONS[addition])

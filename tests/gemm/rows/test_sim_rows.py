@@ -14,7 +14,7 @@ import torch
 from helpers import run_simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import up_to
+from thorough import one_in, up_to
 
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.gemm.choose.tiles import ROWS_PER_ROW as TILES_PER_ROW
@@ -25,6 +25,7 @@ from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
 from deep_gemm.gemm.problem import Problem
 from lab.sim import rows as sim
+from lab.sim.library import SCHEDULES
 from lab.sim.product import Outcome
 from lab.sim.rows import RowsTrial
 
@@ -121,7 +122,7 @@ def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
     for (sizes, n), cut_by_sms in cut_by:
         problem = sim.random_problem(config, layout_of(kind, sizes), n, K)
         whole = run_simulated(config, problem, num_sms=1).checked()
-        for sms in num_sms:
+        for sms in one_in(3, num_sms):
             outcome = check(config, problem, sms, schedule, num_sms=sms)
             assert torch.equal(outcome.d, whole.d)
             assert outcome.result.stores == whole.result.stores
@@ -150,22 +151,10 @@ def test_any_depth(k: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        "slow_cta",
-        "slow_warps",
-        "slow_producer",
-        "slow_math",
-        "slow_warpgroup",
-        "slow_lanes",
-        "late_loads",
-        "late_stores",
-    ],
-)
+@pytest.mark.parametrize("schedule", [each for each in SCHEDULES if each not in ("even", "prompt_loads")])
 def test_biased_schedules(kind: works.Work, schedule: str) -> None:
     config = config_for(kind)
-    for seed in (1, 2):
+    for seed in one_in(2, (1, 2)):
         problem = sim.random_problem(config, layout_of(kind, [3, 0, 70, 129, 1]), 136, 400, seed)
         check(config, problem, seed, schedule)
 
@@ -175,7 +164,7 @@ def test_biased_schedules(kind: works.Work, schedule: str) -> None:
 
 @pytest.mark.parametrize("max_m", [8, 16, 32, 96])
 def test_masked_with_fewer_rows_than_a_tile(max_m: int) -> None:
-    for block_m, block_n in ((64, 64), (128, 64), (256, 64), (256, 160), (128, 192)):
+    for block_m, block_n in one_in(2, ((64, 64), (128, 64), (256, 64), (256, 160), (128, 192))):
         check_layout(config_for(works.COUNTS, block_m, block_n), [max_m, 0, 1, max_m - 1, max_m], rows=max_m)
 
 
