@@ -189,8 +189,8 @@ class Kernel(Generic[C]):
         reason = config.why_illegal()
         if reason is not None:
             raise ValueError(f"config: {reason}, got {config}")
-        name, passes, of = self.name_of(config), self.passes(config), config.name if config is not None else ""
-        return jit.build(self.source, self.headers(config), name=name, passes=passes, config=of)
+        name, passes = self.name_of(config), self.passes(config)
+        return jit.build(self.source, self.headers(config), name=name, passes=passes, config=config.name)
 
     def code_plan(self, config: C) -> CodePlan:
         """Derive what the kernel's machine code must consist of."""
@@ -215,7 +215,8 @@ class Kernel(Generic[C]):
     def launcher(self, config: C, device: int, is_dependent: bool) -> driver.Launcher:
         """Get the way a configuration is launched on a device, compiled and loaded at first need."""
         kernel, size = self.loaded(config, device), self.params_of(config).size
-        return driver.Launcher(kernel, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
+        threads, cluster = config.num_threads, config.cluster_size
+        return driver.Launcher(kernel, size, threads, cluster, is_dependent=is_dependent, of=config.name)
 
     def fits(self, config: C, device: int) -> bool:
         """Ask whether a device, which is the current one, has room for a cluster of this configuration."""
@@ -269,7 +270,7 @@ def computes_on(device: int) -> bool:
 def launch(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> None:
     """Launch with these parameters on the current stream of the current device, which is `device`."""
     with launcher.lock:
-        launcher.hold(None, params, grid)
+        launcher.hold(params, grid)
         stream = launcher.current_stream(device)
         if stream != launcher.stream:
             launcher.set_stream(stream)

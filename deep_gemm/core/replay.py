@@ -293,7 +293,7 @@ def start(ready: Ready, beginnings: Sequence[Sequence[int]], device: int) -> Non
     """Launch with operands that begin there, on the current stream of the current device, which is `device`."""
     launcher = ready.launcher
     with launcher.lock:
-        launcher.hold(None, ready.params, ready.grid)
+        launcher.hold(ready.params, ready.grid)
         words = launcher.params.words
         for word, base, index, behind in ready.words:
             words[word] = beginnings[base][index] + behind

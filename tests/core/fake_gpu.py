@@ -130,7 +130,7 @@ class FakeLauncher:
     def keeps_addresses(self) -> bool:
         return True
 
-    def hold(self, _: object, template: bytes, grid: int) -> None:
+    def hold(self, template: bytes, grid: int) -> None:
         self.params.bytes[: len(template)] = template
         self.grid = grid
 

@@ -384,7 +384,7 @@ class Replayed(Native):
 
     def launch(self, config: Any, function: int, params: Any, extra: Any) -> int:
         of = OfReplayC.all[function - 1]
-        of.hold(None, ctypes.string_at(params[0], of.layout.size), config.contents.grid[0])
+        of.hold(ctypes.string_at(params[0], of.layout.size), config.contents.grid[0])
         return of.start(None, None, None, 0)[0]
 
     def encode(self, room: int, element: int, rank: int, address: int, *rest: Any) -> int:

@@ -91,7 +91,7 @@ def test_a_launch_has_the_attributes_that_it_needs(
     fake = use(monkeypatch, cuLaunchKernelEx=(cu.CUresult.CUDA_SUCCESS,))
     for grid in (132, 264):  # two launchers share what is slow to make, and nothing else
         launcher = driver.Launcher(kernel, 100, 384, cluster, is_dependent=is_dependent)
-        launcher.hold("a plan", bytes(range(100)), grid)
+        launcher.hold(bytes(range(100)), grid)
         launcher.set_stream(7)
         assert bytes(launcher.params.words)[:100] == bytes(range(100))
         (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
@@ -127,8 +127,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_launch_that_fails_says_what_was_launched(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
     use(monkeypatch)
-    launcher = driver.Launcher(kernel, 8, 32, 2)
-    launcher.hold(SimpleNamespace(config=SimpleNamespace(name="128x64")), b"", 66)
+    launcher = driver.Launcher(kernel, 8, 32, 2, of="128x64")
+    launcher.hold(b"", 66)
     asked = "fp8_gemm_dense (128x64) with 66 CTAs in clusters of 2, 32 threads and 4096 bytes of shared memory each"
     said = f"cuLaunchKernelEx of {asked} failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: some text"
     with pytest.raises(driver.LaunchError, match=f"^{re.escape(said)}$"):

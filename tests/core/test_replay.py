@@ -81,7 +81,7 @@ class Driver:
             numbers = tensor_map.sizes, tensor_map.strides, tensor_map.box
             return self.encoded(element, address % (1 << 64), *numbers, swizzle)
 
-        def hold(_: None, params: bytes, grid: int) -> None:
+        def hold(params: bytes, grid: int) -> None:
             held = bytearray(params.ljust(-(-len(params) // 8) * 8))
             of.params = SimpleNamespace(bytes=held, words=memoryview(held).cast("Q"))
             of.held = len(params), grid

@@ -167,25 +167,26 @@ class ParamsBuffer:
 
 
 class Launcher:
-    """Launches one kernel: holds the parameters' memory and everything else of a launch. Plans take turns using it."""
+    """Launches one kernel: holds the parameters' memory and everything else of a launch."""
 
     def __init__(
-        self, kernel: Kernel, params_bytes: int, threads: int, cluster: int, *, is_dependent: bool = False
+        self, kernel: Kernel, params_bytes: int, threads: int, cluster: int, *, is_dependent: bool = False, of: str = ""
     ) -> None:
-        """`is_dependent`: the kernel may start before the one ahead on its stream ends, and waits for it itself."""
+        """`is_dependent`: the kernel may start before the one ahead on its stream ends, and waits for it itself.
+
+        `of` is the configuration's name, for errors.
+        """
         cu = _driver()
         if cluster > PORTABLE_CLUSTER:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _checked("cuFuncSetAttribute", cu.cuFuncSetAttribute(kernel.function, attribute, 1))
         self.params = ParamsBuffer(params_bytes)
         self.lock = threading.Lock()  # held from writing the parameters until the launch has read them
-        self.plan: object = None
-        """The plan whose parameters are in `params` now."""
         self.grid = 0
         self.stream: int | None = None
         """The stream in `config`."""
         self.function, self.pointers = kernel.function, ctypes.addressof(self.params.pointers)
-        self.kernel, self.threads, self.cluster, self.is_dependent = kernel, threads, cluster, is_dependent
+        self.kernel, self.threads, self.cluster, self.is_dependent, self.of = kernel, threads, cluster, is_dependent, of
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
@@ -197,21 +198,19 @@ class Launcher:
         self.start, self.success = cu.cuLaunchKernelEx, cu.CUresult.CUDA_SUCCESS
         """`start` takes `config`, `function`, `pointers` and 0, and returns a tuple with the driver's status."""
         self.current_stream, self.current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
-        self.is_capturing = torch._C._cuda_isCurrentStreamCapturing
 
     def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
         """Encode a map that begins at `address`. Only the simulator needs `tensor`, where the map's tensor begins."""
         return encode(tensor_map, address)
 
     def keeps_addresses(self) -> bool:
-        """Tell whether a map's first word is its address, so that a plan may replace it."""
+        """Tell whether a map's first word is its address, so that a replay may replace it."""
         return address_is_first_word()
 
-    def hold(self, plan: object, template: bytes, grid: int) -> None:
-        """Switch to the parameters and the grid of another plan."""
+    def hold(self, template: bytes, grid: int) -> None:
+        """Take the parameters and the grid of the next launch."""
         self.params.bytes[: len(template)] = template
         self.config.gridDimX = self.grid = grid
-        self.plan = plan
 
     def set_stream(self, stream: int) -> None:
         """Launch on this stream from now on."""
@@ -226,10 +225,9 @@ class Launcher:
 
     def text(self) -> str:
         """Say what is launched, for an error's text."""
-        config = getattr(getattr(self.plan, "config", None), "name", None)
         clusters = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
         return (
-            f"{self.kernel.name}{f' ({config})' if config else ''} with {self.config.gridDimX} CTAs{clusters}, "
+            f"{self.kernel.name}{f' ({self.of})' if self.of else ''} with {self.config.gridDimX} CTAs{clusters}, "
             f"{self.config.blockDimX} threads and {self.kernel.shared_bytes} bytes of shared memory each"
         )
 
@@ -324,7 +322,7 @@ def _fixed_arguments(element: ElementType, swizzle: int, box: tuple[int, ...]) -
 
 @cache
 def address_is_first_word() -> bool:
-    """Tell whether this driver keeps a tensor map's address in its first word, so that a plan may replace it there.
+    """Tell whether this driver keeps a tensor map's address in its first word, so that a replay may replace it there.
 
     To find out, one map is encoded for two addresses: only that word may differ, and it must be the address.
     """
