@@ -71,10 +71,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ("needs panel rows of 32, 64, 128 or 256 bytes", {"panel_columns": 256}),
     ("needs panel rows of 32, 64, 128 or 256 bytes", {"panel_columns": 128, "is_fp32": True}),
     ("needs panel rows of 256 bytes for FP32 alone, and not for grouped rows", {"panel_columns": 128}),
-    (
-        "needs panel rows of 256 bytes for FP32 alone, and not for grouped rows",
-        {"is_fp32": True, "work": works.COUNTS},
-    ),
+    ("needs panel rows of 256 bytes for FP32 alone, and not for grouped rows", {"is_fp32": True, "work": works.COUNTS}),
     ("needs panels that fill a tile", {"block_n": 96}),
     ("needs panels that fill a tile", {"panels_per_store": 3}),
     ("needs panels that fill a tile", {"panels_per_store": 0}),
@@ -105,10 +102,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ("needs only A shared where groups are along k", {"work": works.DEPTHS, "cluster_k": 2}),
     ("needs no C where rows are grouped", {"work": works.IDS, "with_c": True}),
     ("needs scales of B for each row where groups are along k", {"work": works.DEPTHS}),
-    (
-        "needs code for a tail where each group may have one",
-        {"work": works.DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2},
-    ),
+    ("needs code for a tail where each group may have one", {"work": works.DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2}),
     (
         "needs a plain BF16 product without a split of k where columns of D are skipped",
         {"epilogue": epilogues.TO_HEADS, "with_c": True},

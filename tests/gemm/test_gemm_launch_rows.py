@@ -78,11 +78,7 @@ def operands(m: int, layout: list[int]) -> tuple[Any, Any, Tensor, Tensor]:
 
 @pytest.mark.parametrize("is_ends", [False, True])
 @pytest.mark.parametrize(
-    ("ms", "params"),
-    [
-        ((600, 601, 61, 63, 604, 600, 700), ROWS_PARAMS),
-        ((20, 21, 1, 3, 24, 20, 28), DECODE_PARAMS),
-    ],
+    ("ms", "params"), [((600, 601, 61, 63, 604, 600, 700), ROWS_PARAMS), ((20, 21, 1, 3, 24, 20, 28), DECODE_PARAMS)]
 )
 def test_a_record_of_other_rows_launches_what_a_call_without_any_does(
     gpu: FakeGpu, ms: tuple[int, ...], params: Params, is_ends: bool

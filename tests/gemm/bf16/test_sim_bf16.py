@@ -220,9 +220,7 @@ def test_products(name: str, schedule: str | None) -> None:
 
 @pytest.mark.parametrize("tile", [(64, 64), (256, 128)])
 @pytest.mark.parametrize(
-    ("groups", "layout"),
-    [(works.IDS, (-1, *[0] * 300, *[1] * 5)), (works.COUNTS, (70, 0, 200))],
-    ids=["ids", "counts"],
+    ("groups", "layout"), [(works.IDS, (-1, *[0] * 300, *[1] * 5)), (works.COUNTS, (70, 0, 200))], ids=["ids", "counts"]
 )
 def test_rows_of_groups(tile: tuple[int, int], groups: works.Work, layout: tuple[int, ...]) -> None:
     run(Bf16RowsTrial(bf16_config(*tile, Output(work=groups)), layout, 2, n=136, k=200))

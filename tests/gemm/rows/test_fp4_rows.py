@@ -154,10 +154,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {},
     ),
     r"sfb: expected shape \(3, 24, 3\) of torch.uint8, got \(2, 24, 3\)": (lambda a, b, sf: (a, (b, sf[1:])), {}),
-    r"sfb: expected shape \(3, 24, 1\) of torch.int32": (
-        lambda a, b, sf: (a, (b, words_of(sf).repeat(1, 1, 2))),
-        {},
-    ),
+    r"sfb: expected shape \(3, 24, 1\) of torch.int32": (lambda a, b, sf: (a, (b, words_of(sf).repeat(1, 1, 2))), {}),
     r"b: expected values contiguous along k": (lambda a, b, sf: (a, (b.mT.contiguous().mT, sf)), {}),
     r"n: expected a multiple of 8": (lambda a, b, sf: (a, (b[:, :12], sf[:, :12])), {}),
     r"num_groups: expected the 3 groups of b, got 2": (lambda a, b, sf: (a, (b, sf)), {"num_groups": 2}),
