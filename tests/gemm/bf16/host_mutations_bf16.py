@@ -120,12 +120,7 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.bf16_depths", "first += k // BLOCK_K", "first += 1", DEPTHS),
     ("gemm.bf16_depths", "Part(first, k // BLOCK_K, group)", "Part(first, k // BLOCK_K, 0)", DEPTHS),
     ("gemm.bf16_depths", '"count": len(some)', '"count": len(some) - 1', DEPTHS),
-    (
-        "gemm.bf16_depths",
-        'firsts, "num_k_blocks": blocks',
-        'blocks, "num_k_blocks": firsts',
-        DEPTHS,
-    ),
+    ("gemm.bf16_depths", 'firsts, "num_k_blocks": blocks', 'blocks, "num_k_blocks": firsts', DEPTHS),
     # Groups along k that the GPU counts
     ("gemm.maps", "(columns, box[0], rows), (pitch, pitch)", "(columns, box[0], rows - 1), (pitch, pitch)", *COUNTED),
     ("gemm.maps", "(columns, box[0], rows), (pitch, pitch)", "(columns, box[0] - 1, rows), (pitch, pitch)", *COUNTED),
