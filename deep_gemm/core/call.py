@@ -69,7 +69,7 @@ class Kept(Records):
 
     result: Callable[[Sequence[Tensor]], Any]
     within: Sequence[type] = ()
-    """Types of what is said within tuples: 128.0 equals 128, and is a mistake."""
+    """The types of values in tuples that were said: 128.0 equals 128, and is a mistake."""
 
     def __init__(self, free: Sequence[Free], native: Any) -> None:
         super().__init__(free, native)
@@ -131,7 +131,7 @@ def _stated(function: Function, operands: tuple[Any, ...]) -> tuple[tuple[int, .
 
 
 def _types_within(said: Key) -> list[type]:
-    """List the types of what tuples among what was said have, but of None."""
+    """List the types of the values in tuples among what was said, but of None."""
     found = []
     for each in said:
         if type(each) is tuple:

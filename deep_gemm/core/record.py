@@ -47,7 +47,7 @@ ARITHMETIC: dict[Op, Callable[[int, int], int]] = {
 class Step(NamedTuple):
     """One number: of a constant, its value; of a size or stride, tensor and dimension; else of two earlier numbers.
 
-    Of an integer that the caller states, its place among these.
+    The place of an integer among all that the caller states.
     """
 
     op: Op
@@ -112,7 +112,7 @@ class Map(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One launch: its kernel, CTAs, and parameters with what is written over them."""
+    """One launch: its kernel, CTAs, parameters, and the words and maps that are written over these."""
 
     kernel: Any
     """A `driver.Launcher`, or what stands for one."""
@@ -167,6 +167,6 @@ class Record:
 
     @cached_property
     def asked_early(self) -> list[tuple[int, bool, int, int, bool]]:
-        """List conditions as (steps that come before, is below, a, b, holds), those with few steps first."""
+        """List conditions as (steps that come before, is below, a, b, holds), the earliest first."""
         each = ((max(a, b) + 1, relation is Relation.BELOW, a, b, holds) for relation, a, b, holds in self.conditions)
         return sorted(each)

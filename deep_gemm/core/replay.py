@@ -1,4 +1,4 @@
-"""Replay records: the definition of what a record means, and the way where replay.c was not built.
+"""Replay records. This code defines what a record means, and runs where replay.c was not built.
 
 A replay looks at nothing but sizes, strides, types, devices and addresses, keeps no tensor, and never reads elements.
 """
@@ -193,7 +193,7 @@ def numbers_of(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] 
 
 
 def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
-    """Give the record's numbers for tensors that lie as it wants; None if one of its conditions does not hold."""
+    """Give the record's numbers for tensors of its layout; None if one of its conditions does not hold."""
     values: list[int] = []
     at = 0
     for until, below, i, j, holds in (*record.asked_early, (len(record.steps), False, 0, 0, True)):
@@ -224,7 +224,7 @@ def fits(record: Record, tensors: Sequence[Tensor], values: Sequence[int]) -> bo
 
 
 class Ready(NamedTuple):
-    """A launch for tensors that lie in one way: all but addresses is in its parameters."""
+    """A launch for tensors of one layout: its parameters lack only their addresses."""
 
     launcher: Any
     params: bytes
@@ -263,7 +263,7 @@ def replay(
     place: torch.device,
     launches: Sequence[Ready] = (),
 ) -> list[Tensor]:
-    """Launch what a record says for tensors that it serves, and give the tensors that it makes for the caller."""
+    """Launch a record's kernels for tensors that it serves, and give the tensors that it makes for the caller."""
     made = []
     for sizes, strides, dtype, view in record.made:
         x = torch.empty_strided([values[i] for i in sizes], [values[i] for i in strides], dtype=dtype, device=place)

@@ -2,7 +2,7 @@
 
 A record is made once, by the code that answers calls: it is run with `Shadow`s in place of the call's tensors. Memory
 that it asks for becomes the record's, and each kernel that it starts becomes a launch of the record. Free sizes and
-strides of shadows are `Number`s: arithmetic on these is noted, and replayed for other sizes; a comparison becomes a
+strides of shadows are `Number`s: arithmetic on a number is noted, and replayed for other sizes; a comparison becomes a
 condition under which the record serves. So code that chooses by m makes one record for each range of m, without saying
 so. A number that is used as a plain integer is fixed by that: the record then serves this value alone. Code that wants
 more of a shadow than records know, such as torch's own operators, gets an `UnfitError`: its calls have no record.
@@ -59,7 +59,7 @@ class Room:
 
 
 class Mapped(NamedTuple):
-    """A value of a launch: a tensor map that begins so many bytes ahead of a tensor."""
+    """A value of a launch: a tensor map that begins `before` bytes ahead of a tensor."""
 
     map: TensorMap
     x: Any
@@ -67,7 +67,7 @@ class Mapped(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """A value of a launch: an address so many bytes behind the beginning of a tensor."""
+    """A value of a launch: an address that is `bytes` behind the beginning of a tensor."""
 
     x: Any
     bytes: Any
@@ -173,7 +173,7 @@ class Recording:
         return outcome
 
     def shadow(self, x: torch.Tensor, sizes: Sequence[int] = (), strides: Sequence[int] = ()) -> Shadow:
-        """Give the shadow of a tensor of the call; `sizes` and `strides` are the dimensions in which it may differ."""
+        """Give the shadow of a tensor of the call; `sizes` and `strides` name the dimensions that are free."""
         return self.stated(x.shape, x.stride(), x.dtype, x.data_ptr(), sizes, strides)
 
     def stated(
@@ -210,7 +210,7 @@ class Recording:
         return shadow
 
     def keep_apart(self, tensors: Sequence[Shadow], outputs: int) -> None:
-        """Let the record serve only calls in which the last ones of their tensors share no memory with others."""
+        """Let the record serve only calls whose last tensors share no memory with the others."""
         spans = [self.index(x.span()) for x in tensors] if outputs else []
         for output in range(len(tensors) - outputs, len(tensors)):
             self.apart += [Apart(output, other, spans[output], spans[other]) for other in range(output)]
@@ -291,7 +291,7 @@ class Recording:
         )
 
     def _laid_out(self, places: dict[int, Address]) -> Any:
-        """Lay rooms that nobody returns out in one buffer; give its size. Those follow each other whose launches do."""
+        """Lay rooms that are no results out in one buffer; give its size. Launches far apart share memory."""
         slots: list[list[Any]] = []  # size, the last launch that uses it, rooms
         rooms = [(room.first, i, room) for i, room in enumerate(self.rooms) if i not in places and room.first >= 0]
         for first, i, room in sorted(rooms, key=lambda each: each[:2]):
@@ -471,7 +471,7 @@ class Shadow:
         raise UnfitError(f"{getattr(function, '__name__', function)} of tensors")
 
     def _like(self, shape: Sequence[Any], strides: Sequence[Any], behind: Any = 0) -> Shadow:
-        """Give a view that begins so many bytes behind this tensor."""
+        """Give a view that begins `behind` bytes behind this tensor."""
         at = self.at + plain(behind)
         return Shadow(self.of, shape, tuple(strides), self.dtype, self.base, self.behind + behind, at)
 
@@ -590,7 +590,7 @@ class Shadow:
         return self.reshape(*shape)
 
     def storage_offset(self) -> int:
-        """Give 0: what lies ahead of a tensor matters to nobody, but where it begins."""
+        """Give 0: a shadow knows where its tensor begins, and nothing of its storage."""
         return 0
 
     def reshape(self, *shape: Any) -> Shadow:

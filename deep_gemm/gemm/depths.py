@@ -45,7 +45,7 @@ Depths = Any
 
 
 def launch(p: Problem, config: GemmConfig, num_sms: int, depths: Depths, room: Tensor) -> None:
-    """Launch both kernels for a problem that is `prepared`; `room` is what lies between them."""
+    """Launch both kernels for a problem that is `prepared`; the first fills `room`, which the second reads."""
     device, ctas = p.d.get_device(), ceil_div(p.groups, k_group_maps.CONFIG.num_threads)
     k_group_maps.KERNEL.run(k_group_maps.CONFIG, values_of_maps(p, config, room, depths), ctas, device)
     # The kernel that multiplies waits for the maps itself, and begins while they are made.

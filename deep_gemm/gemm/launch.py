@@ -85,7 +85,7 @@ def chosen(sizes: Sizes, output: Output, gpu: Gpu, majors: Majors = K_MAJOR, par
 
 
 def _note_what_serves(p: Problem, sizes: Sizes, config: Any, gpu: Gpu) -> None:
-    """Let a record that is made serve those rows, or depths, for which the same is chosen."""
+    """Let a record that is made serve the rows, or depths, that get the same configuration."""
     m: Any = p.m
     if p.work.is_along_k:
         _let_serve_alike(p.k, lambda k: chosen(sizes._replace(k=k), p.output, gpu) == config)
@@ -102,7 +102,7 @@ def _note_what_serves(p: Problem, sizes: Sizes, config: Any, gpu: Gpu) -> None:
 
 
 def _let_serve_alike(number: Any, is_same: Callable[[int], bool]) -> None:
-    """Let a record serve numbers for which one choice is made, and some beside these for which the same is."""
+    """Let a record serve the numbers that share one choice, and neighbors that get the same configuration."""
     if not isinstance(number, Number):
         return
     if settings().print_configs:
@@ -120,7 +120,7 @@ def _let_serve_alike(number: Any, is_same: Callable[[int], bool]) -> None:
 
 
 def let_serve_band(m: Any, gpu: Gpu) -> None:
-    """Let a record that is made serve the band of rows for which a dense product has one choice."""
+    """Let a record that is made serve the band of rows in which a dense product has one choice."""
     if not isinstance(m, Number):
         return
     if num_sms_of(gpu.num_sms) < gpu.num_sms or settings().print_configs:  # each choice is printed
@@ -181,7 +181,7 @@ def _scales_for(config: Config, side: Words, sf: Tensor, of: Scales, k: int) -> 
 def values_of(p: Problem, config: Config, **more: Any) -> dict[str, Any]:
     """Give the members of the kernel's parameters for a problem that is `prepared`.
 
-    `more` has those that are not a problem's, by the last part of their names.
+    `more` has members that are not a problem's, by the last part of their names.
     """
     of = _tall_operands(p, config) if isinstance(config, GemmConfig) else _decode_operands(p, config)
     known: dict[str, Any] = {"weight_is_ready": 0, **_facts(p), **more}

@@ -60,17 +60,17 @@ def keep_casts() -> Iterator[None]:
 
 
 Weight = Tensor | Operand
-"""A weight, or what is kept of it."""
+"""A weight, or the casts that are kept of it."""
 
 
 def for_forward(w: Tensor) -> Weight:
-    """Give what is kept of a weight for forward; itself if nothing is."""
+    """Give the cast of a weight that is kept for forward, or the weight."""
     kept = _kept(w)
     return w if kept is None else kept.in_order
 
 
 def for_backward(w: Tensor) -> Weight:
-    """Give what is kept of a weight for backward; itself if nothing is."""
+    """Give the cast of a weight that is kept for backward, or the weight."""
     kept = _kept(w)
     return w if kept is None else kept.turned
 

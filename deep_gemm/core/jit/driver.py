@@ -233,7 +233,7 @@ class Launcher:
 
 
 def failed(launcher: Launcher, status: int, grid: int) -> None:
-    """Raise the driver's error for a launch of so many CTAs that replay.c tried."""
+    """Raise the driver's error for a launch that replay.c tried with `grid` CTAs."""
     launcher.config.gridDimX = launcher.grid = grid
     _checked(f"cuLaunchKernelEx of {launcher.text()}", (_driver().CUresult(status),), LaunchError)
 

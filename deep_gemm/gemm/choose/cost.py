@@ -218,14 +218,14 @@ def band_of(m: int) -> int:
 
 
 def rows_alike(m: int) -> tuple[int, int]:
-    """Give the least and the most stacked rows, or depths, for which one choice is made: a sixteenth of them."""
+    """Give the least and the most stacked rows, or depths, that share one choice with m: a sixteenth of them."""
     step = 1 << max((m - 1).bit_length() - 5, 0)
     last = -(-m // step) * step
     return last - step + 1, last
 
 
 def alike(sizes: Sizes, output: Output) -> Sizes:
-    """Give the sizes by which a choice is made: of stacked rows, and of depths, the most for which it is the same."""
+    """Give the sizes by which a choice is made: stacked rows and depths count as the most that share it."""
     if output.work.is_along_k:
         return sizes._replace(k=rows_alike(max(sizes.k, 1))[1])
     if not output.work.is_stacked or not sizes.groups:
