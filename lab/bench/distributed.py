@@ -275,7 +275,7 @@ class Work:
                 return f"wrong: {wrong} elements of {name} are not as they must be"
         if self.mega is not None:
             is_near = self.mega.is_near(self.layer(self.x, self.ids, self.p))
-            if far := self._of_all(torch.tensor(not is_near, device=self.device)):
+            if far := self._of_all(torch.tensor(not is_near, dtype=torch.bool, device=self.device)):
                 return f"wrong: fp8_mega_moe is far from the layer on {far} processes"
         return None
 
