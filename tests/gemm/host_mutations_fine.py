@@ -137,7 +137,7 @@ SWAPS: list[tuple[str, ...]] = [
     (CASTS, "tensor(sf) if rows == 1 else sf", "tensor(sf) if rows != 1 else sf", LAYOUTS),
     (UE8M0, "    if not lie_in_words(exponents):\n", "    if False:\n", LAYOUTS, FP4),
     (UE8M0, "    if not lie_in_words(exponents):\n", "    if True:\n", LAYOUTS, FP4),
-    (UE8M0, "(0, align(groups, UE8M0_PER_WORD) - groups)", "(align(groups, UE8M0_PER_WORD) - groups, 0)", LAYOUTS),
+    (UE8M0, "exponents[..., :groups] = given", "exponents[..., -groups:] = given", LAYOUTS),
     (UE8M0, "exponents.shape[-1] % UE8M0_PER_WORD == 0\n", "True\n", FP4),
     (UE8M0, "        and strides[-1] == 1\n", "", FP4),
     (UE8M0, "        and all(stride % UE8M0_PER_WORD == 0 for stride in strides[:-1])\n", "", LAYOUTS, FP4),

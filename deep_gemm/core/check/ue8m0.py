@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import IntFlag
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import checks
@@ -76,7 +75,9 @@ def words_of(exponents: Tensor) -> Tensor:
     if not groups:  # torch refuses to view bytes with strides of 1 as words, even an empty tensor
         return exponents.new_empty(exponents.shape, dtype=torch.int32)
     if not lie_in_words(exponents):
-        exponents = F.pad(exponents, (0, align(groups, UE8M0_PER_WORD) - groups)).contiguous()
+        given = exponents
+        exponents = given.new_zeros((*given.shape[:-1], align(groups, UE8M0_PER_WORD)))
+        exponents[..., :groups] = given
     return exponents.view(torch.int32)
 
 
