@@ -45,11 +45,11 @@ class Function:
     """A public function, and who answers its calls: these have `operands`, tensors and pairs, and what was `said`."""
 
     answer: Callable[..., Any]
-    """`(*operands, *said)`: checks and computes. It gives what the call returns: tensors, tuples of them, or None."""
+    """`(*operands, *said)`: checks and computes. It gives the results: tensors, tuples of them, or None."""
     as_operator: Callable[..., Any]
     """`(*operands, *said)`: passes a call to the operator of `torch.ops.deep_gemm` that computes it."""
     tensors: Callable[..., tuple[Tensor, ...]]
-    """`(*operands)`: gives all tensors among them, those that are written last."""
+    """`(*operands)`: gives all tensors among them, the written ones last."""
     wants_checks: Callable[[Sequence[Tensor]], bool] = requires_gradient
     """Tells whether a call must be checked although a record serves it: for the sake of a gradient."""
     has_gradient: Callable[..., bool] = lambda *operands: False
@@ -61,7 +61,7 @@ class Function:
     numbers: int | None = None
     """The last operand, if it has integers, which calls of one record may have others of."""
     finish: Callable[[Any], Any] | None = None
-    """Gives what the call returns, of what `answer` gave."""
+    """Turns the results of `answer` into the call's."""
 
 
 class Kept(Records):
@@ -224,7 +224,7 @@ def _with(operand: Any, instead: Callable[[Tensor], Any]) -> Any:
 
 
 def _assembled(made: Any, leaves: list[Shadow]) -> Callable[[Sequence[Tensor]], Any] | None:
-    """Give how what a call returns is put together of the tensors in it, which are listed; None of none."""
+    """List the tensors among results, and give the way to put results together of such a list; None for None."""
     if isinstance(made, Shadow):
         place = len(leaves)
         leaves.append(made)

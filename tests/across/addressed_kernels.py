@@ -383,7 +383,7 @@ class Launcher(FakeLauncher):
 
 @dataclass
 class Seen:
-    """What came to the driver, and the records that were made of calls: None of one that has none."""
+    """Notes the launches that reach the driver, and the record of each call, None for a call without one."""
 
     gpu: FakeGpu
     made: list[Record | None] = field(default_factory=list)

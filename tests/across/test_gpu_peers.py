@@ -129,7 +129,7 @@ def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_calls_by_a_record_and_without_have_the_same_bits(count: int) -> None:
-    """Those by a record eagerly and captured, in memory that held NaN."""
+    """Calls by a record run eagerly and captured, in memory that held NaN."""
     ranks = ranks_of_one_gpu(count)
     graphs = [torch.cuda.CUDAGraph() for _ in ranks]
     for rank, graph in zip(ranks, graphs, strict=True):

@@ -539,7 +539,7 @@ def test_what_is_said_counts_with_its_type(gpu: FakeGpu) -> None:
 
 
 def learned(x: Tensor) -> Tensor:
-    """As if it was computed from something that requires a gradient."""
+    """Give the tensor as one computed from something that requires a gradient."""
     return x.detach().clone().requires_grad_().clone()
 
 

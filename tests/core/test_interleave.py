@@ -198,7 +198,7 @@ CONFIGS: dict[str, GemmConfig | DecodeConfig] = {
     "decode 128": decode(128, 2, 1),
 }
 BY_BOTH = one_in(3, list(CONFIGS))
-"""Those that NVRTC 12.8 compiles too."""
+"""The configurations that NVRTC 12.8 compiles too."""
 
 IN_USE = tuple(map(int, compiler_version().split(".")[:2]))
 KEPT_OTHERWISE = {"decode 64"} if IN_USE >= (13, 1) else set()

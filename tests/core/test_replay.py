@@ -47,7 +47,7 @@ PARAMS = Params(
 
 
 class Driver:
-    """What came to a driver, whichever replay called it: each launch's kernel, CTAs, attributes and parameters."""
+    """Notes each launch of either replay: its kernel, CTAs, attributes and parameters."""
 
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
