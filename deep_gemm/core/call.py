@@ -63,6 +63,11 @@ class Function:
     finish: Callable[[Any], Any] | None = None
     """Turns the results of `answer` into the call's."""
 
+    def computed(self, operands: tuple[Any, ...], said: Key) -> Any:
+        """Answer a call by its tensors, without a record."""
+        made = self.answer(*operands, *said)
+        return made if self.finish is None else self.finish(made)
+
 
 class Kept(Records):
     """Records of a function's calls that say the same, and how results are put together."""
@@ -120,8 +125,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         return function.as_operator(*operands, *said)
     if key and settings.get_compile_mode() == 0 and all(isinstance(x, Tensor) for x in tensors):
         return answered(function, operands, said, key, tensors)
-    made = function.answer(*operands, *said)
-    return made if function.finish is None else function.finish(made)
+    return function.computed(operands, said)
 
 
 def _stated(function: Function, operands: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
@@ -167,8 +171,7 @@ def answered(function: Function, operands: tuple[Any, ...], said: Key, key: Key,
             answer = kept.recall(plain, *stated)
     if answer is not NotImplemented:
         return kept.result(answer)
-    made = function.answer(*operands, *said)
-    return made if function.finish is None else function.finish(made)
+    return function.computed(operands, said)
 
 
 def recorded(
