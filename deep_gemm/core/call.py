@@ -22,7 +22,7 @@ from . import settings
 from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes, refuse_transforms
 from .jit import driver
 from .record import MOST_TENSORS, Record
-from .replay import FIXED, MOST_RECORDS, Free, Records, native, put, serves
+from .replay import FIXED, MOST_RECORDS, Free, Records, are_apart, native, put
 from .shadow import Recording, Shadow, UnfitError, launching_into, target
 
 Key = tuple[object, ...]
@@ -101,6 +101,8 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
     if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
         return function.as_operator(*operands, *said)
     tensors: tuple[Any, ...] = ()
+    plain: tuple[Any, ...] = ()
+    stated: tuple[Any, ...] = ()
     key: Key = ()
     try:
         tensors = function.tensors(*operands)
@@ -112,8 +114,11 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
                 if kept.within and kept.within != _types_within(said):
                     raise TypeError
                 answer = kept.recall(tensors, *stated)
-                if answer is NotImplemented and (plain := _plain(function, tensors)) is not tensors:
-                    answer = kept.recall(plain, *stated)
+                if answer is not NotImplemented:
+                    return kept.result(answer)
+            plain = _plain(function, tensors)
+            if kept is not None and plain is not tensors:
+                answer = kept.recall(plain, *stated)
                 if answer is not NotImplemented:
                     return kept.result(answer)
     except (TypeError, ValueError, AttributeError, IndexError, UnfitError):  # malformed: the checks say how
@@ -124,7 +129,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
     if handles_operators(*operands[: function.numbers]) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
     if key and settings.get_compile_mode() == 0 and all(isinstance(x, Tensor) for x in tensors):
-        return answered(function, operands, said, key, tensors)
+        return answered(function, operands, said, key, tensors, plain, *stated)
     return function.computed(operands, said)
 
 
@@ -150,27 +155,35 @@ def _plain(function: Function, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...
     return tuple([x.detach() if x.requires_grad else x for x in tensors])
 
 
-def answered(function: Function, operands: tuple[Any, ...], said: Key, key: Key, tensors: tuple[Tensor, ...]) -> Any:
-    """Answer a call of tensors on a GPU: by a record of tensors without a gradient, which is made if there is none."""
+def answered(
+    function: Function,
+    operands: tuple[Any, ...],
+    said: Key,
+    key: Key,
+    tensors: tuple[Tensor, ...],
+    plain: tuple[Tensor, ...],
+    *stated: tuple[int, ...],
+) -> Any:
+    """Answer a call of tensors on a GPU that no record serves, and record it. `plain` are they without gradients."""
     device = tensors[0].device
     if torch._C._cuda_getDevice() != tensors[0].get_device():
         with torch.cuda.device(device):
-            return answered(function, operands, said, key, tensors)
-    if torch.cuda.is_available():
-        driver.use_torchs_context()  # which a thread that has not used the GPU yet lacks
-    plain, stated, kept = _plain(function, tensors), _stated(function, operands), RECORDS.get(key)
+            return run(function, operands, said)
+    if torch.cuda.is_available() and driver.use_torchs_context():  # this thread had not used the GPU yet
+        return run(function, operands, said)
+    kept = RECORDS.get(key)
     if kept is None:
         kept = Kept([*function.free, *[FIXED] * MOST_TENSORS][:MOST_TENSORS], native())
         put(RECORDS, key, kept, MOST_SAID)
-    answer, name = kept.recall(plain, *stated), kept.name(plain, *stated)
-    if answer is NotImplemented and name is not None and kept.is_worth_a_try(name):
+    name = kept.name(plain, *stated)
+    if name is not None and kept.is_worth_a_try(name):
         record, result = recorded(function, operands, said, tensors, *stated)
-        if record is not None and serves(record, plain, *stated):
+        if record is not None and are_apart(plain, record.outputs):
             kept.result, kept.within = result, _types_within(said)
             kept.keep(name, record, device)
             answer = kept.recall(plain, *stated)
-    if answer is not NotImplemented:
-        return kept.result(answer)
+            if answer is not NotImplemented:
+                return kept.result(answer)
     return function.computed(operands, said)
 
 
@@ -181,9 +194,8 @@ def recorded(
 
     An error is left to the call itself: it knows tensors, and names them.
     """
-    times = Counter(map(id, tensors))
-    if max(times.values()) > 1:  # other calls give two tensors in the places of one that is given twice
-        met = set[int]()
+    if len({*map(id, tensors)}) < len(tensors):  # other calls give two tensors in the places of one given twice
+        times, met = Counter(map(id, tensors)), set[int]()
 
         def other(x: Tensor) -> Tensor:
             if times[id(x)] > 1 and id(x) in met:
@@ -193,15 +205,13 @@ def recorded(
 
         operands = tuple([_with(each, other) for each in operands])
         tensors = function.tensors(*operands)
-    r = Recording(tensors[0].device)
+    r = Recording(tensors[0].device, outputs=function.outputs)
     free = [*function.free, *[FIXED] * len(tensors)]
     shadows: dict[int, Shadow] = {}
-    order = []
     for x, (sizes, strides) in zip(tensors, free, strict=False):
         if x.get_device() != tensors[0].get_device():
             return None, None
-        order.append(r.shadow(x, sizes, strides))
-        shadows[id(x)] = order[-1]
+        shadows[id(x)] = r.shadow(x, sizes, strides)
     try:
         stand_in = [*_with(operands, lambda x: shadows[id(x)])]
         if function.numbers is not None and operands[function.numbers] is not None:
@@ -210,7 +220,6 @@ def recorded(
             made = function.answer(*stand_in, *said)
         leaves: list[Shadow] = []
         result = _assembled(made, leaves)
-        r.keep_apart(order, function.outputs)
         return r.record(leaves), _finished(result, function.finish)
     except Exception:
         return None, None

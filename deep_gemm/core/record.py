@@ -32,6 +32,8 @@ class Op(IntEnum):
     MOST = 9
     STATED = 10
 
+    __hash__ = int.__hash__
+
 
 ARITHMETIC: dict[Op, Callable[[int, int], int]] = {
     Op.ADD: operator.add,
@@ -60,6 +62,8 @@ class Relation(IntEnum):
 
     BELOW = 0
     EQUAL = 1
+
+    __hash__ = int.__hash__
 
 
 class Condition(NamedTuple):
@@ -140,15 +144,6 @@ class Given(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Apart(NamedTuple):
-    """An output and another tensor of the call, which share no memory, and the bytes that each reaches: numbers."""
-
-    output: int
-    other: int
-    span: int
-    span_of_other: int
-
-
 @dataclass(frozen=True, eq=False)
 class Record:
     """All that a replay knows of a call."""
@@ -159,7 +154,8 @@ class Record:
     """Integers that the caller states."""
     steps: tuple[Step, ...]
     conditions: tuple[Condition, ...]
-    apart: tuple[Apart, ...]
+    outputs: int
+    """The last tensors, so many, share no memory with each other or the rest."""
     made: tuple[Made, ...]
     scratch: int
     """Bytes of the buffer between launches, a number."""

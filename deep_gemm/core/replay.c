@@ -95,10 +95,6 @@ typedef struct {
 } Given;
 
 typedef struct {
-  int32_t output, other, span, span_of_other;
-} Apart;
-
-typedef struct {
   int32_t base, index, behind;
 } Address;
 
@@ -139,11 +135,10 @@ typedef struct {
 typedef struct {
   PyObject_HEAD
   int32_t device_type, device;
-  Py_ssize_t num_given, num_stated, num_steps, num_conditions, num_apart, num_made, num_launches;
+  Py_ssize_t num_given, num_stated, num_steps, num_conditions, num_outputs, num_made, num_launches;
   Given* given;
   Step* steps;
   Condition* conditions;
-  Apart* apart;
   Made* made;
   Launch* launches;
   int32_t scratch;
@@ -247,7 +242,7 @@ static int read_given(Record* r, PyObject* given) {
   return 0;
 }
 
-static int read_checks(Record* r, PyObject* conditions, PyObject* apart) {
+static int read_conditions(Record* r, PyObject* conditions) {
   for (Py_ssize_t i = 0; i < r->num_conditions; ++i) {
     PyObject* each = PyTuple_GetItem(conditions, i);
     if (!is_tuple_of(each, 4)) return malformed("a condition has four parts");
@@ -260,16 +255,6 @@ static int read_checks(Record* r, PyObject* conditions, PyObject* apart) {
     if (PyErr_Occurred()) return -1;
     c->holds = integer(each, 3) != 0;
     if (PyErr_Occurred()) return -1;
-  }
-  for (Py_ssize_t i = 0; i < r->num_apart; ++i) {
-    PyObject* each = PyTuple_GetItem(apart, i);
-    if (!is_tuple_of(each, 4)) return malformed("tensors apart have four parts");
-    int64_t most[4] = {r->num_given, r->num_given, r->num_steps, r->num_steps};
-    int32_t* out = &r->apart[i].output;
-    for (int part = 0; part < 4; ++part) {
-      out[part] = place(each, part, most[part]);
-      if (PyErr_Occurred()) return -1;
-    }
   }
   return 0;
 }
@@ -413,6 +398,15 @@ static int compute(const Record* r, const Tensor* tensors, const int64_t* stated
   return 1;
 }
 
+static uint64_t begin(const Tensor* x) { return (uintptr_t)x->data + x->byte_offset; }
+
+// The end of a tensor's last element.
+static uint64_t end(const Tensor* x) {
+  int64_t last = 0;
+  for (int d = 0; d < x->ndim; ++d) last += (x->shape[d] - 1) * x->strides[d];
+  return begin(x) + (uint64_t)((last + 1) * x->bits * x->lanes / 8);
+}
+
 // Computes the numbers for tensors; 0 if the record does not serve these. They lie with the caller: while torch makes a
 // tensor another thread may replay the same record.
 static int serves(const Record* r, const Tensor* tensors, const int64_t* stated, int64_t* v) {
@@ -436,12 +430,9 @@ static int serves(const Record* r, const Tensor* tensors, const int64_t* stated,
     if (until > i) i = until;
     if (c != NULL && (c->relation == kBelow ? v[c->a] < v[c->b] : v[c->a] == v[c->b]) != c->holds) return 0;
   }
-  for (Py_ssize_t i = 0; i < r->num_apart; ++i) {
-    const Apart* p = &r->apart[i];
-    uint64_t first = (uintptr_t)tensors[p->output].data + tensors[p->output].byte_offset;
-    uint64_t second = (uintptr_t)tensors[p->other].data + tensors[p->other].byte_offset;
-    if (first < second + (uint64_t)v[p->span_of_other] && second < first + (uint64_t)v[p->span]) return 0;
-  }
+  for (Py_ssize_t output = r->num_given - r->num_outputs; output < r->num_given; ++output)
+    for (Py_ssize_t other = 0; other < output; ++other)
+      if (begin(&tensors[output]) < end(&tensors[other]) && begin(&tensors[other]) < end(&tensors[output])) return 0;
   return 1;
 }
 
@@ -467,7 +458,7 @@ static PyObject* empty(const int64_t* v, const int32_t* sizes, const int32_t* st
 static int begins(PyObject* x, uint64_t* at) {
   Tensor read;
   if (host.exchange->read(x, &read) != 0) return -1;
-  *at = (uintptr_t)read.data + read.byte_offset;
+  *at = begin(&read);
   return 0;
 }
 
@@ -586,7 +577,7 @@ static int read_call(PyObject* given, PyObject* stated, Call* call) {
       return 0;
     }
     if (call->tensors[i].ndim > kMostDimensions) return 0;
-    call->at[i] = (uintptr_t)call->tensors[i].data + call->tensors[i].byte_offset;
+    call->at[i] = begin(&call->tensors[i]);
   }
   if (stated != NULL && (!is_tuple_of(stated, -1) || PyTuple_Size(stated) > kMostStated)) return 0;
   call->num_stated = stated == NULL ? 0 : PyTuple_Size(stated);
@@ -715,7 +706,7 @@ static void record_free(PyObject* self) {
     PyMem_Free(r->launches[i].maps);
   }
   for (Py_ssize_t i = 0; r->made != NULL && i < r->num_made; ++i) Py_XDECREF(r->made[i].how);
-  void* rooms[] = {r->given, r->steps, r->conditions, r->apart, r->made, r->launches};
+  void* rooms[] = {r->given, r->steps, r->conditions, r->made, r->launches};
   for (size_t i = 0; i < sizeof rooms / sizeof *rooms; ++i) PyMem_Free(rooms[i]);
   Py_XDECREF(r->how_scratch);
   Py_XDECREF(r->kept);
@@ -727,11 +718,11 @@ static void record_free(PyObject* self) {
 
 static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
   (void)keywords;
-  PyObject *device, *given, *stated, *steps, *conditions, *apart, *made, *scratch, *launches, *kept;
-  if (!PyArg_UnpackTuple(arguments, "Record", 10, 10, &device, &given, &stated, &steps, &conditions, &apart, &made, &scratch,
+  PyObject *device, *given, *stated, *steps, *conditions, *outputs, *made, *scratch, *launches, *kept;
+  if (!PyArg_UnpackTuple(arguments, "Record", 10, 10, &device, &given, &stated, &steps, &conditions, &outputs, &made, &scratch,
                          &launches, &kept))
     return NULL;
-  PyObject* lists[] = {given, steps, conditions, apart, made, launches};
+  PyObject* lists[] = {given, steps, conditions, made, launches};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; ++i)
     if (!is_tuple_of(lists[i], -1)) return malformed("its parts are tuples"), NULL;
   if (!is_tuple_of(device, 2) || !is_tuple_of(scratch, 2))
@@ -747,10 +738,9 @@ static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* k
   r->given = room(PyTuple_Size(given), sizeof(Given));
   r->steps = room(PyTuple_Size(steps), sizeof(Step));
   r->conditions = room(PyTuple_Size(conditions), sizeof(Condition));
-  r->apart = room(PyTuple_Size(apart), sizeof(Apart));
   r->made = room(PyTuple_Size(made), sizeof(Made));
   r->launches = room(PyTuple_Size(launches), sizeof(Launch));
-  if (!r->given || !r->steps || !r->conditions || !r->apart || !r->made || !r->launches) {
+  if (!r->given || !r->steps || !r->conditions || !r->made || !r->launches) {
     PyErr_NoMemory();
     goto failed;
   }
@@ -758,7 +748,7 @@ static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* k
   r->num_stated = (Py_ssize_t)PyLong_AsLong(stated);
   r->num_steps = PyTuple_Size(steps);
   r->num_conditions = PyTuple_Size(conditions);
-  r->num_apart = PyTuple_Size(apart);
+  r->num_outputs = (Py_ssize_t)PyLong_AsLong(outputs);
   r->num_made = PyTuple_Size(made);
   r->num_launches = PyTuple_Size(launches);
   if (PyErr_Occurred() || read_given(r, given) < 0 || read_steps(r, steps) < 0) goto failed;
@@ -766,7 +756,11 @@ static PyObject* record_new(PyTypeObject* type, PyObject* arguments, PyObject* k
     malformed("the first number is the constant 1");
     goto failed;
   }
-  if (read_checks(r, conditions, apart) < 0 || read_made(r, made) < 0) goto failed;
+  if (r->num_outputs < 0 || r->num_outputs > r->num_given) {
+    malformed("there are as many outputs as tensors at most");
+    goto failed;
+  }
+  if (read_conditions(r, conditions) < 0 || read_made(r, made) < 0) goto failed;
   r->scratch = place(scratch, 0, r->num_steps);
   if (PyErr_Occurred()) goto failed;
   r->how_scratch = Py_NewRef(PyTuple_GetItem(scratch, 1));

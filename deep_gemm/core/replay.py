@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import import_module
+from operator import mul
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -93,9 +94,9 @@ class Records:
     def __init__(self, free: Sequence[Free], native: Any = None) -> None:
         """`native` is replay.c's module, or None to replay in Python."""
         self._free, self._native = free, native
-        self._bits = bytes(sum(1 << i for i in each) for of_tensor in free for each in of_tensor)
+        self._bits = bits_of(tuple(free))
         self._kept: dict[Key, list[Any]] = {}
-        self._ready: dict[Key, tuple[Record, Sequence[int], Sequence[Ready]]] = {}
+        self._ready: dict[Key, tuple[Record, Sequence[int], Sequence[Ready], Sequence[int]]] = {}
         self.recall: Callable[..., Any] = self._recall
         if native is not None:
             self.recall = partial(native.recall, self._kept, self._bits)
@@ -118,7 +119,7 @@ class Records:
         """
         exact = exact_key_of(tensors, stated)
         ready = None if exact is None else self._ready.get(exact) or self._find(exact, tensors, stated)
-        if ready is None or not fits(ready[0], tensors, ready[1]):
+        if ready is None or not are_apart(tensors, ready[0].outputs, ready[3]):
             return NotImplemented
         return replay(ready[0], tensors, ready[1], tensors[0].device, ready[2])
 
@@ -127,7 +128,8 @@ class Records:
         for record in self._kept.get((key_of(exact[1:], self._free), len(stated)), ()):
             values = computed(record, tensors, stated)  # the key says that they lie as the record wants
             if values is not None:
-                found = record, values, [Ready.of(launch, values) for launch in record.launches]
+                launches = [Ready.of(launch, values) for launch in record.launches]
+                found = record, values, launches, spans_of(exact) if record.outputs else []
                 put(self._ready, exact, found, MOST_RECORDS)
                 return found
         return None
@@ -137,6 +139,12 @@ class Records:
         packed_one = record if self._native is None else packed(self._native, record, place)
         alike = [packed_one, *self._kept.get(key, [])[: MOST_ALIKE - 1]]  # others may be reading the old
         put(self._kept, key, alike, MOST_RECORDS)
+
+
+@cache
+def bits_of(free: tuple[Free, ...]) -> bytes:
+    """Write which sizes and strides of each tensor are free, as replay.c reads it."""
+    return bytes(sum(1 << i for i in each) for of_tensor in free for each in of_tensor)
 
 
 def put(kept: dict[Key, Any], key: Key, value: Any, most: int) -> None:
@@ -173,12 +181,6 @@ def _but(numbers: Sequence[int], free: Sequence[int]) -> Sequence[int]:
     return [-1 if i in free else number for i, number in enumerate(numbers)] if free else numbers
 
 
-def serves(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> bool:
-    """Tell whether a record serves these tensors."""
-    values = numbers_of(record, tensors, stated)
-    return values is not None and fits(record, tensors, values)
-
-
 def numbers_of(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
     """Give the record's numbers for tensors that it serves; None if it does not serve them."""
     if len(tensors) != len(record.given):
@@ -213,12 +215,22 @@ def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = 
     return values
 
 
-def fits(record: Record, tensors: Sequence[Tensor], values: Sequence[int]) -> bool:
-    """Tell whether tensors that lie as a record wants also have addresses that it serves."""
-    at = [x.data_ptr() for x in tensors]
-    for output, other, span, span_of_other in record.apart:
-        first, second = at[output], at[other]
-        if first < second + values[span_of_other] and second < first + values[span]:
+def spans_of(exact: Key) -> list[int]:
+    """Give the bytes from each tensor's first element to the end of its last."""
+    _, *tensors = exact
+    return [
+        (sum(map(mul, sizes, strides)) - sum(strides) + 1) * dtype.itemsize for dtype, _, _, sizes, strides in tensors
+    ]
+
+
+def are_apart(tensors: Sequence[Tensor], outputs: int, spans: Sequence[int] = ()) -> bool:
+    """Tell whether the last tensors share no memory with each other or the rest; `spans`: bytes that each reaches."""
+    if not outputs:
+        return True
+    at, spans = [x.data_ptr() for x in tensors], spans or spans_of(exact_key_of(tensors))
+    for i in range(len(at) - outputs, len(at)):
+        first, end = at[i], at[i] + spans[i]
+        if any(first < at[j] + spans[j] and at[j] < end for j in range(i)):
             return False
     return True
 
@@ -282,13 +294,6 @@ def replay(
     return made
 
 
-def run(record: Record, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Replay a record for the tensors of the call that it was made of."""
-    values = numbers_of(record, tensors)
-    assert values is not None
-    return replay(record, tensors, values, tensors[0].device)
-
-
 def start(ready: Ready, beginnings: Sequence[Sequence[int]], device: int) -> None:
     """Launch with operands that begin there, on the current stream of the current device, which is `device`."""
     launcher = ready.launcher
@@ -310,14 +315,9 @@ def start(ready: Ready, beginnings: Sequence[Sequence[int]], device: int) -> Non
 
 def packed(native: Any, record: Record, place: torch.device) -> Any:
     """Pack a record for replay.c, whose module is `native`."""
-
-    @cache
-    def facts(dtype: torch.dtype) -> tuple[int, ...]:
-        found: tuple[int, ...] = native.facts(torch.empty(0, dtype=dtype, device=place))
-        return found
-
     given = tuple(
-        (*facts(each.dtype)[2:], int(each.dtype in MAY_BE_NEGATED), each.sizes, each.strides) for each in record.given
+        (*_facts(native, each.dtype, place)[2:], int(each.dtype in MAY_BE_NEGATED), each.sizes, each.strides)
+        for each in record.given
     )
     made = tuple(
         (sizes, strides, {"dtype": dtype, "device": place}, *(view or (None, None)))
@@ -326,10 +326,17 @@ def packed(native: Any, record: Record, place: torch.device) -> Any:
     scratch = record.scratch, {"dtype": torch.uint8, "device": place}
     launches = tuple(map(_packed, record.launches))
     kept = [launch.kernel for launch in record.launches]
-    device = facts(torch.uint8)[:2]
+    device = _facts(native, torch.uint8, place)[:2]
     steps = tuple(map(tuple, record.steps))
     conditions = tuple(sorted(map(tuple, record.conditions), key=lambda each: max(each[1:3])))
-    return native.Record(device, given, record.stated, steps, conditions, record.apart, made, scratch, launches, kept)
+    return native.Record(device, given, record.stated, steps, conditions, record.outputs, made, scratch, launches, kept)
+
+
+@cache
+def _facts(native: Any, dtype: torch.dtype, place: torch.device) -> tuple[int, ...]:
+    """Ask DLPack for its numbers of a device and a type."""
+    found: tuple[int, ...] = native.facts(torch.empty(0, dtype=dtype, device=place))
+    return found
 
 
 def _packed(launch: Launch) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import index
+from operator import index, mul
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -23,7 +23,6 @@ from .record import (
     ARITHMETIC,
     MOST_STATED,
     Address,
-    Apart,
     Condition,
     From,
     Given,
@@ -120,21 +119,23 @@ class Recording:
     conditions: dict[Condition, None] = field(default_factory=dict)
     given: list[Given] = field(default_factory=list)
     num_stated: int = 0
-    apart: list[Apart] = field(default_factory=list)
+    outputs: int = 0
     rooms: list[Room] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
-    _known: dict[tuple[Op, int, int], int] = field(default_factory=dict)
+    _numbers: dict[tuple[Op, int, int], Number] = field(default_factory=dict)
+    _constants: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index(1)  # the stride of the buffer between launches
 
-    def number(self, op: Op, a: int, b: int, value: int) -> Any:
-        """Note a number, once. What follows from constants is one."""
-        steps = self.steps
-        if op in ARITHMETIC and steps[a].op is Op.CONSTANT and steps[b].op is Op.CONSTANT:
-            return value
-        found = self._known.get((op, a, b))
-        return Number(self, self._noted(op, a, b, value) if found is None else found, value)
+    def number(self, op: Op, a: int, b: int, value: int) -> Number:
+        """Note a number, once."""
+        found = self._numbers.get((op, a, b))
+        if found is None:
+            found = self._numbers[op, a, b] = Number(self, len(self.steps), value)
+            self.steps.append(Step(op, a, b))
+            self.values.append(value)
+        return found
 
     def stated_numbers(self, numbers: Sequence[int]) -> list[Any]:
         """Give the integers that the caller states, as numbers."""
@@ -143,19 +144,25 @@ class Recording:
         self.num_stated = len(numbers)
         return [self.number(Op.STATED, i, 0, x) for i, x in enumerate(numbers)]
 
+    def places(self, numbers: Sequence[Any]) -> tuple[int, ...]:
+        """Give the places of numbers and integers among the steps."""
+        known = self._constants
+        found = [
+            known.get(x) if type(x) is int else x.place if type(x) is Number and x.of is self else None for x in numbers
+        ]
+        return tuple(map(self.index, numbers)) if None in found else tuple(found)
+
     def index(self, x: Any) -> int:
         """Give the place of a number, or of an integer, among the steps."""
         if type(x) is Number:
             if x.of is not self:
                 raise ValueError("a number of another record")
             return x.place
-        found = self._known.get((Op.CONSTANT, x, 0))
-        return self._noted(Op.CONSTANT, index(x), 0, index(x)) if found is None else found
-
-    def _noted(self, op: Op, a: int, b: int, value: int) -> int:
-        place = self._known[op, a, b] = len(self.steps)
-        self.steps.append(Step(op, a, b))
-        self.values.append(value)
+        place = self._constants.get(x)
+        if place is None:
+            place = self._constants[x] = len(self.steps)
+            self.steps.append(Step(Op.CONSTANT, index(x)))
+            self.values.append(index(x))
         return place
 
     def holds(self, relation: Relation, a: Any, b: Any) -> bool:
@@ -163,7 +170,7 @@ class Recording:
         if type(a) is float or type(b) is float:  # records have none: the number beside it is fixed
             x, y = (each if type(each) is float else int(each) for each in (a, b))
             return x < y if relation is Relation.BELOW else x == y
-        return self.holds_of(relation, self.index(a), self.index(b))
+        return self.holds_of(relation, *self.places((a, b)))
 
     def holds_of(self, relation: Relation, i: int, j: int) -> bool:
         """Compare two numbers by their places."""
@@ -209,12 +216,6 @@ class Recording:
         self.rooms.append(Room(shadow.shape, shadow.strides, dtype, 0 if is_empty else shadow.span()))
         return shadow
 
-    def keep_apart(self, tensors: Sequence[Shadow], outputs: int) -> None:
-        """Let the record serve only calls whose last tensors share no memory with the others."""
-        spans = [self.index(x.span()) for x in tensors] if outputs else []
-        for output in range(len(tensors) - outputs, len(tensors)):
-            self.apart += [Apart(output, other, spans[output], spans[other]) for other in range(output)]
-
     def address(self, x: Any, before: Any = 0) -> Address:
         """Give where a shadow begins, or `before` bytes ahead of that."""
         if not isinstance(x, Shadow):
@@ -231,35 +232,34 @@ class Recording:
         params, launcher = kernel.params_of(config), kernel.launcher(config, device, is_dependent)
         words: list[Word] = []
         encoded: list[Map] = []
-        packed: dict[str, Any] = {}
+        packed = dict(values)
         for each in params.fields:
             name, value = each.name, values[each.name]
-            at = params.offset(name)
+            if type(value) is int:
+                continue
+            at, size = params.offset(name), each.kind.size
+            packed[name] = 0
             if isinstance(value, Mapped):
                 kind = value.map.element.value, value.map.swizzle
-                numbers = (tuple(map(self.index, x)) for x in (value.map.sizes, value.map.strides, value.map.box))
+                numbers = map(self.places, (value.map.sizes, value.map.strides, value.map.box))
                 encoded.append(Map(at, self.address(value.x, value.before), *kind, *numbers))
-                value = b""
+                packed[name] = b""
             elif isinstance(value, Behind):
                 words.append(Word(at, 8, 0, self.address(value.x, -value.bytes)))
-                value = 0
             elif isinstance(value, Number):
-                words.append(Word(at, each.kind.size, self.index(value)))
-                value = value.value
-            elif value is None:
-                value = 0
+                words.append(Word(at, size, self.index(value)))
+                packed[name] = value.value
             elif isinstance(value, tuple):
-                size = each.kind.size
                 for i, x in enumerate(value):
                     if isinstance(x, Number):
                         words.append(Word(at + size * i, size, self.index(x)))
                     elif type(x) is not int:
                         words.append(Word(at + size * i, size, 0, self.address(x)))
-                value = tuple(0 if isinstance(x, Shadow) else plain(x) for x in value)
-            elif not isinstance(value, (int, float, bytes)):
+                packed[name] = tuple(0 if isinstance(x, Shadow) else plain(x) for x in value)
+            elif isinstance(value, (int, float, bytes)):
+                packed[name] = value
+            elif value is not None:
                 words.append(Word(at, 8, 0, self.address(value)))
-                value = 0
-            packed[name] = value
         self.launches.append(Launch(launcher, self.index(grid), params.pack(packed), tuple(words), tuple(encoded)))
 
     def record(self, results: Sequence[Shadow]) -> Record:
@@ -273,8 +273,7 @@ class Recording:
             places[room] = Address(From.RESULT, len(made), 0)
             of = self.rooms[room]
             is_whole = (*x.shape, *x.strides) == (*of.shape, *of.strides)
-            numbers = (tuple(map(self.index, each)) for each in (of.shape, of.strides, x.shape, x.strides))
-            sizes, strides, *view = numbers
+            sizes, strides, *view = map(self.places, (of.shape, of.strides, x.shape, x.strides))
             made.append(Made(sizes, strides, of.dtype, () if is_whole else tuple(view)))
         scratch = self.index(self._laid_out(places))
         launches = tuple(self._placed(launch, places) for launch in self.launches)
@@ -284,7 +283,7 @@ class Recording:
             self.num_stated,
             tuple(self.steps),
             tuple(self.conditions),
-            tuple(self.apart),
+            self.outputs,
             tuple(made),
             scratch,
             launches,
@@ -318,25 +317,32 @@ class Recording:
             if base is From.RESULT or (step.op is Op.CONSTANT and step.a == 0):
                 return Address(base, which, address.behind if base is From.RESULT else before)
             both = self.values[address.behind] + self.values[before]
-            return Address(base, which, self.index(self.number(Op.ADD, address.behind, before, both)))
+            return Address(base, which, self.number(Op.ADD, address.behind, before, both).place)
 
         words = tuple(x if x.address is None else x._replace(address=moved(x.address)) for x in launch.words)
         maps = tuple(each._replace(address=moved(each.address)) for each in launch.maps)
         return launch._replace(words=words, maps=maps)
 
 
+NEUTRAL = {Op.ADD: 0, Op.SUBTRACT: 0, Op.MULTIPLY: 1, Op.DIVIDE: 1}
+"""Right operands that change nothing."""
+
+
 def _by(op: Op, *, turned: bool = False) -> Callable[[Number, Any], Any]:
     """Make the method of `Number` that notes an operation."""
     compute: Callable[[Any, Any], Any] = ARITHMETIC[op]
+    divides, neutral = op in (Op.DIVIDE, Op.REMAINDER), None if turned else NEUTRAL.get(op)
 
     def method(self: Number, other: Any) -> Any:
+        if type(other) is int and other == neutral:
+            return self
         if type(other) is float:  # records have none
             return compute(other, int(self)) if turned else compute(int(self), other)
         of, a, x = self.of, self.place, self.value
         b, y = of.index(other), other.value if type(other) is Number else other
         if turned:
             a, b, x, y = b, a, y, x
-        if op in (Op.DIVIDE, Op.REMAINDER):
+        if divides:
             of.holds_of(Relation.EQUAL, b, of.index(0))  # a condition, which is asked before the division
         return of.number(op, a, b, compute(x, y))
 
@@ -527,6 +533,12 @@ class Shadow:
         for size, stride in zip(self.shape, self.strides, strict=True):
             last = (size - 1) * stride + last
         return (last + 1) * self.element_size()
+
+    def reach(self) -> int:
+        """Give the span in this call, without a condition."""
+        sizes, strides = ([x.value if type(x) is Number else x for x in each] for each in (self.shape, self.strides))
+        last: int = sum(map(mul, sizes, strides)) - sum(strides)
+        return (last + 1) * self.dtype.itemsize
 
     def is_contiguous(self) -> bool:
         """Tell whether elements follow each other in order."""

@@ -13,7 +13,7 @@ from test_replay import CPU, PARAMS, Driver
 from torch import Tensor
 
 from deep_gemm.core import replay
-from deep_gemm.core.record import From
+from deep_gemm.core.record import From, Record
 from deep_gemm.core.shadow import Recording, Shadow, UnfitError, least, most
 
 KERNEL: Any = Driver().kernel(1)
@@ -27,6 +27,11 @@ def recording(x: Tensor) -> tuple[Recording, Shadow]:
     """Begin to record calls of a matrix with any number of rows."""
     r = Recording(CPU)
     return r, r.shadow(x, (0,))
+
+
+def serves(record: Record, tensors: list[Tensor], stated: tuple[int, ...] = ()) -> bool:
+    """Tell whether a record serves these tensors."""
+    return replay.numbers_of(record, tensors, stated) is not None and replay.are_apart(tensors, record.outputs)
 
 
 def launch(r: Recording, *places: Any) -> None:
@@ -77,8 +82,8 @@ def test_a_comparison_is_a_condition_and_use_as_an_integer_fixes_a_number(
     answer = ask(x.shape[0])
     assert ask(5) == (answer if type(answer) is not type(x.shape[0]) else answer.value)
     record = r.record([])
-    assert replay.serves(record, [rows(5)])
-    assert {m: replay.serves(record, [rows(m)]) for m in others} == others
+    assert serves(record, [rows(5)])
+    assert {m: serves(record, [rows(m)]) for m in others} == others
 
 
 def test_numbers_are_noted_once_and_those_of_constants_not_at_all() -> None:
@@ -96,7 +101,7 @@ def test_stated_integers_are_numbers() -> None:
     first, second = r.stated_numbers((3, 4))
     assert first + second < 10
     record = r.record([])
-    served = [replay.serves(record, [rows(m)], of) for m, of in ((5, (3, 4)), (2, (1, 8)), (5, (6, 4)))]
+    served = [serves(record, [rows(m)], of) for m, of in ((5, (3, 4)), (2, (1, 8)), (5, (6, 4)))]
     assert served == [True, True, False]
     wrong: Any
     for wrong in ([1.0], [True], [torch.tensor(3)], [1] * 257):
@@ -167,7 +172,7 @@ def test_views_lie_where_torchs_do(view: Callable[[Any], Any]) -> None:
     facts = [(*map(r.index, of.shape), *map(r.index, of.strides), behind)]
     span = r.index(of.span())
     record = r.record([])
-    served = [each for each in (rows(5), rows(9)) if replay.serves(record, [each])]
+    served = [each for each in (rows(5), rows(9)) if serves(record, [each])]
     for given in served:
         values, right = replay.numbers_of(record, [given]), view(given)
         assert values is not None
@@ -234,7 +239,7 @@ def test_results_lie_apart_from_scratch_and_views_of_them_are_given() -> None:
     a, b = (r.room((x.shape[0], 8), torch.float32) for _ in range(2))
     launch(r, a, b)
     record = r.record([a.mT])
-    (made,) = replay.run(record, [rows(5)])
+    (made,) = replay.replay(record, [rows(5)], replay.numbers_of(record, [rows(5)]), CPU)
     assert (made.shape, made.stride(), made.dtype) == ((8, 5), (1, 8), torch.float32)
     addresses = [word.address[:2] for word in record.launches[0].words if word.address]
     assert addresses == [(From.RESULT, 0), (From.SCRATCH, 0)]
@@ -255,18 +260,18 @@ def test_a_room_without_elements_serves_no_call_that_has_some() -> None:
     for m, others in ((0, (1, 9)), (5, (0,))):
         r, x = recording(rows(m))
         r.room(x.shape, torch.float32)
-        assert not any(replay.serves(r.record([]), [rows(other)]) for other in others)
+        assert not any(serves(r.record([]), [rows(other)]) for other in others)
 
 
 def test_an_output_lies_apart_from_other_tensors() -> None:
     memory = torch.zeros(4096)
     r = Recording(CPU)
     shadows = [r.shadow(memory[:80].view(10, 8), (0,)), r.shadow(memory[80:160].view(10, 8), (0,))]
-    r.keep_apart(shadows, 1)
+    r.outputs = 1
     record = r.record([])
     for rows_of, first, fits in ((10, 80, True), (10, 72, False), (11, 80, False), (9, 72, True), (1, 0, False)):
         x, out = memory[: rows_of * 8].view(-1, 8), memory[first : first + 80].view(10, 8)
-        assert replay.serves(record, [x, out]) is fits
+        assert serves(record, [x, out]) is fits
 
 
 def test_tensors_of_elsewhere_are_no_part_of_a_launch() -> None:

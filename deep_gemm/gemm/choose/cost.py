@@ -119,15 +119,17 @@ class OnWeight(NamedTuple):
         """Estimate the time of multiplying for each size of batch, smaller ones first; infinite if it cannot run."""
         _, rows, clusters_n, at_once, uncrowded, round_us, once_us, late_us, straddling_us, low, high, _ = self
         crowded_us = round_us * self.tile.ctas_per_sm
-        counts = [(m + rows - 1) // rows * clusters_n for m in ms if m <= high]
+        different, places = _tiles_along_m(tuple(ms), rows, high)
+        counts = [tiles * clusters_n for tiles in different]
         us = [(c + at_once - 1) // at_once * (round_us if c <= uncrowded else crowded_us) + once_us for c in counts]
         if late_us:
             room = at_once * self.tile.ctas_per_sm
             us = [own + (c - 1) // room * late_us for own, c in zip(us, counts, strict=True)]
         if straddling_us:
             us = [max(own, c * straddling_us) for own, c in zip(us, counts, strict=True)]
+        us = [us[place] for place in places]
         if low > 1:
-            us = [own if m >= low else NEVER for own, m in zip(us, ms, strict=True)]
+            us = [own if m >= low else NEVER for own, m in zip(us, ms, strict=False)]
         return us + [NEVER] * (len(ms) - len(us))
 
     def estimate(self, m: int, memory_us: float, launch_us: float) -> Estimate:
@@ -146,6 +148,14 @@ class OnWeight(NamedTuple):
         return "m is one tile" if m < self.least_m else "too many rows"
 
 
+@lru_cache(maxsize=256)
+def _tiles_along_m(ms: tuple[int, ...], rows: int, high: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Count the tiles of `rows` rows for each size of batch up to `high`: the different counts, and each size's place."""
+    tiles = [(m + rows - 1) // rows for m in ms if m <= high]
+    different = tuple(dict.fromkeys(tiles))
+    return different, tuple(map(different.index, tiles))
+
+
 NEVER = float("inf")
 
 
@@ -154,9 +164,10 @@ def together(multiply_us: float, memory_us: float) -> float:
     return float((multiply_us**3 + memory_us**3) ** (1 / 3))
 
 
-def dense_memory_us(m: int, n: int, k: int, output: Output, timings: Timings) -> float:
-    """Estimate the time of memory for a dense product."""
-    return memory_us((bytes_of_weight(n, k, output) + m * row_bytes(n, k, output)) / 1e6, timings)
+def dense_memory_us(ms: Sequence[int], n: int, k: int, output: Output, timings: Timings) -> list[float]:
+    """Estimate the time of memory for a dense product of each size of batch."""
+    of_weight, of_row = bytes_of_weight(n, k, output), row_bytes(n, k, output)
+    return [memory_us((of_weight + m * of_row) / 1e6, timings) for m in ms]
 
 
 def memory_us(megabytes: float, timings: Timings) -> float:

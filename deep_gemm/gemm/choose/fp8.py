@@ -207,7 +207,7 @@ def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k:
     best = [column.index(min(column)) for column in columns]
     kept = sorted(set(best))
     if len(kept) > MAX_MENU:
-        _drop_the_least_missed(kept, best, columns, [dense_memory_us(m, n, k, output, timings) for m in BANDS])
+        _drop_the_least_missed(kept, best, columns, dense_memory_us(BANDS, n, k, output, timings))
     return Menu(tuple(offers[i] for i in kept), tuple(kept.index(i) for i in best), [None] * len(kept))
 
 
@@ -215,15 +215,18 @@ def _drop_the_least_missed(
     kept: list[int], best: list[int], columns: Sequence[Sequence[float]], memory: Sequence[float]
 ) -> None:
     """Drop tiles until they are few, and put others in their places as the best of bands."""
-    least = [together(column[first], us) for column, first, us in zip(columns, best, memory, strict=True)]
-    second, losses = best.copy(), [0.0] * len(best)
+    costs = [together(column[first], us) for column, first, us in zip(columns, best, memory, strict=True)]
+    least, second, losses = costs.copy(), best.copy(), [0.0] * len(best)
 
     def look(band: int) -> None:
         """See which tile would serve a band without its best, and what would be lost."""
-        column, us = columns[band], memory[band]
-        second[band] = min([i for i in kept if i != best[band]], key=column.__getitem__)
-        loss = together(column[second[band]], us) - together(column[best[band]], us)
-        losses[band] = BAND_WEIGHTS[band] * loss / least[band]
+        column, place = columns[band], kept.index(best[band])
+        others = [column[i] for i in kept]
+        del others[place]
+        us = min(others)
+        next_best = others.index(us)
+        second[band] = kept[next_best + (next_best >= place)]
+        losses[band] = BAND_WEIGHTS[band] * (together(us, memory[band]) - costs[band]) / least[band]
 
     for band in range(len(best)):
         look(band)
@@ -234,8 +237,11 @@ def _drop_the_least_missed(
         gone = min(kept, key=missed.__getitem__)
         kept.remove(gone)
         for band in range(len(best)):
-            if gone in (best[band], second[band]):
-                best[band] = second[band] if best[band] == gone else best[band]
+            if gone == best[band]:
+                best[band] = second[band]
+                costs[band] = together(columns[band][best[band]], memory[band])
+                look(band)
+            elif gone == second[band]:
                 look(band)
 
 
