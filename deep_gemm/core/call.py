@@ -72,12 +72,13 @@ class Function:
 class Kept(Records):
     """Records of a function's calls that say the same, and how results are put together."""
 
-    result: Callable[[Sequence[Tensor]], Any]
-    within: Sequence[type] = ()
-    """The types of values in tuples that were said: 128.0 equals 128, and is a mistake."""
-
-    def __init__(self, free: Sequence[Free], native: Any) -> None:
+    def __init__(self, free: Sequence[Free], within: list[type], native: Any) -> None:
+        """`within`: the types of values in tuples that were said. 128.0 equals 128, and is a mistake."""
         super().__init__(free, native)
+        self.within = within
+        self.result: Callable[[Sequence[Tensor]], Any] = _nothing
+        self.parts: tuple[Any, ...] | None = None
+        """Parts that replay.c answers calls by."""
         self._tries: dict[Key, int] = {}
 
     def is_worth_a_try(self, name: Any) -> bool:
@@ -86,14 +87,21 @@ class Kept(Records):
         put(self._tries, name, tries + 1, MOST_RECORDS)
         return (tries & (tries - 1)) == 0  # 0, 1, 2, 4, 8, ...
 
-    def keep(self, key: Any, record: Record, place: torch.device) -> None:
-        """Keep a record, and try again soon for calls of another range."""
-        super().keep(key, record, place)
+    def keep_with(self, result: Callable[[Sequence[Tensor]], Any], key: Any, record: Record, place: Any) -> None:
+        """Keep a record whose results are put together so, and try again soon for calls of another range."""
+        self.keep(key, record, place)
         self._tries.pop(key, None)
+        self.result, self.parts = result, (self._kept, self._bits, self.within, result)
 
 
 RECORDS: dict[Key, Kept] = {}
 MOST_SAID = 4096
+
+
+class _Replay:
+    """The module of replay.c, if the newest records are its; None before there is any, and for records in Python."""
+
+    module: Any = None
 
 
 def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
@@ -102,41 +110,51 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         return function.as_operator(*operands, *said)
     tensors: tuple[Any, ...] = ()
     plain: tuple[Any, ...] = ()
-    stated: tuple[Any, ...] = ()
-    key: Key = ()
+    stated: tuple[int, ...] = ()
+    may_have_record = False
     try:
         tensors = function.tensors(*operands)
+        if function.numbers is not None and operands[function.numbers] is not None:
+            stated = tuple(operands[function.numbers])
+        recalled = _recalled if _Replay.module is None else _Replay.module.answer
+        answer = recalled(RECORDS, function, said, settings.in_force.generation, tensors, stated)
+        if answer is not NotImplemented:
+            return answer
+        plain = _plain(function, tensors)
+        if plain is not tensors:
+            answer = recalled(RECORDS, function, said, settings.in_force.generation, plain, stated)
+            if answer is not NotImplemented:
+                return answer
         first = tensors[0]
-        if first.is_cuda and (type(first) is Tensor or not handles_operators(first)):
-            key = (function, said, *map(type, said), settings.in_force.generation)
-            kept, stated = RECORDS.get(key), _stated(function, operands)
-            if kept is not None:
-                if kept.within and kept.within != _types_within(said):
-                    raise TypeError
-                answer = kept.recall(tensors, *stated)
-                if answer is not NotImplemented:
-                    return kept.result(answer)
-            plain = _plain(function, tensors)
-            if kept is not None and plain is not tensors:
-                answer = kept.recall(plain, *stated)
-                if answer is not NotImplemented:
-                    return kept.result(answer)
-    except (TypeError, ValueError, AttributeError, IndexError, UnfitError):  # malformed: the checks say how
-        key = ()
+        may_have_record = first.is_cuda and (type(first) is Tensor or not handles_operators(first))
+    except (TypeError, ValueError, AttributeError, IndexError, UnfitError):
+        pass  # malformed: the checks say how
     if target() is not None:
         return function.answer(*operands, *said)
     refuse_transforms()
     if handles_operators(*operands[: function.numbers]) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
-    if key and settings.get_compile_mode() == 0 and all(isinstance(x, Tensor) for x in tensors):
-        return answered(function, operands, said, key, tensors, plain, *stated)
+    if may_have_record and settings.get_compile_mode() == 0 and all(isinstance(x, Tensor) for x in tensors):
+        return answered(function, operands, said, tensors, plain, stated)
     return function.computed(operands, said)
 
 
-def _stated(function: Function, operands: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
-    """Give the integers that a call states, behind its tensors, if the function takes any."""
-    numbers = None if function.numbers is None else operands[function.numbers]
-    return () if function.numbers is None else (() if numbers is None else tuple(numbers),)
+def _recalled(
+    all_kept: dict[Key, Kept],
+    function: Function,
+    said: Key,
+    generation: int,
+    tensors: tuple[Any, ...],
+    stated: tuple[int, ...],
+) -> Any:
+    """Answer a call by the record of calls like it, as `answer` of replay.c does; NotImplemented if there is none."""
+    if not tensors[0].is_cuda:
+        return NotImplemented
+    kept = all_kept.get((function, said, *map(type, said), generation))
+    if kept is None or (kept.within and kept.within != _types_within(said)):
+        return NotImplemented
+    answer = kept.recall(tensors, stated)
+    return answer if answer is NotImplemented else kept.result(answer)
 
 
 def _types_within(said: Key) -> list[type]:
@@ -159,10 +177,9 @@ def answered(
     function: Function,
     operands: tuple[Any, ...],
     said: Key,
-    key: Key,
     tensors: tuple[Tensor, ...],
     plain: tuple[Tensor, ...],
-    *stated: tuple[int, ...],
+    stated: tuple[int, ...],
 ) -> Any:
     """Answer a call of tensors on a GPU that no record serves, and record it. `plain` are they without gradients."""
     device = tensors[0].device
@@ -171,17 +188,18 @@ def answered(
             return run(function, operands, said)
     if torch.cuda.is_available() and driver.use_torchs_context():  # this thread had not used the GPU yet
         return run(function, operands, said)
+    key, within = (function, said, *map(type, said), settings.in_force.generation), _types_within(said)
     kept = RECORDS.get(key)
     if kept is None:
-        kept = Kept([*function.free, *[FIXED] * MOST_TENSORS][:MOST_TENSORS], native())
+        _Replay.module = native()
+        kept = Kept([*function.free, *[FIXED] * MOST_TENSORS][:MOST_TENSORS], within, _Replay.module)
         put(RECORDS, key, kept, MOST_SAID)
-    name = kept.name(plain, *stated)
+    name = kept.name(plain, stated) if kept.within == within else None
     if name is not None and kept.is_worth_a_try(name):
-        record, result = recorded(function, operands, said, tensors, *stated)
+        record, result = recorded(function, operands, said, tensors, stated)
         if record is not None and are_apart(plain, record.outputs):
-            kept.result, kept.within = result, _types_within(said)
-            kept.keep(name, record, device)
-            answer = kept.recall(plain, *stated)
+            kept.keep_with(result, name, record, device)
+            answer = kept.recall(plain, stated)
             if answer is not NotImplemented:
                 return kept.result(answer)
     return function.computed(operands, said)
@@ -255,5 +273,9 @@ def _assembled(made: Any, leaves: list[Shadow]) -> Callable[[Sequence[Tensor]], 
 
 def _finished(result: Any, finish: Callable[[Any], Any] | None) -> Callable[[Sequence[Tensor]], Any]:
     if result is None:
-        return lambda _: None
+        return _nothing
     return result if finish is None else lambda tensors: finish(result(tensors))
+
+
+def _nothing(_: Sequence[Tensor]) -> None:
+    """Give the result of a call that has none."""

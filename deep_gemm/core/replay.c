@@ -69,7 +69,7 @@ static struct {
   LaunchFunction launch;
   EncodeFunction encode;
   DeviceFunction device;
-  PyObject *tensor, *parameter, *empty_strided, *is_grad_enabled, *failed, *requires_grad, *is_neg, *as_strided;
+  PyObject *tensor, *parameter, *empty_strided, *is_grad_enabled, *failed, *requires_grad, *is_neg, *as_strided, *parts;
 } host;
 
 // ---- Records ----
@@ -579,8 +579,8 @@ static int read_call(PyObject* given, PyObject* stated, Call* call) {
     if (call->tensors[i].ndim > kMostDimensions) return 0;
     call->at[i] = begin(&call->tensors[i]);
   }
-  if (stated != NULL && (!is_tuple_of(stated, -1) || PyTuple_Size(stated) > kMostStated)) return 0;
-  call->num_stated = stated == NULL ? 0 : PyTuple_Size(stated);
+  if (!is_tuple_of(stated, -1) || PyTuple_Size(stated) > kMostStated) return 0;
+  call->num_stated = PyTuple_Size(stated);
   for (Py_ssize_t i = 0; i < call->num_stated; ++i) {
     PyObject* x = PyTuple_GetItem(stated, i);
     if (!PyLong_CheckExact(x)) return 0;
@@ -672,12 +672,11 @@ static PyObject* name(PyObject* module, PyObject* arguments) {
   return key_of(free_dimensions, given, stated, &call);
 }
 
-// recall(records, free, tensors, stated) -> results, or NotImplemented: `records` has lists of records by keys.
-static PyObject* recall(PyObject* module, PyObject* arguments) {
-  (void)module;
-  PyObject *records, *free_dimensions, *given, *stated = NULL, *answer = NULL;
+// Gives the results of the first of a function's records that serves a call, or NotImplemented: `records` has lists of
+// records by keys.
+static PyObject* recall_from(PyObject* records, PyObject* free_dimensions, PyObject* given, PyObject* stated) {
+  PyObject* answer = NULL;
   Call call;
-  if (!PyArg_UnpackTuple(arguments, "recall", 3, 4, &records, &free_dimensions, &given, &stated)) return NULL;
   PyObject* name = key_of(free_dimensions, given, stated, &call);
   if (name == NULL) return NULL;
   PyObject* alike = name == Py_None ? NULL : PyDict_GetItemWithError(records, name);
@@ -694,6 +693,55 @@ static PyObject* recall(PyObject* module, PyObject* arguments) {
   }
   Py_DECREF(name);
   return answer == NULL && !PyErr_Occurred() ? no_record() : answer;
+}
+
+// recall(records, free, tensors, stated) -> results, or NotImplemented
+static PyObject* recall(PyObject* module, PyObject* const* given, Py_ssize_t count) {
+  (void)module;
+  return count == 4 ? recall_from(given[0], given[1], given[2], given[3]) : (malformed("four parts recall it"), NULL);
+}
+
+// Whether the values in tuples that were said have these types; None has any. 128.0 equals 128, and is a mistake.
+static int have_types(PyObject* said, PyObject* types, Py_ssize_t* next) {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(said); ++i) {
+    PyObject* each = PyTuple_GetItem(said, i);
+    if (!PyTuple_CheckExact(each)) continue;
+    for (Py_ssize_t at = 0; at < PyTuple_Size(each); ++at) {
+      PyObject* x = PyTuple_GetItem(each, at);
+      if (x == Py_None) continue;
+      if (*next >= PyList_Size(types) || PyList_GetItem(types, (*next)++) != (PyObject*)Py_TYPE(x)) return 0;
+    }
+    if (!have_types(each, types, next)) return 0;
+  }
+  return 1;
+}
+
+// answer(all, function, said, generation, tensors, stated) -> the call's answer, or NotImplemented. The object that
+// `all` has by (function, said, types of what was said, generation) holds its records in `parts`.
+static PyObject* answer(PyObject* module, PyObject* const* given, Py_ssize_t count) {
+  (void)module;
+  if (count != 6 || !is_tuple_of(given[2], -1)) return malformed("it is answered by six parts"), NULL;
+  Py_ssize_t num_said = PyTuple_Size(given[2]), next = 0;
+  PyObject* key = PyTuple_New(num_said + 3);
+  if (key == NULL) return NULL;
+  PyTuple_SetItem(key, 0, Py_NewRef(given[1]));
+  PyTuple_SetItem(key, 1, Py_NewRef(given[2]));
+  for (Py_ssize_t i = 0; i < num_said; ++i)
+    PyTuple_SetItem(key, i + 2, Py_NewRef((PyObject*)Py_TYPE(PyTuple_GetItem(given[2], i))));
+  PyTuple_SetItem(key, num_said + 2, Py_NewRef(given[3]));
+  PyObject *kept = PyDict_GetItemWithError(given[0], key), *made = NULL;
+  Py_DECREF(key);
+  PyObject* of = kept == NULL ? NULL : PyObject_GetAttr(kept, host.parts);
+  if (of == NULL) return PyErr_Occurred() ? NULL : no_record();
+  int serves = is_tuple_of(of, 4) && have_types(given[2], PyTuple_GetItem(of, 2), &next);
+  made = serves ? recall_from(PyTuple_GetItem(of, 0), PyTuple_GetItem(of, 1), given[4], given[5]) : no_record();
+  if (made != NULL && made != Py_NotImplemented) {
+    PyObject* results = made;
+    made = PyObject_CallFunctionObjArgs(PyTuple_GetItem(of, 3), results, NULL);
+    Py_DECREF(results);
+  }
+  Py_DECREF(of);
+  return made;
 }
 
 // ---- The type and the module ----
@@ -799,6 +847,7 @@ static PyObject* setup(PyObject* module, PyObject* arguments) {
   host.requires_grad = PyUnicode_InternFromString("requires_grad");
   host.is_neg = PyUnicode_InternFromString("is_neg");
   host.as_strided = PyUnicode_InternFromString("as_strided");
+  host.parts = PyUnicode_InternFromString("parts");
   if (PyErr_Occurred()) return NULL;
   return Py_NewRef(Py_None);
 }
@@ -817,7 +866,8 @@ static PyMethodDef functions[] = {
     {"facts", facts, METH_O, "Give a tensor's device and type as DLPack has them."},
     {"replay", replay, METH_VARARGS, "Launch what a record says for tensors that it serves."},
     {"name", name, METH_VARARGS, "Give the key of a call's records."},
-    {"recall", recall, METH_VARARGS, "Replay the first of a function's records that serves these tensors."},
+    {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL, "Answer a call by a record of calls like it."},
+    {"recall", (PyCFunction)(void (*)(void))recall, METH_FASTCALL, "Replay the first of a function's records that serves these tensors."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -147,7 +147,7 @@ class Recording:
     def places(self, numbers: Sequence[Any]) -> tuple[int, ...]:
         """Give the places of numbers and integers among the steps."""
         known = self._constants
-        found = [
+        found: list[Any] = [
             known.get(x) if type(x) is int else x.place if type(x) is Number and x.of is self else None for x in numbers
         ]
         return tuple(map(self.index, numbers)) if None in found else tuple(found)

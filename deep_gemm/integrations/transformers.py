@@ -22,6 +22,7 @@ from ..core.check.checks import Operand, wants_gradient
 from ..core.check.layout import either
 from ..core.check.recipes import PER_BLOCK
 from ..linear.api import linear
+from ..linear.backward import bias_gradient
 from ..linear.check import SCALES_OF_WEIGHTS
 from ..moe.api import experts
 
@@ -280,7 +281,7 @@ class _Linear(torch.autograd.Function):
         needs_x, _, _, needs_bias, _ = ctx.needs_input_grad
         weight, scales = ctx.saved_tensors
         of_x = grad @ dequantized(weight, scales, ctx.block).to(grad.dtype) if needs_x else None
-        of_bias = grad.flatten(0, -2).sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
+        of_bias = bias_gradient(grad.flatten(0, -2), ctx.bias_dtype) if needs_bias else None
         return of_x, None, None, of_bias, None
 
 

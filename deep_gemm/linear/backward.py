@@ -34,6 +34,11 @@ def product_back(a: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
     return d.to(dtype)
 
 
+def bias_gradient(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum up rows in FP32, rounded once. torch does so itself where the types are one, in one launch."""
+    return rows.sum(0) if rows.dtype == dtype else rows.sum(0, dtype=torch.float32).to(dtype)
+
+
 def output_type(dtype: torch.dtype) -> torch.dtype:
     """Type in which a product writes what is then to be of this type."""
     return dtype if dtype == torch.bfloat16 else torch.float32

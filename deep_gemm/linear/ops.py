@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.operators import flops_of, gradients, operators
 from ..gemm.kinds.output import USUAL_OPERANDS
 from .api import linear
-from .backward import input_gradient
+from .backward import bias_gradient, input_gradient
 from .check import linear_problem, operands_of
 
 
@@ -44,7 +44,7 @@ def linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs_x, needs_bias = ctx.needs_input_grad[0], ctx.bias_dtype is not None and ctx.needs_input_grad[3]
     rows = grad.reshape(-1, grad.shape[-1])
     of_x = input_gradient(rows, ctx.saved_tensors, ctx.x_dtype).view(ctx.x_shape) if needs_x else None
-    of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
+    of_bias = bias_gradient(rows, ctx.bias_dtype) if needs_bias else None
     return of_x, None, None, of_bias, None, None
 
 

@@ -95,10 +95,10 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(backward)
     def call(ctx: Any, *grads: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
         with torch.no_grad():
             found = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return found
         always = torch.empty(0, dtype=torch.float32, requires_grad=True)
         return _Once.apply(len(found), *found, *grads, always)  # type: ignore[no-untyped-call]
 

@@ -29,7 +29,7 @@ from ..core.check.tracing import is_dispatched, refuse_transforms
 from ..gemm.api.dense import NT, fp8_gemm_nt
 from ..gemm.problem import Problem
 from ..linear.api import linear, output_and_c
-from ..linear.backward import output_type, product_back
+from ..linear.backward import bias_gradient, output_type, product_back
 from .gradients import (
     Trained,
     as_autocast_says,
@@ -147,7 +147,7 @@ class _Linear(torch.autograd.Function):
         of_x, of_weight = gradients(rows, weight if needs_x else None, columns, x_dtype, weight_dtype, ctx.main_grad)
         if ctx.marked is not None:
             of_weight = gradient_beside_main_grad(ctx.marked)
-        of_bias = rows.sum(0, dtype=torch.float32).to(bias_dtype) if needs_bias else None
+        of_bias = bias_gradient(rows, bias_dtype) if needs_bias else None
         return None if of_x is None else of_x.view(ctx.x_shape), of_weight, of_bias, None
 
 

@@ -15,6 +15,7 @@ from ..casts.rules import empty_values
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.operators import flops_of, gradients, operators
+from ..linear.backward import bias_gradient
 from ..moe.check import ExpertRows
 from ..moe.ops import flops_of_rows
 from . import experts, linear
@@ -141,7 +142,7 @@ def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Ten
     of_x, of_weight = torch.ops.deep_gemm.nn_linear_gradients(
         grad, weight if needs_x else None, *given, x_dtype, weight_dtype
     )
-    of_bias = grad.sum(0, dtype=torch.float32).to(bias_dtype) if needs_bias else None
+    of_bias = bias_gradient(grad, bias_dtype) if needs_bias else None
     return of_x if needs_x else None, of_weight if needs_weight else None, of_bias, None
 
 

@@ -384,7 +384,7 @@ SWAPS: list[tuple[str, ...]] = [
     # Records
     ("core.shadow", "self.behind + behind, at)", "self.behind, at)", RECORDS),
     ("core.shadow", "self.index(x.behind - before)", "self.index(0)", RECORDS),
-    ("core.shadow", "each.kind.size, self.index(value))", "each.kind.size, self.index(value.value))", RECORDS),
+    ("core.shadow", "at, size, self.index(value))", "at, size, self.index(value.value))", RECORDS),
     ("core.shadow", "self.index(grid), params", "self.index(plain(grid)), params", RECORDS),
     ("core.shadow", "if slot[1] < first]", "if slot[1] <= first]", RECORDS),
     ("core.shadow", "most(slot[0], size), room.last", "slot[0], room.last", RECORDS),

@@ -397,6 +397,30 @@ def test_records_are_found_by_all_that_is_not_free(native: Native, is_native: bo
     assert len(native.driver.launches) == launched
 
 
+@pytest.mark.parametrize(
+    ("said", "is_served"),
+    [
+        ((3, (1, None, (2.0,))), True),
+        ((3.0, (1, None, (2.0,))), False),
+        ((3, (True, None, (2.0,))), False),
+        ((3, (1, None, (2,))), False),
+        ((3, (1, None)), False),
+        ((), False),
+    ],
+)
+def test_answers_are_by_what_was_said_and_its_types(native: Native, said: Any, is_served: bool) -> None:
+    record, _, (x,) = one_launch(native)
+    kept: Any = replay.Records([((0,), ())], native.module)
+    key, answer = (replay, (3, (1, None, (2.0,))), int, tuple, 7), native.module.answer
+    kept.keep(kept.name((x,)), record, CPU)
+    kept.parts = kept._kept, kept._bits, [int, tuple, float], len
+    assert answer({key: kept}, replay, said, 7, (x,), ()) == (1 if is_served else NotImplemented)
+    assert answer({key: kept}, replay, said, 8, (x,), ()) is NotImplemented
+    for malformed in ((key, said), ({key: kept}, replay, [], 7, (x,), ()), ({}, [], (), 7, (x,), ())):
+        with pytest.raises((ValueError, TypeError)):
+            answer(*malformed)
+
+
 @pytest.mark.parametrize("is_native", [True, False])
 def test_the_oldest_records_go(native: Native, is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "MOST_ALIKE", 2)

@@ -239,7 +239,7 @@ def test_results_lie_apart_from_scratch_and_views_of_them_are_given() -> None:
     a, b = (r.room((x.shape[0], 8), torch.float32) for _ in range(2))
     launch(r, a, b)
     record = r.record([a.mT])
-    (made,) = replay.replay(record, [rows(5)], replay.numbers_of(record, [rows(5)]), CPU)
+    (made,) = replay.replay(record, [rows(5)], r.values, CPU)
     assert (made.shape, made.stride(), made.dtype) == ((8, 5), (1, 8), torch.float32)
     addresses = [word.address[:2] for word in record.launches[0].words if word.address]
     assert addresses == [(From.RESULT, 0), (From.SCRATCH, 0)]
@@ -266,7 +266,8 @@ def test_a_room_without_elements_serves_no_call_that_has_some() -> None:
 def test_an_output_lies_apart_from_other_tensors() -> None:
     memory = torch.zeros(4096)
     r = Recording(CPU)
-    shadows = [r.shadow(memory[:80].view(10, 8), (0,)), r.shadow(memory[80:160].view(10, 8), (0,))]
+    for x in (memory[:80], memory[80:160]):
+        r.shadow(x.view(10, 8), (0,))
     r.outputs = 1
     record = r.record([])
     for rows_of, first, fits in ((10, 80, True), (10, 72, False), (11, 80, False), (9, 72, True), (1, 0, False)):

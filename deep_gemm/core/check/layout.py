@@ -10,7 +10,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from ..shadow import TENSORS, Shadow, plain
+from ..shadow import TENSORS, Shadow
 from .memory import empty
 from .numbers import as_integer, integer_in_range
 from .tracing import has_memory, refuse_transforms

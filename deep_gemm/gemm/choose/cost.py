@@ -150,7 +150,7 @@ class OnWeight(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _tiles_along_m(ms: tuple[int, ...], rows: int, high: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Count the tiles of `rows` rows for each size of batch up to `high`: the different counts, and each size's place."""
+    """Count the tiles of `rows` rows of each size of batch up to `high`: different counts, and the place of each."""
     tiles = [(m + rows - 1) // rows for m in ms if m <= high]
     different = tuple(dict.fromkeys(tiles))
     return different, tuple(map(different.index, tiles))
