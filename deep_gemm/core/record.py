@@ -162,7 +162,30 @@ class Record:
     launches: tuple[Launch, ...]
 
     @cached_property
-    def asked_early(self) -> list[tuple[int, bool, int, int, bool]]:
-        """List conditions as (steps that come before, is below, a, b, holds), the earliest first."""
-        each = ((max(a, b) + 1, relation is Relation.BELOW, a, b, holds) for relation, a, b, holds in self.conditions)
-        return sorted(each)
+    def constants(self) -> list[int]:
+        """Give the numbers that are constants, and 0 in the places of others."""
+        return [step.a if step.op is Op.CONSTANT else 0 for step in self.steps]
+
+    @cached_property
+    def read(self) -> dict[Op, list[tuple[int, int, int]]]:
+        """List the numbers that a call gives, by where it has them: (place, a, b) of each step."""
+        each = [(place, *step) for place, step in enumerate(self.steps)]
+        return {of: [(i, a, b) for i, op, a, b in each if op is of] for of in (Op.SIZE, Op.STRIDE, Op.STATED)}
+
+    @cached_property
+    def program(self) -> list[Any]:
+        """List conditions as (numbers to compute before, is below, a, b, holds), earliest first; the last one holds.
+
+        A number to compute is (place, function, a, b).
+        """
+        asked = sorted(
+            (max(a, b) + 1, relation is Relation.BELOW, a, b, holds) for relation, a, b, holds in self.conditions
+        )
+        found, at = [], 0
+        for until, *condition in (*asked, (len(self.steps), False, 0, 0, True)):
+            computed = [
+                (at + i, ARITHMETIC[op], a, b) for i, (op, a, b) in enumerate(self.steps[at:until]) if op in ARITHMETIC
+            ]
+            found.append((computed, *condition))
+            at = max(at, until)
+        return found

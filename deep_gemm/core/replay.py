@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .jit import driver
 from .jit.tensor_map import MAP_BYTES, ElementType, TensorMap
-from .record import ARITHMETIC, From, Launch, Op, Record
+from .record import From, Launch, Op, Record
 from .settings import settings
 
 MAY_BE_NEGATED = torch.float16, torch.float32, torch.float64
@@ -196,20 +196,16 @@ def numbers_of(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] 
 
 def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
     """Give the record's numbers for tensors of its layout; None if one of its conditions does not hold."""
-    values: list[int] = []
-    at = 0
-    for until, below, i, j, holds in (*record.asked_early, (len(record.steps), False, 0, 0, True)):
-        for op, a, b in record.steps[at:until]:  # ranges of rows are asked first: most records end there
-            if op is Op.CONSTANT:
-                value = a
-            elif op is Op.SIZE:
-                value = tensors[a].shape[b]
-            elif op is Op.STRIDE:
-                value = tensors[a].stride(b)
-            else:
-                value = stated[a] if op is Op.STATED else ARITHMETIC[op](values[a], values[b])
-            values.append(value)
-        at = max(at, until)
+    values, read = [*record.constants], record.read
+    for place, of, dimension in read[Op.SIZE]:
+        values[place] = tensors[of].shape[dimension]
+    for place, of, dimension in read[Op.STRIDE]:
+        values[place] = tensors[of].stride(dimension)
+    for place, which, _ in read[Op.STATED]:
+        values[place] = stated[which]
+    for numbers, below, i, j, holds in record.program:  # ranges of rows are asked first: most records end there
+        for place, compute, a, b in numbers:
+            values[place] = compute(values[a], values[b])
         if ((values[i] < values[j]) if below else (values[i] == values[j])) != holds:
             return None
     return values

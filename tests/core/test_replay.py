@@ -416,6 +416,7 @@ def test_answers_are_by_what_was_said_and_its_types(native: Native, said: Any, i
     kept.parts = kept._kept, kept._bits, [int, tuple, float], len
     assert answer({key: kept}, replay, said, 7, (x,), ()) == (1 if is_served else NotImplemented)
     assert answer({key: kept}, replay, said, 8, (x,), ()) is NotImplemented
+    malformed: Any
     for malformed in ((key, said), ({key: kept}, replay, [], 7, (x,), ()), ({}, [], (), 7, (x,), ())):
         with pytest.raises((ValueError, TypeError)):
             answer(*malformed)
