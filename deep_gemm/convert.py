@@ -3,16 +3,18 @@
     print(to_fp8_training(model))
 
 A layer stays the same object and its parameters stay theirs, so hooks, optimizers, and weights that are shared are as
-before. What is left, and why, is told.
+before. Each conversion tells the share of parameters in FP8, and why other layers are left.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +26,10 @@ from .casts.fp8 import per_block_cast_to_fp8
 from .casts.rules import LAYER_TYPES
 from .core.check import checks
 from .core.check.layout import SCALE_BLOCK
-from .nn import Experts, FrozenExperts, FrozenLinear, Linear
-from .nn.gradients import SCALES, dequantized, features, weight_type
+from .nn import Experts, FrozenExperts, FrozenLinear, Linear, stacked
+from .nn.gradients import SCALES, dequantized, features, multiply_scales, weight_type
 from .nn.sharding import know_shardings
+from .nn.stacked import FrozenStackedExperts, is_stacked
 
 __all__ = ["Conversion", "Filter", "dequantized_state_dict", "to_fp8_inference", "to_fp8_training"]
 
@@ -38,7 +41,11 @@ OUTPUTS_AND_ROUTERS = (OUTPUT, "output", "router", "gate")
 """Names of layers that are left without a filter, as models that ship in FP8 leave theirs."""
 ALREADY = "in FP8 already"
 WEIGHTS = {torch.nn.Linear: ("weight",), Linear: ("weight",), Experts: ("w1", "w2")}
-"""Layers that are converted, and what is multiplied there."""
+"""Layers that can be converted, and their weights; `_weights_of` knows stacked experts too."""
+SIZES = ("out_features", "in_features"), ("hidden", "intermediate")
+"""Names of rows and columns of a layer's last weight: of a linear layer, of stacked experts."""
+PAGE = "docs/convert.md#what-is-converted"
+LOADS = "\na state dict in FP8 loads into this model, into others after\ndequantized_state_dict"
 
 
 class Conversion(NamedTuple):
@@ -48,57 +55,82 @@ class Conversion(NamedTuple):
     """Names of the layers that are in FP8 now."""
     left: dict[str, str]
     """The reason why each other layer that holds a matrix is as it was."""
+    held: dict[str, int]
+    """How many parameters the matrices of each of these layers have: a shared one counts in the first."""
+    parameters: int
+    """How many the whole model has."""
+    note: str = ""
+
+    def in_fp8(self) -> int:
+        """Count the parameters that are multiplied in FP8, since this call or another."""
+        return self._count([name for name in self.held if self.left.get(name, ALREADY) == ALREADY])
+
+    def _count(self, names: list[str]) -> int:
+        return sum(self.held[name] for name in names)
 
     def __str__(self) -> str:
-        lines = [f"layers converted to FP8: {len(self.converted)}, left: {len(self.left)}"]
-        for reason, number in Counter(self.left.values()).most_common():
-            names = [name or "the model" for name, why in self.left.items() if why == reason]
-            lines.append(f"{number:6}  {reason}: {', '.join(names[:3])}{', ...' * (number > 3)}")
-        return "\n".join(lines)
-
-
-class _ForInference(Conversion):
-    def __str__(self) -> str:
-        how = "a state dict in FP8 loads into converted layers, and into others after dequantized_state_dict"
-        return f"{super().__str__()}\n        {how}"
+        ends = dict.fromkeys(name.rpartition(".")[2] or "the model" for name in self.converted)
+        rows = [(self.converted, f"now in FP8: {', '.join(ends)}")] if ends else []
+        reasons = {why: [name for name in self.left if self.left[name] == why] for why in self.left.values()}
+        for why, names in sorted(reasons.items(), key=lambda reason: -self._count(reason[1])):
+            shown = [name or "the model" for name in names[:3]]
+            rows.append((names, f"{why}: {', '.join(shown)}{', ...' * (len(names) > 3)}"))
+        every = max(self.parameters, 1)
+        lines = [f"in FP8: {self.in_fp8() / every:.1%} of {self.parameters:,} parameters"]
+        lines.append(f"layers converted to FP8: {len(self.converted)}, left: {len(self.left)}")
+        for names, words in rows:
+            first = f"{self._count(names) / every:7.1%} {len(names):6}  "
+            lines += textwrap.wrap(words, 80, initial_indent=first, subsequent_indent=" " * 16, break_on_hyphens=False)
+        return "\n".join([*lines, f"why layers are left, and what to do: {PAGE}"]) + self.note
 
 
 def to_fp8_training(model: Module, filter: Filter | None = None, *, accumulates_main_grad: bool = False) -> Conversion:
-    """Let a model's linear layers compute in FP8, forward and backward: each `torch.nn.Linear` becomes `nn.Linear`.
+    """Let a model's layers compute in FP8, forward and backward: each `torch.nn.Linear` becomes `nn.Linear`.
 
-    Parameters stay what they are, so an optimizer and a state dict made before or after fit, in both directions.
-    Without a `filter`, layers named lm_head, output, router or gate are left, and what the model's
-    `get_output_embeddings` gives. `accumulates_main_grad` is as for `nn.Linear`. Another call converts what is new.
+    Mixtures of transformers get the experts implementation that computes as `nn.Experts` does. Parameters stay what
+    they are, so an optimizer and a state dict made before or after fit, in both directions. Without a `filter`, layers
+    named lm_head, output, router or gate are left, and what the model's `get_output_embeddings` gives.
+    `accumulates_main_grad` is as for `nn.Linear`. Another call converts what is new.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     >>> print(to_fp8_training(model))
+    in FP8: 85.0% of 2,410 parameters
     layers converted to FP8: 1, left: 1
-         1  out_features: expected a multiple of 16, which FP8 products need, got 10: 2
+      85.0%      1  now in FP8: 0
+      13.3%      1  out_features: expected a multiple of 16, which FP8 products
+                    need, got 10: 2
+    why layers are left, and what to do: docs/convert.md#what-is-converted
     """
 
     def check(layer: Any) -> None:
-        features("in_features", layer.in_features)
-        features("out_features", layer.out_features)
-        weight_type(layer.weight.dtype)
+        weight = getattr(layer, _weights_of(layer)[-1])
+        for name, size in zip(SIZES[is_stacked(layer)], weight.shape[-2:], strict=True):
+            features(name, size)
+        weight_type(weight.dtype)
 
     def convert(layer: Any) -> None:
-        layer.__class__ = Linear
-        layer.accumulates_main_grad = accumulates_main_grad
+        if is_stacked(layer):
+            stacked.register_fp8()
+            layer.register_load_state_dict_pre_hook(multiply_scales)
+            layer.config._experts_implementation = stacked.NAME_FP8
+        else:
+            layer.__class__ = Linear
+            layer.accumulates_main_grad = accumulates_main_grad
 
     know_shardings()
     # FSDP2 and tensor parallelism give a layer the weight that it computes with.
     kinds = (Parameter, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", Parameter))
-    return _convert(model, filter, (torch.nn.Linear,), kinds, check, convert)
+    return _convert(model, filter, _is_trainable, kinds, check, convert)
 
 
 def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
     """Cast a model's weights to FP8, a scale for each 128x128: layers become `nn.FrozenLinear`, `nn.FrozenExperts`.
 
-    `torch.nn.Linear` is taken, and `nn.Linear` and `nn.Experts`, in BF16, FP16 or FP32; on the device "meta" too. Then
-    a state dict loads by its names, whether its weights are cast (`weight` with `weight_scale_inv`) or not; and the
-    model's own is such a checkpoint. A weight that another module has too is left. `filter` is as for
-    `to_fp8_training`. A model of transformers gets a `quantization_config`, so its `save_pretrained` writes a
-    checkpoint in FP8.
+    `torch.nn.Linear` is taken, `nn.Linear`, `nn.Experts`, and mixtures of transformers whose gate is `silu(gate) * up`,
+    in BF16, FP16 or FP32; on the device "meta" too. Values stay parameters, without a gradient. Then a state dict loads
+    by its names, whether its weights are cast (`weight` with `weight_scale_inv`) or not; and the model's own is such a
+    checkpoint. A weight that another module has too is left. `filter` is as for `to_fp8_training`. A model of
+    transformers gets a `quantization_config`, so its `save_pretrained` writes a checkpoint in FP8.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32, dtype=torch.bfloat16))
     >>> to_fp8_inference(model).converted
@@ -119,7 +151,10 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
     def check(layer: Any) -> None:
         if id(layer) in read:
             raise ValueError("read by torch.nn.TransformerEncoderLayer itself")
-        for name in WEIGHTS[type(layer)]:
+        if is_stacked(layer):
+            # A checkpoint has gate and up apart, so their scales must come apart too.
+            checks.multiple("intermediate", layer.down_proj.shape[2], SCALE_BLOCK)
+        for name in _weights_of(layer):
             weight = getattr(layer, name)
             if owners[id(weight)] > 1:
                 raise ValueError(f"{name}: shared with another module")
@@ -130,8 +165,9 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
             checks.has_type("bias", layer.bias, LAYER_TYPES)
 
     def convert(layer: Any) -> None:
-        w, *more = (per_block_cast_to_fp8(getattr(layer, name).detach()) for name in WEIGHTS[type(layer)])
-        frozen = FrozenExperts(w, more[0], layer.limit) if more else FrozenLinear(w, layer.bias)
+        w, *more = (per_block_cast_to_fp8(getattr(layer, name).detach()) for name in _weights_of(layer))
+        kind = FrozenStackedExperts if is_stacked(layer) else FrozenExperts
+        frozen = kind(w, more[0], stacked.limit_of(layer)) if more else FrozenLinear(w, layer.bias)
         layer.__class__ = type(frozen)
         given = vars(layer)
         given.update((name, value) for name, value in vars(frozen).items() if name not in given)
@@ -143,10 +179,35 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
     method = given.get("quant_method") if isinstance(given, dict) else getattr(given, "quant_method", "fp8")
     if method != "fp8":
         raise ValueError(f"model: expected weights that are not quantized yet, or FP8, got quant_method {method!r}")
-    done = _ForInference(*_convert(model, filter, tuple(WEIGHTS), (Parameter,), check, convert))
+    done = _convert(model, filter, lambda layer: bool(_weights_of(layer)), (Parameter,), check, convert)
     if is_saved:
+        _know_scales(model)
         config.quantization_config = _quantization_config(model)
-    return done
+    return done._replace(note=LOADS)
+
+
+def _know_scales(model: Any) -> None:
+    """Let transformers save scales of stacked experts as it does their values: each expert's under its own name."""
+    layers = [name for name, layer in _modules(model).items() if isinstance(layer, FrozenStackedExperts)]
+    if not layers:
+        return
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, WeightConverter
+
+    known = getattr(model, "_weight_conversions", None)
+    if known is None:  # as transformers asks for them when it saves a model that it did not load
+        mapping = get_model_conversion_mapping(model, add_legacy=False)
+        known = [each for each in mapping if not isinstance(each, PrefixChange)]
+    names = [f"{layer}.{weight}" for layer in layers for weight in stacked.WEIGHTS]
+    scales = []
+    for each in known:
+        patterns = each._original_source_patterns, each._original_target_patterns
+        is_theirs = any(re.search(f"{target}$", name) for target in patterns[1] for name in names)
+        if isinstance(each, WeightConverter) and is_theirs:
+            ends = ([pattern + SCALES for pattern in part] for part in patterns)
+            scales.append(WeightConverter(*ends, operations=[*each.operations]))
+            scales[-1].scope_prefix, scales[-1].base_model_prefix = each.scope_prefix, each.base_model_prefix
+    model._weight_conversions = [*known, *scales]
 
 
 def _quantization_config(model: Any) -> dict[str, Any]:
@@ -206,31 +267,50 @@ def _modules(model: Module) -> dict[str, Module]:
     return dict(model.named_modules())
 
 
+def _weights_of(layer: Module) -> tuple[str, ...]:
+    """Name the weights of a layer that can be converted; none of others."""
+    return stacked.WEIGHTS if is_stacked(layer) else WEIGHTS.get(type(layer), ())
+
+
+def _is_trainable(layer: Module) -> bool:
+    return type(layer) is torch.nn.Linear or (is_stacked(layer) and not stacked.is_trained_in_fp8(layer))
+
+
 def _convert(
     model: Module,
     filter: Filter | None,
-    layers: tuple[type[Module], ...],
+    takes: Callable[[Module], bool],
     kinds: tuple[type, ...],
     check: Callable[[Module], None],
     convert: Callable[[Module], None],
 ) -> Conversion:
-    """Convert layers of these classes whose weights are of these kinds: all that are chosen, or none."""
-    chosen, left = {}, {}
+    """Convert layers that are taken and whose weights are of these kinds: all that are chosen, or none."""
+    chosen: dict[str, Module] = {}
+    left, held = dict[str, str](), dict[str, int]()
+    counted: set[int] = set()
     modules, why_unwanted = _modules(model), _choice(model, filter)
     for name, module in modules.items():
-        if type(module) in layers:
-            why = why_unwanted(name, module) or _why_impossible(module, kinds, check)
-        else:
-            why = _why_another(module)
+        taken = takes(module)
+        why = (why_unwanted(name, module) or _why_impossible(module, kinds, check)) if taken else _why_another(module)
         if why is not None:
             left[name] = why
-        elif type(module) in layers:
+        elif taken:
             chosen[name] = module
-    done = Conversion([*chosen], left)
+        if taken or why is not None:
+            given = [p for p in module._parameters.values() if p is not None]
+            own = {id(p): p.numel() for p in given if not is_lazy(p) and p.dim() > 1}
+            held[name] = sum(number for key, number in own.items() if key not in counted)
+            counted |= own.keys()
+    parameters = sum(p.numel() for p in model.parameters() if not is_lazy(p))
+    done = Conversion([*chosen], left, held, parameters)
     if not chosen and ALREADY not in left.values():
         raise ValueError(f"model: expected a layer that can be converted, got none\n{done}")
-    for module in chosen.values():
-        convert(module)
+    shared = {id(layer.config) for layer in chosen.values() if is_stacked(layer)}
+    for name, module in modules.items():
+        if name in chosen:
+            convert(module)
+        elif is_stacked(module) and id(module.config) in shared:
+            module.config = copy(module.config)  # converted ones change theirs
     return done
 
 
@@ -260,7 +340,9 @@ def _choice(model: Module, filter: Filter | None) -> Callable[[str, Module], str
 def _why_impossible(layer: Module, kinds: tuple[type, ...], check: Callable[[Module], None]) -> str | None:
     if "forward" in vars(layer):
         return "its forward is another, set on the layer itself"
-    for name in WEIGHTS[type(layer)]:
+    if is_stacked(layer) and (refusal := stacked.form_refusal(layer)):
+        return refusal
+    for name in _weights_of(layer):
         weight = layer._parameters.get(name)
         if type(weight) not in kinds:
             return f"{name}: expected a Parameter, got {type(getattr(layer, name, None)).__name__}"
@@ -274,13 +356,11 @@ def _why_impossible(layer: Module, kinds: tuple[type, ...], check: Callable[[Mod
 def _why_another(module: Module) -> str | None:
     """Say why a module of another class is left, if it holds a matrix."""
     kind = type(module)
-    if kind.__module__.partition(".")[0] == __package__:
+    if kind.__module__.partition(".")[0] == __package__ or stacked.is_trained_in_fp8(module):
         return ALREADY
     if isinstance(module, torch.nn.Linear):
         return f"{kind.__name__}, derived from torch.nn.Linear, which may compute something else"
     own = [p for p in module._parameters.values() if p is not None]
     if hasattr(module, "num_experts") and any(not is_lazy(p) and p.dim() > 2 for p in own):
-        if any("bias" in name for name in module._parameters):
-            return f"{kind.__name__}, stacked experts with biases, which experts in FP8 do not have"
-        return f"{kind.__name__}, stacked experts: see deep_gemm.nn.Experts, or experts_implementation of transformers"
+        return f"{kind.__name__}, stacked experts: see deep_gemm.nn.Experts"
     return f"{kind.__name__}, no linear layer" if any(is_lazy(p) or p.dim() > 1 for p in own) else None

@@ -25,6 +25,7 @@ from ..linear.api import linear
 from ..linear.backward import bias_gradient
 from ..linear.check import SCALES_OF_WEIGHTS
 from ..moe.api import experts
+from ..nn.stacked import form_refusal, limit_of
 
 __all__ = ["DeepGemmUse", "use_deep_gemm"]
 
@@ -35,14 +36,6 @@ LINEAR_PARAMETERS: tuple[str, ...] = (
     *("input", "weight", "weight_scale_inv", "block_size"),
     *("bias", "activation_scale", "allow_deepgemm"),
 )
-FORM_OF_EXPERTS = {
-    "has_gate": (True, "experts with a gate"),
-    "has_bias": (False, "experts whose products add no bias"),
-    "is_transposed": (False, "weights of experts as torch.nn.Linear has its own, [experts, n, k]"),
-    "is_concatenated": (True, "the gate's rows ahead of all rows of up"),
-    "has_post_expert_norm": (False, "experts without a norm behind them"),
-}
-"""Attributes of a mixture: the values that `experts` takes, in words."""
 EXPERTS_PARAMETERS: tuple[str, ...] = ("self", "hidden_states", "top_k_index", "top_k_weights")
 DECLINED = (ValueError, NotImplementedError)
 """Errors that `linear` and `experts` raise if they do not take a call."""
@@ -217,38 +210,12 @@ def linear_refusal(weight: Tensor | None, block_size: Any, activation_scale: obj
 def experts_refusal(layer: Any) -> str | None:
     """Say why a mixture is not taken, FP8 or BF16; None if it is. Answers are kept, and nothing changes them."""
     if layer not in _refusals:
-        _refusals[layer] = _first_refusal(layer)
+        of_weights = None
+        if hasattr(layer, "block_size"):  # of an `FP8Experts`
+            static = True if layer.activation_scheme == "static" else None
+            of_weights = linear_refusal(getattr(layer, "gate_up_proj", None), layer.block_size, static)
+        _refusals[layer] = of_weights or form_refusal(layer)
     return _refusals[layer]
-
-
-def _first_refusal(layer: Any) -> str | None:
-    if hasattr(layer, "block_size"):  # of an `FP8Experts`
-        static = True if layer.activation_scheme == "static" else None
-        if refusal := linear_refusal(getattr(layer, "gate_up_proj", None), layer.block_size, static):
-            return refusal
-    for name, (value, words) in FORM_OF_EXPERTS.items():
-        if getattr(layer, name, value) != value:
-            return f"{name}: expected {words}, got {type(layer).__name__} with {name} = {getattr(layer, name)}"
-    if not _gate_is_silu(layer):
-        return f"gate: expected silu(gate) * up, both cut at limit = {limit_of(layer)}, got another function"
-    return None
-
-
-def _gate_is_silu(layer: Any) -> bool:
-    """Try the layer's gate: models may soften, shift or replace it, and new ones in ways not known here."""
-    cut = limit_of(layer)
-    limit, reach = (torch.inf, 24) if cut is None else (cut, max(24, 2 * cut))
-    steps = torch.linspace(-reach, reach, 193, device="cpu", dtype=torch.float32)
-    gate, up = torch.meshgrid(steps, steps, indexing="ij")
-    expected = torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
-    with torch.no_grad():
-        got: Tensor = layer._apply_gate(torch.cat([gate, up], dim=-1))
-    return got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-
-def limit_of(layer: Any) -> float | None:
-    limit: float | None = getattr(layer, "limit", None)
-    return limit
 
 
 # Both layers, with gradients by the dequantized weights, as transformers has them

@@ -16,29 +16,15 @@ import torch
 from torch import Tensor
 
 from ..gemm.api.bf16_grouped import m_grouped_bf16_gemm_nn_contiguous, m_grouped_bf16_gemm_nt_contiguous
-from ..moe.routing import expert_rows
-from ..nn.experts import mixture
-from .transformers import experts_refusal, limit_of
+from ..nn.stacked import NAME, NAME_FP8, fp8_experts_forward, register_fp8
 
 __all__ = ["NAME", "NAME_FP8", "experts_forward", "fp8_experts_forward", "register_experts"]
-
-NAME, NAME_FP8 = "deep_gemm_bf16", "deep_gemm_fp8"
 
 
 def register_experts() -> None:
     """Let transformers know both implementations by their names."""
-    there = import_module("transformers.integrations.moe")
-    there.ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
-    there.ALL_EXPERTS_FUNCTIONS.register(NAME_FP8, fp8_experts_forward)
-
-
-def fp8_experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Compute a mixture of experts by products in FP8, with gradients."""
-    if refusal := experts_refusal(layer):
-        raise NotImplementedError(f"{refusal}; experts_implementation={NAME!r} computes it in BF16")
-    ids = torch.where(top_k_index < layer.num_experts, top_k_index, -1)
-    rows = expert_rows(ids, layer.num_experts)
-    return mixture(hidden_states, top_k_weights, layer.gate_up_proj, layer.down_proj, rows, limit_of(layer))
+    import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+    register_fp8()
 
 
 def experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from ..core.check.memory import empty
 from ..core.check.numbers import integer_in_range, positive
 from ..core.check.tracing import is_dispatched
 from ..gemm.api.grouped import k_grouped_fp8_gemm_nt_contiguous
-from ..linear.backward import output_type
+from ..linear.backward import output_type, transposed
 from ..moe.api import activate_rows, product_of_rows
 from ..moe.check import ExpertRows
 from ..moe.routing import expert_rows, gather_cast_to_fp8, gather_weighted, sum_rows
@@ -120,7 +120,7 @@ class Experts(Trained):
         )
         flat = x.reshape(-1, self.hidden), topk_weights.reshape(rows.row_of.shape)
         if main_grads != (None, None):
-            out = apply_beside_main_grads(*flat, self.w1, self.w2, rows, self.limit, main_grads)
+            out = apply_outside_of_graphs(*flat, self.w1, self.w2, rows, self.limit, main_grads)
         else:
             out = mixture(*flat, self.w1, self.w2, rows, self.limit)
         return in_shape(out, x.shape)
@@ -136,21 +136,21 @@ def mixture(x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: Exper
 
 
 @outside_of_graphs
-def apply_beside_main_grads(*args: Any) -> Tensor:
-    """Compute the mixture, gradients of weights being added to `main_grad`: no graph has this effect."""
+def apply_outside_of_graphs(*args: Any) -> Tensor:
+    """Compute the mixture where no graph can: gradients are added to `main_grad`, or weights are cast already."""
     return _Experts.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Experts(torch.autograd.Function):
-    """The products of a mixture. What nobody needs is neither computed nor saved."""
+    """The products of a mixture, whose weights may be cast already. It computes and saves only what is needed."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         topk_weights: Tensor,
-        w1: Tensor,
-        w2: Tensor,
+        w1: Weight,
+        w2: Weight,
         rows: ExpertRows,
         limit: float | None,
         main_grads: tuple[Tensor | None, Tensor | None],
@@ -158,15 +158,17 @@ class _Experts(torch.autograd.Function):
         """Compute the mixture, and keep what the gradients that are needed take."""
         needs_x, needs_p, needs_w1, _, *_ = ctx.needs_input_grad
         out, h = with_gates(x, topk_weights, w1, w2, rows, limit)
+        saved1, saved2 = (None, None) if isinstance(w1, tuple) else (w1, w2)
         ctx.save_for_backward(
             x if needs_w1 else None,
             topk_weights,
-            w1 if needs_x else None,
-            w2 if needs_x or needs_p or needs_w1 else None,
+            saved1 if needs_x else None,
+            saved2 if needs_x or needs_p or needs_w1 else None,
             h,
             *rows,
         )
-        ctx.types = x.dtype, topk_weights.dtype, w1.dtype, w2.dtype
+        ctx.cast = (w1, w2) if saved1 is None else None
+        ctx.types = x.dtype, topk_weights.dtype, *(getattr(saved, "dtype", None) for saved in (saved1, saved2))
         ctx.limit, ctx.main_grads = limit, main_grads
         ctx.marked = tuple(
             None if buffer is None else weight for weight, buffer in zip((w1, w2), main_grads, strict=True)
@@ -178,6 +180,8 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients that are needed."""
         x, topk_weights, w1, w2, h, *fields = ctx.saved_tensors
+        if ctx.cast is not None:
+            w1, w2 = map(transposed, ctx.cast)
         needs = ctx.needs_input_grad[:4]
         of_x, of_p, of_w1, of_w2 = gradients(
             grad, x, topk_weights, w1, w2, h, ExpertRows(*fields), ctx.limit, needs, ctx.types, ctx.main_grads
@@ -190,7 +194,7 @@ class _Experts(torch.autograd.Function):
 
 
 def with_gates(
-    x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None
+    x: Tensor, topk_weights: Tensor, w1: Weight, w2: Weight, rows: ExpertRows, limit: float | None
 ) -> tuple[Tensor, Tensor]:
     """Compute the mixture, and gate and up of each row, which all gradients take."""
     operands = x, topk_weights, for_forward(w1), for_forward(w2), rows
@@ -224,16 +228,16 @@ def gradients(
     grad: Tensor,
     x: Tensor | None,
     topk_weights: Tensor,
-    w1: Tensor | None,
-    w2: Tensor | None,
+    w1: Weight | None,
+    w2: Weight | None,
     h: Tensor,
     rows: ExpertRows,
     limit: float | None,
     needs: Sequence[bool],
-    types: Sequence[torch.dtype],
+    types: Sequence[Any],
     main_grads: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Gradients:
-    """Compute the gradients that are needed, in these types."""
+    """Compute the gradients that are needed, in these types. A weight that is cast already is given transposed."""
     needs_x, needs_p, needs_w1, needs_w2 = needs
     groups, p = GroupedRows(rows.counts, rows.ends, rows.token_of), of_rows(topk_weights.float(), rows)
     depths = groups.depths

@@ -1,24 +1,27 @@
 """Layers for inference, whose weights are FP8 or FP4 already: modules around `linear` and `experts`.
 
 State dicts have the names of checkpoints: `weight` and `weight_scale_inv`, which multiplies. A weight that is not cast
-yet is cast when it is loaded.
+yet is cast when it is loaded. Values are parameters without a gradient, so `parameters()` counts them; scales are
+buffers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..casts.fp8 import per_block_cast_to_fp8
-from ..core.check.checks import Operand, Sizes, pair, tensor
-from ..core.check.layout import Recipe
+from ..core.check.checks import Operand, Sizes, pair, tensor, wants_gradient
+from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div
 from ..core.check.numbers import positive
 from ..linear import check
 from ..linear.api import linear
 from ..moe.api import experts
+from ..moe.routing import expert_rows
+from .experts import apply_outside_of_graphs
 from .gradients import SCALES, WEIGHT_TYPES, as_autocast_says
 
 M = TypeVar("M", bound="Holder")
@@ -27,18 +30,15 @@ M = TypeVar("M", bound="Holder")
 class Holder(torch.nn.Module):
     """A module that holds cast weights in buffers, `w_values` and `w_scales` for one called w."""
 
-    ENDINGS = "_values", "_scales"
-
     def hold(self, name: str, w: Operand) -> None:
         """Hold a weight."""
-        for ending, x in zip(self.ENDINGS, pair(name, w), strict=True):
+        for ending, x in zip(("_values", "_scales"), pair(name, w), strict=True):
             self.register_buffer(name + ending, x)
 
     def held(self, name: str) -> Operand:
         """Give a weight that is held."""
         here = self._buffers  # by attribute each takes half a us: torch looks for it among parameters first
-        of_values, of_scales = self.ENDINGS
-        return here[name + of_values], here[name + of_scales]  # type: ignore[return-value]
+        return here[name + "_values"], here[name + "_scales"]  # type: ignore[return-value]
 
     def _apply(self: M, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> M:
         """Move cast weights and their scales, but leave their types: `half` and its like are for other parameters."""
@@ -46,7 +46,8 @@ class Holder(torch.nn.Module):
 
         def moved(x: Tensor) -> Tensor:
             y = fn(x)
-            return x.to(y.device) if id(x) in fixed and y.dtype != x.dtype else y
+            is_fixed = id(x) in fixed or x.dtype == torch.float8_e4m3fn
+            return x.to(y.device) if is_fixed and y.dtype != x.dtype else y
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -55,19 +56,29 @@ class Holder(torch.nn.Module):
 class Frozen(Holder):
     """A module for inference, whose state dict has the names of checkpoints: `w` and `w_scale_inv`."""
 
-    ENDINGS = "", SCALES
+    WEIGHTS: ClassVar[tuple[str, ...]]
     gran_k: int | None
     recipe_b: Recipe | None
 
+    def hold(self, name: str, w: Operand) -> None:
+        """Hold a weight: its values as a parameter without a gradient, its scales as a buffer."""
+        values, scales = pair(name, w)
+        self.register_parameter(name, torch.nn.Parameter(values.detach(), requires_grad=False))
+        self.register_buffer(name + SCALES, scales)
+
+    def held(self, name: str) -> Operand:
+        """Give a weight that is held."""
+        return self._parameters[name], self._buffers[name + SCALES]  # type: ignore[return-value]
+
     def extra_repr(self) -> str:
         """Types and shapes of what is held, for `print`."""
-        held = ((name, x) for name, x in self._buffers.items() if x is not None)
+        held = [(name, x) for name, x in self.state_dict().items() if name != "bias"]
         return ", ".join(f"{name}={str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for name, x in held)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
         """Load weights that are cast, with scales as they come, and those that are not yet, which are cast here."""
         *_, errors = more
-        for name in [name for name in self._buffers if name + SCALES in self._buffers]:
+        for name in self.WEIGHTS:
             key = prefix + name
             if key in state_dict:
                 try:
@@ -111,6 +122,8 @@ class FrozenLinear(Frozen):
     [129.0, 129.0]
     """
 
+    WEIGHTS = ("weight",)
+
     def __init__(
         self, w: Operand, bias: Tensor | None = None, *, gran_k: int | None = None, recipe_b: Recipe | None = None
     ) -> None:
@@ -135,13 +148,15 @@ class FrozenExperts(Frozen):
     """`experts` with weights that are FP8 or FP4 already: pairs of values and scales as `experts` takes them.
 
     `limit`, `gran_k` and `recipe_b` are as for `experts` too. The result has the type of x, or of autocast, rounded to
-    BF16 at least.
+    BF16 at least. If x or the weights of routes require a gradient they get one, if the scales are FP32 for 128x128.
 
     >>> w1 = torch.full((2, 64, 16), 0x22, dtype=torch.int8), torch.full((2, 64, 1), 127, dtype=torch.uint8)
     >>> w2 = torch.full((2, 32, 16), 0x22, dtype=torch.int8), torch.full((2, 32, 1), 127, dtype=torch.uint8)
     >>> FrozenExperts(w1, w2)(torch.ones(1, 32), torch.tensor([[1]]), torch.ones(1, 1))[0, 0].item()  # 32 * 32 * 32
     32768.0
     """
+
+    WEIGHTS = "w1", "w2"
 
     def __init__(
         self,
@@ -153,15 +168,26 @@ class FrozenExperts(Frozen):
         recipe_b: Recipe | None = None,
     ) -> None:
         super().__init__()
-        self.hold("w1", w1)
-        self.hold("w2", w2)
+        for name, given, w in zip(self.WEIGHTS, ("w1", "w2"), (w1, w2), strict=True):
+            self.hold(name, pair(given, w))
         self.limit = None if limit is None else positive("limit", limit)
         self.gran_k, self.recipe_b = gran_k, recipe_b
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[tokens, hidden]`; ids and weights of routes are `[tokens, topk]`."""
         x = as_autocast_says(x if type(x) is Tensor else tensor("x", x))
+        w1, w2 = map(self.held, self.WEIGHTS)
+        if wants_gradient(x, topk_weights) and self.gran_k is None and _is_usual(w1) and _is_usual(w2):
+            rows = expert_rows(topk_ids, w1[0].shape[0])
+            return apply_outside_of_graphs(x, topk_weights, w1, w2, rows, self.limit, (None, None))
         said: dict[str, Any] = {"limit": self.limit, "gran_k": self.gran_k, "recipe_b": self.recipe_b}
-        out = experts(x, topk_ids, topk_weights, self.held("w1"), self.held("w2"), **said)
+        out = experts(x, topk_ids, topk_weights, w1, w2, **said)
         assert out is not None
         return out.to(x.dtype)
+
+
+def _is_usual(w: Operand) -> bool:
+    """Tell whether a weight is FP8 with a scale in FP32 for each 128x128, as products of gradients take it."""
+    values, scales = w
+    shape = *values.shape[:1], *(ceil_div(size, SCALE_BLOCK) for size in values.shape[1:])
+    return values.dtype == torch.float8_e4m3fn and scales.dtype == torch.float32 and scales.shape == shape

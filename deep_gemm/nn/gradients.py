@@ -26,22 +26,26 @@ SCALES = "_scale_inv"
 class Trained(torch.nn.Module):
     """A module whose weights are trained: FP8 weights of a state dict are multiplied by their scales."""
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
-        """Load weights in their own type, of FP8 with scales beside too; others would be loaded as noise."""
-        *_, errors = more
-        for name, held in self._parameters.items():
-            key = prefix + name
-            given = state_dict.get(key)
-            if held is None or not isinstance(given, Tensor):
-                continue
-            if given.dtype in WEIGHT_TYPES and key + SCALES not in state_dict:
-                continue
-            try:
-                state_dict[key] = dequantized(key, given, state_dict.pop(key + SCALES, None), held.dtype)
-            except ValueError as error:
-                errors.append(str(error).replace(f"sf{key}", key + SCALES))
-                state_dict[key] = held
-        super()._load_from_state_dict(state_dict, prefix, metadata, *more)
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
+        multiply_scales(self, state_dict, prefix, *more)
+        super()._load_from_state_dict(state_dict, prefix, *more)
+
+
+def multiply_scales(module: torch.nn.Module, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
+    """Give weights of a state dict the types that a module holds, FP8 with scales beside too: FP8 alone is noise."""
+    *_, errors = more
+    for name, held in module._parameters.items():
+        key = prefix + name
+        given = state_dict.get(key)
+        if held is None or held.dtype not in WEIGHT_TYPES or not isinstance(given, Tensor):
+            continue
+        if given.dtype in WEIGHT_TYPES and key + SCALES not in state_dict:
+            continue
+        try:
+            state_dict[key] = dequantized(key, given, state_dict.pop(key + SCALES, None), held.dtype)
+        except ValueError as error:
+            errors.append(str(error).replace(f"sf{key}", key + SCALES))
+            state_dict[key] = held
 
 
 def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -63,15 +63,15 @@ Weight = Tensor | Operand
 """A weight, or the casts that are kept of it."""
 
 
-def for_forward(w: Tensor) -> Weight:
+def for_forward(w: Weight) -> Weight:
     """Give the cast of a weight that is kept for forward, or the weight."""
-    kept = _kept(w)
+    kept = None if isinstance(w, tuple) else _kept(w)
     return w if kept is None else kept.in_order
 
 
-def for_backward(w: Tensor) -> Weight:
+def for_backward(w: Weight) -> Weight:
     """Give the cast of a weight that is kept for backward, or the weight."""
-    kept = _kept(w)
+    kept = None if isinstance(w, tuple) else _kept(w)
     return w if kept is None else kept.turned
 
 

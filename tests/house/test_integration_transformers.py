@@ -23,13 +23,15 @@ from thorough import one_in
 from torch import Tensor
 from torch.nn.functional import silu
 
-from deep_gemm import calc_diff, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm import calc_diff, cast_back_from_fp8, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.convert import dequantized_state_dict, to_fp8_inference
 from deep_gemm.integrations import transformers as integration
 from deep_gemm.integrations.transformers import WAYS_OF_EXPERTS, dequantized, use_deep_gemm
 
 transformers: Any = pytest.importorskip("transformers", minversion="5.17")
 fp8: Any = import_module("transformers.integrations.finegrained_fp8")
+safetensors: Any = import_module("safetensors")
+revert_weight_conversion: Any = import_module("transformers.core_model_loading").revert_weight_conversion
 
 FINE_ENOUGH = ((128, 128), (64, 64), (32, 32), (1, 32))
 CONSTRUCTED = ("block_size", "activation_scheme", "expert_dtype", "scale_fmt")
@@ -589,21 +591,27 @@ def test_the_example_runs(family: str, capsys: pytest.CaptureFixture[str], monke
 SIZES = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128}
 SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+OF_DEEPSEEK = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
+OF_DEEPSEEK |= {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64}
+OF_DEEPSEEK |= {"num_key_value_heads": 4}
 
 
 def model_for(kind: str, **changes: int) -> Any:
-    config = transformers.AutoConfig.for_model(kind, **SIZES | changes)
-    return transformers.AutoModelForCausalLM.from_config(config)
+    return model_of(transformers.AutoConfig.for_model(kind, **SIZES | changes))
 
 
-@pytest.fixture(params=["llama", "qwen3", "qwen3_moe", "mixtral"])
+def model_of(config: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+@pytest.fixture(params=["llama", "qwen3_moe", "mixtral", "deepseek_v3"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, dict[str, Tensor]]:
     """A folder that a converted model was saved into, that model, and the matrices as they were."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(request.param, **SIZES)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    changes = {"deepseek_v3": OF_DEEPSEEK, "mixtral": {"moe_intermediate_size": SIZES["intermediate_size"]}}
+    model = model_for(request.param, **changes.get(request.param, {})).eval()
     before = {name: x.detach().clone() for name, x in model.state_dict().items()}
-    assert len(to_fp8_inference(model).converted) == (14 if request.param in ("llama", "qwen3") else 8)
+    assert len(to_fp8_inference(model).converted) == {"llama": 14, "deepseek_v3": 17}.get(request.param, 10)
     model.save_pretrained(tmp_path)
     return tmp_path, model, before
 
@@ -633,7 +641,24 @@ def test_a_converted_model_is_saved_as_a_checkpoint_for_the_fp8_layers_of_transf
     ids = tokens(2)
     with torch.no_grad(), use_deep_gemm() as use:
         assert torch.equal(other.eval()(ids).logits, model(ids).logits)
-    assert sum(use.taken.values()) == sum(type(layer).__name__ == "FrozenLinear" for layer in model.modules())
+    assert sum(use.taken.values()) == sum(type(layer).__name__.startswith("Frozen") for layer in model.modules())
+
+
+def test_a_checkpoint_has_scales_of_each_expert_by_itself(saved: tuple[Path, Any, dict[str, Tensor]]) -> None:
+    """As vLLM looks for them: under the names of BF16 checkpoints, and `_scale_inv`."""
+    folder, model, before = saved
+    held = safetensors.safe_open(folder / "model.safetensors", "pt")
+    names = set(held.keys())
+    in_bf16 = {name for name in names if not name.endswith("_scale_inv")}
+    expected = revert_weight_conversion(model_of(model.config), before)
+    assert in_bf16 == set(expected)
+    for name in in_bf16:
+        values = held.get_tensor(name)
+        is_fp8 = values.dtype == torch.float8_e4m3fn
+        assert (f"{name}_scale_inv" in names) is is_fp8
+        if is_fp8:
+            back = cast_back_from_fp8(values, held.get_tensor(f"{name}_scale_inv"))
+            assert calc_diff(back, expected[name]) < 1e-3
 
 
 def test_the_modules_that_are_not_converted_have_the_names_of_the_checkpoint_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,9 +110,14 @@ def test_experts_that_were_trained_become_those_of_inference() -> None:
     to_fp8_inference(model)
     assert type(model["experts"]) is deep_gemm.nn.FrozenExperts
     assert same_bits(model["experts"](*given), right)
-    for name, buffer in model.named_buffers():
-        assert buffer.dtype == (torch.float32 if name.endswith("_scale_inv") else torch.float8_e4m3fn)
-        buffer.view(torch.uint8).zero_()
+    types = {name: held.dtype for name, held in model.state_dict().items()}
+    assert types == {
+        f"experts.{w}{end}": dtype
+        for w in ("w1", "w2")
+        for end, dtype in (("", torch.float8_e4m3fn), ("_scale_inv", torch.float32))
+    }
+    for held in model.state_dict().values():
+        held.view(torch.uint8).zero_()
     model.load_state_dict(before)
     assert same_bits(model["experts"](*given), right)
 
@@ -228,8 +234,10 @@ def test_what_is_left_is_told_and_stays(change: Any, converted: list[str], left:
     assert done.left.keys() == reasons.keys()
     assert all(type(model.get_submodule(name)) is kinds[name] for name in reasons)
     assert all(type(model.get_submodule(name)).__module__.startswith("deep_gemm.nn") for name in converted)
-    assert str(done).splitlines()[0] == f"layers converted to FP8: {len(converted)}, left: {len(reasons)}"
-    assert str(done).count("\n") == len(set(done.left.values())) + (change is to_fp8_inference)
+    lines = str(done).splitlines()
+    assert lines[1] == f"layers converted to FP8: {len(converted)}, left: {len(reasons)}"
+    assert sum("%" in line for line in lines) == len(set(done.left.values())) + 2
+    assert max(map(len, lines)) <= 80
     assert model.again is model.taken
     again = change(model)
     assert again.converted == []
@@ -279,8 +287,8 @@ def test_mistakes_are_told_and_change_nothing(change: Any) -> None:
         (
             (model, lambda *_: False),
             ValueError,
-            "model: expected a layer that can be converted, got none\nlayers converted to FP8: 0, left: 2\n"
-            "     2  left by the filter: up, down",
+            f"model: expected a layer that can be converted, got none\nin FP8: 0.0% of {HIDDEN * INTER * 2 + INTER:,} "
+            "parameters\nlayers converted to FP8: 0, left: 2\n  99.7%      2  left by the filter: up, down",
         ),
         ((torch.nn.ReLU(),), ValueError, "model: expected a layer that can be converted, got none"),
         ((torch.nn.Linear(8, 4),), ValueError, "model: expected a layer that can be converted, got none"),
@@ -296,7 +304,27 @@ def test_a_model_that_is_one_layer() -> None:
     layer = torch.nn.Linear(32, 16)
     assert to_fp8_training(layer).converted == [""]
     assert isinstance(layer, deep_gemm.nn.Linear)
-    assert str(to_fp8_training(layer)).endswith("in FP8 already: the model")
+    again = to_fp8_training(layer)
+    assert str(again).splitlines()[:3] == [
+        "in FP8: 97.0% of 528 parameters",
+        "layers converted to FP8: 0, left: 1",
+        "  97.0%      1  in FP8 already: the model",
+    ]
+
+
+@pytest.mark.parametrize("change", BOTH)
+def test_parameters_are_counted_once_and_stay_counted(change: Any) -> None:
+    """A weight that two layers share is one, in FP8 or not."""
+    model: Any = Mlp()
+    model.embedding, model.tied = torch.nn.Embedding(16, HIDDEN), torch.nn.Linear(HIDDEN, 16, bias=False)
+    model.tied.weight = model.embedding.weight
+    before, weights = sum(p.numel() for p in model.parameters()), 2 * HIDDEN * INTER
+    done = change(model, lambda name, _: name != "tied")
+    assert (done.parameters, done.in_fp8()) == (before, weights)
+    assert sum(p.numel() for p in model.parameters()) == before
+    assert sum(done.held.values()) == before - INTER
+    assert change(model, lambda *_: False).in_fp8() == weights
+    assert f"in FP8: {weights / before:.1%} of {before:,} parameters" in str(done)
 
 
 # State dicts of FP8
@@ -435,6 +463,12 @@ def test_a_model_in_training_refuses_what_would_be_noise(strict: bool) -> None:
         assert same_bits(model.up.weight.detach(), before["up.weight"])
 
 
+def test_the_page_that_a_conversion_points_at_exists() -> None:
+    file, _, anchor = str(to_fp8_training(Mlp())).rpartition(": ")[2].partition("#")
+    page = (Path(__file__).parents[2] / file).read_text().lower().replace(" ", "-")
+    assert f"##-{anchor}\n" in page
+
+
 def test_a_conversion_for_inference_says_where_a_state_dict_in_fp8_belongs() -> None:
     assert "dequantized_state_dict" in str(to_fp8_inference(Mlp()))
     assert "dequantized_state_dict" not in str(to_fp8_training(Mlp()))
@@ -458,7 +492,7 @@ def test_stacked_experts_of_other_libraries_are_named_as_such() -> None:
         {"up": torch.nn.Linear(32, 32), "experts": MadeExperts(), "conv": torch.nn.Conv1d(1, 1, 1)}
     )
     left = to_fp8_training(model).left
-    assert left["experts"].startswith("MadeExperts, stacked experts: ")
+    assert left["experts"] == "MadeExperts, stacked experts: see deep_gemm.nn.Experts"
     assert left["conv"] == "Conv1d, no linear layer"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fp4_cases import random_weight
-from helpers import same_bits
+from helpers import same_bits, some
 from layer_cases import fine_weight, random_routes
 
 import deep_gemm
@@ -46,12 +46,16 @@ def cases(of: str) -> list[tuple[torch.nn.Module, tuple[Any, ...], Any]]:
 @pytest.mark.parametrize("of", FORMATS)
 def test_modules_are_their_functions_whatever_a_model_is_cast_to(of: str) -> None:
     for module, given, in_bf16 in cases(of):
-        types = [each.dtype for each in module.buffers()]
+        types = [each.dtype for each in module.state_dict().values()]
         right = in_bf16.to(given[0].dtype)
         assert same_bits(module(*given), right)
         assert same_bits(module.half()(*given), right)  # the bias is ones, in any type
-        assert [each.dtype for each in module.buffers()] == types
-        assert len(types) == (4 if isinstance(module, FrozenExperts) else 2)
+        held = module.state_dict()
+        assert [each.dtype for each in held.values()] == [
+            torch.float16 if name == "bias" else dtype for name, dtype in zip(held, types, strict=True)
+        ]
+        names = {name for name, _ in module.named_buffers()}
+        assert names == {f"{name}_scale_inv" for name, _ in module.named_parameters() if name != "bias"}
 
 
 @pytest.mark.parametrize("of", FORMATS)
@@ -68,6 +72,56 @@ def test_a_state_dict_holds_all(of: str) -> None:
             each.view(torch.uint8).zero_()
         other.load_state_dict(module.state_dict())
         assert same_bits(other(*given), right.to(given[0].dtype))
+
+
+def test_values_are_parameters_that_nobody_trains() -> None:
+    layer = FrozenLinear(weight(40, HIDDEN, of="128x128"))
+    assert [p.requires_grad for p in layer.parameters()] == [False]
+    right = layer(torch.ones(2, HIDDEN))
+    layer.requires_grad_()
+    x = torch.ones(2, HIDDEN, requires_grad=True)
+    found = layer(x)
+    found.sum().backward()
+    assert same_bits(found.detach(), right)
+    assert layer.weight.grad is None
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_gradients_flow_through_frozen_experts(dtype: torch.dtype, limit: float | None) -> None:
+    """They have the bits of `nn.Experts`, which casts the same weights, in `keep_casts` too."""
+    torch.manual_seed(0)
+    trained = deep_gemm.nn.Experts(NUM, HIDDEN, INTER, limit)
+    w1, w2 = (deep_gemm.per_block_cast_to_fp8(w.detach()) for w in (trained.w1, trained.w2))
+    frozen = FrozenExperts(w1, w2, limit)
+    ids, grad = random_routes(9, 2, NUM), torch.randn(9, HIDDEN).to(dtype)
+
+    def step(layer: torch.nn.Module) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(9, HIDDEN, generator=generator).to(dtype).requires_grad_()
+        p = torch.rand(9, 2, generator=generator).requires_grad_()
+        out = layer(x, ids, p)
+        assert out.dtype == dtype
+        return [out.detach(), *torch.autograd.grad(out, (x, p), grad)]
+
+    right, found = step(trained), step(frozen)
+    assert all(same_bits(a, b) for a, b in zip(found, right, strict=True))
+    with deep_gemm.nn.keep_casts():
+        assert all(same_bits(a, b) for a, b in zip(step(frozen), right, strict=True))
+    compiled: Any = torch.compile(frozen, backend="aot_eager")
+    assert all(same_bits(a, b) for a, b in zip(step(compiled), right, strict=True))
+    only_p = torch.rand(9, 2, requires_grad=True)
+    frozen(torch.randn(9, HIDDEN).to(dtype), ids, only_p).sum().backward()
+    assert some(only_p.grad).any()
+
+
+@pytest.mark.parametrize("of", ["fp4", "32x32"])
+def test_experts_without_gradients_refuse_what_would_need_them(of: str) -> None:
+    frozen = FrozenExperts(weight(NUM, 2 * INTER, HIDDEN, of=of), weight(NUM, HIDDEN, INTER, of=of))
+    x = torch.randn(5, HIDDEN, requires_grad=True) * 1
+    with pytest.raises(ValueError, match=r"^x: expected a tensor without a gradient"):
+        frozen(x, random_routes(5, 2, NUM), torch.rand(5, 2))
 
 
 def test_what_is_no_pair_or_no_limit_is_refused() -> None:

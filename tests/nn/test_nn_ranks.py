@@ -36,7 +36,7 @@ EXAMPLE = Path("examples") / "train_fsdp2.py"
 def learns(ranks: int, steps: int = 60) -> None:
     shorter = f"from examples import train_fsdp2 as example; example.STEPS = {steps}; example.main()"
     out, *_ = said_by_ranks(*([str(EXAMPLE)] if steps == 60 else ["-c", shorter]), ranks=ranks)
-    assert out.startswith("layers converted to FP8: 6, left: 2\n")
+    assert out.startswith("in FP8: 94.0% of 209,152 parameters\nlayers converted to FP8: 6, left: 2\n")
     *curves, in_bf16 = (float(loss) for loss in re.findall(r" (\d+\.\d\d)\b", out))
     plain, in_fp8 = curves[::2], curves[1::2]
     assert len(plain) == len(in_fp8) == steps // 10

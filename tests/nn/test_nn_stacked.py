@@ -1,0 +1,166 @@
+"""Mixtures of transformers' models in FP8: trained by an experts implementation, and frozen."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from helpers import same_bits
+from nn_cases import TYPICAL_OF_EXPERTS, error
+from torch import Tensor
+
+from deep_gemm import nn, per_block_cast_to_fp8
+from deep_gemm.convert import dequantized_state_dict, to_fp8_inference, to_fp8_training
+from deep_gemm.nn.stacked import NAME_FP8, WEIGHTS, FrozenStackedExperts
+
+transformers: Any = pytest.importorskip("transformers", minversion="5.17")
+
+SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+SIZES |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS = [f"model.layers.{layer}.mlp.experts" for layer in range(2)]
+
+
+def model_of(kind: str = "mixtral", **changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **SIZES | changes)
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def tokens() -> Tensor:
+    return torch.randint(64, (2, 20), generator=torch.Generator().manual_seed(1))
+
+
+def of_experts(model: Any) -> Any:
+    return model.get_submodule(EXPERTS[0])
+
+
+def routed(model: Any, tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(tokens, SIZES["hidden_size"], generator=generator).bfloat16()
+    ids = torch.randint(4, (tokens, 2), generator=generator)
+    return x, ids, torch.rand(tokens, 2, generator=generator)
+
+
+def test_one_call_trains_experts_too_and_tells_the_share() -> None:
+    model = model_of()
+    plain, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    done = to_fp8_training(model)
+    assert {*EXPERTS} <= {*done.converted}
+    assert done.left.keys() == {"model.embed_tokens", "lm_head", *(f"model.layers.{i}.mlp.gate" for i in range(2))}
+    assert done.in_fp8() > 0.9 * done.parameters == 0.9 * model.num_parameters()
+    assert "now in FP8: q_proj, k_proj, v_proj, o_proj, experts\n" in str(done)
+    assert model.config._experts_implementation == NAME_FP8
+    loss, right = (each(tokens(), labels=tokens()).loss for each in (model, plain))
+    assert 0 < error(loss, right) < 0.01
+    loss.backward()
+    assert all(p.grad.any() for p in model.parameters())
+    optimizer.step()
+    assert model(tokens(), labels=tokens()).loss < loss
+    layer, ours = of_experts(model), nn.Experts(4, 64, 128, dtype=torch.bfloat16)
+    ours.load_state_dict(dict(zip(("w1", "w2"), (getattr(layer, name) for name in WEIGHTS), strict=True)))
+    grads = []
+    for each, names in ((layer, WEIGHTS), (ours, ("w1", "w2"))):
+        leaves = [getattr(each, name) for name in names]
+        y = each(*routed(model))
+        grads.append((y.detach(), *torch.autograd.grad(y.square().sum(), leaves)))
+    assert all(same_bits(a, b) for a, b in zip(*grads, strict=True))
+    again = to_fp8_training(model)
+    assert (again.converted, again.in_fp8()) == ([], done.in_fp8())
+
+
+def test_experts_that_a_filter_leaves_stay_as_they_are() -> None:
+    """All read one configuration, which says how experts are computed."""
+    model = model_of()
+    plain = copy.deepcopy(model)
+    to_fp8_training(model, lambda name, _: name == EXPERTS[1])
+    same = [same_bits(*(m.get_submodule(name)(*routed(m)) for m in (model, plain))) for name in EXPERTS]
+    assert same == [True, False]
+    assert to_fp8_training(model).converted[-1].startswith("model.layers.1")
+    assert not same_bits(of_experts(model)(*routed(model)), of_experts(plain)(*routed(plain)))
+    model.set_experts_implementation("eager")
+    copied = copy.deepcopy(model)
+    to_fp8_training(copied)
+    assert copied.get_submodule(EXPERTS[1]).config._experts_implementation == NAME_FP8
+    assert model.get_submodule(EXPERTS[1]).config._experts_implementation == "eager"
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_one_call_freezes_experts_and_all_parameters_stay_counted(trained: bool) -> None:
+    model = model_of().eval()
+    plain, number = copy.deepcopy(model), model.num_parameters()
+    if trained:
+        to_fp8_training(model)
+    done = to_fp8_inference(model)
+    assert (model.num_parameters(), done.parameters) == (number, number)
+    layer, theirs = of_experts(model), of_experts(plain)
+    assert type(layer) is FrozenStackedExperts
+    weights = [per_block_cast_to_fp8(getattr(theirs, name)) for name in WEIGHTS]
+    ours = nn.FrozenExperts(weights[0], weights[1])
+    assert same_bits(layer(*routed(model)), ours(*routed(model)))
+    x, ids, p = routed(model)
+    other_ranks = ids.clone()
+    other_ranks[:, 1] = 4  # behind all experts
+    assert same_bits(layer(x, other_ranks, p), layer(x, ids, p * torch.tensor([1.0, 0.0])))
+    assert error(model(tokens()).logits, plain(tokens()).logits) < 2 * TYPICAL_OF_EXPERTS
+    assert model.generate(tokens()[:, :4], max_new_tokens=3, do_sample=False).shape == (2, 7)
+    assert to_fp8_inference(model).in_fp8() == done.in_fp8()
+
+
+def test_state_dicts_go_from_each_form_to_each() -> None:
+    plain, trained, frozen, late = (model_of() for _ in range(4))
+    to_fp8_training(trained)
+    to_fp8_training(late)
+    for model in (frozen, late):  # a hook of training stays, and leaves frozen weights alone
+        to_fp8_inference(model)
+    in_fp8 = copy.deepcopy(frozen.state_dict())
+    assert {f"{EXPERTS[0]}.{name}{end}" for name in WEIGHTS for end in ("", "_scale_inv")} <= in_fp8.keys()
+    for model in (frozen, late):
+        for held in model.state_dict().values():
+            held.view(torch.uint8).zero_()
+        model.load_state_dict(plain.state_dict())  # cast as they are loaded
+        assert all(same_bits(held, in_fp8[name]) for name, held in model.state_dict().items())
+        model.load_state_dict(in_fp8)
+    trained.load_state_dict(in_fp8)  # multiplied as they are loaded
+    plain.load_state_dict(dequantized_state_dict(in_fp8))
+    assert all(same_bits(held, plain.state_dict()[name]) for name, held in trained.state_dict().items())
+    key = f"{EXPERTS[0]}.down_proj"
+    for strict in (False, True):
+        with pytest.raises(RuntimeError, match=f"{key}_scale_inv: expected scales beside values"):
+            trained.load_state_dict({key: in_fp8[key]}, strict=strict)
+
+
+def test_on_meta_experts_are_frozen_too() -> None:
+    right = model_of()
+    with torch.device("meta"):
+        model = model_of()
+    to_fp8_inference(model)
+    state = right.state_dict()
+    model.load_state_dict(state, assign=True)
+    to_fp8_inference(right)
+    assert same_bits(of_experts(model)(*routed(model)), of_experts(right)(*routed(right)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("gpt_oss", {}, "has_bias: expected experts whose products add no bias, got GptOssExperts"),
+        ("mixtral", {"hidden_act": "gelu"}, "gate: expected silu"),
+        ("mixtral", {"intermediate_size": 136}, "intermediate: expected a multiple of"),
+        ("qwen3_moe", {"moe_intermediate_size": 192}, "intermediate: expected a multiple of 128, got 192"),
+    ],
+)
+def test_experts_that_are_left_are_told_and_stay(kind: str, changes: dict[str, Any], reason: str) -> None:
+    model = model_of(kind, **changes)
+    plain = copy.deepcopy(model)
+    changed = [to_fp8_inference] if "moe_intermediate_size" in changes else [to_fp8_training, to_fp8_inference]
+    for change in changed:
+        done = change(model)
+        assert all(reason in done.left[name] for name in EXPERTS)
+        assert "docs/convert.md#what-is-converted" in str(done)
+        assert max(map(len, str(done).splitlines())) <= 80
+        names = [name for name in done.left if name in EXPERTS]
+        assert sum(done.held[name] for name in names) > 0.5 * done.parameters
+        assert same_bits(of_experts(model)(*routed(model)), of_experts(plain)(*routed(plain)))
