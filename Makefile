@@ -70,4 +70,4 @@ help:
 	@echo "PYTHON=...  the interpreter that .venv is made of (python3)"
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
