@@ -175,7 +175,9 @@ def test_readme_lets_its_reader_run_something_soon_and_states_gains_that_were_me
     picture = next(line for line in lines if "docs/gains.svg" in line)
     assert re.findall(r"\d\.\dx", picture) == measured
     assert re.findall(r"\d\.\dx", " ".join(lines[:5])) == [measured[0], on_h200[0], measured[3], on_h200[2]]
-    assert all(word in " ".join(lines[:10]) for word in ("H100", "torch 2.11", "DeepGEMM 2.5.0", "means", "random weights"))
+    assert all(
+        word in " ".join(lines[:10]) for word in ("H100", "torch 2.11", "DeepGEMM 2.5.0", "means", "random weights")
+    )
     trained = Report.load(max((ROOT / "benchmarks" / "results").glob("training-h100-20*.json"))).rows
     steps = [row for row in trained if (row.kind, row.mode) == ("train_experts", "step")]
     us: dict[Any, Any] = {(row.shape, row.contender): row.us for row in steps}
