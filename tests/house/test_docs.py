@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +27,7 @@ from lab.bench.report import Report, Row, geometric_mean
 APPS = {"deep_gemm": app, "lab": lab_app}
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log tells of files of its days
 FOLDERS = (
@@ -161,6 +165,31 @@ def test_layers_take_twenty_lines_each() -> None:
     for block in (linear, mixture):
         definition = block[block.index("class " if "class " in block else "def ") :].split("\n\n\n")[0]
         assert len([line for line in definition.splitlines() if line.strip()]) <= 20
+
+
+@pytest.mark.release
+def test_the_first_change_goes_as_told(tmp_path: Path) -> None:
+    for folder in ("deep_gemm", "docs", "lab", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (lines,) = re.findall(r"<!-- first change -->\n```bash\n(.*?)\ngit diff ", CONTRIBUTING, re.DOTALL)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    for line in lines.splitlines():
+        command, _, told = line.replace("python ", f"{sys.executable} ").partition("    # ")
+        done = subprocess.run(command, shell=True, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+        assert done.returncode == told.startswith("fails"), done.stdout + done.stderr
+    changed = [path.read_text() for path in tmp_path.glob("*/core/*settings.py")]
+    assert sum(text.count("expected a bool, got") for text in changed) == 4
+
+
+def test_the_map_from_source_to_tests_has_every_folder() -> None:
+    rows = re.findall(r"^\| (`.*) \| (.*tests/.*) \|$", CONTRIBUTING, re.MULTILINE)
+    sources, tests = (" ".join(column) for column in zip(*rows, strict=True))
+    for path in (ROOT / "deep_gemm").iterdir():
+        if path.name not in ("__pycache__", "__init__.py", "py.typed"):
+            assert re.search(rf"[`/]{path.name}{'/' * path.is_dir()}`", sources), path.name
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
+    assert set(re.findall(r"`tests/(\w+)/`", tests)) == folders
 
 
 def test_readme_lets_its_reader_run_something_soon_and_states_gains_that_were_measured() -> None:
