@@ -76,7 +76,7 @@ def _mean(rows: list[Row], other: str) -> float:
 
 
 def _in_vllm(steps: tuple[str, ...]) -> float:
-    """The geometric mean over models and steps of the GPU's time by vLLM's own kernels by that with the plugin."""
+    """Give how many times as fast the GPU is with the plugin: the mean over models and steps."""
     files = sorted((path.name.rpartition("h100-")[2], path) for path in RESULTS.glob("engines-*h100-20*.json"))
     runs = [run for _, path in files for run in json.loads(path.read_text())["runs"]]  # a later one takes its place
     ms = {

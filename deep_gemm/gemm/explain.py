@@ -230,7 +230,7 @@ def _lines(shown: Sequence[Estimate], chosen: Estimate, width: int) -> list[str]
 
 
 def _bar(eighths: int) -> str:
-    """Draw a bar of so many eighths of a column.
+    """Draw a bar; its length is in eighths of a column.
 
     >>> _bar(20)
     '██▌'

@@ -54,7 +54,7 @@ OVERFLOWS = "() => document.documentElement.scrollWidth > document.documentEleme
 CUT_TABLES = """() => [...document.querySelectorAll(".md-typeset table")].filter(table =>
     table.rows[0].cells.length <= 4 && table.scrollWidth > table.closest(".md-typeset__scrollwrap").clientWidth + 1)
     .map(table => table.rows[0].innerText)"""
-"""Tables that a telephone has to show whole: those with more columns scroll in their frames."""
+"""Tables of at most four columns, which a telephone shows whole. Others scroll in their frames."""
 BLANK = "() => [...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
 
 
@@ -197,7 +197,7 @@ def test_no_page_is_wider_than_the_window_and_no_diagram_is_cut(
 
 @pytest.fixture(scope="module")
 def first_found(address: str, browser: Any) -> Callable[[str], str]:
-    """Search words, and give the address of what comes first."""
+    """Search words, and give the address of the first result."""
     window = browser.new_page(viewport={"width": WIDTHS[0], "height": 900})
     window.goto(f"{address}/index.html", wait_until="networkidle")
     window.keyboard.press("Control+k")
