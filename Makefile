@@ -16,7 +16,7 @@ ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX))
 ACTIVE_HAS_IT := test -n "$(ACTIVE)" && "$(ACTIVE)/bin/python" -c \
 	'from importlib.metadata import version as v; v("hopper-gemm"); v("torch")' 2>/dev/null
 
-.PHONY: demo test wheels dist clean help
+.PHONY: demo dev test wheels dist clean help
 
 demo:
 	@if $(ACTIVE_HAS_IT); then \
@@ -25,6 +25,9 @@ demo:
 		$(MAKE) --no-print-directory $(PACKAGE) && $(VENV)/bin/python -m deep_gemm demo && \
 		echo "To go on in this environment: source $(VENV)/bin/activate"; \
 	fi
+
+dev: $(TOOLS)
+	@echo "The tools are in $(VENV): source $(VENV)/bin/activate"
 
 test: $(TOOLS)
 	$(VENV)/bin/ruff check .
@@ -63,6 +66,7 @@ $(TOOLS): $(PACKAGE) lab/releases.py tests/house/oldest_release.py
 help:
 	@echo "make demo   run every product and layer, and check each; on a Hopper GPU show speed too"
 	@echo "            (in the environment that is active, if it has the package, else in .venv, which it makes)"
+	@echo "make dev    set up .venv with the tools alone, to run some tests by hand"
 	@echo "make test   set up .venv with the tools, then ruff, mypy and the tests (needs g++; all of them with DG_TEST_ALL=1)"
 	@echo "make wheels the source distribution, its wheel for this kind of processor, and one that runs on any, in dist"
 	@echo "make dist   what a release consists of, in dist and build/hub (docs/release.md)"
@@ -70,4 +74,4 @@ help:
 	@echo "PYTHON=...  the interpreter that .venv is made of (python3)"
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,4 +1,4 @@
-"""Draws docs/gains.svg, four gains in bars, from files of measurements:  python docs/draw_gains.py"""
+"""Draws docs/gains.svg, five gains on an H100 in bars, from files of measurements:  python docs/draw_gains.py"""
 
 from __future__ import annotations
 
@@ -20,34 +20,50 @@ COLOUR = "#c9404f"
 
 
 class Gain(NamedTuple):
-    """How many times as fast as another."""
+    """How many times as fast as another on an H100, and on an H200 where that was timed."""
 
     what: str
     other: str
-    gpu: str
     factor: float
+    h200: float | None = None
 
 
 def gains() -> tuple[Gain, ...]:
-    """The four, the largest first."""
-    experts, linear = (_newest(kind).rows for kind in ("experts", "linear"))
-    h200 = next(session for gpu, session in sessions().items() if "H200" in gpu)
-    few = [row for row in h200.rows if row.kind == "dense" and row.shape[0] <= 128]
+    """Give the gains, the largest first. Each is a geometric mean over all shapes that were timed."""
+    h200, h100 = sessions().values()
     return (
-        Gain("Mixture of experts in one call", "torch's BF16 grouped GEMM", "H200", _mean(experts, BF16)),
+        Gain(
+            "Mixture of experts in one call",
+            "torch 2.11's BF16 grouped GEMM",
+            _mean(_newest("experts-h100"), BF16),
+            _mean(_newest("experts"), BF16),
+        ),
         Gain(
             "Linear layer, 1 to 64 tokens",
-            "torch in BF16",
-            "H200",
-            _mean([row for row in linear if row.shape[0] <= 64], BF16),
+            "torch 2.11 in BF16",
+            _mean(_few(_newest("linear-h100"), 64), BF16),
+            _mean(_few(_newest("linear"), 64), BF16),
         ),
-        Gain("vLLM, a prefill of 8 x 1024 tokens", "its own FP8 kernels", "H100", _prefill()),
-        Gain("FP8 GEMM, 1 to 128 rows", "DeepGEMM 2.5.0", "H200", _mean(few, DEEPGEMM)),
+        Gain("vLLM, prefill of 8 x 1024 tokens", "vLLM 0.26.0's own kernels", _in_vllm(("prefill 8 x 1024",))),
+        Gain(
+            "FP8 GEMM, 1 to 128 rows",
+            "DeepGEMM 2.5.0",
+            *(_mean(_few([row for row in one.rows if row.kind == "dense"], 128), DEEPGEMM) for one in (h100, h200)),
+        ),
+        Gain(
+            "vLLM, a token of 1 or 32 sequences",
+            "vLLM 0.26.0's own kernels",
+            _in_vllm(("decode batch 1", "decode batch 32")),
+        ),
     )
 
 
-def _newest(kind: str) -> Report:
-    return Report.load(max(RESULTS.glob(f"{kind}-20*.json")))
+def _newest(kind: str) -> list[Row]:
+    return Report.load(max(RESULTS.glob(f"{kind}-20*.json"))).rows
+
+
+def _few(rows: list[Row], most: int) -> list[Row]:
+    return [row for row in rows if row.shape[0] <= most]
 
 
 def _mean(rows: list[Row], other: str) -> float:
@@ -59,11 +75,17 @@ def _mean(rows: list[Row], other: str) -> float:
     return mean
 
 
-def _prefill() -> float:
-    """The geometric mean over models of the GPU's time by vLLM's own kernels by that with the plugin."""
-    runs = json.loads(max(RESULTS.glob("engines-h100-20*.json")).read_text())["runs"]
-    ms = {(run["model"], run["who"]): sum(ms for _, ms in run["profile"].get("prefill 8 x 1024", ())) for run in runs}
-    mean = geometric_mean(ms[model, "own"] / time for (model, who), time in ms.items() if who == "plugin")
+def _in_vllm(steps: tuple[str, ...]) -> float:
+    """Give how many times as fast the GPU is with the plugin: the mean over models and steps."""
+    files = sorted((path.name.rpartition("h100-")[2], path) for path in RESULTS.glob("engines-*h100-20*.json"))
+    runs = [run for _, path in files for run in json.loads(path.read_text())["runs"]]  # a later one takes its place
+    ms = {
+        (run["model"], step, run["who"]): sum(ms for _, ms in run["profile"][step])
+        for run in runs
+        for step in steps
+        if step in run["profile"]
+    }
+    mean = geometric_mean(ms[model, step, "own"] / time for (model, step, who), time in ms.items() if who == "plugin")
     assert mean is not None
     return mean
 
@@ -78,6 +100,7 @@ def svg() -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {height}" '
             'font-family="sans-serif">',
             f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
+            f'<text x="{LEFT}" y="24" font-size="15" font-weight="bold" fill="#1f1f1f">H100</text>',
             f'<text x="{line}" y="24" font-size="13" fill="#5a5a5a" text-anchor="middle">the other: 1x</text>',
             f'<path d="M{line},30 V{height - 8}" stroke="#8a8a8a" stroke-dasharray="4 3"/>',
             *(row for i, gain in enumerate(found) for row in _bar(TOP + i * ROW, gain)),
@@ -91,12 +114,13 @@ def _bar(y: int, gain: Gain) -> Iterator[str]:
     length = gain.factor * UNIT
     yield (
         f'<text x="{LEFT}" y="{y + 14}" font-size="15" fill="#5a5a5a"><tspan font-weight="bold" fill="#1f1f1f">'
-        f"{gain.what}</tspan>, beside {gain.other}, {gain.gpu}</text>"
+        f"{gain.what}</tspan>, beside {gain.other}</text>"
     )
     yield f'<rect x="{LEFT}" y="{y + 22}" width="{length:.0f}" height="24" rx="3" fill="{COLOUR}"/>'
+    also = "" if gain.h200 is None else f'<tspan font-size="13" fill="#5a5a5a">  H200: {gain.h200:.1f}x</tspan>'
     yield (
-        f'<text x="{LEFT + length + 8:.0f}" y="{y + 41}" font-size="19" font-weight="bold" fill="#1f1f1f">'
-        f"{gain.factor:.1f}x</text>"
+        f'<text x="{LEFT + length + 8:.0f}" y="{y + 41}" font-size="19" xml:space="preserve"><tspan font-weight="bold" '
+        f'fill="#1f1f1f">{gain.factor:.1f}x</tspan>{also}</text>'
     )
 
 

@@ -1,18 +1,21 @@
-"""What the site makes of pages and docstrings while it is built: mkdocs.yml names both halves of this file."""
+"""Changes pages and docstrings while Zensical builds the site: mkdocs.yml names both extensions in this file."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import griffe
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.preprocessors import Preprocessor
 
-GUIDE = {"boost": 2}
-SEARCH = {"Serve": GUIDE, "Train": GUIDE, "Learn": GUIDE, "Design": {"boost": 0.4}, "Project": {"exclude": True}}
-"""What a search does with a tab's pages, if not what it does by itself: guides first, the log of the project never."""
+UNSEARCHED = "Project"
+"""The tab whose pages the search leaves out: they are the project's log, not its guides."""
 RESULT = re.compile(r"Callable\[P, ([^\[\]]+)\]\]?$")
 NAME = re.compile(r"(?<!\[)`(\w+)`(?!\])")
 ENTRY = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
@@ -50,23 +53,44 @@ SHOWN = {
 """Names that the reference shows, each with its path."""
 
 
-def on_config(config: Any) -> None:
-    """Put kernels' pages that no entry of the navigation names behind those that it does."""
-    design: list[Any] = next(tab["Design"] for tab in config.nav if "Design" in tab)
-    kernels: list[Any] = next(entry["Kernels"] for entry in design if "Kernels" in entry)
-    named = set(re.findall(r"[\w/]+\.md", str(config.nav)))
-    sources = sorted({path.stem for path in PACKAGE.glob("*/*.cuh")})
-    kernels += [
-        {name: f"{name}.md"} for name in sources if f"{name}.md" not in named and (DOCS / f"{name}.md").exists()
-    ]
+class Pages(Preprocessor):
+    """Links names on the map of functions, completes the reference, and hides a tab from the search.
+
+    Docstrings pass through here as well, as parts of their page: they name no entries, and have the page's context.
+    """
+
+    def run(self, lines: list[str]) -> list[str]:
+        """Change the lines of one page."""
+        from zensical.extensions.context import ContextPreprocessor  # a test reads this file without Zensical
+
+        context: Any = ContextPreprocessor.from_markdown(self.md)
+        page, nav = context.page, context.config["nav"]
+        if page.path in {path for tab in nav if tab["title"] == UNSEARCHED for path in _paths(tab)}:
+            page.meta["search"] = {"exclude": True}
+        if page.path == "interface.md":
+            return linked("\n".join(lines)).split("\n")
+        if any(map(ENTRY.match, lines)):
+            return [*lines, *UNLISTED.get(page.path, "").split("\n")]
+        return lines
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Tell the search what a page's tab says, link names on the map of functions, and complete the reference."""
-    if page.ancestors:
-        page.meta.setdefault("search", SEARCH.get(page.ancestors[-1].title, {}))
-    markdown += UNLISTED.get(page.file.src_uri, "")
-    return linked(markdown) if page.file.src_uri == "interface.md" else markdown
+def _paths(entry: dict[str, Any]) -> Iterator[str]:
+    yield entry["url"]
+    for child in entry["children"]:
+        yield from _paths(child)
+
+
+class PagesExtension(Extension):
+    """Registers `Pages` with Python-Markdown."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  # Python-Markdown's name
+        """Let `Pages` see a page before anything else does."""
+        md.preprocessors.register(Pages(md), "deep_gemm_pages", 100)
+
+
+def makeExtension(**options: Any) -> PagesExtension:  # noqa: N802  # Python-Markdown's name
+    """Make the extension: Python-Markdown calls this."""
+    return PagesExtension(**options)
 
 
 def linked(text: str) -> str:

@@ -5,7 +5,8 @@ import importlib
 import pickle
 import shutil
 import sys
-from collections.abc import Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
@@ -134,6 +135,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif hasattr(cases[0], "callspec") and _may_be_fewer(cases[0]):
             kept: list[pytest.Item] = covering(cases, _values)
             left_out |= set(cases) - set(kept)
+    _LEFT_OUT.update(Counter(_family(item.nodeid) for item in left_out))
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
@@ -157,6 +159,45 @@ def _told(value: object) -> str:
     if id(value) not in _TOLD:
         _TOLD[id(value)] = repr(value)
     return _TOLD[id(value)]
+
+
+_LEFT_OUT: dict[str, int] = {}
+"""Tests that this run leaves out, by family. Workers collect the same, and hand it to the process that reports."""
+
+
+def _family(nodeid: str) -> str:
+    return nodeid.split("/")[1] if nodeid.count("/") > 1 else "tests"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    getattr(session.config, "workeroutput", {})["left_out"] = _LEFT_OUT
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _LEFT_OUT.update(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """End a run of all tests with a line for each family."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword:
+        terminalreporter.write_sep("=", "what ran, by family")
+        for line in by_family(terminalreporter.stats, _LEFT_OUT, has_gpu=not collect_ignore_glob):
+            terminalreporter.write_line(line)
+
+
+def by_family(stats: Mapping[str, Sequence[Any]], left_out: Mapping[str, int], *, has_gpu: bool) -> Iterator[str]:
+    """Say of each folder of tests what ran, and what did not and why."""
+    ran = Counter(_family(each.nodeid) for how in ("passed", "failed", "error") for each in stats.get(how, ()))
+    tests = Path(__file__).parent
+    for family in ("tests", *sorted({path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")})):
+        reasons = [each.longrepr[2] for each in stats.get("skipped", ()) if _family(each.nodeid) == family]
+        files = 0 if has_gpu or family == "tests" else len([*(tests / family).rglob("test_gpu_*.py")])
+        parts = [f"{ran[family]:6} ran"]
+        parts += [f"{count} skipped: {why.removeprefix('Skipped: ')}" for why, count in Counter(reasons).items()]
+        parts += [f"{count} left out: DG_TEST_ALL=1 runs them" for count in (left_out.get(family),) if count]
+        parts += [f"{files} of test_gpu_*.py not collected: no Hopper GPU"] * bool(files)
+        yield f"{family:9}{'; '.join(parts)}"
 
 
 @pytest.hookimpl(optionalhook=True)

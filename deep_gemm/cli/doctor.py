@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from ..core.jit.compiler import compiler_version
 from ..core.jit.driver import driver_version
 from ..core.jit.entry import Unsound, read_entry
 from ..core.replay import which
-from ..core.settings import SettingError, read_settings
+from ..core.settings import VARIABLES, SettingError, read_settings
 
 OLDEST_CUDA = (12, 0)
 """The oldest CUDA whose drivers know Hopper's tensor maps and load cubins for sm_90a."""
@@ -42,8 +43,7 @@ def examine(environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """Look at everything that a product needs, here and on a GPU."""
     compiler, gpu, package = _compiler(), _gpu(), Path(__file__).resolve().parents[1]
     driver = _driver(compiler)
-    ours = {name: value for name, value in sorted(environment.items()) if name.startswith("DG_")}
-    variables = [f"{name}={value}" + " (ignored)" * (name == "DG_TUNED_TABLE") for name, value in ours.items()]
+    variables = [f"{name}={environment[name]}{_note(name)}" for name in sorted(environment) if name.startswith("DG_")]
     return [
         Finding("deep_gemm", f"{__version__}, Python {platform.python_version()}, {package}"),
         Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'none: a build for the CPU'}"),
@@ -84,6 +84,16 @@ def _gpu() -> Finding:
     found = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
     names = ", ".join(f"{each.name} ({each.major}.{each.minor}, {each.multi_processor_count} SMs)" for each in found)
     return Finding("GPU", names, is_wrong=all(each.major != HOPPER for each in found))
+
+
+def _note(name: str) -> str:
+    """Say of a variable that changes nothing that it does not, and which one may be meant."""
+    if name in VARIABLES or name.startswith("DG_TEST_"):
+        return ""
+    if name == "DG_TUNED_TABLE":
+        return " (ignored)"
+    near = "".join(get_close_matches(name, VARIABLES, 1, cutoff=0.8))
+    return f" (no such variable: is {near} meant?)" if near else " (no such variable)"
 
 
 def _wrong_settings(environment: Mapping[str, str]) -> list[str]:
@@ -139,7 +149,9 @@ def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
     if not gpu.is_wrong and not driver.is_wrong and not compiler.is_wrong:
         return [Finding("so", "kernels run on this GPU, and the reference on the CPU")]
     if gpu.is_wrong:
-        can_compile = "nothing is compiled" if compiler.is_wrong else "kernels can be compiled (compile)"
+        can_compile = "kernels can be compiled (compile)"
+        if compiler.is_wrong:
+            can_compile = "without NVRTC none is compiled: `compile` fails, and `demo` leaves kernels out"
         why = "there is no Hopper GPU" if not torch.cuda.is_available() else "the GPU is not a Hopper"
         if torch.version.cuda is None and not driver.is_wrong:
             why = "torch is a build for the CPU: install one for CUDA"
@@ -153,7 +165,8 @@ def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
             Finding("so", "the kernels that a wheel brought run on this GPU, and the reference on the CPU"),
             Finding("for more", f"others are compiled at need: {compiler.found}"),
         ]
+    without = "; on the GPU only kernels of the cache run: others need NVRTC" if not driver.is_wrong else ""
     return [
-        Finding("so", "products run by the reference on the CPU alone"),
+        Finding("so", f"products run by the reference on the CPU alone{without}"),
         Finding("for more", driver.found if driver.is_wrong else compiler.found, is_wrong=True),
     ]

@@ -58,6 +58,8 @@ MOST_ROWS = 1 << 16
 """Rows up to which all sizes of a batch are looked at for a weight that is given without m."""
 
 
+SECONDS_PER_KERNEL = 0.25
+"""Seconds of a processor for a kernel: 755 took two processors 98 s, by `make dist` (docs/release.md, 2026-11-27)."""
 MOST_SPLITS = 16
 """Splits of the product ahead of the norm of hyper-connections, as engines ask for it: none, or so many."""
 
@@ -291,9 +293,13 @@ def run(jobs: Iterable[Job], console: Console) -> bool:
     directory, begin = written_directory(settings().jit_cache_dirs), time.perf_counter()
     before, failed = len(files_in(directory)), list[str]()
     compiler_version()  # says what is missing before any work
+    processors = os.cpu_count() or 1
+    seconds = max(len(todo) * SECONDS_PER_KERNEL / processors, 1)
+    about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    console.print(f"{len(todo)} kernels: about {about} on {processors} processors, less for those in the cache")
 
     def work(announce: Callable[[str], None]) -> None:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(processors) as pool:
             running = {pool.submit(job.build): job for job in todo}
             for place, done in enumerate(as_completed(running), 1):
                 job, error = running[done], done.exception()

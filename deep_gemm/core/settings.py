@@ -65,6 +65,11 @@ class Settings:
 
 SWITCHES = tuple(field.name for field in fields(Settings) if field.type == "bool")
 """Settings whose variables are switches: `jit_debug` is `DG_JIT_DEBUG`."""
+VARIABLES = (
+    *("DG_JIT_CACHE_DIR", "DG_CACHE_DIR", "DG_JIT_CACHE_LIMIT_MB", "DG_JIT_DUMP_ASM"),
+    *(f"DG_{name.upper()}" for name in SWITCHES),
+)
+"""All variables that `read_settings` reads."""
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:

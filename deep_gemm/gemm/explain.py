@@ -28,7 +28,7 @@ GROUPS = {work.name: work for work in (IDS, ENDS, COUNTS, DEPTHS, HEADS)}
 WIDTH = 80
 LEGEND = (
     "A tile is rows x columns of D. /m2, /n2: pairs of CTAs share B, or A; /k3: three split k; 2/SM: the decode "
-    "kernel, two CTAs on an SM, columns x rows. In a round all SMs take a tile each. Total: the launch, and "
+    "kernel, two CTAs on an SM, columns x rows. In a round all SMs take a tile each. Total, and bar: the launch, and "
     "multiplying and memory, which overlap; by ids at least what finding groups takes. A weight has a menu of a few "
     "tiles for all m, so that few kernels are compiled and kept."
 )
@@ -206,8 +206,8 @@ def _page(question: Question, found: Sequence[Estimate], chosen: Estimate) -> li
         *wrap(question.title(), WIDTH),
         *wrap(sentence, WIDTH),
         "",
-        f"{'tile':{_width(found)}} {'tiles':>8} {'rounds':>6} {'multiply us':>11} {'memory us':>9} {'total us':>8}",
-        *(f"{candidate.tile.name:{_width(found)}}{_line(candidate, chosen)}" for candidate in shown),
+        f"{'tile':{_width(found)}} {'tiles':>6} {'rounds':>6} {'multiply':>8} {'memory':>7} {'total us':>8}",
+        *_lines(shown, chosen, _width(found)),
         *([_not_on_menu(others, chosen)] if others else ()),
         *(f"{count} more cannot run it: {reason}" for reason, count in reasons.items()),
         "",
@@ -219,10 +219,28 @@ def _width(found: Sequence[Estimate]) -> int:
     return max(13, *(len(candidate.tile.name) for candidate in found))
 
 
-def _line(one: Estimate, chosen: Estimate) -> str:
-    counts = f" {_number(one.tiles):>8} {_number(one.rounds):>6}"
-    times = f" {one.multiply_us:>11.1f} {one.memory_us:>9.1f} {one.cost_us:>8.1f}"
-    return f"{counts}{times}  {_verdict(one, chosen)}"
+def _lines(shown: Sequence[Estimate], chosen: Estimate, width: int) -> list[str]:
+    """Give a line for each candidate, with a bar for its total: the longest takes the room that 80 columns leave."""
+    texts = [f"{one.tile.name:{width}}{_numbers(one)}  " for one in shown]
+    verdicts = [_verdict(one, chosen) for one in shown]
+    room = max(WIDTH - 1 - max(map(len, texts)) - max(map(len, verdicts)), 0)
+    us = [one.cost_us for one in shown]
+    bars = [_bar(round(8 * room * each / max(us))).ljust(room) for each in us]
+    return [f"{text}{bar} {verdict}" for text, bar, verdict in zip(texts, bars, verdicts, strict=True)]
+
+
+def _bar(eighths: int) -> str:
+    """Draw a bar; its length is in eighths of a column.
+
+    >>> _bar(20)
+    '██▌'
+    """
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _numbers(one: Estimate) -> str:
+    counts = f" {_number(one.tiles):>6} {_number(one.rounds):>6}"
+    return f"{counts} {one.multiply_us:>8.1f} {one.memory_us:>7.1f} {one.cost_us:>8.1f}"
 
 
 def _verdict(candidate: Estimate, chosen: Estimate) -> str:

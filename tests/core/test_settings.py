@@ -230,7 +230,7 @@ def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field_and_b
 
     read_settings(Spy())
     source = Path(str(module.__file__)).read_text()
-    assert read
+    assert read == set(module.VARIABLES)
     assert all(f"`{name}`" in source for name in read)
     told = Path(__file__).parents[2] / "docs" / "jit.md"
     assert [name for name in read if f"`{name}" not in told.read_text()] == []

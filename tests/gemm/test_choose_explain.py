@@ -172,6 +172,15 @@ def test_a_tile_that_would_be_faster_and_is_not_on_the_menu_is_named(capsys: pyt
         assert is_first != (f"; {found[0].tile.name} would take {found[0].cost_us:.1f} us" in out)
 
 
+def test_a_bar_is_as_long_as_its_total(capsys: pytest.CaptureFixture[str]) -> None:
+    explain(64, 2112, 7168, gpu="H100")
+    rows = re.findall(r" +(\d+\.\d)  ([█▏▎▍▌▋▊▉]+) ", capsys.readouterr().out)
+    totals = [float(total) for total, _ in rows]
+    eighths = [sum(" ▏▎▍▌▋▊▉█".index(part) for part in bar) for _, bar in rows]
+    assert len(rows) > 8 and max(eighths) >= 8 * 8
+    assert eighths == pytest.approx([total / max(totals) * max(eighths) for total in totals], abs=1)
+
+
 def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     explain(100, 7168, 2048, gpu="H200")
     out = capsys.readouterr().out

@@ -195,10 +195,12 @@ def test_doctor_on_a_hopper_says_that_kernels_run(monkeypatch: pytest.MonkeyPatc
 
 def test_doctor_says_what_a_hopper_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     *_, so, more, code = machine(monkeypatch, [HOPPER], (13, 0), None)
-    assert so == "so         products run by the reference on the CPU alone"
+    alone = "so         products run by the reference on the CPU alone"
+    assert so == f"{alone}; on the GPU only kernels of the cache run: others need NVRTC"
     assert 'Run: pip install "hopper-gemm[cu13]"' in more
     assert code == "1"
     *_, so, more, code = machine(monkeypatch, [HOPPER], (11, 8))
+    assert so == alone
     assert more == "for more   CUDA 11.8: too old, kernels need one of CUDA 12.0 or newer"
     assert code == "1"
     *_, so, more, code = machine(monkeypatch, [HOPPER], (12, 9), "13.5.37 CL-1")
@@ -211,7 +213,13 @@ def test_doctor_says_what_a_hopper_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
     ("gpus", "driver", "compiler", "so", "more"),
     [
         ([], None, "13.0.88", "kernels can be compiled (compile)", "there is no Hopper GPU"),
-        ([], None, None, "nothing is compiled", "there is no Hopper GPU"),
+        (
+            [],
+            None,
+            None,
+            "without NVRTC none is compiled: `compile` fails, and `demo` leaves kernels out",
+            "there is no Hopper GPU",
+        ),
         ([AMPERE], (13, 0), "13.0.88", "kernels can be compiled (compile)", "the GPU is not a Hopper"),
     ],
 )
@@ -242,6 +250,17 @@ def test_doctor_names_settings_and_a_cache_that_cannot_be_written(
     assert "0 kernels, 0.0 MB; it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can" in shown
 
 
+def test_doctor_says_of_a_variable_that_does_not_exist_which_one_may_be_meant() -> None:
+    asked = {"DG_JIT_CACHE_DIRS": "/a", "DG_JIT_USE_NVRTC": "1", "DG_JIT_DEBUG": "0", "DG_TEST_ALL": "1"}
+    (told,) = [each.found for each in doctor.examine(asked) if each.what == "settings"]
+    assert told.split(", ") == [
+        "DG_JIT_CACHE_DIRS=/a (no such variable: is DG_JIT_CACHE_DIR meant?)",
+        "DG_JIT_DEBUG=0",
+        "DG_JIT_USE_NVRTC=1 (no such variable)",
+        "DG_TEST_ALL=1",
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "told"), [("1", "Python: DG_DISABLE_NATIVE_REPLAY is set"), ("maybe", "not looked at")]
 )
@@ -259,6 +278,7 @@ def test_doctor_and_result_files_say_which_replay_runs(cache: Path, value: str, 
 def test_compile_makes_what_a_product_of_this_shape_then_finds(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("compile", "64,2112,7168", "2000x512x7168", "--gpu", "H200")
     assert result.exit_code == 0
+    assert words(result).startswith(f"2 kernels: about 1 s on {os.cpu_count()} processors, less for those in the cache")
     assert "2 of 2 kernels are ready, 2 of them new" in words(result)
     assert " 2/2 " in result.output, "without a terminal a line tells of each kernel"
     jit._cache_of.cache_clear()
@@ -590,6 +610,15 @@ def test_demo_without_a_gpu_compiles_a_kernel_of_each_kind() -> None:
         assert 32 <= registers <= 255
         assert milliseconds > 0
     assert max(map(len, result.output.splitlines())) <= 80
+
+
+@without_gpu
+def test_demo_on_a_cpu_shows_no_times_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_show_kernels", lambda console: True)
+    examples = demo._examples
+    monkeypatch.setattr(demo, "_examples", lambda device: islice(examples(device), 1))
+    (heading,) = [line for line in run("demo").output.splitlines() if line.startswith("product ")]
+    assert heading.split() == ["product", "m", "x", "n", "x", "k", "D", "backend", "error"]
 
 
 @without_gpu

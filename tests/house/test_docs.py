@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +27,7 @@ from lab.bench.report import Report, Row, geometric_mean
 APPS = {"deep_gemm": app, "lab": lab_app}
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log tells of files of its days
 FOLDERS = (
@@ -166,21 +170,51 @@ def test_layers_take_twenty_lines_each() -> None:
         assert len([line for line in definition.splitlines() if line.strip()]) <= 20
 
 
+@pytest.mark.release
+def test_the_first_change_goes_as_told(tmp_path: Path) -> None:
+    for folder in ("deep_gemm", "docs", "lab", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (lines,) = re.findall(r"<!-- first change -->\n```bash\n(.*?)\ngit diff ", CONTRIBUTING, re.DOTALL)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    for line in lines.splitlines():
+        command, _, told = line.replace("python ", f"{sys.executable} ").partition("    # ")
+        done = subprocess.run(command, shell=True, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+        assert done.returncode == told.startswith("fails"), done.stdout + done.stderr
+    changed = [path.read_text() for path in tmp_path.glob("*/core/*settings.py")]
+    assert sum(text.count("expected a bool, got") for text in changed) == 4
+
+
+def test_the_map_from_source_to_tests_has_every_folder() -> None:
+    rows = re.findall(r"^\| (`.*) \| (.*tests/.*) \|$", CONTRIBUTING, re.MULTILINE)
+    sources, tests = (" ".join(column) for column in zip(*rows, strict=True))
+    for path in (ROOT / "deep_gemm").iterdir():
+        if path.name not in ("__pycache__", "__init__.py", "py.typed"):
+            assert re.search(rf"[`/]{path.name}{'/' * path.is_dir()}`", sources), path.name
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
+    assert set(re.findall(r"`tests/(\w+)/`", tests)) == folders
+
+
 def test_readme_lets_its_reader_run_something_soon_and_states_gains_that_were_measured() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert 60 <= len(lines) <= 90
     assert any(line.startswith("make demo") for line in lines[:35])
     assert "deep_gemm.fp8_gemm_nt(a, b)" in "\n".join(lines[:30])
-    measured = [f"{gain.factor:.1f}x" for gain in script("draw_gains").gains()]
+    gains = script("draw_gains").gains()
+    assert gains == tuple(sorted(gains, key=lambda gain: -gain.factor))
+    measured = [f"{gain.factor:.1f}x" for gain in gains]
+    on_h200 = [f"{gain.h200:.1f}x" for gain in gains if gain.h200]
     picture = next(line for line in lines if "docs/gains.svg" in line)
     assert re.findall(r"\d\.\dx", picture) == measured
-    assert re.findall(r"\d\.\dx", " ".join(lines[:5])) == [measured[0], measured[3]]
+    assert re.findall(r"\d\.\dx", " ".join(lines[:5])) == [measured[0], on_h200[0], measured[3], on_h200[2]]
+    assert all(
+        word in " ".join(lines[:10]) for word in ("H100", "torch 2.11", "DeepGEMM 2.5.0", "means", "random weights")
+    )
     trained = Report.load(max((ROOT / "benchmarks" / "results").glob("training-h100-20*.json"))).rows
     steps = [row for row in trained if (row.kind, row.mode) == ("train_experts", "step")]
     us: dict[Any, Any] = {(row.shape, row.contender): row.us for row in steps}
-    gains = [us[shape, BF16] / ours for (shape, who), ours in us.items() if who == OURS]
-    in_training = f"{geometric_mean(gains):.1f}x"
-    assert set(re.findall(r"\d\.\dx", "\n".join(lines))) == {*measured, in_training}
+    in_training = geometric_mean(us[shape, BF16] / ours for (shape, who), ours in us.items() if who == OURS)
+    assert set(re.findall(r"\d\.\dx", "\n".join(lines))) == {*measured, on_h200[0], on_h200[2], f"{in_training:.1f}x"}
 
 
 def test_the_page_of_results_is_what_its_script_writes() -> None:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, get_origin
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote_plus, unquote, urlsplit
 
 import pytest
 from test_docs import script
@@ -36,19 +35,26 @@ LEADS_TO = {
     "vllm": "vllm.html",
     "lmdeploy": "lmdeploy.html",
     "masked": "grouped.html",
-    "gradient": "training.html",
+    "gradient": "reference/products.html",
     "install": "install.html",
     "mxfp4": "fp4_models.html",
     "driver": "troubleshooting.html",
     "torch.compile": "torch_compile.html",
-    "fp8_gemm_nt": "reference/products.html",
     "indexer": "indexer.html",
     "moe": "grouped.html",
+    "qwen3": "models.html",
+    "H200": "install.html",
+    **dict.fromkeys(("CUDA out of memory", "illegal memory access", "undefined symbol"), "troubleshooting.html"),
+    **dict.fromkeys(("no kernel image", "hang", "float16"), "troubleshooting.html"),
 }
 """Words that users search, and the page that comes first."""
 CUT = """() => [...document.querySelectorAll("pre > code")]
     .filter(code => code.scrollWidth > code.clientWidth + 1).map(code => code.innerText.slice(0, 60))"""
 OVERFLOWS = "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
+CUT_TABLES = """() => [...document.querySelectorAll(".md-typeset table")].filter(table =>
+    table.rows[0].cells.length <= 4 && table.scrollWidth > table.closest(".md-typeset__scrollwrap").clientWidth + 1)
+    .map(table => table.rows[0].innerText)"""
+"""Tables of at most four columns, which a telephone shows whole. Others scroll in their frames."""
 BLANK = "() => [...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
 
 
@@ -71,17 +77,19 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site, built without a warning."""
-    for module in ("material", "mkdocstrings_handlers.python"):
+    for module in ("zensical", "mkdocstrings_handlers.python"):
         if not is_there(module):
             if THOROUGH:
                 pytest.fail(f"CI builds the site, and {module} is not installed", pytrace=False)
-            pytest.skip('the site needs mkdocs-material and mkdocstrings: pip install "hopper-gemm[docs]"')
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            pytest.skip('the site needs Zensical and mkdocstrings: pip install "hopper-gemm[docs]"')
+    folder = tmp_path_factory.mktemp("checkout")  # Zensical writes its cache and the site beside mkdocs.yml
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    (folder / "deep_gemm").symlink_to(ROOT / "deep_gemm")
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
-    return folder
+    return folder / "build" / "site"
 
 
 def is_there(module: str) -> bool:
@@ -96,7 +104,9 @@ def pages(folder: Path, ending: str) -> set[str]:
 
 
 def test_the_site_has_every_page_and_its_links_lead_somewhere(site: Path) -> None:
-    assert pages(site, ".html") - {"404"} == pages(ROOT / "docs", ".md") - {"package"}
+    wanted = pages(ROOT / "docs", ".md") - {"package"}
+    assert pages(site, ".html") - {"404"} == wanted
+    assert set(re.findall(r"([\w/]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) - {"package"} == wanted
     files = {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
     broken = []
     for path, page in files.items():
@@ -130,13 +140,10 @@ def test_the_reference_shows_every_public_name(site: Path) -> None:
     assert "-&gt; Request" not in made and "&gt;&gt;&gt;" not in re.sub(r"<code>.*?</code>", "", made, flags=re.DOTALL)
 
 
-def test_functions_and_kernels_that_no_page_lists_are_put_behind_others(site: Path) -> None:
+def test_functions_that_no_page_lists_are_put_behind_others(site: Path) -> None:
     hooks, page = script("site_hooks"), "reference/casts.md"
     without = hooks.REFERENCE[page].replace("::: deep_gemm.cast_both_to_fp8\n", "")
     assert "\n\n::: deep_gemm.cast_both_to_fp8\n" in hooks.unlisted(hooks.REFERENCE | {page: without})[page]
-    kernels = [{"casts": "cast_rows.md"}]
-    hooks.on_config(SimpleNamespace(nav=[{"Design": [{"Kernels": kernels}]}]))
-    assert {"cast_tiles": "cast_tiles.md"} in kernels and {"cast_rows": "cast_rows.md"} not in kernels
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +177,7 @@ def test_no_page_is_wider_than_the_window_and_no_diagram_is_cut(
 ) -> None:
     wrong = []
     window = browser.new_page()
-    window.route("**/search/**", lambda route: route.abort())  # each page would make its own index
+    window.route("**/search.json", lambda route: route.abort())  # each page would make its own index
     for name in {*PICTURED, *one_in(12, sorted(pages(site, ".html") - {"404"}))}:
         for width in WIDTHS:
             window.set_viewport_size({"width": width, "height": 900})
@@ -178,6 +185,8 @@ def test_no_page_is_wider_than_the_window_and_no_diagram_is_cut(
                 window.goto(f"{address}/{name}.html")
                 wrong += [f"{name}: cut at {width}: {text}" for text in window.evaluate(CUT)]
                 wrong += [f"{name}: {image} does not load" for image in window.evaluate(BLANK)]
+            if width == WIDTHS[-1] and name != "aims":
+                wrong += [f"{name}: a table is cut at {width}: {text}" for text in window.evaluate(CUT_TABLES)]
             if window.evaluate(OVERFLOWS):
                 wrong.append(f"{name}: wider than {width}")
             if name in PICTURED:
@@ -186,13 +195,31 @@ def test_no_page_is_wider_than_the_window_and_no_diagram_is_cut(
     assert len(list(tmp_path.glob("*.png"))) == len(PICTURED) * len(WIDTHS)
 
 
-def test_words_lead_first_to_pages_for_users(address: str, browser: Any) -> None:
+@pytest.fixture(scope="module")
+def first_found(address: str, browser: Any) -> Callable[[str], str]:
+    """Search words, and give the address of the first result."""
     window = browser.new_page(viewport={"width": WIDTHS[0], "height": 900})
-    window.goto(f"{address}/index.html")
-    found = {}
-    for word in LEADS_TO:
-        window.fill("input.md-search__input", word)
-        window.press("input.md-search__input", "End")
-        result = window.wait_for_selector(f".md-search-result__item:first-child > a[href*='h={word}']")
-        found[word] = urlsplit(result.get_attribute("href")).path.removeprefix("/")
-    assert found == LEADS_TO
+    window.goto(f"{address}/index.html", wait_until="networkidle")
+    window.keyboard.press("Control+k")
+
+    def search(words: str) -> str:
+        window.get_by_role("combobox").fill("")
+        window.wait_for_selector("[role=option]", state="detached")  # else the answer may be that to the words before
+        window.get_by_role("combobox").fill(words)
+        first = f"[role=option][aria-posinset='1'][href*='h={quote_plus(words)}']"
+        found: str = window.wait_for_selector(first).get_attribute("href")
+        return found.removeprefix(f"{address}/")
+
+    return search
+
+
+def test_words_lead_first_to_pages_for_users(first_found: Callable[[str], str]) -> None:
+    assert {words: first_found(words).split("?")[0] for words in LEADS_TO} == LEADS_TO
+
+
+def test_the_name_of_a_function_leads_to_its_entry(first_found: Callable[[str], str]) -> None:
+    public = sorted(set(deep_gemm.__all__) & script("site_hooks").SHOWN.keys())
+    assert len(public) > 80
+    found = {name: first_found(name).rpartition(".")[2] for name in one_in(4, public)}
+    found["experts"] = found.get("experts", "Experts").lower()  # or the module of this name, which is as good
+    assert found == {name: name for name in found}

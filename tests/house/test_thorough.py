@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations, product
+from types import SimpleNamespace
 
+from conftest import by_family
 from thorough import covering, values
 
 from deep_gemm.linear import kernel as linear_decode
@@ -31,3 +34,13 @@ def test_settings_inside_of_a_setting_count_one_by_one() -> None:
     found = [set(values(config)) for config in linear_decode.reachable_linear()]
     assert {("tile.block_tokens", 8), ("tile.block_tokens", 16)} <= set().union(*found)
     assert "tile" not in {name for each in found for name, _ in each}
+
+
+def test_a_run_ends_with_what_ran_of_each_family_and_what_did_not_and_why() -> None:
+    report = SimpleNamespace(nodeid="tests/gemm/rows/test_a.py::test", longrepr=("a.py", 1, "Skipped: needs g++"))
+    stats = {"passed": [report] * 2, "failed": [report], "skipped": [report]}
+    told = {line.split()[0]: line for line in by_family(stats, {"gemm": 5}, has_gpu=False)}
+    left_out = "5 left out: DG_TEST_ALL=1 runs them; 7 of test_gpu_*.py not collected: no Hopper GPU"
+    assert re.sub(" +", " ", told["gemm"]) == f"gemm 3 ran; 1 skipped: needs g++; {left_out}"
+    assert told["nn"].split() == ["nn", "0", "ran"]
+    assert "test_gpu" not in " ".join(by_family(stats, {}, has_gpu=True))
