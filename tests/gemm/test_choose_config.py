@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from math import gcd
-from pathlib import Path
 
 import pytest
 
@@ -44,8 +42,6 @@ def test_names_of_outputs_tell_their_groups() -> None:
 
 # Which configurations the kernel can be built in, and those that tiles get.
 
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
 
 LEGAL = GemmConfig(128, 128, num_stages=4)
 OUTPUTS = [Output(), Output(with_c=True), Output(is_fp32=True), Output(is_fp32=True, adds_to_d=True)]
@@ -283,7 +279,3 @@ def test_registers_move_to_those_who_need_them() -> None:
     assert tile_config(128, 256, Output(work=works.IDS)).registers == (56, 224)
     assert tile_config(128, 96, Output(sfb=PER_ROW, work=works.IDS)).registers == (56, 224)
     assert tile_config(128, 96, Output(sfb=PER_ROW, work=works.ENDS)).registers == (40, 232)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))
