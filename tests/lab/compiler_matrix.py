@@ -54,6 +54,8 @@ from lab.configs import reachable_dense as reachable
 from lab.flat import flat
 from lab.gates import violations
 
+WHOLE: tuple[Kernel[Any], ...] = (LINEAR_DECODE, HC_PRENORM, HC_PRENORM_FEW, *ORDINARY)
+"""Kernels of which all configurations are one kind."""
 USUAL_HEADS = (8, 16, 32, 64)
 """Numbers of the indexer's heads: those that models have, the least, and one between."""
 MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
@@ -94,10 +96,9 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     kinds: list[tuple[Kernel[Any], Sequence[Any]]] = [
         *((FP8_GEMM, of) for of in (reachable(), reachable_grouped(), reachable_silu(), reachable_k_grouped(), tall)),
         *((FP8_GEMM_DECODE, of) for of in (reachable_decode(), few)),
-        (LINEAR_DECODE, LINEAR_DECODE.configs()),
         *zip((IN_ROWS, IN_PAGES), of_logits, strict=True),
         *((BF16_GEMM, of) for of in of_bf16),
-        *((kernel, kernel.configs()) for kernel in (HC_PRENORM, HC_PRENORM_FEW, *ORDINARY)),
+        *((kernel, kernel.configs()) for kernel in WHOLE),
     ]
     return [
         Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
