@@ -71,6 +71,13 @@ def inside_of_an_element(x: Tensor) -> Tensor:
     return here.as_strided(x.shape, x.stride()).copy_(x)
 
 
+def misaligned(x: Tensor, num_bytes: int = 0) -> Tensor:
+    """The same values, contiguous, so many bytes behind an address that is a multiple of 16: else one element."""
+    memory = torch.zeros(x.nbytes + 32, dtype=torch.uint8)
+    first = -memory.data_ptr() % 16 + (num_bytes or x.element_size())
+    return memory[first : first + x.nbytes].view(x.dtype).view(x.shape).copy_(x)
+
+
 def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
     """Numbers of a normal distribution."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)

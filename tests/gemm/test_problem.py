@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import CANARY, inside_of_an_element, int32, random_fp8, random_scales
+from helpers import CANARY, inside_of_an_element, int32, misaligned, random_fp8, random_scales
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -185,14 +185,6 @@ def of_depth(k: int) -> Arguments:
 
 def meta(x: Tensor) -> Tensor:
     return x.to("meta")
-
-
-def misaligned(x: Tensor) -> Tensor:
-    """The same tensor, one element behind an address that is a multiple of 16 bytes."""
-    size = x.element_size()
-    buffer = torch.empty(x.numel() * size + 16, dtype=torch.uint8)
-    moved = buffer[size : size + x.numel() * size].view(x.dtype).view(x.shape)
-    return moved.copy_(x)
 
 
 def wider(elements: int) -> Callable[[Tensor], Tensor]:
