@@ -21,7 +21,7 @@ CEILINGS = {
     "lines of C in the wheel": 900,
     "lines of data in the wheel": 39,
     "lines of Python in lab/": 18_800,
-    "lines of Python in tests/": 48_010,
+    "lines of Python in tests/": 47_500,
     "rooms": 18,
     "floors": 10,
     "arrows": 78,

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core import jit
-from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.core.jit.compiler import CompiledKernel, Job, compile_cubin
 from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
 from deep_gemm.core.params import Kind, Params
 from deep_gemm.core.settings import settings
 from deep_gemm.gemm import reference
+from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.problem import Problem
@@ -68,6 +69,13 @@ def inside_of_an_element(x: Tensor) -> Tensor:
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     here = torch.frombuffer(memory, dtype=x.dtype, offset=-start % x.element_size() + 1, count=x.numel())
     return here.as_strided(x.shape, x.stride()).copy_(x)
+
+
+def misaligned(x: Tensor, num_bytes: int = 0) -> Tensor:
+    """The same values, contiguous, so many bytes behind an address that is a multiple of 16: else one element."""
+    memory = torch.zeros(x.nbytes + 32, dtype=torch.uint8)
+    first = -memory.data_ptr() % 16 + (num_bytes or x.element_size())
+    return memory[first : first + x.nbytes].view(x.dtype).view(x.shape).copy_(x)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
@@ -232,6 +240,16 @@ def sum_of_parts(p: Problem, cluster_k: int, run_k_blocks: int) -> Tensor:
     if p.c is not None:
         total += p.c.float()
     return total.to(p.d.dtype)
+
+
+def small_integers(config: Any, m: int, n: int, k: int, seed: int, device: str = "cpu") -> Problem:
+    """A dense product in which no sum of a block needs more bits than the tensor cores keep."""
+    g, by_row = torch.Generator(device).manual_seed(seed), config.sfb == PER_ROW
+    a, b = (torch.randint(-2, 3, (rows, k), generator=g, device=device).to(torch.float8_e4m3fn) for rows in (m, n))
+    sfa, sfb = (random_scales((rows, ceil_div(k, 128)), g) for rows in (m, n if by_row else ceil_div(n, 128)))
+    d = torch.full((m, n), torch.nan, dtype=torch.float32 if config.is_fp32 else torch.bfloat16, device=device)
+    c = torch.randn(m, n, generator=g, device=device).to(d.dtype) if config.with_c else None
+    return dense_problem((a, sfa), (b, sfb), d, c, recipes=(RECIPE_1D1D if by_row else None, None, None))
 
 
 @dataclass

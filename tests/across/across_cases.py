@@ -80,6 +80,16 @@ def share_out(x: Tensor, counts: list[int], group: dist.ProcessGroup | None = No
     return torch.split(x, counts)[dist.get_rank(group)]
 
 
+def shared_out(world: int, count: int = 6) -> tuple[int, list[Tensor]]:
+    """The number of experts, two on each rank, and the tokens of this one."""
+    num, counts = 2 * world, [count] * world
+    return num, [share_out(each, counts) for each in tokens_of_ranks(counts, num)]
+
+
+def own_weights(num: int) -> list[tuple[Tensor, Tensor]]:
+    return [part(cast(w), owned_experts(num)) for w in weights(num)]
+
+
 def gradient(leaf: Tensor | None) -> Tensor:
     assert leaf is not None and leaf.grad is not None
     assert (leaf.grad.dtype, leaf.grad.shape) == (leaf.dtype, leaf.shape)
@@ -227,10 +237,8 @@ def trained(world: int) -> None:
 
 def sums_that_fp16_has_not(world: int) -> None:
     """Small sums and large ones have the bits of inference: none is rounded to FP16 on its way."""
-    num, counts = 2 * world, [6] * world
-    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
-    mine = owned_experts(num)
-    layer = experts_with(num, (w[mine].clone() for w in weights(num)))
+    num, (x, ids, p) = shared_out(world)
+    layer = experts_with(num, (w[owned_experts(num)].clone() for w in weights(num)))
     for scale in (1e-4, 1e5):
         with torch.no_grad():
             right = layer(x.half(), ids, p * scale)
@@ -240,8 +248,7 @@ def sums_that_fp16_has_not(world: int) -> None:
 
 def ids_of_no_expert(world: int) -> None:
     """A GPU does not look at ids ahead. Those whose lower half alone is an expert's count as -1, in training too."""
-    num, counts = 2 * world, [6] * world
-    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    num, (x, ids, p) = shared_out(world)
     wide = ids.clone()
     wide[0], wide[1], wide[2] = -(2**63), 2**32 + 1, num + 5
     none = ids.clone()
@@ -253,10 +260,9 @@ def ids_of_no_expert(world: int) -> None:
 
 
 def autocast(world: int) -> None:
-    num, counts = 2 * world, [6] * world
-    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    num, (x, ids, p) = shared_out(world)
     x = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
-    layer = experts_with(num, (part(cast(w), owned_experts(num)) for w in weights(num)), max_tokens=6)
+    layer = experts_with(num, own_weights(num), max_tokens=6)
     with torch.autocast("cpu", torch.bfloat16):
         got, decoded = layer(x, ids, p), layer.decode(x, ids, p)
     assert same_bits(got, layer(x.bfloat16(), ids, p))
@@ -266,11 +272,9 @@ def autocast(world: int) -> None:
 
 def copies(world: int) -> None:
     """A copy works as its layer does, whatever calls have made, and in the same group."""
-    num, counts = 2 * world, [6] * world
-    given = [share_out(each, counts) for each in tokens_of_ranks(counts, num)]
+    num, given = shared_out(world)
     group = dist.new_group(list(range(world)))
-    w = [part(cast(w), owned_experts(num)) for w in weights(num)]
-    layer = experts_with(num, w, group=group, max_tokens=6)
+    layer = experts_with(num, own_weights(num), group=group, max_tokens=6)
     got = layer(*given)
     assert same_bits(layer.decode(*given), got)
     again = copy.deepcopy(layer)
@@ -285,9 +289,8 @@ def copies(world: int) -> None:
 
 def casts(world: int) -> None:
     """FP8 weights and their scales keep their types, whatever a model is cast to."""
-    num, counts = 2 * world, [6] * world
-    given = [share_out(each, counts) for each in tokens_of_ranks(counts, num)]
-    layer = experts_with(num, [part(cast(w), owned_experts(num)) for w in weights(num)], max_tokens=6)
+    num, given = shared_out(world)
+    layer = experts_with(num, own_weights(num), max_tokens=6)
     model = torch.nn.ModuleDict({"experts": layer, "router": torch.nn.Linear(HIDDEN, num)})
     right, state = layer(*given), {name: x.clone() for name, x in layer.state_dict().items()}
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -420,9 +423,8 @@ class Counted:
 
 
 def mistakes(world: int) -> None:
-    num, counts = 2 * world, [6] * world
-    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
-    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    num, (x, ids, p) = shared_out(world)
+    w1, w2 = own_weights(num)
     rank, last = dist.get_rank(), world - 1
     to_last = torch.full_like(ids, num - 1)
     with Counted() as sent:
@@ -470,9 +472,8 @@ def mistakes(world: int) -> None:
 
 
 def bytes_sent(world: int) -> None:
-    num, counts = 2 * world, [6] * world
-    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
-    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    num, (x, ids, p) = shared_out(world)
+    w1, w2 = own_weights(num)
     layer = Experts(num, w1, w2, max_tokens=MAX_TOKENS)
     with Counted() as sent:
         layer.decode(x, ids, p)
@@ -490,8 +491,7 @@ def bytes_sent(world: int) -> None:
 def dies(world: int) -> None:
     """One rank ends in the middle; each other gets an error soon, and goes on without it."""
     num, rank = world, dist.get_rank()
-    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
-    layer = Experts(num, w1, w2)
+    layer = experts_with(num, own_weights(num))
     x, ids, p = tokens_of_ranks([4], num)
     layer(x, ids, p)
     if rank == world - 1:
@@ -539,9 +539,8 @@ def narrowed(w: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def ranks_that_differ(world: int) -> None:
-    num, counts = 2 * world, [5] * world
-    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
-    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    num, (x, ids, p) = shared_out(world, 5)
+    w1, w2 = own_weights(num)
     last = world - 1
     is_last = dist.get_rank() == last
     layer = Experts(num, w1, w2, max_tokens=5)

@@ -320,25 +320,6 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     activated_product_of_rows((a, sfa), b, (d, scales), layout, weights, **said)
 
 
-KERNELS = {
-    each.__name__: each
-    for each in (
-        plan_sends,
-        pack_rows,
-        post_rows,
-        meet_ranks,
-        count_routes,
-        route_rows,
-        gather_rows,
-        gather_weighted,
-        gather_weighted_many,
-        cast_rows,
-        lay_scales,
-        fp8_gemm_rows,
-    )
-}
-
-
 class _Where(threading.local):
     computes = False
 
@@ -369,7 +350,7 @@ def on_cpu(function: F) -> F:
 
 
 class Launcher(FakeLauncher):
-    """Takes what a launcher of the driver takes, and computes."""
+    """Takes what a launcher of the driver takes, and computes by the function of the kernel's name above."""
 
     def __init__(self, gpu: FakeGpu, kernel: Kernel[Any], *of: Any) -> None:
         super().__init__(gpu, kernel, *of)
@@ -377,7 +358,7 @@ class Launcher(FakeLauncher):
 
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
         with computing():
-            KERNELS[self.name](self.of, members(self.layout, self.params.bytes, self.params.address))
+            globals()[self.name](self.of, members(self.layout, self.params.bytes, self.params.address))
         return super().start(config, function, pointers, extra)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from addressed_kernels import Seen, on_cpu
 from fp4_cases import FORMS
-from helpers import inside_of_an_element, same_bits, some
+from helpers import inside_of_an_element, misaligned, same_bits, some
 from mega_cases import Model, Tokens, fill, part, result, transformed
 from mega_cases import call as call_mega
 from rank_threads import Ranks
@@ -210,13 +210,6 @@ def test_a_record_launches_what_the_call_itself_does(seen: Seen, monkeypatch: py
     assert [kernel for kernel, *_ in launches] == [*ALL[:4], *["cast_rows"] * is_fp4, *ALL[4:]]
 
 
-def shifted(weight: Operand) -> Operand:
-    """The same with values that begin 8 bytes behind a multiple of 16."""
-    values, scales = weight
-    place = addressed_kernels.aligned(values.nbytes + 8)[8:].view(values.dtype).view(values.shape)
-    return place.copy_(values), scales
-
-
 def test_mistakes_are_refused_whatever_records_there_are(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Alone(monkeypatch)
     y, counts = alone.y(), torch.zeros(6, dtype=torch.int32)
@@ -226,6 +219,10 @@ def test_mistakes_are_refused_whatever_records_there_are(seen: Seen, monkeypatch
     columns_of_x = alone.buffer.x.view(torch.bfloat16)[:6].view(-1)[: 6 * MODEL.hidden // 2].view(3, MODEL.hidden)
     of_weight = l1[0].view(torch.bfloat16).view(-1, MODEL.hidden)
     seen.cleared()
+    shared = addressed_kernels.aligned(y.nbytes)
+    of_shared = shared.view(torch.bfloat16).view(y.shape)
+    of_counts, twice = "cumulative_local_expert_recv_stats", torch.cat([counts, counts])
+    words, with_gradient = inside_of_an_element(l1[1]), l1[1].clone().requires_grad_() * 1
     wrong: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         ("y: expected at most 128 tokens", (torch.zeros(129, MODEL.hidden, dtype=torch.bfloat16), l1, l2), {}),
         (r"y: expected shape \(tokens, hidden\)", (y[:, :128], l1, l2), {}),
@@ -234,42 +231,30 @@ def test_mistakes_are_refused_whatever_records_there_are(seen: Seen, monkeypatch
         ("y: expected memory that does not overlap buffer.x", (columns_of_x, l1, l2), {}),
         ("y: expected memory that does not overlap l1", (of_weight[:5], l1, l2), {}),
         ("y: expected memory that does not overlap l1", (of_weight[-1:], l1, l2), {}),
+        ("y: expected an address that is a multiple of 16 bytes", (misaligned(y[:5], 8), l1, l2), {}),
         ("l1_weights: expected a pair", (y, l1[0], l2), {}),
         ("l1_weights: expected a pair", (y, None, l2), {}),
         ("l2_weights: expected a pair", (y, l1, (*l2, l2)), {}),
+        ("l1_weights: expected an address that is a multiple of 16 bytes", (y, (misaligned(l1[0], 8), l1[1]), l2), {}),
+        ("l2_weights: expected an address that is a multiple of 16 bytes", (y, l1, (misaligned(l2[0], 8), l2[1])), {}),
+        ("sfl1_weights: expected an address that is a multiple of 4 bytes", (y, (l1[0], words), l2), {}),
+        ("sfl1_weights: expected a tensor without a gradient", (y, (l1[0], with_gradient), l2), {}),
         ("activation_clamp: expected a finite FP32 number", (y, l1, l2), {"activation_clamp": True}),
         ("activation_clamp: expected a number above 0", (y, l1, l2), {"activation_clamp": 0}),
         (r"recipe: expected \(128, 128, 128\)", (y, l1, l2), {"recipe": (1, 128, 128)}),
         ("activation: expected 'swiglu'", (y, l1, l2), {"activation": "gelu"}),
+        (f"{of_counts}: expected shape", (y, l1, l2), {of_counts: counts[:5]}),
+        (f"{of_counts}: expected shape", (y, l1, l2), {of_counts: twice}),
+        (f"{of_counts}: expected dtype", (y, l1, l2), {of_counts: counts.long()}),
+        (f"{of_counts}: expected an address", (y, l1, l2), {of_counts: inside_of_an_element(counts)}),
+        (f"y: expected memory that does not overlap {of_counts}", (y, l1, l2), {of_counts: y.view(torch.int32)[0, :6]}),
     ]
+    for begin in (0, y.nbytes - y[0].nbytes, y.nbytes - 32):
+        within = {of_counts: shared[begin:][:24].view(torch.int32)}
+        wrong.append(("y: expected memory that does not overlap cumulative", (of_shared, l1, l2), within))
     for message, (out, of_l1, of_l2), said in wrong:
         with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
             deep_gemm.fp8_mega_moe(out, of_l1, of_l2, alone.buffer, **said)
-    for wrong_counts, message in (
-        (counts[:5], "cumulative_local_expert_recv_stats: expected shape"),
-        (torch.cat([counts, counts]), "cumulative_local_expert_recv_stats: expected shape"),
-        (counts.long(), "cumulative_local_expert_recv_stats: expected dtype"),
-        (y.view(torch.int32)[0, :6], "y: expected memory that does not overlap cumulative_local_expert_recv_stats"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=message):
-            alone.call(y, wrong_counts)
-    shared = addressed_kernels.aligned(y.nbytes)
-    of_shared = shared.view(torch.bfloat16).view(y.shape)
-    for begin in (0, y.nbytes - y[0].nbytes, y.nbytes - 32):
-        with pytest.raises(ValueError, match="y: expected memory that does not overlap cumulative"):
-            alone.call(of_shared, shared[begin:][:24].view(torch.int32))
-    misaligned = shared[8:][: 5 * y[0].nbytes].view(torch.bfloat16).view(5, -1)
-    with pytest.raises(ValueError, match="y: expected an address that is a multiple of 16 bytes"):
-        alone.call(misaligned)
-    for name, weights in (("l1_weights", (shifted(l1), l2)), ("l2_weights", (l1, shifted(l2)))):
-        with pytest.raises(ValueError, match=f"{name}: expected an address that is a multiple of 16 bytes"):
-            deep_gemm.fp8_mega_moe(y, *weights, alone.buffer)
-    with pytest.raises(ValueError, match="cumulative_local_expert_recv_stats: expected an address"):
-        alone.call(y, inside_of_an_element(counts))
-    with pytest.raises(ValueError, match="sfl1_weights: expected an address that is a multiple of 4 bytes"):
-        deep_gemm.fp8_mega_moe(y, (l1[0], inside_of_an_element(l1[1])), l2, alone.buffer)
-    with pytest.raises(ValueError, match="sfl1_weights: expected a tensor without a gradient"):
-        deep_gemm.fp8_mega_moe(y, (l1[0], l1[1].clone().requires_grad_() * 1), l2, alone.buffer)
     assert not seen.names
     with FakeTensorMode():
         of_no_memory = torch.empty(6, MODEL.hidden, dtype=torch.bfloat16)

@@ -200,7 +200,8 @@ def test_nothing_is_nothing(shape: tuple[int, ...]) -> None:
     assert cast_back_from_fp4(values, scales).shape == shape
 
 
-INT8 = torch.zeros(2, 2, dtype=torch.int8)
+INT8, META = torch.zeros(2, 2, dtype=torch.int8), torch.ones(2, 1, device="meta")
+NOT_DENSE = "expected a dense tensor, got layout torch.sparse_coo"
 
 
 @pytest.mark.parametrize(
@@ -214,23 +215,11 @@ INT8 = torch.zeros(2, 2, dtype=torch.int8)
         (per_token_cast_to_fp4, (torch.ones(2, 2), False, 2, True), "use_packed_ue8m0: expected use_ue8m0"),
         (cast_back_from_fp4, (None, torch.ones(2, 1)), "TypeError: packed: expected a tensor, got NoneType"),
         (cast_back_from_fp4, (torch.ones(2, 2), torch.ones(2, 1)), "packed: expected dtype torch.int8, "),
-        (
-            cast_back_from_fp4,
-            (INT8.to_sparse(), torch.ones(2, 1)),
-            "packed: expected a dense tensor, got layout torch.sparse_coo",
-        ),
-        (
-            cast_back_from_fp4,
-            (INT8, torch.ones(2, 1).to_sparse()),
-            "sf: expected a dense tensor, got layout torch.sparse_coo",
-        ),
-        (
-            cast_back_from_fp4,
-            (INT8, torch.ones(2, 1, device="meta")),
-            "sf: expected device cpu, where packed is, got meta",
-        ),
+        (cast_back_from_fp4, (INT8.to_sparse(), torch.ones(2, 1)), f"packed: {NOT_DENSE}"),
+        (cast_back_from_fp4, (INT8, torch.ones(2, 1).to_sparse()), f"sf: {NOT_DENSE}"),
+        (cast_back_from_fp4, (INT8, META), "sf: expected device cpu, where packed is, got meta"),
         (cast_back_from_fp4, (INT8[0], torch.ones(1)), "packed: expected shape (..., m, k / 2), got (2,)"),
-        (transpose_packed_fp4, (INT8.to_sparse(),), "packed: expected a dense tensor, got layout torch.sparse_coo"),
+        (transpose_packed_fp4, (INT8.to_sparse(),), f"packed: {NOT_DENSE}"),
         (cast_back_from_fp4, (INT8, torch.ones(2, 2)), "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
         (cast_back_from_fp4, (INT8, INT8), "sf: expected dtype torch.float32, torch.int32 or torch.uint8, got"),
         (quantize_mxfp4, ([1.0],), "TypeError: w: expected a tensor, got list"),

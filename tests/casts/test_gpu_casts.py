@@ -12,6 +12,8 @@ from functools import partial
 import pytest
 import torch
 from helpers import captured, host_never_waits, some
+from test_by_kernels import of_used
+from test_sim_lay_scales import layouts_of, words
 from torch import Tensor
 
 import deep_gemm
@@ -26,7 +28,7 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import empty_mn_major, is_mn_major_tma_aligned
 from deep_gemm.moe.routing import expert_rows
 from lab.casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wild
-from lab.sim.cast_depths import OF_BF16, of_groups
+from lab.sim.cast_depths import OF_BF16
 from lab.sim.cast_rows import RowTrial
 
 pytestmark = pytest.mark.gpu
@@ -196,11 +198,6 @@ def on_gpu(groups: GroupedRows) -> GroupedRows:
     return GroupedRows(*(each.cuda() for each in groups))
 
 
-def used(columns: Quantized, groups: GroupedRows) -> Quantized:
-    values, scales = of_groups(columns, groups)
-    return values.cpu(), scales.cpu()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("size", SIZES)
@@ -209,14 +206,14 @@ def test_tokens_are_the_references(size: tuple[int, int, int, int], weighted: bo
     p, x = weights_of(groups) if weighted else None, x.to(dtype)
     for lies in (x.cuda(), torch.cat([x, x], 1).cuda()[:, : x.shape[1]], torch.cat([x[:, :1], x], 1).cuda()[:, 1:]):
         found = cast_along_groups(lies, on_gpu(groups), None if p is None else p.cuda())
-        assert_same_bits(used(found, groups), cast_along_groups(x, groups, p))
+        assert_same_bits(of_used(found, groups), cast_along_groups(x, groups, p))
 
 
 def all_of(found: SiluCasts, groups: GroupedRows) -> list[Tensor]:
     end = int(groups.ends[-1])
     assert found.rows is not None and found.columns is not None
     assert found.activated is not None and found.of_weights is not None
-    columns = (*used(found.columns, groups), *used(found.activated, groups))
+    columns = (*of_used(found.columns, groups), *of_used(found.activated, groups))
     return [*(each[:end].cpu() for each in found.rows), *columns, found.of_weights[:end].cpu()]
 
 
@@ -271,12 +268,6 @@ POISON = -0x5A5A5A5A
 SHAPES = [(2, 2), (5, 3), (64, 32), (65, 33), (129, 56), (4096, 56), (8191, 129), (3, 70, 5), (8, 130, 16), (2, 1, 35)]
 
 
-def words(*shape: int) -> Tensor:
-    """Every element has bits of its own; NaNs are among them."""
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randint(-(2**31), 2**31, shape, generator=generator).int().view(torch.float32).cuda()
-
-
 def assert_laid(sf: Tensor) -> None:
     """The kernel writes what torch would, and nothing between rows and behind the last."""
     out = empty_mn_major(sf)
@@ -290,13 +281,7 @@ def assert_laid(sf: Tensor) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_scales_in_every_layout(shape: tuple[int, ...]) -> None:
-    sf = words(*shape)
-    wider, higher = torch.cat([sf, sf], -1), torch.cat([sf, sf], -2)
-    layouts = [sf, sf.mT.contiguous().mT, wider[..., : shape[-1]], wider[..., ::2], higher[..., 1 : shape[-2] + 1, :]]
-    layouts += [higher.mT, sf[..., :1].expand(sf.shape), sf[..., :1, :].expand(sf.shape)]
-    if sf.dim() == 3:
-        layouts += [sf.transpose(0, 1).contiguous().transpose(0, 1), sf[:1].expand(3, -1, -1)]
-    for layout in layouts:
+    for layout in layouts_of(words(*shape).cuda()):
         assert_laid(layout)
         out = get_mn_major_tma_aligned_tensor(layout)
         assert is_mn_major_tma_aligned(out)
@@ -306,7 +291,7 @@ def test_scales_in_every_layout(shape: tuple[int, ...]) -> None:
 
 def test_any_strides() -> None:
     rng = random.Random(0)
-    numbers = words(2_000_000)
+    numbers = words(2_000_000).cuda()
     for _ in range(200):
         shape = rng.randint(1, 4), rng.randint(1, 300), rng.randint(1, 150)
         assert_laid(numbers.as_strided(shape, (rng.randint(0, 9000), rng.randint(0, 999), rng.randint(0, 999))))
@@ -319,7 +304,7 @@ def test_no_scales_are_laid_too(shape: tuple[int, ...]) -> None:
 
 
 def test_scales_that_require_a_gradient_give_no_graph() -> None:
-    assert not get_mn_major_tma_aligned_tensor(words(5, 3).requires_grad_()).requires_grad
+    assert not get_mn_major_tma_aligned_tensor(words(5, 3).cuda().requires_grad_()).requires_grad
 
 
 def test_copies_follow_their_stream() -> None:

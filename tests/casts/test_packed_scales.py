@@ -11,16 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deep_gemm import (
-    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
-    get_mn_major_tma_aligned_packed_ue8m0_tensor,
-    pack_ue8m0_to_int,
-    per_channel_cast_to_fp8,
-    per_token_cast_to_fp8,
-    transform_sf_into_required_layout,
-    unpack_ue8m0_from_int,
-)
+import deep_gemm
+from deep_gemm import pack_ue8m0_to_int, per_channel_cast_to_fp8, per_token_cast_to_fp8, unpack_ue8m0_from_int
 
+PACKED: Any = deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor
+K_GROUPED: Any = deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
+REQUIRED = deep_gemm.transform_sf_into_required_layout
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -48,14 +44,14 @@ def test_the_first_of_four_is_the_lowest_byte() -> None:
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9))
 def test_packed_scales_lie_as_tma_loads_them(groups: int, mn: int, blocks: int) -> None:
     sf = powers(groups, mn, blocks)
-    out = get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
+    out = PACKED(sf)
     words, pitch = -(-blocks // 4), -(-mn // 4) * 4
     assert out.shape == (groups, mn, words)
     assert out.stride() == (words * pitch, 1, pitch)
     numbers = unpack_ue8m0_from_int(out)
     assert torch.equal(numbers[..., :blocks], sf)
     assert not numbers[..., blocks:].any()
-    of_one = get_mn_major_tma_aligned_packed_ue8m0_tensor(sf[0].mT.contiguous().mT, psum_layout=None)
+    of_one = PACKED(sf[0].mT.contiguous().mT, psum_layout=None)
     assert of_one.stride() == (1, pitch)
     assert torch.equal(of_one, out[0])
 
@@ -65,7 +61,7 @@ def test_groups_along_k_share_no_word(device: str) -> None:
     ks = [640, 0, 128, 512]
     x = torch.randn(sum(ks), 10, device=device)
     sf = per_channel_cast_to_fp8(x, use_ue8m0=True)[1]
-    out = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, None, ks, 128, 128)
+    out = K_GROUPED(sf, None, ks, 128, 128)
     assert out.shape == (2 + 1 + 1, 10)
     assert out.stride() == (12, 1)
     numbers = unpack_ue8m0_from_int(out.t())
@@ -75,13 +71,13 @@ def test_groups_along_k_share_no_word(device: str) -> None:
     depths = torch.tensor(ks, dtype=torch.int32, device=device)
     ends = depths.cumsum(0).int()
     for layout, is_ends in ((depths, False), (ends, True)):
-        same = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, layout, None, 128, 128, is_ends)
+        same = K_GROUPED(sf, layout, None, 128, 128, is_ends)
         assert torch.equal(same, out)
 
 
 def test_packed_scales_of_groups_along_k_are_words_by_mn_as_the_scales_are_blocks_by_mn() -> None:
     sf = powers(10, 40)
-    out = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, None, [128, 640, 512], 128, 128)
+    out = K_GROUPED(sf, None, [128, 640, 512], 128, 128)
     assert (out.shape, out.stride()) == ((1 + 2 + 1, 40), (40, 1))
     for words, blocks in ((slice(0, 1), slice(0, 1)), (slice(1, 3), slice(1, 6)), (slice(3, 4), slice(6, 10))):
         numbers = unpack_ue8m0_from_int(out[words].t()).t()
@@ -109,10 +105,10 @@ def test_a_cast_lays_packed_scales_as_tma_loads_them(device: str, gran_k: int) -
         x = torch.randn(shape, device=device)
         scales = per_token_cast_to_fp8(x, True, gran_k)[1]
         packed = per_token_cast_to_fp8(x, True, gran_k, mn_major=True, use_packed_ue8m0=True)[1]
-        right = get_mn_major_tma_aligned_packed_ue8m0_tensor(scales)
+        right = PACKED(scales)
         assert torch.equal(packed, right)
         assert packed.stride() == right.stride()
-        assert get_mn_major_tma_aligned_packed_ue8m0_tensor(packed) is packed
+        assert PACKED(packed) is packed
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -120,16 +116,17 @@ def test_a_cast_lays_packed_scales_as_tma_loads_them(device: str, gran_k: int) -
 def test_exponents_are_packed_as_the_numbers_they_stand_for(device: str, dtype: torch.dtype) -> None:
     for shape in ((5, 9), (2, 7, 8)):
         exponents = torch.randint(1, 255, shape, dtype=torch.uint8, device=device)
-        words = get_mn_major_tma_aligned_packed_ue8m0_tensor(exponents.view(dtype))
+        words = PACKED(exponents.view(dtype))
         numbers = torch.ldexp(torch.ones(shape, device=device), exponents.int() - 127)
-        right = get_mn_major_tma_aligned_packed_ue8m0_tensor(numbers)
+        right = PACKED(numbers)
         assert torch.equal(words, right)
         assert words.stride() == right.stride()
-        assert torch.equal(get_mn_major_tma_aligned_packed_ue8m0_tensor(words.contiguous()), right)
+        assert torch.equal(PACKED(words.contiguous()), right)
 
 
-K_GROUPED = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
-ONES = torch.ones(3, 8)
+ONES, META = torch.ones(3, 8), torch.empty(2, dtype=torch.int32, device="meta")
+NOT_DENSE = "expected a dense tensor, got layout torch.sparse_coo"
+NOT_THERE = "expected a CPU or CUDA tensor, got device meta"
 
 
 @pytest.mark.parametrize(
@@ -142,46 +139,20 @@ ONES = torch.ones(3, 8)
         (pack_ue8m0_to_int, (-torch.ones(4),), "x: expected powers of two, got -1.0 at (0,)"),
         (pack_ue8m0_to_int, (torch.full((4,), 1e-40),), "x: expected powers of two, got "),
         (pack_ue8m0_to_int, (torch.ones(1, 4).to_sparse(),), "x: expected a dense tensor, got layout"),
-        (
-            unpack_ue8m0_from_int,
-            (torch.ones(1, 4).int().to_sparse(),),
-            "packed: expected a dense tensor, got layout torch.sparse_coo",
-        ),
-        (
-            get_mn_major_tma_aligned_packed_ue8m0_tensor,
-            (ONES.to_sparse(),),
-            "sf: expected a dense tensor, got layout torch.sparse_coo",
-        ),
-        (
-            K_GROUPED,
-            (ONES.to_sparse(), None, [384], 128, 128),
-            "sf: expected a dense tensor, got layout torch.sparse_coo",
-        ),
-        (
-            K_GROUPED,
-            (ONES, None, torch.empty(2, dtype=torch.int32, device="meta"), 128, 128),
-            "ks_cpu: expected a CPU or CUDA tensor, got device meta",
-        ),
-        *(
-            (
-                K_GROUPED,
-                (ONES, torch.empty(2, dtype=torch.int32, device="meta"), None, 128, 128, is_ends),
-                "grouped_layout: expected a CPU or CUDA tensor, got device meta",
-            )
-            for is_ends in (False, True)
-        ),
-        (
-            transform_sf_into_required_layout,
-            (torch.ones(1, 3).to_sparse(), 8, 384, (1, 128, 128), None, False),
-            "sf: expected a dense tensor, got layout torch.sparse_coo",
-        ),
+        (unpack_ue8m0_from_int, (torch.ones(1, 4).int().to_sparse(),), f"packed: {NOT_DENSE}"),
+        (PACKED, (ONES.to_sparse(),), f"sf: {NOT_DENSE}"),
+        (K_GROUPED, (ONES.to_sparse(), None, [384], 128, 128), f"sf: {NOT_DENSE}"),
+        (K_GROUPED, (ONES, None, META, 128, 128), f"ks_cpu: {NOT_THERE}"),
+        (K_GROUPED, (ONES, META, None, 128, 128, False), f"grouped_layout: {NOT_THERE}"),
+        (K_GROUPED, (ONES, META, None, 128, 128, True), f"grouped_layout: {NOT_THERE}"),
+        (REQUIRED, (torch.ones(1, 3).to_sparse(), 8, 384, (1, 128, 128), None, False), f"sf: {NOT_DENSE}"),
         (unpack_ue8m0_from_int, (None,), "TypeError: packed: expected a tensor, got NoneType"),
         (unpack_ue8m0_from_int, (torch.ones(4),), "packed: expected dtype torch.int32, got torch.float32"),
         *(
-            (get_mn_major_tma_aligned_packed_ue8m0_tensor, (torch.ones(4, dtype=dtype),), "sf: expected sh")
+            (PACKED, (torch.ones(4).to(dtype),), "sf: expected sh")
             for dtype in (torch.float32, torch.uint8, torch.int32)
         ),
-        (get_mn_major_tma_aligned_packed_ue8m0_tensor, (ONES * 3,), "sf: expected powers of two, got 3.0"),
+        (PACKED, (ONES * 3,), "sf: expected powers of two, got 3.0"),
         (K_GROUPED, (ONES, None, None, 128, 128), "ks_cpu: expected a list, or grouped_layout with the "),
         (K_GROUPED, (ONES, None, [384, 64], 128, 128), "ks_cpu: expected multiples of k_alignment = 128, "),
         (K_GROUPED, (ONES, None, [384], 0, 128), "gran_k: expected an integer in 1..2147483647, got 0"),

@@ -28,25 +28,22 @@ def assert_laid(sf: Tensor, seed: int = 0, schedule: str | None = None) -> None:
     sim.check(compiled(KERNEL, CONFIG), sf, seed=seed, schedule=schedule)
 
 
+def layouts_of(sf: Tensor) -> list[Tensor]:
+    """Scales that lie in every way."""
+    wider, higher, (rows, columns) = torch.cat([sf, sf], -1), torch.cat([sf, sf], -2), sf.shape[-2:]
+    layouts = [sf, sf.mT.contiguous().mT, wider[..., :columns], wider[..., ::2], higher[..., 1 : rows + 1, :]]
+    layouts += [higher.mT, *(one.expand(sf.shape) for one in (sf[..., :1], sf[..., :1, :], sf[..., :1, :1]))]
+    if sf.dim() == 3:
+        layouts += [sf.transpose(0, 1).contiguous().transpose(0, 1), sf[:1].expand(3, -1, -1)]
+    return layouts
+
+
 @pytest.mark.parametrize(
     "shape", [(2, 2), (5, 3), (64, 32), (65, 33), (130, 56), (300, 16), (3, 100), (3, 70, 5), (2, 1, 35), (5, 2, 2)]
 )
 def test_scales_in_every_layout_are_laid_for_tma(shape: tuple[int, ...]) -> None:
-    sf = words(*shape)
-    wider = torch.cat([sf, sf], -1)
-    higher = torch.cat([sf, sf], -2)
-    of_columns = sf.mT.contiguous().mT
-    layouts = [sf, of_columns, wider[..., : shape[-1]], wider[..., ::2], higher[..., 1 : shape[-2] + 1, :], higher.mT]
-    if sf.dim() == 3:
-        layouts += [sf.transpose(0, 1).contiguous().transpose(0, 1), sf[:1].expand(3, -1, -1)]
-    for seed, layout in enumerate(layouts):
+    for seed, layout in enumerate(layouts_of(words(*shape))):
         assert_laid(layout, seed, ["slow_warps", "slow_lanes", None][seed % 3])
-
-
-def test_scales_expanded_over_rows_or_blocks() -> None:
-    assert_laid(words(1, 3).expand(80, 3))
-    assert_laid(words(80, 1).expand(80, 40))
-    assert_laid(words(1, 1).expand(8, 3))
 
 
 @settings(deadline=None, max_examples=25)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,10 @@ def dense(family: str, a: Any, b: Any, refuses: str = "") -> Iterator[Example]:
     """Products in the four majors."""
     for major in ("nt", "nn", "tn", "tt"):
         given = {"a": turned(a) if major[0] == "t" else a, "b": turned(b) if major[1] == "n" else b, "d": D}
-        yield Example(f"{family}_{major}", given, refuses, "d")
+        yield into(f"{family}_{major}", given, refuses)
 
 
+into = partial(Example, writes="d")
 X, HALF, D = torch.ones(M, K), bf16(M, K), bf16(M, N)
 A, W = per_token_cast_to_fp8(X), per_block_cast_to_fp8(torch.ones(GROUPS, N, K))
 B, B_ROWS = (W[0][0], W[1][0]), per_token_cast_to_fp8(torch.ones(N, K))
@@ -113,38 +114,30 @@ EXAMPLES = [
     *dense("fp8_gemm", A, B, "a"),
     *dense("bf16_gemm", HALF, bf16(N, K)),
     *dense("cublaslt_gemm", HALF, bf16(N, K)),
-    Example("wgrad_gemm_fp8_fp8_fp32_nt", {"a": A, "b": B_ROWS, "d": torch.zeros(M, N)}, writes="d"),
-    Example("fp8_gemm_nt_skip_head_mid", {"a": A, "b": B, "d": bf16(M, 40), "head_splits": [16, 8, 16]}, writes="d"),
-    Example("m_grouped_fp8_gemm_nt_contiguous", {"a": A, "b": W, **STACKED}, writes="d"),
-    Example("m_grouped_fp8_gemm_nn_contiguous", {"a": A, "b": turned(W), **STACKED}, writes="d"),
-    Example(
-        "m_grouped_fp8_gemm_nt_masked",
-        {"a": per_token_cast_to_fp8(torch.ones(GROUPS, M, K)), "b": W, **COUNTED},
-        writes="d",
-    ),
-    Example(
+    into("wgrad_gemm_fp8_fp8_fp32_nt", {"a": A, "b": B_ROWS, "d": torch.zeros(M, N)}),
+    into("fp8_gemm_nt_skip_head_mid", {"a": A, "b": B, "d": bf16(M, 40), "head_splits": [16, 8, 16]}),
+    into("m_grouped_fp8_gemm_nt_contiguous", {"a": A, "b": W, **STACKED}),
+    into("m_grouped_fp8_gemm_nn_contiguous", {"a": A, "b": turned(W), **STACKED}),
+    into("m_grouped_fp8_gemm_nt_masked", {"a": per_token_cast_to_fp8(torch.ones(GROUPS, M, K)), "b": W, **COUNTED}),
+    into(
         "k_grouped_fp8_gemm_nt_contiguous",
         {"a": X_K, "b": Y_K, "d": SUMS, **KS, "ks_tensor": int32(K), "c": SUMS.clone()},
-        writes="d",
     ),
-    Example(
-        "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",
-        {"a": (X_K[0], X_K[1].t()), "b": (Y_K[0], Y_K[1].t()), "d": SUMS, **KS},
-        writes="d",
+    into(
+        "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt", {"a": (X_K[0], X_K[1].t()), "b": (Y_K[0], Y_K[1].t()), "d": SUMS, **KS}
     ),
-    Example("fp8_einsum", {"expr": "bhr,hdr->bhd", "d": bf16(M, GROUPS, N), "a": HEADS, "b": W}, writes="d"),
-    Example("m_grouped_bf16_gemm_nt_contiguous", {"a": HALF, "b": bf16(GROUPS, N, K), **STACKED}, writes="d"),
-    Example("m_grouped_bf16_gemm_nn_contiguous", {"a": HALF, "b": bf16(GROUPS, K, N), **STACKED}, writes="d"),
-    Example("m_grouped_bf16_gemm_nt_masked", {"a": bf16(GROUPS, M, K), "b": bf16(GROUPS, N, K), **COUNTED}, writes="d"),
-    Example(
+    into("fp8_einsum", {"expr": "bhr,hdr->bhd", "d": bf16(M, GROUPS, N), "a": HEADS, "b": W}),
+    into("m_grouped_bf16_gemm_nt_contiguous", {"a": HALF, "b": bf16(GROUPS, N, K), **STACKED}),
+    into("m_grouped_bf16_gemm_nn_contiguous", {"a": HALF, "b": bf16(GROUPS, K, N), **STACKED}),
+    into("m_grouped_bf16_gemm_nt_masked", {"a": bf16(GROUPS, M, K), "b": bf16(GROUPS, N, K), **COUNTED}),
+    into(
         "k_grouped_bf16_gemm_tn_contiguous",
         {"a": bf16(K, M), "b": bf16(K, N), "d": SUMS, "ks_cpu": [K], "grouped_layout": int32(K)},
-        writes="d",
     ),
-    Example("einsum", {"expr": "bmk,bnk->mn", "a": bf16(2, M, K), "b": bf16(2, N, K), "d": D}, writes="d"),
-    Example("einsum", {"expr": "bhr,hdr->bhd", "a": bf16(M, 2, K), "b": bf16(2, N, K), "d": bf16(M, 2, N)}, writes="d"),
-    Example("batched_syrk", {"a": bf16(2, M, K), "d": bf16(2, M, M)}, writes="d"),
-    Example("batched_symm", {"a": bf16(2, M, M), "b": bf16(2, M, M), "d": bf16(2, M, M)}, writes="d"),
+    into("einsum", {"expr": "bmk,bnk->mn", "a": bf16(2, M, K), "b": bf16(2, N, K), "d": D}),
+    into("einsum", {"expr": "bhr,hdr->bhd", "a": bf16(M, 2, K), "b": bf16(2, N, K), "d": bf16(M, 2, N)}),
+    into("batched_syrk", {"a": bf16(2, M, K), "d": bf16(2, M, M)}),
+    into("batched_symm", {"a": bf16(2, M, M), "b": bf16(2, M, M), "d": bf16(2, M, M)}),
     Example(
         "tf32_hc_prenorm_gemm",
         {"a": HALF, "b": torch.ones(8, K), "d": torch.zeros(M, 8), "sqr_sum": torch.zeros(M)},

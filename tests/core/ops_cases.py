@@ -81,6 +81,11 @@ def routes(m: int) -> Tensor:
     return torch.randint(-1, GROUPS, (m, TOPK), generator=generator(m))
 
 
+def routed(m: int) -> tuple[Tensor, ...]:
+    """Tokens, their experts and the weights of those."""
+    return numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))
+
+
 def turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     values, scales = operand
     return values.mT, scales.mT
@@ -259,11 +264,7 @@ def _(x: Tensor, d: Tensor, ks: Tensor) -> Any:
 )
 def _(x: Tensor, d: Tensor) -> Any:
     values, scales = deep_gemm.k_grouped_cast_to_fp8(x, KS)
-    return deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt((values, scales.t()), turned_scales(K_GROUPED), d, KS)
-
-
-def turned_scales(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return operand[0], operand[1].t()
+    return deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt((values, scales.t()), (K_GROUPED[0], K_GROUPED[1].t()), d, KS)
 
 
 case("cast of rows", lambda m: (numbers(m, K),), (0,), "per_token_cast_to_fp8")(
@@ -306,7 +307,7 @@ case("rows of experts", lambda m: (routes(m),), (0,), "expert_rows")(
 
 @case(
     "experts by parts",
-    lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m)), numbers(m, 48)),
+    lambda m: (*routed(m), numbers(m, 48)),
     (0, 0, 0, 0),
     "expert_rows gather_cast_to_fp8 m_grouped_fp8_gemm_nt_contiguous silu_mul_cast_to_fp8 gather_weighted "
     "gather_weighted.into",
@@ -329,21 +330,15 @@ case("linear of finer scales", lambda m: (numbers(2, m, K),), (1,), "linear")(
 case("linear into", lambda m: (numbers(m, K), numbers(m, N), numbers(N)), (0, 0, None), "linear.into")(
     lambda x, out, bias: deep_gemm.linear(x, B, out=out, bias=bias)
 )
-case(
-    "experts", lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))), (0, 0, 0), "experts"
-)(lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, W1, W2, limit=2.0))
-case(
-    "experts into",
-    lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m)), numbers(m, 48)),
-    (0, 0, 0, 0),
-    "experts.into",
-)(lambda x, topk_ids, weights, out: deep_gemm.experts(x, topk_ids, weights, W1, W2, out=out))
-case(
-    "experts of finer scales",
-    lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))),
-    (0, 0, 0),
-    "experts",
-)(lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, (W1[0], FINE_OF_W1), W2, gran_k=128))
+case("experts", routed, (0, 0, 0), "experts")(
+    lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, W1, W2, limit=2.0)
+)
+case("experts into", lambda m: (*routed(m), numbers(m, 48)), (0, 0, 0, 0), "experts.into")(
+    lambda x, topk_ids, weights, out: deep_gemm.experts(x, topk_ids, weights, W1, W2, out=out)
+)
+case("experts of finer scales", routed, (0, 0, 0), "experts")(
+    lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, (W1[0], FINE_OF_W1), W2, gran_k=128)
+)
 
 
 def queries(m: int) -> tuple[Tensor, ...]:

@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import os
 import struct
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -296,7 +295,3 @@ def test_overwritten_bytes_are_read_or_are_a_value_error(edits: list[tuple[int, 
         return
     for kernel in kernels:
         assert kernel.code_bytes == 16 * len(kernel.instructions)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

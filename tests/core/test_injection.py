@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,3 @@ def test_every_file_that_a_configuration_may_name_is_one_of_ours() -> None:
 def test_no_kernels_name_leads_out_of_the_cache(name: str) -> None:
     with pytest.raises(ValueError, match=r"^name: expected up to 100 letters"):
         build("", {}, name=name)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

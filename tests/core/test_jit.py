@@ -19,8 +19,6 @@ import pytest
 from helpers import as_new_process, some
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # runs from a plain checkout too
-
 from deep_gemm.core import jit
 from deep_gemm.core.jit import compiler, ptxas_log
 from deep_gemm.core.jit.compiler import compile_cubin
@@ -451,7 +449,3 @@ def test_torchs_cuda_is_read_from_its_version_file(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert compiler._torch_cuda_major() == major
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

@@ -548,7 +548,3 @@ def test_a_failed_source_is_kept_elsewhere_where_the_cache_cannot_be_written(tmp
     error = CompileError("broken", "NVRTC", log="", options=(), source="int x = ;")
     KernelCache(tmp_path / "file").keep_failed_source(error, {}, KEY)
     assert some(error.source_path).read_text() == "int x = ;"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

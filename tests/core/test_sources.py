@@ -45,31 +45,13 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
     of_heads = (config for config in reachable_heads() if isinstance(config, GemmConfig))
     every = (*reachable(), *reachable_grouped(), *reachable_silu(), *reachable_k_grouped(), *of_heads)
     names = {config.kernel_name: config for config in every}
-    assert set(names) == {
-        "fp8_gemm_dense",
-        "fp8_gemm_m_grouped_contiguous",
-        "fp8_gemm_m_grouped_contiguous_silu",
-        "fp8_gemm_m_grouped_contiguous_by_64",
-        "fp8_gemm_dense_by_64",
-        "fp8_gemm_m_grouped_masked_by_64",
-        "fp8_gemm_dense_fine",
-        "fp8_gemm_m_grouped_contiguous_fine",
-        "fp8_gemm_m_grouped_masked_fine",
-        "fp8_gemm_m_grouped_masked",
-        "fp8_gemm_heads",
-        "fp8_wgrad_gemm_dense",
-        "fp8_wgrad_gemm_m_grouped_contiguous",
-        "fp8_wgrad_gemm_m_grouped_masked",
-        "fp8_wgrad_gemm_heads",
-        "fp8_wgrad_gemm_k_grouped",
-    }
+    kinds, fine = ("dense", "m_grouped_contiguous", "m_grouped_masked"), ("", "_by_64", "_fine")
+    of_tokens = {f"fp8_gemm_{kind}{scales}" for kind in kinds for scales in fine}
+    of_gradients = {f"fp8_wgrad_gemm_{kind}" for kind in (*kinds, "heads", "k_grouped")}
+    others = {"fp8_gemm_m_grouped_contiguous_silu", "fp8_gemm_heads"}
+    assert set(names) == of_tokens | of_gradients | others
     of_bf16 = (*reachable_bf16(), *reachable_bf16_rows(), *reachable_bf16_depths())
-    assert {config.kernel_name for config in of_bf16} == {
-        "bf16_gemm_dense",
-        "bf16_gemm_m_grouped_contiguous",
-        "bf16_gemm_m_grouped_masked",
-        "bf16_gemm_k_grouped",
-    }
+    assert {config.kernel_name for config in of_bf16} == {f"bf16_gemm_{kind}" for kind in (*kinds, "k_grouped")}
     for name, config in names.items():
         assert f"#define KERNEL_NAME {name}\n" in config.header()
         assert name.startswith("fp8_wgrad_gemm_") == (config.operands == OPERANDS_BY_ROW)

@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
-
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import GPUS, H20, H200, Gpu
@@ -205,7 +203,3 @@ def test_a_weight_that_is_new_is_chosen_for_within_milliseconds() -> None:
         select(Sizes(100, 4104, 7168), Output(), H200)
     calls = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
     assert calls < 8000, "it was 87,000 once"
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from fake_gpu import FakeGpu, on_gpu, recorded_alike
-from helpers import as_new_process, some
+from helpers import as_new_process, misaligned, some
+from test_sim_heads import OUTPUTS
 from torch import Tensor
 
 import deep_gemm
@@ -34,7 +34,7 @@ from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM_DECODE, params_of
 from deep_gemm.gemm.kinds import works
-from deep_gemm.gemm.kinds.output import OPERANDS_BY_ROW, OUTPUTS_OF, USUAL_OPERANDS, Output, Sizes
+from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.gemm.problem import Problem
 from deep_gemm.gemm.product import run
 from lab.configs import reachable_heads as reachable
@@ -92,12 +92,6 @@ def test_a_new_m_compiles_nothing_where_the_configuration_is_known(gpu: FakeGpu)
     assert len(gpu.compiled) == 1
 
 
-def shifted(x: Tensor, num_bytes: int) -> Tensor:
-    """The same shape and strides, so many bytes past where a tensor may begin."""
-    room = torch.zeros(x.numel() * x.element_size() + 64, dtype=torch.uint8)
-    return room[num_bytes : num_bytes + x.numel() * x.element_size()].view(x.dtype).view(x.shape)
-
-
 @BOTH
 @pytest.mark.parametrize("which", ["a", "b", "d", "c"])
 def test_a_seen_call_at_addresses_that_are_wrong_is_refused_as_a_new_one_is(
@@ -107,7 +101,7 @@ def test_a_seen_call_at_addresses_that_are_wrong_is_refused_as_a_new_one_is(
     c = torch.zeros_like(d)
     deep_gemm.fp8_gemm_nt((a, sfa), (b, sfb), d, c)
     moved = {"a": a, "b": b, "d": d, "c": c}
-    moved[which] = on_gpu(shifted(moved[which], 8))
+    moved[which] = on_gpu(misaligned(moved[which], 8))
     with pytest.raises(ValueError, match=f"{which}: expected an address that is a multiple of 16 bytes"):
         deep_gemm.fp8_gemm_nt((moved["a"], sfa), (moved["b"], sfb), moved["d"], moved["c"])
     assert len(gpu.launches) == 1
@@ -403,9 +397,6 @@ def test_the_decode_kernel_is_refused_scales_of_b_by_row(gpu: FakeGpu) -> None:
 
 BF16 = Output(work=works.HEADS)
 HEADS_PARAMS = params_of(Tile(64, 64).config(BF16, 512))
-OUTPUTS = [
-    replace(output, work=works.HEADS) for kind in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[kind]
-]
 
 
 def test_few_tokens_go_to_the_decode_kernel_and_many_to_large_tiles() -> None:

@@ -158,28 +158,25 @@ LAYOUT_NAMES = [
     "get_mn_major_tma_aligned_tensor",
     "get_tma_aligned_size",
     "transform_sf_into_required_layout",
-]
-PACKED_NAMES = [
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor",
-]
-OTHER_CASTS = [
-    "cast_back_from_fp4",
-    "cast_back_from_fp8",
-    "pack_ue8m0_to_int",
-    "per_custom_dims_cast_to_fp8",
-    "per_token_cast_to_fp4",
-    "transpose_packed_fp4",
-    "unpack_ue8m0_from_int",
-]
-ALIGNMENTS = [
     "get_k_alignment_for_contiguous_layout",
     "get_m_alignment_for_contiguous_layout",
-    "get_mk_alignment_for_contiguous_layout",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "set_mk_alignment_for_contiguous_layout",
 ]
-CAST_NAMES = ["per_block_cast_to_fp8", "per_channel_cast_to_fp8", "per_token_cast_to_fp8"]
+MATH_NAMES = [
+    *(f"per_{of}_cast_to_fp8" for of in ("block", "channel", "custom_dims", "token")),
+    "cast_back_from_fp4",
+    "cast_back_from_fp8",
+    "pack_ue8m0_to_int",
+    "per_token_cast_to_fp4",
+    "transpose_packed_fp4",
+    "unpack_ue8m0_from_int",
+    "align",
+    "ceil_div",
+    "ceil_to_ue8m0",
+]
 PRODUCTS_OF_2025 = [
     "gemm_fp8_fp8_bf16_nt",
     "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",
@@ -192,51 +189,29 @@ ACROSS_RANKS = ["init_dist", "uneven_all_gather"]
 BENCH = ["bench", "bench_kineto", "empty_suppress", "suppress_stdout_stderr"]
 NUMERIC = ["assert_bitwise_equal", "calc_diff", "count_bytes"]
 TEST_UTILS = ["get_arch_major", "ignore_env", "test_filter"]
+UTILS = [*ACROSS_RANKS, *LAYOUT_NAMES, *MATH_NAMES, "bench", "bench_kineto", "calc_diff"]
 
 MODULES = {
     "deep_gemm": [
         *ALIASES.keys(),
         *ALIASES.values(),
-        *LAYOUT_NAMES,
-        *CAST_NAMES,
+        *UTILS,
         *PRODUCTS_OF_2025,
         *(f"cublaslt_gemm_{major}" for major in ("nt", "nn", "tn", "tt")),
         *(f"{verb}_{name}" for verb in ("get", "set") for name in ("num_sms", "tc_util", "pdl", "compile_mode")),
-        "bench",
-        "bench_kineto",
-        "calc_diff",
-        "get_theoretical_mk_alignment_for_contiguous_layout",
         "k_grouped_fp8_gemm_nt_contiguous",
         "set_block_size_multiple_of",
         "set_ignore_compile_dims",
-        *PACKED_NAMES,
-        *OTHER_CASTS,
-        *ALIGNMENTS,
-        *ACROSS_RANKS,
         "batched_symm",
         "batched_syrk",
-        "ceil_to_ue8m0",
         "get_symm_buffer_for_mega_moe",
         "mega_moe_pre_dispatch_sm90",
         "shutdown",
     ],
-    "deep_gemm.utils": [
-        *ACROSS_RANKS,
-        *LAYOUT_NAMES,
-        *CAST_NAMES,
-        *OTHER_CASTS,
-        *PACKED_NAMES,
-        *ALIGNMENTS,
-        "align",
-        "bench",
-        "bench_kineto",
-        "calc_diff",
-        "ceil_div",
-        "ceil_to_ue8m0",
-    ],
+    "deep_gemm.utils": UTILS,
     "deep_gemm.utils.dist": ["dist_print", *ACROSS_RANKS],
-    "deep_gemm.utils.layout": [*LAYOUT_NAMES, *PACKED_NAMES, *ALIGNMENTS],
-    "deep_gemm.utils.math": [*CAST_NAMES, *OTHER_CASTS, "align", "ceil_div", "ceil_to_ue8m0"],
+    "deep_gemm.utils.layout": LAYOUT_NAMES,
+    "deep_gemm.utils.math": MATH_NAMES,
     "deep_gemm.testing": [*BENCH, *NUMERIC, *TEST_UTILS],
     "deep_gemm.testing.bench": BENCH,
     "deep_gemm.testing.numeric": NUMERIC,

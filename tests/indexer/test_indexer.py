@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import misaligned
 from torch import Tensor
 
 import deep_gemm
@@ -191,22 +192,19 @@ def test_no_sequences() -> None:
 
 Q, KEYS = torch.zeros(6, 32, 64).to(torch.float8_e4m3fn), torch.zeros(40, 64).to(torch.float8_e4m3fn)
 RANGE = torch.zeros(6, dtype=torch.int32)
+SHALLOW = {"q": Q[..., :16].contiguous(), "kv": (KEYS[:, :16].contiguous(), torch.ones(40))}
 
 
 def strided(stride: int) -> Tensor:
     return torch.zeros(6 * stride, dtype=torch.uint8).as_strided((5, 64, 1, 36), (stride, 36, 36, 1))
 
 
-def misaligned(x: Tensor) -> Tensor:
-    """The same elements, at an address that is no multiple of 16 bytes."""
-    flat = torch.zeros(x.numel() * x.element_size() + 32, dtype=torch.uint8)
-    first = -flat.data_ptr() % 16 + 4
-    return flat[first : first + x.numel() * x.element_size()].view(x.dtype).view(x.shape)
+def of_heads(heads: int) -> dict[str, Any]:
+    return {"q": torch.zeros(6, heads, 64).to(torch.float8_e4m3fn), "weights": torch.ones(6, heads)}
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
+MISTAKES: dict[tuple[str, type[Exception]], list[tuple[dict[str, Any], str]]] = {
+    ("rows", ValueError): [
         ({"q": Q.float()}, "q: expected dtype torch.float8_e4m3fn, got torch.float32"),
         ({"q": Q[0]}, r"q: expected shape \(tokens, heads, depth\), got \(32, 64\)"),
         ({"q": Q.transpose(0, 1).contiguous().transpose(0, 1)}, "q: expected a contiguous tensor"),
@@ -226,50 +224,41 @@ def misaligned(x: Tensor) -> Tensor:
         ),
         ({"max_seqlen_k": -1}, "max_seqlen_k: expected an integer"),
     ],
-)
-def test_a_mistake_is_told(changes: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        deep_gemm.fp8_mqa_logits(**{**ROWS, **changes})
+    ("rows", NotImplementedError): [
+        *((of_heads(heads), f"multiple of 8 up to 128, got {heads}") for heads in (0, 4, 12, 136)),
+        (SHALLOW, "q: expected a depth of 32, 64, 128, got 16"),
+        ({"schedule_meta": torch.ones(3)}, "schedule_meta: expected None, got Tensor"),
+    ],
+    ("pages", ValueError): [
+        ({"clean_logits": True}, "clean_logits: expected False"),
+        ({"kv_cache": strided(64 * 36 + 8)}, "multiple of 16 bytes, and at least 2304, got 2312"),
+        ({"kv_cache": strided(64 * 36 - 16)}, "at least 2304, got 2288"),
+        ({"kv_cache": P.cache.view(torch.int8)}, "kv_cache: expected dtype torch.uint8"),
+        ({"weights": P.weights[:3]}, "weights: expected shape"),
+        ({"context_lens": P.contexts.long()}, "context_lens: expected dtype"),
+        ({"context_lens": P.contexts[:1]}, "context_lens: expected shape"),
+        ({"block_table": P.table[:1]}, "block_table: expected shape"),
+        ({"schedule_meta": P.schedule[:1]}, "schedule_meta: expected a contiguous"),
+        ({"max_context_len": -1}, "max_context_len"),
+    ],
+    ("pages", NotImplementedError): [
+        ({"indices": P.contexts}, "indices: expected None"),
+        ({"kv_cache": torch.zeros(5, 16, 1, 36, dtype=torch.uint8)}, "pages of 32 or 64"),
+        ({"q": P.q[:, :1].expand(2, 5, 16, 32)}, "1 to 4 tokens"),
+        ({"q": P.q[..., :12, :]}, "multiple of 8"),
+        ({"q": P.q.view(torch.int8)}, "FP4"),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"clean_logits": True}, ValueError, "clean_logits: expected False"),
-        ({"indices": P.contexts}, NotImplementedError, "indices: expected None"),
-        ({"kv_cache": strided(64 * 36 + 8)}, ValueError, "multiple of 16 bytes, and at least 2304, got 2312"),
-        ({"kv_cache": strided(64 * 36 - 16)}, ValueError, "at least 2304, got 2288"),
-        ({"kv_cache": P.cache.view(torch.int8)}, ValueError, "kv_cache: expected dtype torch.uint8"),
-        ({"kv_cache": torch.zeros(5, 16, 1, 36, dtype=torch.uint8)}, NotImplementedError, "pages of 32 or 64"),
-        ({"q": P.q[:, :1].expand(2, 5, 16, 32)}, NotImplementedError, "1 to 4 tokens"),
-        ({"q": P.q[..., :12, :]}, NotImplementedError, "multiple of 8"),
-        ({"q": P.q.view(torch.int8)}, NotImplementedError, "FP4"),
-        ({"weights": P.weights[:3]}, ValueError, "weights: expected shape"),
-        ({"context_lens": P.contexts.long()}, ValueError, "context_lens: expected dtype"),
-        ({"context_lens": P.contexts[:1]}, ValueError, "context_lens: expected shape"),
-        ({"block_table": P.table[:1]}, ValueError, "block_table: expected shape"),
-        ({"schedule_meta": P.schedule[:1]}, ValueError, "schedule_meta: expected a contiguous"),
-        ({"max_context_len": -1}, ValueError, "max_context_len"),
-    ],
+    ("kind", "error", "changes", "message"),
+    [(*of, *mistake) for of, mistakes in MISTAKES.items() for mistake in mistakes],
 )
-def test_a_mistake_about_pages_is_told(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_a_mistake_is_told(kind: str, error: type[Exception], changes: dict[str, Any], message: str) -> None:
+    logits, _, given = FUNCTIONS[kind]
     with pytest.raises(error, match=message):
-        deep_gemm.fp8_paged_mqa_logits(**{**PAGES, **changes})
-
-
-@pytest.mark.parametrize("heads", [0, 4, 12, 136])
-def test_numbers_of_heads_that_are_not_supported(heads: int) -> None:
-    q, weights = torch.zeros(6, heads, 64).to(torch.float8_e4m3fn), torch.ones(6, heads)
-    with pytest.raises(NotImplementedError, match=f"multiple of 8 up to 128, got {heads}"):
-        deep_gemm.fp8_mqa_logits(**{**ROWS, "q": q, "weights": weights})
-
-
-def test_what_hopper_does_not_have() -> None:
-    shallow = {"q": Q[..., :16].contiguous(), "kv": (KEYS[:, :16].contiguous(), torch.ones(40))}
-    with pytest.raises(NotImplementedError, match="q: expected a depth of 32, 64, 128, got 16"):
-        deep_gemm.fp8_mqa_logits(**{**ROWS, **shallow})
-    with pytest.raises(NotImplementedError, match="schedule_meta: expected None, got Tensor"):
-        deep_gemm.fp8_mqa_logits(**{**ROWS, "schedule_meta": torch.ones(3)})
+        logits(**{**given, **changes})  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)

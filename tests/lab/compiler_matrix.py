@@ -29,19 +29,17 @@ from thorough import sample
 
 from deep_gemm.core.jit.compiler import Job, full_options
 from deep_gemm.core.jit.cubin import report
-from deep_gemm.core.kernel import CodePlan
+from deep_gemm.core.kernel import CodePlan, Kernel
 from deep_gemm.gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.kernel import reachable_hc
-from deep_gemm.hyper.kernel_few import reachable_few
-from deep_gemm.indexer import kernel as logits_kernel
+from deep_gemm.hyper.kernel import KERNEL as HC_PRENORM
+from deep_gemm.hyper.kernel_few import KERNEL as HC_PRENORM_FEW
 from deep_gemm.indexer.config import is_usual, reachable_pages, reachable_rows
+from deep_gemm.indexer.kernel import IN_PAGES, IN_ROWS
 from deep_gemm.kernels import ORDINARY
-from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.linear.kernel import KERNEL as LINEAR_DECODE
 from lab.bench.machine import git_state
 from lab.bench.report import write_whole
 from lab.configs import (
@@ -56,6 +54,8 @@ from lab.configs import reachable_dense as reachable
 from lab.flat import flat
 from lab.gates import violations
 
+WHOLE: tuple[Kernel[Any], ...] = (LINEAR_DECODE, HC_PRENORM, HC_PRENORM_FEW, *ORDINARY)
+"""Kernels of which all configurations are one kind."""
 USUAL_HEADS = (8, 16, 32, 64)
 """Numbers of the indexer's heads: those that models have, the least, and one between."""
 MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
@@ -91,51 +91,20 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     """All of them, or those that are chosen of each kind of product and of each other kernel."""
     of_heads = [*reachable_heads(), *reachable_skipping()]
     tall, few = ([config for config in of_heads if isinstance(config, kind)] for kind in (GemmConfig, DecodeConfig))
-    found = [
-        Case(Job(f"fp8_gemm {config.name}", FP8_GEMM.source, FP8_GEMM.headers(config)), FP8_GEMM.code_plan(config))
-        for kind in (reachable(), reachable_grouped(), reachable_silu(), reachable_k_grouped(), tall)
-        for config in choose(kind)
+    of_bf16 = reachable_bf16(), reachable_bf16_rows(), reachable_bf16_depths(), reachable_bf16_sum()
+    of_logits = [each for each in reachable_rows() if each.heads in USUAL_HEADS], [*filter(is_usual, reachable_pages())]
+    kinds: list[tuple[Kernel[Any], Sequence[Any]]] = [
+        *((FP8_GEMM, of) for of in (reachable(), reachable_grouped(), reachable_silu(), reachable_k_grouped(), tall)),
+        *((FP8_GEMM_DECODE, of) for of in (reachable_decode(), few)),
+        *zip((IN_ROWS, IN_PAGES), of_logits, strict=True),
+        *((BF16_GEMM, of) for of in of_bf16),
+        *((kernel, kernel.configs()) for kernel in WHOLE),
     ]
-    found += [
-        Case(
-            Job(f"fp8_gemm_decode {config.name}", FP8_GEMM_DECODE.source, FP8_GEMM_DECODE.headers(config)),
-            FP8_GEMM_DECODE.code_plan(config),
-        )
-        for kind in (reachable_decode(), few)
-        for config in choose(kind)
-    ]
-    found += [
-        Case(
-            Job(f"linear_decode {config.name}", linear_decode.KERNEL.source, linear_decode.KERNEL.headers(config)),
-            linear_decode.code_plan(config),
-        )
-        for config in choose(linear_decode.reachable_linear())
-    ]
-    logits = (
-        (logits_kernel.IN_ROWS, [each for each in reachable_rows() if each.heads in USUAL_HEADS]),
-        (logits_kernel.IN_PAGES, [*filter(is_usual, reachable_pages())]),
-    )
-    found += [
+    return [
         Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
-        for kernel, configs in logits
+        for kernel, configs in kinds
         for config in choose(configs)
     ]
-    found += [
-        Case(Job(f"bf16_gemm {config.name}", BF16_GEMM.source, BF16_GEMM.headers(config)), BF16_GEMM.code_plan(config))
-        for kind in (reachable_bf16(), reachable_bf16_rows(), reachable_bf16_depths(), reachable_bf16_sum())
-        for config in choose(kind)
-    ]
-    found += [
-        Case(Job(f"hc_prenorm {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
-        for kernel, configs in ((hc_prenorm.KERNEL, reachable_hc()), (hc_prenorm_few.KERNEL, reachable_few()))
-        for config in choose(configs)
-    ]
-    found += [
-        Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
-        for kernel in ORDINARY
-        for config in choose(kernel.configs())
-    ]
-    return found
 
 
 def installed(version: str, folder: Path) -> tuple[str, Path]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import gemm_report
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
-
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.cubin import report
-from deep_gemm.core.kernel import CodePlan
+from deep_gemm.core.kernel import CodePlan, Kernel
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
-from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kernel import BF16_GEMM, FP8_GEMM
 from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.hyper.kernel import KERNEL as HC_PRENORM
+from deep_gemm.hyper.kernel import HcConfig
+from deep_gemm.indexer.config import InPages, InRows, logits_config
+from deep_gemm.indexer.kernel import IN_PAGES, IN_ROWS
 from lab.gates import GATES, verdicts, violations
 
 # ---- each gate fails on a kernel that breaks what it guards -----------------------------------------------------
@@ -26,6 +29,14 @@ from lab.gates import GATES, verdicts, violations
 PLAIN = tile_config(128, 64, Output())
 CLUSTER = tile_config(128, 64, Output(), cluster_n=2)
 ADDING = tile_config(128, 64, Output(is_fp32=True, adds_to_d=True))
+ADDS_C = next(config for config in BF16_GEMM.configs() if config.with_c and config.cluster_k == config.slices == 1)
+HC: dict[str, Any] = {"kernel": HC_PRENORM, "config": HcConfig(128, 24, 2), "file": "hc_prenorm.cuh"}
+MQA: dict[str, Any] = {"kernel": IN_ROWS, "config": logits_config(64, 128, 4, InRows())}
+PAGED: dict[str, Any] = {"kernel": IN_PAGES, "config": logits_config(64, 128, 4, InPages(2, 64))}
+MULTIPLY = "ptx::wgmma_m64k128_e4m3<kUnitN, kExponentBitsOfB>(partial, a_low, b_low)"
+OF_SUMS, OF_A = "promote(total[unit_of_piece<kOfUnit>(piece)], partial[", "      ptx::tma_load_2d(&p.map_a"
+OF_LOGITS = "ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();"
+NO_REGISTERS = {"ptx::setmaxnreg_inc<kMathRegisters>();": ""}
 
 
 @dataclass(frozen=True)
@@ -33,11 +44,13 @@ class Break:
     """A kernel that is not as planned: an edit of a source, or a configuration that the rules refuse."""
 
     gate: str
+    """The empty name, if gates allow it."""
     words: str
     """Part of what is said of it."""
-    config: GemmConfig = PLAIN
+    config: Any = PLAIN
     file: str = "fp8_gemm.cuh"
-    edits: tuple[tuple[str, str], ...] = ()
+    edits: Mapping[str, str] = field(default_factory=dict)
+    kernel: Kernel[Any] = FP8_GEMM
 
 
 BREAKS = {
@@ -49,75 +62,57 @@ BREAKS = {
         "an array is indexed by what is unknown",
         tile_config(256, 64, Output()),
         file="mainloop.cuh",
-        edits=(
-            (
-                "promote(total[unit_of_piece<kOfUnit>(piece)], partial[",
-                "promote(total[ptx::lane_index() % kUnitsPerWarpgroup], partial[",
-            ),
-        ),
+        edits={OF_SUMS: OF_SUMS.replace("unit_of_piece<kOfUnit>(piece)", "ptx::lane_index() % kUnitsPerWarpgroup")},
     ),
     "accumulators read before the wait": Break(
         "no C75xx note",
         "registers of a running WGMMA are used before wgmma.wait_group",
         file="mainloop.cuh",
-        edits=(
-            ("      if (i < kCount * kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n", ""),
-            (
-                "ptx::lane_index(), loaded); });\n",
-                "ptx::lane_index(), loaded); });\n      ptx::wgmma_wait_group<0>();\n",
-            ),
-        ),
+        edits={
+            "      if (i < kCount * kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n": "",
+            "ptx::lane_index(), loaded); });\n": "ptx::lane_index(), loaded); });\n      ptx::wgmma_wait_group<0>();\n",
+        },
     ),
     "accumulators touched between two products": Break(
         "no C75xx note",
         "products (WGMMA) wait for each other",
         file="mainloop.cuh",
-        edits=(
-            (
-                "ptx::wgmma_m64k128_e4m3<kUnitN, kExponentBitsOfB>(partial, a_low, b_low);",
-                "ptx::wgmma_m64k128_e4m3<kUnitN, kExponentBitsOfB>(partial, a_low, b_low), partial[0] += 1;",
-            ),
-        ),
+        edits={MULTIPLY: f"{MULTIPLY}, partial[0] += 1"},
     ),
     "a k loop unrolled twice": Break(
         "QGMMA as planned",
         "the k loop is unrolled or copied",
         file="mainloop.cuh",
-        edits=(("#pragma unroll 1\n  for (; k_block != end", "#pragma unroll 2\n  for (; k_block != end"),),
+        edits={"#pragma unroll 1\n  for (; k_block != end": "#pragma unroll 2\n  for (; k_block != end"},
     ),
     "half of the products left out": Break(
         "QGMMA as planned",
         "8 tensor core instructions (QGMMA) where 16 were planned",
         file="mainloop.cuh",
-        edits=(
-            (
-                "ptx::wgmma_m64k128_e4m3<kUnitN, kExponentBitsOfB>(partial, a_low, b_low);",
-                "for (uint32_t k = 0; k < 64; k += 32) "
-                "ptx::wgmma_m64k32_e4m3<kUnitN>(partial, "
-                "ptx::smem_descriptor_from_low(a_low + k / 16), "
-                "ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);",
-            ),
-        ),
+        edits={
+            MULTIPLY: "for (uint32_t k = 0; k < 64; k += 32) ptx::wgmma_m64k32_e4m3<kUnitN>(partial, "
+            "ptx::smem_descriptor_from_low(a_low + k / 16), ptx::smem_descriptor_from_low(b_low + k / 16), k != 0)"
+        },
     ),
     "no setmaxnreg": Break(
         "setmaxnreg as planned",
         "(setmaxnreg) to nothing a thread where [40, 232] was planned",
-        edits=(
-            ("    ptx::setmaxnreg_dec<kProducerRegisters>();\n", ""),
-            ("    ptx::setmaxnreg_inc<kMathRegisters>();\n", ""),
-        ),
+        edits={
+            "    ptx::setmaxnreg_dec<kProducerRegisters>();\n": "",
+            "    ptx::setmaxnreg_inc<kMathRegisters>();\n": "",
+        },
     ),
     "setmaxnreg for the math warps alone": Break(
-        "setmaxnreg as planned", "to [232] a thread", edits=(("    ptx::setmaxnreg_dec<kProducerRegisters>();\n", ""),)
+        "setmaxnreg as planned", "to [232] a thread", edits={"    ptx::setmaxnreg_dec<kProducerRegisters>();\n": ""}
     ),
     "setmaxnreg that the compiler ignores": Break(
-        "no C75xx note", "registers are not moved", edits=(("KERNEL(kNumThreads, 1)", 'extern "C" __global__ void'),)
+        "no C75xx note", "registers are not moved", edits={"KERNEL(kNumThreads, 1)": 'extern "C" __global__ void'}
     ),
     "launch bounds for fewer threads": Break(
-        "registers suffice", "the launch would fail", edits=(("KERNEL(kNumThreads, 1)", "KERNEL(kNumThreads / 2, 1)"),)
+        "registers suffice", "the launch would fail", edits={"KERNEL(kNumThreads, 1)": "KERNEL(kNumThreads / 2, 1)"}
     ),
     "launch bounds for more blocks": Break(
-        "registers suffice", "would wait for ever", edits=(("KERNEL(kNumThreads, 1)", "KERNEL(kNumThreads, 2)"),)
+        "registers suffice", "would wait for ever", edits={"KERNEL(kNumThreads, 1)": "KERNEL(kNumThreads, 2)"}
     ),
     "a stage too many": Break(
         "shared memory fits", "more than the 232448 that a block may have", replace(PLAIN, num_stages=10)
@@ -125,50 +120,80 @@ BREAKS = {
     "a static array in shared memory": Break(
         "shared memory fits",
         "bytes of shared memory are static",
-        edits=(
-            (
-                "  Tiles tiles(p, shared.roles.work);\n",
-                "  __shared__ uint32_t m[32];\n  m[threadIdx.x % 32] = p.m;\n"
-                "  __syncthreads();\n  Tiles tiles(p, shared.roles.work);\n  tiles.rows = m[threadIdx.x / 32];\n",
-            ),
-        ),
+        edits={
+            "  Tiles tiles(p, shared.roles.work);\n": "  __shared__ uint32_t m[32];\n  m[threadIdx.x % 32] = p.m;\n"
+            "  __syncthreads();\n  Tiles tiles(p, shared.roles.work);\n  tiles.rows = m[threadIdx.x / 32];\n"
+        },
     ),
     "no load of the scales": Break(
         "TMA loads as planned",
         "2 TMA loads (UTMALDG) where 3 were planned",
         file="operand.cuh",
-        edits=(
-            ("load_box<false>(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block * kScaleParts, planes...);", ""),
-        ),
+        edits={
+            "load_box<false>(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block * kScaleParts, planes...);": ""
+        },
     ),
     "a cluster that does not share": Break(
         "TMA loads as planned",
         "0 TMA loads to all CTAs of a cluster (multicast) where 1 were planned",
         CLUSTER,
         file="operand.cuh",
-        edits=(("if constexpr (kSharers > 1)", "if constexpr (false)"),),
+        edits={"if constexpr (kSharers > 1)": "if constexpr (false)"},
     ),
     "multicast without a cluster": Break(
         "TMA loads as planned",
         "1 TMA loads to all CTAs of a cluster (multicast) where 0 were planned",
         file="operand.cuh",
-        edits=(("if constexpr (kSharers > 1)", "if constexpr (kRows == 128)"),),
+        edits={"if constexpr (kSharers > 1)": "if constexpr (kRows == 128)"},
     ),
     "overwriting where it should add": Break(
         "TMA stores as planned",
         "D would be overwritten where it is to be added to",
         ADDING,
         file="epilogue/panels.cuh",
-        edits=(
-            ("if constexpr (kAddsToD)\n    ptx::tma_reduce_add_3d", "if constexpr (false)\n    ptx::tma_reduce_add_3d"),
-        ),
+        edits={
+            "if constexpr (kAddsToD)\n    ptx::tma_reduce_add_3d": "if constexpr (false)\n    ptx::tma_reduce_add_3d"
+        },
     ),
     "a panel not stored": Break(
         "TMA stores as planned",
         "part of D would not be written",
         tile_config(128, 128, Output()),
         file="epilogue/store.cuh",
-        edits=(("const uint32_t d_column =", "if (i != 0) continue;\n          const uint32_t d_column ="),),
+        edits={"const uint32_t d_column =": "if (i != 0) continue;\n          const uint32_t d_column ="},
+    ),
+    "bf16_gemm: sums that C was added to are not let go": Break(
+        "no C75xx note", "C7515", ADDS_C, "mainloop_of_slice.cuh", {"kWithC || kMayBeEmpty": "kMayBeEmpty"}, BF16_GEMM
+    ),
+    "hc_prenorm: no wait": Break("no C75xx note", "C75", **HC, edits={"    ptx::wgmma_wait_group<0>();\n": ""}),
+    "hc_prenorm: A is not loaded": Break(
+        "TMA loads as planned", "TMA loads", **HC, edits={OF_A: OF_A.replace("ptx", "if (false) ptx")}
+    ),
+    # the first unit is read while its product runs
+    "fp8_mqa_logits: no wait": Break(
+        "no C75xx note",
+        "C7517",
+        **MQA,
+        file="logits/tiles.cuh",
+        edits={OF_LOGITS: "if (kUnit) ptx::wgmma_wait_group<0>();"},
+    ),
+    "fp8_mqa_logits: no setmaxnreg": Break(
+        "setmaxnreg as planned", "setmaxnreg", **MQA, file="fp8_mqa_logits.cuh", edits=NO_REGISTERS
+    ),
+    "fp8_paged_mqa_logits: no wait": Break(
+        "no C75xx note", "C75", **PAGED, file="logits/tiles.cuh", edits={OF_LOGITS: "ptx::wgmma_wait_group<1>();"}
+    ),
+    "fp8_paged_mqa_logits: no setmaxnreg": Break(
+        "setmaxnreg as planned", "setmaxnreg", **PAGED, file="fp8_paged_mqa_logits.cuh", edits=NO_REGISTERS
+    ),
+    "hc_prenorm: the first block of B": Break(
+        "",
+        "",
+        **HC,
+        edits={"shared.b[at.stage], k_block * kBlockK, unit.row_n);": "shared.b[at.stage], 0, unit.row_n);"},
+    ),
+    "fp8_mqa_logits: other keys": Break(
+        "", "", **MQA, file="logits/tiles.cuh", edits={"kBlock * work.step,\n": "kBlock * 64,\n"}
     ),
 }
 
@@ -181,18 +206,18 @@ def test_the_kernels_that_are_broken_below_are_sound_before(config: GemmConfig) 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_gate_refuses(name: str) -> None:
     broken = BREAKS[name]
-    headers = FP8_GEMM.headers(broken.config)
-    for before, after in broken.edits:
+    headers = broken.kernel.headers(broken.config)
+    for before, after in broken.edits.items():
         assert headers[broken.file].count(before) == 1, f"{broken.file} has changed: where is {before!r}?"
         headers[broken.file] = headers[broken.file].replace(before, after)
-    kernel = compile_cubin(FP8_GEMM.source, headers, name="broken")
-    found = verdicts(report(kernel.cubin, kernel.log), FP8_GEMM.code_plan(broken.config))
+    kernel = compile_cubin(broken.kernel.source, headers, name="broken")
+    found = verdicts(report(kernel.cubin, kernel.log), broken.kernel.code_plan(broken.config))
     told = {verdict.gate.name: "\n".join(verdict.problems) for verdict in found}
-    assert broken.words in told[broken.gate], told
+    assert broken.words in told[broken.gate] if broken.gate else not any(told.values()), told
 
 
 def test_every_gate_is_shown_to_refuse_something() -> None:
-    assert {broken.gate for broken in BREAKS.values()} == {gate.name for gate in GATES}
+    assert {broken.gate for broken in BREAKS.values() if broken.gate} == {gate.name for gate in GATES}
 
 
 def test_a_math_warpgroup_that_asks_for_more_than_was_given_would_wait() -> None:
@@ -234,7 +259,3 @@ def test_the_documentation_lists_every_gate_in_order() -> None:
 )
 def test_a_plan_follows_from_the_configuration(config: GemmConfig, plan: CodePlan) -> None:
     assert FP8_GEMM.code_plan(config) == replace(plan, shared_bytes=config.shared_bytes)
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

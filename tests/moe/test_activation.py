@@ -65,13 +65,8 @@ def test_activations_of_models_are_those_in_fp64(gating: Gating, scale: float) -
     # A sigmoid below 2^-126 counts as zero, and a sum near zero is as exact as its largest summand.
     least = 2.0**-23 * x.double().abs().amax() if gating.beta == 1.0 else 2.0**-110
     assert bool(((y - right).abs() <= right.abs() * 6 * 2.0**-24 + least).all())
-    said: dict[str, Any] = {
-        "activation": gating.name,
-        "alpha": gating.alpha,
-        "beta": gating.beta,
-        "limit": gating.limit,
-    }
-    assert same_pairs(silu_mul_cast_to_fp8(x, **said), per_token_cast_to_fp8(activated(x, gating)))
+    named = silu_mul_cast_to_fp8(x, activation=gating.name, alpha=gating.alpha, beta=gating.beta, limit=gating.limit)
+    assert same_pairs(named, per_token_cast_to_fp8(activated(x, gating)))
 
 
 def test_activations_have_the_parameters_of_their_models() -> None:
@@ -312,10 +307,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"x": torch.ones(2, 5)}, "x: expected an even number of columns, gate and up, got 5"),
     ({"row_weights": [1.0]}, "TypeError: row_weights: expected a tensor, got a list of 1"),
     ({"row_weights": torch.ones(3)}, "row_weights: expected shape (..., m) = (3, 8), got (3,)"),
-    (
-        {"row_weights": torch.ones(3, 8, dtype=torch.bfloat16)},
-        "row_weights: expected dtype torch.float32, got torch.bfloat16",
-    ),
+    ({"row_weights": torch.ones(3, 8).bfloat16()}, "row_weights: expected dtype torch.float32, got torch.bfloat16"),
     ({"row_weights": torch.ones(3, 8, device="meta")}, "row_weights: expected device cpu, where x is, got meta"),
     ({"masked_m": int32(1, 2)}, "masked_m: expected shape (groups,) = (3,), got (2,)"),
     ({"masked_m": int32(1, 2, 9)}, "masked_m: expected values in 0..8, got 9 at index 2"),

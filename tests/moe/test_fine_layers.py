@@ -18,14 +18,7 @@ from test_experts import one_by_one
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm import (
-    experts,
-    experts_workspace_bytes,
-    fp8_gemm_nt,
-    linear,
-    per_block_cast_to_fp8,
-    per_token_cast_to_fp8,
-)
+from deep_gemm import experts, fp8_gemm_nt, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts import lay_scales
 from deep_gemm.casts.gating import Gating
 from deep_gemm.core.check import checks
@@ -129,7 +122,8 @@ def test_many_rows_on_a_gpu_are_activated_behind_the_product(gpu: FakeGpu, monke
 def test_a_workspace_has_room_for_more_scales() -> None:
     sizes = 12, 3, NUM, HIDDEN, INTER
     more = 4 * 36 * (ceil_div(HIDDEN, 32) + ceil_div(INTER, 32) - ceil_div(HIDDEN, 128) - ceil_div(INTER, 128))
-    assert experts_workspace_bytes(*sizes, gran_k=32) == experts_workspace_bytes(*sizes) + more
+    needed = deep_gemm.experts_workspace_bytes
+    assert needed(*sizes, gran_k=32) == needed(*sizes) + more
 
 
 @pytest.mark.parametrize("form", ["bytes", "words", "words, MN-major", None])
@@ -308,7 +302,7 @@ def test_one_weight_may_be_fp4_and_the_other_fp8() -> None:
 
 COMPILED: dict[str, tuple[dict[str, Any], Operand, dict[str, Any]]] = {
     "fine": (
-        call((32, 32), (64, 64), "e8m0") | {"gran_k": 128},
+        call(FINE[1], FINE[0], "e8m0") | {"gran_k": 128},
         fine_weight(72, HIDDEN, of=(1, 32)),
         {"recipe_b": (1, 32)},
     ),
@@ -348,6 +342,7 @@ def test_what_requires_a_gradient_is_refused(of: Any) -> None:
     assert_mistake(experts, arguments, "x: expected a tensor without a gradient")
 
 
+VALUES = small(NUM_OF_FP4, HIDDEN_OF_FP4, 96)[0]
 FP4_MISTAKES: list[tuple[dict[str, Any], str]] = [
     (
         {"w1": small(NUM_OF_FP4, 2 * INTER_OF_FP4, 192)},
@@ -357,15 +352,9 @@ FP4_MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"w2": small(NUM_OF_FP4, HIDDEN_OF_FP4, 64)},
         "w1: expected 2 * intermediate = 128 rows, gate and up, where w2 has depth 64, got 192",
     ),
-    ({"w2": (small(NUM_OF_FP4, HIDDEN_OF_FP4, 96)[0][..., 8:], None)}, "TypeError: sfw2: expected a tensor"),
-    (
-        {"w2": (small(NUM_OF_FP4, HIDDEN_OF_FP4, 96)[0][..., :40], torch.zeros(1))},
-        "intermediate: expected a multiple of 32 for",
-    ),
-    (
-        {"w2": (small(NUM_OF_FP4, HIDDEN_OF_FP4, 96)[0], torch.zeros(NUM_OF_FP4, 2, 1))},
-        "sfw2: expected shape (5, 160, 3) of torch.float32",
-    ),
+    ({"w2": (VALUES[..., 8:], None)}, "TypeError: sfw2: expected a tensor"),
+    ({"w2": (VALUES[..., :40], torch.zeros(1))}, "intermediate: expected a multiple of 32 for"),
+    ({"w2": (VALUES, torch.zeros(NUM_OF_FP4, 2, 1))}, "sfw2: expected shape (5, 160, 3) of torch.float32"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -330,7 +331,8 @@ def rows_of_six(**changes: Any) -> ExpertRows:
     return expert_rows(random_routes(TOKENS, TOPK, EXPERTS), EXPERTS)._replace(**changes)
 
 
-IDS_MISTAKES: list[tuple[dict[str, Any], str]] = [
+Mistakes = list[tuple[dict[str, Any], str]]
+OF_IDS: Mistakes = [
     ({"topk_ids": [[0]]}, "TypeError: topk_ids: expected a tensor, got a list of 1"),
     ({"topk_ids": torch.zeros(2, 2)}, "topk_ids: expected dtype torch.int32 or torch.int64, got torch.float32"),
     ({"topk_ids": torch.zeros(2, dtype=torch.int64)}, "topk_ids: expected shape (tokens, topk), got (2,)"),
@@ -340,49 +342,25 @@ IDS_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"num_experts": 2.0}, "num_experts: expected an integer in 0..2147483647, got 2.0"),
     ({"num_experts": torch.tensor(4)}, "num_experts: expected an integer in 0..2147483647, got tensor(4)"),
 ]
-
-
-@pytest.mark.parametrize(("changes", "message"), IDS_MISTAKES)
-def test_wrong_routes_are_refused(changes: dict[str, Any], message: str) -> None:
-    call = {"topk_ids": random_routes(TOKENS, TOPK, EXPERTS), "num_experts": EXPERTS, **changes}
-    assert_mistake(expert_rows, call, message)
-
-
-ROWS_MISTAKES: list[tuple[Any, str]] = [
-    (None, "TypeError: rows: expected ExpertRows, got NoneType"),
-    ({"ids": 3}, "TypeError: rows.ids: expected a tensor, got int"),
-    ({"ids": torch.zeros(17, dtype=torch.int32)}, "rows.ids: expected shape (rows) = (18), got (17,)"),
-    ({"row_of": torch.zeros(6, 3)}, "rows.row_of: expected dtype torch.int32, got torch.float32"),
-    ({"row_of": torch.zeros(6, dtype=torch.int32)}, "rows.row_of: expected shape (tokens, topk), got (6,)"),
-    ({"ends": torch.zeros(4, dtype=torch.int32, device="meta")}, "rows.ends: expected device cpu, where "),
+ZEROS = partial(torch.zeros, dtype=torch.int32)
+OF_ROWS: Mistakes = [
+    ({"rows": None}, "TypeError: rows: expected ExpertRows, got NoneType"),
+    ({"rows": rows_of_six(ids=3)}, "TypeError: rows.ids: expected a tensor, got int"),
+    ({"rows": rows_of_six(ids=ZEROS(17))}, "rows.ids: expected shape (rows) = (18), got (17,)"),
+    ({"rows": rows_of_six(row_of=torch.zeros(6, 3))}, "rows.row_of: expected dtype torch.int32, got torch.float32"),
+    ({"rows": rows_of_six(row_of=ZEROS(6))}, "rows.row_of: expected shape (tokens, topk), got (6,)"),
+    ({"rows": rows_of_six(ends=ZEROS(4, device="meta"))}, "rows.ends: expected device cpu, where "),
 ]
-
-
-@pytest.mark.parametrize(("changes", "message"), ROWS_MISTAKES)
-def test_wrong_rows_are_refused(changes: Any, message: str) -> None:
-    rows = None if changes is None else rows_of_six(**changes)
-    assert_mistake(gather_cast_to_fp8, {"x": random_rows(TOKENS, 128), "rows": rows}, message)
-    call = {"y": random_rows(18, 16), "rows": rows, "topk_weights": torch.ones(TOKENS, TOPK)}
-    assert_mistake(gather_weighted, call, message)
-
-
-TOKEN_MISTAKES: list[tuple[dict[str, Any], str]] = [
+OF_TOKENS: Mistakes = [
     ({"x": 1.0}, "TypeError: x: expected a tensor, got float"),
     ({"x": torch.ones(5, 128)}, "x: expected shape (tokens, k) = (6, k), got (5, 128)"),
     ({"x": torch.ones(6, 128, dtype=torch.float64)}, "x: expected dtype torch.bfloat16 or torch.float16 or"),
     ({"x": torch.ones(6, 128, device="meta")}, "rows.counts: expected device meta, where x is, got cpu"),
-    ({"rows": rows_of_six(token_of=torch.full((18,), 6, dtype=torch.int32))}, "rows.token_of: expected val"),
+    ({"rows": rows_of_six(token_of=ZEROS(18) + 6)}, "rows.token_of: expected val"),
     ({"min_amax": -1}, "min_amax: expected a finite FP32 number that is not negative, got -1"),
 ]
-
-
-@pytest.mark.parametrize(("changes", "message"), TOKEN_MISTAKES)
-def test_wrong_tokens_are_refused(changes: dict[str, Any], message: str) -> None:
-    assert_mistake(gather_cast_to_fp8, {"x": torch.ones(6, 128), "rows": rows_of_six(), **changes}, message)
-
-
 SHARED = torch.zeros(19, 16, dtype=torch.bfloat16)
-SUM_MISTAKES: list[tuple[dict[str, Any], str]] = [
+OF_SUMS: Mistakes = [
     ({"y": [1.0]}, "TypeError: y: expected a tensor, got a list of 1"),
     ({"y": torch.ones(17, 16)}, "y: expected shape (rows, n) = (18, n), got (17, 16)"),
     ({"y": torch.ones(18, 12)}, "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
@@ -392,24 +370,28 @@ SUM_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"topk_weights": torch.ones(6, 2)}, "topk_weights: expected shape (tokens, topk) = (6, 3), got (6, 2)"),
     ({"topk_weights": torch.ones(6, 3).double()}, "topk_weights: expected dtype torch.float32 or"),
     ({"topk_weights": torch.ones(6, 3).to("meta")}, "topk_weights: expected device cpu, where y is, got meta"),
-    ({"rows": rows_of_six(row_of=torch.full((6, 3), 18, dtype=torch.int32))}, "rows.row_of: expected values"),
+    ({"rows": rows_of_six(row_of=ZEROS(6, 3) + 18)}, "rows.row_of: expected values"),
     ({"out": 1}, "TypeError: out: expected a tensor, got int"),
     ({"out": torch.zeros(6, 16)}, "out: expected dtype torch.bfloat16, got torch.float32"),
     ({"out": SHARED[:5]}, "out: expected shape (tokens, n) = (6, 16), got (5, 16)"),
     ({"out": SHARED[:6].to("meta")}, "out: expected device cpu, where y is, got meta"),
     ({"out": SHARED[0].expand(6, 16)}, "out: expected rows that do not overlap, got strides (0, 1)"),
     ({"out": SHARED[1:7], "y": SHARED[:18]}, "out: expected memory that does not overlap y"),
-    (
-        {"out": torch.zeros(16, 6, dtype=torch.bfloat16).t()},
-        "out: expected values contiguous along n, got strides (1, 6)",
-    ),
+    ({"out": torch.zeros(16, 6).bfloat16().t()}, "out: expected values contiguous along n, got strides (1, 6)"),
+]
+SIX, Y, P = random_routes(TOKENS, TOPK, EXPERTS), torch.ones(18, 16), torch.ones(6, 3)
+CALLS: list[tuple[Any, dict[str, Any], Mistakes]] = [
+    (expert_rows, {"topk_ids": SIX, "num_experts": EXPERTS}, OF_IDS),
+    (gather_cast_to_fp8, {"x": torch.ones(6, 128), "rows": rows_of_six()}, OF_ROWS + OF_TOKENS),
+    (gather_weighted, {"y": Y, "rows": rows_of_six(), "topk_weights": P}, OF_ROWS + OF_SUMS),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), SUM_MISTAKES)
-def test_wrong_sums_are_refused(changes: dict[str, Any], message: str) -> None:
-    call = {"y": torch.ones(18, 16), "rows": rows_of_six(), "topk_weights": torch.ones(6, 3), **changes}
-    assert_mistake(gather_weighted, call, message)
+@pytest.mark.parametrize(
+    ("function", "call", "message"), [(f, right | wrong, said) for f, right, of in CALLS for wrong, said in of]
+)
+def test_a_mistake_is_refused_in_words(function: Any, call: dict[str, Any], message: str) -> None:
+    assert_mistake(function, call, message)
 
 
 def test_rows_are_a_public_type() -> None:

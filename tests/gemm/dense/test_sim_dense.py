@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import random_scales, run_simulated, some, sum_of_parts
+from helpers import run_simulated, small_integers, some, sum_of_parts
 from thorough import one_in
 
-from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
-from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.choose.tiles import TILES, TILES_PER_ROW, Tile
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kinds.output import Output
-from deep_gemm.gemm.problem import Problem
 from lab.sim import dense as sim
 from lab.sim.dense import DenseTrial
 
@@ -138,22 +135,11 @@ def test_splits_of_every_kind_of_tile(kind: str, schedule: str | None) -> None:
     check(config, config.block_m + 24, config.block_n * 2 + 8, 128 * (2 * config.cluster_k + 1), 3, schedule)
 
 
-def small_integers(config: GemmConfig, m: int, n: int, k: int) -> Problem:
-    """No sum of a block is rounded."""
-    g = torch.Generator().manual_seed(m)
-    a, b = (torch.randint(-2, 3, (rows, k), generator=g).to(torch.float8_e4m3fn) for rows in (m, n))
-    sfa = random_scales((m, ceil_div(k, 128)), g)
-    sfb = random_scales((n if config.sfb == PER_ROW else ceil_div(n, 128), ceil_div(k, 128)), g)
-    d = torch.full((m, n), float("nan"), dtype=torch.float32 if config.is_fp32 else torch.bfloat16)
-    c = torch.randn(m, n, generator=g).to(d.dtype) if config.with_c else None
-    recipe = RECIPE_1D1D if config.sfb == PER_ROW else None
-    return dense_problem((a, sfa), (b, sfb), d, c, recipes=(recipe, None, None))
-
-
 @pytest.mark.parametrize("kind", SPLITS)
 def test_a_split_gives_the_sums_of_its_parts_in_order_whoever_is_slow(kind: str) -> None:
     config = replace(SPLITS[kind], run_k_blocks=2, has_tail=True)
-    p = small_integers(config, config.block_m + 8, config.block_n + 8, 128 * (2 * config.cluster_k + 1) - 16)
+    m, n, k = config.block_m + 8, config.block_n + 8, 128 * (2 * config.cluster_k + 1) - 16
+    p = small_integers(config, m, n, k, seed=m)
     right = sum_of_parts(p, config.cluster_k, config.run_k_blocks)
     for seed, schedule in enumerate(one_in(2, ("slow_cta", "slow_warps", "late_stores"))):
         outcome = run_simulated(config, p, num_sms=config.cluster_k, seed=seed, schedule=schedule)

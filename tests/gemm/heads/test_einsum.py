@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import captured, some
+from helpers import captured, refused, some
 from thorough import one_in
 from torch import Tensor
 
@@ -146,39 +146,33 @@ def test_empty_ones(tokens: int, heads: int) -> None:
 
 
 A, W = per_token_cast_to_fp8(numbers(5, 3, 256)), per_block_cast_to_fp8(numbers(3, 128, 256))
+OF_SFB = "(h, ceil(d / 128), ceil(r / 128)) = (3, 1, 2)"
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"expr": "bhr,hdr->hbd"}, NotImplementedError, "expr: expected bhr,hdr->bhd, bhd,hdr->bhr or bhd,bhr->hdr"),
-        ({"expr": 3}, NotImplementedError, "expr: expected"),
-        ({"a": (A[0][:, :2], A[1][:, :2])}, ValueError, r"b: expected shape \(h, d, r\) = \(2, d, 256\)"),
-        ({"a": (A[0], A[1][..., :1])}, ValueError, r"sfa: expected shape \(b, h, ceil\(r / 128\)\) = \(5, 3, 2\)"),
-        (
-            {"b": (W[0], W[1].mT)},
-            ValueError,
-            r"sfb: expected shape \(h, ceil\(d / 128\), ceil\(r / 128\)\) = \(3, 1, 2\)",
-        ),
+        ({"expr": "bhr,hdr->hbd"}, "NotImplementedError: expr: expected bhr,hdr->bhd, bhd,hdr->bhr or bhd,bhr->hdr"),
+        ({"expr": 3}, "NotImplementedError: expr: expected"),
+        ({"a": (A[0][:, :2], A[1][:, :2])}, "b: expected shape (h, d, r) = (2, d, 256)"),
+        ({"a": (A[0], A[1][..., :1])}, "sfa: expected shape (b, h, ceil(r / 128)) = (5, 3, 2)"),
+        ({"b": (W[0], W[1].mT)}, f"sfb: expected shape {OF_SFB}"),
         (
             {"b": (W[0], W[1].repeat_interleave(128, 1))},
-            ValueError,
-            r"sfb: .* = \(3, 1, 2\), got \(3, 128, 2\); recipe=\(1, 1, 128\) takes a scale for each row",
+            f"sfb: expected shape {OF_SFB}, got (3, 128, 2); recipe=(1, 1, 128) takes a scale for each row",
         ),
-        ({"a": (A[0].float(), A[1])}, ValueError, "a: expected dtype torch.float8_e4m3fn"),
-        ({"d": torch.empty(5, 3, 64)}, ValueError, r"d: expected shape \(b, h, n\) = \(5, 3, 128\)"),
-        ({"c": torch.zeros(5, 3, 128, dtype=torch.bfloat16)}, ValueError, "c: expected dtype torch.float32"),
-        ({"recipe": (1, 128, 64)}, NotImplementedError, "recipe: expected"),
-        ({"expr": ALONG_TOKENS}, NotImplementedError, r"recipe: expected \(1, 1, 128\)"),
-        ({"a": 3}, TypeError, "a: expected a pair"),
-        ({"a": (A[0].transpose(1, 2).contiguous().transpose(1, 2), A[1])}, ValueError, "a: expected values contiguous"),
+        ({"a": (A[0].float(), A[1])}, "a: expected dtype torch.float8_e4m3fn"),
+        ({"d": torch.empty(5, 3, 64)}, "d: expected shape (b, h, n) = (5, 3, 128)"),
+        ({"c": torch.zeros(5, 3, 128, dtype=torch.bfloat16)}, "c: expected dtype torch.float32"),
+        ({"recipe": (1, 128, 64)}, "NotImplementedError: recipe: expected"),
+        ({"expr": ALONG_TOKENS}, "NotImplementedError: recipe: expected (1, 1, 128)"),
+        ({"a": 3}, "TypeError: a: expected a pair"),
+        ({"a": (A[0].transpose(1, 2).contiguous().transpose(1, 2), A[1])}, "a: expected values contiguous"),
     ],
 )
-def test_mistakes_are_named_and_nothing_is_written(
-    changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_mistakes_are_named_and_nothing_is_written(changes: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"expr": BY_HEADS, "a": A, "b": W, "d": torch.full((5, 3, 128), 42.0)} | changes
-    with pytest.raises(error, match=message):
+    with refused(message):
         fp8_einsum(**given)
     assert (given["d"] == 42.0).all() or changes.get("d") is not None
 

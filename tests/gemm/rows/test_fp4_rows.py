@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fp4_cases import FORMS, plain, random_weight
+from helpers import refused
 from torch import Tensor
 
 import deep_gemm
@@ -144,32 +145,27 @@ def test_kernels_are_given_bytes_and_words() -> None:
         assert (p.n, p.k, p.of_b) == (N, 288, (1, 32))
 
 
-REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    r"recipe: expected \(1, 1, 32\) for packed FP4 values, got \(1, 128, 128\)": (
-        lambda a, b, sf: (a, (b, sf)),
-        {"recipe": (1, 128, 128)},
-    ),
-    r"b: expected shape \(groups, n, k / 2\) = \(groups, n, 48\), got \(3, 24, 47\)": (
-        lambda a, b, sf: (a, (b[..., 1:], sf)),
-        {},
-    ),
-    r"sfb: expected shape \(3, 24, 3\) of torch.uint8, got \(2, 24, 3\)": (lambda a, b, sf: (a, (b, sf[1:])), {}),
-    r"sfb: expected shape \(3, 24, 1\) of torch.int32": (lambda a, b, sf: (a, (b, words_of(sf).repeat(1, 1, 2))), {}),
-    r"b: expected values contiguous along k": (lambda a, b, sf: (a, (b.mT.contiguous().mT, sf)), {}),
-    r"n: expected a multiple of 8": (lambda a, b, sf: (a, (b[:, :12], sf[:, :12])), {}),
-    r"num_groups: expected the 3 groups of b, got 2": (lambda a, b, sf: (a, (b, sf)), {"num_groups": 2}),
-    r"k: expected a multiple of 32 for packed FP4 values, got 80": (
-        lambda a, b, sf: (rows(6, 80), (b[..., :40].contiguous(), sf)),
-        {},
-    ),
+REFUSED: dict[str, Callable[..., dict[str, Any]]] = {
+    "recipe: expected (1, 1, 32) for packed FP4 values, got (1, 128, 128)": lambda b, sf: {"recipe": (1, 128, 128)},
+    "b: expected shape (groups, n, k / 2) = (groups, n, 48), got (3, 24, 47)": lambda b, sf: {"b": (b[..., 1:], sf)},
+    "sfb: expected shape (3, 24, 3) of torch.uint8, got (2, 24, 3)": lambda b, sf: {"b": (b, sf[1:])},
+    "sfb: expected shape (3, 24, 1) of torch.int32": lambda b, sf: {"b": (b, words_of(sf).repeat(1, 1, 2))},
+    "b: expected values contiguous along k": lambda b, sf: {"b": (b.mT.contiguous().mT, sf)},
+    "n: expected a multiple of 8": lambda b, sf: {"b": (b[:, :12], sf[:, :12])},
+    "num_groups: expected the 3 groups of b, got 2": lambda b, sf: {"num_groups": 2},
+    "k: expected a multiple of 32 for packed FP4 values, got 80": lambda b, sf: {
+        "a": rows(6, 80),
+        "b": (b[..., :40].contiguous(), sf),
+    },
 }
+"""Words of an error, and what makes it of the weight of a right call."""
 
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_wrong_is_said_in_words(message: str) -> None:
-    given, said = REFUSED[message]
-    with pytest.raises(ValueError, match=f"^{message}"):
-        stacked(*given(rows(6, 96), *random_weight(GROUPS, N, 96)), **{"num_groups": GROUPS, **said})
+    b = random_weight(GROUPS, N, 96)
+    with refused(message):
+        stacked(**{"a": rows(6, 96), "b": b, "num_groups": GROUPS, **REFUSED[message](*b)})
 
 
 def test_a_weight_packed_along_n_is_refused() -> None:
