@@ -51,12 +51,15 @@ class PackConfig(Config):
         return cast_constants(self, "id_bytes")
 
 
-def reachable_pack() -> list[PackConfig]:
-    """Every configuration that `run` can take."""
-    return [config_of(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
+@cache
+def config_of(dtype: torch.dtype, id_bytes: int) -> PackConfig:
+    """The configuration for these types."""
+    return PackConfig(dtype, id_bytes)
 
 
-KERNEL: Kernel[PackConfig] = Kernel("pack_rows", "PackParams", reachable_pack)
+KERNEL: Kernel[PackConfig] = Kernel(
+    "pack_rows", "PackParams", lambda: [config_of(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
+)
 
 
 def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> None:
@@ -70,12 +73,6 @@ def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None
         slots = rows.shape[0] if row_of is None else x.shape[0]
         values = values_of(x, topk_ids, topk_weights, row_of, rows)
         KERNEL.run(config, values, grid(config, slots, x.shape[1]), rows.get_device())
-
-
-@cache
-def config_of(dtype: torch.dtype, id_bytes: int) -> PackConfig:
-    """The configuration for these types."""
-    return PackConfig(dtype, id_bytes)
 
 
 def units_of_token(hidden: int) -> int:

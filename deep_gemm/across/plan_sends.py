@@ -47,13 +47,17 @@ class PlanSendsConfig(Config):
         return {**same, "kNumFacts": NUM_FACTS, "kMaxRanks": MAX_RANKS}
 
 
-def reachable_plan_sends() -> list[PlanSendsConfig]:
-    """Every configuration that `run` can take."""
-    return [config_of(id_bytes) for id_bytes in (4, 8)]
+@cache
+def config_of(id_bytes: int) -> PlanSendsConfig:
+    """The configuration for ids of this size."""
+    return PlanSendsConfig(id_bytes)
 
 
 KERNEL: Kernel[PlanSendsConfig] = Kernel(
-    "plan_sends", "PlanSendsParams", reachable_plan_sends, lengths={"kNumFacts": NUM_FACTS}
+    "plan_sends",
+    "PlanSendsParams",
+    lambda: [config_of(id_bytes) for id_bytes in (4, 8)],
+    lengths={"kNumFacts": NUM_FACTS},
 )
 
 
@@ -66,12 +70,6 @@ def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, ex
     config = config_of(topk_ids.element_size())
     values = values_of(topk_ids, facts, row_of, told, experts_here, ranks)
     KERNEL.run(config, values, grid(config, topk_ids.shape[0]), topk_ids.get_device())
-
-
-@cache
-def config_of(id_bytes: int) -> PlanSendsConfig:
-    """The configuration for ids of this size."""
-    return PlanSendsConfig(id_bytes)
 
 
 def grid(config: PlanSendsConfig, tokens: int) -> int:

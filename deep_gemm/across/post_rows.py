@@ -55,12 +55,12 @@ class PostConfig(Config):
         }
 
 
-def reachable_post() -> list[PostConfig]:
-    """Every configuration that `run` can take."""
-    return [PostConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)]
-
-
-KERNEL: Kernel[PostConfig] = Kernel("post_rows", "PostParams", reachable_post, lengths={"kMaxRanks": MAX_RANKS})
+KERNEL: Kernel[PostConfig] = Kernel(
+    "post_rows",
+    "PostParams",
+    lambda: [PostConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)],
+    lengths={"kMaxRanks": MAX_RANKS},
+)
 
 
 def run(

@@ -46,11 +46,6 @@ class SlicesConfig(Config):
         }
 
 
-def reachable_slices() -> list[SlicesConfig]:
-    """Every configuration that sums over products can take."""
-    return [SlicesConfig(False), SlicesConfig(True), SlicesConfig(True, adds_to_d=True)]
-
-
 def grid(m: int, n: int) -> int:
     """Count CTAs: as many for each row as its columns need."""
     return m * ceil_div(n, COLUMNS)
@@ -62,4 +57,6 @@ def values_of(slices: Tensor, d: Tensor) -> dict[str, Any]:
     return {"slices": slices, "d": d, "d_pitch": d.stride(0), "count": count, "m": m, "n": n}
 
 
-KERNEL: Kernel[SlicesConfig] = Kernel("sum_slices", "SlicesParams", reachable_slices)
+KERNEL: Kernel[SlicesConfig] = Kernel(
+    "sum_slices", "SlicesParams", lambda: [SlicesConfig(False), SlicesConfig(True), SlicesConfig(True, adds_to_d=True)]
+)

@@ -101,18 +101,12 @@ class ManyConfig(Config):
         return {**_weights_constants(self.weights), **constants_of(self, *names), "kMulticastCtas": 1}
 
 
-def reachable_gather() -> list[GatherConfig]:
-    """Every configuration that `run` can take for few tokens."""
-    return [GatherConfig(dtype) for dtype in WEIGHTS]
-
-
-def reachable_many() -> list[ManyConfig]:
-    """Every configuration that `run` can take for many tokens."""
-    return [ManyConfig(dtype) for dtype in WEIGHTS]
-
-
-KERNEL: Kernel[GatherConfig] = Kernel("gather_weighted", "GatherParams", reachable_gather)
-MANY: Kernel[ManyConfig] = Kernel("gather_weighted_many", "GatherParams", reachable_many, bulk_copies=1)
+KERNEL: Kernel[GatherConfig] = Kernel(
+    "gather_weighted", "GatherParams", lambda: [GatherConfig(dtype) for dtype in WEIGHTS]
+)
+MANY: Kernel[ManyConfig] = Kernel(
+    "gather_weighted_many", "GatherParams", lambda: [ManyConfig(dtype) for dtype in WEIGHTS], bulk_copies=1
+)
 
 
 def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor, *, is_dependent: bool = False) -> None:

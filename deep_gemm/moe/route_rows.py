@@ -93,18 +93,14 @@ class CountConfig(Config):
         return {**same, "kMaxExperts": MAX_EXPERTS[-1], "kPart": PART}
 
 
-def reachable_route() -> list[RouteConfig]:
-    """Every configuration that `config_of` can give."""
-    return [RouteConfig(id_bytes, most, totals) for totals in Totals for id_bytes in ID_BYTES for most in MAX_EXPERTS]
-
-
-def reachable_count() -> list[CountConfig]:
-    """Every configuration of count_routes that `run` can take."""
-    return [CountConfig(id_bytes) for id_bytes in ID_BYTES]
-
-
-KERNEL: Kernel[RouteConfig] = Kernel("route_rows", "RouteParams", reachable_route)
-COUNTER: Kernel[CountConfig] = Kernel("count_routes", "RouteParams", reachable_count)
+KERNEL: Kernel[RouteConfig] = Kernel(
+    "route_rows",
+    "RouteParams",
+    lambda: [RouteConfig(id_bytes, most, totals) for totals in Totals for id_bytes in ID_BYTES for most in MAX_EXPERTS],
+)
+COUNTER: Kernel[CountConfig] = Kernel(
+    "count_routes", "RouteParams", lambda: [CountConfig(id_bytes) for id_bytes in ID_BYTES]
+)
 
 
 class RouteProblem:

@@ -214,13 +214,7 @@ def _gradients(
     return of_x, of_weight
 
 
-def _tensors_back(
-    grad: Tensor, w: Weight | None, columns: Quantized | None, main_grad: Tensor | None
-) -> tuple[Tensor, ...]:
-    return (grad, *tensors_of(w, columns, main_grad))
-
-
-BACKWARD = Function(_gradients, _gradients, _tensors_back)
+BACKWARD = Function(_gradients, _gradients, lambda grad, *others: (grad, *tensors_of(*others)))
 BACKWARD_INTO = replace(BACKWARD, outputs=1)
 
 

@@ -7,7 +7,7 @@ import torch
 from helpers import random_ids
 from torch import Tensor
 
-from deep_gemm.across.plan_sends import KERNEL, PlanSendsConfig, config_of, reachable_plan_sends
+from deep_gemm.across.plan_sends import KERNEL, PlanSendsConfig, config_of
 from lab.sim import plan_sends as sim
 from lab.sim.library import compiled
 
@@ -19,7 +19,7 @@ def check(topk_ids: Tensor, experts_here: int, ranks: int, seed: int = 0, schedu
     sim.check(compiled(KERNEL, config), config, topk_ids, experts_here, ranks, seed=seed, schedule=schedule)
 
 
-@pytest.mark.parametrize("config", reachable_plan_sends(), ids=lambda config: config.name)
+@pytest.mark.parametrize("config", KERNEL.configs(), ids=lambda config: config.name)
 def test_rows_are_stacked_by_rank_and_counted(config: PlanSendsConfig) -> None:
     dtype = torch.int64 if config.id_bytes == 8 else torch.int32
     for seed, (tokens, topk, here, ranks) in enumerate([(1, 1, 1, 1), (37, 8, 3, 5), (200, 6, 2, 33), (70, 9, 1, 64)]):

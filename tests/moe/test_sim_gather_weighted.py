@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deep_gemm.moe.gather_weighted import WEIGHTS, GatherConfig, ManyConfig, config_of, reachable_gather, reachable_many
+from deep_gemm.moe.gather_weighted import KERNEL, MANY, WEIGHTS, GatherConfig, ManyConfig, config_of
 from lab.sim import gather_weighted as sim
 from lab.sim.library import compiled
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
-CONFIGS: list[GatherConfig | ManyConfig] = [*reachable_gather(), *reachable_many()]
+CONFIGS: list[GatherConfig | ManyConfig] = [*KERNEL.configs(), *MANY.configs()]
 IDS = [f"{type(config).__name__} {config.name}" for config in CONFIGS]
 
 
@@ -33,5 +33,5 @@ def test_a_token_without_rows_is_zero(config: GatherConfig | ManyConfig) -> None
 def test_the_ring_is_for_many_tokens(dtype: torch.dtype | None) -> None:
     kinds = {tokens: type(config_of(dtype, tokens, 4096, 132)) for tokens in (1, 128, 8192)}
     assert kinds == {1: GatherConfig, 128: GatherConfig, 8192: ManyConfig}
-    assert config_of(dtype, 1 << 20, 8, 132) in reachable_many()
-    assert config_of(dtype, 1, 1 << 20, 132) in reachable_gather()
+    assert config_of(dtype, 1 << 20, 8, 132) in MANY.configs()
+    assert config_of(dtype, 1, 1 << 20, 132) in KERNEL.configs()

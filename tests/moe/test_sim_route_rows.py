@@ -10,13 +10,13 @@ from helpers import random_ids
 from torch import Tensor
 
 from deep_gemm.moe.route_rows import (
+    KERNEL,
     MAX_EXPERTS,
     PART,
     PARTS_ALONE,
     RouteConfig,
     Totals,
     config_of,
-    reachable_route,
     totals_for,
 )
 from lab.sim import route_rows as sim
@@ -76,4 +76,4 @@ def test_many_routes_are_counted_by_parts() -> None:
     assert [totals_for(routes) for routes in (1, alone)] == [Totals.COUNTED] * 2
     assert [totals_for(routes) for routes in (alone + 1, 1 << 30)] == [Totals.OF_PARTS] * 2
     kinds = [(id_bytes, most, totals) for totals in Totals for id_bytes in (4, 8) for most in MAX_EXPERTS]
-    assert [config_of(*kind) for kind in kinds] == reachable_route()
+    assert [config_of(*kind) for kind in kinds] == KERNEL.configs()

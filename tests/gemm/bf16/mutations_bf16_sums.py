@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from deep_gemm.gemm.choose.bf16 import SUM_OUTPUT
 from deep_gemm.gemm.config.bf16 import bf16_config
-from deep_gemm.gemm.sum_slices import reachable_slices
+from deep_gemm.gemm.sum_slices import KERNEL
 from lab.sim.bf16_sums import SlicesTrial, SumTrial
 from lab.sim.mutate import Mutation
 
 _SUMS, _SLICES = "work/sums.cuh", "sum_slices.cuh"
 CONFIG = bf16_config(64, 64, SUM_OUTPUT)
-BF16, FP32, ADDED = reachable_slices()
+BF16, FP32, ADDED = KERNEL.configs()
 
 TRIALS = [SumTrial(CONFIG, 4, 5, 70, 72, 192, 1), SumTrial(CONFIG, 3, 3, 40, 72, 128, 3, output=ADDED)]
 SLICES_TRIALS = [SlicesTrial(BF16, 4, 70, 72, 1), SlicesTrial(FP32, 83, 2, 136, 2), SlicesTrial(ADDED, 3, 40, 72, 3)]

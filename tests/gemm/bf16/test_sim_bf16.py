@@ -10,13 +10,13 @@ from helpers import numbers, run_simulated
 from thorough import ends
 from torch import Tensor
 
+from deep_gemm.gemm import sum_slices
 from deep_gemm.gemm.choose.bf16 import SUM_OUTPUT, select_bf16_sum
 from deep_gemm.gemm.config.bf16 import Bf16Config, bf16_config
 from deep_gemm.gemm.config.tall import Majors
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
 from deep_gemm.gemm.problem import Problem
-from deep_gemm.gemm.sum_slices import reachable_slices
 from lab.sim import bf16 as sim
 from lab.sim import bf16_depths
 from lab.sim import product as simulated
@@ -240,7 +240,7 @@ def test_a_sum_over_products() -> None:
 # Sums over BF16 products in the simulator: majors, edges, clusters, slices that cross products, and a sum's bits.
 
 
-BF16_OF_SUMS, FP32_OF_SUMS, ADDED = reachable_slices()
+BF16_OF_SUMS, FP32_OF_SUMS, ADDED = sum_slices.KERNEL.configs()
 
 CASES = {
     "one product": (bf16_config(64, 64, SUM_OUTPUT), 1, (1, 70, 72, 64), BF16_OF_SUMS),
