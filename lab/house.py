@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 GEMM = ROOT / "deep_gemm" / "gemm"
 CEILINGS = {
-    "files in the wheel": 335,
-    "lines of Python in the wheel": 28_500,
+    "files in the wheel": 330,
+    "lines of Python in the wheel": 27_500,
     "lines of CUDA in the wheel": 11_000,
     "lines of C in the wheel": 900,
     "lines of data in the wheel": 39,
-    "lines of Python in lab/": 18_800,
+    "lines of Python in lab/": 18_500,
     "lines of Python in tests/": 47_500,
     "rooms": 18,
     "floors": 10,

@@ -32,13 +32,14 @@ from ..core.jit.driver import PORTABLE_CLUSTER
 from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.settings import get_batch_invariant, settings
-from ..gemm import k_group_maps, rows_silu
+from ..gemm import k_group_maps
 from ..gemm.choose.bf16 import reachable_bf16_sum, select_bf16
 from ..gemm.choose.fp8 import select
 from ..gemm.config.decode import DecodeConfig
 from ..gemm.config.tall import K_MAJOR, GemmConfig
 from ..gemm.explain import Question, asked
 from ..gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE, kernel_of
+from ..gemm.kinds.epilogues import SILU, SILU_OF_HALVES
 from ..gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..gemm.kinds.works import DENSE, ENDS, IDS, Work
 from ..hyper import choose as choose_hc
@@ -54,6 +55,8 @@ from ..moe.routing import MANY_ROWS
 from .console import with_progress
 from .models import Model, Weight, model_named
 
+ACTIVATED = Output(work=ENDS, epilogue=SILU_OF_HALVES)
+"""The first product of experts whose rows leave it activated and cast."""
 MOST_ROWS = 1 << 16
 """Rows up to which all sizes of a batch are looked at for a weight that is given without m."""
 
@@ -169,13 +172,13 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
     elif not weight.is_gated:
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
-        outputs += [rows_silu.IN_TURN] + [rows_silu.APART] * (m >= MANY_ROWS)
+        outputs += [Output(work=ENDS, epilogue=SILU)] + [ACTIVATED] * (m >= MANY_ROWS)
     return [_grouped(weight, m, output, gpu, k) for output in outputs for k in depths]
 
 
 def many_rows_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | DecodeConfig]:
     """List what `experts` runs for so many rows: by ends, and FP8 may be activated where it is multiplied."""
-    outputs = [_plain(weight, ENDS)] + [rows_silu.APART] * _may_activate(weight)
+    outputs = [_plain(weight, ENDS)] + [ACTIVATED] * _may_activate(weight)
     return [_grouped(weight, m, output, gpu, weight.k) for output in outputs]
 
 
