@@ -72,7 +72,7 @@ def inside_of_an_element(x: Tensor) -> Tensor:
 
 
 def misaligned(x: Tensor, num_bytes: int = 0) -> Tensor:
-    """The same values, contiguous, so many bytes behind an address that is a multiple of 16: else one element."""
+    """Copy values to an address this many bytes behind a multiple of 16, by default one element."""
     memory = torch.zeros(x.nbytes + 32, dtype=torch.uint8)
     first = -memory.data_ptr() % 16 + (num_bytes or x.element_size())
     return memory[first : first + x.nbytes].view(x.dtype).view(x.shape).copy_(x)

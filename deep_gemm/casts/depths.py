@@ -91,7 +91,7 @@ class SiluCasts(NamedTuple):
     activated: Quantized | None
     """s along each group's rows."""
     of_weights: Tensor | None
-    """FP32 `[rows]`: the gradient of the weights of rows."""
+    """FP32 `[parts, rows]`: parts of the gradient of the weights of rows, which the caller sums up."""
 
 
 def cast_silu_gradient(
@@ -154,12 +154,7 @@ def _tensors_of_silu(h: Tensor, ds: Tensor | None, groups: GroupedRows, row_weig
     return tensors if ds is None else (*tensors, ds)
 
 
-def _summed(casts: SiluCasts) -> SiluCasts:
-    of_weights = casts.of_weights
-    return casts if of_weights is None else casts._replace(of_weights=of_weights.sum(0))
-
-
-SILU = Function(_cast_silu, lambda *call: _summed(_cast_silu(*call)), _tensors_of_silu, finish=_summed)
+SILU = Function(_cast_silu, _cast_silu, _tensors_of_silu)
 
 
 class Silu(NamedTuple):

@@ -60,13 +60,6 @@ class Function:
     """How many of the tensors, the last ones, are written: these share no memory with others."""
     numbers: int | None = None
     """The last operand, if it has integers, which calls of one record may have others of."""
-    finish: Callable[[Any], Any] | None = None
-    """Turns the results of `answer` into the call's."""
-
-    def computed(self, operands: tuple[Any, ...], said: Key) -> Any:
-        """Answer a call by its tensors, without a record."""
-        made = self.answer(*operands, *said)
-        return made if self.finish is None else self.finish(made)
 
 
 class Kept(Records):
@@ -136,7 +129,7 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         return function.as_operator(*operands, *said)
     if may_have_record and settings.get_compile_mode() == 0 and all(isinstance(x, Tensor) for x in tensors):
         return answered(function, operands, said, tensors, plain, stated)
-    return function.computed(operands, said)
+    return function.answer(*operands, *said)
 
 
 def _recalled(
@@ -147,7 +140,7 @@ def _recalled(
     tensors: tuple[Any, ...],
     stated: tuple[int, ...],
 ) -> Any:
-    """Answer a call by the record of calls like it, as `answer` of replay.c does; NotImplemented if there is none."""
+    """Answer a call by a record of calls like it, as `answer` of replay.c does; else give NotImplemented."""
     if not tensors[0].is_cuda:
         return NotImplemented
     kept = all_kept.get((function, said, *map(type, said), generation))
@@ -202,7 +195,7 @@ def answered(
             answer = kept.recall(plain, stated)
             if answer is not NotImplemented:
                 return kept.result(answer)
-    return function.computed(operands, said)
+    return function.answer(*operands, *said)
 
 
 def recorded(
@@ -238,7 +231,7 @@ def recorded(
             made = function.answer(*stand_in, *said)
         leaves: list[Shadow] = []
         result = _assembled(made, leaves)
-        return r.record(leaves), _finished(result, function.finish)
+        return r.record(leaves), result or _nothing
     except Exception:
         return None, None
 
@@ -269,12 +262,6 @@ def _assembled(made: Any, leaves: list[Shadow]) -> Callable[[Sequence[Tensor]], 
         begin, end = len(leaves) - len(made), len(leaves)
         return lambda tensors: kind(tensors[begin:end])
     return lambda tensors: kind([None if part is None else part(tensors) for part in parts])
-
-
-def _finished(result: Any, finish: Callable[[Any], Any] | None) -> Callable[[Sequence[Tensor]], Any]:
-    if result is None:
-        return _nothing
-    return result if finish is None else lambda tensors: finish(result(tensors))
 
 
 def _nothing(_: Sequence[Tensor]) -> None:

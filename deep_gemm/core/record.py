@@ -155,7 +155,7 @@ class Record:
     steps: tuple[Step, ...]
     conditions: tuple[Condition, ...]
     outputs: int
-    """The last tensors, so many, share no memory with each other or the rest."""
+    """How many tensors, the last ones, are written: these share no memory with each other or the rest."""
     made: tuple[Made, ...]
     scratch: int
     """Bytes of the buffer between launches, a number."""

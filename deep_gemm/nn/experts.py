@@ -238,32 +238,68 @@ def gradients(
     main_grads: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Gradients:
     """Compute the gradients that are needed, in these types. A weight that is cast already is given transposed."""
-    needs_x, needs_p, needs_w1, needs_w2 = needs
-    groups, p = GroupedRows(rows.counts, rows.ends, rows.token_of), of_rows(topk_weights.float(), rows)
-    depths = groups.depths
+    depths, p = GroupedRows(*rows[:2], rows.token_of).depths, of_rows(topk_weights.float(), rows)
+    weights = [None if w is None else for_backward(w) for w in (w1, w2)]
+    said = limit, *needs, *(each is None for each in (x, w1, w2)), *types[2:], *(each is None for each in main_grads)
+    operands = grad.contiguous(), x, p, *weights, h, rows, depths, *main_grads
+    of_x, parts, of_w1, of_w2 = run(BACKWARD[2 - main_grads.count(None)], operands, said)
+    of_p = None if parts is None else of_routes(parts.sum(0), rows)
+    found = zip((of_x, of_p, of_w1, of_w2), types, strict=True)
+    return tuple([None if each is None else each.to(dtype) for each, dtype in found])  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def _gradients(
+    grad: Tensor,
+    x: Tensor | None,
+    p: Tensor,
+    w1: Weight | None,
+    w2: Weight | None,
+    h: Tensor,
+    rows: ExpertRows,
+    depths: Tensor,
+    main_grad1: Tensor | None,
+    main_grad2: Tensor | None,
+    limit: float | None,
+    needs_x: bool,
+    needs_p: bool,
+    needs_w1: bool,
+    needs_w2: bool,
+    *more: Any,
+) -> Gradients:
+    """Compute gradients one after the other, so that few operands are there at a time; of p in parts of each row's."""
+    groups, types = GroupedRows(rows.counts, rows.ends, rows.token_of), more[3:5]
     ds = of_x = of_p = of_w1 = of_w2 = None
     if w2 is not None:  # one of the first three needs it
-        a = gather_cast_to_fp8(grad.contiguous(), rows, mn_major=True)
-        ds = product_of_rows(a, cast_weight_back(for_backward(w2)), rows)  # but for the factor p
+        a = gather_cast_to_fp8(grad, rows, mn_major=True)
+        ds = product_of_rows(a, cast_weight_back(w2), rows)  # but for the factor p
         del a
-    dh, dh_columns, s_columns, of_p_of_rows = cast_silu_gradient(
+    dh, dh_columns, s_columns, parts = cast_silu_gradient(
         h, ds, groups, p, limit, gradient_too=needs_x or needs_w1, activation_too=needs_p or needs_w2
     )
     del ds
-    if needs_p and of_p_of_rows is not None:
-        of_p = of_routes(of_p_of_rows, rows).to(types[1])
-    # One after the other, so that few operands are there at a time.
+    if needs_p:
+        of_p = parts
     if needs_w2 and s_columns is not None:
-        of_w2 = weight_gradient(cast_along_groups(grad, groups, p), s_columns, depths, types[3], main_grads[1])
+        of_w2 = weight_gradient(cast_along_groups(grad, groups, p), s_columns, depths, types[1], main_grad2)
     del s_columns
     if needs_x and dh is not None and w1 is not None:
-        dx = product_of_rows(dh, cast_weight_back(for_backward(w1)), rows)
-        of_x = sum_rows(dx, rows.row_of).to(types[0])
+        dx = product_of_rows(dh, cast_weight_back(w1), rows)
+        of_x = sum_rows(dx, rows.row_of)
         del dx
     del dh
     if needs_w1 and dh_columns is not None and x is not None:
-        of_w1 = weight_gradient(dh_columns, cast_along_groups(x, groups), depths, types[2], main_grads[0])
+        of_w1 = weight_gradient(dh_columns, cast_along_groups(x, groups), depths, types[0], main_grad1)
     return of_x, of_p, of_w1, of_w2
+
+
+def _tensors_back(*operands: Any) -> tuple[Tensor, ...]:
+    grad, x, p, w1, w2, h, rows, depths, *main_grads = operands
+    return tuple(tensors_of(grad, x, p, w1, w2, h, tuple(rows), depths, *main_grads))
+
+
+BACKWARD = [Function(_gradients, _gradients, _tensors_back, outputs=outputs) for outputs in range(3)]
+"""Backward of no, one and two gradients of weights that are added to a `main_grad`."""
 
 
 def weight_gradient(

@@ -140,7 +140,7 @@ class DepthsTrial(Trial):
         if has_activation:
             others = max(others, _near(used_of_s(activated), right.activated))
             s = Silu.of(h[:used_rows], self.limit).s
-            off = (sums.sum(0) - right.of_weights)[:used_rows].abs()
+            off = (sums.sum(0) - right.of_weights[0])[:used_rows].abs()
             if not bool((off <= OF_SUMS * (s * ds[:used_rows].float()).abs().sum(1)).all()):
                 raise ValueError(f"sums: expected those of the reference, got one {float(off.max()):.2g} away")
         if others > MOST_OTHERS:

@@ -97,7 +97,7 @@ def test_gradients_are_those_of_autograd(tokens: int, experts: int, i: int, limi
     assert error(dequantize(*found.rows)[:used], right_dh) < OF_CASTS
     assert error(back(found.columns, groups), right_dh) < OF_CASTS
     assert error(back(found.activated, groups), right_s) < OF_CASTS
-    assert error(found.of_weights[:used], right_dp) < 1e-5
+    assert error(found.of_weights[0, :used], right_dp) < 1e-5
     alone = cast_silu_gradient(h, None, groups, p, limit, gradient_too=False)
     assert_same_bits(some(alone.activated), found.activated)
 

@@ -214,7 +214,7 @@ def all_of(found: SiluCasts, groups: GroupedRows) -> list[Tensor]:
     assert found.rows is not None and found.columns is not None
     assert found.activated is not None and found.of_weights is not None
     columns = (*of_used(found.columns, groups), *of_used(found.activated, groups))
-    return [*(each[:end].cpu() for each in found.rows), *columns, found.of_weights[:end].cpu()]
+    return [*(each[:end].cpu() for each in found.rows), *columns, found.of_weights.sum(0)[:end].cpu()]
 
 
 def bytes_of(x: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ from deep_gemm.linear import api as linear_api
 from deep_gemm.linear import backward
 from deep_gemm.moe import activation, routing
 from deep_gemm.moe.check import ActivationProblem, ExpertRows
+from deep_gemm.nn import experts as nn_experts
+from deep_gemm.nn import linear as nn_linear
 
 
 class Case(NamedTuple):
@@ -407,6 +409,51 @@ def test_a_record_launches_and_gives_what_a_call_without_one_does(
     run = called(name)
     run()
     assert_alike(monkeypatch, gpu, run)
+
+
+def gradients_of_experts(grad: Tensor, x: Tensor, p: Tensor, h: Tensor, depths: Tensor, **others: Tensor) -> Any:
+    w1, w2, *rows = others.values()
+    operands = grad, x, p, w1, w2, h, ExpertRows(*rows), depths, None, None
+    return call.run(
+        nn_experts.BACKWARD[0], operands, (None, *[True] * 4, *[False] * 3, *[torch.bfloat16] * 2, True, True)
+    )
+
+
+OF_EXPERTS = {"w1": bf16(2, 512, 256), "w2": bf16(2, 256, 256), **ROWS}
+LAYERS: dict[str, tuple[int, Callable[..., Any], dict[str, Tensor]]] = {
+    "linear": (
+        3,
+        lambda x, w, bias: nn_linear.with_columns(x, w, bias, True),
+        {"x": bf16(48, 256), "w": bf16(128, 256), "bias": bf16(128)},
+    ),
+    "linear, backward": (
+        4,
+        lambda grad, w, **of_x: nn_linear.gradients(grad, w, (*of_x.values(),), torch.bfloat16, torch.bfloat16),
+        {"grad": bf16(48, 128), "w": bf16(128, 256), "values": fp8(256, 48), "scales": zeros(1, 256).t()},
+    ),
+    "experts": (
+        7,
+        lambda x, p, w1, w2, **rows: nn_experts.with_gates(x, p, w1, w2, ExpertRows(**rows), None),
+        {"x": bf16(6, 256), "p": zeros(6, 2), **OF_EXPERTS},
+    ),
+    "experts, backward": (
+        13,
+        gradients_of_experts,
+        {
+            **{"grad": bf16(6, 256), "x": bf16(6, 256), "p": zeros(12), "h": bf16(12, 512)},
+            "depths": ints(2) + 16,  # this GPU's tensors are read as the host's are
+            **OF_EXPERTS,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_each_way_of_a_layer_is_one_record(name: str, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches, of, given = LAYERS[name]
+    there = placed(given)
+    assert_alike(monkeypatch, gpu, lambda: of(**there), call.recorded)
+    assert (gpu.records, len(gpu.launches)) == (1, launches)
 
 
 def with_rows(given: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
