@@ -178,14 +178,13 @@ class Record:
 
         A number to compute is (place, function, a, b).
         """
-        asked = sorted(
-            (max(a, b) + 1, relation is Relation.BELOW, a, b, holds) for relation, a, b, holds in self.conditions
-        )
+        asked = sorted([(max(a, b) + 1, of is Relation.BELOW, a, b, holds) for of, a, b, holds in self.conditions])
         found, at = [], 0
         for until, *condition in (*asked, (len(self.steps), False, 0, 0, True)):
-            computed = [
-                (at + i, ARITHMETIC[op], a, b) for i, (op, a, b) in enumerate(self.steps[at:until]) if op in ARITHMETIC
-            ]
+            computed = []
+            for op, a, b in self.steps[at:until]:
+                if op in ARITHMETIC:
+                    computed.append((at, ARITHMETIC[op], a, b))
+                at += 1
             found.append((computed, *condition))
-            at = max(at, until)
         return found
