@@ -220,6 +220,8 @@ FORWARD = Function(
 )
 
 
+MOST_AT_ONCE = 1 << 24
+"""Elements of gate and up up to which backward is one record, which has all memory of its steps at a time."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Gradients of x, of the weights of routes, of w1 and of w2."""
 
@@ -242,7 +244,10 @@ def gradients(
     weights = [None if w is None else for_backward(w) for w in (w1, w2)]
     said = limit, *needs, *(each is None for each in (x, w1, w2)), *types[2:], *(each is None for each in main_grads)
     operands = grad.contiguous(), x, p, *weights, h, rows, depths, *main_grads
-    of_x, parts, of_w1, of_w2 = run(BACKWARD[2 - main_grads.count(None)], operands, said)
+    if h.numel() <= MOST_AT_ONCE:
+        of_x, parts, of_w1, of_w2 = run(BACKWARD[2 - main_grads.count(None)], operands, said)
+    else:
+        of_x, parts, of_w1, of_w2 = _gradients(*operands, *said)
     of_p = None if parts is None else of_routes(parts.sum(0), rows)
     found = zip((of_x, of_p, of_w1, of_w2), types, strict=True)
     return tuple([None if each is None else each.to(dtype) for each, dtype in found])  # type: ignore[return-value]
