@@ -242,8 +242,9 @@ def gradients(
     """Compute the gradients that are needed, in these types. A weight that is cast already is given transposed."""
     depths, p = GroupedRows(*rows[:2], rows.token_of).depths, of_rows(topk_weights.float(), rows)
     weights = [None if w is None else for_backward(w) for w in (w1, w2)]
-    said = limit, *needs, *(each is None for each in (x, w1, w2)), *types[2:], *(each is None for each in main_grads)
-    operands = grad.contiguous(), x, p, *weights, h, rows, depths, *main_grads
+    are_none = [each is None for each in (x, w1, w2, *main_grads)]
+    said: tuple[Any, ...] = (limit, *needs, *are_none[:3], *types[2:], *are_none[3:])
+    operands: tuple[Any, ...] = (grad.contiguous(), x, p, *weights, h, rows, depths, *main_grads)
     if h.numel() <= MOST_AT_ONCE:
         of_x, parts, of_w1, of_w2 = run(BACKWARD[2 - main_grads.count(None)], operands, said)
     else:
