@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..casts.lay_scales import laid_out, mn_major
 from ..core.check.layout import ADDRESS_ALIGNMENT, ceil_div
-from ..core.check.recipes import BFLOAT16, Scales
+from ..core.check.recipes import BFLOAT16, WHOLE, Scales
 from ..core.check.ue8m0 import Words, sides_in_words
 from ..core.gpu import WGMMA_ROWS, Gpu, gpu_of
 from ..core.params import Kind
@@ -174,7 +174,7 @@ def _scales_for(config: Config, side: Words, sf: Tensor, of: Scales, k: int) -> 
     """Give a side's scales as a kernel takes them: words, if it reads these, or FP32, m-major where TMA loads them."""
     if sf.dtype == torch.int32:
         return sf if side in config.reads_words else laid_out(sf, ceil_div(k, of.columns))
-    by_tma = isinstance(config, GemmConfig) and (side == Words.A or config.loads_sfb)
+    by_tma = isinstance(config, GemmConfig) and of != WHOLE and (side == Words.A or config.loads_sfb)
     return mn_major(sf) if by_tma else sf
 
 
@@ -264,6 +264,9 @@ def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
     of = _maps_of_operands(p, config)
     if config.has_scales:
         of["map_sfa"] = Mapped(scales_map(_planes(p, p.sfa), config.box_rows_of_sfa(p.m), config.scale_parts), p.sfa)
+    elif config.sfa == WHOLE:
+        stride, stride_m, _ = _strides(p.sfa)
+        of["whole_sfa"] = p.sfa, stride_m, stride
     if config.epilogue.by_tma:
         of |= _maps_of_d(p, config)
     if config.loads_sfb:

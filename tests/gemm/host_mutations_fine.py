@@ -95,7 +95,7 @@ SWAPS: list[tuple[str, ...]] = [
     (SLOW, "    if whole < groups:\n", "    if whole > groups:\n", FP4_ROWS),
     # Recipes
     (RECIPES, "if all(recipe is None for", "if any(recipe is None for", FINE),
-    (RECIPES, "(RECIPES, RECIPES_OF_A, RECIPES_OF_B), strict", "(RECIPES, RECIPES_OF_B, RECIPES_OF_A), strict", FINE),
+    (RECIPES, "RECIPES, (*RECIPES_OF_A, (1, 0)", "RECIPES, (*RECIPES_OF_B, (1, 0)", FINE),
     (RECIPES, "if each[-1] >= finest]", "if each[-1] >= 0]", FINE),
     (RECIPES, "if numbers is not None and numbers not in allowed:", "if numbers == ():", FINE),
     (RECIPES, "zip(USUAL, sides, strict=True))", "zip(USUAL[::-1], sides, strict=True))", FINE),

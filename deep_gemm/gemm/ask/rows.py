@@ -8,7 +8,17 @@ from torch import Tensor
 from ...core.check import checks, ue8m0
 from ...core.check.checks import Axes, Operand, Sizes
 from ...core.check.numbers import INT32_MAX, as_integer, integer_in_range
-from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from ...core.check.recipes import (
+    FOR_ROWS_OF_B,
+    MX,
+    NO_RECIPES,
+    PER_ROW,
+    Recipes,
+    Scales,
+    default_dtype,
+    scales_of,
+    taken,
+)
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ...core.shadow import plain
 from .. import packed
@@ -44,6 +54,7 @@ def contiguous_problem(
     turn_b = major[1] == "n"
     work = ENDS if use_psum_layout and grouped_layout is not None else IDS
     (av, sfa), (bv, sfb), of_a, of_b = _operands(work, a, b, ("m",), sizes, recipes, turn_b, of_a)
+    default, (of_a, of_b) = _default_dtype(bv, of_b), taken(of_a, of_b)
     m, k, groups = sizes["m"], sizes["k"], sizes["groups"]
     is_fp4 = bv.dtype == torch.uint8
     if num_groups is not None and as_integer(num_groups) != groups:
@@ -55,7 +66,7 @@ def contiguous_problem(
     axis = "m" if work.reads_ids else "groups"
     checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
-    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, _default_dtype(bv, of_b))
+    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default)
     checks.depth(k)
     if work.reads_ids:
         alignment = ZERO_PADDING_BLOCK
@@ -98,11 +109,12 @@ def masked_problem(
     """Check a product grouped along m with a row count for each group."""
     sizes: Sizes = {}
     (av, sfa), (bv, sfb), of_a, of_b = _operands(COUNTS, a, b, ("groups", "max_m"), sizes, recipes)
+    default, (of_a, of_b) = _default_dtype(bv, of_b), taken(of_a, of_b)
     groups, max_m, k = sizes["groups"], sizes["max_m"], sizes["k"]
     masked_m = checks.int32("masked_m", masked_m, "groups", groups)
     expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
-    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, _default_dtype(bv, of_b))
+    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default)
     checks.depth(k)
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, max_m)
@@ -131,7 +143,7 @@ def _operands(
         weight = packed.weight("b", b, axes, sizes, turned=turn_b)
         return (av, ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, MX)), weight, of_a, of_b
     of_a, of_b = scales_of(recipes)
-    bv, sfb = checks.operand("b", b, axes, sizes, types_of_b(work, of_a, of_b))
+    bv, sfb = checks.operand("b", b, axes, sizes, types_of_b(work, *taken(of_a, of_b)))
     of_a = min(finest_of_a, of_a)
     sfa = ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, of_b)
     of_groups = sizes["groups"], sizes["n"]

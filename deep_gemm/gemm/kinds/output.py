@@ -20,6 +20,7 @@ from ...core.check.recipes import (
     PER_BLOCK,
     PER_ROW,
     VALUES,
+    WHOLE,
     Recipes,
     Scales,
     Values,
@@ -36,6 +37,8 @@ USUAL_OPERANDS: ScaledOperands = E4M3, PER_ROW, PER_BLOCK
 OPERANDS_BY_ROW: Operands = E4M3, PER_ROW, PER_ROW
 FP4_OPERANDS: ScaledOperands = E2M1, PER_ROW, MX
 BF16_OPERANDS: Operands = BFLOAT16, None, None
+WHOLE_OPERANDS: ScaledOperands = E4M3, WHOLE, WHOLE
+"""No scale changes along k."""
 FINE_OPERANDS: tuple[Operands, ...] = tuple(
     (E4M3, of_a, of_b)
     for of_a in (PER_ROW, PER_64, MX)
@@ -43,7 +46,7 @@ FINE_OPERANDS: tuple[Operands, ...] = tuple(
     if min(of_a.columns, of_b.columns) < SCALE_BLOCK
 )
 """Operands with scales of fewer than 128 columns on one side or both."""
-_ANY = USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS
+_ANY = USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS, WHOLE_OPERANDS
 OPERANDS_OF: dict[Work, tuple[Operands, ...]] = {
     **dict.fromkeys((DENSE, IDS, ENDS, COUNTS), _ANY),
     DEPTHS: (OPERANDS_BY_ROW,),
@@ -57,6 +60,7 @@ _NAMES: dict[Operands, str] = {
     OPERANDS_BY_ROW: "1d1d ",
     (E4M3, PER_64, PER_BLOCK): "by 64 ",
     FP4_OPERANDS: "fp4 ",
+    WHOLE_OPERANDS: "by rows ",
 }
 """Names of operands; the usual ones have none."""
 
@@ -101,7 +105,7 @@ class Output:
     @property
     def columns_of_a(self) -> int:
         """Columns of A that share a scale; a k-block's where there are none."""
-        return SCALE_BLOCK if self.sfa is None else self.sfa.columns
+        return SCALE_BLOCK if self.sfa is None else self.sfa.columns or SCALE_BLOCK
 
     @cached_property
     def scale_parts(self) -> int:
@@ -111,7 +115,7 @@ class Output:
     @property
     def scale_parts_of_b(self) -> int:
         """Parts of a k-block for which B has scales of their own, unless they fold into its values."""
-        return 1 if self.sfb is None or self.converts_b else SCALE_BLOCK // self.sfb.columns
+        return 1 if self.sfb in (None, WHOLE) or self.converts_b else SCALE_BLOCK // self.sfb.columns
 
     @property
     def parts(self) -> int:
@@ -126,7 +130,7 @@ class Output:
     @property
     def loads_sfb(self) -> bool:
         """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
-        return self.sfb is not None and self.sfb.rows == 1 and not self.converts_b
+        return self.sfb is not None and self.sfb.rows == 1 and not (self.converts_b or self.sfb == WHOLE)
 
     @property
     def reads_words(self) -> Words:
