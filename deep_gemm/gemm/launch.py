@@ -248,6 +248,10 @@ def _planes(p: Problem, x: Tensor) -> Tensor:
     return x[None] if p.work.is_stacked else x
 
 
+def _c_of(p: Problem) -> dict[str, Any]:
+    return {"groups.layout": p.c, "c": p.bias} if p.work.groups_rows else {"c": p.c}
+
+
 def _decode_operands(p: Problem, config: DecodeConfig) -> dict[str, Any]:
     """Maps and operands, by the names that `fp8_gemm_decode` has for them."""
     # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
@@ -255,7 +259,7 @@ def _decode_operands(p: Problem, config: DecodeConfig) -> dict[str, Any]:
         "map_a": Mapped(operand_map(_planes(p, p.a), min(config.block_tokens, p.m), config.block_k), p.a),
         "map_b": Mapped(operand_map(p.b, min(config.block_n, p.n), config.block_k), p.b),
         **{"sfa": p.sfa, "sfb": p.sfb, "d": p.d},
-        "groups.layout" if p.work.groups_rows else "c": p.c,
+        **_c_of(p),
     }
 
 
@@ -275,7 +279,7 @@ def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
         of["sfb"] = p.sfb
     if config.epilogue.activates:
         of |= {"activation.row_weights": p.row_weights, "activation.scales": p.scales}
-    return of | {"d": p.d, "groups.layout" if p.work.groups_rows else "c": p.c}
+    return of | {"d": p.d, **_c_of(p)}
 
 
 def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def _stacked_rows(p: Problem) -> None:
     for group in range(p.groups):
         rows = (ids == group).nonzero().flatten()
         if len(rows):
-            p.d[rows] = product(p, p.a[rows], _of(p.sfa, rows), p.b[group], _of(p.sfb, group)).to(p.d.dtype)
+            made = product(p, p.a[rows], _of(p.sfa, rows), p.b[group], _of(p.sfb, group))
+            p.d[rows] = (made if p.bias is None else made + p.bias[group]).to(p.d.dtype)
     if p.zero_padding and p.m:
         p.d[padding_rows(ids, p.alignment)] = 0
 
@@ -102,6 +103,7 @@ def _counted_rows(p: Problem) -> None:
     for group, rows in enumerate(counts):
         d, sfa = p.d[group, :rows], None if p.sfa is None else p.sfa[group, :rows]
         made = product(p, p.a[group, :rows], sfa, p.b[group], _of(p.sfb, group))
+        made = made if p.bias is None else made + p.bias[group]
         is_written = torch.arange(rows, device=d.device) < p.c[group]
         d.copy_(torch.where(is_written[:, None], made.to(d.dtype), d))
 

@@ -298,7 +298,11 @@ def outputs(
     default_dtype: torch.dtype,
     dtypes: tuple[torch.dtype, ...] = OUTPUT_TYPES,
 ) -> tuple[Tensor, Tensor | None]:
-    """Check D and C against the inputs; make D if it was left out."""
+    """Check D and C, of a matrix perhaps a bias `[n]`, against the inputs; make D if it was left out."""
+    if c is not None and axes == ("m", "n") and tensor("c", c).dim() == 1:
+        inputs["c"] = bias("c", c, ("n",), sizes)
+        d, _ = outputs(inputs, d, None, axes, sizes, default_dtype, dtypes)
+        return d, (c.float() if c.dtype != d.dtype == torch.float32 else c).expand(d.shape)
     a = inputs["a"]
     supported_device("a", a)
     written("d", d)
@@ -322,6 +326,16 @@ def outputs(
         return empty("the output", [sizes[axis] for axis in axes], dtype, a.device), c
     no_overlap(inputs, d, c)
     return d, c
+
+
+def bias(name: str, x: object, axes: Axes, sizes: Sizes) -> Tensor:
+    """Check what is added to each row, and return it."""
+    x = shaped(name, x, OUTPUT_TYPES, axes, sizes)
+    if wants_gradient(x):
+        refuse_gradient(name)
+    if not x.is_contiguous() or (has_memory(x) and x.data_ptr() % ADDRESS_ALIGNMENT):
+        raise ValueError(f"{name}: expected contiguous rows from a multiple of 16 bytes on, got strides {x.stride()}")
+    return x
 
 
 def supported_device(name: str, x: Tensor) -> None:

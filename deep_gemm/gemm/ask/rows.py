@@ -43,6 +43,7 @@ def contiguous_problem(
     ensure_zero_padding: bool = True,
     alignment: int | None = None,
     of_a: Scales = PER_ROW,
+    bias: Tensor | None = None,
 ) -> Problem:
     """Check a product grouped along m whose groups' rows are stacked.
 
@@ -66,6 +67,7 @@ def contiguous_problem(
     axis = "m" if work.reads_ids else "groups"
     checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
+    bias = of_groups(bias, sizes, inputs)
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default)
     checks.depth(k)
     if work.reads_ids:
@@ -94,6 +96,7 @@ def contiguous_problem(
         expected_m=plain(m) / max(groups, 1),
         alignment=alignment,
         zero_padding=ensure_zero_padding,
+        bias=bias,
     )
 
 
@@ -105,6 +108,7 @@ def masked_problem(
     expected_m: int | None,
     *,
     recipes: Recipes = NO_RECIPES,
+    bias: Tensor | None = None,
 ) -> Problem:
     """Check a product grouped along m with a row count for each group."""
     sizes: Sizes = {}
@@ -114,6 +118,7 @@ def masked_problem(
     masked_m = checks.int32("masked_m", masked_m, "groups", groups)
     expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
+    bias = of_groups(bias, sizes, inputs)
     d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default)
     checks.depth(k)
     if checks.on_host(masked_m):
@@ -121,7 +126,15 @@ def masked_problem(
     av, bv = checks.k_major("a", av), checks.weights("b", bv)
     if bv.dtype == torch.uint8:
         av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, of_a)
-    return Problem(av, sfa, bv, sfb, d, masked_m, COUNTS, of_b, of_a, expected_m=expected_m)
+    return Problem(av, sfa, bv, sfb, d, masked_m, COUNTS, of_b, of_a, expected_m=expected_m, bias=bias)
+
+
+def of_groups(bias: Tensor | None, sizes: Sizes, inputs: dict[str, Tensor]) -> Tensor | None:
+    """Check the groups' biases, if there are any, as an input more; kernels take them in FP32."""
+    if bias is None:
+        return None
+    inputs["bias"] = checks.bias("bias", bias, ("groups", "n"), sizes)
+    return bias if bias.dtype == torch.float32 else bias.float()
 
 
 def _operands(

@@ -229,7 +229,7 @@ def _tiles_for_rows(output: Output) -> tuple[Tile, ...]:
     if output.parts > 1 and (output.sfa, output.sfb) != (PER_64, PER_BLOCK):
         return ROWS_FINE
     if output.b == E2M1:
-        return (*ROWS_FP4, FEW_FP4) if output.is_fp32 else (*ROWS_FP4, Tile(256, 128), FEW_FP4)
+        return (*ROWS_FP4, FEW_FP4) if output.is_fp32 or output.with_c else (*ROWS_FP4, Tile(256, 128), FEW_FP4)
     if output.epilogue.activates:
         return ROWS_APART if output.epilogue.gates_apart else ROWS_SILU
     usual = ROWS_COUNTS if by_counts else ROWS
@@ -273,6 +273,7 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
             tile.ctas_per_sm,
             fp32=output.is_fp32,
             c=adds,
+            c32=output.c_is_fp32,
             work=output.work,
             b=output.b,
             sfb=output.sfb or PER_BLOCK,

@@ -59,6 +59,8 @@ class DecodeConfig(Config):
     is_fp32: bool = False
     with_c: bool = False
     """C is read and added; it may be D itself."""
+    c_is_fp32: bool = False
+    """C is FP32 beside a BF16 D."""
     work: Work = DENSE
     """The rows that each B multiplies: all; or those of its head, or of its group."""
     epilogue: Epilogue = TO_D
@@ -76,7 +78,7 @@ class DecodeConfig(Config):
     def name(self) -> str:
         """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
-        output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c
+        output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c + "32" * self.c_is_fp32
         kind = self.work.suffix + self.epilogue.suffix + " fp4" * self.is_fp4
         if self.is_fine or self.sfa == WHOLE:
             kind += f" {self.sfa.rows}x{self.sfa.columns} by {self.sfb.rows}x{self.sfb.columns}"
@@ -214,7 +216,7 @@ class DecodeConfig(Config):
         yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
         yield self.num_stages >= 2, "at least 2 stages"
         if self.work.groups_rows:
-            yield self.cluster_k == 1 and not self.with_c, "grouped rows without C, whose k no cluster splits"
+            yield self.cluster_k == 1, "grouped rows whose k no cluster splits"
         tile_bytes = self.block_tokens * self.block_n * 4
         yield (
             self.work.groups_rows or self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
@@ -276,6 +278,8 @@ class DecodeConfig(Config):
             "kMulticastCtas": 1,  # a CTA loads into its own slots alone
             "kOutputBytes": 4 if self.is_fp32 else 2,
             "kOutputIsFp32": self.is_fp32,
+            "kCIsFp32": self.is_fp32 or self.c_is_fp32,
+            "kCBytes": 4 if self.is_fp32 or self.c_is_fp32 else 2,
         }
 
     def constants_of_fine_scales(self) -> dict[str, int | bool]:
@@ -318,6 +322,7 @@ def decode_config(
     *,
     fp32: bool = False,
     c: bool = False,
+    c32: bool = False,
     work: Work = DENSE,
     b: Values = E4M3,
     sfb: Scales = PER_BLOCK,
@@ -332,6 +337,7 @@ def decode_config(
         ctas_per_sm,
         is_fp32=fp32,
         with_c=c,
+        c_is_fp32=c32,
         work=work,
         b=b,
         sfb=sfb,

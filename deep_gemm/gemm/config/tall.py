@@ -427,7 +427,7 @@ class GemmConfig(Config, Output):
         yield not grouped or self.cluster_size == 1, "no clusters where rows are grouped"
         only_a = self.cluster_size == self.cluster_n or not self.has_scales
         yield not along_k or only_a, "only A shared where groups are along k"
-        yield not (grouped and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        yield not (grouped and self.adds_to_d), "no addition to D where rows are grouped"
         yield work.may_split_k or self.cluster_k == 1, "k whole where there are heads"
         yield (
             not along_k or self.sfb == PER_ROW or not self.has_scales,
@@ -550,6 +550,8 @@ class GemmConfig(Config, Output):
             "kBIsMnMajor": self.majors.b_is_mn,
             "kExponentBitsOfB": self.multiplied_b.exponent_bits,
             "kOutputIsFp32": self.is_fp32,
+            "kCIsFp32": self.is_fp32 or self.c_is_fp32,
+            "kCBytes": 4 if self.is_fp32 or self.c_is_fp32 else 2,
             "kSfbIsPerRow": self.loads_sfb,
             "kSkipsMid": epilogue.skips_mid,
             "kToAddresses": epilogue.has_row_addresses,

@@ -84,6 +84,8 @@ class Output:
     """D is FP32, not BF16."""
     with_c: bool = False
     """C is another tensor, or D itself in BF16: read and added."""
+    c_is_fp32: bool = False
+    """C is FP32 beside a BF16 D: a bias."""
     adds_to_d: bool = False
     """C is D itself, in FP32: TMA adds where D lies, which is faster than to read it."""
     b: Values = E4M3
@@ -171,7 +173,7 @@ class Output:
         sides = (f"{side.rows}x{side.columns} " for side in (self.sfa, self.sfb) if side is not None)
         scales = _NAMES.get(self.operands, "".join(sides))
         of = self.epilogue.name or ("fp32" if self.is_fp32 else "bf16")
-        return scales + of + ("+d" if self.adds_to_d else "+c" if self.with_c else "")
+        return scales + of + ("+d" if self.adds_to_d else "+c32" if self.c_is_fp32 else "+c" if self.with_c else "")
 
     @property
     def name_of_work(self) -> str:
@@ -200,16 +202,13 @@ def output_into(
     """Give the output of a product: the type of D and how C takes part are read off the tensors."""
     is_fp32 = d.dtype == torch.float32
     adds_to_d = is_fp32 and c is not None and c.data_ptr() == d.data_ptr()
-    return _output(is_fp32, c is not None, adds_to_d, operands, work, epilogue)
+    of_c = c is not None and not adds_to_d, not is_fp32 and c is not None and c.dtype == torch.float32, adds_to_d
+    return _output(is_fp32, *of_c, *operands, work, epilogue)
 
 
 @cache
-def _output(is_fp32: bool, has_c: bool, adds_to_d: bool, operands: Operands, work: Work, epilogue: Epilogue) -> Output:
-    b, sfa, sfb = operands
-    with_c = has_c and not adds_to_d
-    return Output(
-        is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, b=b, sfa=sfa, sfb=sfb, work=work, epilogue=epilogue
-    )
+def _output(*given: Any) -> Output:
+    return Output(**dict(zip((each.name for each in fields(Output)), given, strict=True)))
 
 
 def values_of(b: Tensor) -> Values:
@@ -229,9 +228,12 @@ OUTPUTS = (
     Output(is_fp32=True),
     Output(is_fp32=True, with_c=True),
     Output(is_fp32=True, adds_to_d=True),
+    Output(with_c=True, c_is_fp32=True),
 )
 """Every type of D, and how C takes part."""
-BF16, BF16_C, FP32, FP32_C, FP32_D = OUTPUTS
+BF16, BF16_C, FP32, FP32_C, FP32_D, BF16_C32 = OUTPUTS
+OUTPUTS_OF_ROWS = BF16, FP32, FP32_C, BF16_C32
+"""Those of grouped rows, whose C is a bias in FP32."""
 OUTPUTS_OF = {
     (b, sfa, sfb): tuple(replace(output, b=b, sfa=sfa, sfb=sfb) for output in OUTPUTS)
     for b, sfa, sfb in (*OPERANDS_OF[DENSE], BF16_OPERANDS)
