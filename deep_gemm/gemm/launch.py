@@ -212,7 +212,8 @@ def _facts(p: Problem) -> dict[str, Any]:
         "k": 0 if p.work.may_be_empty else p.k,
         "words": 0 if p.sfa is None or p.sfb is None else sides_in_words(p.sfa, p.sfb),
         "sfb": 0,
-        "c": 0,
+        "c": p.bias if has_rows else p.c,
+        "layout": p.c if has_rows else None,
         "c_pitch": c_pitch,
         "d_pitch": row_pitch(p.d) if has_rows and p.d.dim() > 1 else d_pitch,
         "sfa_stride_m": sfa_stride_m,
@@ -248,10 +249,6 @@ def _planes(p: Problem, x: Tensor) -> Tensor:
     return x[None] if p.work.is_stacked else x
 
 
-def _c_of(p: Problem) -> dict[str, Any]:
-    return {"groups.layout": p.c, "c": p.bias} if p.work.groups_rows else {"c": p.c}
-
-
 def _decode_operands(p: Problem, config: DecodeConfig) -> dict[str, Any]:
     """Maps and operands, by the names that `fp8_gemm_decode` has for them."""
     # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
@@ -259,7 +256,6 @@ def _decode_operands(p: Problem, config: DecodeConfig) -> dict[str, Any]:
         "map_a": Mapped(operand_map(_planes(p, p.a), min(config.block_tokens, p.m), config.block_k), p.a),
         "map_b": Mapped(operand_map(p.b, min(config.block_n, p.n), config.block_k), p.b),
         **{"sfa": p.sfa, "sfb": p.sfb, "d": p.d},
-        **_c_of(p),
     }
 
 
@@ -279,7 +275,7 @@ def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
         of["sfb"] = p.sfb
     if config.epilogue.activates:
         of |= {"activation.row_weights": p.row_weights, "activation.scales": p.scales}
-    return of | {"d": p.d, **_c_of(p)}
+    return of | {"d": p.d}
 
 
 def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:

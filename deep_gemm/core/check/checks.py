@@ -299,10 +299,10 @@ def outputs(
     dtypes: tuple[torch.dtype, ...] = OUTPUT_TYPES,
 ) -> tuple[Tensor, Tensor | None]:
     """Check D and C, of a matrix perhaps a bias `[n]`, against the inputs; make D if it was left out."""
-    if c is not None and axes == ("m", "n") and tensor("c", c).dim() == 1:
-        inputs["c"] = bias("c", c, ("n",), sizes)
+    if c is not None and c is not d and axes == ("m", "n") and tensor("c", c).dim() == 1:
+        c = bias("c", c, ("n",), sizes, inputs, default_dtype if d is None else tensor("d", d).dtype)
         d, _ = outputs(inputs, d, None, axes, sizes, default_dtype, dtypes)
-        return d, (c.float() if c.dtype != d.dtype == torch.float32 else c).expand(d.shape)
+        return d, None if c is None else c.expand(d.shape)
     a = inputs["a"]
     supported_device("a", a)
     written("d", d)
@@ -328,14 +328,18 @@ def outputs(
     return d, c
 
 
-def bias(name: str, x: object, axes: Axes, sizes: Sizes) -> Tensor:
-    """Check what is added to each row, and return it."""
-    x = shaped(name, x, OUTPUT_TYPES, axes, sizes)
+def bias(
+    name: str, x: Tensor | None, axes: Axes, sizes: Sizes, inputs: dict[str, Tensor], dtype: torch.dtype = torch.float32
+) -> Tensor | None:
+    """Check what is added to each row, if anything is, as an input more; give it in FP32 if `dtype`, D's, is that."""
+    if x is None:
+        return None
+    inputs[name] = shaped(name, x, OUTPUT_TYPES, axes, sizes)
     if wants_gradient(x):
         refuse_gradient(name)
     if not x.is_contiguous() or (has_memory(x) and x.data_ptr() % ADDRESS_ALIGNMENT):
         raise ValueError(f"{name}: expected contiguous rows from a multiple of 16 bytes on, got strides {x.stride()}")
-    return x
+    return x.float() if x.dtype != dtype == torch.float32 else x
 
 
 def supported_device(name: str, x: Tensor) -> None:

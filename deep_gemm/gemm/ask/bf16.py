@@ -22,7 +22,7 @@ from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ...core.shadow import plain
 from ..kinds.works import COUNTS, DENSE, ENDS, HEADS, IDS, PARTS, SUM, Work
 from ..problem import Problem
-from .rows import ZERO_PADDING_BLOCK, of_groups
+from .rows import ZERO_PADDING_BLOCK
 
 MULTIPLE = ADDRESS_ALIGNMENT // 2
 """Elements of BF16 in what TMA counts strides by."""
@@ -100,7 +100,7 @@ def bf16_contiguous_problem(
     axis = "groups" if use_psum_layout else "m"
     layout = checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": a, "b": b, "grouped_layout": layout}
-    bias = of_groups(bias, sizes, inputs)
+    bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
     a, b = _operands_of_rows(a, b.mT if major[1] == "n" else b)
     alignment = get_mk_alignment_for_contiguous_layout() if use_psum_layout else ZERO_PADDING_BLOCK
@@ -131,7 +131,7 @@ def bf16_masked_problem(
     max_m = sizes["max_m"]
     expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
     inputs = {"a": a, "b": b, "masked_m": masked_m}
-    bias = of_groups(bias, sizes, inputs)
+    bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
     d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, torch.bfloat16)
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, max_m)

@@ -1,0 +1,49 @@
+"""Products whose scales do not change along k, of which the tensor cores' few bits show where sums are promoted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.recipes import RUN_COLUMNS
+
+from .dense import DenseTrial
+from .fp8_gemm_decode import DecodeTrial
+from .library import HostKernel
+from .trial import same
+
+LARGE, SMALL = 448.0, 0.25
+"""Numbers whose squares are further apart than the bits that tensor cores keep; one run adds up small ones exactly."""
+
+
+class _Promoted(DenseTrial):
+    """A large number at the beginning of k, small ones behind; `truncate` is for them.
+
+    The first run loses its small numbers. All others' must be in D, to the bit.
+    """
+
+    def operands(self, generator: torch.Generator) -> tuple[Operand, Operand]:
+        """Give all rows the same numbers, by scales of 1."""
+        row = torch.full((self.k,), SMALL, dtype=torch.float32)
+        row[0] = LARGE
+        row = row.to(torch.float8_e4m3fn)
+        a, b = (row.expand(rows, -1).contiguous() for rows in (self.m, self.n))
+        return (a, torch.ones(self.m, 1, dtype=torch.float32)), (b, torch.ones(self.n, 1, dtype=torch.float32))
+
+    def check(self, kernel: HostKernel | None = None) -> float:
+        """Compare D with the sum of the runs."""
+        d = self.outcome(kernel).d
+        same("d", d, torch.full_like(d, LARGE**2 + (self.k - RUN_COLUMNS) * SMALL**2))
+        return 0.0
+
+
+@dataclass(frozen=True)
+class PromotedTrial(_Promoted):
+    """One product."""
+
+
+@dataclass(frozen=True)
+class PromotedFewTrial(_Promoted, DecodeTrial):
+    """One product of few rows."""
