@@ -53,9 +53,9 @@ def operands(
     w = None if groups or config.b == E2M1 else torch.randn(n, k, generator=generator, dtype=torch.float32)
     if config.sfa == WHOLE:
         w = torch.randn(*groups, n, k, generator=generator, dtype=torch.float32) if w is None else w
-        whole = (cast_by_torch(each, 1, k) for each in (x, w))
-        a, b = ((values, sf.repeat_interleave(2, -1)[..., :1]) for values, sf in whole)  # scales lie apart
-        return a, b
+        cast = [cast_by_torch(each, 1, k) for each in (x, w)]
+        left, right = ((values, sf.repeat_interleave(2, -1)[..., :1]) for values, sf in cast)  # scales lie apart
+        return left, right
     a, sfa = per_token_cast_to_fp8(x, gran_k=of_a.columns)
     sfa = varied(sfa, of_a, generator, Words.A in words, any_scales)
     if config.b == E2M1:

@@ -79,7 +79,9 @@ def _of_all_k(name: str, sf: Tensor, axis: str, outer: tuple[int, ...], k: int, 
         axes = (*(["groups"] if groups else []), axis if of.rows else "1", "1")
         raise ValueError(f"{name}: expected shape ({', '.join(axes)}) = {expected}, got {tuple(sf.shape)}")
     as_ = taken(beside, of)[1] if axis == "n" else taken(of, beside)[0]
-    return sf.expand(*groups, ceil_div(rows, as_.rows), 1 if as_ == WHOLE else ceil_div(k, SCALE_BLOCK))
+    shape = (*groups, ceil_div(rows, as_.rows), 1 if as_ == WHOLE else ceil_div(k, SCALE_BLOCK))
+    strides = [0 if size == 1 else stride for size, stride in zip(sf.shape, sf.stride(), strict=True)]
+    return sf.as_strided(shape, [*[0] * (len(shape) - len(strides)), *strides])
 
 
 def words_of(exponents: Tensor) -> Tensor:
