@@ -216,6 +216,7 @@ def _facts(p: Problem) -> dict[str, Any]:
         "layout": p.c if has_rows else None,
         "c_pitch": c_pitch,
         "d_pitch": row_pitch(p.d) if has_rows and p.d.dim() > 1 else d_pitch,
+        "whole_sfa": (p.sfa, sfa_stride_m, sfa_stride),
         "sfa_stride_m": sfa_stride_m,
         "sfa_stride_k": sfa_stride_k,
         "sfb_stride_n": 0 if loads_sfb else sfb_stride_n,
@@ -264,9 +265,6 @@ def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
     of = _maps_of_operands(p, config)
     if config.has_scales:
         of["map_sfa"] = Mapped(scales_map(_planes(p, p.sfa), config.box_rows_of_sfa(p.m), config.scale_parts), p.sfa)
-    elif config.sfa == WHOLE:
-        stride, stride_m, _ = _strides(p.sfa)
-        of["whole_sfa"] = p.sfa, stride_m, stride
     if config.epilogue.by_tma:
         of |= _maps_of_d(p, config)
     if config.loads_sfb:

@@ -78,6 +78,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     - Rows without a group that share a 128-aligned block of rows with one that has a group are written as zeros. Any
       other row without a group is neither read nor written. With offsets, zeros are written up to the next group's
       aligned start, unless `ensure_zero_padding` is False; with ids it changes nothing, as callers expect.
+    - `bias`: FP32 or BF16 `[groups, n]`, added in FP32 to each row of a group. BF16 is converted in each call.
 
     The other keywords are as for `fp8_gemm_nt`; `expected_m_for_psum_layout` is accepted as a hint. `b` may be FP4
     (MXFP4): values `[groups, n, k / 2]`, two to a byte, and scales `[groups, n, k / 32]`, k a multiple of 32.
@@ -127,6 +128,7 @@ def m_grouped_fp8_gemm_nt_masked(
     - `masked_m`: int32 `[groups]`, on the operands' device; the host never reads it there, so that a captured CUDA
       graph can be replayed with other counts.
     - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m where it is left out.
+    - `bias`: as for `m_grouped_fp8_gemm_nt_contiguous`.
 
     Rows from `masked_m[g]` on may hold anything, and `d` keeps what it has there.
 

@@ -96,7 +96,9 @@ class Tile(NamedTuple):
         sums, room = self.block_m * self.block_n // (warpgroups * 128), MAX_ACCUMULATORS[warpgroups]
         if slices == 1 or self.splits:
             return sums <= room
-        return sums * 2 <= room or (self == WIDE_IN_SLICES and not output.is_fp32)
+        if output.is_fp32 or (output.c_is_fp32 and sums * 2 > 160):  # registers are spilled beside store buffers, or C
+            return output.is_fp32 and sums * 2 <= room
+        return sums * 2 <= room or self == WIDE_IN_SLICES
 
 
 _config = cache(bf16_config)
