@@ -14,6 +14,8 @@ import deep_gemm
 from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp4 import quantize_mxfp4
 from deep_gemm.core.check.recipes import RUN_COLUMNS
+from deep_gemm.gemm.ask.dense import dense_problem
+from deep_gemm.gemm.ask.rows import contiguous_problem
 
 FP8, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 Operand = tuple[Tensor, Tensor]
@@ -170,6 +172,15 @@ def test_a_bias_is_added_in_fp32_before_the_one_rounding(dtype: torch.dtype, of_
         assert torch.equal(dense(x, 0, bias, dtype), (sums + bias.float()).to(dtype))
 
 
+@pytest.mark.parametrize("of_bias", [BF16, FP32])
+def test_kernels_get_a_bias_in_bf16_beside_a_bf16_matrix_alone(of_bias: torch.dtype) -> None:
+    for dtype in (BF16, FP32):
+        p = dense_problem(A, B0, torch.empty(M, N, dtype=dtype), BIAS[0].to(of_bias), recipes=(None, (1, 0), (1, 0)))
+        assert some(p.c).dtype == (BF16 if of_bias == dtype == BF16 else FP32)
+    rows = contiguous_problem(A, B, None, IDS, recipes=(None, (1, 0), (1, 0)), bias=BIAS.to(of_bias))
+    assert some(rows.bias).dtype == FP32
+
+
 def test_products_of_no_depth_are_the_bias() -> None:
     a, b = (A[0][:, :0], A[1]), (B[0][..., :0], B[1])
     for c, right in ((None, torch.zeros(M, N)), (BIAS[0], BIAS[0].expand(M, N))):
@@ -197,6 +208,7 @@ def test_zero_negative_infinite_and_no_numbers_as_scales() -> None:
 
 MISTAKES: list[tuple[str, Any]] = [
     ("sfa: expected shape (m, 1) = (21, 1), got (20, 1)", lambda: ((A[0], A[1][1:]), B0, {})),
+    ("sfa: expected shape (m, 1) = (21, 1), got ()", lambda: ((A[0], torch.ones(())), B0, {})),
     ("sfa: expected shape (m, 1) = (21, 1), got (21,)", lambda: ((A[0], A[1][:, 0]), B0, {})),
     ("sfb: expected shape (n, 1) = (72, 1), got (1, 72)", lambda: (A, (B0[0], B0[1].T), {})),
     ("sfb: expected shape (1, 1) = (1, 1), got (72, 1)", lambda: (A, B0, {"recipe_b": (0, 0)})),
