@@ -215,6 +215,8 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str
 
 def scales_between(sf: Tensor, of: Scales, first: int, end: int) -> Tensor:
     """Scales of the k-blocks from `first` to `end`."""
+    if not of.columns:
+        return sf
     parts = 128 // of.columns
     return sf[:, first * parts : end * parts]
 
@@ -248,7 +250,8 @@ def small_integers(config: Any, m: int, n: int, k: int, seed: int, device: str =
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device=device).to(torch.float8_e4m3fn) for rows in (m, n))
     sfa, sfb = (random_scales((rows, ceil_div(k, 128)), g) for rows in (m, n if by_row else ceil_div(n, 128)))
     d = torch.full((m, n), torch.nan, dtype=torch.float32 if config.is_fp32 else torch.bfloat16, device=device)
-    c = torch.randn(m, n, generator=g, device=device).to(d.dtype) if config.with_c else None
+    c = torch.randn(m, n, generator=g, device=device) if config.with_c else None
+    c = c if c is None else c[0].clone() if config.c_is_fp32 else c.to(d.dtype)
     return dense_problem((a, sfa), (b, sfb), d, c, recipes=(RECIPE_1D1D if by_row else None, None, None))
 
 

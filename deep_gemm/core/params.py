@@ -81,15 +81,16 @@ def _found(struct_name: str, source: str, names: Names) -> tuple[str, str, str]:
 def _members(struct_name: str, source: str, names: Names, of_union: str, prefix: str = "") -> Iterator[Field]:
     """Read the members of a struct, among them the members of its bases and of structs inside it, in order.
 
-    Functions follow all members. Of a union, the member `of_union` is taken.
+    Functions follow all members. Of a union, the member among the words of `of_union` is taken.
     """
     source, bases, body = _found(struct_name, source, names)
     body, _, _ = " ".join(line.partition("//")[0] for line in body.split("\n")).partition("DEVICE ")
-    before, _, union = body.partition("union {")
-    union, _, behind = union.partition("};")
-    taken = [each for each in union.split(";") if each.split()[-1:] == [of_union]] or [union]
-    of_base = 1
-    for words in map(str.split, (*bases.split(","), *before.split(";"), *taken, *behind.split(";"))):
+    statements, of_base = bases.split(","), 1
+    for i, part in enumerate(re.split(r"union {(.*?)};", body)):
+        each_of = part.split(";")
+        named = [each for each in each_of if {*re.findall(r"\w+", each)} & {*of_union.split()}] if i % 2 else each_of
+        statements += named or [part]
+    for words in map(str.split, statements):
         statement = " ".join(words)
         type_name, _, declared = statement.removeprefix("const ").replace("* ", " *").partition(" ")
         for each in map(_MEMBER.fullmatch, declared.split(",") if statement else []):
@@ -132,7 +133,7 @@ class Params:
 
     @classmethod
     def of_source(cls, source: str, struct_name: str, names: Names | None = None, of_union: str = "") -> Params:
-        """Read a struct that a source defines, or a file that it includes. Of a union, `of_union` is the member."""
+        """Read a struct that a source defines, or a file that it includes. Of unions, `of_union` names members."""
         return cls(struct_name, *_members(struct_name, source, names or {}, of_union))
 
     @property

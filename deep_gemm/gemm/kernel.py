@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.check.layout import ceil_div
+from ..core.check.recipes import WHOLE
 from ..core.gpu import WARPGROUP_THREADS, WGMMA_K
 from ..core.kernel import CodePlan, Kernel
 from ..core.meeting import MAX_RANKS
@@ -26,7 +27,7 @@ _SOURCE = "#include ROWS_PARAMS\n#include WORK\n#include DECODE_WORK\n"
 """Includes of the files that may define the struct of parameters; the choices of a configuration name them."""
 _LENGTHS = {"kMaxRanks": MAX_RANKS, "kMostKParts": MOST_K_PARTS, "kMostInlineCounts": MOST_INLINE_COUNTS}
 _PARAMS: dict[tuple[str, Work, Epilogue], Params] = {}
-"""Lists that were read, by what decides them: the last map of a tall tile, the work and the epilogue."""
+"""Lists that were read, by what decides them: members of a tall tile's unions, the work and the epilogue."""
 
 
 def params_of(config: GemmConfig | DecodeConfig) -> Params:
@@ -34,6 +35,7 @@ def params_of(config: GemmConfig | DecodeConfig) -> Params:
     last_map, epilogue = "", config.epilogue
     if isinstance(config, GemmConfig):
         last_map = epilogue.second_map if config.has_second_map else "map_sfb"
+        last_map += " whole_sfa" if config.sfa == WHOLE else " map_sfa"
     key = last_map, config.work, epilogue
     found = _PARAMS.get(key)
     if found is None:
@@ -49,7 +51,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
     `#pragma unroll 1` keeps NVRTC from unrolling them, and neither NVRTC nor ptxas peels them.
     """
     producer_registers, math_registers = config.registers
-    k_blocks_in_code = config.run_k_blocks + config.has_tail + config.folds_parts
+    k_blocks_in_code = 1 if config.sfa == WHOLE else config.run_k_blocks + config.has_tail + config.folds_parts
     units = config.units_per_warpgroup + (0 if config.branches_on_parts else config.units_of_part)
     stores = (
         0 if config.epilogue.has_row_addresses else units * (config.unit_n or config.block_n) // config.panel_columns
@@ -65,7 +67,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         ),
         shared_bytes=config.shared_bytes,
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
-        tma_loads=boxes + config.scale_rows // config.box_scale_rows + config.loads_sfb,  # and scales
+        tma_loads=boxes + (config.scale_rows > 0) + (config.scale_rows > config.box_scale_rows) + config.loads_sfb,
         multicast_loads=0
         if config.cluster_m * config.cluster_n == 1
         else 2

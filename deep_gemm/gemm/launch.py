@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..casts.lay_scales import laid_out, mn_major
 from ..core.check.layout import ADDRESS_ALIGNMENT, ceil_div
-from ..core.check.recipes import BFLOAT16, Scales
+from ..core.check.recipes import BFLOAT16, WHOLE, Scales
 from ..core.check.ue8m0 import Words, sides_in_words
 from ..core.gpu import WGMMA_ROWS, Gpu, gpu_of
 from ..core.params import Kind
@@ -174,7 +174,7 @@ def _scales_for(config: Config, side: Words, sf: Tensor, of: Scales, k: int) -> 
     """Give a side's scales as a kernel takes them: words, if it reads these, or FP32, m-major where TMA loads them."""
     if sf.dtype == torch.int32:
         return sf if side in config.reads_words else laid_out(sf, ceil_div(k, of.columns))
-    by_tma = isinstance(config, GemmConfig) and (side == Words.A or config.loads_sfb)
+    by_tma = isinstance(config, GemmConfig) and of != WHOLE and (side == Words.A or config.loads_sfb)
     return mn_major(sf) if by_tma else sf
 
 
@@ -212,9 +212,11 @@ def _facts(p: Problem) -> dict[str, Any]:
         "k": 0 if p.work.may_be_empty else p.k,
         "words": 0 if p.sfa is None or p.sfb is None else sides_in_words(p.sfa, p.sfb),
         "sfb": 0,
-        "c": 0,
+        "c": p.bias if has_rows else p.c,
+        "layout": p.c if has_rows else None,
         "c_pitch": c_pitch,
         "d_pitch": row_pitch(p.d) if has_rows and p.d.dim() > 1 else d_pitch,
+        "whole_sfa": (p.sfa, sfa_stride_m, sfa_stride),
         "sfa_stride_m": sfa_stride_m,
         "sfa_stride_k": sfa_stride_k,
         "sfb_stride_n": 0 if loads_sfb else sfb_stride_n,
@@ -255,7 +257,6 @@ def _decode_operands(p: Problem, config: DecodeConfig) -> dict[str, Any]:
         "map_a": Mapped(operand_map(_planes(p, p.a), min(config.block_tokens, p.m), config.block_k), p.a),
         "map_b": Mapped(operand_map(p.b, min(config.block_n, p.n), config.block_k), p.b),
         **{"sfa": p.sfa, "sfb": p.sfb, "d": p.d},
-        "groups.layout" if p.work.groups_rows else "c": p.c,
     }
 
 
@@ -272,7 +273,7 @@ def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
         of["sfb"] = p.sfb
     if config.epilogue.activates:
         of |= {"activation.row_weights": p.row_weights, "activation.scales": p.scales}
-    return of | {"d": p.d, "groups.layout" if p.work.groups_rows else "c": p.c}
+    return of | {"d": p.d}
 
 
 def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.check.checks import Operand
+from ..core.check.checks import Operand, refuse_gradient
 from ..core.check.layout import Recipe, ids_of_groups, rows_of_counts
 from ..core.check.recipes import recipes_of
 from ..core.operators import Kernel, flops_of, gradients, operators
@@ -75,10 +75,12 @@ for major, product in (("nt", dense.NT), ("nn", dense.NN), ("tn", dense.TN), ("t
 for product in (rows.CONTIGUOUS_NT, rows.CONTIGUOUS_NN):
     products(
         f"{OPERANDS}{D}, Tensor? grouped_layout=None, *, int[]? recipe=None, bool use_psum_layout=False, "
-        "bool ensure_zero_padding=True, int? num_groups=None",
+        "bool ensure_zero_padding=True, int? num_groups=None, Tensor? bias=None",
         product,
     )
-products(f"{OPERANDS}{D}, Tensor masked_m, *, SymInt? expected_m=None, int[]? recipe=None", rows.MASKED)
+products(
+    f"{OPERANDS}{D}, Tensor masked_m, *, SymInt? expected_m=None, int[]? recipe=None, Tensor? bias=None", rows.MASKED
+)
 operators(
     f"k_grouped_fp8_gemm_nt_contiguous({OPERANDS}{D}, SymInt[]? ks=None, Tensor? ks_tensor=None, Tensor? c=None, "
     "*<, bool adds_to_d=False>, int[]? recipe=None, bool k_major_scales=True) -> Tensor",
@@ -104,8 +106,11 @@ operators(
 for product in bf16_dense.DENSE.values():
     products(f"{BF16_OPERANDS}, Tensor? c<, bool adds_to_d>", product)
 for product in bf16_grouped.CONTIGUOUS.values():
-    products(f"{BF16_OPERANDS}, Tensor grouped_layout, bool use_psum_layout, bool ensure_zero_padding", product)
-products(f"{BF16_OPERANDS}, Tensor masked_m, SymInt? expected_m", bf16_grouped.MASKED)
+    products(
+        f"{BF16_OPERANDS}, Tensor grouped_layout, bool use_psum_layout, bool ensure_zero_padding, Tensor? bias=None",
+        product,
+    )
+products(f"{BF16_OPERANDS}, Tensor masked_m, SymInt? expected_m, Tensor? bias=None", bf16_grouped.MASKED)
 products(
     f"{BF16_OPERANDS}, Tensor? c, Tensor? grouped_layout, SymInt[]? ks, bool use_psum_layout<, bool adds_to_d>",
     bf16_grouped.DEPTHS,
@@ -124,7 +129,9 @@ operators(
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep what the gradients are made of."""
-    a, b, layout, *ctx.said = inputs
+    a, b, layout, *ctx.said, bias = inputs
+    if bias is not None and bias.requires_grad:
+        refuse_gradient("bias")
     ctx.save_for_backward(a, b, layout)
 
 
@@ -150,7 +157,7 @@ def contiguous_gradients(turned: bool) -> Kernel:
             of_b = torch.empty_like(b, memory_format=torch.contiguous_format)
             summed = ops.k_grouped_bf16_gemm_tn_contiguous
             summed.into(left[order], right[order], of_b, None, depths, None, False, False)
-        return of_a, of_b, None, None, None
+        return of_a, of_b, None, None, None, None
 
     return backward
 
@@ -168,7 +175,7 @@ def masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right = (x.masked_fill(~is_used, 0).transpose(0, 1) for x in (grad, a))
         of_b = torch.empty_like(b, memory_format=torch.contiguous_format)
         ops.einsum.into("bhd,bhr->hdr", left, right, of_b, None, False)
-    return of_a, of_b, None, None
+    return of_a, of_b, None, None, None
 
 
 gradients("m_grouped_bf16_gemm_nt_contiguous", contiguous_gradients(False), keep)

@@ -4,13 +4,18 @@
 #include "ptx/tma.cuh"
 
 struct Product {
-  ptx::TensorMap map_a, map_b, map_sfa, map_d;  // groups along k have maps of A and B of their own
+  ptx::TensorMap map_a, map_b;  // groups along k have maps of their own
+  union {
+    ptx::TensorMap map_sfa;
+    uint64_t whole_sfa[16];  // of all of k: where A's are, and how far apart those of rows and of groups
+  };
+  ptx::TensorMap map_d;
   union {
     ptx::TensorMap map_sfb;      // B has a scale for each row
     ptx::TensorMap map_whole_d;  // else, if rows are grouped: D without a way to cut boxes off, which TMA stores faster
     ptx::TensorMap map_right_d;  // else, if D has heads: their right parts, while map_d has the left ones
   };
-  const float* sfb;  // B has a scale for each 128x128 block
+  const float* sfb;  // B has a scale for each 128x128 block, or for all of k
   const uint8_t* c;
   uint8_t* d;                 // for what no map stores: sums of a split k, padding between groups; or the addresses of rows
   uint64_t c_pitch, d_pitch;  // in elements

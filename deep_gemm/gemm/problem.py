@@ -94,6 +94,8 @@ class Asked(NamedTuple):
     ks_tensor: Tensor | None = None
     layout: Tensor | None = None
     """For groups along k, the tensor that the caller gave: `ks_tensor`, or the ends that it was made of."""
+    bias: Tensor | None = None
+    """FP32 `[groups, n]`, contiguous: a C for grouped rows."""
     heads: Any = None
     """`HeadParts`, or None: columns of D's heads, if some of them are not written."""
     row_weights: Tensor | None = None
@@ -142,7 +144,7 @@ class Problem(Asked):
     @cached_property
     def output(self) -> Output:
         """All that decides the kernel's code besides its tile."""
-        c = None if self.work.groups_rows else self.c
+        c = self.bias if self.work.groups_rows else self.c
         return output_into(self.d, c, (values_of(self.b), self.of_a, self.of_b), self.work, self.epilogue)
 
     @property
@@ -167,13 +169,13 @@ def write_without_depth(p: Problem) -> None:
         return
     if p.work.groups_rows:
         if p.work.has_planes:
-            is_written = rows_of_counts(p.c, p.m)
+            is_written, bias = rows_of_counts(p.c, p.m), None if p.bias is None else p.bias[:, None]
         else:
             ids = p.ids
-            is_written = ids >= 0
+            is_written, bias = ids >= 0, None if p.bias is None else p.bias[ids.clamp_min(0)]
             if p.zero_padding:
-                is_written |= padding_rows(ids, p.alignment)
-        p.d.masked_fill_(is_written[..., None], 0)
+                p.d.masked_fill_(padding_rows(ids, p.alignment)[:, None], 0)
+        p.d.copy_(torch.where(is_written[..., None], 0 if bias is None else bias, p.d))
     elif p.heads is not None:
         for part in p.heads.of(p.d):
             part.zero_()

@@ -9,6 +9,10 @@ An FP4 weight has a scale 2^s for each 32 columns. A block's partial is then sum
 
     partial = fma(round_fp32(sum of the group's exact products), 2^s, partial);   acc = fma(partial, sfa, acc)
 
+If no scale changes along k, 512 columns are a block, no scale is multiplied with it, and the sum is scaled at last:
+
+    acc = round_fp32(acc + partial);                            D's sum = round_fp32(acc * round_fp32(sfa * sfb))
+
 and at the end D = round_d(acc), or round_d(round_fp32(acc + C)). A tensor core sums a block with fewer bits than the
 exact sum here; everything after the partial sums is the same on every machine, to the bit.
 
@@ -26,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
-from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, RUN_COLUMNS, WHOLE, Scales
 from ..core.check.ue8m0 import numbers_of
 from .ask.silu import INTERLEAVED
 from .kinds.epilogues import store
@@ -66,6 +70,10 @@ def product(p: Problem, a: Tensor, sfa: Any, b: Tensor, sfb: Any) -> Tensor:
     """FP32 `[m, n]` of one A `[m, k]` and one B `[n, k]` of a problem. Sums of BF16 have no order that is defined."""
     if p.of_a is None or p.of_b is None:
         return a.float() @ b.float().mT
+    if p.of_a == WHOLE:
+        of, ones = Scales(1, RUN_COLUMNS), torch.ones(1, ceil_div(a.shape[1], RUN_COLUMNS), device=a.device)
+        sums = block_scaled_product(a, ones.expand(len(a), -1), b, ones.expand(len(b), -1), of, of)
+        return sums * torch.mul(sfa, sfb.mT)
     return block_scaled_product(a, sfa, b, sfb, p.of_b, p.of_a)
 
 
@@ -79,7 +87,8 @@ def _stacked_rows(p: Problem) -> None:
     for group in range(p.groups):
         rows = (ids == group).nonzero().flatten()
         if len(rows):
-            p.d[rows] = product(p, p.a[rows], _of(p.sfa, rows), p.b[group], _of(p.sfb, group)).to(p.d.dtype)
+            made = product(p, p.a[rows], _of(p.sfa, rows), p.b[group], _of(p.sfb, group))
+            p.d[rows] = (made if p.bias is None else made + p.bias[group]).to(p.d.dtype)
     if p.zero_padding and p.m:
         p.d[padding_rows(ids, p.alignment)] = 0
 
@@ -94,6 +103,7 @@ def _counted_rows(p: Problem) -> None:
     for group, rows in enumerate(counts):
         d, sfa = p.d[group, :rows], None if p.sfa is None else p.sfa[group, :rows]
         made = product(p, p.a[group, :rows], sfa, p.b[group], _of(p.sfb, group))
+        made = made if p.bias is None else made + p.bias[group]
         is_written = torch.arange(rows, device=d.device) < p.c[group]
         d.copy_(torch.where(is_written[:, None], made.to(d.dtype), d))
 

@@ -14,12 +14,12 @@ from functools import partial
 
 import torch
 
-from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.casts.by_torch import cast_blocks, cast_by_torch
 from deep_gemm.casts.fp4 import per_token_cast_to_fp4
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Target
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.core.check.recipes import E2M1, PER_BLOCK, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, PER_BLOCK, PER_ROW, WHOLE
 from deep_gemm.core.gpu import Gpu
 from deep_gemm.core.settings import get_batch_invariant
 from deep_gemm.gemm import launch as dense
@@ -28,7 +28,7 @@ from deep_gemm.gemm.choose.cost import Estimate
 from deep_gemm.gemm.choose.fp8 import chosen_tile
 from deep_gemm.gemm.choose.tiles import Tile
 from deep_gemm.gemm.config.decode import DecodeConfig
-from deep_gemm.gemm.config.tall import GemmConfig
+from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
 from deep_gemm.gemm.explain import candidates
 from deep_gemm.gemm.kernel import kernel_of
 from deep_gemm.gemm.kinds.output import Output, Sizes
@@ -134,8 +134,10 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
     with torch.device(device):
         x, w = (torch.randn(rows, k, dtype=torch.bfloat16) for rows in (m, n))
         of_a, of_b = output.sfa or PER_ROW, output.sfb or PER_BLOCK
-        a, sfa = per_token_cast_to_fp8(x, gran_k=of_a.columns)
-        if output.b == E2M1:
+        a, sfa = per_token_cast_to_fp8(x, gran_k=of_a.columns or BLOCK_K)
+        if output.sfa == WHOLE:
+            (a, sfa), (b, sfb) = (cast_by_torch(each.float(), 1, k) for each in (x, w))
+        elif output.b == E2M1:
             b, sfb = per_token_cast_to_fp4(w, use_ue8m0=True, gran_k=of_b.columns, use_packed_ue8m0=True)
         else:
             b, sfb = cast_blocks(w, Target(*of_b, use_ue8m0=output.scale_parts_of_b > 1))
@@ -144,4 +146,5 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
             sfb = get_mn_major_tma_aligned_tensor(sfb)
         d = torch.randn(m, n, dtype=torch.float32).to(torch.float32 if output.is_fp32 else torch.bfloat16)
         c = d if output.adds_to_d else torch.randn_like(d) if output.with_c else None
+        c = torch.randn(n, dtype=torch.float32) if output.c_is_fp32 else c
     return dense_problem((a, get_mn_major_tma_aligned_tensor(sfa)), (b, sfb), d, c, recipes=(None, of_a, of_b))

@@ -81,4 +81,5 @@ class Bf16Trial(ProductTrial):
         a = operand((*lead, self.m, self.k), config.majors.a_is_mn, self.gap, generator, self.exact)
         b = operand((*lead, self.n, self.k), config.majors.b_is_mn, self.gap, generator, self.exact)
         d, c = random_d_and_c(config, (*lead, self.m, self.n), generator, self.in_place)
+        c = c if c is None else c.expand(d.shape)
         return Problem(a, None, b, None, d, c, config.work, None, None)

@@ -14,7 +14,7 @@ from deep_gemm.gemm.problem import Problem
 
 from .bf16 import operand
 from .product import draws, ids_of, near_edge
-from .rows import RowsTrial, drawn_layout
+from .rows import RowsTrial, drawn_bias, drawn_layout
 
 
 def random_problem(config: Bf16Config, layout: Any, n: int, k: int, seed: int = 0, **more: Any) -> Problem:
@@ -60,6 +60,7 @@ class Bf16RowsTrial(RowsTrial):
         b = operand((self.groups, self.n, self.k), self.config.majors.b_is_mn, 0, generator)
         of_rows: dict[str, Any] = {"alignment": self.alignment, "zero_padding": self.zero_padding}
         of_rows["expected_m"] = self.shape[-1] / self.groups
+        of_rows["bias"] = drawn_bias(self.config, self.groups, self.n, generator)
         p = Problem(a, None, b, None, self.room(), numbers, self.config.work, None, None, **of_rows)
         a[ids_of(p) < 0] = float("nan")
         return p

@@ -13,7 +13,7 @@ from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
-from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, WHOLE, Scales
 from deep_gemm.core.check.ue8m0 import FP32_MANTISSA_BITS, Words, words_of
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.ask.dense import dense_problem
@@ -51,6 +51,11 @@ def operands(
     x = torch.randn(*rows, k, generator=generator, dtype=torch.float32)
     # One weight is drawn ahead of what varies the scales of A, those of groups behind it: seeds stay what they are.
     w = None if groups or config.b == E2M1 else torch.randn(n, k, generator=generator, dtype=torch.float32)
+    if config.sfa == WHOLE:
+        w = torch.randn(*groups, n, k, generator=generator, dtype=torch.float32) if w is None else w
+        cast = [cast_by_torch(each, 1, k) for each in (x, w)]
+        left, right = ((values, sf.repeat_interleave(2, -1)[..., :1]) for values, sf in cast)  # scales lie apart
+        return left, right
     a, sfa = per_token_cast_to_fp8(x, gran_k=of_a.columns)
     sfa = varied(sfa, of_a, generator, Words.A in words, any_scales)
     if config.b == E2M1:

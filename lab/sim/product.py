@@ -115,7 +115,8 @@ def stage_of(
     others than the problem's.
     """
     in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
-    operands = {name: getattr(p, name) for name in ("a", "b", "sfa", "sfb", "c") if name != "c" or not in_place}
+    names = ("a", "b", "sfa", "sfb", "c", "bias")
+    operands = {name: getattr(p, name, None) for name in names if name != "c" or not in_place}
     given, written = {**operands, **(read or {})}, {"d": p.d, **(more or {})}
     everything = {**given, **written}
     aligned = dict.fromkeys(everything, 16) | dict(aligned or {})
@@ -134,6 +135,8 @@ def random_d_and_c(
         return d, d.normal_(generator=generator)
     if not config.with_c:
         return d, None
+    if config.c_is_fp32:
+        return d, torch.randn(d.shape[-1], generator=generator, dtype=torch.float32)
     return d, d.normal_(generator=generator) if in_place else torch.randn(
         d.shape, generator=generator, dtype=torch.float32
     ).to(d.dtype)
@@ -189,7 +192,8 @@ def parts_of(p: Problem, ks: Sequence[int] = ()) -> Iterator[Part]:
         for group in range(p.groups):
             rows = ids == group
             if bool(rows.any()):
-                yield rows, of(p.a[rows], None if p.sfa is None else p.sfa[rows], group)
+                c = None if p.bias is None else p.bias[group]
+                yield rows, of(p.a[rows], None if p.sfa is None else p.sfa[rows], group, c)
     elif p.work.may_be_empty:
         yield from _parts_along_k(p, ks)
     elif p.work.has_planes:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, RUN_COLUMNS, WHOLE, Scales
 from deep_gemm.core.check.ue8m0 import numbers_of
 from deep_gemm.gemm.kinds.output import values_of
 from deep_gemm.gemm.packed import as_e4m3
@@ -40,6 +40,8 @@ Tensor cores cut off bits of the addends, and of the sum, where the simulator ro
 def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scales, of_a: Scales = PER_ROW) -> Tensor:
     """S of every element of A `[m, k]` @ B `[n, k]`.T, in FP64."""
     m, k, n = *a.shape, b.shape[0]
+    if of_a == WHOLE:
+        return (a.double().abs() @ b.double().abs().mT) * (sfa.double() * sfb.double().mT).abs()
     sfa = numbers_of(sfa, ceil_div(k, of_a.columns))
     if values_of(b) == E2M1:
         b, sfb = as_e4m3(b), numbers_of(sfb, k // MX.columns)
@@ -61,7 +63,10 @@ def allowed_difference(p: Problem, right: Tensor, partial_sums: float) -> Tensor
     `partial_sums` is EXACT_STEPS or TENSOR_CORES.
     """
     assert p.of_a is not None and p.of_b is not None
-    share = partial_sums + (2 * ceil_div(p.k, min(p.of_a.columns, p.of_b.columns)) + 1) * FP32_UNIT
+    columns = min(p.of_a.columns, p.of_b.columns)
+    if p.of_a == WHOLE:
+        columns, partial_sums = RUN_COLUMNS, partial_sums * (RUN_COLUMNS // PER_ROW.columns)
+    share = partial_sums + (2 * ceil_div(p.k, columns) + 1) * FP32_UNIT
     bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.of_b, p.of_a) * (share / (1 - share))
     bound += 2 * FP32_UNIT * right.double().abs()
     return within_units(right, bound)

@@ -107,8 +107,9 @@ class RowsTrial(ProductTrial):
         kinds: dict[str, Any] = {"any_scales": self.any_scales, "words": self.words}
         a, b = operands(self.config, generator, self.shape, self.n, self.k, (self.groups,), **kinds)
         numbers, recipes = torch.tensor(self.layout, dtype=torch.int32), (None, self.config.sfa, self.config.sfb)
+        bias = drawn_bias(self.config, self.groups, self.n, generator)
         if self.config.work.has_planes:
-            p = masked_problem(a, b, self.room(), numbers, None, recipes=recipes)
+            p = masked_problem(a, b, self.room(), numbers, None, recipes=recipes, bias=bias)
         else:
             p = contiguous_problem(
                 a,
@@ -119,6 +120,7 @@ class RowsTrial(ProductTrial):
                 use_psum_layout=not self.config.work.reads_ids,
                 ensure_zero_padding=self.zero_padding,
                 alignment=self.alignment,
+                bias=bias,
             )
         unused = ids_of(p) < 0
         a[0].view(torch.uint8)[unused] = 0x7F
@@ -138,6 +140,11 @@ class DecodeRowsTrial(RowsTrial):
         draw, found = draws(config, seed), super().drawn(config, seed)
         is_dependent = draw.random() < 0.5
         return replace(found, is_dependent=is_dependent, weight_is_ready=is_dependent and draw.random() < 0.5)
+
+
+def drawn_bias(config: Any, groups: int, n: int, generator: torch.Generator) -> Tensor | None:
+    """Draw biases of groups, if the kernel adds any."""
+    return torch.randn(groups, n, generator=generator, dtype=torch.float32) if config.with_c else None
 
 
 def drawn_layout(draw: random.Random, config: Config, alignment: int) -> tuple[tuple[int, ...], int | None]:

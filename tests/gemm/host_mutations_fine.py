@@ -30,14 +30,16 @@ def _paths(files: tuple[str, ...]) -> list[str]:
 
 
 FINE, FP4, FP4_ROWS = "tests of fine scales", "tests of FP4 weights", "tests of FP4 weights by groups"
-LAYOUTS = "tests of layouts"
+LAYOUTS, WHOLE = "tests of layouts", "tests of scales of all of k"
 TRIALS: dict[str, Callable[[], None]] = {
     FINE: partial(by_tests, "gemm/test_fine_scales.py"),
     FP4: partial(by_tests, "gemm/dense/test_fp4_products.py"),
     FP4_ROWS: partial(by_tests, "gemm/rows/test_fp4_rows.py"),
+    WHOLE: partial(by_tests, "gemm/test_whole_scales.py"),
     LAYOUTS: partial(by_tests, "core/test_layout.py", "casts/test_packed_scales.py"),
 }
 
+CHECKS = "core.check.checks"
 PACKED, SLOW, RECIPES, LAYOUT, CASTS, UE8M0 = (
     "gemm.packed",
     "gemm.fine_scales",
@@ -66,8 +68,8 @@ SWAPS: list[tuple[str, ...]] = [
     (PACKED, "    whole_elements(name, sf)\n", "", FP4),
     (PACKED, "return words_of(sf) if sf.dtype in EXPONENTS else sf", "return sf", FP4),
     # Scales of E4M3 values
-    (UE8M0, "is_fine = min(of.columns, beside.columns)", "is_fine = of.columns", FINE),
-    (UE8M0, "is_fine = min(of.columns, beside.columns)", "is_fine = max(of.columns, beside.columns)", FINE),
+    (UE8M0, "is_fine = min(of.columns, beside.columns or SCALE_BLOCK)", "is_fine = of.columns", FINE),
+    (UE8M0, "is_fine = min(of.columns, beside", "is_fine = max(of.columns, beside", FINE),
     (UE8M0, "return words_of(sf) if sf.dtype in EXPONENTS else sf", "return sf", FINE),
     (UE8M0, "    sf = sf.mT if transposed else sf\n", "", FINE),
     (UE8M0, "ceil_div(ceil_div(k, of.columns), UE8M0_PER_WORD)", "ceil_div(k, of.columns) // UE8M0_PER_WORD", FINE),
@@ -75,6 +77,27 @@ SWAPS: list[tuple[str, ...]] = [
     (UE8M0, "ceil_div(outer[-1], of.rows)", "outer[-1] // of.rows", FINE),
     (UE8M0, "    if sf.shape != expected:\n", "    if not expected:\n", FINE),
     (UE8M0, "exponents_of(sf)[..., :groups]", "exponents_of(sf)[..., -groups:]", FINE),
+    # Scales of all of k, and biases
+    (RECIPES, "if not of_a.columns and not of_b.columns:", "if not of_a.columns:", WHOLE),
+    (RECIPES, "return of_a if of_a.columns else PER_ROW,", "return PER_ROW,", FINE),
+    (RECIPES, "if of_b.rows == 1 and of_b != WHOLE else", "if of_b.rows == 1 else", WHOLE),
+    (UE8M0, "sf.mT if transposed and sf.dim() > 1 else sf", "sf", WHOLE),
+    (UE8M0, "and (of.rows or sf.numel() != 1):", "and sf.numel() != 1:", WHOLE),
+    (UE8M0, "rows if of.rows else 1, 1)", "rows, 1)", WHOLE),
+    (UE8M0, "0 if size == 1 else stride", "stride", WHOLE),
+    (UE8M0, "checks.fp32_scales(name, sf)\n    *groups", "*groups", WHOLE),
+    (CHECKS, "x.float() if x.dtype != dtype == torch.float32 else x", "x", WHOLE),
+    (CHECKS, "if not x.is_contiguous() or (has_memory(x)", "if (has_memory(x)", WHOLE),
+    (
+        CHECKS,
+        'or (has_memory(x) and x.data_ptr() % ADDRESS_ALIGNMENT):\n        raise ValueError(f"{name}: expected contig',
+        'or False:\n        raise ValueError(f"{name}: expected contig',
+        WHOLE,
+    ),
+    (CHECKS, "inputs[name] = shaped(name", "shaped(name", WHOLE),
+    ("gemm.reference", "made if p.bias is None else made + p.bias[group]).to", "made).to", WHOLE),
+    ("gemm.reference", "* torch.mul(sfa, sfb.mT)", "* torch.mul(sfa, 1)", WHOLE),
+    ("gemm.problem", "p.d.masked_fill_(padding_rows(ids, p.alignment)[:, None], 0)", "pass", WHOLE),
     # FP4 as E4M3
     (PACKED, "magnitudes > 1", "magnitudes > 0", FP4),
     (PACKED, "(magnitudes << 2) + HALF", "(magnitudes << 2) | HALF", FP4),
@@ -95,7 +118,7 @@ SWAPS: list[tuple[str, ...]] = [
     (SLOW, "    if whole < groups:\n", "    if whole > groups:\n", FP4_ROWS),
     # Recipes
     (RECIPES, "if all(recipe is None for", "if any(recipe is None for", FINE),
-    (RECIPES, "(RECIPES, RECIPES_OF_A, RECIPES_OF_B), strict", "(RECIPES, RECIPES_OF_B, RECIPES_OF_A), strict", FINE),
+    (RECIPES, "RECIPES, (*RECIPES_OF_A, (1, 0)", "RECIPES, (*RECIPES_OF_B, (1, 0)", FINE),
     (RECIPES, "if each[-1] >= finest]", "if each[-1] >= 0]", FINE),
     (RECIPES, "if numbers is not None and numbers not in allowed:", "if numbers == ():", FINE),
     (RECIPES, "zip(USUAL, sides, strict=True))", "zip(USUAL[::-1], sides, strict=True))", FINE),
@@ -104,7 +127,7 @@ SWAPS: list[tuple[str, ...]] = [
     (RECIPES, "scales_of(recipes, SCALE_BLOCK)[1]", "scales_of(recipes)[1]", FINE),
     (RECIPES, "scales_of(recipes, SCALE_BLOCK)[1]", "scales_of(recipes, SCALE_BLOCK)[0]", "heads"),
     (RECIPES, "    if found == USUAL:\n", "    if found != USUAL:\n", FINE),
-    (RECIPES, "if of_a.columns == of_b.columns else", "if of_a.columns != of_b.columns else", FINE),
+    (RECIPES, "if of_a.columns == of_b.columns > 0 else", "if of_a.columns != of_b.columns > 0 else", FINE),
     (RECIPES, "torch.float32 if of_b.rows == 1", "torch.float32 if of_b.rows > 1", FINE),
     (LAYOUT, "(1, 64, 64), (1, 32, 32), (1, 1, 32))", "(1, 64, 64), (1, 1, 32))", FINE),
     (LAYOUT, "(1, 64, 64), (1, 32, 32), (1, 1, 32))", "(1, 32, 32), (1, 1, 32))", FINE),

@@ -8,7 +8,7 @@ from math import gcd
 
 import pytest
 
-from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, WHOLE, Scales
 from deep_gemm.core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
 from deep_gemm.gemm.choose.tiles import OUTPUTS_BY_NAME, TILES, TILES_PER_ROW, Tile, tiles_for
 from deep_gemm.gemm.config.of_tile import MATH_WARPGROUPS, tile_config
@@ -86,13 +86,15 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
             "num_stages": 3,
         }
     ],
+    "needs scales of all columns on both sides or on none": [{"sfa": WHOLE}, {"sfb": WHOLE}],
+    "needs one unit for each warpgroup with scales of all columns": [{"sfa": WHOLE, "sfb": WHOLE, "unit_n": 64}],
     "needs k whole where there are heads": [{"work": works.HEADS, "cluster_k": 2}],
     "needs no clusters where rows are grouped": [{"work": works.IDS, "cluster_n": 2}],
     "needs only A shared where groups are along k": [
         {"work": works.DEPTHS, "cluster_m": 2},
         {"work": works.DEPTHS, "cluster_k": 2},
     ],
-    "needs no C where rows are grouped": [{"work": works.IDS, "with_c": True}],
+    "needs no addition to D where rows are grouped": [{"work": works.IDS, "adds_to_d": True, "is_fp32": True}],
     "needs scales of B for each row where groups are along k": [{"work": works.DEPTHS}],
     "needs code for a tail where each group may have one": [{"work": works.DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2}],
     "needs a plain BF16 product without a split of k where columns of D are skipped": [
@@ -108,7 +110,7 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
     "needs tiles of 256 columns where gate and up lie apart": [
         {"work": works.ENDS, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128}
     ],
-    "needs a scale of A for each 128, 64 or 32 columns": [{"sfa": Scales(2, 128)}],
+    "needs a scale of A for each 128, 64 or 32 columns, or for all": [{"sfa": Scales(2, 128)}],
     "needs no heads, depths or activation where scales are finer than 128 columns": [
         {"work": works.HEADS, "sfa": PER_64}
     ],

@@ -25,6 +25,7 @@ FP8, FP32 = torch.float8_e4m3fn, torch.float32
 N_BLOCKS, K_BLOCKS = 2, 3
 KS = [144, 128]
 ENDS_M = 300
+OF_B = either((*RECIPES_OF_B, (1, 0), (0, 0)))
 
 Arguments = dict[str, Any]
 
@@ -297,11 +298,11 @@ NOT_YET: list[Mistake] = [
     ],
     ("k-grouped", "recipe", ([1], 1, 128), "(1, 1, 128) for a k-grouped product, got ([1], 1, 128)"),
     *[(kind, "alpha", 2.0, "None, got 2.0; multiply the scales of a or b with it instead") for kind in MAJORS],
-    ("nt", "recipe_a", ([1], 128), "(1, 128), (1, 64) or (1, 32), got ([1], 128)"),
-    ("nt", "recipe_b", (128,), f"{either(RECIPES_OF_B)}, got (128,)"),
-    ("nt", "recipe_a", (128, 128), "(1, 128), (1, 64) or (1, 32), got (128, 128)"),
-    ("masked", "recipe_a", (1, 16), "(1, 128), (1, 64) or (1, 32), got (1, 16)"),
-    ("contiguous", "recipe_b", (1, 64), f"{either(RECIPES_OF_B)}, got (1, 64)"),
+    ("nt", "recipe_a", ([1], 128), "(1, 128), (1, 64), (1, 32), (1, 0) or (0, 0), got ([1], 128)"),
+    ("nt", "recipe_b", (128,), f"{OF_B}, got (128,)"),
+    ("nt", "recipe_a", (128, 128), "(1, 128), (1, 64), (1, 32), (1, 0) or (0, 0), got (128, 128)"),
+    ("masked", "recipe_a", (1, 16), "(1, 128), (1, 64), (1, 32), (1, 0) or (0, 0), got (1, 16)"),
+    ("contiguous", "recipe_b", (1, 64), f"{OF_B}, got (1, 64)"),
     ("k-grouped", "recipe", (1, 128, 128), "(1, 1, 128) for a k-grouped product, got (1, 128, 128)"),
 ]
 

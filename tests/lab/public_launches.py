@@ -96,6 +96,28 @@ def dense(n: int, k: int, b: str, dtype: torch.dtype, c: str, room: Room, m: int
     return partial(deep_gemm.fp8_gemm_nt, a, w, d, added, recipe=recipe)
 
 
+def whole(n: int, k: int, of_a: tuple[int, int], c: str, room: Room, m: int) -> Callable[[], Any]:
+    a, w = (room.take(m, k), room.take(m, 1, dtype=FP32)), (room.take(n, k), room.take(n, 1, dtype=FP32))
+    a = a if of_a == (1, 0) else room.rows(m, k)
+    added = room.take(n, dtype=FP32) if c else None
+    call: Any = partial(deep_gemm.fp8_gemm_nt, a, w, room.take(m, n, dtype=BF16), added)
+    return partial(call, recipe_a=of_a, recipe_b=(1, 0))
+
+
+def whole_rows(groups: int, n: int, k: int, form: str, room: Room, rows: int) -> Callable[[], Any]:
+    stacked = (groups, rows) if form == "counts" else (groups * rows,)
+    a = room.take(*stacked, k), room.take(*stacked, 1, dtype=FP32)
+    b, layout = (
+        (room.take(groups, n, k), room.take(1, dtype=FP32)),
+        room.zeros(groups if form == "counts" else len(a[0])),
+    )
+    more: Any = {"recipe_a": (1, 0), "recipe_b": (0, 0), "bias": room.take(groups, n, dtype=FP32)}
+    d = room.take(*stacked, n, dtype=BF16)
+    if form == "counts":
+        return partial(deep_gemm.m_grouped_fp8_gemm_nt_masked, a, b, d, layout, rows, **more)
+    return partial(deep_gemm.m_grouped_fp8_gemm_nt_contiguous, a, b, d, layout, **more)
+
+
 def contiguous(groups: int, n: int, k: int, form: str, room: Room, rows: int) -> Callable[[], Any]:
     m = groups * rows
     b = room.packed(groups, n, k) if form == "FP4" else room.blocks(groups, n, k)
@@ -179,6 +201,8 @@ def cases() -> Iterator[Case]:
     for n, k in ((2112, 7168), (4096, 7168), (7168, 2048)):
         for b, dtype, c in (("blocks", FP32, ""), ("blocks", BF16, "c"), ("rows", FP32, "d"), ("32x32", BF16, "")):
             yield Case(f"dense {n}x{k} by {b} {dtype} +{c}", partial(dense, n, k, b, dtype, c))
+        for of_a, c in (((1, 0), ""), ((1, 0), "bias"), ((1, 128), "")):
+            yield Case(f"dense {n}x{k} {of_a} by (1, 0) +{c}", partial(whole, n, k, of_a, c))
         for form in ("nn", "tn", "tt"):
             yield Case(f"bf16 {form} {n}x{k}", partial(bf16, form, n, k, FP32 if form == "tn" else BF16))
         for bias in (False, True):
@@ -190,6 +214,8 @@ def cases() -> Iterator[Case]:
         yield Case(f"masked {of}", partial(masked, groups, n, k), ROWS_OF_GROUPS)
         for form in ("ids", "ends"):
             yield Case(f"bf16 contiguous {of} {form}", partial(bf16_contiguous, groups, n, k, form), ROWS_OF_GROUPS)
+        for form in ("ids", "counts"):
+            yield Case(f"whole {of} {form} +bias", partial(whole_rows, groups, n, k, form), ROWS_OF_GROUPS)
         yield Case(f"bf16 masked {of}", partial(bf16_masked, groups, n, k), ROWS_OF_GROUPS)
     for groups, m, n in ((4, 512, 768), (16, 256, 512)):
         yield Case(f"along k {groups} of {m}x{n}", partial(along_k, groups, m, n))

@@ -298,7 +298,11 @@ def outputs(
     default_dtype: torch.dtype,
     dtypes: tuple[torch.dtype, ...] = OUTPUT_TYPES,
 ) -> tuple[Tensor, Tensor | None]:
-    """Check D and C against the inputs; make D if it was left out."""
+    """Check D and C, of a matrix perhaps a bias `[n]`, against the inputs; make D if it was left out."""
+    if c is not None and c is not d and axes == ("m", "n") and tensor("c", c).dim() == 1:
+        c = bias("c", c, ("n",), sizes, inputs, default_dtype if d is None else tensor("d", d).dtype)
+        d, _ = outputs(inputs, d, None, axes, sizes, default_dtype, dtypes)
+        return d, None if c is None else c.expand(d.shape)
     a = inputs["a"]
     supported_device("a", a)
     written("d", d)
@@ -322,6 +326,20 @@ def outputs(
         return empty("the output", [sizes[axis] for axis in axes], dtype, a.device), c
     no_overlap(inputs, d, c)
     return d, c
+
+
+def bias(
+    name: str, x: Tensor | None, axes: Axes, sizes: Sizes, inputs: dict[str, Tensor], dtype: torch.dtype = torch.float32
+) -> Tensor | None:
+    """Check what is added to each row, if anything is, as an input more; give it in FP32 if `dtype`, D's, is that."""
+    if x is None:
+        return None
+    inputs[name] = shaped(name, x, OUTPUT_TYPES, axes, sizes)
+    if wants_gradient(x):
+        refuse_gradient(name)
+    if not x.is_contiguous() or (has_memory(x) and x.data_ptr() % ADDRESS_ALIGNMENT):
+        raise ValueError(f"{name}: expected contiguous rows from a multiple of 16 bytes on, got strides {x.stride()}")
+    return x.float() if x.dtype != dtype == torch.float32 else x
 
 
 def supported_device(name: str, x: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,11 @@ PER_64 = Scales(1, 64)
 """A scale for 64 columns of each row, as rows have that a product activated."""
 MX = Scales(1, 32)
 """FP4's, powers of two in UE8M0, and MXFP8's."""
+WHOLE, TENSOR = Scales(1, 0), Scales(0, 0)
+"""A scale for all columns of each row, and one for all rows too: 0 says "all"."""
+_KNOWN = RECIPES, (*RECIPES_OF_A, (1, 0), (0, 0)), (*RECIPES_OF_B, (1, 0), (0, 0))
+RUN_COLUMNS = 512
+"""Columns whose products a tensor core adds up before FP32 does, if no scale changes along k."""
 BLOCKS_OF_32, BLOCKS_OF_64 = Scales(32, 32), Scales(64, 64)
 """Finer blocks of B than the usual ones."""
 USUAL = PER_ROW, PER_BLOCK
@@ -57,7 +63,7 @@ def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
     stated: list[tuple[int, ...] | None] = []
     for name, recipe in zip(names, recipes, strict=True):
         stated.append(None if recipe is None else recipe_numbers(name, recipe))
-    for name, numbers, known in zip(names, stated, (RECIPES, RECIPES_OF_A, RECIPES_OF_B), strict=True):
+    for name, numbers, known in zip(names, stated, _KNOWN, strict=True):
         allowed = [each for each in known if each[-1] >= finest]
         if numbers is not None and numbers not in allowed:
             raise NotImplementedError(f"{name}: expected {either(allowed)}, got {numbers}")
@@ -72,6 +78,15 @@ def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
     return whole
 
 
+@cache
+def taken(of_a: Scales, of_b: Scales) -> tuple[Scales, Scales]:
+    """Give the scales by which kernels multiply: those of all of k are repeated beside others."""
+    if not of_a.columns and not of_b.columns:
+        return WHOLE, WHOLE
+    repeated = PER_ROW if of_b.rows else PER_BLOCK
+    return of_a if of_a.columns else PER_ROW, of_b if of_b.columns else repeated
+
+
 def scales_of_b(recipes: Recipes) -> Scales:
     """Give the scales of B that a caller states, for a product that takes those of 128x128 blocks or of rows alone."""
     return scales_of(recipes, SCALE_BLOCK)[1]
@@ -82,7 +97,7 @@ def whole_recipe(recipes: Recipes) -> Recipe | None:
     of_a, of_b = found = scales_of(recipes)
     if found == USUAL:
         return None
-    return (of_a.rows, *of_b) if of_a.columns == of_b.columns else (*of_a, *of_b)
+    return (of_a.rows, *of_b) if of_a.columns == of_b.columns > 0 else (*of_a, *of_b)
 
 
 def recipes_of(recipe: Recipe | None) -> Recipes:
@@ -94,4 +109,4 @@ def recipes_of(recipe: Recipe | None) -> Recipes:
 
 def default_dtype(of_b: Scales) -> torch.dtype:
     """Type of a D that the caller left out."""
-    return torch.float32 if of_b.rows == 1 else torch.bfloat16
+    return torch.float32 if of_b.rows == 1 and of_b != WHOLE else torch.bfloat16

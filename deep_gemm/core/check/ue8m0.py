@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import checks
 from .layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div, whole_elements
-from .recipes import Scales
+from .recipes import WHOLE, Scales, taken
 from .tracing import has_memory
 
 FP32_MANTISSA_BITS = 23
@@ -54,7 +54,9 @@ def scales(
     They are `of` so many values, those of the other side `beside` them; FP4's are fine. Bytes are the same memory if
     whole words lie in it.
     """
-    is_fine = min(of.columns, beside.columns) < SCALE_BLOCK
+    if not of.columns:
+        return _of_all_k(name, sf.mT if transposed and sf.dim() > 1 else sf, axis, outer, k, of, beside)
+    is_fine = min(of.columns, beside.columns or SCALE_BLOCK) < SCALE_BLOCK
     if not is_fine or sf.dtype != torch.int32:
         also = EXPONENTS if is_fine else ()
         sf = checks.scales(name, sf, axis, outer, k, of.rows, of.columns, transposed=transposed, also=also, hint=hint)
@@ -66,6 +68,20 @@ def scales(
         raise ValueError(f"{name}: expected shape {expected} of {sf.dtype}, got {tuple(sf.shape)}")
     whole_elements(name, sf)
     return sf
+
+
+def _of_all_k(name: str, sf: Tensor, axis: str, outer: tuple[int, ...], k: int, of: Scales, beside: Scales) -> Tensor:
+    """Check scales of all of k, `[..., rows, 1]`, or of tensors, and give them as kernels take them, without a copy."""
+    checks.fp32_scales(name, sf)
+    *groups, rows = outer
+    expected = (*groups, rows if of.rows else 1, 1)
+    if sf.shape != expected and (of.rows or sf.numel() != 1):
+        axes = (*(["groups"] if groups else []), axis if of.rows else "1", "1")
+        raise ValueError(f"{name}: expected shape ({', '.join(axes)}) = {expected}, got {tuple(sf.shape)}")
+    as_ = taken(beside, of)[1] if axis == "n" else taken(of, beside)[0]
+    shape = (*groups, ceil_div(rows, as_.rows), 1 if as_ == WHOLE else ceil_div(k, SCALE_BLOCK))
+    strides = [0 if size == 1 else stride for size, stride in zip(sf.shape, sf.stride(), strict=True)]
+    return sf.as_strided(shape, [*[0] * (len(shape) - len(strides)), *strides])
 
 
 def words_of(exponents: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def bf16_gemm_nt(
       a multiple of 8 too, unless both are contiguous along m and n.
     - `d`: `[m, n]`, torch.bfloat16 or torch.float32, n a multiple of 8 or 4. Where it is given the function returns
       None; where it is left out the function makes it, of C's type, else BF16, and returns it.
-    - `c`: added in FP32; of D's shape and type, D itself or disjoint from it.
+    - `c`: added in FP32; of D's shape and type, D itself or disjoint from it; or a bias `[n]`, BF16 or FP32.
 
     On a GPU a row's bits depend on its row of A, on B and on its row of C alone, whatever m is. `compiled_dims` is
     accepted and changes no result; `alpha` and `epilogue` are accepted as None.

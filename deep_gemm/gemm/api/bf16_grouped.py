@@ -19,13 +19,13 @@ CONTIGUOUS = {
         f"m_grouped_bf16_gemm_{major}_contiguous",
         partial(bf16_contiguous_problem, major=major),
         ("use_psum_layout", "ensure_zero_padding"),
-        ("grouped_layout",),
+        ("grouped_layout", "bias"),
         has_gradients=True,
     )
     for major in ("nt", "nn")
 }
 MASKED = bf16_product(
-    "m_grouped_bf16_gemm_nt_masked", bf16_masked_problem, ("expected_m",), ("masked_m",), has_gradients=True
+    "m_grouped_bf16_gemm_nt_masked", bf16_masked_problem, ("expected_m",), ("masked_m", "bias"), has_gradients=True
 )
 DEPTHS = bf16_product(
     "k_grouped_bf16_gemm_tn_contiguous",
@@ -46,6 +46,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
     ensure_zero_padding: bool = True,
     expected_m_for_psum_layout: int | None = None,
     epilogue: None = None,
+    bias: Tensor | None = None,
 ) -> Tensor | None:
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
 
@@ -53,7 +54,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
       `[m, n]`, BF16 or FP32, made and returned where it is left out.
     - `grouped_layout`: int32 `[m]`, the group of each row, -1 for none; or with `use_psum_layout=True` int32
       `[groups]`, where each group's rows end. Groups are of any size, and need no padding; what
-      `m_grouped_fp8_gemm_nt_contiguous` says of both forms and of rows without a group holds here.
+      `m_grouped_fp8_gemm_nt_contiguous` says of both forms, of rows without a group and of `bias` holds here.
 
     Where `d` is left out the product has gradients: of `a`, and of `b` in the type of `b`. `epilogue` is accepted as
     None.
@@ -65,7 +66,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
     """
     if epilogue is not None:
         checks.nothing("epilogue", epilogue)
-    return run(CONTIGUOUS["nt"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
+    return run(CONTIGUOUS["nt"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding), bias)
 
 
 def m_grouped_bf16_gemm_nn_contiguous(
@@ -77,6 +78,7 @@ def m_grouped_bf16_gemm_nn_contiguous(
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
     epilogue: None = None,
+    bias: Tensor | None = None,
 ) -> Tensor | None:
     """Compute `m_grouped_bf16_gemm_nt_contiguous` with B `[groups, k, n]`.
 
@@ -86,7 +88,7 @@ def m_grouped_bf16_gemm_nn_contiguous(
     """
     if epilogue is not None:
         checks.nothing("epilogue", epilogue)
-    return run(CONTIGUOUS["nn"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
+    return run(CONTIGUOUS["nn"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding), bias)
 
 
 def m_grouped_bf16_gemm_nt_masked(
@@ -97,6 +99,7 @@ def m_grouped_bf16_gemm_nt_masked(
     expected_m: int | None = None,
     compiled_dims: str = "nk",
     epilogue: None = None,
+    bias: Tensor | None = None,
 ) -> Tensor | None:
     """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
 
@@ -109,7 +112,7 @@ def m_grouped_bf16_gemm_nt_masked(
     """
     if epilogue is not None:
         checks.nothing("epilogue", epilogue)
-    return run(MASKED, a, b, d, masked_m, (expected_m,))
+    return run(MASKED, a, b, d, masked_m, (expected_m,), bias)
 
 
 bf16_m_grouped_gemm_nt_masked = m_grouped_bf16_gemm_nt_masked

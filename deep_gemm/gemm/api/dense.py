@@ -58,9 +58,11 @@ def fp8_gemm_nt(
     - `b`: values `[n, k]`, contiguous along k; scales `[ceil(n / 128), ceil(k / 128)]`, one for each 128x128 block.
       With `recipe=(1, 1, 128)` one for each row and 128 columns instead: `[n, ceil(k / 128)]`.
     - `recipe` (1, 32, 32), (1, 64, 64) or (1, 1, 32): finer scales of both, FP32 or UE8M0 in bytes or int32 words.
+    - `recipe_a`, `recipe_b` (1, 0): a scale for all of k, `[m, 1]` or `[n, 1]`; (0, 0): one number for the tensor.
     - `d`: `[m, n]`, torch.bfloat16 or torch.float32. Where it is given the function returns None; where it is left out
       the function makes it, of C's type, else BF16 (FP32 with `recipe=(1, 1, 128)`), and returns it.
-    - `c`: added to the product in FP32; of D's shape and type, D itself or disjoint from it.
+    - `c`: added to the product in FP32; of D's shape and type, D itself or disjoint from it, or a bias `[n]`, BF16 or
+      FP32, which each row gets.
 
     k is a multiple of 16, n of 8 (BF16 output) or 4 (FP32); addresses are multiples of 16 bytes. `recipe_a` and
     `recipe_b` state a recipe side by side. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result:

@@ -30,7 +30,7 @@ def _contiguous_product(major: str) -> Product:
         f"m_grouped_fp8_gemm_{major}_contiguous",
         partial(contiguous_problem, major=major),
         ("recipes", "num_groups", "use_psum_layout", "ensure_zero_padding"),
-        ("grouped_layout",),
+        ("grouped_layout", "bias"),
         free=FREE,
     )
 
@@ -43,7 +43,7 @@ MASKED = Product(
     "m_grouped_fp8_gemm_nt_masked",
     masked_problem,
     ("recipes", "expected_m"),
-    ("masked_m",),
+    ("masked_m", "bias"),
     lambda product, a, b, d, counts, *more: by_operator(product, a, b, d, tensor("masked_m", counts), *more),
 )
 
@@ -64,6 +64,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     expected_m_for_psum_layout: int | None = None,
     ensure_zero_padding: bool = True,
     num_groups: int | None = None,
+    bias: Tensor | None = None,
     epilogue: None = None,
 ) -> Request:
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
@@ -77,6 +78,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     - Rows without a group that share a 128-aligned block of rows with one that has a group are written as zeros. Any
       other row without a group is neither read nor written. With offsets, zeros are written up to the next group's
       aligned start, unless `ensure_zero_padding` is False; with ids it changes nothing, as callers expect.
+    - `bias`: FP32 or BF16 `[groups, n]`, added in FP32 to each row of a group. BF16 is converted in each call.
 
     The other keywords are as for `fp8_gemm_nt`; `expected_m_for_psum_layout` is accepted as a hint. `b` may be FP4
     (MXFP4): values `[groups, n, k / 2]`, two to a byte, and scales `[groups, n, k / 32]`, k a multiple of 32.
@@ -90,7 +92,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
         nothing("epilogue", epilogue)
     zero_padding = ensure_zero_padding or not use_psum_layout
     said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
-    return run, CONTIGUOUS_NT, a, b, d, grouped_layout, said
+    return run, CONTIGUOUS_NT, a, b, d, grouped_layout, said, bias
 
 
 @like(m_grouped_fp8_gemm_nt_contiguous, CONTIGUOUS_NT="CONTIGUOUS_NN")
@@ -116,6 +118,7 @@ def m_grouped_fp8_gemm_nt_masked(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    bias: Tensor | None = None,
     epilogue: None = None,
 ) -> Request:
     """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
@@ -125,6 +128,7 @@ def m_grouped_fp8_gemm_nt_masked(
     - `masked_m`: int32 `[groups]`, on the operands' device; the host never reads it there, so that a captured CUDA
       graph can be replayed with other counts.
     - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m where it is left out.
+    - `bias`: as for `m_grouped_fp8_gemm_nt_contiguous`.
 
     Rows from `masked_m[g]` on may hold anything, and `d` keeps what it has there.
 
@@ -136,7 +140,7 @@ def m_grouped_fp8_gemm_nt_masked(
     """
     if epilogue is not None:
         nothing("epilogue", epilogue)
-    return run, MASKED, a, b, d, masked_m, ((recipe, recipe_a, recipe_b), expected_m, type(expected_m))
+    return run, MASKED, a, b, d, masked_m, ((recipe, recipe_a, recipe_b), expected_m, type(expected_m)), bias
 
 
 @accepts_every_form(grouped_layout="ks_tensor")

@@ -91,6 +91,7 @@ def bf16_contiguous_problem(
     major: str,
     use_psum_layout: bool,
     ensure_zero_padding: bool,
+    bias: Tensor | None = None,
 ) -> Problem:
     """Check a product of stacked rows."""
     sizes: Sizes = {}
@@ -99,6 +100,7 @@ def bf16_contiguous_problem(
     axis = "groups" if use_psum_layout else "m"
     layout = checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": a, "b": b, "grouped_layout": layout}
+    bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
     a, b = _operands_of_rows(a, b.mT if major[1] == "n" else b)
     alignment = get_mk_alignment_for_contiguous_layout() if use_psum_layout else ZERO_PADDING_BLOCK
@@ -110,11 +112,17 @@ def bf16_contiguous_problem(
     zero_padding = ensure_zero_padding or not use_psum_layout
     expected_m = plain(sizes["m"]) / max(sizes["groups"], 1)
     work = ENDS if use_psum_layout else IDS
-    return _unscaled(a, b, d, layout, work, expected_m=expected_m, alignment=alignment, zero_padding=zero_padding)
+    more = {"expected_m": expected_m, "alignment": alignment, "zero_padding": zero_padding, "bias": bias}
+    return _unscaled(a, b, d, layout, work, **more)
 
 
 def bf16_masked_problem(
-    a: Tensor, b: Tensor, d: Tensor | None, masked_m: Tensor | None, expected_m: int | None
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None,
+    masked_m: Tensor | None,
+    expected_m: int | None,
+    bias: Tensor | None = None,
 ) -> Problem:
     """Check a product of rows that are counted for each group."""
     sizes: Sizes = {}
@@ -123,11 +131,12 @@ def bf16_masked_problem(
     max_m = sizes["max_m"]
     expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
     inputs = {"a": a, "b": b, "masked_m": masked_m}
+    bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
     d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, torch.bfloat16)
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, max_m)
     a, b = _operands_of_rows(a, b)
-    return _unscaled(a, b, d, masked_m, COUNTS, expected_m=expected_m)
+    return _unscaled(a, b, d, masked_m, COUNTS, expected_m=expected_m, bias=bias)
 
 
 def _operands_of_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...core.check import checks, ue8m0
 from ...core.check.checks import Operand, Sizes
-from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, Recipes, default_dtype, scales_of
+from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, Recipes, default_dtype, scales_of, taken
 from .. import packed
 from ..fine_scales import as_kernels_take_it
 from ..kinds.output import types_of_b
@@ -27,7 +27,8 @@ def dense_problem(
         return _packed_problem(a, b, d, c, turn_b, recipes)
     of_a, of_b = scales_of(recipes)
     av, sfa = checks.operand("a", a, ("k", "m") if turn_a else ("m", "k"), sizes)
-    bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes, types_of_b(DENSE, of_a, of_b))
+    types = types_of_b(DENSE, *taken(of_a, of_b))
+    bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes, types)
     av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     sfa = ue8m0.scales("sfa", sfa, "m", (m,), k, of_a, of_b, transposed=turn_a)
@@ -37,6 +38,7 @@ def dense_problem(
     checks.depth(k)
     av = checks.k_major("a", av, copy_if_transposed=turn_a)
     bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
+    of_a, of_b = taken(of_a, of_b)
     return Problem(av, sfa, bv, sfb, d, c, of_b=of_b, of_a=of_a)
 
 
@@ -51,7 +53,7 @@ def _packed_problem(
     sfa = ue8m0.scales("sfa", sfa, "m", (sizes["m"],), sizes["k"], of_a, MX)
     d, c = checks.outputs({"a": av, "sfa": sfa, "b": bv, "sfb": sfb}, d, c, ("m", "n"), sizes, torch.bfloat16)
     av, bv = checks.k_major("a", av), checks.k_major("b", bv)
-    av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, of_a)
+    av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, taken(of_a, MX)[0])
     return Problem(av, sfa, bv, sfb, d, c, of_b=MX, of_a=of_a)
 
 

@@ -8,7 +8,17 @@ from torch import Tensor
 from ...core.check import checks, ue8m0
 from ...core.check.checks import Axes, Operand, Sizes
 from ...core.check.numbers import INT32_MAX, as_integer, integer_in_range
-from ...core.check.recipes import FOR_ROWS_OF_B, MX, NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
+from ...core.check.recipes import (
+    FOR_ROWS_OF_B,
+    MX,
+    NO_RECIPES,
+    PER_ROW,
+    Recipes,
+    Scales,
+    default_dtype,
+    scales_of,
+    taken,
+)
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ...core.shadow import plain
 from .. import packed
@@ -33,6 +43,7 @@ def contiguous_problem(
     ensure_zero_padding: bool = True,
     alignment: int | None = None,
     of_a: Scales = PER_ROW,
+    bias: Tensor | None = None,
 ) -> Problem:
     """Check a product grouped along m whose groups' rows are stacked.
 
@@ -43,7 +54,7 @@ def contiguous_problem(
     sizes: Sizes = {}
     turn_b = major[1] == "n"
     work = ENDS if use_psum_layout and grouped_layout is not None else IDS
-    (av, sfa), (bv, sfb), of_a, of_b = _operands(work, a, b, ("m",), sizes, recipes, turn_b, of_a)
+    (av, sfa), (bv, sfb), of_a, of_b, default = _operands(work, a, b, ("m",), sizes, recipes, turn_b, of_a)
     m, k, groups = sizes["m"], sizes["k"], sizes["groups"]
     is_fp4 = bv.dtype == torch.uint8
     if num_groups is not None and as_integer(num_groups) != groups:
@@ -55,7 +66,8 @@ def contiguous_problem(
     axis = "m" if work.reads_ids else "groups"
     checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
-    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, _default_dtype(bv, of_b))
+    bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
+    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default)
     checks.depth(k)
     if work.reads_ids:
         alignment = ZERO_PADDING_BLOCK
@@ -83,6 +95,7 @@ def contiguous_problem(
         expected_m=plain(m) / max(groups, 1),
         alignment=alignment,
         zero_padding=ensure_zero_padding,
+        bias=bias,
     )
 
 
@@ -94,22 +107,24 @@ def masked_problem(
     expected_m: int | None,
     *,
     recipes: Recipes = NO_RECIPES,
+    bias: Tensor | None = None,
 ) -> Problem:
     """Check a product grouped along m with a row count for each group."""
     sizes: Sizes = {}
-    (av, sfa), (bv, sfb), of_a, of_b = _operands(COUNTS, a, b, ("groups", "max_m"), sizes, recipes)
+    (av, sfa), (bv, sfb), of_a, of_b, default = _operands(COUNTS, a, b, ("groups", "max_m"), sizes, recipes)
     groups, max_m, k = sizes["groups"], sizes["max_m"], sizes["k"]
     masked_m = checks.int32("masked_m", masked_m, "groups", groups)
     expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
-    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, _default_dtype(bv, of_b))
+    bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
+    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default)
     checks.depth(k)
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, max_m)
     av, bv = checks.k_major("a", av), checks.weights("b", bv)
     if bv.dtype == torch.uint8:
         av, sfa, bv, sfb, of_a = as_kernels_take_it(av, sfa, bv, sfb, of_a)
-    return Problem(av, sfa, bv, sfb, d, masked_m, COUNTS, of_b, of_a, expected_m=expected_m)
+    return Problem(av, sfa, bv, sfb, d, masked_m, COUNTS, of_b, of_a, expected_m=expected_m, bias=bias)
 
 
 def _operands(
@@ -121,26 +136,23 @@ def _operands(
     recipes: Recipes,
     turn_b: bool = False,
     finest_of_a: Scales = PER_ROW,
-) -> tuple[Operand, Operand, Scales, Scales]:
-    """Check A `[*rows, k]` and B, and give with them how each is scaled: B, which may be FP4, as `[groups, n, k]`."""
+) -> tuple[Operand, Operand, Scales, Scales, torch.dtype]:
+    """Check A `[*rows, k]` and B, which may be FP4, as `[groups, n, k]`; give how each is scaled, and D's type."""
     av, sfa = checks.operand("a", a, (*rows, "k"), sizes)
     outer, k = tuple(av.shape[:-1]), sizes["k"]
     axes = ("groups", "k", "n") if turn_b else ("groups", "n", "k")
     if packed.is_packed(b):
         of_a, of_b = min(finest_of_a, packed.scales_beside(recipes)), MX
         weight = packed.weight("b", b, axes, sizes, turned=turn_b)
-        return (av, ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, MX)), weight, of_a, of_b
+        sfa = ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, MX)
+        return (av, sfa), weight, *taken(of_a, of_b), torch.bfloat16
     of_a, of_b = scales_of(recipes)
-    bv, sfb = checks.operand("b", b, axes, sizes, types_of_b(work, of_a, of_b))
+    bv, sfb = checks.operand("b", b, axes, sizes, types_of_b(work, *taken(of_a, of_b)))
     of_a = min(finest_of_a, of_a)
     sfa = ue8m0.scales("sfa", sfa, rows[-1], outer, k, of_a, of_b)
     of_groups = sizes["groups"], sizes["n"]
     sfb = ue8m0.scales("sfb", sfb, "n", of_groups, k, of_b, of_a, transposed=turn_b, hint=FOR_ROWS_OF_B)
-    return (av, sfa), (bv.mT if turn_b else bv, sfb), of_a, of_b
-
-
-def _default_dtype(b: Tensor, of_b: Scales) -> torch.dtype:
-    return torch.bfloat16 if b.dtype == torch.uint8 else default_dtype(of_b)
+    return (av, sfa), (bv.mT if turn_b else bv, sfb), *taken(of_a, of_b), default_dtype(of_b)
 
 
 def _equal_groups(m: int, groups: int, device: torch.device) -> Tensor:

@@ -96,7 +96,9 @@ class Tile(NamedTuple):
         sums, room = self.block_m * self.block_n // (warpgroups * 128), MAX_ACCUMULATORS[warpgroups]
         if slices == 1 or self.splits:
             return sums <= room
-        return sums * 2 <= room or (self == WIDE_IN_SLICES and not output.is_fp32)
+        if output.is_fp32 or (output.c_is_fp32 and sums * 2 > 160):  # registers are spilled beside store buffers, or C
+            return output.is_fp32 and sums * 2 <= room
+        return sums * 2 <= room or self == WIDE_IN_SLICES
 
 
 _config = cache(bf16_config)
@@ -287,7 +289,7 @@ def reachable_bf16_rows() -> list[Bf16Config]:
     return [
         tile.config(output, Majors(b_is_mn=b_is_mn), 1)
         for work in (IDS, ENDS, COUNTS)
-        for output in (replace(BF16, work=work), replace(FP32, work=work))
+        for output in (replace(OUTPUTS[i], work=work) for i in (0, 2, 3, 5))
         for b_is_mn in (False, True)
         for tile in fitting_tiles(ROWS_TILES, output)
     ]
@@ -295,7 +297,7 @@ def reachable_bf16_rows() -> list[Bf16Config]:
 
 def reachable_bf16_depths() -> list[Bf16Config]:
     """Every configuration that `select_bf16_depths` can give."""
-    outputs = [replace(each, work=work) for work in (PARTS, COUNTED) for each in OUTPUTS]
+    outputs = [replace(each, work=work) for work in (PARTS, COUNTED) for each in OUTPUTS[:5]]
     return [
         tile.config(output, Majors(True, True), 1) for output in outputs for tile in fitting_tiles(DEPTHS_TILES, output)
     ]

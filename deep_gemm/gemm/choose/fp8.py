@@ -26,6 +26,7 @@ from ..kinds.output import (
     OPERANDS_OF,
     OUTPUTS,
     OUTPUTS_OF,
+    OUTPUTS_OF_ROWS,
     Output,
     Sizes,
     other_fields,
@@ -252,7 +253,7 @@ def outputs() -> list[Output]:
         replace(output, work=work)
         for work in (IDS, ENDS, COUNTS)
         for operands in OPERANDS_OF[work]
-        for output in (OUTPUTS_OF[operands][0], OUTPUTS_OF[operands][2])
+        for output in (OUTPUTS_OF[operands][OUTPUTS.index(each)] for each in OUTPUTS_OF_ROWS)
     ]
     with_epilogues = [
         Output(work=work, epilogue=epilogue, b=b, sfa=sfa, sfb=sfb) for epilogue, work, (b, sfa, sfb) in combinations()
@@ -262,7 +263,7 @@ def outputs() -> list[Output]:
         for operands in OPERANDS_OF[DEPTHS]
         for each in (FP32, FP32_C, FP32_D, BF16)
     ]
-    heads = [replace(output, work=HEADS) for operands in OPERANDS_OF[HEADS] for output in OUTPUTS_OF[operands]]
+    heads = [replace(output, work=HEADS) for operands in OPERANDS_OF[HEADS] for output in OUTPUTS_OF[operands][:5]]
     return [*dense, *rows, *with_epilogues, *depths, *heads]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import ClassVar
 
-from ...core.check.layout import align, ceil_div
+from ...core.check.layout import ceil_div
 from ...core.check.recipes import BFLOAT16, Scales, Values
 from ...core.gpu import WARPGROUP_THREADS, WGMMA_ROWS
 from ..kinds.output import Output
@@ -73,16 +73,6 @@ class Bf16Config(GemmConfig):
     def output_barriers_bytes(self) -> int:
         """Size of `OutputBarriers` in the epilogue."""
         return 8 if self.cluster_k > 1 else EMPTY_BYTES
-
-    @property
-    def scale_rows(self) -> int:
-        """There are no scales."""
-        return 0
-
-    @property
-    def scales_bytes(self) -> int:
-        """A float in each slot, as C++ has no array of nothing; behind them barriers are aligned."""
-        return align(self.num_stages * 4, 8)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""

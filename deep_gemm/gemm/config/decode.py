@@ -8,7 +8,7 @@ from functools import cache
 from typing import ClassVar
 
 from ...core.check.layout import align, ceil_div
-from ...core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, USUAL, Scales, Values
+from ...core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, RUN_COLUMNS, USUAL, WHOLE, Scales, Values
 from ...core.check.ue8m0 import Words
 from ...core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
@@ -59,6 +59,8 @@ class DecodeConfig(Config):
     is_fp32: bool = False
     with_c: bool = False
     """C is read and added; it may be D itself."""
+    c_is_fp32: bool = False
+    """C is FP32 beside a BF16 D."""
     work: Work = DENSE
     """The rows that each B multiplies: all; or those of its head, or of its group."""
     epilogue: Epilogue = TO_D
@@ -76,9 +78,9 @@ class DecodeConfig(Config):
     def name(self) -> str:
         """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
-        output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c
+        output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c + "32" * self.c_is_fp32
         kind = self.work.suffix + self.epilogue.suffix + " fp4" * self.is_fp4
-        if self.is_fine:
+        if self.is_fine or self.sfa == WHOLE:
             kind += f" {self.sfa.rows}x{self.sfa.columns} by {self.sfb.rows}x{self.sfb.columns}"
         return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{kind}"
 
@@ -139,7 +141,7 @@ class DecodeConfig(Config):
     @property
     def is_fine(self) -> bool:
         """B is E4M3, and scales are finer than 1x128 by 128x128."""
-        return self.b == E4M3 and (self.sfa, self.sfb) != USUAL
+        return self.b == E4M3 and (self.sfa, self.sfb) != USUAL and self.sfa != WHOLE
 
     @property
     def reads_words(self) -> Words:
@@ -186,7 +188,7 @@ class DecodeConfig(Config):
             of_rows = self.num_math_warpgroups * self.fine_scales_of_rows
             return self.fine_scale_blocks * (self.fine_scales_of_tokens + of_rows) * 4
         if not self.is_fp4:
-            return SCALE_BLOCKS * self.block_tokens * 4
+            return 4 * 4 if self.sfa == WHOLE else SCALE_BLOCKS * self.block_tokens * 4
         return SCALE_BLOCKS_OF_E2M1 * (self.block_n * 8 + self.block_tokens * 4 + self.num_math_warpgroups * 8)
 
     def ctas(self, m: int, n: int, num_sms: int = 0, groups: int = 1) -> int:
@@ -214,7 +216,7 @@ class DecodeConfig(Config):
         yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
         yield self.num_stages >= 2, "at least 2 stages"
         if self.work.groups_rows:
-            yield self.cluster_k == 1 and not self.with_c, "grouped rows without C, whose k no cluster splits"
+            yield self.cluster_k == 1, "grouped rows whose k no cluster splits"
         tile_bytes = self.block_tokens * self.block_n * 4
         yield (
             self.work.groups_rows or self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
@@ -260,7 +262,7 @@ class DecodeConfig(Config):
     def choices(self) -> dict[str, str]:
         """Give the files that say how tiles are found, and how B is multiplied."""
         work = "skip_mid" if self.epilogue.skips_mid else self.work.decode
-        b = "fine" if self.is_fine else self.b.name
+        b = "fine" if self.is_fine else "whole" if self.sfa == WHOLE else self.b.name
         return {"DECODE_WORK": f"decode/{work}.cuh", "DECODE_B": f"decode/{b}.cuh"}
 
     def constants(self) -> dict[str, int | bool]:
@@ -270,11 +272,14 @@ class DecodeConfig(Config):
             **constants_of(self, "ctas_per_sm", "cluster_k", "shared_bytes", "with_c"),
             **(self.constants_of_rows() if self.work.groups_rows else {}),
             **(self.constants_of_fine_scales() if self.is_fine else {}),
+            **({"kRunKBlocks": RUN_COLUMNS // BLOCK_K} if self.sfa == WHOLE else {}),
             "kNumMathWarps": self.num_math_warpgroups * 4,
             "kClusterN": 1,
             "kMulticastCtas": 1,  # a CTA loads into its own slots alone
             "kOutputBytes": 4 if self.is_fp32 else 2,
             "kOutputIsFp32": self.is_fp32,
+            "kCIsFp32": self.is_fp32 or self.c_is_fp32,
+            "kCBytes": 4 if self.is_fp32 or self.c_is_fp32 else 2,
         }
 
     def constants_of_fine_scales(self) -> dict[str, int | bool]:
@@ -317,6 +322,7 @@ def decode_config(
     *,
     fp32: bool = False,
     c: bool = False,
+    c32: bool = False,
     work: Work = DENSE,
     b: Values = E4M3,
     sfb: Scales = PER_BLOCK,
@@ -331,6 +337,7 @@ def decode_config(
         ctas_per_sm,
         is_fp32=fp32,
         with_c=c,
+        c_is_fp32=c32,
         work=work,
         b=b,
         sfb=sfb,

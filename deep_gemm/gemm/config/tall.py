@@ -8,7 +8,7 @@ from math import gcd
 from typing import ClassVar, NamedTuple
 
 from ...core.check.layout import align, ceil_div
-from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW
+from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW, WHOLE
 from ...core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
 from ..kinds.output import OPERANDS_BY_ROW, Output
@@ -194,8 +194,8 @@ class GemmConfig(Config, Output):
 
     @property
     def has_scales(self) -> bool:
-        """Partial sums are promoted by scales."""
-        return self.sfa is not None
+        """Partial sums are promoted by scales, which slots have."""
+        return self.sfa not in (None, WHOLE)
 
     @property
     def scale_rows_of_b(self) -> int:
@@ -261,7 +261,9 @@ class GemmConfig(Config, Output):
 
     @property
     def scales_bytes(self) -> int:
-        """Scales of all slots."""
+        """Scales of all slots: a float in each where there are none, as C++ has no array of nothing, and barriers."""
+        if self.sfa in (None, WHOLE):
+            return align(self.num_stages * 4, 8)
         of_b = self.scale_parts_of_b * self.block_n if self.loads_sfb else self.scales_written
         return self.num_stages * align(self.scale_parts * self.scale_rows + of_b, 32) * 4
 
@@ -276,6 +278,8 @@ class GemmConfig(Config, Output):
 
         Stacked groups begin at any row, and TMA loads from 16 bytes on: from the multiple of 4 rows before.
         """
+        if self.sfa in (None, WHOLE):
+            return 0
         rows = self.block_m + (32 if self.work.is_stacked else 0)
         return rows if rows <= 256 else align(rows, 64)
 
@@ -423,7 +427,7 @@ class GemmConfig(Config, Output):
         yield not grouped or self.cluster_size == 1, "no clusters where rows are grouped"
         only_a = self.cluster_size == self.cluster_n or not self.has_scales
         yield not along_k or only_a, "only A shared where groups are along k"
-        yield not (grouped and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        yield not (grouped and self.adds_to_d), "no addition to D where rows are grouped"
         yield work.may_split_k or self.cluster_k == 1, "k whole where there are heads"
         yield (
             not along_k or self.sfb == PER_ROW or not self.has_scales,
@@ -451,8 +455,13 @@ class GemmConfig(Config, Output):
     def _rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
         unit_n, work, epilogue = self.unit_n or self.block_n, self.work, self.epilogue
         yield (
-            self.sfa is None or (self.sfa.rows == 1 and self.sfa.columns in (32, 64, 128)),
-            "a scale of A for each 128, 64 or 32 columns",
+            self.sfa is None or (self.sfa.rows == 1 and self.sfa.columns in (0, 32, 64, 128)),
+            "a scale of A for each 128, 64 or 32 columns, or for all",
+        )
+        yield (self.sfa == WHOLE) == (self.sfb == WHOLE), "scales of all columns on both sides or on none"
+        yield (
+            self.units_per_warpgroup == 1 or self.sfa != WHOLE,
+            "one unit for each warpgroup with scales of all columns",
         )
         plain_tiles = work.takes_fine_scales and not (epilogue.activates or epilogue.skips_mid)
         yield (
@@ -495,7 +504,7 @@ class GemmConfig(Config, Output):
             "DESTINATION": f"epilogue/{epilogue.destination}.cuh",
             "WORK": f"work/{work.source}.cuh",
             "CONVERT": f"convert/{convert}.cuh",
-            "MAINLOOP": "mainloop.cuh",
+            "MAINLOOP": f"mainloop{'_of_runs' if self.sfa == WHOLE else ''}.cuh",
             "SCALES": f"scales/{scales}.cuh",
             "EPILOGUE": f"epilogue/{stores}.cuh",
             **of_rows,
@@ -541,6 +550,8 @@ class GemmConfig(Config, Output):
             "kBIsMnMajor": self.majors.b_is_mn,
             "kExponentBitsOfB": self.multiplied_b.exponent_bits,
             "kOutputIsFp32": self.is_fp32,
+            "kCIsFp32": self.is_fp32 or self.c_is_fp32,
+            "kCBytes": 4 if self.is_fp32 or self.c_is_fp32 else 2,
             "kSfbIsPerRow": self.loads_sfb,
             "kSkipsMid": epilogue.skips_mid,
             "kToAddresses": epilogue.has_row_addresses,

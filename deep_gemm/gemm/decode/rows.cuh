@@ -32,6 +32,7 @@ DEVICE DecodeProduct product_of(const Params& p, const CtaWork& work) {
   product.sfa += work.group * p.sfa_stride;
   product.sfb += work.group * p.groups.sfb_stride;
   product.d += work.group * p.d_stride * kOutputBytes;
+  if constexpr (kWithC) product.c += static_cast<uint64_t>(work.group) * p.n * kCBytes;  // the group's bias
   return product;
 }
 

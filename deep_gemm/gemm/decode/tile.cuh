@@ -109,8 +109,8 @@ DEVICE void store_chunk(const Params& p, float* room, const ptx::Float4& v, uint
   const uint32_t d_row = row_m + lane / 4, d_column = row_n + lane % 4 * 4;
   if (d_row >= p.m || d_column >= p.n) return;  // n is a multiple of 4
   if constexpr (kWithC) {
-    const uint8_t* from = p.c + (d_row * p.c_pitch + d_column) * kOutputBytes;
-    if constexpr (kOutputIsFp32) {
+    const uint8_t* from = p.c + (d_row * p.c_pitch + d_column) * kCBytes;
+    if constexpr (kCIsFp32) {
       const ptx::Float4 c = ptx::ld_global_v4_f32(from);
       d.x += c.x, d.y += c.y, d.z += c.z, d.w += c.w;
     } else {

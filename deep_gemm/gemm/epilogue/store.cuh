@@ -47,12 +47,12 @@ DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, 
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t row_m = row + half * 8 + lane / 4;
     if (row_m >= m || columns_left == 0) continue;
-    const uint8_t* first_pair = c + (row_m * pitch + first_column) * kOutputBytes;
+    const uint8_t* first_pair = c + (row_m * pitch + first_column) * kCBytes;
 #pragma unroll
     for (uint32_t i = 0; i < kUnitN / 8; ++i) {
       // A choice of address, not a branch around each load: loads stay together, and compile faster.
-      const uint8_t* at = first_pair + (i * 8 < columns_left ? i * 8 * kOutputBytes : 0);
-      const ptx::Float2 pair = kOutputIsFp32 ? ptx::ld_global_v2_f32(at) : ptx::unpack_bf16(ptx::ld_global_b32(at));
+      const uint8_t* at = first_pair + (i * 8 < columns_left ? i * 8 * kCBytes : 0);
+      const ptx::Float2 pair = kCIsFp32 ? ptx::ld_global_v2_f32(at) : ptx::unpack_bf16(ptx::ld_global_b32(at));
       total[i * 4 + half * 2] += pair.x;
       total[i * 4 + half * 2 + 1] += pair.y;
     }

@@ -14,8 +14,8 @@ DEVICE void store_sum(uint8_t* d, uint64_t d_pitch, const uint8_t* c, uint64_t c
     if (row_m >= m) continue;
     ptx::Float2 pair = half == 0 ? ptx::Float2{sum.x, sum.y} : ptx::Float2{sum.z, sum.w};
     if constexpr (kWithC) {
-      const uint8_t* from = c + (row_m * c_pitch + first_column) * kOutputBytes;
-      const ptx::Float2 addend = kOutputIsFp32 ? ptx::ld_global_v2_f32(from) : ptx::unpack_bf16(ptx::ld_global_b32(from));
+      const uint8_t* from = c + (row_m * c_pitch + first_column) * kCBytes;
+      const ptx::Float2 addend = kCIsFp32 ? ptx::ld_global_v2_f32(from) : ptx::unpack_bf16(ptx::ld_global_b32(from));
       pair.x += addend.x;
       pair.y += addend.y;
     }

@@ -20,6 +20,7 @@ from ...core.check.recipes import (
     PER_BLOCK,
     PER_ROW,
     VALUES,
+    WHOLE,
     Recipes,
     Scales,
     Values,
@@ -36,6 +37,8 @@ USUAL_OPERANDS: ScaledOperands = E4M3, PER_ROW, PER_BLOCK
 OPERANDS_BY_ROW: Operands = E4M3, PER_ROW, PER_ROW
 FP4_OPERANDS: ScaledOperands = E2M1, PER_ROW, MX
 BF16_OPERANDS: Operands = BFLOAT16, None, None
+WHOLE_OPERANDS: ScaledOperands = E4M3, WHOLE, WHOLE
+"""No scale changes along k."""
 FINE_OPERANDS: tuple[Operands, ...] = tuple(
     (E4M3, of_a, of_b)
     for of_a in (PER_ROW, PER_64, MX)
@@ -43,7 +46,7 @@ FINE_OPERANDS: tuple[Operands, ...] = tuple(
     if min(of_a.columns, of_b.columns) < SCALE_BLOCK
 )
 """Operands with scales of fewer than 128 columns on one side or both."""
-_ANY = USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS
+_ANY = USUAL_OPERANDS, OPERANDS_BY_ROW, FP4_OPERANDS, *FINE_OPERANDS, WHOLE_OPERANDS
 OPERANDS_OF: dict[Work, tuple[Operands, ...]] = {
     **dict.fromkeys((DENSE, IDS, ENDS, COUNTS), _ANY),
     DEPTHS: (OPERANDS_BY_ROW,),
@@ -57,6 +60,7 @@ _NAMES: dict[Operands, str] = {
     OPERANDS_BY_ROW: "1d1d ",
     (E4M3, PER_64, PER_BLOCK): "by 64 ",
     FP4_OPERANDS: "fp4 ",
+    WHOLE_OPERANDS: "by rows ",
 }
 """Names of operands; the usual ones have none."""
 
@@ -80,6 +84,8 @@ class Output:
     """D is FP32, not BF16."""
     with_c: bool = False
     """C is another tensor, or D itself in BF16: read and added."""
+    c_is_fp32: bool = False
+    """C is FP32 beside a BF16 D: a bias."""
     adds_to_d: bool = False
     """C is D itself, in FP32: TMA adds where D lies, which is faster than to read it."""
     b: Values = E4M3
@@ -101,7 +107,7 @@ class Output:
     @property
     def columns_of_a(self) -> int:
         """Columns of A that share a scale; a k-block's where there are none."""
-        return SCALE_BLOCK if self.sfa is None else self.sfa.columns
+        return SCALE_BLOCK if self.sfa is None else self.sfa.columns or SCALE_BLOCK
 
     @cached_property
     def scale_parts(self) -> int:
@@ -111,7 +117,7 @@ class Output:
     @property
     def scale_parts_of_b(self) -> int:
         """Parts of a k-block for which B has scales of their own, unless they fold into its values."""
-        return 1 if self.sfb is None or self.converts_b else SCALE_BLOCK // self.sfb.columns
+        return 1 if self.sfb in (None, WHOLE) or self.converts_b else SCALE_BLOCK // self.sfb.columns
 
     @property
     def parts(self) -> int:
@@ -126,7 +132,7 @@ class Output:
     @property
     def loads_sfb(self) -> bool:
         """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
-        return self.sfb is not None and self.sfb.rows == 1 and not self.converts_b
+        return self.sfb is not None and self.sfb.rows == 1 and not (self.converts_b or self.sfb == WHOLE)
 
     @property
     def reads_words(self) -> Words:
@@ -167,7 +173,7 @@ class Output:
         sides = (f"{side.rows}x{side.columns} " for side in (self.sfa, self.sfb) if side is not None)
         scales = _NAMES.get(self.operands, "".join(sides))
         of = self.epilogue.name or ("fp32" if self.is_fp32 else "bf16")
-        return scales + of + ("+d" if self.adds_to_d else "+c" if self.with_c else "")
+        return scales + of + ("+d" if self.adds_to_d else "+c32" if self.c_is_fp32 else "+c" if self.with_c else "")
 
     @property
     def name_of_work(self) -> str:
@@ -196,16 +202,13 @@ def output_into(
     """Give the output of a product: the type of D and how C takes part are read off the tensors."""
     is_fp32 = d.dtype == torch.float32
     adds_to_d = is_fp32 and c is not None and c.data_ptr() == d.data_ptr()
-    return _output(is_fp32, c is not None, adds_to_d, operands, work, epilogue)
+    of_c = c is not None and not adds_to_d, not is_fp32 and c is not None and c.dtype == torch.float32, adds_to_d
+    return _output(is_fp32, *of_c, *operands, work, epilogue)
 
 
 @cache
-def _output(is_fp32: bool, has_c: bool, adds_to_d: bool, operands: Operands, work: Work, epilogue: Epilogue) -> Output:
-    b, sfa, sfb = operands
-    with_c = has_c and not adds_to_d
-    return Output(
-        is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, b=b, sfa=sfa, sfb=sfb, work=work, epilogue=epilogue
-    )
+def _output(*given: Any) -> Output:
+    return Output(**dict(zip((each.name for each in fields(Output)), given, strict=True)))
 
 
 def values_of(b: Tensor) -> Values:
@@ -225,9 +228,12 @@ OUTPUTS = (
     Output(is_fp32=True),
     Output(is_fp32=True, with_c=True),
     Output(is_fp32=True, adds_to_d=True),
+    Output(with_c=True, c_is_fp32=True),
 )
 """Every type of D, and how C takes part."""
-BF16, BF16_C, FP32, FP32_C, FP32_D = OUTPUTS
+BF16, BF16_C, FP32, FP32_C, FP32_D, BF16_C32 = OUTPUTS
+OUTPUTS_OF_ROWS = BF16, FP32, FP32_C, BF16_C32
+"""Those of grouped rows, whose C is a bias in FP32."""
 OUTPUTS_OF = {
     (b, sfa, sfb): tuple(replace(output, b=b, sfa=sfa, sfb=sfb) for output in OUTPUTS)
     for b, sfa, sfb in (*OPERANDS_OF[DENSE], BF16_OPERANDS)

@@ -256,10 +256,10 @@ struct TileLoad {
   }
 };
 
-// ---- B's scales, and D. There is no C, and nothing is added to D.
+// ---- B's scales, C, which is a bias for each group, and D.
 
 DEVICE const float* sfb_of(const Params& p, const Tile& tile) { return p.sfb + tile.group * p.groups.sfb_stride; }
-DEVICE const uint8_t* c_of(const Params& p, const Tile&) { return p.c; }
+DEVICE const uint8_t* c_of(const Params& p, const Tile& tile) { return p.c + static_cast<uint64_t>(tile.group) * p.n * kCBytes; }
 
 // Where the panels of a tile lie in D. If the group has all rows that are stored, down to `end_row`, through the plain map.
 struct Destination {

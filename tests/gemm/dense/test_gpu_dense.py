@@ -54,6 +54,7 @@ def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> Proble
         c = d.normal_()
     elif config.with_c:
         c = torch.randn(d.shape, device="cuda").to(d.dtype)
+        c = torch.randn(d.shape[1], device="cuda") if config.c_is_fp32 else c
     return dense_problem(a, b, d, c, recipes=(None, config.sfa, config.sfb))
 
 
@@ -92,7 +93,7 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
     g = torch.Generator("cuda").manual_seed(index)
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
     sfa, sfb = (
-        random_scales((ceil_div(rows, of.rows), ceil_div(k, of.columns)), g)
+        random_scales((ceil_div(rows, of.rows), ceil_div(k, of.columns or k)), g)
         for rows, of in ((m, some(config.sfa)), (n, some(config.sfb)))
     )
     p = problem_for(config, (a, sfa), (b, sfb), torch.full((m, n), float("nan"), dtype=dtype, device="cuda"))
