@@ -99,8 +99,7 @@ if TYPE_CHECKING or not is_command():  # a command says at once what it takes, a
         m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
         m_grouped_gemm_fp8_fp8_bf16_nt_masked,
     )
-    from .gemm.api.heads import fp8_einsum
-    from .gemm.api.skip import fp8_gemm_nt_skip_head_mid
+    from .gemm.api.heads import fp8_einsum, fp8_gemm_nt_skip_head_mid
     from .gemm.explain import explain
     from .hyper.api import tf32_hc_prenorm_gemm
     from .indexer.api import (

@@ -16,8 +16,7 @@ from ..core.settings import get_mk_alignment_for_contiguous_layout
 from . import depths
 from .api import bf16_dense, bf16_einsum, bf16_grouped, dense
 from .api import grouped as rows
-from .api.heads import fp8_einsum
-from .api.skip import SKIP_HEAD_MID
+from .api.heads import SKIP_HEAD_MID, fp8_einsum
 from .ask.dense import check_ordinary_matrices
 from .ask.heads import ALONG_TOKENS, check_along_tokens, heads_problem
 from .product import Product, run

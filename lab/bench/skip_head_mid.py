@@ -8,7 +8,7 @@ from torch import Tensor
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.gemm.api.dense import fp8_gemm_nt
-from deep_gemm.gemm.api.skip import fp8_gemm_nt_skip_head_mid
+from deep_gemm.gemm.api.heads import fp8_gemm_nt_skip_head_mid
 from deep_gemm.gemm.problem import HeadParts
 
 from .cases import Shape

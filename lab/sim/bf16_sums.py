@@ -8,7 +8,7 @@ import torch
 from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.gemm import sum_slices, sums
+from deep_gemm.gemm import sum_slices
 from deep_gemm.gemm.config.bf16 import BLOCK_K, Bf16Config
 from deep_gemm.gemm.kernel import BF16_GEMM
 from deep_gemm.gemm.kinds.works import SUM
@@ -45,7 +45,7 @@ def run(
     stage = stage_of(config, p, is_dependent=True, more={"workspace": workspace}, **how)
     placed, between = stage.placed(p), stage.at["workspace"]
     with stage.launches({BF16_GEMM: kernel, sum_slices.KERNEL: adder}, {"d"}):
-        sums.launch(placed, between, config, stage.num_sms)
+        sum_slices.launch(placed, between, config, stage.num_sms)
     return outcome(stage.result(), right, within_units(right, magnitudes * (roundings * FP32_UNIT)), (64, 64))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from deep_gemm.core.check.recipes import NO_RECIPES
 from deep_gemm.core.kernel import Kernel
-from deep_gemm.gemm.ask.skip import skip_problem
+from deep_gemm.gemm.ask.heads import skip_problem
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE

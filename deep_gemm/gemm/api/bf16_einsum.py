@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.check import checks
-from .. import sums
+from .. import sum_slices
 from ..ask.bf16 import ALONG_TOKENS, BY_HEADS, EXPRESSIONS, SUMMED, heads_problem, sum_problem
 from ..ask.heads import expression
 from ..product import Product, by_operator, run
@@ -18,7 +18,7 @@ from .bf16_dense import bf16_product
 def _product(expr: str) -> Product:
     as_operator = partial(by_operator, expr=expr)
     if expr == SUMMED:
-        return bf16_product("einsum", sum_problem, as_operator=as_operator, on_gpu=sums.run)
+        return bf16_product("einsum", sum_problem, as_operator=as_operator, on_gpu=sum_slices.run)
     ask = partial(heads_problem, expr)
     if expr == ALONG_TOKENS:
         return bf16_product("einsum", ask, as_operator=as_operator)

@@ -1,7 +1,11 @@
-"""Products of many small matrices at once, in the notation of `torch.einsum`."""
+"""Products of many small matrices at once, in the notation of `torch.einsum`, and products into the parts of heads.
+
+Columns between a left and a right part of a head stay as they are.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,11 +17,19 @@ from ...core.check.checks import K_MULTIPLE, Operand
 from ...core.check.layout import RECIPE_1D2D, Recipe, align, recipe_numbers
 from ...core.check.recipes import Recipes
 from ...core.check.tracing import is_dispatched
-from ..ask.heads import ALONG_TOKENS, BY_HEADS, BY_HEADS_TURNED, check_along_tokens, expression, heads_problem
-from ..product import Product, run
+from ..ask.heads import (
+    ALONG_TOKENS,
+    BY_HEADS,
+    BY_HEADS_TURNED,
+    check_along_tokens,
+    expression,
+    heads_problem,
+    skip_problem,
+)
+from ..product import Product, by_operator, run
 from .grouped import k_grouped_fp8_gemm_nt_contiguous
 
-__all__ = ["fp8_einsum"]
+__all__ = ["fp8_einsum", "fp8_gemm_nt_skip_head_mid"]
 
 
 def fp8_einsum(
@@ -101,3 +113,44 @@ def _along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, re
         operands.append((rows_of_heads.view(-1), scales.permute(2, 1, 0).reshape(width, heads * scales.shape[0])))
     of_a, of_b = operands
     return k_grouped_fp8_gemm_nt_contiguous(of_a, of_b, d, [depth] * heads, None, c)
+
+
+SKIP_HEAD_MID = Product(
+    "fp8_gemm_nt_skip_head_mid",
+    skip_problem,
+    ("recipes", "head_splits"),
+    (),
+    lambda product, a, b, d, *more: by_operator(product, a, b, checks.tensor("d", d), *more),  # none makes D
+)
+
+
+def fp8_gemm_nt_skip_head_mid(
+    a: Operand,
+    b: Operand,
+    d: Tensor,
+    head_splits: Sequence[int],
+    recipe: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """Compute A @ B.T into the heads of D, leaving columns between a left and a right part of each as they are.
+
+    With `head_splits = (left, mid, right)` the product has `left + right` columns for each head, and D has `left`,
+    then `mid` that nobody writes, then `right`. So column j of the product goes to column
+    `j + (j + right) // (left + right) * mid` of D.
+
+    - `a`, `b`: as `fp8_gemm_nt` takes them, B's scales one for each 128x128 block.
+    - `d`: `[m, n / (left + right) * (left + mid + right)]`, torch.bfloat16.
+    - `head_splits`: left and right are multiples of 16, mid is one of 8, and n is a multiple of left + right. The
+      kernels store 64 columns at a time if left and right are multiples of 64, else 32 or 16.
+
+    `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result.
+
+    >>> a, b = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(32, 128))
+    >>> d = torch.zeros(4, 40, dtype=torch.bfloat16)
+    >>> fp8_gemm_nt_skip_head_mid(a, b, d, (16, 8, 16))
+    >>> d[0, ::8].tolist()
+    [128.0, 128.0, 0.0, 128.0, 128.0]
+    """
+    splits = tuple(head_splits) if isinstance(head_splits, Sequence) else head_splits
+    run(SKIP_HEAD_MID, a, b, d, None, ((recipe, None, None), splits))

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from deep_gemm.gemm.api.skip import fp8_gemm_nt_skip_head_mid
+from deep_gemm.gemm.api.heads import fp8_gemm_nt_skip_head_mid
 
 from ..draw import Draw
 from ..trial import Right, Tensors

@@ -136,8 +136,8 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.bf16_depths", "range(0, p.groups, MOST_COUNTED)", "range(1)", MANY),
     # Sums over products
     ("gemm.launch", '"products": p.groups', '"products": p.groups - 1', *SUMS),
-    ("gemm.sums", "slices, slices=slices)", "slices, slices=slices - 1)", *SUMS),
-    ("gemm.sums", "p._replace(d=workspace, c=None)", "p._replace(c=None)", *SUMS),
+    ("gemm.sum_slices", "slices, slices=slices)", "slices, slices=slices - 1)", *SUMS),
+    ("gemm.sum_slices", "p._replace(d=workspace, c=None)", "p._replace(c=None)", *SUMS),
     ("gemm.sum_slices", '"slices": slices, "d": d,', '"slices": d, "d": slices,', *SUMS),
     ("gemm.sum_slices", '"d_pitch": d.stride(0)', '"d_pitch": d.stride(0) + 8', *SUMS),
     ("gemm.sum_slices", '"count": count', '"count": count - 1', *SUMS),

@@ -14,7 +14,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.gemm import launch, reference
 from deep_gemm.gemm.ask.dense import dense_problem
-from deep_gemm.gemm.ask.skip import skip_problem
+from deep_gemm.gemm.ask.heads import skip_problem
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kinds import epilogues
 from deep_gemm.gemm.problem import Problem

@@ -13,7 +13,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.gpu import H200
-from deep_gemm.gemm.ask.skip import skip_problem
+from deep_gemm.gemm.ask.heads import skip_problem
 from deep_gemm.gemm.choose.fp8 import select
 from deep_gemm.gemm.config.tall import GemmConfig
 from deep_gemm.gemm.kinds.epilogues import TO_HEADS
