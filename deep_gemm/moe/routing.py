@@ -137,14 +137,14 @@ def gather_and_cast(x: Tensor, rows: ExpertRows, gran_k: int, *, is_dependent: b
 def _gather_as_operator(x: Tensor, rows: ExpertRows, *said: Any) -> Quantized:
     *others, gran_k = said
     operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
-    return operator(x, [*check_rows(rows)], *others, granularity(gran_k))  # type: ignore[no-any-return]
+    return operator(x, [*check_rows(rows)], *others, granularity(gran_k, 0))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
 def _gather_and_cast(
     x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, gran_k: int, *, is_dependent: bool
 ) -> Quantized:
-    block = granularity(gran_k)
+    block = granularity(gran_k, 0)
     if has_kernels(x) and block in BLOCKS_OF_GROUPS:
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
         is_few = rows.token_of.shape[0] <= MANY_ROWS

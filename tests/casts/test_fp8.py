@@ -382,7 +382,11 @@ def test_min_amax_is_a_magnitude(cast: Cast, min_amax: Any) -> None:
 @every_cast
 @pytest.mark.parametrize("gran_k", [0, -128, 128.0, "x", None, True])
 def test_blocks_have_a_positive_size(cast: Cast, gran_k: Any) -> None:
-    with pytest.raises(ValueError, match=f"gran_k: expected a positive integer, got {gran_k!r}"):
+    is_per_token = cast.function is per_token_cast_to_fp8
+    if is_per_token and gran_k == 0:  # all of a row
+        return
+    or_all = ", or 0 for all" * is_per_token
+    with pytest.raises(ValueError, match=f"gran_k: expected a positive integer{or_all}, got {gran_k!r}"):
         cast.function(torch.ones(2, 2), gran_k=gran_k)
 
 
@@ -473,7 +477,8 @@ def test_casts_come_back_by_rows_by_blocks_and_by_packed_scales() -> None:
         (ONES, torch.ones(2, 1), 128, "x: expected dtype torch.float8_e4m3fn, got torch.float32"),
         (FP8, torch.ones(2, 2), 128, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
         (FP8, ONES[:, :1].double(), 128, f"sf: expected dtype {SCALE_TYPES}, got torch.float64"),
-        (FP8, torch.ones(2, 1), 0, "gran_k: expected a positive integer, got 0"),
+        (FP8, torch.ones(2, 1), -1, "gran_k: expected a positive integer, or 0 for all, got -1"),
+        (FP8, torch.ones(2, 2), 0, "sf: expected shape (2, 1) or (1,), got (2, 2)"),
         (FP8, torch.ones(2, 1, device="meta"), 128, "sf: expected device cpu, where x is, got meta"),
         (FP8.to("meta"), torch.ones(2, 1), 128, "sf: expected device meta, where x is, got cpu"),
         (FP8, torch.ones(2, 1).to_sparse(), 128, "sf: expected a dense tensor, got layout torch.sparse_coo"),
