@@ -27,7 +27,7 @@ def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) 
     strange = torch.tensor(
         [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 448.0, 1e-45], dtype=torch.float32
     )
-    where = torch.randint(0, m * k, (max(m * k // 50, 1),), generator=generator)
+    where = torch.randint(0, m * k, (max(m * k // 50, 1),), generator=generator).unique()  # threads write in any order
     x.view(-1)[where] = strange[torch.randint(0, len(strange), where.shape, generator=generator)].to(dtype)
     x[:: max(m // 3, 1), : min(k, 128)] = 0
     return x

@@ -187,9 +187,9 @@ def num_units(config: CastConfig, m: int, k: int) -> int:
 def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
     """A team for each unit; if only the GPU knows how many there are, no more than run at a time."""
     ctas = ceil_div(num_units(config, m, k), config.teams)
-    if config.to.format == AMAX:
-        return least(ctas, MOST_PARTS)
-    return ctas if config.groups == Groups.NONE else least(ctas, num_sms * config.ctas_per_sm)
+    most = MOST_PARTS if config.to.format == AMAX else num_sms * config.ctas_per_sm
+    has_all = config.groups == Groups.NONE and config.to.format != AMAX
+    return ctas if has_all else least(ctas, most)
 
 
 def reachable_cast() -> list[CastConfig]:
