@@ -16,11 +16,6 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SIGN = 8
 
 
-def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
-    """Cast with one scale for each `rows` x `columns` block by torch's operations, on a GPU too: a yardstick."""
-    return cast_blocks(x, Target(rows, columns))
-
-
 @torch.no_grad()
 def cast_blocks(x: Tensor, to: Target, scale: Tensor | None = None) -> Quantized:
     """Cast blocks of the last two dimensions of any tensor that `to.checked` passes, to FP32 scales that lie by rows.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -82,14 +82,9 @@ class CastConfig(Config):
         return f"{what}{of_groups}{to} {str(self.dtype).removeprefix('torch.')} by {self.vector}"
 
     @property
-    def block(self) -> int:
-        """Columns that a team takes at once."""
-        return self.to.columns or self.lanes * (4 if self.vector == 1 else self.vector)
-
-    @property
     def teams(self) -> int:
         """Groups of lanes that each cast a unit, some rows of a block, at a time."""
-        return self.num_threads // lanes_of(self.vector, self.block)
+        return self.num_threads // (self.lanes or lanes_of(self.vector, self.to.columns))
 
     @property
     def shared_bytes(self) -> int:
@@ -109,7 +104,7 @@ class CastConfig(Config):
         yield is_any or is_plain, "all rows of x as they are, if they become FP4, or one scale has all"
         yield is_plain or self.to.columns in BLOCKS_OF_GROUPS, "all rows of x as they are, if 64 columns share a scale"
         yield not self.to.packs or (is_plain and self.to.format == FP8), "all rows of x in FP8, if scales are words"
-        yield self.rows <= lanes_of(self.vector, self.block), "a lane for each row of a team"
+        yield self.rows <= self.num_threads // self.teams, "a lane for each row of a team"
         yield not self.to_routes or self.groups == Groups.NONE, "rows of groups, or rows that go to routes"
         yield self.lanes == 0 or self.to.columns == 0 == self.rows - 1, "a block, or lanes for one whole row"
 
@@ -118,7 +113,7 @@ class CastConfig(Config):
         return {
             **cast_constants(
                 *(self, "rows", "shared_bytes", "activates"),
-                block=self.block,
+                block=self.to.columns or self.lanes * max(self.vector, 4),
                 marks_blocks=not self.to.format.has_nan,
             ),
             "kPieces": PIECES,
@@ -168,15 +163,6 @@ def cast_config(
     num_threads = 256 if to_routes or rows == 2 else 128
     ctas_per_sm = 6 if rows == 8 else 5 if rows == 4 and of_groups else 1024 // num_threads
     return CastConfig(dtype, vector, rows, activates, groups, to_routes, num_threads, ctas_per_sm, to)
-
-
-def select_cast(dtype: torch.dtype, m: int, k: int, num_sms: int, *, is_aligned: bool, **kind: Any) -> CastConfig:
-    """The configuration of a kind for a matrix: teams take several rows if there are enough for all SMs."""
-    if not kind.get("to", PER_ROW).columns:
-        whole = [cast_config(dtype, is_aligned, False, lanes=lanes, **kind) for lanes in LANES]
-        return next((config for config in whole if k <= PIECES * config.block), whole[-1])
-    many, few = (cast_config(dtype, is_aligned, is_few, **kind) for is_few in (False, True))
-    return many if num_units(many, m, k) >= num_sms * many.ctas_per_sm * many.teams else few
 
 
 def num_units(config: CastConfig, m: int, k: int) -> int:
@@ -267,27 +253,27 @@ def run(p: RowCast, *, is_dependent: bool = False) -> None:
 
 
 def config_of(p: RowCast, num_sms: int) -> CastConfig:
-    """Choose the configuration: lanes load 16 bytes at once where everything lies so that they may."""
-    return select_cast(
+    """Choose the configuration.
+
+    Lanes load 16 bytes at once where everything lies so that they may. Teams take several rows if there are enough for
+    all SMs; a whole row has the fewest lanes that hold it.
+    """
+    has_gaps = p.ends is not None and (p.alignment > 1 or p.ends.numel() == 0)
+    of_ends = Groups.NONE if p.ends is None else Groups.ENDS if has_gaps else Groups.UNTIL
+    choose = partial(
+        cast_config,
         p.x.dtype,
-        p.x.shape[0],
-        p.k,
-        num_sms,
-        is_aligned=is_aligned(p.x, p.values, p.to.format.per_byte),
+        is_aligned(p.x, p.values, p.to.format.per_byte),
         activates=p.gating is not None,
-        groups=_groups_of(p),
+        groups=of_ends if p.counts is None else Groups.COUNTS,
         to_routes=p.row_of is not None,
         to=replace(p.to, use_ue8m0=False, min_amax=0.0, mn_major=False),  # numbers of a launch
     )
-
-
-def _groups_of(p: RowCast) -> Groups:
-    if p.counts is not None:
-        return Groups.COUNTS
-    if p.ends is not None:
-        has_gaps = p.alignment > 1 or p.ends.numel() == 0
-        return Groups.ENDS if has_gaps else Groups.UNTIL
-    return Groups.NONE
+    if not p.to.columns:
+        whole = [choose(False, lanes=lanes) for lanes in LANES]
+        return next((each for each in whole if p.k <= PIECES * each.lanes * max(each.vector, 4)), whole[-1])
+    many, few = choose(False), choose(True)
+    return many if num_units(many, p.x.shape[0], p.k) >= num_sms * many.ctas_per_sm * many.teams else few
 
 
 def is_aligned(x: Tensor, values: Tensor, per_byte: int = 1) -> bool:

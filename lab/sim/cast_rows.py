@@ -116,7 +116,10 @@ class RowTrial(Trial):
         step = max(config.vector, config.to.format.per_byte)
         m, k = draw.randint(1, 60), draw.randint(1, 600 // step) * step
         if config.lanes > 32 and draw.random() < 0.5:  # as many columns as lanes hold at once, or more
-            m, k = draw.randint(1, 9), draw.randint(1, (PIECES + 1) * config.block // step) * step
+            m, k = (
+                draw.randint(1, 9),
+                draw.randint(1, (PIECES + 1) * config.lanes * max(config.vector, 4) // step) * step,
+            )
         data = draw.choice(("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"))
         is_m_major, rounds_up, sizes = draw.random() < 0.5, draw.random() < 0.5, tuple[int, ...]()
         rounds_up |= config.to.packs
@@ -158,14 +161,14 @@ class RowTrial(Trial):
 def ragged(which: CastConfig) -> list[RowTrial]:
     """Columns, rows and groups that no number of a configuration divides, and the smallest ones."""
     step = max(which.vector, which.to.format.per_byte)
-    padding, wide = 16 if which.vector > 1 else 3, 264 + which.vector
+    padding, wide, at_once = 16 if which.vector > 1 else 3, 264 + which.vector, which.lanes * max(which.vector, 4)
     sizes: dict[Groups, list[tuple[int, int, dict[str, Any]]]] = {
         Groups.NONE: [
             (2 * which.rows + 3, 5 * 128 + 3 * step, {}),
             (1, step, {"padding": 0, "topk": 1}),
             (2, 128, {}),
             (5, 129 * step, {}),
-            *([(3, PIECES * which.block + 3 * step, {}), (2, 2 * which.block, {})] if which.lanes else ()),
+            *([(3, PIECES * at_once + 3 * step, {}), (2, 2 * at_once, {})] if which.lanes else ()),
         ],
         Groups.COUNTS: [(60, wide, {"sizes": (0, 12, 5, 1, 11)}), (3, step, {"sizes": (1, 0, 1)})],
         Groups.UNTIL: [(60, wide, {"sizes": (0, 5, 5, 17, 50)}), (3, step, {"sizes": (3,)})],

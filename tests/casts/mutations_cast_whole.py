@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from deep_gemm.casts.cast_rows import MOST_PARTS, Groups, cast_config
+from deep_gemm.casts.cast_rows import MOST_PARTS, PIECES, Groups, cast_config
 from deep_gemm.casts.rules import AMAX_OF_TENSOR, PER_TENSOR, Target
 from lab.sim.cast_rows import GIVEN, RowTrial, hard
 from lab.sim.mutate import Mutation
@@ -16,7 +16,7 @@ WARP, WARPS, FP32 = (
 )
 OF_GROUPS = cast_config(torch.bfloat16, True, False, groups=Groups.COUNTS, to=WHOLE, lanes=128)
 TO_ROUTES = cast_config(torch.bfloat16, True, False, to_routes=True, to=WHOLE, lanes=128)
-HELD = 4 * WARPS.block
+HELD = PIECES * WARPS.lanes * WARPS.vector
 HARD_ROWS = len(hard(FP32))
 
 TRIALS = [

@@ -256,7 +256,7 @@ def test_rows_under_one_scale(kernels: Kernels, mn_major: bool, use_ue8m0: bool)
     """With as many lanes as rows of each size take, and rows that no team holds."""
     for dtype in kernels.pick((torch.bfloat16,), INPUTS):
         for seed, shape in enumerate(kernels.pick([(24, 264), *WIDE], [*SHAPES, *WIDE, (5, 40000)])):
-            x, said = wild(*shape, dtype, seed), {"gran_k": 0, "mn_major": mn_major, "min_amax": 1e-3 * (seed % 2)}
+            x, said = wild(*shape, dtype, seed), dict[str, Any](gran_k=0, mn_major=mn_major, min_amax=1e-3 * (seed % 2))
             right = reference(deep_gemm.per_token_cast_to_fp8, x, use_ue8m0, **said)
             for same in kernels.layouts(x):
                 found = deep_gemm.per_token_cast_to_fp8(same, use_ue8m0, **said)
