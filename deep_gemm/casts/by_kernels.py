@@ -88,8 +88,8 @@ def cast_tensor_of(x: Tensor, to: Target, given: Tensor | None) -> tuple[Tensor,
     num_parts = config.teams * cast_rows.num_ctas(config, cast.x.shape[0], cast.k, 1)
     parts, scale = (empty("scales", (1, size), torch.float32, x.device) for size in (num_parts, 1))
     cast_rows.run(cast._replace(scales=parts))
-    cast_rows.run(RowCast(parts, empty_values(parts.shape, x), scale, to))
-    cast_rows.run(cast._replace(scales=scale, to=PER_TENSOR))
+    cast_rows.run(RowCast(parts, empty_values(parts.shape, x), scale, to), is_dependent=True)
+    cast_rows.run(cast._replace(scales=scale, to=PER_TENSOR), is_dependent=True)
     return values, scale.view(1)
 
 
