@@ -25,6 +25,7 @@ if TYPE_CHECKING or not is_command():  # a command says at once what it takes, a
         per_block_cast_to_fp8,
         per_channel_cast_to_fp8,
         per_custom_dims_cast_to_fp8,
+        per_tensor_cast_to_fp8,
         per_token_cast_to_fp8,
     )
     from .casts.rules import ceil_to_ue8m0
@@ -227,6 +228,7 @@ __all__ = [
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
     "per_custom_dims_cast_to_fp8",
+    "per_tensor_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
     "quantize_mxfp4",

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deep_gemm.casts.rules import FP8_MAX, Quantized
+from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.casts.rules import FP8_MAX, Quantized, Target
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 
 MOST_OTHERS = 2e-3
 """At most this share of activated values are not the reference's, but beside them."""
+
+
+def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
+    """Cast with one scale for each `rows` x `columns` block by torch's operations, on a GPU too: a yardstick."""
+    return cast_blocks(x, Target(rows, columns))
 
 
 def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) -> Tensor:
@@ -28,6 +34,7 @@ def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) 
         [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 448.0, 1e-45], dtype=torch.float32
     )
     where = torch.randint(0, m * k, (max(m * k // 50, 1),), generator=generator)
+    where = where.unique()  # type: ignore[no-untyped-call] # threads write in any order
     x.view(-1)[where] = strange[torch.randint(0, len(strange), where.shape, generator=generator)].to(dtype)
     x[:: max(m // 3, 1), : min(k, 128)] = 0
     return x

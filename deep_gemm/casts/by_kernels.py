@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
+from ..core.check.memory import empty
 from ..core.gpu import is_hopper
 from ..core.shadow import TENSORS
 from . import cast_rows, cast_tiles
 from .cast_rows import BLOCKS_OF_GROUPS, MAX_GROUPS, RowCast, is_aligned
 from .cast_tiles import TileCast
 from .config import INPUTS
-from .rules import PER_BLOCK, Quantized, Target, empty_scales, empty_values
+from .rules import AMAX_OF_TENSOR, PER_BLOCK, PER_TENSOR, Quantized, Target, empty_scales, empty_values
 
 PITCH_LIMIT = 1 << 32
 """Bytes from a row to the next for which kernels that cast rows have room."""
@@ -36,7 +37,7 @@ def has_kernels(x: Tensor) -> bool:
 def can_cast(x: Tensor, to: Target, groups: Tensor | None = None) -> bool:
     """Tell whether a kernel casts x so: all of it, or the rows of as many groups as there are counts or ends."""
     blocks = to.format.blocks if groups is None else BLOCKS_OF_GROUPS
-    return to.block in blocks and has_kernels(x) and (groups is None or len(groups) <= MAX_GROUPS)
+    return (to.block in blocks or not to.block) and has_kernels(x) and (groups is None or len(groups) <= MAX_GROUPS)
 
 
 def lies_transposed(x: Tensor) -> bool:
@@ -64,7 +65,7 @@ def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
     if to.rows > 1:
         return cast_tiles_of(x, to)
     values, scales = to.empty(x.shape, x)
-    if x.dim() == 2 and lies_transposed(x) and not to.packs and to.format.has_nan:
+    if x.dim() == 2 and lies_transposed(x) and not to.packs and to.format.has_nan and to.columns:
         cast_tiles.run(TileCast(with_rows(x.t()), to, columns=values, column_scales=scales))
     elif x.dim() == 3 and to.mn_major and masked_m is None:
         for part in zip(x, values, scales, strict=True):
@@ -73,6 +74,23 @@ def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
         of_rows = scales if masked_m is not None or to.mn_major else as_rows(scales)
         cast_rows.run(RowCast(as_rows(x), as_rows(values), of_rows, to, counts=masked_m))
     return values, scales
+
+
+@torch.no_grad()
+def cast_tensor_of(x: Tensor, to: Target, given: Tensor | None) -> tuple[Tensor, ...]:
+    """Cast all of x on a GPU by a given scale, or by its own: that of the largest magnitudes of teams, a row."""
+    values = empty_values(x.shape, x)
+    cast = RowCast(as_rows(x), as_rows(values), values, AMAX_OF_TENSOR)
+    if given is not None:
+        cast_rows.run(cast._replace(scales=given.view(1, 1), to=PER_TENSOR))
+        return (values,)
+    config = cast_rows.config_of(cast, 1)
+    num_parts = config.teams * cast_rows.num_ctas(config, cast.x.shape[0], cast.k, 1)
+    parts, scale = (empty("scales", (1, size), torch.float32, x.device) for size in (num_parts, 1))
+    cast_rows.run(cast._replace(scales=parts))
+    cast_rows.run(RowCast(parts, empty_values(parts.shape, x), scale, to), is_dependent=True)
+    cast_rows.run(cast._replace(scales=scale, to=PER_TENSOR), is_dependent=True)
+    return values, scale.view(1)
 
 
 @torch.no_grad()

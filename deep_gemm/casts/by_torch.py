@@ -16,30 +16,27 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SIGN = 8
 
 
-def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
-    """Cast with one scale for each `rows` x `columns` block by torch's operations, on a GPU too: a yardstick."""
-    return cast_blocks(x, Target(rows, columns))
-
-
 @torch.no_grad()
-def cast_blocks(x: Tensor, to: Target) -> Quantized:
+def cast_blocks(x: Tensor, to: Target, scale: Tensor | None = None) -> Quantized:
     """Cast blocks of the last two dimensions of any tensor that `to.checked` passes, to FP32 scales that lie by rows.
 
-    The definition of a cast. FP4 values are int8, and take an even number of columns.
+    The definition of a cast. FP4 values are int8, and take an even number of columns. `scale`: that of all blocks.
     """
     *batch, m, k = x.shape
-    rows, columns = to.rows, to.columns
-    padding = (0, align(k, columns) - k, 0, align(m, rows) - m)
+    rows, columns = to.rows or 1, to.columns or max(k, 1)
+    width = align(k, columns) if to.columns else columns
     # [..., m, k] -> [..., row blocks, rows, column blocks, columns]
-    blocks = F.pad(x.float(), padding).view(*batch, ceil_div(m, rows), rows, ceil_div(k, columns), columns)
+    blocks = F.pad(x.float(), (0, width - k, 0, align(m, rows) - m))
+    blocks = blocks.view(*batch, ceil_div(m, rows), rows, width // columns, columns)
     is_finite = blocks.isfinite()
     amax = torch.where(is_finite, blocks.abs(), 0.0).amax(dim=(-3, -1), keepdim=True).clamp_min(to.min_amax)
-    scales = scales_of(amax, to.format.largest, to.use_ue8m0)
+    scales = scales_of(amax, to.format.largest, to.use_ue8m0) if scale is None else scale.view(()).expand(amax.shape)
     # The clamp is for quotients that round to just above 448. The conversion would keep a NaN's sign.
-    quotients = (blocks / scales).clamp(-FP8_MAX, FP8_MAX).masked_fill(~is_finite, torch.nan)
+    quotients = (blocks / scales).clamp(-FP8_MAX, FP8_MAX)
+    quotients = quotients.masked_fill(~is_finite | quotients.isnan(), torch.nan)
     if not to.format.has_nan:
         scales = scales.masked_fill(~is_finite.all(dim=-1, keepdim=True).all(dim=-3, keepdim=True), torch.nan)
-    quotients = quotients.view(*batch, align(m, rows), align(k, columns))[..., :m, :k]
+    quotients = quotients.view(*batch, align(m, rows), width)[..., :m, :k]
     values = quotients.to(to.format.dtype).contiguous() if to.format.has_nan else packed_codes(nearest_codes(quotients))
     return values, scales[..., 0, :, 0].contiguous()
 

@@ -39,61 +39,18 @@ struct Unit {
 #include FORMAT   // kLargestValue, Values, pack_values, store_values: what it becomes
 #include SCALES   // store_scale: how scales lie
 #include TARGETS  // Targets: to where it goes
-
-// Tells whether it has cast the unit. It writes nothing if it takes blocks for ordinary of which one is not.
-template <bool kIsOrdinary>
-DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
-                      const Held (&held)[kRows]) {
-  // A lane has the scale of one row.
-  uint32_t keys[kRows];
-#pragma unroll
-  for (uint32_t i = 0; i < kRows; ++i) keys[i] = key_of<kIsOrdinary>(held[i]);
-  const float amax = amax_of(largest_of_team(keys, lane));
-  const Divisor of_lane = divisor_of<kIsOrdinary>(amax, p.min_amax, p.rounds_up, kLargestValue);
-  if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;
-
-  const uint32_t first_of_team = ptx::lane_index() / kLanes * kLanes;
-#pragma unroll
-  for (uint32_t i = 0; i < kRows; ++i) {
-    Divisor divisor = of_lane;
-    if constexpr (kRows > 1)
-      divisor = {ptx::shfl_sync(of_lane.scale, first_of_team + i), ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)};
-    float quotients[kElements];
-#pragma unroll
-    for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(held[i], e), divisor);
-    targets.store(p, unit, i, block, lane, pack_values(quotients));
-  }
-  float scale = of_lane.scale;
-  if constexpr (kMarksBlocks && !kIsOrdinary) {
-#pragma unroll
-    for (uint32_t i = 0; i < kRows; ++i) keys[i] = key_of<true>(held[i]);
-    if (ptx::bits_of(amax_of(largest_of_team(keys, lane))) >= kInfinity) scale = ptx::float_of(kNan);
-  }
-  targets.store_scales(p, unit, block, lane, scale);
-  return true;
-}
-
-DEVICE void cast_block(const CastParams& p, const Unit& unit, uint32_t block, uint32_t lane) {
-  const Targets targets(p, unit, lane);
-  Loaded loaded[kRows];
-#pragma unroll
-  for (uint32_t i = 0; i < kRows; ++i) loaded[i] = load(p, unit.row + i, unit.row + i < unit.end, block, lane);
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
-  Held held[kRows];
-#pragma unroll
-  for (uint32_t i = 0; i < kRows; ++i) held[i] = held_of(p, loaded[i]);
-  if (__builtin_expect(!cast_unit<true>(p, unit, targets, block, lane, held), 0))
-    cast_unit<false>(p, unit, targets, block, lane, held);
-}
+#include TEAM     // Team: the columns that a team of lanes takes at a time, a block or a row
 
 KERNEL(kNumThreads, kCtasPerSm) cast_rows(GRID_CONSTANT CastParams p) {
-  const uint32_t blocks = ceil_div(p.k, kBlock), team = ptx::thread_index() / kLanes, lane = ptx::thread_index() % kLanes;
+  const uint32_t blocks = kWholeRows ? 1 : ceil_div(p.k, kBlock);
+  const uint32_t team = ptx::thread_index() / kLanes, lane = ptx::thread_index() % kLanes;
   ptx::griddepcontrol_wait();
   const Rows rows(p);
+  Team of_lanes(p);
   uint32_t first = ptx::block_index() * kTeams;
   do {
     const BlockOfRows at(first + team, blocks, p.block_reciprocal);
-    cast_block(p, rows.unit(at.row), at.block, lane);
+    of_lanes.cast(p, rows.unit(at.row), at.block, lane);
     first += ptx::grid_size() * kTeams;
   } while (Rows::kIsShared && first < rows.num_units * blocks);
 }

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from ..core.settings import num_sms_of
 from ..core.shadow import least
 from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, operands, pitch, vector_of
 from .gating import Gating
-from .rules import FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, Target
+from .rules import AMAX, AMAX_OF_TENSOR, FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, PER_TENSOR, Target
 
 
 class Groups(Enum):
@@ -38,8 +39,14 @@ class Groups(Enum):
 ROWS = {Groups.NONE: "rows_all", Groups.UNTIL: "rows_until"}
 """Files of casts/cast for rows that lie without gaps."""
 MAX_GROUPS = 1024
-BLOCKS_OF_GROUPS = (MX_BLOCK, SCALE_BLOCK)
-"""Columns under a scale of rows of groups, of activations, and of rows that go to routes."""
+BLOCKS_OF_GROUPS = (MX_BLOCK, SCALE_BLOCK, 0)
+"""Columns under a scale of rows of groups, of activations, and of rows that go to routes; 0: all."""
+LANES = (32, 128, 256, 512)
+"""Lanes of a team that takes whole rows: the fewest that hold one."""
+PIECES = 4
+"""Pieces of a row that a lane holds."""
+MOST_PARTS = 1024
+"""CTAs that share out a tensor to find its amax."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +66,16 @@ class CastConfig(Config):
     ctas_per_sm: int = 8
     to: Target = PER_ROW
     """The cast of a row."""
+    lanes: int = 0
+    """Lanes of a team that takes whole rows; 0: it takes blocks."""
 
     @property
     def name(self) -> str:
         """Short, for people: rows of a team, and what a lane loads; such as "silu 4 rows of ends bfloat16 by 8"."""
         what = "silu " * self.activates + f"{self.rows} rows"
         if self.to.format != FP8 or self.to.columns != SCALE_BLOCK:
-            what = f"{self.to.format.name} by {self.to.columns}, {what}"
+            by = self.to.columns or f"{'all' if self.to.rows else 'a given scale'}, {self.lanes} lanes"
+            what = f"{self.to.format.name} by {by}, {what}"
         what = "words, " * self.to.packs + what
         of_groups = "" if self.groups == Groups.NONE else f" of {self.groups.name.lower()}"
         to = " to routes" * self.to_routes
@@ -74,35 +84,42 @@ class CastConfig(Config):
     @property
     def teams(self) -> int:
         """Groups of lanes that each cast a unit, some rows of a block, at a time."""
-        return self.num_threads // lanes_of(self.vector, self.to.columns)
+        return self.num_threads // (self.lanes or lanes_of(self.vector, self.to.columns))
 
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts that it is the same."""
-        return 0 if self.groups in ROWS else (3 * MAX_GROUPS + self.num_threads // 32) * 4
+        of_warps = self.num_threads // 32 * 4 if self.groups not in ROWS or self.lanes > 32 else 0
+        return of_warps + (0 if self.groups in ROWS else 3 * MAX_GROUPS * 4)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.rows in (1, 2, 4, 8), "1, 2, 4 or 8 rows of a team"
-        is_known = self.to.columns in self.to.format.blocks
-        yield is_known, "128 columns under a scale, in FP8 also 32 or 64, in MXFP4 32 alone"
+        is_known = self.to.columns in self.to.format.blocks if self.to.columns else self.lanes in LANES
+        yield is_known, "128 columns under a scale, in FP8 also 32, 64 or all, in MXFP4 32 alone"
         is_plain = not self.activates and not self.to_routes and self.groups == Groups.NONE
-        yield self.to.format == FP8 or is_plain, "all rows of x as they are, if they become FP4"
+        is_any = self.to.format == FP8 and self.to.rows > 0
+        yield is_any or is_plain, "all rows of x as they are, if they become FP4, or one scale has all"
         yield is_plain or self.to.columns in BLOCKS_OF_GROUPS, "all rows of x as they are, if 64 columns share a scale"
         yield not self.to.packs or (is_plain and self.to.format == FP8), "all rows of x in FP8, if scales are words"
-        yield self.rows <= lanes_of(self.vector, self.to.columns), "a lane for each row of a team"
+        yield self.rows <= self.num_threads // self.teams, "a lane for each row of a team"
         yield not self.to_routes or self.groups == Groups.NONE, "rows of groups, or rows that go to routes"
+        yield self.lanes == 0 or self.to.columns == 0 == self.rows - 1, "a block, or lanes for one whole row"
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
         return {
             **cast_constants(
                 *(self, "rows", "shared_bytes", "activates"),
-                block=self.to.columns,
+                block=self.to.columns or self.lanes * max(self.vector, 4),
                 marks_blocks=not self.to.format.has_nan,
             ),
+            "kPieces": PIECES,
+            "kWholeRows": self.lanes > 0,
+            "kIsGiven": self.to.rows == 0 and self.to.format != AMAX,
+            "kFindsAmax": self.to.format == AMAX,
             "kMaxGroups": MAX_GROUPS,
             "kCutsLargest": self.to.format == MXFP4,
             "kGroupsEnd": self.groups == Groups.ENDS,
@@ -116,6 +133,7 @@ class CastConfig(Config):
             "SCALES": f"cast/scales_{'words' if self.to.packs else 'fp32'}.cuh",
             "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
             "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
+            "TEAM": f"cast/team_of_{'row' if self.lanes else 'block'}.cuh",
         }
 
 
@@ -128,9 +146,14 @@ def cast_config(
     groups: Groups = Groups.NONE,
     to_routes: bool = False,
     to: Target = PER_ROW,
+    lanes: int = 0,
 ) -> CastConfig:
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
     vector = vector_of(dtype, is_aligned)
+    if lanes:
+        num_threads, threads_per_sm = max(lanes, 128), 768 if activates else 1024
+        ctas_per_sm = threads_per_sm // num_threads
+        return CastConfig(dtype, vector, 1, activates, groups, to_routes, num_threads, ctas_per_sm, to, lanes)
     if to.format != FP8:
         return CastConfig(dtype, vector, 1 if is_few else 4, to=to)
     lanes = lanes_of(vector, to.columns)
@@ -142,21 +165,17 @@ def cast_config(
     return CastConfig(dtype, vector, rows, activates, groups, to_routes, num_threads, ctas_per_sm, to)
 
 
-def select_cast(dtype: torch.dtype, m: int, k: int, num_sms: int, *, is_aligned: bool, **kind: Any) -> CastConfig:
-    """The configuration of a kind for a matrix: teams take several rows if there are enough for all SMs."""
-    many, few = (cast_config(dtype, is_aligned, is_few, **kind) for is_few in (False, True))
-    return many if num_units(many, m, k) >= num_sms * many.ctas_per_sm * many.teams else few
-
-
 def num_units(config: CastConfig, m: int, k: int) -> int:
     """Count the units that teams of lanes take: some rows of a block."""
-    return ceil_div(m, config.rows) * ceil_div(k, config.to.columns)
+    return ceil_div(m, config.rows) * ceil_div(k, config.to.columns or k)
 
 
 def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
     """A team for each unit; if only the GPU knows how many there are, no more than run at a time."""
     ctas = ceil_div(num_units(config, m, k), config.teams)
-    return ctas if config.groups == Groups.NONE else least(ctas, num_sms * config.ctas_per_sm)
+    most = MOST_PARTS if config.to.format == AMAX else num_sms * config.ctas_per_sm
+    has_all = config.groups == Groups.NONE and config.to.format != AMAX
+    return ctas if has_all else least(ctas, most)
 
 
 def reachable_cast() -> list[CastConfig]:
@@ -170,11 +189,18 @@ def reachable_cast() -> list[CastConfig]:
         for which in rows
         for kind in kinds
         for columns in BLOCKS_OF_GROUPS
-        if which[-1] or not kind[-1]
+        if columns and (which[-1] or not kind[-1])
     ]
     others = [[Target(columns=64)], [Target(columns=columns, packs=True) for columns in FP8.blocks]]
     others.append([Target(columns=columns, format=format) for format in (FP4, MXFP4) for columns in format.blocks])
-    return of_groups + [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
+    whole = [(kind, Target(1, 0)) for kind in kinds] + [(kinds[0], to) for to in (PER_TENSOR, AMAX_OF_TENSOR)]
+    of_rows = [
+        cast_config(*which, *kind, to=to, lanes=lanes)
+        for which, (kind, to), lanes in product(rows, whole, LANES)
+        if which[-1]
+    ]
+    of_blocks = [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
+    return of_groups + of_blocks + of_rows
 
 
 KERNEL: Kernel[CastConfig] = Kernel("cast_rows", "CastParams", reachable_cast)
@@ -188,7 +214,8 @@ class RowCast(NamedTuple):
     values: Tensor
     """`[m, k]` of E4M3; `[rows of routes, k]` with `row_of`; bytes `[m, k / 2]` of E2M1."""
     scales: Tensor
-    """One for each row of values and `to.columns` columns, by any strides; `[groups, rows, blocks]` with `counts`."""
+    """One for each row of values and `to.columns` columns, by any strides; `[groups, rows, blocks]` with `counts`. If
+    `to.rows` is 0 the one that is given, or room for the largest magnitude of each team."""
     to: Target = PER_ROW
     """The cast of a row: its columns under a scale, and its format."""
     gating: Gating | None = None
@@ -226,27 +253,27 @@ def run(p: RowCast, *, is_dependent: bool = False) -> None:
 
 
 def config_of(p: RowCast, num_sms: int) -> CastConfig:
-    """Choose the configuration: lanes load 16 bytes at once where everything lies so that they may."""
-    return select_cast(
+    """Choose the configuration.
+
+    Lanes load 16 bytes at once where everything lies so that they may. Teams take several rows if there are enough for
+    all SMs; a whole row has the fewest lanes that hold it.
+    """
+    has_gaps = p.ends is not None and (p.alignment > 1 or p.ends.numel() == 0)
+    of_ends = Groups.NONE if p.ends is None else Groups.ENDS if has_gaps else Groups.UNTIL
+    choose = partial(
+        cast_config,
         p.x.dtype,
-        p.x.shape[0],
-        p.k,
-        num_sms,
-        is_aligned=is_aligned(p.x, p.values, p.to.format.per_byte),
+        is_aligned(p.x, p.values, p.to.format.per_byte),
         activates=p.gating is not None,
-        groups=_groups_of(p),
+        groups=of_ends if p.counts is None else Groups.COUNTS,
         to_routes=p.row_of is not None,
         to=replace(p.to, use_ue8m0=False, min_amax=0.0, mn_major=False),  # numbers of a launch
     )
-
-
-def _groups_of(p: RowCast) -> Groups:
-    if p.counts is not None:
-        return Groups.COUNTS
-    if p.ends is not None:
-        has_gaps = p.alignment > 1 or p.ends.numel() == 0
-        return Groups.ENDS if has_gaps else Groups.UNTIL
-    return Groups.NONE
+    if not p.to.columns:
+        whole = [choose(False, lanes=lanes) for lanes in LANES]
+        return next((each for each in whole if p.k <= PIECES * each.lanes * max(each.vector, 4)), whole[-1])
+    many, few = choose(False), choose(True)
+    return many if num_units(many, p.x.shape[0], p.k) >= num_sms * many.ctas_per_sm * many.teams else few
 
 
 def is_aligned(x: Tensor, values: Tensor, per_byte: int = 1) -> bool:
@@ -282,7 +309,7 @@ def values_of(p: RowCast) -> dict[str, Any]:
         "scales_stride_g": further,
         "m": m,
         "k": k,
-        "block_reciprocal": block_reciprocal(k, p.to.columns),
+        "block_reciprocal": block_reciprocal(k, p.to.columns or k),
         "num_groups": 0 if p.sizes is None else p.sizes.numel(),
         "alignment": p.alignment,
         "topk": 0 if p.row_of is None else p.row_of.shape[1],

@@ -73,12 +73,9 @@ def _cast_along(x: Tensor, groups: GroupedRows, row_weights: Tensor | None) -> Q
     return _along_groups(gathered, groups)
 
 
-def _tensors_along(x: Tensor, groups: GroupedRows, row_weights: Tensor | None) -> tuple[Tensor, ...]:
-    tensors = x, *groups
-    return tensors if row_weights is None else (*tensors, row_weights)
-
-
-ALONG = Function(_cast_along, _cast_along, _tensors_along)
+ALONG = Function(
+    _cast_along, _cast_along, lambda x, groups, weights: (x, *groups, *([] if weights is None else [weights]))
+)
 
 
 class SiluCasts(NamedTuple):
@@ -149,12 +146,9 @@ def _cast_silu(
     return SiluCasts(of_rows, columns, of_s, of_weights)
 
 
-def _tensors_of_silu(h: Tensor, ds: Tensor | None, groups: GroupedRows, row_weights: Tensor) -> tuple[Tensor, ...]:
-    tensors = h, *groups, row_weights
-    return tensors if ds is None else (*tensors, ds)
-
-
-SILU = Function(_cast_silu, _cast_silu, _tensors_of_silu)
+SILU = Function(
+    _cast_silu, _cast_silu, lambda h, ds, groups, weights: (h, *groups, weights, *([] if ds is None else [ds]))
+)
 
 
 class Silu(NamedTuple):

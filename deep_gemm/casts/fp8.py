@@ -14,10 +14,11 @@ from ..compat.forms import accepts_names
 from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import cuts_gradient, integers, no_gradient, same_device
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, rows_of_counts
+from ..core.check.numbers import magnitude
 from ..core.check.tracing import is_dispatched
 from ..core.check.ue8m0 import EXPONENTS, powers_of
 from . import lay_scales
-from .by_kernels import can_cast, cast_both_of, cast_groups_of, cast_of
+from .by_kernels import can_cast, cast_both_of, cast_groups_of, cast_of, cast_tensor_of
 from .by_torch import cast_blocks
 from .rules import (
     Quantized,
@@ -26,6 +27,7 @@ from .rules import (
     check_groups,
     check_matrix,
     check_rows,
+    check_tensor,
     empty_scales,
     empty_values,
     granularity,
@@ -52,8 +54,9 @@ def per_token_cast_to_fp8(
     others may hold anything, and their result is undefined (on the CPU zeros with scale 1). As in every cast,
     `use_ue8m0` rounds scales up to powers of two, and `min_amax` is the least that a block's largest magnitude counts
     as. With `use_packed_ue8m0` too, scales are int32 `[..., m, ceil(k / gran_k / 4)]`, four exponents in each
-    (`pack_ue8m0_to_int`), and with `mn_major` as `get_mn_major_tma_aligned_packed_ue8m0_tensor` would lay them. On a
-    Hopper GPU a kernel casts where 32, 64 or 128 columns share a scale; all else is torch's.
+    (`pack_ue8m0_to_int`), and with `mn_major` as `get_mn_major_tma_aligned_packed_ue8m0_tensor` would lay them.
+    `gran_k=0` means all of a row: scales are `[..., m, 1]`, and never packed. On a Hopper GPU a kernel casts where 32,
+    64, 128 or all columns share a scale; all else is torch's.
 
     >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
@@ -98,7 +101,9 @@ def per_rows(
     use_packed_ue8m0: bool = False,
 ) -> Target:
     """The cast of `per_token_cast_to_fp8`."""
-    return Target(1, granularity(gran_k), use_ue8m0, min_amax, mn_major, use_packed_ue8m0)
+    if use_packed_ue8m0 and gran_k == 0:
+        raise ValueError("use_packed_ue8m0: expected gran_k above 0 with it, got 0: a row's only scale fills no word")
+    return Target(1, granularity(gran_k, 0), use_ue8m0, min_amax, mn_major, use_packed_ue8m0)
 
 
 def per_blocks(use_ue8m0: bool, gran_k: int, min_amax: float, *, columns: int | None = None) -> Target:
@@ -174,6 +179,41 @@ def per_block_cast_to_fp8(
     (torch.Size([130, 256]), torch.Size([2, 2]))
     """
     return run(BLOCKS, (x,), (use_ue8m0, gran_k, min_amax))  # type: ignore[no-any-return]
+
+
+def per_tensor_cast_to_fp8(
+    x: Tensor, scale: Tensor | None = None, use_ue8m0: bool = False, *, min_amax: float = 0.0
+) -> Quantized:
+    """Cast with one scale for all of a tensor: its own, FP32 `[1]`, or a given one, as checkpoints have for inputs.
+
+    A given `scale`, FP32 of one element, is given back. Values are then x / scale, whatever the scale is: 448 of its
+    sign where that is more, infinity too (by a zero), and NaN where it is NaN or x is not finite.
+
+    >>> values, scale = per_tensor_cast_to_fp8(torch.tensor([[896.0, -448.0], [448.0, 0.0]]))
+    >>> values.float().tolist(), scale.tolist()
+    ([[448.0, -224.0], [224.0, 0.0]], [2.0])
+    """
+    values, *made = run(TENSOR, (x, scale), (use_ue8m0, min_amax, scale is None))
+    return values, made[0] if scale is None else scale
+
+
+def _cast_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float, _: bool) -> tuple[Tensor, ...]:
+    min_amax = magnitude("min_amax", min_amax)
+    check_tensor(x, scale, use_ue8m0, min_amax)
+    to = per_rows(use_ue8m0, 0, min_amax)
+    if can_cast(x, to):
+        return cast_tensor_of(x, to, scale)
+    values, made = cast_blocks(x.reshape(1, -1), to, scale)
+    return (values.view(x.shape), made.view(1))[: 1 + (scale is None)]
+
+
+TENSOR = Function(
+    _cast_tensor,
+    lambda *call: torch.ops.deep_gemm.per_tensor_cast_to_fp8.default(*call[:-1]),
+    lambda x, scale: (x,) if scale is None else (x, scale),
+    lambda tensors: cuts_gradient(tensors, ()),
+    free=[FREE_ROWS],
+)
 
 
 def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.0) -> tuple[Quantized, Quantized]:
@@ -256,11 +296,9 @@ def per_custom_dims_cast_to_fp8(
     others = [dim for dim in range(x.dim()) if dim not in kept]
     # [..., as x] -> [slices, elements of one]
     rows = x.permute(*kept, *others).reshape(prod(x.shape[dim] for dim in kept), prod(x.shape[dim] for dim in others))
-    values, scales = per_token_cast_to_fp8(rows, use_ue8m0, max(rows.shape[1], 1), min_amax=min_amax)
+    values, scales = per_token_cast_to_fp8(rows, use_ue8m0, 0, min_amax=min_amax)
     in_order = values.view([x.shape[dim] for dim in (*kept, *others)])
     back = [(*kept, *others).index(dim) for dim in range(x.dim())]
-    if scales.numel() == 0:  # slices without elements
-        scales = torch.ones(rows.shape[0], 1, device=x.device, dtype=torch.float32)
     return in_order.permute(back).contiguous(), scales.view([x.shape[dim] for dim in kept])
 
 
@@ -270,7 +308,7 @@ def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_pac
 
     `x` is `[..., m, k]`; `sf` is `[..., m, ceil(k / gran_k)]`, or one for each block,
     `[..., ceil(m / gran_k), ceil(k / gran_k)]`, in FP32, as UE8M0 exponents (torch.uint8) or, for rows, as packed
-    UE8M0, which `use_packed_ue8m0` insists on.
+    UE8M0, which `use_packed_ue8m0` insists on. `gran_k=0`: `sf` is `[..., m, 1]`, or of one element for all.
 
     >>> cast_back_from_fp8(*per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))).tolist()
     [[896.0, -448.0, 0.0]]
@@ -288,22 +326,25 @@ def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_pac
 
 def scaled_back(x: Tensor, sf: Tensor, gran_k: int, use_packed_ue8m0: bool, name: str) -> Tensor:
     """Multiply FP32 numbers `[..., m, k]`, of values that are called `name`, with scales of rows or of blocks."""
-    gran_k = granularity(gran_k)
+    gran_k = granularity(gran_k, 0)
     check_dense("sf", sf)
     if use_packed_ue8m0 and sf.dtype != torch.int32:
         raise ValueError(f"sf: expected dtype torch.int32 with use_packed_ue8m0, got {sf.dtype}")
     same_device({"sf": sf}, x.device, name)
     *batch, m, k = x.shape
-    columns = ceil_div(k, gran_k)
+    columns = ceil_div(k, gran_k) if gran_k else 1
     if sf.dtype == torch.int32:
         sf = unpack_ue8m0_from_int(sf)[..., :columns]
     elif sf.dtype in EXPONENTS:
         sf = powers_of(sf.view(torch.uint8).int())
     if sf.dtype != torch.float32:
         raise ValueError(f"sf: expected dtype torch.float32, torch.int32 or torch.uint8, got {sf.dtype}")
-    of_rows, of_blocks = (*batch, m, columns), (*batch, ceil_div(m, gran_k), columns)
+    of_rows, of_blocks = (*batch, m, columns), (*batch, ceil_div(m, gran_k), columns) if gran_k else (1,)
+    sf = sf.reshape(sf.shape or 1)
     if sf.shape not in (of_rows, of_blocks):
         raise ValueError(f"sf: expected shape {of_rows} or {of_blocks}, got {tuple(sf.shape)}")
+    if not gran_k:
+        return x * sf
     if sf.shape != of_rows:
         sf = sf.repeat_interleave(gran_k, -2)[..., :m, :]
     return x * sf.repeat_interleave(gran_k, -1)[..., :k]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_scales, empty_mn_major
+from ..core.check.numbers import magnitude
 from ..core.operators import operators
 from . import fp8
 from .lay_scales import laid_out
-from .rules import Quantized, Target, check_groups, check_matrix, check_rows, empty_scales, empty_values
+from .rules import Quantized, Target, check_groups, check_matrix, check_rows, check_tensor, empty_scales, empty_values
 
 
 def fake_cast(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
@@ -29,6 +31,12 @@ def both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Tensor, Tensor, T
     """Cast a matrix and its transpose."""
     of_rows, of_columns = fp8.cast_both_to_fp8(x, use_ue8m0, min_amax=min_amax)
     return *of_rows, *of_columns
+
+
+def fake_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float) -> list[Tensor]:
+    """Stand for a cast of all of a tensor."""
+    check_tensor(x, scale, use_ue8m0, magnitude("min_amax", min_amax))
+    return [empty_values(x.shape, x), x.new_empty(1, dtype=torch.float32)][: 1 + (scale is None)]
 
 
 def fake_both(x: Tensor, **said: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -63,6 +71,11 @@ PAIR = "-> (Tensor, Tensor)"
 ROWS, GROUPS = f"{SAID}, bool mn_major=False, Tensor? masked_m=None", SAID.replace("int gran_k=128, ", "")
 for schema, real, fake in (
     (f"per_token_cast_to_fp8(Tensor x, {ROWS}) {PAIR}", fp8.per_token_cast_to_fp8, fake_of(fp8.per_rows)),
+    (
+        f"per_tensor_cast_to_fp8(Tensor x, Tensor? scale=None, {GROUPS}) -> Tensor[]",
+        lambda x, scale, **said: [*fp8.per_tensor_cast_to_fp8(x, scale, **said)][: 1 + (scale is None)],
+        fake_tensor,
+    ),
     (f"per_channel_cast_to_fp8(Tensor x, {SAID}) {PAIR}", fp8.per_channel_cast_to_fp8, fake_of(fp8.per_channels)),
     (f"per_block_cast_to_fp8(Tensor x, {SAID}) {PAIR}", fp8.per_block_cast_to_fp8, fake_of(fp8.per_blocks)),
     (f"cast_both_to_fp8(Tensor x, {GROUPS}) -> (Tensor, Tensor, Tensor, Tensor)", both, fake_both),

@@ -45,6 +45,8 @@ class Format(NamedTuple):
 
 FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK), True, "fp8")
 """E4M3"""
+AMAX = FP8._replace(name="amax")
+"""No value: the largest magnitude that each team of lanes met, in the place of scales."""
 FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False, "e2m1")
 """E2M1, two to a byte."""
 MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False, "e2m1")
@@ -56,7 +58,9 @@ class Target:
     """A cast's result: the rows and columns under a scale, the scale's rules and layout, and the type of values."""
 
     rows: int = 1
+    """0: a scale that is given has all."""
     columns: int = SCALE_BLOCK
+    """0: all of a row."""
     use_ue8m0: bool = False
     """Scales are powers of two."""
     min_amax: float = 0.0
@@ -69,15 +73,15 @@ class Target:
 
     @property
     def block(self) -> int:
-        """The larger side of a block under one scale."""
-        return max(self.rows, self.columns)
+        """The larger side of a block under one scale; 0 for all of a row."""
+        return max(self.rows, self.columns) if self.columns else 0
 
     def checked(self, x: Tensor) -> Target:
         """Check the tensor that is cast, and give the same with `min_amax` as a number."""
         check_castable(x)
         if x.dim() < 2:
             raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
-        granularity(min(self.rows, self.columns))
+        granularity(min(self.rows, self.columns), 0)
         return replace(self, min_amax=magnitude("min_amax", self.min_amax))
 
     def empty(self, shape: Sequence[int], x: Tensor) -> Quantized:
@@ -89,7 +93,8 @@ class Target:
         return values, empty_scales(rows, k, x, mn_major=self.mn_major, gran_k=self.columns, dtype=dtype)
 
 
-PER_ROW, PER_BLOCK = Target(), Target(SCALE_BLOCK, SCALE_BLOCK)
+PER_ROW, PER_BLOCK, PER_TENSOR = Target(), Target(SCALE_BLOCK, SCALE_BLOCK), Target(0, 0)
+AMAX_OF_TENSOR = Target(0, 0, format=AMAX)
 
 
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
@@ -130,7 +135,7 @@ def empty_scales(
     An int32 has room for four.
     """
     *batch, m = rows
-    blocks = ceil_div(k, gran_k * UE8M0_PER_WORD if dtype == torch.int32 else gran_k)
+    blocks = ceil_div(k, gran_k * UE8M0_PER_WORD if dtype == torch.int32 else gran_k) if gran_k else 1
     if not mn_major:
         return empty("scales", (*rows, blocks), dtype, x.device)
     pitch = pitch_of_scales(m)
@@ -138,11 +143,11 @@ def empty_scales(
     return empty("scales", (*rows, blocks), dtype, x.device, strides)
 
 
-def granularity(gran_k: object) -> int:
-    """Check how many columns share a scale."""
+def granularity(gran_k: object, least: int = 1) -> int:
+    """Check how many columns share a scale; 0, if that is the least, means all."""
     number = as_integer(gran_k)
-    if number is None or number < 1:
-        raise ValueError(f"gran_k: expected a positive integer, got {gran_k!r}")
+    if number is None or number < least:
+        raise ValueError(f"gran_k: expected a positive integer{', or 0 for all' * (not least)}, got {gran_k!r}")
     return number
 
 
@@ -162,6 +167,19 @@ def check_counts(x: Tensor, masked_m: Tensor) -> None:
     checks.same_device({"masked_m": masked_m}, x.device, "x")
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, sizes["max_m"])
+
+
+def check_tensor(x: Tensor, scale: Tensor | None, *others: object) -> None:
+    """Check what is cast with one scale for all, and a given scale. Beside it `others` must be left out."""
+    check_castable(x)
+    if scale is None:
+        return
+    no_gradient("scale", scale)
+    checks.has_type("scale", checks.tensor("scale", scale), (torch.float32,))
+    checks.same_device({"scale": scale}, x.device, "x")
+    if scale.numel() != 1 or any(others):
+        beside = " and neither use_ue8m0 nor min_amax, which make a scale" * any(others)
+        raise ValueError(f"scale: expected one element{beside}, got shape {tuple(scale.shape)}")
 
 
 def check_matrix(x: Tensor) -> None:

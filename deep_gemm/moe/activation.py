@@ -53,7 +53,7 @@ def silu_mul_cast_to_fp8(
     - `ends`: int32 `[groups]` where x is `[m, 2 i]`: only rows of groups count. Group g owns the rows from
       `ends[g - 1]`, aligned to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`.
     - `limit`: gate counts as at most this, up as within +-this. A NaN stays NaN.
-    - `use_ue8m0`, `min_amax`, `mn_major`: as for `per_token_cast_to_fp8`, which casts the result.
+    - `use_ue8m0`, `min_amax`, `mn_major`, `gran_k`: as for `per_token_cast_to_fp8`, which casts the result.
     - `activation`: "swiglu", gate * sigmoid(alpha * gate) * (up + beta), alpha 1 and beta 0 if they are not said; or
       "situ", alpha * tanh(gate / alpha) * sigmoid(gate) * beta * tanh(up / beta), alpha 4 and beta 25, without a limit.
 
@@ -68,7 +68,7 @@ def silu_mul_cast_to_fp8(
     >>> values.float().tolist(), round(scales.item(), 4)
     ([[0.0, 448.0]], 1.0)
     """
-    gran_k = granularity(gran_k)
+    gran_k = granularity(gran_k, 0)
     if is_dispatched(x):
         operator = torch.ops.deep_gemm.silu_mul_cast_to_fp8.default
         said = row_weights, masked_m, ends, limit, use_ue8m0, min_amax, mn_major, activation, alpha, beta, gran_k

@@ -137,14 +137,14 @@ def gather_and_cast(x: Tensor, rows: ExpertRows, gran_k: int, *, is_dependent: b
 def _gather_as_operator(x: Tensor, rows: ExpertRows, *said: Any) -> Quantized:
     *others, gran_k = said
     operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
-    return operator(x, [*check_rows(rows)], *others, granularity(gran_k))  # type: ignore[no-any-return]
+    return operator(x, [*check_rows(rows)], *others, granularity(gran_k, 0))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
 def _gather_and_cast(
     x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, gran_k: int, *, is_dependent: bool
 ) -> Quantized:
-    block = granularity(gran_k)
+    block = granularity(gran_k, 0)
     if has_kernels(x) and block in BLOCKS_OF_GROUPS:
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
         is_few = rows.token_of.shape[0] <= MANY_ROWS
@@ -258,7 +258,9 @@ def _sum_rows(
     y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, is_dependent: bool = False
 ) -> Tensor:
     d = empty("the sums", (row_of.shape[0], y.shape[1]), torch.bfloat16, y.device) if out is None else out
-    if not (on_hopper(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y)):
+    is_bf16 = on_hopper(y) and y.dtype == torch.bfloat16
+    # A thread loads 16 bytes.
+    if not (is_bf16 and y.stride(1) == 1 and y.stride(0) % 8 == 0 and y.data_ptr() % ADDRESS_ALIGNMENT == 0):
         return d.copy_(weighted_sum(y, row_of, weights))
     row_of, weights = row_of.contiguous(), None if weights is None else with_contiguous_rows(weights)
     gather_weighted_kernel.run(y, row_of, weights, d, is_dependent=is_dependent)
@@ -273,11 +275,6 @@ def with_contiguous_rows(x: Tensor) -> Tensor:
 def on_hopper(x: Tensor) -> bool:
     """Tell whether a tensor lies on a GPU that kernels are for."""
     return x.is_cuda and is_hopper(x.get_device())
-
-
-def _begins_at_16_bytes(y: Tensor) -> bool:
-    """Tell whether each row begins where a thread may load 16 bytes."""
-    return y.stride(1) == 1 and y.stride(0) % 8 == 0 and y.data_ptr() % ADDRESS_ALIGNMENT == 0
 
 
 def weighted_sum(y: Tensor, row_of: Tensor, weights: Tensor | None) -> Tensor:

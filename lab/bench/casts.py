@@ -13,13 +13,14 @@ from rich.table import Table
 from torch import Tensor
 
 from deep_gemm.casts import fp4, fp8
-from deep_gemm.casts.by_torch import cast_blocks, cast_by_torch
+from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.depths import GroupedRows, Silu, cast_along_groups, cast_silu_gradient
 from deep_gemm.casts.rules import FP4, Quantized, Target
 from deep_gemm.casts.scales import packed_rows
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.moe import activation, routing
 
+from ..casts import cast_by_torch
 from . import table
 from .cases import Shape
 from .contenders import OURS
@@ -50,6 +51,7 @@ MASKED = ((sum(COUNTS), 2048), (sum(COUNTS), 7168))
 TILES = ((1024, 7168), (8192, 7168), (16384, 16384))
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "cast_1x128": ROWS,
+    **dict.fromkeys(("cast_row", "cast_tensor", "cast_by_given", "silu_cast_row"), ROWS),
     "cast_fp4": ROWS,
     "silu_cast": ROWS,
     "silu_cast_masked": MASKED,
@@ -138,10 +140,12 @@ def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
     """Make random input of a cast, and the calls."""
     m, k = shape
     of_rows, of_columns = m * ceil_div(k, SCALE_BLOCK) * 4, k * ceil_div(m, SCALE_BLOCK) * 4
-    if kind == "silu_cast":
+    if kind in ("silu_cast", "silu_cast_row"):
         x = torch.randn(m, 2 * k, device=device, dtype=torch.float32).bfloat16()
-        ours = lambda: activation.silu_mul_cast_to_fp8(x)  # noqa: E731
-        return Cast(m * k * 5 + of_rows, ours, lambda: _rows(_silu_mul(x)), is_exact=False)
+        columns = SCALE_BLOCK if kind == "silu_cast" else 0
+        ours = lambda: activation.silu_mul_cast_to_fp8(x, gran_k=columns)  # noqa: E731
+        right = lambda: cast_by_torch(_silu_mul(x), 1, columns)  # noqa: E731
+        return Cast(m * k * 5 + (of_rows if columns else m * 4), ours, right, is_exact=False)
     if kind == "silu_cast_masked":
         x = torch.randn(GROUPS, MAX_M, 2 * k, device=device, dtype=torch.float32).bfloat16()
         counts = torch.tensor(COUNTS, dtype=torch.int32, device=device)
@@ -153,7 +157,19 @@ def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
     if kind in ("cast_groups", "silu_gradient"):
         return _of_groups(kind, shape, device)
     x = torch.randn(m, k, device=device, dtype=torch.float32).bfloat16()
+    scale = torch.full((1,), 0.01, device=device)
     calls: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
+        "cast_row": (m * (k * 3 + 4), lambda: fp8.per_token_cast_to_fp8(x, gran_k=0), lambda: cast_by_torch(x, 1, 0)),
+        "cast_tensor": (
+            m * k * 5,  # x is read twice
+            lambda: fp8.per_tensor_cast_to_fp8(x),
+            lambda: _tensor(x, None),
+        ),
+        "cast_by_given": (
+            m * k * 3,
+            lambda: fp8.per_tensor_cast_to_fp8(x, scale)[0],
+            lambda: _tensor(x, scale)[0],
+        ),
         "cast_1x128": (m * k * 3 + of_rows, lambda: fp8.per_token_cast_to_fp8(x, mn_major=True), lambda: _rows(x)),
         "cast_fp4": (
             m * k * 2 + m * k // 2 + m * ceil_div(k, FINE) * 4,
@@ -253,6 +269,11 @@ def _along_groups(x: Tensor) -> Quantized:
     values, scales = _rows(x.t())
     by_groups = values.view(torch.uint8).view(x.shape[1], -1, GROUP_ROWS).transpose(0, 1).flatten()
     return by_groups.view(values.dtype), scales
+
+
+def _tensor(x: Tensor, scale: Tensor | None) -> Quantized:
+    values, made = cast_blocks(x.view(1, -1), Target(1, 0), scale)
+    return values.view(x.shape), made.view(1)
 
 
 def _rows(x: Tensor) -> Quantized:

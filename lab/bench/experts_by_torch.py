@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.gemm.api.grouped import m_grouped_fp8_gemm_nt_contiguous
 
+from ..casts import cast_by_torch
 from .layers import ACTIVATION, CAST, FIRST, GATHER, ROUTING, SECOND, Steps
 
 MOST_COMPILED = 256

@@ -10,13 +10,13 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.gemm.api.dense import fp8_gemm_nt
 from deep_gemm.linear import api as public
 
+from ..casts import cast_by_torch
 from . import layers, table
 from .bench import Bench, planned
 from .cases import all_cases

@@ -18,10 +18,11 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_rows
-from deep_gemm.casts.cast_rows import CastConfig, Groups, RowCast, num_ctas
+from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.casts.cast_rows import PIECES, CastConfig, Groups, RowCast, num_ctas
 from deep_gemm.casts.fp8 import cast_checked
 from deep_gemm.casts.gating import Gating, activated
-from deep_gemm.casts.rules import FP8, Target
+from deep_gemm.casts.rules import AMAX, FP8, Target
 from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div, rows_of_counts
 from deep_gemm.moe.routing import expert_rows
 
@@ -37,10 +38,14 @@ HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
 """Powers of two by which the hard quotients are multiplied: scales of all sizes, the tiny ones too."""
 
 
+GIVEN = (0.37, 2.0**-100, 2.0**100, 1e-40, 0.0, -3.0, torch.inf, torch.nan)
+"""Scales that a caller may give."""
+
+
 def hard(config: CastConfig) -> Tensor:
     """Give the hard quotients of a format, each at scales of all sizes."""
     downs = (0, 10) if config.to.format == FP8 else range(-2, 3)
-    quotients = hard_quotients(config.to.format.largest, config.to.columns, downs)
+    quotients = hard_quotients(config.to.format.largest, config.to.columns or 128, downs)
     return torch.cat([quotients * 2.0**exponent for exponent in HARD_EXPONENTS])
 
 
@@ -96,6 +101,8 @@ class RowTrial(Trial):
     """How much further apart rows of values lie than they are long."""
     padding_of_x: int | None = None
     """The same of x, if it is not that of values."""
+    scale: float = GIVEN[0]
+    """The one that is given, where a configuration takes one."""
 
     @property
     def to(self) -> Target:
@@ -108,6 +115,11 @@ class RowTrial(Trial):
         draw = random.Random(seed)
         step = max(config.vector, config.to.format.per_byte)
         m, k = draw.randint(1, 60), draw.randint(1, 600 // step) * step
+        if config.lanes > 32 and draw.random() < 0.5:  # as many columns as lanes hold at once, or more
+            m, k = (
+                draw.randint(1, 9),
+                draw.randint(1, (PIECES + 1) * config.lanes * max(config.vector, 4) // step) * step,
+            )
         data = draw.choice(("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"))
         is_m_major, rounds_up, sizes = draw.random() < 0.5, draw.random() < 0.5, tuple[int, ...]()
         rounds_up |= config.to.packs
@@ -130,6 +142,7 @@ class RowTrial(Trial):
             has_weights=config.activates and draw.random() < 0.5,
             gating=draw.choice(GATINGS),
             padding=16 if config.vector > 1 else 3,
+            scale=draw.choice(GIVEN),
         )
 
     def check(self, kernel: HostKernel | None = None) -> float:
@@ -148,13 +161,14 @@ class RowTrial(Trial):
 def ragged(which: CastConfig) -> list[RowTrial]:
     """Columns, rows and groups that no number of a configuration divides, and the smallest ones."""
     step = max(which.vector, which.to.format.per_byte)
-    padding, wide = 16 if which.vector > 1 else 3, 264 + which.vector
+    padding, wide, at_once = 16 if which.vector > 1 else 3, 264 + which.vector, which.lanes * max(which.vector, 4)
     sizes: dict[Groups, list[tuple[int, int, dict[str, Any]]]] = {
         Groups.NONE: [
             (2 * which.rows + 3, 5 * 128 + 3 * step, {}),
             (1, step, {"padding": 0, "topk": 1}),
             (2, 128, {}),
             (5, 129 * step, {}),
+            *([(3, PIECES * at_once + 3 * step, {}), (2, 2 * at_once, {})] if which.lanes else ()),
         ],
         Groups.COUNTS: [(60, wide, {"sizes": (0, 12, 5, 1, 11)}), (3, step, {"sizes": (1, 0, 1)})],
         Groups.UNTIL: [(60, wide, {"sizes": (0, 5, 5, 17, 50)}), (3, step, {"sizes": (3,)})],
@@ -191,20 +205,26 @@ def problem(trial: RowTrial) -> RowCast:
     config, to = trial.config, trial.to
     rows = trial.m * trial.topk if config.to_routes else trial.m
     values = wider(poison(rows, trial.k // to.format.per_byte), trial.padding, POISON)
-    blocks = ceil_div(trial.k, to.columns * (UE8M0_PER_WORD if to.packs else 1))
-    if config.groups == Groups.COUNTS:
+    blocks = ceil_div(trial.k, to.columns * (UE8M0_PER_WORD if to.packs else 1)) if to.columns else 1
+    if to.rows == 0:
+        ctas = num_ctas(config, trial.m, trial.k, 1)
+        shape: tuple[int, ...] = (1, ctas * config.teams if to.format == AMAX else 1)
+        strides: tuple[int, ...] = (shape[1], 1)
+    elif config.groups == Groups.COUNTS:
         most = trial.m // len(trial.sizes)
-        shape: tuple[int, ...] = (len(trial.sizes), most, blocks)
+        shape = (len(trial.sizes), most, blocks)
         pitch = align(most, 4)
         # Groups that lie further apart than a group's scales need.
-        strides: tuple[int, ...] = (blocks * pitch + 8, 1, pitch) if trial.is_m_major else (most * blocks, blocks, 1)
+        strides = (blocks * pitch + 8, 1, pitch) if trial.is_m_major else (most * blocks, blocks, 1)
     else:
         shape, strides = (rows, blocks), (1, align(rows, 4) + 4) if trial.is_m_major else (blocks + 1, 1)
-    sizes = torch.tensor(trial.sizes, dtype=torch.int32)
+    sizes, scales = torch.tensor(trial.sizes, dtype=torch.int32), strided(shape, strides)
+    if to.rows == 0 and to.format != AMAX:
+        scales.fill_(trial.scale)
     return RowCast(
         data(trial),
         values.view(to.format.dtype),
-        strided(shape, strides).view(torch.int32 if to.packs else torch.float32),
+        scales.view(torch.int32 if to.packs else torch.float32),
         to,
         gating=trial.gating if config.activates else None,
         row_weights=weights(trial),
@@ -222,12 +242,20 @@ def expected(trial: RowTrial) -> RowCast:
     if trial.config.activates:
         y = activated(y, trial.gating)
         y = y if p.row_weights is None else y * p.row_weights[:, None]
-    values, scales = cast_checked(y, trial.to)
+    if trial.to.format == AMAX:
+        for part in range(p.scales.shape[1]):
+            its = y[part :: p.scales.shape[1]].float()
+            p.scales[0, part] = its.abs().masked_fill(~its.isfinite(), 0).amax() if its.numel() else 0.0
+        return p
+    given = None if trial.to.rows else p.scales
+    values, scales = cast_checked(y, trial.to) if given is None else cast_blocks(y, trial.to, given)
     row = from_row = is_cast(trial).nonzero().flatten()
     if p.row_of is not None:
         from_row, route = (p.row_of >= 0).nonzero(as_tuple=True)
         row = p.row_of[from_row, route].long()
     p.values.view(torch.uint8)[row] = values.view(torch.uint8)[from_row]
+    if given is not None:
+        return p
     most = trial.m // max(len(trial.sizes), 1)
     p.scales[(row // most, row % most) if p.counts is not None else row] = scales[from_row]
     return p

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
@@ -23,6 +22,7 @@ from deep_gemm.gemm.kernel import FP8_GEMM
 from deep_gemm.gemm.kinds.works import DENSE
 from deep_gemm.gemm.problem import Problem
 
+from ..casts import cast_by_torch
 from .product import ProductTrial, depth, drawn_words, draws, random_d_and_c, random_words, sides
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.check.ue8m0 import Words
@@ -16,6 +15,7 @@ from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.kernel import FP8_GEMM_DECODE
 from deep_gemm.gemm.problem import Problem
 
+from ..casts import cast_by_torch
 from .dense import DenseTrial
 from .product import depth, draws, random_words, sides
 

@@ -28,18 +28,18 @@ TRIALS = [
     RowTrial(SINGLE, 6, 262, 5, "slow_lanes", padding=3),
 ]
 
-_E2M1, _KERNEL = "cast/e2m1.cuh", "cast_rows.cuh"
+_E2M1, _BLOCK = "cast/e2m1.cuh", "cast/team_of_block.cuh"
 MUTATIONS = [
     # Scales
-    Mutation("scales of FP8", _KERNEL, "p.rounds_up, kLargestValue)", "p.rounds_up)"),
+    Mutation("scales of FP8", _BLOCK, "p.rounds_up, kLargestValue)", "p.rounds_up)"),
     Mutation("the largest must fit in MXFP4", _E2M1, "kCutsLargest ? 7.f", "kCutsLargest ? 6.f", shows_in=MXFP4),
     Mutation("the largest is twice too large in MXFP4", _E2M1, "kCutsLargest ? 7.f", "kCutsLargest ? 8.f", shows_in=MXFP4),
-    Mutation("no block is marked", _KERNEL, "scale = ptx::float_of(kNan)", ""),
-    Mutation("every block that is not ordinary is marked", _KERNEL, "(ptx::bits_of(amax_of(largest_of_team(keys, lane))) >= kInfinity)", "(true)"),
-    Mutation("infinities do not mark a block", _KERNEL, "(keys, lane))) >= kInfinity", "(keys, lane))) > kInfinity"),
+    Mutation("no block is marked", _BLOCK, "scale = ptx::float_of(kNan)", ""),
+    Mutation("every block that is not ordinary is marked", _BLOCK, "(ptx::bits_of(amax_of(largest_of_team(keys, lane))) >= kInfinity)", "(true)"),
+    Mutation("infinities do not mark a block", _BLOCK, "(keys, lane))) >= kInfinity", "(keys, lane))) > kInfinity"),
     Mutation("infinities never count", "cast/values.cuh", "  if constexpr (kIsOrdinary) return key;\n", ""),
     Mutation("NaN do not mark a block", "cast/values.cuh", "else if constexpr (kMarksBlocks)", "else if constexpr (false)"),
-    Mutation("a team's first row marks all", _KERNEL, "key_of<true>(held[i])", "key_of<true>(held[0])"),
+    Mutation("a team's first row marks all", _BLOCK, "key_of<true>(held[i])", "key_of<true>(held[0])"),
     # The nearest number
     Mutation("numbers above 6 become 8", _E2M1, "ptx::abs_f32(ptx::min_magnitude(quotient, kLargestOfE2m1))", "ptx::abs_f32(quotient)", shows_in=MXFP4),
     Mutation("the largest is cut off", _E2M1, "kLargestOfE2m1 = 6.f", "kLargestOfE2m1 = 4.f"),

@@ -24,19 +24,19 @@ TRIALS = [
 ]
 
 _TO = "cast/to_routes.cuh"
-_LOOP = "for (uint32_t first = 0; first < p.topk; first += kLanes)"
+_LOOP = "for (uint32_t first = 0; first < p.topk; first += kLanesOfWarp)"
 
 MUTATIONS = [
     # Routes
-    Mutation("all rows go where the first one goes", _TO, "routes[i] = route_of(p, unit, i, lane);", "routes[i] = route_of(p, unit, 0, lane);"),
+    Mutation("all rows go where the first one goes", _TO, "routes[i] = route_of(p, unit, i, ", "routes[i] = route_of(p, unit, 0, "),
     Mutation("routes of rows past the last", _TO, "row < unit.end && j < p.topk", "j < p.topk"),
     Mutation("routes of the next row", _TO, "row < unit.end && j < p.topk", "row < unit.end"),
     Mutation("rows' routes lie one apart", _TO, "uint64_t{row} * p.topk + j", "uint64_t{row} + j"),
-    Mutation("the first routes again", _TO, "route_of(p, unit, i, first + lane)", "route_of(p, unit, i, lane)"),
+    Mutation("the first routes again", _TO, "route_of(p, unit, i, first + lane", "route_of(p, unit, i, lane"),
     Mutation("routes at hand for all", _TO, "first == 0 ? routes[i]", "true ? routes[i]"),
-    Mutation("no more routes than a team has lanes", _TO, _LOOP, _LOOP.replace("first < p.topk", "first < kLanes"), everywhere=True),
+    Mutation("no more routes than a team has lanes", _TO, _LOOP, _LOOP.replace("first < p.topk", "first < kLanesOfWarp"), everywhere=True),
     # Values
-    Mutation("routes of lanes that a team does not have", _TO, "p.topk - first < kLanes ? p.topk - first : kLanes", "p.topk - first"),
+    Mutation("routes of lanes that a team does not have", _TO, "p.topk - first < kLanesOfWarp ? p.topk - first : kLanesOfWarp", "p.topk - first"),
     Mutation("four routes at most", _TO, "four < count; four += 4", "four < 1; four += 4"),
     Mutation("the same four routes again", _TO, "uint32_t j = four; j < four + 4; ++j", "uint32_t j = 0; j < 4; ++j"),
     Mutation("three of four routes", _TO, "j < four + 4; ++j", "j < four + 3; ++j"),

@@ -39,11 +39,12 @@ TRIALS = [
 ]
 
 _KERNEL, _VALUES, _DIVISION = "cast_rows.cuh", "cast/values.cuh", "cast/division.cuh"
+_BLOCK = "cast/team_of_block.cuh"
 _FP8, _ALL, _PLAIN, _TO_ROWS = "cast/fp8.cuh", "cast/rows_all.cuh", "cast/source_plain.cuh", "cast/to_rows.cuh"
 
 MUTATIONS = [
     # Units
-    Mutation("blocks of a row rounded down", _KERNEL, "blocks = ceil_div(p.k, kBlock)", "blocks = p.k / kBlock > 0 ? p.k / kBlock : 1"),
+    Mutation("blocks of a row rounded down", _KERNEL, ": ceil_div(p.k, kBlock)", ": p.k / kBlock > 0 ? p.k / kBlock : 1"),
     Mutation("all teams take the same unit", _KERNEL, "team = ptx::thread_index() / kLanes", "team = 0"),
     Mutation("CTAs take units one team apart", _KERNEL, "first = ptx::block_index() * kTeams;", "first = ptx::block_index();"),
     Mutation("the quotient is not corrected", _VALUES, "if (block >= blocks) ++row, block -= blocks;", ""),
@@ -53,8 +54,8 @@ MUTATIONS = [
     # Where things are
     Mutation("rows of x lie as far apart as they are long", _PLAIN, "uint64_t{row} * p.x_pitch", "uint64_t{row} * p.k * kInputBytes"),
     Mutation("every team loads the first block", _PLAIN, "block * kBlock, p.k", "0, p.k"),
-    Mutation("a team loads its first row for all", _KERNEL, "load(p, unit.row + i, ", "load(p, unit.row, "),
-    Mutation("rows past the last are loaded", _KERNEL, "unit.row + i < unit.end, block", "true, block"),
+    Mutation("a team loads its first row for all", _BLOCK, "load(p, unit.row + i, ", "load(p, unit.row, "),
+    Mutation("rows past the last are loaded", _BLOCK, "unit.row + i < unit.end, block", "true, block"),
     Mutation("all values go to a team's first row", _TO_ROWS, "const uint32_t row = unit.row + i;", "const uint32_t row = unit.row;"),
     Mutation("rows past the last are stored", _TO_ROWS, "if (row < unit.end) store_values", "store_values"),
     Mutation("values lie as far apart as rows of x", _TO_ROWS, "uint64_t{row} * p.values_pitch", "uint64_t{row} * p.x_pitch"),
@@ -72,10 +73,10 @@ MUTATIONS = [
     # Order
     Mutation("x is loaded before the kernel ahead has ended", _KERNEL, "  ptx::griddepcontrol_wait();\n", ""),
     # Ordinary and any
-    Mutation("other blocks are left out", _KERNEL, "    cast_unit<false>(p, unit, targets, block, lane, held);", "    return;"),
-    Mutation("other blocks are tried as ordinary ones again", _KERNEL, "    cast_unit<false>(p", "    cast_unit<true>(p"),
-    Mutation("every block counts as ordinary", _KERNEL, "if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;", ""),
-    Mutation("each lane decides for itself", _KERNEL, "!ptx::all_sync(is_ordinary(of_lane))", "!is_ordinary(of_lane)"),
+    Mutation("other blocks are left out", _BLOCK, "    cast_unit<false>(p, unit, targets, block, lane, held);", "    return;"),
+    Mutation("other blocks are tried as ordinary ones again", _BLOCK, "    cast_unit<false>(p", "    cast_unit<true>(p"),
+    Mutation("every block counts as ordinary", _BLOCK, "if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;", ""),
+    Mutation("each lane decides for itself", _BLOCK, "!ptx::all_sync(is_ordinary(of_lane))", "!is_ordinary(of_lane)"),
     Mutation("tiny scales count as ordinary", _DIVISION, "return d.scale >= 0x1p-90f;", "return d.scale >= 0x1p-126f;", shows_in=FP32),
     Mutation("the scale of an infinity counts as ordinary", _DIVISION, "return d.scale >= 0x1p-90f;", "return !(d.scale < 0x1p-90f);"),
     # Largest magnitudes
@@ -90,8 +91,8 @@ MUTATIONS = [
     Mutation("words compared as numbers", _VALUES, "kInputIsFp16 ? ptx::max_f16x2(a, b) : ptx::max_bf16x2(a, b)", "a > b ? a : b"),
     Mutation("the second elements of words do not count", _VALUES, "larger_key(key, key >> 16)", "key"),
     Mutation("the last word counts alone", _VALUES, "key = larger_key(key, key_of<kIsOrdinary>(word));", "key = key_of<kIsOrdinary>(word);"),
-    Mutation("a team's first row counts for all", _KERNEL, "key_of<kIsOrdinary>(held[i])", "key_of<kIsOrdinary>(held[0])"),
-    Mutation("half of a team", _VALUES, "for (uint32_t distance = 1; distance < kLanes; distance *= 2)", "for (uint32_t distance = 1; distance < kLanes / 2; distance *= 2)"),
+    Mutation("a team's first row counts for all", _BLOCK, "key_of<kIsOrdinary>(held[i])", "key_of<kIsOrdinary>(held[0])"),
+    Mutation("half of a team", _VALUES, "for (uint32_t distance = 1; distance < kLanesOfWarp; distance *= 2)", "for (uint32_t distance = 1; distance < kLanesOfWarp / 2; distance *= 2)"),
     Mutation("neighbours alone", _VALUES, "ptx::lane_index() ^ distance;", "ptx::lane_index() ^ 1;"),
     Mutation("a lane hands over what it should keep", _VALUES, "ptx::shfl_sync(is_odd ? even : odd, other)", "ptx::shfl_sync(is_odd ? odd : even, other)"),
     Mutation("a lane keeps what it should hand over", _VALUES, "larger_key(is_odd ? odd : even, ", "larger_key(is_odd ? even : odd, "),
@@ -106,9 +107,9 @@ MUTATIONS = [
     Mutation("zeros have the least scale", _DIVISION, "amax == 0.f ? 1.f : rounds_up", "rounds_up"),
     Mutation("always powers of two", _DIVISION, "rounds_up ? power : least", "power"),
     Mutation("never powers of two", _DIVISION, "rounds_up ? power : least", "least"),
-    Mutation("rows by the first one's scale", _KERNEL, "divisor = {ptx::shfl_sync(of_lane.scale, first_of_team + i), ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)};", "divisor = {ptx::shfl_sync(of_lane.scale, first_of_team), ptx::shfl_sync(of_lane.reciprocal, first_of_team)};"),
-    Mutation("all teams by the first one's scale", _KERNEL, "first_of_team = ptx::lane_index() / kLanes * kLanes;", "first_of_team = 0;"),
-    Mutation("lanes keep their reciprocals", _KERNEL, "ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)", "of_lane.reciprocal"),
+    Mutation("rows by the first one's scale", _BLOCK, "divisor = {ptx::shfl_sync(of_lane.scale, first_of_team + i), ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)};", "divisor = {ptx::shfl_sync(of_lane.scale, first_of_team), ptx::shfl_sync(of_lane.reciprocal, first_of_team)};"),
+    Mutation("all teams by the first one's scale", _BLOCK, "first_of_team = ptx::lane_index() / kLanes * kLanes;", "first_of_team = 0;"),
+    Mutation("lanes keep their reciprocals", _BLOCK, "ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)", "of_lane.reciprocal"),
     # Quotients
     Mutation("a reciprocal is corrected the wrong way", _DIVISION, "ptx::fma_rn(guess, -scale, 1.f), guess, guess)", "ptx::fma_rn(guess, scale, 1.f), guess, guess)"),
     Mutation("other numbers over the scale itself", _DIVISION, "kIsOrdinary ? scale : significand_of(scale)", "scale"),
@@ -124,6 +125,6 @@ MUTATIONS = [
     Mutation("the last four alone", _FP8, "values.words[i / 4] = ", "values.words[0] = "),
     Mutation("words of values exchanged", _FP8, "values.words[0], values.words[1]);", "values.words[1], values.words[0]);"),
     Mutation("a lane's first single value four times", _FP8, "values.words[0] >> i * 8", "values.words[0]", shows_in=SINGLE),
-    Mutation("all values are the first row's", _KERNEL, "element_of(held[i], e)", "element_of(held[0], e)"),
-    Mutation("all values are stored as the first row's", _KERNEL, "targets.store(p, unit, i, block", "targets.store(p, unit, 0, block"),
+    Mutation("all values are the first row's", _BLOCK, "element_of(held[i], e)", "element_of(held[0], e)"),
+    Mutation("all values are stored as the first row's", _BLOCK, "targets.store(p, unit, i, block", "targets.store(p, unit, 0, block"),
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
+from deep_gemm.core.check.recipes import Scales
 from deep_gemm.linear.backward import cast_both_ways, cast_transposed
 from deep_gemm.moe import activation, routing
 from deep_gemm.moe.check import activation_problem
@@ -33,6 +34,7 @@ from lab.sim import cast_depths as sim_depths
 from lab.sim import cast_rows as sim_rows
 from lab.sim import cast_tiles as sim_tiles
 from lab.sim.cast_depths import OF_BF16, of_groups
+from lab.sim.cast_rows import GIVEN
 from lab.sim.library import compiled
 
 T = TypeVar("T")
@@ -243,6 +245,56 @@ def test_packed_scales(kernels: Kernels, gran_k: int, mn_major: bool) -> None:
     assert_same_bits((three[0].view(24, 264), three[1].reshape(right[1].shape)), right)
 
 
+# Whole rows, and all of a tensor
+
+WIDE = (2, 1024), (3, 4104), (1, 8200), (1, 16392)
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_rows_under_one_scale(kernels: Kernels, mn_major: bool, use_ue8m0: bool) -> None:
+    """With as many lanes as rows of each size take, and rows that no team holds."""
+    for dtype in kernels.pick((torch.bfloat16,), INPUTS):
+        for seed, shape in enumerate(kernels.pick([(24, 264), *WIDE], [*SHAPES, *WIDE, (5, 40000)])):
+            x, said = wild(*shape, dtype, seed), dict[str, Any](gran_k=0, mn_major=mn_major, min_amax=1e-3 * (seed % 2))
+            right = reference(deep_gemm.per_token_cast_to_fp8, x, use_ue8m0, **said)
+            for same in kernels.layouts(x):
+                found = deep_gemm.per_token_cast_to_fp8(same, use_ue8m0, **said)
+                kernels.ran("rows")
+                assert found[1].stride() == right[1].stride()
+                assert_same_bits(found, right)
+    x = wild(24, 264, torch.bfloat16, 23).view(2, 3, 4, 264)
+    right = reference(deep_gemm.per_token_cast_to_fp8, x, gran_k=0)
+    assert_same_bits(deep_gemm.per_token_cast_to_fp8(x.to(kernels.device), gran_k=0), right)
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+def test_tensors_under_one_scale(kernels: Kernels, use_ue8m0: bool) -> None:
+    """Rows of more CTAs than one has, batches, and views of any strides."""
+    for dtype in kernels.pick((torch.bfloat16,), INPUTS):
+        for seed, shape in enumerate(kernels.pick([(24, 264), (4099, 8), (3, 4104), (1, 1)], SHAPES)):
+            x, least = wild(*shape, dtype, seed), 1e-3 * (seed % 2)
+            right = reference(deep_gemm.per_tensor_cast_to_fp8, x, use_ue8m0=use_ue8m0, min_amax=least)
+            for same in kernels.layouts(x, x.view(1, 1, *shape)):
+                values, scale = deep_gemm.per_tensor_cast_to_fp8(same, use_ue8m0=use_ue8m0, min_amax=least)
+                kernels.ran("rows", "rows", "rows")
+                assert (values.shape, scale.shape) == (same.shape, (1,))
+                assert_same_bits((values.view(shape), scale), right)
+
+
+@pytest.mark.parametrize("scale", GIVEN)
+@pytest.mark.parametrize("dtype", INPUTS, ids=str)
+def test_tensors_by_a_given_scale(kernels: Kernels, dtype: torch.dtype, scale: float) -> None:
+    x, given = wild(130, 264, dtype, 3), torch.tensor(scale, dtype=torch.float32)
+    right = reference(deep_gemm.per_tensor_cast_to_fp8, x, given)
+    for same in kernels.layouts(x):
+        for its in (given.to(kernels.device), given.to(kernels.device).view(1, 1)):
+            values, same_scale = deep_gemm.per_tensor_cast_to_fp8(same, its)
+            kernels.ran("rows")
+            assert same_scale is its
+            assert torch.equal(values.cpu().view(torch.uint8), right[0].view(torch.uint8))
+
+
 # FP4
 
 
@@ -285,10 +337,11 @@ def layouts_of_groups(kernels: Kernels, x: Tensor) -> Sequence[Tensor]:
 
 
 @pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize("gran_k", [0, 128])
 @pytest.mark.parametrize("dtype", INPUTS, ids=str)
-def test_the_first_rows_of_groups(kernels: Kernels, dtype: torch.dtype, mn_major: bool) -> None:
+def test_the_first_rows_of_groups(kernels: Kernels, dtype: torch.dtype, gran_k: int, mn_major: bool) -> None:
     x, is_there = wild(36, 264, dtype, 9).view(4, 9, 264), rows_of_counts(COUNTS, 9)
-    said: dict[str, Any] = {"min_amax": 1e-3, "mn_major": mn_major}
+    said: dict[str, Any] = {"min_amax": 1e-3, "mn_major": mn_major, "gran_k": gran_k}
     right = reference(deep_gemm.per_token_cast_to_fp8, x, **said)
     for same in layouts_of_groups(kernels, x.masked_fill(~is_there[..., None], torch.nan)):
         found = deep_gemm.per_token_cast_to_fp8(same, masked_m=COUNTS.to(kernels.device), **said)
@@ -350,7 +403,7 @@ def test_batches_are_activated_at_once(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("mn_major", [False, True])
 @pytest.mark.parametrize("has_weights", [False, True])
-@pytest.mark.parametrize("gran_k", [32, 64, 128])
+@pytest.mark.parametrize("gran_k", [0, 32, 64, 128])
 def test_the_first_rows_of_groups_are_activated(
     kernels: Kernels, gran_k: int, has_weights: bool, mn_major: bool
 ) -> None:
@@ -368,16 +421,18 @@ def test_the_first_rows_of_groups_are_activated(
 
 
 @pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize("columns", [0, 128])
 @pytest.mark.parametrize(("ends", "alignment"), [((3, 3, 20), 8), ((5, 12, 24), 1), ((0, 0), 8), ((), 8)])
 def test_groups_that_follow_each_other_are_activated(
-    kernels: Kernels, ends: tuple[int, ...], alignment: int, mn_major: bool
+    kernels: Kernels, ends: tuple[int, ...], alignment: int, columns: int, mn_major: bool
 ) -> None:
     x, of_groups = wild(24, 2 * 136, torch.bfloat16, 14), torch.tensor(ends, dtype=torch.int32)
     is_there = rows_of_groups(of_groups, 24, alignment)
     p = activation_problem(x, None, None, of_groups, Gating(), alignment)
-    right = reference(activation.cast_activated, p, mn_major=mn_major)
+    said: dict[str, Any] = {"mn_major": mn_major, "scaled": Scales(1, columns)}
+    right = reference(activation.cast_activated, p, **said)
     p = p._replace(x=x.masked_fill(~is_there[:, None], torch.nan).to(kernels.device), ends=of_groups.to(kernels.device))
-    found = activation.cast_activated(p, mn_major=mn_major)
+    found = activation.cast_activated(p, **said)
     kernels.ran("rows")
     near(found, right, is_there)
 
@@ -386,7 +441,7 @@ def test_groups_that_follow_each_other_are_activated(
 
 
 @pytest.mark.parametrize("mn_major", [False, True])
-@pytest.mark.parametrize("gran_k", [32, 64, 128])
+@pytest.mark.parametrize("gran_k", [0, 32, 64, 128])
 def test_tokens_are_cast_to_the_rows_of_their_routes(kernels: Kernels, gran_k: int, mn_major: bool) -> None:
     """64 columns share a scale in torch's operations."""
     options: dict[str, Any] = {"use_ue8m0": True, "min_amax": 1e-3, "mn_major": mn_major, "gran_k": gran_k}

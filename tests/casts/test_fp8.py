@@ -21,6 +21,7 @@ from deep_gemm.casts.fp8 import (
     per_block_cast_to_fp8,
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
+    per_tensor_cast_to_fp8,
     per_token_cast_to_fp8,
 )
 from deep_gemm.casts.rules import ceil_to_ue8m0
@@ -382,7 +383,11 @@ def test_min_amax_is_a_magnitude(cast: Cast, min_amax: Any) -> None:
 @every_cast
 @pytest.mark.parametrize("gran_k", [0, -128, 128.0, "x", None, True])
 def test_blocks_have_a_positive_size(cast: Cast, gran_k: Any) -> None:
-    with pytest.raises(ValueError, match=f"gran_k: expected a positive integer, got {gran_k!r}"):
+    is_per_token = cast.function is per_token_cast_to_fp8
+    if is_per_token and gran_k == 0:  # all of a row
+        return
+    or_all = ", or 0 for all" * is_per_token
+    with pytest.raises(ValueError, match=f"gran_k: expected a positive integer{or_all}, got {gran_k!r}"):
         cast.function(torch.ones(2, 2), gran_k=gran_k)
 
 
@@ -473,7 +478,8 @@ def test_casts_come_back_by_rows_by_blocks_and_by_packed_scales() -> None:
         (ONES, torch.ones(2, 1), 128, "x: expected dtype torch.float8_e4m3fn, got torch.float32"),
         (FP8, torch.ones(2, 2), 128, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
         (FP8, ONES[:, :1].double(), 128, f"sf: expected dtype {SCALE_TYPES}, got torch.float64"),
-        (FP8, torch.ones(2, 1), 0, "gran_k: expected a positive integer, got 0"),
+        (FP8, torch.ones(2, 1), -1, "gran_k: expected a positive integer, or 0 for all, got -1"),
+        (FP8, torch.ones(2, 2), 0, "sf: expected shape (2, 1) or (1,), got (2, 2)"),
         (FP8, torch.ones(2, 1, device="meta"), 128, "sf: expected device cpu, where x is, got meta"),
         (FP8.to("meta"), torch.ones(2, 1), 128, "sf: expected device meta, where x is, got cpu"),
         (FP8, torch.ones(2, 1).to_sparse(), 128, "sf: expected a dense tensor, got layout torch.sparse_coo"),
@@ -484,6 +490,103 @@ def test_casts_come_back_by_rows_by_blocks_and_by_packed_scales() -> None:
 def test_what_cannot_come_back_is_named(x: Tensor, sf: Tensor, gran_k: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         cast_back_from_fp8(x, sf, gran_k)
+
+
+# Whole rows, and all of a tensor
+
+
+@fp32_or_ue8m0
+@pytest.mark.parametrize("shape", [(1, 1), (5, 300), (3, 20000), (2, 3, 200), (2, 2, 131, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_row_under_one_scale(shape: tuple[int, ...], dtype: torch.dtype, use_ue8m0: bool) -> None:
+    x, whole = numbers(shape, dtype=dtype), (1, shape[-1])
+    values, scales = per_token_cast_to_fp8(x, use_ue8m0, 0)
+    assert_scales(x, scales, whole, use_ue8m0)
+    assert_nearest(x.float(), values, scales, whole)
+    as_one_block = per_token_cast_to_fp8(x, use_ue8m0, shape[-1])
+    assert_same_bits((values, scales), as_one_block)
+    assert torch.equal(cast_back_from_fp8(values, scales, 0), values.float() * scales)
+    if len(shape) < 4:
+        assert_same_bits(per_token_cast_to_fp8(x, use_ue8m0, 0, mn_major=True), as_one_block)
+
+
+@fp32_or_ue8m0
+@pytest.mark.parametrize("shape", [(1,), (300,), (5, 300), (2, 3, 200)])
+def test_a_tensor_under_one_scale(shape: tuple[int, ...], use_ue8m0: bool) -> None:
+    x = numbers(shape, dtype=torch.bfloat16)
+    values, scale = per_tensor_cast_to_fp8(x, use_ue8m0=use_ue8m0, min_amax=1e-3)
+    of_row = per_token_cast_to_fp8(x.view(1, -1), use_ue8m0, 0, min_amax=1e-3)
+    assert_same_bits((values.view(1, -1), scale.view(1, 1)), of_row)
+    if len(shape) > 1:
+        assert torch.equal(cast_back_from_fp8(values, scale, 0), values.float() * scale)
+        assert torch.equal(cast_back_from_fp8(values, scale.view(()), 0), values.float() * scale)
+
+
+def test_zeros_what_is_not_finite_and_nothing_at_all_have_scales_too() -> None:
+    x = torch.tensor([[0.0, -0.0], [torch.nan, 2.0], [torch.inf, -448.0], [1e-45, 0.0]], dtype=torch.float32)
+    values, scales = per_token_cast_to_fp8(x, gran_k=0)
+    assert scales.flatten().tolist() == [1.0, torch.tensor(2.0 / 448).item(), 1.0, MIN_SCALE]
+    assert values.float().nan_to_num(-1.0).tolist() == [[0.0, -0.0], [-1.0, 448.0], [-1.0, -448.0], [0.0, 0.0]]
+    assert per_token_cast_to_fp8(x[:1], gran_k=0, min_amax=448.0)[1].item() == 1.0
+    values, scale = per_tensor_cast_to_fp8(x)
+    assert scale.item() == 1.0
+    assert values.float().nan_to_num(-1.0).tolist() == [[0.0, -0.0], [-1.0, 2.0], [-1.0, -448.0], [0.0, 0.0]]
+    assert per_tensor_cast_to_fp8(torch.zeros(2, 3))[1].item() == 1.0
+    for shape in ((0,), (0, 4), (4, 0), (2, 0, 4)):
+        values, scale = per_tensor_cast_to_fp8(torch.empty(shape))
+        assert (values.shape, scale.tolist()) == (torch.Size(shape), [1.0])
+    assert [each.shape for each in per_token_cast_to_fp8(torch.empty(0, 4), gran_k=0)] == [(0, 4), (0, 1)]
+    assert per_token_cast_to_fp8(torch.empty(2, 0), gran_k=0)[1].tolist() == [[1.0], [1.0]]
+    assert per_token_cast_to_fp8(torch.empty(2, 0))[1].shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "right"),
+    [
+        (0.5, [448.0, 2.0, -448.0, 0.0, torch.nan, torch.nan]),
+        (1e-40, [448.0, 448.0, -448.0, 0.0, torch.nan, torch.nan]),
+        (0.0, [448.0, 448.0, -448.0, torch.nan, torch.nan, torch.nan]),
+        (-1.0, [-448.0, -1.0, 448.0, 0.0, torch.nan, torch.nan]),
+        (torch.inf, [0.0, 0.0, 0.0, 0.0, torch.nan, torch.nan]),
+        (torch.nan, [torch.nan] * 6),
+    ],
+)
+def test_a_given_scale_divides_whatever_it_is(scale: float, right: list[float]) -> None:
+    x, given = torch.tensor([3e38, 1.0, -900.0, 0.0, torch.inf, torch.nan]), torch.tensor(scale, dtype=torch.float32)
+    values, same = per_tensor_cast_to_fp8(x, given)
+    assert same is given
+    assert torch.allclose(values.float(), torch.tensor(right), rtol=0, atol=0, equal_nan=True)
+    folded, _ = per_tensor_cast_to_fp8(x.view(2, 3), given.view(1, 1))
+    assert torch.equal(folded.view(torch.uint8).flatten(), values.view(torch.uint8))
+
+
+SCALE = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"scale": 1.0}, "scale: expected a tensor, got float"),
+        ({"scale": SCALE.double()}, "scale: expected dtype torch.float32, got torch.float64"),
+        ({"scale": torch.ones(2)}, "scale: expected one element, got shape (2,)"),
+        ({"scale": torch.ones(2, 1)}, "scale: expected one element, got shape (2, 1)"),
+        ({"scale": SCALE.to("meta")}, "scale: expected device cpu, where x is, got meta"),
+        ({"scale": torch.ones(1, requires_grad=True) * 2}, "scale: expected a tensor without a gradient"),
+        ({"scale": SCALE, "use_ue8m0": True}, "scale: expected one element and neither use_ue8m0 nor min_amax"),
+        ({"scale": SCALE, "min_amax": 1.0}, "scale: expected one element and neither use_ue8m0 nor min_amax"),
+        ({"min_amax": -1.0}, "min_amax: expected a finite FP32 number that is not negative, got -1.0"),
+        ({"x": torch.ones(2, dtype=torch.int32)}, "x: expected dtype float32"),
+        ({"x": torch.ones(2, requires_grad=True) * 2}, "x: expected a tensor without a gradient"),
+    ],
+)
+def test_what_is_no_scale_of_a_tensor_is_named(said: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(message)}"):
+        per_tensor_cast_to_fp8(**{"x": torch.ones(2), **said})
+
+
+def test_a_rows_scale_fills_no_word() -> None:
+    with pytest.raises(ValueError, match="use_packed_ue8m0: expected gran_k above 0 with it, got 0"):
+        per_token_cast_to_fp8(torch.ones(2, 2), True, 0, use_packed_ue8m0=True)
 
 
 # Powers of two

@@ -19,15 +19,15 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import k_grouped_fp8_gemm_nt_contiguous
 from deep_gemm.casts import lay_scales
-from deep_gemm.casts.by_torch import cast_blocks, cast_by_torch
+from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.cast_rows import Groups, cast_config
 from deep_gemm.casts.depths import GroupedRows, SiluCasts, cast_along_groups, cast_silu_gradient
 from deep_gemm.casts.fp8 import cast_checked
-from deep_gemm.casts.rules import FP4, PER_ROW, Quantized, Target
+from deep_gemm.casts.rules import AMAX_OF_TENSOR, FP4, PER_ROW, PER_TENSOR, Quantized, Target
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import empty_mn_major, is_mn_major_tma_aligned
 from deep_gemm.moe.routing import expert_rows
-from lab.casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wild
+from lab.casts import MOST_OTHERS, assert_near, assert_same_bits, cast_by_torch, hard_quotients, wild
 from lab.sim.cast_depths import OF_BF16
 from lab.sim.cast_rows import RowTrial
 
@@ -59,7 +59,7 @@ def test_quotients_beside_where_fp8_rounds_the_other_way(cast: Callable[..., Qua
 # All kinds of casts of rows
 
 
-BY_32 = Target(columns=32)
+BY_32, BY_ALL = Target(columns=32), Target(columns=0)
 kind = partial(cast_config, torch.bfloat16, True, False)
 
 
@@ -79,6 +79,16 @@ def test_large_casts_of_rows_of_all_kinds() -> None:
         RowTrial(kind(groups=Groups.COUNTS, to=BY_32), 64 * 32, 7168, 9, data="mixed", sizes=counts),
         RowTrial(kind(groups=Groups.ENDS, activates=True, to=BY_32), 8192, 2048, 10, data="ordinary", sizes=ends),
         RowTrial(kind(to_routes=True, to=BY_32), 520, 7168, 11, data="mixed", topk=8),
+        RowTrial(kind(to=BY_ALL, lanes=256), 4100, 7168, 12, data="mixed"),
+        RowTrial(kind(to=BY_ALL, lanes=512), 300, 28672, 13, data="mixed"),
+        RowTrial(kind(activates=True, to=BY_ALL, lanes=128), 2050, 2056, 14, data="ordinary"),
+        RowTrial(kind(groups=Groups.COUNTS, to=BY_ALL, lanes=256), 64 * 32, 7168, 15, data="mixed", sizes=counts),
+        RowTrial(
+            kind(groups=Groups.ENDS, activates=True, to=BY_ALL, lanes=128), 8192, 2048, 16, sizes=ends, data="mixed"
+        ),
+        RowTrial(kind(to_routes=True, to=BY_ALL, lanes=256), 520, 7168, 17, data="mixed", topk=8),
+        RowTrial(kind(to=PER_TENSOR, lanes=256), 4100, 7168, 18, data="mixed"),
+        RowTrial(kind(to=AMAX_OF_TENSOR, lanes=256), 4100, 7168, 19, data="mixed"),
     ):
         case.on("cuda").run()
 
@@ -121,12 +131,24 @@ def test_quotients_of_every_mantissa(to: Target, exponent: int) -> None:
             assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
 
 
+@pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 216, 217, 254])
+@pytest.mark.parametrize("scale", [1.0, 1 / 3, 0.7, 2.0**-100, 2.0**100, 1e-40])
+def test_quotients_by_given_scales(scale: float, exponent: int) -> None:
+    """Each FP32 number with this exponent; torch divides on the GPU too."""
+    x = (torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23).view(torch.float32).view(-1, 512)
+    for given in (torch.tensor([scale], device="cuda"), torch.tensor([-scale], device="cuda")):
+        found, _ = deep_gemm.per_tensor_cast_to_fp8(x, given)
+        right, _ = cast_blocks(x, PER_TENSOR, given)
+        assert torch.equal(found.view(torch.uint8), right.view(torch.uint8))
+
+
 def test_casts_follow_their_stream() -> None:
     x = torch.zeros(2048, 2048, device="cuda")
     rows = deep_gemm.expert_rows(torch.arange(2048, device="cuda")[:, None] % 7, 7)
 
     def casts(x: Tensor) -> list[Quantized]:
-        of_rows = deep_gemm.silu_mul_cast_to_fp8(x), deep_gemm.gather_cast_to_fp8(x, rows)
+        of_rows = [deep_gemm.silu_mul_cast_to_fp8(x), deep_gemm.gather_cast_to_fp8(x, rows)]
+        of_rows += [deep_gemm.per_token_cast_to_fp8(x, gran_k=0), deep_gemm.per_tensor_cast_to_fp8(x)]
         return [*of_rows, *deep_gemm.cast_both_to_fp8(x), deep_gemm.per_block_cast_to_fp8(x)]
 
     rights = casts(torch.full_like(x, 3.0))
@@ -149,7 +171,8 @@ def test_a_captured_graph_replays_with_changed_inputs() -> None:
 
     def all_casts(x: Tensor) -> list[Quantized]:
         along_k = [deep_gemm.k_grouped_cast_to_fp8(same, [16, 0, 256, 256]) for same in (x, x.t().contiguous().t())]
-        return [*deep_gemm.cast_both_to_fp8(x), *(cast(x) for cast in CASTS.values()), *along_k]
+        whole = deep_gemm.per_token_cast_to_fp8(x, gran_k=0), deep_gemm.per_tensor_cast_to_fp8(x)
+        return [*deep_gemm.cast_both_to_fp8(x), *(cast(x) for cast in CASTS.values()), *along_k, *whole]
 
     all_casts(x)
     graph, found = captured(all_casts, x)

@@ -192,6 +192,15 @@ def linear(n: int, k: int, bias: bool, room: Room, m: int) -> Callable[[], Any]:
     return partial(call, bias=room.take(n, dtype=BF16)) if bias else call
 
 
+def cast(form: str, k: int, room: Room, m: int) -> Callable[[], Any]:
+    x = room.take(m, k, dtype=BF16)
+    if form == "tensor":
+        return partial(deep_gemm.per_tensor_cast_to_fp8, x)
+    if form == "given":
+        return partial(deep_gemm.per_tensor_cast_to_fp8, x, room.take(1, dtype=FP32))
+    return partial(deep_gemm.per_token_cast_to_fp8, x, gran_k=int(form))
+
+
 def cases() -> Iterator[Case]:
     """Give products in forms and shapes that their choice tells apart."""
     for n, k in WEIGHTS:
@@ -224,6 +233,9 @@ def cases() -> Iterator[Case]:
         yield Case(f"heads {h} of {n}x{k}", partial(heads, h, n, k))
     for n, k in ((24576, 512), (6144, 512)):
         yield Case(f"skip {n}x{k}", partial(skip, n, k))
+    for form in ("128", "0", "tensor", "given"):
+        for k in (768, 7168, 28672):
+            yield Case(f"cast {k} by {form}", partial(cast, form, k))
     for dtype in (BF16, FP32):
         yield Case(f"sum of 128x256x384 {dtype}", partial(sums, 128, 256, 384, dtype))
 

@@ -14,9 +14,10 @@ from helpers import assert_loads_nothing_early
 from thorough import covering, one_in, sample, values
 
 from deep_gemm.casts.cast_depths import DepthsCastConfig, Source
-from deep_gemm.casts.cast_rows import MAX_GROUPS, CastConfig, Groups
+from deep_gemm.casts.cast_rows import MAX_GROUPS, PIECES, CastConfig, Groups
 from deep_gemm.casts.cast_tiles import TileCastConfig
 from deep_gemm.casts.lay_scales import ScalesConfig
+from deep_gemm.casts.rules import AMAX_OF_TENSOR, PER_TENSOR
 from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.kinds.works import IDS
@@ -54,18 +55,25 @@ def kind(config: Any) -> list[Any]:
 def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     of_row = 4 if config.vector == 1 else 1
     ways = 2  # in which a unit of rows is cast: as an ordinary one and as any
+    is_given, is_amax = config.to == PER_TENSOR, config.to == AMAX_OF_TENSOR
+    # Whole rows: those held, and a loop over others for each use: the largest magnitude and the values, both ways.
+    loops = 0 if not config.lanes else 1 if is_given or is_amax else 2 * ways
+    units = PIECES + loops if config.lanes else config.rows
     if config.activates:
         of_row = 2 * of_row + 1  # gate, up, and the row's weight
     if config.to_routes:
-        of_row += 1 + 2 * ways  # first routes, and further ones for values and for scales
+        stores = (PIECES + 1 if config.lanes else 1) * ways
+        of_row += 0 if config.lanes else 1 + 2 * ways  # first routes, and further ones for values and for scales
     groups = MAX_GROUPS // config.num_threads
     of_sizes = {Groups.NONE: 0, Groups.UNTIL: 1, Groups.COUNTS: groups, Groups.ENDS: 2 * groups}
-    yield found.counts["LDG"] == config.rows * of_row + of_sizes[config.groups], "each element is loaded once"
+    of_team = is_given + (1 + stores + ways if config.lanes and config.to_routes else 0)
+    yield found.counts["LDG"] == units * of_row + of_sizes[config.groups] + of_team, "each element is loaded once"
     # Reciprocals and powers of two: a scale's; two for an activated element with a limit and weights and without, six
     # where gate and up have bounds; and one where groups divide an integer.
-    elements = config.rows * max(config.vector, 4) if config.activates else 0
+    elements = units * max(config.vector, 4) if config.activates else 0
     of_groups = 0 if config.groups in (Groups.NONE, Groups.UNTIL) else groups
-    yield found.counts["MUFU"] == ways + 10 * elements + of_groups, "no element is divided"
+    if not (is_given or is_amax):
+        yield found.counts["MUFU"] == ways + 10 * elements + of_groups, "no element is divided"
 
 
 def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:

@@ -2,7 +2,7 @@
 #pragma once
 
 struct Rows {
-  static constexpr bool kIsShared = false;  // whether CTAs share out units that only the GPU can count
+  static constexpr bool kIsShared = kFindsAmax;  // whether CTAs share out units that only the GPU can count
   uint32_t m, num_units;
 
   DEVICE explicit Rows(const CastParams& p) : m(p.m), num_units(ceil_div(p.m, kRows)) {}

@@ -2,11 +2,11 @@
 #pragma once
 
 struct Targets {
-  int32_t routes[kRows];  // of lane j: where route j of each row goes
+  int32_t routes[kRows];  // of lane j of a warp: where route j of each row goes
 
   DEVICE Targets(const CastParams& p, const Unit& unit, uint32_t lane) {
 #pragma unroll
-    for (uint32_t i = 0; i < kRows; ++i) routes[i] = route_of(p, unit, i, lane);
+    for (uint32_t i = 0; i < kRows; ++i) routes[i] = route_of(p, unit, i, lane % kLanesOfWarp);
   }
 
   DEVICE static int32_t route_of(const CastParams& p, const Unit& unit, uint32_t i, uint32_t j) {
@@ -16,16 +16,16 @@ struct Targets {
 
   // The first routes are at hand; others, where a row has more of them than a team has lanes, are loaded.
   DEVICE int32_t route(const CastParams& p, const Unit& unit, uint32_t i, uint32_t first, uint32_t lane) const {
-    return first == 0 ? routes[i] : route_of(p, unit, i, first + lane);
+    return first == 0 ? routes[i] : route_of(p, unit, i, first + lane % kLanesOfWarp);
   }
 
   DEVICE void store(const CastParams& p, const Unit& unit, uint32_t i, uint32_t block, uint32_t lane,
                     const Values& values) const {
     const uint32_t first_of_team = ptx::lane_index() / kLanes * kLanes;
 #pragma unroll 1
-    for (uint32_t first = 0; first < p.topk; first += kLanes) {
+    for (uint32_t first = 0; first < p.topk; first += kLanesOfWarp) {
       const int32_t of_lane = route(p, unit, i, first, lane);
-      const uint32_t count = p.topk - first < kLanes ? p.topk - first : kLanes;
+      const uint32_t count = p.topk - first < kLanesOfWarp ? p.topk - first : kLanesOfWarp;
 #pragma unroll 1
       for (uint32_t four = 0; four < count; four += 4) {
 #pragma unroll
@@ -44,7 +44,7 @@ struct Targets {
     for (uint32_t i = 0; i < kRows; ++i) {
       const float scale = ptx::shfl_sync(of_lane, first_of_team + i);
 #pragma unroll 1
-      for (uint32_t first = 0; first < p.topk; first += kLanes) {
+      for (uint32_t first = 0; first < p.topk; first += kLanesOfWarp) {
         const int32_t to = route(p, unit, i, first, lane);
         if (to >= 0) store_scale(p, to, 0, block, scale);
       }

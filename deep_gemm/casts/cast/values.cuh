@@ -13,6 +13,7 @@
 
 constexpr uint32_t kLanes = kBlock / (kVector == 1 ? 4 : kVector);
 constexpr uint32_t kTeams = kNumThreads / kLanes;
+constexpr uint32_t kLanesOfWarp = kLanes < 32 ? kLanes : 32;  // of a team
 constexpr uint32_t kElements = kBlock / kLanes;
 constexpr uint32_t kElementsOfWord = 4 / kInputBytes;
 constexpr uint32_t kWords = kElements / kElementsOfWord;
@@ -126,13 +127,13 @@ DEVICE uint32_t key_of(const Held& held) {
 DEVICE ptx::Float2 amaxes_of(uint32_t key) { return kCastsFp32 ? ptx::Float2{ptx::float_of(key), 0.f} : unpack(key); }
 DEVICE float amax_of(uint32_t key) { return amaxes_of(kCastsFp32 ? key : larger_key(key, key >> 16)).x; }
 
-// The largest keys of a team, of kCount keys that each lane has: lane i gets that of keys[i % kCount]. Each lane hands half of
-// what it has to another lane, until one key is left.
+// The largest keys of a team, or of a warp in a larger one, of kCount keys that each lane has: lane i gets that of
+// keys[i % kCount]. Each lane hands half of what it has to another lane, until one key is left.
 template <uint32_t kCount>
 DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
   static_assert((kCount & (kCount - 1)) == 0 && kCount <= kLanes, "a lane for each key");
 #pragma unroll
-  for (uint32_t distance = 1; distance < kLanes; distance *= 2) {
+  for (uint32_t distance = 1; distance < kLanesOfWarp; distance *= 2) {
     const uint32_t other = ptx::lane_index() ^ distance;
     if (distance < kCount) {
       const bool is_odd = (lane & distance) != 0;

@@ -21,6 +21,8 @@ from .groups import draw_counts
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 COLUMNS = (128, 128, 64, 32)
 """How many may share a scale."""
+OF_ROWS = (*COLUMNS, 0, 0)
+"""The same of rows; 0: all."""
 
 
 def of_many_magnitudes(draw: Draw, x: Tensor, specials: float, empty: float = 0.0) -> Tensor:
@@ -42,10 +44,11 @@ class Cast(Trial):
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
-        self.form = draw.rng.choice(("token", "channel", "block", "both", "groups", "masked"))
+        self.form = draw.rng.choice(("token", "channel", "block", "both", "groups", "masked", "tensor"))
         self.rounds_up, self.mn_major = draw.flag(), draw.flag()
         self.least = draw.rng.choice((0.0, 1e-4))
-        self.columns = 128 if self.form in ("both", "groups") else draw.rng.choice(COLUMNS)
+        some = OF_ROWS if self.form in ("token", "masked") else COLUMNS
+        self.columns = 128 if self.form in ("both", "groups") else draw.rng.choice(some)
         self.m, self.k = draw.size(1, 2000), draw.size(1, 3000, draw.rng.choice((1, 8, 16)))
         self.ks: list[int] = []
         left = self.k
@@ -55,10 +58,13 @@ class Cast(Trial):
         groups = draw.rng.choice((1, 2, 5)) if self.form in ("masked", "block", "channel") else 0
         groups = max(groups, 1) if self.form == "masked" else groups
         shape = (groups, min(self.m, 300), self.k) if groups else (self.m, self.k)
-        turned = draw.flag(0.3) and self.form in ("token", "groups")
+        turned = draw.flag(0.3) and self.form in ("token", "groups", "tensor")
         self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES), turned=turned)}
         if self.form == "masked":
             self.operands["masked_m"] = torch.empty(groups, dtype=torch.int32, device=draw.device)
+        if self.form == "tensor" and draw.flag():  # a given scale
+            self.operands["scale"] = torch.empty(1, dtype=torch.float32, device=draw.device)
+            self.rounds_up, self.least = False, 0.0
 
     def fill(self) -> None:
         """Numbers of many magnitudes, zeros, and now and then an infinity or a NaN."""
@@ -66,6 +72,8 @@ class Cast(Trial):
         x.copy_(of_many_magnitudes(draw, x, 0.1))
         if self.form == "masked":
             self.operands["masked_m"].copy_(draw_counts(draw, len(x), x.shape[1]))
+        if "scale" in self.operands:
+            self.operands["scale"].copy_(draw.normal((1,)).abs())
 
     def call(self, x: Tensors) -> Tensors:
         """The call makes values and scales."""
@@ -75,6 +83,8 @@ class Cast(Trial):
             return {"values": values, "scales": sf, "values_t": values_t, "scales_t": sf_t}
         if self.form == "groups":
             made = fp8.k_grouped_cast_to_fp8(operand, self.ks, self.rounds_up, min_amax=least, mn_major=self.mn_major)
+        elif self.form == "tensor":
+            made = fp8.per_tensor_cast_to_fp8(operand, x.get("scale"), self.rounds_up, min_amax=least)
         elif self.form == "channel":
             made = fp8.per_channel_cast_to_fp8(operand, self.rounds_up, self.columns, min_amax=least)
         elif self.form == "block":
@@ -95,6 +105,10 @@ class Cast(Trial):
                 "values": Right(torch.cat([values.flatten() for values, _ in parts])),
                 "scales": Right(torch.cat([sf for _, sf in parts], dim=1)),
             }
+        if self.form == "tensor":
+            to = Target(1, 0, self.rounds_up, self.least)
+            values, sf = cast_blocks(x.reshape(1, -1), to, self.operands.get("scale"))
+            return {"values": Right(values.view(x.shape)), "scales": Right(sf.view(1))}
         many = self.columns
         rows, columns = {"channel": (many, 1), "block": (many, many)}.get(self.form, (1, many))
         values, sf = self.blocks(x, rows, columns)
@@ -127,7 +141,7 @@ class Activation(Trial):
         alpha, beta = draw.rng.choice(((None, None), (1.702, 1.0), (2.0, 7.0)))
         self.said: dict[str, Any] = {"activation": name, "alpha": alpha, "beta": beta, "limit": self.limit}
         self.gating = gating_of(**self.said)
-        self.columns = draw.rng.choice(COLUMNS)
+        self.columns = draw.rng.choice(OF_ROWS)
         shape = (self.groups, min(self.m, 200), 2 * self.i) if self.groups else (self.m, 2 * self.i)
         self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES))}
         if self.groups:
@@ -149,7 +163,7 @@ class Activation(Trial):
         said = {"use_ue8m0": self.rounds_up, "gran_k": self.columns, **self.said}
         values, sf = silu_mul_cast_to_fp8(x["x"], x.get("row_weights"), masked_m=x.get("masked_m"), **said)
         k = values.shape[-1]
-        return {"numbers": values.float() * sf.repeat_interleave(self.columns, -1)[..., :k]}
+        return {"numbers": values.float() * sf.repeat_interleave(self.columns or k, -1)[..., :k]}
 
     def right(self) -> dict[str, Right]:
         """Give what the numbers stand for: within two steps of FP8, because a GPU's sigmoid is not the CPU's."""
@@ -158,7 +172,7 @@ class Activation(Trial):
         if "row_weights" in self.operands:
             y *= self.operands["row_weights"].double()[..., None]
         _, sf = cast_blocks(y.float(), Target(1, self.columns, self.rounds_up))
-        scale = sf.double().repeat_interleave(self.columns, -1)[..., : self.i]
+        scale = sf.double().repeat_interleave(self.columns or self.i, -1)[..., : self.i]
         allowed = y.abs() * 2.0**-3 + scale * 2.0**-8
         written = rows_of_counts(self.operands["masked_m"], x.shape[1])[..., None] if self.groups else None
         return {"numbers": Right(y, allowed, written)}
