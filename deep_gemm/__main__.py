@@ -231,8 +231,7 @@ def compile_shapes(
     """Compile the kernels of these shapes into the cache, before a program needs them. Needs no GPU."""
     import torch
 
-    from .cli import precompile
-    from .cli.console import make_console
+    from .cli import make_console, precompile
     from .gemm.explain import asked
 
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
@@ -261,8 +260,8 @@ def compile_shapes(
 @cache_app.command("list", epilog=examples("cache list"))
 def list_cache() -> None:
     """List the compiled kernels that are kept, the newest first."""
+    from .cli import make_console
     from .cli.cache import show
-    from .cli.console import make_console
     from .core.jit import directories
 
     for directory in directories():
@@ -274,8 +273,8 @@ def verify_cache(
     remove: Annotated[bool, typer.Option("--remove", help="remove those that are not sound")] = False,
 ) -> None:
     """Check the digest and the name of every kernel that is kept. One that is not sound is only compiled anew."""
+    from .cli import make_console
     from .cli.cache import verify
-    from .cli.console import make_console
     from .core.jit import directories
 
     console = make_console()
@@ -304,8 +303,8 @@ def clear_cache(
 @cache_app.command("export", epilog=examples("cache export kernels.tar"))
 def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write, a tar of kernels")]) -> None:
     """Write all kernels that are kept into FILE, for other machines and for container images."""
+    from .cli import make_console
     from .cli.cache import export_to
-    from .cli.console import make_console
     from .core.jit import directories
 
     with refused(OSError):
@@ -316,8 +315,8 @@ def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write
 @cache_app.command("import", epilog=examples("cache import kernels.tar"))
 def import_cache(file: Annotated[Path, typer.Argument(help="an archive that `cache export` wrote")]) -> None:
     """Take the kernels in FILE into the directory of kernels. What is not a kernel, or not sound, is refused."""
+    from .cli import make_console
     from .cli.cache import import_from
-    from .cli.console import make_console
     from .core.jit.cache import written_directory
     from .core.settings import settings
 

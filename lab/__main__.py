@@ -156,7 +156,7 @@ def inspect(
     source: Annotated[bool, typer.Option("--source", help="print the whole source as one file instead")] = False,
 ) -> None:
     """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
-    from deep_gemm.cli.console import make_console
+    from deep_gemm.cli import make_console
     from deep_gemm.core.jit import CompileError
 
     from .flat import flat
@@ -186,7 +186,7 @@ def inspect(
 @app.command(epilog=examples("configs"))
 def configs() -> None:
     """List every configuration that can be chosen: of products, dense and grouped, and of all other kernels."""
-    from deep_gemm.cli.console import make_console
+    from deep_gemm.cli import make_console
 
     from . import configs as kinds
     from .inspect import show_configs, show_other_configs
@@ -369,7 +369,7 @@ def ship(
     max_tokens: Annotated[int, typer.Option(help="tokens of its largest batch")] = 1 << 16,
 ) -> None:
     """Make what a release ships beside the package: a wheel of compiled kernels, or a folder for the kernel hub."""
-    from deep_gemm.cli.console import make_console
+    from deep_gemm.cli import make_console
     from deep_gemm.cli.models import MODELS
     from deep_gemm.core.gpu import GPUS
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.cli.console import make_console
+from deep_gemm.cli import make_console
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.gpu import gpu_of
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap

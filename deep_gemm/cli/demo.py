@@ -36,7 +36,7 @@ from ..gemm.kinds.output import Output
 from ..linear.api import linear
 from ..moe.api import experts
 from ..testing.bench import L2_FLUSH_BYTES
-from .console import make_console, with_progress
+from . import make_console, with_progress
 
 MAX_ERROR_EXPERTS = 1e-2
 """If sums of the first product round to BF16 differently, some activations become another FP8 number."""

@@ -52,7 +52,7 @@ from ..kernels import ORDINARY
 from ..linear import kernel as linear_decode
 from ..linear.kernel import serving
 from ..moe.routing import MANY_ROWS
-from .console import with_progress
+from . import with_progress
 from .models import Model, Weight, model_named
 
 ACTIVATED = Output(work=ENDS, epilogue=SILU_OF_HALVES)

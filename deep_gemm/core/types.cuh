@@ -7,3 +7,14 @@ DEVICE_CONSTEXPR uint32_t ceil_div(uint32_t x, uint32_t y) { return (x + y - 1) 
 DEVICE_CONSTEXPR uint32_t greatest_common_divisor(uint32_t x, uint32_t y) {
   return y == 0 ? x : greatest_common_divisor(y, x % y);
 }
+
+// A part of `count` blocks that are dealt to `parts` as evenly as can be, earlier parts being the longer ones.
+struct Part {
+  uint32_t first, count;
+
+  DEVICE Part(uint32_t blocks, uint32_t parts, uint32_t index) {
+    const uint32_t each = blocks / parts, more = blocks % parts;
+    first = index * each + (index < more ? index : more);
+    count = each + (index < more ? 1 : 0);
+  }
+};

@@ -12,7 +12,6 @@
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
-#include "part.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from deep_gemm.cli.console import make_console, with_progress
+from deep_gemm.cli import make_console, with_progress
 
 from . import machine
 from .bench import Asked, Bench, Steps

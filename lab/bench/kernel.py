@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.table import Table
 
-from deep_gemm.cli.console import make_console
+from deep_gemm.cli import make_console
 
 from ..kernels import all_kernels, config_named, kernel_named
 from ..sim.command import with_settings

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from deep_gemm.casts.by_torch import cast_blocks, cast_by_torch
+from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.fp4 import per_token_cast_to_fp4
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Target
@@ -136,7 +136,7 @@ def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -
         of_a, of_b = output.sfa or PER_ROW, output.sfb or PER_BLOCK
         a, sfa = per_token_cast_to_fp8(x, gran_k=of_a.columns or BLOCK_K)
         if output.sfa == WHOLE:
-            (a, sfa), (b, sfb) = (cast_by_torch(each.float(), 1, k) for each in (x, w))
+            (a, sfa), (b, sfb) = (cast_blocks(each.float(), Target(1, k)) for each in (x, w))
         elif output.b == E2M1:
             b, sfb = per_token_cast_to_fp4(w, use_ue8m0=True, gran_k=of_b.columns, use_packed_ue8m0=True)
         else:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from deep_gemm.cli.console import make_console
+from deep_gemm.cli import make_console
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import GPUS, Gpu
 from deep_gemm.gemm.choose.cost import NEVER, estimate

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.recipes import RUN_COLUMNS, WHOLE
 from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import BLOCK_K
 from deep_gemm.gemm.kinds.output import Output
+from lab.casts import cast_by_torch
 
 from ..bench.numerics import OPERANDS
 from .dense import DenseTrial

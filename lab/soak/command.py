@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deep_gemm.cli.console import make_console
+from deep_gemm.cli import make_console
 from deep_gemm.core.call import RECORDS
 from deep_gemm.core.gpu import HOPPER
 

@@ -11,11 +11,11 @@ from helpers import some
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.casts.fp4 import quantize_mxfp4
 from deep_gemm.core.check.recipes import RUN_COLUMNS
 from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.ask.rows import contiguous_problem
+from lab.casts import cast_by_torch
 
 FP8, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 Operand = tuple[Tensor, Tensor]

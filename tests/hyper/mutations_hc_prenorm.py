@@ -25,7 +25,7 @@ TRIALS = [
     HcTrial(ALONE, 5, 24, 64, 3, 0, "slow_producer", num_sms=2),  # splits without a block are written at once
 ]
 
-_K, _PART = "hc_prenorm.cuh", "part.cuh"
+_K, _PART = "hc_prenorm.cuh", "types.cuh"
 
 MUTATIONS = [
     # the ring, and B split within it

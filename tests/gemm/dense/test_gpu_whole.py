@@ -10,13 +10,13 @@ from helpers import assert_right_on_gpu, captured, checked_on_gpu, host_never_wa
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.casts.by_torch import cast_by_torch
 from deep_gemm.core.check.recipes import WHOLE
 from deep_gemm.gemm import launch
 from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.ask.rows import contiguous_problem, masked_problem
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE, kernel_of
 from lab.bench.tune import compile_all
+from lab.casts import cast_by_torch
 from lab.sim.trials import trial_of
 from lab.sim.whole import PromotedFewTrial, PromotedTrial
 
