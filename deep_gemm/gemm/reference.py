@@ -71,7 +71,7 @@ def product(p: Problem, a: Tensor, sfa: Any, b: Tensor, sfb: Any) -> Tensor:
     if p.of_a is None or p.of_b is None:
         return a.float() @ b.float().mT
     if p.of_a == WHOLE:
-        of, ones = Scales(1, RUN_COLUMNS), torch.ones(1, ceil_div(a.shape[1], RUN_COLUMNS), device=a.device)
+        of, ones = Scales(1, RUN_COLUMNS), sfa.new_ones(1, ceil_div(a.shape[1], RUN_COLUMNS))
         sums = block_scaled_product(a, ones.expand(len(a), -1), b, ones.expand(len(b), -1), of, of)
         return sums * torch.mul(sfa, sfb.mT)
     return block_scaled_product(a, sfa, b, sfb, p.of_b, p.of_a)

@@ -94,7 +94,9 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
         {"work": works.DEPTHS, "cluster_m": 2},
         {"work": works.DEPTHS, "cluster_k": 2},
     ],
-    "needs no addition to D where rows are grouped": [{"work": works.IDS, "adds_to_d": True, "is_fp32": True}],
+    "needs no addition to D where rows are grouped": [
+        {"work": works.IDS, "adds_to_d": True, "is_fp32": True, "panel_columns": 32}
+    ],
     "needs scales of B for each row where groups are along k": [{"work": works.DEPTHS}],
     "needs code for a tail where each group may have one": [{"work": works.DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2}],
     "needs a plain BF16 product without a split of k where columns of D are skipped": [

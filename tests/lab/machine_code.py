@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from thorough import covering, values
 
 from deep_gemm.casts.cast_tiles import KERNEL as CAST_TILES
 from deep_gemm.casts.cast_tiles import turns_blocks
-from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, WHOLE, Scales
 from deep_gemm.core.jit.compiler import Job, compiler_version
 from deep_gemm.core.jit.cubin import text_sections
 from deep_gemm.gemm.choose.tiles import skipping
@@ -126,6 +127,15 @@ DECODE = (
     decode_config(32, 1, 3, 2, fp32=True),
     decode_config(64, 1, 1, 2, c=True),
 )
+WHOLE_SCALES = Output(sfa=WHOLE, sfb=WHOLE)
+WHOLE_AND_BIASES = (
+    tile_config(128, 192, WHOLE_SCALES, cluster_m=2),
+    tile_config(64, 64, replace(WHOLE_SCALES, is_fp32=True), cluster_k=3),
+    tile_config(128, 128, replace(WHOLE_SCALES, with_c=True, c_is_fp32=True, work=works.COUNTS)),
+    tile_config(128, 256, Output(with_c=True, c_is_fp32=True, work=works.IDS)),
+    decode_config(16, 2, 3, 2, sfa=WHOLE, sfb=WHOLE),
+    decode_config(8, 1, 1, 2, c=True, c32=True, work=works.ENDS, sfa=WHOLE, sfb=WHOLE),
+)
 SKIPPING = tuple(
     skipping(config, columns)
     for config, columns in ((DENSE[4], 64), (DENSE[6], 16), (DECODE[1], 16))
@@ -136,7 +146,7 @@ SKIPPING = tuple(
 def jobs() -> list[Job]:
     """What is compiled, by name: products as above, and of each other kernel as many as have every value of a field."""
     found = []
-    for config in (*DENSE, *GROUPED, *DECODE, *HEADS, *SKIPPING):
+    for config in (*DENSE, *GROUPED, *DECODE, *HEADS, *SKIPPING, *WHOLE_AND_BIASES):
         if isinstance(config, GemmConfig):
             found.append(Job(f"fp8_gemm {config.name}", FP8_GEMM.source, FP8_GEMM.headers(config)))
         elif isinstance(config, DecodeConfig):
