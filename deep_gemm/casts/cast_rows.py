@@ -20,7 +20,7 @@ from ..core.settings import num_sms_of
 from ..core.shadow import least
 from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, operands, pitch, vector_of
 from .gating import Gating
-from .rules import AMAX, AMAX_OF_TENSOR, FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, PER_TENSOR, Target
+from .rules import AMAX_OF_TENSOR, FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, PER_TENSOR, Target
 
 
 class Groups(Enum):
@@ -118,8 +118,8 @@ class CastConfig(Config):
             ),
             "kPieces": PIECES,
             "kWholeRows": self.lanes > 0,
-            "kIsGiven": self.to.rows == 0 and self.to.format != AMAX,
-            "kFindsAmax": self.to.format == AMAX,
+            "kIsGiven": self.to == PER_TENSOR,
+            "kFindsAmax": self.to == AMAX_OF_TENSOR,
             "kMaxGroups": MAX_GROUPS,
             "kCutsLargest": self.to.format == MXFP4,
             "kGroupsEnd": self.groups == Groups.ENDS,
@@ -151,7 +151,7 @@ def cast_config(
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
     vector = vector_of(dtype, is_aligned)
     if lanes:
-        num_threads, threads_per_sm = max(lanes, 128), 768 if activates else 1024
+        num_threads, threads_per_sm = max(lanes, 128), 1024 if to.rows and not activates else 768
         ctas_per_sm = threads_per_sm // num_threads
         return CastConfig(dtype, vector, 1, activates, groups, to_routes, num_threads, ctas_per_sm, to, lanes)
     if to.format != FP8:
@@ -173,9 +173,8 @@ def num_units(config: CastConfig, m: int, k: int) -> int:
 def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
     """A team for each unit; if only the GPU knows how many there are, no more than run at a time."""
     ctas = ceil_div(num_units(config, m, k), config.teams)
-    most = MOST_PARTS if config.to.format == AMAX else num_sms * config.ctas_per_sm
-    has_all = config.groups == Groups.NONE and config.to.format != AMAX
-    return ctas if has_all else least(ctas, most)
+    most = MOST_PARTS if config.to == AMAX_OF_TENSOR else num_sms * config.ctas_per_sm
+    return ctas if config.groups == Groups.NONE and config.to != AMAX_OF_TENSOR else least(ctas, most)
 
 
 def reachable_cast() -> list[CastConfig]:
@@ -195,9 +194,8 @@ def reachable_cast() -> list[CastConfig]:
     others.append([Target(columns=columns, format=format) for format in (FP4, MXFP4) for columns in format.blocks])
     whole = [(kind, Target(1, 0)) for kind in kinds] + [(kinds[0], to) for to in (PER_TENSOR, AMAX_OF_TENSOR)]
     of_rows = [
-        cast_config(*which, *kind, to=to, lanes=lanes)
-        for which, (kind, to), lanes in product(rows, whole, LANES)
-        if which[-1]
+        cast_config(*which, True, *kind, to=to, lanes=lanes)
+        for *which, (kind, to), lanes in product(INPUTS, (True, False), whole, LANES)
     ]
     of_blocks = [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
     return of_groups + of_blocks + of_rows

@@ -14,7 +14,6 @@ from ..compat.forms import accepts_names
 from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import cuts_gradient, integers, no_gradient, same_device
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, rows_of_counts
-from ..core.check.numbers import magnitude
 from ..core.check.tracing import is_dispatched
 from ..core.check.ue8m0 import EXPONENTS, powers_of
 from . import lay_scales
@@ -27,7 +26,7 @@ from .rules import (
     check_groups,
     check_matrix,
     check_rows,
-    check_tensor,
+    checked_tensor,
     empty_scales,
     empty_values,
     granularity,
@@ -198,9 +197,7 @@ def per_tensor_cast_to_fp8(
 
 
 def _cast_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float, _: bool) -> tuple[Tensor, ...]:
-    min_amax = magnitude("min_amax", min_amax)
-    check_tensor(x, scale, use_ue8m0, min_amax)
-    to = per_rows(use_ue8m0, 0, min_amax)
+    to = checked_tensor(x, scale, use_ue8m0, min_amax)
     if can_cast(x, to):
         return cast_tensor_of(x, to, scale)
     values, made = cast_blocks(x.reshape(1, -1), to, scale)
@@ -210,9 +207,7 @@ def _cast_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: flo
 TENSOR = Function(
     _cast_tensor,
     lambda *call: torch.ops.deep_gemm.per_tensor_cast_to_fp8.default(*call[:-1]),
-    lambda x, scale: (x,) if scale is None else (x, scale),
-    lambda tensors: cuts_gradient(tensors, ()),
-    free=[FREE_ROWS],
+    **{**OF_ONE, "tensors": lambda x, scale: (x,) if scale is None else (x, scale)},
 )
 
 

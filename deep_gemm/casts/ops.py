@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_scales, empty_mn_major
-from ..core.check.numbers import magnitude
 from ..core.operators import operators
 from . import fp8
 from .lay_scales import laid_out
-from .rules import Quantized, Target, check_groups, check_matrix, check_rows, check_tensor, empty_scales, empty_values
+from .rules import Quantized, Target, check_groups, check_matrix, check_rows, checked_tensor, empty_scales, empty_values
 
 
 def fake_cast(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
@@ -35,7 +34,7 @@ def both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Tensor, Tensor, T
 
 def fake_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float) -> list[Tensor]:
     """Stand for a cast of all of a tensor."""
-    check_tensor(x, scale, use_ue8m0, magnitude("min_amax", min_amax))
+    checked_tensor(x, scale, use_ue8m0, min_amax)
     return [empty_values(x.shape, x), x.new_empty(1, dtype=torch.float32)][: 1 + (scale is None)]
 
 

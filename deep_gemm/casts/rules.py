@@ -45,8 +45,6 @@ class Format(NamedTuple):
 
 FP8 = Format("fp8", FP8_MAX, torch.float8_e4m3fn, 1, (MX_BLOCK, 64, SCALE_BLOCK), True, "fp8")
 """E4M3"""
-AMAX = FP8._replace(name="amax")
-"""No value: the largest magnitude that each team of lanes met, in the place of scales."""
 FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False, "e2m1")
 """E2M1, two to a byte."""
 MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False, "e2m1")
@@ -94,7 +92,8 @@ class Target:
 
 
 PER_ROW, PER_BLOCK, PER_TENSOR = Target(), Target(SCALE_BLOCK, SCALE_BLOCK), Target(0, 0)
-AMAX_OF_TENSOR = Target(0, 0, format=AMAX)
+AMAX_OF_TENSOR = Target(0, 0, format=FP8._replace(name="amax"))
+"""No values; in the place of scales the largest magnitude that each team of lanes met."""
 
 
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
@@ -169,17 +168,18 @@ def check_counts(x: Tensor, masked_m: Tensor) -> None:
         checks.in_range("masked_m", masked_m, 0, sizes["max_m"])
 
 
-def check_tensor(x: Tensor, scale: Tensor | None, *others: object) -> None:
-    """Check what is cast with one scale for all, and a given scale. Beside it `others` must be left out."""
+def checked_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float) -> Target:
+    """Check what is cast with one scale for all, a given one or its own, and give its cast as that of a single row."""
     check_castable(x)
-    if scale is None:
-        return
-    no_gradient("scale", scale)
-    checks.has_type("scale", checks.tensor("scale", scale), (torch.float32,))
-    checks.same_device({"scale": scale}, x.device, "x")
-    if scale.numel() != 1 or any(others):
-        beside = " and neither use_ue8m0 nor min_amax, which make a scale" * any(others)
-        raise ValueError(f"scale: expected one element{beside}, got shape {tuple(scale.shape)}")
+    to = Target(1, 0, use_ue8m0, magnitude("min_amax", min_amax))
+    if scale is not None:
+        no_gradient("scale", scale)
+        checks.has_type("scale", checks.tensor("scale", scale), (torch.float32,))
+        checks.same_device({"scale": scale}, x.device, "x")
+        if scale.numel() != 1 or to != Target(1, 0):
+            got = f"{tuple(scale.shape)}, use_ue8m0={use_ue8m0}, min_amax={min_amax}"
+            raise ValueError(f"scale: expected one element, without use_ue8m0 and min_amax, got shape {got}")
+    return to
 
 
 def check_matrix(x: Tensor) -> None:

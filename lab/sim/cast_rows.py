@@ -22,7 +22,7 @@ from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.cast_rows import PIECES, CastConfig, Groups, RowCast, num_ctas
 from deep_gemm.casts.fp8 import cast_checked
 from deep_gemm.casts.gating import Gating, activated
-from deep_gemm.casts.rules import AMAX, FP8, Target
+from deep_gemm.casts.rules import AMAX_OF_TENSOR, FP8, PER_TENSOR, Target
 from deep_gemm.core.check.layout import UE8M0_PER_WORD, align, ceil_div, rows_of_counts
 from deep_gemm.moe.routing import expert_rows
 
@@ -208,7 +208,7 @@ def problem(trial: RowTrial) -> RowCast:
     blocks = ceil_div(trial.k, to.columns * (UE8M0_PER_WORD if to.packs else 1)) if to.columns else 1
     if to.rows == 0:
         ctas = num_ctas(config, trial.m, trial.k, 1)
-        shape: tuple[int, ...] = (1, ctas * config.teams if to.format == AMAX else 1)
+        shape: tuple[int, ...] = (1, ctas * config.teams if config.to == AMAX_OF_TENSOR else 1)
         strides: tuple[int, ...] = (shape[1], 1)
     elif config.groups == Groups.COUNTS:
         most = trial.m // len(trial.sizes)
@@ -219,7 +219,7 @@ def problem(trial: RowTrial) -> RowCast:
     else:
         shape, strides = (rows, blocks), (1, align(rows, 4) + 4) if trial.is_m_major else (blocks + 1, 1)
     sizes, scales = torch.tensor(trial.sizes, dtype=torch.int32), strided(shape, strides)
-    if to.rows == 0 and to.format != AMAX:
+    if config.to == PER_TENSOR:
         scales.fill_(trial.scale)
     return RowCast(
         data(trial),
@@ -242,7 +242,7 @@ def expected(trial: RowTrial) -> RowCast:
     if trial.config.activates:
         y = activated(y, trial.gating)
         y = y if p.row_weights is None else y * p.row_weights[:, None]
-    if trial.to.format == AMAX:
+    if trial.config.to == AMAX_OF_TENSOR:
         for part in range(p.scales.shape[1]):
             its = y[part :: p.scales.shape[1]].float()
             p.scales[0, part] = its.abs().masked_fill(~its.isfinite(), 0).amax() if its.numel() else 0.0

@@ -27,7 +27,7 @@ TRIALS = [
     RowTrial(WARPS, 5, 2056, 5, "slow_warps"),
     RowTrial(WARPS, 3, 1032, 6, data="ordinary", min_amax=1e3),
     RowTrial(FP32, HARD_ROWS, 128, data="hard"),
-    RowTrial(OF_GROUPS, 12, 1032, 7, "slow_warps", sizes=(4, 0, 3), num_sms=1, data="mixed"),
+    RowTrial(OF_GROUPS, 120, 1032, 7, "slow_warps", sizes=(38, 0, 33), num_sms=1, data="mixed"),
     RowTrial(TO_ROUTES, 5, 1160, 8, "slow_warps", topk=40, data="mixed"),
     RowTrial(TO_ROUTES, 5, 1160, 9, topk=3, data="ordinary"),
 ]
@@ -41,21 +41,23 @@ MUTATIONS = [
     Mutation("one piece behind those held is left out", _TEAM, "for (uint32_t i = kPieces; i *", "for (uint32_t i = kPieces + 1; i *"),
     Mutation("a row has as many units as blocks", _KERNEL, "kWholeRows ? 1 : ceil_div(p.k, kBlock)", "ceil_div(p.k, kBlock)"),
     # The largest magnitude
-    Mutation("the last piece counts alone", _TEAM, "keys[0] = larger_key(keys[0], key_of<kIsOrdinary>(piece));", "keys[0] = key_of<kIsOrdinary>(piece);"),
+    Mutation("the last piece counts alone", _TEAM, "keys[0] = larger_key(keys[0], key_of<false>(piece));", "keys[0] = key_of<false>(piece);"),
+    Mutation("infinities count", _TEAM, "key_of<false>(piece)", "key_of<true>(piece)"),
     Mutation("each warp has a scale of its own", _TEAM, "if constexpr (kLanes > 32)", "if constexpr (false)"),
     Mutation("the last warp does not count", _TEAM, "warp < kLanes / 32; ++warp", "warp + 1 < kLanes / 32; ++warp"),
     Mutation("all warps meet in one word", _TEAM, "st_shared_b32(of_warps + lane / 32, key)", "st_shared_b32(of_warps, key)"),
-    Mutation("a warp does not wait for the others", _TEAM, "key);\n      ptx::syncthreads();\n#pragma", "key);\n#pragma"),
-    Mutation("the next row's keys come early", _TEAM, "      ptx::syncthreads();  // before the keys of another row\n", ""),
+    Mutation("a warp does not wait for the others", _TEAM, "key);\n    ptx::syncthreads();\n#pragma", "key);\n#pragma"),
+    Mutation("the next row's keys come early", _TEAM, "    ptx::syncthreads();  // before the keys of another row\n", ""),
     Mutation("warps meet where groups lie", _TEAM, "(kSharedBytes / 4 - kLanes / 32)", "0", shows_in=OF_GROUPS),
     Mutation("lanes of a warp alone", _VALUES, "kLanes < 32 ? kLanes : 32;", "kLanes < 32 ? kLanes : 16;"),
     # Scales and values
-    Mutation("any row counts as ordinary", _TEAM, "if (kIsOrdinary && !is_ordinary(d)) return false;", ""),
-    Mutation("other rows are left out", _TEAM, "      row.cast<false>();\n", ""),
-    Mutation("never powers of two", _TEAM, "p.min_amax, p.rounds_up)", "p.min_amax, false)"),
-    Mutation("no least amax", _TEAM, "p.min_amax, p.rounds_up)", "0.f, p.rounds_up)"),
+    Mutation("any row counts as ordinary", _TEAM, "if (is_ordinary(ordinary))", "if (true)"),
+    Mutation("other rows are left out", _TEAM, "    else\n      store([&](float x) { return quotient_of<false>(x, any); });\n", ""),
+    Mutation("other rows by the ordinary way's reciprocal", _TEAM, "quotient_of<false>(x, any)", "quotient_of<false>(x, ordinary)"),
+    Mutation("never powers of two", _TEAM, "p.min_amax, p.rounds_up)", "p.min_amax, false)", everywhere=True),
+    Mutation("no least amax", _TEAM, "p.min_amax, p.rounds_up)", "0.f, p.rounds_up)", everywhere=True),
     Mutation("all values go to the first block", _TEAM, "targets.store(p, unit, 0, i, lane", "targets.store(p, unit, 0, 0, lane"),
-    Mutation("scales are left out", _TEAM, "    if (lane < 32) targets.store_scales(p, unit, 0, lane, d.scale);\n", ""),
+    Mutation("scales are left out", _TEAM, "    if (lane < 32) targets.store_scales(p, unit, 0, lane, any.scale);\n", ""),
     Mutation("x is loaded before the kernel ahead has ended", _KERNEL, "  ptx::griddepcontrol_wait();\n", ""),
     # Routes
     Mutation("routes by the lane of a team", _TO, "route_of(p, unit, i, lane % kLanesOfWarp)", "route_of(p, unit, i, lane)", shows_in=TO_ROUTES),
@@ -80,7 +82,7 @@ GIVEN_MUTATIONS = [
     Mutation("a guess may be infinite", _TEAM, "ptx::min_magnitude(x * -d.reciprocal, 0x1p12f)", "x * -d.reciprocal"),
     Mutation("an infinity is the largest number", _TEAM, "ptx::fma_rn(x, 0.f, ptx::fma_rn(guess, d.scale, -x));", "ptx::fma_rn(guess, d.scale, -x);"),
     Mutation("a guess is enough", _TEAM, "return ptx::fma_rn(excess, d.reciprocal, guess);", "return guess;"),
-    Mutation("a scale is stored", _TEAM, "row.store([&](float x) { return quotient_by_given(x, given); });", "row.store([&](float x) { return quotient_by_given(x, given); }), row.targets.store_scales(p, unit, 0, lane, 1.f);"),
+    Mutation("a scale is stored", _TEAM, "if constexpr (kIsGiven) return store(", "if constexpr (kIsGiven) return targets.store_scales(p, unit, 0, lane, 1.f), store("),
 ]  # fmt: skip
 
 AMAX, AMAX_FP32 = (
@@ -94,8 +96,7 @@ AMAX_TRIALS = [
     RowTrial(AMAX_FP32, 11, 136, 4, data="largest"),
 ]
 AMAX_MUTATIONS = [
-    Mutation("a team's last row alone", _TEAM, "ptx::max_f32(number, row.amax<false>())", "row.amax<false>()"),
-    Mutation("infinities count", _TEAM, "row.amax<false>()", "row.amax<true>()"),
+    Mutation("a team's last row alone", _TEAM, "ptx::max_f32(number, amax)", "amax"),
     Mutation("a team takes one row", "cast/rows_all.cuh", "kIsShared = kFindsAmax", "kIsShared = false"),
     Mutation("a CTA's teams have one part", _TEAM, "ptx::block_index() * kTeams + ptx::thread_index() / kLanes", "ptx::block_index() * kTeams", shows_in=AMAX),
     Mutation("CTAs have parts one apart", _TEAM, "ptx::block_index() * kTeams + ", "ptx::block_index() + ", shows_in=AMAX),

@@ -56,8 +56,8 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
     of_row = 4 if config.vector == 1 else 1
     ways = 2  # in which a unit of rows is cast: as an ordinary one and as any
     is_given, is_amax = config.to == PER_TENSOR, config.to == AMAX_OF_TENSOR
-    # Whole rows: those held, and a loop over others for each use: the largest magnitude and the values, both ways.
-    loops = 0 if not config.lanes else 1 if is_given or is_amax else 2 * ways
+    # Whole rows: what is held, and a loop over what is not for each use: the largest magnitude, and values both ways.
+    loops = 0 if not config.lanes else 1 if is_given or is_amax else 1 + ways
     units = PIECES + loops if config.lanes else config.rows
     if config.activates:
         of_row = 2 * of_row + 1  # gate, up, and the row's weight
@@ -66,7 +66,7 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
         of_row += 0 if config.lanes else 1 + 2 * ways  # first routes, and further ones for values and for scales
     groups = MAX_GROUPS // config.num_threads
     of_sizes = {Groups.NONE: 0, Groups.UNTIL: 1, Groups.COUNTS: groups, Groups.ENDS: 2 * groups}
-    of_team = is_given + (1 + stores + ways if config.lanes and config.to_routes else 0)
+    of_team = is_given + (1 + stores + 1 if config.lanes and config.to_routes else 0)
     yield found.counts["LDG"] == units * of_row + of_sizes[config.groups] + of_team, "each element is loaded once"
     # Reciprocals and powers of two: a scale's; two for an activated element with a limit and weights and without, six
     # where gate and up have bounds; and one where groups divide an integer.
