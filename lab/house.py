@@ -48,7 +48,7 @@ class Grant(NamedTuple):
     """New kernels, for each of which the wheel may have two files more."""
 
 
-GRANTS: tuple[Grant, ...] = (Grant("the first hour: convert, peft, doctor", 300),)
+GRANTS: tuple[Grant, ...] = (Grant("the first hour: convert, peft, doctor", 300), Grant("mixtures in BF16", 400))
 _GRANTED = (
     (tuple(f"lines of {what} in the wheel" for what in ("Python", "CUDA", "C", "data")), 1, 0),
     (("lines of Python in lab/",), 1, 0),

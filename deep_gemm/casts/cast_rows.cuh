@@ -1,5 +1,5 @@
 // FP8 values and their scales, one for each row and 128 columns ("1x128"), 64 or 32: activations, as the products take them.
-// Or FP4 values, with a scale for each row and 32 or 128 columns.
+// Or FP4 values, with a scale for each row and 32 or 128 columns. Or BF16 ones, which have none (kHasScales).
 //
 //   rows of x -> registers -> (silu(gate) * up) -> largest magnitude of a block    -> scale      -> scales
 //                                                  the same registers, divided by the scale  -> FP8 or FP4 values
@@ -44,6 +44,16 @@ struct Unit {
 template <bool kIsOrdinary>
 DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
                       const Held (&held)[kRows]) {
+  if constexpr (!kHasScales) {
+#pragma unroll
+    for (uint32_t i = 0; i < kRows; ++i) {
+      float elements[kElements];
+#pragma unroll
+      for (uint32_t e = 0; e < kElements; ++e) elements[e] = element_of(held[i], e);
+      targets.store(p, unit, i, block, lane, pack_values(elements));
+    }
+    return true;
+  }
   // A lane has the scale of one row.
   uint32_t keys[kRows];
 #pragma unroll

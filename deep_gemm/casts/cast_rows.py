@@ -19,7 +19,7 @@ from ..core.settings import num_sms_of
 from ..core.shadow import least
 from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, operands, pitch, vector_of
 from .gating import Gating
-from .rules import FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, Target
+from .rules import BF16, FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, UNSCALED, Target
 
 
 class Groups(Enum):
@@ -89,7 +89,7 @@ class CastConfig(Config):
         is_known = self.to.columns in self.to.format.blocks
         yield is_known, "128 columns under a scale, in FP8 also 32 or 64, in MXFP4 32 alone"
         is_plain = not self.activates and not self.to_routes and self.groups == Groups.NONE
-        yield self.to.format == FP8 or is_plain, "all rows of x as they are, if they become FP4"
+        yield self.to.format in (FP8, BF16) or is_plain, "all rows of x as they are, if they become FP4"
         yield is_plain or self.to.columns in BLOCKS_OF_GROUPS, "all rows of x as they are, if 64 columns share a scale"
         yield not self.to.packs or (is_plain and self.to.format == FP8), "all rows of x in FP8, if scales are words"
         yield self.rows <= lanes_of(self.vector, self.to.columns), "a lane for each row of a team"
@@ -105,6 +105,7 @@ class CastConfig(Config):
             ),
             "kMaxGroups": MAX_GROUPS,
             "kCutsLargest": self.to.format == MXFP4,
+            "kHasScales": self.to.format != BF16,
             "kGroupsEnd": self.groups == Groups.ENDS,
         }
 
@@ -131,7 +132,7 @@ def cast_config(
 ) -> CastConfig:
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
     vector = vector_of(dtype, is_aligned)
-    if to.format != FP8:
+    if to.format in (FP4, MXFP4):
         return CastConfig(dtype, vector, 1 if is_few else 4, to=to)
     lanes = lanes_of(vector, to.columns)
     # Teams that look for their rows among groups first take more of them at a time.
@@ -174,7 +175,12 @@ def reachable_cast() -> list[CastConfig]:
     ]
     others = [[Target(columns=64)], [Target(columns=columns, packs=True) for columns in FP8.blocks]]
     others.append([Target(columns=columns, format=format) for format in (FP4, MXFP4) for columns in format.blocks])
-    return of_groups + [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
+    of_groups += [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
+    of_groups += [cast_config(*which, to_routes=True, to=UNSCALED) for which in rows if which[-1]]
+    # Gate and up are a product's, and lie as it writes them.
+    return of_groups + [
+        cast_config(INPUTS[0], True, is_few, True, Groups.UNTIL, to=UNSCALED) for is_few in (False, True)
+    ]
 
 
 KERNEL: Kernel[CastConfig] = Kernel("cast_rows", "CastParams", reachable_cast)
@@ -186,9 +192,10 @@ class RowCast(NamedTuple):
     x: Tensor
     """`[m, k]`; `[m, 2 k]`, gate and up, if it is activated."""
     values: Tensor
-    """`[m, k]` of E4M3; `[rows of routes, k]` with `row_of`; bytes `[m, k / 2]` of E2M1."""
-    scales: Tensor
-    """One for each row of values and `to.columns` columns, by any strides; `[groups, rows, blocks]` with `counts`."""
+    """`[m, k]` of E4M3 or BF16; `[rows of routes, k]` with `row_of`; bytes `[m, k / 2]` of E2M1."""
+    scales: Tensor | None
+    """One for each row of values and `to.columns` columns, by any strides; `[groups, rows, blocks]` with `counts`. None
+    beside BF16."""
     to: Target = PER_ROW
     """The cast of a row: its columns under a scale, and its format."""
     gating: Gating | None = None
@@ -272,7 +279,9 @@ def values_of(p: RowCast) -> dict[str, Any]:
     (m, _), k, scales = p.x.shape, p.k, p.scales
     gating = p.gating or Gating()
     # How much further away a group lies than if all rows were those of one matrix.
-    further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1) if scales.dim() == 3 else 0
+    further = 0
+    if scales is not None and scales.dim() == 3:
+        further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1)
     return {
         **operands(KERNEL.params, p),
         "x_pitch": pitch(p.x, 0) if m != 1 else 0,

@@ -21,7 +21,7 @@ from ..linear import check
 from ..linear.api import linear
 from ..moe.api import experts
 from ..moe.routing import expert_rows
-from .experts import apply_outside_of_graphs
+from .experts import FP8, apply_outside_of_graphs
 from .gradients import SCALES, WEIGHT_TYPES, as_autocast_says
 
 M = TypeVar("M", bound="Holder")
@@ -179,7 +179,7 @@ class FrozenExperts(Frozen):
         w1, w2 = map(self.held, self.WEIGHTS)
         if wants_gradient(x, topk_weights) and self.gran_k is None and _is_usual(w1) and _is_usual(w2):
             rows = expert_rows(topk_ids, w1[0].shape[0])
-            return apply_outside_of_graphs(x, topk_weights, w1, w2, rows, self.limit, (None, None))
+            return apply_outside_of_graphs(x, topk_weights, w1, w2, rows, self.limit, FP8, (None, None))
         said: dict[str, Any] = {"limit": self.limit, "gran_k": self.gran_k, "recipe_b": self.recipe_b}
         out = experts(x, topk_ids, topk_weights, w1, w2, **said)
         assert out is not None

@@ -188,7 +188,7 @@ CASES = {name: Case(of, lambda x, cast=cast: cast(x), {"x": x}) for name, (of, c
     ),
     "cast to rows of routes behind their kernel": Case(
         routing.DEPENDENT_GATHERED,
-        lambda x, **rows: routing.gather_and_cast(x, ExpertRows(**rows), 128, is_dependent=True),
+        lambda x, **rows: routing.gather_and_cast(x, ExpertRows(**rows), is_dependent=True),
         {"x": bf16(6, 256), **ROWS},
         is_dependent=True,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from ...compat.forms import accepts_names
 from ...core.check import checks
 from .. import bf16_depths
 from ..ask.bf16 import bf16_contiguous_problem, bf16_depths_problem, bf16_masked_problem
+from ..launch import run as launch
 from ..product import run
 from .bf16_dense import bf16_product
 
@@ -24,6 +26,8 @@ CONTIGUOUS = {
     )
     for major in ("nt", "nn")
 }
+BEHIND_CAST = replace(CONTIGUOUS["nt"], on_gpu=partial(launch, is_behind_cast=True))
+BY_ENDS = replace(CONTIGUOUS["nt"], ask=partial(CONTIGUOUS["nt"].ask, alignment=1))
 MASKED = bf16_product(
     "m_grouped_bf16_gemm_nt_masked", bf16_masked_problem, ("expected_m",), ("masked_m",), has_gradients=True
 )
@@ -34,6 +38,14 @@ DEPTHS = bf16_product(
     ("c", "grouped_layout"),
     on_gpu=bf16_depths.run,
 )
+
+
+def product_of_bf16_rows(
+    a: Tensor, b: Tensor, d: Tensor, layout: Tensor, *, by_ends: bool = False, is_behind_cast: bool = False
+) -> None:
+    """Compute `product_of_stacked_rows` of BF16, or with `by_ends` `product_of_stacked_groups`."""
+    product = BY_ENDS if by_ends else BEHIND_CAST if is_behind_cast else CONTIGUOUS["nt"]
+    run(product, a, b, d, layout, (by_ends, False))
 
 
 def m_grouped_bf16_gemm_nt_contiguous(

@@ -91,8 +91,9 @@ def bf16_contiguous_problem(
     major: str,
     use_psum_layout: bool,
     ensure_zero_padding: bool,
+    alignment: int | None = None,
 ) -> Problem:
-    """Check a product of stacked rows."""
+    """Check a product of stacked rows. `alignment`: as for `contiguous_problem`."""
     sizes: Sizes = {}
     a = operand("a", a, ("m", "k"), sizes)
     b = operand("b", b, ("groups", "k", "n") if major[1] == "n" else ("groups", "n", "k"), sizes)
@@ -101,7 +102,10 @@ def bf16_contiguous_problem(
     inputs = {"a": a, "b": b, "grouped_layout": layout}
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
     a, b = _operands_of_rows(a, b.mT if major[1] == "n" else b)
-    alignment = get_mk_alignment_for_contiguous_layout() if use_psum_layout else ZERO_PADDING_BLOCK
+    if not use_psum_layout:
+        alignment = ZERO_PADDING_BLOCK
+    elif alignment is None:
+        alignment = get_mk_alignment_for_contiguous_layout()
     if checks.on_host(layout):
         if use_psum_layout:
             checks.ends(layout, sizes["m"], alignment)
