@@ -185,7 +185,7 @@ def bf16_weight(
 ) -> tuple[Rows, Operands]:
     """Check a BF16 weight of experts as `weight` does one with scales: they come back as None."""
     if not isinstance(given, TENSORS):
-        raise TypeError(f"{name}: expected a BF16 tensor, as the other weight is a tensor, got {type(given).__name__}")
+        raise TypeError(f"{name}: expected a BF16 tensor, as w1 is a tensor, got {type(given).__name__}")
     for what, value in (("gran_k", gran_k), ("recipe_b", recipe_b)):
         checks.nothing(what, value, " beside BF16 weights, which have no scales")
     checks.no_gradient(name, given)
@@ -259,7 +259,7 @@ def experts_problem(
     checks.bind("topk_ids", checks.tensor("topk_ids", topk_ids), ("tokens", "topk"), sizes)
     route_weights(topk_weights, sizes)
     of_weights: Sizes = {}
-    is_bf16 = any(isinstance(w, TENSORS) and w.element_size() > 1 for w in (w1, w2))
+    is_bf16 = isinstance(w1, TENSORS) and w1.element_size() > 1
     more: dict[str, Any] = {"check": bf16_weight} if is_bf16 else {}
     try:
         both = expert_weights(w1, w2, of_weights, gran_k, recipe_b, **more)

@@ -277,7 +277,7 @@ class Memory:
         return x
 
     def has(self, address: int) -> bool:
-        return any(first - 4096 <= address < end for first, end in self.blocks)  # a map may begin ahead
+        return any(first - (1 << 15) <= address < end for first, end in self.blocks)  # a map may begin ahead
 
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, run: Callable[[], Any], records: Any = None) -> None:

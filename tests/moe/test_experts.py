@@ -312,8 +312,8 @@ BF16_OUT = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"w1": weights()[0]}, "TypeError: w1: expected a BF16 tensor, as the other weight is a tensor, got tuple"),
-        ({"w2": weights()[1]}, "TypeError: w2: expected a BF16 tensor, as the other weight is a tensor, got tuple"),
+        ({"w1": weights()[0]}, "TypeError: w2: expected a pair (values, scales), got Tensor: per_token_cast_to_fp8"),
+        ({"w2": weights()[1]}, "TypeError: w2: expected a BF16 tensor, as w1 is a tensor, got tuple"),
         ({"w1": BF16_1.float()}, "w1: expected dtype torch.bfloat16, got torch.float32"),
         ({"w2": BF16_2.half()}, "w2: expected dtype torch.bfloat16, got torch.float16"),
         ({"w2": weights()[1][0]}, "w2: expected dtype torch.bfloat16, got torch.float8_e4m3fn"),
