@@ -44,16 +44,6 @@ struct Unit {
 template <bool kIsOrdinary>
 DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
                       const Held (&held)[kRows]) {
-  if constexpr (!kHasScales) {
-#pragma unroll
-    for (uint32_t i = 0; i < kRows; ++i) {
-      float elements[kElements];
-#pragma unroll
-      for (uint32_t e = 0; e < kElements; ++e) elements[e] = element_of(held[i], e);
-      targets.store(p, unit, i, block, lane, pack_values(elements));
-    }
-    return true;
-  }
   // A lane has the scale of one row.
   uint32_t keys[kRows];
 #pragma unroll
@@ -83,6 +73,17 @@ DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targ
   return true;
 }
 
+DEVICE void store_unscaled(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
+                           const Held (&held)[kRows]) {
+#pragma unroll
+  for (uint32_t i = 0; i < kRows; ++i) {
+    float elements[kElements];
+#pragma unroll
+    for (uint32_t e = 0; e < kElements; ++e) elements[e] = element_of(held[i], e);
+    targets.store(p, unit, i, block, lane, pack_values(elements));
+  }
+}
+
 DEVICE void cast_block(const CastParams& p, const Unit& unit, uint32_t block, uint32_t lane) {
   const Targets targets(p, unit, lane);
   Loaded loaded[kRows];
@@ -92,7 +93,9 @@ DEVICE void cast_block(const CastParams& p, const Unit& unit, uint32_t block, ui
   Held held[kRows];
 #pragma unroll
   for (uint32_t i = 0; i < kRows; ++i) held[i] = held_of(p, loaded[i]);
-  if (__builtin_expect(!cast_unit<true>(p, unit, targets, block, lane, held), 0))
+  if constexpr (!kHasScales)
+    store_unscaled(p, unit, targets, block, lane, held);
+  else if (__builtin_expect(!cast_unit<true>(p, unit, targets, block, lane, held), 0))
     cast_unit<false>(p, unit, targets, block, lane, held);
 }
 
