@@ -9,7 +9,9 @@ from functools import partial
 from torch import Tensor
 
 from ...compat.forms import accepts_names
+from ...core.call import FREE_ROWS
 from ...core.check import checks
+from ...core.replay import FIXED
 from .. import bf16_depths
 from ..ask.bf16 import bf16_contiguous_problem, bf16_depths_problem, bf16_masked_problem
 from ..launch import run as launch
@@ -23,6 +25,7 @@ CONTIGUOUS = {
         ("use_psum_layout", "ensure_zero_padding"),
         ("grouped_layout",),
         has_gradients=True,
+        free=(FREE_ROWS, FIXED, FREE_ROWS, FREE_ROWS),
     )
     for major in ("nt", "nn")
 }
