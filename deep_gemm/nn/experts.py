@@ -52,8 +52,9 @@ from .gradients import (
 )
 from .kept import Weight, cast_weight, cast_weight_back, for_backward, for_forward, tensors_of
 
-FP8, BF16 = "fp8", "bf16"
-"""What a mixture multiplies."""
+FP8 = "fp8"
+BF16 = "bf16"
+"""Values of `products`."""
 
 
 class Experts(Trained):
