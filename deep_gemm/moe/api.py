@@ -215,18 +215,18 @@ def activate_rows(
 
 
 def experts_workspace_bytes(
-    tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int, *, gran_k: int = SCALE_BLOCK
+    tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int, *, gran_k: int | None = SCALE_BLOCK
 ) -> int:
     """Bytes of what `experts` holds between its parts at most, all at once: rows, FP8 operands, and both products.
 
-    `gran_k` columns of a row share a scale. Many rows are activated where they are multiplied, and a GPU then holds no
-    first product. FP32 numbers of a weight's scales in UE8M0 are not counted, nor that parts begin at multiples of 256
-    bytes where they share a buffer.
+    `gran_k` columns of a row share a scale; None counts BF16 operands, which have none. Many rows of FP8 are activated
+    where they are multiplied, and a GPU then holds no first product. FP32 numbers of a weight's scales in UE8M0 are not
+    counted, nor that parts begin at multiples of 256 bytes where they share a buffer.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076
     """
-    gran_k = granularity(gran_k)
+    gran_k = None if gran_k is None else granularity(gran_k)
     tokens, topk, num_experts = integers_from(0, tokens=tokens, topk=topk, num_experts=num_experts)
     hidden, intermediate = integers_from(0, hidden=hidden, intermediate=intermediate)
     int32_bytes, fp32_bytes, bf16_bytes = 4, 4, 2
@@ -234,6 +234,11 @@ def experts_workspace_bytes(
     of_experts = 2 * int32_bytes  # counts, ends
     of_routes = 3 * int32_bytes  # row_of, token_of, ids
     of_products = bf16_bytes * (2 * intermediate + hidden)
-    # Scales of the same columns lie beside each other, as products load them.
-    of_scales = sum(get_tma_aligned_size(rows, fp32_bytes) * ceil_div(k, gran_k) for k in (hidden, intermediate))
-    return num_experts * of_experts + rows * (of_routes + hidden + intermediate + of_products) + fp32_bytes * of_scales
+    of_operands, of_scales = bf16_bytes * (hidden + intermediate), 0
+    if gran_k is not None:  # scales of the same columns lie beside each other, as products load them
+        aligned = get_tma_aligned_size(rows, fp32_bytes)
+        of_operands, of_scales = (
+            hidden + intermediate,
+            aligned * (ceil_div(hidden, gran_k) + ceil_div(intermediate, gran_k)),
+        )
+    return num_experts * of_experts + rows * (of_routes + of_operands + of_products) + fp32_bytes * of_scales

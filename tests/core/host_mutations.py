@@ -23,7 +23,7 @@ from host_mutations_bf16 import spread
 import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles, lay_scales
 from deep_gemm.casts.gating import Gating
-from deep_gemm.casts.rules import Target
+from deep_gemm.casts.rules import UNSCALED, Target
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import BLOCKS_OF_32, E2M1, MX, PER_64, PER_ROW
 from deep_gemm.core.check.ue8m0 import Words
@@ -117,7 +117,7 @@ def row_cast_trial(
     from lab.sim.library import compiled
 
     rows = cast_rows.Groups[groups]  # a broken module has its own
-    to = cast_rows.UNSCALED if is_bf16 else cast_rows.PER_ROW
+    to = UNSCALED if is_bf16 else Target()
     which = cast_rows.cast_config(torch.bfloat16, True, False, activates, rows, to_routes, to)
     asked = RowTrial(which, m, k, **{"data": "ordinary", **more})
     p = problem(asked)

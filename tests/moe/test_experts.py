@@ -358,8 +358,11 @@ def test_a_gpu_computes_it_in_bf16_and_a_graph_captures_it(tokens: int) -> None:
 # Workspace
 
 
+@pytest.mark.parametrize("is_bf16", [False, True])
 @pytest.mark.parametrize(("tokens", "topk", "num"), [(12, 3, 5), (1, 1, 1), (0, 2, 3), (4, 0, 2)])
-def test_workspace_is_what_the_parts_give(tokens: int, topk: int, num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workspace_is_what_the_parts_give(
+    tokens: int, topk: int, num: int, is_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     between: list[Tensor] = []
 
     def seen(name: str) -> None:
@@ -367,18 +370,19 @@ def test_workspace_is_what_the_parts_give(tokens: int, topk: int, num: int, monk
 
         def watched(*args: Any, **options: Any) -> Any:
             result = part(*args, **options)
-            between.extend([result] if isinstance(result, Tensor) else result)
+            between.extend([result] if isinstance(result, Tensor) else [x for x in result if x is not None])
             return result
 
         monkeypatch.setattr(parts, name, watched)
 
     for name in ("expert_rows", "gather_and_cast", "product_of_rows", "activate_rows"):
         seen(name)
-    called(call(tokens, topk, num))
-    assert len(between) == 5 + 2 + 1 + 2 + 1
+    called(bf16_call(tokens, topk, num, INTER) if is_bf16 else call(tokens, topk, num))
+    assert len(between) == 5 + 2 + 1 + 2 + 1 - 2 * is_bf16
     found, rows = sum(x.nbytes for x in between), tokens * topk
-    padding = 4 * (align(rows, 4) - rows) * (ceil_div(HIDDEN, 128) + ceil_div(INTER, 128))
-    assert experts_workspace_bytes(tokens, topk, num, HIDDEN, INTER) == found + padding
+    padding = 4 * (align(rows, 4) - rows) * (ceil_div(HIDDEN, 128) + ceil_div(INTER, 128)) * (not is_bf16)
+    gran_k = None if is_bf16 else 128
+    assert experts_workspace_bytes(tokens, topk, num, HIDDEN, INTER, gran_k=gran_k) == found + padding
 
 
 @pytest.mark.parametrize("size", [-1, 2.5, "3"])
