@@ -177,7 +177,7 @@ def reachable_cast() -> list[CastConfig]:
     others.append([Target(columns=columns, format=format) for format in (FP4, MXFP4) for columns in format.blocks])
     of_groups += [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
     of_groups += [cast_config(*which, to_routes=True, to=UNSCALED) for which in rows if which[-1]]
-    # Gate and up are a product's, and lie as it writes them.
+    # A product writes gate and up, in rows that begin where 16 bytes may.
     return of_groups + [
         cast_config(INPUTS[0], True, is_few, True, Groups.UNTIL, to=UNSCALED) for is_few in (False, True)
     ]

@@ -160,7 +160,7 @@ def product_of_rows(
     """
     d = empty("a product", (a[0].shape[0], w[0].shape[1]), torch.bfloat16, a[0].device)
     is_many = d.is_cuda and (by_ends or d.shape[0] >= MANY_ROWS)
-    is_many = is_many and not (num_modes() or handles_operators(a[0], w[0]))  # who watches has an operator by ids
+    is_many = is_many and not (num_modes() or handles_operators(a[0], w[0]))  # the operator that modes see is by ids
     if w[1] is None:
         layout = rows.ends if is_many else rows.ids
         product_of_bf16_rows(a[0], w[0], d, layout, by_ends=is_many, is_behind_cast=is_behind_cast)

@@ -64,7 +64,7 @@ class Experts(Trained):
     intermediate]`, both drawn as `torch.nn.Linear` draws its weight. hidden and intermediate are multiples of 16. A
     router chooses experts and weights: gradients flow to the weights, and to x. `limit` and `accumulates_main_grad`:
     as for `silu_mul_cast_to_fp8` and `Linear`. The result has the type of x, or of autocast, rounded to BF16 at least.
-    `products="bf16"` computes in BF16, to which weights of other types are rounded, and takes multiples of 8.
+    `products="bf16"` computes in BF16: sizes are multiples of 8, and weights of other types are rounded to BF16.
 
     >>> experts = Experts(num_experts=4, hidden=32, intermediate=16)
     >>> topk_weights, topk_ids = torch.randn(2, 3, 4).softmax(-1).topk(2)

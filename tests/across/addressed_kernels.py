@@ -295,6 +295,7 @@ def weights_of(p: Launched, *, is_fp4: bool) -> Pair:
 def bf16_gemm(config: Any, p: Launched) -> None:
     m, n, k = p["m"], p["n"], p["k"]
     first, first_of_b = (int(at(p[name], (1,), INT64)) for name in ("map_a", "map_b"))
+    assert not p["groups.zeroes_padding"]
     row, group = (8 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
     a, (_, ids) = at(first + config.box_rows_of_a * k * 2, (m, k), BF16), layout_of(config, p)
     b = at(first_of_b, (p["groups.count"], n, k), BF16, (group, row, 1))

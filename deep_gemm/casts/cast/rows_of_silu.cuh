@@ -1,5 +1,5 @@
-// The gradient of gate and up of rows that hold them side by side, and s = silu(gate) * up times the row's weight, in BF16 and along
-// rows alone, as products of BF16 take them; and the sum of s * ds of each row and tile, from which the gradient of the weight follows.
+// The gradient of gate and up of rows that hold them side by side, and s = silu(gate) * up times the row's weight: in BF16, along rows
+// alone, as products of BF16 take them. And the sum of s * ds of each row and tile: their sum is the gradient of the row's weight.
 #pragma once
 #include "cast/silu_gradient.cuh"
 

@@ -29,8 +29,8 @@ CONTIGUOUS = {
     )
     for major in ("nt", "nn")
 }
-BEHIND_CAST = replace(CONTIGUOUS["nt"], on_gpu=partial(launch, is_behind_cast=True))
-BY_ENDS = replace(CONTIGUOUS["nt"], ask=partial(CONTIGUOUS["nt"].ask, alignment=1))
+OF_EXPERTS = replace(CONTIGUOUS["nt"], ask=partial(CONTIGUOUS["nt"].ask, alignment=1))
+BEHIND_CAST = replace(OF_EXPERTS, on_gpu=partial(launch, is_behind_cast=True))
 MASKED = bf16_product(
     "m_grouped_bf16_gemm_nt_masked", bf16_masked_problem, ("expected_m",), ("masked_m",), has_gradients=True
 )
@@ -47,8 +47,7 @@ def product_of_bf16_rows(
     a: Tensor, b: Tensor, d: Tensor, layout: Tensor, *, by_ends: bool = False, is_behind_cast: bool = False
 ) -> None:
     """Compute `product_of_stacked_rows` of BF16, or with `by_ends` `product_of_stacked_groups`."""
-    product = BY_ENDS if by_ends else BEHIND_CAST if is_behind_cast else CONTIGUOUS["nt"]
-    run(product, a, b, d, layout, (by_ends, False))
+    run(BEHIND_CAST if is_behind_cast else OF_EXPERTS, a, b, d, layout, (by_ends, False))
 
 
 def m_grouped_bf16_gemm_nt_contiguous(

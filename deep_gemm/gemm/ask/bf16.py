@@ -93,7 +93,7 @@ def bf16_contiguous_problem(
     ensure_zero_padding: bool,
     alignment: int | None = None,
 ) -> Problem:
-    """Check a product of stacked rows. `alignment`: as for `contiguous_problem`."""
+    """Check a product of stacked rows. With an `alignment` of group starts nobody asks for zeros behind ids."""
     sizes: Sizes = {}
     a = operand("a", a, ("m", "k"), sizes)
     b = operand("b", b, ("groups", "k", "n") if major[1] == "n" else ("groups", "n", "k"), sizes)
@@ -102,6 +102,7 @@ def bf16_contiguous_problem(
     inputs = {"a": a, "b": b, "grouped_layout": layout}
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
     a, b = _operands_of_rows(a, b.mT if major[1] == "n" else b)
+    zero_padding = ensure_zero_padding or not (use_psum_layout or alignment)
     if not use_psum_layout:
         alignment = ZERO_PADDING_BLOCK
     elif alignment is None:
@@ -111,7 +112,6 @@ def bf16_contiguous_problem(
             checks.ends(layout, sizes["m"], alignment)
         else:
             checks.in_range("grouped_layout", layout, -1, sizes["groups"] - 1)
-    zero_padding = ensure_zero_padding or not use_psum_layout
     expected_m = plain(sizes["m"]) / max(sizes["groups"], 1)
     work = ENDS if use_psum_layout else IDS
     return _unscaled(a, b, d, layout, work, expected_m=expected_m, alignment=alignment, zero_padding=zero_padding)
