@@ -108,3 +108,13 @@ def assert_near(found: Quantized, right: Quantized, of_scales: float = 2.0**-16)
     assert bool((steps <= 1).all()), f"values {int(steps.max())} steps of FP8 away"
     others = int((steps > 0).sum())
     return others / steps.numel() if others > 1 else 0.0
+
+
+def assert_near_bf16(found: Tensor, right: Tensor, within: float = 0.0) -> None:
+    """BF16 numbers are within a part of themselves of the reference's, to the bit if it is 0. A NaN is any NaN."""
+    assert torch.equal(found.isnan(), right.isnan()), "other NaN"
+    found, right = (x.nan_to_num(0.0, torch.inf, -torch.inf) for x in (found, right))
+    if within:
+        assert torch.allclose(found.float(), right.float(), rtol=within, atol=2.0**-14), "other numbers"
+    else:
+        assert torch.equal(found.view(torch.int16), right.view(torch.int16)), "other bits"

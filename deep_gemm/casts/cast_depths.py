@@ -34,9 +34,11 @@ class Source(Enum):
     """silu(gate) * up of rows, and the gradient of gate and up, which is cast along rows too."""
     SILU_AT_ONCE = "columns_of_silu_at_once", True
     """The same where gate and up are whole blocks of 128 columns: each of their elements is loaded once."""
+    SILU_ROWS = "rows_of_silu", True
+    """Both along rows alone, in BF16, s times the weight of its row."""
 
 
-OF_SILU = (Source.SILU, Source.SILU_AT_ONCE)
+OF_SILU = (Source.SILU, Source.SILU_AT_ONCE, Source.SILU_ROWS)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class DepthsCastConfig(Config):
         tile = self.tile.shared_bytes
         if self.source == Source.SILU_AT_ONCE:  # gate, up and ds
             tile = 3 * SCALE_BLOCK * SCALE_BLOCK * self.dtype.itemsize
+        if self.source == Source.SILU_ROWS:
+            tile = 16
         return tile + 4 * 4 + self.num_threads // 32 * 2 * 4
 
     def rules(self) -> Iterator[tuple[bool, str]]:
@@ -90,7 +94,7 @@ class DepthsCastConfig(Config):
 def depths_cast_config(dtype: torch.dtype, source: Source) -> DepthsCastConfig:
     """The configuration for rows of a type. A tile in FP32 fills half of the registers, as do gate, up and ds."""
     is_large = dtype == torch.float32 or source in OF_SILU
-    return DepthsCastConfig(dtype, source, 2 if is_large else 3)
+    return DepthsCastConfig(dtype, source, 4 if source == Source.SILU_ROWS else 2 if is_large else 3)
 
 
 def reachable_depths_casts() -> list[DepthsCastConfig]:
@@ -123,11 +127,11 @@ class DepthsCast(NamedTuple):
     ds: Tensor | None = None
     """BF16 `[rows, k / 2]`"""
     values: Tensor | None = None
-    """`[rows, k]`: the gradient of gate and up along rows, if there are its columns."""
+    """`[rows, k]`: the gradient of gate and up along rows, if there are its columns, or in BF16."""
     scales: Tensor | None = None
     """`[rows, ceil(k / 128)]`, scales of a block of columns beside each other."""
     activated: Tensor | None = None
-    """Room for columns of the activation, k / 2 for each depth."""
+    """Room for columns of the activation, k / 2 for each depth; BF16 `[rows, k / 2]`, times weights of rows."""
     activated_scales: Tensor | None = None
     """`[k / 2, blocks of 128 rows]`, as `column_scales`."""
     sums: Tensor | None = None
@@ -146,6 +150,8 @@ def config_of(p: DepthsCast) -> DepthsCastConfig:
     """Choose the configuration."""
     if p.ds is not None:
         source = Source.SILU_AT_ONCE if p.ds.shape[1] % SCALE_BLOCK == 0 else Source.SILU
+        if torch.bfloat16 in (x.dtype for x in (p.values, p.activated) if x is not None):
+            source = Source.SILU_ROWS
     else:
         source = Source.TOKENS if p.row_weights is None else Source.WEIGHTED
     return depths_cast_config(p.x.dtype, source)
@@ -164,8 +170,8 @@ def room_of(rows: int, groups: int) -> tuple[int, int]:
 def tiles_of(p: DepthsCast) -> tuple[int, int]:
     """Tiles of columns: those of x, or of the gradient of gate and up; and those of the activation, and of all."""
     k = p.x.shape[1]
-    if config_of(p).source == Source.SILU_AT_ONCE:
-        return 0, k // 2 // SCALE_BLOCK
+    if config_of(p).source in (Source.SILU_AT_ONCE, Source.SILU_ROWS):
+        return 0, ceil_div(k // 2, SCALE_BLOCK)
     of_x, of_activation = ceil_div(k, SCALE_BLOCK), ceil_div(k // 2, SCALE_BLOCK)
     return of_x if p.columns is not None else 0, of_activation if p.activated is not None else 0
 

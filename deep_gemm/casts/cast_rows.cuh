@@ -1,5 +1,5 @@
 // FP8 values and their scales, one for each row and 128 columns ("1x128"), 64 or 32: activations, as the products take them.
-// Or FP4 values, with a scale for each row and 32 or 128 columns.
+// Or FP4 values, with a scale for each row and 32 or 128 columns. Or BF16 ones, which have none (kHasScales).
 //
 //   rows of x -> registers -> (silu(gate) * up) -> largest magnitude of a block    -> scale      -> scales
 //                                                  the same registers, divided by the scale  -> FP8 or FP4 values

@@ -20,7 +20,7 @@ from ..core.settings import num_sms_of
 from ..core.shadow import least
 from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, operands, pitch, vector_of
 from .gating import Gating
-from .rules import AMAX_OF_TENSOR, FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, PER_TENSOR, Target
+from .rules import AMAX_OF_TENSOR, BF16, FP4, FP8, MX_BLOCK, MXFP4, PER_ROW, PER_TENSOR, UNSCALED, Target
 
 
 class Groups(Enum):
@@ -100,7 +100,7 @@ class CastConfig(Config):
         is_known = self.to.columns in self.to.format.blocks if self.to.columns else self.lanes in LANES
         yield is_known, "128 columns under a scale, in FP8 also 32, 64 or all, in MXFP4 32 alone"
         is_plain = not self.activates and not self.to_routes and self.groups == Groups.NONE
-        is_any = self.to.format == FP8 and self.to.rows > 0
+        is_any = self.to.format in (FP8, BF16) and self.to.rows > 0
         yield is_any or is_plain, "all rows of x as they are, if they become FP4, or one scale has all"
         yield is_plain or self.to.columns in BLOCKS_OF_GROUPS, "all rows of x as they are, if 64 columns share a scale"
         yield not self.to.packs or (is_plain and self.to.format == FP8), "all rows of x in FP8, if scales are words"
@@ -122,6 +122,7 @@ class CastConfig(Config):
             "kFindsAmax": self.to == AMAX_OF_TENSOR,
             "kMaxGroups": MAX_GROUPS,
             "kCutsLargest": self.to.format == MXFP4,
+            "kHasScales": self.to.format != BF16,
             "kGroupsEnd": self.groups == Groups.ENDS,
         }
 
@@ -154,7 +155,7 @@ def cast_config(
         num_threads, threads_per_sm = max(lanes, 128), 1024 if to.rows and not activates else 768
         ctas_per_sm = threads_per_sm // num_threads
         return CastConfig(dtype, vector, 1, activates, groups, to_routes, num_threads, ctas_per_sm, to, lanes)
-    if to.format != FP8:
+    if to.format in (FP4, MXFP4):
         return CastConfig(dtype, vector, 1 if is_few else 4, to=to)
     lanes = lanes_of(vector, to.columns)
     # Teams that look for their rows among groups first take more of them at a time.
@@ -198,7 +199,10 @@ def reachable_cast() -> list[CastConfig]:
         for *which, (kind, to), lanes in product(INPUTS, (True, False), whole, LANES)
     ]
     of_blocks = [cast_config(*which, to=to) for kinds_of_all in others for which in rows for to in kinds_of_all]
-    return of_groups + of_blocks + of_rows
+    unscaled = [cast_config(*which, to_routes=True, to=UNSCALED) for which in rows if which[-1]]
+    # A product writes gate and up, in rows that begin where 16 bytes may.
+    unscaled += [cast_config(INPUTS[0], True, is_few, True, Groups.UNTIL, to=UNSCALED) for is_few in (False, True)]
+    return of_groups + of_blocks + unscaled + of_rows
 
 
 KERNEL: Kernel[CastConfig] = Kernel("cast_rows", "CastParams", reachable_cast)
@@ -210,10 +214,10 @@ class RowCast(NamedTuple):
     x: Tensor
     """`[m, k]`; `[m, 2 k]`, gate and up, if it is activated."""
     values: Tensor
-    """`[m, k]` of E4M3; `[rows of routes, k]` with `row_of`; bytes `[m, k / 2]` of E2M1."""
-    scales: Tensor
+    """`[m, k]` of E4M3 or BF16; `[rows of routes, k]` with `row_of`; bytes `[m, k / 2]` of E2M1."""
+    scales: Tensor | None
     """One for each row of values and `to.columns` columns, by any strides; `[groups, rows, blocks]` with `counts`. If
-    `to.rows` is 0 the one that is given, or room for the largest magnitude of each team."""
+    `to.rows` is 0 the one that is given, or room for the largest magnitude of each team. None beside BF16."""
     to: Target = PER_ROW
     """The cast of a row: its columns under a scale, and its format."""
     gating: Gating | None = None
@@ -297,7 +301,9 @@ def values_of(p: RowCast) -> dict[str, Any]:
     (m, _), k, scales = p.x.shape, p.k, p.scales
     gating = p.gating or Gating()
     # How much further away a group lies than if all rows were those of one matrix.
-    further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1) if scales.dim() == 3 else 0
+    further = 0
+    if scales is not None and scales.dim() == 3:
+        further = pitch(scales, 0) - scales.shape[1] * pitch(scales, 1)
     return {
         **operands(KERNEL.params, p),
         "x_pitch": pitch(p.x, 0) if m != 1 else 0,

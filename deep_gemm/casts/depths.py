@@ -23,7 +23,7 @@ from .cast_depths import WEIGHTED, DepthsCast, room_of
 from .cast_rows import is_aligned
 from .config import INPUTS
 from .fp8 import k_grouped_cast_to_fp8, per_token_cast_to_fp8
-from .rules import Quantized, Target, empty_scales, empty_values
+from .rules import UNSCALED, Quantized, Target, empty_scales, empty_values
 
 COLUMNS, GRADIENT, ACTIVATED = (
     ("columns", "column_scales"),
@@ -81,12 +81,12 @@ ALONG = Function(
 class SiluCasts(NamedTuple):
     """The casts that backward takes of the activation s = silu(gate) * up."""
 
-    rows: Quantized | None
-    """The gradient of gate and up, `[rows, 2 i]`, along rows, scales m-major."""
+    rows: Any
+    """The gradient of gate and up, `[rows, 2 i]`, along rows, scales m-major; `Rows` if they are BF16."""
     columns: Quantized | None
     """The same along each group's rows."""
-    activated: Quantized | None
-    """s along each group's rows."""
+    activated: Any
+    """s along each group's rows; or BF16 `Rows` of s times their weights."""
     of_weights: Tensor | None
     """FP32 `[parts, rows]`: parts of the gradient of the weights of rows, which the caller sums up."""
 
@@ -100,15 +100,17 @@ def cast_silu_gradient(
     *,
     gradient_too: bool = True,
     activation_too: bool = True,
+    scaled: bool = True,
 ) -> SiluCasts:
     """Cast the gradient of gate and up along rows and along each group's rows, and the activation along the latter.
 
     `h`: BF16 `[rows, 2 i]`, gate first; `ds`: BF16 `[rows, i]`, the gradient of s but for the FP32 weights of rows,
     None if the activation alone is asked for. Every step is rounded to FP32, and what is cast to BF16; `limit`: as for
     `silu_mul_cast_to_fp8`. Rows behind the last end may hold anything, and their results are undefined. A GPU sums up
-    the gradient of a weight in an order of its own, always the same one.
+    the gradient of a weight in an order of its own, always the same one. Unless they are `scaled`, results are BF16.
     """
-    return run(SILU, (h, ds, groups, row_weights), (limit, gradient_too, activation_too))  # type: ignore[no-any-return]
+    said = limit, gradient_too, activation_too, scaled
+    return run(SILU, (h, ds, groups, row_weights), said)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -120,29 +122,35 @@ def _cast_silu(
     limit: float | None,
     gradient_too: bool,
     activation_too: bool,
+    scaled: bool,
 ) -> SiluCasts:
     rows, both = h.shape
     ds = h[:, : both // 2] if ds is None else ds  # nobody asks for the gradient of weights then
     if has_kernels(h):
         columns = gradient = of_s = sums = None
         if gradient_too:
-            columns, gradient = _room(rows, both, groups, h), Target(mn_major=True).empty(h.shape, h)
+            columns = _room(rows, both, groups, h) if scaled else None
+            gradient = (Target(mn_major=True) if scaled else UNSCALED).empty(h.shape, h)
         if activation_too:
-            of_s, blocks = _room(rows, both // 2, groups, h), ceil_div(both // 2, SCALE_BLOCK)
-            sums = empty("sums of rows", (blocks, rows), torch.float32, h.device)
+            of_s = _room(rows, both // 2, groups, h) if scaled else UNSCALED.empty(ds.shape, h)
+            sums = empty("sums of rows", (ceil_div(both // 2, SCALE_BLOCK), rows), torch.float32, h.device)
         made: dict[str, Any] = {"sums": sums}
         for names, pair in ((COLUMNS, columns), (GRADIENT, gradient), (ACTIVATED, of_s)):
             made |= zip(names, pair or (None, None), strict=True)
-        cast_depths.run(DepthsCast(h, groups.ends, rows, row_weights=row_weights, ds=ds, limit=limit, **made))
+        ends = groups.ends if scaled else groups.ends[groups.ends.shape[0] - 1 :]  # rows of all groups are alike
+        cast_depths.run(DepthsCast(h, ends, rows, row_weights=row_weights, ds=ds, limit=limit, **made))
         return SiluCasts(gradient, columns, of_s, sums)
     of_rows = columns = of_s = of_weights = None
     is_there = (torch.arange(rows, device=h.device) < groups.ends[-1:])[:, None]
     silu, wide = Silu.of(h.masked_fill(~is_there, 0), limit), ds.float().masked_fill(~is_there, 0)
+    weights = row_weights[:, None].masked_fill(~is_there, 0)
     if gradient_too:
-        dh = silu.gradient(wide * row_weights[:, None].masked_fill(~is_there, 0)).to(h.dtype)
-        of_rows, columns = per_token_cast_to_fp8(dh, mn_major=True), _along_groups(dh, groups)
+        dh = silu.gradient(wide * weights).to(h.dtype)
+        of_rows = per_token_cast_to_fp8(dh, mn_major=True) if scaled else (dh, None)
+        columns = _along_groups(dh, groups) if scaled else None
     if activation_too:
-        of_s, of_weights = _along_groups(silu.s.to(h.dtype), groups), (silu.s * wide).sum(1)[None]
+        of_weights = (silu.s * wide).sum(1)[None]
+        of_s = _along_groups(silu.s.to(h.dtype), groups) if scaled else ((silu.s * weights).to(h.dtype), None)
     return SiluCasts(of_rows, columns, of_s, of_weights)
 
 

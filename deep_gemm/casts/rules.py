@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ LAYER_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 Quantized = tuple[Tensor, Tensor]
 """FP8 values and their FP32 scales."""
+Rows = tuple[Tensor, Tensor | None]
+"""The same, or BF16 rows, which have no scales."""
 
 
 class Format(NamedTuple):
@@ -34,7 +36,7 @@ class Format(NamedTuple):
     """The quotient of a block's largest magnitude and its scale."""
     dtype: torch.dtype
     per_byte: int
-    """Values of a byte."""
+    """Values of an element of `dtype`, a byte if they are scaled."""
     blocks: tuple[int, ...]
     """Columns under a scale that kernels know."""
     has_nan: bool
@@ -49,6 +51,8 @@ FP4 = Format("fp4", 6.0, torch.uint8, 2, (MX_BLOCK, SCALE_BLOCK), False, "e2m1")
 """E2M1, two to a byte."""
 MXFP4 = Format("mxfp4", 7.0, torch.uint8, 2, (MX_BLOCK,), False, "e2m1")
 """The same, with scales that leave magnitudes of up to 7. These become 6: from 7 on, 8 is nearer."""
+BF16 = Format("bf16", 0.0, torch.bfloat16, 1, (SCALE_BLOCK,), True, "bf16")
+"""Numbers themselves, without scales."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,19 @@ class Target:
         granularity(min(self.rows, self.columns), 0)
         return replace(self, min_amax=magnitude("min_amax", self.min_amax))
 
-    def empty(self, shape: Sequence[int], x: Tensor) -> Quantized:
-        """Make room for values and scales of elements `[..., m, k]`, on the device of `x`."""
+    def empty(self, shape: Sequence[int], x: Tensor) -> Any:
+        """Make room for values and scales of elements `[..., m, k]`, on the device of `x`: `Quantized`, or `Rows`."""
         *batch, m, k = shape
         values = empty("values", (*batch, m, k // self.format.per_byte), self.format.dtype, x.device)
+        if self.format == BF16:
+            return values, None
         dtype = torch.int32 if self.packs else torch.float32
         rows = *batch, ceil_div(m, self.rows)
         return values, empty_scales(rows, k, x, mn_major=self.mn_major, gran_k=self.columns, dtype=dtype)
 
 
 PER_ROW, PER_BLOCK, PER_TENSOR = Target(), Target(SCALE_BLOCK, SCALE_BLOCK), Target(0, 0)
+UNSCALED = Target(format=BF16)
 AMAX_OF_TENSOR = Target(0, 0, format=FP8._replace(name="amax"))
 """No values; in the place of scales the largest magnitude that each team of lanes met."""
 

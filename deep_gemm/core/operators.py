@@ -92,9 +92,10 @@ def operators(
     """Make an operator whose kernels take all arguments by name, also those left out; of `<>` in a schema make two.
 
     `f(Tensor x<, Tensor(d!) d>) -> Tensor` is `f`, which gives D, and `f.into`, which writes a caller's. Kernels of
-    the first get `d=None`. An operand `x` and its scales `sfx` come as a pair, lists as tuples; `adds_to_d` says that
-    C is D, which could not be passed as C: D is written, and C is not. `passes`: an expression of what kernels take
-    instead, such as `a, b, d, c, (recipes,)`, where `recipes` are those that one `recipe` says.
+    the first get `d=None`. An operand `x` and its scales `sfx` come as a pair, or as `x` alone if `sfx` is
+    None, lists as tuples; `adds_to_d` says that C is D, which could not be passed as C: D is written, and C is not.
+    `passes`: an expression of what kernels take instead, such as `a, b, d, c, (recipes,)`, where `recipes` are those
+    that one `recipe` says.
     """
     whole = re.sub(r"<(.*?)>", r"\1", schema)
     alone = re.sub(r"<(.*?)>", "", schema)
@@ -140,7 +141,7 @@ def _taking(all_names: list[str], passes: str, schema: str, kernel: Kernel) -> K
         if name not in names:
             return "None" if name in all_names else name
         if f"sf{name}" in names:
-            return f"({name}, sf{name})"
+            return f"{name} if sf{name} is None else ({name}, sf{name})"
         if name == "c" and "adds_to_d" in names:
             return "c_of(d, c, adds_to_d)"
         return f"{name} if {name} is None else tuple({name})" if name in lists else name

@@ -93,8 +93,9 @@ def _note_what_serves(p: Problem, sizes: Sizes, config: Any, gpu: Gpu) -> None:
         int(size)
     if not isinstance(m, Number):
         return
-    if p.work.is_stacked and p.output.b != BFLOAT16:
-        _let_serve_alike(m, lambda m: chosen(sizes._replace(m=m / sizes.groups), p.output, gpu) == config)
+    if p.work.is_stacked:
+        majors = majors_of(p)
+        _let_serve_alike(m, lambda m: chosen(sizes._replace(m=m / sizes.groups), p.output, gpu, majors) == config)
         return
     if p.work.groups_rows or (p.output.b == BFLOAT16 and m.value > BANDS[-2]):
         int(m)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..gemm.api.bf16_grouped import m_grouped_bf16_gemm_nn_contiguous, m_grouped_bf16_gemm_nt_contiguous
-from ..nn.stacked import NAME, NAME_FP8, fp8_experts_forward, register_fp8
+from ..nn.experts import BF16
+from ..nn.stacked import NAME, NAME_FP8, form_refusal, fp8_experts_forward, register_fp8
 
 __all__ = ["NAME", "NAME_FP8", "experts_forward", "fp8_experts_forward", "register_experts"]
 
@@ -28,7 +29,9 @@ def register_experts() -> None:
 
 
 def experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Compute a mixture of experts: sort the routes by expert, two grouped products, sum up each token's."""
+    """Compute a mixture of experts: as `nn.Experts` does, or with biases and other gates by grouped products alone."""
+    if form_refusal(layer) is None and layer.gate_up_proj.dtype == torch.bfloat16:
+        return fp8_experts_forward(layer, hidden_states, top_k_index, top_k_weights, BF16)
     num_tokens, top_k = top_k_index.shape
     ids, order = torch.sort(top_k_index.reshape(-1), stable=True)
     has_expert = (ids < layer.num_experts)[

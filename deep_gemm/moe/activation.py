@@ -14,7 +14,7 @@ from ..casts.by_kernels import as_rows, has_kernels
 from ..casts.cast_rows import BLOCKS_OF_GROUPS, MAX_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.gating import Gating, activated, gating_of
-from ..casts.rules import Quantized, Target, granularity
+from ..casts.rules import UNSCALED, Quantized, Rows, Target, granularity
 from ..core.call import FREE_ROWS, Function, Key, never, run
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
@@ -79,11 +79,14 @@ def silu_mul_cast_to_fp8(
 
 
 def cast_activated(
-    p: ActivationProblem, *, mn_major: bool = False, scaled: Scales = PER_ROW, is_dependent: bool = False
-) -> Quantized:
-    """Check and compute an activation. The host reads no value of a GPU. `is_dependent`: as for `Kernel.run`."""
+    p: ActivationProblem, *, mn_major: bool = False, scaled: Scales | None = PER_ROW, is_dependent: bool = False
+) -> Any:
+    """Check and compute an activation: `Quantized`, or BF16 `Rows` if it is not `scaled`.
+
+    The host reads no value of a GPU. `is_dependent`: as for `Kernel.run`.
+    """
     function = DEPENDENT if is_dependent else ACTIVATED
-    return run(function, *_as_call(p, False, 0.0, mn_major, scaled.columns))  # type: ignore[no-any-return]
+    return run(function, *_as_call(p, False, 0.0, mn_major, None if scaled is None else scaled.columns))
 
 
 def _as_call(p: ActivationProblem, *said: Any) -> tuple[tuple[Tensor | None, ...], Key]:
@@ -99,7 +102,7 @@ def _cast_activated(
     ends: Tensor | None,
     *said: Any,
     is_dependent: bool = False,
-) -> Quantized:
+) -> Rows:
     use_ue8m0, min_amax, mn_major, columns, alignment, *others = said
     p = activation_problem(x, row_weights, masked_m, ends, Gating(*others[: len(Gating._fields)]), alignment)
     with torch.no_grad():
@@ -113,36 +116,43 @@ DEPENDENT = replace(ACTIVATED, answer=partial(_cast_activated, is_dependent=True
 
 
 def _compute(
-    p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, columns: int, is_dependent: bool
-) -> Quantized:
+    p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, columns: int | None, is_dependent: bool
+) -> Rows:
     groups = p.masked_m if p.ends is None else p.ends
     if (
         has_kernels(p.x)
-        and columns in BLOCKS_OF_GROUPS
+        and (columns is None or columns in BLOCKS_OF_GROUPS)
         and (groups is None or groups.shape[0] <= MAX_GROUPS)
         and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
     ):
-        to = Target(1, columns, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
+        to = UNSCALED
+        if columns is not None:
+            to = Target(1, columns, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
         return _cast_by_kernel(p, to, is_dependent)
     y = activated(p.x, p.gating)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]
-    is_defined = defined_rows(p)
-    if is_defined is None:
-        return per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major)
-    y.masked_fill_(~is_defined[..., None], 0)
+    is_defined = None
+    if p.masked_m is not None:
+        is_defined = rows_of_counts(p.masked_m, p.x.shape[1])[..., None]
+    elif p.ends is not None:
+        is_defined = rows_of_groups(p.ends, p.x.shape[0], p.alignment)[..., None]
+    if is_defined is not None:
+        y.masked_fill_(~is_defined, 0)
+    if columns is None:
+        return y.to(torch.bfloat16), None
     values, scales = per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major)
-    return values, scales.masked_fill_(~is_defined[..., None], 1)
+    return values, scales if is_defined is None else scales.masked_fill_(~is_defined, 1)
 
 
-def _cast_by_kernel(p: ActivationProblem, to: Target, is_dependent: bool) -> Quantized:
+def _cast_by_kernel(p: ActivationProblem, to: Target, is_dependent: bool) -> Rows:
     """Activate and cast on a GPU."""
     *rows, columns = p.x.shape
     values, scales = to.empty((*rows, columns // 2), p.x)
     cast = RowCast(
         as_rows(p.x),
         as_rows(values),
-        scales if p.masked_m is not None or to.mn_major else as_rows(scales),
+        scales if p.masked_m is not None or to.mn_major or scales is None else as_rows(scales),
         to,
         gating=p.gating,
         row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
@@ -157,13 +167,6 @@ def _cast_by_kernel(p: ActivationProblem, to: Target, is_dependent: bool) -> Qua
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
     """FP32 silu(gate) * up of rows that hold gate and up side by side."""
     return activated(x, Gating(limit=limit))
-
-
-def defined_rows(p: ActivationProblem) -> Tensor | None:
-    """Tell of each row whether its result is defined; None if every row's is."""
-    if p.masked_m is not None:
-        return rows_of_counts(p.masked_m, p.x.shape[1])
-    return None if p.ends is None else rows_of_groups(p.ends, p.x.shape[0], p.alignment)
 
 
 @torch.no_grad()

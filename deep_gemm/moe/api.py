@@ -1,4 +1,4 @@
-"""A gated mixture of experts with FP8 or FP4 weights, for activations as models have them."""
+"""A gated mixture of experts with FP8, FP4 or BF16 weights, for activations as models have them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..casts.gating import Gating, gating_of
-from ..casts.rules import Quantized, empty_scales, granularity
+from ..casts.rules import empty_scales, granularity
 from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair
 from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div, get_tma_aligned_size
@@ -19,6 +19,8 @@ from ..core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales
 from ..core.check.tracing import handles_operators, num_modes
 from ..core.gpu import is_hopper
 from ..core.replay import FIXED
+from ..core.shadow import TENSORS
+from ..gemm.api.bf16_grouped import product_of_bf16_rows
 from ..gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
 from ..gemm.kinds.output import recipes_for
 from ..gemm.packed import is_packed
@@ -33,8 +35,8 @@ def experts(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    w1: Operand,
-    w2: Operand,
+    w1: Operand | Tensor,
+    w2: Operand | Tensor,
     *,
     out: Tensor | None = None,
     limit: float | None = None,
@@ -54,13 +56,17 @@ def experts(
       scales likewise. `per_block_cast_to_fp8` gives them. hidden and intermediate are multiples of 16. Scales may be
       finer, as for `linear`. Either weight may be FP4 (MXFP4) as `m_grouped_fp8_fp4_gemm_nt_contiguous` takes it:
       values `[experts, n, k / 2]`, two to a byte, and scales `[experts, n, k / 32]`, k a multiple of 32.
+    - Or both weights are BF16 tensors of these shapes, without scales, hidden and intermediate multiples of 8. Then
+      nothing is cast to FP8: tokens and activations are BF16 too. Either dimension may be contiguous.
     - `out`: BF16 `[tokens, hidden]`. Where it is given the function returns None; where it is left out the function
       makes it and returns it.
     - `limit`, `activation`, `alpha`, `beta`: as for `silu_mul_cast_to_fp8`.
     - `gran_k`, `recipe_b`: as for `linear`, of both products. Each cast follows its own weight if `gran_k` is left out.
+      BF16 weights have neither.
 
     It is `expert_rows`, `gather_cast_to_fp8`, a grouped product with `w1` in BF16, `silu_mul_cast_to_fp8`, a grouped
-    product with `w2` in BF16, and `gather_weighted`, to the bit. The host reads no value of a GPU.
+    product with `w2` in BF16, and `gather_weighted`, to the bit. With BF16 weights the products are those of
+    `m_grouped_bf16_gemm_nt_contiguous`, and both casts round to BF16. The host reads no value of a GPU.
 
     There is no gradient. In grad mode x and weights of routes are refused if they were computed from what requires one:
     `deep_gemm.nn` has experts that are trained.
@@ -71,14 +77,17 @@ def experts(
     [4096.0, 2048.0, 0.0]
     """
     said = limit, activation, alpha, beta, gran_k, recipe_b
-    result: Tensor | None = run(MADE if out is None else INTO, (x, topk_ids, topk_weights, w1, w2, out), said)
+    is_plain = isinstance(w1, TENSORS) or isinstance(w2, TENSORS)
+    function = (MADE_BY_BF16 if is_plain else MADE) if out is None else INTO_BY_BF16 if is_plain else INTO
+    result: Tensor | None = run(function, (x, topk_ids, topk_weights, w1, w2, out), said)
     return result
 
 
 def _as_operator(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, *said: Any
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Any, w2: Any, out: Tensor | None, *said: Any
 ) -> Tensor | None:
-    operator, weights = torch.ops.deep_gemm.experts, (*pair("w1", w1), *pair("w2", w2))
+    of_w1, of_w2 = ((w, None) if isinstance(w, TENSORS) else pair(name, w) for name, w in (("w1", w1), ("w2", w2)))
+    operator, weights = torch.ops.deep_gemm.experts, (*of_w1, *of_w2)
     if out is None:
         return operator.default(x, topk_ids, topk_weights, *weights, *said)  # type: ignore[no-any-return]
     operator.into(x, topk_ids, topk_weights, *weights, out, *said)
@@ -89,8 +98,8 @@ def _answer(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    w1: Operand,
-    w2: Operand,
+    w1: Operand | Tensor,
+    w2: Operand | Tensor,
     out: Tensor | None,
     limit: float | None,
     activation: str,
@@ -113,7 +122,13 @@ INTO = Function(
     free=[*[FREE_ROWS] * 3, *[FIXED] * 4, FREE_ROWS],
     outputs=1,
 )
-MADE = replace(INTO, outputs=0)
+INTO_BY_BF16 = replace(
+    INTO,
+    tensors=lambda *given: given if given[-1] is not None else given[:-1],
+    wants_checks=lambda tensors: cuts_gradient(tensors[:5], tensors[5:]),
+    free=[*[FREE_ROWS] * 3, FIXED, FIXED, FREE_ROWS],
+)
+MADE, MADE_BY_BF16 = replace(INTO, outputs=0), replace(INTO_BY_BF16, outputs=0)
 
 
 @torch.no_grad()
@@ -124,15 +139,15 @@ def compute_experts(p: ExpertsProblem) -> None:
     # From here on each kernel is behind one of this call's, which waits for those before it. Of few rows it counts when
     # a kernel begins, and when its weight is asked for.
     is_dependent = rows.ids.shape[0] < MANY_ROWS
-    a = gather_and_cast(p.x, rows, of_x.columns, is_dependent=is_dependent)
+    a = gather_and_cast(p.x, rows, of_x, is_dependent=is_dependent)
     middle = activations_of_rows(a, p.w1, rows, p.gating, recipes_for(p.first), of_middle, is_dependent=is_dependent)
     y = product_of_rows(middle, p.w2, rows, recipes_for(p.second), is_behind_cast=is_dependent)
     sum_rows(y, rows.row_of, p.topk_weights, p.out, is_dependent=is_dependent)
 
 
 def product_of_rows(
-    a: Quantized,
-    w: Operand,
+    a: Any,
+    w: Any,
     rows: ExpertRows,
     recipes: Recipes = NO_RECIPES,
     *,
@@ -145,7 +160,11 @@ def product_of_rows(
     """
     d = empty("a product", (a[0].shape[0], w[0].shape[1]), torch.bfloat16, a[0].device)
     is_many = d.is_cuda and (by_ends or d.shape[0] >= MANY_ROWS)
-    if is_many and not (num_modes() or handles_operators(a, w)):  # where somebody watches there is an operator by ids
+    is_many = is_many and not (num_modes() or handles_operators(a[0], w[0]))  # the operator that modes see is by ids
+    if w[1] is None:
+        layout = rows.ends if is_many else rows.ids
+        product_of_bf16_rows(a[0], w[0], d, layout, by_ends=is_many, is_behind_cast=is_behind_cast)
+    elif is_many:
         product_of_stacked_groups(a, w, d, rows.ends, recipes)
     else:
         product_of_stacked_rows(a, w, d, rows.ids, recipes, is_behind_cast=is_behind_cast)
@@ -153,16 +172,16 @@ def product_of_rows(
 
 
 def activations_of_rows(
-    a: Quantized,
-    w: Operand,
+    a: Any,
+    w: Any,
     rows: ExpertRows,
     gating: Gating,
     recipes: Recipes = NO_RECIPES,
-    of_middle: Scales = PER_ROW,
+    of_middle: Scales | None = PER_ROW,
     *,
     is_dependent: bool = False,
     by_ends: bool = False,
-) -> Quantized:
+) -> Any:
     """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
 
     That kernel is for scales of 1x128 beside 128x128, of which `recipes` say nothing. An epilogue that activates keeps
@@ -188,26 +207,26 @@ def activates_in_product(rows: int, intermediate: int) -> bool:
 
 
 def activate_rows(
-    h: Tensor, rows: ExpertRows, gating: Gating, scaled: Scales = PER_ROW, *, is_dependent: bool = False
-) -> Quantized:
-    """Compute `silu_mul_cast_to_fp8` of rows that are stacked without gaps, whatever alignment is set."""
+    h: Tensor, rows: ExpertRows, gating: Gating, scaled: Scales | None = PER_ROW, *, is_dependent: bool = False
+) -> Any:
+    """Compute `cast_activated` of rows that are stacked without gaps, whatever alignment is set."""
     p = ActivationProblem(h, None, None, rows.ends, 1, gating)
     return cast_activated(p, mn_major=True, scaled=scaled, is_dependent=is_dependent)
 
 
 def experts_workspace_bytes(
-    tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int, *, gran_k: int = SCALE_BLOCK
+    tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int, *, gran_k: int | None = SCALE_BLOCK
 ) -> int:
     """Bytes of what `experts` holds between its parts at most, all at once: rows, FP8 operands, and both products.
 
-    `gran_k` columns of a row share a scale. Many rows are activated where they are multiplied, and a GPU then holds no
-    first product. FP32 numbers of a weight's scales in UE8M0 are not counted, nor that parts begin at multiples of 256
-    bytes where they share a buffer.
+    `gran_k` columns of a row share a scale; None counts BF16 operands, which have none. Many rows of FP8 are activated
+    where they are multiplied, and a GPU then holds no first product. FP32 numbers of a weight's scales in UE8M0 are not
+    counted, nor that parts begin at multiples of 256 bytes where they share a buffer.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076
     """
-    gran_k = granularity(gran_k)
+    gran_k = None if gran_k is None else granularity(gran_k)
     tokens, topk, num_experts = integers_from(0, tokens=tokens, topk=topk, num_experts=num_experts)
     hidden, intermediate = integers_from(0, hidden=hidden, intermediate=intermediate)
     int32_bytes, fp32_bytes, bf16_bytes = 4, 4, 2
@@ -215,6 +234,11 @@ def experts_workspace_bytes(
     of_experts = 2 * int32_bytes  # counts, ends
     of_routes = 3 * int32_bytes  # row_of, token_of, ids
     of_products = bf16_bytes * (2 * intermediate + hidden)
-    # Scales of the same columns lie beside each other, as products load them.
-    of_scales = sum(get_tma_aligned_size(rows, fp32_bytes) * ceil_div(k, gran_k) for k in (hidden, intermediate))
-    return num_experts * of_experts + rows * (of_routes + hidden + intermediate + of_products) + fp32_bytes * of_scales
+    of_operands, of_scales = bf16_bytes * (hidden + intermediate), 0
+    if gran_k is not None:  # scales of the same columns lie beside each other, as products load them
+        aligned = get_tma_aligned_size(rows, fp32_bytes)
+        of_operands, of_scales = (
+            hidden + intermediate,
+            aligned * (ceil_div(hidden, gran_k) + ceil_div(intermediate, gran_k)),
+        )
+    return num_experts * of_experts + rows * (of_routes + of_operands + of_products) + fp32_bytes * of_scales

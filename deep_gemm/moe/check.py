@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..casts.gating import Gating
-from ..casts.rules import LAYER_TYPES, check_counts
+from ..casts.rules import LAYER_TYPES, Rows, check_counts
 from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.layout import Recipe, whole_elements
 from ..core.check.memory import empty
 from ..core.check.numbers import INT32_MAX, integer_in_range
 from ..core.check.tracing import has_memory
-from ..gemm.kinds.output import ScaledOperands
+from ..core.shadow import TENSORS
+from ..gemm.ask.bf16 import MULTIPLE, laid_out
+from ..gemm.kinds.output import BF16_OPERANDS, Operands
 from ..linear.check import weight
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -177,19 +180,33 @@ def activation_problem(
     return ActivationProblem(x, row_weights, masked_m, ends, alignment, gating)
 
 
+def bf16_weight(
+    name: str, given: Any, axes: tuple[str, ...], sizes: Sizes, gran_k: int | None, recipe_b: Recipe | None
+) -> tuple[Rows, Operands]:
+    """Check a BF16 weight of experts as `weight` does one with scales: they come back as None."""
+    if not isinstance(given, TENSORS):
+        raise TypeError(f"{name}: expected a BF16 tensor, as w1 is a tensor, got {type(given).__name__}")
+    for what, value in (("gran_k", gran_k), ("recipe_b", recipe_b)):
+        checks.nothing(what, value, " beside BF16 weights, which have no scales")
+    checks.no_gradient(name, given)
+    checks.shaped(name, given, (torch.bfloat16,), axes, sizes)
+    return (laid_out(name, given, axes[1], axes[2]), None), BF16_OPERANDS  # type: ignore[arg-type]
+
+
 def expert_weights(
-    w1: Operand,
-    w2: Operand,
+    w1: Any,
+    w2: Any,
     sizes: Sizes,
     gran_k: int | None = None,
     recipe_b: Recipe | None = None,
     names: tuple[str, str] = ("w1", "w2"),
     axis: str = "experts",
-) -> tuple[tuple[Operand, ScaledOperands], tuple[Operand, ScaledOperands]]:
-    """Check both weights of experts, and how they fit each other; give what `weight` does of each."""
+    check: Callable[..., Any] = weight,
+) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Check both weights of experts, and how they fit each other; give what `check` does of each."""
     name1, name2 = names
-    first = weight(name1, w1, (axis, "2 intermediate", "hidden"), sizes, gran_k, recipe_b)
-    second = weight(name2, w2, (axis, "hidden", "intermediate"), sizes, gran_k, recipe_b)
+    first = check(name1, w1, (axis, "2 intermediate", "hidden"), sizes, gran_k, recipe_b)
+    second = check(name2, w2, (axis, "hidden", "intermediate"), sizes, gran_k, recipe_b)
     intermediate = sizes["intermediate"]
     if sizes["2 intermediate"] != 2 * intermediate:
         raise ValueError(
@@ -208,17 +225,17 @@ class ExpertsProblem(NamedTuple):
     """`[tokens, topk]`"""
     topk_weights: Tensor
     """`[tokens, topk]`"""
-    w1: Operand
-    """`[experts, 2 intermediate, hidden]`, the gate's rows first."""
-    w2: Operand
+    w1: Rows
+    """`[experts, 2 intermediate, hidden]`, the gate's rows first. A BF16 weight has no scales."""
+    w2: Rows
     """`[experts, hidden, intermediate]`"""
     out: Tensor
     """`[tokens, hidden]` BF16."""
     num_experts: int
     gating: Gating
-    first: ScaledOperands
+    first: Operands
     """Values of w1, and how x and w1 are scaled."""
-    second: ScaledOperands
+    second: Operands
     """The same of w2, and of the activation."""
 
 
@@ -226,8 +243,8 @@ def experts_problem(
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    w1: Operand,
-    w2: Operand,
+    w1: Operand | Tensor,
+    w2: Operand | Tensor,
     out: Tensor | None,
     gating: Gating,
     gran_k: int | None,
@@ -242,23 +259,27 @@ def experts_problem(
     checks.bind("topk_ids", checks.tensor("topk_ids", topk_ids), ("tokens", "topk"), sizes)
     route_weights(topk_weights, sizes)
     of_weights: Sizes = {}
+    is_bf16 = isinstance(w1, TENSORS) and w1.element_size() > 1
+    more: dict[str, Any] = {"check": bf16_weight} if is_bf16 else {}
     try:
-        both = expert_weights(w1, w2, of_weights, gran_k, recipe_b)
+        both = expert_weights(w1, w2, of_weights, gran_k, recipe_b, **more)
     except ValueError:
         both = None
     # If the weights do not fit each other, x tells which one is wrong; if they do, x may be wrong itself.
-    (w1, first), (w2, second) = both or expert_weights(w1, w2, sizes, gran_k, recipe_b)
+    (of_w1, first), (of_w2, second) = both or expert_weights(w1, w2, sizes, gran_k, recipe_b, **more)
     checks.bind("x", x, ("tokens", "hidden"), of_weights)
     for name in ("hidden", "intermediate"):
-        checks.multiple(name, of_weights[name], K_MULTIPLE)
-    checks.weights("w1", w1[0])
-    checks.weights("w2", w2[0])
+        checks.multiple(name, of_weights[name], MULTIPLE if is_bf16 else K_MULTIPLE)
+    if not is_bf16:
+        checks.weights("w1", of_w1[0])
+        checks.weights("w2", of_w2[0])
     inputs = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
-    inputs.update(zip(("w1", "sfw1", "w2", "sfw2"), (*w1, *w2), strict=True))
+    of_both = zip(("w1", "sfw1", "w2", "sfw2"), (*of_w1, *of_w2), strict=True)
+    inputs.update({name: each for name, each in of_both if each is not None})
     checks.same_device(inputs, x.device, "x")
     num_experts = check_routes(topk_ids, of_weights["experts"])
     if out is None:
         out = empty("the output", x.shape, torch.bfloat16, x.device)
     else:
         layer_output(out, ("tokens", "hidden"), sizes, inputs, "x")
-    return ExpertsProblem(x, topk_ids, topk_weights, w1, w2, out, num_experts, gating, first, second)
+    return ExpertsProblem(x, topk_ids, topk_weights, of_w1, of_w2, out, num_experts, gating, first, second)

@@ -4,7 +4,6 @@
 // A thread has 8 columns of a token: 16 bytes of each of its rows, all of which are on their way before it adds.
 #pragma once
 #include "gather/params.cuh"
-#include "gather/sums.cuh"
 #include "ptx/warp.cuh"
 
 constexpr uint32_t kAtOnce = 8;  // rows under way at a time

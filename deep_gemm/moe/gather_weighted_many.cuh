@@ -8,7 +8,6 @@
 // next unit's rows are on their way while the rows of this one are.
 #pragma once
 #include "gather/params.cuh"
-#include "gather/sums.cuh"
 #include "lanes.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"

@@ -50,7 +50,8 @@ def fake_gather_cast(x: Tensor, rows: Members, min_amax: float, mn_major: bool, 
     """Stand for tokens in their rows."""
     check_gather(x, ExpertRows(*rows))
     magnitude("min_amax", min_amax)
-    return Target(1, gran_k, mn_major=mn_major).empty((ExpertRows(*rows).token_of.shape[0], x.shape[1]), x)
+    shape = ExpertRows(*rows).token_of.shape[0], x.shape[1]
+    return Target(1, gran_k, mn_major=mn_major).empty(shape, x)  # type: ignore[no-any-return]
 
 
 def weighted(y: Tensor, rows: Members, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
@@ -129,7 +130,7 @@ for schema, real, fake in (
         fake_silu_mul,
     ),
     (
-        f"experts({ROUTED}, Tensor w1, Tensor sfw1, Tensor w2, Tensor sfw2<, Tensor(out!) out>, float? limit=None, "
+        f"experts({ROUTED}, Tensor w1, Tensor? sfw1, Tensor w2, Tensor? sfw2<, Tensor(out!) out>, float? limit=None, "
         f"{GATING}, int? gran_k=None, int[]? recipe_b=None) -> Tensor",
         experts,
         fake_experts,

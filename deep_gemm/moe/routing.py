@@ -16,12 +16,13 @@ from ..casts import cast_rows, lay_scales
 from ..casts.by_kernels import as_rows, has_kernels
 from ..casts.cast_rows import BLOCKS_OF_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
-from ..casts.rules import Quantized, Target, granularity
+from ..casts.rules import UNSCALED, Quantized, Rows, Target, granularity
 from ..core.call import FREE_ROWS, Function, never, run
 from ..core.check.checks import cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..core.check.memory import empty
 from ..core.check.numbers import magnitude
+from ..core.check.recipes import PER_ROW, Scales
 from ..core.gpu import is_hopper
 from ..core.replay import FIXED
 from . import gather_weighted as gather_weighted_kernel
@@ -128,39 +129,49 @@ def gather_cast_to_fp8(
     return run(GATHERED, (x, rows), (use_ue8m0, min_amax, mn_major, gran_k))  # type: ignore[no-any-return]
 
 
-def gather_and_cast(x: Tensor, rows: ExpertRows, gran_k: int, *, is_dependent: bool) -> Quantized:
-    """Compute `gather_cast_to_fp8` for a product; `is_dependent`: as for `Kernel.run`."""
+def gather_and_cast(x: Tensor, rows: ExpertRows, scaled: Scales | None = PER_ROW, *, is_dependent: bool = False) -> Any:
+    """Compute `gather_cast_to_fp8` for a product, or BF16 `Rows` if it is not `scaled`.
+
+    `is_dependent`: as for `Kernel.run`.
+    """
     function = DEPENDENT_GATHERED if is_dependent else GATHERED
-    return run(function, (x, rows), (False, 0.0, True, gran_k))  # type: ignore[no-any-return]
+    return run(function, (x, rows), (False, 0.0, True, None if scaled is None else scaled.columns))
 
 
-def _gather_as_operator(x: Tensor, rows: ExpertRows, *said: Any) -> Quantized:
+def _gather_as_operator(x: Tensor, rows: ExpertRows, *said: Any) -> Rows:
     *others, gran_k = said
+    if gran_k is None:  # a part of layers, which are operators themselves
+        return _gather_checked(x, rows, *said)
     operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
     return operator(x, [*check_rows(rows)], *others, granularity(gran_k, 0))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
 def _gather_and_cast(
-    x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, gran_k: int, *, is_dependent: bool
-) -> Quantized:
-    block = granularity(gran_k, 0)
-    if has_kernels(x) and block in BLOCKS_OF_GROUPS:
+    x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, gran_k: Any, *, is_dependent: bool
+) -> Rows:
+    block = None if gran_k is None else granularity(gran_k, 0)
+    count = rows.token_of.shape[0]
+    if has_kernels(x) and (block is None or block in BLOCKS_OF_GROUPS):
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
-        is_few = rows.token_of.shape[0] <= MANY_ROWS
-        to = Target(1, block, use_ue8m0, magnitude("min_amax", min_amax), is_few and mn_major)
-        values, scales = to.empty((rows.token_of.shape[0], x.shape[1]), x)
+        is_few = count <= MANY_ROWS
+        to = UNSCALED
+        if block is not None:
+            to = Target(1, block, use_ue8m0, magnitude("min_amax", min_amax), is_few and mn_major)
+        values, scales = to.empty((count, x.shape[1]), x)
         cast = RowCast(as_rows(x), values, scales, to, row_of=rows.row_of.contiguous())
         cast_rows.run(cast, is_dependent=is_dependent)
-        return values, lay_scales.laid_out(scales) if mn_major and not is_few else scales
-    values, scales = per_token_cast_to_fp8(x, use_ue8m0, block, min_amax=min_amax)
+        return values, lay_scales.laid_out(scales) if mn_major and not is_few and scales is not None else scales
     token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
+    if block is None:
+        return x.index_select(0, token).to(torch.bfloat16).masked_fill_(has_none, 0), None
+    values, scales = per_token_cast_to_fp8(x, use_ue8m0, block, min_amax=min_amax)
     gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
     scales = scales.index_select(0, token).masked_fill_(has_none, 1)
     return gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales
 
 
-def _gather_checked(x: Tensor, rows: ExpertRows, *said: Any, is_dependent: bool = False) -> Quantized:
+def _gather_checked(x: Tensor, rows: ExpertRows, *said: Any, is_dependent: bool = False) -> Rows:
     check_gather(x, rows)
     return _gather_and_cast(x, rows, *said, is_dependent=is_dependent)
 

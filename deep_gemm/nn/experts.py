@@ -1,4 +1,4 @@
-"""A gated mixture of experts with FP8 products, forward and backward.
+"""A gated mixture of experts with products in FP8, or in BF16, forward and backward.
 
 Rows are routes of tokens, stacked by expert, as `expert_rows` says; p is the weight of a row's route.
 
@@ -9,7 +9,8 @@ Rows are routes of tokens, stacked by expert, as `expert_rows` says; p is the we
     dh         --cast 1x128--> A w1,            dx = sum of each token's
     dw2 = (p dout rows)^T s,   dw1 = dh^T (x rows): groups along k, all operands cast 1x128 along each expert's rows
 
-From forward to backward stay x, h, the weights, and where each row comes from. The host waits for nothing.
+From forward to backward stay x, h, the weights, and where each row comes from. The host waits for nothing. In BF16
+nothing is cast: the same products take rows as they lie, and dw2 = (dout rows)^T (p s).
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ from torch import Tensor
 
 from ..casts.depths import GroupedRows, cast_along_groups, cast_silu_gradient
 from ..casts.gating import Gating
-from ..casts.rules import Quantized
+from ..casts.rules import Rows
 from ..core.call import FREE_ROWS, Function, run
-from ..core.check.checks import tensor
+from ..core.check.checks import K_MULTIPLE, tensor
 from ..core.check.memory import empty
 from ..core.check.numbers import integer_in_range, positive
+from ..core.check.recipes import PER_ROW
 from ..core.check.tracing import is_dispatched
+from ..gemm.api.bf16_grouped import k_grouped_bf16_gemm_tn_contiguous
 from ..gemm.api.grouped import k_grouped_fp8_gemm_nt_contiguous
+from ..gemm.ask.bf16 import MULTIPLE
 from ..linear.backward import output_type, transposed
 from ..moe.api import activate_rows, product_of_rows
 from ..moe.check import ExpertRows
-from ..moe.routing import expert_rows, gather_cast_to_fp8, gather_weighted, sum_rows
+from ..moe.routing import expert_rows, gather_and_cast, gather_weighted, sum_rows
 from .gradients import (
     Trained,
     as_autocast_says,
@@ -48,6 +52,10 @@ from .gradients import (
 )
 from .kept import Weight, cast_weight, cast_weight_back, for_backward, for_forward, tensors_of
 
+FP8 = "fp8"
+BF16 = "bf16"
+"""Values of `products`."""
+
 
 class Experts(Trained):
     """The experts of a mixture: the weighted sum of `w2[e] @ (silu(gate) * up)` over each token's experts e.
@@ -56,12 +64,15 @@ class Experts(Trained):
     intermediate]`, both drawn as `torch.nn.Linear` draws its weight. hidden and intermediate are multiples of 16. A
     router chooses experts and weights: gradients flow to the weights, and to x. `limit` and `accumulates_main_grad`:
     as for `silu_mul_cast_to_fp8` and `Linear`. The result has the type of x, or of autocast, rounded to BF16 at least.
+    `products="bf16"` computes in BF16: sizes are multiples of 8, and weights of other types are rounded to BF16.
 
     >>> experts = Experts(num_experts=4, hidden=32, intermediate=16)
     >>> topk_weights, topk_ids = torch.randn(2, 3, 4).softmax(-1).topk(2)
     >>> experts(torch.randn(2, 3, 32), topk_ids, topk_weights).shape
     torch.Size([2, 3, 32])
     """
+
+    products = FP8
 
     def __init__(
         self,
@@ -73,10 +84,15 @@ class Experts(Trained):
         dtype: torch.dtype | None = None,
         *,
         accumulates_main_grad: bool = False,
+        products: str = FP8,
     ) -> None:
         super().__init__()
+        if products not in (FP8, BF16):
+            raise ValueError(f"products: expected {FP8!r} or {BF16!r}, got {products!r}")
+        self.products = products
         self.num_experts = integer_in_range("num_experts", num_experts, 1)
-        self.hidden, self.intermediate = features("hidden", hidden), features("intermediate", intermediate)
+        of = K_MULTIPLE if products == FP8 else MULTIPLE
+        self.hidden, self.intermediate = features("hidden", hidden, of), features("intermediate", intermediate, of)
         self.limit = None if limit is None else positive("limit", limit)
         self.accumulates_main_grad = accumulates_main_grad
         dtype = weight_type(dtype)
@@ -94,7 +110,7 @@ class Experts(Trained):
     def extra_repr(self) -> str:
         """Sizes and what is multiplied, for `print`."""
         sizes = f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
-        return f"{sizes}, products=fp8"
+        return f"{sizes}, products={self.products}"
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[..., hidden]`: `topk_ids` and `topk_weights` are `[..., topk]`.
@@ -120,19 +136,27 @@ class Experts(Trained):
         )
         flat = x.reshape(-1, self.hidden), topk_weights.reshape(rows.row_of.shape)
         if main_grads != (None, None):
-            out = apply_outside_of_graphs(*flat, self.w1, self.w2, rows, self.limit, main_grads)
+            out = apply_outside_of_graphs(*flat, self.w1, self.w2, rows, self.limit, self.products, main_grads)
         else:
-            out = mixture(*flat, self.w1, self.w2, rows, self.limit)
+            out = mixture(*flat, self.w1, self.w2, rows, self.limit, self.products)
         return in_shape(out, x.shape)
 
 
-def mixture(x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None) -> Tensor:
+def mixture(
+    x: Tensor,
+    topk_weights: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    rows: ExpertRows,
+    limit: float | None,
+    products: str = FP8,
+) -> Tensor:
     """Compute a mixture of rows that are laid out already, with gradients."""
+    given = x, topk_weights, w1, w2
     if x.is_meta or is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
-        out, _ = torch.ops.deep_gemm.nn_experts(x, topk_weights, w1, w2, list(rows), limit)
+        out, _ = torch.ops.deep_gemm.nn_experts(*given, list(rows), limit, products)
         return out  # type: ignore[no-any-return]
-    nowhere = (None, None)
-    return _Experts.apply(x, topk_weights, w1, w2, rows, limit, nowhere)  # type: ignore[no-any-return, no-untyped-call]
+    return _Experts.apply(*given, rows, limit, products, (None, None))  # type: ignore[no-any-return, no-untyped-call]
 
 
 @outside_of_graphs
@@ -153,11 +177,12 @@ class _Experts(torch.autograd.Function):
         w2: Weight,
         rows: ExpertRows,
         limit: float | None,
+        products: str,
         main_grads: tuple[Tensor | None, Tensor | None],
     ) -> Tensor:
         """Compute the mixture, and keep what the gradients that are needed take."""
         needs_x, needs_p, needs_w1, _, *_ = ctx.needs_input_grad
-        out, h = with_gates(x, topk_weights, w1, w2, rows, limit)
+        out, h = with_gates(x, topk_weights, w1, w2, rows, limit, products)
         saved1, saved2 = (None, None) if isinstance(w1, tuple) else (w1, w2)
         ctx.save_for_backward(
             x if needs_w1 else None,
@@ -169,7 +194,7 @@ class _Experts(torch.autograd.Function):
         )
         ctx.cast = (w1, w2) if saved1 is None else None
         ctx.types = x.dtype, topk_weights.dtype, *(getattr(saved, "dtype", None) for saved in (saved1, saved2))
-        ctx.limit, ctx.main_grads = limit, main_grads
+        ctx.limit, ctx.products, ctx.main_grads = limit, products, main_grads
         ctx.marked = tuple(
             None if buffer is None else weight for weight, buffer in zip((w1, w2), main_grads, strict=True)
         )
@@ -184,29 +209,33 @@ class _Experts(torch.autograd.Function):
             w1, w2 = map(transposed, ctx.cast)
         needs = ctx.needs_input_grad[:4]
         of_x, of_p, of_w1, of_w2 = gradients(
-            grad, x, topk_weights, w1, w2, h, ExpertRows(*fields), ctx.limit, needs, ctx.types, ctx.main_grads
+            *(grad, x, topk_weights, w1, w2, h, ExpertRows(*fields), ctx.limit, needs, ctx.types),
+            *(ctx.products, ctx.main_grads),
         )
         if ctx.marked[0] is not None:
             of_w1 = gradient_beside_main_grad(ctx.marked[0])
         if ctx.marked[1] is not None:
             of_w2 = gradient_beside_main_grad(ctx.marked[1])
-        return of_x, of_p, of_w1, of_w2, None, None, None
+        return of_x, of_p, of_w1, of_w2, None, None, None, None
 
 
 def with_gates(
-    x: Tensor, topk_weights: Tensor, w1: Weight, w2: Weight, rows: ExpertRows, limit: float | None
+    x: Tensor, topk_weights: Tensor, w1: Weight, w2: Weight, rows: ExpertRows, limit: float | None, products: str = FP8
 ) -> tuple[Tensor, Tensor]:
     """Compute the mixture, and gate and up of each row, which all gradients take."""
-    operands = x, topk_weights, for_forward(w1), for_forward(w2), rows
-    return run(FORWARD, operands, (limit,))  # type: ignore[no-any-return]
+    is_fp8 = products == FP8
+    w1, w2 = (for_forward(w) if is_fp8 or isinstance(w, tuple) else w.to(torch.bfloat16) for w in (w1, w2))
+    return run(FORWARD, (x, topk_weights, w1, w2, rows), (limit, products))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
 def _with_gates(
-    x: Tensor, topk_weights: Tensor, w1: Weight, w2: Weight, rows: ExpertRows, limit: float | None
+    x: Tensor, topk_weights: Tensor, w1: Weight, w2: Weight, rows: ExpertRows, limit: float | None, products: str
 ) -> tuple[Tensor, Tensor]:
-    h = product_of_rows(gather_cast_to_fp8(x, rows, mn_major=True), cast_weight(w1), rows)
-    y = product_of_rows(activate_rows(h, rows, Gating(limit=limit)), cast_weight(w2), rows)
+    scaled = PER_ROW if products == FP8 else None
+    of_w1, of_w2 = (cast_weight(w) if products == FP8 else (w, None) for w in (w1, w2))
+    h = product_of_rows(gather_and_cast(x, rows, scaled), of_w1, rows)
+    y = product_of_rows(activate_rows(h, rows, Gating(limit=limit), scaled), of_w2, rows)
     out = gather_weighted(y, rows, topk_weights)
     assert out is not None
     return out, h
@@ -237,13 +266,14 @@ def gradients(
     limit: float | None,
     needs: Sequence[bool],
     types: Sequence[Any],
+    products: str = FP8,
     main_grads: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Gradients:
     """Compute the gradients that are needed, in these types. A weight that is cast already is given transposed."""
-    depths, p = GroupedRows(*rows[:2], rows.token_of).depths, of_rows(topk_weights.float(), rows)
-    weights = [None if w is None else for_backward(w) for w in (w1, w2)]
-    are_none = [each is None for each in (x, w1, w2, *main_grads)]
-    said: tuple[Any, ...] = (limit, *needs, *are_none[:3], *types[2:], *are_none[3:])
+    depths = GroupedRows(*rows[:2], rows.token_of).depths if products == FP8 else rows.counts
+    weights = [None if w is None else for_backward(w) if products == FP8 else w for w in (w1, w2)]
+    p, are_none = of_rows(topk_weights.float(), rows), [each is None for each in (x, w1, w2, *main_grads)]
+    said: tuple[Any, ...] = (products, limit, *needs, *are_none[:3], *types[2:], *are_none[3:])
     operands: tuple[Any, ...] = (grad.contiguous(), x, p, *weights, h, rows, depths, *main_grads)
     if h.numel() <= MOST_AT_ONCE:
         of_x, parts, of_w1, of_w2 = run(BACKWARD[2 - main_grads.count(None)], operands, said)
@@ -266,6 +296,7 @@ def _gradients(
     depths: Tensor,
     main_grad1: Tensor | None,
     main_grad2: Tensor | None,
+    products: Any,
     limit: float | None,
     needs_x: bool,
     needs_p: bool,
@@ -275,27 +306,39 @@ def _gradients(
 ) -> Gradients:
     """Compute gradients one after the other, so that few operands are there at a time; of p in parts of each row's."""
     groups, types = GroupedRows(rows.counts, rows.ends, rows.token_of), more[3:5]
-    ds = of_x = of_p = of_w1 = of_w2 = None
+    is_fp8, scaled = products == FP8, PER_ROW if products == FP8 else None
+    a = ds = of_x = of_p = of_w1 = of_w2 = None
+    if w2 is not None or (needs_w2 and not is_fp8):
+        a = gather_and_cast(grad, rows, scaled)
     if w2 is not None:  # one of the first three needs it
-        a = gather_cast_to_fp8(grad, rows, mn_major=True)
-        ds = product_of_rows(a, cast_weight_back(w2), rows)  # but for the factor p
-        del a
+        ds = product_of_rows(a, turned(w2, products), rows)  # but for the factor p
+    if is_fp8:
+        a = None
     dh, dh_columns, s_columns, parts = cast_silu_gradient(
-        h, ds, groups, p, limit, gradient_too=needs_x or needs_w1, activation_too=needs_p or needs_w2
+        *(h, ds, groups, p, limit),
+        gradient_too=needs_x or needs_w1,
+        activation_too=needs_p or needs_w2,
+        scaled=is_fp8,
     )
     del ds
     if needs_p:
         of_p = parts
     if needs_w2 and s_columns is not None:
-        of_w2 = weight_gradient(cast_along_groups(grad, groups, p), s_columns, depths, types[1], main_grad2)
+        a = cast_along_groups(grad, groups, p) if is_fp8 else a
+        of_w2 = weight_gradient(a, s_columns, depths, types[1], main_grad2)
+    a = None
     del s_columns
     if needs_x and dh is not None and w1 is not None:
-        dx = product_of_rows(dh, cast_weight_back(w1), rows)
+        dx = product_of_rows(dh, turned(w1, products), rows)
         of_x = sum_rows(dx, rows.row_of)
         del dx
-    del dh
+    if is_fp8:
+        dh = None
+    else:
+        dh_columns = dh
     if needs_w1 and dh_columns is not None and x is not None:
-        of_w1 = weight_gradient(dh_columns, cast_along_groups(x, groups), depths, types[0], main_grad1)
+        of_tokens = cast_along_groups(x, groups) if is_fp8 else gather_and_cast(x, rows, scaled)
+        of_w1 = weight_gradient(dh_columns, of_tokens, depths, types[0], main_grad1)
     return of_x, of_p, of_w1, of_w2
 
 
@@ -308,17 +351,25 @@ BACKWARD = [Function(_gradients, _gradients, _tensors_back, outputs=outputs) for
 """Backward of no, one and two gradients of weights that are added to a `main_grad`."""
 
 
-def weight_gradient(
-    a: Quantized, b: Quantized, depths: Tensor, dtype: torch.dtype, main_grad: Tensor | None
-) -> Tensor | None:
-    """Compute a @ b.T along groups of these depths: added to `main_grad`, else returned in `dtype`."""
+def weight_gradient(a: Any, b: Any, depths: Tensor, dtype: torch.dtype, main_grad: Tensor | None) -> Tensor | None:
+    """Compute a @ b.T along groups of these depths, or a.T @ b of BF16: added to `main_grad`, else given in `dtype`."""
+    product: Any = k_grouped_fp8_gemm_nt_contiguous
+    shape = depths.shape[0], *(scales.shape[0] if scales is not None else x.shape[1] for x, scales in (a, b))
+    if a[1] is None:
+        product, a, b = k_grouped_bf16_gemm_tn_contiguous, a[0], b[0]
     if main_grad is not None:
-        k_grouped_fp8_gemm_nt_contiguous(a, b, main_grad, None, depths, main_grad)
+        product(a, b, main_grad, None, depths, main_grad)
         return None
-    shape = depths.shape[0], a[1].shape[0], b[1].shape[0]
-    d = empty("the gradient", shape, output_type(dtype), a[0].device)
-    k_grouped_fp8_gemm_nt_contiguous(a, b, d, None, depths)
+    d = empty("the gradient", shape, output_type(dtype), depths.device)
+    product(a, b, d, None, depths)
     return d.to(dtype)
+
+
+def turned(w: Weight, products: str) -> Rows:
+    """Give a weight transposed, as products of gradients take it."""
+    if products == FP8 or isinstance(w, tuple):
+        return cast_weight_back(w)
+    return w.to(torch.bfloat16).mT, None
 
 
 def of_rows(x: Tensor, rows: ExpertRows) -> Tensor:

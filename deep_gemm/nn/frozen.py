@@ -21,14 +21,17 @@ from ..linear import check
 from ..linear.api import linear
 from ..moe.api import experts
 from ..moe.routing import expert_rows
-from .experts import apply_outside_of_graphs
-from .gradients import SCALES, WEIGHT_TYPES, as_autocast_says
+from .experts import BF16, FP8, apply_outside_of_graphs
+from .gradients import SCALES, WEIGHT_TYPES, as_autocast_says, multiply_scales
 
 M = TypeVar("M", bound="Holder")
 
 
 class Holder(torch.nn.Module):
     """A module that holds cast weights in buffers, `w_values` and `w_scales` for one called w."""
+
+    WEIGHTS: ClassVar[tuple[str, ...]] = ()
+    """Parameters that are weights for inference."""
 
     def hold(self, name: str, w: Operand) -> None:
         """Hold a weight."""
@@ -42,12 +45,11 @@ class Holder(torch.nn.Module):
 
     def _apply(self: M, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> M:
         """Move cast weights and their scales, but leave their types: `half` and its like are for other parameters."""
-        fixed = {id(each) for each in self._buffers.values()}
+        fixed = {id(each) for each in (*self._buffers.values(), *map(self._parameters.get, self.WEIGHTS))}
 
         def moved(x: Tensor) -> Tensor:
             y = fn(x)
-            is_fixed = id(x) in fixed or x.dtype == torch.float8_e4m3fn
-            return x.to(y.device) if is_fixed and y.dtype != x.dtype else y
+            return x.to(y.device) if id(x) in fixed and y.dtype != x.dtype else y
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -56,13 +58,12 @@ class Holder(torch.nn.Module):
 class Frozen(Holder):
     """A module for inference, whose state dict has the names of checkpoints: `w` and `w_scale_inv`."""
 
-    WEIGHTS: ClassVar[tuple[str, ...]]
     gran_k: int | None
     recipe_b: Recipe | None
 
-    def hold(self, name: str, w: Operand) -> None:
-        """Hold a weight: its values as a parameter without a gradient, its scales as a buffer."""
-        values, scales = pair(name, w)
+    def hold(self, name: str, w: Operand | Tensor) -> None:
+        """Hold a weight: its values as a parameter without a gradient, its scales, if there are any, as a buffer."""
+        values, scales = (w, None) if isinstance(w, Tensor) else pair(name, w)
         self.register_parameter(name, torch.nn.Parameter(values.detach(), requires_grad=False))
         self.register_buffer(name + SCALES, scales)
 
@@ -78,9 +79,10 @@ class Frozen(Holder):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, metadata: Any, *more: Any) -> None:
         """Load weights that are cast, with scales as they come, and those that are not yet, which are cast here."""
         *_, errors = more
+        multiply_scales(self, state_dict, prefix, metadata, *more)  # of weights that are held in BF16
         for name in self.WEIGHTS:
             key = prefix + name
-            if key in state_dict:
+            if key in state_dict and self._buffers[name + SCALES] is not None:
                 try:
                     state_dict[key], state_dict[key + SCALES] = self._cast(
                         name, state_dict[key], state_dict.get(key + SCALES)
@@ -145,10 +147,11 @@ class FrozenLinear(Frozen):
 
 
 class FrozenExperts(Frozen):
-    """`experts` with weights that are FP8 or FP4 already: pairs of values and scales as `experts` takes them.
+    """`experts` with weights that are FP8 or FP4 already, or BF16: pairs, or tensors, as `experts` takes them.
 
     `limit`, `gran_k` and `recipe_b` are as for `experts` too. The result has the type of x, or of autocast, rounded to
-    BF16 at least. If x or the weights of routes require a gradient they get one, if the scales are FP32 for 128x128.
+    BF16 at least. If x or the weights of routes require a gradient they get one, if the scales are FP32 for 128x128 or
+    weights BF16.
 
     >>> w1 = torch.full((2, 64, 16), 0x22, dtype=torch.int8), torch.full((2, 64, 1), 127, dtype=torch.uint8)
     >>> w2 = torch.full((2, 32, 16), 0x22, dtype=torch.int8), torch.full((2, 32, 1), 127, dtype=torch.uint8)
@@ -160,16 +163,17 @@ class FrozenExperts(Frozen):
 
     def __init__(
         self,
-        w1: Operand,
-        w2: Operand,
+        w1: Operand | Tensor,
+        w2: Operand | Tensor,
         limit: float | None = None,
         *,
         gran_k: int | None = None,
         recipe_b: Recipe | None = None,
     ) -> None:
         super().__init__()
+        are_bf16 = isinstance(w1, Tensor) and isinstance(w2, Tensor)
         for name, given, w in zip(self.WEIGHTS, ("w1", "w2"), (w1, w2), strict=True):
-            self.hold(name, pair(given, w))
+            self.hold(name, w if are_bf16 else pair(given, w))  # type: ignore[arg-type]
         self.limit = None if limit is None else positive("limit", limit)
         self.gran_k, self.recipe_b = gran_k, recipe_b
 
@@ -177,11 +181,15 @@ class FrozenExperts(Frozen):
         """Compute the mixture of tokens x `[tokens, hidden]`; ids and weights of routes are `[tokens, topk]`."""
         x = as_autocast_says(x if type(x) is Tensor else tensor("x", x))
         w1, w2 = map(self.held, self.WEIGHTS)
-        if wants_gradient(x, topk_weights) and self.gran_k is None and _is_usual(w1) and _is_usual(w2):
+        is_bf16 = w1[1] is None
+        is_usual = is_bf16 or (self.gran_k is None and _is_usual(w1) and _is_usual(w2))
+        weights = (w1[0], w2[0]) if is_bf16 else (w1, w2)
+        if wants_gradient(x, topk_weights) and is_usual:
             rows = expert_rows(topk_ids, w1[0].shape[0])
-            return apply_outside_of_graphs(x, topk_weights, w1, w2, rows, self.limit, (None, None))
+            products = BF16 if is_bf16 else FP8
+            return apply_outside_of_graphs(x, topk_weights, *weights, rows, self.limit, products, (None, None))
         said: dict[str, Any] = {"limit": self.limit, "gran_k": self.gran_k, "recipe_b": self.recipe_b}
-        out = experts(x, topk_ids, topk_weights, w1, w2, **said)
+        out = experts(x, topk_ids, topk_weights, *weights, **said)
         assert out is not None
         return out.to(x.dtype)
 

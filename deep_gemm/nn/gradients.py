@@ -109,11 +109,12 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def features(name: str, size: int) -> int:
+def features(name: str, size: int, of: int = K_MULTIPLE) -> int:
     """Check a size that is a depth in one of the three products of a weight, and columns in another."""
     size = integer_in_range(name, size, 1)
-    if size % K_MULTIPLE:
-        raise ValueError(f"{name}: expected a multiple of {K_MULTIPLE}, which FP8 products need, got {size}")
+    if size % of:
+        products = "FP8" if of == K_MULTIPLE else "BF16"
+        raise ValueError(f"{name}: expected a multiple of {of}, which {products} products need, got {size}")
     return size
 
 

@@ -107,10 +107,10 @@ operators(
 
 
 def new_experts(
-    x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: Sequence[Tensor], limit: float | None
+    x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: Sequence[Tensor], limit: float | None, products: str
 ) -> tuple[Tensor, Tensor]:
     """Compute a mixture of experts, and gate and up of each row."""
-    out, h = experts.with_gates(x, topk_weights, w1, w2, ExpertRows(*rows), limit)
+    out, h = experts.with_gates(x, topk_weights, w1, w2, ExpertRows(*rows), limit, products)
     return out.to(x.dtype), h  # autograd would round the gradient of what is BF16 inside of a graph
 
 
@@ -149,7 +149,7 @@ def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Ten
 gradients("nn_linear_rows", linear_backward, keep_linear)
 
 
-ROUTED = "Tensor[] rows, float? limit"
+ROUTED = "Tensor[] rows, float? limit, str products"
 DIFFERENTIABLE = "x", "p", "w1", "w2"
 operators(
     f"nn_experts(Tensor x, Tensor topk_weights, Tensor w1, Tensor w2, {ROUTED}) -> (Tensor, Tensor)",
@@ -169,12 +169,13 @@ def experts_gradients(
     h: Tensor,
     rows: Sequence[Tensor],
     limit: float | None,
+    products: str,
     needs: Sequence[bool],
     **dtypes: torch.dtype,
 ) -> tuple[Tensor, ...]:
     """Compute all gradients of a mixture that are needed."""
     types = [dtypes[f"{name}_dtype"] for name in DIFFERENTIABLE]
-    found = experts.gradients(grad, x, topk_weights, w1, w2, h, ExpertRows(*rows), limit, needs, types)
+    found = experts.gradients(grad, x, topk_weights, w1, w2, h, ExpertRows(*rows), limit, needs, types, products)
     return tuple(nothing(grad, dtype) if each is None else each for each, dtype in zip(found, types, strict=True))
 
 
@@ -206,12 +207,11 @@ operators(
 
 def keep_experts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep what the gradients take."""
-    x, topk_weights, w1, w2, rows, limit = inputs
+    x, topk_weights, w1, w2, rows, ctx.limit, ctx.products = inputs
     _, h = output
     ctx.mark_non_differentiable(h)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, topk_weights, w1, w2, h, *rows)
-    ctx.limit = limit
 
 
 @once
@@ -229,10 +229,11 @@ def experts_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
         h,
         rows,
         ctx.limit,
+        ctx.products,
         needs,
         *(each.dtype for each in (x, topk_weights, w1, w2)),
     )
-    return (*(each if need else None for each, need in zip(found, needs, strict=True)), [None] * len(rows), None)
+    return (*(each if need else None for each, need in zip(found, needs, strict=True)), [None] * len(rows), None, None)
 
 
 gradients("nn_experts", experts_backward, keep_experts)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ..moe.routing import expert_rows
-from .experts import mixture
+from .experts import FP8, mixture
 from .frozen import FrozenExperts
 
 NAME, NAME_FP8 = "deep_gemm_bf16", "deep_gemm_fp8"
@@ -27,8 +26,6 @@ FORM_OF_EXPERTS = {
     "has_post_expert_norm": (False, "experts without a norm behind them"),
 }
 """Attributes of a mixture: the values that `experts` takes, in words."""
-
-_has_silu: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
 
 
 def is_stacked(layer: torch.nn.Module) -> bool:
@@ -46,9 +43,9 @@ def form_refusal(layer: Any) -> str | None:
     for name, (value, words) in FORM_OF_EXPERTS.items():
         if getattr(layer, name, value) != value:
             return f"{name}: expected {words}, got {type(layer).__name__} with {name} = {getattr(layer, name)}"
-    if layer not in _has_silu:  # the answer is kept, and nothing changes it
-        _has_silu[layer] = _gate_is_silu(layer)
-    if not _has_silu[layer]:
+    if not hasattr(layer, "_gate_is_silu"):  # the answer is kept, and nothing changes it
+        layer._gate_is_silu = _gate_is_silu(layer)
+    if not layer._gate_is_silu:
         return f"gate: expected silu(gate) * up, both cut at limit = {limit_of(layer)}, got another function"
     return None
 
@@ -76,13 +73,15 @@ def register_fp8() -> None:
     import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS.register(NAME_FP8, fp8_experts_forward)
 
 
-def fp8_experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+def fp8_experts_forward(
+    layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, products: str = FP8
+) -> Tensor:
     """Compute a mixture of experts by products in FP8, with gradients."""
     if refusal := form_refusal(layer):
         raise NotImplementedError(f"{refusal}; experts_implementation={NAME!r} computes it in BF16")
     ids = torch.where(top_k_index < layer.num_experts, top_k_index, -1)
-    rows = expert_rows(ids, layer.num_experts)
-    return mixture(hidden_states, top_k_weights, layer.gate_up_proj, layer.down_proj, rows, limit_of(layer))
+    rows, weights = expert_rows(ids, layer.num_experts), (layer.gate_up_proj, layer.down_proj)
+    return mixture(hidden_states, top_k_weights, *weights, rows, limit_of(layer), products)
 
 
 class FrozenStackedExperts(FrozenExperts):

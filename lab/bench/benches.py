@@ -7,6 +7,7 @@ from rich.console import Console
 from . import (
     attention,
     bf16,
+    bf16_experts,
     casts,
     compile_times,
     distributed,
@@ -35,6 +36,7 @@ BENCHES: dict[str, Bench] = {
         experts.BENCH,
         fp4_experts.BENCH,
         few_experts.BENCH,
+        bf16_experts.BENCH,
         attention.BENCH,
         hc.BENCH,
         bf16.BENCH,

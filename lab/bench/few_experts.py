@@ -61,22 +61,30 @@ class FewExperts(experts.Experts):
         """All ways."""
         x, ids, weights, (w1, w2, *_) = self.x, self.topk_ids, self.topk_weights, self.weights
         yield Layer(OURS, lambda: public.experts(x, ids, weights, w1, w2, out=self.out), parts=layers.parts_of_experts)
+        yield self.of_vllm()
+        source = read_of(self.work.bytes).to(x.device)
+        yield Layer(READ, lambda: read(source))
+
+    def of_vllm(self) -> Layer:
+        """The mixture by vLLM's kernels."""
         theirs: list[Tensor] = []
-        yield Layer(
+        return Layer(
             VLLM,
             lambda: theirs.append(self._by_vllm()),
             parts=lambda names: names,
             error=lambda: relative_error(theirs[-1], self.out),
         )
-        source = read_of(self.work.bytes).to(x.device)
-        yield Layer(READ, lambda: read(source))
+
+    def given_to_vllm(self, config: Any) -> tuple[Tensor, Tensor, Any]:
+        """Give weights as vLLM takes them, and what its `config` makes of their scales."""
+        (w1, s1), (w2, s2) = self.weights.w1, self.weights.w2
+        return w1, w2, config.fp8_w8a8_moe_quant_config(s1, s2, block_shape=[128, 128])
 
     def _by_vllm(self) -> Any:
         if importlib.util.find_spec("vllm") is None:
             raise NotImplementedError("vllm is not installed: pip install vllm==0.26.0")
         module = "vllm.model_executor.layers.fused_moe"
-        (w1, s1), (w2, s2) = self.weights.w1, self.weights.w2
-        how = importlib.import_module(f"{module}.config").fp8_w8a8_moe_quant_config(s1, s2, block_shape=[128, 128])
+        w1, w2, how = self.given_to_vllm(importlib.import_module(f"{module}.config"))
         call = importlib.import_module(f"{module}.fused_moe").fused_experts
         return call(self.x, w1, w2, self.topk_weights, self.topk_ids, quant_config=how)
 

@@ -20,7 +20,7 @@ from deep_gemm.gemm.packed import COLUMNS
 from . import table
 from .bulk_read import READ, read, read_of
 from .cases import FP4_DENSE, FP4_KINDS, Case, Shape, case_of
-from .contenders import OURS, Contender, dequantized, kept, layout_of, m_major, multiply, parts_of, places_of
+from .contenders import BF16, OURS, Contender, dequantized, kept, layout_of, m_major, multiply, parts_of, places_of
 from .grid import MOST_OPERATIONS
 from .report import Report, Row
 
@@ -153,7 +153,7 @@ def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
 def tables(report: Report) -> list[Table]:
     """Tabulate products or layers and means of ratios by rows; "alone" is the rival's product without its cast."""
     names = {row.contender for row in report.rows}
-    rivals = {name: SHORT.get(name, name) for name in (READ, FP8, HUMMING, VLLM) if name in names or name == READ}
+    rivals = {name: SHORT.get(name, name) for name in (READ, FP8, BF16, HUMMING, VLLM) if name in names or name == READ}
     columns = [table.shape("shape"), table.ours()]
     for name, short in rivals.items():
         columns += table.beside(name, short)

@@ -20,7 +20,7 @@ from deep_gemm.casts.depths import GroupedRows, Silu, cast_along_groups, cast_si
 from deep_gemm.casts.rules import Quantized, empty_scales
 from deep_gemm.core.check.layout import SCALE_BLOCK, align, ceil_div
 
-from ..casts import MOST_OTHERS, assert_near, assert_same_bits, wider, wild
+from ..casts import MOST_OTHERS, assert_near, assert_near_bf16, assert_same_bits, wider, wild
 from .cast_rows import POISON, poison, run_kernel, strided
 from .launcher import How
 from .library import HostKernel
@@ -78,6 +78,8 @@ class DepthsTrial(Trial):
         k, limit = draw.randint(1, 16) * 16, draw.choice((None, 1.5))
         if config.source == Source.SILU_AT_ONCE:
             k = align(k, SCALE_BLOCK)
+        elif config.source == Source.SILU_ROWS:
+            k //= draw.choice((1, 2))
         elif config.source == Source.SILU and k % SCALE_BLOCK == 0:
             k -= 16  # of whole blocks another configuration would be chosen
         parts = draw.choice(("both", "gradient", "activation"))
@@ -120,28 +122,38 @@ class DepthsTrial(Trial):
         ds = torch.randn(rows, self.k, generator=generator, dtype=torch.float32).bfloat16()
         h[used_rows:] = ds[used_rows:] = torch.nan
         has_gradient, has_activation = (self.parts in ("both", part) for part in ("gradient", "activation"))
+        is_scaled = self.config.source != Source.SILU_ROWS
         (columns, used), (activated, used_of_s) = self._room(groups, 2 * self.k), self._room(groups, self.k)
         values = poison(rows, 2 * self.k).view(torch.float8_e4m3fn)
         scales = empty_scales((rows,), 2 * self.k, h, mn_major=True)
         sums = torch.full((ceil_div(self.k, SCALE_BLOCK), rows), torch.nan, dtype=torch.float32)
-        made = dict(zip(OUTPUTS[:4], (*columns, values, scales), strict=True)) if has_gradient else {}
-        made |= dict(zip(OUTPUTS[4:], (*activated, sums), strict=True)) if has_activation else {}
-        cast = DepthsCast(h, groups.ends, rows, row_weights=p, ds=ds, limit=self.limit, **made)
+        dh, s = (poison(rows, 2 * k).view(h.dtype) for k in (2 * self.k, self.k))
+        room = (*columns, values, scales, *activated) if is_scaled else (None, None, dh, None, s, None)
+        asked = [has_gradient] * 4 + [has_activation] * 3
+        made = {name: x for name, x, is_asked in zip(OUTPUTS, (*room, sums), asked, strict=True) if is_asked}
+        ends = groups.ends if is_scaled else groups.ends[-1:]
+        cast = DepthsCast(h, ends, rows, row_weights=p, ds=ds, limit=self.limit, **made)
         run_cast(kernel, self.config, cast, **self.how)
-        right = cast_silu_gradient(h, ds, groups, p, self.limit)
-        assert right.rows is not None and right.columns is not None
-        assert right.activated is not None and right.of_weights is not None
+        right = cast_silu_gradient(h, ds, groups, p, self.limit, scaled=is_scaled)
+        assert right.of_weights is not None
         others = 0.0
         if has_gradient:
-            if bool((values[used_rows:].view(torch.uint8) != POISON).any()):
+            if bool(((values if is_scaled else dh)[used_rows:].view(torch.uint8) != POISON).any()):
                 raise ValueError("values: expected rows behind the last group as they were")
-            of_rows = [(q[0][:used_rows], q[1][:used_rows]) for q in ((values, scales), right.rows)]
-            others = max(_near(of_rows[0], of_rows[1]), _near(used(columns), right.columns))
+            if right.columns is not None:
+                of_rows = [(q[0][:used_rows], q[1][:used_rows]) for q in ((values, scales), right.rows)]
+                others = max(_near(of_rows[0], of_rows[1]), _near(used(columns), right.columns))
+            else:
+                assert_near_bf16(dh[:used_rows], right.rows[0][:used_rows], OF_BF16)
         if has_activation:
-            others = max(others, _near(used_of_s(activated), right.activated))
-            s = Silu.of(h[:used_rows], self.limit).s
+            if is_scaled:
+                others = max(others, _near(used_of_s(activated), right.activated))
+            else:
+                assert_near_bf16(s[:used_rows], right.activated[0][:used_rows], OF_BF16)
+                assert bool((s[used_rows:].view(torch.uint8) == POISON).all()), "rows behind the last group"
+            of_s = Silu.of(h[:used_rows], self.limit).s
             off = (sums.sum(0) - right.of_weights[0])[:used_rows].abs()
-            if not bool((off <= OF_SUMS * (s * ds[:used_rows].float()).abs().sum(1)).all()):
+            if not bool((off <= OF_SUMS * (of_s * ds[:used_rows].float()).abs().sum(1)).all()):
                 raise ValueError(f"sums: expected those of the reference, got one {float(off.max()):.2g} away")
         if others > MOST_OTHERS:
             raise ValueError(f"{others:.2%} of values are beside the right ones")

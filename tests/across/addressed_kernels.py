@@ -31,6 +31,7 @@ from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.casts import lay_scales as scales
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.gating import Gating
+from deep_gemm.casts.rules import UNSCALED
 from deep_gemm.core import call, replay
 from deep_gemm.core.call import Function
 from deep_gemm.core.check import checks
@@ -39,6 +40,7 @@ from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
 from deep_gemm.core.record import Record
+from deep_gemm.gemm.api.bf16_grouped import product_of_bf16_rows
 from deep_gemm.gemm.api.grouped import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
@@ -234,6 +236,9 @@ def cast_rows(config: Any, p: Launched) -> None:
         x = at(p["x"], (m, k), config.dtype, (p["x_pitch"] // config.dtype.itemsize, 1))
         row_of = at(p["row_of"], (m, p["topk"]), INT32).long()
         rows, (token, route) = int(row_of.max()) + 1, (row_of >= 0).nonzero().unbind(1)
+        if config.to.format == UNSCALED.format:
+            at(p["values"], (rows, k), BF16, (p["values_pitch"] // 2, 1))[row_of[token, route]] = x.to(BF16)[token]
+            return
         values, scales = per_token_cast_to_fp8(x)
         to = at(p["values"], (rows, k), torch.uint8, (p["values_pitch"], 1))
         to[row_of[token, route]] = values.view(torch.uint8)[token]
@@ -243,7 +248,11 @@ def cast_rows(config: Any, p: Launched) -> None:
     weights = at(p["row_weights"], (m,), FP32) if p["row_weights"] else None
     limit = None if p["limit"] == inf else p["limit"]
     gating = Gating("situ" if p["gating"] == 2 else "swiglu", p["alpha"], p["beta"], limit)
-    values, scales = cast_activated(ActivationProblem(h, weights, None, ends, 1, gating), mn_major=True)
+    problem = ActivationProblem(h, weights, None, ends, 1, gating)
+    if config.to.format == UNSCALED.format:
+        at(p["values"], (m, k), BF16, (p["values_pitch"] // 2, 1)).copy_(cast_activated(problem, scaled=None)[0])
+        return
+    values, scales = cast_activated(problem, mn_major=True)
     at(p["values"], (m, k), FP8, (p["values_pitch"], 1)).copy_(values)
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)
 
@@ -281,6 +290,16 @@ def weights_of(p: Launched, *, is_fp4: bool) -> Pair:
     b = at(int(at(p["map_b"], (1,), INT64)), (groups, n, row_bytes), dtype, (group, row, 1))
     strides = p["groups.sfb_stride"], p["sfb_stride_n"], p["sfb_stride_k"]
     return b, at(p["sfb"], (groups, rows_of_scales, -(-k // 128)), of_scales, strides)
+
+
+def bf16_gemm(config: Any, p: Launched) -> None:
+    m, n, k = p["m"], p["n"], p["k"]
+    first, first_of_b = (int(at(p[name], (1,), INT64)) for name in ("map_a", "map_b"))
+    assert not p["groups.zeroes_padding"]
+    row, group = (8 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
+    a, (_, ids) = at(first + config.box_rows_of_a * k * 2, (m, k), BF16), layout_of(config, p)
+    b = at(first_of_b, (p["groups.count"], n, k), BF16, (group, row, 1))
+    product_of_bf16_rows(a, b, at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)
 
 
 def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:

@@ -18,6 +18,7 @@ def trial(source: str, counts: tuple[int, ...], k: int, **more: Any) -> None:
 
 
 TOKENS, WEIGHTED, SILU, AT_ONCE = "rows of tokens", "weighted rows", "SiLU's gradient", "SiLU at once"
+ROWS, ROWS_ALONE = "SiLU's rows", "SiLU's rows, the gradient alone"
 GRADIENT, ACTIVATION = "SiLU's gradient alone", "the activation alone"
 COUNTS = (5, 0, 130)
 TRIALS: dict[str, Callable[[], None]] = {
@@ -27,6 +28,8 @@ TRIALS: dict[str, Callable[[], None]] = {
     AT_ONCE: partial(trial, "SILU_AT_ONCE", COUNTS, 256, limit=1.5),
     GRADIENT: partial(trial, "SILU", (20,), 80, parts="gradient"),
     ACTIVATION: partial(trial, "SILU", (20,), 80, parts="activation"),
+    ROWS: partial(trial, "SILU_ROWS", COUNTS, 264, limit=1.5),
+    ROWS_ALONE: partial(trial, "SILU_ROWS", (20,), 72, parts="gradient"),
 }
 
 DEPTHS = "casts.cast_depths"
@@ -47,7 +50,12 @@ SWAPS: list[tuple[str, ...]] = [
     (DEPTHS, "math.inf if p.limit is None else p.limit", "math.inf", SILU),
     (DEPTHS, "return room_of(p.rows, p.ends.numel())[1]", "return (room_of(p.rows, p.ends.numel())[1] - 1)", GRADIENT),
     (DEPTHS, "if p.ds.shape[1] % SCALE_BLOCK == 0 else", "if True else", SILU),
-    (DEPTHS, "return 0, k // 2 // SCALE_BLOCK", "return 0, k // 4 // SCALE_BLOCK", AT_ONCE),
+    (DEPTHS, "return 0, ceil_div(k // 2, SCALE_BLOCK)", "return 0, k // 4 // SCALE_BLOCK", AT_ONCE),
+    (DEPTHS, "return 0, ceil_div(k // 2, SCALE_BLOCK)", "return 0, k // 2 // SCALE_BLOCK", ROWS),
+    (DEPTHS, "source = Source.SILU_ROWS", "source = Source.SILU", ROWS_ALONE),
+    (DEPTHS, "(Source.SILU_AT_ONCE, Source.SILU_ROWS)", "(Source.SILU_AT_ONCE,)", ROWS_ALONE),
+    (DEPTHS, "tile = 16", "tile = 0", ROWS),
+    (DEPTHS, "pitch(p.ds, 0)", "pitch(p.x, 0)", ROWS),
     (DEPTHS, "return of_x if p.columns is not None else 0", "return of_x", ACTIVATION),
     (DEPTHS, "of_activation if p.activated is not None else 0", "of_activation", GRADIENT),
     (DEPTHS, "some * (K_MULTIPLE - 1)", "0 * (K_MULTIPLE - 1)", TOKENS),

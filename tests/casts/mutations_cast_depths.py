@@ -14,6 +14,7 @@ WEIGHTED = depths_cast_config(torch.bfloat16, Source.WEIGHTED)
 WEIGHTED_FP32 = depths_cast_config(torch.float32, Source.WEIGHTED)
 SILU = depths_cast_config(torch.bfloat16, Source.SILU)
 AT_ONCE = depths_cast_config(torch.bfloat16, Source.SILU_AT_ONCE)
+ROWS = depths_cast_config(torch.bfloat16, Source.SILU_ROWS)
 MANY = tuple(i % 3 for i in range(300))  # more groups than a CTA has threads, and than a warp has
 
 TRIALS = [
@@ -34,10 +35,15 @@ TRIALS = [
     DepthsTrial(AT_ONCE, (20, 30), 128, 16, parts="gradient"),
     DepthsTrial(AT_ONCE, (20, 30), 256, 17, parts="activation"),
     DepthsTrial(AT_ONCE, (20,), 128, 18, "late_loads"),
+    DepthsTrial(ROWS, (5, 0, 130, 16), 136, 19, limit=1.5),
+    DepthsTrial(ROWS, (140, 3), 264, 20, "slow_warps"),
+    DepthsTrial(ROWS, (20, 30), 72, 21, parts="gradient"),
+    DepthsTrial(ROWS, (20, 30), 200, 22, "slow_lanes", parts="activation"),
 ]
 
 _KERNEL, _TOKENS, _SILU = "cast_depths.cuh", "cast/columns_of_tokens.cuh", "cast/columns_of_silu.cuh"
 _AT_ONCE, _GRADIENT = "cast/columns_of_silu_at_once.cuh", "cast/silu_gradient.cuh"
+_ROWS = "cast/rows_of_silu.cuh"
 
 MUTATIONS = [
     # The group of a tile
@@ -118,15 +124,15 @@ MUTATIONS = [
     Mutation("rows behind the group are not zeros", _AT_ONCE, "which < kPieces; ++which) store_slot", "which < kDs; ++which) store_slot", shows_in=AT_ONCE),
     Mutation("all threads share a piece", _AT_ONCE, ".pieces[i][ptx::thread_index()]", ".pieces[i][0]", shows_in=AT_ONCE),
     Mutation("pieces are read before they are there", _AT_ONCE, "  ptx::cp_async_wait_all();\n", "", shows_in=AT_ONCE),
-    Mutation("the gradient at once has no weight", _AT_ONCE, "weighted = ptx::mul_rn(of_s, weight)", "weighted = of_s", shows_in=AT_ONCE),
+    Mutation("the gradient at once has no weight", _GRADIENT, "weighted = ptx::mul_rn(of_s, weight)", "weighted = of_s", shows_in=AT_ONCE),
     Mutation("all rows have the first one's weight", _AT_ONCE, "ptx::lane_index() - tile.lane + i)", "ptx::lane_index() - tile.lane)", shows_in=AT_ONCE),
     Mutation("all teams of a warp have the first one's weights", _AT_ONCE, "ptx::lane_index() - tile.lane + i)", "i)", shows_in=AT_ONCE),
-    Mutation("up's gradient at once is gate's", _AT_ONCE, "ptx::mul_rn(weighted, silu.by_up)", "ptx::mul_rn(weighted, silu.by_gate)", shows_in=AT_ONCE),
-    Mutation("gate's gradient at once is up's", _AT_ONCE, "ptx::mul_rn(weighted, silu.by_gate)", "ptx::mul_rn(weighted, silu.by_up)", shows_in=AT_ONCE),
-    Mutation("the activation stays ds", _AT_ONCE, "    ds.words[word] = ptx::pack_bf16(s[0], s[1]);\n", "", shows_in=AT_ONCE),
-    Mutation("both of a word are its first", _AT_ONCE, "ptx::pack_bf16(by_up[0], by_up[1])", "ptx::pack_bf16(by_up[0], by_up[0])", shows_in=AT_ONCE),
+    Mutation("up's gradient at once is gate's", _GRADIENT, "ptx::mul_rn(weighted, silu.by_up)", "ptx::mul_rn(weighted, silu.by_gate)", shows_in=AT_ONCE),
+    Mutation("gate's gradient at once is up's", _GRADIENT, "ptx::mul_rn(weighted, silu.by_gate)", "ptx::mul_rn(weighted, silu.by_up)", shows_in=AT_ONCE),
+    Mutation("the activation stays ds", _GRADIENT, "    ds.words[word] = ptx::pack_bf16(s[0], s[1]);\n", "", shows_in=AT_ONCE),
+    Mutation("both of a word are its first", _GRADIENT, "ptx::pack_bf16(by_up[0], by_up[1])", "ptx::pack_bf16(by_up[0], by_up[0])", shows_in=AT_ONCE),
     Mutation("what becomes of up is not stored", _AT_ONCE, " store_slot(shared, kUp, i, up),", "", shows_in=AT_ONCE),
-    Mutation("sums at once are those of the activation alone", _AT_ONCE, "sum += ptx::mul_rn(silu.s, of_s);", "sum += silu.s;", shows_in=AT_ONCE),
+    Mutation("sums at once are those of the activation alone", _GRADIENT, "sum += ptx::mul_rn(silu.s, of_s);", "sum += silu.s;", shows_in=AT_ONCE),
     Mutation("sums at once of half of a team", _AT_ONCE, "distance < kLanes; distance *= 2", "distance < kLanes / 2; distance *= 2", shows_in=AT_ONCE),
     Mutation("sums at once of rows behind the group are stored", _AT_ONCE, "if (tile.lane == 0 && row < group.rows)", "if (tile.lane == 0)", shows_in=AT_ONCE),
     Mutation("sums at once of all tiles lie in one place", _AT_ONCE, "p.sums + uint64_t{block} * p.rows + group.first_row", "p.sums + group.first_row", shows_in=AT_ONCE),
@@ -138,4 +144,25 @@ MUTATIONS = [
     Mutation("no gradient is asked for, and it is cast", _AT_ONCE, "  if (p.columns == nullptr) return;\n", "", shows_in=AT_ONCE),
     Mutation("gate alone has a gradient", _AT_ONCE, "which <= kUp; ++which)\n    cast", "which < kUp; ++which)\n    cast", shows_in=AT_ONCE),
     Mutation("up's gradient lies where gate's does", _AT_ONCE, "column + (which == kUp ? half : 0)", "column", shows_in=AT_ONCE),
+    # SiLU along rows alone
+    Mutation("gate of rows is up", _ROWS, "load_piece(at + half * kInputBytes, row", "load_piece(at, row", shows_in=ROWS),
+    Mutation("rows of gates lie as far apart as those of ds", _ROWS, "* p.x_pitch", "* p.ds_pitch", shows_in=ROWS),
+    Mutation("rows of ds lie as far apart as gates", _ROWS, "* p.ds_pitch", "* p.x_pitch", shows_in=ROWS),
+    Mutation("ds of rows is the first tile's", _ROWS, "row < group.rows, tile.column, half, tile.lane);\n    }", "row < group.rows, 0, half, tile.lane);\n    }", shows_in=ROWS),
+    Mutation("gates of rows behind the last are loaded", _ROWS, "load_piece(at, row < group.rows,", "load_piece(at, true,", shows_in=ROWS),
+    Mutation("rows of a step are the first step's", _ROWS, "const uint32_t row = tile.row + tile.row_of(first + i);\n      float", "const uint32_t row = tile.row + tile.row_of(i);\n      float", shows_in=ROWS),
+    Mutation("one row of a step is computed", _ROWS, "weight_of(p, group, row), gate[i], up[i], ds[i]", "weight_of(p, group, row), gate[0], up[0], ds[0]", shows_in=ROWS),
+    Mutation("the activation of rows has no weight", _ROWS, "compute_row<true>", "compute_row<false>", shows_in=ROWS),
+    Mutation("one of two activations has a weight", _GRADIENT, ", s[1] = ptx::mul_rn(s[1], weight);", ";", shows_in=ROWS),
+    Mutation("sums of rows of half of a team", _ROWS, "distance < kLanes; distance *= 2", "distance < kLanes / 2; distance *= 2", shows_in=ROWS),
+    Mutation("rows behind the last are stored", _ROWS, "      if (row >= group.rows) continue;\n", "", shows_in=ROWS),
+    Mutation("sums of rows lie in one place", _ROWS, "p.sums + uint64_t{block} * p.rows + at", "p.sums + at", shows_in=ROWS),
+    Mutation("columns behind the last are stored", _ROWS, "      if (first_byte >= half * kInputBytes) continue;\n", "", shows_in=ROWS),
+    Mutation("rows of the gradient lie as far apart as the activation's", _ROWS, "at * p.k * kInputBytes + first_byte;", "at * half * kInputBytes + first_byte;", shows_in=ROWS),
+    Mutation("up's gradient of rows lies on gate's", _ROWS, "store_piece(gradient + half * kInputBytes, up[i])", "store_piece(gradient, up[i])", shows_in=ROWS),
+    Mutation("up's gradient of rows is gate's", _ROWS, "store_piece(gradient + half * kInputBytes, up[i])", "store_piece(gradient + half * kInputBytes, gate[i])", shows_in=ROWS),
+    Mutation("no gradient of rows is asked for, and it is stored", _ROWS, "if (p.values != nullptr) store_piece", "if (true) store_piece", shows_in=ROWS),
+    Mutation("no activation of rows is asked for, and it is stored", _ROWS, "if (p.activated != nullptr) store_piece", "if (true) store_piece", shows_in=ROWS),
+    Mutation("the activation of rows is gate's gradient", _ROWS, "+ at * half * kInputBytes + first_byte, ds[i])", "+ at * half * kInputBytes + first_byte, gate[i])", shows_in=ROWS),
+    Mutation("sums of rows that nobody asks for are stored", _ROWS, "if (p.sums != nullptr && tile.lane == 0)", "if (tile.lane == 0)", shows_in=ROWS),
 ]  # fmt: skip

@@ -32,7 +32,7 @@ TRIALS = [
 
 _SILU, _SIGMOID, _VALUES = "cast/source_silu.cuh", "cast/silu.cuh", "cast/values.cuh"
 _PRODUCT = "return ptx::mul_rn(ptx::mul_rn(silu(gate, alpha), up), weight);"
-_SITU = "cast/situ.cuh"
+_SITU = _SILU
 
 MUTATIONS = [
     Mutation("keys are of 16 bits", _VALUES, "kCastsFp32 = kInputIsFp32 || kActivates;", "kCastsFp32 = kInputIsFp32;"),

@@ -23,7 +23,7 @@ from host_mutations_bf16 import spread
 import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles, lay_scales
 from deep_gemm.casts.gating import Gating
-from deep_gemm.casts.rules import Target
+from deep_gemm.casts.rules import UNSCALED, Target
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import BLOCKS_OF_32, E2M1, MX, PER_64, PER_ROW
 from deep_gemm.core.check.ue8m0 import Words
@@ -104,14 +104,21 @@ ROUNDED: dict[str, Any] = {"data": "wild", "min_amax": 0.25, "rounds_up": True, 
 
 
 def row_cast_trial(
-    m: int, k: int, groups: str = "NONE", activates: bool = False, to_routes: bool = False, **more: Any
+    m: int,
+    k: int,
+    groups: str = "NONE",
+    activates: bool = False,
+    to_routes: bool = False,
+    is_bf16: bool = False,
+    **more: Any,
 ) -> None:
     from lab.casts import MOST_OTHERS
     from lab.sim.cast_rows import RowTrial, problem, run_cast, verdict
     from lab.sim.library import compiled
 
     rows = cast_rows.Groups[groups]  # a broken module has its own
-    which = cast_rows.cast_config(torch.bfloat16, True, False, activates, rows, to_routes)
+    to = UNSCALED if is_bf16 else Target()
+    which = cast_rows.cast_config(torch.bfloat16, True, False, activates, rows, to_routes, to)
     asked = RowTrial(which, m, k, **{"data": "ordinary", **more})
     p = problem(asked)
     config = cast_rows.config_of(p, 2)
@@ -259,6 +266,8 @@ TRIALS: dict[str, Callable[[], None]] = {
         60, 128, "ENDS", True, sizes=(5, 5, 17, 50), alignment=8, has_weights=True, gating=Gating(limit=1.0)
     ),
     "cast to routes": lambda: row_cast_trial(23, 264, to_routes=True),
+    "BF16 to routes": lambda: row_cast_trial(23, 264, to_routes=True, is_bf16=True),
+    "activation in BF16": lambda: row_cast_trial(60, 264, "UNTIL", True, is_bf16=True, sizes=(5, 40)),
     "cast of both": lambda: cast_tiles_trial(wider(wild(144, 264, torch.bfloat16, 0), 24)),
     "cast of columns": lambda: cast_tiles_trial(wider(wild(136, 264, torch.bfloat16, 0), 24), alone=True),
     "routes": lambda: route_trial(by_parts=False),
@@ -420,6 +429,9 @@ SWAPS: list[tuple[str, ...]] = [
     (CAST_ROWS, "1 / gating.beta if gating.beta else 0.0", "0.04 / 2", BOUNDED),
     (CAST_ROWS, '2 if gating.name == "situ"', '1 if gating.name == "situ"', BOUNDED),
     (CAST_ROWS, '"rounds_up": int(p.to.use_ue8m0)', '"rounds_up": 0', CAST),
+    (CAST_ROWS, '"kHasScales": self.to.format != BF16', '"kHasScales": True', "BF16 to routes"),
+    (CAST_ROWS, '"kHasScales": self.to.format != BF16', '"kHasScales": False', CAST),
+    (CAST_ROWS, "else Groups.UNTIL", "else Groups.NONE", "activation in BF16"),
     (CAST_ROWS, "activates=p.gating is not None", "activates=False", WEIGHTED),
     (CAST_ROWS, "return Groups.COUNTS", "return Groups.NONE", "cast of counted rows"),
     (CAST_ROWS, "Groups.ENDS if has_gaps", "Groups.NONE if has_gaps", ACTIVATED),
@@ -472,7 +484,7 @@ SWAPS: list[tuple[str, ...]] = [
     (OF_LINEAR, "of_word > 1 and", "of_word > 4 and", LAYERS),
     ("linear.api", "a = cast_checked(p.x, Target(*of_x,", "a = cast_checked(p.x, Target(", LAYERS),
     ("linear.api", "c, of_b=of_w, of_a=of_x)", "c)", LAYERS),
-    ("moe.api", "p.x, rows, of_x.columns", "p.x, rows, of_middle.columns", LAYERS),
+    ("moe.api", "p.x, rows, of_x,", "p.x, rows, of_middle,", LAYERS),
     ("moe.api", "recipes_for(p.first), of_middle,", "recipes_for(p.first), of_x,", LAYERS),
     ("moe.api", "rows, recipes_for(p.second),", "rows, recipes_for(p.first),", LAYERS),
     ("gemm.kinds.output", "(None, *operands[1:])", "(None, PER_ROW, operands[2])", LAYERS),

@@ -97,6 +97,7 @@ FINE = torch.rand(-(-N // 32), -(-K // 32), generator=generator(32))
 """The scales of B, one for each block of 32x32."""
 PLAIN_B = numbers(N, 24)
 W1, W2 = blocks(GROUPS, 2 * 64, 48), blocks(GROUPS, 48, 64)
+BF16_W1, BF16_W2 = numbers(GROUPS, 2 * 64, 48), numbers(GROUPS, 48, 64)
 FINE_OF_W1 = torch.rand(GROUPS, 4, 2, generator=generator(4))
 K_GROUPED = deep_gemm.k_grouped_cast_to_fp8(numbers(N, sum(KS)), KS)
 OF_BF16, W_OF_BF16 = numbers(N, K), numbers(GROUPS, N, K)
@@ -332,6 +333,9 @@ case("linear into", lambda m: (numbers(m, K), numbers(m, N), numbers(N)), (0, 0,
 )
 case("experts", routed, (0, 0, 0), "experts")(
     lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, W1, W2, limit=2.0)
+)
+case("experts of BF16", routed, (0, 0, 0), "experts")(
+    lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, BF16_W1, BF16_W2, limit=2.0)
 )
 case("experts into", lambda m: (*routed(m), numbers(m, 48)), (0, 0, 0, 0), "experts.into")(
     lambda x, topk_ids, weights, out: deep_gemm.experts(x, topk_ids, weights, W1, W2, out=out)

@@ -148,10 +148,11 @@ def samples() -> Iterator[Sample]:
     yield call(ops.nn_linear_gradients.default, grad, None, *kept, *types)
     w1, w2, h, types = fp32(GROUPS, 64, 48), fp32(GROUPS, 48, 32), bf16(M * TOPK, 64), types + types[1:] * 2
     every = [*deep_gemm.expert_rows(routes(M).clamp_min(0), GROUPS)]  # a row without a route would hold anything
-    yield call(ops.nn_experts.default, bf16(M, 48), weights, w1, w2, every, 1.5)
-    trained = (bf16(M, 48), bf16(M, 48), weights.bfloat16(), w1, w2, h, found, None)
-    yield call(ops.nn_experts_gradients.default, *trained, [True] * 4, *types)
-    yield call(ops.nn_experts_gradients.default, *trained, [False, False, False, True], *types)
+    for products in ("fp8", "bf16"):
+        yield call(ops.nn_experts.default, bf16(M, 48), weights, w1, w2, every, 1.5, products)
+        trained = (bf16(M, 48), bf16(M, 48), weights.bfloat16(), w1, w2, h, found, None, products)
+        yield call(ops.nn_experts_gradients.default, *trained, [True] * 4, *types)
+        yield call(ops.nn_experts_gradients.default, *trained, [False, False, False, True], *types)
     q, weights_of_heads, starts, ends = queries(M)
     yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends, True, 0, torch.bfloat16)
     q, weights_of_heads, contexts, table = queries_of_sequences(M)

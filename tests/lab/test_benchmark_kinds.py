@@ -26,6 +26,7 @@ from lab.bench import (
     attention,
     benches,
     bf16,
+    bf16_experts,
     bulk_read,
     casts,
     command,
@@ -505,3 +506,30 @@ def test_experts_takes_every_slice() -> None:
     shapes = few_experts.shapes_of()
     assert set(few_experts.shapes_of(quick=True)) < set(shapes)
     assert all(hidden % 16 == 0 == width % 16 and 96 <= width <= 512 for *_, hidden, width in shapes)
+
+
+# `bench bf16_experts`, what needs no GPU of it.
+
+
+def test_mixtures_in_bf16_are_near_torchs_and_take_vllms_kernels_without_scales(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = (4, 2, 6, 256, 96)
+    layer = bf16_experts.Bf16Experts(shape, bf16_experts.weights_of(4, 256, 96, "cpu"))
+    plain = layer.weights.plain1, layer.weights.plain2
+
+    def answer(x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, *, quant_config: Any) -> Tensor:
+        assert (w1 is plain[0], w2 is plain[1], quant_config) == (True, True, None)
+        return dict(chains_in_bf16(x, ids, weights, *plain, with_compiled=False))["bmm"]()
+
+    vllm_that_answers(monkeypatch, answer)
+    ways = {way.name: way for way in layer.contenders()}
+    assert tuple(ways) == bf16_experts.CONTENDERS
+    assert layer.check(ways[OURS].call)[1] is None
+    ways[VLLM].call()
+    error = ways[VLLM].error
+    assert error is not None and 0 < error() < bf16_experts.MOST_ERROR
+    assert "wrong: relative error" in str(layer.check(layer.out.zero_)[1])
+    used = len(set(layer.topk_ids.flatten().tolist()))
+    assert layer.work.bytes == used * 3 * 96 * 256 * 2 + 2 * 6 * 256 * 2
+    assert set(bf16_experts.shapes_of(quick=True)) < set(bf16_experts.shapes_of())

@@ -17,6 +17,7 @@ from deep_gemm.cli.models import BLOCK
 from lab.bench import (
     attention,
     bf16,
+    bf16_experts,
     casts,
     command,
     distributed,
@@ -46,7 +47,7 @@ from lab.bench.timing import Spread
 from lab.bench.tune_fit import Collected
 
 Listed = list[tuple[str, tuple[int, ...]]]
-LAYERS = ("linear", "experts", "fp4_experts", "few_experts")
+LAYERS = ("linear", "experts", "fp4_experts", "few_experts", "bf16_experts")
 LISTED: Mapping[str, Listed] = {
     **{
         name: module.KINDS.shapes_of()
@@ -54,7 +55,7 @@ LISTED: Mapping[str, Listed] = {
     },
     **{
         name: [(name, shape) for shape in module.shapes_of()]
-        for name, module in zip(LAYERS, (linear, experts, fp4_experts, few_experts), strict=True)
+        for name, module in zip(LAYERS, (linear, experts, fp4_experts, few_experts, bf16_experts), strict=True)
     },
     **{name: [(name, each.shape) for each in products.cases_of(name)] for name in products.WITH_OWN_RIVALS},
     "training": [(training.kind_of(shape), shape) for shape in training.SHAPES],
@@ -75,6 +76,7 @@ RIVALS = {
     **{key: {OURS: 60.0, fp4.FP8: 120.0, READ: 30.0} for key in ("fp4_masked", "fp4_contiguous", "fp4_experts")},
     "fp4_dense": {OURS: 60.0, fp4.FP8: 120.0, READ: 30.0, fp4.HUMMING: 80.0},
     "few_experts": {OURS: 60.0, fp4.VLLM: 120.0, READ: 30.0},
+    "bf16_experts": {OURS: 60.0, BF16: 80.0, fp4.VLLM: 120.0, READ: 30.0},
     **dict.fromkeys(("fine_dense", "fine_masked"), OF_FINE),
     "training": {OURS: 60.0, BF16: 90.0},
     "distributed": {distributed.GROUP: 60.0, distributed.FUSED: 55.0, distributed.MEGA: 45.0, ALONE: 50.0},
@@ -98,6 +100,7 @@ LINES: Mapping[str, tuple[str, ...]] = {
         "64x6x1024x2048x352 deep_gemm: product 54.0; fp8_gemm",
         "64x6x1024x2048x352 vllm: product 54.0; error 0.01",
     ),
+    "bf16_experts": ("128x8x4096x2048x768 60.00 30.00 2.00 80.00 0.75 120.0 0.50",),
     "fine_dense": ("1024x4096x7168 60.00 80.00 90.00 1.50 120.0 2.00 30.00 0.50 180.0 3.00", "32x32 by 1x128 to 64"),
     "fine_masked": ("8x16x4096x7168 60.00 80.00 90.00 1.50 120.0 2.00 30.00 0.50 180.0 3.00",),
     "training": (

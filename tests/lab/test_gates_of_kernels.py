@@ -17,7 +17,7 @@ from deep_gemm.casts.cast_depths import DepthsCastConfig, Source
 from deep_gemm.casts.cast_rows import MAX_GROUPS, PIECES, CastConfig, Groups
 from deep_gemm.casts.cast_tiles import TileCastConfig
 from deep_gemm.casts.lay_scales import ScalesConfig
-from deep_gemm.casts.rules import AMAX_OF_TENSOR, PER_TENSOR
+from deep_gemm.casts.rules import AMAX_OF_TENSOR, BF16, PER_TENSOR
 from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.kinds.works import IDS
@@ -54,7 +54,7 @@ def kind(config: Any) -> list[Any]:
 
 def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     of_row = 4 if config.vector == 1 else 1
-    ways = 2  # in which a unit of rows is cast: as an ordinary one and as any
+    ways = 2 * (config.to.format != BF16)  # in which a unit of rows is scaled: as an ordinary one and as any
     is_given, is_amax = config.to == PER_TENSOR, config.to == AMAX_OF_TENSOR
     # Whole rows: what is held, and a loop over what is not for each use: the largest magnitude, and values both ways.
     loops = 0 if not config.lanes else 1 if is_given or is_amax else 1 + ways
@@ -63,7 +63,9 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
         of_row = 2 * of_row + 1  # gate, up, and the row's weight
     if config.to_routes:
         stores = (PIECES + 1 if config.lanes else 1) * ways
-        of_row += 0 if config.lanes else 1 + 2 * ways  # first routes, and further ones for values and for scales
+        of_row += (
+            0 if config.lanes else 1 + max(2 * ways, 1)
+        )  # first routes, and further ones for values and for scales
     groups = MAX_GROUPS // config.num_threads
     of_sizes = {Groups.NONE: 0, Groups.UNTIL: 1, Groups.COUNTS: groups, Groups.ENDS: 2 * groups}
     of_team = is_given + (1 + stores + 1 if config.lanes and config.to_routes else 0)
@@ -87,12 +89,14 @@ def cast_of_depths(config: DepthsCastConfig, found: KernelReport, cubin: bytes) 
     is_at_once = config.source == Source.SILU_AT_ONCE
     # Each row's token and weight; of SiLU gate, up and ds, for the gradient and for the activation. At once these three
     # are copied to shared memory, and a lane loads the weight of one row.
-    of_row = {Source.TOKENS: 2, Source.WEIGHTED: 3, Source.SILU: 2 * 3 + 1, Source.SILU_AT_ONCE: 0}[config.source]
+    of_row = {Source.TOKENS: 2, Source.WEIGHTED: 3, Source.SILU: 2 * 3 + 1}.get(config.source, 0)
     loads = rows * of_row + is_at_once
+    if config.source == Source.SILU_ROWS:
+        loads = 2 * (3 + 1)  # two rows at a time
     yield found.counts["LDG"] == loads + 2, "each element is loaded once, and two ends by each thread"
     yield found.counts["LDGSTS"] == 3 * rows * is_at_once, "gate, up and ds are copied once"
     # Two for each sigmoid, once for the gradient and once for the activation; at once of two rows, in a loop.
-    sigmoids = {Source.SILU: 2 * 64, Source.SILU_AT_ONCE: 2 * 8}.get(config.source, 0)
+    sigmoids = {Source.SILU: 2 * 64, Source.SILU_AT_ONCE: 2 * 8, Source.SILU_ROWS: 2 * 8}.get(config.source, 0)
     yield found.counts["MUFU"] <= 2 * sigmoids + 16, "no element is divided"
 
 

@@ -50,7 +50,7 @@ _COUNT, _PARTS, _GATHER, _MANY = (
     "gather_weighted.cuh",
     "gather_weighted_many.cuh",
 )
-_SUM, _TOLD = "gather/sums.cuh", "gather/params.cuh"
+_SUM = _TOLD = "gather/params.cuh"
 ROUTE_MUTATIONS = [
     Mutation("an id that no expert has is the last one", _IDS, "? id - first : kNoExpert;", "? id - first : count - 1;"),
     Mutation("ids are not counted from the first expert", _IDS, "? id - first : kNoExpert;", "? id : kNoExpert;", shows_in=INT32),

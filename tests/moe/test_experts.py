@@ -13,6 +13,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import (
+    bf16_gemm_nt,
     experts,
     experts_workspace_bytes,
     fp8_gemm_nt,
@@ -20,6 +21,7 @@ from deep_gemm import (
     per_token_cast_to_fp8,
     silu_mul_cast_to_fp8,
 )
+from deep_gemm.casts.gating import activated, gating_of
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.moe import api as parts
 
@@ -213,11 +215,154 @@ def test_no_gradient_is_carried() -> None:
     assert not called(arguments).requires_grad
 
 
+# Weights in BF16
+
+
+def bf16_call(
+    tokens: int = TOKENS, topk: int = TOPK, num: int = NUM, inter: int = 72, **changes: Any
+) -> dict[str, Any]:
+    w1, w2 = random(num, 2 * inter, HIDDEN, seed=1), random(num, HIDDEN, inter, seed=2)
+    return call(tokens, topk, num) | {"w1": w1, "w2": w2} | changes
+
+
+def bf16_one_by_one(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, **gating: Any) -> Tensor:
+    """Each expert's tokens through two dense products of BF16, and sums in order of columns."""
+    gates = gating_of(**{"activation": "swiglu", "alpha": None, "beta": None, "limit": None} | gating)
+    y = torch.zeros(*topk_ids.shape, x.shape[1], dtype=torch.bfloat16)
+    for expert in range(len(w1)):
+        tokens, columns = (topk_ids == expert).nonzero(as_tuple=True)
+        h = some(bf16_gemm_nt(x[tokens].bfloat16(), w1[expert]))
+        y[tokens, columns] = some(bf16_gemm_nt(activated(h, gates).bfloat16(), w2[expert]))
+    total = torch.zeros(x.shape)
+    for column in range(topk_ids.shape[1]):
+        routed = topk_ids[:, column] >= 0
+        total[routed] += topk_weights[routed, column, None].float() * y[routed, column].float()
+    return total.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(("tokens", "topk", "num"), [(12, 3, 5), (1, 1, 1), (40, 2, 3), (5, 8, 32), (150, 2, 2)])
+@pytest.mark.parametrize(
+    "gating", [{}, {"limit": 0.5}, {"alpha": 1.702, "beta": 1.0, "limit": 7.0}, {"activation": "situ"}], ids=str
+)
+def test_bf16_weights_make_it_a_loop_over_experts_to_the_bit(
+    tokens: int, topk: int, num: int, gating: dict[str, Any]
+) -> None:
+    arguments = bf16_call(tokens, topk, num, **gating)
+    assert same_bits(called(arguments), bf16_one_by_one(**arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_tokens_of_other_types_are_rounded_to_bf16(dtype: torch.dtype) -> None:
+    arguments = bf16_call()
+    arguments["x"] = arguments["x"].to(dtype) * 1.01
+    assert same_bits(called(arguments), bf16_one_by_one(**arguments))
+
+
+def test_the_layer_in_bf16_is_nearer_to_fp64_than_that_in_fp8() -> None:
+    arguments = bf16_call(64, inter=80)
+    fp8 = {name: per_block_cast_to_fp8(arguments[name]) for name in ("w1", "w2")}
+    exact, x = torch.zeros(64, HIDDEN, dtype=torch.float64), arguments["x"].double()
+    for t, column in (arguments["topk_ids"] >= 0).nonzero().tolist():
+        expert = int(arguments["topk_ids"][t, column])
+        gate, up = (arguments["w1"][expert].double() @ x[t]).chunk(2)
+        y = arguments["w2"][expert].double() @ (torch.nn.functional.silu(gate) * up)
+        exact[t] += float(arguments["topk_weights"][t, column]) * y
+    assert deep_gemm.calc_diff(called(arguments), exact) < 2e-5
+    assert deep_gemm.calc_diff(called({**arguments, **fp8}), exact) > 1e-4
+
+
+def test_bf16_weights_lie_in_any_way_that_products_take() -> None:
+    arguments = bf16_call()
+    expected = called(arguments)
+    for name in ("w1", "w2"):
+        turned = arguments[name].mT.contiguous().mT
+        wide = torch.zeros(NUM, 2 * turned.shape[1], turned.shape[2] + 8, dtype=torch.bfloat16)
+        narrow = wide[:, : turned.shape[1], : turned.shape[2]].copy_(turned)
+        for other in (turned, narrow):
+            assert same_bits(called({**arguments, name: other}), expected)
+    shared = arguments["w1"][:1].expand(arguments["w1"].shape)
+    assert same_bits(called({**arguments, "w1": shared}), called({**arguments, "w1": shared.contiguous()}))
+
+
+@pytest.mark.parametrize(("tokens", "topk", "num"), [(0, 2, 3), (4, 0, 3), (4, 2, 0), (0, 0, 0)])
+def test_empty_sizes_work_in_bf16(tokens: int, topk: int, num: int) -> None:
+    assert same_bits(called(bf16_call(tokens, topk, num)), torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16))
+
+
+def test_rows_without_a_token_matter_to_nobody_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = bf16_call()
+    expected = called(arguments)
+    made = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **how: made(*args, **how).fill_(torch.nan))
+    assert same_bits(called(arguments), expected)
+    arguments["topk_ids"][:] = 3  # other experts have no rows
+    assert same_bits(called(arguments), bf16_one_by_one(**arguments))
+
+
+def test_the_layer_in_bf16_is_compiled_as_one_operator() -> None:
+    arguments = bf16_call(limit=1.0)
+    compiled = torch.compile(lambda x, **more: some(experts(x, **more)) * 2, backend="aot_eager", fullgraph=True)
+    assert same_bits(compiled(**arguments), called(arguments) * 2)
+
+
+BF16_1, BF16_2 = (bf16_call()[name] for name in ("w1", "w2"))
+BF16_OUT = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"w1": weights()[0]}, "TypeError: w2: expected a pair (values, scales), got Tensor: per_token_cast_to_fp8"),
+        ({"w2": weights()[1]}, "TypeError: w2: expected a BF16 tensor, as w1 is a tensor, got tuple"),
+        ({"w1": BF16_1.float()}, "w1: expected dtype torch.bfloat16, got torch.float32"),
+        ({"w2": BF16_2.half()}, "w2: expected dtype torch.bfloat16, got torch.float16"),
+        ({"w2": weights()[1][0]}, "w2: expected dtype torch.bfloat16, got torch.float8_e4m3fn"),
+        ({"w1": BF16_1[:, :, 8:]}, "w1: expected shape (experts, 2 intermediate, hidden) = (experts, 2 inter"),
+        ({"w1": BF16_1[:, :128]}, "w1: expected 2 * intermediate = 144 rows, gate and up, where w2"),
+        ({"w2": BF16_2[1:]}, "w2: expected shape (experts, hidden, intermediate) = (5, 144, intermediate), got"),
+        ({"w2": BF16_2.to("meta")}, "w2: expected device cpu, where x is, got meta"),
+        ({"x": random(TOKENS, 152)}, "x: expected shape (tokens, hidden) = (tokens, 144), got (12, 152)"),
+        ({"w2": torch.zeros(NUM, HIDDEN, 73).bfloat16()[..., :72]}, "w2: expected a stride that is a multiple of 8"),
+        ({"w2": torch.zeros(NUM, HIDDEN, 144).bfloat16()[..., ::2]}, "w2: expected values contiguous along hidden or"),
+        ({"w1": BF16_1[:, ::2], "w2": BF16_2[..., :36]}, "intermediate: expected a multiple of 8, got 36"),
+        ({"gran_k": 128}, "NotImplementedError: gran_k: expected None, got 128 beside BF16 weights, which have no"),
+        ({"recipe_b": (128, 128)}, "NotImplementedError: recipe_b: expected None, got (128, 128) beside BF16 weights"),
+        ({"out": BF16_OUT, "x": BF16_OUT}, "out: expected memory that does not overlap x"),
+        (
+            {"out": BF16_1.view(-1)[: TOKENS * HIDDEN].view(TOKENS, HIDDEN)},
+            "out: expected memory that does not overlap w1",
+        ),
+    ],
+)
+def test_a_mistake_in_bf16_weights_is_refused_in_words(changes: dict[str, Any], message: str) -> None:
+    given = bf16_call() | {"w1": BF16_1, "w2": BF16_2} | changes
+    assert_mistake(experts, given, message)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 100, 2000])
+def test_a_gpu_computes_it_in_bf16_and_a_graph_captures_it(tokens: int) -> None:
+    arguments = bf16_call(tokens)
+    on_gpu = {name: given.cuda() for name, given in arguments.items()}
+    called(on_gpu)
+    graph, out = captured(called, on_gpu)
+    for seed in range(3):
+        arguments["topk_ids"] = random_routes(tokens, TOPK, NUM, seed)
+        on_gpu["topk_ids"].copy_(arguments["topk_ids"])
+        graph.replay()
+        assert deep_gemm.calc_diff(out.cpu(), called(arguments)) < 1e-5
+        again = called(on_gpu)
+        assert same_bits(again.cpu(), out.cpu())
+
+
 # Workspace
 
 
+@pytest.mark.parametrize("is_bf16", [False, True])
 @pytest.mark.parametrize(("tokens", "topk", "num"), [(12, 3, 5), (1, 1, 1), (0, 2, 3), (4, 0, 2)])
-def test_workspace_is_what_the_parts_give(tokens: int, topk: int, num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workspace_is_what_the_parts_give(
+    tokens: int, topk: int, num: int, is_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     between: list[Tensor] = []
 
     def seen(name: str) -> None:
@@ -225,18 +370,19 @@ def test_workspace_is_what_the_parts_give(tokens: int, topk: int, num: int, monk
 
         def watched(*args: Any, **options: Any) -> Any:
             result = part(*args, **options)
-            between.extend([result] if isinstance(result, Tensor) else result)
+            between.extend([result] if isinstance(result, Tensor) else [x for x in result if x is not None])
             return result
 
         monkeypatch.setattr(parts, name, watched)
 
     for name in ("expert_rows", "gather_and_cast", "product_of_rows", "activate_rows"):
         seen(name)
-    called(call(tokens, topk, num))
-    assert len(between) == 5 + 2 + 1 + 2 + 1
+    called(bf16_call(tokens, topk, num, INTER) if is_bf16 else call(tokens, topk, num))
+    assert len(between) == 5 + 2 + 1 + 2 + 1 - 2 * is_bf16
     found, rows = sum(x.nbytes for x in between), tokens * topk
-    padding = 4 * (align(rows, 4) - rows) * (ceil_div(HIDDEN, 128) + ceil_div(INTER, 128))
-    assert experts_workspace_bytes(tokens, topk, num, HIDDEN, INTER) == found + padding
+    padding = 4 * (align(rows, 4) - rows) * (ceil_div(HIDDEN, 128) + ceil_div(INTER, 128)) * (not is_bf16)
+    gran_k = None if is_bf16 else 128
+    assert experts_workspace_bytes(tokens, topk, num, HIDDEN, INTER, gran_k=gran_k) == found + padding
 
 
 @pytest.mark.parametrize("size", [-1, 2.5, "3"])

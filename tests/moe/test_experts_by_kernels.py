@@ -16,11 +16,13 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.settings import set_compile_mode
+from deep_gemm.gemm.kinds.works import ENDS, IDS
 from deep_gemm.moe import api as layers
 from deep_gemm.moe import routing
 
 EXPERTS, HIDDEN, INTER, TOPK = 6, 272, 144, 3
 ALL = ["route_rows", "cast_rows", "fp8_gemm_rows", "cast_rows", "fp8_gemm_rows", "gather_weighted"]
+BY_BF16 = [name.replace("fp8_gemm_rows", "bf16_gemm") for name in ALL]
 MANY = ["route_rows", "cast_rows", "lay_scales", "fp8_gemm_rows", "fp8_gemm_rows", "gather_weighted"]
 Tokens = tuple[Tensor, Tensor, Tensor]
 USUAL = torch.bfloat16, torch.int64, torch.float32
@@ -32,7 +34,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    return addressed_kernels.install(monkeypatch, layers.MADE, layers.INTO)
+    return addressed_kernels.install(monkeypatch, layers.MADE, layers.INTO, layers.MADE_BY_BF16, layers.INTO_BY_BF16)
 
 
 @on_cpu
@@ -92,6 +94,82 @@ def test_few_and_many_rows_of_any_weights_have_the_bits_of_the_cpu(
         expected = MANY if many else ALL
         assert seen.names == expected[:4] + ["cast_rows"] * (many and "w1" in which) + expected[4:]
     assert None not in seen.made
+
+
+@on_cpu
+def bf16_weights(hidden: int = HIDDEN, inter: int = INTER) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    w1, w2 = (torch.randn(EXPERTS, n, k, generator=g) / k**0.5 for n, k in ((2 * inter, hidden), (hidden, inter)))
+    return w1.bfloat16(), w2.bfloat16()
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("types", [USUAL, (torch.float32, torch.int32, torch.bfloat16)])
+@pytest.mark.parametrize("said", [{}, {"limit": 0.5}, {"activation": "situ", "alpha": 1.5, "beta": 2.0}])
+def test_bf16_weights_have_the_bits_of_the_cpu_by_one_record(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, types: Any, said: Any, many: bool
+) -> None:
+    """Sizes are multiples of 8, and no scale is in memory."""
+    for module in (layers, routing):
+        monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
+    both = bf16_weights(136, 72)
+    for tokens in (37, 1, 130):
+        one = tokens_of(tokens, types, 136)
+        expected = right(*one, *both, **said)
+        room = torch.full((tokens + 1, 136), torch.nan, dtype=torch.bfloat16)
+        for out in (None, room[:tokens]):
+            seen.gpu.launches.clear()
+            got = deep_gemm.experts(*one, *both, out=out, **said)
+            assert same_bits(got if out is None else out, expected)
+            assert seen.names == BY_BF16
+            works = [each.config.work.name for each in seen.gpu.launches if each.kernel == "bf16_gemm"]
+            assert works == [(ENDS if many else IDS).name] * 2
+            assert [each.is_dependent for each in seen.gpu.launches] == [False, *[not many] * 5]
+        assert bool(room[tokens:].isnan().all())
+    assert None not in seen.made
+    seen.cleared()
+    for tokens in (36, 129):
+        one = tokens_of(tokens, types, 136)
+        assert same_bits(deep_gemm.experts(*one, *both, **said), right(*one, *both, **said))
+    assert not seen.made, "other tokens have the same records"
+
+
+def test_mistakes_in_bf16_weights_are_refused_whatever_records_there_are(seen: Seen) -> None:
+    (w1, w2), fp8 = bf16_weights(), weights()
+    one = tokens_of(5)
+    out = torch.empty_like(one[0])
+    leaf = w1.clone().requires_grad_()
+    deep_gemm.experts(*one, w1, w2)
+    deep_gemm.experts(*one, leaf, w2, out=out)
+    assert len(seen.made) == 2 and None not in seen.made
+    seen.cleared()
+    inside = w1[-1].view(-1)[: 5 * HIDDEN].view(5, HIDDEN)
+    mistakes: tuple[tuple[str, type[Exception], Any, Any], ...] = (
+        ("w1: .*gradient", ValueError, (leaf * 1, w2), {}),
+        ("w2: expected a BF16 tensor, .*tuple", TypeError, (w1, fp8[1]), {}),
+        ("w2: expected a pair .*Tensor", TypeError, (fp8[0], w2), {}),
+        ("w1: expected dtype torch.bfloat16, got torch.float16", ValueError, (w1.half(), w2), {}),
+        ("w2: .*dtype torch.bfloat16", ValueError, (w1, fp8[1][0]), {}),
+        ("w1: .*hidden", ValueError, (w1[:, :, :-8], w2), {}),
+        (
+            "w1: .*multiple of 8 elements",
+            ValueError,
+            (
+                torch.zeros(w1.numel() + EXPERTS * INTER * 2)
+                .bfloat16()
+                .as_strided(w1.shape, (2 * INTER * (HIDDEN + 1), HIDDEN + 1, 1)),
+                w2,
+            ),
+            {},
+        ),
+        ("out: .*overlap w1", ValueError, (w1, w2), {"out": inside}),
+        ("gran_k: expected None, got 64 beside BF16", NotImplementedError, (w1, w2), {"gran_k": 64}),
+        ("recipe_b: expected None", NotImplementedError, (w1, w2), {"recipe_b": (128, 128)}),
+    )
+    for message, error, both, more in mistakes:
+        with pytest.raises(error, match=message):
+            deep_gemm.experts(*one, *both, **more)
+    assert not seen.names
 
 
 @pytest.mark.parametrize("sizes", [(HIDDEN, INTER), (528, 16)])

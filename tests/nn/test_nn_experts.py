@@ -34,6 +34,7 @@ from deep_gemm.nn import Experts
 from deep_gemm.nn import experts as module
 
 NUM, HIDDEN, INTER, TOPK = 5, 144, 80, 2
+BOTH = pytest.mark.parametrize("products", ["fp8", "bf16"])
 NAMES = ("out", "x", "topk_weights", "w1", "w2")
 numbers = partial(helpers.numbers, seed=1)
 
@@ -89,11 +90,13 @@ def plain(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor)
 # What is computed
 
 
+@BOTH
 @pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 7, 130])
-def test_the_result_has_the_bits_of_the_layer_of_inference(tokens: int, w_dtype: torch.dtype) -> None:
-    layer, x, (ids, weights) = layer_of(dtype=w_dtype), numbers(tokens, HIDDEN), routes(tokens)
-    w1, w2 = (deep_gemm.per_block_cast_to_fp8(w.detach()) for w in (layer.w1, layer.w2))
+def test_the_result_has_the_bits_of_the_layer_of_inference(tokens: int, w_dtype: torch.dtype, products: str) -> None:
+    layer, x, (ids, weights) = layer_of(dtype=w_dtype, products=products), numbers(tokens, HIDDEN), routes(tokens)
+    cast: Any = deep_gemm.per_block_cast_to_fp8 if products == "fp8" else Tensor.bfloat16
+    w1, w2 = (cast(w.detach()) for w in (layer.w1, layer.w2))
     expected = some(deep_gemm.experts(x, ids, weights, w1, w2))
     assert same_bits(layer(x, ids, weights).detach(), expected)
     for mode in (torch.no_grad, torch.inference_mode):
@@ -104,20 +107,23 @@ def test_the_result_has_the_bits_of_the_layer_of_inference(tokens: int, w_dtype:
 def of_casts(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> Found:
     """All of it expert by expert in FP64, from what the casts stand for, BF16 where products write BF16.
 
-    What is cast along rows of an expert has the type of the layer's inputs, or of gate and up.
+    What is cast along rows of an expert has the type of the layer's inputs, or of gate and up. Products in BF16 take
+    what is rounded to it, and weights of routes are multiplied with the activation.
     """
+    is_fp8 = layer.products == "fp8"
 
     def bf16(x: Tensor) -> Tensor:
         return x.bfloat16().double()
 
+    of_rows, of_blocks, of_columns = (by_rows, by_blocks, by_columns) if is_fp8 else (bf16,) * 3
     out, of_x, of_p = torch.zeros_like(x, dtype=torch.float64), x.double() * 0, weights.double() * 0
     of_w1, of_w2 = layer.w1.detach().double() * 0, layer.w2.detach().double() * 0
     for expert in range(NUM):
         token, column = (ids == expert).nonzero(as_tuple=True)
         if not len(token):
             continue
-        w1, w2, p = by_blocks(layer.w1[expert]), by_blocks(layer.w2[expert]), weights[token, column, None].double()
-        gate, up = bf16(by_rows(x[token]) @ w1.t()).chunk(2, dim=1)
+        w1, w2, p = of_blocks(layer.w1[expert]), of_blocks(layer.w2[expert]), weights[token, column, None].double()
+        gate, up = bf16(of_rows(x[token]) @ w1.t()).chunk(2, dim=1)
         if layer.limit is not None:
             is_gate, is_up = (gate <= layer.limit).double(), (up.abs() <= layer.limit).double()
             gate, up = gate.clamp_max(layer.limit), up.clamp(-layer.limit, layer.limit)
@@ -125,25 +131,26 @@ def of_casts(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tens
             is_gate = is_up = torch.ones_like(gate)
         sigmoid = gate.sigmoid()
         s = gate * sigmoid * up
-        out.index_add_(0, token, bf16(by_rows(s.float()) @ w2.t()) * p)
-        ds = bf16(by_rows(grad[token]) @ w2)
+        out.index_add_(0, token, bf16(of_rows(s.float()) @ w2.t()) * p)
+        ds = bf16(of_rows(grad[token]) @ w2)
         of_p[token, column] = (ds * s).sum(1)
         ds = ds * p
         of_gate = ds * up * sigmoid * (1 + gate * (1 - sigmoid)) * is_gate
         dh = bf16(torch.cat([of_gate, ds * gate * sigmoid * is_up], dim=1))
-        of_x.index_add_(0, token, bf16(by_rows(dh.bfloat16()) @ w1))
-        of_w1[expert] = by_columns(dh.bfloat16()).t() @ by_columns(x[token])
-        dy = (grad[token] * p).to(grad.dtype)
-        of_w2[expert] = by_columns(dy).t() @ by_columns(s.bfloat16())
+        of_x.index_add_(0, token, bf16(of_rows(dh.bfloat16()) @ w1))
+        of_w1[expert] = of_columns(dh.bfloat16()).t() @ of_columns(x[token])
+        dy, s = ((grad[token] * p).to(grad.dtype), s) if is_fp8 else (grad[token], s * p)
+        of_w2[expert] = of_columns(dy).t() @ of_columns(s.bfloat16())
     return out, of_x, of_p, of_w1, of_w2
 
 
 @pytest.mark.few
+@BOTH
 @pytest.mark.parametrize("limit", [None, 0.3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tokens", [1, 9, 64, 700])
-def test_it_is_made_of_products_of_casts(tokens: int, dtype: torch.dtype, limit: float | None) -> None:
-    layer, (ids, weights) = layer_of(limit=limit), routes(tokens)
+def test_it_is_made_of_products_of_casts(tokens: int, dtype: torch.dtype, limit: float | None, products: str) -> None:
+    layer, (ids, weights) = layer_of(limit=limit, products=products), routes(tokens)
     x, grad = numbers(tokens, HIDDEN, dtype=dtype), numbers(tokens, HIDDEN, dtype=dtype, seed=3)
     got, right = trained(layer, x, ids, weights, grad), of_casts(layer, x, ids, weights, grad)
     for name, mine, its in zip(NAMES, got, right, strict=True):
@@ -188,10 +195,11 @@ IDS = {
 }
 
 
+@BOTH
 @pytest.mark.parametrize("name", IDS)
-def test_routes_of_any_sort_with_memory_that_holds_nan(name: str) -> None:
+def test_routes_of_any_sort_with_memory_that_holds_nan(name: str, products: str) -> None:
     """Rows without a token hold anything, and nothing of that comes out."""
-    layer, ids = layer_of(), IDS[name]
+    layer, ids = layer_of(products=products), IDS[name]
     x, grad = numbers(len(ids), HIDDEN), numbers(len(ids), HIDDEN, seed=3)
     weights = torch.rand(ids.shape)
     with new_memory_is_nan():
@@ -227,11 +235,14 @@ def test_a_result_is_changed_in_place() -> None:
 # What nobody needs
 
 
+@BOTH
 @pytest.mark.parametrize("needed", ["x", "topk_weights", "w1", "w2", "", "x topk_weights w1 w2"])
-def test_what_nobody_needs_is_not_computed(monkeypatch: pytest.MonkeyPatch, needed: str) -> None:
-    layer, x, (ids, weights), grad = layer_of(), numbers(40, HIDDEN), routes(40), numbers(40, HIDDEN, seed=3)
+def test_what_nobody_needs_is_not_computed(monkeypatch: pytest.MonkeyPatch, needed: str, products: str) -> None:
+    layer, x, (ids, weights) = layer_of(products=products), numbers(40, HIDDEN), routes(40)
+    grad = numbers(40, HIDDEN, seed=3)
     right = dict(zip(NAMES, trained(layer, x, ids, weights, grad), strict=True))
-    along_k, of_rows = "k_grouped_fp8_gemm_nt_contiguous", "product_of_rows"
+    along_k = "k_grouped_fp8_gemm_nt_contiguous" if products == "fp8" else "k_grouped_bf16_gemm_tn_contiguous"
+    of_rows = "product_of_rows"
     called = count_calls(monkeypatch, module, along_k, of_rows)
     leaves = {"x": x, "topk_weights": weights, "w1": layer.w1, "w2": layer.w2}
     for name, leaf in leaves.items():
@@ -255,8 +266,9 @@ def test_what_nobody_needs_is_not_computed(monkeypatch: pytest.MonkeyPatch, need
     assert called.count(of_rows) == {"x": 2, "topk_weights": 1, "w1": 1, "w2": 0}.get(needed, 2)
 
 
-def test_what_is_kept_is_x_and_gate_and_up_and_small_things() -> None:
-    layer, tokens, (ids, weights) = layer_of(), 64, routes(64)
+@BOTH
+def test_what_is_kept_is_x_and_gate_and_up_and_small_things(products: str) -> None:
+    layer, tokens, (ids, weights) = layer_of(products=products), 64, routes(64)
     x = numbers(tokens, HIDDEN).requires_grad_()
     with kept_by_autograd(layer.w1, layer.w2) as kept:
         layer(x, ids, weights)
@@ -299,8 +311,12 @@ def test_autocast_decides_the_type() -> None:
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, device: str) -> None:
-    layer, given = layer_of().to(device), (numbers(40, HIDDEN), *routes(40), numbers(40, HIDDEN, seed=3))
+@BOTH
+def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, device: str, products: str) -> None:
+    layer, given = (
+        layer_of(products=products).to(device),
+        (numbers(40, HIDDEN), *routes(40), numbers(40, HIDDEN, seed=3)),
+    )
 
     class Recomputed(torch.nn.Module):
         def __init__(self) -> None:
@@ -316,8 +332,9 @@ def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, devi
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, device: str) -> None:
-    layer = layer_of().to(device)
+@BOTH
+def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, device: str, products: str) -> None:
+    layer = layer_of(products=products).to(device)
     counter = CompileCounterWithBackend(backend)
     compiled: Any = torch.compile(layer, backend=counter, fullgraph=True)
     for tokens in (40, 7, 64):
@@ -353,10 +370,11 @@ def test_inside_of_a_graph_no_gradient_is_rounded_first(backend: str, dtype: tor
     assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
 
 
+@BOTH
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool) -> None:
-    layer, (ids, weights) = layer_of(device="meta"), (each.to("meta") for each in routes(9))
+def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool, products: str) -> None:
+    layer, (ids, weights) = layer_of(device="meta", products=products), (each.to("meta") for each in routes(9))
     x = torch.empty(9, HIDDEN, dtype=dtype, device="meta", requires_grad=True)
     with torch.set_grad_enabled(grad):
         y = layer(x, ids, weights.requires_grad_())
@@ -386,10 +404,11 @@ def test_transforms_are_refused_in_words() -> None:
         torch.jit.trace(layer, (x, ids, weights))  # type: ignore[no-untyped-call]
 
 
+@BOTH
 @pytest.mark.parametrize("needed", ["x", "topk_weights", "w1", "w2", "x topk_weights w1 w2"])
-def test_torch_counts_the_products_that_are_computed(needed: str) -> None:
+def test_torch_counts_the_products_that_are_computed(needed: str, products: str) -> None:
     """Forward two; back through w2 unless w2 alone is trained, then one for each of x, w1 and w2."""
-    layer, (ids, weights) = layer_of(), routes(40)
+    layer, (ids, weights) = layer_of(products=products), routes(40)
     by_w1, by_w2 = 2 * ids.numel() * 2 * INTER * HIDDEN, 2 * ids.numel() * INTER * HIDDEN
     leaves = {"x": numbers(40, HIDDEN), "topk_weights": weights, "w1": layer.w1, "w2": layer.w2}
     for name, leaf in leaves.items():
@@ -416,11 +435,12 @@ def test_an_exported_layer_has_the_same_bits(grad: bool, strict: bool) -> None:
             assert same_bits(exported.module()(*given).detach(), layer(*given).detach())
 
 
+@BOTH
 @pytest.mark.parametrize("tokens", [0, 40])
-def test_gradients_are_added_to_main_grad(tokens: int) -> None:
+def test_gradients_are_added_to_main_grad(tokens: int, products: str) -> None:
     x, (ids, weights), grad = numbers(tokens, HIDDEN), routes(tokens), numbers(tokens, HIDDEN, seed=3)
-    layer: Any = layer_of(accumulates_main_grad=True)
-    right = trained(layer_of(), x, ids, weights, grad)
+    layer: Any = layer_of(accumulates_main_grad=True, products=products)
+    right = trained(layer_of(products=products), x, ids, weights, grad)
     for w in (layer.w1, layer.w2):
         w.main_grad = torch.ones_like(w)
     layer.w2.grad_added_to_main_grad = False
@@ -440,6 +460,7 @@ def test_parameters_are_drawn_for_each_expert_as_a_linear_layer_draws_its_own() 
     for w in (layer.w1, layer.w2):
         bound = w.shape[2] ** -0.5
         assert 0.99 * bound < float(w.detach().abs().max()) <= bound
+    assert "products=bf16" in repr(layer_of(products="bf16"))
     assert repr(layer) == f"Experts(num_experts={NUM}, hidden={HIDDEN}, intermediate={INTER}, products=fp8)"
 
 
@@ -456,6 +477,15 @@ MISTAKES: list[tuple[Sequence[Any], str]] = [
 def test_sizes_that_products_do_not_take_are_refused_at_once(sizes: Sequence[Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         Experts(*sizes)
+
+
+def test_products_are_of_two_kinds_and_those_in_bf16_take_other_sizes() -> None:
+    assert Experts(2, 24, 8, products="bf16").products == "bf16"
+    for sizes, message in (((20, 8), "hidden: expected a multiple of 8, which BF16"), ((8, 4), "intermediate: .*BF16")):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            Experts(2, *sizes, products="bf16")
+    with pytest.raises(ValueError, match=r"^products: expected 'fp8' or 'bf16', got 'fp4'"):
+        Experts(2, 16, 16, products="fp4")
 
 
 @pytest.mark.parametrize(
@@ -479,21 +509,23 @@ def test_mistakes_are_named(changes: dict[str, Tensor], message: str) -> None:
 
 
 @pytest.mark.gpu
+@BOTH
 @pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [0, 1, 40, 700])
-def test_a_gpu_gives_what_the_cpu_gives(tokens: int, w_dtype: torch.dtype) -> None:
-    layer, x, (ids, weights) = layer_of(dtype=w_dtype), numbers(tokens, HIDDEN), routes(tokens)
+def test_a_gpu_gives_what_the_cpu_gives(tokens: int, w_dtype: torch.dtype, products: str) -> None:
+    layer, x, (ids, weights) = layer_of(dtype=w_dtype, products=products), numbers(tokens, HIDDEN), routes(tokens)
     grad = numbers(tokens, HIDDEN, seed=3)
     right = trained(layer, x, ids, weights, grad)
     got = trained(copy.deepcopy(layer).cuda(), x.cuda(), ids.cuda(), weights.cuda(), grad.cuda())
     for name, mine, its in zip(NAMES, got, right, strict=True):
         assert mine.dtype == its.dtype
-        assert error(mine.cpu(), its) < 2e-2, name
+        assert error(mine.cpu(), its) < (2e-2 if products == "fp8" else 4e-3), name
 
 
 @pytest.mark.gpu
-def test_routes_of_any_sort_on_a_gpu_with_memory_that_holds_nan() -> None:
-    layer = layer_of().cuda()
+@BOTH
+def test_routes_of_any_sort_on_a_gpu_with_memory_that_holds_nan(products: str) -> None:
+    layer = layer_of(products=products).cuda()
     with new_memory_is_nan():
         for name, ids in IDS.items():
             if name == "no column":
@@ -504,9 +536,10 @@ def test_routes_of_any_sort_on_a_gpu_with_memory_that_holds_nan() -> None:
 
 
 @pytest.mark.gpu
+@BOTH
 @pytest.mark.parametrize("accumulates", [False, True])
-def test_the_host_waits_for_nothing_and_bits_are_the_same_each_time(accumulates: bool) -> None:
-    layer: Any = layer_of(dtype=torch.bfloat16, accumulates_main_grad=accumulates).cuda()
+def test_the_host_waits_for_nothing_and_bits_are_the_same_each_time(accumulates: bool, products: str) -> None:
+    layer: Any = layer_of(dtype=torch.bfloat16, accumulates_main_grad=accumulates, products=products).cuda()
     x, grad = numbers(300, HIDDEN).cuda().requires_grad_(), numbers(300, HIDDEN, seed=3).cuda()
     ids, weights = (each.cuda() for each in routes(300))
     leaves: Any = x, weights.requires_grad_(), layer.w1, layer.w2

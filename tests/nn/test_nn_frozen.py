@@ -31,6 +31,10 @@ def weight(*shape: int, of: str) -> Operand:
 
 def cases(of: str) -> list[tuple[torch.nn.Module, tuple[Any, ...], Any]]:
     """Modules, what they are given, and what their functions give."""
+    if of == "bf16":
+        x, both = torch.randn(5, HIDDEN), (torch.randn(NUM, 2 * INTER, HIDDEN), torch.randn(NUM, HIDDEN, INTER))
+        given, (v1, v2) = (x, random_routes(5, 2, NUM), torch.rand(5, 2)), (w.bfloat16() / 10 for w in both)
+        return [(FrozenExperts(v1, v2, limit=0.5), given, deep_gemm.experts(*given, v1, v2, limit=0.5))]
     w, bias, x = weight(40, HIDDEN, of=of), torch.ones(40), torch.randn(2, 5, HIDDEN)
     w1, w2 = weight(NUM, 2 * INTER, HIDDEN, of=of), weight(NUM, HIDDEN, INTER, of=of)
     routed = x[0], random_routes(5, 2, NUM), torch.rand(5, 2)
@@ -43,7 +47,7 @@ def cases(of: str) -> list[tuple[torch.nn.Module, tuple[Any, ...], Any]]:
     ]
 
 
-@pytest.mark.parametrize("of", FORMATS)
+@pytest.mark.parametrize("of", [*FORMATS, "bf16"])
 def test_modules_are_their_functions_whatever_a_model_is_cast_to(of: str) -> None:
     for module, given, in_bf16 in cases(of):
         types = [each.dtype for each in module.state_dict().values()]
@@ -55,17 +59,18 @@ def test_modules_are_their_functions_whatever_a_model_is_cast_to(of: str) -> Non
             torch.float16 if name == "bias" else dtype for name, dtype in zip(held, types, strict=True)
         ]
         names = {name for name, _ in module.named_buffers()}
-        assert names == {f"{name}_scale_inv" for name, _ in module.named_parameters() if name != "bias"}
+        scaled = [name for name, _ in module.named_parameters() if name != "bias" and of != "bf16"]
+        assert names == {f"{name}_scale_inv" for name in scaled}
 
 
-@pytest.mark.parametrize("of", FORMATS)
+@pytest.mark.parametrize("of", [*FORMATS, "bf16"])
 def test_on_meta_modules_give_shapes(of: str) -> None:
     for module, given, right in cases(of):
         out = module.to("meta")(*(each.to("meta") for each in given))
         assert (out.device.type, out.dtype, out.shape) == ("meta", given[0].dtype, right.shape)
 
 
-@pytest.mark.parametrize("of", FORMATS)
+@pytest.mark.parametrize("of", [*FORMATS, "bf16"])
 def test_a_state_dict_holds_all(of: str) -> None:
     for (module, given, right), (other, *_) in zip(cases(of), cases(of), strict=True):
         for each in (*other.buffers(), *other.parameters()):
@@ -87,13 +92,15 @@ def test_values_are_parameters_that_nobody_trains() -> None:
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("products", ["fp8", "bf16"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("limit", [None, 0.5])
-def test_gradients_flow_through_frozen_experts(dtype: torch.dtype, limit: float | None) -> None:
+def test_gradients_flow_through_frozen_experts(dtype: torch.dtype, limit: float | None, products: str) -> None:
     """They have the bits of `nn.Experts`, which casts the same weights, in `keep_casts` too."""
     torch.manual_seed(0)
-    trained = deep_gemm.nn.Experts(NUM, HIDDEN, INTER, limit)
-    w1, w2 = (deep_gemm.per_block_cast_to_fp8(w.detach()) for w in (trained.w1, trained.w2))
+    trained = deep_gemm.nn.Experts(NUM, HIDDEN, INTER, limit, products=products)
+    cast: Any = deep_gemm.per_block_cast_to_fp8 if products == "fp8" else torch.Tensor.bfloat16
+    w1, w2 = (cast(w.detach()) for w in (trained.w1, trained.w2))
     frozen = FrozenExperts(w1, w2, limit)
     ids, grad = random_routes(9, 2, NUM), torch.randn(9, HIDDEN).to(dtype)
 
@@ -116,6 +123,22 @@ def test_gradients_flow_through_frozen_experts(dtype: torch.dtype, limit: float 
     assert some(only_p.grad).any()
 
 
+def test_a_state_dict_in_another_type_is_rounded_to_bf16_and_fp8_is_multiplied_by_its_scales() -> None:
+    module, given, right = cases("bf16")[0]
+    held = module.state_dict()
+    module.load_state_dict({name: x.float() for name, x in held.items()})
+    assert same_bits(module(*given), right.float())
+    fp8 = {}
+    for name, x in held.items():
+        fp8[name], fp8[f"{name}_scale_inv"] = deep_gemm.per_block_cast_to_fp8(x)
+    module.load_state_dict(dict(fp8))
+    found = module.state_dict()
+    w1 = deep_gemm.cast_back_from_fp8(fp8["w1"], fp8["w1_scale_inv"])
+    assert same_bits(found["w1"], w1.bfloat16())
+    with pytest.raises(RuntimeError, match="w1_scale_inv: expected scales"):
+        module.load_state_dict({**held, "w1": fp8["w1"]})
+
+
 @pytest.mark.parametrize("of", ["fp4", "32x32"])
 def test_experts_without_gradients_refuse_what_would_need_them(of: str) -> None:
     frozen = FrozenExperts(weight(NUM, 2 * INTER, HIDDEN, of=of), weight(NUM, HIDDEN, INTER, of=of))
@@ -130,5 +153,7 @@ def test_what_is_no_pair_or_no_limit_is_refused() -> None:
         FrozenLinear(w1[0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^bias: expected a tensor, got a list of 1"):
         FrozenLinear((w1[0][0], w1[1][0]), bias=[0.0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^w2: expected a pair \(values, scales\), got Tensor"):
+        FrozenExperts(w1, torch.zeros(NUM, HIDDEN, INTER).bfloat16())
     with pytest.raises(ValueError, match=r"^limit: expected a number above 0, got 0"):
         FrozenExperts(w1, w2, limit=0)

@@ -46,27 +46,6 @@ DEVICE void load_pieces(const DepthsCastParams& p, Storage& shared, const Group&
   }
 }
 
-// Makes of gate and up their gradients, and of ds the activation. Gives the sum of the lane's activation times ds.
-DEVICE float compute_row(float limit, float weight, Piece& gate, Piece& up, Piece& ds) {
-  float sum = 0.f;
-#pragma unroll
-  for (uint32_t word = 0; word < kWords; ++word) {
-    float by_gate[2], by_up[2], s[2];
-#pragma unroll
-    for (uint32_t j = 0; j < 2; ++j) {
-      const uint32_t e = word * 2 + j;
-      const Silu silu = silu_of(element_of(gate, e), element_of(up, e), limit);
-      const float of_s = element_of(ds, e), weighted = ptx::mul_rn(of_s, weight);
-      s[j] = silu.s, sum += ptx::mul_rn(silu.s, of_s);
-      by_gate[j] = ptx::mul_rn(weighted, silu.by_gate), by_up[j] = ptx::mul_rn(weighted, silu.by_up);
-    }
-    gate.words[word] = ptx::pack_bf16(by_gate[0], by_gate[1]);
-    up.words[word] = ptx::pack_bf16(by_up[0], by_up[1]);
-    ds.words[word] = ptx::pack_bf16(s[0], s[1]);
-  }
-  return sum;
-}
-
 DEVICE void compute_pieces(const DepthsCastParams& p, Storage& shared, const Group& group, const Tile& tile, uint32_t block) {
   const float weight_of_lane = weight_of(p, group, tile.row + tile.row_of(tile.lane % kTeamRows));
   float* sums = p.sums + uint64_t{block} * p.rows + group.first_row;
@@ -78,7 +57,7 @@ DEVICE void compute_pieces(const DepthsCastParams& p, Storage& shared, const Gro
       const uint32_t row = tile.row + tile.row_of(i);
       const float weight = ptx::shfl_sync(weight_of_lane, ptx::lane_index() - tile.lane + i);
       Piece gate = load_slot(shared, kGate, i), up = load_slot(shared, kUp, i), ds = load_slot(shared, kDs, i);
-      float sum = compute_row(p.limit, weight, gate, up, ds);
+      float sum = compute_row<false>(p.limit, weight, gate, up, ds);
       store_slot(shared, kGate, i, gate), store_slot(shared, kUp, i, up), store_slot(shared, kDs, i, ds);
       if (p.activated == nullptr) continue;
 #pragma unroll

@@ -1,4 +1,4 @@
-// A team casts one block of kRows rows, a unit, at a time. Each block has a scale of its own.
+// A team casts one block of kRows rows, a unit, at a time. Each block has a scale of its own, or none.
 #pragma once
 
 // Tells whether it has cast the unit. It writes nothing if it takes blocks for ordinary of which one is not.
@@ -34,6 +34,17 @@ DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targ
   return true;
 }
 
+DEVICE void store_unscaled(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
+                           const Held (&held)[kRows]) {
+#pragma unroll
+  for (uint32_t i = 0; i < kRows; ++i) {
+    float elements[kElements];
+#pragma unroll
+    for (uint32_t e = 0; e < kElements; ++e) elements[e] = element_of(held[i], e);
+    targets.store(p, unit, i, block, lane, pack_values(elements));
+  }
+}
+
 struct Team {
   DEVICE explicit Team(const CastParams&) {}
 
@@ -46,7 +57,9 @@ struct Team {
     Held held[kRows];
 #pragma unroll
     for (uint32_t i = 0; i < kRows; ++i) held[i] = held_of(p, loaded[i]);
-    if (__builtin_expect(!cast_unit<true>(p, unit, targets, block, lane, held), 0))
+    if constexpr (!kHasScales)
+      store_unscaled(p, unit, targets, block, lane, held);
+    else if (__builtin_expect(!cast_unit<true>(p, unit, targets, block, lane, held), 0))
       cast_unit<false>(p, unit, targets, block, lane, held);
   }
 };

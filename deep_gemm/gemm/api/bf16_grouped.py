@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
 from ...compat.forms import accepts_names
+from ...core.call import FREE_ROWS
 from ...core.check import checks
+from ...core.replay import FIXED
 from .. import bf16_depths
 from ..ask.bf16 import bf16_contiguous_problem, bf16_depths_problem, bf16_masked_problem
+from ..launch import run as launch
 from ..product import run
 from .bf16_dense import bf16_product
 
@@ -21,9 +25,12 @@ CONTIGUOUS = {
         ("use_psum_layout", "ensure_zero_padding"),
         ("grouped_layout", "bias"),
         has_gradients=True,
+        free=(FREE_ROWS, FIXED, FREE_ROWS, FREE_ROWS),
     )
     for major in ("nt", "nn")
 }
+OF_EXPERTS = replace(CONTIGUOUS["nt"], ask=partial(CONTIGUOUS["nt"].ask, alignment=1))
+BEHIND_CAST = replace(OF_EXPERTS, on_gpu=partial(launch, is_behind_cast=True))
 MASKED = bf16_product(
     "m_grouped_bf16_gemm_nt_masked", bf16_masked_problem, ("expected_m",), ("masked_m", "bias"), has_gradients=True
 )
@@ -34,6 +41,13 @@ DEPTHS = bf16_product(
     ("c", "grouped_layout"),
     on_gpu=bf16_depths.run,
 )
+
+
+def product_of_bf16_rows(
+    a: Tensor, b: Tensor, d: Tensor, layout: Tensor, *, by_ends: bool = False, is_behind_cast: bool = False
+) -> None:
+    """Compute `product_of_stacked_rows` of BF16, or with `by_ends` `product_of_stacked_groups`."""
+    run(BEHIND_CAST if is_behind_cast else OF_EXPERTS, a, b, d, layout, (by_ends, False))
 
 
 def m_grouped_bf16_gemm_nt_contiguous(

@@ -92,8 +92,9 @@ def bf16_contiguous_problem(
     use_psum_layout: bool,
     ensure_zero_padding: bool,
     bias: Tensor | None = None,
+    alignment: int | None = None,
 ) -> Problem:
-    """Check a product of stacked rows."""
+    """Check a product of stacked rows. With an `alignment` of group starts nobody asks for zeros behind ids."""
     sizes: Sizes = {}
     a = operand("a", a, ("m", "k"), sizes)
     b = operand("b", b, ("groups", "k", "n") if major[1] == "n" else ("groups", "n", "k"), sizes)
@@ -103,13 +104,16 @@ def bf16_contiguous_problem(
     bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
     a, b = _operands_of_rows(a, b.mT if major[1] == "n" else b)
-    alignment = get_mk_alignment_for_contiguous_layout() if use_psum_layout else ZERO_PADDING_BLOCK
+    zero_padding = ensure_zero_padding or not (use_psum_layout or alignment)
+    if not use_psum_layout:
+        alignment = ZERO_PADDING_BLOCK
+    elif alignment is None:
+        alignment = get_mk_alignment_for_contiguous_layout()
     if checks.on_host(layout):
         if use_psum_layout:
             checks.ends(layout, sizes["m"], alignment)
         else:
             checks.in_range("grouped_layout", layout, -1, sizes["groups"] - 1)
-    zero_padding = ensure_zero_padding or not use_psum_layout
     expected_m = plain(sizes["m"]) / max(sizes["groups"], 1)
     work = ENDS if use_psum_layout else IDS
     more = {"expected_m": expected_m, "alignment": alignment, "zero_padding": zero_padding, "bias": bias}

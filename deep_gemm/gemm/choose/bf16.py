@@ -24,7 +24,7 @@ from ..config.of_tile import MATH_WARPGROUPS
 from ..config.tall import K_MAJOR, Majors
 from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..kinds.works import COUNTED, COUNTS, DENSE, ENDS, IDS, PARTS, SUM, Work
-from .cost import BANDS, NEVER, NUM_SMS, band_of, bytes_of_d, memory_us, together
+from .cost import BANDS, NEVER, NUM_SMS, alike, band_of, bytes_of_d, memory_us, together
 from .timings import timings_of
 
 OUTPUTS = OUTPUTS_OF[BF16_OPERANDS]
@@ -122,7 +122,7 @@ TILES = (
 
 def choose(sizes: Sizes, output: Output, majors: Majors, gpu: Gpu) -> Bf16Config:
     """Choose a configuration for any work but sums."""
-    m, n, k, groups = sizes
+    m, n, k, groups = alike(sizes, output) if output.work.groups_rows else sizes
     if output.work.groups_rows:
         return select_bf16_rows(groups, m, n, k, output, majors.b_is_mn, gpu)
     if output.work.may_be_empty:

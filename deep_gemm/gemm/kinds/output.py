@@ -65,7 +65,7 @@ _NAMES: dict[Operands, str] = {
 """Names of operands; the usual ones have none."""
 
 
-def recipes_for(operands: ScaledOperands) -> Recipes:
+def recipes_for(operands: Operands) -> Recipes:
     """Give the recipes by which a product is asked of these operands: none where it takes them for such anyway."""
     return NO_RECIPES if operands in (USUAL_OPERANDS, FP4_OPERANDS) else (None, *operands[1:])
 

@@ -29,7 +29,7 @@ ALL: tuple[type[Trial], ...] = (
     *(bf16.DenseBf16, bf16.RowsBf16, bf16.MaskedBf16, bf16.DepthsBf16, bf16.Expressions),
     *(logits.MqaLogits, logits.PagedLogits, hyper_connections.HcPrenorm),
     *(casts.Cast, casts.Activation, casts.Scales),
-    *(layers.Linear, layers.Experts, layers.Routing, training.LinearStep, training.ExpertsStep),
+    *(layers.Linear, layers.Experts, layers.ExpertsBf16, layers.Routing, training.LinearStep, training.ExpertsStep),
     *(fine.LinearFine, fine.ExpertsFine, mega_moe.MegaMoe),
     *(fp4.DenseFp4, fp4.ContiguousFp4, fp4.MaskedFp4, fp4.LinearFp4, fp4.ExpertsFp4, fp4.MegaMoeFp4, fp4.CastFp4),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,9 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def as_cast(x: Tensor, columns: int) -> Tensor:
-    """The FP64 numbers that a cast by rows makes of x, with a scale for so many columns."""
+    """The FP64 numbers that a cast by rows makes of x, with a scale for so many columns; BF16 if there is none."""
+    if columns == 0:
+        return x.bfloat16().double()
     return spread(*cast_blocks(x, Target(1, columns)), 1, columns)
 
 
@@ -82,7 +84,7 @@ class Experts(Trial):
         **dict.fromkeys(("w1", "w2"), "dtype device"),
         **dict.fromkeys(("sf1", "sf2"), fp8.SCALES),
     }
-    make_weight: ClassVar[type[fp8.Weight]] = fp8.Weight
+    make_weight: ClassVar[Any] = fp8.Weight
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -100,7 +102,8 @@ class Experts(Trial):
             "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device, dtype=torch.float32),
         }
         for name, shape in sizes.items():
-            self.operands["w" + name], self.operands["sf" + name] = self.weights[name].room(shape)
+            room = zip(("w" + name, "sf" + name), self.weights[name].room(shape), strict=True)
+            self.operands |= {of: x for of, x in room if x is not None}
         self.outputs = {"out": draw.output((self.tokens, self.hidden), torch.bfloat16)}
         self.is_stated = draw.flag()
 
@@ -116,11 +119,11 @@ class Experts(Trial):
         x["topk_ids"].copy_(draw.integers(x["topk_ids"].shape, -1, self.experts - 1))
         x["topk_weights"].copy_(draw.powers_of_two(x["topk_weights"].shape, -3, 0))
         for name, weight in self.weights.items():
-            weight.fill(x["w" + name], x["sf" + name])
+            weight.fill(x["w" + name], x.get("sf" + name))
 
     def call(self, x: Tensors) -> Tensors:
         """The output is given."""
-        w1, w2 = (weight.given(x["w" + name], x["sf" + name]) for name, weight in self.weights.items())
+        w1, w2 = (weight.given(x["w" + name], x.get("sf" + name)) for name, weight in self.weights.items())
         said = self.weights["1"].said(self.is_stated)
         layers.experts(x["x"], x["topk_ids"], x["topk_weights"], w1, w2, out=x["out"], **said)
         return {}
@@ -128,7 +131,7 @@ class Experts(Trial):
     def right(self) -> dict[str, Right]:
         """Expert by expert."""
         x = self.operands
-        w1, w2 = (weight.numbers(x["w" + name], x["sf" + name]) for name, weight in self.weights.items())
+        w1, w2 = (weight.numbers(x["w" + name], x.get("sf" + name)) for name, weight in self.weights.items())
         columns = self.weights["1"].columns_of_a
         tokens = as_cast(x["x"], columns)
         total = torch.zeros(self.tokens, self.hidden, dtype=torch.float64, device=tokens.device)
@@ -139,10 +142,57 @@ class Experts(Trial):
             hidden = silu_mul((tokens[at] @ w1[expert].t()).bfloat16(), None)
             middle = as_cast(hidden, columns)
             total[at] += weight[at] * (middle @ w2[expert].t())
-            # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8: an eighth.
+            # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8, an eighth,
+            # and of BF16 by a few.
             size[at] += weight[at] * (middle.abs() @ w2[expert].abs().t())
-        allowed = size * 2.0**-3 + total.abs() * 2.0**-7 + 1e-6
+        allowed = size * (2.0**-3 if columns else 2.0**-5) + total.abs() * 2.0**-7 + 1e-6
         return {"out": Right(total, allowed)}
+
+
+class PlainWeight:
+    """A weight in BF16, by the methods of `fp8.Weight`. There are no scales."""
+
+    depths = 8
+    columns_of_a = 0
+
+    def __init__(self, draw: Draw, **_: object) -> None:
+        self.draw = draw
+
+    def said(self, _: bool) -> dict[str, Any]:
+        """Give the keywords that state scales in a call."""
+        return {}
+
+    def is_beside(self, other: PlainWeight) -> None:
+        """Take nothing from the other weight."""
+
+    def room(self, shape: Sequence[int]) -> tuple[Tensor, None]:
+        """Make room for it, either way round."""
+        turned = self.draw.flag()
+        x = self.draw.matrix((*shape[:-2], *((shape[-1], shape[-2]) if turned else shape[-2:])), torch.bfloat16)
+        return x.mT if turned else x, None
+
+    def fill(self, w: Tensor, _: None) -> None:
+        """Numbers that keep rows of a usual size."""
+        w.copy_(self.draw.normal(w.shape) / w.shape[-1] ** 0.5)
+
+    def given(self, w: Tensor, _: None) -> Tensor:
+        """As it is."""
+        return w
+
+    def numbers(self, w: Tensor, _: None) -> Tensor:
+        """The same in FP64."""
+        return w.double()
+
+
+class ExpertsBf16(Experts):
+    """`experts` with weights in BF16."""
+
+    kind = "experts_bf16"
+    make_weight = PlainWeight
+
+    def refused_faults(self) -> Mapping[str, str]:
+        """Give those of `faults` that this problem must refuse: there are no scales."""
+        return {name: faults for name, faults in self.faults.items() if name in self.operands}
 
 
 class Routing(Trial):

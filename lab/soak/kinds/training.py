@@ -97,7 +97,8 @@ class ExpertsStep(Step):
         self.tokens, self.topk, self.experts = draw.size(1, 300), draw.rng.randint(1, 6), draw.rng.choice((1, 3, 8, 20))
         self.hidden, self.inner = draw.size(16, 700, 16), draw.size(16, 500, 16)
         dtype, of_weights = draw.rng.choice(TYPES), draw.rng.choice((torch.bfloat16, torch.float32))
-        self.layer = nn.Experts(self.experts, self.hidden, self.inner, device="meta")
+        products = draw.rng.choice(("fp8", "bf16"))
+        self.layer = nn.Experts(self.experts, self.hidden, self.inner, device="meta", products=products)
         shapes = {"w1": (2 * self.inner, self.hidden), "w2": (self.hidden, self.inner)}
         self.operands = {
             "x": draw.matrix((self.tokens, self.hidden), dtype),
