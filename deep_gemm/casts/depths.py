@@ -64,8 +64,9 @@ def _cast_along(x: Tensor, groups: GroupedRows, row_weights: Tensor | None) -> Q
         x = x.float()
     rows, k = groups.token_of.shape[0], x.shape[1]
     if has_kernels(x) and rows and k % ADDRESS_ALIGNMENT == 0:
-        columns = _room(rows, k, groups, x)
-        cast_depths.run(DepthsCast(_aligned(x), groups.ends, rows, groups.token_of, row_weights, *columns))
+        columns, x = _room(rows, k, groups, x), with_rows(x)
+        x = x if is_aligned(x, x) else x.clone(memory_format=torch.contiguous_format)
+        cast_depths.run(DepthsCast(x, groups.ends, rows, groups.token_of, row_weights, *columns))
         return columns
     gathered = x[groups.token_of.clamp_min(0).long()]
     if row_weights is not None:
@@ -184,12 +185,6 @@ class Silu(NamedTuple):
     def gradient(self, ds: Tensor) -> Tensor:
         """The gradient of gate and up, side by side."""
         return torch.cat([ds * self.of_gate, ds * self.of_up], dim=1)
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """Give a matrix whose rows begin where 16 bytes may be loaded; a copy if x is none."""
-    x = with_rows(x)
-    return x if is_aligned(x, x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def _room(rows: int, k: int, groups: GroupedRows, x: Tensor) -> Quantized:
