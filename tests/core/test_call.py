@@ -415,7 +415,9 @@ def gradients_of_experts(grad: Tensor, x: Tensor, p: Tensor, h: Tensor, depths: 
     w1, w2, *rows = others.values()
     operands = grad, x, p, w1, w2, h, ExpertRows(*rows), depths, None, None
     return call.run(
-        nn_experts.BACKWARD[0], operands, (None, *[True] * 4, *[False] * 3, *[torch.bfloat16] * 2, True, True)
+        nn_experts.BACKWARD[0],
+        operands,
+        (nn_experts.FP8, None, *[True] * 4, *[False] * 3, *[torch.bfloat16] * 2, True, True),
     )
 
 
