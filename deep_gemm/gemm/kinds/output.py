@@ -233,7 +233,7 @@ OUTPUTS = (
 """Every type of D, and how C takes part."""
 BF16, BF16_C, FP32, FP32_C, FP32_D, BF16_C32 = OUTPUTS
 OUTPUTS_OF_ROWS = BF16, FP32, FP32_C, BF16_C32
-"""Those of grouped rows, whose C is a bias in FP32."""
+"""Outputs of grouped rows, whose C is a bias in FP32."""
 OUTPUTS_OF = {
     (b, sfa, sfb): tuple(replace(output, b=b, sfa=sfa, sfb=sfb) for output in OUTPUTS)
     for b, sfa, sfb in (*OPERANDS_OF[DENSE], BF16_OPERANDS)
