@@ -40,7 +40,7 @@ def test_a_run_ends_with_what_ran_of_each_family_and_what_did_not_and_why() -> N
     report = SimpleNamespace(nodeid="tests/gemm/rows/test_a.py::test", longrepr=("a.py", 1, "Skipped: needs g++"))
     stats = {"passed": [report] * 2, "failed": [report], "skipped": [report]}
     told = {line.split()[0]: line for line in by_family(stats, {"gemm": 5}, has_gpu=False)}
-    left_out = "5 left out: DG_TEST_ALL=1 runs them; 7 of test_gpu_*.py not collected: no Hopper GPU"
+    left_out = "5 left out: DG_TEST_ALL=1 runs them; 8 of test_gpu_*.py not collected: no Hopper GPU"
     assert re.sub(" +", " ", told["gemm"]) == f"gemm 3 ran; 1 skipped: needs g++; {left_out}"
     assert told["nn"].split() == ["nn", "0", "ran"]
     assert "test_gpu" not in " ".join(by_family(stats, {}, has_gpu=True))
