@@ -7,7 +7,7 @@ struct Product {
   ptx::TensorMap map_a, map_b;  // groups along k have maps of their own
   union {
     ptx::TensorMap map_sfa;
-    uint64_t whole_sfa[16];  // of all of k: where A's are, and how far apart those of rows and of groups
+    uint64_t whole_sfa[16];  // A's scales of all of k: address, stride of rows, stride of groups
   };
   ptx::TensorMap map_d;
   union {

@@ -1,4 +1,4 @@
-"""Products whose scales do not change along k, of which the tensor cores' few bits show where sums are promoted."""
+"""Products whose scales do not change along k: where sums are promoted shows in the tensor cores' few bits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PromotedFewTrial(_Promoted, DecodeTrial):
 
 
 def error_by_interval(numbers: str, k: int, interval: int) -> tuple[float, float]:
-    """Give the relative error and the bias of a product beside FP64, its sums promoted every so many columns of k."""
+    """Give a product's relative error and bias beside FP64, its sums promoted every `interval` columns of k."""
     output = Output(is_fp32=True, sfa=WHOLE, sfb=WHOLE)
     config = replace(tile_config(64, 64, output), run_k_blocks=interval // BLOCK_K, has_tail=interval > BLOCK_K)
     torch.manual_seed(0)

@@ -331,7 +331,7 @@ def outputs(
 def bias(
     name: str, x: Tensor | None, axes: Axes, sizes: Sizes, inputs: dict[str, Tensor], dtype: torch.dtype = torch.float32
 ) -> Tensor | None:
-    """Check what is added to each row, if anything is, as an input more; give it in FP32 if `dtype`, D's, is that."""
+    """Check a bias, if there is one, and list it as an input; give it in FP32 if `dtype`, D's, is FP32."""
     if x is None:
         return None
     inputs[name] = shaped(name, x, OUTPUT_TYPES, axes, sizes)

@@ -80,7 +80,7 @@ def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
 
 @cache
 def taken(of_a: Scales, of_b: Scales) -> tuple[Scales, Scales]:
-    """Give the scales by which kernels multiply: those of all of k are repeated beside others."""
+    """Give the scales that kernels take: a scale of all of k is repeated along k beside others."""
     if not of_a.columns and not of_b.columns:
         return WHOLE, WHOLE
     repeated = PER_ROW if of_b.rows else PER_BLOCK

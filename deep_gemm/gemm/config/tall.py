@@ -261,7 +261,7 @@ class GemmConfig(Config, Output):
 
     @property
     def scales_bytes(self) -> int:
-        """Scales of all slots: a float in each where there are none, as C++ has no array of nothing, and barriers."""
+        """Scales of all slots. Without scales a slot has a float, as C++ has no empty arrays, and barriers follow."""
         if self.sfa in (None, WHOLE):
             return align(self.num_stages * 4, 8)
         of_b = self.scale_parts_of_b * self.block_n if self.loads_sfb else self.scales_written

@@ -186,7 +186,7 @@ MUTATIONS = [
     Mutation("units of m stored over each other", _STORE, "d_row = row_m + row_of_unit(unit);", "d_row = row_m;", shows_in=TWO_UNITS),
     Mutation("exits while TMA reads its shared memory", _STORE, "void finish() {\n    if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();\n", "void finish() {\n"),
     Mutation("C of rows outside D is read", _STORE, "if (row_m >= m || columns_left == 0) continue;", "if (columns_left == 0) continue;", shows_in=RAGGED),
-    Mutation("C of columns outside D is read", _STORE, "(i * 8 < columns_left ? i * 8 * kOutputBytes : 0)", "(i * 8 * kOutputBytes)", shows_in=RAGGED),
+    Mutation("C of columns outside D is read", _STORE, "(i * 8 < columns_left ? i * 8 * kCBytes : 0)", "(i * 8 * kCBytes)", shows_in=RAGGED),
     Mutation("C of the upper rows added twice", _STORE, "const uint32_t row_m = row + half * 8 + lane / 4;\n    if (row_m >= m || columns", "const uint32_t row_m = row + lane / 4;\n    if (row_m >= m || columns", shows_in=RAGGED),
     Mutation("stores where it should add", _PANELS, "ptx::tma_reduce_add_3d(", "ptx::tma_store_3d(", shows_in=ADDING),
     Mutation("spans of D counted as columns", _PANELS, "return column >> log2_columns;", "return column;", shows_in=ADDING),

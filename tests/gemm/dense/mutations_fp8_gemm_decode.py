@@ -124,7 +124,7 @@ MUTATIONS = [
     Mutation("columns outside D written", _TILE, "if (d_row >= p.m || d_column >= p.n) return;", "if (d_row >= p.m) return;"),
     Mutation("C left out", _TILE, "d.x += c.x, d.y += c.y, d.z += c.z, d.w += c.w;", ""),
     Mutation("C's pairs swapped", _TILE, "ptx::unpack_bf16(c.x), high = ptx::unpack_bf16(c.y)", "ptx::unpack_bf16(c.y), high = ptx::unpack_bf16(c.x)"),
-    Mutation("C read with D's pitch in bytes", _TILE, "p.c + (d_row * p.c_pitch + d_column) * kOutputBytes", "p.c + d_row * p.c_pitch + d_column * kOutputBytes"),
+    Mutation("C read with D's pitch in bytes", _TILE, "p.c + (d_row * p.c_pitch + d_column) * kCBytes", "p.c + d_row * p.c_pitch + d_column * kOutputBytes"),
     Mutation("D written with pairs swapped", _TILE, "ptx::pack_bf16(d.x, d.y), ptx::pack_bf16(d.z, d.w)", "ptx::pack_bf16(d.z, d.w), ptx::pack_bf16(d.x, d.y)"),
     Mutation("all chunks to the rows of the first", _TILE, "work.row_m + chunk / kNumMathWarps * 8", "work.row_m"),
     Mutation("all warps to the same columns", _TILE, "work.row_n + chunk % kNumMathWarps * 16", "work.row_n"),

@@ -40,7 +40,7 @@ def by_rows(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def integers(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Values of which no run's sum needs more bits than tensor cores keep, and any scales."""
+    """Values so small that tensor cores keep all bits of a run's sum, and any scales."""
     g = torch.Generator("cuda").manual_seed(seed)
     values = torch.randint(-2, 3, shape, generator=g, device="cuda").to(torch.float8_e4m3fn)
     return values, torch.rand(*shape[:-1], 1, generator=g, device="cuda") - 0.3
