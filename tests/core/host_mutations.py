@@ -401,7 +401,7 @@ SWAPS: list[tuple[str, ...]] = [
     ("core.shadow", "self.conditions[Condition(relation, i, j, outcome)] = None", "pass", RECORDS),
     ("core.replay", "values[launch.grid], words", "1, words", RECORDS),
     # Launches without a record
-    ("core.kernel", "launcher.hold(params, grid)", "launcher.hold(params, 1)", CAST),
+    ("core.kernel", "launcher.hold(params, grid)", "launcher.hold(params, 1)", RECORDS),
     # Casts of rows
     (CASTS, "x.stride(dim) * x.element_size()", "x.stride(dim)", CAST, BOTH),
     (CASTS, "getattr(problem, name) for name in", "problem[0] for name in", CAST, BOTH),

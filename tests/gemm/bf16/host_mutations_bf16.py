@@ -129,7 +129,7 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.bf16_depths", '"counts": p.sfa', '"counts": p.a', *COUNTED),
     ("gemm.bf16_depths", "p.ks or ()", "(p.ks or ())[::-1]", COUNTED[1]),
     ("gemm.bf16_depths", '"groups": p.groups', '"groups": p.groups - 1', *COUNTED),
-    ("gemm.bf16_depths", '"rows": p.k', '"rows": p.k - 1', *COUNTED),
+    ("gemm.bf16_depths", '"rows": p.k', '"rows": p.k // 2', *COUNTED),
     ("gemm.bf16_depths", '"first": first', '"first": 0', MANY),
     ("gemm.bf16_depths", '"count": count', '"count": count - 1', *COUNTED),
     ("gemm.bf16_depths", "count = min(p.groups - first, MOST_COUNTED)", "count = MOST_COUNTED", MANY),
