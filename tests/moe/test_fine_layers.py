@@ -208,7 +208,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"gran_k": 48}, "gran_k: expected 32, 64 or 128 columns under a scale, got 48"),
     ({"gran_k": True}, "gran_k: expected 32, 64 or 128 columns under a scale, got True"),
     ({"recipe_b": (1, 128)}, "NotImplementedError: recipe_b: expected (128, 128), (64, 64), (32, 32) or (1, 32), got"),
-    ({"recipe_b": (32,)}, "NotImplementedError: recipe_b: expected (128, 128), (1, 128), (64, 64), (32, 32), (1, 32), (1, 0) or"),
+    (
+        {"recipe_b": (32,)},
+        "NotImplementedError: recipe_b: expected (128, 128), (1, 128), (64, 64), (32, 32), (1, 32), (1, 0) or",
+    ),
     ({"recipe_b": (64, 64)}, "sfw: expected shape (ceil(n / 64), ceil(k / 64)) = (2, 5), got (3, 9)"),
     (
         {"w": (W[0], W[1][:, :8])},
