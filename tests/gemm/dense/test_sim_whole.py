@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import BF16, BF16_C32, FP32_C, OUTPUTS, Output
+from lab.bench.promotion import error_by_interval
 from lab.sim import dense as sim
 from lab.sim.dense import DenseTrial
 from lab.sim.fp8_gemm_decode import DecodeTrial
@@ -96,3 +98,10 @@ def test_a_bias_in_bf16_takes_the_kernel_of_any_other_c() -> None:
 def test_few_rows_with_a_bias() -> None:
     config = DecodeConfig(16, 3, 1, 2, with_c=True, c_is_fp32=True, sfa=WHOLE, sfb=WHOLE)
     DecodeTrial(config, 13, 72, 1296, 7).run()
+
+
+@pytest.mark.parametrize("numbers", ["normal", "positive"])
+def test_the_error_of_each_interval_is_what_the_documentation_says(numbers: str) -> None:
+    found = [f"{error_by_interval(numbers, 1024, interval)[0]:.1e}" for interval in (128, 512, 1024)]
+    text = (Path(__file__).parents[3] / "docs" / "numerics.md").read_text()
+    assert f"| {numbers} | 1024 | {found[0]} | {found[1]} | {found[2]} | {found[2]} |" in text
