@@ -10,12 +10,13 @@ from torch import Tensor
 from ..casts.fp8 import cast_checked
 from ..casts.rules import Target
 from ..core.call import FREE_ROWS, Function, run
+from ..core.check import ue8m0
 from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe
 from ..core.check.memory import empty
-from ..core.check.recipes import E2M1
+from ..core.check.recipes import E2M1, taken
 from ..core.replay import FIXED
-from ..gemm.api.dense import BEHIND_CAST, fp8_gemm_nt
+from ..gemm.api.dense import BEHIND_CAST, NT, fp8_gemm_nt
 from ..gemm.kinds.output import USUAL_OPERANDS
 from ..gemm.problem import Problem
 from . import kernel
@@ -38,16 +39,18 @@ def linear(
     - `x`: `[..., k]`, BF16, FP16 or FP32, with any leading dimensions and strides.
     - `w`: values `[n, k]` (torch.float8_e4m3fn) and scales `[ceil(n / 128), ceil(k / 128)]`, as `per_block_cast_to_fp8`
       gives them. k is a multiple of 16 and n of 8. Scales may be finer: one for each 64x64 or 32x32 block, or for 32
-      columns of a row, FP32 or UE8M0 as `fp8_gemm_nt` takes them. Or FP4 (MXFP4) as `fp8_fp4_gemm_nt` takes it: values
+      columns of a row, FP32 or UE8M0 as `fp8_gemm_nt` takes them. Or coarser, FP32: `[n, 1]` for whole rows, as
+      checkpoints in FP8_DYNAMIC have them, or one element for all. Or FP4 (MXFP4) as `fp8_fp4_gemm_nt` takes it: values
       `[n, k / 2]`, two to a byte, and scales `[n, k / 32]`, k a multiple of 32.
     - `out`: BF16 `[..., n]`, its rows at equal distances. Where it is given the function returns None; where it is left
       out the function makes it and returns it.
     - `bias`: `[n]`, BF16, FP16 or FP32, added in FP32 before the one rounding to BF16.
-    - `gran_k`: 32, 64 or 128 columns of x share a scale; as many as of w where it is left out, 128 beside FP4.
+    - `gran_k`: 32, 64 or 128 columns of x share a scale; as many as of w where it is left out (0: a whole row), 128
+      beside FP4.
     - `recipe_b`: rows and columns of w that share a scale, if int32 words leave it open; else their shape says it.
 
     Where `out` is left out x and bias have gradients, in their types: dx = dy @ w with dy cast to FP8 as x is. The
-    weight has none. Beside FP4 or finer scales nothing has one, and what requires one is refused.
+    weight has none. Beside FP4 or other scales nothing has one, and what requires one is refused.
 
     >>> w = per_block_cast_to_fp8(torch.ones(8, 128))
     >>> linear(torch.ones(2, 3, 128), w, bias=torch.ones(8)).shape
@@ -81,6 +84,11 @@ def compute_linear(p: LinearProblem) -> None:
         if c is not None and c is not d:
             c = d.copy_(c)  # products take a C with rows of its own
         fp8_gemm_nt(cast_checked(p.x, Target(*of_x, mn_major=True)), p.w, d, c, recipe_a=of_x)
+    elif not of_x.columns or not of_w.columns:
+        a = cast_checked(p.x, Target(*of_x, mn_major=True))
+        of_a, of_b = taken(of_x, of_w)
+        sfa = ue8m0.scales("sfa", a[1], "m", p.x.shape[:1], p.x.shape[1], of_x, of_w)
+        NT.compute(Problem(a[0], sfa, *p.w, d, c, of_b=of_b, of_a=of_a))
     elif p.operands != USUAL_OPERANDS or not kernel.run(p.x, p.w, d, c):
         # Nothing may come between these two, because the product reads the weight beside the cast, except a launch that
         # lays scales of w out for TMA: a kernel that loads these waits before it reads anything.

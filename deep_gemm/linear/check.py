@@ -14,12 +14,25 @@ from ..core.check.checks import Operand, Sizes
 from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK, UE8M0_PER_WORD, Recipe, ceil_div, either
 from ..core.check.memory import empty
 from ..core.check.numbers import as_integer
-from ..core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, E2M1, E4M3, MX, PER_BLOCK, Scales, scales_of
+from ..core.check.recipes import (
+    BLOCKS_OF_32,
+    BLOCKS_OF_64,
+    E2M1,
+    E4M3,
+    MX,
+    PER_BLOCK,
+    TENSOR,
+    WHOLE,
+    Scales,
+    scales_of,
+)
 from ..gemm import packed
 from ..gemm.kinds.output import ScaledOperands
 
 SCALES_OF_WEIGHTS = PER_BLOCK, BLOCKS_OF_64, BLOCKS_OF_32, MX
 """How FP8 weights may be scaled, from coarse to fine."""
+OF_ALL_K = WHOLE, TENSOR
+"""How weights of linear layers may be scaled besides: a scale for each row, or one for the matrix."""
 
 
 class LinearProblem(NamedTuple):
@@ -49,7 +62,7 @@ def linear_problem(
         raise ValueError(f"x: expected shape (..., k), got {tuple(x.shape)}")
     *leading, k = x.shape
     m, sizes = prod(leading), Sizes()
-    (values, scales), operands = weight("w", w, ("n", "k"), sizes, gran_k, recipe_b)
+    (values, scales), operands = weight("w", w, ("n", "k"), sizes, gran_k, recipe_b, OF_ALL_K)
     n = sizes["n"]
     if k != sizes["k"]:
         raise ValueError(f"x: expected shape (..., k) = (..., {sizes['k']}), got {tuple(x.shape)}")
@@ -85,47 +98,57 @@ def weight(
     sizes: Sizes,
     gran_k: int | None = None,
     recipe_b: Recipe | None = None,
+    also: tuple[Scales, ...] = (),
 ) -> tuple[Operand, ScaledOperands]:
     """Check a weight `[n, k]`, or one for each group; give it, and what it and the rows beside it are.
 
-    FP8 has scales of `SCALES_OF_WEIGHTS`, of which UE8M0 comes back as words. FP4 (gemm/packed.py) comes back as bytes,
-    its scales as words where they are not FP32. `gran_k`: so many columns of rows share a scale, if not as many as of
-    the weight, 128 beside FP4. `recipe_b`: rows and columns of the weight under a scale.
+    FP8 has scales of `SCALES_OF_WEIGHTS`, or `also` others; UE8M0 comes back as words. FP4 (gemm/packed.py) comes back
+    as bytes, its scales as words where they are not FP32. `gran_k`: columns of rows that share a scale, if not as many
+    as of the weight, 128 beside FP4. `recipe_b`: rows and columns of the weight under a scale.
     """
     if packed.is_packed(given):
         packed.scales_beside((None, None, recipe_b))
         operands = E2M1, _scales_of_rows(gran_k, SCALE_BLOCK), MX
         return packed.weight(name, given, axes, sizes, depth=axes[-1]), operands
     values, scales = checks.operand(name, given, axes, sizes)
-    operands = _, of_rows, of_w = operands_of(name, values, scales, gran_k, recipe_b)
+    operands = _, of_rows, of_w = operands_of(name, values, scales, gran_k, recipe_b, also)
     *outer, k = values.shape
     return (values, ue8m0.scales(f"sf{name}", scales, axes[-2], tuple(outer), k, of_w, of_rows)), operands
 
 
-def operands_of(name: str, values: Tensor, sf: Tensor, gran_k: int | None, recipe_b: Recipe | None) -> ScaledOperands:
+def operands_of(
+    name: str,
+    values: Tensor,
+    sf: Tensor,
+    gran_k: int | None,
+    recipe_b: Recipe | None,
+    also: tuple[Scales, ...] = (),
+) -> ScaledOperands:
     """Tell how an FP8 weight and rows beside it are scaled, as `weight` does. Shapes and types alone are looked at."""
-    of_w = _scales_of_weight(f"sf{name}", sf, values.shape, recipe_b)
+    of_w = _scales_of_weight(f"sf{name}", sf, values.shape, recipe_b, also)
     return E4M3, _scales_of_rows(gran_k, of_w.columns), of_w
 
 
 def _scales_of_rows(gran_k: int | None, usual: int) -> Scales:
     """Check how many columns of activations share a scale."""
     columns = usual if gran_k is None else as_integer(gran_k)
-    if (1, columns) not in RECIPES_OF_A:
+    if (1, columns) not in RECIPES_OF_A and not columns == usual == 0:
         allowed = sorted(columns for _, columns in RECIPES_OF_A)
         raise ValueError(f"gran_k: expected {either(allowed)} columns under a scale, got {gran_k!r}")
     return Scales(1, columns)  # type: ignore[arg-type]
 
 
-def _scales_of_weight(name: str, sf: Tensor, shape: torch.Size, recipe_b: Recipe | None) -> Scales:
+def _scales_of_weight(
+    name: str, sf: Tensor, shape: torch.Size, recipe_b: Recipe | None, also: tuple[Scales, ...]
+) -> Scales:
     """Tell from the shape of an FP8 weight's scales how it is scaled, unless it is said.
 
     One scale for a whole matrix is one for a block of any size. Four exponents of a word may be more than a row has.
     """
     if recipe_b is not None:
         _, stated = scales_of((None, None, recipe_b))
-        if stated not in SCALES_OF_WEIGHTS:
-            allowed = either([*map(tuple, SCALES_OF_WEIGHTS)])
+        if stated not in SCALES_OF_WEIGHTS + also:
+            allowed = either([*map(tuple, SCALES_OF_WEIGHTS + also)])
             raise NotImplementedError(f"recipe_b: expected {allowed}, got {tuple(stated)}")
         return stated
     if sf.dtype not in (torch.float32, torch.int32, *ue8m0.EXPONENTS):
@@ -133,11 +156,15 @@ def _scales_of_weight(name: str, sf: Tensor, shape: torch.Size, recipe_b: Recipe
     *groups, n, k = shape
     if sf.dtype == torch.float32 and sf.shape == (*groups, ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)):
         return PER_BLOCK
+    if TENSOR in also and sf.dtype == torch.float32 and sf.dim() < 2:
+        return TENSOR
     of_word = UE8M0_PER_WORD if sf.dtype == torch.int32 else 1
     shapes = {of: (*groups, ceil_div(n, of.rows), ceil_div(k, of.columns * of_word)) for of in SCALES_OF_WEIGHTS}
+    if WHOLE in also and sf.dtype == torch.float32 and k > MX.columns:
+        shapes[WHOLE] = (*groups, n, 1)
     found = [of for of, shape in shapes.items() if sf.shape == shape]
     if not found:
-        each = either([f"{shape} of {of.rows}x{of.columns} values" for of, shape in shapes.items()])
+        each = either([f"{shape} of {of.rows}x{of.columns or 'k'} values" for of, shape in shapes.items()])
         raise ValueError(f"{name}: expected shape {each} with {sf.dtype}, got {tuple(sf.shape)}")
     if of_word > 1 and len(found) > 1 and k > found[-1].columns and sf.numel():
         raise ValueError(f"recipe_b: expected {either([*map(tuple, found)])}: {name} may be words of each, got None")

@@ -11,7 +11,7 @@ from ..core.operators import flops_of, gradients, operators
 from ..gemm.kinds.output import USUAL_OPERANDS
 from .api import linear
 from .backward import bias_gradient, input_gradient
-from .check import linear_problem, operands_of
+from .check import OF_ALL_K, linear_problem, operands_of
 
 
 def ask_linear(out: Tensor | None, **given: Any) -> Tensor | None:
@@ -28,9 +28,9 @@ def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
             "w: expected torch.float8_e4m3fn where x or bias requires a gradient, got FP4, which is for inference: "
             "call under torch.no_grad()"
         )
-    operands = operands_of("w", w, sfw, gran_k, recipe_b)
+    operands = operands_of("w", w, sfw, gran_k, recipe_b, OF_ALL_K)
     if operands != USUAL_OPERANDS:
-        of_x, of_w = (f"{each.rows}x{each.columns}" for each in operands[1:])
+        of_x, of_w = (f"{each.rows}x{each.columns or 'k'}" for each in operands[1:])
         raise ValueError(
             f"w: expected scales of 128x128 beside 1x128 of x where x or bias requires a gradient, got {of_w} beside "
             f"{of_x}, which are for inference: call under torch.no_grad()"

@@ -99,7 +99,7 @@ def silu_gradient(h: Tensor, ends: Tensor, p: Tensor, ds: Tensor, silu_too: bool
 
 ROWS = {"counts": ints(2), "ends": ints(2), "row_of": ints(6, 2), "token_of": ints(12), "ids": ints(12)}
 """Rows of two experts for 6 tokens of 2 routes."""
-SCALES = {"": zeros(2, 2), "64x64": zeros(4, 4), "32x32": zeros(8, 8), "1x32": zeros(8, 256).t()}
+SCALES = {"": zeros(2, 2), "1xk": zeros(256, 1), "64x64": zeros(4, 4), "32x32": zeros(8, 8), "1x32": zeros(8, 256).t()}
 """Scales of an FP8 weight `[256, 256]`, as kernels load them."""
 WEIGHTS = {scales: {"w": fp8(256, 256), "sfw": sfw} for scales, sfw in SCALES.items()}
 WEIGHTS["FP4"] = {"w": zeros(256, 128).to(torch.int8), "sfw": ints(256, 2)}

@@ -49,6 +49,30 @@ def test_it_is_cast_and_product_to_the_bit(leading: tuple[int, ...], dtype: torc
     assert same_bits(out.view(-1, N), d)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("gran_k", [None, 128])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("recipe_b", [(1, 0), (0, 0)])
+def test_scales_of_whole_rows_and_of_the_weight_are_those_of_cast_and_product(
+    recipe_b: tuple[int, int], with_bias: bool, gran_k: int | None, device: str
+) -> None:
+    x, plain = random_x(2, 37, 400).to(device), random_x(72, 400, seed=1).to(device)
+    w = per_token_cast_to_fp8(plain, gran_k=0) if recipe_b[0] else deep_gemm.per_tensor_cast_to_fp8(plain)
+    bias = random_x(72, seed=2).to(device) if with_bias else None
+    rows = per_token_cast_to_fp8(x.view(74, 400), gran_k=0 if gran_k is None else gran_k)
+    right = some(fp8_gemm_nt(rows, w, None, bias, recipe_a=(1, gran_k or 0), recipe_b=recipe_b))
+    for said in (dict[str, Any](), {"recipe_b": recipe_b}):
+        found = linear(x, w, bias=bias, gran_k=gran_k, **said)
+        assert same_bits(some(found), right.view(2, 37, 72).to(torch.bfloat16))
+        assert same_bits(some(deep_gemm.nn.FrozenLinear(w, bias, gran_k=gran_k, **said)(x)), some(found))
+    with pytest.raises(ValueError, match="scales of 128x128 beside 1x128 of x where x or bias requires a gradient"):
+        linear(x.clone().requires_grad_(), w, gran_k=gran_k)
+    with pytest.raises(
+        ValueError, match=r"sfw: expected shape \(1, 4\) of 128x128 values, .* or \(72, 1\) of 1xk values"
+    ):
+        linear(x, (w[0], torch.ones(71, 1, device=device)))
+
+
 def test_it_is_near_the_product_in_fp64() -> None:
     x, w = random_x(64, K), weight()
     assert deep_gemm.calc_diff(called(x, w), x.double() @ dequantize(*w, rows=128).t()) < 1e-3

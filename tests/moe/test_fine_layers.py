@@ -207,7 +207,7 @@ W = fine_weight(72, HIDDEN, of=(32, 32))
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"gran_k": 48}, "gran_k: expected 32, 64 or 128 columns under a scale, got 48"),
     ({"gran_k": True}, "gran_k: expected 32, 64 or 128 columns under a scale, got True"),
-    ({"recipe_b": (1, 128)}, "NotImplementedError: recipe_b: expected (128, 128), (64, 64), (32, 32) or (1, 32), got"),
+    ({"recipe_b": (1, 128)}, "NotImplementedError: recipe_b: expected (128, 128), (64, 64), (32, 32), (1, 32), (1, 0) or"),
     (
         {"recipe_b": (32,)},
         "NotImplementedError: recipe_b: expected (128, 128), (1, 128), (64, 64), (32, 32), (1, 32), (1, 0) or",
@@ -215,8 +215,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"recipe_b": (64, 64)}, "sfw: expected shape (ceil(n / 64), ceil(k / 64)) = (2, 5), got (3, 9)"),
     (
         {"w": (W[0], W[1][:, :8])},
-        "sfw: expected shape (1, 3) of 128x128 values, (2, 5) of 64x64 values, (3, 9) of 32x32 values or (72, 9) of "
-        "1x32 values with torch.float32, got (3, 8)",
+        "sfw: expected shape (1, 3) of 128x128 values, (2, 5) of 64x64 values, (3, 9) of 32x32 values, (72, 9) of "
+        "1x32 values or (72, 1) of 1xk values with torch.float32, got (3, 8)",
     ),
     ({"w": (W[0], W[1].half())}, "sfw: expected dtype torch.float32, got torch.float16"),
     (
