@@ -207,7 +207,10 @@ W = fine_weight(72, HIDDEN, of=(32, 32))
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"gran_k": 48}, "gran_k: expected 32, 64 or 128 columns under a scale, got 48"),
     ({"gran_k": True}, "gran_k: expected 32, 64 or 128 columns under a scale, got True"),
-    ({"recipe_b": (1, 128)}, "NotImplementedError: recipe_b: expected (128, 128), (64, 64), (32, 32), (1, 32), (1, 0) or"),
+    (
+        {"recipe_b": (1, 128)},
+        "NotImplementedError: recipe_b: expected (128, 128), (64, 64), (32, 32), (1, 32), (1, 0) or",
+    ),
     (
         {"recipe_b": (32,)},
         "NotImplementedError: recipe_b: expected (128, 128), (1, 128), (64, 64), (32, 32), (1, 32), (1, 0) or",
