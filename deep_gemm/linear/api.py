@@ -84,16 +84,15 @@ def compute_linear(p: LinearProblem) -> None:
         if c is not None and c is not d:
             c = d.copy_(c)  # products take a C with rows of its own
         fp8_gemm_nt(cast_checked(p.x, Target(*of_x, mn_major=True)), p.w, d, c, recipe_a=of_x)
-    elif not of_x.columns or not of_w.columns:
-        a = cast_checked(p.x, Target(*of_x, mn_major=True))
-        of_a, of_b = taken(of_x, of_w)
-        sfa = ue8m0.scales("sfa", a[1], "m", p.x.shape[:1], p.x.shape[1], of_x, of_w)
-        NT.compute(Problem(a[0], sfa, *p.w, d, c, of_b=of_b, of_a=of_a))
     elif p.operands != USUAL_OPERANDS or not kernel.run(p.x, p.w, d, c):
         # Nothing may come between these two, because the product reads the weight beside the cast, except a launch that
         # lays scales of w out for TMA: a kernel that loads these waits before it reads anything.
         a = cast_checked(p.x, Target(*of_x, mn_major=True))
-        BEHIND_CAST.compute(Problem(*a, *p.w, d, c, of_b=of_w, of_a=of_x))
+        product, (of_a, of_b) = BEHIND_CAST, taken(of_x, of_w)
+        if not of_x.columns or not of_w.columns:
+            m, k = p.x.shape
+            product, a = NT, (a[0], ue8m0.scales("sfa", a[1], "m", (m,), k, of_x, of_w))
+        product.compute(Problem(*a, *p.w, d, c, of_b=of_b, of_a=of_a))
     if d is not p.out:
         p.out.copy_(d)
 

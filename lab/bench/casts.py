@@ -157,7 +157,7 @@ def cast_of(kind: str, shape: Shape, device: str = "cuda") -> Cast:
     if kind in ("cast_groups", "silu_gradient"):
         return _of_groups(kind, shape, device)
     x = torch.randn(m, k, device=device, dtype=torch.float32).bfloat16()
-    scale = torch.full((1,), 0.01, device=device)
+    scale = torch.full((1,), 0.01, device=device, dtype=torch.float32)
     calls: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
         "cast_row": (m * (k * 3 + 4), lambda: fp8.per_token_cast_to_fp8(x, gran_k=0), lambda: cast_by_torch(x, 1, 0)),
         "cast_tensor": (
@@ -247,8 +247,8 @@ def _of_groups(kind: str, shape: Shape, device: str) -> Cast:
     count = rows * k * (6 + 5) + 3 * k * of_columns + 2 * rows * ceil_div(k, SCALE_BLOCK) * 4
 
     def of_silu() -> Any:
-        found = cast_silu_gradient(h, x, groups, p)
-        return found.rows, _used(found.columns, rows), _used(found.activated, rows), found.of_weights
+        of_rows, columns, activated, parts = cast_silu_gradient(h, x, groups, p)
+        return of_rows, _used(columns, rows), _used(activated, rows), None if parts is None else parts.sum(0)
 
     def in_torch() -> Any:
         silu = Silu.of(h, None)

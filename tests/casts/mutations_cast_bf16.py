@@ -29,7 +29,7 @@ TRIALS = [
     RowTrial(SILU, 60, 136, 7, "slow_warps", data="ordinary", sizes=(60,), gating=Gating(limit=1.5)),
 ]
 
-_BF16, _KERNEL = "cast/bf16.cuh", "cast_rows.cuh"
+_BF16, _BLOCK = "cast/bf16.cuh", "cast/team_of_block.cuh"
 
 MUTATIONS = [
     Mutation("elements of a word swapped", _BF16, "ptx::pack_bf16(v[i], v[i + 1])", "ptx::pack_bf16(v[i + 1], v[i])"),
@@ -45,7 +45,7 @@ MUTATIONS = [
     Mutation("numbers lie a byte apart", _BF16, "uint8_t* to = row + uint64_t{column} * 2;", "uint8_t* to = row + uint64_t{column};"),
     Mutation("halves of 16 bytes swapped", _BF16, "values.words[0], values.words[1], values.words[2], values.words[3]", "values.words[2], values.words[3], values.words[0], values.words[1]"),
     Mutation("words of 8 bytes swapped", _BF16, "ptx::st_global_v2_b32(to, values.words[0], values.words[1])", "ptx::st_global_v2_b32(to, values.words[1], values.words[0])", shows_in=FP32),
-    Mutation("all rows are the first", _KERNEL, "elements[e] = element_of(held[i], e);\n    targets", "elements[e] = element_of(held[0], e);\n    targets"),
-    Mutation("all rows go where the first one goes", _KERNEL, "targets.store(p, unit, i, block, lane, pack_values(elements))", "targets.store(p, unit, 0, block, lane, pack_values(elements))"),
-    Mutation("all blocks go to the first", _KERNEL, "targets.store(p, unit, i, block, lane, pack_values(elements))", "targets.store(p, unit, i, 0, lane, pack_values(elements))"),
+    Mutation("all rows are the first", _BLOCK, "elements[e] = element_of(held[i], e);\n    targets", "elements[e] = element_of(held[0], e);\n    targets"),
+    Mutation("all rows go where the first one goes", _BLOCK, "targets.store(p, unit, i, block, lane, pack_values(elements))", "targets.store(p, unit, 0, block, lane, pack_values(elements))"),
+    Mutation("all blocks go to the first", _BLOCK, "targets.store(p, unit, i, block, lane, pack_values(elements))", "targets.store(p, unit, i, 0, lane, pack_values(elements))"),
 ]  # fmt: skip

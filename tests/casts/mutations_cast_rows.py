@@ -125,6 +125,6 @@ MUTATIONS = [
     Mutation("the last four alone", _FP8, "values.words[i / 4] = ", "values.words[0] = "),
     Mutation("words of values exchanged", _FP8, "values.words[0], values.words[1]);", "values.words[1], values.words[0]);"),
     Mutation("a lane's first single value four times", _FP8, "values.words[0] >> i * 8", "values.words[0]", shows_in=SINGLE),
-    Mutation("all values are the first row's", _BLOCK, "element_of(held[i], e)", "element_of(held[0], e)"),
-    Mutation("all values are stored as the first row's", _BLOCK, "targets.store(p, unit, i, block", "targets.store(p, unit, 0, block"),
+    Mutation("all values are the first row's", _BLOCK, "element_of(held[i], e), divisor", "element_of(held[0], e), divisor"),
+    Mutation("all values are stored as the first row's", _BLOCK, "targets.store(p, unit, i, block, lane, pack_values(quotients))", "targets.store(p, unit, 0, block, lane, pack_values(quotients))"),
 ]  # fmt: skip
