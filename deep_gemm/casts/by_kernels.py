@@ -78,7 +78,7 @@ def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
 
 @torch.no_grad()
 def cast_tensor_of(x: Tensor, to: Target, given: Tensor | None) -> tuple[Tensor, ...]:
-    """Cast all of x on a GPU by a given scale, or by its own: that of the largest magnitudes of teams, a row."""
+    """Cast all of x on a GPU under one scale: a given one, or its own, from the largest magnitude of each team."""
     values = empty_values(x.shape, x)
     cast = RowCast(as_rows(x), as_rows(values), values, AMAX_OF_TENSOR)
     if given is not None:

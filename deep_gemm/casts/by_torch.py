@@ -20,7 +20,7 @@ SIGN = 8
 def cast_blocks(x: Tensor, to: Target, scale: Tensor | None = None) -> Quantized:
     """Cast blocks of the last two dimensions of any tensor that `to.checked` passes, to FP32 scales that lie by rows.
 
-    The definition of a cast. FP4 values are int8, and take an even number of columns. `scale`: that of all blocks.
+    The definition of a cast. FP4 values are int8, and take an even number of columns. `scale`: one for all blocks.
     """
     *batch, m, k = x.shape
     rows, columns = to.rows or 1, to.columns or max(k, 1)

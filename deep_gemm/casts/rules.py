@@ -176,7 +176,7 @@ def check_counts(x: Tensor, masked_m: Tensor) -> None:
 
 
 def checked_tensor(x: Tensor, scale: Tensor | None, use_ue8m0: bool, min_amax: float) -> Target:
-    """Check what is cast with one scale for all, a given one or its own, and give its cast as that of a single row."""
+    """Check a tensor that is cast under one scale, a given one or its own; give its cast, as of a single row."""
     check_castable(x)
     to = Target(1, 0, use_ue8m0, magnitude("min_amax", min_amax))
     if scale is not None:

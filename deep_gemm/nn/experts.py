@@ -9,8 +9,8 @@ Rows are routes of tokens, stacked by expert, as `expert_rows` says; p is the we
     dh         --cast 1x128--> A w1,            dx = sum of each token's
     dw2 = (p dout rows)^T s,   dw1 = dh^T (x rows): groups along k, all operands cast 1x128 along each expert's rows
 
-From forward to backward stay x, h, the weights, and where each row comes from. The host waits for nothing. In BF16
-nothing is cast: the same products take rows as they lie, and dw2 = (dout rows)^T (p s).
+Backward keeps x, h, the weights, and the origin of each row. The host waits for nothing. In BF16 nothing is cast: the
+same products take rows as they lie, and dw2 = (dout rows)^T (p s).
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ FORWARD = Function(
 
 
 MOST_AT_ONCE = 1 << 24
-"""Elements of gate and up up to which backward is one record, which has all memory of its steps at a time."""
+"""The most elements of gate and up for which backward is one record: a record has all memory of its steps at a time."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Gradients of x, of the weights of routes, of w1 and of w2."""
 

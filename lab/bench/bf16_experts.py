@@ -42,13 +42,13 @@ MOST_ERROR = 0.01
 
 
 def shapes_of(*, quick: bool = False) -> list[experts.Shape]:
-    """List what is measured."""
+    """List the shapes to measure."""
     sizes, tokens = (QUICK_SIZES, QUICK_TOKENS) if quick else (SIZES, TOKENS)
     return [(count, topk, m, hidden, width) for count, topk, hidden, width in sizes for m in tokens]
 
 
 def weights_of(num_experts: int, hidden: int, intermediate: int, device: str) -> experts.Weights:
-    """Make weights at random; those of `experts` in FP8 are empty."""
+    """Make random weights in BF16; the FP8 ones of `experts` stay empty."""
     torch.manual_seed(0)
     shapes = (num_experts, 2 * intermediate, hidden), (num_experts, hidden, intermediate)
     w1, w2 = (torch.randn(shape, device=device, dtype=torch.bfloat16).div_(shape[-1] ** 0.5) for shape in shapes)
@@ -75,7 +75,7 @@ class Bf16Experts(few_experts.FewExperts):
         return self.weights.plain1, self.weights.plain2, None
 
     def judge(self, out: Tensor) -> tuple[float, str | None]:
-        """Error of a result, and what is wrong with it: it must be near a chain of torch's."""
+        """Give the error of a result beside a chain of torch's operators, and the reason if it is too large."""
         plain = self.weights.plain1, self.weights.plain2
         chains = chains_in_bf16(self.x, self.topk_ids, self.topk_weights, *plain, with_compiled=False)
         error = relative_error(out, dict(chains)["sum"]())

@@ -94,7 +94,7 @@ def bf16_contiguous_problem(
     bias: Tensor | None = None,
     alignment: int | None = None,
 ) -> Problem:
-    """Check a product of stacked rows. With an `alignment` of group starts nobody asks for zeros behind ids."""
+    """Check a product of stacked rows. With an `alignment` of group starts no zeros are written behind ids."""
     sizes: Sizes = {}
     a = operand("a", a, ("m", "k"), sizes)
     b = operand("b", b, ("groups", "k", "n") if major[1] == "n" else ("groups", "n", "k"), sizes)

@@ -191,7 +191,7 @@ class ExpertsBf16(Experts):
     make_weight = PlainWeight
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Give those of `faults` that this problem must refuse: there are no scales."""
+        """Give the `faults` that this problem must refuse: there are no scales."""
         return {name: faults for name, faults in self.faults.items() if name in self.operands}
 
 

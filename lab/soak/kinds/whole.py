@@ -140,7 +140,7 @@ class MaskedWhole(OfWhole, rows.Masked):
         return {}
 
     def right(self) -> dict[str, Right]:
-        """All rows, of which the first of each group are written."""
+        """Give all rows; the first rows of each group are written."""
         right, bias = super().right()["d"], self.operands.get("bias")
         a, b = self.numbers()
         total = a @ b.mT + (0 if bias is None else bias[:, None].double())
