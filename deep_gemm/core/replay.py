@@ -223,7 +223,12 @@ def are_apart(tensors: Sequence[Tensor], outputs: int, spans: Sequence[int] = ()
     """Tell whether the last tensors share no memory with each other or the rest; `spans`: bytes that each reaches."""
     if not outputs:
         return True
-    at, spans = [x.data_ptr() for x in tensors], spans or spans_of(exact_key_of(tensors))
+    if not spans:
+        exact = exact_key_of(tensors)
+        if exact is None:  # no record serves such tensors
+            return False
+        spans = spans_of(exact)
+    at = [x.data_ptr() for x in tensors]
     for i in range(len(at) - outputs, len(at)):
         first, end = at[i], at[i] + spans[i]
         if any(first < at[j] + spans[j] and at[j] < end for j in range(i)):

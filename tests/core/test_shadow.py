@@ -275,6 +275,11 @@ def test_an_output_lies_apart_from_other_tensors() -> None:
         assert serves(record, [x, out]) is fits
 
 
+def test_no_record_is_kept_for_tensors_that_none_serves() -> None:
+    """A tensor that requires a gradient goes to the checks, which say so."""
+    assert replay.are_apart([rows(5), rows(5)], 1) and not replay.are_apart([rows(5).requires_grad_(), rows(5)], 1)
+
+
 def test_tensors_of_elsewhere_are_no_part_of_a_launch() -> None:
     r, _ = recording(rows(5))
     with pytest.raises(UnfitError, match="does not know"):
