@@ -91,7 +91,7 @@ MUTATIONS = [
     Mutation("rows of B have the first tile's scales", _FEW_ROWS, "work.row_n + warp * 16", "warp * 16"),
     Mutation("all warps have the first one's rows", _FEW_ROWS, "warp * 16 + lane / 4", "lane / 4"),
     Mutation(
-        "both warpgroups multiply the first rows", _FEW_ROWS, "(shared.b) + warp / 4 * 64 * kBlockK)", "(shared.b))"
+        "both warpgroups multiply the first rows", _FEW_ROWS, "(shared.b) + warp / 4 * 64 * kBlockK", "(shared.b)"
     ),
     Mutation("every CTA multiplies all of k", _FEW_ROWS, "work.end_k_block - work.k_block, at", "work.end_k_block, at"),
     # Biases of groups
