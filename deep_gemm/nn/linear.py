@@ -49,6 +49,8 @@ from .sharding import know_shardings
 
 RECIPES = {"block": SCALE_BLOCK, "row": 0}
 """Values of `recipe`, and the columns of an operand's row that share a scale (`gran_k`): 0 for all of them."""
+OF_ROWS: Recipe = (1, 0)
+"""The recipe of either operand of a product whose rows have one scale each."""
 
 
 def known_recipe(recipe: str) -> str:
@@ -240,10 +242,6 @@ def _gradients(
 
 BACKWARD = Function(_gradients, _gradients, lambda grad, *others: (grad, *tensors_of(*others)))
 BACKWARD_INTO = replace(BACKWARD, outputs=1)
-
-
-OF_ROWS: Recipe = (1, 0)
-"""The recipe of operands whose rows have one scale each."""
 
 
 def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor, gran_k: int) -> Tensor:
