@@ -340,10 +340,10 @@ def _convert(
         raise ValueError(f"model: expected a layer that can be converted, got none\n{done}")
     shared = {id(layer.config) for layer in chosen.values() if is_stacked(layer)}
     for name, module in modules.items():
-        if name in chosen:
-            convert(module)
-        elif is_stacked(module) and id(module.config) in shared:
+        if name not in chosen and is_stacked(module) and id(module.config) in shared:
             module.config = copy(module.config)  # converted ones change theirs
+    for module in chosen.values():
+        convert(module)
     return done
 
 
