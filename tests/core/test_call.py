@@ -469,7 +469,7 @@ def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu)
         nn_linear.gradients(there["grad"], there["w"], columns, *types, there["main_grad"], 0)
         launches.append([launch.kernel for launch in gpu.launches[before:]])
     assert launches == [[*["cast_rows"] * 6, "fp8_gemm_dense"]] * 3
-    assert gpu.last.config.output.adds_to_d
+    assert gpu.last.config.adds_to_d
 
 
 def with_rows(given: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
