@@ -1,4 +1,4 @@
-"""A model that exists, in FP8 or its experts in BF16 by one call: layers of torch become those of `nn`, in place.
+"""A model that exists, in FP8 by one call, or its experts in BF16: layers of torch become those of `nn`, in place.
 
     print(to_fp8_training(model))
 
@@ -125,8 +125,8 @@ def to_bf16_training(model: Module, filter: Filter | None = None) -> Conversion:
     """Let a model's mixtures of transformers compute as `nn.Experts(products="bf16")` does, forward and backward.
 
     They get the experts implementation that does so; the model's `set_experts_implementation` is the way back. Weights
-    stay what they are, and linear layers torch's. Left are mixtures whose gate is not `silu(gate) * up`. `filter` is as
-    for `to_fp8_training`. A mixture that was converted to FP8 becomes BF16 by this call, and the other way round.
+    are not changed, and linear layers stay torch's. Mixtures are left if their gate is not `silu(gate) * up`. `filter`
+    is as for `to_fp8_training`. A mixture that was converted to FP8 becomes BF16 by this call, and the other way round.
     """
     return _to_training(model, filter, BF16)
 

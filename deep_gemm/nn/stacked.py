@@ -40,7 +40,7 @@ def is_stacked(layer: torch.nn.Module) -> bool:
 
 
 def products_of(layer: Any) -> str | None:
-    """Say what a mixture of transformers is multiplied in here, in training; None of other layers."""
+    """Name the products, FP8 or BF16, that train a mixture of transformers here; None of other layers."""
     return PRODUCTS.get(layer.config._experts_implementation) if is_stacked(layer) else None
 
 

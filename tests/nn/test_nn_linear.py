@@ -135,7 +135,7 @@ def test_by_rows_it_is_three_public_products_of_public_casts(tokens: int, bias: 
     type_of_d = dtype if dtype == torch.bfloat16 else torch.float32
 
     def product(a: Tensor, b: Tensor, dtype: torch.dtype, c: Tensor | None = None) -> Tensor:
-        """Multiply along k, of which zeros fill up 16; C of a row is added to all rows."""
+        """Multiply along k, which zeros fill up to a multiple of 16. A C of one row is added to all rows."""
         d = torch.empty(len(a), len(b), dtype=dtype)
         fp8_a, fp8_b = (
             deep_gemm.per_token_cast_to_fp8(torch.nn.functional.pad(each, (0, -each.shape[1] % 16)), gran_k=0)
