@@ -78,7 +78,8 @@ def test_a_recipe_is_that_of_the_layers_and_state_dicts_are_the_same() -> None:
     for model, recipe in zip(models, ("block", "row"), strict=True):
         done = to_fp8_training(model, recipe=recipe)
         assert (done.converted, done.note) == (["up", "down"], "")
-    by_block, by_row = models
+    by_block: Any = models[0]
+    by_row: Any = models[1]
     assert same_state(by_row.state_dict(), by_block.state_dict())
     by_row.load_state_dict(fp8_checkpoint())  # blocks' scales, which are multiplied
     by_row.load_state_dict(by_block.state_dict())
@@ -89,6 +90,8 @@ def test_a_recipe_is_that_of_the_layers_and_state_dicts_are_the_same() -> None:
     assert same_bits(by_row.up(x), ours(x))
     assert not same_bits(by_row.up(x), by_block.up(x))
     assert repr(by_row.down).endswith("products=fp8, recipe=row)")
+    by_row.up.recipe = "block"  # between steps
+    assert same_bits(by_row.up(x), by_block.up(x))
     assert to_fp8_inference(by_row).converted == ["up", "down"]
 
 
