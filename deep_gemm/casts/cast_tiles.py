@@ -160,6 +160,8 @@ class TileCast(NamedTuple):
     """`[k, m]`: the transposed values; of blocks `[matrices, k, m]`."""
     column_scales: Tensor | None = None
     """`[k, ceil(m / block)]`, beside `columns` that are no blocks."""
+    column_amaxes: Tensor | None = None
+    """FP32 `[k]`: the largest magnitude of each whole column. All tiles then have its scale."""
 
     @property
     def grain(self) -> Grain | None:

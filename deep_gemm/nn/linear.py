@@ -32,7 +32,7 @@ from ..core.check.tracing import is_dispatched, refuse_transforms
 from ..gemm.api.dense import NT, fp8_gemm_nt
 from ..gemm.problem import Problem
 from ..linear.api import linear, output_and_c
-from ..linear.backward import bias_gradient, output_type, product_back
+from ..linear.backward import bias_gradient, cast_turned_rows, output_type, product_back
 from .gradients import (
     Trained,
     as_autocast_says,
@@ -268,8 +268,8 @@ def casts(x: Tensor, gran_k: int, *, rows_too: bool, columns_too: bool) -> tuple
     tokens = x.shape[0]
     more = -tokens % K_MULTIPLE
     whole = F.pad(x, (0, 0, 0, more)) if more else x
-    if not gran_k:  # the cast would copy the transpose too, but then as a call that no record serves
-        return cast(x) if rows_too else None, cast(whole.t().contiguous())
+    if not gran_k:
+        return cast(x) if rows_too else None, cast_turned_rows(whole)
     if not rows_too:
         return None, cast(whole.t())
     of_rows, columns = cast_both_to_fp8(whole)
