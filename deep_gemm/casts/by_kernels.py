@@ -127,9 +127,7 @@ def cast_both_of(x: Tensor, to: Target) -> tuple[Quantized, Quantized]:
 def cast_turned_rows_of(x: Tensor, amaxes: Tensor) -> Quantized:
     """Cast a matrix `[m, k]`, transposed, on a GPU: each row under one scale, by its largest magnitude, FP32 `[k]`."""
     values, scales = Target(1, 0).empty(x.shape[::-1], x)
-    # All tiles of a row write the same scale, to one place.
-    of_tiles = scales.expand(-1, ceil_div(x.shape[0], SCALE_BLOCK))
-    cast_tiles.run(TileCast(with_rows(x), PER_ROW, columns=values, column_scales=of_tiles, column_amaxes=amaxes))
+    cast_tiles.run(TileCast(with_rows(x), PER_ROW, columns=values, column_scales=scales, column_amaxes=amaxes))
     return values, scales
 
 

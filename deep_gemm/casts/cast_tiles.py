@@ -161,7 +161,7 @@ class TileCast(NamedTuple):
     column_scales: Tensor | None = None
     """`[k, ceil(m / block)]`, beside `columns` that are no blocks."""
     column_amaxes: Tensor | None = None
-    """FP32 `[k]`: the largest magnitude of each whole column. All tiles then have its scale."""
+    """FP32 `[k]`: the largest magnitude of each whole column. All tiles then write its scale, one of `[k, 1]`."""
 
     @property
     def grain(self) -> Grain | None:
@@ -209,7 +209,7 @@ def values_of(p: TileCast) -> dict[str, Any]:
         "columns_pitch": pitch(p.columns, -2),
         "scales_stride_m": pitch(p.scales, 0),
         "scales_stride_k": pitch(p.scales, 1),
-        "column_scales_stride_m": pitch(p.column_scales, 1),
+        "column_scales_stride_m": pitch(p.column_scales, 1) if p.column_amaxes is None else 0,
         "column_scales_stride_k": pitch(p.column_scales, 0),
         "m": m if p.columns is None else p.columns.shape[-1],
         "k": k,

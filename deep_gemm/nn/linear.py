@@ -178,7 +178,9 @@ def with_columns(
 ) -> tuple[Tensor, Quantized | None]:
     """Compute the layer of `[..., k]`, and the cast of x along tokens that the weight's gradient takes."""
     bias = None if bias is None else bias.to(output_type(x.dtype))
-    d, columns = run(FORWARD, (x, for_forward(weight, gran_k), bias), (columns_too, gran_k, bias is None))
+    call = (x, for_forward(weight, gran_k), bias), (columns_too, gran_k, bias is None)
+    # By rows torch takes part, which no record holds: each launch has its own.
+    d, columns = run(FORWARD, *call) if gran_k else _forward(*call[0], *call[1])
     return d.to(x.dtype), columns
 
 
@@ -215,9 +217,12 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradient of the rows of x if there is the weight, and of the weight if there is x."""
     w = None if weight is None else for_backward(weight, gran_k)
-    said = x_dtype, weight_dtype, gran_k, w is None, x_columns is None
+    said: tuple[Any, ...] = (x_dtype, weight_dtype, gran_k, w is None, x_columns is None)
     rows = grad if grad.stride(-1) == 1 else grad.contiguous()
-    return run(BACKWARD if main_grad is None else BACKWARD_INTO, (rows, w, x_columns, main_grad), said)  # type: ignore[no-any-return]
+    given = rows, w, x_columns, main_grad
+    if not gran_k:
+        return _gradients(*given, *said)
+    return run(BACKWARD if main_grad is None else BACKWARD_INTO, given, said)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

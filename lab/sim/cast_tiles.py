@@ -14,7 +14,7 @@ from deep_gemm.casts import cast_tiles
 from deep_gemm.casts.by_torch import cast_blocks
 from deep_gemm.casts.cast_tiles import Grain, TileCast, TileCastConfig, turns_blocks
 from deep_gemm.casts.rules import Quantized, Target
-from deep_gemm.core.check.layout import SCALE_BLOCK, align, ceil_div
+from deep_gemm.core.check.layout import SCALE_BLOCK, align
 
 from ..casts import assert_same_bits, hard_quotients, wider, wild
 from .cast_rows import POISON, poison, run_kernel, strided
@@ -58,9 +58,8 @@ def check(
     )
     rooms = [_room_for(right, is_m_major, padding) for right in (rows, columns)]
     p = TileCast(x, to, *rooms[0], *rooms[1])
-    if is_whole and p.column_scales is not None:
-        of_tiles = p.column_scales.expand(-1, ceil_div(x.shape[0], SCALE_BLOCK))
-        p = p._replace(column_scales=of_tiles, column_amaxes=x.float().abs().amax(0))
+    if is_whole:
+        p = p._replace(column_amaxes=x.float().abs().amax(0))
     run_cast(kernel, config, p, **how)
     for right, (values, scales) in zip((rows, columns), rooms, strict=True):
         if right is not None and values is not None and scales is not None:
