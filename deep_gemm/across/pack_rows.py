@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class PackConfig(Config):
     num_threads: int = 256
     shared_bytes: int = 0
     ctas_per_sm: int = 6
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = INPUTS
+    """Types of tokens that the kernel takes."""
 
     @property
     def name(self) -> str:
@@ -42,7 +44,7 @@ class PackConfig(Config):
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
-        yield self.dtype in INPUTS, "BF16, FP16 or FP32"
+        yield self.dtype in self.dtypes, f"one of {self.dtypes}"
         yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
         yield self.num_threads % 32 == 0, "whole warps"
 

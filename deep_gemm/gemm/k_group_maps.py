@@ -18,11 +18,7 @@ class MapsConfig(Config):
 
     name: str = "maps"
     num_threads: int = 32
-    """Threads of its CTAs, one for each group."""
-
-    def constants(self) -> dict[str, int | bool]:
-        """There are none: the source includes no `config.cuh`."""
-        return {}
+    """Threads of its CTAs, one for each group. The source takes no constants: it includes no `config.cuh`."""
 
 
 CONFIG = MapsConfig()

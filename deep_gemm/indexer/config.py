@@ -127,16 +127,12 @@ class LogitsConfig(Config):
     output_bytes: int
     """4: logits in FP32; 2: in BF16."""
     keys: InRows | InPages
+    num_threads = NUM_THREADS
 
     @property
     def name(self) -> str:
         """Short, for people."""
         return self.keys.name_of(f"{self.heads}x{self.depth}", "fp32" if self.output_bytes == 4 else "bf16")
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of a CTA."""
-        return NUM_THREADS
 
     @property
     def units(self) -> int:
