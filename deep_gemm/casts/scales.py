@@ -24,10 +24,10 @@ from ..core.check.layout import (
     align,
     block_under_a_scale,
     ceil_div,
+    check_dense,
     check_powers_of_two,
     check_scales,
     check_shape_of_scales,
-    check_words,
     empty_mn_major,
     is_mn_major,
     with_usual_strides,
@@ -123,7 +123,11 @@ def unpack_ue8m0_from_int(packed: Tensor) -> Tensor:
     >>> unpack_ue8m0_from_int(torch.tensor([0x7F7E807F], dtype=torch.int32)).tolist()
     [1.0, 2.0, 0.5, 1.0]
     """
-    check_words("packed", packed)
+    check_dense("packed", packed)
+    if packed.dtype != torch.int32:
+        raise ValueError(f"packed: expected dtype torch.int32, got {packed.dtype}")
+    if packed.dim() < 1:
+        raise ValueError(f"packed: expected at least 1 dimension, got shape {tuple(packed.shape)}")
     return (exponents_of(packed) << FP32_MANTISSA_BITS).view(torch.float32)
 
 

@@ -94,10 +94,10 @@ class CodePlan:
     """(threads, registers of each after setmaxnreg) of the roles that share a block; None where nothing is moved."""
     shared_bytes: int
     """Dynamic shared memory of a launch."""
-    qgmma: int
+    qgmma: int = 0
     """FP8 tensor core instructions: those of one k-block, because the k loop is neither unrolled nor peeled."""
-    tma_loads: int
-    multicast_loads: int
+    tma_loads: int = 0
+    multicast_loads: int = 0
     """The part of `tma_loads` that writes to every CTA of a cluster."""
     tma_stores: int = 0
     tma_reduces: int = 0
@@ -202,9 +202,6 @@ class Kernel(Generic[C]):
         return CodePlan(
             roles=((config.num_threads, None),),
             shared_bytes=config.shared_bytes,
-            qgmma=0,
-            tma_loads=0,
-            multicast_loads=0,
             bulk_copies=self._bulk_copies,
             ctas_per_sm=config.ctas_per_sm,
         )

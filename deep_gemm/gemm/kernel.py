@@ -68,11 +68,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         shared_bytes=config.shared_bytes,
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
         tma_loads=boxes + (config.scale_rows > 0) + (config.scale_rows > config.box_scale_rows) + config.loads_sfb,
-        multicast_loads=0
-        if config.cluster_m * config.cluster_n == 1
-        else 2
-        if config.work.is_along_k
-        else 1,  # and A's scales
+        multicast_loads=(1 + config.work.is_along_k) * (config.cluster_m * config.cluster_n > 1),  # and A's scales
         tma_stores=stores * (1 + config.has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
         bulk_copies=int(config.work.reads_ids),  # zeros of padding
@@ -98,7 +94,6 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
             (WARPGROUP_THREADS * config.num_math_warpgroups, math_registers),
         ),
         shared_bytes=config.shared_bytes,
-        qgmma=0,
         hgmma=units * PRODUCTS_OF_BLOCK,
         tma_loads=boxes_of_a + boxes_of_b,
         multicast_loads=boxes_of_a * shares_a + boxes_of_b * shares_b,
@@ -115,7 +110,6 @@ def code_plan_of_decode(config: DecodeConfig) -> CodePlan:
         shared_bytes=config.shared_bytes,
         qgmma=(config.slot_blocks + config.is_fp4) * BLOCK_K // WGMMA_K + config.is_fp4,  # a k-block alone, and a group
         tma_loads=2 * (1 + config.slot_blocks),  # A and B, and B ahead of A
-        multicast_loads=0,
         ctas_per_sm=config.ctas_per_sm,
         bulk_copies=int(config.work.reads_ids),  # zeros of padding
     )

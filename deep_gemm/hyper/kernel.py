@@ -150,10 +150,8 @@ def code_plan(config: HcConfig) -> CodePlan:
     return CodePlan(
         roles=((config.num_math_warps * 32 * config.teams, None), (32, None)),
         shared_bytes=config.shared_bytes,
-        qgmma=0,
         hgmma=BLOCK_K // PRODUCT_K,
         tma_loads=2,
-        multicast_loads=0,
     )
 
 

@@ -263,5 +263,4 @@ def code_plan(config: LogitsConfig) -> CodePlan:
         # The loop over runs, and that over the blocks that are left.
         qgmma=config.units * config.depth // WGMMA_K * (config.keys.run_blocks + 1),
         tma_loads=config.units + 4,  # q of each unit; keys and scales, in two loops
-        multicast_loads=0,
     )
