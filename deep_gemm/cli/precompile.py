@@ -32,13 +32,12 @@ from ..core.jit.driver import PORTABLE_CLUSTER
 from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.settings import get_batch_invariant, settings
-from ..gemm import k_group_maps
 from ..gemm.choose.bf16 import reachable_bf16_sum, select_bf16
 from ..gemm.choose.fp8 import select
 from ..gemm.config.decode import DecodeConfig
 from ..gemm.config.tall import K_MAJOR, GemmConfig
 from ..gemm.explain import Question, asked
-from ..gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE, kernel_of
+from ..gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE, K_GROUP_MAPS, MAPS, kernel_of
 from ..gemm.kinds.epilogues import SILU, SILU_OF_HALVES
 from ..gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..gemm.kinds.works import DENSE, ENDS, IDS, Work
@@ -218,8 +217,7 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
         else:
             yield job_of(FP8_GEMM, config)
     if question.output.work.is_along_k:
-        maps = k_group_maps.KERNEL
-        yield Job(maps.name, None, partial(maps.build, k_group_maps.CONFIG))
+        yield Job(K_GROUP_MAPS.name, None, partial(K_GROUP_MAPS.build, MAPS))
 
 
 def config_of(question: Question, m: int) -> GemmConfig | DecodeConfig:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.check.layout import ceil_div
 from ..core.check.recipes import WHOLE
 from ..core.gpu import WARPGROUP_THREADS, WGMMA_K
-from ..core.kernel import CodePlan, Kernel
+from ..core.kernel import CodePlan, Config, Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.params import Params
 from ..core.wgmma_header import wgmma_bf16_header, wgmma_header
@@ -21,6 +22,8 @@ from .kinds.epilogues import Epilogue
 from .kinds.output import Output, other_fields
 from .kinds.works import MOST_INLINE_COUNTS, MOST_K_PARTS, Work
 
+MAX_INLINE_KS = 896
+"""Depths from the host that `k_group_maps` takes among its parameters."""
 PRODUCTS_OF_BLOCK = 4
 """WGMMAs of BF16, 16 deep each, of one unit for a k-block."""
 _SOURCE = "#include ROWS_PARAMS\n#include WORK\n#include DECODE_WORK\n"
@@ -159,6 +162,22 @@ FP8_GEMM_DECODE: Kernel[DecodeConfig] = Kernel(
     more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.block_tokens], of_registers=config.is_fp4)},
     promotes=True,
 )
+
+
+@dataclass(frozen=True)
+class MapsConfig(Config):
+    """The one configuration of `k_group_maps`, whose source takes no constants: it includes no `config.cuh`."""
+
+    name: str = "maps"
+    num_threads: int = 32
+    """Threads of its CTAs, one for each group."""
+
+
+MAPS = MapsConfig()
+K_GROUP_MAPS: Kernel[MapsConfig] = Kernel(
+    "k_group_maps", "MapParams", lambda: [MAPS], lengths={"kMaxInlineKs": MAX_INLINE_KS}
+)
+"""Makes the tensor maps of groups along k on the GPU."""
 
 
 def kernel_of(config: GemmConfig | DecodeConfig) -> Kernel[Any]:

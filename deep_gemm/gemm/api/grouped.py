@@ -9,8 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from ...compat.forms import Request, accepts_every_form, like
-from ...core.check.checks import Operand, nothing, tensor
-from ...core.check.depths import depths_of_ends
+from ...core.check.checks import Operand, depths_of_ends, nothing, tensor
 from ...core.check.layout import Recipe
 from ...core.check.recipes import NO_RECIPES, PER_64, Recipes
 from ...core.settings import get_mk_alignment_for_contiguous_layout
