@@ -53,12 +53,8 @@ class PackConfig(Config):
         return cast_constants(self, "id_bytes")
 
 
-@cache
-def config_of(dtype: torch.dtype, id_bytes: int) -> PackConfig:
-    """The configuration for these types."""
-    return PackConfig(dtype, id_bytes)
-
-
+config_of = cache(PackConfig)
+"""Gives the configuration for a type of tokens and bytes of an id."""
 KERNEL: Kernel[PackConfig] = Kernel(
     "pack_rows", "PackParams", lambda: [config_of(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
 )

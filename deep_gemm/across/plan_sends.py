@@ -45,12 +45,8 @@ class PlanSendsConfig(Config):
         yield self.num_threads % 32 == 0 and self.num_threads >= MAX_RANKS, "a thread for each rank"
 
 
-@cache
-def config_of(id_bytes: int) -> PlanSendsConfig:
-    """The configuration for ids of this size."""
-    return PlanSendsConfig(id_bytes)
-
-
+config_of = cache(PlanSendsConfig)
+"""Gives the configuration for ids of this size."""
 KERNEL: Kernel[PlanSendsConfig] = Kernel(
     "plan_sends",
     "PlanSendsParams",

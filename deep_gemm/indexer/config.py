@@ -218,10 +218,8 @@ class LogitsConfig(Config):
         }
 
 
-@cache
-def logits_config(heads: int, depth: int, output_bytes: int, keys: InRows | InPages) -> LogitsConfig:
-    """Configure the kernel for a problem."""
-    return LogitsConfig(heads, depth, output_bytes, keys)
+logits_config = cache(LogitsConfig)
+"""Gives the configuration of a problem: heads, depth, bytes of a logit, and keys."""
 
 
 def reachable_rows() -> list[LogitsConfig]:

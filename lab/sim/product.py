@@ -172,7 +172,7 @@ def run(
 
 def tile_of(config: Any) -> tuple[int, int]:
     """Give the rows and columns of a tile, by which mistakes are told."""
-    return config.rows_of_tile, config.block_n
+    return config.block_tokens if isinstance(config, DecodeConfig) else config.block_m, config.block_n
 
 
 Part = tuple[Any, Problem]

@@ -221,8 +221,7 @@ def multiple(name: str, size: int, of: int) -> None:
 
 def depth(k: int) -> None:
     """Check the depth of a product."""
-    if k % K_MULTIPLE:
-        raise ValueError(f"k: expected a multiple of {K_MULTIPLE}, got {k}")
+    multiple("k", k, K_MULTIPLE)
 
 
 def columns(n: int, dtype: torch.dtype) -> None:

@@ -90,11 +90,6 @@ class DecodeConfig(Config):
         return self.num_math_warpgroups * WGMMA_ROWS
 
     @property
-    def rows_of_tile(self) -> int:
-        """Rows of D in a tile."""
-        return self.block_tokens
-
-    @property
     def num_threads(self) -> int:
         """Threads of a block: the math warpgroups and the producer's warp."""
         return self.num_math_warpgroups * WARPGROUP_THREADS + 32

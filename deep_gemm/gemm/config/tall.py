@@ -93,11 +93,6 @@ class GemmConfig(Config, Output):
         return f"{self.block_m}x{self.block_n}{cluster} {self.name_of_d}{tail}{self.name_of_work}{panels}"
 
     @property
-    def rows_of_tile(self) -> int:
-        """Rows of D in a tile."""
-        return self.block_m
-
-    @property
     def starts_alone(self) -> bool:
         """Each cluster has a tile of its own, in place of several in turn."""
         return False
