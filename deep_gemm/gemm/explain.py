@@ -94,11 +94,6 @@ class Question:
         return f"{sizes}, {d_type}{scales}{addition}"
 
 
-def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Estimate]:
-    """Every configuration with its cost for a dense product, best first; those that cannot run it last."""
-    return Question(m, n, k, output, 1, gpu).candidates()
-
-
 def explain(
     m: int,
     n: int,
