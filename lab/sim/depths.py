@@ -67,6 +67,7 @@ class DepthsTrial(ProductTrial):
     """One list of depths. Mutations change both kernels."""
 
     kernel = FP8_GEMM
+    works = (DEPTHS,)
     config: GemmConfig
     ks: tuple[int, ...] = (16, 0, 144)
     seed: int = 0
@@ -76,11 +77,6 @@ class DepthsTrial(ProductTrial):
     m: int = 130
     n: int = 136
     num_sms: int | None = field(default=3, kw_only=True)
-
-    @classmethod
-    def takes(cls, config: GemmConfig) -> bool:
-        """Take groups along k."""
-        return config.work is DEPTHS
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> DepthsTrial:
