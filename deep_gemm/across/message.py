@@ -47,34 +47,26 @@ class Arrived(NamedTuple):
     @property
     def values(self) -> Tensor:
         """Words of FP8 values `[rows, hidden / 4]`."""
-        return self._part(self.message, 0, self.hidden // WORD_BYTES)
+        return self.message[:, : self.hidden // WORD_BYTES]
 
     @property
     def scales(self) -> Tensor:
         """FP32 `[rows, blocks]`."""
-        return self._part(self.message.view(torch.float32), self.hidden // WORD_BYTES, self._num_scales)
+        return self.message.view(torch.float32)[:, self.hidden // WORD_BYTES : self._routes]
 
     @property
     def ids(self) -> Tensor:
         """int32 `[rows, topk]`, numbered over all processes."""
-        return self._part(self.message, self._routes, self.topk)
+        return self.message[:, self._routes : self._routes + self.topk]
 
     @property
     def weights(self) -> Tensor:
         """FP32 `[rows, topk]`."""
-        return self._part(self.message.view(torch.float32), self._routes + self.topk, self.topk)
-
-    @staticmethod
-    def _part(words: Tensor, first: int, count: int) -> Tensor:
-        return words[:, first : first + count]
-
-    @property
-    def _num_scales(self) -> int:
-        return ceil_div(self.hidden, self.columns)
+        return self.message.view(torch.float32)[:, self._routes + self.topk : self._routes + 2 * self.topk]
 
     @property
     def _routes(self) -> int:
-        return self.hidden // WORD_BYTES + self._num_scales
+        return self.hidden // WORD_BYTES + ceil_div(self.hidden, self.columns)
 
 
 def row_bytes(hidden: int, topk: int, columns: int = SCALE_BLOCK) -> int:

@@ -123,11 +123,6 @@ def tile_cast_config(
     return TileCastConfig(dtype, vector, grain, column_bytes, ctas_per_sm, block=block)
 
 
-def num_tiles(m: int, k: int) -> int:
-    """A CTA for each 128x128 tile."""
-    return ceil_div(m, SCALE_BLOCK) * ceil_div(k, SCALE_BLOCK)
-
-
 def reachable_tile_casts() -> list[TileCastConfig]:
     """Every configuration of `cast_tiles` that casts can ask for."""
     outputs = [(Grain.ROWS, True), (None, True), (Grain.CHANNELS, False), (Grain.BLOCKS, False)]
@@ -180,9 +175,9 @@ def run(p: TileCast) -> None:
 
 
 def grid(p: TileCast) -> int:
-    """A CTA for each tile of each matrix."""
+    """A CTA for each 128x128 tile of each matrix."""
     matrices = 1 if p.columns is None or p.columns.dim() == 2 else p.columns.shape[0]
-    return matrices * num_tiles(p.x.shape[0] // matrices, p.x.shape[1])
+    return matrices * ceil_div(p.x.shape[0] // matrices, SCALE_BLOCK) * ceil_div(p.x.shape[1], SCALE_BLOCK)
 
 
 def config_of(p: TileCast) -> TileCastConfig:
