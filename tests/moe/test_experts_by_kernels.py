@@ -134,6 +134,72 @@ def test_bf16_weights_have_the_bits_of_the_cpu_by_one_record(
     assert not seen.made, "other tokens have the same records"
 
 
+@on_cpu
+def weights_by(form: str) -> tuple[Any, Any]:
+    """Weights with scales of rows, of experts, of rows beside blocks; or FP4, or BF16."""
+    if form == "FP4":
+        return with_fp4(EXPERTS, "w1 and w2")
+    w1, w2 = bf16_weights(256, 128)
+    by_rows = [deep_gemm.per_token_cast_to_fp8(w, gran_k=0) for w in (w1, w2)]
+    given = {
+        "BF16": (w1, w2),
+        "rows": by_rows,
+        "experts": [(values, torch.rand(EXPERTS) / 100) for values, _ in by_rows],
+        "blocks": (deep_gemm.per_block_cast_to_fp8(w1), deep_gemm.per_block_cast_to_fp8(w2)),
+        "rows, blocks": (by_rows[0], deep_gemm.per_block_cast_to_fp8(w2)),
+        "blocks, rows": (deep_gemm.per_block_cast_to_fp8(w1), by_rows[1]),
+    }[form]
+    return given[0], given[1]
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("biases", ["", "1", "2", "12"])
+@pytest.mark.parametrize("form", ["rows", "experts", "rows, blocks", "blocks, rows", "blocks", "FP4", "BF16"])
+def test_scales_of_rows_and_biases_have_the_bits_of_the_cpu_by_one_record(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, biases: str, many: bool
+) -> None:
+    monkeypatch.setattr(test_distributed_decode, "HIDDEN", 256)
+    for module in (layers, routing):
+        monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
+    both, columns = weights_by(form), {"1": 256, "2": 256}
+    more: dict[str, Any] = {f"w{name}_bias": torch.randn(EXPERTS, columns[name]) for name in biases}
+    compute, ready = addressed_kernels.fp8_gemm_few_rows, set[int]()
+
+    def computed(config: Any, p: Any) -> None:
+        ready.add(p["weight_is_ready"])
+        compute(config, p)
+
+    monkeypatch.setattr(addressed_kernels, "fp8_gemm_few_rows", computed)
+    for tokens in (5, 37):
+        one = tokens_of(tokens, hidden=256)
+        expected = right(*one, *both, **more)
+        for out in (None, torch.full_like(one[0], torch.nan)):
+            seen.gpu.launches.clear()
+            got = deep_gemm.experts(*one, *both, out=out, **more)
+            assert same_bits(got if out is None else out, expected)
+            casts = seen.names.count("cast_rows")
+            assert (casts == 1) == (many and form == "blocks" and "1" not in biases)
+            assert seen.names.count("lay_scales") == many * (form.startswith("blocks") or form == "FP4")
+            assert [each.is_dependent for each in seen.gpu.launches[1:]] == [not many] * (len(seen.gpu.launches) - 1)
+    assert None not in seen.made
+    seen.made.clear()
+    one = tokens_of(36, hidden=256)
+    assert same_bits(deep_gemm.experts(*one, *both, **more), right(*one, *both, **more))
+    assert not seen.made, "other tokens have the same record"
+    assert ready == {int(not many)} or (not ready and (many or form == "BF16"))
+    if biases:  # BF16 is converted in each call, which leaves the call without a record
+        halves = {name: bias.bfloat16() for name, bias in more.items()}
+        assert same_bits(deep_gemm.experts(*one, *both, **halves), right(*one, *both, **halves))
+        out = more[f"w{biases[-1]}_bias"].view(torch.bfloat16)[:3]
+        of_one = f"w{biases[0]}_bias"
+        for refused, message in (
+            ({"out": out[:, :256]}, "out: expected memory that does not overlap w"),
+            ({of_one: more[of_one].clone().requires_grad_()}, f"{of_one}: expected a tensor without a gradient"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                deep_gemm.experts(*tokens_of(3, hidden=256), *both, **more | refused)
+
+
 def test_mistakes_in_bf16_weights_are_refused_whatever_records_there_are(seen: Seen) -> None:
     (w1, w2), fp8 = bf16_weights(), weights()
     one = tokens_of(5)

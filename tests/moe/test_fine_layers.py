@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import Any
 
@@ -97,6 +98,47 @@ def test_experts_are_a_loop_over_experts(
     assert same_bits(out, expected)
 
 
+@pytest.mark.parametrize("columns", [None, 32, 128])
+@pytest.mark.parametrize(
+    ("of1", "of2"), [((1, 0), (1, 0)), ((1, 0), (128, 128)), ((128, 128), (1, 0)), ((1, 0), (64, 64))]
+)
+def test_experts_by_rows_are_a_loop_over_experts(
+    of1: tuple[int, int], of2: tuple[int, int], columns: int | None
+) -> None:
+    """Of an expert's rows, a row of zeros, or of a NaN, an infinity, or a negative or zero scale, goes its own way."""
+    arguments = call(of1, of2, tokens=40)
+    arguments["x"][3], arguments["x"][5, 2], arguments["x"][7, 1] = 0, torch.nan, torch.inf
+    for expert, scale in enumerate((0.0, -0.5, torch.nan, torch.inf)):
+        for name, of in (("w1", of1), ("w2", of2)):
+            if of == (1, 0):
+                arguments[name][1][expert, 3] *= scale
+    more: dict[str, Any] = {"w1_bias": random(NUM, 2 * INTER, dtype=torch.float32)}
+    expected = one_by_one(**arguments, first=recipes(of1, columns), second=recipes(of2, columns), **more)
+    got = some(experts(**arguments, gran_k=columns, **more))
+    assert torch.equal(got.isnan(), expected.isnan()) and bool(got.isnan().any()) and not got[:3].isnan().all()
+    assert same_bits(got.nan_to_num(), expected.nan_to_num())
+    out = torch.zeros_like(expected)
+    assert experts(**arguments, gran_k=columns, out=out, **more) is None
+    assert same_bits(out.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("columns", [None, 128])
+def test_a_scale_for_each_expert_is_that_of_all_of_its_rows(columns: int | None) -> None:
+    arguments = call((1, 0), (1, 0), tokens=40)
+    of_experts = {name: torch.rand(NUM, generator=torch.Generator().manual_seed(1)) / 64 for name in ("w1", "w2")}
+    by_rows = {
+        name: (arguments[name][0], sf[:, None, None].expand(-1, arguments[name][0].shape[1], 1))
+        for name, sf in of_experts.items()
+    }
+    right = some(experts(**arguments | by_rows, gran_k=columns))
+    for shape in ((NUM,), (NUM, 1, 1)):
+        given = {name: (arguments[name][0], sf.view(shape)) for name, sf in of_experts.items()}
+        assert same_bits(experts(**arguments | given, gran_k=columns), right)
+    alone = {name: (arguments[name][0], sf[0]) for name, sf in of_experts.items()}
+    same = {name: (arguments[name][0], sf[:1].expand(NUM)) for name, sf in of_experts.items()}
+    assert same_bits(experts(**arguments | alone), some(experts(**arguments | same)))
+
+
 def test_one_weight_may_be_fp4() -> None:
     arguments = call((32, 32), (32, 32)) | {"w2": deep_gemm.quantize_mxfp4(random(NUM, HIDDEN, 160, seed=2))}
     arguments["w1"] = fine_weight(NUM, 320, HIDDEN, of=(32, 32))
@@ -124,6 +166,7 @@ def test_a_workspace_has_room_for_more_scales() -> None:
     more = 4 * 36 * (ceil_div(HIDDEN, 32) + ceil_div(INTER, 32) - ceil_div(HIDDEN, 128) - ceil_div(INTER, 128))
     needed = deep_gemm.experts_workspace_bytes
     assert needed(*sizes, gran_k=32) == needed(*sizes) + more
+    assert needed(*sizes, gran_k=0) == needed(*sizes) - 4 * 36 * (3 + 2 - 2)
 
 
 @pytest.mark.parametrize("form", ["bytes", "words", "words, MN-major", None])
@@ -238,6 +281,22 @@ def test_mistakes_of_experts_name_the_weight() -> None:
     arguments = call((32, 32), (64, 64))
     wrong = arguments["w2"][0], arguments["w2"][1][:, :1]
     assert_mistake(experts, arguments | {"w2": wrong}, "sfw2: expected shape (5, 3, 2) of 128x128 values,")
+    values = arguments["w2"][0]
+    mistakes: dict[tuple[int, ...], str] = {
+        (NUM, HIDDEN - 1, 1): f"(5, {HIDDEN}, 1) of 1xk values or (5, 1, 1) of nxk values with torch.float32, got (5,",
+        (NUM - 1,): "sfw2: expected shape (groups, 1, 1) = (5, 1, 1), got (4,)",
+    }
+    for shape, message in mistakes.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            experts(**arguments | {"w2": (values, torch.ones(shape))})
+    by_rows = values, torch.ones(NUM, HIDDEN, 1)
+    for changed, message in (
+        ((values, by_rows[1].double()), "sfw2: expected dtype torch.float32, got torch.float64"),
+        ((values, by_rows[1].to("meta")), "sfw2: expected device cpu, where x is, got meta"),
+    ):
+        assert_mistake(experts, arguments | {"w2": changed}, message)
+    said = "gran_k: expected 32, 64 or 128 columns under a scale, got 0"
+    assert_mistake(experts, arguments | {"w2": by_rows, "gran_k": 0}, said)
 
 
 # Layers with FP4 weights (MXFP4): the bits of the same layer composed of its parts, and what is refused.
