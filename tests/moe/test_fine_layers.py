@@ -28,6 +28,8 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import MX, PER_BLOCK
 from deep_gemm.linear.check import SCALES_OF_WEIGHTS, weight
 from deep_gemm.moe import api as parts
+from deep_gemm.moe.activation import cast_activated
+from deep_gemm.moe.check import ActivationProblem
 
 FINE = [(64, 64), (32, 32), (1, 32)]
 FORMS = [None, "bytes", "e8m0", "words", "words, MN-major"]
@@ -120,6 +122,71 @@ def test_experts_by_rows_are_a_loop_over_experts(
     out = torch.zeros_like(expected)
     assert experts(**arguments, gran_k=columns, out=out, **more) is None
     assert same_bits(out.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("tokens", [1, 7, 64, 600])
+@pytest.mark.parametrize("which", ["", "1", "2", "12"])
+@pytest.mark.parametrize("form", ["rows", "experts", "rows, blocks", "blocks, rows", "blocks", "FP4", "BF16"])
+def test_experts_by_rows_and_with_biases_are_their_public_parts(
+    form: str, which: str, tokens: int, device: str
+) -> None:
+    """To the bit on either device: few rows behind their casts, which read B ahead, and many by ends of experts."""
+    num, hidden, inter, topk = 16, 288, 160, 8
+    plain = random(num, 2 * inter, hidden, seed=1) / 16, random(num, hidden, inter, seed=2) / 12
+    by_rows, by_blocks = [per_token_cast_to_fp8(w, gran_k=0) for w in plain], [*map(per_block_cast_to_fp8, plain)]
+    forms: dict[str, Any] = {
+        "rows": (by_rows, ((1, 0), (1, 0))),
+        "experts": ([(v, torch.rand(num) / 100) for v, _ in by_rows], ((0, 0), (0, 0))),
+        "rows, blocks": ((by_rows[0], by_blocks[1]), ((1, 0), (128, 128))),
+        "blocks, rows": ((by_blocks[0], by_rows[1]), ((128, 128), (1, 0))),
+        "blocks": (by_blocks, ((128, 128), (128, 128))),
+        "FP4": ([deep_gemm.quantize_mxfp4(w) for w in plain], ((1, 32), (1, 32))),
+        "BF16": (plain, (None, None)),
+    }
+    weights, recipes_of_b = forms[form]
+    w1, w2 = (w.to(device) if isinstance(w, Tensor) else tuple(x.to(device) for x in w) for w in weights)
+    biases = {
+        name: random(*w.shape[:2], seed=7, dtype=torch.float32).to(device) * 1.01
+        for name, w in zip(("1", "2"), plain, strict=True)
+        if name in which
+    }
+    x, ids = random(tokens, hidden, seed=3).to(device), random_routes(tokens, topk, num, seed=4).to(device)
+    p = random(tokens, topk, dtype=torch.float32, seed=5).to(device)
+    rows = deep_gemm.expert_rows(ids, num)
+    contiguous: Any = deep_gemm.m_grouped_fp8_gemm_nt_contiguous
+    if form == "BF16":
+        contiguous = deep_gemm.m_grouped_bf16_gemm_nt_contiguous
+
+    def multiplied(a: Any, w: Any, name: str, of_b: Any) -> Any:
+        more = {"recipe_a": (1, columns_beside(of_b)), "recipe_b": of_b} if of_b else {}
+        return contiguous(a, w, grouped_layout=rows.ids, bias=biases.get(name), **more)
+
+    def columns_beside(of_b: Any) -> int:
+        return 0 if of_b in ((1, 0), (0, 0)) else 128
+
+    if form == "BF16":
+        token = rows.token_of.clamp_min(0).long()
+        h = multiplied(x[token], w1, "1", None)
+        unscaled = ActivationProblem(h, None, None, rows.ends, 1, Gating())
+        y = multiplied(cast_activated(unscaled, scaled=None)[0], w2, "2", None)
+    else:
+        of1, of2 = recipes_of_b
+        a = deep_gemm.gather_cast_to_fp8(x, rows, gran_k=columns_beside(of1))
+        h = multiplied(a, w1, "1", of1)
+        y = multiplied(deep_gemm.silu_mul_cast_to_fp8(h, gran_k=columns_beside(of2)), w2, "2", of2)
+    right = some(deep_gemm.gather_weighted(y, rows, p)).cpu()
+    given: dict[str, Any] = {f"w{name}_bias": bias for name, bias in biases.items()}
+    out = torch.full_like(x, torch.nan)
+    for _ in range(3):  # by a record, behind kernels of other calls
+        assert same_bits(some(experts(x, ids, p, w1, w2, **given)).cpu(), right)
+        assert experts(x, ids, p, w1, w2, out=out, **given) is None
+        assert same_bits(out.cpu(), right)
+    halves: dict[str, Any] = {name: bias.bfloat16() for name, bias in given.items()}
+    rounded: dict[str, Any] = {name: bias.float() for name, bias in halves.items()}
+    of_halves, of_rounded = (some(experts(x, ids, p, w1, w2, **each)) for each in (halves, rounded))
+    assert same_bits(of_halves.cpu(), of_rounded.cpu())
 
 
 @pytest.mark.parametrize("columns", [None, 128])
