@@ -234,8 +234,8 @@ def in_bf16(world: int) -> None:
     """Tokens travel uncast, and results and gradients are those of nn.Experts(products="bf16")."""
     check_trained(torch.bfloat16, [2 + 5 * r % 7 for r in range(world)], products="bf16")
     check_trained(torch.float32, [0] + [7] * (world - 1), products="bf16")
-    num, mine = 2 * world, owned_experts(2 * world)
-    own = [w[mine].clone() for w in weights(num)]
+    num = 2 * world
+    own = [w[owned_experts(num)].clone() for w in weights(num)]
     layer = experts_with(num, own, products="bf16" if dist.get_rank() else "fp8")
     said = error_of(partial(layer, *tokens_of_ranks([4], num)))
     kinds = ", ".join(["torch.bfloat16", *["torch.bfloat16 uncast"] * (world - 1)])

@@ -301,15 +301,12 @@ def bf16_gemm(config: Any, p: Launched) -> None:
     row, group = (8 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
     a, (_, ids) = at(first + config.box_rows_of_a * k * 2, (m, k), BF16), layout_of(config, p)
     b = at(first_of_b, (p["groups.count"], n, k), BF16, (group, row, 1))
-    product_of_bf16_rows(a, b, at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids, bias_of(config, p))
+    product_of_bf16_rows(a, b, at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids, recipes_and_bias(config, p)[1])
 
 
-def bias_of(config: Any, p: Launched) -> Tensor | None:
-    return at(p["c"], (p["groups.count"], p["n"]), FP32) if config.with_c else None
-
-
-def recipes_of(config: Any) -> Any:
-    return (None, (1, 0), (1, 0)) if config.sfb == WHOLE else (None, None, None)
+def recipes_and_bias(config: Any, p: Launched) -> tuple[Any, Tensor | None]:
+    bias = at(p["c"], (p["groups.count"], p["n"]), FP32) if config.with_c else None
+    return (None, (1, 0), (1, 0)) if config.sfb == WHOLE else (None, None, None), bias
 
 
 def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
@@ -319,7 +316,7 @@ def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
     a, (_, ids) = at(int(at(p["map_a"], (1,), INT64)), (m, k), FP8), layout_of(config, p)
     d = at(p["d"], (m, n), BF16, (p["d_pitch"], 1))
     b = weights_of(p, is_fp4=config.is_fp4, of=config.sfb)
-    product_of_stacked_rows((a, sfa), b, d, ids, recipes_of(config), bias_of(config, p))
+    product_of_stacked_rows((a, sfa), b, d, ids, *recipes_and_bias(config, p))
 
 
 def fp8_gemm_rows(config: Any, p: Launched) -> None:
@@ -342,7 +339,7 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
         return
     if not config.epilogue.activates:
         d = at(p["d"], (m, n), BF16, (p["d_pitch"], 1))
-        product_of_stacked_rows((a, sfa), b, d, ids, recipes_of(config), bias_of(config, p))
+        product_of_stacked_rows((a, sfa), b, d, ids, *recipes_and_bias(config, p))
         return
     d = at(p["d"], (m, n // 2), FP8, (p["d_pitch"], 1))
     blocks = n // 2 // (128 if config.epilogue.gates_apart else 64)

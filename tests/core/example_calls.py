@@ -98,7 +98,6 @@ A, W = per_token_cast_to_fp8(X), per_block_cast_to_fp8(torch.ones(GROUPS, N, K))
 B, B_ROWS = (W[0][0], W[1][0]), per_token_cast_to_fp8(torch.ones(N, K))
 BF16_WEIGHTS = {"w1": bf16(GROUPS, 2 * N, K), "w2": bf16(GROUPS, K, N)}
 W1, W2 = per_block_cast_to_fp8(torch.ones(GROUPS, 2 * N, K)), per_block_cast_to_fp8(torch.ones(GROUPS, K, N))
-BY_ROWS = per_token_cast_to_fp8(torch.ones(GROUPS, K, N), gran_k=0)
 ROUTED = {"topk_ids": torch.zeros(M, 1, dtype=torch.int64), "topk_weights": torch.ones(M, 1)}
 ROWS = deep_gemm.expert_rows(ROUTED["topk_ids"], GROUPS)
 STACKED, COUNTED = {"d": D, "grouped_layout": int32(*[0] * M)}, {"d": bf16(GROUPS, M, N), "masked_m": int32(M, M)}
@@ -152,12 +151,6 @@ EXAMPLES = [
     Example("get_paged_mqa_logits_metadata", {"context_lens": CONTEXTS, "block_kv": 64, "num_sms": 2}),
     Example("linear", {"x": X, "w": B, "bias": torch.ones(N), "out": D}, "sfw", "out"),
     Example("experts", {"x": X, **ROUTED, "out": bf16(M, K), "w1": W1, "w2": W2}, "x topk_weights sfw2", "out"),
-    Example(
-        "experts",
-        {"x": X, **ROUTED, "out": bf16(M, K), "w1": W1, "w2": BY_ROWS, "w1_bias": torch.ones(GROUPS, 2 * N)},
-        "x topk_weights sfw2",
-        "out",
-    ),
     Example("experts", {"x": X, **ROUTED, "out": bf16(M, K), **BF16_WEIGHTS}, "x topk_weights w1 w2", "out"),
     Example("silu_mul_cast_to_fp8", {"x": X, "row_weights": torch.ones(M)}, "x row_weights"),
     Example("silu_mul_cast_to_fp8", {"x": torch.ones(GROUPS, M, K), "masked_m": int32(M, M)}),

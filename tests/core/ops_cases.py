@@ -341,10 +341,8 @@ case("experts of BF16", routed, (0, 0, 0), "experts")(
 case("experts into", lambda m: (*routed(m), numbers(m, 48)), (0, 0, 0, 0), "experts.into")(
     lambda x, topk_ids, weights, out: deep_gemm.experts(x, topk_ids, weights, W1, W2, out=out)
 )
-case("experts of rows and biases", (lambda m: (*routed(m), *BIASES)), (0, 0, 0, None, None), "experts")(
-    lambda x, topk_ids, weights, *biases: deep_gemm.experts(
-        x, topk_ids, weights, BY_ROWS, W2, w1_bias=biases[0], w2_bias=biases[1]
-    )
+case("experts + c", lambda m: (*routed(m), *BIASES), (0, 0, 0, None, None), "experts")(
+    lambda x, ids, weights, c1, c2: deep_gemm.experts(x, ids, weights, BY_ROWS, W2, w1_bias=c1, w2_bias=c2)
 )
 case("experts of finer scales", routed, (0, 0, 0), "experts")(
     lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, (W1[0], FINE_OF_W1), W2, gran_k=128)

@@ -10,6 +10,7 @@ import test_distributed_decode
 import torch
 from addressed_kernels import Seen, on_cpu
 from helpers import inside_of_an_element, same_bits, some
+from layer_cases import SCALED, weights_of
 from test_distributed_decode import with_fp4
 from torch import Tensor
 
@@ -134,35 +135,16 @@ def test_bf16_weights_have_the_bits_of_the_cpu_by_one_record(
     assert not seen.made, "other tokens have the same records"
 
 
-@on_cpu
-def weights_by(form: str) -> tuple[Any, Any]:
-    """Weights with scales of rows, of experts, of rows beside blocks; or FP4, or BF16."""
-    if form == "FP4":
-        return with_fp4(EXPERTS, "w1 and w2")
-    w1, w2 = bf16_weights(256, 128)
-    by_rows = [deep_gemm.per_token_cast_to_fp8(w, gran_k=0) for w in (w1, w2)]
-    given = {
-        "BF16": (w1, w2),
-        "rows": by_rows,
-        "experts": [(values, torch.rand(EXPERTS) / 100) for values, _ in by_rows],
-        "blocks": (deep_gemm.per_block_cast_to_fp8(w1), deep_gemm.per_block_cast_to_fp8(w2)),
-        "rows, blocks": (by_rows[0], deep_gemm.per_block_cast_to_fp8(w2)),
-        "blocks, rows": (deep_gemm.per_block_cast_to_fp8(w1), by_rows[1]),
-    }[form]
-    return given[0], given[1]
-
-
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("biases", ["", "1", "2", "12"])
-@pytest.mark.parametrize("form", ["rows", "experts", "rows, blocks", "blocks, rows", "blocks", "FP4", "BF16"])
+@pytest.mark.parametrize("form", [*SCALED, "BF16"])
 def test_scales_of_rows_and_biases_have_the_bits_of_the_cpu_by_one_record(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, biases: str, many: bool
 ) -> None:
-    monkeypatch.setattr(test_distributed_decode, "HIDDEN", 256)
     for module in (layers, routing):
         monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
-    both, columns = weights_by(form), {"1": 256, "2": 256}
-    more: dict[str, Any] = {f"w{name}_bias": torch.randn(EXPERTS, columns[name]) for name in biases}
+    both = on_cpu(weights_of)(form, EXPERTS, 256, 128)
+    more: dict[str, Any] = {f"w{name}_bias": torch.randn(EXPERTS, 256) for name in biases}
     compute, ready = addressed_kernels.fp8_gemm_few_rows, set[int]()
 
     def computed(config: Any, p: Any) -> None:
@@ -190,14 +172,13 @@ def test_scales_of_rows_and_biases_have_the_bits_of_the_cpu_by_one_record(
     if biases:  # BF16 is converted in each call, which leaves the call without a record
         halves = {name: bias.bfloat16() for name, bias in more.items()}
         assert same_bits(deep_gemm.experts(*one, *both, **halves), right(*one, *both, **halves))
-        out = more[f"w{biases[-1]}_bias"].view(torch.bfloat16)[:3]
-        of_one = f"w{biases[0]}_bias"
+        name, three = f"w{biases[0]}_bias", tokens_of(3, hidden=256)
         for refused, message in (
-            ({"out": out[:, :256]}, "out: expected memory that does not overlap w"),
-            ({of_one: more[of_one].clone().requires_grad_()}, f"{of_one}: expected a tensor without a gradient"),
+            ({"out": more[name].view(torch.bfloat16)[:3, :256]}, f"out: expected memory that does not overlap {name}"),
+            ({name: more[name].clone().requires_grad_()}, f"{name}: expected a tensor without a gradient"),
         ):
             with pytest.raises(ValueError, match=message):
-                deep_gemm.experts(*tokens_of(3, hidden=256), *both, **more | refused)
+                deep_gemm.experts(*three, *both, **more | refused)
 
 
 def test_mistakes_in_bf16_weights_are_refused_whatever_records_there_are(seen: Seen) -> None:

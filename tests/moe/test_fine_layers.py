@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import product
 from typing import Any
 
@@ -14,9 +13,10 @@ from fp4_cases import FORMS as FP4_FORMS
 from fp4_cases import plain, random_weight
 from helpers import numbers as random
 from helpers import same_bits, some
-from layer_cases import assert_mistake, fine_weight, random_routes, recipes
+from layer_cases import SCALED, assert_mistake, fine_weight, random_routes, recipes, weights_of
 from test_experts import one_by_one
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import deep_gemm
 from deep_gemm import experts, fp8_gemm_nt, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
@@ -28,8 +28,6 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import MX, PER_BLOCK
 from deep_gemm.linear.check import SCALES_OF_WEIGHTS, weight
 from deep_gemm.moe import api as parts
-from deep_gemm.moe.activation import cast_activated
-from deep_gemm.moe.check import ActivationProblem
 
 FINE = [(64, 64), (32, 32), (1, 32)]
 FORMS = [None, "bytes", "e8m0", "words", "words, MN-major"]
@@ -101,109 +99,65 @@ def test_experts_are_a_loop_over_experts(
 
 
 @pytest.mark.parametrize("columns", [None, 32, 128])
-@pytest.mark.parametrize(
-    ("of1", "of2"), [((1, 0), (1, 0)), ((1, 0), (128, 128)), ((128, 128), (1, 0)), ((1, 0), (64, 64))]
-)
-def test_experts_by_rows_are_a_loop_over_experts(
-    of1: tuple[int, int], of2: tuple[int, int], columns: int | None
-) -> None:
-    """Of an expert's rows, a row of zeros, or of a NaN, an infinity, or a negative or zero scale, goes its own way."""
+@pytest.mark.parametrize("form", ["rows", "rows, blocks", "blocks, rows"])
+def test_experts_by_rows_are_a_loop_over_experts(form: str, columns: int | None) -> None:
+    """Tokens of zeros, NaN and infinity, and scales that are zero, negative, NaN and infinite, harm no others."""
+    of1, of2 = SCALED[form]
     arguments = call(of1, of2, tokens=40)
     arguments["x"][3], arguments["x"][5, 2], arguments["x"][7, 1] = 0, torch.nan, torch.inf
     for expert, scale in enumerate((0.0, -0.5, torch.nan, torch.inf)):
         for name, of in (("w1", of1), ("w2", of2)):
             if of == (1, 0):
                 arguments[name][1][expert, 3] *= scale
-    more: dict[str, Any] = {"w1_bias": random(NUM, 2 * INTER, dtype=torch.float32)}
-    expected = one_by_one(**arguments, first=recipes(of1, columns), second=recipes(of2, columns), **more)
-    got = some(experts(**arguments, gran_k=columns, **more))
+    expected = one_by_one(**arguments, first=recipes(of1, columns), second=recipes(of2, columns))
+    got = some(experts(**arguments, gran_k=columns))
     assert torch.equal(got.isnan(), expected.isnan()) and bool(got.isnan().any()) and not got[:3].isnan().all()
     assert same_bits(got.nan_to_num(), expected.nan_to_num())
-    out = torch.zeros_like(expected)
-    assert experts(**arguments, gran_k=columns, out=out, **more) is None
-    assert same_bits(out.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.few
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("tokens", [1, 7, 64, 600])
 @pytest.mark.parametrize("which", ["", "1", "2", "12"])
-@pytest.mark.parametrize("form", ["rows", "experts", "rows, blocks", "blocks, rows", "blocks", "FP4", "BF16"])
-def test_experts_by_rows_and_with_biases_are_their_public_parts(
-    form: str, which: str, tokens: int, device: str
-) -> None:
+@pytest.mark.parametrize("form", [*SCALED, "BF16"])
+def test_experts_with_biases_are_their_public_parts(form: str, which: str, tokens: int, device: str) -> None:
     """To the bit on either device: few rows behind their casts, which read B ahead, and many by ends of experts."""
     num, hidden, inter, topk = 16, 288, 160, 8
-    plain = random(num, 2 * inter, hidden, seed=1) / 16, random(num, hidden, inter, seed=2) / 12
-    by_rows, by_blocks = [per_token_cast_to_fp8(w, gran_k=0) for w in plain], [*map(per_block_cast_to_fp8, plain)]
-    forms: dict[str, Any] = {
-        "rows": (by_rows, ((1, 0), (1, 0))),
-        "experts": ([(v, torch.rand(num) / 100) for v, _ in by_rows], ((0, 0), (0, 0))),
-        "rows, blocks": ((by_rows[0], by_blocks[1]), ((1, 0), (128, 128))),
-        "blocks, rows": ((by_blocks[0], by_rows[1]), ((128, 128), (1, 0))),
-        "blocks": (by_blocks, ((128, 128), (128, 128))),
-        "FP4": ([deep_gemm.quantize_mxfp4(w) for w in plain], ((1, 32), (1, 32))),
-        "BF16": (plain, (None, None)),
-    }
-    weights, recipes_of_b = forms[form]
-    w1, w2 = (w.to(device) if isinstance(w, Tensor) else tuple(x.to(device) for x in w) for w in weights)
-    biases = {
-        name: random(*w.shape[:2], seed=7, dtype=torch.float32).to(device) * 1.01
-        for name, w in zip(("1", "2"), plain, strict=True)
+    w1, w2 = tree_map(lambda x: x.to(device), weights_of(form, num, hidden, inter))
+    biases: dict[str, Any] = {
+        f"w{name}_bias": random(num, columns, seed=7).float().to(device) * 1.01
+        for name, columns in (("1", 2 * inter), ("2", hidden))
         if name in which
     }
     x, ids = random(tokens, hidden, seed=3).to(device), random_routes(tokens, topk, num, seed=4).to(device)
     p = random(tokens, topk, dtype=torch.float32, seed=5).to(device)
     rows = deep_gemm.expert_rows(ids, num)
-    contiguous: Any = deep_gemm.m_grouped_fp8_gemm_nt_contiguous
-    if form == "BF16":
-        contiguous = deep_gemm.m_grouped_bf16_gemm_nt_contiguous
+    of1, of2 = SCALED.get(form, (None, None))
+    columns1, columns2 = (0 if of and not of[1] else 128 for of in (of1, of2))
 
-    def multiplied(a: Any, w: Any, name: str, of_b: Any) -> Any:
-        more = {"recipe_a": (1, columns_beside(of_b)), "recipe_b": of_b} if of_b else {}
-        return contiguous(a, w, grouped_layout=rows.ids, bias=biases.get(name), **more)
+    def multiplied(a: Any, w: Any, name: str, of: Any, columns: int) -> Any:
+        if of is None:
+            return deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, w, grouped_layout=rows.ids, bias=biases.get(name))
+        more: Any = {"bias": biases.get(name), "recipe_a": (1, columns), "recipe_b": of}
+        return deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, w, grouped_layout=rows.ids, **more)
 
-    def columns_beside(of_b: Any) -> int:
-        return 0 if of_b in ((1, 0), (0, 0)) else 128
-
-    if form == "BF16":
-        token = rows.token_of.clamp_min(0).long()
-        h = multiplied(x[token], w1, "1", None)
-        unscaled = ActivationProblem(h, None, None, rows.ends, 1, Gating())
-        y = multiplied(cast_activated(unscaled, scaled=None)[0], w2, "2", None)
-    else:
-        of1, of2 = recipes_of_b
-        a = deep_gemm.gather_cast_to_fp8(x, rows, gran_k=columns_beside(of1))
-        h = multiplied(a, w1, "1", of1)
-        y = multiplied(deep_gemm.silu_mul_cast_to_fp8(h, gran_k=columns_beside(of2)), w2, "2", of2)
+    a: Any = x[rows.token_of.clamp_min(0).long()]
+    if of1 is not None:
+        a = deep_gemm.gather_cast_to_fp8(x, rows, gran_k=columns1)
+    h = multiplied(a, w1, "w1_bias", of1, columns1)
+    middle: Any = parts.activate_rows(h, rows, Gating(), None)[0]
+    if of2 is not None:
+        middle = deep_gemm.silu_mul_cast_to_fp8(h, gran_k=columns2)
+    y = multiplied(middle, w2, "w2_bias", of2, columns2)
     right = some(deep_gemm.gather_weighted(y, rows, p)).cpu()
-    given: dict[str, Any] = {f"w{name}_bias": bias for name, bias in biases.items()}
     out = torch.full_like(x, torch.nan)
     for _ in range(3):  # by a record, behind kernels of other calls
-        assert same_bits(some(experts(x, ids, p, w1, w2, **given)).cpu(), right)
-        assert experts(x, ids, p, w1, w2, out=out, **given) is None
+        assert same_bits(some(experts(x, ids, p, w1, w2, **biases)).cpu(), right)
+        assert experts(x, ids, p, w1, w2, out=out, **biases) is None
         assert same_bits(out.cpu(), right)
-    halves: dict[str, Any] = {name: bias.bfloat16() for name, bias in given.items()}
+    halves: dict[str, Any] = {name: bias.bfloat16() for name, bias in biases.items()}
     rounded: dict[str, Any] = {name: bias.float() for name, bias in halves.items()}
-    of_halves, of_rounded = (some(experts(x, ids, p, w1, w2, **each)) for each in (halves, rounded))
-    assert same_bits(of_halves.cpu(), of_rounded.cpu())
-
-
-@pytest.mark.parametrize("columns", [None, 128])
-def test_a_scale_for_each_expert_is_that_of_all_of_its_rows(columns: int | None) -> None:
-    arguments = call((1, 0), (1, 0), tokens=40)
-    of_experts = {name: torch.rand(NUM, generator=torch.Generator().manual_seed(1)) / 64 for name in ("w1", "w2")}
-    by_rows = {
-        name: (arguments[name][0], sf[:, None, None].expand(-1, arguments[name][0].shape[1], 1))
-        for name, sf in of_experts.items()
-    }
-    right = some(experts(**arguments | by_rows, gran_k=columns))
-    for shape in ((NUM,), (NUM, 1, 1)):
-        given = {name: (arguments[name][0], sf.view(shape)) for name, sf in of_experts.items()}
-        assert same_bits(experts(**arguments | given, gran_k=columns), right)
-    alone = {name: (arguments[name][0], sf[0]) for name, sf in of_experts.items()}
-    same = {name: (arguments[name][0], sf[:1].expand(NUM)) for name, sf in of_experts.items()}
-    assert same_bits(experts(**arguments | alone), some(experts(**arguments | same)))
+    assert same_bits(experts(x, ids, p, w1, w2, **halves), some(experts(x, ids, p, w1, w2, **rounded)))
 
 
 def test_one_weight_may_be_fp4() -> None:
@@ -348,22 +302,15 @@ def test_mistakes_of_experts_name_the_weight() -> None:
     arguments = call((32, 32), (64, 64))
     wrong = arguments["w2"][0], arguments["w2"][1][:, :1]
     assert_mistake(experts, arguments | {"w2": wrong}, "sfw2: expected shape (5, 3, 2) of 128x128 values,")
-    values = arguments["w2"][0]
-    mistakes: dict[tuple[int, ...], str] = {
-        (NUM, HIDDEN - 1, 1): f"(5, {HIDDEN}, 1) of 1xk values or (5, 1, 1) of nxk values with torch.float32, got (5,",
-        (NUM - 1,): "sfw2: expected shape (groups, 1, 1) = (5, 1, 1), got (4,)",
-    }
-    for shape, message in mistakes.items():
-        with pytest.raises(ValueError, match=re.escape(message)):
-            experts(**arguments | {"w2": (values, torch.ones(shape))})
-    by_rows = values, torch.ones(NUM, HIDDEN, 1)
-    for changed, message in (
-        ((values, by_rows[1].double()), "sfw2: expected dtype torch.float32, got torch.float64"),
-        ((values, by_rows[1].to("meta")), "sfw2: expected device cpu, where x is, got meta"),
+    by_rows = torch.ones(NUM, HIDDEN, 1)
+    for sf, message, more in (
+        (by_rows[:, 1:], "sfw2: expected shape (5, 3, 2) of 128x128 values,", {}),
+        (by_rows[1:, 0, 0], "sfw2: expected shape (groups, 1, 1) = (5, 1, 1), got (4,)", {}),
+        (by_rows.double(), "sfw2: expected dtype torch.float32, got torch.float64", {}),
+        (by_rows.to("meta"), "sfw2: expected device cpu, where x is, got meta", {}),
+        (by_rows, "gran_k: expected 32, 64 or 128 columns under a scale, got 0", {"gran_k": 0}),
     ):
-        assert_mistake(experts, arguments | {"w2": changed}, message)
-    said = "gran_k: expected 32, 64 or 128 columns under a scale, got 0"
-    assert_mistake(experts, arguments | {"w2": by_rows, "gran_k": 0}, said)
+        assert_mistake(experts, arguments | {"w2": (arguments["w2"][0], sf)} | more, message)
 
 
 # Layers with FP4 weights (MXFP4): the bits of the same layer composed of its parts, and what is refused.

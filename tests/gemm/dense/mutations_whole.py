@@ -100,12 +100,6 @@ MUTATIONS = [
         "both warpgroups multiply the first rows", _FEW_ROWS, "(shared.b) + warp / 4 * 64 * kBlockK", "(shared.b)"
     ),
     Mutation("every CTA multiplies all of k", _FEW_ROWS, "work.end_k_block - work.k_block, at", "work.end_k_block, at"),
-    Mutation(
-        "scales are loaded before the kernel ahead has ended",
-        "fp8_gemm_decode.cuh",
-        "    ptx::griddepcontrol_wait();\n    for (CtaWork",
-        "    for (CtaWork",
-    ),
     # Biases of groups
     Mutation("all groups have the first one's bias", _WORK, "static_cast<uint64_t>(tile.group) * p.n * kCBytes", "0"),
     Mutation("biases lie as in BF16", _WORK, "(tile.group) * p.n * kCBytes", "(tile.group) * p.n * 2"),
