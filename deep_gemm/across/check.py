@@ -64,7 +64,7 @@ def share_of_experts(
 ) -> tuple[Share, tuple[Operands, Operands]]:
     """Check the weights of one process: both are pairs of values and scales, or both are ordinary tensors.
 
-    Give with its share what both products multiply. Tensors become FP8 with the usual scales, unless these are in BF16.
+    Give with its share the operands of both products. Tensors become FP8 with the usual scales, if products are in FP8.
     """
     count = count_of_each(num_experts, world_size)
     sizes: Sizes = {"experts / processes": count}

@@ -145,7 +145,10 @@ INTO = Function(
 )
 INTO_BY_BF16 = replace(
     INTO,
-    tensors=lambda x, ids, p, w1, w2, *others: INTO.tensors(x, ids, p, (w1,), (w2,), *others),
+    tensors=lambda x, ids, p, w1, w2, b1, b2, out: (
+        *(x, ids, p, w1, w2, *(() if b1 is None else (b1,)), *(() if b2 is None else (b2,))),
+        *(() if out is None else (out,)),
+    ),
     wants_checks=lambda tensors: cuts_gradient(tensors[:5], tensors[5:]),
     free=[*[FREE_ROWS] * 3, FIXED, FIXED, *[FREE_ROWS] * 3],
 )

@@ -220,6 +220,7 @@ def with_weights_by_rows(world: int) -> None:
         for both in (((w1, sf1), (w2, sf2)), ((w1, sf1[:, 0, 0] * 1), (w2, sf2[:, :1] * 1))):
             check_layer([3 + 7 * r % 11 for r in range(world)], num, both=both, gran_k=gran_k)
     check_layer([0, *[8] * (world - 1)], num, limit=0.4, both=((w1, sf1), cast(weights(num)[1])))
+    assert prefill_bytes(1, 7168, 6, gran_k=0) == prefill_bytes(1, 7168, 6) - 4 * 55 + 12  # in whole 16 bytes
     mine = [part(w, owned_experts(num)) for w in both]
     said = error_of(lambda: experts_with(num, mine, max_tokens=9, peer_memory=True))
     one = "1xk beside nxk"
