@@ -87,7 +87,7 @@ RIVALS = {
     "few_experts": {OURS: 60.0, fp4.VLLM: 120.0, READ: 30.0},
     "bf16_experts": {OURS: 60.0, BF16: 80.0, fp4.VLLM: 120.0, READ: 30.0},
     **dict.fromkeys(("fine_dense", "fine_masked"), OF_FINE),
-    "training": {OURS: 60.0, BF16: 90.0},
+    "training": {OURS: 60.0, training.ROWS: 80.0, training.AO: 160.0, training.AO_COMPILED: 100.0, BF16: 90.0},
     "distributed": {distributed.GROUP: 60.0, distributed.FUSED: 55.0, distributed.MEGA: 45.0, ALONE: 50.0},
     "host": {"deep_gemm.fp8_gemm_nt": 60.0},
     "numerics": {OURS: 60.0, FAST: 90.0, BF16: 120.0},
@@ -116,6 +116,8 @@ LINES: Mapping[str, tuple[str, ...]] = {
     "training": (
         "128x8x32768x2048x768 60.00 90.00 0.67 5000 2.1 2.1 60.00 90.00",
         "a step of 128x8x32768x2048x768 us",
+        "4096x4096x4096 80.00 60.00 160.0 100.0 0.80 90.00 0.89",
+        "4096x1024x4096x300 deep_gemm by rows 0.01",
         "product 54.00",
     ),
     "distributed": ("ep_layer 384 8192 1 60.00 55.00 45.00 50.00 5.00",),
