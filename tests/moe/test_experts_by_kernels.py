@@ -10,6 +10,7 @@ import test_distributed_decode
 import torch
 from addressed_kernels import Seen, on_cpu
 from helpers import inside_of_an_element, same_bits, some
+from layer_cases import SCALED, weights_of
 from test_distributed_decode import with_fp4
 from torch import Tensor
 
@@ -132,6 +133,40 @@ def test_bf16_weights_have_the_bits_of_the_cpu_by_one_record(
         one = tokens_of(tokens, types, 136)
         assert same_bits(deep_gemm.experts(*one, *both, **said), right(*one, *both, **said))
     assert not seen.made, "other tokens have the same records"
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("biases", ["", "1", "2", "12"])
+@pytest.mark.parametrize("form", [*SCALED, "BF16"])
+def test_scales_of_rows_and_biases_have_the_bits_of_the_cpu_by_one_record(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, biases: str, many: bool
+) -> None:
+    for module in (layers, routing):
+        monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
+    both = on_cpu(weights_of)(form, EXPERTS, 256, 128)
+    more: dict[str, Any] = {f"w{name}_bias": torch.randn(EXPERTS, 256) for name in biases}
+    for tokens in (5, 37):
+        one = tokens_of(tokens, hidden=256)
+        expected = right(*one, *both, **more)
+        for out in (None, torch.full_like(one[0], torch.nan)):
+            seen.gpu.launches.clear()
+            got = deep_gemm.experts(*one, *both, out=out, **more)
+            assert same_bits(got if out is None else out, expected)
+            casts = seen.names.count("cast_rows")
+            assert (casts == 1) == (many and form == "blocks" and "1" not in biases)
+            assert seen.names.count("lay_scales") == many * (form.startswith("blocks") or form == "FP4")
+            assert [each.is_dependent for each in seen.gpu.launches[1:]] == [not many] * (len(seen.gpu.launches) - 1)
+    assert None not in seen.made
+    seen.made.clear()
+    one = tokens_of(36, hidden=256)
+    assert same_bits(deep_gemm.experts(*one, *both, **more), right(*one, *both, **more))
+    assert not seen.made, "other tokens have the same record"
+    three = tokens_of(3, hidden=256)
+    for name, bias in more.items():
+        with pytest.raises(ValueError, match=f"out: expected memory that does not overlap {name}"):
+            deep_gemm.experts(*three, *both, **more, out=bias.view(torch.bfloat16)[:3, :256])
+        with pytest.raises(ValueError, match=f"{name}: expected a tensor without a gradient"):
+            deep_gemm.experts(*three, *both, **more | {name: bias.clone().requires_grad_()})
 
 
 def test_mistakes_in_bf16_weights_are_refused_whatever_records_there_are(seen: Seen) -> None:

@@ -208,18 +208,27 @@ m_grouped_gemm_fp8_fp8_bf16_nt_masked = m_grouped_fp8_gemm_nt_masked
 
 
 def product_of_stacked_rows(
-    a: Operand, b: Operand, d: Tensor, ids: Tensor, recipes: Recipes = NO_RECIPES, *, is_behind_cast: bool = False
+    a: Operand,
+    b: Operand,
+    d: Tensor,
+    ids: Tensor,
+    recipes: Recipes = NO_RECIPES,
+    bias: Tensor | None = None,
+    *,
+    is_behind_cast: bool = False,
 ) -> None:
     """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of rows that nobody padded: those of -1 keep what D has.
 
     `is_behind_cast`: as for `launch.run`.
     """
-    run(BEHIND_CAST if is_behind_cast else CONTIGUOUS_NT, a, b, d, ids, (recipes, None, False, False))
+    run(BEHIND_CAST if is_behind_cast else CONTIGUOUS_NT, a, b, d, ids, (recipes, None, False, False), bias)
 
 
-def product_of_stacked_groups(a: Operand, b: Operand, d: Tensor, ends: Tensor, recipes: Recipes = NO_RECIPES) -> None:
+def product_of_stacked_groups(
+    a: Operand, b: Operand, d: Tensor, ends: Tensor, recipes: Recipes = NO_RECIPES, bias: Tensor | None = None
+) -> None:
     """Compute the same by where each group ends, the next one's rows following: rows behind the last keep D's."""
-    run(BY_ENDS, a, b, d, ends, (recipes, None, True, False))
+    run(BY_ENDS, a, b, d, ends, (recipes, None, True, False), bias)
 
 
 def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
