@@ -28,25 +28,15 @@ ROWS_OR_ALL = (-1, 1), (1, -1), (-1, -1)
 """How vLLM names scales of a weight's rows, in two ways, and one scale for all."""
 
 
-class _OfHopper:
-    """Parts that both kinds of linear layers share."""
-
-    @classmethod
-    def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """Tell whether this GPU has it. vLLM asks again, without a capability, when it makes a layer."""
-        return compute_capability in (None, 90), "is for Hopper GPUs"
-
-    def apply_scaled_mm(self, *_: object, **__: object) -> Tensor:
-        """Multiply operands that are cast already, which `apply_weights` never asks for."""
-        raise NotImplementedError(f"{type(self).__name__} casts activations by itself")
-
-    apply_block_scaled_mm = apply_scaled_mm
-
-
-class DeepGemmLinear(_OfHopper, Fp8BlockScaledMMLinearKernel):
+class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
     """A linear layer with an FP8 weight scaled by blocks: BF16 in, BF16 out."""
 
     apply_input_quant = False
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> Answer:
+        """Tell whether this GPU has it. vLLM asks again, without a capability, when it makes a layer by rows."""
+        return compute_capability in (None, 90), "is for Hopper GPUs"
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
@@ -88,14 +78,21 @@ class DeepGemmLinear(_OfHopper, Fp8BlockScaledMMLinearKernel):
         assert out is not None
         return out
 
+    def apply_block_scaled_mm(self, *_: object, **__: object) -> Tensor:
+        """Multiply operands that are cast already, which `apply_weights` never asks for."""
+        raise NotImplementedError(f"{type(self).__name__} casts activations by itself")
+
     def _name_of_scales(self, layer: Any) -> str:
         params = self._get_layer_params(layer)
         name: str = params.WEIGHT_SCALE if params.weight_scale_inv is None else params.WEIGHT_SCALE_INV
         return name
 
 
-class DeepGemmRowLinear(_OfHopper, getattr(kernels, "FP8ScaledMMLinearKernel", object)):  # type: ignore[misc]
+class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  # type: ignore[misc]
     """A linear layer with an FP8 weight that has a scale for each row, or one for all. Activations are cast by row."""
+
+    is_supported = DeepGemmLinear.is_supported
+    apply_scaled_mm = DeepGemmLinear.apply_block_scaled_mm
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
