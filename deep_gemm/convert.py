@@ -27,7 +27,6 @@ from .casts.rules import LAYER_TYPES
 from .core.check import checks
 from .core.check.checks import Operand
 from .core.check.layout import SCALE_BLOCK
-from .linear.check import OF_ALL_K, operands_of
 from .nn import Experts, FrozenExperts, FrozenLinear, Linear, gradients, stacked
 from .nn.gradients import ENDINGS, ROW_SCALES, SCALES, as_held, features, multiply_scales, weight_type
 from .nn.sharding import know_shardings
@@ -172,7 +171,9 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
             if method == "modelopt" and not weight.is_meta:
                 raise ValueError(f"{name}: expected the device meta, as transformers loads no scales of ModelOpt")
             if compressed := _compressed(layer):
-                operands_of(name, *as_held(name, *compressed), None, None, OF_ALL_K)
+                gradients.dequantized(
+                    name, weight.to("meta"), compressed[1].to("meta"), torch.bfloat16
+                )  # checks shapes
             else:
                 checks.has_type(name, weight, LAYER_TYPES)
             checks.depth(weight.shape[-1])
