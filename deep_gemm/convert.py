@@ -171,9 +171,8 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
             if method == "modelopt" and not weight.is_meta:
                 raise ValueError(f"{name}: expected the device meta, as transformers loads no scales of ModelOpt")
             if compressed := _compressed(layer):
-                gradients.dequantized(
-                    name, weight.to("meta"), compressed[1].to("meta"), torch.bfloat16
-                )  # checks shapes
+                values, scales = (x.to("meta") for x in compressed)
+                gradients.dequantized(name, values, scales, torch.bfloat16)  # checks shapes
             else:
                 checks.has_type(name, weight, LAYER_TYPES)
             checks.depth(weight.shape[-1])

@@ -638,8 +638,7 @@ def small_qwen(kind: str = "Qwen3", **more: Any) -> Any:
 def compressed(layer: Any, form: str) -> tuple[Tensor, Tensor]:
     """Let a layer hold FP8 as compressed-tensors does: wrapped, with a scheme."""
     w, scales = by_row(layer.weight.detach(), form)
-    layer.weight, layer.weight_scale = (torch.nn.Parameter(x, requires_grad=False) for x in (w, scales))
-    layer.input_scale = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    layer.weight, layer.weight_scale, layer.input_scale = map(torch.nn.Parameter, (w, scales, torch.ones(1)))
     layer.quantization_scheme, layer.quantization_status = "W8A8", "compressed"
 
     @functools.wraps(torch.nn.Linear.forward)
