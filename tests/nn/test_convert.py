@@ -684,15 +684,16 @@ def test_all_layers_of_compressed_tensors_are_converted_or_none() -> None:
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.o_proj"]}
 
 
-def test_a_checkpoint_of_modelopt_is_loaded_into_a_model_without_weights_and_saved_for_others() -> None:
-    plain = small_qwen()
+def test_a_checkpoint_of_modelopt_is_loaded_into_a_model_without_weights_and_saved_for_others(tmp_path: Path) -> None:
+    accelerate, safetensors = pytest.importorskip("accelerate"), pytest.importorskip("safetensors.torch")
+    plain, tokens = small_qwen(), torch.arange(8)[None]
     state, _ = checkpoint_by_row(plain.state_dict(), "modelopt")
     o_proj = "model.layers.0.self_attn.o_proj.weight"
     state = {name: x for name, x in state.items() if not name.startswith(o_proj)} | {o_proj: plain.state_dict()[o_proj]}
     config = copy.deepcopy(plain.config)
     config.quantization_config = MODELOPT
-    with torch.device("meta"):
-        model = type(plain)(config).bfloat16()
+    with accelerate.init_empty_weights():
+        model = type(plain)(config).bfloat16().eval()
     assert to_fp8_inference(model).left[o_proj.removesuffix(".weight")] == "ignored by quantization_config"
     of_cache = {f"model.layers.0.self_attn.{name}_scale": torch.ones(1) for name in "kv"}
     model.load_state_dict(state | of_cache, assign=True)
@@ -701,6 +702,10 @@ def test_a_checkpoint_of_modelopt_is_loaded_into_a_model_without_weights_and_sav
     assert said["ignore"] == ["lm_head", "model.embed_tokens", o_proj.removesuffix(".weight")]
     group = said["config_groups"]["group_0"]
     assert (group["weights"]["strategy"], group["input_activations"]["strategy"]) == ("channel", "token")
+    plain.load_state_dict(dequantized_state_dict(state))
+    assert error(model(tokens).logits, plain(tokens).logits) < 0.1
+    model.save_pretrained(tmp_path)
+    assert same_state(safetensors.load_file(tmp_path / "model.safetensors"), dict(model.state_dict()))
     plain.config.quantization_config = MODELOPT
     with pytest.raises(ValueError, match="weight: expected the device meta, as transformers loads no"):
         to_fp8_inference(plain)
