@@ -203,12 +203,11 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
         pattern = each[3:] if each.startswith("re:") else translate(each)
         kept |= {id(x): "ignored by quantization_config" for name, x in modules.items() if re.match(pattern, name)}
     done = _convert(model, filter, lambda layer: bool(_weights_of(layer)), (Parameter,), check, convert)
-    any_model: Any = model
-    any_model.register_load_state_dict_pre_hook(gradients.drop_scales_of_activations)
+    model.register_load_state_dict_pre_hook(gradients.drop_scales_of_activations)  # type: ignore[no-untyped-call]
     if is_saved:
         _know_scales(model)
         _say_scales(model)
-        any_model.register_load_state_dict_post_hook(_say_scales)
+        model.register_load_state_dict_post_hook(_say_scales)  # type: ignore[no-untyped-call]
     return done._replace(note=LOADS)
 
 
@@ -246,7 +245,7 @@ def _say_scales(model: Any, *_: Any) -> None:
     """Say which modules of a model of transformers hold FP8, in the words that transformers, vLLM and SGLang read."""
     state = model.state_dict()
     in_fp8 = [name for name, x in state.items() if x.dtype == torch.float8_e4m3fn]
-    forms = {ending for name in in_fp8 for ending in ENDINGS if name + ending in state}
+    forms = {end * (state[name + end].dim() > 1) for name in in_fp8 for end in ENDINGS if name + end in state}
     held = {name: x.to("meta") for name, x in state.items() if x.dim() > 1}
     saved = held
     with suppress(ImportError):  # transformers 4 saves the names that a model has

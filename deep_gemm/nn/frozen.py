@@ -21,7 +21,7 @@ from ..linear.api import linear
 from ..moe.api import experts
 from ..moe.routing import expert_rows
 from .experts import BF16, FP8, apply_outside_of_graphs
-from .gradients import CASTS, ENDINGS, ROW_SCALES, WEIGHT_TYPES, as_autocast_says, as_held, ending_of, multiply_scales
+from .gradients import CASTS, ROW_SCALES, SCALES, WEIGHT_TYPES, as_autocast_says, as_held, ending_of, multiply_scales
 
 M = TypeVar("M", bound="Holder")
 
@@ -68,8 +68,8 @@ class Frozen(Holder):
 
     def held(self, name: str) -> Operand:
         """Give a weight that is held."""
-        here = self._buffers
-        return self._parameters[name], here[name + ENDINGS[name + ROW_SCALES in here]]  # type: ignore[return-value]
+        here, scales = self._buffers, name + SCALES
+        return self._parameters[name], here[scales if scales in here else name + ROW_SCALES]  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
         """Types and shapes of what is held, for `print`."""
@@ -83,7 +83,7 @@ class Frozen(Holder):
         for name in self.WEIGHTS:
             key, before = prefix + name, self.held(name)
             if key in state_dict and before[1] is not None:
-                of_scales = key + ENDINGS[key + ROW_SCALES in state_dict]
+                of_scales = key + (ROW_SCALES if key + ROW_SCALES in state_dict else SCALES)
                 try:
                     after = self._cast(key, before, state_dict[key], state_dict.pop(of_scales, None))
                 except ValueError as error:

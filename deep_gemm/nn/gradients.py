@@ -84,7 +84,7 @@ def as_held(name: str, values: Tensor, scales: Tensor) -> Operand:
 def ending_of(values: Tensor, scales: Any) -> str:
     """Give what checkpoints append to a weight's name for such scales, if it has any."""
     is_fp32 = values.dtype == torch.float8_e4m3fn and getattr(scales, "dtype", None) == torch.float32
-    return ENDINGS[is_fp32 and (scales.dim() < 2 or scales.shape == (*values.shape[:-1], 1))]
+    return ENDINGS[is_fp32 and scales.shape == (*values.shape[:-1], 1)]
 
 
 def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:

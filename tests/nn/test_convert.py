@@ -443,9 +443,12 @@ def test_scales_of_rows_and_tensors_are_loaded_by_the_names_of_checkpoints(form:
     state, right = checkpoint_by_row(Mlp(torch.bfloat16).state_dict(), form)
     with torch.device("meta" if assign else "cpu"):
         model: Any = Mlp(torch.bfloat16)
+    model.register_buffer("v_scale", torch.zeros(1))
     to_fp8_inference(model)
-    model.load_state_dict(state | {"k_scale": torch.ones(1)}, assign=assign)  # strictly: static scales are known
-    assert same_state(dict(model.state_dict()), right)
+    of_cache = {"v_scale": torch.ones(1)}
+    model.load_state_dict(state | of_cache | {"k_scale": torch.ones(1)}, assign=assign)  # strictly: these are known
+    assert same_state(dict(model.state_dict()), right | of_cache)
+    del model.v_scale
     x = numbers(6, HIDDEN, dtype=torch.bfloat16)
     w = right["up.weight"], right["up.weight_scale"]
     assert same_bits(model.up(x), some(deep_gemm.linear(x, w, bias=right["up.bias"])))
@@ -681,25 +684,29 @@ def test_all_layers_of_compressed_tensors_are_converted_or_none() -> None:
     refused(lambda layer: setattr(layer, "forward", functools.partial(layer.forward)), "its forward is another")
 
 
-MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.o_proj"]}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.o_proj", "re:.*k_proj$"]}
 
 
 def test_a_checkpoint_of_modelopt_is_loaded_into_a_model_without_weights_and_saved_for_others(tmp_path: Path) -> None:
     accelerate, safetensors = pytest.importorskip("accelerate"), pytest.importorskip("safetensors.torch")
     plain, tokens = small_qwen(), torch.arange(8)[None]
     state, _ = checkpoint_by_row(plain.state_dict(), "modelopt")
-    o_proj = "model.layers.0.self_attn.o_proj.weight"
-    state = {name: x for name, x in state.items() if not name.startswith(o_proj)} | {o_proj: plain.state_dict()[o_proj]}
+    ignored = [f"model.layers.0.self_attn.{name}_proj" for name in "ko"]
+    state = {name: x for name, x in state.items() if not name.startswith(tuple(ignored))}
+    state |= {name: x for name, x in plain.state_dict().items() if name.startswith(tuple(ignored))}
     config = copy.deepcopy(plain.config)
     config.quantization_config = MODELOPT
     with accelerate.init_empty_weights():
         model = type(plain)(config).bfloat16().eval()
-    assert to_fp8_inference(model).left[o_proj.removesuffix(".weight")] == "ignored by quantization_config"
+    assert to_fp8_inference(copy.deepcopy(model), lambda name, _: name in ignored).converted == ignored
+    left = to_fp8_inference(model).left
+    assert [name for name, why in left.items() if why == "ignored by quantization_config"] == ignored
+    assert not [name for name in model.state_dict() if name.endswith("_scale_inv")]  # in the form of its checkpoint
     of_cache = {f"model.layers.0.self_attn.{name}_scale": torch.ones(1) for name in "kv"}
     model.load_state_dict(state | of_cache, assign=True)
     said = model.config.quantization_config
     assert said["quant_method"] == "compressed-tensors"
-    assert said["ignore"] == ["lm_head", "model.embed_tokens", o_proj.removesuffix(".weight")]
+    assert said["ignore"] == ["lm_head", "model.embed_tokens", *ignored]
     group = said["config_groups"]["group_0"]
     assert (group["weights"]["strategy"], group["input_activations"]["strategy"]) == ("channel", "token")
     plain.load_state_dict(dequantized_state_dict(state))
@@ -727,6 +734,9 @@ def test_what_is_said_of_a_checkpoint_follows_the_scales_that_are_loaded() -> No
     again.load_state_dict(small_qwen().state_dict())
     assert list(again.state_dict()) == list(model.state_dict())
     assert again.config.quantization_config["quant_method"] == "compressed-tensors"  # cast by row, as it was
+    model.lm_head = deep_gemm.nn.FrozenLinear((torch.zeros(256, 64).to(torch.float8_e4m3fn), torch.ones(1)))
+    to_fp8_inference(model)
+    assert "quant_method" not in model.config.quantization_config
 
 
 @pytest.mark.parametrize("form", ["dynamic", "static"])
@@ -757,8 +767,11 @@ def test_a_model_of_compressed_tensors_is_converted_and_saved(kind: str, form: s
     model = load(tmp_path)
     done = to_fp8_inference(model)
     assert len(done.converted) == (7 if kind == "Qwen3" else 4)
+    assert not model._forward_pre_hooks
+    assert not hasattr(model, "hf_quantizer")
     if kind != "Qwen3":
         assert "scales of rows" in done.left["model.layers.0.mlp.experts"]
+        assert r"re:model\.layers\.0\.mlp\.experts\..*" in model.config.quantization_config["ignore"]
     found = model.state_dict()
     for name, x in right.items():
         if f"{name}_scale" in right and "experts" not in name:
