@@ -734,9 +734,10 @@ def test_what_is_said_of_a_checkpoint_follows_the_scales_that_are_loaded() -> No
     again.load_state_dict(small_qwen().state_dict())
     assert list(again.state_dict()) == list(model.state_dict())
     assert again.config.quantization_config["quant_method"] == "compressed-tensors"  # cast by row, as it was
-    model.lm_head = deep_gemm.nn.FrozenLinear((torch.zeros(256, 64).to(torch.float8_e4m3fn), torch.ones(1)))
-    to_fp8_inference(model)
-    assert "quant_method" not in model.config.quantization_config
+    of_tensor = small_qwen()
+    of_tensor.lm_head = deep_gemm.nn.FrozenLinear((torch.zeros(256, 64).to(torch.float8_e4m3fn), torch.ones(1)))
+    to_fp8_inference(of_tensor)
+    assert "quant_method" not in of_tensor.config.quantization_config
 
 
 @pytest.mark.parametrize("form", ["dynamic", "static"])
