@@ -75,10 +75,12 @@ def as_held(name: str, values: Tensor, scales: Tensor) -> Operand:
     of_blocks = *groups, ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)
     if scales.dtype != torch.float32 or scales.shape == of_blocks or (scales.dim() > 1 and scales.shape[-1] > 1):
         return values, scales
-    parts, rest = divmod(scales.numel(), max(prod(groups), 1))
-    if rest or parts not in (1, n, 2 * name.removesuffix(".weight").endswith("gate_up_proj")):
+    parts = scales.numel() / max(prod(groups), 1)
+    if parts in (1, n, 1 + name.removesuffix(".weight").endswith("gate_up_proj")):
+        scales = scales.reshape(*groups, -1, 1).repeat_interleave(n // int(parts), -2)
+    elif scales.dim() < 2:
         raise ValueError(f"sf{name}: expected a scale for each of {n} rows or for all, got {tuple(scales.shape)}")
-    return values, scales.reshape(*groups, parts, 1).repeat_interleave(n // parts, -2)
+    return values, scales
 
 
 def ending_of(values: Tensor, scales: Any) -> str:
