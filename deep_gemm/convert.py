@@ -25,7 +25,6 @@ from torch.nn.parameter import is_lazy
 
 from .casts.rules import LAYER_TYPES
 from .core.check import checks
-from .core.check.checks import Operand
 from .core.check.layout import SCALE_BLOCK
 from .nn import Experts, FrozenExperts, FrozenLinear, Linear, gradients, stacked
 from .nn.experts import BF16, FP8
@@ -47,8 +46,6 @@ WEIGHTS = {torch.nn.Linear: ("weight",), Linear: ("weight",), Experts: ("w1", "w
 """Layers that can be converted, and their weights; `_weights_of` knows stacked experts too."""
 SIZES = ("out_features", "in_features"), ("hidden", "intermediate")
 """Names of rows and columns of a layer's last weight: of a linear layer, of stacked experts."""
-BY_ROW = "compressed-tensors", "modelopt"
-"""Methods of quantization whose FP8 weights have scales of rows or of tensors: other weights beside are cast by row."""
 PAGE = "docs/convert.md#what-is-converted"
 BY_BLOCKS = "\nexperts have a scale for 128x128 of a weight: recipe='row' is for linear layers"
 LOADS = "\na state dict in FP8 loads into this model, into others after\ndequantized_state_dict"
@@ -195,7 +192,7 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
         if is_stacked(layer):
             # A checkpoint has gate and up apart, so their scales must come apart too.
             checks.multiple("intermediate", layer.down_proj.shape[2], SCALE_BLOCK)
-            if method in BY_ROW:
+            if is_by_row:
                 raise ValueError("stacked experts with scales of rows, which no product takes yet")
         for name in _weights_of(layer):
             weight = getattr(layer, name)
@@ -214,7 +211,7 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
             checks.has_type("bias", layer.bias, LAYER_TYPES)
 
     def convert(layer: Any) -> None:
-        cast, given = gradients.CASTS[ENDINGS[method in BY_ROW]], _compressed(layer)
+        cast, given = gradients.CASTS[ENDINGS[is_by_row]], _compressed(layer)
         w, *more = (as_held(n, *given) if given else cast(getattr(layer, n).detach()) for n in _weights_of(layer))
         kind = FrozenStackedExperts if is_stacked(layer) else FrozenExperts
         frozen = kind(w, more[0], stacked.limit_of(layer)) if more else FrozenLinear(w, layer.bias)
@@ -229,8 +226,8 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
     is_saved = hasattr(config, "model_type") and hasattr(model, "save_pretrained")  # by transformers
     given: Any = getattr(config, "quantization_config", None) if is_saved else None
     given = {"quant_method": "fp8"} if given is None else given if isinstance(given, dict) else given.to_dict()
-    method = given.get("quant_method")
-    if method not in ("fp8", *BY_ROW):
+    method, is_by_row = given.get("quant_method"), given.get("quant_method") != "fp8"
+    if method not in ("fp8", "compressed-tensors", "modelopt"):
         raise ValueError(f"model: expected weights that are not quantized yet, or FP8, got quant_method {method!r}")
     for each in given.get("ignore") or given.get("exclude_modules") or () if filter is None else ():
         pattern = each[3:] if each.startswith("re:") else translate(each)
@@ -344,7 +341,7 @@ def _weights_of(layer: Module) -> tuple[str, ...]:
     return stacked.WEIGHTS if is_stacked(layer) else WEIGHTS.get(type(layer), ())
 
 
-def _compressed(layer: Module) -> Operand | None:
+def _compressed(layer: Module) -> tuple[Tensor, Tensor] | None:
     """Give the FP8 weight of a linear layer as transformers and compressed-tensors load it, with scales as they are."""
     own = {name: p.detach() for name, p in layer._parameters.items() if p is not None}
     wrapped = getattr(layer.forward, "__wrapped__", None) if "forward" in vars(layer) else torch.nn.Linear.forward
