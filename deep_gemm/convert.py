@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
+from fnmatch import translate
 from typing import Any, NamedTuple
 
 import torch
@@ -22,13 +23,12 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
 
-from .casts.fp8 import per_block_cast_to_fp8
 from .casts.rules import LAYER_TYPES
 from .core.check import checks
 from .core.check.layout import SCALE_BLOCK
-from .nn import Experts, FrozenExperts, FrozenLinear, Linear, stacked
+from .nn import Experts, FrozenExperts, FrozenLinear, Linear, gradients, stacked
 from .nn.experts import BF16, FP8
-from .nn.gradients import SCALES, dequantized, features, multiply_scales, weight_type
+from .nn.gradients import ENDINGS, ROW_SCALES, SCALES, as_held, features, multiply_scales, weight_type
 from .nn.linear import known_recipe
 from .nn.sharding import know_shardings
 from .nn.stacked import FrozenStackedExperts, is_stacked
@@ -164,9 +164,10 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
 
     `torch.nn.Linear` is taken, `nn.Linear`, `nn.Experts`, and mixtures of transformers whose gate is `silu(gate) * up`,
     in BF16, FP16 or FP32; on the device "meta" too. Values stay parameters, without a gradient. Then a state dict loads
-    by its names, whether its weights are cast (`weight` with `weight_scale_inv`) or not; and the model's own is such a
-    checkpoint. A weight that another module has too is left. `filter` is as for `to_fp8_training`. A model of
-    transformers gets a `quantization_config`, so its `save_pretrained` writes a checkpoint in FP8.
+    by its names, whether its weights are cast (`weight` with `weight_scale_inv` or `weight_scale`) or not; and the
+    model's own is such a checkpoint. A weight that another module has too is left. `filter` is as for
+    `to_fp8_training`. A model of transformers gets a `quantization_config`, so its `save_pretrained` writes a
+    checkpoint in FP8. If it was loaded with compressed-tensors, its FP8 is kept, and other weights are cast by row.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32, dtype=torch.bfloat16))
     >>> to_fp8_inference(model).converted
@@ -176,54 +177,75 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
       (0): FrozenLinear(weight=float8_e4m3fn [32, 64], weight_scale_inv=float32 [1, 1], bias=True)
     )
     """
-    owners = Counter(id(p) for module in _modules(model).values() for p in module._parameters.values())
-    read = {
-        id(layer)
-        for module in _modules(model).values()
+    modules = _modules(model)
+    owners = Counter(id(p) for module in modules.values() for p in module._parameters.values())
+    kept = {
+        id(layer): "read by torch.nn.TransformerEncoderLayer itself"
+        for module in modules.values()
         if isinstance(module, torch.nn.TransformerEncoderLayer)
         for layer in (module.linear1, module.linear2)
     }
 
     def check(layer: Any) -> None:
-        if id(layer) in read:
-            raise ValueError("read by torch.nn.TransformerEncoderLayer itself")
-        if is_stacked(layer):
+        if why := kept.get(id(layer)):
+            raise ValueError(why)
+        if is_stacked(layer) and not is_by_row:
             # A checkpoint has gate and up apart, so their scales must come apart too.
             checks.multiple("intermediate", layer.down_proj.shape[2], SCALE_BLOCK)
         for name in _weights_of(layer):
             weight = getattr(layer, name)
             if owners[id(weight)] > 1:
                 raise ValueError(f"{name}: shared with another module")
-            checks.has_type(name, weight, LAYER_TYPES)
+            if method == "modelopt" and not weight.is_meta:
+                raise ValueError(f"{name}: expected the device meta, as transformers loads no scales of ModelOpt")
+            if compressed := _compressed(layer):
+                values, scales = (x.to("meta") for x in compressed)
+                gradients.dequantized(name, values, scales, torch.bfloat16)  # checks shapes
+            else:
+                checks.has_type(name, weight, LAYER_TYPES)
             checks.depth(weight.shape[-1])
             checks.columns(weight.shape[-2], torch.bfloat16)
         if getattr(layer, "bias", None) is not None:
             checks.has_type("bias", layer.bias, LAYER_TYPES)
 
     def convert(layer: Any) -> None:
-        w, *more = (per_block_cast_to_fp8(getattr(layer, name).detach()) for name in _weights_of(layer))
+        cast, given = gradients.CASTS[ENDINGS[is_by_row]], _compressed(layer)
+        w, *more = (as_held(n, *given) if given else cast(getattr(layer, n).detach()) for n in _weights_of(layer))
         kind = FrozenStackedExperts if is_stacked(layer) else FrozenExperts
         frozen = kind(w, more[0], stacked.limit_of(layer)) if more else FrozenLinear(w, layer.bias)
         layer.__class__ = type(frozen)
-        given = vars(layer)
-        given.update((name, value) for name, value in vars(frozen).items() if name not in given)
-        given.update(_parameters=frozen._parameters, _buffers=frozen._buffers)
+        here = vars(layer)
+        for name in ("forward", "quantization_scheme", "quantization_status"):  # of compressed-tensors
+            here.pop(name, None)
+        here.update((name, value) for name, value in vars(frozen).items() if name not in here)
+        here.update(_parameters=frozen._parameters, _buffers=frozen._buffers)
 
     config: Any = getattr(model, "config", None)
     is_saved = hasattr(config, "model_type") and hasattr(model, "save_pretrained")  # by transformers
     given: Any = getattr(config, "quantization_config", None) if is_saved else None
-    method = given.get("quant_method") if isinstance(given, dict) else getattr(given, "quant_method", "fp8")
-    if method != "fp8":
+    given = {"quant_method": "fp8"} if given is None else given if isinstance(given, dict) else given.to_dict()
+    method, is_by_row = given.get("quant_method"), given.get("quant_method") != "fp8"
+    if method not in ("fp8", "compressed-tensors", "modelopt"):
         raise ValueError(f"model: expected weights that are not quantized yet, or FP8, got quant_method {method!r}")
+    for each in given.get("ignore") or given.get("exclude_modules") or () if filter is None else ():
+        pattern = each[3:] if each.startswith("re:") else translate(each)
+        kept |= {id(x): "ignored by quantization_config" for name, x in modules.items() if re.match(pattern, name)}
     done = _convert(model, filter, lambda layer: bool(_weights_of(layer)), (Parameter,), check, convert)
+    model.register_load_state_dict_pre_hook(gradients.drop_scales_of_activations)  # type: ignore[no-untyped-call]
     if is_saved:
         _know_scales(model)
-        config.quantization_config = _quantization_config(model)
+        _say_scales(model)
+        model.register_load_state_dict_post_hook(_say_scales)  # type: ignore[no-untyped-call]
     return done._replace(note=LOADS)
 
 
 def _know_scales(model: Any) -> None:
     """Let transformers save scales of stacked experts as it does their values: each expert's under its own name."""
+    quantizer: Any = getattr(model, "hf_quantizer", None)
+    if hasattr(quantizer, "compressor"):  # of compressed-tensors, which would save stacked experts as it loaded them
+        quantizer.compressor.remove_decompression_hook(model)
+        quantizer.remove_quantization_config(model)
+        model._weight_conversions = None
     layers = [name for name, layer in _modules(model).items() if isinstance(layer, FrozenStackedExperts)]
     if not layers:
         return
@@ -235,20 +257,24 @@ def _know_scales(model: Any) -> None:
         mapping = get_model_conversion_mapping(model, add_legacy=False)
         known = [each for each in mapping if not isinstance(each, PrefixChange)]
     names = [f"{layer}.{weight}" for layer in layers for weight in stacked.WEIGHTS]
+    ending = gradients.ending_of(*model.get_submodule(layers[0]).held(stacked.WEIGHTS[0]))
     scales = []
     for each in known:
         patterns = each._original_source_patterns, each._original_target_patterns
         is_theirs = any(re.search(f"{target}$", name) for target in patterns[1] for name in names)
         if isinstance(each, WeightConverter) and is_theirs:
-            ends = ([pattern + SCALES for pattern in part] for part in patterns)
+            ends = ([pattern + ending for pattern in part] for part in patterns)
             scales.append(WeightConverter(*ends, operations=[*each.operations]))
             scales[-1].scope_prefix, scales[-1].base_model_prefix = each.scope_prefix, each.base_model_prefix
     model._weight_conversions = [*known, *scales]
 
 
-def _quantization_config(model: Any) -> dict[str, Any]:
+def _say_scales(model: Any, *_: Any) -> None:
     """Say which modules of a model of transformers hold FP8, in the words that transformers, vLLM and SGLang read."""
-    held = {name: x.to("meta") for name, x in model.state_dict().items() if x.dim() > 1}
+    state = model.state_dict()
+    in_fp8 = [name for name, x in state.items() if x.dtype == torch.float8_e4m3fn]
+    forms = {end * (state[name + end].dim() > 1) for name in in_fp8 for end in ENDINGS if name + end in state}
+    held = {name: x.to("meta") for name, x in state.items() if x.dim() > 1}
     saved = held
     with suppress(ImportError):  # transformers 4 saves the names that a model has
         from transformers.core_model_loading import revert_weight_conversion
@@ -259,22 +285,28 @@ def _quantization_config(model: Any) -> dict[str, Any]:
     others = {
         re.sub(r"(\.experts)\..*", r"\1", name.rpartition(".")[0])
         for name, x in everything.items()
-        if x.dtype != torch.float8_e4m3fn and not name.endswith(SCALES)
+        if x.dtype != torch.float8_e4m3fn and not name.endswith(ENDINGS)
     }
     prefix = getattr(model, "base_model_prefix", "")
     if prefix and not hasattr(model, prefix):  # the body of a model, which has an output and begins names so
         others |= {OUTPUT, *(f"{prefix}.{name}" for name in others)}
-    return {
-        "quant_method": "fp8",
-        "fmt": "e4m3",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [SCALE_BLOCK, SCALE_BLOCK],
-        "modules_to_not_convert": sorted(others - {""}),
-    }
+    left = sorted(others - {""})
+    said: dict[str, Any] = {"modules_to_not_convert": left}  # without a quant_method nothing reads it
+    if forms == {SCALES}:
+        block = [SCALE_BLOCK, SCALE_BLOCK]
+        said |= {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block}
+    elif forms == {ROW_SCALES}:
+        form = {"num_bits": 8, "type": "float", "symmetric": True}
+        of_weights, of_rows = form | {"strategy": "channel"}, form | {"strategy": "token", "dynamic": True}
+        group = {"targets": ["Linear"], "weights": of_weights, "input_activations": of_rows}
+        said = {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed"}
+        left += [f"re:{re.escape(name)}\\..*" for name in left if name.endswith(".experts")]
+        said |= {"config_groups": {"group_0": group}, "ignore": left}
+    model.config.quantization_config = said
 
 
 def dequantized_state_dict(state_dict: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-    """Give a state dict without FP8: each weight that has a `_scale_inv` is multiplied by it, and rounded to `dtype`.
+    """Give a state dict without FP8: a weight with `_scale_inv` or `_scale` is multiplied by it, rounded to `dtype`.
 
     So a model that is not converted loads a checkpoint in FP8, or what a converted one has. Torch alone would load FP8
     values without their scales, and with `strict=False` without a word.
@@ -287,14 +319,13 @@ def dequantized_state_dict(state_dict: Mapping[str, Tensor], dtype: torch.dtype 
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"state_dict: expected names and tensors, got {type(state_dict).__name__}")
     weight_type(dtype)
-    found = {}
+    found = dict(state_dict)
     for name, held in state_dict.items():
-        values, scales = held, state_dict.get(name + SCALES)
-        if scales is not None:
-            values = dequantized(name, values, scales, dtype)
-        if not name.endswith(SCALES) or name.removesuffix(SCALES) not in state_dict:
-            found[name] = values
-    return found
+        of_scales = name + ENDINGS[name + ROW_SCALES in state_dict and held.dtype not in gradients.WEIGHT_TYPES]
+        if of_scales in state_dict:
+            found[name] = gradients.dequantized(name, held, found.pop(of_scales), dtype)
+    unread = gradients.OF_ACTIVATIONS if len(found) < len(state_dict) else ()
+    return {name: x for name, x in found.items() if name.rpartition(".")[2] not in unread}
 
 
 def _modules(model: Module) -> dict[str, Module]:
@@ -306,6 +337,16 @@ def _modules(model: Module) -> dict[str, Module]:
 def _weights_of(layer: Module) -> tuple[str, ...]:
     """Name the weights of a layer that can be converted; none of others."""
     return stacked.WEIGHTS if is_stacked(layer) else WEIGHTS.get(type(layer), ())
+
+
+def _compressed(layer: Module) -> tuple[Tensor, Tensor] | None:
+    """Give the FP8 weight of a linear layer as transformers and compressed-tensors load it, with scales as they are."""
+    own = {name: p.detach() for name, p in layer._parameters.items() if p is not None}
+    wrapped = getattr(layer.forward, "__wrapped__", None) if "forward" in vars(layer) else torch.nn.Linear.forward
+    is_theirs = type(layer) is torch.nn.Linear and wrapped is torch.nn.Linear.forward
+    if not is_theirs or own.keys() - {"bias", "input_scale"} != {"weight", "weight_scale"}:
+        return None
+    return (own["weight"], own["weight_scale"]) if own["weight"].dtype == torch.float8_e4m3fn else None
 
 
 def _convert(
@@ -336,6 +377,9 @@ def _convert(
             counted |= own.keys()
     parameters = sum(p.numel() for p in model.parameters() if not is_lazy(p))
     done = Conversion([*chosen], left, held, parameters, products=products)
+    for name, why in left.items():
+        if hasattr(modules[name], "quantization_scheme"):
+            raise ValueError(f"model: expected all layers of compressed-tensors to be converted, got {name}: {why}")
     if not chosen and ALREADY.format(products.upper()) not in left.values():
         raise ValueError(f"model: expected a layer that can be converted, got none\n{done}")
     shared = {id(layer.config) for layer in chosen.values() if is_stacked(layer)}
@@ -354,7 +398,7 @@ def _choice(model: Module, filter: Filter | None) -> Callable[[str, Module], str
         output = None if give is None else give()
 
         def usual(name: str, layer: Module) -> str | None:
-            is_kept = layer is output or name.rpartition(".")[2] in OUTPUTS_AND_ROUTERS
+            is_kept = not _compressed(layer) and (layer is output or name.rpartition(".")[2] in OUTPUTS_AND_ROUTERS)
             return "an output or a router by its name, which only a filter takes" if is_kept else None
 
         return usual
@@ -371,7 +415,7 @@ def _choice(model: Module, filter: Filter | None) -> Callable[[str, Module], str
 
 
 def _why_impossible(layer: Module, kinds: tuple[type, ...], check: Callable[[Module], None]) -> str | None:
-    if "forward" in vars(layer):
+    if "forward" in vars(layer) and not _compressed(layer):
         return "its forward is another, set on the layer itself"
     if is_stacked(layer) and (refusal := stacked.form_refusal(layer)):
         return refusal
@@ -382,7 +426,7 @@ def _why_impossible(layer: Module, kinds: tuple[type, ...], check: Callable[[Mod
     try:
         check(layer)
     except ValueError as error:
-        return str(error)
+        return str(error).replace("sfweight", "weight_scale")
     return None
 
 

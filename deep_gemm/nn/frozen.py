@@ -1,8 +1,8 @@
 """Layers for inference, whose weights are FP8 or FP4 already: modules around `linear` and `experts`.
 
-State dicts have the names of checkpoints: `weight` and `weight_scale_inv`, which multiplies. A weight that is not cast
-yet is cast when it is loaded. Values are parameters without a gradient, so `parameters()` counts them; scales are
-buffers.
+State dicts have the names of checkpoints: `weight`, and `weight_scale_inv` or, for whole rows, `weight_scale`. Both
+multiply. A weight that is not cast yet is cast when it is loaded. Values are parameters without a gradient, so
+`parameters()` counts them; scales are buffers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ..casts.fp8 import per_block_cast_to_fp8
 from ..core.check.checks import Operand, Sizes, pair, tensor, wants_gradient
 from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div
 from ..core.check.numbers import positive
@@ -22,7 +21,7 @@ from ..linear.api import linear
 from ..moe.api import experts
 from ..moe.routing import expert_rows
 from .experts import BF16, FP8, apply_outside_of_graphs
-from .gradients import SCALES, WEIGHT_TYPES, as_autocast_says, multiply_scales
+from .gradients import CASTS, ROW_SCALES, SCALES, WEIGHT_TYPES, as_autocast_says, as_held, ending_of, multiply_scales
 
 BIAS = "_bias"
 M = TypeVar("M", bound="Holder")
@@ -57,7 +56,7 @@ class Holder(torch.nn.Module):
 
 
 class Frozen(Holder):
-    """A module for inference, whose state dict has the names of checkpoints: `w` and `w_scale_inv`."""
+    """A module for inference, whose state dict has the names of checkpoints: `w`, and `w_scale_inv` or `w_scale`."""
 
     gran_k: int | None
     recipe_b: Recipe | None
@@ -66,11 +65,12 @@ class Frozen(Holder):
         """Hold a weight: its values as a parameter without a gradient, its scales, if there are any, as a buffer."""
         values, scales = (w, None) if isinstance(w, Tensor) else pair(name, w)
         self.register_parameter(name, torch.nn.Parameter(values.detach(), requires_grad=False))
-        self.register_buffer(name + SCALES, scales)
+        self.register_buffer(name + ending_of(values, scales), scales)
 
     def held(self, name: str) -> Operand:
         """Give a weight that is held."""
-        return self._parameters[name], self._buffers[name + SCALES]  # type: ignore[return-value]
+        here, scales = self._buffers, name + SCALES
+        return self._parameters[name], here[scales if scales in here else name + ROW_SCALES]  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
         """Types and shapes of what is held, for `print`."""
@@ -82,36 +82,37 @@ class Frozen(Holder):
         *_, errors = more
         multiply_scales(self, state_dict, prefix, metadata, *more)  # of weights that are held in BF16
         for name in self.WEIGHTS:
-            key = prefix + name
-            if key in state_dict and self._buffers[name + SCALES] is not None:
+            key, before = prefix + name, self.held(name)
+            if key in state_dict and before[1] is not None:
+                of_scales = key + (ROW_SCALES if key + ROW_SCALES in state_dict else SCALES)
                 try:
-                    state_dict[key], state_dict[key + SCALES] = self._cast(
-                        name, state_dict[key], state_dict.get(key + SCALES)
-                    )
+                    after = self._cast(key, before, state_dict[key], state_dict.pop(of_scales, None))
                 except ValueError as error:
-                    errors.append(prefix + str(error).replace(f"sf{name}", name + SCALES))
-                    state_dict[key], state_dict[key + SCALES] = self.held(name)
+                    errors.append(str(error).replace(f"sf{key}", of_scales))
+                    after = before
+                ending, (_, scales) = ending_of(*after), after
+                state_dict[key], state_dict[key + ending] = after
+                old: Any = self._buffers.pop(name + ending_of(*before))
+                is_alike = old.dtype == scales.dtype and old.shape == scales.shape
+                self._buffers[name + ending] = old if is_alike else torch.empty_like(scales, device=old.device)
         super()._load_from_state_dict(state_dict, prefix, metadata, *more)
 
-    def _cast(self, name: str, given: Tensor, scales: Tensor | None) -> Operand:
-        """Give a weight of a state dict as it is held, and make room for its scales."""
-        values, old = self.held(name)
+    def _cast(self, name: str, held: Operand, given: Tensor, scales: Tensor | None) -> Operand:
+        """Give a weight of a state dict in the form of the one that is held."""
+        values, _ = held
         if given.dtype in WEIGHT_TYPES and scales is None:
             device = given.device if values.is_meta else values.device
-            given, scales = per_block_cast_to_fp8(given.detach().to(device))
+            given, scales = CASTS[ending_of(*held)](given.detach().to(device))
         if scales is None:
-            raise ValueError(f"{name}{SCALES}: expected scales beside values of {given.dtype}, got none")
+            raise ValueError(f"sf{name}: expected scales beside values of {given.dtype}, got none")
         if given.dtype != values.dtype or given.shape != values.shape:
             raise ValueError(
                 f"{name}: expected {values.dtype} {list(values.shape)}, got {given.dtype} {list(given.shape)}"
             )
-        if scales.dtype in WEIGHT_TYPES:
-            scales = scales.float()
+        found = as_held(name, given, scales)
         axes = ("groups", "n", "k")[3 - given.dim() :]
-        check.weight(name, (given, scales), axes, Sizes(), self.gran_k, self.recipe_b, check.OF_ALL_K)
-        if scales.dtype != old.dtype or scales.shape != old.shape:
-            self._buffers[name + SCALES] = torch.empty_like(scales, device=old.device)
-        return given, scales
+        check.weight(name, found, axes, Sizes(), self.gran_k, self.recipe_b, check.OF_ALL_K)
+        return found
 
 
 class FrozenLinear(Frozen):

@@ -5,22 +5,28 @@ a weight's gradient goes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..casts.fp8 import cast_back_from_fp8
-from ..casts.rules import LAYER_TYPES
-from ..core.check.checks import K_MULTIPLE, tensor
+from ..casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..core.check.checks import K_MULTIPLE, Operand, tensor
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.check.numbers import integer_in_range
 from ..core.check.tracing import is_dynamo_compiling
-from ..linear.check import operands_of
+from ..linear.check import OF_ALL_K, operands_of
 
 WEIGHT_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-SCALES = "_scale_inv"
-"""Checkpoints append this to a weight's name for its scales."""
+SCALES, ROW_SCALES = ENDINGS = "_scale_inv", "_scale"
+"""Checkpoints append these to a weight's name for its scales: of blocks, and of whole rows. Both multiply."""
+CASTS: dict[str, Callable[..., Any]] = {SCALES: per_block_cast_to_fp8}
+"""Casts of weights to scales that are called so."""
+CASTS[ROW_SCALES] = partial(per_token_cast_to_fp8, gran_k=0)
+OF_ACTIVATIONS = "input_scale", "k_scale", "v_scale"
+"""Static scales of activations and of the cache of keys and values in checkpoints: nothing here reads them."""
 
 
 class Trained(torch.nn.Module):
@@ -34,18 +40,53 @@ class Trained(torch.nn.Module):
 def multiply_scales(module: torch.nn.Module, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
     """Give weights of a state dict the types that a module holds, FP8 with scales beside too: FP8 alone is noise."""
     *_, errors = more
+    drop_scales_of_activations(module, state_dict, prefix)
     for name, held in module._parameters.items():
         key = prefix + name
         given = state_dict.get(key)
         if held is None or held.dtype not in WEIGHT_TYPES or not isinstance(given, Tensor):
             continue
-        if given.dtype in WEIGHT_TYPES and key + SCALES not in state_dict:
+        of_scales = key + ENDINGS[key + ROW_SCALES in state_dict]
+        if given.dtype in WEIGHT_TYPES and of_scales not in state_dict:
             continue
         try:
-            state_dict[key] = dequantized(key, given, state_dict.pop(key + SCALES, None), held.dtype)
+            state_dict[key] = dequantized(key, given, state_dict.pop(of_scales, None), held.dtype)
         except ValueError as error:
-            errors.append(str(error).replace(f"sf{key}", key + SCALES))
+            errors.append(str(error).replace(f"sf{key}", of_scales))
             state_dict[key] = held
+
+
+def drop_scales_of_activations(module: torch.nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Take static scales out of a state dict, unless modules hold them: activations get scales of their own."""
+    for path, each in module.named_modules(prefix=prefix.removesuffix(".")):
+        for name in set(OF_ACTIVATIONS) - each._parameters.keys() - each._buffers.keys():
+            state_dict.pop(f"{path}.{name}".removeprefix("."), None)
+
+
+def as_held(name: str, values: Tensor, scales: Tensor) -> Operand:
+    """Give an FP8 weight of a checkpoint as layers hold it: scales in FP32, or UE8M0, and a column if whole rows share.
+
+    A scale for the tensor is repeated for each row, and two of a `gate_up_proj` for each half of its rows.
+    Values in a file's pages may begin where no product takes them.
+    """
+    values = values.clone() if values.data_ptr() % ADDRESS_ALIGNMENT else values
+    scales = scales.float() if scales.dtype in WEIGHT_TYPES else scales
+    *groups, n, k = values.shape
+    of_blocks = *groups, ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)
+    if scales.dtype != torch.float32 or scales.shape == of_blocks or (scales.dim() > 1 and scales.shape[-1] > 1):
+        return values, scales
+    parts = scales.numel() / max(prod(groups), 1)
+    if parts in (1, n, 1 + name.removesuffix(".weight").endswith("gate_up_proj")):
+        scales = scales.reshape(*groups, -1, 1).repeat_interleave(n // int(parts), -2)
+    elif scales.dim() < 2:
+        raise ValueError(f"sf{name}: expected a scale for each of {n} rows or for all, got {tuple(scales.shape)}")
+    return values, scales
+
+
+def ending_of(values: Tensor, scales: Any) -> str:
+    """Give what checkpoints append to a weight's name for such scales, if it has any."""
+    is_fp32 = values.dtype == torch.float8_e4m3fn and getattr(scales, "dtype", None) == torch.float32
+    return ENDINGS[is_fp32 and scales.shape == (*values.shape[:-1], 1)]
 
 
 def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -55,8 +96,8 @@ def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.d
         raise ValueError(f"{name}: expected torch.float8_e4m3fn{beside}, got {values.dtype}")
     if scales is None:
         raise ValueError(f"{name}{SCALES}: expected scales beside values of {values.dtype}, got none")
-    scales = scales.float() if scales.dtype in LAYER_TYPES else scales
-    *_, of_w = operands_of(name, values, scales, None, None)
+    values, scales = as_held(name, values, scales)
+    *_, of_w = operands_of(name, values, scales, None, None, OF_ALL_K)
     return cast_back_from_fp8(values, scales, of_w.columns).to(dtype)
 
 

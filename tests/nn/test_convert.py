@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
+import json
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -426,6 +429,96 @@ def test_state_dicts_that_would_give_wrong_numbers_are_refused() -> None:
         assert same_bits(model(x), right)
 
 
+FORMS = {"dynamic": "(n, 1) in BF16", "static": "(1,)", "modelopt": "()"}
+"""Scales of FP8_DYNAMIC, of compressed-tensors by tensor, and of ModelOpt."""
+
+
+def by_row(w: Tensor, form: str) -> tuple[Tensor, Tensor]:
+    """Cast a weight as checkpoints of such a form have it: values and scales."""
+    largest = w.float().abs().amax(dim=1, keepdim=True) if form == "dynamic" else w.float().abs().amax()
+    scales = (largest / 448).bfloat16() if form == "dynamic" else largest / 448
+    values = (w.float() / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return values, scales.reshape(1) if form == "static" else scales
+
+
+def checkpoint_by_row(state: dict[str, Tensor], form: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Give a checkpoint of a state dict, and the state dict of a converted model that has loaded it."""
+    found, right = {}, {}
+    for name, value in state.items():
+        found[name] = right[name] = value
+        if not name.endswith(("up.weight", "down.weight", "proj.weight")):
+            continue
+        found[name], found[f"{name}_scale"] = by_row(value, form)
+        column = found[f"{name}_scale"].float().expand(len(value), 1)
+        right[name], right[f"{name}_scale"] = found[name], column.contiguous()
+        if form != "dynamic":
+            layer = name.removesuffix("weight")
+            found |= {
+                layer + end: torch.ones(found[f"{name}_scale"].shape) for end in ("input_scale", "k_scale", "v_scale")
+            }
+    return found, right
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_scales_of_rows_and_tensors_are_loaded_by_the_names_of_checkpoints(form: str, assign: bool) -> None:
+    state, right = checkpoint_by_row(Mlp(torch.bfloat16).state_dict(), form)
+    with torch.device("meta" if assign else "cpu"):
+        model: Any = Mlp(torch.bfloat16)
+    model.register_buffer("v_scale", torch.zeros(1))
+    to_fp8_inference(model)
+    of_cache = {"v_scale": torch.ones(1)}
+    model.load_state_dict(state | of_cache | {"k_scale": torch.ones(1)}, assign=assign)  # strictly: these are known
+    assert same_state(dict(model.state_dict()), right | of_cache)
+    del model.v_scale
+    x = numbers(6, HIDDEN, dtype=torch.bfloat16)
+    w = right["up.weight"], right["up.weight_scale"]
+    assert same_bits(model.up(x), some(deep_gemm.linear(x, w, bias=right["up.bias"])))
+    scale = torch.as_tensor(state["up.weight_scale"]).float()
+    assert same_bits(model.up(x), some(deep_gemm.linear(x, (w[0], scale), bias=right["up.bias"])))
+    model.load_state_dict(Mlp(torch.bfloat16).state_dict())  # not cast yet
+    w = deep_gemm.per_token_cast_to_fp8(Mlp(torch.bfloat16).up.weight.detach(), gran_k=0)
+    assert all(same_bits(a, b) for a, b in zip(model.up.held("weight"), w, strict=True))
+    model.load_state_dict(fp8_checkpoint())  # and back to blocks
+    assert same_state(dict(model.state_dict()), fp8_checkpoint())
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"up.output_scale"'):
+        model.load_state_dict(state | {"up.output_scale": torch.ones(1)})
+
+
+def test_scales_of_parts_are_taken_where_the_parts_are_halves() -> None:
+    values, scales = deep_gemm.per_token_cast_to_fp8(numbers(INTER, HIDDEN), gran_k=0)[0], torch.tensor([2.0, 3.0])
+    for name, halves in (("gate_up_proj", True), ("qkv_proj", False)):
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(HIDDEN, INTER, bias=False)})
+        to_fp8_inference(model)
+        state = {f"{name}.weight": values, f"{name}.weight_scale": scales}
+        if halves:
+            model.load_state_dict(state)
+            assert model.state_dict()[f"{name}.weight_scale"].flatten().tolist() == [2.0] * 136 + [3.0] * 136
+            assert same_bits(
+                dequantized_state_dict(state)[f"{name}.weight"][136:], (values[136:].float() * 3).bfloat16()
+            )
+            continue
+        message = rf"^{name}.weight_scale: expected a scale for each of 272 rows or for all, got \(2,\)"
+        with pytest.raises(RuntimeError, match=message[1:]):
+            model.load_state_dict(state, strict=False)
+        with pytest.raises(ValueError, match=message.replace("^", "^sf").replace("_scale", "")):
+            dequantized_state_dict(state)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_with_scales_of_rows_and_tensors_are_multiplied_for_other_models(form: str) -> None:
+    state, right = checkpoint_by_row(Mlp().state_dict(), form)
+    plain, trained = Mlp(), Mlp()
+    plain.load_state_dict(dequantized_state_dict(state | {"k_scale": torch.ones(1)}, torch.float32))
+    to_fp8_training(trained)
+    trained.load_state_dict(state)
+    expected = right["up.weight"].float() * right["up.weight_scale"]
+    assert same_bits(plain.up.weight.detach(), expected)
+    assert same_bits(trained.up.weight.detach(), expected)
+    named = {"gate": torch.ones(4, 4), "gate_scale": torch.ones(4), "k_scale": torch.ones(1)}
+    assert dequantized_state_dict(named).keys() == named.keys()  # nothing here is FP8
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_state_dict_without_fp8_loads_into_other_models(dtype: torch.dtype) -> None:
     plain, trained = Mlp(dtype), Mlp(dtype)
@@ -556,3 +649,159 @@ def test_a_model_of_transformers_is_trained_and_generates() -> None:
     assert error(model(tokens).logits, plain(tokens).logits) < 0.1
     assert model.generate(tokens[:, :4], max_new_tokens=3, do_sample=False).shape == (2, 7)
     plain.load_state_dict(dequantized_state_dict(model.state_dict()))
+
+
+def small_qwen(kind: str = "Qwen3", **more: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 256}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes, **heads, **more)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16().eval()
+
+
+def compressed(layer: Any, form: str) -> tuple[Tensor, Tensor]:
+    """Let a layer hold FP8 as compressed-tensors does: wrapped, with a scheme."""
+    w, scales = by_row(layer.weight.detach(), form)
+    layer.weight, layer.weight_scale, layer.input_scale = map(torch.nn.Parameter, (w, scales, torch.ones(1)))
+    layer.quantization_scheme, layer.quantization_status = "W8A8", "compressed"
+
+    @functools.wraps(torch.nn.Linear.forward)
+    def forward(self: torch.nn.Linear, input: Tensor) -> Tensor:
+        raise AssertionError("the wrapped forward")
+
+    layer.forward = types.MethodType(forward, layer)
+    return w, scales.float().expand(len(w), 1).contiguous()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_that_hold_fp8_already_are_taken_as_they_are(form: str) -> None:
+    layer: Any = torch.nn.Linear(HIDDEN, INTER)
+    model, w, x = torch.nn.ModuleDict({"lm_head": layer}), compressed(layer, form), numbers(3, HIDDEN)
+    assert to_fp8_inference(model).converted == ["lm_head"]  # whatever its name, as it is in FP8
+    assert same_bits(layer(x), some(deep_gemm.linear(x, w, bias=layer.bias)).float())
+    ours = deep_gemm.nn.FrozenLinear(w, layer.bias)
+    assert vars(layer).keys() == vars(ours).keys() | {"in_features", "out_features"}
+    assert list(model.state_dict()) == ["lm_head.weight", "lm_head.bias", "lm_head.weight_scale"]
+
+
+def test_all_layers_of_compressed_tensors_are_converted_or_none() -> None:
+    def refused(change: Any, message: str, **more: Any) -> None:
+        model: Any = Mlp()
+        compressed(model.up, "dynamic")
+        change(model.up)
+        before = {name: type(layer) for name, layer in model.named_modules()}
+        with pytest.raises(ValueError, match=f"^model: .* compressed-tensors to be converted, got up: {message}"):
+            to_fp8_inference(model, **more)
+        assert {name: type(layer) for name, layer in model.named_modules()} == before
+
+    def hold(name: str, x: Tensor) -> Any:
+        return lambda layer: setattr(layer, name, torch.nn.Parameter(x, requires_grad=False))
+
+    refused(lambda _: None, "left by the filter", filter=lambda name, _: name == "down")
+    refused(hold("weight_zero_point", torch.zeros(1)), "its forward is another")
+    refused(hold("weight", torch.zeros(INTER, HIDDEN)), "its forward is another")  # after the first forward
+    refused(hold("weight_scale", torch.ones(3)), r"weight_scale: expected a scale for each of 272 rows or for all")
+    refused(hold("weight_scale", torch.ones(INTER, 9)), "weight_scale: expected shape")
+    refused(lambda layer: setattr(layer, "forward", functools.partial(layer.forward)), "its forward is another")
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.o_proj", "re:.*k_proj$"]}
+
+
+def test_a_checkpoint_of_modelopt_is_loaded_into_a_model_without_weights_and_saved_for_others(tmp_path: Path) -> None:
+    accelerate, safetensors = pytest.importorskip("accelerate"), pytest.importorskip("safetensors.torch")
+    plain, tokens = small_qwen(), torch.arange(8)[None]
+    state, _ = checkpoint_by_row(plain.state_dict(), "modelopt")
+    ignored = [f"model.layers.0.self_attn.{name}_proj" for name in "ko"]
+    state = {name: x for name, x in state.items() if not name.startswith(tuple(ignored))}
+    state |= {name: x for name, x in plain.state_dict().items() if name.startswith(tuple(ignored))}
+    config = copy.deepcopy(plain.config)
+    config.quantization_config = MODELOPT
+    with accelerate.init_empty_weights():
+        model = type(plain)(config).bfloat16().eval()
+    assert to_fp8_inference(copy.deepcopy(model), lambda name, _: name in ignored).converted == ignored
+    left = to_fp8_inference(model).left
+    assert [name for name, why in left.items() if why == "ignored by quantization_config"] == ignored
+    assert not [name for name in model.state_dict() if name.endswith("_scale_inv")]  # in the form of its checkpoint
+    of_cache = {f"model.layers.0.self_attn.{name}_scale": torch.ones(1) for name in "kv"}
+    model.load_state_dict(state | of_cache, assign=True)
+    said = model.config.quantization_config
+    assert said["quant_method"] == "compressed-tensors"
+    assert said["ignore"] == ["lm_head", "model.embed_tokens", *ignored]
+    group = said["config_groups"]["group_0"]
+    assert (group["weights"]["strategy"], group["input_activations"]["strategy"]) == ("channel", "token")
+    plain.load_state_dict(dequantized_state_dict(state))
+    with torch.no_grad():
+        assert error(model(tokens).logits, plain(tokens).logits) < 0.1
+    model.save_pretrained(tmp_path)
+    assert same_state(safetensors.load_file(tmp_path / "model.safetensors"), dict(model.state_dict()))
+    plain.config.quantization_config = MODELOPT
+    with pytest.raises(ValueError, match="weight: expected the device meta, as transformers loads no"):
+        to_fp8_inference(plain)
+
+
+def test_what_is_said_of_a_checkpoint_follows_the_scales_that_are_loaded() -> None:
+    model = small_qwen()
+    state, _ = checkpoint_by_row(model.state_dict(), "dynamic")
+    to_fp8_inference(model)
+    in_blocks = model.config.quantization_config
+    assert in_blocks["quant_method"] == "fp8"
+    first = {name: x for name, x in state.items() if "self_attn" in name}
+    model.load_state_dict(first, strict=False)
+    assert "quant_method" not in model.config.quantization_config  # no reader has a word for both
+    model.load_state_dict(state)
+    assert model.config.quantization_config["quant_method"] == "compressed-tensors"
+    again = copy.deepcopy(model)
+    again.load_state_dict(small_qwen().state_dict())
+    assert list(again.state_dict()) == list(model.state_dict())
+    assert again.config.quantization_config["quant_method"] == "compressed-tensors"  # cast by row, as it was
+    of_tensor = small_qwen()
+    of_tensor.lm_head = deep_gemm.nn.FrozenLinear((torch.zeros(256, 64).to(torch.float8_e4m3fn), torch.ones(1)))
+    to_fp8_inference(of_tensor)
+    assert "quant_method" not in of_tensor.config.quantization_config
+
+
+@pytest.mark.parametrize("form", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe"])
+def test_a_model_of_compressed_tensors_is_converted_and_saved(kind: str, form: str, tmp_path: Path) -> None:
+    """transformers has multiplied the scales of experts, so they are BF16."""
+    pytest.importorskip("compressed_tensors")
+    transformers, safetensors = pytest.importorskip("transformers"), pytest.importorskip("safetensors.torch")
+    more = {"moe_intermediate_size": 128, "num_experts": 4, "num_experts_per_tok": 2} if kind == "Qwen3Moe" else {}
+    plain, tokens = small_qwen(kind, **more), torch.arange(8)[None]
+    plain.save_pretrained(tmp_path)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    state, right = checkpoint_by_row(safetensors.load_file(file), form)
+    state = {name: x for name, x in state.items() if not name.endswith(("k_scale", "v_scale"))}
+    safetensors.save_file(state, file, metadata={"format": "pt"})
+    of_8 = {"num_bits": 8, "type": "float", "symmetric": True}
+    weights, rows = dict[str, Any](strategy="channel"), dict[str, Any](strategy="token", dynamic=True)
+    if form == "static":
+        weights = rows = {"strategy": "tensor"}
+    group = {"targets": ["Linear"], "weights": of_8 | weights, "input_activations": of_8 | rows}
+    said: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    said |= {"quantization_status": "compressed", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": said}))
+
+    def load(folder: Path) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+
+    model = load(tmp_path)
+    done = to_fp8_inference(model)
+    assert len(done.converted) == (7 if kind == "Qwen3" else 5)
+    assert not model._forward_pre_hooks
+    assert not hasattr(model, "hf_quantizer")
+    found = model.state_dict()
+    for name, x in right.items():
+        if f"{name}_scale" in right and "experts" not in name:
+            assert same_bits(found[name], x)
+            # transformers has rounded them to the model's type
+            assert same_bits(found[f"{name}_scale"], right[f"{name}_scale"].bfloat16().float())
+    with torch.no_grad():
+        logits = model(tokens).logits
+        assert error(logits, plain(tokens).logits) < 0.1
+        model.save_pretrained(tmp_path / "again")
+        again = load(tmp_path / "again")
+        assert to_fp8_inference(again).converted == done.converted
+        assert same_bits(again(tokens).logits, logits)

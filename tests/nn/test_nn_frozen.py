@@ -65,7 +65,8 @@ def test_modules_are_their_functions_whatever_a_model_is_cast_to(of: str) -> Non
         ]
         names = {name for name, _ in module.named_buffers()}
         scaled = [name for name, _ in module.named_parameters() if name != "bias" and of != "bf16"]
-        assert names - {"w1_bias", "w2_bias"} == {f"{name}_scale_inv" for name in scaled}
+        ending = "_scale" if of == "rows" else "_scale_inv"
+        assert names - {"w1_bias", "w2_bias"} == {name + ending for name in scaled}
 
 
 @pytest.mark.parametrize("of", [*FORMATS, "bf16"])
