@@ -257,8 +257,9 @@ DEVICE void multiply(SharedStorage& shared, const Work& work, const Item& item, 
   for (uint32_t i = 0; i < kProducts; ++i) {
     const uint32_t product = warpgroup + i * 2;
     rows[i] = product * kUnitsOfProduct < item.count ? product * (kProductBytes / 16) : 0;
+    if constexpr (kCudaRelease < 1209)  // see kStoresAtOnce in tile.cuh
 #pragma unroll
-    for (float& x : sums[i]) x = 0;
+      for (float& x : sums[i]) x = 0;
   }
   const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
   uint32_t last = 0;
@@ -303,7 +304,6 @@ DEVICE void store_item(const ExpertsFewParams& p, const SharedStorage& shared, c
     const Unit unit(p, shared, item.number + in_item);
     const Rows rows(shared, unit.expert(shared));
     const uint32_t column = unit.in_expert * (kIsSecond ? kUnitRows : kUnitRows / 2) + lane / 4, count = rows.count();
-    if (column >= p.n) break;
 #pragma unroll
     for (uint32_t j = 0; j < kColumns / 4; ++j) {
       const uint32_t b = j / 2 * 8 + lane % 4 * 2 + j % 2;  // a token, or one of the expert's rows
@@ -319,7 +319,7 @@ DEVICE void store_item(const ExpertsFewParams& p, const SharedStorage& shared, c
   }
 }
 
-KERNEL(kNumThreads, kCtasPerSm) bf16_experts_few(GRID_CONSTANT ExpertsFewParams p) {
+KERNEL(kNumThreads, kCtasPerSm) bf16_gemm_experts_few(GRID_CONSTANT ExpertsFewParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const uint32_t warp = ptx::warp_index();
   if (warp == kNumMathWarps && ptx::elect_sync()) {

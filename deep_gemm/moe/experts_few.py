@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..casts.cast_rows import gating_values
 from ..casts.gating import Gating
-from ..core.check.layout import ADDRESS_ALIGNMENT, align, ceil_div
+from ..core.check.layout import ADDRESS_ALIGNMENT, align
 from ..core.check.memory import empty
 from ..core.gpu import SHARED_BYTES_LIMIT, gpu_of, is_hopper
 from ..core.jit.tensor_map import ElementType, TensorMap
@@ -111,7 +111,7 @@ KERNEL: Kernel[FewConfig] = Kernel(
     "experts_few",
     "ExpertsFewParams",
     lambda: [config_of(columns, is_second) for columns in COLUMNS for is_second in (False, True)],
-    name="bf16_experts_few",
+    name="bf16_gemm_experts_few",
     code=code_plan,
     more=lambda config: {"wgmma_shapes.cuh": wgmma_bf16_header([config.columns])},
 )
@@ -174,7 +174,7 @@ def values_of(
         "num_experts": num_experts,
         "n": n,
         "k": k,
-        "units": ceil_div(rows, UNIT_ROWS),
+        "units": rows // UNIT_ROWS,
         "eights": rows // 8,
         "step": 2 if config.is_second else 1,
         "b_bytes": box_rows * BLOCK_K * 2,

@@ -95,14 +95,15 @@ class FewTrial(Trial):
         g = torch.Generator().manual_seed(self.seed)
         is_second = self.config.is_second
         ids = torch.randint(-1, self.num_experts, (self.tokens, self.topk), generator=g).to(self.ids)
-        ids[torch.rand(ids.shape, generator=g, dtype=torch.float32) < 0.1] = self.num_experts  # no expert has it
+        for other in (self.num_experts, 1 << 32 if self.ids == torch.int64 else -2):  # no expert has these
+            ids[torch.rand(ids.shape, generator=g, dtype=torch.float32) < 0.1] = other
         row_of, pairs = rows_of(ids, self.num_experts)
         count = ids.numel() if is_second else self.tokens
         b = torch.randint(-3, 4, (count, self.k), generator=g).bfloat16()
         if is_second:
             b[len(pairs) :] = torch.nan
         rows = self.n if is_second else 2 * self.n
-        w = (torch.randint(-3, 4, (self.num_experts, rows, self.k), generator=g) / 16).bfloat16()
+        w = (torch.randint(-31, 32, (self.num_experts, rows, self.k), generator=g) / 256).bfloat16()
         d = torch.full((ids.numel(), self.n), torch.nan, dtype=torch.bfloat16)
         right = d.clone()
         for row, (expert, token) in enumerate(pairs):
@@ -117,4 +118,6 @@ class FewTrial(Trial):
             same("row_of", found, row_of)
             same("rows without a token", d[len(pairs) :].isnan(), right[len(pairs) :].isnan())
             assert_near_bf16(d[: len(pairs)], right[: len(pairs)], OF_ACTIVATIONS)
+            others = int((d[: len(pairs)] != right[: len(pairs)]).sum())
+            assert others <= 2 + d.numel() // 50, f"{others} of {d.numel()} activations are rounded to another number"
         return 0.0
