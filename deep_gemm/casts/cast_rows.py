@@ -324,7 +324,7 @@ def values_of(p: RowCast) -> dict[str, Any]:
 
 
 def gating_values(gating: Gating, *, is_weighted: bool = False) -> dict[str, Any]:
-    """Give the members of parameters by which a kernel activates; `is_weighted`: rows have weights."""
+    """Give the members of parameters that say how a kernel activates; `is_weighted`: rows have weights."""
     return {
         "limit": math.inf if gating.limit is None else gating.limit,
         "alpha": gating.alpha,

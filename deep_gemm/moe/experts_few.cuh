@@ -1,16 +1,16 @@
-// One of the two products of a layer of experts, for few tokens and BF16 weights: it streams the weights of the experts that tokens
-// have. The first product is activated on its way out, and gather_weighted sums up the rows of the second.
+// One of the two products of a layer of experts, for few tokens and BF16 weights: it streams the weights of the experts that are hit.
+// The first product is activated on its way out, and gather_weighted sums up the rows of the second.
 //
 //   producer, one thread   for each item, for each k-block:   empty --wait--> weights, B --TMA--> full
 //   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA --arrive--> empty
 //                          after the last k-block:            accumulators --> activated --> rows
 //
-// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. The units of all experts that are hit are
-// dealt to CTAs as evenly as they can be, neighbours to the same CTA, whatever the sizes are. An item is up to kMaxUnits of them,
-// which are multiplied at a time.
+// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. CTAs share out the units of all experts
+// that are hit as evenly as they can be, neighbours to the same CTA, whatever the sizes are. An item is up to kMaxUnits units that are
+// multiplied at a time.
 //
-// Weights are A of WGMMA, and tokens B: for the first product all tokens, so its items may have units of several experts; for the
-// second the rows of one expert, and what lies behind them. Columns that are not the expert's are multiplied too, and not stored.
+// Weights are A of WGMMA, and tokens B. The first product takes all tokens, so its items may have units of several experts. The second
+// takes the rows of one expert and the rows behind them. Columns of other experts are multiplied too, and not stored.
 //
 // Every CTA finds rows by itself, from all ids. So the second product asks for weights while the first one runs: it fills its ring
 // and the L2 before it waits. Ids are there by then, as the first product lets the second start behind its own wait.
@@ -28,7 +28,7 @@
 struct ExpertsFewParams {
   ptx::TensorMap map_w;     // boxes of a unit: (k, row of 8, which 8 rows of the unit, the first 8 rows of it)
   ptx::TensorMap map_b;     // x [tokens, k], or activations [rows, k]
-  const uint8_t* topk_ids;  // [tokens, topk], of id_bytes; those of a token lie beside each other
+  const uint8_t* topk_ids;  // [tokens, topk], of id_bytes; ids of a token lie beside each other
   int32_t* row_of;          // [tokens, topk], -1: no expert; the first product writes it
   uint8_t* d;               // BF16 [rows, n]
   uint32_t tokens, topk, ids_pitch, id_bytes, num_experts;
@@ -137,8 +137,8 @@ DEVICE void store_rows(const ExpertsFewParams& p, const SharedStorage& shared) {
 
 // One of all units of experts that are hit, in order.
 struct Unit {
-  uint32_t hit, in_expert;  // the expert among those that are hit
-  uint32_t eight;           // where its first 8 rows lie, among those of all experts
+  uint32_t hit, in_expert;  // the expert's place in shared.hit, and the unit's in the expert
+  uint32_t eight;           // the place of its first 8 rows among all experts' rows, by eights
 
   DEVICE Unit(const ExpertsFewParams& p, const SharedStorage& shared, uint32_t number)
       : hit(number / p.units), in_expert(number - hit * p.units) {
@@ -294,7 +294,7 @@ DEVICE void store(const ExpertsFewParams& p, uint32_t row, uint32_t column, floa
   ptx::st_global_b16(p.d + (uint64_t{row} * p.n + column) * 2, ptx::pack_bf16(value, 0.f));
 }
 
-// Stores what a warp has of an item: a unit of each product.
+// Stores a warp's sums of an item: a unit of each product.
 DEVICE void store_item(const ExpertsFewParams& p, const SharedStorage& shared, const Item& item, const Sums& sums) {
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
 #pragma unroll

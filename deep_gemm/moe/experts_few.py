@@ -35,7 +35,7 @@ UNIT_ROWS = 16
 PREFETCHED_UNITS = 64
 """Blocks of 64 values of k of such units that a CTA of the second product asks into the L2, behind those in its ring.
 
-On 132 SMs these are 17 MB, with the ring 31: half of the L2.
+On 132 SMs that makes 17 MB, and 31 with the rings: half of the L2.
 """
 
 
@@ -137,9 +137,9 @@ def serves(p: ExpertsProblem) -> bool:
 
 
 def run(p: ExpertsProblem, topk_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the rows of both products: give those of the second, and the row of each route.
+    """Compute the rows of both products. Give the second product's rows, and the row of each route.
 
-    `topk_ids` are the problem's, those of a token beside each other.
+    `topk_ids` are the problem's, in contiguous rows.
     """
     (tokens, topk), device = topk_ids.shape, p.x.get_device()
     inter, hidden = p.w2[0].shape[2], p.x.shape[1]

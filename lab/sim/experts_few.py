@@ -1,10 +1,9 @@
-"""The kernel of experts for few tokens in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""The `experts_few` kernel in the simulator, with the source, tensor maps and parameters that a GPU gets."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ def run(
 ) -> Tensor:
     """Compute rows on simulated SMs, into `d`, and give the rows of routes, which the first product alone writes.
 
-    The second asks for weights while the first may still write what it multiplies.
+    The second asks for weights while the first may still write the activations.
     """
     row_of = torch.full(topk_ids.shape, -9, dtype=torch.int32)
     written = {"d": d, "row_of": None if config.is_second else row_of}
@@ -75,7 +74,7 @@ class FewTrial(Trial):
 
     @classmethod
     def drawn(cls, config: FewConfig, seed: int) -> FewTrial:
-        """Draw sizes, and how many experts there are: few that many tokens share, or many that nobody has."""
+        """Draw sizes, and how many experts there are: few that share the tokens, or many without a token."""
         draw = random.Random(f"{config.name} {seed}")
         return cls(
             config,

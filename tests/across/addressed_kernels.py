@@ -306,7 +306,8 @@ def bf16_gemm(config: Any, p: Launched) -> None:
 def experts_few(config: Any, p: Launched) -> None:
     shape, n, k, experts = (p["tokens"], p["topk"]), p["n"], p["k"], p["num_experts"]
     ids = at(p["topk_ids"], shape, {4: INT32, 8: INT64}[p["id_bytes"]], (p["ids_pitch"], 1))
-    (w, b), pitch = (int(at(p[name], (1,), INT64)) for name in ("map_w", "map_b")), int(at(p["map_b"] + 12, (1,), INT32))
+    w, b = (int(at(p[name], (1,), INT64)) for name in ("map_w", "map_b"))
+    pitch = int(at(p["map_b"] + 12, (1,), INT32))
     row_of, pairs = rows_of(ids, experts)
     weight = at(w, (experts, p["eights"] * 8, k), BF16)
     layout, tokens = torch.tensor(pairs, dtype=INT32).view(-1, 2).t().contiguous()

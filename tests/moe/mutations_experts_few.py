@@ -76,4 +76,4 @@ MUTATIONS = [
     Mutation("tokens of other experts are stored", _FEW, "} else if (rows.has(b)) {", "} else {", shows_in=FIRST),
     Mutation("the lower rows of a unit are stored twice", _FEW, "column + kUnitRows / 2, second);", "column, second);", shows_in=SECOND),
     Mutation("warps of both warpgroups store the same units", _FEW, "(warp / 4 + i * 2) * kUnitsOfProduct", "i * 2 * kUnitsOfProduct"),
-]
+]  # fmt: skip
