@@ -1,9 +1,9 @@
-"""A model that exists, in FP8 by one call: layers of torch become those of `nn`, in place.
+"""A model that exists, in FP8 by one call, or its experts in BF16: layers of torch become those of `nn`, in place.
 
     print(to_fp8_training(model))
 
 A layer stays the same object and its parameters stay theirs, so hooks, optimizers, and weights that are shared are as
-before. Each conversion tells the share of parameters in FP8, and why other layers are left.
+before. Each conversion tells the share of parameters it has reached, and why other layers are left.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from .casts.rules import LAYER_TYPES
 from .core.check import checks
 from .core.check.layout import SCALE_BLOCK
 from .nn import Experts, FrozenExperts, FrozenLinear, Linear, stacked
+from .nn.experts import BF16, FP8
 from .nn.gradients import SCALES, dequantized, features, multiply_scales, weight_type
+from .nn.linear import known_recipe
 from .nn.sharding import know_shardings
 from .nn.stacked import FrozenStackedExperts, is_stacked
 
-__all__ = ["Conversion", "Filter", "dequantized_state_dict", "to_fp8_inference", "to_fp8_training"]
+__all__ = ["Conversion", "Filter", "dequantized_state_dict", "to_bf16_training", "to_fp8_inference", "to_fp8_training"]
 
 Filter = Callable[[str, Module], bool]
 """Tells of a layer's name and the layer whether it is to be converted."""
@@ -39,12 +41,13 @@ Filter = Callable[[str, Module], bool]
 OUTPUT = "lm_head"
 OUTPUTS_AND_ROUTERS = (OUTPUT, "output", "router", "gate")
 """Names of layers that are left without a filter, as models that ship in FP8 leave theirs."""
-ALREADY = "in FP8 already"
+ALREADY = "in {} already"
 WEIGHTS = {torch.nn.Linear: ("weight",), Linear: ("weight",), Experts: ("w1", "w2")}
 """Layers that can be converted, and their weights; `_weights_of` knows stacked experts too."""
 SIZES = ("out_features", "in_features"), ("hidden", "intermediate")
 """Names of rows and columns of a layer's last weight: of a linear layer, of stacked experts."""
 PAGE = "docs/convert.md#what-is-converted"
+BY_BLOCKS = "\nexperts have a scale for 128x128 of a weight: recipe='row' is for linear layers"
 LOADS = "\na state dict in FP8 loads into this model, into others after\ndequantized_state_dict"
 
 
@@ -52,7 +55,7 @@ class Conversion(NamedTuple):
     """The result of a conversion, which `print` shows."""
 
     converted: list[str]
-    """Names of the layers that are in FP8 now."""
+    """Names of the layers that are in FP8 now, or in BF16, as `products` says."""
     left: dict[str, str]
     """The reason why each other layer that holds a matrix is as it was."""
     held: dict[str, int]
@@ -60,37 +63,48 @@ class Conversion(NamedTuple):
     parameters: int
     """How many the whole model has."""
     note: str = ""
+    products: str = FP8
+    """The numbers that converted layers multiply: "fp8" or "bf16"."""
 
     def in_fp8(self) -> int:
         """Count the parameters that are multiplied in FP8, since this call or another."""
-        return self._count([name for name in self.held if self.left.get(name, ALREADY) == ALREADY])
+        return self.multiplied_in(FP8)
+
+    def multiplied_in(self, products: str) -> int:
+        """Count the parameters that this package multiplies in "fp8" or "bf16", since this call or another."""
+        now, wanted = (ALREADY.format(each.upper()) for each in (self.products, products))
+        return self._count([name for name in self.held if self.left.get(name, now) == wanted])
 
     def _count(self, names: list[str]) -> int:
         return sum(self.held[name] for name in names)
 
     def __str__(self) -> str:
         ends = dict.fromkeys(name.rpartition(".")[2] or "the model" for name in self.converted)
-        rows = [(self.converted, f"now in FP8: {', '.join(ends)}")] if ends else []
+        into = self.products.upper()
+        rows = [(self.converted, f"now in {into}: {', '.join(ends)}")] if ends else []
         reasons = {why: [name for name in self.left if self.left[name] == why] for why in self.left.values()}
         for why, names in sorted(reasons.items(), key=lambda reason: -self._count(reason[1])):
             shown = [name or "the model" for name in names[:3]]
             rows.append((names, f"{why}: {', '.join(shown)}{', ...' * (len(names) > 3)}"))
         every = max(self.parameters, 1)
-        lines = [f"in FP8: {self.in_fp8() / every:.1%} of {self.parameters:,} parameters"]
-        lines.append(f"layers converted to FP8: {len(self.converted)}, left: {len(self.left)}")
+        lines = [f"in {into}: {self.multiplied_in(self.products) / every:.1%} of {self.parameters:,} parameters"]
+        lines.append(f"layers converted to {into}: {len(self.converted)}, left: {len(self.left)}")
         for names, words in rows:
             first = f"{self._count(names) / every:7.1%} {len(names):6}  "
             lines += textwrap.wrap(words, 80, initial_indent=first, subsequent_indent=" " * 16, break_on_hyphens=False)
         return "\n".join([*lines, f"why layers are left, and what to do: {PAGE}"]) + self.note
 
 
-def to_fp8_training(model: Module, filter: Filter | None = None, *, accumulates_main_grad: bool = False) -> Conversion:
+def to_fp8_training(
+    model: Module, filter: Filter | None = None, *, accumulates_main_grad: bool = False, recipe: str = "block"
+) -> Conversion:
     """Let a model's layers compute in FP8, forward and backward: each `torch.nn.Linear` becomes `nn.Linear`.
 
     Mixtures of transformers get the experts implementation that computes as `nn.Experts` does. Parameters stay what
     they are, so an optimizer and a state dict made before or after fit, in both directions. Without a `filter`, layers
     named lm_head, output, router or gate are left, and what the model's `get_output_embeddings` gives.
-    `accumulates_main_grad` is as for `nn.Linear`. Another call converts what is new.
+    `accumulates_main_grad` and `recipe` are as for `nn.Linear`; experts have scales by blocks with either recipe, and
+    the result says so. Another call converts what is new.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     >>> print(to_fp8_training(model))
@@ -101,26 +115,48 @@ def to_fp8_training(model: Module, filter: Filter | None = None, *, accumulates_
                     need, got 10: 2
     why layers are left, and what to do: docs/convert.md#what-is-converted
     """
+    known_recipe(recipe)
+    done = _to_training(model, filter, FP8, accumulates_main_grad=accumulates_main_grad, recipe=recipe)
+    has_experts = any(is_stacked(model.get_submodule(name)) for name in done.converted)
+    return done._replace(note=BY_BLOCKS) if recipe == "row" and has_experts else done
+
+
+def to_bf16_training(model: Module, filter: Filter | None = None) -> Conversion:
+    """Let a model's mixtures of transformers compute as `nn.Experts(products="bf16")` does, forward and backward.
+
+    They get the experts implementation that does so; the model's `set_experts_implementation` is the way back. Weights
+    are not changed, and linear layers stay torch's. Mixtures are left if their gate is not `silu(gate) * up`. `filter`
+    is as for `to_fp8_training`. A mixture that was converted to FP8 becomes BF16 by this call, and the other way round.
+    """
+    return _to_training(model, filter, BF16)
+
+
+def _to_training(model: Module, filter: Filter | None, products: str, **said: Any) -> Conversion:
+    """Let layers compute in such products, forward and backward: mixtures, and linear layers in FP8, as is `said`."""
+
+    def takes(layer: Module) -> bool:
+        is_linear = type(layer) is torch.nn.Linear and products == FP8
+        return is_linear or (is_stacked(layer) and stacked.products_of(layer) != products)
 
     def check(layer: Any) -> None:
         weight = getattr(layer, _weights_of(layer)[-1])
         for name, size in zip(SIZES[is_stacked(layer)], weight.shape[-2:], strict=True):
-            features(name, size)
+            features(name, size, stacked.MULTIPLES[products])
         weight_type(weight.dtype)
 
     def convert(layer: Any) -> None:
         if is_stacked(layer):
-            stacked.register_fp8()
+            stacked.register_experts()
             layer.register_load_state_dict_pre_hook(multiply_scales)
-            layer.config._experts_implementation = stacked.NAME_FP8
+            layer.config._experts_implementation = stacked.NAME_FP8 if products == FP8 else stacked.NAME
         else:
             layer.__class__ = Linear
-            layer.accumulates_main_grad = accumulates_main_grad
+            vars(layer).update(said)
 
     know_shardings()
     # FSDP2 and tensor parallelism give a layer the weight that it computes with.
     kinds = (Parameter, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", Parameter))
-    return _convert(model, filter, _is_trainable, kinds, check, convert)
+    return _convert(model, filter, takes, kinds, check, convert, products)
 
 
 def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
@@ -272,10 +308,6 @@ def _weights_of(layer: Module) -> tuple[str, ...]:
     return stacked.WEIGHTS if is_stacked(layer) else WEIGHTS.get(type(layer), ())
 
 
-def _is_trainable(layer: Module) -> bool:
-    return type(layer) is torch.nn.Linear or (is_stacked(layer) and not stacked.is_trained_in_fp8(layer))
-
-
 def _convert(
     model: Module,
     filter: Filter | None,
@@ -283,6 +315,7 @@ def _convert(
     kinds: tuple[type, ...],
     check: Callable[[Module], None],
     convert: Callable[[Module], None],
+    products: str = FP8,
 ) -> Conversion:
     """Convert layers that are taken and whose weights are of these kinds: all that are chosen, or none."""
     chosen: dict[str, Module] = {}
@@ -302,15 +335,15 @@ def _convert(
             held[name] = sum(number for key, number in own.items() if key not in counted)
             counted |= own.keys()
     parameters = sum(p.numel() for p in model.parameters() if not is_lazy(p))
-    done = Conversion([*chosen], left, held, parameters)
-    if not chosen and ALREADY not in left.values():
+    done = Conversion([*chosen], left, held, parameters, products=products)
+    if not chosen and ALREADY.format(products.upper()) not in left.values():
         raise ValueError(f"model: expected a layer that can be converted, got none\n{done}")
     shared = {id(layer.config) for layer in chosen.values() if is_stacked(layer)}
     for name, module in modules.items():
-        if name in chosen:
-            convert(module)
-        elif is_stacked(module) and id(module.config) in shared:
+        if name not in chosen and is_stacked(module) and id(module.config) in shared:
             module.config = copy(module.config)  # converted ones change theirs
+    for module in chosen.values():
+        convert(module)
     return done
 
 
@@ -356,8 +389,12 @@ def _why_impossible(layer: Module, kinds: tuple[type, ...], check: Callable[[Mod
 def _why_another(module: Module) -> str | None:
     """Say why a module of another class is left, if it holds a matrix."""
     kind = type(module)
-    if kind.__module__.partition(".")[0] == __package__ or stacked.is_trained_in_fp8(module):
-        return ALREADY
+    ours = kind.__module__.partition(".")[0] == __package__
+    products = getattr(module, "products", FP8) if ours else stacked.products_of(module)
+    if products is not None:
+        return ALREADY.format(products.upper())
+    if kind is torch.nn.Linear:
+        return "a linear layer, which stays torch's"
     if isinstance(module, torch.nn.Linear):
         return f"{kind.__name__}, derived from torch.nn.Linear, which may compute something else"
     own = [p for p in module._parameters.values() if p is not None]

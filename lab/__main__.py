@@ -221,8 +221,8 @@ def bench(
         str,
         typer.Argument(
             help="dense, grouped, fp4_dense, fp4_masked, fp4_contiguous, fine_dense, fine_masked, einsum, casts, "
-            "linear, experts, fp4_experts, few_experts, bf16_experts, attention, hc, bf16, training, distributed, "
-            "host, compile, numerics or kernel"
+            "linear, rows, experts, fp4_experts, few_experts, bf16_experts, attention, hc, bf16, training, "
+            "distributed, host, compile, numerics or kernel"
         ),
     ],
     kernel: Annotated[str | None, typer.Argument(help="after `kernel`, its name; all unless given")] = None,

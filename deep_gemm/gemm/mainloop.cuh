@@ -131,6 +131,12 @@ DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales
       multiply_k_blocks<1>(ring, operands, tile_scales, k_block, at, is_loaded, is_part, total);
 }
 
+// Scales that no k-block changes leave these to scales/whole.cuh.
+template <typename... Any>
+DEVICE void ask_factors(Any&&...) {}
+template <typename... Any>
+DEVICE void multiply_by_factors(Any&&...) {}
+
 DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
   return TileScales(sfb_of(p, tile), p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks_of(p, tile).end);
 }
@@ -139,6 +145,7 @@ DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
 DEVICE void begin_scales(const Params& p, const Tile& tile, FirstScales& first) {
   const KBlocks k_blocks = k_blocks_of(p, tile);
   if (!k_blocks.are_none()) scales_of_b(p, tile).ask(k_blocks.first, first);
+  ask_factors(p, tile, first);
 }
 
 // Multiplies the k-blocks of one tile.
@@ -164,4 +171,5 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
       multiply_runs(ring, operands, tile_scales, count, at, is_loaded, share.is_part, total);
     }
   } while (passes.again<true>());
+  multiply_by_factors(total, first_scales);
 }

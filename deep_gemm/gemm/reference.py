@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
-from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, RUN_COLUMNS, WHOLE, Scales
+from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, WHOLE, Scales
 from ..core.check.ue8m0 import numbers_of
 from .ask.silu import INTERLEAVED
 from .kinds.epilogues import store
@@ -71,8 +71,8 @@ def product(p: Problem, a: Tensor, sfa: Any, b: Tensor, sfb: Any) -> Tensor:
     if p.of_a is None or p.of_b is None:
         return a.float() @ b.float().mT
     if p.of_a == WHOLE:
-        of, ones = Scales(1, RUN_COLUMNS), sfa.new_ones(1, ceil_div(a.shape[1], RUN_COLUMNS))
-        sums = block_scaled_product(a, ones.expand(len(a), -1), b, ones.expand(len(b), -1), of, of)
+        ones = sfa.new_ones(1, ceil_div(a.shape[1], PER_ROW.columns))
+        sums = block_scaled_product(a, ones.expand(len(a), -1), b, ones.expand(len(b), -1), PER_ROW, PER_ROW)
         return sums * torch.mul(sfa, sfb.mT)
     return block_scaled_product(a, sfa, b, sfb, p.of_b, p.of_a)
 

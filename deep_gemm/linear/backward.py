@@ -10,6 +10,7 @@ from ..casts.by_kernels import can_turn_blocks, cast_turned_blocks_of
 from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..core.call import Function, run
 from ..core.check.checks import K_MULTIPLE, Operand
+from ..core.check.layout import Recipe
 from ..core.check.memory import empty
 from ..gemm.api.dense import fp8_gemm_nt
 
@@ -27,10 +28,10 @@ def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
     return product_back(per_token_cast_to_fp8(grad, mn_major=True), transposed((values, scales)), dtype)
 
 
-def product_back(a: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
-    """Compute a @ w.T of a weight that is transposed already, in a type."""
+def product_back(a: Operand, w: Operand, dtype: torch.dtype, recipe: Recipe | None = None) -> Tensor:
+    """Compute a @ w.T of a weight that is transposed already, in a type. `recipe`: of either side."""
     d = empty("the gradient", (a[0].shape[0], w[0].shape[0]), output_type(dtype), a[0].device)
-    fp8_gemm_nt(a, w, d)
+    fp8_gemm_nt(a, w, d, recipe_a=recipe, recipe_b=recipe)
     return d.to(dtype)
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..casts.fp8 import per_block_cast_to_fp8
+from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..core.check.checks import Operand
+from ..core.check.layout import SCALE_BLOCK
 from ..linear.backward import cast_both_ways, cast_transposed
 
 
@@ -63,26 +64,30 @@ Weight = Tensor | Operand
 """A weight, or the casts that are kept of it."""
 
 
-def for_forward(w: Weight) -> Weight:
+def for_forward(w: Weight, gran_k: int = SCALE_BLOCK) -> Weight:
     """Give the cast of a weight that is kept for forward, or the weight."""
-    kept = None if isinstance(w, tuple) else _kept(w)
+    kept = None if isinstance(w, tuple) else _kept(w, gran_k)
     return w if kept is None else kept.in_order
 
 
-def for_backward(w: Weight) -> Weight:
+def for_backward(w: Weight, gran_k: int = SCALE_BLOCK) -> Weight:
     """Give the cast of a weight that is kept for backward, or the weight."""
-    kept = None if isinstance(w, tuple) else _kept(w)
+    kept = None if isinstance(w, tuple) else _kept(w, gran_k)
     return w if kept is None else kept.turned
 
 
-def cast_weight(w: Weight) -> Operand:
-    """Cast a weight for forward, unless it is."""
-    return w if isinstance(w, tuple) else per_block_cast_to_fp8(w)
+def cast_weight(w: Weight, gran_k: int = SCALE_BLOCK) -> Operand:
+    """Cast a weight for forward, unless it is: by blocks, or by whole rows where `gran_k` is 0."""
+    if isinstance(w, tuple):
+        return w
+    return per_block_cast_to_fp8(w) if gran_k else per_token_cast_to_fp8(w, gran_k=0)
 
 
-def cast_weight_back(w: Weight) -> Operand:
-    """Cast a weight, transposed, for backward, unless it is."""
-    return w if isinstance(w, tuple) else cast_transposed(w)
+def cast_weight_back(w: Weight, gran_k: int = SCALE_BLOCK) -> Operand:
+    """Cast a weight, transposed, for backward, unless it is: by blocks, or by whole rows of its transpose."""
+    if isinstance(w, tuple):
+        return w
+    return cast_transposed(w) if gran_k else per_token_cast_to_fp8(w.t().contiguous(), gran_k=0)
 
 
 def tensors_of(*weights: Weight | None) -> list[Tensor]:
@@ -90,18 +95,19 @@ def tensors_of(*weights: Weight | None) -> list[Tensor]:
     return [x for w in weights if w is not None for x in (w if isinstance(w, tuple) else (w,))]
 
 
-def _kept(w: Tensor) -> Kept | None:
+def _kept(w: Tensor, gran_k: int) -> Kept | None:
     """Find or make what a parameter is cast to in a block; None outside of one, and of what no parameter is."""
     if not _BLOCKS or _is_capturing() != _BLOCKS[0] or w.is_inference():  # torch counts no changes of inference tensors
         return None
     # Not its address: FSDP2 frees the memory of what it gathered, but not the storage, and gathers it elsewhere.
     storage = w.untyped_storage()
-    place = storage._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype
+    place = storage._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype, gran_k
     found = _OF.get(place)
     if found is None or found.version != w._version:
         if not isinstance(w, torch.nn.Parameter):
             return None
-        found = Kept(storage, w._version, *cast_both_ways(w))
+        both = cast_both_ways(w) if gran_k else (cast_weight(w, 0), cast_weight_back(w, 0))
+        found = Kept(storage, w._version, *both)
         with _LOCK:
             _OF[place] = found
     return found

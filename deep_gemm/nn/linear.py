@@ -8,11 +8,14 @@
     x^T   [k, m] --cast 1x128 along tokens---> B    } dw = A B^T, in FP32
 
 x and dy are read once each for both of their casts. From forward to backward stay x^T in FP8, and the weight itself.
+
+So it is by blocks. By rows each of these operands has one scale for each of its rows: transposes are copied, and cast.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +26,7 @@ from ..casts.fp8 import cast_both_to_fp8, per_token_cast_to_fp8
 from ..casts.rules import Quantized
 from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import K_MULTIPLE, Operand, tensor, wants_gradient
-from ..core.check.layout import RECIPE_1D1D
+from ..core.check.layout import RECIPE_1D1D, SCALE_BLOCK, Recipe
 from ..core.check.memory import empty
 from ..core.check.tracing import is_dispatched, refuse_transforms
 from ..gemm.api.dense import NT, fp8_gemm_nt
@@ -44,6 +47,18 @@ from .gradients import (
 from .kept import Weight, cast_weight, cast_weight_back, for_backward, for_forward, tensors_of
 from .sharding import know_shardings
 
+RECIPES = {"block": SCALE_BLOCK, "row": 0}
+"""Values of `recipe`, and the columns of an operand's row that share a scale (`gran_k`): 0 for all of them."""
+OF_ROWS: Recipe = (1, 0)
+"""The recipe of either operand of a product whose rows have one scale each."""
+
+
+def known_recipe(recipe: str) -> str:
+    """Check a recipe by its name."""
+    if not isinstance(recipe, str) or recipe not in RECIPES:
+        raise ValueError(f"recipe: expected {' or '.join(map(repr, RECIPES))}, got {recipe!r}")
+    return recipe
+
 
 class Linear(Trained, torch.nn.Linear):
     """`torch.nn.Linear` whose products are FP8's, forward and backward.
@@ -52,6 +67,8 @@ class Linear(Trained, torch.nn.Linear):
     features are multiples of 16; tokens may be any number. The result has the type of the input, or of autocast;
     gradients have the types of what they are gradients of. With `accumulates_main_grad` the gradient of the weight is
     added to `weight.main_grad` (FP32) by its product, as Megatron wants it, and `weight.grad` stays as it is.
+    `recipe="row"` gives each operand of the three products a scale for each of its rows, in place of 128 columns of a
+    row and 128x128 blocks of the weight.
 
     >>> layer = Linear(32, 16, dtype=torch.bfloat16)
     >>> y = layer(torch.ones(2, 3, 32, dtype=torch.bfloat16))
@@ -59,6 +76,8 @@ class Linear(Trained, torch.nn.Linear):
     >>> y.shape, layer.weight.grad.dtype, layer.weight.grad[0, 0].item()
     (torch.Size([2, 3, 16]), torch.bfloat16, 6.0)
     """
+
+    recipe = "block"
 
     def __init__(
         self,
@@ -69,6 +88,7 @@ class Linear(Trained, torch.nn.Linear):
         dtype: torch.dtype | None = None,
         *,
         accumulates_main_grad: bool = False,
+        recipe: str = "block",
     ) -> None:
         super().__init__(
             features("in_features", in_features),
@@ -77,45 +97,45 @@ class Linear(Trained, torch.nn.Linear):
             device,
             weight_type(dtype),
         )
-        self.accumulates_main_grad = accumulates_main_grad
+        self.accumulates_main_grad, self.recipe = accumulates_main_grad, known_recipe(recipe)
 
     def extra_repr(self) -> str:
         """Sizes and what is multiplied, for `print`."""
-        return f"{super().extra_repr()}, products=fp8"
+        return f"{super().extra_repr()}, products=fp8" + (", recipe=row" if self.recipe == "row" else "")
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute input @ weight.T + bias."""
         x = as_autocast_says(tensor("input", input))
         if x.dim() < 1 or x.shape[-1] != self.in_features:
             raise ValueError(f"input: expected shape (..., {self.in_features}), got {tuple(x.shape)}")
-        weight, bias = self.weight, self.bias
+        weight, bias, gran_k = self.weight, self.bias, RECIPES[self.recipe]
         needs_gradient = wants_gradient(x, weight, bias)
         if not needs_gradient and not is_dispatched(x):
-            return forward_alone(x, weight, bias)
+            return forward_alone(x, weight, bias, gran_k)
         needs_weight = needs_gradient and weight.requires_grad
         main_grad = main_grad_of("weight", weight, self.accumulates_main_grad and needs_weight)
         if main_grad is not None:
-            return apply_beside_main_grad(x, weight, bias, main_grad)
+            return apply_beside_main_grad(x, weight, bias, main_grad, gran_k)
         if not is_dispatched(x):
             refuse_transforms()
-            return _Linear.apply(x, weight, bias, None)  # type: ignore[no-any-return, no-untyped-call]
+            return _Linear.apply(x, weight, bias, None, gran_k)  # type: ignore[no-any-return, no-untyped-call]
         know_shardings()  # an operator of nn/ops.py, with a formula for its gradients
         rows = x.reshape(-1, self.in_features)
-        d, *_ = torch.ops.deep_gemm.nn_linear_rows(rows, weight, bias, int(needs_weight))
+        d, *_ = torch.ops.deep_gemm.nn_linear_rows(rows, weight, bias, int(needs_weight), gran_k)
         return in_shape(d, (*x.shape[:-1], self.out_features))
 
 
 @outside_of_graphs
-def apply_beside_main_grad(x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor) -> Tensor:
+def apply_beside_main_grad(*args: Any) -> Tensor:
     """Compute the layer, its weight's gradient being added to `main_grad`: no graph has this effect."""
-    return _Linear.apply(x, weight, bias, main_grad)  # type: ignore[no-any-return, no-untyped-call]
+    return _Linear.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @torch.no_grad()
-def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None, gran_k: int) -> Tensor:
     """Compute the layer where nobody wants a gradient."""
-    if x.dtype != torch.bfloat16:
-        return with_columns(x, weight, bias, columns_too=False)[0]
+    if x.dtype != torch.bfloat16 or not gran_k:
+        return with_columns(x, weight, bias, False, gran_k)[0]
     out = linear(x, cast_weight(for_forward(weight)), bias=None if bias is None else bias.to(x.dtype))
     assert out is not None
     return out
@@ -125,12 +145,14 @@ class _Linear(torch.autograd.Function):
     """The three products of `[..., k]`. What nobody needs is neither computed nor saved."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None, gran_k: int
+    ) -> Tensor:
         """Compute the product, and keep what the gradients that are needed take."""
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        d, columns = with_columns(x, weight, bias, needs_weight)
+        d, columns = with_columns(x, weight, bias, needs_weight, gran_k)
         ctx.save_for_backward(*(columns or (None, None)), weight if needs_x else None)
-        ctx.x_shape, ctx.main_grad = x.shape, main_grad
+        ctx.x_shape, ctx.main_grad, ctx.gran_k = x.shape, main_grad, gran_k
         ctx.types = x.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.marked = weight if main_grad is not None else None
         return d
@@ -143,28 +165,30 @@ class _Linear(torch.autograd.Function):
         values, scales, weight = ctx.saved_tensors
         columns = (values, scales) if needs_weight else None
         x_dtype, weight_dtype, bias_dtype = ctx.types
-        rows = as_matrix(grad)
-        of_x, of_weight = gradients(rows, weight if needs_x else None, columns, x_dtype, weight_dtype, ctx.main_grad)
+        rows, w = as_matrix(grad), weight if needs_x else None
+        of_x, of_weight = gradients(rows, w, columns, x_dtype, weight_dtype, ctx.main_grad, ctx.gran_k)
         if ctx.marked is not None:
             of_weight = gradient_beside_main_grad(ctx.marked)
         of_bias = bias_gradient(rows, bias_dtype) if needs_bias else None
-        return None if of_x is None else of_x.view(ctx.x_shape), of_weight, of_bias, None
+        return None if of_x is None else of_x.view(ctx.x_shape), of_weight, of_bias, None, None
 
 
-def with_columns(x: Tensor, weight: Tensor, bias: Tensor | None, columns_too: bool) -> tuple[Tensor, Quantized | None]:
+def with_columns(
+    x: Tensor, weight: Tensor, bias: Tensor | None, columns_too: bool, gran_k: int = SCALE_BLOCK
+) -> tuple[Tensor, Quantized | None]:
     """Compute the layer of `[..., k]`, and the cast of x along tokens that the weight's gradient takes."""
     bias = None if bias is None else bias.to(output_type(x.dtype))
-    d, columns = run(FORWARD, (x, for_forward(weight), bias), (columns_too, bias is None))
+    d, columns = run(FORWARD, (x, for_forward(weight, gran_k), bias), (columns_too, gran_k, bias is None))
     return d.to(x.dtype), columns
 
 
 @torch.no_grad()
 def _forward(
-    x: Tensor, weight: Weight, bias: Tensor | None, columns_too: bool, _: bool
+    x: Tensor, weight: Weight, bias: Tensor | None, columns_too: bool, gran_k: int, _: bool
 ) -> tuple[Tensor, Quantized | None]:
-    a, columns = casts(as_matrix(x), rows_too=True, columns_too=columns_too)
+    a, columns = casts(as_matrix(x), gran_k, rows_too=True, columns_too=columns_too)
     assert a is not None
-    return product(a, cast_weight(weight), bias, x), columns
+    return product(a, cast_weight(weight, gran_k), bias, x, gran_k), columns
 
 
 FORWARD = Function(
@@ -187,10 +211,11 @@ def gradients(
     x_dtype: torch.dtype,
     weight_dtype: torch.dtype,
     main_grad: Tensor | None = None,
+    gran_k: int = SCALE_BLOCK,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradient of the rows of x if there is the weight, and of the weight if there is x."""
-    w = None if weight is None else for_backward(weight)
-    said = x_dtype, weight_dtype, w is None, x_columns is None
+    w = None if weight is None else for_backward(weight, gran_k)
+    said = x_dtype, weight_dtype, gran_k, w is None, x_columns is None
     rows = grad if grad.stride(-1) == 1 else grad.contiguous()
     return run(BACKWARD if main_grad is None else BACKWARD_INTO, (rows, w, x_columns, main_grad), said)  # type: ignore[no-any-return]
 
@@ -203,14 +228,15 @@ def _gradients(
     main_grad: Tensor | None,
     x_dtype: torch.dtype,
     weight_dtype: torch.dtype,
+    gran_k: int,
     *_: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    a, columns = casts(grad, rows_too=weight is not None, columns_too=x_columns is not None)
+    a, columns = casts(grad, gran_k, rows_too=weight is not None, columns_too=x_columns is not None)
     of_x = of_weight = None
     if a is not None and weight is not None:
-        of_x = product_back(a, cast_weight_back(weight), x_dtype)
+        of_x = product_back(a, cast_weight_back(weight, gran_k), x_dtype, None if gran_k else OF_ROWS)
     if columns is not None and x_columns is not None:
-        of_weight = weight_gradient(columns, x_columns, weight_dtype, main_grad)
+        of_weight = weight_gradient(columns, x_columns, weight_dtype, main_grad, gran_k)
     return of_x, of_weight
 
 
@@ -218,37 +244,45 @@ BACKWARD = Function(_gradients, _gradients, lambda grad, *others: (grad, *tensor
 BACKWARD_INTO = replace(BACKWARD, outputs=1)
 
 
-def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor) -> Tensor:
+def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor, gran_k: int) -> Tensor:
     """Compute a @ w.T + bias for a cast x, in its shape. The bias is of the output's type.
 
     The result is no view: autograd refuses changes in place of a view that a Function made.
     """
     d = empty("the output", (*x.shape[:-1], w[0].shape[0]), output_type(x.dtype), x.device)
-    NT.compute(Problem(*a, *w, *output_and_c(as_matrix(d), bias)))
+    if gran_k:
+        NT.compute(Problem(*a, *w, *output_and_c(as_matrix(d), bias)))
+    else:
+        fp8_gemm_nt(a, w, as_matrix(d), bias, recipe_a=OF_ROWS, recipe_b=OF_ROWS)
     return d
 
 
-def casts(x: Tensor, *, rows_too: bool, columns_too: bool) -> tuple[Quantized | None, Quantized | None]:
+def casts(x: Tensor, gran_k: int, *, rows_too: bool, columns_too: bool) -> tuple[Quantized | None, Quantized | None]:
     """Cast `x` `[m, k]` along rows, and its transpose along tokens; what is not asked for is None.
 
     Tokens are the depth of a weight's product, so there rows of zeros are added until products take their number.
     """
+    cast = partial(per_token_cast_to_fp8, gran_k=gran_k, mn_major=True)
     if not columns_too:
-        return per_token_cast_to_fp8(x, mn_major=True) if rows_too else None, None
+        return cast(x) if rows_too else None, None
     tokens = x.shape[0]
     more = -tokens % K_MULTIPLE
     whole = F.pad(x, (0, 0, 0, more)) if more else x
+    if not gran_k:  # the cast would copy the transpose too, but then as a call that no record serves
+        return cast(x) if rows_too else None, cast(whole.t().contiguous())
     if not rows_too:
-        return None, per_token_cast_to_fp8(whole.t(), mn_major=True)
+        return None, cast(whole.t())
     of_rows, columns = cast_both_to_fp8(whole)
     return (of_rows[0][:tokens], of_rows[1][:tokens]) if more else of_rows, columns
 
 
-def weight_gradient(grad: Operand, x: Operand, dtype: torch.dtype, main_grad: Tensor | None) -> Tensor | None:
+def weight_gradient(
+    grad: Operand, x: Operand, dtype: torch.dtype, main_grad: Tensor | None, gran_k: int
+) -> Tensor | None:
     """Compute grad @ x.T along tokens, summed up in FP32: added to `main_grad`, else returned in `dtype`."""
-    if main_grad is not None:
-        fp8_gemm_nt(grad, x, main_grad, main_grad, RECIPE_1D1D)
-        return None
-    d = empty("the gradient", (grad[0].shape[0], x[0].shape[0]), output_type(dtype), x[0].device)
-    fp8_gemm_nt(grad, x, d, None, RECIPE_1D1D)
-    return d.to(dtype)
+    d = main_grad
+    if d is None:
+        d = empty("the gradient", (grad[0].shape[0], x[0].shape[0]), output_type(dtype), x[0].device)
+    whole, sides = (RECIPE_1D1D, None) if gran_k else (None, OF_ROWS)
+    fp8_gemm_nt(grad, x, d, main_grad, whole, recipe_a=sides, recipe_b=sides)
+    return d.to(dtype) if main_grad is None else None

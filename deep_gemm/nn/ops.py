@@ -27,32 +27,35 @@ def nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(0, dtype=dtype, device=like.device)
 
 
-def new_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+def new_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, columns: int, gran_k: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a layer of rows, and cast them along tokens: values `[k, tokens]`, and scales in one dimension.
 
     Of scales in a matrix torch would ask whether there are more than 128 tokens, and make a graph for either.
     """
     if not columns:
-        return linear.forward_alone(x, weight, bias), nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32)
-    d, kept = linear.with_columns(x, weight, bias, bool(columns))
+        return linear.forward_alone(x, weight, bias, gran_k), nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32)
+    d, kept = linear.with_columns(x, weight, bias, bool(columns), gran_k)
     assert kept is not None
     values, scales = kept
     return d, values, scales.t().reshape(-1)
 
 
-def fake_linear(x: Tensor, weight: Tensor, columns: int, **_: object) -> tuple[Tensor, Tensor, Tensor]:
+def fake_linear(x: Tensor, weight: Tensor, columns: int, gran_k: int, **_: object) -> tuple[Tensor, Tensor, Tensor]:
     """Stand for both."""
     tokens, k = x.shape
     d = x.new_empty(tokens, weight.shape[0])
     if not columns:
         return d, nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32)
     depth = align(tokens, K_MULTIPLE)
-    return d, empty_values((k, depth), x), x.new_empty(k * ceil_div(depth, SCALE_BLOCK), dtype=torch.float32)
+    blocks = ceil_div(depth, SCALE_BLOCK) if gran_k else 1
+    return d, empty_values((k, depth), x), x.new_empty(k * blocks, dtype=torch.float32)
 
 
 operators(
     # 1 with columns, else 0: how DTensor shards a call is remembered by its integers, but not by its bools.
-    "nn_linear_rows(Tensor x, Tensor weight, Tensor? bias, int columns) -> (Tensor, Tensor, Tensor)",
+    "nn_linear_rows(Tensor x, Tensor weight, Tensor? bias, int columns, int gran_k) -> (Tensor, Tensor, Tensor)",
     new_linear,
     fake_linear,
     has_gradients=True,
@@ -67,12 +70,13 @@ def linear_gradients(
     x_scales: Tensor | None,
     x_dtype: torch.dtype,
     weight_dtype: torch.dtype,
+    gran_k: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of rows and of the weight."""
     columns = None
     if x_values is not None and x_scales is not None:
         columns = x_values, x_scales.view(-1, x_values.shape[0]).t()
-    of_x, of_weight = linear.gradients(grad, weight, columns, x_dtype, weight_dtype)
+    of_x, of_weight = linear.gradients(grad, weight, columns, x_dtype, weight_dtype, None, gran_k)
     return (
         nothing(grad, x_dtype) if of_x is None else of_x,
         nothing(grad, weight_dtype) if of_weight is None else of_weight,
@@ -97,7 +101,7 @@ def fake_linear_gradients(
 
 operators(
     "nn_linear_gradients(Tensor grad, Tensor? weight, Tensor? x_values, Tensor? x_scales, ScalarType x_dtype, "
-    "ScalarType weight_dtype) -> (Tensor, Tensor)",
+    "ScalarType weight_dtype, int gran_k) -> (Tensor, Tensor)",
     linear_gradients,
     fake_linear_gradients,
     flops=lambda _, grad, weight, x_values, **__: (
@@ -122,7 +126,7 @@ def fake_experts(x: Tensor, w1: Tensor, rows: Sequence[Tensor], **_: object) -> 
 
 def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     """Keep what the gradients take."""
-    x, weight, bias, columns = inputs
+    x, weight, bias, columns, ctx.gran_k = inputs
     _, values, scales = output
     ctx.mark_non_differentiable(values, scales)
     ctx.set_materialize_grads(False)
@@ -131,19 +135,19 @@ def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor,
 
 
 @once
-def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     """Compute the gradients that are needed."""
-    needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     weight, *columns = ctx.saved_tensors
     if needs_weight and columns[0] is None:
         raise ValueError("weight: expected no gradient, because the layer was traced without one, as under no_grad()")
     x_dtype, weight_dtype, bias_dtype = ctx.types
     given = columns if needs_weight else (None, None)
     of_x, of_weight = torch.ops.deep_gemm.nn_linear_gradients(
-        grad, weight if needs_x else None, *given, x_dtype, weight_dtype
+        grad, weight if needs_x else None, *given, x_dtype, weight_dtype, ctx.gran_k
     )
     of_bias = bias_gradient(grad, bias_dtype) if needs_bias else None
-    return of_x if needs_x else None, of_weight if needs_weight else None, of_bias, None
+    return of_x if needs_x else None, of_weight if needs_weight else None, of_bias, None, None
 
 
 gradients("nn_linear_rows", linear_backward, keep_linear)

@@ -6,7 +6,7 @@ Every operand may be whole on each GPU. Else n is sharded, as `ColwiseParallel` 
     n        whole    by n      by n       by n     partial    by n
     k        by k     by k      partial    whole    by k       by k
 
-Each GPU casts its own part of the weight, by blocks that begin where the part begins.
+Each GPU casts its own part of the weight, by blocks, or rows, that begin where the part begins.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def _register() -> None:
     def beside(given: Any, placement: Any) -> Any:
         return None if given is None else placement
 
-    def of_rows(x: Any, weight: Any, bias: Any, keeps_columns: int) -> Any:
+    def of_rows(x: Any, weight: Any, bias: Any, keeps_columns: int, gran_k: int) -> Any:
         kept = rows if keeps_columns else whole  # x along tokens: k comes first, and scales lie in one dimension
         return [
-            ([whole, whole, whole], [whole, whole, beside(bias, whole), None]),
-            ([columns, whole, whole], [whole, rows, beside(bias, rows), None]),
-            ([partial, kept, kept], [columns, columns, beside(bias, partial), None]),
+            ([whole, whole, whole], [whole, whole, beside(bias, whole), None, None]),
+            ([columns, whole, whole], [whole, rows, beside(bias, rows), None, None]),
+            ([partial, kept, kept], [columns, columns, beside(bias, partial), None, None]),
         ]
 
     def of_gradients(grad: Any, weight: Any, x_values: Any, x_scales: Any, *_: Any) -> Any:
         def sharding(grad: Any, of_weight: Any, of_x: Any, dx: Any, dw: Any) -> Any:
             outputs = [whole if weight is None else dx, whole if x_values is None else dw]
             inputs = [grad, beside(weight, of_weight), beside(x_values, of_x), beside(x_scales, of_x)]
-            return outputs, [*inputs, None, None]
+            return outputs, [*inputs, None, None, None]
 
         return [
             sharding(whole, whole, whole, whole, whole),

@@ -1,7 +1,7 @@
 """Experts as models of transformers have them: all of a layer in two parameters, `gate_up_proj` and `down_proj`.
 
 Their class says by attributes and `_apply_gate` how it computes. In training they stay as they are, and the model's
-`experts_implementation` computes them in FP8. For inference they become `FrozenStackedExperts`.
+`experts_implementation` computes them in FP8 or BF16. For inference they become `FrozenStackedExperts`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.check.checks import K_MULTIPLE
+from ..gemm.api.bf16_grouped import m_grouped_bf16_gemm_nn_contiguous, m_grouped_bf16_gemm_nt_contiguous
+from ..gemm.ask.bf16 import MULTIPLE
 from ..moe.routing import expert_rows
-from .experts import FP8, mixture
+from .experts import BF16, FP8, mixture
 from .frozen import FrozenExperts
 
 NAME, NAME_FP8 = "deep_gemm_bf16", "deep_gemm_fp8"
+PRODUCTS = {NAME: BF16, NAME_FP8: FP8}
+MULTIPLES = {BF16: MULTIPLE, FP8: K_MULTIPLE}
+"""Products of the implementations, and the number whose multiples their sizes are."""
 WEIGHTS = "gate_up_proj", "down_proj"
 FORM_OF_EXPERTS = {
     "has_gate": (True, "experts with a gate"),
@@ -33,9 +39,9 @@ def is_stacked(layer: torch.nn.Module) -> bool:
     return hasattr(type(layer), "_apply_gate") and hasattr(layer, "config") and layer._parameters.keys() >= {*WEIGHTS}
 
 
-def is_trained_in_fp8(layer: Any) -> bool:
-    """Tell whether a layer is a mixture of transformers whose implementation is FP8's."""
-    return is_stacked(layer) and layer.config._experts_implementation == NAME_FP8
+def products_of(layer: Any) -> str | None:
+    """Name the products, FP8 or BF16, that train a mixture of transformers here; None of other layers."""
+    return PRODUCTS.get(layer.config._experts_implementation) if is_stacked(layer) else None
 
 
 def form_refusal(layer: Any) -> str | None:
@@ -68,9 +74,11 @@ def limit_of(layer: Any) -> float | None:
     return limit
 
 
-def register_fp8() -> None:
-    """Let transformers know the implementation in FP8 by its name."""
-    import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS.register(NAME_FP8, fp8_experts_forward)
+def register_experts() -> None:
+    """Let transformers know both implementations by their names."""
+    known = import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
+    known.register(NAME, experts_forward)
+    known.register(NAME_FP8, fp8_experts_forward)
 
 
 def fp8_experts_forward(
@@ -82,6 +90,36 @@ def fp8_experts_forward(
     ids = torch.where(top_k_index < layer.num_experts, top_k_index, -1)
     rows, weights = expert_rows(ids, layer.num_experts), (layer.gate_up_proj, layer.down_proj)
     return mixture(hidden_states, top_k_weights, *weights, rows, limit_of(layer), products)
+
+
+def experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Compute a mixture of experts: as `nn.Experts` does, or with biases and other gates by grouped products alone."""
+    if form_refusal(layer) is None:
+        return fp8_experts_forward(layer, hidden_states, top_k_index, top_k_weights, BF16)
+    num_tokens, top_k = top_k_index.shape
+    ids, order = torch.sort(top_k_index.reshape(-1), stable=True)
+    has_expert = (ids < layer.num_experts)[
+        :, None
+    ]  # under expert parallelism the experts of others are numbered behind
+    layout = torch.where(ids < layer.num_experts, ids, -1).to(torch.int32)
+    of_rows = ids.clamp(max=layer.num_experts - 1)
+    name = "gate_up_proj" if layer.has_gate else "up_proj"
+    x = hidden_states[order // top_k].masked_fill(~has_expert, 0)
+    x = _product(layer, x, name, layout, of_rows).masked_fill(~has_expert, 0)
+    x = layer._apply_gate(x) if layer.has_gate else layer.act_fn(x)
+    x = _product(layer, x, "down_proj", layout, of_rows)
+    if getattr(layer, "has_post_expert_norm", False):
+        x = layer.post_expert_norm(x)
+    weighted = (x * top_k_weights.reshape(-1)[order, None]).masked_fill(~has_expert, 0)
+    in_order = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return weighted[in_order].view(num_tokens, top_k, -1).sum(1).to(hidden_states.dtype)
+
+
+def _product(layer: Any, x: Tensor, name: str, layout: Tensor, of_rows: Tensor) -> Tensor:
+    product = m_grouped_bf16_gemm_nn_contiguous if layer.is_transposed else m_grouped_bf16_gemm_nt_contiguous
+    made = product(x, getattr(layer, name), grouped_layout=layout)
+    assert made is not None
+    return made + getattr(layer, f"{name}_bias")[of_rows] if layer.has_bias else made
 
 
 class FrozenStackedExperts(FrozenExperts):

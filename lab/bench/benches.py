@@ -20,6 +20,7 @@ from . import (
     linear,
     numerics,
     products,
+    rows,
     training,
 )
 from .bench import Bench
@@ -33,6 +34,7 @@ BENCHES: dict[str, Bench] = {
         einsum.BENCH,
         casts.BENCH,
         linear.BENCH,
+        rows.BENCH,
         experts.BENCH,
         fp4_experts.BENCH,
         few_experts.BENCH,

@@ -1,11 +1,17 @@
-"""Layers that are trained, forward and backward, beside the same in BF16 by torch. Warm, on a GPU."""
+"""Layers that are trained, forward and backward, beside the same in BF16 by torch, and by torchao. Warm, on a GPU.
+
+torchao is measured where it is installed. It needs no C extension: its Python files on PYTHONPATH are enough.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -13,8 +19,9 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from deep_gemm.convert import to_fp8_training
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.nn import Experts, Linear, keep_casts
+from deep_gemm.nn import Experts, keep_casts
 
 from . import table
 from .bench import Bench, planned
@@ -22,7 +29,7 @@ from .cases import Shape, floor_of
 from .contenders import BF16, OURS
 from .experts_by_torch import chains_in_bf16
 from .linear import relative_error
-from .products import SETTLE_SECONDS, measure_each
+from .products import SETTLE_SECONDS, measure_each, raise_if_lost, reason
 from .report import Add, Announce, Report, Row
 from .timing import KernelEvent, profiled, warm
 
@@ -31,17 +38,21 @@ METHOD = (
     "each step; time between CUDA events around each of 10 steps behind 3 that warm up, median, least and most, the "
     "host's waits included; mode forward: forward alone in grad mode; parameters and inputs BF16, random normal "
     "numbers; each token goes to top-k different experts at random; casts kept: in a block of keep_casts, of a step "
-    "behind the first; bf16: torch.nn.functional.linear, or sorting, index_select, grouped_mm, silu * up, grouped_mm "
-    "and index_add, and torch's autograd; operations: three times those of forward; peak_bytes: the most that torch "
-    "allocated in a step above what was allocated before it, "
+    "behind the first; by rows: recipe='row' of a linear layer; torchao rowwise: torchao.float8 by its recipe of that "
+    "name, eager and by torch.compile; bf16: torch.nn.Linear, or sorting, index_select, grouped_mm, silu * up, "
+    "grouped_mm and index_add, and torch's autograd; operations: three times those of forward; peak_bytes: the most "
+    "that torch allocated in a step above what was allocated before it, "
     "gradients included; parts: microseconds of each kernel of a step by torch.profiler, those of one name that "
     "follow each other as one, wait: none ran for more than 3 us; error: the largest relative one of the result and "
-    "the gradients beside bf16, of every n-th expert's if those of all are more than 2 GiB"
+    "the gradients beside bf16, of every n-th expert's if those of all are more than 2 GiB; regression: two layers "
+    "with a SiLU between learn numbers of two that are given, FP32 weights, autocast to BF16, AdamW at 1e-3, the same "
+    "seeds and numbers for all; error: the squared error over the numbers' square, mean of the last 10 steps"
 )
-EXPERTS, LINEAR = "train_experts", "train_linear"
+EXPERTS, LINEAR, REGRESSION = "train_experts", "train_linear", "train_regression"
 KEPT = "deep_gemm, casts kept"
 """A batch of several between two steps of an optimizer, but for the first: weights are cast already."""
-CONTENDERS = (OURS, KEPT, BF16)
+ROWS, AO, AO_COMPILED = "deep_gemm by rows", "torchao rowwise", "torchao rowwise compiled"
+CONTENDERS = (OURS, KEPT, ROWS, AO, AO_COMPILED, BF16)
 STEP, FORWARD = "step", "forward"
 MOST_ERROR = 0.1
 """`TYPICAL_OF_EXPERTS` of the tests: six operands are rounded to FP8."""
@@ -51,9 +62,11 @@ SHAPES: tuple[Shape, ...] = (
     (32, 8, 8192, 7168, 2048),
     (256, 8, 8192, 7168, 2048),
     *((tokens, n, k) for n, k in ((4096, 4096), (14336, 4096), (7168, 18432)) for tokens in (4096, 16384)),
+    (4096, 1024, 4096, 300),
 )
-"""Experts, top-k, tokens, hidden, intermediate; or tokens, n, k of a linear layer."""
-OF_EXPERTS = len(SHAPES[0])
+"""Experts, top-k, tokens, hidden, intermediate; tokens, n, k of a linear layer; or tokens, width, width between the
+layers and steps of a regression."""
+KINDS = {3: LINEAR, 4: REGRESSION, 5: EXPERTS}
 MAX_NAME = 48
 MOST_COMPARED = 1 << 31
 """Bytes of a result or gradient, above which a part of it stands for all."""
@@ -67,15 +80,17 @@ def shapes_of(*, quick: bool = False) -> Sequence[Shape]:
 
 
 def kind_of(shape: Shape) -> str:
-    """Tell a mixture of experts from a linear layer by how many numbers its shape has."""
-    return EXPERTS if len(shape) == OF_EXPERTS else LINEAR
+    """Tell kinds apart by how many numbers a shape has."""
+    return KINDS[len(shape)]
 
 
 def measure(shapes: Sequence[Shape], *, only: Sequence[str] = (), add: Add, announce: Announce) -> None:
     """Measure steps of layers of these shapes."""
     measure_each(
         [(kind_of(shape), shape) for shape in shapes],
-        lambda _, shape: rows_of(shape, layers_of(shape, "cuda"), only),
+        lambda kind, shape: (
+            learned(shape, "cuda", only) if kind == REGRESSION else rows_of(shape, layers_of(shape, "cuda"), only)
+        ),
         add,
         announce,
     )
@@ -108,13 +123,15 @@ def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
     if kind_of(shape) == LINEAR:
         tokens, n, k = shape
         x, grad = (torch.randn(tokens, width, **said) for width in (k, n))
-        linear = Linear(k, n, bias=False, **said)
+        linear = torch.nn.Linear(k, n, bias=False, **said)
         both = [x.requires_grad_(), linear.weight]
-        plain = torch.nn.functional.linear
-        return {
-            **dict.fromkeys((OURS, KEPT), Layer(lambda: linear(x), both, grad)),
-            BF16: Layer(lambda: plain(x, linear.weight), both, grad),
-        }
+
+        def layer(name: str) -> Layer:
+            own = torch.nn.Linear(k, n, bias=False, device="meta")
+            own.weight = linear.weight
+            return Layer(partial(converted(name, torch.nn.Sequential(own)), x), both, grad)
+
+        return {name: layer(name) for name in linear_contenders()}
     num_experts, topk, tokens, hidden, intermediate = shape
     x, grad = (torch.randn(tokens, hidden, **said) for _ in range(2))
     logits, ids = torch.randn(tokens, num_experts, device=device, dtype=torch.float32).topk(topk)
@@ -123,6 +140,58 @@ def layers_of(shape: Shape, device: str) -> dict[str, Layer]:
     (_, in_bf16), *_ = chains_in_bf16(x, ids, p, experts.w1, experts.w2, with_compiled=False)
     ours = Layer(lambda: experts(x, ids, p), leaves, grad)
     return {OURS: ours, KEPT: ours, BF16: Layer(in_bf16, leaves, grad)}
+
+
+def linear_contenders() -> list[str]:
+    """List the ways to compute a linear layer."""
+    return [name for name in CONTENDERS if name not in (AO, AO_COMPILED) or find_spec("torchao") is not None]
+
+
+def converted(name: str, model: torch.nn.Module) -> Any:
+    """Convert linear layers as a contender computes them. torchao emulates its products where there is no GPU."""
+    if name in (OURS, KEPT, ROWS):
+        to_fp8_training(model, recipe="row" if name == ROWS else "block")
+    elif name != BF16:
+        float8 = import_module("torchao.float8")
+        config = float8.Float8LinearConfig.from_recipe_name("rowwise")
+        emulates = next(model.parameters()).is_cpu
+        float8.convert_to_float8_training(model, config=replace(config, emulate=emulates))
+    if name != AO_COMPILED:
+        return model
+    torch._dynamo.reset()  # a layer ahead of this one is no reason to compile for any shape, or not at all
+    return torch.compile(model, dynamic=False)
+
+
+def learned(shape: Shape, device: str, only: Sequence[str] = ()) -> list[Row]:
+    """Train two layers in each way, on the same numbers, and give the losses at the end."""
+    tokens, width, inner, steps = shape
+    rows = []
+    for name in linear_contenders():
+        if name == KEPT or (only and name not in only):
+            continue
+        torch.manual_seed(0)
+        model, right = (
+            torch.nn.Sequential(torch.nn.Linear(width, inner), torch.nn.SiLU(), torch.nn.Linear(inner, width))
+            for _ in range(2)
+        )
+        optimizer = torch.optim.AdamW(model.to(device).parameters(), lr=1e-3)
+        forward, losses, right = converted(name, model), [], right.to(device)
+        for step in range(steps):
+            x = torch.randn(tokens, width, generator=torch.Generator().manual_seed(step), dtype=torch.float32).to(
+                device
+            )
+            with torch.no_grad():
+                y = right(x)
+            with torch.autocast(device, torch.bfloat16):
+                got = forward(x)
+            loss = (got.float() - y).square().mean() / y.square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        last = float(torch.stack(losses[-10:]).mean())
+        rows.append(Row(REGRESSION, shape, name, STEP, error=last, failed=None if last < 1 else "it learned nothing"))
+    return rows
 
 
 def work_of(shape: Shape) -> tuple[int, int]:
@@ -142,14 +211,21 @@ def work_of(shape: Shape) -> tuple[int, int]:
 def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list[Row]:
     """Compare the results of all, and time those that are asked for: steps, and forward alone."""
     operations, moved = work_of(shape)
-    error = error_of(layers)
-    wrong = None if error <= MOST_ERROR else f"wrong: relative error {error:.2g}, expected {MOST_ERROR}"
     floor_us = round(floor_of(3 * operations, moved), 3)
     rows = []
     for name, layer in layers.items():
         if only and name not in only:
             continue
-        more: dict[str, Any] = {"error": error, "failed": wrong} if name == OURS else {}
+        more: dict[str, Any] = {}
+        try:
+            if name not in (KEPT, BF16):
+                error = error_of(layers, name)
+                wrong = f"wrong: relative error {error:.2g}, expected {MOST_ERROR}"
+                more = {"error": error, "failed": None if error <= MOST_ERROR else wrong}
+        except Exception as exception:
+            raise_if_lost(exception)
+            rows.append(Row(kind_of(shape), shape, name, STEP, failed=reason(exception)))
+            continue
         time.sleep(SETTLE_SECONDS)
         with keep_casts() if name == KEPT else nullcontext():
             of_step, of_forward = (asdict(warm(call)) for call in (layer.step, layer.forward))
@@ -160,12 +236,12 @@ def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list
     return rows
 
 
-def error_of(layers: dict[str, Layer]) -> float:
+def error_of(layers: dict[str, Layer], name: str = OURS) -> float:
     """Find the largest relative error of the result and the gradients.
 
     A GPU may not have room for the gradients of both ways: then some experts' are compared.
     """
-    ours, right = ([some_of(each) for each in layers[name].run()] for name in (OURS, BF16))
+    ours, right = ([some_of(each) for each in layers[way].run()] for way in (name, BF16))
     errors = [relative_error(*each) for each in zip(ours, right, strict=True)]
     return float(torch.tensor(errors, dtype=torch.float64).max())  # NaN is the largest
 
@@ -222,8 +298,25 @@ def tables(report: Report) -> list[Table]:
         table.Column("forward", lambda line: table.figure(forward.get((line.row.shape, OURS)))),
         table.Column("bf16", lambda line: table.figure(forward.get((line.row.shape, BF16)))),
     )
-    lines = table.lines_of(report, mode=STEP)
-    return [table.table_of("training", columns, lines), *(_time_line(line.row) for line in lines if line.row.parts)]
+    lines = table.lines_of(report, OURS, EXPERTS, LINEAR, mode=STEP)
+    by_rows = (
+        table.shape("linear layers"),
+        table.ours("by rows"),
+        table.time(OURS, "blocks"),
+        table.time(AO, "torchao"),
+        *table.beside(AO_COMPILED, "compiled"),
+        *table.beside(BF16, "bf16"),
+    )
+    found = [table.table_of("training", columns, lines), *(_time_line(line.row) for line in lines if line.row.parts)]
+    if lines := table.lines_of(report, ROWS, LINEAR, mode=STEP):
+        found.append(table.table_of("scales by row", by_rows, lines))
+    if learned_by := [row for row in report.rows if row.kind == REGRESSION]:
+        found.append(table.new_table("loss of a regression at its end"))
+        for heading in ("shape", "contender", "loss"):
+            found[-1].add_column(heading)
+        for row in learned_by:
+            found[-1].add_row(table.name_of(row.shape), row.contender, f"{row.error:.4g}")
+    return found
 
 
 def _gigabytes(row: Row | None) -> str:
@@ -240,5 +333,5 @@ def _time_line(row: Row) -> Table:
     return found
 
 
-PLAN = planned(shapes_of, measure, (3, 5), "128,8,32768,2048,768")
+PLAN = planned(shapes_of, measure, (3, 4, 5), "128,8,32768,2048,768")
 BENCH = Bench("training", METHOD, PLAN, tables, contenders=CONTENDERS)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, RUN_COLUMNS, WHOLE, Scales
+from deep_gemm.core.check.recipes import E2M1, MX, PER_ROW, WHOLE, Scales
 from deep_gemm.core.check.ue8m0 import numbers_of
 from deep_gemm.gemm.kinds.output import values_of
 from deep_gemm.gemm.packed import as_e4m3
@@ -65,7 +65,7 @@ def allowed_difference(p: Problem, right: Tensor, partial_sums: float) -> Tensor
     assert p.of_a is not None and p.of_b is not None
     columns = min(p.of_a.columns, p.of_b.columns)
     if p.of_a == WHOLE:
-        columns, partial_sums = RUN_COLUMNS, partial_sums * (RUN_COLUMNS // PER_ROW.columns)
+        columns = PER_ROW.columns
     share = partial_sums + (2 * ceil_div(p.k, columns) + 1) * FP32_UNIT
     bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.of_b, p.of_a) * (share / (1 - share))
     bound += 2 * FP32_UNIT * right.double().abs()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from deep_gemm.core.check.checks import Operand
-from deep_gemm.core.check.recipes import RUN_COLUMNS
+from deep_gemm.gemm.config.tall import BLOCK_K
 
 from .dense import DenseTrial
 from .fp8_gemm_decode import DecodeTrial
@@ -15,13 +15,13 @@ from .library import HostKernel
 from .trial import same
 
 LARGE, SMALL = 448.0, 0.25
-"""Numbers whose squares are further apart than the bits that tensor cores keep; one run adds up small ones exactly."""
+"""Numbers whose squares are further apart than the bits that tensor cores keep; small ones add up exactly."""
 
 
 class _Promoted(DenseTrial):
     """A large number at the beginning of k, small ones behind; `truncate` is for them.
 
-    The first run loses its small numbers. All others' must be in D, to the bit.
+    The first k-block loses its small numbers. All others' must be in D, to the bit.
     """
 
     def operands(self, generator: torch.Generator) -> tuple[Operand, Operand]:
@@ -33,9 +33,9 @@ class _Promoted(DenseTrial):
         return (a, torch.ones(self.m, 1, dtype=torch.float32)), (b, torch.ones(self.n, 1, dtype=torch.float32))
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare D with the sum of the runs."""
+        """Compare D with the sums of the k-blocks."""
         d = self.outcome(kernel).d
-        same("d", d, torch.full_like(d, LARGE**2 + (self.k - RUN_COLUMNS) * SMALL**2))
+        same("d", d, torch.full_like(d, LARGE**2 + (self.k - BLOCK_K) * SMALL**2))
         return 0.0
 
 

@@ -141,11 +141,12 @@ def samples() -> Iterator[Sample]:
     yield call(ops.fp8_einsum.into, "bhd,bhr->hdr", *columns, *columns, fp32(GROUPS, K, K), None, [1, 1, 128], True)
     w, grad, types = fp32(N, K), bf16(M, N), [torch.bfloat16, torch.float32]
     kept = deep_gemm.per_token_cast_to_fp8(torch.nn.functional.pad(bf16(M, K), (0, 0, 0, 10)).t(), mn_major=True)
-    yield call(ops.nn_linear_rows.default, bf16(M, K), w, bf16(N), 1)
-    yield call(ops.nn_linear_rows.default, fp32(M, K), w, None, 0)
-    yield call(ops.nn_linear_gradients.default, grad, w, *kept, *types)
-    yield call(ops.nn_linear_gradients.default, grad, w, None, None, *types)
-    yield call(ops.nn_linear_gradients.default, grad, None, *kept, *types)
+    yield call(ops.nn_linear_rows.default, bf16(M, K), w, bf16(N), 1, 128)
+    yield call(ops.nn_linear_rows.default, fp32(M, K), w, None, 0, 128)
+    yield call(ops.nn_linear_rows.default, fp32(200, K), w, None, 1, 0)  # more rows than share a scale in blocks
+    yield call(ops.nn_linear_gradients.default, grad, w, *kept, *types, 128)
+    yield call(ops.nn_linear_gradients.default, grad, w, None, None, *types, 0)
+    yield call(ops.nn_linear_gradients.default, grad, None, *kept, *types, 128)
     w1, w2, h, types = fp32(GROUPS, 64, 48), fp32(GROUPS, 48, 32), bf16(M * TOPK, 64), types + types[1:] * 2
     every = [*deep_gemm.expert_rows(routes(M).clamp_min(0), GROUPS)]  # a row without a route would hold anything
     for products in ("fp8", "bf16"):

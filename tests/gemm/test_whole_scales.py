@@ -12,7 +12,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.fp4 import quantize_mxfp4
-from deep_gemm.core.check.recipes import RUN_COLUMNS
+from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.gemm.ask.dense import dense_problem
 from deep_gemm.gemm.ask.rows import contiguous_problem
 from lab.casts import cast_by_torch
@@ -43,16 +43,16 @@ COUNTS = torch.tensor([M, 0, 7], dtype=torch.int32)
 
 
 def promoted(a: Tensor, b: Tensor) -> Tensor:
-    """Sums of runs, each exact, added in FP32."""
+    """Sums of 128 columns, each exact, added in FP32."""
     total = torch.zeros(len(a), len(b), dtype=FP32)
-    for first in range(0, a.shape[1], RUN_COLUMNS):
-        ks = slice(first, first + RUN_COLUMNS)
+    for first in range(0, a.shape[1], SCALE_BLOCK):
+        ks = slice(first, first + SCALE_BLOCK)
         total += (a[:, ks].double() @ b[:, ks].double().T).float()
     return total
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-def test_runs_are_added_in_fp32_and_scaled_once(dtype: torch.dtype) -> None:
+def test_sums_of_128_are_added_in_fp32_and_scaled_once(dtype: torch.dtype) -> None:
     c = numbers(M, N, seed=2).to(dtype)
     d = torch.empty(M, N, dtype=dtype)
     deep_gemm.fp8_gemm_nt(A, B0, d, c, **WHOLE)

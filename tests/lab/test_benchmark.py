@@ -558,8 +558,8 @@ def measured(folder: Path, *arguments: str, code: int = 0) -> tuple[Report, str]
         (
             "bench sparse",
             "kind: expected one of dense, grouped, fp4_dense, fp4_masked, fp4_contiguous, fine_dense, fine_masked, "
-            "einsum, casts, linear, experts, fp4_experts, few_experts, bf16_experts, attention, hc, bf16, training, "
-            "distributed, host, compile, numerics, got 'sparse'",
+            "einsum, casts, linear, rows, experts, fp4_experts, few_experts, bf16_experts, attention, hc, bf16, "
+            "training, distributed, host, compile, numerics, got 'sparse'",
         ),
         ("bench dense --shapes 1,2", "shapes: expected three or four positive integers"),
         ("bench compile --shapes 1,8,16", "--shapes chooses products, casts and layers, bench compile has its own"),
@@ -571,8 +571,8 @@ def measured(folder: Path, *arguments: str, code: int = 0) -> tuple[Report, str]
         ("bench linear --only ,", "only: expected some of deep_gemm, product_alone, bf16, copy, torch, got ','"),
         (
             "bench dense --only deep_gemm",
-            "--only chooses contenders of einsum, casts, linear, experts, fp4_experts, few_experts, bf16_experts, "
-            "attention, hc, bf16, training, distributed, not of bench dense",
+            "--only chooses contenders of einsum, casts, linear, rows, experts, fp4_experts, few_experts, "
+            "bf16_experts, attention, hc, bf16, training, distributed, not of bench dense",
         ),
         ("bench casts --shapes 1,2", "shapes: expected some that are measured, got '1,2'"),
         ("bench casts --shapes 1", "shapes: expected two positive integers like 8192,7168, got '1'"),

@@ -480,8 +480,9 @@ def test_rows_of_one_shape(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     layers = training.layers_of(shape, "cpu")
     rows = training.rows_of(shape, layers, ())
+    by_rows = [training.ROWS] if shape == MATRIX else []
     assert [(row.contender, row.mode) for row in rows] == [
-        (name, mode) for name in (OURS, training.KEPT, BF16) for mode in (training.STEP, training.FORWARD)
+        (name, mode) for name in (OURS, training.KEPT, *by_rows, BF16) for mode in (training.STEP, training.FORWARD)
     ]
     step, forward, *_ = rows
     assert (step.failed, step.kind, step.peak_bytes) == (None, training.kind_of(shape), 1 << 31)
@@ -491,6 +492,30 @@ def test_rows_of_one_shape(shape: tuple[int, ...]) -> None:
     assert (alone.contender, alone.error) == (BF16, None)
     (wrong, _, *_) = training.rows_of(shape, {**layers, OURS: layers[OURS]._replace(grad=-layers[OURS].grad)}, ())
     assert wrong.failed is not None and wrong.failed.startswith("wrong: relative error 2")
+
+
+def test_a_contender_that_fails_leaves_the_others_their_times() -> None:
+    layers = training.layers_of(MATRIX, "cpu")
+
+    def broken() -> torch.Tensor:
+        raise RuntimeError("no kernel of this name")
+
+    layers[training.ROWS] = layers[training.ROWS]._replace(forward=broken)
+    rows = training.rows_of(MATRIX, layers, (training.ROWS, BF16))
+    assert [(row.contender, row.failed, row.us) for row in rows] == [
+        (training.ROWS, "RuntimeError: no kernel of this name", None),
+        *[(BF16, None, 2000.0)] * 2,
+    ]
+
+
+def test_all_ways_learn_a_regression_and_end_near_each_other() -> None:
+    rows = training.learned((64, 32, 48, 40), "cpu")
+    losses = {row.contender: row.error for row in rows}
+    assert list(losses) == [OURS, training.ROWS, BF16]
+    assert len({*losses.values()}) == 3
+    assert all(error is not None and error == pytest.approx(losses[BF16], rel=0.02) for error in losses.values())
+    assert all(error is not None and error < 0.95 for error in losses.values())
+    assert [row.contender for row in training.learned((64, 32, 48, 2), "cpu", (BF16,))] == [BF16]
 
 
 def test_an_error_is_that_of_the_whole_whatever_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

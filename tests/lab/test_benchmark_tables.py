@@ -32,6 +32,7 @@ from lab.bench import (
     machine,
     numerics,
     products,
+    rows,
     training,
     yardsticks,
 )
@@ -51,7 +52,14 @@ LAYERS = ("linear", "experts", "fp4_experts", "few_experts", "bf16_experts")
 LISTED: Mapping[str, Listed] = {
     **{
         name: module.KINDS.shapes_of()
-        for name, module in {"einsum": einsum, "casts": casts, "attention": attention, "hc": hc, "bf16": bf16}.items()
+        for name, module in {
+            "einsum": einsum,
+            "casts": casts,
+            "attention": attention,
+            "hc": hc,
+            "bf16": bf16,
+            "rows": rows,
+        }.items()
     },
     **{
         name: [(name, shape) for shape in module.shapes_of()]
@@ -69,6 +77,7 @@ WIDE = ("casts", "attention", "hc", "bf16", "host", "numerics")
 """Benches whose cells may be cut where a terminal has 80 columns."""
 RIVALS = {
     "casts": {OURS: 60.0, COPY: 30.0, casts.COMPILED: 90.0, EAGER: 120.0},
+    "rows": {OURS: 60.0, "torch_fast": 80.0, "torch_exact": 90.0, "cutlass": 75.0, "deep_gemm_128x128": 120.0},
     "linear": {OURS: 60.0, ALONE: 50.0, BF16: 90.0, COPY: 10.0, EAGER: 100.0},
     "experts": {OURS: 60.0, ALONE: 50.0, BF16: 90.0, EAGER: 100.0},
     "einsum": {OURS: 60.0, einsum.ROW_MAJOR: 63.0, BF16: 120.0, ALONE: 40.0},
@@ -78,13 +87,14 @@ RIVALS = {
     "few_experts": {OURS: 60.0, fp4.VLLM: 120.0, READ: 30.0},
     "bf16_experts": {OURS: 60.0, BF16: 80.0, fp4.VLLM: 120.0, READ: 30.0},
     **dict.fromkeys(("fine_dense", "fine_masked"), OF_FINE),
-    "training": {OURS: 60.0, BF16: 90.0},
+    "training": {OURS: 60.0, training.ROWS: 80.0, training.AO: 160.0, training.AO_COMPILED: 100.0, BF16: 90.0},
     "distributed": {distributed.GROUP: 60.0, distributed.FUSED: 55.0, distributed.MEGA: 45.0, ALONE: 50.0},
     "host": {"deep_gemm.fp8_gemm_nt": 60.0},
     "numerics": {OURS: 60.0, FAST: 90.0, BF16: 120.0},
 }
 LINES: Mapping[str, tuple[str, ...]] = {
     "casts": ("cast_1x128 1x7168 60.00 50% 30.00 90.00 120.0 1.67",),
+    "rows": ("4096x28672x4096 60.00 80.00 0.75 90.00 0.67 75.00 0.80 120.0 0.50", "from 1024 28 0.75 0.67 0.80 0.50"),
     "linear": ("4096x2112x7168 60.00 50.00 1.20 60.00 1.00 90.00 0.67 100.0", "4096 7 1.20 1.00 0.67"),
     "experts": ("256 8192 7168x2048 60.00 90.00 0.67 50.00 83% 100.0", "256 7168x2048 7 0.67"),
     "einsum": ("4096x8x4096x1024 60.00 63.00 120.0 0.50 212.5 0.28", "4096x32768x512 60.00 40.00 1.50 129.5 0.46"),
@@ -106,6 +116,8 @@ LINES: Mapping[str, tuple[str, ...]] = {
     "training": (
         "128x8x32768x2048x768 60.00 90.00 0.67 5000 2.1 2.1 60.00 90.00",
         "a step of 128x8x32768x2048x768 us",
+        "4096x4096x4096 80.00 60.00 160.0 100.0 0.80 90.00 0.89",
+        "4096x1024x4096x300 deep_gemm by rows 0.01",
         "product 54.00",
     ),
     "distributed": ("ep_layer 384 8192 1 60.00 55.00 45.00 50.00 5.00",),

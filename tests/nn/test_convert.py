@@ -73,6 +73,28 @@ def test_a_model_is_trained_by_our_layers_and_all_that_refers_to_it_stays() -> N
     assert repr(model.down) == "Linear(in_features=272, out_features=144, bias=False, products=fp8)"
 
 
+def test_a_recipe_is_that_of_the_layers_and_state_dicts_are_the_same() -> None:
+    models = Mlp(), Mlp()
+    for model, recipe in zip(models, ("block", "row"), strict=True):
+        done = to_fp8_training(model, recipe=recipe)
+        assert (done.converted, done.note) == (["up", "down"], "")
+    by_block: Any = models[0]
+    by_row: Any = models[1]
+    assert same_state(by_row.state_dict(), by_block.state_dict())
+    by_row.load_state_dict(fp8_checkpoint())  # blocks' scales, which are multiplied
+    by_row.load_state_dict(by_block.state_dict())
+    ours = deep_gemm.nn.Linear(HIDDEN, INTER, recipe="row")
+    ours.load_state_dict(by_row.up.state_dict())
+    assert vars(by_row.up).keys() == vars(ours).keys()
+    x = numbers(20, HIDDEN)
+    assert same_bits(by_row.up(x), ours(x))
+    assert not same_bits(by_row.up(x), by_block.up(x))
+    assert repr(by_row.down).endswith("products=fp8, recipe=row)")
+    by_row.up.recipe = "block"  # between steps
+    assert same_bits(by_row.up(x), by_block.up(x))
+    assert to_fp8_inference(by_row).converted == ["up", "down"]
+
+
 def test_gradients_are_added_to_main_grad_if_one_says_so() -> None:
     model: Any = Mlp()
     to_fp8_training(model, accumulates_main_grad=True)

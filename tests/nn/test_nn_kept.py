@@ -76,6 +76,26 @@ def test_batches_of_a_block_share_casts_and_have_the_same_bits(
     assert [len(each) for each in others] == [3, 3]
 
 
+def test_layers_of_both_recipes_that_share_a_weight_have_casts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_block, by_row = (Linear(HIDDEN, HIDDEN, bias=False, recipe=recipe) for recipe in ("block", "row"))
+    by_row.weight = by_block.weight
+
+    def run() -> list[Tensor]:
+        found = []
+        for layer in (by_block, by_row):
+            x = batch(0).float().requires_grad_()
+            y = layer(x)
+            found += [y.detach(), *torch.autograd.grad(y.square().sum(), (x, layer.weight))]
+        return found
+
+    right = run()
+    calls = count_calls(monkeypatch, kept, "cast_both_ways", "per_token_cast_to_fp8")
+    with keep_casts():
+        assert same(run() + run(), right + right)
+    assert sorted(calls) == ["cast_both_ways", "per_token_cast_to_fp8", "per_token_cast_to_fp8"]
+    assert not torch.equal(right[0], right[3])
+
+
 def test_a_weight_that_changes_is_cast_again() -> None:
     model = Model()
     with keep_casts():

@@ -31,6 +31,7 @@ from deep_gemm.nn import linear as module
 
 IN, OUT = 272, 144
 TYPES = [torch.bfloat16, torch.float32, torch.float16]
+RECIPES = ["block", "row"]
 numbers = partial(helpers.numbers, seed=1)
 
 
@@ -65,6 +66,7 @@ def test_parameters_and_state_are_those_of_torch(bias: bool) -> None:
     ours.load_state_dict(theirs.state_dict())
     assert isinstance(ours, torch.nn.Linear)
     assert repr(ours) == f"Linear(in_features=32, out_features=48, bias={bias}, products=fp8)"
+    assert repr(Linear(32, 48, bias, recipe="row")) == f"{repr(ours)[:-1]}, recipe=row)"
     assert Linear(32, 48, device="meta").weight.is_meta
     assert same_bits(copy.deepcopy(ours).weight, ours.weight)
 
@@ -89,6 +91,13 @@ def test_a_type_that_no_weight_is_trained_in_is_refused_at_once(dtype: Any) -> N
     with pytest.raises(ValueError, match=f"^dtype: expected {types}, got {dtype!r}$"):
         Linear(16, 16, dtype=dtype)
     assert Linear(16, 16, dtype=torch.float64).weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("recipe", ["rows", None, 0, []])
+def test_a_recipe_that_is_none_is_refused_at_once(recipe: Any) -> None:
+    for make in (partial(Linear, 16, 16), partial(deep_gemm.convert.to_fp8_training, torch.nn.Linear(16, 16))):
+        with pytest.raises(ValueError, match=f"^recipe: expected 'block' or 'row', got {re.escape(repr(recipe))}$"):
+            make(recipe=recipe)
 
 
 @pytest.mark.parametrize("shape", [(), (4, IN + 16)])
@@ -116,12 +125,68 @@ def test_it_is_three_products_of_casts(tokens: int, w_dtype: torch.dtype, dtype:
     assert (y.dtype, of_x.dtype) == (dtype, dtype)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [1, 16, 130])
+def test_by_rows_it_is_three_public_products_of_public_casts(tokens: int, bias: bool, dtype: torch.dtype) -> None:
+    layer: Any = layer_of(bias=bias, recipe="row")
+    x, grad = numbers(tokens, IN, dtype=dtype), numbers(tokens, OUT, dtype=dtype, seed=2)
+    y, of_x, of_weight, *_ = trained(layer, x, grad)
+    type_of_d = dtype if dtype == torch.bfloat16 else torch.float32
+
+    def product(a: Tensor, b: Tensor, dtype: torch.dtype, c: Tensor | None = None) -> Tensor:
+        """Multiply along k, which zeros fill up to a multiple of 16. A C of one row is added to all rows."""
+        d = torch.empty(len(a), len(b), dtype=dtype)
+        fp8_a, fp8_b = (
+            deep_gemm.per_token_cast_to_fp8(torch.nn.functional.pad(each, (0, -each.shape[1] % 16)), gran_k=0)
+            for each in (a, b)
+        )
+        deep_gemm.fp8_gemm_nt(fp8_a, fp8_b, d, c, recipe_a=(1, 0), recipe_b=(1, 0))
+        return d
+
+    w = layer.weight.detach()
+    assert same_bits(y, product(x, w, type_of_d, layer.bias.detach().to(type_of_d) if bias else None).to(dtype))
+    assert same_bits(of_x, product(grad, w.t(), type_of_d).to(dtype))
+    assert same_bits(of_weight, product(grad.t(), x.t(), torch.float32))
+    layer.accumulates_main_grad, before = True, torch.randn(OUT, IN)
+    layer.weight.main_grad = before.clone()
+    layer(x).backward(grad)
+    assert same_bits(layer.weight.main_grad, product(grad.t(), x.t(), torch.float32, before))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_small_regression_is_learned_as_in_fp32(recipe: str) -> None:
+    """Two layers find the weights of two that are given; without gradients of one of them they would not."""
+    losses = []
+    for kind in (partial(Linear, recipe=recipe), torch.nn.Linear):
+        torch.manual_seed(0)
+        model, right = (torch.nn.Sequential(kind(64, 64), torch.nn.ReLU(), kind(64, 32)) for _ in range(2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        found = []
+        for seed in range(60):
+            x = numbers(96, 64, seed=seed, dtype=torch.float32)
+            with torch.no_grad():
+                y = right(x)
+            loss = (model(x) - y).square().mean() / y.square().mean()
+            found.append(float(loss))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append(found)
+    (first, *_, last), in_fp32 = losses
+    assert last < 0.25 * first
+    assert abs(last - in_fp32[-1]) < 0.02 * first
+
+
 SIZES = st.integers(1, 12).map(lambda i: 16 * i)
+SPREADS = st.sampled_from([0, 2, 6])
 
 
 @settings(max_examples=60)
-@given(tokens=st.integers(1, 300), k=SIZES, n=SIZES, seed=st.integers(0, 2**16), spread=st.sampled_from([0, 2, 6]))
-def test_gradients_are_within_the_stated_bound(tokens: int, k: int, n: int, seed: int, spread: int) -> None:
+@given(st.sampled_from(RECIPES), st.integers(1, 300), SIZES, SIZES, st.integers(0, 2**16), SPREADS)
+def test_gradients_are_within_the_stated_bound(
+    recipe: str, tokens: int, k: int, n: int, seed: int, spread: int
+) -> None:
     """Of whatever numbers, in norms of the operands; of random ones, in the norm of the gradient itself."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -130,7 +195,7 @@ def test_gradients_are_within_the_stated_bound(tokens: int, k: int, n: int, seed
         return torch.randn(shape, generator=generator) * size
 
     torch.manual_seed(seed)
-    ours, theirs = Linear(k, n), torch.nn.Linear(k, n)
+    ours, theirs = Linear(k, n, recipe=recipe), torch.nn.Linear(k, n)
     theirs.load_state_dict({"weight": drawn(n, k), "bias": drawn(n)})
     ours.load_state_dict(theirs.state_dict())
     x, grad, w = drawn(tokens, k), drawn(tokens, n), theirs.weight.detach()
@@ -164,12 +229,13 @@ def test_wrong_gradients_are_not_within_the_bound() -> None:
     assert error(of_x, grad @ layer.weight) < TYPICAL < error(of_x * 1.1, grad @ layer.weight)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_without_gradients_the_bits_are_the_same_and_those_of_the_layer_of_inference(
-    dtype: torch.dtype, bias: bool
+    dtype: torch.dtype, bias: bool, recipe: str
 ) -> None:
-    layer, x = layer_of(bias=bias), numbers(3, 7, IN, dtype=dtype)
+    layer, x = layer_of(bias=bias, recipe=recipe), numbers(3, 7, IN, dtype=dtype)
     y = layer(x)
     assert y.requires_grad
     with torch.no_grad():
@@ -177,14 +243,17 @@ def test_without_gradients_the_bits_are_the_same_and_those_of_the_layer_of_infer
     with torch.inference_mode():
         assert same_bits(layer(x), y.detach())
     if dtype == torch.bfloat16:
-        w, b = deep_gemm.per_block_cast_to_fp8(layer.weight.detach()), layer.bias.bfloat16() if bias else None
+        by_row = partial(deep_gemm.per_token_cast_to_fp8, gran_k=0)
+        cast = deep_gemm.per_block_cast_to_fp8 if recipe == "block" else by_row
+        w, b = cast(layer.weight.detach()), layer.bias.detach().bfloat16() if bias else None
         of_inference = some(deep_gemm.linear(x, w, bias=b))
         assert same_bits(of_inference, y.detach())
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("leading", [(), (1,), (2, 3), (2, 1, 4)])
-def test_any_leading_dimensions_and_strides(leading: tuple[int, ...]) -> None:
-    layer, x, grad = layer_of(), numbers(*leading, IN), numbers(*leading, OUT, seed=2)
+def test_any_leading_dimensions_and_strides(leading: tuple[int, ...], recipe: str) -> None:
+    layer, x, grad = layer_of(recipe=recipe), numbers(*leading, IN), numbers(*leading, OUT, seed=2)
     found = trained(layer, x, grad)
     rows = trained(layer, x.reshape(-1, IN), grad.reshape(-1, OUT))
     assert found[0].shape == (*leading, OUT)
@@ -202,15 +271,16 @@ def test_gradients_that_are_expanded_or_transposed() -> None:
         assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("leading", [(0,), (2, 0)])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_no_tokens_give_gradients_of_zero(leading: tuple[int, ...], dtype: torch.dtype) -> None:
-    x = numbers(*leading, IN, dtype=dtype)
-    y, of_x, *of_parameters = trained(layer_of(), x, numbers(*leading, OUT, dtype=dtype))
+def test_no_tokens_give_gradients_of_zero(leading: tuple[int, ...], dtype: torch.dtype, recipe: str) -> None:
+    layer, x = layer_of(recipe=recipe), numbers(*leading, IN, dtype=dtype)
+    y, of_x, *of_parameters = trained(layer, x, numbers(*leading, OUT, dtype=dtype))
     assert (y.shape, of_x.shape) == ((*leading, OUT), (*leading, IN))
     assert not any(bool(of_one.any()) for of_one in of_parameters)
     with torch.no_grad():
-        assert layer_of()(x).shape == (*leading, OUT)
+        assert layer(x).shape == (*leading, OUT)
 
 
 # What nobody needs
@@ -314,10 +384,14 @@ def test_there_is_no_gradient_of_a_gradient(loss: Any, observed: bool) -> None:
 # In the company of torch
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool) -> None:
-    layer, leaf = layer_of(device="meta"), torch.empty(2, 3, IN, dtype=dtype, device="meta", requires_grad=True)
+def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool, recipe: str) -> None:
+    layer, leaf = (
+        layer_of(device="meta", recipe=recipe),
+        torch.empty(2, 3, IN, dtype=dtype, device="meta", requires_grad=True),
+    )
     with torch.set_grad_enabled(grad):
         y = layer(leaf)
     assert (y.device.type, y.dtype, y.shape, y.requires_grad) == ("meta", dtype, (2, 3, OUT), grad)
@@ -363,9 +437,10 @@ def test_torch_counts_three_products(tokens: int) -> None:
     assert counter.get_total_flops() == 2 * one
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_decides_the_type_and_weights_keep_theirs(dtype: torch.dtype) -> None:
-    layer, x, grad = layer_of(), numbers(20, IN, dtype=torch.float32), numbers(20, OUT, dtype=dtype)
+def test_autocast_decides_the_type_and_weights_keep_theirs(dtype: torch.dtype, recipe: str) -> None:
+    layer, x, grad = layer_of(recipe=recipe), numbers(20, IN, dtype=torch.float32), numbers(20, OUT, dtype=dtype)
     expected = trained(layer, x.to(dtype), grad)
     leaf = x.clone().requires_grad_()
     layer.zero_grad()
@@ -381,9 +456,14 @@ def test_autocast_decides_the_type_and_weights_keep_theirs(dtype: torch.dtype) -
     assert same_bits(some(layer.weight.grad), expected[2])
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> None:
-    layers, x, grad = torch.nn.Sequential(layer_of(), torch.nn.SiLU()), numbers(40, IN), numbers(40, OUT, seed=2)
+def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, recipe: str) -> None:
+    layers, x, grad = (
+        torch.nn.Sequential(layer_of(recipe=recipe), torch.nn.SiLU()),
+        numbers(40, IN),
+        numbers(40, OUT, seed=2),
+    )
 
     class Recomputed(torch.nn.Module):
         def __init__(self) -> None:
@@ -398,10 +478,13 @@ def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> N
 
 
 @pytest.mark.parametrize("frozen", one_in(2, ["", "weight", "x"]))
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(("backend", "recipe"), [("aot_eager", "block"), ("inductor", "block"), ("aot_eager", "row")])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_model_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, frozen: str, device: str) -> None:
-    model: Any = torch.nn.Sequential(layer_of(bias=False), torch.nn.ReLU(), Linear(OUT, OUT, bias=False)).to(device)
+def test_a_model_is_compiled_as_one_graph_and_has_the_same_bits(
+    backend: str, recipe: str, frozen: str, device: str
+) -> None:
+    layers = layer_of(bias=False, recipe=recipe), torch.nn.ReLU(), Linear(OUT, OUT, bias=False, recipe=recipe)
+    model: Any = torch.nn.Sequential(*layers).to(device)
     model[0].weight.requires_grad_(frozen != "weight")
     counter = CompileCounterWithBackend(backend)
     compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
@@ -430,8 +513,9 @@ def test_a_program_that_has_loaded_dtensor_compiles_as_well(monkeypatch: pytest.
     assert sharding._known == [True]
 
 
-def test_a_compiled_model_under_autocast_and_checkpointing() -> None:
-    model, x, grad = layer_of(), numbers(40, IN, dtype=torch.float32), numbers(40, OUT, seed=2)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_compiled_model_under_autocast_and_checkpointing(recipe: str) -> None:
+    model, x, grad = layer_of(recipe=recipe), numbers(40, IN, dtype=torch.float32), numbers(40, OUT, seed=2)
 
     def recomputed(x: Tensor) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
@@ -542,12 +626,13 @@ def test_a_main_grad_that_cannot_be_added_to_is_refused(buffer: Tensor | None, m
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [0, 1, 5, 130, 1000, 4096])
-def test_a_gpu_gives_what_the_cpu_gives(tokens: int, w_dtype: torch.dtype, dtype: torch.dtype) -> None:
+def test_a_gpu_gives_what_the_cpu_gives(tokens: int, w_dtype: torch.dtype, dtype: torch.dtype, recipe: str) -> None:
     """Casts are the same to the bit, so products are as near as a tensor core's sums are."""
-    layer = layer_of(dtype=w_dtype)
+    layer = layer_of(dtype=w_dtype, recipe=recipe)
     x, grad = numbers(tokens, IN, dtype=dtype), numbers(tokens, OUT, dtype=dtype, seed=2)
     got = trained(copy.deepcopy(layer).cuda(), x.cuda(), grad.cuda())
     if tokens <= 200:
@@ -565,8 +650,9 @@ def test_a_gpu_gives_what_the_cpu_gives(tokens: int, w_dtype: torch.dtype, dtype
 
 
 @pytest.mark.gpu
-def test_main_grad_on_a_gpu_is_added_to() -> None:
-    layer = layer_of(dtype=torch.bfloat16, accumulates_main_grad=True).cuda()
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_main_grad_on_a_gpu_is_added_to(recipe: str) -> None:
+    layer = layer_of(dtype=torch.bfloat16, accumulates_main_grad=True, recipe=recipe).cuda()
     plain = copy.deepcopy(layer)
     plain.accumulates_main_grad = False
     weight: Any = layer.weight

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from helpers import same_bits
-from nn_cases import TYPICAL_OF_EXPERTS, error
+from nn_cases import TYPICAL_OF_EXPERTS, error, kept_by_autograd
 from torch import Tensor
 
 from deep_gemm import nn, per_block_cast_to_fp8
-from deep_gemm.convert import dequantized_state_dict, to_fp8_inference, to_fp8_training
-from deep_gemm.nn.stacked import NAME_FP8, WEIGHTS, FrozenStackedExperts
+from deep_gemm.convert import dequantized_state_dict, to_bf16_training, to_fp8_inference, to_fp8_training
+from deep_gemm.nn.stacked import NAME, NAME_FP8, WEIGHTS, FrozenStackedExperts
 
 transformers: Any = pytest.importorskip("transformers", minversion="5.17")
 
@@ -71,13 +71,86 @@ def test_one_call_trains_experts_too_and_tells_the_share() -> None:
     assert (again.converted, again.in_fp8()) == ([], done.in_fp8())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_call_trains_experts_in_bf16_and_leaves_linear_layers(dtype: torch.dtype) -> None:
+    model = model_of().to(dtype)
+    plain, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    done = to_bf16_training(model)
+    assert done.converted == EXPERTS
+    layer, ours = of_experts(model), nn.Experts(4, 64, 128, dtype=dtype, products="bf16")
+    weights = 2 * sum(getattr(layer, name).numel() for name in WEIGHTS)
+    assert (done.multiplied_in("bf16"), done.in_fp8()) == (weights, 0)
+    assert str(done).startswith(f"in BF16: {weights / done.parameters:.1%} of")
+    assert "layers converted to BF16: 2, left: 12\n" in str(done)
+    assert "now in BF16: experts\n" in str(done)
+    assert {done.left[f"model.layers.0.self_attn.{name}_proj"] for name in "qkvo"} == {
+        "a linear layer, which stays torch's"
+    }
+    assert model.config._experts_implementation == NAME
+    loss, right = (each(tokens(), labels=tokens()).loss for each in (model, plain))
+    assert error(loss, right) < 1e-3
+    for each in (loss, right):
+        each.backward()
+    for got, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert got.grad.any()
+        assert error(got.grad, expected.grad) < 0.02  # BF16's, which FP8 would not keep
+    optimizer.step()
+    assert model(tokens(), labels=tokens()).loss < loss
+    ours.load_state_dict(dict(zip(("w1", "w2"), (getattr(layer, name) for name in WEIGHTS), strict=True)))
+    grads = []
+    for each, names in ((layer, WEIGHTS), (ours, ("w1", "w2"))):
+        leaves = [getattr(each, name) for name in names]
+        x, ids, p = routed(model)
+        with kept_by_autograd(*leaves) as kept:
+            y = each(x.to(dtype), ids, p)
+        assert not any(each.dtype == torch.float8_e4m3fn for each in kept)
+        grads.append((y.detach(), *torch.autograd.grad(y.square().sum(), leaves)))
+    assert all(same_bits(a, b) for a, b in zip(*grads, strict=True))
+    again = to_bf16_training(model)
+    assert (again.converted, again.multiplied_in("bf16")) == ([], weights)
+
+
+def test_experts_go_from_fp8_to_bf16_and_back_and_keep_state_dicts() -> None:
+    model = model_of()
+    state = copy.deepcopy(model.state_dict())
+    in_fp8 = to_fp8_training(model, recipe="row")
+    assert "experts have a scale for 128x128 of a weight: recipe='row' is for linear layers" in str(in_fp8)
+    assert "recipe" not in str(to_fp8_training(model_of()))
+    assert model.model.layers[0].self_attn.q_proj.recipe == "row"
+    found = [of_experts(model)(*routed(model))]
+    in_bf16 = to_bf16_training(model)
+    assert in_bf16.converted == EXPERTS
+    assert in_bf16.left["model.layers.1.self_attn.q_proj"] == "in FP8 already"
+    assert in_bf16.in_fp8() + in_bf16.multiplied_in("bf16") == in_fp8.in_fp8()
+    found.append(of_experts(model)(*routed(model)))
+    assert to_fp8_training(model).converted == EXPERTS
+    found.append(of_experts(model)(*routed(model)))
+    assert same_bits(found[0], found[2])
+    assert 0 < error(found[1], found[0]) < TYPICAL_OF_EXPERTS
+    assert all(same_bits(value, state[name]) for name, value in model.state_dict().items())
+    both = torch.nn.ModuleList([torch.nn.Linear(16, 16), nn.Experts(2, 16, 16, products="bf16")])
+    assert to_fp8_training(both).left == {"1": "in BF16 already"}
+
+
+def test_experts_whose_sizes_are_multiples_of_8_are_trained_in_bf16_alone() -> None:
+    model = model_of("qwen3_moe", moe_intermediate_size=40)
+    assert to_bf16_training(model, lambda name, _: name == EXPERTS[0]).converted == EXPERTS[:1]
+    assert to_bf16_training(model).converted == EXPERTS[1:]
+    in_fp8 = to_fp8_training(model_of("qwen3_moe", moe_intermediate_size=40))
+    assert in_fp8.left[EXPERTS[0]] == "intermediate: expected a multiple of 16, which FP8 products need, got 40"
+    for other in (model_of("gpt_oss"), torch.nn.Linear(16, 16)):
+        with pytest.raises(ValueError, match=r"^model: expected a layer .* converted, got none\nin BF16: 0.0% of"):
+            to_bf16_training(other)
+
+
 def test_experts_that_a_filter_leaves_stay_as_they_are() -> None:
     """All read one configuration, which says how experts are computed."""
-    model = model_of()
-    plain = copy.deepcopy(model)
-    to_fp8_training(model, lambda name, _: name == EXPERTS[1])
-    same = [same_bits(*(m.get_submodule(name)(*routed(m)) for m in (model, plain))) for name in EXPERTS]
-    assert same == [True, False]
+    for chosen in EXPERTS:
+        model = model_of()
+        plain = copy.deepcopy(model)
+        to_fp8_training(model, lambda name, _: name == chosen)  # noqa: B023
+        same = [same_bits(*(m.get_submodule(name)(*routed(m)) for m in (model, plain))) for name in EXPERTS]
+        assert same == [name != chosen for name in EXPERTS]
     assert to_fp8_training(model).converted[-1].startswith("model.layers.1")
     assert not same_bits(of_experts(model)(*routed(model)), of_experts(plain)(*routed(plain)))
     model.set_experts_implementation("eager")

@@ -46,8 +46,6 @@ MX = Scales(1, 32)
 WHOLE, TENSOR = Scales(1, 0), Scales(0, 0)
 """A scale for all columns of each row, and one for all rows too: 0 says "all"."""
 _KNOWN = RECIPES, (*RECIPES_OF_A, (1, 0), (0, 0)), (*RECIPES_OF_B, (1, 0), (0, 0))
-RUN_COLUMNS = 512
-"""Columns whose products a tensor core adds up before FP32 does, if no scale changes along k."""
 BLOCKS_OF_32, BLOCKS_OF_64 = Scales(32, 32), Scales(64, 64)
 """Finer blocks of B than the usual ones."""
 USUAL = PER_ROW, PER_BLOCK

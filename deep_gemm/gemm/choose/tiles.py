@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ...core.check.layout import ceil_div
-from ...core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW, WHOLE
+from ...core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW
 from ..config.decode import DECODED, DecodeConfig, decode_config
 from ..config.of_tile import tile_config
 from ..config.tall import BLOCK_K, GemmConfig
@@ -123,8 +123,6 @@ TILES_CHUNKS = (*_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2)
 """Tiles if blocks of B with a scale are smaller than 128 x 128: whether parts of k fold is asked of 128 columns."""
 TILES_FINE = (Tile(64, 64), *_splits(Tile(64, 128), 1, 2, 4), *_splits(Tile(128, 128), 1, 2), *_FEW_FINE)
 """Tiles if other scales have fewer than 128 columns."""
-TILES_WHOLE = (*(tile for tile in TILES if tile.block_m * tile.block_n < 256 * 128), Tile(128, 192, cluster_m=2))
-"""Tiles if no scale changes along k: a run's sums take as many registers as the totals, so higher ones do not fit."""
 OUTPUTS_BY_NAME = {output.name: output for operands in OPERANDS_OF[DENSE] for output in OUTPUTS_OF[operands]}
 
 TILES_OF_HEADS = (
@@ -207,7 +205,7 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
         return TILES_OF_HEADS if output.sfb == PER_BLOCK else HEADS_PER_ROW
     by_row = TILES_PER_ROW if output.sfb == PER_ROW else TILES
     tiles = TILES_CHUNKS if output.has_chunks else TILES_FINE if output.parts > 1 else by_row
-    tiles = TILES_FP4 if output.b == E2M1 else TILES_WHOLE if output.sfa == WHOLE else tiles
+    tiles = TILES_FP4 if output.b == E2M1 else tiles
     decodes = output.b in DECODED and output in OUTPUTS_OF[output.operands]
     if output.operands in (USUAL_OPERANDS, OPERANDS_BY_ROW) and decodes:
         return tiles
@@ -220,8 +218,6 @@ def _tiles_for_rows(output: Output) -> tuple[Tile, ...]:
     has_addresses, by_counts = output.epilogue.has_row_addresses, output.work.has_planes
     if output.sfb == PER_ROW and output.parts == 1:
         return ROWS_PER_ROW
-    if output.sfa == WHOLE:
-        return (*ROWS[:-1], *FEW)
     if output.b == E2M1 and has_addresses:
         return ROWS_FP4
     if output.has_chunks:

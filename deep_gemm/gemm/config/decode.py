@@ -8,7 +8,7 @@ from functools import cache
 from typing import ClassVar
 
 from ...core.check.layout import align, ceil_div
-from ...core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, RUN_COLUMNS, USUAL, WHOLE, Scales, Values
+from ...core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, USUAL, WHOLE, Scales, Values
 from ...core.check.ue8m0 import Words
 from ...core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from ...core.kernel import Config, constants_of
@@ -272,7 +272,6 @@ class DecodeConfig(Config):
             **constants_of(self, "ctas_per_sm", "cluster_k", "shared_bytes", "with_c"),
             **(self.constants_of_rows() if self.work.groups_rows else {}),
             **(self.constants_of_fine_scales() if self.is_fine else {}),
-            **({"kRunKBlocks": RUN_COLUMNS // BLOCK_K} if self.sfa == WHOLE else {}),
             "kNumMathWarps": self.num_math_warpgroups * 4,
             "kClusterN": 1,
             "kMulticastCtas": 1,  # a CTA loads into its own slots alone

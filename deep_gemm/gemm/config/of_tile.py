@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any, TypeVar
 
 from ...core.check.layout import ceil_div
-from ...core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW, RUN_COLUMNS, WHOLE
+from ...core.check.recipes import E2M1, PER_64, PER_BLOCK, PER_ROW
 from ...core.gpu import SHARED_BYTES_LIMIT, WGMMA_ROWS
 from ..kinds.output import Output
 from .tall import BLOCK_K, RASTER_GROUP, GemmConfig
@@ -46,7 +46,7 @@ def tile_config(
     unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
     keeps_row_scales = output.sfb == PER_ROW and units_along_m > 1 and unit_n == block_n
     kept = unit_n // 4 if keeps_row_scales else 0
-    num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 + kept <= room and output.sfa != WHOLE else 1
+    num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 + kept <= room else 1
     if keeps_row_scales:
         run_k_blocks, has_tail = 1, False  # longer lines gain nothing there, and take registers
     else:
@@ -132,8 +132,6 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
     than a plain loop, with scales by row 2%; scales of A for 64 columns and FP4 tiles of 256x128 leave no registers.
     With two sets lines of 4 are 2% faster than of 2 in small tiles and with scales by row, level in others (an H200).
     """
-    if output.sfa == WHOLE:
-        return RUN_COLUMNS // BLOCK_K, True
     if output.work.is_along_k:
         return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
     if output.parts > 1 and (output.sfa, output.sfb) != (PER_64, PER_BLOCK):

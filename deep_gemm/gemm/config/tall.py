@@ -459,10 +459,6 @@ class GemmConfig(Config, Output):
             "a scale of A for each 128, 64 or 32 columns, or for all",
         )
         yield (self.sfa == WHOLE) == (self.sfb == WHOLE), "scales of all columns on both sides or on none"
-        yield (
-            self.units_per_warpgroup == 1 or self.sfa != WHOLE,
-            "one unit for each warpgroup with scales of all columns",
-        )
         plain_tiles = work.takes_fine_scales and not (epilogue.activates or epilogue.skips_mid)
         yield (
             self.parts == 1 or plain_tiles,
@@ -494,6 +490,7 @@ class GemmConfig(Config, Output):
         work, epilogue = self.work, self.epilogue
         stores = "split" if self.cluster_k > 1 else epilogue.source
         scales = "by_row_kept" if self.keeps_row_scales else "by_row" if self.loads_sfb else "by_block"
+        scales = "whole" if self.sfa == WHOLE else scales
         scales = "by_chunk" if self.has_chunks else scales
         scales = "by_slot" if self.converts_b else "by_halves" if epilogue.activates else scales
         convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
@@ -504,7 +501,7 @@ class GemmConfig(Config, Output):
             "DESTINATION": f"epilogue/{epilogue.destination}.cuh",
             "WORK": f"work/{work.source}.cuh",
             "CONVERT": f"convert/{convert}.cuh",
-            "MAINLOOP": f"mainloop{'_of_runs' if self.sfa == WHOLE else ''}.cuh",
+            "MAINLOOP": "mainloop.cuh",
             "SCALES": f"scales/{scales}.cuh",
             "EPILOGUE": f"epilogue/{stores}.cuh",
             **of_rows,

@@ -60,10 +60,10 @@ DEVICE void issue_k_block(float (&partial)[kAccumulators], uint32_t b_address, u
   ptx::wgmma_commit_group();
 }
 
-// Multiplies k-blocks, of which the ring has B, and promotes them. `scales` begin with the first; `a_address` says where A is of
-// the i-th, whose B is in this slot. Accumulator 4 * g + i of a thread: token 8 * g + lane % 4 * 2 + i % 2, column
+// Multiplies k-blocks, of which the ring has B, and promotes them, by `scales`, which begin with the first, unless !kScaled.
+// `a_address` says where A is of the i-th, whose B is in this slot. Accumulator 4 * g + i of a thread: token 8 * g + lane % 4 * 2 + i % 2, column
 // lane / 4 + i / 2 * 8 of its warp's 16. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".)
-template <typename AddressOfA>
+template <bool kScaled = true, typename AddressOfA>
 DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& a_address, const float* scales,
                               uint32_t count, RingPosition& at, float (&total)[kAccumulators]) {
   const uint32_t lane = ptx::lane_index();
@@ -78,14 +78,14 @@ DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& 
       for (uint32_t g = 0; g < kBlockTokens / 8; ++g)
         scale[g] = ptx::ld_shared_v2_f32(scales + i * kBlockTokens + g * 8 + lane % 4 * 2);
     };
-    if constexpr (kScalesFit) load_scales();  // while the tensor cores work
+    if constexpr (kScaled && kScalesFit) load_scales();  // while the tensor cores work
     ptx::fence_registers(partial);
     ptx::wgmma_wait_group<0>();
     release(ring, at, lane);
-    if constexpr (!kScalesFit) load_scales();
+    if constexpr (kScaled && !kScalesFit) load_scales();
 #pragma unroll
     for (uint32_t j = 0; j < kAccumulators; ++j)
-      total[j] = ptx::fma(partial[j], j % 2 ? scale[j / 4].y : scale[j / 4].x, total[j]);
+      total[j] = kScaled ? ptx::fma(partial[j], j % 2 ? scale[j / 4].y : scale[j / 4].x, total[j]) : ptx::add_rn(total[j], partial[j]);
   }
 }
 

@@ -1,8 +1,8 @@
-// B in E4M3, if no scale changes along k: runs.cuh.
+// B in E4M3, if no scale changes along k: partial sums are added up as they are, and the totals are scaled.
 #pragma once
 #include "decode/product.cuh"
 #include "decode/tile.cuh"
-#include "runs.cuh"
+#include "factors.cuh"
 
 using ScaleStorage = float[4];  // all are in registers
 
@@ -13,9 +13,12 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   float of_tokens[ceil_div(kBlockTokens, 32)], of_rows[2];  // of every 32nd token; of the thread's rows of B
   load_scales(of_tokens, p.sfa, p.sfa_stride_m, work.row_m + lane, 32, p.m);
   load_scales(of_rows, p.sfb, p.sfb_stride_n, work.row_n + warp * 16 + lane / 4, 8, p.n);
-  const RunOperands operands = {ptx::smem_descriptor_low(ptx::smem_address(shared.b) + warp / 4 * 64 * kBlockK),
-                                ptx::smem_descriptor_low(ptx::smem_address(shared.a)), kBBytes / 16, kABytes / 16};
-  multiply_runs<kBlockTokens>(shared.ring, operands, work.end_k_block - work.k_block, at, total);
+  const uint32_t b_address = ptx::smem_address(shared.b) + warp / 4 * 64 * kBlockK, a_address = ptx::smem_address(shared.a);
+#pragma unroll
+  for (float& x : total) x = 0;
+  multiply_k_blocks<false>(
+      shared.ring, b_address, [&](uint32_t, uint32_t stage) { return a_address + stage * kABytes; }, nullptr,
+      work.end_k_block - work.k_block, at, total);
 #pragma unroll
   for (uint32_t i = 0; i < kAccumulators; ++i) {
     const uint32_t token = i / 4 * 8 + lane % 4 * 2 + i % 2;

@@ -67,7 +67,8 @@ class LinearStep(Step):
         super().__init__(draw)
         self.m, self.n, self.k = draw.size(1, 1500), draw.size(16, 2000, 16), draw.size(16, 2000, 16)
         dtype, of_weight = draw.rng.choice(TYPES), draw.rng.choice((torch.bfloat16, torch.float32))
-        self.layer = nn.Linear(self.k, self.n, bias=False, device="meta")
+        self.recipe = draw.rng.choice(("block", "row"))
+        self.layer = nn.Linear(self.k, self.n, bias=False, device="meta", recipe=self.recipe)
         self.operands = {
             "x": draw.matrix((self.m, self.k), dtype),
             "weight": torch.empty(self.n, self.k, dtype=of_weight, device=draw.device),
@@ -77,11 +78,16 @@ class LinearStep(Step):
     def right(self) -> dict[str, Right]:
         """Three products in FP64 of the numbers that casts make."""
         x, weight, grad = self.operands.values()
-        w = spread(*cast_blocks(weight, Target(128, 128)), 128)
+
+        def cast(operand: torch.Tensor) -> torch.Tensor:
+            return as_cast(operand, 128 if self.recipe == "block" else operand.shape[1])
+
+        blocks = spread(*cast_blocks(weight, Target(128, 128)), 128)
+        w, turned = (blocks, blocks.t()) if self.recipe == "block" else (cast(weight), cast(weight.t()))
         products = {
-            "y": (as_cast(x, 128), w, x.dtype),
-            "dx": (as_cast(grad, 128), w.t(), x.dtype),
-            "dweight": (as_cast(grad.t(), 128), as_cast(x.t(), 128), weight.dtype),
+            "y": (cast(x), w, x.dtype),
+            "dx": (cast(grad), turned, x.dtype),
+            "dweight": (cast(grad.t()), cast(x.t()), weight.dtype),
         }
         return {name: Right(*fp8.product(a, b, None, dtype, False)) for name, (a, b, dtype) in products.items()}
 

@@ -21,11 +21,13 @@ def whole(output: Output, **more: object) -> Output:
     return replace(output, sfa=WHOLE, sfb=WHOLE, **more)  # type: ignore[arg-type]
 
 
-TALL, WIDE = tile_config(128, 96, whole(FP32)), tile_config(64, 192, whole(BF16_C32))
-SHARED = tile_config(128, 64, whole(FP32), cluster_m=2)
-SPLIT = tile_config(64, 64, whole(FP32_C), cluster_k=3)
-COUNTS = tile_config(64, 64, whole(FP32_C, work=works.COUNTS))
-ENDS = tile_config(128, 64, whole(BF16_C32, work=works.ENDS))
+ODD = 1296  # 11 k-blocks, so that every tile has code for any number of them
+TALL, WIDE = tile_config(128, 96, whole(FP32), k=ODD), tile_config(128, 256, whole(BF16_C32), k=ODD)
+HIGH = tile_config(256, 128, whole(FP32), k=ODD)
+SHARED = tile_config(128, 64, whole(FP32), cluster_m=2, k=ODD)
+SPLIT = tile_config(64, 64, whole(FP32_C), cluster_k=3, k=ODD)
+COUNTS = tile_config(64, 64, whole(FP32_C, work=works.COUNTS), k=ODD)
+ENDS = tile_config(128, 64, whole(BF16_C32, work=works.ENDS), k=ODD)
 DECODE = DecodeConfig(48, 3, 2, 1, is_fp32=True, sfa=WHOLE, sfb=WHOLE)
 DECODE_SPLIT = DecodeConfig(16, 3, 2, 3, is_fp32=True, sfa=WHOLE, sfb=WHOLE)
 DECODE_ROWS = DecodeConfig(8, 3, is_fp32=True, with_c=True, work=works.ENDS, sfa=WHOLE, sfb=WHOLE)
@@ -34,6 +36,7 @@ TRIALS = [
     *(DenseTrial(TALL, 200, 152, 1296, seed) for seed in (1, 2)),
     *(DenseTrial(TALL, 130, 200, 2048, 3, name) for name in ("late_loads", "slow_math", "slow_producer", "slow_lanes")),
     *(DenseTrial(WIDE, 61, 328, 656, seed) for seed in (4, 5)),
+    DenseTrial(HIGH, 270, 152, 1296, 5),
     *(DenseTrial(SHARED, 300, 72, 1296, seed, name) for seed, name in ((6, "slow_cta"), (7, "late_loads"))),
     *(DenseTrial(SPLIT, 61, 136, k, 8) for k in (1808, 3344)),
     *(RowsTrial(COUNTS, (3, 0, 70), seed, rows=77, n=72, k=656, num_groups=None) for seed in (9, 10)),
@@ -46,52 +49,40 @@ TRIALS = [
     DecodeRowsTrial(DECODE_ROWS, (3, 3, 14), 17, rows=20, alignment=1, n=72, k=656),
 ]
 
-_RUNS, _LOOP, _FEW_ROWS = "runs.cuh", "mainloop_of_runs.cuh", "decode/whole.cuh"
+_FACTORS, _LOOP, _FEW_ROWS = "factors.cuh", "scales/whole.cuh", "decode/whole.cuh"
 _WORK, _ROWS = "work/rows.cuh", "decode/rows.cuh"
-_ACCUMULATES = "(i | k) != 0"
 
 MUTATIONS = [
-    # Runs
-    Mutation("full is not waited for", _RUNS, "      wait_until_loaded(ring, at);\n", ""),
-    Mutation("the last product is not waited for", _RUNS, "    ptx::wgmma_wait_group<0>();\n", ""),
-    Mutation("slots are given back one product early", _RUNS, "wgmma_wait_group<1>();", "wgmma_wait_group<2>();"),
+    # Sums
+    Mutation("totals are the last k-block's", _LOOP, "ptx::fma(partial[i], 1.0f, total[i])", "partial[i]"),
+    Mutation("slots are not given back", _LOOP, "if (piece + 1 == kPieces) release_slot", "if (false) release_slot"),
+    Mutation("slots are given back by each piece", _LOOP, "if (piece + 1 == kPieces) release_slot", "release_slot"),
     Mutation(
-        "the last slot is not given back", _RUNS, "    release(ring, last, ptx::lane_index());\n#pragma", "#pragma"
+        "few rows' totals are the last k-block's", "decode/tile.cuh", "ptx::add_rn(total[j], partial[j])", "partial[j]"
     ),
     Mutation(
-        "a run's other slots are not given back",
-        _RUNS,
-        "if (i != 0) release(ring, last",
-        "if (false) release(ring, last",
+        "few rows' totals do not begin as zeros",
+        _FEW_ROWS,
+        "for (float& x : total) x = 0;",
+        "for (float& x : total) x = 1;",
     ),
-    Mutation("a run adds to the one before", _RUNS, _ACCUMULATES, "true"),
-    Mutation("each k-block begins from zero", _RUNS, _ACCUMULATES, "k != 0"),
-    Mutation("each product begins from zero", _RUNS, _ACCUMULATES, "i != 0"),
-    Mutation("a run is all of k", _RUNS, "left < kRunKBlocks ? left : kRunKBlocks", "left"),
-    Mutation("a run is a k-block", _RUNS, "left < kRunKBlocks ? left : kRunKBlocks", "1"),
-    Mutation("the first run counts for all", _RUNS, "    left -= count;\n", "    break;\n"),
-    Mutation("totals are the last run's", _RUNS, "ptx::add_rn(total[i], sum[i])", "sum[i]"),
-    Mutation("totals do not begin as zeros", _RUNS, "for (float& x : total) x = 0;", "for (float& x : total) x = 1;"),
-    Mutation("always the first slot of A", _RUNS, "at.stage * operands.next_64", "0"),
-    Mutation("always the first slot of B", _RUNS, "at.stage * operands.next_n", "0"),
     # Scales
-    Mutation("scales are read past the last", _RUNS, "(row < rows ? row : rows - 1) * stride", "row * stride"),
-    Mutation("every row has the first one's scale", _RUNS, "row += step) to", "row += 0) to"),
-    Mutation("scales lie beside each other", _RUNS, "rows - 1) * stride)", "rows - 1))"),
+    Mutation("scales are read past the last", _FACTORS, "(row < rows ? row : rows - 1) * stride", "row * stride"),
+    Mutation("every row has the first one's scale", _FACTORS, "row += step) to", "row += 0) to"),
+    Mutation("scales lie beside each other", _FACTORS, "rows - 1) * stride)", "rows - 1))"),
     Mutation("A's scales are the first group's", _LOOP, "sfa += tile.group * p.whole_sfa[2];", ";"),
     Mutation("A's scales are the first tile's", _LOOP, "tile.row_m + ptx::warp_index()", "ptx::warp_index()"),
     Mutation("all warps have the first one's scales", _LOOP, "ptx::warp_index() * 16 + ", ""),
     Mutation("B's scales are the first tile's", _LOOP, "tile.row_n + ptx::lane_index()", "ptx::lane_index()"),
-    Mutation("rows are taken for each other", _LOOP, "of_rows[i / 2 % 2]", "of_rows[i % 2]"),
+    Mutation("rows are taken for each other", _LOOP, "[i / 2 % 2] * of_column", "[i % 2] * of_column"),
     Mutation("columns are taken for each other", _LOOP, "i / 4 * 8 + i % 2, lane", "i / 4 * 8 + i / 2 % 2, lane"),
     Mutation("columns past the 32nd have the first ones' scales", _LOOP, "of_columns[column / 32]", "of_columns[0]"),
     Mutation("all lanes have one column", _LOOP, "column % 32 + ptx::lane_index() % 4 * 2", "column % 32"),
-    Mutation("A's scale is left out", _LOOP, "scales.of_rows[i / 2 % 2] * of_column", "of_column"),
-    Mutation("B's scale is left out", _LOOP, "scales.of_rows[i / 2 % 2] * of_column", "scales.of_rows[i / 2 % 2]"),
-    Mutation("all warpgroups multiply the first rows", _LOOP, "(first_a) + warpgroup * 64 * kBlockK)", "(first_a))"),
-    Mutation(
-        "a CTA that splits k multiplies all of it", _LOOP, "k_blocks.end - k_blocks.first, at", "k_blocks.end, at"
-    ),
+    Mutation("A's scale is left out", _LOOP, "first.of_rows[unit / kUnitsAlongN][i / 2 % 2] * of_column", "of_column"),
+    Mutation("B's scale is left out", _LOOP, "[i / 2 % 2] * of_column", "[i / 2 % 2]"),
+    Mutation("all units have the first one's rows", _LOOP, "row + row_of_unit(unit)", "row"),
+    Mutation("rows' scales are the first unit's", _LOOP, "of_rows[unit / kUnitsAlongN][i / 2", "of_rows[0][i / 2"),
+    Mutation("columns' scales are the first unit's", _LOOP, "column_of_unit(unit) + i / 4", "i / 4"),
     # Few rows
     Mutation("tokens have the first tile's scales", _FEW_ROWS, "work.row_m + lane", "lane"),
     Mutation("tokens past the 32nd have the first ones' scales", _FEW_ROWS, "of_tokens[i / 16]", "of_tokens[0]"),
@@ -100,7 +91,7 @@ MUTATIONS = [
     Mutation("rows of B have the first tile's scales", _FEW_ROWS, "work.row_n + warp * 16", "warp * 16"),
     Mutation("all warps have the first one's rows", _FEW_ROWS, "warp * 16 + lane / 4", "lane / 4"),
     Mutation(
-        "both warpgroups multiply the first rows", _FEW_ROWS, "(shared.b) + warp / 4 * 64 * kBlockK)", "(shared.b))"
+        "both warpgroups multiply the first rows", _FEW_ROWS, "(shared.b) + warp / 4 * 64 * kBlockK", "(shared.b)"
     ),
     Mutation("every CTA multiplies all of k", _FEW_ROWS, "work.end_k_block - work.k_block, at", "work.end_k_block, at"),
     # Biases of groups

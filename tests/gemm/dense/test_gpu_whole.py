@@ -72,7 +72,7 @@ def test_chosen_kernels_give_the_references_bits(m: int, n: int, k: int, c: str 
     assert torch.equal(d, right.to(dtype))
 
 
-def test_sums_are_promoted_every_512_columns() -> None:
+def test_sums_are_promoted_every_128_columns() -> None:
     for config in CONFIGS:
         if config.is_fp32 and not config.with_c and not config.work.groups_rows and config.cluster_k == 1:
             if getattr(config, "adds_to_d", False):
