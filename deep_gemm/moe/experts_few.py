@@ -18,7 +18,7 @@ from ..core.gpu import SHARED_BYTES_LIMIT, gpu_of, is_hopper
 from ..core.jit.tensor_map import ElementType, TensorMap
 from ..core.kernel import CodePlan, Config, Kernel, constants_of
 from ..core.settings import num_sms_of
-from ..core.shadow import Mapped, least
+from ..core.shadow import Mapped
 from ..core.wgmma_header import wgmma_bf16_header
 from ..gemm.config.bf16 import BLOCK_K
 from ..gemm.config.decode import RESERVED_SHARED_BYTES, SHARED_BYTES_PER_SM
@@ -26,16 +26,16 @@ from ..gemm.maps import operand_map
 from .check import ExpertsProblem
 from .routing import MAX_PITCH
 
-COLUMNS = (8, 16, 32, 64)
+COLUMNS = (8, 16)
 """Tokens of each configuration, at most."""
 MAX_EXPERTS = 512
 MAX_STAGES = 16
 UNIT_ROWS = 16
 """Rows of a weight that are dealt to CTAs at a time."""
-PREFETCHED_UNITS = 64
-"""Blocks of 64 values of k of such units that a CTA of the second product asks into the L2, behind those in its ring.
+PREFETCHED_UNITS = 112
+"""Blocks of 64 values of k of such units, at most, all of which a CTA of the second product asks for during the first.
 
-On 132 SMs that makes 17 MB, and 31 with the rings: half of the L2.
+On 132 SMs that makes 30 MB, of which rings have room for 13; the L2 has 50.
 """
 
 
@@ -47,7 +47,9 @@ class FewConfig(Config):
     """Tokens, at most."""
     is_second: bool
     """It multiplies activations, not tokens."""
-    num_threads: ClassVar[int] = 288
+    num_threads: ClassVar[int] = 320
+    ctas_per_sm: ClassVar[int] = 2
+    """One of each product."""
 
     @property
     def name(self) -> str:
@@ -55,19 +57,9 @@ class FewConfig(Config):
         return f"{self.columns} tokens, product {1 + self.is_second}"
 
     @property
-    def ctas_per_sm(self) -> int:
-        """CTAs that share an SM: of both products, if a layer takes so little time that it counts when one begins."""
-        return 2 if self.columns <= COLUMNS[1] else 1
-
-    @property
-    def max_units(self) -> int:
-        """Units that are multiplied at a time: with many columns of B more, as each item loads B."""
-        return 8 if self.columns <= COLUMNS[1] else 16
-
-    @property
     def other_bytes(self) -> int:
         """Shared memory besides the ring: tables of experts, sums of warps, barriers."""
-        return MAX_EXPERTS * 16 + 8 * 4 + 8 + MAX_STAGES * 16
+        return MAX_EXPERTS * 8 + 8 * 4 + MAX_STAGES * 16
 
     @property
     def ring_bytes(self) -> int:
@@ -86,8 +78,8 @@ class FewConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        names = "columns", "is_second", "num_threads", "ctas_per_sm", "max_units", "ring_bytes", "shared_bytes"
-        limits = {"kMaxTokens": COLUMNS[-1], "kMaxExperts": MAX_EXPERTS, "kMaxStages": MAX_STAGES}
+        names = "columns", "is_second", "num_threads", "ctas_per_sm", "ring_bytes", "shared_bytes"
+        limits = {"kMaxExperts": MAX_EXPERTS, "kMaxStages": MAX_STAGES}
         return {**constants_of(self, *names), **limits, "kPrefetchedUnits": PREFETCHED_UNITS}
 
 
@@ -102,7 +94,7 @@ def code_plan(config: FewConfig) -> CodePlan:
         qgmma=0,
         tma_loads=2,  # weights and B
         multicast_loads=0,
-        hgmma=4 * config.max_units // 8,
+        hgmma=4,
         ctas_per_sm=config.ctas_per_sm,
     )
 
@@ -118,7 +110,7 @@ KERNEL: Kernel[FewConfig] = Kernel(
 
 
 def serves(p: ExpertsProblem) -> bool:
-    """Tell whether the kernel computes this: at most 64 tokens in BF16, whose rows begin where 16 bytes may."""
+    """Tell whether the kernel computes this: at most 16 tokens in BF16, whose rows begin where 16 bytes may."""
     (tokens, hidden), x = p.x.shape, p.x
     return (
         0 < tokens <= COLUMNS[-1]
@@ -160,10 +152,10 @@ def values_of(
 ) -> dict[str, Any]:
     """Give the members of the kernel's parameters."""
     (tokens, topk), (num_experts, rows, k), n = topk_ids.shape, w.shape, d.shape[1]
-    box_rows = least(b.shape[0], config.columns)
     return {
-        "map_w": Mapped(weight_map(w, config.is_second), w),
-        "map_b": Mapped(operand_map(b, box_rows, BLOCK_K), b),
+        "map_w": Mapped(weight_map(w, 1, is_second=config.is_second), w),
+        "map_fours": Mapped(weight_map(w, 4, is_second=config.is_second), w),
+        "map_b": Mapped(operand_map(b, tokens, BLOCK_K), b),
         "topk_ids": topk_ids,
         "row_of": row_of,
         "d": d,
@@ -175,18 +167,15 @@ def values_of(
         "n": n,
         "k": k,
         "units": rows // UNIT_ROWS,
-        "eights": rows // 8,
-        "step": 2 if config.is_second else 1,
-        "b_bytes": box_rows * BLOCK_K * 2,
+        "units_apart": rows // (16 if config.is_second else 8),
         **gating_values(gating),
     }
 
 
-def weight_map(w: Tensor, is_second: bool) -> TensorMap:
-    """Map the weights of all experts in boxes of a unit: 8 rows of gate and the same of up, or 16 neighbours."""
+def weight_map(w: Tensor, units: int, *, is_second: bool) -> TensorMap:
+    """Map the weights of all experts in boxes of `units`: each 8 rows of gate and the same of up, or 16 neighbours."""
     num_experts, rows, k = w.shape
-    apart = 8 if is_second else rows // 2  # the second 8 rows of a unit
-    eights = (num_experts * rows - apart) // 8
-    return TensorMap(
-        ElementType.BFLOAT16, (k, 8, 2, eights), (k * 2, apart * k * 2, 8 * k * 2), (BLOCK_K, 8, 2, 1), 128
-    )
+    apart, step = (8, 16) if is_second else (rows // 2, 8)  # the second 8 rows of a unit, and the next unit
+    strides = k * 2, apart * k * 2, step * k * 2
+    count = (num_experts * rows - apart - 8) // step + 1
+    return TensorMap(ElementType.BFLOAT16, (k, 8, 2, count), strides, (BLOCK_K, 8, 2, units), 128)

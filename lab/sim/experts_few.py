@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts.gating import Gating, activated
-from deep_gemm.moe.experts_few import COLUMNS, KERNEL, FewConfig, values_of
+from deep_gemm.moe.experts_few import KERNEL, FewConfig, values_of
 
 from ..casts import assert_near_bf16, wider
 from .cast_rows import OF_ACTIVATIONS
@@ -80,7 +80,7 @@ class FewTrial(Trial):
             config,
             draw.choice((config.columns, draw.randint(1, config.columns))),
             draw.randint(1, 4),
-            draw.choice((1, 3, 40, 512)) if config.columns == COLUMNS[0] else draw.choice((1, 6)),
+            draw.choice((1, 3, 40, 512)),
             16 * draw.randint(1, 8) if config.is_second else 8 * draw.randint(1, 12),
             8 * draw.choice((1, 8, 9, 17, 40)),
             seed,

@@ -309,7 +309,7 @@ def experts_few(config: Any, p: Launched) -> None:
     w, b = (int(at(p[name], (1,), INT64)) for name in ("map_w", "map_b"))
     pitch = int(at(p["map_b"] + 12, (1,), INT32))
     row_of, pairs = rows_of(ids, experts)
-    weight = at(w, (experts, p["eights"] * 8, k), BF16)
+    weight = at(w, (experts, p["units"] * 16, k), BF16)
     layout, tokens = torch.tensor(pairs, dtype=INT32).view(-1, 2).t().contiguous()
     a = at(b, (len(pairs) if config.is_second else p["tokens"], k), BF16, (pitch * 8, 1))
     h = torch.empty(len(pairs), weight.shape[1], dtype=BF16)

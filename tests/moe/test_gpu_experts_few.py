@@ -46,7 +46,7 @@ def by_parts(x: Tensor, ids: Tensor, p: Tensor, w1: Tensor, w2: Tensor, gating: 
 
 @pytest.mark.parametrize("said", SAID, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("tokens", sorted({1, 3, *COLUMNS, 33}))
+@pytest.mark.parametrize("tokens", [1, 3, *COLUMNS, 11])
 def test_it_has_the_bits_of_its_parts_each_time(tokens: int, sizes: tuple[int, ...], said: dict[str, Any]) -> None:
     experts, topk, hidden, inter = sizes
     both = weights(experts, hidden, inter)
