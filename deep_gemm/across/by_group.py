@@ -42,8 +42,9 @@ from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_
 
 UNLIMITED = 2**62
 WITH_GRADIENTS = ("x", "topk_weights", "w1", "w2")
-KINDS_OF_X = tuple((dtype, columns) for _, columns in RECIPES_OF_A for dtype in LAYER_TYPES)
-"""Types of x, and how many of its columns share a scale as it travels."""
+COLUMNS: tuple[int | None, ...] = *(columns for _, columns in RECIPES_OF_A), 0, None
+KINDS_OF_X = tuple((dtype, columns) for columns in COLUMNS for dtype in LAYER_TYPES)
+"""Types of x, and how many of its columns share a scale as it travels, 0 for all; None if it travels uncast."""
 IS_FP8 = -1
 """The kind of x, if it is none of `KINDS_OF_X`."""
 NAMES_OF_FACTS = ("num_experts", "hidden", "topk", "dtype of x", "set of gradients")
@@ -65,7 +66,8 @@ class Facts(NamedTuple):
         """Give what an error says of each."""
         asked = [name for bit, name in enumerate(WITH_GRADIENTS) if self.gradients >> bit & 1]
         dtype, columns = ("FP8", SCALE_BLOCK) if self.kind_of_x == IS_FP8 else KINDS_OF_X[self.kind_of_x]
-        kind = f"{dtype}" if columns == SCALE_BLOCK else f"{dtype} with scales of 1x{columns}"
+        kind = f"{dtype}" if columns == SCALE_BLOCK else f"{dtype} with scales of 1x{columns or 'k'}"
+        kind = f"{dtype} uncast" if columns is None else kind
         return *self[:3], kind, " and ".join(asked) or "none"
 
 

@@ -12,8 +12,8 @@ from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.layout import Recipe
 from ..core.check.numbers import integer_in_range
-from ..gemm.kinds.output import USUAL_OPERANDS, ScaledOperands
-from ..linear.check import weight
+from ..gemm.kinds.output import BF16_OPERANDS, USUAL_OPERANDS, Operands
+from ..linear.check import OF_ALL_K, weight
 from ..moe.check import check_routes, layer_output, route_weights
 
 MASTER_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,10 +59,12 @@ def share_of_experts(
     world_size: int,
     gran_k: int | None = None,
     recipe_b: Recipe | None = None,
-) -> tuple[Share, tuple[ScaledOperands, ScaledOperands]]:
+    *,
+    is_bf16: bool = False,
+) -> tuple[Share, tuple[Operands, Operands]]:
     """Check the weights of one process: both are pairs of values and scales, or both are ordinary tensors.
 
-    Give with its share what both products multiply. Tensors become FP8 with the usual scales.
+    Give with its share the operands of both products. Tensors become FP8 with the usual scales, if products are in FP8.
     """
     count = count_of_each(num_experts, world_size)
     sizes: Sizes = {"experts / processes": count}
@@ -72,7 +74,9 @@ def share_of_experts(
     )
     if isinstance(w1, Tensor) != isinstance(w2, Tensor):
         raise ValueError("w2: expected a tensor where w1 is one, and a pair (values, scales) where w1 is a pair")
-    given, operands = {}, [USUAL_OPERANDS, USUAL_OPERANDS]
+    if is_bf16 and not isinstance(w1, Tensor):
+        raise ValueError("products: expected 'fp8' where w1 is a pair (values, scales), got 'bf16'")
+    given, operands = {}, [BF16_OPERANDS if is_bf16 else USUAL_OPERANDS] * 2
     for i, (name, w, axes) in enumerate((("w1", w1, axes1), ("w2", w2, axes2))):
         if isinstance(w, Tensor):
             for its_name, said in (("gran_k", gran_k), ("recipe_b", recipe_b)):
@@ -81,7 +85,7 @@ def share_of_experts(
             checks.shaped(name, w, MASTER_TYPES, axes, sizes)
             given[name] = w
         else:
-            (given[name], given[f"sf{name}"]), operands[i] = weight(name, w, axes, sizes, gran_k, recipe_b)
+            (given[name], given[f"sf{name}"]), operands[i] = weight(name, w, axes, sizes, gran_k, recipe_b, OF_ALL_K)
             checks.weights(name, given[name])
     hidden, intermediate = sizes["hidden"], sizes["intermediate"]
     if sizes["2 intermediate"] != 2 * intermediate:

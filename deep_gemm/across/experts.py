@@ -21,11 +21,11 @@ from ..core.check.checks import Operand, no_gradient, written
 from ..core.check.layout import Recipe
 from ..core.check.numbers import integer_in_range, positive
 from ..core.meeting import Room
-from ..gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS, ScaledOperands, recipes_for
+from ..gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS, Operands, recipes_for
 from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
 from ..moe.routing import stack_routes, sum_rows
-from ..nn.experts import mixture
+from ..nn.experts import BF16, FP8, mixture
 from ..nn.frozen import Holder
 from ..nn.gradients import Trained, as_autocast_says
 from .by_group import KINDS_OF_X, Everywhere, Facts, Plan, Planner, ToExperts, ToTokens
@@ -48,6 +48,7 @@ class Experts(Holder, Trained):
     - `group`: the default group if it is None.
     - `limit`, `gran_k`, `recipe_b`: as for `experts`; the last two are for pairs alone. Tokens travel with a scale for
       each `gran_k` columns. With `peer_memory` scales are for 128 columns of a row and 128x128 of a weight, or FP4's.
+    - `products`: "bf16" computes with tensors in BF16, as for `nn.Experts`, in the prefill form: tokens travel uncast.
     - `room`: the most rows that may come to this process in the prefill form; no limit if it is None.
     - `max_tokens`: the most tokens of any process in the decode form, the same on each process.
     - `peer_memory`: the decode form writes straight into the memory of the other GPUs, all of one node, instead of
@@ -75,11 +76,19 @@ class Experts(Holder, Trained):
         seconds: float = 30.0,
         gran_k: int | None = None,
         recipe_b: Recipe | None = None,
+        products: str = FP8,
     ) -> None:
         super().__init__()
         self.group = group
         self.gran_k, self.recipe_b = gran_k, recipe_b
-        self.share, self.operands = share_of_experts(num_experts, w1, w2, *place_in(group), gran_k, recipe_b)
+        if products not in (FP8, BF16):
+            raise ValueError(f"products: expected {FP8!r} or {BF16!r}, got {products!r}")
+        if products == BF16 and max_tokens is not None:
+            raise NotImplementedError("max_tokens: expected None: the decode form has no products='bf16', got a number")
+        self.products, said = products, (gran_k, recipe_b)
+        self.share, self.operands = share_of_experts(
+            num_experts, w1, w2, *place_in(group), *said, is_bf16=products == BF16
+        )
         self.limit = None if limit is None else positive("limit", limit)
         self.room = None if room is None else integer_in_range("room", room, 0)
         self.w1: torch.nn.Parameter | None = None
@@ -99,7 +108,8 @@ class Experts(Holder, Trained):
             if most is None:
                 reason = "expected max_tokens beside it, got None"
             elif self._has_fine_scales():
-                scaled = [f"{a.rows}x{a.columns} beside {b.rows}x{b.columns}" for _, a, b in self.operands]
+                sides = [[f"{x.rows or 'n'}x{x.columns or 'k'}" for x in each[1:] if x] for each in self.operands]
+                scaled = map(" beside ".join, sides)
                 reason = f"expected scales of 1x128 beside 128x128, or beside FP4, got {' and '.join(scaled)}"
             if reason is not None:
                 raise ValueError(f"peer_memory: {reason}")
@@ -139,10 +149,10 @@ class Experts(Holder, Trained):
         return any(each not in (USUAL_OPERANDS, FP4_OPERANDS) for each in self.operands)
 
     @property
-    def _columns(self) -> int:
-        """Columns of a token that share a scale as it travels."""
+    def _columns(self) -> Any:
+        """Columns of a token that share a scale as it travels; None if it travels uncast."""
         _, of_x, _ = self.operands[0]
-        return of_x.columns
+        return None if of_x is None else of_x.columns
 
     def _device(self) -> torch.device:
         return self.w1_values.device if self.w1 is None else self.w1.device
@@ -179,7 +189,7 @@ class Experts(Holder, Trained):
             facts = facts._replace(topk=topk_ids.shape[1], kind_of_x=kind_of_x, gradients=gradients)
         except MISTAKES as caught:
             mistake = caught
-        if mistake is not None or facts.gradients:
+        if mistake is not None or facts.gradients or self.products == BF16:
             plan = self.planner().plan(topk_ids, mistake, facts)
             return self._trained(x, topk_ids, topk_weights, plan)
         out = self._computed(x, topk_ids, topk_weights, facts)
@@ -197,7 +207,7 @@ class Experts(Holder, Trained):
         return plan.sum_up(plan.back(self._sums(arrived, plan.routes)))
 
     def _trained(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
-        """Compute the mixture with gradients: tokens travel in their own type, as the gradients of weights need them.
+        """Compute the mixture with gradients, or in BF16: tokens travel in their own type, as gradients need them.
 
         The row that is cast is the same, so the result has the bits of the other way.
         """
@@ -207,7 +217,7 @@ class Experts(Holder, Trained):
             rows_x = rows_x.float()  # so that sums are not rounded to FP16, whose range is smaller than BF16's
         rows = self._rows(ids, plan.routes)
         assert self.w1 is not None and self.w2 is not None
-        sums = mixture(rows_x, p, self.w1, self.w2, rows, self.limit)
+        sums = mixture(rows_x, p, self.w1, self.w2, rows, self.limit, self.products)
         return ToTokens.apply(sums, plan, source).to(x.dtype)  # type: ignore[no-any-return, no-untyped-call]
 
     def _rows(self, ids: Tensor, routes: int | None) -> ExpertRows:
@@ -306,7 +316,7 @@ def _summed(
     columns: int,
     here: int,
     first: int,
-    operands: tuple[ScaledOperands, ScaledOperands],
+    operands: tuple[Operands, Operands],
     limit: float | None,
     _: bool,
 ) -> Tensor:

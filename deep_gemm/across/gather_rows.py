@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, ceil_div
-from ..core.kernel import Config, Kernel, constants_of
+from ..core.kernel import Config, Kernel
 from ..core.meeting import MAX_RANKS, MAX_ROW_BYTES, Node, Way, alone
 from ..moe.check import ExpertRows
 
@@ -48,6 +48,8 @@ class GatherRowsConfig(Config):
     rows: int = 32
     columns: int = 4096
     """Columns of a warp: all of them are on their way before the first is stored."""
+    max_blocks = MAX_BLOCKS
+    taken = "num_threads", "ctas_per_sm", "columns", "shared_bytes", "max_blocks"
 
     @property
     def name(self) -> str:
@@ -62,10 +64,6 @@ class GatherRowsConfig(Config):
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.num_threads % 32 == 0, "whole warps"
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
-        return constants_of(self, "num_threads", "ctas_per_sm", "columns", "shared_bytes") | {"kMaxBlocks": MAX_BLOCKS}
 
 
 CONFIG = GatherRowsConfig()

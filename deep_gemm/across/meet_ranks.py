@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.kernel import Config, Kernel, constants_of
+from ..core.kernel import Config, Kernel
 from ..core.meeting import MAX_RANKS, STORAGE_BYTES, Node, Way
 
 
@@ -16,10 +16,7 @@ class MeetConfig(Config):
     shared_bytes: int = STORAGE_BYTES
     ctas_per_sm: int = 1
     name: str = "one warp"
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
-        return constants_of(self, "num_threads", "shared_bytes")
+    taken = "num_threads", "shared_bytes"
 
 
 CONFIG = MeetConfig()

@@ -2,7 +2,7 @@
 
 [ FP8 values: hidden / 4 | scales: ceil(hidden / 128) | ids of experts: topk | weights: topk | up to 16 bytes ]
 
-Or a scale is for 64 or 32 columns. Kernels pack and gather those of 128; torch the others.
+Or a scale is for 64 or 32 columns, or for all of them. Kernels pack and gather those of 128; torch the others.
 """
 
 from __future__ import annotations
@@ -42,48 +42,41 @@ class Arrived(NamedTuple):
     hidden: int
     topk: int
     columns: int = SCALE_BLOCK
-    """Columns that share a scale."""
+    """Columns that share a scale; 0: all."""
 
     @property
     def values(self) -> Tensor:
         """Words of FP8 values `[rows, hidden / 4]`."""
-        return self._part(self.message, 0, self.hidden // WORD_BYTES)
+        return self.message[:, : self.hidden // WORD_BYTES]
 
     @property
     def scales(self) -> Tensor:
         """FP32 `[rows, blocks]`."""
-        return self._part(self.message.view(torch.float32), self.hidden // WORD_BYTES, self._num_scales)
+        return self.message.view(torch.float32)[:, self.hidden // WORD_BYTES : self._routes]
 
     @property
     def ids(self) -> Tensor:
         """int32 `[rows, topk]`, numbered over all processes."""
-        return self._part(self.message, self._routes, self.topk)
+        return self.message[:, self._routes : self._routes + self.topk]
 
     @property
     def weights(self) -> Tensor:
         """FP32 `[rows, topk]`."""
-        return self._part(self.message.view(torch.float32), self._routes + self.topk, self.topk)
-
-    @staticmethod
-    def _part(words: Tensor, first: int, count: int) -> Tensor:
-        return words[:, first : first + count]
-
-    @property
-    def _num_scales(self) -> int:
-        return ceil_div(self.hidden, self.columns)
+        return self.message.view(torch.float32)[:, self._routes + self.topk : self._routes + 2 * self.topk]
 
     @property
     def _routes(self) -> int:
-        return self.hidden // WORD_BYTES + self._num_scales
+        return self.hidden // WORD_BYTES + ceil_div(self.hidden, self.columns or self.hidden)
 
 
 def row_bytes(hidden: int, topk: int, columns: int = SCALE_BLOCK) -> int:
-    """Bytes that travel for a token to one process, if so many columns share a scale.
+    """Bytes that travel for a token to one process, if so many columns share a scale; 0: all.
 
     >>> row_bytes(hidden=7168, topk=6)  # 7168 values, 56 scales, 6 ids and 6 weights
     7440
     """
-    return align(hidden + WORD_BYTES * (ceil_div(hidden, columns) + 2 * topk), ADDRESS_ALIGNMENT)
+    scales = ceil_div(hidden, columns) if columns else 1
+    return align(hidden + WORD_BYTES * (scales + 2 * topk), ADDRESS_ALIGNMENT)
 
 
 def pack(
@@ -171,13 +164,13 @@ def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
 def prefill_bytes(rows: int, hidden: int, topk: int, *, gran_k: int = SCALE_BLOCK) -> int:
     """Bytes that a process sends in the prefill form if `rows` of its (token, process) pairs go to others, and back.
 
-    `gran_k` columns of a token share a scale.
+    `gran_k` columns of a token share a scale, 0: all.
 
     >>> prefill_bytes(rows=1, hidden=7168, topk=6)  # FP8 with scales and routes there, BF16 back
     21776
     """
     rows, hidden, topk = integers_from(0, rows=rows, hidden=hidden, topk=topk)
-    return rows * (row_bytes(hidden, topk, granularity(gran_k)) + BF16_BYTES * hidden)
+    return rows * (row_bytes(hidden, topk, granularity(gran_k, 0)) + BF16_BYTES * hidden)
 
 
 def decode_bytes(
@@ -195,7 +188,7 @@ def decode_bytes(
 
     What it holds is room for the worst case, all of it at once: every token of every process on every expert here. With
     `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back.
-    `gran_k` columns of a row share a scale, 128 with `peer_memory`.
+    `gran_k` columns of a row share a scale, 0: all; 128 with `peer_memory`.
 
     >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
     (8361984, 117881344)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class PackConfig(Config):
     num_threads: int = 256
     shared_bytes: int = 0
     ctas_per_sm: int = 6
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = INPUTS
+    """Types of tokens that the kernel takes."""
 
     @property
     def name(self) -> str:
@@ -42,7 +44,7 @@ class PackConfig(Config):
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
-        yield self.dtype in INPUTS, "BF16, FP16 or FP32"
+        yield self.dtype in self.dtypes, f"one of {self.dtypes}"
         yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
         yield self.num_threads % 32 == 0, "whole warps"
 
@@ -51,12 +53,8 @@ class PackConfig(Config):
         return cast_constants(self, "id_bytes")
 
 
-@cache
-def config_of(dtype: torch.dtype, id_bytes: int) -> PackConfig:
-    """The configuration for these types."""
-    return PackConfig(dtype, id_bytes)
-
-
+config_of = cache(PackConfig)
+"""Gives the configuration for a type of tokens and bytes of an id."""
 KERNEL: Kernel[PackConfig] = Kernel(
     "pack_rows", "PackParams", lambda: [config_of(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
 )

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.check.layout import ceil_div
-from ..core.kernel import Config, Kernel, constants_of
+from ..core.kernel import Config, Kernel
 
 NUM_FACTS = 7
 """Numbers that ranks tell each other beside how many rows and routes come."""
@@ -25,6 +25,9 @@ class PlanSendsConfig(Config):
     id_bytes: int
     num_threads: int = 1024
     ctas_per_sm: int = 1
+    num_facts = NUM_FACTS
+    max_ranks = MAX_RANKS
+    taken = "id_bytes", "num_threads", "shared_bytes", "num_facts", "max_ranks"
 
     @property
     def name(self) -> str:
@@ -41,18 +44,9 @@ class PlanSendsConfig(Config):
         yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
         yield self.num_threads % 32 == 0 and self.num_threads >= MAX_RANKS, "a thread for each rank"
 
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
-        same = constants_of(self, "id_bytes", "num_threads", "shared_bytes")
-        return {**same, "kNumFacts": NUM_FACTS, "kMaxRanks": MAX_RANKS}
 
-
-@cache
-def config_of(id_bytes: int) -> PlanSendsConfig:
-    """The configuration for ids of this size."""
-    return PlanSendsConfig(id_bytes)
-
-
+config_of = cache(PlanSendsConfig)
+"""Gives the configuration for ids of this size."""
 KERNEL: Kernel[PlanSendsConfig] = Kernel(
     "plan_sends",
     "PlanSendsParams",

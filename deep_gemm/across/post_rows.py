@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..casts.config import INPUTS, VECTOR_BYTES, cast_constants
+from ..casts.config import INPUTS, cast_constants
 from ..core.gpu import gpu_of
-from ..core.kernel import Config, Kernel
+from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS, STORAGE_BYTES, Node, Way
+from .pack_rows import PackConfig
 
 TOKENS = {torch.float8_e4m3fn: "copy_token", **dict.fromkeys(INPUTS, "cast_token")}
 """The file of post/ that puts a token into its row, by the type of tokens."""
 
 
 @dataclass(frozen=True)
-class PostConfig(Config):
+class PostConfig(PackConfig):
     """One configuration. A CTA makes the row of a token, then that of another."""
 
-    dtype: torch.dtype
-    id_bytes: int
-    num_threads: int = 256
     shared_bytes: int = STORAGE_BYTES
-    ctas_per_sm: int = 6
-
-    @property
-    def vector(self) -> int:
-        """Elements that a lane loads at once."""
-        return VECTOR_BYTES // self.dtype.itemsize
-
-    @property
-    def name(self) -> str:
-        """Short, for people: such as "bfloat16 int64"."""
-        return f"{str(self.dtype).removeprefix('torch.')} int{self.id_bytes * 8}"
-
-    def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
-        yield self.dtype in TOKENS, "FP8, BF16, FP16 or FP32"
-        yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
-        yield self.num_threads % 32 == 0, "whole warps"
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = tuple(TOKENS)
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
@@ -50,9 +31,7 @@ class PostConfig(Config):
 
     def choices(self) -> dict[str, str]:
         """Give the files that the source includes."""
-        return {
-            "TOKEN": f"post/{TOKENS[self.dtype]}.cuh",
-        }
+        return {"TOKEN": f"post/{TOKENS[self.dtype]}.cuh"}
 
 
 KERNEL: Kernel[PostConfig] = Kernel(

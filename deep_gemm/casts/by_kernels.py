@@ -15,7 +15,7 @@ from . import cast_rows, cast_tiles
 from .cast_rows import BLOCKS_OF_GROUPS, MAX_GROUPS, RowCast, is_aligned
 from .cast_tiles import TileCast
 from .config import INPUTS
-from .rules import AMAX_OF_TENSOR, PER_BLOCK, PER_TENSOR, Quantized, Target, empty_scales, empty_values
+from .rules import AMAX_OF_TENSOR, PER_BLOCK, PER_ROW, PER_TENSOR, Quantized, Target, empty_scales, empty_values
 
 PITCH_LIMIT = 1 << 32
 """Bytes from a row to the next for which kernels that cast rows have room."""
@@ -121,6 +121,14 @@ def cast_both_of(x: Tensor, to: Target) -> tuple[Quantized, Quantized]:
     rows, columns = to.empty(x.shape, x), to.empty(x.shape[::-1], x)
     cast_tiles.run(TileCast(with_rows(x), to, *rows, *columns))
     return rows, columns
+
+
+@torch.no_grad()
+def cast_turned_rows_of(x: Tensor, amaxes: Tensor) -> Quantized:
+    """Cast a matrix `[m, k]`, transposed, on a GPU: each row under one scale, by its largest magnitude, FP32 `[k]`."""
+    values, scales = Target(1, 0).empty(x.shape[::-1], x)
+    cast_tiles.run(TileCast(with_rows(x), PER_ROW, columns=values, column_scales=scales, column_amaxes=amaxes))
+    return values, scales
 
 
 def cast_tiles_of(x: Tensor, to: Target) -> Quantized:

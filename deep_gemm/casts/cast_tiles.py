@@ -123,11 +123,6 @@ def tile_cast_config(
     return TileCastConfig(dtype, vector, grain, column_bytes, ctas_per_sm, block=block)
 
 
-def num_tiles(m: int, k: int) -> int:
-    """A CTA for each 128x128 tile."""
-    return ceil_div(m, SCALE_BLOCK) * ceil_div(k, SCALE_BLOCK)
-
-
 def reachable_tile_casts() -> list[TileCastConfig]:
     """Every configuration of `cast_tiles` that casts can ask for."""
     outputs = [(Grain.ROWS, True), (None, True), (Grain.CHANNELS, False), (Grain.BLOCKS, False)]
@@ -160,6 +155,8 @@ class TileCast(NamedTuple):
     """`[k, m]`: the transposed values; of blocks `[matrices, k, m]`."""
     column_scales: Tensor | None = None
     """`[k, ceil(m / block)]`, beside `columns` that are no blocks."""
+    column_amaxes: Tensor | None = None
+    """FP32 `[k]`: the largest magnitude of each whole column. All tiles then write its scale, one of `[k, 1]`."""
 
     @property
     def grain(self) -> Grain | None:
@@ -178,9 +175,9 @@ def run(p: TileCast) -> None:
 
 
 def grid(p: TileCast) -> int:
-    """A CTA for each tile of each matrix."""
+    """A CTA for each 128x128 tile of each matrix."""
     matrices = 1 if p.columns is None or p.columns.dim() == 2 else p.columns.shape[0]
-    return matrices * num_tiles(p.x.shape[0] // matrices, p.x.shape[1])
+    return matrices * ceil_div(p.x.shape[0] // matrices, SCALE_BLOCK) * ceil_div(p.x.shape[1], SCALE_BLOCK)
 
 
 def config_of(p: TileCast) -> TileCastConfig:
@@ -207,7 +204,7 @@ def values_of(p: TileCast) -> dict[str, Any]:
         "columns_pitch": pitch(p.columns, -2),
         "scales_stride_m": pitch(p.scales, 0),
         "scales_stride_k": pitch(p.scales, 1),
-        "column_scales_stride_m": pitch(p.column_scales, 1),
+        "column_scales_stride_m": pitch(p.column_scales, 1) if p.column_amaxes is None else 0,
         "column_scales_stride_k": pitch(p.column_scales, 0),
         "m": m if p.columns is None else p.columns.shape[-1],
         "k": k,

@@ -14,7 +14,7 @@ from ..core.call import run as run_call
 from ..core.check.layout import ceil_div, empty_mn_major, is_mn_major_tma_aligned
 from ..core.check.ue8m0 import numbers_of
 from ..core.gpu import is_hopper
-from ..core.kernel import Config, Kernel, constants_of
+from ..core.kernel import Config, Kernel
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class ScalesConfig(Config):
     blocks: int = 32
     num_threads: int = 256
     ctas_per_sm: int = 4
+    taken = "rows", "blocks", "num_threads", "ctas_per_sm", "shared_bytes"
 
     @property
     def name(self) -> str:
@@ -39,10 +40,6 @@ class ScalesConfig(Config):
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.rows * self.blocks % self.num_threads == 0, "as many scales for each thread"
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers that the source takes."""
-        return constants_of(self, "rows", "blocks", "num_threads", "ctas_per_sm", "shared_bytes")
 
 
 CONFIG = ScalesConfig()

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..compat.forms import accepts_names
+from ..core.check import checks
 from ..core.check.checks import no_gradient, nothing
-from ..core.check.depths import ue8m0_depths
 from ..core.check.layout import (
     ADDRESS_ALIGNMENT,
     UE8M0_PER_WORD,
@@ -24,10 +24,10 @@ from ..core.check.layout import (
     align,
     block_under_a_scale,
     ceil_div,
+    check_dense,
     check_powers_of_two,
     check_scales,
     check_shape_of_scales,
-    check_words,
     empty_mn_major,
     is_mn_major,
     with_usual_strides,
@@ -123,7 +123,11 @@ def unpack_ue8m0_from_int(packed: Tensor) -> Tensor:
     >>> unpack_ue8m0_from_int(torch.tensor([0x7F7E807F], dtype=torch.int32)).tolist()
     [1.0, 2.0, 0.5, 1.0]
     """
-    check_words("packed", packed)
+    check_dense("packed", packed)
+    if packed.dtype != torch.int32:
+        raise ValueError(f"packed: expected dtype torch.int32, got {packed.dtype}")
+    if packed.dim() < 1:
+        raise ValueError(f"packed: expected at least 1 dimension, got shape {tuple(packed.shape)}")
     return (exponents_of(packed) << FP32_MANTISSA_BITS).view(torch.float32)
 
 
@@ -189,9 +193,26 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     gran_k, k_alignment = integer_in_range("gran_k", gran_k, 1), integer_in_range("k_alignment", k_alignment, 1)
     no_gradient("sf", sf)
     check_powers_of_two("sf", sf)
-    ks = ue8m0_depths(ks_cpu, grouped_layout, k_alignment, use_psum_layout)
+    ks = _depths(ks_cpu, grouped_layout, k_alignment, use_psum_layout)
     blocks = [ceil_div(k, gran_k) for k in ks]
     if sf.dim() != 2 or sf.shape[0] != sum(blocks):
         raise ValueError(f"sf: expected shape (sum(ceil(k / gran_k)), mn) = ({sum(blocks)}, mn), got {tuple(sf.shape)}")
     packed = torch.cat([packed_rows(part) for part in torch.split(sf.detach().t(), blocks, dim=1)], dim=1)
     return _laid_out(packed).t()
+
+
+def _depths(ks: Sequence[int] | None, layout: Tensor | None, alignment: int, layout_is_ends: bool) -> tuple[int, ...]:
+    """Depths of groups whose scales are packed, from the host or from a tensor, which the host then reads."""
+    if ks is None and layout is None:
+        raise ValueError("ks_cpu: expected a list, or grouped_layout with the same numbers, got neither")
+    name = "ks_cpu" if ks is not None else "grouped_layout"
+    if ks is None:
+        layout = checks.tensor(name, layout)
+        checks.readable(name, layout)
+        layout = layout.cpu()
+        layout = checks.depths_of_ends(layout, alignment, name) if layout_is_ends else layout
+    sizes = checks.integers(name, layout if ks is None else ks)
+    for index, k in enumerate(sizes):
+        if k < 0 or k % alignment:
+            raise ValueError(f"{name}: expected multiples of k_alignment = {alignment}, got {k} at index {index}")
+    return sizes

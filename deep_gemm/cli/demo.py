@@ -326,17 +326,12 @@ def _products_along_k(a: Tensor, b: Tensor) -> Tensor:
 
 def _timed(call: Callable[[], Tensor], device: str) -> tuple[Tensor, float]:
     """Result and milliseconds of a second call."""
-    call()
-    _synchronize(device)
-    begin = time.perf_counter()
-    d = call()
-    _synchronize(device)
+    for _ in range(2):
+        begin = time.perf_counter()
+        d = call()
+        if device == "cuda":
+            torch.cuda.synchronize()
     return d, (time.perf_counter() - begin) * 1e3
-
-
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def _made(d: Tensor | None) -> Tensor:

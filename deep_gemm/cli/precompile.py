@@ -32,20 +32,18 @@ from ..core.jit.driver import PORTABLE_CLUSTER
 from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.settings import get_batch_invariant, settings
-from ..gemm import k_group_maps
 from ..gemm.choose.bf16 import reachable_bf16_sum, select_bf16
 from ..gemm.choose.fp8 import select
 from ..gemm.config.decode import DecodeConfig
 from ..gemm.config.tall import K_MAJOR, GemmConfig
 from ..gemm.explain import Question, asked
-from ..gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE, kernel_of
+from ..gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE, K_GROUP_MAPS, MAPS, kernel_of
 from ..gemm.kinds.epilogues import SILU, SILU_OF_HALVES
 from ..gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
 from ..gemm.kinds.works import DENSE, ENDS, IDS, Work
 from ..hyper import choose as choose_hc
 from ..hyper.choose import select_hc
-from ..hyper.kernel import MAX_CLUSTER, HcConfig
-from ..hyper.kernel_few import HcFewConfig
+from ..hyper.kernel import MAX_CLUSTER
 from ..indexer import kernel as logits_kernel
 from ..indexer.config import is_usual
 from ..kernels import ORDINARY
@@ -199,11 +197,8 @@ def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     how = [(splits, cluster) for splits in (1, MOST_SPLITS) for cluster in (MAX_CLUSTER, PORTABLE_CLUSTER)]
     for m in every_m(max_tokens):
         for splits, cluster in how:  # a GPU that does not run the largest clusters takes those that every GPU runs
-            yield _hc_job(select_hc(m, n, k, splits, gpu.num_sms, get_batch_invariant(), cluster))
-
-
-def _hc_job(config: HcConfig | HcFewConfig) -> Job:
-    return job_of(choose_hc.kernel_of(config).KERNEL, config)
+            config = select_hc(m, n, k, splits, gpu.num_sms, get_batch_invariant(), cluster)
+            yield job_of(choose_hc.kernel_of(config).KERNEL, config)
 
 
 def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = MOST_ROWS) -> Iterator[Job]:
@@ -222,8 +217,7 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
         else:
             yield job_of(FP8_GEMM, config)
     if question.output.work.is_along_k:
-        maps = k_group_maps.KERNEL
-        yield Job(maps.name, None, partial(maps.build, k_group_maps.CONFIG))
+        yield Job(K_GROUP_MAPS.name, None, partial(K_GROUP_MAPS.build, MAPS))
 
 
 def config_of(question: Question, m: int) -> GemmConfig | DecodeConfig:
@@ -257,7 +251,7 @@ def jobs_of_layers() -> Iterator[Job]:
     yield from ordinary_jobs()
     yield from logits_jobs()
     for config in choose_hc.usual_hc():
-        yield _hc_job(config)
+        yield job_of(choose_hc.kernel_of(config).KERNEL, config)
     for summing in reachable_bf16_sum():  # sum_slices, which adds up what they give, is among the ordinary ones
         if summing.majors == K_MAJOR:
             yield job_of(BF16_GEMM, summing)

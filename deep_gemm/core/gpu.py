@@ -34,11 +34,6 @@ class UnsupportedGpuError(NotImplementedError):
     """A CUDA device that the kernels are not for."""
 
 
-def gpu_named(name: str) -> Gpu | None:
-    """The GPU of this name; None if there is none."""
-    return next((gpu for gpu in GPUS if gpu.name == name), None)
-
-
 @cache
 def is_hopper(device: int) -> bool:
     """Tell whether a CUDA device is a GPU that the kernels are for."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -21,6 +21,9 @@ from .sources import cuda_sources, generated
 
 class Config:
     """A configuration: what a kernel's source is compiled for. Heirs are frozen dataclasses: equal ones hash alike."""
+
+    taken: ClassVar[tuple[str, ...]] = ()
+    """Attributes that the source takes as constants of their names."""
 
     @property
     @abstractmethod
@@ -60,9 +63,9 @@ class Config:
         """Say why the kernel cannot be built so; None if it can."""
         return next((f"needs {rule}" for holds, rule in self.rules() if not holds), None)
 
-    @abstractmethod
-    def constants(self) -> Mapping[str, int | bool]:
+    def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes from its configuration."""
+        return constants_of(self, *self.taken)
 
     def choices(self) -> Mapping[str, str]:
         """Give the macros by which the source picks a file or a word."""
@@ -91,10 +94,10 @@ class CodePlan:
     """(threads, registers of each after setmaxnreg) of the roles that share a block; None where nothing is moved."""
     shared_bytes: int
     """Dynamic shared memory of a launch."""
-    qgmma: int
+    qgmma: int = 0
     """FP8 tensor core instructions: those of one k-block, because the k loop is neither unrolled nor peeled."""
-    tma_loads: int
-    multicast_loads: int
+    tma_loads: int = 0
+    multicast_loads: int = 0
     """The part of `tma_loads` that writes to every CTA of a cluster."""
     tma_stores: int = 0
     tma_reduces: int = 0
@@ -199,9 +202,6 @@ class Kernel(Generic[C]):
         return CodePlan(
             roles=((config.num_threads, None),),
             shared_bytes=config.shared_bytes,
-            qgmma=0,
-            tma_loads=0,
-            multicast_loads=0,
             bulk_copies=self._bulk_copies,
             ctas_per_sm=config.ctas_per_sm,
         )
@@ -260,11 +260,6 @@ class Kernel(Generic[C]):
             return value.data_ptr() if isinstance(value, torch.Tensor) else value
 
         return self.params_of(config).pack({name: plain(value) for name, value in values.items()})
-
-
-def computes_on(device: int) -> bool:
-    """Tell whether this device is the current one, and calls compute what they are asked, instead of only compiling."""
-    return torch._C._cuda_getDevice() == device and get_compile_mode() == 0
 
 
 def launch(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> None:

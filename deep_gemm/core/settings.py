@@ -74,12 +74,13 @@ VARIABLES = (
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Settings from a mapping of environment variables; a pure function, for tests and for `settings`."""
-    cache_dirs = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR") or ""
+    stated = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR") or ""
+    cache_dirs = dict.fromkeys(_path("DG_JIT_CACHE_DIR", part) for part in stated.split(os.pathsep) if part)
     dump_both = _flag(environment, "DG_JIT_DUMP_ASM")
     switches = {name: _flag(environment, f"DG_{name.upper()}") for name in SWITCHES}
     switches |= {name: switches[name] or dump_both for name in ("jit_dump_ptx", "jit_dump_sass")}
     return Settings(
-        jit_cache_dirs=_paths("DG_JIT_CACHE_DIR", cache_dirs) or (_default_cache_dir(),),
+        jit_cache_dirs=tuple(cache_dirs) or (_default_cache_dir(),),
         jit_cache_limit_mb=_positive(environment, "DG_JIT_CACHE_LIMIT_MB", DEFAULT_CACHE_LIMIT_MB),
         **switches,
     )
@@ -107,10 +108,6 @@ def _path(name: str, value: str) -> Path:
         return Path(value).expanduser()
     except RuntimeError:
         raise SettingError(f"{name}: expected a path, got {value!r}, whose home directory is not known") from None
-
-
-def _paths(name: str, value: str) -> tuple[Path, ...]:
-    return tuple(dict.fromkeys(_path(name, part) for part in value.split(os.pathsep) if part))
 
 
 def _positive(environment: Mapping[str, str], name: str, default: int) -> int:

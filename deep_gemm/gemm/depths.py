@@ -16,13 +16,15 @@ from ..core.gpu import gpu_of
 from ..core.jit.tensor_map import ElementType, TensorMap
 from ..core.settings import get_num_sms
 from ..core.shadow import Mapped
-from . import k_group_maps
 from .ask.depths import k_grouped_problem
 from .config.tall import BLOCK_K, GemmConfig
-from .k_group_maps import MAX_INLINE_KS
+from .kernel import K_GROUP_MAPS, MAPS, MAX_INLINE_KS
 from .launch import fitting, prepared, start
 from .problem import Problem, write_without_depth
 from .product import Product, by_operator
+
+GROUP_BYTES, COUNTER_BYTES = 320, 4
+"""Sizes of what `k_group_maps` writes: a `KGroup` for each group, and behind them the counter of tiles."""
 
 
 def run_on_gpu(p: Problem, config: GemmConfig | None = None) -> None:
@@ -36,8 +38,13 @@ def run_on_gpu(p: Problem, config: GemmConfig | None = None) -> None:
         write_without_depth(p)
         return
     config = fitting(config, p, gpu_of(p.d.get_device()))
-    room = empty("maps of groups along k", (k_group_maps.room_bytes(p.groups),), torch.uint8, p.d.device)
+    room = empty("maps of groups along k", (room_bytes(p.groups),), torch.uint8, p.d.device)
     launch(prepared(p, config), config, get_num_sms(), depths_of(p.ks, p.ks_tensor, p.d.device), room)
+
+
+def room_bytes(num_groups: int) -> int:
+    """Size of what `k_group_maps` writes for the kernel that multiplies."""
+    return num_groups * GROUP_BYTES + COUNTER_BYTES
 
 
 Depths = Any
@@ -46,8 +53,8 @@ Depths = Any
 
 def launch(p: Problem, config: GemmConfig, num_sms: int, depths: Depths, room: Tensor) -> None:
     """Launch both kernels for a problem that is `prepared`; the first fills `room`, which the second reads."""
-    device, ctas = p.d.get_device(), ceil_div(p.groups, k_group_maps.CONFIG.num_threads)
-    k_group_maps.KERNEL.run(k_group_maps.CONFIG, values_of_maps(p, config, room, depths), ctas, device)
+    device, ctas = p.d.get_device(), ceil_div(p.groups, MAPS.num_threads)
+    K_GROUP_MAPS.run(MAPS, values_of_maps(p, config, room, depths), ctas, device)
     # The kernel that multiplies waits for the maps itself, and begins while they are made.
     start(p, config, num_sms, p.groups, is_dependent=True, by_depth=room)
 

@@ -13,7 +13,7 @@ from ..core.check import checks
 from ..core.check.layout import Recipe
 from ..core.check.numbers import integer_in_range
 from ..core.check.recipes import E2M1, E4M3, MX, PER_ROW, default_dtype, scales_of, scales_of_b
-from ..core.gpu import GPUS, H200, Gpu, gpu_named, gpu_of
+from ..core.gpu import GPUS, H200, Gpu, gpu_of
 from . import packed
 from .ask.depths import check_depths_recipe
 from .choose.cost import Estimate, bytes_of_weight, estimate, row_bytes
@@ -92,11 +92,6 @@ class Question:
         elif work.has_planes:
             sizes = f"{self.num_groups} heads of {sizes}"
         return f"{sizes}, {d_type}{scales}{addition}"
-
-
-def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Estimate]:
-    """Every configuration with its cost for a dense product, best first; those that cannot run it last."""
-    return Question(m, n, k, output, 1, gpu).candidates()
 
 
 def explain(
@@ -201,22 +196,21 @@ def _page(question: Question, found: Sequence[Estimate], chosen: Estimate) -> li
     able = [candidate for candidate in found if candidate.why_not is None]
     shown = [candidate for candidate in able if candidate is chosen or _is_on_menu(question, candidate)]
     others = [candidate for candidate in able if candidate not in shown]
+    width = max(13, *(len(candidate.tile.name) for candidate in found))
+    cheaper = others and others[0].cost_us < chosen.cost_us
+    less = f"; {others[0].tile.name} would take {others[0].cost_us:.1f} us" if cheaper else ""
     reasons = Counter(candidate.why_not for candidate in found if candidate.why_not is not None)
     return [
         *wrap(question.title(), WIDTH),
         *wrap(sentence, WIDTH),
         "",
-        f"{'tile':{_width(found)}} {'tiles':>6} {'rounds':>6} {'multiply':>8} {'memory':>7} {'total us':>8}",
-        *_lines(shown, chosen, _width(found)),
-        *([_not_on_menu(others, chosen)] if others else ()),
+        f"{'tile':{width}} {'tiles':>6} {'rounds':>6} {'multiply':>8} {'memory':>7} {'total us':>8}",
+        *_lines(shown, chosen, width),
+        *([f"{len(others)} more are not on the menu of this weight{less}"] if others else ()),
         *(f"{count} more cannot run it: {reason}" for reason, count in reasons.items()),
         "",
         *wrap(LEGEND, WIDTH),
     ]
-
-
-def _width(found: Sequence[Estimate]) -> int:
-    return max(13, *(len(candidate.tile.name) for candidate in found))
 
 
 def _lines(shown: Sequence[Estimate], chosen: Estimate, width: int) -> list[str]:
@@ -257,12 +251,6 @@ def _is_on_menu(question: Question, candidate: Estimate) -> bool:
     return candidate.tile in [offer.tile for offer in menu_of(n, k, output, gpu).offers]
 
 
-def _not_on_menu(others: Sequence[Estimate], chosen: Estimate) -> str:
-    best = others[0]
-    less = f"; {best.tile.name} would take {best.cost_us:.1f} us" if best.cost_us < chosen.cost_us else ""
-    return f"{len(others)} more are not on the menu of this weight{less}"
-
-
 def _number(value: float) -> str:
     """A count; an expected one with a decimal where it is small.
 
@@ -275,7 +263,7 @@ def _number(value: float) -> str:
 def _gpu_asked_for(name: str | None) -> Gpu:
     if name is None:
         return gpu_of(torch.cuda.current_device()) if torch.cuda.is_available() else H200
-    gpu = gpu_named(name)
+    gpu = next((gpu for gpu in GPUS if gpu.name == name), None)
     if gpu is None:
         raise ValueError(f"gpu: expected {', '.join(gpu.name for gpu in GPUS)} or None, got {name!r}")
     return gpu

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.check.layout import ceil_div
 from ..core.check.recipes import WHOLE
 from ..core.gpu import WARPGROUP_THREADS, WGMMA_K
-from ..core.kernel import CodePlan, Kernel
+from ..core.kernel import CodePlan, Config, Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.params import Params
 from ..core.wgmma_header import wgmma_bf16_header, wgmma_header
@@ -21,6 +22,8 @@ from .kinds.epilogues import Epilogue
 from .kinds.output import Output, other_fields
 from .kinds.works import MOST_INLINE_COUNTS, MOST_K_PARTS, Work
 
+MAX_INLINE_KS = 896
+"""Depths from the host that `k_group_maps` takes among its parameters."""
 PRODUCTS_OF_BLOCK = 4
 """WGMMAs of BF16, 16 deep each, of one unit for a k-block."""
 _SOURCE = "#include ROWS_PARAMS\n#include WORK\n#include DECODE_WORK\n"
@@ -68,11 +71,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         shared_bytes=config.shared_bytes,
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
         tma_loads=boxes + (config.scale_rows > 0) + (config.scale_rows > config.box_scale_rows) + config.loads_sfb,
-        multicast_loads=0
-        if config.cluster_m * config.cluster_n == 1
-        else 2
-        if config.work.is_along_k
-        else 1,  # and A's scales
+        multicast_loads=(1 + config.work.is_along_k) * (config.cluster_m * config.cluster_n > 1),  # and A's scales
         tma_stores=stores * (1 + config.has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
         bulk_copies=int(config.work.reads_ids),  # zeros of padding
@@ -98,7 +97,6 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
             (WARPGROUP_THREADS * config.num_math_warpgroups, math_registers),
         ),
         shared_bytes=config.shared_bytes,
-        qgmma=0,
         hgmma=units * PRODUCTS_OF_BLOCK,
         tma_loads=boxes_of_a + boxes_of_b,
         multicast_loads=boxes_of_a * shares_a + boxes_of_b * shares_b,
@@ -115,7 +113,6 @@ def code_plan_of_decode(config: DecodeConfig) -> CodePlan:
         shared_bytes=config.shared_bytes,
         qgmma=(config.slot_blocks + config.is_fp4) * BLOCK_K // WGMMA_K + config.is_fp4,  # a k-block alone, and a group
         tma_loads=2 * (1 + config.slot_blocks),  # A and B, and B ahead of A
-        multicast_loads=0,
         ctas_per_sm=config.ctas_per_sm,
         bulk_copies=int(config.work.reads_ids),  # zeros of padding
     )
@@ -165,6 +162,22 @@ FP8_GEMM_DECODE: Kernel[DecodeConfig] = Kernel(
     more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.block_tokens], of_registers=config.is_fp4)},
     promotes=True,
 )
+
+
+@dataclass(frozen=True)
+class MapsConfig(Config):
+    """The one configuration of `k_group_maps`, whose source takes no constants: it includes no `config.cuh`."""
+
+    name: str = "maps"
+    num_threads: int = 32
+    """Threads of its CTAs, one for each group."""
+
+
+MAPS = MapsConfig()
+K_GROUP_MAPS: Kernel[MapsConfig] = Kernel(
+    "k_group_maps", "MapParams", lambda: [MAPS], lengths={"kMaxInlineKs": MAX_INLINE_KS}
+)
+"""Makes the tensor maps of groups along k on the GPU."""
 
 
 def kernel_of(config: GemmConfig | DecodeConfig) -> Kernel[Any]:

@@ -73,7 +73,9 @@ def fitting(config: Any, p: Problem, gpu: Gpu) -> Any:
         _note_what_serves(p, sizes, config, gpu)
     elif (reason := why_unfit(config, p)) is not None:
         raise ValueError(f"config: {config.name} {reason}")
-    print_if_asked(p.output, p.m, p.sizes, config)
+    if settings().print_configs:
+        line = p.output.work.line.format(m=p.m, n=p.n, k=p.k, groups=p.groups)
+        print(f"deep_gemm: {line} {config.name}", file=sys.stderr)
     return config
 
 
@@ -148,13 +150,6 @@ def why_unfit(config: Config, p: Problem) -> str | None:
 def majors_of(p: Problem) -> Majors:
     """Say which operands have m or n contiguous, not k: none in FP8."""
     return Majors(p.a.stride(-1) != 1, p.b.stride(-1) != 1) if p.of_b is None else K_MAJOR
-
-
-def print_if_asked(output: Output, m: int, sizes: Sizes, config: Config) -> None:
-    """Print the problem and its configuration, if DG_PRINT_CONFIGS asks for it."""
-    if settings().print_configs:
-        line = output.work.line.format(m=m, n=sizes.n, k=sizes.k, groups=sizes.groups)
-        print(f"deep_gemm: {line} {config.name}", file=sys.stderr)
 
 
 def prepared(p: Problem, config: Config) -> Problem:
@@ -279,7 +274,8 @@ def _tall_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
 
 def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
     """Maps of A and B, which groups along k have in a room of their own if they have scales."""
-    columns, of_b, majors = config.block_k, config.loaded_columns_of_b, config.majors
+    columns, majors = config.block_k, config.majors
+    of_b = columns // 2 if config.converts_b else columns  # bytes of FP4
     if p.work.maps is None:
         return {}
     if p.work.maps == "late":  # their boxes may begin with zeros

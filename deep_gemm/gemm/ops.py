@@ -54,16 +54,13 @@ def fake_heads(expr: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
     return None if d is not None else problem.d.transpose(0, 1)
 
 
-def along_k(k_major_scales: bool) -> Product:
-    """Give the product of groups along k."""
-    return depths.ALONG_K if k_major_scales else depths.BY_ROW
-
-
 OPERANDS = "Tensor a, Tensor sfa, Tensor b, Tensor sfb"
 D = "<, Tensor(d!) d>"
+ALONG_K = {True: depths.ALONG_K, False: depths.BY_ROW}
+"""Products of groups along k, by `k_major_scales`."""
 BF16_OPERANDS = f"Tensor a, Tensor b{D}"
 
-for major, product in (("nt", dense.NT), ("nn", dense.NN), ("tn", dense.TN), ("tt", dense.TT)):
+for major, product in dense.DENSE.items():
     products(f"{OPERANDS}{D}, Tensor? c=None, *<, bool adds_to_d=False>, int[]? recipe=None", product)
     operators(
         f"cublaslt_gemm_{major}(Tensor a, Tensor b, Tensor(d!) d, Tensor? c=None, bool adds_to_d=False) -> ()",
@@ -83,8 +80,8 @@ products(
 operators(
     f"k_grouped_fp8_gemm_nt_contiguous({OPERANDS}{D}, SymInt[]? ks=None, Tensor? ks_tensor=None, Tensor? c=None, "
     "*<, bool adds_to_d=False>, int[]? recipe=None, bool k_major_scales=True) -> Tensor",
-    lambda k_major_scales, *given: run(along_k(k_major_scales), *given),
-    lambda k_major_scales, *given: only_asked(along_k(k_major_scales), *given),
+    lambda k_major_scales, *given: run(ALONG_K[k_major_scales], *given),
+    lambda k_major_scales, *given: only_asked(ALONG_K[k_major_scales], *given),
     passes=f"k_major_scales, {passed_by(depths.ALONG_K)}",
     flops=OF_A,
 )

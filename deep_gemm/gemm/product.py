@@ -24,11 +24,6 @@ FREE: Sequence[Free] = (FREE_ROWS, ((0,), (1,)), FIXED, FIXED, *[FREE_ROWS] * 3)
 """Rows of A, of its scales, which lie m-major so that their pitch follows from m, and of C, a layout and D."""
 
 
-def would_cut_gradient(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether FP8 values or scales come from something that requires a gradient: the checks refuse them."""
-    return cuts_gradient(tensors[:4], tensors[4:])
-
-
 def by_operator(
     product: Product,
     a: Any,
@@ -86,8 +81,9 @@ class Product:
     """The operator that makes its D has a gradient."""
     free: Sequence[Free] = ()
     """The parts of each tensor that calls of one record may have others of: A, its scales, B, its scales, others."""
-    wants_checks: Callable[[Sequence[Tensor]], bool] = would_cut_gradient
-    """Tells whether a call must be asked although one like it was: for the sake of a gradient."""
+    wants_checks: Callable[[Sequence[Tensor]], bool] = lambda tensors: cuts_gradient(tensors[:4], tensors[4:])
+    """Tells whether a call must be asked although one like it was: FP8 values or scales may come from something that
+    requires a gradient, which the checks refuse."""
     output_of: Callable[[Any], Tensor] = lambda problem: problem.d
     """Gives the D of a problem as its caller has it."""
 

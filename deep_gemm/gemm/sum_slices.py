@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.check.layout import ceil_div
 from ..core.check.memory import copied, empty
 from ..core.gpu import gpu_of
-from ..core.kernel import Config, Kernel, constants_of
+from ..core.kernel import Config, Kernel
 from ..core.settings import num_sms_of, settings
 from .choose.bf16 import select_bf16_sum
 from .config.bf16 import BLOCK_K, Bf16Config
@@ -35,6 +35,12 @@ class SlicesConfig(Config):
     adds_to_d: bool = False
     num_threads: int = 256
     ctas_per_sm: int = 4
+    taken = "output_bytes", "adds_to_d", "num_threads", "shared_bytes"
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of an element of D."""
+        return 4 if self.output_is_fp32 else 2
 
     @property
     def name(self) -> str:
@@ -49,13 +55,6 @@ class SlicesConfig(Config):
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.output_is_fp32 or not self.adds_to_d, "FP32 where it adds to D"
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
-        return {
-            "kOutputBytes": 4 if self.output_is_fp32 else 2,
-            **constants_of(self, "adds_to_d", "num_threads", "shared_bytes"),
-        }
 
 
 def grid(m: int, n: int) -> int:

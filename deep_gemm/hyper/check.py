@@ -62,13 +62,6 @@ def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int
         raise ValueError(f"m: expected rows of all splits below 2^31, got {sizes['m']}")
     checks.rows("a", a, "k")
     checks.rows("b", b, "k")
-    _outputs(d, sqr_sum)
-    checks.no_overlap({"a": a, "b": b}, d, None)
-    checks.no_overlap({"a": a, "b": b, "d": d}, sqr_sum, None, "sqr_sum")
-    return HcProblem(a, b, d, sqr_sum) if splits else HcProblem(a, b, d[None], sqr_sum[None])
-
-
-def _outputs(d: Tensor, sqr_sum: Tensor) -> None:
     if d.numel() and d.stride(-1) != 1:
         raise ValueError(f"d: expected values contiguous along n, got strides {d.stride()}")
     checks.apart("d", d)
@@ -76,3 +69,6 @@ def _outputs(d: Tensor, sqr_sum: Tensor) -> None:
         raise ValueError(f"sqr_sum: expected a contiguous tensor, got strides {sqr_sum.stride()}")
     whole_elements("d", d)
     whole_elements("sqr_sum", sqr_sum)
+    checks.no_overlap({"a": a, "b": b}, d, None)
+    checks.no_overlap({"a": a, "b": b, "d": d}, sqr_sum, None, "sqr_sum")
+    return HcProblem(a, b, d, sqr_sum) if splits else HcProblem(a, b, d[None], sqr_sum[None])

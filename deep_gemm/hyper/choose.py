@@ -37,7 +37,7 @@ def run(p: HcProblem, config: Chosen | None = None) -> None:
         how = (m, n, k, splits, num_sms, get_batch_invariant())
         leaves_sms = num_sms < all_sms
         config = select_hc(*how, leaves_sms=leaves_sms)
-        if config.cluster > driver.PORTABLE_CLUSTER and not kernel_of(config).KERNEL.fits(config, device):
+        if config.cluster_size > driver.PORTABLE_CLUSTER and not kernel_of(config).KERNEL.fits(config, device):
             config = select_hc(*how, driver.PORTABLE_CLUSTER, leaves_sms)
     of = kernel_of(config)
     of.KERNEL.run(config, of.values_of(config, p), of.grid(config, m, n, splits, num_sms), device)
@@ -67,9 +67,9 @@ def select_hc(
     ring = hc_config(m, n, k, splits, num_sms, batch_invariant, max_cluster)
     if batch_invariant or m > FEW_ROWS:
         return ring
-    few = [config for config in few_configs(n) if config.cluster <= min(max_cluster, num_sms)]
+    few = [config for config in few_configs(n) if config.cluster_size <= min(max_cluster, num_sms)]
     if leaves_sms:
-        few = [config for config in few if tiles(config, m, n, splits) * config.cluster <= num_sms]
+        few = [config for config in few if tiles(config, m, n, splits) * config.cluster_size <= num_sms]
     if not few:
         return ring
     best = min(few, key=lambda config: few_us(config, m, n, k, splits, num_sms))

@@ -47,7 +47,7 @@ class HcConfig(Config):
     block_m: int
     block_n: int
     """Rows of B of a tile: all of them, or 8 if rows of A are so few that B is most of the work."""
-    cluster: int = 1
+    cluster_size: int = 1
     """CTAs that share out the k-blocks of a tile."""
     teams: int = 2
     """Groups of warps that take k-blocks by turns, each a whole one."""
@@ -56,7 +56,7 @@ class HcConfig(Config):
     @property
     def name(self) -> str:
         """Short, for people; such as "128x24/k2/t2"."""
-        return f"{self.block_m}x{self.block_n}/k{self.cluster}/t{self.teams}"
+        return f"{self.block_m}x{self.block_n}/k{self.cluster_size}/t{self.teams}"
 
     @property
     def num_math_warps(self) -> int:
@@ -77,7 +77,7 @@ class HcConfig(Config):
     def exchange_bytes(self) -> int:
         """Bytes that the teams of all CTAs of the cluster send to this one."""
         chunks = (self.block_n // 8 + 1) * self.num_math_warps
-        return self.cluster * self.teams * ceil_div(chunks, self.cluster) * CHUNK_BYTES
+        return self.cluster_size * self.teams * ceil_div(chunks, self.cluster_size) * CHUNK_BYTES
 
     @property
     def num_stages(self) -> int:
@@ -91,16 +91,11 @@ class HcConfig(Config):
         """Size of `SharedStorage` in hyper/hc_prenorm.cuh, which asserts that it is the same."""
         return align(self.num_stages * (self.slot_bytes + 16) + self.exchange_bytes + 16, 1024)
 
-    @property
-    def cluster_size(self) -> int:
-        """CTAs of a cluster."""
-        return self.cluster
-
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.block_m in BLOCK_M, f"tiles of {BLOCK_M} rows"
         yield self.block_n in COLUMNS, f"tiles of {COLUMNS} columns"
-        yield 1 <= self.cluster <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
+        yield 1 <= self.cluster_size <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
         yield 1 <= self.teams <= MAX_TEAMS, f"1 to {MAX_TEAMS} teams"
         yield self.num_threads <= 1024, f"at most 1024 threads, not {self.num_threads}"
         yield self.num_stages >= max(self.teams, 2), "at least a stage for each team"
@@ -109,7 +104,7 @@ class HcConfig(Config):
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
         names = "block_m", "block_n", "teams", "num_stages", "num_math_warps", "num_threads", "shared_bytes"
-        return {**constants_of(self, *names), "kClusterK": self.cluster, "kMulticastCtas": 1}
+        return {**constants_of(self, *names), "kClusterK": self.cluster_size, "kMulticastCtas": 1}
 
 
 def units(config: HcConfig, m: int, n: int, splits: int) -> int:
@@ -119,7 +114,7 @@ def units(config: HcConfig, m: int, n: int, splits: int) -> int:
 
 def grid(config: HcConfig, m: int, n: int, splits: int, num_sms: int) -> int:
     """A cluster for each unit, or as many as SMs have room for: these take several units each."""
-    return min(units(config, m, n, splits), max(num_sms // config.cluster, 1)) * config.cluster
+    return min(units(config, m, n, splits), max(num_sms // config.cluster_size, 1)) * config.cluster_size
 
 
 def values_of(config: HcConfig, p: HcProblem) -> dict[str, Any]:
@@ -155,10 +150,8 @@ def code_plan(config: HcConfig) -> CodePlan:
     return CodePlan(
         roles=((config.num_math_warps * 32 * config.teams, None), (32, None)),
         shared_bytes=config.shared_bytes,
-        qgmma=0,
         hgmma=BLOCK_K // PRODUCT_K,
         tma_loads=2,
-        multicast_loads=0,
     )
 
 
@@ -169,12 +162,12 @@ def bytes_of(m: int, n: int, k: int, splits: int) -> int:
 
 def estimated_us(config: HcConfig, m: int, n: int, k: int, splits: int, num_sms: int) -> float:
     """Estimate microseconds: what the longest-working CTA multiplies, or what memory takes, and what is on top."""
-    at_once = max(min(num_sms // config.cluster, AT_ONCE[config.cluster]), 1)
+    at_once = max(min(num_sms // config.cluster_size, AT_ONCE[config.cluster_size]), 1)
     rounds = ceil_div(units(config, m, n, splits), at_once)
-    blocks = ceil_div(ceil_div(k // BLOCK_K, splits), config.cluster)
+    blocks = ceil_div(ceil_div(k // BLOCK_K, splits), config.cluster_size)
     moved = bytes_of(m, n, k, splits) + REREAD * ceil_div(m, config.block_m) * n * k * 4
     streaming_us = max(rounds * blocks * BLOCK_US[config.block_m], moved / BYTES_PER_US)
-    exchange_us = EXCHANGE_US + CTA_US * config.cluster if config.cluster > 1 else 0
+    exchange_us = EXCHANGE_US + CTA_US * config.cluster_size if config.cluster_size > 1 else 0
     return streaming_us + rounds * UNIT_US[config.block_m] + exchange_us
 
 
@@ -195,7 +188,7 @@ def hc_config(
     """
     clusters = (INVARIANT_CLUSTER,) if batch_invariant else range(1, min(num_sms, max_cluster) + 1)
     return min(
-        (config for config in _candidates(n, batch_invariant) if config.cluster in clusters),
+        (config for config in _candidates(n, batch_invariant) if config.cluster_size in clusters),
         key=lambda config: estimated_us(config, m, n, k, splits, num_sms),
     )
 

@@ -39,22 +39,19 @@ class HcFewConfig(Config):
 
     block_n: int
     """Columns of a tile: all of them, or 8 if tiles are few."""
-    cluster: int = 1
+    cluster_size: int = 1
     """CTAs that share out k."""
     warps: int = 8
     """Warps of a CTA, which take steps by turns."""
     ahead: int = 3
     """Steps that a warp has in registers."""
-
-    @property
-    def block_m(self) -> int:
-        """Rows of a tile."""
-        return TILE_ROWS
+    block_m = TILE_ROWS
+    """Rows of a tile."""
 
     @property
     def name(self) -> str:
         """Short, for people; such as "16x8/k16/w8 4 ahead"."""
-        return f"{TILE_ROWS}x{self.block_n}/k{self.cluster}/w{self.warps} {self.ahead} ahead"
+        return f"{TILE_ROWS}x{self.block_n}/k{self.cluster_size}/w{self.warps} {self.ahead} ahead"
 
     @property
     def num_threads(self) -> int:
@@ -69,25 +66,21 @@ class HcFewConfig(Config):
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in hyper/hc_prenorm_few.cuh, which asserts that it is the same, in whole 16 bytes."""
-        sent = self.cluster * ceil_div(self.chunks, self.cluster) * CHUNK_BYTES if self.cluster > 1 else 16
+        ctas = self.cluster_size
+        sent = ctas * ceil_div(self.chunks, ctas) * CHUNK_BYTES if ctas > 1 else 16
         return align(self.warps * self.chunks * CHUNK_BYTES + sent + 8, 16)
-
-    @property
-    def cluster_size(self) -> int:
-        """CTAs of a cluster."""
-        return self.cluster
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.block_n in COLUMNS, f"tiles of {COLUMNS} columns"
-        yield 1 <= self.cluster <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
+        yield 1 <= self.cluster_size <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
         yield 1 <= self.warps <= 16, "1 to 16 warps"
         yield 1 <= self.ahead <= 8, "1 to 8 steps ahead"
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers that the source takes."""
         same = constants_of(self, "block_n", "warps", "ahead", "shared_bytes")
-        return {**same, "kClusterK": self.cluster, "kNumMathWarps": 1}
+        return {**same, "kClusterK": self.cluster_size, "kNumMathWarps": 1}
 
 
 def tiles(config: HcFewConfig, m: int, n: int, splits: int) -> int:
@@ -97,7 +90,7 @@ def tiles(config: HcFewConfig, m: int, n: int, splits: int) -> int:
 
 def grid(config: HcFewConfig, m: int, n: int, splits: int, num_sms: int) -> int:
     """A cluster for each tile, whatever `num_sms` is: it decides whether this kernel is chosen."""
-    return tiles(config, m, n, splits) * config.cluster
+    return tiles(config, m, n, splits) * config.cluster_size
 
 
 def values_of(config: HcFewConfig, p: HcProblem) -> dict[str, Any]:
@@ -114,14 +107,14 @@ def values_of(config: HcFewConfig, p: HcProblem) -> dict[str, Any]:
 def few_us(config: HcFewConfig, m: int, n: int, k: int, splits: int, num_sms: int) -> float:
     """Estimate microseconds of the kernel for few rows."""
     ctas_per_sm = CTAS_PER_SM[config.block_n]
-    at_once = max(CLUSTERS_AT_ONCE[config.cluster] * num_sms // H200.num_sms, 1) * ctas_per_sm
+    at_once = max(CLUSTERS_AT_ONCE[config.cluster_size] * num_sms // H200.num_sms, 1) * ctas_per_sm
     clusters = tiles(config, m, n, splits)
     rounds = ceil_div(clusters, at_once)
-    more = max(min(clusters, at_once) * config.cluster / num_sms - 1, 0)  # CTAs that share an SM
+    more = max(min(clusters, at_once) * config.cluster_size / num_sms - 1, 0)  # CTAs that share an SM
     blocks = ceil_div(k // BLOCK_K, splits)
-    steps = ceil_div(blocks * BLOCK_K // STEP, config.cluster * config.warps)
+    steps = ceil_div(blocks * BLOCK_K // STEP, config.cluster_size * config.warps)
     step_us = STEP_US + COLUMN_US * config.block_n
-    begin_us = FEW_US + SHARED_US * more + (CLUSTER_US if config.cluster > 1 else 0)
+    begin_us = FEW_US + SHARED_US * more + (CLUSTER_US if config.cluster_size > 1 else 0)
     return begin_us + rounds * steps * step_us + (rounds - 1) * ROUND_US
 
 

@@ -194,10 +194,6 @@ def _flat(q: Tensor, kv: Keys, *others: Any) -> tuple[Any, ...]:
     return q, *kv, *others
 
 
-def _all(*tensors: Tensor) -> tuple[Tensor, ...]:
-    return tensors
-
-
 MQA_OPERATOR = declared(
     "fp8_mqa_logits(Tensor q, Tensor kv, Tensor sfkv, Tensor weights, Tensor cu_seq_len_k_start, "
     "Tensor cu_seq_len_k_end, bool? clean_logits=None, SymInt max_seqlen_k=0, ScalarType logits_dtype=float) -> Tensor",
@@ -225,7 +221,7 @@ LOGITS = Function(
 PAGED_LOGITS = Function(
     partial(_answer, paged_logits_problem),
     PAGED_OPERATOR,
-    _all,
+    lambda *tensors: tensors,
     free=[FREE_ROWS, FIXED, FREE_ROWS, FREE_ROWS, FREE_ROWS],
 )
-SCHEDULE = Function(_answer_schedule, SCHEDULE_OPERATOR, _all, free=[FREE_ROWS])
+SCHEDULE = Function(_answer_schedule, SCHEDULE_OPERATOR, lambda *tensors: tensors, free=[FREE_ROWS])

@@ -127,16 +127,12 @@ class LogitsConfig(Config):
     output_bytes: int
     """4: logits in FP32; 2: in BF16."""
     keys: InRows | InPages
+    num_threads = NUM_THREADS
 
     @property
     def name(self) -> str:
         """Short, for people."""
         return self.keys.name_of(f"{self.heads}x{self.depth}", "fp32" if self.output_bytes == 4 else "bf16")
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of a CTA."""
-        return NUM_THREADS
 
     @property
     def units(self) -> int:
@@ -222,10 +218,8 @@ class LogitsConfig(Config):
         }
 
 
-@cache
-def logits_config(heads: int, depth: int, output_bytes: int, keys: InRows | InPages) -> LogitsConfig:
-    """Configure the kernel for a problem."""
-    return LogitsConfig(heads, depth, output_bytes, keys)
+logits_config = cache(LogitsConfig)
+"""Gives the configuration of a problem: heads, depth, bytes of a logit, and keys."""
 
 
 def reachable_rows() -> list[LogitsConfig]:
@@ -267,5 +261,4 @@ def code_plan(config: LogitsConfig) -> CodePlan:
         # The loop over runs, and that over the blocks that are left.
         qgmma=config.units * config.depth // WGMMA_K * (config.keys.run_blocks + 1),
         tma_loads=config.units + 4,  # q of each unit; keys and scales, in two loops
-        multicast_loads=0,
     )

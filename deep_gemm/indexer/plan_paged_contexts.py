@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.kernel import Config, Kernel, constants_of
+from ..core.kernel import Config, Kernel
 from .check import SEGMENT_KEYS
 
 
@@ -17,6 +17,8 @@ class PlanConfig(Config):
     """The one configuration."""
 
     num_threads: int = 512
+    segment_keys = SEGMENT_KEYS
+    taken = "num_threads", "shared_bytes", "segment_keys"
 
     @property
     def name(self) -> str:
@@ -31,10 +33,6 @@ class PlanConfig(Config):
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.num_threads in (128, 256, 512, 1024), "128, 256, 512 or 1024 threads"
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers that the source takes."""
-        return constants_of(self, "num_threads", "shared_bytes") | {"kSegmentKeys": SEGMENT_KEYS}
 
 
 CONFIG = PlanConfig()

@@ -1,9 +1,10 @@
 """SGLang's plugin, which SGLang loads into each of its processes by the entry point `sglang.srt.plugins`.
 
-On a Hopper GPU it puts two hooks around functions of SGLang, by SGLang's own registry of hooks:
+On a Hopper GPU it puts three hooks around functions of SGLang, by SGLang's own registry of hooks:
 
-    the linear layer that it has if it runs DeepGEMM    `linear`: cast and product, in one launch up to 16 rows
-    a layer of experts, on whichever kernels            `experts`: from routes to their weighted sum
+    the linear layer that it has if it runs DeepGEMM      `linear`: cast and product, in one launch up to 16 rows
+    the linear layer in FP8 with scales of rows, or one   `linear`
+    a layer of experts, on whichever kernels              `experts`: from routes to their weighted sum
 
 A layer that is not taken goes on to the function that stood there, and a line in the log says why. What somebody asks
 for by name (`--moe-runner-backend triton`) is left alone. `DG_DISABLE_SGLANG_PLUGIN=1` turns the plugin off, and so
@@ -18,7 +19,7 @@ from contextlib import ExitStack
 from importlib import import_module
 
 from ..core.settings import settings
-from .engine import Places, all_or_nothing, replace, why_not
+from .engine import Places, all_or_nothing, parts_there, replace, why_not
 
 __all__ = ["register"]
 
@@ -26,6 +27,7 @@ logger = logging.getLogger("sglang.plugins.deep_gemm")
 
 OF_LAYERS = "sglang.srt.layers"
 LINEAR = f"{OF_LAYERS}.quantization.fp8_utils", "deepgemm_w8a8_block_fp8_linear_with_fallback"
+ROW_LINEAR = f"{OF_LAYERS}.quantization.fp8_utils", "apply_fp8_linear"
 EXPERTS = f"{OF_LAYERS}.moe.moe_runner.runner", "MoeRunner.run"
 PLACES: Places = {
     LINEAR: (
@@ -56,9 +58,21 @@ PLACES: Places = {
 """Things that are hooked or called here, in the releases that are known (0.5.22, 0.5.23). A layer's fields are looked
 at one by one, when the layer first runs."""
 
+PARTS: dict[str, Places] = {
+    "row_linear_or": {
+        ROW_LINEAR: (
+            *("input", "weight", "weight_scale", "input_scale", "input_scale_ub", "bias", "cutlass_fp8_supported"),
+            *("use_per_token_if_dynamic", "pad_output", "compressed_tensor_quant", "pre_quant_output_dtype"),
+        ),
+        (ROW_LINEAR[0], "get_fp8_gemm_runner_backend"): (),
+        (ROW_LINEAR[0], "use_triton_w8a8_fp8_kernel"): None,
+    },
+}
+"""Things that one hook needs alone. Without them the others are put up all the same."""
+
 
 def register() -> None:
-    """Put both hooks around SGLang's functions in this process, unless a reason speaks against it."""
+    """Put the hooks around SGLang's functions in this process, unless a reason speaks against it."""
     all_or_nothing("SGLang", logger, _register)
 
 
@@ -76,5 +90,7 @@ def _register(undo: ExitStack) -> None:
     hooks = import_module("sglang.srt.plugins.hook_registry")
     registered = {target: [*there] for target, there in hooks.HookRegistry._hooks.items()}
     replace(undo, hooks.HookRegistry, "_hooks", defaultdict(list, registered))
-    for place, hook in ((LINEAR, layers.linear_or), (EXPERTS, layers.experts_or)):
+    [of_rows] = parts_there("sglang", logger, PARTS, layers)
+    there = (LINEAR, layers.linear_or), (EXPERTS, layers.experts_or), *((ROW_LINEAR, hook) for hook in of_rows)
+    for place, hook in there:
         hooks.HookRegistry.register(".".join(place), hook, hooks.HookType.AROUND)

@@ -17,32 +17,33 @@ from sglang.srt.layers.moe.moe_runner.triton import TritonMoeQuantInfo
 from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatchOutput
 from sglang.srt.layers.moe.topk import TopKOutputChecker
 from sglang.srt.layers.moe.utils import get_moe_runner_backend
+from sglang.srt.layers.quantization import fp8_utils
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from ..core.check.recipes import PER_BLOCK
 from ..linear.api import linear
 from ..moe.api import experts
-from .engine import experts_refusal, linear_refusal
+from .engine import BY_BLOCKS, BY_ROWS, FP4, PLAIN, Weights, experts_refusal, linear_refusal, row_operand
 from .sglang import logger
-from .transformers import as_operand
 
 Function = Callable[..., Any]
 
 _HEEDED = """
     activation gate_up_interleaved gemm1_alpha gemm1_beta gemm1_clamp_limit swiglu_limit routed_scaling_factor
-    w13_weight w2_weight w13_scale w2_scale block_shape is_fp4_experts
+    w13_weight w2_weight w13_scale w2_scale b13 b2 block_shape is_fp4_experts
 """
 _FREE = """
     num_experts num_local_experts hidden_size intermediate_size_per_partition layer_id top_k num_fused_shared_experts
     params_dtype routing_method_type runner_backend inplace layer silu_mul_keep_fp32 use_fp8 use_fp8_w8a8
+    a13_scale a2_scale per_channel_quant
 """
 KNOWN = frozenset((_HEEDED + _FREE).split())
 """Fields of a layer's configuration and weights that are heeded, and those on which no value here depends. Any other,
 of a newer release too, must have its default."""
 
-_gatings: WeakKeyDictionary[Any, dict[str, Any] | None] = WeakKeyDictionary()
-"""The activations of runners whose experts are taken; None for a runner whose experts are not."""
+_taken: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Weights and activations of runners whose experts are taken; None for a runner whose experts are not."""
 
 
 def linear_or(
@@ -75,15 +76,49 @@ def linear_or(
     return own(input, weight, block_size, weight_scale, input_scale, bias, act_scale_ue8m0, weight_bf16)
 
 
+def row_linear_or(
+    own: Function,
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    input_scale: Tensor | None = None,
+    input_scale_ub: Tensor | None = None,
+    bias: Tensor | None = None,
+    *more: Any,
+    **options: Any,
+) -> Any:
+    """Compute input @ weight + bias here if it is taken, else by SGLang's function. SGLang's weight is `[k, n]`.
+
+    Activations are cast by row: a static scale of theirs is not used.
+    """
+    asked = fp8_utils.get_fp8_gemm_runner_backend()
+    refusal = linear_refusal(input.dtype, None, weight.shape[-1], weight.shape[0])
+    if weight.dtype != torch.float8_e4m3fn or weight.dim() != 2 or weight.stride(0) != 1:
+        refusal = f"expects a weight in E4M3 that lies as [n, k], not {weight.dtype} with strides {weight.stride()}"
+    if weight_scale.dtype != torch.float32 or weight_scale.numel() not in (1, weight.shape[-1]):
+        refusal = f"expects a scale in FP32 for each row or one for all, not {tuple(weight_scale.shape)}"
+    if input.dtype == torch.float8_e4m3fn or input_scale_ub is not None:
+        refusal = "activations are cast already, or have a bound"
+    if not (asked.is_auto() or asked.is_deep_gemm()) or fp8_utils.use_triton_w8a8_fp8_kernel:
+        refusal = "another kernel is asked for"
+    if is_batch_invariant_mode_enabled():
+        refusal = "is not batch invariant"
+    if not torch.compiler.is_compiling():
+        _tell("a linear layer with scales of rows", refusal)
+    if refusal is None:
+        return linear(input, row_operand(weight.t(), weight_scale), bias=bias)
+    return own(input, weight, weight_scale, input_scale, input_scale_ub, bias, *more, **options)
+
+
 def experts_or(own: Function, self: Any, dispatch_output: Any, quant_info: Any, lora_info: Any = None) -> Any:
     """Compute a layer of experts here if it is taken, else by SGLang's runner `self`."""
-    if self not in _gatings:
+    if self not in _taken:
         refusal = _refusal(self, dispatch_output, quant_info)
-        _gatings[self] = _gating(self.config) if refusal is None else None
+        _taken[self] = (_weights(quant_info), _gating(self.config)) if refusal is None else None
         _tell("experts", refusal)
-    gating = _gatings[self]
-    if gating is None:
+    if _taken[self] is None:
         return own(self, dispatch_output, quant_info, lora_info)
+    weights, gating = _taken[self]
     x, topk = dispatch_output.hidden_states, dispatch_output.topk_output
     scaling = self.config.routed_scaling_factor
     with use_symmetric_memory(get_parallel().tp_group, disabled=not is_allocation_symmetric()):
@@ -92,9 +127,11 @@ def experts_or(own: Function, self: Any, dispatch_output: Any, quant_info: Any, 
         x,
         topk.topk_ids,
         topk.topk_weights if scaling in (None, 1.0) else topk.topk_weights * scaling,
-        as_operand(quant_info.w13_weight, quant_info.w13_scale),
-        as_operand(quant_info.w2_weight, quant_info.w2_scale),
+        weights.operand(quant_info.w13_weight, quant_info.w13_scale),
+        weights.operand(quant_info.w2_weight, quant_info.w2_scale),
         out=out,
+        w1_bias=getattr(quant_info, "b13", None),
+        w2_bias=getattr(quant_info, "b2", None),
         **gating,
     )
     return StandardCombineInput(hidden_states=out)
@@ -120,16 +157,23 @@ def _refusal(runner: Any, dispatch_output: Any, quant_info: Any) -> str | None:
             value = getattr(given, field.name)
             if field.name not in KNOWN and (isinstance(value, Tensor) or value != field.default):
                 return f"expect {field.name} of {field.default}"
-    w13 = quant_info.w13_weight
-    is_fp4 = getattr(quant_info, "is_fp4_experts", False)
-    if w13.dtype != (torch.int8 if is_fp4 else torch.float8_e4m3fn):
-        return f"weights are {w13.dtype}"
-    if not is_fp4 and tuple(quant_info.block_shape or ()) != PER_BLOCK:
-        return f"weights have a scale for {quant_info.block_shape}"
+    w13, weights = quant_info.w13_weight, _weights(quant_info)
+    if weights is None:
+        return f"weights are {w13.dtype} with a scale for {quant_info.block_shape}"
     if _gating(runner.config) is None:
         return f"the activation is another {runner.config.activation}"
     x = dispatch_output.hidden_states
-    return experts_refusal(x.dtype, x.shape[1], w13.shape[1] // 2, is_fp4=is_fp4)
+    return experts_refusal(x.dtype, x.shape[1], w13.shape[1] // 2, weights)
+
+
+def _weights(quant_info: Any) -> Weights | None:
+    """Tell which kind of weights a layer of experts has; None if it is another."""
+    dtype, block = quant_info.w13_weight.dtype, tuple(quant_info.block_shape or ())
+    if getattr(quant_info, "is_fp4_experts", False):
+        return FP4 if dtype == torch.int8 else None
+    if dtype == torch.bfloat16:
+        return None if block else PLAIN
+    return {(): BY_ROWS, PER_BLOCK: BY_BLOCKS}.get(block) if dtype == torch.float8_e4m3fn else None
 
 
 def _gating(config: Any) -> dict[str, Any] | None:

@@ -1,9 +1,12 @@
 """vLLM's plugin, which vLLM loads into each of its processes by the entry point `vllm.general_plugins`.
 
-On a Hopper GPU it offers vLLM two kinds of layers, ahead of those that vLLM would choose by itself:
+On a Hopper GPU it offers vLLM five kinds of layers, ahead of the kinds that vLLM would choose by itself:
 
-    linear layers, FP8 by blocks            DeepGemmLinear    `linear`: cast and product, in one launch up to 16 rows
-    experts, FP8 by 128x128 and MXFP4       DeepGemmExperts   `experts`: from routes to their weighted sum
+    linear layers, FP8 by blocks            DeepGemmLinear        `linear`: cast and product
+    linear layers, FP8 by rows or tensors   DeepGemmRowLinear
+    experts, FP8 by 128x128 and MXFP4       DeepGemmExperts       `experts`: from routes to their weighted sum
+    experts, FP8 by rows or tensors         DeepGemmRowExperts
+    experts, BF16                           DeepGemmBF16Experts
 
 vLLM still asks each kind whether it takes a layer, and what somebody asks for by name (`--moe-backend triton`) is left
 alone. `DG_DISABLE_VLLM_PLUGIN=1` turns the plugin off, and so does `VLLM_USE_DEEP_GEMM=0`.
@@ -15,11 +18,12 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from enum import Enum
 from importlib import import_module
 from typing import Any
 
 from ..core.settings import settings
-from .engine import Places, all_or_nothing, replace, why_not
+from .engine import Places, all_or_nothing, parts_there, replace, why_not
 
 __all__ = ["register"]
 
@@ -27,10 +31,11 @@ logger = logging.getLogger("vllm.plugins.deep_gemm")
 
 OF_MOE = "vllm.model_executor.layers.fused_moe"
 _KEYS = "vllm.model_executor.layers.quantization.utils.quant_utils"
-_BLOCK_SCALED = "vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel"
+_KERNELS = "vllm.model_executor.kernels.linear"
+_BLOCK_SCALED = f"{_KERNELS}.scaled_mm.BlockScaledMMLinearKernel"
 PLACES: Places = {
-    ("vllm.model_executor.kernels.linear", "_POSSIBLE_FP8_BLOCK_KERNELS"): None,
-    ("vllm.model_executor.kernels.linear", "_LINEAR_BACKEND_KERNEL_MAP"): None,
+    (_KERNELS, "_POSSIBLE_FP8_BLOCK_KERNELS"): None,
+    (_KERNELS, "_LINEAR_BACKEND_KERNEL_MAP"): None,
     (f"{OF_MOE}.oracle.fp8", "_get_priority_backends"): ("moe_config", "weight_key", "activation_key"),
     (f"{OF_MOE}.oracle.fp8", "backend_to_kernel_cls"): ("backend",),
     (f"{OF_MOE}.oracle.mxfp4", "backend_to_kernel_cls"): ("backend",),
@@ -43,6 +48,7 @@ PLACES: Places = {
         *("expert_tokens_meta", "apply_router_weight_on_input"),
     ),
     (f"{OF_MOE}.modular_kernel", "FusedMoEActivationFormat.Standard"): None,
+    **dict.fromkeys(((f"{OF_MOE}.modular_kernel", f"FusedMoEExperts.w{i}_bias") for i in (1, 2)), None),
     **dict.fromkeys(((f"{OF_MOE}.config", f"FusedMoEConfig.swiglu_{it}") for it in ("limit", "alpha", "beta")), None),
     (f"{OF_MOE}.activation", "MoEActivation.SWIGLUOAI_UNINTERLEAVE"): None,
     (f"{OF_MOE}.topk_weight_and_reduce", "TopKWeightAndReduceNoOP"): None,
@@ -51,6 +57,24 @@ PLACES: Places = {
     ("vllm.model_executor.utils", "replace_parameter"): None,
 }
 """Things that are changed, filled in or used here, in the releases that are known (0.26 to 0.33)."""
+
+_KINDS = ("StaticChannel", "StaticTensor", "DynamicToken", "DynamicTensor")
+PARTS: dict[str, Places] = {
+    "DeepGemmRowLinear": {
+        (_KERNELS, "_POSSIBLE_FP8_KERNELS"): None,
+        (_KERNELS, "FP8ScaledMMLinearKernel.apply_weights"): ("self", "layer", "x", "bias"),
+        (_KERNELS, "FP8ScaledMMLinearKernel._get_layer_params"): ("self", "layer"),
+    },
+    "DeepGemmRowExperts": dict.fromkeys((_KEYS, f"kFp8{kind}Sym") for kind in _KINDS),
+    "DeepGemmBF16Experts": {
+        (f"{OF_MOE}.oracle.unquantized", "_get_priority_backends"): ("moe_config",),
+        (f"{OF_MOE}.oracle.unquantized", "backend_to_kernel_cls"): ("backend",),
+    },
+}
+"""Things that one kind of layers needs alone. Without them the other kinds are offered all the same."""
+
+OURS: Any = Enum("OwnBackend", {"DEEP_GEMM": "deep_gemm"}).DEEP_GEMM  # type: ignore[attr-defined]
+"""A backend of unquantized experts that vLLM knows nothing about, so it leaves their weights as they are."""
 
 
 def register() -> None:
@@ -70,19 +94,23 @@ def _register(undo: ExitStack) -> None:
         return
     layers = import_module("deep_gemm.integrations.vllm_layers")
     linear = import_module("vllm.model_executor.kernels.linear")
-    kinds = linear._POSSIBLE_FP8_BLOCK_KERNELS[platforms.PlatformEnum.CUDA]
-    if layers.DeepGemmLinear in kinds:
+    if layers.DeepGemmLinear in linear._POSSIBLE_FP8_BLOCK_KERNELS[platforms.PlatformEnum.CUDA]:
         return
-    kinds.insert(0, layers.DeepGemmLinear)
-    undo.callback(kinds.remove, layers.DeepGemmLinear)
+    row_linear, row_experts, bf16_experts = parts_there("vllm", logger, PARTS, layers)
     of_backend = linear._LINEAR_BACKEND_KERNEL_MAP["deep_gemm"]
-    of_backend.add(layers.DeepGemmLinear)
-    undo.callback(of_backend.discard, layers.DeepGemmLinear)
+    for kind in (layers.DeepGemmLinear, *row_linear):
+        name = "_POSSIBLE_FP8_KERNELS" if kind in row_linear else "_POSSIBLE_FP8_BLOCK_KERNELS"
+        kinds = getattr(linear, name)[platforms.PlatformEnum.CUDA]
+        kinds.insert(0, kind)
+        undo.callback(kinds.remove, kind)
+        of_backend.add(kind)
+        undo.callback(of_backend.discard, kind)
     fp8: Any
     mxfp4: Any
     fp8, mxfp4 = (import_module(f"{OF_MOE}.oracle.{name}") for name in ("fp8", "mxfp4"))
-    _offer_experts(undo, fp8, layers.DeepGemmExperts, (fp8.Fp8MoeBackend.TRITON, fp8.Fp8MoeBackend.DEEPGEMM))
-    _offer_experts(undo, mxfp4, layers.DeepGemmExperts, (mxfp4.Mxfp4MoeBackend.DEEPGEMM_MXFP4,))
+    by_blocks, of_fp8 = [layers.DeepGemmExperts], [layers.DeepGemmExperts, *row_experts]
+    _offer_experts(undo, fp8, {fp8.Fp8MoeBackend.TRITON: of_fp8, fp8.Fp8MoeBackend.DEEPGEMM: by_blocks})
+    _offer_experts(undo, mxfp4, {mxfp4.Mxfp4MoeBackend.DEEPGEMM_MXFP4: by_blocks})
     # vLLM would make FP32 of these bytes, which products read as they lie. On Hopper no other kind has this backend.
     replace(undo, mxfp4, "_pack_deepgemm_mxfp4_scales", lambda w13, w2, of_w13, of_w2: (of_w13.data, of_w2.data))
     # TRITON leaves weights as the checkpoint has them, where DEEPGEMM rounds their scales to powers of two.
@@ -90,21 +118,26 @@ def _register(undo: ExitStack) -> None:
 
     def in_order(moe_config: Any, weight_key: Any, activation_key: Any) -> list[Any]:
         backends = own(moe_config, weight_key, activation_key)
-        kind = layers.DeepGemmExperts
-        standard = kind.activation_format()
-        if kind.is_supported_config(kind, moe_config, weight_key, activation_key, standard)[0]:
+        layer = moe_config, weight_key, activation_key, layers.DeepGemmExperts.activation_format()
+        if any(kind.is_supported_config(kind, *layer)[0] for kind in of_fp8):
             backends.sort(key=lambda backend: backend != fp8.Fp8MoeBackend.TRITON)
         return backends
 
     replace(undo, fp8, "_get_priority_backends", in_order)
+    if bf16_experts:
+        # vLLM gives TRITON's first kind to experts with LoRA, unasked, so this kind has a backend of its own.
+        plain: Any = import_module(f"{OF_MOE}.oracle.unquantized")
+        order: Callable[[Any], list[Any]] = plain._get_priority_backends
+        _offer_experts(undo, plain, {OURS: bf16_experts})
+        replace(undo, plain, "_get_priority_backends", lambda moe_config: [OURS, *order(moe_config)])
     logger.info("deep_gemm: vLLM is offered linear layers and experts")
 
 
-def _offer_experts(undo: ExitStack, oracle: Any, kind: type, backends: tuple[Any, ...]) -> None:
-    """Let vLLM ask our kind of experts first where it considers one of these backends."""
+def _offer_experts(undo: ExitStack, oracle: Any, kinds: dict[Any, list[type]]) -> None:
+    """Let vLLM ask our kinds of experts first where it considers these backends."""
     own: Callable[[Any], list[type]] = oracle.backend_to_kernel_cls
 
     def backend_to_kernel_cls(backend: Any) -> list[type]:
-        return [kind, *own(backend)] if backend in backends else own(backend)
+        return [*kinds.get(backend, ()), *(() if backend is OURS else own(backend))]
 
     replace(undo, oracle, "backend_to_kernel_cls", backend_to_kernel_cls)

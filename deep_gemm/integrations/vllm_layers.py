@@ -9,35 +9,34 @@ import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
 from torch import Tensor
 from vllm import envs
+from vllm.model_executor.kernels import linear as kernels
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
-from vllm.model_executor.layers.quantization.utils.quant_utils import (
-    kFp8Dynamic128Sym,
-    kFp8Static128BlockSym,
-    kMxfp4Static,
-)
+from vllm.model_executor.layers.quantization.utils import quant_utils as keys
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import current_platform
 
 from ..core.check.layout import SCALE_BLOCK
 from ..linear.api import linear
 from ..moe.api import experts
-from .engine import experts_refusal, linear_refusal
-from .transformers import as_fp32, as_operand
+from .engine import BY_BLOCKS, BY_ROWS, FP4, PLAIN, experts_refusal, linear_refusal, row_operand
+from .transformers import as_fp32
 
 Answer = tuple[bool, str | None]
+ROWS_OR_ALL = (-1, 1), (1, -1), (-1, -1)
+"""How vLLM names scales of a weight's rows, in two ways, and one scale for all."""
 
 
 class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
-    """A linear layer with an FP8 weight: BF16 in, BF16 out."""
+    """A linear layer with an FP8 weight scaled by blocks: BF16 in, BF16 out."""
 
     apply_input_quant = False
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """Tell whether this GPU has it."""
-        return compute_capability == 90, "is for Hopper GPUs"
+        """Tell whether this GPU has it. vLLM asks again, without a capability, when it makes a layer by rows."""
+        return compute_capability in (None, 90), "is for Hopper GPUs"
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
@@ -81,7 +80,7 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
 
     def apply_block_scaled_mm(self, *_: object, **__: object) -> Tensor:
         """Multiply operands that are cast already, which `apply_weights` never asks for."""
-        raise NotImplementedError("DeepGemmLinear casts activations by itself")
+        raise NotImplementedError(f"{type(self).__name__} casts activations by itself")
 
     def _name_of_scales(self, layer: Any) -> str:
         params = self._get_layer_params(layer)
@@ -89,8 +88,37 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
         return name
 
 
+class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  # type: ignore[misc]
+    """A linear layer with an FP8 weight that has a scale for each row, or one for all. Activations are cast by row."""
+
+    is_supported = DeepGemmLinear.is_supported
+    apply_scaled_mm = DeepGemmLinear.apply_block_scaled_mm
+
+    @classmethod
+    def can_implement(cls, config: Any) -> Answer:
+        """Tell whether it takes a layer, with dynamic or static scales of activations: static ones are not used."""
+        of_weight = tuple(config.weight_quant_key.scale.group_shape)
+        refusal = linear_refusal(config.out_dtype, None, *config.weight_shape)
+        if of_weight not in ROWS_OR_ALL:
+            refusal = f"has a scale for each row or one for all, not {of_weight}"
+        if envs.VLLM_BATCH_INVARIANT:
+            refusal = "is not batch invariant"
+        return refusal is None, refusal
+
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Compute x @ weight + bias; vLLM keeps this weight as `[k, n]`, a view of `[n, k]`."""
+        weight, scales, _, bound = self._get_layer_params(layer)
+        if bound is not None:  # FBGEMM's: no row has a larger maximum
+            x = x.clamp(-bound, bound)
+        out = linear(x, row_operand(weight.t(), scales), bias=bias)
+        assert out is not None
+        return out
+
+
 class DeepGemmExperts(mk.FusedMoEExpertsModular):
-    """A whole layer of experts: BF16 in, the weighted sum of each token's experts out."""
+    """A whole layer of experts: BF16 in, the weighted sum of each token's experts out. FP8 by 128x128, or MXFP4."""
+
+    weights = BY_BLOCKS
 
     @property
     def expects_unquantized_inputs(self) -> bool:
@@ -108,9 +136,10 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
     ) -> Answer:
         """Tell whether it takes a layer."""
         sizes = moe_config.hidden_dim, moe_config.intermediate_size_per_partition
-        refusal = experts_refusal(moe_config.in_dtype, *sizes, is_fp4=weight_key == kMxfp4Static)
-        if moe_config.has_bias:
-            refusal = "experts have biases"
+        is_fp4 = weight_key == keys.kMxfp4Static
+        refusal = experts_refusal(moe_config.in_dtype, *sizes, FP4 if is_fp4 else kind.weights)
+        if moe_config.has_bias and is_fp4:
+            refusal = "experts in MXFP4 have biases"
         if moe_config.moe_backend not in ("auto", "deep_gemm"):
             refusal = f"moe_backend={moe_config.moe_backend} is asked for"
         if refusal is not None:
@@ -130,7 +159,8 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
-        return weight_key in (kFp8Static128BlockSym, kMxfp4Static) and activation_key == kFp8Dynamic128Sym
+        weights = keys.kFp8Static128BlockSym, keys.kMxfp4Static
+        return weight_key in weights and activation_key == keys.kFp8Dynamic128Sym
 
     @staticmethod
     def _supports_activation(activation: Any) -> bool:
@@ -177,14 +207,9 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
         topk_weights: Tensor,
         topk_ids: Tensor,
         activation: Any,
-        global_num_experts: int,
         expert_map: Tensor | None,
-        a1q_scale: Tensor | None,
-        a2_scale: Tensor | None,
-        workspace13: Tensor,
-        workspace2: Tensor,
-        expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
+        **_: object,
     ) -> None:
         """Compute the layer into `output`."""
         gating = self._gating
@@ -192,11 +217,36 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
             hidden_states,
             topk_ids if expert_map is None else local_ids(topk_ids, expert_map),
             torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights,
-            as_operand(w1, self.w1_scale),
-            as_operand(w2, self.w2_scale),
+            self.weights.operand(w1, self.w1_scale),
+            self.weights.operand(w2, self.w2_scale),
             out=output,
+            w1_bias=self.w1_bias,
+            w2_bias=self.w2_bias,
             **({"limit": gating["limit"]} if activation == MoEActivation.SILU else gating),
         )
+
+
+class DeepGemmRowExperts(DeepGemmExperts):
+    """Experts in FP8 with a scale for each row, or one for each expert. Tokens are cast by row."""
+
+    weights = BY_ROWS
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        if weight_key == keys.kFp8StaticChannelSym:
+            return bool(activation_key == keys.kFp8DynamicTokenSym)
+        casts = keys.kFp8StaticTensorSym, keys.kFp8DynamicTensorSym, keys.kFp8DynamicTokenSym
+        return weight_key == keys.kFp8StaticTensorSym and activation_key in casts
+
+
+class DeepGemmBF16Experts(DeepGemmExperts):
+    """Experts that are not quantized: nothing is cast to FP8."""
+
+    weights = PLAIN
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        return weight_key is None and activation_key is None
 
 
 def local_ids(topk_ids: Tensor, expert_map: Tensor) -> Tensor:

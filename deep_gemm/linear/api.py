@@ -16,7 +16,7 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe
 from ..core.check.memory import empty
 from ..core.check.recipes import E2M1, taken
 from ..core.replay import FIXED
-from ..gemm.api.dense import BEHIND_CAST, NT, fp8_gemm_nt
+from ..gemm.api.dense import BEHIND_CAST, fp8_gemm_nt
 from ..gemm.kinds.output import USUAL_OPERANDS
 from ..gemm.problem import Problem
 from . import kernel
@@ -87,12 +87,13 @@ def compute_linear(p: LinearProblem) -> None:
     elif p.operands != USUAL_OPERANDS or not kernel.run(p.x, p.w, d, c):
         # Nothing may come between these two, because the product reads the weight beside the cast, except a launch that
         # lays scales of w out for TMA: a kernel that loads these waits before it reads anything.
-        a = cast_checked(p.x, Target(*of_x, mn_major=True))
-        product, (of_a, of_b) = BEHIND_CAST, taken(of_x, of_w)
-        if not of_x.columns or not of_w.columns:
-            m, k = p.x.shape
-            product, a = NT, (a[0], ue8m0.scales("sfa", a[1], "m", (m,), k, of_x, of_w))
-        product.compute(Problem(*a, *p.w, d, c, of_b=of_b, of_a=of_a))
+        a, sfa = cast_checked(p.x, Target(*of_x, mn_major=True))
+        w, sfw = p.w
+        if not of_w.columns:  # views, as kernels take scales of all of k
+            sfa = ue8m0.scales("sfa", sfa, "m", a.shape[:1], a.shape[1], of_x, of_w)
+            sfw = ue8m0.scales("sfw", sfw, "n", w.shape[:1], w.shape[1], of_w, of_x)
+        of_a, of_b = taken(of_x, of_w)
+        BEHIND_CAST.compute(Problem(a, sfa, w, sfw, d, c, of_b=of_b, of_a=of_a))
     if d is not p.out:
         p.out.copy_(d)
 

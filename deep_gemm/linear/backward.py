@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..casts.by_kernels import can_turn_blocks, cast_turned_blocks_of
+from ..casts.by_kernels import can_turn_blocks, cast_turned_blocks_of, cast_turned_rows_of, has_kernels
 from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..core.call import Function, run
 from ..core.check.checks import K_MULTIPLE, Operand
@@ -67,6 +67,16 @@ def _cast_transposed(w: Tensor) -> tuple[Tensor, ...]:
     return values.mT.contiguous(), scales
 
 
+def cast_turned_rows(x: Tensor) -> Operand:
+    """Compute `per_token_cast_to_fp8` of a transposed matrix, each row under one scale, on a GPU without a copy.
+
+    A row with a NaN or an infinity has an undefined scale there: each product with it is NaN whatever that is.
+    """
+    if not has_kernels(x):
+        return per_token_cast_to_fp8(x.t().contiguous(), gran_k=0)
+    return run(TURNED_ROWS, (x, torch.linalg.vector_norm(x, torch.inf, 0, dtype=torch.float32)))  # type: ignore[no-any-return]
+
+
 def cast_both_ways(w: Tensor) -> tuple[Operand, Operand]:
     """Compute `per_block_cast_to_fp8` and `cast_transposed`, on a GPU from one read of the weight."""
     values, turned, scales = run(BOTH_WAYS, (w,))
@@ -81,4 +91,5 @@ def _cast_both_ways(w: Tensor) -> tuple[Tensor, ...]:
 
 
 TURNED = Function(_cast_transposed, _cast_transposed, lambda w: (w,))
+TURNED_ROWS = Function(cast_turned_rows_of, cast_turned_rows_of, lambda x, amaxes: (x, amaxes))
 BOTH_WAYS = Function(_cast_both_ways, _cast_both_ways, lambda w: (w,))

@@ -32,7 +32,7 @@ from ..gemm.kinds.output import ScaledOperands
 SCALES_OF_WEIGHTS = PER_BLOCK, BLOCKS_OF_64, BLOCKS_OF_32, MX
 """How FP8 weights may be scaled, from coarse to fine."""
 OF_ALL_K = WHOLE, TENSOR
-"""How weights of linear layers may be scaled besides: a scale for each row, or one for the matrix."""
+"""How weights of `linear` and `experts` may be scaled besides: a scale for each row, or one for a matrix."""
 
 
 class LinearProblem(NamedTuple):
@@ -102,9 +102,10 @@ def weight(
 ) -> tuple[Operand, ScaledOperands]:
     """Check a weight `[n, k]`, or one for each group; give it, and what it and the rows beside it are.
 
-    FP8 has scales of `SCALES_OF_WEIGHTS`, or `also` others; UE8M0 comes back as words. FP4 (gemm/packed.py) comes back
-    as bytes, its scales as words where they are not FP32. `gran_k`: columns of rows that share a scale, if not as many
-    as of the weight, 128 beside FP4. `recipe_b`: rows and columns of the weight under a scale.
+    FP8 has scales of `SCALES_OF_WEIGHTS`, or `also` others, which come back as they are; UE8M0 comes back as words. FP4
+    (gemm/packed.py) comes back as bytes, its scales as words where they are not FP32. `gran_k`: columns of rows that
+    share a scale, if not as many as of the weight, 128 beside FP4. `recipe_b`: rows and columns of the weight under a
+    scale.
     """
     if packed.is_packed(given):
         packed.scales_beside((None, None, recipe_b))
@@ -113,7 +114,8 @@ def weight(
     values, scales = checks.operand(name, given, axes, sizes)
     operands = _, of_rows, of_w = operands_of(name, values, scales, gran_k, recipe_b, also)
     *outer, k = values.shape
-    return (values, ue8m0.scales(f"sf{name}", scales, axes[-2], tuple(outer), k, of_w, of_rows)), operands
+    checked = ue8m0.scales(f"sf{name}", scales, axes[-2], tuple(outer), k, of_w, of_rows)
+    return (values, checked if of_w.columns else scales), operands
 
 
 def operands_of(
@@ -162,9 +164,11 @@ def _scales_of_weight(
     shapes = {of: (*groups, ceil_div(n, of.rows), ceil_div(k, of.columns * of_word)) for of in SCALES_OF_WEIGHTS}
     if WHOLE in also and sf.dtype == torch.float32 and k > MX.columns:
         shapes[WHOLE] = (*groups, n, 1)
+        if groups:
+            shapes[TENSOR] = (*groups, 1, 1)
     found = [of for of, shape in shapes.items() if sf.shape == shape]
     if not found:
-        each = either([f"{shape} of {of.rows}x{of.columns or 'k'} values" for of, shape in shapes.items()])
+        each = either([f"{shape} of {of.rows or 'n'}x{of.columns or 'k'} values" for of, shape in shapes.items()])
         raise ValueError(f"{name}: expected shape {each} with {sf.dtype}, got {tuple(sf.shape)}")
     if of_word > 1 and len(found) > 1 and k > found[-1].columns and sf.numel():
         raise ValueError(f"recipe_b: expected {either([*map(tuple, found)])}: {name} may be words of each, got None")

@@ -46,6 +46,8 @@ def experts(
     beta: float | None = None,
     gran_k: int | None = None,
     recipe_b: Recipe | None = None,
+    w1_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
 ) -> Tensor | None:
     """Compute a gated mixture of experts: the weighted sum of `w2[e] @ (silu(gate) * up)` over each token's experts e.
 
@@ -55,8 +57,9 @@ def experts(
     - `w1`: values `[experts, 2 intermediate, hidden]`, the gate's rows first, and scales
       `[experts, ceil(2 intermediate / 128), ceil(hidden / 128)]`; `w2`: values `[experts, hidden, intermediate]`, and
       scales likewise. `per_block_cast_to_fp8` gives them. hidden and intermediate are multiples of 16. Scales may be
-      finer, as for `linear`. Either weight may be FP4 (MXFP4) as `m_grouped_fp8_fp4_gemm_nt_contiguous` takes it:
-      values `[experts, n, k / 2]`, two to a byte, and scales `[experts, n, k / 32]`, k a multiple of 32.
+      finer or coarser, as for `linear`: `[experts, n, 1]` for whole rows, `[experts]` for each expert's weight. Either
+      weight may be FP4 (MXFP4) as `m_grouped_fp8_fp4_gemm_nt_contiguous` takes it: values `[experts, n, k / 2]`, two to
+      a byte, and scales `[experts, n, k / 32]`, k a multiple of 32.
     - Or both weights are BF16 tensors of these shapes, without scales, hidden and intermediate multiples of 8. Then
       nothing is cast to FP8: tokens and activations are BF16 too. Either dimension may be contiguous.
     - `out`: BF16 `[tokens, hidden]`. Where it is given the function returns None; where it is left out the function
@@ -64,6 +67,8 @@ def experts(
     - `limit`, `activation`, `alpha`, `beta`: as for `silu_mul_cast_to_fp8`.
     - `gran_k`, `recipe_b`: as for `linear`, of both products. Each cast follows its own weight if `gran_k` is left out.
       BF16 weights have neither.
+    - `w1_bias`, `w2_bias`: `[experts, 2 intermediate]` and `[experts, hidden]`, FP32 or BF16, added in FP32 before a
+      product is rounded to BF16, so a route's weight multiplies `w2_bias` too. BF16 is converted in each call.
 
     It is `expert_rows`, `gather_cast_to_fp8`, a grouped product with `w1` in BF16, `silu_mul_cast_to_fp8`, a grouped
     product with `w2` in BF16, and `gather_weighted`, to the bit. With BF16 weights the products are those of
@@ -77,16 +82,26 @@ def experts(
     >>> experts(torch.ones(3, 16), topk_ids, topk_weights, w1, w2)[:, 0].tolist()
     [4096.0, 2048.0, 0.0]
     """
-    said = limit, activation, alpha, beta, gran_k, recipe_b
+    absent = (w1_bias is None) | (w2_bias is None) << 1
+    said = limit, activation, alpha, beta, gran_k, recipe_b, absent
     is_plain = isinstance(w1, TENSORS) or isinstance(w2, TENSORS)
     function = (MADE_BY_BF16 if is_plain else MADE) if out is None else INTO_BY_BF16 if is_plain else INTO
-    result: Tensor | None = run(function, (x, topk_ids, topk_weights, w1, w2, out), said)
+    result: Tensor | None = run(function, (x, topk_ids, topk_weights, w1, w2, w1_bias, w2_bias, out), said)
     return result
 
 
 def _as_operator(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Any, w2: Any, out: Tensor | None, *said: Any
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w1: Any,
+    w2: Any,
+    w1_bias: Tensor | None,
+    w2_bias: Tensor | None,
+    out: Tensor | None,
+    *said: Any,
 ) -> Tensor | None:
+    said = *said[:-1], w1_bias, w2_bias
     of_w1, of_w2 = ((w, None) if isinstance(w, TENSORS) else pair(name, w) for name, w in (("w1", w1), ("w2", w2)))
     operator, weights = torch.ops.deep_gemm.experts, (*of_w1, *of_w2)
     if out is None:
@@ -101,6 +116,8 @@ def _answer(
     topk_weights: Tensor,
     w1: Operand | Tensor,
     w2: Operand | Tensor,
+    w1_bias: Tensor | None,
+    w2_bias: Tensor | None,
     out: Tensor | None,
     limit: float | None,
     activation: str,
@@ -108,9 +125,10 @@ def _answer(
     beta: float | None,
     gran_k: int | None,
     recipe_b: Recipe | None,
+    _: int,
 ) -> Tensor | None:
     gating = gating_of(activation, alpha, beta, limit)
-    problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, gating, gran_k, recipe_b)
+    problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, gating, gran_k, recipe_b, w1_bias, w2_bias)
     compute_experts(problem)
     return problem.out if out is None else None
 
@@ -118,16 +136,22 @@ def _answer(
 INTO = Function(
     _answer,
     _as_operator,
-    lambda x, ids, p, w1, w2, out: (x, ids, p, *w1, *w2) if out is None else (x, ids, p, *w1, *w2, out),
+    lambda x, ids, p, w1, w2, b1, b2, out: (
+        *(x, ids, p, *w1, *w2, *(() if b1 is None else (b1,)), *(() if b2 is None else (b2,))),
+        *(() if out is None else (out,)),
+    ),
     lambda tensors: cuts_gradient(tensors[:7], tensors[7:]),
-    free=[*[FREE_ROWS] * 3, *[FIXED] * 4, FREE_ROWS],
+    free=[*[FREE_ROWS] * 3, *[FIXED] * 4, *[FREE_ROWS] * 3],
     outputs=1,
 )
 INTO_BY_BF16 = replace(
     INTO,
-    tensors=lambda *given: given if given[-1] is not None else given[:-1],
+    tensors=lambda x, ids, p, w1, w2, b1, b2, out: (
+        *(x, ids, p, w1, w2, *(() if b1 is None else (b1,)), *(() if b2 is None else (b2,))),
+        *(() if out is None else (out,)),
+    ),
     wants_checks=lambda tensors: cuts_gradient(tensors[:5], tensors[5:]),
-    free=[*[FREE_ROWS] * 3, FIXED, FIXED, FREE_ROWS],
+    free=[*[FREE_ROWS] * 3, FIXED, FIXED, *[FREE_ROWS] * 3],
 )
 MADE, MADE_BY_BF16 = replace(INTO, outputs=0), replace(INTO_BY_BF16, outputs=0)
 
@@ -145,8 +169,9 @@ def compute_experts(p: ExpertsProblem) -> None:
     # a kernel begins, and when its weight is asked for.
     is_dependent = rows.ids.shape[0] < MANY_ROWS
     a = gather_and_cast(p.x, rows, of_x, is_dependent=is_dependent)
-    middle = activations_of_rows(a, p.w1, rows, p.gating, recipes_for(p.first), of_middle, is_dependent=is_dependent)
-    y = product_of_rows(middle, p.w2, rows, recipes_for(p.second), is_behind_cast=is_dependent)
+    recipes = recipes_for(p.first)
+    middle = activations_of_rows(a, p.w1, rows, p.gating, recipes, of_middle, p.w1_bias, is_dependent=is_dependent)
+    y = product_of_rows(middle, p.w2, rows, recipes_for(p.second), p.w2_bias, is_behind_cast=is_dependent)
     sum_rows(y, rows.row_of, p.topk_weights, p.out, is_dependent=is_dependent)
 
 
@@ -155,12 +180,14 @@ def product_of_rows(
     w: Any,
     rows: ExpertRows,
     recipes: Recipes = NO_RECIPES,
+    bias: Tensor | None = None,
     *,
     is_behind_cast: bool = False,
     by_ends: bool = False,
 ) -> Tensor:
     """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are.
 
+    `bias`: FP32 `[experts, n]`, added ahead of the rounding.
     `by_ends`: there may be many such rows, which cost nothing if groups are told by their ends. The bits are the same.
     """
     d = empty("a product", (a[0].shape[0], w[0].shape[1]), torch.bfloat16, a[0].device)
@@ -168,11 +195,11 @@ def product_of_rows(
     is_many = is_many and not (num_modes() or handles_operators(a[0], w[0]))  # the operator that modes see is by ids
     if w[1] is None:
         layout = rows.ends if is_many else rows.ids
-        product_of_bf16_rows(a[0], w[0], d, layout, by_ends=is_many, is_behind_cast=is_behind_cast)
+        product_of_bf16_rows(a[0], w[0], d, layout, bias, by_ends=is_many, is_behind_cast=is_behind_cast)
     elif is_many:
-        product_of_stacked_groups(a, w, d, rows.ends, recipes)
+        product_of_stacked_groups(a, w, d, rows.ends, recipes, bias)
     else:
-        product_of_stacked_rows(a, w, d, rows.ids, recipes, is_behind_cast=is_behind_cast)
+        product_of_stacked_rows(a, w, d, rows.ids, recipes, bias, is_behind_cast=is_behind_cast)
     return d
 
 
@@ -183,22 +210,23 @@ def activations_of_rows(
     gating: Gating,
     recipes: Recipes = NO_RECIPES,
     of_middle: Scales | None = PER_ROW,
+    bias: Tensor | None = None,
     *,
     is_dependent: bool = False,
     by_ends: bool = False,
 ) -> Any:
     """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
 
-    That kernel is for scales of 1x128 beside 128x128, of which `recipes` say nothing. An epilogue that activates keeps
-    the tensor cores waiting, so `experts` gains 1% on an H200 and 4% on an H100. A kernel that casts few rows takes
-    2 us, less than what the products lose by fewer, wider tiles.
+    That kernel is for scales of 1x128 beside 128x128, of which `recipes` say nothing, and adds no bias. An epilogue
+    that activates keeps the tensor cores waiting, so `experts` gains 1% on an H200 and 4% on an H100. A kernel that
+    casts few rows takes 2 us, less than what the products lose by fewer, wider tiles.
     """
     values, intermediate = a[0], w[0].shape[1] // 2
     has_kernel = values.is_cuda and is_hopper(values.get_device())
-    is_usual = recipes == NO_RECIPES and of_middle == PER_ROW and not is_packed(w)
+    is_usual = recipes == NO_RECIPES and of_middle == PER_ROW and bias is None and not is_packed(w)
     in_product = gating.is_silu and is_usual and activates_in_product(values.shape[0], intermediate)
     if not has_kernel or not in_product:
-        h = product_of_rows(a, w, rows, recipes, is_behind_cast=is_dependent, by_ends=by_ends)
+        h = product_of_rows(a, w, rows, recipes, bias, is_behind_cast=is_dependent, by_ends=by_ends)
         return activate_rows(h, rows, gating, of_middle, is_dependent=is_dependent)
     d = empty("activations", (values.shape[0], intermediate), values.dtype, values.device)
     scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
@@ -224,14 +252,15 @@ def experts_workspace_bytes(
 ) -> int:
     """Bytes of what `experts` holds between its parts at most, all at once: rows, FP8 operands, and both products.
 
-    `gran_k` columns of a row share a scale; None counts BF16 operands, which have none. Many rows of FP8 are activated
-    where they are multiplied, and a GPU then holds no first product. FP32 numbers of a weight's scales in UE8M0 are not
-    counted, nor that parts begin at multiples of 256 bytes where they share a buffer.
+    `gran_k` columns of a row share a scale, 0: all; None counts BF16 operands, which have none. Many rows of FP8 are
+    activated where they are multiplied, and a GPU then holds no first product. FP32 numbers of a weight's scales in
+    UE8M0, or of biases in BF16, are not counted, nor that parts begin at multiples of 256 bytes where they share a
+    buffer.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076
     """
-    gran_k = None if gran_k is None else granularity(gran_k)
+    gran_k = None if gran_k is None else granularity(gran_k, 0)
     tokens, topk, num_experts = integers_from(0, tokens=tokens, topk=topk, num_experts=num_experts)
     hidden, intermediate = integers_from(0, hidden=hidden, intermediate=intermediate)
     int32_bytes, fp32_bytes, bf16_bytes = 4, 4, 2
@@ -242,8 +271,6 @@ def experts_workspace_bytes(
     of_operands, of_scales = bf16_bytes * (hidden + intermediate), 0
     if gran_k is not None:  # scales of the same columns lie beside each other, as products load them
         aligned = get_tma_aligned_size(rows, fp32_bytes)
-        of_operands, of_scales = (
-            hidden + intermediate,
-            aligned * (ceil_div(hidden, gran_k) + ceil_div(intermediate, gran_k)),
-        )
+        blocks = ceil_div(hidden, gran_k) + ceil_div(intermediate, gran_k) if gran_k else 2
+        of_operands, of_scales = hidden + intermediate, aligned * blocks
     return num_experts * of_experts + rows * (of_routes + of_operands + of_products) + fp32_bytes * of_scales

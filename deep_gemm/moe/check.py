@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +20,10 @@ from ..core.check.tracing import has_memory
 from ..core.shadow import TENSORS
 from ..gemm.ask.bf16 import MULTIPLE, laid_out
 from ..gemm.kinds.output import BF16_OPERANDS, Operands
-from ..linear.check import weight
+from ..linear.check import OF_ALL_K, weight
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+WEIGHT_OF_ANY_SCALES = partial(weight, also=OF_ALL_K)
 
 
 class ExpertRows(NamedTuple):
@@ -237,6 +239,10 @@ class ExpertsProblem(NamedTuple):
     """Values of w1, and how x and w1 are scaled."""
     second: Operands
     """The same of w2, and of the activation."""
+    w1_bias: Tensor | None
+    """FP32 `[experts, 2 intermediate]`"""
+    w2_bias: Tensor | None
+    """FP32 `[experts, hidden]`"""
 
 
 def experts_problem(
@@ -249,6 +255,8 @@ def experts_problem(
     gating: Gating,
     gran_k: int | None,
     recipe_b: Recipe | None,
+    w1_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
 ) -> ExpertsProblem:
     """Check a layer of experts, and make its output if it was left out."""
     sizes: Sizes = {}
@@ -260,13 +268,13 @@ def experts_problem(
     route_weights(topk_weights, sizes)
     of_weights: Sizes = {}
     is_bf16 = isinstance(w1, TENSORS) and w1.element_size() > 1
-    more: dict[str, Any] = {"check": bf16_weight} if is_bf16 else {}
+    check: Callable[..., Any] = bf16_weight if is_bf16 else WEIGHT_OF_ANY_SCALES
     try:
-        both = expert_weights(w1, w2, of_weights, gran_k, recipe_b, **more)
+        both = expert_weights(w1, w2, of_weights, gran_k, recipe_b, check=check)
     except ValueError:
         both = None
     # If the weights do not fit each other, x tells which one is wrong; if they do, x may be wrong itself.
-    (of_w1, first), (of_w2, second) = both or expert_weights(w1, w2, sizes, gran_k, recipe_b, **more)
+    (of_w1, first), (of_w2, second) = both or expert_weights(w1, w2, sizes, gran_k, recipe_b, check=check)
     checks.bind("x", x, ("tokens", "hidden"), of_weights)
     for name in ("hidden", "intermediate"):
         checks.multiple(name, of_weights[name], MULTIPLE if is_bf16 else K_MULTIPLE)
@@ -276,10 +284,13 @@ def experts_problem(
     inputs = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
     of_both = zip(("w1", "sfw1", "w2", "sfw2"), (*of_w1, *of_w2), strict=True)
     inputs.update({name: each for name, each in of_both if each is not None})
+    w1_bias = checks.bias("w1_bias", w1_bias, ("experts", "2 intermediate"), of_weights, inputs)
+    w2_bias = checks.bias("w2_bias", w2_bias, ("experts", "hidden"), of_weights, inputs)
     checks.same_device(inputs, x.device, "x")
     num_experts = check_routes(topk_ids, of_weights["experts"])
     if out is None:
         out = empty("the output", x.shape, torch.bfloat16, x.device)
     else:
         layer_output(out, ("tokens", "hidden"), sizes, inputs, "x")
-    return ExpertsProblem(x, topk_ids, topk_weights, of_w1, of_w2, out, num_experts, gating, first, second)
+    biases = w1_bias, w2_bias
+    return ExpertsProblem(x, topk_ids, topk_weights, of_w1, of_w2, out, num_experts, gating, first, second, *biases)

@@ -16,7 +16,7 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, align
 from ..core.check.memory import empty
 from ..core.gpu import SHARED_BYTES_LIMIT, gpu_of, is_hopper
 from ..core.jit.tensor_map import ElementType, TensorMap
-from ..core.kernel import CodePlan, Config, Kernel, constants_of
+from ..core.kernel import CodePlan, Config, Kernel
 from ..core.settings import num_sms_of
 from ..core.shadow import Mapped
 from ..core.wgmma_header import wgmma_bf16_header
@@ -28,15 +28,8 @@ from .routing import MAX_PITCH
 
 COLUMNS = (8, 16)
 """Tokens of each configuration, at most."""
-MAX_EXPERTS = 512
-MAX_STAGES = 16
 UNIT_ROWS = 16
 """Rows of a weight that are dealt to CTAs at a time."""
-PREFETCHED_UNITS = 112
-"""Blocks of 64 values of k of such units, at most, all of which a CTA of the second product asks for during the first.
-
-On 132 SMs that makes 30 MB, of which rings have room for 13; the L2 has 50.
-"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +43,17 @@ class FewConfig(Config):
     num_threads: ClassVar[int] = 320
     ctas_per_sm: ClassVar[int] = 2
     """One of each product."""
+    max_experts: ClassVar[int] = 512
+    max_stages: ClassVar[int] = 16
+    prefetched_units: ClassVar[int] = 112
+    """Blocks of 64 values of k of units, at most, all of which a CTA of the second product asks for during the first.
+
+    On 132 SMs that makes 30 MB, of which rings have room for 13; the L2 has 50.
+    """
+    taken = (
+        *("columns", "is_second", "num_threads", "ctas_per_sm", "ring_bytes", "shared_bytes"),
+        *("max_experts", "max_stages", "prefetched_units"),
+    )
 
     @property
     def name(self) -> str:
@@ -59,7 +63,7 @@ class FewConfig(Config):
     @property
     def other_bytes(self) -> int:
         """Shared memory besides the ring: tables of experts, sums of warps, barriers."""
-        return MAX_EXPERTS * 8 + 8 * 4 + MAX_STAGES * 16
+        return self.max_experts * 8 + 8 * 4 + self.max_stages * 16
 
     @property
     def ring_bytes(self) -> int:
@@ -75,12 +79,6 @@ class FewConfig(Config):
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.columns in COLUMNS, f"a number of tokens among {COLUMNS}"
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
-        names = "columns", "is_second", "num_threads", "ctas_per_sm", "ring_bytes", "shared_bytes"
-        limits = {"kMaxExperts": MAX_EXPERTS, "kMaxStages": MAX_STAGES}
-        return {**constants_of(self, *names), **limits, "kPrefetchedUnits": PREFETCHED_UNITS}
 
 
 config_of = cache(FewConfig)
@@ -115,10 +113,11 @@ def serves(p: ExpertsProblem) -> bool:
     return (
         0 < tokens <= COLUMNS[-1]
         and p.topk_ids.shape[1] > 0
+        and p.w1_bias is p.w2_bias is None
         and x.dtype == torch.bfloat16
         and x.is_cuda
         and is_hopper(x.get_device())
-        and 0 < p.num_experts <= MAX_EXPERTS
+        and 0 < p.num_experts <= FewConfig.max_experts
         and hidden > 0
         and hidden % UNIT_ROWS == 0
         and all(scales is None and w.shape[2] > 0 and w.is_contiguous() for w, scales in (p.w1, p.w2))

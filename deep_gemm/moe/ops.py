@@ -131,7 +131,7 @@ for schema, real, fake in (
     ),
     (
         f"experts({ROUTED}, Tensor w1, Tensor? sfw1, Tensor w2, Tensor? sfw2<, Tensor(out!) out>, float? limit=None, "
-        f"{GATING}, int? gran_k=None, int[]? recipe_b=None) -> Tensor",
+        f"{GATING}, int? gran_k=None, int[]? recipe_b=None, Tensor? w1_bias=None, Tensor? w2_bias=None) -> Tensor",
         experts,
         fake_experts,
     ),

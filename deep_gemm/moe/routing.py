@@ -154,7 +154,7 @@ def _gather_and_cast(
     count = rows.token_of.shape[0]
     if has_kernels(x) and (block is None or block in BLOCKS_OF_GROUPS):
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
-        is_few = count <= MANY_ROWS
+        is_few = count <= MANY_ROWS or not block
         to = UNSCALED
         if block is not None:
             to = Target(1, block, use_ue8m0, magnitude("min_amax", min_amax), is_few and mn_major)

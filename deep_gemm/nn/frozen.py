@@ -24,6 +24,7 @@ from ..moe.routing import expert_rows
 from .experts import BF16, FP8, apply_outside_of_graphs
 from .gradients import SCALES, WEIGHT_TYPES, as_autocast_says, multiply_scales
 
+BIAS = "_bias"
 M = TypeVar("M", bound="Holder")
 
 
@@ -107,7 +108,7 @@ class Frozen(Holder):
         if scales.dtype in WEIGHT_TYPES:
             scales = scales.float()
         axes = ("groups", "n", "k")[3 - given.dim() :]
-        check.weight(name, (given, scales), axes, Sizes(), self.gran_k, self.recipe_b)
+        check.weight(name, (given, scales), axes, Sizes(), self.gran_k, self.recipe_b, check.OF_ALL_K)
         if scales.dtype != old.dtype or scales.shape != old.shape:
             self._buffers[name + SCALES] = torch.empty_like(scales, device=old.device)
         return given, scales
@@ -149,9 +150,9 @@ class FrozenLinear(Frozen):
 class FrozenExperts(Frozen):
     """`experts` with weights that are FP8 or FP4 already, or BF16: pairs, or tensors, as `experts` takes them.
 
-    `limit`, `gran_k` and `recipe_b` are as for `experts` too. The result has the type of x, or of autocast, rounded to
-    BF16 at least. If x or the weights of routes require a gradient they get one, if the scales are FP32 for 128x128 or
-    weights BF16.
+    `limit`, `gran_k`, `recipe_b` and biases are as for `experts` too; biases become buffers in FP32. The result has the
+    type of x, or of autocast, rounded to BF16 at least. If x or the weights of routes require a gradient they get one,
+    if the scales are FP32 for 128x128 or weights BF16, and there is no bias.
 
     >>> w1 = torch.full((2, 64, 16), 0x22, dtype=torch.int8), torch.full((2, 64, 1), 127, dtype=torch.uint8)
     >>> w2 = torch.full((2, 32, 16), 0x22, dtype=torch.int8), torch.full((2, 32, 1), 127, dtype=torch.uint8)
@@ -169,11 +170,15 @@ class FrozenExperts(Frozen):
         *,
         gran_k: int | None = None,
         recipe_b: Recipe | None = None,
+        w1_bias: Tensor | None = None,
+        w2_bias: Tensor | None = None,
     ) -> None:
         super().__init__()
         are_bf16 = isinstance(w1, Tensor) and isinstance(w2, Tensor)
         for name, given, w in zip(self.WEIGHTS, ("w1", "w2"), (w1, w2), strict=True):
             self.hold(name, w if are_bf16 else pair(given, w))  # type: ignore[arg-type]
+        for name, given, bias in zip(self.WEIGHTS, ("w1_bias", "w2_bias"), (w1_bias, w2_bias), strict=True):
+            self.register_buffer(name + BIAS, None if bias is None else tensor(given, bias).detach().float())
         self.limit = None if limit is None else positive("limit", limit)
         self.gran_k, self.recipe_b = gran_k, recipe_b
 
@@ -182,14 +187,15 @@ class FrozenExperts(Frozen):
         x = as_autocast_says(x if type(x) is Tensor else tensor("x", x))
         w1, w2 = map(self.held, self.WEIGHTS)
         is_bf16 = w1[1] is None
+        biases = [self._buffers[name + BIAS] for name in self.WEIGHTS]
         is_usual = is_bf16 or (self.gran_k is None and _is_usual(w1) and _is_usual(w2))
         weights = (w1[0], w2[0]) if is_bf16 else (w1, w2)
-        if wants_gradient(x, topk_weights) and is_usual:
+        if wants_gradient(x, topk_weights) and is_usual and biases[0] is biases[1] is None:
             rows = expert_rows(topk_ids, w1[0].shape[0])
             products = BF16 if is_bf16 else FP8
             return apply_outside_of_graphs(x, topk_weights, *weights, rows, self.limit, products, (None, None))
         said: dict[str, Any] = {"limit": self.limit, "gran_k": self.gran_k, "recipe_b": self.recipe_b}
-        out = experts(x, topk_ids, topk_weights, *weights, **said)
+        out = experts(x, topk_ids, topk_weights, *weights, w1_bias=biases[0], w2_bias=biases[1], **said)
         assert out is not None
         return out.to(x.dtype)
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK
-from ..linear.backward import cast_both_ways, cast_transposed
+from ..linear.backward import cast_both_ways, cast_transposed, cast_turned_rows
 
 
 class Kept(NamedTuple):
@@ -87,7 +87,7 @@ def cast_weight_back(w: Weight, gran_k: int = SCALE_BLOCK) -> Operand:
     """Cast a weight, transposed, for backward, unless it is: by blocks, or by whole rows of its transpose."""
     if isinstance(w, tuple):
         return w
-    return cast_transposed(w) if gran_k else per_token_cast_to_fp8(w.t().contiguous(), gran_k=0)
+    return cast_transposed(w) if gran_k else cast_turned_rows(w)
 
 
 def tensors_of(*weights: Weight | None) -> list[Tensor]:

@@ -32,7 +32,7 @@ from ..core.check.tracing import is_dispatched, refuse_transforms
 from ..gemm.api.dense import NT, fp8_gemm_nt
 from ..gemm.problem import Problem
 from ..linear.api import linear, output_and_c
-from ..linear.backward import bias_gradient, output_type, product_back
+from ..linear.backward import bias_gradient, cast_turned_rows, output_type, product_back
 from .gradients import (
     Trained,
     as_autocast_says,
@@ -178,7 +178,9 @@ def with_columns(
 ) -> tuple[Tensor, Quantized | None]:
     """Compute the layer of `[..., k]`, and the cast of x along tokens that the weight's gradient takes."""
     bias = None if bias is None else bias.to(output_type(x.dtype))
-    d, columns = run(FORWARD, (x, for_forward(weight, gran_k), bias), (columns_too, gran_k, bias is None))
+    call = (x, for_forward(weight, gran_k), bias), (columns_too, gran_k, bias is None)
+    # By rows torch takes part, which no record holds: each launch has its own.
+    d, columns = run(FORWARD, *call) if gran_k else _forward(*call[0], *call[1])
     return d.to(x.dtype), columns
 
 
@@ -215,9 +217,12 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradient of the rows of x if there is the weight, and of the weight if there is x."""
     w = None if weight is None else for_backward(weight, gran_k)
-    said = x_dtype, weight_dtype, gran_k, w is None, x_columns is None
+    said: tuple[Any, ...] = (x_dtype, weight_dtype, gran_k, w is None, x_columns is None)
     rows = grad if grad.stride(-1) == 1 else grad.contiguous()
-    return run(BACKWARD if main_grad is None else BACKWARD_INTO, (rows, w, x_columns, main_grad), said)  # type: ignore[no-any-return]
+    given = rows, w, x_columns, main_grad
+    if not gran_k:
+        return _gradients(*given, *said)
+    return run(BACKWARD if main_grad is None else BACKWARD_INTO, given, said)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -268,8 +273,8 @@ def casts(x: Tensor, gran_k: int, *, rows_too: bool, columns_too: bool) -> tuple
     tokens = x.shape[0]
     more = -tokens % K_MULTIPLE
     whole = F.pad(x, (0, 0, 0, more)) if more else x
-    if not gran_k:  # the cast would copy the transpose too, but then as a call that no record serves
-        return cast(x) if rows_too else None, cast(whole.t().contiguous())
+    if not gran_k:
+        return cast(x) if rows_too else None, cast_turned_rows(whole)
     if not rows_too:
         return None, cast(whole.t())
     of_rows, columns = cast_both_to_fp8(whole)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -19,22 +20,15 @@ def get_arch_major() -> int:
     return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else HOPPER
 
 
-def ignore_env(name: str, condition: Callable[[], bool]) -> Callable[[Function], Function]:
+@contextmanager
+def ignore_env(name: str, condition: Callable[[], bool]) -> Iterator[None]:
     """Decorate a function to run without an environment variable while `condition()` holds."""
-
-    def decorate(function: Function) -> Function:
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            saved = os.environ.pop(name, None) if condition() else None
-            try:
-                return function(*args, **kwargs)
-            finally:
-                if saved is not None:
-                    os.environ[name] = saved
-
-        return cast(Function, call)
-
-    return decorate
+    saved = os.environ.pop(name, None) if condition() else None
+    try:
+        yield
+    finally:
+        if saved is not None:
+            os.environ[name] = saved
 
 
 def test_filter(condition: Callable[[], bool]) -> Callable[[Function], Function]:

@@ -1,6 +1,6 @@
 """Programs of this family import casts, layouts and measurements from here."""
 
-from typing import NoReturn
+from functools import partial
 
 from ..compat.absent import refuse
 from ..testing import bench, bench_kineto, calc_diff
@@ -14,6 +14,5 @@ __all__ += layout.__all__
 __all__ += math.__all__
 
 
-def __getattr__(name: str) -> NoReturn:
-    """Say what to use instead of a name that other libraries of this family have."""
-    refuse(__name__, name)
+__getattr__ = partial(refuse, __name__)
+"""Says what to use instead of a name that other libraries of this family have."""

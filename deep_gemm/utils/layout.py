@@ -1,6 +1,6 @@
 """Programs of this family import layouts and the alignment getters from here."""
 
-from typing import NoReturn
+from functools import partial
 
 from ..casts.scales import (
     get_col_major_tma_aligned_tensor,
@@ -34,6 +34,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> NoReturn:
-    """Say what to use instead of a name that other libraries of this family have."""
-    refuse(__name__, name)
+__getattr__ = partial(refuse, __name__)
+"""Says what to use instead of a name that other libraries of this family have."""

@@ -1,6 +1,6 @@
 """Programs of this family import casts and sizes from here."""
 
-from typing import NoReturn
+from functools import partial
 
 from ..casts.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from ..casts.fp8 import (
@@ -32,6 +32,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> NoReturn:
-    """Say what to use instead of a name that other libraries of this family have."""
-    refuse(__name__, name)
+__getattr__ = partial(refuse, __name__)
+"""Says what to use instead of a name that other libraries of this family have."""

@@ -29,7 +29,7 @@ from deep_gemm.gemm.choose.fp8 import chosen_tile
 from deep_gemm.gemm.choose.tiles import Tile
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
-from deep_gemm.gemm.explain import candidates
+from deep_gemm.gemm.explain import Question
 from deep_gemm.gemm.kernel import kernel_of
 from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.gemm.problem import Problem
@@ -58,7 +58,7 @@ class Contest:
         split_k = not get_batch_invariant()
         able = [
             one
-            for one in candidates(m, n, k, output, gpu)
+            for one in Question(m, n, k, output, 1, gpu).candidates()
             if one.why_not is None and (split_k or one.tile.cluster_k == 1)
         ]
         chosen = chosen_tile(Sizes(m, n, k), output, gpu, split_k=split_k)

@@ -10,7 +10,10 @@ from pathlib import Path
 from deep_gemm.integrations import sglang, vllm
 from deep_gemm.integrations.engine import Places
 
-PLUGINS: dict[str, Places] = {"sglang": sglang.PLACES, "vllm": vllm.PLACES}
+PLUGINS: dict[str, Places] = {
+    name: {place: parameters for each in (plugin.PLACES, *plugin.PARTS.values()) for place, parameters in each.items()}
+    for name, plugin in (("sglang", sglang), ("vllm", vllm))
+}
 
 
 def changed(path: Path) -> list[str] | None:

@@ -39,6 +39,7 @@ class Bf16Trial(ProductTrial):
     """One product, or those of some heads."""
 
     kernel = BF16_GEMM
+    works = (DENSE, HEADS)
     config: Bf16Config
     m: int = 200
     n: int = 136
@@ -53,11 +54,6 @@ class Bf16Trial(ProductTrial):
     """NaNs behind each row, a multiple of 8."""
     exact: bool = False
     """Small integers, of which no sum is rounded."""
-
-    @classmethod
-    def takes(cls, config: Bf16Config) -> bool:
-        """Take products that are not grouped, and those of heads."""
-        return config.work in (DENSE, HEADS)
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16Trial:

@@ -21,6 +21,7 @@ class Bf16CountedTrial(ProductTrial):
     """One list of depths."""
 
     kernel = BF16_GEMM
+    works = (COUNTED,)
     config: Bf16Config
     ks: tuple[int, ...] = (70, 0, 129)
     m: int = 136
@@ -32,11 +33,6 @@ class Bf16CountedTrial(ProductTrial):
     told: tuple[int, ...] = ()
     """Depths that the GPU finds, if they are wrong; there are no further rows then."""
     more_rows: int = 70
-
-    @classmethod
-    def takes(cls, config: Bf16Config) -> bool:
-        """Take groups along k that the GPU counts."""
-        return config.work is COUNTED
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16CountedTrial:

@@ -36,17 +36,13 @@ class Bf16DepthsTrial(ProductTrial):
     """One list of depths."""
 
     kernel = BF16_GEMM
+    works = (PARTS,)
     config: Bf16Config
     ks: tuple[int, ...] = (128, 0, 256, 64)
     m: int = 136
     n: int = 72
     seed: int = 0
     schedule: str | None = None
-
-    @classmethod
-    def takes(cls, config: Bf16Config) -> bool:
-        """Take groups along k that the host knows."""
-        return config.work is PARTS
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16DepthsTrial:

@@ -54,6 +54,7 @@ class SumTrial(ProductTrial):
     """One sum over products, in slices that an unbroken kernel adds up."""
 
     kernel = BF16_GEMM
+    works = (SUM,)
     config: Bf16Config
     slices: int = 4
     products: int = 5
@@ -63,11 +64,6 @@ class SumTrial(ProductTrial):
     seed: int = 0
     schedule: str | None = None
     output: SlicesConfig = PLAIN
-
-    @classmethod
-    def takes(cls, config: Bf16Config) -> bool:
-        """Take sums over products."""
-        return config.work is SUM
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> SumTrial:

@@ -15,10 +15,9 @@ from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8
 from deep_gemm.core.check.layout import align
 from deep_gemm.core.jit.tensor_map import MAP_BYTES
 from deep_gemm.gemm import depths as kernels
-from deep_gemm.gemm import k_group_maps
 from deep_gemm.gemm.ask.depths import k_grouped_problem
 from deep_gemm.gemm.config.tall import GemmConfig
-from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kernel import FP8_GEMM, K_GROUP_MAPS, MAPS, MapsConfig
 from deep_gemm.gemm.kinds.works import DEPTHS
 from deep_gemm.gemm.launch import prepared
 from deep_gemm.gemm.problem import Problem
@@ -31,7 +30,7 @@ from .trial import Trial
 
 def compile_both(config: GemmConfig, edits: Mapping[str, str] | None = None) -> tuple[HostKernel, HostKernel]:
     """Compile the kernel that makes the maps, and the product's; `edits` replaces sources by name, for mutations."""
-    return compiled(k_group_maps.KERNEL, k_group_maps.CONFIG, edits), compiled(FP8_GEMM, config, edits)
+    return compiled(K_GROUP_MAPS, MAPS, edits), compiled(FP8_GEMM, config, edits)
 
 
 def random_problem(config: GemmConfig, ks: Sequence[int], m: int, n: int, seed: int = 0, **more: Any) -> Problem:
@@ -54,10 +53,10 @@ def run(
     read: dict[str, Tensor | None] = {} if config.with_c else {"c": None}
     if isinstance(depths, Tensor):
         read["ks"] = depths if ks is None else ks
-    room = {"k_groups": torch.full((k_group_maps.room_bytes(p.groups),), 0xFF, dtype=torch.uint8)}
+    room = {"k_groups": torch.full((kernels.room_bytes(p.groups),), 0xFF, dtype=torch.uint8)}
     aligned = {"k_groups": MAP_BYTES, "ks": 4}
     stage = stage_of(config, p, aligned, is_dependent=is_dependent, more=room, read=read, **how)
-    with stage.launches({k_group_maps.KERNEL: both[0], FP8_GEMM: both[1]}, {"d"}):
+    with stage.launches({K_GROUP_MAPS: both[0], FP8_GEMM: both[1]}, {"d"}):
         depths = stage.at.get("ks", depths)
         kernels.launch(stage.placed(p), config, stage.num_sms, depths, stage.at["k_groups"])
     return outcome(stage.result(), *right_and_allowed(problem, how))
@@ -68,6 +67,7 @@ class DepthsTrial(ProductTrial):
     """One list of depths. Mutations change both kernels."""
 
     kernel = FP8_GEMM
+    works = (DEPTHS,)
     config: GemmConfig
     ks: tuple[int, ...] = (16, 0, 144)
     seed: int = 0
@@ -77,11 +77,6 @@ class DepthsTrial(ProductTrial):
     m: int = 130
     n: int = 136
     num_sms: int | None = field(default=3, kw_only=True)
-
-    @classmethod
-    def takes(cls, config: GemmConfig) -> bool:
-        """Take groups along k."""
-        return config.work is DEPTHS
 
     @classmethod
     def drawn(cls, config: GemmConfig, seed: int) -> DepthsTrial:
@@ -124,8 +119,8 @@ class DepthsTrial(ProductTrial):
 class MapsTrial(Trial):
     """One list of depths that maps are made for: a product by them, of an unbroken kernel, tells whether they serve."""
 
-    kernel = k_group_maps.KERNEL
-    config: k_group_maps.MapsConfig
+    kernel = K_GROUP_MAPS
+    config: MapsConfig
     ks: tuple[int, ...] = (16, 0, 144)
     seed: int = 0
     schedule: str | None = None
@@ -134,7 +129,7 @@ class MapsTrial(Trial):
     n: int = 24
 
     @classmethod
-    def drawn(cls, config: k_group_maps.MapsConfig, seed: int) -> MapsTrial:
+    def drawn(cls, config: MapsConfig, seed: int) -> MapsTrial:
         """Draw depths, for more groups than a CTA has threads too."""
         draw = draws(config, seed)
         ks = drawn_depths(draw, draw.choice((3, 31, 32, 33, 70)), deepest=4)

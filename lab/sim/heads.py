@@ -34,6 +34,7 @@ class HeadsTrial(ProductTrial):
     """Products of some heads by `fp8_gemm`."""
 
     kernel: ClassVar[Kernel[Any]] = FP8_GEMM
+    works = (HEADS,)
     config: Config
     heads: int = 3
     m: int = 70
@@ -45,11 +46,6 @@ class HeadsTrial(ProductTrial):
     in_place: bool = False
     gap: int = 16
     """Values behind each row of A and B, a multiple of 16."""
-
-    @classmethod
-    def takes(cls, config: Config) -> bool:
-        """Take products of heads."""
-        return config.work is HEADS
 
     @classmethod
     def drawn(cls, config: Config, seed: int) -> HeadsTrial:

@@ -6,7 +6,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import BLOCK_K, GemmConfig
 from deep_gemm.gemm.kernel import kernel_of
 from deep_gemm.gemm.kinds.epilogues import TO_D, write_heads
+from deep_gemm.gemm.kinds.works import Work
 from deep_gemm.gemm.problem import Problem
 
 from .launcher import How, Stage, is_on_gpu
@@ -65,10 +66,17 @@ class Outcome:
 class ProductTrial(Trial):
     """A trial whose D is compared with the right one, within what rounding explains."""
 
+    works: ClassVar[tuple[Work, ...]] = ()
+    """The works that this is the trial of, where a kernel has several trials. None stated: all of them."""
     is_dependent: bool = False
     """The kernel ahead may still run."""
     weight_is_ready: bool = False
     """The kernel ahead writes neither B nor a layout."""
+
+    @classmethod
+    def takes(cls, config: Any) -> bool:
+        """Take products of these works."""
+        return not cls.works or config.work in cls.works
 
     @abstractmethod
     def problem(self) -> Problem:
@@ -172,7 +180,7 @@ def run(
 
 def tile_of(config: Any) -> tuple[int, int]:
     """Give the rows and columns of a tile, by which mistakes are told."""
-    return config.rows_of_tile, config.block_n
+    return config.block_tokens if isinstance(config, DecodeConfig) else config.block_m, config.block_n
 
 
 Part = tuple[Any, Problem]

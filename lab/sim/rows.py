@@ -22,7 +22,7 @@ from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.problem import Problem
 
 from .dense import operands
-from .product import ProductTrial, depth, drawn_words, draws, ids_of, near_edge, sizes
+from .product import ProductTrial, depth, drawn_words, draws, ids_of, near_edge, sizes, tile_of
 
 CANARY = 42.0
 """D's content before: a row that must not be written still has it afterwards."""
@@ -149,7 +149,7 @@ def drawn_bias(config: Any, groups: int, n: int, generator: torch.Generator) -> 
 
 def drawn_layout(draw: random.Random, config: Config, alignment: int) -> tuple[tuple[int, ...], int | None]:
     """Draw a layout of up to 4 groups as a configuration wants it, and the rows that A has; None: each has an id."""
-    of_groups = sizes(draw, draw.randint(1, 4), config.rows_of_tile + 70)
+    of_groups = sizes(draw, draw.randint(1, 4), tile_of(config)[0] + 70)
     if config.work.reads_ids:
         stretches = [(draw.randint(-1, 4), size) for size in of_groups]
         return tuple(group for group, size in stretches for _ in range(size)) or (-1,), None

@@ -213,6 +213,39 @@ def with_finer_weights(world: int) -> None:
     assert said == "gran_k: expected None beside weights that each call casts, got 32", said
 
 
+def with_weights_by_rows(world: int) -> None:
+    num, cast_rows = 2 * world, deep_gemm.per_token_cast_to_fp8
+    (w1, sf1), (w2, sf2) = (cast_rows(w, gran_k=0) for w in weights(num))
+    for gran_k in (None, 128):
+        for both in (((w1, sf1), (w2, sf2)), ((w1, sf1[:, 0, 0] * 1), (w2, sf2[:, :1] * 1))):
+            check_layer([3 + 7 * r % 11 for r in range(world)], num, both=both, gran_k=gran_k)
+    check_layer([0, *[8] * (world - 1)], num, limit=0.4, both=((w1, sf1), cast(weights(num)[1])))
+    assert prefill_bytes(1, 7168, 6, gran_k=0) == prefill_bytes(1, 7168, 6) - 4 * 55 + 12  # in whole 16 bytes
+    mine = [part(w, owned_experts(num)) for w in both]
+    said = error_of(lambda: experts_with(num, mine, max_tokens=9, peer_memory=True))
+    one = "1xk beside nxk"
+    assert said == f"peer_memory: expected scales of 1x128 beside 128x128, or beside FP4, got {one} and {one}", said
+
+
+def in_bf16(world: int) -> None:
+    """Tokens travel uncast, and results and gradients are those of nn.Experts(products="bf16")."""
+    check_trained(torch.bfloat16, [2 + 5 * r % 7 for r in range(world)], products="bf16")
+    check_trained(torch.float32, [0] + [7] * (world - 1), products="bf16")
+    num = 2 * world
+    own = [w[owned_experts(num)].clone() for w in weights(num)]
+    layer = experts_with(num, own, products="bf16" if dist.get_rank() else "fp8")
+    said = error_of(partial(layer, *tokens_of_ranks([4], num)))
+    kinds = ", ".join(["torch.bfloat16", *["torch.bfloat16 uncast"] * (world - 1)])
+    assert said == f"experts across processes: expected one dtype of x on all ranks, got [{kinds}] by rank", said
+    for given, more, message in (
+        (own, {"products": "fp4"}, "products: expected 'fp8' or 'bf16', got 'fp4'"),
+        (own_weights(num), {}, "products: expected 'fp8' where w1 is a pair (values, scales), got 'bf16'"),
+        (own, {"max_tokens": 4}, "max_tokens: expected None: the decode form has no products='bf16', got a number"),
+    ):
+        said = error_of(partial(experts_with, num, given, **{"products": "bf16"} | more))
+        assert said == message, said
+
+
 def without_tokens(world: int) -> None:
     for counts in ([0] * (world - 1) + [9], [6] + [0] * (world - 1), [0] * world):
         check_layer(counts, world)
@@ -341,19 +374,20 @@ def check_trained(
     counts: list[int],
     group: dist.ProcessGroup | None = None,
     of_weights: torch.dtype = torch.float32,
+    products: str = "fp8",
 ) -> None:
     """Results and gradients beside nn.Experts of all tokens and all experts."""
     num = 2 * len(counts)
     x, ids, p = tokens_of_ranks(counts, num, seed=5)
     x, p = x.to(dtype), p.to(of_weights)
     grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(6)).to(dtype)
-    one = deep_gemm.nn.Experts(num, HIDDEN, INTER)
+    one = deep_gemm.nn.Experts(num, HIDDEN, INTER, products=products)
     for weight, w in zip((one.w1, one.w2), weights(num), strict=True):
         weight.data.copy_(w)
     x1, p1 = x.clone().requires_grad_(), p.clone().requires_grad_()
     one(x1, ids, p1).backward(grad)
     mine = owned_experts(num, group)
-    layer = Experts(num, weights(num)[0][mine].clone(), weights(num)[1][mine].clone(), group)
+    layer = experts_with(num, (w[mine].clone() for w in weights(num)), group=group, products=products)
     x2, p2 = (share_out(each, counts, group).clone().requires_grad_() for each in (x, p))
     out = layer(x2, share_out(ids, counts, group), p2)
     assert out.dtype == dtype
@@ -591,7 +625,7 @@ def ranks_that_differ(world: int) -> None:
 OF_TWO: list[Callable[[int], None]] = [ranks_that_differ, sums_that_fp16_has_not, ids_of_no_expert, autocast, copies]
 OF_TWO += [casts, without_tokens, without_routes, bytes_sent]
 SOME: list[Callable[[int], None]] = [uneven, with_fp4_weights, with_finer_weights, all_to_one_expert, trained, mistakes]
-SOME += [over_ranks, to_one_rank, mega_mistakes]
+SOME += [over_ranks, to_one_rank, mega_mistakes, with_weights_by_rows, in_bf16]
 CASES: dict[int, list[Callable[[int], None]]] = {
     2: [*OF_TWO, *SOME, example],
     3: [in_groups_of_some, *one_in(3, SOME), dies],

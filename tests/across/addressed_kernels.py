@@ -36,7 +36,7 @@ from deep_gemm.core import call, replay
 from deep_gemm.core.call import Function
 from deep_gemm.core.check import checks
 from deep_gemm.core.check.layout import ids_of_groups
-from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
+from deep_gemm.core.check.recipes import PER_64, PER_ROW, WHOLE, Scales
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
 from deep_gemm.core.record import Record
@@ -240,7 +240,7 @@ def cast_rows(config: Any, p: Launched) -> None:
         if config.to.format == UNSCALED.format:
             at(p["values"], (rows, k), BF16, (p["values_pitch"] // 2, 1))[row_of[token, route]] = x.to(BF16)[token]
             return
-        values, scales = per_token_cast_to_fp8(x)
+        values, scales = per_token_cast_to_fp8(x, gran_k=config.to.columns)
         to = at(p["values"], (rows, k), torch.uint8, (p["values_pitch"], 1))
         to[row_of[token, route]] = values.view(torch.uint8)[token]
         at(p["scales"], (rows, scales.shape[1]), FP32, strides)[row_of[token, route]] = scales[token]
@@ -253,7 +253,7 @@ def cast_rows(config: Any, p: Launched) -> None:
     if config.to.format == UNSCALED.format:
         at(p["values"], (m, k), BF16, (p["values_pitch"] // 2, 1)).copy_(cast_activated(problem, scaled=None)[0])
         return
-    values, scales = cast_activated(problem, mn_major=True)
+    values, scales = cast_activated(problem, mn_major=True, scaled=Scales(1, config.to.columns))
     at(p["values"], (m, k), FP8, (p["values_pitch"], 1)).copy_(values)
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)
 
@@ -282,7 +282,7 @@ def rows_to_addresses(a: Pair, b: Pair, ids: Tensor, addresses: Tensor, *, of_a:
             at(address, d.shape[1:], BF16).copy_(d[row])
 
 
-def weights_of(p: Launched, *, is_fp4: bool) -> Pair:
+def weights_of(p: Launched, *, is_fp4: bool, of: Scales | None = None) -> Pair:
     n, k, groups = p["n"], p["k"], p["groups.count"]
     row, group = (16 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
     row_bytes, dtype, rows_of_scales, of_scales = (
@@ -290,6 +290,8 @@ def weights_of(p: Launched, *, is_fp4: bool) -> Pair:
     )
     b = at(int(at(p["map_b"], (1,), INT64)), (groups, n, row_bytes), dtype, (group, row, 1))
     strides = p["groups.sfb_stride"], p["sfb_stride_n"], p["sfb_stride_k"]
+    if of == WHOLE:
+        return b, at(p["sfb"], (groups, n, 1), FP32, strides)
     return b, at(p["sfb"], (groups, rows_of_scales, -(-k // 128)), of_scales, strides)
 
 
@@ -300,7 +302,12 @@ def bf16_gemm(config: Any, p: Launched) -> None:
     row, group = (8 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
     a, (_, ids) = at(first + config.box_rows_of_a * k * 2, (m, k), BF16), layout_of(config, p)
     b = at(first_of_b, (p["groups.count"], n, k), BF16, (group, row, 1))
-    product_of_bf16_rows(a, b, at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)
+    product_of_bf16_rows(a, b, at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids, recipes_and_bias(config, p)[1])
+
+
+def recipes_and_bias(config: Any, p: Launched) -> tuple[Any, Tensor | None]:
+    bias = at(p["c"], (p["groups.count"], p["n"]), FP32) if config.with_c else None
+    return (None, (1, 0), (1, 0)) if config.sfb == WHOLE else (None, None, None), bias
 
 
 def experts_few(config: Any, p: Launched) -> None:
@@ -325,10 +332,12 @@ def experts_few(config: Any, p: Launched) -> None:
 
 def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:
     m, n, k = p["m"], p["n"], p["k"]
-    sfa = at(p["sfa"], (m, -(-k // 128)), FP32, (p["sfa_stride_m"], p["sfa_stride_k"]))
+    blocks = 1 if config.sfb == WHOLE else -(-k // 128)
+    sfa = at(p["sfa"], (m, blocks), FP32, (p["sfa_stride_m"], p["sfa_stride_k"]))
     a, (_, ids) = at(int(at(p["map_a"], (1,), INT64)), (m, k), FP8), layout_of(config, p)
     d = at(p["d"], (m, n), BF16, (p["d_pitch"], 1))
-    product_of_stacked_rows((a, sfa), weights_of(p, is_fp4=config.is_fp4), d, ids)
+    b = weights_of(p, is_fp4=config.is_fp4, of=config.sfb)
+    product_of_stacked_rows((a, sfa), b, d, ids, *recipes_and_bias(config, p))
 
 
 def fp8_gemm_rows(config: Any, p: Launched) -> None:
@@ -336,18 +345,22 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
         fp8_gemm_few_rows(config, p)
         return
     m, n, k = p["m"], p["n"], p["k"]
-    first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_sfa")}
+    first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_sfa") if name in p}
     a = at(first_words["map_a"][0] + config.box_rows_of_a * k, (m, k), FP8)
-    pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
-    sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
-    b = weights_of(p, is_fp4=config.converts_b)
+    if config.sfb == WHOLE:
+        sfa = at(int(at(p["whole_sfa"], (1,), INT64)), (m, 1), FP32)
+    else:
+        pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
+        sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
+    b = weights_of(p, is_fp4=config.converts_b, of=config.sfb)
     layout, ids = layout_of(config, p)
     if config.epilogue.has_row_addresses:
         of_a = PER_64 if config.scale_parts == 2 else PER_ROW
         rows_to_addresses((a, sfa), b, ids, at(p["d"], (m,), INT64), of_a=of_a)
         return
     if not config.epilogue.activates:
-        product_of_stacked_rows((a, sfa), b, at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)
+        d = at(p["d"], (m, n), BF16, (p["d_pitch"], 1))
+        product_of_stacked_rows((a, sfa), b, d, ids, *recipes_and_bias(config, p))
         return
     d = at(p["d"], (m, n // 2), FP8, (p["d_pitch"], 1))
     blocks = n // 2 // (128 if config.epilogue.gates_apart else 64)

@@ -28,7 +28,7 @@ TRIALS = [
     AbsentTrial(THREE, 21),
 ]
 
-_MEET, _POST, _GATHER, _LAST, _ROOMS = "meeting.cuh", "post_rows.cuh", "gather_rows.cuh", "meet_ranks.cuh", "rooms.cuh"
+_MEET, _POST, _GATHER, _LAST = "meeting.cuh", "post_rows.cuh", "gather_rows.cuh", "meet_ranks.cuh"
 _IDS = "routes.cuh"
 _CAST = "post/cast_token.cuh"
 _COUNT = "ptx::atom_add_acq_rel_b32(m.reached + 1, 1)"
@@ -87,9 +87,9 @@ POST_MUTATIONS = [
     Mutation("the first token's columns", _CAST, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
 ]  # fmt: skip
 GATHER_MUTATIONS = [
-    Mutation("values of the first slot", _ROOMS, "m.rooms[slot / max_tokens] + uint64_t{slot % max_tokens} * row_bytes", "m.rooms[slot / max_tokens]"),
-    Mutation("values of the first rank", _ROOMS, "m.rooms[slot / max_tokens] + uint64_t", "m.rooms[0] + uint64_t"),
-    Mutation("values at the slot's number among all", _ROOMS, "uint64_t{slot % max_tokens} * row_bytes", "uint64_t{slot} * row_bytes"),
+    Mutation("values of the first slot", _GATHER, "m.rooms[slot / max_tokens] + uint64_t{slot % max_tokens} * row_bytes", "m.rooms[slot / max_tokens]"),
+    Mutation("values of the first rank", _GATHER, "m.rooms[slot / max_tokens] + uint64_t", "m.rooms[0] + uint64_t"),
+    Mutation("values at the slot's number among all", _GATHER, "uint64_t{slot % max_tokens} * row_bytes", "uint64_t{slot} * row_bytes"),
     Mutation("routes of the first slot", _GATHER, "p.row_of + uint64_t{slot} * p.topk + route", "p.row_of + route"),
     Mutation("rows of routes without an expert", _GATHER, "ptx::ballot_sync(row >= 0)", "ptx::ballot_sync(true)"),
     Mutation("the first of a slot's rows alone", _GATHER, "for (uint32_t left = mask; left != 0; left &= left - 1) {", "for (uint32_t left = mask & -mask; left != 0; left &= left - 1) {"),
@@ -103,12 +103,12 @@ GATHER_MUTATIONS = [
     Mutation("weights of the first route", _GATHER, "p.weights_at + route * 4", "p.weights_at"),
     Mutation("weights lie where scales do", _GATHER, "p.weights_at + route * 4", "p.scales_at + route * 4"),
     Mutation("a weight of the slot's number", _GATHER, "p.weights + row, ptx", "p.weights + route, ptx"),
-    Mutation("results go to the first rank", _ROOMS, "reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens])", "reinterpret_cast<uint64_t>(m.rooms[0])"),
-    Mutation("results go to this rank", _ROOMS, "reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens])", "reinterpret_cast<uint64_t>(m.rooms[m.rank])"),
-    Mutation("results lie at the slot's number", _ROOMS, "uint64_t{slot % max_tokens} * topk", "uint64_t{slot} * topk"),
-    Mutation("results of a token's routes lie over each other", _ROOMS, "* topk + route) * columns", "* topk) * columns"),
-    Mutation("results of FP8", _ROOMS, "* columns * 2;", "* columns;"),
-    Mutation("half an address", _ROOMS, "static_cast<uint32_t>(address >> 32)", "0"),
+    Mutation("results go to the first rank", _GATHER, "reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens])", "reinterpret_cast<uint64_t>(m.rooms[0])"),
+    Mutation("results go to this rank", _GATHER, "reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens])", "reinterpret_cast<uint64_t>(m.rooms[m.rank])"),
+    Mutation("results lie at the slot's number", _GATHER, "uint64_t{slot % max_tokens} * topk", "uint64_t{slot} * topk"),
+    Mutation("results of a token's routes lie over each other", _GATHER, "* topk + route) * columns", "* topk) * columns"),
+    Mutation("results of FP8", _GATHER, "* columns * 2;", "* columns;"),
+    Mutation("half an address", _GATHER, "static_cast<uint32_t>(address >> 32)", "0"),
     Mutation("scales of the first slot", _GATHER, "slot_at(p, slot) + p.scales_at", "slot_at(p, 0) + p.scales_at"),
     Mutation("scales of the first block", _GATHER, "p.scales_at + block * 4", "p.scales_at"),
     Mutation("scales of another row", _GATHER, "ptx::shfl_sync(static_cast<uint32_t>(slot_of_lane), i)", "ptx::shfl_sync(static_cast<uint32_t>(slot_of_lane), i ^ 1)"),

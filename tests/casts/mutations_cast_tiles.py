@@ -36,6 +36,7 @@ TRIALS = [
     Trial(COLUMNS, (203, 136), 8, padding=3),
     Trial(COLUMNS, (203, 136), 9, "slow_warps"),
     Trial(COLUMNS_SINGLE_FP32, (144, 131), 10, padding=16),
+    Trial(COLUMNS, (203, 136), 22, padding=3, is_whole=True),
     Trial(CHANNELS, (203, 264), 11),
     *(Trial(CHANNELS, (203, 136), seed, "slow_warps", is_m_major=False) for seed in (12, 13)),
     Trial(CHANNELS_SINGLE, (131, 133), 14, padding=5),
@@ -51,6 +52,9 @@ _TILES, _KERNEL, _VALUES = "cast/tile.cuh", "cast_tiles.cuh", "cast/values.cuh"
 _FIRST_BARRIER = "store_warp_keys<kIsOrdinary>(shared, tile);\n  ptx::syncthreads();\n"
 
 MUTATIONS = [
+    # Scales of whole columns
+    Mutation("tiles have scales of their own", _TILES, "if (p.column_amaxes != nullptr", "if (false"),
+    Mutation("columns have the first tile's scales", _TILES, "p.column_amaxes + tile.column + at.column", "p.column_amaxes + at.column"),
     # The tile
     Mutation("tiles of a row rounded down", _KERNEL, "ptx::block_index(), ceil_div(p.k, kBlock), p.block_reciprocal", "ptx::block_index(), p.k / kBlock, p.block_reciprocal"),
     Mutation("columns of tiles rounded down", _TILES, "column = tile.block * kBlock;", "column = tile.block * (kBlock / 2);"),

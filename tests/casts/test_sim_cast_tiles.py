@@ -95,6 +95,13 @@ def test_quotients_beside_where_fp8_rounds_the_other_way(grain: Grain, block: in
         check(config, x[:, : x.shape[1] // 4 * 4])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_columns_of_many_tiles_have_one_scale(dtype: torch.dtype) -> None:
+    config = tile_cast_config(dtype, None, with_columns=True, is_aligned=True)
+    sim.TileTrial(config, (304, 136), 1, is_whole=True).run()
+    sim.TileTrial(config, (304, 136), 2, "slow_warps", rounds_up=True, is_whole=True).run()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_many_schedules(seed: int) -> None:
     config = tile_cast_config(torch.float32, Grain.ROWS, with_columns=True, is_aligned=True)

@@ -165,6 +165,7 @@ def layers_trial() -> None:
     of: Any = deep_gemm
     x, ids, p = torch.randn(9, 144), torch.arange(18).view(9, 2) % 3, torch.rand(9, 2)
     w1, w2, w = torch.randn(3, 192, 144), torch.randn(3, 144, 96), torch.randn(40, 48)
+    c1, c2 = torch.randn(3, 192), torch.randn(3, 144)
     by_32, by_64, exponents = (of.per_block_cast_to_fp8(each, True, g) for each, g in ((w1, 32), (w2, 64), (w, 64)))
     said = ({"recipe_a": (1, 32), "recipe_b": (32, 32)}, {"recipe_a": (1, 64), "recipe_b": (64, 64)})
     for columns in (None, 128):
@@ -172,11 +173,11 @@ def layers_trial() -> None:
         recipes = [{**each, "recipe_a": (1, g)} for each, g in zip(said, beside, strict=True)]
         rows = of.expert_rows(ids, 3)
         a = of.gather_cast_to_fp8(x, rows, gran_k=beside[0])
-        h = of.m_grouped_fp8_gemm_nt_contiguous(a, by_32, grouped_layout=rows.ids, **recipes[0])
+        h = of.m_grouped_fp8_gemm_nt_contiguous(a, by_32, grouped_layout=rows.ids, bias=c1, **recipes[0])
         a = of.silu_mul_cast_to_fp8(h, gran_k=beside[1])
-        y = of.m_grouped_fp8_gemm_nt_contiguous(a, by_64, grouped_layout=rows.ids, **recipes[1])
+        y = of.m_grouped_fp8_gemm_nt_contiguous(a, by_64, grouped_layout=rows.ids, bias=c2, **recipes[1])
         right = of.gather_weighted(y, rows, p)
-        assert torch.equal(of.experts(x, ids, p, by_32, by_64, gran_k=columns), right)
+        assert torch.equal(of.experts(x, ids, p, by_32, by_64, gran_k=columns, w1_bias=c1, w2_bias=c2), right)
         w_of_one = by_32[0][0], by_32[1][0]
         a = of.per_token_cast_to_fp8(x, gran_k=beside[0])
         right = of.fp8_gemm_nt(a, w_of_one, **recipes[0])
@@ -486,7 +487,8 @@ SWAPS: list[tuple[str, ...]] = [
     ("linear.api", "a = cast_checked(p.x, Target(*of_x,", "a = cast_checked(p.x, Target(", LAYERS),
     ("linear.api", "c, of_b=of_b, of_a=of_a)", "c)", LAYERS),
     ("moe.api", "p.x, rows, of_x,", "p.x, rows, of_middle,", LAYERS),
-    ("moe.api", "recipes_for(p.first), of_middle,", "recipes_for(p.first), of_x,", LAYERS),
+    ("moe.api", "recipes, of_middle, p.w1", "recipes, of_x, p.w1", LAYERS),
+    ("moe.api", "(p.second), p.w2_bias", "(p.second), None", LAYERS),
     ("moe.api", "rows, recipes_for(p.second),", "rows, recipes_for(p.first),", LAYERS),
     ("gemm.kinds.output", "(None, *operands[1:])", "(None, PER_ROW, operands[2])", LAYERS),
     # Scales

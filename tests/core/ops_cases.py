@@ -59,8 +59,8 @@ def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(shape, generator=generator(sum(shape))).to(dtype)
 
 
-def rows(*shape: int, mn_major: bool = False) -> tuple[Tensor, Tensor]:
-    return deep_gemm.per_token_cast_to_fp8(numbers(*shape), mn_major=mn_major)
+def rows(*shape: int, mn_major: bool = False, columns: int = 128) -> tuple[Tensor, Tensor]:
+    return deep_gemm.per_token_cast_to_fp8(numbers(*shape), mn_major=mn_major, gran_k=columns)
 
 
 def blocks(*shape: int) -> tuple[Tensor, Tensor]:
@@ -98,6 +98,7 @@ FINE = torch.rand(-(-N // 32), -(-K // 32), generator=generator(32))
 PLAIN_B = numbers(N, 24)
 W1, W2 = blocks(GROUPS, 2 * 64, 48), blocks(GROUPS, 48, 64)
 BF16_W1, BF16_W2 = numbers(GROUPS, 2 * 64, 48), numbers(GROUPS, 48, 64)
+BY_ROWS, BIASES = rows(GROUPS, 2 * 64, 48, columns=0), (numbers(GROUPS, 2 * 64), numbers(GROUPS, 48).float())
 FINE_OF_W1 = torch.rand(GROUPS, 4, 2, generator=generator(4))
 K_GROUPED = deep_gemm.k_grouped_cast_to_fp8(numbers(N, sum(KS)), KS)
 OF_BF16, W_OF_BF16 = numbers(N, K), numbers(GROUPS, N, K)
@@ -339,6 +340,9 @@ case("experts of BF16", routed, (0, 0, 0), "experts")(
 )
 case("experts into", lambda m: (*routed(m), numbers(m, 48)), (0, 0, 0, 0), "experts.into")(
     lambda x, topk_ids, weights, out: deep_gemm.experts(x, topk_ids, weights, W1, W2, out=out)
+)
+case("experts + c", lambda m: (*routed(m), *BIASES), (0, 0, 0, None, None), "experts")(
+    lambda x, ids, weights, c1, c2: deep_gemm.experts(x, ids, weights, BY_ROWS, W2, w1_bias=c1, w2_bias=c2)
 )
 case("experts of finer scales", routed, (0, 0, 0), "experts")(
     lambda x, topk_ids, weights: deep_gemm.experts(x, topk_ids, weights, (W1[0], FINE_OF_W1), W2, gran_k=128)

@@ -300,33 +300,6 @@ def test_nothing_is_loaded_from_another_user_than_root(tmp_path: Path, monkeypat
 # ---- many processes, killed processes ---------------------------------------------------------------------------
 
 
-def test_64_processes_compile_the_same_kernel_on_an_empty_cache(tmp_path: Path) -> None:
-    code = """
-import hashlib
-jit.compiler_version()  # loads NVRTC once for all, which takes longer than to compile
-go_read, go_write = os.pipe()
-out_read, out_write = os.pipe()
-children = []
-for _ in range(64):
-    child = os.fork()
-    if child == 0:
-        os.close(go_write)
-        os.read(go_read, 1)  # returns in all of them when the parent closes its end
-        kernel = jit.build(SOURCE, {}, name="scale")
-        os.write(out_write, hashlib.sha256(kernel.cubin).hexdigest().encode() + b"\\n")
-        os._exit(0)
-    children.append(child)
-os.close(go_write)
-os.close(out_write)
-results = b"".join(iter(lambda: os.read(out_read, 65536), b"")).decode().split()
-failed = [child for child in children if os.waitpid(child, 0)[1] != 0]
-print(len(results), len(set(results)), len(failed))
-"""
-    run = run_light(code, tmp_path)
-    assert run.stdout.split() == ["64", "1", "0"], run.stderr
-    assert [path.suffix for path in tmp_path.iterdir()] == [".kernel"]  # one result, no temporary file
-
-
 COUNTED = """
 import time
 from deep_gemm.core.jit import cache, one_builder

@@ -135,6 +135,8 @@ def samples() -> Iterator[Sample]:
     yield call(ops.linear.default, bf16(2, M, K), *B, bf16(N))
     yield call(ops.linear.into, bf16(M, K), *B, bf16(M, N))
     yield call(ops.experts.default, bf16(M, 48), routes(M), weights, *W1, *W2, 7.0, "swiglu", 1.702, 1.0)
+    biases = {"w1_bias": fp32(GROUPS, 2 * 64), "w2_bias": bf16(GROUPS, 48)}
+    yield call(ops.experts.default, bf16(M, 48), routes(M), weights, *W1, *W2, **biases)
     a3 = rows(M, GROUPS, K)
     columns = a3[0], a3[1].new_ones(1, GROUPS, K)
     yield call(ops.fp8_einsum.default, "bhd,bhr->hdr", *columns, *columns, None, [1, 1, 128])

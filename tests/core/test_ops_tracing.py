@@ -104,7 +104,7 @@ FLOPS = {
     **dict.fromkeys(("logits", "logits in BF16"), 2 * M * 8 * 32 * 70),
     **dict.fromkeys(("linear", "linear of finer scales"), 2 * 2 * M * N * K),
     **dict.fromkeys(
-        ("experts", "experts into", "experts of finer scales", "experts of BF16", "experts by parts"),
+        ("experts", "experts into", "experts of finer scales", "experts of BF16", "experts by parts", "experts + c"),
         2 * M * ops_cases.TOPK * (2 * 64 * 48 + 48 * 64),
     ),
     "nt into heads": 2 * M * 32 * K,

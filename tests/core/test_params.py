@@ -12,11 +12,10 @@ from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.jit.compiler import CompileError, compile_cubin
 from deep_gemm.core.params import Params
 from deep_gemm.core.sources import cuda_sources
-from deep_gemm.gemm import k_group_maps
 from deep_gemm.gemm import kernel as of_products
 from deep_gemm.gemm.config.decode import decode_config
 from deep_gemm.gemm.config.of_tile import tile_config
-from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE, K_GROUP_MAPS, MAPS
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
 
@@ -101,7 +100,7 @@ KERNELS: dict[str, tuple[Any, Any, str]] = {
     "rows": (FP8_GEMM, tile_config(64, 64, Output(work=works.IDS)), "params.cuh"),
     "depths": (FP8_GEMM, tile_config(64, 64, ALONG_K, k=128), "params.cuh"),
     "decode": (FP8_GEMM_DECODE, decode_config(8, 1, 1, 2), "decode/product.cuh"),
-    "maps": (k_group_maps.KERNEL, k_group_maps.CONFIG, "k_group_maps.cuh"),
+    "maps": (K_GROUP_MAPS, MAPS, "k_group_maps.cuh"),
 }
 
 

@@ -12,8 +12,7 @@ from deep_gemm.gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, re
 from deep_gemm.gemm.config.decode import decode_config
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
-from deep_gemm.gemm.k_group_maps import KERNEL as K_GROUP_MAPS
-from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
+from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE, K_GROUP_MAPS
 from deep_gemm.gemm.kinds import epilogues, works
 from deep_gemm.gemm.kinds.output import OPERANDS_BY_ROW, Output
 from deep_gemm.kernels import KERNELS, ORDINARY

@@ -24,7 +24,7 @@ from deep_gemm.gemm.choose.tiles import tiles_for
 from deep_gemm.gemm.choose.timings import timings_of
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import GemmConfig
-from deep_gemm.gemm.explain import candidates
+from deep_gemm.gemm.explain import Question
 from deep_gemm.gemm.kinds.output import OUTPUTS_OF, USUAL_OPERANDS, Output, Sizes
 from lab.configs import reachable_decode
 from lab.configs import reachable_dense as reachable
@@ -95,7 +95,7 @@ def test_another_process_with_other_hashes_chooses_the_same() -> None:
 @given(rows, columns, depths, st.sampled_from(OUTPUTS), gpus)
 def test_the_same_question_has_the_same_answer(m: int, n: int, k: int, output: Output, gpu: Gpu) -> None:
     first = select(Sizes(m, n, k), output, gpu)
-    assert candidates(m, n, k, output, gpu) == candidates(m, n, k, output, gpu)
+    assert Question(m, n, k, output, 1, gpu).candidates() == Question(m, n, k, output, 1, gpu).candidates()
     menu_of.cache_clear()
     assert select(Sizes(m, n, k), output, gpu) == first
 
@@ -105,7 +105,7 @@ def test_the_same_question_has_the_same_answer(m: int, n: int, k: int, output: O
 def test_candidates_are_all_tiles_with_reasons_for_those_that_cannot_run(
     m: int, n: int, k: int, output: Output, gpu: Gpu
 ) -> None:
-    found = candidates(m, n, k, output, gpu)
+    found = Question(m, n, k, output, 1, gpu).candidates()
     assert {candidate.tile for candidate in found} == set(tiles_for(output))
     assert found[0].why_not is None
     assert found[0].cost_us < float("inf")
@@ -124,13 +124,13 @@ def test_candidates_are_all_tiles_with_reasons_for_those_that_cannot_run(
     ],
 )
 def test_a_rejection_says_why(shape: tuple[int, int, int], tile: str, reason: str) -> None:
-    (found,) = [one for one in candidates(*shape, Output(), H200) if one.tile.name == tile]
+    (found,) = [one for one in Question(*shape, Output(), 1, H200).candidates() if one.tile.name == tile]
     assert found.why_not == reason
 
 
 def test_a_cluster_needs_as_many_sms() -> None:
-    found = [one for one in candidates(8, 4096, 7168, Output(), replace(H200, num_sms=4)) if one.tile.cluster_k == 5]
-    assert {one.why_not for one in found} == {"too few SMs for a cluster"}
+    found = Question(8, 4096, 7168, Output(), 1, replace(H200, num_sms=4)).candidates()
+    assert {one.why_not for one in found if one.tile.cluster_k == 5} == {"too few SMs for a cluster"}
 
 
 @pytest.mark.parametrize("m", [512, 1024, 4095])
@@ -144,12 +144,12 @@ def test_rows_that_straddle_lines_of_the_l2_are_loaded_once_for_two_ctas(m: int)
 
 def test_fewer_sms_cost_time() -> None:
     gpus_by_size = [replace(H200, num_sms=num_sms) for num_sms in (132, 64, 16, 2)]
-    times = [candidates(4096, 4096, 4096, Output(), gpu)[0].multiply_us for gpu in gpus_by_size]
+    times = [Question(4096, 4096, 4096, Output(), 1, gpu).candidates()[0].multiply_us for gpu in gpus_by_size]
     assert times == sorted(times)
 
 
 def test_a_gpu_with_slower_tensor_cores_costs_more() -> None:
-    fast, slow = (candidates(4096, 4096, 4096, Output(), gpu)[0].cost_us for gpu in (H200, H20))
+    fast, slow = (Question(4096, 4096, 4096, Output(), 1, gpu).candidates()[0].cost_us for gpu in (H200, H20))
     assert slow > 3 * fast
 
 
@@ -165,7 +165,7 @@ def test_the_choice_has_the_lowest_cost_on_its_menu(m: int, n: int, k: int, outp
     """Exactly at the end of its band, and so in all of it: see the next test."""
     end = min((end for end in BANDS if end >= m), default=BANDS[-1])
     on_menu = {offer.tile for offer in menu_of(n, k, output, H200).offers}
-    costs = {one.tile: one.cost_us for one in candidates(end, n, k, output, H200) if one.tile in on_menu}
+    costs = {one.tile: one.cost_us for one in Question(end, n, k, output, 1, H200).candidates() if one.tile in on_menu}
     assert costs[chosen_tile(Sizes(m, n, k), output, H200)] == min(costs.values())
 
 
@@ -180,7 +180,7 @@ def test_multiplying_takes_the_same_for_each_m_of_a_band(output: Output) -> None
 @settings(max_examples=50)
 @given(columns, depths, st.sampled_from(OUTPUTS))
 def test_the_tile_that_multiplies_fastest_costs_least(n: int, k: int, output: Output) -> None:
-    found = [one for one in candidates(1000, n, k, output, H200) if one.why_not is None]
+    found = [one for one in Question(1000, n, k, output, 1, H200).candidates() if one.why_not is None]
     costs = [one.cost_us for one in sorted(found, key=lambda one: one.multiply_us)]
     assert all(later > 0.999999 * before for before, later in itertools.pairwise(costs)), "but for rounding"
 
@@ -190,7 +190,7 @@ def test_a_menu_costs_little_more_than_all_tiles() -> None:
     for n, k in WEIGHTS:
         on_menu = {offer.tile for offer in menu_of(n, k, Output(), H200).offers}
         for m in (1, 5, 17, 40, 100, 200, 500, 900, 1500, 3000, 6000):
-            costs = {one.tile: one.cost_us for one in candidates(m, n, k, Output(), H200)}
+            costs = {one.tile: one.cost_us for one in Question(m, n, k, Output(), 1, H200).candidates()}
             lost.append(min(us for tile, us in costs.items() if tile in on_menu) / min(costs.values()) - 1)
     assert sum(lost) / len(lost) < 0.01
     assert max(lost) < 0.25

@@ -20,11 +20,11 @@ from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import H200, Gpu
 from deep_gemm.core.params import Params
 from deep_gemm.core.settings import set_compile_mode
-from deep_gemm.gemm import depths, k_group_maps
+from deep_gemm.gemm import depths
 from deep_gemm.gemm.choose.fp8 import select as select_any
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
-from deep_gemm.gemm.kernel import params_of
+from deep_gemm.gemm.kernel import K_GROUP_MAPS, MAX_INLINE_KS, params_of
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.gemm.problem import Problem
@@ -68,7 +68,7 @@ def test_both_kernels_are_launched_at_the_operands(gpu: FakeGpu, config: GemmCon
     assert (maps.kernel, maps.grid, maps.cluster) == ("k_group_maps", 1, 1)
     assert (product.kernel, product.grid) == ("fp8_wgrad_gemm_k_grouped", 3 * config.cluster_n)
     assert (product.cluster, product.is_dependent) == (config.cluster_n, True)
-    found = words_of_members(k_group_maps.KERNEL.params, maps.words)
+    found = words_of_members(K_GROUP_MAPS.params, maps.words)
     assert (found["a"], found["b"]) == (p.a.data_ptr(), p.b.data_ptr())
     assert found["ks"] == (0 if p.ks_tensor is None else p.ks_tensor.data_ptr())
     room = found["k_groups"]
@@ -85,7 +85,7 @@ def test_a_record_serves_other_depths_from_the_host(gpu: FakeGpu) -> None:
     problems = [ready(sim.random_problem(FRESH, ks, 100, 72)) for ks in many]
     calls = [partial(call, p, ks) for p, ks in zip(problems, many, strict=True)]
     assert recorded_alike(gpu, calls, "k_groups", "groups.by_depth") <= 2
-    params = k_group_maps.KERNEL.params
+    params = K_GROUP_MAPS.params
     for launch, p, ks in zip(gpu.launches[::2], problems, many, strict=False):
         data = b"".join(word.to_bytes(8, "little") for word in launch.words)
         assert [*struct.unpack_from("<3I", data, params.offset("inline_ks"))] == ks
@@ -140,7 +140,7 @@ def test_compile_mode_prepares_and_does_not_launch(gpu: FakeGpu) -> None:
 
 def test_more_groups_than_parameters_hold_go_through_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
-    ks = [16] * (k_group_maps.MAX_INLINE_KS + 1)
+    ks = [16] * (MAX_INLINE_KS + 1)
     tensor = depths.depths_of(ks, None, torch.device("cpu"))
     assert isinstance(tensor, Tensor)
     assert tensor.tolist() == ks

@@ -29,8 +29,8 @@ from deep_gemm.moe import activation
 from deep_gemm.moe.activation import activated_product_of_rows
 from lab.configs import reachable_grouped, reachable_grouped_decode, reachable_silu
 from lab.sim import rows as sim
-from lab.sim import rows as sim_rows
 from lab.sim import rows_silu as activated
+from lab.sim.product import tile_of
 
 BY_IDS, BY_COUNTS = Output(work=works.IDS), Output(work=works.COUNTS)
 ROWS_PARAMS = params_of(tile_config(64, 64, BY_IDS))
@@ -38,16 +38,16 @@ DECODE_PARAMS = params_of(reachable_grouped_decode()[0])
 
 
 def test_tiles_are_as_high_as_groups_need() -> None:
-    heights = [select(Sizes(rows, 4096, 7168, 4), BY_IDS, H200).rows_of_tile for rows in (2, 64, 256, 1024, 8192)]
+    heights = [tile_of(select(Sizes(rows, 4096, 7168, 4), BY_IDS, H200))[0] for rows in (2, 64, 256, 1024, 8192)]
     assert heights == sorted(heights)
     assert heights[:2] == [8, 64]
     assert heights[-1] == 128
 
 
 def test_masked_groups_of_about_192_rows_are_one_tile_and_larger_ones_none_of_256() -> None:
-    assert select(Sizes(192, 4096, 7168, 32), BY_COUNTS, H200).rows_of_tile == 256
-    assert select(Sizes(384, 4096, 7168, 12), BY_COUNTS, H200).rows_of_tile == 128
-    assert select(Sizes(192, 4096, 7168, 32), BY_IDS, H200).rows_of_tile == 128
+    assert tile_of(select(Sizes(192, 4096, 7168, 32), BY_COUNTS, H200))[0] == 256
+    assert tile_of(select(Sizes(384, 4096, 7168, 12), BY_COUNTS, H200))[0] == 128
+    assert tile_of(select(Sizes(192, 4096, 7168, 32), BY_IDS, H200))[0] == 128
 
 
 @pytest.mark.parametrize("rows", [0, 0.01, 1, 20, 1e6])
@@ -262,7 +262,7 @@ def test_a_configuration_for_something_else_is_refused(gpu: FakeGpu) -> None:
     for output in (BY_64, Output(work=works.IDS)):
         with pytest.raises(ValueError, match=r"is for another output: .*(sfa|epilogue)"):
             launch.run(problem(), tile_config(128, 128, output))
-    plain = sim_rows.random_problem(tile_config(64, 128, BY_64), [0, 0, 1], 128, 128)
+    plain = sim.random_problem(tile_config(64, 128, BY_64), [0, 0, 1], 128, 128)
     for output in (SILU, Output(work=works.IDS)):
         with pytest.raises(ValueError, match=r"is for another output: .*(sfa|epilogue)"):
             launch.run(plain, tile_config(64, 128, output))
@@ -283,7 +283,7 @@ def test_what_cannot_be_built_says_why(output: Output, tile: tuple[int, int], ru
 
 
 def test_scales_by_64_go_to_the_map(gpu: FakeGpu) -> None:
-    p = sim_rows.random_problem(tile_config(128, 128, BY_64), [0] * 300, 256, 512, zero_padding=False)
+    p = sim.random_problem(tile_config(128, 128, BY_64), [0] * 300, 256, 512, zero_padding=False)
     sfa = torch.empty_strided((300, 8), (1, 300)).copy_(p.sfa)
     for _ in range(2):
         product_of_rows_by_64((on_gpu(p.a), sfa), (p.b, p.sfb), on_gpu(p.d), p.c)

@@ -152,7 +152,7 @@ def test_code_on_the_page_of_layers_is_right(capsys: pytest.CaptureFixture[str])
     exec(compile(python_on(DOCS / "layers.md"), "layers.md", "exec"), {})
     of_linear, *are_equal = capsys.readouterr().out.splitlines()
     assert 0 < float(of_linear.removeprefix("tensor(").split(",")[0].rstrip(")")) < 1e-3
-    assert are_equal == ["True"] * 5
+    assert are_equal == ["True"] * 7
 
 
 @pytest.mark.parametrize("name", ["draw_gains", "draw_layers", "draw_layouts", "draw_training"])

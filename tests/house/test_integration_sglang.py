@@ -25,6 +25,7 @@ experts: Any = deep_gemm.experts
 linear: Any = deep_gemm.linear
 OURS = "deep_gemm.integrations.sglang_layers"
 FP8_UTILS, NAME_OF_LINEAR = plugin.LINEAR
+NAME_OF_ROW_LINEAR = plugin.ROW_LINEAR[1]
 RUNNER = plugin.EXPERTS[0]
 MOE = f"{plugin.OF_LAYERS}.moe"
 
@@ -122,6 +123,22 @@ class TopKOutputChecker:
         return isinstance(topk_output, Routes)
 
 
+def own_row_linear(
+    input: Any,
+    weight: Any,
+    weight_scale: Any,
+    input_scale: Any = None,
+    input_scale_ub: Any = None,
+    bias: Any = None,
+    cutlass_fp8_supported: bool = True,
+    use_per_token_if_dynamic: bool = False,
+    pad_output: Any = None,
+    compressed_tensor_quant: bool = False,
+    pre_quant_output_dtype: Any = None,
+) -> str:
+    return f"SGLang's {compressed_tensor_quant}"
+
+
 def own_linear(
     input: Any,
     weight: Any,
@@ -162,7 +179,10 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "sglang.srt.plugins.hook_registry": {"HookRegistry": HookRegistry, "HookType": HookType},
         "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": lambda: False},
         "sglang.srt.distributed.device_communicators.pynccl_allocator": {"use_symmetric_memory": use_symmetric_memory},
-        FP8_UTILS: {NAME_OF_LINEAR: own_linear},
+        FP8_UTILS: {
+            **{NAME_OF_LINEAR: own_linear, NAME_OF_ROW_LINEAR: own_row_linear, "use_triton_w8a8_fp8_kernel": False},
+            "get_fp8_gemm_runner_backend": lambda: Backend.AUTO,
+        },
         RUNNER: {"MoeRunner": MoeRunner},
         f"{plugin.OF_LAYERS}.deep_gemm_wrapper.configurer": {"ENABLE_JIT_DEEPGEMM": True},
         f"{plugin.OF_LAYERS}.dp_attention": {"is_allocation_symmetric": lambda: True},
@@ -190,9 +210,17 @@ def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
     assert [each.load() for each in found if each.name == "deep_gemm"] == [plugin.register]
 
 
-def test_hooks_stand_around_both_functions(sglang: Any) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_hooks_stand_around_the_functions_that_are_there(
+    sglang: Any, is_there: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not is_there:
+        del sglang[FP8_UTILS].use_triton_w8a8_fp8_kernel
     plugin.register()
-    assert [*HookRegistry._hooks] == [f"{FP8_UTILS}.{NAME_OF_LINEAR}", f"{RUNNER}.MoeRunner.run"]
+    of_rows = [f"{FP8_UTILS}.{NAME_OF_ROW_LINEAR}"] * is_there
+    assert [*HookRegistry._hooks] == [f"{FP8_UTILS}.{NAME_OF_LINEAR}", f"{RUNNER}.MoeRunner.run", *of_rows]
+    told = f"deep_gemm leaves out row_linear_or: sglang 0.5.23 has no {FP8_UTILS}.use_triton_w8a8_fp8_kernel"
+    assert said(caplog) == [told] * (not is_there)
 
 
 @pytest.mark.parametrize("reason", ["variable", "another GPU", "no DeepGEMM"])
@@ -289,6 +317,44 @@ def test_which_linear_layers_are_left_to_sglang(hooked: Any, caplog: pytest.LogC
     assert there(**usual) == "SGLang's False"
 
 
+@pytest.mark.parametrize("shape", [(72, 1), (72,), (1,), ()])
+def test_a_linear_layer_by_rows_is_linear(hooked: Any, shape: tuple[int, ...]) -> None:
+    there = getattr(hooked[FP8_UTILS], NAME_OF_ROW_LINEAR)
+    w, sf = torch.randn(72, 144).to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
+    x, bias = torch.randn(2, 3, 144).bfloat16(), torch.randn(72).bfloat16()
+    expected = linear(x, (w, sf.reshape(72, 1) if sf.numel() > 1 else sf.reshape(())), bias=bias)
+    given = {"input": x, "weight": w.t(), "weight_scale": sf, "input_scale": torch.tensor(0.01), "bias": bias}
+    assert torch.equal(there(**given, use_per_token_if_dynamic=True, compressed_tensor_quant=True), expected)
+    compiled = torch.compile(partial(there, bias=bias), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x, w.t(), sf), expected)
+
+
+def test_which_linear_layers_by_rows_are_left_to_sglang(hooked: Any, caplog: pytest.LogCaptureFixture) -> None:
+    there = getattr(hooked[FP8_UTILS], NAME_OF_ROW_LINEAR)
+    w, sf = torch.randn(72, 144).to(torch.float8_e4m3fn), torch.rand(72, 1)
+    usual = {"input": torch.randn(2, 144).bfloat16(), "weight": w.t(), "weight_scale": sf}
+    assert not isinstance(there(**usual), str)
+    with caplog.at_level(logging.INFO, plugin.logger.name):
+        assert there(w[:2], w.t(), sf, sf, compressed_tensor_quant=True) == "SGLang's True"
+    assert "leaves a linear layer with scales of rows to SGLang: activations are cast already" in caplog.text
+    for name, value in {
+        "input": torch.randn(2, 144).half(),
+        "weight": w.t().contiguous(),
+        "weight_scale": torch.rand(3),
+        "input_scale_ub": sf,
+    }.items():
+        assert there(**usual | {name: value}) == "SGLang's False", name
+    utils = hooked[FP8_UTILS]
+    asked: dict[str, Any] = {"use_triton_w8a8_fp8_kernel": True, "get_fp8_gemm_runner_backend": lambda: Backend.TRITON}
+    for name, other in asked.items():
+        before = getattr(utils, name)
+        setattr(utils, name, other)
+        assert there(**usual) == "SGLang's False", name
+        setattr(utils, name, before)
+    sys.modules[OURS].is_batch_invariant_mode_enabled = lambda: True  # type: ignore[attr-defined]
+    assert there(**usual) == "SGLang's False"
+
+
 X = torch.randn(3, 160).bfloat16()
 IDS = torch.tensor([[0, 3], [1, -1], [3, 1]], dtype=torch.int32)
 WEIGHTS = torch.rand(3, 2)
@@ -375,6 +441,28 @@ def test_other_activations_and_sums_are_left_to_sglang(hooked: Any, said: dict[s
     assert hooked[RUNNER].MoeRunner(MoeRunnerConfig(**said)).run(tokens(), given) == "SGLang's"
 
 
+def test_experts_in_bf16_are_experts(hooked: Any) -> None:
+    w1, w2 = torch.randn(4, 144, 160).bfloat16(), torch.randn(4, 160, 72).bfloat16()
+    runner = hooked[RUNNER].MoeRunner(MoeRunnerConfig(swiglu_limit=1.0))
+    got = runner.run(tokens(), TritonMoeQuantInfo(w1, w2))
+    assert torch.equal(got.hidden_states, experts(X, IDS, WEIGHTS, w1, w2, limit=1.0))
+    other = hooked[RUNNER].MoeRunner(MoeRunnerConfig())
+    assert other.run(tokens(), TritonMoeQuantInfo(w1, w2, fuse_swiglu_interleaved=True)) == "SGLang's"
+
+
+@pytest.mark.parametrize("by", ["rows", "experts"])
+def test_experts_by_rows_are_experts(hooked: Any, by: str) -> None:
+    sizes = (4, 96, 160), (4, 160, 48)
+    w1, w2 = (torch.randn(size).to(torch.float8_e4m3fn) for size in sizes)
+    s1, s2 = (torch.rand(*size[:2], 1) / 9 if by == "rows" else torch.rand(4) / 9 for size in sizes)
+    of_rows = {"per_channel_quant": by == "rows", "use_fp8_w8a8": True, "a13_scale": torch.tensor(0.1)}
+    b1, b2 = torch.randn(4, 96), torch.randn(4, 160)
+    for of_layer, biases in (({}, {}), ({"b13": b1, "b2": b2}, {"w1_bias": b1, "w2_bias": b2})):
+        given = TritonMoeQuantInfo(w1, w2, w13_scale=s1, w2_scale=s2, **of_rows, **of_layer)
+        got = hooked[RUNNER].MoeRunner(MoeRunnerConfig()).run(tokens(), given).hidden_states
+        assert torch.equal(got, experts(X, IDS, WEIGHTS, (w1, s1), (w2, s2), **biases))
+
+
 def changed(given: Any, **said: Any) -> Any:
     vars(given).update(said)
     return given
@@ -390,12 +478,13 @@ def test_other_weights_and_tokens_are_left_to_sglang(hooked: Any, caplog: pytest
     assert not is_left(triton)
     assert is_left(triton, lora_enabled=True)
     assert is_left(SimpleNamespace(**vars(triton)))
+    assert is_left(SimpleNamespace())
     assert is_left(triton, (X, None, Routes(WEIGHTS, IDS, None)))
     assert is_left(triton, tokens()._replace(hidden_states_scale=X))
     assert is_left(triton, tokens()._replace(topk_output=(WEIGHTS, IDS, None)))
     assert is_left(triton, tokens(X.half()))
-    assert is_left(changed(weights_of_experts("Triton")[0], b13=X))
-    assert is_left(changed(weights_of_experts("Triton")[0], per_channel_quant=True))
+    assert is_left(changed(weights_of_experts("Triton")[0], w13_zp=X))
+    assert is_left(changed(weights_of_experts("Triton")[0], use_int8_w8a8=True))
     assert is_left(changed(weights_of_experts("Triton")[0], block_shape=[1, 32]))
     assert is_left(changed(weights_of_experts("Triton")[0], w13_weight=triton.w13_weight.bfloat16()))
     assert is_left(changed(fp4, w13_weight=fp4.w13_weight[:, :80]))

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from enum import Enum
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +54,17 @@ class Linear:
         )
 
 
+class RowLinear:
+    def __init__(self, c: Any, layer_param_names: Any) -> None:
+        assert self.is_supported()[0]  # type: ignore[attr-defined]
+
+    def _get_layer_params(self, layer: Any) -> Any:
+        return layer.weight, layer.weight_scale, layer.input_scale, layer.input_scale_ub
+
+    def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
+        raise NotImplementedError
+
+
 class FusedMoEConfig:
     swiglu_limit: float | None = None
     swiglu_alpha: float | None = None
@@ -63,6 +75,7 @@ class Experts:
     def __init__(self, w1_scale: Any = None, w2_scale: Any = None, **of: Any) -> None:
         self.w1_scale, self.w2_scale = w1_scale, w2_scale
         said = {"gemm1_clamp_limit": None, "gemm1_alpha": None, "gemm1_beta": None, **of}
+        self.w1_bias, self.w2_bias = said.pop("w1_bias", None), said.pop("w2_bias", None)
         self.quant_config = SimpleNamespace(**said)
         self.moe_config: Any = FusedMoEConfig()
 
@@ -108,6 +121,10 @@ def in_order(moe_config: Any, weight_key: Any, activation_key: Any) -> list[Any]
     return [Named.MARLIN, Named.DEEPGEMM, Named.TRITON]
 
 
+def plain_in_order(moe_config: Any) -> list[Any]:
+    return [Named.TRITON, Named.MARLIN]
+
+
 def pack(w13_weight: Any, w2_weight: Any, w13_weight_scale: Any, w2_weight_scale: Any) -> Any:
     raise NotImplementedError
 
@@ -122,19 +139,29 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     platform = SimpleNamespace(is_cuda=lambda: True, is_device_capability=lambda c: c == 90)
     oracle = {"backend_to_kernel_cls": backend_to_kernel_cls, "_get_priority_backends": in_order}
     quant = "vllm.model_executor.layers.quantization.utils.quant_utils"
-    names = {name: name for name in ("kFp8Dynamic128Sym", "kFp8Static128BlockSym", "kMxfp4Static")}
+    keys = ("Dynamic128", "Static128Block", "StaticChannel", "StaticTensor", "DynamicToken", "DynamicTensor")
+    names = {name: name for name in ("kMxfp4Static", *(f"kFp8{key}Sym" for key in keys))}
+    kernels: dict[str, Any] = {
+        "_POSSIBLE_FP8_BLOCK_KERNELS": {Named.CUDA: []},
+        "_POSSIBLE_FP8_KERNELS": {Named.CUDA: []},
+    }
+    plain = {"backend_to_kernel_cls": backend_to_kernel_cls, "_get_priority_backends": plain_in_order}
+    with_biases = type("FusedMoEExperts", (), {"w1_bias": None, "w2_bias": None})
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": "0.26.0"},
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
         "vllm.platforms": {"current_platform": platform, "PlatformEnum": Named},
-        LINEAR: {"_POSSIBLE_FP8_BLOCK_KERNELS": {Named.CUDA: []}, "_LINEAR_BACKEND_KERNEL_MAP": {"deep_gemm": set()}},
+        LINEAR: {**kernels, "_LINEAR_BACKEND_KERNEL_MAP": {"deep_gemm": set()}, "FP8ScaledMMLinearKernel": RowLinear},
         f"{LINEAR}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Linear},
         "vllm.model_executor.utils": {"replace_parameter": replace_parameter},
         quant: names,
         f"{FUSED}.config": {"FusedMoEConfig": FusedMoEConfig},
         f"{FUSED}.activation": {"MoEActivation": Named},
         f"{FUSED}.topk_weight_and_reduce": {"TopKWeightAndReduceNoOP": type("TopKWeightAndReduceNoOP", (), {})},
-        f"{FUSED}.modular_kernel": {"FusedMoEExpertsModular": Experts, "FusedMoEActivationFormat": Named},
+        f"{FUSED}.modular_kernel": {
+            **{"FusedMoEExpertsModular": Experts, "FusedMoEActivationFormat": Named, "FusedMoEExperts": with_biases},
+        },
+        f"{FUSED}.oracle.unquantized": {"UnquantizedMoeBackend": Named, **plain},
         f"{FUSED}.oracle.fp8": {"Fp8MoeBackend": Named, **oracle},
         f"{FUSED}.oracle.mxfp4": {"Mxfp4MoeBackend": Named, **oracle, "_pack_deepgemm_mxfp4_scales": pack},
     }
@@ -150,8 +177,12 @@ def config(**said: Any) -> Any:
     return SimpleNamespace(**usual | {"moe_parallel_config": parallel} | said)
 
 
-def takes(kind: Any, of: Any, weight: str = "kFp8Static128BlockSym") -> bool:
-    return bool(kind.is_supported_config(kind, of, weight, "kFp8Dynamic128Sym", kind.activation_format())[0])
+BLOCKS = "kFp8Static128BlockSym", "kFp8Dynamic128Sym"
+ROWS = "kFp8StaticChannelSym", "kFp8DynamicTokenSym"
+
+
+def takes(kind: Any, of: Any, weight: str | None = BLOCKS[0], activations: str | None = BLOCKS[1]) -> bool:
+    return bool(kind.is_supported_config(kind, of, weight, activations, kind.activation_format())[0])
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point() -> None:
@@ -164,17 +195,52 @@ def test_layers_are_offered_once_and_first(vllm: Any) -> None:
     plugin.register()
     layers = importlib.import_module(OURS)
     assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == [layers.DeepGemmLinear]
-    assert vllm[LINEAR]._LINEAR_BACKEND_KERNEL_MAP["deep_gemm"] == {layers.DeepGemmLinear}
+    assert vllm[LINEAR]._POSSIBLE_FP8_KERNELS[Named.CUDA] == [layers.DeepGemmRowLinear]
+    both = {layers.DeepGemmLinear, layers.DeepGemmRowLinear}
+    assert vllm[LINEAR]._LINEAR_BACKEND_KERNEL_MAP["deep_gemm"] == both
     fp8, mxfp4 = vllm[f"{FUSED}.oracle.fp8"], vllm[f"{FUSED}.oracle.mxfp4"]
-    assert fp8.backend_to_kernel_cls(Named.TRITON) == [layers.DeepGemmExperts, OwnExperts]
+    triton = [layers.DeepGemmExperts, layers.DeepGemmRowExperts, OwnExperts]
+    assert fp8.backend_to_kernel_cls(Named.TRITON) == triton
+    assert fp8.backend_to_kernel_cls(Named.DEEPGEMM) == [layers.DeepGemmExperts, OwnExperts]
     assert fp8.backend_to_kernel_cls(Named.MARLIN) == [OwnExperts]
     assert mxfp4.backend_to_kernel_cls(Named.DEEPGEMM_MXFP4) == [layers.DeepGemmExperts, OwnExperts]
     scales = [torch.zeros(2, 3, dtype=torch.uint8) for _ in range(2)]
     of_w13, of_w2 = mxfp4._pack_deepgemm_mxfp4_scales(None, None, *scales)
     assert (of_w13.data_ptr(), of_w2.data_ptr()) == tuple(each.data_ptr() for each in scales)
-    asked = "kFp8Static128BlockSym", "kFp8Dynamic128Sym"
-    assert fp8._get_priority_backends(config(), *asked) == [Named.TRITON, Named.MARLIN, Named.DEEPGEMM]
-    assert fp8._get_priority_backends(config(has_bias=True), *asked) == in_order(None, *asked)
+    for asked in (BLOCKS, ROWS):
+        assert fp8._get_priority_backends(config(), *asked) == [Named.TRITON, Named.MARLIN, Named.DEEPGEMM]
+        assert fp8._get_priority_backends(config(hidden_dim=136), *asked) == in_order(None, *asked)
+
+
+def test_experts_that_are_not_quantized_have_a_backend_of_their_own(vllm: Any) -> None:
+    plugin.register()
+    oracle, kind = vllm[f"{FUSED}.oracle.unquantized"], importlib.import_module(OURS).DeepGemmBF16Experts
+    ours, *others = oracle._get_priority_backends(config())
+    assert others == plain_in_order(None)
+    assert ours not in others
+    assert ours.value == "deep_gemm"
+    assert oracle.backend_to_kernel_cls(ours) == [kind]
+    assert oracle.backend_to_kernel_cls(Named.TRITON) == [OwnExperts]  # its first is for LoRA, unasked
+
+
+@pytest.mark.parametrize("kind", plugin.PARTS)
+def test_a_release_without_places_of_one_kind_is_offered_the_others(
+    vllm: Any, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, name = next(iter(plugin.PARTS[kind]))
+    delattr(vllm[module], name)
+    plugin.register()
+    assert said(caplog) == [f"deep_gemm leaves out {kind}: vllm 0.26.0 has no {module}.{name}"]
+    linear, oracles = vllm[LINEAR], (f"{FUSED}.oracle.fp8", f"{FUSED}.oracle.unquantized")
+    of_fp8 = vllm[oracles[0]].backend_to_kernel_cls(Named.TRITON)
+    plain = getattr(vllm[oracles[1]], "_get_priority_backends", plain_in_order)(None)
+    offered = {
+        "DeepGemmLinear": bool(linear._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA]),
+        "DeepGemmRowLinear": bool(getattr(linear, "_POSSIBLE_FP8_KERNELS", {Named.CUDA: []})[Named.CUDA]),
+        "DeepGemmRowExperts": len(of_fp8) == 3,
+        "DeepGemmBF16Experts": len(plain) == 3,
+    }
+    assert [name for name, is_there in offered.items() if not is_there] == [kind]
 
 
 @pytest.mark.parametrize("variable", ["VLLM_USE_DEEP_GEMM=0", "DG_DISABLE_VLLM_PLUGIN=1"])
@@ -184,11 +250,15 @@ def test_a_variable_turns_it_off(vllm: Any, variable: str, monkeypatch: pytest.M
     assert vllm[LINEAR]._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA] == []
 
 
+ORACLES = "fp8", "mxfp4", "unquantized"
+
+
 def changed_places(vllm: Any) -> list[Any]:
     """Give copies of all that the plugin changes."""
-    linear, fp8, mxfp4 = (vllm[path] for path in (LINEAR, f"{FUSED}.oracle.fp8", f"{FUSED}.oracle.mxfp4"))
+    linear, *oracles = (vllm[path] for path in (LINEAR, *(f"{FUSED}.oracle.{it}" for it in ORACLES)))
     of_backend = linear._LINEAR_BACKEND_KERNEL_MAP.get("deep_gemm", ())
-    return [[*linear._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA]], {*of_backend}, {**vars(fp8)}, {**vars(mxfp4)}]
+    kinds = linear._POSSIBLE_FP8_BLOCK_KERNELS[Named.CUDA], linear._POSSIBLE_FP8_KERNELS[Named.CUDA]
+    return [*map(list, kinds), {*of_backend}, *({**vars(oracle)} for oracle in oracles)]
 
 
 @pytest.mark.parametrize("variable", BAD_VARIABLES)
@@ -252,7 +322,7 @@ def test_another_release_is_left_alone_in_words(vllm: Any, change: str, caplog: 
         ({}, True),
         ({"moe_backend": "deep_gemm"}, True),
         ({"moe_backend": "triton"}, False),
-        ({"has_bias": True}, False),
+        ({"has_bias": True}, True),
         ({"in_dtype": torch.float16}, False),
         ({"intermediate_size_per_partition": 96}, False),
         ({"hidden_dim": 136}, False),
@@ -265,8 +335,27 @@ def test_which_experts_are_taken(vllm: Any, said: dict[str, Any], is_taken: bool
     assert takes(kind, config(**said)) == is_taken
 
 
-def test_mxfp4_takes_groups_of_32(vllm: Any) -> None:
+def test_experts_by_rows_and_in_bf16_are_taken_by_their_kinds(vllm: Any) -> None:
+    layers = importlib.import_module(OURS)
+    by_rows, plain = layers.DeepGemmRowExperts, layers.DeepGemmBF16Experts
+    tensor = [("kFp8StaticTensorSym", f"kFp8{it}Sym") for it in ("StaticTensor", "DynamicTensor", "DynamicToken")]
+    for keys in (ROWS, *tensor):
+        assert takes(by_rows, config(intermediate_size_per_partition=80, hidden_dim=48), *keys)
+        assert not takes(layers.DeepGemmExperts, config(), *keys)
+        assert not takes(plain, config(), *keys)
+        assert not takes(by_rows, config(intermediate_size_per_partition=72), *keys)
+        assert not takes(by_rows, config(moe_backend="triton"), *keys)
+    assert not takes(by_rows, config(), ROWS[0], "kFp8StaticTensorSym")
+    assert takes(plain, config(intermediate_size_per_partition=72, hidden_dim=40, has_bias=True), None, None)
+    assert not takes(plain, config(intermediate_size_per_partition=68), None, None)
+    assert not takes(plain, config(in_dtype=torch.float16), None, None)
+    for kind in (layers.DeepGemmExperts, by_rows):
+        assert not takes(kind, config(), None, None)
+
+
+def test_mxfp4_takes_groups_of_32_without_biases(vllm: Any) -> None:
     kind = importlib.import_module(OURS).DeepGemmExperts
+    assert not takes(kind, config(has_bias=True), "kMxfp4Static")
     assert takes(kind, config(intermediate_size_per_partition=96), "kMxfp4Static")
     assert not takes(kind, config(intermediate_size_per_partition=80), "kMxfp4Static")
     assert not takes(kind, config(), "kInt8")
@@ -300,6 +389,38 @@ def test_which_linear_layers_are_taken(vllm: Any) -> None:
         assert not kind.can_implement(linear_config(**{name: value}))[0], name
     vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
     assert kind.can_implement(linear_config()) == (False, "is not batch invariant")
+
+
+def test_which_linear_layers_by_rows_are_taken(vllm: Any) -> None:
+    kind = importlib.import_module(OURS).DeepGemmRowLinear
+    assert kind(None, ()).is_supported(100)[0] is False
+
+    def key(*shape: int) -> Any:
+        return SimpleNamespace(scale=SimpleNamespace(group_shape=shape))
+
+    static = {"activation_quant_key": key(-1, -1)}
+    for shape in ((-1, 1), (1, -1), (-1, -1)):
+        assert kind.can_implement(linear_config(weight_quant_key=key(*shape), **static)) == (True, None)
+    for other in ({"weight_quant_key": key(128, 128)}, {"out_dtype": torch.float16}, {"weight_shape": (72, 136)}):
+        assert not kind.can_implement(linear_config(**{"weight_quant_key": key(-1, 1), **static} | other))[0], other
+    vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
+    assert kind.can_implement(linear_config(weight_quant_key=key(-1, 1))) == (False, "is not batch invariant")
+
+
+@pytest.mark.parametrize("shape", [(72, 1), (72,), (1,), ()])
+def test_a_linear_layer_by_rows_is_linear(vllm: Any, shape: tuple[int, ...]) -> None:
+    kind = importlib.import_module(OURS).DeepGemmRowLinear(None, ())
+    w, sf = torch.randn(72, 144).to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
+    layer = SimpleNamespace(weight=w.t(), weight_scale=sf, input_scale=torch.tensor(0.01), input_scale_ub=None)
+    x, bias = torch.randn(2, 3, 144).bfloat16(), torch.randn(72).bfloat16()
+    as_taken = w, sf.reshape(72, 1) if sf.numel() > 1 else sf.reshape(())
+    compiled = torch.compile(partial(kind.apply_weights, layer), backend="eager", fullgraph=True)
+    for computed in (kind.apply_weights(layer, x, bias), compiled(x, bias)):
+        assert torch.equal(computed, linear(x, as_taken, bias=bias))
+    layer.input_scale_ub = torch.tensor(0.5)
+    assert torch.equal(kind.apply_weights(layer, x), linear(x.clamp(-0.5, 0.5), as_taken))
+    with pytest.raises(NotImplementedError, match="DeepGemmRowLinear casts activations by itself"):
+        kind.apply_scaled_mm()
 
 
 @pytest.mark.parametrize("block", [128, 64, 32])
@@ -366,6 +487,29 @@ def test_experts_are_experts(vllm: Any, is_fp4: bool, limit: float | None) -> No
     assert torch.equal(applied(layer, x, ids, weights, w1, w2), expected)
     alpha = experts(x, ids, weights, w1, w2, limit=limit, alpha=1.7)
     assert torch.equal(applied(layer, x, ids, weights, w1, w2, activation=Named.SWIGLUOAI_UNINTERLEAVE), alpha)
+
+
+def test_experts_in_bf16_are_experts(vllm: Any) -> None:
+    w1, w2 = torch.randn(4, 144, 40).bfloat16(), torch.randn(4, 40, 72).bfloat16()
+    x, ids, weights = torch.randn(3, 40).bfloat16(), torch.tensor([[0, 3], [1, 2], [3, 1]]), torch.rand(3, 2)
+    biases = {"w1_bias": torch.randn(4, 144), "w2_bias": torch.randn(4, 40)}
+    layer = importlib.import_module(OURS).DeepGemmBF16Experts(gemm1_clamp_limit=1.0, **biases)
+    expected = experts(x, ids, weights, w1, w2, limit=1.0, **biases)
+    assert torch.equal(applied(layer, x, ids, weights, (w1, None), (w2, None)), expected)
+
+
+@pytest.mark.parametrize("by", ["rows", "experts"])
+def test_experts_by_rows_are_experts(vllm: Any, by: str) -> None:
+    sizes = (4, 96, 48), (4, 48, 48)
+    w1, w2 = (torch.randn(size).to(torch.float8_e4m3fn) for size in sizes)
+    s1, s2 = (torch.rand(size[:2] if by == "rows" else size[:1]) / 9 for size in sizes)
+    biases = {"w1_bias": torch.randn(4, 96), "w2_bias": torch.randn(4, 48).bfloat16()}
+    x, ids, weights = torch.randn(3, 48).bfloat16(), torch.tensor([[0, 3], [1, 2], [3, 1]]), torch.rand(3, 2)
+    as_taken = [(w, s[..., None] if by == "rows" else s) for w, s in ((w1, s1), (w2, s2))]
+    for of_layer in ({}, biases):
+        layer = importlib.import_module(OURS).DeepGemmRowExperts(s1, s2, **of_layer)
+        expected = experts(x, ids, weights, *as_taken, **of_layer)
+        assert torch.equal(applied(layer, x, ids, weights, (w1, None), (w2, None)), expected)
 
 
 def test_the_model_says_what_the_weights_leave_out(vllm: Any) -> None:

@@ -31,7 +31,7 @@ def test_one_launch_that_fills_the_sms(gpu: FakeGpu) -> None:
     many, few = [kernel.KERNEL.kernel_name], [kernel_few.KERNEL.kernel_name]
     assert [launch.kernel for launch in gpu.launches] == few * 2 + many * 2
     for launch in gpu.launches:
-        assert launch.cluster == launch.config.cluster
+        assert launch.cluster == launch.config.cluster_size
         assert 48 <= launch.grid <= 132
 
 

@@ -174,11 +174,11 @@ def test_usual_configurations_are_reachable() -> None:
 
 def test_as_many_share_out_k_whatever_the_batch_if_that_is_asked_for() -> None:
     found = {select_hc(m, 24, 7168, 1, 132, batch_invariant=True) for m in range(1, 10000, 37)}
-    assert {(type(config), config.cluster) for config in found} == {(HcConfig, INVARIANT_CLUSTER)}
+    assert {(type(config), config.cluster_size) for config in found} == {(HcConfig, INVARIANT_CLUSTER)}
     assert {config.teams for config in found if isinstance(config, HcConfig)} == {INVARIANT_TEAMS}
     assert len(found) > 1
 
 
 def test_a_gpu_without_room_for_large_clusters_has_others() -> None:
     for m in (13, 1024):
-        assert select_hc(m, 24, 7168, 1, 132, False, PORTABLE_CLUSTER).cluster <= PORTABLE_CLUSTER
+        assert select_hc(m, 24, 7168, 1, 132, False, PORTABLE_CLUSTER).cluster_size <= PORTABLE_CLUSTER

@@ -58,7 +58,7 @@ def test_all_widths_and_large_clusters() -> None:
 def test_splits_that_do_not_divide_the_blocks_and_more_splits_than_blocks(splits: int) -> None:
     configs: list[tuple[Chosen, int]] = [(SHORT, 24), (TALL, 24), (WIDE, 32), (FEW, 24), (FEW_ALONE, 24)]
     for config, n in one_in(3, configs):
-        check(config, 70, n, 448, splits, seed=splits, num_sms=2 * config.cluster)
+        check(config, 70, n, 448, splits, seed=splits, num_sms=2 * config.cluster_size)
 
 
 def test_few_sms_take_several_units_each() -> None:

@@ -9,7 +9,7 @@ from lab.sim.logits import MqaTrial, PagedTrial, PlanTrial
 from lab.sim.mutate import Mutation
 
 _M, _K, _P = "fp8_mqa_logits.cuh", "fp8_paged_mqa_logits.cuh", "plan_paged_contexts.cuh"
-_T, _U, _W = "logits/tiles.cuh", "logits/unit.cuh", "logits/weights.cuh"
+_T, _U = "logits/tiles.cuh", "logits/unit.cuh"
 _R, _S, _L = "logits/ranges.cuh", "logits/shares.cuh", "lanes.cuh"
 
 # ---- both kernels: what each list must notice of the sources that they share --------------------------------------
@@ -83,8 +83,8 @@ ROWS_MUTATIONS = [
     Mutation("weights lie close", _M, "token * p.weights_pitch + column", "token * kHeads + column"),
     Mutation("weights of tokens that there are not", _M, "column < kTileColumns && token < p.tokens\n", "column < kTileColumns\n"),
     Mutation("only the first weights are laid", _M, "first < kTileColumns; first +=", "first < 0; first +="),
-    Mutation("weights are not in their order", _W, "column % 8 / 2 * 4 + column / 8 % 2 * 2", "column % 8 / 2 * 2 + column / 8 % 2 * 8"),
-    Mutation("weights of other lanes", _W, "lane % 4 * 16", "lane % 2 * 16"),
+    Mutation("weights are not in their order", _U, "column % 8 / 2 * 4 + column / 8 % 2 * 2", "column % 8 / 2 * 2 + column / 8 % 2 * 8"),
+    Mutation("weights of other lanes", _U, "lane % 4 * 16", "lane % 2 * 16"),
     # products and sums
     Mutation("no fence before the product", _U, "    ptx::wgmma_fence();\n", ""),
     Mutation("products are not committed", _U, "    ptx::wgmma_commit_group();\n", ""),

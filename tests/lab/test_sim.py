@@ -216,11 +216,6 @@ def test_a_block_can_wait_for_another_that_runs_at_the_same_time() -> None:
         run("flag", num_sms=1, grid=2, max_steps=20000)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_thread_that_has_seen_a_count_may_look_at_it_again(seed: int) -> None:
-    assert run("count_seen_twice", seed=seed)[:2].tolist() == [0, 1]
-
-
 def test_a_grid_larger_than_the_gpu_runs_in_waves_of_clusters() -> None:
     out = run("blocks", num_sms=4, grid=10, cluster_size=2)
     ranks, turns = out[:20].reshape(10, 2).T.tolist()

@@ -12,7 +12,7 @@ from deep_gemm.core.gpu import H200
 from deep_gemm.gemm import launch
 from deep_gemm.gemm.choose.fp8 import chosen_tile
 from deep_gemm.gemm.choose.tiles import OUTPUTS_BY_NAME
-from deep_gemm.gemm.explain import candidates
+from deep_gemm.gemm.explain import Question
 from deep_gemm.gemm.kernel import FP8_GEMM, FP8_GEMM_DECODE
 from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.gemm.problem import Problem
@@ -67,7 +67,7 @@ def contest(shape: tuple[int, ...] = SHAPE, output: Output | None = None) -> tun
 def test_the_chosen_tile_and_all_that_may_be_faster_are_entered(shape: tuple[int, int, int]) -> None:
     entrants = tune.Contest.of(Case("dense", shape), Output(), H200).entrants
     assert entrants[0].tile == chosen_tile(Sizes(*shape), Output(), H200)
-    able = [one for one in candidates(*shape, Output(), H200) if one.why_not is None]
+    able = [one for one in Question(*shape, Output(), 1, H200).candidates() if one.why_not is None]
     assert set(entrants[1:]) == {
         one for one in able if one.cost_us <= tune.HOPEFUL * able[0].cost_us and one != entrants[0]
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from fp4_cases import FORMS
 from helpers import refused, same_bits
 from torch import Tensor
 
-from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8, quantize_mxfp4
 from deep_gemm.core import call
 from deep_gemm.core.check import checks
 from deep_gemm.core.check.layout import ceil_div
@@ -66,6 +67,22 @@ def fine_weight(*shape: int, of: tuple[int, int], form: str | None = None, seed:
     cast: Any = per_token_cast_to_fp8 if of[0] == 1 else per_block_cast_to_fp8
     values, sf = cast(x, use_ue8m0=form is not None, gran_k=of[1])
     return values, sf if form is None else FORMS[form]((sf.view(torch.int32) >> 23).to(torch.uint8))
+
+
+SCALED = {"rows": ((1, 0), (1, 0)), "experts": ((0, 0), (0, 0)), "blocks": ((128, 128), (128, 128))}
+SCALED |= {"rows, blocks": ((1, 0), (128, 128)), "blocks, rows": ((128, 128), (1, 0)), "FP4": ((1, 32), (1, 32))}
+
+
+def weights_of(form: str, num: int, hidden: int, inter: int) -> tuple[Any, Any]:
+    """Weights of experts whose scales are those of `SCALED`, or in BF16."""
+    casts: Any = {(1, 0): partial(per_token_cast_to_fp8, gran_k=0), (128, 128): per_block_cast_to_fp8}
+    casts[1, 32] = quantize_mxfp4
+    casts[0, 0] = lambda w: (casts[1, 0](w)[0], torch.rand(num, *[1] * (len(w[0]) == hidden) * 2) / 99)
+    g = torch.Generator().manual_seed(1)
+    w1, w2 = (torch.randn(num, *of, generator=g) / of[1] ** 0.5 for of in ((2 * inter, hidden), (hidden, inter)))
+    if form == "BF16":
+        return w1.bfloat16(), w2.bfloat16()
+    return tuple(casts[of](w) for of, w in zip(SCALED[form], (w1, w2), strict=True))
 
 
 def recipes(of: tuple[int, int], columns: int | None = None) -> tuple[int, dict[str, Any]]:

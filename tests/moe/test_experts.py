@@ -10,6 +10,7 @@ from helpers import captured, dequantize, framed, same_bits, some
 from helpers import numbers as random
 from layer_cases import assert_mistake, random_routes, weights_without_values, without_values
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import deep_gemm
 from deep_gemm import (
@@ -213,6 +214,20 @@ def test_no_gradient_is_carried() -> None:
     arguments["x"].requires_grad_()
     arguments["topk_weights"].requires_grad_()
     assert not called(arguments).requires_grad
+
+
+# Biases
+
+
+def test_experts_without_rows_add_no_bias_and_compiled_layers_have_the_same_bits() -> None:
+    arguments = call(w1_bias=random(NUM, 2 * INTER).float(), w2_bias=random(NUM, HIDDEN).float())
+    arguments["topk_ids"][:] = 3
+    out = called(arguments)
+    arguments["w1_bias"][:3], arguments["w2_bias"][4] = torch.nan, torch.inf
+    assert same_bits(called(arguments), out)
+    compiled = torch.compile(lambda x, **more: some(experts(x, **more)) * 2, backend="aot_eager", fullgraph=True)
+    assert same_bits(compiled(**arguments), out * 2)
+    assert called(tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, arguments)).shape == out.shape
 
 
 # Weights in BF16
@@ -426,6 +441,8 @@ def test_a_gpu_computes_it_and_a_graph_captures_it() -> None:
 
 W1, W2 = weights()
 OUT = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16)
+BIAS1, BIAS2 = torch.zeros(NUM, 2 * INTER), torch.zeros(NUM, HIDDEN)
+ROOM = torch.zeros(TOKENS * HIDDEN).bfloat16()
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"x": [1.0]}, "TypeError: x: expected a tensor, got a list of 1"),
     ({"x": torch.ones(4)}, "x: expected shape (tokens, hidden), got (4,)"),
@@ -464,6 +481,17 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"out": OUT[1:]}, "out: expected shape (tokens, hidden) = (12, 144), got (11, 144)"),
     ({"out": OUT.to("meta")}, "out: expected device cpu, where x is, got meta"),
     ({"out": OUT, "x": OUT}, "out: expected memory that does not overlap x"),
+    ({"w1_bias": BIAS1[:, 8:]}, "w1_bias: expected shape (experts, 2 intermediate) = (5, 160), got (5, 152)"),
+    ({"w2_bias": BIAS2[1:]}, "w2_bias: expected shape (experts, hidden) = (5, 144), got (4, 144)"),
+    ({"w2_bias": [0.0]}, "TypeError: w2_bias: expected a tensor, got a list of 1"),
+    ({"w1_bias": BIAS1.half()}, "w1_bias: expected dtype torch.bfloat16 or torch.float32, got torch.float16"),
+    ({"w2_bias": BIAS2.to("meta")}, "w2_bias: expected device cpu, where x is, got meta"),
+    ({"w2_bias": torch.zeros(NUM, 160)[:, :HIDDEN]}, "w2_bias: expected contiguous rows from a multiple of"),
+    ({"w1_bias": BIAS1.clone().requires_grad_()}, "w1_bias: expected a tensor without a gradient, got one that"),
+    (
+        {"w2_bias": ROOM.view(torch.float32)[: NUM * HIDDEN].view(NUM, HIDDEN), "out": ROOM.view(TOKENS, HIDDEN)},
+        "out: expected memory that does not overlap w2_bias",
+    ),
 ]
 
 

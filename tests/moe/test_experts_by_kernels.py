@@ -10,6 +10,7 @@ import test_distributed_decode
 import torch
 from addressed_kernels import Seen, on_cpu
 from helpers import inside_of_an_element, same_bits, some
+from layer_cases import SCALED, weights_of
 from test_distributed_decode import with_fp4
 from torch import Tensor
 
@@ -177,13 +178,50 @@ def test_layers_that_the_kernel_of_few_tokens_is_not_for_take_the_usual_way(seen
         "a weight is MN-major": (x, ids, p, w1, w2.mT.contiguous().mT),
         "hidden is a multiple of 8 alone": (tokens_of(5, hidden=136)[0], ids, p, *bf16_weights(136)),
     }
+    biases: dict[str, Any] = {"w1_bias": torch.ones(EXPERTS, 2 * INTER), "w2_bias": torch.ones(EXPERTS, HIDDEN)}
+    calls |= {name: (x, ids, p, w1, w2) for name in biases}
     for name, given in calls.items():
+        more = {name: biases[name]} if name in biases else {}
         seen.cleared()
-        got = deep_gemm.experts(*given)
+        got = deep_gemm.experts(*given, **more)
         assert seen.names == BY_BF16, name
-        assert name == "a weight is MN-major" or same_bits(got, right(*given)), name
+        assert name == "a weight is MN-major" or same_bits(got, right(*given, **more)), name
     seen.cleared()
     assert same_bits(deep_gemm.experts(x, ids, p, w1, w2), right(x, ids, p, w1, w2)) and seen.names == FEW
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("biases", ["", "1", "2", "12"])
+@pytest.mark.parametrize("form", [*SCALED, "BF16"])
+def test_scales_of_rows_and_biases_have_the_bits_of_the_cpu_by_one_record(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str, biases: str, many: bool
+) -> None:
+    for module in (layers, routing):
+        monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
+    both = on_cpu(weights_of)(form, EXPERTS, 256, 128)
+    more: dict[str, Any] = {f"w{name}_bias": torch.randn(EXPERTS, 256) for name in biases}
+    for tokens in (17, 37):
+        one = tokens_of(tokens, hidden=256)
+        expected = right(*one, *both, **more)
+        for out in (None, torch.full_like(one[0], torch.nan)):
+            seen.gpu.launches.clear()
+            got = deep_gemm.experts(*one, *both, out=out, **more)
+            assert same_bits(got if out is None else out, expected)
+            casts = seen.names.count("cast_rows")
+            assert (casts == 1) == (many and form == "blocks" and "1" not in biases)
+            assert seen.names.count("lay_scales") == many * (form.startswith("blocks") or form == "FP4")
+            assert [each.is_dependent for each in seen.gpu.launches[1:]] == [not many] * (len(seen.gpu.launches) - 1)
+    assert None not in seen.made
+    seen.made.clear()
+    one = tokens_of(36, hidden=256)
+    assert same_bits(deep_gemm.experts(*one, *both, **more), right(*one, *both, **more))
+    assert not seen.made, "other tokens have the same record"
+    three = tokens_of(3, hidden=256)
+    for name, bias in more.items():
+        with pytest.raises(ValueError, match=f"out: expected memory that does not overlap {name}"):
+            deep_gemm.experts(*three, *both, **more, out=bias.view(torch.bfloat16)[:3, :256])
+        with pytest.raises(ValueError, match=f"{name}: expected a tensor without a gradient"):
+            deep_gemm.experts(*three, *both, **more | {name: bias.clone().requires_grad_()})
 
 
 def test_mistakes_in_bf16_weights_are_refused_whatever_records_there_are(seen: Seen) -> None:

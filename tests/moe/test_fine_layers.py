@@ -13,9 +13,10 @@ from fp4_cases import FORMS as FP4_FORMS
 from fp4_cases import plain, random_weight
 from helpers import numbers as random
 from helpers import same_bits, some
-from layer_cases import assert_mistake, fine_weight, random_routes, recipes
+from layer_cases import SCALED, assert_mistake, fine_weight, random_routes, recipes, weights_of
 from test_experts import one_by_one
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import deep_gemm
 from deep_gemm import experts, fp8_gemm_nt, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
@@ -97,6 +98,68 @@ def test_experts_are_a_loop_over_experts(
     assert same_bits(out, expected)
 
 
+@pytest.mark.parametrize("columns", [None, 32, 128])
+@pytest.mark.parametrize("form", ["rows", "rows, blocks", "blocks, rows"])
+def test_experts_by_rows_are_a_loop_over_experts(form: str, columns: int | None) -> None:
+    """Tokens of zeros, NaN and infinity, and scales that are zero, negative, NaN and infinite, harm no others."""
+    of1, of2 = SCALED[form]
+    arguments = call(of1, of2, tokens=40)
+    arguments["x"][3], arguments["x"][5, 2], arguments["x"][7, 1] = 0, torch.nan, torch.inf
+    for expert, scale in enumerate((0.0, -0.5, torch.nan, torch.inf)):
+        for name, of in (("w1", of1), ("w2", of2)):
+            if of == (1, 0):
+                arguments[name][1][expert, 3] *= scale
+    expected = one_by_one(**arguments, first=recipes(of1, columns), second=recipes(of2, columns))
+    got = some(experts(**arguments, gran_k=columns))
+    assert torch.equal(got.isnan(), expected.isnan()) and bool(got.isnan().any()) and not got[:3].isnan().all()
+    assert same_bits(got.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("tokens", [1, 7, 64, 600])
+@pytest.mark.parametrize("which", ["", "1", "2", "12"])
+@pytest.mark.parametrize("form", [*SCALED, "BF16"])
+def test_experts_with_biases_are_their_public_parts(form: str, which: str, tokens: int, device: str) -> None:
+    """To the bit on either device: few rows behind their casts, which read B ahead, and many by ends of experts."""
+    num, hidden, inter, topk = 16, 288, 160, 8
+    w1, w2 = tree_map(lambda x: x.to(device), weights_of(form, num, hidden, inter))
+    biases: dict[str, Any] = {
+        f"w{name}_bias": random(num, columns, seed=7).float().to(device) * 1.01
+        for name, columns in (("1", 2 * inter), ("2", hidden))
+        if name in which
+    }
+    x, ids = random(tokens, hidden, seed=3).to(device), random_routes(tokens, topk, num, seed=4).to(device)
+    p = random(tokens, topk, dtype=torch.float32, seed=5).to(device)
+    rows = deep_gemm.expert_rows(ids, num)
+    of1, of2 = SCALED.get(form, (None, None))
+    columns1, columns2 = (0 if of and not of[1] else 128 for of in (of1, of2))
+
+    def multiplied(a: Any, w: Any, name: str, of: Any, columns: int) -> Any:
+        if of is None:
+            return deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, w, grouped_layout=rows.ids, bias=biases.get(name))
+        more: Any = {"bias": biases.get(name), "recipe_a": (1, columns), "recipe_b": of}
+        return deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, w, grouped_layout=rows.ids, **more)
+
+    a: Any = x[rows.token_of.clamp_min(0).long()]
+    if of1 is not None:
+        a = deep_gemm.gather_cast_to_fp8(x, rows, gran_k=columns1)
+    h = multiplied(a, w1, "w1_bias", of1, columns1)
+    middle: Any = parts.activate_rows(h, rows, Gating(), None)[0]
+    if of2 is not None:
+        middle = deep_gemm.silu_mul_cast_to_fp8(h, gran_k=columns2)
+    y = multiplied(middle, w2, "w2_bias", of2, columns2)
+    right = some(deep_gemm.gather_weighted(y, rows, p)).cpu()
+    out = torch.full_like(x, torch.nan)
+    for _ in range(3):  # by a record, behind kernels of other calls
+        assert same_bits(some(experts(x, ids, p, w1, w2, **biases)).cpu(), right)
+        assert experts(x, ids, p, w1, w2, out=out, **biases) is None
+        assert same_bits(out.cpu(), right)
+    halves: dict[str, Any] = {name: bias.bfloat16() for name, bias in biases.items()}
+    rounded: dict[str, Any] = {name: bias.float() for name, bias in halves.items()}
+    assert same_bits(experts(x, ids, p, w1, w2, **halves), some(experts(x, ids, p, w1, w2, **rounded)))
+
+
 def test_one_weight_may_be_fp4() -> None:
     arguments = call((32, 32), (32, 32)) | {"w2": deep_gemm.quantize_mxfp4(random(NUM, HIDDEN, 160, seed=2))}
     arguments["w1"] = fine_weight(NUM, 320, HIDDEN, of=(32, 32))
@@ -124,6 +187,7 @@ def test_a_workspace_has_room_for_more_scales() -> None:
     more = 4 * 36 * (ceil_div(HIDDEN, 32) + ceil_div(INTER, 32) - ceil_div(HIDDEN, 128) - ceil_div(INTER, 128))
     needed = deep_gemm.experts_workspace_bytes
     assert needed(*sizes, gran_k=32) == needed(*sizes) + more
+    assert needed(*sizes, gran_k=0) == needed(*sizes) - 4 * 36 * (3 + 2 - 2)
 
 
 @pytest.mark.parametrize("form", ["bytes", "words", "words, MN-major", None])
@@ -238,6 +302,15 @@ def test_mistakes_of_experts_name_the_weight() -> None:
     arguments = call((32, 32), (64, 64))
     wrong = arguments["w2"][0], arguments["w2"][1][:, :1]
     assert_mistake(experts, arguments | {"w2": wrong}, "sfw2: expected shape (5, 3, 2) of 128x128 values,")
+    by_rows = torch.ones(NUM, HIDDEN, 1)
+    for sf, message, more in (
+        (by_rows[:, 1:], "sfw2: expected shape (5, 3, 2) of 128x128 values,", {}),
+        (by_rows[1:, 0, 0], "sfw2: expected shape (groups, 1, 1) = (5, 1, 1), got (4,)", {}),
+        (by_rows.double(), "sfw2: expected dtype torch.float32, got torch.float64", {}),
+        (by_rows.to("meta"), "sfw2: expected device cpu, where x is, got meta", {}),
+        (by_rows, "gran_k: expected 32, 64 or 128 columns under a scale, got 0", {"gran_k": 0}),
+    ):
+        assert_mistake(experts, arguments | {"w2": (arguments["w2"][0], sf)} | more, message)
 
 
 # Layers with FP4 weights (MXFP4): the bits of the same layer composed of its parts, and what is refused.

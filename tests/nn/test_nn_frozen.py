@@ -17,13 +17,15 @@ from deep_gemm.nn import FrozenExperts, FrozenLinear
 NUM, HIDDEN, INTER = 3, 128, 64
 
 
-FORMATS = ["fp4", "128x128", "32x32"]
+FORMATS = ["fp4", "128x128", "32x32", "rows"]
 
 
 def weight(*shape: int, of: str) -> Operand:
     if of == "fp4":
         values, scales = random_weight(*shape)
         return values.view(torch.int8), (scales // 8 + 110).view(torch.float8_e8m0fnu)
+    if of == "rows":
+        return fine_weight(*shape, of=(1, 0))
     if of == "32x32":
         return fine_weight(*shape, of=(32, 32), form="e8m0")
     return deep_gemm.per_block_cast_to_fp8(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
@@ -34,15 +36,18 @@ def cases(of: str) -> list[tuple[torch.nn.Module, tuple[Any, ...], Any]]:
     if of == "bf16":
         x, both = torch.randn(5, HIDDEN), (torch.randn(NUM, 2 * INTER, HIDDEN), torch.randn(NUM, HIDDEN, INTER))
         given, (v1, v2) = (x, random_routes(5, 2, NUM), torch.rand(5, 2)), (w.bfloat16() / 10 for w in both)
-        return [(FrozenExperts(v1, v2, limit=0.5), given, deep_gemm.experts(*given, v1, v2, limit=0.5))]
+        both_ways: Any = {"limit": 0.5}, {"limit": 0.5, "w2_bias": torch.randn(NUM, HIDDEN)}
+        return [(FrozenExperts(v1, v2, **said), given, deep_gemm.experts(*given, v1, v2, **said)) for said in both_ways]
     w, bias, x = weight(40, HIDDEN, of=of), torch.ones(40), torch.randn(2, 5, HIDDEN)
     w1, w2 = weight(NUM, 2 * INTER, HIDDEN, of=of), weight(NUM, HIDDEN, INTER, of=of)
     routed = x[0], random_routes(5, 2, NUM), torch.rand(5, 2)
+    biases: dict[str, Any] = {"w1_bias": torch.randn(NUM, 2 * INTER).bfloat16(), "w2_bias": torch.randn(NUM, HIDDEN)}
     return [
         (FrozenLinear(w, bias), (x,), deep_gemm.linear(x, w, bias=bias)),
         (FrozenLinear(w), (x,), deep_gemm.linear(x, w)),
         (FrozenLinear(w, gran_k=64), (x,), deep_gemm.linear(x, w, gran_k=64)),
         (FrozenExperts(w1, w2, limit=0.5), routed, deep_gemm.experts(*routed, w1, w2, limit=0.5)),
+        (FrozenExperts(w1, w2, **biases), routed, deep_gemm.experts(*routed, w1, w2, **biases)),
         (FrozenExperts(w1, w2, gran_k=64), routed, deep_gemm.experts(*routed, w1, w2, gran_k=64)),
     ]
 
@@ -60,7 +65,7 @@ def test_modules_are_their_functions_whatever_a_model_is_cast_to(of: str) -> Non
         ]
         names = {name for name, _ in module.named_buffers()}
         scaled = [name for name, _ in module.named_parameters() if name != "bias" and of != "bf16"]
-        assert names == {f"{name}_scale_inv" for name in scaled}
+        assert names - {"w1_bias", "w2_bias"} == {f"{name}_scale_inv" for name in scaled}
 
 
 @pytest.mark.parametrize("of", [*FORMATS, "bf16"])
@@ -75,8 +80,12 @@ def test_a_state_dict_holds_all(of: str) -> None:
     for (module, given, right), (other, *_) in zip(cases(of), cases(of), strict=True):
         for each in (*other.buffers(), *other.parameters()):
             each.view(torch.uint8).zero_()
-        other.load_state_dict(module.state_dict())
+        state = module.state_dict()
+        biases = {name: x for name, x in state.items() if name in ("w1_bias", "w2_bias")}
+        other.load_state_dict(state)
         assert same_bits(other(*given), right.to(given[0].dtype))
+        other.load_state_dict(state | {name: x.bfloat16() for name, x in biases.items()})
+        assert all(same_bits(other.state_dict()[name], x.bfloat16().float()) for name, x in biases.items())
 
 
 def test_values_are_parameters_that_nobody_trains() -> None:
@@ -139,9 +148,10 @@ def test_a_state_dict_in_another_type_is_rounded_to_bf16_and_fp8_is_multiplied_b
         module.load_state_dict({**held, "w1": fp8["w1"]})
 
 
-@pytest.mark.parametrize("of", ["fp4", "32x32"])
+@pytest.mark.parametrize("of", ["fp4", "32x32", "rows", "biases"])
 def test_experts_without_gradients_refuse_what_would_need_them(of: str) -> None:
-    frozen = FrozenExperts(weight(NUM, 2 * INTER, HIDDEN, of=of), weight(NUM, HIDDEN, INTER, of=of))
+    more: Any = {"w2_bias": torch.zeros(NUM, HIDDEN)} if of == "biases" else {}
+    frozen = FrozenExperts(weight(NUM, 2 * INTER, HIDDEN, of=of), weight(NUM, HIDDEN, INTER, of=of), **more)
     x = torch.randn(5, HIDDEN, requires_grad=True) * 1
     with pytest.raises(ValueError, match=r"^x: expected a tensor without a gradient"):
         frozen(x, random_routes(5, 2, NUM), torch.rand(5, 2))
@@ -157,3 +167,5 @@ def test_what_is_no_pair_or_no_limit_is_refused() -> None:
         FrozenExperts(w1, torch.zeros(NUM, HIDDEN, INTER).bfloat16())
     with pytest.raises(ValueError, match=r"^limit: expected a number above 0, got 0"):
         FrozenExperts(w1, w2, limit=0)
+    with pytest.raises(TypeError, match=r"^w1_bias: expected a tensor, got a list of 1"):
+        FrozenExperts(w1, w2, w1_bias=[0.0])  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ struct TileCastParams {
   const uint8_t* x;
   uint8_t *values, *columns;
   uint8_t *scales, *column_scales;
+  const float* column_amaxes;  // of whole columns [k], which then count as at least these in each tile, or nullptr
   // Pitches in bytes: row to row of x, of values and of columns, whose rows are columns of x; scales by row or column, by
   // block of 128. 32 bits, so that an address is one instruction.
   uint32_t x_pitch, values_pitch, columns_pitch;
@@ -115,8 +116,11 @@ DEVICE float amax_of_column(const TileStorage& shared, uint32_t column, uint32_t
 }
 
 template <bool kIsOrdinary>
-DEVICE Divisor store_column_divisor(TileStorage& shared, const TileCastParams& p, const ColumnScale& at) {
-  const Divisor divisor = divisor_of<kIsOrdinary>(amax_of_column(shared, at.column, at.part), p.min_amax, p.rounds_up);
+DEVICE Divisor store_column_divisor(TileStorage& shared, const TileCastParams& p, const Tile& tile, const ColumnScale& at) {
+  float least = p.min_amax;
+  if (p.column_amaxes != nullptr && tile.column + at.column < p.k)
+    least = ptx::max_f32(least, ptx::ld_global_f32(p.column_amaxes + tile.column + at.column));
+  const Divisor divisor = divisor_of<kIsOrdinary>(amax_of_column(shared, at.column, at.part), least, p.rounds_up);
   store_divisor(&shared.of_columns[at.part][index_of(at.column)][lane_of(at.column)], divisor);
   return divisor;
 }
@@ -307,11 +311,11 @@ DEVICE bool cast_tile(TileStorage& shared, const TileCastParams& p, const Tile& 
   const ColumnScale first(thread), second(thread + kNumThreads);
   Divisor of_first = {}, of_second = {};
   if (kNeedsColumns && first.is_there()) {
-    of_first = store_column_divisor<kIsOrdinary>(shared, p, first);
+    of_first = store_column_divisor<kIsOrdinary>(shared, p, tile, first);
     all_ordinary = all_ordinary && is_ordinary(of_first);
   }
   if constexpr (kNeedsColumns && kColumnScales == 2) {
-    of_second = store_column_divisor<kIsOrdinary>(shared, p, second);
+    of_second = store_column_divisor<kIsOrdinary>(shared, p, tile, second);
     all_ordinary = all_ordinary && is_ordinary(of_second);
   }
   if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;

@@ -221,8 +221,7 @@ def multiple(name: str, size: int, of: int) -> None:
 
 def depth(k: int) -> None:
     """Check the depth of a product."""
-    if k % K_MULTIPLE:
-        raise ValueError(f"k: expected a multiple of {K_MULTIPLE}, got {k}")
+    multiple("k", k, K_MULTIPLE)
 
 
 def columns(n: int, dtype: torch.dtype) -> None:
@@ -431,6 +430,28 @@ def ends(layout: Tensor, m: int, alignment: int, name: str = "grouped_layout") -
                 f"the aligned start of group {index}, got {end}"
             )
         last = end
+
+
+def depths_of_ends(ends: Tensor | None, alignment: int, name: str = "ks_tensor") -> Tensor:
+    """Depths of groups from where they end along k. The host reads nothing of a GPU.
+
+    A group begins at the aligned end of the one before, and there is no room between groups, so the ends are aligned.
+    """
+    if ends is None:
+        raise ValueError(f"{name}: expected the ends of groups with use_psum_layout, got None")
+    int32(name, ends, "groups", tensor(name, ends).numel())
+    if ends.is_cpu:
+        last = 0
+        for group, end in enumerate(ends.tolist()):
+            if last % alignment:
+                raise ValueError(
+                    f"{name}: expected ends that are multiples of {alignment}, the alignment of groups, got {last} "
+                    f"for group {group - 1}"
+                )
+            if end < last:
+                raise ValueError(f"{name}: expected ends that do not decrease, got {end} behind {last}")
+            last = end
+    return torch.diff(ends, prepend=ends.new_zeros(1))
 
 
 def integers(name: str, given: object) -> tuple[int, ...]:

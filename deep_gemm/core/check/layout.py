@@ -213,15 +213,6 @@ def check_powers_of_two(name: str, x: Tensor) -> None:
         raise ValueError(f"{name}: expected powers of two, got {x[index].item()} at {index}")
 
 
-def check_words(name: str, x: Tensor) -> None:
-    """Check packed UE8M0 scales."""
-    check_dense(name, x)
-    if x.dtype != torch.int32:
-        raise ValueError(f"{name}: expected dtype torch.int32, got {x.dtype}")
-    if x.dim() < 1:
-        raise ValueError(f"{name}: expected at least 1 dimension, got shape {tuple(x.shape)}")
-
-
 def block_under_a_scale(
     sf: Tensor, mn: int, k: int, recipe: Recipe | None, num_groups: int | None, is_sfa: bool | None
 ) -> tuple[int, int]:

@@ -74,6 +74,8 @@ def _of_all_k(name: str, sf: Tensor, axis: str, outer: tuple[int, ...], k: int, 
     """Check scales of all of k, `[..., rows, 1]`, or of tensors, and give them as kernels take them, without a copy."""
     checks.fp32_scales(name, sf)
     *groups, rows = outer
+    if groups and not of.rows and sf.shape == (*groups,):
+        sf = sf[:, None, None]
     expected = (*groups, rows if of.rows else 1, 1)
     if sf.shape != expected and (of.rows or sf.numel() != 1):
         axes = (*(["groups"] if groups else []), axis if of.rows else "1", "1")

@@ -120,7 +120,9 @@ def build(
         kernel_cache.keep_failed_source(error, headers, key)
         raise
     if settings().print_reg_reuse:
-        _print_reg_reuse(kernel)
+        found = interleave.pairs(kernel.cubin)
+        each = ", ".join(f"{pair}: {count}" for pair, count in sorted(found.items()))
+        print(f"deep_gemm: {name}: {found.total()} promotion FFMAs, by (yield, reuse): {each}", file=sys.stderr)
     ptx, sass = settings().jit_dump_ptx, settings().jit_dump_sass
     if ptx or sass:
         dump(kernel, kernel_cache.path(name, key), source, headers, ptx=ptx, sass=sass)
@@ -165,9 +167,3 @@ def _print_compiled(kernel: CompiledKernel, passes: Sequence[Pass], seconds: flo
         f"NVRTC {kernel.compiler}\n  options: {options}\n  passes: {[p.name for p in passes]}\n{kernel.log}",
         file=sys.stderr,
     )
-
-
-def _print_reg_reuse(kernel: CompiledKernel) -> None:
-    found = interleave.pairs(kernel.cubin)
-    each = ", ".join(f"{pair}: {count}" for pair, count in sorted(found.items()))
-    print(f"deep_gemm: {kernel.name}: {found.total()} promotion FFMAs, by (yield, reuse): {each}", file=sys.stderr)

@@ -292,6 +292,7 @@ def _read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
         if not code:
             raise ValueError(f"cubin: kernel {name} has no code")
         shared = sections.get(f".nv.shared.{name}")
+        halves = enumerate(struct.iter_unpack("<QQ", code))
         kernels.append(
             KernelCode(
                 name=name,
@@ -299,7 +300,7 @@ def _read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
                 stack_frame_bytes=records[_EIATTR_FRAME_SIZE, index],
                 static_shared_bytes=max(0, shared.size - _RESERVED_SHARED_BYTES) if shared else 0,
                 code_bytes=len(code),
-                instructions=_instructions(text.offset, code),
+                instructions=tuple(Instruction(text.offset + 16 * i, low, high) for i, (low, high) in halves),
             )
         )
     if not kernels:
@@ -345,9 +346,3 @@ def _resource_records(info: bytes) -> dict[tuple[int, int], int]:
                 records[attribute, symbol] = amount
             at += value
     return records
-
-
-def _instructions(offset: int, code: bytes) -> tuple[Instruction, ...]:
-    return tuple(
-        Instruction(offset + 16 * i, low, high) for i, (low, high) in enumerate(struct.iter_unpack("<QQ", code))
-    )

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import struct
 import threading
 from functools import cache
 from typing import Any
 
 import torch
 
-from ..check.layout import ADDRESS_ALIGNMENT
 from .compiler import CompiledKernel
 from .tensor_map import MAP_ALIGNMENT, MAP_BYTES, ElementType, TensorMap
 
@@ -331,58 +329,3 @@ def address_is_first_word() -> bool:
     first, second = (encode(tensor_map, address) for address in addresses)
     words = [int.from_bytes(encoded[:8], "little") for encoded in (first, second)]
     return words == list(addresses) and first[8:] == second[8:]
-
-
-# Byte positions in a tensor map of the 32-bit numbers that depend on the size of a batch. They are undocumented, so
-# `sizes_are_numbers` checks the driver.
-_STRIDES_AT, _SIZES_AT = 12, 32
-STRIDE_LIMIT = 1 << 36
-
-
-def size_number(dimension: int, size: int) -> tuple[int, int]:
-    """Position in a tensor map of a dimension's size, and the number stored there for `size`."""
-    return _SIZES_AT + 4 * dimension, size - 1
-
-
-def stride_number(stride: int) -> tuple[int, int]:
-    """The same for the innermost stride, which must be below `STRIDE_LIMIT`."""
-    return _STRIDES_AT, stride // ADDRESS_ALIGNMENT
-
-
-@cache
-def sizes_are_numbers() -> bool:
-    """Tell whether this driver keeps sizes and strides where `size_number` and `stride_number` say, and nowhere else.
-
-    To find out, maps of each kind in use are encoded for several sizes. Replacing these numbers in the first must give
-    each of the others.
-    """
-    kinds = [  # with the dimension that counts rows
-        (TensorMap(ElementType.UINT8, (7168, 64), (7168,), (128, 64), 128), 1),
-        (TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (64, 64), 128), 1),
-        (TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (16, 64), 32), 1),
-        (TensorMap(ElementType.FLOAT32, (4096, 64), (16384,), (32, 64), 128), 1),
-        (TensorMap(ElementType.FLOAT32, (32, 128, 64), (128, 16384), (32, 2, 64), 128), 2),
-        (TensorMap(ElementType.UINT8, (7168, 64, 64, 1), (7168, 7168, 16), (128, 64, 1, 1), 128), 2),
-        (TensorMap(ElementType.FLOAT32, (64, 56), (256,), (128, 1)), 0),
-        (TensorMap(ElementType.FLOAT32, (64, 56, 1), (256, 64), (128, 1, 1)), 0),
-    ]
-    sizes = (2, 3, 100, 255, 256, 257, 4097, 65536, 1 << 20, (1 << 31) - 1)
-    if not address_is_first_word():
-        return False
-    for kind, dimension in kinds:
-        first = encode(kind, 1 << 40)
-        for m in sizes:
-            # Rows are the innermost dimension of scales, and decide their pitch.
-            pitch = (m + 3) // 4 * 16 if dimension == 0 else kind.strides[0]
-            m_sizes = (*kind.sizes[:dimension], m, *kind.sizes[dimension + 1 :])
-            other = kind._replace(sizes=m_sizes, strides=(pitch, *kind.strides[1:]))
-            changed = bytearray(first)
-            for at, number in (size_number(dimension, m), stride_number(pitch)):
-                struct.pack_into("<I", changed, at, number)
-            try:
-                encoded = encode(other, 1 << 40)
-            except (DriverError, ValueError):  # an unknown limit of this driver: do not edit its maps
-                return False
-            if changed != encoded:
-                return False
-    return True

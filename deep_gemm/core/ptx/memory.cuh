@@ -209,16 +209,6 @@ DEVICE uint32_t atom_add_acq_rel_b32(uint32_t* pointer, uint32_t value) {
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
   return before;
 }
-// The two apart: what this thread knows of, by its own stores and by barriers, lies before the sum that it adds to; and who loads
-// that sum sees it.
-DEVICE void red_release_gpu_add(uint32_t* pointer, uint32_t value) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
-}
-DEVICE uint32_t ld_acquire_gpu_b32(const uint32_t* pointer) {
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
-  return value;
-}
 // From the L2: an L1 may have what an earlier kernel read there.
 DEVICE uint32_t ld_relaxed_gpu_b32(const void* pointer) {
   uint32_t value;

@@ -21,9 +21,6 @@ DEVICE void prefetch_tensormap(const TensorMap* map) {
 // barrier that tells the issuing thread. (PTX ISA, "Async proxy".)
 DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same for what this thread has seen of global memory, before TMA loads it.
-DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
 // An access policy for the L2. (PTX ISA, "createpolicy".) Not volatile: one for all loads will do.
 DEVICE uint64_t evict_first_policy() {
   uint64_t policy;
@@ -167,12 +164,6 @@ DEVICE void bulk_store(void* global, const void* source, uint32_t bytes) {
 }
 
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-// Until at most kPending of this thread's groups are on their way: the others have been written, and this thread sees that.
-template <int kPending>
-DEVICE void tma_store_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 // Until at most kPending of this thread's groups have shared memory still to read: it may then be written again.
 template <int kPending>

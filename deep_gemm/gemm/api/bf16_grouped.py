@@ -44,10 +44,17 @@ DEPTHS = bf16_product(
 
 
 def product_of_bf16_rows(
-    a: Tensor, b: Tensor, d: Tensor, layout: Tensor, *, by_ends: bool = False, is_behind_cast: bool = False
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    layout: Tensor,
+    bias: Tensor | None = None,
+    *,
+    by_ends: bool = False,
+    is_behind_cast: bool = False,
 ) -> None:
     """Compute `product_of_stacked_rows` of BF16, or with `by_ends` `product_of_stacked_groups`."""
-    run(BEHIND_CAST if is_behind_cast else OF_EXPERTS, a, b, d, layout, (by_ends, False))
+    run(BEHIND_CAST if is_behind_cast else OF_EXPERTS, a, b, d, layout, (by_ends, False), bias)
 
 
 def m_grouped_bf16_gemm_nt_contiguous(

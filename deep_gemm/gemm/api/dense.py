@@ -10,19 +10,13 @@ import torch
 from torch import Tensor
 
 from ...compat.forms import Request, accepts_every_form, like
-from ...core.check.checks import Operand, fp8, pair
+from ...core.check.checks import Operand, fp8, nothing, pair
 from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
 from ...core.check.tracing import is_dispatched
-from ..ask.dense import check_ordinary_matrices, dense_problem, no_epilogue
+from ..ask.dense import check_ordinary_matrices, dense_problem
 from ..launch import run as launch
 from ..problem import Problem
 from ..product import FREE, Product, run
-
-
-def _dense_product(major: str) -> Product:
-    """State a dense product; `major` says how A (n: `[m, k]`) and B (t: `[n, k]`) come."""
-    free = FREE if major[0] == "n" else ()
-    return Product(f"fp8_gemm_{major}", partial(dense_problem, major=major), ("recipes",), free=free)
 
 
 def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, **inputs: Any) -> Problem:
@@ -30,7 +24,17 @@ def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, **inputs: Any) -> Pr
     return dense_problem(a, b, d, **inputs)
 
 
-NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
+DENSE = {
+    # How A (n: `[m, k]`) and B (t: `[n, k]`) come.
+    major: Product(
+        f"fp8_gemm_{major}",
+        partial(dense_problem, major=major),
+        ("recipes",),
+        free=FREE if major[0] == "n" else (),
+    )
+    for major in ("nt", "nn", "tn", "tt")
+}
+NT, NN, TN, TT = DENSE.values()
 GRADIENT_NT = replace(NT, ask=_ask_gradient)
 BEHIND_CAST = replace(NT, on_gpu=partial(launch, is_behind_cast=True))
 """`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream."""
@@ -77,7 +81,8 @@ def fp8_gemm_nt(
     (torch.Size([4, 128]), torch.bfloat16, True)
     """
     if alpha is not None or epilogue is not None:
-        no_epilogue(alpha, epilogue)
+        nothing("alpha", alpha, "; multiply the scales of a or b with it instead")
+        nothing("epilogue", epilogue)
     return run, NT, a, b, d, c, ((recipe, recipe_a, recipe_b),)
 
 

@@ -9,8 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from ...compat.forms import Request, accepts_every_form, like
-from ...core.check.checks import Operand, nothing, tensor
-from ...core.check.depths import depths_of_ends
+from ...core.check.checks import Operand, depths_of_ends, nothing, tensor
 from ...core.check.layout import Recipe
 from ...core.check.recipes import NO_RECIPES, PER_64, Recipes
 from ...core.settings import get_mk_alignment_for_contiguous_layout
@@ -24,18 +23,17 @@ def _no_operator(*_: object) -> Tensor | None:
     raise NotImplementedError("products of experts' rows: torch has no operator for them, so nothing traces them")
 
 
-def _contiguous_product(major: str) -> Product:
-    """State a product of stacked rows; B is given as `[groups, n, k]` (nt) or turned (nn)."""
-    return Product(
+CONTIGUOUS_NT, CONTIGUOUS_NN = (
+    Product(
         f"m_grouped_fp8_gemm_{major}_contiguous",
         partial(contiguous_problem, major=major),
         ("recipes", "num_groups", "use_psum_layout", "ensure_zero_padding"),
         ("grouped_layout", "bias"),
         free=FREE,
     )
-
-
-CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
+    for major in ("nt", "nn")
+)
+"""Products of stacked rows; B is given as `[groups, n, k]`, or turned."""
 BEHIND_CAST = replace(CONTIGUOUS_NT, on_gpu=partial(launch, is_behind_cast=True))
 BY_64 = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, of_a=PER_64), as_operator=_no_operator, free=())
 BY_ENDS = replace(CONTIGUOUS_NT, ask=partial(CONTIGUOUS_NT.ask, alignment=1), as_operator=_no_operator)
@@ -210,18 +208,27 @@ m_grouped_gemm_fp8_fp8_bf16_nt_masked = m_grouped_fp8_gemm_nt_masked
 
 
 def product_of_stacked_rows(
-    a: Operand, b: Operand, d: Tensor, ids: Tensor, recipes: Recipes = NO_RECIPES, *, is_behind_cast: bool = False
+    a: Operand,
+    b: Operand,
+    d: Tensor,
+    ids: Tensor,
+    recipes: Recipes = NO_RECIPES,
+    bias: Tensor | None = None,
+    *,
+    is_behind_cast: bool = False,
 ) -> None:
     """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of rows that nobody padded: those of -1 keep what D has.
 
     `is_behind_cast`: as for `launch.run`.
     """
-    run(BEHIND_CAST if is_behind_cast else CONTIGUOUS_NT, a, b, d, ids, (recipes, None, False, False))
+    run(BEHIND_CAST if is_behind_cast else CONTIGUOUS_NT, a, b, d, ids, (recipes, None, False, False), bias)
 
 
-def product_of_stacked_groups(a: Operand, b: Operand, d: Tensor, ends: Tensor, recipes: Recipes = NO_RECIPES) -> None:
+def product_of_stacked_groups(
+    a: Operand, b: Operand, d: Tensor, ends: Tensor, recipes: Recipes = NO_RECIPES, bias: Tensor | None = None
+) -> None:
     """Compute the same by where each group ends, the next one's rows following: rows behind the last keep D's."""
-    run(BY_ENDS, a, b, d, ends, (recipes, None, True, False))
+    run(BY_ENDS, a, b, d, ends, (recipes, None, True, False), bias)
 
 
 def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:

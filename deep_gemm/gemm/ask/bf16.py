@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...core.check import checks
 from ...core.check.checks import Axes, Sizes
-from ...core.check.depths import depths_of_ends
 from ...core.check.layout import ADDRESS_ALIGNMENT, align
 from ...core.check.numbers import INT32_MAX, integer_in_range
 from ...core.check.tracing import has_memory
@@ -175,7 +174,7 @@ def bf16_depths_problem(
         inputs["grouped_layout"] = layout
         counts = layout
         if use_psum_layout:
-            counts = depths_of_ends(layout, get_mk_alignment_for_contiguous_layout(), "grouped_layout")
+            counts = checks.depths_of_ends(layout, get_mk_alignment_for_contiguous_layout(), "grouped_layout")
         if checks.on_host(counts):
             of_layout = tuple(counts.tolist())
             if host_ks is not None and of_layout != host_ks:

@@ -57,12 +57,6 @@ def _packed_problem(
     return Problem(av, sfa, bv, sfb, d, c, of_b=MX, of_a=of_a)
 
 
-def no_epilogue(alpha: object, epilogue: object) -> None:
-    """Refuse a factor of the whole product, and whatever else would be done to it, which no kernel for Hopper does."""
-    checks.nothing("alpha", alpha, "; multiply the scales of a or b with it instead")
-    checks.nothing("epilogue", epilogue)
-
-
 def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:
     """Check a product of ordinary tensors, or of FP8 values without scales. Torch computes it."""
     sizes: Sizes = {}

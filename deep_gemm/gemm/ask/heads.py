@@ -57,8 +57,7 @@ def heads_problem(
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
     # An output is checked by the names of a product: n is what TMA stores.
     d, c = checks.outputs(inputs, d, c, ("b", "h", "n"), {"b": m, "h": heads, "n": n}, torch.bfloat16)
-    if k % checks.K_MULTIPLE:
-        raise ValueError(f"{inner}: expected a multiple of {checks.K_MULTIPLE}, got {k}")
+    checks.multiple(inner, k, checks.K_MULTIPLE)
     checks.k_major("a", av)
     bv = checks.weights("b", bv, copy_if_transposed=turned)
     a_of_heads, sfa, d_of_heads = (x.transpose(0, 1) for x in (av, sfa, d))

@@ -62,7 +62,10 @@ def contiguous_problem(
     if grouped_layout is None and num_groups is None:
         raise TypeError("grouped_layout: expected a tensor, or num_groups for groups of equal size, got None")
     if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
-        grouped_layout = _equal_groups(m, groups, av.device)
+        if m % max(groups, 1):
+            raise ValueError(f"grouped_layout: left out, so m must be a multiple of the {groups} groups, got m = {m}")
+        ids = torch.arange(groups, dtype=torch.int32, device=av.device)
+        grouped_layout = ids.repeat_interleave(m // max(groups, 1))
     axis = "m" if work.reads_ids else "groups"
     checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
@@ -153,10 +156,3 @@ def _operands(
     of_groups = sizes["groups"], sizes["n"]
     sfb = ue8m0.scales("sfb", sfb, "n", of_groups, k, of_b, of_a, transposed=turn_b, hint=FOR_ROWS_OF_B)
     return (av, sfa), (bv.mT if turn_b else bv, sfb), *taken(of_a, of_b), default_dtype(of_b)
-
-
-def _equal_groups(m: int, groups: int, device: torch.device) -> Tensor:
-    """Make the ids of consecutive groups of equal size."""
-    if m % max(groups, 1):
-        raise ValueError(f"grouped_layout: left out, so m must be a multiple of the {groups} groups, got m = {m}")
-    return torch.arange(groups, dtype=torch.int32, device=device).repeat_interleave(m // max(groups, 1))

@@ -207,6 +207,9 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
     share = (blocks + split - 1) // split
     if split > 1 and not tile.is_decode:  # shares are whole runs
         share = (share + BLOCKS_OF_RUNS - 1) // BLOCKS_OF_RUNS * BLOCKS_OF_RUNS
+    # Time of the L2 for 128 bytes of a row beyond what multiplying hides, by where rows begin.
+    across = timings.across_sectors_ps if k % SECTOR_BYTES else timings.across_lines_ps
+    straddling_ps = across if k % BLOCK_K else 0.0
     return OnWeight(
         tile,
         rows,
@@ -216,7 +219,7 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
         share * block_us + tile_us,
         share * timings.fp4_alone_ns / 1e3 if tile.is_decode and output.b == E2M1 else 0.0,
         timings.launch_us if tile.is_decode and output.b == E2M1 else 0.0,
-        (rows + columns) * blocks * _straddling_ps(k, timings) / 1e6,
+        (rows + columns) * blocks * straddling_ps / 1e6,
         tile.block_m + 1 if tile.cluster_m > 1 else 1,
         0 if never else MOST_DECODE_ROWS if tile.is_decode else sys.maxsize,
         never,
@@ -318,13 +321,6 @@ def _tiles_of_group(block_m: int, rows: float, end_low: bool, timings: Timings) 
 def _share(block_m: int, rows: float, timings: Timings) -> float:
     """The part of a whole tile's time that a tile of this number of rows takes: warpgroups take 64 at a time."""
     return float(min(math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m, 1.0) ** timings.part_power)
-
-
-def _straddling_ps(k: int, timings: Timings) -> float:
-    """Time of the L2 for 128 bytes of a row beyond what multiplying hides, by where rows begin."""
-    if k % BLOCK_K == 0:
-        return 0.0
-    return timings.across_sectors_ps if k % SECTOR_BYTES else timings.across_lines_ps
 
 
 @lru_cache(maxsize=2048)

@@ -91,19 +91,16 @@ def measured() -> dict[str, Timings]:
 
 @cache
 def timings_of(gpu: Gpu) -> Timings:
-    """The timings of a GPU, measured or guessed."""
+    """The timings of a GPU, measured, or guessed: an H200's, with what its data sheet has less of."""
     found = measured()
-    return found[gpu.name] if gpu.name in found else _guess(gpu.name, found["H200"])
+    if gpu.name in found:
+        return found[gpu.name]
+    h200, (dram, tensor_cores) = found["H200"], GUESSES[gpu.name]
+    return replace(h200, dram_tb_per_s=h200.dram_tb_per_s * dram, sm_tflops=h200.sm_tflops * tensor_cores)
 
 
 GUESSES = {"H20": (0.83, 0.25)}
 """DRAM's rate, and that of an SM's tensor cores, as parts of an H200's, by the data sheets."""
-
-
-def _guess(name: str, h200: Timings) -> Timings:
-    """Guess the times of a GPU that was not measured: an H200's, with what its data sheet has less of."""
-    dram, tensor_cores = GUESSES[name]
-    return replace(h200, dram_tb_per_s=h200.dram_tb_per_s * dram, sm_tflops=h200.sm_tflops * tensor_cores)
 
 
 NAMES = tuple(field.name for field in fields(Timings))

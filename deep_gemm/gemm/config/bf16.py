@@ -11,7 +11,7 @@ from ...core.check.layout import ceil_div
 from ...core.check.recipes import BFLOAT16, Scales, Values
 from ...core.gpu import WARPGROUP_THREADS, WGMMA_ROWS
 from ..kinds.output import Output
-from .of_tile import deepest, of_output, raster_group, warpgroups_of, with_buffers
+from .of_tile import deepest, fields_of, with_buffers
 from .tall import CHUNK_ELEMENTS, EMPTY_BYTES, K_MAJOR, GemmConfig, Majors
 
 BLOCK_K = 64
@@ -124,23 +124,17 @@ def bf16_config(
     min_stages: int = 0,
 ) -> Bf16Config:
     """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile."""
-    num_math_warpgroups = warpgroups_of(block_m, block_n)
+    of_tile = fields_of(block_m, block_n, output, cluster_m, cluster_n, cluster_k)
+    num_math_warpgroups = of_tile["num_math_warpgroups"]
     units_along_m = block_m // num_math_warpgroups // WGMMA_ROWS
     panel_columns = gcd(block_n, 64)
     shares_sums = slices > cluster_k == 1 and units_along_m * block_n > MAX_ACCUMULATORS[num_math_warpgroups]
     config = Bf16Config(
-        block_m,
-        block_n,
         num_stages=min_stages or (3 if block_m + block_n > 384 or shares_sums else 4),
-        num_math_warpgroups=num_math_warpgroups,
         unit_n=block_n,
-        cluster_m=cluster_m,
-        cluster_n=cluster_n,
-        cluster_k=cluster_k,
         panel_columns=panel_columns,
-        raster_group=raster_group(block_m, block_n, cluster_m),
         majors=majors,
         slices=slices,
-        **{**of_output(output, cluster_k), "b": BFLOAT16, "sfa": None, "sfb": None},
+        **{**of_tile, "b": BFLOAT16, "sfa": None, "sfb": None},
     )
     return deepest(with_buffers(config, units_along_m * block_n // panel_columns))

@@ -90,11 +90,6 @@ class DecodeConfig(Config):
         return self.num_math_warpgroups * WGMMA_ROWS
 
     @property
-    def rows_of_tile(self) -> int:
-        """Rows of D in a tile."""
-        return self.block_tokens
-
-    @property
     def num_threads(self) -> int:
         """Threads of a block: the math warpgroups and the producer's warp."""
         return self.num_math_warpgroups * WARPGROUP_THREADS + 32
@@ -267,10 +262,17 @@ class DecodeConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
+        of_rows = {
+            "kGroups": self.work.number,
+            "kBlockM": self.block_tokens,
+            "kTileSlots": TILE_SLOTS,
+            "kWindowRows": self.work.window_rows(WINDOW_ROWS),
+            "kRunWords": self.work.run_words(self.block_tokens),
+        }
         return {
             **constants_of(self, "block_tokens", "block_n", "block_k", "slot_blocks", "num_stages", "num_threads"),
             **constants_of(self, "ctas_per_sm", "cluster_k", "shared_bytes", "with_c"),
-            **(self.constants_of_rows() if self.work.groups_rows else {}),
+            **(of_rows if self.work.groups_rows else {}),
             **(self.constants_of_fine_scales() if self.is_fine else {}),
             "kNumMathWarps": self.num_math_warpgroups * 4,
             "kClusterN": 1,
@@ -289,16 +291,6 @@ class DecodeConfig(Config):
             "kColumnsOfB": self.sfb.columns,
             "kScaleBlocks": self.fine_scale_blocks,
             "kNumPartials": self.num_partials,
-        }
-
-    def constants_of_rows(self) -> dict[str, int | bool]:
-        """Give what work/layout.cuh and work/tile_queue.cuh take."""
-        return {
-            "kGroups": self.work.number,
-            "kBlockM": self.block_tokens,
-            "kTileSlots": TILE_SLOTS,
-            "kWindowRows": self.work.window_rows(WINDOW_ROWS),
-            "kRunWords": self.work.run_words(self.block_tokens),
         }
 
 

@@ -36,7 +36,8 @@ def tile_config(
     With the whole tile buffered, one tile's stores run under the next one's products: on an H200 that was worth 3-10%
     at k = 2048 and cost nothing at k = 16384, even where it left 3 stages instead of 4.
     """
-    num_math_warpgroups = warpgroups_of(block_m, block_n)
+    of_tile = fields_of(block_m, block_n, output, cluster_m, cluster_n, cluster_k)
+    num_math_warpgroups = of_tile["num_math_warpgroups"]
     rows_per_warpgroup = block_m // num_math_warpgroups
     # One unit's partial sums, two units' if possible, and all units' totals must fit a thread's registers.
     units_along_m = rows_per_warpgroup // WGMMA_ROWS
@@ -56,31 +57,39 @@ def tile_config(
     # To convert B takes a stage more, worth 4% at 256 x 128, if there is room beside a tile of D.
     min_stages = 3 if (block_m + block_n) * BLOCK_K >= 44 * 1024 and output.b != E2M1 else 4
     config = GemmConfig(
-        block_m,
-        block_n,
         num_stages=min_stages,
-        num_math_warpgroups=num_math_warpgroups,
         unit_n=unit_n,
         num_partials=num_partials,
         run_k_blocks=run_k_blocks,
         has_tail=has_tail,
-        cluster_m=cluster_m,
-        cluster_n=cluster_n,
-        cluster_k=cluster_k,
         panel_columns=panel_columns,
-        raster_group=raster_group(block_m, block_n, cluster_m),
-        **of_output(output, cluster_k),
+        **of_tile,
     )
     return deepest(with_buffers(config, panels))
 
 
-def warpgroups_of(block_m: int, block_n: int) -> int:
-    """Check the sizes of a tile, and give its math warpgroups."""
+def fields_of(
+    block_m: int, block_n: int, output: Output, cluster_m: int, cluster_n: int, cluster_k: int
+) -> dict[str, Any]:
+    """Check the sizes of a tile, and give a configuration's fields that follow from it and from an output.
+
+    The tiles in flight on 132 SMs read least from DRAM if together they are about as high as wide: the raster moves on
+    along n after 8 tiles where one is higher than wide, after 16 where it is twice as wide as high. On an H200 that was
+    worth 2% to 128x256 at k = 512 and 1536, 0.5% at 16384, and 1% to 64x128.
+    """
     if block_m not in MATH_WARPGROUPS:
         raise ValueError(f"block_m: expected one of {list(MATH_WARPGROUPS)}, got {block_m}")
     if block_n not in range(16, 257, 16):
         raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
-    return MATH_WARPGROUPS[block_m]
+    adds_to_d = output.adds_to_d and cluster_k == 1
+    return {
+        **{each.name: getattr(output, each.name) for each in fields(Output)},  # vars() would slow later reads
+        **{"block_m": block_m, "block_n": block_n, "num_math_warpgroups": MATH_WARPGROUPS[block_m]},
+        **{"cluster_m": cluster_m, "cluster_n": cluster_n, "cluster_k": cluster_k},
+        "raster_group": RASTER_GROUP * 2 if block_n >= 2 * block_m * cluster_m else RASTER_GROUP,
+        "with_c": output.with_c or (output.adds_to_d and not adds_to_d),  # if k is split, C is read, also if it is D
+        "adds_to_d": adds_to_d,
+    }
 
 
 def with_buffers(config: C, panels: int) -> C:
@@ -95,13 +104,6 @@ def with_buffers(config: C, panels: int) -> C:
     return config
 
 
-def of_output(output: Output, cluster_k: int) -> dict[str, Any]:
-    """Give a configuration's fields that are an output's: if k is split, C is read, also if it is D."""
-    adds_to_d = output.adds_to_d and cluster_k == 1
-    same = {each.name: getattr(output, each.name) for each in fields(Output)}  # vars() would slow later reads
-    return {**same, "with_c": output.with_c or (output.adds_to_d and not adds_to_d), "adds_to_d": adds_to_d}
-
-
 def deepest(config: C) -> C:
     """Give a configuration as many stages as fit, and panels that D's map can hold."""
     if config.work.groups_rows and config.has_wide_panels:  # D's map has no dimension left: as many bytes at a time
@@ -113,16 +115,6 @@ def deepest(config: C) -> C:
             break
         config = deeper
     return config
-
-
-def raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
-    """Say how many tiles along m are taken before the raster moves on along n.
-
-    The tiles in flight on 132 SMs read least from DRAM if together they are about as high as wide: with 8 where one is
-    higher than wide, with 16 where it is twice as wide as high. On an H200 that was worth 2% to 128x256 at k = 512 and
-    1536, 0.5% at 16384, and 1% to 64x128.
-    """
-    return RASTER_GROUP * 2 if block_n >= 2 * block_m * cluster_m else RASTER_GROUP
 
 
 def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[int, bool]:

@@ -80,6 +80,8 @@ class GemmConfig(Config, Output):
     """Tiles along m that are taken before the raster moves on along n."""
     block_k: ClassVar[int] = BLOCK_K
     """Values of a k-block."""
+    majors = K_MAJOR
+    """No operand has m or n contiguous."""
 
     @property
     def name(self) -> str:
@@ -89,21 +91,6 @@ class GemmConfig(Config, Output):
         tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
         panels = f" by {self.panel_columns}" if self.epilogue.skips_mid else ""
         return f"{self.block_m}x{self.block_n}{cluster} {self.name_of_d}{tail}{self.name_of_work}{panels}"
-
-    @property
-    def rows_of_tile(self) -> int:
-        """Rows of D in a tile."""
-        return self.block_m
-
-    @property
-    def loaded_columns_of_b(self) -> int:
-        """Elements of a k-block of a row of B that TMA brings; of FP4 bytes."""
-        return self.block_k // 2 if self.converts_b else self.block_k
-
-    @property
-    def majors(self) -> Majors:
-        """No operand has m or n contiguous."""
-        return K_MAJOR
 
     @property
     def starts_alone(self) -> bool:

@@ -60,9 +60,10 @@ DEVICE void issue_k_block(float (&partial)[kAccumulators], uint32_t b_address, u
   ptx::wgmma_commit_group();
 }
 
-// Multiplies k-blocks, of which the ring has B, and promotes them, by `scales`, which begin with the first, unless !kScaled.
-// `a_address` says where A is of the i-th, whose B is in this slot. Accumulator 4 * g + i of a thread: token 8 * g + lane % 4 * 2 + i % 2, column
-// lane / 4 + i / 2 * 8 of its warp's 16. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".)
+// Multiplies k-blocks whose B is in the ring, and promotes them. `scales` begin with those of the first; only kScaled
+// reads them. `a_address` gives the address of A for the i-th, whose B is in this slot. Accumulator 4 * g + i of a
+// thread: token 8 * g + lane % 4 * 2 + i % 2, column lane / 4 + i / 2 * 8 of its warp's 16. (PTX ISA, "Register
+// Fragments for wgmma.mma_async.m64nNk32".)
 template <bool kScaled = true, typename AddressOfA>
 DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& a_address, const float* scales,
                               uint32_t count, RingPosition& at, float (&total)[kAccumulators]) {

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
-from .works import ENDS, Work
+from .works import ENDS, Named, Work
 
 
 def store(d: Tensor, c: Tensor | None, sums: Tensor) -> None:
@@ -31,9 +31,9 @@ def write_heads(p: Any, sums: Tensor) -> None:
     right.copy_(of_heads[..., p.heads.left :])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Epilogue:
-    """A way to store a tile. There is one object of each, which pickling keeps."""
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Epilogue(Named):
+    """A way to store a tile. There is one object of each."""
 
     source: str = "stored"
     """Its file in gemm/epilogue, unless a cluster splits k."""
@@ -74,12 +74,6 @@ class Epilogue:
         """B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
         return self.gates == "gates_apart"
 
-    def __repr__(self) -> str:
-        return f"epilogues.{_names()[self]}"
-
-    def __reduce__(self) -> Any:
-        return _of_name, (_names()[self],)
-
 
 TO_D = Epilogue()
 """D is a matrix, or one for each head or group."""
@@ -117,13 +111,5 @@ SILU_OF_HALVES = replace(SILU, gates="gates_apart", name="silu of halves")
 
 def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:
     """List epilogues that are made for one kind of work, with it and each of their operands."""
-    return [(each, each.work, operands) for each in _names() if each.work is not None for operands in each.operands]
-
-
-def _names() -> dict[Epilogue, str]:
-    return {each: name for name, each in globals().items() if isinstance(each, Epilogue)}
-
-
-def _of_name(name: str) -> Epilogue:
-    found: Epilogue = globals()[name]
-    return found
+    all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES
+    return [(each, each.work, operands) for each in all_of_them if each.work is not None for operands in each.operands]

@@ -155,14 +155,6 @@ class Output:
         return E4M3 if self.converts_b else self.b
 
     @property
-    def c_is_d(self) -> bool | None:
-        """Tell whether a C must be D, or must not be; None if it may be.
-
-        TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
-        """
-        return True if self.adds_to_d else False if self.is_fp32 else None
-
-    @property
     def name(self) -> str:
         """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
         return self.name_of_d + self.name_of_work

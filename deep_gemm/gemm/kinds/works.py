@@ -6,9 +6,9 @@ and the shared memory that it needs. Configurations, choices and launches ask th
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 TILE_SLOTS = 4
 """Tiles of a grouped product that are found ahead of the threads that load and multiply; see work/tile_queue.cuh."""
@@ -27,9 +27,19 @@ MOST_COUNTED, PART_BYTES = 128, 16
 """Groups of a launch that counts depths on the GPU (`kMostCounted` of gemm/work/k_counted.cuh), and bytes of each."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Work:
-    """A kind of work. There is one object of each, which pickling keeps."""
+class Named:
+    """A value that is stated once, in the module of its class, whose name for it pickling keeps."""
+
+    def __reduce__(self) -> str:
+        return next(name for name, each in vars(sys.modules[self.__module__]).items() if each is self)
+
+    def __repr__(self) -> str:
+        return f"{self.__module__.rpartition('.')[2]}.{self.__reduce__()}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Work(Named):
+    """A kind of work. There is one object of each."""
 
     name: str
     """For people: in the names of configurations, and what `explain` takes."""
@@ -87,12 +97,6 @@ class Work:
         """Size of `TileQueue` in gemm/work/tile_queue.cuh but for its alignment; 0 without a queue."""
         words = self.window_rows(window_rows) + self.run_words(rows_of_tile)
         return TILE_SLOTS * (TILE_BYTES + 2 * 8) + words * 4 if self.queue else 0
-
-    def __repr__(self) -> str:
-        return f"works.{_names()[self]}"
-
-    def __reduce__(self) -> Any:
-        return _of_name, (_names()[self],)
 
 
 DENSE = Work(name="", kernel="dense", source="dense", number=0, decode="one", takes_fine_scales=True)
@@ -171,12 +175,3 @@ SUM = Work(
 )
 """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
 WORKS = (DENSE, IDS, ENDS, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
-
-
-def _names() -> dict[Work, str]:
-    return {each: name for name, each in globals().items() if isinstance(each, Work)}
-
-
-def _of_name(name: str) -> Work:
-    found: Work = globals()[name]
-    return found

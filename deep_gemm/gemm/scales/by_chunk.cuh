@@ -6,21 +6,17 @@
 #include "scales/rows_of_b.cuh"
 
 template <uint32_t kCount, uint32_t kPieces, uint32_t kOfUnit>
-struct RunScales {
+struct RunScales : RunScalesOfRows {
+  using RunScalesOfRows::RunScalesOfRows;
   static constexpr uint32_t kChunks = kBlockN / kScaleRowsOfB;
   static_assert(kUnitN == kBlockN, "a unit has all chunks");
-  const ThreadScales in_first_slot;
   float sfa[kCount * kPieces][2];
   float sfb[kCount * kPieces][kChunks];
-
-  DEVICE RunScales(const ThreadScales& in_first_slot_, const TileScales&) : in_first_slot(in_first_slot_) {}
 
   // Whether all parts of a slot are promoted at once.
   static DEVICE bool parts_fold(const ThreadScales& in_first_slot, uint32_t stage) {
     return ptx::all_sync(ptx::ld_shared_b32(in_first_slot.sfb + stage * kScales + kScalesWritten - 1) != 0);
   }
-
-  DEVICE void begin_k_block(uint32_t, uint32_t) {}
 
   // Before the piece's WGMMA: A's, then B's.
   DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t piece) {
@@ -37,8 +33,6 @@ struct RunScales {
       chunks[0] = two.x, chunks[1] = two.y;
     }
   }
-
-  DEVICE void load_behind(uint32_t, uint32_t, uint32_t) {}
 
   // total = fma(partial, round(sfa * sfb), total)
   template <typename Release>

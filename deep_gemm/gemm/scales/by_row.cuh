@@ -3,15 +3,9 @@
 #include "scales/rows_of_b.cuh"
 
 template <uint32_t kCount, uint32_t kPieces, uint32_t kOfUnit>
-struct RunScales {
-  const ThreadScales in_first_slot;
+struct RunScales : RunScalesOfRows {
+  using RunScalesOfRows::RunScalesOfRows;
   float sfa[kCount * kPieces][2];
-
-  DEVICE RunScales(const ThreadScales& in_first_slot_, const TileScales&) : in_first_slot(in_first_slot_) {}
-
-  DEVICE void begin_k_block(uint32_t, uint32_t) {}
-
-  DEVICE void load_ahead(uint32_t, uint32_t, uint32_t) {}
 
   // B's come behind the WGMMA, and A's with them: A's alone ahead of it cost time.
   DEVICE void load_behind(uint32_t stage, uint32_t k_block, uint32_t piece) {

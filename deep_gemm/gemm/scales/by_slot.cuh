@@ -6,21 +6,15 @@
 static_assert(kUnitN == 64 || kUnitN == 128, "one factor of a unit, or both");
 
 template <uint32_t kCount, uint32_t kUnits, uint32_t>
-struct RunScales {
-  const ThreadScales in_first_slot;
+struct RunScales : RunScalesOfRows {
+  using RunScalesOfRows::RunScalesOfRows;
   float sfa[kCount * kUnits][2];
   ptx::Float2 factors[kCount];
-
-  DEVICE RunScales(const ThreadScales& in_first_slot_, const TileScales&) : in_first_slot(in_first_slot_) {}
-
-  DEVICE void begin_k_block(uint32_t, uint32_t) {}
 
   DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t unit) {
     if (unit == 0) factors[k_block] = ptx::ld_shared_v2_f32(in_first_slot.sfb + stage * kScales);
     load_scales(in_first_slot.sfa + stage * kScales + row_of_unit(unit), sfa[k_block * kUnits + unit]);
   }
-
-  DEVICE void load_behind(uint32_t, uint32_t, uint32_t) {}
 
   // total = fma(partial, round(sfa * sfb), total)
   template <typename Release>

@@ -12,7 +12,7 @@ struct KGroup {
   uint32_t num_k_blocks;
   uint32_t group;  // which plane of C and D
 };
-static_assert(sizeof(KGroup) == 320, "gemm/k_group_maps.py makes room for 320 bytes each");
+static_assert(sizeof(KGroup) == 320, "gemm/depths.py makes room for 320 bytes each");
 
 // Behind the groups lies the number of tiles that clusters have claimed, besides their first ones: see k_scheduler.cuh.
 DEVICE uint32_t* next_tile_counter(const KGroup* k_groups, uint32_t count) {

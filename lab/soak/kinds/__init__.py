@@ -24,7 +24,7 @@ from . import (
 ALL: tuple[type[Trial], ...] = (
     *(dense.Dense, skip.SkipHeadMid, rows.Contiguous, rows.Masked),
     *(fine.DenseFine, fine.ContiguousFine, fine.MaskedFine),
-    *(whole.DenseWhole, whole.ContiguousWhole, whole.MaskedWhole),
+    *(whole.DenseWhole, whole.ContiguousWhole, whole.MaskedWhole, whole.LinearWhole, whole.ExpertsWhole),
     *(depths.Depths, heads.Heads),
     *(bf16.DenseBf16, bf16.RowsBf16, bf16.MaskedBf16, bf16.DepthsBf16, bf16.Expressions),
     *(logits.MqaLogits, logits.PagedLogits, hyper_connections.HcPrenorm),

@@ -104,13 +104,20 @@ class Experts(Trial):
         for name, shape in sizes.items():
             room = zip(("w" + name, "sf" + name), self.weights[name].room(shape), strict=True)
             self.operands |= {of: x for of, x in room if x is not None}
+            if draw.flag():
+                dtype = draw.rng.choice((torch.float32, torch.bfloat16))
+                self.operands[f"w{name}_bias"] = torch.empty(shape[:2], dtype=dtype, device=draw.device)
         self.outputs = {"out": draw.output((self.tokens, self.hidden), torch.bfloat16)}
         self.is_stated = draw.flag()
 
     def refused_faults(self) -> Mapping[str, str]:
         """Give those of `faults` that this problem must refuse."""
         of_scales = {"sf" + name: weight.refused(self.is_stated) for name, weight in self.weights.items()}
-        return {**self.faults, **of_scales}
+        return {**self.faults, **of_scales, **dict.fromkeys(self.biases(self.operands), "shape device")}
+
+    def biases(self, x: Tensors) -> dict[str, Tensor]:
+        """Give the biases among operands, by their names in a call."""
+        return {name: x[name] for name in ("w1_bias", "w2_bias") if name in x}
 
     def fill(self) -> None:
         """Normal tokens, small whole weights, routes of which some go nowhere."""
@@ -120,11 +127,13 @@ class Experts(Trial):
         x["topk_weights"].copy_(draw.powers_of_two(x["topk_weights"].shape, -3, 0))
         for name, weight in self.weights.items():
             weight.fill(x["w" + name], x.get("sf" + name))
+        for bias in self.biases(x).values():
+            bias.copy_(draw.normal(bias.shape))
 
     def call(self, x: Tensors) -> Tensors:
         """The output is given."""
         w1, w2 = (weight.given(x["w" + name], x.get("sf" + name)) for name, weight in self.weights.items())
-        said = self.weights["1"].said(self.is_stated)
+        said = self.weights["1"].said(self.is_stated) | self.biases(x)
         layers.experts(x["x"], x["topk_ids"], x["topk_weights"], w1, w2, out=x["out"], **said)
         return {}
 
@@ -132,19 +141,20 @@ class Experts(Trial):
         """Expert by expert."""
         x = self.operands
         w1, w2 = (weight.numbers(x["w" + name], x.get("sf" + name)) for name, weight in self.weights.items())
-        columns = self.weights["1"].columns_of_a
+        columns, biases = self.weights["1"].columns_of_a, self.biases(x)
         tokens = as_cast(x["x"], columns)
         total = torch.zeros(self.tokens, self.hidden, dtype=torch.float64, device=tokens.device)
         size = torch.zeros_like(total)
         for expert in range(self.experts):
             weight = (x["topk_weights"].double() * (x["topk_ids"] == expert)).sum(1, keepdim=True)
             at = weight[:, 0].nonzero().flatten()
-            hidden = silu_mul((tokens[at] @ w1[expert].t()).bfloat16(), None)
+            c1, c2 = (biases[name][expert].double() if name in biases else 0.0 for name in ("w1_bias", "w2_bias"))
+            hidden = silu_mul((tokens[at] @ w1[expert].t() + c1).bfloat16(), None)
             middle = as_cast(hidden, columns)
-            total[at] += weight[at] * (middle @ w2[expert].t())
+            total[at] += weight[at] * (middle @ w2[expert].t() + c2)
             # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8, an eighth,
             # and of BF16 by a few.
-            size[at] += weight[at] * (middle.abs() @ w2[expert].abs().t())
+            size[at] += weight[at] * (middle.abs() @ w2[expert].abs().t() + abs(c2))
         allowed = size * (2.0**-3 if columns else 2.0**-5) + total.abs() * 2.0**-7 + 1e-6
         return {"out": Right(total, allowed)}
 
@@ -161,6 +171,10 @@ class PlainWeight:
     def said(self, _: bool) -> dict[str, Any]:
         """Give the keywords that state scales in a call."""
         return {}
+
+    def refused(self, _: bool) -> str:
+        """Give the faults of scales that a layer refuses: there are no scales."""
+        return ""
 
     def is_beside(self, other: PlainWeight) -> None:
         """Take nothing from the other weight."""
@@ -192,7 +206,7 @@ class ExpertsBf16(Experts):
 
     def refused_faults(self) -> Mapping[str, str]:
         """Give the `faults` that this problem must refuse: there are no scales."""
-        return {name: faults for name, faults in self.faults.items() if name in self.operands}
+        return {name: faults for name, faults in super().refused_faults().items() if name in self.operands}
 
 
 class Routing(Trial):

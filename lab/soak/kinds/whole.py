@@ -15,7 +15,7 @@ from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, WHOLE
 from ...casts import spread
 from ..draw import Draw
 from ..trial import Right, Tensors
-from . import dense, fp8, rows
+from . import dense, fp8, layers, rows
 from .groups import ids_of_ends
 
 SIDES = ((WHOLE, WHOLE), (WHOLE, WHOLE), (WHOLE, PER_BLOCK), (PER_ROW, WHOLE), (WHOLE, PER_ROW))
@@ -44,6 +44,31 @@ class WholeWeight(fp8.Weight):
     def numbers(self, values: Tensor, sf: Tensor, rows: int = SCALE_BLOCK) -> Tensor:
         """Give the FP64 numbers `[..., n, k]`."""
         return spread(values, sf, self.of_b.rows, self.of_b.columns or LONGEST)
+
+
+class LayerWeight(WholeWeight):
+    """A weight of a layer with a scale for each row."""
+
+    block, usual_beside = (WHOLE.rows, WHOLE.columns), LONGEST
+
+    def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
+        super().__init__(draw, exact, low, high)
+        self.of_a, self.of_b = draw.rng.choice((WHOLE, PER_ROW)), WHOLE
+        self.columns_of_a = self.of_a.columns or LONGEST
+
+
+class LinearWhole(layers.Linear):
+    """`linear`."""
+
+    kind = "linear_whole"
+    make_weight: ClassVar[type[fp8.Weight]] = LayerWeight
+
+
+class ExpertsWhole(layers.Experts):
+    """`experts`."""
+
+    kind = "experts_whole"
+    make_weight: ClassVar[Any] = LayerWeight
 
 
 class OfWhole(fp8.OfFp8):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from deep_gemm.core.check.recipes import WHOLE
 from deep_gemm.gemm.config.decode import DecodeConfig
@@ -31,6 +32,7 @@ ENDS = tile_config(128, 64, whole(BF16_C32, work=works.ENDS), k=ODD)
 DECODE = DecodeConfig(48, 3, 2, 1, is_fp32=True, sfa=WHOLE, sfb=WHOLE)
 DECODE_SPLIT = DecodeConfig(16, 3, 2, 3, is_fp32=True, sfa=WHOLE, sfb=WHOLE)
 DECODE_ROWS = DecodeConfig(8, 3, is_fp32=True, with_c=True, work=works.ENDS, sfa=WHOLE, sfb=WHOLE)
+BEHIND_CAST: dict[str, Any] = {"is_dependent": True, "weight_is_ready": True}
 
 TRIALS = [
     *(DenseTrial(TALL, 200, 152, 1296, seed) for seed in (1, 2)),
@@ -47,6 +49,10 @@ TRIALS = [
     *(DecodeTrial(DECODE, 45, 72, 1808, 14, name) for name in ("late_loads", "slow_math", "slow_warps")),
     *(DecodeTrial(DECODE_SPLIT, 13, 200, 1936, seed) for seed in (15, 16)),
     DecodeRowsTrial(DECODE_ROWS, (3, 3, 14), 17, rows=20, alignment=1, n=72, k=656),
+    # The kernel ahead still writes A and all scales: `linear` and `experts` launch products so, behind their casts.
+    *(DecodeTrial(each, 45, 200, 1296, 18, **BEHIND_CAST) for each in (DECODE, DECODE_SPLIT)),
+    DecodeRowsTrial(DECODE_ROWS, (3, 3, 14), 19, rows=20, alignment=1, n=72, k=656, **BEHIND_CAST),
+    DenseTrial(TALL, 45, 72, 1296, 20, is_dependent=True),
 ]
 
 _FACTORS, _LOOP, _FEW_ROWS = "factors.cuh", "scales/whole.cuh", "decode/whole.cuh"

@@ -19,7 +19,7 @@ from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.gemm import depths
 from deep_gemm.gemm.ask.depths import k_grouped_problem
 from deep_gemm.gemm.config.tall import GemmConfig
-from deep_gemm.gemm.k_group_maps import MAX_INLINE_KS
+from deep_gemm.gemm.kernel import MAX_INLINE_KS
 from deep_gemm.gemm.problem import Problem
 from lab.configs import reachable_k_grouped
 from lab.sim import product as simulated

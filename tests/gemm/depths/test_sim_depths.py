@@ -21,8 +21,7 @@ from deep_gemm.gemm.choose.tiles import DEPTHS_TILES as TILES
 from deep_gemm.gemm.choose.tiles import SHARING_A, Tile
 from deep_gemm.gemm.config.of_tile import tile_config
 from deep_gemm.gemm.config.tall import GemmConfig
-from deep_gemm.gemm.k_group_maps import MAX_INLINE_KS
-from deep_gemm.gemm.kernel import FP8_GEMM
+from deep_gemm.gemm.kernel import FP8_GEMM, MAX_INLINE_KS
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
 from lab.sim import SimulationError

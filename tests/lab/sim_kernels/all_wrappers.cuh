@@ -60,7 +60,6 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::bulk_store(out, tile, 16);
   ptx::tma_store_commit();
   ptx::tma_store_wait_read<1>();
-  ptx::tma_store_wait<0>();
 
   // Tensor maps that a kernel makes
   ptx::TensorMap* made = reinterpret_cast<ptx::TensorMap*>(out);
@@ -124,8 +123,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_global_f32(out + 3, ptx::float_of(ptx::bits_of(sum) + ptx::ld_global_nc_v4_b32(out + 12).z));
   sum += ptx::add_rn(ptx::mul_rn(sum, 3.f), ptx::float_of(ptx::ld_global_b16(out) + ptx::ld_global_v4_b32(out).z));
   flags[7] = ptx::atom_add(flags, 1) + ptx::atom_add_acq_rel_b32(flags, 1) + ptx::ld_acquire_sys_b32(flags);
-  ptx::red_release_gpu_add(flags, ptx::ld_acquire_gpu_b32(flags) + ptx::ld_relaxed_gpu_b32(flags));
-  ptx::fence_proxy_async_global();
+  flags[9] = ptx::ld_relaxed_gpu_b32(flags);
   ptx::st_release_sys_b32(flags, static_cast<uint32_t>(ptx::global_timer()));
   sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x + ptx::unpack_f16(ptx::pack_e4m3(sum, sum)).y;
   sum += ptx::ex2_approx(ptx::rcp_approx(ptx::fma_rn(sum, 2.f, 1.f)));

@@ -264,17 +264,6 @@ CASE(flag) {
   }
 }
 
-// Who has seen a count, and does something else, may look at it again.
-CASE(count_seen_twice) {
-  if (thread == 32) ptx::red_release_gpu_add(c.flags, 2);
-  if (thread != 0) return;
-  for (uint32_t i = 0; i < 2; ++i) {
-    while (ptx::ld_acquire_gpu_b32(c.flags) != 2) {
-    }
-    write_f32(c.out + i, ptx::ld_global_f32(c.in + i));
-  }
-}
-
 // Each block writes its rank, and how many blocks came before it.
 CASE(blocks) {
   if (thread != 0) return;

@@ -56,7 +56,6 @@ inline uint8_t* global_access(const void* pointer, uint32_t bytes, bool writes, 
 template <typename T>
 T global_load(const void* pointer, const char* what, bool is_nc = false) {
   yield();
-  self->asked = nullptr;
   T value;
   std::memcpy(&value, global_access(pointer, sizeof(T), false, what), sizeof(T));
   if (machine->launch.other_ranks) {
@@ -95,7 +94,6 @@ uint32_t add_at_once(uint32_t* pointer, uint32_t value, const Order& order) {
   order(machine->counted[pointer]);
   const uint32_t before = *word;
   *word += value;
-  wake(machine->watching[pointer]);
   yield();
   return before;
 }
@@ -136,24 +134,6 @@ uint32_t atom_add(uint32_t* p, uint32_t value) {
 }
 uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) {
   return sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known), sim::learn(known); });
-}
-void red_release_gpu_add(uint32_t* p, uint32_t value) {
-  sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known); });
-}
-// Who asks again and again, and would get the same answer, waits until an atomic changes the word: no schedule can starve
-// others then.
-uint32_t ld_acquire_gpu_b32(const uint32_t* p) {
-  const char* what = "ld_acquire_gpu_b32";
-  const bool asks_again = self->asked == p;
-  uint32_t value = global_load<uint32_t>(p, what);
-  if (asks_again && self->answer == value) {
-    const auto where = [p] { return describe_address(reinterpret_cast<uint64_t>(p)); };
-    block(machine->watching[p], {"waits for another value of", where});
-    value = global_load<uint32_t>(p, what);
-  }
-  self->asked = p, self->answer = value;
-  learn(machine->counted[p]);
-  return value;
 }
 void st_release_sys_b32(uint32_t* p, uint32_t value) {
   yield();

@@ -195,8 +195,6 @@ struct Fiber {
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
   Known known;
-  const void* asked = nullptr;  // the word that it has just loaded with acquire, for its own GPU, and what was there
-  uint32_t answer = 0;
 
   uint32_t lane() const { return thread % kLanes; }
   Warp& warp() const { return cta->warps[thread / kLanes]; }
@@ -226,7 +224,6 @@ struct Machine {
   std::vector<uint64_t> stored;                                                   // by place for a fiber
   std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
   std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of a word's last one
-  std::map<const void*, WaitList> watching;                                       // who waits for a word to change
   std::map<const void*, Known> counted;                                           // at words of atomics that release
   uint32_t ready_polling = 0;
   std::priority_queue<Event> events;

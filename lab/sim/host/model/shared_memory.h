@@ -102,9 +102,6 @@ uint32_t smem_address(const void* pointer) {
   return self->cta->rank << 24 | (kSharedBase + shared_offset(pointer, 0, 1, "smem_address"));
 }
 
-// All that is in global memory reaches TMA: the model has one view of it.
-void fence_proxy_async_global() { yield(); }
-
 void fence_proxy_async_shared() {
   for (const Range& range : self->unfenced)
     std::memcpy(self->cta->async + range.offset, self->cta->generic + range.offset, range.bytes);

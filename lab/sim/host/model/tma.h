@@ -246,22 +246,16 @@ inline void store_bulk(void* global, const void* source, uint32_t bytes, const c
 }
 
 // Groups end in any order; all but the `pending` newest are waited for. Those that were written are dropped.
-inline void wait_for_stores(uint32_t pending, uint32_t StoreGroup::*left, const char* what, const char* details) {
+void tma_store_wait_read(uint32_t pending) {
   yield();
   auto& groups = self->store_groups;
   for (size_t i = 0; i + pending < groups.size(); ++i) {
     const auto group = groups[i];
-    while ((*group).*left) block(group->waiting, {what, [details] { return std::string(details); }});
+    while (group->unread)
+      block(group->waiting, {"tma_store_wait_read", [] { return std::string("for a store of its own that TMA has not read"); }});
   }
   while (!groups.empty() && groups.front()->unwritten == 0) groups.pop_front();
   yield();
-}
-
-void tma_store_wait_read(uint32_t pending) {
-  wait_for_stores(pending, &StoreGroup::unread, "tma_store_wait_read", "for a store of its own that TMA has not read");
-}
-void tma_store_wait(uint32_t pending) {
-  wait_for_stores(pending, &StoreGroup::unwritten, "tma_store_wait", "for a store of its own that is on its way");
 }
 
 }  // namespace sim

@@ -19,7 +19,6 @@ static_assert(sizeof(TensorMap) == 128, "as large as the driver's");
 
 void prefetch_tensormap(const TensorMap* map);
 void fence_proxy_async_shared();
-void fence_proxy_async_global();
 inline uint64_t evict_first_policy() { return 0; }  // without a model of the L2
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1);
@@ -48,21 +47,13 @@ void bulk_store(void* global, const void* source, uint32_t bytes);
 void tma_store_commit();
 
 template <int kPending>
-void tma_store_wait();
-template <int kPending>
 void tma_store_wait_read();
 
 }  // namespace ptx
 
 namespace sim {
-void tma_store_wait(uint32_t pending);
 void tma_store_wait_read(uint32_t pending);
 }  // namespace sim
-
-template <int kPending>
-void ptx::tma_store_wait() {
-  sim::tma_store_wait(kPending);
-}
 
 template <int kPending>
 void ptx::tma_store_wait_read() {
