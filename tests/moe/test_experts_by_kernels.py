@@ -179,7 +179,7 @@ def test_layers_that_the_kernel_of_few_tokens_is_not_for_take_the_usual_way(seen
         "hidden is a multiple of 8 alone": (tokens_of(5, hidden=136)[0], ids, p, *bf16_weights(136)),
     }
     biases: dict[str, Any] = {"w1_bias": torch.ones(EXPERTS, 2 * INTER), "w2_bias": torch.ones(EXPERTS, HIDDEN)}
-    calls |= {name: (x, ids, p, w1, w2) for name in biases}
+    calls |= dict.fromkeys(biases, (x, ids, p, w1, w2))
     for name, given in calls.items():
         more = {name: biases[name]} if name in biases else {}
         seen.cleared()
