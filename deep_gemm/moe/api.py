@@ -27,7 +27,7 @@ from ..gemm.packed import is_packed
 from . import experts_few
 from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem
-from .routing import MANY_ROWS, expert_rows, gather_and_cast, sum_rows, with_contiguous_rows
+from .routing import MANY_ROWS, expert_rows, gather_and_cast, sum_rows
 
 __all__ = ["experts", "experts_workspace_bytes"]
 
@@ -160,7 +160,7 @@ MADE, MADE_BY_BF16 = replace(INTO, outputs=0), replace(INTO_BY_BF16, outputs=0)
 def compute_experts(p: ExpertsProblem) -> None:
     """Compute `experts`, part by part."""
     if experts_few.serves(p):
-        y, row_of = experts_few.run(p, with_contiguous_rows(p.topk_ids))
+        y, row_of = experts_few.run(p)
         sum_rows(y, row_of, p.topk_weights, p.out, is_dependent=True)
         return
     rows = expert_rows(p.topk_ids, p.num_experts)

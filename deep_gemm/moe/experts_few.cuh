@@ -1,4 +1,4 @@
-// One of the two products of a layer of experts, for few tokens and BF16 weights: it streams the weights of the experts that are hit.
+// One of the two products of a layer of experts, for few tokens and BF16 weights: it streams weights of experts that are hit.
 // The first product is activated on its way out, and gather_weighted sums up the rows of the second.
 //
 //   a warp                 for each item, for each k-block:   empty --wait--> weights --TMA--> full
@@ -6,15 +6,14 @@
 //   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA --arrive--> empty
 //                          after the last k-block:            accumulators --> activated --> rows
 //
-// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. CTAs share out the units of all experts
-// that are hit as evenly as they can be, neighbours to the same CTA, whatever the sizes are. An item is up to kMaxUnits units of an
-// expert that are multiplied at a time.
+// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. CTAs share out the units of all
+// experts that are hit in equal parts, whatever the sizes are. An item is up to kMaxUnits units of an expert, multiplied at a time.
 //
 // Weights are A of WGMMA, and tokens B. The first product takes all tokens, and the second the rows of the expert and the rows
 // behind them. Columns of other experts are multiplied too, and not stored.
 //
-// Every CTA finds rows by itself, from all ids. So the second product asks for weights while the first one runs, and B alone waits
-// for it. Ids are there by then, as the first product lets the second start behind its own wait.
+// Every CTA finds rows by itself, from all ids. So the second product loads weights while the first one runs, and B alone waits for
+// it. Ids are there by then, as the first product lets the second start behind its own wait.
 #pragma once
 #include "cast/silu.cuh"
 #include "config.cuh"
@@ -33,21 +32,18 @@ struct ExpertsFewParams {
   int32_t* row_of;                  // [tokens, topk], -1: no expert; the first product writes it
   uint8_t* d;                       // BF16 [rows, n]
   uint32_t tokens, topk, ids_pitch, id_bytes, num_experts;
-  uint32_t n, k;
-  uint32_t units, units_apart;  // of an expert's weight; from an expert's first to the next one's in the maps
-  uint32_t gating;              // 0: silu(gate) * up; 1: with a limit, alpha or beta; 2: SiTU
+  uint32_t n, k, units, units_apart;  // units of an expert's weight; from an expert's first to the next one's in the maps
+  uint32_t gating;                    // 2: SiTU; SwiGLU otherwise
   float limit, alpha, beta, alpha_reciprocal, beta_reciprocal;
 };
 #include "experts_few_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
 constexpr uint32_t kBlockK = 64, kLineBytes = kBlockK * 2;
 constexpr uint32_t kUnitRows = 16, kUnitBytes = kUnitRows * kLineBytes;
-constexpr uint32_t kUnitColumns = kIsSecond ? kUnitRows : kUnitRows / 2;  // of D
-constexpr uint32_t kMaxUnits = 8, kUnitsOfWarpgroup = kMaxUnits / 2;      // one for each math warp
+constexpr uint32_t kMaxUnits = 8, kUnitsOfWarpgroup = kMaxUnits / 2;  // one for each math warp
 constexpr uint32_t kWarpgroupBytes = kUnitsOfWarpgroup * kUnitBytes;
 constexpr uint32_t kNumMathWarps = kMaxUnits, kNumMathThreads = kNumMathWarps * 32;
-constexpr uint32_t kBBytes = kColumns * kLineBytes;
-constexpr uint32_t kNone = ~0u;
+constexpr uint32_t kBBytes = kColumns * kLineBytes, kMaxStages = kRingBytes / (kWarpgroupBytes + kBBytes);
 static_assert(kNumThreads == kNumMathThreads + 64, "math warps, and two that load behind them");
 static_assert(kMaxExperts == 2 * kNumMathThreads, "two experts for each math thread");
 static_assert(kColumns <= 16, "an expert's tokens are half a word");
@@ -61,11 +57,12 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "FewConfig.shared_bytes and SharedStorage differ");
 
-// The expert of a route. From the L2: the second product asks before the kernel ahead has ended, and the L1 may have older ids.
+// The expert of a route; num_experts: none. From the L2: the second product asks before the kernel ahead has ended, and the L1 may
+// have older ids.
 DEVICE uint32_t expert_of(const ExpertsFewParams& p, uint32_t token, uint32_t route) {
   const uint8_t* id = p.topk_ids + (uint64_t{token} * p.ids_pitch + route - token * p.topk) * p.id_bytes;
   const uint32_t low = ptx::ld_relaxed_gpu_b32(id), high = p.id_bytes == 8 ? ptx::ld_relaxed_gpu_b32(id + 4) : 0;
-  return high == 0 && low < p.num_experts ? low : kNone;
+  return high == 0 && low < p.num_experts ? low : p.num_experts;
 }
 
 // The row of a token that has the expert. A token that names an expert twice has one row for both.
@@ -77,7 +74,7 @@ DEVICE uint32_t find_rows(const ExpertsFewParams& p, SharedStorage& shared) {
   const uint32_t thread = ptx::thread_index(), warp = thread / 32, lane = ptx::lane_index();
   for (uint32_t route = thread; route < p.tokens * p.topk; route += kNumThreads) {
     const uint32_t token = route / p.topk, expert = expert_of(p, token, route);
-    if (expert != kNone) ptx::red_shared_or(&shared.entry_of[expert], 1u << token);
+    if (expert < p.num_experts) ptx::red_shared_or(&shared.entry_of[expert], 1u << token);
   }
   ptx::syncthreads();
   uint32_t tokens[2] = {}, counts[2];
@@ -102,16 +99,13 @@ DEVICE uint32_t find_rows(const ExpertsFewParams& p, SharedStorage& shared) {
     ptx::st_shared_b32(&shared.entry_of[thread * 2 + i], tokens[i] | before << 16);
   }
   ptx::syncthreads();
+  if (!kIsSecond && ptx::block_index() == ptx::grid_size() - 1)
+    for (uint32_t route = thread; route < p.tokens * p.topk; route += kNumThreads) {  // for gather_weighted
+      const uint32_t token = route / p.topk, expert = expert_of(p, token, route);
+      const uint32_t row = expert < p.num_experts ? row_of(ptx::ld_shared_b32(&shared.entry_of[expert]), token) : ~0u;
+      ptx::st_global_b32(p.row_of + route, row);
+    }
   return all >> 16;
-}
-
-// Tells gather_weighted which row each route has.
-DEVICE void store_rows(const ExpertsFewParams& p, const SharedStorage& shared) {
-  for (uint32_t route = ptx::thread_index(); route < p.tokens * p.topk; route += kNumThreads) {
-    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);
-    const uint32_t row = expert == kNone ? kNone : row_of(ptx::ld_shared_b32(&shared.entry_of[expert]), token);
-    ptx::st_global_b32(p.row_of + route, row);
-  }
 }
 
 // What this CTA multiplies, and how its ring is divided.
@@ -128,15 +122,6 @@ struct Work {
     a_bytes = ceil_div(item_units, kUnitsOfWarpgroup) * kWarpgroupBytes;
     stage_bytes = a_bytes + kBBytes;
     stages = kRingBytes / stage_bytes;
-    stages = stages < kMaxStages ? stages : kMaxStages;
-  }
-};
-
-struct Position {
-  uint32_t stage = 0, parity = 0;
-
-  DEVICE void advance(const Work& work) {
-    if (++stage == work.stages) stage = 0, parity ^= 1;
   }
 };
 
@@ -156,106 +141,107 @@ struct Item {
   }
 };
 
-// Goes through the slots of a CTA: each k-block of each item.
-template <typename Use>
-DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const Use& use) {
-  Position at;
+// Goes through the slots of a CTA, each k-block of each item, and has something to do behind an item's last.
+DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const auto& use, const auto& end) {
+  uint32_t stage = 0, parity = 0;
   for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + item.count)) {
 #pragma unroll 1
-    for (uint32_t k_block = 0; k_block < work.k_blocks; ++k_block, at.advance(work)) use(item, k_block, at);
+    for (uint32_t k_block = 0; k_block < work.k_blocks; ++k_block) {
+      use(item, k_block, stage, parity);
+      if (++stage == work.stages) stage = 0, parity ^= 1;
+    }
+    end(item);
   }
 }
+constexpr auto kNothing = [](const Item&) {};
 
 // A warp: a lane loads a unit, or four.
 DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t lane = ptx::lane_index();
-  for_slots(p, shared, work, [&](const Item& item, uint32_t k_block, const Position& at) {
-    uint64_t* const full = &shared.full[at.stage];
+  const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     if (lane == 0) {
-      ptx::mbarrier_wait_parity(&shared.empty[at.stage], at.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, item.count * kUnitBytes);
+      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(&shared.full[stage], item.count * kUnitBytes);
     }
     ptx::syncwarp();
     const uint32_t fours = item.count / 4, unit = lane < fours ? lane * 4 : lane + fours * 3;
     if (unit < item.count)
-      ptx::tma_load_4d(lane < fours ? &p.map_fours : &p.map_w, full, shared.ring + at.stage * work.stage_bytes + unit * kUnitBytes,
-                       k_block * kBlockK, 0, 0, item.in_map + unit);
-  });
+      ptx::tma_load_4d(lane < fours ? &p.map_fours : &p.map_w, &shared.full[stage],
+                       shared.ring + stage * work.stage_bytes + unit * kUnitBytes, k_block * kBlockK, 0, 0, item.in_map + unit);
+  };
+  for_slots(p, shared, work, load, kNothing);
 }
 
-// A warp. Before the second product waits for the first, it asks for what its ring has no room for, if that is little: the L2 has
-// forgotten more by the time it is needed.
+// A warp. Before the second product waits for the first, it asks for weights that its ring has no room for, if they are few: the L2
+// would have lost more of them by the time they are loaded.
 DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t lane = ptx::lane_index();
   if constexpr (kIsSecond) {
     uint32_t slot = 0;
-    if ((work.end - work.first) * work.k_blocks <= kPrefetchedUnits)
-      for_slots(p, shared, work, [&](const Item& item, uint32_t k_block, const Position&) {
-        if (slot++ >= work.stages && lane < item.count)
-          ptx::tma_prefetch_4d(&p.map_w, k_block * kBlockK, 0, 0, item.in_map + lane);
-      });
+    const auto prefetch = [&](const Item& item, uint32_t k_block, uint32_t, uint32_t) {
+      if (slot++ >= work.stages && lane < item.count) ptx::tma_prefetch_4d(&p.map_w, k_block * kBlockK, 0, 0, item.in_map + lane);
+    };
+    if ((work.end - work.first) * work.k_blocks <= kPrefetchedUnits) for_slots(p, shared, work, prefetch, kNothing);
     ptx::griddepcontrol_wait();
   }
-  if (lane != 0) return;
-  for_slots(p, shared, work, [&](const Item& item, uint32_t k_block, const Position& at) {
-    uint64_t* const full = &shared.full[at.stage];
-    ptx::mbarrier_wait_parity(&shared.empty[at.stage], at.parity ^ 1);
-    ptx::mbarrier_arrive_expect_tx(full, p.tokens * kLineBytes);
-    ptx::tma_load_2d(&p.map_b, full, shared.ring + at.stage * work.stage_bytes + work.a_bytes, k_block * kBlockK,
-                     kIsSecond ? item.entry >> 16 : 0);
-  });
-}
-
-using Sums = float[kColumns / 2];
-
-// Multiplies an item. A warpgroup without 64 rows of its own in it multiplies the first, and does not store them.
-DEVICE void multiply(SharedStorage& shared, const Work& work, const Item& item, Position& at, Sums& sums) {
-  const uint32_t warpgroup = ptx::warp_index() / 4, lane = ptx::lane_index();
-  if constexpr (kCudaRelease < 1209)  // see kStoresAtOnce in tile.cuh
-#pragma unroll
-    for (float& x : sums) x = 0;
-  const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
-  const uint32_t rows = warpgroup * kUnitsOfWarpgroup < item.count ? warpgroup * (kWarpgroupBytes / 16) : 0;
-  uint32_t last = 0;
-#pragma unroll 1
-  for (uint32_t k_block = 0; k_block < work.k_blocks; ++k_block) {
-    const uint32_t slot = ring + at.stage * (work.stage_bytes / 16);
-    ptx::mbarrier_wait_parity(&shared.full[at.stage], at.parity);
-    ptx::wgmma_fence();
-    ptx::wgmma_m64k64_bf16<kColumns>(sums, slot + rows, slot + work.a_bytes / 16, k_block != 0);
-    ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<1>();
-    if (k_block != 0 && lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
-    last = at.stage;
-    at.advance(work);
-  }
-  ptx::wgmma_wait_group<0>();
-  ptx::fence_registers(sums);  // or what reads them might be moved ahead of the wait
-  if (lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
+  const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
+    ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&shared.full[stage], p.tokens * kLineBytes);
+    ptx::tma_load_2d(&p.map_b, &shared.full[stage], to, k_block * kBlockK, kIsSecond ? item.entry >> 16 : 0);
+  };
+  if (lane == 0) for_slots(p, shared, work, load, kNothing);
 }
 
 // As products in BF16 and cast_rows behind them give it.
 DEVICE float activated(const ExpertsFewParams& p, float gate, float up) {
   const ptx::Float2 rounded = ptx::unpack_bf16(ptx::pack_bf16(gate, up));
-  if (p.gating == 0) return Plain(p)(rounded.x, rounded.y, 1.f);
-  return p.gating == 1 ? Swiglu(p)(rounded.x, rounded.y, 1.f) : Situ(p)(rounded.x, rounded.y, 1.f);
+  return p.gating == 2 ? Situ(p)(rounded.x, rounded.y, 1.f) : Swiglu(p)(rounded.x, rounded.y, 1.f);
 }
 
 // Stores a warp's sums of an item: a unit.
-DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const Sums& sums) {
+DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float (&sums)[kColumns / 2]) {
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
   if (warp >= item.count) return;
-  const uint32_t column = (item.unit + warp) * kUnitColumns + lane / 4;
+  const uint32_t column = (item.unit + warp) * (kIsSecond ? kUnitRows : kUnitRows / 2) + lane / 4;
 #pragma unroll
   for (uint32_t i = 0; i < kColumns / 4; ++i) {
     const uint32_t b = i / 2 * 8 + lane % 4 * 2 + i % 2;  // a token, or one of the expert's rows
-    const uint32_t row = kIsSecond ? (item.entry >> 16) + b : row_of(item.entry, b);
     if (kIsSecond ? b >= ptx::popc(item.entry & 0xffff) : (item.entry >> b & 1) == 0) continue;
+    const uint32_t row = kIsSecond ? (item.entry >> 16) + b : row_of(item.entry, b);
     const float first = sums[i / 2 * 4 + i % 2], second = sums[i / 2 * 4 + 2 + i % 2];
     uint8_t* const to = p.d + (uint64_t{row} * p.n + column) * 2;
     ptx::st_global_b16(to, ptx::pack_bf16(kIsSecond ? first : activated(p, first, second), 0.f));
     if constexpr (kIsSecond) ptx::st_global_b16(to + kUnitRows, ptx::pack_bf16(second, 0.f));  // 8 columns on
   }
+}
+
+// Math warps. A warpgroup without 64 rows of its own in an item multiplies the first, and does not store them.
+DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
+  const uint32_t warpgroup = ptx::warp_index() / 4, lane = ptx::lane_index();
+  const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
+  uint32_t last = 0;
+  float sums[kColumns / 2] = {};
+  const auto multiply_slot = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    const uint32_t slot = ring + stage * (work.stage_bytes / 16);
+    const uint32_t rows = warpgroup * kUnitsOfWarpgroup < item.count ? warpgroup * (kWarpgroupBytes / 16) : 0;
+    ptx::mbarrier_wait_parity(&shared.full[stage], parity);
+    ptx::wgmma_fence();
+    ptx::wgmma_m64k64_bf16<kColumns>(sums, slot + rows, slot + work.a_bytes / 16, k_block != 0);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    if (k_block != 0 && lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
+    last = stage;
+  };
+  for_slots(p, shared, work, multiply_slot, [&](const Item& item) {
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(sums);  // or what reads them might be moved ahead of the wait
+    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
+    store_unit(p, item, sums);
+    if constexpr (kCudaRelease < 1209)  // see kStoresAtOnce in tile.cuh
+#pragma unroll
+      for (float& x : sums) x = 0;
+  });
 }
 
 KERNEL(kNumThreads, kCtasPerSm) bf16_gemm_experts_few(GRID_CONSTANT ExpertsFewParams p) {
@@ -277,14 +263,7 @@ KERNEL(kNumThreads, kCtasPerSm) bf16_gemm_experts_few(GRID_CONSTANT ExpertsFewPa
   if constexpr (!kIsSecond) ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const Work work(p, find_rows(p, shared));
-  if (!kIsSecond && ptx::block_index() == ptx::grid_size() - 1) store_rows(p, shared);
-
   if (warp == kNumMathWarps) return load_weights(p, shared, work);
   if (warp > kNumMathWarps) return load_b(p, shared, work);
-  Position at;
-  Sums sums;
-  for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + item.count)) {
-    multiply(shared, work, item, at, sums);
-    store_unit(p, item, sums);
-  }
+  multiply(p, shared, work);
 }

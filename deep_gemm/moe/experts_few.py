@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -12,47 +10,41 @@ from torch import Tensor
 
 from ..casts.cast_rows import gating_values
 from ..casts.gating import Gating
-from ..core.check.layout import ADDRESS_ALIGNMENT, align
+from ..core.check.layout import ADDRESS_ALIGNMENT
 from ..core.check.memory import empty
-from ..core.gpu import SHARED_BYTES_LIMIT, gpu_of, is_hopper
+from ..core.gpu import gpu_of
 from ..core.jit.tensor_map import ElementType, TensorMap
 from ..core.kernel import CodePlan, Config, Kernel
 from ..core.settings import num_sms_of
 from ..core.shadow import Mapped
 from ..core.wgmma_header import wgmma_bf16_header
 from ..gemm.config.bf16 import BLOCK_K
-from ..gemm.config.decode import RESERVED_SHARED_BYTES, SHARED_BYTES_PER_SM
 from ..gemm.maps import operand_map
 from .check import ExpertsProblem
-from .routing import MAX_PITCH
+from .routing import MAX_PITCH, on_hopper, with_contiguous_rows
 
 COLUMNS = (8, 16)
 """Tokens of each configuration, at most."""
-UNIT_ROWS = 16
-"""Rows of a weight that are dealt to CTAs at a time."""
 
 
 @dataclass(frozen=True)
 class FewConfig(Config):
-    """One configuration."""
+    """One configuration. Two CTAs share an SM, one of each product."""
 
     columns: int
     """Tokens, at most."""
     is_second: bool
     """It multiplies activations, not tokens."""
+    max_experts: ClassVar[int] = 512
+    prefetched_units: ClassVar[int] = 112
+    """If a CTA's weights of the second product are at most so many 16 x 64, all are loaded ahead: 30 MB on 132 SMs."""
     num_threads: ClassVar[int] = 320
     ctas_per_sm: ClassVar[int] = 2
-    """One of each product."""
-    max_experts: ClassVar[int] = 512
-    max_stages: ClassVar[int] = 16
-    prefetched_units: ClassVar[int] = 112
-    """Blocks of 64 values of k of units, at most, all of which a CTA of the second product asks for during the first.
-
-    On 132 SMs that makes 30 MB, of which rings have room for 13; the L2 has 50.
-    """
+    ring_bytes: ClassVar[int] = 108 << 10
+    shared_bytes: ClassVar[int] = 113 << 10
     taken = (
-        *("columns", "is_second", "num_threads", "ctas_per_sm", "ring_bytes", "shared_bytes"),
-        *("max_experts", "max_stages", "prefetched_units"),
+        *("columns", "is_second", "max_experts", "prefetched_units"),
+        *("num_threads", "ctas_per_sm", "ring_bytes", "shared_bytes"),
     )
 
     @property
@@ -60,49 +52,15 @@ class FewConfig(Config):
         """Short, for people."""
         return f"{self.columns} tokens, product {1 + self.is_second}"
 
-    @property
-    def other_bytes(self) -> int:
-        """Shared memory besides the ring: tables of experts, sums of warps, barriers."""
-        return self.max_experts * 8 + 8 * 4 + self.max_stages * 16
-
-    @property
-    def ring_bytes(self) -> int:
-        """Bytes of the ring: all that is left."""
-        limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
-        return (limit - self.other_bytes) // 1024 * 1024
-
-    @property
-    def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in moe/experts_few.cuh, which asserts that it is the same."""
-        return align(self.ring_bytes + self.other_bytes, 1024)
-
-    def rules(self) -> Iterator[tuple[bool, str]]:
-        """State what must hold for the kernel to be built so."""
-        yield self.columns in COLUMNS, f"a number of tokens among {COLUMNS}"
-
-
-config_of = cache(FewConfig)
-
-
-def code_plan(config: FewConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of."""
-    return CodePlan(
-        roles=((config.num_threads, None),),
-        shared_bytes=config.shared_bytes,
-        qgmma=0,
-        tma_loads=2,  # weights and B
-        multicast_loads=0,
-        hgmma=4,
-        ctas_per_sm=config.ctas_per_sm,
-    )
-
 
 KERNEL: Kernel[FewConfig] = Kernel(
     "experts_few",
     "ExpertsFewParams",
-    lambda: [config_of(columns, is_second) for columns in COLUMNS for is_second in (False, True)],
+    lambda: [FewConfig(columns, is_second) for columns in COLUMNS for is_second in (False, True)],
     name="bf16_gemm_experts_few",
-    code=code_plan,
+    code=lambda config: CodePlan(
+        ((config.num_threads, None),), config.shared_bytes, tma_loads=2, hgmma=4, ctas_per_sm=config.ctas_per_sm
+    ),
     more=lambda config: {"wgmma_shapes.cuh": wgmma_bf16_header([config.columns])},
 )
 
@@ -115,11 +73,10 @@ def serves(p: ExpertsProblem) -> bool:
         and p.topk_ids.shape[1] > 0
         and p.w1_bias is p.w2_bias is None
         and x.dtype == torch.bfloat16
-        and x.is_cuda
-        and is_hopper(x.get_device())
+        and on_hopper(x)
         and 0 < p.num_experts <= FewConfig.max_experts
         and hidden > 0
-        and hidden % UNIT_ROWS == 0
+        and hidden % 16 == 0
         and all(scales is None and w.shape[2] > 0 and w.is_contiguous() for w, scales in (p.w1, p.w2))
         and x.data_ptr() % ADDRESS_ALIGNMENT == 0
         and x.stride(1) == 1
@@ -127,19 +84,17 @@ def serves(p: ExpertsProblem) -> bool:
     )
 
 
-def run(p: ExpertsProblem, topk_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the rows of both products. Give the second product's rows, and the row of each route.
-
-    `topk_ids` are the problem's, in contiguous rows.
-    """
-    (tokens, topk), device = topk_ids.shape, p.x.get_device()
+def run(p: ExpertsProblem) -> tuple[Tensor, Tensor]:
+    """Compute the rows of both products. Give the second product's rows, and the row of each route."""
+    topk_ids, device = with_contiguous_rows(p.topk_ids), p.x.get_device()
+    tokens, topk = topk_ids.shape
     inter, hidden = p.w2[0].shape[2], p.x.shape[1]
     row_of = empty("rows of routes", (tokens, topk), torch.int32, p.x.device)
     h = empty("activations", (tokens * topk, inter), torch.bfloat16, p.x.device)
     y = empty("a product", (tokens * topk, hidden), torch.bfloat16, p.x.device)
     columns = next(each for each in COLUMNS if tokens <= each)
     num_sms = num_sms_of(gpu_of(device).num_sms)
-    first, second = config_of(columns, False), config_of(columns, True)
+    first, second = FewConfig(columns, False), FewConfig(columns, True)
     KERNEL.run(first, values_of(first, p.x, topk_ids, row_of, p.w1[0], h, p.gating), num_sms, device)
     values = values_of(second, h, topk_ids, None, p.w2[0], y, p.gating)
     KERNEL.run(second, values, num_sms, device, is_dependent=True)
@@ -165,7 +120,7 @@ def values_of(
         "num_experts": num_experts,
         "n": n,
         "k": k,
-        "units": rows // UNIT_ROWS,
+        "units": rows // 16,
         "units_apart": rows // (16 if config.is_second else 8),
         **gating_values(gating),
     }
