@@ -318,11 +318,18 @@ def values_of(p: RowCast) -> dict[str, Any]:
         "alignment": p.alignment,
         "topk": 0 if p.row_of is None else p.row_of.shape[1],
         "min_amax": p.to.min_amax,
+        **gating_values(gating, is_weighted=p.row_weights is not None),
+        "rounds_up": int(p.to.use_ue8m0),
+    }
+
+
+def gating_values(gating: Gating, *, is_weighted: bool = False) -> dict[str, Any]:
+    """Give the members of parameters that say how a kernel activates; `is_weighted`: rows have weights."""
+    return {
         "limit": math.inf if gating.limit is None else gating.limit,
         "alpha": gating.alpha,
         "beta": gating.beta or -0.0,  # which no sum notices, a zero's sign neither
         "alpha_reciprocal": 1 / gating.alpha,
         "beta_reciprocal": 1 / gating.beta if gating.beta else 0.0,
-        "gating": 2 if gating.name == "situ" else int(gating != Gating() or p.row_weights is not None),
-        "rounds_up": int(p.to.use_ue8m0),
+        "gating": 2 if gating.name == "situ" else int(gating != Gating() or is_weighted),
     }

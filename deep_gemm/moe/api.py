@@ -24,6 +24,7 @@ from ..gemm.api.bf16_grouped import product_of_bf16_rows
 from ..gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
 from ..gemm.kinds.output import recipes_for
 from ..gemm.packed import is_packed
+from . import experts_few
 from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem
 from .routing import MANY_ROWS, expert_rows, gather_and_cast, sum_rows
@@ -158,6 +159,10 @@ MADE, MADE_BY_BF16 = replace(INTO, outputs=0), replace(INTO_BY_BF16, outputs=0)
 @torch.no_grad()
 def compute_experts(p: ExpertsProblem) -> None:
     """Compute `experts`, part by part."""
+    if experts_few.serves(p):
+        y, row_of = experts_few.run(p)
+        sum_rows(y, row_of, p.topk_weights, p.out, is_dependent=True)
+        return
     rows = expert_rows(p.topk_ids, p.num_experts)
     (_, of_x, _), (_, of_middle, _) = p.first, p.second
     # From here on each kernel is behind one of this call's, which waits for those before it. Of few rows it counts when

@@ -30,7 +30,7 @@ from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.casts import lay_scales as scales
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
-from deep_gemm.casts.gating import Gating
+from deep_gemm.casts.gating import Gating, activated
 from deep_gemm.casts.rules import UNSCALED
 from deep_gemm.core import call, replay
 from deep_gemm.core.call import Function
@@ -50,6 +50,7 @@ from deep_gemm.moe.activation import activated_product_of_rows, cast_activated
 from deep_gemm.moe.check import ActivationProblem, ExpertRows
 from deep_gemm.moe.route_rows import Totals
 from deep_gemm.moe.routing import expert_rows, stack_routes, weighted_sum
+from lab.sim.experts_few import rows_of
 
 INT32, INT64, FP8, FP32, BF16 = torch.int32, torch.int64, torch.float8_e4m3fn, torch.float32, torch.bfloat16
 
@@ -307,6 +308,26 @@ def bf16_gemm(config: Any, p: Launched) -> None:
 def recipes_and_bias(config: Any, p: Launched) -> tuple[Any, Tensor | None]:
     bias = at(p["c"], (p["groups.count"], p["n"]), FP32) if config.with_c else None
     return (None, (1, 0), (1, 0)) if config.sfb == WHOLE else (None, None, None), bias
+
+
+def experts_few(config: Any, p: Launched) -> None:
+    shape, n, k, experts = (p["tokens"], p["topk"]), p["n"], p["k"], p["num_experts"]
+    ids = at(p["topk_ids"], shape, {4: INT32, 8: INT64}[p["id_bytes"]], (p["ids_pitch"], 1))
+    w, b = (int(at(p[name], (1,), INT64)) for name in ("map_w", "map_b"))
+    pitch = int(at(p["map_b"] + 12, (1,), INT32))
+    row_of, pairs = rows_of(ids, experts)
+    weight = at(w, (experts, p["units"] * 16, k), BF16)
+    layout, tokens = torch.tensor(pairs, dtype=INT32).view(-1, 2).t().contiguous()
+    a = at(b, (len(pairs) if config.is_second else p["tokens"], k), BF16, (pitch * 8, 1))
+    h = torch.empty(len(pairs), weight.shape[1], dtype=BF16)
+    product_of_bf16_rows(a if config.is_second else a[tokens], weight, h, layout)
+    d = at(p["d"], (len(pairs), n), BF16)
+    if config.is_second:
+        d.copy_(h)
+        return
+    limit = None if p["limit"] == inf else p["limit"]
+    d.copy_(activated(h, Gating("situ" if p["gating"] == 2 else "swiglu", p["alpha"], p["beta"], limit)))
+    at(p["row_of"], shape, INT32).copy_(row_of)
 
 
 def fp8_gemm_few_rows(config: DecodeConfig, p: Launched) -> None:

@@ -163,7 +163,7 @@ def test_machine_code_is_what_was_planned(case: str) -> None:
         f"{case} compiles, but its machine code is not as planned:{told}\n"
         f"To look at it: python -m lab inspect {kernel.name} --config '{config.name}'"
     )
-    if kernel in ORDINARY:
+    if kernel in ORDINARY and not getattr(config, "is_second", False):  # that product asks for weights early
         assert_loads_nothing_early(built)
     if kernel.name in MORE:
         assert [why for holds, why in MORE[kernel.name](config, found, built.cubin) if not holds] == []

@@ -24,6 +24,7 @@ from deep_gemm.moe import routing
 EXPERTS, HIDDEN, INTER, TOPK = 6, 272, 144, 3
 ALL = ["route_rows", "cast_rows", "fp8_gemm_rows", "cast_rows", "fp8_gemm_rows", "gather_weighted"]
 BY_BF16 = [name.replace("fp8_gemm_rows", "bf16_gemm") for name in ALL]
+FEW = ["experts_few", "experts_few", "gather_weighted"]
 MANY = ["route_rows", "cast_rows", "lay_scales", "fp8_gemm_rows", "fp8_gemm_rows", "gather_weighted"]
 Tokens = tuple[Tensor, Tensor, Tensor]
 USUAL = torch.bfloat16, torch.int64, torch.float32
@@ -135,6 +136,60 @@ def test_bf16_weights_have_the_bits_of_the_cpu_by_one_record(
     assert not seen.made, "other tokens have the same records"
 
 
+@pytest.mark.parametrize("types", [USUAL, (torch.bfloat16, torch.int32, torch.float16)])
+@pytest.mark.parametrize("said", [{}, {"limit": 0.5}, {"activation": "situ", "alpha": 1.5, "beta": 2.0}])
+def test_few_tokens_stream_bf16_weights_by_one_record_for_each_number_of_columns(
+    seen: Seen, types: Any, said: Any
+) -> None:
+    both = bf16_weights(inter=72)
+    for tokens in (1, 8, 13, 16, 17):
+        one = tokens_of(tokens, types)
+        one[1][0] = one[1][0, 0]  # a token that names an expert several times
+        expected = right(*one, *both, **said)
+        room = torch.full((tokens + 1, HIDDEN), torch.nan, dtype=torch.bfloat16)
+        for out in (None, room[:tokens]):
+            seen.gpu.launches.clear()
+            got = deep_gemm.experts(*one, *both, out=out, **said)
+            assert same_bits(got if out is None else out, expected), tokens
+            assert seen.names == (FEW if tokens <= 16 else BY_BF16)
+            assert [each.is_dependent for each in seen.gpu.launches][:3] == [False, True, True]
+            columns = [each.config.columns for each in seen.gpu.launches if each.kernel == "experts_few"]
+            assert columns == [each for each in (8, 16) if tokens <= each][:1] * 2
+        assert bool(room[tokens:].isnan().all())
+    assert None not in seen.made
+    seen.cleared()
+    for tokens in (5, 12, 14):
+        one = tokens_of(tokens, types)
+        assert same_bits(deep_gemm.experts(*one, *both, **said), right(*one, *both, **said))
+    assert not seen.made, "other tokens have the same records"
+
+
+def test_layers_that_the_kernel_of_few_tokens_is_not_for_take_the_usual_way(seen: Seen) -> None:
+    x, ids, p = tokens_of(5)
+    w1, w2 = bf16_weights()
+    apart = torch.zeros(5, HIDDEN + 4).bfloat16()[:, :HIDDEN].copy_(x)
+    wide = torch.empty(EXPERTS, 2 * INTER, HIDDEN + 8).bfloat16()[..., :HIDDEN].copy_(w1)
+    off = torch.empty(5 * HIDDEN + 8).bfloat16()[4 : 5 * HIDDEN + 4].view(5, HIDDEN).copy_(x)
+    calls: dict[str, tuple[Any, ...]] = {
+        "x is rounded": (x.float(), ids, p, w1, w2),
+        "rows of x begin at 8 bytes": (apart, ids, p, w1, w2),
+        "x begins at 8 bytes": (off, ids, p, w1, w2),
+        "rows of a weight lie apart": (x, ids, p, wide, w2),
+        "a weight is MN-major": (x, ids, p, w1, w2.mT.contiguous().mT),
+        "hidden is a multiple of 8 alone": (tokens_of(5, hidden=136)[0], ids, p, *bf16_weights(136)),
+    }
+    biases: dict[str, Any] = {"w1_bias": torch.ones(EXPERTS, 2 * INTER), "w2_bias": torch.ones(EXPERTS, HIDDEN)}
+    calls |= dict.fromkeys(biases, (x, ids, p, w1, w2))
+    for name, given in calls.items():
+        more = {name: biases[name]} if name in biases else {}
+        seen.cleared()
+        got = deep_gemm.experts(*given, **more)
+        assert seen.names == BY_BF16, name
+        assert name == "a weight is MN-major" or same_bits(got, right(*given, **more)), name
+    seen.cleared()
+    assert same_bits(deep_gemm.experts(x, ids, p, w1, w2), right(x, ids, p, w1, w2)) and seen.names == FEW
+
+
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("biases", ["", "1", "2", "12"])
 @pytest.mark.parametrize("form", [*SCALED, "BF16"])
@@ -145,7 +200,7 @@ def test_scales_of_rows_and_biases_have_the_bits_of_the_cpu_by_one_record(
         monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
     both = on_cpu(weights_of)(form, EXPERTS, 256, 128)
     more: dict[str, Any] = {f"w{name}_bias": torch.randn(EXPERTS, 256) for name in biases}
-    for tokens in (5, 37):
+    for tokens in (17, 37):
         one = tokens_of(tokens, hidden=256)
         expected = right(*one, *both, **more)
         for out in (None, torch.full_like(one[0], torch.nan)):

@@ -70,6 +70,10 @@ DEVICE void st_shared_b32(void* pointer, uint32_t value) {
 DEVICE void red_shared_add(uint32_t* pointer, uint32_t value) {
   asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
 }
+// Sets bits of a word, beside other threads of the block that set others.
+DEVICE void red_shared_or(uint32_t* pointer, uint32_t bits) {
+  asm volatile("red.relaxed.cta.shared.or.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(bits) : "memory");
+}
 DEVICE void st_shared_f32(void* pointer, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem_address(pointer)), "f"(value) : "memory");
 }

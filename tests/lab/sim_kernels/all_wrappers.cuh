@@ -102,6 +102,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_shared_b32(tile + 3, lane);
   ptx::st_shared_v2_b32(tile + 6, lane, warp);
   ptx::red_shared_add(reinterpret_cast<uint32_t*>(tile + 3), ptx::popc(ptx::match_any_sync(warp)));
+  ptx::red_shared_or(reinterpret_cast<uint32_t*>(tile + 3), 1u << warp);
   ptx::stmatrix_x4(tile + lane * 4, 1, 2, 3, 4);
   sum += ptx::ld_global_f32(out) + ptx::ld_global_v2_f32(out).y + ptx::ld_global_v4_f32(out).z;
   sum += ptx::ld_global_nc_f32(out + 8);

@@ -71,14 +71,21 @@ Uint2 ld_shared_v2_b32(const void* p) { return shared_load<Uint2>(p, "ld_shared_
 Uint4 ld_shared_v4_b32(const void* p) { return shared_load<Uint4>(p, "ld_shared_v4_b32"); }
 Uint4 ld_shared_v4_b32(uint32_t address) { return ld_shared_v4_b32(shared_pointer(address)); }
 void st_shared_b32(void* p, uint32_t value) { shared_store_value(p, value, "st_shared_b32"); }
+template <typename Change>
+void shared_change(uint32_t* p, const char* what, Change change) {
+  yield();
+  const uint32_t offset = shared_offset(p, 4, 4, what);
+  uint32_t word;
+  std::memcpy(&word, self->cta->generic + offset, 4);
+  word = change(word);
+  shared_store(offset, &word, 4);
+  yield();
+}
 void red_shared_add(uint32_t* p, uint32_t value) {
-  yield();
-  const uint32_t offset = shared_offset(p, 4, 4, "red_shared_add");
-  uint32_t sum;
-  std::memcpy(&sum, self->cta->generic + offset, 4);
-  sum += value;
-  shared_store(offset, &sum, 4);
-  yield();
+  shared_change(p, "red_shared_add", [value](uint32_t word) { return word + value; });
+}
+void red_shared_or(uint32_t* p, uint32_t bits) {
+  shared_change(p, "red_shared_or", [bits](uint32_t word) { return word | bits; });
 }
 void st_shared_f32(void* p, float value) { shared_store_value(p, value, "st_shared_f32"); }
 void st_shared_v2_b32(void* p, uint32_t a, uint32_t b) { shared_store_value(p, Uint2{a, b}, "st_shared_v2_b32"); }

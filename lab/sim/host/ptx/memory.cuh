@@ -21,6 +21,7 @@ Uint4 ld_shared_v4_b32(uint32_t address);
 Uint4 ld_shared_v4_b32(const void* pointer);
 void st_shared_b32(void* pointer, uint32_t value);
 void red_shared_add(uint32_t* pointer, uint32_t value);
+void red_shared_or(uint32_t* pointer, uint32_t bits);
 void st_shared_f32(void* pointer, float value);
 void st_shared_v2_b32(void* pointer, uint32_t a, uint32_t b);
 void st_shared_v2_f32(void* pointer, float x, float y);

@@ -1,0 +1,269 @@
+// One of the two products of a layer of experts, for few tokens and BF16 weights: it streams weights of experts that are hit.
+// The first product is activated on its way out, and gather_weighted sums up the rows of the second.
+//
+//   a warp                 for each item, for each k-block:   empty --wait--> weights --TMA--> full
+//   another                for each item, for each k-block:   empty --wait--> B --TMA--> full
+//   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA --arrive--> empty
+//                          after the last k-block:            accumulators --> activated --> rows
+//
+// A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. CTAs share out the units of all
+// experts that are hit in equal parts, whatever the sizes are. An item is up to kMaxUnits units of an expert, multiplied at a time.
+//
+// Weights are A of WGMMA, and tokens B. The first product takes all tokens, and the second the rows of the expert and the rows
+// behind them. Columns of other experts are multiplied too, and not stored.
+//
+// Every CTA finds rows by itself, from all ids. So the second product loads weights while the first one runs, and B alone waits for
+// it. Ids are there by then, as the first product lets the second start behind its own wait.
+#pragma once
+#include "cast/silu.cuh"
+#include "config.cuh"
+#include "lanes.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "types.cuh"
+
+struct ExpertsFewParams {
+  ptx::TensorMap map_w, map_fours;  // boxes of a unit, and of four: (k, row of 8, which 8 rows of the unit, unit)
+  ptx::TensorMap map_b;             // x [tokens, k], or activations [rows, k], in boxes of as many rows as there are tokens
+  const uint8_t* topk_ids;          // [tokens, topk], of id_bytes; ids of a token lie beside each other
+  int32_t* row_of;                  // [tokens, topk], -1: no expert; the first product writes it
+  uint8_t* d;                       // BF16 [rows, n]
+  uint32_t tokens, topk, ids_pitch, id_bytes, num_experts;
+  uint32_t n, k, units, units_apart;  // units of an expert's weight; from an expert's first to the next one's in the maps
+  uint32_t gating;                    // 2: SiTU; SwiGLU otherwise
+  float limit, alpha, beta, alpha_reciprocal, beta_reciprocal;
+};
+#include "experts_few_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+
+constexpr uint32_t kBlockK = 64, kLineBytes = kBlockK * 2;
+constexpr uint32_t kUnitRows = 16, kUnitBytes = kUnitRows * kLineBytes;
+constexpr uint32_t kMaxUnits = 8, kUnitsOfWarpgroup = kMaxUnits / 2;  // one for each math warp
+constexpr uint32_t kWarpgroupBytes = kUnitsOfWarpgroup * kUnitBytes;
+constexpr uint32_t kNumMathWarps = kMaxUnits, kNumMathThreads = kNumMathWarps * 32;
+constexpr uint32_t kBBytes = kColumns * kLineBytes, kMaxStages = kRingBytes / (kWarpgroupBytes + kBBytes);
+static_assert(kNumThreads == kNumMathThreads + 64, "math warps, and two that load behind them");
+static_assert(kMaxExperts == 2 * kNumMathThreads, "two experts for each math thread");
+static_assert(kColumns <= 16, "an expert's tokens are half a word");
+
+struct SharedStorage {
+  alignas(1024) uint8_t ring[kRingBytes];
+  uint32_t entry_of[kMaxExperts];  // of an expert: bit t: token t has it; the first of its rows << 16
+  uint32_t hit[kMaxExperts];       // the experts that are hit, in order
+  uint32_t of_warp[kNumMathWarps]; // experts that are hit << 16 | rows, of a warp's experts
+  uint64_t full[kMaxStages], empty[kMaxStages];
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "FewConfig.shared_bytes and SharedStorage differ");
+
+// The expert of a route; num_experts: none. From the L2: the second product asks before the kernel ahead has ended, and the L1 may
+// have older ids.
+DEVICE uint32_t expert_of(const ExpertsFewParams& p, uint32_t token, uint32_t route) {
+  const uint8_t* id = p.topk_ids + (uint64_t{token} * p.ids_pitch + route - token * p.topk) * p.id_bytes;
+  const uint32_t low = ptx::ld_relaxed_gpu_b32(id), high = p.id_bytes == 8 ? ptx::ld_relaxed_gpu_b32(id + 4) : 0;
+  return high == 0 && low < p.num_experts ? low : p.num_experts;
+}
+
+// The row of a token that has the expert. A token that names an expert twice has one row for both.
+DEVICE uint32_t row_of(uint32_t entry, uint32_t token) { return (entry >> 16) + ptx::popc(entry & ((1u << token) - 1)); }
+
+// Gives each token of an expert a row, by expert and then by token, and lists the experts that are hit, whose number it returns.
+// All threads come here.
+DEVICE uint32_t find_rows(const ExpertsFewParams& p, SharedStorage& shared) {
+  const uint32_t thread = ptx::thread_index(), warp = thread / 32, lane = ptx::lane_index();
+  for (uint32_t route = thread; route < p.tokens * p.topk; route += kNumThreads) {
+    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);
+    if (expert < p.num_experts) ptx::red_shared_or(&shared.entry_of[expert], 1u << token);
+  }
+  ptx::syncthreads();
+  uint32_t tokens[2] = {}, counts[2];
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    if (warp < kNumMathWarps) tokens[i] = ptx::ld_shared_b32(&shared.entry_of[thread * 2 + i]);
+    counts[i] = ptx::popc(tokens[i]) + (tokens[i] != 0 ? 1u << 16 : 0);
+  }
+  const uint32_t up_to = sum_up_to_lane(counts[0] + counts[1], lane);
+  if (warp < kNumMathWarps && lane == 31) ptx::st_shared_b32(&shared.of_warp[warp], up_to);
+  ptx::syncthreads();
+  uint32_t before = up_to - counts[0] - counts[1], all = 0;
+#pragma unroll
+  for (uint32_t w = 0; w < kNumMathWarps; ++w) {
+    const uint32_t of_warp = ptx::ld_shared_b32(&shared.of_warp[w]);
+    before += w < warp ? of_warp : 0, all += of_warp;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < 2; before += counts[i++]) {
+    if (tokens[i] == 0) continue;
+    ptx::st_shared_b32(&shared.hit[before >> 16], thread * 2 + i);
+    ptx::st_shared_b32(&shared.entry_of[thread * 2 + i], tokens[i] | before << 16);
+  }
+  ptx::syncthreads();
+  if (!kIsSecond && ptx::block_index() == ptx::grid_size() - 1)
+    for (uint32_t route = thread; route < p.tokens * p.topk; route += kNumThreads) {  // for gather_weighted
+      const uint32_t token = route / p.topk, expert = expert_of(p, token, route);
+      const uint32_t row = expert < p.num_experts ? row_of(ptx::ld_shared_b32(&shared.entry_of[expert]), token) : ~0u;
+      ptx::st_global_b32(p.row_of + route, row);
+    }
+  return all >> 16;
+}
+
+// What this CTA multiplies, and how its ring is divided.
+struct Work {
+  uint32_t first, end;  // units, of all that are hit
+  uint32_t item_units, k_blocks;
+  uint32_t a_bytes, stage_bytes, stages;
+
+  DEVICE Work(const ExpertsFewParams& p, uint32_t num_hit) : k_blocks(ceil_div(p.k, kBlockK)) {
+    const uint32_t total = num_hit * p.units, most = ceil_div(total, ptx::grid_size());  // of a CTA
+    const Part part(total, ptx::grid_size(), ptx::block_index());
+    first = part.first, end = part.first + part.count;
+    item_units = most == 0 ? 1 : ceil_div(most, ceil_div(most, kMaxUnits));
+    a_bytes = ceil_div(item_units, kUnitsOfWarpgroup) * kWarpgroupBytes;
+    stage_bytes = a_bytes + kBBytes;
+    stages = kRingBytes / stage_bytes;
+  }
+};
+
+// Units of an expert that are multiplied at a time.
+struct Item {
+  uint32_t number, count = 0;  // of the first, among all that are hit; of units, 0 behind the last item
+  uint32_t unit, in_map;       // the first: in the expert, and in the maps
+  uint32_t entry;              // of the expert
+
+  DEVICE Item(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, uint32_t number_) : number(number_) {
+    if (number >= work.end) return;
+    const uint32_t place = number / p.units, expert = ptx::ld_shared_b32(&shared.hit[place]);
+    unit = number - place * p.units, in_map = expert * p.units_apart + unit;
+    entry = ptx::ld_shared_b32(&shared.entry_of[expert]);
+    count = work.end - number < work.item_units ? work.end - number : work.item_units;
+    count = p.units - unit < count ? p.units - unit : count;
+  }
+};
+
+// Goes through the slots of a CTA, each k-block of each item, and has something to do behind an item's last.
+DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const auto& use, const auto& end) {
+  uint32_t stage = 0, parity = 0;
+  for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + item.count)) {
+#pragma unroll 1
+    for (uint32_t k_block = 0; k_block < work.k_blocks; ++k_block) {
+      use(item, k_block, stage, parity);
+      if (++stage == work.stages) stage = 0, parity ^= 1;
+    }
+    end(item);
+  }
+}
+constexpr auto kNothing = [](const Item&) {};
+
+// A warp: a lane loads a unit, or four.
+DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
+  const uint32_t lane = ptx::lane_index();
+  const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    if (lane == 0) {
+      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(&shared.full[stage], item.count * kUnitBytes);
+    }
+    ptx::syncwarp();
+    const uint32_t fours = item.count / 4, unit = lane < fours ? lane * 4 : lane + fours * 3;
+    if (unit < item.count)
+      ptx::tma_load_4d(lane < fours ? &p.map_fours : &p.map_w, &shared.full[stage],
+                       shared.ring + stage * work.stage_bytes + unit * kUnitBytes, k_block * kBlockK, 0, 0, item.in_map + unit);
+  };
+  for_slots(p, shared, work, load, kNothing);
+}
+
+// A warp. Before the second product waits for the first, it asks for weights that its ring has no room for, if they are few: the L2
+// would have lost more of them by the time they are loaded.
+DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
+  const uint32_t lane = ptx::lane_index();
+  if constexpr (kIsSecond) {
+    uint32_t slot = 0;
+    const auto prefetch = [&](const Item& item, uint32_t k_block, uint32_t, uint32_t) {
+      if (slot++ >= work.stages && lane < item.count) ptx::tma_prefetch_4d(&p.map_w, k_block * kBlockK, 0, 0, item.in_map + lane);
+    };
+    if ((work.end - work.first) * work.k_blocks <= kPrefetchedUnits) for_slots(p, shared, work, prefetch, kNothing);
+    ptx::griddepcontrol_wait();
+  }
+  const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
+    ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&shared.full[stage], p.tokens * kLineBytes);
+    ptx::tma_load_2d(&p.map_b, &shared.full[stage], to, k_block * kBlockK, kIsSecond ? item.entry >> 16 : 0);
+  };
+  if (lane == 0) for_slots(p, shared, work, load, kNothing);
+}
+
+// As products in BF16 and cast_rows behind them give it.
+DEVICE float activated(const ExpertsFewParams& p, float gate, float up) {
+  const ptx::Float2 rounded = ptx::unpack_bf16(ptx::pack_bf16(gate, up));
+  return p.gating == 2 ? Situ(p)(rounded.x, rounded.y, 1.f) : Swiglu(p)(rounded.x, rounded.y, 1.f);
+}
+
+// Stores a warp's sums of an item: a unit.
+DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float (&sums)[kColumns / 2]) {
+  const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
+  if (warp >= item.count) return;
+  const uint32_t column = (item.unit + warp) * (kIsSecond ? kUnitRows : kUnitRows / 2) + lane / 4;
+#pragma unroll
+  for (uint32_t i = 0; i < kColumns / 4; ++i) {
+    const uint32_t b = i / 2 * 8 + lane % 4 * 2 + i % 2;  // a token, or one of the expert's rows
+    if (kIsSecond ? b >= ptx::popc(item.entry & 0xffff) : (item.entry >> b & 1) == 0) continue;
+    const uint32_t row = kIsSecond ? (item.entry >> 16) + b : row_of(item.entry, b);
+    const float first = sums[i / 2 * 4 + i % 2], second = sums[i / 2 * 4 + 2 + i % 2];
+    uint8_t* const to = p.d + (uint64_t{row} * p.n + column) * 2;
+    ptx::st_global_b16(to, ptx::pack_bf16(kIsSecond ? first : activated(p, first, second), 0.f));
+    if constexpr (kIsSecond) ptx::st_global_b16(to + kUnitRows, ptx::pack_bf16(second, 0.f));  // 8 columns on
+  }
+}
+
+// Math warps. A warpgroup without 64 rows of its own in an item multiplies the first, and does not store them.
+DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
+  const uint32_t warpgroup = ptx::warp_index() / 4, lane = ptx::lane_index();
+  const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
+  uint32_t last = 0;
+  float sums[kColumns / 2] = {};
+  const auto multiply_slot = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    const uint32_t slot = ring + stage * (work.stage_bytes / 16);
+    const uint32_t rows = warpgroup * kUnitsOfWarpgroup < item.count ? warpgroup * (kWarpgroupBytes / 16) : 0;
+    ptx::mbarrier_wait_parity(&shared.full[stage], parity);
+    ptx::wgmma_fence();
+    ptx::wgmma_m64k64_bf16<kColumns>(sums, slot + rows, slot + work.a_bytes / 16, k_block != 0);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    if (k_block != 0 && lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
+    last = stage;
+  };
+  for_slots(p, shared, work, multiply_slot, [&](const Item& item) {
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(sums);  // or what reads them might be moved ahead of the wait
+    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
+    store_unit(p, item, sums);
+    if constexpr (kCudaRelease < 1209)  // see kStoresAtOnce in tile.cuh
+#pragma unroll
+      for (float& x : sums) x = 0;
+  });
+}
+
+KERNEL(kNumThreads, kCtasPerSm) bf16_gemm_experts_few(GRID_CONSTANT ExpertsFewParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  const uint32_t warp = ptx::warp_index();
+  if (warp == kNumMathWarps && ptx::elect_sync()) {
+    ptx::prefetch_tensormap(&p.map_w);
+    ptx::prefetch_tensormap(&p.map_fours);
+    ptx::prefetch_tensormap(&p.map_b);
+    for (uint32_t stage = 0; stage < kMaxStages; ++stage) {
+      ptx::mbarrier_init(&shared.full[stage], 2);
+      ptx::mbarrier_init(&shared.empty[stage], kNumMathWarps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  for (uint32_t i = ptx::thread_index(); i < kMaxExperts; i += kNumThreads) ptx::st_shared_b32(&shared.entry_of[i], 0);
+  ptx::syncthreads();
+
+  if constexpr (!kIsSecond) ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const Work work(p, find_rows(p, shared));
+  if (warp == kNumMathWarps) return load_weights(p, shared, work);
+  if (warp > kNumMathWarps) return load_b(p, shared, work);
+  multiply(p, shared, work);
+}

@@ -1,0 +1,80 @@
+"""Ways to break the kernel of experts for few tokens, and the trials they meet."""
+
+from __future__ import annotations
+
+import torch
+
+from deep_gemm.moe.experts_few import FewConfig
+from lab.sim.experts_few import GATINGS, FewTrial
+from lab.sim.mutate import Mutation
+
+FIRST, SECOND, FIRST_16, SECOND_16 = (FewConfig(columns, second) for columns in (8, 16) for second in (False, True))
+_LIMIT, _SHARP, _SITU = GATINGS[1:]
+TRIALS = [
+    FewTrial(FIRST, 7, 3, 40, 72, 144, 1, num_sms=3),
+    FewTrial(FIRST, 1, 8, 12, 40, 1040, 2, "slow_math", _LIMIT, torch.int32, num_sms=2),
+    FewTrial(FIRST, 8, 4, 512, 24, 72, 3, "slow_producer", _SHARP, num_sms=5),
+    FewTrial(FIRST, 5, 2, 3, 200, 136, 4, "slow_warps", _SITU, num_sms=1),
+    FewTrial(FIRST_16, 13, 2, 300, 16, 64, 5, "late_loads", num_sms=4),
+    FewTrial(FIRST_16, 15, 40, 70, 88, 200, 6, num_sms=2),
+    FewTrial(SECOND, 7, 3, 40, 80, 144, 7, num_sms=3),
+    FewTrial(SECOND, 1, 8, 12, 48, 1040, 8, "slow_math", ids=torch.int32, num_sms=2),
+    FewTrial(SECOND, 5, 2, 3, 208, 136, 9, "slow_warps", num_sms=1),
+    FewTrial(SECOND_16, 13, 2, 300, 16, 64, 10, "late_loads", num_sms=4),
+    FewTrial(SECOND_16, 15, 3, 7, 96, 200, 11, num_sms=2),
+    FewTrial(SECOND_16, 16, 1, 1, 16, 72, 12, "slow_cta", num_sms=3),
+]
+
+_FEW = "experts_few.cuh"
+MUTATIONS = [
+    Mutation("the upper half of an id is not looked at", _FEW, "high == 0 && low < p.num", "low < p.num"),
+    Mutation("ids of 4 bytes have an upper half", _FEW, "p.id_bytes == 8 ? ptx::ld", "p.id_bytes != 0 ? ptx::ld", shows_in=FIRST),
+    Mutation("an id that no expert has is one", _FEW, "low < p.num_experts ? low", "low <= p.num_experts ? low % p.num_experts"),
+    Mutation("ids of tokens follow each other", _FEW, "uint64_t{token} * p.ids_pitch", "uint64_t{token} * p.topk"),
+    Mutation("ids are read before the kernel ahead has ended", _FEW, "if constexpr (!kIsSecond) ptx::griddepcontrol_wait();", ""),
+    Mutation("routes behind the first of each thread are forgotten", _FEW, "; route < p.tokens * p.topk; route += kNumThreads) {\n    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);\n    if", "; route < kNumThreads && route < p.tokens * p.topk; route += kNumThreads) {\n    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);\n    if", shows_in=FIRST_16),
+    Mutation("tables begin as they are", _FEW, "i += kNumThreads) ptx::st_shared_b32(&shared.entry_of[i], 0);\n", "i += kNumThreads);\n"),
+    Mutation("routes are entered before tables are empty", _FEW, "entry_of[i], 0);\n  ptx::syncthreads();\n", "entry_of[i], 0);\n"),
+    Mutation("routes are counted before all are entered", _FEW, "1u << token);\n  }\n  ptx::syncthreads();\n", "1u << token);\n  }\n"),
+    Mutation("sums of warps are added before they are there", _FEW, "up_to);\n  ptx::syncthreads();\n", "up_to);\n"),
+    Mutation("experts are looked at before they are listed", _FEW, "before << 16);\n  }\n  ptx::syncthreads();\n", "before << 16);\n  }\n"),
+    Mutation("experts of the warps before are forgotten", _FEW, "before += w < warp ? of_warp : 0,", ""),
+    Mutation("experts of lower lanes are forgotten", _FEW, "up_to = sum_up_to_lane(counts[0] + counts[1], lane);", "up_to = counts[0] + counts[1];"),
+    Mutation("the second expert of a thread has the place of the first", _FEW, "i < 2; before += counts[i++])", "i < 2; ++i)"),
+    Mutation("rows begin with the number of experts", _FEW, "tokens[i] | before << 16", "tokens[i] | before >> 16 << 16"),
+    Mutation("a row has all tokens up to its own before it", _FEW, "ptx::popc(entry & ((1u << token) - 1))", "ptx::popc(entry & ((2u << token) - 1))"),
+    Mutation("a route without an expert has row 0", _FEW, ", token) : ~0u;", ", token) : 0;"),
+    Mutation("no CTA stores rows", _FEW, "ptx::block_index() == ptx::grid_size() - 1", "false"),
+    Mutation("an expert's weights follow those of the one before that is hit", _FEW, "in_map = expert * p.units_apart", "in_map = place * p.units_apart"),
+    Mutation("the last units are left out", _FEW, "end = part.first + part.count;", "end = part.first + part.count - (part.count > 1);"),
+    Mutation("an item has two experts", _FEW, "count = p.units - unit < count ? p.units - unit : count;", ""),
+    Mutation("a stage has no room for B", _FEW, "stage_bytes = a_bytes + kBBytes;", "stage_bytes = a_bytes;"),
+    Mutation("the ring has a stage more", _FEW, "stages = kRingBytes / stage_bytes;", "stages = kRingBytes / stage_bytes + 1;"),
+    Mutation("the ring never turns", _FEW, "stage = 0, parity ^= 1;", "stage = 0;"),
+    Mutation("B is that of the first k-block", _FEW, "to, k_block * kBlockK, kIsSecond", "to, 0, kIsSecond"),
+    Mutation("weights are those of the first k-block", _FEW, "k_block * kBlockK, 0, 0, item.in_map + unit);", "0, 0, 0, item.in_map + unit);"),
+    Mutation("all units land in one place", _FEW, "+ unit * kUnitBytes", "+ 0"),
+    Mutation("units behind four follow the boxes", _FEW, "lane * 4 : lane + fours * 3;", "lane * 4 : lane;"),
+    Mutation("four units come in a small box", _FEW, "lane < fours ? &p.map_fours : &p.map_w", "&p.map_w"),
+    Mutation("slots are filled before they are free", _FEW, "item.count * kUnitBytes);\n    }\n    ptx::syncwarp();\n", "item.count * kUnitBytes);\n    }\n"),
+    Mutation("rows of the second product begin with the first", _FEW, "kIsSecond ? item.entry >> 16 : 0);", "0);", shows_in=SECOND),
+    Mutation("B is asked for before the kernel ahead has ended", _FEW, "work, prefetch, kNothing);\n    ptx::griddepcontrol_wait();\n", "work, prefetch, kNothing);\n", shows_in=SECOND),
+    Mutation("weights overwrite a slot that is in use", _FEW, "    if (lane == 0) {\n      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);\n", "    if (lane == 0) {\n"),
+    Mutation("B overwrites a slot that is in use", _FEW, "work.a_bytes;\n    ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);\n", "work.a_bytes;\n"),
+    Mutation("a slot is full with weights or B", _FEW, "mbarrier_init(&shared.full[stage], 2);", "mbarrier_init(&shared.full[stage], 1);"),
+    Mutation("a slot is multiplied before it has landed", _FEW, "    ptx::mbarrier_wait_parity(&shared.full[stage], parity);\n", ""),
+    Mutation("a slot goes back before it is multiplied", _FEW, "shared.empty[last]);\n    last = stage;", "shared.empty[stage]);\n    last = stage;"),
+    Mutation("the last slot of an item is kept", _FEW, "    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);\n    store", "    store"),
+    Mutation("sums begin with those of the last item", _FEW, "work.a_bytes / 16, k_block != 0);", "work.a_bytes / 16, true);"),
+    Mutation("the second warpgroup multiplies the first rows", _FEW, "? warpgroup * (kWarpgroupBytes / 16) : 0;", "? 0 : 0;"),
+    Mutation("B is looked for where weights end", _FEW, "slot + work.a_bytes / 16, k", "slot + item.count * (kUnitBytes / 16), k"),
+    Mutation("gate and up are not rounded", _FEW, "ptx::unpack_bf16(ptx::pack_bf16(gate, up));", "ptx::Float2{gate, up};"),
+    Mutation("gate and up change places", _FEW, "activated(p, first, second), 0", "activated(p, second, first), 0"),
+    Mutation("a limit is not looked at", _FEW, ": Swiglu(p)(", ": Plain(p)("),
+    Mutation("SiTU is SwiGLU", _FEW, "p.gating == 2 ? Situ(p)", "p.gating == 2 ? Swiglu(p)"),
+    Mutation("units behind an item's last are stored", _FEW, "  if (warp >= item.count) return;\n", ""),
+    Mutation("rows of other experts are stored", _FEW, "kIsSecond ? b >= ptx::popc(item.entry & 0xffff)", "kIsSecond ? false", shows_in=SECOND),
+    Mutation("tokens of other experts are stored", _FEW, ": (item.entry >> b & 1) == 0)", ": false)", shows_in=FIRST),
+    Mutation("the lower rows of a unit are stored twice", _FEW, "ptx::st_global_b16(to + kUnitRows,", "ptx::st_global_b16(to,", shows_in=SECOND),
+    Mutation("warps store the first unit", _FEW, "column = (item.unit + warp) * (", "column = item.unit * ("),
+]  # fmt: skip
