@@ -11,7 +11,6 @@ import torch
 
 import deep_gemm
 from deep_gemm import errors
-from deep_gemm.core import gpu as gpus
 from deep_gemm.core.check import checks, memory
 from deep_gemm.core.check.layout import empty_mn_major
 
@@ -22,17 +21,6 @@ def test_each_type_is_what_callers_already_catch() -> None:
     assert issubclass(errors.DriverError, RuntimeError)
     assert issubclass(errors.UnsupportedGpuError, NotImplementedError)
     assert not issubclass(errors.EarlierError, errors.LaunchError)
-
-
-def test_a_gpu_that_the_kernels_are_not_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ada:
-        major, minor, name, multi_processor_count = 8, 9, "NVIDIA L4", 58
-
-    monkeypatch.setattr(gpus, "_properties", lambda device: Ada)
-    gpus.gpu_of.cache_clear()
-    told = r"Hopper GPU .*; cuda:3 is NVIDIA L4, compute capability 8\.9"
-    with pytest.raises(errors.UnsupportedGpuError, match=told):
-        gpus.gpu_of(3)
 
 
 def no_memory(*_: Any, **__: Any) -> NoReturn:
