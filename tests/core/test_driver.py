@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import encoded_map
+from helpers import raising
 
 from deep_gemm.core import gpu as gpus
 from deep_gemm.core.jit import driver
@@ -297,10 +298,7 @@ def test_the_drivers_version_is_that_of_the_newest_cuda_that_it_knows(monkeypatc
 
 @pytest.mark.parametrize("error", [ImportError("no bindings"), RuntimeError("no libcuda.so.1"), OSError("no file")])
 def test_no_driver_has_no_version(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def missing() -> Any:
-        raise error
-
-    monkeypatch.setattr(driver, "_driver", missing)
+    monkeypatch.setattr(driver, "_driver", raising(error))
     assert driver.driver_version() is None
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
+from helpers import raising
 
 import deep_gemm
 from deep_gemm import errors
@@ -23,8 +24,7 @@ def test_each_type_is_what_callers_already_catch() -> None:
     assert not issubclass(errors.EarlierError, errors.LaunchError)
 
 
-def no_memory(*_: Any, **__: Any) -> NoReturn:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+no_memory = raising(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
 
 
 def test_memory_that_is_not_there_is_said_to_be_for_what(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import forked
 import pytest
-from helpers import as_new_process, some
+from helpers import as_new_process, raising, some
 
 ROOT = Path(__file__).resolve().parents[2]
 from deep_gemm.core import jit
@@ -350,10 +350,8 @@ def test_absent_bindings_are_named_with_the_command_that_brings_them(
 @pytest.mark.usefixtures("fresh_nvrtc")
 @pytest.mark.parametrize("major", [12, 13])
 def test_an_absent_library_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch, major: int) -> None:
-    def version() -> Any:
-        raise RuntimeError("Failure finding\n  libnvrtc.so\n")  # as cuda-bindings 13.5 says it: in lines
-
-    fake_bindings(monkeypatch, f"{major}.9.4", version)
+    absent = RuntimeError("Failure finding\n  libnvrtc.so\n")  # as cuda-bindings 13.5 says it: in lines
+    fake_bindings(monkeypatch, f"{major}.9.4", raising(absent))
     monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: None)
     with pytest.raises(jit.CompilerMissing) as caught:
         compiler._nvrtc()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import raising
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -194,10 +195,8 @@ def test_a_refused_call_that_wrote_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_another_error_than_the_contracts_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(*_: Any, **__: Any) -> None:
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr(DENSE, "calls", dict.fromkeys(CALLS, breaks))
+    broken = raising(RuntimeError("an illegal memory access"))
+    monkeypatch.setattr(DENSE, "calls", dict.fromkeys(CALLS, broken))
     assert first_failure(DENSE).wrong == "RuntimeError: an illegal memory access"
 
 
