@@ -1,5 +1,5 @@
-// Unit kernels of tests/lab/test_sim_failures.py. The words before each are a pattern of the message with which it ends,
-// and say how it is launched if not as usual.
+// Unit kernels of tests/lab/test_sim_failures.py. Before each stands a pattern of its error's message and,
+// behind `with`, how it is launched if not as usual.
 #pragma once
 #include "cases.cuh"
 
@@ -9,7 +9,7 @@ DEVICE void expect_tile(Case& c, Shared& shared, uint64_t* bar, uint32_t thread)
   ptx::tma_load_2d(&c.map_in, bar, shared.tile, 0, 0);
 }
 
-// A tensor map in `out`, like that of `in`.
+// Makes a tensor map in `out` for the tensor of `in`, one chunk of 16 bytes further.
 DEVICE ptx::TensorMap* make_map(Case& c) {
   auto* map = reinterpret_cast<ptx::TensorMap*>((reinterpret_cast<uint64_t>(c.out) + 63) / 64 * 64);
   ptx::tensormap_copy(map, c.map_in);
