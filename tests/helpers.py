@@ -48,6 +48,15 @@ def some(x: T | None) -> T:
     return x
 
 
+def raising(error: Exception) -> Callable[..., Any]:
+    """Give a function that takes anything and raises this error."""
+
+    def call(*_: object, **__: object) -> Any:
+        raise error
+
+    return call
+
+
 def module_of(path: Path) -> ModuleType:
     """A script as a module."""
     spec = some(importlib.util.spec_from_file_location(path.stem, path))

@@ -12,45 +12,23 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_jit import KERNELS
 
 from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.core.jit.cubin import Control, Instruction, architecture, disassemble, read_kernels, report
 
-# Two tensor core instructions, both setmaxnreg, the accumulators stored.
-PLANNED = """
-extern "C" __global__ void __launch_bounds__(256, 1) planned(float* p, unsigned long long a) {
-  if (threadIdx.x >= 128) { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); return; }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  float d[4] = {};
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-  for (int i = 0; i < 2; ++i)
-    asm volatile("wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, %4, %4, 1, 1, 1;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a + i));
-  asm volatile("wgmma.commit_group.sync.aligned;\\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-  for (int i = 0; i < 4; ++i) p[i * 128 + threadIdx.x] = d[i];
-}"""
-
-STACK = """
-extern "C" __global__ void stack(float* p, int* index, int n) {
-  float a[40];
-  for (int i = 0; i < 40; ++i) a[i] = p[i];
-  for (int i = 0; i < 40; ++i) a[index[i]] *= 2;
-  p[threadIdx.x] = a[n];
-}"""
-
-TWO = """
-extern "C" __global__ void plain(float* p) { p[threadIdx.x] *= 2; }
-extern "C" __global__ void shared(float* p) {
-  __shared__ float s[32];
-  s[threadIdx.x] = p[0];
-  __syncthreads();
-  p[1] = s[3 - threadIdx.x];
-}"""
+PLANNED, STACK, TWO = (KERNELS[name] for name in ("planned", "stack frame", "two"))
+TMA, BOX = "cp.async.bulk.tensor.2d", "[%1, {%2, %2}]"
 
 
 @functools.cache
 def compiled(source: str) -> CompiledKernel:
     return compile_cubin(source, {}, name="test")
+
+
+def asm(instruction: str) -> str:
+    """Give the statement of a PTX instruction whose operands are an address, a tensor map and a number."""
+    return f'asm volatile("{instruction};" ::"r"(s), "l"(map), "r"(n) : "memory");'
 
 
 def counts_of(body: str) -> dict[str, int]:
@@ -81,15 +59,7 @@ def test_registers_and_stack_agree_with_what_ptxas_says() -> None:
 
 
 def test_the_stack_of_a_called_function_counts_for_its_kernel() -> None:
-    source = """
-    __device__ __noinline__ float callee(float* p, int* index, int n) {
-      float a[40];
-      for (int i = 0; i < 40; ++i) a[i] = p[i];
-      for (int i = 0; i < 40; ++i) a[index[i]] *= 2;
-      return a[n];
-    }
-    extern "C" __global__ void k(float* p, int* index, int n) { p[threadIdx.x] = callee(p, index, n); }"""
-    (kernel,) = read_kernels(compiled(source).cubin)
+    (kernel,) = read_kernels(compiled(KERNELS["stack of a callee"]).cubin)
     assert kernel.stack_frame_bytes == 160
 
 
@@ -122,30 +92,10 @@ def test_instructions_know_their_place_in_the_file() -> None:
         ("USETMAXREG", 1, 'asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); q[threadIdx.x] = 1;'),
         ("WARPGROUP", 1, 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");'),
         ("UTMACMDFLUSH", 1, 'asm volatile("cp.async.bulk.commit_group;" ::: "memory");'),
-        (
-            "STSM",
-            1,
-            'asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %1, %1, %1};"'
-            ' ::"r"(s), "r"(n) : "memory");',
-        ),
-        (
-            "UTMALDG",
-            1,
-            'asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],'
-            ' [%1, {%2, %2}], [%0];" ::"r"(s), "l"(map), "r"(n) : "memory");',
-        ),
-        (
-            "UTMASTG",
-            1,
-            'asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%1, {%2, %2}], [%0];"'
-            ' ::"r"(s), "l"(map), "r"(n) : "memory");',
-        ),
-        (
-            "UTMAREDG",
-            1,
-            'asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%1, {%2, %2}], [%0];"'
-            ' ::"r"(s), "l"(map), "r"(n) : "memory");',
-        ),
+        ("STSM", 1, asm("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%2, %2, %2, %2}")),
+        ("UTMALDG", 1, asm(f"{TMA}.shared::cluster.global.mbarrier::complete_tx::bytes [%0], {BOX}, [%0]")),
+        ("UTMASTG", 1, asm(f"{TMA}.global.shared::cta.bulk_group {BOX}, [%0]")),
+        ("UTMAREDG", 1, asm(f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group {BOX}, [%0]")),
     ],
 )
 def test_the_reader_counts(mnemonic: str, times: int, body: str) -> None:

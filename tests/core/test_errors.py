@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
+from helpers import raising
 
 import deep_gemm
 from deep_gemm import errors
-from deep_gemm.core import gpu as gpus
 from deep_gemm.core.check import checks, memory
 from deep_gemm.core.check.layout import empty_mn_major
 
@@ -24,19 +24,7 @@ def test_each_type_is_what_callers_already_catch() -> None:
     assert not issubclass(errors.EarlierError, errors.LaunchError)
 
 
-def test_a_gpu_that_the_kernels_are_not_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ada:
-        major, minor, name, multi_processor_count = 8, 9, "NVIDIA L4", 58
-
-    monkeypatch.setattr(gpus, "_properties", lambda device: Ada)
-    gpus.gpu_of.cache_clear()
-    told = r"Hopper GPU .*; cuda:3 is NVIDIA L4, compute capability 8\.9"
-    with pytest.raises(errors.UnsupportedGpuError, match=told):
-        gpus.gpu_of(3)
-
-
-def no_memory(*_: Any, **__: Any) -> NoReturn:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+no_memory = raising(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
 
 
 def test_memory_that_is_not_there_is_said_to_be_for_what(monkeypatch: pytest.MonkeyPatch) -> None:

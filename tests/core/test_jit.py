@@ -16,7 +16,7 @@ from typing import Any
 
 import forked
 import pytest
-from helpers import as_new_process, some
+from helpers import as_new_process, raising, some
 
 ROOT = Path(__file__).resolve().parents[2]
 from deep_gemm.core import jit
@@ -26,55 +26,10 @@ from deep_gemm.core.jit.cubin import text_sections
 
 SCALE = 'extern "C" __global__ void scale(float* p) { p[threadIdx.x] *= 2; }'
 
-WGMMA = """
-__device__ __forceinline__ void multiply(float (&d)[4], unsigned long long a, int accumulate) {
-  asm volatile("{\\n.reg .pred p;\\nsetp.ne.b32 p, %5, 0;\\n"
-               "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, %4, %4, p, 1, 1;\\n}"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "r"(accumulate));
-}
-#define FENCE() asm volatile("wgmma.fence.sync.aligned;" ::: "memory")
-#define COMMIT() asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
-#define WAIT(n) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory")
-#define KERNEL extern "C" __global__ void __launch_bounds__(128, 1) kernel(float* p, unsigned long long a, int n)
-"""
-
-# Each provokes one message of ptxas.
-SLOW_KERNELS = {
-    "C7508": 'extern "C" __global__ void kernel(float* p) {'
-    ' asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); p[threadIdx.x] *= 2; }',
-    "C7510": WGMMA
-    + """__device__ __noinline__ void part(float (&d)[4], unsigned long long a) { multiply(d, a, 1); COMMIT(); }
-    KERNEL { float d[4] = {}; FENCE(); part(d, a); WAIT(0); p[threadIdx.x] = d[0]; }""",
-    "C7514": WGMMA
-    + """KERNEL {
-      float d[4], e[4], sum[4] = {};
-      FENCE(); multiply(d, a, 0); COMMIT();
-      for (int j = 0; j < n; ++j) {  // d is in flight across the loop's edge, and read after wait_group 1
-        FENCE(); multiply(e, a + j, 0); COMMIT(); WAIT(1);
-        for (int i = 0; i < 4; ++i) sum[i] += d[i] * p[j];
-        FENCE(); multiply(d, a + j, 0); COMMIT(); WAIT(1);
-        for (int i = 0; i < 4; ++i) sum[i] += e[i] * p[j];
-      }
-      WAIT(0);
-      for (int i = 0; i < 4; ++i) p[i * 128 + threadIdx.x] = sum[i] + d[i];
-    }""",
-    "C7517": WGMMA + "KERNEL { float d[4] = {}; FENCE(); multiply(d, a, 1); COMMIT(); p[threadIdx.x] = d[0]; }",
-    "C7519": WGMMA
-    + "KERNEL { float d[4] = {p[0], p[1], p[2], p[3]}; multiply(d, a, 1); COMMIT(); WAIT(0); p[threadIdx.x] = d[0]; }",
-    "spills": """extern "C" __global__ void __launch_bounds__(1024, 2) kernel(float* p) {
-      float a[64];
-      for (int i = 0; i < 64; ++i) a[i] = p[i * 1024 + threadIdx.x];
-      __syncthreads();
-      for (int j = 0; j < 9; ++j) for (int i = 0; i < 64; ++i) a[i] = a[i] * p[j] + p[i + j];
-      for (int i = 0; i < 64; ++i) p[i * 1024 + threadIdx.x] = a[i];
-    }""",
-    "stack frame": """extern "C" __global__ void kernel(float* p, int* index, int n) {
-      float a[40];
-      for (int i = 0; i < 40; ++i) a[i] = p[i];
-      for (int i = 0; i < 40; ++i) a[index[i]] *= 2;
-      p[threadIdx.x] = a[n];
-    }""",
-}
+WGMMA, *_PARTS = re.split(r"^// ---- (.+)\n", (Path(__file__).parent / "kernels.cuh").read_text(), flags=re.MULTILINE)
+KERNELS = {name: WGMMA + source for name, source in zip(_PARTS[::2], _PARTS[1::2], strict=True)}
+SLOW_KERNELS = [name for name in KERNELS if name.startswith(("C75", "spills", "stack frame"))]
+"""Each provokes one message of ptxas."""
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +110,7 @@ UNTOLD = {"C7519"} if tuple(map(int, compiler.compiler_version().split(".")[:2])
 
 @pytest.mark.parametrize("message", [name for name in SLOW_KERNELS if name not in UNTOLD])
 def test_strict_refuses_a_kernel_with(message: str) -> None:
-    source = SLOW_KERNELS[message]
+    source = KERNELS[message]
     kernel = compile_cubin(source, {}, name="kernel")  # without strict it passes: a note never stops an engine
     with pytest.raises(jit.CompileError) as caught:
         compile_cubin(source, {}, name="kernel", strict=True)
@@ -165,14 +120,14 @@ def test_strict_refuses_a_kernel_with(message: str) -> None:
 
 @pytest.mark.parametrize("code", [name for name in SLOW_KERNELS if name.startswith("C75") and name not in UNTOLD])
 def test_a_note_is_told_in_words_that_a_newcomer_knows(code: str) -> None:
-    log = compile_cubin(SLOW_KERNELS[code], {}, name="kernel").log
+    log = compile_cubin(KERNELS[code], {}, name="kernel").log
     told = [note for note in ptxas_log.notes(log) if note.startswith(code)]
     assert told
     assert all("- ptxas:" in note for note in told), "ptxas words it as no entry of the table does"
 
 
 def test_a_missing_fence_costs_nothing_whether_it_is_told_or_not() -> None:
-    missing = SLOW_KERNELS["C7519"]
+    missing = KERNELS["C7519"]
     fenced = missing.replace("multiply(d, a, 1)", "FENCE(); multiply(d, a, 1)")
     assert fenced != missing
     cubins = [compile_cubin(source, {}, name="kernel").cubin for source in (missing, fenced)]
@@ -180,8 +135,7 @@ def test_a_missing_fence_costs_nothing_whether_it_is_told_or_not() -> None:
 
 
 def test_strict_accepts_a_clean_wgmma_kernel() -> None:
-    source = WGMMA + "KERNEL { float d[4]; FENCE(); multiply(d, a, 0); COMMIT(); WAIT(0); p[threadIdx.x] = d[0]; }"
-    compile_cubin(source, {}, name="kernel", strict=True)
+    compile_cubin(KERNELS["clean"], {}, name="kernel", strict=True)
 
 
 def test_a_log_that_does_not_report_registers_is_a_complaint() -> None:
@@ -223,10 +177,10 @@ def test_build_leaves_a_failed_source_with_its_headers_for_reading() -> None:
 
 def test_strict_also_refuses_a_slow_kernel_that_someone_else_has_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     as_new_process(monkeypatch, DG_JIT_STRICT=0)
-    jit.build(SLOW_KERNELS["spills"], {}, name="kernel")
+    jit.build(KERNELS["spills"], {}, name="kernel")
     as_new_process(monkeypatch, DG_JIT_STRICT=1)
     with pytest.raises(jit.CompileError, match="spills"):
-        jit.build(SLOW_KERNELS["spills"], {}, name="kernel")
+        jit.build(KERNELS["spills"], {}, name="kernel")
 
 
 def test_without_strict_one_warning_names_the_compiler_that_made_a_slow_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +189,7 @@ def test_without_strict_one_warning_names_the_compiler_that_made_a_slow_kernel(m
     told = rf"^kernel is slower than .*NVRTC {re.escape(compiler.compiler_version())} compiled it badly.*spills"
     with pytest.warns(RuntimeWarning, match=told) as caught:
         for _ in range(2):
-            jit.build(SLOW_KERNELS["spills"], {}, name="kernel")
+            jit.build(KERNELS["spills"], {}, name="kernel")
             jit._cache_of.cache_clear()  # as a new process, which takes it from the cache
     assert len(caught) == 1
 
@@ -394,26 +348,10 @@ def test_absent_bindings_are_named_with_the_command_that_brings_them(
 
 
 @pytest.mark.usefixtures("fresh_nvrtc")
-def test_an_absent_library_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version() -> Any:
-        raise RuntimeError("Failure finding libnvrtc.so")
-
-    fake_bindings(monkeypatch, "12.9.4", version)
-    monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: None)
-    with pytest.raises(
-        jit.CompilerMissing, match=r"cuda-bindings 12\.9\.4.*Failure finding libnvrtc.*hopper-gemm\[cu12\]"
-    ) as caught:
-        compiler._nvrtc()
-    assert "as torch has" not in str(caught.value)
-
-
-@pytest.mark.usefixtures("fresh_nvrtc")
 @pytest.mark.parametrize("major", [12, 13])
-def test_what_a_torch_without_cuda_leaves_to_choose_is_told(monkeypatch: pytest.MonkeyPatch, major: int) -> None:
-    def version() -> Any:
-        raise RuntimeError("Failure finding\n  libnvrtc.so\n")  # as cuda-bindings 13.5 says it: in lines
-
-    fake_bindings(monkeypatch, f"{major}.9.4", version)
+def test_an_absent_library_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch, major: int) -> None:
+    absent = RuntimeError("Failure finding\n  libnvrtc.so\n")  # as cuda-bindings 13.5 says it: in lines
+    fake_bindings(monkeypatch, f"{major}.9.4", raising(absent))
     monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: None)
     with pytest.raises(jit.CompilerMissing) as caught:
         compiler._nvrtc()

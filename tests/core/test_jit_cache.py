@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import some
+from helpers import raising, some
 
 from deep_gemm.core import jit
 from deep_gemm.core.jit import cache as cache_module
@@ -481,10 +481,7 @@ def test_a_directory_that_cannot_be_made_leaves_kernels_in_memory(tmp_path: Path
 def test_a_file_system_that_refuses_files_or_the_rename_leaves_kernels_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, code: str
 ) -> None:
-    def refuse(*_: Path) -> Any:
-        raise OSError(getattr(errno, code), "refused")
-
-    monkeypatch.setattr(module, name, refuse)
+    monkeypatch.setattr(module, name, raising(OSError(getattr(errno, code), "refused")))
     check_works_from_memory_and_warns_once(KernelCache(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -509,10 +506,7 @@ def test_a_writable_directory_draws_no_warning(tmp_path: Path) -> None:
 
 
 def test_without_a_home_kernels_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(Path, "home", raising(RuntimeError("Could not determine home directory.")))
     check_works_from_memory_and_warns_once(KernelCache(*read_settings({}).jit_cache_dirs))
 
 

@@ -79,20 +79,17 @@ def test_a_size_that_is_no_integer_is_refused(x: Any, element_size: Any, message
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (4, 2), (1, 7), (129, 56), (0, 3), (3, 0), (2, 5, 3), (3, 1, 1)])
-def test_scales_become_mn_major_with_the_same_values(shape: tuple[int, ...]) -> None:
+SHAPES = [(1, 1), (5, 3), (8, 3), (4, 2), (1, 7), (129, 56), (0, 3), (3, 0), (2, 5, 3), (2, 7, 2), (3, 1, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scales_become_mn_major_with_the_same_values_and_then_stay(shape: tuple[int, ...]) -> None:
     sf = scales(*shape)
     out = get_mn_major_tma_aligned_tensor(sf)
     assert torch.equal(out, sf)
     assert is_mn_major_tma_aligned(out)
     assert_loads_directly(out)
-
-
-@pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3), (2, 7, 2)])
-def test_the_result_has_the_strides_that_its_docstring_says(shape: tuple[int, ...]) -> None:
-    out = get_mn_major_tma_aligned_tensor(scales(*shape))
-    assert out.stride(-2) == 1
-    assert out.stride(-1) % 4 == 0
+    assert get_mn_major_tma_aligned_tensor(out) is out
 
 
 @pytest.mark.parametrize(
@@ -122,13 +119,6 @@ def test_tma_takes_one_column_as_it_lies(gpu: FakeGpu) -> None:
     assert [tensor_map.why_illegal() for tensor_map in gpu.last.maps] == [None] * 4
 
 
-def test_columns_of_groups_are_copied_where_the_groups_lie_apart_by_no_multiple_of_16_bytes() -> None:
-    sf = scales(2, 5, 1)
-    out = get_mn_major_tma_aligned_tensor(sf)
-    assert torch.equal(out, sf)
-    assert out.stride() == (8, 1, 8)
-
-
 @pytest.mark.parametrize(
     ("shape", "strides"),
     [
@@ -136,7 +126,7 @@ def test_columns_of_groups_are_copied_where_the_groups_lie_apart_by_no_multiple_
         ((8, 1), (1, 8)),
         ((1, 1), (1, 4)),
         ((1, 3), (1, 4)),
-        ((2, 5, 1), (8, 1, 8)),
+        ((2, 5, 1), (8, 1, 8)),  # copied, because the groups lie apart by no multiple of 16 bytes
         ((2, 4, 1), (4, 1, 4)),
         ((1, 5, 3), (24, 1, 8)),
         ((1, 1, 1), (4, 1, 4)),
@@ -156,12 +146,6 @@ def test_sizes_of_1_have_the_strides_of_any_other_size(shape: tuple[int, ...], s
     out = get_mn_major_tma_aligned_tensor(sf)
     assert torch.equal(out, sf)
     assert get_mn_major_tma_aligned_tensor(out) is out
-
-
-@pytest.mark.parametrize("shape", [(8, 3), (7, 3), (2, 7, 3), (1, 9)])
-def test_scales_that_lie_right_are_returned_themselves(shape: tuple[int, ...]) -> None:
-    right = get_mn_major_tma_aligned_tensor(scales(*shape))
-    assert get_mn_major_tma_aligned_tensor(right) is right
 
 
 def lay_in(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> Tensor:

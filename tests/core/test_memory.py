@@ -21,21 +21,8 @@ from deep_gemm.core import call, settings
 from deep_gemm.core.replay import put
 from deep_gemm.core.settings import InForce
 
-SIZES = {
-    "m",
-    "n",
-    "k",
-    "rows",
-    "num_groups",
-    "tokens",
-    "shape",
-    "strides",
-    "address",
-    "tensor",
-    "tensor_map",
-    "stream",
-    "generation",
-}
+SIZES = {"m", "n", "k", "rows", "num_groups", "tokens", "shape", "strides"}
+SIZES |= {"address", "tensor", "tensor_map", "stream", "generation"}
 """Parameters that take as many values as a program likes. All others are configurations, types, flags and devices."""
 TOOLS = ("lab.bench", "deep_gemm.cli", "lab.sim", "lab.soak", "deep_gemm.integrations", "deep_gemm.__main__")
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import raising
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -585,24 +586,18 @@ def test_it_is_told_which_replay_runs_and_why(built: Any, monkeypatch: pytest.Mo
         replay._native.cache_clear()
         return replay.native() is built, replay.which()
 
-    def absent(*_: Any) -> Any:
-        raise ModuleNotFoundError
-
-    def without_driver(name: str) -> Any:
-        raise OSError(f"{name}: no such file")
-
     monkeypatch.setattr(replay, "import_module", lambda *_: built)
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
         assert told() == (False, "Python: torch finds no GPU")
         patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(ctypes, "CDLL", without_driver)
+        patch.setattr(ctypes, "CDLL", raising(OSError("libcuda.so.1: no such file")))
         assert told() == (False, "Python: libcuda.so.1: no such file")
         patch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(**dict.fromkeys(replay.FUNCTIONS, DEVICE(lambda _: 0))))
         assert told() == (True, "replay.c")
         patch.setattr(built, "SOURCE_DIGEST", 1, raising=False)
         assert told() == (False, "Python: replay.c was built before it changed; install the package again")
-        patch.setattr(replay, "import_module", absent)
+        patch.setattr(replay, "import_module", raising(ModuleNotFoundError()))
         assert told() == (False, "Python: replay.c was not built when the package was installed")
         patch.setattr(replay, "Tensor", object)
         assert told() == (False, f"Python: torch {torch.__version__} has no __dlpack_c_exchange_api__")

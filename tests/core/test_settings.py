@@ -143,11 +143,6 @@ def test_theoretical_alignment_is_128_whatever_is_expected(expected_m: int | Non
     assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m, num_groups=num_groups) == 128
 
 
-def test_theoretical_alignment_refuses_what_is_no_number_of_groups() -> None:
-    with pytest.raises(ValueError, match=r"^num_groups: expected an integer in 0\.\.2147483647, got -1"):
-        deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(17, -1)
-
-
 def test_deterministic_algorithms_are_remembered() -> None:
     assert deep_gemm.get_deterministic_algorithms() is True
     deep_gemm.use_deterministic_algorithms(False)
@@ -174,10 +169,11 @@ def test_settings_kept_for_callers_are_accepted_and_refuse_nonsense() -> None:
         assert str(caught.value) == f"value: expected an integer or a pair of integers, got {number}"
 
 
-@pytest.mark.parametrize("expected_m", ["x", -1, 1.5, True, torch.tensor(3)])
-def test_theoretical_alignment_refuses_what_is_no_row_count(expected_m: Any) -> None:
-    with pytest.raises(ValueError, match=r"^expected_m: expected an integer in 0\.\.2147483647, got "):
-        deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m)
+@pytest.mark.parametrize("wrong", ["x", -1, 1.5, True, torch.tensor(3)])
+def test_theoretical_alignment_refuses_what_is_no_number_of_rows_or_groups(wrong: Any) -> None:
+    for name, given in (("expected_m", {"expected_m": wrong}), ("num_groups", {"expected_m": 17, "num_groups": wrong})):
+        with pytest.raises(ValueError, match=rf"^{name}: expected an integer in 0\.\.2147483647, got "):
+            deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(**given)
 
 
 # The environment
@@ -242,6 +238,7 @@ def test_a_path_may_begin_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
         for variable in ("DG_JIT_CACHE_DIR", "DG_CACHE_DIR"):
             assert read_settings({variable: given}).jit_cache_dirs == (path,)
             assert read_settings({variable: f":/a:{given}::/a"}).jit_cache_dirs == (Path("/a"), path)
+    assert read_settings({"DG_CACHE_DIR": "/old", "DG_JIT_CACHE_DIR": "/new"}).jit_cache_dirs == (Path("/new"),)
 
 
 def test_the_caches_limit_is_a_positive_number() -> None:

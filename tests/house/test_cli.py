@@ -193,50 +193,39 @@ def test_doctor_on_a_hopper_says_that_kernels_run(monkeypatch: pytest.MonkeyPatc
     assert lines[-2:] == ["so         kernels run on this GPU, and the reference on the CPU", "0"]
 
 
-def test_doctor_says_what_a_hopper_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    *_, so, more, code = machine(monkeypatch, [HOPPER], (13, 0), None)
-    alone = "so         products run by the reference on the CPU alone"
-    assert so == f"{alone}; on the GPU only kernels of the cache run: others need NVRTC"
-    assert 'Run: pip install "hopper-gemm[cu13]"' in more
-    assert code == "1"
-    *_, so, more, code = machine(monkeypatch, [HOPPER], (11, 8))
-    assert so == alone
-    assert more == "for more   CUDA 11.8: too old, kernels need one of CUDA 12.0 or newer"
-    assert code == "1"
-    *_, so, more, code = machine(monkeypatch, [HOPPER], (12, 9), "13.5.37 CL-1")
-    assert more.startswith("for more   CUDA 12.9: older than NVRTC 13.5.37, whose kernels it cannot load; take a newer")
-    assert code == "1"
-    assert "driver     CUDA 13.0" in machine(monkeypatch, [HOPPER], (13, 0), "13.5.37 CL-1")
+CACHED = " alone; on the GPU only kernels of the cache run: others need NVRTC"
+COMPILES = "; kernels can be compiled (compile)"
+NEITHER = "; without NVRTC none is compiled: `compile` fails, and `demo` leaves kernels out"
+OLDER = "older than NVRTC {}, whose kernels it cannot load; take a newer driver, or torch and NVRTC of CUDA 12"
+INSTALL = 'deep_gemm compiles its kernels at run time. Run: pip install "hopper-gemm[cu13]"'
+NEEDED = "kernels need an H100, H200 or H20"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "driver", "compiler", "so", "more"),
+    ("gpus", "driver", "compiler", "so", "more", "code"),
     [
-        ([], None, "13.0.88", "kernels can be compiled (compile)", "there is no Hopper GPU"),
-        (
-            [],
-            None,
-            None,
-            "without NVRTC none is compiled: `compile` fails, and `demo` leaves kernels out",
-            "there is no Hopper GPU",
-        ),
-        ([AMPERE], (13, 0), "13.0.88", "kernels can be compiled (compile)", "the GPU is not a Hopper"),
+        ([HOPPER], (13, 0), None, CACHED, INSTALL, 1),
+        ([HOPPER], (11, 8), "13.0.88", " alone", "CUDA 11.8: too old, kernels need one of CUDA 12.0 or newer", 1),
+        ([HOPPER], (12, 9), "13.5.37 CL-1", " alone", f"CUDA 12.9: {OLDER.format('13.5.37')}", 1),
+        ([], (12, 4), "13.0.88", COMPILES, f"CUDA 12.4: {OLDER.format('13.0.88')}", 1),
+        ([], None, "13.0.88", COMPILES, f"there is no Hopper GPU: {NEEDED}", 0),
+        ([], None, None, NEITHER, f"there is no Hopper GPU: {NEEDED}", 0),
+        ([AMPERE], (13, 0), "13.0.88", COMPILES, f"the GPU is not a Hopper: {NEEDED}", 0),
     ],
 )
-def test_doctor_without_a_hopper_says_what_can_be_done(
-    monkeypatch: pytest.MonkeyPatch, gpus: list[Any], driver: Any, compiler: str | None, so: str, more: str
+def test_doctor_says_what_a_machine_lacks_and_what_can_be_done(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[Any], driver: Any, compiler: str | None, so: str, more: str, code: int
 ) -> None:
     lines = machine(monkeypatch, gpus, driver, compiler)
-    assert lines[-3] == f"so         products run by the reference on the CPU; {so}"
-    assert lines[-2] == f"for more   {more}: kernels need an H100, H200 or H20"
+    assert lines[-3] == f"so         products run by the reference on the CPU{so}"
+    assert lines[-2] == f"for more   {more}"
+    assert lines[-1] == f"{code}"
+
+
+def test_doctor_takes_a_driver_of_the_compilers_major_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = machine(monkeypatch, [HOPPER], (13, 0), "13.5.37 CL-1")
+    assert "driver     CUDA 13.0" in lines
     assert lines[-1] == "0"
-
-
-def test_doctor_names_an_old_driver_with_which_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    *_, more, code = machine(monkeypatch, [], (12, 4), "13.0.88")
-    older = "CUDA 12.4: older than NVRTC 13.0.88, whose kernels it cannot load"
-    assert more == f"for more   {older}; take a newer driver, or torch and NVRTC of CUDA 12"
-    assert code == "1"
 
 
 def test_doctor_names_settings_and_a_cache_that_cannot_be_written(
@@ -307,9 +296,8 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     arguments = ("--groups", "ids", "--num-groups", "8", "--gpu", "H200")
     assert run("compile", "4096,7168", *arguments).exit_code == 0
     ids = Output(work=works.IDS)
-    assert {select_grouped(Sizes(m / 8, 4096, 7168, 8), ids, H200) for m in range(1, 20_000, 7)} <= {
-        job.config for job in built
-    }
+    made = {job.config for job in built}
+    assert {select_grouped(Sizes(m / 8, 4096, 7168, 8), ids, H200) for m in range(1, 20_000, 7)} <= made
     built.clear()
     assert run("compile", "256,4096,7168", "--groups", "depths", "--num-groups", "8").exit_code == 0
     assert run("compile", "4,1024,4096", "--groups", "heads", "--num-groups", "8").exit_code == 0

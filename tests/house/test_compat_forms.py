@@ -134,11 +134,9 @@ def test_what_is_given_twice_in_a_call_of_a_product_is_named() -> None:
 
 # Names of both eras
 
+MAJORS = ("nt", "nn", "tn", "tt")
 ALIASES = {
-    "fp8_fp4_gemm_nt": "fp8_gemm_nt",
-    "fp8_fp4_gemm_nn": "fp8_gemm_nn",
-    "fp8_fp4_gemm_tn": "fp8_gemm_tn",
-    "fp8_fp4_gemm_tt": "fp8_gemm_tt",
+    **{f"fp8_fp4_gemm_{major}": f"fp8_gemm_{major}" for major in MAJORS},
     "gemm_fp8_fp8_bf16_nt": "fp8_gemm_nt",
     "m_grouped_fp8_fp4_gemm_nt_contiguous": "m_grouped_fp8_gemm_nt_contiguous",
     "m_grouped_fp8_fp4_gemm_nn_contiguous": "m_grouped_fp8_gemm_nn_contiguous",
@@ -153,17 +151,12 @@ ALIASES = {
 }
 
 LAYOUT_NAMES = [
-    "get_col_major_tma_aligned_tensor",
-    "get_mk_alignment_for_contiguous_layout",
-    "get_mn_major_tma_aligned_tensor",
+    *(f"get_{of}_major_tma_aligned_tensor" for of in ("col", "mn")),
+    *(f"get_{of}mn_major_tma_aligned_packed_ue8m0_tensor" for of in ("", "k_grouped_")),
+    *(f"get_{of}_alignment_for_contiguous_layout" for of in ("k", "m", "mk", "theoretical_mk")),
+    "set_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
     "transform_sf_into_required_layout",
-    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
-    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
-    "get_k_alignment_for_contiguous_layout",
-    "get_m_alignment_for_contiguous_layout",
-    "get_theoretical_mk_alignment_for_contiguous_layout",
-    "set_mk_alignment_for_contiguous_layout",
 ]
 MATH_NAMES = [
     *(f"per_{of}_cast_to_fp8" for of in ("block", "channel", "custom_dims", "token")),
@@ -197,7 +190,7 @@ MODULES = {
         *ALIASES.values(),
         *UTILS,
         *PRODUCTS_OF_2025,
-        *(f"cublaslt_gemm_{major}" for major in ("nt", "nn", "tn", "tt")),
+        *(f"cublaslt_gemm_{major}" for major in MAJORS),
         *(f"{verb}_{name}" for verb in ("get", "set") for name in ("num_sms", "tc_util", "pdl", "compile_mode")),
         "k_grouped_fp8_gemm_nt_contiguous",
         "set_block_size_multiple_of",

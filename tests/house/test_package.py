@@ -27,7 +27,6 @@ from thorough import ALL, THOROUGH
 
 import deep_gemm
 from deep_gemm.cli import demo
-from deep_gemm.core.settings import read_settings
 from lab import releases
 from lab.bench.timing import KernelEvent
 
@@ -385,13 +384,6 @@ def test_the_version_is_stated_once() -> None:
     sources = (ROOT / "pyproject.toml", *(ROOT / "deep_gemm").rglob("*.py"))
     stating = [path for path in sources if f'"{deep_gemm.__version__}"' in path.read_text()]
     assert stating == [ROOT / "deep_gemm" / "__init__.py"]
-
-
-def test_settings_come_from_the_environment() -> None:
-    assert read_settings({"DG_CACHE_DIR": "/old"}).jit_cache_dirs == (Path("/old"),)
-    assert read_settings({"DG_CACHE_DIR": "/old", "DG_JIT_CACHE_DIR": "/new"}).jit_cache_dirs == (Path("/new"),)
-    with pytest.raises(ValueError, match=r"DG_JIT_DEBUG: expected 0 or 1 \(.*\), got 'maybe'"):
-        read_settings({"DG_JIT_DEBUG": "maybe"})
 
 
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

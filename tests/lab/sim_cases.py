@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,6 @@ KERNEL(256, 1) cases(GRID_CONSTANT ptx::TensorMap map_in, GRID_CONSTANT ptx::Ten
 def cases_file(name: str) -> str:
     """A file of sim_kernels/ that holds cases."""
     return (_KERNELS / name).read_text()
-
-
-def cases_of(bodies: Mapping[str, str]) -> str:
-    """The text of cases, given what each does."""
-    functions = [f"CASE({name}) {{ {body} }}" for name, body in bodies.items()]
-    return "\n".join(['#include "cases.cuh"', *functions])
 
 
 def case_names(cases: str) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import raising
 from test_benchmark import NoFlush, measured
 from test_benchmark_rivals import contenders, small_case
 from torch import Tensor
@@ -156,9 +157,7 @@ def test_contexts_have_the_mean_that_is_asked_for() -> None:
 
 
 def test_a_contender_that_fails_leaves_its_reason_and_the_others() -> None:
-    def broken() -> None:
-        raise RuntimeError("launch failed\nand more")
-
+    broken = raising(RuntimeError("launch failed\nand more"))
     rows = rows_of(Work(10, 20, {OURS: broken, EAGER: lambda: None}, kinds.of_ours(lambda: 0.0, 1.0)))
     assert [(row.contender, row.failed, row.us) for row in rows] == [
         (EAGER, None, 2.0),

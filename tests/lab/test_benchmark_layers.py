@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import dequantize, some
+from helpers import dequantize, raising, some
 from test_benchmark import FILL, NoFlush, invoke, measured, recording
 from test_docs import script
 
@@ -231,10 +231,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, kernels: Mapping[str, list[tuple[st
 
 def test_of_several_chains_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {"bf16 a": [("x", 9.0)], "bf16 b": [("y", 3.0), ("z", 3.0)]})
-
-    def broken() -> None:
-        raise RuntimeError("no such kernel")
-
+    broken = raising(RuntimeError("no such kernel"))
     ways = [Layer(BF16, lambda: 1, chain="a"), Layer(BF16, lambda: 1, chain="b"), Layer(BF16, broken, chain="c")]
     (row,) = layers.rows_of(WORK, ways, lambda call: (0.0, None), NoFlush())  # type: ignore[arg-type]
     assert (row.us, row.config, row.kernels) == (7, "b", ("y", "z"))
@@ -250,11 +247,7 @@ def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_recording_that_is_torn_leaves_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {})
-
-    def torn(*_: object) -> None:
-        raise timing.PairingError("3 fills for 4 calls")
-
-    monkeypatch.setattr(layers, "recorded", torn)
+    monkeypatch.setattr(layers, "recorded", raising(timing.PairingError("3 fills for 4 calls")))
     rows = layers.rows_of(WORK, [Layer(ALONE, lambda: 1)], lambda call: (0.0, None), NoFlush())  # type: ignore[arg-type]
     assert [(row.contender, row.failed) for row in rows] == [(ALONE, "PairingError: 3 fills for 4 calls")]
 
@@ -352,10 +345,7 @@ def test_a_layer_that_cannot_be_made_leaves_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("launch failed")
-
-    monkeypatch.setattr("deep_gemm.casts.fp8.cast_both_to_fp8", broken)
+    monkeypatch.setattr("deep_gemm.casts.fp8.cast_both_to_fp8", raising(RuntimeError("launch failed")))
     report, output = measured(tmp_path, "casts", code=1)
     assert "no time for deep_gemm at 4x256: RuntimeError: launch failed" in output
     rows = [row for row in report.rows if row.kind == "cast_both"]
@@ -496,10 +486,7 @@ def test_rows_of_one_shape(shape: tuple[int, ...]) -> None:
 
 def test_a_contender_that_fails_leaves_the_others_their_times() -> None:
     layers = training.layers_of(MATRIX, "cpu")
-
-    def broken() -> torch.Tensor:
-        raise RuntimeError("no kernel of this name")
-
+    broken = raising(RuntimeError("no kernel of this name"))
     layers[training.ROWS] = layers[training.ROWS]._replace(forward=broken)
     rows = training.rows_of(MATRIX, layers, (training.ROWS, BF16))
     assert [(row.contender, row.failed, row.us) for row in rows] == [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import raising
 from rich.console import Console
 from test_docs import script
 from torch import Tensor
@@ -59,9 +60,7 @@ def test_a_wrong_product_and_one_that_writes_nothing_are_noticed() -> None:
 
 
 def test_a_way_that_refuses_leaves_its_reason() -> None:
-    def refuse() -> Tensor:
-        raise ValueError("not here")
-
+    refuse = raising(ValueError("not here"))
     way = numerics.Way(FAST, torch.float32, refuse, refuse, refuse)
     row = numerics.row_of("fp8_gemm_nt", (2, 2, 2), "normal", way)
     assert (row.error, row.failed) == (None, "ValueError: not here")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -48,23 +49,12 @@ from lab.bench.timing import Spread
 from lab.bench.tune_fit import Collected
 
 Listed = list[tuple[str, tuple[int, ...]]]
-LAYERS = ("linear", "experts", "fp4_experts", "few_experts", "bf16_experts")
+OF_KINDS = {"einsum": einsum, "casts": casts, "attention": attention, "hc": hc, "bf16": bf16, "rows": rows}
+LAYERS = {"linear": linear, "experts": experts, "fp4_experts": fp4_experts, "few_experts": few_experts}
+LAYERS |= {"bf16_experts": bf16_experts}
 LISTED: Mapping[str, Listed] = {
-    **{
-        name: module.KINDS.shapes_of()
-        for name, module in {
-            "einsum": einsum,
-            "casts": casts,
-            "attention": attention,
-            "hc": hc,
-            "bf16": bf16,
-            "rows": rows,
-        }.items()
-    },
-    **{
-        name: [(name, shape) for shape in module.shapes_of()]
-        for name, module in zip(LAYERS, (linear, experts, fp4_experts, few_experts, bf16_experts), strict=True)
-    },
+    **{name: module.KINDS.shapes_of() for name, module in OF_KINDS.items()},
+    **{name: [(name, shape) for shape in module.shapes_of()] for name, module in LAYERS.items()},
     **{name: [(name, each.shape) for each in products.cases_of(name)] for name in products.WITH_OWN_RIVALS},
     "training": [(training.kind_of(shape), shape) for shape in training.SHAPES],
     "distributed": [("ep_layer" if len(shape) == 6 else "ep_step", shape) for shape in distributed.SHAPES],
@@ -127,32 +117,19 @@ LINES: Mapping[str, tuple[str, ...]] = {
 """Lines that a table has, words apart by one space."""
 
 
+SAME: dict[str, Any] = {"error": 0.01, "error_with_cast": 0.03, "bias": 0.001, "floor_us": 25.0, "bytes": 10**8}
+SAME |= {"operations": 3 * 10**11, "kernels": ("fp8_gemm",), "operands": "normal", "output": "float32"}
+SAME |= {"peak_bytes": 1 << 31}
+
+
 def made_up(bench: str, times: float = 1.0) -> Report:
     """A run in which each contender took what `RIVALS` says."""
     header = {"kind": bench, "commit": "0", "machine": {"gpu": "NVIDIA H200", "cpu": ""}, "stopped": None}
     modes = {"training": (training.STEP, training.FORWARD), "host": ("host",), "numerics": (numerics.MODE,)}
+    is_judged = True if bench.startswith(("fp4_", "fine_")) and not bench.endswith("experts") else None
+    more = {**SAME, "parts": {"product": 54.0 * times}, "is_judged": is_judged}
     rows = [
-        Row(
-            kind,
-            shape,
-            name,
-            mode,
-            us * times,
-            us - 1,
-            us + 1,
-            error=0.01,
-            error_with_cast=0.03,
-            bias=0.001,
-            floor_us=25.0,
-            operations=3 * 10**11,
-            bytes=10**8,
-            is_judged=True if bench.startswith(("fp4_", "fine_")) and not bench.endswith("experts") else None,
-            kernels=("fp8_gemm",),
-            parts={"product": 54.0 * times},
-            operands="normal",
-            output="float32",
-            peak_bytes=1 << 31,
-        )
+        Row(kind, shape, name, mode, us * times, us - 1, us + 1, **more)
         for kind, shape in LISTED[bench]
         for name, us in RIVALS[bench].items()
         for mode in modes.get(bench, ("cold",))

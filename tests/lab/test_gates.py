@@ -35,6 +35,8 @@ MQA: dict[str, Any] = {"kernel": IN_ROWS, "config": logits_config(64, 128, 4, In
 PAGED: dict[str, Any] = {"kernel": IN_PAGES, "config": logits_config(64, 128, 4, InPages(2, 64))}
 MULTIPLY = "ptx::wgmma_m64k128_e4m3<kUnitN, kExponentBitsOfB>(partial, a_low, b_low)"
 OF_SUMS, OF_A = "promote(total[unit_of_piece<kOfUnit>(piece)], partial[", "      ptx::tma_load_2d(&p.map_a"
+OF_B, ADDS_UP = "shared.b[at.stage]", "if constexpr (kAddsToD)\n    ptx::tma_reduce_add_3d"
+NOTE, MAIN, LOOP = "no C75xx note", "mainloop.cuh", "#pragma unroll 1\n  for (; k_block != end"
 OF_LOGITS = "ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();"
 NO_REGISTERS = {"ptx::setmaxnreg_inc<kMathRegisters>();": ""}
 
@@ -61,34 +63,28 @@ BREAKS = {
         "no stack",
         "an array is indexed by what is unknown",
         tile_config(256, 64, Output()),
-        file="mainloop.cuh",
+        file=MAIN,
         edits={OF_SUMS: OF_SUMS.replace("unit_of_piece<kOfUnit>(piece)", "ptx::lane_index() % kUnitsPerWarpgroup")},
     ),
     "accumulators read before the wait": Break(
-        "no C75xx note",
+        NOTE,
         "registers of a running WGMMA are used before wgmma.wait_group",
-        file="mainloop.cuh",
+        file=MAIN,
         edits={
             "      if (i < kCount * kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n": "",
             "ptx::lane_index(), loaded); });\n": "ptx::lane_index(), loaded); });\n      ptx::wgmma_wait_group<0>();\n",
         },
     ),
     "accumulators touched between two products": Break(
-        "no C75xx note",
-        "products (WGMMA) wait for each other",
-        file="mainloop.cuh",
-        edits={MULTIPLY: f"{MULTIPLY}, partial[0] += 1"},
+        NOTE, "products (WGMMA) wait for each other", file=MAIN, edits={MULTIPLY: f"{MULTIPLY}, partial[0] += 1"}
     ),
     "a k loop unrolled twice": Break(
-        "QGMMA as planned",
-        "the k loop is unrolled or copied",
-        file="mainloop.cuh",
-        edits={"#pragma unroll 1\n  for (; k_block != end": "#pragma unroll 2\n  for (; k_block != end"},
+        "QGMMA as planned", "the k loop is unrolled or copied", file=MAIN, edits={LOOP: LOOP.replace("1", "2")}
     ),
     "half of the products left out": Break(
         "QGMMA as planned",
         "8 tensor core instructions (QGMMA) where 16 were planned",
-        file="mainloop.cuh",
+        file=MAIN,
         edits={
             MULTIPLY: "for (uint32_t k = 0; k < 64; k += 32) ptx::wgmma_m64k32_e4m3<kUnitN>(partial, "
             "ptx::smem_descriptor_from_low(a_low + k / 16), ptx::smem_descriptor_from_low(b_low + k / 16), k != 0)"
@@ -97,16 +93,13 @@ BREAKS = {
     "no setmaxnreg": Break(
         "setmaxnreg as planned",
         "(setmaxnreg) to nothing a thread where [40, 232] was planned",
-        edits={
-            "    ptx::setmaxnreg_dec<kProducerRegisters>();\n": "",
-            "    ptx::setmaxnreg_inc<kMathRegisters>();\n": "",
-        },
+        edits=NO_REGISTERS | {"ptx::setmaxnreg_dec<kProducerRegisters>();": ""},
     ),
     "setmaxnreg for the math warps alone": Break(
         "setmaxnreg as planned", "to [232] a thread", edits={"    ptx::setmaxnreg_dec<kProducerRegisters>();\n": ""}
     ),
     "setmaxnreg that the compiler ignores": Break(
-        "no C75xx note", "registers are not moved", edits={"KERNEL(kNumThreads, 1)": 'extern "C" __global__ void'}
+        NOTE, "registers are not moved", edits={"KERNEL(kNumThreads, 1)": 'extern "C" __global__ void'}
     ),
     "launch bounds for fewer threads": Break(
         "registers suffice", "the launch would fail", edits={"KERNEL(kNumThreads, 1)": "KERNEL(kNumThreads / 2, 1)"}
@@ -151,9 +144,7 @@ BREAKS = {
         "D would be overwritten where it is to be added to",
         ADDING,
         file="epilogue/panels.cuh",
-        edits={
-            "if constexpr (kAddsToD)\n    ptx::tma_reduce_add_3d": "if constexpr (false)\n    ptx::tma_reduce_add_3d"
-        },
+        edits={ADDS_UP: ADDS_UP.replace("kAddsToD", "false")},
     ),
     "a panel not stored": Break(
         "TMA stores as planned",
@@ -163,34 +154,27 @@ BREAKS = {
         edits={"const uint32_t d_column =": "if (i != 0) continue;\n          const uint32_t d_column ="},
     ),
     "bf16_gemm: sums that C was added to are not let go": Break(
-        "no C75xx note", "C7515", ADDS_C, "mainloop_of_slice.cuh", {"kWithC || kMayBeEmpty": "kMayBeEmpty"}, BF16_GEMM
+        NOTE, "C7515", ADDS_C, "mainloop_of_slice.cuh", {"kWithC || kMayBeEmpty": "kMayBeEmpty"}, BF16_GEMM
     ),
-    "hc_prenorm: no wait": Break("no C75xx note", "C75", **HC, edits={"    ptx::wgmma_wait_group<0>();\n": ""}),
+    "hc_prenorm: no wait": Break(NOTE, "C75", **HC, edits={"    ptx::wgmma_wait_group<0>();\n": ""}),
     "hc_prenorm: A is not loaded": Break(
         "TMA loads as planned", "TMA loads", **HC, edits={OF_A: OF_A.replace("ptx", "if (false) ptx")}
     ),
     # the first unit is read while its product runs
     "fp8_mqa_logits: no wait": Break(
-        "no C75xx note",
-        "C7517",
-        **MQA,
-        file="logits/tiles.cuh",
-        edits={OF_LOGITS: "if (kUnit) ptx::wgmma_wait_group<0>();"},
+        NOTE, "C7517", **MQA, file="logits/tiles.cuh", edits={OF_LOGITS: "if (kUnit) ptx::wgmma_wait_group<0>();"}
     ),
     "fp8_mqa_logits: no setmaxnreg": Break(
         "setmaxnreg as planned", "setmaxnreg", **MQA, file="fp8_mqa_logits.cuh", edits=NO_REGISTERS
     ),
     "fp8_paged_mqa_logits: no wait": Break(
-        "no C75xx note", "C75", **PAGED, file="logits/tiles.cuh", edits={OF_LOGITS: "ptx::wgmma_wait_group<1>();"}
+        NOTE, "C75", **PAGED, file="logits/tiles.cuh", edits={OF_LOGITS: "ptx::wgmma_wait_group<1>();"}
     ),
     "fp8_paged_mqa_logits: no setmaxnreg": Break(
         "setmaxnreg as planned", "setmaxnreg", **PAGED, file="fp8_paged_mqa_logits.cuh", edits=NO_REGISTERS
     ),
     "hc_prenorm: the first block of B": Break(
-        "",
-        "",
-        **HC,
-        edits={"shared.b[at.stage], k_block * kBlockK, unit.row_n);": "shared.b[at.stage], 0, unit.row_n);"},
+        "", "", **HC, edits={f"{OF_B}, k_block * kBlockK, unit.row_n);": f"{OF_B}, 0, unit.row_n);"}
     ),
     "fp8_mqa_logits: other keys": Break(
         "", "", **MQA, file="logits/tiles.cuh", edits={"kBlock * work.step,\n": "kBlock * 64,\n"}

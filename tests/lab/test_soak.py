@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import raising
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -76,7 +77,7 @@ def test_every_product_cast_and_layer_has_a_kind() -> None:
     assert missing == set()
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, Tensor], None], after: int = 0) -> Attempt:
+def planted(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, Tensor], Any], after: int = 0) -> Attempt:
     """What is found if a dense product does this to A and D, from some call on."""
     calls = 0
 
@@ -113,18 +114,28 @@ def first_failure(kind: type[Trial], most: int = 10) -> Attempt:
     raise AssertionError("nothing was found")
 
 
-def test_one_wrong_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault(_: Tensor, d: Tensor) -> None:
-        d[-1, -1] += 1 + d[-1, -1].abs()
+def before_and_behind(d: Tensor) -> list[Tensor]:
+    """The elements next to a result in memory."""
+    span = (d.shape[0] - 1) * d.stride(0) + d.shape[1]
+    return [d.as_strided((1,), (1,), d.storage_offset() + at) for at in (-1, span)]
 
-    assert re.search("d: 1 of .* elements are wrong, the first at", planted(monkeypatch, fault).wrong or "")
+
+OUTSIDE = "bytes were written that do not belong to the result"
 
 
-def test_a_value_that_was_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault(_: Tensor, d: Tensor) -> None:
-        d[0, 0] = torch.nan
-
-    assert "nan instead of" in (planted(monkeypatch, fault).wrong or "")
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (lambda _, d: d[-1, -1].add_(1 + d[-1, -1].abs()), "d: 1 of .* elements are wrong, the first at"),
+        (lambda _, d: d[0, 0].fill_(torch.nan), "nan instead of"),
+        (lambda _, d: before_and_behind(d)[0].fill_(0), OUTSIDE),
+        (lambda _, d: before_and_behind(d)[1].fill_(0), OUTSIDE),
+        (lambda a, _: a.view(torch.uint8)[0, 0].bitwise_xor_(0x80), "^a: an operand was changed$"),
+    ],
+    ids=["a wrong value", "a value that was not written", "a write before", "a write behind", "a changed operand"],
+)
+def test_each_fault_is_found(fault: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.search(told, planted(monkeypatch, fault).wrong or "")
 
 
 @pytest.mark.parametrize("wrong", ["of_rows", "of_routes"])
@@ -132,16 +143,6 @@ def test_gradients_that_know_nothing_of_routes_are_found(wrong: str, monkeypatch
     right = getattr(experts, wrong)
     monkeypatch.setattr(experts, wrong, lambda x, rows: torch.ones_like(right(x, rows)))
     assert "elements are wrong" in (first_failure(KINDS["train_experts"]).wrong or "")
-
-
-@pytest.mark.parametrize("where", [-1, 1])
-def test_a_write_outside_is_found(monkeypatch: pytest.MonkeyPatch, where: int) -> None:
-    def fault(_: Tensor, d: Tensor) -> None:
-        span = (d.shape[0] - 1) * d.stride(0) + d.shape[1]
-        at = d.storage_offset() + (span if where > 0 else -1)
-        d.as_strided((1,), (1,), at).fill_(0)
-
-    assert "bytes were written that do not belong to the result" in (planted(monkeypatch, fault).wrong or "")
 
 
 @pytest.mark.parametrize("wrong", ["nibbles", "scales"])
@@ -159,18 +160,8 @@ def test_fp4_that_is_read_otherwise_is_found(wrong: str, monkeypatch: pytest.Mon
     assert re.search("d: .* elements are wrong", first_failure(KINDS["fp8_fp4_gemm"]).wrong or "")
 
 
-def test_an_operand_that_is_changed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault(a: Tensor, _: Tensor) -> None:
-        a.view(torch.uint8)[0, 0] ^= 0x80
-
-    assert planted(monkeypatch, fault).wrong == "a: an operand was changed"
-
-
 def test_a_fault_of_a_later_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault(_: Tensor, d: Tensor) -> None:
-        d[0, 0] += 1 + d[0, 0].abs()
-
-    found = planted(monkeypatch, fault, after=5)
+    found = planted(monkeypatch, lambda _, d: d[0, 0].add_(1 + d[0, 0].abs()), after=5)
     assert found.number > 0 or found.calls > 1
 
 
@@ -204,10 +195,8 @@ def test_a_refused_call_that_wrote_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_another_error_than_the_contracts_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(*_: Any, **__: Any) -> None:
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr(DENSE, "calls", dict.fromkeys(CALLS, breaks))
+    broken = raising(RuntimeError("an illegal memory access"))
+    monkeypatch.setattr(DENSE, "calls", dict.fromkeys(CALLS, broken))
     assert first_failure(DENSE).wrong == "RuntimeError: an illegal memory access"
 
 

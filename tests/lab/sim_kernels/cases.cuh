@@ -35,5 +35,13 @@ DEVICE void write_f32(float* pointer, float value) {
   ptx::st_global_b32(pointer, bits);
 }
 
+DEVICE void init_barrier(uint64_t* bar, uint32_t thread) {
+  if (thread == 0) {
+    ptx::mbarrier_init(bar, 1);
+    ptx::fence_mbarrier_init();
+  }
+  ptx::syncthreads();
+}
+
 #define CASE(name) \
   inline void name(Case& c, Shared& shared, uint64_t* bar, uint32_t thread, uint32_t warp, uint32_t lane)

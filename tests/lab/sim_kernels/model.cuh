@@ -2,14 +2,6 @@
 #pragma once
 #include "cases.cuh"
 
-DEVICE void init_barrier(uint64_t* bar, uint32_t thread) {
-  if (thread == 0) {
-    ptx::mbarrier_init(bar, 1);
-    ptx::fence_mbarrier_init();
-  }
-  ptx::syncthreads();
-}
-
 // Shared memory as it lies, 256 words of it.
 DEVICE void copy_out(Case& c, const uint8_t* tile, uint32_t thread) {
   for (uint32_t i = thread; i < 256; i += 128) write_f32(c.out + i, ptx::ld_shared_f32(tile + i * 4));
