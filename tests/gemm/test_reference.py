@@ -46,13 +46,10 @@ def test_fma_rounds_once_for_any_numbers(x: float, y: float, z: float) -> None:
     assert fma(x, y, z) == exact_fma(x, y, z)
 
 
-@given(
-    st.integers(1, 2**24 - 1),
-    st.integers(1, 2**24 - 1),
-    st.integers(2**23, 2**24 - 1),
-    st.integers(-80, 8),
-    st.integers(-149, 60),
-)
+MANTISSAS = st.integers(1, 2**24 - 1)
+
+
+@given(MANTISSAS, MANTISSAS, st.integers(2**23, 2**24 - 1), st.integers(-80, 8), st.integers(-149, 60))
 @settings(max_examples=300)
 def test_fma_rounds_once_where_exponents_are_near(x: int, y: int, z: int, shift: int, scale: int) -> None:
     terms = (float(x), float(y) * 2.0**shift, float(z))
@@ -204,10 +201,8 @@ def test_zero_blocks_and_subnormal_values_are_exact() -> None:
 
 @given(st.lists(st.integers(-1, 2), max_size=40), st.sampled_from([1, 4, 128]))
 def test_padding_rows_are_those_without_a_group_in_a_block_with_one(ids: list[int], alignment: int) -> None:
-    expected = [
-        group < 0 and any(x >= 0 for x in ids[row // alignment * alignment :][:alignment])
-        for row, group in enumerate(ids)
-    ]
+    block_of = [ids[row // alignment * alignment :][:alignment] for row in range(len(ids))]
+    expected = [group < 0 and any(x >= 0 for x in block) for group, block in zip(ids, block_of, strict=True)]
     assert padding_rows(torch.tensor(ids, dtype=torch.int32), alignment).tolist() == expected
 
 

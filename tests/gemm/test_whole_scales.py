@@ -184,9 +184,9 @@ def test_kernels_get_a_bias_in_bf16_beside_a_bf16_matrix_alone(of_bias: torch.dt
 def test_products_of_no_depth_are_the_bias() -> None:
     a, b = (A[0][:, :0], A[1]), (B[0][..., :0], B[1])
     for c, right in ((None, torch.zeros(M, N)), (BIAS[0], BIAS[0].expand(M, N))):
-        assert torch.equal(
-            some(deep_gemm.fp8_gemm_nt(a, (b[0][0], b[1][0]), torch.zeros(M, N), c, **WHOLE) or right), right
-        )
+        d = torch.ones(M, N)
+        deep_gemm.fp8_gemm_nt(a, (b[0][0], b[1][0]), d, c, **WHOLE)
+        assert torch.equal(d, right)
     d = torch.ones(M, N)
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, IDS, bias=BIAS, **WHOLE)
     assert torch.equal(d, torch.where(IDS[:, None] >= 0, BIAS[IDS.clamp_min(0)], 0))
@@ -270,25 +270,22 @@ def test_an_output_over_a_bias_is_refused() -> None:
 
 def test_gradients_pass_a_bias_by() -> None:
     x, w = X16.clone().requires_grad_(), W16.clone().requires_grad_()
-    torch.autograd.backward(
-        some(deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w, grouped_layout=IDS, bias=BIAS)).sum()
-    )
+    product: Any = deep_gemm.m_grouped_bf16_gemm_nt_contiguous
+    torch.autograd.backward(product(x, w, grouped_layout=IDS, bias=BIAS).sum())
     y, v = X16.clone().requires_grad_(), W16.clone().requires_grad_()
-    torch.autograd.backward(some(deep_gemm.m_grouped_bf16_gemm_nt_contiguous(y, v, grouped_layout=IDS)).sum())
+    torch.autograd.backward(product(y, v, grouped_layout=IDS).sum())
     assert torch.equal(some(x.grad), some(y.grad))
     assert torch.equal(some(w.grad), some(v.grad))
     with pytest.raises(ValueError, match="bias: expected a tensor without a gradient"):
-        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w, grouped_layout=IDS, bias=BIAS.clone().requires_grad_())
+        product(x, w, grouped_layout=IDS, bias=BIAS.clone().requires_grad_())
 
 
 @pytest.mark.few
 def test_compiled_programs_have_both() -> None:
     def dense_and_rows(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, bias: Tensor, ids: Tensor) -> tuple[Any, Any]:
         one = deep_gemm.fp8_gemm_nt((a, sfa), (b[0], sfb[0]), c=bias[0], recipe_a=(1, 0), recipe_b=(1, 0))
-        said: Any = {"recipe_a": (1, 0), "recipe_b": (0, 0)}
-        return one, deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
-            (a, sfa), (b, sfb[:, :1]), grouped_layout=ids, bias=bias, **said
-        )
+        said: Any = {"grouped_layout": ids, "bias": bias, "recipe_a": (1, 0), "recipe_b": (0, 0)}
+        return one, deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, sfa), (b, sfb[:, :1]), **said)
 
     given = (*A, *B, BIAS, IDS)
     compiled = torch.compile(dense_and_rows, fullgraph=True, backend="aot_eager")
