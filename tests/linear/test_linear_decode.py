@@ -120,9 +120,7 @@ def test_other_rows_are_left_to_cast_and_product(gpu: FakeGpu, change: str) -> N
     assert gpu.launches == []
 
 
-def test_what_another_kernel_multiplies_is_left_to_cast_and_product(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_other_kernels_multiply_is_left_to_cast_and_product(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = layer(4)
     d = torch.empty(4, N, dtype=torch.bfloat16)
     assert not linear_decode.run(x, w, d.float(), None)
