@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import some
+from helpers import refused, some
 from torch import Tensor
 
 import deep_gemm
@@ -206,6 +206,8 @@ def test_zero_negative_infinite_and_no_numbers_as_scales() -> None:
     assert (d[0, 4:] == 512).all()
 
 
+OF_A = "NotImplementedError: recipe_a: expected (1, 128), (1, 64), (1, 32), (1, 0) or (0, 0)"
+OF_C = "c: expected dtype torch.bfloat16 or torch.float32"
 MISTAKES: list[tuple[str, Any]] = [
     ("sfa: expected shape (m, 1) = (21, 1), got (20, 1)", lambda: ((A[0], A[1][1:]), B0, {})),
     ("sfa: expected shape (m, 1) = (21, 1), got ()", lambda: ((A[0], torch.ones(())), B0, {})),
@@ -213,15 +215,9 @@ MISTAKES: list[tuple[str, Any]] = [
     ("sfb: expected shape (n, 1) = (72, 1), got (1, 72)", lambda: (A, (B0[0], B0[1].T), {})),
     ("sfb: expected shape (1, 1) = (1, 1), got (72, 1)", lambda: (A, B0, {"recipe_b": (0, 0)})),
     ("sfa: expected dtype torch.float32, got torch.bfloat16", lambda: ((A[0], A[1].bfloat16()), B0, {})),
-    (
-        "recipe_a: expected (1, 128), (1, 64), (1, 32), (1, 0) or (0, 0), got (0, 128)",
-        lambda: (A, B0, {"recipe_a": (0, 128)}),
-    ),
+    (f"{OF_A}, got (0, 128)", lambda: (A, B0, {"recipe_a": (0, 128)})),
     ("c: expected shape (n) = (72), got (73,)", lambda: (A, B0, {"c": torch.zeros(73)})),
-    (
-        "c: expected dtype torch.bfloat16 or torch.float32, got torch.float16",
-        lambda: (A, B0, {"c": torch.zeros(72).half()}),
-    ),
+    (f"{OF_C}, got torch.float16", lambda: (A, B0, {"c": torch.zeros(72).half()})),
     ("c: expected device cpu, where a is, got meta", lambda: (A, B0, {"c": torch.zeros(72, device="meta")})),
     ("c: expected contiguous rows from a multiple of 16 bytes on, got", lambda: (A, B0, {"c": torch.zeros(144)[::2]})),
     ("c: expected contiguous rows from a multiple of 16 bytes on, got", lambda: (A, B0, {"c": torch.zeros(73)[1:]})),
@@ -232,9 +228,8 @@ MISTAKES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("message", "call"), MISTAKES, ids=[message for message, _ in MISTAKES])
 def test_a_mistake_is_named(message: str, call: Any) -> None:
     a, b, more = call()
-    with pytest.raises((ValueError, NotImplementedError)) as caught:
+    with refused(message):
         deep_gemm.fp8_gemm_nt(a, b, **{**WHOLE, **more})
-    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -257,9 +252,8 @@ def test_a_bias_of_groups_is_checked(message: str, bias: Tensor) -> None:
         lambda: deep_gemm.m_grouped_bf16_gemm_nt_masked(X16[None].expand(3, M, K), W16, masked_m=counts, bias=bias),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="bias") as caught:
+        with refused(message):
             call()
-        assert str(caught.value).startswith(message)
 
 
 def test_an_output_over_a_bias_is_refused() -> None:

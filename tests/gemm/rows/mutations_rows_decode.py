@@ -8,9 +8,8 @@ from deep_gemm.gemm.kinds import works
 from lab.sim.mutate import Mutation
 from lab.sim.rows import DecodeRowsTrial as Trial
 
-IDS, ENDS, COUNTS = (
-    DecodeConfig(8, 2, 1, 1, 2, work=groups, b=E2M1, sfb=MX) for groups in (works.IDS, works.ENDS, works.COUNTS)
-)
+KINDS = works.IDS, works.ENDS, works.COUNTS
+IDS, ENDS, COUNTS = (DecodeConfig(8, 2, 1, 1, 2, work=groups, b=E2M1, sfb=MX) for groups in KINDS)
 FEW = DecodeConfig(16, 3, 2, 1, 2, work=works.IDS)
 WIDE = DecodeConfig(16, 2, 2, 1, 1, is_fp32=True, work=works.COUNTS)
 BY_IDS = (2,) * 9 + (-1,) * 4 + (0,) * 3 + (1,) * 17 + (-1,) * 6 + (2,) * 2
