@@ -46,6 +46,7 @@ def test_names_of_outputs_tell_their_groups() -> None:
 LEGAL = GemmConfig(128, 128, num_stages=4)
 PANEL = "panel_columns"
 FP4: dict[str, object] = {"b": E2M1, "sfb": MX}
+OF_SILU = {"work": works.ENDS, "epilogue": epilogues.SILU}
 OF_IDS, OF_DEPTHS, OF_HEADS = ({"work": work} for work in (works.IDS, works.DEPTHS, works.HEADS))
 OUTPUTS = [Output(), Output(with_c=True), Output(is_fp32=True), Output(is_fp32=True, adds_to_d=True)]
 
@@ -89,11 +90,9 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
         {"epilogue": epilogues.SILU},
         {"work": works.COUNTS, "epilogue": epilogues.TO_ADDRESSES},
     ],
-    "needs units of 128 columns, one or two, where rows are activated": [
-        {"work": works.ENDS, "epilogue": epilogues.SILU, "unit_n": 64}
-    ],
+    "needs units of 128 columns, one or two, where rows are activated": [{**OF_SILU, "unit_n": 64}],
     "needs tiles of 256 columns where gate and up lie apart": [
-        {"work": works.ENDS, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128}
+        {**OF_SILU, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128}
     ],
     "needs a scale of A for each 128, 64 or 32 columns, or for all": [{"sfa": Scales(2, 128)}],
     "needs no heads, depths or activation where scales are finer than 128 columns": [{**OF_HEADS, "sfa": PER_64}],

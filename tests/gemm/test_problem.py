@@ -162,11 +162,8 @@ def changed(call: Arguments, changes: Arguments) -> Arguments:
 
 def of_width(columns: int) -> Arguments:
     """Cut B, its scales and D to a smaller n."""
-    return {
-        "b": lambda b: b[..., :columns, :],
-        "sfb": lambda sfb: sfb[..., : -(-columns // 128), :],
-        "d": lambda d: d[..., :columns],
-    }
+    blocks = -(-columns // 128)
+    return {"b": lambda b: b[..., :columns, :], "sfb": lambda sf: sf[..., :blocks, :], "d": lambda d: d[..., :columns]}
 
 
 def of_depth(k: int) -> Arguments:
@@ -224,6 +221,7 @@ Mistake = tuple[str, str, Any, str]
 
 IN_FP32 = of_width(250) | {"d": lambda d: wider(6)(d[..., :250].float())}
 LEFT_OUT = "grouped_layout: left out, so m must be"
+AN_ADDRESS = "an address that is a multiple of"
 D_ITSELF = "d itself or memory that does not overlap it"
 CASTS = ": per_token_cast_to_fp8 casts activations, per_block_cast_to_fp8 weights"
 BF16_OR_FP32, OF_8 = "dtype torch.bfloat16 or torch.float32", "a multiple of 8 for torch.bfloat16 output"
@@ -464,26 +462,19 @@ WRONG: list[Mistake] = [
     ("contiguous", "grouped_layout", int32(0, 0, 0, 0, 0, 0, 1, 1, 1, 1)[::2], "a contiguous tensor, got stride 2"),
     ("masked", "masked_m", int32(1).expand(2), "a contiguous tensor, got stride 0"),
     *[
-        (kind, side, misaligned, "an address that is a multiple of 16 bytes, got 0x")
+        (kind, side, misaligned, f"{AN_ADDRESS} 16 bytes, got 0x")
         for kind in ("nt", "wgrad", "contiguous", "ends", "masked", "k-grouped", "k-grouped of 2025")
         for side in ("a", "b")
     ],
-    *[(kind, "d", misaligned, "an address that is a multiple of 16 bytes, got 0x") for kind in CALLS],
-    *[
-        # A view of a k-major operand is not copied, so it needs what k-major operands need.
-        (kind, side, lambda x: misaligned(x.mT).mT, "an address that is a multiple of 16 bytes, got 0x")
-        for kind, side in TRANSPOSED
-    ],
-    ("nt", "c", misaligned(output(M, N)), "an address that is a multiple of 16 bytes, got 0x"),
+    *[(kind, "d", misaligned, f"{AN_ADDRESS} 16 bytes, got 0x") for kind in CALLS],
+    # A view of a k-major operand is not copied, so it needs what k-major operands need.
+    *[(of, side, lambda x: misaligned(x.mT).mT, f"{AN_ADDRESS} 16 bytes, got 0x") for of, side in TRANSPOSED],
+    ("nt", "c", misaligned(output(M, N)), f"{AN_ADDRESS} 16 bytes, got 0x"),
     # Elements that are cut
-    *[
-        (kind, f"sf{side}", inside_of_an_element, "an address that is a multiple of 4 bytes, got 0x")
-        for kind in CALLS
-        for side in ("a", "b")
-    ],
-    ("contiguous", "grouped_layout", inside_of_an_element, "an address that is a "),
-    ("masked", "masked_m", inside_of_an_element, "an address that is a multiple of 4 byt"),
-    ("k-grouped", "ks_tensor", inside_of_an_element, "an address that is a multiple of "),
+    *[(kind, sf, inside_of_an_element, f"{AN_ADDRESS} 4 bytes, got 0x") for kind in CALLS for sf in ("sfa", "sfb")],
+    ("contiguous", "grouped_layout", inside_of_an_element, f"{AN_ADDRESS} 4 bytes, got 0x"),
+    ("masked", "masked_m", inside_of_an_element, f"{AN_ADDRESS} 4 bytes, got 0x"),
+    ("k-grouped", "ks_tensor", inside_of_an_element, f"{AN_ADDRESS} 4 bytes, got 0x"),
     # Sparse tensors
     ("nt", "a", lambda x: x.float().to_sparse(), "a dense tensor, got layout torch.sparse_coo"),
     ("nt", "c", output(M, N).to_sparse(), "a dense tensor, got layout torch.sparse_coo"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -120,14 +121,7 @@ def test_product_is_the_contracts_arithmetic_to_the_bit(seed: int, k: int, sfb_r
 )
 @settings(max_examples=60)
 def test_dense_is_within_the_derived_bound_of_float64(
-    seed: int,
-    m: int,
-    n8: int,
-    k16: int,
-    recipe: tuple[int, int, int] | None,
-    dtype: torch.dtype,
-    exponents: tuple[int, int],
-    with_c: bool,
+    seed: int, m: int, n8: int, k16: int, recipe: Any, dtype: torch.dtype, exponents: tuple[int, int], with_c: bool
 ) -> None:
     g = torch.Generator().manual_seed(seed)
     n, k, rows = n8 * 8, k16 * 16, 1 if recipe else 128

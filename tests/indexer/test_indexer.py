@@ -18,23 +18,11 @@ from lab.sim.logits import Ranges, anywhere, causal, compare, packed, paged_prob
 
 FORMS = {"clean": {"clean": True}, "not clean": {}, "compressed": {"columns": 90}}
 R = problem((6, 40, 32, 64), causal(6, 40))
-ROWS: dict[str, Any] = {
-    "q": R.q,
-    "kv": (R.keys, R.scales),
-    "weights": R.weights,
-    "cu_seq_len_k_start": R.starts,
-    "cu_seq_len_k_end": R.ends,
-}
+ROWS: dict[str, Any] = {"q": R.q, "kv": (R.keys, R.scales), "weights": R.weights}
+ROWS |= {"cu_seq_len_k_start": R.starts, "cu_seq_len_k_end": R.ends}
 P = paged_problem([[70, 3], [0, 9]], 2, 16, 32)
-PAGES: dict[str, Any] = {
-    "q": P.q,
-    "kv_cache": P.cache,
-    "weights": P.weights,
-    "context_lens": P.contexts,
-    "block_table": P.table,
-    "schedule_meta": P.schedule,
-    "max_context_len": 70,
-}
+PAGES: dict[str, Any] = {"q": P.q, "kv_cache": P.cache, "weights": P.weights, "context_lens": P.contexts}
+PAGES |= {"block_table": P.table, "schedule_meta": P.schedule, "max_context_len": 70}
 FUNCTIONS = {
     "rows": (deep_gemm.fp8_mqa_logits, deep_gemm.fp8_fp4_mqa_logits, ROWS),
     "pages": (deep_gemm.fp8_paged_mqa_logits, deep_gemm.fp8_fp4_paged_mqa_logits, PAGES),

@@ -20,11 +20,8 @@ from lab.sim.rows import CANARY
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 NT, NN, TN = Majors(), Majors(b_is_mn=True), Majors(True, True)
-LAYOUTS = {
-    works.IDS: (*[0] * 70, *[-1] * 58, *[1] * 200, *[-1] * 3, *[3] * 5),
-    works.ENDS: (70, 128, 333),
-    works.COUNTS: (70, 0, 200),
-}
+IDS = (*[0] * 70, *[-1] * 58, *[1] * 200, *[-1] * 3, *[3] * 5)
+LAYOUTS = {works.IDS: IDS, works.ENDS: (70, 128, 333), works.COUNTS: (70, 0, 200)}
 
 
 @pytest.mark.parametrize("groups", LAYOUTS, ids=lambda groups: groups.name)

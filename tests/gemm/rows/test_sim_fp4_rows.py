@@ -32,12 +32,8 @@ LAYOUTS = {
     works.ENDS: (3, 3, 198, 384, 384, 513, 641, 832),
     works.COUNTS: tuple(SIZES),
 }
-TILES = [
-    (kind, (tile.block_m, tile.block_n))
-    for kind in LAYOUTS
-    for tile in tiles_for(Output(work=kind, b=E2M1, sfb=MX))
-    if not tile.is_decode
-]
+OF = [(kind, tile) for kind in LAYOUTS for tile in tiles_for(Output(work=kind, b=E2M1, sfb=MX)) if not tile.is_decode]
+TILES = [(kind, (tile.block_m, tile.block_n)) for kind, tile in OF]
 BLOCKS = sorted({block for _, block in TILES})
 TO_ADDRESSES = Output(work=works.ENDS, b=E2M1, sfb=MX, epilogue=epilogues.TO_ADDRESSES)
 

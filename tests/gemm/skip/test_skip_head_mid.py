@@ -56,9 +56,8 @@ def test_what_callers_also_state_changes_nothing() -> None:
     a, b = operands(48)
     first, second = output(M, 48, (16, 8, 32)), output(M, 48, (16, 8, 32))
     deep_gemm.fp8_gemm_nt_skip_head_mid(a, b, first, (16, 8, 32))
-    deep_gemm.fp8_gemm_nt_skip_head_mid(
-        a, b, second, [16, 8, 32], recipe=(1, 128, 128), compiled_dims="mnk", disable_ue8m0_cast=True
-    )
+    stated: Any = {"recipe": (1, 128, 128), "compiled_dims": "mnk", "disable_ue8m0_cast": True}
+    deep_gemm.fp8_gemm_nt_skip_head_mid(a, b, second, [16, 8, 32], **stated)
     assert torch.equal(first, second)
 
 
