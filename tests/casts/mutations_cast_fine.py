@@ -11,9 +11,8 @@ from lab.sim.cast_rows import RowTrial
 from lab.sim.cast_tiles import TileTrial
 from lab.sim.mutate import Mutation
 
-WORDS, WORDS_SINGLE = (
-    cast_config(torch.bfloat16, is_aligned, False, to=Target(columns=32, packs=True)) for is_aligned in (True, False)
-)
+TO_WORDS = Target(columns=32, packs=True)
+WORDS, WORDS_SINGLE = (cast_config(torch.bfloat16, is_aligned, False, to=TO_WORDS) for is_aligned in (True, False))
 OF_GROUPS = cast_config(torch.bfloat16, True, False, groups=Groups.COUNTS, to=Target(columns=32))
 ROWS_TRIALS = [
     RowTrial(WORDS, 35, 264, 1, rounds_up=True),
@@ -40,8 +39,7 @@ BLOCKS, BLOCKS_64, BLOCKS_FP32 = (
     for dtype, block in ((torch.bfloat16, 32), (torch.bfloat16, 64), (torch.float32, 32))
 )
 SINGLE, SINGLE_64 = (
-    tile_cast_config(torch.bfloat16, Grain.BLOCKS, with_columns=False, is_aligned=False, block=block)
-    for block in (32, 64)
+    tile_cast_config(torch.bfloat16, Grain.BLOCKS, with_columns=False, is_aligned=False, block=n) for n in (32, 64)
 )
 CHANNELS = tile_cast_config(torch.bfloat16, Grain.CHANNELS, with_columns=False, is_aligned=True, block=32)
 COLUMNS = tile_cast_config(torch.bfloat16, None, with_columns=True, is_aligned=True, block=32)

@@ -10,10 +10,8 @@ from lab.sim.mutate import Mutation
 
 COUNTS = cast_config(torch.bfloat16, is_aligned=True, is_few=False, groups=Groups.COUNTS)
 COUNTS_FEW = cast_config(torch.float32, is_aligned=True, is_few=True, groups=Groups.COUNTS)
-ENDS, ENDS_FEW = (
-    cast_config(torch.bfloat16, is_aligned=True, is_few=is_few, activates=True, groups=Groups.ENDS)
-    for is_few in (False, True)
-)
+ENDS = cast_config(torch.bfloat16, is_aligned=True, is_few=False, activates=True, groups=Groups.ENDS)
+ENDS_FEW = cast_config(torch.bfloat16, is_aligned=True, is_few=True, activates=True, groups=Groups.ENDS)
 UNTIL = cast_config(torch.bfloat16, is_aligned=True, is_few=False, activates=True, groups=Groups.UNTIL)
 MANY = tuple(i * 7 % 5 for i in range(700))  # more groups than a warp's threads count
 

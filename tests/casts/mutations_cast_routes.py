@@ -10,9 +10,7 @@ from deep_gemm.casts.cast_rows import cast_config
 from lab.sim.cast_rows import RowTrial
 from lab.sim.mutate import Mutation
 
-FEW, SINGLE = (
-    cast_config(torch.bfloat16, is_aligned=is_aligned, is_few=True, to_routes=True) for is_aligned in (True, False)
-)
+FEW, SINGLE = (cast_config(torch.bfloat16, is_aligned, is_few=True, to_routes=True) for is_aligned in (True, False))
 BF16 = replace(FEW, rows=4)  # teams of several rows are not chosen today
 
 TRIALS = [

@@ -11,14 +11,9 @@ from deep_gemm.casts.cast_rows import cast_config
 from lab.sim.cast_rows import RowTrial, hard
 from lab.sim.mutate import Mutation
 
-BF16, FP16, FP32 = (
-    cast_config(dtype, is_aligned=True, is_few=False) for dtype in (torch.bfloat16, torch.float16, torch.float32)
-)
-FEW, SINGLE, SINGLE_FP32 = (
-    cast_config(torch.bfloat16, is_aligned=True, is_few=True),
-    cast_config(torch.bfloat16, is_aligned=False, is_few=True),
-    cast_config(torch.float32, is_aligned=False, is_few=True),
-)
+BF16, FP16, FP32 = (cast_config(dtype, True, False) for dtype in (torch.bfloat16, torch.float16, torch.float32))
+FEW, SINGLE = (cast_config(torch.bfloat16, is_aligned, is_few=True) for is_aligned in (True, False))
+SINGLE_FP32 = cast_config(torch.float32, is_aligned=False, is_few=True)
 HARD_ROWS = len(hard(FP32))
 
 TRIALS = [

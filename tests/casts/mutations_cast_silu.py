@@ -9,10 +9,8 @@ from deep_gemm.casts.gating import Gating
 from lab.sim.cast_rows import RowTrial
 from lab.sim.mutate import Mutation
 
-BF16, FP16, FP32 = (
-    cast_config(dtype, is_aligned=True, is_few=False, activates=True)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32)
-)
+TYPES = torch.bfloat16, torch.float16, torch.float32
+BF16, FP16, FP32 = (cast_config(dtype, is_aligned=True, is_few=False, activates=True) for dtype in TYPES)
 SINGLE = cast_config(torch.bfloat16, is_aligned=False, is_few=True, activates=True)
 
 TRIALS = [

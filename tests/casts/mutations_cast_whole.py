@@ -64,9 +64,7 @@ MUTATIONS = [
     Mutation("further routes by the lane of a team", _TO, "first + lane % kLanesOfWarp", "first + lane", shows_in=TO_ROUTES),
 ]  # fmt: skip
 
-BY_GIVEN, SINGLE = (
-    cast_config(torch.float32, is_aligned, False, to=PER_TENSOR, lanes=32) for is_aligned in (True, False)
-)
+BY_GIVEN, SINGLE = (cast_config(torch.float32, aligned, False, to=PER_TENSOR, lanes=32) for aligned in (True, False))
 GIVEN_TRIALS = [
     *(RowTrial(BY_GIVEN, 9, 264, seed, scale=scale) for seed, scale in enumerate(GIVEN)),
     RowTrial(BY_GIVEN, 9, 1160, 10, "slow_warps", data="largest", scale=2.0**-89),
@@ -85,10 +83,8 @@ GIVEN_MUTATIONS = [
     Mutation("a scale is stored", _TEAM, "if constexpr (kIsGiven) return store(", "if constexpr (kIsGiven) return targets.store_scales(p, unit, 0, lane, 1.f), store("),
 ]  # fmt: skip
 
-AMAX, AMAX_FP32 = (
-    cast_config(dtype, True, False, to=AMAX_OF_TENSOR, lanes=32) for dtype in (torch.bfloat16, torch.float32)
-)
-AMAX_WARPS = cast_config(torch.bfloat16, True, False, to=AMAX_OF_TENSOR, lanes=128)
+AMAX, AMAX_WARPS = (cast_config(torch.bfloat16, True, False, to=AMAX_OF_TENSOR, lanes=lanes) for lanes in (32, 128))
+AMAX_FP32 = cast_config(torch.float32, True, False, to=AMAX_OF_TENSOR, lanes=32)
 AMAX_TRIALS = [
     RowTrial(AMAX, MOST_PARTS * AMAX.teams + 77, 8, 1, data="ordinary"),
     RowTrial(AMAX, 11, 1400, 2),

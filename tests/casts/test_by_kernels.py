@@ -125,9 +125,7 @@ def near(found: Quantized, right: Quantized, is_there: Tensor | None = None) -> 
     assert assert_near(*used(found, right, is_there)) <= MOST_OTHERS
 
 
-three_casts = pytest.mark.parametrize(
-    "name", ["per_channel_cast_to_fp8", "per_block_cast_to_fp8", "per_token_cast_to_fp8"]
-)
+three_casts = pytest.mark.parametrize("name", [f"per_{of}_cast_to_fp8" for of in ("channel", "block", "token")])
 
 
 @three_casts
@@ -404,9 +402,7 @@ def test_batches_are_activated_at_once(kernels: Kernels) -> None:
 @pytest.mark.parametrize("mn_major", [False, True])
 @pytest.mark.parametrize("has_weights", [False, True])
 @pytest.mark.parametrize("gran_k", [0, 32, 64, 128])
-def test_the_first_rows_of_groups_are_activated(
-    kernels: Kernels, gran_k: int, has_weights: bool, mn_major: bool
-) -> None:
+def test_first_rows_of_groups_are_activated(kernels: Kernels, gran_k: int, has_weights: bool, mn_major: bool) -> None:
     """64 columns share a scale in torch's operations."""
     x, is_there = wild(36, 2 * 136, torch.bfloat16, 13).view(4, 9, 272), rows_of_counts(COUNTS, 9)
     weights = torch.rand(4, 9) if has_weights else None
@@ -525,26 +521,24 @@ def test_tokens_are_cast_along_groups(kernels: Kernels, dtype: torch.dtype, weig
 
 
 @pytest.mark.parametrize(("i", "name"), [(144, "silu bfloat16"), (128, "silu_at_once bfloat16")])
-@pytest.mark.parametrize(("gradient_too", "activation_too"), [(True, True), (True, False), (False, True)])
-def test_the_gradient_of_silu_is_cast(
-    kernels: Kernels, gradient_too: bool, activation_too: bool, i: int, name: str
-) -> None:
+@pytest.mark.parametrize(("gradient", "activation"), [(True, True), (True, False), (False, True)])
+def test_the_gradient_of_silu_is_cast(kernels: Kernels, gradient: bool, activation: bool, i: int, name: str) -> None:
     groups, p = grouped_rows(), torch.rand(180, generator=torch.Generator().manual_seed(2))
     h, ds = (torch.randn(180, n, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (2 * i, i))
-    said: dict[str, Any] = {"limit": 1.0, "gradient_too": gradient_too, "activation_too": activation_too}
+    said: dict[str, Any] = {"limit": 1.0, "gradient_too": gradient, "activation_too": activation}
     right, there = reference(cast_silu_gradient, h, ds, groups, p, **said), on_device(kernels, groups)
     h, ds, p = (each.to(kernels.device) for each in (h, ds, p))
     found: Any = cast_silu_gradient(h, ds, there, p, **said)
     kernels.ran(name)
     assert [each is None for each in found] == [each is None for each in right]
     end = int(groups.ends[-1])
-    if gradient_too:
+    if gradient:
         assert found.rows[1].stride() == right.rows[1].stride()
         of_rows, right_rows = ((q[0][:end].cpu(), q[1][:end].cpu()) for q in (found.rows, right.rows))
         assert assert_near(of_rows, right_rows, OF_BF16) <= MOST_OTHERS
         assert assert_near(of_used(found.columns, groups), right.columns, OF_BF16) <= MOST_OTHERS
     alone = cast_silu_gradient(h, None, there, p, 1.0, gradient_too=False)
-    if activation_too:
+    if activation:
         assert assert_near(of_used(found.activated, groups), right.activated, OF_BF16) <= MOST_OTHERS
         torch.testing.assert_close(found.of_weights.sum(0)[:end].cpu(), right.of_weights[0, :end], rtol=1e-4, atol=1e-4)
         assert_same_bits(of_used(some(alone.activated), groups), of_used(found.activated, groups))

@@ -15,7 +15,7 @@ import deep_gemm
 from deep_gemm import pack_ue8m0_to_int, per_channel_cast_to_fp8, per_token_cast_to_fp8, unpack_ue8m0_from_int
 
 PACKED: Any = deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor
-K_GROUPED: Any = deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
+DEPTHS: Any = deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
 REQUIRED = deep_gemm.transform_sf_into_required_layout
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -61,7 +61,7 @@ def test_groups_along_k_share_no_word(device: str) -> None:
     ks = [640, 0, 128, 512]
     x = torch.randn(sum(ks), 10, device=device)
     sf = per_channel_cast_to_fp8(x, use_ue8m0=True)[1]
-    out = K_GROUPED(sf, None, ks, 128, 128)
+    out = DEPTHS(sf, None, ks, 128, 128)
     assert out.shape == (2 + 1 + 1, 10)
     assert out.stride() == (12, 1)
     numbers = unpack_ue8m0_from_int(out.t())
@@ -71,13 +71,13 @@ def test_groups_along_k_share_no_word(device: str) -> None:
     depths = torch.tensor(ks, dtype=torch.int32, device=device)
     ends = depths.cumsum(0).int()
     for layout, is_ends in ((depths, False), (ends, True)):
-        same = K_GROUPED(sf, layout, None, 128, 128, is_ends)
+        same = DEPTHS(sf, layout, None, 128, 128, is_ends)
         assert torch.equal(same, out)
 
 
 def test_packed_scales_of_groups_along_k_are_words_by_mn_as_the_scales_are_blocks_by_mn() -> None:
     sf = powers(10, 40)
-    out = K_GROUPED(sf, None, [128, 640, 512], 128, 128)
+    out = DEPTHS(sf, None, [128, 640, 512], 128, 128)
     assert (out.shape, out.stride()) == ((1 + 2 + 1, 40), (40, 1))
     for words, blocks in ((slice(0, 1), slice(0, 1)), (slice(1, 3), slice(1, 6)), (slice(3, 4), slice(6, 10))):
         numbers = unpack_ue8m0_from_int(out[words].t()).t()
@@ -141,26 +141,19 @@ NOT_THERE = "expected a CPU or CUDA tensor, got device meta"
         (pack_ue8m0_to_int, (torch.ones(1, 4).to_sparse(),), "x: expected a dense tensor, got layout"),
         (unpack_ue8m0_from_int, (torch.ones(1, 4).int().to_sparse(),), f"packed: {NOT_DENSE}"),
         (PACKED, (ONES.to_sparse(),), f"sf: {NOT_DENSE}"),
-        (K_GROUPED, (ONES.to_sparse(), None, [384], 128, 128), f"sf: {NOT_DENSE}"),
-        (K_GROUPED, (ONES, None, META, 128, 128), f"ks_cpu: {NOT_THERE}"),
-        (K_GROUPED, (ONES, META, None, 128, 128, False), f"grouped_layout: {NOT_THERE}"),
-        (K_GROUPED, (ONES, META, None, 128, 128, True), f"grouped_layout: {NOT_THERE}"),
+        (DEPTHS, (ONES.to_sparse(), None, [384], 128, 128), f"sf: {NOT_DENSE}"),
+        (DEPTHS, (ONES, None, META, 128, 128), f"ks_cpu: {NOT_THERE}"),
+        (DEPTHS, (ONES, META, None, 128, 128, False), f"grouped_layout: {NOT_THERE}"),
+        (DEPTHS, (ONES, META, None, 128, 128, True), f"grouped_layout: {NOT_THERE}"),
         (REQUIRED, (torch.ones(1, 3).to_sparse(), 8, 384, (1, 128, 128), None, False), f"sf: {NOT_DENSE}"),
         (unpack_ue8m0_from_int, (None,), "TypeError: packed: expected a tensor, got NoneType"),
         (unpack_ue8m0_from_int, (torch.ones(4),), "packed: expected dtype torch.int32, got torch.float32"),
-        *(
-            (PACKED, (torch.ones(4).to(dtype),), "sf: expected sh")
-            for dtype in (torch.float32, torch.uint8, torch.int32)
-        ),
+        *((PACKED, (torch.ones(4).to(of),), "sf: expected sh") for of in (torch.float32, torch.uint8, torch.int32)),
         (PACKED, (ONES * 3,), "sf: expected powers of two, got 3.0"),
-        (K_GROUPED, (ONES, None, None, 128, 128), "ks_cpu: expected a list, or grouped_layout with the "),
-        (K_GROUPED, (ONES, None, [384, 64], 128, 128), "ks_cpu: expected multiples of k_alignment = 128, "),
-        (K_GROUPED, (ONES, None, [384], 0, 128), "gran_k: expected an integer in 1..2147483647, got 0"),
-        (
-            K_GROUPED,
-            (ONES, None, [512], 128, 128),
-            "sf: expected shape (sum(ceil(k / gran_k)), mn) = (4, mn), got (3, 8)",
-        ),
+        (DEPTHS, (ONES, None, None, 128, 128), "ks_cpu: expected a list, or grouped_layout with the "),
+        (DEPTHS, (ONES, None, [384, 64], 128, 128), "ks_cpu: expected multiples of k_alignment = 128, "),
+        (DEPTHS, (ONES, None, [384], 0, 128), "gran_k: expected an integer in 1..2147483647, got 0"),
+        (DEPTHS, (ONES, None, [512], 128, 128), "sf: expected shape (sum(ceil(k / gran_k)), mn) = (4, mn), got (3, 8)"),
     ],
 )
 def test_mistakes_are_named(function: Any, arguments: Any, message: str) -> None:

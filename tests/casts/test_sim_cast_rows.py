@@ -22,30 +22,24 @@ from lab.sim.cast_rows import GATINGS, RowTrial, hard, is_cast, ragged
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 
-def config(
-    dtype: torch.dtype = torch.bfloat16, *, is_aligned: bool = True, is_few: bool = False, **kind: Any
-) -> CastConfig:
+def config(dtype: Any = torch.bfloat16, *, is_aligned: bool = True, is_few: bool = False, **kind: Any) -> CastConfig:
     return cast_config(dtype, is_aligned, is_few, **kind)
 
 
 CONFIGS = reachable_cast()
 every_configuration = pytest.mark.parametrize("which", sample(CONFIGS), ids=lambda which: which.name)
-every_activation = pytest.mark.parametrize(
-    "which", [which for which in CONFIGS if which.activates], ids=lambda which: which.name
-)
+every_activation = pytest.mark.parametrize("which", [of for of in CONFIGS if of.activates], ids=lambda of: of.name)
 every_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 
 
 @every_configuration
-@pytest.mark.parametrize("rounds_up", [False, True])
+@pytest.mark.parametrize("up", [False, True])
 @pytest.mark.parametrize("is_m_major", [False, True])
 @pytest.mark.parametrize("data", ["wild", "mixed", "ordinary"])
-def test_every_configuration_on_ragged_matrices(
-    which: CastConfig, data: str, is_m_major: bool, rounds_up: bool
-) -> None:
+def test_every_configuration_on_ragged_matrices(which: CastConfig, data: str, is_m_major: bool, up: bool) -> None:
     """With `mixed` some blocks of a warp are ordinary and others are not, so that it casts them both ways."""
     for case in ragged(which):
-        replace(case, data=data, is_m_major=is_m_major, rounds_up=rounds_up or case.rounds_up).run()
+        replace(case, data=data, is_m_major=is_m_major, rounds_up=up or case.rounds_up).run()
 
 
 @every_activation
@@ -99,9 +93,7 @@ def test_what_is_no_ordinary_number(dtype: torch.dtype, to_routes: bool) -> None
     [(0, 0, 0, 0), (16, 16, 16, 16), (-5, 17, 2**31 - 1, -(2**31)), (1, 0, 0, 16)],
     ids=["none", "full", "out of range", "some"],
 )
-def test_counts_that_no_group_has_room_for_reach_nothing_outside(
-    sizes: tuple[int, ...], is_few: bool, activates: bool
-) -> None:
+def test_counts_without_room_in_a_group_reach_nothing_outside(sizes: Any, is_few: bool, activates: bool) -> None:
     which = config(groups=Groups.COUNTS, is_few=is_few, activates=activates)
     for is_m_major in (False, True):
         RowTrial(which, 64, 136, 1, sizes=sizes, is_m_major=is_m_major, data="mixed").run()

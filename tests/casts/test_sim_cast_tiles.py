@@ -9,14 +9,8 @@ import torch
 from thorough import sample
 from torch import Tensor
 
-from deep_gemm.casts.cast_tiles import (
-    KERNEL,
-    Grain,
-    TileCastConfig,
-    reachable_tile_casts,
-    tile_cast_config,
-    turns_blocks,
-)
+from deep_gemm.casts import cast_tiles
+from deep_gemm.casts.cast_tiles import KERNEL, Grain, TileCastConfig, tile_cast_config, turns_blocks
 from deep_gemm.casts.rules import FP8
 from deep_gemm.core.check.layout import ceil_div
 from lab.casts import hard_quotients, wild
@@ -24,7 +18,7 @@ from lab.sim import cast_tiles as sim
 from lab.sim.library import compiled
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
-CONFIGS = [config for config in reachable_tile_casts() if not turns_blocks(config)]
+CONFIGS = [config for config in cast_tiles.reachable_tile_casts() if not turns_blocks(config)]
 every_configuration = pytest.mark.parametrize("config", sample(CONFIGS), ids=lambda config: config.name)
 
 

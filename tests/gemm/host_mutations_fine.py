@@ -139,13 +139,8 @@ SWAPS: list[tuple[str, ...]] = [
     (LAYOUT, "(1, SCALE_BLOCK), (64, 64), (32, 32), (1, 32))", "(1, SCALE_BLOCK), (64, 64), (32, 32))", FINE),
     # Scales as callers ask for them
     (LAYOUT, "if columns < SCALE_BLOCK and sf.dtype in", "if sf.dtype in", LAYOUTS),
-    (LAYOUT, "in (torch.int32, torch.uint8, torch.float8_e8m0fnu):", "in (torch.int32, torch.uint8):", LAYOUTS),
-    (
-        LAYOUT,
-        "in (torch.int32, torch.uint8, torch.float8_e8m0fnu):",
-        "in (torch.uint8, torch.float8_e8m0fnu):",
-        LAYOUTS,
-    ),
+    (LAYOUT, "(torch.int32, torch.uint8, torch.float8_e8m0fnu):", "(torch.int32, torch.uint8):", LAYOUTS),
+    (LAYOUT, "(torch.int32, torch.uint8, torch.float8_e8m0fnu):", "(torch.uint8, torch.float8_e8m0fnu):", LAYOUTS),
     (LAYOUT, "each = UE8M0_PER_WORD if sf.dtype == torch.int32 else 1", "each = 1", LAYOUTS),
     (LAYOUT, "ceil_div(mn, rows), ceil_div(k,", "mn // rows, ceil_div(k,", LAYOUTS),
     (LAYOUT, "ceil_div(k, columns * each))", "k // (columns * each))", LAYOUTS),

@@ -44,7 +44,10 @@ def test_names_of_outputs_tell_their_groups() -> None:
 
 
 LEGAL = GemmConfig(128, 128, num_stages=4)
+PANEL = "panel_columns"
 FP4: dict[str, object] = {"b": E2M1, "sfb": MX}
+OF_SILU = {"work": works.ENDS, "epilogue": epilogues.SILU}
+OF_IDS, OF_DEPTHS, OF_HEADS = ({"work": work} for work in (works.IDS, works.DEPTHS, works.HEADS))
 OUTPUTS = [Output(), Output(with_c=True), Output(is_fp32=True), Output(is_fp32=True, adds_to_d=True)]
 
 VIOLATIONS: dict[str, list[dict[str, object]]] = {
@@ -57,13 +60,9 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
     "needs whole scale chunks": [{"block_n": 192, "unit_n": 96, "panel_columns": 32}],
     "needs at least 2 stages": [{"num_stages": 1}],
     "needs 1 or 2 CTAs that share an operand": [{"cluster_m": 4}, {"cluster_m": 2, "cluster_n": 2}, {"cluster_n": 0}],
-    "needs panel rows of 32, 64, 128 or 256 bytes": [
-        {"panel_columns": 0},
-        {"panel_columns": 256},
-        {"panel_columns": 128, "is_fp32": True},
-    ],
+    "needs panel rows of 32, 64, 128 or 256 bytes": [{PANEL: 0}, {PANEL: 256}, {PANEL: 128, "is_fp32": True}],
     "needs panel rows of 256 bytes for FP32 alone, and not for grouped rows": [
-        {"panel_columns": 128},
+        {PANEL: 128},
         {"is_fp32": True, "work": works.COUNTS},
     ],
     "needs panels that fill a tile": [{"block_n": 96}, {"panels_per_store": 3}, {"panels_per_store": 0}],
@@ -73,32 +72,17 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
     "needs C added in one way, not both": [{"is_fp32": True, "panel_columns": 32, "with_c": True, "adds_to_d": True}],
     "needs 1 to 8 CTAs that split k": [{"cluster_k": 9}],
     "needs k split, or an operand shared, not both": [{"cluster_k": 2, "cluster_m": 2}],
-    "needs no addition by TMA where k is split": [
-        {"cluster_k": 2, "is_fp32": True, "panel_columns": 32, "adds_to_d": True}
-    ],
+    "needs no addition by TMA where k is split": [{"cluster_k": 2, "is_fp32": True, PANEL: 32, "adds_to_d": True}],
     "needs panels that fill half a tile": [
-        {
-            "work": works.COUNTS,
-            "block_m": 256,
-            "block_n": 96,
-            "panel_columns": 32,
-            "panels_per_store": 2,
-            "num_stages": 3,
-        }
+        {"work": works.COUNTS, "block_m": 256, "block_n": 96, PANEL: 32, "panels_per_store": 2, "num_stages": 3}
     ],
     "needs scales of all columns on both sides or on none": [{"sfa": WHOLE}, {"sfb": WHOLE}],
-    "needs one unit for each warpgroup with scales of all columns": [{"sfa": WHOLE, "sfb": WHOLE, "unit_n": 64}],
     "needs k whole where there are heads": [{"work": works.HEADS, "cluster_k": 2}],
     "needs no clusters where rows are grouped": [{"work": works.IDS, "cluster_n": 2}],
-    "needs only A shared where groups are along k": [
-        {"work": works.DEPTHS, "cluster_m": 2},
-        {"work": works.DEPTHS, "cluster_k": 2},
-    ],
-    "needs no addition to D where rows are grouped": [
-        {"work": works.IDS, "adds_to_d": True, "is_fp32": True, "panel_columns": 32}
-    ],
+    "needs only A shared where groups are along k": [{**OF_DEPTHS, "cluster_m": 2}, {**OF_DEPTHS, "cluster_k": 2}],
+    "needs no addition to D where rows are grouped": [{**OF_IDS, "adds_to_d": True, "is_fp32": True, PANEL: 32}],
     "needs scales of B for each row where groups are along k": [{"work": works.DEPTHS}],
-    "needs code for a tail where each group may have one": [{"work": works.DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2}],
+    "needs code for a tail where each group may have one": [{**OF_DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2}],
     "needs a plain BF16 product without a split of k where columns of D are skipped": [
         {"epilogue": epilogues.TO_HEADS, "with_c": True}
     ],
@@ -106,19 +90,13 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
         {"epilogue": epilogues.SILU},
         {"work": works.COUNTS, "epilogue": epilogues.TO_ADDRESSES},
     ],
-    "needs units of 128 columns, one or two, where rows are activated": [
-        {"work": works.ENDS, "epilogue": epilogues.SILU, "unit_n": 64}
-    ],
+    "needs units of 128 columns, one or two, where rows are activated": [{**OF_SILU, "unit_n": 64}],
     "needs tiles of 256 columns where gate and up lie apart": [
-        {"work": works.ENDS, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128}
+        {**OF_SILU, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128}
     ],
     "needs a scale of A for each 128, 64 or 32 columns, or for all": [{"sfa": Scales(2, 128)}],
-    "needs no heads, depths or activation where scales are finer than 128 columns": [
-        {"work": works.HEADS, "sfa": PER_64}
-    ],
-    "needs one box of A's scales if they are finer": [
-        {"work": works.IDS, "sfa": PER_64, "block_m": 256, "num_stages": 3}
-    ],
+    "needs no heads, depths or activation where scales are finer than 128 columns": [{**OF_HEADS, "sfa": PER_64}],
+    "needs one box of A's scales if they are finer": [{**OF_IDS, "sfa": PER_64, "block_m": 256, "num_stages": 3}],
     "needs 128 columns where blocks of B are smaller": [{"sfb": Scales(32, 32), "block_n": 64}],
     "needs one k-block at a time where its parts may fold": [{"sfb": Scales(64, 64), "run_k_blocks": 2}],
     "needs 1 or 2 math warpgroups that share nothing where blocks of B are smaller": [

@@ -102,9 +102,7 @@ def test_the_same_question_has_the_same_answer(m: int, n: int, k: int, output: O
 
 @settings(max_examples=100)
 @given(rows, columns, depths, st.sampled_from(OUTPUTS), st.one_of(st.sampled_from(GPUS), gpus))
-def test_candidates_are_all_tiles_with_reasons_for_those_that_cannot_run(
-    m: int, n: int, k: int, output: Output, gpu: Gpu
-) -> None:
+def test_candidates_are_all_tiles_with_reasons_against_some(m: int, n: int, k: int, output: Output, gpu: Gpu) -> None:
     found = Question(m, n, k, output, 1, gpu).candidates()
     assert {candidate.tile for candidate in found} == set(tiles_for(output))
     assert found[0].why_not is None

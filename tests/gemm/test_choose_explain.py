@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from deep_gemm import (
-    explain,
-    fp8_gemm_nt,
-    k_grouped_cast_to_fp8,
-    k_grouped_fp8_gemm_nt_contiguous,
-    per_block_cast_to_fp8,
-    per_token_cast_to_fp8,
-)
+import deep_gemm
+from deep_gemm import explain, fp8_gemm_nt, k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import H200
 from deep_gemm.gemm.choose import fp8
@@ -24,16 +18,9 @@ from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.explain import GROUPS
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import FP4_OPERANDS, Output, Sizes
-from lab.configs import (
-    reachable_decode,
-    reachable_grouped,
-    reachable_grouped_decode,
-    reachable_heads,
-    reachable_k_grouped,
-)
-from lab.configs import reachable_dense as reachable
+from lab import configs
 
-BY_ROW = (1, 1, 128)
+BY_ROW, AS_BOTH = (1, 1, 128), {"with_c": True, "accumulate": True}
 QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "dense": ((100, 7168, 2048), {}),
     "decode": ((3, 7168, 2048), {}),
@@ -65,8 +52,9 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert chosen("\n".join(lines)) in {each.tile.name for each in (found[:1] if "counts" in name else found)}
-    known = {*reachable(), *reachable_decode(), *reachable_decode(FP4_OPERANDS), *reachable_k_grouped()}
-    known |= {*reachable_heads(), *reachable_grouped(), *reachable_grouped_decode()}
+    known = {*configs.reachable_dense(), *configs.reachable_decode(), *configs.reachable_decode(FP4_OPERANDS)}
+    known |= {*configs.reachable_k_grouped(), *configs.reachable_heads()}
+    known |= {*configs.reachable_grouped(), *configs.reachable_grouped_decode()}
     assert {candidate.config for candidate in found} <= known
 
 
@@ -89,9 +77,7 @@ def chosen(output: str) -> str:
         ("fp4, few rows, fp32", Output(is_fp32=True, b=E2M1, sfb=MX)),
     ],
 )
-def test_what_is_chosen_is_what_a_dense_product_runs(
-    name: str, output: Output, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_chosen_is_what_a_dense_one_runs(name: str, output: Output, capsys: pytest.CaptureFixture[str]) -> None:
     sizes, more = QUESTIONS[name]
     explain(*sizes, **more, gpu="H200")
     assert select(Sizes(*sizes), output, H200).name == f"{chosen(capsys.readouterr().out)} {_tail(output, sizes)}"
@@ -200,10 +186,7 @@ def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         ({"k": 128.0}, "k: expected an integer in 1..2147483647, got 128.0"),
         ({"num_groups": 0}, "num_groups: expected an integer in 1..2147483647, got 0"),
         ({"groups": ["ids"]}, "groups: expected ids, ends, counts, depths, heads or None, got ['ids']"),
-        (
-            {"with_c": True, "accumulate": True},
-            "accumulate: expected C to be D itself or, with_c, another tensor, got both",
-        ),
+        (AS_BOTH, "accumulate: expected C to be D itself or, with_c, another tensor, got both"),
         ({"num_groups": 2}, "num_groups: expected 1 without groups, got 2"),
         ({"groups": "rows"}, "groups: expected ids, ends, counts, depths, heads or None, got 'rows'"),
         ({"groups": "ids", "with_c": True}, "groups: expected no C for rows by ids, got one"),
@@ -227,7 +210,7 @@ def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
 def test_products_along_k_refuse_the_same_recipe_in_the_same_words() -> None:
     a, b = (k_grouped_cast_to_fp8(torch.ones(8, 128), [128]) for _ in range(2))
     with pytest.raises(NotImplementedError) as of_product:
-        k_grouped_fp8_gemm_nt_contiguous(a, b, ks=[128], recipe=(1, 128, 128))
+        deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, ks=[128], recipe=(1, 128, 128))
     with pytest.raises(NotImplementedError) as of_explain:
         explain(8, 8, 128, groups="depths", recipe=(1, 128, 128))
     assert str(of_product.value) == str(of_explain.value)

@@ -31,9 +31,7 @@ from deep_gemm.gemm.problem import Problem
 from lab.configs import reachable_k_grouped
 from lab.sim import depths as sim
 
-FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (
-    config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128)
-)
+FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (of for of in reachable_k_grouped() if of.block_m == of.block_n == 128)
 PAIRS, *_ = (config for config in reachable_k_grouped() if config.cluster_size == 2)
 KS = [16, 0, 400]
 DEPTHS_PARAMS = params_of(FRESH)
@@ -74,9 +72,8 @@ def test_both_kernels_are_launched_at_the_operands(gpu: FakeGpu, config: GemmCon
     room = found["k_groups"]
     found = words_of_members(DEPTHS_PARAMS, product.words)
     assert found["groups.by_depth"] == room != 0
-    assert [found[name] for name in ("map_sfa", "map_sfb", "map_d", "d")] == [
-        x.data_ptr() for x in (p.sfa, p.sfb, p.d, p.d)
-    ]
+    places = {"map_sfa": p.sfa, "map_sfb": p.sfb, "map_d": p.d, "d": p.d}
+    assert [found[name] for name in places] == [x.data_ptr() for x in places.values()]
     assert found["c"] == (0 if p.c is None else p.c.data_ptr())
 
 

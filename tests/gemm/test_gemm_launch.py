@@ -40,7 +40,6 @@ from deep_gemm.gemm.product import run
 from lab.configs import reachable_heads as reachable
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
-BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_dense")])
 Operand = tuple[Tensor, Tensor]
 NO_RECIPES = ((None, None, None),)
 DENSE_PARAMS = params_of(Tile(64, 64).config(Output(), 512))
@@ -73,10 +72,8 @@ def pointers(a: Operand, b: Operand, d: Tensor) -> tuple[int, ...]:
 # Records
 
 
-@BOTH
-def test_calls_run_the_kernel_that_the_heuristics_name_each_at_its_own_addresses(
-    gpu: FakeGpu, shape: tuple[int, int, int], name: str
-) -> None:
+@pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_dense")])
+def test_calls_run_the_kernel_that_is_chosen_each_at_its_own_addresses(gpu: FakeGpu, shape: Any, name: str) -> None:
     for a, b, d in [operands(*shape) for _ in range(3)]:
         assert deep_gemm.fp8_gemm_nt(a, b, d) is None
         assert addresses(gpu) == pointers(a, b, d)
@@ -92,11 +89,9 @@ def test_a_new_m_compiles_nothing_where_the_configuration_is_known(gpu: FakeGpu)
     assert len(gpu.compiled) == 1
 
 
-@BOTH
+@pytest.mark.parametrize("shape", [DECODE, LARGE])
 @pytest.mark.parametrize("which", ["a", "b", "d", "c"])
-def test_a_seen_call_at_addresses_that_are_wrong_is_refused_as_a_new_one_is(
-    gpu: FakeGpu, shape: tuple[int, int, int], name: str, which: str
-) -> None:
+def test_a_seen_call_at_wrong_addresses_is_refused_as_a_new_one_is(gpu: FakeGpu, shape: Any, which: str) -> None:
     (a, sfa), (b, sfb), d = operands(*shape)
     c = torch.zeros_like(d)
     deep_gemm.fp8_gemm_nt((a, sfa), (b, sfb), d, c)
@@ -107,10 +102,8 @@ def test_a_seen_call_at_addresses_that_are_wrong_is_refused_as_a_new_one_is(
     assert len(gpu.launches) == 1
 
 
-@BOTH
-def test_a_seen_call_whose_output_overlaps_an_input_is_refused(
-    gpu: FakeGpu, shape: tuple[int, int, int], name: str
-) -> None:
+@pytest.mark.parametrize("shape", [DECODE, LARGE])
+def test_a_seen_call_whose_output_overlaps_an_input_is_refused(gpu: FakeGpu, shape: tuple[int, int, int]) -> None:
     a, b, d = operands(*shape)
     c = torch.zeros_like(d)
     for each in (None, c):
@@ -271,11 +264,9 @@ def test_a_copy_of_scales_has_a_map_of_the_strides_of_the_copy(gpu: FakeGpu, by_
 # Settings
 
 
-@BOTH
+@pytest.mark.parametrize("shape", [DECODE, LARGE])
 @pytest.mark.parametrize("enabled", [False, True])
-def test_a_dependent_launch_is_what_set_pdl_says(
-    gpu: FakeGpu, shape: tuple[int, int, int], name: str, enabled: bool
-) -> None:
+def test_a_dependent_launch_is_what_set_pdl_says(gpu: FakeGpu, shape: tuple[int, int, int], enabled: bool) -> None:
     deep_gemm.set_pdl(enabled)
     deep_gemm.fp8_gemm_nt(*operands(*shape))
     assert gpu.last.is_dependent is enabled
@@ -377,9 +368,7 @@ def test_batch_invariance_is_what_the_environment_says_until_it_is_set(
         (decode_config(8, 1, 1, 1, c=True), "is for another output: with_c"),
     ],
 )
-def test_a_given_configuration_that_computes_something_else_is_refused(
-    gpu: FakeGpu, config: GemmConfig | DecodeConfig, reason: str
-) -> None:
+def test_a_given_configuration_that_computes_something_else_is_refused(gpu: FakeGpu, config: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=f"config: .* {reason}"):
         launch.run(problem(8, 512, 1152), config)
     assert gpu.launches == []

@@ -58,31 +58,30 @@ def of_rows(ends: bool) -> None:
     deep_gemm.m_grouped_bf16_gemm_nt_contiguous(numbers(M, K), numbers(2, N, K), numbers(M, N), layout, "nk", ends)
 
 
+def of_counts() -> None:
+    a, b, d = numbers(2, M, K), numbers(2, N, K), numbers(2, M, N)
+    deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, d, int32(3, 7), 4)
+
+
+def of_heads() -> None:
+    deep_gemm.einsum("bhr,hdr->bhd", numbers(M, 2, K), numbers(2, N, K), numbers(M, 2, N))
+
+
+def of_sum(b: Tensor) -> None:
+    deep_gemm.einsum("bmk,bnk->mn", numbers(5, M, K), b, numbers(M, N))
+
+
 CALLS: dict[str, tuple[Callable[[], object], list[str]]] = {
     "dense": (lambda: deep_gemm.bf16_gemm_nt(numbers(M, K), numbers(N, K), numbers(M, N)), ["bf16_gemm_dense"]),
     "rows by ids": (lambda: of_rows(False), ["bf16_gemm_m_grouped_contiguous"]),
     "rows by ends": (lambda: of_rows(True), ["bf16_gemm_m_grouped_contiguous"]),
-    "counted rows": (
-        lambda: deep_gemm.m_grouped_bf16_gemm_nt_masked(
-            numbers(2, M, K), numbers(2, N, K), numbers(2, M, N), int32(3, 7), 4
-        ),
-        ["bf16_gemm_m_grouped_masked"],
-    ),
+    "counted rows": (of_counts, ["bf16_gemm_m_grouped_masked"]),
     "along k": (lambda: along_k([64, 0, 128]), ["bf16_gemm_k_grouped"]),
     "along k, edges within blocks": (lambda: along_k([3, 0, 100]), ["bf16_gemm_k_grouped"]),
     "along k, counted": (lambda: along_k(None, int32(64, 0, 128)), ["bf16_gemm_k_grouped"]),
-    "heads": (
-        lambda: deep_gemm.einsum("bhr,hdr->bhd", numbers(M, 2, K), numbers(2, N, K), numbers(M, 2, N)),
-        ["bf16_gemm_heads"],
-    ),
-    "sum": (
-        lambda: deep_gemm.einsum("bmk,bnk->mn", numbers(5, M, K), numbers(5, N, K), numbers(M, N)),
-        ["bf16_gemm_sum", "sum_slices"],
-    ),
-    "sum, one operand for all": (
-        lambda: deep_gemm.einsum("bmk,bnk->mn", numbers(5, M, K), numbers(1, N, K).expand(5, N, K), numbers(M, N)),
-        ["bf16_gemm_sum", "sum_slices"],
-    ),
+    "heads": (of_heads, ["bf16_gemm_heads"]),
+    "sum": (lambda: of_sum(numbers(5, N, K)), ["bf16_gemm_sum", "sum_slices"]),
+    "sum, one operand for all": (lambda: of_sum(numbers(1, N, K).expand(5, N, K)), ["bf16_gemm_sum", "sum_slices"]),
 }
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -46,13 +47,10 @@ def test_fma_rounds_once_for_any_numbers(x: float, y: float, z: float) -> None:
     assert fma(x, y, z) == exact_fma(x, y, z)
 
 
-@given(
-    st.integers(1, 2**24 - 1),
-    st.integers(1, 2**24 - 1),
-    st.integers(2**23, 2**24 - 1),
-    st.integers(-80, 8),
-    st.integers(-149, 60),
-)
+MANTISSAS = st.integers(1, 2**24 - 1)
+
+
+@given(MANTISSAS, MANTISSAS, st.integers(2**23, 2**24 - 1), st.integers(-80, 8), st.integers(-149, 60))
 @settings(max_examples=300)
 def test_fma_rounds_once_where_exponents_are_near(x: int, y: int, z: int, shift: int, scale: int) -> None:
     terms = (float(x), float(y) * 2.0**shift, float(z))
@@ -123,14 +121,7 @@ def test_product_is_the_contracts_arithmetic_to_the_bit(seed: int, k: int, sfb_r
 )
 @settings(max_examples=60)
 def test_dense_is_within_the_derived_bound_of_float64(
-    seed: int,
-    m: int,
-    n8: int,
-    k16: int,
-    recipe: tuple[int, int, int] | None,
-    dtype: torch.dtype,
-    exponents: tuple[int, int],
-    with_c: bool,
+    seed: int, m: int, n8: int, k16: int, recipe: Any, dtype: torch.dtype, exponents: tuple[int, int], with_c: bool
 ) -> None:
     g = torch.Generator().manual_seed(seed)
     n, k, rows = n8 * 8, k16 * 16, 1 if recipe else 128
@@ -204,10 +195,8 @@ def test_zero_blocks_and_subnormal_values_are_exact() -> None:
 
 @given(st.lists(st.integers(-1, 2), max_size=40), st.sampled_from([1, 4, 128]))
 def test_padding_rows_are_those_without_a_group_in_a_block_with_one(ids: list[int], alignment: int) -> None:
-    expected = [
-        group < 0 and any(x >= 0 for x in ids[row // alignment * alignment :][:alignment])
-        for row, group in enumerate(ids)
-    ]
+    block_of = [ids[row // alignment * alignment :][:alignment] for row in range(len(ids))]
+    expected = [group < 0 and any(x >= 0 for x in block) for group, block in zip(ids, block_of, strict=True)]
     assert padding_rows(torch.tensor(ids, dtype=torch.int32), alignment).tolist() == expected
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import some
+from helpers import refused, some
 from torch import Tensor
 
 import deep_gemm
@@ -184,9 +184,9 @@ def test_kernels_get_a_bias_in_bf16_beside_a_bf16_matrix_alone(of_bias: torch.dt
 def test_products_of_no_depth_are_the_bias() -> None:
     a, b = (A[0][:, :0], A[1]), (B[0][..., :0], B[1])
     for c, right in ((None, torch.zeros(M, N)), (BIAS[0], BIAS[0].expand(M, N))):
-        assert torch.equal(
-            some(deep_gemm.fp8_gemm_nt(a, (b[0][0], b[1][0]), torch.zeros(M, N), c, **WHOLE) or right), right
-        )
+        d = torch.ones(M, N)
+        deep_gemm.fp8_gemm_nt(a, (b[0][0], b[1][0]), d, c, **WHOLE)
+        assert torch.equal(d, right)
     d = torch.ones(M, N)
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, IDS, bias=BIAS, **WHOLE)
     assert torch.equal(d, torch.where(IDS[:, None] >= 0, BIAS[IDS.clamp_min(0)], 0))
@@ -206,6 +206,8 @@ def test_zero_negative_infinite_and_no_numbers_as_scales() -> None:
     assert (d[0, 4:] == 512).all()
 
 
+OF_A = "NotImplementedError: recipe_a: expected (1, 128), (1, 64), (1, 32), (1, 0) or (0, 0)"
+OF_C = "c: expected dtype torch.bfloat16 or torch.float32"
 MISTAKES: list[tuple[str, Any]] = [
     ("sfa: expected shape (m, 1) = (21, 1), got (20, 1)", lambda: ((A[0], A[1][1:]), B0, {})),
     ("sfa: expected shape (m, 1) = (21, 1), got ()", lambda: ((A[0], torch.ones(())), B0, {})),
@@ -213,15 +215,9 @@ MISTAKES: list[tuple[str, Any]] = [
     ("sfb: expected shape (n, 1) = (72, 1), got (1, 72)", lambda: (A, (B0[0], B0[1].T), {})),
     ("sfb: expected shape (1, 1) = (1, 1), got (72, 1)", lambda: (A, B0, {"recipe_b": (0, 0)})),
     ("sfa: expected dtype torch.float32, got torch.bfloat16", lambda: ((A[0], A[1].bfloat16()), B0, {})),
-    (
-        "recipe_a: expected (1, 128), (1, 64), (1, 32), (1, 0) or (0, 0), got (0, 128)",
-        lambda: (A, B0, {"recipe_a": (0, 128)}),
-    ),
+    (f"{OF_A}, got (0, 128)", lambda: (A, B0, {"recipe_a": (0, 128)})),
     ("c: expected shape (n) = (72), got (73,)", lambda: (A, B0, {"c": torch.zeros(73)})),
-    (
-        "c: expected dtype torch.bfloat16 or torch.float32, got torch.float16",
-        lambda: (A, B0, {"c": torch.zeros(72).half()}),
-    ),
+    (f"{OF_C}, got torch.float16", lambda: (A, B0, {"c": torch.zeros(72).half()})),
     ("c: expected device cpu, where a is, got meta", lambda: (A, B0, {"c": torch.zeros(72, device="meta")})),
     ("c: expected contiguous rows from a multiple of 16 bytes on, got", lambda: (A, B0, {"c": torch.zeros(144)[::2]})),
     ("c: expected contiguous rows from a multiple of 16 bytes on, got", lambda: (A, B0, {"c": torch.zeros(73)[1:]})),
@@ -232,9 +228,8 @@ MISTAKES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("message", "call"), MISTAKES, ids=[message for message, _ in MISTAKES])
 def test_a_mistake_is_named(message: str, call: Any) -> None:
     a, b, more = call()
-    with pytest.raises((ValueError, NotImplementedError)) as caught:
+    with refused(message):
         deep_gemm.fp8_gemm_nt(a, b, **{**WHOLE, **more})
-    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -257,9 +252,8 @@ def test_a_bias_of_groups_is_checked(message: str, bias: Tensor) -> None:
         lambda: deep_gemm.m_grouped_bf16_gemm_nt_masked(X16[None].expand(3, M, K), W16, masked_m=counts, bias=bias),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="bias") as caught:
+        with refused(message):
             call()
-        assert str(caught.value).startswith(message)
 
 
 def test_an_output_over_a_bias_is_refused() -> None:
@@ -270,25 +264,22 @@ def test_an_output_over_a_bias_is_refused() -> None:
 
 def test_gradients_pass_a_bias_by() -> None:
     x, w = X16.clone().requires_grad_(), W16.clone().requires_grad_()
-    torch.autograd.backward(
-        some(deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w, grouped_layout=IDS, bias=BIAS)).sum()
-    )
+    product: Any = deep_gemm.m_grouped_bf16_gemm_nt_contiguous
+    torch.autograd.backward(product(x, w, grouped_layout=IDS, bias=BIAS).sum())
     y, v = X16.clone().requires_grad_(), W16.clone().requires_grad_()
-    torch.autograd.backward(some(deep_gemm.m_grouped_bf16_gemm_nt_contiguous(y, v, grouped_layout=IDS)).sum())
+    torch.autograd.backward(product(y, v, grouped_layout=IDS).sum())
     assert torch.equal(some(x.grad), some(y.grad))
     assert torch.equal(some(w.grad), some(v.grad))
     with pytest.raises(ValueError, match="bias: expected a tensor without a gradient"):
-        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x, w, grouped_layout=IDS, bias=BIAS.clone().requires_grad_())
+        product(x, w, grouped_layout=IDS, bias=BIAS.clone().requires_grad_())
 
 
 @pytest.mark.few
 def test_compiled_programs_have_both() -> None:
     def dense_and_rows(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, bias: Tensor, ids: Tensor) -> tuple[Any, Any]:
         one = deep_gemm.fp8_gemm_nt((a, sfa), (b[0], sfb[0]), c=bias[0], recipe_a=(1, 0), recipe_b=(1, 0))
-        said: Any = {"recipe_a": (1, 0), "recipe_b": (0, 0)}
-        return one, deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
-            (a, sfa), (b, sfb[:, :1]), grouped_layout=ids, bias=bias, **said
-        )
+        said: Any = {"grouped_layout": ids, "bias": bias, "recipe_a": (1, 0), "recipe_b": (0, 0)}
+        return one, deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, sfa), (b, sfb[:, :1]), **said)
 
     given = (*A, *B, BIAS, IDS)
     compiled = torch.compile(dense_and_rows, fullgraph=True, backend="aot_eager")

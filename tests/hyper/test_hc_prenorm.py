@@ -70,15 +70,9 @@ def test_the_driver_is_told_that_a_large_cluster_is_meant(monkeypatch: pytest.Mo
         told.append((attribute, value))
         return (0,)
 
-    monkeypatch.setattr(
-        driver,
-        "_driver",
-        lambda: SimpleNamespace(
-            **{name: getattr(cu, name) for name in dir(cu) if name.startswith("CU")},
-            cuFuncSetAttribute=tell,
-            cuLaunchKernelEx=None,
-        ),
-    )
+    names = {name: getattr(cu, name) for name in dir(cu) if name.startswith("CU")}
+    stand_in = SimpleNamespace(**names, cuFuncSetAttribute=tell, cuLaunchKernelEx=None)
+    monkeypatch.setattr(driver, "_driver", lambda: stand_in)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from thorough import one_in
@@ -28,11 +31,9 @@ def compiled(config: Chosen) -> HostKernel:
     return compiled_kernel(kernel_of(config).KERNEL, config)
 
 
-def check(
-    config: Chosen, m: int, n: int, k: int, splits: int = 1, *, seed: int = 0, num_sms: int | None = None
-) -> None:
+def check(config: Chosen, m: int, n: int, k: int, splits: int = 1, *, seed: int = 0, **how: Any) -> None:
     a, b = operands(m, n, k, seed)
-    compare(a, b, *sim.run(compiled(config), config, a, b, splits, seed=seed, num_sms=num_sms))
+    compare(a, b, *sim.run(compiled(config), config, a, b, splits, seed=seed, **how))
 
 
 @pytest.mark.parametrize("k", [64, 128, 896])
@@ -86,10 +87,8 @@ def test_rows_may_lie_apart() -> None:
 def test_no_race_changes_a_bit(config: Chosen) -> None:
     """DeepGEMM's kernel has a race (its issues 448 and 449). Here the bits are the same under every schedule."""
     a, b = operands(137, 24, 448)
-    found = [
-        sim.run(compiled(config), config, a, b, 2, schedule=schedule, num_sms=3, truncate=True)
-        for schedule in one_in(3, SCHEDULES)
-    ]
+    run = partial(sim.run, compiled(config), config, a, b, 2, num_sms=3, truncate=True)
+    found = [run(schedule=schedule) for schedule in one_in(3, SCHEDULES)]
     for d, sqr_sum in found:
         assert torch.equal(d, found[0][0])
         assert torch.equal(sqr_sum, found[0][1])

@@ -47,9 +47,7 @@ _BOTH = [
 # ---- keys in rows --------------------------------------------------------------------------------------------------
 
 ALL_CLEAN = InRows(is_clean=True)
-CLEAN, PLAIN, COMPRESSED = (
-    logits_config(64, 64, 4, keys) for keys in (ALL_CLEAN, InRows(), InRows(is_compressed=True))
-)
+CLEAN, PLAIN, COMPRESSED = (logits_config(64, 64, 4, of) for of in (ALL_CLEAN, InRows(), InRows(is_compressed=True)))
 WIDE, BF16 = logits_config(64, 128, 4, InRows()), logits_config(24, 32, 2, ALL_CLEAN)
 NARROW = logits_config(16, 32, 4, ALL_CLEAN)
 ROWS_TRIALS = [

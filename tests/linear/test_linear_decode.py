@@ -70,14 +70,9 @@ def test_settings_choose_the_tile_anew(gpu: FakeGpu) -> None:
 
 def test_a_cluster_is_of_tiles_and_of_parts_of_k(gpu: FakeGpu) -> None:
     """Rows of all k-blocks are shared out as far as clusters go; a few are not."""
-    for m, k, cluster_k, cluster_n in (
-        (1, 128, 1, 2),
-        (16, 512, 1, 2),
-        (16, 2048, 1, 4),
-        (1, 7168, 3, 1),
-        (16, 7168, 3, 2),
-        (16, 7168, 8, 1),
-    ):
+    whole = ((1, 128, 1, 2), (16, 512, 1, 2), (16, 2048, 1, 4))
+    split = ((1, 7168, 3, 1), (16, 7168, 3, 2), (16, 7168, 8, 1))
+    for m, k, cluster_k, cluster_n in whole + split:
         config = some(serving(m, k, DecodeConfig(16, 4, 1, cluster_k, 2)))
         assert (config.cluster_n, config.tile.block_tokens) == (cluster_n, 8 if m <= 8 else 16)
 
@@ -120,9 +115,7 @@ def test_other_rows_are_left_to_cast_and_product(gpu: FakeGpu, change: str) -> N
     assert gpu.launches == []
 
 
-def test_what_another_kernel_multiplies_is_left_to_cast_and_product(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_other_kernels_multiply_is_left_to_cast_and_product(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = layer(4)
     d = torch.empty(4, N, dtype=torch.bfloat16)
     assert not linear_decode.run(x, w, d.float(), None)

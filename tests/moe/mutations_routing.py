@@ -21,10 +21,7 @@ ROUTE_TRIALS = [
     RouteTrial(INT32, 1100, 8, 5, 7),
     RouteTrial(INT32, 300, 5, 12, 8, first=12),
     RouteTrial(INT64, 40, 5, 12, 9, first=12),
-    *(
-        RouteTrial(BY_PARTS, 410, 8, 40, seed, name)
-        for seed, name in ((10, None), (11, "slow_warps"), (12, "slow_cta"))
-    ),
+    *(RouteTrial(BY_PARTS, 410, 8, 40, seed, how) for seed, how in ((10, None), (11, "slow_warps"), (12, "slow_cta"))),
     RouteTrial(BY_PARTS_64, 300, 5, 12, 13, first=12),
     RouteTrial(MOST, 4352, 4, 1000, 14),
 ]
@@ -44,12 +41,8 @@ GATHER_TRIALS = [
 ]
 
 _ROUTE, _IDS, _PLACES, _ALL = "route_rows.cuh", "routes.cuh", "route/params.cuh", "route/count_all.cuh"
-_COUNT, _PARTS, _GATHER, _MANY = (
-    "count_routes.cuh",
-    "route/sum_parts.cuh",
-    "gather_weighted.cuh",
-    "gather_weighted_many.cuh",
-)
+_COUNT, _PARTS = "count_routes.cuh", "route/sum_parts.cuh"
+_GATHER, _MANY = "gather_weighted.cuh", "gather_weighted_many.cuh"
 _SUM = _TOLD = "gather/params.cuh"
 ROUTE_MUTATIONS = [
     Mutation("an id that no expert has is the last one", _IDS, "? id - first : kNoExpert;", "? id - first : count - 1;"),

@@ -114,6 +114,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
 
 
 FP8 = torch.float8_e4m3fn
+OF_128_ROWS = torch.zeros(2, 128, 128).to(FP8), torch.ones(2, 1, 1)
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"a": torch.ones(3)}, "TypeError: a: expected a pair (values, scales), got Tensor"),
     ({"ends": torch.zeros(4, dtype=torch.int32)}, "ends: expected shape (groups,) = (2,), got (4,)"),
@@ -122,10 +123,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"row_weights": torch.ones(2)}, "row_weights: expected shape (m) = (3), got (2,)"),
     ({"row_weights": torch.ones(3).half()}, "row_weights: expected dtype torch.float32, got torch.float16"),
     ({"limit": 0.0}, "limit: expected a number above 0, got 0.0"),
-    (
-        {"b": (torch.zeros(2, 128, 128).to(FP8), torch.ones(2, 1, 1))},
-        "b: expected a multiple of 256 rows, gate and up, got n = 128",
-    ),
+    ({"b": OF_128_ROWS}, "b: expected a multiple of 256 rows, gate and up, got n = 128"),
     ({"d": (torch.zeros(3, 64).to(FP8), torch.ones(3, 1))}, "d: expected shape (m, n / 2) = (3, 128), got (3, 64)"),
     (
         {"d": (torch.zeros(3, 128).to(FP8), torch.ones(3, 2))},

@@ -239,9 +239,7 @@ def test_rows_of_ends_are_those_of_products(alignment: Any) -> None:
     a = silu_mul_cast_to_fp8(x, ends=ends)
     b = deep_gemm.per_block_cast_to_fp8(random_x(3, 8, 128, seed=1))
     d = torch.full((48, 8), torch.nan, dtype=torch.bfloat16)
-    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
-        a, b, d, grouped_layout=ends, use_psum_layout=True, ensure_zero_padding=False
-    )
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ends, use_psum_layout=True, ensure_zero_padding=False)
     assert torch.equal(~d.isnan().any(dim=1), rows_of_groups(ends, 48, 16))
 
 

@@ -25,11 +25,8 @@ FINE = [(64, 64), (32, 32), (1, 32)]
 
 def experts_call(tokens: int, of: tuple[int, int], form: str | None, hidden: int = 576, inter: int = 288) -> Any:
     x, p = torch.randn(tokens, hidden).bfloat16(), torch.rand(tokens, 3)
-    w1, w2 = (
-        fine_weight(*shape, of=of, form=form, seed=seed)
-        for seed, shape in ((1, (8, 2 * inter, hidden)), (2, (8, hidden, inter)))
-    )
-    return x, random_routes(tokens, 3, 8), p, w1, w2
+    w1 = fine_weight(8, 2 * inter, hidden, of=of, form=form, seed=1)
+    return x, random_routes(tokens, 3, 8), p, w1, fine_weight(8, hidden, inter, of=of, form=form, seed=2)
 
 
 @pytest.mark.parametrize("gran_k", [None, 128])
@@ -243,10 +240,8 @@ def test_a_graph_sees_a_weight_that_was_refreshed_in_place() -> None:
 def test_experts_of_a_group_of_one_with_fp4(tmp_path: Path, peer_memory: bool) -> None:
     ids, p = random_routes(12, 3, 8).cuda(), torch.rand(12, 3, device="cuda")
     # All scales fold: where some do not, few rows and rows to addresses are added up in different orders.
-    w1, w2 = (
-        (w, scales.view(torch.uint8) // 4 + 92)
-        for w, scales in (small(8, 768, 512, seed=1), small(8, 512, 384, seed=2))
-    )
+    weights = small(8, 768, 512, seed=1), small(8, 512, 384, seed=2)
+    w1, w2 = ((w, scales.view(torch.uint8) // 4 + 92) for w, scales in weights)
     x, w1, w2 = on_gpu((torch.randn(12, 512).bfloat16(), w1, w2))
     right = some(deep_gemm.experts(x, ids, p, w1, w2))
     with group_of_one(tmp_path):

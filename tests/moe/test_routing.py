@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import captured, framed, same_bits, some
+from helpers import captured, framed, int32, same_bits, some
+from helpers import numbers as random_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from layer_cases import assert_mistake, random_routes, same_pairs, without_values
@@ -33,9 +34,7 @@ def rows_one_by_one(topk_ids: Tensor, num_experts: int) -> ExpertRows:
         row_of[t, j] = row
     none = [-1] * (len(routes) - len(stacked))
     token_of, ids = [t for _, t, _ in stacked] + none, [e for e, _, _ in stacked] + none
-    lists = (torch.tensor(x, dtype=torch.int32) for x in (counts, ends, token_of, ids))
-    first, second, third, last = lists
-    return ExpertRows(first, second, row_of, third, last)
+    return ExpertRows(int32(*counts), int32(*ends), row_of, int32(*token_of), int32(*ids))
 
 
 def sum_one_by_one(y: Tensor, rows: ExpertRows, weights: Tensor) -> Tensor:
@@ -49,10 +48,6 @@ def sum_one_by_one(y: Tensor, rows: ExpertRows, weights: Tensor) -> Tensor:
                 term = (y[row].double() * weights[t, j].double()).float()  # exact in FP64, then rounded
                 total[t] = (total[t].double() + term.double()).float()
     return total.to(torch.bfloat16)
-
-
-def random_rows(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 # Rows
@@ -75,9 +70,7 @@ def test_rows_are_those_of_plain_loops(tokens: int, topk: int, experts: int, dty
     seed=st.integers(0, 2**32 - 1),
     dtype=st.sampled_from([torch.int32, torch.int64]),
 )
-def test_each_route_has_one_row_and_rows_are_sorted(
-    tokens: int, topk: int, experts: int, seed: int, dtype: torch.dtype
-) -> None:
+def test_each_route_has_a_row_and_rows_are_sorted(tokens: int, topk: int, experts: int, seed: int, dtype: Any) -> None:
     topk_ids = random_routes(tokens, topk, experts, seed, dtype)
     rows = expert_rows(topk_ids, experts)
     assert all(x.dtype == torch.int32 for x in rows)
@@ -127,7 +120,7 @@ def test_ids_that_no_expert_has_count_as_none_where_the_host_reads_no_ids(monkey
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("use_ue8m0", [False, True])
 def test_each_row_is_the_cast_of_its_token(dtype: torch.dtype, use_ue8m0: bool) -> None:
-    x, rows = random_rows(9, 200, dtype), expert_rows(random_routes(9, 3, 4), 4)
+    x, rows = random_rows(9, 200, dtype=dtype), expert_rows(random_routes(9, 3, 4), 4)
     values, scales = gather_cast_to_fp8(x, rows, use_ue8m0=use_ue8m0, min_amax=1.0)
     used = rows.token_of >= 0
     expected = per_token_cast_to_fp8(x[rows.token_of[used]], use_ue8m0, min_amax=1.0)
@@ -176,7 +169,7 @@ def test_empty_sizes_work(tokens: int, topk: int, experts: int) -> None:
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_sums_are_those_of_plain_loops_to_the_bit(dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
     rows = expert_rows(random_routes(20, 4, 5), 5)
-    y, weights = random_rows(80, 24, dtype), random_rows(20, 4, weight_dtype, seed=1)
+    y, weights = random_rows(80, 24, dtype=dtype), random_rows(20, 4, dtype=weight_dtype, seed=1)
     assert same_bits(gather_weighted(y, rows, weights), sum_one_by_one(y, rows, weights))
 
 
@@ -200,7 +193,7 @@ def test_sums_are_taken_in_order_of_columns(terms: tuple[float, ...], total: flo
 def test_rows_and_weights_without_a_route_may_hold_anything() -> None:
     topk_ids = random_routes(10, 3, 4)
     topk_ids[0, 0], topk_ids[3] = -1, -1
-    rows, y, weights = expert_rows(topk_ids, 4), random_rows(30, 16), random_rows(10, 3, torch.float32)
+    rows, y, weights = expert_rows(topk_ids, 4), random_rows(30, 16), random_rows(10, 3, dtype=torch.float32)
     expected = gather_weighted(y, rows, weights)
     for poison in (torch.nan, torch.inf):
         y[int(rows.ends[-1]) :] = poison
@@ -215,18 +208,18 @@ def test_rows_and_weights_without_a_route_may_hold_anything() -> None:
 
 
 def test_out_is_written_and_nothing_around_it() -> None:
-    rows, y, weights = expert_rows(random_routes(6, 2, 3), 3), random_rows(12, 24), random_rows(6, 2, torch.float32)
+    rows, y, p = expert_rows(random_routes(6, 2, 3), 3), random_rows(12, 24), random_rows(6, 2, dtype=torch.float32)
     for n in (24, 16):
         frame = framed((6, n), torch.bfloat16)
-        assert gather_weighted(y[:, :n], rows, weights, out=frame.view) is None
-        assert same_bits(gather_weighted(y[:, :n], rows, weights), frame.view)
+        assert gather_weighted(y[:, :n], rows, p, out=frame.view) is None
+        assert same_bits(gather_weighted(y[:, :n], rows, p), frame.view)
         frame.assert_untouched_outside()
 
 
 def test_strides_of_rows_and_weights_change_nothing() -> None:
-    rows, y, weights = expert_rows(random_routes(6, 2, 3), 3), random_rows(12, 24), random_rows(6, 2, torch.float32)
-    out = some(gather_weighted(y.t().contiguous().t(), rows, torch.cat([weights, weights], 1)[:, 2:]))
-    assert same_bits(gather_weighted(y, rows, weights), out)
+    rows, y, p = expert_rows(random_routes(6, 2, 3), 3), random_rows(12, 24), random_rows(6, 2, dtype=torch.float32)
+    out = some(gather_weighted(y.t().contiguous().t(), rows, torch.cat([p, p], 1)[:, 2:]))
+    assert same_bits(gather_weighted(y, rows, p), out)
 
 
 def test_no_gradient_is_carried() -> None:
@@ -252,7 +245,7 @@ def test_the_host_reads_no_value_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_bits_of_the_cpu_and_a_graph_captures_it() -> None:
-    x, weights = random_rows(50, 300), random_rows(50, 4, torch.float32, seed=1)
+    x, weights = random_rows(50, 300), random_rows(50, 4, dtype=torch.float32, seed=1)
     on_gpu, weights_on_gpu, ids = x.cuda(), weights.cuda(), torch.full((50, 4), -1, device="cuda")
 
     def call() -> tuple[Tensor, ...]:
@@ -285,9 +278,7 @@ def test_ids_that_no_expert_has_count_as_none_on_a_gpu() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(("tokens", "experts"), [(1024, 7), (1025, 128), (6200, 300), (20000, 1024)])
-def test_many_routes_have_the_rows_of_the_cpu_and_a_graph_counts_them_anew(
-    tokens: int, experts: int, dtype: torch.dtype
-) -> None:
+def test_many_routes_have_the_cpus_rows_and_a_graph_counts_them_anew(tokens: int, experts: int, dtype: Any) -> None:
     ids = torch.full((tokens, 8), -1, dtype=dtype, device="cuda")
     expert_rows(ids, experts)
     graph, got = captured(expert_rows, ids, experts)
@@ -302,11 +293,9 @@ def test_many_routes_have_the_rows_of_the_cpu_and_a_graph_counts_them_anew(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("tokens", "topk", "n"), [(1, 6, 4096), (700, 6, 7168), (1100, 40, 512), (3000, 3, 5000)])
-def test_few_and_many_tokens_are_summed_to_the_bits_of_the_cpu(
-    tokens: int, topk: int, n: int, dtype: torch.dtype
-) -> None:
+def test_few_and_many_tokens_are_summed_to_the_bits_of_the_cpu(tokens: int, topk: int, n: int, dtype: Any) -> None:
     rows = expert_rows(random_routes(tokens, topk, 16), 16)
-    y, weights = random_rows(tokens * topk, n), random_rows(tokens, topk, dtype, seed=1)
+    y, weights = random_rows(tokens * topk, n), random_rows(tokens, topk, dtype=dtype, seed=1)
     out = some(gather_weighted(y.cuda(), ExpertRows(*(each.cuda() for each in rows)), weights.cuda()))
     assert torch.equal(out.cpu(), weighted_sum(y, rows.row_of, weights).bfloat16())
 

@@ -9,16 +9,7 @@ import torch
 from helpers import random_ids
 from torch import Tensor
 
-from deep_gemm.moe.route_rows import (
-    KERNEL,
-    MAX_EXPERTS,
-    PART,
-    PARTS_ALONE,
-    RouteConfig,
-    Totals,
-    config_of,
-    totals_for,
-)
+from deep_gemm.moe.route_rows import KERNEL, MAX_EXPERTS, PART, PARTS_ALONE, RouteConfig, Totals, config_of, totals_for
 from lab.sim import route_rows as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]

@@ -41,7 +41,7 @@ def error(got: Tensor, right: Tensor) -> float:
     return float(distance / norm) if norm > 0 else float(distance)
 
 
-def gradient_of(leaf: Tensor) -> Tensor:
+def grad_of(leaf: Tensor) -> Tensor:
     """A leaf's gradient, which has the leaf's type and shape."""
     assert leaf.grad is not None and (leaf.grad.dtype, leaf.grad.shape) == (leaf.dtype, leaf.shape)
     return leaf.grad
@@ -78,7 +78,7 @@ def kept_by_autograd(*parameters: Tensor) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def new_memory_is_nan() -> Iterator[None]:
+def memory_is_nan() -> Iterator[None]:
     """Let torch fill what it allocates without values."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

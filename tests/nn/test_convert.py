@@ -7,13 +7,13 @@ import functools
 import io
 import json
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import helpers
 import pytest
 import torch
-from helpers import same_bits, some
+from helpers import refused, same_bits, some
 from layer_cases import fine_weight, random_routes
 from nn_cases import TYPICAL_OF_EXPERTS, error
 from torch import Tensor
@@ -24,6 +24,7 @@ import deep_gemm
 from deep_gemm.convert import dequantized_state_dict, to_fp8_inference, to_fp8_training
 
 HIDDEN, INTER = 144, 272
+numbers = functools.partial(helpers.numbers, dtype=torch.float32, seed=1)
 BOTH = [to_fp8_training, to_fp8_inference]
 
 
@@ -37,10 +38,6 @@ class Mlp(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down(torch.nn.functional.silu(self.up(x)))
         return y
-
-
-def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 def same_state(got: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
@@ -148,7 +145,7 @@ def test_experts_that_were_trained_become_those_of_inference() -> None:
 
 
 @pytest.mark.parametrize("change", BOTH)
-def test_a_converted_model_is_copied_and_saved(change: Callable[[torch.nn.Module], Any]) -> None:
+def test_a_converted_model_is_copied_and_saved(change: Any) -> None:
     model, x = Mlp(), numbers(3, HIDDEN)
     change(model)
     file = io.BytesIO()
@@ -301,27 +298,19 @@ def test_what_a_model_calls_its_output_is_left() -> None:
 @pytest.mark.parametrize("change", BOTH)
 def test_mistakes_are_told_and_change_nothing(change: Any) -> None:
     model = Mlp()
-    mistakes: list[tuple[tuple[Any, ...], type[Exception], str]] = [
-        (("model",), TypeError, "model: expected a torch.nn.Module, got str"),
-        ((model, "down"), TypeError, "filter: expected a function of a name and a layer, got str"),
-        (
-            (model, lambda name, _: True if name == "up" else None),
-            TypeError,
-            "filter: expected True or False of 'down', got None",
-        ),
-        (
-            (model, lambda *_: False),
-            ValueError,
-            f"model: expected a layer that can be converted, got none\nin FP8: 0.0% of {HIDDEN * INTER * 2 + INTER:,} "
-            "parameters\nlayers converted to FP8: 0, left: 2\n  99.7%      2  left by the filter: up, down",
-        ),
-        ((torch.nn.ReLU(),), ValueError, "model: expected a layer that can be converted, got none"),
-        ((torch.nn.Linear(8, 4),), ValueError, "model: expected a layer that can be converted, got none"),
+    none, of_all = "model: expected a layer that can be converted, got none", HIDDEN * INTER * 2 + INTER
+    listed = "layers converted to FP8: 0, left: 2\n  99.7%      2  left by the filter: up, down"
+    mistakes: list[tuple[tuple[Any, ...], str]] = [
+        (("model",), "TypeError: model: expected a torch.nn.Module, got str"),
+        ((model, "down"), "TypeError: filter: expected a function of a name and a layer, got str"),
+        ((model, lambda of, _: of == "up" or None), "TypeError: filter: expected True or False of 'down', got None"),
+        ((model, lambda *_: False), f"{none}\nin FP8: 0.0% of {of_all:,} parameters\n{listed}"),
+        ((torch.nn.ReLU(),), none),
+        ((torch.nn.Linear(8, 4),), none),
     ]
-    for given, kind, message in mistakes:
-        with pytest.raises(kind) as caught:
+    for given, message in mistakes:
+        with refused(message):
             change(*given)
-        assert str(caught.value).startswith(message)
     assert {type(layer) for layer in model.children()} == {torch.nn.Linear}
 
 
@@ -389,9 +378,7 @@ def test_a_checkpoint_in_fp8_is_loaded_and_is_what_a_converted_model_has(assign:
 
 
 @pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize(
-    ("of", "form"), [((64, 64), None), ((32, 32), "e8m0"), ((1, 32), "bytes"), ((128, 128), "bf16")]
-)
+@pytest.mark.parametrize(("of", "form"), [((64, 64), None), ((32, 32), "e8m0"), ((1, 32), "bytes"), (128, "bf16")])
 def test_scales_are_taken_as_they_come(of: Any, form: Any, assign: bool) -> None:
     if form == "bf16":
         values, scales = deep_gemm.per_block_cast_to_fp8(numbers(INTER, HIDDEN), use_ue8m0=True)
@@ -453,9 +440,8 @@ def checkpoint_by_row(state: dict[str, Tensor], form: str) -> tuple[dict[str, Te
         right[name], right[f"{name}_scale"] = found[name], column.contiguous()
         if form != "dynamic":
             layer = name.removesuffix("weight")
-            found |= {
-                layer + end: torch.ones(found[f"{name}_scale"].shape) for end in ("input_scale", "k_scale", "v_scale")
-            }
+            one = torch.ones(found[f"{name}_scale"].shape)
+            found |= {layer + end: one.clone() for end in ("input_scale", "k_scale", "v_scale")}
     return found, right
 
 
@@ -494,9 +480,8 @@ def test_scales_of_parts_are_taken_where_the_parts_are_halves() -> None:
         if halves:
             model.load_state_dict(state)
             assert model.state_dict()[f"{name}.weight_scale"].flatten().tolist() == [2.0] * 136 + [3.0] * 136
-            assert same_bits(
-                dequantized_state_dict(state)[f"{name}.weight"][136:], (values[136:].float() * 3).bfloat16()
-            )
+            multiplied = dequantized_state_dict(state)[f"{name}.weight"]
+            assert same_bits(multiplied[136:], (values[136:].float() * 3).bfloat16())
             continue
         message = rf"^{name}.weight_scale: expected a scale for each of 272 rows or for all, got \(2,\)"
         with pytest.raises(RuntimeError, match=message[1:]):
@@ -603,10 +588,8 @@ def test_stacked_experts_of_other_libraries_are_named_as_such() -> None:
             super().__init__()
             self.num_experts, self.gate_up_proj = 2, torch.nn.Parameter(torch.zeros(2, 32, 16))
 
-    model = torch.nn.ModuleDict(
-        {"up": torch.nn.Linear(32, 32), "experts": MadeExperts(), "conv": torch.nn.Conv1d(1, 1, 1)}
-    )
-    left = to_fp8_training(model).left
+    layers = {"up": torch.nn.Linear(32, 32), "experts": MadeExperts(), "conv": torch.nn.Conv1d(1, 1, 1)}
+    left = to_fp8_training(torch.nn.ModuleDict(layers)).left
     assert left["experts"] == "MadeExperts, stacked experts: see deep_gemm.nn.Experts"
     assert left["conv"] == "Conv1d, no linear layer"
 
@@ -631,12 +614,17 @@ def test_a_gpu_loads_and_computes_what_the_cpu_does() -> None:
 # Models of transformers
 
 
-def test_a_model_of_transformers_is_trained_and_generates() -> None:
+def small_qwen(kind: str = "Qwen3", **more: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 256}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
     torch.manual_seed(0)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, **heads)).bfloat16()
+    config = getattr(transformers, f"{kind}Config")(**sizes, **heads, **more)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16().eval()
+
+
+def test_a_model_of_transformers_is_trained_and_generates() -> None:
+    model = small_qwen().train()
     plain, tokens = copy.deepcopy(model), torch.randint(0, 256, (2, 24))
     done = to_fp8_training(model)
     assert len(done.converted) == 7
@@ -649,15 +637,6 @@ def test_a_model_of_transformers_is_trained_and_generates() -> None:
     assert error(model(tokens).logits, plain(tokens).logits) < 0.1
     assert model.generate(tokens[:, :4], max_new_tokens=3, do_sample=False).shape == (2, 7)
     plain.load_state_dict(dequantized_state_dict(model.state_dict()))
-
-
-def small_qwen(kind: str = "Qwen3", **more: Any) -> Any:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 256}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**sizes, **heads, **more)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16().eval()
 
 
 def compressed(layer: Any, form: str) -> tuple[Tensor, Tensor]:

@@ -14,16 +14,7 @@ import torch.nn.functional as F
 from helpers import count_calls, host_never_waits, same_bits, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nn_cases import (
-    TYPICAL_OF_EXPERTS,
-    by_blocks,
-    by_columns,
-    by_rows,
-    error,
-    gradient_of,
-    kept_by_autograd,
-    new_memory_is_nan,
-)
+from nn_cases import TYPICAL_OF_EXPERTS, by_blocks, by_columns, by_rows, error, grad_of, kept_by_autograd, memory_is_nan
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -60,7 +51,7 @@ def trained(layer: Any, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -
     layer.zero_grad()
     out = layer(x, ids, weights)
     out.backward(grad)
-    return out.detach(), *(gradient_of(leaf).clone() for leaf in (x, weights, layer.w1, layer.w2))
+    return out.detach(), *(grad_of(leaf).clone() for leaf in (x, weights, layer.w1, layer.w2))
 
 
 class Plain(torch.nn.Module):
@@ -202,7 +193,7 @@ def test_routes_of_any_sort_with_memory_that_holds_nan(name: str, products: str)
     layer, ids = layer_of(products=products), IDS[name]
     x, grad = numbers(len(ids), HIDDEN), numbers(len(ids), HIDDEN, seed=3)
     weights = torch.rand(ids.shape)
-    with new_memory_is_nan():
+    with memory_is_nan():
         got = trained(layer, x, ids, weights, grad)
     right = of_casts(layer, x, ids, weights, grad)
     for what, mine, its in zip(NAMES, got, right, strict=True):
@@ -313,10 +304,8 @@ def test_autocast_decides_the_type() -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @BOTH
 def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, device: str, products: str) -> None:
-    layer, given = (
-        layer_of(products=products).to(device),
-        (numbers(40, HIDDEN), *routes(40), numbers(40, HIDDEN, seed=3)),
-    )
+    layer = layer_of(products=products).to(device)
+    given = numbers(40, HIDDEN), *routes(40), numbers(40, HIDDEN, seed=3)
 
     class Recomputed(torch.nn.Module):
         def __init__(self) -> None:
@@ -381,7 +370,7 @@ def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool, products: 
     assert (y.device.type, y.dtype, y.shape, y.requires_grad) == ("meta", dtype, (9, HIDDEN), grad)
     if grad:
         y.sum().backward()
-        assert all(gradient_of(each).is_meta for each in (x, weights, *layer.parameters()))
+        assert all(grad_of(each).is_meta for each in (x, weights, *layer.parameters()))
 
 
 @pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["sum", "squares"])
@@ -526,7 +515,7 @@ def test_a_gpu_gives_what_the_cpu_gives(tokens: int, w_dtype: torch.dtype, produ
 @BOTH
 def test_routes_of_any_sort_on_a_gpu_with_memory_that_holds_nan(products: str) -> None:
     layer = layer_of(products=products).cuda()
-    with new_memory_is_nan():
+    with memory_is_nan():
         for name, ids in IDS.items():
             if name == "no column":
                 continue

@@ -161,9 +161,7 @@ def test_a_block_in_another_shares_its_casts_and_the_last_to_end_forgets_them(mo
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_parameters_whose_changes_torch_does_not_count_are_cast_in_each_call(
-    grad: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_whose_changes_nothing_counts_are_cast_anew(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
         layer = Linear(HIDDEN, INTER)
     casts = count_calls(monkeypatch, kept, "per_block_cast_to_fp8")

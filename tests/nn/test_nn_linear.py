@@ -15,7 +15,7 @@ import torch
 from helpers import count_calls, same_bits, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, gradient_of, kept_by_autograd
+from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, grad_of, kept_by_autograd
 from thorough import one_in
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -46,7 +46,7 @@ def trained(layer: torch.nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ..
     layer.zero_grad()
     y = layer(x)
     y.backward(grad)
-    return y.detach(), gradient_of(x), *(gradient_of(p).clone() for p in layer.parameters())
+    return y.detach(), grad_of(x), *(grad_of(p).clone() for p in layer.parameters())
 
 
 # As torch.nn.Linear
@@ -137,10 +137,8 @@ def test_by_rows_it_is_three_public_products_of_public_casts(tokens: int, bias: 
     def product(a: Tensor, b: Tensor, dtype: torch.dtype, c: Tensor | None = None) -> Tensor:
         """Multiply along k, which zeros fill up to a multiple of 16. A C of one row is added to all rows."""
         d = torch.empty(len(a), len(b), dtype=dtype)
-        fp8_a, fp8_b = (
-            deep_gemm.per_token_cast_to_fp8(torch.nn.functional.pad(each, (0, -each.shape[1] % 16)), gran_k=0)
-            for each in (a, b)
-        )
+        of_16 = (torch.nn.functional.pad(each, (0, -each.shape[1] % 16)) for each in (a, b))
+        fp8_a, fp8_b = (deep_gemm.per_token_cast_to_fp8(each, gran_k=0) for each in of_16)
         deep_gemm.fp8_gemm_nt(fp8_a, fp8_b, d, c, recipe_a=(1, 0), recipe_b=(1, 0))
         return d
 
@@ -184,9 +182,7 @@ SPREADS = st.sampled_from([0, 2, 6])
 
 @settings(max_examples=60)
 @given(st.sampled_from(RECIPES), st.integers(1, 300), SIZES, SIZES, st.integers(0, 2**16), SPREADS)
-def test_gradients_are_within_the_stated_bound(
-    recipe: str, tokens: int, k: int, n: int, seed: int, spread: int
-) -> None:
+def test_gradients_are_within_the_stated_bound(recipe: str, m: int, k: int, n: int, seed: int, spread: int) -> None:
     """Of whatever numbers, in norms of the operands; of random ones, in the norm of the gradient itself."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -198,7 +194,7 @@ def test_gradients_are_within_the_stated_bound(
     ours, theirs = Linear(k, n, recipe=recipe), torch.nn.Linear(k, n)
     theirs.load_state_dict({"weight": drawn(n, k), "bias": drawn(n)})
     ours.load_state_dict(theirs.state_dict())
-    x, grad, w = drawn(tokens, k), drawn(tokens, n), theirs.weight.detach()
+    x, grad, w = drawn(m, k), drawn(m, n), theirs.weight.detach()
     got, right = trained(ours, x, grad), trained(theirs, x, grad)
     for mine, its, (a, b) in zip(got[:3], right[:3], [(x, w), (grad, w), (grad, x)], strict=True):
         allowed = OF_NORMS * a.double().norm() * b.double().norm()
@@ -232,9 +228,7 @@ def test_wrong_gradients_are_not_within_the_bound() -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_without_gradients_the_bits_are_the_same_and_those_of_the_layer_of_inference(
-    dtype: torch.dtype, bias: bool, recipe: str
-) -> None:
+def test_without_gradients_the_bits_are_the_same_and_those_of_inference(dtype: Any, bias: bool, recipe: str) -> None:
     layer, x = layer_of(bias=bias, recipe=recipe), numbers(3, 7, IN, dtype=dtype)
     y = layer(x)
     assert y.requires_grad
@@ -388,16 +382,14 @@ def test_there_is_no_gradient_of_a_gradient(loss: Any, observed: bool) -> None:
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_on_meta_a_layer_gives_shapes(dtype: torch.dtype, grad: bool, recipe: str) -> None:
-    layer, leaf = (
-        layer_of(device="meta", recipe=recipe),
-        torch.empty(2, 3, IN, dtype=dtype, device="meta", requires_grad=True),
-    )
+    layer = layer_of(device="meta", recipe=recipe)
+    leaf = torch.empty(2, 3, IN, dtype=dtype, device="meta", requires_grad=True)
     with torch.set_grad_enabled(grad):
         y = layer(leaf)
     assert (y.device.type, y.dtype, y.shape, y.requires_grad) == ("meta", dtype, (2, 3, OUT), grad)
     if grad:
         y.sum().backward()
-        assert all(gradient_of(each).is_meta for each in (leaf, *layer.parameters()))
+        assert all(grad_of(each).is_meta for each in (leaf, *layer.parameters()))
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, lambda call: torch.func.grad(lambda x: call(x).sum())])
@@ -459,11 +451,8 @@ def test_autocast_decides_the_type_and_weights_keep_theirs(dtype: torch.dtype, r
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, recipe: str) -> None:
-    layers, x, grad = (
-        torch.nn.Sequential(layer_of(recipe=recipe), torch.nn.SiLU()),
-        numbers(40, IN),
-        numbers(40, OUT, seed=2),
-    )
+    layers = torch.nn.Sequential(layer_of(recipe=recipe), torch.nn.SiLU())
+    x, grad = numbers(40, IN), numbers(40, OUT, seed=2)
 
     class Recomputed(torch.nn.Module):
         def __init__(self) -> None:
@@ -480,9 +469,7 @@ def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool, reci
 @pytest.mark.parametrize("frozen", one_in(2, ["", "weight", "x"]))
 @pytest.mark.parametrize(("backend", "recipe"), [("aot_eager", "block"), ("inductor", "block"), ("aot_eager", "row")])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_model_is_compiled_as_one_graph_and_has_the_same_bits(
-    backend: str, recipe: str, frozen: str, device: str
-) -> None:
+def test_a_model_is_compiled_as_one_graph_of_the_same_bits(backend: str, recipe: str, frozen: str, device: str) -> None:
     layers = layer_of(bias=False, recipe=recipe), torch.nn.ReLU(), Linear(OUT, OUT, bias=False, recipe=recipe)
     model: Any = torch.nn.Sequential(*layers).to(device)
     model[0].weight.requires_grad_(frozen != "weight")

@@ -83,9 +83,8 @@ def test_one_call_trains_experts_in_bf16_and_leaves_linear_layers(dtype: torch.d
     assert str(done).startswith(f"in BF16: {weights / done.parameters:.1%} of")
     assert "layers converted to BF16: 2, left: 12\n" in str(done)
     assert "now in BF16: experts\n" in str(done)
-    assert {done.left[f"model.layers.0.self_attn.{name}_proj"] for name in "qkvo"} == {
-        "a linear layer, which stays torch's"
-    }
+    of_attention = {done.left[f"model.layers.0.self_attn.{name}_proj"] for name in "qkvo"}
+    assert of_attention == {"a linear layer, which stays torch's"}
     assert model.config._experts_implementation == NAME
     loss, right = (each(tokens(), labels=tokens()).loss for each in (model, plain))
     assert error(loss, right) < 1e-3

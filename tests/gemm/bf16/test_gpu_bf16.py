@@ -202,9 +202,8 @@ def test_counted_rows(counts: list[int], b_is_mn: bool) -> None:
 @pytest.mark.parametrize("on_host", [True, False])
 def test_groups_along_k(ks: list[int], dtype: torch.dtype, on_host: bool) -> None:
     a, b = numbers(sum(ks), 136), numbers(sum(ks), 264, seed=1)
-    right = torch.stack(
-        [x.float().t() @ y.float() for x, y in zip(torch.split(a, ks), torch.split(b, ks), strict=True)]
-    )
+    pairs = zip(torch.split(a, ks), torch.split(b, ks), strict=True)
+    right = torch.stack([x.float().t() @ y.float() for x, y in pairs])
     for of_c in ("none", "another", "d"):
         d = torch.full_like(right, 32 if of_c == "d" else torch.nan, dtype=dtype)
         c = d if of_c == "d" else torch.full_like(right, 32, dtype=dtype) if of_c == "another" else None

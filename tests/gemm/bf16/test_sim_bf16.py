@@ -52,16 +52,14 @@ def test_any_edges(shape: tuple[int, int, int], majors: Majors) -> None:
     check(bf16_config(64, 64, BF16, majors), *shape)
 
 
+ADDED_TO_D = Output(is_fp32=True, adds_to_d=True)
 TILES = {
     "one warpgroup": (bf16_config(64, 32, BF16), (70, 72, 328)),
     "two units": (bf16_config(256, 128, BF16, NN), (264, 136, 136)),
     "three warpgroups": (bf16_config(192, 96, BF16), (200, 104, 136)),
     "the widest": (bf16_config(128, 256, FP32, TN), (136, 264, 136)),
     "sharing B": (bf16_config(128, 256, BF16, cluster_m=2), (264, 264, 264)),
-    "sharing B, MN-major": (
-        bf16_config(128, 128, Output(is_fp32=True, adds_to_d=True), TN, cluster_m=2),
-        (264, 136, 264),
-    ),
+    "sharing B, MN-major": (bf16_config(128, 128, ADDED_TO_D, TN, cluster_m=2), (264, 136, 264)),
     "sharing A": (bf16_config(256, 128, BF16, cluster_n=2), (264, 264, 136)),
     "sharing A, MN-major": (bf16_config(128, 64, Output(with_c=True), TT, cluster_n=2), (136, 136, 264)),
     "splitting k": (bf16_config(64, 32, Output(with_c=True), cluster_k=4, slices=4), (70, 72, 600)),
@@ -174,9 +172,8 @@ def test_bits_of_a_heads_row_depend_on_it_and_its_weight_alone(tile: tuple[int, 
 def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
     """A group begins its sums with its own first row, and the zeros behind its last one add nothing."""
     turned, ks = Majors(True, True), (64, 0, 192)
-    by_host, by_gpu = (
-        bf16_config(64, 64, Output(is_fp32=True, work=groups), turned) for groups in (works.PARTS, works.COUNTED)
-    )
+    outputs = [Output(is_fp32=True, work=groups) for groups in (works.PARTS, works.COUNTED)]
+    by_host, by_gpu = (bf16_config(64, 64, output, turned) for output in outputs)
     p = bf16_depths.Bf16DepthsTrial(by_host, ks, 72, N, seed=6).problem()
     right = bf16_depths.run(simulated.compile_config(by_host), by_host, p, truncate=True).d
     for more in (0, 30):
@@ -246,14 +243,9 @@ CASES = {
     "one product": (bf16_config(64, 64, SUM_OUTPUT), 1, (1, 70, 72, 64), BF16_OF_SUMS),
     "slices across products": (bf16_config(64, 64, SUM_OUTPUT), 4, (5, 70, 72, 192), FP32_OF_SUMS),
     "more slices than warps": (bf16_config(64, 64, SUM_OUTPUT), 21, (23, 3, 136, 64), ADDED),
-    "turned": (bf16_config(64, 64, SUM_OUTPUT, Majors(True, True)), 3, (3, 72, 72, 128), BF16_OF_SUMS),
+    "turned": (bf16_config(64, 64, SUM_OUTPUT, TN), 3, (3, 72, 72, 128), BF16_OF_SUMS),
     "sharing A": (bf16_config(128, 64, SUM_OUTPUT, cluster_n=2), 3, (3, 128, 256, 128), BF16_OF_SUMS),
-    "sharing B": (
-        bf16_config(64, 128, SUM_OUTPUT, Majors(b_is_mn=True), cluster_m=2),
-        2,
-        (3, 200, 136, 128),
-        FP32_OF_SUMS,
-    ),
+    "sharing B": (bf16_config(64, 128, SUM_OUTPUT, NN, cluster_m=2), 2, (3, 200, 136, 128), FP32_OF_SUMS),
 }
 
 

@@ -20,11 +20,8 @@ from lab.sim.rows import CANARY
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 NT, NN, TN = Majors(), Majors(b_is_mn=True), Majors(True, True)
-LAYOUTS = {
-    works.IDS: (*[0] * 70, *[-1] * 58, *[1] * 200, *[-1] * 3, *[3] * 5),
-    works.ENDS: (70, 128, 333),
-    works.COUNTS: (70, 0, 200),
-}
+IDS = (*[0] * 70, *[-1] * 58, *[1] * 200, *[-1] * 3, *[3] * 5)
+LAYOUTS = {works.IDS: IDS, works.ENDS: (70, 128, 333), works.COUNTS: (70, 0, 200)}
 
 
 @pytest.mark.parametrize("groups", LAYOUTS, ids=lambda groups: groups.name)
@@ -88,17 +85,13 @@ def test_no_cluster_straddles_two_groups(cluster: tuple[int, int]) -> None:
 # Groups along k of BF16 of depths that the GPU counts, in the simulator: edges within k-blocks, orders, clusters.
 
 
-OUTPUTS_OF_COUNTED = [replace(output, work=works.COUNTED) for output in OUTPUTS]
+OF_COUNTED = [replace(output, work=works.COUNTED) for output in OUTPUTS]
 
 
 @pytest.mark.parametrize("ks", [(128, 0, 3, 200), (0, 1), (64, 65, 63, 64, 64), (0, 0)])
 @pytest.mark.parametrize(
     ("output", "cluster"),
-    [
-        *((output, (1, 1)) for output in OUTPUTS_OF_COUNTED),
-        (OUTPUTS_OF_COUNTED[1], (2, 1)),
-        (OUTPUTS_OF_COUNTED[2], (1, 2)),
-    ],
+    [*((output, (1, 1)) for output in OF_COUNTED), (OF_COUNTED[1], (2, 1)), (OF_COUNTED[2], (1, 2))],
     ids=lambda value: getattr(value, "name", None),
 )
 @pytest.mark.parametrize("on_gpu_alone", [True, False])
@@ -115,16 +108,16 @@ def test_groups_along_k_of_any_depth(
 @pytest.mark.parametrize("on_gpu_alone", [True, False])
 def test_no_cluster_straddles_two_counted_groups(cluster: tuple[int, int], on_gpu_alone: bool) -> None:
     """The last of an odd number of tiles of a group has no neighbour, and takes none of the next group."""
-    config = bf16_config(128, 128, OUTPUTS_OF_COUNTED[2], TN, *cluster)
+    config = bf16_config(128, 128, OF_COUNTED[2], TN, *cluster)
     Bf16CountedTrial(config, (384, 256), 296, 296, 3, on_gpu_alone=on_gpu_alone, more_rows=0, num_sms=4).run()
 
 
 def test_more_groups_than_a_launch_takes() -> None:
-    config = bf16_config(64, 64, OUTPUTS_OF_COUNTED[0], TN)
+    config = bf16_config(64, 64, OF_COUNTED[0], TN)
     Bf16CountedTrial(config, tuple(i % 3 for i in range(MOST_COUNTED + 5)), 8, 8, more_rows=0).run()
 
 
 def test_depths_that_are_wrong_lead_nowhere_outside() -> None:
     """Nobody can check them. What they say too much is cut off, and the others are what they would be."""
-    config = bf16_config(64, 64, OUTPUTS_OF_COUNTED[1], TN)
+    config = bf16_config(64, 64, OF_COUNTED[1], TN)
     Bf16CountedTrial(config, (70, 0, 30, 0), 72, 72, 3, told=(70, -5, 1000, 2**31 - 1)).run()

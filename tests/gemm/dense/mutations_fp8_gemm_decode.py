@@ -21,10 +21,7 @@ TRIALS = [
     Trial(ALONE_WIDE, 61, 200, 656, 5),
     *(Trial(ALONE_WIDE, 61, 200, 656, seed, "slow_warps") for seed in (6, 7)),
     *(Trial(SPLIT, 13, 328, 1296, seed) for seed in (8, 9)),
-    *(
-        Trial(SPLIT, 13, 200, 1296, 10, name)
-        for name in ("slow_cta", "late_stores", "late_loads", "slow_warps", "even")
-    ),
+    *(Trial(SPLIT, 13, 200, 1296, 10, how) for how in ("slow_cta", "late_stores", "late_loads", "slow_warps", "even")),
     *(Trial(SPLIT, 9, 128, 256, seed, "slow_cta") for seed in (1, 2, 3)),
     *(Trial(SPLIT_FP32, 21, 72, 1296, seed) for seed in (11, 12)),
     *(Trial(FEW_CHUNKS, 7, 136, 1296, seed) for seed in (13, 14)),

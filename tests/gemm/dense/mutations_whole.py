@@ -63,15 +63,8 @@ MUTATIONS = [
     Mutation("totals are the last k-block's", _LOOP, "ptx::fma(partial[i], 1.0f, total[i])", "partial[i]"),
     Mutation("slots are not given back", _LOOP, "if (piece + 1 == kPieces) release_slot", "if (false) release_slot"),
     Mutation("slots are given back by each piece", _LOOP, "if (piece + 1 == kPieces) release_slot", "release_slot"),
-    Mutation(
-        "few rows' totals are the last k-block's", "decode/tile.cuh", "ptx::add_rn(total[j], partial[j])", "partial[j]"
-    ),
-    Mutation(
-        "few rows' totals do not begin as zeros",
-        _FEW_ROWS,
-        "for (float& x : total) x = 0;",
-        "for (float& x : total) x = 1;",
-    ),
+    Mutation("few rows' totals are the last k-block's", "decode/tile.cuh", "ptx::add_rn(total[j], partial[j])", "partial[j]"),
+    Mutation("few rows' totals do not begin as zeros", _FEW_ROWS, "for (float& x : total) x = 0;", "for (float& x : total) x = 1;"),
     # Scales
     Mutation("scales are read past the last", _FACTORS, "(row < rows ? row : rows - 1) * stride", "row * stride"),
     Mutation("every row has the first one's scale", _FACTORS, "row += step) to", "row += 0) to"),
@@ -96,18 +89,11 @@ MUTATIONS = [
     Mutation("rows of B are taken for each other", _FEW_ROWS, "of_rows[i / 2 % 2]", "of_rows[i % 2]"),
     Mutation("rows of B have the first tile's scales", _FEW_ROWS, "work.row_n + warp * 16", "warp * 16"),
     Mutation("all warps have the first one's rows", _FEW_ROWS, "warp * 16 + lane / 4", "lane / 4"),
-    Mutation(
-        "both warpgroups multiply the first rows", _FEW_ROWS, "(shared.b) + warp / 4 * 64 * kBlockK", "(shared.b)"
-    ),
+    Mutation("both warpgroups multiply the first rows", _FEW_ROWS, "(shared.b) + warp / 4 * 64 * kBlockK", "(shared.b)"),
     Mutation("every CTA multiplies all of k", _FEW_ROWS, "work.end_k_block - work.k_block, at", "work.end_k_block, at"),
     # Biases of groups
     Mutation("all groups have the first one's bias", _WORK, "static_cast<uint64_t>(tile.group) * p.n * kCBytes", "0"),
     Mutation("biases lie as in BF16", _WORK, "(tile.group) * p.n * kCBytes", "(tile.group) * p.n * 2"),
-    Mutation(
-        "few rows have the first group's bias",
-        _ROWS,
-        "if constexpr (kWithC) product.c +=",
-        "if constexpr (false) product.c +=",
-    ),
+    Mutation("few rows have the first group's bias", _ROWS, "if constexpr (kWithC) product.c +=", "if constexpr (false) product.c +="),
     Mutation("an FP32 C is read as BF16", "epilogue/store.cuh", "pair = kCIsFp32 ?", "pair = kOutputIsFp32 ?"),
-]
+]  # fmt: skip

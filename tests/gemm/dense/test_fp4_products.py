@@ -90,13 +90,8 @@ def test_every_code_and_every_exponent_is_the_number_that_it_stands_for() -> Non
 def test_whole_words_are_not_copied() -> None:
     scales = torch.zeros(6, 8, dtype=torch.uint8)
     assert words_of(scales).data_ptr() == scales.data_ptr()
-    for others in (
-        scales[:, :7],
-        scales[:, 1:5],
-        torch.zeros(6, 9, dtype=torch.uint8)[:, :8],
-        scales.t()[:4],
-        scales[0, ::2],
-    ):
+    wide = torch.zeros(6, 9, dtype=torch.uint8)
+    for others in (scales[:, :7], scales[:, 1:5], wide[:, :8], scales.t()[:4], scales[0, ::2]):
         assert torch.equal(words_of(others).contiguous().view(torch.uint8)[..., : others.shape[-1]], others)
     assert words_of(behind_a_byte(scales)).data_ptr() % 4 == 0
 

@@ -130,13 +130,11 @@ def test_products_that_start_beside_the_end_of_the_kernel_ahead_are_right(m: int
         assert torch.equal(d, right)
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 576, 7168), (32, 8192, 8192), (64, 16, 8192), (300, 1032, 336), (2048, 2112, 512)]
-)
+@pytest.mark.parametrize("of", [(1, 576, 7168), (32, 8192, 8192), (64, 16, 8192), (300, 1032, 336), (2048, 2112, 512)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_chosen_configurations(m: int, n: int, k: int, dtype: torch.dtype) -> None:
-    a, b = operands(m, n, k)
-    d = torch.full((m, n), float("nan"), dtype=dtype, device="cuda")
+def test_chosen_configurations(of: tuple[int, int, int], dtype: torch.dtype) -> None:
+    a, b = operands(*of)
+    d = torch.full(of[:2], float("nan"), dtype=dtype, device="cuda")
     deep_gemm.fp8_gemm_nt(a, b, d)
     p = dense_problem(a, b, d, None)
     assert_right(p, d, right_d(p, None))

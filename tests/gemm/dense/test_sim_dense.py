@@ -49,12 +49,9 @@ def test_every_tile_on_a_ragged_problem(choice: tuple[Tile, Output], seed: int) 
 @pytest.mark.parametrize("num_partials", [1, 2])
 @pytest.mark.parametrize("run_k_blocks", [2, 4])
 def test_runs_and_tails_of_any_depth(run_k_blocks: int, num_partials: int, num_k_blocks: int) -> None:
-    has_tail = num_k_blocks % run_k_blocks != 0
-    narrow: dict[str, Any] = {"unit_n": 32, "panel_columns": 32}
-    for units in ({}, narrow):
-        config = replace(
-            GemmConfig(128, 64, 3), num_partials=num_partials, run_k_blocks=run_k_blocks, has_tail=has_tail, **units
-        )
+    tall, has_tail = GemmConfig(128, 64, 3), num_k_blocks % run_k_blocks != 0
+    for units in (tall, replace(tall, unit_n=32, panel_columns=32)):
+        config = replace(units, num_partials=num_partials, run_k_blocks=run_k_blocks, has_tail=has_tail)
         check(config, 264, 72, 128 * num_k_blocks - 16, seed=num_k_blocks)
 
 
@@ -62,11 +59,9 @@ def test_runs_and_tails_of_any_depth(run_k_blocks: int, num_partials: int, num_k
 @pytest.mark.parametrize("run_k_blocks", [1, 8, 16, 32])
 def test_runs_of_any_length(run_k_blocks: int, num_partials: int) -> None:
     """Below a run, a run, one block more, and past the 32 blocks whose scales a warp holds, with a tail and without."""
+    whole = GemmConfig(64, 16, 3, 1, num_partials=num_partials, run_k_blocks=run_k_blocks, panel_columns=16)
     for num_k_blocks in one_in(2, sorted({1, run_k_blocks - 1, run_k_blocks, run_k_blocks + 1, 64, 67} - {0})):
-        has_tail = num_k_blocks % run_k_blocks != 0
-        config = GemmConfig(
-            64, 16, 3, 1, num_partials=num_partials, run_k_blocks=run_k_blocks, has_tail=has_tail, panel_columns=16
-        )
+        config = replace(whole, has_tail=num_k_blocks % run_k_blocks != 0)
         check(config, 72, 40, 128 * num_k_blocks - 16, seed=num_k_blocks)
 
 
@@ -85,9 +80,8 @@ UNITS = {
 @pytest.mark.parametrize("units", UNITS)
 def test_units_in_any_order_of_rows_and_columns(units: str, by_row: bool, num_partials: int, schedule: str) -> None:
     """Each with slots that several pieces read, and a slot given back with the last of them."""
-    config = replace(
-        UNITS[units], num_partials=num_partials, run_k_blocks=2, has_tail=True, sfb=PER_ROW if by_row else PER_BLOCK
-    )
+    sfb = PER_ROW if by_row else PER_BLOCK
+    config = replace(UNITS[units], num_partials=num_partials, run_k_blocks=2, has_tail=True, sfb=sfb)
     check(config, config.block_m + 24, config.block_n * 2 + 8, 128 * 5 - 16, seed=num_partials, schedule=schedule)
 
 
@@ -103,9 +97,8 @@ def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) ->
 @pytest.mark.parametrize("cluster_k", one_in(3, range(2, 9)))
 def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
     """Work for every CTA, a run more for some, the last run cut short, and each share longer than the ring."""
-    config = GemmConfig(
-        64, 32, 2, 1, num_partials=2, run_k_blocks=2, has_tail=True, cluster_k=cluster_k, panel_columns=32
-    )
+    config = GemmConfig(64, 32, 2, 1, num_partials=2, run_k_blocks=2, has_tail=True, panel_columns=32)
+    config = replace(config, cluster_k=cluster_k)
     check(config, 136, 72, 128 * (4 * cluster_k + 3) - 16, seed=cluster_k)
 
 

@@ -29,11 +29,9 @@ TILES_THERE = {each: {(t.block_m, t.block_n) for t in tiles if not t.is_decode} 
 TILES = sorted(set.union(*TILES_THERE.values()))
 
 
-def config(
-    operands: Operands, tile: tuple[int, int], groups: works.Work = works.DENSE, k: int = 128, split: int = 1
-) -> GemmConfig:
+def config(operands: Operands, tile: tuple[int, int], groups: works.Work = works.DENSE, **more: int) -> GemmConfig:
     b, sfa, sfb = operands
-    return tile_config(*tile, Output(b=b, sfa=sfa, sfb=sfb, work=groups), cluster_k=split, k=k)
+    return tile_config(*tile, Output(b=b, sfa=sfa, sfb=sfb, work=groups), **{"k": 128, **more})
 
 
 @pytest.mark.parametrize("k", [16, 288, 576, 1312])
@@ -48,7 +46,7 @@ def test_every_kind_tile_and_depth(operands: Operands, tile: tuple[int, int], k:
 @pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
 def test_any_sides_scales_in_words(operands: Operands, words: Words) -> None:
     """B's blocks are read so, other scales laid out as numbers; parts that split k begin at any exponent of a word."""
-    of = config(operands, (64, 128), split=2)
+    of = config(operands, (64, 128), cluster_k=2)
     DenseTrial(of, 72, 200, 1312, 7, any_scales=True, words=words, num_sms=2).run()
 
 
@@ -113,7 +111,8 @@ def test_scales_of_any_size_and_strides(sfb: Scales, of_a: Scales) -> None:
 @pytest.mark.parametrize("split", [2, 4])
 def test_a_split_of_k_adds_up_parts_of_any_scales(split: int) -> None:
     for sfb in BLOCKS:
-        DenseTrial(config((Output().b, PER_ROW, sfb), (64, 128), split=split), 72, 200, 1312, 7, num_sms=split).run()
+        of = config((Output().b, PER_ROW, sfb), (64, 128), cluster_k=split)
+        DenseTrial(of, 72, 200, 1312, 7, num_sms=split).run()
 
 
 def test_c_is_added() -> None:

@@ -95,11 +95,9 @@ def test_the_kernel_ahead_may_still_be_at_work() -> None:
 
 def test_the_weight_may_be_loaded_while_the_kernel_ahead_is_at_work() -> None:
     """Fewer k-blocks than slots, as many, and more; CTAs without any."""
-    for cluster_k, num_k_blocks, schedule in itertools.product(
-        (1, 3), (1, 4, 13), (None, "slow_math", "slow_producer")
-    ):
+    for cluster_k, k_blocks, schedule in itertools.product((1, 3), (1, 4, 13), (None, "slow_math", "slow_producer")):
         config = DecodeConfig(8, 4, 1, cluster_k, with_c=True)
-        check(config, 5, 136, 128 * num_k_blocks - 16, 1, schedule, is_dependent=True, weight_is_ready=True)
+        check(config, 5, 136, 128 * k_blocks - 16, 1, schedule, is_dependent=True, weight_is_ready=True)
 
 
 def test_c_may_be_one_row_for_all() -> None:
@@ -158,11 +156,9 @@ BOTH = Words.A | Words.B
 TILES = [(8, 3, 1, 4), (16, 2, 2, 1), (24, 3, 1, 2), (32, 3, 2, 1), (48, 2, 1, 3), (64, 4, 1, 1)]
 
 
-def config(
-    block_tokens: int, num_stages: int, warpgroups: int, cluster_k: int, kind: Any = (MX, MX), **more: Any
-) -> DecodeConfig:
+def config(tokens: int, stages: int, warpgroups: int, split: int, kind: Any = (MX, MX), **more: Any) -> DecodeConfig:
     sfa, sfb = kind
-    return DecodeConfig(block_tokens, num_stages, warpgroups, cluster_k, sfa=sfa, sfb=sfb, **more)
+    return DecodeConfig(tokens, stages, warpgroups, split, sfa=sfa, sfb=sfb, **more)
 
 
 @pytest.mark.parametrize(("kind", "tile"), one_in(4, [(kind, tile) for kind in KINDS for tile in TILES]))
@@ -252,10 +248,8 @@ def test_what_cannot_be_built_is_refused_in_words(change: dict[str, Any], reason
 # FP4 weights in the decode kernel, in the simulator: every tile, ragged edges, scales that fold and others.
 
 
-def fp4_config(
-    block_tokens: int, num_stages: int = 3, warpgroups: int = 1, cluster_k: int = 1, **more: Any
-) -> DecodeConfig:
-    return DecodeConfig(block_tokens, num_stages, warpgroups, cluster_k, b=E2M1, sfb=MX, **more)
+def fp4_config(tokens: int, stages: int = 3, warpgroups: int = 1, cluster_k: int = 1, **more: Any) -> DecodeConfig:
+    return DecodeConfig(tokens, stages, warpgroups, cluster_k, b=E2M1, sfb=MX, **more)
 
 
 @pytest.mark.parametrize("any_scales", [False, True])
@@ -311,9 +305,8 @@ def test_any_scales_give_what_the_reference_gives(name: str) -> None:
     scales = torch.randint(118, 130, (136, 16), generator=generator, dtype=torch.uint8)
     SCALES[name](scales)
     sfa = torch.full((13, 4), 2.0**-60)
-    p = dense_problem(
-        (a.view(13, 512).to(torch.float8_e4m3fn), sfa), (values, scales), torch.full((13, 136), torch.nan), None
-    )
+    a, nothing = a.view(13, 512).to(torch.float8_e4m3fn), torch.full((13, 136), torch.nan)
+    p = dense_problem((a, sfa), (values, scales), nothing, None)
     d, right = run_simulated(of, p).d, torch.empty_like(p.d)
     reference.compute(p._replace(d=right))
     assert torch.equal(d.nan_to_num(7.25), right.nan_to_num(7.25))

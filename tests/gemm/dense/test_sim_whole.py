@@ -87,10 +87,9 @@ def test_a_bias_in_bf16_takes_the_kernel_of_any_other_c() -> None:
     config = tile_config(64, 64, replace(BF16, with_c=True))
     p = sim.random_problem(config, 45, 72, 400, 6)
     bias = torch.randn(72, dtype=torch.float32).bfloat16()
-    shared, whole_c = (
-        run_simulated(config, p._replace(d=p.d.clone(), c=c)) for c in (bias.expand(45, 72), bias.repeat(45, 1))
-    )
-    assert torch.equal(shared.d, whole_c.d)
+    of_c = bias.expand(45, 72), bias.repeat(45, 1)
+    shared, whole_c = (run_simulated(config, p._replace(d=p.d.clone(), c=c)).d for c in of_c)
+    assert torch.equal(shared, whole_c)
 
 
 def test_few_rows_with_a_bias() -> None:

@@ -136,11 +136,7 @@ def test_a_c_with_strides_of_its_own() -> None:
     assert outcome.mistakes is None
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [[1 << 30, 1 << 30, 1 << 30, 1 << 30], [-16, -1, 272, 1 << 20], [17, 15, 100, 31], [0, 0, 0, 0x7FFFFFFF]],
-    ids=str,
-)
+@pytest.mark.parametrize("wrong", [[1 << 30] * 4, [-16, -1, 272, 1 << 20], [17, 15, 100, 31], [0, 0, 0, 0x7FFFFFFF]])
 def test_depths_that_no_caller_may_pass_lead_nowhere(wrong: list[int]) -> None:
     """The host cannot check what is on a GPU: D may be anything then, and no other memory is touched."""
     for tile, addition in one_in(3, list(product((TILES[0], SHARING_A), ADDITIONS.values()))):

@@ -66,11 +66,8 @@ def test_the_output_projection_of_deepseek_v4_beside_fp64(ranks: int, device: st
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_expressions_mean_what_torch_means_by_them(device: str) -> None:
-    x, y, w = (
-        numbers(40, 3, 256, device=device),
-        numbers(40, 3, 144, seed=1, device=device),
-        numbers(3, 144, 256, seed=2, device=device),
-    )
+    x, y = numbers(40, 3, 256, device=device), numbers(40, 3, 144, seed=1, device=device)
+    w = numbers(3, 144, 256, seed=2, device=device)
     weights = per_block_cast_to_fp8(w)
     for expr, a, b, recipe, right in (
         (BY_HEADS, per_token_cast_to_fp8(x), weights, (1, 128, 128), torch.einsum(BY_HEADS, x, w)),

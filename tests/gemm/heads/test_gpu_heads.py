@@ -37,10 +37,8 @@ def operands(
     return made[0], made[1], (sizes["b"], sizes["h"], sizes[stays])
 
 
-def asked(
-    expr: str, a: Operand, b: Operand, d: Tensor, c: Tensor | None = None, recipe: Recipe = RECIPE_1D2D
-) -> Problem:
-    return heads_problem(expr, a, b, d, c, (recipe, None, None))
+def asked(of: str, a: Operand, b: Operand, d: Tensor, c: Tensor | None = None, recipe: Recipe = RECIPE_1D2D) -> Problem:
+    return heads_problem(of, a, b, d, c, (recipe, None, None))
 
 
 def assert_right(p: Problem, name: str = "chosen") -> None:

@@ -19,9 +19,7 @@ from lab.sim.heads import of_tile
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 BF16 = Output(work=works.HEADS)
-OUTPUTS = [
-    replace(output, work=works.HEADS) for kind in (USUAL_OPERANDS, OPERANDS_BY_ROW) for output in OUTPUTS_OF[kind][:5]
-]
+OUTPUTS = [replace(of, work=works.HEADS) for kind in (USUAL_OPERANDS, OPERANDS_BY_ROW) for of in OUTPUTS_OF[kind][:5]]
 FEW_ROWS = Tile(16, 64, cluster_k=2, is_decode=True)
 
 

@@ -47,10 +47,7 @@ TRIALS = [
     Trial(ENDS, (3, 3, 129, 384 + 256, 641), 6, "slow_warpgroup", rows=700),
     *(Trial(COUNTS, (0, 3, 70, 0, 129, 256, 1), 7, name, rows=300) for name in (None, "slow_warpgroup", "late_stores")),
     *(Trial(TWO_UNITS, (0, 3, 70, 0, 129, 256, 1), 9, name, rows=300) for name in (None, "slow_math")),
-    *(
-        Trial(TWO_UNITS, (65, 192, 193, 257, 300), 11, name, rows=300)
-        for name in (None, "slow_warpgroup", "slow_warps")
-    ),
+    *(Trial(TWO_UNITS, (65, 192, 193, 257, 300), 11, how, rows=300) for how in (None, "slow_warpgroup", "slow_warps")),
     Trial(FOUR_UNITS, (3, 70, 0, 129, 200), 12, rows=260, n=24),
     *(Trial(FEW_STAGES, (3, 70, 1), seed, "slow_warps", rows=70, n=72, k=128 * 24) for seed in (14, 16, 17)),
     Trial(COUNTS, (0,) * 40 + (5,), 8, rows=10, k=128, n=72),

@@ -262,10 +262,9 @@ def test_a_wrong_expectation_changes_no_bit(expected_m: int) -> None:
     assert torch.equal(d, right)
 
 
-@pytest.mark.parametrize(
-    ("groups", "m", "n", "k"), [(2, 0, 64, 128), (2, 64, 0, 128), (2, 130, 64, 0), (0, 64, 64, 128)]
-)
-def test_sizes_of_zero(groups: int, m: int, n: int, k: int) -> None:
+@pytest.mark.parametrize("groups_m_n_k", [(2, 0, 64, 128), (2, 64, 0, 128), (2, 130, 64, 0), (0, 64, 64, 128)])
+def test_sizes_of_zero(groups_m_n_k: tuple[int, int, int, int]) -> None:
+    groups, m, n, k = groups_m_n_k
     for kind in KINDS:
         a, b, d = operands(groups, m, n, k, groups if kind == works.COUNTS else None)
         layout = [min(g * 65 + 3, m) for g in range(groups)]

@@ -76,12 +76,7 @@ def check_layout(config: GemmConfig, layout: list[int], **how: Any) -> Outcome:
 
 @pytest.mark.parametrize(
     ("kind", "tile"),
-    [
-        (kind, (tile.block_m, tile.block_n))
-        for kind in KINDS
-        for tile in tiles_for(Output(work=kind))
-        if not tile.is_decode
-    ],
+    [(of, (tile.block_m, tile.block_n)) for of in KINDS for tile in tiles_for(Output(work=of)) if not tile.is_decode],
     ids=str,
 )
 def test_every_tile(kind: works.Work, tile: tuple[int, int]) -> None:

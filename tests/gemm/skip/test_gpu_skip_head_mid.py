@@ -59,9 +59,8 @@ def test_every_reachable_configuration_has_the_bits_of_the_plain_product(index: 
         if launch.why_unfit(config, p) is not None:
             continue
         launch.run(p, config)
-        plain = dense_problem(
-            (p.a, p.sfa), (p.b, p.sfb), torch.full((m, n), float("nan"), dtype=torch.bfloat16, device="cuda"), None
-        )
+        d = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device="cuda")
+        plain = dense_problem((p.a, p.sfa), (p.b, p.sfb), d, None)
         launch.run(plain, replace(config, epilogue=epilogues.TO_D))
         assert torch.equal(product_of(p, p.d), plain.d)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deep_gemm.gemm.choose.fp8 import PANELS
@@ -20,16 +22,8 @@ UNITS = GemmConfig(128, 128, 2, unit_n=32, panel_columns=32, panels_per_store=2)
 TALL = GemmConfig(256, 64, 3)
 SPLIT = DecodeConfig(16, 4, 2, 3)
 ALONE = DecodeConfig(64, 4, 1, 1)
-SPLITS = [
-    (128, 64, 128),
-    (64, 32, 192),
-    (16, 8, 16),
-    (32, 8, 48),
-    (16, 0, 32),
-    (96, 16, 32),
-    (192, 128, 64),
-    (16, 64, 208),
-]
+SPLITS = [(128, 64, 128), (64, 32, 192), (16, 8, 16), (32, 8, 48)]
+SPLITS += [(16, 0, 32), (96, 16, 32), (192, 128, 64), (16, 64, 208)]
 
 
 def check(config: Config, m: int, splits: tuple[int, int, int], seed: int, schedule: str | None = None) -> None:
@@ -60,12 +54,6 @@ def test_the_kernel_ahead_may_still_be_at_work(config: Config) -> None:
 
 
 def test_what_cannot_be_built() -> None:
-    assert "columns of D are skipped" in (
-        GemmConfig(64, 64, 3, 1, cluster_k=2, epilogue=epilogues.TO_HEADS).why_illegal() or ""
-    )
-    assert "columns of D are skipped" in (
-        GemmConfig(128, 64, 3, with_c=True, epilogue=epilogues.TO_HEADS).why_illegal() or ""
-    )
-    assert "columns of D are skipped" in (
-        DecodeConfig(8, 4, with_c=True, epilogue=epilogues.TO_HEADS).why_illegal() or ""
-    )
+    with_c: list[Config] = [GemmConfig(128, 64, 3, with_c=True), DecodeConfig(8, 4, with_c=True)]
+    for config in (GemmConfig(64, 64, 3, 1, cluster_k=2), *with_c):
+        assert "columns of D are skipped" in (replace(config, epilogue=epilogues.TO_HEADS).why_illegal() or "")
