@@ -15,9 +15,10 @@ from thorough import covering, one_in, sample, values
 
 from deep_gemm.casts.cast_depths import DepthsCastConfig, Source
 from deep_gemm.casts.cast_rows import MAX_GROUPS, PIECES, CastConfig, Groups
-from deep_gemm.casts.cast_tiles import TileCastConfig
+from deep_gemm.casts.cast_tiles import Grain, TileCastConfig, turns_blocks
 from deep_gemm.casts.lay_scales import ScalesConfig
 from deep_gemm.casts.rules import AMAX_OF_TENSOR, BF16, PER_TENSOR
+from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.kinds.works import IDS
@@ -79,7 +80,11 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
 
 
 def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
-    yield found.counts["LDG"] == {8: 8, 4: 16, 1: 64}[config.vector], "each element is loaded once"
+    of_columns = config.grain == Grain.CHANNELS or (config.column_bytes > 0 and not turns_blocks(config))
+    # Twice: for tiles that are ordinary, and for others; a thread has the scales of two columns if they are many.
+    amaxes = of_columns * 2 * (2 if config.block < SCALE_BLOCK // 2 else 1)
+    loads = {8: 8, 4: 16, 1: 64}[config.vector]
+    yield found.counts["LDG"] == loads + amaxes, "each element is loaded once, and the largest of a column"
     # A thread computes a scale for its row and one for its column, for ordinary tiles and for any.
     yield found.counts["MUFU"] <= 8, "no element is divided, of which a thread has up to 64"
 

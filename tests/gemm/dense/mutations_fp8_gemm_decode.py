@@ -92,7 +92,7 @@ MUTATIONS = [
     Mutation("the next scales are loaded one too far", _E4M3, "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
     Mutation("tokens of a pair swapped in the promotion", _TILE, "j % 2 ? scale[j / 4].y : scale[j / 4].x", "j % 2 ? scale[j / 4].x : scale[j / 4].y"),
     Mutation("scales of the rows' neighbours", _TILE, "j % 2 ? scale[j / 4].y", "j / 2 % 2 ? scale[j / 4].y"),
-    Mutation("promotion replaces the total", _TILE, "scale[j / 4].x, total[j]);", "scale[j / 4].x, 0.f);"),
+    Mutation("promotion replaces the total", _TILE, "scale[j / 4].x, total[j])", "scale[j / 4].x, 0.f)"),
     Mutation("totals start as they are", _E4M3, "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
     Mutation("half of a block's depth", _TILE, "k < kBlockK; k += 32)", "k < kBlockK / 2; k += 32)"),
     Mutation("both warpgroups multiply the same rows", _E4M3, "ptx::warp_index() / 4 * 64 * kBlockK", "0"),
