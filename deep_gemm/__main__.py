@@ -60,11 +60,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
 cache_app = typer.Typer(no_args_is_help=True, help="List, check, clear, export or import the compiled kernels.")
 app.add_typer(cache_app, name="cache", epilog=examples("cache list", "cache verify", "cache export kernels.tar"))
@@ -283,9 +279,7 @@ def verify_cache(
 
 
 @cache_app.command("clear", epilog=examples("cache clear", "cache clear --yes"))
-def clear_cache(
-    yes: Annotated[bool, typer.Option("--yes", help="without asking")] = False,
-) -> None:
+def clear_cache(yes: Annotated[bool, typer.Option("--yes", help="without asking")] = False) -> None:
     """Remove every kernel that is kept, dumps, bad files and failed sources too. Other files stay.
 
     Of several directories only the one that is written is cleared.

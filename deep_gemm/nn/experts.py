@@ -143,13 +143,7 @@ class Experts(Trained):
 
 
 def mixture(
-    x: Tensor,
-    topk_weights: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    rows: ExpertRows,
-    limit: float | None,
-    products: str = FP8,
+    x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None, products: str = FP8
 ) -> Tensor:
     """Compute a mixture of rows that are laid out already, with gradients."""
     given = x, topk_weights, w1, w2
@@ -315,10 +309,7 @@ def _gradients(
     if is_fp8:
         a = None
     dh, dh_columns, s_columns, parts = cast_silu_gradient(
-        *(h, ds, groups, p, limit),
-        gradient_too=needs_x or needs_w1,
-        activation_too=needs_p or needs_w2,
-        scaled=is_fp8,
+        *(h, ds, groups, p, limit), gradient_too=needs_x or needs_w1, activation_too=needs_p or needs_w2, scaled=is_fp8
     )
     del ds
     if needs_p:
