@@ -112,22 +112,11 @@ def demo() -> None:
     raise typer.Exit(0 if run() else WRONG)
 
 
-class OutputName(str, Enum):
-    """Values of --output."""
-
-    BF16 = "bf16"
-    FP32 = "fp32"
-
-
-class GroupsName(str, Enum):
-    """Values of --groups."""
-
-    IDS = "ids"
-    ENDS = "ends"
-    COUNTS = "counts"
-    DEPTHS = "depths"
-    HEADS = "heads"
-
+OutputName = Enum("OutputName", {"BF16": "bf16", "FP32": "fp32"})
+GroupsName = Enum(
+    "GroupsName", {"IDS": "ids", "ENDS": "ends", "COUNTS": "counts", "DEPTHS": "depths", "HEADS": "heads"}
+)
+"""Values of --output and of --groups."""
 
 OutputOption = Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")]
 Fp32Option = Annotated[bool, typer.Option("--fp32", help="short for --output fp32")]
