@@ -118,7 +118,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
     """A whole layer of experts: BF16 in, the weighted sum of each token's experts out. FP8 by 128x128, or MXFP4."""
 
     weights = BY_BLOCKS
-    expects_unquantized_inputs = True
+    expects_unquantized_inputs = True  # tokens are cast here
 
     @staticmethod
     def activation_format() -> Any:
