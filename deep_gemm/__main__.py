@@ -60,11 +60,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
 cache_app = typer.Typer(no_args_is_help=True, help="List, check, clear, export or import the compiled kernels.")
 app.add_typer(cache_app, name="cache", epilog=examples("cache list", "cache verify", "cache export kernels.tar"))
@@ -116,22 +112,11 @@ def demo() -> None:
     raise typer.Exit(0 if run() else WRONG)
 
 
-class OutputName(str, Enum):
-    """Values of --output."""
-
-    BF16 = "bf16"
-    FP32 = "fp32"
-
-
-class GroupsName(str, Enum):
-    """Values of --groups."""
-
-    IDS = "ids"
-    ENDS = "ends"
-    COUNTS = "counts"
-    DEPTHS = "depths"
-    HEADS = "heads"
-
+OutputName = Enum("OutputName", {"BF16": "bf16", "FP32": "fp32"})
+GroupsName = Enum(
+    "GroupsName", {"IDS": "ids", "ENDS": "ends", "COUNTS": "counts", "DEPTHS": "depths", "HEADS": "heads"}
+)
+"""Values of --output and of --groups."""
 
 OutputOption = Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")]
 Fp32Option = Annotated[bool, typer.Option("--fp32", help="short for --output fp32")]
@@ -283,9 +268,7 @@ def verify_cache(
 
 
 @cache_app.command("clear", epilog=examples("cache clear", "cache clear --yes"))
-def clear_cache(
-    yes: Annotated[bool, typer.Option("--yes", help="without asking")] = False,
-) -> None:
+def clear_cache(yes: Annotated[bool, typer.Option("--yes", help="without asking")] = False) -> None:
     """Remove every kernel that is kept, dumps, bad files and failed sources too. Other files stay.
 
     Of several directories only the one that is written is cleared.

@@ -25,13 +25,7 @@ def kernels_of(*folders: str) -> tuple[Kernel[Any], ...]:
 
 
 KERNELS = kernels_of(
-    *gemm.__path__,
-    *casts.__path__,
-    *of_linear,
-    *moe.__path__,
-    *indexer.__path__,
-    *hyper.__path__,
-    *across.__path__,
+    *gemm.__path__, *casts.__path__, *of_linear, *moe.__path__, *indexer.__path__, *hyper.__path__, *across.__path__
 )
 ORDINARY: tuple[Kernel[Any], ...] = (
     *kernels_of(*casts.__path__, *moe.__path__, *across.__path__),

@@ -43,12 +43,7 @@ KERNEL: Kernel[PostConfig] = Kernel(
 
 
 def run(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    row_of: Tensor,
-    node: Node,
-    sf: Tensor | None = None,
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor, node: Node, sf: Tensor | None = None
 ) -> None:
     """Lay tokens out for the ranks that have their experts, and wait until all ranks have done so.
 
@@ -71,12 +66,7 @@ def grid(config: PostConfig, node: Node, num_sms: int) -> int:
 
 
 def values_of(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    row_of: Tensor,
-    node: Node,
-    sf: Tensor | None = None,
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor, node: Node, sf: Tensor | None = None
 ) -> dict[str, Any]:
     """Give the members of the kernel's parameters."""
     return {

@@ -77,10 +77,7 @@ class TileCastConfig(Config):
         yield self.grain is not None or self.column_bytes > 0, "an output"
         yield self.grain != Grain.CHANNELS or self.column_bytes == 0, "columns alone, beside rows or of blocks"
         is_whole = self.column_bytes == VECTOR_BYTES and self.vector > 1 and self.block == SCALE_BLOCK
-        yield (
-            not turns_blocks(self) or is_whole,
-            "16 bytes at once, and 128 rows under a scale, of transposed blocks",
-        )
+        yield (not turns_blocks(self) or is_whole, "16 bytes at once, and 128 rows under a scale, of transposed blocks")
         yield self.grain != Grain.ROWS or self.column_bytes > 0, "columns beside rows, which cast_rows casts alone"
         yield self.block in FP8.blocks, "32, 64 or 128 rows under a scale"
         yield self.grain != Grain.ROWS or self.block == SCALE_BLOCK, "128 columns under a scale of rows"

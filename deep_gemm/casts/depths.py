@@ -25,11 +25,7 @@ from .config import INPUTS
 from .fp8 import k_grouped_cast_to_fp8, per_token_cast_to_fp8
 from .rules import UNSCALED, Quantized, Target, empty_scales, empty_values
 
-COLUMNS, GRADIENT, ACTIVATED = (
-    ("columns", "column_scales"),
-    ("values", "scales"),
-    ("activated", "activated_scales"),
-)
+COLUMNS, GRADIENT, ACTIVATED = (("columns", "column_scales"), ("values", "scales"), ("activated", "activated_scales"))
 """Members of `DepthsCast`."""
 
 

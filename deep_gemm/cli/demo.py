@@ -56,7 +56,6 @@ KERNELS = {
 }
 """Configurations of different kinds, which a machine without a GPU compiles."""
 
-
 Rounding = Callable[[Tensor], Tensor]
 normal = partial(torch.randn, dtype=torch.float32)
 
@@ -90,9 +89,8 @@ def _show_kernels(console: Console) -> bool:
     except CompilerMissing as error:
         console.print(f"The kernels for Hopper were not compiled: {error}", markup=False)
         return True
-    table = _table(
-        "Kernels compiled for Hopper (sm_90a), on this machine", ("kind", "fp8_gemm"), ("registers", "ms to compile")
-    )
+    title = "Kernels compiled for Hopper (sm_90a), on this machine"
+    table = _table(title, ("kind", "fp8_gemm"), ("registers", "ms to compile"))
     compiled = []
 
     def work(announce: Callable[[str], None]) -> None:
@@ -111,11 +109,8 @@ def _show_kernels(console: Console) -> bool:
 
 
 def _show_speed(console: Console) -> bool:
-    table = _table(
-        "Speed beside cuBLASLt, dense, BF16 out, cold L2",
-        ("m x n x k",),
-        ("us", "TFLOPS", "error", "cuBLASLt", "TFLOPS", "ratio"),
-    )
+    numbers = "us", "TFLOPS", "error", "cuBLASLt", "TFLOPS", "ratio"
+    table = _table("Speed beside cuBLASLt, dense, BF16 out, cold L2", ("m x n x k",), numbers)
     failures = []
     with console.status("measuring") as status:
         for m, n, k in SPEED_SHAPES:
@@ -142,11 +137,8 @@ def _show_speed(console: Console) -> bool:
 def measured(m: int, n: int, k: int) -> tuple[float, float, float]:
     """Give the relative error of a product, its microseconds, and those of cuBLASLt's."""
     x, w = normal(m, k, device="cuda"), normal(n, k, device="cuda")
-    a, b, d = (
-        per_token_cast_to_fp8(x, mn_major=True),
-        per_block_cast_to_fp8(w),
-        x.new_empty((m, n), dtype=torch.bfloat16),
-    )
+    a, b = per_token_cast_to_fp8(x, mn_major=True), per_block_cast_to_fp8(w)
+    d = x.new_empty((m, n), dtype=torch.bfloat16)
     one = torch.ones((), dtype=torch.float32, device="cuda")
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 

@@ -119,9 +119,8 @@ def _cache(environment: Mapping[str, str], compiler: Finding) -> Finding:
         reason = why_not_taken(directory, directory.stat()) if directory.exists() else None
         if reason is None and directory in shipped() and not compiler.is_wrong:
             reason = _of_another_compiler(kernels, compiler.found)
-        texts.append(
-            f"{directory}: {len(kernels)} kernels, {size:.1f} MB" + (f"; not used: {reason}" if reason else "")
-        )
+        unused = f"; not used: {reason}" if reason else ""
+        texts.append(f"{directory}: {len(kernels)} kernels, {size:.1f} MB{unused}")
     if any(map(can_be_written, directories)):
         return Finding("cache", "; ".join(texts))
     told = "; ".join([*texts, "it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can"])

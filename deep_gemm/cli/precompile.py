@@ -57,8 +57,6 @@ ACTIVATED = Output(work=ENDS, epilogue=SILU_OF_HALVES)
 """The first product of experts whose rows leave it activated and cast."""
 MOST_ROWS = 1 << 16
 """Rows up to which all sizes of a batch are looked at for a weight that is given without m."""
-
-
 SECONDS_PER_KERNEL = 0.25
 """Seconds of a processor for a kernel: 755 took two processors 98 s, by `make dist` (docs/release.md, 2026-11-27)."""
 MOST_SPLITS = 16
@@ -116,12 +114,9 @@ def jobs_of_model(
         times = f"{weight.num_groups} of " if weight.groups else ""
         in_type = " in BF16" if weight.is_bf16 else " in FP4" if weight.is_fp4 else ""
         label = f"{weight.name}: {times}{weight.n} x {weight.k}{in_type}"
-        for job in dict.fromkeys(_jobs_of_weight(weight, max_tokens, kind)):
-            yield label, job
-        for job in dict.fromkeys(_jobs_across(weight, max_tokens, ep, kind)):
-            yield label, job
-    for job in ordinary_jobs():
-        yield "casts, routes and scales", job
+        for jobs in (_jobs_of_weight(weight, max_tokens, kind), _jobs_across(weight, max_tokens, ep, kind)):
+            yield from ((label, job) for job in dict.fromkeys(jobs))
+    yield from (("casts, routes and scales", job) for job in ordinary_jobs())
     index_heads = found.attention.index_heads if found.attention else 0
     for job in logits_jobs() if index_heads else ():
         if job.config.heads == index_heads:
@@ -137,9 +132,8 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
             config = select_bf16(m, weight.n, weight.k, OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], K_MAJOR, gpu)
             yield job_of(BF16_GEMM, config)
         return
-    num_groups = weight.num_groups
-    sizes = num_groups, weight.n, weight.k
-    question = asked(*sizes, dtype, False, False, None, weight.groups, num_groups, gpu.name, weight.is_fp4)
+    sizes, groups = (weight.num_groups, weight.n, weight.k), (weight.groups, weight.num_groups)
+    question = asked(*sizes, dtype, False, False, None, *groups, gpu.name, weight.is_fp4)
     most = max_tokens * weight.rows_per_token
     yield from jobs_of(question, any_m=True, with_layers=True, most=most)
     if weight.groups == "ids" and most >= MANY_ROWS:
@@ -203,20 +197,17 @@ def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
 
 def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = MOST_ROWS) -> Iterator[Job]:
     """Kernels of a product; with `any_m`, of its weight with any m up to `most` that a program may come with."""
+    output = question.output
     for m in every_m(most) if any_m else (question.m,):
         config = config_of(question, m)
         if isinstance(config, DecodeConfig):
             yield job_of(FP8_GEMM_DECODE, config)
-            casting = (
-                serving(m, question.k, config)
-                if with_layers and question.output.work is DENSE and not (question.output.is_fp32 or config.is_fp4)
-                else None
-            )
-            if casting is not None:
+            is_of_layers = with_layers and output.work is DENSE and not (output.is_fp32 or config.is_fp4)
+            if is_of_layers and (casting := serving(m, question.k, config)) is not None:
                 yield job_of(linear_decode.KERNEL, casting)
         else:
             yield job_of(FP8_GEMM, config)
-    if question.output.work.is_along_k:
+    if output.work.is_along_k:
         yield Job(K_GROUP_MAPS.name, None, partial(K_GROUP_MAPS.build, MAPS))
 
 

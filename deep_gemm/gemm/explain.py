@@ -121,8 +121,7 @@ def explain(
     '256x128 bf16'
     """
     question = asked(m, n, k, d_dtype, with_c, accumulate, recipe, groups, num_groups, gpu, fp4)
-    found = question.candidates()
-    choice = question.choice()
+    found, choice = question.candidates(), question.choice()
     chosen = next(candidate for candidate in found if candidate.tile == choice)
     print("\n".join(_page(question, found, chosen)))
     return found
@@ -171,27 +170,20 @@ def asked(
         raise ValueError(f"num_groups: expected 1 without groups, got {num_groups}")
     checks.columns(n, dtype)
     checks.depth(k)
-    is_fp32 = dtype == torch.float32
-    output = Output(
-        is_fp32=is_fp32,
-        with_c=with_c or (accumulate and not is_fp32),
-        adds_to_d=accumulate and is_fp32,
-        b=E2M1 if fp4 else E4M3,
-        sfa=sfa,
-        sfb=sfb,
-        work=kind,
-    )
+    is_fp32, b = dtype == torch.float32, E2M1 if fp4 else E4M3
+    with_c, adds_to_d = with_c or (accumulate and not is_fp32), accumulate and is_fp32
+    output = Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, b=b, sfa=sfa, sfb=sfb, work=kind)
     return Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
 
 
 def _page(question: Question, found: Sequence[Estimate], chosen: Estimate) -> list[str]:
     """Give the lines to print: none is wider than 80 columns."""
-    best, gpu = chosen, question.gpu
-    rounds = "1 round" if best.rounds == 1 else f"{_number(best.rounds)} rounds"
+    gpu = question.gpu
+    rounds = "1 round" if chosen.rounds == 1 else f"{_number(chosen.rounds)} rounds"
     sentence = (
         f"On an {gpu.name} with {gpu.num_sms} SMs {chosen.tile.name} moves {question.megabytes():.1f} MB in "
-        f"{best.memory_us:.1f} us and multiplies {_number(best.tiles)} tiles in {rounds} in {best.multiply_us:.1f} us; "
-        f"with the launch that takes about {best.cost_us:.1f} us."
+        f"{chosen.memory_us:.1f} us and multiplies {_number(chosen.tiles)} tiles in {rounds} in "
+        f"{chosen.multiply_us:.1f} us; with the launch that takes about {chosen.cost_us:.1f} us."
     )
     able = [candidate for candidate in found if candidate.why_not is None]
     shown = [candidate for candidate in able if candidate is chosen or _is_on_menu(question, candidate)]
@@ -215,7 +207,11 @@ def _page(question: Question, found: Sequence[Estimate], chosen: Estimate) -> li
 
 def _lines(shown: Sequence[Estimate], chosen: Estimate, width: int) -> list[str]:
     """Give a line for each candidate, with a bar for its total: the longest takes the room that 80 columns leave."""
-    texts = [f"{one.tile.name:{width}}{_numbers(one)}  " for one in shown]
+    texts = [
+        f"{one.tile.name:{width}} {_number(one.tiles):>6} {_number(one.rounds):>6} "
+        f"{one.multiply_us:>8.1f} {one.memory_us:>7.1f} {one.cost_us:>8.1f}  "
+        for one in shown
+    ]
     verdicts = [_verdict(one, chosen) for one in shown]
     room = max(WIDTH - 1 - max(map(len, texts)) - max(map(len, verdicts)), 0)
     us = [one.cost_us for one in shown]
@@ -232,11 +228,6 @@ def _bar(eighths: int) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
-def _numbers(one: Estimate) -> str:
-    counts = f" {_number(one.tiles):>6} {_number(one.rounds):>6}"
-    return f"{counts} {one.multiply_us:>8.1f} {one.memory_us:>7.1f} {one.cost_us:>8.1f}"
-
-
 def _verdict(candidate: Estimate, chosen: Estimate) -> str:
     if candidate is chosen:
         return "chosen"
@@ -245,10 +236,10 @@ def _verdict(candidate: Estimate, chosen: Estimate) -> str:
 
 
 def _is_on_menu(question: Question, candidate: Estimate) -> bool:
-    n, k, output, gpu = question.n, question.k, question.output, question.gpu
-    if output.work is not DENSE:  # then there is no menu
+    if question.output.work is not DENSE:  # then there is no menu
         return True
-    return candidate.tile in [offer.tile for offer in menu_of(n, k, output, gpu).offers]
+    menu = menu_of(question.n, question.k, question.output, question.gpu)
+    return candidate.tile in [offer.tile for offer in menu.offers]
 
 
 def _number(value: float) -> str:

@@ -80,11 +80,7 @@ def output_map(d: Tensor, panel_columns: int) -> TensorMap:
     swizzle = span_bytes if span_bytes > ADDRESS_ALIGNMENT else 0
     _, sizes, strides, box, _ = of_d(element, d, (WGMMA_ROWS, panel_columns), 0)
     return TensorMap(
-        element,
-        (span, sizes[0] // span, *sizes[1:]),
-        (span_bytes, *strides),
-        (span, box[0] // span, *box[1:]),
-        swizzle,
+        element, (span, sizes[0] // span, *sizes[1:]), (span_bytes, *strides), (span, box[0] // span, *box[1:]), swizzle
     )
 
 

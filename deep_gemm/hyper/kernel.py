@@ -173,13 +173,7 @@ def estimated_us(config: HcConfig, m: int, n: int, k: int, splits: int, num_sms:
 
 @lru_cache(4096)
 def hc_config(
-    m: int,
-    n: int,
-    k: int,
-    splits: int,
-    num_sms: int,
-    batch_invariant: bool = False,
-    max_cluster: int = MAX_CLUSTER,
+    m: int, n: int, k: int, splits: int, num_sms: int, batch_invariant: bool = False, max_cluster: int = MAX_CLUSTER
 ) -> HcConfig:
     """Choose the configuration for a problem: of all the one that is estimated to take the least time.
 

@@ -15,15 +15,7 @@ from ..core.check.checks import nothing
 from ..core.operators import declared, flops_of, operator
 from ..core.replay import FIXED
 from . import kernel, plan_paged_contexts, reference
-from .check import (
-    Keys,
-    Logits,
-    PagedLogits,
-    metadata_problem,
-    mqa_logits_problem,
-    paged_logits_problem,
-    without_scales,
-)
+from .check import Keys, Logits, PagedLogits, metadata_problem, mqa_logits_problem, paged_logits_problem, without_scales
 
 
 @tells_options_by_type

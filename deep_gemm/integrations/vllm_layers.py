@@ -41,9 +41,8 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
         """Tell whether it takes a layer."""
-        of_weight, of_activations = (
-            key.scale.group_shape for key in (config.weight_quant_key, config.activation_quant_key)
-        )
+        both = config.weight_quant_key, config.activation_quant_key
+        of_weight, of_activations = (key.scale.group_shape for key in both)
         refusal = linear_refusal(config.out_dtype, of_weight, *config.weight_shape)
         if tuple(of_activations) != (1, of_weight[1]):
             refusal = f"casts by as many columns, not {of_activations}"
@@ -119,11 +118,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
     """A whole layer of experts: BF16 in, the weighted sum of each token's experts out. FP8 by 128x128, or MXFP4."""
 
     weights = BY_BLOCKS
-
-    @property
-    def expects_unquantized_inputs(self) -> bool:
-        """Tell that tokens are cast here."""
-        return True
+    expects_unquantized_inputs = True  # tokens are cast here
 
     @staticmethod
     def activation_format() -> Any:

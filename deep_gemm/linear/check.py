@@ -14,18 +14,7 @@ from ..core.check.checks import Operand, Sizes
 from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK, UE8M0_PER_WORD, Recipe, ceil_div, either
 from ..core.check.memory import empty
 from ..core.check.numbers import as_integer
-from ..core.check.recipes import (
-    BLOCKS_OF_32,
-    BLOCKS_OF_64,
-    E2M1,
-    E4M3,
-    MX,
-    PER_BLOCK,
-    TENSOR,
-    WHOLE,
-    Scales,
-    scales_of,
-)
+from ..core.check.recipes import BLOCKS_OF_32, BLOCKS_OF_64, E2M1, E4M3, MX, PER_BLOCK, TENSOR, WHOLE, Scales, scales_of
 from ..gemm import packed
 from ..gemm.kinds.output import ScaledOperands
 
@@ -119,12 +108,7 @@ def weight(
 
 
 def operands_of(
-    name: str,
-    values: Tensor,
-    sf: Tensor,
-    gran_k: int | None,
-    recipe_b: Recipe | None,
-    also: tuple[Scales, ...] = (),
+    name: str, values: Tensor, sf: Tensor, gran_k: int | None, recipe_b: Recipe | None, also: tuple[Scales, ...] = ()
 ) -> ScaledOperands:
     """Tell how an FP8 weight and rows beside it are scaled, as `weight` does. Shapes and types alone are looked at."""
     of_w = _scales_of_weight(f"sf{name}", sf, values.shape, recipe_b, also)

@@ -13,19 +13,19 @@ from torch import Tensor
 from ..core import settings
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, align, ceil_div
-from ..core.gpu import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K, gpu_of, is_hopper
+from ..core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K, gpu_of, is_hopper
 from ..core.kernel import CodePlan, Config, Kernel, constants_of
 from ..core.shadow import Mapped, plain
 from ..core.wgmma_header import wgmma_header
 from ..gemm.choose.fp8 import choose, reachable
 from ..gemm.config.decode import (
     BLOCK_TOKENS,
-    MAX_REGISTERS,
     MAX_STAGES,
     OTHER_REGISTERS,
     RESERVED_SHARED_BYTES,
     SHARED_BYTES_PER_SM,
     DecodeConfig,
+    registers_of,
 )
 from ..gemm.config.tall import BLOCK_K, MAX_CLUSTER
 from ..gemm.kinds.output import BF16, BF16_C, Sizes, other_fields
@@ -90,11 +90,7 @@ class LinearDecodeConfig(Config):
         """CTAs that are to share an SM."""
         return self.tile.ctas_per_sm
 
-    @property
-    def registers_limit(self) -> int:
-        """Registers that each thread may have for so many blocks to fit on an SM, which counts warps by fours."""
-        warps = align(self.num_threads // 32 * self.ctas_per_sm, 4)
-        return min(REGISTERS_PER_SM // (warps * 32) // 8 * 8, MAX_REGISTERS)
+    registers_limit = property(registers_of)
 
     @property
     def blocks_of_team(self) -> int:

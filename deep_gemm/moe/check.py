@@ -142,12 +142,7 @@ class ActivationProblem(NamedTuple):
 
 
 def activation_problem(
-    x: Tensor,
-    row_weights: Tensor | None,
-    masked_m: Tensor | None,
-    ends: Tensor | None,
-    gating: Gating,
-    alignment: int,
+    x: Tensor, row_weights: Tensor | None, masked_m: Tensor | None, ends: Tensor | None, gating: Gating, alignment: int
 ) -> ActivationProblem:
     """Check an activation with gates."""
     checks.no_gradient("x", x)

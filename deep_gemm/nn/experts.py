@@ -143,13 +143,7 @@ class Experts(Trained):
 
 
 def mixture(
-    x: Tensor,
-    topk_weights: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    rows: ExpertRows,
-    limit: float | None,
-    products: str = FP8,
+    x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None, products: str = FP8
 ) -> Tensor:
     """Compute a mixture of rows that are laid out already, with gradients."""
     given = x, topk_weights, w1, w2
@@ -195,9 +189,7 @@ class _Experts(torch.autograd.Function):
         ctx.cast = (w1, w2) if saved1 is None else None
         ctx.types = x.dtype, topk_weights.dtype, *(getattr(saved, "dtype", None) for saved in (saved1, saved2))
         ctx.limit, ctx.products, ctx.main_grads = limit, products, main_grads
-        ctx.marked = tuple(
-            None if buffer is None else weight for weight, buffer in zip((w1, w2), main_grads, strict=True)
-        )
+        ctx.marked = [None if buffer is None else w for w, buffer in zip((w1, w2), main_grads, strict=True)]
         return out.to(x.dtype)
 
     @staticmethod
@@ -208,15 +200,13 @@ class _Experts(torch.autograd.Function):
         if ctx.cast is not None:
             w1, w2 = map(transposed, ctx.cast)
         needs = ctx.needs_input_grad[:4]
-        of_x, of_p, of_w1, of_w2 = gradients(
+        of_x, of_p, *found = gradients(
             *(grad, x, topk_weights, w1, w2, h, ExpertRows(*fields), ctx.limit, needs, ctx.types),
             *(ctx.products, ctx.main_grads),
         )
-        if ctx.marked[0] is not None:
-            of_w1 = gradient_beside_main_grad(ctx.marked[0])
-        if ctx.marked[1] is not None:
-            of_w2 = gradient_beside_main_grad(ctx.marked[1])
-        return of_x, of_p, of_w1, of_w2, None, None, None, None
+        marked = zip(ctx.marked, found, strict=True)
+        of_weights = [own if w is None else gradient_beside_main_grad(w) for w, own in marked]
+        return of_x, of_p, *of_weights, None, None, None, None
 
 
 def with_gates(
@@ -315,10 +305,7 @@ def _gradients(
     if is_fp8:
         a = None
     dh, dh_columns, s_columns, parts = cast_silu_gradient(
-        *(h, ds, groups, p, limit),
-        gradient_too=needs_x or needs_w1,
-        activation_too=needs_p or needs_w2,
-        scaled=is_fp8,
+        *(h, ds, groups, p, limit), gradient_too=needs_x or needs_w1, activation_too=needs_p or needs_w2, scaled=is_fp8
     )
     del ds
     if needs_p:

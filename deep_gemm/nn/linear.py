@@ -90,13 +90,8 @@ class Linear(Trained, torch.nn.Linear):
         accumulates_main_grad: bool = False,
         recipe: str = "block",
     ) -> None:
-        super().__init__(
-            features("in_features", in_features),
-            features("out_features", out_features),
-            bias,
-            device,
-            weight_type(dtype),
-        )
+        sizes = features("in_features", in_features), features("out_features", out_features)
+        super().__init__(*sizes, bias, device, weight_type(dtype))
         self.accumulates_main_grad, self.recipe = accumulates_main_grad, known_recipe(recipe)
 
     def extra_repr(self) -> str:

@@ -98,10 +98,8 @@ def experts_forward(layer: Any, hidden_states: Tensor, top_k_index: Tensor, top_
         return fp8_experts_forward(layer, hidden_states, top_k_index, top_k_weights, BF16)
     num_tokens, top_k = top_k_index.shape
     ids, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    has_expert = (ids < layer.num_experts)[
-        :, None
-    ]  # under expert parallelism the experts of others are numbered behind
-    layout = torch.where(ids < layer.num_experts, ids, -1).to(torch.int32)
+    is_here = ids < layer.num_experts  # under expert parallelism the experts of others are numbered behind
+    has_expert, layout = is_here[:, None], torch.where(is_here, ids, -1).to(torch.int32)
     of_rows = ids.clamp(max=layer.num_experts - 1)
     name = "gate_up_proj" if layer.has_gate else "up_proj"
     x = hidden_states[order // top_k].masked_fill(~has_expert, 0)

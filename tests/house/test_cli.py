@@ -305,7 +305,7 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     built.clear()
     assert run("compile", "2112,7168", "--layers", "--gpu", "H200").exit_code == 0
     names = {job.name for job in built}
-    assert {f"{kernel.name} {config.name}" for kernel in ORDINARY for config in kernel.configs()} <= names
+    assert {f"{kernel.name_of(config)} {config.name}" for kernel in ORDINARY for config in kernel.configs()} <= names
     assert any(job.kernel == linear_decode.KERNEL.kernel_name for job in built)
     built.clear()
     assert run("compile", "2112,7168", "--layers", "--fp4", "--gpu", "H200").exit_code == 0

@@ -13,11 +13,7 @@ from ...core.replay import FIXED
 from ..ask.bf16 import bf16_problem
 from ..product import Product, run
 
-bf16_product = partial(
-    Product,
-    has_scales=False,
-    wants_checks=requires_gradient,
-)
+bf16_product = partial(Product, has_scales=False, wants_checks=requires_gradient)
 """States a product of BF16."""
 DENSE = {
     # An A given as [k, m] has its rows along m, so other rows make another A.

@@ -27,10 +27,7 @@ def _ask_gradient(a: Operand, b: Operand, d: Tensor | None, **inputs: Any) -> Pr
 DENSE = {
     # How A (n: `[m, k]`) and B (t: `[n, k]`) come.
     major: Product(
-        f"fp8_gemm_{major}",
-        partial(dense_problem, major=major),
-        ("recipes",),
-        free=FREE if major[0] == "n" else (),
+        f"fp8_gemm_{major}", partial(dense_problem, major=major), ("recipes",), free=FREE if major[0] == "n" else ()
     )
     for major in ("nt", "nn", "tn", "tt")
 }

@@ -120,12 +120,7 @@ def bf16_contiguous_problem(
 
 
 def bf16_masked_problem(
-    a: Tensor,
-    b: Tensor,
-    d: Tensor | None,
-    masked_m: Tensor | None,
-    expected_m: int | None,
-    bias: Tensor | None = None,
+    a: Tensor, b: Tensor, d: Tensor | None, masked_m: Tensor | None, expected_m: int | None, bias: Tensor | None = None
 ) -> Problem:
     """Check a product of rows that are counted for each group."""
     sizes: Sizes = {}

@@ -80,13 +80,7 @@ def choose(sizes: Sizes, output: Output, gpu: Gpu, part_multiple: int = 0) -> Co
 
 
 def select(
-    sizes: Sizes,
-    output: Output,
-    gpu: Gpu,
-    part_multiple: int = 0,
-    *,
-    split_k: bool = True,
-    whole_gpu: bool = True,
+    sizes: Sizes, output: Output, gpu: Gpu, part_multiple: int = 0, *, split_k: bool = True, whole_gpu: bool = True
 ) -> Config:
     """The configuration of the lowest cost.
 

@@ -11,13 +11,7 @@ from ..config.decode import DECODED, DecodeConfig, decode_config
 from ..config.of_tile import tile_config
 from ..config.tall import BLOCK_K, GemmConfig
 from ..kinds.epilogues import TO_HEADS
-from ..kinds.output import (
-    OPERANDS_BY_ROW,
-    OPERANDS_OF,
-    OUTPUTS_OF,
-    USUAL_OPERANDS,
-    Output,
-)
+from ..kinds.output import OPERANDS_BY_ROW, OPERANDS_OF, OUTPUTS_OF, USUAL_OPERANDS, Output
 from ..kinds.works import DENSE
 
 
@@ -91,12 +85,7 @@ TILES = (
 )
 """Tiles, of more, without which products would take longer: leaving out others costs them 0.1%."""
 
-TILES_PER_ROW = (
-    *_splits(Tile(64, 64), 1, 3),
-    *_splits(Tile(128, 128), 1, 2),
-    Tile(192, 128),
-    Tile(256, 128),
-)
+TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), Tile(192, 128), Tile(256, 128))
 """Tiles if B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
 TILES_FP4 = (
     Tile(64, 64),

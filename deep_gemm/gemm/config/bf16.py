@@ -82,10 +82,7 @@ class Bf16Config(GemmConfig):
             ("B", self.majors.b_is_mn, self.box_rows_of_b // self.cluster_m),
         ):
             yield not is_mn or rows % WGMMA_ROWS == 0, f"boxes of 64 rows of an {name} whose rows are contiguous"
-        yield (
-            not (self.majors.a_is_mn and self.work.groups_rows),
-            "an A with contiguous k where rows are grouped",
-        )
+        yield (not (self.majors.a_is_mn and self.work.groups_rows), "an A with contiguous k where rows are grouped")
         yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
         yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...core.check.layout import align, ceil_div
 from ...core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, USUAL, WHOLE, Scales, Values
@@ -44,6 +44,12 @@ WINDOW_ROWS = 512
 BLOCK_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
 DECODED = E4M3, E2M1
 """Values of B that the kernel takes."""
+
+
+def registers_of(config: Any) -> int:
+    """Registers that each thread may have for so many blocks to fit on an SM, which counts warps by fours."""
+    warps: int = align(config.num_threads // 32 * config.ctas_per_sm, 4)
+    return min(REGISTERS_PER_SM // (warps * 32) // 8 * 8, MAX_REGISTERS)
 
 
 @dataclass(frozen=True)
@@ -99,11 +105,7 @@ class DecodeConfig(Config):
         """CTAs of a cluster."""
         return self.cluster_k
 
-    @property
-    def registers_limit(self) -> int:
-        """Registers that each thread may have for so many blocks to fit on an SM, which counts warps by fours."""
-        warps = align(self.num_threads // 32 * self.ctas_per_sm, 4)
-        return min(REGISTERS_PER_SM // (warps * 32) // 8 * 8, MAX_REGISTERS)
+    registers_limit = property(registers_of)
 
     @property
     def exchange_bytes(self) -> int:

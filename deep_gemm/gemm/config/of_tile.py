@@ -23,13 +23,7 @@ MAX_STAGES = 16
 
 
 def tile_config(
-    block_m: int,
-    block_n: int,
-    output: Output,
-    cluster_m: int = 1,
-    cluster_n: int = 1,
-    cluster_k: int = 1,
-    k: int = 0,
+    block_m: int, block_n: int, output: Output, cluster_m: int = 1, cluster_n: int = 1, cluster_k: int = 1, k: int = 0
 ) -> GemmConfig:
     """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile.
 

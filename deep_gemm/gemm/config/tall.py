@@ -447,10 +447,7 @@ class GemmConfig(Config, Output):
         )
         yield (self.sfa == WHOLE) == (self.sfb == WHOLE), "scales of all columns on both sides or on none"
         plain_tiles = work.takes_fine_scales and not (epilogue.activates or epilogue.skips_mid)
-        yield (
-            self.parts == 1 or plain_tiles,
-            "no heads, depths or activation where scales are finer than 128 columns",
-        )
+        yield (self.parts == 1 or plain_tiles, "no heads, depths or activation where scales are finer than 128 columns")
         yield self.scale_parts == 1 or self.box_scale_rows == self.scale_rows, "one box of A's scales if they are finer"
         yield self.block_n == unit_n == 128 or not self.has_chunks, "128 columns where blocks of B are smaller"
         yield self.run_k_blocks == 1 or not self.folds_parts, "one k-block at a time where its parts may fold"

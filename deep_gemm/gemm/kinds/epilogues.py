@@ -96,13 +96,7 @@ TO_ADDRESSES = Epilogue(
 )
 """Each row goes to an address of its own."""
 SILU = Epilogue(
-    source="silu",
-    gates="gates_in_turn",
-    name="silu",
-    kernel="_silu",
-    by_tma=False,
-    output_bytes=1,
-    work=ENDS,
+    source="silu", gates="gates_in_turn", name="silu", kernel="_silu", by_tma=False, output_bytes=1, work=ENDS
 )
 """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
 SILU_OF_HALVES = replace(SILU, gates="gates_apart", name="silu of halves")

@@ -185,11 +185,7 @@ def other_fields(one: Any, other: Output) -> list[str]:
 
 
 def output_into(
-    d: Tensor,
-    c: Tensor | None,
-    operands: Operands = USUAL_OPERANDS,
-    work: Work = DENSE,
-    epilogue: Epilogue = TO_D,
+    d: Tensor, c: Tensor | None, operands: Operands = USUAL_OPERANDS, work: Work = DENSE, epilogue: Epilogue = TO_D
 ) -> Output:
     """Give the output of a product: the type of D and how C takes part are read off the tensors."""
     is_fp32 = d.dtype == torch.float32

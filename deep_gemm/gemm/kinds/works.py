@@ -134,14 +134,7 @@ DEPTHS = Work(
     maps=None,
 )
 """All rows, and a part of k for each group ("k-grouped"); each has maps of A and B, which a kernel ahead makes."""
-PARTS = replace(
-    DEPTHS,
-    source="k_parts",
-    queue=False,
-    more_bytes=0,
-    alignment=1,
-    maps="plain",
-)
+PARTS = replace(DEPTHS, source="k_parts", queue=False, more_bytes=0, alignment=1, maps="plain")
 """The same of BF16, of depths that the host knows: whole k-blocks, whose rows lie one behind another."""
 COUNTED = replace(
     PARTS,
@@ -166,12 +159,7 @@ HEADS = Work(
 )
 """All rows, and of each head its own A, B and D (`fp8_einsum`)."""
 SUM = Work(
-    name="sum",
-    kernel="sum",
-    source="sums",
-    number=6,
-    line="{groups} x {m} x {n} x {k}, added up, runs",
-    is_summed=True,
+    name="sum", kernel="sum", source="sums", number=6, line="{groups} x {m} x {n} x {k}, added up, runs", is_summed=True
 )
 """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
 WORKS = (DENSE, IDS, ENDS, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
