@@ -9,7 +9,7 @@ An FP4 weight has a scale 2^s for each 32 columns. A block's partial is then sum
 
     partial = fma(round_fp32(sum of the group's exact products), 2^s, partial);   acc = fma(partial, sfa, acc)
 
-If no scale changes along k, 512 columns are a block, no scale is multiplied with it, and the sum is scaled at last:
+If no scale changes along k, no scale is multiplied with a block, and the sum is scaled at last:
 
     acc = round_fp32(acc + partial);                            D's sum = round_fp32(acc * round_fp32(sfa * sfb))
 
