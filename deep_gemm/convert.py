@@ -224,15 +224,20 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
     is_saved = hasattr(config, "model_type") and hasattr(model, "save_pretrained")  # by transformers
     given: Any = getattr(config, "quantization_config", None) if is_saved else None
     given = {"quant_method": "fp8"} if given is None else given if isinstance(given, dict) else given.to_dict()
-    method, is_by_row = given.get("quant_method"), given.get("quant_method") != "fp8"
+    said = vars(model).get("_said_quantization_config") == given  # by an earlier call: what it left is no wish
+    groups = [group.get("weights") or {} for group in (given.get("config_groups") or {}).values()]
+    method = given.get("quant_method", "fp8" if said else None)
+    is_by_row = method != "fp8" and all(each.get("strategy") != "block" for each in groups)
     if method not in ("fp8", "compressed-tensors", "modelopt"):
         raise ValueError(f"model: expected weights that are not quantized yet, or FP8, got quant_method {method!r}")
-    for each in given.get("ignore") or given.get("exclude_modules") or () if filter is None else ():
+    asked = vars(model).get("_ignored", ()) if said else given.get("ignore") or given.get("exclude_modules") or ()
+    for each in asked if filter is None else ():
         pattern = each[3:] if each.startswith("re:") else translate(each)
         kept |= {id(x): "ignored by quantization_config" for name, x in modules.items() if re.match(pattern, name)}
     done = _convert(model, filter, lambda layer: bool(_weights_of(layer)), (Parameter,), check, convert)
     model.register_load_state_dict_pre_hook(gradients.drop_scales_of_activations)  # type: ignore[no-untyped-call]
     if is_saved:
+        vars(model)["_ignored"] = asked
         _know_scales(model)
         _say_scales(model)
         model.register_load_state_dict_post_hook(_say_scales)  # type: ignore[no-untyped-call]
@@ -292,8 +297,9 @@ def _say_scales(model: Any, *_: Any) -> None:
         others |= {OUTPUT, *(f"{prefix}.{name}" for name in others)}
     left = sorted(others - {""})
     said: dict[str, Any] = {"modules_to_not_convert": left}  # without a quant_method nothing reads it
-    if forms == {SCALES}:
-        block = [SCALE_BLOCK, SCALE_BLOCK]
+    blocks = {gradients.scaled(name, state) for name in in_fp8 if name + SCALES in state}
+    if forms == {SCALES} and len(blocks) == 1:
+        [block] = map(list, blocks)
         said |= {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block}
     elif forms == {ROW_SCALES}:
         form = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -302,7 +308,7 @@ def _say_scales(model: Any, *_: Any) -> None:
         said = {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed"}
         left += [f"re:{re.escape(name)}\\..*" for name in left if name.endswith(".experts")]
         said |= {"config_groups": {"group_0": group}, "ignore": left}
-    model.config.quantization_config = said
+    model.config.quantization_config = model._said_quantization_config = said
 
 
 def dequantized_state_dict(state_dict: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
@@ -324,6 +330,8 @@ def dequantized_state_dict(state_dict: Mapping[str, Tensor], dtype: torch.dtype 
         of_scales = name + ENDINGS[name + ROW_SCALES in state_dict and held.dtype not in gradients.WEIGHT_TYPES]
         if of_scales in state_dict:
             found[name] = gradients.dequantized(name, held, found.pop(of_scales), dtype)
+        elif getattr(held, "dtype", None) == torch.float8_e4m3fn:
+            raise ValueError(f"{name}: expected scales beside values of {held.dtype}, got none: give all files at once")
     unread = gradients.OF_ACTIVATIONS if len(found) < len(state_dict) else ()
     return {name: x for name, x in found.items() if name.rpartition(".")[2] not in unread}
 

@@ -12,6 +12,7 @@ from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.layout import Recipe
 from ..core.check.numbers import integer_in_range
+from ..gemm.ask.bf16 import MULTIPLE
 from ..gemm.kinds.output import BF16_OPERANDS, USUAL_OPERANDS, Operands
 from ..linear.check import OF_ALL_K, weight
 from ..moe.check import check_routes, layer_output, route_weights
@@ -93,7 +94,7 @@ def share_of_experts(
             f"w1: expected 2 * intermediate = {2 * intermediate} rows, gate and up, got {sizes['2 intermediate']}"
         )
     for name, size in (("hidden", hidden), ("intermediate", intermediate)):
-        checks.multiple(name, size, K_MULTIPLE)
+        checks.multiple(name, size, MULTIPLE if is_bf16 else K_MULTIPLE)
     checks.same_device(given, given["w1"].device, "w1")
     return Share(num_experts, rank * count, count, hidden, intermediate), (operands[0], operands[1])
 

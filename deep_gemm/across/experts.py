@@ -57,6 +57,7 @@ class Experts(Holder, Trained):
     Every process of the group makes every call, those without tokens too.
     """
 
+    products = FP8
     w1_values: Tensor
     w1_scales: Tensor
     w2_values: Tensor

@@ -21,7 +21,17 @@ from ..linear.api import linear
 from ..moe.api import experts
 from ..moe.routing import expert_rows
 from .experts import BF16, FP8, apply_outside_of_graphs
-from .gradients import CASTS, ROW_SCALES, SCALES, WEIGHT_TYPES, as_autocast_says, as_held, ending_of, multiply_scales
+from .gradients import (
+    CASTS,
+    ROW_SCALES,
+    SCALES,
+    WEIGHT_TYPES,
+    aligned,
+    as_autocast_says,
+    as_held,
+    ending_of,
+    multiply_scales,
+)
 
 BIAS = "_bias"
 M = TypeVar("M", bound="Holder")
@@ -179,16 +189,28 @@ class FrozenExperts(Frozen):
         for name, given, w in zip(self.WEIGHTS, ("w1", "w2"), (w1, w2), strict=True):
             self.hold(name, w if are_bf16 else pair(given, w))  # type: ignore[arg-type]
         for name, given, bias in zip(self.WEIGHTS, ("w1_bias", "w2_bias"), (w1_bias, w2_bias), strict=True):
-            self.register_buffer(name + BIAS, None if bias is None else tensor(given, bias).detach().float())
+            self.register_buffer(name + BIAS, None if bias is None else aligned(tensor(given, bias).detach().float()))
         self.limit = None if limit is None else positive("limit", limit)
         self.gran_k, self.recipe_b = gran_k, recipe_b
+
+    @property
+    def products(self) -> str:
+        """The numbers that are multiplied."""
+        return BF16 if self.held(self.WEIGHTS[0])[1] is None else FP8
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *more: Any) -> None:
+        for name in self.WEIGHTS:
+            for key, is_bias in ((prefix + name, False), (prefix + name + BIAS, True)):
+                if isinstance(x := state_dict.get(key), Tensor):
+                    state_dict[key] = aligned(x.float() if is_bias else x)
+        super()._load_from_state_dict(state_dict, prefix, *more)
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[tokens, hidden]`; ids and weights of routes are `[tokens, topk]`."""
         x = as_autocast_says(x if type(x) is Tensor else tensor("x", x))
         w1, w2 = map(self.held, self.WEIGHTS)
         is_bf16 = w1[1] is None
-        biases = [self._buffers[name + BIAS] for name in self.WEIGHTS]
+        biases = [self._buffers.get(name + BIAS) for name in self.WEIGHTS]
         is_usual = is_bf16 or (self.gran_k is None and _is_usual(w1) and _is_usual(w2))
         weights = (w1[0], w2[0]) if is_bf16 else (w1, w2)
         if wants_gradient(x, topk_weights) and is_usual and biases[0] is biases[1] is None:

@@ -4,7 +4,7 @@ a weight's gradient goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from math import prod
 from typing import Any
@@ -69,7 +69,7 @@ def as_held(name: str, values: Tensor, scales: Tensor) -> Operand:
     A scale for the tensor is repeated for each row, and two of a `gate_up_proj` for each half of its rows.
     Values in a file's pages may begin where no product takes them.
     """
-    values = values.clone() if values.data_ptr() % ADDRESS_ALIGNMENT else values
+    values = aligned(values)
     scales = scales.float() if scales.dtype in WEIGHT_TYPES else scales
     *groups, n, k = values.shape
     of_blocks = *groups, ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)
@@ -83,10 +83,21 @@ def as_held(name: str, values: Tensor, scales: Tensor) -> Operand:
     return values, scales
 
 
+def aligned(x: Tensor) -> Tensor:
+    """Give a tensor where products take it, a copy if need be."""
+    return x.clone() if x.data_ptr() % ADDRESS_ALIGNMENT else x
+
+
 def ending_of(values: Tensor, scales: Any) -> str:
     """Give what checkpoints append to a weight's name for such scales, if it has any."""
     is_fp32 = values.dtype == torch.float8_e4m3fn and getattr(scales, "dtype", None) == torch.float32
     return ENDINGS[is_fp32 and scales.shape == (*values.shape[:-1], 1)]
+
+
+def scaled(name: str, state: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Give the rows and columns of an FP8 weight that share a scale."""
+    *_, of_w = operands_of(name, state[name], state[name + SCALES], None, None, OF_ALL_K)
+    return of_w.rows, of_w.columns
 
 
 def dequantized(name: str, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:

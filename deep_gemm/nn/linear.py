@@ -26,7 +26,7 @@ from ..casts.fp8 import cast_both_to_fp8, per_token_cast_to_fp8
 from ..casts.rules import Quantized
 from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import K_MULTIPLE, Operand, tensor, wants_gradient
-from ..core.check.layout import RECIPE_1D1D, SCALE_BLOCK, Recipe
+from ..core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, SCALE_BLOCK, Recipe
 from ..core.check.memory import empty
 from ..core.check.tracing import is_dispatched, refuse_transforms
 from ..gemm.api.dense import NT, fp8_gemm_nt
@@ -103,7 +103,7 @@ class Linear(Trained, torch.nn.Linear):
         x = as_autocast_says(tensor("input", input))
         if x.dim() < 1 or x.shape[-1] != self.in_features:
             raise ValueError(f"input: expected shape (..., {self.in_features}), got {tuple(x.shape)}")
-        weight, bias, gran_k = self.weight, self.bias, RECIPES[self.recipe]
+        weight, bias, gran_k = self.weight, self.bias, RECIPES[known_recipe(self.recipe)]
         needs_gradient = wants_gradient(x, weight, bias)
         if not needs_gradient and not is_dispatched(x):
             return forward_alone(x, weight, bias, gran_k)
@@ -253,6 +253,8 @@ def product(a: Operand, w: Operand, bias: Tensor | None, x: Tensor, gran_k: int)
     if gran_k:
         NT.compute(Problem(*a, *w, *output_and_c(as_matrix(d), bias)))
     else:
+        if bias is not None and not (bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0):
+            bias = bias.clone(memory_format=torch.contiguous_format)  # C begins at a multiple of 16 bytes
         fp8_gemm_nt(a, w, as_matrix(d), bias, recipe_a=OF_ROWS, recipe_b=OF_ROWS)
     return d
 

@@ -784,3 +784,30 @@ def test_a_model_of_compressed_tensors_is_converted_and_saved(kind: str, form: s
         again = load(tmp_path / "again")
         assert to_fp8_inference(again).converted == done.converted
         assert same_bits(again(tokens).logits, logits)
+
+
+def test_another_call_converts_what_a_filter_left_of_a_model_by_rows() -> None:
+    model = small_qwen()
+    to_fp8_inference(model, lambda name, _: "mlp" in name)
+    state = {name: x for name, x in small_qwen().state_dict().items() if "mlp" in name}
+    for name, x in [*state.items()]:
+        state[name], state[f"{name}_scale"] = deep_gemm.per_token_cast_to_fp8(x, gran_k=0)
+    model.load_state_dict(state, strict=False)
+    assert model.config.quantization_config["quant_method"] == "compressed-tensors"
+    assert len(to_fp8_inference(model).converted) == 4
+    assert "model.layers.0.self_attn.q_proj" not in model.config.quantization_config.get("ignore", ())
+
+
+def test_finer_scales_are_saved_as_they_are() -> None:
+    model = small_qwen()
+    to_fp8_inference(model)
+    state = small_qwen().state_dict()
+    for name in [name for name in state if "proj" in name]:
+        state[name], state[f"{name}_scale_inv"] = deep_gemm.per_block_cast_to_fp8(state[name], gran_k=32)
+    model.load_state_dict(state)
+    assert model.config.quantization_config["weight_block_size"] == [32, 32]
+
+
+def test_a_state_dict_with_values_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="w: expected scales beside values of"):
+        dequantized_state_dict({"w": torch.zeros(16, 16).to(torch.float8_e4m3fn)})

@@ -170,3 +170,13 @@ def test_what_is_no_pair_or_no_limit_is_refused() -> None:
         FrozenExperts(w1, w2, limit=0)
     with pytest.raises(TypeError, match=r"^w1_bias: expected a tensor, got a list of 1"):
         FrozenExperts(w1, w2, w1_bias=[0.0])  # type: ignore[arg-type]
+
+
+def test_biases_of_experts_are_fp32_from_an_aligned_address_however_they_are_loaded() -> None:
+    w1, w2 = torch.randn(2, 32, 16).bfloat16(), torch.randn(2, 16, 16).bfloat16()
+    module = FrozenExperts(w1, w2, w1_bias=torch.zeros(2, 32), w2_bias=torch.zeros(2, 16))
+    state = {"w1": w1, "w2": w2, "w1_bias": torch.ones(2, 32).bfloat16(), "w2_bias": torch.ones(33)[1:].view(2, 16)}
+    module.load_state_dict(state, assign=True)
+    given = torch.randn(3, 16).bfloat16(), torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1)
+    right = deep_gemm.experts(*given, w1, w2, w1_bias=state["w1_bias"].float(), w2_bias=torch.ones(2, 16))
+    assert same_bits(module(*given), some(right))

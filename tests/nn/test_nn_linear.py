@@ -668,3 +668,15 @@ def test_recomputing_on_a_gpu_and_a_stream_of_its_own(use_reentrant: bool) -> No
     assert same_bits(some(leaf.grad), expected[1])
     got = [p.grad for p in layers.parameters()]
     assert all(a is not None and same_bits(a, b) for a, b in zip(got, expected[2:], strict=True))
+
+
+def test_by_rows_a_bias_may_begin_anywhere() -> None:
+    layer, x = Linear(32, 16, dtype=torch.bfloat16, recipe="row"), torch.randn(4, 32).bfloat16()
+    right = layer(x)
+    room = torch.zeros(17, dtype=torch.bfloat16)
+    room[1:] = layer.bias.detach()
+    layer.bias = torch.nn.Parameter(room[1:])
+    assert torch.equal(layer(x), right)
+    layer.recipe = "rows"
+    with pytest.raises(ValueError, match="recipe: expected 'block' or 'row', got 'rows'"):
+        layer(x)
