@@ -179,12 +179,7 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
     """
     modules = _modules(model)
     owners = Counter(id(p) for module in modules.values() for p in module._parameters.values())
-    kept = {
-        id(layer): "read by torch.nn.TransformerEncoderLayer itself"
-        for module in modules.values()
-        if isinstance(module, torch.nn.TransformerEncoderLayer)
-        for layer in (module.linear1, module.linear2)
-    }
+    kept = _read_by_torch(modules)
 
     def check(layer: Any) -> None:
         if why := kept.get(id(layer)):
@@ -242,6 +237,13 @@ def to_fp8_inference(model: Module, filter: Filter | None = None) -> Conversion:
         _say_scales(model)
         model.register_load_state_dict_post_hook(_say_scales)  # type: ignore[no-untyped-call]
     return done._replace(note=LOADS)
+
+
+def _read_by_torch(modules: Mapping[str, Module]) -> dict[int, str]:
+    """Give the layers whose weights a module of torch reads by itself, by identity, and the reason to leave each."""
+    encoders = [module for module in modules.values() if isinstance(module, torch.nn.TransformerEncoderLayer)]
+    layers = [layer for module in encoders for layer in (module.linear1, module.linear2)]
+    return {id(layer): "read by torch.nn.TransformerEncoderLayer itself" for layer in layers}
 
 
 def _know_scales(model: Any) -> None:
