@@ -37,7 +37,7 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "GatherRowsConfig.shared_by
 
 // ---- Where rows of tokens and results of routes lie in the rooms of the ranks
 
-// Of slot `slot`: the token of that number among those of all ranks, each of which has room for `max_tokens`.
+// The row of a slot. Slots number the tokens of all ranks, and each rank has room for `max_tokens`.
 DEVICE const uint8_t* row_of_slot(const Meeting& m, uint32_t slot, uint32_t max_tokens, uint32_t row_bytes) {
   return m.rooms[slot / max_tokens] + uint64_t{slot % max_tokens} * row_bytes;
 }

@@ -2,7 +2,7 @@
 
 [ FP8 values: hidden / 4 | scales: ceil(hidden / 128) | ids of experts: topk | weights: topk | up to 16 bytes ]
 
-Or a scale is for 64 or 32 columns, or for all of them. Kernels pack and gather those of 128; torch the others.
+A scale may also be for 64 or 32 columns, or for all. Kernels pack and gather rows with scales for 128, torch others.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Arrived(NamedTuple):
 
 
 def row_bytes(hidden: int, topk: int, columns: int = SCALE_BLOCK) -> int:
-    """Bytes that travel for a token to one process, if so many columns share a scale; 0: all.
+    """Bytes that travel for a token to one process. `columns` share a scale; 0: all.
 
     >>> row_bytes(hidden=7168, topk=6)  # 7168 values, 56 scales, 6 ids and 6 weights
     7440

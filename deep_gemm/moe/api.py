@@ -26,7 +26,7 @@ from ..gemm.kinds.output import recipes_for
 from ..gemm.packed import is_packed
 from . import experts_few
 from .activation import activated_product_of_rows, cast_activated
-from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem
+from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem, present
 from .routing import MANY_ROWS, expert_rows, gather_and_cast, sum_rows
 
 __all__ = ["experts", "experts_workspace_bytes"]
@@ -136,20 +136,14 @@ def _answer(
 INTO = Function(
     _answer,
     _as_operator,
-    lambda x, ids, p, w1, w2, b1, b2, out: (
-        *(x, ids, p, *w1, *w2, *(() if b1 is None else (b1,)), *(() if b2 is None else (b2,))),
-        *(() if out is None else (out,)),
-    ),
+    lambda x, ids, p, w1, w2, *others: (x, ids, p, *w1, *w2, *present(*others)),
     lambda tensors: cuts_gradient(tensors[:7], tensors[7:]),
     free=[*[FREE_ROWS] * 3, *[FIXED] * 4, *[FREE_ROWS] * 3],
     outputs=1,
 )
 INTO_BY_BF16 = replace(
     INTO,
-    tensors=lambda x, ids, p, w1, w2, b1, b2, out: (
-        *(x, ids, p, w1, w2, *(() if b1 is None else (b1,)), *(() if b2 is None else (b2,))),
-        *(() if out is None else (out,)),
-    ),
+    tensors=present,
     wants_checks=lambda tensors: cuts_gradient(tensors[:5], tensors[5:]),
     free=[*[FREE_ROWS] * 3, FIXED, FIXED, *[FREE_ROWS] * 3],
 )

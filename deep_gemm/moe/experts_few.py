@@ -37,7 +37,7 @@ class FewConfig(Config):
     """It multiplies activations, not tokens."""
     max_experts: ClassVar[int] = 512
     prefetched_units: ClassVar[int] = 112
-    """If a CTA's weights of the second product are at most so many 16 x 64, all are loaded ahead: 30 MB on 132 SMs."""
+    """The most blocks of 16 x 64 that a CTA of the second product loads ahead: all or none. 30 MB on 132 SMs."""
     num_threads: ClassVar[int] = 320
     ctas_per_sm: ClassVar[int] = 2
     ring_bytes: ClassVar[int] = 108 << 10

@@ -22,9 +22,11 @@ from ..linear.check import OF_ALL_K, operands_of
 WEIGHT_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 SCALES, ROW_SCALES = ENDINGS = "_scale_inv", "_scale"
 """Checkpoints append these to a weight's name for its scales: of blocks, and of whole rows. Both multiply."""
-CASTS: dict[str, Callable[..., Any]] = {SCALES: per_block_cast_to_fp8}
-"""Casts of weights to scales that are called so."""
-CASTS[ROW_SCALES] = partial(per_token_cast_to_fp8, gran_k=0)
+CASTS: dict[str, Callable[..., Any]] = {
+    SCALES: per_block_cast_to_fp8,
+    ROW_SCALES: partial(per_token_cast_to_fp8, gran_k=0),
+}
+"""Casts of weights, by the names of the scales that they give."""
 OF_ACTIVATIONS = "input_scale", "k_scale", "v_scale"
 """Static scales of activations and of the cache of keys and values in checkpoints: nothing here reads them."""
 

@@ -74,7 +74,7 @@ def by_torch(a: Operand, b: Operand, *, fast: bool) -> Tensor:
 
 
 def by_cutlass(a: Operand, b: Operand) -> Callable[[], Tensor]:
-    """Multiply as vLLM does. Its first call says what is missing, so that others are measured."""
+    """Multiply as vLLM does. Without vLLM the first call raises, and the other contenders are measured."""
 
     def call() -> Tensor:
         if importlib.util.find_spec("vllm") is None:

@@ -1,7 +1,7 @@
 // A team casts one block of kRows rows, a unit, at a time. Each block has a scale of its own, or none.
 #pragma once
 
-// Tells whether it has cast the unit. It writes nothing if it takes blocks for ordinary of which one is not.
+// Tells whether it has cast the unit. It writes nothing if it takes blocks for ordinary and one is not.
 template <bool kIsOrdinary>
 DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
                       const Held (&held)[kRows]) {

@@ -128,7 +128,7 @@ DEVICE ptx::Float2 amaxes_of(uint32_t key) { return kCastsFp32 ? ptx::Float2{ptx
 DEVICE float amax_of(uint32_t key) { return amaxes_of(kCastsFp32 ? key : larger_key(key, key >> 16)).x; }
 
 // The largest keys of a team, or of a warp in a larger one, of kCount keys that each lane has: lane i gets that of
-// keys[i % kCount]. Each lane hands half of what it has to another lane, until one key is left.
+// keys[i % kCount]. Each lane hands half of its keys to another lane, until one key is left.
 template <uint32_t kCount>
 DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
   static_assert((kCount & (kCount - 1)) == 0 && kCount <= kLanes, "a lane for each key");

@@ -190,7 +190,7 @@ class PlainWeight:
         w.copy_(self.draw.normal(w.shape) / w.shape[-1] ** 0.5)
 
     def given(self, w: Tensor, _: None) -> Tensor:
-        """As it is."""
+        """Give a weight unchanged."""
         return w
 
     def numbers(self, w: Tensor, _: None) -> Tensor:
