@@ -28,6 +28,8 @@ class Tile:
     """True for the decode kernel; its tiles have `block_m` tokens."""
     crowd: int = 2
     """CTAs of the decode kernel on an SM."""
+    sent_blocks: int = 0
+    """As of `DecodeConfig`."""
 
     @property
     def name(self) -> str:
@@ -35,6 +37,7 @@ class Tile:
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
         if self.is_decode:  # columns first
+            cluster += " in order" * (self.sent_blocks > 0)
             return f"{self.block_n}x{self.block_m}{cluster} {self.ctas_per_sm}/SM"
         return f"{self.block_m}x{self.block_n}{cluster}"
 
@@ -84,6 +87,13 @@ TILES = (
     *_splits(Tile(64, 64, is_decode=True), 3, 5),
 )
 """Tiles, of more, without which products would take longer: leaving out others costs them 0.1%."""
+IN_ORDER = (
+    *_splits(Tile(8, 64, is_decode=True, sent_blocks=64), 3, 8),
+    Tile(16, 64, cluster_k=2, is_decode=True, crowd=1, sent_blocks=64),
+    Tile(16, 64, cluster_k=6, is_decode=True, sent_blocks=64),
+    Tile(32, 64, cluster_k=6, is_decode=True, crowd=1, sent_blocks=64),
+)
+"""Tiles of the batch invariant mode beside those of TILES that no CTAs share: they give the same bits."""
 
 TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), Tile(192, 128), Tile(256, 128))
 """Tiles if B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
@@ -124,25 +134,13 @@ TILES_OF_HEADS = (
     Tile(128, 256, cluster_m=2),
     Tile(128, 256),
     Tile(256, 128),
-    *(
-        Tile(tokens, columns, cluster_k=ctas, is_decode=True)
-        for tokens, columns, ctas in (
-            (8, 64, 1),
-            (8, 64, 2),
-            (8, 64, 4),
-            (8, 128, 1),
-            (16, 64, 1),
-            (16, 64, 2),
-            (16, 64, 4),
-            (16, 128, 1),
-            (32, 64, 1),
-            (32, 64, 2),
-            (32, 64, 4),
-            (32, 128, 1),
-            (64, 64, 1),
-            (64, 64, 2),
-        )
-    ),
+    *_splits(Tile(8, 64, is_decode=True), 1, 2, 4),
+    Tile(8, 128, is_decode=True),
+    *_splits(Tile(16, 64, is_decode=True), 1, 2, 4),
+    Tile(16, 128, is_decode=True),
+    *_splits(Tile(32, 64, is_decode=True), 1, 2, 4),
+    Tile(32, 128, is_decode=True),
+    *_splits(Tile(64, 64, is_decode=True), 1, 2),
 )
 """Heads make many tiles, so that few need a split of k, and none in more than four parts.
 
@@ -184,8 +182,10 @@ two: with NVRTC 13.1 and later, the loading warp of a CTA alone spills a registe
 
 
 @cache
-def tiles_for(output: Output) -> tuple[Tile, ...]:
-    """Give the tiles for a kind of product."""
+def tiles_for(output: Output, in_order: bool = False) -> tuple[Tile, ...]:
+    """Give the tiles for a kind of product, or those that only the batch invariant mode has."""
+    if in_order:
+        return IN_ORDER if output in OUTPUTS_OF[USUAL_OPERANDS] else ()
     if output.work.groups_rows:
         return _tiles_for_rows(output)
     if output.work.is_along_k:
@@ -256,13 +256,14 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
             tile.block_n // 64,
             tile.cluster_k,
             tile.ctas_per_sm,
-            fp32=output.is_fp32,
-            c=adds,
-            c32=output.c_is_fp32,
+            is_fp32=output.is_fp32,
+            with_c=adds,
+            c_is_fp32=output.c_is_fp32,
             work=output.work,
             b=output.b,
             sfb=output.sfb or PER_BLOCK,
             sfa=output.sfa or PER_ROW,
+            sent_blocks=tile.sent_blocks,
         )
         if config is None:
             raise ValueError(f"tile: {tile} cannot be built")
