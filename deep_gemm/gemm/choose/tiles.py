@@ -29,7 +29,7 @@ class Tile:
     crowd: int = 2
     """CTAs of the decode kernel on an SM."""
     sent_blocks: int = 0
-    """As of `DecodeConfig`."""
+    """The most k-blocks of a product whose sums are sent one by one: see `DecodeConfig`."""
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ IN_ORDER = (
     Tile(16, 64, cluster_k=6, is_decode=True, sent_blocks=64),
     Tile(32, 64, cluster_k=6, is_decode=True, crowd=1, sent_blocks=64),
 )
-"""Tiles of the batch invariant mode beside those of TILES that no CTAs share: they give the same bits."""
+"""More tiles of the batch invariant mode: CTAs share k, and the bits are those of one CTA."""
 
 TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), Tile(192, 128), Tile(256, 128))
 """Tiles if B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
@@ -183,7 +183,7 @@ two: with NVRTC 13.1 and later, the loading warp of a CTA alone spills a registe
 
 @cache
 def tiles_for(output: Output, in_order: bool = False) -> tuple[Tile, ...]:
-    """Give the tiles for a kind of product, or those that only the batch invariant mode has."""
+    """Give the tiles for a kind of product, or IN_ORDER, which the batch invariant mode has beside them."""
     if in_order:
         return IN_ORDER if output in OUTPUTS_OF[USUAL_OPERANDS] else ()
     if output.work.groups_rows:

@@ -4,8 +4,8 @@
 // Rows of B are on WGMMA's side of 64, tokens on the side that may be as narrow as 8. So the accumulators are a tile of
 // D transposed: 64 columns of D for each warpgroup, times kBlockTokens rows. The k-blocks of a tile are shared out to
 // kClusterK CTAs of a cluster, rank 0 the first of them, and their sums are added by exchange.cuh. A cluster may have kClusterN
-// tiles beside each other. If kSentBlocks is not 0, a CTA sends the sums of each of its k-blocks, at most so many in all, and who
-// adds them promotes them in order of k: the bits of a CTA that is alone.
+// tiles beside each other. If kSentBlocks is not 0, a CTA sends the sums of each of its k-blocks, and the CTA that adds a chunk
+// promotes them in order of k: the bits of a CTA that is alone. There is room for kSentBlocks k-blocks.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
@@ -109,7 +109,7 @@ DEVICE void multiply_and_send(Storage& shared, const Work& work, RingPosition& a
   }
 }
 
-// What all CTAs sent of one chunk of this CTA's share, promoted in order of k. `scales` are those of the chunk's tokens.
+// Promotes the sums that all CTAs sent of one chunk, in order of k. `scales` begin with the chunk's tokens.
 DEVICE ptx::Float4 promote_chunk(const float* exchange, const float* scales, uint32_t k_blocks) {
   constexpr uint32_t kLoads = 8;  // on their way at a time; there is room for all, though not all may have been sent
   ptx::Float4 sum = {0, 0, 0, 0}, partial[kLoads];

@@ -143,7 +143,7 @@ def test_a_row_gives_the_same_bits_among_any_others() -> None:
 
 @pytest.mark.parametrize("tile", [(8, 1, 8), (16, 1, 3), (16, 2, 6), (32, 1, 6)])
 def test_sums_of_each_k_block_promoted_in_order_give_the_bits_of_one_cta(tile: tuple[int, int, int]) -> None:
-    """Fewer k-blocks than CTAs, some more, and as many as there is room for; tokens beyond a tile."""
+    """Fewer k-blocks than CTAs, some more, and 64, which fill the room; tokens beyond a tile."""
     tokens, warpgroups, cluster_k = tile
     for k, sent_blocks in ((144, 32), (1296, 32), (8192 - 16, 64)):
         config = DecodeConfig(tokens, 3, warpgroups, cluster_k, is_fp32=True, sent_blocks=sent_blocks)
@@ -154,7 +154,7 @@ def test_sums_of_each_k_block_promoted_in_order_give_the_bits_of_one_cta(tile: t
             run_simulated(of, p._replace(d=torch.empty_like(p.d)), truncate=True).d for of in (*others, config)
         )
         assert torch.equal(in_order, alone)
-        assert k < 256 or not torch.equal(split, alone)  # what is kept does show
+        assert k < 256 or not torch.equal(split, alone)  # the order shows
 
 
 def test_few_configurations_cannot_be_built() -> None:
