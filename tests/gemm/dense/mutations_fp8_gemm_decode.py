@@ -75,7 +75,7 @@ MUTATIONS = [
     Mutation("A loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n#pragma unroll 1", "#pragma unroll 1"),
     Mutation("scales loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n    for (CtaWork", "    for (CtaWork"),
     # Work
-    Mutation("k-blocks rounded down", _TILE, "ceil_div(p.k, kBlockK)", "(p.k / kBlockK)"),
+    Mutation("k-blocks rounded down", _TILE, "num_k_blocks = ceil_div(p.k, kBlockK)", "num_k_blocks = p.k / kBlockK"),
     Mutation("every CTA takes all of k", _TILE, "end_k_block = num_k_blocks * (rank + 1) / kClusterK", "end_k_block = num_k_blocks"),
     Mutation("a k-block between two CTAs left out", _TILE, "num_k_blocks * (rank + 1) / kClusterK", "num_k_blocks / kClusterK * (rank + 1)"),
     Mutation("tiles of m rounded down", _TILE, "tiles_m = ceil_div(p.m, kBlockTokens)", "tiles_m = p.m / kBlockTokens + (p.m < kBlockTokens)"),
