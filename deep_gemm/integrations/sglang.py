@@ -55,7 +55,7 @@ PLACES: Places = {
     ("sglang.srt.distributed.device_communicators.pynccl_allocator", "use_symmetric_memory"): (
         *("group_coordinator", "disabled"),
     ),
-    MODE: ("enable_bmm",),
+    MODE: None,
     ("sglang.srt.runtime_context", "get_parallel"): (),
 }
 """Things that are hooked or called here, in the releases that are known (0.5.22, 0.5.23). A layer's fields are looked
