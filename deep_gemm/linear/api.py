@@ -97,7 +97,7 @@ def compute_linear(p: LinearProblem) -> None:
 
 
 def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Give the D and the C of a product that adds a bias: C has D's type or FP32, and is read in rows of whole 16 bytes."""
+    """Give the D and the C of a product that adds a bias: C is of D's type or FP32, and its rows are whole 16 bytes."""
     if bias is None:
         return out, None
     if bias.dtype in (out.dtype, torch.float32) and bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0:

@@ -29,16 +29,9 @@ from ..gemm.config.decode import (
     registers_of,
 )
 from ..gemm.config.tall import BLOCK_K, MAX_CLUSTER
-from ..gemm.kinds.output import (
-    OUTPUTS_OF,
-    USUAL_OPERANDS,
-    WHOLE_OPERANDS,
-    Operands,
-    Output,
-    Sizes,
-    other_fields,
-    output_into,
-)
+from ..gemm.kinds.epilogues import TO_D
+from ..gemm.kinds.output import USUAL_OPERANDS, Operands, Output, Sizes, output_into
+from ..gemm.kinds.works import DENSE
 from ..gemm.launch import let_serve_band
 from ..gemm.maps import operand_map
 
@@ -72,8 +65,6 @@ MOST_SEARCHED = 16384
 
 More take longer than the wait for B: then a cast of its own is better.
 """
-SERVED = USUAL_OPERANDS, WHOLE_OPERANDS
-"""Operands of products that the kernel multiplies."""
 MAX_CHOICES = 4096
 PITCH_LIMIT = 1 << 32
 """Bytes between rows of x are a number of 32 bits."""
@@ -131,7 +122,7 @@ class LinearDecodeConfig(Config):
         """State what must hold for the kernel to be built so."""
         tile = self.tile
         yield not tile.is_fp32, "BF16 output"
-        yield (tile.b, tile.sfa, tile.sfb) in SERVED, "FP8 with scales of 1x128 and 128x128, or of whole rows"
+        yield not (tile.is_fine or tile.is_fp4), "FP8 with scales of 1x128 and 128x128, or of whole rows"
         yield 2 <= self.cluster_size <= MAX_CLUSTER, f"clusters of 2 to {MAX_CLUSTER}"
         yield (
             self.blocks_of_team * self.cluster_n <= LANES and GROUP_BLOCKS % self.cluster_n == 0,
@@ -203,7 +194,7 @@ def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None, operands: Operands =
     All of it was checked. C is BF16, D itself or apart from it, or FP32, and may be one row for all, with a stride of
     zero. `operands`: values of w, and how cast(x) and w are scaled.
     """
-    if operands not in SERVED or not serves(x, d):
+    if not serves(x, d):
         return False
     device, (m, n), k = x.get_device(), d.shape, x.shape[1]
     product = config_of(plain(m), n, k, output_into(d, c, operands), device, settings.in_force.generation)
@@ -242,11 +233,10 @@ def config_of(m: int, n: int, k: int, output: Output, device: int, generation: i
 
 def reachable_linear() -> list[LinearDecodeConfig]:
     """Every configuration that `serving` can give."""
-    outputs = [output for operands in SERVED for output in OUTPUTS_OF[operands] if not output.is_fp32]
     tiles = [
         replace(tile, block_tokens=tokens)
         for tile in reachable()
-        if isinstance(tile, DecodeConfig) and not all(other_fields(tile, output) for output in outputs)
+        if isinstance(tile, DecodeConfig) and tile.work is DENSE and tile.epilogue == TO_D
         for tokens in BLOCK_TOKENS
         if tokens <= MAX_ROWS
     ]

@@ -3,7 +3,7 @@
 // other.
 //
 //   producer, one thread         for each k-block:           empty --wait--> TMA B --bytes--> full
-//   casters, 8 warps             kWholeRows:                x -> registers -> largest magnitude of a share of a token's row
+//   casters, 8 warps             for whole rows, ahead:      x -> registers -> largest magnitude of a token's part of a row
 //                                                            --bytes--> amaxes and amaxes_full of each CTA of the cluster
 //                                for each group of k-blocks: x -> registers -> largest magnitude of a token's 128 columns
 //                                                            a_empty of all --wait--> sfa * sfb, FP8 values --bytes-->
@@ -16,10 +16,8 @@
 // A cluster is kClusterN tiles beside each other, times kClusterK parts of k. CTAs of the same part need the same A: each casts every
 // kClusterN-th block of it for all of them. A has room for two groups, so the next is cast while one is multiplied.
 // While the first group is cast the ring fills with B, which needs longer to arrive. decode/tile.cuh has what a CTA
-// computes, the loop over k-blocks, and the way to D.
-//
-// kWholeRows: a token's whole row has one scale, and so has a row of B. Then the CTAs of a cluster share out x to find the
-// largest magnitudes first, x is read once more to be cast, and the totals are scaled behind the last k-block.
+// computes, the loop over k-blocks, and the way to D. kWholeRows: whole rows of A and of B have one scale each. Then a cluster
+// reads all of x first, for the largest magnitudes, and once more to cast it; totals are scaled behind the last k-block.
 #pragma once
 #include "cast/fp8.cuh"
 #include "config.cuh"
@@ -58,8 +56,7 @@ static_assert(kElements * kLanes == kBlock && kBlock == kBlockK, "a team's lanes
 static_assert(kBlocksOfTeam * kClusterN <= kLanes, "a lane for each scale and each CTA that it goes to");
 constexpr uint32_t kClusterSize = kClusterN * kClusterK;
 static_assert(kClusterSize > 1, "st.async wants a cluster");
-// Blocks that a team loads at a time when it looks for largest magnitudes.
-constexpr uint32_t kBlocksAtOnce = 4;
+constexpr uint32_t kBlocksAtOnce = 4;  // that a team loads when it looks for largest magnitudes
 
 // Rooms for a group of A. Number i goes to room i % 2, as the (i / 2)-th there.
 constexpr uint32_t kRooms = 2;
@@ -129,8 +126,8 @@ DEVICE uint32_t offset_in_a(uint32_t token, uint32_t lane) {
   return token * kBlockK + ((lane / 2 ^ token % 8) * 16 + lane % 2 * 8);
 }
 
-// A lane's columns of a token in a k-block: zeros past k, and for a block that is not there. Not by ".nc", which the compiler
-// may move to before griddepcontrol_wait.
+// A lane's columns of a block: zeros past k, and if it is not there. Not by ".nc", which the compiler may move to before
+// griddepcontrol_wait.
 DEVICE Piece load_block(const LinearParams& p, bool is_there, uint32_t token, uint32_t k_block, uint32_t lane) {
   const uint32_t column = k_block * kBlockK + lane * kElements;
   if (!is_there || column >= p.k) return {};
@@ -138,9 +135,6 @@ DEVICE Piece load_block(const LinearParams& p, bool is_there, uint32_t token, ui
   const ptx::Uint4 loaded = ptx::ld_global_v4_b32(row + column * kInputBytes);
   return {loaded.x, loaded.y, loaded.z, loaded.w};
 }
-
-// B comes behind the first of x in memory's queues: else x waits for all that the ring takes.
-DEVICE void let_b_follow() { ptx::bar_arrive(kXIsOnItsWay, kCasters + 32); }
 
 // What a thread holds of its team's blocks before they are cast.
 struct Pieces {
@@ -202,16 +196,13 @@ struct Pieces {
   }
 };
 
-// Whose largest magnitudes team t looks for, and lane t of a warp gets: token t % num_sought, where that is a token.
-DEVICE uint32_t num_sought(const LinearParams& p) {
-  uint32_t count = 1;
-  while (count < p.m) count *= 2;
-  return count;
-}
+// Team t looks for the largest magnitude of token t % num_sought, a power of two.
+DEVICE uint32_t num_sought(const LinearParams& p) { return p.m > 8 ? 16 : p.m > 4 ? 8 : p.m > 2 ? 4 : p.m; }
+static_assert(kBlockTokens <= kCastTeams && kCastTeams == 16, "a team for each token");
 
-// Finds the largest magnitude of a token in this CTA's share of x: the k-blocks that it casts if there is one token.
-DEVICE float amax_of_share(const LinearParams& p, const Work& work, uint32_t team, uint32_t lane) {
-  const uint32_t tokens = num_sought(p), token = team % tokens, teams = kCastTeams / tokens;
+// Sends the largest magnitudes of this CTA's share of x to all CTAs of the cluster. Of one token it is the share that it casts.
+DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work& work, uint32_t lane) {
+  const uint32_t team = (ptx::thread_index() - kFirstCaster) / kLanes, tokens = num_sought(p), teams = kCastTeams / tokens;
   uint32_t keys[1] = {0};
 #pragma unroll 1
   for (uint32_t first = work.k_block, next; first < work.end_k_block; first = next) {
@@ -220,25 +211,29 @@ DEVICE float amax_of_share(const LinearParams& p, const Work& work, uint32_t tea
 #pragma unroll
     for (uint32_t i = 0; i < kBlocksAtOnce; ++i) {
       const uint32_t k_block = first + (i * teams + team / tokens) * kClusterN + work.place;
-      held[i] = load_block(p, token < p.m && k_block < work.end_k_block, token, k_block, lane);
+      held[i] = load_block(p, team % tokens < p.m && k_block < work.end_k_block, team % tokens, k_block, lane);
     }
-    if (next >= work.end_k_block) let_b_follow();
+    if (next >= work.end_k_block) ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
 #pragma unroll
-    for (uint32_t i = 0; i < kBlocksAtOnce; ++i) keys[0] = larger_key(keys[0], key_of<false>(held[i]));
+    for (const Piece& piece : held) keys[0] = larger_key(keys[0], key_of<false>(piece));
   }
-  return amax_of(largest_of_team(keys, lane));
+  const float amax = amax_of(largest_of_team(keys, lane));
+  ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
+  if (lane < kClusterSize)
+    ptx::st_async_b32(&shared.amaxes[rank_at(work, work.place)][team], &shared.amaxes_full, lane, ptx::bits_of(amax));
 }
 
-// Gives each lane the largest magnitude of its token's row, when all CTAs of the cluster have sent what they found.
+// Gives lane t of a warp the largest magnitude of token t % num_sought, when all CTAs of the cluster have sent theirs.
 DEVICE float amax_of_row(const LinearParams& p, SharedStorage& shared) {
-  const uint32_t lane = ptx::lane_index(), tokens = num_sought(p);
+  const uint32_t lane = ptx::lane_index();
   float amax = 0.f;
   ptx::mbarrier_wait_parity_cluster(&shared.amaxes_full, 0);
 #pragma unroll
   for (uint32_t cta = lane / kCastTeams; cta < kClusterSize; cta += 32 / kCastTeams)
     amax = ptx::max_f32(amax, ptx::ld_shared_f32(&shared.amaxes[cta][lane % kCastTeams]));
 #pragma unroll 1
-  for (uint32_t distance = tokens; distance < 32; distance *= 2) amax = ptx::max_f32(amax, ptx::shfl_sync(amax, lane ^ distance));
+  for (uint32_t distance = num_sought(p); distance < 32; distance *= 2)
+    amax = ptx::max_f32(amax, ptx::shfl_sync(amax, lane ^ distance));
   return amax;
 }
 
@@ -248,18 +243,14 @@ DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work
   Group group(p, work, work.k_block);
   Pieces pieces;
   pieces.load(p, work, group, lane);
-  const uint32_t team = (ptx::thread_index() - kFirstCaster) / kLanes;
-  float amax = 0.f;
-  if constexpr (kWholeRows)
-    amax = amax_of_share(p, work, team, lane);
-  else
-    let_b_follow();
-  ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
+  // B comes behind the first of x in memory's queues: else x waits for all that the ring takes.
   if constexpr (kWholeRows) {
-    if (lane < kClusterSize)
-      ptx::st_async_b32(&shared.amaxes[rank_at(work, work.place)][team], &shared.amaxes_full, lane, ptx::bits_of(amax));
-    amax = amax_of_row(p, shared);
+    search_rows(p, shared, work, lane);
+  } else {
+    ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
+    ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
   }
+  const float amax = kWholeRows ? amax_of_row(p, shared) : 0.f;
 #pragma unroll 1
   for (uint32_t number = 0;; ++number) {
     const uint32_t room = number % kRooms;
