@@ -201,6 +201,7 @@ DEVICE uint32_t num_sought(const LinearParams& p) { return p.m > 8 ? 16 : p.m > 
 static_assert(kBlockTokens <= kCastTeams && kCastTeams == 16, "a team for each token");
 
 // Sends the largest magnitudes of this CTA's share of x to all CTAs of the cluster. Of one token it is the share that it casts.
+// Infinities may count: a row that has one becomes NaN whatever its scale.
 DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work& work, uint32_t lane) {
   const uint32_t team = (ptx::thread_index() - kFirstCaster) / kLanes, tokens = num_sought(p), teams = kCastTeams / tokens;
   uint32_t keys[1] = {0};
@@ -215,7 +216,7 @@ DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work
     }
     if (next >= work.end_k_block) ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
 #pragma unroll
-    for (const Piece& piece : held) keys[0] = larger_key(keys[0], key_of<false>(piece));
+    for (const Piece& piece : held) keys[0] = larger_key(keys[0], key_of<true>(piece));
   }
   const float amax = amax_of(largest_of_team(keys, lane));
   ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
