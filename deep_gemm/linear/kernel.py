@@ -61,9 +61,9 @@ MOST_BLOCKS, MOST_ROWS = 128, 8
 More take longer than the wait for B.
 """
 MOST_SEARCHED = 16384
-"""Numbers of x in which a CTA looks for the largest magnitudes of whole rows, before it casts.
+"""Numbers of x that a CTA may search for the largest magnitudes of whole rows, before it casts.
 
-More take longer than the wait for B: then a cast of its own is better.
+A search of more takes longer than the wait for B.
 """
 MAX_CHOICES = 4096
 PITCH_LIMIT = 1 << 32
@@ -169,7 +169,7 @@ def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:
         cluster_n *= 2
     if m > MAX_ROWS or (blocks > MOST_BLOCKS * cluster_n and m > MOST_ROWS * cluster_n):
         return None
-    # With scales of whole rows each CTA of a cluster searches a share of x, which has a part of k for each.
+    # Each CTA of a cluster searches a share of x for the scales of whole rows, so none may be without k-blocks.
     searchers = product.cluster_k * cluster_n
     if product.sfa == WHOLE and (m * k > MOST_SEARCHED * searchers or k_blocks < product.cluster_k):
         return None
@@ -180,12 +180,9 @@ def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:
 @cache
 def linear_decode_config(product: DecodeConfig, cluster_n: int) -> LinearDecodeConfig | None:
     """Configure the kernel for the tile of a product, with all the stages that fit; None where it cannot be built."""
-    found = None
-    for num_stages in range(MIN_STAGES, MAX_STAGES + 1):
-        config = LinearDecodeConfig(replace(product, num_stages=num_stages), cluster_n)
-        if config.why_illegal() is None:
-            found = config
-    return found
+    depths = range(MAX_STAGES, MIN_STAGES - 1, -1)
+    deepest_first = (LinearDecodeConfig(replace(product, num_stages=depth), cluster_n) for depth in depths)
+    return next((config for config in deepest_first if config.why_illegal() is None), None)
 
 
 def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None, operands: Operands = USUAL_OPERANDS) -> bool:

@@ -126,14 +126,15 @@ DEVICE uint32_t offset_in_a(uint32_t token, uint32_t lane) {
   return token * kBlockK + ((lane / 2 ^ token % 8) * 16 + lane % 2 * 8);
 }
 
-// A lane's columns of a block: zeros past k, and if it is not there. Not by ".nc", which the compiler may move to before
+// Loads a lane's columns of a block: zeros past k, and if it is not there. Not by ".nc", which the compiler may move to before
 // griddepcontrol_wait.
-DEVICE Piece load_block(const LinearParams& p, bool is_there, uint32_t token, uint32_t k_block, uint32_t lane) {
+DEVICE void load_block(Piece& to, const LinearParams& p, bool is_there, uint32_t token, uint32_t k_block, uint32_t lane) {
   const uint32_t column = k_block * kBlockK + lane * kElements;
-  if (!is_there || column >= p.k) return {};
+  to = {};
+  if (!is_there || column >= p.k) return;
   const uint8_t* row = p.x + static_cast<uint64_t>(token) * p.x_pitch;
   const ptx::Uint4 loaded = ptx::ld_global_v4_b32(row + column * kInputBytes);
-  return {loaded.x, loaded.y, loaded.z, loaded.w};
+  to = {loaded.x, loaded.y, loaded.z, loaded.w};
 }
 
 // What a thread holds of its team's blocks before they are cast.
@@ -146,7 +147,7 @@ struct Pieces {
 #pragma unroll
     for (uint32_t i = 0; i < kBlocksOfTeam; ++i) {
       const Place at(group, work, i);
-      held[i] = load_block(p, at.is_there(group), at.token, group.k_block + at.k_block, lane);
+      load_block(held[i], p, at.is_there(group), at.token, group.k_block + at.k_block, lane);
     }
     if constexpr (kWholeRows) return;
     const Place at(group, work, lane % kBlocksOfTeam);
@@ -212,7 +213,7 @@ DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work
 #pragma unroll
     for (uint32_t i = 0; i < kBlocksAtOnce; ++i) {
       const uint32_t k_block = first + (i * teams + team / tokens) * kClusterN + work.place;
-      held[i] = load_block(p, team % tokens < p.m && k_block < work.end_k_block, team % tokens, k_block, lane);
+      load_block(held[i], p, team % tokens < p.m && k_block < work.end_k_block, team % tokens, k_block, lane);
     }
     if (next >= work.end_k_block) ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
 #pragma unroll

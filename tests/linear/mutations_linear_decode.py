@@ -60,10 +60,10 @@ MUTATIONS = [
     Mutation("a CTA without a tile loads", _KERNEL, "if (has_tile(p, work) && ptx::elect_sync()) load_k_blocks", "if (ptx::elect_sync()) load_k_blocks"),
     Mutation("a CTA without a tile multiplies", _KERNEL, "    if (has_tile(p, work))\n", ""),
     # Blocks
-    Mutation("columns past k are read", _KERNEL, "if (!is_there || column >= p.k) return {};", "if (!is_there) return {};"),
-    Mutation("blocks past the group's are read", _KERNEL, "load_block(p, at.is_there(group), ", "load_block(p, true, "),
+    Mutation("columns past k are read", _KERNEL, "if (!is_there || column >= p.k) return;", "if (!is_there) return;"),
+    Mutation("blocks past the group's are read", _KERNEL, "p, at.is_there(group), ", "p, true, "),
     Mutation("blocks past the group's are sent", _KERNEL, "      if (!at.is_there(group)) continue;\n", ""),
-    Mutation("columns past k are large", _KERNEL, "if (!is_there || column >= p.k) return {};", "if (!is_there || column >= p.k) return {0x7f007f00};"),
+    Mutation("what is not loaded stays as it was", _KERNEL, "  to = {};\n", ""),
     Mutation("a group of all k-blocks that are left", _KERNEL, "count(work.end_k_block - first < kGroupKBlocks ? work.end_k_block - first : kGroupKBlocks)", "count(work.end_k_block - first)"),
     Mutation("a group of a k-block too many", _KERNEL, "count(work.end_k_block - first < kGroupKBlocks ? work.end_k_block - first : kGroupKBlocks)", "count(kGroupKBlocks)"),
     Mutation("quotients rounded down", _KERNEL, "((1 << 20) + count - 1) / count", "(1 << 20) / count"),

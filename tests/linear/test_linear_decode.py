@@ -45,7 +45,7 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(
     bias = None if of_bias is None else torch.ones(N, dtype=of_bias)
     out = torch.empty(m, N + 8, dtype=torch.bfloat16)[:, :N]
     linear(x, w, out=out, bias=bias)
-    of = {} if scales is None else {"sfa": WHOLE, "sfb": WHOLE}
+    of: dict[str, Any] = {} if scales is None else {"sfa": WHOLE, "sfb": WHOLE}
     output = Output(with_c=bias is not None, c_is_fp32=of_bias == torch.float32, **of)
     tile = choose(Sizes(m, N, k), output, H200)
     assert isinstance(tile, DecodeConfig)

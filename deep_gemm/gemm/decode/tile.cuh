@@ -90,7 +90,7 @@ DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& 
   }
 }
 
-// Multiplies totals by scales that do not change along k: each lane's of every 32nd token, and those of the thread's rows of B.
+// Multiplies totals by scales that do not change along k. A lane has the scale of every 32nd token, and of the thread's rows of B.
 DEVICE void multiply_by_scales(float (&total)[kAccumulators], const float (&of_tokens)[ceil_div(kBlockTokens, 32)],
                                const float (&of_rows)[2]) {
 #pragma unroll
