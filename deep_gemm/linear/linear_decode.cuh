@@ -56,7 +56,7 @@ static_assert(kElements * kLanes == kBlock && kBlock == kBlockK, "a team's lanes
 static_assert(kBlocksOfTeam * kClusterN <= kLanes, "a lane for each scale and each CTA that it goes to");
 constexpr uint32_t kClusterSize = kClusterN * kClusterK;
 static_assert(kClusterSize > 1, "st.async wants a cluster");
-constexpr uint32_t kBlocksAtOnce = 4;  // that a team loads when it looks for largest magnitudes
+constexpr uint32_t kBlocksAtOnce = 4;  // blocks that a team loads at a time while it searches a row
 
 // Rooms for a group of A. Number i goes to room i % 2, as the (i / 2)-th there.
 constexpr uint32_t kRooms = 2;
@@ -197,11 +197,11 @@ struct Pieces {
   }
 };
 
-// Team t looks for the largest magnitude of token t % num_sought, a power of two.
+// Team t searches the row of token t % num_sought, a power of two.
 DEVICE uint32_t num_sought(const LinearParams& p) { return p.m > 8 ? 16 : p.m > 4 ? 8 : p.m > 2 ? 4 : p.m; }
 static_assert(kBlockTokens <= kCastTeams && kCastTeams == 16, "a team for each token");
 
-// Sends the largest magnitudes of this CTA's share of x to all CTAs of the cluster. Of one token it is the share that it casts.
+// Sends the largest magnitudes of this CTA's share of x to all CTAs of the cluster. One token's share is what the CTA casts too.
 // Infinities may count: a row that has one becomes NaN whatever its scale.
 DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work& work, uint32_t lane) {
   const uint32_t team = (ptx::thread_index() - kFirstCaster) / kLanes, tokens = num_sought(p), teams = kCastTeams / tokens;
