@@ -7,18 +7,18 @@ import pytest
 import torch
 
 vllm = pytest.importorskip("vllm")
-import hopper_gemm as ours  # noqa: E402
-from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config  # noqa: E402
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation  # noqa: E402
-from vllm.model_executor.layers.fused_moe.config import (  # noqa: E402
+import hopper_gemm as ours
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import (
     FusedMoEConfig,
     FusedMoEParallelConfig,
     RoutingMethodType,
     fp8_w8a8_moe_quant_config,
 )
-from vllm.model_executor.layers.quantization.utils import quant_utils as keys  # noqa: E402
+from vllm.model_executor.layers.quantization.utils import quant_utils as keys
 
-import deep_gemm  # noqa: E402
+import deep_gemm
 
 BLOCKS = keys.kFp8Static128BlockSym, keys.kFp8Dynamic128Sym
 
