@@ -38,8 +38,8 @@ DEVICE uint32_t chunks_of_rank(uint32_t accumulators, uint32_t rank) {
 
 // One thread, once for each use of `exchange`.
 template <uint32_t kAccumulators, uint32_t kSenders = kClusterK>
-DEVICE void expect_chunks(uint64_t* received, uint32_t rank, uint32_t senders = kSenders) {
-  ptx::mbarrier_arrive_expect_tx(received, senders * chunks_of_rank(kAccumulators, rank) * kChunkFloats * 4);
+DEVICE void expect_chunks(uint64_t* received, uint32_t rank) {
+  ptx::mbarrier_arrive_expect_tx(received, kSenders * chunks_of_rank(kAccumulators, rank) * kChunkFloats * 4);
 }
 
 // Four sums of each lane of a warp, as the `sender`s of them are counted, to the CTA whose share the chunk is. `first` is the

@@ -5,7 +5,6 @@
 //   math, 1 or 2 warpgroups      for 32 k-blocks:        sfa * sfb -> shared memory
 //                                for each k-block:       full --wait--> WGMMA, promote --arrive--> empty
 //                                after the last k-block: accumulators --cluster--> sums -> transposed -> D
-//                                (if kSentBlocks, after each, and the sums are promoted where they arrive)
 //
 // decode/tile.cuh has what a CTA computes, the loop over k-blocks, and the way to D; decode/product.cuh what the kernel is given,
 // of one product or of several; decode/e4m3.cuh, decode/fine.cuh and decode/e2m1.cuh, of which config.cuh names one, how B is
@@ -23,7 +22,7 @@
 struct SharedStorage {
   alignas(1024) uint8_t b[kNumStages][kBBytes];
   alignas(1024) uint8_t a[kNumStages][kSlotBlocks * kABytes];  // rows past the box are never written, and their columns never stored
-  alignas(128) float exchange[kClusterK > 1 ? kExchangeFloats : 4];
+  alignas(128) float exchange[kClusterK > 1 ? exchange_floats(kAccumulators) : 4];
   ScaleStorage scales;
   Ring ring;
   uint64_t received;  // by `exchange`
@@ -91,7 +90,7 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
     ptx::prefetch_tensormap(&p.map_b);
     ptx::prefetch_tensormap(&p.map_a);
     shared.work.init();
-    init_barriers(shared, tiles.work, kSentBlocks > 0 ? ceil_div(p.k, kBlockK) : kClusterK);
+    init_barriers(shared, tiles.work);
   }
   ptx::syncthreads();
   if constexpr (kClusterK > 1) ptx::cluster_arrive_relaxed();  // this CTA runs, and may be written to
@@ -105,10 +104,9 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
     for (CtaWork work; tiles.next(work);) {
       const auto& product = product_of(p, work);
       float total[kAccumulators];
-      if constexpr (kSentBlocks > 0) ptx::cluster_wait();
       multiply(product, shared, work, at, total);
       ptx::griddepcontrol_launch_dependents();
-      if constexpr (kClusterK > 1 && kSentBlocks == 0) ptx::cluster_wait();
+      if constexpr (kClusterK > 1) ptx::cluster_wait();
       tiles.store(product, shared, work, total);
     }
   }

@@ -161,8 +161,6 @@ class LinearDecodeConfig(Config):
 
 def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:
     """Configure the kernel for a product that would have this tile; None if a cast of its own is better."""
-    if product.sent_blocks:  # CTAs that are alone give the same bits
-        product = replace(product, cluster_k=1, ctas_per_sm=2, sent_blocks=0)
     k_blocks = ceil_div(k, BLOCK_K)
     blocks = m * ceil_div(k_blocks, product.cluster_k)
     cluster_n = 1 if product.cluster_k > 1 else 2
@@ -237,7 +235,7 @@ def reachable_linear() -> list[LinearDecodeConfig]:
         for tile in reachable()
         if isinstance(tile, DecodeConfig) and tile.work is DENSE and tile.epilogue == TO_D
         for tokens in BLOCK_TOKENS
-        if tokens <= MAX_ROWS and not tile.sent_blocks
+        if tokens <= MAX_ROWS
     ]
     found = [linear_decode_config(tile, cluster_n) for tile in tiles for cluster_n in (1, 2, MAX_CLUSTER_N)]
     return list(dict.fromkeys(config for config in found if config is not None))

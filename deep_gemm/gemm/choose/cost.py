@@ -7,7 +7,7 @@
     block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row,
                or convert_ns more if B is FP4; and for each part of it beside the first part_ns + part_ps * elements
                of a tile, of which half where parts may fold (in the decode kernel half of part_ps, and no part_ns)
-    block    = bytes of A and B / load_gb_per_s      of the decode kernel; and of FP32 sums, if each k-block's are sent
+    block    = bytes of A and B / load_gb_per_s      of the decode kernel
     block    = columns / 64 * (fp4_ns + rows * fp4_token_ns)    of the decode kernel with an FP4 weight
     store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
     memory   = bytes / dram_tb_per_s + evict_us * (1 - e^(-bytes / L2))
@@ -204,8 +204,6 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
         never = "k too short to split"
     elif tile.cluster_size > gpu.num_sms:
         never = "too few SMs for a cluster"
-    elif 0 < tile.sent_blocks < blocks:
-        never = "k too deep for sums of each k-block"
     share = (blocks + split - 1) // split
     if split > 1 and not tile.is_decode:  # shares are whole runs
         share = (share + BLOCKS_OF_RUNS - 1) // BLOCKS_OF_RUNS * BLOCKS_OF_RUNS
@@ -332,8 +330,7 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
     if tile.is_decode and output.b == E2M1:
         block_us = tile.block_n / 64 * (timings.fp4_ns + tile.block_m * timings.fp4_token_ns) / 1e3
     elif tile.is_decode:
-        sent = 4 * elements if tile.sent_blocks else 0
-        block_us = ((tile.block_m + tile.block_n) * BLOCK_K + sent) / timings.load_gb_per_s / 1e3
+        block_us = (tile.block_m + tile.block_n) * BLOCK_K / timings.load_gb_per_s / 1e3
     else:
         block_us = timings.block_ns / 1e3 + 2 * elements * BLOCK_K / timings.sm_tflops / 1e6
     part_us = elements * timings.part_ps / 1e6
@@ -355,4 +352,4 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
     rows, columns = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
     if tile.is_decode and output.b == E2M1:
         return rows, columns, tile.cluster_k, alone, sys.maxsize, block_us, tile_us
-    return rows, columns, tile.cluster_k, crowded if tile.ctas_per_sm > 1 else alone, alone, block_us, tile_us
+    return rows, columns, tile.cluster_k, crowded if tile.is_decode else alone, alone, block_us, tile_us

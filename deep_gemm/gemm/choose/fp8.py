@@ -84,9 +84,9 @@ def select(
 ) -> Config:
     """The configuration of the lowest cost.
 
-    Without `split_k` one thread promotes each element of D in order of k, and the element's bits depend on its row of A
-    and its row of B alone: CTAs that share out k send the sums of each k-block. Without `whole_gpu` only configurations
-    are taken whose grid can be held to some of the SMs.
+    Without `split_k` no CTAs share out k: one thread promotes each element of D in order of k, and the element's bits
+    depend on its row of A and its row of B alone. Without `whole_gpu` only configurations are taken whose grid can be
+    held to some of the SMs.
 
     A dense product takes the menu of its weight. Into parts of heads it takes the plain product's configuration, but no
     `fp8_gemm` that splits k: few columns alone would want it.
@@ -195,7 +195,6 @@ def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k:
     of a band counts relative to the least cost that it could have.
     """
     tiles = [tile for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
-    tiles += () if split_k else tiles_for(output, in_order=True)
     if (output.b == E2M1 or output.folds_parts) and not split_k:  # the two kernels add up in different orders
         tiles = [tile for tile in tiles if not tile.is_decode]
     offers = [on_weight(tile, n, k, output, gpu, timings) for tile in tiles]
@@ -268,7 +267,7 @@ def reachable() -> list[Config]:
         tile.config(output, BLOCK_K * (BLOCKS_OF_RUNS + blocks_left))
         for output in outputs()
         for blocks_left in range(BLOCKS_OF_RUNS)
-        for tile in (*tiles_for(output), *tiles_for(output, in_order=True))
+        for tile in tiles_for(output)
     ]
     plain = [config for config in dict.fromkeys(found) if not other_fields(config, BF16)]
     into_heads = [

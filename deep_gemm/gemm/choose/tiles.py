@@ -28,8 +28,6 @@ class Tile:
     """True for the decode kernel; its tiles have `block_m` tokens."""
     crowd: int = 2
     """CTAs of the decode kernel on an SM."""
-    sent_blocks: int = 0
-    """The most k-blocks of a product whose sums are sent one by one: see `DecodeConfig`."""
 
     @property
     def name(self) -> str:
@@ -37,7 +35,6 @@ class Tile:
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
         if self.is_decode:  # columns first
-            cluster += " in order" * (self.sent_blocks > 0)
             return f"{self.block_n}x{self.block_m}{cluster} {self.ctas_per_sm}/SM"
         return f"{self.block_m}x{self.block_n}{cluster}"
 
@@ -87,13 +84,6 @@ TILES = (
     *_splits(Tile(64, 64, is_decode=True), 3, 5),
 )
 """Tiles, of more, without which products would take longer: leaving out others costs them 0.1%."""
-IN_ORDER = (
-    *_splits(Tile(8, 64, is_decode=True, sent_blocks=64), 3, 8),
-    Tile(16, 64, cluster_k=2, is_decode=True, crowd=1, sent_blocks=64),
-    Tile(16, 64, cluster_k=6, is_decode=True, sent_blocks=64),
-    Tile(32, 64, cluster_k=6, is_decode=True, crowd=1, sent_blocks=64),
-)
-"""More tiles of the batch invariant mode: CTAs share k, and the bits are those of one CTA."""
 
 TILES_PER_ROW = (*_splits(Tile(64, 64), 1, 3), *_splits(Tile(128, 128), 1, 2), Tile(192, 128), Tile(256, 128))
 """Tiles if B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
@@ -182,10 +172,8 @@ two: with NVRTC 13.1 and later, the loading warp of a CTA alone spills a registe
 
 
 @cache
-def tiles_for(output: Output, in_order: bool = False) -> tuple[Tile, ...]:
-    """Give the tiles for a kind of product, or IN_ORDER, which the batch invariant mode has beside them."""
-    if in_order:
-        return IN_ORDER if output in OUTPUTS_OF[USUAL_OPERANDS] else ()
+def tiles_for(output: Output) -> tuple[Tile, ...]:
+    """Give the tiles for a kind of product."""
     if output.work.groups_rows:
         return _tiles_for_rows(output)
     if output.work.is_along_k:
@@ -263,7 +251,6 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
             b=output.b,
             sfb=output.sfb or PER_BLOCK,
             sfa=output.sfa or PER_ROW,
-            sent_blocks=tile.sent_blocks,
         )
         if config is None:
             raise ValueError(f"tile: {tile} cannot be built")

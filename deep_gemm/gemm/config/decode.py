@@ -77,16 +77,13 @@ class DecodeConfig(Config):
     """How B is scaled."""
     sfa: Scales = PER_ROW
     """How A is scaled."""
-    sent_blocks: int = 0
-    """The most k-blocks of a product whose CTAs send the sums of each one, so that all are promoted in order of k; 0 if
-    a CTA adds up its own first."""
     block_k: ClassVar[int] = BLOCK_K
     """Values of a k-block."""
 
     @property
     def name(self) -> str:
         """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
-        cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1) + " in order" * (self.sent_blocks > 0)
+        cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
         output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c + "32" * self.c_is_fp32
         kind = self.work.suffix + self.epilogue.suffix + " fp4" * self.is_fp4
         if self.is_fine or self.sfa == WHOLE:
@@ -116,7 +113,7 @@ class DecodeConfig(Config):
         if self.cluster_k == 1:
             return 4 * 4
         chunks = self.block_tokens // 8 * self.num_math_warpgroups * 4
-        return (self.sent_blocks or self.cluster_k) * ceil_div(chunks, self.cluster_k) * CHUNK_FLOATS * 4
+        return self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_FLOATS * 4
 
     @property
     def shared_bytes(self) -> int:
@@ -188,7 +185,7 @@ class DecodeConfig(Config):
             of_rows = self.num_math_warpgroups * self.fine_scales_of_rows
             return self.fine_scale_blocks * (self.fine_scales_of_tokens + of_rows) * 4
         if not self.is_fp4:
-            return 4 * 4 if self.sfa == WHOLE else max(SCALE_BLOCKS, self.sent_blocks) * self.block_tokens * 4
+            return 4 * 4 if self.sfa == WHOLE else SCALE_BLOCKS * self.block_tokens * 4
         return SCALE_BLOCKS_OF_E2M1 * (self.block_n * 8 + self.block_tokens * 4 + self.num_math_warpgroups * 8)
 
     def ctas(self, m: int, n: int, num_sms: int = 0, groups: int = 1) -> int:
@@ -215,9 +212,6 @@ class DecodeConfig(Config):
         yield 1 <= self.ctas_per_sm <= most, f"up to {most} CTAs an SM"
         yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
         yield self.num_stages >= 2, "at least 2 stages"
-        is_usual = self.b == E4M3 and (self.sfa, self.sfb) == USUAL
-        yield not self.sent_blocks or (is_usual and self.cluster_k > 1), "sums of E4M3's k-blocks sent within clusters"
-        yield self.sent_blocks % SCALE_BLOCKS == 0, f"sums of a multiple of {SCALE_BLOCKS} k-blocks"
         if self.work.groups_rows:
             yield self.cluster_k == 1, "grouped rows whose k no cluster splits"
         tile_bytes = self.block_tokens * self.block_n * 4
@@ -279,7 +273,7 @@ class DecodeConfig(Config):
         }
         return {
             **constants_of(self, "block_tokens", "block_n", "block_k", "slot_blocks", "num_stages", "num_threads"),
-            **constants_of(self, "ctas_per_sm", "cluster_k", "shared_bytes", "with_c", "sent_blocks"),
+            **constants_of(self, "ctas_per_sm", "cluster_k", "shared_bytes", "with_c"),
             **(of_rows if self.work.groups_rows else {}),
             **(self.constants_of_fine_scales() if self.is_fine else {}),
             "kNumMathWarps": self.num_math_warpgroups * 4,

@@ -10,7 +10,7 @@
 constexpr uint32_t kScaleBlocks = 32;
 constexpr uint32_t kScalesPerThread = kScaleBlocks * kBlockTokens / kNumMathThreads;
 
-using ScaleStorage = float[(kSentBlocks > kScaleBlocks ? kSentBlocks : kScaleBlocks) * kBlockTokens];
+using ScaleStorage = float[kScaleBlocks * kBlockTokens];
 
 // sfa * sfb for 32 k-blocks: [k-block][token] in shared memory, on their way in registers before that. Each of these
 // products is needed by 64 or 128 columns of D; a tile lies within one 128x128 block of B, so there are no others.
@@ -46,21 +46,11 @@ struct Scales {
 // Multiplies this CTA's k-blocks, in groups that have their scales in shared memory.
 template <typename Storage>
 DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, RingPosition& at, float (&total)[kAccumulators]) {
-  Scales scales;
-  if constexpr (kSentBlocks > 0) {  // a CTA adds sums of all k-blocks
-    Work all = work;
-    all.k_block = 0, all.end_k_block = ceil_div(p.k, kBlockK);
-    for (uint32_t first = 0; first < all.end_k_block; first += kScaleBlocks) {
-      scales.load(p, all, first);
-      scales.store(shared.scales + first * kBlockTokens);
-    }
-    ptx::bar_sync(1, kNumMathThreads);
-    return multiply_and_send(shared, work, at);
-  }
   const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;
   const uint32_t a_address = ptx::smem_address(shared.a);
 #pragma unroll
   for (float& x : total) x = 0;
+  Scales scales;
   if (work.k_block < work.end_k_block) scales.load(p, work, work.k_block);
   for (uint32_t first = work.k_block; first < work.end_k_block; first += kScaleBlocks) {
     ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before

@@ -4,8 +4,7 @@
 // Rows of B are on WGMMA's side of 64, tokens on the side that may be as narrow as 8. So the accumulators are a tile of
 // D transposed: 64 columns of D for each warpgroup, times kBlockTokens rows. The k-blocks of a tile are shared out to
 // kClusterK CTAs of a cluster, rank 0 the first of them, and their sums are added by exchange.cuh. A cluster may have kClusterN
-// tiles beside each other. If kSentBlocks is not 0, a CTA sends the sums of each of its k-blocks, and the CTA that adds a chunk
-// promotes them in order of k: the bits of a CTA that is alone. There is room for kSentBlocks k-blocks.
+// tiles beside each other.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
@@ -19,7 +18,6 @@
 constexpr uint32_t kABytes = kBlockTokens * kBlockK, kBBytes = kBlockN * kBlockK;
 constexpr uint32_t kNumMathThreads = kNumMathWarps * 32;
 constexpr uint32_t kAccumulators = kBlockTokens / 2;
-constexpr uint32_t kExchangeFloats = exchange_floats(kAccumulators, kSentBlocks > 0 ? kSentBlocks : kClusterK);
 // Whether the last tokens' tile ends where the tokens do, instead of hanging out, and so computes some again, to the same
 // bits: TMA would fill what hangs out with zeros. Not where C is added, which must happen once.
 constexpr bool kMovesLastTileUp = !kWithC;
@@ -102,45 +100,6 @@ DEVICE void multiply_by_scales(float (&total)[kAccumulators], const float (&of_t
   }
 }
 
-// Multiplies this CTA's k-blocks, and sends the sums of each. All CTAs of the cluster run.
-template <typename Storage>
-DEVICE void multiply_and_send(Storage& shared, const Work& work, RingPosition& at) {
-  const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
-  const uint32_t b_address = ptx::smem_address(shared.b) + warp / 4 * 64 * kBlockK, a_address = ptx::smem_address(shared.a);
-#pragma unroll 1
-  for (uint32_t i = work.k_block; i < work.end_k_block; ++i, at = at.next()) {
-    float partial[kAccumulators];
-    wait_until_loaded(shared.ring, at);
-    issue_k_block(partial, b_address + at.stage * kBBytes, a_address + at.stage * kABytes);
-    ptx::fence_registers(partial);
-    ptx::wgmma_wait_group<0>();
-    release(shared.ring, at, lane);
-    send_chunks(partial, shared.exchange, &shared.received, i, 0, warp, lane);
-  }
-}
-
-// Promotes the sums that all CTAs sent of one chunk, in order of k. `scales` begin with the chunk's tokens.
-DEVICE ptx::Float4 promote_chunk(const float* exchange, const float* scales, uint32_t k_blocks) {
-  constexpr uint32_t kLoads = 8;  // on their way at a time; there is room for all, though not all may have been sent
-  ptx::Float4 sum = {0, 0, 0, 0}, partial[kLoads];
-  ptx::Float2 scale[kLoads];
-#pragma unroll 1
-  for (uint32_t first = 0; first < k_blocks; first += kLoads) {
-#pragma unroll
-    for (uint32_t j = 0; j < kLoads; ++j) {
-      partial[j] = ptx::ld_shared_v4_f32(exchange + (first + j) * chunks_per_cta(kAccumulators) * kChunkFloats);
-      scale[j] = ptx::ld_shared_v2_f32(scales + (first + j) * kBlockTokens);
-    }
-#pragma unroll
-    for (uint32_t j = 0; j < kLoads; ++j) {
-      if (first + j >= k_blocks) break;
-      sum.x = ptx::fma(partial[j].x, scale[j].x, sum.x), sum.y = ptx::fma(partial[j].y, scale[j].y, sum.y);
-      sum.z = ptx::fma(partial[j].z, scale[j].x, sum.z), sum.w = ptx::fma(partial[j].w, scale[j].y, sum.w);
-    }
-  }
-  return sum;
-}
-
 // Where (token, column) of a chunk of 8 x 16 lies in 512 bytes of shared memory: [token][column], in an order of rows and
 // of their quarters in which lanes that hold a column each, and lanes that hold a quarter each, meet no bank conflict.
 DEVICE uint32_t transposed(uint32_t token, uint32_t column) {
@@ -179,20 +138,17 @@ DEVICE void store_chunk(const Params& p, float* room, const ptx::Float4& v, uint
 }
 
 // Writes this CTA's share of the tile. Alone, it has all of it in its own registers.
-template <typename Params, typename Scales>
-DEVICE void store_share(const Params& p, float* exchange, const Work& work, const float (&total)[kAccumulators], const Scales& scales) {
+template <typename Params>
+DEVICE void store_share(const Params& p, float* exchange, const Work& work, const float (&total)[kAccumulators]) {
   constexpr uint32_t kShare = chunks_per_cta(kAccumulators);
-  const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
+  const uint32_t warp = ptx::warp_index();
 #pragma unroll
   for (uint32_t i = 0; i < ceil_div(kShare, kNumMathWarps); ++i) {
     const uint32_t chunk_of_cta = i * kNumMathWarps + warp, chunk = work.rank * kShare + chunk_of_cta;
     if (chunk_of_cta >= kShare || chunk >= chunks_of_tile(kAccumulators)) break;
     ptx::Float4 sum;
-    if constexpr (kSentBlocks > 0)
-      sum = promote_chunk(exchange + chunk_of_cta * kChunkFloats + lane * 4, scales + chunk / kNumMathWarps * 8 + lane % 4 * 2,
-                          ceil_div(p.k, kBlockK));
-    else if constexpr (kClusterK > 1)
-      sum = sum_chunk<kAccumulators>(exchange, chunk_of_cta, lane);
+    if constexpr (kClusterK > 1)
+      sum = sum_chunk<kAccumulators>(exchange, chunk_of_cta, ptx::lane_index());
     else
       sum = {total[i * 4], total[i * 4 + 1], total[i * 4 + 2], total[i * 4 + 3]};
     store_chunk(p, exchange + chunk_of_cta * kChunkFloats, sum, work.row_m + chunk / kNumMathWarps * 8,
@@ -202,25 +158,24 @@ DEVICE void store_share(const Params& p, float* exchange, const Work& work, cons
 
 // By one thread.
 template <typename Storage>
-DEVICE void init_barriers(Storage& shared, const Work& work, uint32_t senders = kClusterK) {
+DEVICE void init_barriers(Storage& shared, const Work& work) {
   ptx::mbarrier_init(&shared.received, 1);
   shared.ring.init();
-  if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank, senders);
+  if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);
 }
 
 // From the math warps' totals to D. A CTA of a cluster has waited for the others to run.
 template <typename Params, typename Storage>
 DEVICE void add_up_and_store(const Params& p, Storage& shared, const Work& work, const float (&total)[kAccumulators]) {
   if constexpr (kClusterK > 1) {
-    if constexpr (kSentBlocks == 0)
-      send_chunks(total, shared.exchange, &shared.received, work.rank, work.place * kClusterK, ptx::warp_index(),
-                  ptx::lane_index());
+    send_chunks(total, shared.exchange, &shared.received, work.rank, work.place * kClusterK, ptx::warp_index(),
+                ptx::lane_index());
     // All that is sent to this CTA has arrived: nobody writes to it any more, and it may end.
     ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
-    store_share(p, shared.exchange, work, total, shared.scales);
+    store_share(p, shared.exchange, work, total);
   } else {
     ptx::bar_sync(1, kNumMathThreads);  // the ring has been read
-    store_share(p, reinterpret_cast<float*>(shared.b), work, total, shared.scales);
+    store_share(p, reinterpret_cast<float*>(shared.b), work, total);
   }
 }
 

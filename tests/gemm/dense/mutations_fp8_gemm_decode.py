@@ -12,9 +12,6 @@ SPLIT = DecodeConfig(16, 3, 2, 3)
 SPLIT_FP32 = DecodeConfig(24, 2, 1, 5, is_fp32=True)
 FEW_CHUNKS = DecodeConfig(8, 3, 1, 8)
 WITH_C = DecodeConfig(16, 3, 1, 2, with_c=True)
-IN_ORDER = DecodeConfig(16, 3, 1, 3, sent_blocks=32)
-WIDE_IN_ORDER = DecodeConfig(16, 4, 2, 6, sent_blocks=32)
-FEW_IN_ORDER = DecodeConfig(8, 4, 1, 8, is_fp32=True, with_c=True, sent_blocks=64)
 
 TRIALS = [
     *(Trial(ALONE, 13, 200, 1296, seed) for seed in (1, 2)),
@@ -32,13 +29,6 @@ TRIALS = [
     *(Trial(FEW_CHUNKS, 23, 64, 1296, seed, "slow_cta") for seed in range(1, 6)),
     Trial(SPLIT_FP32, 69, 64, 1296, 15),
     Trial(FEW_CHUNKS, 7, 72, 1296, 15, "late_stores"),
-    *(
-        Trial(IN_ORDER, 13, 200, 1296, 21, how)
-        for how in ("slow_cta", "late_stores", "late_loads", "slow_warps", "even")
-    ),
-    *(Trial(IN_ORDER, 21, 72, k, seed, "slow_warps") for k, seed in ((4096, 22), (144, 23), (1296, 24))),
-    *(Trial(WIDE_IN_ORDER, 13, 72, 1296, seed, "slow_warpgroup") for seed in (2, 8)),
-    *(Trial(FEW_IN_ORDER, 7, 136, 4240, seed, "slow_warps") for seed in (25, 26)),
     Trial(WITH_C, 13, 72, 528, 16),
     Trial(WITH_C, 19, 72, 528, 16, in_place=True),
     *(Trial(WITH_C, 13, 72, 528, seed, is_dependent=True) for seed in (17, 18)),
@@ -64,7 +54,7 @@ MUTATIONS = [
     Mutation("empty is not waited for", _DECODE, "    wait_until_free(shared.ring, at);\n", ""),
     Mutation("slots are never given back", _TILE, _RELEASE, ""),
     Mutation("slots are given back before the product is done", _TILE, _WAIT_WGMMA + _RELEASE, _RELEASE + _WAIT_WGMMA),
-    Mutation("the product is not waited for", _TILE, _WAIT_WGMMA, "", everywhere=True),
+    Mutation("the product is not waited for", _TILE, _WAIT_WGMMA, ""),
     Mutation("empty expects one arrival", _RING, "kEmptyArrivals = kMulticastCtas * kNumMathWarps", "kEmptyArrivals = 1"),
     Mutation("bytes of whole boxes announced", _DECODE, "p.slot_bytes);", "kABytes + kBBytes);"),
     Mutation("A loaded into the wrong slot", _DECODE, "shared.a[stage] + block * kABytes", "shared.a[0] + block * kABytes"),
@@ -75,7 +65,7 @@ MUTATIONS = [
     Mutation("A loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n#pragma unroll 1", "#pragma unroll 1"),
     Mutation("scales loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n    for (CtaWork", "    for (CtaWork"),
     # Work
-    Mutation("k-blocks rounded down", _TILE, "num_k_blocks = ceil_div(p.k, kBlockK)", "num_k_blocks = p.k / kBlockK"),
+    Mutation("k-blocks rounded down", _TILE, "ceil_div(p.k, kBlockK)", "(p.k / kBlockK)"),
     Mutation("every CTA takes all of k", _TILE, "end_k_block = num_k_blocks * (rank + 1) / kClusterK", "end_k_block = num_k_blocks"),
     Mutation("a k-block between two CTAs left out", _TILE, "num_k_blocks * (rank + 1) / kClusterK", "num_k_blocks / kClusterK * (rank + 1)"),
     Mutation("tiles of m rounded down", _TILE, "tiles_m = ceil_div(p.m, kBlockTokens)", "tiles_m = p.m / kBlockTokens + (p.m < kBlockTokens)"),
@@ -108,11 +98,11 @@ MUTATIONS = [
     Mutation("both warpgroups multiply the same rows", _E4M3, "ptx::warp_index() / 4 * 64 * kBlockK", "0"),
     Mutation("no fence before the product", _TILE, "  ptx::wgmma_fence();\n", ""),
     # The reduction
-    Mutation("sums sent before all CTAs run", _DECODE, "      if constexpr (kClusterK > 1 && kSentBlocks == 0) ptx::cluster_wait();\n      tiles", "      tiles"),
+    Mutation("sums sent before all CTAs run", _DECODE, "      if constexpr (kClusterK > 1) ptx::cluster_wait();\n      tiles", "      tiles"),
     Mutation("sums added before they have arrived", _TILE, "    ptx::mbarrier_wait_parity_cluster(&shared.received, 0);\n", ""),
     Mutation("half of the bytes expected", _EXCHANGE, "* kChunkFloats * 4);", "* kChunkFloats * 2);"),
     Mutation("every CTA expects a whole share", _EXCHANGE, "  if (first >= chunks) return 0;\n  return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);", "  return chunks_per_cta(accumulators);"),
-    Mutation("nothing expected", _TILE, "  if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank, senders);\n", ""),
+    Mutation("nothing expected", _TILE, "  if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);\n", ""),
     Mutation("all send to the same place", _EXCHANGE, "(sender * kChunks + chunk % kChunks)", "(chunk % kChunks)"),
     Mutation("sent to the place of another chunk", _EXCHANGE, "sender * kChunks + chunk % kChunks", "sender * kChunks + (chunk + 1) % kChunks"),
     Mutation("sent to the wrong CTA", _EXCHANGE, "received, first + chunk / kChunks,", "received, first + (chunk / kChunks + 1) % kClusterK,"),
@@ -122,21 +112,6 @@ MUTATIONS = [
     Mutation("two registers of a chunk swapped", _EXCHANGE, "first + chunk / kChunks, x, y, z, w);", "first + chunk / kChunks, x, z, y, w);"),
     Mutation("another lane's sums", _EXCHANGE, "chunk_of_cta * kChunkFloats + lane * 4;", "chunk_of_cta * kChunkFloats + (lane ^ 1) * 4;"),
     Mutation("received is not initialized", _TILE, "  ptx::mbarrier_init(&shared.received, 1);\n", ""),
-    # Sums of each k-block, promoted in order
-    Mutation("sums of k-blocks sent before all CTAs run", _DECODE, "      if constexpr (kSentBlocks > 0) ptx::cluster_wait();\n", "", shows_in=IN_ORDER),
-    Mutation("as many expected as there are CTAs", _DECODE, "kSentBlocks > 0 ? ceil_div(p.k, kBlockK) : kClusterK", "kClusterK", shows_in=IN_ORDER),
-    Mutation("sums of a k-block sent as a CTA's", _TILE, "&shared.received, i, 0, warp, lane", "&shared.received, work.rank, 0, warp, lane", shows_in=IN_ORDER),
-    Mutation("a slot whose k-block is sent is not given back", _TILE, "    release(shared.ring, at, lane);\n", "", shows_in=IN_ORDER),
-    Mutation("full is not waited for where sums are sent", _TILE, "    wait_until_loaded(shared.ring, at);\n", "", shows_in=IN_ORDER),
-    Mutation("scales of a CTA's own k-blocks alone", _E4M3, "    all.k_block = 0, all.end_k_block = ceil_div(p.k, kBlockK);\n", "", shows_in=IN_ORDER),
-    Mutation("scales of all k-blocks over those of the first", _E4M3, "scales.store(shared.scales + first * kBlockTokens);", "scales.store(shared.scales);", shows_in=FEW_IN_ORDER),
-    Mutation("scales of all k-blocks read before all are there", _E4M3, _BAR + "    return multiply_and_send", "    return multiply_and_send", shows_in=WIDE_IN_ORDER),
-    Mutation("the last k-block is not promoted", _TILE, "if (first + j >= k_blocks) break;", "if (first + j + 1 >= k_blocks) break;", shows_in=IN_ORDER),
-    Mutation("k-blocks promoted behind the last", _TILE, "      if (first + j >= k_blocks) break;\n", "", shows_in=IN_ORDER),
-    Mutation("scales of a k-block's neighbour", _TILE, "ld_shared_v2_f32(scales + (first + j) * kBlockTokens)", "ld_shared_v2_f32(scales + (first + j + 1) * kBlockTokens)", shows_in=IN_ORDER),
-    Mutation("sums of each k-block by their neighbour's scales", _TILE, "ptx::fma(partial[j].y, scale[j].y,", "ptx::fma(partial[j].y, scale[j].x,", shows_in=IN_ORDER),
-    Mutation("scales of the first tokens for all", _TILE, "scales + chunk / kNumMathWarps * 8 + lane % 4 * 2", "scales + lane % 4 * 2", shows_in=IN_ORDER),
-    Mutation("totals sent beside sums of each k-block", _TILE, "    if constexpr (kSentBlocks == 0)\n", "", shows_in=IN_ORDER),
     # Storing
     Mutation("a tile is transposed where others still multiply", _TILE, "    ptx::bar_sync(1, kNumMathThreads);  // the ring has been read\n", ""),
     Mutation("transposed before all lanes have written", _TILE, _SYNCWARP + "  ptx::Float4 d", "  ptx::Float4 d"),

@@ -141,22 +141,6 @@ def test_a_row_gives_the_same_bits_among_any_others() -> None:
         assert torch.equal(run_simulated(config, alone).d[0], whole.d[row])
 
 
-@pytest.mark.parametrize("tile", [(8, 1, 8), (16, 1, 3), (16, 2, 6), (32, 1, 6)])
-def test_sums_of_each_k_block_promoted_in_order_give_the_bits_of_one_cta(tile: tuple[int, int, int]) -> None:
-    """Fewer k-blocks than CTAs, some more, and 64, which fill the room; tokens beyond a tile."""
-    tokens, warpgroups, cluster_k = tile
-    for k, sent_blocks in ((144, 32), (1296, 32), (8192 - 16, 64)):
-        config = DecodeConfig(tokens, 3, warpgroups, cluster_k, is_fp32=True, sent_blocks=sent_blocks)
-        others = replace(config, sent_blocks=0), replace(config, sent_blocks=0, cluster_k=1)
-        p = random_problem(config, tokens + 5, 72, k, seed=k)
-        run_simulated(config, p, seed=k).checked()
-        split, alone, in_order = (
-            run_simulated(of, p._replace(d=torch.empty_like(p.d)), truncate=True).d for of in (*others, config)
-        )
-        assert torch.equal(in_order, alone)
-        assert k < 256 or not torch.equal(split, alone)  # the order shows
-
-
 def test_few_configurations_cannot_be_built() -> None:
     assert decode_config(8, 1, 8, 2) is not None
     assert decode_config(128, 2, 1, 2) is None
