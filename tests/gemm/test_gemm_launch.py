@@ -365,7 +365,7 @@ def test_batch_invariance_is_what_the_environment_says_until_it_is_set(
         (tile_config(64, 64, Output(is_fp32=True)), "is for another output: is_fp32"),
         (tile_config(64, 64, Output(sfb=PER_ROW)), "is for another output: sfb"),
         (tile_config(64, 64, Output(), k=512), "has no code for the tail of 9 blocks of k in runs of 4"),
-        (decode_config(8, 1, 1, 1, c=True), "is for another output: with_c"),
+        (decode_config(8, 1, 1, 1, with_c=True), "is for another output: with_c"),
     ],
 )
 def test_a_given_configuration_that_computes_something_else_is_refused(gpu: FakeGpu, config: Any, reason: str) -> None:

@@ -85,7 +85,7 @@ HEADS = (
     tile_config(128, 128, Output(is_fp32=True, adds_to_d=True, work=works.HEADS), k=128),
     tile_config(128, 128, Output(is_fp32=True, sfb=PER_ROW, work=works.HEADS)),
     decode_config(8, 1, 1, 2, work=works.HEADS),
-    decode_config(32, 1, 2, 2, c=True, work=works.HEADS),
+    decode_config(32, 1, 2, 2, with_c=True, work=works.HEADS),
 )
 LOGITS = {
     logits_kernel.IN_ROWS: (
@@ -124,8 +124,8 @@ OF_BF16 = (
 DECODE = (
     decode_config(8, 1, 4, 2),
     decode_config(16, 2, 1, 2),
-    decode_config(32, 1, 3, 2, fp32=True),
-    decode_config(64, 1, 1, 2, c=True),
+    decode_config(32, 1, 3, 2, is_fp32=True),
+    decode_config(64, 1, 1, 2, with_c=True),
 )
 WHOLE_SCALES = Output(sfa=WHOLE, sfb=WHOLE)
 WHOLE_AND_BIASES = (
@@ -134,7 +134,7 @@ WHOLE_AND_BIASES = (
     tile_config(128, 128, replace(WHOLE_SCALES, with_c=True, c_is_fp32=True, work=works.COUNTS)),
     tile_config(128, 256, Output(with_c=True, c_is_fp32=True, work=works.IDS)),
     decode_config(16, 2, 3, 2, sfa=WHOLE, sfb=WHOLE),
-    decode_config(8, 1, 1, 2, c=True, c32=True, work=works.ENDS, sfa=WHOLE, sfb=WHOLE),
+    decode_config(8, 1, 1, 2, with_c=True, c_is_fp32=True, work=works.ENDS, sfa=WHOLE, sfb=WHOLE),
 )
 SKIPPING = tuple(
     skipping(config, columns)
