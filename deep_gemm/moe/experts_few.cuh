@@ -12,8 +12,9 @@
 // Weights are A of WGMMA, and tokens B. The first product takes all tokens, and the second the rows of the expert and the rows
 // behind them. Columns of other experts are multiplied too, and not stored.
 //
-// Every CTA finds rows by itself, from all ids. So the second product loads weights while the first one runs, and B alone waits for
-// it. Ids are there by then, as the first product lets the second start behind its own wait.
+// Every CTA finds rows by itself, from all ids. So the second product loads weights while the first one ends, and B alone waits for
+// it. Ids are there by then, as the first product lets the second start behind its own wait: when its last weights are asked
+// for, as the second's would take their place in memory's queues.
 #pragma once
 #include "cast/silu.cuh"
 #include "config.cuh"
@@ -114,10 +115,14 @@ struct Work {
   uint32_t item_units, k_blocks;
   uint32_t a_bytes, stage_bytes, stages;
 
+  // An expert has CTAs of its own if none has more units then: a part of two experts is two items, with fewer bytes under way.
   DEVICE Work(const ExpertsFewParams& p, uint32_t num_hit) : k_blocks(ceil_div(p.k, kBlockK)) {
     const uint32_t total = num_hit * p.units, most = ceil_div(total, ptx::grid_size());  // of a CTA
-    const Part part(total, ptx::grid_size(), ptx::block_index());
-    first = part.first, end = part.first + part.count;
+    const uint32_t ctas = num_hit == 0 ? 0 : ptx::grid_size() / num_hit;                 // of an expert
+    const bool has_own = ctas != 0 && ceil_div(p.units, ctas) <= most;
+    const uint32_t place = has_own ? ptx::block_index() / ctas : 0;
+    const Part part(has_own ? p.units : total, has_own ? ctas : ptx::grid_size(), ptx::block_index() - place * ctas);
+    first = place * p.units + part.first, end = place < num_hit ? first + part.count : first;
     item_units = most == 0 ? 1 : ceil_div(most, ceil_div(most, kMaxUnits));
     a_bytes = ceil_div(item_units, kUnitsOfWarpgroup) * kWarpgroupBytes;
     stage_bytes = a_bytes + kBBytes;
@@ -158,6 +163,7 @@ constexpr auto kNothing = [](const Item&) {};
 // A warp: a lane loads a unit, or four.
 DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t lane = ptx::lane_index();
+  const uint32_t let_at = work.k_blocks > kEarlyBlocks ? work.k_blocks - 1 - kEarlyBlocks : 0;
   const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     if (lane == 0) {
       ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
@@ -168,6 +174,7 @@ DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const
     if (unit < item.count)
       ptx::tma_load_4d(lane < fours ? &p.map_fours : &p.map_w, &shared.full[stage],
                        shared.ring + stage * work.stage_bytes + unit * kUnitBytes, k_block * kBlockK, 0, 0, item.in_map + unit);
+    if (!kIsSecond && item.number + item.count == work.end && k_block == let_at) ptx::griddepcontrol_launch_dependents();
   };
   for_slots(p, shared, work, load, kNothing);
 }
@@ -260,8 +267,10 @@ KERNEL(kNumThreads, kCtasPerSm) bf16_gemm_experts_few(GRID_CONSTANT ExpertsFewPa
   for (uint32_t i = ptx::thread_index(); i < kMaxExperts; i += kNumThreads) ptx::st_shared_b32(&shared.entry_of[i], 0);
   ptx::syncthreads();
 
-  if constexpr (!kIsSecond) ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
+  if constexpr (kIsSecond)
+    ptx::griddepcontrol_launch_dependents();
+  else
+    ptx::griddepcontrol_wait();
   const Work work(p, find_rows(p, shared));
   if (warp == kNumMathWarps) return load_weights(p, shared, work);
   if (warp > kNumMathWarps) return load_b(p, shared, work);

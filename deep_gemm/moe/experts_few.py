@@ -38,12 +38,14 @@ class FewConfig(Config):
     max_experts: ClassVar[int] = 512
     prefetched_units: ClassVar[int] = 112
     """The most blocks of 16 x 64 that a CTA of the second product loads ahead: all or none. 30 MB on 132 SMs."""
+    early_blocks: ClassVar[int] = 8
+    """k-blocks that a CTA of the first product has still to load when it lets the second start."""
     num_threads: ClassVar[int] = 320
     ctas_per_sm: ClassVar[int] = 2
     ring_bytes: ClassVar[int] = 108 << 10
     shared_bytes: ClassVar[int] = 113 << 10
     taken = (
-        *("columns", "is_second", "max_experts", "prefetched_units"),
+        *("columns", "is_second", "max_experts", "prefetched_units", "early_blocks"),
         *("num_threads", "ctas_per_sm", "ring_bytes", "shared_bytes"),
     )
 
