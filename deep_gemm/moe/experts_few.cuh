@@ -1,9 +1,10 @@
-// One of the two products of a layer of experts, for few tokens and BF16 weights: it streams weights of experts that are hit.
+// One of the two products of a layer of experts, for few tokens: it streams weights, BF16 or E4M3, of experts that are hit.
 // The first product is activated on its way out, and gather_weighted sums up the rows of the second.
 //
 //   a warp                 for each item, for each k-block:   empty --wait--> weights --TMA--> full
-//   another                for each item, for each k-block:   empty --wait--> B --TMA--> full
-//   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA --arrive--> empty
+//   another, BF16          for each item, for each k-block:   empty --wait--> B --TMA--> full
+//   4 others, E4M3         the same, each every fourth:       B -> registers; empty --wait--> cast, with its scales --arrive--> full
+//   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA, in E4M3 promote --arrive--> empty
 //                          after the last k-block:            accumulators --> activated --> rows
 //
 // A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. CTAs share out the units of all
@@ -16,6 +17,7 @@
 // it. Ids are there by then, as the first product lets the second start behind its own wait: when its last weights are asked
 // for, as the second's would take their place in memory's queues.
 #pragma once
+#include "cast/piece.cuh"
 #include "cast/silu.cuh"
 #include "config.cuh"
 #include "lanes.cuh"
@@ -29,25 +31,36 @@
 struct ExpertsFewParams {
   ptx::TensorMap map_w, map_fours;  // boxes of a unit, and of four: (k, row of 8, which 8 rows of the unit, unit)
   ptx::TensorMap map_b;             // x [tokens, k], or activations [rows, k], in boxes of as many rows as there are tokens
+  const uint8_t* b;                 // the same, as it is cast to E4M3: x in BF16, or activations in FP32
+  const float* sfw;                 // scales of E4M3 weights
   const uint8_t* topk_ids;          // [tokens, topk], of id_bytes; ids of a token lie beside each other
   int32_t* row_of;                  // [tokens, topk], -1: no expert; the first product writes it
-  uint8_t* d;                       // BF16 [rows, n]
+  uint8_t* d;                       // [rows, n], FP32 if it is going to be cast, else BF16
   uint32_t tokens, topk, ids_pitch, id_bytes, num_experts;
   uint32_t n, k, units, units_apart;  // units of an expert's weight; from an expert's first to the next one's in the maps
+  uint32_t b_pitch;                   // in bytes
+  uint32_t sfw_stride_e, sfw_stride_n, sfw_stride_k;  // by expert, by 128 rows or each, by k-block
   uint32_t gating;                    // 2: SiTU; SwiGLU otherwise
   float limit, alpha, beta, alpha_reciprocal, beta_reciprocal;
 };
 #include "experts_few_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
-constexpr uint32_t kBlockK = 64, kLineBytes = kBlockK * 2;
+constexpr uint32_t kLineBytes = 128, kBlockK = kIsFp8 ? kLineBytes : kLineBytes / 2;
 constexpr uint32_t kUnitRows = 16, kUnitBytes = kUnitRows * kLineBytes;
 constexpr uint32_t kMaxUnits = 8, kUnitsOfWarpgroup = kMaxUnits / 2;  // one for each math warp
 constexpr uint32_t kWarpgroupBytes = kUnitsOfWarpgroup * kUnitBytes;
 constexpr uint32_t kNumMathWarps = kMaxUnits, kNumMathThreads = kNumMathWarps * 32;
-constexpr uint32_t kBBytes = kColumns * kLineBytes, kMaxStages = kRingBytes / (kWarpgroupBytes + kBBytes);
-static_assert(kNumThreads == kNumMathThreads + 64, "math warps, and two that load behind them");
+constexpr uint32_t kNumBWarps = kNumThreads / 32 - kNumMathWarps - 1;
+// Shared memory has no room for scales of more stages.
+constexpr uint32_t kBBytes = kColumns * kLineBytes, kMaxStages = kIsFp8 ? 6 : kRingBytes / (kWarpgroupBytes + kBBytes);
+static_assert(kNumBWarps == (kIsFp8 ? 4 : 1), "math warps, one that loads weights, and those that bring B");
 static_assert(kMaxExperts == 2 * kNumMathThreads, "two experts for each math thread");
 static_assert(kColumns <= 16, "an expert's tokens are half a word");
+
+// Scales of a unit's upper and lower 8 rows.
+struct alignas(8) Blocks {
+  float of_rows[2];
+};
 
 struct SharedStorage {
   alignas(1024) uint8_t ring[kRingBytes];
@@ -55,6 +68,9 @@ struct SharedStorage {
   uint32_t hit[kMaxExperts];       // the experts that are hit, in order
   uint32_t of_warp[kNumMathWarps]; // experts that are hit << 16 | rows, of a warp's experts
   uint64_t full[kMaxStages], empty[kMaxStages];
+  alignas(8) float of_columns[kIsFp8 ? kMaxStages : 1][kColumns];             // scales of B
+  Blocks of_units[kIsFp8 && !kIsByRow ? kMaxStages : 1][kMaxUnits];           // scales of weights, if they change along k
+  float largest[kIsFp8 && kIsByRow ? kNumBWarps : 1][kColumns];               // of a warp's part of each row of B
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "FewConfig.shared_bytes and SharedStorage differ");
 
@@ -126,7 +142,7 @@ struct Work {
     item_units = most == 0 ? 1 : ceil_div(most, ceil_div(most, kMaxUnits));
     a_bytes = ceil_div(item_units, kUnitsOfWarpgroup) * kWarpgroupBytes;
     stage_bytes = a_bytes + kBBytes;
-    stages = kRingBytes / stage_bytes;
+    stages = kRingBytes / stage_bytes < kMaxStages ? kRingBytes / stage_bytes : kMaxStages;
   }
 };
 
@@ -134,15 +150,30 @@ struct Work {
 struct Item {
   uint32_t number, count = 0;  // of the first, among all that are hit; of units, 0 behind the last item
   uint32_t unit, in_map;       // the first: in the expert, and in the maps
-  uint32_t entry;              // of the expert
+  uint32_t expert, entry;      // its number, and its tokens and rows
 
   DEVICE Item(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, uint32_t number_) : number(number_) {
     if (number >= work.end) return;
-    const uint32_t place = number / p.units, expert = ptx::ld_shared_b32(&shared.hit[place]);
+    const uint32_t place = number / p.units;
+    expert = ptx::ld_shared_b32(&shared.hit[place]);
     unit = number - place * p.units, in_map = expert * p.units_apart + unit;
     entry = ptx::ld_shared_b32(&shared.entry_of[expert]);
     count = work.end - number < work.item_units ? work.end - number : work.item_units;
     count = p.units - unit < count ? p.units - unit : count;
+  }
+
+  // Of the expert's rows in the output.
+  DEVICE uint32_t num_rows() const { return ptx::popc(entry & 0xffff); }
+  // Whether some of these columns of B, from `first` on, are the expert's.
+  DEVICE bool has_columns(uint32_t first, uint32_t columns) const {
+    return kIsSecond ? first < num_rows() : (entry >> first & ((1u << columns) - 1)) != 0;
+  }
+  // A scale of weights: that of a row of a unit, counted from 0 in the first of the item.
+  DEVICE const float* scale_of(const ExpertsFewParams& p, uint32_t in_item, uint32_t row, uint32_t k_block) const {
+    const uint32_t of_unit = unit + in_item;
+    const uint32_t weight_row = kIsSecond ? of_unit * kUnitRows + row : of_unit * 8 + row % 8 + (row < 8 ? 0 : p.n);
+    const uint64_t block = kIsByRow ? weight_row : weight_row / kBlock;
+    return p.sfw + uint64_t{expert} * p.sfw_stride_e + block * p.sfw_stride_n + uint64_t{k_block} * p.sfw_stride_k;
   }
 };
 
@@ -181,23 +212,114 @@ DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const
 
 // A warp. Before the second product waits for the first, it asks for weights that its ring has no room for, if they are few: the L2
 // would have lost more of them by the time they are loaded.
-DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
+DEVICE void prefetch_weights(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t lane = ptx::lane_index();
-  if constexpr (kIsSecond) {
-    uint32_t slot = 0;
-    const auto prefetch = [&](const Item& item, uint32_t k_block, uint32_t, uint32_t) {
-      if (slot++ >= work.stages && lane < item.count) ptx::tma_prefetch_4d(&p.map_w, k_block * kBlockK, 0, 0, item.in_map + lane);
-    };
-    if ((work.end - work.first) * work.k_blocks <= kPrefetchedUnits) for_slots(p, shared, work, prefetch, kNothing);
-    ptx::griddepcontrol_wait();
-  }
+  uint32_t slot = 0;
+  const auto prefetch = [&](const Item& item, uint32_t k_block, uint32_t, uint32_t) {
+    if (slot++ >= work.stages && lane < item.count) ptx::tma_prefetch_4d(&p.map_w, k_block * kBlockK, 0, 0, item.in_map + lane);
+  };
+  if ((work.end - work.first) * work.k_blocks <= kPrefetchedUnits) for_slots(p, shared, work, prefetch, kNothing);
+}
+
+// A warp.
+DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
     ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
     ptx::mbarrier_arrive_expect_tx(&shared.full[stage], p.tokens * kLineBytes);
     ptx::tma_load_2d(&p.map_b, &shared.full[stage], to, k_block * kBlockK, kIsSecond ? item.entry >> 16 : 0);
   };
-  if (lane == 0) for_slots(p, shared, work, load, kNothing);
+  if (ptx::lane_index() == 0) for_slots(p, shared, work, load, kNothing);
+}
+
+// Casts B to E4M3, a warp of several. A team of lanes has 128 columns of a row.
+struct Caster {
+  static constexpr uint32_t kRowsOfWarp = 32 / kLanes, kAtOnce = 4;  // rows at a time; pieces that are on their way
+  uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index() % kLanes, team = ptx::lane_index() / kLanes;
+  Divisor of_column{};  // if a row has one scale: of the column that has the lane's number
+
+  // 16 bytes of a lane: not by ".nc", which the compiler may move to before griddepcontrol_wait.
+  DEVICE Piece load(const ExpertsFewParams& p, const Item& item, uint32_t first, uint32_t k_block) const {
+    const uint32_t row = (kIsSecond ? item.entry >> 16 : 0) + first + team, column = k_block * kBlockK + lane * kElements;
+    Piece piece = {};
+    if (column >= p.k || !item.has_columns(first + team, 1)) return piece;
+    const ptx::Uint4 loaded = ptx::ld_global_v4_b32(p.b + uint64_t{row} * p.b_pitch + uint64_t{column} * kInputBytes);
+    piece.words[0] = loaded.x, piece.words[1] = loaded.y, piece.words[2] = loaded.z, piece.words[3] = loaded.w;
+    return piece;
+  }
+
+  // Finds the scales of an item's rows. The warps share out k.
+  DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
+    const uint32_t column = ptx::lane_index() % kColumns;
+#pragma unroll 1
+    for (uint32_t first = 0; first < kColumns; first += kRowsOfWarp) {
+      if (!item.has_columns(first, kRowsOfWarp)) continue;
+      uint32_t keys[1] = {};
+#pragma unroll 4
+      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps)
+        keys[0] = larger_key(keys[0], key_of<false>(load(p, item, first, k_block)));
+      const float amax = amax_of(largest_of_team(keys, lane));
+      if (lane == 0) ptx::st_shared_f32(&shared.largest[warp][first + team], amax);
+    }
+    ptx::bar_sync(1, kNumBWarps * 32);
+    float amax = 0;
+#pragma unroll
+    for (uint32_t other = 0; other < kNumBWarps; ++other) amax = ptx::max_f32(amax, ptx::ld_shared_f32(&shared.largest[other][column]));
+    of_column = divisor_of<false>(item.has_columns(column, 1) ? amax : 0.f, 0.f, false);
+    ptx::bar_sync(1, kNumBWarps * 32);  // before those of another item
+  }
+
+  // Stores the values of rows `first` and so on where WGMMA reads them, in rows of 128 bytes whose chunks of 16 are swizzled.
+  DEVICE void cast(float* of_columns, uint8_t* to, uint32_t first, const Piece& piece) const {
+    const uint32_t row = first + team;
+    CastPiece made;
+    if constexpr (kIsByRow) {
+      const Divisor divisor = {ptx::shfl_sync(of_column.scale, row), ptx::shfl_sync(of_column.reciprocal, row)};
+      float quotients[kElements];
+#pragma unroll
+      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(piece, e), divisor);
+      made = {pack_values(quotients), divisor.scale};
+    } else {
+      made = cast_piece(piece, lane);
+    }
+    if (lane == 0) ptx::st_shared_f32(of_columns + row, made.scale);
+    const uint32_t byte = lane * kElements;
+    uint8_t* const at = to + row * kLineBytes + ((byte / 16 ^ row % 8) * 16 + byte % 16);
+    if constexpr (kElements == 8)
+      ptx::st_shared_v2_b32(at, made.values.words[0], made.values.words[1]);
+    else
+      ptx::st_shared_b32(at, made.values.words[0]);
+  }
+};
+
+// A warp: every kNumBWarps-th k-block, and scales of weights beside B's.
+DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
+  Caster caster;
+  uint32_t slot = 0;
+  const auto cast = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    if (kIsByRow && k_block == 0) caster.find_scales(p, shared, work, item);
+    if (slot++ % kNumBWarps != caster.warp) return;
+    const uint32_t unit = ptx::lane_index() / 2, half = ptx::lane_index() % 2;
+    float of_unit = 0;
+    if (!kIsByRow && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
+#pragma unroll 1
+    for (uint32_t first = 0; first < kColumns; first += Caster::kAtOnce * Caster::kRowsOfWarp) {
+      Piece pieces[Caster::kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < Caster::kAtOnce; ++i) pieces[i] = caster.load(p, item, first + i * Caster::kRowsOfWarp, k_block);
+      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+#pragma unroll
+      for (uint32_t i = 0; i < Caster::kAtOnce; ++i)
+        if (item.has_columns(first + i * Caster::kRowsOfWarp, Caster::kRowsOfWarp))
+          caster.cast(shared.of_columns[stage], shared.ring + stage * work.stage_bytes + work.a_bytes, first + i * Caster::kRowsOfWarp,
+                      pieces[i]);
+    }
+    if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit].of_rows[half], of_unit);
+    ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
+    ptx::syncwarp();
+    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&shared.full[stage]);
+  };
+  for_slots(p, shared, work, cast, kNothing);
 }
 
 // As products in BF16 and cast_rows behind them give it.
@@ -214,16 +336,25 @@ DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float 
 #pragma unroll
   for (uint32_t i = 0; i < kColumns / 4; ++i) {
     const uint32_t b = i / 2 * 8 + lane % 4 * 2 + i % 2;  // a token, or one of the expert's rows
-    if (kIsSecond ? b >= ptx::popc(item.entry & 0xffff) : (item.entry >> b & 1) == 0) continue;
+    if (!item.has_columns(b, 1)) continue;
     const uint32_t row = kIsSecond ? (item.entry >> 16) + b : row_of(item.entry, b);
     const float first = sums[i / 2 * 4 + i % 2], second = sums[i / 2 * 4 + 2 + i % 2];
-    uint8_t* const to = p.d + (uint64_t{row} * p.n + column) * 2;
-    ptx::st_global_b16(to, ptx::pack_bf16(kIsSecond ? first : activated(p, first, second), 0.f));
-    if constexpr (kIsSecond) ptx::st_global_b16(to + kUnitRows, ptx::pack_bf16(second, 0.f));  // 8 columns on
+    uint8_t* const to = p.d + (uint64_t{row} * p.n + column) * (kIsFp8 && !kIsSecond ? 4 : 2);
+    if constexpr (kIsSecond) {
+      ptx::st_global_b16(to, ptx::pack_bf16(first, 0.f));
+      ptx::st_global_b16(to + kUnitRows, ptx::pack_bf16(second, 0.f));  // 8 columns on
+    } else if constexpr (kIsFp8) {
+      ptx::st_global_f32(to, activated(p, first, second));
+    } else {
+      ptx::st_global_b16(to, ptx::pack_bf16(activated(p, first, second), 0.f));
+    }
   }
 }
 
 // Math warps. A warpgroup without 64 rows of its own in an item multiplies the first, and does not store them.
+//
+// A template, as only the type of the weights has instructions.
+template <uint32_t kN>
 DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t warpgroup = ptx::warp_index() / 4, lane = ptx::lane_index();
   const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
@@ -234,7 +365,7 @@ DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Wor
     const uint32_t rows = warpgroup * kUnitsOfWarpgroup < item.count ? warpgroup * (kWarpgroupBytes / 16) : 0;
     ptx::mbarrier_wait_parity(&shared.full[stage], parity);
     ptx::wgmma_fence();
-    ptx::wgmma_m64k64_bf16<kColumns>(sums, slot + rows, slot + work.a_bytes / 16, k_block != 0);
+    ptx::wgmma_m64k64_bf16<kN>(sums, slot + rows, slot + work.a_bytes / 16, k_block != 0);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     if (k_block != 0 && lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
@@ -251,7 +382,51 @@ DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Wor
   });
 }
 
-KERNEL(kNumThreads, kCtasPerSm) bf16_gemm_experts_few(GRID_CONSTANT ExpertsFewParams p) {
+// The same of E4M3. Sums of 128 values are promoted, each times the scales of its k-block, or else all of them at the end.
+template <uint32_t kN>
+DEVICE void multiply_fp8(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
+  const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
+  const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
+  float sums[kColumns / 2], of_columns[kColumns / 4], of_rows[2];
+  const auto multiply_slot = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    const uint32_t slot = ring + stage * (work.stage_bytes / 16);
+    const uint32_t rows = warp / 4 * kUnitsOfWarpgroup < item.count ? warp / 4 * (kWarpgroupBytes / 16) : 0;
+    float partial[kColumns / 2];
+    ptx::mbarrier_wait_parity(&shared.full[stage], parity);
+    ptx::fence_registers(partial);
+    ptx::wgmma_fence();
+    ptx::wgmma_m64k128_e4m3<kN>(partial, slot + rows, slot + work.a_bytes / 16);
+    ptx::wgmma_commit_group();
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns / 8; ++i) {
+      const ptx::Float2 loaded = ptx::ld_shared_v2_f32(&shared.of_columns[stage][i * 8 + lane % 4 * 2]);
+      of_columns[i * 2] = loaded.x, of_columns[i * 2 + 1] = loaded.y;
+    }
+    if constexpr (!kIsByRow) {
+      const ptx::Float2 loaded = ptx::ld_shared_v2_f32(&shared.of_units[stage][warp]);
+      of_rows[0] = loaded.x, of_rows[1] = loaded.y;
+    } else if (k_block == 0 && warp < item.count) {
+      for (uint32_t i = 0; i < 2; ++i) of_rows[i] = ptx::ld_global_f32(item.scale_of(p, warp, lane / 4 + i * 8, 0));
+    }
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(partial);
+    ptx::mbarrier_arrive_after(&shared.empty[stage], kIsByRow ? of_columns[kColumns / 4 - 1] : of_rows[1], lane == 0);
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns / 2; ++i) {
+      if (k_block == 0) sums[i] = 0;
+      const float scale = kIsByRow ? 1.f : ptx::mul_rn(of_columns[i / 4 * 2 + i % 2], of_rows[i / 2 % 2]);
+      sums[i] = kIsByRow ? ptx::add_rn(sums[i], partial[i]) : ptx::fma(partial[i], scale, sums[i]);
+    }
+  };
+  for_slots(p, shared, work, multiply_slot, [&](const Item& item) {
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns / 2 && kIsByRow; ++i)
+      sums[i] = ptx::mul_rn(sums[i], of_columns[i / 4 * 2 + i % 2] * of_rows[i / 2 % 2]);
+    store_unit(p, item, sums);
+  });
+}
+
+KERNEL(kNumThreads, kCtasPerSm) KERNEL_NAME(GRID_CONSTANT ExpertsFewParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const uint32_t warp = ptx::warp_index();
   if (warp == kNumMathWarps && ptx::elect_sync()) {
@@ -273,6 +448,13 @@ KERNEL(kNumThreads, kCtasPerSm) bf16_gemm_experts_few(GRID_CONSTANT ExpertsFewPa
     ptx::griddepcontrol_wait();
   const Work work(p, find_rows(p, shared));
   if (warp == kNumMathWarps) return load_weights(p, shared, work);
-  if (warp > kNumMathWarps) return load_b(p, shared, work);
-  multiply(p, shared, work);
+  if (kIsSecond && warp == kNumMathWarps + 1) prefetch_weights(p, shared, work);
+  if (kIsSecond && warp > kNumMathWarps) ptx::griddepcontrol_wait();
+  if constexpr (kIsFp8) {
+    if (warp > kNumMathWarps) return cast_b(p, shared, work);
+    multiply_fp8<kColumns>(p, shared, work);
+  } else {
+    if (warp > kNumMathWarps) return load_b(p, shared, work);
+    multiply<kColumns>(p, shared, work);
+  }
 }
