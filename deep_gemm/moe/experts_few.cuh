@@ -3,7 +3,7 @@
 //
 //   a warp                 for each item, for each k-block:   empty --wait--> weights --TMA--> full
 //   another, BF16          for each item, for each k-block:   empty --wait--> B --TMA--> full
-//   4 others, E4M3         the same, each every fourth:       B -> registers; empty --wait--> cast, with its scales --arrive--> full
+//   4 others, E4M3         each for every fourth k-block:     B -> registers; empty --wait--> B cast, scales --arrive--> full
 //   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA, in E4M3 promote --arrive--> empty
 //                          after the last k-block:            accumulators --> activated --> rows
 //
@@ -57,20 +57,15 @@ static_assert(kNumBWarps == (kIsFp8 ? 4 : 1), "math warps, one that loads weight
 static_assert(kMaxExperts == 2 * kNumMathThreads, "two experts for each math thread");
 static_assert(kColumns <= 16, "an expert's tokens are half a word");
 
-// Scales of a unit's upper and lower 8 rows.
-struct alignas(8) Blocks {
-  float of_rows[2];
-};
-
 struct SharedStorage {
   alignas(1024) uint8_t ring[kRingBytes];
   uint32_t entry_of[kMaxExperts];  // of an expert: bit t: token t has it; the first of its rows << 16
   uint32_t hit[kMaxExperts];       // the experts that are hit, in order
   uint32_t of_warp[kNumMathWarps]; // experts that are hit << 16 | rows, of a warp's experts
   uint64_t full[kMaxStages], empty[kMaxStages];
-  alignas(8) float of_columns[kIsFp8 ? kMaxStages : 1][kColumns];             // scales of B
-  Blocks of_units[kIsFp8 && !kIsByRow ? kMaxStages : 1][kMaxUnits];           // scales of weights, if they change along k
-  float largest[kIsFp8 && kIsByRow ? kNumBWarps : 1][kColumns];               // of a warp's part of each row of B
+  alignas(8) float of_columns[kIsFp8 ? kMaxStages : 1][kColumns];      // scales of B
+  float of_units[kIsFp8 && !kIsByRow ? kMaxStages : 1][kMaxUnits][2];  // of weights, if they change along k
+  float largest[kIsFp8 && kIsByRow ? kNumBWarps : 1][kColumns];        // of a warp's part of each row of B
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "FewConfig.shared_bytes and SharedStorage differ");
 
@@ -162,12 +157,8 @@ struct Item {
     count = p.units - unit < count ? p.units - unit : count;
   }
 
-  // Of the expert's rows in the output.
-  DEVICE uint32_t num_rows() const { return ptx::popc(entry & 0xffff); }
-  // Whether some of these columns of B, from `first` on, are the expert's.
-  DEVICE bool has_columns(uint32_t first, uint32_t columns) const {
-    return kIsSecond ? first < num_rows() : (entry >> first & ((1u << columns) - 1)) != 0;
-  }
+  // Those of B that are the expert's, a bit each.
+  DEVICE uint32_t columns() const { return kIsSecond ? (1u << ptx::popc(entry & 0xffff)) - 1 : entry & 0xffff; }
   // A scale of weights: that of a row of a unit, counted from 0 in the first of the item.
   DEVICE const float* scale_of(const ExpertsFewParams& p, uint32_t in_item, uint32_t row, uint32_t k_block) const {
     const uint32_t of_unit = unit + in_item;
@@ -210,19 +201,9 @@ DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const
   for_slots(p, shared, work, load, kNothing);
 }
 
-// A warp. Before the second product waits for the first, it asks for weights that its ring has no room for, if they are few: the L2
-// would have lost more of them by the time they are loaded.
-DEVICE void prefetch_weights(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
-  const uint32_t lane = ptx::lane_index();
-  uint32_t slot = 0;
-  const auto prefetch = [&](const Item& item, uint32_t k_block, uint32_t, uint32_t) {
-    if (slot++ >= work.stages && lane < item.count) ptx::tma_prefetch_4d(&p.map_w, k_block * kBlockK, 0, 0, item.in_map + lane);
-  };
-  if ((work.end - work.first) * work.k_blocks <= kPrefetchedUnits) for_slots(p, shared, work, prefetch, kNothing);
-}
-
 // A warp.
 DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
+  if constexpr (kIsSecond) ptx::griddepcontrol_wait();
   const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
     ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
@@ -232,49 +213,55 @@ DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
   if (ptx::lane_index() == 0) for_slots(p, shared, work, load, kNothing);
 }
 
-// Casts B to E4M3, a warp of several. A team of lanes has 128 columns of a row.
+// Casts B to E4M3, a warp of several. A team of lanes has 128 columns of a row, which become a column of B for WGMMA.
 struct Caster {
-  static constexpr uint32_t kRowsOfWarp = 32 / kLanes, kAtOnce = 4;  // rows at a time; pieces that are on their way
+  static constexpr uint32_t kAtOnce = 4;  // pieces that are on their way
   uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index() % kLanes, team = ptx::lane_index() / kLanes;
-  Divisor of_column{};  // if a row has one scale: of the column that has the lane's number
+  Divisor of_lane{};  // if a row has one scale: of the column that has the lane's number
+
+  // The column that this team takes next, kColumns if none is left for it.
+  DEVICE uint32_t take(uint32_t& left) const {
+    uint32_t column = kColumns;
+#pragma unroll
+    for (uint32_t i = 0; i < 32 / kLanes; ++i, left &= left - 1)
+      if (i == team && left != 0) column = ptx::popc(~left & (left - 1));
+    return column;
+  }
 
   // 16 bytes of a lane: not by ".nc", which the compiler may move to before griddepcontrol_wait.
-  DEVICE Piece load(const ExpertsFewParams& p, const Item& item, uint32_t first, uint32_t k_block) const {
-    const uint32_t row = (kIsSecond ? item.entry >> 16 : 0) + first + team, column = k_block * kBlockK + lane * kElements;
+  DEVICE Piece load(const ExpertsFewParams& p, const Item& item, uint32_t column, uint32_t k_block) const {
+    const uint32_t row = (kIsSecond ? item.entry >> 16 : 0) + column, first = k_block * kBlockK + lane * kElements;
     Piece piece = {};
-    if (column >= p.k || !item.has_columns(first + team, 1)) return piece;
-    const ptx::Uint4 loaded = ptx::ld_global_v4_b32(p.b + uint64_t{row} * p.b_pitch + uint64_t{column} * kInputBytes);
+    if (column == kColumns || first >= p.k) return piece;
+    const ptx::Uint4 loaded = ptx::ld_global_v4_b32(p.b + uint64_t{row} * p.b_pitch + uint64_t{first} * kInputBytes);
     piece.words[0] = loaded.x, piece.words[1] = loaded.y, piece.words[2] = loaded.z, piece.words[3] = loaded.w;
     return piece;
   }
 
   // Finds the scales of an item's rows. The warps share out k.
   DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
-    const uint32_t column = ptx::lane_index() % kColumns;
-#pragma unroll 1
-    for (uint32_t first = 0; first < kColumns; first += kRowsOfWarp) {
-      if (!item.has_columns(first, kRowsOfWarp)) continue;
+    for (uint32_t left = item.columns(); left != 0;) {
+      const uint32_t column = take(left);
       uint32_t keys[1] = {};
 #pragma unroll 4
       for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps)
-        keys[0] = larger_key(keys[0], key_of<false>(load(p, item, first, k_block)));
+        keys[0] = larger_key(keys[0], key_of<false>(load(p, item, column, k_block)));
       const float amax = amax_of(largest_of_team(keys, lane));
-      if (lane == 0) ptx::st_shared_f32(&shared.largest[warp][first + team], amax);
+      if (lane == 0 && column < kColumns) ptx::st_shared_f32(&shared.largest[warp][column], amax);
     }
     ptx::bar_sync(1, kNumBWarps * 32);
     float amax = 0;
 #pragma unroll
-    for (uint32_t other = 0; other < kNumBWarps; ++other) amax = ptx::max_f32(amax, ptx::ld_shared_f32(&shared.largest[other][column]));
-    of_column = divisor_of<false>(item.has_columns(column, 1) ? amax : 0.f, 0.f, false);
+    for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + ptx::lane_index() % kColumns));
+    of_lane = divisor_of<false>(amax, 0.f, false);
     ptx::bar_sync(1, kNumBWarps * 32);  // before those of another item
   }
 
-  // Stores the values of rows `first` and so on where WGMMA reads them, in rows of 128 bytes whose chunks of 16 are swizzled.
-  DEVICE void cast(float* of_columns, uint8_t* to, uint32_t first, const Piece& piece) const {
-    const uint32_t row = first + team;
+  // Casts a piece of a column, if there is one, to where WGMMA reads it: rows of 128 bytes whose chunks of 16 are swizzled.
+  DEVICE void cast(float* of_columns, uint8_t* b, uint32_t column, const Piece& piece) const {
     CastPiece made;
     if constexpr (kIsByRow) {
-      const Divisor divisor = {ptx::shfl_sync(of_column.scale, row), ptx::shfl_sync(of_column.reciprocal, row)};
+      const Divisor divisor = {ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)};
       float quotients[kElements];
 #pragma unroll
       for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(piece, e), divisor);
@@ -282,39 +269,44 @@ struct Caster {
     } else {
       made = cast_piece(piece, lane);
     }
-    if (lane == 0) ptx::st_shared_f32(of_columns + row, made.scale);
+    if (column == kColumns) return;
+    if (lane == 0) ptx::st_shared_f32(of_columns + column, made.scale);
     const uint32_t byte = lane * kElements;
-    uint8_t* const at = to + row * kLineBytes + ((byte / 16 ^ row % 8) * 16 + byte % 16);
+    uint8_t* const to = b + column * kLineBytes + ((byte / 16 ^ column % 8) * 16 + byte % 16);
     if constexpr (kElements == 8)
-      ptx::st_shared_v2_b32(at, made.values.words[0], made.values.words[1]);
+      ptx::st_shared_v2_b32(to, made.values.words[0], made.values.words[1]);
     else
-      ptx::st_shared_b32(at, made.values.words[0]);
+      ptx::st_shared_b32(to, made.values.words[0]);
   }
 };
 
-// A warp: every kNumBWarps-th k-block, and scales of weights beside B's.
+// A warp: every kNumBWarps-th k-block, and scales of weights beside B's. These are not what the kernel ahead writes.
 DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   Caster caster;
   uint32_t slot = 0;
   const auto cast = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
-    if (kIsByRow && k_block == 0) caster.find_scales(p, shared, work, item);
-    if (slot++ % kNumBWarps != caster.warp) return;
     const uint32_t unit = ptx::lane_index() / 2, half = ptx::lane_index() % 2;
+    uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
+    const bool is_own = slot++ % kNumBWarps == caster.warp;
     float of_unit = 0;
-    if (!kIsByRow && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
-#pragma unroll 1
-    for (uint32_t first = 0; first < kColumns; first += Caster::kAtOnce * Caster::kRowsOfWarp) {
+    if (!kIsByRow && is_own && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
+    if constexpr (kIsSecond) ptx::griddepcontrol_wait();
+    if (kIsByRow && k_block == 0) caster.find_scales(p, shared, work, item);
+    if (!is_own) return;
+    for (uint32_t left = item.columns(); left != 0;) {
+      uint32_t columns[Caster::kAtOnce];
       Piece pieces[Caster::kAtOnce];
 #pragma unroll
-      for (uint32_t i = 0; i < Caster::kAtOnce; ++i) pieces[i] = caster.load(p, item, first + i * Caster::kRowsOfWarp, k_block);
+      for (uint32_t i = 0; i < Caster::kAtOnce; ++i) {
+        columns[i] = caster.take(left);
+        pieces[i] = caster.load(p, item, columns[i], k_block);
+      }
       ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
 #pragma unroll
       for (uint32_t i = 0; i < Caster::kAtOnce; ++i)
-        if (item.has_columns(first + i * Caster::kRowsOfWarp, Caster::kRowsOfWarp))
-          caster.cast(shared.of_columns[stage], shared.ring + stage * work.stage_bytes + work.a_bytes, first + i * Caster::kRowsOfWarp,
-                      pieces[i]);
+        if (ptx::shfl_sync(columns[i], 0) != kColumns) caster.cast(shared.of_columns[stage], to, columns[i], pieces[i]);
     }
-    if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit].of_rows[half], of_unit);
+    if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
     ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
     ptx::syncwarp();
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&shared.full[stage]);
@@ -336,7 +328,7 @@ DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float 
 #pragma unroll
   for (uint32_t i = 0; i < kColumns / 4; ++i) {
     const uint32_t b = i / 2 * 8 + lane % 4 * 2 + i % 2;  // a token, or one of the expert's rows
-    if (!item.has_columns(b, 1)) continue;
+    if ((item.columns() >> b & 1) == 0) continue;
     const uint32_t row = kIsSecond ? (item.entry >> 16) + b : row_of(item.entry, b);
     const float first = sums[i / 2 * 4 + i % 2], second = sums[i / 2 * 4 + 2 + i % 2];
     uint8_t* const to = p.d + (uint64_t{row} * p.n + column) * (kIsFp8 && !kIsSecond ? 4 : 2);
@@ -351,78 +343,53 @@ DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float 
   }
 }
 
-// Math warps. A warpgroup without 64 rows of its own in an item multiplies the first, and does not store them.
+// Math warps. A warpgroup without 64 rows of its own in an item multiplies the first, and does not store them. Sums of 128 values
+// of E4M3 are promoted, each times its scales, or all of them at the end if no scale changes along k.
 //
-// A template, as only the type of the weights has instructions.
+// A template, as only one type of weights has its instructions.
 template <uint32_t kN>
 DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
-  const uint32_t warpgroup = ptx::warp_index() / 4, lane = ptx::lane_index();
+  const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
   const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
-  uint32_t last = 0;
-  float sums[kColumns / 2] = {};
+  float sums[kN / 2] = {}, of_rows[2] = {};
+  ptx::Float2 of_columns[kN / 8] = {};
   const auto multiply_slot = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
-    const uint32_t slot = ring + stage * (work.stage_bytes / 16);
-    const uint32_t rows = warpgroup * kUnitsOfWarpgroup < item.count ? warpgroup * (kWarpgroupBytes / 16) : 0;
+    const uint32_t slot = ring + stage * (work.stage_bytes / 16), b = slot + work.a_bytes / 16;
+    const uint32_t a = slot + (warp / 4 * kUnitsOfWarpgroup < item.count ? warp / 4 * (kWarpgroupBytes / 16) : 0);
+    float partial[kN / 2];
+    float (&products)[kN / 2] = kIsFp8 ? partial : sums;
     ptx::mbarrier_wait_parity(&shared.full[stage], parity);
+    ptx::fence_registers(products);
     ptx::wgmma_fence();
-    ptx::wgmma_m64k64_bf16<kN>(sums, slot + rows, slot + work.a_bytes / 16, k_block != 0);
+    if constexpr (kIsFp8)
+      ptx::wgmma_m64k128_e4m3<kN>(products, a, b);
+    else
+      ptx::wgmma_m64k64_bf16<kN>(products, a, b, k_block != 0);
     ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<1>();
-    if (k_block != 0 && lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
-    last = stage;
+#pragma unroll
+    for (uint32_t i = 0; i < kN / 8 && kIsFp8; ++i)
+      of_columns[i] = ptx::ld_shared_v2_f32(&shared.of_columns[stage][i * 8 + lane % 4 * 2]);
+#pragma unroll
+    for (uint32_t i = 0; i < 2 && kIsFp8; ++i) {
+      if (!kIsByRow) of_rows[i] = ptx::ld_shared_f32(&shared.of_units[stage][warp][i]);
+      if (kIsByRow && k_block == 0 && warp < item.count) of_rows[i] = ptx::ld_global_f32(item.scale_of(p, warp, lane / 4 + i * 8, 0));
+    }
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(products);  // or what reads them might be moved ahead of the wait
+    ptx::mbarrier_arrive_after(&shared.empty[stage], kIsByRow ? of_columns[kN / 8 - 1].y : of_rows[1], lane == 0);
+#pragma unroll
+    for (uint32_t i = 0; i < kN / 2 && kIsFp8; ++i) {
+      const float scale = ptx::mul_rn(i % 2 == 0 ? of_columns[i / 4].x : of_columns[i / 4].y, of_rows[i / 2 % 2]);
+      if (k_block == 0) sums[i] = 0;
+      sums[i] = kIsByRow ? ptx::add_rn(sums[i], partial[i]) : ptx::fma(partial[i], scale, sums[i]);
+      if (kIsByRow && k_block + 1 == work.k_blocks) sums[i] = ptx::mul_rn(sums[i], scale);
+    }
   };
   for_slots(p, shared, work, multiply_slot, [&](const Item& item) {
-    ptx::wgmma_wait_group<0>();
-    ptx::fence_registers(sums);  // or what reads them might be moved ahead of the wait
-    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
     store_unit(p, item, sums);
     if constexpr (kCudaRelease < 1209)  // see kStoresAtOnce in tile.cuh
 #pragma unroll
       for (float& x : sums) x = 0;
-  });
-}
-
-// The same of E4M3. Sums of 128 values are promoted, each times the scales of its k-block, or else all of them at the end.
-template <uint32_t kN>
-DEVICE void multiply_fp8(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
-  const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
-  const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
-  float sums[kColumns / 2], of_columns[kColumns / 4], of_rows[2];
-  const auto multiply_slot = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
-    const uint32_t slot = ring + stage * (work.stage_bytes / 16);
-    const uint32_t rows = warp / 4 * kUnitsOfWarpgroup < item.count ? warp / 4 * (kWarpgroupBytes / 16) : 0;
-    float partial[kColumns / 2];
-    ptx::mbarrier_wait_parity(&shared.full[stage], parity);
-    ptx::fence_registers(partial);
-    ptx::wgmma_fence();
-    ptx::wgmma_m64k128_e4m3<kN>(partial, slot + rows, slot + work.a_bytes / 16);
-    ptx::wgmma_commit_group();
-#pragma unroll
-    for (uint32_t i = 0; i < kColumns / 8; ++i) {
-      const ptx::Float2 loaded = ptx::ld_shared_v2_f32(&shared.of_columns[stage][i * 8 + lane % 4 * 2]);
-      of_columns[i * 2] = loaded.x, of_columns[i * 2 + 1] = loaded.y;
-    }
-    if constexpr (!kIsByRow) {
-      const ptx::Float2 loaded = ptx::ld_shared_v2_f32(&shared.of_units[stage][warp]);
-      of_rows[0] = loaded.x, of_rows[1] = loaded.y;
-    } else if (k_block == 0 && warp < item.count) {
-      for (uint32_t i = 0; i < 2; ++i) of_rows[i] = ptx::ld_global_f32(item.scale_of(p, warp, lane / 4 + i * 8, 0));
-    }
-    ptx::wgmma_wait_group<0>();
-    ptx::fence_registers(partial);
-    ptx::mbarrier_arrive_after(&shared.empty[stage], kIsByRow ? of_columns[kColumns / 4 - 1] : of_rows[1], lane == 0);
-#pragma unroll
-    for (uint32_t i = 0; i < kColumns / 2; ++i) {
-      if (k_block == 0) sums[i] = 0;
-      const float scale = kIsByRow ? 1.f : ptx::mul_rn(of_columns[i / 4 * 2 + i % 2], of_rows[i / 2 % 2]);
-      sums[i] = kIsByRow ? ptx::add_rn(sums[i], partial[i]) : ptx::fma(partial[i], scale, sums[i]);
-    }
-  };
-  for_slots(p, shared, work, multiply_slot, [&](const Item& item) {
-#pragma unroll
-    for (uint32_t i = 0; i < kColumns / 2 && kIsByRow; ++i)
-      sums[i] = ptx::mul_rn(sums[i], of_columns[i / 4 * 2 + i % 2] * of_rows[i / 2 % 2]);
-    store_unit(p, item, sums);
   });
 }
 
@@ -448,13 +415,6 @@ KERNEL(kNumThreads, kCtasPerSm) KERNEL_NAME(GRID_CONSTANT ExpertsFewParams p) {
     ptx::griddepcontrol_wait();
   const Work work(p, find_rows(p, shared));
   if (warp == kNumMathWarps) return load_weights(p, shared, work);
-  if (kIsSecond && warp == kNumMathWarps + 1) prefetch_weights(p, shared, work);
-  if (kIsSecond && warp > kNumMathWarps) ptx::griddepcontrol_wait();
-  if constexpr (kIsFp8) {
-    if (warp > kNumMathWarps) return cast_b(p, shared, work);
-    multiply_fp8<kColumns>(p, shared, work);
-  } else {
-    if (warp > kNumMathWarps) return load_b(p, shared, work);
-    multiply<kColumns>(p, shared, work);
-  }
+  if (warp > kNumMathWarps) return kIsFp8 ? cast_b(p, shared, work) : load_b(p, shared, work);
+  multiply<kColumns>(p, shared, work);
 }

@@ -29,10 +29,12 @@ from .routing import MAX_PITCH, on_hopper, with_contiguous_rows
 
 COLUMNS = (8, 16)
 """Tokens of each configuration, at most."""
+MOST_TOKENS: dict[Scales | None, int] = {None: 16, PER_BLOCK: 8, WHOLE: 4}
+"""By scales of weights, none of BF16: tokens up to which six launches take longer, on an H200 (2026-11-29)."""
 SCALES: dict[Operands, Scales] = {(E4M3, PER_ROW, PER_BLOCK): PER_BLOCK, (E4M3, WHOLE, WHOLE): WHOLE}
 """By how FP8 weights and their operands are scaled: the scales of weights that the kernel takes."""
-LINE_BYTES, BLOCK_COLUMNS = 128, 128
-"""Bytes of a k-block of a weight's row, and columns that a team of lanes casts at a time."""
+LINE_BYTES = 128
+"""A k-block of a weight's row: 64 columns of BF16, or the 128 of E4M3 that a team of lanes casts beside it."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,13 @@ class FewConfig(Config):
     scales: Scales | None = None
     """Scales of E4M3 weights. Weights in BF16 have none."""
     max_experts: ClassVar[int] = 512
-    prefetched_units: ClassVar[int] = 112
-    """The most blocks of 16 x 128 bytes that a CTA of the second product loads ahead: all or none. 30 MB on 132 SMs."""
     early_blocks: ClassVar[int] = 8
     """k-blocks that a CTA of the first product has still to load when it lets the second start."""
     ctas_per_sm: ClassVar[int] = 2
     ring_bytes: ClassVar[int] = 108 << 10
     shared_bytes: ClassVar[int] = 113 << 10
     taken = (
-        *("columns", "is_second", "max_experts", "prefetched_units", "early_blocks"),
+        *("columns", "is_second", "max_experts", "early_blocks"),
         *("num_threads", "ctas_per_sm", "ring_bytes", "shared_bytes"),
     )
 
@@ -81,7 +81,7 @@ class FewConfig(Config):
             **super().constants(),
             "kIsFp8": self.scales is not None,
             "kIsByRow": self.scales == WHOLE,
-            "kBlock": BLOCK_COLUMNS,
+            "kBlock": LINE_BYTES,
             "kVector": ADDRESS_ALIGNMENT // input_bytes,
             "kInputBytes": input_bytes,
             "kInputIsFp32": self.is_second,
@@ -111,7 +111,11 @@ def code_plan(config: FewConfig) -> CodePlan:
 KERNEL: Kernel[FewConfig] = Kernel(
     "experts_few",
     "ExpertsFewParams",
-    lambda: [FewConfig(*each) for each in product(COLUMNS, (False, True), (None, *SCALES.values()))],
+    lambda: [
+        FewConfig(columns, is_second, scales)
+        for columns, is_second, (scales, most) in product(COLUMNS, (False, True), MOST_TOKENS.items())
+        if columns <= most or columns == COLUMNS[0]
+    ],
     name="bf16_gemm_experts_few",
     code=code_plan,
     more=lambda config: {
@@ -121,13 +125,14 @@ KERNEL: Kernel[FewConfig] = Kernel(
 
 
 def serves(p: ExpertsProblem) -> bool:
-    """Tell whether the kernel computes this: at most 16 tokens in BF16, whose rows begin where 16 bytes may.
+    """Tell whether the kernel computes this: few tokens in BF16, whose rows begin where 16 bytes may.
 
     Weights are BF16, or E4M3 with scales of 128x128 or of whole rows.
     """
     (tokens, hidden), x = p.x.shape, p.x
+    of_both = (p.w1, SCALES.get(p.first)), (p.w2, SCALES.get(p.second))
     return (
-        0 < tokens <= COLUMNS[-1]
+        0 < tokens <= min(MOST_TOKENS[kind] for _, kind in of_both)
         and p.topk_ids.shape[1] > 0
         and p.w1_bias is p.w2_bias is None
         and x.dtype == torch.bfloat16
@@ -136,7 +141,7 @@ def serves(p: ExpertsProblem) -> bool:
         and hidden > 0
         and hidden % 16 == 0
         and all(w.shape[2] > 0 and w.is_contiguous() for w, _ in (p.w1, p.w2))
-        and all(w[1] is None or kind in SCALES for w, kind in ((p.w1, p.first), (p.w2, p.second)))
+        and all(sf is None or (kind is not None and sf.dtype == torch.float32) for (_, sf), kind in of_both)
         and x.data_ptr() % ADDRESS_ALIGNMENT == 0
         and x.stride(1) == 1
         and (tokens == 1 or (x.stride(0) % 8 == 0 and hidden <= x.stride(0) < MAX_PITCH))
@@ -190,7 +195,7 @@ def values_of(
         "b_pitch": pitch(b, 0),
         "sfw_stride_e": stride_e,
         "sfw_stride_n": stride_n,
-        "sfw_stride_k": 0 if config.scales == WHOLE else stride_k,
+        "sfw_stride_k": stride_k,
         **gating_values(gating),
     }
 

@@ -41,7 +41,7 @@ def run(
     row_of = torch.full(topk_ids.shape, -9, dtype=torch.int32)
     written = {"d": d, "row_of": None if config.is_second else row_of}
     given = {"b": b, "topk_ids": topk_ids, "w": w[0], "sfw": w[1]}
-    ready = ("topk_ids", "w") if config.is_second else ()
+    ready = ("topk_ids", "w", "sfw") if config.is_second else ()
     stage = Stage(config, given, written, dict.fromkeys(("b", "w", "d"), 16), ready=ready, **how)
     stage.run(
         KERNEL,

@@ -10,10 +10,9 @@ from lab.sim.experts_few import GATINGS, FewTrial
 from lab.sim.mutate import Mutation
 
 FIRST, SECOND, FIRST_16, SECOND_16 = (FewConfig(columns, second) for columns in (8, 16) for second in (False, True))
-BLOCKS, ROWS, BLOCKS_16, ROWS_16 = (
-    FewConfig(columns, False, scales) for columns in (8, 16) for scales in (PER_BLOCK, WHOLE)
+BLOCKS, ROWS, BLOCKS_2, ROWS_2 = (
+    FewConfig(8, second, scales) for second in (False, True) for scales in (PER_BLOCK, WHOLE)
 )
-BLOCKS_2, ROWS_2 = (FewConfig(8, True, scales) for scales in (PER_BLOCK, WHOLE))
 _LIMIT, _SHARP, _SITU = GATINGS[1:]
 TRIALS = [
     FewTrial(FIRST, 7, 3, 40, 72, 144, 1, num_sms=3),
@@ -30,11 +29,11 @@ TRIALS = [
     FewTrial(SECOND_16, 15, 3, 7, 96, 200, 11, num_sms=2),
     FewTrial(SECOND_16, 16, 1, 1, 16, 72, 12, "slow_cta", num_sms=3),
     FewTrial(BLOCKS, 7, 3, 5, 136, 656, 14, "slow_math", num_sms=3),
-    FewTrial(BLOCKS_16, 13, 2, 9, 32, 144, 15, "slow_warps", num_sms=5),
+    FewTrial(BLOCKS, 8, 4, 2, 32, 144, 15, "slow_warps", num_sms=5),
     FewTrial(BLOCKS_2, 8, 3, 4, 144, 656, 16, "late_loads", num_sms=2),
     FewTrial(BLOCKS_2, 8, 2, 1, 64, 1936, 17, num_sms=4),
     FewTrial(ROWS, 5, 2, 4, 40, 656, 18, "slow_producer", num_sms=2),
-    FewTrial(ROWS_16, 16, 2, 3, 72, 272, 19, "slow_warps", num_sms=3),
+    FewTrial(ROWS, 8, 2, 3, 72, 272, 19, "slow_warps", num_sms=3),
     FewTrial(ROWS_2, 7, 3, 12, 48, 144, 20, "slow_warps", num_sms=3),
 ]
 
@@ -73,44 +72,44 @@ MUTATIONS = [
     Mutation("four units come in a small box", _FEW, "lane < fours ? &p.map_fours : &p.map_w", "&p.map_w"),
     Mutation("slots are filled before they are free", _FEW, "item.count * kUnitBytes);\n    }\n    ptx::syncwarp();\n", "item.count * kUnitBytes);\n    }\n"),
     Mutation("rows of the second product begin with the first", _FEW, "kIsSecond ? item.entry >> 16 : 0);", "0);", shows_in=SECOND),
-    Mutation("B is asked for before the kernel ahead has ended", _FEW, "  if (kIsSecond && warp > kNumMathWarps) ptx::griddepcontrol_wait();\n", "", shows_in=SECOND),
+    Mutation("B is asked for before the kernel ahead has ended", _FEW, "  if constexpr (kIsSecond) ptx::griddepcontrol_wait();\n  const", "  const", shows_in=SECOND),
     Mutation("weights overwrite a slot that is in use", _FEW, "    if (lane == 0) {\n      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);\n", "    if (lane == 0) {\n"),
     Mutation("B overwrites a slot that is in use", _FEW, "work.a_bytes;\n    ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);\n", "work.a_bytes;\n"),
     Mutation("a slot is full with weights or B", _FEW, "mbarrier_init(&shared.full[stage], 2);", "mbarrier_init(&shared.full[stage], 1);"),
-    Mutation("a slot is multiplied before it has landed", _FEW, "    ptx::mbarrier_wait_parity(&shared.full[stage], parity);\n    ptx::wgmma", "    ptx::wgmma"),
-    Mutation("a slot goes back before it is multiplied", _FEW, "shared.empty[last]);\n    last = stage;", "shared.empty[stage]);\n    last = stage;"),
-    Mutation("the last slot of an item is kept", _FEW, "    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);\n    store", "    store"),
-    Mutation("sums begin with those of the last item", _FEW, "work.a_bytes / 16, k_block != 0);", "work.a_bytes / 16, true);"),
-    Mutation("the second warpgroup multiplies the first rows", _FEW, "? warpgroup * (kWarpgroupBytes / 16) : 0;", "? 0 : 0;"),
-    Mutation("B is looked for where weights end", _FEW, "slot + work.a_bytes / 16, k", "slot + item.count * (kUnitBytes / 16), k"),
+    Mutation("a slot is multiplied before it has landed", _FEW, "    ptx::mbarrier_wait_parity(&shared.full[stage], parity);\n", ""),
+    Mutation("sums begin with those of the last item", _FEW, "(products, a, b, k_block != 0);", "(products, a, b, true);", shows_in=FIRST),
+    Mutation("the second warpgroup multiplies the first rows", _FEW, "? warp / 4 * (kWarpgroupBytes / 16) : 0);", "? 0 : 0);"),
+    Mutation("B is looked for where weights end", _FEW, "b = slot + work.a_bytes / 16;", "b = slot + item.count * (kUnitBytes / 16);"),
     Mutation("gate and up are not rounded", _FEW, "ptx::unpack_bf16(ptx::pack_bf16(gate, up));", "ptx::Float2{gate, up};"),
     Mutation("gate and up change places", _FEW, "activated(p, first, second), 0", "activated(p, second, first), 0", shows_in=FIRST),
     Mutation("a limit is not looked at", _FEW, ": Swiglu(p)(", ": Plain(p)("),
     Mutation("SiTU is SwiGLU", _FEW, "p.gating == 2 ? Situ(p)", "p.gating == 2 ? Swiglu(p)"),
     Mutation("units behind an item's last are stored", _FEW, "  if (warp >= item.count) return;\n", ""),
-    Mutation("rows of other experts are stored", _FEW, "return kIsSecond ? first < num_rows()", "return kIsSecond ? true", shows_in=SECOND),
-    Mutation("tokens of other experts are stored", _FEW, ": (entry >> first & ((1u << columns) - 1)) != 0;", ": true;", shows_in=FIRST),
+    Mutation("rows of other experts are stored", _FEW, "(1u << ptx::popc(entry & 0xffff)) - 1", "0xffff", shows_in=SECOND),
+    Mutation("tokens of other experts are stored", _FEW, ": entry & 0xffff; }", ": 0xffff; }", shows_in=FIRST),
     Mutation("the lower rows of a unit are stored twice", _FEW, "ptx::st_global_b16(to + kUnitRows,", "ptx::st_global_b16(to,", shows_in=SECOND),
     Mutation("warps store the first unit", _FEW, "column = (item.unit + warp) * (", "column = item.unit * ("),
     Mutation("E4M3: weights' scales are those of the first k-block", _FEW, "uint64_t{k_block} * p.sfw_stride_k", "0", shows_in=BLOCKS),
     Mutation("E4M3: weights' scales are those of the first expert", _FEW, "uint64_t{expert} * p.sfw_stride_e", "0", shows_in=BLOCKS),
     Mutation("E4M3: up has the scales of gate", _FEW, "(row < 8 ? 0 : p.n)", "0", shows_in=BLOCKS),
-    Mutation("E4M3: all rows of a thread have gate's scale", _FEW, "of_rows[i / 2 % 2]);\n      sums", "of_rows[0]);\n      sums", shows_in=BLOCKS),
+    Mutation("E4M3: all rows of a thread have gate's scale", _FEW, "of_rows[i / 2 % 2]);", "of_rows[0]);", shows_in=BLOCKS),
     Mutation("E4M3: all units have the first one's scales", _FEW, "item.scale_of(p, unit, half", "item.scale_of(p, 0, half", shows_in=BLOCKS_2),
     Mutation("E4M3: rows have the scales of their unit's first", _FEW, "item.scale_of(p, warp, lane / 4 + i * 8, 0)", "item.scale_of(p, warp, i * 8, 0)", shows_in=ROWS),
-    Mutation("E4M3: values are not swizzled", _FEW, "(byte / 16 ^ row % 8) * 16", "byte / 16 * 16", shows_in=BLOCKS),
-    Mutation("E4M3: columns behind the last are cast", _FEW, "column >= p.k || ", "", shows_in=ROWS),
-    Mutation("E4M3: rows of the second product begin with the first", _FEW, "(kIsSecond ? item.entry >> 16 : 0) + first", "first", shows_in=BLOCKS_2),
+    Mutation("E4M3: values are not swizzled", _FEW, "(byte / 16 ^ column % 8) * 16", "byte / 16 * 16", shows_in=BLOCKS),
+    Mutation("E4M3: every other column is cast", _FEW, "++i, left &= left - 1)", "++i, left &= left - 1, left &= left - 1)", shows_in=BLOCKS),
+    Mutation("E4M3: activations are read before the kernel ahead has ended", _FEW, "    if constexpr (kIsSecond) ptx::griddepcontrol_wait();\n    if", "    if", shows_in=BLOCKS_2),
+    Mutation("E4M3: a team without a column stores one", _FEW, "    if (column == kColumns) return;\n", "", shows_in=BLOCKS),
+    Mutation("E4M3: columns behind the last are cast", _FEW, " || first >= p.k)", ")", shows_in=ROWS),
+    Mutation("E4M3: rows of the second product begin with the first", _FEW, "(kIsSecond ? item.entry >> 16 : 0) + column", "column", shows_in=BLOCKS_2),
     Mutation("E4M3: B is cast into a slot that is in use", _FEW, "      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);\n#pragma", "#pragma", shows_in=BLOCKS),
     Mutation("E4M3: WGMMA may not see what threads have stored", _FEW, "    ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored\n", "", shows_in=BLOCKS),
     Mutation("E4M3: a slot is full when its first lane has stored", _FEW, "have stored\n    ptx::syncwarp();\n", "have stored\n", shows_in=BLOCKS),
-    Mutation("E4M3: a row's scale is that of a part of k", _FEW, "other < kNumBWarps; ++other", "other < 1; ++other", shows_in=ROWS),
+    Mutation("E4M3: a row's scale is that of a part of k", _FEW, "amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp", "amax = ptx::max_f32(0.f, ptx::ld_shared_f32(of_warp", shows_in=ROWS),
     Mutation("E4M3: largest magnitudes are compared before they are there", _FEW, "    ptx::bar_sync(1, kNumBWarps * 32);\n    float amax", "    float amax", shows_in=ROWS),
     Mutation("E4M3: largest magnitudes of the next item come too early", _FEW, "    ptx::bar_sync(1, kNumBWarps * 32);  // before those of another item\n", "", shows_in=ROWS_2),
-    Mutation("E4M3: a slot goes back before it is multiplied", _FEW, "    ptx::wgmma_wait_group<0>();\n    ptx::fence_registers(partial);\n", "", shows_in=BLOCKS),
-    Mutation("E4M3: a slot is multiplied before it has landed", _FEW, "    ptx::mbarrier_wait_parity(&shared.full[stage], parity);\n    ptx::fence_reg", "    ptx::fence_reg", shows_in=BLOCKS),
+    Mutation("a slot goes back before it is multiplied", _FEW, "    ptx::wgmma_wait_group<0>();\n", ""),
     Mutation("E4M3: sums begin with those of the last item", _FEW, "      if (k_block == 0) sums[i] = 0;\n", "", shows_in=BLOCKS),
-    Mutation("E4M3: totals of rows are not scaled", _FEW, "i < kColumns / 2 && kIsByRow", "i < 0", shows_in=ROWS),
+    Mutation("E4M3: totals of rows are not scaled", _FEW, "kIsByRow && k_block + 1 == work.k_blocks", "false", shows_in=ROWS),
     Mutation("E4M3: activations are rounded to BF16", _FEW, "st_global_f32(to, activated(p, first, second))", "st_global_f32(to, ptx::unpack_bf16(ptx::pack_bf16(activated(p, first, second), 0.f)).x)", shows_in=BLOCKS),
     Mutation("E4M3: the ring has more stages than scales have room", _FEW, "kRingBytes / stage_bytes < kMaxStages ? kRingBytes / stage_bytes : kMaxStages", "kRingBytes / stage_bytes", shows_in=BLOCKS_2),
 ]  # fmt: skip

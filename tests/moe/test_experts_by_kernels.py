@@ -70,7 +70,7 @@ def test_calls_have_the_bits_of_the_cpu_by_few_records(seen: Seen, types: Any, s
             seen.gpu.launches.clear()
             got = deep_gemm.experts(*one, w1, w2, out=out, **said)
             assert same_bits(got if out is None else out, expected) and (got is None) == (out is not None)
-            assert not tokens or seen.names == ALL
+            assert not tokens or seen.names == (FEW if tokens <= 16 and types == USUAL else ALL)
         assert bool(room[tokens:].isnan().all())
     assert [each is None for each in seen.made] == [False] * 8 + [True] * 2, "torch writes zeros for no tokens"
     seen.cleared()
@@ -89,7 +89,7 @@ def test_few_and_many_rows_of_any_weights_have_the_bits_of_the_cpu(
     for module in (layers, routing):
         monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
     both = with_fp4(EXPERTS, which)
-    for tokens in (5, 37):
+    for tokens in (17, 37):
         one = tokens_of(tokens, hidden=256)
         seen.gpu.launches.clear()
         assert same_bits(deep_gemm.experts(*one, *both), right(*one, *both))
@@ -267,7 +267,7 @@ def test_parts_take_no_more_than_is_said(seen: Seen, sizes: tuple[int, int], tok
 @pytest.mark.parametrize("form", ["few", "many"])
 def test_a_record_launches_what_the_call_itself_does(seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     """Of few rows kernels begin beside the end of the one before, and weights are asked for ahead of that."""
-    both, one = weights(inter=128), tokens_of(5)
+    both, one = weights(inter=128), tokens_of(17)
     if form == "many":
         for module in (layers, routing):
             monkeypatch.setattr(module, "MANY_ROWS", 1)
