@@ -157,9 +157,9 @@ struct Item {
     count = p.units - unit < count ? p.units - unit : count;
   }
 
-  // Those of B that are the expert's, a bit each.
+  // The columns of B that are the expert's, a bit each.
   DEVICE uint32_t columns() const { return kIsSecond ? (1u << ptx::popc(entry & 0xffff)) - 1 : entry & 0xffff; }
-  // A scale of weights: that of a row of a unit, counted from 0 in the first of the item.
+  // The scale of a row of a unit of weights. Units are counted from the item's first.
   DEVICE const float* scale_of(const ExpertsFewParams& p, uint32_t in_item, uint32_t row, uint32_t k_block) const {
     const uint32_t of_unit = unit + in_item;
     const uint32_t weight_row = kIsSecond ? of_unit * kUnitRows + row : of_unit * 8 + row % 8 + (row < 8 ? 0 : p.n);
@@ -254,7 +254,7 @@ struct Caster {
 #pragma unroll
     for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + ptx::lane_index() % kColumns));
     of_lane = divisor_of<false>(amax, 0.f, false);
-    ptx::bar_sync(1, kNumBWarps * 32);  // before those of another item
+    ptx::bar_sync(1, kNumBWarps * 32);  // before another item's
   }
 
   // Casts a piece of a column, if there is one, to where WGMMA reads it: rows of 128 bytes whose chunks of 16 are swizzled.
@@ -280,7 +280,7 @@ struct Caster {
   }
 };
 
-// A warp: every kNumBWarps-th k-block, and scales of weights beside B's. These are not what the kernel ahead writes.
+// A warp: every kNumBWarps-th k-block. Scales of weights come beside B, and before the kernel ahead has ended.
 DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   Caster caster;
   uint32_t slot = 0;

@@ -30,7 +30,7 @@ from .routing import MAX_PITCH, on_hopper, with_contiguous_rows
 COLUMNS = (8, 16)
 """Tokens of each configuration, at most."""
 MOST_TOKENS: dict[Scales | None, int] = {None: 16, PER_BLOCK: 8, WHOLE: 4}
-"""By scales of weights, none of BF16: tokens up to which six launches take longer, on an H200 (2026-11-29)."""
+"""Most tokens for each kind of scales, None for BF16: with more, six launches are faster (H200, 2026-11-29)."""
 SCALES: dict[Operands, Scales] = {(E4M3, PER_ROW, PER_BLOCK): PER_BLOCK, (E4M3, WHOLE, WHOLE): WHOLE}
 """By how FP8 weights and their operands are scaled: the scales of weights that the kernel takes."""
 LINE_BYTES = 128
@@ -66,7 +66,7 @@ class FewConfig(Config):
 
     @property
     def kernel_name(self) -> str:
-        """The kernel's name, by which profilers know the type of weights."""
+        """The kernel's name, which tells the type of weights."""
         return f"{'bf16' if self.scales is None else 'fp8'}_gemm_experts_few"
 
     @property
@@ -95,19 +95,6 @@ class FewConfig(Config):
         return {"KERNEL_NAME": self.kernel_name}
 
 
-def code_plan(config: FewConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of: one k-block, whose B is cast instead of loaded in FP8."""
-    is_fp8 = config.scales is not None
-    return CodePlan(
-        ((config.num_threads, None),),
-        config.shared_bytes,
-        qgmma=4 * is_fp8,
-        hgmma=4 * (not is_fp8),
-        tma_loads=2 - is_fp8,
-        ctas_per_sm=config.ctas_per_sm,
-    )
-
-
 KERNEL: Kernel[FewConfig] = Kernel(
     "experts_few",
     "ExpertsFewParams",
@@ -117,7 +104,14 @@ KERNEL: Kernel[FewConfig] = Kernel(
         if columns <= most or columns == COLUMNS[0]
     ],
     name="bf16_gemm_experts_few",
-    code=code_plan,
+    code=lambda config: CodePlan(
+        ((config.num_threads, None),),
+        config.shared_bytes,
+        qgmma=0 if config.scales is None else 4,
+        tma_loads=2 if config.scales is None else 1,  # no TMA loads B that is cast
+        hgmma=4 if config.scales is None else 0,
+        ctas_per_sm=config.ctas_per_sm,
+    ),
     more=lambda config: {
         "wgmma_shapes.cuh": (wgmma_bf16_header if config.scales is None else wgmma_header)([config.columns])
     },

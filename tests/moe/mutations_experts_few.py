@@ -106,7 +106,7 @@ MUTATIONS = [
     Mutation("E4M3: a slot is full when its first lane has stored", _FEW, "have stored\n    ptx::syncwarp();\n", "have stored\n", shows_in=BLOCKS),
     Mutation("E4M3: a row's scale is that of a part of k", _FEW, "amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp", "amax = ptx::max_f32(0.f, ptx::ld_shared_f32(of_warp", shows_in=ROWS),
     Mutation("E4M3: largest magnitudes are compared before they are there", _FEW, "    ptx::bar_sync(1, kNumBWarps * 32);\n    float amax", "    float amax", shows_in=ROWS),
-    Mutation("E4M3: largest magnitudes of the next item come too early", _FEW, "    ptx::bar_sync(1, kNumBWarps * 32);  // before those of another item\n", "", shows_in=ROWS_2),
+    Mutation("E4M3: largest magnitudes of the next item come too early", _FEW, "    ptx::bar_sync(1, kNumBWarps * 32);  // before another item's\n", "", shows_in=ROWS_2),
     Mutation("a slot goes back before it is multiplied", _FEW, "    ptx::wgmma_wait_group<0>();\n", ""),
     Mutation("E4M3: sums begin with those of the last item", _FEW, "      if (k_block == 0) sums[i] = 0;\n", "", shows_in=BLOCKS),
     Mutation("E4M3: totals of rows are not scaled", _FEW, "kIsByRow && k_block + 1 == work.k_blocks", "false", shows_in=ROWS),
