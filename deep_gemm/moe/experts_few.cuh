@@ -213,51 +213,53 @@ DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
   if (ptx::lane_index() == 0) for_slots(p, shared, work, load, kNothing);
 }
 
-// Casts B to E4M3, a warp of several. A team of lanes has 128 columns of a row, which become a column of B for WGMMA.
+// Takes the next of some columns, 32 if none is left.
+DEVICE uint32_t next_of(uint32_t& columns) {
+  const uint32_t next = ptx::popc(~columns & (columns - 1));
+  columns &= columns - 1;
+  return next;
+}
+
+// Casts B to E4M3, a warp of several. It has 128 columns of a row at a time, which become a column of B for WGMMA.
 struct Caster {
   static constexpr uint32_t kAtOnce = 4;  // pieces that are on their way
-  uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index() % kLanes, team = ptx::lane_index() / kLanes;
+  uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
   Divisor of_lane{};  // if a row has one scale: of the column that has the lane's number
 
-  // The column that this team takes next, kColumns if none is left for it.
-  DEVICE uint32_t take(uint32_t& left) const {
-    uint32_t column = kColumns;
-#pragma unroll
-    for (uint32_t i = 0; i < 32 / kLanes; ++i, left &= left - 1)
-      if (i == team && left != 0) column = ptx::popc(~left & (left - 1));
-    return column;
-  }
-
-  // 16 bytes of a lane: not by ".nc", which the compiler may move to before griddepcontrol_wait.
+  // Four elements of a lane: not by ".nc", which the compiler may move to before griddepcontrol_wait.
   DEVICE Piece load(const ExpertsFewParams& p, const Item& item, uint32_t column, uint32_t k_block) const {
     const uint32_t row = (kIsSecond ? item.entry >> 16 : 0) + column, first = k_block * kBlockK + lane * kElements;
+    const uint8_t* const from = p.b + uint64_t{row} * p.b_pitch + uint64_t{first} * kInputBytes;
     Piece piece = {};
-    if (column == kColumns || first >= p.k) return piece;
-    const ptx::Uint4 loaded = ptx::ld_global_v4_b32(p.b + uint64_t{row} * p.b_pitch + uint64_t{first} * kInputBytes);
-    piece.words[0] = loaded.x, piece.words[1] = loaded.y, piece.words[2] = loaded.z, piece.words[3] = loaded.w;
+    if (column == 32 || first >= p.k) return piece;
+#pragma unroll
+    for (uint32_t i = 0; i < kWords; i += 2) {
+      const ptx::Uint2 loaded = ptx::ld_global_v2_b32(from + i * 4);
+      piece.words[i] = loaded.x, piece.words[i + 1] = loaded.y;
+    }
     return piece;
   }
 
   // Finds the scales of an item's rows. The warps share out k.
   DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
     for (uint32_t left = item.columns(); left != 0;) {
-      const uint32_t column = take(left);
+      const uint32_t column = next_of(left);
       uint32_t keys[1] = {};
 #pragma unroll 4
       for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps)
         keys[0] = larger_key(keys[0], key_of<false>(load(p, item, column, k_block)));
       const float amax = amax_of(largest_of_team(keys, lane));
-      if (lane == 0 && column < kColumns) ptx::st_shared_f32(&shared.largest[warp][column], amax);
+      if (lane == 0) ptx::st_shared_f32(&shared.largest[warp][column], amax);
     }
     ptx::bar_sync(1, kNumBWarps * 32);
     float amax = 0;
 #pragma unroll
-    for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + ptx::lane_index() % kColumns));
+    for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + lane % kColumns));
     of_lane = divisor_of<false>(amax, 0.f, false);
     ptx::bar_sync(1, kNumBWarps * 32);  // before another item's
   }
 
-  // Casts a piece of a column, if there is one, to where WGMMA reads it: rows of 128 bytes whose chunks of 16 are swizzled.
+  // Casts a piece of a column to where WGMMA reads it: rows of 128 bytes whose chunks of 16 are swizzled.
   DEVICE void cast(float* of_columns, uint8_t* b, uint32_t column, const Piece& piece) const {
     CastPiece made;
     if constexpr (kIsByRow) {
@@ -269,23 +271,18 @@ struct Caster {
     } else {
       made = cast_piece(piece, lane);
     }
-    if (column == kColumns) return;
     if (lane == 0) ptx::st_shared_f32(of_columns + column, made.scale);
-    const uint32_t byte = lane * kElements;
-    uint8_t* const to = b + column * kLineBytes + ((byte / 16 ^ column % 8) * 16 + byte % 16);
-    if constexpr (kElements == 8)
-      ptx::st_shared_v2_b32(to, made.values.words[0], made.values.words[1]);
-    else
-      ptx::st_shared_b32(to, made.values.words[0]);
+    ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), made.values.words[0]);
   }
 };
+static_assert(kLanes == 32, "a warp has 128 columns");
 
 // A warp: every kNumBWarps-th k-block. Scales of weights come beside B, and before the kernel ahead has ended.
 DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   Caster caster;
   uint32_t slot = 0;
   const auto cast = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
-    const uint32_t unit = ptx::lane_index() / 2, half = ptx::lane_index() % 2;
+    const uint32_t unit = caster.lane / 2, half = caster.lane % 2;
     uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
     const bool is_own = slot++ % kNumBWarps == caster.warp;
     float of_unit = 0;
@@ -298,18 +295,18 @@ DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
       Piece pieces[Caster::kAtOnce];
 #pragma unroll
       for (uint32_t i = 0; i < Caster::kAtOnce; ++i) {
-        columns[i] = caster.take(left);
+        columns[i] = next_of(left);
         pieces[i] = caster.load(p, item, columns[i], k_block);
       }
       ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
 #pragma unroll
       for (uint32_t i = 0; i < Caster::kAtOnce; ++i)
-        if (ptx::shfl_sync(columns[i], 0) != kColumns) caster.cast(shared.of_columns[stage], to, columns[i], pieces[i]);
+        if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns[i], pieces[i]);
     }
     if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
     ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
     ptx::syncwarp();
-    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(&shared.full[stage]);
+    if (caster.lane == 0) ptx::mbarrier_arrive(&shared.full[stage]);
   };
   for_slots(p, shared, work, cast, kNothing);
 }

@@ -34,7 +34,7 @@ MOST_TOKENS: dict[Scales | None, int] = {None: 16, PER_BLOCK: 8, WHOLE: 4}
 SCALES: dict[Operands, Scales] = {(E4M3, PER_ROW, PER_BLOCK): PER_BLOCK, (E4M3, WHOLE, WHOLE): WHOLE}
 """By how FP8 weights and their operands are scaled: the scales of weights that the kernel takes."""
 LINE_BYTES = 128
-"""A k-block of a weight's row: 64 columns of BF16, or the 128 of E4M3 that a team of lanes casts beside it."""
+"""A k-block of a weight's row: 64 columns of BF16, or 128 of E4M3, as many as a warp casts of B at a time."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class FewConfig(Config):
             "kIsFp8": self.scales is not None,
             "kIsByRow": self.scales == WHOLE,
             "kBlock": LINE_BYTES,
-            "kVector": ADDRESS_ALIGNMENT // input_bytes,
+            "kVector": LINE_BYTES // 32,
             "kInputBytes": input_bytes,
             "kInputIsFp32": self.is_second,
             "kInputIsFp16": False,
