@@ -55,7 +55,7 @@ constexpr uint32_t kNumBWarps = kNumThreads / 32 - kNumMathWarps - 1;
 constexpr uint32_t kBBytes = kColumns * kLineBytes, kMaxStages = kIsFp8 ? 6 : kRingBytes / (kWarpgroupBytes + kBBytes);
 static_assert(kNumBWarps == (kIsFp8 ? 4 : 1), "math warps, one that loads weights, and those that bring B");
 static_assert(kMaxExperts == 2 * kNumMathThreads, "two experts for each math thread");
-static_assert(kColumns <= 16, "an expert's tokens are half a word");
+static_assert(kColumns == 8, "a thread has two columns, and an expert's tokens are half a word");
 
 struct SharedStorage {
   alignas(1024) uint8_t ring[kRingBytes];
@@ -168,8 +168,8 @@ struct Item {
   }
 };
 
-// Goes through the slots of a CTA, each k-block of each item, and has something to do behind an item's last.
-DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const auto& use, const auto& end) {
+// Goes through the slots of a CTA: each k-block of each item.
+DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const auto& use) {
   uint32_t stage = 0, parity = 0;
   for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + item.count)) {
 #pragma unroll 1
@@ -177,10 +177,8 @@ DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, co
       use(item, k_block, stage, parity);
       if (++stage == work.stages) stage = 0, parity ^= 1;
     }
-    end(item);
   }
 }
-constexpr auto kNothing = [](const Item&) {};
 
 // A warp: a lane loads a unit, or four.
 DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
@@ -198,7 +196,7 @@ DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const
                        shared.ring + stage * work.stage_bytes + unit * kUnitBytes, k_block * kBlockK, 0, 0, item.in_map + unit);
     if (!kIsSecond && item.number + item.count == work.end && k_block == let_at) ptx::griddepcontrol_launch_dependents();
   };
-  for_slots(p, shared, work, load, kNothing);
+  for_slots(p, shared, work, load);
 }
 
 // A warp.
@@ -210,7 +208,7 @@ DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
     ptx::mbarrier_arrive_expect_tx(&shared.full[stage], p.tokens * kLineBytes);
     ptx::tma_load_2d(&p.map_b, &shared.full[stage], to, k_block * kBlockK, kIsSecond ? item.entry >> 16 : 0);
   };
-  if (ptx::lane_index() == 0) for_slots(p, shared, work, load, kNothing);
+  if (ptx::lane_index() == 0) for_slots(p, shared, work, load);
 }
 
 // Takes the next of some columns, 32 if none is left.
@@ -308,7 +306,7 @@ DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work&
     ptx::syncwarp();
     if (caster.lane == 0) ptx::mbarrier_arrive(&shared.full[stage]);
   };
-  for_slots(p, shared, work, cast, kNothing);
+  for_slots(p, shared, work, cast);
 }
 
 // As products in BF16 and cast_rows behind them give it.
@@ -318,16 +316,16 @@ DEVICE float activated(const ExpertsFewParams& p, float gate, float up) {
 }
 
 // Stores a warp's sums of an item: a unit.
-DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float (&sums)[kColumns / 2]) {
+DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float (&sums)[4]) {
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
   if (warp >= item.count) return;
   const uint32_t column = (item.unit + warp) * (kIsSecond ? kUnitRows : kUnitRows / 2) + lane / 4;
 #pragma unroll
-  for (uint32_t i = 0; i < kColumns / 4; ++i) {
-    const uint32_t b = i / 2 * 8 + lane % 4 * 2 + i % 2;  // a token, or one of the expert's rows
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t b = lane % 4 * 2 + i;  // a token, or one of the expert's rows
     if ((item.columns() >> b & 1) == 0) continue;
     const uint32_t row = kIsSecond ? (item.entry >> 16) + b : row_of(item.entry, b);
-    const float first = sums[i / 2 * 4 + i % 2], second = sums[i / 2 * 4 + 2 + i % 2];
+    const float first = sums[i], second = sums[2 + i];
     uint8_t* const to = p.d + (uint64_t{row} * p.n + column) * (kIsFp8 && !kIsSecond ? 4 : 2);
     if constexpr (kIsSecond) {
       ptx::st_global_b16(to, ptx::pack_bf16(first, 0.f));
@@ -349,7 +347,7 @@ DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Wor
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
   const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
   float sums[kN / 2] = {}, of_rows[2] = {};
-  ptx::Float2 of_columns[kN / 8] = {};
+  ptx::Float2 of_columns = {};
   const auto multiply_slot = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     const uint32_t slot = ring + stage * (work.stage_bytes / 16), b = slot + work.a_bytes / 16;
     const uint32_t a = slot + (warp / 4 * kUnitsOfWarpgroup < item.count ? warp / 4 * (kWarpgroupBytes / 16) : 0);
@@ -363,9 +361,7 @@ DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Wor
     else
       ptx::wgmma_m64k64_bf16<kN>(products, a, b, k_block != 0);
     ptx::wgmma_commit_group();
-#pragma unroll
-    for (uint32_t i = 0; i < kN / 8 && kIsFp8; ++i)
-      of_columns[i] = ptx::ld_shared_v2_f32(&shared.of_columns[stage][i * 8 + lane % 4 * 2]);
+    if constexpr (kIsFp8) of_columns = ptx::ld_shared_v2_f32(&shared.of_columns[stage][lane % 4 * 2]);
 #pragma unroll
     for (uint32_t i = 0; i < 2 && kIsFp8; ++i) {
       if (!kIsByRow) of_rows[i] = ptx::ld_shared_f32(&shared.of_units[stage][warp][i]);
@@ -373,21 +369,21 @@ DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Wor
     }
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(products);  // or what reads them might be moved ahead of the wait
-    ptx::mbarrier_arrive_after(&shared.empty[stage], kIsByRow ? of_columns[kN / 8 - 1].y : of_rows[1], lane == 0);
+    ptx::mbarrier_arrive_after(&shared.empty[stage], kIsByRow ? of_columns.y : of_rows[1], lane == 0);
 #pragma unroll
     for (uint32_t i = 0; i < kN / 2 && kIsFp8; ++i) {
-      const float scale = ptx::mul_rn(i % 2 == 0 ? of_columns[i / 4].x : of_columns[i / 4].y, of_rows[i / 2 % 2]);
+      const float scale = ptx::mul_rn(i % 2 == 0 ? of_columns.x : of_columns.y, of_rows[i / 2]);
       if (k_block == 0) sums[i] = 0;
       sums[i] = kIsByRow ? ptx::add_rn(sums[i], partial[i]) : ptx::fma(partial[i], scale, sums[i]);
       if (kIsByRow && k_block + 1 == work.k_blocks) sums[i] = ptx::mul_rn(sums[i], scale);
     }
-  };
-  for_slots(p, shared, work, multiply_slot, [&](const Item& item) {
+    if (k_block + 1 != work.k_blocks) return;
     store_unit(p, item, sums);
     if constexpr (kCudaRelease < 1209)  // see kStoresAtOnce in tile.cuh
 #pragma unroll
       for (float& x : sums) x = 0;
-  });
+  };
+  for_slots(p, shared, work, multiply_slot);
 }
 
 KERNEL(kNumThreads, kCtasPerSm) KERNEL_NAME(GRID_CONSTANT ExpertsFewParams p) {

@@ -27,10 +27,8 @@ from ..gemm.maps import element_of, operand_map
 from .check import ExpertsProblem
 from .routing import MAX_PITCH, on_hopper, with_contiguous_rows
 
-COLUMNS = (8, 16)
-"""Tokens of each configuration, at most."""
-MOST_TOKENS: dict[Scales | None, int] = {None: 16, PER_BLOCK: 8, WHOLE: 4}
-"""Most tokens for each kind of scales, None for BF16: with more, six launches are faster (H200, 2026-11-29)."""
+MOST_TOKENS = 8
+"""Columns of WGMMA. For more tokens six launches take as long (H200, 2026-11-29)."""
 SCALES: dict[Operands, Scales] = {(E4M3, PER_ROW, PER_BLOCK): PER_BLOCK, (E4M3, WHOLE, WHOLE): WHOLE}
 """By how FP8 weights and their operands are scaled: the scales of weights that the kernel takes."""
 LINE_BYTES = 128
@@ -41,12 +39,11 @@ LINE_BYTES = 128
 class FewConfig(Config):
     """One configuration. Two CTAs share an SM, one of each product."""
 
-    columns: int
-    """Tokens, at most."""
     is_second: bool
     """It multiplies activations, not tokens."""
     scales: Scales | None = None
     """Scales of E4M3 weights. Weights in BF16 have none."""
+    columns: ClassVar[int] = MOST_TOKENS
     max_experts: ClassVar[int] = 512
     early_blocks: ClassVar[int] = 8
     """k-blocks that a CTA of the first product has still to load when it lets the second start."""
@@ -62,7 +59,7 @@ class FewConfig(Config):
     def name(self) -> str:
         """Short, for people."""
         of_weights = "" if self.scales is None else f" e4m3 by {'rows' if self.scales == WHOLE else 'blocks'}"
-        return f"{self.columns} tokens, product {1 + self.is_second}{of_weights}"
+        return f"product {1 + self.is_second}{of_weights}"
 
     @property
     def kernel_name(self) -> str:
@@ -98,11 +95,7 @@ class FewConfig(Config):
 KERNEL: Kernel[FewConfig] = Kernel(
     "experts_few",
     "ExpertsFewParams",
-    lambda: [
-        FewConfig(columns, is_second, scales)
-        for columns, is_second, (scales, most) in product(COLUMNS, (False, True), MOST_TOKENS.items())
-        if columns <= most or columns == COLUMNS[0]
-    ],
+    lambda: [FewConfig(*each) for each in product((False, True), (None, *SCALES.values()))],
     name="bf16_gemm_experts_few",
     code=lambda config: CodePlan(
         ((config.num_threads, None),),
@@ -126,7 +119,7 @@ def serves(p: ExpertsProblem) -> bool:
     (tokens, hidden), x = p.x.shape, p.x
     of_both = (p.w1, SCALES.get(p.first)), (p.w2, SCALES.get(p.second))
     return (
-        0 < tokens <= min(MOST_TOKENS[kind] for _, kind in of_both)
+        0 < tokens <= MOST_TOKENS
         and p.topk_ids.shape[1] > 0
         and p.w1_bias is p.w2_bias is None
         and x.dtype == torch.bfloat16
@@ -151,9 +144,8 @@ def run(p: ExpertsProblem) -> tuple[Tensor, Tensor]:
     h_type = torch.bfloat16 if p.w2[1] is None else torch.float32  # the second product casts it
     h = empty("activations", (tokens * topk, inter), h_type, p.x.device)
     y = empty("a product", (tokens * topk, hidden), torch.bfloat16, p.x.device)
-    columns = next(each for each in COLUMNS if tokens <= each)
     num_sms = num_sms_of(gpu_of(device).num_sms)
-    first, second = FewConfig(columns, False, SCALES.get(p.first)), FewConfig(columns, True, SCALES.get(p.second))
+    first, second = FewConfig(False, SCALES.get(p.first)), FewConfig(True, SCALES.get(p.second))
     KERNEL.run(first, values_of(first, p.x, topk_ids, row_of, p.w1, h, p.gating), num_sms, device)
     values = values_of(second, h, topk_ids, None, p.w2, y, p.gating)
     KERNEL.run(second, values, num_sms, device, is_dependent=True)

@@ -13,7 +13,7 @@ from deep_gemm.casts.gating import Gating, activated
 from deep_gemm.casts.rules import FP8_MAX, Rows
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 from deep_gemm.core.check.recipes import WHOLE
-from deep_gemm.moe.experts_few import KERNEL, FewConfig, values_of
+from deep_gemm.moe.experts_few import KERNEL, MOST_TOKENS, FewConfig, values_of
 
 from ..casts import assert_near_bf16, spread, wider
 from .cast_rows import OF_ACTIVATIONS
@@ -108,7 +108,7 @@ class FewTrial(Trial):
         draw = random.Random(f"{config.name} {seed}")
         return cls(
             config,
-            draw.choice((config.columns, draw.randint(1, config.columns))),
+            draw.choice((MOST_TOKENS, draw.randint(1, MOST_TOKENS))),
             draw.randint(1, 4),
             draw.choice((1, 3, 40, 512)),
             16 * draw.randint(1, 8) if config.is_second else 8 * draw.randint(1, 12),

@@ -9,9 +9,8 @@ from deep_gemm.moe.experts_few import FewConfig
 from lab.sim.experts_few import GATINGS, FewTrial
 from lab.sim.mutate import Mutation
 
-FIRST, SECOND, FIRST_16, SECOND_16 = (FewConfig(columns, second) for columns in (8, 16) for second in (False, True))
-BLOCKS, ROWS, BLOCKS_2, ROWS_2 = (
-    FewConfig(8, second, scales) for second in (False, True) for scales in (PER_BLOCK, WHOLE)
+FIRST, BLOCKS, ROWS, SECOND, BLOCKS_2, ROWS_2 = (
+    FewConfig(second, scales) for second in (False, True) for scales in (None, PER_BLOCK, WHOLE)
 )
 _LIMIT, _SHARP, _SITU = GATINGS[1:]
 TRIALS = [
@@ -19,15 +18,15 @@ TRIALS = [
     FewTrial(FIRST, 1, 8, 12, 40, 1040, 2, "slow_math", _LIMIT, torch.int32, num_sms=2),
     FewTrial(FIRST, 8, 4, 512, 24, 72, 3, "slow_producer", _SHARP, num_sms=5),
     FewTrial(FIRST, 5, 2, 3, 200, 136, 4, "slow_warps", _SITU, num_sms=1),
-    FewTrial(FIRST_16, 13, 2, 300, 16, 64, 5, "late_loads", num_sms=4),
-    FewTrial(FIRST_16, 15, 40, 70, 88, 200, 6, num_sms=2),
+    FewTrial(FIRST, 7, 2, 300, 16, 64, 5, "late_loads", num_sms=4),
+    FewTrial(FIRST, 8, 55, 70, 88, 200, 6, num_sms=2),
     FewTrial(FIRST, 3, 4, 2, 64, 144, 13, num_sms=5),  # two CTAs for each expert, and one left over
     FewTrial(SECOND, 7, 3, 40, 80, 144, 7, num_sms=3),
     FewTrial(SECOND, 1, 8, 12, 48, 1040, 8, "slow_math", ids=torch.int32, num_sms=2),
     FewTrial(SECOND, 5, 2, 3, 208, 136, 9, "slow_warps", num_sms=1),
-    FewTrial(SECOND_16, 13, 2, 300, 16, 64, 10, "late_loads", num_sms=4),
-    FewTrial(SECOND_16, 15, 3, 7, 96, 200, 11, num_sms=2),
-    FewTrial(SECOND_16, 16, 1, 1, 16, 72, 12, "slow_cta", num_sms=3),
+    FewTrial(SECOND, 7, 2, 300, 16, 64, 10, "late_loads", num_sms=4),
+    FewTrial(SECOND, 8, 3, 7, 96, 200, 11, num_sms=2),
+    FewTrial(SECOND, 8, 2, 1, 16, 72, 12, "slow_cta", num_sms=3),
     FewTrial(BLOCKS, 7, 3, 5, 136, 656, 14, "slow_math", num_sms=3),
     FewTrial(BLOCKS, 8, 4, 2, 32, 144, 15, "slow_warps", num_sms=5),
     FewTrial(BLOCKS_2, 8, 3, 4, 144, 656, 16, "late_loads", num_sms=2),
@@ -44,7 +43,7 @@ MUTATIONS = [
     Mutation("an id that no expert has is one", _FEW, "low < p.num_experts ? low", "low <= p.num_experts ? low % p.num_experts"),
     Mutation("ids of tokens follow each other", _FEW, "uint64_t{token} * p.ids_pitch", "uint64_t{token} * p.topk"),
     Mutation("ids are read before the kernel ahead has ended", _FEW, "  else\n    ptx::griddepcontrol_wait();\n", "", shows_in=FIRST),
-    Mutation("routes behind the first of each thread are forgotten", _FEW, "; route < p.tokens * p.topk; route += kNumThreads) {\n    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);\n    if", "; route < kNumThreads && route < p.tokens * p.topk; route += kNumThreads) {\n    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);\n    if", shows_in=FIRST_16),
+    Mutation("routes behind the first of each thread are forgotten", _FEW, "; route < p.tokens * p.topk; route += kNumThreads) {\n    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);\n    if", "; route < kNumThreads && route < p.tokens * p.topk; route += kNumThreads) {\n    const uint32_t token = route / p.topk, expert = expert_of(p, token, route);\n    if", shows_in=FIRST),
     Mutation("tables begin as they are", _FEW, "i += kNumThreads) ptx::st_shared_b32(&shared.entry_of[i], 0);\n", "i += kNumThreads);\n"),
     Mutation("routes are entered before tables are empty", _FEW, "entry_of[i], 0);\n  ptx::syncthreads();\n", "entry_of[i], 0);\n"),
     Mutation("routes are counted before all are entered", _FEW, "1u << token);\n  }\n  ptx::syncthreads();\n", "1u << token);\n  }\n"),
@@ -92,7 +91,7 @@ MUTATIONS = [
     Mutation("E4M3: weights' scales are those of the first k-block", _FEW, "uint64_t{k_block} * p.sfw_stride_k", "0", shows_in=BLOCKS),
     Mutation("E4M3: weights' scales are those of the first expert", _FEW, "uint64_t{expert} * p.sfw_stride_e", "0", shows_in=BLOCKS),
     Mutation("E4M3: up has the scales of gate", _FEW, "(row < 8 ? 0 : p.n)", "0", shows_in=BLOCKS),
-    Mutation("E4M3: all rows of a thread have gate's scale", _FEW, "of_rows[i / 2 % 2]);", "of_rows[0]);", shows_in=BLOCKS),
+    Mutation("E4M3: all rows of a thread have gate's scale", _FEW, "of_rows[i / 2]);", "of_rows[0]);", shows_in=BLOCKS),
     Mutation("E4M3: all units have the first one's scales", _FEW, "item.scale_of(p, unit, half", "item.scale_of(p, 0, half", shows_in=BLOCKS_2),
     Mutation("E4M3: rows have the scales of their unit's first", _FEW, "item.scale_of(p, warp, lane / 4 + i * 8, 0)", "item.scale_of(p, warp, i * 8, 0)", shows_in=ROWS),
     Mutation("E4M3: values are not swizzled", _FEW, "(lane / 4 ^ column % 8) * 16", "lane / 4 * 16", shows_in=BLOCKS),

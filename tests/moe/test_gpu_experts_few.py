@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import deep_gemm
-from deep_gemm.moe.experts_few import COLUMNS
+from deep_gemm.moe.experts_few import MOST_TOKENS
 
 pytestmark = pytest.mark.gpu
 SIZES = [(16, 4, 272, 208), (512, 10, 2048, 256), (6, 2, 1040, 80)]
@@ -41,7 +41,7 @@ def tokens_of(tokens: int, experts: int, topk: int, hidden: int, seed: int = 0) 
 
 def by_six_launches(x: Tensor, ids: Tensor, p: Tensor, *both: Any, **said: Any) -> Tensor:
     """Add tokens without an expert until they are too many for the kernel."""
-    more = 0, 0, 0, COLUMNS[-1]
+    more = 0, 0, 0, MOST_TOKENS
     given = pad(x, more), pad(ids, more, value=-1), pad(p, more)
     return some(deep_gemm.experts(*given, *both, **said))[: len(x)]
 
@@ -49,7 +49,7 @@ def by_six_launches(x: Tensor, ids: Tensor, p: Tensor, *both: Any, **said: Any) 
 @pytest.mark.parametrize("said", SAID, ids=str)
 @pytest.mark.parametrize("forms", FORMS, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("tokens", [1, 3, *COLUMNS, 11])
+@pytest.mark.parametrize("tokens", [1, 3, MOST_TOKENS])
 def test_it_has_the_bits_of_six_launches_each_time(
     tokens: int, sizes: tuple[int, ...], forms: tuple[str, str], said: dict[str, Any]
 ) -> None:
