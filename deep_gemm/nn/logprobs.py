@@ -1,0 +1,246 @@
+"""Log-probabilities of given tokens under an output head, in pieces: the logits of all tokens are never in memory.
+
+    hidden [m, k], weight [n, k]   --product in FP32-->  a piece of logits, divided by the temperature
+    each 128 columns of the piece  --log(sum(exp))---->  one number of a block
+    all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
+
+Blocks are added in the order of the vocabulary, whatever the pieces are and however many ranks share the rows of the
+weight. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..casts.fp8 import cast_back_from_fp8, cast_checked
+from ..casts.rules import LAYER_TYPES, Target
+from ..core.check import checks
+from ..core.check.checks import Operand, Sizes
+from ..core.check.layout import ceil_div
+from ..core.check.memory import empty
+from ..core.check.numbers import positive
+from ..core.check.recipes import E4M3, Scales
+from ..core.check.tracing import is_dispatched, refuse_transforms
+from ..gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn
+from ..gemm.api.dense import fp8_gemm_nt
+from ..gemm.ask.bf16 import MULTIPLE
+from ..linear.check import OF_ALL_K
+from ..linear.check import weight as checked_weight
+from .gradients import WEIGHT_TYPES, main_grad_of, outside_of_graphs
+
+BLOCK = 128
+"""Columns that are added first."""
+COLUMNS = 8192
+"""The most columns of a piece of many tokens. Pieces of a vocabulary are about alike, so they have half of it at least:
+BF16 products with up to 2112 columns may cut k, and have other bits."""
+TOKENS, TOKENS_BACK = 2048, 4096
+"""The most tokens of a piece, forward and backward. Backward adds a gradient of the weight for each of its pieces."""
+_c10d: Any = getattr(dist, "distributed_c10d", None)  # torch is built without it for some systems
+Recipes = tuple[Scales, Scales] | None
+"""Scales of the hidden states and of an FP8 weight; None for BF16."""
+
+
+def selected_logprobs(
+    hidden: Tensor,
+    weight: Tensor | Operand,
+    ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+    accumulates_main_grad: bool = False,
+) -> Tensor:
+    """Compute log_softmax(hidden @ weight.T / temperature) of one token for each row, in FP32.
+
+    - `hidden`: `[..., k]`, BF16, FP16 or FP32, rounded to BF16 beside a weight that is a tensor.
+    - `weight`: the head `[n, k]`, rounded to BF16 if it has another type; or FP8 values and scales as `linear` takes
+      them, beside which `hidden` is cast as `linear` casts it. n is a multiple of 8, and so is k (FP8: of 16).
+    - `ids`: int32 or int64 `[...]`, a token of the vocabulary for each row. A negative one is padding: its result is 0,
+      without a gradient. One behind the vocabulary gives NaN.
+    - `group`: ranks that share the vocabulary: each has the next rows of the weight, in order of ranks, and the same
+      `hidden` and `ids`. On every rank but the last the number of rows is a multiple of 128. The host waits for the
+      numbers of rows of all ranks.
+
+    The logits of at most 2048 tokens and 8192 columns are in memory at a time. A result's bits depend on its row, the
+    weight and its id alone, if `set_batch_invariant` is on; nor do they depend on the number of ranks, if each has 4096
+    rows or more. `hidden` has a gradient, and so has a weight that is a tensor: products of BF16, summed in FP32. With
+    `accumulates_main_grad` that of the weight is added to `weight.main_grad`, as `nn.Linear` does. The gradient of
+    `hidden` is summed over the group, in an order that depends on the number of ranks.
+
+    >>> hidden, head = torch.ones(2, 16), torch.zeros(8, 16)
+    >>> selected_logprobs(hidden, head, torch.tensor([3, -1])).tolist() == [-torch.tensor(8.0).log().item(), 0.0]
+    True
+    """
+    values, scales = (weight, None) if isinstance(weight, Tensor) else checks.pair("weight", weight)
+    checks.tensor("hidden", hidden)
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group: expected a process group of torch.distributed or None, got {type(group).__name__}")
+    if not is_dispatched(hidden):
+        refuse_transforms()
+    name = None if group is None else group.group_name
+    if scales is not None:  # parameters that nobody trains
+        return _compute(hidden, values.detach(), scales.detach(), ids, temperature, name)
+    main_grad = main_grad_of("weight", values, accumulates_main_grad and checks.wants_gradient(values))
+    compute = _compute if main_grad is None else _compute_beside_main_grad
+    return compute(hidden, values, None, ids, temperature, name, main_grad)
+
+
+_compute: Callable[..., Tensor] = lambda *given: torch.ops.deep_gemm.nn_selected_logprobs(*given)[0]  # noqa: E731
+_compute_beside_main_grad = outside_of_graphs(_compute)
+
+
+def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float) -> Recipes:
+    """Check a call, and say how hidden states and an FP8 weight are scaled."""
+    checks.has_type("hidden", checks.tensor("hidden", hidden), LAYER_TYPES)
+    checks.supported_device("hidden", hidden)
+    if hidden.dim() < 1:
+        raise ValueError(f"hidden: expected shape (..., k), got {tuple(hidden.shape)}")
+    sizes: Sizes = {"k": hidden.shape[-1]}
+    recipes, of_k = None, MULTIPLE
+    if isinstance(w, Tensor):
+        values = checks.shaped("weight", w, WEIGHT_TYPES, ("n", "k"), sizes)
+    else:
+        (values, _), (kind, *scales) = checked_weight("weight", w, ("n", "k"), sizes, also=OF_ALL_K)
+        recipes, of_k = (scales[0], scales[1]), checks.K_MULTIPLE
+        if kind != E4M3:
+            raise NotImplementedError(f"weight: expected values of {E4M3.dtype}, got FP4")
+    for axis, of in (("n", MULTIPLE), ("k", of_k)):
+        if sizes[axis] % of:
+            raise ValueError(f"weight: expected shape (n, k) with {axis} a multiple of {of}, got {tuple(values.shape)}")
+    checks.has_type("ids", checks.tensor("ids", ids), (torch.int32, torch.int64))
+    if ids.shape != hidden.shape[:-1]:
+        raise ValueError(f"ids: expected shape {tuple(hidden.shape[:-1])}, one for each row, got {tuple(ids.shape)}")
+    checks.same_device({"weight": values, "ids": ids}, hidden.device, "hidden")
+    positive("temperature", temperature)
+    return recipes
+
+
+@torch.no_grad()
+def forward(
+    hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float, group: str | None, main_grad: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute the results, and the logarithm of each row's sum (`lse`), which backward takes."""
+    values = w if isinstance(w, Tensor) else w[0]
+    m, n = ids.numel(), len(values)
+    of_ranks, first = rows_of_ranks(n, group, hidden.device)
+    sums = empty("sums of blocks", (m, ceil_div(n, BLOCK)), torch.float32, hidden.device)
+    chosen = torch.zeros(m, 1, dtype=torch.float32, device=hidden.device)
+    at_once = TOKENS, COLUMNS * TOKENS // min(max(m, 1), TOKENS)
+    for rows, columns, _, logits, at, is_here in pieces(hidden, w, ids, temperature, first, *at_once):
+        chosen[rows] += torch.where(is_here, logits.gather(1, at), 0)
+        sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)] = sums_of_blocks(logits)
+    if group is not None:
+        blocks = [ceil_div(size, BLOCK) for size in of_ranks]
+        sent = torch.cat([F.pad(sums, (0, max(blocks) - sums.shape[1])), chosen], 1)
+        received = [torch.empty_like(sent) for _ in of_ranks]
+        dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
+        sums = torch.cat([each[:, :number] for each, number in zip(received, blocks, strict=True)], 1)
+        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
+    while sums.shape[1] > 1:
+        sums = sums_of_blocks(sums)
+    picks = ids.reshape(-1, 1)
+    logprobs = (chosen - sums).masked_fill_(picks < 0, 0).masked_fill_(picks >= sum(of_ranks), torch.nan)
+    return logprobs.view(ids.shape), sums
+
+
+@torch.no_grad()
+def backward(
+    grad: Tensor,
+    lse: Tensor,
+    hidden: Tensor,
+    w: Tensor | Operand,
+    ids: Tensor,
+    temperature: float,
+    group: str | None,
+    needs_hidden: bool,
+    needs_w: bool,
+    main_grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients that are needed; those that are not are empty tensors."""
+    values, x = w if isinstance(w, Tensor) else w[0], hidden.reshape(-1, hidden.shape[-1])
+    _, first = rows_of_ranks(len(values), group, hidden.device)
+    factors = grad.reshape(-1, 1).masked_fill(ids.reshape(-1, 1) < 0, 0) / -temperature
+    of_hidden = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
+    of_w = values.new_empty(values.shape if needs_w and main_grad is None else 0)
+    for rows, columns, head, logits, at, is_here in pieces(hidden, w, ids, temperature, first, TOKENS_BACK, COLUMNS):
+        softmax = logits.sub_(lse[rows]).exp_()
+        softmax.scatter_(1, at, softmax.gather(1, at) - is_here.float())
+        of_logits = softmax.mul_(factors[rows]).bfloat16()
+        if needs_hidden:
+            bf16_gemm_nn(of_logits, head, of_hidden[rows], of_hidden[rows])
+        if needs_w:
+            if rows.start == 0:
+                of_head = head.new_zeros(head.shape, dtype=torch.float32) if main_grad is None else main_grad[columns]
+            bf16_gemm_tn(of_logits, x[rows].bfloat16(), of_head, of_head)
+            if main_grad is None and rows.stop == len(x):
+                of_w[columns] = of_head
+    if group is not None and needs_hidden:
+        dist.all_reduce(of_hidden, group=_c10d._resolve_process_group(group))
+    return of_hidden.to(hidden.dtype).view(hidden.shape if needs_hidden else 0), of_w
+
+
+def pieces(
+    hidden: Tensor, w: Any, ids: Tensor, temperature: float, first: int, tokens: int, most_columns: int
+) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor, Tensor]]:
+    """Compute the logits, so many tokens and columns at a time, all tokens of some columns before the next columns.
+
+    Give with each piece the head's rows in BF16, and for each token the column `[rows, 1]` of its id and whether the
+    piece has it. `first`: the id of the weight's first row.
+    """
+    recipes, x = recipes_of(hidden, w, ids, temperature), hidden.reshape(-1, hidden.shape[-1])
+    a: Any = x.to(torch.bfloat16) if recipes is None else cast_checked(x, Target(*recipes[0], mn_major=True))
+    for columns in cut(len(w if recipes is None else w[0]), most_columns):
+        if recipes is None:
+            head = w[columns].to(torch.bfloat16)
+        else:
+            of_x, of_w = recipes
+            blocks = slice(columns.start // of_w.rows, ceil_div(columns.stop, of_w.rows)) if of_w.rows else slice(None)
+            part = w[0][columns], w[1][blocks]
+            head = cast_back_from_fp8(*part, of_w.columns).bfloat16()
+        for rows in cut(len(x), tokens):
+            logits = empty("logits", (rows.stop - rows.start, len(head)), torch.float32, x.device)
+            if recipes is not None:
+                fp8_gemm_nt((a[0][rows], a[1][rows]), part, logits, recipe_a=of_x, recipe_b=of_w)
+            elif x.is_cpu:  # sums in FP64 hide the order in which torch adds, which depends on the number of rows
+                logits.copy_(a[rows].double() @ head.double().mT)
+            else:
+                bf16_gemm_nt(a[rows], head, logits)
+            at = ids.reshape(-1, 1)[rows].long() - (first + columns.start)
+            is_here = (at >= 0) & (at < len(head))
+            logits = logits if temperature == 1 else logits.div_(temperature)
+            yield rows, columns, head, logits, at.clamp(0, len(head) - 1), is_here
+
+
+def cut(size: int, most: int) -> Iterator[slice]:
+    """Cut a size into pieces of at most `most`, about alike, which begin at multiples of a block."""
+    blocks, number = ceil_div(size, BLOCK), ceil_div(size, most)
+    starts = [blocks * i // number * BLOCK for i in range(number)]
+    return map(slice, starts, [*starts[1:], size])
+
+
+def sums_of_blocks(x: Tensor) -> Tensor:
+    """Compute log(sum(exp)) of each 128 columns of a row: the largest number minus its `log_softmax`.
+
+    torch computes `log_softmax` of rows of 128 in one way, whatever their number is. Its `sum` has several.
+    """
+    x = F.pad(x, (0, -x.shape[1] % BLOCK), value=-torch.inf) if x.shape[1] % BLOCK else x
+    blocks = x.view(len(x), -1, BLOCK)
+    return blocks.amax(-1) - torch.log_softmax(blocks, -1).amax(-1)
+
+
+def rows_of_ranks(n: int, group: str | None, device: torch.device) -> tuple[list[int], int]:
+    """Give the rows of the weight that each rank has, and the number of those before this rank's."""
+    if group is None:
+        return [n], 0
+    ranks = _c10d._resolve_process_group(group)
+    of_ranks = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(ranks.size())]
+    dist.all_gather(of_ranks, torch.full((1,), n, dtype=torch.int64, device=device), group=ranks)
+    rows: list[int] = torch.cat(of_ranks).tolist()
+    if any(each % BLOCK for each in rows[:-1]):
+        raise ValueError(f"weight: expected a multiple of {BLOCK} rows on every rank but the last, got {rows} by rank")
+    return rows, sum(rows[: ranks.rank()])
