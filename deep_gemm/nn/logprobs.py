@@ -77,17 +77,21 @@ def selected_logprobs(
     True
     """
     values, scales = (weight, None) if isinstance(weight, Tensor) else checks.pair("weight", weight)
-    checks.tensor("hidden", hidden)
+    recipes_of(hidden, weight if scales is None else (values, scales), ids, temperature)
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group: expected a process group of torch.distributed or None, got {type(group).__name__}")
+    name = None if group is None else group.group_name
+    scales = None if scales is None else scales.detach()  # a parameter that nobody trains, like the values beside it
+    given = hidden, values if scales is None else values.detach(), scales, ids, temperature, name
+    is_fused = accumulates_main_grad and scales is None and checks.wants_gradient(values)
+    main_grad = main_grad_of("weight", values, is_fused)
+    if main_grad is not None:
+        return _compute_beside_main_grad(*given, main_grad)
     if not is_dispatched(hidden):
         refuse_transforms()
-    name = None if group is None else group.group_name
-    if scales is not None:  # parameters that nobody trains
-        return _compute(hidden, values.detach(), scales.detach(), ids, temperature, name)
-    main_grad = main_grad_of("weight", values, accumulates_main_grad and checks.wants_gradient(values))
-    compute = _compute if main_grad is None else _compute_beside_main_grad
-    return compute(hidden, values, None, ids, temperature, name, main_grad)
+        if not checks.wants_gradient(*given[:2]):
+            return forward(hidden, weight, ids, temperature, name)[0]
+    return _compute(*given)
 
 
 _compute: Callable[..., Tensor] = lambda *given: torch.ops.deep_gemm.nn_selected_logprobs(*given)[0]  # noqa: E731
@@ -122,7 +126,7 @@ def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: fl
 
 @torch.no_grad()
 def forward(
-    hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float, group: str | None, main_grad: Tensor | None
+    hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float, group: str | None, main_grad: object = None
 ) -> tuple[Tensor, Tensor]:
     """Compute the results, and the logarithm of each row's sum (`lse`), which backward takes."""
     values = w if isinstance(w, Tensor) else w[0]
@@ -217,8 +221,9 @@ def pieces(
 
 
 def cut(size: int, most: int) -> Iterator[slice]:
-    """Cut a size into pieces of at most `most`, about alike, which begin at multiples of a block."""
-    blocks, number = ceil_div(size, BLOCK), ceil_div(size, most)
+    """Cut a size into pieces of at most `most`, or a block, about alike, which begin at multiples of a block."""
+    blocks = ceil_div(size, BLOCK)
+    number = ceil_div(blocks, max(most // BLOCK, 1))
     starts = [blocks * i // number * BLOCK for i in range(number)]
     return map(slice, starts, [*starts[1:], size])
 
@@ -229,7 +234,7 @@ def sums_of_blocks(x: Tensor) -> Tensor:
     torch computes `log_softmax` of rows of 128 in one way, whatever their number is. Its `sum` has several.
     """
     x = F.pad(x, (0, -x.shape[1] % BLOCK), value=-torch.inf) if x.shape[1] % BLOCK else x
-    blocks = x.view(len(x), -1, BLOCK)
+    blocks = x.view(len(x), x.shape[1] // BLOCK, BLOCK)
     return blocks.amax(-1) - torch.log_softmax(blocks, -1).amax(-1)
 
 

@@ -10,7 +10,7 @@ import torch
 from nn_cases import said_by_ranks
 from thorough import up_to
 
-WAYS = ["ddp", "fsdp", "experts_across", "tensor_parallel"]
+WAYS = ["ddp", "fsdp", "experts_across", "tensor_parallel", "logprobs"]
 
 
 def test_two_processes_have_what_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
