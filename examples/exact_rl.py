@@ -30,7 +30,7 @@ import deep_gemm
 
 VOCABULARY, LENGTH, SEQUENCES, STEPS, STEPS_WITHOUT = 32, 16, 24, 8, 2
 END, TOPK, EXPERTS, HEADS, BLOCKS = 0, 2, 4, 2, 2
-HIDDEN = {"cuda": 1024, "cpu": 64}
+HIDDEN = {"cuda": 2048, "cpu": 64}
 """On a GPU k is deep enough to be cut for few rows, unless the mode forbids it."""
 LEARNING_RATE = {"cuda": 3e-4, "cpu": 1e-2}
 
