@@ -76,21 +76,21 @@ def selected_logprobs(
     >>> selected_logprobs(hidden, head, torch.tensor([3, -1])).tolist() == [-torch.tensor(8.0).log().item(), 0.0]
     True
     """
-    values, scales = (weight, None) if isinstance(weight, Tensor) else checks.pair("weight", weight)
-    recipes_of(hidden, weight if scales is None else (values, scales), ids, temperature)
+    w = weight
+    if not isinstance(w, Tensor):  # parameters that are not trained may require a gradient, as torch makes them
+        values, scales = checks.pair("weight", w)
+        w = values.detach(), scales.detach()
+    recipes_of(hidden, w, ids, temperature)
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group: expected a process group of torch.distributed or None, got {type(group).__name__}")
     name = None if group is None else group.group_name
-    scales = None if scales is None else scales.detach()  # a parameter that nobody trains, like the values beside it
-    given = hidden, values if scales is None else values.detach(), scales, ids, temperature, name
-    is_fused = accumulates_main_grad and scales is None and checks.wants_gradient(values)
-    main_grad = main_grad_of("weight", values, is_fused)
-    if main_grad is not None:
-        return _compute_beside_main_grad(*given, main_grad)
+    given = hidden, *((w, None) if isinstance(w, Tensor) else w), ids, temperature, name
+    if accumulates_main_grad and isinstance(w, Tensor) and checks.wants_gradient(w):
+        return _compute_beside_main_grad(*given, main_grad_of("weight", w, True))
     if not is_dispatched(hidden):
         refuse_transforms()
-        if not checks.wants_gradient(*given[:2]):
-            return forward(hidden, weight, ids, temperature, name)[0]
+        if not checks.wants_gradient(hidden, w):
+            return forward(hidden, w, ids, temperature, name)[0]
     return _compute(*given)
 
 
@@ -167,11 +167,13 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients that are needed; those that are not are empty tensors."""
     values, x = w if isinstance(w, Tensor) else w[0], hidden.reshape(-1, hidden.shape[-1])
-    _, first = rows_of_ranks(len(values), group, hidden.device)
+    recipes, (_, first) = recipes_of(hidden, w, ids, temperature), rows_of_ranks(len(values), group, hidden.device)
     factors = grad.reshape(-1, 1).masked_fill(ids.reshape(-1, 1) < 0, 0) / -temperature
     of_hidden = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
     of_w = values.new_empty(values.shape if needs_w and main_grad is None else 0)
-    for rows, columns, head, logits, at, is_here in pieces(hidden, w, ids, temperature, first, TOKENS_BACK, COLUMNS):
+    for rows, columns, part, logits, at, is_here in pieces(hidden, w, ids, temperature, first, TOKENS_BACK, COLUMNS):
+        if rows.start == 0:
+            head = part if recipes is None else cast_back_from_fp8(part[0], part[1], recipes[1].columns).bfloat16()
         softmax = logits.sub_(lse[rows]).exp_()
         softmax.scatter_(1, at, softmax.gather(1, at) - is_here.float())
         of_logits = softmax.mul_(factors[rows]).bfloat16()
@@ -190,11 +192,11 @@ def backward(
 
 def pieces(
     hidden: Tensor, w: Any, ids: Tensor, temperature: float, first: int, tokens: int, most_columns: int
-) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor, Tensor]]:
-    """Compute the logits, so many tokens and columns at a time, all tokens of some columns before the next columns.
+) -> Iterator[tuple[slice, slice, Any, Tensor, Tensor, Tensor]]:
+    """Compute the logits of `tokens` tokens and `most_columns` columns at a time, all tokens of some columns in turn.
 
-    Give with each piece the head's rows in BF16, and for each token the column `[rows, 1]` of its id and whether the
-    piece has it. `first`: the id of the weight's first row.
+    Give with each piece its part of the weight, and for each token the column `[rows, 1]` of its id and whether the
+    piece has that column. `first`: the id of the weight's first row.
     """
     recipes, x = recipes_of(hidden, w, ids, temperature), hidden.reshape(-1, hidden.shape[-1])
     a: Any = x.to(torch.bfloat16) if recipes is None else cast_checked(x, Target(*recipes[0], mn_major=True))
@@ -204,20 +206,20 @@ def pieces(
         else:
             of_x, of_w = recipes
             blocks = slice(columns.start // of_w.rows, ceil_div(columns.stop, of_w.rows)) if of_w.rows else slice(None)
-            part = w[0][columns], w[1][blocks]
-            head = cast_back_from_fp8(*part, of_w.columns).bfloat16()
+            head = w[0][columns], w[1][blocks]
+        width = columns.stop - columns.start
         for rows in cut(len(x), tokens):
-            logits = empty("logits", (rows.stop - rows.start, len(head)), torch.float32, x.device)
+            logits = empty("logits", (rows.stop - rows.start, width), torch.float32, x.device)
             if recipes is not None:
-                fp8_gemm_nt((a[0][rows], a[1][rows]), part, logits, recipe_a=of_x, recipe_b=of_w)
-            elif x.is_cpu:  # sums in FP64 hide the order in which torch adds, which depends on the number of rows
+                fp8_gemm_nt((a[0][rows], a[1][rows]), head, logits, recipe_a=of_x, recipe_b=of_w)
+            elif x.is_cpu:  # torch adds in an order that depends on the number of rows: FP64 hides it
                 logits.copy_(a[rows].double() @ head.double().mT)
             else:
                 bf16_gemm_nt(a[rows], head, logits)
             at = ids.reshape(-1, 1)[rows].long() - (first + columns.start)
-            is_here = (at >= 0) & (at < len(head))
+            is_here = (at >= 0) & (at < width)
             logits = logits if temperature == 1 else logits.div_(temperature)
-            yield rows, columns, head, logits, at.clamp(0, len(head) - 1), is_here
+            yield rows, columns, head, logits, at.clamp(0, width - 1), is_here
 
 
 def cut(size: int, most: int) -> Iterator[slice]:
