@@ -178,7 +178,8 @@ def backward(
         softmax.scatter_(1, at, softmax.gather(1, at) - is_here.float())
         of_logits = softmax.mul_(factors[rows]).bfloat16()
         if needs_hidden:
-            bf16_gemm_nn(of_logits, head, of_hidden[rows], of_hidden[rows])
+            of_rows = of_hidden[rows]
+            bf16_gemm_nn(of_logits, head, of_rows, of_rows)
         if needs_w:
             if rows.start == 0:
                 of_head = head.new_zeros(head.shape, dtype=torch.float32) if main_grad is None else main_grad[columns]
@@ -212,10 +213,10 @@ def pieces(
             logits = empty("logits", (rows.stop - rows.start, width), torch.float32, x.device)
             if recipes is not None:
                 fp8_gemm_nt((a[0][rows], a[1][rows]), head, logits, recipe_a=of_x, recipe_b=of_w)
-            elif x.is_cpu:  # torch adds in an order that depends on the number of rows: FP64 hides it
-                logits.copy_(a[rows].double() @ head.double().mT)
-            else:
+            elif x.is_cuda:
                 bf16_gemm_nt(a[rows], head, logits)
+            else:  # torch adds in an order that depends on the number of rows: FP64 hides it
+                logits.copy_(a[rows].double() @ head.double().mT)
             at = ids.reshape(-1, 1)[rows].long() - (first + columns.start)
             is_here = (at >= 0) & (at < width)
             logits = logits if temperature == 1 else logits.div_(temperature)

@@ -262,7 +262,8 @@ operators(
     "-> (Tensor, Tensor)",
     logprobs.backward,
     lambda hidden, w, needs_hidden, needs_w, **_: tuple(
-        torch.empty_like(x) if need else nothing(x, x.dtype) for x, need in ((hidden, needs_hidden), (w, needs_w))
+        x.new_empty(x.shape) if need else nothing(x, x.dtype)
+        for x, need in ((hidden, needs_hidden), (w if isinstance(w, Tensor) else w[0], needs_w))
     ),
     flops=lambda _, hidden, w, needs_hidden, needs_w, **__: (
         2 * hidden.numel() * w.shape[0] * (1 + needs_hidden + needs_w)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from fake_gpu import FakeGpu, on_gpu
 from helpers import same_bits, some
 from nn_cases import error
 from torch import Tensor
@@ -141,6 +142,18 @@ def test_a_compiled_loss_has_the_same_gradients(given: tuple[Tensor, ...]) -> No
         torch.autograd.backward(function(*leaves))
         found.append([some(x.grad) for x in leaves])
     assert all(same_bits(x, y) for x, y in zip(*found, strict=True))
+
+
+def test_on_a_gpu_each_piece_is_a_product_forward_and_three_backward(
+    gpu: FakeGpu, given: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for constant, value in (("TOKENS", 128), ("TOKENS_BACK", 128), ("COLUMNS", 256)):
+        monkeypatch.setattr(logprobs, constant, value)
+    hidden, head, ids = map(on_gpu, given)
+    _, lse = logprobs.forward(hidden, head, ids, 1.0, None)
+    assert [each.kernel for each in gpu.launches] == ["bf16_gemm_dense"] * 2 * 4
+    logprobs.backward(torch.ones(M), lse, hidden, head, ids, 1.0, None, True, True)
+    assert [each.kernel for each in gpu.launches[2 * 4 :]] == ["bf16_gemm_dense"] * 3 * 2 * 4
 
 
 # New weights in place
