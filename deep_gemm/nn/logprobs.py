@@ -69,8 +69,8 @@ def selected_logprobs(
     The logits of at most 2048 tokens and 8192 columns are in memory at a time. A result's bits depend on its row, the
     weight and its id alone, if `set_batch_invariant` is on; nor do they depend on the number of ranks, if each has 4096
     rows or more. `hidden` has a gradient, and so has a weight that is a tensor: products of BF16, summed in FP32. With
-    `accumulates_main_grad` that of the weight is added to `weight.main_grad`, as `nn.Linear` does. The gradient of
-    `hidden` is summed over the group, in an order that depends on the number of ranks.
+    `accumulates_main_grad` the weight's gradient is added to `weight.main_grad`, as `nn.Linear` adds it. The gradient
+    of `hidden` is summed over the group, in an order that depends on the number of ranks.
 
     >>> hidden, head = torch.ones(2, 16), torch.zeros(8, 16)
     >>> selected_logprobs(hidden, head, torch.tensor([3, -1])).tolist() == [-torch.tensor(8.0).log().item(), 0.0]
@@ -165,7 +165,7 @@ def backward(
     needs_w: bool,
     main_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients that are needed; those that are not are empty tensors."""
+    """Compute the gradients that are needed. The others are empty tensors."""
     values, x = w if isinstance(w, Tensor) else w[0], hidden.reshape(-1, hidden.shape[-1])
     recipes, (_, first) = recipes_of(hidden, w, ids, temperature), rows_of_ranks(len(values), group, hidden.device)
     factors = grad.reshape(-1, 1).masked_fill(ids.reshape(-1, 1) < 0, 0) / -temperature

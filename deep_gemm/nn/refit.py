@@ -25,9 +25,9 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
     - `frozen`: `nn.FrozenLinear`, `nn.FrozenExperts`, `distributed.Experts`, or a model that has such layers, as
       `to_fp8_inference` makes it.
     - `master`: a module, or its state dict, with the same names: `weight`, `w1` and `w2` in BF16, FP16 or FP32, on any
-      device. Values and scales become those that `to_fp8_inference`, or loading this state dict, would make: by blocks
-      of any size, by rows, MXFP8 and MXFP4 too, or BF16. Parameters and buffers that are not cast are copied.
-    - `strict`: refuse names that only one side has. Without it these stay as they are, as where weights come in parts.
+      device. They are cast as the layer's weights are: by blocks or by rows as `to_fp8_inference` and loading this
+      state dict do it, and by finer blocks, to MXFP8, MXFP4 or BF16. Other parameters and buffers are copied.
+    - `strict`: refuse a name that only one side has. Without it weights may come in parts: the others stay.
 
     All names, shapes and types are checked before the first byte changes. The writes are launches on the current
     stream: a graph that is replayed on it later reads the new weights alone, one before it the old ones alone. A replay
