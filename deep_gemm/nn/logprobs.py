@@ -10,7 +10,7 @@ weight. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -86,16 +86,15 @@ def selected_logprobs(
     name = None if group is None else group.group_name
     given = hidden, *((w, None) if isinstance(w, Tensor) else w), ids, temperature, name
     if accumulates_main_grad and isinstance(w, Tensor) and checks.wants_gradient(w):
-        return _compute_beside_main_grad(*given, main_grad_of("weight", w, True))
+        return _beside_main_grad(*given, main_grad_of("weight", w, True))
     if not is_dispatched(hidden):
         refuse_transforms()
         if not checks.wants_gradient(hidden, w):
             return forward(hidden, w, ids, temperature, name)[0]
-    return _compute(*given)
+    return torch.ops.deep_gemm.nn_selected_logprobs(*given)[0]  # type: ignore[no-any-return]
 
 
-_compute: Callable[..., Tensor] = lambda *given: torch.ops.deep_gemm.nn_selected_logprobs(*given)[0]  # noqa: E731
-_compute_beside_main_grad = outside_of_graphs(_compute)
+_beside_main_grad = outside_of_graphs(lambda *given: torch.ops.deep_gemm.nn_selected_logprobs(*given)[0])
 
 
 def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float) -> Recipes:
