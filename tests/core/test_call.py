@@ -320,7 +320,6 @@ WITHOUT_RECORD = {
     "cublaslt_gemm_tt": "torch's product",
     "linear": "a bias in FP32, which is copied",
     "gather_weighted": "rows in FP32",
-    "selected_logprobs": "sums by torch, of products that have records",
     "per_custom_dims_cast_to_fp8": "blocks as long as a row",
     "cast_back_from_fp8": "computed by torch",
     "cast_back_from_fp4": "computed by torch",
