@@ -51,10 +51,11 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
         values = held[name][0][0] if name in held else others[name]
         is_fp4 = name in held and is_packed(held[name][0])
         shape = (*values.shape[:-1], values.shape[-1] * (1 + is_fp4))
-        if x.shape != shape or x.is_meta or (name in held and x.dtype not in WEIGHT_TYPES):
+        is_whole = not x.is_meta and not hasattr(x, "full_tensor")  # a DTensor's part of this rank is no weight
+        if x.shape != shape or not is_whole or (name in held and x.dtype not in WEIGHT_TYPES):
             raise ValueError(
-                f"master[{name!r}]: expected shape {tuple(shape)} in BF16, FP16 or FP32 with memory, "
-                f"got {tuple(x.shape)} in {x.dtype} on {x.device}"
+                f"master[{name!r}]: expected a whole tensor of shape {tuple(shape)} in BF16, FP16 or FP32, "
+                f"got a {type(x).__name__} of shape {tuple(x.shape)} in {x.dtype} on {x.device}"
             )
     for name in sorted(names & state.keys()):
         if name in others:

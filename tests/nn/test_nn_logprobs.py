@@ -197,9 +197,13 @@ def test_a_whole_model_gets_the_bytes_of_a_conversion() -> None:
     [
         (r"master: expected the names of frozen, got none of w2", {"w2": None}),
         (r"master: expected the names of frozen, got others: w3", {"w3": torch.zeros(1)}),
-        (
-            r"master\['w2'\]: expected shape \(2, 64, 32\) in BF16, FP16 or FP32 .* got \(2, 64\)",
-            {"w2": torch.zeros(2, 64)},
+        *(
+            (rf"master\['w2'\]: expected a whole tensor of shape \(2, 64, 32\) in .*, got a Tensor of {got}", {"w2": x})
+            for got, x in (
+                (r"shape \(2, 64\)", torch.zeros(2, 64)),
+                (r".* in torch.int8", torch.zeros(2, 64, 32, dtype=torch.int8)),
+                (r".* on meta", torch.zeros(2, 64, 32, device="meta")),
+            )
         ),
         (r"master\['w2'\]: expected a tensor, got int", {"w2": 3}),
     ],
