@@ -5,7 +5,8 @@
     all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
 
 Blocks are added in the order of the vocabulary, whatever the pieces are and however many ranks share the rows of the
-weight. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
+weight. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16. On a
+GPU the kernel of softmax_piece.py reads a piece once, and writes dlogits upon it.
 """
 
 from __future__ import annotations
@@ -32,15 +33,14 @@ from ..gemm.api.dense import fp8_gemm_nt
 from ..gemm.ask.bf16 import MULTIPLE
 from ..linear.check import OF_ALL_K
 from ..linear.check import weight as checked_weight
+from . import softmax_piece
 from .gradients import WEIGHT_TYPES, main_grad_of, outside_of_graphs
+from .softmax_piece import BLOCK
 
-BLOCK = 128
-"""Columns that are added first."""
-COLUMNS = 8192
-"""The most columns of a piece of many tokens. Pieces of a vocabulary are about alike, so they have half of it at least:
-BF16 products with up to 2112 columns may cut k, and have other bits."""
-TOKENS, TOKENS_BACK = 2048, 4096
-"""The most tokens of a piece, forward and backward. Backward adds a gradient of the weight for each of its pieces."""
+TOKENS, COLUMNS = 4096, 8448
+"""The most tokens of a piece, and the most columns of a piece of many tokens: whole waves of 128 x 256 on 132 SMs.
+Pieces of a vocabulary are about alike, so they have half of these columns at least: BF16 products with up to 2112
+columns may cut k, and have other bits."""
 _c10d: Any = getattr(dist, "distributed_c10d", None)  # torch is built without it for some systems
 Recipes = tuple[Scales, Scales] | None
 """Scales of the hidden states and of an FP8 weight; None for BF16."""
@@ -128,24 +128,26 @@ def forward(
     hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float, group: str | None, main_grad: object = None
 ) -> tuple[Tensor, Tensor]:
     """Compute the results, and the logarithm of each row's sum (`lse`), which backward takes."""
-    values = w if isinstance(w, Tensor) else w[0]
+    recipes, values = recipes_of(hidden, w, ids, temperature), w if isinstance(w, Tensor) else w[0]
     m, n = ids.numel(), len(values)
     of_ranks, first = rows_of_ranks(n, group, hidden.device)
     sums = empty("sums of blocks", (m, ceil_div(n, BLOCK)), torch.float32, hidden.device)
     chosen = torch.zeros(m, 1, dtype=torch.float32, device=hidden.device)
-    at_once = TOKENS, COLUMNS * TOKENS // min(max(m, 1), TOKENS)
-    for rows, columns, _, logits, at, is_here in pieces(hidden, w, ids, temperature, first, *at_once):
-        chosen[rows] += torch.where(is_here, logits.gather(1, at), 0)
-        sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)] = sums_of_blocks(logits)
+    tokens, scale = tokens_of(ids, first), 1 / temperature
+    for rows, columns, _, logits in pieces(hidden, w, COLUMNS * TOKENS // min(max(m, 1), TOKENS), recipes):
+        of_piece = sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
+        sum_blocks(logits, scale, of_piece, tokens[rows], columns.start, chosen[rows])
     if group is not None:
-        blocks = [ceil_div(size, BLOCK) for size in of_ranks]
-        sent = torch.cat([F.pad(sums, (0, max(blocks) - sums.shape[1])), chosen], 1)
+        numbers = [ceil_div(size, BLOCK) for size in of_ranks]
+        sent = torch.cat([F.pad(sums, (0, max(numbers) - sums.shape[1])), chosen], 1)
         received = [torch.empty_like(sent) for _ in of_ranks]
         dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
-        sums = torch.cat([each[:, :number] for each, number in zip(received, blocks, strict=True)], 1)
+        sums = torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1)
         chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
     while sums.shape[1] > 1:
-        sums = sums_of_blocks(sums)
+        blocks = F.pad(sums, (0, -sums.shape[1] % BLOCK), value=-torch.inf)
+        sums = empty("sums of blocks", (m, blocks.shape[1] // BLOCK), torch.float32, hidden.device)
+        sum_blocks(blocks, 1.0, sums, None, 0, None)
     picks = ids.reshape(-1, 1)
     logprobs = (chosen - sums).masked_fill_(picks < 0, 0).masked_fill_(picks >= sum(of_ranks), torch.nan)
     return logprobs.view(ids.shape), sums
@@ -167,59 +169,57 @@ def backward(
     """Compute the gradients that are needed. The others are empty tensors."""
     values, x = w if isinstance(w, Tensor) else w[0], hidden.reshape(-1, hidden.shape[-1])
     recipes, (_, first) = recipes_of(hidden, w, ids, temperature), rows_of_ranks(len(values), group, hidden.device)
-    factors = grad.reshape(-1, 1).masked_fill(ids.reshape(-1, 1) < 0, 0) / -temperature
+    tokens, scale = tokens_of(ids, first), 1 / temperature
+    factors = (grad * scale).masked_fill_(ids < 0, 0).reshape(-1, 1)
     of_hidden = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
-    of_w = values.new_empty(values.shape if needs_w and main_grad is None else 0)
-    for rows, columns, part, logits, at, is_here in pieces(hidden, w, ids, temperature, first, TOKENS_BACK, COLUMNS):
+    of_w = (values.new_empty if len(x) else values.new_zeros)(values.shape if needs_w and main_grad is None else 0)
+    is_written_once = of_w.dtype == torch.bfloat16 and len(x) <= TOKENS
+    for rows, columns, part, logits in pieces(hidden, w, COLUMNS, recipes):
         if rows.start == 0:
             head = part if recipes is None else cast_back_from_fp8(part[0], part[1], recipes[1].columns).bfloat16()
-        softmax = logits.sub_(lse[rows]).exp_()
-        softmax.scatter_(1, at, softmax.gather(1, at) - is_here.float())
-        of_logits = softmax.mul_(factors[rows]).bfloat16()
+        of_logits = to_gradient(logits, scale, tokens[rows], columns.start, lse[rows], factors[rows])
         if needs_hidden:
             of_rows = of_hidden[rows]
             bf16_gemm_nn(of_logits, head, of_rows, of_rows)
-        if needs_w:
+        if needs_w and main_grad is not None:
+            bf16_gemm_tn(of_logits, x[rows].bfloat16(), main_grad[columns], main_grad[columns])
+        elif needs_w:
             if rows.start == 0:
-                of_head = head.new_zeros(head.shape, dtype=torch.float32) if main_grad is None else main_grad[columns]
-            bf16_gemm_tn(of_logits, x[rows].bfloat16(), of_head, of_head)
-            if main_grad is None and rows.stop == len(x):
+                of_head = of_w[columns] if is_written_once else head.new_empty(head.shape, dtype=torch.float32)
+            bf16_gemm_tn(of_logits, x[rows].bfloat16(), of_head, of_head if rows.start else None)
+            if rows.stop == len(x) and not is_written_once:
                 of_w[columns] = of_head
     if group is not None and needs_hidden:
         dist.all_reduce(of_hidden, group=_c10d._resolve_process_group(group))
     return of_hidden.to(hidden.dtype).view(hidden.shape if needs_hidden else 0), of_w
 
 
-def pieces(
-    hidden: Tensor, w: Any, ids: Tensor, temperature: float, first: int, tokens: int, most_columns: int
-) -> Iterator[tuple[slice, slice, Any, Tensor, Tensor, Tensor]]:
-    """Compute the logits of `tokens` tokens and `most_columns` columns at a time, all tokens of some columns in turn.
+def pieces(hidden: Tensor, w: Any, most: int, recipes: Recipes) -> Iterator[tuple[slice, slice, Any, Tensor]]:
+    """Compute the logits of `TOKENS` tokens and `most` columns at a time, all tokens of some columns in turn.
 
-    Give with each piece its part of the weight, and for each token the column `[rows, 1]` of its id and whether the
-    piece has that column. `first`: the id of the weight's first row.
+    Give with each piece its part of the weight. The next piece takes the memory of this one's logits.
     """
-    recipes, x = recipes_of(hidden, w, ids, temperature), hidden.reshape(-1, hidden.shape[-1])
+    x = hidden.reshape(-1, hidden.shape[-1])
     a: Any = x.to(torch.bfloat16) if recipes is None else cast_checked(x, Target(*recipes[0], mn_major=True))
-    for columns in cut(len(w if recipes is None else w[0]), most_columns):
+    every, n = [*cut(len(x), TOKENS)], len(w if recipes is None else w[0])
+    memory = empty("logits", (min(len(x), TOKENS) * min(n, most),), torch.float32, x.device)
+    for columns in cut(n, most):
         if recipes is None:
             head = w[columns].to(torch.bfloat16)
         else:
             of_x, of_w = recipes
             blocks = slice(columns.start // of_w.rows, ceil_div(columns.stop, of_w.rows)) if of_w.rows else slice(None)
             head = w[0][columns], w[1][blocks]
-        width = columns.stop - columns.start
-        for rows in cut(len(x), tokens):
-            logits = empty("logits", (rows.stop - rows.start, width), torch.float32, x.device)
+        for rows in every:
+            size, width = rows.stop - rows.start, columns.stop - columns.start
+            logits = memory[: size * width].view(size, width)
             if recipes is not None:
                 fp8_gemm_nt((a[0][rows], a[1][rows]), head, logits, recipe_a=of_x, recipe_b=of_w)
             elif x.is_cuda:
                 bf16_gemm_nt(a[rows], head, logits)
             else:  # torch adds in an order that depends on the number of rows: FP64 hides it
                 logits.copy_(a[rows].double() @ head.double().mT)
-            at = ids.reshape(-1, 1)[rows].long() - (first + columns.start)
-            is_here = (at >= 0) & (at < width)
-            logits = logits if temperature == 1 else logits.div_(temperature)
-            yield rows, columns, head, logits, at.clamp(0, width - 1), is_here
+            yield rows, columns, head, logits
 
 
 def cut(size: int, most: int) -> Iterator[slice]:
@@ -230,14 +230,37 @@ def cut(size: int, most: int) -> Iterator[slice]:
     return map(slice, starts, [*starts[1:], size])
 
 
-def sums_of_blocks(x: Tensor) -> Tensor:
-    """Compute log(sum(exp)) of each 128 columns of a row: the largest number minus its `log_softmax`.
+def tokens_of(ids: Tensor, first: int) -> Tensor:
+    """Give the row of this rank's weight that each token has, as int32; padding and tokens of others are outside."""
+    return torch.where(ids < 0, -1, ids - first).reshape(-1).clamp_(-1, 2**31 - 1).int()
 
-    torch computes `log_softmax` of rows of 128 in one way, whatever their number is. Its `sum` has several.
+
+def sum_blocks(
+    logits: Tensor, scale: float, sums: Tensor, tokens: Tensor | None, start: int, chosen: Tensor | None
+) -> None:
+    """Write log(sum(exp)) of each 128 scaled columns, and the logits of tokens among these columns.
+
+    On the CPU it is the largest number minus its `log_softmax`, which torch computes in one way for any number of rows.
     """
-    x = F.pad(x, (0, -x.shape[1] % BLOCK), value=-torch.inf) if x.shape[1] % BLOCK else x
-    blocks = x.view(len(x), x.shape[1] // BLOCK, BLOCK)
-    return blocks.amax(-1) - torch.log_softmax(blocks, -1).amax(-1)
+    if logits.is_cuda and len(logits):
+        softmax_piece.sum_blocks(logits, scale, sums, tokens, start, chosen)
+        return
+    logits.mul_(scale)
+    if tokens is not None and chosen is not None:
+        at = tokens[:, None].long() - start
+        is_here = (at >= 0) & (at < logits.shape[1])
+        chosen.copy_(torch.where(is_here, logits.gather(1, at.clamp(0, logits.shape[1] - 1)), chosen))
+    blocks = F.pad(logits, (0, -logits.shape[1] % BLOCK), value=-torch.inf).view(*sums.shape, BLOCK)
+    sums.copy_(blocks.amax(-1) - torch.log_softmax(blocks, -1).amax(-1))
+
+
+def to_gradient(logits: Tensor, scale: float, tokens: Tensor, start: int, lse: Tensor, factors: Tensor) -> Tensor:
+    """Give the gradient of logits in BF16. The logits are gone then."""
+    if logits.is_cuda:
+        return softmax_piece.to_gradient(logits, scale, tokens, start, lse, factors)
+    columns = torch.arange(start, start + logits.shape[1])
+    onehot = (tokens[:, None] == columns).float()
+    return (onehot - logits.mul_(scale).sub_(lse).exp_()).mul_(factors).bfloat16()
 
 
 def rows_of_ranks(n: int, group: str | None, device: torch.device) -> tuple[list[int], int]:

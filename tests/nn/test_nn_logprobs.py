@@ -16,6 +16,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8, refit_, selected_logprobs
+from deep_gemm.core.check.memory import empty
 from deep_gemm.nn import FrozenExperts, logprobs
 
 M, N, K = 150, 1000, 64
@@ -47,7 +48,7 @@ def by_torch(hidden: Tensor, head: Tensor, ids: Tensor, temperature: float) -> T
 def test_results_and_gradients_are_those_of_log_softmax(
     name: str, temperature: float, given: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for constant, value in (("TOKENS", 128), ("TOKENS_BACK", 128), ("COLUMNS", 256)):
+    for constant, value in (("TOKENS", 128), ("COLUMNS", 256)):
         monkeypatch.setattr(logprobs, constant, value)
     hidden, head, ids = given
     is_fp8 = name not in ("bf16", "fp32")
@@ -144,16 +145,25 @@ def test_a_compiled_loss_has_the_same_gradients(given: tuple[Tensor, ...]) -> No
     assert all(same_bits(x, y) for x, y in zip(*found, strict=True))
 
 
-def test_on_a_gpu_each_piece_is_a_product_forward_and_three_backward(
+def test_on_a_gpu_a_kernel_follows_the_product_of_each_piece(
     gpu: FakeGpu, given: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for constant, value in (("TOKENS", 128), ("TOKENS_BACK", 128), ("COLUMNS", 256)):
+    for constant, value in (("TOKENS", 128), ("COLUMNS", 256)):
         monkeypatch.setattr(logprobs, constant, value)
+    monkeypatch.setattr(logprobs, "empty", lambda *given: on_gpu(empty(*given)))
     hidden, head, ids = map(on_gpu, given)
     _, lse = logprobs.forward(hidden, head, ids, 1.0, None)
-    assert [each.kernel for each in gpu.launches] == ["bf16_gemm_dense"] * 2 * 4
+    product, pass_over = "bf16_gemm_dense", "softmax_piece"
+    assert [each.kernel for each in gpu.launches] == [product, pass_over] * 2 * 4 + [pass_over]
+    gpu.launches.clear()
     logprobs.backward(torch.ones(M), lse, hidden, head, ids, 1.0, None, True, True)
-    assert [each.kernel for each in gpu.launches[2 * 4 :]] == ["bf16_gemm_dense"] * 3 * 2 * 4
+    assert [each.kernel for each in gpu.launches] == [product, pass_over, product, product] * 2 * 4
+
+
+def test_no_rows_have_no_gradient() -> None:
+    head = torch.ones(N, K, requires_grad=True)
+    torch.autograd.backward(selected_logprobs(torch.ones(0, K), head, torch.zeros(0).int()).sum())
+    assert same_bits(some(head.grad), torch.zeros(N, K))
 
 
 # New weights in place

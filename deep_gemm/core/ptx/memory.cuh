@@ -255,7 +255,7 @@ DEVICE float fma_rn(float a, float b, float c) {
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-// 2^x and 1 / x, within 2^-22 and 2^-23 of them. Results below the smallest normal number become zero.
+// 2^x, 1 / x and log2(x), within 2^-22, 2^-23 and 2^-22 of them. Results below the smallest normal number become zero.
 DEVICE float ex2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -264,6 +264,11 @@ DEVICE float ex2_approx(float x) {
 DEVICE float rcp_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEVICE float lg2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // The smaller of both; a NaN stays NaN.
