@@ -6,9 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from . import across, casts, gemm, hyper, indexer, moe, nn
+from . import across, casts, gemm, hyper, indexer, moe
 from .core.kernel import Kernel
-from .gemm import sum_slices
+from .gemm import softmax_piece, sum_slices
 from .indexer import plan_paged_contexts
 from .linear import __path__ as of_linear  # deep_gemm.linear is the function
 
@@ -25,12 +25,12 @@ def kernels_of(*folders: str) -> tuple[Kernel[Any], ...]:
 
 
 KERNELS = kernels_of(
-    *(*gemm.__path__, *casts.__path__, *of_linear, *moe.__path__, *nn.__path__),
-    *(*indexer.__path__, *hyper.__path__, *across.__path__),
+    *gemm.__path__, *casts.__path__, *of_linear, *moe.__path__, *indexer.__path__, *hyper.__path__, *across.__path__
 )
 ORDINARY: tuple[Kernel[Any], ...] = (
-    *kernels_of(*casts.__path__, *moe.__path__, *nn.__path__, *across.__path__),
+    *kernels_of(*casts.__path__, *moe.__path__, *across.__path__),
     plan_paged_contexts.KERNEL,
     sum_slices.KERNEL,
+    softmax_piece.KERNEL,
 )
 """Kernels of ordinary loads and stores, whose configurations do not depend on a model's shapes."""

@@ -6,7 +6,7 @@
 
 Blocks are added in the order of the vocabulary, whatever the pieces are and however many ranks share the rows of the
 weight. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16. On a
-GPU the kernel of softmax_piece.py reads a piece once, and writes dlogits upon it.
+GPU the kernel of gemm/softmax_piece.py reads a piece once, and writes dlogits upon it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..core.check.memory import empty
 from ..core.check.numbers import positive
 from ..core.check.recipes import E4M3, Scales
 from ..core.check.tracing import is_dispatched, refuse_transforms
+from ..gemm import softmax_piece
 from ..gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn
 from ..gemm.api.dense import fp8_gemm_nt
 from ..gemm.ask.bf16 import MULTIPLE
+from ..gemm.softmax_piece import BLOCK
 from ..linear.check import OF_ALL_K
 from ..linear.check import weight as checked_weight
-from . import softmax_piece
 from .gradients import WEIGHT_TYPES, main_grad_of, outside_of_graphs
-from .softmax_piece import BLOCK
 
 TOKENS, COLUMNS = 4096, 8448
 """The most tokens of a piece, and the most columns of a piece of many tokens: whole waves of 128 x 256 on 132 SMs.
@@ -66,7 +66,7 @@ def selected_logprobs(
       `hidden` and `ids`. On every rank but the last the number of rows is a multiple of 128. The host waits for the
       numbers of rows of all ranks.
 
-    The logits of at most 2048 tokens and 8192 columns are in memory at a time. A result's bits depend on its row, the
+    The logits of at most 4096 tokens and 8448 columns are in memory at a time. A result's bits depend on its row, the
     weight and its id alone, if `set_batch_invariant` is on; nor do they depend on the number of ranks, if each has 4096
     rows or more. `hidden` has a gradient, and so has a weight that is a tensor: products of BF16, summed in FP32. With
     `accumulates_main_grad` the weight's gradient is added to `weight.main_grad`, as `nn.Linear` adds it. The gradient

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.nn import softmax_piece
-from deep_gemm.nn.softmax_piece import BLOCK, SoftmaxConfig
+from deep_gemm.gemm import softmax_piece
+from deep_gemm.gemm.softmax_piece import BLOCK, SoftmaxConfig
 
 from .launcher import Stage
 from .library import HostKernel
@@ -24,7 +24,7 @@ FEW_UNITS = 5e-6
 
 @dataclass(frozen=True)
 class SoftmaxTrial(Trial):
-    """A piece of logits, the first block minus infinity, and tokens that are in it, before it and behind it."""
+    """A piece of logits, a block minus infinity and one large, and tokens that are in it, before it and behind it."""
 
     kernel = softmax_piece.KERNEL
     config: SoftmaxConfig
@@ -45,7 +45,7 @@ class SoftmaxTrial(Trial):
         """Compare with FP64, and chosen logits to the bit."""
         generator, (m, n) = torch.Generator().manual_seed(self.seed), (self.rows, self.columns)
         logits = torch.randn(m, n, generator=generator, dtype=torch.float32) * 4
-        logits[0, :BLOCK] = -torch.inf
+        logits[0, :BLOCK], logits[-1, n // 2 | 1] = -torch.inf, 300
         at = torch.randint(0, n, (m,), generator=generator)
         at[1:3] = torch.tensor([-1 - FIRST, n])[: m - 1]
         read = {"tokens": (at + FIRST).int()} if self.picks else {}

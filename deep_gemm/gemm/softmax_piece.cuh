@@ -90,7 +90,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
     } else {
       const float sum = sum_of_block(x);
       if (lane == 0 && first < p.columns) ptx::st_global_f32(p.sums + static_cast<uint64_t>(row) * p.sums_pitch + block, sum);
-      if (thread == 0 && token / kChunk == chunk && token < p.columns)
+      if (thread == 0 && chunk == 0 && token < p.columns)
         ptx::st_global_f32(p.chosen + row, ptx::mul_rn(ptx::ld_global_f32(logits + token), p.scale));
     }
   }
