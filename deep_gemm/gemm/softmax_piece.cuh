@@ -27,6 +27,7 @@ struct SoftmaxParams {
 
 constexpr uint32_t kHeld = 16;  // logits of a lane
 constexpr uint32_t kLanes = kBlock / kHeld;
+constexpr uint32_t kChunk = kNumThreads * kHeld;
 constexpr uint32_t kMinusInfinity = 0xff800000u;
 constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f;
 

@@ -4,54 +4,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.kernel import Config, Kernel
 
-BLOCK = 128
-"""Columns that are added first."""
+BLOCK, CHUNK = 128, 2048
+"""Columns that are added first, and those that a CTA loads at a time: 16 for each thread."""
 
 
 @dataclass(frozen=True)
 class SoftmaxConfig(Config):
-    """One of both directions. A thread holds 16 logits of a chunk."""
+    """One of both directions."""
 
     is_backward: bool
-    num_threads: int = 128
+    num_threads: int = CHUNK // 16
     ctas_per_sm: int = 8
     block: int = BLOCK
-    taken = "is_backward", "num_threads", "ctas_per_sm", "block", "chunk"
+    taken = "is_backward", "num_threads", "ctas_per_sm", "block"
 
     @property
     def name(self) -> str:
         """Short, for people."""
         return "backward" if self.is_backward else "forward"
 
-    @property
-    def chunk(self) -> int:
-        """Columns that a CTA loads at a time."""
-        return self.num_threads * 16
-
 
 FORWARD, BACKWARD = SoftmaxConfig(False), SoftmaxConfig(True)
 KERNEL: Kernel[SoftmaxConfig] = Kernel("softmax_piece", "SoftmaxParams", lambda: [FORWARD, BACKWARD])
 
 
-def sum_blocks(
-    logits: Tensor, scale: float, sums: Tensor, tokens: Tensor | None, first: int, chosen: Tensor | None
-) -> None:
-    """Write log(sum(exp)) of each 128 columns, a multiple of 4 in all, and the logits of tokens that the piece has."""
-    values = {"logits": logits, "tokens": tokens, "lse": None, "factors": None, "sums": sums, "chosen": chosen}
-    sizes = {"sums_pitch": sums.stride(0), "columns": logits.shape[1], "first": first, "scale": scale}
-    ctas = logits.shape[0] * ceil_div(logits.shape[1], FORWARD.chunk)
-    KERNEL.run(FORWARD, values | sizes, ctas, logits.get_device(), is_dependent=True)
-
-
-def to_gradient(logits: Tensor, scale: float, tokens: Tensor, first: int, lse: Tensor, factors: Tensor) -> Tensor:
-    """Give the logits' gradient in BF16, in their own memory: its rows are as far apart as theirs."""
-    values = {"logits": logits, "tokens": tokens, "lse": lse, "factors": factors, "sums": None, "chosen": None}
-    sizes = {"sums_pitch": 0, "columns": logits.shape[1], "first": first, "scale": scale}
-    KERNEL.run(BACKWARD, values | sizes, logits.shape[0], logits.get_device(), is_dependent=True)
-    return logits.view(torch.bfloat16)[:, : logits.shape[1]]
+def run(config: SoftmaxConfig, logits: Tensor, scale: float, first: int, **pointers: Tensor | None) -> None:
+    """Read logits, a multiple of 4 columns, on their GPU. `pointers`: other tensors of the direction, by member."""
+    rows, columns = logits.shape
+    tensors = dict.fromkeys(("tokens", "lse", "factors", "sums", "chosen")) | pointers | {"logits": logits}
+    pitch = 0 if tensors["sums"] is None else tensors["sums"].stride(0)
+    sizes = {"sums_pitch": pitch, "columns": columns, "first": first, "scale": scale}
+    ctas = rows if config.is_backward else rows * ceil_div(columns, CHUNK)
+    KERNEL.run(config, {**tensors, **sizes}, ctas, logits.get_device(), is_dependent=True)

@@ -28,11 +28,10 @@ from ..core.check.memory import empty
 from ..core.check.numbers import positive
 from ..core.check.recipes import E4M3, Scales
 from ..core.check.tracing import is_dispatched, refuse_transforms
-from ..gemm import softmax_piece
 from ..gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn
 from ..gemm.api.dense import fp8_gemm_nt
 from ..gemm.ask.bf16 import MULTIPLE
-from ..gemm.softmax_piece import BLOCK
+from ..gemm.softmax_piece import BACKWARD, BLOCK, FORWARD, run
 from ..linear.check import OF_ALL_K
 from ..linear.check import weight as checked_weight
 from .gradients import WEIGHT_TYPES, main_grad_of, outside_of_graphs
@@ -174,7 +173,7 @@ def backward(
     of_hidden = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
     of_w = (values.new_empty if len(x) else values.new_zeros)(values.shape if needs_w and main_grad is None else 0)
     is_written_once = of_w.dtype == torch.bfloat16 and len(x) <= TOKENS
-    for rows, columns, part, logits in pieces(hidden, w, COLUMNS, recipes):
+    for rows, columns, part, logits in pieces(hidden, w, COLUMNS if recipes is None else COLUMNS // 2, recipes):
         if rows.start == 0:
             head = part if recipes is None else cast_back_from_fp8(part[0], part[1], recipes[1].columns).bfloat16()
         of_logits = to_gradient(logits, scale, tokens[rows], columns.start, lse[rows], factors[rows])
@@ -243,7 +242,7 @@ def sum_blocks(
     On the CPU it is the largest number minus its `log_softmax`, which torch computes in one way for any number of rows.
     """
     if logits.is_cuda and len(logits):
-        softmax_piece.sum_blocks(logits, scale, sums, tokens, start, chosen)
+        run(FORWARD, logits, scale, start, sums=sums, tokens=tokens, chosen=chosen)
         return
     logits.mul_(scale)
     if tokens is not None and chosen is not None:
@@ -257,7 +256,8 @@ def sum_blocks(
 def to_gradient(logits: Tensor, scale: float, tokens: Tensor, start: int, lse: Tensor, factors: Tensor) -> Tensor:
     """Give the gradient of logits in BF16. The logits are gone then."""
     if logits.is_cuda:
-        return softmax_piece.to_gradient(logits, scale, tokens, start, lse, factors)
+        run(BACKWARD, logits, scale, start, tokens=tokens, lse=lse, factors=factors)
+        return logits.view(torch.bfloat16)[:, : logits.shape[1]]  # its rows are as far apart as those of logits
     columns = torch.arange(start, start + logits.shape[1])
     onehot = (tokens[:, None] == columns).float()
     return (onehot - logits.mul_(scale).sub_(lse).exp_()).mul_(factors).bfloat16()

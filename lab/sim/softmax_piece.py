@@ -54,9 +54,8 @@ class SoftmaxTrial(Trial):
             factors = torch.randn(m, generator=generator, dtype=torch.float32)
             read |= {"lse": torch.logsumexp(scaled, 1), "factors": factors}
             stage = Stage(self.config, read, {"logits": logits}, {"logits": 16}, **self.how)
-            x, *others = (stage.at[name] for name in ("logits", "tokens", "lse", "factors"))
             with stage.launches({self.kernel: kernel}):
-                softmax_piece.to_gradient(x, SCALE, others[0], FIRST, *others[1:])
+                softmax_piece.run(self.config, scale=SCALE, first=FIRST, **stage.at)
             onehot = F.one_hot(at.clamp(0, n - 1), n) * is_here[:, None]
             softmax, by = (scaled.double() - read["lse"].double()[:, None]).exp(), factors.double()[:, None]
             exact = ((onehot - softmax) * by).bfloat16()
@@ -65,9 +64,8 @@ class SoftmaxTrial(Trial):
         sums = torch.full((m, ceil_div(n, BLOCK) + 3), torch.nan, dtype=torch.float32)  # behind each row are three
         written = {"sums": sums, **({"chosen": sums[:, 0].clone()} if self.picks else {})}
         stage = Stage(self.config, {**read, "logits": logits}, written, {"logits": 16}, **self.how)
-        there = [stage.at.get(name) for name in ("tokens", "chosen")]
         with stage.launches({self.kernel: kernel}):
-            softmax_piece.sum_blocks(stage.at["logits"], SCALE, stage.at["sums"], there[0], FIRST, there[1])
+            softmax_piece.run(self.config, scale=SCALE, first=FIRST, **stage.at)
         got, right = stage.result().buffers, sums.double()
         blocks = F.pad(scaled.double(), (0, -n % BLOCK), value=-torch.inf).view(m, -1, BLOCK)
         right[:, :-3] = torch.logsumexp(blocks, 2)
