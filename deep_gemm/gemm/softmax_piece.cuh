@@ -14,7 +14,7 @@
 
 struct SoftmaxParams {
   float* logits;
-  const int32_t* tokens;  // of each row, columns of the vocabulary; null: no logit is chosen
+  const int32_t* tokens;  // of each row, columns of the vocabulary
   const float* lse;       // of each row, backward alone, and so are its factors
   const float* factors;
   float* sums;  // [rows, ceil(columns / 128)] at this pitch, forward alone, and so is `chosen`, [rows]
@@ -28,8 +28,7 @@ struct SoftmaxParams {
 constexpr uint32_t kHeld = 16;  // logits of a lane
 constexpr uint32_t kLanes = kBlock / kHeld;
 constexpr uint32_t kChunk = kNumThreads * kHeld;
-constexpr uint32_t kMinusInfinity = 0xff800000u;
-constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f;
+constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f, kLeast = -3.402823466e38f;
 
 DEVICE float exp_of(float x) { return ptx::ex2_approx(ptx::mul_rn(x, kLog2OfE)); }
 
@@ -41,15 +40,12 @@ DEVICE float sum_of_block(const float (&x)[kHeld]) {
   float most = x[0];
 #pragma unroll
   for (uint32_t i = 1; i < kHeld; ++i) most = ptx::max_f32(most, x[i]);
-#pragma unroll
   for (uint32_t bits = 1; bits < kLanes; bits *= 2) most = ptx::max_f32(most, ptx::shfl_xor_sync(most, bits));
-  const float base = ptx::bits_of(most) == kMinusInfinity ? 0.f : most;  // no NaN of a block without a number
   float sum = 0;
 #pragma unroll
-  for (uint32_t i = 0; i < kHeld; ++i) sum = ptx::add_rn(sum, exp_of(x[i] - base));
-#pragma unroll
+  for (uint32_t i = 0; i < kHeld; ++i) sum = ptx::add_rn(sum, exp_of(x[i] - most));
   for (uint32_t bits = 1; bits < kLanes; bits *= 2) sum = ptx::add_rn(sum, ptx::shfl_xor_sync(sum, bits));
-  return ptx::fma_rn(ptx::lg2_approx(sum), kLogOf2, base);
+  return ptx::fma_rn(ptx::lg2_approx(sum), kLogOf2, most);
 }
 
 KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
@@ -60,8 +56,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
   ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
 
   float* logits = p.logits + static_cast<uint64_t>(row) * p.columns;
-  // Less than p.columns if the piece has it.
-  const uint32_t token = p.tokens == nullptr ? ~0u : ptx::ld_global_b32(p.tokens + row) - p.first;
+  const uint32_t token = ptx::ld_global_b32(p.tokens + row) - p.first;  // less than p.columns if the piece has it
   const float lse = kIsBackward ? ptx::ld_global_f32(p.lse + row) : 0;
   const float factor = kIsBackward ? ptx::ld_global_f32(p.factors + row) : 0;
 #pragma unroll 1
@@ -70,8 +65,7 @@ KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
     float x[kHeld];
 #pragma unroll
     for (uint32_t i = 0; i < kHeld; i += 4) {
-      const float none = ptx::float_of(kMinusInfinity);
-      ptx::Float4 four = {none, none, none, none};
+      ptx::Float4 four = {kLeast, kLeast, kLeast, kLeast};
       if (first + column_of(i) < p.columns) four = ptx::ld_global_v4_f32(logits + first + column_of(i));
       x[i] = ptx::mul_rn(four.x, p.scale);
       x[i + 1] = ptx::mul_rn(four.y, p.scale);

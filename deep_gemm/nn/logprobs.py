@@ -4,9 +4,8 @@
     each 128 columns of the piece  --log(sum(exp))---->  one number of a block
     all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
 
-Blocks are added in the order of the vocabulary, whatever the pieces are and however many ranks share the rows of the
-weight. Backward multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16. On a
-GPU the kernel of gemm/softmax_piece.py reads a piece once, and writes dlogits upon it.
+Blocks are added in the order of the vocabulary, for any pieces and any number of ranks that share it. Backward
+multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
 """
 
 from __future__ import annotations
@@ -36,13 +35,10 @@ from ..linear.check import OF_ALL_K
 from ..linear.check import weight as checked_weight
 from .gradients import WEIGHT_TYPES, main_grad_of, outside_of_graphs
 
-TOKENS, COLUMNS = 4096, 8448
-"""The most tokens of a piece, and the most columns of a piece of many tokens: whole waves of 128 x 256 on 132 SMs.
-Pieces of a vocabulary are about alike, so they have half of these columns at least: BF16 products with up to 2112
-columns may cut k, and have other bits."""
+TOKENS, COLUMNS = 4096, 4224
+"""Tokens of a piece, and columns of a piece of many tokens, or a block more: four waves of 256 x 128 on 132 SMs. A piece
+of a larger vocabulary has 2176 columns at least: BF16 products with up to 2112 may cut k, and have other bits."""
 _c10d: Any = getattr(dist, "distributed_c10d", None)  # torch is built without it for some systems
-Recipes = tuple[Scales, Scales] | None
-"""Scales of the hidden states and of an FP8 weight; None for BF16."""
 
 
 def selected_logprobs(
@@ -61,15 +57,13 @@ def selected_logprobs(
       them, beside which `hidden` is cast as `linear` casts it. n is a multiple of 8, and so is k (FP8: of 16).
     - `ids`: int32 or int64 `[...]`, a token of the vocabulary for each row. A negative one is padding: its result is 0,
       without a gradient. One behind the vocabulary gives NaN.
-    - `group`: ranks that share the vocabulary: each has the next rows of the weight, in order of ranks, and the same
-      `hidden` and `ids`. On every rank but the last the number of rows is a multiple of 128. The host waits for the
-      numbers of rows of all ranks.
+    - `group`: ranks that share the vocabulary: each has the next rows of the weight, a multiple of 128 but on the last
+      rank, and the same `hidden` and `ids`. The host waits for the numbers of rows of all ranks.
 
-    The logits of at most 4096 tokens and 8448 columns are in memory at a time. A result's bits depend on its row, the
-    weight and its id alone, if `set_batch_invariant` is on; nor do they depend on the number of ranks, if each has 4096
-    rows or more. `hidden` has a gradient, and so has a weight that is a tensor: products of BF16, summed in FP32. With
-    `accumulates_main_grad` the weight's gradient is added to `weight.main_grad`, as `nn.Linear` adds it. The gradient
-    of `hidden` is summed over the group, in an order that depends on the number of ranks.
+    Logits of about 4096 tokens and 4224 columns are in memory. A result's bits depend on its row, the weight and its
+    id alone, if `set_batch_invariant` is on, and on no number of ranks that have 4096 rows or more. `hidden` has a
+    gradient, summed over the group, and so has a weight that is a tensor: products of BF16, summed in FP32. With
+    `accumulates_main_grad` the weight's is added to `weight.main_grad`, as `nn.Linear` adds it.
 
     >>> hidden, head = torch.ones(2, 16), torch.zeros(8, 16)
     >>> selected_logprobs(hidden, head, torch.tensor([3, -1])).tolist() == [-torch.tensor(8.0).log().item(), 0.0]
@@ -96,8 +90,8 @@ def selected_logprobs(
 _beside_main_grad = outside_of_graphs(lambda *given: torch.ops.deep_gemm.nn_selected_logprobs(*given)[0])
 
 
-def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float) -> Recipes:
-    """Check a call, and say how hidden states and an FP8 weight are scaled."""
+def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float) -> tuple[Scales, Scales] | None:
+    """Check a call, and say how hidden states and an FP8 weight are scaled; None for BF16."""
     checks.has_type("hidden", checks.tensor("hidden", hidden), LAYER_TYPES)
     checks.supported_device("hidden", hidden)
     if hidden.dim() < 1:
@@ -132,10 +126,10 @@ def forward(
     of_ranks, first = rows_of_ranks(n, group, hidden.device)
     sums = empty("sums of blocks", (m, ceil_div(n, BLOCK)), torch.float32, hidden.device)
     chosen = torch.zeros(m, 1, dtype=torch.float32, device=hidden.device)
-    tokens, scale = tokens_of(ids, first), 1 / temperature
-    for rows, columns, _, logits in pieces(hidden, w, COLUMNS * TOKENS // min(max(m, 1), TOKENS), recipes):
+    most = COLUMNS * TOKENS // min(max(m, 1), TOKENS)
+    for rows, columns, _, logits, tokens in pieces(hidden, w, ids, first, most, recipes):
         of_piece = sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
-        sum_blocks(logits, scale, of_piece, tokens[rows], columns.start, chosen[rows])
+        sum_blocks(logits, 1 / temperature, of_piece, tokens, columns.start, chosen[rows])
     if group is not None:
         numbers = [ceil_div(size, BLOCK) for size in of_ranks]
         sent = torch.cat([F.pad(sums, (0, max(numbers) - sums.shape[1])), chosen], 1)
@@ -143,10 +137,11 @@ def forward(
         dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
         sums = torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1)
         chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
+    nowhere = torch.full((m,), -1, dtype=torch.int32, device=hidden.device)
     while sums.shape[1] > 1:
         blocks = F.pad(sums, (0, -sums.shape[1] % BLOCK), value=-torch.inf)
         sums = empty("sums of blocks", (m, blocks.shape[1] // BLOCK), torch.float32, hidden.device)
-        sum_blocks(blocks, 1.0, sums, None, 0, None)
+        sum_blocks(blocks, 1.0, sums, nowhere, 0, chosen)
     picks = ids.reshape(-1, 1)
     logprobs = (chosen - sums).masked_fill_(picks < 0, 0).masked_fill_(picks >= sum(of_ranks), torch.nan)
     return logprobs.view(ids.shape), sums
@@ -168,18 +163,16 @@ def backward(
     """Compute the gradients that are needed. The others are empty tensors."""
     values, x = w if isinstance(w, Tensor) else w[0], hidden.reshape(-1, hidden.shape[-1])
     recipes, (_, first) = recipes_of(hidden, w, ids, temperature), rows_of_ranks(len(values), group, hidden.device)
-    tokens, scale = tokens_of(ids, first), 1 / temperature
-    factors = (grad * scale).masked_fill_(ids < 0, 0).reshape(-1, 1)
+    factors = (grad / temperature).masked_fill_(ids < 0, 0).reshape(-1, 1)
     of_hidden = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
     of_w = (values.new_empty if len(x) else values.new_zeros)(values.shape if needs_w and main_grad is None else 0)
     is_written_once = of_w.dtype == torch.bfloat16 and len(x) <= TOKENS
-    for rows, columns, part, logits in pieces(hidden, w, COLUMNS if recipes is None else COLUMNS // 2, recipes):
+    for rows, columns, part, logits, tokens in pieces(hidden, w, ids, first, COLUMNS, recipes):
         if rows.start == 0:
             head = part if recipes is None else cast_back_from_fp8(part[0], part[1], recipes[1].columns).bfloat16()
-        of_logits = to_gradient(logits, scale, tokens[rows], columns.start, lse[rows], factors[rows])
+        of_logits = to_gradient(logits, 1 / temperature, tokens, columns.start, lse[rows], factors[rows])
         if needs_hidden:
-            of_rows = of_hidden[rows]
-            bf16_gemm_nn(of_logits, head, of_rows, of_rows)
+            bf16_gemm_nn(of_logits, head, of_hidden[rows], of_hidden[rows])
         if needs_w and main_grad is not None:
             bf16_gemm_tn(of_logits, x[rows].bfloat16(), main_grad[columns], main_grad[columns])
         elif needs_w:
@@ -193,15 +186,17 @@ def backward(
     return of_hidden.to(hidden.dtype).view(hidden.shape if needs_hidden else 0), of_w
 
 
-def pieces(hidden: Tensor, w: Any, most: int, recipes: Recipes) -> Iterator[tuple[slice, slice, Any, Tensor]]:
+def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: Any) -> Iterator[Any]:
     """Compute the logits of `TOKENS` tokens and `most` columns at a time, all tokens of some columns in turn.
 
-    Give with each piece its part of the weight. The next piece takes the memory of this one's logits.
+    Give with each piece its part of the weight, and its tokens as rows of this rank's weight, which begins at `first`;
+    of padding, and of other ranks' tokens, it has none. The next piece takes the memory of this one's logits.
     """
-    x = hidden.reshape(-1, hidden.shape[-1])
-    a: Any = x.to(torch.bfloat16) if recipes is None else cast_checked(x, Target(*recipes[0], mn_major=True))
-    every, n = [*cut(len(x), TOKENS)], len(w if recipes is None else w[0])
-    memory = empty("logits", (min(len(x), TOKENS) * min(n, most),), torch.float32, x.device)
+    x, tokens = hidden.reshape(-1, hidden.shape[-1]), torch.where(ids < 0, -1, ids - first)
+    tokens = tokens.reshape(-1).clamp_(-1, 2**31 - 1).int()
+    a: Any = x.bfloat16() if recipes is None else cast_checked(x, Target(1, recipes[0].columns, mn_major=True))
+    n = len(w if recipes is None else w[0])
+    memory = empty("logits", (min(len(x), TOKENS + BLOCK) * min(n, most + BLOCK),), torch.float32, x.device)
     for columns in cut(n, most):
         if recipes is None:
             head = w[columns].to(torch.bfloat16)
@@ -209,7 +204,7 @@ def pieces(hidden: Tensor, w: Any, most: int, recipes: Recipes) -> Iterator[tupl
             of_x, of_w = recipes
             blocks = slice(columns.start // of_w.rows, ceil_div(columns.stop, of_w.rows)) if of_w.rows else slice(None)
             head = w[0][columns], w[1][blocks]
-        for rows in every:
+        for rows in cut(len(x), TOKENS):
             size, width = rows.stop - rows.start, columns.stop - columns.start
             logits = memory[: size * width].view(size, width)
             if recipes is not None:
@@ -218,25 +213,18 @@ def pieces(hidden: Tensor, w: Any, most: int, recipes: Recipes) -> Iterator[tupl
                 bf16_gemm_nt(a[rows], head, logits)
             else:  # torch adds in an order that depends on the number of rows: FP64 hides it
                 logits.copy_(a[rows].double() @ head.double().mT)
-            yield rows, columns, head, logits
+            yield rows, columns, head, logits, tokens[rows]
 
 
 def cut(size: int, most: int) -> Iterator[slice]:
-    """Cut a size into pieces of at most `most`, or a block, about alike, which begin at multiples of a block."""
+    """Cut a size into pieces about alike, of whole blocks: over half of `most`, up to a block more than it."""
     blocks = ceil_div(size, BLOCK)
-    number = ceil_div(blocks, max(most // BLOCK, 1))
+    number = min(ceil_div(blocks, max(most // BLOCK, 1)), max(size // ((most + BLOCK) // 2), 1))
     starts = [blocks * i // number * BLOCK for i in range(number)]
     return map(slice, starts, [*starts[1:], size])
 
 
-def tokens_of(ids: Tensor, first: int) -> Tensor:
-    """Give the row of this rank's weight that each token has, as int32; padding and tokens of others are outside."""
-    return torch.where(ids < 0, -1, ids - first).reshape(-1).clamp_(-1, 2**31 - 1).int()
-
-
-def sum_blocks(
-    logits: Tensor, scale: float, sums: Tensor, tokens: Tensor | None, start: int, chosen: Tensor | None
-) -> None:
+def sum_blocks(logits: Tensor, scale: float, sums: Tensor, tokens: Tensor, start: int, chosen: Tensor) -> None:
     """Write log(sum(exp)) of each 128 scaled columns, and the logits of tokens among these columns.
 
     On the CPU it is the largest number minus its `log_softmax`, which torch computes in one way for any number of rows.
@@ -245,10 +233,9 @@ def sum_blocks(
         run(FORWARD, logits, scale, start, sums=sums, tokens=tokens, chosen=chosen)
         return
     logits.mul_(scale)
-    if tokens is not None and chosen is not None:
-        at = tokens[:, None].long() - start
-        is_here = (at >= 0) & (at < logits.shape[1])
-        chosen.copy_(torch.where(is_here, logits.gather(1, at.clamp(0, logits.shape[1] - 1)), chosen))
+    at = tokens[:, None].long() - start
+    is_here = (at >= 0) & (at < logits.shape[1])
+    chosen.copy_(torch.where(is_here, logits.gather(1, at.clamp(0, logits.shape[1] - 1)), chosen))
     blocks = F.pad(logits, (0, -logits.shape[1] % BLOCK), value=-torch.inf).view(*sums.shape, BLOCK)
     sums.copy_(blocks.amax(-1) - torch.log_softmax(blocks, -1).amax(-1))
 
@@ -258,8 +245,7 @@ def to_gradient(logits: Tensor, scale: float, tokens: Tensor, start: int, lse: T
     if logits.is_cuda:
         run(BACKWARD, logits, scale, start, tokens=tokens, lse=lse, factors=factors)
         return logits.view(torch.bfloat16)[:, : logits.shape[1]]  # its rows are as far apart as those of logits
-    columns = torch.arange(start, start + logits.shape[1])
-    onehot = (tokens[:, None] == columns).float()
+    onehot = (tokens[:, None] == torch.arange(start, start + logits.shape[1])).float()
     return (onehot - logits.mul_(scale).sub_(lse).exp_()).mul_(factors).bfloat16()
 
 

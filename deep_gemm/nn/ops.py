@@ -274,10 +274,9 @@ operators(
 def keep_logprobs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep what the gradients take."""
     hidden, w, sfw, ids, ctx.temperature, ctx.group, ctx.main_grad = inputs
-    _, lse = output
-    ctx.mark_non_differentiable(lse)
+    ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(lse, hidden, w, sfw, ids)
+    ctx.save_for_backward(output[1], hidden, w, sfw, ids)
     ctx.marked = None if ctx.main_grad is None else w
 
 
@@ -286,10 +285,10 @@ def logprobs_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     """Compute the gradients that are needed."""
     needs_hidden, needs_w, *_ = ctx.needs_input_grad
     said = ctx.temperature, ctx.group, needs_hidden, needs_w
-    lse, hidden, w, sfw, ids = ctx.saved_tensors
     if ctx.marked is None:
-        of_hidden, of_w = torch.ops.deep_gemm.nn_selected_logprobs_gradients(grad, lse, hidden, w, sfw, ids, *said)
+        of_hidden, of_w = torch.ops.deep_gemm.nn_selected_logprobs_gradients(grad, *ctx.saved_tensors, *said)
     else:
+        lse, hidden, w, _, ids = ctx.saved_tensors
         of_hidden, _ = logprobs.backward(grad, lse, hidden, w, ids, *said, ctx.main_grad)
         of_w = gradient_beside_main_grad(ctx.marked)
     return of_hidden if needs_hidden else None, of_w if needs_w else None, None, None, None, None, None

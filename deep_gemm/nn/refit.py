@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,8 +31,7 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
     - `strict`: refuse a name that only one side has. Without it weights may come in parts: the others stay.
 
     All names, shapes and types are checked before the first byte changes. The writes are launches on the current
-    stream: a graph that is replayed on it later reads the new weights alone, one before it the old ones alone. A replay
-    that runs on another stream meanwhile may read both, so let that stream wait for this one, and this one for it.
+    stream: a graph that is replayed on it later reads the new weights alone. Let another stream that replays it wait.
 
     >>> layer = FrozenLinear(per_block_cast_to_fp8(torch.zeros(8, 16)))
     >>> refit_(layer, {"weight": torch.ones(8, 16)})
@@ -39,41 +39,36 @@ def refit_(frozen: torch.nn.Module, master: torch.nn.Module | Mapping[str, Tenso
     16.0
     """
     state = master.state_dict() if isinstance(master, torch.nn.Module) else master
-    held, others = weights_of(frozen)
-    names = {*held, *others}
-    missing, unknown = sorted(names - state.keys()), sorted(state.keys() - names)
-    if missing and (strict or len(missing) == len(names)):
+    held = weights_of(frozen)
+    missing, unknown, given = map(sorted, (held.keys() - state, state.keys() - held, held.keys() & state))
+    if missing and (strict or not given):
         raise ValueError(f"master: expected the names of frozen, got none of {', '.join(missing[:3])}")
     if unknown and strict:
         raise ValueError(f"master: expected the names of frozen, got others: {', '.join(unknown[:3])}")
-    for name in sorted(names & state.keys()):
-        x = tensor(f"master[{name!r}]", state[name])
-        values = held[name][0][0] if name in held else others[name]
-        is_fp4 = name in held and is_packed(held[name][0])
-        shape = (*values.shape[:-1], values.shape[-1] * (1 + is_fp4))
+    for name in given:
+        x, (weight, layer) = tensor(f"master[{name!r}]", state[name]), held[name]
+        values, is_fp4 = weight[0], layer is not None and is_packed(weight)
+        shape = (*values.shape[:-1], 2 * values.shape[-1]) if is_fp4 else values.shape
         is_whole = not x.is_meta and not hasattr(x, "full_tensor")  # a DTensor's part of this rank is no weight
-        if x.shape != shape or not is_whole or (name in held and x.dtype not in WEIGHT_TYPES):
+        if x.shape != shape or not is_whole or (layer is not None and x.dtype not in WEIGHT_TYPES):
             raise ValueError(
                 f"master[{name!r}]: expected a whole tensor of shape {tuple(shape)} in BF16, FP16 or FP32, "
                 f"got a {type(x).__name__} of shape {tuple(x.shape)} in {x.dtype} on {x.device}"
             )
-    for name in sorted(names & state.keys()):
-        if name in others:
-            others[name].copy_(state[name])
-            continue
+    for name in given:
         weight, layer = held[name]
         x = state[name].to(weight[0].device)
-        made = (x, None) if weight[1] is None else cast_as(name, weight, x, layer)
+        made = (x, None) if layer is None or weight[1] is None else cast_as(name, weight, x, layer)
         for old, new in zip(weight, made, strict=True):
             if old is not None:
                 old.copy_(new)
 
 
-def weights_of(frozen: torch.nn.Module) -> tuple[dict[str, tuple[Operand, Holder]], dict[str, Tensor]]:
-    """Give the weights that layers hold cast, by names as a master has them, with their layers, and all other state."""
+def weights_of(frozen: torch.nn.Module) -> dict[str, tuple[Any, Holder | None]]:
+    """Give the weights that layers hold cast, by names as a master has them, with their layers; and all other state."""
     if not isinstance(frozen, torch.nn.Module):
         raise TypeError(f"frozen: expected a torch.nn.Module, got {type(frozen).__name__}")
-    held: dict[str, tuple[Operand, Holder]] = {}
+    held: dict[str, tuple[Any, Holder | None]] = {}
     for path, layer in frozen.named_modules():
         if isinstance(layer, Holder):
             of_layer = [name.removesuffix("_values") for name in layer._buffers if name.endswith("_values")]
@@ -81,7 +76,7 @@ def weights_of(frozen: torch.nn.Module) -> tuple[dict[str, tuple[Operand, Holder
     if not held:
         raise ValueError(f"frozen: expected a layer that holds cast weights, got none in {type(frozen).__name__}")
     cast = {x.data_ptr() for weight, _ in held.values() for x in weight if x is not None}
-    return held, {name: x for name, x in frozen.state_dict().items() if x.data_ptr() not in cast}
+    return held | {name: ((x, None), None) for name, x in frozen.state_dict().items() if x.data_ptr() not in cast}
 
 
 def cast_as(name: str, weight: Operand, x: Tensor, layer: Holder) -> Operand:

@@ -48,7 +48,7 @@ def by_torch(hidden: Tensor, head: Tensor, ids: Tensor, temperature: float) -> T
 def test_results_and_gradients_are_those_of_log_softmax(
     name: str, temperature: float, given: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for constant, value in (("TOKENS", 128), ("COLUMNS", 256)):
+    for constant, value in (("TOKENS", 16), ("COLUMNS", 256)):
         monkeypatch.setattr(logprobs, constant, value)
     hidden, head, ids = given
     is_fp8 = name not in ("bf16", "fp32")
@@ -148,7 +148,7 @@ def test_a_compiled_loss_has_the_same_gradients(given: tuple[Tensor, ...]) -> No
 def test_on_a_gpu_a_kernel_follows_the_product_of_each_piece(
     gpu: FakeGpu, given: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for constant, value in (("TOKENS", 128), ("COLUMNS", 256)):
+    for constant, value in (("TOKENS", 16), ("COLUMNS", 256)):
         monkeypatch.setattr(logprobs, constant, value)
     monkeypatch.setattr(logprobs, "empty", lambda *given: on_gpu(empty(*given)))
     hidden, head, ids = map(on_gpu, given)

@@ -149,11 +149,6 @@ DEVICE float ld_global_nc_f32(const void* pointer) {
   asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(pointer));
   return value;
 }
-DEVICE int32_t ld_global_nc_i32(const void* pointer) {
-  int32_t value;
-  asm("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(pointer));
-  return value;
-}
 DEVICE uint32_t ld_global_nc_b16(const void* pointer) {
   uint16_t value;
   asm("ld.global.nc.b16 %0, [%1];" : "=h"(value) : "l"(pointer));
@@ -164,6 +159,7 @@ DEVICE uint32_t ld_global_nc_b32(const void* pointer) {
   asm("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(pointer));
   return value;
 }
+DEVICE int32_t ld_global_nc_i32(const void* pointer) { return static_cast<int32_t>(ld_global_nc_b32(pointer)); }
 DEVICE Uint4 ld_global_nc_v4_b32(const void* pointer) {
   Uint4 v;
   asm("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(pointer));
