@@ -36,8 +36,8 @@ from ..linear.check import weight as checked_weight
 from .gradients import WEIGHT_TYPES, main_grad_of, outside_of_graphs
 
 TOKENS, COLUMNS = 4096, 4224
-"""Tokens of a piece, and columns of a piece of many tokens, or a block more: four waves of 256 x 128 on 132 SMs. A piece
-of a larger vocabulary has 2176 columns at least: BF16 products with up to 2112 may cut k, and have other bits."""
+"""Tokens of a piece, and columns of a piece of many tokens, or a block more: four waves of 256 x 128 on 132 SMs. Pieces
+of a larger vocabulary have 2176 columns at least: BF16 products with up to 2112 may cut k, and have other bits."""
 _c10d: Any = getattr(dist, "distributed_c10d", None)  # torch is built without it for some systems
 
 
