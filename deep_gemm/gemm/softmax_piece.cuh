@@ -1,11 +1,11 @@
-// Softmax of a piece of logits, FP32 [rows, columns], each of which is multiplied by `scale` first. Forward and backward:
+// Softmax of a piece of logits, FP32 [rows, columns], times `scale`. Forward and backward:
 //
 //   log(sum(exp)) of each 128 columns -> sums;  the logit of the row's token -> chosen, if the piece has it
 //   (onehot - exp(logit - lse)) * factor, in BF16 -> the beginning of the row's own memory
 //
 // A warp loads 4 blocks of 128 columns at a time. A block is 8 lanes', 4 columns beside each other in each of 4 loads, and
-// they add in one order. Forward a CTA has kChunk columns of a row. Backward it has all, since what it writes of a chunk lies
-// upon logits of this chunk and earlier ones.
+// they add in one order. Forward a CTA has kChunk columns of a row. Backward it has all columns, one chunk after another: the
+// gradient of a chunk lies upon logits of this chunk and earlier ones.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"

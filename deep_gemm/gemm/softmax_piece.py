@@ -10,7 +10,7 @@ from ..core.check.layout import ceil_div
 from ..core.kernel import Config, Kernel
 
 BLOCK, CHUNK = 128, 2048
-"""Columns that are added first, and those that a CTA loads at a time: 16 for each thread."""
+"""Columns of a block, which are added first, and of a chunk, which a CTA loads at a time: 16 for each thread."""
 
 
 @dataclass(frozen=True)

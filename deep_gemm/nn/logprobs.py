@@ -60,8 +60,8 @@ def selected_logprobs(
     - `group`: ranks that share the vocabulary: each has the next rows of the weight, a multiple of 128 but on the last
       rank, and the same `hidden` and `ids`. The host waits for the numbers of rows of all ranks.
 
-    Logits of about 4096 tokens and 4224 columns are in memory. A result's bits depend on its row, the weight and its
-    id alone, if `set_batch_invariant` is on, and on no number of ranks that have 4096 rows or more. `hidden` has a
+    Logits of about 4096 tokens and 4224 columns are in memory. If `set_batch_invariant` is on, a result's bits depend
+    on its row, the weight and its id alone, not on the number of ranks if each has 4096 rows or more. `hidden` has a
     gradient, summed over the group, and so has a weight that is a tensor: products of BF16, summed in FP32. With
     `accumulates_main_grad` the weight's is added to `weight.main_grad`, as `nn.Linear` adds it.
 
@@ -244,7 +244,7 @@ def to_gradient(logits: Tensor, scale: float, tokens: Tensor, start: int, lse: T
     """Give the gradient of logits in BF16. The logits are gone then."""
     if logits.is_cuda:
         run(BACKWARD, logits, scale, start, tokens=tokens, lse=lse, factors=factors)
-        return logits.view(torch.bfloat16)[:, : logits.shape[1]]  # its rows are as far apart as those of logits
+        return logits.view(torch.bfloat16)[:, : logits.shape[1]]  # rows keep their pitch in bytes
     onehot = (tokens[:, None] == torch.arange(start, start + logits.shape[1])).float()
     return (onehot - logits.mul_(scale).sub_(lse).exp_()).mul_(factors).bfloat16()
 

@@ -160,6 +160,13 @@ def test_on_a_gpu_a_kernel_follows_the_product_of_each_piece(
     assert [each.kernel for each in gpu.launches] == [product, pass_over, product, product] * 2 * 4
 
 
+@pytest.mark.parametrize("size", [4232, 4344, 4352, 8456, 8712, 151936])
+def test_a_piece_has_columns_for_which_no_product_cuts_k(size: int) -> None:
+    widths = [columns.stop - columns.start for columns in logprobs.cut(size, logprobs.COLUMNS)]
+    assert sum(widths) == size
+    assert 2112 < min(widths) <= max(widths) <= logprobs.COLUMNS + logprobs.BLOCK
+
+
 def test_no_rows_have_no_gradient() -> None:
     head = torch.ones(N, K, requires_grad=True)
     torch.autograd.backward(selected_logprobs(torch.ones(0, K), head, torch.zeros(0).int()).sum())
