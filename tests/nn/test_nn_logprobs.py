@@ -17,6 +17,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8, refit_, selected_logprobs
 from deep_gemm.core.check.memory import empty
+from deep_gemm.gemm.softmax_piece import BLOCK
 from deep_gemm.nn import FrozenExperts, logprobs
 
 M, N, K = 150, 1000, 64
@@ -164,7 +165,7 @@ def test_on_a_gpu_a_kernel_follows_the_product_of_each_piece(
 def test_a_piece_has_columns_for_which_no_product_cuts_k(size: int) -> None:
     widths = [columns.stop - columns.start for columns in logprobs.cut(size, logprobs.COLUMNS)]
     assert sum(widths) == size
-    assert 2112 < min(widths) <= max(widths) <= logprobs.COLUMNS + logprobs.BLOCK
+    assert 2112 < min(widths) <= max(widths) <= logprobs.COLUMNS + BLOCK
 
 
 def test_no_rows_have_no_gradient() -> None:
