@@ -53,12 +53,7 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
 
 
 def _expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
-    num_experts = check_routes(topk_ids, num_experts)
-    if not _routes_have_kernel(topk_ids, num_experts):
-        return _stacked_by_torch(topk_ids, num_experts, 0)
-    p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts)
-    route_rows.run(p)
-    return p.rows
+    return stack_routes(topk_ids, check_routes(topk_ids, num_experts))
 
 
 STACKED = Function(
@@ -75,17 +70,13 @@ def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0, used: int |
 
     `used` rows have a token, if the host knows how many: then there are no other rows.
     """
-    if _routes_have_kernel(topk_ids, num_experts):
+    if on_hopper(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]:
         p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts, first)
         route_rows.run(p)
         rows = p.rows
     else:
         rows = _stacked_by_torch(topk_ids, num_experts, first)
     return rows if used is None else rows._replace(token_of=rows.token_of[:used], ids=rows.ids[:used])
-
-
-def _routes_have_kernel(topk_ids: Tensor, num_experts: int) -> bool:
-    return on_hopper(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]
 
 
 def _stacked_by_torch(topk_ids: Tensor, num_experts: int, first: int) -> ExpertRows:
