@@ -498,15 +498,9 @@ class Shadow:
         """Give all strides, or one."""
         return self.strides if dimension is None else self.strides[dimension]
 
-    def size(self, dimension: int) -> Any:
-        """Give one size."""
-        return self.shape[dimension]
-
     def dim(self) -> int:
         """Count dimensions."""
         return len(self.shape)
-
-    ndim = property(dim)
 
     def __len__(self) -> int:
         return int(self.shape[0])
