@@ -129,11 +129,6 @@ def _multiple(name: str, size: int, of: int) -> int:
     return size
 
 
-def _begins(target: Tensor, x: Tensor) -> bool:
-    """Tell whether the first rows of a target are x itself."""
-    return x.dtype == target.dtype and checks.same_memory(x, target)
-
-
 def check_activation(activation: str) -> None:
     """Check the name of the activation: there is one."""
     if activation != SWIGLU:
@@ -253,9 +248,11 @@ def fill_problem(
             raise ValueError(f"{name}: expected a contiguous tensor, got strides {target.stride()}")
     checks.same_device({"topk_idx": topk_idx, "topk_weights": topk_weights, **targets}, x.device, "x")
     inputs = {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights}
-    goes_to = dict(zip(("topk_idx", "topk_weights"), filled[2:], strict=True))  # what lies there already may stay
+    goes_to = dict(zip(("topk_idx", "topk_weights"), filled[2:], strict=True))
     for name, target in targets.items():
-        apart = {its: e for its, e in inputs.items() if not (goes_to.get(its) is target and _begins(target, e))}
+        # What lies there already, in its first rows, may stay.
+        to_it = {its: e for its, e in inputs.items() if goes_to.get(its) is target and e.dtype == target.dtype}
+        apart = {its: e for its, e in inputs.items() if its not in to_it or not checks.same_memory(e, target)}
         checks.no_overlap(apart, target, None, name)
         inputs[name] = target
     most = min(sizes["tokens"], sizes["max_tokens"])

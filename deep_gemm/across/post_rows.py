@@ -50,14 +50,9 @@ def run(
     `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are
     contiguous. `sf` are the scales of an x that is FP8 already, FP32 `[tokens, ceil(hidden / 128)]`, rows contiguous.
     """
-    config, device = config_of(x, topk_ids), x.get_device()
+    config, device = PostConfig(x.dtype, topk_ids.element_size()), x.get_device()
     values = values_of(x, topk_ids, topk_weights, row_of, node, sf)
     KERNEL.run(config, values, grid(config, node, gpu_of(device).num_sms), device)
-
-
-def config_of(x: Tensor, topk_ids: Tensor) -> PostConfig:
-    """The configuration for these types."""
-    return PostConfig(x.dtype, topk_ids.element_size())
 
 
 def grid(config: PostConfig, node: Node, num_sms: int) -> int:
