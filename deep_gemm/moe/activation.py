@@ -128,7 +128,20 @@ def _compute(
         to = UNSCALED
         if columns is not None:
             to = Target(1, columns, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
-        return _cast_by_kernel(p, to, is_dependent)
+        values, scales = to.empty((*p.x.shape[:-1], p.x.shape[-1] // 2), p.x)
+        cast = RowCast(
+            as_rows(p.x),
+            as_rows(values),
+            scales if p.masked_m is not None or to.mn_major or scales is None else as_rows(scales),
+            to,
+            gating=p.gating,
+            row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
+            counts=p.masked_m,
+            ends=p.ends,
+            alignment=p.alignment,
+        )
+        cast_rows.run(cast, is_dependent=is_dependent)
+        return values, scales
     y = activated(p.x, p.gating)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]
@@ -143,25 +156,6 @@ def _compute(
         return y.to(torch.bfloat16), None
     values, scales = per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major)
     return values, scales if is_defined is None else scales.masked_fill_(~is_defined, 1)
-
-
-def _cast_by_kernel(p: ActivationProblem, to: Target, is_dependent: bool) -> Rows:
-    """Activate and cast on a GPU."""
-    *rows, columns = p.x.shape
-    values, scales = to.empty((*rows, columns // 2), p.x)
-    cast = RowCast(
-        as_rows(p.x),
-        as_rows(values),
-        scales if p.masked_m is not None or to.mn_major or scales is None else as_rows(scales),
-        to,
-        gating=p.gating,
-        row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
-        counts=p.masked_m,
-        ends=p.ends,
-        alignment=p.alignment,
-    )
-    cast_rows.run(cast, is_dependent=is_dependent)
-    return values, scales
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
