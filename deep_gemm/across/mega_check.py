@@ -208,16 +208,6 @@ def mega_problem(
     return MegaProblem(y, l1, l2, filled, counts, limit)
 
 
-class FillProblem(NamedTuple):
-    """Tokens and routes that go into a buffer, checked."""
-
-    x: Tensor
-    topk_idx: Tensor
-    topk_weights: Tensor
-    tokens: int
-    factor: float
-
-
 def fill_problem(
     x: Tensor,
     topk_idx: Tensor,
@@ -226,8 +216,8 @@ def fill_problem(
     num_tokens: int | None,
     group_size: int,
     routed_scaling_factor: float,
-) -> FillProblem:
-    """Check tokens and the tensors of a buffer that they go into."""
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Check tokens and the tensors of a buffer that they go into; give what goes there, and the factor of weights."""
     sizes: Sizes = {}
     checks.no_gradient("x", x)
     checks.no_gradient("topk_weights", topk_weights)
@@ -261,4 +251,4 @@ def fill_problem(
     factor = routed_scaling_factor
     if isinstance(factor, bool) or not isinstance(factor, Real) or not isfinite(factor):
         raise ValueError(f"routed_scaling_factor: expected a finite number, got {factor!r}")
-    return FillProblem(x[:tokens], topk_idx[:tokens], topk_weights[:tokens], tokens, float(factor))
+    return x[:tokens], topk_idx[:tokens], topk_weights[:tokens], float(factor)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..casts.config import INPUTS, cast_constants
+from ..casts.config import INPUTS
 from ..core.gpu import gpu_of
 from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS, STORAGE_BYTES, Node, Way
@@ -23,11 +23,8 @@ class PostConfig(PackConfig):
     """One configuration. A CTA makes the row of a token, then that of another."""
 
     shared_bytes: int = STORAGE_BYTES
+    taken = "id_bytes", "shared_bytes"
     dtypes: ClassVar[tuple[torch.dtype, ...]] = tuple(TOKENS)
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
-        return cast_constants(self, "id_bytes", "shared_bytes")
 
     def choices(self) -> dict[str, str]:
         """Give the files that the source includes."""
