@@ -329,12 +329,10 @@ def _gradients(
     return of_x, of_p, of_w1, of_w2
 
 
-def _tensors_back(*operands: Any) -> tuple[Tensor, ...]:
-    grad, x, p, w1, w2, h, rows, depths, *main_grads = operands
-    return tuple(tensors_of(grad, x, p, w1, w2, h, tuple(rows), depths, *main_grads))
-
-
-BACKWARD = [Function(_gradients, _gradients, _tensors_back, outputs=outputs) for outputs in range(3)]
+BACKWARD = [
+    Function(_gradients, _gradients, lambda *operands: tuple(tensors_of(*operands)), outputs=outputs)
+    for outputs in range(3)
+]
 """Backward of no, one and two gradients of weights that are added to a `main_grad`."""
 
 

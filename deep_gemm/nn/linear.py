@@ -188,12 +188,7 @@ def _forward(
     return product(a, cast_weight(weight, gran_k), bias, x, gran_k), columns
 
 
-FORWARD = Function(
-    _forward,
-    _forward,
-    lambda x, w, bias: (x, *tensors_of(w)) if bias is None else (x, *tensors_of(w), bias),
-    free=[FREE_ROWS],
-)
+FORWARD = Function(_forward, _forward, lambda x, *others: (x, *tensors_of(*others)), free=[FREE_ROWS])
 
 
 def as_matrix(x: Tensor) -> Tensor:
