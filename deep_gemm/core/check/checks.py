@@ -308,8 +308,7 @@ def outputs(
     if c is not None and c is not d:
         given["c"] = c
     for name, x in given.items():
-        has_type(name, tensor(name, x), dtypes)
-        bind(name, x, axes, sizes)
+        shaped(name, x, dtypes, axes, sizes)
     same_device(inputs, a.device)
     same_device(given, a.device)
     dtype = d.dtype if d is not None else c.dtype if c is not None else default_dtype
