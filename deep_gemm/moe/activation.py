@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -75,7 +73,7 @@ def silu_mul_cast_to_fp8(
         return operator(x, *said)  # type: ignore[no-any-return]
     alignment = get_mk_alignment_for_contiguous_layout()
     problem = ActivationProblem(x, row_weights, masked_m, ends, alignment, gating_of(activation, alpha, beta, limit))
-    return run(ACTIVATED, *_as_call(problem, use_ue8m0, min_amax, mn_major, gran_k))  # type: ignore[no-any-return]
+    return run(ACTIVATED, *_as_call(problem, use_ue8m0, min_amax, mn_major, gran_k, False))  # type: ignore[no-any-return]
 
 
 def cast_activated(
@@ -85,8 +83,8 @@ def cast_activated(
 
     The host reads no value of a GPU. `is_dependent`: as for `Kernel.run`.
     """
-    function = DEPENDENT if is_dependent else ACTIVATED
-    return run(function, *_as_call(p, False, 0.0, mn_major, None if scaled is None else scaled.columns))
+    columns = None if scaled is None else scaled.columns
+    return run(ACTIVATED, *_as_call(p, False, 0.0, mn_major, columns, is_dependent))
 
 
 def _as_call(p: ActivationProblem, *said: Any) -> tuple[tuple[Tensor | None, ...], Key]:
@@ -96,14 +94,9 @@ def _as_call(p: ActivationProblem, *said: Any) -> tuple[tuple[Tensor | None, ...
 
 
 def _cast_activated(
-    x: Tensor,
-    row_weights: Tensor | None,
-    masked_m: Tensor | None,
-    ends: Tensor | None,
-    *said: Any,
-    is_dependent: bool = False,
+    x: Tensor, row_weights: Tensor | None, masked_m: Tensor | None, ends: Tensor | None, *said: Any
 ) -> Rows:
-    use_ue8m0, min_amax, mn_major, columns, alignment, *others = said
+    use_ue8m0, min_amax, mn_major, columns, is_dependent, alignment, *others = said
     p = activation_problem(x, row_weights, masked_m, ends, Gating(*others[: len(Gating._fields)]), alignment)
     with torch.no_grad():
         groups = p.masked_m if p.ends is None else p.ends
@@ -149,7 +142,6 @@ def _cast_activated(
 ACTIVATED = Function(
     _cast_activated, _cast_activated, present, lambda tensors: cuts_gradient(tensors[:2], ()), free=[FREE_ROWS] * 2
 )
-DEPENDENT = replace(ACTIVATED, answer=partial(_cast_activated, is_dependent=True))
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
