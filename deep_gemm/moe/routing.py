@@ -51,12 +51,8 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     return run(STACKED, (topk_ids,), (num_experts,))  # type: ignore[no-any-return]
 
 
-def _expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
-    return stack_routes(topk_ids, check_routes(topk_ids, num_experts))
-
-
 STACKED = Function(
-    _expert_rows,
+    lambda topk_ids, num_experts: stack_routes(topk_ids, check_routes(topk_ids, num_experts)),
     lambda *call: ExpertRows(*torch.ops.deep_gemm.expert_rows.default(*call)),
     lambda topk_ids: (topk_ids,),
     never,
