@@ -5,7 +5,10 @@ The names and arguments are those of DeepGEMM for Hopper. docs/experts_across_gp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -328,6 +331,24 @@ def transform_weights_for_mega_moe(
     return check_weights(l1_weights, l2_weights, {}, is_fp4=True)
 
 
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def accepts_later_keywords(function: F) -> F:
+    """Let calls name what a later era added, as long as it asks for nothing: None or False."""
+    known = signature(function).parameters
+
+    @wraps(function)
+    def call(*given: Any, **said: Any) -> None:
+        for name in [name for name in said if name not in known]:
+            value = said.pop(name)
+            nothing(name, None if value is False else value)
+        function(*given, **said)
+
+    return call  # type: ignore[return-value]
+
+
+@accepts_later_keywords
 def fp8_fp4_mega_moe(
     y: Tensor,
     l1_weights: Operand,
@@ -338,7 +359,6 @@ def fp8_fp4_mega_moe(
     activation: str = SWIGLU,
     activation_clamp: float | None = None,
     fast_math: bool = True,
-    **later: Any,
 ) -> None:
     """Compute `fp8_mega_moe` with FP4 weights, from `transform_weights_for_mega_moe`.
 
@@ -356,8 +376,6 @@ def fp8_fp4_mega_moe(
     >>> y[:, 0].tolist()  # 128 * 256 * 256 / 2 of each route
     [8388608.0, 4194304.0]
     """
-    for name, value in later.items():
-        nothing(name, None if value is False else value)
     counts = cumulative_local_expert_recv_stats
     said = recipe, activation, activation_clamp, RECIPE_FP4
     _compute(y, l1_weights, l2_weights, sym_buffer, counts, said)
