@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import Unpack
 
+from deep_gemm.casts.gating import Gating, activated
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.core.check.ue8m0 import NO_NUMBER, Words, words_of
 from deep_gemm.core.kernel import Config
@@ -96,6 +97,10 @@ class ProductTrial(Trial):
         return self.outcome(self.compiled()).checked()
 
 
+OF_SIGMOID = 2.0**-16
+"""An activation may be off by this share of itself: a GPU's sigmoid is within 2^-17."""
+
+
 def partial_sums(how: How) -> float:
     """Give the share of an element's magnitudes by which its partial sums may be off."""
     return TENSOR_CORES if how.get("truncate") or is_on_gpu(how) else EXACT_STEPS
@@ -123,7 +128,7 @@ def stage_of(
     others than the problem's.
     """
     in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
-    names = ("a", "b", "sfa", "sfb", "c", "bias")
+    names = ("a", "b", "sfa", "sfb", "c", "bias", "token_of")
     operands = {name: getattr(p, name, None) for name in names if name != "c" or not in_place}
     given, written = {**operands, **(read or {})}, {"d": p.d, **(more or {})}
     everything = {**given, **written}
@@ -243,6 +248,8 @@ def right_and_allowed(
         ks = p.ks if p.ks is not None else p.ks_tensor.tolist() if p.ks_tensor is not None else ()
     if p.of_b is not None or p.work.groups_rows:
         reference.compute(p._replace(d=right))
+    if p.token_of is not None:
+        p = p._replace(a=p.a[p.token_of.clamp_min(0)], token_of=None)
     allowed = torch.full_like(right, torch.finfo(torch.float64).tiny, dtype=torch.float64)
     for place, part in parts_of(p, ks):
         if part.of_b is not None:
@@ -252,12 +259,22 @@ def right_and_allowed(
             of_part = allowed_difference(part, d, partial_sums(how))
         else:
             slices = 0 if p.work.groups_rows else getattr(config, "slices", 1)
-            right[place], of_part = exact_and_allowed(part, right.dtype, slices, units_of_step(how))
+            if p.epilogue.activates:
+                of_part = of_activations(part, right[place], p.limit)
+            else:
+                right[place], of_part = exact_and_allowed(part, right.dtype, slices, units_of_step(how))
         if p.heads is None:
             allowed[place] = of_part
             continue
         write_heads(p._replace(d=allowed), of_part)
     return right, allowed
+
+
+def of_activations(p: Problem, right: Tensor, limit: float | None) -> Tensor:
+    """Give how far silu(gate) * up may be from the right one, its sums being exact: as far as the sigmoid takes it."""
+    exact = activated((p.a.double() @ p.b.double().mT).bfloat16(), Gating(limit=limit))
+    low, high = ((exact * (1 + share)).to(right.dtype).double() for share in (-OF_SIGMOID, OF_SIGMOID))
+    return torch.maximum((low - right).abs(), (high - right).abs()).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def exact_and_allowed(p: Problem, dtype: torch.dtype, slices: int, of_step: float) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,16 @@ CONTIGUOUS = {
 }
 OF_EXPERTS = replace(CONTIGUOUS["nt"], ask=partial(CONTIGUOUS["nt"].ask, alignment=1))
 BEHIND_CAST = replace(OF_EXPERTS, on_gpu=partial(launch, is_behind_cast=True))
+OF_TOKENS = replace(
+    OF_EXPERTS,
+    options=(*OF_EXPERTS.options, "activates", "limit"),
+    inputs=("grouped_layout", "token_of"),
+    as_operator=lambda product, a, b, d, c, said, layout, _: product.compute(
+        product.ask(a, b, d, **product.inputs_of(c, said, layout))
+    ),
+    free=(FREE_ROWS, FIXED, *[FREE_ROWS] * 3),
+)
+"""First products of experts, by ends: of rows of tokens, activated, or both. Torch has no operator for them."""
 MASKED = bf16_product(
     "m_grouped_bf16_gemm_nt_masked", bf16_masked_problem, ("expected_m",), ("masked_m", "bias"), has_gradients=True
 )

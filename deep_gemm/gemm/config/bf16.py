@@ -70,6 +70,17 @@ class Bf16Config(GemmConfig):
         return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
 
     @property
+    def scaling_warps(self) -> int:
+        """The producer's last warps, which copy rows of tokens: see gemm/convert/rows_of_tokens.cuh."""
+        return 2 if self.work.gathers else 0
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a producer's and of a math thread. With 40, threads that copy rows spill 16 bytes."""
+        copying = (56, 248) if self.num_math_warpgroups == 1 else (56, 224)
+        return copying if self.work.gathers else super().registers
+
+    @property
     def output_barriers_bytes(self) -> int:
         """Size of `OutputBarriers` in the epilogue."""
         return 8 if self.cluster_k > 1 else EMPTY_BYTES
@@ -86,6 +97,7 @@ class Bf16Config(GemmConfig):
         yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
         yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
+        yield self.units_along_n == 1 or not self.epilogue.activates, "gate and up in one unit where rows are activated"
         room = self.num_store_buffers * self.store_buffer_bytes // (4 * WARPGROUP_THREADS)
         yield self.shared_sums <= room, f"store buffers for {self.shared_sums} sums of a thread, not {room}"
         yield not (self.shared_sums and self.is_fp32), "BF16 for D where sums lie in store buffers"
@@ -94,6 +106,8 @@ class Bf16Config(GemmConfig):
         """Give the files that the kernel includes, one of each kind, and its name."""
         kinds = {**super().choices(), "MAINLOOP": f"mainloop_of_slice{'s' if self.walks_slices else ''}.cuh"}
         del kinds["SCALES"]
+        if self.work.gathers:
+            kinds["CONVERT"] = "convert/rows_of_tokens.cuh"
         if self.cluster_k > 1:
             kinds["EPILOGUE"] = "epilogue/split_once.cuh"
         return kinds
@@ -124,7 +138,8 @@ def bf16_config(
     of_tile = fields_of(block_m, block_n, output, cluster_m, cluster_n, cluster_k)
     num_math_warpgroups = of_tile["num_math_warpgroups"]
     units_along_m = block_m // num_math_warpgroups // WGMMA_ROWS
-    panel_columns = gcd(block_n, 64)
+    columns = block_n // (1 + output.epilogue.activates)  # of D: gate and up make one
+    panel_columns = gcd(columns, 64)
     shares_sums = slices > cluster_k == 1 and units_along_m * block_n > MAX_ACCUMULATORS[num_math_warpgroups]
     config = Bf16Config(
         num_stages=min_stages or (3 if block_m + block_n > 384 or shares_sums else 4),
@@ -134,4 +149,4 @@ def bf16_config(
         slices=slices,
         **{**of_tile, "b": BFLOAT16, "sfa": None, "sfb": None},
     )
-    return deepest(with_buffers(config, units_along_m * block_n // panel_columns))
+    return deepest(with_buffers(config, units_along_m * columns // panel_columns))
