@@ -223,7 +223,8 @@ def activations_of_rows(
     kernel that casts few rows takes 2 us, less than what the products lose by fewer, wider tiles.
     `of_tokens`: a has tokens, and `copies_in_product` holds.
     """
-    values, intermediate, count, is_bf16 = a[0], w[0].shape[1] // 2, rows.ids.shape[0], w[1] is None
+    values, intermediate, is_bf16 = a[0], w[0].shape[1] // 2, w[1] is None
+    count = (rows.ids if of_tokens else values).shape[0]
     has_kernel = values.is_cuda and is_hopper(values.get_device())
     is_usual = is_bf16 or (recipes == NO_RECIPES and of_middle == PER_ROW and not is_packed(w))
     in_product = gating.is_silu and is_usual and bias is None and activates_in_product(count, intermediate, is_bf16)

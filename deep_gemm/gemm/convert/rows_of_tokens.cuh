@@ -1,8 +1,8 @@
 // B lies in memory as WGMMA reads it. A's rows are tokens, which lie anywhere, and TMA takes no list of rows. So the producer's last
 // warps copy them, each its part of a tile's rows, to where TMA would have put them:
 //
-//   copying warp   empty --wait--> 4 rows at a time, 16 bytes a lane --cp.async--> slot
-//                  of the slot kInFlight before: landed, made visible to WGMMA --arrive--> full
+//   copying warp   of the slot kInFlight before: landed, made visible to WGMMA --arrive--> full
+//                  empty --wait--> 4 rows at a time, 16 bytes a lane --cp.async--> slot
 //
 // Rows behind a group's end are its last one, or zeros if a warp has no others; columns behind k are zeros.
 #pragma once
@@ -19,7 +19,7 @@
 constexpr uint32_t kRowsOfWarp = kBlockM / kScalingWarps, kRowsAtOnce = 4, kCopies = kRowsOfWarp / kRowsAtOnce;
 // Slots that a warp copies to before it waits for the first. The math warps give a slot back once they have begun with the next.
 constexpr uint32_t kInFlight = 2;
-static_assert(kInFlight + 2 <= kNumStages, "a slot must be full before a warp waits for one that is free only behind it");
+static_assert(kInFlight < kNumStages, "a slot must be full before a warp waits for one that is free only behind it");
 
 // By the producer's last warps.
 template <typename Storage>
@@ -47,6 +47,8 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
     for (uint32_t k_block = 0; k_block < end; ++k_block, at = at.next()) {
       const bool is_there = first_row < tile.end_m && k_block * kBlockK + chunk * 8 < p.k;
       uint8_t* const to = shared.a[at.stage] + (warp * kRowsOfWarp + row_of_lane) * kLineBytes;
+      if (in_flight < kInFlight) ++in_flight;
+      else ptx::cp_async_wait_group<kInFlight - 1>(), land();
       wait_until_free(shared.ring, at);
 #pragma unroll
       for (uint32_t i = 0; i < kCopies; ++i) {
@@ -56,8 +58,6 @@ DEVICE void scale_tiles(const Params& p, Storage& shared, Tiles& tiles, uint32_t
                                   a + uint64_t{begin + k_block * (kLineBytes / 16)} * 16, is_there);
       }
       ptx::cp_async_commit();
-      if (in_flight == kInFlight) ptx::cp_async_wait_group<kInFlight>(), land();
-      else ++in_flight;
     }
   }
   ptx::cp_async_wait_all();
