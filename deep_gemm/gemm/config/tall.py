@@ -415,6 +415,7 @@ class GemmConfig(Config, Output):
         only_a = self.cluster_size == self.cluster_n or not self.has_scales
         yield not along_k or only_a, "only A shared where groups are along k"
         yield not (grouped and self.adds_to_d), "no addition to D where rows are grouped"
+        yield self.sfa is None or not work.gathers, "BF16 where rows are tokens"
         yield work.may_split_k or self.cluster_k == 1, "k whole where there are heads"
         yield (
             not along_k or self.sfb == PER_ROW or not self.has_scales,
