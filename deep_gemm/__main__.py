@@ -116,13 +116,15 @@ OutputName = Enum("OutputName", {"BF16": "bf16", "FP32": "fp32"})
 GroupsName = Enum(
     "GroupsName", {"IDS": "ids", "ENDS": "ends", "COUNTS": "counts", "DEPTHS": "depths", "HEADS": "heads"}
 )
-"""Values of --output and of --groups."""
+FormName = Enum("FormName", {"PUBLISHED": "published", "ROWS": "rows", "BF16": "bf16"})
+"""Values of --output, of --groups and of --form."""
 
 OutputOption = Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")]
 Fp32Option = Annotated[bool, typer.Option("--fp32", help="short for --output fp32")]
 WithCOption = Annotated[bool, typer.Option("--with-c", help="C is read and added")]
 AccumulateOption = Annotated[bool, typer.Option("--accumulate", help="C is D itself")]
 ByRowOption = Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")]
+RowScalesOption = Annotated[bool, typer.Option("--row-scales", help="A and B have a scale for each whole row")]
 Fp4Option = Annotated[bool, typer.Option("--fp4", help="B is FP4 (MXFP4)")]
 GroupsOption = Annotated[
     GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
@@ -150,6 +152,7 @@ def explain(
     with_c: WithCOption = False,
     accumulate: AccumulateOption = False,
     by_row: ByRowOption = False,
+    row_scales: RowScalesOption = False,
     fp4: Fp4Option = False,
     groups: GroupsOption = None,
     num_groups: NumGroupsOption = 1,
@@ -170,6 +173,8 @@ def explain(
             with_c=with_c,
             accumulate=accumulate,
             recipe=(1, 1, 128) if by_row else None,
+            recipe_a=(1, 0) if row_scales else None,
+            recipe_b=(1, 0) if row_scales else None,
             groups=None if groups is None else groups.value,
             num_groups=num_groups,
             gpu=gpu,
@@ -185,6 +190,7 @@ def explain(
         "compile 4096,7168 --groups ids --num-groups 32",
         "compile --model deepseek-v3 --tp 8",
         "compile --model qwen3-235b --tp 4 --ep 4 --max-tokens 8192 --list",
+        "compile --model qwen3-30b-a3b --form rows",
     )
     + "\n\nA GPU's machine finds these kernels if it reads the same directory (DG_JIT_CACHE_DIR), and has the same "
     "version of this package and the same build of NVRTC.",
@@ -198,6 +204,7 @@ def compile_shapes(
     with_c: WithCOption = False,
     accumulate: AccumulateOption = False,
     by_row: ByRowOption = False,
+    row_scales: RowScalesOption = False,
     fp4: Fp4Option = False,
     groups: GroupsOption = None,
     num_groups: NumGroupsOption = 1,
@@ -210,6 +217,7 @@ def compile_shapes(
     ] = None,
     tp: Annotated[int, typer.Option(help="ranks that share each of the model's weights")] = 1,
     ep: Annotated[int, typer.Option(help="ranks that share its experts")] = 1,
+    form: Annotated[FormName, typer.Option(help="its weights: as published, by rows or bf16")] = FormName.PUBLISHED,
     max_tokens: Annotated[int, typer.Option(help="tokens of its largest batch")] = 1 << 16,
     only_list: Annotated[bool, typer.Option("--list", help="list the kernels, compile nothing")] = False,
 ) -> None:
@@ -220,20 +228,26 @@ def compile_shapes(
     from .gemm.explain import asked
 
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
-    dtype, recipe = dtypes[OutputName.FP32 if fp32 else output], (1, 1, 128) if by_row else None
+    dtype, of_rows = dtypes[OutputName.FP32 if fp32 else output], (1, 0) if row_scales else None
+    recipes = (1, 1, 128) if by_row else None, of_rows, of_rows
     with refused(ValueError):
         if not shapes and not layers and not model:
             raise ValueError("shapes: expected some, --model or --layers, got none")
-        for name, number, unless_given in (("tp", tp, 1), ("ep", ep, 1), ("max-tokens", max_tokens, 1 << 16)):
+        for name, number, unless_given in (
+            ("tp", tp, 1),
+            ("ep", ep, 1),
+            ("max-tokens", max_tokens, 1 << 16),
+            ("form", form.value, FormName.PUBLISHED.value),
+        ):
             if number != unless_given and not model:
                 raise ValueError(f"{name}: expected --model too, as shapes are those of one rank, got {number} alone")
         jobs = [("layers", job) for job in precompile.jobs_of_layers()] if layers else []
         if model:
-            jobs += precompile.jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu)
+            jobs += precompile.jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu, form=form.value)
         for shape in shapes or ():
             m, n, k = precompile.parsed(shape)
             kind = None if groups is None else groups.value
-            question = asked(m or num_groups, n, k, dtype, with_c, accumulate, recipe, kind, num_groups, gpu, fp4)
+            question = asked(m or num_groups, n, k, dtype, with_c, accumulate, recipes, kind, num_groups, gpu, fp4)
             jobs += ((shape, job) for job in precompile.jobs_of(question, any_m=m is None, with_layers=layers))
         if only_list:
             precompile.show(jobs, make_console())

@@ -386,12 +386,13 @@ def ship(
     raise typer.Exit(WRONG if made is None else 0)
 
 
-@app.command(epilog=examples("engines", "engines vllm==0.33.0 sglang==0.5.23", "engines --table"))
+@app.command(epilog=examples("engines", "engines vllm==0.33.0 sglang==0.5.23", "engines --table", "engines --ran"))
 def engines(
     releases: Annotated[
         list[str] | None, typer.Argument(help="wheels, or releases that pip downloads; the newest of all unless given")
     ] = None,
-    table: Annotated[bool, typer.Option("--table", help="print the table of docs/engines.md instead")] = False,
+    table: Annotated[bool, typer.Option("--table", help="print the table of calls in docs/engines.md instead")] = False,
+    ran: Annotated[bool, typer.Option("--ran", help="print that page's table of what ran on GPUs instead")] = False,
 ) -> None:
     """Read which names and keywords of deep_gemm engines use, and list those that no call form has.
 
@@ -400,8 +401,12 @@ def engines(
     from .engines.forms import lacking
     from .engines.forms import table as table_of_calls
     from .engines.places import changed
+    from .engines.ran import ran as table_of_runs
     from .engines.wheels import NEWEST, uses_in_wheel, wheel_of
 
+    if ran:
+        typer.echo(table_of_runs(), nl=False)
+        return
     if table:
         typer.echo(table_of_calls(), nl=False)
         return

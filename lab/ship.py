@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
 
 import deep_gemm
 from deep_gemm.cli import precompile
-from deep_gemm.cli.models import model_named
+from deep_gemm.cli.models import FORMS, model_named
 from deep_gemm.core.jit.cache import SHIPPED, files_in, shipped
 from deep_gemm.core.jit.entry import read_entry
 from deep_gemm.core.settings import settings
@@ -62,13 +63,13 @@ def jobs_for(
     found = dict[precompile.Job, None]()
     for model in models:
         model_named(model)
-        for ranks in ({"tp": tp, "ep": ep} for tp in tps for ep in sorted({1, tp})):
+        for tp, ep in ((ranks, of_experts) for ranks in tps for of_experts in sorted({1, ranks})):
             try:
-                for gpu in gpus:
-                    jobs = precompile.jobs_of_model(model, **ranks, max_tokens=max_tokens, gpu=gpu)
+                for gpu, form in product(gpus, FORMS):
+                    jobs = precompile.jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu, form=form)
                     found |= dict.fromkeys(job for _, job in jobs)
             except ValueError as error:
-                console.print(f"{model} {ranks}: left out: {error}", markup=False)
+                console.print(f"{model}, tp {tp}, ep {ep}: left out: {error}", markup=False)
     return list(found)
 
 

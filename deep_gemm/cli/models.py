@@ -50,6 +50,12 @@ class Weight(NamedTuple):
     is_gated: bool = False
     """True if it is gate and up of experts, so that many rows may be activated where they are multiplied."""
     is_fp4: bool = False
+    has_row_scales: bool = False
+    """True if each whole row of FP8 has a scale, as llm-compressor's FP8_DYNAMIC and ModelOpt's FP8 have."""
+
+
+FORMS = "published", "rows", "bf16"
+"""Forms that a model's weights may have: as the checkpoint above has them, FP8 by whole rows, BF16."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +143,20 @@ class Model:
     streams: int = 0
     """Streams of hyper-connections."""
 
-    def weights(self, tp: int = 1, ep: int = 1) -> Iterator[Weight]:
-        """Give every weight that a product of this package multiplies by, as one of `tp` ranks has it."""
+    def weights(self, tp: int = 1, ep: int = 1, form: str = FORMS[0]) -> Iterator[Weight]:
+        """Give every weight that a product of this package multiplies by, as one of `tp` ranks has it.
+
+        In BF16 engines multiply by all weights but experts themselves, and heads keep their blocks by rows.
+        """
+        for weight in self._weights(tp, ep):
+            if form == "published" or weight.is_bf16 or (form == "rows" and weight.groups == "heads"):
+                yield weight
+            elif form == "rows":
+                yield weight._replace(is_fp4=False, has_row_scales=True)
+            elif weight.groups in ("ids", "counts"):
+                yield weight._replace(is_fp4=False, is_bf16=True)
+
+    def _weights(self, tp: int, ep: int) -> Iterator[Weight]:
         if self.attention:
             yield from self.attention.weights(self.hidden, tp)
         if self.mlp_width:

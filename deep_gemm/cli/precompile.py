@@ -23,7 +23,7 @@ from ..across import rows_to_addresses
 from ..across.mega_check import TOKEN_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.numbers import integers_from
-from ..core.check.recipes import E2M1, MX, PER_64, PER_ROW
+from ..core.check.recipes import E2M1, MX, NO_RECIPES, PER_64, PER_ROW, WHOLE
 from ..core.gpu import Gpu
 from ..core.jit import CompileError, directories
 from ..core.jit.cache import files_in, written_directory
@@ -32,11 +32,13 @@ from ..core.jit.driver import PORTABLE_CLUSTER
 from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.settings import get_batch_invariant, settings
-from ..gemm.choose.bf16 import reachable_bf16_sum, select_bf16
+from ..gemm.choose.bf16 import choose as choose_bf16
+from ..gemm.choose.bf16 import reachable_bf16_sum
 from ..gemm.choose.fp8 import select
+from ..gemm.config.bf16 import Bf16Config
 from ..gemm.config.decode import DecodeConfig
 from ..gemm.config.tall import K_MAJOR, GemmConfig
-from ..gemm.explain import Question, asked
+from ..gemm.explain import GROUPS, Question, asked
 from ..gemm.kernel import BF16_GEMM, FP8_GEMM, FP8_GEMM_DECODE, K_GROUP_MAPS, MAPS, kernel_of
 from ..gemm.kinds.epilogues import SILU, SILU_OF_HALVES
 from ..gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
@@ -51,7 +53,7 @@ from ..linear import kernel as linear_decode
 from ..linear.kernel import serving
 from ..moe.routing import MANY_ROWS
 from . import with_progress
-from .models import Model, Weight, model_named
+from .models import FORMS, Model, Weight, model_named
 
 ACTIVATED = Output(work=ENDS, epilogue=SILU_OF_HALVES)
 """The first product of experts whose rows leave it activated and cast."""
@@ -89,28 +91,32 @@ def compile_model(
     ep: int = 1,
     max_tokens: int = MOST_ROWS,
     gpu: str | None = None,
+    form: str = FORMS[0],
     console: Console | None = None,
 ) -> bool:
     """Compile every kernel that a model may need for up to `max_tokens` tokens at once, and tell whether all are ready.
 
     - `model`: a name in `deep_gemm.cli.models.MODELS`. `tp` ranks share its weights, `ep` ranks its experts.
     - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
+    - `form`: "published", "rows" (FP8 with a scale for each whole row) or "bf16" (its experts alone).
     - `console`: where progress is shown; None: nowhere.
 
     Threads compile at the same time, and what the cache has is not compiled again.
     """
-    jobs = [job for _, job in jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu)]
+    jobs = [job for _, job in jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu, form=form)]
     return run(jobs, console or Console(quiet=True))
 
 
 def jobs_of_model(
-    model: str, *, tp: int = 1, ep: int = 1, max_tokens: int = MOST_ROWS, gpu: str | None = None
+    model: str, *, tp: int = 1, ep: int = 1, max_tokens: int = MOST_ROWS, gpu: str | None = None, form: str = FORMS[0]
 ) -> Iterator[tuple[str, Job]]:
     """Kernels that a model may need, each with what needs it."""
     found = model_named(model)
     tp, ep, max_tokens = integers_from(1, tp=tp, ep=ep, max_tokens=max_tokens)
-    kind = asked(1, 8, 16, None, False, False, None, None, 1, gpu).gpu
-    for weight in found.weights(tp, ep):
+    if form not in FORMS:
+        raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+    kind = asked(1, 8, 16, None, False, False, NO_RECIPES, None, 1, gpu).gpu
+    for weight in found.weights(tp, ep, form):
         times = f"{weight.num_groups} of " if weight.groups else ""
         in_type = " in BF16" if weight.is_bf16 else " in FP4" if weight.is_fp4 else ""
         label = f"{weight.name}: {times}{weight.n} x {weight.k}{in_type}"
@@ -127,19 +133,27 @@ def jobs_of_model(
 
 def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     dtype = torch.float32 if weight.is_fp32 else torch.bfloat16
+    most = max_tokens * weight.rows_per_token
     if weight.is_bf16:
-        for m in every_m(max_tokens):
-            config = select_bf16(m, weight.n, weight.k, OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], K_MAJOR, gpu)
-            yield job_of(BF16_GEMM, config)
+        yield from (job_of(BF16_GEMM, config_in_bf16(weight, m, gpu)) for m in every_m(most))
         return
     sizes, groups = (weight.num_groups, weight.n, weight.k), (weight.groups, weight.num_groups)
-    question = asked(*sizes, dtype, False, False, None, *groups, gpu.name, weight.is_fp4)
-    most = max_tokens * weight.rows_per_token
+    recipes = (None, WHOLE, WHOLE) if weight.has_row_scales else NO_RECIPES
+    question = asked(*sizes, dtype, False, False, recipes, *groups, gpu.name, weight.is_fp4)
     yield from jobs_of(question, any_m=True, with_layers=True, most=most)
     if weight.groups == "ids" and most >= MANY_ROWS:
         for m in every_m(most):
             for many in many_rows_configs(weight, max(m, MANY_ROWS), gpu):
                 yield job_of(kernel_of(many), many)
+
+
+def config_in_bf16(weight: Weight, m: int, gpu: Gpu, *, by_ends: bool = False) -> Bf16Config:
+    """Give what runs so many rows, of all groups or of each, by a weight in BF16."""
+    work = GROUPS[weight.groups] if weight.groups else DENSE
+    work = ENDS if work is IDS and (by_ends or m >= MANY_ROWS) else work
+    output = replace(OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], work=work)
+    rows = m / weight.num_groups if work.is_stacked else m
+    return choose_bf16(Sizes(rows, weight.n, weight.k, weight.num_groups), output, K_MAJOR, gpu)
 
 
 def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
@@ -148,6 +162,9 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
         return
     most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
     for m in every_m(most):
+        if weight.is_bf16:
+            yield job_of(BF16_GEMM, config_in_bf16(weight, m, gpu, by_ends=True))
+            continue
         for config in across_configs(weight, m, gpu):
             yield job_of(kernel_of(config), config)
 
@@ -161,7 +178,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Decode
         outputs.append(rows_to_addresses.OUTPUTS[PER_ROW, MX])
         # Behind `fp8_mega_moe`'s activation, which has a scale for 64 columns, these become blocks of 128.
         depths.append(ceil_div(weight.k, PER_64.columns) * SCALE_BLOCK)
-    elif not weight.is_gated:
+    elif not weight.is_gated and not weight.has_row_scales:
         outputs += [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     elif _may_activate(weight):
         outputs += [Output(work=ENDS, epilogue=SILU)] + [ACTIVATED] * (m >= MANY_ROWS)
@@ -175,10 +192,13 @@ def many_rows_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig | Dec
 
 
 def _may_activate(weight: Weight) -> bool:
-    return weight.is_gated and not weight.is_fp4 and weight.n % (2 * SCALE_BLOCK) == 0
+    is_usual = not (weight.is_fp4 or weight.has_row_scales)
+    return weight.is_gated and is_usual and weight.n % (2 * SCALE_BLOCK) == 0
 
 
 def _plain(weight: Weight, work: Work) -> Output:
+    if weight.has_row_scales:
+        return Output(work=work, sfa=WHOLE, sfb=WHOLE)
     return Output(work=work, b=E2M1, sfb=MX) if weight.is_fp4 else Output(work=work)
 
 

@@ -12,7 +12,7 @@ import torch
 from ..core.check import checks
 from ..core.check.layout import Recipe
 from ..core.check.numbers import integer_in_range
-from ..core.check.recipes import E2M1, E4M3, MX, PER_ROW, default_dtype, scales_of, scales_of_b
+from ..core.check.recipes import E2M1, E4M3, MX, PER_ROW, WHOLE, Recipes, default_dtype, scales_of, scales_of_b, taken
 from ..core.gpu import GPUS, H200, Gpu, gpu_of
 from . import packed
 from .ask.depths import check_depths_recipe
@@ -79,6 +79,7 @@ class Question:
         by_row = ", a scale for each row of B" if self.output.sfb == PER_ROW else ""
         fine = [f"{side.rows}x{side.columns}" for side in (self.output.sfa, self.output.sfb) if side is not None]
         by_row = f", scales of {' by '.join(fine)}" if self.output.parts > 1 else by_row
+        by_row = ", a scale for each whole row" if self.output.sfb == WHOLE else by_row
         scales = ", B is FP4" if self.output.b == E2M1 else by_row
         addition = ", added to D" if self.output.adds_to_d else ", C added" if self.output.with_c else ""
         sizes = f"{self.m} x {self.n} x {self.k}"
@@ -103,6 +104,8 @@ def explain(
     with_c: bool = False,
     accumulate: bool = False,
     recipe: Recipe | None = None,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
     groups: str | None = None,
     num_groups: int = 1,
     gpu: str | None = None,
@@ -110,7 +113,8 @@ def explain(
 ) -> list[Estimate]:
     """Print and return every candidate for a product with what it is thought to take, best first, and why it lost.
 
-    - `with_c`: C is another tensor, added; `accumulate`: C is D itself. `recipe`: as for the products.
+    - `with_c`: C is another tensor, added; `accumulate`: C is D itself.
+    - `recipe`, `recipe_a`, `recipe_b`: as for the products; (1, 0) for both sides states a scale for each whole row.
     - `groups`: "ids" or "ends" for `m` stacked rows of `num_groups` groups, "counts" for groups of about `m` rows each
       ("masked"), "heads" for products of `m` rows each (`fp8_einsum`), "depths" for groups along k that are `k` deep on
       average.
@@ -120,7 +124,8 @@ def explain(
     >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP
     '256x128 bf16'
     """
-    question = asked(m, n, k, d_dtype, with_c, accumulate, recipe, groups, num_groups, gpu, fp4)
+    recipes = recipe, recipe_a, recipe_b
+    question = asked(m, n, k, d_dtype, with_c, accumulate, recipes, groups, num_groups, gpu, fp4)
     found, choice = question.candidates(), question.choice()
     chosen = next(candidate for candidate in found if candidate.tile == choice)
     print("\n".join(_page(question, found, chosen)))
@@ -134,7 +139,7 @@ def asked(
     d_dtype: torch.dtype | None,
     with_c: bool,
     accumulate: bool,
-    recipe: Recipe | None,
+    recipes: Recipes,
     groups: str | None,
     num_groups: int,
     gpu: str | None,
@@ -148,15 +153,15 @@ def asked(
     sizes = (("m", m), ("n", n), ("k", k), ("num_groups", num_groups))
     m, n, k, num_groups = (integer_in_range(name, size, 1) for name, size in sizes)
     if kind.is_along_k:
-        check_depths_recipe(recipe)
+        check_depths_recipe(recipes[0])
     if fp4:
-        packed.scales_beside((recipe, None, None))
+        packed.scales_beside(recipes)
         packed.whole_groups("k", k)
     sfa, sfb = PER_ROW, MX if fp4 else PER_ROW
     if kind is HEADS:
-        sfb = scales_of_b((recipe, None, None))
+        sfb = scales_of_b(recipes)
     elif not kind.is_along_k and not fp4:
-        sfa, sfb = scales_of((recipe, None, None))
+        sfa, sfb = taken(*scales_of(recipes))
     if with_c and accumulate:
         raise ValueError("accumulate: expected C to be D itself or, with_c, another tensor, got both")
     dtype = d_dtype or (torch.bfloat16 if fp4 else default_dtype(sfb))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from ..linear.check import SCALES_OF_WEIGHTS
 from .transformers import as_operand
 
 Places = Mapping[tuple[str, str], tuple[str, ...] | None]
-"""Parameters of each thing in an engine that a plugin changes or fills in, by its module and its path there."""
+"""Parameters of things that a plugin changes or fills in, by module and path. A release may lack one that ends in ?."""
 
 BLOCKS = tuple(block for block in SCALES_OF_WEIGHTS if block.rows == block.columns)
 """Blocks of a linear layer's weight that share a scale; activations are cast by as many columns."""
@@ -61,14 +62,13 @@ def why_not(engine: str, places: Places) -> str | None:
     release = f"{engine} {import_module(engine).__version__}"
     for (module, path), expected in places.items():
         try:
-            found: Any = import_module(module)
-            for name in path.split("."):
-                found = getattr(found, name)
+            found = attrgetter(path)(import_module(module))
         except (ImportError, AttributeError):
             return f"{release} has no {module}.{path}"
-        got = expected and tuple(inspect.signature(found).parameters)
-        if got != expected:
-            return f"{release}: expected {path} of {expected}, got {got}"
+        got = tuple(inspect.signature(found).parameters) if expected else ()
+        known = tuple(name.rstrip("?") for name in expected or () if name[-1] != "?" or name[:-1] in got)
+        if got != known:
+            return f"{release}: expected {path} of {known}, got {got}"
     return None
 
 

@@ -32,7 +32,7 @@ EXPERTS = f"{OF_LAYERS}.moe.moe_runner.runner", "MoeRunner.run"
 PLACES: Places = {
     LINEAR: (
         *("input", "weight", "block_size", "weight_scale"),
-        *("input_scale", "bias", "act_scale_ue8m0", "weight_bf16"),
+        *("input_scale", "bias", "act_scale_ue8m0?", "weight_bf16?"),
     ),
     EXPERTS: ("self", "dispatch_output", "quant_info", "lora_info"),
     ("sglang.srt.plugins.hook_registry", "HookRegistry.register"): ("target", "hook", "hook_type", "source"),
@@ -55,14 +55,14 @@ PLACES: Places = {
     ("sglang.srt.batch_invariant_ops", "is_batch_invariant_mode_enabled"): (),
     ("sglang.srt.runtime_context", "get_parallel"): (),
 }
-"""Things that are hooked or called here, in the releases that are known (0.5.22, 0.5.23). A layer's fields are looked
-at one by one, when the layer first runs."""
+"""Things that are hooked or called here, in the releases that are known (0.5.17, 0.5.22, 0.5.23). A layer's fields are
+looked at one by one, when the layer first runs."""
 
 PARTS: dict[str, Places] = {
     "row_linear_or": {
         ROW_LINEAR: (
             *("input", "weight", "weight_scale", "input_scale", "input_scale_ub", "bias", "cutlass_fp8_supported"),
-            *("use_per_token_if_dynamic", "pad_output", "compressed_tensor_quant", "pre_quant_output_dtype"),
+            *("use_per_token_if_dynamic", "pad_output", "compressed_tensor_quant", "pre_quant_output_dtype?"),
         ),
         (ROW_LINEAR[0], "get_fp8_gemm_runner_backend"): (),
         (ROW_LINEAR[0], "use_triton_w8a8_fp8_kernel"): None,
@@ -79,7 +79,7 @@ def register() -> None:
 def _register(undo: ExitStack) -> None:
     if settings().disable_sglang_plugin:
         return
-    if not import_module("sglang.srt.runtime_context").get_platform().is_sm90:
+    if not import_module("sglang.srt.utils").is_sm90_supported():
         return
     if refusal := why_not("sglang", PLACES):
         logger.warning("deep_gemm leaves all layers to SGLang: %s", refusal)

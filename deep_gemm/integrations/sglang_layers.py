@@ -54,8 +54,8 @@ def linear_or(
     weight_scale: Tensor,
     input_scale: Tensor | None = None,
     bias: Tensor | None = None,
-    act_scale_ue8m0: bool = False,
-    weight_bf16: Tensor | None = None,
+    *later: Any,
+    **options: Any,
 ) -> Any:
     """Compute input @ weight.T + bias here if it is taken, else by SGLang's function."""
     refusal = linear_refusal(input.dtype, block_size, *weight.shape[-2:])
@@ -63,7 +63,7 @@ def linear_or(
         refusal = f"expects a weight of 2 dimensions, not {weight.dim()}"
     if weight_scale.dtype != torch.float32:
         refusal = f"expects scales in FP32, not {weight_scale.dtype}"
-    if act_scale_ue8m0:
+    if any(later[:1]) or options.get("act_scale_ue8m0"):
         refusal = "casts activations with scales in FP32, not with powers of two"
     if input_scale is not None:
         refusal = "activations are cast already"
@@ -73,7 +73,7 @@ def linear_or(
         _tell("a linear layer", refusal)
     if refusal is None:
         return linear(input, (weight, weight_scale), bias=bias)
-    return own(input, weight, block_size, weight_scale, input_scale, bias, act_scale_ue8m0, weight_bf16)
+    return own(input, weight, block_size, weight_scale, input_scale, bias, *later, **options)
 
 
 def row_linear_or(

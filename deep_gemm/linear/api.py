@@ -17,7 +17,6 @@ from ..core.check.memory import empty
 from ..core.check.recipes import E2M1, taken
 from ..core.replay import FIXED
 from ..gemm.api.dense import BEHIND_CAST, fp8_gemm_nt
-from ..gemm.kinds.output import USUAL_OPERANDS
 from ..gemm.problem import Problem
 from . import kernel
 from .check import LinearProblem, linear_problem
@@ -79,30 +78,29 @@ def compute_linear(p: LinearProblem) -> None:
     """Compute `linear`."""
     d, c = output_and_c(p.out, p.bias)
     values, of_x, of_w = p.operands
-    if values == E2M1 and (p.w[1].dtype == torch.float32 or of_x.columns < SCALE_BLOCK):
-        # No kernel has such scales: each call makes other operands of them.
-        if c is not None and c is not d:
-            c = d.copy_(c)  # products take a C with rows of its own
-        fp8_gemm_nt(cast_checked(p.x, Target(*of_x, mn_major=True)), p.w, d, c, recipe_a=of_x)
-    elif p.operands != USUAL_OPERANDS or not kernel.run(p.x, p.w, d, c):
+    w, sfw = p.w
+    if not of_w.columns:  # a view, as kernels take scales of all of k
+        sfw = ue8m0.scales("sfw", sfw, "n", w.shape[:1], w.shape[1], of_w, of_x)
+    of_a, of_b = taken(of_x, of_w)
+    if values == E2M1 and (sfw.dtype == torch.float32 or of_x.columns < SCALE_BLOCK):
+        # No kernel has such scales: each call makes other operands of them. A bias is one row for all there.
+        fp8_gemm_nt(cast_checked(p.x, Target(*of_x, mn_major=True)), p.w, d, d if c is d else p.bias, recipe_a=of_x)
+    elif not kernel.run(p.x, (w, sfw), d, c, (values, of_a, of_b)):
         # Nothing may come between these two, because the product reads the weight beside the cast, except a launch that
         # lays scales of w out for TMA: a kernel that loads these waits before it reads anything.
         a, sfa = cast_checked(p.x, Target(*of_x, mn_major=True))
-        w, sfw = p.w
-        if not of_w.columns:  # views, as kernels take scales of all of k
+        if not of_w.columns:
             sfa = ue8m0.scales("sfa", sfa, "m", a.shape[:1], a.shape[1], of_x, of_w)
-            sfw = ue8m0.scales("sfw", sfw, "n", w.shape[:1], w.shape[1], of_w, of_x)
-        of_a, of_b = taken(of_x, of_w)
         BEHIND_CAST.compute(Problem(a, sfa, w, sfw, d, c, of_b=of_b, of_a=of_a))
     if d is not p.out:
         p.out.copy_(d)
 
 
 def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Give the D and the C of a product that adds a bias: C has D's type, and is read in rows of whole 16 bytes."""
+    """Give the D and the C of a product that adds a bias: C is of D's type or FP32, and its rows are whole 16 bytes."""
     if bias is None:
         return out, None
-    if bias.dtype == out.dtype and bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0:
+    if bias.dtype in (out.dtype, torch.float32) and bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0:
         return out, bias.expand_as(out)
     d = out if bias.dtype == out.dtype else empty("the sum", out.shape, torch.float32, out.device)
     return d, d.copy_(bias.expand_as(d))

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core import settings
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, align, ceil_div
+from ..core.check.recipes import WHOLE
 from ..core.gpu import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K, gpu_of, is_hopper
 from ..core.kernel import CodePlan, Config, Kernel, constants_of
 from ..core.shadow import Mapped, plain
@@ -28,7 +29,9 @@ from ..gemm.config.decode import (
     registers_of,
 )
 from ..gemm.config.tall import BLOCK_K, MAX_CLUSTER
-from ..gemm.kinds.output import BF16, BF16_C, Sizes, other_fields
+from ..gemm.kinds.epilogues import TO_D
+from ..gemm.kinds.output import USUAL_OPERANDS, Operands, Output, Sizes, output_into
+from ..gemm.kinds.works import DENSE
 from ..gemm.launch import let_serve_band
 from ..gemm.maps import operand_map
 
@@ -56,6 +59,11 @@ MOST_BLOCKS, MOST_ROWS = 128, 8
 """A CTA casts either at most so many blocks, or, counted with those who help it, so many rows.
 
 More take longer than the wait for B.
+"""
+MOST_SEARCHED = 16384
+"""Numbers of x that a CTA may search for the largest magnitudes of whole rows, before it casts.
+
+A search of more takes longer than the wait for B.
 """
 MAX_CHOICES = 4096
 PITCH_LIMIT = 1 << 32
@@ -107,13 +115,14 @@ class LinearDecodeConfig(Config):
         """Size of `SharedStorage` in linear/linear_decode.cuh, which asserts that it is the same."""
         ring = self.tile.num_stages * self.tile.block_n * BLOCK_K
         a, scales = (ROOMS * self.group_blocks * size for size in (BLOCK_K, 4))
-        barriers = (self.tile.num_stages * 2 + 1 + ROOMS * 2) * 8
+        barriers = (self.tile.num_stages * 2 + 2 + ROOMS * 2) * 8
         return align(ring + a + self.tile.exchange_bytes + scales + barriers, 1024)
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         tile = self.tile
         yield not tile.is_fp32, "BF16 output"
+        yield not (tile.is_fine or tile.is_fp4), "FP8 with scales of 1x128 and 128x128, or of whole rows"
         yield 2 <= self.cluster_size <= MAX_CLUSTER, f"clusters of 2 to {MAX_CLUSTER}"
         yield (
             self.blocks_of_team * self.cluster_n <= LANES and GROUP_BLOCKS % self.cluster_n == 0,
@@ -146,17 +155,23 @@ class LinearDecodeConfig(Config):
             "kInputIsFp16": False,
             "kMarksBlocks": False,
             "kActivates": False,
+            "kWholeRows": self.tile.sfa == WHOLE,
         }
 
 
 def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:
     """Configure the kernel for a product that would have this tile; None if a cast of its own is better."""
-    blocks = m * ceil_div(ceil_div(k, BLOCK_K), product.cluster_k)
+    k_blocks = ceil_div(k, BLOCK_K)
+    blocks = m * ceil_div(k_blocks, product.cluster_k)
     cluster_n = 1 if product.cluster_k > 1 else 2
     most = min(MAX_CLUSTER_N, MAX_CLUSTER // product.cluster_k)
     while cluster_n * 2 <= most and blocks > FEW_BLOCKS * cluster_n:
         cluster_n *= 2
     if m > MAX_ROWS or (blocks > MOST_BLOCKS * cluster_n and m > MOST_ROWS * cluster_n):
+        return None
+    # Each CTA of a cluster searches a share of x for the scales of whole rows, so none may be without k-blocks.
+    searchers = product.cluster_k * cluster_n
+    if product.sfa == WHOLE and (m * k > MOST_SEARCHED * searchers or k_blocks < product.cluster_k):
         return None
     tokens = next(size for size in BLOCK_TOKENS if size >= m)
     return linear_decode_config(replace(product, block_tokens=tokens), cluster_n)
@@ -165,23 +180,21 @@ def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:
 @cache
 def linear_decode_config(product: DecodeConfig, cluster_n: int) -> LinearDecodeConfig | None:
     """Configure the kernel for the tile of a product, with all the stages that fit; None where it cannot be built."""
-    found = None
-    for num_stages in range(MIN_STAGES, MAX_STAGES + 1):
-        config = LinearDecodeConfig(replace(product, num_stages=num_stages), cluster_n)
-        if config.why_illegal() is None:
-            found = config
-    return found
+    depths = range(MAX_STAGES, MIN_STAGES - 1, -1)
+    deepest_first = (LinearDecodeConfig(replace(product, num_stages=depth), cluster_n) for depth in depths)
+    return next((config for config in deepest_first if config.why_illegal() is None), None)
 
 
-def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> bool:
+def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None, operands: Operands = USUAL_OPERANDS) -> bool:
     """Compute D = C + cast(x) @ w.T in one launch, if rows are few; else do nothing, and say so.
 
-    All of it was checked. C is BF16, D itself or apart from it, and may be one row for all, with a stride of zero.
+    All of it was checked. C is BF16, D itself or apart from it, or FP32, and may be one row for all, with a stride of
+    zero. `operands`: values of w, and how cast(x) and w are scaled.
     """
     if not serves(x, d):
         return False
     device, (m, n), k = x.get_device(), d.shape, x.shape[1]
-    product = config_of(plain(m), n, k, c is not None, device, settings.in_force.generation)
+    product = config_of(plain(m), n, k, output_into(d, c, operands), device, settings.in_force.generation)
     let_serve_band(m, gpu_of(device))
     config = serving(m, k, product) if isinstance(product, DecodeConfig) else None
     if config is None:
@@ -207,12 +220,12 @@ def serves(x: Tensor, d: Tensor) -> bool:
 
 
 @lru_cache(MAX_CHOICES)
-def config_of(m: int, n: int, k: int, with_c: bool, device: int, generation: int) -> Any:
+def config_of(m: int, n: int, k: int, output: Output, device: int, generation: int) -> Any:
     """Give the configuration of the product alone: this kernel cuts k as it does, for one order of sums.
 
     `generation` says which settings are in force.
     """
-    return choose(Sizes(m, n, k), BF16_C if with_c else BF16, gpu_of(device))
+    return choose(Sizes(m, n, k), output, gpu_of(device))
 
 
 def reachable_linear() -> list[LinearDecodeConfig]:
@@ -220,7 +233,7 @@ def reachable_linear() -> list[LinearDecodeConfig]:
     tiles = [
         replace(tile, block_tokens=tokens)
         for tile in reachable()
-        if isinstance(tile, DecodeConfig) and not all(other_fields(tile, output) for output in (BF16, BF16_C))
+        if isinstance(tile, DecodeConfig) and tile.work is DENSE and tile.epilogue == TO_D
         for tokens in BLOCK_TOKENS
         if tokens <= MAX_ROWS
     ]

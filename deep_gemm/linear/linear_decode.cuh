@@ -3,7 +3,9 @@
 // other.
 //
 //   producer, one thread         for each k-block:           empty --wait--> TMA B --bytes--> full
-//   casters, 8 warps             for each group of k-blocks: x -> registers -> largest magnitude of a token's 128 columns
+//   casters, 8 warps             for whole rows, ahead:      x -> registers -> largest magnitude of a token's part of a row
+//                                                            --bytes--> amaxes and amaxes_full of each CTA of the cluster
+//                                for each group of k-blocks: x -> registers -> largest magnitude of a token's 128 columns
 //                                                            a_empty of all --wait--> sfa * sfb, FP8 values --bytes-->
 //                                                            a and a_full of each CTA that multiplies them
 //   math, 1 or 2 warpgroups      for each group of k-blocks: a_full --wait-->
@@ -14,11 +16,13 @@
 // A cluster is kClusterN tiles beside each other, times kClusterK parts of k. CTAs of the same part need the same A: each casts every
 // kClusterN-th block of it for all of them. A has room for two groups, so the next is cast while one is multiplied.
 // While the first group is cast the ring fills with B, which needs longer to arrive. decode/tile.cuh has what a CTA
-// computes, the loop over k-blocks, and the way to D.
+// computes, the loop over k-blocks, and the way to D. kWholeRows: whole rows of A and of B have one scale each. Then a cluster
+// reads all of x first, for the largest magnitudes, and once more to cast it; totals are scaled behind the last k-block.
 #pragma once
 #include "cast/fp8.cuh"
 #include "config.cuh"
 #include "decode/tile.cuh"
+#include "factors.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -50,7 +54,9 @@ constexpr uint32_t kGroupKBlocks = kGroupBlocks / kBlockTokens;
 static_assert(kGroupKBlocks * kBlockTokens == kGroupBlocks, "a group is whole k-blocks of all tokens");
 static_assert(kElements * kLanes == kBlock && kBlock == kBlockK, "a team's lanes hold a block");
 static_assert(kBlocksOfTeam * kClusterN <= kLanes, "a lane for each scale and each CTA that it goes to");
-static_assert(kClusterN * kClusterK > 1, "st.async wants a cluster");
+constexpr uint32_t kClusterSize = kClusterN * kClusterK;
+static_assert(kClusterSize > 1, "st.async wants a cluster");
+constexpr uint32_t kBlocksAtOnce = 4;  // blocks that a team loads at a time while it searches a row
 
 // Rooms for a group of A. Number i goes to room i % 2, as the (i / 2)-th there.
 constexpr uint32_t kRooms = 2;
@@ -59,10 +65,13 @@ struct SharedStorage {
   alignas(1024) uint8_t b[kNumStages][kBBytes];
   alignas(1024) uint8_t a[kRooms][kGroupKBlocks][kABytes];  // rows of tokens that are not there are never written
   alignas(128) float exchange[kClusterK > 1 ? exchange_floats(kAccumulators) : 4];
-  float scales[kRooms][kGroupKBlocks * kBlockTokens];  // sfa * sfb: [k-block][token]
+  union {
+    float scales[kRooms][kGroupKBlocks * kBlockTokens];  // sfa * sfb: [k-block][token]
+    float amaxes[kClusterSize][kCastTeams];              // kWholeRows: what the teams of each CTA have found
+  };
   Ring ring;
   uint64_t received;  // by `exchange`
-  uint64_t a_full[kRooms], a_empty[kRooms];
+  uint64_t a_full[kRooms], a_empty[kRooms], amaxes_full;
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "LinearDecodeConfig.shared_bytes and SharedStorage differ");
 static_assert(kClusterK > 1 || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
@@ -95,8 +104,8 @@ struct Group {
         num_blocks(p.m * count),
         reciprocal(((1 << 20) + count - 1) / count) {}
 
-  // FP8 values and scales.
-  DEVICE uint32_t bytes() const { return num_blocks * (kBlock + 4); }
+  // FP8 values, and the scales of blocks.
+  DEVICE uint32_t bytes() const { return num_blocks * (kBlock + (kWholeRows ? 0 : 4)); }
 };
 
 // One of a group's blocks: the i-th of this thread's team.
@@ -117,24 +126,30 @@ DEVICE uint32_t offset_in_a(uint32_t token, uint32_t lane) {
   return token * kBlockK + ((lane / 2 ^ token % 8) * 16 + lane % 2 * 8);
 }
 
+// Loads a lane's columns of a block: zeros past k, and if it is not there. Not by ".nc", which the compiler may move to before
+// griddepcontrol_wait.
+DEVICE void load_block(Piece& to, const LinearParams& p, bool is_there, uint32_t token, uint32_t k_block, uint32_t lane) {
+  const uint32_t column = k_block * kBlockK + lane * kElements;
+  to = {};
+  if (!is_there || column >= p.k) return;
+  const uint8_t* row = p.x + static_cast<uint64_t>(token) * p.x_pitch;
+  const ptx::Uint4 loaded = ptx::ld_global_v4_b32(row + column * kInputBytes);
+  to = {loaded.x, loaded.y, loaded.z, loaded.w};
+}
+
 // What a thread holds of its team's blocks before they are cast.
 struct Pieces {
   Piece held[kBlocksOfTeam];
   float sfb;  // for the block whose scale this lane sends, where it sends it: lane kBlocksOfTeam * place + block
 
-  // All loads are under way before the first is used. Not by ".nc", which the compiler may move to before
-  // griddepcontrol_wait.
+  // All loads are under way before the first is used.
   DEVICE void load(const LinearParams& p, const Work& work, const Group& group, uint32_t lane) {
 #pragma unroll
     for (uint32_t i = 0; i < kBlocksOfTeam; ++i) {
       const Place at(group, work, i);
-      const uint32_t column = (group.k_block + at.k_block) * kBlockK + lane * kElements;
-      held[i] = {};
-      if (!at.is_there(group) || column >= p.k) continue;
-      const uint8_t* row = p.x + static_cast<uint64_t>(at.token) * p.x_pitch;
-      const ptx::Uint4 loaded = ptx::ld_global_v4_b32(row + column * kInputBytes);
-      held[i] = {loaded.x, loaded.y, loaded.z, loaded.w};
+      load_block(held[i], p, at.is_there(group), at.token, group.k_block + at.k_block, lane);
     }
+    if constexpr (kWholeRows) return;
     const Place at(group, work, lane % kBlocksOfTeam);
     const uint32_t k_block = group.k_block + (at.is_there(group) ? at.k_block : 0);
     const uint32_t row_n = work.row_n + (lane / kBlocksOfTeam - work.place) * kBlockN;
@@ -142,14 +157,17 @@ struct Pieces {
                              static_cast<uint64_t>(k_block) * p.sfb_stride_k);
   }
 
-  // Sends values and scales. Tells whether it has: it sends nothing if it takes blocks for ordinary of which one is not.
+  // Sends values, and scales of blocks. Tells whether it has: it sends nothing if it takes blocks for ordinary of which one
+  // is not. A lane has the scale of one block, or with kWholeRows of a token, by its largest magnitude.
   template <bool kIsOrdinary>
-  DEVICE bool cast(SharedStorage& shared, const Work& work, const Group& group, uint32_t room, uint32_t lane) const {
-    // A lane has the scale of one block.
-    uint32_t keys[kBlocksOfTeam];
+  DEVICE bool cast(SharedStorage& shared, const Work& work, const Group& group, uint32_t room, uint32_t lane, float amax) const {
+    if constexpr (!kWholeRows) {
+      uint32_t keys[kBlocksOfTeam];
 #pragma unroll
-    for (uint32_t i = 0; i < kBlocksOfTeam; ++i) keys[i] = key_of<kIsOrdinary>(held[i]);
-    const Divisor of_lane = divisor_of<kIsOrdinary>(amax_of(largest_of_team(keys, lane)), 0.f, false);
+      for (uint32_t i = 0; i < kBlocksOfTeam; ++i) keys[i] = key_of<kIsOrdinary>(held[i]);
+      amax = amax_of(largest_of_team(keys, lane));
+    }
+    const Divisor of_lane = divisor_of<kIsOrdinary>(amax, 0.f, false);
     if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;
 
     const uint32_t first_of_team = ptx::lane_index() / kLanes * kLanes;
@@ -157,8 +175,8 @@ struct Pieces {
 #pragma unroll
     for (uint32_t i = 0; i < kBlocksOfTeam; ++i) {
       const Place at(group, work, i);
-      const Divisor divisor = {ptx::shfl_sync(of_lane.scale, first_of_team + i),
-                               ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)};
+      const uint32_t from = kWholeRows ? at.token % kBlockTokens : first_of_team + i;
+      const Divisor divisor = {ptx::shfl_sync(of_lane.scale, from), ptx::shfl_sync(of_lane.reciprocal, from)};
       if (!at.is_there(group)) continue;
       float quotients[kElements];
 #pragma unroll
@@ -169,6 +187,7 @@ struct Pieces {
       for (uint32_t place = 0; place < kClusterN; ++place)
         ptx::st_async_v2_b32(to, full, rank_at(work, place), values.words[0], values.words[1]);
     }
+    if constexpr (kWholeRows) return true;
     const Place at(group, work, lane % kBlocksOfTeam);
     const uint32_t place = lane / kBlocksOfTeam;
     if (place < kClusterN && at.is_there(group))
@@ -178,6 +197,48 @@ struct Pieces {
   }
 };
 
+// Team t searches the row of token t % num_sought, a power of two.
+DEVICE uint32_t num_sought(const LinearParams& p) { return p.m > 8 ? 16 : p.m > 4 ? 8 : p.m > 2 ? 4 : p.m; }
+static_assert(kBlockTokens <= kCastTeams && kCastTeams == 16, "a team for each token");
+
+// Sends the largest magnitudes of this CTA's share of x to all CTAs of the cluster. One token's share is what the CTA casts too.
+// Infinities may count: a row that has one becomes NaN whatever its scale.
+DEVICE void search_rows(const LinearParams& p, SharedStorage& shared, const Work& work, uint32_t lane) {
+  const uint32_t team = (ptx::thread_index() - kFirstCaster) / kLanes, tokens = num_sought(p), teams = kCastTeams / tokens;
+  uint32_t keys[1] = {0};
+#pragma unroll 1
+  for (uint32_t first = work.k_block, next; first < work.end_k_block; first = next) {
+    next = first + kBlocksAtOnce * teams * kClusterN;
+    Piece held[kBlocksAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocksAtOnce; ++i) {
+      const uint32_t k_block = first + (i * teams + team / tokens) * kClusterN + work.place;
+      load_block(held[i], p, team % tokens < p.m && k_block < work.end_k_block, team % tokens, k_block, lane);
+    }
+    if (next >= work.end_k_block) ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
+#pragma unroll
+    for (const Piece& piece : held) keys[0] = larger_key(keys[0], key_of<true>(piece));
+  }
+  const float amax = amax_of(largest_of_team(keys, lane));
+  ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
+  if (lane < kClusterSize)
+    ptx::st_async_b32(&shared.amaxes[rank_at(work, work.place)][team], &shared.amaxes_full, lane, ptx::bits_of(amax));
+}
+
+// Gives lane t of a warp the largest magnitude of token t % num_sought, when all CTAs of the cluster have sent theirs.
+DEVICE float amax_of_row(const LinearParams& p, SharedStorage& shared) {
+  const uint32_t lane = ptx::lane_index();
+  float amax = 0.f;
+  ptx::mbarrier_wait_parity_cluster(&shared.amaxes_full, 0);
+#pragma unroll
+  for (uint32_t cta = lane / kCastTeams; cta < kClusterSize; cta += 32 / kCastTeams)
+    amax = ptx::max_f32(amax, ptx::ld_shared_f32(&shared.amaxes[cta][lane % kCastTeams]));
+#pragma unroll 1
+  for (uint32_t distance = num_sought(p); distance < 32; distance *= 2)
+    amax = ptx::max_f32(amax, ptx::shfl_sync(amax, lane ^ distance));
+  return amax;
+}
+
 // Casts this CTA's share of each group.
 DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t lane = ptx::thread_index() % kLanes;
@@ -185,16 +246,21 @@ DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work
   Pieces pieces;
   pieces.load(p, work, group, lane);
   // B comes behind the first of x in memory's queues: else x waits for all that the ring takes.
-  ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
-  ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
+  if constexpr (kWholeRows) {
+    search_rows(p, shared, work, lane);
+  } else {
+    ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
+    ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
+  }
+  const float amax = kWholeRows ? amax_of_row(p, shared) : 0.f;
 #pragma unroll 1
   for (uint32_t number = 0;; ++number) {
     const uint32_t room = number % kRooms;
     ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);
     // What others send may have landed before.
     if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());
-    if (__builtin_expect(!pieces.cast<true>(shared, work, group, room, lane), 0))
-      pieces.cast<false>(shared, work, group, room, lane);
+    if (__builtin_expect(!pieces.cast<true>(shared, work, group, room, lane, amax), 0))
+      pieces.cast<false>(shared, work, group, room, lane, amax);
     const uint32_t next = group.k_block + group.count;
     if (next >= work.end_k_block) break;
     group = Group(p, work, next);
@@ -206,6 +272,11 @@ DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work
 DEVICE void multiply_groups(const LinearParams& p, SharedStorage& shared, const Work& work,
                             float (&total)[kAccumulators]) {
   const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;
+  float of_tokens[1], of_rows[2];
+  if constexpr (kWholeRows) {
+    load_scales(of_rows, p.sfb, p.sfb_stride_n, work.row_n + ptx::warp_index() * 16 + ptx::lane_index() / 4, 8, p.n);
+    of_tokens[0] = scale_of(amax_of_row(p, shared), 0.f, false);
+  }
 #pragma unroll
   for (float& x : total) x = 0;
   RingPosition at;
@@ -217,13 +288,14 @@ DEVICE void multiply_groups(const LinearParams& p, SharedStorage& shared, const 
     ptx::mbarrier_wait_parity_cluster(&shared.a_full[room], number / kRooms & 1);
     ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have sent
     if (has_tile(p, work))
-      multiply_k_blocks(
+      multiply_k_blocks<!kWholeRows>(
           shared.ring, b_address, [&](uint32_t i, uint32_t) { return a_address + i * kABytes; }, shared.scales[room],
           left < kGroupKBlocks ? left : kGroupKBlocks, at, total);
     // Only to who is going to wait for it: he does not end before it comes.
     if (left > kRooms * kGroupKBlocks && ptx::lane_index() < kClusterN)
       ptx::mbarrier_arrive_cluster(&shared.a_empty[room], rank_at(work, ptx::lane_index()));
   }
+  if constexpr (kWholeRows) multiply_by_scales(total, of_tokens, of_rows);
 }
 
 KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_linear_decode(GRID_CONSTANT LinearParams p) {
@@ -236,6 +308,10 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_linear_decode(GRID_CONSTANT LinearParam
     for (uint32_t room = 0; room < kRooms; ++room) {
       ptx::mbarrier_init(&shared.a_full[room], 1);
       ptx::mbarrier_init(&shared.a_empty[room], kClusterN * kNumMathWarps);
+    }
+    if constexpr (kWholeRows) {
+      ptx::mbarrier_init(&shared.amaxes_full, 1);
+      ptx::mbarrier_arrive_expect_tx(&shared.amaxes_full, sizeof(shared.amaxes));
     }
     init_barriers(shared, work);
   }

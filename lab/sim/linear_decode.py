@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import SCALE_BLOCK
+from deep_gemm.core.check.recipes import WHOLE
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.problem import Problem
 from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig, grid, values_of
@@ -54,11 +55,17 @@ def run(
     return d
 
 
+def cast_weight(w: Tensor, config: LinearDecodeConfig) -> Operand:
+    """Cast a weight with the scales that a configuration is for."""
+    is_whole = config.tile.sfb == WHOLE
+    return per_token_cast_to_fp8(w, gran_k=0) if is_whole else per_block_cast_to_fp8(w)
+
+
 def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, device: str = "cpu") -> Tensor:
     """Give what the cast and the product give, the tensor cores' few bits included."""
-    a, sfa = per_token_cast_to_fp8(x)
+    a, sfa = per_token_cast_to_fp8(x, gran_k=config.sfa.columns)
     d = torch.full((len(x), len(w[0])), float("nan"), dtype=torch.bfloat16)
-    p = Problem(a, sfa, *w, d, c)
+    p = Problem(a, sfa, *w, d, c, of_b=config.sfb, of_a=config.sfa)
     config = replace(config, num_stages=min(config.num_stages, 4))  # those of a tile here are for B alone
     return product.run(None, config, p, truncate=True, device=device).d
 
@@ -81,7 +88,8 @@ class LinearTrial(Trial):
     def drawn(cls, config: LinearDecodeConfig, seed: int) -> LinearTrial:
         """Draw rows for a tile, columns around its edges, and depths of a few groups that are cast."""
         draw, tile = draws(config, seed), config.tile
-        blocks = draw.randint(1, 2 * tile.cluster_k * config.group_blocks // tile.block_tokens + 2)
+        least = tile.cluster_k if tile.sfa == WHOLE else 1
+        blocks = draw.randint(least, 2 * tile.cluster_k * config.group_blocks // tile.block_tokens + 2)
         return cls(
             config,
             draw.randint(1, tile.block_tokens),
@@ -102,12 +110,10 @@ class LinearTrial(Trial):
             x[-1, 0], x[-1, 1:SCALE_BLOCK] = TINY
         for row, number in enumerate(self.special):
             x[row % m, row * 130 % k] = number
-        w = per_block_cast_to_fp8(torch.randn(n, k, generator=g, dtype=torch.float32) * torch.logspace(0, 2, k))
-        c = (
-            torch.randn(n, generator=g, dtype=torch.float32).to(torch.bfloat16).expand(m, n)
-            if self.config.tile.with_c
-            else None
-        )
+        w = cast_weight(torch.randn(n, k, generator=g, dtype=torch.float32) * torch.logspace(0, 2, k), self.config)
+        bias = torch.randn(n, generator=g, dtype=torch.float32)
+        of_c = torch.float32 if self.config.tile.c_is_fp32 else torch.bfloat16
+        c = bias.to(of_c).expand(m, n) if self.config.tile.with_c else None
         how: How = {**self.how, "truncate": True}
         d = run(kernel, self.config, wider(x, 8, torch.nan), w, c, is_dependent=self.is_dependent, **how)
         right = by_parts(self.config.tile, x, w, c, self.device)

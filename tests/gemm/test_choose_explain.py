@@ -10,17 +10,18 @@ import torch
 
 import deep_gemm
 from deep_gemm import explain, fp8_gemm_nt, k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW
+from deep_gemm.core.check.recipes import E2M1, E4M3, MX, PER_BLOCK, PER_ROW, WHOLE
 from deep_gemm.core.gpu import H200
 from deep_gemm.gemm.choose import fp8
 from deep_gemm.gemm.choose.fp8 import select
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.explain import GROUPS
 from deep_gemm.gemm.kinds import works
-from deep_gemm.gemm.kinds.output import FP4_OPERANDS, Output, Sizes
+from deep_gemm.gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS, Output, Sizes
 from lab import configs
 
 BY_ROW, AS_BOTH = (1, 1, 128), {"with_c": True, "accumulate": True}
+BY_WHOLE_ROWS: dict[str, Any] = {"recipe_a": (1, 0), "recipe_b": (1, 0)}
 QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "dense": ((100, 7168, 2048), {}),
     "decode": ((3, 7168, 2048), {}),
@@ -32,6 +33,8 @@ QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "ends": ((8192, 4096, 7168), {"groups": "ends", "num_groups": 32, "d_dtype": torch.float32}),
     "counts": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32}),
     "counts, 1d1d": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32, "recipe": BY_ROW}),
+    "whole rows, decode": ((3, 7168, 2048), BY_WHOLE_ROWS),
+    "whole rows, ids": ((8192, 4096, 7168), {"groups": "ids", "num_groups": 32, **BY_WHOLE_ROWS}),
     "fp4": ((300, 7168, 2048), {"fp4": True}),
     "fp4, few rows, fp32": ((3, 7168, 2304), {"fp4": True, "d_dtype": torch.float32}),
     "fp4, ids": ((8192, 4096, 7168), {"groups": "ids", "num_groups": 32, "fp4": True}),
@@ -52,9 +55,10 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert chosen("\n".join(lines)) in {each.tile.name for each in (found[:1] if "counts" in name else found)}
-    known = {*configs.reachable_dense(), *configs.reachable_decode(), *configs.reachable_decode(FP4_OPERANDS)}
+    known = {*configs.reachable_dense(), *configs.reachable_grouped(), *configs.reachable_grouped_decode()}
+    for operands in (USUAL_OPERANDS, FP4_OPERANDS, (E4M3, WHOLE, WHOLE)):
+        known |= {*configs.reachable_decode(operands)}
     known |= {*configs.reachable_k_grouped(), *configs.reachable_heads()}
-    known |= {*configs.reachable_grouped(), *configs.reachable_grouped_decode()}
     assert {candidate.config for candidate in found} <= known
 
 
@@ -139,6 +143,14 @@ def test_fp4_shows_the_candidates_of_both_kernels_and_half_the_bytes(capsys: pyt
     assert "4096 x 4096 x 7168, BF16, B is FP4" in text
 
 
+def test_scales_of_whole_rows_choose_as_products_by_them(capsys: pytest.CaptureFixture[str]) -> None:
+    explain(4096, 4096, 7168, **BY_WHOLE_ROWS, gpu="H200")
+    text = capsys.readouterr().out
+    assert "4096 x 4096 x 7168, BF16, a scale for each whole row" in text
+    config = select(Sizes(4096, 4096, 7168), Output(sfa=WHOLE, sfb=WHOLE), H200)
+    assert config.name.startswith(f"{chosen(text)} ")
+
+
 def test_the_tiles_of_the_menu_are_shown_and_the_others_counted(capsys: pytest.CaptureFixture[str]) -> None:
     menu = {offer.tile.name for offer in fp8.menu_of(2112, 7168, Output(), H200).offers}
     found = [candidate.tile.name for candidate in explain(64, 2112, 7168, gpu="H200") if candidate.why_not is None]
@@ -198,6 +210,7 @@ def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         ({"n": 10, "d_dtype": torch.float32}, "n: expected a multiple of 4 for torch.float32 output, got 10"),
         ({"k": 100}, "k: expected a multiple of 16, got 100"),
         ({"k": 144, "fp4": True}, "k: expected a multiple of 32 for packed FP4 values, got 144"),
+        ({"recipe": BY_ROW, "recipe_b": (1, 0)}, "recipe_b: expected what recipe (1, 1, 128) says, got (1, 0)"),
         ({"recipe": BY_ROW, "fp4": True}, "recipe: expected (1, 1, 32) for packed FP4 values, got (1, 1, 128)"),
         ({"groups": "heads", "fp4": True}, "groups: expected ids, ends, counts or None, got 'heads'"),
     ],

@@ -340,6 +340,7 @@ def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytes
         ("compile 8,128 --gpu B200", "gpu: expected H200, H100, H20 or None, got 'B200'"),
         ("compile 8,128 --tp 8", "tp: expected --model too, as shapes are those of one rank, got 8 alone"),
         ("compile --layers --ep 2", "ep: expected --model too, as shapes are those of one rank, got 2 alone"),
+        ("compile 8,128 --form rows", "form: expected --model too, as shapes are those of one rank, got rows alone"),
         ("compile 8,128 --max-tokens 64", "max-tokens: expected --model too, as shapes are those of one rank, got 64"),
         ("compile 8,128 --num-groups 2", "num_groups: expected 1 without groups, got 2"),
         ("compile --model deepseek", "kimi-k2"),

@@ -173,9 +173,9 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     contents: dict[str, dict[str, Any]] = {
         "sglang": {"__version__": "0.5.23"},
         "sglang.srt.runtime_context": {
-            "get_platform": lambda: SimpleNamespace(is_sm90=True),
             "get_parallel": lambda: SimpleNamespace(tp_group="the group"),
         },
+        "sglang.srt.utils": {"is_sm90_supported": lambda: True},
         "sglang.srt.plugins.hook_registry": {"HookRegistry": HookRegistry, "HookType": HookType},
         "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": lambda: False},
         "sglang.srt.distributed.device_communicators.pynccl_allocator": {"use_symmetric_memory": use_symmetric_memory},
@@ -228,7 +228,7 @@ def test_no_hooks_where_the_plugin_is_turned_off(sglang: Any, reason: str, monke
     if reason == "variable":
         as_new_process(monkeypatch, DG_DISABLE_SGLANG_PLUGIN=1)
     elif reason == "another GPU":
-        sglang["sglang.srt.runtime_context"].get_platform = lambda: SimpleNamespace(is_sm90=False)
+        sglang["sglang.srt.utils"].is_sm90_supported = lambda: False
     else:
         sglang[f"{plugin.OF_LAYERS}.deep_gemm_wrapper.configurer"].ENABLE_JIT_DEEPGEMM = False
     plugin.register()
@@ -295,6 +295,27 @@ def test_a_compiled_model_has_it_in_its_graph(hooked: Any) -> None:
     x = torch.randn(4, 128).bfloat16()
     compiled = torch.compile(partial(there, block_size=[128, 128]), backend="eager", fullgraph=True)
     assert torch.equal(compiled(x, weight=w, weight_scale=sf), linear(x, (w, sf)))
+
+
+def test_an_older_release_has_fewer_parameters(sglang: Any) -> None:
+    """SGLang 0.5.17 has neither `act_scale_ue8m0` nor `weight_bf16`."""
+    got: list[Any] = []
+
+    def older(
+        input: Any, weight: Any, block_size: Any, weight_scale: Any, input_scale: Any = None, bias: Any = None
+    ) -> str:
+        got.append(bias)
+        return "SGLang's"
+
+    setattr(sglang[FP8_UTILS], NAME_OF_LINEAR, older)
+    plugin.register()
+    HookRegistry.apply_hooks()
+    there = getattr(sglang[FP8_UTILS], NAME_OF_LINEAR)
+    w, sf = weight_of(72, 144)
+    x = torch.randn(2, 144)
+    assert torch.equal(there(x.bfloat16(), w, [128, 128], sf), linear(x.bfloat16(), (w, sf)))
+    assert there(x.half(), w, [128, 128], sf, bias="a bias") == "SGLang's"
+    assert got == ["a bias"]
 
 
 def test_which_linear_layers_are_left_to_sglang(hooked: Any, caplog: pytest.LogCaptureFixture) -> None:

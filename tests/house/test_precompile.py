@@ -16,18 +16,18 @@ from thorough import one_in, up_to
 from deep_gemm.cli import models, precompile
 from deep_gemm.cli.models import MODELS, Weight
 from deep_gemm.core import jit
+from deep_gemm.core.check.recipes import NO_RECIPES, WHOLE
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import compiler
 from deep_gemm.core.jit.compiler import CompiledKernel
 from deep_gemm.gemm import sum_slices
-from deep_gemm.gemm.choose.bf16 import select_bf16, select_bf16_sum
+from deep_gemm.gemm.choose.bf16 import select_bf16_sum
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.gemm.config.tall import K_MAJOR, GemmConfig
 from deep_gemm.gemm.explain import asked
 from deep_gemm.gemm.kernel import kernel_of
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.epilogues import TO_D
-from deep_gemm.gemm.kinds.output import BF16_OPERANDS, OUTPUTS_OF
 from deep_gemm.hyper.choose import select_hc
 from deep_gemm.linear.kernel import serving
 from deep_gemm.moe.routing import MANY_ROWS
@@ -35,10 +35,9 @@ from deep_gemm.moe.routing import MANY_ROWS
 
 def question(weight: Weight) -> Any:
     dtype = torch.float32 if weight.is_fp32 else torch.bfloat16
-    num_groups = weight.num_groups
-    return asked(
-        num_groups, weight.n, weight.k, dtype, False, False, None, weight.groups, num_groups, "H200", weight.is_fp4
-    )
+    sizes, groups = (weight.num_groups, weight.n, weight.k), (weight.groups, weight.num_groups)
+    recipes = (None, WHOLE, WHOLE) if weight.has_row_scales else NO_RECIPES
+    return asked(*sizes, dtype, False, False, recipes, *groups, "H200", weight.is_fp4)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -91,6 +90,7 @@ def test_ranks_share_weights_as_engines_do() -> None:
         ),
         ("deepseek-v3", {"tp": 0}, r"tp: expected an integer in 1\.\.2147483647, got 0"),
         ("deepseek-v3", {"max_tokens": "many"}, r"max_tokens: expected an integer in 1\.\.2147483647, got 'many'"),
+        ("deepseek-v3", {"form": "fp4"}, "form: expected one of published, rows, bf16, got 'fp4'"),
         ("deepseek-v3", {"gpu": "B200"}, "gpu: expected H200, H100, H20 or None, got 'B200'"),
     ],
 )
@@ -99,15 +99,26 @@ def test_what_cannot_be_is_refused_in_words(name: str, how: dict[str, Any], mess
         list(precompile.jobs_of_model(name, **how))
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4-flash", "deepseek-v4.1-flash"])
-def test_no_number_of_tokens_needs_a_kernel_that_is_left_out(name: str) -> None:
-    made = {(job.kernel, job.config) for _, job in precompile.jobs_of_model(name, tp=8, max_tokens=20_000, gpu="H200")}
-    draw = random.Random(0)
-    for weight in MODELS[name].weights(tp=8):
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("deepseek-v3.2", "published"),
+        ("deepseek-v4-flash", "published"),
+        ("deepseek-v4.1-flash", "published"),
+        ("qwen3-30b-a3b", "rows"),
+        ("qwen3-30b-a3b", "bf16"),
+    ],
+)
+def test_no_number_of_tokens_needs_a_kernel_that_is_left_out(name: str, form: str) -> None:
+    tp = 8 if form == "published" else 2
+    jobs = precompile.jobs_of_model(name, tp=tp, max_tokens=20_000, gpu="H200", form=form)
+    made, draw = {(job.kernel, job.config) for _, job in jobs}, random.Random(0)
+    for weight in MODELS[name].weights(tp, form=form):
+        assert form == "published" or weight.has_row_scales or weight.is_bf16
         for _ in range(up_to(20, 6)):
             m = draw.choice((draw.randint(1, 200), draw.randint(1, 20_000))) * weight.rows_per_token
             if weight.is_bf16:
-                bf16 = select_bf16(m, weight.n, weight.k, OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], K_MAJOR, H200)
+                bf16 = precompile.config_in_bf16(weight, m, H200)
                 assert (bf16.kernel_name, bf16) in made, (weight, m)
                 continue
             if weight.groups == "ids" and m >= MANY_ROWS:

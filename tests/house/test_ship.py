@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 import deep_gemm
 from deep_gemm.__main__ import app
 from deep_gemm.cli import doctor, precompile
+from deep_gemm.cli.models import FORMS
 from deep_gemm.core import jit
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import CompilerMissing, compiler
@@ -220,12 +221,13 @@ def test_the_wheel_is_not_looked_for_until_a_kernel_is_needed() -> None:
 def test_kernels_are_listed_once_and_ranks_that_cannot_be_are_left_out_in_words() -> None:
     console = Console(file=io.StringIO(), record=True, width=200)
     found = ship.jobs_for(["qwen3-235b"], [4], ["H200"], 8, console)
-    of_ep = [precompile.jobs_of_model("qwen3-235b", tp=4, ep=ep, max_tokens=8, gpu="H200") for ep in (1, 4)]
-    assert set(found) == {job for jobs in of_ep for _, job in jobs}
+    how: dict[str, Any] = {"tp": 4, "max_tokens": 8, "gpu": "H200"}
+    listed = [precompile.jobs_of_model("qwen3-235b", ep=ep, form=form, **how) for ep in (1, 4) for form in FORMS]
+    assert set(found) == {job for jobs in listed for _, job in jobs}
     assert len(set(found)) == len(found)
     assert console.export_text(clear=False) == ""
     assert set(ship.jobs_for(["qwen3-235b"], [4, 3], ["H200"], 8, console)) == set(found)
-    told = "qwen3-235b {'tp': 3, 'ep': 1}: left out: tp, ep: expected a divisor of 64 attention heads, got 3"
+    told = "qwen3-235b, tp 3, ep 1: left out: tp, ep: expected a divisor of 64 attention heads, got 3"
     assert told in console.export_text()
 
 

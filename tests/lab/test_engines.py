@@ -15,6 +15,7 @@ from lab.__main__ import app
 from lab.engines import operands
 from lab.engines.forms import ELSEWHERE, FAMILIES, SGLANG, Family, Form, lacking, table
 from lab.engines.places import PLUGINS, changed
+from lab.engines.ran import ran
 from lab.engines.wheels import uses, uses_in_wheel
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "engines.md"
@@ -60,6 +61,12 @@ def test_the_page_shows_the_forms() -> None:
     text = PAGE.read_text()
     shown = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
     assert shown == table(), "python -m lab engines --table"
+
+
+def test_the_page_shows_what_ran() -> None:
+    _, _, rest = PAGE.read_text().partition("<!-- ran -->\n")
+    assert rest.partition("<!-- end of ran -->")[0] == ran(), "python -m lab engines --ran"
+    assert "| SGLang 0.5.17 | H200 | 2026-11-29 | Qwen3 MoE | Qwen3 MoE |" in ran()
 
 
 def test_what_is_elsewhere_is_not_in_the_table_too() -> None:
@@ -149,7 +156,7 @@ def test_places_of_a_plugin_are_found_in_a_wheel(tmp_path: Path, monkeypatch: py
         ("engine.a", "Kind"): ("x",),
         ("engine.a", "Kind.MODE"): None,
         ("engine.a", "Kind.of"): ("x",),
-        ("engine.a", "Kind.run"): ("self", "x"),
+        ("engine.a", "Kind.run"): ("self", "x", "later?"),
     }
     monkeypatch.setitem(PLUGINS, "engine", there)
     assert changed(wheel) == []

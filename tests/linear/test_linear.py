@@ -346,6 +346,29 @@ def test_any_number_of_rows_has_the_bits_of_the_two_calls(n: int, k: int, with_b
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("recipe_b", [None, (1, 0), (0, 0)])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_scales_of_whole_rows_and_a_bias_in_fp32_have_the_bits_of_the_two_calls(
+    n: int, k: int, recipe_b: tuple[int, int] | None, pdl: bool
+) -> None:
+    """Some rows have numbers that are not ordinary, or are tiny."""
+    plain, columns = random_x(n, k, seed=1).cuda(), 0 if recipe_b else 128
+    w = per_token_cast_to_fp8(plain, gran_k=0) if recipe_b else per_block_cast_to_fp8(plain)
+    if recipe_b == (0, 0):
+        w = deep_gemm.per_tensor_cast_to_fp8(plain)
+    said: dict[str, Any] = {"recipe_a": (1, 0), "recipe_b": recipe_b} if recipe_b else {}
+    for m in (*range(1, 18), 40):
+        x, frame = random_x(m, k, seed=m).cuda(), framed((m, n), torch.bfloat16, "cuda")
+        x[m // 2] *= 1e-38
+        x[m // 3, k - 1] = torch.inf if m % 2 else torch.nan
+        for bias in (None, torch.randn(n, device="cuda")):
+            linear(x, w, out=frame.view, bias=bias)
+            right = fp8_gemm_nt(per_token_cast_to_fp8(x, gran_k=columns), w, c=bias, **said)
+            assert same_bits(frame.view, some(right)), m
+            frame.assert_untouched_outside()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("m", [1, 5, 16, 40])
 def test_strides_and_special_values_have_the_bits_of_the_two_calls(m: int, pdl: bool) -> None:
     """Rows that lie apart, that begin at any element, and that are columns; NaN in what must not be read."""

@@ -14,6 +14,7 @@ import deep_gemm
 from deep_gemm import linear
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.recipes import WHOLE
 from deep_gemm.core.gpu import H200
 from deep_gemm.gemm.choose.fp8 import choose
 from deep_gemm.gemm.config.decode import DecodeConfig
@@ -24,9 +25,9 @@ from deep_gemm.linear.kernel import KERNEL, MAX_ROWS, serving
 N, K = 2112, 7168
 
 
-def layer(m: int, n: int = N, k: int = K) -> tuple[Tensor, Operand]:
-    values, scales = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(ceil_div(n, 128), ceil_div(k, 128))
-    return on_gpu(torch.zeros(m, k, dtype=torch.bfloat16)), (values, scales)
+def layer(m: int, n: int = N, k: int = K, scales: tuple[int, ...] | None = None) -> tuple[Tensor, Operand]:
+    values, shape = torch.zeros(n, k, dtype=torch.float8_e4m3fn), (ceil_div(n, 128), ceil_div(k, 128))
+    return on_gpu(torch.zeros(m, k, dtype=torch.bfloat16)), (values, torch.ones(scales or shape))
 
 
 def word(gpu: FakeGpu, member: str) -> int:
@@ -34,20 +35,27 @@ def word(gpu: FakeGpu, member: str) -> int:
 
 
 @pytest.mark.parametrize("m", [1, 3, MAX_ROWS])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: int, with_bias: bool) -> None:
-    x, w = layer(m)
-    bias = torch.ones(N, dtype=torch.bfloat16) if with_bias else None
+@pytest.mark.parametrize("of_bias", [None, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("scales", [None, (N, 1), (1,)])
+def test_few_rows_are_one_launch_with_the_tile_of_the_product(
+    gpu: FakeGpu, m: int, of_bias: torch.dtype | None, scales: tuple[int, ...] | None
+) -> None:
+    k = K if scales is None else 2048
+    x, w = layer(m, k=k, scales=scales)
+    bias = None if of_bias is None else torch.ones(N, dtype=of_bias)
     out = torch.empty(m, N + 8, dtype=torch.bfloat16)[:, :N]
     linear(x, w, out=out, bias=bias)
-    tile = choose(Sizes(m, N, K), Output(with_c=with_bias), H200)
+    of: dict[str, Any] = {} if scales is None else {"sfa": WHOLE, "sfb": WHOLE}
+    output = Output(with_c=bias is not None, c_is_fp32=of_bias == torch.float32, **of)
+    tile = choose(Sizes(m, N, k), output, H200)
     assert isinstance(tile, DecodeConfig)
     assert [launch.kernel for launch in gpu.launches] == [KERNEL.kernel_name]
-    config = some(serving(m, K, tile))
+    config = some(serving(m, k, tile))
     assert (config.tile.cluster_k, config.tile.block_n) == (tile.cluster_k, tile.block_n)
     assert (gpu.last.grid, gpu.last.cluster) == (linear_decode.grid(config, m, N), config.cluster_size)
     assert [word(gpu, name) for name in ("map_b", "x", "sfb", "d")] == [t.data_ptr() for t in (w[0], x, w[1], out)]
     assert word(gpu, "c") == (0 if bias is None else bias.data_ptr())
+    assert word(gpu, "x_pitch") >> 32 == (k // 128 if scales is None else len(scales) - 1), "sfb_stride_n is behind it"
     if m > 1:
         assert [word(gpu, name) for name in ("d_pitch", "c_pitch")] == [N + 8, 0]
 
@@ -83,6 +91,17 @@ def test_ctas_with_more_to_cast_than_the_wait_hides_leave_it_to_a_cast() -> None
     assert serving(16, 8192 + 128, tile) is None
     assert serving(8, 65536, tile) is not None
     assert serving(MAX_ROWS + 1, 512, tile) is None
+
+
+def test_ctas_with_more_to_search_than_the_wait_hides_leave_it_to_a_cast(gpu: FakeGpu) -> None:
+    """Of scales of whole rows: each CTA of a cluster searches a share, and has a part of k."""
+    tile, most = DecodeConfig(16, 4, 1, 8, 2, sfa=WHOLE, sfb=WHOLE), linear_decode.MOST_SEARCHED
+    assert some(serving(8, most, tile)).cluster_size == 8
+    assert serving(8, most + 16, tile) is None
+    assert serving(1, 128 * 7 + 16, tile) is not None
+    assert serving(1, 128 * 7, tile) is None
+    linear(*layer(8, 128, 1 << 17, (128, 1)))
+    assert len(gpu.launches) == 2
 
 
 def test_the_grid_is_whole_clusters() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.recipes import WHOLE
 from deep_gemm.gemm.config.decode import DecodeConfig
 from deep_gemm.linear.kernel import LinearDecodeConfig, serving
 from lab.configs import reachable_decode
@@ -38,6 +40,11 @@ def random_layer(m: int, n: int, k: int, seed: int = 0) -> tuple[Tensor, Operand
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(m, k, generator=g) * torch.randn(m, 1, generator=g).exp()
     return x.to(torch.bfloat16), per_block_cast_to_fp8(torch.randn(n, k, generator=g))
+
+
+def by_rows(config: LinearDecodeConfig) -> LinearDecodeConfig:
+    """The same tile for scales of whole rows."""
+    return replace(config, tile=replace(config.tile, sfa=WHOLE, sfb=WHOLE))
 
 
 def check(config: LinearDecodeConfig, x: Tensor, w: Operand, c: Tensor | None = None, **how: Any) -> None:
@@ -67,6 +74,22 @@ def test_rooms_go_round() -> None:
 def test_any_rows_and_depth(m: int, k: int) -> None:
     for cluster in one_in(2, CLUSTERS):
         check(config_of(8 if m <= 8 else 16, 1, *cluster), *random_layer(m, 72, k, seed=m), seed=k)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 6, 8, 9, 16])
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_scales_of_whole_rows_and_of_tensors(cluster: tuple[int, int], m: int) -> None:
+    """Rows with numbers that are not ordinary among them, and a bias in FP32."""
+    config = by_rows(config_of(8 if m <= 8 else 16, 1 + m % 2, *cluster, with_c=True))
+    config = replace(config, tile=replace(config.tile, c_is_fp32=True))
+    for k in one_in(2, (528, 4240)):
+        x, (values, _) = random_layer(m, 200, k, seed=m)
+        x[m // 2] *= 1e-38
+        x[0, k - 1], x[m - 1, 3] = torch.inf, torch.nan
+        g = torch.Generator().manual_seed(k)
+        scales, bias = (torch.randn(shape, generator=g) for shape in ((200, 1), (200,)))
+        for sf in (scales, scales[:1].expand(200, 1)):
+            check(config, x, (values, sf), bias.expand(m, 200), seed=m)
 
 
 @pytest.mark.parametrize("m", [1, 5, 8])
@@ -103,7 +126,9 @@ def test_biased_schedules(tile: tuple[int, int, int, int], schedule: str) -> Non
     config = config_of(*tile, stages=3)
     depth = 128 * (config.group_blocks // tile[0] * 3 + 1)
     for seed in one_in(2, (1, 2)):
-        check(config, *random_layer(tile[0], 200, depth * tile[3] - 48, seed=seed), seed=seed, schedule=schedule)
+        x, (values, scales) = random_layer(tile[0], 200, depth * tile[3] - 48, seed=seed)
+        check(config, x, (values, scales), seed=seed, schedule=schedule)
+        check(by_rows(config), x, (values, torch.rand(200, 1)), seed=seed, schedule=schedule)
 
 
 def test_every_tile_of_products_can_be_had() -> None:

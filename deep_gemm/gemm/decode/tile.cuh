@@ -90,6 +90,16 @@ DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& 
   }
 }
 
+// Multiplies totals by scales that do not change along k. A lane has the scale of every 32nd token, and of the thread's rows of B.
+DEVICE void multiply_by_scales(float (&total)[kAccumulators], const float (&of_tokens)[ceil_div(kBlockTokens, 32)],
+                               const float (&of_rows)[2]) {
+#pragma unroll
+  for (uint32_t i = 0; i < kAccumulators; ++i) {
+    const uint32_t token = i / 4 * 8 + ptx::lane_index() % 4 * 2 + i % 2;
+    total[i] = ptx::mul_rn(total[i], ptx::shfl_sync(of_tokens[i / 16], token % 32) * of_rows[i / 2 % 2]);
+  }
+}
+
 // Where (token, column) of a chunk of 8 x 16 lies in 512 bytes of shared memory: [token][column], in an order of rows and
 // of their quarters in which lanes that hold a column each, and lanes that hold a quarter each, meet no bank conflict.
 DEVICE uint32_t transposed(uint32_t token, uint32_t column) {

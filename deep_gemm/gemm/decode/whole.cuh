@@ -19,9 +19,5 @@ DEVICE void multiply(const DecodeProduct& p, Storage& shared, const Work& work, 
   multiply_k_blocks<false>(
       shared.ring, b_address, [&](uint32_t, uint32_t stage) { return a_address + stage * kABytes; }, nullptr,
       work.end_k_block - work.k_block, at, total);
-#pragma unroll
-  for (uint32_t i = 0; i < kAccumulators; ++i) {
-    const uint32_t token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    total[i] = ptx::mul_rn(total[i], ptx::shfl_sync(of_tokens[i / 16], token % 32) * of_rows[i / 2 % 2]);
-  }
+  multiply_by_scales(total, of_tokens, of_rows);
 }

@@ -55,7 +55,7 @@ TRIALS = [
     DenseTrial(TALL, 45, 72, 1296, 20, is_dependent=True),
 ]
 
-_FACTORS, _LOOP, _FEW_ROWS = "factors.cuh", "scales/whole.cuh", "decode/whole.cuh"
+_FACTORS, _LOOP, _FEW_ROWS, _TOTALS = "factors.cuh", "scales/whole.cuh", "decode/whole.cuh", "decode/tile.cuh"
 _WORK, _ROWS = "work/rows.cuh", "decode/rows.cuh"
 
 MUTATIONS = [
@@ -84,9 +84,9 @@ MUTATIONS = [
     Mutation("columns' scales are the first unit's", _LOOP, "column_of_unit(unit) + i / 4", "i / 4"),
     # Few rows
     Mutation("tokens have the first tile's scales", _FEW_ROWS, "work.row_m + lane", "lane"),
-    Mutation("tokens past the 32nd have the first ones' scales", _FEW_ROWS, "of_tokens[i / 16]", "of_tokens[0]"),
-    Mutation("tokens are taken for each other", _FEW_ROWS, "lane % 4 * 2 + i % 2", "lane % 4 * 2 + i / 2 % 2"),
-    Mutation("rows of B are taken for each other", _FEW_ROWS, "of_rows[i / 2 % 2]", "of_rows[i % 2]"),
+    Mutation("tokens past the 32nd have the first ones' scales", _TOTALS, "of_tokens[i / 16]", "of_tokens[0]"),
+    Mutation("tokens are taken for each other", _TOTALS, "ptx::lane_index() % 4 * 2 + i % 2", "ptx::lane_index() % 4 * 2 + i / 2 % 2"),
+    Mutation("rows of B are taken for each other", _TOTALS, "of_rows[i / 2 % 2]", "of_rows[i % 2]"),
     Mutation("rows of B have the first tile's scales", _FEW_ROWS, "work.row_n + warp * 16", "warp * 16"),
     Mutation("all warps have the first one's rows", _FEW_ROWS, "warp * 16 + lane / 4", "lane / 4"),
     Mutation("both warpgroups multiply the first rows", _FEW_ROWS, "(shared.b) + warp / 4 * 64 * kBlockK", "(shared.b)"),
