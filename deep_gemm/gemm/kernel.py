@@ -38,7 +38,7 @@ def params_of(config: GemmConfig | DecodeConfig) -> Params:
     last_map, epilogue = "", config.epilogue
     if isinstance(config, GemmConfig):
         last_map = epilogue.second_map if config.has_second_map else "map_sfb"
-        last_map += " tokens" if config.work.gathers else " whole_sfa" if config.sfa == WHOLE else " map_sfa"
+        last_map += " whole_sfa" if config.sfa == WHOLE else " map_sfa"
     key = last_map, config.work, epilogue
     found = _PARAMS.get(key)
     if found is None:
@@ -85,7 +85,6 @@ def code_plan_of_bf16(config: Bf16Config) -> CodePlan:
     columns = (config.unit_n or config.block_n) // (1 + config.epilogue.activates)
     stores = units * columns // config.panel_columns
     boxes_of_a = config.block_m // config.box_rows_of_a if config.work.groups_rows else 1
-    boxes_of_a = 0 if config.work.gathers else boxes_of_a
     boxes_of_b = config.block_n // config.box_rows_of_b
     if config.majors.a_is_mn:
         boxes_of_a = config.box_rows_of_a // 64

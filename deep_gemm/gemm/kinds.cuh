@@ -58,7 +58,7 @@ static_assert(requires(const Params& p, OutputStorage& storage, OutputBarriers& 
   leave();                               // by all threads of the CTA, at last
 }, "EPILOGUE");
 
-// How B becomes what WGMMA reads, and what warps bring to a slot beside TMA.
+// How B becomes what WGMMA reads.
 static_assert(requires(const Params& p, SharedStorage& shared, ConvertStorage& storage, Passes& passes, Tiles& tiles,
                        uint64_t* full, uint32_t stage, uint32_t which) {
   storage.init();                          // by one thread

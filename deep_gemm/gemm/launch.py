@@ -213,7 +213,6 @@ def _facts(p: Problem) -> dict[str, Any]:
         "c_pitch": c_pitch,
         "d_pitch": row_pitch(p.d) if has_rows and p.d.dim() > 1 else d_pitch,
         "whole_sfa": (p.sfa, sfa_stride_m, sfa_stride),
-        "tokens": (p.a, p.token_of, 0 if p.token_of is None else row_pitch(p.a) * p.a.element_size()),
         "sfa_stride_m": sfa_stride_m,
         "sfa_stride_k": sfa_stride_k,
         "sfb_stride_n": 0 if loads_sfb else sfb_stride_n,
@@ -286,8 +285,6 @@ def _maps_of_operands(p: Problem, config: GemmConfig) -> dict[str, Any]:
     if p.work.groups_rows:
         # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", gemm/work/rows.cuh.
         rows, before = config.box_rows_of_a, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()
-        if p.work.gathers:
-            return {"map_b": Mapped(map_b, p.b)}
         map_a = clipped_map(_planes(p, p.a), (rows, columns), 128)
         return {"map_a": Mapped(map_a, p.a, before), "map_b": Mapped(map_b, p.b)}
     # Boxes of A have no rows that are never there.

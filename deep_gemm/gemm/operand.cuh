@@ -56,7 +56,7 @@ DEVICE void load_operand(const ptx::TensorMap* map, uint64_t* full, uint8_t* to,
 // ---- Where one map has all of A, another all of B, and another the scales of each
 
 DEVICE void prefetch_maps(const Product& p) {
-  if constexpr (!kGathersRows) ptx::prefetch_tensormap(&p.map_a);
+  ptx::prefetch_tensormap(&p.map_a);
   ptx::prefetch_tensormap(&p.map_b);
   if constexpr (kHasScales) ptx::prefetch_tensormap(&p.map_sfa);
   if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);

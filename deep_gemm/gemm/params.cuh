@@ -8,7 +8,6 @@ struct Product {
   union {
     ptx::TensorMap map_sfa;
     uint64_t whole_sfa[16];  // A's scales of all of k: address, stride of rows, stride of groups
-    uint64_t tokens[16];     // if rows are tokens of A: address of A, address of each row's token, bytes from token to token
   };
   ptx::TensorMap map_d;
   union {

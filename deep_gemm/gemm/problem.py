@@ -104,8 +104,6 @@ class Asked(NamedTuple):
     """Scales of a D that is cast: one for each row and 64 columns, or 128 if gates lie apart, m-major."""
     limit: float | None = None
     """In an activation, gate counts as at most this, up as within +-this."""
-    token_of: Tensor | None = None
-    """int32 `[m]`: the row of A that each row is, if A is `[tokens, k]`."""
 
 
 class Problem(Asked):
@@ -113,8 +111,8 @@ class Problem(Asked):
 
     @cached_property
     def m(self) -> int:
-        """Rows of A, or of each A. If A has tokens, the rows of D."""
-        return self.a.shape[-2] if self.a.dim() > 1 and self.token_of is None else self.d.shape[-2]
+        """Rows of A, or of each A."""
+        return self.a.shape[-2] if self.a.dim() > 1 else self.d.shape[-2]
 
     @cached_property
     def n(self) -> int:

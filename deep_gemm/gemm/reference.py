@@ -88,8 +88,7 @@ def _stacked_rows(p: Problem) -> None:
     for group in range(p.groups):
         rows = (ids == group).nonzero().flatten()
         if len(rows):
-            a = p.a[rows if p.token_of is None else p.token_of[rows]]
-            made = product(p, a, _of(p.sfa, rows), p.b[group], _of(p.sfb, group))
+            made = product(p, p.a[rows], _of(p.sfa, rows), p.b[group], _of(p.sfb, group))
             if p.epilogue.activates:
                 made = activated(made.bfloat16(), Gating(limit=p.limit))
             p.d[rows] = (made if p.bias is None else made + p.bias[group]).to(p.d.dtype)

@@ -12,7 +12,7 @@ from ..casts.gating import Gating, gating_of
 from ..casts.rules import empty_scales, granularity
 from ..core.call import FREE_ROWS, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair
-from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, Recipe, ceil_div, get_tma_aligned_size
+from ..core.check.layout import SCALE_BLOCK, Recipe, ceil_div, get_tma_aligned_size
 from ..core.check.memory import empty
 from ..core.check.numbers import integers_from
 from ..core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales
@@ -20,21 +20,17 @@ from ..core.check.tracing import handles_operators, num_modes
 from ..core.gpu import is_hopper
 from ..core.replay import FIXED
 from ..core.shadow import TENSORS
-from ..gemm.api.bf16_grouped import OF_TOKENS, product_of_bf16_rows
+from ..gemm.api.bf16_grouped import ACTIVATED, product_of_bf16_rows
 from ..gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
-from ..gemm.ask.bf16 import MULTIPLE
 from ..gemm.kinds.output import recipes_for
 from ..gemm.packed import is_packed
 from ..gemm.product import run as run_product
 from . import experts_few
 from .activation import activated_product_of_rows, cast_activated
 from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem, present
-from .routing import MANY_ROWS, expert_rows, gather_and_cast, on_hopper, sum_rows
+from .routing import MANY_ROWS, expert_rows, gather_and_cast, sum_rows
 
 __all__ = ["experts", "experts_workspace_bytes"]
-
-ACTIVATED_ROWS = COPIED_ROWS = MANY_ROWS
-"""With so many rows the first product of BF16 weights activates on its way out, and copies tokens to their rows."""
 
 
 def experts(
@@ -164,13 +160,12 @@ def compute_experts(p: ExpertsProblem) -> None:
         return
     rows = expert_rows(p.topk_ids, p.num_experts)
     (_, of_x, _), (_, of_middle, _) = p.first, p.second
-    of_tokens = copies_in_product(p, rows)
     # From here on each kernel is behind one of this call's, which waits for those before it. Of few rows it counts when
     # a kernel begins, and when its weight is asked for.
     is_dependent = rows.ids.shape[0] < MANY_ROWS
-    a = (p.x, None) if of_tokens else gather_and_cast(p.x, rows, of_x, is_dependent=is_dependent)
-    recipes, more = recipes_for(p.first), {"is_dependent": is_dependent, "of_tokens": of_tokens}
-    middle = activations_of_rows(a, p.w1, rows, p.gating, recipes, of_middle, p.w1_bias, **more)
+    a = gather_and_cast(p.x, rows, of_x, is_dependent=is_dependent)
+    recipes = recipes_for(p.first)
+    middle = activations_of_rows(a, p.w1, rows, p.gating, recipes, of_middle, p.w1_bias, is_dependent=is_dependent)
     y = product_of_rows(middle, p.w2, rows, recipes_for(p.second), p.w2_bias, is_behind_cast=is_dependent)
     sum_rows(y, rows.row_of, p.topk_weights, p.out, is_dependent=is_dependent)
 
@@ -214,45 +209,33 @@ def activations_of_rows(
     *,
     is_dependent: bool = False,
     by_ends: bool = False,
-    of_tokens: bool = False,
 ) -> Any:
     """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
 
     That kernel is for BF16, or for scales of 1x128 beside 128x128, of which `recipes` say nothing, and adds no bias. An
-    epilogue that activates keeps the tensor cores waiting, so `experts` in FP8 gains 1% on an H200 and 4% on an H100. A
-    kernel that casts few rows takes 2 us, less than what the products lose by fewer, wider tiles.
-    `of_tokens`: a has tokens, and `copies_in_product` holds.
+    epilogue that activates keeps the tensor cores waiting, so `experts` in FP8 gains 1% on an H200 and 4% on an H100;
+    in BF16 it gains 3 to 6% on an H200. A kernel that casts few rows takes 2 us, less than what the products lose by
+    fewer, wider tiles.
     """
     values, intermediate, is_bf16 = a[0], w[0].shape[1] // 2, w[1] is None
-    count = (rows.ids if of_tokens else values).shape[0]
     has_kernel = values.is_cuda and is_hopper(values.get_device())
     is_usual = is_bf16 or (recipes == NO_RECIPES and of_middle == PER_ROW and not is_packed(w))
-    in_product = gating.is_silu and is_usual and bias is None and activates_in_product(count, intermediate, is_bf16)
-    if is_bf16 and has_kernel and (of_tokens or in_product):
-        d = empty("activations", (count, w[0].shape[1] // (1 + in_product)), torch.bfloat16, values.device)
-        token_of = rows.token_of if of_tokens else None
-        run_product(OF_TOKENS, values, w[0], d, rows.ends, (True, False, in_product, gating.limit), token_of)
-        return (d, None) if in_product else activate_rows(d, rows, gating, of_middle)
-    if is_bf16 or not has_kernel or not in_product:
+    is_many = activates_in_product(values.shape[0], intermediate, is_bf16)
+    if not (has_kernel and is_many and is_usual and gating.is_silu and bias is None):
         h = product_of_rows(a, w, rows, recipes, bias, is_behind_cast=is_dependent, by_ends=by_ends)
         return activate_rows(h, rows, gating, of_middle, is_dependent=is_dependent)
-    d = empty("activations", (count, intermediate), values.dtype, values.device)
-    scales = empty_scales((count,), intermediate, d, mn_major=True)
+    d = empty("activations", (values.shape[0], intermediate), values.dtype, values.device)
+    if is_bf16:
+        run_product(ACTIVATED, values, w[0], d, rows.ends, (True, False, gating.limit))
+        return d, None
+    scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
     activated_product_of_rows(a, w, (d, scales), rows.ends, limit=gating.limit, gates_apart=True)
     return d, scales
 
 
 def activates_in_product(rows: int, intermediate: int, is_bf16: bool = False) -> bool:
     """Tell whether a Hopper GPU activates so many rows where they are multiplied."""
-    return rows >= ACTIVATED_ROWS if is_bf16 else rows >= MANY_ROWS and intermediate % SCALE_BLOCK == 0
-
-
-def copies_in_product(p: ExpertsProblem, rows: ExpertRows) -> bool:
-    """Tell whether the first product copies BF16 tokens to their rows by itself: 16 bytes at a time, without a bias."""
-    x, is_bf16 = p.x, p.w1[1] is None and p.x.dtype == torch.bfloat16
-    if not (is_bf16 and p.w1_bias is None and on_hopper(x) and rows.ids.shape[0] >= COPIED_ROWS):
-        return False
-    return x.stride(1) == 1 and x.stride(0) % MULTIPLE == 0 and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+    return rows >= MANY_ROWS and (is_bf16 or intermediate % SCALE_BLOCK == 0)
 
 
 def activate_rows(
@@ -269,9 +252,8 @@ def experts_workspace_bytes(
     """Bytes of what `experts` holds between its parts at most, all at once: rows, FP8 operands, and both products.
 
     `gran_k` columns of a row share a scale, 0: all; None counts BF16 operands, which have none. Many rows are activated
-    where they are multiplied, and a GPU then holds no first product, nor copies of BF16 tokens. FP32 numbers of a
-    weight's scales in UE8M0, or of biases in BF16, are not counted, nor that parts begin at multiples of 256 bytes
-    where they share a buffer.
+    where they are multiplied, and a GPU then holds no first product. FP32 numbers of a weight's scales in UE8M0, or of
+    biases in BF16, are not counted, nor that parts begin at multiples of 256 bytes where they share a buffer.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076

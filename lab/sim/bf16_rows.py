@@ -31,8 +31,6 @@ class Bf16RowsTrial(RowsTrial):
     zero_padding: bool = False
     limit: float | None = None
     """The limit of gates and ups, if rows are activated."""
-    tokens: int = 40
-    """Rows of A, if rows are tokens; the last one is NaN, and no row's of a group."""
 
     @classmethod
     def takes(cls, config: Any) -> bool:
@@ -45,7 +43,7 @@ class Bf16RowsTrial(RowsTrial):
         draw = draws(config, seed)
         alignment = draw.choice((1, 16, 128))
         layout, rows = drawn_layout(draw, config, alignment)
-        may_zero = not (config.work.has_planes or config.work.gathers or config.epilogue.activates)
+        may_zero = not (config.work.has_planes or config.epilogue.activates)
         return cls(
             config,
             layout if not config.work.reads_ids else (*layout, 0),
@@ -57,26 +55,20 @@ class Bf16RowsTrial(RowsTrial):
             zero_padding=may_zero and draw.random() < 0.5,
             num_sms=draw.randint(1, 5),
             limit=draw.choice((None, 0.5)),
-            tokens=draw.choice((2, 40)),
         )
 
     def problem(self) -> Problem:
         """Draw random matrices; A is NaN in rows without a group. Sums that are activated are exact, and small."""
         generator, numbers = torch.Generator().manual_seed(self.seed), torch.tensor(self.layout, dtype=torch.int32)
-        work, epilogue = self.config.work, self.config.epilogue
-        rows, columns = (self.tokens,) if work.gathers else self.shape, self.n * (1 + epilogue.activates)
-        a = operand((*rows, self.k), False, 8 * work.gathers, generator, epilogue.activates)
+        epilogue = self.config.epilogue
+        columns = self.n * (1 + epilogue.activates)
+        a = operand((*self.shape, self.k), False, 0, generator, epilogue.activates)
         b = operand((self.groups, columns, self.k), self.config.majors.b_is_mn, 0, generator, epilogue.activates)
         if epilogue.activates:
             b *= 11 / 256
         of_rows: dict[str, Any] = {"alignment": self.alignment, "zero_padding": self.zero_padding}
         of_rows |= {"expected_m": self.shape[-1] / self.groups, "epilogue": epilogue, "limit": self.limit}
         of_rows["bias"] = drawn_bias(self.config, self.groups, self.n, generator)
-        if work.gathers:
-            of_rows["token_of"] = torch.randint(0, self.tokens - 1, self.shape, generator=generator, dtype=torch.int32)
-        p = Problem(a, None, b, None, self.room(), numbers, work, None, None, **of_rows)
-        is_unused = ids_of(p) < 0
-        if p.token_of is not None:
-            p.token_of[is_unused] = -1
-        a[-1 if work.gathers else is_unused] = float("nan")
+        p = Problem(a, None, b, None, self.room(), numbers, self.config.work, None, None, **of_rows)
+        a[ids_of(p) < 0] = float("nan")
         return p

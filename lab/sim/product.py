@@ -128,7 +128,7 @@ def stage_of(
     others than the problem's.
     """
     in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
-    names = ("a", "b", "sfa", "sfb", "c", "bias", "token_of")
+    names = ("a", "b", "sfa", "sfb", "c", "bias")
     operands = {name: getattr(p, name, None) for name in names if name != "c" or not in_place}
     given, written = {**operands, **(read or {})}, {"d": p.d, **(more or {})}
     everything = {**given, **written}
@@ -248,8 +248,6 @@ def right_and_allowed(
         ks = p.ks if p.ks is not None else p.ks_tensor.tolist() if p.ks_tensor is not None else ()
     if p.of_b is not None or p.work.groups_rows:
         reference.compute(p._replace(d=right))
-    if p.token_of is not None:
-        p = p._replace(a=p.a[p.token_of.clamp_min(0)], token_of=None)
     allowed = torch.full_like(right, torch.finfo(torch.float64).tiny, dtype=torch.float64)
     for place, part in parts_of(p, ks):
         if part.of_b is not None:
@@ -257,12 +255,11 @@ def right_and_allowed(
             if p.heads is not None:
                 reference.compute(part._replace(d=d, heads=None, epilogue=TO_D))
             of_part = allowed_difference(part, d, partial_sums(how))
+        elif p.epilogue.activates:
+            of_part = of_activations(part, right[place], p.limit)
         else:
             slices = 0 if p.work.groups_rows else getattr(config, "slices", 1)
-            if p.epilogue.activates:
-                of_part = of_activations(part, right[place], p.limit)
-            else:
-                right[place], of_part = exact_and_allowed(part, right.dtype, slices, units_of_step(how))
+            right[place], of_part = exact_and_allowed(part, right.dtype, slices, units_of_step(how))
         if p.heads is None:
             allowed[place] = of_part
             continue

@@ -297,16 +297,11 @@ def weights_of(p: Launched, *, is_fp4: bool, of: Scales | None = None) -> Pair:
 
 def bf16_gemm(config: Any, p: Launched) -> None:
     m, n, k = p["m"], p["n"], p["k"]
+    first, first_of_b = (int(at(p[name], (1,), INT64)) for name in ("map_a", "map_b"))
     assert not p["groups.zeroes_padding"]
     row, group = (8 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
-    _, ids = layout_of(config, p)
-    if config.work.gathers:
-        first, token_of, pitch = at(p["tokens"], (3,), INT64).tolist()
-        tokens = at(token_of, (m,), INT32).clamp_min(0)
-        a = at(first, (int(tokens.max()) + 1, k), BF16, (pitch // 2, 1))[tokens]
-    else:
-        a = at(int(at(p["map_a"], (1,), INT64)) + config.box_rows_of_a * k * 2, (m, k), BF16)
-    b = at(int(at(p["map_b"], (1,), INT64)), (p["groups.count"], n, k), BF16, (group, row, 1))
+    a, (_, ids) = at(first + config.box_rows_of_a * k * 2, (m, k), BF16), layout_of(config, p)
+    b = at(first_of_b, (p["groups.count"], n, k), BF16, (group, row, 1))
     d = at(p["d"], (m, n // (1 + config.epilogue.activates)), BF16, (p["d_pitch"], 1))
     if not config.epilogue.activates:
         product_of_bf16_rows(a, b, d, ids, recipes_and_bias(config, p)[1])

@@ -76,7 +76,7 @@ def test_no_header_of_cuda_or_the_c_library_is_included(name: str) -> None:
     ("file", "lacks", "contract"),
     [
         ("work/rows.cuh", "load_all", "kinds.cuh"),
-        ("convert/as_it_lies.cuh", "scale_tiles", "kinds.cuh"),
+        ("convert/none.cuh", "scale_tiles", "kinds.cuh"),
         ("mainloop.cuh", "begin_scales", "kinds.cuh"),
         ("scales/blocks_of_b.cuh", "load_behind", "mainloop.cuh"),
         ("epilogue/gates_in_turn.cuh", "activate", "epilogue/silu.cuh"),

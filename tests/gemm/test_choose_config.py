@@ -94,7 +94,6 @@ VIOLATIONS: dict[str, list[dict[str, object]]] = {
     "needs tiles of 256 columns where gate and up lie apart": [
         {**OF_SILU, "epilogue": epilogues.SILU_OF_HALVES, "unit_n": 128}
     ],
-    "needs BF16 where rows are tokens": [{**OF_IDS, "work": works.TOKENS}],
     "needs a scale of A for each 128, 64 or 32 columns, or for all": [{"sfa": Scales(2, 128)}],
     "needs no heads, depths or activation where scales are finer than 128 columns": [{**OF_HEADS, "sfa": PER_64}],
     "needs one box of A's scales if they are finer": [{**OF_IDS, "sfa": PER_64, "block_m": 256, "num_stages": 3}],

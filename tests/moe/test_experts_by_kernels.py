@@ -17,7 +17,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.settings import set_compile_mode
-from deep_gemm.gemm.kinds.works import ENDS, IDS, TOKENS
+from deep_gemm.gemm.kinds.works import ENDS, IDS
 from deep_gemm.moe import api as layers
 from deep_gemm.moe import routing
 
@@ -105,21 +105,17 @@ def bf16_weights(hidden: int = HIDDEN, inter: int = INTER) -> tuple[Tensor, Tens
     return w1.bfloat16(), w2.bfloat16()
 
 
-@pytest.mark.parametrize("many", ["", "plain", "copied", "activated", "both"])
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("types", [USUAL, (torch.float32, torch.int32, torch.bfloat16)])
 @pytest.mark.parametrize("said", [{}, {"limit": 0.5}, {"activation": "situ", "alpha": 1.5, "beta": 2.0}])
 def test_bf16_weights_have_the_bits_of_the_cpu_by_one_record(
-    seen: Seen, monkeypatch: pytest.MonkeyPatch, types: Any, said: Any, many: str
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, types: Any, said: Any, many: bool
 ) -> None:
-    """Sizes are multiples of 8, and no scale is in memory. Of many rows the first product does the work of casts."""
+    """Sizes are multiples of 8, and no scale is in memory. Of many rows the first product activates."""
     for module in (layers, routing):
         monkeypatch.setattr(module, "MANY_ROWS", 1 if many else 10**6)
-    monkeypatch.setattr(layers, "COPIED_ROWS", 1 if many in ("copied", "both") else 10**6)
-    monkeypatch.setattr(layers, "ACTIVATED_ROWS", 1 if many in ("activated", "both") else 10**6)
-    copies = many in ("copied", "both") and types == USUAL
-    activates = many in ("activated", "both") and "activation" not in said
-    casts = ["cast_rows"] * (not copies), ["cast_rows"] * (not activates)
-    kernels = ["route_rows", *casts[0], "bf16_gemm", *casts[1], "bf16_gemm", "gather_weighted"]
+    activates = many and "activation" not in said
+    kernels = [*BY_BF16[:3], *BY_BF16[3 + activates :]]
     both = bf16_weights(136, 72)
     for tokens in (37, 1, 130):
         one = tokens_of(tokens, types, 136)
@@ -130,8 +126,8 @@ def test_bf16_weights_have_the_bits_of_the_cpu_by_one_record(
             got = deep_gemm.experts(*one, *both, out=out, **said)
             assert same_bits(got if out is None else out, expected)
             assert seen.names == kernels
-            works = [each.config.work for each in seen.gpu.launches if each.kernel == "bf16_gemm"]
-            assert works == ([TOKENS, ENDS] if copies else [ENDS if many else IDS] * 2)
+            works = [each.config.work.name for each in seen.gpu.launches if each.kernel == "bf16_gemm"]
+            assert works == [(ENDS if many else IDS).name] * 2
             assert [each.is_dependent for each in seen.gpu.launches] == [False, *[not many] * (len(kernels) - 1)]
         assert bool(room[tokens:].isnan().all())
     assert None not in seen.made

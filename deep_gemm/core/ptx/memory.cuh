@@ -13,17 +13,6 @@ DEVICE void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 
 DEVICE void cp_async_16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(shared)), "l"(global) : "memory");
 }
-// The same, or zeros: then nothing is read.
-DEVICE void cp_async_16_or_zeros(void* shared, const void* global, bool is_there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(shared)), "l"(global), "r"(is_there ? 16 : 0)
-               : "memory");
-}
-// What this thread has copied since the last one becomes a group; and until all groups but the newest kGroups are there.
-DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kGroups>
-DEVICE void cp_async_wait_group() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
-}
 // Until all is there that this thread has copied so; other threads see it once they meet this one at a barrier.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

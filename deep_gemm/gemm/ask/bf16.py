@@ -20,7 +20,7 @@ from ...core.check.tracing import has_memory
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ...core.shadow import plain
 from ..kinds.epilogues import SILU_IN_BF16, TO_D
-from ..kinds.works import COUNTS, DENSE, ENDS, HEADS, IDS, PARTS, SUM, TOKENS, Work
+from ..kinds.works import COUNTS, DENSE, ENDS, HEADS, IDS, PARTS, SUM, Work
 from ..problem import Problem
 from .rows import ZERO_PADDING_BLOCK
 
@@ -93,27 +93,20 @@ def bf16_contiguous_problem(
     ensure_zero_padding: bool,
     bias: Tensor | None = None,
     alignment: int | None = None,
-    token_of: Tensor | None = None,
     activates: bool = False,
     limit: float | None = None,
 ) -> Problem:
     """Check a product of stacked rows. With an `alignment` of group starts no zeros are written behind ids.
 
-    `token_of`: rows are these rows of A. `activates`: D `[m, n / 2]` is silu(gate) * up, B having gate's rows first.
+    `activates`: B has gate's rows first, and D `[m, n / 2]` is silu(gate) * up.
     """
     sizes: Sizes = {}
-    a = operand("a", a, ("m" if token_of is None else "tokens", "k"), sizes)
+    a = operand("a", a, ("m", "k"), sizes)
     b = operand("b", b, ("groups", "k", "n") if major[1] == "n" else ("groups", "n", "k"), sizes)
-    if token_of is not None:
-        sizes["m"] = checks.tensor("token_of", token_of).numel()
     axis = "groups" if use_psum_layout else "m"
     layout = checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": a, "b": b, "grouped_layout": layout}
     bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
-    if token_of is not None:
-        inputs["token_of"] = checks.int32("token_of", token_of, "m", sizes["m"])
-        if checks.on_host(token_of):
-            checks.in_range("token_of", token_of, -1, sizes["tokens"] - 1)
     if activates:
         sizes["n"] //= 2
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
@@ -129,10 +122,10 @@ def bf16_contiguous_problem(
         else:
             checks.in_range("grouped_layout", layout, -1, sizes["groups"] - 1)
     expected_m = plain(sizes["m"]) / max(sizes["groups"], 1)
-    work = IDS if not use_psum_layout else ENDS if token_of is None else TOKENS
+    work = ENDS if use_psum_layout else IDS
     more = {"expected_m": expected_m, "alignment": alignment, "zero_padding": zero_padding, "bias": bias}
     epilogue = SILU_IN_BF16 if activates else TO_D
-    return _unscaled(a, b, d, layout, work, epilogue=epilogue, token_of=token_of, limit=limit, **more)
+    return _unscaled(a, b, d, layout, work, epilogue=epilogue, limit=limit, **more)
 
 
 def bf16_masked_problem(

@@ -22,19 +22,16 @@ from ...core.gpu import WGMMA_ROWS, Gpu
 from ..config.bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, bf16_config
 from ..config.of_tile import MATH_WARPGROUPS
 from ..config.tall import K_MAJOR, Majors
-from ..kinds.epilogues import SILU_IN_BF16, TO_D
+from ..kinds.epilogues import SILU_IN_BF16
 from ..kinds.output import BF16_OPERANDS, OUTPUTS_OF, Output, Sizes
-from ..kinds.works import COUNTED, COUNTS, DENSE, ENDS, IDS, PARTS, SUM, TOKENS, Work
+from ..kinds.works import COUNTED, COUNTS, DENSE, ENDS, IDS, PARTS, SUM, Work
 from .cost import BANDS, NEVER, NUM_SMS, alike, band_of, bytes_of_d, memory_us, together
 from .timings import timings_of
 
 OUTPUTS = OUTPUTS_OF[BF16_OPERANDS]
 BF16, FP32 = OUTPUTS[0], OUTPUTS[2]
-OF_EXPERTS = [
-    replace(BF16, work=work, epilogue=epilogue)
-    for work, epilogue in ((TOKENS, TO_D), (ENDS, SILU_IN_BF16), (TOKENS, SILU_IN_BF16))
-]
-"""Outputs of the first product of experts: of rows that it gathers, activated, or both."""
+ACTIVATED = replace(BF16, work=ENDS, epilogue=SILU_IN_BF16)
+"""Output of the first product of experts whose rows leave it activated."""
 SM_TFLOPS = 7.0
 """BF16 operations of one SM's tensor cores."""
 SHARED_KB_PER_US = 181.0
@@ -295,7 +292,7 @@ def reachable_bf16_rows() -> list[Bf16Config]:
     outputs = [replace(OUTPUTS[i], work=work) for work in (IDS, ENDS, COUNTS) for i in (0, 2, 3, 5)]
     return [
         tile.config(output, Majors(b_is_mn=b_is_mn), 1)
-        for output in (*outputs, *OF_EXPERTS)
+        for output in (*outputs, ACTIVATED)
         for b_is_mn in (False, True)
         for tile in fitting_tiles(ROWS_TILES, output)
     ]

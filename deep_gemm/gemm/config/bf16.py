@@ -70,17 +70,6 @@ class Bf16Config(GemmConfig):
         return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
 
     @property
-    def scaling_warps(self) -> int:
-        """The producer's last warps, which copy rows of tokens: see gemm/convert/rows_of_tokens.cuh."""
-        return 2 if self.work.gathers else 0
-
-    @property
-    def registers(self) -> tuple[int, int]:
-        """Registers of a producer's and of a math thread. With 40, threads that copy rows spill 16 bytes."""
-        copying = (56, 248) if self.num_math_warpgroups == 1 else (56, 224)
-        return copying if self.work.gathers else super().registers
-
-    @property
     def output_barriers_bytes(self) -> int:
         """Size of `OutputBarriers` in the epilogue."""
         return 8 if self.cluster_k > 1 else EMPTY_BYTES
@@ -106,8 +95,6 @@ class Bf16Config(GemmConfig):
         """Give the files that the kernel includes, one of each kind, and its name."""
         kinds = {**super().choices(), "MAINLOOP": f"mainloop_of_slice{'s' if self.walks_slices else ''}.cuh"}
         del kinds["SCALES"]
-        if self.work.gathers:
-            kinds["CONVERT"] = "convert/rows_of_tokens.cuh"
         if self.cluster_k > 1:
             kinds["EPILOGUE"] = "epilogue/split_once.cuh"
         return kinds

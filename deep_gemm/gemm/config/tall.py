@@ -415,7 +415,6 @@ class GemmConfig(Config, Output):
         only_a = self.cluster_size == self.cluster_n or not self.has_scales
         yield not along_k or only_a, "only A shared where groups are along k"
         yield not (grouped and self.adds_to_d), "no addition to D where rows are grouped"
-        yield self.sfa is None or not work.gathers, "BF16 where rows are tokens"
         yield work.may_split_k or self.cluster_k == 1, "k whole where there are heads"
         yield (
             not along_k or self.sfb == PER_ROW or not self.has_scales,
@@ -433,8 +432,7 @@ class GemmConfig(Config, Output):
         )
         is_plain = not (self.is_fp32 or self.with_c or self.adds_to_d) and self.cluster_k == 1
         yield (
-            epilogue.work is None
-            or (is_plain and epilogue.work.number == work.number and self.operands in epilogue.operands),
+            epilogue.work is None or (is_plain and epilogue.work == work and self.operands in epilogue.operands),
             "a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
         )
         of_halves = (unit_n == 128 or epilogue.by_tma) and self.block_n in (128, 256)
@@ -480,7 +478,7 @@ class GemmConfig(Config, Output):
         scales = "whole" if self.sfa == WHOLE else scales
         scales = "by_chunk" if self.has_chunks else scales
         scales = "by_slot" if self.converts_b else "by_halves" if epilogue.activates else scales
-        convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "as_it_lies"
+        convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
         params = "_silu" if epilogue.activates else ""
         of_rows = {"ROWS_PARAMS": f"work/rows{params}_params.cuh"} if work.groups_rows else {}
         gates = {} if epilogue.gates in (None, stores) else {"GATES": f"epilogue/{epilogue.gates}.cuh"}
@@ -526,7 +524,6 @@ class GemmConfig(Config, Output):
             "kMulticastCtas": self.cluster_m * self.cluster_n,
             "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
             "kGroups": work.number,
-            "kGathersRows": work.gathers,
             "kGateColumns": self.block_n // 2 if epilogue.gates_apart else 8,
             "kColumnsOfValue": 1 + epilogue.activates,  # gate and up, or one
             "kTileSlots": TILE_SLOTS,

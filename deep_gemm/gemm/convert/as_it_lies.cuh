@@ -10,10 +10,6 @@ struct ConvertStorage {
 template <typename... Given>
 DEVICE void convert_tiles(Given&&...) {}
 
-// Files that include this one may have a function of its own for the producer's last warps.
-template <typename... Given>
-DEVICE void scale_tiles(Given&&...) {}
-
 struct Passes {
   DEVICE explicit Passes(ConvertStorage&) {}
   template <bool kIsWarp>

@@ -59,8 +59,6 @@ class Work(Named):
     """Groups of rows lie one behind another in one matrix, and may begin at any row."""
     reads_ids: bool = False
     """The layout has a number for each row."""
-    gathers: bool = False
-    """A has tokens, and a list says which token each row is: warps of the producer copy them."""
     is_along_k: bool = False
     """Each group has a part of k, of any depth."""
     may_be_empty: bool = False
@@ -120,8 +118,6 @@ IDS = Work(
 """Rows stacked by group, and a group's number for each row."""
 ENDS = replace(IDS, name="ends", number=2, reads_ids=False)
 """Rows stacked by group, and where each group's rows end."""
-TOKENS = replace(ENDS, name="tokens", gathers=True)
-"""The same in BF16, but rows are tokens of A, which lie anywhere."""
 COUNTS = replace(ENDS, name="counts", kernel="m_grouped_masked", number=3, is_stacked=False, has_planes=True)
 """The first rows of each group's own A, and how many ("masked")."""
 DEPTHS = Work(
@@ -166,4 +162,4 @@ SUM = Work(
     name="sum", kernel="sum", source="sums", number=6, line="{groups} x {m} x {n} x {k}, added up, runs", is_summed=True
 )
 """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k."""
-WORKS = (DENSE, IDS, ENDS, TOKENS, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)
+WORKS = (DENSE, IDS, ENDS, COUNTS, DEPTHS, PARTS, COUNTED, HEADS, SUM)

@@ -203,10 +203,9 @@ struct ClippedBox {
   }
 };
 
-// How many rows of A are loaded for a tile: whole boxes, as far as the group has rows; none if warps copy them. What lies in the
-// slot behind them is not multiplied, or by a warpgroup whose rows there are not stored.
+// How many rows of A are loaded for a tile: whole boxes, as far as the group has rows. What lies in the slot behind them is
+// not multiplied, or by a warpgroup whose rows there are not stored.
 DEVICE uint32_t rows_loaded(const Tile& tile) {
-  if constexpr (kGathersRows) return 0;
   const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
   return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
 }

@@ -53,7 +53,7 @@ def rows_trial(groups: works.Work, layout: list[int], rows: int | None = None, b
 def experts_trial() -> None:
     from lab.sim.bf16_rows import Bf16RowsTrial
 
-    config = bf16_config(64, 256, Output(work=works.TOKENS, epilogue=SILU_IN_BF16))
+    config = bf16_config(64, 256, Output(work=works.ENDS, epilogue=SILU_IN_BF16))
     Bf16RowsTrial(config, (70, 100), n=136, alignment=1, limit=0.5).run()
 
 
@@ -126,8 +126,6 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.launch", '"count": p.groups', '"count": 1', HEADS, *ROWS),
     ("gemm.launch", "config.box_rows_of_a * row_pitch(p.a)", "config.box_rows_of_a * p.k", *ROWS),
     # The first product of experts
-    ("gemm.launch", "row_pitch(p.a) * p.a.element_size()),", "p.k * p.a.element_size()),", "bf16 experts"),
-    ("gemm.launch", "if p.token_of is None else row_pitch", "if p.token_of is not None else row_pitch", "bf16 experts"),
     ("gemm.config.tall", "self.block_n // 2 if epilogue.gates_apart", "64 if epilogue.gates_apart", "bf16 experts"),
     ("gemm.launch", "math.inf if p.limit is None else p.limit", "math.inf", "bf16 experts"),
     # Groups along k

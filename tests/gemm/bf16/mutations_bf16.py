@@ -33,11 +33,7 @@ COUNTED_ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, work=w
 PAIRS = bf16_config(128, 64, ALONG_K, TN, cluster_n=2)
 WIDE = bf16_config(64, 64, Output(work=works.ENDS), Majors(b_is_mn=True))
 KS = (100, 0, 203, 64, 100)
-OF_TOKENS, ACTIVATED = (
-    bf16_config(*tile, Output(work=work, epilogue=SILU_IN_BF16))
-    for tile, work in (((128, 128), works.TOKENS), ((64, 256), works.ENDS))
-)
-SCHEDULES = None, "slow_lanes", "slow_warps", "slow_producer"
+ACTIVATED = bf16_config(64, 256, Output(work=works.ENDS, epilogue=SILU_IN_BF16))
 
 TRIALS = [
     *(Trial(PLAIN, 200, 136, 456, 1, name) for name in (None, "late_loads", "slow_warps", "slow_math")),
@@ -65,8 +61,7 @@ _OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.c
 _OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
 _GEMM, _ONCE, _STORE = "fp8_gemm.cuh", "epilogue/split_once.cuh", "epilogue/store.cuh"
 _PARTS, _TILE, _ROWS, _COUNTED = "work/k_parts.cuh", "tile.cuh", "work/rows.cuh", "work/k_counted.cuh"
-_TOKENS, _ACTIVATED = "convert/rows_of_tokens.cuh", "epilogue/activated.cuh"
-_SILU_PARAMS = "work/rows_silu_params.cuh"
+_ACTIVATED, _SILU_PARAMS = "epilogue/activated.cuh", "work/rows_silu_params.cuh"
 _LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
 
 MUTATIONS = [
@@ -157,35 +152,9 @@ MUTATIONS = [
     Mutation("D of the first counted group", _COUNTED, "{ return tile.group; }", "{ return 0; }", shows_in=COUNTED),
 ]  # fmt: skip
 
-OF_EXPERTS_TRIALS = [
-    *(Bf16RowsTrial(OF_TOKENS, (70, 128, 333), 2, name, n=136, k=200, limit=0.5, num_sms=2) for name in SCHEDULES),
-    Bf16RowsTrial(OF_TOKENS, (1, 1, 40), 3, alignment=1, n=72, k=72),
-    Bf16RowsTrial(ACTIVATED, (70, 128, 198), 8, n=136, k=200, limit=0.5),
-]
+ACTIVATED_TRIALS = [Bf16RowsTrial(ACTIVATED, (70, 128, 198), 8, n=136, k=200, limit=0.5)]
 
-OF_EXPERTS_MUTATIONS = [
-    # Rows of tokens
-    Mutation("TMA loads A too", _ROWS, "  if constexpr (kGathersRows) return 0;\n", ""),
-    Mutation("tokens of the list's first rows", _TOKENS, "first_row = tile.row_m + warp", "first_row = warp"),
-    Mutation("rows behind the list", _TOKENS, "token_of + (row < tile.end_m ? row : tile.end_m - 1)", "token_of + row"),
-    Mutation("every warp copies the first rows", _TOKENS, "to = shared.a[at.stage] + (warp * kRowsOfWarp + row_of_lane)", "to = shared.a[at.stage] + (row_of_lane)"),
-    Mutation("a token's number for its place", _TOKENS, " * pitch;", ";"),
-    Mutation("the first 32 rows again", _TOKENS, "begins[i * kRowsAtOnce / 32]", "begins[0]"),
-    Mutation("rows of the list in another order", _TOKENS, "i * kRowsAtOnce % 32 + row_of_lane", "i * kRowsAtOnce % 32"),
-    Mutation("rows as they lie, not swizzled", _TOKENS, "chunk ^ (row_of_lane + i % 2 * kRowsAtOnce)", "chunk"),
-    Mutation("the same swizzle for all rows of a lane", _TOKENS, "chunk ^ (row_of_lane + i % 2 * kRowsAtOnce)", "chunk ^ row_of_lane"),
-    Mutation("the first k-block again", _TOKENS, " + k_block * (kLineBytes / 16)}", "}"),
-    Mutation("columns behind k", _TOKENS, " && k_block * kBlockK + chunk * 8 < p.k;", ";"),
-    Mutation("slots that are not free", _TOKENS, "      wait_until_free(shared.ring, at);\n", ""),
-    Mutation("copies that are not committed", _TOKENS, "      ptx::cp_async_commit();\n", ""),
-    Mutation("copies that have not landed", _TOKENS, "ptx::cp_async_wait_group<kInFlight - 1>(), land();", "land();"),
-    Mutation("a slot too early", _TOKENS, "cp_async_wait_group<kInFlight - 1>()", "cp_async_wait_group<kInFlight>()"),
-    Mutation("the last copies not waited for", _TOKENS, "  ptx::cp_async_wait_all();\n", ""),
-    Mutation("the last slots never full", _TOKENS, "  for (; in_flight > 0; --in_flight) land();\n", ""),
-    Mutation("copies that WGMMA may not see", _TOKENS, "    ptx::fence_proxy_async_shared();\n", ""),
-    Mutation("one lane speaks for all before they are done", _TOKENS, "    ptx::syncwarp();\n", ""),
-    Mutation("arrives at the slot at hand", _TOKENS, "full[landing.stage]", "full[at.stage]"),
-    # Activations
+ACTIVATED_MUTATIONS = [
     Mutation("gates above the limit", _ACTIVATED, "ptx::min_nan(gate, limit)", "gate"),
     Mutation("ups beyond the limit", _ACTIVATED, "ptx::min_magnitude(up, limit)", "up"),
     Mutation("gates not rounded", _ACTIVATED, "ptx::unpack_bf16(ptx::pack_bf16(unit[i], unit[i + 1]))", "ptx::Float2{unit[i], unit[i + 1]}"),

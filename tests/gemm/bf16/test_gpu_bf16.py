@@ -136,18 +136,14 @@ def test_stacked_rows(rows: list[int], turned: bool, ends: bool) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 1.0])
-@pytest.mark.parametrize(("copied", "activated"), [(True, False), (False, True), (True, True)])
-def test_experts_have_the_same_bits_whoever_copies_tokens_and_activates(
-    monkeypatch: pytest.MonkeyPatch, copied: bool, activated: bool, limit: float | None
-) -> None:
+def test_experts_have_the_same_bits_whoever_activates(monkeypatch: pytest.MonkeyPatch, limit: float | None) -> None:
     """Sizes that no tile divides, and tokens with gaps between them."""
     x = numbers(1000, 336)[:, :328]
     w1, w2, p = numbers(9, 2 * 136, 328, seed=1), numbers(9, 328, 136, seed=2), numbers(1000, 3, seed=3)
     ids = torch.randint(-1, 9, (1000, 3), device="cuda", generator=torch.Generator("cuda").manual_seed(4))
     of_turns = []
-    for rows in ((1 << 60, 1 << 60), (1 if copied else 1 << 60, 1 if activated else 1 << 60)):
-        monkeypatch.setattr(layers, "COPIED_ROWS", rows[0])
-        monkeypatch.setattr(layers, "ACTIVATED_ROWS", rows[1])
+    for rows in (1 << 60, 1):
+        monkeypatch.setattr(layers, "MANY_ROWS", rows)
         RECORDS.clear()
         of_turns.append(some(deep_gemm.experts(x, ids, p, w1, w2, limit=limit)))
     RECORDS.clear()

@@ -107,9 +107,6 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   sum += ptx::ld_global_f32(out) + ptx::ld_global_v2_f32(out).y + ptx::ld_global_v4_f32(out).z;
   sum += ptx::ld_global_nc_f32(out + 8);
   ptx::cp_async_16(tile, out);
-  ptx::cp_async_16_or_zeros(tile, out, lane > 3);
-  ptx::cp_async_commit();
-  ptx::cp_async_wait_group<1>();
   ptx::cp_async_wait_all();
   ptx::prefetch_l2(out);
   float products[4] = {};

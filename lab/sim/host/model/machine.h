@@ -177,7 +177,6 @@ struct StoreGroup {
 struct Copy {
   uint32_t offset;
   uint8_t bytes[16];
-  uint32_t group;
 };
 
 struct Fiber {
@@ -190,7 +189,6 @@ struct Fiber {
   std::vector<Mbarrier*> unfenced_barriers;
   std::vector<std::function<void(std::shared_ptr<StoreGroup>)>> uncommitted;
   std::vector<Copy> copies;  // issued but not waited for
-  uint32_t copy_groups = 0;  // committed
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::vector<const void*> unreleased_maps;  // tensor maps that this thread has written
   std::set<const void*> acquired_maps;       // maps made by kernels that this thread may use

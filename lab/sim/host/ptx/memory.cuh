@@ -6,13 +6,6 @@ namespace ptx {
 void prefetch_l2(const void* address);
 
 void cp_async_16(void* shared, const void* global);
-void cp_async_16_or_zeros(void* shared, const void* global, bool is_there);
-void cp_async_commit();
-void cp_async_wait_groups(uint32_t groups);
-template <int kGroups>
-void cp_async_wait_group() {
-  cp_async_wait_groups(kGroups);
-}
 void cp_async_wait_all();
 
 float ld_shared_f32(uint32_t address);
