@@ -33,7 +33,8 @@ COUNTED_ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, work=w
 PAIRS = bf16_config(128, 64, ALONG_K, TN, cluster_n=2)
 WIDE = bf16_config(64, 64, Output(work=works.ENDS), Majors(b_is_mn=True))
 KS = (100, 0, 203, 64, 100)
-ACTIVATED = bf16_config(64, 256, Output(work=works.ENDS, epilogue=SILU_IN_BF16))
+OF_SILU = Output(work=works.ENDS, epilogue=SILU_IN_BF16)
+ACTIVATED, NARROW = bf16_config(64, 256, OF_SILU), bf16_config(128, 128, OF_SILU)
 
 TRIALS = [
     *(Trial(PLAIN, 200, 136, 456, 1, name) for name in (None, "late_loads", "slow_warps", "slow_math")),
@@ -152,7 +153,10 @@ MUTATIONS = [
     Mutation("D of the first counted group", _COUNTED, "{ return tile.group; }", "{ return 0; }", shows_in=COUNTED),
 ]  # fmt: skip
 
-ACTIVATED_TRIALS = [Bf16RowsTrial(ACTIVATED, (70, 128, 198), 8, n=136, k=200, limit=0.5)]
+ACTIVATED_TRIALS = [
+    Bf16RowsTrial(ACTIVATED, (70, 128, 198), 8, n=136, k=200, limit=0.5),
+    Bf16RowsTrial(NARROW, (70, 128, 333), 2, n=136, k=200, num_sms=2),
+]
 
 ACTIVATED_MUTATIONS = [
     Mutation("gates above the limit", _ACTIVATED, "ptx::min_nan(gate, limit)", "gate"),
