@@ -454,12 +454,12 @@ def test_scales_are_laid_out_by_a_kernel_in_each_call_and_only_where_they_must(
             gpu.launches.clear()
             fp8_einsum(BY_HEADS, (x, sx), w, d)
             assert [each.kernel for each in gpu.launches[:-1]] == kernels
-            assert all(each.words[params.word("sf")] == sx.data_ptr() for each in gpu.launches[:-1])
+            assert all(each.words[params.offset("sf") // 8] == sx.data_ptr() for each in gpu.launches[:-1])
     m_major = get_mn_major_tma_aligned_tensor(sx.transpose(0, 1)).transpose(0, 1)
     gpu.launches.clear()
     for _ in range(3):
         fp8_einsum(BY_HEADS, (x, m_major), w, d)
-        assert gpu.last.words[HEADS_PARAMS.word("map_sfa")] == m_major.data_ptr()
+        assert gpu.last.words[HEADS_PARAMS.offset("map_sfa") // 8] == m_major.data_ptr()
     assert len(gpu.launches) == 3
 
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import checkout  # noqa: F401
-from helpers import compile_many
+from helpers import Job, compile_many, text_sections
 from thorough import covering, values
 
 from deep_gemm.casts.cast_tiles import KERNEL as CAST_TILES
 from deep_gemm.casts.cast_tiles import turns_blocks
 from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, WHOLE, Scales
-from deep_gemm.core.jit.compiler import Job, compiler_version
-from deep_gemm.core.jit.cubin import text_sections
+from deep_gemm.core.jit.compiler import compiler_version
 from deep_gemm.gemm.choose.tiles import skipping
 from deep_gemm.gemm.config.bf16 import bf16_config
 from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
