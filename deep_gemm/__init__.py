@@ -114,6 +114,8 @@ if TYPE_CHECKING or not is_command():  # a command says at once what it takes, a
     from .moe.activation import silu_mul_cast_to_fp8
     from .moe.api import experts, experts_workspace_bytes
     from .moe.routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
+    from .nn.logprobs import selected_logprobs
+    from .nn.refit import refit_
     from .testing import bench, bench_kineto, calc_diff
     from .utils.dist import init_dist, uneven_all_gather
 
@@ -232,6 +234,8 @@ __all__ = [
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
     "quantize_mxfp4",
+    "refit_",
+    "selected_logprobs",
     "set_batch_invariant",
     "set_block_size_multiple_of",
     "set_compile_mode",

@@ -403,25 +403,21 @@ def _convert(
 
 def _choice(model: Module, filter: Filter | None) -> Callable[[str, Module], str | None]:
     """Make what tells why a layer is not wanted."""
-    if filter is None:
-        give = getattr(model, "get_output_embeddings", None)  # of models of transformers
-        output = None if give is None else give()
+    if filter is not None and not callable(filter):
+        raise TypeError(f"filter: expected a function of a name and a layer, got {type(filter).__name__}")
+    give = getattr(model, "get_output_embeddings", None)  # of models of transformers
+    output = give() if filter is None and give is not None else None
 
-        def usual(name: str, layer: Module) -> str | None:
+    def why_unwanted(name: str, layer: Module) -> str | None:
+        if filter is None:
             is_kept = not _compressed(layer) and (layer is output or name.rpartition(".")[2] in OUTPUTS_AND_ROUTERS)
             return "an output or a router by its name, which only a filter takes" if is_kept else None
-
-        return usual
-    if not callable(filter):
-        raise TypeError(f"filter: expected a function of a name and a layer, got {type(filter).__name__}")
-
-    def asked(name: str, layer: Module) -> str | None:
         answer = filter(name, layer)
         if not isinstance(answer, bool):
             raise TypeError(f"filter: expected True or False of {name!r}, got {answer!r}")
         return None if answer else "left by the filter"
 
-    return asked
+    return why_unwanted
 
 
 def _why_impossible(layer: Module, kinds: tuple[type, ...], check: Callable[[Module], None]) -> str | None:

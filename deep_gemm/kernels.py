@@ -8,7 +8,7 @@ from typing import Any
 
 from . import across, casts, gemm, hyper, indexer, moe
 from .core.kernel import Kernel
-from .gemm import sum_slices
+from .gemm import softmax_piece, sum_slices
 from .indexer import plan_paged_contexts
 from .linear import __path__ as of_linear  # deep_gemm.linear is the function
 
@@ -31,5 +31,6 @@ ORDINARY: tuple[Kernel[Any], ...] = (
     *kernels_of(*casts.__path__, *moe.__path__, *across.__path__),
     plan_paged_contexts.KERNEL,
     sum_slices.KERNEL,
+    softmax_piece.KERNEL,
 )
 """Kernels of ordinary loads and stores, whose configurations do not depend on a model's shapes."""

@@ -52,6 +52,8 @@ GRANTS: tuple[Grant, ...] = (
     Grant("the first hour: convert, peft, doctor", 300),
     Grant("scales of a row, a column, a tensor, and biases", 500),
     Grant("mixtures in BF16", 400),
+    Grant("served for real: decode of one token, engines", 200),
+    Grant("train = rollout, to the bit", 500, kernels=1),
 )
 _GRANTED = (
     (tuple(f"lines of {what} in the wheel" for what in ("Python", "CUDA", "C", "data")), 1, 0),

@@ -64,8 +64,6 @@ class Inspection:
     cubin: bytes
     report: KernelReport
     verdicts: tuple[Verdict, ...]
-    milliseconds: float
-    """Time of compiling without a cache."""
 
     @property
     def passed(self) -> int:
@@ -86,7 +84,7 @@ def inspect(kernel: Kernel[Any], config: Any) -> Inspection:
     is_gemm = kernel.name == "fp8_gemm"
     facts = _facts(config, found, milliseconds) if is_gemm else _common_facts(plan, found, milliseconds)
     results = tuple(verdicts(found, plan))
-    return Inspection(kernel.name, config, facts, compiled.cubin, found, results, milliseconds)
+    return Inspection(kernel.name, config, facts, compiled.cubin, found, results)
 
 
 def show(found: Inspection, console: Console, *, sass: bool = False) -> None:

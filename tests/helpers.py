@@ -6,14 +6,14 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import first_trials
 import pytest
@@ -23,8 +23,8 @@ from torch import Tensor
 from deep_gemm.core import jit
 from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
-from deep_gemm.core.jit.compiler import CompiledKernel, Job, compile_cubin
-from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
+from deep_gemm.core.jit.compiler import DEFAULT_OPTIONS, CompiledKernel, compile_cubin
+from deep_gemm.core.jit.cubin import KernelReport, _sections, read_kernels, report
 from deep_gemm.core.params import Kind, Params
 from deep_gemm.core.settings import settings
 from deep_gemm.gemm import reference
@@ -359,6 +359,20 @@ def assert_same_bits_by(configs: Iterable[Any], p: Problem) -> None:
     first, *others = (run_simulated(of, p._replace(d=torch.empty_like(p.d)), truncate=True).d for of in configs)
     assert others
     assert all(torch.equal(d.view(torch.int16), first.view(torch.int16)) for d in others)
+
+
+def text_sections(cubin: bytes) -> dict[str, bytes]:
+    """All machine code of a cubin, by section."""
+    return {name: s.bytes_of(cubin) for name, s in _sections(cubin).items() if name.startswith(".text")}
+
+
+class Job(NamedTuple):
+    """The arguments of one `compile_cubin`."""
+
+    name: str
+    source: str
+    headers: Mapping[str, str]
+    options: tuple[str, ...] = DEFAULT_OPTIONS
 
 
 def compile_many(jobs: Iterable[Job]) -> list[CompiledKernel]:

@@ -153,6 +153,35 @@ class ToTokens(torch.autograd.Function):
         return ctx.plan.forth(grad.index_select(0, ctx.source)), None, None
 
 
+def routes_apart(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give a row of x, an id and a weight of 1 for each route, so that no rank adds up routes of a token."""
+    rows = (x.float() if x.dtype == torch.float16 else x)[:, None].expand(-1, ids.shape[1], -1)
+    ids = ids.reshape(-1, 1)
+    return rows.reshape(len(ids), x.shape[1]), ids, ones(ids)
+
+
+class OfRoutes(torch.autograd.Function):
+    """Rows of `routes_apart` are weighted and added up at their token, as `experts` does."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, ids: Tensor, p: Tensor, num_experts: int, out: Tensor | None) -> Tensor:
+        """Sum up the rows of each token in order of its routes."""
+        rows = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device).view(ids.shape)
+        row_of = rows.masked_fill_((ids < 0) | (ids >= num_experts), -1)
+        ctx.save_for_backward(y, p, row_of)
+        return sum_rows(y.to(torch.bfloat16), row_of, p, out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Give each route its part of the gradient, and its weight the product of its row with it."""
+        y, p, row_of = ctx.saved_tensors
+        none, grad = (row_of < 0)[..., None], grad.float()[:, None]
+        of_y = (grad * p[..., None]).masked_fill_(none, 0).view_as(y).to(y.dtype)
+        of_p = (grad * y.view(*row_of.shape, -1)).masked_fill_(none, 0).sum(-1).to(p.dtype)
+        return of_y, None, of_p, None, None
+
+
 def ones(like: Tensor) -> Tensor:
     """Weights of rows that are weighted already."""
     return torch.ones(like.shape, dtype=torch.float32, device=like.device)

@@ -15,9 +15,7 @@ from ..core.check.numbers import integer_in_range
 from ..gemm.ask.bf16 import MULTIPLE
 from ..gemm.kinds.output import BF16_OPERANDS, USUAL_OPERANDS, Operands
 from ..linear.check import OF_ALL_K, weight
-from ..moe.check import check_routes, layer_output, route_weights
-
-MASTER_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+from ..moe.check import WEIGHT_TYPES, check_routes, layer_output, route_weights
 
 
 class Share(NamedTuple):
@@ -83,7 +81,7 @@ def share_of_experts(
             for its_name, said in (("gran_k", gran_k), ("recipe_b", recipe_b)):
                 if said is not None:
                     raise ValueError(f"{its_name}: expected None beside weights that each call casts, got {said!r}")
-            checks.shaped(name, w, MASTER_TYPES, axes, sizes)
+            checks.shaped(name, w, WEIGHT_TYPES, axes, sizes)
             given[name] = w
         else:
             (given[name], given[f"sf{name}"]), operands[i] = weight(name, w, axes, sizes, gran_k, recipe_b, OF_ALL_K)

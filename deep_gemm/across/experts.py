@@ -21,6 +21,7 @@ from ..core.check.checks import Operand, no_gradient, written
 from ..core.check.layout import Recipe
 from ..core.check.numbers import integer_in_range, positive
 from ..core.meeting import Room
+from ..core.settings import get_batch_invariant
 from ..gemm.kinds.output import FP4_OPERANDS, USUAL_OPERANDS, Operands, recipes_for
 from ..moe.api import activations_of_rows, product_of_rows
 from ..moe.check import ExpertRows
@@ -28,7 +29,7 @@ from ..moe.routing import stack_routes, sum_rows
 from ..nn.experts import BF16, FP8, mixture
 from ..nn.frozen import Holder
 from ..nn.gradients import Trained, as_autocast_says
-from .by_group import KINDS_OF_X, Everywhere, Facts, Plan, Planner, ToExperts, ToTokens
+from .by_group import KINDS_OF_X, Everywhere, Facts, OfRoutes, Plan, Planner, ToExperts, ToTokens, routes_apart
 from .by_peers import Peers, connect, why_not
 from .check import check_tokens, share_of_experts
 from .collectives import agree_about_decode, place_in
@@ -54,7 +55,8 @@ class Experts(Holder, Trained):
     - `peer_memory`: the decode form writes straight into the memory of the other GPUs, all of one node, instead of
       through collectives; `seconds` is how long a GPU waits there for another one.
 
-    Every process of the group makes every call, those without tokens too.
+    Every process of the group makes every call, those without tokens too. With `set_batch_invariant(True)` each route
+    travels by itself, and counts as a row of `room`: results have the bits of `experts`, however many processes share.
     """
 
     products = FP8
@@ -108,7 +110,7 @@ class Experts(Holder, Trained):
             reason = why_not(device, dist.get_world_size(group))
             if most is None:
                 reason = "expected max_tokens beside it, got None"
-            elif self._has_fine_scales():
+            elif any(each not in (USUAL_OPERANDS, FP4_OPERANDS) for each in self.operands):
                 sides = [[f"{x.rows or 'n'}x{x.columns or 'k'}" for x in each[1:] if x] for each in self.operands]
                 scaled = map(" beside ".join, sides)
                 reason = f"expected scales of 1x128 beside 128x128, or beside FP4, got {' and '.join(scaled)}"
@@ -144,10 +146,6 @@ class Experts(Holder, Trained):
         if self.w1 is not None and self.w2 is not None:
             return per_block_cast_to_fp8(self.w1.detach()), per_block_cast_to_fp8(self.w2.detach())
         return self.held("w1"), self.held("w2")
-
-    def _has_fine_scales(self) -> bool:
-        """Tell whether scales are finer than those that kernels between GPUs are for."""
-        return any(each not in (USUAL_OPERANDS, FP4_OPERANDS) for each in self.operands)
 
     @property
     def _columns(self) -> Any:
@@ -190,11 +188,17 @@ class Experts(Holder, Trained):
             facts = facts._replace(topk=topk_ids.shape[1], kind_of_x=kind_of_x, gradients=gradients)
         except MISTAKES as caught:
             mistake = caught
+        given, is_apart = (x, topk_ids, topk_weights), mistake is None and get_batch_invariant()
+        if is_apart:
+            x, topk_ids, topk_weights = routes_apart(x, topk_ids)
         if mistake is not None or facts.gradients or self.products == BF16:
             plan = self.planner().plan(topk_ids, mistake, facts)
-            return self._trained(x, topk_ids, topk_weights, plan)
-        out = self._computed(x, topk_ids, topk_weights, facts)
-        return out if self.w1 is None else out.to(x.dtype)
+            out = self._trained(x, topk_ids, topk_weights, plan)
+        else:
+            out = self._computed(x, topk_ids, topk_weights, facts)
+        if is_apart:
+            out = OfRoutes.apply(out, *given[1:], self.share.num_experts, None)  # type: ignore[no-untyped-call]
+        return out if self.w1 is None else out.to(given[0].dtype)
 
     @torch.no_grad()
     def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, facts: Facts) -> Tensor:
@@ -219,7 +223,7 @@ class Experts(Holder, Trained):
         rows = self._rows(ids, plan.routes)
         assert self.w1 is not None and self.w2 is not None
         sums = mixture(rows_x, p, self.w1, self.w2, rows, self.limit, self.products)
-        return ToTokens.apply(sums, plan, source).to(x.dtype)  # type: ignore[no-any-return, no-untyped-call]
+        return ToTokens.apply(sums, plan, source)  # type: ignore[no-any-return, no-untyped-call]
 
     def _rows(self, ids: Tensor, routes: int | None) -> ExpertRows:
         """Rows of the experts here, as many as there are routes if the host knows it."""
@@ -248,10 +252,16 @@ class Experts(Holder, Trained):
             check_weight("w2", w2)
             peers = self.connected(topk)
             return peers.decode(x, topk_ids, topk_weights, w1, w2, self.limit, out)
-        everywhere = self.everywhere(topk)
-        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most, columns=self._columns))
+        given, is_apart, most = (topk_ids, topk_weights), get_batch_invariant(), self._most
+        if is_apart:
+            (x, topk_ids, topk_weights), most, topk = routes_apart(x, topk_ids), most * topk, 1
+        everywhere = self.everywhere(topk, most)
+        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=most, columns=self._columns))
         sums = self._sums(Arrived(message, self.share.hidden, topk, self._columns), None)
-        return everywhere.combine(sums, tokens, out)
+        made = everywhere.combine(sums, len(x), None if is_apart else out)
+        if is_apart:
+            made = OfRoutes.apply(made, *given, self.share.num_experts, out)  # type: ignore[no-untyped-call]
+        return made if out is None else None
 
     def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
@@ -270,17 +280,16 @@ class Experts(Holder, Trained):
         x = as_autocast_says(x) if isinstance(x, Tensor) else x
         return self._decoded(x, topk_ids, topk_weights, out)
 
-    def everywhere(self, topk: int) -> Everywhere:
+    def everywhere(self, topk: int, most: int) -> Everywhere:
         """The sender of tokens to everywhere, made in the first call; later calls have as many routes for a token."""
-        device = self._device()
-        if self._everywhere is None or self._everywhere.device != device:
-            assert self._most is not None
-            sizes = self._most, self.share.hidden, topk, self.share.here
+        device, made = self._device(), self._everywhere
+        if made is None or (made.device, made.max_tokens) != (device, most):
+            sizes = most, self.share.hidden, topk, self.share.here
             agree_about_decode(*sizes, False, device, self.group, self._columns)
             with torch.inference_mode(False):  # calls of any mode use its tensors
-                self._everywhere = Everywhere(self._most, topk, device, self.group)
-        _check_topk(topk, self._everywhere.topk)
-        return self._everywhere
+                made = self._everywhere = Everywhere(most, topk, device, self.group)
+        _check_topk(topk, made.topk)
+        return made
 
     def _check_weights(self) -> None:
         """Check weights that are cast again: a module may have been moved or cast since it was made."""

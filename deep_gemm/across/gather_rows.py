@@ -52,11 +52,6 @@ class GatherRowsConfig(Config):
     taken = "num_threads", "ctas_per_sm", "columns", "shared_bytes", "max_blocks"
 
     @property
-    def name(self) -> str:
-        """Short, for people."""
-        return f"{self.num_threads} threads"
-
-    @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in across/gather_rows.cuh, which asserts that it is the same."""
         return self.rows * (MAX_BLOCKS + 1) * 4

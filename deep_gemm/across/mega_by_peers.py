@@ -32,13 +32,12 @@ from ..gemm.ask.silu import activated
 from ..gemm.launch import run as multiply
 from ..gemm.packed import is_taken_as_it_lies
 from ..moe import gather_weighted
-from ..moe.check import ExpertRows
 from ..moe.route_rows import MAX_EXPERTS
 from ..moe.routing import stack_routes
 from . import gather_rows, meet_ranks, post_rows, rows_to_addresses
 from .by_peers import Peers, connect, why_not
 from .gather_rows import Gathered
-from .mega_check import MegaProblem, MegaSizes, MegaTensors, mega_problem
+from .mega_check import MegaSizes, MegaTensors, mega_problem
 
 SECONDS = 30.0
 """How long a GPU waits for another one."""
@@ -100,38 +99,30 @@ def _answer(
 ) -> Tensor | None:
     """Check and compute a call; give how many tokens came to each expert here if it counts them."""
     p = mega_problem(y, l1, l2, sizes, tensors, counts, limit, is_fp4=is_fp4)
-    rows = _compute(p, tensors, ids, results, sizes, node, is_fp4=is_fp4)
-    return None if counts is None else rows.counts
-
-
-@torch.no_grad()
-def _compute(
-    p: MegaProblem, t: MegaTensors, ids: Tensor, results: Tensor, sizes: MegaSizes, node: Node, *, is_fp4: bool
-) -> ExpertRows:
-    y, limit = p.y, p.limit
-    result_of = empty("places of results", t.topk_idx.shape, torch.int32, y.device)
-    filled = p.tensors
-    post_rows.run(filled.x, filled.topk_idx, filled.topk_weights, result_of, node, filled.x_sf)
-    rows = stack_routes(ids, node.experts)
-    weights = empty("weights of rows", (sizes.rows,), torch.float32, y.device)
-    addresses = empty("addresses of results", (sizes.rows,), torch.int64, y.device)
-    gather_rows.run(node, rows, Gathered(t.l1_acts, t.l1_acts_sf, weights, addresses))
-    a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
-    if is_fp4:
-        rows_to_addresses.check_weight("l2_weights", p.l2)
-        h = empty("a product", (sizes.rows, p.l1[0].shape[1]), torch.bfloat16, y.device)
-        if is_taken_as_it_lies(p.l1):
-            product_of_stacked_groups(a, p.l1, h, rows.ends)
+    with torch.no_grad():
+        result_of = empty("places of results", tensors.topk_idx.shape, torch.int32, y.device)
+        filled = p.tensors
+        post_rows.run(filled.x, filled.topk_idx, filled.topk_weights, result_of, node, filled.x_sf)
+        rows = stack_routes(ids, node.experts)
+        weights = empty("weights of rows", (sizes.rows,), torch.float32, y.device)
+        addresses = empty("addresses of results", (sizes.rows,), torch.int64, y.device)
+        gather_rows.run(node, rows, Gathered(tensors.l1_acts, tensors.l1_acts_sf, weights, addresses))
+        a, middle = (tensors.l1_acts, tensors.l1_acts_sf), (tensors.l2_acts, tensors.l2_acts_sf)
+        if is_fp4:
+            rows_to_addresses.check_weight("l2_weights", p.l2)
+            h = empty("a product", (sizes.rows, p.l1[0].shape[1]), torch.bfloat16, y.device)
+            if is_taken_as_it_lies(p.l1):
+                product_of_stacked_groups(a, p.l1, h, rows.ends)
+            else:
+                product_of_stacked_rows(a, p.l1, h, rows.ids)
+            cast_rows.run(RowCast(h, *middle, gating=Gating(limit=limit), row_weights=weights, ends=rows.ends))
+            rows_to_addresses.run(middle, p.l2, rows.ends, addresses)
         else:
-            product_of_stacked_rows(a, p.l1, h, rows.ids)
-        cast_rows.run(RowCast(h, *middle, gating=Gating(limit=limit), row_weights=weights, ends=rows.ends))
-        rows_to_addresses.run(middle, p.l2, rows.ends, addresses)
-    else:
-        multiply(activated(a, p.l1, middle, rows.ends, weights, limit))
-        rows_to_addresses.run(middle, p.l2, rows.ends, addresses, of_a=PER_64)
-    meet_ranks.run(node, y.get_device())
-    gather_weighted.run(results, result_of[: y.shape[0]], None, y)
-    return rows
+            multiply(activated(a, p.l1, middle, rows.ends, weights, limit))
+            rows_to_addresses.run(middle, p.l2, rows.ends, addresses, of_a=PER_64)
+        meet_ranks.run(node, y.get_device())
+        gather_weighted.run(results, result_of[: y.shape[0]], None, y)
+    return None if counts is None else rows.counts
 
 
 def _tensors(

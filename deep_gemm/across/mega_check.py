@@ -129,11 +129,6 @@ def _multiple(name: str, size: int, of: int) -> int:
     return size
 
 
-def _begins(target: Tensor, x: Tensor) -> bool:
-    """Tell whether the first rows of a target are x itself."""
-    return x.dtype == target.dtype and checks.same_memory(x, target)
-
-
 def check_activation(activation: str) -> None:
     """Check the name of the activation: there is one."""
     if activation != SWIGLU:
@@ -213,16 +208,6 @@ def mega_problem(
     return MegaProblem(y, l1, l2, filled, counts, limit)
 
 
-class FillProblem(NamedTuple):
-    """Tokens and routes that go into a buffer, checked."""
-
-    x: Tensor
-    topk_idx: Tensor
-    topk_weights: Tensor
-    tokens: int
-    factor: float
-
-
 def fill_problem(
     x: Tensor,
     topk_idx: Tensor,
@@ -231,8 +216,8 @@ def fill_problem(
     num_tokens: int | None,
     group_size: int,
     routed_scaling_factor: float,
-) -> FillProblem:
-    """Check tokens and the tensors of a buffer that they go into."""
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Check tokens and the tensors of a buffer that they go into; give what goes there, and the factor of weights."""
     sizes: Sizes = {}
     checks.no_gradient("x", x)
     checks.no_gradient("topk_weights", topk_weights)
@@ -253,9 +238,11 @@ def fill_problem(
             raise ValueError(f"{name}: expected a contiguous tensor, got strides {target.stride()}")
     checks.same_device({"topk_idx": topk_idx, "topk_weights": topk_weights, **targets}, x.device, "x")
     inputs = {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights}
-    goes_to = dict(zip(("topk_idx", "topk_weights"), filled[2:], strict=True))  # what lies there already may stay
+    goes_to = dict(zip(("topk_idx", "topk_weights"), filled[2:], strict=True))
     for name, target in targets.items():
-        apart = {its: e for its, e in inputs.items() if not (goes_to.get(its) is target and _begins(target, e))}
+        # What lies there already, in its first rows, may stay.
+        to_it = {its: e for its, e in inputs.items() if goes_to.get(its) is target and e.dtype == target.dtype}
+        apart = {its: e for its, e in inputs.items() if its not in to_it or not checks.same_memory(e, target)}
         checks.no_overlap(apart, target, None, name)
         inputs[name] = target
     most = min(sizes["tokens"], sizes["max_tokens"])
@@ -264,4 +251,4 @@ def fill_problem(
     factor = routed_scaling_factor
     if isinstance(factor, bool) or not isinstance(factor, Real) or not isfinite(factor):
         raise ValueError(f"routed_scaling_factor: expected a finite number, got {factor!r}")
-    return FillProblem(x[:tokens], topk_idx[:tokens], topk_weights[:tokens], tokens, float(factor))
+    return x[:tokens], topk_idx[:tokens], topk_weights[:tokens], float(factor)

@@ -216,15 +216,17 @@ def mega_moe_pre_dispatch_sm90(
     ([2.0, 2.0], [[3], [5], [-1]])
     """
     targets = buf_x, buf_x_sf, buf_topk_idx, buf_topk_weights
-    p = fill_problem(x, topk_idx, topk_weights, targets, num_tokens, group_size, routed_scaling_factor)
+    given = x, topk_idx, topk_weights
+    x, ids, weights, factor = fill_problem(*given, targets, num_tokens, group_size, routed_scaling_factor)
+    tokens = x.shape[0]
     with torch.no_grad():
-        if has_kernels(p.x):
-            cast_rows.run(RowCast(as_rows(p.x), buf_x[: p.tokens], buf_x_sf[: p.tokens]))
+        if has_kernels(x):
+            cast_rows.run(RowCast(as_rows(x), buf_x[:tokens], buf_x_sf[:tokens]))
         else:
-            buf_x[: p.tokens], buf_x_sf[: p.tokens] = per_token_cast_to_fp8(p.x)
-        buf_topk_idx[: p.tokens] = p.topk_idx
-        buf_topk_idx[p.tokens :] = -1
-        torch.mul(p.topk_weights.float(), p.factor, out=buf_topk_weights[: p.tokens])
+            buf_x[:tokens], buf_x_sf[:tokens] = per_token_cast_to_fp8(x)
+        buf_topk_idx[:tokens] = ids
+        buf_topk_idx[tokens:] = -1
+        torch.mul(weights.float(), factor, out=buf_topk_weights[:tokens])
 
 
 def fp8_mega_moe(

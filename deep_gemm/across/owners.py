@@ -56,16 +56,6 @@ def tokens_of_rows(row_of: Tensor, count: int) -> Tensor:
     return torch.zeros(count + 1, dtype=torch.int64, device=row_of.device).scatter_(0, places, of_routes)[:count]
 
 
-def local_ids(topk_ids: Tensor, first: int, count: int) -> Tensor:
-    """Number the experts of one process from 0 on; those of others count as none.
-
-    >>> local_ids(torch.tensor([[5, 2], [-1, 3]]), first=2, count=2).tolist()
-    [[-1, 0], [-1, 1]]
-    """
-    ids = topk_ids - first
-    return ids.masked_fill_((ids < 0) | (ids >= count), -1)
-
-
 def count_routes(owners: Tensor, world_size: int) -> Tensor:
     """Say how many routes go to each rank, int64. The host reads nothing."""
     counts = torch.zeros(world_size + 1, dtype=torch.int64, device=owners.device)

@@ -24,6 +24,7 @@ class PackConfig(Config):
     num_threads: int = 256
     shared_bytes: int = 0
     ctas_per_sm: int = 6
+    taken: ClassVar[tuple[str, ...]] = ("id_bytes",)
     dtypes: ClassVar[tuple[torch.dtype, ...]] = INPUTS
     """Types of tokens that the kernel takes."""
 
@@ -50,7 +51,7 @@ class PackConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        return cast_constants(self, "id_bytes")
+        return cast_constants(self, *self.taken)
 
 
 config_of = cache(PackConfig)

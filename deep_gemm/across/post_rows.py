@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..casts.config import INPUTS, cast_constants
+from ..casts.config import INPUTS
 from ..core.gpu import gpu_of
 from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS, STORAGE_BYTES, Node, Way
@@ -23,11 +23,8 @@ class PostConfig(PackConfig):
     """One configuration. A CTA makes the row of a token, then that of another."""
 
     shared_bytes: int = STORAGE_BYTES
+    taken = "id_bytes", "shared_bytes"
     dtypes: ClassVar[tuple[torch.dtype, ...]] = tuple(TOKENS)
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
-        return cast_constants(self, "id_bytes", "shared_bytes")
 
     def choices(self) -> dict[str, str]:
         """Give the files that the source includes."""
@@ -50,14 +47,9 @@ def run(
     `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are
     contiguous. `sf` are the scales of an x that is FP8 already, FP32 `[tokens, ceil(hidden / 128)]`, rows contiguous.
     """
-    config, device = config_of(x, topk_ids), x.get_device()
+    config, device = PostConfig(x.dtype, topk_ids.element_size()), x.get_device()
     values = values_of(x, topk_ids, topk_weights, row_of, node, sf)
     KERNEL.run(config, values, grid(config, node, gpu_of(device).num_sms), device)
-
-
-def config_of(x: Tensor, topk_ids: Tensor) -> PostConfig:
-    """The configuration for these types."""
-    return PostConfig(x.dtype, topk_ids.element_size())
 
 
 def grid(config: PostConfig, node: Node, num_sms: int) -> int:

@@ -62,10 +62,19 @@ def with_rows(x: Tensor) -> Tensor:
 @torch.no_grad()
 def cast_of(x: Tensor, to: Target, masked_m: Tensor | None = None) -> Quantized:
     """Cast on a GPU as `can_cast` says."""
-    if to.rows > 1:
-        return cast_tiles_of(x, to)
     values, scales = to.empty(x.shape, x)
-    if x.dim() == 2 and lies_transposed(x) and not to.packs and to.format.has_nan and to.columns:
+    if to.rows > 1:
+        m, k = x.shape[-2:]
+        # Matrices whose blocks are all whole are one matrix.
+        rows = x.numel() // k if m % to.rows == 0 else m
+        parts = (
+            with_rows(x).reshape(-1, rows, k),
+            values.view(-1, rows, k),
+            scales.view(-1, ceil_div(rows, to.rows), scales.shape[-1]),
+        )
+        for one, *its in zip(*parts, strict=True):
+            cast_tiles.run(TileCast(one, to, *its))
+    elif x.dim() == 2 and lies_transposed(x) and not to.packs and to.format.has_nan and to.columns:
         cast_tiles.run(TileCast(with_rows(x.t()), to, columns=values, column_scales=scales))
     elif x.dim() == 3 and to.mn_major and masked_m is None:
         for part in zip(x, values, scales, strict=True):
@@ -128,22 +137,6 @@ def cast_turned_rows_of(x: Tensor, amaxes: Tensor) -> Quantized:
     """Cast a matrix `[m, k]`, transposed, on a GPU: each row under one scale, by its largest magnitude, FP32 `[k]`."""
     values, scales = Target(1, 0).empty(x.shape[::-1], x)
     cast_tiles.run(TileCast(with_rows(x), PER_ROW, columns=values, column_scales=scales, column_amaxes=amaxes))
-    return values, scales
-
-
-def cast_tiles_of(x: Tensor, to: Target) -> Quantized:
-    """Cast blocks of rows on a GPU, with a scale for as many columns, or with one for each column."""
-    m, k = x.shape[-2:]
-    values, scales = to.empty(x.shape, x)
-    # Matrices whose blocks are all whole are one matrix.
-    rows = x.numel() // k if m % to.rows == 0 else m
-    parts = (
-        with_rows(x).reshape(-1, rows, k),
-        values.view(-1, rows, k),
-        scales.view(-1, ceil_div(rows, to.rows), scales.shape[-1]),
-    )
-    for one, *its in zip(*parts, strict=True):
-        cast_tiles.run(TileCast(one, to, *its))
     return values, scales
 
 

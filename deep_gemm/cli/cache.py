@@ -114,7 +114,10 @@ def export_to(file: Path, directories: Sequence[Path], console: Console) -> bool
     kernels: dict[str, bytes] = {}
     for path in (path for directory in directories for path in files_in(directory)):
         try:
-            data = _read_file(path)
+            with open_regular(path) as source:
+                if (reason := why_not_taken(path, source.state)) is not None:
+                    raise Unsound(reason)
+                data = read_whole(source)
             unpack_named(data, path.name)
         except (OSError, Unsound) as error:
             _say(console, f"{path}: left out ({error})")
@@ -153,13 +156,6 @@ def import_from(file: Path, directory: Path, console: Console) -> bool:
     made_by = f", made by NVRTC {', '.join(sorted(compilers))}," if compilers else ""
     _say(console, f"{taken} kernels{made_by} are in {directory}; {refused} members were refused")
     return taken > 0 and refused == 0
-
-
-def _read_file(path: Path) -> bytes:
-    with open_regular(path) as file:
-        if (reason := why_not_taken(path, file.state)) is not None:
-            raise Unsound(reason)
-        return read_whole(file)
 
 
 def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

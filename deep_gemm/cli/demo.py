@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 from rich import box
@@ -67,7 +68,7 @@ class Example:
     product: str
     sizes: tuple[int, int, int]
     """m, n, k."""
-    call: Callable[[], Tensor]
+    call: Callable[[], Any]
     """Returns the part of D that it computes."""
     from_quantized: Tensor
     from_original: Tensor
@@ -219,14 +220,14 @@ def _examples(device: str) -> Iterator[Example]:
     xq, wq, experts_q = _exact(a), _exact(b), _exact(b_experts)
 
     sizes = ROWS, N, K
-    yield Example("dense", sizes, lambda: _made(fp8_gemm_nt(a, b)), xq @ wq.t(), x.double() @ w.double().t())
+    yield Example("dense", sizes, lambda: fp8_gemm_nt(a, b), xq @ wq.t(), x.double() @ w.double().t())
 
     rows = torch.tensor(GROUP_ROWS, dtype=torch.int32)
     ids = torch.arange(len(GROUP_ROWS), dtype=torch.int32).repeat_interleave(rows).to(device)
     yield Example(
         "contiguous groups",
         sizes,
-        lambda: _made(m_grouped_fp8_gemm_nt_contiguous(a, b_experts, grouped_layout=ids)),
+        lambda: m_grouped_fp8_gemm_nt_contiguous(a, b_experts, grouped_layout=ids),
         torch.einsum("mk,mnk->mn", xq, experts_q[ids.long()]),
         torch.einsum("mk,mnk->mn", x.double(), of_groups.double()[ids.long()]),
     )
@@ -238,7 +239,7 @@ def _examples(device: str) -> Iterator[Example]:
     yield Example(
         "masked groups",
         sizes,
-        lambda: _made(m_grouped_fp8_gemm_nt_masked(a_masked, b_experts, masked_m=counts, expected_m=64))[valid],
+        lambda: m_grouped_fp8_gemm_nt_masked(a_masked, b_experts, masked_m=counts, expected_m=64)[valid],  # type: ignore[index]
         (_exact(a_masked) @ experts_q.mT)[valid],
         (xs.double() @ of_groups.double().mT)[valid],
     )
@@ -265,7 +266,7 @@ def _examples(device: str) -> Iterator[Example]:
     yield Example(
         "groups along k",
         (N, ROWS, K),
-        lambda: _made(k_grouped_fp8_gemm_nt_contiguous(a_k, b_k, ks=KS)),
+        lambda: k_grouped_fp8_gemm_nt_contiguous(a_k, b_k, ks=KS),
         _products_along_k(_exact(a_grad), _exact(b_grad)),
         _products_along_k(dy.double(), x.double()),
     )
@@ -274,7 +275,7 @@ def _examples(device: str) -> Iterator[Example]:
     yield Example(
         "linear layer",
         sizes,
-        lambda: _made(linear(x, b, bias=bias)),
+        lambda: linear(x, b, bias=bias),
         xq @ wq.t() + bias,
         x.double() @ w.double().t() + bias,
     )
@@ -303,7 +304,7 @@ def _mixture_of_experts(device: str) -> Example:
     return Example(
         "mixture of experts",
         (TOKENS, INTERMEDIATE, HIDDEN),
-        lambda: _made(experts(x, topk_ids, topk_weights, w1, w2)),
+        lambda: experts(x, topk_ids, topk_weights, w1, w2),
         from_quantized,
         from_original,
         MAX_ERROR_EXPERTS,
@@ -316,7 +317,7 @@ def _products_along_k(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([p @ q.t() for p, q in pairs])
 
 
-def _timed(call: Callable[[], Tensor], device: str) -> tuple[Tensor, float]:
+def _timed(call: Callable[[], Any], device: str) -> tuple[Tensor, float]:
     """Result and milliseconds of a second call."""
     for _ in range(2):
         begin = time.perf_counter()
@@ -324,12 +325,6 @@ def _timed(call: Callable[[], Tensor], device: str) -> tuple[Tensor, float]:
         if device == "cuda":
             torch.cuda.synchronize()
     return d, (time.perf_counter() - begin) * 1e3
-
-
-def _made(d: Tensor | None) -> Tensor:
-    """The D that a call made."""
-    assert d is not None
-    return d
 
 
 def _relative_error(got: Tensor, expected: Tensor) -> float:

@@ -26,9 +26,9 @@ class Config:
     """Attributes that the source takes as constants of their names."""
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """Short, for people."""
+        return f"{self.num_threads} threads"
 
     @property
     @abstractmethod

@@ -1,7 +1,7 @@
 """The parameters of each kernel: a struct, whose members are stated in the kernel's source alone.
 
 `Params.of_source` reads them there. They give the bytes that a launch hands over (`pack`), the places that a plan
-writes anew (`word`, `offset`), and the header by which the source asserts that the compiler lays the struct out the
+writes anew (`offset`), and the header by which the source asserts that the compiler lays the struct out the
 same way (`layout_header`). The simulator runs the very bytes that are packed here.
 """
 
@@ -144,13 +144,6 @@ class Params:
     def offset(self, name: str) -> int:
         """Byte of a member."""
         return self._offsets[name]
-
-    def word(self, name: str) -> int:
-        """Place of a member among 64-bit words: a pointer, or a map's first word, which is its address."""
-        index, rest = divmod(self._offsets[name], 8)
-        if rest:
-            raise ValueError(f"{name}: expected a member at a multiple of 8 bytes, got byte {self._offsets[name]}")
-        return index
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
         """Give the struct's bytes. Every member has a value: a number, bytes for a map, bytes or a tuple for an array.

@@ -181,19 +181,6 @@ def _but(numbers: Sequence[int], free: Sequence[int]) -> Sequence[int]:
     return [-1 if i in free else number for i, number in enumerate(numbers)] if free else numbers
 
 
-def numbers_of(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
-    """Give the record's numbers for tensors that it serves; None if it does not serve them."""
-    if len(tensors) != len(record.given):
-        return None
-    for x, given in zip(tensors, record.given, strict=True):
-        if x.dtype != given.dtype or x.get_device() != record.device or x.dim() != len(given.sizes):
-            return None
-        for mine, its in zip((*given.sizes, *given.strides), (*x.shape, *x.stride()), strict=True):
-            if mine not in (-1, its):
-                return None
-    return computed(record, tensors, stated)
-
-
 def computed(record: Record, tensors: Sequence[Tensor], stated: Sequence[int] = ()) -> list[int] | None:
     """Give the record's numbers for tensors of its layout; None if one of its conditions does not hold."""
     values, read = [*record.constants], record.read

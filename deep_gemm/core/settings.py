@@ -238,8 +238,8 @@ def get_pdl() -> bool:
 def set_batch_invariant(enabled: bool) -> None:
     """Choose whether the bits of a row of D must depend on its row of A alone, whatever m and the other rows are.
 
-    If so, no product splits its k among several CTAs, which costs time if it has few tiles. Without it, the same call
-    still gives the same bits each time.
+    If so, no product splits its k among several CTAs, which costs time if it has few tiles, and `distributed.Experts`
+    by collectives sends each route by itself. Without it, the same call still gives the same bits each time.
     """
     in_force.change(batch_invariant=_truth_value(enabled))
 

@@ -181,27 +181,15 @@ class Recording:
 
     def shadow(self, x: torch.Tensor, sizes: Sequence[int] = (), strides: Sequence[int] = ()) -> Shadow:
         """Give the shadow of a tensor of the call; `sizes` and `strides` name the dimensions that are free."""
-        return self.stated(x.shape, x.stride(), x.dtype, x.data_ptr(), sizes, strides)
-
-    def stated(
-        self,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        dtype: torch.dtype,
-        at: int = ROOM_ALIGNMENT,
-        free_sizes: Sequence[int] = (),
-        free_strides: Sequence[int] = (),
-    ) -> Shadow:
-        """State a tensor of the call, and give its shadow."""
         place = len(self.given)
-        known: tuple[list[Any], list[Any]] = [*shape], [*strides]
-        fixed: tuple[list[int], list[int]] = [*shape], [*strides]
-        for which, (op, free) in enumerate(((Op.SIZE, free_sizes), (Op.STRIDE, free_strides))):
+        known: tuple[list[Any], list[Any]] = [*x.shape], [*x.stride()]
+        fixed: tuple[list[int], list[int]] = [*x.shape], [*x.stride()]
+        for which, (op, free) in enumerate(((Op.SIZE, sizes), (Op.STRIDE, strides))):
             for i in free:
                 if i < len(known[which]):
                     known[which][i], fixed[which][i] = self.number(op, place, i, known[which][i]), -1
-        self.given.append(Given(dtype, tuple(fixed[0]), tuple(fixed[1])))
-        return Shadow(self, known[0], tuple(known[1]), dtype, (From.TENSOR, place), 0, at)
+        self.given.append(Given(x.dtype, tuple(fixed[0]), tuple(fixed[1])))
+        return Shadow(self, known[0], tuple(known[1]), x.dtype, (From.TENSOR, place), 0, x.data_ptr())
 
     def room(self, shape: Sequence[Any], dtype: torch.dtype, strides: Sequence[Any] | None = None) -> Shadow:
         """Make room for a tensor: for the caller if it is returned, else between launches."""
@@ -498,15 +486,9 @@ class Shadow:
         """Give all strides, or one."""
         return self.strides if dimension is None else self.strides[dimension]
 
-    def size(self, dimension: int) -> Any:
-        """Give one size."""
-        return self.shape[dimension]
-
     def dim(self) -> int:
         """Count dimensions."""
         return len(self.shape)
-
-    ndim = property(dim)
 
     def __len__(self) -> int:
         return int(self.shape[0])

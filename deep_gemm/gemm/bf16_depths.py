@@ -6,7 +6,8 @@ A launch takes a limited number of groups. Depths that the host lacks are read b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -57,21 +58,11 @@ def start_parts(p: Problem, config: Bf16Config, num_sms: int) -> None:
         start(p, config, num_sms, count, **more)
 
 
-class Part(NamedTuple):
-    """A group's part of k, in blocks of 64."""
-
-    first: int
-    blocks: int
-    group: int
-
-
-def parts_of(ks: Sequence[int]) -> list[Part]:
-    """Every group's part, the deepest first."""
-    parts, first = [], 0
-    for group, k in enumerate(ks):
-        parts.append(Part(first, k // BLOCK_K, group))
-        first += k // BLOCK_K
-    return sorted(parts, key=lambda part: -part.blocks)
+def parts_of(ks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Every group's part of k, the deepest first: its first block of 64, how many it has, and the group."""
+    blocks = [k // BLOCK_K for k in ks]
+    parts = zip(accumulate(blocks, initial=0), blocks, range(len(blocks)), strict=False)
+    return sorted(parts, key=lambda part: -part[1])
 
 
 def parts_of_launches(p: Problem) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -30,12 +30,6 @@ def is_packed(operand: Any) -> bool:
     return is_pair and isinstance(operand[0], TENSORS) and operand[0].dtype in VALUES
 
 
-def depth_of(weight: Operand) -> int:
-    """Give the depth of a weight `[.., n, k]`, FP8 or FP4."""
-    values, _ = weight
-    return values.shape[-1] * (2 if is_packed(weight) else 1)
-
-
 def is_taken_as_it_lies(weight: Operand) -> bool:
     """Tell whether kernels take a weight, which was checked, without another one made of it: FP8, or FP4 by words."""
     sf = weight[1]

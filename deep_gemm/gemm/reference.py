@@ -33,6 +33,7 @@ from ..casts.gating import Gating, activated
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, WHOLE, Scales
 from ..core.check.ue8m0 import numbers_of
+from ..core.settings import get_batch_invariant
 from .ask.silu import INTERLEAVED
 from .kinds.epilogues import store
 from .kinds.output import values_of
@@ -68,9 +69,16 @@ def compute(p: Problem) -> None:
 
 
 def product(p: Problem, a: Tensor, sfa: Any, b: Tensor, sfb: Any) -> Tensor:
-    """FP32 `[m, n]` of one A `[m, k]` and one B `[n, k]` of a problem. Sums of BF16 have no order that is defined."""
+    """FP32 `[m, n]` of one A `[m, k]` and one B `[n, k]` of a problem.
+
+    Sums of BF16 have no order that is defined: torch's may change with m. In the batch invariant mode each row is
+    multiplied by itself, from memory of its own, so that all rows have one order; it takes long.
+    """
     if p.of_a is None or p.of_b is None:
-        return a.float() @ b.float().mT
+        if not get_batch_invariant() or p.work.may_be_empty or not len(a):
+            return a.float() @ b.float().mT
+        of_b = b.float().contiguous()
+        return torch.stack([torch.mv(of_b, row) for row in (row.float().clone() for row in a)])
     if p.of_a == WHOLE:
         ones = sfa.new_ones(1, ceil_div(a.shape[1], PER_ROW.columns))
         sums = block_scaled_product(a, ones.expand(len(a), -1), b, ones.expand(len(b), -1), PER_ROW, PER_ROW)

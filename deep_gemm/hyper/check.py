@@ -40,9 +40,8 @@ def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int
     """Check the arguments."""
     sizes: checks.Sizes = {}
     given = {"a": a, "b": b, "d": d, "sqr_sum": sqr_sum}
-    types = {"a": torch.bfloat16, "b": torch.float32, "d": torch.float32, "sqr_sum": torch.float32}
     for name, x in given.items():
-        checks.has_type(name, checks.tensor(name, x), (types[name],))
+        checks.has_type(name, checks.tensor(name, x), (torch.bfloat16 if name == "a" else torch.float32,))
     splits: tuple[str, ...] = ()
     if num_splits is not None:
         sizes["num_splits"] = integer_in_range("num_splits", num_splits, 1, SPLITS_LIMIT)

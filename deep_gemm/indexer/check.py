@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.check import checks
-from ..core.check.layout import ADDRESS_ALIGNMENT, align, either, rows_of_counts, whole_elements
+from ..core.check.layout import ADDRESS_ALIGNMENT, address, align, either, rows_of_counts, whole_elements
 from ..core.check.memory import empty
 from ..core.check.numbers import integer_in_range
 from ..core.check.tracing import has_memory
@@ -222,12 +222,6 @@ def contiguous(name: str, x: Tensor) -> None:
     if not x.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
     address(name, x, ADDRESS_ALIGNMENT)
-
-
-def address(name: str, x: Tensor, alignment: int) -> None:
-    """Check that a tensor begins at a multiple of so many bytes."""
-    if has_memory(x) and x.data_ptr() % alignment:
-        raise ValueError(f"{name}: expected an address that is a multiple of {alignment} bytes, got {x.data_ptr():#x}")
 
 
 def _sizes(q: Tensor, sizes: checks.Sizes) -> None:

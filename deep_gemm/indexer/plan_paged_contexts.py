@@ -21,11 +21,6 @@ class PlanConfig(Config):
     taken = "num_threads", "shared_bytes", "segment_keys"
 
     @property
-    def name(self) -> str:
-        """Short, for people."""
-        return f"{self.num_threads} threads"
-
-    @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in indexer/plan_paged_contexts.cuh, which asserts that it is the same."""
         return (self.num_threads + self.num_threads // 32) * 4

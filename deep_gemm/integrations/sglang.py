@@ -1,10 +1,11 @@
 """SGLang's plugin, which SGLang loads into each of its processes by the entry point `sglang.srt.plugins`.
 
-On a Hopper GPU it puts three hooks around functions of SGLang, by SGLang's own registry of hooks:
+On a Hopper GPU it puts four hooks around functions of SGLang, by SGLang's own registry of hooks:
 
     the linear layer that it has if it runs DeepGEMM      `linear`: cast and product, in one launch up to 16 rows
     the linear layer in FP8 with scales of rows, or one   `linear`
     a layer of experts, on whichever kernels              `experts`: from routes to their weighted sum
+    the start of its batch invariant mode                 `set_batch_invariant(True)` too: layers stay taken
 
 A layer that is not taken goes on to the function that stood there, and a line in the log says why. What somebody asks
 for by name (`--moe-runner-backend triton`) is left alone. `DG_DISABLE_SGLANG_PLUGIN=1` turns the plugin off, and so
@@ -28,6 +29,8 @@ logger = logging.getLogger("sglang.plugins.deep_gemm")
 OF_LAYERS = "sglang.srt.layers"
 LINEAR = f"{OF_LAYERS}.quantization.fp8_utils", "deepgemm_w8a8_block_fp8_linear_with_fallback"
 ROW_LINEAR = f"{OF_LAYERS}.quantization.fp8_utils", "apply_fp8_linear"
+MODE = "sglang.srt.batch_invariant_ops", "enable_batch_invariant_mode"
+"""Called by `--enable-deterministic-inference` in each process that runs a model, before a layer runs."""
 EXPERTS = f"{OF_LAYERS}.moe.moe_runner.runner", "MoeRunner.run"
 PLACES: Places = {
     LINEAR: (
@@ -52,7 +55,7 @@ PLACES: Places = {
     ("sglang.srt.distributed.device_communicators.pynccl_allocator", "use_symmetric_memory"): (
         *("group_coordinator", "disabled"),
     ),
-    ("sglang.srt.batch_invariant_ops", "is_batch_invariant_mode_enabled"): (),
+    MODE: None,
     ("sglang.srt.runtime_context", "get_parallel"): (),
 }
 """Things that are hooked or called here, in the releases that are known (0.5.17, 0.5.22, 0.5.23). A layer's fields are
@@ -91,6 +94,6 @@ def _register(undo: ExitStack) -> None:
     registered = {target: [*there] for target, there in hooks.HookRegistry._hooks.items()}
     replace(undo, hooks.HookRegistry, "_hooks", defaultdict(list, registered))
     [of_rows] = parts_there("sglang", logger, PARTS, layers)
-    there = (LINEAR, layers.linear_or), (EXPERTS, layers.experts_or), *((ROW_LINEAR, hook) for hook in of_rows)
-    for place, hook in there:
+    there = [(MODE, layers.with_mode), (LINEAR, layers.linear_or), (EXPERTS, layers.experts_or)]
+    for place, hook in (*there, *((ROW_LINEAR, hook) for hook in of_rows)):
         hooks.HookRegistry.register(".".join(place), hook, hooks.HookType.AROUND)

@@ -9,7 +9,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
 from sglang.srt.distributed.device_communicators.pynccl_allocator import use_symmetric_memory
 from sglang.srt.layers.dp_attention import is_allocation_symmetric
 from sglang.srt.layers.moe.moe_runner.deep_gemm import DeepGemmMoeQuantInfo
@@ -22,6 +21,7 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from ..core.check.recipes import PER_BLOCK
+from ..core.settings import set_batch_invariant
 from ..linear.api import linear
 from ..moe.api import experts
 from .engine import BY_BLOCKS, BY_ROWS, FP4, PLAIN, Weights, experts_refusal, linear_refusal, row_operand
@@ -46,6 +46,12 @@ _taken: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Weights and activations of runners whose experts are taken; None for a runner whose experts are not."""
 
 
+def with_mode(own: Function, *args: Any, **options: Any) -> Any:
+    """Start the batch invariant mode here too, where SGLang starts its own: no row's bits depend on its batch."""
+    set_batch_invariant(True)
+    return own(*args, **options)
+
+
 def linear_or(
     own: Function,
     input: Tensor,
@@ -67,8 +73,6 @@ def linear_or(
         refusal = "casts activations with scales in FP32, not with powers of two"
     if input_scale is not None:
         refusal = "activations are cast already"
-    if is_batch_invariant_mode_enabled():
-        refusal = "is not batch invariant"
     if not torch.compiler.is_compiling():
         _tell("a linear layer", refusal)
     if refusal is None:
@@ -101,8 +105,6 @@ def row_linear_or(
         refusal = "activations are cast already, or have a bound"
     if not (asked.is_auto() or asked.is_deep_gemm()) or fp8_utils.use_triton_w8a8_fp8_kernel:
         refusal = "another kernel is asked for"
-    if is_batch_invariant_mode_enabled():
-        refusal = "is not batch invariant"
     if not torch.compiler.is_compiling():
         _tell("a linear layer with scales of rows", refusal)
     if refusal is None:
@@ -144,8 +146,6 @@ def _refusal(runner: Any, dispatch_output: Any, quant_info: Any) -> str | None:
         return f"--moe-runner-backend {asked.value} is asked for"
     if runner.lora_enabled:
         return "there may be LoRA"
-    if is_batch_invariant_mode_enabled():
-        return "are not batch invariant"
     if not isinstance(quant_info, (DeepGemmMoeQuantInfo, TritonMoeQuantInfo)):
         return f"weights are a {type(quant_info).__name__}"
     if not isinstance(dispatch_output, StandardDispatchOutput) or dispatch_output.hidden_states_scale is not None:

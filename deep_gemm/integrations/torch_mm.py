@@ -36,14 +36,11 @@ def batch_invariant_mm() -> TorchDispatchMode:
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         ours = PRODUCTS.get(func)
-        if ours is not None and not kwargs and all(_is_ours(x) for x in args):
+        are_bf16 = (isinstance(x, Tensor) and x.dtype == torch.bfloat16 for x in args)
+        if ours is not None and not kwargs and all(are_bf16):
             with torch.no_grad():  # a mode is called below autograd, which has its own formulas
                 return ours(*args)
         return func(*args, **(kwargs or {}))
-
-
-def _is_ours(x: object) -> bool:
-    return isinstance(x, Tensor) and x.dtype == torch.bfloat16
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:

@@ -232,9 +232,8 @@ def _differentiable(layer: Any, trained: tuple[object, ...], *given: Any) -> Any
 class _Linear(torch.autograd.Function):
     @staticmethod
     def compute(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, _: Any) -> Tensor:
-        out = linear(x, as_operand(weight, scales), bias=bias)
-        assert out is not None
-        return out.to(x.dtype)
+        out: Any = linear(x, as_operand(weight, scales), bias=bias)
+        return out.to(x.dtype)  # type: ignore[no-any-return]
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, block: Any) -> Tensor:
@@ -259,9 +258,8 @@ class _Experts(torch.autograd.Function):
             topk_ids = topk_ids.masked_fill(topk_ids == layer.num_experts, -1)  # this one: another rank's expert
         w1 = as_operand(layer.gate_up_proj, layer.gate_up_proj_scale_inv)
         w2 = as_operand(layer.down_proj, layer.down_proj_scale_inv)
-        out = experts(x, topk_ids, topk_weights, w1, w2, limit=limit_of(layer))
-        assert out is not None
-        return out.to(x.dtype)
+        out: Any = experts(x, topk_ids, topk_weights, w1, w2, limit=limit_of(layer))
+        return out.to(x.dtype)  # type: ignore[no-any-return]
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Any) -> Tensor:

@@ -10,6 +10,8 @@ On a Hopper GPU it offers vLLM five kinds of layers, ahead of the kinds that vLL
 
 vLLM still asks each kind whether it takes a layer, and what somebody asks for by name (`--moe-backend triton`) is left
 alone. `DG_DISABLE_VLLM_PLUGIN=1` turns the plugin off, and so does `VLLM_USE_DEEP_GEMM=0`.
+
+`VLLM_BATCH_INVARIANT=1` calls `set_batch_invariant(True)` in each of these processes, and vLLM keeps all these layers.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any
 
-from ..core.settings import settings
+from ..core.settings import set_batch_invariant, settings
 from .engine import Places, all_or_nothing, parts_there, replace, why_not
 
 __all__ = ["register"]
@@ -62,6 +64,7 @@ _KINDS = ("StaticChannel", "StaticTensor", "DynamicToken", "DynamicTensor")
 PARTS: dict[str, Places] = {
     "DeepGemmRowLinear": {
         (_KERNELS, "_POSSIBLE_FP8_KERNELS"): None,
+        (_KERNELS, "CutlassFP8ScaledMMLinearKernel"): None,
         (_KERNELS, "FP8ScaledMMLinearKernel.apply_weights"): ("self", "layer", "x", "bias"),
         (_KERNELS, "FP8ScaledMMLinearKernel._get_layer_params"): ("self", "layer"),
     },
@@ -92,6 +95,7 @@ def _register(undo: ExitStack) -> None:
     if refusal := why_not("vllm", PLACES):
         logger.warning("deep_gemm leaves all layers to vLLM: %s", refusal)
         return
+    take_mode()
     layers = import_module("deep_gemm.integrations.vllm_layers")
     linear = import_module("vllm.model_executor.kernels.linear")
     if layers.DeepGemmLinear in linear._POSSIBLE_FP8_BLOCK_KERNELS[platforms.PlatformEnum.CUDA]:
@@ -105,6 +109,9 @@ def _register(undo: ExitStack) -> None:
         undo.callback(kinds.remove, kind)
         of_backend.add(kind)
         undo.callback(of_backend.discard, kind)
+    if row_linear:
+        # In its mode vLLM's own FP8 layers call kernels of this class, and multiply in BF16 instead of any other's.
+        linear.CutlassFP8ScaledMMLinearKernel.register(row_linear[0])
     fp8: Any
     mxfp4: Any
     fp8, mxfp4 = (import_module(f"{OF_MOE}.oracle.{name}") for name in ("fp8", "mxfp4"))
@@ -131,6 +138,15 @@ def _register(undo: ExitStack) -> None:
         _offer_experts(undo, plain, {OURS: bf16_experts})
         replace(undo, plain, "_get_priority_backends", lambda moe_config: [OURS, *order(moe_config)])
     logger.info("deep_gemm: vLLM is offered linear layers and experts")
+
+
+def take_mode() -> None:
+    """Let no row's bits depend on its batch, from here on in this process, if vLLM is asked for that.
+
+    vLLM reads its variable whenever it is asked, so each choice of a layer calls this again.
+    """
+    if import_module("vllm.envs").VLLM_BATCH_INVARIANT:
+        set_batch_invariant(True)
 
 
 def _offer_experts(undo: ExitStack, oracle: Any, kinds: dict[Any, list[type]]) -> None:

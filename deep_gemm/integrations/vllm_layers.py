@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
 from torch import Tensor
-from vllm import envs
 from vllm.model_executor.kernels import linear as kernels
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -22,6 +21,7 @@ from ..linear.api import linear
 from ..moe.api import experts
 from .engine import BY_BLOCKS, BY_ROWS, FP4, PLAIN, experts_refusal, linear_refusal, row_operand
 from .transformers import as_fp32
+from .vllm import take_mode
 
 Answer = tuple[bool, str | None]
 ROWS_OR_ALL = (-1, 1), (1, -1), (-1, -1)
@@ -41,13 +41,12 @@ class DeepGemmLinear(Fp8BlockScaledMMLinearKernel):
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
         """Tell whether it takes a layer."""
+        take_mode()
         both = config.weight_quant_key, config.activation_quant_key
         of_weight, of_activations = (key.scale.group_shape for key in both)
         refusal = linear_refusal(config.out_dtype, of_weight, *config.weight_shape)
         if tuple(of_activations) != (1, of_weight[1]):
             refusal = f"casts by as many columns, not {of_activations}"
-        if envs.VLLM_BATCH_INVARIANT:
-            refusal = "is not batch invariant"
         if refusal is not None:
             return False, refusal
         return super().can_implement(config)  # type: ignore[no-any-return]
@@ -96,12 +95,11 @@ class DeepGemmRowLinear(getattr(kernels, "FP8ScaledMMLinearKernel", object)):  #
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
         """Tell whether it takes a layer, with dynamic or static scales of activations: static ones are not used."""
+        take_mode()
         of_weight = tuple(config.weight_quant_key.scale.group_shape)
         refusal = linear_refusal(config.out_dtype, None, *config.weight_shape)
         if of_weight not in ROWS_OR_ALL:
             refusal = f"has a scale for each row or one for all, not {of_weight}"
-        if envs.VLLM_BATCH_INVARIANT:
-            refusal = "is not batch invariant"
         return refusal is None, refusal
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -130,6 +128,7 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
         kind: Any, moe_config: Any, weight_key: Any, activation_key: Any, activation_format: Any
     ) -> Answer:
         """Tell whether it takes a layer."""
+        take_mode()
         sizes = moe_config.hidden_dim, moe_config.intermediate_size_per_partition
         is_fp4 = weight_key == keys.kMxfp4Static
         refusal = experts_refusal(moe_config.in_dtype, *sizes, FP4 if is_fp4 else kind.weights)
@@ -160,6 +159,10 @@ class DeepGemmExperts(mk.FusedMoEExpertsModular):
     @staticmethod
     def _supports_activation(activation: Any) -> bool:
         return activation in (MoEActivation.SILU, MoEActivation.SWIGLUOAI_UNINTERLEAVE)
+
+    @staticmethod
+    def _supports_batch_invariance() -> bool:
+        return True
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config: Any) -> bool:

@@ -56,15 +56,8 @@ def transposed(w: Operand) -> Operand:
 
 def cast_transposed(w: Tensor) -> Operand:
     """Compute `transposed` of `per_block_cast_to_fp8`, on a GPU from one read of the weight."""
-    values, scales = run(TURNED, (w,))
+    values, scales = run(TURNED, (w,), (False,))
     return values, scales.mT
-
-
-def _cast_transposed(w: Tensor) -> tuple[Tensor, ...]:
-    if can_turn_blocks(w):
-        return cast_turned_blocks_of(w, in_order=False)
-    values, scales = per_block_cast_to_fp8(w)
-    return values.mT.contiguous(), scales
 
 
 def cast_turned_rows(x: Tensor) -> Operand:
@@ -79,17 +72,17 @@ def cast_turned_rows(x: Tensor) -> Operand:
 
 def cast_both_ways(w: Tensor) -> tuple[Operand, Operand]:
     """Compute `per_block_cast_to_fp8` and `cast_transposed`, on a GPU from one read of the weight."""
-    values, turned, scales = run(BOTH_WAYS, (w,))
+    values, turned, scales = run(TURNED, (w,), (True,))
     return (values, scales), (turned, scales.mT)
 
 
-def _cast_both_ways(w: Tensor) -> tuple[Tensor, ...]:
+def _cast_turned(w: Tensor, in_order: bool) -> tuple[Tensor, ...]:
     if can_turn_blocks(w):
-        return cast_turned_blocks_of(w, in_order=True)
+        return cast_turned_blocks_of(w, in_order=in_order)
     values, scales = per_block_cast_to_fp8(w)
-    return values, values.mT.contiguous(), scales
+    turned = values.mT.contiguous(), scales
+    return (values, *turned) if in_order else turned
 
 
-TURNED = Function(_cast_transposed, _cast_transposed, lambda w: (w,))
+TURNED = Function(_cast_turned, _cast_turned, lambda w: (w,))
 TURNED_ROWS = Function(cast_turned_rows_of, cast_turned_rows_of, lambda x, amaxes: (x, amaxes))
-BOTH_WAYS = Function(_cast_both_ways, _cast_both_ways, lambda w: (w,))

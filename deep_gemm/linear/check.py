@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..casts.rules import LAYER_TYPES
+from ..casts.rules import LAYER_TYPES, granularity
 from ..core.check import checks, ue8m0
 from ..core.check.checks import Operand, Sizes
 from ..core.check.layout import RECIPES_OF_A, SCALE_BLOCK, UE8M0_PER_WORD, Recipe, ceil_div, either
@@ -117,7 +117,7 @@ def operands_of(
 
 def _scales_of_rows(gran_k: int | None, usual: int) -> Scales:
     """Check how many columns of activations share a scale."""
-    columns = usual if gran_k is None else as_integer(gran_k)
+    columns = granularity(usual, 0) if gran_k is None else as_integer(gran_k)
     if (1, columns) not in RECIPES_OF_A and not columns == usual == 0:
         allowed = sorted(columns for _, columns in RECIPES_OF_A)
         raise ValueError(f"gran_k: expected {either(allowed)} columns under a scale, got {gran_k!r}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -75,7 +73,7 @@ def silu_mul_cast_to_fp8(
         return operator(x, *said)  # type: ignore[no-any-return]
     alignment = get_mk_alignment_for_contiguous_layout()
     problem = ActivationProblem(x, row_weights, masked_m, ends, alignment, gating_of(activation, alpha, beta, limit))
-    return run(ACTIVATED, *_as_call(problem, use_ue8m0, min_amax, mn_major, gran_k))  # type: ignore[no-any-return]
+    return run(ACTIVATED, *_as_call(problem, use_ue8m0, min_amax, mn_major, gran_k, False))  # type: ignore[no-any-return]
 
 
 def cast_activated(
@@ -85,8 +83,8 @@ def cast_activated(
 
     The host reads no value of a GPU. `is_dependent`: as for `Kernel.run`.
     """
-    function = DEPENDENT if is_dependent else ACTIVATED
-    return run(function, *_as_call(p, False, 0.0, mn_major, None if scaled is None else scaled.columns))
+    columns = None if scaled is None else scaled.columns
+    return run(ACTIVATED, *_as_call(p, False, 0.0, mn_major, columns, is_dependent))
 
 
 def _as_call(p: ActivationProblem, *said: Any) -> tuple[tuple[Tensor | None, ...], Key]:
@@ -96,72 +94,54 @@ def _as_call(p: ActivationProblem, *said: Any) -> tuple[tuple[Tensor | None, ...
 
 
 def _cast_activated(
-    x: Tensor,
-    row_weights: Tensor | None,
-    masked_m: Tensor | None,
-    ends: Tensor | None,
-    *said: Any,
-    is_dependent: bool = False,
+    x: Tensor, row_weights: Tensor | None, masked_m: Tensor | None, ends: Tensor | None, *said: Any
 ) -> Rows:
-    use_ue8m0, min_amax, mn_major, columns, alignment, *others = said
+    use_ue8m0, min_amax, mn_major, columns, is_dependent, alignment, *others = said
     p = activation_problem(x, row_weights, masked_m, ends, Gating(*others[: len(Gating._fields)]), alignment)
     with torch.no_grad():
-        return _compute(p, use_ue8m0, min_amax, mn_major, columns, is_dependent)
+        groups = p.masked_m if p.ends is None else p.ends
+        if (
+            has_kernels(p.x)
+            and (columns is None or columns in BLOCKS_OF_GROUPS)
+            and (groups is None or groups.shape[0] <= MAX_GROUPS)
+            and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
+        ):
+            to = UNSCALED
+            if columns is not None:
+                to = Target(1, columns, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
+            values, scales = to.empty((*p.x.shape[:-1], p.x.shape[-1] // 2), p.x)
+            cast = RowCast(
+                as_rows(p.x),
+                as_rows(values),
+                scales if p.masked_m is not None or to.mn_major or scales is None else as_rows(scales),
+                to,
+                gating=p.gating,
+                row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
+                counts=p.masked_m,
+                ends=p.ends,
+                alignment=p.alignment,
+            )
+            cast_rows.run(cast, is_dependent=is_dependent)
+            return values, scales
+        y = activated(p.x, p.gating)
+        if p.row_weights is not None:
+            y *= p.row_weights[..., None]
+        is_defined = None
+        if p.masked_m is not None:
+            is_defined = rows_of_counts(p.masked_m, p.x.shape[1])[..., None]
+        elif p.ends is not None:
+            is_defined = rows_of_groups(p.ends, p.x.shape[0], p.alignment)[..., None]
+        if is_defined is not None:
+            y.masked_fill_(~is_defined, 0)
+        if columns is None:
+            return y.to(torch.bfloat16), None
+        values, scales = per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major)
+        return values, scales if is_defined is None else scales.masked_fill_(~is_defined, 1)
 
 
 ACTIVATED = Function(
     _cast_activated, _cast_activated, present, lambda tensors: cuts_gradient(tensors[:2], ()), free=[FREE_ROWS] * 2
 )
-DEPENDENT = replace(ACTIVATED, answer=partial(_cast_activated, is_dependent=True))
-
-
-def _compute(
-    p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool, columns: int | None, is_dependent: bool
-) -> Rows:
-    groups = p.masked_m if p.ends is None else p.ends
-    if (
-        has_kernels(p.x)
-        and (columns is None or columns in BLOCKS_OF_GROUPS)
-        and (groups is None or groups.shape[0] <= MAX_GROUPS)
-        and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
-    ):
-        to = UNSCALED
-        if columns is not None:
-            to = Target(1, columns, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
-        return _cast_by_kernel(p, to, is_dependent)
-    y = activated(p.x, p.gating)
-    if p.row_weights is not None:
-        y *= p.row_weights[..., None]
-    is_defined = None
-    if p.masked_m is not None:
-        is_defined = rows_of_counts(p.masked_m, p.x.shape[1])[..., None]
-    elif p.ends is not None:
-        is_defined = rows_of_groups(p.ends, p.x.shape[0], p.alignment)[..., None]
-    if is_defined is not None:
-        y.masked_fill_(~is_defined, 0)
-    if columns is None:
-        return y.to(torch.bfloat16), None
-    values, scales = per_token_cast_to_fp8(y, use_ue8m0, columns, min_amax=min_amax, mn_major=mn_major)
-    return values, scales if is_defined is None else scales.masked_fill_(~is_defined, 1)
-
-
-def _cast_by_kernel(p: ActivationProblem, to: Target, is_dependent: bool) -> Rows:
-    """Activate and cast on a GPU."""
-    *rows, columns = p.x.shape
-    values, scales = to.empty((*rows, columns // 2), p.x)
-    cast = RowCast(
-        as_rows(p.x),
-        as_rows(values),
-        scales if p.masked_m is not None or to.mn_major or scales is None else as_rows(scales),
-        to,
-        gating=p.gating,
-        row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
-        counts=p.masked_m,
-        ends=p.ends,
-        alignment=p.alignment,
-    )
-    cast_rows.run(cast, is_dependent=is_dependent)
-    return values, scales
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:

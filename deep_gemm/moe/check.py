@@ -73,8 +73,6 @@ def check_rows(rows: ExpertRows) -> ExpertRows:
 def check_gather(x: Tensor, rows: ExpertRows) -> None:
     """Check tokens and the rows that they are gathered into."""
     checks.no_gradient("x", x)
-    checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
-    checks.supported_device("x", x)
     sizes = _row_sizes(rows, x, "x")
     checks.bind("x", x, ("tokens", "k"), sizes)
     if checks.on_host(rows.token_of):
@@ -85,8 +83,6 @@ def check_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tenso
     """Check rows of experts and what sums them up for each token."""
     checks.no_gradient("y", y)
     checks.no_gradient("topk_weights", topk_weights)
-    checks.has_type("y", checks.tensor("y", y), LAYER_TYPES)
-    checks.supported_device("y", y)
     sizes = _row_sizes(rows, y, "y")
     checks.bind("y", y, ("rows", "n"), sizes)
     inputs = {"y": y, "topk_weights": route_weights(topk_weights, sizes)}
@@ -115,7 +111,9 @@ def layer_output(out: Tensor, axes: tuple[str, ...], sizes: Sizes, inputs: dict[
 
 
 def _row_sizes(rows: ExpertRows, near: Tensor, name: str) -> Sizes:
-    """Check the members of rows, and get their sizes."""
+    """Check the tensor beside rows, whose name is given, and the members of rows, and get their sizes."""
+    checks.has_type(name, checks.tensor(name, near), LAYER_TYPES)
+    checks.supported_device(name, near)
     rows = check_rows(rows)
     sizes: Sizes = {}
     axes = (("experts",), ("experts",), ("tokens", "topk"), ("rows",), ("rows",))

@@ -1,9 +1,10 @@
-// One of the two products of a layer of experts, for few tokens and BF16 weights: it streams weights of experts that are hit.
+// One of the two products of a layer of experts, for few tokens: it streams weights, BF16 or E4M3, of experts that are hit.
 // The first product is activated on its way out, and gather_weighted sums up the rows of the second.
 //
 //   a warp                 for each item, for each k-block:   empty --wait--> weights --TMA--> full
-//   another                for each item, for each k-block:   empty --wait--> B --TMA--> full
-//   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA --arrive--> empty
+//   another, BF16          for each item, for each k-block:   empty --wait--> B --TMA--> full
+//   4 others, E4M3         each for every fourth k-block:     B -> registers; empty --wait--> B cast, scales --arrive--> full
+//   math, 2 warpgroups     for each item, for each k-block:   full --wait--> WGMMA, in E4M3 promote --arrive--> empty
 //                          after the last k-block:            accumulators --> activated --> rows
 //
 // A unit is 16 rows of an expert's weight: 8 of gate and the same 8 of up, or 16 neighbours. CTAs share out the units of all
@@ -12,9 +13,11 @@
 // Weights are A of WGMMA, and tokens B. The first product takes all tokens, and the second the rows of the expert and the rows
 // behind them. Columns of other experts are multiplied too, and not stored.
 //
-// Every CTA finds rows by itself, from all ids. So the second product loads weights while the first one runs, and B alone waits for
-// it. Ids are there by then, as the first product lets the second start behind its own wait.
+// Every CTA finds rows by itself, from all ids. So the second product loads weights while the first one ends, and B alone waits for
+// it. Ids are there by then, as the first product lets the second start behind its own wait: when its last weights are asked
+// for, as the second's would take their place in memory's queues.
 #pragma once
+#include "cast/piece.cuh"
 #include "cast/silu.cuh"
 #include "config.cuh"
 #include "lanes.cuh"
@@ -28,25 +31,31 @@
 struct ExpertsFewParams {
   ptx::TensorMap map_w, map_fours;  // boxes of a unit, and of four: (k, row of 8, which 8 rows of the unit, unit)
   ptx::TensorMap map_b;             // x [tokens, k], or activations [rows, k], in boxes of as many rows as there are tokens
+  const uint8_t* b;                 // the same, as it is cast to E4M3: x in BF16, or activations in FP32
+  const float* sfw;                 // scales of E4M3 weights
   const uint8_t* topk_ids;          // [tokens, topk], of id_bytes; ids of a token lie beside each other
   int32_t* row_of;                  // [tokens, topk], -1: no expert; the first product writes it
-  uint8_t* d;                       // BF16 [rows, n]
+  uint8_t* d;                       // [rows, n], FP32 if it is going to be cast, else BF16
   uint32_t tokens, topk, ids_pitch, id_bytes, num_experts;
   uint32_t n, k, units, units_apart;  // units of an expert's weight; from an expert's first to the next one's in the maps
+  uint32_t b_pitch;                   // in bytes
+  uint32_t sfw_stride_e, sfw_stride_n, sfw_stride_k;  // by expert, by 128 rows or each, by k-block
   uint32_t gating;                    // 2: SiTU; SwiGLU otherwise
   float limit, alpha, beta, alpha_reciprocal, beta_reciprocal;
 };
 #include "experts_few_params_layout.cuh"  // asserts that it lies as core/params.py packs it
 
-constexpr uint32_t kBlockK = 64, kLineBytes = kBlockK * 2;
+constexpr uint32_t kLineBytes = 128, kBlockK = kIsFp8 ? kLineBytes : kLineBytes / 2;
 constexpr uint32_t kUnitRows = 16, kUnitBytes = kUnitRows * kLineBytes;
 constexpr uint32_t kMaxUnits = 8, kUnitsOfWarpgroup = kMaxUnits / 2;  // one for each math warp
 constexpr uint32_t kWarpgroupBytes = kUnitsOfWarpgroup * kUnitBytes;
 constexpr uint32_t kNumMathWarps = kMaxUnits, kNumMathThreads = kNumMathWarps * 32;
-constexpr uint32_t kBBytes = kColumns * kLineBytes, kMaxStages = kRingBytes / (kWarpgroupBytes + kBBytes);
-static_assert(kNumThreads == kNumMathThreads + 64, "math warps, and two that load behind them");
+constexpr uint32_t kNumBWarps = kNumThreads / 32 - kNumMathWarps - 1;
+// Shared memory has no room for scales of more stages.
+constexpr uint32_t kBBytes = kColumns * kLineBytes, kMaxStages = kIsFp8 ? 6 : kRingBytes / (kWarpgroupBytes + kBBytes);
+static_assert(kNumBWarps == (kIsFp8 ? 4 : 1), "math warps, one that loads weights, and those that bring B");
 static_assert(kMaxExperts == 2 * kNumMathThreads, "two experts for each math thread");
-static_assert(kColumns <= 16, "an expert's tokens are half a word");
+static_assert(kColumns == 8, "a thread has two columns, and an expert's tokens are half a word");
 
 struct SharedStorage {
   alignas(1024) uint8_t ring[kRingBytes];
@@ -54,6 +63,9 @@ struct SharedStorage {
   uint32_t hit[kMaxExperts];       // the experts that are hit, in order
   uint32_t of_warp[kNumMathWarps]; // experts that are hit << 16 | rows, of a warp's experts
   uint64_t full[kMaxStages], empty[kMaxStages];
+  alignas(8) float of_columns[kIsFp8 ? kMaxStages : 1][kColumns];      // scales of B
+  float of_units[kIsFp8 && !kIsByRow ? kMaxStages : 1][kMaxUnits][2];  // of weights, if they change along k
+  float largest[kIsFp8 && kIsByRow ? kNumBWarps : 1][kColumns];        // of a warp's part of each row of B
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "FewConfig.shared_bytes and SharedStorage differ");
 
@@ -114,14 +126,18 @@ struct Work {
   uint32_t item_units, k_blocks;
   uint32_t a_bytes, stage_bytes, stages;
 
+  // An expert has CTAs of its own if none has more units then: a part of two experts is two items, with fewer bytes under way.
   DEVICE Work(const ExpertsFewParams& p, uint32_t num_hit) : k_blocks(ceil_div(p.k, kBlockK)) {
     const uint32_t total = num_hit * p.units, most = ceil_div(total, ptx::grid_size());  // of a CTA
-    const Part part(total, ptx::grid_size(), ptx::block_index());
-    first = part.first, end = part.first + part.count;
+    const uint32_t ctas = num_hit == 0 ? 0 : ptx::grid_size() / num_hit;                 // of an expert
+    const bool has_own = ctas != 0 && ceil_div(p.units, ctas) <= most;
+    const uint32_t place = has_own ? ptx::block_index() / ctas : 0;
+    const Part part(has_own ? p.units : total, has_own ? ctas : ptx::grid_size(), ptx::block_index() - place * ctas);
+    first = place * p.units + part.first, end = place < num_hit ? first + part.count : first;
     item_units = most == 0 ? 1 : ceil_div(most, ceil_div(most, kMaxUnits));
     a_bytes = ceil_div(item_units, kUnitsOfWarpgroup) * kWarpgroupBytes;
     stage_bytes = a_bytes + kBBytes;
-    stages = kRingBytes / stage_bytes;
+    stages = kRingBytes / stage_bytes < kMaxStages ? kRingBytes / stage_bytes : kMaxStages;
   }
 };
 
@@ -129,20 +145,31 @@ struct Work {
 struct Item {
   uint32_t number, count = 0;  // of the first, among all that are hit; of units, 0 behind the last item
   uint32_t unit, in_map;       // the first: in the expert, and in the maps
-  uint32_t entry;              // of the expert
+  uint32_t expert, entry;      // its number, and its tokens and rows
 
   DEVICE Item(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, uint32_t number_) : number(number_) {
     if (number >= work.end) return;
-    const uint32_t place = number / p.units, expert = ptx::ld_shared_b32(&shared.hit[place]);
+    const uint32_t place = number / p.units;
+    expert = ptx::ld_shared_b32(&shared.hit[place]);
     unit = number - place * p.units, in_map = expert * p.units_apart + unit;
     entry = ptx::ld_shared_b32(&shared.entry_of[expert]);
     count = work.end - number < work.item_units ? work.end - number : work.item_units;
     count = p.units - unit < count ? p.units - unit : count;
   }
+
+  // The columns of B that are the expert's, a bit each.
+  DEVICE uint32_t columns() const { return kIsSecond ? (1u << ptx::popc(entry & 0xffff)) - 1 : entry & 0xffff; }
+  // The scale of a row of a unit of weights. Units are counted from the item's first.
+  DEVICE const float* scale_of(const ExpertsFewParams& p, uint32_t in_item, uint32_t row, uint32_t k_block) const {
+    const uint32_t of_unit = unit + in_item;
+    const uint32_t weight_row = kIsSecond ? of_unit * kUnitRows + row : of_unit * 8 + row % 8 + (row < 8 ? 0 : p.n);
+    const uint64_t block = kIsByRow ? weight_row : weight_row / kBlock;
+    return p.sfw + uint64_t{expert} * p.sfw_stride_e + block * p.sfw_stride_n + uint64_t{k_block} * p.sfw_stride_k;
+  }
 };
 
-// Goes through the slots of a CTA, each k-block of each item, and has something to do behind an item's last.
-DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const auto& use, const auto& end) {
+// Goes through the slots of a CTA: each k-block of each item.
+DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, const Work& work, const auto& use) {
   uint32_t stage = 0, parity = 0;
   for (Item item(p, shared, work, work.first); item.count != 0; item = Item(p, shared, work, item.number + item.count)) {
 #pragma unroll 1
@@ -150,14 +177,13 @@ DEVICE void for_slots(const ExpertsFewParams& p, const SharedStorage& shared, co
       use(item, k_block, stage, parity);
       if (++stage == work.stages) stage = 0, parity ^= 1;
     }
-    end(item);
   }
 }
-constexpr auto kNothing = [](const Item&) {};
 
 // A warp: a lane loads a unit, or four.
 DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
   const uint32_t lane = ptx::lane_index();
+  const uint32_t let_at = work.k_blocks > kEarlyBlocks ? work.k_blocks - 1 - kEarlyBlocks : 0;
   const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     if (lane == 0) {
       ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
@@ -168,29 +194,119 @@ DEVICE void load_weights(const ExpertsFewParams& p, SharedStorage& shared, const
     if (unit < item.count)
       ptx::tma_load_4d(lane < fours ? &p.map_fours : &p.map_w, &shared.full[stage],
                        shared.ring + stage * work.stage_bytes + unit * kUnitBytes, k_block * kBlockK, 0, 0, item.in_map + unit);
+    if (!kIsSecond && item.number + item.count == work.end && k_block == let_at) ptx::griddepcontrol_launch_dependents();
   };
-  for_slots(p, shared, work, load, kNothing);
+  for_slots(p, shared, work, load);
 }
 
-// A warp. Before the second product waits for the first, it asks for weights that its ring has no room for, if they are few: the L2
-// would have lost more of them by the time they are loaded.
+// A warp.
 DEVICE void load_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
-  const uint32_t lane = ptx::lane_index();
-  if constexpr (kIsSecond) {
-    uint32_t slot = 0;
-    const auto prefetch = [&](const Item& item, uint32_t k_block, uint32_t, uint32_t) {
-      if (slot++ >= work.stages && lane < item.count) ptx::tma_prefetch_4d(&p.map_w, k_block * kBlockK, 0, 0, item.in_map + lane);
-    };
-    if ((work.end - work.first) * work.k_blocks <= kPrefetchedUnits) for_slots(p, shared, work, prefetch, kNothing);
-    ptx::griddepcontrol_wait();
-  }
+  if constexpr (kIsSecond) ptx::griddepcontrol_wait();
   const auto load = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
     uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
     ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
     ptx::mbarrier_arrive_expect_tx(&shared.full[stage], p.tokens * kLineBytes);
     ptx::tma_load_2d(&p.map_b, &shared.full[stage], to, k_block * kBlockK, kIsSecond ? item.entry >> 16 : 0);
   };
-  if (lane == 0) for_slots(p, shared, work, load, kNothing);
+  if (ptx::lane_index() == 0) for_slots(p, shared, work, load);
+}
+
+// Takes the next of some columns, 32 if none is left.
+DEVICE uint32_t next_of(uint32_t& columns) {
+  const uint32_t next = ptx::popc(~columns & (columns - 1));
+  columns &= columns - 1;
+  return next;
+}
+
+// Casts B to E4M3, a warp of several. It has 128 columns of a row at a time, which become a column of B for WGMMA.
+struct Caster {
+  static constexpr uint32_t kAtOnce = 4;  // pieces that are on their way
+  uint32_t warp = ptx::warp_index() - kNumMathWarps - 1, lane = ptx::lane_index();
+  Divisor of_lane{};  // if a row has one scale: of the column that has the lane's number
+
+  // Four elements of a lane: not by ".nc", which the compiler may move to before griddepcontrol_wait.
+  DEVICE Piece load(const ExpertsFewParams& p, const Item& item, uint32_t column, uint32_t k_block) const {
+    const uint32_t row = (kIsSecond ? item.entry >> 16 : 0) + column, first = k_block * kBlockK + lane * kElements;
+    const uint8_t* const from = p.b + uint64_t{row} * p.b_pitch + uint64_t{first} * kInputBytes;
+    Piece piece = {};
+    if (column == 32 || first >= p.k) return piece;
+#pragma unroll
+    for (uint32_t i = 0; i < kWords; i += 2) {
+      const ptx::Uint2 loaded = ptx::ld_global_v2_b32(from + i * 4);
+      piece.words[i] = loaded.x, piece.words[i + 1] = loaded.y;
+    }
+    return piece;
+  }
+
+  // Finds the scales of an item's rows. The warps share out k.
+  DEVICE void find_scales(const ExpertsFewParams& p, SharedStorage& shared, const Work& work, const Item& item) {
+    for (uint32_t left = item.columns(); left != 0;) {
+      const uint32_t column = next_of(left);
+      uint32_t keys[1] = {};
+#pragma unroll 4
+      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps)
+        keys[0] = larger_key(keys[0], key_of<false>(load(p, item, column, k_block)));
+      const float amax = amax_of(largest_of_team(keys, lane));
+      if (lane == 0) ptx::st_shared_f32(&shared.largest[warp][column], amax);
+    }
+    ptx::bar_sync(1, kNumBWarps * 32);
+    float amax = 0;
+#pragma unroll
+    for (auto& of_warp : shared.largest) amax = ptx::max_f32(amax, ptx::ld_shared_f32(of_warp + lane % kColumns));
+    of_lane = divisor_of<false>(amax, 0.f, false);
+    ptx::bar_sync(1, kNumBWarps * 32);  // before another item's
+  }
+
+  // Casts a piece of a column to where WGMMA reads it: rows of 128 bytes whose chunks of 16 are swizzled.
+  DEVICE void cast(float* of_columns, uint8_t* b, uint32_t column, const Piece& piece) const {
+    CastPiece made;
+    if constexpr (kIsByRow) {
+      const Divisor divisor = {ptx::shfl_sync(of_lane.scale, column), ptx::shfl_sync(of_lane.reciprocal, column)};
+      float quotients[kElements];
+#pragma unroll
+      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<false>(element_of(piece, e), divisor);
+      made = {pack_values(quotients), divisor.scale};
+    } else {
+      made = cast_piece(piece, lane);
+    }
+    if (lane == 0) ptx::st_shared_f32(of_columns + column, made.scale);
+    ptx::st_shared_b32(b + column * kLineBytes + ((lane / 4 ^ column % 8) * 16 + lane % 4 * 4), made.values.words[0]);
+  }
+};
+static_assert(kLanes == 32, "a warp has 128 columns");
+
+// A warp: every kNumBWarps-th k-block. Scales of weights come beside B, and before the kernel ahead has ended.
+DEVICE void cast_b(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
+  Caster caster;
+  uint32_t slot = 0;
+  const auto cast = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
+    const uint32_t unit = caster.lane / 2, half = caster.lane % 2;
+    uint8_t* const to = shared.ring + stage * work.stage_bytes + work.a_bytes;
+    const bool is_own = slot++ % kNumBWarps == caster.warp;
+    float of_unit = 0;
+    if (!kIsByRow && is_own && unit < item.count) of_unit = ptx::ld_global_f32(item.scale_of(p, unit, half * 8, k_block));
+    if constexpr (kIsSecond) ptx::griddepcontrol_wait();
+    if (kIsByRow && k_block == 0) caster.find_scales(p, shared, work, item);
+    if (!is_own) return;
+    for (uint32_t left = item.columns(); left != 0;) {
+      uint32_t columns[Caster::kAtOnce];
+      Piece pieces[Caster::kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < Caster::kAtOnce; ++i) {
+        columns[i] = next_of(left);
+        pieces[i] = caster.load(p, item, columns[i], k_block);
+      }
+      ptx::mbarrier_wait_parity(&shared.empty[stage], parity ^ 1);
+#pragma unroll
+      for (uint32_t i = 0; i < Caster::kAtOnce; ++i)
+        if (columns[i] < 32) caster.cast(shared.of_columns[stage], to, columns[i], pieces[i]);
+    }
+    if (!kIsByRow && unit < kMaxUnits) ptx::st_shared_f32(&shared.of_units[stage][unit][half], of_unit);
+    ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have stored
+    ptx::syncwarp();
+    if (caster.lane == 0) ptx::mbarrier_arrive(&shared.full[stage]);
+  };
+  for_slots(p, shared, work, cast);
 }
 
 // As products in BF16 and cast_rows behind them give it.
@@ -200,51 +316,77 @@ DEVICE float activated(const ExpertsFewParams& p, float gate, float up) {
 }
 
 // Stores a warp's sums of an item: a unit.
-DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float (&sums)[kColumns / 2]) {
+DEVICE void store_unit(const ExpertsFewParams& p, const Item& item, const float (&sums)[4]) {
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
   if (warp >= item.count) return;
   const uint32_t column = (item.unit + warp) * (kIsSecond ? kUnitRows : kUnitRows / 2) + lane / 4;
 #pragma unroll
-  for (uint32_t i = 0; i < kColumns / 4; ++i) {
-    const uint32_t b = i / 2 * 8 + lane % 4 * 2 + i % 2;  // a token, or one of the expert's rows
-    if (kIsSecond ? b >= ptx::popc(item.entry & 0xffff) : (item.entry >> b & 1) == 0) continue;
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t b = lane % 4 * 2 + i;  // a token, or one of the expert's rows
+    if ((item.columns() >> b & 1) == 0) continue;
     const uint32_t row = kIsSecond ? (item.entry >> 16) + b : row_of(item.entry, b);
-    const float first = sums[i / 2 * 4 + i % 2], second = sums[i / 2 * 4 + 2 + i % 2];
-    uint8_t* const to = p.d + (uint64_t{row} * p.n + column) * 2;
-    ptx::st_global_b16(to, ptx::pack_bf16(kIsSecond ? first : activated(p, first, second), 0.f));
-    if constexpr (kIsSecond) ptx::st_global_b16(to + kUnitRows, ptx::pack_bf16(second, 0.f));  // 8 columns on
+    const float first = sums[i], second = sums[2 + i];
+    uint8_t* const to = p.d + (uint64_t{row} * p.n + column) * (kIsFp8 && !kIsSecond ? 4 : 2);
+    if constexpr (kIsSecond) {
+      ptx::st_global_b16(to, ptx::pack_bf16(first, 0.f));
+      ptx::st_global_b16(to + kUnitRows, ptx::pack_bf16(second, 0.f));  // 8 columns on
+    } else if constexpr (kIsFp8) {
+      ptx::st_global_f32(to, activated(p, first, second));
+    } else {
+      ptx::st_global_b16(to, ptx::pack_bf16(activated(p, first, second), 0.f));
+    }
   }
 }
 
-// Math warps. A warpgroup without 64 rows of its own in an item multiplies the first, and does not store them.
+// Math warps. A warpgroup without 64 rows of its own in an item multiplies the first, and does not store them. Sums of 128 values
+// of E4M3 are promoted, each times its scales, or all of them at the end if no scale changes along k.
+//
+// A template, as only one type of weights has its instructions.
+template <uint32_t kN>
 DEVICE void multiply(const ExpertsFewParams& p, SharedStorage& shared, const Work& work) {
-  const uint32_t warpgroup = ptx::warp_index() / 4, lane = ptx::lane_index();
+  const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
   const uint32_t ring = ptx::smem_descriptor_low(ptx::smem_address(shared.ring));
-  uint32_t last = 0;
-  float sums[kColumns / 2] = {};
+  float sums[kN / 2] = {}, of_rows[2] = {};
+  ptx::Float2 of_columns = {};
   const auto multiply_slot = [&](const Item& item, uint32_t k_block, uint32_t stage, uint32_t parity) {
-    const uint32_t slot = ring + stage * (work.stage_bytes / 16);
-    const uint32_t rows = warpgroup * kUnitsOfWarpgroup < item.count ? warpgroup * (kWarpgroupBytes / 16) : 0;
+    const uint32_t slot = ring + stage * (work.stage_bytes / 16), b = slot + work.a_bytes / 16;
+    const uint32_t a = slot + (warp / 4 * kUnitsOfWarpgroup < item.count ? warp / 4 * (kWarpgroupBytes / 16) : 0);
+    float partial[kN / 2];
+    float (&products)[kN / 2] = kIsFp8 ? partial : sums;
     ptx::mbarrier_wait_parity(&shared.full[stage], parity);
+    ptx::fence_registers(products);
     ptx::wgmma_fence();
-    ptx::wgmma_m64k64_bf16<kColumns>(sums, slot + rows, slot + work.a_bytes / 16, k_block != 0);
+    if constexpr (kIsFp8)
+      ptx::wgmma_m64k128_e4m3<kN>(products, a, b);
+    else
+      ptx::wgmma_m64k64_bf16<kN>(products, a, b, k_block != 0);
     ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<1>();
-    if (k_block != 0 && lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
-    last = stage;
-  };
-  for_slots(p, shared, work, multiply_slot, [&](const Item& item) {
+    if constexpr (kIsFp8) of_columns = ptx::ld_shared_v2_f32(&shared.of_columns[stage][lane % 4 * 2]);
+#pragma unroll
+    for (uint32_t i = 0; i < 2 && kIsFp8; ++i) {
+      if (!kIsByRow) of_rows[i] = ptx::ld_shared_f32(&shared.of_units[stage][warp][i]);
+      if (kIsByRow && k_block == 0 && warp < item.count) of_rows[i] = ptx::ld_global_f32(item.scale_of(p, warp, lane / 4 + i * 8, 0));
+    }
     ptx::wgmma_wait_group<0>();
-    ptx::fence_registers(sums);  // or what reads them might be moved ahead of the wait
-    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[last]);
+    ptx::fence_registers(products);  // or what reads them might be moved ahead of the wait
+    ptx::mbarrier_arrive_after(&shared.empty[stage], kIsByRow ? of_columns.y : of_rows[1], lane == 0);
+#pragma unroll
+    for (uint32_t i = 0; i < kN / 2 && kIsFp8; ++i) {
+      const float scale = ptx::mul_rn(i % 2 == 0 ? of_columns.x : of_columns.y, of_rows[i / 2]);
+      if (k_block == 0) sums[i] = 0;
+      sums[i] = kIsByRow ? ptx::add_rn(sums[i], partial[i]) : ptx::fma(partial[i], scale, sums[i]);
+      if (kIsByRow && k_block + 1 == work.k_blocks) sums[i] = ptx::mul_rn(sums[i], scale);
+    }
+    if (k_block + 1 != work.k_blocks) return;
     store_unit(p, item, sums);
     if constexpr (kCudaRelease < 1209)  // see kStoresAtOnce in tile.cuh
 #pragma unroll
       for (float& x : sums) x = 0;
-  });
+  };
+  for_slots(p, shared, work, multiply_slot);
 }
 
-KERNEL(kNumThreads, kCtasPerSm) bf16_gemm_experts_few(GRID_CONSTANT ExpertsFewParams p) {
+KERNEL(kNumThreads, kCtasPerSm) KERNEL_NAME(GRID_CONSTANT ExpertsFewParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const uint32_t warp = ptx::warp_index();
   if (warp == kNumMathWarps && ptx::elect_sync()) {
@@ -260,10 +402,12 @@ KERNEL(kNumThreads, kCtasPerSm) bf16_gemm_experts_few(GRID_CONSTANT ExpertsFewPa
   for (uint32_t i = ptx::thread_index(); i < kMaxExperts; i += kNumThreads) ptx::st_shared_b32(&shared.entry_of[i], 0);
   ptx::syncthreads();
 
-  if constexpr (!kIsSecond) ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
+  if constexpr (kIsSecond)
+    ptx::griddepcontrol_launch_dependents();
+  else
+    ptx::griddepcontrol_wait();
   const Work work(p, find_rows(p, shared));
   if (warp == kNumMathWarps) return load_weights(p, shared, work);
-  if (warp > kNumMathWarps) return load_b(p, shared, work);
-  multiply(p, shared, work);
+  if (warp > kNumMathWarps) return kIsFp8 ? cast_b(p, shared, work) : load_b(p, shared, work);
+  multiply<kColumns>(p, shared, work);
 }

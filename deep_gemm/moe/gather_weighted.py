@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.gpu import SHARED_BYTES_LIMIT, gpu_of
-from ..core.kernel import Config, Kernel, constants_of
+from ..core.kernel import Config, Kernel
 from ..core.settings import num_sms_of
 
 COLUMNS = 8
@@ -25,30 +25,16 @@ MANY_UNITS = 4
 """Units for each CTA of the ring from which on it is taken: with fewer, some CTAs have half as many as others."""
 
 
-def _weights_name(weights: torch.dtype | None) -> str:
-    return "no weights" if weights is None else f"weights in {str(weights).removeprefix('torch.')}"
-
-
-def _weights_constants(weights: torch.dtype | None) -> dict[str, int | bool]:
-    return {"kWeightBytes": 0 if weights is None else weights.itemsize, "kWeightIsFp16": weights == torch.float16}
-
-
 @dataclass(frozen=True)
-class GatherConfig(Config):
-    """One configuration of gather_weighted."""
+class WeightsConfig(Config):
+    """The common part of both kernels' configurations: the weights of rows."""
 
     weights: torch.dtype | None
-    num_threads: ClassVar[int] = 64
 
     @property
     def name(self) -> str:
         """Short, for people."""
-        return _weights_name(self.weights)
-
-    @property
-    def ctas_per_sm(self) -> int:
-        """CTAs that are to share an SM: as many as registers suffice for without a stack."""
-        return 10 if self.weights in (torch.bfloat16, torch.float16) else 11
+        return "no weights" if self.weights is None else f"weights in {str(self.weights).removeprefix('torch.')}"
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
@@ -56,23 +42,33 @@ class GatherConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        return _weights_constants(self.weights) | constants_of(self, "num_threads", "ctas_per_sm")
+        weight_bytes = 0 if self.weights is None else self.weights.itemsize
+        return {"kWeightBytes": weight_bytes, "kWeightIsFp16": self.weights == torch.float16, **super().constants()}
 
 
 @dataclass(frozen=True)
-class ManyConfig(Config):
+class GatherConfig(WeightsConfig):
+    """One configuration of gather_weighted."""
+
+    num_threads: ClassVar[int] = 64
+    taken = "num_threads", "ctas_per_sm"
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """CTAs that are to share an SM: as many as registers suffice for without a stack."""
+        return 10 if self.weights in (torch.bfloat16, torch.float16) else 11
+
+
+@dataclass(frozen=True)
+class ManyConfig(WeightsConfig):
     """One configuration of gather_weighted_many: a producer, and math warps with 8 columns of each panel a thread."""
 
-    weights: torch.dtype | None
     num_stages: int = 6
     panels: int = 2
     num_math_warps: int = 8
     ctas_per_sm: int = 2
-
-    @property
-    def name(self) -> str:
-        """Short, for people."""
-        return _weights_name(self.weights)
+    multicast_ctas = 1
+    taken = "num_stages", "panels", "num_math_warps", "num_threads", "ctas_per_sm", "shared_bytes", "multicast_ctas"
 
     @property
     def num_threads(self) -> int:
@@ -93,12 +89,7 @@ class ManyConfig(Config):
         """State what must hold for the kernel to be built so."""
         shared = f"{self.shared_bytes} bytes of shared memory, more than {SHARED_BYTES_LIMIT}"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, shared
-        yield self.weights in WEIGHTS, "weights in FP32, BF16 or FP16, or none"
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
-        names = "num_stages", "panels", "num_math_warps", "num_threads", "ctas_per_sm", "shared_bytes"
-        return {**_weights_constants(self.weights), **constants_of(self, *names), "kMulticastCtas": 1}
+        yield from super().rules()
 
 
 KERNEL: Kernel[GatherConfig] = Kernel(

@@ -5,7 +5,6 @@ Where functions take `ExpertRows`, operators take a list of its members.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from ..core.operators import Flops, operators
 from . import activation, routing
 from .api import experts
 from .check import ExpertRows, activation_problem, check_gather, check_routes, check_weighted, experts_problem
+from .route_rows import RouteProblem
 
 Members = tuple[Tensor, ...]
 
@@ -36,9 +36,7 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> Members:
 def fake_expert_rows(topk_ids: Tensor, num_experts: int) -> Members:
     """Stand for the rows of all routes."""
     check_routes(topk_ids, num_experts)
-    routes = topk_ids.numel()
-    shapes: tuple[Sequence[int], ...] = (num_experts,), (num_experts,), topk_ids.shape, (routes,), (routes,)
-    return tuple(topk_ids.new_empty(shape, dtype=torch.int32) for shape in shapes)
+    return tuple(RouteProblem(topk_ids, num_experts).rows)
 
 
 def gather_cast(x: Tensor, rows: Members, **said: Any) -> Quantized:

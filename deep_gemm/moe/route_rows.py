@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
-from ..core.kernel import Config, Kernel, constants_of
+from ..core.kernel import Config, Kernel
 from .check import ExpertRows
 
 MAX_EXPERTS = (64, 256, 1024)
@@ -44,6 +44,7 @@ class RouteConfig(Config):
     max_experts: int
     totals: Totals = Totals.COUNTED
     num_threads: ClassVar[int] = PART
+    taken = "id_bytes", "max_experts", "num_threads", "shared_bytes"
 
     @property
     def name(self) -> str:
@@ -61,10 +62,6 @@ class RouteConfig(Config):
         yield self.id_bytes in ID_BYTES, "ids of 4 or 8 bytes"
         yield self.max_experts in MAX_EXPERTS, f"a number of experts among {MAX_EXPERTS}"
 
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers that the source takes."""
-        return constants_of(self, "id_bytes", "max_experts", "num_threads", "shared_bytes")
-
     def choices(self) -> dict[str, str]:
         """Give the file that finds totals."""
         return {"TOTALS": f"route/{self.totals.value}.cuh"}
@@ -77,6 +74,9 @@ class CountConfig(Config):
     id_bytes: int
     num_threads: ClassVar[int] = 256
     shared_bytes: ClassVar[int] = MAX_EXPERTS[-1] * 4
+    max_experts = MAX_EXPERTS[-1]
+    part = PART
+    taken = "id_bytes", "num_threads", "shared_bytes", "max_experts", "part"
 
     @property
     def name(self) -> str:
@@ -86,11 +86,6 @@ class CountConfig(Config):
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         yield self.id_bytes in ID_BYTES, "ids of 4 or 8 bytes"
-
-    def constants(self) -> dict[str, int | bool]:
-        """Give the numbers that the source takes."""
-        same = constants_of(self, "id_bytes", "num_threads", "shared_bytes")
-        return {**same, "kMaxExperts": MAX_EXPERTS[-1], "kPart": PART}
 
 
 KERNEL: Kernel[RouteConfig] = Kernel(
@@ -112,21 +107,16 @@ class RouteProblem:
         """
         self.topk_ids, self.num_experts, self.first = topk_ids, num_experts, first
         shapes = (num_experts,), (num_experts,), topk_ids.shape, (topk_ids.numel(),), (topk_ids.numel(),)
-        made = (empty("rows of experts", shape, torch.int32, topk_ids.device) for shape in shapes)
-        self.counts, self.ends, self.row_of, self.token_of, self.ids = made
-
-    @property
-    def rows(self) -> ExpertRows:
+        self.rows = ExpertRows(*(empty("rows of experts", shape, torch.int32, topk_ids.device) for shape in shapes))
         """The rows that the kernels write."""
-        return ExpertRows(self.counts, self.ends, self.row_of, self.token_of, self.ids)
 
 
 def run(p: RouteProblem) -> None:
     """Give each route a row, on the GPU that the ids are on."""
     num_routes = p.topk_ids.numel()
     if num_routes == 0:
-        p.counts.zero_()
-        p.ends.zero_()
+        p.rows.counts.zero_()
+        p.rows.ends.zero_()
         return
     id_bytes, device, ctas = p.topk_ids.element_size(), p.topk_ids.get_device(), grid(num_routes)
     config = config_of(id_bytes, p.num_experts, totals_for(num_routes))
@@ -161,11 +151,7 @@ def values_of(p: RouteProblem, of_parts: Tensor | None = None) -> dict[str, Any]
     """Give the members of the parameters of both kernels; `of_parts` has the counts of parts, if there are any."""
     return {
         "topk_ids": p.topk_ids,
-        "counts": p.counts,
-        "ends": p.ends,
-        "row_of": p.row_of,
-        "token_of": p.token_of,
-        "ids": p.ids,
+        **p.rows._asdict(),
         "num_routes": p.topk_ids.numel(),
         "topk": p.topk_ids.shape[1],
         "gap": p.topk_ids.stride(0) - p.topk_ids.shape[1] if p.topk_ids.shape[0] > 1 else 0,

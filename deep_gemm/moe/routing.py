@@ -6,7 +6,6 @@ The host reads no value of a GPU, so a CUDA graph is captured once and replayed 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -52,17 +51,8 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     return run(STACKED, (topk_ids,), (num_experts,))  # type: ignore[no-any-return]
 
 
-def _expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
-    num_experts = check_routes(topk_ids, num_experts)
-    if not _routes_have_kernel(topk_ids, num_experts):
-        return _stacked_by_torch(topk_ids, num_experts, 0)
-    p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts)
-    route_rows.run(p)
-    return p.rows
-
-
 STACKED = Function(
-    _expert_rows,
+    lambda topk_ids, num_experts: stack_routes(topk_ids, check_routes(topk_ids, num_experts)),
     lambda *call: ExpertRows(*torch.ops.deep_gemm.expert_rows.default(*call)),
     lambda topk_ids: (topk_ids,),
     never,
@@ -75,17 +65,13 @@ def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0, used: int |
 
     `used` rows have a token, if the host knows how many: then there are no other rows.
     """
-    if _routes_have_kernel(topk_ids, num_experts):
+    if on_hopper(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]:
         p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts, first)
         route_rows.run(p)
         rows = p.rows
     else:
         rows = _stacked_by_torch(topk_ids, num_experts, first)
     return rows if used is None else rows._replace(token_of=rows.token_of[:used], ids=rows.ids[:used])
-
-
-def _routes_have_kernel(topk_ids: Tensor, num_experts: int) -> bool:
-    return on_hopper(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]
 
 
 def _stacked_by_torch(topk_ids: Tensor, num_experts: int, first: int) -> ExpertRows:
@@ -126,7 +112,7 @@ def gather_cast_to_fp8(
     >>> values.float().tolist(), scales.tolist()
     ([[448.0], [448.0]], [[2.0], [1.0]])
     """
-    return run(GATHERED, (x, rows), (use_ue8m0, min_amax, mn_major, gran_k))  # type: ignore[no-any-return]
+    return run(GATHERED, (x, rows), (use_ue8m0, min_amax, mn_major, gran_k, False))  # type: ignore[no-any-return]
 
 
 def gather_and_cast(x: Tensor, rows: ExpertRows, scaled: Scales | None = PER_ROW, *, is_dependent: bool = False) -> Any:
@@ -134,46 +120,40 @@ def gather_and_cast(x: Tensor, rows: ExpertRows, scaled: Scales | None = PER_ROW
 
     `is_dependent`: as for `Kernel.run`.
     """
-    function = DEPENDENT_GATHERED if is_dependent else GATHERED
-    return run(function, (x, rows), (False, 0.0, True, None if scaled is None else scaled.columns))
+    return run(GATHERED, (x, rows), (False, 0.0, True, None if scaled is None else scaled.columns, is_dependent))
 
 
 def _gather_as_operator(x: Tensor, rows: ExpertRows, *said: Any) -> Rows:
-    *others, gran_k = said
+    *others, gran_k, _ = said
     if gran_k is None:  # a part of layers, which are operators themselves
         return _gather_checked(x, rows, *said)
     operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
     return operator(x, [*check_rows(rows)], *others, granularity(gran_k, 0))  # type: ignore[no-any-return]
 
 
-@torch.no_grad()
-def _gather_and_cast(
-    x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool, gran_k: Any, *, is_dependent: bool
-) -> Rows:
-    block = None if gran_k is None else granularity(gran_k, 0)
-    count = rows.token_of.shape[0]
-    if has_kernels(x) and (block is None or block in BLOCKS_OF_GROUPS):
-        # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
-        is_few = count <= MANY_ROWS or not block
-        to = UNSCALED
-        if block is not None:
-            to = Target(1, block, use_ue8m0, magnitude("min_amax", min_amax), is_few and mn_major)
-        values, scales = to.empty((count, x.shape[1]), x)
-        cast = RowCast(as_rows(x), values, scales, to, row_of=rows.row_of.contiguous())
-        cast_rows.run(cast, is_dependent=is_dependent)
-        return values, lay_scales.laid_out(scales) if mn_major and not is_few and scales is not None else scales
-    token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
-    if block is None:
-        return x.index_select(0, token).to(torch.bfloat16).masked_fill_(has_none, 0), None
-    values, scales = per_token_cast_to_fp8(x, use_ue8m0, block, min_amax=min_amax)
-    gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
-    scales = scales.index_select(0, token).masked_fill_(has_none, 1)
-    return gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales
-
-
-def _gather_checked(x: Tensor, rows: ExpertRows, *said: Any, is_dependent: bool = False) -> Rows:
+def _gather_checked(x: Tensor, rows: ExpertRows, *said: Any) -> Rows:
+    use_ue8m0, min_amax, mn_major, gran_k, is_dependent = said
     check_gather(x, rows)
-    return _gather_and_cast(x, rows, *said, is_dependent=is_dependent)
+    with torch.no_grad():
+        block = None if gran_k is None else granularity(gran_k, 0)
+        count = rows.token_of.shape[0]
+        if has_kernels(x) and (block is None or block in BLOCKS_OF_GROUPS):
+            # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
+            is_few = count <= MANY_ROWS or not block
+            to = UNSCALED
+            if block is not None:
+                to = Target(1, block, use_ue8m0, magnitude("min_amax", min_amax), is_few and mn_major)
+            values, scales = to.empty((count, x.shape[1]), x)
+            cast = RowCast(as_rows(x), values, scales, to, row_of=rows.row_of.contiguous())
+            cast_rows.run(cast, is_dependent=is_dependent)
+            return values, lay_scales.laid_out(scales) if mn_major and not is_few and scales is not None else scales
+        token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
+        if block is None:
+            return x.index_select(0, token).to(torch.bfloat16).masked_fill_(has_none, 0), None
+        values, scales = per_token_cast_to_fp8(x, use_ue8m0, block, min_amax=min_amax)
+        gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
+        scales = scales.index_select(0, token).masked_fill_(has_none, 1)
+        return gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales
 
 
 GATHERED = Function(
@@ -183,7 +163,6 @@ GATHERED = Function(
     lambda tensors: cuts_gradient(tensors[:1], ()),
     free=[FREE_ROWS, FIXED, FIXED, FREE_ROWS, FREE_ROWS, FREE_ROWS],
 )
-DEPENDENT_GATHERED = replace(GATHERED, answer=partial(_gather_checked, is_dependent=True))
 
 
 def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
@@ -217,8 +196,7 @@ def _weighted_as_operator(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out
 
 def _weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
     check_weighted(y, rows, topk_weights, out)
-    made = _sum_rows(y, rows.row_of, topk_weights, out)
-    return made if out is None else None
+    return _sum_rows(y, rows.row_of, topk_weights, out)
 
 
 def _tensors_of_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> tuple[Tensor, ...]:
@@ -248,29 +226,23 @@ def sum_rows(
     return made if out is None else out
 
 
-def _sum(
-    y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, is_dependent: bool, _: bool
-) -> Tensor | None:
-    made = _sum_rows(y, row_of, weights, out, is_dependent)
-    return made if out is None else None
-
-
-SUMMED = Function(_sum, _sum, present, free=[FREE_ROWS] * 4)
-SUMMED_INTO = replace(SUMMED, outputs=1)
-
-
 @torch.no_grad()
 def _sum_rows(
-    y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, is_dependent: bool = False
-) -> Tensor:
+    y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor | None, is_dependent: bool = False, _: bool = False
+) -> Tensor | None:
     d = empty("the sums", (row_of.shape[0], y.shape[1]), torch.bfloat16, y.device) if out is None else out
     is_bf16 = on_hopper(y) and y.dtype == torch.bfloat16
     # A thread loads 16 bytes.
-    if not (is_bf16 and y.stride(1) == 1 and y.stride(0) % 8 == 0 and y.data_ptr() % ADDRESS_ALIGNMENT == 0):
-        return d.copy_(weighted_sum(y, row_of, weights))
-    row_of, weights = row_of.contiguous(), None if weights is None else with_contiguous_rows(weights)
-    gather_weighted_kernel.run(y, row_of, weights, d, is_dependent=is_dependent)
-    return d
+    if is_bf16 and y.stride(1) == 1 and y.stride(0) % 8 == 0 and y.data_ptr() % ADDRESS_ALIGNMENT == 0:
+        row_of, weights = row_of.contiguous(), None if weights is None else with_contiguous_rows(weights)
+        gather_weighted_kernel.run(y, row_of, weights, d, is_dependent=is_dependent)
+    else:
+        d.copy_(weighted_sum(y, row_of, weights))
+    return d if out is None else None
+
+
+SUMMED = Function(_sum_rows, _sum_rows, present, free=[FREE_ROWS] * 4)
+SUMMED_INTO = replace(SUMMED, outputs=1)
 
 
 def with_contiguous_rows(x: Tensor) -> Tensor:

@@ -226,9 +226,7 @@ def _with_gates(
     of_w1, of_w2 = (cast_weight(w) if products == FP8 else (w, None) for w in (w1, w2))
     h = product_of_rows(gather_and_cast(x, rows, scaled), of_w1, rows)
     y = product_of_rows(activate_rows(h, rows, Gating(limit=limit), scaled), of_w2, rows)
-    out = gather_weighted(y, rows, topk_weights)
-    assert out is not None
-    return out, h
+    return gather_weighted(y, rows, topk_weights), h  # type: ignore[return-value]
 
 
 FORWARD = Function(
@@ -329,12 +327,10 @@ def _gradients(
     return of_x, of_p, of_w1, of_w2
 
 
-def _tensors_back(*operands: Any) -> tuple[Tensor, ...]:
-    grad, x, p, w1, w2, h, rows, depths, *main_grads = operands
-    return tuple(tensors_of(grad, x, p, w1, w2, h, tuple(rows), depths, *main_grads))
-
-
-BACKWARD = [Function(_gradients, _gradients, _tensors_back, outputs=outputs) for outputs in range(3)]
+BACKWARD = [
+    Function(_gradients, _gradients, lambda *operands: tuple(tensors_of(*operands)), outputs=outputs)
+    for outputs in range(3)
+]
 """Backward of no, one and two gradients of weights that are added to a `main_grad`."""
 
 

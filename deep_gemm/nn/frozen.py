@@ -153,9 +153,8 @@ class FrozenLinear(Frozen):
     def forward(self, x: Tensor) -> Tensor:
         """Compute x @ w.T + bias of x `[..., k]`."""
         x = as_autocast_says(x if type(x) is Tensor else tensor("x", x))
-        out = linear(x, self.held("weight"), bias=self.bias, gran_k=self.gran_k, recipe_b=self.recipe_b)
-        assert out is not None
-        return out.to(x.dtype)
+        out: Any = linear(x, self.held("weight"), bias=self.bias, gran_k=self.gran_k, recipe_b=self.recipe_b)
+        return out.to(x.dtype)  # type: ignore[no-any-return]
 
 
 class FrozenExperts(Frozen):
@@ -218,9 +217,8 @@ class FrozenExperts(Frozen):
             products = BF16 if is_bf16 else FP8
             return apply_outside_of_graphs(x, topk_weights, *weights, rows, self.limit, products, (None, None))
         said: dict[str, Any] = {"limit": self.limit, "gran_k": self.gran_k, "recipe_b": self.recipe_b}
-        out = experts(x, topk_ids, topk_weights, *weights, w1_bias=biases[0], w2_bias=biases[1], **said)
-        assert out is not None
-        return out.to(x.dtype)
+        out: Any = experts(x, topk_ids, topk_weights, *weights, w1_bias=biases[0], w2_bias=biases[1], **said)
+        return out.to(x.dtype)  # type: ignore[no-any-return]
 
 
 def _is_usual(w: Operand) -> bool:

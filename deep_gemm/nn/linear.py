@@ -131,9 +131,8 @@ def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None, gran_k: int) -
     """Compute the layer where nobody wants a gradient."""
     if x.dtype != torch.bfloat16 or not gran_k:
         return with_columns(x, weight, bias, False, gran_k)[0]
-    out = linear(x, cast_weight(for_forward(weight)), bias=None if bias is None else bias.to(x.dtype))
-    assert out is not None
-    return out
+    bias = None if bias is None else bias.to(x.dtype)
+    return linear(x, cast_weight(for_forward(weight)), bias=bias)  # type: ignore[return-value]
 
 
 class _Linear(torch.autograd.Function):
@@ -188,12 +187,7 @@ def _forward(
     return product(a, cast_weight(weight, gran_k), bias, x, gran_k), columns
 
 
-FORWARD = Function(
-    _forward,
-    _forward,
-    lambda x, w, bias: (x, *tensors_of(w)) if bias is None else (x, *tensors_of(w), bias),
-    free=[FREE_ROWS],
-)
+FORWARD = Function(_forward, _forward, lambda x, *others: (x, *tensors_of(*others)), free=[FREE_ROWS])
 
 
 def as_matrix(x: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from ..core.operators import flops_of, gradients, operators
 from ..linear.backward import bias_gradient
 from ..moe.check import ExpertRows
 from ..moe.ops import flops_of_rows
-from . import experts, linear
-from .gradients import once
+from . import experts, linear, logprobs
+from .gradients import gradient_beside_main_grad, once
 
 
 def nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -241,3 +241,57 @@ def experts_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
 
 
 gradients("nn_experts", experts_backward, keep_experts)
+
+
+def fake_logprobs(hidden: Tensor, w: Any, ids: Tensor, temperature: float, **_: object) -> tuple[Tensor, Tensor]:
+    """Stand for the results, and for the logarithm of each row's sum."""
+    logprobs.recipes_of(hidden, w, ids, temperature)
+    return hidden.new_empty(ids.shape, dtype=torch.float32), hidden.new_empty((ids.numel(), 1), dtype=torch.float32)
+
+
+HEAD = "Tensor hidden, Tensor w, Tensor? sfw, Tensor ids, float temperature, str? group"
+operators(
+    f"nn_selected_logprobs({HEAD}, Tensor? main_grad=None) -> (Tensor, Tensor)",
+    logprobs.forward,
+    fake_logprobs,
+    has_gradients=True,
+    flops=lambda _, hidden, w, **__: 2 * hidden.numel() * w.shape[0],
+)
+operators(
+    f"nn_selected_logprobs_gradients(Tensor grad, Tensor lse, {HEAD}, bool needs_hidden, bool needs_w) "
+    "-> (Tensor, Tensor)",
+    logprobs.backward,
+    lambda hidden, w, needs_hidden, needs_w, **_: tuple(
+        x.new_empty(x.shape) if need else nothing(x, x.dtype)
+        for x, need in ((hidden, needs_hidden), (w if isinstance(w, Tensor) else w[0], needs_w))
+    ),
+    flops=lambda _, hidden, w, needs_hidden, needs_w, **__: (
+        2 * hidden.numel() * w.shape[0] * (1 + needs_hidden + needs_w)
+    ),
+)
+
+
+def keep_logprobs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep what the gradients take."""
+    hidden, w, sfw, ids, ctx.temperature, ctx.group, ctx.main_grad = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], hidden, w, sfw, ids)
+    ctx.marked = None if ctx.main_grad is None else w
+
+
+@once
+def logprobs_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    """Compute the gradients that are needed."""
+    needs_hidden, needs_w, *_ = ctx.needs_input_grad
+    said = ctx.temperature, ctx.group, needs_hidden, needs_w
+    if ctx.marked is None:
+        of_hidden, of_w = torch.ops.deep_gemm.nn_selected_logprobs_gradients(grad, *ctx.saved_tensors, *said)
+    else:
+        lse, hidden, w, _, ids = ctx.saved_tensors
+        of_hidden, _ = logprobs.backward(grad, lse, hidden, w, ids, *said, ctx.main_grad)
+        of_w = gradient_beside_main_grad(ctx.marked)
+    return of_hidden if needs_hidden else None, of_w if needs_w else None, None, None, None, None, None
+
+
+gradients("nn_selected_logprobs", logprobs_backward, keep_logprobs)

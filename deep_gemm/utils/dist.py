@@ -56,14 +56,12 @@ def dist_print(*values: object, once_in_node: bool = False, **how: Any) -> None:
     if not dist.is_initialized():
         print(*values, **how)
         return
-    prints = not once_in_node or _is_first_of_host()
+    prints, host = True, os.uname().nodename
+    if once_in_node:
+        hosts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(hosts, host)
+        prints = hosts.index(host) == dist.get_rank()
     for rank in range(dist.get_world_size()):
         if prints and rank == dist.get_rank():
             print(*values, **{"flush": True, **how})
         dist.barrier()
-
-
-def _is_first_of_host() -> bool:
-    hosts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(hosts, os.uname().nodename)
-    return hosts.index(os.uname().nodename) == dist.get_rank()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,9 +54,6 @@ UNKNOWN_TO_PEERS = (
     *((2048, n, 7168) for n in (2112, 4096, 576)),
     *((2048, 24576, 1536), (2048, 32768, 512), (2048, 7168, 16384), (2048, 7168, 2048)),
 )
-
-MOST_OPERATIONS = 1e12
-"""Limit for a random product, so that the slowest of its candidates takes only milliseconds."""
 
 ROOM_FEW = 512
 """Room for rows in each group of a masked product of FP4 weights or fine scales: more than any of its cases has."""
@@ -274,25 +270,6 @@ def chosen_of(
         return [known.get(shape) or replace(case_of(kind, shape, ()), is_judged=None) for shape in shapes]
     chosen = [known[shape] for shape in few] if quick else every
     return [case for case in chosen if is_judged is None or case.is_judged == is_judged]
-
-
-def random_shapes(count: int) -> list[tuple[int, int, int]]:
-    """Random dense sizes, as likely between 16 and 32 as between 2048 and 4096; n and k are typical of weights.
-
-    >>> random_shapes(1)
-    [(2016, 7104, 2176)]
-    """
-    rng = random.Random(0)
-    found: list[tuple[int, int, int]] = []
-
-    def size(least: int, most: int, multiple: int) -> int:
-        return max(round(math.exp(rng.uniform(math.log(least), math.log(most))) / multiple), 1) * multiple
-
-    while len(found) < count:
-        m, n, k = size(1, 8192, 1), size(512, 16384, 64), size(512, 16384, 128)
-        if 2 * m * n * k <= MOST_OPERATIONS:
-            found.append((m, n, k))
-    return found
 
 
 def parse_shapes(

@@ -28,7 +28,6 @@ from deep_gemm.across import meet_ranks, message, post_rows
 from deep_gemm.across.by_group import Facts
 from deep_gemm.across.by_peers import why_not
 from deep_gemm.across.collectives import all_gather
-from deep_gemm.across.owners import local_ids
 from deep_gemm.casts.gating import Gating
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.checks import Operand
@@ -42,7 +41,7 @@ from . import distributed_training, mega_moe, table
 from .bench import Asked, Bench, Steps
 from .cases import Shape, parse_shapes
 from .contenders import m_major
-from .distributed_training import STEP, Training, routes_of_all
+from .distributed_training import STEP, Training, local_ids, routes_of_all
 from .experts import weights_of
 from .layers import ALONE
 from .products import reason
@@ -243,7 +242,7 @@ class Work:
         yield Step(DISPATCH, GROUP, lambda: plan.forth(rows))
         yield Step(COMBINE, GROUP, lambda: plan.sum_up(plan.back(sums)))
         if self.has_fixed:
-            everywhere = layer.everywhere(self.shape[1])
+            everywhere = layer.everywhere(self.shape[1], len(x))
             back = x.new_empty(everywhere.world_size * len(x), x.shape[1])
             yield Step(DISPATCH, GROUP_FIXED, lambda: everywhere.dispatch(sent))
             yield Step(COMBINE, GROUP_FIXED, lambda: everywhere.combine(back, len(x), None))

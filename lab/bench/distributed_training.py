@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from deep_gemm.across.owners import local_ids
 from deep_gemm.casts.depths import GroupedRows, cast_along_groups, cast_silu_gradient
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8
 from deep_gemm.casts.gating import Gating
@@ -33,6 +32,12 @@ METHOD = (
     "and BF16 weights, set to None ahead of each step, the wait of the host included; product_alone: the six grouped "
     "products of a process's rows, given what they multiply; gradients of weights checked beside those of one process"
 )
+
+
+def local_ids(topk_ids: Tensor, first: int, count: int) -> Tensor:
+    """Number the experts of one process from 0 on; those of others count as none."""
+    ids = topk_ids - first
+    return ids.masked_fill_((ids < 0) | (ids >= count), -1)
 
 
 class Training:

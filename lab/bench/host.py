@@ -19,7 +19,7 @@ from deep_gemm.casts.fp8 import ROWS, k_grouped_cast_to_fp8, per_block_cast_to_f
 from deep_gemm.core.call import recorded
 from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.gpu import H200
-from deep_gemm.core.replay import Ready, numbers_of, start
+from deep_gemm.core.replay import Ready, computed, start
 from deep_gemm.gemm.api import dense, grouped
 from deep_gemm.gemm.choose.bf16 import select_bf16
 from deep_gemm.gemm.choose.fp8 import menu_of, select
@@ -160,7 +160,7 @@ def _step(layer: torch.nn.Module, *inputs: Tensor) -> Call:
 def _bare_launch(x: Tensor) -> Call:
     made = per_token_cast_to_fp8(x, mn_major=True)
     record, _ = recorded(ROWS, (x,), (False, SCALE_BLOCK, 0.0, True, False), (x,))
-    (launch,), (numbers, device) = record.launches, (numbers_of(record, [x]), x.get_device())
+    (launch,), (numbers, device) = record.launches, (computed(record, [x]), x.get_device())
     assert numbers is not None
     ready, at = Ready.of(launch, numbers), [[each.data_ptr() for each in tensors] for tensors in ((x,), made)]
 

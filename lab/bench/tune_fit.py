@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from deep_gemm.core.gpu import GPUS, Gpu
 from deep_gemm.gemm.choose.cost import NEVER, estimate
 from deep_gemm.gemm.choose.fp8 import chosen_tile, menu_by
 from deep_gemm.gemm.choose.tiles import DEPTHS_TILES, OUTPUTS_BY_NAME, SHARING_A, Tile, tiles_for
-from deep_gemm.gemm.choose.timings import FORMAT, NAMES, OF_A_GPU, Timings, measured, timings_of
+from deep_gemm.gemm.choose.timings import FORMAT, Timings, measured, timings_of
 from deep_gemm.gemm.kinds.output import Output, Sizes
 from deep_gemm.gemm.kinds.works import DENSE, WORKS
 
@@ -31,6 +31,9 @@ from .command import UsageError
 from .report import write_whole
 from .table import new_table
 
+NAMES = tuple(field.name for field in fields(Timings))
+OF_A_GPU = ("dram_tb_per_s", "evict_us")
+"""The constants that each GPU has of its own."""
 SHARPNESS = 100.0
 """A tile that costs 1% more than the lowest counts as chosen 1/e times as much."""
 WEIGHT_OF_ERRORS = 0.15

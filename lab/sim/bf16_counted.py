@@ -7,27 +7,20 @@ from dataclasses import dataclass
 import torch
 
 from deep_gemm.gemm.config.bf16 import Bf16Config
-from deep_gemm.gemm.kernel import BF16_GEMM
 from deep_gemm.gemm.kinds.works import COUNTED
 from deep_gemm.gemm.problem import Problem
 
-from .bf16_depths import run
+from .bf16_depths import Bf16DepthsTrial, run
 from .library import HostKernel
-from .product import Outcome, ProductTrial, draws, random_d_and_c, sides, sizes
+from .product import Outcome, draws, random_d_and_c, sides, sizes
 
 
 @dataclass(frozen=True)
-class Bf16CountedTrial(ProductTrial):
+class Bf16CountedTrial(Bf16DepthsTrial):
     """One list of depths."""
 
-    kernel = BF16_GEMM
     works = (COUNTED,)
-    config: Bf16Config
     ks: tuple[int, ...] = (70, 0, 129)
-    m: int = 136
-    n: int = 72
-    seed: int = 0
-    schedule: str | None = None
     on_gpu_alone: bool = True
     """Counts lie where the GPU alone knows them."""
     told: tuple[int, ...] = ()

@@ -160,32 +160,6 @@ class RowTrial(Trial):
         return part
 
 
-def ragged(which: CastConfig) -> list[RowTrial]:
-    """Columns, rows and groups that no number of a configuration divides, and the smallest ones."""
-    step = max(which.vector, which.to.format.per_byte)
-    padding, wide, at_once = 16 if which.vector > 1 else 3, 264 + which.vector, which.lanes * max(which.vector, 4)
-    sizes: dict[Groups, list[tuple[int, int, dict[str, Any]]]] = {
-        Groups.NONE: [
-            (2 * which.rows + 3, 5 * 128 + 3 * step, {}),
-            (1, step, {"padding": 0, "topk": 1}),
-            (2, 128, {}),
-            (5, 129 * step, {}),
-            *([(3, PIECES * at_once + 3 * step, {}), (2, 2 * at_once, {})] if which.lanes else ()),
-        ],
-        Groups.COUNTS: [(60, wide, {"sizes": (0, 12, 5, 1, 11)}), (3, step, {"sizes": (1, 0, 1)})],
-        Groups.UNTIL: [(60, wide, {"sizes": (0, 5, 5, 17, 50)}), (3, step, {"sizes": (3,)})],
-        Groups.ENDS: [
-            (60, wide, {"sizes": (0, 5, 5, 17, 33, 50), "alignment": 8}),
-            (11, 128, {"sizes": (3, 3, 9)}),
-            (1, step, {"sizes": (1,), "alignment": 128}),
-        ],
-    }
-    return [
-        RowTrial(which, m, k, seed, rounds_up=which.to.packs, **{"padding": padding, **more})
-        for seed, (m, k, more) in enumerate(sizes[which.groups], start=1)
-    ]
-
-
 def verdict(trial: RowTrial, p: RowCast) -> float:
     """Check what came of a trial's problem. Give the share of values that are not the reference's."""
     right, share = expected(trial), 0.0

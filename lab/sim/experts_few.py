@@ -10,9 +10,12 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from deep_gemm.casts.gating import Gating, activated
-from deep_gemm.moe.experts_few import KERNEL, FewConfig, values_of
+from deep_gemm.casts.rules import FP8_MAX, Rows
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.recipes import WHOLE
+from deep_gemm.moe.experts_few import KERNEL, MOST_TOKENS, FewConfig, values_of
 
-from ..casts import assert_near_bf16, wider
+from ..casts import assert_near_bf16, spread, wider
 from .cast_rows import OF_ACTIVATIONS
 from .launcher import How, Stage
 from .library import HostKernel
@@ -26,7 +29,7 @@ def run(
     config: FewConfig,
     b: Tensor,
     topk_ids: Tensor,
-    w: Tensor,
+    w: Rows,
     d: Tensor,
     gating: Gating = GATINGS[0],
     **how: Unpack[How],
@@ -37,12 +40,15 @@ def run(
     """
     row_of = torch.full(topk_ids.shape, -9, dtype=torch.int32)
     written = {"d": d, "row_of": None if config.is_second else row_of}
-    given, aligned = {"b": b, "topk_ids": topk_ids, "w": w}, dict.fromkeys(("b", "w", "d"), 16)
-    stage = Stage(config, given, written, aligned, ready=("topk_ids", "w") if config.is_second else (), **how)
+    given = {"b": b, "topk_ids": topk_ids, "w": w[0], "sfw": w[1]}
+    ready = ("topk_ids", "w", "sfw") if config.is_second else ()
+    stage = Stage(config, given, written, dict.fromkeys(("b", "w", "d"), 16), ready=ready, **how)
     stage.run(
         KERNEL,
         kernel,
-        lambda at: values_of(config, at["b"], at["topk_ids"], at.get("row_of"), at["w"], at["d"], gating),
+        lambda at: values_of(
+            config, at["b"], at["topk_ids"], at.get("row_of"), (at["w"], at.get("sfw")), at["d"], gating
+        ),
         stage.num_sms,
     )
     return row_of
@@ -54,6 +60,30 @@ def rows_of(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, list[tuple[int,
     of = {pair: row for row, pair in enumerate(pairs)}
     row_of = [[of.get((int(e), t), -1) for e in ids] for t, ids in enumerate(topk_ids)]
     return torch.tensor(row_of, dtype=torch.int32).view(topk_ids.shape), pairs
+
+
+def drawn_for(config: FewConfig, rows: int, shape: tuple[int, int, int], g: torch.Generator) -> tuple[Tensor, Rows]:
+    """Draw B and weights of this shape for exact sums: scales that B is cast with are powers of two."""
+    experts, n, k = shape
+    b = torch.randint(-3, 4, (rows, k), generator=g)
+    if config.scales is None:
+        return b.bfloat16(), ((torch.randint(-31, 32, shape, generator=g) / 256).bfloat16(), None)
+    columns = config.scales.columns or k
+    b[:, (k - 1) % columns :: columns] = int(FP8_MAX)
+    exponents = torch.randint(-2, 3, (rows, ceil_div(k, columns)), generator=g)
+    b = b * 2.0 ** exponents.repeat_interleave(columns, 1)[:, :k]
+    blocks = experts, ceil_div(n, config.scales.rows), 1 if config.scales == WHOLE else ceil_div(k, SCALE_BLOCK)
+    scales = 2.0 ** torch.randint(-13, -8, blocks, generator=g)
+    values = torch.randint(-3, 4, shape, generator=g).to(torch.float8_e4m3fn)
+    return b.to(torch.float32 if config.is_second else torch.bfloat16), (values, scales.float())
+
+
+def numbers_of(config: FewConfig, w: Rows) -> Tensor:
+    """Give weights as FP64 numbers."""
+    values, scales = w
+    if config.scales is None or scales is None:
+        return values.double()
+    return spread(values, scales, config.scales.rows, config.scales.columns or values.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -78,11 +108,11 @@ class FewTrial(Trial):
         draw = random.Random(f"{config.name} {seed}")
         return cls(
             config,
-            draw.choice((config.columns, draw.randint(1, config.columns))),
+            draw.choice((MOST_TOKENS, draw.randint(1, MOST_TOKENS))),
             draw.randint(1, 4),
             draw.choice((1, 3, 40, 512)),
             16 * draw.randint(1, 8) if config.is_second else 8 * draw.randint(1, 12),
-            8 * draw.choice((1, 8, 9, 17, 40)),
+            (8 if config.scales is None else 16) * draw.choice((1, 8, 9, 17, 40)),
             seed,
             gating=draw.choice(GATINGS),
             ids=draw.choice((torch.int32, torch.int64)),
@@ -98,16 +128,16 @@ class FewTrial(Trial):
             ids[torch.rand(ids.shape, generator=g, dtype=torch.float32) < 0.1] = other
         row_of, pairs = rows_of(ids, self.num_experts)
         count = ids.numel() if is_second else self.tokens
-        b = torch.randint(-3, 4, (count, self.k), generator=g).bfloat16()
+        shape = self.num_experts, self.n if is_second else 2 * self.n, self.k
+        b, w = drawn_for(self.config, count, shape, g)
         if is_second:
             b[len(pairs) :] = torch.nan
-        rows = self.n if is_second else 2 * self.n
-        w = (torch.randint(-31, 32, (self.num_experts, rows, self.k), generator=g) / 256).bfloat16()
-        d = torch.full((ids.numel(), self.n), torch.nan, dtype=torch.bfloat16)
+        numbers, is_fp32 = numbers_of(self.config, w), self.config.scales is not None and not is_second
+        d = torch.full((ids.numel(), self.n), torch.nan, dtype=torch.float32 if is_fp32 else torch.bfloat16)
         right = d.clone()
         for row, (expert, token) in enumerate(pairs):
-            product = (w[expert].double() @ b[row if is_second else token].double()).bfloat16()
-            right[row] = product if is_second else activated(product[None], self.gating)[0].bfloat16()
+            product = (numbers[expert] @ b[row if is_second else token].double()).bfloat16()
+            right[row] = product if is_second else activated(product[None], self.gating)[0].to(d.dtype)
         wide_ids = torch.cat([ids, ids + 1], 1)[:, : self.topk]
         b = b if is_second else wider(b, 8, torch.nan)
         found = run(kernel, self.config, b, wide_ids, w, d, self.gating, **self.how)
@@ -116,7 +146,9 @@ class FewTrial(Trial):
         else:
             same("row_of", found, row_of)
             same("rows without a token", d[len(pairs) :].isnan(), right[len(pairs) :].isnan())
-            assert_near_bf16(d[: len(pairs)], right[: len(pairs)], OF_ACTIVATIONS)
+            assert_near_bf16(d[: len(pairs)], right[: len(pairs)], 2.0**-13 if is_fp32 else OF_ACTIVATIONS)
+            if is_fp32:
+                return 0.0
             others = int((d[: len(pairs)] != right[: len(pairs)]).sum())
             assert others <= 2 + d.numel() // 50, f"{others} of {d.numel()} activations are rounded to another number"
         return 0.0

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deep_gemm.across.owners import local_ids
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.meeting import Room
 from deep_gemm.moe.check import ExpertRows
@@ -121,7 +120,8 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
             (ranks, room.max_tokens * sizes.topk, sizes.hidden), torch.nan, dtype=torch.float32
         ).bfloat16()
         for rank in range(ranks):
-            here = local_ids(slots.flatten(0, 1).clone(), rank * sizes.experts_here, sizes.experts_here).int()
+            ids = slots.flatten(0, 1) - rank * sizes.experts_here
+            here = ids.masked_fill((ids < 0) | (ids >= sizes.experts_here), -1).int()
             stacked = expert_rows(here, sizes.experts_here)
             y = torch.randn(room.slots * sizes.topk, sizes.hidden, generator=g, dtype=torch.float32).bfloat16()
             gathered = torch.zeros(len(y), room.row_bytes, dtype=torch.uint8)

@@ -45,7 +45,7 @@ def run(
 ) -> dict[str, Tensor]:
     """Give routes their rows on simulated SMs: the outputs by name. What the kernels leave unwritten is poison."""
     p, grid = RouteProblem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
-    found = {name: getattr(p, name).fill_(POISON) for name in OUTPUTS}
+    found = {name: getattr(p.rows, name).fill_(POISON) for name in OUTPUTS}
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
     stage = Stage(config, {"topk_ids": topk_ids}, {**found, "of_parts": of_parts}, **how)
     if config.totals == Totals.OF_PARTS:
@@ -68,8 +68,7 @@ def count(
 
 def _values(p: RouteProblem, at: Mapping[str, Tensor]) -> dict[str, Any]:
     placed = RouteProblem(at["topk_ids"], p.num_experts, p.first)
-    for name in OUTPUTS:
-        setattr(placed, name, at.get(name, getattr(p, name)))
+    placed.rows = p.rows._replace(**{name: at[name] for name in OUTPUTS if name in at})
     return route_rows.values_of(placed, at["of_parts"])
 
 

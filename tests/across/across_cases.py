@@ -268,6 +268,46 @@ def trained(world: int) -> None:
     check_trained(torch.float16, [4] * world, of_weights=torch.bfloat16)
 
 
+def as_one_process(world: int) -> None:
+    """In the batch invariant mode results have the bits of one process, in every form, trained or not."""
+    deep_gemm.set_batch_invariant(True)
+    num, counts = 2 * world, [3 + 7 * r % 11 for r in range(world)]
+    x, ids, p = tokens_of_ranks(counts, num)
+    p[ids < 0] = torch.nan
+    mine, whole = owned_experts(num), weights(num)
+    first, second = (cast(w) for w in whole)
+    here = [share_out(each, counts) for each in (x, ids, p)]
+    right = share_out(by_one(x, ids, p, (first, second))[0], counts)
+    layer = experts_with(num, own_weights(num), max_tokens=MAX_TOKENS)
+    given = torch.full_like(right, torch.nan)
+    assert layer.decode(*here, out=given) is None
+    assert same_bits(layer(*here), right) and same_bits(layer.decode(*here), right) and same_bits(given, right)
+    for products, dtype in (("fp8", torch.bfloat16), ("bf16", torch.bfloat16), ("fp8", torch.float16)):
+        one = deep_gemm.nn.Experts(num, HIDDEN, INTER, products=products)
+        for weight, w in zip((one.w1, one.w2), whole, strict=True):
+            weight.data.copy_(w)
+        x1, p1 = (each.detach().clone().requires_grad_() for each in (x.to(dtype), p))
+        out1 = one(x1, ids, p1)
+        layer = experts_with(num, (w[mine].clone() for w in whole), products=products)
+        x2, p2 = (share_out(each, counts).detach().clone().requires_grad_() for each in (x1, p1))
+        out2 = layer(x2, here[1], p2)
+        assert same_bits(out2.detach(), share_out(out1.detach(), counts)), (products, dtype)
+        with torch.no_grad():
+            assert same_bits(layer(x2, here[1], p2), out2.detach()), "not the bits of inference"
+        grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(6)).to(dtype)
+        out1.backward(grad)
+        out2.backward(share_out(grad, counts))
+        for name, leaf, of_one in (
+            ("x", x2, share_out(gradient(x1), counts)),
+            ("p", p2, share_out(gradient(p1), counts)),
+            ("w1", layer.w1, gradient(one.w1)[mine]),
+            ("w2", layer.w2, gradient(one.w2)[mine]),
+        ):
+            distance = (gradient(leaf).double() - of_one.double()).norm() / of_one.double().norm()
+            assert distance < 0.08, (products, dtype, name, distance)  # two casts of a gradient, with p and without
+    deep_gemm.set_batch_invariant(False)
+
+
 def sums_that_fp16_has_not(world: int) -> None:
     """Small sums and large ones have the bits of inference: none is rounded to FP16 on its way."""
     num, (x, ids, p) = shared_out(world)
@@ -625,7 +665,7 @@ def ranks_that_differ(world: int) -> None:
 OF_TWO: list[Callable[[int], None]] = [ranks_that_differ, sums_that_fp16_has_not, ids_of_no_expert, autocast, copies]
 OF_TWO += [casts, without_tokens, without_routes, bytes_sent]
 SOME: list[Callable[[int], None]] = [uneven, with_fp4_weights, with_finer_weights, all_to_one_expert, trained, mistakes]
-SOME += [over_ranks, to_one_rank, mega_mistakes, with_weights_by_rows, in_bf16]
+SOME += [as_one_process, over_ranks, to_one_rank, mega_mistakes, with_weights_by_rows, in_bf16]
 CASES: dict[int, list[Callable[[int], None]]] = {
     2: [*OF_TWO, *SOME, example],
     3: [in_groups_of_some, *one_in(3, SOME), dies],

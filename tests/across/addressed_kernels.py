@@ -320,15 +320,24 @@ def recipes_and_bias(config: Any, p: Launched) -> tuple[Any, Tensor | None]:
 def experts_few(config: Any, p: Launched) -> None:
     shape, n, k, experts = (p["tokens"], p["topk"]), p["n"], p["k"], p["num_experts"]
     ids = at(p["topk_ids"], shape, {4: INT32, 8: INT64}[p["id_bytes"]], (p["ids_pitch"], 1))
-    w, b = (int(at(p[name], (1,), INT64)) for name in ("map_w", "map_b"))
-    pitch = int(at(p["map_b"] + 12, (1,), INT32))
     row_of, pairs = rows_of(ids, experts)
-    weight = at(w, (experts, p["units"] * 16, k), BF16)
+    weight = at(int(at(p["map_w"], (1,), INT64)), (experts, p["units"] * 16, k), BF16 if config.scales is None else FP8)
     layout, tokens = torch.tensor(pairs, dtype=INT32).view(-1, 2).t().contiguous()
-    a = at(b, (len(pairs) if config.is_second else p["tokens"], k), BF16, (pitch * 8, 1))
+    type_of_h = BF16 if config.scales is None else FP32
+    of_b = type_of_h if config.is_second else BF16
+    a = at(p["b"], (len(pairs) if config.is_second else p["tokens"], k), of_b, (p["b_pitch"] // of_b.itemsize, 1))
+    a = a if config.is_second else a[tokens]
     h = torch.empty(len(pairs), weight.shape[1], dtype=BF16)
-    product_of_bf16_rows(a if config.is_second else a[tokens], weight, h, layout)
-    d = at(p["d"], (len(pairs), n), BF16)
+    if config.scales is None:
+        assert int(at(p["map_b"], (1,), INT64)) == p["b"]
+        product_of_bf16_rows(a, weight, h, layout)
+    else:
+        rows, columns = config.scales
+        sizes = experts, -(-weight.shape[1] // rows), -(-k // columns) if columns else 1
+        scales = at(p["sfw"], sizes, FP32, (p["sfw_stride_e"], p["sfw_stride_n"], p["sfw_stride_k"]))
+        recipes = (None, (1, 0), (1, 0)) if config.scales == WHOLE else (None, None, None)
+        product_of_stacked_rows(per_token_cast_to_fp8(a, gran_k=columns), (weight, scales), h, layout, recipes)
+    d = at(p["d"], (len(pairs), n), BF16 if config.is_second else type_of_h)
     if config.is_second:
         d.copy_(h)
         return

@@ -43,8 +43,10 @@ def test_the_example_agrees_and_would_say_if_not(lines: list[str]) -> None:
 
 
 @pytest.mark.gpu
-def test_one_gpu_over_nccl_replays_the_decode_form(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_one_gpu_over_nccl_replays_the_decode_form(tmp_path: Path, is_invariant: bool) -> None:
     """A group of one: the same calls, captured once and replayed with other tokens and routes."""
+    deep_gemm.set_batch_invariant(is_invariant)
     with group_of_one(tmp_path):
         num, hidden, inter, topk, most = 8, 512, 256, 4, 32
         g = torch.Generator("cuda").manual_seed(0)

@@ -152,6 +152,7 @@ EXAMPLES = [
     Example("linear", {"x": X, "w": B, "bias": torch.ones(N), "out": D}, "sfw", "out"),
     Example("experts", {"x": X, **ROUTED, "out": bf16(M, K), "w1": W1, "w2": W2}, "x topk_weights sfw2", "out"),
     Example("experts", {"x": X, **ROUTED, "out": bf16(M, K), **BF16_WEIGHTS}, "x topk_weights w1 w2", "out"),
+    Example("selected_logprobs", {"hidden": HALF, "weight": bf16(N, K), "ids": torch.zeros(M, dtype=torch.int64)}),
     Example("silu_mul_cast_to_fp8", {"x": X, "row_weights": torch.ones(M)}, "x row_weights"),
     Example("silu_mul_cast_to_fp8", {"x": torch.ones(GROUPS, M, K), "masked_m": int32(M, M)}),
     Example("silu_mul_cast_to_fp8", {"x": X, "ends": int32(M)}),

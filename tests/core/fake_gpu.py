@@ -103,7 +103,7 @@ def recorded_alike(gpu: FakeGpu, calls: Sequence[Callable[[], Any]], *made: str)
 
 
 def _described(launch: Launch, made: Sequence[str]) -> tuple[Any, ...]:
-    own = {launch.params.word(each.name) for each in launch.params.fields if each.name in made}
+    own = {launch.params.offset(each.name) // 8 for each in launch.params.fields if each.name in made}
     words = [0 if i in own else word for i, word in enumerate(launch.words)]
     return launch.kernel, launch.grid, launch.cluster, launch.is_dependent, launch.config, words
 

@@ -189,7 +189,7 @@ CASES = {name: Case(of, lambda x, cast=cast: cast(x), {"x": x}) for name, (of, c
         {"x": bf16(6, 256), **ROWS},
     ),
     "cast to rows of routes behind their kernel": Case(
-        routing.DEPENDENT_GATHERED,
+        routing.GATHERED,
         lambda x, **rows: routing.gather_and_cast(x, ExpertRows(**rows), is_dependent=True),
         {"x": bf16(6, 256), **ROWS},
         is_dependent=True,
@@ -213,7 +213,7 @@ CASES = {name: Case(of, lambda x, cast=cast: cast(x), {"x": x}) for name, (of, c
     ),
     "sums of rows as they are": Case(routing.SUMMED, routing.sum_rows, {"y": bf16(12, 256), "row_of": ints(6, 2)}),
     "activation of rows behind their product": Case(
-        activation.DEPENDENT, activated_behind, {**ACTIVATED, "ends": ints(2)}, is_dependent=True
+        activation.ACTIVATED, activated_behind, {**ACTIVATED, "ends": ints(2)}, is_dependent=True
     ),
     **{
         f"activation{' with'.join(['', *more])}": Case(

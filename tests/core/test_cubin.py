@@ -35,7 +35,7 @@ def counts_of(body: str) -> dict[str, int]:
     arguments = "float* p, unsigned* q, unsigned long long map, unsigned s, int n"
     source = f'extern "C" __global__ void __launch_bounds__(128, 1) k({arguments}) {{ {body} }}'
     (kernel,) = read_kernels(compiled(source).cubin)
-    return dict(kernel.counts())
+    return dict(kernel.counts)
 
 
 # ---- facts ------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_every_kernel_is_read_with_its_own_resources() -> None:
     assert set(kernels) == {"plain", "shared"}
     assert kernels["plain"].static_shared_bytes == 0
     assert kernels["shared"].static_shared_bytes == 128
-    assert [kernels[name].counts()["BAR"] for name in ("plain", "shared")] == [0, 1]
+    assert [kernels[name].counts["BAR"] for name in ("plain", "shared")] == [0, 1]
 
 
 def test_registers_and_stack_agree_with_what_ptxas_says() -> None:

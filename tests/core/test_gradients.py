@@ -179,10 +179,10 @@ TYPES = "Tensor", "Operand"
 WITHOUT_ONE = """
     align bench bench_kineto calc_diff ceil_div cell_div expert_rows explain get_paged_mqa_logits_metadata
     transform_weights_for_mega_moe transform_weights_for_mega_moe_sm90 transpose_packed_fp4 unpack_ue8m0_from_int
-    cast_back_from_fp4 ceil_to_ue8m0 uneven_all_gather
+    cast_back_from_fp4 ceil_to_ue8m0 uneven_all_gather selected_logprobs refit_
     fp8_mqa_logits fp8_fp4_mqa_logits fp8_paged_mqa_logits fp8_fp4_paged_mqa_logits
 """
-"""The functions of nothing that is trained, those whose gradient is torch's, and logits (test_indexer.py)."""
+"""The functions of nothing that is trained, those that have a gradient, and logits (test_indexer.py)."""
 
 
 def test_weights_in_parameters_are_let_through_where_they_are_copied() -> None:

@@ -14,14 +14,14 @@ from typing import Any
 
 import other_nvrtc
 import pytest
-from helpers import as_new_process, some
+from helpers import Job, as_new_process, some
 from hypothesis import given
 from hypothesis import strategies as st
 from thorough import one_in
 
 from deep_gemm.core import jit
 from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.core.jit.compiler import Job, compile_cubin, compiler_version
+from deep_gemm.core.jit.compiler import compile_cubin, compiler_version
 from deep_gemm.core.jit.cubin import Instruction, read_kernels
 from deep_gemm.core.jit.interleave import COMPILERS_THAT_INTERLEAVE, VERSION, helps, interleave, pairs
 from deep_gemm.gemm.config.decode import DecodeConfig, decode_config

@@ -16,13 +16,12 @@ from typing import Any
 
 import forked
 import pytest
-from helpers import as_new_process, raising, some
+from helpers import as_new_process, raising, some, text_sections
 
 ROOT = Path(__file__).resolve().parents[2]
 from deep_gemm.core import jit
-from deep_gemm.core.jit import compiler, ptxas_log
+from deep_gemm.core.jit import compiler, dumps, ptxas_log
 from deep_gemm.core.jit.compiler import compile_cubin
-from deep_gemm.core.jit.cubin import text_sections
 
 SCALE = 'extern "C" __global__ void scale(float* p) { p[threadIdx.x] *= 2; }'
 
@@ -214,7 +213,7 @@ def dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *variables: str, too
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("deep_gemm.core.jit.cubin.importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("deep_gemm.core.jit.dumps._warned", set())
+    dumps._warn.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     if tool:
         (tmp_path / "bin").mkdir()

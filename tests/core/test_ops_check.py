@@ -156,6 +156,11 @@ def samples() -> Iterator[Sample]:
         trained = (bf16(M, 48), bf16(M, 48), weights.bfloat16(), w1, w2, h, found, None, products)
         yield call(ops.nn_experts_gradients.default, *trained, [True] * 4, *types)
         yield call(ops.nn_experts_gradients.default, *trained, [False, False, False, True], *types)
+    tokens, lse = torch.arange(M) - 1, torch.full((M, 1), 9.0)
+    for head in ((bf16(N, K), None), B):
+        yield call(ops.nn_selected_logprobs.default, bf16(M, K), *head, tokens, 0.5, None)
+        said = bf16(M, K), *head, tokens, 0.5, None, True, head[1] is None
+        yield call(ops.nn_selected_logprobs_gradients.default, fp32(M), lse, *said)
     q, weights_of_heads, starts, ends = queries(M)
     yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends, True, 0, torch.bfloat16)
     q, weights_of_heads, contexts, table = queries_of_sequences(M)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_replay import CPU, PARAMS, Driver
+from test_replay import CPU, PARAMS, Driver, numbers_of
 from torch import Tensor
 
 from deep_gemm.core import replay
@@ -31,7 +31,7 @@ def recording(x: Tensor) -> tuple[Recording, Shadow]:
 
 def serves(record: Record, tensors: list[Tensor], stated: tuple[int, ...] = ()) -> bool:
     """Tell whether a record serves these tensors."""
-    return replay.numbers_of(record, tensors, stated) is not None and replay.are_apart(tensors, record.outputs)
+    return numbers_of(record, tensors, stated) is not None and replay.are_apart(tensors, record.outputs)
 
 
 def launch(r: Recording, *places: Any) -> None:
@@ -174,7 +174,7 @@ def test_views_lie_where_torchs_do(view: Callable[[Any], Any]) -> None:
     record = r.record([])
     served = [each for each in (rows(5), rows(9)) if serves(record, [each])]
     for given in served:
-        values, right = replay.numbers_of(record, [given]), view(given)
+        values, right = numbers_of(record, [given]), view(given)
         assert values is not None
         got = [values[i] for i in facts[0]]
         assert got == [*right.shape, *right.stride(), right.data_ptr() - given.data_ptr()]
@@ -187,7 +187,7 @@ def test_views_lie_where_torchs_do(view: Callable[[Any], Any]) -> None:
 def scratch_of(r: Recording, results: list[Shadow], given: Tensor) -> tuple[int, list[list[int]]]:
     """Give the bytes of scratch, and where the tensors of each launch lie there, for a call of this matrix."""
     record = r.record(results)
-    values = replay.numbers_of(record, [given])
+    values = numbers_of(record, [given])
     assert values is not None
     places = [
         [values[word.address.behind] for word in each.words if word.address and word.address.base is From.SCRATCH]

@@ -22,8 +22,8 @@ MODULES: dict[str, tuple[Any, Arguments]] = {
 }
 EACH = [pytest.param(each.function, each.given, id=f"{each.name} {[*each.given][-1]}") for each in all_examples()]
 EACH += [pytest.param(*call, id=name) for name, call in MODULES.items()]
-OTHERS = {"uneven_all_gather", "ceil_to_ue8m0", "calc_diff"}
-"""Functions of a group of processes, and of numbers of any type."""
+OTHERS = {"uneven_all_gather", "ceil_to_ue8m0", "calc_diff", "refit_"}
+"""Functions of a group of processes, of numbers of any type, and of modules."""
 
 
 def wrong(x: Tensor) -> Iterator[Any]:

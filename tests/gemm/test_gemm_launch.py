@@ -365,7 +365,7 @@ def test_batch_invariance_is_what_the_environment_says_until_it_is_set(
         (tile_config(64, 64, Output(is_fp32=True)), "is for another output: is_fp32"),
         (tile_config(64, 64, Output(sfb=PER_ROW)), "is for another output: sfb"),
         (tile_config(64, 64, Output(), k=512), "has no code for the tail of 9 blocks of k in runs of 4"),
-        (decode_config(8, 1, 1, 1, c=True), "is for another output: with_c"),
+        (decode_config(8, 1, 1, 1, with_c=True), "is for another output: with_c"),
     ],
 )
 def test_a_given_configuration_that_computes_something_else_is_refused(gpu: FakeGpu, config: Any, reason: str) -> None:
@@ -454,12 +454,12 @@ def test_scales_are_laid_out_by_a_kernel_in_each_call_and_only_where_they_must(
             gpu.launches.clear()
             fp8_einsum(BY_HEADS, (x, sx), w, d)
             assert [each.kernel for each in gpu.launches[:-1]] == kernels
-            assert all(each.words[params.word("sf")] == sx.data_ptr() for each in gpu.launches[:-1])
+            assert all(each.words[params.offset("sf") // 8] == sx.data_ptr() for each in gpu.launches[:-1])
     m_major = get_mn_major_tma_aligned_tensor(sx.transpose(0, 1)).transpose(0, 1)
     gpu.launches.clear()
     for _ in range(3):
         fp8_einsum(BY_HEADS, (x, m_major), w, d)
-        assert gpu.last.words[HEADS_PARAMS.word("map_sfa")] == m_major.data_ptr()
+        assert gpu.last.words[HEADS_PARAMS.offset("map_sfa") // 8] == m_major.data_ptr()
     assert len(gpu.launches) == 3
 
 

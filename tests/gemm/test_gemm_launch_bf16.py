@@ -137,10 +137,10 @@ def test_one_record_serves_all_depths_that_the_gpu_counts(gpu: FakeGpu) -> None:
     for ks in ((64, 0, 128), (1, 2, 3), (0, 0, 192), (5, 5, 5)):
         layout = int32(*ks)
         along_k(None, layout, d)
-        assert gpu.last.words[K_COUNTED_PARAMS.word("depths.counts")] == layout.data_ptr()
+        assert gpu.last.words[K_COUNTED_PARAMS.offset("depths.counts") // 8] == layout.data_ptr()
     assert gpu.records == 1
     assert len({launch.grid for launch in gpu.launches}) == 1
-    assert len({launch.words[K_COUNTED_PARAMS.word("depths.groups")] for launch in gpu.launches}) == 1
+    assert len({launch.words[K_COUNTED_PARAMS.offset("depths.groups") // 8] for launch in gpu.launches}) == 1
 
 
 def test_depths_of_the_host_are_those_of_each_call(gpu: FakeGpu) -> None:
@@ -148,7 +148,7 @@ def test_depths_of_the_host_are_those_of_each_call(gpu: FakeGpu) -> None:
     at = K_COUNTED_PARAMS.offset("depths.inline_counts") // 8
     for ks in ([3, 0, 100], [100, 3, 0], [3, 0, 100]):
         along_k(ks, None, d)
-        assert gpu.last.words[K_COUNTED_PARAMS.word("depths.counts")] == 0
+        assert gpu.last.words[K_COUNTED_PARAMS.offset("depths.counts") // 8] == 0
         assert gpu.last.words[at : at + 2] == (ks[0] | ks[1] << 32, ks[2])
 
 

@@ -89,8 +89,8 @@ def test_a_record_of_other_rows_launches_what_a_call_without_any_does(
         a, b, d, layout = operands(m, [0, 0, m] if is_ends else [0] * m)
         calls.append(partial(product, a, b, d, layout, use_psum_layout=is_ends))
     assert recorded_alike(gpu, calls) < len({*ms})
-    assert gpu.last.words[params.word("groups.layout")] == layout.data_ptr()
-    assert gpu.last.words[params.word("d")] == d.data_ptr()
+    assert gpu.last.words[params.offset("groups.layout") // 8] == layout.data_ptr()
+    assert gpu.last.words[params.offset("d") // 8] == d.data_ptr()
 
 
 def test_groups_that_share_a_weight_share_it_in_the_map_too(gpu: FakeGpu) -> None:
@@ -98,7 +98,7 @@ def test_groups_that_share_a_weight_share_it_in_the_map_too(gpu: FakeGpu) -> Non
     shared = on_gpu(b[:1].expand(b.shape)), sfb[:1].expand(sfb.shape)
     for _ in range(2):
         deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, shared, d, layout)
-        assert gpu.last.words[ROWS_PARAMS.word("map_b")] == b.data_ptr()
+        assert gpu.last.words[ROWS_PARAMS.offset("map_b") // 8] == b.data_ptr()
     of_b = next(x for x in gpu.launches[0].maps if x.sizes == (512, 256, 3))
     assert of_b.strides == (512, 0)
     assert gpu.records == 1
@@ -108,7 +108,7 @@ def test_a_layout_that_was_left_out_is_made_for_each_call(gpu: FakeGpu) -> None:
     a, b, d, _ = operands(600, [0] * 600)
     for _ in range(2):
         deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, num_groups=3)
-        assert gpu.last.words[ROWS_PARAMS.word("groups.layout")] != 0
+        assert gpu.last.words[ROWS_PARAMS.offset("groups.layout") // 8] != 0
 
 
 def test_a_layout_inside_of_the_output_is_looked_at_closely(gpu: FakeGpu) -> None:
@@ -179,11 +179,11 @@ def test_everything_has_an_address_of_its_own(gpu: FakeGpu) -> None:
             "map_b": p.b,
         }
         for name, x in named.items():
-            assert gpu.last.words[ROWS_SILU_PARAMS.word(name)] == some(x).data_ptr(), name
+            assert gpu.last.words[ROWS_SILU_PARAMS.offset(name) // 8] == some(x).data_ptr(), name
     assert gpu.last.kernel == "fp8_gemm_m_grouped_contiguous_silu"
     assert gpu.records == 1, "the second call is like the first"
     call(problem(has_weights=False))
-    assert gpu.last.words[ROWS_SILU_PARAMS.word("activation.row_weights")] == 0
+    assert gpu.last.words[ROWS_SILU_PARAMS.offset("activation.row_weights") // 8] == 0
 
 
 def test_a_call_like_one_before_is_not_checked_again(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_scales_that_lie_otherwise_are_copied(gpu: FakeGpu) -> None:
     p = problem()
     for _ in range(2):
         call(p._replace(sfa=p.sfa.contiguous()))
-        assert gpu.last.words[ROWS_SILU_PARAMS.word("map_sfa")] % 16 == 0
+        assert gpu.last.words[ROWS_SILU_PARAMS.offset("map_sfa") // 8] % 16 == 0
 
 
 def test_a_configuration_for_something_else_is_refused(gpu: FakeGpu) -> None:
@@ -287,7 +287,7 @@ def test_scales_by_64_go_to_the_map(gpu: FakeGpu) -> None:
     sfa = torch.empty_strided((300, 8), (1, 300)).copy_(p.sfa)
     for _ in range(2):
         product_of_rows_by_64((on_gpu(p.a), sfa), (p.b, p.sfb), on_gpu(p.d), p.c)
-        assert gpu.last.words[ROWS_PARAMS_SILU.word("map_sfa")] == sfa.data_ptr()
+        assert gpu.last.words[ROWS_PARAMS_SILU.offset("map_sfa") // 8] == sfa.data_ptr()
     assert gpu.records == 1
     of_scales = next(x for x in gpu.launches[0].maps if x.sizes == (300, 8, 1))
     assert of_scales.box[1] == 2

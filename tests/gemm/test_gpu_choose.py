@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 
 import pytest
@@ -12,13 +13,30 @@ from deep_gemm.core.gpu import gpu_of
 from deep_gemm.gemm.choose.tiles import OUTPUTS_BY_NAME
 from deep_gemm.gemm.kinds.output import Output
 from lab.bench import tune
-from lab.bench.cases import Case, random_shapes
+from lab.bench.cases import Case
 from lab.bench.timing import L2Flush
 
 pytestmark = pytest.mark.gpu
 
 SHAPES = 20
 MOST = 1.15
+MOST_OPERATIONS = 1e12
+"""Limit for a random product, so that the slowest of its candidates takes only milliseconds."""
+
+
+def random_shapes(count: int) -> list[tuple[int, int, int]]:
+    """Random dense sizes, as likely between 16 and 32 as between 2048 and 4096; n and k are typical of weights."""
+    rng = random.Random(0)
+    found: list[tuple[int, int, int]] = []
+
+    def size(least: int, most: int, multiple: int) -> int:
+        return max(round(math.exp(rng.uniform(math.log(least), math.log(most))) / multiple), 1) * multiple
+
+    while len(found) < count:
+        m, n, k = size(1, 8192, 1), size(512, 16384, 64), size(512, 16384, 128)
+        if 2 * m * n * k <= MOST_OPERATIONS:
+            found.append((m, n, k))
+    return found
 
 
 def test_the_chosen_configuration_is_within_15_percent_of_the_best_and_takes_what_the_cost_says() -> None:

@@ -74,6 +74,12 @@ def test_a_kernel_of_ones_own_agrees_with_torch(printed_by: Run) -> None:
     assert printed_by("own_kernel").endswith(": equal to torch: True\n")
 
 
+def test_probabilities_of_samples_are_the_same_in_training(printed_by: Run) -> None:
+    with pytest.raises(SystemExit) as ended:
+        printed_by("exact_rl")
+    assert ended.value.code == 0
+
+
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, printed_by: Run) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with pytest.raises(SystemExit, match="expected to be started by torchrun"):

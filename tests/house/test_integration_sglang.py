@@ -152,6 +152,10 @@ def own_linear(
     return f"SGLang's {act_scale_ue8m0}"
 
 
+def own_mode(enable_bmm: bool = True) -> str:
+    return f"SGLang's {enable_bmm}"
+
+
 @contextmanager
 def use_symmetric_memory(group_coordinator: Any, disabled: bool = False) -> Iterator[None]:
     assert (group_coordinator, disabled) == ("the group", False)
@@ -177,7 +181,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         },
         "sglang.srt.utils": {"is_sm90_supported": lambda: True},
         "sglang.srt.plugins.hook_registry": {"HookRegistry": HookRegistry, "HookType": HookType},
-        "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": lambda: False},
+        plugin.MODE[0]: {plugin.MODE[1]: own_mode},
         "sglang.srt.distributed.device_communicators.pynccl_allocator": {"use_symmetric_memory": use_symmetric_memory},
         FP8_UTILS: {
             **{NAME_OF_LINEAR: own_linear, NAME_OF_ROW_LINEAR: own_row_linear, "use_triton_w8a8_fp8_kernel": False},
@@ -218,7 +222,8 @@ def test_hooks_stand_around_the_functions_that_are_there(
         del sglang[FP8_UTILS].use_triton_w8a8_fp8_kernel
     plugin.register()
     of_rows = [f"{FP8_UTILS}.{NAME_OF_ROW_LINEAR}"] * is_there
-    assert [*HookRegistry._hooks] == [f"{FP8_UTILS}.{NAME_OF_LINEAR}", f"{RUNNER}.MoeRunner.run", *of_rows]
+    linear, mode = f"{FP8_UTILS}.{NAME_OF_LINEAR}", ".".join(plugin.MODE)
+    assert [*HookRegistry._hooks] == [mode, linear, f"{RUNNER}.MoeRunner.run", *of_rows]
     told = f"deep_gemm leaves out row_linear_or: sglang 0.5.23 has no {FP8_UTILS}.use_triton_w8a8_fp8_kernel"
     assert said(caplog) == [told] * (not is_there)
 
@@ -334,8 +339,6 @@ def test_which_linear_layers_are_left_to_sglang(hooked: Any, caplog: pytest.LogC
     with caplog.at_level(logging.INFO, plugin.logger.name):
         assert there(**usual, act_scale_ue8m0=True) == "SGLang's True"
     assert "leaves a linear layer to SGLang: casts activations with scales in FP32" in caplog.text
-    sys.modules[OURS].is_batch_invariant_mode_enabled = lambda: True  # type: ignore[attr-defined]
-    assert there(**usual) == "SGLang's False"
 
 
 @pytest.mark.parametrize("shape", [(72, 1), (72,), (1,), ()])
@@ -372,8 +375,6 @@ def test_which_linear_layers_by_rows_are_left_to_sglang(hooked: Any, caplog: pyt
         setattr(utils, name, other)
         assert there(**usual) == "SGLang's False", name
         setattr(utils, name, before)
-    sys.modules[OURS].is_batch_invariant_mode_enabled = lambda: True  # type: ignore[attr-defined]
-    assert there(**usual) == "SGLang's False"
 
 
 X = torch.randn(3, 160).bfloat16()
@@ -514,6 +515,20 @@ def test_other_weights_and_tokens_are_left_to_sglang(hooked: Any, caplog: pytest
     assert "leaves experts to SGLang: the intermediate size 96 is no multiple of 128" in caplog.text
 
 
+def test_its_batch_invariant_mode_is_ours_too_and_layers_stay(hooked: Any) -> None:
+    assert not deep_gemm.get_batch_invariant()
+    assert hooked[plugin.MODE[0]].enable_batch_invariant_mode(enable_bmm=False) == "SGLang's False"
+    assert deep_gemm.get_batch_invariant()
+    w, sf = weight_of(72, 144)
+    x = torch.randn(2, 144).bfloat16()
+    by_rows = torch.rand(72, 1)
+    assert torch.equal(getattr(hooked[FP8_UTILS], NAME_OF_LINEAR)(x, w, [128, 128], sf), linear(x, (w, sf)))
+    assert torch.equal(getattr(hooked[FP8_UTILS], NAME_OF_ROW_LINEAR)(x, w.t(), by_rows), linear(x, (w, by_rows)))
+    given, w1, w2 = weights_of_experts("Triton")
+    got = hooked[RUNNER].MoeRunner(MoeRunnerConfig()).run(tokens(), given)
+    assert torch.equal(got.hidden_states, experts(X, IDS, WEIGHTS, w1, w2))
+
+
 def test_a_field_of_a_newer_release_must_have_its_default(hooked: Any) -> None:
     given, w1, w2 = weights_of_experts("Triton")
     newer = record("MoeRunnerConfig", (), {**CONFIG, "gate_is_softened": 0.0})
@@ -528,5 +543,3 @@ def test_what_is_asked_for_by_name_is_left_alone(hooked: Any) -> None:
         sys.modules[OURS].get_moe_runner_backend = lambda asked=backend: asked  # type: ignore[attr-defined]
         got = hooked[RUNNER].MoeRunner(MoeRunnerConfig()).run(tokens(), given)
         assert isinstance(got, Combined) == is_taken
-    sys.modules[OURS].is_batch_invariant_mode_enabled = lambda: True  # type: ignore[attr-defined]
-    assert hooked[RUNNER].MoeRunner(MoeRunnerConfig()).run(tokens(), given) == "SGLang's"

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import sys
+from abc import ABC
 from collections.abc import Iterator
 from enum import Enum
 from functools import partial
@@ -65,6 +66,10 @@ class RowLinear:
         raise NotImplementedError
 
 
+class Cutlass(RowLinear, ABC):
+    """The class whose kernels vLLM takes as batch invariant."""
+
+
 class FusedMoEConfig:
     swiglu_limit: float | None = None
     swiglu_alpha: float | None = None
@@ -89,6 +94,7 @@ class Experts:
             and kind._supports_activation(config.activation)
             and kind._supports_parallel_config(config.moe_parallel_config)
             and form == kind.activation_format()
+            and (kind._supports_batch_invariance() or not sys.modules["vllm.envs"].VLLM_BATCH_INVARIANT)
         )
         return asked, None if asked else "no"
 
@@ -144,6 +150,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     kernels: dict[str, Any] = {
         "_POSSIBLE_FP8_BLOCK_KERNELS": {Named.CUDA: []},
         "_POSSIBLE_FP8_KERNELS": {Named.CUDA: []},
+        "CutlassFP8ScaledMMLinearKernel": Cutlass,
     }
     plain = {"backend_to_kernel_cls": backend_to_kernel_cls, "_get_priority_backends": plain_in_order}
     with_biases = type("FusedMoEExperts", (), {"w1_bias": None, "w2_bias": None})
@@ -387,8 +394,6 @@ def test_which_linear_layers_are_taken(vllm: Any) -> None:
     refused["activation_quant_key"] = linear_config().weight_quant_key
     for name, value in {**refused, "weight_quant_key": linear_config().activation_quant_key}.items():
         assert not kind.can_implement(linear_config(**{name: value}))[0], name
-    vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
-    assert kind.can_implement(linear_config()) == (False, "is not batch invariant")
 
 
 def test_which_linear_layers_by_rows_are_taken(vllm: Any) -> None:
@@ -403,8 +408,26 @@ def test_which_linear_layers_by_rows_are_taken(vllm: Any) -> None:
         assert kind.can_implement(linear_config(weight_quant_key=key(*shape), **static)) == (True, None)
     for other in ({"weight_quant_key": key(128, 128)}, {"out_dtype": torch.float16}, {"weight_shape": (72, 136)}):
         assert not kind.can_implement(linear_config(**{"weight_quant_key": key(-1, 1), **static} | other))[0], other
+
+
+@pytest.mark.parametrize("first", ["the start", "DeepGemmLinear", "DeepGemmRowLinear", "DeepGemmExperts"])
+def test_its_batch_invariant_mode_is_ours_too_and_layers_stay(vllm: Any, first: str) -> None:
+    """Whether vLLM is in it when the plugin starts, or is asked later, before it chooses a first layer."""
+    vllm["vllm.envs"].VLLM_BATCH_INVARIANT = first == "the start"
+    plugin.register()
+    assert deep_gemm.get_batch_invariant() == (first == "the start")
     vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
-    assert kind.can_implement(linear_config(weight_quant_key=key(-1, 1))) == (False, "is not batch invariant")
+    layers = importlib.import_module(OURS)
+    by_row = SimpleNamespace(scale=SimpleNamespace(group_shape=(-1, 1)))
+    choices: dict[str, Any] = {
+        "DeepGemmLinear": lambda: layers.DeepGemmLinear.can_implement(linear_config())[0],
+        "DeepGemmRowLinear": lambda: layers.DeepGemmRowLinear.can_implement(linear_config(weight_quant_key=by_row))[0],
+        "DeepGemmExperts": lambda: takes(layers.DeepGemmExperts, config()),
+    }
+    for name in sorted(choices, key=lambda name: name != first):
+        assert choices[name](), name
+        assert deep_gemm.get_batch_invariant()
+    assert isinstance(layers.DeepGemmRowLinear(None, ()), Cutlass)  # else vLLM multiplies in BF16
 
 
 @pytest.mark.parametrize("shape", [(72, 1), (72,), (1,), ()])

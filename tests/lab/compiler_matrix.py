@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 import checkout  # noqa: F401
 import machine_code
 import other_nvrtc
+from helpers import Job
 from thorough import sample
 
-from deep_gemm.core.jit.compiler import Job, full_options
+from deep_gemm.core.jit.compiler import full_options
 from deep_gemm.core.jit.cubin import report
 from deep_gemm.core.kernel import CodePlan, Kernel
 from deep_gemm.gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import checkout  # noqa: F401
-from helpers import compile_many
+from helpers import Job, compile_many, text_sections
 from thorough import covering, values
 
 from deep_gemm.casts.cast_tiles import KERNEL as CAST_TILES
 from deep_gemm.casts.cast_tiles import turns_blocks
 from deep_gemm.core.check.recipes import E2M1, MX, PER_64, PER_ROW, WHOLE, Scales
-from deep_gemm.core.jit.compiler import Job, compiler_version
-from deep_gemm.core.jit.cubin import text_sections
+from deep_gemm.core.jit.compiler import compiler_version
 from deep_gemm.gemm.choose.tiles import skipping
 from deep_gemm.gemm.config.bf16 import bf16_config
 from deep_gemm.gemm.config.decode import DecodeConfig, decode_config
@@ -85,7 +84,7 @@ HEADS = (
     tile_config(128, 128, Output(is_fp32=True, adds_to_d=True, work=works.HEADS), k=128),
     tile_config(128, 128, Output(is_fp32=True, sfb=PER_ROW, work=works.HEADS)),
     decode_config(8, 1, 1, 2, work=works.HEADS),
-    decode_config(32, 1, 2, 2, c=True, work=works.HEADS),
+    decode_config(32, 1, 2, 2, with_c=True, work=works.HEADS),
 )
 LOGITS = {
     logits_kernel.IN_ROWS: (
@@ -124,8 +123,8 @@ OF_BF16 = (
 DECODE = (
     decode_config(8, 1, 4, 2),
     decode_config(16, 2, 1, 2),
-    decode_config(32, 1, 3, 2, fp32=True),
-    decode_config(64, 1, 1, 2, c=True),
+    decode_config(32, 1, 3, 2, is_fp32=True),
+    decode_config(64, 1, 1, 2, with_c=True),
 )
 WHOLE_SCALES = Output(sfa=WHOLE, sfb=WHOLE)
 WHOLE_AND_BIASES = (
@@ -134,7 +133,7 @@ WHOLE_AND_BIASES = (
     tile_config(128, 128, replace(WHOLE_SCALES, with_c=True, c_is_fp32=True, work=works.COUNTS)),
     tile_config(128, 256, Output(with_c=True, c_is_fp32=True, work=works.IDS)),
     decode_config(16, 2, 3, 2, sfa=WHOLE, sfb=WHOLE),
-    decode_config(8, 1, 1, 2, c=True, c32=True, work=works.ENDS, sfa=WHOLE, sfb=WHOLE),
+    decode_config(8, 1, 1, 2, with_c=True, c_is_fp32=True, work=works.ENDS, sfa=WHOLE, sfb=WHOLE),
 )
 SKIPPING = tuple(
     skipping(config, columns)

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deep_gemm.core.jit.compiler import CompiledKernel, Job
+    from helpers import Job
+
+    from deep_gemm.core.jit.compiler import CompiledKernel
 
 OLDEST = "12.8.93"
 """The oldest that is supported, and the last that does not interleave FFMAs."""

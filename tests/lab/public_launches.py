@@ -246,11 +246,12 @@ def spell(words: Iterable[int], params: Params, memory: Tensor, ahead: int = 0) 
     Maps may begin up to `ahead` bytes before the memory.
     """
     maps, pointers = (
-        {params.word(field.name) for field in params.fields if field.kind is kind} for kind in (Kind.MAP, Kind.POINTER)
+        {params.offset(field.name) // 8 for field in params.fields if field.kind is kind}
+        for kind in (Kind.MAP, Kind.POINTER)
     )
     # The simulator's maps hold where their tensor begins too, and a list of numbers may be one of ranks' addresses.
     may_be_addresses = {
-        params.word(field.name) + i
+        params.offset(field.name) // 8 + i
         for field in params.fields
         if field.kind in (Kind.POINTER, Kind.MAP, Kind.UINT64)
         for i in range(field.num_bytes // 8)

@@ -20,10 +20,10 @@ import oldest_release
 import other_nvrtc
 import pytest
 from compiler_matrix import MINORS, Kept, cases, outcomes, same_code
-from helpers import compile_many, some
+from helpers import Job, compile_many, some
 from thorough import ALL, sample
 
-from deep_gemm.core.jit.compiler import CompiledKernel, Job
+from deep_gemm.core.jit.compiler import CompiledKernel
 from deep_gemm.core.jit.cubin import report
 from lab import releases
 from lab.gates import violations

@@ -22,6 +22,7 @@ from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.jit.cubin import KernelReport, read_kernels, report
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.gemm.kinds.works import IDS
+from deep_gemm.gemm.softmax_piece import SoftmaxConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.kernels import KERNELS, ORDINARY
 from lab.gates import violations
@@ -111,6 +112,13 @@ def scales(config: ScalesConfig, found: KernelReport, cubin: bytes) -> Iterator[
     yield moves == [each] * 4, "each scale is loaded, laid down, taken up and stored once"
 
 
+def softmax(config: SoftmaxConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
+    numbers, others = (3, 0) if config.is_backward else (2, 2)  # a logarithm, and the quotient of the CTA's number
+    yield found.counts["LDG"] == 4 + numbers, "each logit is loaded once, four at a time"
+    yield found.counts["MUFU"] == 16 + others, "each logit has one exponential"
+    yield found.counts["STG"] == (4 if config.is_backward else 2), "a gradient is written once, four at a time"
+
+
 def decode(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     # A release at a cluster's scope is a barrier for the whole GPU of half a microsecond. Zeros of padding have one.
     yield found.counts["MEMBAR"] == (config.work is IDS), "a cluster's sums cross without a release"
@@ -137,6 +145,7 @@ MORE: dict[str, Callable[[Any, KernelReport, bytes], Iterator[tuple[bool, str]]]
     "cast_depths": cast_of_depths,
     "fp8_gemm_decode": decode,
     "lay_scales": scales,
+    "softmax_piece": softmax,
     "gather_weighted": sums,
     "gather_weighted_many": sums,
     "hc_prenorm_few": few_rows,

@@ -48,7 +48,7 @@ def test_every_wrapper_assembles(n: int) -> None:
     cubin, log = compile_all(n)
     assert "error" not in log
     (kernel,) = read_kernels(cubin)
-    counts = kernel.counts()
+    counts = kernel.counts
     assert counts["QGMMA"] == 4 + 1 + 2 + 4 + 2, "the wrong number of FP8 tensor core instructions"
     assert counts["HGMMA"] == 4 + 1, "the wrong number of BF16 tensor core instructions"
     assert counts["USETMAXREG"] == 2

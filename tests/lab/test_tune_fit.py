@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from deep_gemm.core.gpu import H100, H200
 from deep_gemm.gemm.choose import timings
 from deep_gemm.gemm.choose.tiles import OUTPUTS_BY_NAME, tiles_for
-from deep_gemm.gemm.choose.timings import NAMES, OF_A_GPU, Timings
+from deep_gemm.gemm.choose.timings import Timings
 from deep_gemm.gemm.kinds.output import Output
 from lab.__main__ import app
 from lab.bench import tune_fit
-from lab.bench.tune_fit import Collected, Product
+from lab.bench.tune_fit import NAMES, OF_A_GPU, Collected, Product
 
 pytestmark = pytest.mark.release
 

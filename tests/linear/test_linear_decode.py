@@ -31,7 +31,7 @@ def layer(m: int, n: int = N, k: int = K, scales: tuple[int, ...] | None = None)
 
 
 def word(gpu: FakeGpu, member: str) -> int:
-    return gpu.last.words[KERNEL.params.word(member)]
+    return gpu.last.words[KERNEL.params.offset(member) // 8]
 
 
 @pytest.mark.parametrize("m", [1, 3, MAX_ROWS])

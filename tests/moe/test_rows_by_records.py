@@ -16,7 +16,7 @@ from deep_gemm.casts.rules import empty_scales
 from deep_gemm.core.check import checks
 from deep_gemm.core.settings import set_num_sms
 from deep_gemm.gemm.api.grouped import product_of_stacked_groups, product_of_stacked_rows
-from deep_gemm.gemm.packed import depth_of
+from deep_gemm.gemm.packed import is_packed
 from deep_gemm.moe.activation import activated_product_of_rows
 
 GROUPS, N, ROWS = 3, 512, (700, 1, 2, 5, 64, 699, 4096, 4097)
@@ -39,6 +39,10 @@ def weight(k: int, is_fp4: bool = False) -> Fp8:
     if is_fp4:
         return torch.empty(GROUPS, N, k // 2, dtype=torch.uint8), torch.empty(GROUPS, N, k // 32, dtype=torch.uint8)
     return torch.empty(GROUPS, N, k, dtype=torch.float8_e4m3fn), torch.empty(GROUPS, N // 128, -(-k // 128))
+
+
+def depth_of(w: Fp8) -> int:
+    return w[0].shape[-1] * (2 if is_packed(w) else 1)
 
 
 def stacked(m: int, w: Fp8) -> Callable[[], object]:

@@ -188,7 +188,7 @@ def tensor_parallel() -> None:
             x = numbers(2, tokens, HIDDEN)
             with torch.no_grad():
                 near([whole_of(model(x))], [whole(x)])
-                near_in_all([model.up(x)], [whole.up(x).chunk(RANKS, dim=-1)[RANK]])  # rows of w are whole here
+                assert torch.equal(model.up(x), whole.up(x).chunk(RANKS, dim=-1)[RANK])  # rows of w are whole here
             near(gradients(model, x, weight), gradients(whole, x, weight))
             model.requires_grad_(False)  # a model that passes gradients on
             leaf = x.clone().requires_grad_()
@@ -200,11 +200,36 @@ def tensor_parallel() -> None:
         near(gradients(compiled, x, weight), gradients(whole, x, weight))
 
 
+def logprobs() -> None:
+    """A vocabulary that ranks share has the bits of a whole one, and its gradients; an uneven share is refused."""
+    rows, vocabulary = (4096, RANKS * 4096) if DEVICE == "cuda" else (128, RANKS * 128)
+    hidden, head = numbers(40, HIDDEN).bfloat16(), numbers(vocabulary - 40, HIDDEN).bfloat16()
+    ids = torch.arange(40, device=DEVICE) * (vocabulary // 40 - 1)
+    mine = head[RANK * rows : (RANK + 1) * rows]
+    deep_gemm.set_batch_invariant(True)
+    found: list[list[Any]] = []
+    for weight, group in ((mine, dist.group.WORLD), (head, None)):
+        leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
+        made = deep_gemm.selected_logprobs(leaves[0], leaves[1], ids, group=group)
+        torch.autograd.backward(made.square().sum())
+        found.append([made, *(x.grad for x in leaves)])
+        cast = deep_gemm.per_block_cast_to_fp8(weight)
+        found[-1].append(deep_gemm.selected_logprobs(hidden, cast, ids, group=group))
+    (made, of_hidden, of_mine, by_fp8), (right, of_whole_hidden, of_head, right_by_fp8) = found
+    assert torch.equal(made, right) and torch.equal(by_fp8, right_by_fp8)
+    near([of_hidden, of_mine], [of_whole_hidden, of_head[RANK * rows : (RANK + 1) * rows]], 0.01)
+    try:
+        deep_gemm.selected_logprobs(hidden, mine[: 40 + 8 * RANK], ids, group=dist.group.WORLD)
+        assert RANKS == 1
+    except ValueError as error:
+        assert str(error).startswith("weight: expected a multiple of 128 rows on every rank but the last, got [40, ")
+
+
 if __name__ == "__main__":
     if DEVICE == "cuda":
         torch.cuda.set_device(RANK)
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
-    for way in (ddp, fsdp, experts_across, tensor_parallel):
+    for way in (ddp, fsdp, experts_across, tensor_parallel, logprobs):
         if way.__name__ in sys.argv[1:]:
             way()
             print(f"{way.__name__}: same")

@@ -10,7 +10,7 @@ import torch
 from nn_cases import said_by_ranks
 from thorough import up_to
 
-WAYS = ["ddp", "fsdp", "experts_across", "tensor_parallel"]
+WAYS = ["ddp", "fsdp", "experts_across", "tensor_parallel", "logprobs"]
 
 
 def test_two_processes_have_what_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +48,14 @@ def learns(ranks: int, steps: int = 60) -> None:
 def test_the_example_learns_and_gives_its_weights_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     learns(2, up_to(60, 20))
+
+
+def test_two_ranks_sample_and_train_with_the_same_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    program = "from examples import exact_rl as example; example.STEPS = 2; example.STEPS_WITHOUT = 1; example.main()"
+    out, other = said_by_ranks("-c", program)
+    assert re.findall(r"^on +\d+ +\d\.\d+ +(\S+)$", out, re.MULTILINE) == ["0.00e+00"] * 2
+    assert other == ""
 
 
 @pytest.mark.gpu

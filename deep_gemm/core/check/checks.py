@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..shadow import TENSORS
-from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, whole_elements
+from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, address, align, byte_span, ceil_div, whole_elements
 from .memory import copied, empty
 from .numbers import as_integer
 from .recipes import E4M3
@@ -112,10 +112,8 @@ def written(name: str, d: object) -> None:
 
 def without_gradients(given: Mapping[str, Tensor]) -> None:
     """Refuse, in grad mode, each of these that requires a gradient, a leaf too, which would be lost here."""
-    if torch.is_grad_enabled():
-        for name, x in given.items():
-            if x.requires_grad:
-                refuse_gradient(name)
+    for name, x in given.items():
+        written(name, x)
 
 
 def wants_gradient(*given: object) -> bool:
@@ -253,8 +251,7 @@ def rows(name: str, x: Tensor, axis: str) -> None:
     """Check that rows are contiguous along `axis` and that their pitch and address are multiples of 16 bytes."""
     if not x.is_contiguous() or x.shape[-1] * x.element_size() % ADDRESS_ALIGNMENT:
         _row_strides(name, x, axis)
-    if has_memory(x) and x.data_ptr() % ADDRESS_ALIGNMENT:
-        raise ValueError(f"{name}: expected an address that is a multiple of 16 bytes, got {x.data_ptr():#x}")
+    address(name, x, ADDRESS_ALIGNMENT)
 
 
 def _row_strides(name: str, x: Tensor, axis: str) -> None:
@@ -311,8 +308,7 @@ def outputs(
     if c is not None and c is not d:
         given["c"] = c
     for name, x in given.items():
-        has_type(name, tensor(name, x), dtypes)
-        bind(name, x, axes, sizes)
+        shaped(name, x, dtypes, axes, sizes)
     same_device(inputs, a.device)
     same_device(given, a.device)
     dtype = d.dtype if d is not None else c.dtype if c is not None else default_dtype
@@ -334,8 +330,7 @@ def bias(
     if x is None:
         return None
     inputs[name] = shaped(name, x, OUTPUT_TYPES, axes, sizes)
-    if wants_gradient(x):
-        refuse_gradient(name)
+    written(name, x)
     if not x.is_contiguous() or (has_memory(x) and x.data_ptr() % ADDRESS_ALIGNMENT):
         raise ValueError(f"{name}: expected contiguous rows from a multiple of 16 bytes on, got strides {x.stride()}")
     return x.float() if x.dtype != dtype == torch.float32 else x

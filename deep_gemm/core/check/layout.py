@@ -167,12 +167,15 @@ def empty_mn_major(sf: Tensor, num_k_blocks: int | None = None) -> Tensor:
     return empty("scales laid out for TMA", (*outer, num_k_blocks), dtype, sf.device, strides)
 
 
+def address(name: str, x: Tensor, alignment: int) -> None:
+    """Check that a tensor begins at a multiple of so many bytes."""
+    if has_memory(x) and x.data_ptr() % alignment:
+        raise ValueError(f"{name}: expected an address that is a multiple of {alignment} bytes, got {x.data_ptr():#x}")
+
+
 def whole_elements(name: str, x: Tensor) -> None:
     """Check that a tensor begins at a multiple of its element's size: one made from a buffer may begin at any byte."""
-    if has_memory(x) and x.data_ptr() % x.element_size():
-        raise ValueError(
-            f"{name}: expected an address that is a multiple of {x.element_size()} bytes, got {x.data_ptr():#x}"
-        )
+    address(name, x, x.element_size())
 
 
 def check_dense(name: str, x: object) -> None:

@@ -138,7 +138,13 @@ def _compiled(source: str, headers: Mapping[str, str], name: str, passes: Sequen
         raise CompilerMissing(f"{name} is not among the compiled kernels in {places}. {error}") from error
     kernel = applied(passes, kernel)
     if settings().jit_debug:
-        _print_compiled(kernel, passes, time.perf_counter() - start)
+        ms = (time.perf_counter() - start) * 1e3
+        # To stderr, because an engine may use its standard output as a protocol.
+        print(
+            f"deep_gemm: compiled {kernel.name} in {ms:.0f} ms, {len(kernel.cubin)} bytes, NVRTC {kernel.compiler}\n"
+            f"  options: {' '.join(full_options(DEFAULT_OPTIONS))}\n  passes: {[p.name for p in passes]}\n{kernel.log}",
+            file=sys.stderr,
+        )
     return kernel
 
 
@@ -157,13 +163,3 @@ def _warn_if_slow(kernel: CompiledKernel) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def _print_compiled(kernel: CompiledKernel, passes: Sequence[Pass], seconds: float) -> None:
-    options = " ".join(full_options(DEFAULT_OPTIONS))
-    # To stderr, because an engine may use its standard output as a protocol.
-    print(
-        f"deep_gemm: compiled {kernel.name} in {seconds * 1e3:.0f} ms, {len(kernel.cubin)} bytes, "
-        f"NVRTC {kernel.compiler}\n  options: {options}\n  passes: {[p.name for p in passes]}\n{kernel.log}",
-        file=sys.stderr,
-    )

@@ -125,9 +125,19 @@ class KernelCache:
 
     def newest_compiler(self) -> str | None:
         """The build of NVRTC that made the newest kernel which may be loaded; None if there is none. It is kept."""
-        if self._newest_compiler is None:
-            self._newest_compiler = self._find_newest_compiler()
-        return self._newest_compiler
+        if self._newest_compiler is not None:
+            return self._newest_compiler
+        # A wheel first: it was made to be used without a compiler, and has more kernels than were needed here before.
+        for directory in sorted(self.directories, key=lambda each: each not in self._only_read):
+            with contextlib.suppress(OSError):
+                if not self._is_trusted(directory, directory.stat()):
+                    continue
+                for path in sorted(files_in(directory), key=lambda path: -path.stat().st_mtime):
+                    with contextlib.suppress(OSError, Unsound):
+                        name, _, key = path.stem.rpartition("-")
+                        self._newest_compiler = self._read(path, name, key).compiler
+                        return self._newest_compiler
+        return None
 
     def keep_failed_source(self, error: CompileError, headers: Mapping[str, str], key: str) -> None:
         """Write a refused source, its headers and the log as files, and store the path in the error.
@@ -144,18 +154,6 @@ class KernelCache:
             except OSError:
                 return  # the error itself still carries the source
         error.source_path = folder / f"{error.name}.cu"
-
-    def _find_newest_compiler(self) -> str | None:
-        # A wheel first: it was made to be used without a compiler, and has more kernels than were needed here before.
-        for directory in sorted(self.directories, key=lambda each: each not in self._only_read):
-            with contextlib.suppress(OSError):
-                if not self._is_trusted(directory, directory.stat()):
-                    continue
-                for path in sorted(files_in(directory), key=lambda path: -path.stat().st_mtime):
-                    with contextlib.suppress(OSError, Unsound):
-                        name, _, key = path.stem.rpartition("-")
-                        return self._read(path, name, key).compiler
-        return None
 
     def _read(self, path: Path, name: str, key: str) -> CompiledKernel:
         with open_regular(path) as file:

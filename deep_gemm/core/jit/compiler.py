@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import ptxas_log
 
@@ -60,15 +60,6 @@ class CompiledKernel:
     compiler: str
     config: str = field(default="", compare=False)
     """The name of its configuration, for people."""
-
-
-class Job(NamedTuple):
-    """The arguments of one `compile_cubin`."""
-
-    name: str
-    source: str
-    headers: Mapping[str, str]
-    options: tuple[str, ...] = DEFAULT_OPTIONS
 
 
 def full_options(options: Iterable[str], arch: str = ARCH) -> tuple[str, ...]:

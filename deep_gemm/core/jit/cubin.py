@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,22 +156,16 @@ class KernelCode:
     code_bytes: int
     instructions: tuple[Instruction, ...]
 
+    @cached_property
     def counts(self) -> Counter[str]:
-        """Say how often each mnemonic occurs."""
+        """Instructions by mnemonic, including the padding's."""
         return Counter(instruction.mnemonic for instruction in self.instructions)
 
 
 @dataclass(frozen=True)
-class KernelReport:
+class KernelReport(KernelCode):
     """Facts of one kernel."""
 
-    name: str
-    registers: int
-    stack_frame_bytes: int
-    static_shared_bytes: int
-    code_bytes: int
-    counts: Counter[str]
-    """Instructions by mnemonic, including the padding's."""
     multicast_loads: int
     """TMA loads that write to every CTA of a cluster."""
     setmaxnreg: frozenset[int]
@@ -195,12 +190,7 @@ def report(cubin: bytes, log: str, *, kernel: str | None = None) -> KernelReport
         raise ValueError(f"kernel: expected one of {[code.name for code in kernels]}, got {kernel!r}")
     code = chosen[0]
     return KernelReport(
-        name=code.name,
-        registers=code.registers,
-        stack_frame_bytes=code.stack_frame_bytes,
-        static_shared_bytes=code.static_shared_bytes,
-        code_bytes=code.code_bytes,
-        counts=code.counts(),
+        **vars(code),
         multicast_loads=sum(i.mnemonic == "UTMALDG" and i.is_multicast for i in code.instructions),
         setmaxnreg=frozenset(i.immediate for i in code.instructions if i.mnemonic == "USETMAXREG"),
         notes=tuple(ptxas_log.notes(log)),
@@ -214,14 +204,6 @@ def architecture(cubin: bytes) -> int:
         return cubin[_FLAGS_AT + _ARCHITECTURE_IN_FLAGS[cubin[_OS_ABI_AT]]]
     except (struct.error, KeyError) as error:
         raise ValueError(f"cubin: malformed ({type(error).__name__}: {error})") from error
-
-
-def text_sections(cubin: bytes) -> dict[str, bytes]:
-    """All machine code of a cubin, by section; a malformed cubin is a ValueError."""
-    try:
-        return {name: s.bytes_of(cubin) for name, s in _sections(cubin).items() if name.startswith(".text")}
-    except struct.error as error:
-        raise ValueError(f"cubin: malformed ({error})") from error
 
 
 NO_DISASSEMBLER = (

@@ -185,14 +185,7 @@ class Launcher:
         """The stream in `config`."""
         self.function, self.pointers = kernel.function, ctypes.addressof(self.params.pointers)
         self.kernel, self.threads, self.cluster, self.is_dependent, self.of = kernel, threads, cluster, is_dependent, of
-        config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = kernel.shared_bytes
-        attributes = _attributes(cluster, is_dependent)
-        config.attrs = attributes
-        config.numAttrs = len(attributes)
-        self.config = config
+        self.config = _config(kernel, 1, threads, _attributes(cluster, is_dependent))
         self.start, self.success = cu.cuLaunchKernelEx, cu.CUresult.CUDA_SUCCESS
         """`start` takes `config`, `function`, `pointers` and 0, and returns a tuple with the driver's status."""
         self.current_stream, self.current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
@@ -236,6 +229,15 @@ def failed(launcher: Launcher, status: int, grid: int) -> None:
     _checked(f"cuLaunchKernelEx of {launcher.text()}", (_driver().CUresult(status),), LaunchError)
 
 
+def _config(kernel: Kernel, grid: int, threads: int, attributes: list[Any]) -> Any:
+    config = _driver().CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = kernel.shared_bytes
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
+
+
 @cache
 def _attributes(cluster: int, is_dependent: bool) -> list[Any]:
     """Attributes of a launch. They are cached, because the bindings make them slowly and a launch copies them."""
@@ -263,14 +265,8 @@ def _cluster_attribute(cluster: int) -> Any:
 
 def clusters_at_once(kernel: Kernel, threads: int, cluster: int) -> int:
     """Ask how many clusters of `cluster` CTAs, of `threads` threads each, run at a time on the current GPU."""
-    cu = _driver()
-    config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes = kernel.shared_bytes
-    config.attrs = [_cluster_attribute(cluster)]
-    config.numAttrs = 1
-    answer = cu.cuOccupancyMaxActiveClusters(kernel.function, config)
+    config = _config(kernel, cluster, threads, [_cluster_attribute(cluster)])
+    answer = _driver().cuOccupancyMaxActiveClusters(kernel.function, config)
     return int(_checked("cuOccupancyMaxActiveClusters", answer))
 
 

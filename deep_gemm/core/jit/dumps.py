@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from .cache import make_directory
@@ -36,14 +37,10 @@ def dump(kernel: CompiledKernel, path: Path, source: str, headers: Mapping[str, 
             _write(path.with_suffix(".sass"), code.encode())
 
 
-_warned: set[str] = set()
-
-
+@cache
 def _warn(message: str) -> None:
     """Warn, but only once in a process for each message."""
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -149,11 +149,6 @@ DEVICE float ld_global_nc_f32(const void* pointer) {
   asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(pointer));
   return value;
 }
-DEVICE int32_t ld_global_nc_i32(const void* pointer) {
-  int32_t value;
-  asm("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(pointer));
-  return value;
-}
 DEVICE uint32_t ld_global_nc_b16(const void* pointer) {
   uint16_t value;
   asm("ld.global.nc.b16 %0, [%1];" : "=h"(value) : "l"(pointer));
@@ -164,6 +159,7 @@ DEVICE uint32_t ld_global_nc_b32(const void* pointer) {
   asm("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(pointer));
   return value;
 }
+DEVICE int32_t ld_global_nc_i32(const void* pointer) { return static_cast<int32_t>(ld_global_nc_b32(pointer)); }
 DEVICE Uint4 ld_global_nc_v4_b32(const void* pointer) {
   Uint4 v;
   asm("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(pointer));
@@ -255,7 +251,7 @@ DEVICE float fma_rn(float a, float b, float c) {
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-// 2^x and 1 / x, within 2^-22 and 2^-23 of them. Results below the smallest normal number become zero.
+// 2^x, 1 / x and log2(x), within 2^-22, 2^-23 and 2^-22 of them. Results below the smallest normal number become zero.
 DEVICE float ex2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -264,6 +260,11 @@ DEVICE float ex2_approx(float x) {
 DEVICE float rcp_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEVICE float lg2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // The smaller of both; a NaN stays NaN.

@@ -174,26 +174,22 @@ def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -
     if is_dispatched(a):
         operator = getattr(torch.ops.deep_gemm, f"cublaslt_gemm_{major}").default
         operator(a, b, d, None if c is d else c, c is d)
-    else:
-        check_ordinary_matrices(a, b, d, c, major)
-        _compute_by_torch(major, a, b, d, c)
-
-
-@torch.no_grad()
-def _compute_by_torch(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
-    if major[0] == "t":
-        a = a.t()
-    if major[1] == "t":
-        b = b.t()
-    if a.dtype == torch.float8_e4m3fn:
-        product = _fp8_product(a, b, torch.float32 if c is not None else d.dtype)
-    elif d.dtype == a.dtype:
-        product = a @ b
-    elif a.is_cuda:
-        product = torch.mm(a, b, out_dtype=d.dtype)
-    else:
-        product = a.to(d.dtype) @ b.to(d.dtype)
-    d.copy_(product if c is None else product + c)
+        return
+    check_ordinary_matrices(a, b, d, c, major)
+    with torch.no_grad():
+        if major[0] == "t":
+            a = a.t()
+        if major[1] == "t":
+            b = b.t()
+        if a.dtype == torch.float8_e4m3fn:
+            product = _fp8_product(a, b, torch.float32 if c is not None else d.dtype)
+        elif d.dtype == a.dtype:
+            product = a @ b
+        elif a.is_cuda:
+            product = torch.mm(a, b, out_dtype=d.dtype)
+        else:
+            product = a.to(d.dtype) @ b.to(d.dtype)
+        d.copy_(product if c is None else product + c)
 
 
 def _fp8_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

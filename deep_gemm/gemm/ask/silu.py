@@ -48,8 +48,7 @@ def silu_rows_problem(
     checks.int32("ends", ends, "groups", groups)
     given = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "ends": ends}
     if row_weights is not None:
-        checks.has_type("row_weights", checks.tensor("row_weights", row_weights), (torch.float32,))
-        checks.bind("row_weights", row_weights, ("m",), sizes)
+        checks.shaped("row_weights", row_weights, (torch.float32,), ("m",), sizes)
         whole_elements("row_weights", row_weights)
         given["row_weights"] = row_weights = row_weights.contiguous()
     checks.supported_device("a", av)

@@ -67,8 +67,8 @@ def choose(sizes: Sizes, output: Output, gpu: Gpu, part_multiple: int = 0) -> Co
     between their parts, which are multiples of this many.
     """
     split_k, num_sms = not get_batch_invariant(), num_sms_of(gpu.num_sms)
-    if output.work.groups_rows:
-        return select(sizes, output, gpu, whole_gpu=split_k and num_sms >= gpu.num_sms)
+    if output.work.groups_rows:  # of FP4 the two kernels may add up in different orders
+        return select(sizes, output, gpu, whole_gpu=(split_k or output.b != E2M1) and num_sms >= gpu.num_sms)
     config = select(sizes, output, gpu, part_multiple, split_k=split_k)
     if num_sms >= gpu.num_sms:
         return config

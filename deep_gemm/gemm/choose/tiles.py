@@ -124,25 +124,13 @@ TILES_OF_HEADS = (
     Tile(128, 256, cluster_m=2),
     Tile(128, 256),
     Tile(256, 128),
-    *(
-        Tile(tokens, columns, cluster_k=ctas, is_decode=True)
-        for tokens, columns, ctas in (
-            (8, 64, 1),
-            (8, 64, 2),
-            (8, 64, 4),
-            (8, 128, 1),
-            (16, 64, 1),
-            (16, 64, 2),
-            (16, 64, 4),
-            (16, 128, 1),
-            (32, 64, 1),
-            (32, 64, 2),
-            (32, 64, 4),
-            (32, 128, 1),
-            (64, 64, 1),
-            (64, 64, 2),
-        )
-    ),
+    *_splits(Tile(8, 64, is_decode=True), 1, 2, 4),
+    Tile(8, 128, is_decode=True),
+    *_splits(Tile(16, 64, is_decode=True), 1, 2, 4),
+    Tile(16, 128, is_decode=True),
+    *_splits(Tile(32, 64, is_decode=True), 1, 2, 4),
+    Tile(32, 128, is_decode=True),
+    *_splits(Tile(64, 64, is_decode=True), 1, 2),
 )
 """Heads make many tiles, so that few need a split of k, and none in more than four parts.
 
@@ -256,9 +244,9 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
             tile.block_n // 64,
             tile.cluster_k,
             tile.ctas_per_sm,
-            fp32=output.is_fp32,
-            c=adds,
-            c32=output.c_is_fp32,
+            is_fp32=output.is_fp32,
+            with_c=adds,
+            c_is_fp32=output.c_is_fp32,
             work=output.work,
             b=output.b,
             sfb=output.sfb or PER_BLOCK,

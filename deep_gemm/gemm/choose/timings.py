@@ -9,7 +9,7 @@ has what is taken for a GPU that nobody measured.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,8 +17,6 @@ from ...core.gpu import Gpu
 
 FORMAT = 1
 FILE = Path(__file__).with_name("timings.json")
-OF_A_GPU = ("dram_tb_per_s", "evict_us")
-"""The constants that each GPU has of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +99,3 @@ def timings_of(gpu: Gpu) -> Timings:
 
 GUESSES = {"H20": (0.83, 0.25)}
 """DRAM's rate, and that of an SM's tensor cores, as parts of an H200's, by the data sheets."""
-
-
-NAMES = tuple(field.name for field in fields(Timings))

@@ -308,32 +308,9 @@ def deepest(config: DecodeConfig) -> DecodeConfig:
 
 @cache
 def decode_config(
-    block_tokens: int,
-    num_math_warpgroups: int,
-    cluster_k: int,
-    ctas_per_sm: int,
-    *,
-    fp32: bool = False,
-    c: bool = False,
-    c32: bool = False,
-    work: Work = DENSE,
-    b: Values = E4M3,
-    sfb: Scales = PER_BLOCK,
-    sfa: Scales = PER_ROW,
+    block_tokens: int, num_math_warpgroups: int, cluster_k: int, ctas_per_sm: int, **others: Any
 ) -> DecodeConfig | None:
     """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
-    config = DecodeConfig(
-        block_tokens,
-        MIN_STAGES // (2 if b == E2M1 else 1),
-        num_math_warpgroups,
-        cluster_k,
-        ctas_per_sm,
-        is_fp32=fp32,
-        with_c=c,
-        c_is_fp32=c32,
-        work=work,
-        b=b,
-        sfb=sfb,
-        sfa=sfa,
-    )
+    least = MIN_STAGES // (2 if others.get("b") == E2M1 else 1)
+    config = DecodeConfig(block_tokens, least, num_math_warpgroups, cluster_k, ctas_per_sm, **others)
     return deepest(config) if config.why_illegal() is None else None

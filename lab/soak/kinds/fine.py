@@ -42,11 +42,6 @@ class FineWeight(fp8.Weight):
         self.columns_of_a, self.columns = of_a.columns, min(of_a.columns, of_b.columns)
         self.form = draw.rng.choice([*FORMS]) if exact else "FP32"
 
-    @property
-    def recipes(self) -> dict[str, Any]:
-        """Give the keywords that state scales in a call."""
-        return {"recipe_a": tuple(self.of_a), "recipe_b": tuple(self.of_b)}
-
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
         """Room for a weight `[..., n, k]` and its scales."""
         *outer, n, k = shape

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.recipes import USUAL
 
 from ...casts import spread
 from ...sim.rounding import FP32_UNIT, TENSOR_CORES, within_units
@@ -66,6 +67,7 @@ class Weight(Part):
     columns: int = SCALE_BLOCK
     columns_of_a: int = SCALE_BLOCK
     """Columns of A's scales beside it."""
+    of_a, of_b = USUAL
     faults: ClassVar[tuple[str, str, str]] = (VALUES, SCALES, SCALES)
     """Faults of values, of scales, and of A's scales."""
 
@@ -75,8 +77,9 @@ class Weight(Part):
 
     @property
     def recipes(self) -> dict[str, Any]:
-        """Give the keywords that state scales in a call."""
-        return {}
+        """Give the keywords that state scales in a call, where the usual ones are not meant."""
+        stated = {"recipe_a": tuple(self.of_a), "recipe_b": tuple(self.of_b)}
+        return {} if (self.of_a, self.of_b) == USUAL else stated
 
     block: tuple[int, int] = (SCALE_BLOCK, SCALE_BLOCK)
     """Rows and columns under a scale, as a layer is told."""

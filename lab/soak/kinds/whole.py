@@ -31,11 +31,6 @@ class WholeWeight(fp8.Weight):
         self.of_a, self.of_b = draw.rng.choice(SIDES)
         self.columns_of_a = self.of_a.columns or LONGEST
 
-    @property
-    def recipes(self) -> dict[str, Any]:
-        """Give the keywords that state scales in a call."""
-        return {"recipe_a": tuple(self.of_a), "recipe_b": tuple(self.of_b)}
-
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
         """Room for a weight `[..., n, k]` and its scales."""
         values, sf = super().room(shape, self.of_b.rows)

@@ -108,7 +108,7 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
 
 def test_the_same_bits_whatever_m_is_where_that_is_asked_for() -> None:
     deep_gemm.set_batch_invariant(True)
-    for n, k in ((576, 7168), (2112, 1536), (4096, 512)):
+    for n, k in ((576, 7168), (2112, 1536), (2112, 7168), (4096, 512)):
         a, b = operands(512, n, k)
         whole = some(deep_gemm.fp8_gemm_nt(a, b))
         for m in (1, 2, 7, 8, 16, 31, 32, 33, 64, 100, 128, 200, 256, 384, 511):
@@ -333,7 +333,7 @@ def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
 @pytest.mark.parametrize("cluster_k", range(1, 9))
 @pytest.mark.parametrize("num_k_blocks", [1, 2, 3, 7, 8, 9, 31, 33, 65])
 def test_every_split_of_every_depth(cluster_k: int, num_k_blocks: int) -> None:
-    config = some(decode_config(16, 1, cluster_k, 1, fp32=True))
+    config = some(decode_config(16, 1, cluster_k, 1, is_fp32=True))
     a, b = operands(13, 136, num_k_blocks * 128 - 32, seed=cluster_k)
     p = dense_problem(a, b, torch.full((13, 136), float("nan"), device="cuda"), None)
     dense.run(p, config)
@@ -388,7 +388,7 @@ def test_fine_scales_give_the_references_bits(operands: Any, words: Words) -> No
     """A chain over all parts of k-blocks in order, with any scales; no sum of a part needs more bits than there are."""
     _, sfa, sfb = operands
     for tokens, warpgroups in ((8, 1), (16, 2), (64, 1)):
-        config = some(decode_config(tokens, warpgroups, 1, 1, fp32=True, sfa=sfa, sfb=sfb))
+        config = some(decode_config(tokens, warpgroups, 1, 1, is_fp32=True, sfa=sfa, sfb=sfb))
         p = random_problem(config, tokens + 3, 200, 1200, tokens, any_scales=True, words=words)
         g = torch.Generator("cuda").manual_seed(tokens)
         a, b = (torch.randint(-2, 3, x.shape, generator=g, device="cuda").to(x.dtype) for x in (p.a, p.b))

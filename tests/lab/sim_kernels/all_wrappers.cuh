@@ -126,7 +126,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   flags[9] = ptx::ld_relaxed_gpu_b32(flags);
   ptx::st_release_sys_b32(flags, static_cast<uint32_t>(ptx::global_timer()));
   sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x + ptx::unpack_f16(ptx::pack_e4m3(sum, sum)).y;
-  sum += ptx::ex2_approx(ptx::rcp_approx(ptx::fma_rn(sum, 2.f, 1.f)));
+  sum += ptx::ex2_approx(ptx::lg2_approx(ptx::rcp_approx(ptx::fma_rn(sum, 2.f, 1.f))));
   sum += ptx::min_magnitude(ptx::min_nan(ptx::abs_f32(sum), 3.f), 2.f) + ptx::max_f32(ptx::float_of(ptx::max_bf16x2(lane, flags[3])), ptx::float_of(ptx::max_f16x2(lane, 3)));
   sum += ptx::max_nan_f32(sum, ptx::float_of(ptx::max_nan_bf16x2(lane, flags[3]) + ptx::max_nan_f16x2(lane, 3)));
 

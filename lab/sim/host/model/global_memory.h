@@ -155,6 +155,7 @@ float add_rn(float a, float b) { return a + b; }
 float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
 float ex2_approx(float x) { return flush_to_zero(std::exp2(x)); }
 float rcp_approx(float x) { return flush_to_zero(1.f / flush_to_zero(x)); }
+float lg2_approx(float x) { return std::log2(flush_to_zero(x)); }
 uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t bytes = 0;
   for (uint32_t i = 0; i < 4; ++i) {

@@ -63,6 +63,7 @@ float add_rn(float a, float b);
 float fma_rn(float a, float b, float c);
 float ex2_approx(float x);
 float rcp_approx(float x);
+float lg2_approx(float x);
 float min_nan(float a, float b);
 float min_magnitude(float x, float most);
 float abs_f32(float x);

@@ -1,0 +1,92 @@
+// Softmax of a piece of logits, FP32 [rows, columns], times `scale`. Forward and backward:
+//
+//   log(sum(exp)) of each 128 columns -> sums;  the logit of the row's token -> chosen, if the piece has it
+//   (onehot - exp(logit - lse)) * factor, in BF16 -> the beginning of the row's own memory
+//
+// A warp loads 4 blocks of 128 columns at a time. A block is 8 lanes', 4 columns beside each other in each of 4 loads, and
+// they add in one order. Forward a CTA has kChunk columns of a row. Backward it has all columns, one chunk after another: the
+// gradient of a chunk lies upon logits of this chunk and earlier ones.
+#pragma once
+#include "config.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "types.cuh"
+
+struct SoftmaxParams {
+  float* logits;
+  const int32_t* tokens;  // of each row, columns of the vocabulary
+  const float* lse;       // of each row, backward alone, and so are its factors
+  const float* factors;
+  float* sums;  // [rows, ceil(columns / 128)] at this pitch, forward alone, and so is `chosen`, [rows]
+  float* chosen;
+  uint32_t sums_pitch, columns;
+  uint32_t first;  // the piece's first column in the vocabulary
+  float scale;
+};
+#include "softmax_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+
+constexpr uint32_t kHeld = 16;  // logits of a lane
+constexpr uint32_t kLanes = kBlock / kHeld;
+constexpr uint32_t kChunk = kNumThreads * kHeld;
+constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f, kLeast = -3.402823466e38f;
+
+DEVICE float exp_of(float x) { return ptx::ex2_approx(ptx::mul_rn(x, kLog2OfE)); }
+
+// The column of a lane's logit beside its first.
+DEVICE uint32_t column_of(uint32_t i) { return i / 4 * (4 * kLanes) + i % 4; }
+
+// log(sum(exp)) of a block, in each of its lanes.
+DEVICE float sum_of_block(const float (&x)[kHeld]) {
+  float most = x[0];
+#pragma unroll
+  for (uint32_t i = 1; i < kHeld; ++i) most = ptx::max_f32(most, x[i]);
+  for (uint32_t bits = 1; bits < kLanes; bits *= 2) most = ptx::max_f32(most, ptx::shfl_xor_sync(most, bits));
+  float sum = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kHeld; ++i) sum = ptx::add_rn(sum, exp_of(x[i] - most));
+  for (uint32_t bits = 1; bits < kLanes; bits *= 2) sum = ptx::add_rn(sum, ptx::shfl_xor_sync(sum, bits));
+  return ptx::fma_rn(ptx::lg2_approx(sum), kLogOf2, most);
+}
+
+KERNEL(kNumThreads, kCtasPerSm) softmax_piece(GRID_CONSTANT SoftmaxParams p) {
+  const uint32_t chunks = ceil_div(p.columns, kChunk), row = ptx::block_index() / (kIsBackward ? 1 : chunks);
+  const uint32_t thread = ptx::thread_index(), lane = thread % kLanes;
+  const uint32_t end = kIsBackward ? chunks : ptx::block_index() % chunks + 1;
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+
+  float* logits = p.logits + static_cast<uint64_t>(row) * p.columns;
+  const uint32_t token = ptx::ld_global_b32(p.tokens + row) - p.first;  // less than p.columns if the piece has it
+  const float lse = kIsBackward ? ptx::ld_global_f32(p.lse + row) : 0;
+  const float factor = kIsBackward ? ptx::ld_global_f32(p.factors + row) : 0;
+#pragma unroll 1
+  for (uint32_t chunk = kIsBackward ? 0 : end - 1; chunk < end; ++chunk) {
+    const uint32_t block = chunk * (kChunk / kBlock) + thread / kLanes, first = block * kBlock + lane * 4;
+    float x[kHeld];
+#pragma unroll
+    for (uint32_t i = 0; i < kHeld; i += 4) {
+      ptx::Float4 four = {kLeast, kLeast, kLeast, kLeast};
+      if (first + column_of(i) < p.columns) four = ptx::ld_global_v4_f32(logits + first + column_of(i));
+      x[i] = ptx::mul_rn(four.x, p.scale);
+      x[i + 1] = ptx::mul_rn(four.y, p.scale);
+      x[i + 2] = ptx::mul_rn(four.z, p.scale);
+      x[i + 3] = ptx::mul_rn(four.w, p.scale);
+    }
+    if constexpr (kIsBackward) {
+#pragma unroll
+      for (uint32_t i = 0; i < kHeld; ++i)
+        x[i] = ptx::mul_rn((first + column_of(i) == token ? 1.f : 0.f) - exp_of(x[i] - lse), factor);
+      ptx::syncthreads();  // all have loaded
+#pragma unroll
+      for (uint32_t i = 0; i < kHeld; i += 4)
+        if (first + column_of(i) < p.columns)
+          ptx::st_global_v2_b32(reinterpret_cast<uint16_t*>(logits) + first + column_of(i), ptx::pack_bf16(x[i], x[i + 1]),
+                                ptx::pack_bf16(x[i + 2], x[i + 3]));
+    } else {
+      const float sum = sum_of_block(x);
+      if (lane == 0 && first < p.columns) ptx::st_global_f32(p.sums + static_cast<uint64_t>(row) * p.sums_pitch + block, sum);
+      if (thread == 0 && chunk == 0 && token < p.columns)
+        ptx::st_global_f32(p.chosen + row, ptx::mul_rn(ptx::ld_global_f32(logits + token), p.scale));
+    }
+  }
+}

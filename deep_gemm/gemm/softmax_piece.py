@@ -1,0 +1,43 @@
+"""The kernel of gemm/softmax_piece.cuh, which reads a piece of logits once: sums forward, gradients backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core.check.layout import ceil_div
+from ..core.kernel import Config, Kernel
+
+BLOCK, CHUNK = 128, 2048
+"""Columns of a block, which are added first, and of a chunk, which a CTA loads at a time: 16 for each thread."""
+
+
+@dataclass(frozen=True)
+class SoftmaxConfig(Config):
+    """One of both directions."""
+
+    is_backward: bool
+    num_threads: int = CHUNK // 16
+    ctas_per_sm: int = 8
+    block: int = BLOCK
+    taken = "is_backward", "num_threads", "ctas_per_sm", "block"
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        return "backward" if self.is_backward else "forward"
+
+
+FORWARD, BACKWARD = SoftmaxConfig(False), SoftmaxConfig(True)
+KERNEL: Kernel[SoftmaxConfig] = Kernel("softmax_piece", "SoftmaxParams", lambda: [FORWARD, BACKWARD])
+
+
+def run(config: SoftmaxConfig, logits: Tensor, scale: float, first: int, **pointers: Tensor | None) -> None:
+    """Read logits, a multiple of 4 columns, on their GPU. `pointers`: other tensors of the direction, by member."""
+    rows, columns = logits.shape
+    tensors = dict.fromkeys(("tokens", "lse", "factors", "sums", "chosen")) | pointers | {"logits": logits}
+    pitch = 0 if tensors["sums"] is None else tensors["sums"].stride(0)
+    sizes = {"sums_pitch": pitch, "columns": columns, "first": first, "scale": scale}
+    ctas = rows if config.is_backward else rows * ceil_div(columns, CHUNK)
+    KERNEL.run(config, {**tensors, **sizes}, ctas, logits.get_device(), is_dependent=True)

@@ -1,0 +1,262 @@
+"""Log-probabilities of given tokens under an output head, in pieces: the logits of all tokens are never in memory.
+
+    hidden [m, k], weight [n, k]   --product in FP32-->  a piece of logits, divided by the temperature
+    each 128 columns of the piece  --log(sum(exp))---->  one number of a block
+    all blocks of the vocabulary   --log(sum(exp))---->  lse;   the result is the token's logit - lse
+
+Blocks are added in the order of the vocabulary, for any pieces and any number of ranks that share it. Backward
+multiplies again: dlogits = (onehot - exp(logits - lse)) * grad / temperature, rounded to BF16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..casts.fp8 import cast_back_from_fp8, cast_checked
+from ..casts.rules import LAYER_TYPES, Target
+from ..core.check import checks
+from ..core.check.checks import Operand, Sizes
+from ..core.check.layout import ceil_div
+from ..core.check.memory import empty
+from ..core.check.numbers import positive
+from ..core.check.recipes import E4M3, Scales
+from ..core.check.tracing import is_dispatched, refuse_transforms
+from ..gemm.api.bf16_dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn
+from ..gemm.api.dense import fp8_gemm_nt
+from ..gemm.ask.bf16 import MULTIPLE
+from ..gemm.softmax_piece import BACKWARD, BLOCK, FORWARD, run
+from ..linear.check import OF_ALL_K
+from ..linear.check import weight as checked_weight
+from .gradients import WEIGHT_TYPES, main_grad_of, outside_of_graphs
+
+TOKENS, COLUMNS = 4096, 4224
+"""Tokens of a piece, and columns of a piece of many tokens, or a block more: four waves of 256 x 128 on 132 SMs. Pieces
+of a larger vocabulary have 2176 columns at least: BF16 products with up to 2112 may cut k, and have other bits."""
+_c10d: Any = getattr(dist, "distributed_c10d", None)  # torch is built without it for some systems
+
+
+def selected_logprobs(
+    hidden: Tensor,
+    weight: Tensor | Operand,
+    ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+    accumulates_main_grad: bool = False,
+) -> Tensor:
+    """Compute log_softmax(hidden @ weight.T / temperature) of one token for each row, in FP32.
+
+    - `hidden`: `[..., k]`, BF16, FP16 or FP32, rounded to BF16 beside a weight that is a tensor.
+    - `weight`: the head `[n, k]`, rounded to BF16 if it has another type; or FP8 values and scales as `linear` takes
+      them, beside which `hidden` is cast as `linear` casts it. n is a multiple of 8, and so is k (FP8: of 16).
+    - `ids`: int32 or int64 `[...]`, a token of the vocabulary for each row. A negative one is padding: its result is 0,
+      without a gradient. One behind the vocabulary gives NaN.
+    - `group`: ranks that share the vocabulary: each has the next rows of the weight, a multiple of 128 but on the last
+      rank, and the same `hidden` and `ids`. The host waits for the numbers of rows of all ranks.
+
+    Logits of about 4096 tokens and 4224 columns are in memory. If `set_batch_invariant` is on, a result's bits depend
+    on its row, the weight and its id alone, not on the number of ranks if each has 4096 rows or more. `hidden` has a
+    gradient, summed over the group, and so has a weight that is a tensor: products of BF16, summed in FP32. With
+    `accumulates_main_grad` the weight's is added to `weight.main_grad`, as `nn.Linear` adds it.
+
+    >>> hidden, head = torch.ones(2, 16), torch.zeros(8, 16)
+    >>> selected_logprobs(hidden, head, torch.tensor([3, -1])).tolist() == [-torch.tensor(8.0).log().item(), 0.0]
+    True
+    """
+    w = weight
+    if not isinstance(w, Tensor):  # parameters that are not trained may require a gradient, as torch makes them
+        values, scales = checks.pair("weight", w)
+        w = values.detach(), scales.detach()
+    recipes_of(hidden, w, ids, temperature)
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group: expected a process group of torch.distributed or None, got {type(group).__name__}")
+    name = None if group is None else group.group_name
+    given = hidden, *((w, None) if isinstance(w, Tensor) else w), ids, temperature, name
+    if accumulates_main_grad and isinstance(w, Tensor) and checks.wants_gradient(w):
+        return _beside_main_grad(*given, main_grad_of("weight", w, True))
+    if not is_dispatched(hidden):
+        refuse_transforms()
+        if not checks.wants_gradient(hidden, w):
+            return forward(hidden, w, ids, temperature, name)[0]
+    return torch.ops.deep_gemm.nn_selected_logprobs(*given)[0]  # type: ignore[no-any-return]
+
+
+_beside_main_grad = outside_of_graphs(lambda *given: torch.ops.deep_gemm.nn_selected_logprobs(*given)[0])
+
+
+def recipes_of(hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float) -> tuple[Scales, Scales] | None:
+    """Check a call, and say how hidden states and an FP8 weight are scaled; None for BF16."""
+    checks.has_type("hidden", checks.tensor("hidden", hidden), LAYER_TYPES)
+    checks.supported_device("hidden", hidden)
+    if hidden.dim() < 1:
+        raise ValueError(f"hidden: expected shape (..., k), got {tuple(hidden.shape)}")
+    sizes: Sizes = {"k": hidden.shape[-1]}
+    recipes, of_k = None, MULTIPLE
+    if isinstance(w, Tensor):
+        values = checks.shaped("weight", w, WEIGHT_TYPES, ("n", "k"), sizes)
+    else:
+        (values, _), (kind, *scales) = checked_weight("weight", w, ("n", "k"), sizes, also=OF_ALL_K)
+        recipes, of_k = (scales[0], scales[1]), checks.K_MULTIPLE
+        if kind != E4M3:
+            raise NotImplementedError(f"weight: expected values of {E4M3.dtype}, got FP4")
+    for axis, of in (("n", MULTIPLE), ("k", of_k)):
+        if sizes[axis] % of:
+            raise ValueError(f"weight: expected shape (n, k) with {axis} a multiple of {of}, got {tuple(values.shape)}")
+    checks.has_type("ids", checks.tensor("ids", ids), (torch.int32, torch.int64))
+    if ids.shape != hidden.shape[:-1]:
+        raise ValueError(f"ids: expected shape {tuple(hidden.shape[:-1])}, one for each row, got {tuple(ids.shape)}")
+    checks.same_device({"weight": values, "ids": ids}, hidden.device, "hidden")
+    positive("temperature", temperature)
+    return recipes
+
+
+@torch.no_grad()
+def forward(
+    hidden: Tensor, w: Tensor | Operand, ids: Tensor, temperature: float, group: str | None, main_grad: object = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the results, and the logarithm of each row's sum (`lse`), which backward takes."""
+    recipes, values = recipes_of(hidden, w, ids, temperature), w if isinstance(w, Tensor) else w[0]
+    m, n = ids.numel(), len(values)
+    of_ranks, first = rows_of_ranks(n, group, hidden.device)
+    sums = empty("sums of blocks", (m, ceil_div(n, BLOCK)), torch.float32, hidden.device)
+    chosen = torch.zeros(m, 1, dtype=torch.float32, device=hidden.device)
+    most = COLUMNS * TOKENS // min(max(m, 1), TOKENS)
+    for rows, columns, _, logits, tokens in pieces(hidden, w, ids, first, most, recipes):
+        of_piece = sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
+        sum_blocks(logits, 1 / temperature, of_piece, tokens, columns.start, chosen[rows])
+    if group is not None:
+        numbers = [ceil_div(size, BLOCK) for size in of_ranks]
+        sent = torch.cat([F.pad(sums, (0, max(numbers) - sums.shape[1])), chosen], 1)
+        received = [torch.empty_like(sent) for _ in of_ranks]
+        dist.all_gather(received, sent, group=_c10d._resolve_process_group(group))
+        sums = torch.cat([each[:, :number] for each, number in zip(received, numbers, strict=True)], 1)
+        chosen = torch.stack([each[:, -1:] for each in received]).sum(0)  # one rank has it, others a zero
+    nowhere = torch.full((m,), -1, dtype=torch.int32, device=hidden.device)
+    while sums.shape[1] > 1:
+        blocks = F.pad(sums, (0, -sums.shape[1] % BLOCK), value=-torch.inf)
+        sums = empty("sums of blocks", (m, blocks.shape[1] // BLOCK), torch.float32, hidden.device)
+        sum_blocks(blocks, 1.0, sums, nowhere, 0, chosen)
+    picks = ids.reshape(-1, 1)
+    logprobs = (chosen - sums).masked_fill_(picks < 0, 0).masked_fill_(picks >= sum(of_ranks), torch.nan)
+    return logprobs.view(ids.shape), sums
+
+
+@torch.no_grad()
+def backward(
+    grad: Tensor,
+    lse: Tensor,
+    hidden: Tensor,
+    w: Tensor | Operand,
+    ids: Tensor,
+    temperature: float,
+    group: str | None,
+    needs_hidden: bool,
+    needs_w: bool,
+    main_grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients that are needed. The others are empty tensors."""
+    values, x = w if isinstance(w, Tensor) else w[0], hidden.reshape(-1, hidden.shape[-1])
+    recipes, (_, first) = recipes_of(hidden, w, ids, temperature), rows_of_ranks(len(values), group, hidden.device)
+    factors = (grad / temperature).masked_fill_(ids < 0, 0).reshape(-1, 1)
+    of_hidden = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
+    of_w = (values.new_empty if len(x) else values.new_zeros)(values.shape if needs_w and main_grad is None else 0)
+    is_written_once = of_w.dtype == torch.bfloat16 and len(x) <= TOKENS
+    for rows, columns, part, logits, tokens in pieces(hidden, w, ids, first, COLUMNS, recipes):
+        if rows.start == 0:
+            head = part if recipes is None else cast_back_from_fp8(part[0], part[1], recipes[1].columns).bfloat16()
+        of_logits = to_gradient(logits, 1 / temperature, tokens, columns.start, lse[rows], factors[rows])
+        if needs_hidden:
+            bf16_gemm_nn(of_logits, head, of_hidden[rows], of_hidden[rows])
+        if needs_w and main_grad is not None:
+            bf16_gemm_tn(of_logits, x[rows].bfloat16(), main_grad[columns], main_grad[columns])
+        elif needs_w:
+            if rows.start == 0:
+                of_head = of_w[columns] if is_written_once else head.new_empty(head.shape, dtype=torch.float32)
+            bf16_gemm_tn(of_logits, x[rows].bfloat16(), of_head, of_head if rows.start else None)
+            if rows.stop == len(x) and not is_written_once:
+                of_w[columns] = of_head
+    if group is not None and needs_hidden:
+        dist.all_reduce(of_hidden, group=_c10d._resolve_process_group(group))
+    return of_hidden.to(hidden.dtype).view(hidden.shape if needs_hidden else 0), of_w
+
+
+def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: Any) -> Iterator[Any]:
+    """Compute the logits of `TOKENS` tokens and `most` columns at a time, all tokens of some columns in turn.
+
+    Give with each piece its part of the weight, and its tokens as rows of this rank's weight, which begins at `first`;
+    of padding, and of other ranks' tokens, it has none. The next piece takes the memory of this one's logits.
+    """
+    x, tokens = hidden.reshape(-1, hidden.shape[-1]), torch.where(ids < 0, -1, ids - first)
+    tokens = tokens.reshape(-1).clamp_(-1, 2**31 - 1).int()
+    a: Any = x.bfloat16() if recipes is None else cast_checked(x, Target(1, recipes[0].columns, mn_major=True))
+    n = len(w if recipes is None else w[0])
+    memory = empty("logits", (min(len(x), TOKENS + BLOCK) * min(n, most + BLOCK),), torch.float32, x.device)
+    for columns in cut(n, most):
+        if recipes is None:
+            head = w[columns].to(torch.bfloat16)
+        else:
+            of_x, of_w = recipes
+            blocks = slice(columns.start // of_w.rows, ceil_div(columns.stop, of_w.rows)) if of_w.rows else slice(None)
+            head = w[0][columns], w[1][blocks]
+        for rows in cut(len(x), TOKENS):
+            size, width = rows.stop - rows.start, columns.stop - columns.start
+            logits = memory[: size * width].view(size, width)
+            if recipes is not None:
+                fp8_gemm_nt((a[0][rows], a[1][rows]), head, logits, recipe_a=of_x, recipe_b=of_w)
+            elif x.is_cuda:
+                bf16_gemm_nt(a[rows], head, logits)
+            else:  # torch adds in an order that depends on the number of rows: FP64 hides it
+                logits.copy_(a[rows].double() @ head.double().mT)
+            yield rows, columns, head, logits, tokens[rows]
+
+
+def cut(size: int, most: int) -> Iterator[slice]:
+    """Cut a size into pieces about alike, of whole blocks: over half of `most`, up to a block more than it."""
+    blocks = ceil_div(size, BLOCK)
+    number = min(ceil_div(blocks, max(most // BLOCK, 1)), max(size // ((most + BLOCK) // 2), 1))
+    starts = [blocks * i // number * BLOCK for i in range(number)]
+    return map(slice, starts, [*starts[1:], size])
+
+
+def sum_blocks(logits: Tensor, scale: float, sums: Tensor, tokens: Tensor, start: int, chosen: Tensor) -> None:
+    """Write log(sum(exp)) of each 128 scaled columns, and the logits of tokens among these columns.
+
+    On the CPU it is the largest number minus its `log_softmax`, which torch computes in one way for any number of rows.
+    """
+    if logits.is_cuda and len(logits):
+        run(FORWARD, logits, scale, start, sums=sums, tokens=tokens, chosen=chosen)
+        return
+    logits.mul_(scale)
+    at = tokens[:, None].long() - start
+    is_here = (at >= 0) & (at < logits.shape[1])
+    chosen.copy_(torch.where(is_here, logits.gather(1, at.clamp(0, logits.shape[1] - 1)), chosen))
+    blocks = F.pad(logits, (0, -logits.shape[1] % BLOCK), value=-torch.inf).view(*sums.shape, BLOCK)
+    sums.copy_(blocks.amax(-1) - torch.log_softmax(blocks, -1).amax(-1))
+
+
+def to_gradient(logits: Tensor, scale: float, tokens: Tensor, start: int, lse: Tensor, factors: Tensor) -> Tensor:
+    """Give the gradient of logits in BF16. The logits are gone then."""
+    if logits.is_cuda:
+        run(BACKWARD, logits, scale, start, tokens=tokens, lse=lse, factors=factors)
+        return logits.view(torch.bfloat16)[:, : logits.shape[1]]  # rows keep their pitch in bytes
+    onehot = (tokens[:, None] == torch.arange(start, start + logits.shape[1])).float()
+    return (onehot - logits.mul_(scale).sub_(lse).exp_()).mul_(factors).bfloat16()
+
+
+def rows_of_ranks(n: int, group: str | None, device: torch.device) -> tuple[list[int], int]:
+    """Give the rows of the weight that each rank has, and the number of those before this rank's."""
+    if group is None:
+        return [n], 0
+    ranks = _c10d._resolve_process_group(group)
+    of_ranks = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(ranks.size())]
+    dist.all_gather(of_ranks, torch.full((1,), n, dtype=torch.int64, device=device), group=ranks)
+    rows: list[int] = torch.cat(of_ranks).tolist()
+    if any(each % BLOCK for each in rows[:-1]):
+        raise ValueError(f"weight: expected a multiple of {BLOCK} rows on every rank but the last, got {rows} by rank")
+    return rows, sum(rows[: ranks.rank()])
