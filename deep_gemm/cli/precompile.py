@@ -32,6 +32,7 @@ from ..core.jit.driver import PORTABLE_CLUSTER
 from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.settings import get_batch_invariant, settings
+from ..gemm.choose.bf16 import ACTIVATED as ACTIVATED_IN_BF16
 from ..gemm.choose.bf16 import choose as choose_bf16
 from ..gemm.choose.bf16 import reachable_bf16_sum
 from ..gemm.choose.fp8 import select
@@ -135,7 +136,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     dtype = torch.float32 if weight.is_fp32 else torch.bfloat16
     most = max_tokens * weight.rows_per_token
     if weight.is_bf16:
-        yield from (job_of(BF16_GEMM, config_in_bf16(weight, m, gpu)) for m in every_m(most))
+        yield from (job_of(BF16_GEMM, config) for m in every_m(most) for config in configs_in_bf16(weight, m, gpu))
         return
     sizes, groups = (weight.num_groups, weight.n, weight.k), (weight.groups, weight.num_groups)
     recipes = (None, WHOLE, WHOLE) if weight.has_row_scales else NO_RECIPES
@@ -147,13 +148,14 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
                 yield job_of(kernel_of(many), many)
 
 
-def config_in_bf16(weight: Weight, m: int, gpu: Gpu, *, by_ends: bool = False) -> Bf16Config:
-    """Give what runs so many rows, of all groups or of each, by a weight in BF16."""
+def configs_in_bf16(weight: Weight, m: int, gpu: Gpu, *, by_ends: bool = False) -> list[Bf16Config]:
+    """List what runs so many rows, of all groups or of each, by a weight in BF16; `experts` may activate many rows."""
     work = GROUPS[weight.groups] if weight.groups else DENSE
     work = ENDS if work is IDS and (by_ends or m >= MANY_ROWS) else work
-    output = replace(OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], work=work)
-    rows = m / weight.num_groups if work.is_stacked else m
-    return choose_bf16(Sizes(rows, weight.n, weight.k, weight.num_groups), output, K_MAJOR, gpu)
+    outputs = [replace(OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], work=work)]
+    outputs += [ACTIVATED_IN_BF16] * (weight.is_gated and m >= MANY_ROWS)
+    sizes = Sizes(m / weight.num_groups if work.is_stacked else m, weight.n, weight.k, weight.num_groups)
+    return [choose_bf16(sizes, output, K_MAJOR, gpu) for output in outputs]
 
 
 def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
@@ -163,7 +165,7 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
     most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
     for m in every_m(most):
         if weight.is_bf16:
-            yield job_of(BF16_GEMM, config_in_bf16(weight, m, gpu, by_ends=True))
+            yield from (job_of(BF16_GEMM, each) for each in configs_in_bf16(weight, m, gpu, by_ends=True))
             continue
         for config in across_configs(weight, m, gpu):
             yield job_of(kernel_of(config), config)

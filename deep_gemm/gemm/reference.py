@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..casts.gating import Gating, activated
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.check.recipes import E2M1, MX, PER_BLOCK, PER_ROW, WHOLE, Scales
 from ..core.check.ue8m0 import numbers_of
@@ -96,6 +97,8 @@ def _stacked_rows(p: Problem) -> None:
         rows = (ids == group).nonzero().flatten()
         if len(rows):
             made = product(p, p.a[rows], _of(p.sfa, rows), p.b[group], _of(p.sfb, group))
+            if p.epilogue.activates:
+                made = activated(made.bfloat16(), Gating(limit=p.limit))
             p.d[rows] = (made if p.bias is None else made + p.bias[group]).to(p.d.dtype)
     if p.zero_padding and p.m:
         p.d[padding_rows(ids, p.alignment)] = 0

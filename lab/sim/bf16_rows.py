@@ -29,6 +29,8 @@ class Bf16RowsTrial(RowsTrial):
     kernel = BF16_GEMM
     k: int = 200
     zero_padding: bool = False
+    limit: float | None = None
+    """The limit of gates and ups, if rows are activated."""
 
     @classmethod
     def takes(cls, config: Any) -> bool:
@@ -41,6 +43,7 @@ class Bf16RowsTrial(RowsTrial):
         draw = draws(config, seed)
         alignment = draw.choice((1, 16, 128))
         layout, rows = drawn_layout(draw, config, alignment)
+        may_zero = not (config.work.has_planes or config.epilogue.activates)
         return cls(
             config,
             layout if not config.work.reads_ids else (*layout, 0),
@@ -49,17 +52,22 @@ class Bf16RowsTrial(RowsTrial):
             k=BLOCK_K * draw.randint(1, 4) - draw.choice((0, 8 * draw.randrange(8))),
             rows=rows,
             alignment=alignment,
-            zero_padding=not config.work.has_planes and draw.random() < 0.5,
+            zero_padding=may_zero and draw.random() < 0.5,
             num_sms=draw.randint(1, 5),
+            limit=draw.choice((None, 0.5)),
         )
 
     def problem(self) -> Problem:
-        """Draw random matrices; A is NaN in rows without a group."""
+        """Draw random matrices; A is NaN in rows without a group. Sums that are activated are exact, and small."""
         generator, numbers = torch.Generator().manual_seed(self.seed), torch.tensor(self.layout, dtype=torch.int32)
-        a = operand((*self.shape, self.k), False, 0, generator)
-        b = operand((self.groups, self.n, self.k), self.config.majors.b_is_mn, 0, generator)
+        epilogue = self.config.epilogue
+        columns = self.n * (1 + epilogue.activates)
+        a = operand((*self.shape, self.k), False, 0, generator, epilogue.activates)
+        b = operand((self.groups, columns, self.k), self.config.majors.b_is_mn, 0, generator, epilogue.activates)
+        if epilogue.activates:
+            b *= 11 / 256
         of_rows: dict[str, Any] = {"alignment": self.alignment, "zero_padding": self.zero_padding}
-        of_rows["expected_m"] = self.shape[-1] / self.groups
+        of_rows |= {"expected_m": self.shape[-1] / self.groups, "epilogue": epilogue, "limit": self.limit}
         of_rows["bias"] = drawn_bias(self.config, self.groups, self.n, generator)
         p = Problem(a, None, b, None, self.room(), numbers, self.config.work, None, None, **of_rows)
         a[ids_of(p) < 0] = float("nan")

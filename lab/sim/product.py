@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import Unpack
 
+from deep_gemm.casts.gating import Gating, activated
 from deep_gemm.core.check.layout import SCALE_BLOCK, UE8M0_PER_WORD, align, ceil_div
 from deep_gemm.core.check.ue8m0 import NO_NUMBER, Words, words_of
 from deep_gemm.core.kernel import Config
@@ -94,6 +95,10 @@ class ProductTrial(Trial):
     def passed(self) -> Outcome:
         """Compile the kernel, check it, and give all that it did."""
         return self.outcome(self.compiled()).checked()
+
+
+OF_SIGMOID = 2.0**-16
+"""An activation may be off by this share of itself: a GPU's sigmoid is within 2^-17."""
 
 
 def partial_sums(how: How) -> float:
@@ -250,6 +255,8 @@ def right_and_allowed(
             if p.heads is not None:
                 reference.compute(part._replace(d=d, heads=None, epilogue=TO_D))
             of_part = allowed_difference(part, d, partial_sums(how))
+        elif p.epilogue.activates:
+            of_part = of_activations(part, right[place], p.limit)
         else:
             slices = 0 if p.work.groups_rows else getattr(config, "slices", 1)
             right[place], of_part = exact_and_allowed(part, right.dtype, slices, units_of_step(how))
@@ -258,6 +265,13 @@ def right_and_allowed(
             continue
         write_heads(p._replace(d=allowed), of_part)
     return right, allowed
+
+
+def of_activations(p: Problem, right: Tensor, limit: float | None) -> Tensor:
+    """Give how far silu(gate) * up may be from the right one, its sums being exact: as far as the sigmoid takes it."""
+    exact = activated((p.a.double() @ p.b.double().mT).bfloat16(), Gating(limit=limit))
+    low, high = ((exact * (1 + share)).to(right.dtype).double() for share in (-OF_SIGMOID, OF_SIGMOID))
+    return torch.maximum((low - right).abs(), (high - right).abs()).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def exact_and_allowed(p: Problem, dtype: torch.dtype, slices: int, of_step: float) -> tuple[Tensor, Tensor]:

@@ -302,7 +302,14 @@ def bf16_gemm(config: Any, p: Launched) -> None:
     row, group = (8 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
     a, (_, ids) = at(first + config.box_rows_of_a * k * 2, (m, k), BF16), layout_of(config, p)
     b = at(first_of_b, (p["groups.count"], n, k), BF16, (group, row, 1))
-    product_of_bf16_rows(a, b, at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids, recipes_and_bias(config, p)[1])
+    d = at(p["d"], (m, n // (1 + config.epilogue.activates)), BF16, (p["d_pitch"], 1))
+    if not config.epilogue.activates:
+        product_of_bf16_rows(a, b, d, ids, recipes_and_bias(config, p)[1])
+        return
+    h = torch.empty(m, n, dtype=BF16)
+    product_of_bf16_rows(a, b, h, ids)
+    limit = None if p["activation.limit"] == inf else p["activation.limit"]
+    d[ids >= 0] = activated(h, Gating(limit=limit)).to(BF16)[ids >= 0]
 
 
 def recipes_and_bias(config: Any, p: Launched) -> tuple[Any, Tensor | None]:

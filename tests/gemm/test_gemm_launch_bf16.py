@@ -15,6 +15,7 @@ import deep_gemm
 from deep_gemm import set_compile_mode
 from deep_gemm.core import replay
 from deep_gemm.gemm import launch
+from deep_gemm.gemm.api.bf16_grouped import ACTIVATED
 from deep_gemm.gemm.ask.bf16 import bf16_problem
 from deep_gemm.gemm.choose import bf16 as choose_bf16
 from deep_gemm.gemm.config.bf16 import bf16_config
@@ -22,6 +23,7 @@ from deep_gemm.gemm.config.tall import Majors
 from deep_gemm.gemm.kernel import params_of
 from deep_gemm.gemm.kinds import works
 from deep_gemm.gemm.kinds.output import Output
+from deep_gemm.gemm.product import run
 from deep_gemm.gemm.sum_slices import SlicesConfig
 
 M, N, K = 128, 64, 192
@@ -189,3 +191,17 @@ def test_rows_that_do_not_match_are_refused_where_a_record_serves_others(gpu: Fa
         whole = numbers(2 * (M + 2), K)
         deep_gemm.bf16_gemm_nt(whole[: M + 2], b, whole.view(-1)[K : K + (M + 2) * N].view(M + 2, N))
     assert len(gpu.launches) == 2
+
+
+def test_the_first_product_of_experts_activates_as_torch_does() -> None:
+    """Rows without a group keep what they have."""
+    g = torch.Generator().manual_seed(1)
+    a, b = torch.randn(5, 64, generator=g).bfloat16(), torch.randn(2, 48, 64, generator=g).bfloat16()
+    ends, d = torch.tensor([1, 4], dtype=torch.int32), torch.full((5, 24), 7.0).bfloat16()
+    run(ACTIVATED, a, b, d, ends, (True, False, 0.5))
+    gate, up = torch.stack([a[i] @ b[group].T for i, group in enumerate((0, 1, 1, 1))]).float().chunk(2, 1)
+    y = gate.clamp_max(0.5) * gate.clamp_max(0.5).double().sigmoid().float() * up.clamp(-0.5, 0.5)
+    assert torch.equal(d[:4], y.bfloat16())
+    assert (d[4] == 7).all()
+    with pytest.raises(ValueError, match=r"d: expected shape \(m, n\) = \(5, 24\), got \(5, 48\)"):
+        run(ACTIVATED, a, b, torch.empty(5, 48).bfloat16(), ends, (True, False, None))

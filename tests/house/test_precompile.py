@@ -118,8 +118,10 @@ def test_no_number_of_tokens_needs_a_kernel_that_is_left_out(name: str, form: st
         for _ in range(up_to(20, 6)):
             m = draw.choice((draw.randint(1, 200), draw.randint(1, 20_000))) * weight.rows_per_token
             if weight.is_bf16:
-                bf16 = precompile.config_in_bf16(weight, m, H200)
-                assert (bf16.kernel_name, bf16) in made, (weight, m)
+                of_bf16 = precompile.configs_in_bf16(weight, m, H200)
+                assert {(bf16.kernel_name, bf16) for bf16 in of_bf16} <= made, (weight, m)
+                activates = weight.is_gated and m >= MANY_ROWS
+                assert any(bf16.epilogue.activates for bf16 in of_bf16) == activates, (weight, m)
                 continue
             if weight.groups == "ids" and m >= MANY_ROWS:
                 for many in precompile.many_rows_configs(weight, m, H200):

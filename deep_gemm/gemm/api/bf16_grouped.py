@@ -31,6 +31,16 @@ CONTIGUOUS = {
 }
 OF_EXPERTS = replace(CONTIGUOUS["nt"], ask=partial(CONTIGUOUS["nt"].ask, alignment=1))
 BEHIND_CAST = replace(OF_EXPERTS, on_gpu=partial(launch, is_behind_cast=True))
+ACTIVATED = replace(
+    OF_EXPERTS,
+    ask=partial(OF_EXPERTS.ask, activates=True),
+    options=(*OF_EXPERTS.options, "limit"),
+    inputs=("grouped_layout",),
+    as_operator=lambda product, a, b, d, c, said, *_: product.compute(
+        product.ask(a, b, d, **product.inputs_of(c, said))
+    ),
+)
+"""The first product of experts, by ends and without a bias, activated. Torch has no operator for it."""
 MASKED = bf16_product(
     "m_grouped_bf16_gemm_nt_masked", bf16_masked_problem, ("expected_m",), ("masked_m", "bias"), has_gradients=True
 )

@@ -19,6 +19,7 @@ from ...core.check.numbers import INT32_MAX, integer_in_range
 from ...core.check.tracing import has_memory
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ...core.shadow import plain
+from ..kinds.epilogues import SILU_IN_BF16, TO_D
 from ..kinds.works import COUNTS, DENSE, ENDS, HEADS, IDS, PARTS, SUM, Work
 from ..problem import Problem
 from .rows import ZERO_PADDING_BLOCK
@@ -92,8 +93,13 @@ def bf16_contiguous_problem(
     ensure_zero_padding: bool,
     bias: Tensor | None = None,
     alignment: int | None = None,
+    activates: bool = False,
+    limit: float | None = None,
 ) -> Problem:
-    """Check a product of stacked rows. With an `alignment` of group starts no zeros are written behind ids."""
+    """Check a product of stacked rows. With an `alignment` of group starts no zeros are written behind ids.
+
+    `activates`: B has gate's rows first, and D `[m, n / 2]` is silu(gate) * up.
+    """
     sizes: Sizes = {}
     a = operand("a", a, ("m", "k"), sizes)
     b = operand("b", b, ("groups", "k", "n") if major[1] == "n" else ("groups", "n", "k"), sizes)
@@ -101,6 +107,8 @@ def bf16_contiguous_problem(
     layout = checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": a, "b": b, "grouped_layout": layout}
     bias = checks.bias("bias", bias, ("groups", "n"), sizes, inputs)
+    if activates:
+        sizes["n"] //= 2
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
     a, b = _operands_of_rows(a, b.mT if major[1] == "n" else b)
     zero_padding = ensure_zero_padding or not (use_psum_layout or alignment)
@@ -116,7 +124,8 @@ def bf16_contiguous_problem(
     expected_m = plain(sizes["m"]) / max(sizes["groups"], 1)
     work = ENDS if use_psum_layout else IDS
     more = {"expected_m": expected_m, "alignment": alignment, "zero_padding": zero_padding, "bias": bias}
-    return _unscaled(a, b, d, layout, work, **more)
+    epilogue = SILU_IN_BF16 if activates else TO_D
+    return _unscaled(a, b, d, layout, work, epilogue=epilogue, limit=limit, **more)
 
 
 def bf16_masked_problem(

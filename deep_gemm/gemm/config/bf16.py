@@ -86,6 +86,7 @@ class Bf16Config(GemmConfig):
         yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
         yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
+        yield self.units_along_n == 1 or not self.epilogue.activates, "gate and up in one unit where rows are activated"
         room = self.num_store_buffers * self.store_buffer_bytes // (4 * WARPGROUP_THREADS)
         yield self.shared_sums <= room, f"store buffers for {self.shared_sums} sums of a thread, not {room}"
         yield not (self.shared_sums and self.is_fp32), "BF16 for D where sums lie in store buffers"
@@ -124,7 +125,8 @@ def bf16_config(
     of_tile = fields_of(block_m, block_n, output, cluster_m, cluster_n, cluster_k)
     num_math_warpgroups = of_tile["num_math_warpgroups"]
     units_along_m = block_m // num_math_warpgroups // WGMMA_ROWS
-    panel_columns = gcd(block_n, 64)
+    columns = block_n // (1 + output.epilogue.activates)  # of D: gate and up make one
+    panel_columns = gcd(columns, 64)
     shares_sums = slices > cluster_k == 1 and units_along_m * block_n > MAX_ACCUMULATORS[num_math_warpgroups]
     config = Bf16Config(
         num_stages=min_stages or (3 if block_m + block_n > 384 or shares_sums else 4),
@@ -134,4 +136,4 @@ def bf16_config(
         slices=slices,
         **{**of_tile, "b": BFLOAT16, "sfa": None, "sfb": None},
     )
-    return deepest(with_buffers(config, units_along_m * block_n // panel_columns))
+    return deepest(with_buffers(config, units_along_m * columns // panel_columns))

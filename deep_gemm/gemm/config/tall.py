@@ -218,7 +218,7 @@ class GemmConfig(Config, Output):
             outputs = self.num_math_warpgroups * WGMMA_ROWS * (self.block_n * self.output_bytes + 16)
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
-        elif self.epilogue.activates:
+        elif self.epilogue.activates and not self.epilogue.by_tma:
             outputs = EMPTY_BYTES
         barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
         before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
@@ -435,9 +435,10 @@ class GemmConfig(Config, Output):
             epilogue.work is None or (is_plain and epilogue.work == work and self.operands in epilogue.operands),
             "a BF16 D without C or a split of k, and the work and operands that its epilogue is made for",
         )
-        of_halves = unit_n == 128 and self.block_n in (128, 256)
+        of_halves = (unit_n == 128 or epilogue.by_tma) and self.block_n in (128, 256)
         yield of_halves or not epilogue.activates, "units of 128 columns, one or two, where rows are activated"
-        yield self.block_n == 256 or not epilogue.gates_apart, "tiles of 256 columns where gate and up lie apart"
+        apart = epilogue.gates_apart and not epilogue.by_tma
+        yield self.block_n == 256 or not apart, "tiles of 256 columns where gate and up lie apart"
 
     def _rules_of_fine_scales(self) -> Iterator[tuple[bool, str]]:
         unit_n, work, epilogue = self.unit_n or self.block_n, self.work, self.epilogue
@@ -480,7 +481,7 @@ class GemmConfig(Config, Output):
         convert = "e2m1" if self.converts_b else "scales_of_blocks" if self.has_chunks else "none"
         params = "_silu" if epilogue.activates else ""
         of_rows = {"ROWS_PARAMS": f"work/rows{params}_params.cuh"} if work.groups_rows else {}
-        gates = {} if epilogue.gates is None else {"GATES": f"epilogue/{epilogue.gates}.cuh"}
+        gates = {} if epilogue.gates in (None, stores) else {"GATES": f"epilogue/{epilogue.gates}.cuh"}
         return {
             "DESTINATION": f"epilogue/{epilogue.destination}.cuh",
             "WORK": f"work/{work.source}.cuh",
@@ -523,7 +524,8 @@ class GemmConfig(Config, Output):
             "kMulticastCtas": self.cluster_m * self.cluster_n,
             "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
             "kGroups": work.number,
-            "kGateColumns": 128 if epilogue.gates_apart else 8,
+            "kGateColumns": self.block_n // 2 if epilogue.gates_apart else 8,
+            "kColumnsOfValue": 1 + epilogue.activates,  # gate and up, or one
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": work.window_rows(),
             "kRunWords": work.run_words(self.block_m),

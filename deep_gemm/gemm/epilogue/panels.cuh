@@ -12,9 +12,9 @@
 constexpr uint32_t kPanelRowBytes = kPanelColumns * kOutputBytes;
 constexpr bool kPanelIsWide = kPanelRowBytes == 256;
 constexpr uint32_t kPanelBytes = 64 * kPanelRowBytes;
-constexpr uint32_t kPanelsPerUnit = kUnitN / kPanelColumns;
+constexpr uint32_t kPanelsPerUnit = kUnitN / kColumnsOfValue / kPanelColumns;
 constexpr uint32_t kStoreBufferBytes = kPanelsPerStore * kPanelBytes;
-static_assert(kUnitN % kPanelColumns == 0, "panels must fill a unit");
+static_assert(kUnitN / kColumnsOfValue % kPanelColumns == 0, "panels must fill what a unit has of D");
 static_assert(kPanelRowBytes == 32 || kPanelRowBytes == 64 || kPanelRowBytes == 128 || kPanelIsWide,
               "a swizzle must span a panel row, or a part of a wide one");
 

@@ -102,7 +102,7 @@ struct PanelOutput {
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
           const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
-          const uint32_t d_column = tile.row_n + column_of_unit(unit) + column, d_row = row_m + row_of_unit(unit);
+          const uint32_t d_column = (tile.row_n + column_of_unit(unit)) / kColumnsOfValue + column, d_row = row_m + row_of_unit(unit);
           to.store(panels + i * kPanelBytes, d_column, d_row);
         }
         ptx::tma_store_commit();

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...core.check.recipes import E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
+from ...core.check.recipes import BFLOAT16, E2M1, E4M3, MX, PER_64, PER_BLOCK, PER_ROW, Scales, Values
 from .works import ENDS, Named, Work
 
 
@@ -61,18 +61,18 @@ class Epilogue(Named):
     """Writes the D of a problem of one product, from its FP32 sums: the definition."""
     work: Work | None = None
     """The only kind of work that it is made for, with a BF16 D, no C and whole k; None: it goes with several."""
-    operands: tuple[tuple[Values, Scales, Scales], ...] = ((E4M3, PER_ROW, PER_BLOCK),)
+    operands: tuple[tuple[Values, Any, Any], ...] = ((E4M3, PER_ROW, PER_BLOCK),)
     """Values of B and scales of A and B that it is made for, if it is made for one kind of work."""
 
     @cached_property
     def activates(self) -> bool:
-        """D is silu(gate) * up, cast to FP8."""
+        """D is silu(gate) * up, in FP8 or in BF16."""
         return self.gates is not None
 
     @cached_property
     def gates_apart(self) -> bool:
-        """B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
-        return self.gates == "gates_apart"
+        """B has gate's rows first, gate and up are rounded to BF16, and a scale of FP8 is for 128 columns."""
+        return self.gates in ("gates_apart", "activated")
 
 
 TO_D = Epilogue()
@@ -101,9 +101,13 @@ SILU = Epilogue(
 """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
 SILU_OF_HALVES = replace(SILU, gates="gates_apart", name="silu of halves")
 """The same of a B that has gate's rows first: a scale is for 128 columns, and gate and up are rounded to BF16."""
+SILU_IN_BF16 = Epilogue(
+    source="activated", gates="activated", name="silu", kernel="_silu", work=ENDS, operands=((BFLOAT16, None, None),)
+)
+"""BF16 operands, a B that has gate's rows first, and D is silu(gate) * up in BF16: tiles go through panels to D."""
 
 
 def combinations() -> list[tuple[Epilogue, Work, tuple[Values, Scales, Scales]]]:
-    """List epilogues that are made for one kind of work, with it and each of their operands."""
+    """List epilogues of FP8 that are made for one kind of work, with it and each of their operands."""
     all_of_them = TO_D, TO_HEADS, TO_ADDRESSES, SILU, SILU_OF_HALVES
     return [(each, each.work, operands) for each in all_of_them if each.work is not None for operands in each.operands]

@@ -1,4 +1,4 @@
-// Rows of groups whose product, of gate and up, is activated. D holds the FP8 values.
+// Rows of groups whose product, of gate and up, is activated. D holds the FP8 values, or BF16 where there are no scales.
 #pragma once
 #include "params.cuh"
 #include "work/layout.cuh"
@@ -11,10 +11,11 @@ struct Activation {
 };
 
 // The row of B that makes a column of the product, in which kGateColumns of gate and kGateColumns of up take turns. B's rows
-// take the same turns of 8, or all rows of gate are first where kGateColumns is 128.
+// take the same turns of 8, or all rows of gate are first where kGateColumns is more.
 DEVICE uint32_t row_of_b(const Product& p, uint32_t column) {
   if constexpr (kGateColumns == 8) return column;
-  return column / 256 * 128 + column % 128 + (column % 256 < 128 ? 0 : p.n / 2);
+  constexpr uint32_t kTurn = 2 * kGateColumns;
+  return column / kTurn * kGateColumns + column % kGateColumns + (column % kTurn < kGateColumns ? 0 : p.n / 2);
 }
 
 struct Params : Product {

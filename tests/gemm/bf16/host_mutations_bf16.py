@@ -10,6 +10,7 @@ from deep_gemm.gemm.choose.bf16 import SUM_OUTPUT
 from deep_gemm.gemm.config.bf16 import Bf16Config, bf16_config
 from deep_gemm.gemm.config.tall import Majors
 from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.epilogues import SILU_IN_BF16
 from deep_gemm.gemm.kinds.output import Output
 from deep_gemm.gemm.kinds.works import MOST_COUNTED
 from lab.casts import wider
@@ -49,6 +50,13 @@ def rows_trial(groups: works.Work, layout: list[int], rows: int | None = None, b
     product.run(product.compile_config(config), config, p).checked()
 
 
+def experts_trial() -> None:
+    from lab.sim.bf16_rows import Bf16RowsTrial
+
+    config = bf16_config(64, 256, Output(work=works.ENDS, epilogue=SILU_IN_BF16))
+    Bf16RowsTrial(config, (70, 100), n=136, alignment=1, limit=0.5).run()
+
+
 def depths_trial() -> None:
     from lab.sim import bf16_depths, product
 
@@ -86,6 +94,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "bf16 ids": partial(rows_trial, works.IDS, [-1, *[0] * 70, -1, *[1] * 20]),
     "bf16 ends": partial(rows_trial, works.ENDS, [70, 100], 130, b_is_mn=True),
     "bf16 counts": partial(rows_trial, works.COUNTS, [3, 70, 0], 75),
+    "bf16 experts": experts_trial,
     "bf16 along k": depths_trial,
     "bf16 along k, counted": partial(counted_trial, True),
     "bf16 along k, counted from the host": partial(counted_trial, False),
@@ -116,6 +125,9 @@ SWAPS: list[tuple[str, ...]] = [
     ("gemm.launch", '"c_stride": c_stride', '"c_stride": p.m', HEADS, DEPTHS),
     ("gemm.launch", '"count": p.groups', '"count": 1', HEADS, *ROWS),
     ("gemm.launch", "config.box_rows_of_a * row_pitch(p.a)", "config.box_rows_of_a * p.k", *ROWS),
+    # The first product of experts
+    ("gemm.config.tall", "self.block_n // 2 if epilogue.gates_apart", "64 if epilogue.gates_apart", "bf16 experts"),
+    ("gemm.launch", "math.inf if p.limit is None else p.limit", "math.inf", "bf16 experts"),
     # Groups along k
     ("gemm.bf16_depths", "first += k // BLOCK_K", "first += 1", DEPTHS),
     ("gemm.bf16_depths", "Part(first, k // BLOCK_K, group)", "Part(first, k // BLOCK_K, 0)", DEPTHS),

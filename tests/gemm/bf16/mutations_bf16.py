@@ -5,6 +5,7 @@ from __future__ import annotations
 from deep_gemm.gemm.config.bf16 import Bf16Config, bf16_config
 from deep_gemm.gemm.config.tall import Majors
 from deep_gemm.gemm.kinds import works
+from deep_gemm.gemm.kinds.epilogues import SILU_IN_BF16
 from deep_gemm.gemm.kinds.output import Output
 from deep_gemm.gemm.kinds.works import MOST_COUNTED
 from lab.sim.bf16 import Bf16Trial as Trial
@@ -32,6 +33,8 @@ COUNTED_ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, work=w
 PAIRS = bf16_config(128, 64, ALONG_K, TN, cluster_n=2)
 WIDE = bf16_config(64, 64, Output(work=works.ENDS), Majors(b_is_mn=True))
 KS = (100, 0, 203, 64, 100)
+OF_SILU = Output(work=works.ENDS, epilogue=SILU_IN_BF16)
+ACTIVATED, NARROW = bf16_config(64, 256, OF_SILU), bf16_config(128, 128, OF_SILU)
 
 TRIALS = [
     *(Trial(PLAIN, 200, 136, 456, 1, name) for name in (None, "late_loads", "slow_warps", "slow_math")),
@@ -59,6 +62,7 @@ _OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.c
 _OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
 _GEMM, _ONCE, _STORE = "fp8_gemm.cuh", "epilogue/split_once.cuh", "epilogue/store.cuh"
 _PARTS, _TILE, _ROWS, _COUNTED = "work/k_parts.cuh", "tile.cuh", "work/rows.cuh", "work/k_counted.cuh"
+_ACTIVATED, _SILU_PARAMS = "epilogue/activated.cuh", "work/rows_silu_params.cuh"
 _LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
 
 MUTATIONS = [
@@ -147,4 +151,22 @@ MUTATIONS = [
     Mutation("counted tiles go through all groups", _COUNTED, "take(tile, next_tile - number * tiles_of_part)", "take(tile, next_tile)", shows_in=COUNTED),
     Mutation("C of the first counted group", _COUNTED, "p.c + tile.group * p.depths.c_stride * kOutputBytes", "p.c", shows_in=COUNTED),
     Mutation("D of the first counted group", _COUNTED, "{ return tile.group; }", "{ return 0; }", shows_in=COUNTED),
+]  # fmt: skip
+
+ACTIVATED_TRIALS = [
+    Bf16RowsTrial(ACTIVATED, (70, 128, 198), 8, n=136, k=200, limit=0.5),
+    Bf16RowsTrial(NARROW, (70, 128, 333), 2, n=136, k=200, num_sms=2),
+]
+
+ACTIVATED_MUTATIONS = [
+    Mutation("gates above the limit", _ACTIVATED, "ptx::min_nan(gate, limit)", "gate"),
+    Mutation("ups beyond the limit", _ACTIVATED, "ptx::min_magnitude(up, limit)", "up"),
+    Mutation("gates not rounded", _ACTIVATED, "ptx::unpack_bf16(ptx::pack_bf16(unit[i], unit[i + 1]))", "ptx::Float2{unit[i], unit[i + 1]}"),
+    Mutation("ups not rounded", _ACTIVATED, "ptx::unpack_bf16(ptx::pack_bf16(unit[up], unit[up + 1]))", "ptx::Float2{unit[up], unit[up + 1]}"),
+    Mutation("a gate's neighbour for up", _ACTIVATED, "up = kGateColumns / 2 + i", "up = kGateColumns / 2 - 2 + i"),
+    Mutation("half of the gates", _ACTIVATED, "i < kGateColumns / 2; i += 2", "i < kGateColumns / 4; i += 2"),
+    Mutation("stored at the product's columns", _STORE, "(tile.row_n + column_of_unit(unit)) / kColumnsOfValue", "(tile.row_n + column_of_unit(unit))"),
+    Mutation("panels of what is left of ups", "epilogue/panels.cuh", "kPanelsPerUnit = kUnitN / kColumnsOfValue /", "kPanelsPerUnit = kUnitN /"),
+    Mutation("gate's rows for up", _SILU_PARAMS, "kGateColumns ? 0 : p.n / 2)", "kGateColumns ? 0 : 0)"),
+    Mutation("turns of gate and up as wide as a tile", _SILU_PARAMS, "column / kTurn * kGateColumns", "column"),
 ]  # fmt: skip

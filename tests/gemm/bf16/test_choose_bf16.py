@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from deep_gemm.core.gpu import H20, H100, H200
-from deep_gemm.gemm.choose.bf16 import select_bf16, select_bf16_depths, select_bf16_rows, slices_of
+from deep_gemm.gemm.choose.bf16 import ACTIVATED, select_bf16, select_bf16_depths, select_bf16_rows, slices_of
 from deep_gemm.gemm.config.bf16 import Bf16Config, bf16_config
 from deep_gemm.gemm.config.tall import Majors
 from deep_gemm.gemm.kinds import works
@@ -75,6 +75,8 @@ def test_groups_along_k() -> None:
         ("needs an A with contiguous k", bf16_config(64, 64, Output(work=works.IDS), TN)),
         ("needs a slice for each CTA", bf16_config(64, 64, Output(), cluster_k=2, slices=4)),
         ("needs one k-block at a time", Bf16Config(64, 64, 4, 1, run_k_blocks=2)),
+        ("needs gate and up in one unit", replace(bf16_config(64, 256, ACTIVATED), unit_n=128)),
+        ("needs units of 128 columns", bf16_config(64, 64, ACTIVATED)),
         ("needs one unit for each warpgroup", bf16_config(256, 64, Output(), cluster_k=2, slices=2)),
     ],
 )

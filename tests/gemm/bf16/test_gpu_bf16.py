@@ -13,7 +13,9 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import calc_diff, set_mk_alignment_for_contiguous_layout
+from deep_gemm.core.call import RECORDS
 from deep_gemm.integrations.torch_mm import batch_invariant_mm
+from deep_gemm.moe import api as layers
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 1e-5
@@ -131,6 +133,21 @@ def test_stacked_rows(rows: list[int], turned: bool, ends: bool) -> None:
         function(a, b, d, layout)
         assert calc_diff(d[:-1], right[:-1]) < TOLERANCE
         assert (d[-1] == 0).all() or int((layout >= 0).sum()) == 0
+
+
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_experts_have_the_same_bits_whoever_activates(monkeypatch: pytest.MonkeyPatch, limit: float | None) -> None:
+    """Sizes that no tile divides, and tokens with gaps between them."""
+    x = numbers(1000, 336)[:, :328]
+    w1, w2, p = numbers(9, 2 * 136, 328, seed=1), numbers(9, 328, 136, seed=2), numbers(1000, 3, seed=3)
+    ids = torch.randint(-1, 9, (1000, 3), device="cuda", generator=torch.Generator("cuda").manual_seed(4))
+    of_turns = []
+    for rows in (1 << 60, 1):
+        monkeypatch.setattr(layers, "MANY_ROWS", rows)
+        RECORDS.clear()
+        of_turns.append(some(deep_gemm.experts(x, ids, p, w1, w2, limit=limit)))
+    RECORDS.clear()
+    assert torch.equal(*of_turns)
 
 
 def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from deep_gemm.gemm.bf16_depths import parts_of
+from deep_gemm.gemm.choose.bf16 import ACTIVATED
 from deep_gemm.gemm.config.bf16 import bf16_config
 from deep_gemm.gemm.config.tall import Majors
 from deep_gemm.gemm.kinds import works
@@ -31,6 +32,14 @@ LAYOUTS = {works.IDS: IDS, works.ENDS: (70, 128, 333), works.COUNTS: (70, 0, 200
 def test_groups_of_rows(tile: tuple[int, int], majors: Majors, groups: works.Work, schedule: str | None) -> None:
     config = bf16_config(*tile, Output(work=groups), majors)
     Bf16RowsTrial(config, LAYOUTS[groups], 1, schedule, n=136, k=200).run()
+
+
+@pytest.mark.parametrize("majors", [NT, NN], ids=lambda majors: majors.name)
+@pytest.mark.parametrize("tile", [(64, 128), (128, 256)])
+@pytest.mark.parametrize("schedule", [None, "slow_math", "late_loads", "slow_lanes"])
+def test_activated_rows(tile: tuple[int, int], majors: Majors, schedule: str | None) -> None:
+    config = bf16_config(*tile, ACTIVATED, majors)
+    Bf16RowsTrial(config, LAYOUTS[works.ENDS], 1, schedule, n=136, k=200, limit=0.5).run()
 
 
 @pytest.mark.parametrize("groups", [works.IDS, works.ENDS], ids=lambda groups: groups.name)
