@@ -125,7 +125,7 @@ def forward(
     m, n = ids.numel(), len(values)
     of_ranks, first = rows_of_ranks(n, group, hidden.device)
     sums = empty("sums of blocks", (m, ceil_div(n, BLOCK)), torch.float32, hidden.device)
-    chosen = torch.zeros(m, 1, dtype=torch.float32, device=hidden.device)
+    chosen = empty("logits of ids", (m, 1), torch.float32, hidden.device).zero_()
     most = COLUMNS * TOKENS // min(max(m, 1), TOKENS)
     for rows, columns, _, logits, tokens in pieces(hidden, w, ids, first, most, recipes):
         of_piece = sums[rows, columns.start // BLOCK : ceil_div(columns.stop, BLOCK)]
@@ -192,8 +192,8 @@ def pieces(hidden: Tensor, w: Any, ids: Tensor, first: int, most: int, recipes: 
     Give with each piece its part of the weight, and its tokens as rows of this rank's weight, which begins at `first`;
     of padding, and of other ranks' tokens, it has none. The next piece takes the memory of this one's logits.
     """
-    x, tokens = hidden.reshape(-1, hidden.shape[-1]), torch.where(ids < 0, -1, ids - first)
-    tokens = tokens.reshape(-1).clamp_(-1, 2**31 - 1).int()
+    x, tokens = hidden.reshape(-1, hidden.shape[-1]), empty("rows of ids", ids.shape, torch.int32, ids.device)
+    tokens = tokens.copy_(torch.where(ids < 0, -1, ids - first).clamp_(-1, 2**31 - 1)).view(-1)
     a: Any = x.bfloat16() if recipes is None else cast_checked(x, Target(1, recipes[0].columns, mn_major=True))
     n = len(w if recipes is None else w[0])
     memory = empty("logits", (min(len(x), TOKENS + BLOCK) * min(n, most + BLOCK),), torch.float32, x.device)
