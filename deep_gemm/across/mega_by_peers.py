@@ -32,6 +32,7 @@ from ..gemm.ask.silu import activated
 from ..gemm.launch import run as multiply
 from ..gemm.packed import is_taken_as_it_lies
 from ..moe import gather_weighted
+from ..moe.check import present
 from ..moe.route_rows import MAX_EXPERTS
 from ..moe.routing import stack_routes
 from . import gather_rows, meet_ranks, post_rows, rows_to_addresses
@@ -125,17 +126,10 @@ def _answer(
     return None if counts is None else rows.counts
 
 
-def _tensors(
-    y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None, tensors: MegaTensors, ids: Tensor, results: Tensor
-) -> tuple[Tensor, ...]:
-    inputs = *l1, *l2, *tensors, ids, results
-    return (*inputs, y) if counts is None else (*inputs, counts, y)
-
-
 MEGA = Function(
     _answer,
     _answer,
-    _tensors,
+    lambda y, l1, l2, counts, filled, *more: (*l1, *l2, *filled, *more, *present(counts, y)),
     lambda tensors: cuts_gradient(tensors[:4], tensors[-1:]),
     free=[*[FIXED] * 14, FREE_ROWS, FREE_ROWS],
     outputs=1,

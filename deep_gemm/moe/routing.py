@@ -199,15 +199,10 @@ def _weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | N
     return _sum_rows(y, rows.row_of, topk_weights, out)
 
 
-def _tensors_of_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> tuple[Tensor, ...]:
-    inputs = y, rows.counts, rows.ends, rows.row_of, rows.token_of, rows.ids, topk_weights
-    return inputs if out is None else (*inputs, out)
-
-
 WEIGHTED = Function(
     _weighted,
     _weighted_as_operator,
-    _tensors_of_weighted,
+    lambda y, rows, p, out: present(y, rows.counts, rows.ends, rows.row_of, rows.token_of, rows.ids, p, out),
     lambda tensors: cuts_gradient((tensors[0], tensors[6]), tensors[7:]),
     free=[FREE_ROWS, FIXED, FIXED, *[FREE_ROWS] * 5],
 )

@@ -2,11 +2,14 @@
 
 import importlib
 import logging
+import subprocess
 import sys
 from abc import ABC
 from collections.abc import Iterator
 from enum import Enum
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -564,3 +567,15 @@ def test_experts_of_other_ranks_and_weights_on_the_input(vllm: Any) -> None:
     assert torch.equal(applied(*given, expert_map=of_rank), experts(x, here, weights, w1, w2))
     ones = experts(x, here, torch.ones(3, 2), w1, w2)
     assert torch.equal(applied(*given, expert_map=of_rank, apply_router_weight_on_input=True), ones)
+
+
+@pytest.mark.release
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.parametrize("form", ["fp4", "fp8"])
+def test_an_installed_vllm_loads_deepseek_v4_into_our_layers(form: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("vllm_on_cpu.py")), str(tmp_path), form]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 5:
+        pytest.skip(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].split() == ["DeepGemmExperts", "DeepGemmLinear"]

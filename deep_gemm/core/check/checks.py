@@ -249,20 +249,14 @@ def k_major(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tens
 
 def rows(name: str, x: Tensor, axis: str) -> None:
     """Check that rows are contiguous along `axis` and that their pitch and address are multiples of 16 bytes."""
-    if not x.is_contiguous() or x.shape[-1] * x.element_size() % ADDRESS_ALIGNMENT:
-        _row_strides(name, x, axis)
+    if (not x.is_contiguous() or x.shape[-1] * x.element_size() % ADDRESS_ALIGNMENT) and x.numel():
+        if x.shape[-1] > 1 and x.stride(-1) != 1:
+            raise ValueError(f"{name}: expected values contiguous along {axis}, got strides {x.stride()}")
+        apart(name, x)
+        for size, stride in zip(x.shape[:-1], x.stride(), strict=False):
+            if size > 1 and stride * x.element_size() % ADDRESS_ALIGNMENT:
+                raise ValueError(f"{name}: expected rows that start at multiples of 16 bytes, got strides {x.stride()}")
     address(name, x, ADDRESS_ALIGNMENT)
-
-
-def _row_strides(name: str, x: Tensor, axis: str) -> None:
-    if x.numel() == 0:
-        return
-    if x.shape[-1] > 1 and x.stride(-1) != 1:
-        raise ValueError(f"{name}: expected values contiguous along {axis}, got strides {x.stride()}")
-    apart(name, x)
-    for size, stride in zip(x.shape[:-1], x.stride(), strict=False):
-        if size > 1 and stride * x.element_size() % ADDRESS_ALIGNMENT:
-            raise ValueError(f"{name}: expected rows that start at multiples of 16 bytes, got strides {x.stride()}")
 
 
 def apart(name: str, x: Tensor) -> None:
