@@ -149,7 +149,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
 
 
 def configs_in_bf16(weight: Weight, m: int, gpu: Gpu, *, by_ends: bool = False) -> list[Bf16Config]:
-    """List what runs so many rows, of all groups or of each, by a weight in BF16; `experts` may activate many rows."""
+    """List the kernels of a BF16 weight with m rows, of all groups or of each. `experts` may activate many rows."""
     work = GROUPS[weight.groups] if weight.groups else DENSE
     work = ENDS if work is IDS and (by_ends or m >= MANY_ROWS) else work
     outputs = [replace(OUTPUTS_OF[BF16_OPERANDS][2 * weight.is_fp32], work=work)]
