@@ -243,9 +243,14 @@ struct Caster {
     for (uint32_t left = item.columns(); left != 0;) {
       const uint32_t column = next_of(left);
       uint32_t keys[1] = {};
-#pragma unroll 4
-      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps)
-        keys[0] = larger_key(keys[0], key_of<false>(load(p, item, column, k_block)));
+      Piece pieces[kAtOnce];
+#pragma unroll 1
+      for (uint32_t k_block = warp; k_block < work.k_blocks; k_block += kNumBWarps * kAtOnce) {
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) pieces[i] = load(p, item, column, k_block + i * kNumBWarps);
+#pragma unroll
+        for (const Piece& piece : pieces) keys[0] = larger_key(keys[0], key_of<false>(piece));
+      }
       const float amax = amax_of(largest_of_team(keys, lane));
       if (lane == 0) ptx::st_shared_f32(&shared.largest[warp][column], amax);
     }
