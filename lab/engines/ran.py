@@ -15,6 +15,7 @@ MODELS = {
     "qwen3_moe_row": "Qwen3 MoE by rows",
     "qwen3_moe_bf16": "Qwen3 MoE in BF16",
     "deepseek_v3": "DeepSeek-V3",
+    "deepseek_v4": "DeepSeek-V4",
 }
 """Names on the page of the models that files name."""
 
