@@ -1,6 +1,6 @@
 """Experts across processes, against one process:  PYTHONPATH=tests python tests/across/across_cases.py [PROCESSES ...]
 
-Processes are forked here, so torch is imported once. This one waits for them, and ends those that take too long.
+It forks the processes, so torch is imported once. It waits for them, and ends any that take too long.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def check_layer(
     w1, w2 = (part(w, owned_experts(num, group)) for w in both)
     layer = Experts(num, w1, w2, group, limit=limit, max_tokens=MAX_TOKENS, **more)
     mine = [share_out(each, counts, group) for each in (x, ids, p)]
-    with torch.inference_mode():  # what the first call makes serves calls of any mode
+    with torch.inference_mode():  # tensors that the first call makes must serve calls of any mode
         layer(*mine)
         layer.decode(*mine)
     got = layer(*mine)
@@ -228,7 +228,7 @@ def with_weights_by_rows(world: int) -> None:
 
 
 def in_bf16(world: int) -> None:
-    """Tokens travel uncast, and results and gradients are those of nn.Experts(products="bf16")."""
+    """Check that tokens travel uncast, and that results and gradients equal those of nn.Experts(products="bf16")."""
     check_trained(torch.bfloat16, [2 + 5 * r % 7 for r in range(world)], products="bf16")
     check_trained(torch.float32, [0] + [7] * (world - 1), products="bf16")
     num = 2 * world
@@ -388,12 +388,12 @@ def casts(world: int) -> None:
 
 
 def moved(layer: Experts) -> dict[str, Tensor]:
-    """The weights of a copy that is moved and cast at once."""
+    """Copy the layer, move the copy to meta and cast it in one call, and give its weights."""
     return copy.deepcopy(layer).to("meta", torch.float16).state_dict()
 
 
 def in_groups_of_some(world: int) -> None:
-    """Ranks of a group are not those of all processes."""
+    """Check groups of some processes, where a process has another rank in the group than among all processes."""
     for members in ([1, 2], [0, 2]):
         group = dist.new_group(members)
         if dist.get_rank() in members:
@@ -447,7 +447,7 @@ def check_trained(
         bound = 2.0**-7 if name == "x" else max(1e-5, torch.finfo(right.dtype).eps / 2)
         assert distance <= bound * right.double().norm(), (name, distance, right.norm())
     assert any(gradient(w).any() for w in (layer.w1, layer.w2))
-    # What nobody needs is not sent: without a gradient of tokens, or of weights of routes, nothing of it comes back.
+    # The backward pass sends no gradient of tokens, or of weights of routes, that autograd does not need.
     sizes = {"x": HIDDEN * x.element_size(), "p": TOPK * 4}
     for needed in ("", "x", "p"):
         layer.zero_grad()
@@ -689,7 +689,7 @@ def process(rank: int, world: int, cases: list[Callable[[int], None]], ports: tu
     except BaseException:
         os.write(1, f"rank {rank} of {world}, {name}:\n{traceback.format_exc()}".encode())
         os._exit(1)
-    os._exit(0)  # Gloo's threads may outlive what they use if the interpreter takes itself apart
+    os._exit(0)  # a regular exit may free objects that Gloo's threads still use
 
 
 def run(world: int, cases: list[Callable[[int], None]]) -> bool:

@@ -111,7 +111,7 @@ def result(
     counts: Tensor | None = None,
     clamp: float | None = None,
 ) -> Tensor:
-    """What a call writes, and whether it writes all of it and nothing else."""
+    """Give the rows that a call writes, and check that it writes all of them and nothing behind them."""
     fill(buffer, tokens)
     count = len(tokens[0])
     room = torch.full((count + 1, buffer.hidden), torch.nan, dtype=torch.bfloat16, device=buffer.x.device)

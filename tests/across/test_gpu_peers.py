@@ -188,7 +188,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     message = "experts across GPUs: rank 1 did not come within 0.2 s, so results since then are undefined"
     with pytest.raises(RuntimeError, match=message):
         ranks[0].layer.check()
-    with torch.cuda.stream(ranks[1].stream):  # it finds the other's rows, but nobody takes part in the way back
+    with torch.cuda.stream(ranks[1].stream):  # it finds rank 0's rows, but rank 0 sends no results back
         ranks[1].decode()
     with pytest.raises(RuntimeError, match="rank 0 did not come"):
         ranks[1].layer.check()

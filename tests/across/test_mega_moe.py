@@ -288,7 +288,7 @@ def test_the_weight_of_a_route_comes_before_the_cast_of_its_middle_and_routes_ar
     def of_routes(ids: list[int], p: list[float]) -> Tensor:
         return result(MODEL.buffer(), (x, sf, torch.tensor([ids]), torch.tensor([p])), *weights)[0].float()
 
-    large = 3 * 2.0**20  # beside it FP32 rounds what is small
+    large = 3 * 2.0**20  # FP32 rounds a small number that is added to it
     y = of_routes([1, 0, 1], [large, 1.0, -large])
     one, two = of_routes([1, -1, -1], [large] * 3), of_routes([-1, 0, -1], [1.0] * 3)
     three = of_routes([-1, -1, 1], [-large] * 3)

@@ -46,7 +46,7 @@ SHAPES += [(_RNG.randint(1, 700), _RNG.randint(1, 1500) * _RNG.choice([1, 8])) f
 
 
 class Kernels:
-    """The kernels of a GPU, or of the simulator in their place, which notes the names of those that ran."""
+    """The kernels on a GPU, or in the simulator, which notes the name of each kernel that ran."""
 
     def __init__(self, device: str) -> None:
         self.device, self.names = device, list[str]()

@@ -65,7 +65,7 @@ def test_tokens_are_cast_along_the_rows_of_each_group(dtype: torch.dtype, weight
 
 
 def right_gradients(h: Tensor, ds: Tensor, p: Tensor, limit: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The activation, the gradient of gate and up, and that of the weights of rows, by autograd in FP64."""
+    """The activation and the gradients of gate and up and of the weights of rows, by autograd in FP64."""
     h, p = h.double().requires_grad_(), p.double().requires_grad_()
     gate, up = h.chunk(2, dim=1)
     if limit is not None:

@@ -1,4 +1,4 @@
-"""Casts to FP4 and back: every code, every tie, what has no code, and layouts."""
+"""Casts to FP4 and back: every code, every tie, numbers without a code, and layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Casts on a GPU, bit for bit as on the CPU: all numbers, large sizes, what lies around outputs, streams, graphs.
+"""Casts on a GPU, bit for bit as on the CPU: all numbers, large sizes, bytes around outputs, streams, graphs.
 
 Sizes, types and strides of each cast are in test_by_kernels.py.
 """

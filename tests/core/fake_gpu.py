@@ -35,7 +35,7 @@ def on_gpu(x: Tensor) -> Tensor:
 
 
 def encoded_map(sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], address: int) -> bytes:
-    """A tensor map as drivers of today lay it out, so far as it depends on these."""
+    """Lay out the fields of a tensor map that depend on these arguments, as drivers of 2026 do."""
     encoded = bytearray(MAP_BYTES)
     struct.pack_into("<Q", encoded, 0, address)
     struct.pack_into(f"<{len(strides)}I", encoded, 12, *(stride >> 4 for stride in strides))
@@ -46,7 +46,7 @@ def encoded_map(sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
 
 @dataclass
 class Launch:
-    """What was launched: the configuration of the launch, and Params' 64-bit words as they were then."""
+    """A launch that reached the driver: its configuration, and Params' 64-bit words at that time."""
 
     kernel: str
     grid: int
@@ -54,7 +54,7 @@ class Launch:
     is_dependent: bool
     words: tuple[int, ...]
     maps: tuple[TensorMap, ...]
-    """Those that were encoded since the launch before."""
+    """Tensor maps that were encoded since the launch before."""
     config: Any
     params: Params
 
@@ -81,7 +81,7 @@ class FakeGpu:
 
 
 def recorded_alike(gpu: FakeGpu, calls: Sequence[Callable[[], Any]], *made: str) -> int:
-    """Check that calls launch by records what they launch without any. Give how many records they have.
+    """Check that calls launch the same with records as without. Give the number of records.
 
     `made`: members of parameters that are addresses in memory of the package.
     """
@@ -109,7 +109,7 @@ def _described(launch: Launch, made: Sequence[str]) -> tuple[Any, ...]:
 
 
 class FakeLauncher:
-    """Takes what a launcher of the driver takes, and writes it down."""
+    """Stands in for the driver's launcher, and writes down each launch."""
 
     def __init__(self, gpu: FakeGpu, kernel: Kernel[Any], config: Any, is_dependent: bool) -> None:
         self.gpu, self.of, self.is_dependent = gpu, config, is_dependent

@@ -1,4 +1,4 @@
-"""Ways to break the host's half of a launch, and the trials that must notice: what launches pack is what is run.
+"""Ways to break the host's half of a launch, and the trials that must notice: they run the parameters it packs.
 
 A mutation replaces a text of one module of the package. A process of its own imports all with that module broken, so
 that the simulator's launches go through the broken code.

@@ -257,7 +257,7 @@ def tensors_of(name: str, **instead: Tensor) -> dict[str, Tensor]:
 
 
 def at_byte(x: Tensor, byte: int) -> Tensor:
-    """The same tensor, which begins so many bytes behind a multiple of 64."""
+    """A tensor like x of zeros, beginning `byte` bytes behind a multiple of 64."""
     memory = torch.zeros(x.numel() * x.element_size() + 128, dtype=torch.uint8)
     first = -memory.data_ptr() % 64 + byte
     return torch.frombuffer(memory.numpy(), dtype=x.dtype, count=x.numel(), offset=first).view(x.shape)
@@ -473,7 +473,7 @@ def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu)
 
 
 def with_rows(given: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """The same with other rows in each tensor that has those of the first, or twice as many."""
+    """The tensors for another number of rows, in each dimension that is the first tensor's rows or twice as many."""
     m = len(next(iter(given.values())))
     found = {}
     for name, x in given.items():
@@ -504,7 +504,7 @@ def test_other_rows_have_their_own_numbers(name: str, gpu: FakeGpu, monkeypatch:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_like_one_before_is_not_asked(name: str, gpu: FakeGpu, asked: list[Function]) -> None:
-    """And all of its launches are one record, whoever else computes a part of it."""
+    """Check too that all launches of a call are one record, even if other functions compute parts of it."""
     for _ in range(4):
         CASES[name].call(**tensors_of(name))
         assert (asked.count(CASES[name].of), gpu.records) == (1, 1)

@@ -94,11 +94,11 @@ def recorded() -> Iterator[Sample]:
 
 
 HOLD_ANYTHING = "logits in compressed rows", "logits of pages"
-"""Cases that make a result of which they use a part: nothing is written to the rest."""
+"""Cases that write only a part of the result that they make; the rest may hold anything."""
 
 
 def samples() -> Iterator[Sample]:
-    """Calls of operators, each overload once at least: those of public functions, and what they rarely pass."""
+    """Calls of every overload of operators: the public functions' own, and arguments that these rarely pass."""
 
     def call(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Sample:
         return operator, args, kwargs

@@ -1,4 +1,4 @@
-"""Who sees an operator: those who trace or observe torch, and nobody else. What happens when, and what errors say."""
+"""Only programs that trace or observe torch see an operator. When checks and computation happen, and error texts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_on_meta_a_call_gives_shapes(case: Case, monkeypatch: pytest.MonkeyPatch
     expected, on_meta = described(case.call(*inputs)), moved(inputs)
     for name, constant in vars(ops_cases).copy().items():
         monkeypatch.setattr(ops_cases, name, moved(constant) if isinstance(constant, Tensor | tuple) else constant)
-    with torch.device("meta"):  # for what a call makes itself
+    with torch.device("meta"):  # also for tensors that the call makes itself
         got = case.call(*on_meta)
     assert all(x.is_meta for x in tree_leaves(got) if isinstance(x, Tensor))
     assert described(got) == expected

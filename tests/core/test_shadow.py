@@ -1,4 +1,4 @@
-"""Records by shadows: what a call notes while it is recorded, what it fixes, and what has no record."""
+"""Records by shadows: the launches that a call notes, the sizes that it fixes, and calls without a record."""
 
 from __future__ import annotations
 
