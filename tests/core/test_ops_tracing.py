@@ -1,4 +1,4 @@
-"""Only programs that trace or observe torch see an operator. When checks and computation happen, and error texts."""
+"""Only programs that trace or observe torch see an operator; checks when it is traced and when it runs; error texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records by shadows: the launches that a call notes, the sizes that it fixes, and calls without a record."""
+"""Records by shadows: conditions that a call notes while recorded, numbers it fixes, and calls without a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain`: for every product all candidates, what each is thought to take, and why it lost."""
+"""`explain`: for every product all candidates, the time predicted for each, and why it lost."""
 
 from __future__ import annotations
 

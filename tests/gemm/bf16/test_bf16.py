@@ -1,4 +1,4 @@
-"""BF16 products on the CPU: what is asked, what is refused, gradients, and how a record serves a call."""
+"""BF16 products on the CPU: their arguments, refused ones, gradients, and how a record serves a call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def whole(*shape: int) -> Tensor:
-    """Whole numbers of which sums of products are exact, in whatever order a host's library adds them up."""
+    """Draw whole numbers: sums of their products are exact in any order in which a host's library adds."""
     return numbers(*shape).mul(4).round()
 
 
@@ -283,7 +283,7 @@ def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> 
     assert not room.any()
 
 
-# What a GPU's kernels are handed
+# Problems for a GPU's kernels
 
 
 class Unread(Tensor):
@@ -298,7 +298,7 @@ class Unread(Tensor):
 @pytest.mark.parametrize("ks", [(64, 0, 128), (3, 0, 70), (64, 64, 0)])
 @pytest.mark.parametrize("said", ["host", "tensor", "both", "ends"])
 def test_who_computes_groups_along_k(monkeypatch: pytest.MonkeyPatch, ks: tuple[int, ...], said: str) -> None:
-    """Depths of whole k-blocks that the host knows are parameters; others are counted, and nobody waits for them."""
+    """Depths of whole k-blocks that the host knows are parameters; for others the GPU counts, and the host never waits."""
     problems: list[Any] = []
     monkeypatch.setattr(bf16_depths, "run_parts", problems.append)
     a, b, tensor = numbers(192, 8), numbers(192, N), int32(*ks).as_subclass(Unread)

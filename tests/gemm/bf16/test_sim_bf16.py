@@ -106,7 +106,7 @@ SAME = (
 
 @pytest.mark.parametrize("config", SAME, ids=lambda config: config.name)
 def test_a_rows_bits_depend_on_neither_tile_nor_other_rows(config: Bf16Config) -> None:
-    """With the tensor cores' own arithmetic, of which the simulator's is a model that an H200 confirmed."""
+    """The simulator truncates sums as tensor cores do; an H200 has confirmed this model."""
     first = SAME[1]
     p = sim.random_problem(first, 200, 104, 64 * 9 + 8, seed=3)
     right = run_simulated(first, p, truncate=True).d

@@ -127,6 +127,6 @@ def test_more_groups_than_a_launch_takes() -> None:
 
 
 def test_depths_that_are_wrong_lead_nowhere_outside() -> None:
-    """Nobody can check them. What they say too much is cut off, and the others are what they would be."""
+    """No check can see depths on a GPU. Depths beyond the operands are cut off, and other groups stay right."""
     config = bf16_config(64, 64, OF_COUNTED[1], TN)
     Bf16CountedTrial(config, (70, 0, 30, 0), 72, 72, 3, told=(70, -5, 1000, 2**31 - 1)).run()

@@ -1,4 +1,4 @@
-"""Products with FP4 weights (MXFP4): the forms that callers may give, what they give, and what is refused."""
+"""Products with FP4 weights (MXFP4): the forms that callers may give, the results, and refused arguments."""
 
 from __future__ import annotations
 
