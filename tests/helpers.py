@@ -347,7 +347,7 @@ def run_simulated(config: Any, p: Problem, **how: Any) -> product.Outcome:
 
 
 def with_other_strides(p: Problem) -> Iterator[Problem]:
-    """Problems whose scales are column-major, and one with B's scales inside a wider tensor."""
+    """Problems with A's scales by columns, and B's by columns or inside a wider tensor."""
     wide = torch.full((p.sfb.shape[0], p.sfb.shape[1] + 3), -1, dtype=p.sfb.dtype)
     wide[:, :-3] = p.sfb
     for sfb in (p.sfb.t().contiguous().t(), wide[:, :-3]):

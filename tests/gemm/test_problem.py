@@ -549,7 +549,7 @@ INPUTS = [
 
 
 def d_behind(call: Arguments, name: str, gap_bytes: int) -> Arguments:
-    """The call with D's memory `gap_bytes` behind the 16 bytes in which an input ends; negative: inside its end."""
+    """Place D `gap_bytes` behind the last 16 bytes that an input touches, or over its end if negative."""
     side = name[-1] if name in ("a", "sfa", "b", "sfb") else None
     x: Tensor = call[side][len(name) // 3] if side else call[name]
     d: Tensor = call["d"]

@@ -1,4 +1,4 @@
-"""What a release ships beside the package: a wheel of compiled kernels, and a folder for the kernel hub."""
+"""Files that a release ships beside the package: a wheel of compiled kernels, and a folder for the kernel hub."""
 
 from __future__ import annotations
 

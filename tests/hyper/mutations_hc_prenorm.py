@@ -94,7 +94,7 @@ FEW_TRIALS = [
     HcFewTrial(_FEW, 20, 24, 448, 1, 2, "slow_cta", num_sms=3),
     HcFewTrial(_FEW, 20, 24, 448, 1, 4, "slow_warps", num_sms=3),
     HcFewTrial(_FEW, 5, 24, 64, 1, 5, "slow_cta", num_sms=3),  # CTAs without a step send at once
-    HcFewTrial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 6, "slow_lanes", num_sms=4),  # CTAs to whom nobody sends
+    HcFewTrial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 6, "slow_lanes", num_sms=4),  # CTAs that receive nothing
 ]
 
 _F = "hc_prenorm_few.cuh"

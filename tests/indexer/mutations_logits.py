@@ -1,4 +1,4 @@
-"""Ways to break kernels of the indexer's logits (keys in rows, in pages, schedules), and the trials that must notice."""
+"""Ways to break kernels of the indexer's logits (keys in rows, in pages; schedules), and trials that must notice."""
 
 from __future__ import annotations
 

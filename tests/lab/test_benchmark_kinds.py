@@ -1,4 +1,4 @@
-"""Benches of kinds that are timed cold, what needs no GPU of them: operands on the CPU, times that nobody measured."""
+"""The parts of cold-timed benches that need no GPU: operands are on the CPU, and times are made up."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from lab.sim.launcher import Stage
 
 Make = Callable[..., Work]
 NOT_ON_A_CPU = EAGER, rows.FAST, rows.EXACT, rows.CUTLASS
-"""Contenders of which a CPU lacks some."""
+"""Contenders that may be missing on a CPU."""
 MODULES: tuple[Any, ...] = (attention, bf16, hc, einsum, casts, rows)
 SMALL: Mapping[str, tuple[ModuleType, Make, tuple[int, ...], tuple[str, ...]]] = {
     "mqa_logits": (logits_prefill, logits_prefill.mqa_logits, (5, 40, 16, 32), (OURS, EAGER)),
@@ -110,7 +110,7 @@ def rows_of(work: Work, *only: str) -> list[Row]:
 @pytest.mark.parametrize("name", SMALL)
 def test_each_work_is_right_and_a_wrong_one_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, make, shape, contenders = SMALL[name]
-    torch.manual_seed(1)  # numbers of which no product is by chance what stands in D
+    torch.manual_seed(1)  # with these numbers no product equals D's old values by chance
     work = make(shape, device="cpu")
     assert work.bytes > 0 and (work.operations or 0) > 0 and (work.floor_us or 0) > 0
     of_work = rows_of(work)
@@ -347,7 +347,7 @@ def test_the_rival_is_given_the_same_weight_once(monkeypatch: pytest.MonkeyPatch
     made: list[Any] = []
 
     class HummingLayer:
-        """What the rival does, by torch."""
+        """The rival's layer, computed by torch."""
 
         def __init__(self, **said: Any) -> None:
             self.said, self.is_laid_out = said, False

@@ -33,7 +33,7 @@ RIVALS = {
     FP4_DENSE: (fp4.HUMMING, "humming-kernels is not installed: pip install humming-kernels==0.1.19"),
     FINE_DENSE: (fine.TRITON, "no transformers with a Triton kernel: pip install transformers==5.3.0"),
 }
-"""The rival of another package, and the reason for which it has no time where that is not installed."""
+"""The rival from another package, and the reason why it has no time if that package is not installed."""
 OWN = {fp4: (OURS, fp4.FP8, READ), fine: (fine.USUAL, *fine.SAID, BF16)}
 """Contenders that need no other package."""
 

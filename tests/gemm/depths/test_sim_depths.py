@@ -71,7 +71,7 @@ def test_biased_schedules(schedule: str, addition: str) -> None:
 def test_groups_without_depth_and_others(ks: list[int], addition: str) -> None:
     if sum(ks):
         check(config_for(**ADDITIONS[addition]), ks)
-    else:  # the host does not launch for these depths, but a tensor on the GPU may hold them although operands have rows
+    else:  # the host launches nothing for depths of 0, but a tensor on the GPU may hold them beside longer operands
         config = config_for(**ADDITIONS[addition])
         problem = sim.random_problem(config, [128, *ks[1:]], M, N, on_gpu_alone=True)
         outcome = sim.run(sim.compile_both(config), config, problem, ks=torch.tensor(ks, dtype=torch.int32))
