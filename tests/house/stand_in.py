@@ -42,7 +42,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str
 
 
 def started(plugin: Any, group: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start our plugin with a bad variable, as an engine does: load our entry point in the group, and call it unguarded."""
+    """Start our plugin with a bad variable, as an engine does: load its entry point in the group, call it unguarded."""
     as_new_process(monkeypatch, **{variable: BAD_VARIABLES[variable]})
     for found in (each.load() for each in entry_points(group=group) if each.name == "deep_gemm"):
         assert found is plugin.register

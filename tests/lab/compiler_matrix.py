@@ -74,7 +74,7 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A digest of all that decides the outcome, except the compiler; only headers that the source includes count."""
+        """A digest of all that decides the outcome, except the compiler; of headers only the included ones count."""
         decisive = (flat(self.job.source, self.job.headers), full_options(self.job.options), self.plan)
         return hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
 

@@ -143,7 +143,7 @@ SKIPPING = tuple(
 
 
 def jobs() -> list[Job]:
-    """Kernels to compile: the products above, and for each other kernel configurations with every value of each field."""
+    """Kernels to compile: the products above, and configurations of other kernels with every value of each field."""
     found = []
     for config in (*DENSE, *GROUPED, *DECODE, *HEADS, *SKIPPING, *WHOLE_AND_BIASES):
         if isinstance(config, GemmConfig):

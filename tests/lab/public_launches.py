@@ -44,7 +44,7 @@ class Room:
         self.memory, self.at = torch.empty(ROOM, dtype=torch.uint8), AHEAD
 
     def take(self, *shape: int, dtype: torch.dtype = E4M3, m_major: bool = False) -> Tensor:
-        """Give a tensor of memory that was never written; `m_major`: its last two dimensions lie the other way round."""
+        """Give a tensor in unwritten memory; `m_major`: its last two dimensions lie the other way round."""
         *outer, rows, columns = shape if len(shape) > 1 else (1, *shape)
         lies = (*outer, columns, -(-rows // 4) * 4) if m_major else (*outer, rows, columns)
         count = torch.Size(lies).numel()

@@ -12,8 +12,8 @@ tools would report falsely, and for each of them a run of its own shows that the
 - racecheck lets an mbarrier order only the threads that arrive before the threads that wait. If one lane arrives for
   its warp, after a barrier of the warp, racecheck misses that the other lanes have finished reading. So it runs
   kernels that are edited so that every lane arrives.
-- initcheck does not see TMA's stores, so it reports kernels that read the output of a product. In the part "stored" it
-  reports PyTorch's sum of such an output, although the sum is right. (PyTorch also reads undefined logits, to hide them.)
+- initcheck does not see TMA's stores, so it reports kernels that read a product's output. In the part "stored" it also
+  reports PyTorch's sum of an output, although it is right. (PyTorch alone also reads undefined logits, to hide them.)
 """
 
 from __future__ import annotations

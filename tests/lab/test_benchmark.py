@@ -54,7 +54,7 @@ def test_cases_are_those_of_the_peers_and_some_more() -> None:
     assert len({(case.kind, case.shape) for case in all_cases()}) == len(all_cases())
 
 
-# Times of earlier projects
+# Times of peers
 
 H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 

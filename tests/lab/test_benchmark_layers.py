@@ -1,4 +1,4 @@
-"""The parts of `bench casts`, `linear` and `experts` that need no GPU: operands are on the CPU, kernels made up."""
+"""The parts of `bench casts`, `linear` and `experts` that need no GPU: operands on the CPU, made-up kernel events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench numerics`: on the CPU with stand-ins for the GPU, and a smoke test on a GPU."""
+"""`bench numerics`: its pieces and a quick run on the CPU, and a smoke test on a GPU."""
 
 from __future__ import annotations
 

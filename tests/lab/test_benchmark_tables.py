@@ -218,7 +218,7 @@ def test_new_weights_meet_all_sizes_of_batch() -> None:
 
 
 def test_no_choice_was_fitted_to_a_judged_weight() -> None:
-    """Neither the benchmark's cases nor the cost model's fitted times have a judged weight; other times are held back."""
+    """Check the benchmark's cases and the cost model's times, except the times that were held back from its fit."""
     judged = {case.shape for case in grid_cases() if case.is_judged}
     files = map(Collected.load, RESULTS_FOLDER.glob("tune-*"))
     fitted = [each for file in files for each in file.products if each.is_fitted]

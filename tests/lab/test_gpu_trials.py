@@ -1,6 +1,6 @@
-"""Every kernel on a GPU, by its trials: configurations in which each value of each setting occurs, or all of them.
+"""Every kernel on a GPU, by its trials, in configurations that have each value of each setting, or in all.
 
-Problems are small, and so is the number of SMs that a trial is for: each CTA has several tiles.
+Problems are small, and trials use few SMs, so that each CTA has several tiles.
 """
 
 from __future__ import annotations

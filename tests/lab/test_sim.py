@@ -1,4 +1,4 @@
-"""The simulator's model: what each operation does, what it hides until it is waited for, and whole kernels."""
+"""The simulator's model: each operation's effect, results that it hides until a kernel waits, and whole kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(name: str, **options: Any) -> torch.Tensor:
 
 
 def unswizzled(words: torch.Tensor, span_bytes: int) -> torch.Tensor:
-    """Words as they lie in shared memory, in the order in which TMA's rows hold them.
+    """Put swizzled words of shared memory in the order in which TMA's rows hold them.
 
     (PTX ISA, "Swizzling Modes": 16-byte chunks trade places within the span, by the number of their 128-byte line.)
     """
