@@ -1,4 +1,4 @@
-"""Each mistake of a kernel ends with a message that names it, its place, and each waiting thread's barrier."""
+"""Each mistake of a kernel ends with a message that names it, its place, and the waits of a kernel that hangs."""
 
 from __future__ import annotations
 

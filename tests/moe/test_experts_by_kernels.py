@@ -254,7 +254,7 @@ def test_mistakes_in_bf16_weights_are_refused_whatever_records_there_are(seen: S
 @pytest.mark.parametrize("sizes", [(HIDDEN, INTER), (528, 16)])
 @pytest.mark.parametrize("tokens", [1, 37, 682])
 def test_parts_take_no_more_than_is_said(seen: Seen, sizes: tuple[int, int], tokens: int) -> None:
-    """A result may be longer than what led to its operand."""
+    """Try also a second product whose result does not fit into the first one's memory."""
     both, one = weights(*sizes), tokens_of(tokens, hidden=sizes[0])
     assert same_bits(deep_gemm.experts(*one, *both), right(*one, *both))
     parts = 10

@@ -189,7 +189,7 @@ def test_a_workspace_has_room_for_more_scales() -> None:
 @pytest.mark.parametrize("form", ["bytes", "words", "words, MN-major", None])
 @pytest.mark.parametrize("of", [*FINE, "FP4"], ids=str)
 def test_layers_have_one_record(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, of: Any, form: str | None) -> None:
-    """Bytes lie in whole words here. Of those that do not each call makes words."""
+    """Rows of bytes are whole words here; from other bytes each call would make words."""
     shapes = (NUM, 512, 512), (NUM, 512, 256), (512, 512)
     if of == "FP4":
         w1, w2, w = (small(*shape, form=form or "e8m0") for shape in shapes)
@@ -301,7 +301,7 @@ def test_mistakes_of_experts_name_the_weight() -> None:
         assert_mistake(experts, arguments | {"w2": (arguments["w2"][0], sf)} | more, message)
 
 
-# Layers with FP4 weights (MXFP4): the bits of the same layer composed of its parts, and what is refused.
+# Layers with FP4 weights (MXFP4): the bits of the same layer composed of its parts, and refused arguments.
 
 
 NUM_OF_FP4, HIDDEN_OF_FP4, INTER_OF_FP4 = 5, 160, 96

@@ -1,4 +1,4 @@
-"""Rows of experts: where each route goes, what is gathered there, and how it is summed up again."""
+"""Rows of experts: the row of each route, gathering tokens into rows, and summing rows up again."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_a_weight_that_changes_is_cast_again() -> None:
 
 
 class ByData(torch.optim.SGD):
-    """An optimizer whose changes torch does not count, as of those that keep weights of their own in FP32."""
+    """An optimizer whose changes torch does not count, like optimizers that keep FP32 weights of their own."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
