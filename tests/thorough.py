@@ -35,7 +35,7 @@ def few(cases: Sequence[T], features: Callable[[T], Iterable[Hashable]]) -> Sequ
 
 
 def mutations(cases: Sequence[T]) -> Sequence[T]:
-    """Every 24th of a list in CI, every 72nd elsewhere: whoever has changed a kernel tries all of its mutations."""
+    """Every 24th of a list in CI, every 72nd elsewhere. If you change a kernel, run all of its mutations."""
     return cases if ALL else cases[:: 24 if THOROUGH else 72]
 
 

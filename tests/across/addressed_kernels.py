@@ -458,7 +458,7 @@ class Seen:
         return by_way[0]
 
     def cleared(self) -> Seen:
-        """Forget the launches and calls noted so far, and keep all records."""
+        """Forget the launches and calls that were noted, and keep all records."""
         self.gpu.launches.clear()
         self.made.clear()
         self.scratch.clear()

@@ -144,7 +144,7 @@ def replace_parameter(layer: Any, name: str, value: Any) -> None:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The stand-in; what the plugin imported of it goes with it."""
+    """Install the stand-in; after the test, forget our module that imported from it."""
     platform = SimpleNamespace(is_cuda=lambda: True, is_device_capability=lambda c: c == 90)
     oracle = {"backend_to_kernel_cls": backend_to_kernel_cls, "_get_priority_backends": in_order}
     quant = "vllm.model_executor.layers.quantization.utils.quant_utils"

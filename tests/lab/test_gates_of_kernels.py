@@ -58,7 +58,7 @@ def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Itera
     of_row = 4 if config.vector == 1 else 1
     ways = 2 * (config.to.format != BF16)  # code paths that scale a unit of rows: for ordinary values and for any values
     is_given, is_amax = config.to == PER_TENSOR, config.to == AMAX_OF_TENSOR
-    # Whole rows: registers hold some pieces; each use of the rest is a loop: the largest magnitude, values both ways.
+    # Whole rows: registers hold some pieces; each use of the rest is a loop: largest magnitude, values both ways.
     loops = 0 if not config.lanes else 1 if is_given or is_amax else 1 + ways
     units = PIECES + loops if config.lanes else config.rows
     if config.activates:

@@ -1,4 +1,4 @@
-"""Which layers the linear_decode kernel serves, with which tile, and what is launched. The driver is a stand-in."""
+"""Layers that the linear_decode kernel serves, its tile for each, and its launches. The driver is a stand-in."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
         config = replace(config, unit_n=32, panel_columns=32)
     assert config.cuts_last_tiles
     one_tile, six, forty = ([3], block_n), ([200, 0, 70], block_n + 8), ([1] * 40, block_n // 2 + 8)
-    # A kernel that reads ids does not learn in time that there is only one tile.
+    # A kernel that reads ids learns too late that the only tile is the last.
     cut_by = ((one_tile, () if kind == works.IDS else (2, 3, 4, 5, 7)), (six, (4, 5)), (forty, (3,)))
     for (sizes, n), cut_by_sms in cut_by:
         problem = sim.random_problem(config, layout_of(kind, sizes), n, K)
