@@ -187,7 +187,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def by_family(stats: Mapping[str, Sequence[Any]], left_out: Mapping[str, int], *, has_gpu: bool) -> Iterator[str]:
-    """Say of each folder of tests what ran, and what did not and why."""
+    """Count for each folder of tests the tests that ran, and the others by the reason why they did not."""
     ran = Counter(_family(each.nodeid) for how in ("passed", "failed", "error") for each in stats.get(how, ()))
     tests = Path(__file__).parent
     for family in ("tests", *sorted({path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")})):

@@ -231,7 +231,7 @@ def scales_between(sf: Tensor, of: Scales, first: int, end: int) -> Tensor:
 
 
 def sum_of_parts(p: Problem, cluster_k: int, run_k_blocks: int) -> Tensor:
-    """What CTAs that split k in whole runs must give, to the bit: the reference's sums over their parts, in order."""
+    """The exact bits for CTAs that split k in whole runs: the reference's sums over their parts, added in order."""
     total, k_blocks = torch.zeros(p.m, p.n, device=p.a.device), ceil_div(p.k, 128)
     runs = ceil_div(k_blocks, run_k_blocks)
     for rank in range(cluster_k):

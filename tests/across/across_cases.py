@@ -103,7 +103,7 @@ def same_bits(x: Tensor | None, y: Tensor) -> bool:
 
 
 def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor, num: int, ranks: int) -> None:
-    """Within one BF16 rounding of each sum that a rank sends, one of the whole sum, and one of the right one.
+    """Allow one BF16 rounding of each sum that a rank sends, one of the whole sum, and one of the right result.
 
     `rows` are the BF16 results of each route, from one process: they bound every partial sum.
     """
@@ -114,14 +114,14 @@ def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor
         is_here = (ids >= 0) & (ids.div(count, rounding_mode="floor") == rank)
         bound += torch.where(is_here[..., None], terms, 0).sum(1).abs() * 2.0**-8
     bound += 2.0**-8 * (right.double().abs() + got.double().abs())
-    # FP32 sums of a few terms in another order: far below, but not nothing where they cancel.
+    # Another order of a few terms changes FP32 sums far less, but that counts if the terms cancel.
     bound += 2.0**-20 * terms.abs().sum(1)
     worst = ((got.double() - right.double()).abs() - bound).max() if got.numel() else torch.tensor(-1.0)
     assert worst <= 0, f"{worst} beyond the bound"
 
 
 def by_one(x: Tensor, ids: Tensor, p: Tensor, both: Both, **said: Any) -> tuple[Tensor, Tensor]:
-    """What one process gives, and the result of each route."""
+    """Compute the result of one process, and the result of each route."""
     w1, w2 = both
     out = deep_gemm.experts(x, ids, p, w1, w2, **said)
     each = deep_gemm.experts(
@@ -586,7 +586,7 @@ def example(world: int) -> None:
 
 
 def example_of_wrong_sums(world: int) -> None:
-    """It says so if one rank's sums are wrong."""
+    """Check that the example reports wrong sums of one rank."""
     right = by_group.Plan.sum_up
     with mock.patch.object(by_group.Plan, "sum_up", lambda plan, y: right(plan, y) * (1 + 2.0**-5 * dist.get_rank())):
         assert example_exits_with(world) == 1

@@ -408,7 +408,7 @@ def computing() -> Iterator[None]:
 
 
 def on_cpu(function: F) -> F:
-    """Let a function compute on the CPU: what is right, and what tests are given."""
+    """Let a function compute on the CPU, for right results and for tests' operands."""
 
     @wraps(function)
     def computed(*given: Any, **said: Any) -> Any:
@@ -475,7 +475,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *of: Function) -> Seen:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *of: Function) -> Seen:
-    """Note what becomes of calls that no record serves: of these functions, or of all."""
+    """Note the record that each call without a record gets, or None: for these functions, or for all."""
     seen, recorded, ordinary = Seen(gpu), call.recorded, replay.replay
 
     def replayed(record: Record, tensors: Any, values: Any, *more: Any) -> list[Tensor]:

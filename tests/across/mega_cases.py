@@ -166,7 +166,7 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def over_ranks(world: int) -> None:
-    """Uneven tokens, a rank without any, routes of -1; the bits of one process; counts of what came."""
+    """Uneven tokens, a rank without any, routes of -1; the bits of one process; counts of rows that arrived."""
     model = Model(num_experts=2 * world)
     counts = [0, 9, 130][-world:]
     for each in (model, replace(model, is_fp4=True)):

@@ -88,7 +88,7 @@ def warm_up(ranks: list[Rank]) -> None:
 
 
 def right(ranks: list[Rank]) -> list[Tensor]:
-    """What one process with all experts gives."""
+    """Compute the results of one process with all experts."""
 
     def whole(i: int) -> tuple[Tensor, Tensor]:
         values, scales = zip(*(rank.layer.weights()[i] for rank in ranks), strict=True)
@@ -213,7 +213,7 @@ def test_symmetric_memory_of_a_group_of_one(tmp_path: Path) -> None:
             layer.decode(x, ids[:, :2], p[:, :2])
 
 
-# The kernels of what travels by collectives on a GPU: the numbers and bits that torch's operations give.
+# Kernels of rows that travel by collectives, on a GPU: the numbers and bits of torch's operations.
 
 
 def drawn(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:

@@ -465,7 +465,7 @@ def test_inputs_that_require_a_gradient_give_no_graph(kernels: Kernels) -> None:
     assert not any(result.requires_grad for result in results)
 
 
-# What trained layers ask for
+# Casts for trained layers
 
 
 @pytest.mark.parametrize("shape", [(16, 8), (144, 136), (3, 144, 136), (2, 1, 16, 8), (2048, 1536), (128, 256, 768)])

@@ -35,7 +35,7 @@ def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.bfloat16) -> T
 
 
 def back(columns: tuple[Tensor, Tensor], groups: GroupedRows) -> Tensor:
-    """FP64 rows of all groups that a cast along groups stands for; what follows a group's rows is zero."""
+    """FP64 rows of all groups, as a cast along groups holds them; the padding behind a group's rows must be zero."""
     parts, value, block, (values, scales) = [], 0, 0, columns
     k = scales.shape[0]
     for count, depth in zip(groups.counts.tolist(), groups.depths.tolist(), strict=True):

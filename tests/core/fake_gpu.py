@@ -61,7 +61,7 @@ class Launch:
 
 @dataclass
 class FakeGpu:
-    """What came to the driver."""
+    """A GPU without a driver, with all launches, configurations and tensor maps that a driver would get."""
 
     gpu: Gpu = H200
     launches: list[Launch] = field(default_factory=list)
@@ -153,7 +153,7 @@ def install(
 ) -> FakeGpu:
     """Put a GPU without a driver in place of the real one: its properties, and all that launches a kernel on it.
 
-    Records made before are not known to it, nor its own later.
+    Calls on it find no earlier record, and its records are gone after the test.
     """
     fake = FakeGpu(gpu)
     properties = SimpleNamespace(name=gpu.name, major=HOPPER, multi_processor_count=gpu.num_sms)
@@ -169,7 +169,7 @@ def install(
     # There is no driver to ask, and none that replay.c could call.
     monkeypatch.setattr(call, "native", lambda: None)
     monkeypatch.setattr(Kernel, "fits", lambda *_: True)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # the device of CPU tensors
     monkeypatch.setattr(replay, "KNOWN", {*replay.KNOWN, OnGpu})
     monkeypatch.setattr(call, "RECORDS", {})
     forget_devices()

@@ -44,7 +44,7 @@ SECONDS = 120
 
 
 def check(config: Any, p: Any, **more: int) -> None:
-    """Compute a product, of operands whose rows lie as many elements further apart."""
+    """Compute a product of operands whose rows lie further apart, by `more` elements for each operand."""
     from lab.sim import product
 
     product.run(product.compile_config(config), config, spread(p, **more)).checked()
@@ -518,7 +518,7 @@ MUTATIONS = [
 
 
 def why_noticed(mutation: Mutation | None, trial: str) -> str | None:
-    """Run a trial in a process of its own, through the broken module; say what told, None if nothing did."""
+    """Run a trial in a process of its own, through the broken module; give the error that it raises, or None."""
     receiver, sender = SERVER.Pipe(duplex=False)
     changed = None if mutation is None else (f"deep_gemm.{mutation.module}", mutation.text())
     process = SERVER.Process(target=broken.run, args=(changed, trial, sender))

@@ -1,4 +1,4 @@
-"""Calls by records: a call like one before launches what one does that has no record, and is not asked."""
+"""Calls by records: a call like an earlier one launches the same as without a record, and is not asked again."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ class Memory:
 
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, run: Callable[[], Any], records: Any = None) -> None:
-    """Compare a call by its record with the same without one: all that is launched and given, but for new memory.
+    """Check that a call by its record has the launches and results of the call without one, except for new memory.
 
     `records`: gives the record of a call that has none yet.
     """

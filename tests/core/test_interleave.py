@@ -1,4 +1,4 @@
-"""The pass over FFMAs: what it changes and never changes, and that it makes of NVRTC 12.8's code what later ones do.
+"""The pass over FFMAs: bits that it changes, code that it never changes, and results like later compilers' code.
 
 Needs NVRTC, no GPU.
 """

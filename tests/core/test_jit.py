@@ -1,4 +1,4 @@
-"""Compiling: purity, errors, what ptxas says, the front door. Needs NVRTC, no GPU; fails with its message without."""
+"""Compiling: purity, errors, messages of ptxas, the front door. Needs NVRTC, no GPU; fails with its message without."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def bf16_samples() -> Iterator[Sample]:
 
 SAMPLES = [*samples()]
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")[: up_to(4, 3)]
-"""The last, which takes longest, is near what test_ops_compile.py does."""
+"""The last check takes longest, and test_ops_compile.py checks nearly the same."""
 NAMED: list[Any] = [pytest.param(each, id=f"{i} {each[0]._name.partition('::')[2]}") for i, each in enumerate(SAMPLES)]
 OF_EACH = few(NAMED, lambda named: [named.values[0][0]])
 every_sample = pytest.mark.parametrize("sample", NAMED)

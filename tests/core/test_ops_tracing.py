@@ -115,7 +115,7 @@ FLOPS = {
     "logits of pages": 2 * M * 8 * 32 * 60,
     "hyper-connections": 2 * M * 8 * 128,
 }
-"""Operations of what multiplies other than one matrix [M, K] by one [N, K]."""
+"""Operations of calls that do not multiply just one matrix [M, K] by one [N, K]."""
 
 
 @every_case
@@ -144,7 +144,7 @@ print(counter.get_total_flops())
 
 
 def test_the_first_call_of_a_program_is_counted() -> None:
-    """It is what makes the operators, when the counter has its formulas already."""
+    """This call makes the operators, after the counter has taken its formulas."""
     root = Path(__file__).resolve().parents[2]
     assert int(forked.run("-c", FIRST_CALL, cwd=root).stdout) == 2 * 2 * 8 * 128
 
@@ -216,7 +216,7 @@ def test_fake_tensors_of_a_gpu_need_no_gpu() -> None:
 
 
 def launches_of(calls: Callable[[Any, Any, Tensor], Any], gpu: FakeGpu) -> int:
-    """How often a call launches that was seen before on a GPU, if `calls` makes it."""
+    """Count the launches of `calls` when it repeats a call that was seen before on a GPU."""
     gpu.launches.clear()
     (x, sx), d = rows(64, K, mn_major=True), on_gpu(torch.empty(64, N, dtype=torch.bfloat16))
     for _ in range(3):

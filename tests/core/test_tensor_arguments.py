@@ -1,4 +1,4 @@
-"""No public function takes something that is no tensor, or none it can read, without naming the argument."""
+"""Every public function names the argument if it is no tensor, or a tensor that the function cannot read."""
 
 from __future__ import annotations
 

@@ -663,7 +663,7 @@ def test_c_is_refused_exactly_where_it_shares_some_of_ds_memory(
         assert torch.equal(d, expected)
 
 
-# What looks unusual and is no mistake
+# Arguments that look unusual and are no mistakes
 
 
 def integers_of_numpy(*numbers: int) -> list[Any]:

@@ -56,7 +56,7 @@ def run(*arguments: str, program: str = "deep_gemm", columns: int = 80) -> Resul
 
 
 def words(result: Result) -> str:
-    """All that was printed, without what depends on the width of the terminal."""
+    """All printed words, without frames and line breaks, which depend on the terminal's width."""
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 

@@ -17,7 +17,7 @@ FOREIGN = "__version__ = '2.1.1'\n"
 
 
 def install(site: Path, name: str, version: str, files: dict[str, str], **infos: str) -> Path:
-    """Write a distribution's files and what pip notes about it."""
+    """Write a distribution's files and pip's notes about it."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     record = []

@@ -12,7 +12,7 @@ _M, _K, _P = "fp8_mqa_logits.cuh", "fp8_paged_mqa_logits.cuh", "plan_paged_conte
 _T, _U = "logits/tiles.cuh", "logits/unit.cuh"
 _R, _S, _L = "logits/ranges.cuh", "logits/shares.cuh", "lanes.cuh"
 
-# ---- both kernels: what each list must notice of the sources that they share --------------------------------------
+# ---- both kernels: mutations of shared sources, which each list must notice ---------------------------------------
 
 _BOTH = [
     # the ring and the slots of tiles

@@ -110,7 +110,7 @@ def digests() -> dict[str, dict[str, str]]:
 
 
 def differences(folder: Path) -> Iterator[str]:
-    """Say what another checkout launches otherwise."""
+    """Give the launches that differ from another checkout's, in words."""
     there = json.loads(_printed_by(folder))
     here = json.loads(_printed_by(checkout.ROOT))
     for name in sorted({*here, *there}):

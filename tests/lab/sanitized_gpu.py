@@ -259,7 +259,7 @@ def casts() -> None:
 
 @part
 def ranks() -> None:
-    """Run a node of one rank, with few routes and with many; mega MoE; and kernels of the way through collectives."""
+    """Run a node of one rank, with few routes and with many; mega MoE; kernels of rows that travel by collectives."""
     from unittest import mock
 
     import torch

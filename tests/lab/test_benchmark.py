@@ -1,4 +1,4 @@
-"""The benchmark, all of it that needs no GPU: cases, pairing, statistics, result files, tables, plots, command line."""
+"""Parts of the benchmark that need no GPU: cases, pairing, statistics, result files, tables, plots, command line."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_a_run_on_a_gpu(module: Any, shape: tuple[int, ...], monkeypatch: pytest
             assert row.failed is None and row.us is not None and row.us > 0
 
 
-# `bench fine_dense` and `fine_masked`, what needs no GPU of them.
+# The parts of `bench fine_dense` and `fine_masked` that need no GPU.
 
 
 OF_OURS = [fine.USUAL, *fine.SAID]
@@ -296,7 +296,7 @@ def test_the_rival_is_given_the_same_operands(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_a_run_needs_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert products.configurations(products.cases_of(FINE_DENSE)) == []  # of a GPU that is not there nothing is known
+    assert products.configurations(products.cases_of(FINE_DENSE)) == []  # without a GPU its properties are unknown
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(products, "get_num_sms", lambda: GPUS[0].num_sms)
@@ -309,7 +309,7 @@ def test_what_a_run_needs_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> 
     assert products.configurations(products.cases_of("fine_masked")) == []
 
 
-# `bench fp4_dense`, `fp4_masked`, `fp4_contiguous` and `fp4_experts`, what needs no GPU of them.
+# The parts of `bench fp4_dense`, `fp4_masked`, `fp4_contiguous` and `fp4_experts` that need no GPU.
 
 
 # Cases
@@ -459,7 +459,7 @@ def test_times_survive_a_file(tmp_path: Path) -> None:
     assert (again.shape, again.parts, again.fast_shape) == (row.shape, {"product": 1.5}, None)
 
 
-# `bench few_experts`, what needs no GPU of it.
+# The parts of `bench few_experts` that need no GPU.
 
 
 @pytest.fixture
@@ -511,7 +511,7 @@ def test_experts_takes_every_slice() -> None:
     assert all(hidden % 16 == 0 == width % 16 and 96 <= width <= 512 for *_, hidden, width in shapes)
 
 
-# `bench bf16_experts`, what needs no GPU of it.
+# The parts of `bench bf16_experts` that need no GPU.
 
 
 def test_mixtures_in_bf16_are_near_torchs_and_take_vllms_kernels_without_scales(

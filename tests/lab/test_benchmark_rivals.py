@@ -1,4 +1,4 @@
-"""Products with rivals of their own, FP4 weights and fine scales, what needs no GPU of them."""
+"""Benches of FP4 weights and fine scales, which have rivals of their own: the parts that need no GPU."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_run_on_a_gpu(kind: str) -> None:
     assert all(row.failed is None for row in rows if row.contender.startswith(OURS))
 
 
-# Yardsticks: what DeepGEMM's times of another day are scaled by, and that a run on another GPU shows none of them.
+# Yardsticks: they scale DeepGEMM's times of another day, and a run on another GPU shows none of these times.
 
 
 THAT_DAY = Yardsticks("NVIDIA H200", 256.22, 1400.71)

@@ -56,7 +56,7 @@ def kind(config: Any) -> list[Any]:
 
 def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     of_row = 4 if config.vector == 1 else 1
-    ways = 2 * (config.to.format != BF16)  # code paths that scale a unit of rows: for ordinary values and for any values
+    ways = 2 * (config.to.format != BF16)  # ways to scale a unit of rows: for ordinary values and for any
     is_given, is_amax = config.to == PER_TENSOR, config.to == AMAX_OF_TENSOR
     # Whole rows: registers hold some pieces; each use of the rest is a loop: largest magnitude, values both ways.
     loops = 0 if not config.lanes else 1 if is_given or is_amax else 1 + ways

@@ -22,7 +22,7 @@ ROOT = TESTS.parent
 
 @dataclass(frozen=True)
 class TextTrial(Trial):
-    """Stands in for a kernel: what its text says happens."""
+    """Stands in for a kernel's trial: the text decides how a run ends."""
 
     config: str = "small"
 

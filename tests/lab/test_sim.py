@@ -21,7 +21,7 @@ pytestmark = pytest.mark.host_compiler
 FP32, UINT8 = ElementType.FLOAT32, ElementType.UINT8
 MODEL = cases_file("model.cuh")
 PLAIN = TensorMap(FP32, (32, 64), (128,), (32, 8))
-ALL = torch.arange(2048.0).reshape(64, 32)  # what `in` holds
+ALL = torch.arange(2048.0).reshape(64, 32)  # the content of `in`
 
 
 def run(name: str, **options: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Several ranks in the simulator: what is passed on rightly arrives, and each way to do it wrongly is noticed."""
+"""Several ranks in the simulator: words passed on rightly arrive, and each wrong way to pass them is noticed."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ IDS = {
 @BOTH
 @pytest.mark.parametrize("name", IDS)
 def test_routes_of_any_sort_with_memory_that_holds_nan(name: str, products: str) -> None:
-    """Rows without a token hold anything, and nothing of that comes out."""
+    """Rows without a token hold anything, and none of it reaches a result."""
     layer, ids = layer_of(products=products), IDS[name]
     x, grad = numbers(len(ids), HIDDEN), numbers(len(ids), HIDDEN, seed=3)
     weights = torch.rand(ids.shape)

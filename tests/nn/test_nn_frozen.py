@@ -1,4 +1,4 @@
-"""Modules for inference: what their functions give, with weights whose types no cast of a model changes."""
+"""Modules for inference: they give their functions' results, and no cast of a model changes their weights' types."""
 
 from __future__ import annotations
 

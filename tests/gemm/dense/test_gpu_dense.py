@@ -80,7 +80,7 @@ CONFIGS = [config for config in configs.reachable_dense() if config.b != E2M1 an
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
-    """All that are needed, compiled on all processors at once."""
+    """Compile all kernels that the tests need, on all processors at once."""
     compile_all([*CONFIGS, *reachable_decode()], lambda _: None)
 
 
@@ -174,7 +174,7 @@ def test_the_same_call_gives_the_same_bits(m: int, n: int, k: int) -> None:
 
 
 def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
-    """It has no context of the driver: neither to load a kernel in, nor to launch one that is loaded."""
+    """A new thread has no context of the driver, neither to load a kernel nor to launch a loaded one."""
     torch.manual_seed(0)
     RECORDS.clear()
     kernels: tuple[Any, ...] = (FP8_GEMM, FP8_GEMM_DECODE)

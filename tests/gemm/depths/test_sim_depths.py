@@ -199,7 +199,7 @@ def test_pairs_where_groups_have_no_depth(ks: list[int]) -> None:
         assert torch.allclose(outcome.d, right, rtol=1e-4, atol=1e-3)
 
 
-# ---- what would go wrong on a GPU
+# ---- missing steps that would go wrong on a GPU
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ REFUSED: dict[str, Callable[..., dict[str, Any]]] = {
         "b": (b[..., :40].contiguous(), sf),
     },
 }
-"""Words of an error, and what makes it of the weight of a right call."""
+"""Words of an error, and a change of a right call's weight that leads to it."""
 
 
 @pytest.mark.parametrize("message", REFUSED)

@@ -1,4 +1,4 @@
-"""Grouped rows on a GPU: chosen kernels, what users met, graphs, layouts that change.
+"""Grouped rows on a GPU: chosen kernels, users' problems, graphs, layouts that change.
 
 D is full of canaries before each product, rows of A without a group hold NaN, values and scales, and all of D is
 compared.
@@ -70,7 +70,7 @@ def random_sizes(rng: random.Random, groups: int) -> list[int]:
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
-    """Most that are needed, compiled on all processors at once."""
+    """Compile most kernels that the tests need, on all processors at once."""
     compile_all([each for each in reachable_grouped() if each.operands not in FINE_OPERANDS], lambda _: None)
 
 

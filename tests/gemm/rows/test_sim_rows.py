@@ -1,7 +1,7 @@
 """The fp8_gemm kernel's own source in the simulator where rows are grouped.
 
-In every problem here D is full of canaries, and rows of A without a group hold NaN, values and scales. What a run
-leaves in D is compared whole: products, zeros where the contract wants them, canaries everywhere else.
+In every problem here D is full of canaries, and rows of A without a group hold NaN, values and scales. After a
+run all of D is compared: products, zeros where the contract wants them, canaries everywhere else.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def test_biased_schedules(kind: works.Work, schedule: str) -> None:
         check(config, problem, seed, schedule)
 
 
-# ---- what users met
+# ---- problems that users met
 
 
 @pytest.mark.parametrize("max_m", [8, 16, 32, 96])

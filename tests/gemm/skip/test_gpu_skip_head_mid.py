@@ -42,7 +42,7 @@ def product_of(p: Problem, d: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
-    """All that are needed, compiled on all processors at once."""
+    """Compile all kernels that the tests need, on all processors at once."""
     compile_all(reachable_skipping(), lambda _: None)
 
 
