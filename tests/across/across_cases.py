@@ -416,7 +416,7 @@ def check_trained(
     of_weights: torch.dtype = torch.float32,
     products: str = "fp8",
 ) -> None:
-    """Results and gradients beside nn.Experts of all tokens and all experts."""
+    """Compare results and gradients with nn.Experts of all tokens and all experts."""
     num = 2 * len(counts)
     x, ids, p = tokens_of_ranks(counts, num, seed=5)
     x, p = x.to(dtype), p.to(of_weights)
@@ -581,7 +581,7 @@ def dies(world: int) -> None:
 
 
 def example(world: int) -> None:
-    """The example, as torchrun starts it."""
+    """Run the example as torchrun starts it."""
     assert example_exits_with(world) == 0
 
 

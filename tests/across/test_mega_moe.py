@@ -167,7 +167,7 @@ def test_weights_that_do_not_fit_are_refused(change: Callable[[Operand, Operand]
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_transform_of_fp4_keeps_its_bytes_and_its_input(form: str) -> None:
-    """So weights that are refreshed in place are seen anew, whatever they held when they were transformed."""
+    """Transformed weights share memory with the given ones, so a call sees weights that were refreshed in place."""
     l1, l2 = ((values, FORMS[form](scales)) for values, scales in FP4.weights())
     before = [each.clone() for each in (*l1, *l2)]
     made = deep_gemm.transform_weights_for_mega_moe(l1, l2)

@@ -234,7 +234,7 @@ def gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
-    """Which functions asked a call: to record it, or to answer it."""
+    """List the functions that are asked by a call, to record it or to answer it."""
     found: list[Function] = []
 
     def answer(function: Function, by: Callable[..., Any], *given: Any) -> Any:
@@ -458,7 +458,7 @@ def test_each_way_of_a_layer_is_one_record(name: str, gpu: FakeGpu, monkeypatch:
 
 
 def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu) -> None:
-    """Torch takes part, so each launch has a record of its own. A D that is made here is the CPU's without one."""
+    """Torch computes a part, so each launch has its own record. A D that is made without a record is on the CPU."""
     there = placed({"x": bf16(48, 512), "w": bf16(1024, 512), "grad": bf16(48, 1024), "main_grad": zeros(1024, 512)})
     launches = []
     for _ in range(3):

@@ -164,7 +164,7 @@ def samples() -> Iterator[Sample]:
     q, weights_of_heads, starts, ends = queries(M)
     yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends, True, 0, torch.bfloat16)
     q, weights_of_heads, contexts, table = queries_of_sequences(M)
-    # As long as the longest context there may be no logit behind one: it would hold anything.
+    # All contexts have the greatest length, since logits behind a context may hold anything.
     contexts, pages = torch.full_like(contexts, 60), (table, ONE_SHARE, 60)
     yield call(ops.fp8_paged_mqa_logits.default, q, CACHE, weights_of_heads, contexts, *pages, False, torch.float32)
     yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(2, M, 8), fp32(2, M), 2)

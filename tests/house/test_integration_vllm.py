@@ -415,7 +415,7 @@ def test_which_linear_layers_by_rows_are_taken(vllm: Any) -> None:
 
 @pytest.mark.parametrize("first", ["the start", "DeepGemmLinear", "DeepGemmRowLinear", "DeepGemmExperts"])
 def test_its_batch_invariant_mode_is_ours_too_and_layers_stay(vllm: Any, first: str) -> None:
-    """Whether vLLM is in it when the plugin starts, or is asked later, before it chooses a first layer."""
+    """vLLM may be in this mode when the plugin starts, or be asked for it before it chooses a first layer."""
     vllm["vllm.envs"].VLLM_BATCH_INVARIANT = first == "the start"
     plugin.register()
     assert deep_gemm.get_batch_invariant() == (first == "the start")

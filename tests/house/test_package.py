@@ -132,7 +132,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that comes of the same sources where there is no C compiler."""
+    """Build the wheel from the same sources without a C compiler."""
     return wheel_of(ROOT, tmp_path_factory.mktemp("pure"), CC="false")
 
 

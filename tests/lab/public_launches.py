@@ -28,7 +28,7 @@ from deep_gemm.core.gpu import H200, Gpu
 from deep_gemm.core.params import Kind, Params
 
 ROOM, AHEAD = 1 << 31, 1 << 28
-"""Bytes of the memory, and those at its begin that no tensor has: maps may begin ahead of their tensors."""
+"""Bytes of the memory, and unused bytes at its beginning, as maps may begin ahead of their tensors."""
 ALIGNMENT = 256
 ROWS, ROWS_OF_GROUPS = (1, 8, 64, 130, 512, 4096), (1, 8, 64, 300)
 """Rows of a problem; each is followed by a call of one row more, which a record of the first may serve."""

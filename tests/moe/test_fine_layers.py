@@ -117,7 +117,7 @@ def test_experts_by_rows_are_a_loop_over_experts(form: str, columns: int | None)
 @pytest.mark.parametrize("which", ["", "1", "2", "12"])
 @pytest.mark.parametrize("form", [*SCALED, "BF16"])
 def test_experts_with_biases_are_their_public_parts(form: str, which: str, tokens: int, device: str) -> None:
-    """To the bit on either device: few rows behind their casts, which read B ahead, and many by ends of experts."""
+    """To the bit on either device: few rows, whose products read B before the cast ends, and many, by ends."""
     num, hidden, inter, topk = 16, 288, 160, 8
     w1, w2 = tree_map(lambda x: x.to(device), weights_of(form, num, hidden, inter))
     biases: dict[str, Any] = {
@@ -164,7 +164,7 @@ def test_one_weight_may_be_fp4() -> None:
 
 
 def test_many_rows_on_a_gpu_are_activated_behind_the_product(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel that activates where it multiplies takes, and gives, scales of 128 alone."""
+    """The product that activates takes and gives scales of 128 columns only, so other layers must not launch it."""
     arguments = call((128, 128), (128, 128))
     rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
     a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
@@ -221,7 +221,7 @@ def scales_of(n: int, k: int, of: tuple[int, int], form: str) -> Tensor:
 
 @pytest.mark.parametrize("form", TYPES)
 def test_the_shape_of_scales_says_what_they_are_of(form: str) -> None:
-    """Scales that are found stand for the same numbers beside the same cast of x; else recipe_b is asked for."""
+    """A recipe found by shape gives the right numbers and cast of x; if shapes leave doubt, recipe_b is required."""
     asked = set()
     for n, k, of in product((8, 32, 40, 64, 72, 136), (16, 32, 48, 64, 80, 128, 144, 256, 288), SCALES_OF_WEIGHTS):
         if of == PER_BLOCK and form != "FP32":

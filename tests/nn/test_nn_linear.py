@@ -154,7 +154,7 @@ def test_by_rows_it_is_three_public_products_of_public_casts(tokens: int, bias: 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_small_regression_is_learned_as_in_fp32(recipe: str) -> None:
-    """Two layers find the weights of two that are given; without gradients of one of them they would not."""
+    """Two layers learn the weights of two other layers; if one had no gradient, they would fail."""
     losses = []
     for kind in (partial(Linear, recipe=recipe), torch.nn.Linear):
         torch.manual_seed(0)
@@ -183,7 +183,7 @@ SPREADS = st.sampled_from([0, 2, 6])
 @settings(max_examples=60)
 @given(st.sampled_from(RECIPES), st.integers(1, 300), SIZES, SIZES, st.integers(0, 2**16), SPREADS)
 def test_gradients_are_within_the_stated_bound(recipe: str, m: int, k: int, n: int, seed: int, spread: int) -> None:
-    """Of whatever numbers, in norms of the operands; of random ones, in the norm of the gradient itself."""
+    """The bound is in norms of the operands for any numbers, and in the gradient's own norm for random ones."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:

@@ -50,7 +50,7 @@ def test_padding_is_zeroed_where_asked(groups: works.Work) -> None:
 
 @pytest.mark.parametrize("tile", [(64, 64), (128, 128)])
 def test_rows_without_a_group_cost_nothing(tile: tuple[int, int]) -> None:
-    """Neither loads nor products; and a block of such rows alone is not written."""
+    """Rows without a group take neither loads nor products, and a block of such rows alone is not written."""
     config, found = bf16_config(*tile, Output(work=works.IDS)), []
     for none in (0, 58, 700):
         layout = (*[-1] * none, *[0] * 70, *[-1] * none, *[1] * 100, *[-1] * none)
