@@ -1,4 +1,4 @@
-"""What all tests share: where they may run, how hypothesis draws, which of them run, and how workers share them out."""
+"""Shared by all tests: where they may run, how hypothesis draws, which of them run, and how workers share them."""
 
 import gc
 import importlib
@@ -37,11 +37,11 @@ _TOLD: dict[int, str] = {}
 
 
 def _kept(run: Any) -> Any:
-    """Keep what NVRTC makes of a source beside the simulator's libraries, for other workers and for later runs."""
+    """Keep NVRTC's cubins beside the simulator's libraries, for other workers and for later runs."""
 
     @wraps(run)
     def found(file_name: str, source: str, headers: Any, options: Any, *, artifact: str) -> Any:
-        compiler._nvrtc()  # where there is none, nothing is found either
+        compiler._nvrtc()  # raises without NVRTC: a kept result must not hide that it is missing
         if artifact != "CUBIN":
             return run(file_name, source, headers, options, artifact=artifact)
         key = kernel_key(file_name, source, headers, options=options, compiler=compiler.compiler_version(), passes=())
@@ -63,7 +63,7 @@ compiler._run = _kept(compiler._run)
 
 @pytest.fixture
 def compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have NVRTC compile what was kept too."""
+    """Have NVRTC compile every source, even if its result was kept."""
     monkeypatch.setattr(compiler, "_run", vars(compiler._run)["__wrapped__"])
 
 
@@ -102,14 +102,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the folder that takes results for which no file is named: the checkout gets none of a test."""
+    """Give the folder for results without a named file, so that tests leave none in the checkout."""
     folder = tmp_path / "results"
     monkeypatch.setattr("lab.bench.report.RESULTS", folder)
     return folder
 
 
 def pytest_collection_finish() -> None:
-    """Take thousands of tests, and all that was imported, out of what is looked through for garbage."""
+    """Spare the garbage collector from looking through thousands of tests and all imported modules."""
     gc.collect()
     gc.freeze()
 
@@ -124,7 +124,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the run that is asked for does not take: see thorough.py."""
+    """Deselect the tests that a run of this size leaves out: see thorough.py."""
     if ALL:
         return
     left_out: set[pytest.Item] = set()
@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _may_be_fewer(item: pytest.Item) -> bool:
-    """Tests marked `combinations`, and those in the simulator; elsewhere than in CI those of operators and `few`."""
+    """True for tests marked `combinations` and the simulator's; outside of CI also for operators' tests and `few`."""
     if item.get_closest_marker("combinations") or item.path.name.startswith("test_sim_"):
         return True
     return not THOROUGH and bool(item.get_closest_marker("few") or item.path.name.startswith("test_ops_"))
@@ -187,7 +187,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def by_family(stats: Mapping[str, Sequence[Any]], left_out: Mapping[str, int], *, has_gpu: bool) -> Iterator[str]:
-    """Say of each folder of tests what ran, and what did not and why."""
+    """Count for each folder of tests the tests that ran, and the others by the reason why they did not."""
     ran = Counter(_family(each.nodeid) for how in ("passed", "failed", "error") for each in stats.get(how, ()))
     tests = Path(__file__).parent
     for family in ("tests", *sorted({path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")})):
@@ -202,7 +202,7 @@ def by_family(stats: Mapping[str, Sequence[Any]], left_out: Mapping[str, int], *
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """Share tests out by files, which compile once; all of a GPU to one worker; those that each compile singly."""
+    """Keep a file on one worker, as it compiles once, and all GPU tests on one; spread tests that each compile."""
     scheduler: Any = importlib.import_module("xdist.scheduler")
 
     class Scheduler(scheduler.LoadScopeScheduling):  # type: ignore[misc]

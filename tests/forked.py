@@ -1,4 +1,4 @@
-"""Programs in processes of their own in which torch is imported already: that takes longer than most of them."""
+"""Run programs in processes that have imported torch already: importing it takes longer than most of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 280
 def run(
     *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -c TEXT ...`, `python -m MODULE ...` or `python FILE ...`, and capture what it prints.
+    """Run `python -c TEXT ...`, `python -m MODULE ...` or `python FILE ...`, and capture its output.
 
     Paths in `PYTHONPATH` count as they do for a new interpreter; its `sitecustomize` does not.
     """

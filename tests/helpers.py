@@ -1,5 +1,5 @@
-"""For tests: random operands, what they must give in FP64, outputs framed by canaries, what kernels
-are made of, and broken ones."""
+"""For tests: random operands, their right results in FP64, outputs framed by canaries, the sources of kernels,
+and broken kernels."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def scales_between(sf: Tensor, of: Scales, first: int, end: int) -> Tensor:
 
 
 def sum_of_parts(p: Problem, cluster_k: int, run_k_blocks: int) -> Tensor:
-    """What CTAs that split k in whole runs must give, to the bit: the reference's sums over their parts, in order."""
+    """The exact bits for CTAs that split k in whole runs: the reference's sums over their parts, added in order."""
     total, k_blocks = torch.zeros(p.m, p.n, device=p.a.device), ceil_div(p.k, 128)
     runs = ceil_div(k_blocks, run_k_blocks)
     for rank in range(cluster_k):
@@ -254,7 +254,7 @@ def sum_of_parts(p: Problem, cluster_k: int, run_k_blocks: int) -> Tensor:
 
 
 def small_integers(config: Any, m: int, n: int, k: int, seed: int, device: str = "cpu") -> Problem:
-    """A dense product in which no sum of a block needs more bits than the tensor cores keep."""
+    """A dense product whose sums over a block need no more bits than the tensor cores keep."""
     g, by_row = torch.Generator(device).manual_seed(seed), config.sfb == PER_ROW
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device=device).to(torch.float8_e4m3fn) for rows in (m, n))
     sfa, sfb = (random_scales((rows, ceil_div(k, 128)), g) for rows in (m, n if by_row else ceil_div(n, 128)))
@@ -334,7 +334,7 @@ def checked_on_gpu(run: Callable[..., Any], p: Problem, config: Any = None) -> T
 
 
 def captured(call: Callable[..., Any], *args: Any, **more: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of a call, and what the call gave."""
+    """Capture a call; give the graph and the call's result."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         made = call(*args, **more)
@@ -347,7 +347,7 @@ def run_simulated(config: Any, p: Problem, **how: Any) -> product.Outcome:
 
 
 def with_other_strides(p: Problem) -> Iterator[Problem]:
-    """Problems whose scales lie by columns, those of B among others too."""
+    """Problems with A's scales by columns, and B's by columns or inside a wider tensor."""
     wide = torch.full((p.sfb.shape[0], p.sfb.shape[1] + 3), -1, dtype=p.sfb.dtype)
     wide[:, :-3] = p.sfb
     for sfb in (p.sfb.t().contiguous().t(), wide[:, :-3]):

@@ -1,6 +1,6 @@
 """Experts across processes, against one process:  PYTHONPATH=tests python tests/across/across_cases.py [PROCESSES ...]
 
-Processes are forked here, so torch is imported once. This one waits for them, and ends those that take too long.
+It forks the processes, so torch is imported once. It waits for them, and ends any that take too long.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def same_bits(x: Tensor | None, y: Tensor) -> bool:
 
 
 def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor, num: int, ranks: int) -> None:
-    """Within one BF16 rounding of each sum that a rank sends, one of the whole sum, and one of the right one.
+    """Allow one BF16 rounding of each sum that a rank sends, one of the whole sum, and one of the right result.
 
     `rows` are the BF16 results of each route, from one process: they bound every partial sum.
     """
@@ -114,14 +114,14 @@ def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor
         is_here = (ids >= 0) & (ids.div(count, rounding_mode="floor") == rank)
         bound += torch.where(is_here[..., None], terms, 0).sum(1).abs() * 2.0**-8
     bound += 2.0**-8 * (right.double().abs() + got.double().abs())
-    # FP32 sums of a few terms in another order: far below, but not nothing where they cancel.
+    # Another order of a few terms changes FP32 sums far less, but that counts if the terms cancel.
     bound += 2.0**-20 * terms.abs().sum(1)
     worst = ((got.double() - right.double()).abs() - bound).max() if got.numel() else torch.tensor(-1.0)
     assert worst <= 0, f"{worst} beyond the bound"
 
 
 def by_one(x: Tensor, ids: Tensor, p: Tensor, both: Both, **said: Any) -> tuple[Tensor, Tensor]:
-    """What one process gives, and the result of each route."""
+    """Compute the result of one process, and the result of each route."""
     w1, w2 = both
     out = deep_gemm.experts(x, ids, p, w1, w2, **said)
     each = deep_gemm.experts(
@@ -150,7 +150,7 @@ def check_layer(
     w1, w2 = (part(w, owned_experts(num, group)) for w in both)
     layer = Experts(num, w1, w2, group, limit=limit, max_tokens=MAX_TOKENS, **more)
     mine = [share_out(each, counts, group) for each in (x, ids, p)]
-    with torch.inference_mode():  # what the first call makes serves calls of any mode
+    with torch.inference_mode():  # tensors that the first call makes must serve calls of any mode
         layer(*mine)
         layer.decode(*mine)
     got = layer(*mine)
@@ -228,7 +228,7 @@ def with_weights_by_rows(world: int) -> None:
 
 
 def in_bf16(world: int) -> None:
-    """Tokens travel uncast, and results and gradients are those of nn.Experts(products="bf16")."""
+    """Check that tokens travel uncast, and that results and gradients equal those of nn.Experts(products="bf16")."""
     check_trained(torch.bfloat16, [2 + 5 * r % 7 for r in range(world)], products="bf16")
     check_trained(torch.float32, [0] + [7] * (world - 1), products="bf16")
     num = 2 * world
@@ -388,12 +388,12 @@ def casts(world: int) -> None:
 
 
 def moved(layer: Experts) -> dict[str, Tensor]:
-    """The weights of a copy that is moved and cast at once."""
+    """Copy the layer, move the copy to meta and cast it in one call, and give its weights."""
     return copy.deepcopy(layer).to("meta", torch.float16).state_dict()
 
 
 def in_groups_of_some(world: int) -> None:
-    """Ranks of a group are not those of all processes."""
+    """Check groups of some processes, where a process has another rank in the group than among all processes."""
     for members in ([1, 2], [0, 2]):
         group = dist.new_group(members)
         if dist.get_rank() in members:
@@ -416,7 +416,7 @@ def check_trained(
     of_weights: torch.dtype = torch.float32,
     products: str = "fp8",
 ) -> None:
-    """Results and gradients beside nn.Experts of all tokens and all experts."""
+    """Compare results and gradients with nn.Experts of all tokens and all experts."""
     num = 2 * len(counts)
     x, ids, p = tokens_of_ranks(counts, num, seed=5)
     x, p = x.to(dtype), p.to(of_weights)
@@ -447,7 +447,7 @@ def check_trained(
         bound = 2.0**-7 if name == "x" else max(1e-5, torch.finfo(right.dtype).eps / 2)
         assert distance <= bound * right.double().norm(), (name, distance, right.norm())
     assert any(gradient(w).any() for w in (layer.w1, layer.w2))
-    # What nobody needs is not sent: without a gradient of tokens, or of weights of routes, nothing of it comes back.
+    # The backward pass sends no gradient of tokens, or of weights of routes, that autograd does not need.
     sizes = {"x": HIDDEN * x.element_size(), "p": TOPK * 4}
     for needed in ("", "x", "p"):
         layer.zero_grad()
@@ -581,12 +581,12 @@ def dies(world: int) -> None:
 
 
 def example(world: int) -> None:
-    """The example, as torchrun starts it."""
+    """Run the example as torchrun starts it."""
     assert example_exits_with(world) == 0
 
 
 def example_of_wrong_sums(world: int) -> None:
-    """It says so if one rank's sums are wrong."""
+    """Check that the example reports wrong sums of one rank."""
     right = by_group.Plan.sum_up
     with mock.patch.object(by_group.Plan, "sum_up", lambda plan, y: right(plan, y) * (1 + 2.0**-5 * dist.get_rank())):
         assert example_exits_with(world) == 1
@@ -689,7 +689,7 @@ def process(rank: int, world: int, cases: list[Callable[[int], None]], ports: tu
     except BaseException:
         os.write(1, f"rank {rank} of {world}, {name}:\n{traceback.format_exc()}".encode())
         os._exit(1)
-    os._exit(0)  # Gloo's threads may outlive what they use if the interpreter takes itself apart
+    os._exit(0)  # a regular exit may free objects that Gloo's threads still use
 
 
 def run(world: int, cases: list[Callable[[int], None]]) -> bool:

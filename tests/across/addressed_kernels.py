@@ -1,7 +1,7 @@
-"""Kernels of experts across GPUs by torch's operations: what a launch reads and writes at the addresses it was given.
+"""Kernels of experts across GPUs in torch's operations; they read and write at the addresses that a launch gets.
 
-So a host that hands addresses to kernels is tested without a GPU: all tensors seem to be on one, but where torch
-computes. Bits are those of the package on the CPU.
+So a host that hands addresses to kernels is tested without a GPU: all tensors seem to be on a GPU, except while torch
+computes here. Results have the same bits as the package's on the CPU.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def members(params: Params, memory: memoryview, address: int) -> Launched:
-    """The members of a launch's parameters; those that are bytes by their address."""
+    """Read the members of a launch's parameters by name; a member of bytes is given as its address."""
     found = {}
     for each in params.fields:
         offset = params.offset(each.name)
@@ -187,7 +187,7 @@ def meet_ranks(config: Any, p: Launched) -> None:
 
 
 def gather_rows(config: Any, p: Launched) -> None:
-    """Rows of one memory, or of the rooms of a node's ranks; those behind the last of an expert stay."""
+    """Gather rows from one memory, or from the rooms of a node's ranks; rows behind an expert's last are left alone."""
     slots, rows, hidden, slot_bytes, most = (
         p[name] for name in ("num_slots", "rows", "hidden", "slot_bytes", "max_tokens")
     )
@@ -408,7 +408,7 @@ def computing() -> Iterator[None]:
 
 
 def on_cpu(function: F) -> F:
-    """Let a function compute on the CPU: what is right, and what tests are given."""
+    """Let a function compute on the CPU, for right results and for tests' operands."""
 
     @wraps(function)
     def computed(*given: Any, **said: Any) -> Any:
@@ -419,7 +419,7 @@ def on_cpu(function: F) -> F:
 
 
 class Launcher(FakeLauncher):
-    """Takes what a launcher of the driver takes, and computes by the function of the kernel's name above."""
+    """Stands in for the driver's launcher; it computes by the function above that has the kernel's name."""
 
     def __init__(self, gpu: FakeGpu, kernel: Kernel[Any], *of: Any) -> None:
         super().__init__(gpu, kernel, *of)
@@ -446,7 +446,7 @@ class Seen:
         return [each.kernel for each in self.gpu.launches]
 
     def by_record_as_without(self, run: Callable[[], object], *more: str) -> list[tuple[Any, ...]]:
-        """Run a call by a record, and without any: what is launched, `more` of it too, must be the same."""
+        """Run a call by a record, and without any: launches must agree, in the members that `more` names too."""
         facts, by_way = attrgetter("kernel", "config", "grid", "is_dependent", *more), []
         without: Any = mock.patch.multiple(call, RECORDS={}, recorded=lambda *_: (None, None))
         for way in (nullcontext(), without):
@@ -458,7 +458,7 @@ class Seen:
         return by_way[0]
 
     def cleared(self) -> Seen:
-        """Forget what was seen, but no record."""
+        """Forget the launches and calls that were noted, and keep all records."""
         self.gpu.launches.clear()
         self.made.clear()
         self.scratch.clear()
@@ -475,7 +475,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *of: Function) -> Seen:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *of: Function) -> Seen:
-    """Note what becomes of calls that no record serves: of these functions, or of all."""
+    """Note the record that each call without a record gets, or None: for these functions, or for all."""
     seen, recorded, ordinary = Seen(gpu), call.recorded, replay.replay
 
     def replayed(record: Record, tensors: Any, values: Any, *more: Any) -> list[Tensor]:

@@ -111,7 +111,7 @@ def result(
     counts: Tensor | None = None,
     clamp: float | None = None,
 ) -> Tensor:
-    """What a call writes, and whether it writes all of it and nothing else."""
+    """Give the rows that a call writes, and check that it writes all of them and nothing behind them."""
     fill(buffer, tokens)
     count = len(tokens[0])
     room = torch.full((count + 1, buffer.hidden), torch.nan, dtype=torch.bfloat16, device=buffer.x.device)
@@ -166,7 +166,7 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def over_ranks(world: int) -> None:
-    """Uneven tokens, a rank without any, routes of -1; the bits of one process; counts of what came."""
+    """Uneven tokens, a rank without any, routes of -1; the bits of one process; counts of rows that arrived."""
     model = Model(num_experts=2 * world)
     counts = [0, 9, 130][-world:]
     for each in (model, replace(model, is_fp4=True)):

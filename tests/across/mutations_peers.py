@@ -1,4 +1,4 @@
-"""Ways to break the kernels that read and write memory of peers and the protocol by which ranks meet, and the trials they meet."""
+"""Ways to break kernels that use peers' memory and the protocol of ranks' meetings, and the trials that must notice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ways to break post_rows of tokens that are FP8 already, and calls of some ranks that notice them.
+"""Ways to break post_rows of tokens that are FP8 already, and the calls of some ranks that must notice.
 
-The rest of the kernel is that of other tokens: mutations_peers.py.
+mutations_peers.py breaks the rest of the kernel, which is the same for other tokens.
 """
 
 from __future__ import annotations

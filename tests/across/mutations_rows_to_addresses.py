@@ -1,4 +1,4 @@
-"""Ways to break the epilogue that stores rows at addresses, and the trials they meet."""
+"""Ways to break the epilogue that stores rows at addresses, and the trials that must notice."""
 
 from __future__ import annotations
 

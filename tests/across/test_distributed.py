@@ -21,7 +21,7 @@ WORLDS = list(across_cases.CASES)[: 3 if THOROUGH else 2]
 
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
-    """What all processes say, of all groups: torch is imported once."""
+    """Run all groups of processes once, so that torch is imported once, and give the lines that they print."""
     environment = {"PYTHONPATH": str(CASES.parents[2]), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     environment |= {name: os.environ[name] for name in ("CI", "DG_TEST_ALL") if name in os.environ}

@@ -127,13 +127,13 @@ def test_calls_have_the_bits_of_one_process_by_few_records(
     assert None not in seen.made
     assert len(seen.made) == world * 2 * 2, "some tokens and none, with `out` and without"
     _, said = decode_bytes(world, MOST, TOPK, world * HERE, HIDDEN, intermediate, peer_memory=True)
-    parts = 12  # of the buffer, each of which begins at a multiple of 256 bytes
+    parts = 12  # parts of the buffer; each begins at a multiple of 256 bytes
     assert node.room.num_bytes + max(seen.scratch) <= said + 4 * MOST * TOPK + 256 * parts
 
 
 @on_cpu
 def with_fp4(experts: int, which: str) -> tuple[Operand, Operand]:
-    """Weights of which these are FP4, in bytes or words."""
+    """Weights of experts; `which` names the ones in FP4, w1 with bytes for scales and w2 with words."""
     shapes = (experts, 256, 256), (experts, 256, 128)
     g = torch.Generator().manual_seed(0)
     w1, w2 = (deep_gemm.per_block_cast_to_fp8(torch.randn(shape, generator=g) / 8) for shape in shapes)

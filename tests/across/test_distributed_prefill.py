@@ -125,7 +125,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_torchs(
 
 
 def test_each_part_is_one_record(layer: Layers, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its launches are those of the part itself, in order."""
+    """Check that a part launches by its record the same kernels as without one, in order."""
     functions: list[call.Function] = []
     recorded = call.recorded
 

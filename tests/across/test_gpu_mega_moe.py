@@ -122,7 +122,7 @@ def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int, is_fp
         with torch.cuda.stream(streams[rank]):
             mega_moe(ys[rank], *own[rank], buffers[rank], counts[rank], 0.5)
 
-    # All that a call compiles, loads and allocates, as if all flags were set: later the host never waits.
+    # Compile, load and allocate all that a call needs, as if all flags were set: later the host never waits.
     for rank in range(ranks):
         peers[rank].memory[room.flags :].view(torch.int32).fill_(1)
         torch.cuda.synchronize()
@@ -151,7 +151,7 @@ def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int, is_fp
 
 
 def test_other_routes_leave_nothing_behind() -> None:
-    """Slots keep rows of calls before: one that has no expert now adds nothing."""
+    """Slots keep rows of earlier calls; a slot that has no expert now must add nothing."""
     model = Model(512, 256, 16, 4)
     weights, buffer = model.weights(DEVICE), model.buffer()
     result(buffer, model.tokens(128, DEVICE, seed=1), *weights)

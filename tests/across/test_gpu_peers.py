@@ -88,7 +88,7 @@ def warm_up(ranks: list[Rank]) -> None:
 
 
 def right(ranks: list[Rank]) -> list[Tensor]:
-    """What one process with all experts gives."""
+    """Compute the results of one process with all experts."""
 
     def whole(i: int) -> tuple[Tensor, Tensor]:
         values, scales = zip(*(rank.layer.weights()[i] for rank in ranks), strict=True)
@@ -188,7 +188,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     message = "experts across GPUs: rank 1 did not come within 0.2 s, so results since then are undefined"
     with pytest.raises(RuntimeError, match=message):
         ranks[0].layer.check()
-    with torch.cuda.stream(ranks[1].stream):  # it finds the other's rows, but nobody takes part in the way back
+    with torch.cuda.stream(ranks[1].stream):  # it finds rank 0's rows, but rank 0 sends no results back
         ranks[1].decode()
     with pytest.raises(RuntimeError, match="rank 0 did not come"):
         ranks[1].layer.check()
@@ -213,7 +213,7 @@ def test_symmetric_memory_of_a_group_of_one(tmp_path: Path) -> None:
             layer.decode(x, ids[:, :2], p[:, :2])
 
 
-# The kernels of what travels by collectives on a GPU: the numbers and bits that torch's operations give.
+# Kernels of rows that travel by collectives, on a GPU: the numbers and bits of torch's operations.
 
 
 def drawn(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:

@@ -151,7 +151,7 @@ def test_calls_with_fp4_weights_have_the_bits_of_one_process(
 
 
 class Alone:
-    """One rank, its buffer filled, and what is right."""
+    """One rank with its buffer filled, and the right result."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int = 6) -> None:
         self.node = node = Node(monkeypatch, 1)

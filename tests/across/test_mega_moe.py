@@ -167,7 +167,7 @@ def test_weights_that_do_not_fit_are_refused(change: Callable[[Operand, Operand]
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_transform_of_fp4_keeps_its_bytes_and_its_input(form: str) -> None:
-    """So weights that are refreshed in place are seen anew, whatever they held when they were transformed."""
+    """Transformed weights share memory with the given ones, so a call sees weights that were refreshed in place."""
     l1, l2 = ((values, FORMS[form](scales)) for values, scales in FP4.weights())
     before = [each.clone() for each in (*l1, *l2)]
     made = deep_gemm.transform_weights_for_mega_moe(l1, l2)
@@ -288,7 +288,7 @@ def test_the_weight_of_a_route_comes_before_the_cast_of_its_middle_and_routes_ar
     def of_routes(ids: list[int], p: list[float]) -> Tensor:
         return result(MODEL.buffer(), (x, sf, torch.tensor([ids]), torch.tensor([p])), *weights)[0].float()
 
-    large = 3 * 2.0**20  # beside it FP32 rounds what is small
+    large = 3 * 2.0**20  # FP32 rounds a small number that is added to it
     y = of_routes([1, 0, 1], [large, 1.0, -large])
     one, two = of_routes([1, -1, -1], [large] * 3), of_routes([-1, 0, -1], [1.0] * 3)
     three = of_routes([-1, -1, 1], [-large] * 3)

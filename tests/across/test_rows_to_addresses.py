@@ -1,4 +1,4 @@
-"""What the host decides of rows that go to addresses, as far as a machine without a GPU can tell."""
+"""The host's decisions for rows that go to addresses, as far as a machine without a GPU can check them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan_sends kernel's own source in the simulator, beside what torch's operations give."""
+"""The plan_sends kernel's own source in the simulator, compared with torch's operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grouped products whose rows go to addresses, in the simulator: beside the reference, and all that lies around."""
+"""Grouped products whose rows go to addresses, in the simulator: against the reference, and all memory around."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break what launches of cast_depths pack: `host_mutations.py` runs them."""
+"""Ways to break the parameters that launches of cast_depths pack: `host_mutations.py` runs them."""
 
 from __future__ import annotations
 

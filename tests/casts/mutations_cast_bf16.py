@@ -1,4 +1,4 @@
-"""Ways to break how cast_rows gathers and activates rows in BF16, and the trials they meet."""
+"""Ways to break how cast_rows gathers and activates rows in BF16, and the trials that must notice."""
 
 from __future__ import annotations
 

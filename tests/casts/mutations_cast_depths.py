@@ -1,4 +1,4 @@
-"""Ways to break the cast_depths kernel, and the trials they meet. How a tile is cast is in the list of cast_tiles."""
+"""Ways to break the cast_depths kernel, and the trials that must notice. A tile's cast is in the list of cast_tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break casts whose scales are of fewer than 128 rows or columns, or words, and the trials they meet."""
+"""Ways to break casts whose scales are of fewer than 128 rows or columns, or words, and the trials that must notice."""
 
 from __future__ import annotations
 

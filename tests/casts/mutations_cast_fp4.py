@@ -1,4 +1,4 @@
-"""Ways to break casts of rows to FP4, and the trials they meet. What they share with FP8 has a list of its own."""
+"""Ways to break casts of rows to FP4, and the trials that must notice. Code shared with FP8 has a list of its own."""
 
 from __future__ import annotations
 

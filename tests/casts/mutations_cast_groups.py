@@ -1,4 +1,4 @@
-"""Ways to break how cast_rows finds the rows of groups, by counts and by ends, and the trials they meet."""
+"""Ways to break how cast_rows finds the rows of groups, by counts and by ends, and the trials that must notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break how cast_rows writes a row to those of its routes, and the trials they meet."""
+"""Ways to break how cast_rows writes a row to its routes' rows, and the trials that must notice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ways to break the cast_rows kernel and what the kernels that cast share, and the trials they meet.
+"""Ways to break the cast_rows kernel and the code that all casting kernels share, and the trials that must notice.
 
-Activations, groups and routes have lists of their own.
+Mutations of activations, groups and routes are in lists of their own.
 """
 
 from __future__ import annotations

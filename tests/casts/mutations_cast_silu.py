@@ -1,4 +1,4 @@
-"""Ways to break what cast_rows activates, and the trials they meet."""
+"""Ways to break the activations of cast_rows, and the trials that must notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break the cast_tiles kernel, and the trials they meet. What it shares is in the list of cast_rows.
+"""Ways to break the cast_tiles kernel, and the trials that must notice. Shared code is in the list of cast_rows.
 
 Matrices have tiles of ordinary blocks alone, tiles of others, and tiles of both.
 """

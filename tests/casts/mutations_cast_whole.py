@@ -1,4 +1,4 @@
-"""Ways to break casts of whole rows, and of all of a tensor, and the trials they meet."""
+"""Ways to break casts of whole rows, and of all of a tensor, and the trials that must notice."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ SHAPES += [(_RNG.randint(1, 700), _RNG.randint(1, 1500) * _RNG.choice([1, 8])) f
 
 
 class Kernels:
-    """The kernels of a GPU, or of the simulator in their place, which notes the names of those that ran."""
+    """The kernels on a GPU, or in the simulator, which notes the name of each kernel that ran."""
 
     def __init__(self, device: str) -> None:
         self.device, self.names = device, list[str]()
@@ -114,7 +114,7 @@ def reference(cast: Callable[..., Any], x: Any, *args: object, **options: object
 
 
 def used(found: Quantized, right: Quantized, is_there: Tensor) -> tuple[Quantized, Quantized]:
-    """Give the rows that count, of results that lie alike."""
+    """Check that both results have the same shapes and strides, and give the rows of both that count."""
     assert [each.shape for each in found] == [each.shape for each in right]
     assert found[1].stride() == right[1].stride()
     return (found[0].cpu()[is_there], found[1].cpu()[is_there]), (right[0][is_there], right[1][is_there])
@@ -251,7 +251,7 @@ WIDE = (2, 1024), (3, 4104), (1, 8200), (1, 16392)
 @pytest.mark.parametrize("use_ue8m0", [False, True])
 @pytest.mark.parametrize("mn_major", [False, True])
 def test_rows_under_one_scale(kernels: Kernels, mn_major: bool, use_ue8m0: bool) -> None:
-    """With as many lanes as rows of each size take, and rows that no team holds."""
+    """Rows of each number of lanes that share a row, and rows too long for a team to hold."""
     for dtype in kernels.pick((torch.bfloat16,), INPUTS):
         for seed, shape in enumerate(kernels.pick([(24, 264), *WIDE], [*SHAPES, *WIDE, (5, 40000)])):
             x, said = wild(*shape, dtype, seed), dict[str, Any](gran_k=0, mn_major=mn_major, min_amax=1e-3 * (seed % 2))
@@ -268,7 +268,7 @@ def test_rows_under_one_scale(kernels: Kernels, mn_major: bool, use_ue8m0: bool)
 
 @pytest.mark.parametrize("use_ue8m0", [False, True])
 def test_tensors_under_one_scale(kernels: Kernels, use_ue8m0: bool) -> None:
-    """Rows of more CTAs than one has, batches, and views of any strides."""
+    """More rows than the CTAs that find the amax take at a time, batches, and views of any strides."""
     for dtype in kernels.pick((torch.bfloat16,), INPUTS):
         for seed, shape in enumerate(kernels.pick([(24, 264), (4099, 8), (3, 4104), (1, 1)], SHAPES)):
             x, least = wild(*shape, dtype, seed), 1e-3 * (seed % 2)
@@ -465,7 +465,7 @@ def test_inputs_that_require_a_gradient_give_no_graph(kernels: Kernels) -> None:
     assert not any(result.requires_grad for result in results)
 
 
-# What trained layers ask for
+# Casts for trained layers
 
 
 @pytest.mark.parametrize("shape", [(16, 8), (144, 136), (3, 144, 136), (2, 1, 16, 8), (2048, 1536), (128, 256, 768)])

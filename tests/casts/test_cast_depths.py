@@ -35,7 +35,7 @@ def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.bfloat16) -> T
 
 
 def back(columns: tuple[Tensor, Tensor], groups: GroupedRows) -> Tensor:
-    """FP64 rows of all groups that a cast along groups stands for; what follows a group's rows is zero."""
+    """FP64 rows of all groups, as a cast along groups holds them; the padding behind a group's rows must be zero."""
     parts, value, block, (values, scales) = [], 0, 0, columns
     k = scales.shape[0]
     for count, depth in zip(groups.counts.tolist(), groups.depths.tolist(), strict=True):
@@ -65,7 +65,7 @@ def test_tokens_are_cast_along_the_rows_of_each_group(dtype: torch.dtype, weight
 
 
 def right_gradients(h: Tensor, ds: Tensor, p: Tensor, limit: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The activation, the gradient of gate and up, and that of the weights of rows, by autograd in FP64."""
+    """The activation and the gradients of gate and up and of the weights of rows, by autograd in FP64."""
     h, p = h.double().requires_grad_(), p.double().requires_grad_()
     gate, up = h.chunk(2, dim=1)
     if limit is not None:

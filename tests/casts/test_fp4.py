@@ -1,4 +1,4 @@
-"""Casts to FP4 and back: every code, every tie, what has no code, and layouts."""
+"""Casts to FP4 and back: every code, every tie, numbers without a code, and layouts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_tie_goes_to_the_even_code_and_all_else_to_the_nearest(device: str) ->
 @pytest.mark.parametrize("use_ue8m0", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_block_with_a_nan_or_an_infinity_has_the_scale_nan(dtype: torch.dtype, use_ue8m0: bool, device: str) -> None:
-    """E2M1 has neither. The other blocks are as they would be without."""
+    """E2M1 has neither NaN nor infinity, so the scale shows it. The other blocks do not change."""
     x = torch.randn(9, 320, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     values, scales = per_token_cast_to_fp4(x, use_ue8m0, gran_k=32)
     places = [(0, 3), (2, 64), (2, 100), (8, 319)]

@@ -1,4 +1,4 @@
-"""Casts on a GPU, bit for bit as on the CPU: all numbers, large sizes, what lies around outputs, streams, graphs.
+"""Casts on a GPU, bit for bit as on the CPU: all numbers, large sizes, bytes around outputs, streams, graphs.
 
 Sizes, types and strides of each cast are in test_by_kernels.py.
 """
@@ -203,7 +203,7 @@ SIZES = [(1, 1, 16, 16), (40, 5, 144, 80), (700, 128, 256, 208), (3000, 7, 2048,
 
 
 def problem(tokens: int, num: int, hidden: int, i: int, seed: int = 0) -> tuple[GroupedRows, Tensor, Tensor, Tensor]:
-    """Groups, tokens, gate and up, and what flows back, on the CPU."""
+    """Groups, tokens, gate and up, and the gradient that flows back, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     rows = expert_rows(torch.randint(-1, num, (tokens, 4), generator=generator), num)
     shapes = (tokens, hidden), (4 * tokens, 2 * i), (4 * tokens, i)

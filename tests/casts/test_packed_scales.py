@@ -1,4 +1,4 @@
-"""Scales packed as UE8M0: bytes, order, layouts, and what is refused."""
+"""Scales packed as UE8M0: bytes, order, layouts, and refused arguments."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_ctas_take_unit_after_unit(groups: Groups, num_sms: int, activates: bool
 
 
 def test_the_rows_of_groups_are_the_packages() -> None:
-    """What these tests take for right is what the CPU takes for right, where sizes are what they should be."""
+    """Check that the expected rows of these tests equal the CPU's, for sizes that a caller may pass."""
     counts = RowTrial(config(groups=Groups.COUNTS), 64, 8, sizes=(0, 16, 3, -7))
     assert is_cast(counts).tolist() == [row in range(16, 32) or row in range(32, 35) for row in range(64)]
     for alignment in (1, 8):

@@ -1,6 +1,6 @@
-"""Import the package with one module broken, in a process of its own: all that is imported goes through it.
+"""Import the package with one module broken, in a process of its own, so that all other modules use the broken one.
 
-This file imports nothing of the package, so that nothing of it is there before the broken module.
+This file imports nothing of the package, so that no module of it is loaded before the broken one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Text(SourceFileLoader):
 
 
 def forget() -> None:
-    """Let nothing of the package be imported: a server of processes has some of it for others."""
+    """Unload the package: the server that forks this process has imported some of it for other processes."""
     if operators := sys.modules.get("deep_gemm.core.operators"):
         operators.LIBRARY._destroy()  # else PyTorch would have two of each operator
     for name, module in list(sys.modules.items()):
@@ -50,9 +50,9 @@ def forget() -> None:
 
 
 def run(broken: tuple[str, str] | None, trial: str, sender: Connection) -> None:
-    """Import all anew, one module with another text if there is one, and send what a trial raises; None if nothing.
+    """Import the package anew, one module with `broken`'s text if given, and send the error of a trial, or None.
 
-    An error outside of the trial ends the process with exit code 1: it is a mistake of the test, and no finding.
+    An error outside of the trial is a mistake of the test and no finding, so it ends the process with exit code 1.
     """
     forget()
     if broken is not None:

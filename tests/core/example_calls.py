@@ -43,18 +43,18 @@ class Example:
         return getattr(deep_gemm, self.name)
 
     def without_output(self) -> Example:
-        """Give the call that makes its output; the same call if there is none, or it cannot be left out."""
+        """Give the call without its output, which the function then makes; outputs that must be given stay."""
         parameters = inspect.signature(self.function).parameters
         gone = {name for name in self.writes.split() if parameters[name].default is None}
         return replace(self, given={name: x for name, x in self.given.items() if name not in gone})
 
     def called(self, **instead: Any) -> tuple[Any, Arguments]:
-        """Call the function with copies of its arguments, or others instead; give its result and what it got."""
+        """Call the function with copies of its arguments, or others instead; give the result and these arguments."""
         given = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, self.given) | instead
         return self.function(**given), given
 
     def call(self, argument: str, instead: Callable[[Tensor], Any]) -> Any:
-        """Call the function with copies of its arguments, and with what `instead` makes of this one."""
+        """Call the function with copies of its arguments, replacing this one by `instead`'s result for it."""
         name = argument if argument in self.given else argument.removeprefix("sf")
         value = self.given[name]
         if isinstance(value, tuple):

@@ -35,7 +35,7 @@ def on_gpu(x: Tensor) -> Tensor:
 
 
 def encoded_map(sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], address: int) -> bytes:
-    """A tensor map as drivers of today lay it out, so far as it depends on these."""
+    """Lay out the fields of a tensor map that depend on these arguments, as drivers of 2026 do."""
     encoded = bytearray(MAP_BYTES)
     struct.pack_into("<Q", encoded, 0, address)
     struct.pack_into(f"<{len(strides)}I", encoded, 12, *(stride >> 4 for stride in strides))
@@ -46,7 +46,7 @@ def encoded_map(sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
 
 @dataclass
 class Launch:
-    """What was launched: the configuration of the launch, and Params' 64-bit words as they were then."""
+    """A launch that reached the driver: its configuration, and Params' 64-bit words at that time."""
 
     kernel: str
     grid: int
@@ -54,14 +54,14 @@ class Launch:
     is_dependent: bool
     words: tuple[int, ...]
     maps: tuple[TensorMap, ...]
-    """Those that were encoded since the launch before."""
+    """Tensor maps that were encoded since the launch before."""
     config: Any
     params: Params
 
 
 @dataclass
 class FakeGpu:
-    """What came to the driver."""
+    """A GPU without a driver, with all launches, configurations and tensor maps that a driver would get."""
 
     gpu: Gpu = H200
     launches: list[Launch] = field(default_factory=list)
@@ -81,7 +81,7 @@ class FakeGpu:
 
 
 def recorded_alike(gpu: FakeGpu, calls: Sequence[Callable[[], Any]], *made: str) -> int:
-    """Check that calls launch by records what they launch without any. Give how many records they have.
+    """Check that calls launch the same with records as without. Give the number of records.
 
     `made`: members of parameters that are addresses in memory of the package.
     """
@@ -109,7 +109,7 @@ def _described(launch: Launch, made: Sequence[str]) -> tuple[Any, ...]:
 
 
 class FakeLauncher:
-    """Takes what a launcher of the driver takes, and writes it down."""
+    """Stands in for the driver's launcher, and writes down each launch."""
 
     def __init__(self, gpu: FakeGpu, kernel: Kernel[Any], config: Any, is_dependent: bool) -> None:
         self.gpu, self.of, self.is_dependent = gpu, config, is_dependent
@@ -153,7 +153,7 @@ def install(
 ) -> FakeGpu:
     """Put a GPU without a driver in place of the real one: its properties, and all that launches a kernel on it.
 
-    Records made before are not known to it, nor its own later.
+    Calls on it find no earlier record, and its records are gone after the test.
     """
     fake = FakeGpu(gpu)
     properties = SimpleNamespace(name=gpu.name, major=HOPPER, multi_processor_count=gpu.num_sms)
@@ -169,7 +169,7 @@ def install(
     # There is no driver to ask, and none that replay.c could call.
     monkeypatch.setattr(call, "native", lambda: None)
     monkeypatch.setattr(Kernel, "fits", lambda *_: True)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # the device of CPU tensors
     monkeypatch.setattr(replay, "KNOWN", {*replay.KNOWN, OnGpu})
     monkeypatch.setattr(call, "RECORDS", {})
     forget_devices()

@@ -1,4 +1,4 @@
-"""Ways to break the host's half of a launch, and the trials that must notice: what launches pack is what is run.
+"""Ways to break the host's half of a launch, and the trials that must notice: they run the parameters it packs.
 
 A mutation replaces a text of one module of the package. A process of its own imports all with that module broken, so
 that the simulator's launches go through the broken code.
@@ -44,7 +44,7 @@ SECONDS = 120
 
 
 def check(config: Any, p: Any, **more: int) -> None:
-    """Compute a product, of operands whose rows lie as many elements further apart."""
+    """Compute a product of operands whose rows lie further apart, by `more` elements for each operand."""
     from lab.sim import product
 
     product.run(product.compile_config(config), config, spread(p, **more)).checked()
@@ -518,7 +518,7 @@ MUTATIONS = [
 
 
 def why_noticed(mutation: Mutation | None, trial: str) -> str | None:
-    """Run a trial in a process of its own, through the broken module; say what told, None if nothing did."""
+    """Run a trial in a process of its own, through the broken module; give the error that it raises, or None."""
     receiver, sender = SERVER.Pipe(duplex=False)
     changed = None if mutation is None else (f"deep_gemm.{mutation.module}", mutation.text())
     process = SERVER.Process(target=broken.run, args=(changed, trial, sender))

@@ -26,18 +26,18 @@ No size is a multiple of 4: Inductor makes a graph of its own for those, if it r
 
 @dataclass(frozen=True)
 class Case:
-    """A call whose tensors have m rows, with what they are multiplied by held fast."""
+    """A call whose tensors have m rows; the operands that multiply them are the same for every m."""
 
     name: str
     call: Callable[..., Any]
     inputs: Callable[[int], Sequence[Tensor]]
     """The call's arguments for m rows."""
     dims: Sequence[int | None]
-    """Of each argument the dimension that is m; None if no dimension is."""
+    """For each argument the dimension that is m, or None."""
     operators: frozenset[str]
-    """What the call is, in a graph."""
+    """The operators that a graph of the call has."""
     sizes: Sequence[int] = (6, 9, 130)
-    """Numbers of rows, of which the first is traced."""
+    """Numbers of rows; the call is traced with the first."""
 
     def dynamic(self, inputs: Sequence[Tensor]) -> None:
         """Tell Dynamo that m is open."""
@@ -395,7 +395,7 @@ ONE_SHARE = torch.tensor([[0, 0], [1 << 30, 0]], dtype=torch.int32)
 
 @case("logits of pages", queries_of_sequences, (0, 0, 0, 0), "fp8_paged_mqa_logits")
 def _(q: Tensor, weights: Tensor, contexts: Tensor, table: Tensor) -> Any:
-    # What is behind a context is undefined, so no such logits are asked for.
+    # Logits behind a context are undefined, so zeros replace them.
     logits = deep_gemm.fp8_paged_mqa_logits(q, CACHE, weights, contexts, table, ONE_SHARE, 60, None)  # type: ignore[arg-type]
     return torch.where(torch.arange(60) < contexts, logits, 0)
 
@@ -434,7 +434,7 @@ def copies(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def layout(given: Any) -> list[Any]:
-    """What a fake kernel must say of tensors, and None where there are none."""
+    """Shape, strides, dtype and device of each tensor, which a fake kernel must predict; other values as they are."""
 
     def of(x: Any) -> Any:
         return x if not isinstance(x, Tensor) else (tuple(x.shape), x.stride(), x.dtype, x.device)

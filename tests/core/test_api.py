@@ -49,7 +49,7 @@ class Case:
     extra: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.bfloat16
     d_starts_as: float = CANARY
-    """What D holds before the call: a canary, or what the product is accumulated into."""
+    """The value in D before the call: a canary, or the number that the product is added to."""
 
 
 def dense_case(major: str = "nt", sfb_rows: int = 128, dtype: torch.dtype = torch.bfloat16, into: float = 0) -> Case:

@@ -1,4 +1,4 @@
-"""Calls by records: a call like one before launches what one does that has no record, and is not asked."""
+"""Calls by records: a call like an earlier one launches the same as without a record, and is not asked again."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
-    """Which functions asked a call: to record it, or to answer it."""
+    """List the functions that are asked by a call, to record it or to answer it."""
     found: list[Function] = []
 
     def answer(function: Function, by: Callable[..., Any], *given: Any) -> Any:
@@ -257,7 +257,7 @@ def tensors_of(name: str, **instead: Tensor) -> dict[str, Tensor]:
 
 
 def at_byte(x: Tensor, byte: int) -> Tensor:
-    """The same tensor, which begins so many bytes behind a multiple of 64."""
+    """A tensor like x of zeros, beginning `byte` bytes behind a multiple of 64."""
     memory = torch.zeros(x.numel() * x.element_size() + 128, dtype=torch.uint8)
     first = -memory.data_ptr() % 64 + byte
     return torch.frombuffer(memory.numpy(), dtype=x.dtype, count=x.numel(), offset=first).view(x.shape)
@@ -283,7 +283,7 @@ class Memory:
 
 
 def assert_alike(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, run: Callable[[], Any], records: Any = None) -> None:
-    """Compare a call by its record with the same without one: all that is launched and given, but for new memory.
+    """Check that a call by its record has the launches and results of the call without one, except for new memory.
 
     `records`: gives the record of a call that has none yet.
     """
@@ -458,7 +458,7 @@ def test_each_way_of_a_layer_is_one_record(name: str, gpu: FakeGpu, monkeypatch:
 
 
 def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu) -> None:
-    """Torch takes part, so each launch has a record of its own. A D that is made here is the CPU's without one."""
+    """Torch computes a part, so each launch has its own record. A D that is made without a record is on the CPU."""
     there = placed({"x": bf16(48, 512), "w": bf16(1024, 512), "grad": bf16(48, 1024), "main_grad": zeros(1024, 512)})
     launches = []
     for _ in range(3):
@@ -473,7 +473,7 @@ def test_a_layer_by_rows_is_launched_without_a_record_of_the_whole(gpu: FakeGpu)
 
 
 def with_rows(given: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """The same with other rows in each tensor that has those of the first, or twice as many."""
+    """The tensors for another number of rows, in each dimension that is the first tensor's rows or twice as many."""
     m = len(next(iter(given.values())))
     found = {}
     for name, x in given.items():
@@ -504,7 +504,7 @@ def test_other_rows_have_their_own_numbers(name: str, gpu: FakeGpu, monkeypatch:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_like_one_before_is_not_asked(name: str, gpu: FakeGpu, asked: list[Function]) -> None:
-    """And all of its launches are one record, whoever else computes a part of it."""
+    """Check too that all launches of a call are one record, even if other functions compute parts of it."""
     for _ in range(4):
         CASES[name].call(**tensors_of(name))
         assert (asked.count(CASES[name].of), gpu.records) == (1, 1)

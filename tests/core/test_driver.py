@@ -1,4 +1,4 @@
-"""What reaches the CUDA driver, by the bindings' own types, and what a caller is told where it refuses. No GPU."""
+"""The arguments that reach the CUDA driver, in the bindings' own types, and the errors if it refuses. No GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Driver:
 
 @pytest.fixture
 def fresh() -> Any:
-    """Let what was made with a driver be made anew, in the test and after it."""
+    """Empty the caches of facts that one driver gave, before the test and after it."""
     caches = (driver._attributes, driver._fixed_arguments, driver.address_is_first_word)
     for cached in caches:
         cached.cache_clear()
@@ -91,7 +91,7 @@ def test_a_launch_has_the_attributes_that_it_needs(
     monkeypatch: pytest.MonkeyPatch, kernel: Any, cluster: int, is_dependent: bool
 ) -> None:
     fake = use(monkeypatch, cuLaunchKernelEx=(cu.CUresult.CUDA_SUCCESS,))
-    for grid in (132, 264):  # two launchers share what is slow to make, and nothing else
+    for grid in (132, 264):  # two launchers share the parts that are slow to make, and nothing else
         launcher = driver.Launcher(kernel, 100, 384, cluster, is_dependent=is_dependent)
         launcher.hold(bytes(range(100)), grid)
         launcher.set_stream(7)
@@ -314,7 +314,7 @@ def test_a_gpu_that_is_not_hopper_is_named_with_what_is_needed(
         gpus.gpu_of(3)
 
 
-# What comes to the host
+# Waits on the host, and copies to it
 
 
 class Event:

@@ -1,4 +1,4 @@
-"""What callers see when the machine fails: one type for each thing that they can do about it, and what it was about."""
+"""Errors when the machine fails: one type for each remedy that a caller has, with the object it is about."""
 
 from __future__ import annotations
 

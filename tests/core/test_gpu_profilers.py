@@ -18,7 +18,7 @@ KS = [256] * GROUPS
 
 
 def products() -> dict[str, tuple[Callable[[], object], str]]:
-    """Calls of each kind, and the text by which programs of 2025 find them."""
+    """Give calls of each kind, and for each the text that programs of 2025 look for in a profile."""
     x, w = torch.randn(M, K, device="cuda"), torch.randn(N, K, device="cuda")
     a, b = deep_gemm.per_token_cast_to_fp8(x, mn_major=True), deep_gemm.per_block_cast_to_fp8(w)
     of_groups = deep_gemm.per_block_cast_to_fp8(torch.randn(GROUPS, N, K, device="cuda"))

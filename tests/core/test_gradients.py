@@ -182,7 +182,7 @@ WITHOUT_ONE = """
     cast_back_from_fp4 ceil_to_ue8m0 uneven_all_gather selected_logprobs refit_
     fp8_mqa_logits fp8_fp4_mqa_logits fp8_paged_mqa_logits fp8_fp4_paged_mqa_logits
 """
-"""The functions of nothing that is trained, those that have a gradient, and logits (test_indexer.py)."""
+"""Functions whose arguments are not trained, functions that have a gradient, and logits (test_indexer.py)."""
 
 
 def test_weights_in_parameters_are_let_through_where_they_are_copied() -> None:

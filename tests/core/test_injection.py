@@ -1,4 +1,4 @@
-"""What becomes source: of a configuration, whatever it is made of, numbers, switches and names of our files alone."""
+"""Only numbers, switches and names of our files get from a configuration into source, whatever its fields hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pass over FFMAs: what it changes and never changes, and that it makes of NVRTC 12.8's code what later ones do.
+"""The pass over FFMAs: bits that it changes, code that it never changes, and results like later compilers' code.
 
 Needs NVRTC, no GPU.
 """
@@ -68,7 +68,7 @@ def threads_per_sm(config: GemmConfig | DecodeConfig) -> int:
     return config.num_threads * (config.ctas_per_sm if isinstance(config, DecodeConfig) else 1)
 
 
-# ---- what it changes --------------------------------------------------------------------------------------------
+# ---- instructions that the pass changes -------------------------------------------------------------------------
 
 
 def test_all_register_ffmas_of_a_kernel_are_its_promotion() -> None:
@@ -121,7 +121,7 @@ def test_whatever_the_control_bits_are_the_pass_is_harmless_and_idempotent(seed:
     assert interleave(after) == after
 
 
-# ---- what it does not recognize ---------------------------------------------------------------------------------
+# ---- instructions that the pass does not recognize --------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Compiling: purity, errors, what ptxas says, the front door. Needs NVRTC, no GPU; fails with its message without."""
+"""Compiling: purity, errors, messages of ptxas, the front door. Needs NVRTC, no GPU; fails with its message without."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_debug_tells_what_was_compiled_and_how(
 
 
 def dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *variables: str, tool: str = "") -> dict[str, str]:
-    """What lies beside the kernel afterwards, by suffix; `tool` is the script of an nvdisasm, if there is one."""
+    """Build a kernel and give the files beside it, by suffix; `tool` is the script of an nvdisasm, if any."""
     as_new_process(monkeypatch, **dict.fromkeys(variables, 1))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)

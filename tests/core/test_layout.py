@@ -308,7 +308,7 @@ def test_scales_that_do_not_follow_the_recipe_are_refused(arguments: tuple[Any, 
 def test_exponents_of_fp4_weights_become_the_words_that_products_take(
     groups: int | None, k: int, dtype: torch.dtype
 ) -> None:
-    """They lie where they lay if whole words do; words are given back."""
+    """Exponents whose rows are whole words are not copied, and words are returned as they are."""
     lead = () if groups is None else (groups,)
     exponents = torch.randint(100, 140, (*lead, 24, k // 32), dtype=torch.uint8)
     words = transform_sf_into_required_layout(exponents.view(dtype), 24, k, (1, 32), groups)

@@ -1,4 +1,4 @@
-"""What the package keeps has limits: no cache grows with the shapes, addresses or settings that a program uses."""
+"""Caches of the package have limits: none grows with the shapes, addresses or settings that a program uses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SlowDict(dict[str, None]):
 
 
 def test_threads_that_make_room_at_a_time_do_not_meet() -> None:
-    """Each would forget the oldest, which is there once."""
+    """Without a lock both would find the same oldest entry, and the second would fail to forget it."""
     kept, failed = SlowDict(a=None, b=None), list[Exception]()
 
     def keep(name: str) -> None:
@@ -106,7 +106,7 @@ def used_mib() -> dict[str, float]:
 
 @pytest.mark.gpu
 def test_ten_thousand_calls_with_new_shapes_do_not_grow_memory() -> None:
-    """The first half fills what is kept, records and choices; the second half takes the place of it."""
+    """The first half fills the caches of records and choices; the second half replaces their entries."""
     x, w = torch.ones(64, 1024, device="cuda"), torch.ones(2048, 1024, device="cuda")
     (a, sfa), (b, sfb) = deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_token_cast_to_fp8(w)
 

@@ -94,11 +94,11 @@ def recorded() -> Iterator[Sample]:
 
 
 HOLD_ANYTHING = "logits in compressed rows", "logits of pages"
-"""Cases that make a result of which they use a part: nothing is written to the rest."""
+"""Cases that write only a part of the result that they make; the rest may hold anything."""
 
 
 def samples() -> Iterator[Sample]:
-    """Calls of operators, each overload once at least: those of public functions, and what they rarely pass."""
+    """Calls of every overload of operators: the public functions' own, and arguments that these rarely pass."""
 
     def call(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Sample:
         return operator, args, kwargs
@@ -164,7 +164,7 @@ def samples() -> Iterator[Sample]:
     q, weights_of_heads, starts, ends = queries(M)
     yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends, True, 0, torch.bfloat16)
     q, weights_of_heads, contexts, table = queries_of_sequences(M)
-    # As long as the longest context there may be no logit behind one: it would hold anything.
+    # All contexts have the greatest length, since logits behind a context may hold anything.
     contexts, pages = torch.full_like(contexts, 60), (table, ONE_SHARE, 60)
     yield call(ops.fp8_paged_mqa_logits.default, q, CACHE, weights_of_heads, contexts, *pages, False, torch.float32)
     yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(2, M, 8), fp32(2, M), 2)
@@ -198,7 +198,7 @@ def bf16_samples() -> Iterator[Sample]:
 
 SAMPLES = [*samples()]
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")[: up_to(4, 3)]
-"""The last, which takes longest, is near what test_ops_compile.py does."""
+"""The last check takes longest, and test_ops_compile.py checks nearly the same."""
 NAMED: list[Any] = [pytest.param(each, id=f"{i} {each[0]._name.partition('::')[2]}") for i, each in enumerate(SAMPLES)]
 OF_EACH = few(NAMED, lambda named: [named.values[0][0]])
 every_sample = pytest.mark.parametrize("sample", NAMED)

@@ -1,4 +1,4 @@
-"""Who sees an operator: those who trace or observe torch, and nobody else. What happens when, and what errors say."""
+"""Only programs that trace or observe torch see an operator; checks when it is traced and when it runs; error texts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_on_meta_a_call_gives_shapes(case: Case, monkeypatch: pytest.MonkeyPatch
     expected, on_meta = described(case.call(*inputs)), moved(inputs)
     for name, constant in vars(ops_cases).copy().items():
         monkeypatch.setattr(ops_cases, name, moved(constant) if isinstance(constant, Tensor | tuple) else constant)
-    with torch.device("meta"):  # for what a call makes itself
+    with torch.device("meta"):  # also for tensors that the call makes itself
         got = case.call(*on_meta)
     assert all(x.is_meta for x in tree_leaves(got) if isinstance(x, Tensor))
     assert described(got) == expected
@@ -115,7 +115,7 @@ FLOPS = {
     "logits of pages": 2 * M * 8 * 32 * 60,
     "hyper-connections": 2 * M * 8 * 128,
 }
-"""Operations of what multiplies other than one matrix [M, K] by one [N, K]."""
+"""Operations of calls that do not multiply just one matrix [M, K] by one [N, K]."""
 
 
 @every_case
@@ -144,7 +144,7 @@ print(counter.get_total_flops())
 
 
 def test_the_first_call_of_a_program_is_counted() -> None:
-    """It is what makes the operators, when the counter has its formulas already."""
+    """This call makes the operators, after the counter has taken its formulas."""
     root = Path(__file__).resolve().parents[2]
     assert int(forked.run("-c", FIRST_CALL, cwd=root).stdout) == 2 * 2 * 8 * 128
 
@@ -216,7 +216,7 @@ def test_fake_tensors_of_a_gpu_need_no_gpu() -> None:
 
 
 def launches_of(calls: Callable[[Any, Any, Tensor], Any], gpu: FakeGpu) -> int:
-    """How often a call launches that was seen before on a GPU, if `calls` makes it."""
+    """Count the launches of `calls` when it repeats a call that was seen before on a GPU."""
     gpu.launches.clear()
     (x, sx), d = rows(64, K, mn_major=True), on_gpu(torch.empty(64, N, dtype=torch.bfloat16))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The list of a kernel's parameters: where members lie, what is packed, what the compiler is asked to confirm."""
+"""The list of a kernel's parameters: members' offsets, packed bytes, and assertions that the compiler checks."""
 
 from __future__ import annotations
 

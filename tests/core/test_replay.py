@@ -1,4 +1,4 @@
-"""Records of random calls: replay.c launches what replay.py launches, and serves what it serves."""
+"""Records of random calls: replay.c serves the same calls as replay.py, with the same launches."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 
 
 class Native:
-    """replay.c, built, on a driver that writes down what it gets."""
+    """replay.c, built, on a driver that writes down its arguments."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Settings: what the environment may say, that each setter works and refuses nonsense, and what the defaults are."""
+"""Settings: values from the environment, setters that work and refuse nonsense, and the defaults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REFUSED: list[tuple[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def _no_gpu_and_nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test sets is gone after it, and no GPU of this machine shows."""
+    """Undo a test's settings after it, and hide this machine's GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "in_force", module.InForce())
 

@@ -1,4 +1,4 @@
-"""Records by shadows: what a call notes while it is recorded, what it fixes, and what has no record."""
+"""Records by shadows: conditions that a call notes while recorded, numbers it fixes, and calls without a record."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_results_are_memory_of_their_own(results: Callable[..., Any]) -> None:
 
 
 def test_a_room_without_elements_serves_no_call_that_has_some() -> None:
-    """And the other way: its bytes would be others."""
+    """Nor does a record of a room with elements serve a call without any: the room's size would differ."""
     for m, others in ((0, (1, 9)), (5, (0,))):
         r, x = recording(rows(m))
         r.room(x.shape, torch.float32)

@@ -1,4 +1,4 @@
-"""What the host hands over where an operand, D, or all groups have more than 2^31 elements. No memory is touched."""
+"""Parameters of launches when an operand, D, or all groups have more than 2^31 elements. No memory is touched."""
 
 from __future__ import annotations
 

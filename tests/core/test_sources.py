@@ -1,4 +1,4 @@
-"""What must hold of the CUDA sources as texts."""
+"""Rules that the texts of the CUDA sources must keep."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_error_names_what_a_file_lacks(file: str, lacks: str, contract: str) 
     kernel, config = DECODE if contract == "fp8_gemm_decode.cuh" else PRODUCT
     headers = kernel.headers(config)  # type: ignore[arg-type]  # each kernel has a configuration of its own
     without = {**headers, file: re.sub(rf"\b{lacks}\(", "renamed(", headers[file])}
-    # Lines of a contract say in a comment what is needed; lines that need it have none.
+    # In a contract, a line with a comment names the missing function; lines that use the function have no comment.
     checked = rf"{contract}\S*: error: [^\n]*\b{lacks}\b[^\n]*\n[^\n]*\b{lacks}\([^\n]*//"
     with pytest.raises(HostCompileError, match=checked):
         compile_kernel(kernel.source, without, name="k")

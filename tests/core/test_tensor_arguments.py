@@ -1,4 +1,4 @@
-"""No public function takes something that is no tensor, or none it can read, without naming the argument."""
+"""Every public function names the argument if it is no tensor, or a tensor that the function cannot read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHERS = {"uneven_all_gather", "ceil_to_ue8m0", "calc_diff", "refit_"}
 
 
 def wrong(x: Tensor) -> Iterator[Any]:
-    """Give what is no tensor, and tensors that no function reads."""
+    """Give objects that are no tensors, and tensors of a kind that no function reads."""
     numbers = x.float()
     yield from (
         numbers.tolist(),
@@ -39,7 +39,7 @@ def wrong(x: Tensor) -> Iterator[Any]:
 
 
 def instead_of(value: Any) -> Iterator[Any]:
-    """Give what is wrong in the place of a tensor, of a pair, or of `ExpertRows`: all of it, or one member."""
+    """Give wrong values for a tensor, a pair, or `ExpertRows`: replace all of it, or one member."""
     if isinstance(value, Tensor):
         yield from wrong(value)
         return

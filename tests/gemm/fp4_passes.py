@@ -27,5 +27,5 @@ def _levels(scales: Tensor) -> int:
 
 
 def bytes_of(words: Tensor, k: int) -> Tensor:
-    """Scales `[..., n, words]` as bytes, those of k alone."""
+    """Scales `[..., n, words]` as bytes, without the last words' bytes beyond k."""
     return words.contiguous().view(torch.uint8)[..., : k // 32]

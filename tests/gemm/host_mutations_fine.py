@@ -1,4 +1,4 @@
-"""Ways to break what is asked of fine scales and FP4 weights: `host_mutations.py` runs them.
+"""Ways to break the checks of fine scales and FP4 weights: `host_mutations.py` runs them.
 
 The trials are tests of the CPU's definition and of errors, in the process with the broken module.
 """
@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def by_tests(*files: str) -> None:
-    """Run the tests of these files that need no GPU; raise what they print if one fails."""
+    """Run the tests of these files that need no GPU; if one fails, raise an error with their output."""
     told = io.StringIO()
     with redirect_stdout(told):
         code = pytest.main(["-x", "-m", "not gpu", "-p", "no:cacheprovider", "-p", "no:xdist", *_paths(files)])
@@ -49,7 +49,7 @@ PACKED, SLOW, RECIPES, LAYOUT, CASTS, UE8M0 = (
     "core.check.ue8m0",
 )
 SWAPS: list[tuple[str, ...]] = [
-    # What is FP4, and its scales
+    # How FP4 weights are recognized, and their scales
     (PACKED, "(torch.int8, torch.uint8, torch.float4", "(torch.int8, torch.int8, torch.float4", FP4),
     (PACKED, "torch.uint8, torch.float4_e2m1fn_x2)", "torch.uint8)", FP4),
     (PACKED, "if recipe is None and of_b is None:", "if recipe is None:", FP4),

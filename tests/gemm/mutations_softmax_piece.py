@@ -1,4 +1,4 @@
-"""Ways to break the kernel that passes over a piece of logits, and the trials they meet."""
+"""Ways to break the kernel that passes over a piece of logits, and the trials that must notice."""
 
 from __future__ import annotations
 

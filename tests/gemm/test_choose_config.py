@@ -1,4 +1,4 @@
-"""Tiles: every one has a name of its own, that of its configurations, by which it is found again."""
+"""Tiles: each has a name of its own, which its configurations share, and a look-up by name finds it again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_names_of_outputs_tell_their_groups() -> None:
     assert Output(is_fp32=True, with_c=True, work=works.DEPTHS).name == "fp32+c by depths"
 
 
-# Which configurations the kernel can be built in, and those that tiles get.
+# Configurations that the kernel can be built in, and the configurations that tiles get.
 
 
 LEGAL = GemmConfig(128, 128, num_stages=4)

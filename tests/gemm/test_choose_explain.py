@@ -1,4 +1,4 @@
-"""`explain`: for every product all candidates, what each is thought to take, and why it lost."""
+"""`explain`: for every product all candidates, the time predicted for each, and why it lost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
 
 
 def chosen(output: str) -> str:
-    """The name of the tile that a page says is chosen."""
+    """Find the name of the chosen tile on a page."""
     (line,) = [line for line in output.splitlines() if line.endswith(" chosen")]
     return line[:14].strip()
 
@@ -88,7 +88,7 @@ def test_what_is_chosen_is_what_a_dense_one_runs(name: str, output: Output, caps
 
 
 def _tail(output: Output, sizes: tuple[int, int, int]) -> str:
-    """What follows the tile in the name of the configuration that is chosen."""
+    """The rest of the chosen configuration's name, behind its tile."""
     return select(Sizes(*sizes), output, H200).name.partition("/SM " if sizes[0] < 8 else " ")[2]
 
 

@@ -1,4 +1,4 @@
-"""What the host decides of k-grouped products on a GPU, and what it hands over, as far as can be told without one."""
+"""The host's decisions for k-grouped products on a GPU, and its launches, as far as a machine without one can tell."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_ue8m0_bytes_and_words(said: dict[str, Any], of_a: Scales, of_b: Scales,
 @pytest.mark.parametrize("device", DEVICES)
 @every_recipe
 def test_ue8m0_of_groups(said: dict[str, Any], of_a: Scales, of_b: Scales, device: str) -> None:
-    """Rows by ids, by ends and counted give what they give of the same numbers."""
+    """Rows by ids, by ends and by counts give the same for scales of any form as for the same scales in FP32."""
     m, groups = 200, len(COUNTS)
     b = to(device, operand((groups, N, K), of_b, 5))
     ids = torch.full((m,), -1, dtype=torch.int32, device=device)

@@ -160,7 +160,7 @@ def test_a_record_of_another_m_launches_what_a_call_without_any_does(
     assert recorded_alike(gpu, calls) < len(calls)
 
 
-# What is compiled and printed
+# Kernels that are compiled, and lines that are printed
 
 
 def test_compiling_alone_launches_nothing_and_keeps_the_kernel(gpu: FakeGpu) -> None:
@@ -277,7 +277,7 @@ def test_a_dependent_launch_is_what_set_pdl_says(gpu: FakeGpu, shape: tuple[int,
 def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, m: int, is_enabled: bool
 ) -> None:
-    """Also where a record serves other rows. The decode kernel knows that its weight is ready, there alone."""
+    """Records of other rows do so too. Only behind a cast does the decode kernel know that its weight is ready."""
     deep_gemm.set_pdl(is_enabled)
 
     def weight_is_ready() -> int | None:
@@ -294,7 +294,7 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
         deep_gemm.fp8_gemm_nt(a, b, d)
         assert weight_is_ready() == (0 if m == 8 else None)
         assert gpu.last.is_dependent is is_enabled
-    # Scales that are copied for the call are what the kernel ahead writes.
+    # If the call copies scales, the kernel ahead is that copy, so the weight is not ready.
     monkeypatch.setattr(launch, "prepared", lambda p, _: p._replace(sfb=p.sfb.clone()))
     launch.run(problem(m, 4096, 7168), is_behind_cast=True)
     assert weight_is_ready() == (0 if m == 8 else None)
@@ -381,7 +381,7 @@ def test_the_decode_kernel_is_refused_scales_of_b_by_row(gpu: FakeGpu) -> None:
         launch.run(p, decode_config(8, 1, 1, 1))
 
 
-# What the host decides of products of heads on a GPU, as far as a machine without one can tell.
+# The host's decisions for products of heads on a GPU, as far as a machine without one can tell.
 
 
 BF16 = Output(work=works.HEADS)

@@ -1,4 +1,4 @@
-"""BF16 products on a GPU without a driver: what is compiled, what is launched, and which records serve which calls."""
+"""BF16 products on a GPU without a driver: compiled kernels, launches, and the calls that each record serves."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_rows_that_do_not_match_are_refused_where_a_record_serves_others(gpu: Fa
 
 
 def test_the_first_product_of_experts_activates_as_torch_does() -> None:
-    """Rows without a group keep what they have."""
+    """Rows of D without a group keep their values."""
     g = torch.Generator().manual_seed(1)
     a, b = torch.randn(5, 64, generator=g).bfloat16(), torch.randn(2, 48, 64, generator=g).bfloat16()
     ends, d = torch.tensor([1, 4], dtype=torch.int32), torch.full((5, 24), 7.0).bfloat16()

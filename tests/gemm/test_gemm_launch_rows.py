@@ -141,7 +141,7 @@ def test_a_product_of_depth_zero_writes_the_rows_that_any_product_writes(
     assert torch.equal(p.d, right.d)
 
 
-# What the host decides of the two products of an expert on a GPU, as far as a machine without one can tell.
+# The host's decisions for the two products of an expert on a GPU, as far as a machine without one can tell.
 
 
 SILU, BY_64 = Output(work=works.ENDS, epilogue=epilogues.SILU), Output(work=works.IDS, sfa=PER_64)

@@ -1,4 +1,4 @@
-"""The heuristics beside a GPU: what they choose is about as fast as the best that they could have chosen."""
+"""The heuristics beside a GPU: the configuration that they choose is about as fast as the best candidate."""
 
 from __future__ import annotations
 

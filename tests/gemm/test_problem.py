@@ -113,7 +113,7 @@ MAJORS = ("nt", "nn", "tn", "tt")
 OF_EACH_WORK = ("nt", "contiguous", "masked", "k-grouped")
 THROUGH_TORCH = {f"cublaslt {major}": (f"cublaslt_gemm_{major}", partial(ordinary, major)) for major in MAJORS}
 TRANSPOSED = [("nn", "b"), ("tn", "a"), ("tn", "b"), ("tt", "a"), ("contiguous nn", "b")]
-"""Operands that come as views of k-major ones."""
+"""Operands that are given as views of k-major ones."""
 
 
 def make(kind: str) -> tuple[Callable[..., Any], Arguments]:
@@ -217,7 +217,7 @@ def as_bytes(x: Tensor) -> Tensor:
 MATRIX, HALVES = output(8, 8, dtype=FP32), output(2, 3, dtype=torch.float16)
 FP8_MATRIX, OTHER_FP8 = torch.ones(2, 4).to(FP8), torch.ones(3, 4).to(FP8)
 Mistake = tuple[str, str, Any, str]
-"""A kind of call; what is wrong; its value, its change, or those of several arguments; what is said behind its name."""
+"""A kind of call; the wrong argument; its value or change, or several arguments'; the message behind its name."""
 
 IN_FP32 = of_width(250) | {"d": lambda d: wider(6)(d[..., :250].float())}
 LEFT_OUT = "grouped_layout: left out, so m must be"
@@ -324,7 +324,7 @@ WRONG: list[Mistake] = [
     ],
     ("tn", "recipe_b", np.array([128, 128]), "a tuple of integers, got array([128, 128])"),
     ("masked", "recipe_b", 128, ""),
-    # The recipe says what the scales must be.
+    # The recipe decides which scales are expected.
     ("nt", "sfb", {"recipe": (1, 1, 128)}, "shape (n, ceil(k / 128)) = (256, 3), got (2, 3)"),
     ("nt", "sfb", {"recipe_b": (1, 128)}, "shape (n, ceil(k / 128)) = (256, 3), got (2, 3)"),
     # Shapes
@@ -387,7 +387,7 @@ WRONG: list[Mistake] = [
     ("k-grouped", "sfb", torch.flatten, f"2 dimensions, got shape ({3 * N},)"),
     ("k-grouped of 2025", "sfa", lambda x: x[None], "2 dimensions, got shape (1, 3, 5)"),
     ("k-grouped of 2025", "sfb", longer(0), f"3 {BLOCKS_OF_K}, got 4"),
-    # Where the sizes come from a tensor on the host, they count as much as a list.
+    # Sizes in a tensor on the host are checked like a list's.
     ("k-grouped", "sfa", {"ks": None, "sfa": longer(1), "sfb": longer(1)}, "3 blocks of k"),
     ("k-grouped", "sfa", {"ks": None, **dict.fromkeys(("sfa", "sfb"), lambda x: x[:, :2])}, "3 blocks of k"),
     # Sizes
@@ -549,7 +549,7 @@ INPUTS = [
 
 
 def d_behind(call: Arguments, name: str, gap_bytes: int) -> Arguments:
-    """The call with D's memory right behind that of an input, or `-gap_bytes` of 16 bytes inside its end."""
+    """Place D `gap_bytes` behind the last 16 bytes that an input touches, or over its end if negative."""
     side = name[-1] if name in ("a", "sfa", "b", "sfb") else None
     x: Tensor = call[side][len(name) // 3] if side else call[name]
     d: Tensor = call["d"]
@@ -663,7 +663,7 @@ def test_c_is_refused_exactly_where_it_shares_some_of_ds_memory(
         assert torch.equal(d, expected)
 
 
-# What looks unusual and is no mistake
+# Arguments that look unusual and are no mistakes
 
 
 def integers_of_numpy(*numbers: int) -> list[Any]:

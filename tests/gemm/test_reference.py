@@ -201,7 +201,7 @@ def test_padding_rows_are_those_without_a_group_in_a_block_with_one(ids: list[in
 
 
 def without_values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor that is not the host's and that nobody can read: any attempt raises."""
+    """A tensor off the host whose elements cannot be read: any attempt raises."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 

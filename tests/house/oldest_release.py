@@ -2,9 +2,9 @@
 
     python tests/house/oldest_release.py
 
-installs them, as `make test` does, so that a lower bound which no longer holds is noticed by a test and not by a user:
-of what the command line needs, of numpy, and of the CUDA bindings, in the major version that the environment has. torch
-is not among them: too large to download each time. Without a network the tests go on without it.
+installs them, as `make test` does, so that a test and not a user notices a lower bound that no longer holds. They are
+the command line's packages, numpy, and the CUDA bindings of the major version that the environment has. torch is too
+large to download each time. Without a network the tests go on without these versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUMPY_BUILDS_BEFORE = (3, 13)
 
 
 def bounds() -> dict[str, str]:
-    """The lower bound of each; of the CUDA bindings that of the extra whose major version is installed."""
+    """The lower bound of each package; for the CUDA bindings, from the extra of the installed major version."""
     text = PYPROJECT.read_text()
     found = dict(re.findall(r'^    "([a-z-]+)>=([\d.]+)",', text, re.MULTILINE))
     of_extras = re.findall(r'^cu\d+ = \["cuda-bindings>=([\d.]+),', text, re.MULTILINE)
@@ -36,7 +36,7 @@ def bounds() -> dict[str, str]:
 
 
 def versions() -> dict[str, str] | None:
-    """Those that are installed; None where the folder is not there, or is of other bounds."""
+    """The versions in the folder; None if a package is missing there or has another version than its bound."""
     found = {item.metadata["Name"]: item.version for item in metadata.distributions(path=[str(FOLDER)])}
     wanted = bounds()
     is_complete = all(name in found and f"{found[name]}.0.0".startswith(f"{bound}.0") for name, bound in wanted.items())

@@ -1,4 +1,4 @@
-"""Modules of an engine that is not installed, with what a plugin touches there."""
+"""Modules that replace an engine that is not installed, with the names that a plugin uses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str
 
 
 def started(plugin: Any, group: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start our plugin with a bad variable, as an engine does: load what its group names, then call it unguarded."""
+    """Start our plugin with a bad variable, as an engine does: load its entry point in the group, call it unguarded."""
     as_new_process(monkeypatch, **{variable: BAD_VARIABLES[variable]})
     for found in (each.load() for each in entry_points(group=group) if each.name == "deep_gemm"):
         assert found is plugin.register

@@ -14,7 +14,7 @@ imports_of_rooms = cache(drawing.arrows)
 
 
 def allowed() -> dict[str, set[str] | None]:
-    """What the table of rooms lets each room import; None: any floor below."""
+    """The rooms that each room may import by the table of rooms; None: any floor below."""
     table = re.findall(r"^\| (`.+?) \| .+? \| (.+?) \|$", (DOCS / "architecture.md").read_text(), re.MULTILINE)
     found: dict[str, set[str] | None] = {}
     for rooms, imports in table:

@@ -1,4 +1,4 @@
-"""The command line, as a person types it: what it shows, and what it says of mistakes."""
+"""The command line, as a person types it: its output, and its messages about mistakes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(*arguments: str, program: str = "deep_gemm", columns: int = 80) -> Resul
 
 
 def words(result: Result) -> str:
-    """All that was printed, without what depends on the width of the terminal."""
+    """All printed words, without frames and line breaks, which depend on the terminal's width."""
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 
@@ -168,7 +168,7 @@ AMPERE = SimpleNamespace(name="NVIDIA A100", major=8, minor=0, multi_processor_c
 def machine(
     monkeypatch: pytest.MonkeyPatch, gpus: list[Any], driver: tuple[int, int] | None, compiler: str | None = "13.0.88"
 ) -> list[str]:
-    """What the doctor says of such a machine, line by line."""
+    """The doctor's lines about a machine with these GPUs, driver and compiler."""
 
     def version() -> str:
         return compiler or no_compiler()
@@ -627,7 +627,7 @@ def test_demo_on_another_gpu_than_a_hopper_is_that_of_a_machine_without(monkeypa
     assert "no Hopper GPU found" in printed("demo")
 
 
-# ---- what is not there, or wrong in the environment -----------------------------------------------------------------
+# ---- packages that are missing, and errors in the environment -------------------------------------------------------
 
 HIDE = """
 import os, sys
@@ -641,7 +641,7 @@ sys.meta_path.insert(0, Hide())
 
 @pytest.fixture
 def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command line as a process of its own, from which packages may be hidden."""
+    """Run the command line as a process of its own that may lack some packages."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(HIDE)
     (tmp_path / "site" / "deep_gemm_is_imported.py").write_text("import deep_gemm")

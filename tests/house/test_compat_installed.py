@@ -1,4 +1,4 @@
-"""Other distributions whose module has this package's name: which are found, what is said, and what a look costs."""
+"""Other distributions whose module has this package's name: finding them, the messages, and a look's cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOREIGN = "__version__ = '2.1.1'\n"
 
 
 def install(site: Path, name: str, version: str, files: dict[str, str], **infos: str) -> Path:
-    """Write a distribution's files and what pip notes about it."""
+    """Write a distribution's files and pip's notes about it."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     record = []
@@ -34,7 +34,7 @@ def install(site: Path, name: str, version: str, files: dict[str, str], **infos:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of packages, of which alone is known what is installed, with this package in it."""
+    """Make a folder with this package, the only one that is searched for installed distributions."""
     site = tmp_path / "site"
     install(site, "hopper-gemm", "0.1.0", {"deep_gemm/__init__.py": "ours\n", "deep_gemm/core/gpu.py": "ours\n"})
     monkeypatch.setattr(sys, "path", [str(site)])

@@ -1,4 +1,4 @@
-"""The documents: what they link to and name exists, and what scripts write there is what the scripts write today."""
+"""The documents: targets of links and named things exist, and parts written by scripts are up to date."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ks_on_gpu = torch.tensor(ks, dtype=torch.int32)
 grad, x, d = torch.randn(sum(ks), m), torch.randn(sum(ks), n), torch.zeros(len(ks), m, n)
 """
 }
-"""What a page takes for granted."""
+"""Code that a page's examples assume has run."""
 
 
 def python_on(page: Path) -> str:
@@ -66,7 +66,7 @@ def python_on(page: Path) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 
 
-# The code of the simulator stands for any kernel, that of own.md is an example, and that of transformers loads a model.
+# Code that is not run: simulator.md's stands for any kernel, own.md's is an example, transformers.md's loads a model.
 HAVE_CODE = [
     pytest.param(page, marks=[pytest.mark.host_compiler] if page.name == "torch_compile.md" else [])
     for page in PAGES
@@ -242,7 +242,7 @@ def test_the_model_of_nodes_is_what_its_script_writes_and_near_what_it_did_not_s
     judged = list(model.judged(model.LAYER, model.copies_to_a_peer(rows), model.product_tflops(model.LAYER)))
     assert {128, 1024, 4096} < {row[0] for row in judged}
     for tokens, products, alone, _, in_a_row, _, fused in judged:
-        if 8 < tokens < 8192:  # the rate is that of 8192 tokens
+        if 8 < tokens < 8192:  # the model takes the rate of 8192 tokens
             assert (products, in_a_row) == pytest.approx((alone, fused), rel=0.1), tokens
     exact = model.Line(10.0, 200.0)
     found = model.Line.fit([(x, exact.us(x)) for x in (1e3, 1e6, 1e8)])

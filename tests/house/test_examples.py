@@ -1,4 +1,4 @@
-"""The programs in examples/ run, on the CPU and on a GPU, and what they print is right."""
+"""The programs in examples/ run, on the CPU and on a GPU, and print the right things."""
 
 from __future__ import annotations
 

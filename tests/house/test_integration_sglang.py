@@ -164,7 +164,7 @@ def use_symmetric_memory(group_coordinator: Any, disabled: bool = False) -> Iter
 
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The stand-in; what the plugin imported of it goes with it."""
+    """Install the stand-in; after the test, forget our modules that imported from it."""
 
     class MoeRunner:
         def __init__(self, config: Any, lora_enabled: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""FP8 models of transformers run on `linear` and `experts`: what they give, what is left out, the way back."""
+"""FP8 models of transformers run on `linear` and `experts`: results, layers left to transformers, the way back."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def mixture(layer: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
 
 @contextmanager
 def routers(model: Any, hook: Callable[[int, Any], Any]) -> Iterator[None]:
-    """Pass what each router gives to a hook, which may give something else."""
+    """Pass each router's output to a hook, which may replace it."""
     with ExitStack() as stack:
         found = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
         assert found
@@ -431,7 +431,7 @@ def test_finer_blocks(block_size: tuple[int, int], scale_fmt: str, device: str) 
         assert calc_diff(got.cpu(), expected) < ONE_LAYER
 
 
-# What is left to transformers
+# Layers left to transformers
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def replace_parameter(layer: Any, name: str, value: Any) -> None:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The stand-in; what the plugin imported of it goes with it."""
+    """Install the stand-in; after the test, forget our module that imported from it."""
     platform = SimpleNamespace(is_cuda=lambda: True, is_device_capability=lambda c: c == 90)
     oracle = {"backend_to_kernel_cls": backend_to_kernel_cls, "_get_priority_backends": in_order}
     quant = "vllm.model_executor.layers.quantization.utils.quant_utils"
@@ -415,7 +415,7 @@ def test_which_linear_layers_by_rows_are_taken(vllm: Any) -> None:
 
 @pytest.mark.parametrize("first", ["the start", "DeepGemmLinear", "DeepGemmRowLinear", "DeepGemmExperts"])
 def test_its_batch_invariant_mode_is_ours_too_and_layers_stay(vllm: Any, first: str) -> None:
-    """Whether vLLM is in it when the plugin starts, or is asked later, before it chooses a first layer."""
+    """vLLM may be in this mode when the plugin starts, or be asked for it before it chooses a first layer."""
     vllm["vllm.envs"].VLLM_BATCH_INVARIANT = first == "the start"
     plugin.register()
     assert deep_gemm.get_batch_invariant() == (first == "the start")

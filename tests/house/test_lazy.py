@@ -1,4 +1,4 @@
-"""What `import deep_gemm` leaves for later, and that nobody notices: processes of their own, as they import once."""
+"""Parts that `import deep_gemm` loads later, without a visible difference; each process imports the package once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package as a whole: what importing costs, what its wheel carries, and that its documentation's examples run."""
+"""The package as a whole: the cost of importing it, its wheel's files, and examples in docstrings that must run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_all_that_make_installs_has_its_version_in_a_file() -> None:
 def test_importing_loads_no_cuda_library_and_little_besides_torch() -> None:
     code = (
         "import time, torch, sys; before = set(sys.modules); t = time.process_time(); import deep_gemm;"
-        "print(time.process_time() - t);"  # what else runs on the machine does not count
+        "print(time.process_time() - t);"  # leaves out other processes of the machine
         "print([m for m in set(sys.modules) - before if m.split('.')[0] in ('cuda', 'rich', 'typer', 'matplotlib')]);"
         "print(torch.cuda.is_initialized())"
     )
@@ -132,7 +132,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that comes of the same sources where there is no C compiler."""
+    """Build the wheel from the same sources without a C compiler."""
     return wheel_of(ROOT, tmp_path_factory.mktemp("pure"), CC="false")
 
 
@@ -219,11 +219,11 @@ class Environment:
         subprocess.run([*pip, *arguments], check=True)
 
     def install(self, source: str | Path) -> None:
-        """Install a wheel, without what it needs."""
+        """Install a wheel without its dependencies."""
         self.pip("install", "--no-index", "--no-deps", str(source))
 
     def link_what_ours_needs(self) -> None:
-        """Dependencies are not downloaded again: links lead to those that the tests run with, torch among them."""
+        """Link the dependencies that the tests run with, torch among them, so that none is downloaded again."""
         (own,) = metadata.distributions(name="hopper-gemm", path=[str(self.packages)])
         for source in declared_by(own):
             if not (self.packages / source.name).exists():
@@ -256,7 +256,7 @@ def test_wheel_runs_the_demo_in_an_environment_of_its_declared_dependencies_alon
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A wheel of somebody else with a module of the same name, an older DeepGEMM's files in it."""
+    """Build a foreign wheel with a module of the same name and the files of an older DeepGEMM."""
     wheel, info = tmp_path / "deep_gemm-2.1.1-py3-none-any.whl", "deep_gemm-2.1.1.dist-info"
     files = {
         "deep_gemm/__init__.py": "from .utils import theirs\nfp8_gemm_nt = theirs\n",
@@ -362,7 +362,7 @@ def test_commands_run_with_the_newest_versions() -> None:
 
 
 def declared_by(distribution: metadata.Distribution) -> set[Path]:
-    """Files and folders right below site-packages of what a distribution needs, directly or not, without extras."""
+    """Files and folders right below site-packages of a distribution's direct and indirect needs, without its extras."""
     found: set[Path] = set()
     seen: set[str] = set()
     waiting = [(line, {""}) for line in distribution.requires or ()]

@@ -1,4 +1,4 @@
-"""Compiling ahead: models' sizes, that no kernel of theirs is left out, that a filled cache needs no compiler."""
+"""Compiling ahead: models' sizes, all of their kernels, and a filled cache that needs no compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a release ships beside the package: a wheel of compiled kernels, and a folder for the kernel hub."""
+"""Files that a release ships beside the package: a wheel of compiled kernels, and a folder for the kernel hub."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What pip installs of the wheel."""
+    """The folder into which pip has installed the wheel."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
     subprocess.run([*command, str(folder), str(wheel)], check=True)

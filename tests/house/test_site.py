@@ -59,7 +59,7 @@ BLANK = "() => [...document.images].filter(image => !image.naturalWidth).map(ima
 
 
 class Page(HTMLParser):
-    """What a page links to, and the places in it that links may name."""
+    """Collects a page's links, and the places in it that links may name."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Comparing and timing: the difference as it is known, bytes, and what runs without a GPU."""
+"""Comparing and timing: calc_diff, bytes, and functions that run without a GPU."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python tests/house/torch_releases.py
 
-takes the oldest torch that pyproject.toml allows and the newest that pip finds; `--versions 2.12.1` takes others. That
-is gigabytes to download, so it is done by hand, before a release, and not by CI. All other packages are those of the
+takes the oldest torch that pyproject.toml allows and the newest that pip finds; `--versions 2.12.1` takes others. It
+downloads gigabytes, so a person runs it before a release, and CI does not. All other packages come from the
 environment that runs it.
 """
 

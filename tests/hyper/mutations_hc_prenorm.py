@@ -1,4 +1,4 @@
-"""Ways to break the kernels of hyper-connections, and the trials they meet."""
+"""Ways to break the kernels of hyper-connections, and the trials that must notice."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MUTATIONS = [
     Mutation("half of a row's squares", _K, "  return sum + ptx::shfl_sync(sum, lane ^ 2);", "  return sum;"),
     Mutation("the second warpgroup has the first's rows", _K, "shared.a[0]) + warp * 16 * kRowBytes", "shared.a[0]) + warp % 4 * 16 * kRowBytes"),
     Mutation("the second warpgroup multiplies the first's rows", _K, "+ warp / 4 * 64 * kRowBytes", ""),
-    # who computes and adds up what
+    # shares of CTAs, and adding up their sums
     Mutation("a split is its whole blocks", _PART, "count = each + (index < more ? 1 : 0);", "count = each;"),
     Mutation("later splits are the longer ones", _PART, "first = index * each + (index < more ? index : more);", "first = index * each;"),
     Mutation("the sums before have not been taken", _K, "  if (kClusterK > 1 && number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);\n", ""),
@@ -94,13 +94,13 @@ FEW_TRIALS = [
     HcFewTrial(_FEW, 20, 24, 448, 1, 2, "slow_cta", num_sms=3),
     HcFewTrial(_FEW, 20, 24, 448, 1, 4, "slow_warps", num_sms=3),
     HcFewTrial(_FEW, 5, 24, 64, 1, 5, "slow_cta", num_sms=3),  # CTAs without a step send at once
-    HcFewTrial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 6, "slow_lanes", num_sms=4),  # CTAs to whom nobody sends
+    HcFewTrial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 6, "slow_lanes", num_sms=4),  # CTAs that receive nothing
 ]
 
 _F = "hc_prenorm_few.cuh"
 
 FEW_MUTATIONS = [
-    # who has what
+    # rows, columns and steps of lanes and warps
     Mutation("rows of A end at the tile", _F, "(row < p.m ? row : p.m - 1) * p.a_pitch", "row * p.a_pitch"),
     Mutation("both rows of A are the first", _F, "work.row_m + g + i * 8;", "work.row_m + g;"),
     Mutation("lanes of a quad have the same numbers of A", _F, "* p.a_pitch + t * 16;", "* p.a_pitch;"),

@@ -1,4 +1,4 @@
-"""What the product of hyper-connections launches. The driver is a stand-in."""
+"""Launches of the product of hyper-connections. The driver is a stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tf32_hc_prenorm_gemm: what it computes on the CPU, what is chosen for a GPU, and the mistakes that it tells."""
+"""tf32_hc_prenorm_gemm: results on the CPU, the configuration chosen for a GPU, and messages about mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break the kernels of the indexer's logits, and the trials they meet: keys in rows, in pages, and schedules."""
+"""Ways to break kernels of the indexer's logits (keys in rows, in pages; schedules), and trials that must notice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _M, _K, _P = "fp8_mqa_logits.cuh", "fp8_paged_mqa_logits.cuh", "plan_paged_conte
 _T, _U = "logits/tiles.cuh", "logits/unit.cuh"
 _R, _S, _L = "logits/ranges.cuh", "logits/shares.cuh", "lanes.cuh"
 
-# ---- both kernels: what each list must notice of the sources that they share --------------------------------------
+# ---- both kernels: mutations of shared sources, which each list must notice ---------------------------------------
 
 _BOTH = [
     # the ring and the slots of tiles
@@ -74,7 +74,7 @@ ROWS_MUTATIONS = [
     Mutation("parity stays", _M, "count / kTileSlots % 2", "0"),
     Mutation("mbarriers are not initialized in time", _S, "  ptx::syncthreads();\n", "", everywhere=True),
     Mutation("the kernel ahead is not waited for", _M, "  ptx::griddepcontrol_wait();\n", ""),
-    # what is loaded
+    # operands that are loaded
     Mutation("keys begin elsewhere", _M, "shared.keys[at.stage], 0, key)", "shared.keys[at.stage], 0, key + 1)"),
     Mutation("scales begin elsewhere", _M, "shared.scales[at.stage], key, 0", "shared.scales[at.stage], key + 1, 0"),
     Mutation("weights of the token before", _M, "token * p.weights_pitch", "(token ? token - 1 : 0) * p.weights_pitch"),
@@ -117,7 +117,7 @@ ROWS_MUTATIONS = [
     Mutation("a tile is begun anew", _M, "++share.tile, share.number = 0) {\n    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};\n    const TileKeys keys = tile_keys_of(of_lane);\n    const uint32_t left", "++share.tile) {\n    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};\n    const TileKeys keys = tile_keys_of(of_lane);\n    const uint32_t left"),
     Mutation("blocks beyond the share", _M, "left < share.count ? left : share.count", "left"),
     Mutation("blocks of a tile from its first on", _M, "keys.first + first * kBlockKeys", "keys.first"),
-    # what is filled
+    # logits that are filled
     Mutation("nothing is filled before a range", _R, "fills_before() + (p.keys", "0 + (p.keys"),
     Mutation("nothing is filled behind a range", _R, "p.keys > end() ? ceil_div(p.keys - end(), kFillKeys) : 0", "0"),
     Mutation("fill covers logits", _M, "keys.first - key < kFillKeys ? keys.first", "false ? keys.first"),
@@ -158,7 +158,7 @@ PAGES_MUTATIONS = [
     # the ring and the slots of sequences
     Mutation("slots of keys are not waited for", _K, "    wait_until_free(shared.ring, at);\n    ptx::syncwarp();\n", ""),
     Mutation("slots of sequences are not waited for", _K, "      wait_for_slot(shared, slot_at);\n", ""),
-    # what the producer asks for
+    # loads of the producer
     Mutation("pages behind the context are loaded", _K, "held = page * kPage < keys ? held : p.cache_blocks;", ";"),
     Mutation("the next entries are not cut", _K, "        entries = next;\n        entries.cut(p, keys);\n", "        entries = next;\n"),
     Mutation("pages of the last keys are left out", _K, "held = page * kPage < keys ? held", "held = page * kPage + kPage <= keys ? held"),

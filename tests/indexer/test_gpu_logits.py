@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 P = TypeVar("P", MqaLogits, PagedLogits)
 MARK = -1.5 * 2.0**53
-"""What no logit is, in FP32 and BF16."""
+"""A number that no logit has, in FP32 and BF16."""
 FORMS = {"clean": {"clean": True}, "not clean": {}, "compressed": {"columns": 700}}
 REPEATS = 20
 

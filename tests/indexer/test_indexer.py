@@ -1,4 +1,4 @@
-"""The indexer's logits on the CPU, and what is refused by name, before anything is written."""
+"""The indexer's logits on the CPU, and arguments refused by name before anything is written."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FUNCTIONS = {
 
 
 def defined(logits: Tensor, given: dict[str, Any]) -> Tensor:
-    """Logits that are defined: of pages those of the contexts."""
+    """Logits that are defined: all of keys in rows, and for keys in pages only the contexts' logits."""
     if given is ROWS:
         return logits
     return logits[torch.arange(logits.shape[1]) < P.contexts.reshape(-1, 1)]
 
 
 def right(p: Logits) -> None:
-    """Compare what the reference makes with FP64."""
+    """Compare the reference's logits with FP64."""
     p.logits.fill_(torch.nan)
     api.compute(p)
     compare(p, p.logits)

@@ -2,11 +2,11 @@
 
     python tests/lab/compiler_matrix.py --record benchmarks/results/compilers-DATE.json
 
-installs the last release of each minor version into a folder, unless it is there, prints a line for it, and says which
-give the same machine code. `--versions 12.8.93 newest` takes others. It needs no GPU.
+installs the last release of each minor version into a folder, unless it is installed already, prints a line for it, and
+tells which releases give the same machine code. `--versions 12.8.93 newest` takes others. It needs no GPU.
 
-All of them take an hour and a half of one processor. What each kernel came to is kept in the folder, by all that
-decides it, so a run that was stopped goes on, and the next one compiles what has changed.
+All releases take an hour and a half of one processor. The folder keeps each kernel's outcome under a digest of its
+inputs, so a run that was stopped goes on, and the next run compiles only kernels that have changed.
 """
 
 from __future__ import annotations
@@ -56,40 +56,40 @@ from lab.flat import flat
 from lab.gates import violations
 
 WHOLE: tuple[Kernel[Any], ...] = (LINEAR_DECODE, HC_PRENORM, HC_PRENORM_FEW, *ORDINARY)
-"""Kernels of which all configurations are one kind."""
+"""Kernels whose configurations are all of one kind."""
 USUAL_HEADS = (8, 16, 32, 64)
-"""Numbers of the indexer's heads: those that models have, the least, and one between."""
+"""Numbers of the indexer's heads: models' numbers, the least, and one between."""
 MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
 """The last release of each minor version, November 2026."""
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "nvrtc"
 AT_A_TIME = 16
-"""Kernels that are compiled between two writes of what was found."""
+"""Kernels that are compiled between two writes of the outcomes."""
 
 
 class Case(NamedTuple):
-    """A configuration that can be chosen: what to compile, and what must come of it."""
+    """A configuration that can be chosen: the source to compile, and the plan that its machine code must follow."""
 
     job: Job
     plan: CodePlan
 
     @property
     def key(self) -> str:
-        """A digest of all that decides what comes of it, but for the compiler: of headers those that it includes."""
+        """A digest of all that decides the outcome, except the compiler; of headers only the included ones count."""
         decisive = (flat(self.job.source, self.job.headers), full_options(self.job.options), self.plan)
         return hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
 
 
 class Outcome(NamedTuple):
-    """What came of a case with one compiler."""
+    """The outcome of a case with one compiler."""
 
     digest: str
-    """Of the machine code."""
+    """The digest of the machine code."""
     wrong: list[str]
-    """What is not as planned."""
+    """Facts that are not as planned."""
 
 
 def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]:
-    """All of them, or those that are chosen of each kind of product and of each other kernel."""
+    """Give all cases, or those that `choose` picks for each kind of product and for each other kernel."""
     of_heads = [*reachable_heads(), *reachable_skipping()]
     tall, few = ([config for config in of_heads if isinstance(config, kind)] for kind in (GemmConfig, DecodeConfig))
     of_bf16 = reachable_bf16(), reachable_bf16_rows(), reachable_bf16_depths(), reachable_bf16_sum()
@@ -123,7 +123,7 @@ def installed(version: str, folder: Path) -> tuple[str, Path]:
 
 
 class Kept:
-    """What came of cases with one compiler, in a file."""
+    """The outcomes of cases with one compiler, in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,7 +136,7 @@ class Kept:
 
 
 def outcomes(library: Path, chosen: Sequence[Case], kept: Kept, threads: int) -> list[Outcome]:
-    """What comes of each case with this compiler; those that are not kept are compiled."""
+    """Give each case's outcome with this compiler; compile the cases whose outcome is not kept."""
     missing = [case for case in chosen if case.key not in kept.outcomes]
     for at in range(0, len(missing), AT_A_TIME):
         some = missing[at : at + AT_A_TIME]

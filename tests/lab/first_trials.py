@@ -2,7 +2,7 @@
 
     python tests/lab/first_trials.py [-k "dense: or rows:"]
 
-runs the tests of mutations, or those of some lists, in the order of the lists, and notes what it learned.
+runs the tests of mutations, or of some lists, in the order of the lists, and writes which trial noticed each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def first_trial(mutation: Mutation, trials: Sequence[Trial]) -> int | None:
 
 
 def note(mutation: Mutation, trials: Sequence[Trial], number: int) -> None:
-    """Add an outcome to the notes, if somebody takes notes."""
+    """Add an outcome to the file of notes, if there is one."""
     if path := os.environ.get(NOTES):
         with Path(path).open("a") as file:
             file.write(json.dumps([_of(trials), mutation.name, number]) + "\n")
@@ -47,7 +47,7 @@ def _of(trials: Sequence[Trial]) -> str:
 
 
 def learned(lines: Sequence[str], known: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """What is known, renewed by notes."""
+    """Update the known numbers of trials by notes."""
     found = defaultdict(dict, {module: dict(of_module) for module, of_module in known.items()})
     for module, name, number in map(json.loads, lines):
         found[module].pop(name, None)

@@ -4,8 +4,8 @@
     python tests/lab/launches.py --against FOLDER   print each launch that differs from another checkout's
 
 A launch is the kernel, its grid, cluster, threads and shared memory, and its packed parameters with their tensor maps.
-Problems are those that the simulator's trials draw by two seeds, and those of public calls (public_launches.py), in
-which configurations are chosen. Addresses count from where the tensors' memory begins.
+The simulator's trials draw problems by two seeds; public calls (public_launches.py) add problems for which the package
+chooses the configuration. Addresses count from the beginning of the tensors' memory.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def digests() -> dict[str, dict[str, str]]:
 
 
 def differences(folder: Path) -> Iterator[str]:
-    """Say what another checkout launches otherwise."""
+    """Give the launches that differ from another checkout's, in words."""
     there = json.loads(_printed_by(folder))
     here = json.loads(_printed_by(checkout.ROOT))
     for name in sorted({*here, *there}):

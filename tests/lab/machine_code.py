@@ -143,7 +143,7 @@ SKIPPING = tuple(
 
 
 def jobs() -> list[Job]:
-    """What is compiled, by name: products as above, and of each other kernel as many as have every value of a field."""
+    """Kernels to compile: the products above, and configurations of other kernels with every value of each field."""
     found = []
     for config in (*DENSE, *GROUPED, *DECODE, *HEADS, *SKIPPING, *WHOLE_AND_BIASES):
         if isinstance(config, GemmConfig):
@@ -170,12 +170,12 @@ def jobs() -> list[Job]:
 
 
 def digest(cubin: bytes) -> str:
-    """Of the instructions alone: a cubin also holds what has nothing to do with them, such as the kernel's name."""
+    """Digest the instructions alone: a cubin also holds facts without influence on them, such as the kernel's name."""
     return hashlib.sha256(repr(sorted(text_sections(cubin).values())).encode()).hexdigest()
 
 
 def digests() -> dict[str, Any]:
-    """What the file holds: the compiler, and the digest of what it makes of each configuration, before any pass."""
+    """The file's content: the compiler, and a digest of its machine code for each configuration, before any pass."""
     kernels = compile_many(jobs())
     return {"compiler": compiler_version(), "digests": {kernel.name: digest(kernel.cubin) for kernel in kernels}}
 

@@ -1,4 +1,4 @@
-"""Ways to break docs/learn/product.cuh, each a mistake that somebody has made in such a kernel."""
+"""Ways to break docs/learn/product.cuh, by mistakes once made in such kernels."""
 
 from __future__ import annotations
 

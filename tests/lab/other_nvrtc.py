@@ -30,7 +30,7 @@ def package(version: str) -> str:
 
 
 def library(folder: Path, major: str = "*") -> Path | None:
-    """The NVRTC library in a folder of Python packages; None where there is none."""
+    """Find the NVRTC library in a folder of Python packages; None if the folder has none."""
     return next(iter(sorted(folder.glob(f"nvidia/*/lib/libnvrtc.so.{major}"))), None)
 
 

@@ -1,7 +1,7 @@
 """Note the launches of public calls: the choice of a configuration, and records for the first rows and for others.
 
-Operands lie in one piece of memory that is never written, so problems have the sizes of models. launches.py keeps the
-digests.
+Operands share one piece of memory that is never written, so problems can be as large as models' problems. launches.py
+keeps the digests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deep_gemm.core.gpu import H200, Gpu
 from deep_gemm.core.params import Kind, Params
 
 ROOM, AHEAD = 1 << 31, 1 << 28
-"""Bytes of the memory, and those at its begin that no tensor has: maps may begin ahead of their tensors."""
+"""Bytes of the memory, and unused bytes at its beginning, as maps may begin ahead of their tensors."""
 ALIGNMENT = 256
 ROWS, ROWS_OF_GROUPS = (1, 8, 64, 130, 512, 4096), (1, 8, 64, 300)
 """Rows of a problem; each is followed by a call of one row more, which a record of the first may serve."""
@@ -44,7 +44,7 @@ class Room:
         self.memory, self.at = torch.empty(ROOM, dtype=torch.uint8), AHEAD
 
     def take(self, *shape: int, dtype: torch.dtype = E4M3, m_major: bool = False) -> Tensor:
-        """Give a tensor that nobody has written; `m_major`: its last two dimensions lie the other way round."""
+        """Give a tensor in unwritten memory; `m_major`: its last two dimensions lie the other way round."""
         *outer, rows, columns = shape if len(shape) > 1 else (1, *shape)
         lies = (*outer, columns, -(-rows // 4) * 4) if m_major else (*outer, rows, columns)
         count = torch.Size(lies).numel()
@@ -53,7 +53,7 @@ class Room:
         return on_gpu(x.mT[..., :rows, :] if m_major else x.view(shape))
 
     def zeros(self, *shape: int) -> Tensor:
-        """Give zeros: a layout in which all rows are those of the first group, or none is there."""
+        """Give zeros: a layout in which all rows belong to the first group, or no group has rows."""
         return self.take(*shape, dtype=torch.int32).zero_()
 
     def rows(self, *shape: int) -> tuple[Tensor, Tensor]:
@@ -283,7 +283,7 @@ def on(gpu: Gpu) -> Iterator[FakeGpu]:
 
 
 def launched(gpu: Gpu, room: Room, case: Case) -> list[str]:
-    """Give what a case launches, in words: for each number of rows, and for one row more."""
+    """Give the launches of a case in words, for each number of rows and for one row more."""
     found = []
     with on(gpu) as fake:
         for rows in case.rows:

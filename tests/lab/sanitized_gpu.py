@@ -6,14 +6,14 @@
 
 Sizes are chosen so that rings go round, CTAs take several tiles, and edges are cut.
 
-It exits with 1 unless every tool has seen every part to its end and has found nothing but what it cannot know. There
-are two such things, and for each of them a run that would tell if it were something else:
+It exits with 1 unless every tool has seen every part to its end and has reported no mistake except false reports. Two
+tools would report falsely, and for each of them a run of its own shows that the explanation is right:
 
-- racecheck takes an mbarrier for an order between the threads that arrive and those that wait. Where one lane arrives
-  for its warp, which has met before, it misses that other lanes have read. So it runs kernels in which every lane
-  arrives.
-- initcheck does not see what TMA stores. What reads the output of a product it reports; and so it does PyTorch, in the
-  part "stored", whose sums are right. (PyTorch alone also reads logits that are undefined, to hide them.)
+- racecheck lets an mbarrier order only the threads that arrive before the threads that wait. If one lane arrives for
+  its warp, after a barrier of the warp, racecheck misses that the other lanes have finished reading. So it runs
+  kernels that are edited so that every lane arrives.
+- initcheck does not see TMA's stores, so it reports kernels that read a product's output. In the part "stored" it also
+  reports PyTorch's sum of an output, although it is right. (PyTorch alone also reads undefined logits, to hide them.)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PLACE = re.compile(r"^=========     (?:(?:Read|Write) Thread .* )?at (.+?)\+0x[0
 READ_WHAT_TMA_STORED = re.compile(
     r": (cast_rows|gather_weighted(_many)?|sum_slices|at::.*)$|^Warning: Error buffer overflow"
 )
-"""Where these fill the tool's buffer, it says so once for each launch, and counts that too."""
+"""If such reports fill the tool's buffer, it warns once for each launch, and counts the warning too."""
 EVERY_LANE_ARRIVES = {
     "work/rows.cuh": {
         "queue.init(kNumMathWarps + kStoringWarps + 1": "queue.init((kNumMathWarps + kStoringWarps) * 32 + 1",
@@ -259,7 +259,7 @@ def casts() -> None:
 
 @part
 def ranks() -> None:
-    """A node of one rank, with few routes and with many; mega MoE; what goes by collectives."""
+    """Run a node of one rank, with few routes and with many; mega MoE; kernels of rows that travel by collectives."""
     from unittest import mock
 
     import torch
@@ -297,7 +297,7 @@ def ranks() -> None:
 
 @part
 def stored() -> None:
-    """What a product has stored is right, and initcheck reports who reads it: the control of an explanation."""
+    """Sum a product's output: the sum is right, yet initcheck reports its reads, which confirms our explanation."""
     import torch
 
     import deep_gemm
@@ -308,7 +308,7 @@ def stored() -> None:
 
 
 def edited_sources() -> dict[str, str]:
-    """Sources in which every lane arrives at an mbarrier where one does for its warp."""
+    """Edit sources: every lane arrives at mbarriers at which one lane arrives for its warp."""
     from deep_gemm.core.sources import cuda_sources
 
     edited = {}
@@ -346,7 +346,7 @@ def reports_of(text: str) -> dict[str, int]:
 
 
 def sanitize(tool: str, name: str, seconds: float, logs: Path | None) -> dict[str, Any]:
-    """Run a part under a tool; give what the tool found."""
+    """Run a part under a tool; give the tool's findings."""
     command = ("compute-sanitizer", "--tool", tool, *TOOLS[tool], "--print-limit", "100000", "--show-backtrace", "no")
     every_lane = ("--every-lane",) if tool == "racecheck" else ()
     given = (*command, sys.executable, __file__, "--run", name, *every_lane)
@@ -368,7 +368,7 @@ def sanitize(tool: str, name: str, seconds: float, logs: Path | None) -> dict[st
 
 
 def judged(tool: str, name: str, finished: bool, found: int | None, reports: dict[str, int]) -> dict[str, Any]:
-    """Tell whether a tool has seen a part to its end, and has found nothing but what it cannot know."""
+    """Judge a tool's run of a part: it must have reached the end, with no report except explained ones."""
     explained = sum(
         count for said, count in reports.items() if tool == "initcheck" and READ_WHAT_TMA_STORED.search(said)
     )

@@ -1,4 +1,4 @@
-"""The benchmark, all of it that needs no GPU: cases, pairing, statistics, result files, tables, plots, command line."""
+"""Parts of the benchmark that need no GPU: cases, pairing, statistics, result files, tables, plots, command line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_cases_are_those_of_the_peers_and_some_more() -> None:
     assert len({(case.kind, case.shape) for case in all_cases()}) == len(all_cases())
 
 
-# What others took
+# Times of peers
 
 H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 
@@ -179,7 +179,7 @@ def test_bytes_of_a_dense_product_and_of_a_weight_gradient() -> None:
 
 
 def recording(*calls: list[tuple[str, float]], leading: int = 0) -> list[KernelEvent]:
-    """What the profiler would see of fills with calls between them."""
+    """The profiler's events of fills with calls between them."""
     events, now = [], 0.0
     for kernels in [*[[] for _ in range(leading)], *calls]:
         for name, us in [(FILL, 150.0), *kernels]:
@@ -279,7 +279,7 @@ def test_geometric_mean() -> None:
 
 
 def made_up(kind: str = "dense", quick: bool = True) -> Report:
-    """A run in which deep_gemm takes 90% of the time of the fast product, which takes 1.25 times the floor."""
+    """Make up a run: the fast product takes 1.25 times the floor, and deep_gemm 90% of the fast product's time."""
     report = Report(machine.header(kind, "made up", commit="abc"))
     report.header["machine"]["gpu"] = "NVIDIA H200"
     for case in cases_of(kind, quick=quick):
@@ -386,7 +386,7 @@ def test_figures_that_json_cannot_hold_become_null(tmp_path: Path) -> None:
 
 
 def saved_with(path: Path, **of_first_row: Any) -> Path:
-    """Save a report of which the first row has other fields."""
+    """Save a report whose first row has these fields instead."""
     made_up().save(path)
     content = json.loads(path.read_text())
     content["rows"][0].update(of_first_row)
@@ -534,7 +534,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
 
 
 def measured(folder: Path, *arguments: str, code: int = 0) -> tuple[Report, str]:
-    """Run a bench that ends with this exit code; give the results that it leaves, and what it prints."""
+    """Run a bench that ends with this exit code; give the results in its file, and its output."""
     got, output = invoke("bench", *arguments, "--out", str(folder / "result.json"))
     assert got == code, output
     return Report.load(folder / "result.json"), output
@@ -607,7 +607,7 @@ class NoFlush:
 
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands on the CPU, and times that nobody measured."""
+    """Put operands on the CPU, and make up times."""
 
     def cold(
         calls: dict[str, Callable[[], Any]], flush: object, repeats: int, while_busy: Callable[[], None]

@@ -1,4 +1,4 @@
-"""Benches of kinds that are timed cold, what needs no GPU of them: operands on the CPU, times that nobody measured."""
+"""The parts of cold-timed benches that need no GPU: operands are on the CPU, and times are made up."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from lab.sim.launcher import Stage
 
 Make = Callable[..., Work]
 NOT_ON_A_CPU = EAGER, rows.FAST, rows.EXACT, rows.CUTLASS
-"""Contenders of which a CPU lacks some."""
+"""Contenders that may be missing on a CPU."""
 MODULES: tuple[Any, ...] = (attention, bf16, hc, einsum, casts, rows)
 SMALL: Mapping[str, tuple[ModuleType, Make, tuple[int, ...], tuple[str, ...]]] = {
     "mqa_logits": (logits_prefill, logits_prefill.mqa_logits, (5, 40, 16, 32), (OURS, EAGER)),
@@ -110,7 +110,7 @@ def rows_of(work: Work, *only: str) -> list[Row]:
 @pytest.mark.parametrize("name", SMALL)
 def test_each_work_is_right_and_a_wrong_one_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, make, shape, contenders = SMALL[name]
-    torch.manual_seed(1)  # numbers of which no product is by chance what stands in D
+    torch.manual_seed(1)  # with these numbers no product equals D's old values by chance
     work = make(shape, device="cpu")
     assert work.bytes > 0 and (work.operations or 0) > 0 and (work.floor_us or 0) > 0
     of_work = rows_of(work)
@@ -237,7 +237,7 @@ def test_a_run_on_a_gpu(module: Any, shape: tuple[int, ...], monkeypatch: pytest
             assert row.failed is None and row.us is not None and row.us > 0
 
 
-# `bench fine_dense` and `fine_masked`, what needs no GPU of them.
+# The parts of `bench fine_dense` and `fine_masked` that need no GPU.
 
 
 OF_OURS = [fine.USUAL, *fine.SAID]
@@ -296,7 +296,7 @@ def test_the_rival_is_given_the_same_operands(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_a_run_needs_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert products.configurations(products.cases_of(FINE_DENSE)) == []  # of a GPU that is not there nothing is known
+    assert products.configurations(products.cases_of(FINE_DENSE)) == []  # without a GPU its properties are unknown
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(products, "get_num_sms", lambda: GPUS[0].num_sms)
@@ -309,7 +309,7 @@ def test_what_a_run_needs_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> 
     assert products.configurations(products.cases_of("fine_masked")) == []
 
 
-# `bench fp4_dense`, `fp4_masked`, `fp4_contiguous` and `fp4_experts`, what needs no GPU of them.
+# The parts of `bench fp4_dense`, `fp4_masked`, `fp4_contiguous` and `fp4_experts` that need no GPU.
 
 
 # Cases
@@ -347,7 +347,7 @@ def test_the_rival_is_given_the_same_weight_once(monkeypatch: pytest.MonkeyPatch
     made: list[Any] = []
 
     class HummingLayer:
-        """What the rival does, by torch."""
+        """The rival's layer, computed by torch."""
 
         def __init__(self, **said: Any) -> None:
             self.said, self.is_laid_out = said, False
@@ -459,7 +459,7 @@ def test_times_survive_a_file(tmp_path: Path) -> None:
     assert (again.shape, again.parts, again.fast_shape) == (row.shape, {"product": 1.5}, None)
 
 
-# `bench few_experts`, what needs no GPU of it.
+# The parts of `bench few_experts` that need no GPU.
 
 
 @pytest.fixture
@@ -511,7 +511,7 @@ def test_experts_takes_every_slice() -> None:
     assert all(hidden % 16 == 0 == width % 16 and 96 <= width <= 512 for *_, hidden, width in shapes)
 
 
-# `bench bf16_experts`, what needs no GPU of it.
+# The parts of `bench bf16_experts` that need no GPU.
 
 
 def test_mixtures_in_bf16_are_near_torchs_and_take_vllms_kernels_without_scales(

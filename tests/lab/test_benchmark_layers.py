@@ -1,4 +1,4 @@
-"""`bench casts`, `linear` and `experts`, what needs no GPU of them: operands on the CPU, kernels that nobody ran."""
+"""The parts of `bench casts`, `linear` and `experts` that need no GPU: operands on the CPU, made-up kernel events."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_call_without_a_product_has_no_parts() -> None:
     assert layers.part_times([(KernelEvent("one launch", 0, 3),)], layers.parts_of_linear) is None
 
 
-# What is measured
+# Measured cases
 
 
 def test_shapes_are_those_that_figures_are_judged_by() -> None:
@@ -444,7 +444,7 @@ def test_a_replayed_graph_is_timed_as_its_kernels_are() -> None:
     assert timing.busy_us(graph) == pytest.approx(timing.busy_us(eager), rel=0.3)
 
 
-# `bench training`, what needs no GPU of it: layers on the CPU, times that nobody measured.
+# The parts of `bench training` that need no GPU: layers are on the CPU, and times are made up.
 
 
 MIXTURE, MATRIX = (4, 2, 24, 64, 32), (24, 32, 64)
@@ -538,7 +538,7 @@ def test_few_shapes_are_of_both_kinds() -> None:
     assert set(training.shapes_of(quick=True)) < set(training.shapes_of())
 
 
-# `bench distributed`: two processes over Gloo on this machine, and what it refuses.
+# `bench distributed`: two processes over Gloo on this machine, and refused arguments.
 
 
 SHAPE = (4, 2, 6, 256, 128, 1)

@@ -1,4 +1,4 @@
-"""`bench numerics`: on the CPU with what it needs, and a smoke test of it on a GPU."""
+"""`bench numerics`: its pieces and a quick run on the CPU, and a smoke test on a GPU."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_quick_run_needs_no_gpu_and_its_figures_are_shown(tmp_path: Path, monk
 
 
 def made_up() -> Report:
-    """A run of figures that nobody measured: each product, at two depths, with every contender."""
+    """Make up the figures of a run: each product, at two depths, with every contender."""
     header: Any = {
         "kind": "numerics",
         "date": "2026-11-23T12:00:00",

@@ -1,4 +1,4 @@
-"""Products with rivals of their own, FP4 weights and fine scales, what needs no GPU of them."""
+"""Benches of FP4 weights and fine scales, which have rivals of their own: the parts that need no GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RIVALS = {
     FP4_DENSE: (fp4.HUMMING, "humming-kernels is not installed: pip install humming-kernels==0.1.19"),
     FINE_DENSE: (fine.TRITON, "no transformers with a Triton kernel: pip install transformers==5.3.0"),
 }
-"""The rival of another package, and the reason for which it has no time where that is not installed."""
+"""The rival from another package, and the reason why it has no time if that package is not installed."""
 OWN = {fp4: (OURS, fp4.FP8, READ), fine: (fine.USUAL, *fine.SAID, BF16)}
 """Contenders that need no other package."""
 
@@ -122,7 +122,7 @@ def test_a_run_on_a_gpu(kind: str) -> None:
     assert all(row.failed is None for row in rows if row.contender.startswith(OURS))
 
 
-# Yardsticks: what DeepGEMM's times of another day are scaled by, and that a run on another GPU shows none of them.
+# Yardsticks: they scale DeepGEMM's times of another day, and a run on another GPU shows none of these times.
 
 
 THAT_DAY = Yardsticks("NVIDIA H200", 256.22, 1400.71)

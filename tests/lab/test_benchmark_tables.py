@@ -1,4 +1,4 @@
-"""Tables of every bench: rows that nobody measured, printed in 80 columns, and the result files that are kept."""
+"""Tables of every bench: made-up rows printed in 80 columns, and the result files that are kept."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ SAME |= {"peak_bytes": 1 << 31}
 
 
 def made_up(bench: str, times: float = 1.0) -> Report:
-    """A run in which each contender took what `RIVALS` says."""
+    """Make up a run in which each contender took the time in `RIVALS`."""
     header = {"kind": bench, "commit": "0", "machine": {"gpu": "NVIDIA H200", "cpu": ""}, "stopped": None}
     modes = {"training": (training.STEP, training.FORWARD), "host": ("host",), "numerics": (numerics.MODE,)}
     is_judged = True if bench.startswith(("fp4_", "fine_")) and not bench.endswith("experts") else None
@@ -199,7 +199,7 @@ def test_result_files_that_are_kept_are_printed(path: Path) -> None:
     assert all(shape in text for shape in shapes) or report.kind in ("experts", "distributed")
 
 
-# Dense cases that nothing was tuned to: by which rule they are there, and which part of them is judged.
+# Dense cases that nothing was tuned to: the rule that selects them, and the part that is judged.
 
 
 def test_new_weights_meet_all_sizes_of_batch() -> None:
@@ -218,7 +218,7 @@ def test_new_weights_meet_all_sizes_of_batch() -> None:
 
 
 def test_no_choice_was_fitted_to_a_judged_weight() -> None:
-    """Neither by the benchmark's cases nor by the times of the cost model, of which a part is held back."""
+    """Check the benchmark's cases and the cost model's times, except the times that were held back from its fit."""
     judged = {case.shape for case in grid_cases() if case.is_judged}
     files = map(Collected.load, RESULTS_FOLDER.glob("tune-*"))
     fitted = [each for file in files for each in file.products if each.is_fitted]

@@ -1,7 +1,7 @@
-"""Compilers and bindings beside those in use: the oldest that are supported, and the newest that there are.
+"""Compilers and bindings other than the installed ones: the oldest that are supported, and the newest released.
 
-The newest comes with cuda-bindings of its own day, in an environment that lab/releases.py makes. Where it is
-newer than the last one tried, what fails is a warning in the summary.
+The newest compiler comes with cuda-bindings of its own day, in an environment that lab/releases.py makes. If it is
+newer than the last one tried, failures are warnings in the summary.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.release
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = 4
-"""In which the configurations are compiled, so that they are shared out among workers."""
+"""Parts in which the configurations are compiled, so that workers share them."""
 
 
 @contextmanager
 def news_if_newer() -> Iterator[None]:
-    """Let a failure be a warning where the release is newer than any that was tried."""
+    """Turn a failure into a warning if the release is newer than any that was tried."""
     found = releases.versions()
     if found is None:
         pytest.skip("the newest NVRTC and cuda-bindings are not installed; `make test` does it")
@@ -156,10 +156,10 @@ def test_the_matrix_compiles_what_is_new_and_keeps_what_came_of_it(
 
 
 def test_the_record_says_that_every_minor_version_compiles_every_configuration() -> None:
-    """The newest that was tried is the newest there; a new minor version belongs into both.
+    """The newest version that was tried is the newest in the record; a new minor version belongs in both places.
 
-    Kernels that have changed since are told in the summary: with the pinned compiler, the oldest and the newest, other
-    tests here try some of them, and a release tries all.
+    The summary warns of kernels that have changed since the record. Other tests here try some of them with the pinned
+    compiler, the oldest and the newest, and a release tries all.
     """
     newest = max((ROOT / "benchmarks" / "results").glob("compilers-20*.json"))
     record = json.loads(newest.read_text())

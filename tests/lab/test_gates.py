@@ -1,4 +1,4 @@
-"""Each gate on machine code fails for a kernel that breaks what it guards: only machine code tells of a spill."""
+"""Each gate on machine code fails for a kernel that breaks the gate's rule: only machine code tells of a spill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from deep_gemm.indexer.config import InPages, InRows, logits_config
 from deep_gemm.indexer.kernel import IN_PAGES, IN_ROWS
 from lab.gates import GATES, verdicts, violations
 
-# ---- each gate fails on a kernel that breaks what it guards -----------------------------------------------------
+# ---- each gate fails on a kernel that breaks its rule -----------------------------------------------------------
 
 PLAIN = tile_config(128, 64, Output())
 CLUSTER = tile_config(128, 64, Output(), cluster_n=2)
@@ -48,7 +48,7 @@ class Break:
     gate: str
     """The empty name, if gates allow it."""
     words: str
-    """Part of what is said of it."""
+    """Part of the gate's message."""
     config: Any = PLAIN
     file: str = "fp8_gemm.cuh"
     edits: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""Every kernel is compiled for the configurations that can be chosen, and its machine code is what was planned.
+"""Every kernel is compiled for the configurations that can be chosen, and its machine code follows its plan.
 
-What must hold of one kernel beyond its plan stands in `MORE`, and which configurations are tried in `sampled`.
+`MORE` has the rules of single kernels beyond their plans, and `sampled` picks the configurations to try.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from lab.kernels import compiled
 
 MOST_CONFIGURATIONS = {"fp8_gemm": 2050, "fp8_gemm_decode": 850}
 FEW = 12
-"""So many configurations of a kernel are all compiled."""
+"""A kernel of at most this many configurations is compiled in all of them."""
 ALIKE = "bf16_gemm"
-"""More than a thousand, of which every value of every field is enough, before a release too."""
+"""A kernel of more than a thousand configurations: every value of every field is enough, even before a release."""
 TIGHT = {"fp8_mqa_logits 8x128 bf16", "fp8_mqa_logits 8x128 bf16 compressed"}
-"""Always compiled: they spilled, and no other did."""
+"""Configurations that are always compiled: these spilled, and no others did."""
 
 
 def sampled(kernel: Kernel[Any]) -> Sequence[Any]:
-    """Give as many as have every value of every field for each kind of work, half of them elsewhere, and the tight."""
+    """Give configurations with each value of each field for each kind (outside of CI every second), and `TIGHT`."""
     configs = kernel.configs()
     if len(configs) <= FEW:
         return list(configs)
@@ -51,14 +51,14 @@ def kind(config: Any) -> list[Any]:
     return [getattr(config, name, None) for name in ("work", "epilogue", "groups")]
 
 
-# ---- what must hold of one kernel beyond its plan -----------------------------------------------------------------
+# ---- rules of single kernels beyond their plans -------------------------------------------------------------------
 
 
 def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     of_row = 4 if config.vector == 1 else 1
-    ways = 2 * (config.to.format != BF16)  # in which a unit of rows is scaled: as an ordinary one and as any
+    ways = 2 * (config.to.format != BF16)  # ways to scale a unit of rows: for ordinary values and for any
     is_given, is_amax = config.to == PER_TENSOR, config.to == AMAX_OF_TENSOR
-    # Whole rows: what is held, and a loop over what is not for each use: the largest magnitude, and values both ways.
+    # Whole rows: registers hold some pieces; each use of the rest is a loop: largest magnitude, values both ways.
     loops = 0 if not config.lanes else 1 if is_given or is_amax else 1 + ways
     units = PIECES + loops if config.lanes else config.rows
     if config.activates:

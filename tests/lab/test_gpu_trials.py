@@ -1,6 +1,6 @@
-"""Every kernel on a GPU, by its trials: configurations in which each value of each setting occurs, or all of them.
+"""Every kernel on a GPU, by its trials, in configurations that have each value of each setting, or in all.
 
-Problems are small, and so is the number of SMs that a trial is for: each CTA has several tiles.
+Problems are small, and trials use few SMs, so that each CTA has several tiles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ON_GPU = {kind: taken_by(kind) for kind in TRIALS if not kind.needs_ranks}
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels(request: pytest.FixtureRequest) -> None:
-    """All that the tests that were asked for need, compiled on all processors at once."""
+    """Compile all kernels that the selected tests need, on all processors at once."""
     here = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
     kinds: list[Any] = [item.callspec.params["kind"] for item in here]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

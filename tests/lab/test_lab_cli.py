@@ -1,4 +1,4 @@
-"""The laboratory's command line, as a person types it: what it shows, and what it says of mistakes."""
+"""The laboratory's command line, as a person types it: its output, and its messages about mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/learn: its code is the files', what it shows is what commands print, and its kernels compile and run."""
+"""docs/learn: its code is from the files, its outputs are what commands print, and its kernels compile and run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_commands_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_times_are_printed_of_what_is_right_alone(is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, with made-up times: the table itself is what a GPU's run prints."""
+    """Print the table of a GPU's run, but compute on the CPU with made-up times."""
     of, d_of = learn.problem, {}
 
     def calls(p: Any) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Replay: the machine code of a fixed list of configurations is what it was."""
+"""Replay: the machine code of a fixed list of configurations has not changed."""
 
 from __future__ import annotations
 

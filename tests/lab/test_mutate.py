@@ -1,4 +1,4 @@
-"""The runner of mutations: its verdicts, and that every list of mutations is named, and finds what it breaks."""
+"""The runner of mutations: its verdicts; the docs name every list, and every mutation finds the text that it breaks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = TESTS.parent
 
 @dataclass(frozen=True)
 class TextTrial(Trial):
-    """Stands in for a kernel: what its text says happens."""
+    """Stands in for a kernel's trial: the text decides how a run ends."""
 
     config: str = "small"
 
@@ -103,7 +103,7 @@ def test_the_documentation_names_each_list_of_mutations() -> None:
 
 @pytest.mark.parametrize("module", sorted(path.stem for path in TESTS.rglob("mutations_*.py")))
 def test_every_mutation_finds_the_text_that_it_breaks(module: str) -> None:
-    """CI runs a part of each list: one whose text has changed would wait there for somebody to run it."""
+    """CI runs a part of each list, so without this check a mutation of changed text could stay unnoticed for long."""
     lists = vars(importlib.import_module(module))
     names = [name for name in lists if name.endswith("MUTATIONS")]
     assert names

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.host_compiler
 
 LISTS: dict[str, list[Mutation]] = {}
 TRIALS_OF: dict[str, list[Any]] = {}
-"""By the name of a list: the trials of which one must notice each of its mutations."""
+"""By the name of a list: its trials; for each mutation of the list one of them must notice."""
 UNBROKEN: dict[str, Any] = {}
 """Trials that the unbroken kernel is to pass: one in 8 in CI, fewer elsewhere."""
 

@@ -1,4 +1,4 @@
-"""What the run under compute-sanitizer relies on where there is no GPU: its edits, and how it reads reports."""
+"""The parts of the run under compute-sanitizer that need no GPU: its edits of sources, and its reading of reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator's model: what each operation does, what it hides until it is waited for, and whole kernels."""
+"""The simulator's model: each operation's effect, results that it hides until a kernel waits, and whole kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.host_compiler
 FP32, UINT8 = ElementType.FLOAT32, ElementType.UINT8
 MODEL = cases_file("model.cuh")
 PLAIN = TensorMap(FP32, (32, 64), (128,), (32, 8))
-ALL = torch.arange(2048.0).reshape(64, 32)  # what `in` holds
+ALL = torch.arange(2048.0).reshape(64, 32)  # the content of `in`
 
 
 def run(name: str, **options: Any) -> torch.Tensor:
@@ -29,7 +29,7 @@ def run(name: str, **options: Any) -> torch.Tensor:
 
 
 def unswizzled(words: torch.Tensor, span_bytes: int) -> torch.Tensor:
-    """Words as they lie in shared memory, in the order in which TMA's rows hold them.
+    """Put swizzled words of shared memory in the order in which TMA's rows hold them.
 
     (PTX ISA, "Swizzling Modes": 16-byte chunks trade places within the span, by the number of their 128-byte line.)
     """

@@ -1,4 +1,4 @@
-"""Without g++: tests that need it skip and say so, CI fails, and the simulator says what it lacks."""
+"""Without g++, tests that need it skip and say so, CI fails, and the simulator names the missing compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each way in which a kernel can be wrong ends with a message that says what, where, and who waits for what."""
+"""Each mistake of a kernel ends with a message that names it, its place, and the waits of a kernel that hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several ranks in the simulator: what is passed on rightly arrives, and each way to do it wrongly is noticed."""
+"""Several ranks in the simulator: words passed on rightly arrive, and each wrong way to pass them is noticed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compiled(old: str = "", new: str = "") -> HostKernel:
 def passed(
     kernel: HostKernel, seed: int, ranks: int = 2, calls: int = 1, max_steps: int = 400_000, comes: int | None = None
 ) -> list[torch.Tensor]:
-    """What each rank copied in its last call. A rank's memory of one call is not that of another."""
+    """Give the words that each rank copied in its last call. Each call of a rank has memory of its own."""
     buffers = {}
     for rank in range(ranks):
         for call in range(calls):
@@ -92,7 +92,7 @@ def test_words_that_come_behind_their_flag_are_noticed(old: str, new: str) -> No
                 torch.equal(got, right(rank, 2, 0)) for rank, got in enumerate(passed(compiled(old, new), seed))
             ):
                 return
-        except SimulationError as error:  # words came behind the acquire, but before they were read
+        except SimulationError as error:  # words arrived after the acquire, but before their reader read them
             assert "no acquire of a flag of that rank lies in between" in error.what
             return
     raise AssertionError("every run gave what is right")

@@ -1,4 +1,4 @@
-"""What the simulator's comparison lets pass: rounding, in every element by itself, and nothing else."""
+"""The simulator's comparison accepts rounding, judged for each element by itself, and no other difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M, N, K = 24, 136, 400
 
 
 def solved(dtype: torch.dtype, with_c: bool = False) -> tuple[Problem, Tensor]:
-    """A problem whose elements are of very different sizes, and what the reference gives."""
+    """Make a problem whose elements have very different sizes, and the reference's result."""
     g = torch.Generator().manual_seed(1)
     a = random_fp8((M, K), g), random_scales((M, 4), g, -20, 4)
     b = random_fp8((N, K), g), random_scales((2, 4), g, -20, 4)

@@ -1,4 +1,4 @@
-"""The soak passes on what is right, and finds what is planted: wrong values, stray writes, errors not raised."""
+"""The soak passes right products, and finds planted faults: wrong values, stray writes, errors not raised."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_product_cast_and_layer_has_a_kind() -> None:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, Tensor], Any], after: int = 0) -> Attempt:
-    """What is found if a dense product does this to A and D, from some call on."""
+    """Give the soak's findings if dense products apply `fault` to A and D, after the first `after` calls."""
     calls = 0
 
     def broken(product: Callable[..., Any]) -> Callable[..., Any]:

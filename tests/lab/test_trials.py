@@ -1,4 +1,4 @@
-"""Every kernel of the package has trials in the simulator, and what they draw is computed right."""
+"""Every kernel of the package has trials in the simulator, and computes the problems that they draw right."""
 
 from __future__ import annotations
 

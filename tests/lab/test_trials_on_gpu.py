@@ -135,7 +135,7 @@ def test_every_kernel_but_those_of_several_ranks_has_a_trial_for_a_gpu() -> None
 
 @pytest.mark.parametrize(("name", "at"), [("sf", 0), ("out", -1)])
 def test_a_write_beside_the_outputs_is_found(name: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To an input, or to the byte ahead of an output."""
+    """Write to an input, or to the byte ahead of an output."""
     result = GpuMemory.result
 
     def stray(memory: GpuMemory) -> Any:

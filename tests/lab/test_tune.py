@@ -1,4 +1,4 @@
-"""Contests of tiles, which the tests of the heuristics on a GPU hold: who is timed, how often, and what is judged."""
+"""Contests of tiles, which the heuristics' tests hold on a GPU: tiles that are timed, rounds, and judged tiles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Times = dict[str, tuple[Spread, tuple[str, ...]]]
 
 
 class Clock:
-    """Times that nobody measured: every call is made once, and takes 10 us if nothing else is said of its tile."""
+    """Made-up times: every call is made once, and takes 10 us unless `us` has another time for its tile."""
 
     def __init__(self) -> None:
         self.us: dict[str, float] = {}

@@ -35,7 +35,7 @@ def dense(m: int, n: int, k: int, output: Output | None = None) -> Product:
 
 
 def by_formula(truth: Timings, samples: Iterable[Product] = SAMPLES) -> list[Product]:
-    """Products that take exactly what the formula says with these constants."""
+    """Give products whose times are exactly the formula's with these constants."""
     found = []
     for sample in samples:
         us = {name: sample.cost_us(tile, H200, truth) for name, tile in sample.tiles().items()}
@@ -44,7 +44,7 @@ def by_formula(truth: Timings, samples: Iterable[Product] = SAMPLES) -> list[Pro
 
 
 def collected(truth: Timings, count: int = len(SAMPLES)) -> Collected:
-    """What a GPU would have measured that takes exactly what the formula says."""
+    """Collect the times of a made-up GPU on which every product takes exactly the formula's time."""
     return Collected(H200, tuple(by_formula(truth, SAMPLES[:count])))
 
 
@@ -71,7 +71,7 @@ def test_parts_of_k_blocks_are_fitted_to_products_with_fine_scales() -> None:
     truth = tune_fit.START
     output = OUTPUTS_BY_NAME["1x128 32x32 bf16"]
     fine = [dense(one.m, one.n, one.k, output) for one in SAMPLES if one.num_groups == 0 and one.m > 1][:30]
-    one = Collected(H200, tuple(by_formula(truth, [*SAMPLES[:40], *fine])))  # others hold what is not of parts
+    one = Collected(H200, tuple(by_formula(truth, [*SAMPLES[:40], *fine])))  # SAMPLES fix the other constants
     found = tune_fit.fit([one], replace(truth, part_ps=truth.part_ps * 2, part_ns=truth.part_ns / 2))["H200"]
     for name in ("part_ps", "part_ns"):
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.1), name
@@ -220,7 +220,7 @@ def test_the_packages_constants_are_the_fits_to_the_files_that_they_name() -> No
 
 
 def test_choices_are_as_good_on_products_that_the_fit_never_saw() -> None:
-    """Regrets of the files that the constants were fitted to; docs/performance_log.md has those of earlier models."""
+    """Bound regrets in files that the constants were fitted to; docs/performance_log.md has earlier models' regrets."""
     for file in RESULTS.glob("tune-*.json"):
         one = Collected.load(file)
         found = {each.of: each for each in tune_fit.regrets(one.products, one.gpu, timings.timings_of(one.gpu))}

@@ -1,6 +1,6 @@
-"""Ways to break what the linear_decode kernel does itself, the cast of what it multiplies, and the trials they meet.
+"""Ways to break linear_decode's own code and the cast of its operand, and the trials that must notice.
 
-What it shares with fp8_gemm_decode and with the casts is broken in their lists.
+Code that it shares with fp8_gemm_decode and with the casts is broken in their lists.
 """
 
 from __future__ import annotations

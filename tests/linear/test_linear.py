@@ -336,7 +336,7 @@ def pdl(request: pytest.FixtureRequest) -> Iterator[bool]:
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_any_number_of_rows_has_the_bits_of_the_two_calls(n: int, k: int, with_bias: bool, pdl: bool) -> None:
-    """By one launch or two, whatever kernel multiplies; what lies around D is left alone."""
+    """By one launch or two, and by any kernel that multiplies; memory around D stays as it is."""
     w, bias = on_gpu(n, k), torch.randn(n, device="cuda").to(torch.bfloat16) if with_bias else None
     for m in (*range(1, 71), 128, 300, 4096):
         x, frame = random_x(m, k, seed=m).cuda(), framed((m, n), torch.bfloat16, "cuda")
@@ -371,7 +371,7 @@ def test_scales_of_whole_rows_and_a_bias_in_fp32_have_the_bits_of_the_two_calls(
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [1, 5, 16, 40])
 def test_strides_and_special_values_have_the_bits_of_the_two_calls(m: int, pdl: bool) -> None:
-    """Rows that lie apart, that begin at any element, and that are columns; NaN in what must not be read."""
+    """Rows with gaps between them, rows that begin at any element, and column-major rows; NaN in unread memory."""
     n, k = 2112, 7168
     w, bias = on_gpu(n, k), torch.randn(n + 1, device="cuda").to(torch.bfloat16)
     x = random_x(m, k, seed=m).cuda()

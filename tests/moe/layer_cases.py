@@ -1,4 +1,4 @@
-"""For tests of layers: routes, weights, and tensors whose values nobody can read."""
+"""For tests of layers: routes, weights, and tensors whose values cannot be read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def fine_weight(*shape: int, of: tuple[int, int], form: str | None = None, seed: int = 0) -> Quantized:
-    """An FP8 weight with a scale for so many rows and columns: in a form of fp4_cases, or FP32 of any value."""
+    """An FP8 weight with a scale for each `of` rows and columns: in a form of fp4_cases, or FP32 of any value."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
     cast: Any = per_token_cast_to_fp8 if of[0] == 1 else per_block_cast_to_fp8
     values, sf = cast(x, use_ue8m0=form is not None, gran_k=of[1])
@@ -74,7 +74,7 @@ SCALED |= {"rows, blocks": ((1, 0), (128, 128)), "blocks, rows": ((128, 128), (1
 
 
 def weights_of(form: str, num: int, hidden: int, inter: int) -> tuple[Any, Any]:
-    """Weights of experts whose scales are those of `SCALED`, or in BF16."""
+    """Weights of experts with scales by `SCALED`, or in BF16."""
     casts: Any = {(1, 0): partial(per_token_cast_to_fp8, gran_k=0), (128, 128): per_block_cast_to_fp8}
     casts[1, 32] = quantize_mxfp4
     casts[0, 0] = lambda w: (casts[1, 0](w)[0], torch.rand(num, *[1] * (len(w[0]) == hidden) * 2) / 99)

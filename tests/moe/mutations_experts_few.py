@@ -1,4 +1,4 @@
-"""Ways to break the kernel of experts for few tokens, and the trials they meet."""
+"""Ways to break the kernel of experts for few tokens, and the trials that must notice."""
 
 from __future__ import annotations
 

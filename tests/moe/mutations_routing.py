@@ -1,4 +1,4 @@
-"""Ways to break the kernels of rows of experts, and the trials they meet."""
+"""Ways to break the kernels of rows of experts, and the trials that must notice."""
 
 from __future__ import annotations
 

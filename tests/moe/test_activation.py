@@ -26,7 +26,7 @@ def random_x(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0, sc
 
 
 def exact(x: Tensor, limit: float | None = None) -> Tensor:
-    """What the activation of finite numbers is, in FP64."""
+    """Compute the activation of finite numbers in FP64."""
     gate, up = x.double().chunk(2, dim=-1)
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
@@ -201,7 +201,7 @@ def test_min_amax_is_the_least_that_a_block_counts_as(use_ue8m0: bool) -> None:
 
 
 def counting(x: Tensor, counts: Tensor, **arguments: Any) -> None:
-    """The result of each row that counts is its own, whatever the others hold; those are zeros with scale 1."""
+    """Check that rows that count do not depend on the other rows, and that the others are zeros with scale 1."""
     weights = random_x(*x.shape[:-1], dtype=torch.float32, seed=3)
     want_values, want_scales = silu_mul_cast_to_fp8(x, weights, min_amax=0.5)
     for poison in (torch.nan, torch.inf, 0.0):

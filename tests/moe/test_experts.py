@@ -70,7 +70,7 @@ def one_by_one(
 ) -> Tensor:
     """Each expert's tokens through two dense products, and sums in order of columns.
 
-    `first` and `second`: columns under a scale of what each product takes, and the recipes that say so.
+    `first` and `second`: columns under a scale of each product's activations, and recipes with this number.
     """
 
     def multiplied(a: Weights, w: Weights, recipes: dict[str, Any]) -> Tensor:

@@ -254,7 +254,7 @@ def test_mistakes_in_bf16_weights_are_refused_whatever_records_there_are(seen: S
 @pytest.mark.parametrize("sizes", [(HIDDEN, INTER), (528, 16)])
 @pytest.mark.parametrize("tokens", [1, 37, 682])
 def test_parts_take_no_more_than_is_said(seen: Seen, sizes: tuple[int, int], tokens: int) -> None:
-    """A result may be longer than what led to its operand."""
+    """Try also a second product whose result does not fit into the first one's memory."""
     both, one = weights(*sizes), tokens_of(tokens, hidden=sizes[0])
     assert same_bits(deep_gemm.experts(*one, *both), right(*one, *both))
     parts = 10
@@ -265,7 +265,7 @@ def test_parts_take_no_more_than_is_said(seen: Seen, sizes: tuple[int, int], tok
 
 @pytest.mark.parametrize("form", ["few", "many"])
 def test_a_record_launches_what_the_call_itself_does(seen: Seen, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    """Of few rows kernels begin beside the end of the one before, and weights are asked for ahead of that."""
+    """For few rows a kernel may begin before the kernel ahead ends, and may load its weight before that end."""
     both, one = weights(inter=128), tokens_of(17)
     if form == "many":
         for module in (layers, routing):
@@ -351,7 +351,7 @@ def test_mistakes_in_weights_are_refused_whatever_records_there_are(seen: Seen) 
     (w1, sfw1), w2 = weights()
     one = tokens_of(5)
     leaf, out = sfw1.clone().requires_grad_(), torch.empty_like(one[0])
-    # An expert's rows in more room than they need: the last one ends behind as many bytes as the weight has elements.
+    # An expert's rows have gaps behind them, so the last expert's rows end beyond the weight's number of bytes.
     wide = torch.empty(EXPERTS, 4 * INTER, HIDDEN, dtype=torch.uint8).view(w1.dtype)
     narrow = wide[:, : 2 * INTER].copy_(w1)
     deep_gemm.experts(*one, (w1, sfw1), w2)

@@ -117,7 +117,7 @@ def test_experts_by_rows_are_a_loop_over_experts(form: str, columns: int | None)
 @pytest.mark.parametrize("which", ["", "1", "2", "12"])
 @pytest.mark.parametrize("form", [*SCALED, "BF16"])
 def test_experts_with_biases_are_their_public_parts(form: str, which: str, tokens: int, device: str) -> None:
-    """To the bit on either device: few rows behind their casts, which read B ahead, and many by ends of experts."""
+    """To the bit on either device: few rows, whose products read B before the cast ends, and many, by ends."""
     num, hidden, inter, topk = 16, 288, 160, 8
     w1, w2 = tree_map(lambda x: x.to(device), weights_of(form, num, hidden, inter))
     biases: dict[str, Any] = {
@@ -164,7 +164,7 @@ def test_one_weight_may_be_fp4() -> None:
 
 
 def test_many_rows_on_a_gpu_are_activated_behind_the_product(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel that activates where it multiplies takes, and gives, scales of 128 alone."""
+    """The product that activates takes and gives scales of 128 columns only, so other layers must not launch it."""
     arguments = call((128, 128), (128, 128))
     rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
     a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
@@ -189,7 +189,7 @@ def test_a_workspace_has_room_for_more_scales() -> None:
 @pytest.mark.parametrize("form", ["bytes", "words", "words, MN-major", None])
 @pytest.mark.parametrize("of", [*FINE, "FP4"], ids=str)
 def test_layers_have_one_record(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, of: Any, form: str | None) -> None:
-    """Bytes lie in whole words here. Of those that do not each call makes words."""
+    """Rows of bytes are whole words here; from other bytes each call would make words."""
     shapes = (NUM, 512, 512), (NUM, 512, 256), (512, 512)
     if of == "FP4":
         w1, w2, w = (small(*shape, form=form or "e8m0") for shape in shapes)
@@ -221,7 +221,7 @@ def scales_of(n: int, k: int, of: tuple[int, int], form: str) -> Tensor:
 
 @pytest.mark.parametrize("form", TYPES)
 def test_the_shape_of_scales_says_what_they_are_of(form: str) -> None:
-    """Scales that are found stand for the same numbers beside the same cast of x; else recipe_b is asked for."""
+    """A recipe found by shape gives the right numbers and cast of x; if shapes leave doubt, recipe_b is required."""
     asked = set()
     for n, k, of in product((8, 32, 40, 64, 72, 136), (16, 32, 48, 64, 80, 128, 144, 256, 288), SCALES_OF_WEIGHTS):
         if of == PER_BLOCK and form != "FP32":
@@ -301,7 +301,7 @@ def test_mistakes_of_experts_name_the_weight() -> None:
         assert_mistake(experts, arguments | {"w2": (arguments["w2"][0], sf)} | more, message)
 
 
-# Layers with FP4 weights (MXFP4): the bits of the same layer composed of its parts, and what is refused.
+# Layers with FP4 weights (MXFP4): the bits of the same layer composed of its parts, and refused arguments.
 
 
 NUM_OF_FP4, HIDDEN_OF_FP4, INTER_OF_FP4 = 5, 160, 96

@@ -1,4 +1,4 @@
-"""Rows of experts: where each route goes, what is gathered there, and how it is summed up again."""
+"""Rows of experts: the row of each route, gathering tokens into rows, and summing rows up again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS, TOPK, EXPERTS = 6, 3, 4
 
 
 def rows_one_by_one(topk_ids: Tensor, num_experts: int) -> ExpertRows:
-    """What `expert_rows` must give, by plain loops."""
+    """Compute the right result of `expert_rows` by plain loops."""
     routes = [(e, t, j) for t, of_token in enumerate(topk_ids.tolist()) for j, e in enumerate(of_token)]
     stacked = sorted(route for route in routes if 0 <= route[0] < num_experts)
     counts = [sum(e == expert for e, _, _ in stacked) for expert in range(num_experts)]
@@ -38,7 +38,7 @@ def rows_one_by_one(topk_ids: Tensor, num_experts: int) -> ExpertRows:
 
 
 def sum_one_by_one(y: Tensor, rows: ExpertRows, weights: Tensor) -> Tensor:
-    """What `gather_weighted` must give: one product and one addition after the other, each rounded to FP32."""
+    """Compute the right `gather_weighted`: one product and one addition after the other, each rounded to FP32."""
     tokens, topk = rows.row_of.shape
     total = torch.zeros(tokens, y.shape[1])
     for t in range(tokens):

@@ -1,4 +1,4 @@
-"""Products of rows of groups launch by a record, for any number of rows, what the call itself launches."""
+"""Products of rows of groups launch the same by a record as without one, for any number of rows."""
 
 from __future__ import annotations
 

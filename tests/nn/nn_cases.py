@@ -1,4 +1,4 @@
-"""What the tests of trained layers share: errors by Frobenius norms, what autograd keeps, memory without values."""
+"""Shared by tests of trained layers: errors by Frobenius norms, tensors that autograd keeps, memory without values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8
 
 EPSILON = 2.0**-4 + 3e-4
-"""How far a cast may be from what it casts, by Frobenius norms.
+"""How far a cast may be from its input, by Frobenius norms.
 
 E4M3 has three bits behind the point, so half a unit is 2^-4 of the number at most. Numbers below 2^-6 scales have an
 error of 2^-10 scales at most: in a block of 128x128, whose scale is 1/448 of its largest number, that is
@@ -64,7 +64,7 @@ def by_columns(x: Tensor) -> Tensor:
 
 @contextmanager
 def kept_by_autograd(*parameters: Tensor) -> Iterator[list[Tensor]]:
-    """What forward saves for backward, parameters left out."""
+    """Collect the tensors that forward saves for backward, without parameters."""
     kept: list[Tensor] = []
     known = {p.data_ptr() for p in parameters}
 
@@ -79,7 +79,7 @@ def kept_by_autograd(*parameters: Tensor) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def memory_is_nan() -> Iterator[None]:
-    """Let torch fill what it allocates without values."""
+    """Let torch fill with NaN the memory that it allocates without values."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -88,7 +88,7 @@ def memory_is_nan() -> Iterator[None]:
 
 
 def said_by_ranks(*arguments: str, ranks: int = 2) -> list[str]:
-    """What each rank of a program prints: the interpreter gets `arguments`, and torchrun's variables."""
+    """Run a program in several ranks and give each rank's output; ranks get `arguments` and torchrun's variables."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

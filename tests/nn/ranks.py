@@ -1,6 +1,6 @@
-"""Layers of two processes beside those of one: python tests/nn/ranks.py WAY, once for each rank, as torchrun runs it.
+"""Compare layers across processes with one process's: python tests/nn/ranks.py WAY in each rank, as torchrun runs it.
 
-On GPUs if there are as many as ranks, else on the CPU; with one rank, on one GPU.
+It uses GPUs if the machine has one for each rank, else the CPU; with one rank, one GPU.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def near(found: list[Tensor], right: list[Tensor], tolerance: float = 1e-6) -> N
 
 
 def mean_of_ranks(model: torch.nn.Module, inputs: list[Tensor]) -> list[Tensor]:
-    """What data parallel gradients are."""
+    """Give the right data-parallel gradients, the mean over ranks."""
     each = [gradients(model, x, torch.ones(())) for x in inputs]
     return [torch.stack([grad.float() for grad in grads]).mean(0) for grads in zip(*(g[2:] for g in each), strict=True)]
 
@@ -111,7 +111,7 @@ def ddp() -> None:
 
 
 def fsdp() -> None:
-    """Master weights are FP32; what is gathered is BF16, and cast to FP8 then. It has no `main_grad`."""
+    """Check FP32 master weights, gathered in BF16 and then cast to FP8. A gathered weight has no `main_grad`."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh(DEVICE, (RANKS,))
     layer: Any = deep_gemm.nn.Linear(HIDDEN, OUT, accumulates_main_grad=True).to(DEVICE)
@@ -142,7 +142,7 @@ def fsdp() -> None:
         assert found[0].dtype == torch.bfloat16
         assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
         near(found[2:], right)
-        with deep_gemm.nn.keep_casts():  # memory of what is gathered goes and comes, and others' lies there meanwhile
+        with deep_gemm.nn.keep_casts():  # gathered weights are freed, and others reuse their memory
             for _ in range(2):
                 near(gradients(model, inputs[RANK], torch.ones((), device=DEVICE)), found)
             number = len(deep_gemm.nn.kept._OF)

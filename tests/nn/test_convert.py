@@ -1,4 +1,4 @@
-"""A model in FP8 by one call: what is converted and what is left, state dicts both ways, and what refers to a layer."""
+"""Convert a model to FP8 by one call: layers that change or stay, state dicts both ways, and references to layers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def same_state(got: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return got.keys() == expected.keys() and all(same_bits(got[name], value) for name, value in expected.items())
 
 
-# What is computed
+# Results
 
 
 def test_a_model_is_trained_by_our_layers_and_all_that_refers_to_it_stays() -> None:
@@ -177,7 +177,7 @@ def test_a_converted_model_is_compiled_as_one_graph_with_recomputing(change: Any
     assert counter.frame_count == 1
 
 
-# What is left
+# Layers that stay
 
 
 class Doubled(torch.nn.Linear):
@@ -454,7 +454,7 @@ def test_scales_of_rows_and_tensors_are_loaded_by_the_names_of_checkpoints(form:
     model.register_buffer("v_scale", torch.zeros(1))
     to_fp8_inference(model)
     of_cache = {"v_scale": torch.ones(1)}
-    model.load_state_dict(state | of_cache | {"k_scale": torch.ones(1)}, assign=assign)  # strictly: these are known
+    model.load_state_dict(state | of_cache | {"k_scale": torch.ones(1)}, assign=assign)  # strict loading takes these
     assert same_state(dict(model.state_dict()), right | of_cache)
     del model.v_scale
     x = numbers(6, HIDDEN, dtype=torch.bfloat16)

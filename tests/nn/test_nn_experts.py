@@ -78,7 +78,7 @@ def plain(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor)
     return trained(Plain(layer), x.float(), ids, weights.float(), grad.float())
 
 
-# What is computed
+# Results
 
 
 @BOTH
@@ -96,10 +96,10 @@ def test_the_result_has_the_bits_of_the_layer_of_inference(tokens: int, w_dtype:
 
 
 def of_casts(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> Found:
-    """All of it expert by expert in FP64, from what the casts stand for, BF16 where products write BF16.
+    """Compute all results expert by expert in FP64, from the casts' numbers, rounded to BF16 where products write BF16.
 
-    What is cast along rows of an expert has the type of the layer's inputs, or of gate and up. Products in BF16 take
-    what is rounded to it, and weights of routes are multiplied with the activation.
+    Operands cast along an expert's rows have the type of the layer's inputs, or of gate and up. Products in BF16 take
+    operands rounded to BF16, and the activation is multiplied by weights of routes.
     """
     is_fp8 = layer.products == "fp8"
 
@@ -189,7 +189,7 @@ IDS = {
 @BOTH
 @pytest.mark.parametrize("name", IDS)
 def test_routes_of_any_sort_with_memory_that_holds_nan(name: str, products: str) -> None:
-    """Rows without a token hold anything, and nothing of that comes out."""
+    """Rows without a token hold anything, and none of it reaches a result."""
     layer, ids = layer_of(products=products), IDS[name]
     x, grad = numbers(len(ids), HIDDEN), numbers(len(ids), HIDDEN, seed=3)
     weights = torch.rand(ids.shape)
@@ -217,13 +217,13 @@ def test_a_result_is_changed_in_place() -> None:
     y = layer(x, ids.view(2, 3, TOPK), weights.view(2, 3, TOPK))
     expected = torch.autograd.grad((y + 1).relu().sum(), layer.w1)
     y = layer(x, ids.view(2, 3, TOPK), weights.view(2, 3, TOPK))
-    assert not y._is_view()  # of which FSDP2 warns
+    assert not y._is_view()  # FSDP2 warns of views
     y += 1
     y.relu_()
     assert same_bits(torch.autograd.grad(y.sum(), layer.w1)[0], expected[0])
 
 
-# What nobody needs
+# Results that are not needed
 
 
 @BOTH

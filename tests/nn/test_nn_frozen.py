@@ -1,4 +1,4 @@
-"""Modules for inference: what their functions give, with weights whose types no cast of a model changes."""
+"""Modules for inference: they give their functions' results, and no cast of a model changes their weights' types."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def weight(*shape: int, of: str) -> Operand:
 
 
 def cases(of: str) -> list[tuple[torch.nn.Module, tuple[Any, ...], Any]]:
-    """Modules, what they are given, and what their functions give."""
+    """Give modules, their arguments, and the results of the functions that they call."""
     if of == "bf16":
         x, both = torch.randn(5, HIDDEN), (torch.randn(NUM, 2 * INTER, HIDDEN), torch.randn(NUM, HIDDEN, INTER))
         given, (v1, v2) = (x, random_routes(5, 2, NUM), torch.rand(5, 2)), (w.bfloat16() / 10 for w in both)

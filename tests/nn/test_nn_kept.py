@@ -104,13 +104,13 @@ def test_a_weight_that_changes_is_cast_again() -> None:
         for weight in (model.linear.weight, model.experts.w1, model.experts.w2):
             with torch.no_grad():
                 weight.mul_(1.5)
-            fresh = Model()  # whose weights no block has met
+            fresh = Model()  # a model whose weights were never cast in a block
             fresh.load_state_dict(model.state_dict())
             assert same([step(model, 1), *gradients(model)], [step(fresh, 1), *gradients(fresh)])
 
 
 class ByData(torch.optim.SGD):
-    """An optimizer whose changes torch does not count, as of those that keep weights of their own in FP32."""
+    """An optimizer whose changes torch does not count, like optimizers that keep FP32 weights of their own."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -134,7 +134,7 @@ def test_a_step_of_an_optimizer_ends_what_was_kept() -> None:
 
 
 def test_backward_may_run_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU it always does."""
+    """Run backward in another thread, as always on a GPU."""
     model, calls = Model(), count_calls(monkeypatch, kept, "cast_both_ways")
     with keep_casts():
         loss = model(batch(0)).square().sum()
@@ -177,7 +177,7 @@ def test_parameters_whose_changes_nothing_counts_are_cast_anew(grad: bool, monke
 
 
 def test_what_is_no_parameter_is_cast_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be gone by the next call, and another tensor have its number."""
+    """A tensor may be gone by the next call, and another tensor may have its id."""
     calls = count_calls(monkeypatch, kept, "per_block_cast_to_fp8")
     with keep_casts():
         for _ in range(2):
@@ -186,7 +186,7 @@ def test_what_is_no_parameter_is_cast_in_each_call(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_graph_that_is_captured_uses_no_casts_from_ahead_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its replays would find weights of the day when it was captured."""
+    """Otherwise the graph's replays would multiply with weights from before the capture."""
     model, is_capturing = Model(), [False]
     monkeypatch.setattr(kept, "_is_capturing", lambda: is_capturing[0])
     calls = count_calls(monkeypatch, kept, "cast_both_ways", "per_block_cast_to_fp8", "cast_transposed")

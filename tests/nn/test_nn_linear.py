@@ -1,4 +1,4 @@
-"""A linear layer that is trained in FP8: torch's arguments, three products of casts, and nothing that nobody needs."""
+"""A linear layer that is trained in FP8: torch's arguments, three products of casts, and no work without need."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
         layer_of()(torch.zeros(shape))
 
 
-# What is computed
+# Results
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 5, 16, 130])
 def test_it_is_three_products_of_casts(tokens: int, w_dtype: torch.dtype, dtype: torch.dtype) -> None:
-    """Against FP64 products of what the casts stand for: nothing else is lost but the last rounding."""
+    """Compare with FP64 products of the casts' numbers: only the last rounding may differ."""
     layer = layer_of(dtype=w_dtype)
     x, grad = numbers(tokens, IN, dtype=dtype), numbers(tokens, OUT, dtype=dtype, seed=2)
     y, of_x, of_weight, of_bias = trained(layer, x, grad)
@@ -154,7 +154,7 @@ def test_by_rows_it_is_three_public_products_of_public_casts(tokens: int, bias: 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_small_regression_is_learned_as_in_fp32(recipe: str) -> None:
-    """Two layers find the weights of two that are given; without gradients of one of them they would not."""
+    """Two layers learn the weights of two other layers; if one had no gradient, they would fail."""
     losses = []
     for kind in (partial(Linear, recipe=recipe), torch.nn.Linear):
         torch.manual_seed(0)
@@ -183,7 +183,7 @@ SPREADS = st.sampled_from([0, 2, 6])
 @settings(max_examples=60)
 @given(st.sampled_from(RECIPES), st.integers(1, 300), SIZES, SIZES, st.integers(0, 2**16), SPREADS)
 def test_gradients_are_within_the_stated_bound(recipe: str, m: int, k: int, n: int, seed: int, spread: int) -> None:
-    """Of whatever numbers, in norms of the operands; of random ones, in the norm of the gradient itself."""
+    """The bound is in norms of the operands for any numbers, and in the gradient's own norm for random ones."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -217,7 +217,7 @@ def test_the_bound_of_casts_is_one_and_a_tight_one(rows_of_scale: int) -> None:
 
 
 def test_wrong_gradients_are_not_within_the_bound() -> None:
-    """What a gradient would be without its casts' scales, transposed, or of another token is much further away."""
+    """A gradient without its casts' scales, transposed, or of another token is much further away."""
     layer, x, grad = layer_of(), numbers(64, IN, dtype=torch.float32), numbers(64, OUT, dtype=torch.float32, seed=2)
     _, of_x, of_weight, _ = trained(layer, x, grad)
     right = grad.t() @ x
@@ -277,7 +277,7 @@ def test_no_tokens_give_gradients_of_zero(leading: tuple[int, ...], dtype: torch
         assert layer(x).shape == (*leading, OUT)
 
 
-# What nobody needs
+# Results that are not needed
 
 
 ROWS, BOTH, PRODUCT, NT = "per_token_cast_to_fp8", "cast_both_to_fp8", "product", "fp8_gemm_nt"
@@ -339,7 +339,7 @@ def test_a_result_is_changed_in_place(leading: tuple[int, ...], bias: bool) -> N
             y += 0.5
             return torch.nn.functional.dropout(y.relu_(), 0.0, inplace=True)
 
-    assert not layer(x)._is_view()  # of which FSDP2 warns
+    assert not layer(x)._is_view()  # FSDP2 warns of views
     found = trained(Changed(layer), x, grad)
     y, *expected = trained(layer, x, grad.masked_fill(trained(layer, x, grad)[0] + 0.5 <= 0, 0))
     assert same_bits(found[0], (y + 0.5).relu())

@@ -19,7 +19,7 @@ def test_two_processes_have_what_one_has(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def gpus() -> int:
-    """Give four if there are so many, else two, else one."""
+    """Give four if the machine has four GPUs, else two, else one."""
     return next(count for count in (4, 2, 1) if torch.cuda.device_count() >= count)
 
 

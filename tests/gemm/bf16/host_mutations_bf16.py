@@ -104,7 +104,7 @@ TRIALS: dict[str, Callable[[], None]] = {
 }
 
 
-# Mutations: module, text, what it becomes, trials of which one must notice
+# Mutations: module, text, its replacement, and trials; one of them must notice
 
 ONE, TURNED_ONE, SPLIT, HEADS = "bf16", "bf16 turned", "bf16 split", "bf16 heads"
 ROWS = ("bf16 ids", "bf16 ends", "bf16 counts")

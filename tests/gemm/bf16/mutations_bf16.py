@@ -1,4 +1,4 @@
-"""Ways to break BF16 kernels, in what they do not share with those of FP8, and the trials they meet."""
+"""Ways to break the code of BF16 kernels that FP8 kernels do not share, and the trials that must notice."""
 
 from __future__ import annotations
 

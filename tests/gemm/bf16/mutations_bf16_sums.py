@@ -1,4 +1,4 @@
-"""Ways to break sums over BF16 products, in what they share with no other kernel, and the trials they meet."""
+"""Ways to break code that only sums over BF16 products have, and the trials that must notice."""
 
 from __future__ import annotations
 

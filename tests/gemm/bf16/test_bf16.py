@@ -1,4 +1,4 @@
-"""BF16 products on the CPU: what is asked, what is refused, gradients, and how a record serves a call."""
+"""BF16 products on the CPU: their arguments, refused ones, gradients, and how a record serves a call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def whole(*shape: int) -> Tensor:
-    """Whole numbers of which sums of products are exact, in whatever order a host's library adds them up."""
+    """Draw whole numbers: sums of their products are exact in any order in which a host's library adds."""
     return numbers(*shape).mul(4).round()
 
 
@@ -60,7 +60,7 @@ def test_dense_products_take_either_major(major: str, a_is_mn: bool, b_is_mn: bo
 
 
 def test_rows_of_the_reference_have_one_order_of_sums_in_the_batch_invariant_mode() -> None:
-    """Dense, stacked and counted. Without it 116 of a lone row's 144 sums were others, by torch 2.13 on an x86 CPU."""
+    """Dense, stacked and counted rows. Without the mode 116 of a lone row's 144 sums differed: torch 2.13, x86 CPU."""
     deep_gemm.set_batch_invariant(True)
     a, b = (torch.randn(rows, 1040, generator=torch.Generator().manual_seed(rows)).bfloat16() for rows in (300, 144))
     right = torch.empty(300, 144)
@@ -157,7 +157,7 @@ def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
 
 @pytest.mark.parametrize("zero_padding", [True, False])
 def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept(zero_padding: bool) -> None:
-    """Whatever A holds there; ids do not ask for `ensure_zero_padding`, which callers pass as False."""
+    """A holds NaN in these rows. With ids `ensure_zero_padding`, which callers pass as False, changes nothing."""
     ids = torch.tensor([-1] * 130 + [0] * 3 + [-1] * 170 + [1] + [-1] * 100)
     a, b, d = numbers(len(ids), K), numbers(2, N, K), torch.full((len(ids), N), 7.0)
     a[ids < 0] = torch.nan
@@ -283,7 +283,7 @@ def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> 
     assert not room.any()
 
 
-# What a GPU's kernels are handed
+# Problems for a GPU's kernels
 
 
 class Unread(Tensor):
@@ -298,7 +298,7 @@ class Unread(Tensor):
 @pytest.mark.parametrize("ks", [(64, 0, 128), (3, 0, 70), (64, 64, 0)])
 @pytest.mark.parametrize("said", ["host", "tensor", "both", "ends"])
 def test_who_computes_groups_along_k(monkeypatch: pytest.MonkeyPatch, ks: tuple[int, ...], said: str) -> None:
-    """Depths of whole k-blocks that the host knows are parameters; others are counted, and nobody waits for them."""
+    """Depths of whole k-blocks that the host knows are parameters; others are counted, and the host never waits."""
     problems: list[Any] = []
     monkeypatch.setattr(bf16_depths, "run_parts", problems.append)
     a, b, tensor = numbers(192, 8), numbers(192, N), int32(*ks).as_subclass(Unread)

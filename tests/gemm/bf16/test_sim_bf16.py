@@ -106,7 +106,7 @@ SAME = (
 
 @pytest.mark.parametrize("config", SAME, ids=lambda config: config.name)
 def test_a_rows_bits_depend_on_neither_tile_nor_other_rows(config: Bf16Config) -> None:
-    """With the tensor cores' own arithmetic, of which the simulator's is a model that an H200 confirmed."""
+    """The simulator truncates sums as tensor cores do; an H200 has confirmed this model."""
     first = SAME[1]
     p = sim.random_problem(first, 200, 104, 64 * 9 + 8, seed=3)
     right = run_simulated(first, p, truncate=True).d
@@ -137,7 +137,7 @@ def grouped(block_m: int, block_n: int, groups: works.Work) -> Bf16Config:
 
 
 def test_a_grouped_rows_bits_depend_on_it_and_its_weight_alone() -> None:
-    """Bits do not depend on the tile, the form of the layout, its place, its group's rows, or the number of groups."""
+    """Neither the tile, the form of the layout, the row's place, its group's rows nor the number of groups matters."""
     x, w = numbers(ROWS, K), numbers(3, N, K, seed=1)
     right = products(grouped(64, 64, works.ENDS), x, w[OWN : OWN + 1], [ROWS])
     assert not torch.equal(right, x.float() @ w[OWN].float().t())  # the arithmetic is not the exact one

@@ -50,7 +50,7 @@ def test_padding_is_zeroed_where_asked(groups: works.Work) -> None:
 
 @pytest.mark.parametrize("tile", [(64, 64), (128, 128)])
 def test_rows_without_a_group_cost_nothing(tile: tuple[int, int]) -> None:
-    """Neither loads nor products; and a block of such rows alone is not written."""
+    """Rows without a group take neither loads nor products, and a block of such rows alone is not written."""
     config, found = bf16_config(*tile, Output(work=works.IDS)), []
     for none in (0, 58, 700):
         layout = (*[-1] * none, *[0] * 70, *[-1] * none, *[1] * 100, *[-1] * none)
@@ -127,6 +127,6 @@ def test_more_groups_than_a_launch_takes() -> None:
 
 
 def test_depths_that_are_wrong_lead_nowhere_outside() -> None:
-    """Nobody can check them. What they say too much is cut off, and the others are what they would be."""
+    """No check can see depths on a GPU. Depths beyond the operands are cut off, and other groups stay right."""
     config = bf16_config(64, 64, OF_COUNTED[1], TN)
     Bf16CountedTrial(config, (70, 0, 30, 0), 72, 72, 3, told=(70, -5, 1000, 2**31 - 1)).run()

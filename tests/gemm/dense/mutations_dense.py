@@ -1,4 +1,4 @@
-"""Ways to break the fp8_gemm kernel, each a mistake that somebody has made in such a kernel, and the trials they meet."""
+"""Ways to break the fp8_gemm kernel, by mistakes once made in such kernels, and the trials that must notice."""
 
 from __future__ import annotations
 

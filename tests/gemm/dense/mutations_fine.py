@@ -1,4 +1,4 @@
-"""Ways to break what the fp8_gemm kernel adds for scales of fewer than 128 columns, and the trials they meet."""
+"""Ways to break the fp8_gemm kernel's code for scales of fewer than 128 columns, and the trials that must notice."""
 
 from __future__ import annotations
 

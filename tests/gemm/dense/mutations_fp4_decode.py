@@ -1,4 +1,4 @@
-"""Ways to break what the fp8_gemm_decode kernel adds for FP4 weights, and the trials they meet."""
+"""Ways to break the fp8_gemm_decode kernel's code for FP4 weights, and the trials that must notice."""
 
 from __future__ import annotations
 

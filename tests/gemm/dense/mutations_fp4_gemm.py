@@ -1,4 +1,4 @@
-"""Ways to break what the fp8_gemm kernel adds for FP4 weights, dense and of grouped rows, and the trials they meet."""
+"""Ways to break fp8_gemm's code for FP4 weights, dense and of grouped rows, and the trials that must notice."""
 
 from __future__ import annotations
 

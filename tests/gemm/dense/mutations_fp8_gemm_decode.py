@@ -1,4 +1,4 @@
-"""Ways to break the fp8_gemm_decode kernel, each a mistake that is easily made in one, and the trials they meet."""
+"""Ways to break the fp8_gemm_decode kernel, by mistakes easily made in one, and the trials that must notice."""
 
 from __future__ import annotations
 

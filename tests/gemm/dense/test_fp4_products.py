@@ -1,4 +1,4 @@
-"""Products with FP4 weights (MXFP4): the forms that callers may give, what they give, and what is refused."""
+"""Products with FP4 weights (MXFP4): the forms that callers may give, the results, and refused arguments."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ REFUSED: dict[str, Callable[..., dict[str, Any]]] = {
         "b": (b[:, :40], sf),
     },
 }
-"""Words of an error, and what makes it of the weight of a right call."""
+"""Words of an error, and a change of a right call's weight that leads to it."""
 
 
 @pytest.mark.parametrize("message", REFUSED)

@@ -35,7 +35,7 @@ from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
 pytestmark = pytest.mark.gpu
 
 Operand = tuple[Tensor, Tensor]
-# Of the whole result: rounding D to BF16 gives 1.7e-3, the tensor cores' own sums 1.3e-4.
+# Bounds of the whole result's error: rounding D to BF16 gives 1.7e-3, the tensor cores' own sums 1.3e-4.
 RELATIVE = {torch.bfloat16: 3e-3, torch.float32: 1e-3}
 
 
@@ -48,7 +48,7 @@ def operands(m: int, n: int, k: int, seed: int = 0, *, by_row: bool = False) -> 
 
 
 def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> Problem:
-    """With the C that the configuration takes."""
+    """Make a problem, with the C that the configuration takes."""
     c = None
     if config.adds_to_d:
         c = d.normal_()
@@ -59,7 +59,7 @@ def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> Proble
 
 
 def right_d(p: Problem, c: Tensor | None) -> Tensor:
-    """What the reference gives, on the GPU, C as it was before the product."""
+    """Compute D by the reference on the GPU; `c` is C as it was before the product."""
     d = torch.empty_like(p.d)
     reference.compute(p._replace(d=d, c=c))
     return d
@@ -80,7 +80,7 @@ CONFIGS = [config for config in configs.reachable_dense() if config.b != E2M1 an
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
-    """All that are needed, compiled on all processors at once."""
+    """Compile all kernels that the tests need, on all processors at once."""
     compile_all([*CONFIGS, *reachable_decode()], lambda _: None)
 
 
@@ -118,7 +118,7 @@ def test_the_same_bits_whatever_m_is_where_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("m", [1, 16, 128, 1000])
 def test_products_that_start_beside_the_end_of_the_kernel_ahead_are_right(m: int) -> None:
-    """Each reads what the kernel ahead of it writes: without its wait it would read what was there before."""
+    """Each product reads the copy that the kernel ahead writes; without waiting it would read the old zeros."""
     a, b = operands(m, 2112, 7168)
     right = some(deep_gemm.fp8_gemm_nt(a, b))
     deep_gemm.set_pdl(True)
@@ -174,7 +174,7 @@ def test_the_same_call_gives_the_same_bits(m: int, n: int, k: int) -> None:
 
 
 def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
-    """It has no context of the driver: neither to load a kernel in, nor to launch one that is loaded."""
+    """A new thread has no context of the driver, neither to load a kernel nor to launch a loaded one."""
     torch.manual_seed(0)
     RECORDS.clear()
     kernels: tuple[Any, ...] = (FP8_GEMM, FP8_GEMM_DECODE)

@@ -31,7 +31,7 @@ CONFIGS = [config for kernel in (FP8_GEMM, FP8_GEMM_DECODE) for config in kernel
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
-    """All that are needed, compiled on all processors at once."""
+    """Compile all kernels that the tests need, on all processors at once."""
     compile_all(CONFIGS, lambda _: None)
 
 

@@ -45,7 +45,7 @@ def test_every_kind_tile_and_depth(operands: Operands, tile: tuple[int, int], k:
 @pytest.mark.parametrize("words", [Words.A, Words.B, Words.A | Words.B])
 @pytest.mark.parametrize("operands", FINE_OPERANDS, ids=str)
 def test_any_sides_scales_in_words(operands: Operands, words: Words) -> None:
-    """B's blocks are read so, other scales laid out as numbers; parts that split k begin at any exponent of a word."""
+    """Kernels read B's block scales as words; other scales become FP32. A split's part begins anywhere in a word."""
     of = config(operands, (64, 128), cluster_k=2)
     DenseTrial(of, 72, 200, 1312, 7, any_scales=True, words=words, num_sms=2).run()
 
@@ -73,7 +73,7 @@ def problem(sfb: Scales, *, of_a: Scales = PER_ROW) -> tuple[GemmConfig, Problem
 
 @pytest.mark.parametrize("sfb", one_in(2, BLOCKS), ids=str)
 def test_blocks_that_share_a_scale_along_k_are_promoted_at_once(sfb: Scales) -> None:
-    """They have the bits of a product by 128x128 then, and of one whose parts differ if they do in a column's tile."""
+    """Equal scales give the bits of a product by 128x128, also beside columns of the tile whose scales differ."""
     of, p = problem(sfb)
     plain = tile_config(128, 128, Output(), k=128)
     blocks = torch.rand(3, 11, generator=torch.Generator().manual_seed(1)) + 0.5

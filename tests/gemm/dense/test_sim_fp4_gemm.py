@@ -134,7 +134,7 @@ SCALES: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.parametrize("tile", SIZES, ids=str)
 @pytest.mark.parametrize("name", SCALES)
 def test_any_scales_give_the_product_to_the_bit(name: str, tile: tuple[int, int]) -> None:
-    """Each row of A has one number that is not zero, so no sum is rounded; and passes are as many as scales need."""
+    """Each row of A has one number other than zero, so no sum is rounded; the scales decide the number of passes."""
     of, n, k = config(*tile, k=512), 136, 480
     generator = torch.Generator().manual_seed(1)
     a = torch.zeros(77, k)

@@ -130,7 +130,7 @@ def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
 
 
 def test_a_row_gives_the_same_bits_among_any_others() -> None:
-    """What a token gets does not depend on its neighbours, as long as the configuration is the same."""
+    """A token's result does not depend on its neighbours, as long as the configuration is the same."""
     config = DecodeConfig(16, 4, 1, 3)
     g = torch.Generator().manual_seed(5)
     a, sfa = per_token_cast_to_fp8(torch.randn(13, 900, generator=g)[:, :896])

@@ -1,4 +1,4 @@
-"""Ways to break k-grouped products: the kernel that makes the maps, and what the core kernel adds for them."""
+"""Ways to break k-grouped products: the kernel that makes the maps, and the core kernel's code for groups along k."""
 
 from __future__ import annotations
 

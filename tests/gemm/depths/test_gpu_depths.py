@@ -1,4 +1,4 @@
-"""Groups along k on a GPU: chosen kernels, what users met, graphs, depths that only the GPU knows.
+"""Groups along k on a GPU: chosen kernels, users' problems, graphs, depths that only the GPU knows.
 
 D is NaN before each product unless it is C as well, and all of it is compared.
 """
@@ -75,7 +75,7 @@ def test_a_configuration_that_is_not_for_these_is_refused() -> None:
         depths.run_on_gpu(p, reachable_k_grouped()[0])
 
 
-# ---- what users met
+# ---- problems that users met
 
 
 @pytest.mark.parametrize("addition", ADDITIONS)

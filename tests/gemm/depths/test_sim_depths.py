@@ -71,7 +71,7 @@ def test_biased_schedules(schedule: str, addition: str) -> None:
 def test_groups_without_depth_and_others(ks: list[int], addition: str) -> None:
     if sum(ks):
         check(config_for(**ADDITIONS[addition]), ks)
-    else:  # the host does not launch for these, but a tensor may say it of operands that are there
+    else:  # the host launches nothing for depths of 0, but a tensor on the GPU may hold them beside longer operands
         config = config_for(**ADDITIONS[addition])
         problem = sim.random_problem(config, [128, *ks[1:]], M, N, on_gpu_alone=True)
         outcome = sim.run(sim.compile_both(config), config, problem, ks=torch.tensor(ks, dtype=torch.int32))
@@ -138,7 +138,7 @@ def test_a_c_with_strides_of_its_own() -> None:
 
 @pytest.mark.parametrize("wrong", [[1 << 30] * 4, [-16, -1, 272, 1 << 20], [17, 15, 100, 31], [0, 0, 0, 0x7FFFFFFF]])
 def test_depths_that_no_caller_may_pass_lead_nowhere(wrong: list[int]) -> None:
-    """The host cannot check what is on a GPU: D may be anything then, and no other memory is touched."""
+    """The host cannot check depths on a GPU: D may be anything if they are wrong, but no other memory is touched."""
     for tile, addition in one_in(3, list(product((TILES[0], SHARING_A), ADDITIONS.values()))):
         config = config_for(tile, **addition)
         problem = sim.random_problem(config, [16, 144, 256, 400], M, N, on_gpu_alone=True)
@@ -199,7 +199,7 @@ def test_pairs_where_groups_have_no_depth(ks: list[int]) -> None:
         assert torch.allclose(outcome.d, right, rtol=1e-4, atol=1e-3)
 
 
-# ---- what would go wrong on a GPU
+# ---- missing steps that would go wrong on a GPU
 
 
 @pytest.mark.parametrize(

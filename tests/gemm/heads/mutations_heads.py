@@ -1,4 +1,4 @@
-"""Ways to break products of heads, in what they do not share with others, and the trials they meet."""
+"""Ways to break code that only products of heads have, and the trials that must notice."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def asked(of: str, a: Operand, b: Operand, d: Tensor, c: Tensor | None = None, r
 
 
 def assert_right(p: Problem, name: str = "chosen") -> None:
-    """Of a problem whose C is still what it was."""
+    """Check D of a problem whose C still has the values it had before the product."""
     right, allowed = right_and_allowed(p, {"device": "cuda"})
     mistakes = describe_mistakes(p.d.flatten(0, 1), right.flatten(0, 1), allowed.flatten(0, 1))
     assert mistakes is None, f"{name}: {mistakes}"

@@ -1,4 +1,4 @@
-"""Ways to break what the fp8_gemm kernel adds for grouped rows, and the trials they meet."""
+"""Ways to break the fp8_gemm kernel's code for grouped rows, and the trials that must notice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNTS_LOW = tile_config(64, 64, Output(work=works.COUNTS), k=128)
 COUNTS = tile_config(128, 64, Output(work=works.COUNTS), k=128)
 TWO_UNITS = tile_config(256, 64, Output(work=works.COUNTS), k=128)
 FOUR_UNITS = GemmConfig(256, 16, 3, 1, panel_columns=16, work=works.COUNTS)
-"""No tile that is chosen: units of rows may lie past a group's end."""
+"""A tile that is never chosen: units of its rows may lie past a group's end."""
 FEW_STAGES = GemmConfig(128, 64, 2, work=works.COUNTS)
 WIDE = tile_config(128, 192, Output(work=works.COUNTS), k=128)
 CUT = tile_config(128, 256, Output(work=works.COUNTS), k=128)

@@ -1,4 +1,4 @@
-"""Ways to break how fp8_gemm_decode finds and stores tiles of grouped rows, and the trials they meet."""
+"""Ways to break how fp8_gemm_decode finds and stores tiles of grouped rows, and the trials that must notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break what fp8_gemm adds for the two products of an expert, and the trials they meet.
+"""Ways to break fp8_gemm's code for the two products of an expert, and the trials that must notice.
 
 The first product activates and casts on its way out; the second takes a scale of A for each 64 columns.
 """
@@ -20,7 +20,7 @@ LOW, USUAL, CUT = (tile_config(*tile, SILU, k=384) for tile in ((64, 128), (128,
 HALVES = tile_config(64, 256, Output(work=works.ENDS, epilogue=epilogues.SILU_OF_HALVES), k=384)
 SECOND_LOW, SECOND, SECOND_UNITS = (tile_config(*tile, BY_64, k=384) for tile in ((64, 128), (128, 128), (128, 256)))
 FEW_STAGES = GemmConfig(64, 128, 2, 1, run_k_blocks=1, panels_per_store=2, work=works.IDS, sfa=PER_64)
-"""No configuration that is chosen: slots are wanted again at once."""
+"""A configuration that is never chosen: slots are wanted again at once."""
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 50 + (1,) * 150 + (2,) * 64 + (0,) * 5
 SIZES = (3, 150, 70, 0, 64, 5)

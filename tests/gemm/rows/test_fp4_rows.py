@@ -96,7 +96,7 @@ def test_scales_of_a_in_every_form(columns: int, packed: bool) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("k", [64, 160, 672])
 def test_scales_of_a_for_64_columns(k: int, form: str) -> None:
-    """Each half of a block has a scale of A, as activations have: its product is that of the halves."""
+    """Each half of a block has its own scale of A, as activations have, so each half's product gets its own scale."""
     (x, sx), (values, scales) = rows(len(IDS), k, columns=64), random_weight(GROUPS, N, k)
     b, d = (values, FORMS[form](scales)), torch.full((len(IDS), N), 7.0)
     product_of_rows_by_64((x, sx), b, d, torch.tensor(IDS, dtype=torch.int32))
@@ -158,7 +158,7 @@ REFUSED: dict[str, Callable[..., dict[str, Any]]] = {
         "b": (b[..., :40].contiguous(), sf),
     },
 }
-"""Words of an error, and what makes it of the weight of a right call."""
+"""Words of an error, and a change of a right call's weight that leads to it."""
 
 
 @pytest.mark.parametrize("message", REFUSED)

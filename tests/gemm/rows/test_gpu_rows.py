@@ -1,4 +1,4 @@
-"""Grouped rows on a GPU: chosen kernels, what users met, graphs, layouts that change.
+"""Grouped rows on a GPU: chosen kernels, users' problems, graphs, layouts that change.
 
 D is full of canaries before each product, rows of A without a group hold NaN, values and scales, and all of D is
 compared.
@@ -70,7 +70,7 @@ def random_sizes(rng: random.Random, groups: int) -> list[int]:
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
-    """Most that are needed, compiled on all processors at once."""
+    """Compile most kernels that the tests need, on all processors at once."""
     compile_all([each for each in reachable_grouped() if each.operands not in FINE_OPERANDS], lambda _: None)
 
 
@@ -355,7 +355,7 @@ def test_the_same_call_gives_the_same_bits_on_any_number_of_sms_where_rows_are_a
 
 
 class Expert:
-    """Weights and rows for both products, and room for what comes out."""
+    """Weights and rows for both products of an expert, and room for their results."""
 
     def __init__(self, sizes: list[int], hidden: int, middle: int) -> None:
         generator = torch.Generator("cuda").manual_seed(1)
@@ -383,7 +383,7 @@ class Expert:
         product_of_rows_by_64(self.middle, self.w2, self.y, self.ids)
 
     def error(self, rows: int) -> float:
-        """Of so many rows, from the CPU's definition of the second product and the first's own values."""
+        """Error of the first `rows` rows, against the CPU's second product of the values that the first one gave."""
         found = []
         for i, group in enumerate(self.ids[:rows].tolist()):
             (a, sfa), (b, sfb) = (x[i, None] for x in self.middle), (x[group] for x in self.w2)

@@ -1,7 +1,7 @@
 """The fp8_gemm kernel's own source in the simulator where rows are grouped.
 
-In every problem here D is full of canaries, and rows of A without a group hold NaN, values and scales. What a run
-leaves in D is compared whole: products, zeros where the contract wants them, canaries everywhere else.
+In every problem here D is full of canaries, and rows of A without a group hold NaN, values and scales. After a
+run all of D is compared: products, zeros where the contract wants them, canaries everywhere else.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ def test_tall_tiles_that_end_at_any_height(fp32: bool, schedule: str | None) -> 
 def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
     kind: works.Work, block_n: int, num_sms: tuple[int, ...], fp32: bool, schedule: str | None
 ) -> None:
-    """The 128x256 tiles that are chosen, once, and narrow ones of two units, which take a fourth of the time."""
+    """The chosen 128x256 tiles once, and narrow tiles of two units, which take a fourth of the time."""
     config = config_for(kind, 128, block_n, is_fp32=fp32)
     if block_n == 64:
         config = replace(config, unit_n=32, panel_columns=32)
     assert config.cuts_last_tiles
     one_tile, six, forty = ([3], block_n), ([200, 0, 70], block_n + 8), ([1] * 40, block_n // 2 + 8)
-    # Of one tile, those that read ids do not know it in time.
+    # A kernel that reads ids learns too late that the only tile is the last.
     cut_by = ((one_tile, () if kind == works.IDS else (2, 3, 4, 5, 7)), (six, (4, 5)), (forty, (3,)))
     for (sizes, n), cut_by_sms in cut_by:
         problem = sim.random_problem(config, layout_of(kind, sizes), n, K)
@@ -154,7 +154,7 @@ def test_biased_schedules(kind: works.Work, schedule: str) -> None:
         check(config, problem, seed, schedule)
 
 
-# ---- what users met
+# ---- problems that users met
 
 
 @pytest.mark.parametrize("max_m", [8, 16, 32, 96])
@@ -264,7 +264,7 @@ def test_operands_with_pitches_of_their_own() -> None:
 
 
 def test_numbers_that_no_layout_may_hold_lead_nowhere() -> None:
-    """The host cannot check what a GPU's layout holds: rows are skipped or cut off, and no other memory is touched."""
+    """The host cannot check a layout on a GPU: wrong rows are skipped or cut off, and no other memory is touched."""
     for kind, good, bad in (
         (works.IDS, [*[0] * 70, *[-1] * 70, *[1] * 70], [*[0] * 70, *[7, -9, 1 << 30, 3, -2] * 14, *[1] * 70]),
         (works.ENDS, [70, 200, 300], [70, 200, 1 << 30]),

@@ -165,7 +165,7 @@ def test_biased_schedules_by_64(tile: tuple[int, int], schedule: str) -> None:
 
 
 def test_scales_that_are_alike_give_the_product_by_128() -> None:
-    """But for the order of sums: these are of small numbers, which FP32 holds exactly."""
+    """The order of sums differs, but these are sums of small whole numbers, which FP32 holds exactly."""
     generator = torch.Generator().manual_seed(1)
     config = tile_config(128, 128, BY_64, k=256)
     p = sim_by_64.random_problem(config, RAGGED_BY_64, 136, 256, 3, zero_padding=False)

@@ -1,4 +1,4 @@
-"""Ways to break what both kernels do for heads, each a mistake that is easily made, and the trials they meet."""
+"""Ways to break how both kernels skip parts of heads, by mistakes easily made, and the trials that must notice."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def random_problem(m: int, heads: int, k: int, splits: Splits, seed: int = 0) ->
 
 
 def product_of(p: Problem, d: Tensor) -> Tensor:
-    """The product as a matrix, from the parts of D; what lies between them must be the canary."""
+    """The product as a matrix, from the parts of D; the columns between the parts must hold the canary."""
     of_heads = d.view(p.m, p.n // p.heads.columns, p.heads.columns_of_d)
     assert (of_heads[..., p.heads.left : p.heads.left + p.heads.mid] == CANARY).all()
     return torch.cat(p.heads.of(d), 2).view(p.m, p.n)
@@ -42,7 +42,7 @@ def product_of(p: Problem, d: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
-    """All that are needed, compiled on all processors at once."""
+    """Compile all kernels that the tests need, on all processors at once."""
     compile_all(reachable_skipping(), lambda _: None)
 
 
@@ -68,7 +68,7 @@ def test_every_reachable_configuration_has_the_bits_of_the_plain_product(index: 
 @pytest.mark.parametrize("m", [1, 7, 64, 128, 129, 1000, 4096])
 @pytest.mark.parametrize("n", [32768, 8192])
 def test_shapes_of_callers(m: int, n: int) -> None:
-    """As a caller gives them, the wide head twice: a record serves the second call."""
+    """Call twice with each shape, as callers do: a record serves the second call."""
     for splits in ((128, 64, 128), (64, 32, 192)):
         p = random_problem(m, n // 256, 512, splits, seed=m)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Products into the parts of heads: what is asked, what is refused, and what the reference writes and leaves."""
+"""Products into the parts of heads: arguments, refused ones, and elements that the reference writes and leaves."""
 
 from __future__ import annotations
 

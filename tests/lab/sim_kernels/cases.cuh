@@ -1,4 +1,4 @@
-// What the unit kernels of the simulator's tests see. Each is a CASE(name) {...}; one kernel holds many of them.
+// Arguments of the unit kernels in the simulator's tests. Each is a CASE(name) {...}; one kernel holds many of them.
 #pragma once
 #include "types.cuh"
 

@@ -1,4 +1,4 @@
-// Unit kernels of tests/lab/test_sim.py: what each operation does, and what it hides until it is waited for.
+// Unit kernels of tests/lab/test_sim.py: each operation's effect, and results that it hides until a kernel waits.
 #pragma once
 #include "cases.cuh"
 

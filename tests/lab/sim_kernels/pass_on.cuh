@@ -1,4 +1,4 @@
-// Each rank writes `words` words into the memory of the next, tells it by a flag, and copies what it was sent.
+// Each rank writes `words` words into the memory of the next, tells it by a flag, and copies the words it received.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
