@@ -43,7 +43,7 @@ def work(operations: int, tensors: Sequence[Tensor], ours: Call, in_torch: Call 
 
 
 def of_bytes(operations: int, count: int, ours: Call, in_torch: Call | None, error: Any) -> Work:
-    """Make the work of a product that moves so many bytes."""
+    """Make the work of a product that moves `count` bytes."""
     calls = {OURS: ours} if in_torch is None else {OURS: ours, EAGER: in_torch}
     return Work(operations, count, calls, of_ours(error, MOST_DIFFERENCE))
 
@@ -80,7 +80,7 @@ def wgrad(shape: Shape, device: str = "cuda") -> Work:
 
 
 def counts_of(groups: int, rows: int, device: str) -> Tensor:
-    """Say how many rows each group has: 0.7 to 1.3 of so many, the same in every run."""
+    """Draw each group's number of rows: 0.7 to 1.3 of `rows`, the same in every run."""
     generator = torch.Generator().manual_seed(0)
     return (
         (rows * (0.7 + 0.6 * torch.rand(groups, generator=generator, dtype=torch.float32))).to(torch.int32).to(device)

@@ -149,7 +149,7 @@ def _spread(row: Row) -> float | None:
 
 
 def notes(report: Report) -> list[Table | str]:
-    """Tabulate means of cold products by regime, and say what the figures are."""
+    """Tabulate means of cold products by regime, with a note that explains the figures."""
     found = table.new_table("geometric means")
     found.add_column("regime")
     for heading in ("shapes", "/ fast", "/ DeepGEMM*", "of floor", "worst / fast"):

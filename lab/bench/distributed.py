@@ -1,6 +1,6 @@
 """Mixtures of experts over the processes of a group: the layer, its way there and its way back, each beside others.
 
-Each process has a GPU, or none has one. Rank 0 tells the process that started them what was measured.
+Every process has a GPU, or none has one. Rank 0 sends the measured rows to the process that started the others.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
 """The decode form with collectives computes sums for all tokens of all processes: too many to send beyond this."""
 AHEAD_CYCLES = 2_000_000
-"""A GPU sleeps so long, about a millisecond, ahead of what is replayed: time for all hosts to launch it."""
+"""A GPU sleeps this long, about a millisecond, before a replay, so that every host has time to launch it."""
 SECONDS = 120
 """How long a process waits for another one."""
 METHOD = (
@@ -104,7 +104,7 @@ def measure(shapes: Sequence[Shape], processes: int, *, only: Sequence[str] = ()
                 try:
                     what, value = heard.get(timeout=1)
                 except Empty:
-                    running.join(timeout=0)  # raises what a process failed with
+                    running.join(timeout=0)  # raises the exception of a process that failed
                     continue
                 if what == "done":
                     break
@@ -263,7 +263,7 @@ class Work:
         yield Step(COMBINE, FUSED, _replayed(combine, self.device))
 
     def check(self) -> str | None:
-        """Say what is wrong with the forms: they must agree on every process."""
+        """Check that the forms agree on every process; return a sentence about the first that does not, or None."""
         layers = {"decode": (self.layer, self.layer(self.x, self.ids, self.p))} if self.has_fixed else {}
         if self.fused is not None:
             layers["peer_memory"] = (self.fused, self._of_one_process())
@@ -279,7 +279,7 @@ class Work:
         return None
 
     def _of_all(self, found: Tensor) -> int:
-        """Count what is found on all processes."""
+        """Count the True elements of `found` on all processes."""
         count = found.sum()
         dist.all_reduce(count)
         return int(count)
@@ -294,7 +294,7 @@ class Work:
         return weighted_sum(y, row_of, self.p).bfloat16()
 
     def _products(self) -> Callable[[], object]:
-        """Both grouped products of the rows that come here, given what they multiply."""
+        """Return a call of both grouped products on the rows that come to this process; operands are made before."""
         share, (w1, w2) = self.layer.share, self.weights
         ids = local_ids(self.ids_of_all, share.first, share.here)
         ids = ids[(ids >= 0).any(dim=1)]
@@ -381,7 +381,7 @@ def plan(asked: Asked) -> Steps:
 
 
 def tables(report: Report) -> list[Table | str]:
-    """Tabulate the time of each way, and what the layer takes beside its products on the busiest process."""
+    """Tabulate the time of each way, and how much longer the fastest way takes than the products alone."""
     found: dict[tuple[str, Shape], dict[str, Row]] = {}
     for row in report.rows:
         found.setdefault((row.kind, row.shape), {})[row.contender] = row

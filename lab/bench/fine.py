@@ -62,10 +62,10 @@ QUICK: dict[str, tuple[Shape, ...]] = {
 
 
 def dense_weights() -> list[tuple[int, int]]:
-    """List the weights `(n, k)`, small ones first: those of two models as 1, 2, 4 or 8 ranks have them, and `FITTED`.
+    """List the weights `(n, k)`, small ones first: two models' as 1, 2, 4 or 8 ranks have them, and `FITTED`.
 
-    Of DeepSeek-V4.1-Flash the hidden size and the shared expert are known, of MiniMax-M3 that all is scaled by 1x32:
-    the rest is as in DeepSeek-V4-Flash, and in MiniMax-M2.
+    DeepSeek-V4.1-Flash: its hidden size and shared expert are known; the rest is taken from DeepSeek-V4-Flash.
+    MiniMax-M3: it is known that all its scales are 1x32; the rest is taken from MiniMax-M2.
     """
     found = set(FITTED)
     models = ((5120, 2304, Compressed(64, 512, 1024, 1024, 8, 64)), (3072, 1536, Grouped(48, 8, 128)))
@@ -78,7 +78,7 @@ def dense_weights() -> list[tuple[int, int]]:
 
 
 def all_cases(kind: str) -> list[Case]:
-    """List the cases of a kind; those with the same weights follow each other."""
+    """List the cases of a kind; cases with the same weights follow each other."""
     if kind == FINE_DENSE:
         shapes: list[Shape] = [(m, n, k) for n, k in dense_weights() for m in MS]
     else:

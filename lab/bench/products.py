@@ -1,7 +1,7 @@
 """Measures cases: checks every contender, then times all cold. Sustained runs come after the last cold one.
 
 If a contender fails on a shape, its row says why, and the run goes on. The run ends early only if the GPU no longer
-answers; the rows so far are kept.
+answers; the rows measured until then are kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SETTLE_SECONDS = 0.05
 
 
 class GpuLostError(RuntimeError):
-    """The GPU's context is in an error from which no call recovers."""
+    """The GPU's context has failed for good: no later call recovers it."""
 
 
 DENSE_OUTPUTS = {
@@ -59,13 +59,13 @@ DENSE_OUTPUTS = {
     FP4_DENSE: Output(b=E2M1, sfb=MX),
 }
 WITH_OWN_RIVALS: dict[str, Any] = {**dict.fromkeys(FP4_KINDS, fp4), **dict.fromkeys(FINE_KINDS, fine)}
-"""Modules that have the cases and contenders of other kinds."""
+"""Modules that hold the cases and contenders of these kinds."""
 
 
 def cases_of(
     kind: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
 ) -> list[Case]:
-    """Give the cases of `bench` for a kind, a part of them, or those of shapes, which may be new."""
+    """Choose cases of `bench` for a kind: all, some of them, or the given shapes, which may be new."""
     source = WITH_OWN_RIVALS.get(kind)
     if source is None:
         return plain.cases_of(kind, quick=quick, shapes=shapes, is_judged=is_judged)
@@ -214,7 +214,7 @@ def raise_if_lost(error: BaseException) -> None:
 
 
 def plan(kind: str, asked: Asked) -> Steps:
-    """Plan the cases that are asked for, and what is compiled ahead."""
+    """Plan the requested cases, and compile their configurations ahead."""
     shapes = plain.parse_shapes(asked.shapes) if asked.shapes is not None else ()
     cases = cases_of(kind, quick=asked.quick, shapes=shapes, is_judged=asked.is_judged)
     ahead = configurations(cases)

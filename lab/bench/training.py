@@ -75,7 +75,7 @@ WAIT, LAUNCH_US = "wait", 3.0
 
 
 def shapes_of(*, quick: bool = False) -> Sequence[Shape]:
-    """List what is measured."""
+    """List the shapes to measure."""
     return (SHAPES[0], SHAPES[4]) if quick else SHAPES
 
 
@@ -209,7 +209,7 @@ def work_of(shape: Shape) -> tuple[int, int]:
 
 
 def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list[Row]:
-    """Compare the results of all, and time those that are asked for: steps, and forward alone."""
+    """Compare the result of each requested layer, and time it: whole steps, and forward alone."""
     operations, moved = work_of(shape)
     floor_us = round(floor_of(3 * operations, moved), 3)
     rows = []
@@ -252,7 +252,7 @@ def some_of(x: Tensor) -> Tensor:
 
 
 def peak_bytes(layer: Layer) -> int:
-    """Count what a step allocates at most above what was there before it."""
+    """Count the bytes that a step allocates at its peak, beyond those allocated before it."""
     for leaf in layer.leaves:
         leaf.grad = None
     torch.cuda.synchronize()

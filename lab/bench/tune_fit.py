@@ -110,7 +110,7 @@ class Collected:
 
     @classmethod
     def load(cls, path: Path) -> Collected:
-        """Read a file; what is none is a ValueError that says what is wrong with it."""
+        """Read a file of times of tiles; for any other file a ValueError names the fault."""
         try:
             content = json.loads(path.read_text())
             machine = content["header"]["machine"]
@@ -186,7 +186,7 @@ def regret(product: Product, gpu: Gpu, timings: Timings) -> float:
 
 
 class _Search:
-    """Constants on their way, and what the products cost by them."""
+    """Constants while they are fitted, and the loss of each product with them."""
 
     def __init__(self, collected: Sequence[Collected], timings: Mapping[str, Timings]) -> None:
         self.timings = dict(timings)
@@ -195,7 +195,7 @@ class _Search:
 
     @property
     def loss(self) -> float:
-        """Sum up what is made small."""
+        """Return the mean loss, which the fit makes small."""
         return statistics.fmean(self.losses)
 
     def take_if_better(self, timings: Mapping[str, Timings]) -> bool:
@@ -350,7 +350,7 @@ def run(files: Sequence[Path], out: Path) -> None:
 
 
 def _of_other_gpus(fitted: Mapping[str, Timings]) -> dict[str, Timings]:
-    """The GPUs without a file: they keep what is their own, and share the rest."""
+    """Make the timings of GPUs without a file: they keep their own constants, and share the rest."""
     shared = next(iter(fitted.values()))
     return {
         name: replace(shared, **{key: getattr(before, key) for key in OF_A_GPU})
