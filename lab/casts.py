@@ -41,14 +41,14 @@ def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) 
 
 
 def wider(x: Tensor, gap: int, filling: float = 0.0) -> Tensor:
-    """Lay the same rows further apart: so many other elements follow each."""
+    """Lay the same rows further apart: `gap` other elements follow each."""
     room = torch.full((*x.shape[:-1], x.shape[-1] + gap), filling, dtype=x.dtype)
     room[..., : x.shape[-1]] = x
     return room[..., : x.shape[-1]]
 
 
 def spread(values: Tensor, scales: Tensor, rows: int, columns: int = SCALE_BLOCK) -> Tensor:
-    """The FP64 numbers of values `[..., m, k]` with a scale for each `rows` rows and so many columns."""
+    """Give the FP64 numbers of values `[..., m, k]` with a scale for each `rows` rows and `columns` columns."""
     m, k = values.shape[-2:]
     scales = scales.double().repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(columns, -1)[..., :k]
     return values.double() * scales
@@ -84,7 +84,7 @@ def hard_quotients(largest: float = FP8_MAX, block: int = SCALE_BLOCK, downs: Se
 
 
 def assert_same_bits(found: Quantized, right: Quantized) -> None:
-    """Values and scales are those of the reference, NaNs too."""
+    """Assert that values and scales are the reference's, NaNs too."""
     (values, scales), (right_values, right_scales) = found, right
     assert values.shape == right_values.shape
     assert scales.shape == right_scales.shape

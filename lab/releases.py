@@ -1,4 +1,4 @@
-"""The newest NVRTC, cuda-bindings, typer, rich and numpy on PyPI: are they newer than those that passed all tests?
+"""The newest NVRTC, cuda-bindings, typer, rich and numpy on PyPI: are they newer than the ones that passed all tests?
 
 `install` makes an environment of them inside the one that this runs in, as `make test` does, so that a new release is
 noticed by the tests and not by a user.
@@ -28,7 +28,7 @@ PYTHON = FOLDER / "bin" / "python"
 
 
 def packages() -> Path:
-    """Give the folder in which the environment keeps its own packages."""
+    """Give the folder of the environment's own packages."""
     return next(iter(FOLDER.glob("lib/python*/site-packages")), FOLDER / "lib")
 
 
@@ -44,7 +44,7 @@ def on_pypi() -> dict[str, str]:
 
 
 def newer_than_tried(found: dict[str, str]) -> dict[str, str]:
-    """Give the releases that are newer than what was tried: what fails with them is news, not a mistake of ours."""
+    """Give the releases that are newer than the tried ones: a failure with them is news, not a mistake of ours."""
     return {name: found[name] for name, version in TRIED.items() if _number(found[name]) > _number(version)}
 
 

@@ -1,6 +1,6 @@
 """Make a wheel of compiled kernels, and a folder for the Hugging Face kernel hub: a release ships them.
 
-Both are made on any machine; nothing is uploaded. docs/release.md says what a person does with them.
+Both are made on any machine; nothing is uploaded. docs/release.md says how to release them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ is not here is compiled at need, as without this package.
 def jobs_for(
     models: Iterable[str], tps: Sequence[int], gpus: Sequence[str], max_tokens: int, console: Console
 ) -> list[precompile.Job]:
-    """List the kernels of models on so many ranks, with whole experts and with shared ones, each once."""
+    """List the kernels of models on each number of ranks, with whole experts and with shared ones, each once."""
     found = dict[precompile.Job, None]()
     for model in models:
         model_named(model)

@@ -21,10 +21,10 @@ Shape = tuple[int, ...]
 KINDS = ("dense", "dense_1d1d", "contiguous", "contiguous_uneven", "masked", "k_grouped")
 FP4_DENSE = "fp4_dense"
 FP4_KINDS = (FP4_DENSE, "fp4_masked", "fp4_contiguous")
-"""Products of FP4 weights. Their cases are in fp4.py; a shape is that of the same kind without "fp4_"."""
+"""Products of FP4 weights: fp4.py has their cases. Their shapes are like shapes of the kinds without "fp4_"."""
 FINE_DENSE = "fine_dense"
 FINE_KINDS = (FINE_DENSE, "fine_masked")
-"""Products with scales finer than 128x128. Their cases are in fine.py; a shape is that of the kind without "fine_"."""
+"""Products with scales finer than 128x128: fine.py has their cases. Shapes are like those without "fine_"."""
 PEERS_FILE = Path(__file__).with_name("peers.json")
 RESULTS_FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 PITCHED = (1536, 4096)
@@ -277,7 +277,7 @@ def parse_shapes(
 ) -> list[Shape]:
     """Read shapes like `m,n,k;m,n,k`. `lengths`: how many numbers a shape may have; the last is at least `least_last`.
 
-    Errors say what the numbers mean if `meaning` is given.
+    `meaning`, if given, explains the numbers in errors.
 
     >>> parse_shapes("64,2112,7168; 4096,7168,2048")
     [(64, 2112, 7168), (4096, 7168, 2048)]

@@ -31,7 +31,7 @@ PARTS = {True: "judged", False: "fitted", None: ""}
 PRODUCT = "product"
 """The part of a rival's call that is its longest kernel."""
 FEW, MANY, LARGE_BYTES = 64, 1024, 29e6
-"""Rows at which means of ratios are split, and bytes of a weight in FP8 at which those of up to FEW rows are."""
+"""Rows at which means of ratios are split. Up to FEW rows they are split again, at these bytes of a weight in FP8."""
 METHOD = (
     "FP4: normal weights by quantize_mxfp4, scales as words; deep_gemm_fp8: our product of the same shape with weights "
     "in FP8, 128x128; bulk_read: a kernel that brings as many bytes as the FP4 product must move from DRAM into shared "

@@ -411,7 +411,7 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 BIG = 8
 """The big product is 2^8 * 2^8, one for each row, in the first 32 of k."""
 GAPS = tuple(range(8, 24))
-"""Powers of two by which the small products are smaller. For each of them, FP32 holds the sum of all products."""
+"""Powers of two: each makes the small products smaller than the big one. FP32 holds the sum of all for each."""
 ONE_BIG: Mapping[str, slice] = {
     "one_big_same_step": slice(1, 32),
     "one_big_same_block": slice(32, 128),

@@ -51,7 +51,7 @@ class Row:
     parts: dict[str, float] | None = field(default=None, hash=False)
     """Microseconds of each part of a layer, in the order they run."""
     operands: str | None = None
-    """Distribution of the numbers with which a product's errors were found."""
+    """How the operands behind a product's errors are distributed."""
     output: str | None = None
     """Type of the result that has these errors."""
     error_with_cast: float | None = None

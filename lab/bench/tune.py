@@ -90,7 +90,7 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """Return the time of the chosen tile over that of the best one."""
+        """Return the chosen tile's time over the best one's."""
         return self.chosen.spread.us / self.best.spread.us
 
 

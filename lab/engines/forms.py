@@ -27,9 +27,9 @@ class Form(NamedTuple):
     arguments: str
     releases: str
     right: str
-    """An expression that is true if the call gave or wrote what it must; `result` is what it gave."""
+    """An expression that is true if the call returned and wrote the right results; `result` is its return value."""
     gives: str = ""
-    """The name by which later forms know the result."""
+    """The name of the result for later forms."""
 
     @property
     def keywords(self) -> set[str]:
@@ -199,7 +199,7 @@ ELSEWHERE = {
     "get_paged_mqa_logits_metadata indices": BLACKWELL,
     "fp8_fp4_paged_mqa_logits indices": BLACKWELL,
 }
-"""Attributes, and keywords behind theirs, of which no call on Hopper is known, and why."""
+"""Attributes, and keywords with their attribute, without a known call on Hopper, and why."""
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""Runs of engines that are kept: which release, on which card, with which models."""
+"""Kept runs of engines: the release, card and models of each."""
 
 from __future__ import annotations
 

@@ -57,16 +57,16 @@ class DepthsTrial(Trial):
     config: DepthsCastConfig
     counts: tuple[int, ...] = (5, 0, 130)
     k: int = 144
-    """Columns of what is cast along groups; of gate and of up."""
+    """Columns of the matrix that is cast along groups, or of gate and of up each."""
     seed: int = 0
     schedule: str | None = None
     behind: int = 3
     """Rows behind the last group."""
     limit: float | None = None
     parts: str = "both"
-    """The parts of SiLU that are asked for: `gradient`, `activation`, or both."""
+    """The parts of SiLU to compute: `gradient`, `activation`, or both."""
     ends: tuple[int, ...] = ()
-    """Ends that are not those of `counts`, of which nothing is right but that nobody writes outside of the outputs."""
+    """Ends that contradict `counts`. No result is right then, but nothing outside of the outputs may be written."""
 
     @classmethod
     def drawn(cls, config: DepthsCastConfig, seed: int) -> DepthsTrial:

@@ -44,12 +44,12 @@ def operands(
 ) -> tuple[Operand, Operand]:
     """Draw A `[*rows, k]` and B `[*groups, n, k]`, as a configuration multiplies them.
 
-    `any_scales`: those of an FP4 weight do not always fold, and those in words are anything. `words`: sides that have
-    fine scales, or are beside them, in words.
+    `any_scales`: scales of an FP4 weight need not fold, and scales in words may be anything. `words`: the sides whose
+    scales are words, if either side has fine scales.
     """
     of_a, of_b = config.sfa or PER_ROW, config.sfb or PER_BLOCK
     x = torch.randn(*rows, k, generator=generator, dtype=torch.float32)
-    # One weight is drawn ahead of what varies the scales of A, those of groups behind it: seeds stay what they are.
+    # One weight is drawn before the scales of A are varied, weights of groups after: a seed's numbers stay the same.
     w = None if groups or config.b == E2M1 else torch.randn(n, k, generator=generator, dtype=torch.float32)
     if config.sfa == WHOLE:
         w = torch.randn(*groups, n, k, generator=generator, dtype=torch.float32) if w is None else w
@@ -147,9 +147,9 @@ class DenseTrial(ProductTrial):
     """D is also C."""
     is_dependent: bool = False
     any_scales: bool = False
-    """Scales of an FP4 weight that do not always fold, or of words that are anything."""
+    """Scales of an FP4 weight need not fold, and scales in words may be anything."""
     words: Words = Words.NONE
-    """Sides that have fine scales, or are beside them, in words."""
+    """Sides whose scales are words, if either side has fine scales."""
 
     @classmethod
     def takes(cls, config: GemmConfig | DecodeConfig) -> bool:

@@ -49,7 +49,7 @@ ROWS = "row_of", "token_of"
 
 @cache
 def own_kernel(name: str) -> HostKernel:
-    """Compile a kernel of cuda/: it stands for what other kernels do between those that are tried."""
+    """Compile a kernel of cuda/. It stands for the work of other kernels between the kernels that are tried."""
     headers = {**cuda_sources(), f"{name}.cuh": (SOURCES / f"{name}.cuh").read_text()}
     return compile_kernel(f'#include "{name}.cuh"\n', headers, name=name)
 
@@ -248,7 +248,7 @@ class PeerTrial(Trial):
         return cls(sizes, seed, num_threads=64 if isinstance(config, MeetConfig) else config.num_threads)
 
     def headers(self) -> dict[str, str]:
-        """Give what all kernels include; each has a configuration of its own."""
+        """Give the headers that all kernels include; each kernel has a configuration of its own."""
         return dict(cuda_sources())
 
     def kernels(self, headers: Mapping[str, str] | None = None) -> dict[str, HostKernel]:
@@ -272,7 +272,7 @@ class PeerTrial(Trial):
     def simulated(
         self, kernels: Mapping[str, HostKernel], limit: int, comes: int | None = None
     ) -> tuple[dict[str, Tensor], list[list[Call]]]:
-        """Run the calls of the ranks, or of so many of them: what lies in memory then, and the calls."""
+        """Run the calls of the ranks, or of the first `comes` ranks; return the memory afterwards, and the calls."""
         by_rank = calls_of(self.sizes, self.seed)
         simulation = Simulation(
             buffers_of(self.sizes, by_rank),
@@ -287,21 +287,21 @@ class PeerTrial(Trial):
 
 @dataclass(frozen=True)
 class GatherRowsTrial(PeerTrial):
-    """The same calls, in which gather_rows is tried."""
+    """The same calls, as a trial of gather_rows."""
 
     kernel = gather_rows.KERNEL
 
 
 @dataclass(frozen=True)
 class MeetTrial(PeerTrial):
-    """The same calls, in which meet_ranks is tried."""
+    """The same calls, as a trial of meet_ranks."""
 
     kernel = meet_ranks.KERNEL
 
 
 @dataclass(frozen=True)
 class AbsentTrial(PeerTrial):
-    """The last rank never comes: the others say so, and write no flag from then on."""
+    """The last rank never comes: the others report it, and write no flag from then on."""
 
     def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
         """Compare what ranks report, and see that nothing is written after."""
@@ -312,7 +312,7 @@ class AbsentTrial(PeerTrial):
             for what, got in (("report", found[f"report {rank}"][0]), ("error", found[f"state {rank}"][ERROR_WORD])):
                 if int(got) != last + 1:
                     raise ValueError(f"{what} of rank {rank}: expected {last + 1}, got {int(got)}")
-        for rank in range(self.sizes.ranks):  # nobody stores results that others may still read over
+        for rank in range(self.sizes.ranks):  # no rank stores results where others may still read
             if not bool((found[f"room {rank}"][room.results : room.flags] == POISON).all()):
                 raise ValueError(f"results on rank {rank}: expected none")
         flags = found[f"room {last}"][room.flags :].view(torch.int32).view(2, -1)[:, :last]

@@ -50,7 +50,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Call:
-    """A rank's part of one call: what it has, and what must come of it. A row that does not come is None."""
+    """A rank's part of one call: its inputs, and the results it must get. A row that does not come is None."""
 
     x: Tensor
     sf: Tensor | None
@@ -58,7 +58,7 @@ class Call:
     topk_ids: Tensor
     topk_weights: Tensor
     returns_to: Tensor
-    """The place of the result of each route, as post_rows writes it."""
+    """Where each route's result goes, as post_rows writes it."""
     posted: Tensor
     """The bytes of each token's row in this rank's room, up to the weights of its routes."""
     ids: Tensor

@@ -39,7 +39,7 @@ def run_ranks(simulation: Simulation, launches: Sequence[Sequence[KernelLaunch]]
 
 
 def _with_own_models(launches: Sequence[KernelLaunch], directory: Path) -> list[KernelLaunch]:
-    """The launches of a rank, whose models are not those of other ranks."""
+    """Copy the launches of a rank, so that it shares no model with other ranks."""
     own: dict[Path, HostKernel] = {}
     for each in launches:
         if each.kernel.path not in own:

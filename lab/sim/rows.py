@@ -51,9 +51,9 @@ class RowsTrial(ProductTrial):
     num_groups: int | None = None
     zero_padding: bool = True
     any_scales: bool = False
-    """Scales of FP4 weights that do not always fold, or of words that are anything."""
+    """Scales of FP4 weights need not fold, and scales in words may be anything."""
     words: Words = Words.NONE
-    """Sides that have fine scales, or are beside them, in words."""
+    """Sides whose scales are words, if either side has fine scales."""
     is_dependent: bool = False
     weight_is_ready: bool = False
 
@@ -136,7 +136,7 @@ class DecodeRowsTrial(RowsTrial):
 
     @classmethod
     def drawn(cls, config: DecodeConfig, seed: int) -> Self:
-        """Draw what else the kernel ahead may still do."""
+        """Draw a problem, and which of its operands the kernel ahead may still write."""
         draw, found = draws(config, seed), super().drawn(config, seed)
         is_dependent = draw.random() < 0.5
         return replace(found, is_dependent=is_dependent, weight_is_ready=is_dependent and draw.random() < 0.5)

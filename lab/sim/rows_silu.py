@@ -103,7 +103,7 @@ class SiluTrial(Trial):
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
-        """Take rows that are activated, and lie where they are multiplied."""
+        """Take rows that are activated and keep their places."""
         return config.epilogue.activates
 
     @classmethod
@@ -123,7 +123,7 @@ class SiluTrial(Trial):
         )
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare values and scales with those of the CPU."""
+        """Compare values and scales with the CPU's."""
         p = random_problem(
             self.sizes,
             self.n,

@@ -29,7 +29,7 @@ TRIALS: tuple[type[Trial], ...] = tuple(_found())
 
 
 def trial_of(kernel: Kernel[Any], config: Any) -> type[Trial]:
-    """Find the trial that runs this configuration of a kernel; a ValueError says that there is none."""
+    """Find the trial that runs this configuration of a kernel; raise a ValueError if none does."""
     for each in TRIALS:
         if each.kernel is kernel and each.takes(config):
             return each

@@ -59,7 +59,7 @@ inline void hold(const Buffer& buffer, uint64_t address, uint32_t size, size_t p
   ++machine->stored[place];
 }
 
-// What a thread knows of is released to a rank, all that kernels before have stored too.
+// Releases to a rank all stores that a thread knows of, and all stores of earlier kernels.
 inline void release_own(const Known& known, uint32_t to) {
   for (uint32_t i = 0; i < machine->launch.num_buffers; ++i) {
     const Buffer& own = machine->launch.buffers[i];
@@ -91,7 +91,7 @@ inline void acquire(const Buffer& buffer, uint64_t address) {
   }
 }
 
-// What a thread knows of itself: all that it has stored so far.
+// Returns a thread's knowledge, with all stores of its own so far.
 inline const Known& known_of(Fiber& fiber) {
   const size_t place = static_cast<size_t>(&fiber - machine->fibers.data());
   if (fiber.known.size() <= place) fiber.known.resize(place + 1);
@@ -99,7 +99,7 @@ inline const Known& known_of(Fiber& fiber) {
   return fiber.known;
 }
 
-// What this thread knows becomes known to those who learn from there.
+// Adds this thread's knowledge to `known`; other threads learn from there.
 inline void tell(Known& known) {
   if (machine->launch.other_ranks) join(known, known_of(*self));
 }
