@@ -133,7 +133,7 @@ def arrows_in_gemm(drawing: Any) -> set[tuple[str, str]]:
 
 
 def upward(arrows: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Give the arrows that lead up where few do: next stands the room whose imports all stand, or nearly all."""
+    """Give the arrows that lead up in an order with few: the next room has all its imports placed, or nearly all."""
     left, placed = {room for arrow in arrows for room in arrow}, dict[str, int]()
     while left:
         missing = {room: sum(here == room and there in left for here, there in arrows) for room in left}

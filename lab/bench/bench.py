@@ -1,4 +1,4 @@
-"""A kind of measurement of `python -m lab bench` as a value: modules state theirs, and tools loop over all."""
+"""A kind of measurement of `python -m lab bench` as a value: each module states its own, and tools loop over all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Asked:
     only: tuple[str, ...] = ()
     """Contenders; none means all."""
     is_judged: bool | None = None
-    """`Case.is_judged` of the part that is asked for; None means all."""
+    """`Case.is_judged` of the requested part; None means all."""
     processes: int | None = None
 
 

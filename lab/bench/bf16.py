@@ -131,7 +131,7 @@ def masked(shape: Shape, device: str = "cuda") -> Work:
 
 
 def along_k(shape: Shape, device: str = "cuda", *, counted: bool = False) -> Work:
-    """Make gradients of experts' weights, added in FP32; `counted`: the GPU alone has the groups' depths."""
+    """Make gradients of experts' weights, added in FP32; `counted`: only the GPU knows the groups' depths."""
     groups, m, n, k = shape
     ks = None if counted else [k] * groups
     layout = torch.full((groups,), k, dtype=torch.int32, device=device) if counted else None
@@ -150,7 +150,7 @@ def along_k(shape: Shape, device: str = "cuda", *, counted: bool = False) -> Wor
 
 
 def expression(expr: str, *, in_planes: bool = False) -> Callable[..., Work]:
-    """Make what makes the work of an expression; `in_planes`: D as torch lays its own, a head at a time."""
+    """Return a maker of an expression's work; `in_planes`: D is laid out as torch's, a head at a time."""
 
     def make(shape: Shape, device: str = "cuda") -> Work:
         sizes = dict(zip("bmnk" if expr.startswith("bmk") else "bhrd", shape, strict=True))

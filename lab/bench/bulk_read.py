@@ -59,7 +59,7 @@ KERNEL = OfLaboratory(READ, PARAMS, lambda: [CONFIG])
 
 
 def read(source: Tensor) -> None:
-    """Bring all of a tensor, whole 16 bytes that lie together, into shared memory of all SMs."""
+    """Bring a whole tensor, contiguous and a multiple of 16 bytes, into shared memory, spread over all SMs."""
     if not source.is_cuda:
         source.clone()
         return

@@ -28,7 +28,7 @@ FINE_KINDS = (FINE_DENSE, "fine_masked")
 PEERS_FILE = Path(__file__).with_name("peers.json")
 RESULTS_FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 PITCHED = (1536, 4096)
-"""A weight whose pitches the cost model was tried with, in no file of times."""
+"""A weight at whose pitches the cost model was tried; no file of times has it."""
 
 # Sustained rate of FP8 WGMMA with operands resident in shared memory, on random data: H200, 700 W.
 PEAK_TFLOPS = 1640

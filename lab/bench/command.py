@@ -25,7 +25,7 @@ PARTS = {"fitted": False, "judged": True}
 
 
 def judged_of(part: str | None) -> bool | None:
-    """Give `Case.is_judged` of the part that was asked for; None for all."""
+    """Give `Case.is_judged` of the requested part; None for all."""
     if part not in (None, *PARTS):
         raise UsageError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
     return None if part is None else PARTS[part]
@@ -36,7 +36,7 @@ class UsageError(Exception):
 
 
 class TimeUpError(Exception):
-    """The time that a run may take is over."""
+    """The time limit of a run is over."""
 
 
 def run(
@@ -136,7 +136,7 @@ def _bench(kind: str) -> Bench:
 
 
 def _contenders(kind: str, only: str | None) -> tuple[str, ...]:
-    """The contenders that are asked for; none means all."""
+    """The requested contenders; none means all."""
     if only is None:
         return ()
     known = _bench(kind).contenders

@@ -119,7 +119,7 @@ def measure(shapes: Sequence[Shape], processes: int, *, only: Sequence[str] = ()
 def _process(
     rank: int, processes: int, store: str, shapes: Sequence[Shape], only: Sequence[str], heard: Queue[Any]
 ) -> None:
-    """One process: all go through the same steps, as a collective needs them all."""
+    """Run one process. All processes go through the same steps, because a collective needs them all."""
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(rank)
@@ -225,7 +225,7 @@ class Work:
         self.mega = mega_moe.MegaCall(self.x, self.ids, self.p, weights, experts) if has_mega else None
 
     def steps(self) -> Iterator[Step]:
-        """All that is timed."""
+        """All steps that are timed."""
         x, ids, p, layer = self.x, self.ids, self.p, self.layer
         yield Step(LAYER, GROUP, lambda: layer(x, ids, p))
         if self.has_fixed:
@@ -285,7 +285,7 @@ class Work:
         return int(count)
 
     def _of_one_process(self) -> Tensor:
-        """Compute what one process with all experts gives: each route alone, which no rank rounds, and their sum."""
+        """Compute as one process with all experts does: each route alone, so that no rank rounds, then their sum."""
         routes = [
             self.layer(self.x, self.ids[:, [j]], torch.ones_like(self.p[:, [j]])) for j in range(self.ids.shape[1])
         ]
@@ -310,13 +310,13 @@ class Work:
 
 
 def _steps_of(work: Training) -> Iterator[Step]:
-    """All of training that is timed."""
+    """All steps of training that are timed."""
     yield Step(STEP, GROUP, work.step)
     yield Step(STEP, ALONE, _replayed(work.products(), work.x.device))
 
 
 class Replayed:
-    """A call as a CUDA graph. Its host is ahead of the GPUs, so that none waits for another one's launch."""
+    """A call as a CUDA graph. The host runs ahead of the GPUs, so that no GPU waits for another one's launch."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call = call  # the graph reads tensors that nothing else may hold

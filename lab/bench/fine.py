@@ -54,7 +54,7 @@ MS = (1, 16, 64, 256, 1024, 4096)
 ROWS = (4, 16, 48, 256)
 """Rows of each group."""
 GROUPS = ((8, 4096, 7168), (8, 7168, 2048), (32, 3072, 3072), (32, 3072, 1536), (48, 4608, 5120), (48, 5120, 2304))
-"""Experts `(groups, n, k)`: two that tiles were tuned to, and what one of eight ranks has of a model."""
+"""Experts `(groups, n, k)`: two that tiles were tuned to, and the experts that one of eight ranks has of a model."""
 QUICK: dict[str, tuple[Shape, ...]] = {
     FINE_DENSE: ((1, 4608, 5120), (16, 5120, 288), (64, 576, 5120), (1024, 4096, 7168), (4096, 4608, 5120)),
     "fine_masked": ((8, 16, 4096, 7168), (32, 48, 3072, 1536)),
@@ -140,7 +140,7 @@ def numbers(operand: Operand, of: Scales) -> Tensor:
 
 
 def _plain(x: Tensor, w: Tensor, places: Sequence[tuple[int, Any]], ends: Tensor) -> Contender:
-    """Multiply in BF16; rows of groups are put together first, so that none is multiplied that is not there."""
+    """Multiply in BF16. Rows of groups are put together first, so that only rows of groups are multiplied."""
     together = torch.cat([x[at] for _, at in places])
 
     def call() -> Tensor:
@@ -154,7 +154,7 @@ def _plain(x: Tensor, w: Tensor, places: Sequence[tuple[int, Any]], ends: Tensor
 
 
 def _by_triton(a: Operand, b: Operand, of_b: Scales) -> Callable[[], Tensor]:
-    """Call the rival. What it lacks is said at its first call, so that others are measured."""
+    """Call the rival. If it lacks something, its first call says so, and the others are still measured."""
 
     def call() -> Tensor:
         has_it = importlib.util.find_spec("transformers") is not None

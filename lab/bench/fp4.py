@@ -123,7 +123,7 @@ weights_of = kept(Weights)
 
 
 def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
-    """Make random activations of a case, and its contenders. What is the same function takes both kinds of weights."""
+    """Make random activations of a case, and its contenders. Both kinds of weights go through the same function."""
     groups, rows, n, k = case.shape if case.sizes else (1, *case.shape)
     weights = weights_of(groups, n, k, device)
     torch.manual_seed(1)

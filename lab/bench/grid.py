@@ -73,7 +73,7 @@ DENSE_MODELS = {
 
 
 class GridShape(NamedTuple):
-    """One shape, and which part it is of."""
+    """One shape, and the part that it belongs to."""
 
     shape: tuple[int, int, int]
     is_judged: bool

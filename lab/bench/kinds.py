@@ -1,4 +1,4 @@
-"""Kinds of work that are timed cold: their shapes, what makes a work of one, and how its contenders are checked."""
+"""Kinds of work that are timed cold: their shapes, the maker of a shape's work, and the checks of its contenders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHOD = (
 
 
 class Work(NamedTuple):
-    """A work of one shape: its size, the calls of its contenders, and what checks some of them, by name."""
+    """A work of one shape: its size, the calls of its contenders, and the checks of some of them, by name."""
 
     operations: int | None
     bytes: int
@@ -65,9 +65,9 @@ class Kinds:
     """Pause ahead of a shape: a GPU that a long one has warmed runs the next at a lower clock."""
     with_yardsticks: bool = True
     takes_new: bool = True
-    """A shape that no kind lists is of the first kind with as many numbers."""
+    """A shape that no kind lists belongs to the first kind whose shapes have as many numbers."""
     completed: Callable[[Shape], Shape] = lambda shape: shape
-    """Completes a shape that is asked for."""
+    """Completes a requested shape."""
 
     def bench(
         self,

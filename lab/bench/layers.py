@@ -80,7 +80,7 @@ class Work:
 
 
 Check = Callable[[Callable[[], Any]], tuple[float, str | None]]
-"""Makes the call it is given, ours, and gives its error and why it is wrong, or None if it is right."""
+"""Makes our call, and returns its error and a sentence if it is wrong, else None."""
 
 
 def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -> list[Row]:
@@ -128,7 +128,7 @@ def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture a call in a CUDA graph, and give what replays it."""
+    """Capture a call in a CUDA graph, and return the function that replays it."""
     for _ in range(WARM_UPS):
         call()
     torch.cuda.synchronize()

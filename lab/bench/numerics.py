@@ -54,7 +54,7 @@ METHOD = (
     "product of 2^16 and small ones of 2^(16-gap), shape: gap, error: share of the small ones' sum that is lost"
 )
 MOST_ERROR = 0.05
-"""Above this, beside the numbers that were multiplied, a result of ours is no product of them. Others may be there."""
+"""Our `error` must not exceed this, or the result is no product of the multiplied numbers. A rival's may."""
 M, N = 256, 256
 FEW_ROWS = 16
 DEPTHS = tuple(1 << e for e in range(7, 17))
@@ -73,9 +73,9 @@ class Way:
     output: torch.dtype
     call: Result
     given: Result
-    """The result of the numbers that are multiplied."""
+    """The result of the multiplied numbers."""
     asked: Result
-    """The result of the numbers ahead of any cast."""
+    """The result of the numbers before any cast."""
 
 
 Numbers = Callable[[int, int, int], tuple[Tensor, Tensor]]
@@ -469,7 +469,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def plan(asked: Asked) -> Steps:
-    """Plan the products that are asked for, on a GPU if there is one."""
+    """Plan the requested products, on a GPU if there is one."""
     chosen, device = steps(quick=asked.quick), "cuda" if torch.cuda.is_available() else "cpu"
     return len(chosen), lambda add, announce: measure(chosen, device, add=add, announce=announce)
 

@@ -145,7 +145,7 @@ def made(case: Case) -> list[Contender]:
 
 
 def product_alone(calls: Iterable[Kernels]) -> dict[str, float]:
-    """Tell how long the longest kernel of a call takes, as a part of it: beside a cast, the product."""
+    """Give the fraction of a call's GPU time that its longest kernel takes: the product, not the cast."""
     return {fp4.PRODUCT: statistics.median(max(kernel.us for kernel in kernels) for kernels in calls)}
 
 
@@ -192,7 +192,7 @@ def config_of(case: Case, contender: str) -> GemmConfig | DecodeConfig | None:
 
 
 def configurations(cases: Iterable[Case]) -> list[GemmConfig | DecodeConfig]:
-    """All that dense products with fine scales need, each once: too many to compile one after the other."""
+    """All configurations that dense products with fine scales need, each once: too many to compile one by one."""
     found = (config_of(case, name) for case in cases if case.kind == FINE_DENSE for name in fine.OUTPUTS)
     return [config for config in dict.fromkeys(found) if config is not None]
 

@@ -58,7 +58,7 @@ class Row:
     bias: float | None = None
     """Mean of the differences away from zero, over the mean magnitude."""
     peak_bytes: int | None = None
-    """The most that a step of training allocates at a time."""
+    """The most bytes that a step of training has allocated at a time."""
     sm_mhz: float | None = None
     power_w: float | None = None
     failed: str | None = None
@@ -117,7 +117,7 @@ class Report:
         return str(self.header["kind"])
 
     def default_path(self) -> Path:
-        """Give `benchmarks/results/kind-date-commit.json` of the checkout, wherever the caller stands."""
+        """Give `benchmarks/results/kind-date-commit.json` of the checkout, from any working directory."""
         date = "".join(character for character in self.header["date"][:19] if character.isalnum())
         return RESULTS / f"{self.kind}-{date}-{self.header['commit']}.json"
 

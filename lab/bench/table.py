@@ -69,7 +69,7 @@ def table_of(title: str, columns: Iterable[Column], lines: Iterable[Line], gap: 
 def means_of(
     keys: Sequence[str], names: Sequence[str], ratios: Iterable[tuple[tuple[str, ...], Ratios]], gap: int = 3
 ) -> Table:
-    """Tabulate geometric means of ratios by what their lines have in common."""
+    """Tabulate geometric means of ratios, one line for each key that ratios share."""
     table = new_table("geometric means of ratios", gap)
     for heading in (*keys, "shapes", *names):
         table.add_column(heading, justify="right")

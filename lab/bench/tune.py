@@ -39,7 +39,7 @@ from .timing import L2Flush, Spread, cold
 
 FIRST_REPEATS, REPEATS = 5, 11
 HOPEFUL = 1.6
-"""Up to this multiple of the lowest modelled cost a tile is timed at all."""
+"""A tile is timed if its modelled cost is up to this multiple of the lowest."""
 FINALISTS = 4
 
 

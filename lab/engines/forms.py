@@ -1,8 +1,8 @@
-"""Calls into deep_gemm as releases of engines make them on Hopper, with operands that lie as theirs do.
+"""Calls into deep_gemm as releases of engines make them on Hopper, with operands laid out as theirs are.
 
-`arguments` is the text of a call's arguments, of the names that its family draws; `right` says when its values are
-right. Forms of a family run in order, and a later one may use what an earlier one gave. What engines ask of other GPUs
-alone is in `ELSEWHERE`.
+`arguments` is the text of a call's arguments, with the names that its family draws; `right` says when its values are
+right. Forms of a family run in order, and a later one may use the result of an earlier one. `ELSEWHERE` holds the
+calls that engines make on other GPUs only.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def table() -> str:
 
 
 def lacking(uses: dict[str, set[str]]) -> list[str]:
-    """Give the attributes, and the keywords behind theirs, that are neither in the table nor elsewhere."""
+    """Give the attributes, and the keywords with their attribute, that are neither in the table nor elsewhere."""
     known: dict[str, set[str]] = {}
     for form in (form for family in FAMILIES.values() for form in family.forms):
         known.setdefault(form.function, set()).update(form.keywords)

@@ -49,7 +49,7 @@ class Bf16Trial(ProductTrial):
     in_place: bool = False
     is_dependent: bool = False
     planes: int = 2
-    """How many a configuration of heads has."""
+    """The number of heads, if the configuration has heads."""
     gap: int = 8
     """NaNs behind each row, a multiple of 8."""
     exact: bool = False

@@ -1,7 +1,7 @@
 """The `cast_rows` kernel in the simulator, with the source and parameters that a GPU gets.
 
-A trial has rows that must not matter, full of NaN, and outputs with room around them, full of poison: what is not to be
-written must be poison afterwards, and everything else as the reference casts.
+A trial has rows that must not matter, full of NaN, and outputs with room around them, full of poison. Elements that
+are not to be written must be poison afterwards, and all others as the reference casts.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RowTrial(Trial):
     matrix: Tensor | None = None
     """x itself, instead of `data`."""
     padding: int = 16
-    """How much further apart rows of values lie than they are long."""
+    """Elements between two rows of values."""
     padding_of_x: int | None = None
     """The padding of x, if it is another one."""
     scale: float = GIVEN[0]
@@ -161,7 +161,7 @@ class RowTrial(Trial):
 
 
 def verdict(trial: RowTrial, p: RowCast) -> float:
-    """Check what came of a trial's problem. Give the share of values that are not the reference's."""
+    """Check the results of a trial's problem. Give the share of values that are not the reference's."""
     right, share = expected(trial), 0.0
     if p.scales is None or right.scales is None:
         assert_near_bf16(p.values, right.values, OF_ACTIVATIONS if trial.config.activates else 0.0)
@@ -294,7 +294,7 @@ def row_of(trial: RowTrial) -> Tensor:
 
 
 def is_cast(trial: RowTrial) -> Tensor:
-    """Tell of each row whether a group has it, whatever sizes say: none reaches out of its rows."""
+    """Tell for each row whether a group has it; a group never reaches beyond its own rows, whatever sizes say."""
     found = torch.zeros(trial.m, dtype=torch.bool)
     if trial.config.groups == Groups.NONE:
         return ~found

@@ -68,7 +68,7 @@ def operands(
 
 
 def varied(scales: Tensor, of: Scales, generator: torch.Generator, in_words: bool, any_scales: bool) -> Tensor:
-    """Give scales that differ as `vary` lets them; or their exponents in words, usual ones then differing too."""
+    """Give scales that `vary` has changed, or their exponents in words; then usual scales differ too."""
     vary(scales, of, generator)
     if not in_words:
         return scales
@@ -128,7 +128,7 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
                 scales[row, block] = 255
                 if least > 0:
                     values.view(n, -1, 16)[part] &= 0x88
-    behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # not to be looked at
+    behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # must not be looked at
     return values, words_of(torch.cat([scales, behind], 1))
 
 

@@ -1,6 +1,6 @@
 """A GPU's memory in place of a simulation's: trials run there too, by the launchers that the package's calls use.
 
-Whoever writes beside its outputs is found. Races, and reads beside the inputs, are for the simulator to find.
+A write beside the outputs is found here too. Only the simulator finds races, and reads beside the inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GpuMemory:
     """Some buffers in a GPU's memory. Kernels run there one after another."""
 
     def __init__(self, buffers: Mapping[str, Buffer], device: str, num_sms: int | None = None) -> None:
-        """`num_sms`: for how many persistent kernels are launched; all unless given."""
+        """`num_sms`: the number of SMs for which persistent kernels are launched; all unless given."""
         self.arena = Arena(buffers, device)
         self.tensor = self.arena.tensor
         self.device = self.arena.memory.get_device()

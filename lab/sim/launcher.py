@@ -49,7 +49,7 @@ class _Into(NamedTuple):
         self.stage.launch(kernel, self.compiled[kernel], config, values, grid, inputs)
 
     def room(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
-        """Refuse: all memory of a stage was stated."""
+        """Refuse to make room: all memory of a stage was stated."""
         raise AssertionError(shape)
 
 
@@ -135,7 +135,7 @@ class Stage:
     def launches(
         self, compiled: Mapping[Kernel[Any], HostKernel | None], inputs: Collection[str] = ()
     ) -> Iterator[None]:
-        """Let kernels that code launches in this block run here: those `compiled`, or the package's own.
+        """Run here the kernels that code launches in this block: the `compiled` ones, or the package's own.
 
         All but the last may not write `inputs`.
         """

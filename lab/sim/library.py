@@ -83,7 +83,7 @@ class Launch(ctypes.Structure):
 
 
 class Stats(ctypes.Structure):
-    """`sim::Stats`: what a run did."""
+    """`sim::Stats`: counters of a run."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint64) for name in ("steps", "products", "loads", "stores", "prefetches", "to_peers")

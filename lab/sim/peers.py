@@ -1,6 +1,6 @@
 """Kernels that read and write memory of peers, `post_rows`, `gather_rows` and `meet_ranks`: the calls of rank_calls.py.
 
-All of them run in each trial, on several simulated ranks: what one does wrong, another may notice.
+All of them run in each trial, on several simulated ranks: one kernel may notice a mistake of another.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def own_kernel(name: str) -> HostKernel:
 
 
 def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
-    """Give all that the ranks have, by name; the rank's number ends the name of each."""
+    """Give all buffers of the ranks, by name; each name ends with the rank's number."""
     room, found = sizes.room, {}
 
     def add(name: str, data: Tensor, *, written: bool = False, alignment: int = 4) -> None:
@@ -148,7 +148,7 @@ def launches_of(
 
 
 def gathered_of(sizes: Sizes) -> Gathered:
-    """Give what rows are gathered to, as it is before. Scales lie as `sfa.t()`, contiguous."""
+    """Make the outputs of gather_rows, as they are before. Scales lie as `sfa.t()`, contiguous."""
     rows, hidden = sizes.room.slots * sizes.topk, sizes.hidden
     sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan, dtype=torch.float32)
     values = torch.full((rows, hidden), POISON, dtype=torch.uint8)
@@ -182,7 +182,7 @@ def _bytes_of(row: int, *parts: Tensor) -> Tensor:
 
 
 def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) -> None:
-    """Compare all that came, bit by bit. A slot without a route here may hold anything."""
+    """Compare all results, bit by bit. A slot without a route here may hold anything."""
     room = sizes.room
     for rank, calls in enumerate(by_rank):
         for i, call in enumerate(calls):
@@ -205,7 +205,7 @@ def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) 
 
 @dataclass(frozen=True)
 class PeerTrial(Trial):
-    """Calls of some ranks, which come at different times; it is post_rows that is tried."""
+    """Calls of some ranks, which come at different times; post_rows is tried."""
 
     kernel: ClassVar[Kernel[Any]] = post_rows.KERNEL
     needs_ranks = True
@@ -260,11 +260,11 @@ class PeerTrial(Trial):
         return self.check_all(self.kernels(headers))
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare all that came on every rank, to the bit."""
+        """Compare all results on every rank, to the bit."""
         return self.check_all({**self.kernels(), **({} if kernel is None else {self.kernel.name: kernel})})
 
     def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
-        """Compare all that came on every rank, to the bit."""
+        """Compare all results on every rank, to the bit."""
         found, by_rank = self.simulated(kernels, LIMIT)
         check(self.sizes, by_rank, found)
         return 0.0
@@ -304,7 +304,7 @@ class AbsentTrial(PeerTrial):
     """The last rank never comes: the others report it, and write no flag from then on."""
 
     def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
-        """Compare what ranks report, and see that nothing is written after."""
+        """Compare the ranks' reports, and see that nothing is written after them."""
         last = self.sizes.ranks - 1
         found, _ = self.simulated(kernels, LIMIT // 2, comes=last)
         room = self.sizes.room

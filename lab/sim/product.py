@@ -93,7 +93,7 @@ class ProductTrial(Trial):
         return self.outcome(kernel).checked().worst
 
     def passed(self) -> Outcome:
-        """Compile the kernel, check it, and give all that it did."""
+        """Compile the kernel, check it, and return the outcome."""
         return self.outcome(self.compiled()).checked()
 
 
@@ -318,7 +318,7 @@ def random_words(exponents: Tensor, generator: torch.Generator, any_scales: bool
 
 
 def draws(config: Config, seed: int) -> random.Random:
-    """Give what problems of a configuration are drawn by."""
+    """Give the generator that problems of a configuration are drawn from."""
     return random.Random(f"{config.name} {seed}")
 
 

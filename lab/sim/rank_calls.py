@@ -1,4 +1,4 @@
-"""Calls of several ranks of a node, one after another: what kernels that use memory of peers are given, and must give.
+"""Calls of several ranks of a node, one after another: the inputs and right results of kernels that use peers' memory.
 
 Each call of a rank is post_rows, a copy of its room (cuda/keep_room.cuh), gather_rows, stores of results
 (cuda/store_results.cuh), meet_ranks, and the sums. The results are made up: random, and known before.

@@ -1,8 +1,7 @@
 """Several ranks of a node in the simulator, each with kernels of its own, one after another.
 
-Each rank's kernels run in a thread, and one thread runs at a time: who has the turn hands it to a rank that is drawn,
-every few steps. So runs are repeatable. One rank, drawn too, is slow: the others come to it long before it comes to
-them.
+Each rank's kernels run in a thread, and one thread runs at a time: every few steps it hands the turn to a rank that is
+drawn. So runs are repeatable. One rank, drawn too, is slow: the others reach it long before it reaches them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .library import HostKernel, copy_of
 from .simulate import KernelLaunch, Simulation
 
 SLOW = 24
-"""A slow rank gets as many times fewer turns."""
+"""A slow rank gets this many times fewer turns."""
 
 
 def run_ranks(simulation: Simulation, launches: Sequence[Sequence[KernelLaunch]]) -> None:

@@ -87,7 +87,7 @@ class RowsTrial(ProductTrial):
 
     @property
     def groups(self) -> int:
-        """How many there are."""
+        """The number of groups."""
         return self.num_groups or (max(self.layout) + 1 if self.config.work.reads_ids else len(self.layout))
 
     @property

@@ -44,7 +44,7 @@ def random_problem(
 ) -> Problem:
     """Make a problem with random data. Rows `behind` the groups are NaN: values, scales and weights.
 
-    Gates and ups are `size` apart from zero, about.
+    Gates and ups have magnitudes of about `size`.
     """
     generator = torch.Generator().manual_seed(seed)
     m, groups, ends = sum(sizes) + behind, len(sizes), torch.tensor(sizes, dtype=torch.int64).cumsum(0).int()

@@ -30,7 +30,7 @@ class SimulationError(RuntimeError):
     """The kernel broke a rule of the hardware. The message says which, where, and how to repeat it."""
 
     def __init__(self, name: str, what: str, how: str) -> None:
-        super().__init__(name, what, how)  # what an exception is pickled by, from the process of a worker
+        super().__init__(name, what, how)  # a worker's process pickles an exception by these arguments
         self.name, self.what, self.how = name, what, how
 
     def __str__(self) -> str:

@@ -90,5 +90,5 @@ class Trial(_Gpu, ABC):
         return compiled(self.kernel, self.config, headers)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Check the kernel, or what `headers` make of it."""
+        """Check the kernel, or a mutation of it by `headers`."""
         return self.check(None if self.device != "cpu" else self.compiled(headers))

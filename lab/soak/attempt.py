@@ -139,7 +139,7 @@ def _call_at_once(trials: Sequence[Trial], found: Attempt) -> str | None:
 
 
 def _call_badly(trial: Trial, found: Attempt) -> str | None:
-    """Make calls with one operand wrong, now that a plan is there: each is refused, and nothing is written."""
+    """Make calls with one operand wrong, now that a plan exists: each is refused, and nothing is written."""
     everything, faults = trial.everything(), trial.refused_faults()
     possible = [
         (name, fault)

@@ -1,6 +1,6 @@
 """Trials of every kernel as kinds of problems: `kernels`, or one of them, such as `kernel:lay_scales`.
 
-A kernel runs by itself here, in any of its configurations; what makes a call choose one is for the other kinds to try.
+A kernel runs by itself here, in any of its configurations; the other kinds try how calls choose one.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class FineWeight(fp8.Weight):
 
 
 class LayerWeight(FineWeight):
-    """A weight of a layer, whose own scales are fine. What is left unsaid the shape of its scales says."""
+    """A weight of a layer with fine scales. The shape of its scales tells whatever the call leaves out."""
 
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
         super().__init__(draw, exact, low, high)

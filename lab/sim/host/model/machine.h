@@ -124,7 +124,7 @@ struct Warpgroup {
   WaitList waiting;
 };
 
-// How many stores to peers of each place for a fiber a thread knows of.
+// For each place for a fiber: how many of its stores to peers a thread knows of.
 using Known = std::vector<uint64_t>;
 
 // A store to another rank's memory, on its way.
@@ -201,7 +201,7 @@ struct Fiber {
   Warpgroup& warpgroup() const { return cta->warpgroups[thread / 128]; }
 };
 
-// Something that happens later without a thread.
+// An event that happens later, without a thread.
 struct Event {
   uint64_t due, order;
   std::function<void()> run;

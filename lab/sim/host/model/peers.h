@@ -1,9 +1,9 @@
-// Memory of other ranks. A store there lands late, and out of order; by what barriers and counts order, a thread knows of other
-// threads' stores, and a release lands behind all stores that its thread knows of. What has landed is news, which no
-// ordinary load of its rank may read before a load with acquire has read a flag that was released by the same peer.
+// Memory of other ranks. A store there lands late, and out of order. Through barriers and counts a thread learns of
+// other threads' stores, and a release lands behind all stores that its thread knows of. Landed bytes are news: an
+// ordinary load of their rank may read them only after a load with acquire has read a flag that the same peer released.
 //
-// The other way round a peer may read what this rank has stored in its own memory if a thread that knew of the store has released
-// a flag there, and the peer has acquired it.
+// The other way round, a peer may read a store of this rank to its own memory if a thread that knew of the store has
+// released a flag there, and the peer has acquired it.
 #pragma once
 #include "scheduler.h"
 
@@ -49,7 +49,7 @@ inline void check_not_held(const Buffer& buffer, uint64_t address, uint32_t size
            text(buffer.rank) + " has written: it has released no flag behind that which this rank has acquired");
 }
 
-// This rank has stored in its own memory.
+// Notes a store of this rank to its own memory.
 inline void hold(const Buffer& buffer, uint64_t address, uint32_t size, size_t place) {
   if (!machine->launch.other_ranks || !buffer.held) return;
   const uint64_t word = (address - buffer.base) / 4, words = (size + 3) / 4;
