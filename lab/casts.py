@@ -93,9 +93,9 @@ def assert_same_bits(found: Quantized, right: Quantized) -> None:
 
 
 def assert_near(found: Quantized, right: Quantized, of_scales: float = 2.0**-16) -> float:
-    """Scales are within `of_scales` of the reference's, and values within one step of FP8.
+    """Assert that scales are within `of_scales` of the reference's, and values within one step of FP8.
 
-    Give the share of other values, but for a single one.
+    Give the share of other values; a single one does not count.
     """
     scales, right_scales = (scales.reshape(-1, scales.shape[-1]) for scales in (found[1], right[1]))
     assert torch.equal(scales.isnan(), right_scales.isnan()), "other scales are written"
@@ -111,7 +111,7 @@ def assert_near(found: Quantized, right: Quantized, of_scales: float = 2.0**-16)
 
 
 def assert_near_bf16(found: Tensor, right: Tensor, within: float = 0.0) -> None:
-    """BF16 numbers are within a part of themselves of the reference's, to the bit if it is 0. A NaN is any NaN."""
+    """Assert that BF16 numbers are within a part of the reference's, or its bits if it is 0. A NaN may be any NaN."""
     assert torch.equal(found.isnan(), right.isnan()), "other NaN"
     found, right = (x.nan_to_num(0.0, torch.inf, -torch.inf) for x in (found, right))
     if within:

@@ -242,7 +242,7 @@ def fp8_of_rows(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def fp8_of_few_rows(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Another kernel on a GPU, alone."""
+    """Our product alone, for few rows: on a GPU another kernel computes it."""
     return islice(fp8_of_blocks(shape, numbers), 1)
 
 

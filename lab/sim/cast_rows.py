@@ -86,7 +86,7 @@ class RowTrial(Trial):
     seed: int = 0
     schedule: str | None = None
     data: str = "wild"
-    """`wild`: of everything there is; `ordinary`: of one size; `mixed`: blocks of both; `hard`: `hard_quotients`;
+    """`wild`: numbers of every kind; `ordinary`: of one size; `mixed`: blocks of both; `hard`: `hard_quotients`;
     `largest`: the largest numbers, infinities among them; `far`: gates far below zero, and the largest for up."""
     is_m_major: bool = True
     min_amax: float = 0.0

@@ -96,9 +96,9 @@ def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
 def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) -> tuple[Tensor, Tensor]:
     """Make an FP4 weight of all codes. Its scales, in words, are of few sizes.
 
-    `any_scales`: some are of any size, in the first 128 rows and in some of the others, there in some of 32 rows each.
-    Single ones are NaN, so large that the reference may just not overflow, the largest, of zeros, and, beside others,
-    the smallest. From two k-blocks on, NaN is also among the smallest of some rows, and among the largest, of zeros.
+    `any_scales`: some have any size, in some runs of 32 rows of some runs of 128, the first runs always among them.
+    Single ones are NaN, or the largest, of zeros, or so large that the reference may just not overflow, or, if k has
+    others, the smallest. In one of several k-blocks, 32 rows have the smallest, 32 the largest, of zeros; NaN in each.
     """
     values = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
     scales = torch.randint(118, 130, (n, k // MX.columns), generator=generator, dtype=torch.uint8)

@@ -61,7 +61,7 @@ class How(TypedDict, total=False):
     seed: int
     schedule: str | None
     truncate: bool
-    """WGMMA accumulates with Hopper's few bits."""
+    """WGMMA accumulates with Hopper's few bits, not exactly."""
     device: str
     """`cpu`: the simulator, the default everywhere. `cuda`: a GPU, where only the number of SMs counts."""
 

@@ -41,7 +41,7 @@ _KERNEL_FLAGS = ("-Og",)
 POISON_FLAG, _POISON_SINCE = "-ftrivial-auto-var-init=pattern", 12
 # Without these, all loaded kernels would share their variables.
 _PRIVATE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
-# All that g++ would link but libstdc++, whose symbols take as long to read as a small kernel to compile: see `_loaded`.
+# All that g++ would link but libstdc++: to read its symbols takes as long as to compile a small kernel, see `_loaded`.
 _LIBRARIES: tuple[str, ...] = ("-nodefaultlibs", "-lm", "-lgcc_s", "-lgcc", "-lc")
 _COMPILE_SECONDS = 300
 

@@ -345,7 +345,7 @@ def sides(
 
 
 def depth(draw: random.Random, config: GemmConfig | DecodeConfig) -> int:
-    """Draw a k that a kernel for FP8 has code for: of `fp8_gemm` runs of k-blocks, with a tail if it has one."""
+    """Draw a k that a kernel for FP8 has code for. `fp8_gemm` takes whole runs of k-blocks, unless it has a tail."""
     if isinstance(config, DecodeConfig):
         blocks = draw.randint(1, 2 * config.cluster_k + config.num_stages)
     else:

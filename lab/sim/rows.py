@@ -44,7 +44,7 @@ class RowsTrial(ProductTrial):
     seed: int = 0
     schedule: str | None = None
     rows: int | None = None
-    """Rows that A has, for counts in each group; ids are as many."""
+    """Rows of A; with counts, rows of each group. With ids, A has a row for each id."""
     alignment: int = 128
     n: int = 136
     k: int = 400

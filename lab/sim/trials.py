@@ -14,7 +14,7 @@ from .trial import Trial
 
 
 def _found() -> Iterator[type[Trial]]:
-    """Find trials. A kind that has kernel, configurations and draws of another is for mutations alone."""
+    """Find trials. A class that defines no kernel, configurations or draws itself is for mutations alone."""
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.name == Path(__file__).name:
             continue

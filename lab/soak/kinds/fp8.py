@@ -44,7 +44,7 @@ def fill_scales(draw: Draw, x: Tensor, exact: bool, low: int = -2, high: int = 2
 def product(
     a: Tensor, b: Tensor, c: Tensor | None, dtype: torch.dtype, exact: bool, columns: int = SCALE_BLOCK
 ) -> tuple[Tensor, Tensor | None]:
-    """Give A @ B.T + C of FP64 numbers, rounded to D's type, and how far D may be from it: None, not at all.
+    """Give A @ B.T + C of FP64 numbers, rounded to D's type, and how far D may be from it; None means not at all.
 
     Sums of `columns` columns are promoted by their scales.
     """
@@ -82,9 +82,9 @@ class Weight(Part):
         return {} if (self.of_a, self.of_b) == USUAL else stated
 
     block: tuple[int, int] = (SCALE_BLOCK, SCALE_BLOCK)
-    """Rows and columns under a scale, as a layer is told."""
+    """Rows and columns of a scale, as they are stated to a layer."""
     usual_beside: int = SCALE_BLOCK
-    """Columns of A under a scale in a layer that is told nothing."""
+    """Columns of a scale of A in a layer without a statement."""
     is_open: bool = False
     """Whether the shape of the scales may leave open which blocks they are for."""
 
