@@ -239,7 +239,7 @@ def bench(
     only: Annotated[str | None, typer.Option(help="only these contenders, as 'deep_gemm,copy'")] = None,
     minutes: Annotated[float | None, typer.Option(help="begin nothing new after this time")] = None,
     processes: Annotated[int | None, typer.Option(help="distributed: how many; one for each GPU unless given")] = None,
-    part: Annotated[str | None, typer.Option(help="products: only what is 'fitted', or 'judged'")] = None,
+    part: Annotated[str | None, typer.Option(help="products: only the 'fitted' or the 'judged' cases")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
     """Measure products, casts and layers beside rivals, host time, or compile times. Write a file and print tables.
@@ -281,12 +281,12 @@ def bench(
 )
 def soak(
     minutes: Annotated[float, typer.Option(min=0, help="begin nothing new after this time")] = 8,
-    seed: Annotated[int, typer.Option(help="what all problems follow from")] = 0,
-    only: Annotated[list[str] | None, typer.Option(help="this kind of problem alone; may be said again")] = None,
+    seed: Annotated[int, typer.Option(help="the seed that all problems are drawn from")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="only this kind of problem; may be repeated")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu, else cuda if there is a Hopper GPU")] = None,
     first: Annotated[int, typer.Option(min=0, help="the number of the first problem")] = 0,
-    count: Annotated[int | None, typer.Option(min=1, help="how many problems, if time does not end it")] = None,
-    out: Annotated[Path | None, typer.Option(help="write a record of it into this file")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="the number of problems, unless time is up first")] = None,
+    out: Annotated[Path | None, typer.Option(help="write a record of the run into this file")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
     """Run random problems of everything, bad calls among them, and check values, canaries and errors each time.
@@ -331,10 +331,10 @@ def plot(
 @app.command(epilog=examples("releases", "releases --install cu13"))
 def releases(
     install: Annotated[
-        str | None, typer.Option(help="make an environment of the newest for the tests; the extra that torch wants")
+        str | None, typer.Option(help="make a test environment of the newest releases, with the extra torch wants")
     ] = None,
 ) -> None:
-    """Ask PyPI whether NVRTC, cuda-bindings, typer, rich or numpy are newer than those that passed all tests."""
+    """Ask PyPI whether NVRTC, cuda-bindings, typer, rich or numpy are newer than the versions that passed all tests."""
     from .releases import TRIED, newer_than_tried, on_pypi, try_to_install
 
     if install is not None:
@@ -363,12 +363,12 @@ class Shipped(str, Enum):
 def ship(
     what: Annotated[Shipped, typer.Argument(help="a wheel of compiled kernels, or a folder for the kernel hub")],
     out: Annotated[Path, typer.Argument(help="the folder to write it into")],
-    model: Annotated[list[str] | None, typer.Option(help="as `compile` takes it; all unless given")] = None,
-    tp: Annotated[list[int] | None, typer.Option(help="ranks that share it; 1, 2, 4 and 8 unless given")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="a model, as `compile` takes it; all unless given")] = None,
+    tp: Annotated[list[int] | None, typer.Option(help="ranks that share a model; 1, 2, 4 and 8 unless given")] = None,
     gpu: Annotated[list[str] | None, typer.Option(help="H200, H100 or H20; all unless given")] = None,
-    max_tokens: Annotated[int, typer.Option(help="tokens of its largest batch")] = 1 << 16,
+    max_tokens: Annotated[int, typer.Option(help="tokens of the largest batch")] = 1 << 16,
 ) -> None:
-    """Make what a release ships beside the package: a wheel of compiled kernels, or a folder for the kernel hub."""
+    """Make a wheel of compiled kernels, or a folder for the kernel hub: a release ships both beside the package."""
     from deep_gemm.cli import make_console
     from deep_gemm.cli.models import MODELS
     from deep_gemm.core.gpu import GPUS
@@ -389,14 +389,14 @@ def ship(
 @app.command(epilog=examples("engines", "engines vllm==0.33.0 sglang==0.5.23", "engines --table", "engines --ran"))
 def engines(
     releases: Annotated[
-        list[str] | None, typer.Argument(help="wheels, or releases that pip downloads; the newest of all unless given")
+        list[str] | None, typer.Argument(help="wheels, or releases that pip downloads; each newest unless given")
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="print the table of calls in docs/engines.md instead")] = False,
-    ran: Annotated[bool, typer.Option("--ran", help="print that page's table of what ran on GPUs instead")] = False,
+    ran: Annotated[bool, typer.Option("--ran", help="print that page's table of runs on GPUs instead")] = False,
 ) -> None:
-    """Read which names and keywords of deep_gemm engines use, and list those that no call form has.
+    """List the names and keywords of deep_gemm that engines use and no call form has.
 
-    Of engines with a plugin, list the functions that are not as the plugin knows them, too.
+    For engines with a plugin, list also the functions that differ from those the plugin knows.
     """
     from .engines.forms import lacking
     from .engines.forms import table as table_of_calls

@@ -41,14 +41,14 @@ def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) 
 
 
 def wider(x: Tensor, gap: int, filling: float = 0.0) -> Tensor:
-    """Lay the same rows further apart: so many other elements follow each."""
+    """Lay the same rows further apart: `gap` other elements follow each."""
     room = torch.full((*x.shape[:-1], x.shape[-1] + gap), filling, dtype=x.dtype)
     room[..., : x.shape[-1]] = x
     return room[..., : x.shape[-1]]
 
 
 def spread(values: Tensor, scales: Tensor, rows: int, columns: int = SCALE_BLOCK) -> Tensor:
-    """The FP64 numbers of values `[..., m, k]` with a scale for each `rows` rows and so many columns."""
+    """Give the FP64 numbers of values `[..., m, k]` with a scale for each `rows` rows and `columns` columns."""
     m, k = values.shape[-2:]
     scales = scales.double().repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(columns, -1)[..., :k]
     return values.double() * scales
@@ -84,7 +84,7 @@ def hard_quotients(largest: float = FP8_MAX, block: int = SCALE_BLOCK, downs: Se
 
 
 def assert_same_bits(found: Quantized, right: Quantized) -> None:
-    """Values and scales are those of the reference, NaNs too."""
+    """Assert that values and scales are the reference's, NaNs too."""
     (values, scales), (right_values, right_scales) = found, right
     assert values.shape == right_values.shape
     assert scales.shape == right_scales.shape
@@ -93,9 +93,9 @@ def assert_same_bits(found: Quantized, right: Quantized) -> None:
 
 
 def assert_near(found: Quantized, right: Quantized, of_scales: float = 2.0**-16) -> float:
-    """Scales are within `of_scales` of the reference's, and values within one step of FP8.
+    """Assert that scales are within `of_scales` of the reference's, and values within one step of FP8.
 
-    Give the share of other values, but for a single one.
+    Give the share of other values; a single one does not count.
     """
     scales, right_scales = (scales.reshape(-1, scales.shape[-1]) for scales in (found[1], right[1]))
     assert torch.equal(scales.isnan(), right_scales.isnan()), "other scales are written"
@@ -111,7 +111,7 @@ def assert_near(found: Quantized, right: Quantized, of_scales: float = 2.0**-16)
 
 
 def assert_near_bf16(found: Tensor, right: Tensor, within: float = 0.0) -> None:
-    """BF16 numbers are within a part of themselves of the reference's, to the bit if it is 0. A NaN is any NaN."""
+    """Assert that BF16 numbers are within a part of the reference's, or its bits if it is 0. A NaN may be any NaN."""
     assert torch.equal(found.isnan(), right.isnan()), "other NaN"
     found, right = (x.nan_to_num(0.0, torch.inf, -torch.inf) for x in (found, right))
     if within:

@@ -1,4 +1,4 @@
-"""One kernel for one configuration as one file: every header stands where it is included first."""
+"""One kernel for one configuration as one file: every header is pasted where it is first included."""
 
 from __future__ import annotations
 

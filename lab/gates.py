@@ -1,4 +1,4 @@
-"""Gates that check whether a kernel's machine code is what its configuration planned.
+"""Gates that check whether a kernel's machine code is as its configuration planned.
 
 A kernel that spills, or whose products wait for each other, gives right results slowly, so no test of results notices
 it. Its machine code shows it, without a GPU.
@@ -24,9 +24,9 @@ class Gate:
 
     name: str
     protects_from: str
-    """The fault of a kernel that fails it."""
+    """The fault of a kernel that fails the gate."""
     problems: Callable[[KernelReport, CodePlan], list[str]]
-    """Says what is wrong, in sentences for a person who has never seen the kernel; empty if the gate is passed."""
+    """Lists problems, in sentences for a person who has never seen the kernel; empty if the gate is passed."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def verdicts(report: KernelReport, plan: CodePlan) -> list[Verdict]:
 
 
 def violations(report: KernelReport, plan: CodePlan) -> list[str]:
-    """A sentence for each way in which a kernel is not as planned; empty for a good kernel."""
+    """List a sentence for each way in which a kernel differs from its plan; empty for a good kernel."""
     return [problem for verdict in verdicts(report, plan) for problem in verdict.problems]
 
 

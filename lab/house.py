@@ -34,18 +34,18 @@ CEILINGS = {
     "functions `run` in gemm": 5,
     "switches asked in gemm/config/tall.py": 76,
 }
-"""They fall or stay: tests/lab/test_house.py compares them with those of every commit before."""
+"""They fall or stay: tests/lab/test_house.py compares them with the counts of every earlier commit."""
 
 
 class Grant(NamedTuple):
-    """Room that an issue states for a capability. All else is paid for in the same branch by something that goes."""
+    """Room that an issue grants a capability. Any other growth is paid for in its branch by removing something."""
 
     issue: str
     lines: int
-    """Lines that the wheel may grow by: of all languages and data together. The laboratory may by as many, tests by
-    twice as many."""
+    """Lines that the wheel may grow by, of all languages and data together. The laboratory may grow by as many, tests
+    by twice as many."""
     kernels: int = 0
-    """New kernels, for each of which the wheel may have two files more."""
+    """New kernels; for each, the wheel may have two files more."""
 
 
 GRANTS: tuple[Grant, ...] = (
@@ -61,7 +61,7 @@ _GRANTED = (
     (("lines of Python in tests/",), 2, 0),
     (("files in the wheel",), 0, 2),
 )
-"""Counts that a grant raises together, by so many for each of its lines and each of its kernels."""
+"""Counts that a grant raises together: by how much for each of its lines, and for each of its kernels."""
 SWITCHES = (
     *("groups_rows", "is_stacked", "reads_ids", "is_along_k", "has_planes", "may_be_empty", "is_summed"),
     *("converts_b", "has_chunks", "loads_sfb", "with_c"),
@@ -71,7 +71,7 @@ SWITCHES = (
 
 
 def counts() -> dict[str, int]:
-    """Count what lies in the checkout."""
+    """Count lines, files, imports and more of the checkout."""
     package, lab, tests = (_files(folder) for folder in ("deep_gemm", "lab", "tests"))
     spec = importlib.util.spec_from_file_location("draw_architecture", ROOT / "docs" / "draw_architecture.py")
     assert spec is not None and spec.loader is not None
@@ -133,7 +133,7 @@ def arrows_in_gemm(drawing: Any) -> set[tuple[str, str]]:
 
 
 def upward(arrows: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Give the arrows that lead up where few do: next stands the room whose imports all stand, or nearly all."""
+    """Give the arrows that lead up in an order with few: the next room has all its imports placed, or nearly all."""
     left, placed = {room for arrow in arrows for room in arrow}, dict[str, int]()
     while left:
         missing = {room: sum(here == room and there in left for here, there in arrows) for room in left}

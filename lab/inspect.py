@@ -1,6 +1,6 @@
-"""Shows compiled kernels: what they need, which instructions they have, which gates they pass.
+"""Shows compiled kernels: their resources, their instructions, and the gates they pass.
 
-Nothing here needs a GPU. Kernels are compiled without the cache, so that the time is that of a first use.
+Nothing here needs a GPU. Kernels are compiled without the cache, so that the time is a first use's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OPCODES = {
     "LDL": "local memory read: spills",
     "STL": "local memory written: spills",
 }
-"""The instructions that show how a kernel works, and what each is for; behind a colon, what fp8_gemm uses it for."""
+"""Instructions that show how a kernel works, each with its purpose; after a colon, its purpose in fp8_gemm."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def inspect(kernel: Kernel[Any], config: Any) -> Inspection:
 
 
 def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
-    """Print what is known about one kernel."""
+    """Print the findings about one kernel."""
     facts = found.report
     console.print(f"[bold]{found.kernel} {found.config.name}[/], sm_90a, NVRTC {compiler_version()}\n")
     console.print(_pairs(found.facts))
@@ -132,7 +132,7 @@ def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console)
 
 
 def show_other_configs(kernels: Sequence[Kernel[Any]], console: Console) -> None:
-    """List configurations of the kernels that have no table of their own, without compiling them."""
+    """List configurations of the kernels without a table of their own; compile none."""
     title = f"{sum(len(kernel.configs()) for kernel in kernels)} configurations of the other kernels"
     table = _table(title, ("configuration",), ("shared bytes", "threads", "registers"))
     for kernel in kernels:

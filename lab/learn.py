@@ -72,7 +72,7 @@ class LearnConfig(Config):
         }
 
     def num_tiles(self, m: int, n: int) -> int:
-        """Tiles of a product, those that fill a cluster too."""
+        """Count the tiles of a product, also those that only fill a cluster."""
         return align(ceil_div(m, BLOCK_M), self.cluster_size) * ceil_div(n, self.block_n)
 
 
@@ -184,7 +184,7 @@ def run() -> bool:
 
 
 def show_broken() -> bool:
-    """Simulate the product with each mistake, and print what the simulator says."""
+    """Simulate the product with each mistake, and print the simulator's words."""
     for number, mutation in enumerate(BROKEN, 1):
         print(f"{number}. {mutation.name}\n{said_of(mutation)}\n")
     return True

@@ -1,4 +1,4 @@
-"""The newest NVRTC, cuda-bindings, typer, rich and numpy on PyPI: are they newer than those that passed all tests?
+"""The newest NVRTC, cuda-bindings, typer, rich and numpy on PyPI: are they newer than the ones that passed all tests?
 
 `install` makes an environment of them inside the one that this runs in, as `make test` does, so that a new release is
 noticed by the tests and not by a user.
@@ -21,14 +21,14 @@ TRIED = {
     "rich": "15.0.0",
     "numpy": "2.4.6",
 }
-"""The newest that passed all tests, of CUDA 13. If a newer one fails, a warning tells it, and the run passes."""
+"""The newest that passed all tests, of CUDA 13. If a newer one fails, a warning says so, and the run passes."""
 
 FOLDER = Path(sys.prefix) / "newest"
 PYTHON = FOLDER / "bin" / "python"
 
 
 def packages() -> Path:
-    """Give the folder in which the environment keeps its own packages."""
+    """Give the folder of the environment's own packages."""
     return next(iter(FOLDER.glob("lib/python*/site-packages")), FOLDER / "lib")
 
 
@@ -44,7 +44,7 @@ def on_pypi() -> dict[str, str]:
 
 
 def newer_than_tried(found: dict[str, str]) -> dict[str, str]:
-    """Give the releases that are newer than what was tried: what fails with them is news, not a mistake of ours."""
+    """Give the releases that are newer than the tried ones: a failure with them is news, not a mistake of ours."""
     return {name: found[name] for name, version in TRIED.items() if _number(found[name]) > _number(version)}
 
 
@@ -62,7 +62,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def install(extra: str) -> None:
-    """Make the environment: these packages, and behind them everything that the present one has."""
+    """Make the environment: first these packages, then all packages of the present environment."""
     names = [line for line in metadata.requires("hopper-gemm") or () if f'extra == "{extra}"' in line.replace("'", '"')]
     requirements = [*(line.split(";")[0].strip() for line in names), "typer", "rich", "numpy"]
     venv.create(FOLDER, clear=True, symlinks=True, system_site_packages=_sees_the_systems_packages())
@@ -78,7 +78,7 @@ def _sees_the_systems_packages() -> bool:
 
 
 def try_to_install(extra: str) -> str:
-    """Make the environment, and say what came of it: tests do without, as where there is no network."""
+    """Make the environment, and report how that went. If it fails, for example offline, tests go on without it."""
     if extra != "cu13":
         return f"The newest releases are tried with CUDA 13 alone, and torch wants {extra}."
     try:

@@ -1,6 +1,6 @@
 """Make a wheel of compiled kernels, and a folder for the Hugging Face kernel hub: a release ships them.
 
-Both are made on any machine; nothing is uploaded. docs/release.md says what a person does with them.
+Both are made on any machine; nothing is uploaded. docs/release.md says how to release them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ is not here is compiled at need, as without this package.
 def jobs_for(
     models: Iterable[str], tps: Sequence[int], gpus: Sequence[str], max_tokens: int, console: Console
 ) -> list[precompile.Job]:
-    """List the kernels of models on so many ranks, with whole experts and with shared ones, each once."""
+    """List the kernels of models on each number of ranks, with whole experts and with shared ones, each once."""
     found = dict[precompile.Job, None]()
     for model in models:
         model_named(model)
@@ -76,9 +76,9 @@ def jobs_for(
 def kernels(
     out: Path, models: Sequence[str], tps: Sequence[int], gpus: Sequence[str], max_tokens: int, console: Console
 ) -> Path | None:
-    """Compile the kernels of models, and make a wheel of them. Tell which; None if one did not compile.
+    """Compile the kernels of models, and make a wheel of them. Return its path; None if a kernel did not compile.
 
-    They are kept in `build/kernels`, so a second run goes on where the first was stopped.
+    The kernels are kept in `build/kernels`, so a second run goes on where the first was stopped.
     """
     if shipped():
         raise ValueError(f"expected none of these kernels in this environment, got {shipped()[0]}: uninstall it first")
@@ -89,7 +89,7 @@ def kernels(
     if not precompile.run(jobs, console):
         return None
     files = files_in(directory)
-    if len(files) != len(jobs):  # of other models, or of sources before a change
+    if len(files) != len(jobs):  # some are of other models, or of older sources
         raise ValueError(f"{directory}: expected the {len(jobs)} kernels of these models, got {len(files)}: remove it")
     return wheel_of(files, ", ".join(models), out)
 

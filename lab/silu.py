@@ -1,4 +1,4 @@
-"""Rows that are activated on their way out, for trials and tests: what they must be, and what they are compared by."""
+"""Rows that are activated on their way out, for trials and tests: their right results, and the comparison with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCALE_ERROR = 2.0**-16
 
 
 def right(p: Problem) -> Quantized:
-    """Values and scales by the CPU, in copies of the problem's: rows without a group keep what they have."""
+    """Compute values and scales on the CPU, in copies of the problem's: rows without a group keep their contents."""
     values = p.d.clone()
     scales = torch.empty_strided(p.scales.shape, p.scales.stride(), dtype=torch.float32).copy_(p.scales)
     b, d = (p.b, p.sfb), (values, scales)
@@ -28,16 +28,16 @@ def right(p: Problem) -> Quantized:
 
 
 def right_on_gpu(p: Problem) -> Quantized:
-    """Values and scales by torch, of the FP32 product of ordinary rows, whose tensor cores sum in the same way.
+    """Compute values and scales by torch from the FP32 product of ordinary rows; tensor cores sum both alike.
 
-    What is left is the sigmoid.
+    Only the sigmoid is another one.
     """
     groups, n, k = p.b.shape
     gates_first = p.b.view(torch.uint8)
     if not p.epilogue.gates_apart:
         gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
     product = torch.zeros(len(p.a), n, device=p.a.device, dtype=torch.float32)
-    ids = ids_of_groups(p.c, len(p.a), 1)  # another way to find groups than that which is tried
+    ids = ids_of_groups(p.c, len(p.a), 1)  # finds groups in another way than the tried kernel
     m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), (gates_first.view(p.b.dtype), p.sfb), product, ids)
     product = product.bfloat16().float() if p.epilogue.gates_apart else product
     y = activation.silu_mul(product, p.limit)
@@ -68,9 +68,9 @@ def scale_errors(got: Quantized, wanted: Quantized) -> Tensor:
 
 
 def checked(p: Problem, got: Quantized, device: str = "cpu") -> float:
-    """Give the largest error of scales, as a part of what is allowed; a ValueError says what is wrong.
+    """Give the largest error of scales, as a part of the allowed one; a ValueError describes a mistake.
 
-    `device`: where it was computed.
+    `device`: where the results were computed.
     """
     values, scales = right(p) if device == "cpu" else right_on_gpu(placed(p, device))
     wanted = values.cpu(), scales.cpu()
@@ -80,9 +80,9 @@ def checked(p: Problem, got: Quantized, device: str = "cpu") -> float:
 
 
 def mistakes(p: Problem, got: Quantized, wanted: Quantized) -> str | None:
-    """Say what is wrong; None if nothing is. Some values may be the FP8 number beside the right one.
+    """Describe the first mistake, or return None. Some values may be the FP8 number beside the right one.
 
-    They are fewer where gate and up are rounded to BF16, which hides sums of another order. Rows without a group are
+    Fewer may be if gate and up are rounded to BF16, which hides sums of another order. Rows without a group are
     compared to the bit, and so are NaN.
     """
     (values, scales), (right_values, right_scales) = got, wanted

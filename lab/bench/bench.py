@@ -1,4 +1,4 @@
-"""A kind of measurement of `python -m lab bench` as a value: modules state theirs, and tools loop over all."""
+"""A kind of measurement of `python -m lab bench` as a value: each module states its own, and tools loop over all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Asked:
     only: tuple[str, ...] = ()
     """Contenders; none means all."""
     is_judged: bool | None = None
-    """`Case.is_judged` of the part that is asked for; None means all."""
+    """`Case.is_judged` of the requested part; None means all."""
     processes: int | None = None
 
 
@@ -38,7 +38,7 @@ class Bench:
     method: str
     """How it measures, in the words of the result file."""
     plan: Callable[[Asked], Steps]
-    """Plans what is asked for; a ValueError says why that cannot be."""
+    """Plans the requested run; raises a ValueError with the reason if it cannot run."""
     tables: Callable[[Report], Iterable[Table | str]]
     notes: Callable[[Report], Iterable[Table | str]] = lambda _: ()
     """Gives the lines behind the failures."""
@@ -59,7 +59,7 @@ def planned(
     example: str,
     chosen: Callable[[Sequence[Shape]], Sequence[Any]] = list,
 ) -> Callable[[Asked], Steps]:
-    """Plan what a module lists or, of shapes that are asked for, what it has `chosen`."""
+    """Plan a module's own steps or, if shapes are requested, the steps that `chosen` makes of them."""
 
     def plan(asked: Asked) -> Steps:
         if asked.shapes is None:

@@ -43,7 +43,7 @@ def work(operations: int, tensors: Sequence[Tensor], ours: Call, in_torch: Call 
 
 
 def of_bytes(operations: int, count: int, ours: Call, in_torch: Call | None, error: Any) -> Work:
-    """Make the work of a product that moves so many bytes."""
+    """Make the work of a product that moves `count` bytes."""
     calls = {OURS: ours} if in_torch is None else {OURS: ours, EAGER: in_torch}
     return Work(operations, count, calls, of_ours(error, MOST_DIFFERENCE))
 
@@ -80,7 +80,7 @@ def wgrad(shape: Shape, device: str = "cuda") -> Work:
 
 
 def counts_of(groups: int, rows: int, device: str) -> Tensor:
-    """Say how many rows each group has: 0.7 to 1.3 of so many, the same in every run."""
+    """Draw each group's number of rows: 0.7 to 1.3 of `rows`, the same in every run."""
     generator = torch.Generator().manual_seed(0)
     return (
         (rows * (0.7 + 0.6 * torch.rand(groups, generator=generator, dtype=torch.float32))).to(torch.int32).to(device)
@@ -131,7 +131,7 @@ def masked(shape: Shape, device: str = "cuda") -> Work:
 
 
 def along_k(shape: Shape, device: str = "cuda", *, counted: bool = False) -> Work:
-    """Make gradients of experts' weights, added in FP32; `counted`: the GPU alone has the groups' depths."""
+    """Make gradients of experts' weights, added in FP32; `counted`: only the GPU knows the groups' depths."""
     groups, m, n, k = shape
     ks = None if counted else [k] * groups
     layout = torch.full((groups,), k, dtype=torch.int32, device=device) if counted else None
@@ -150,7 +150,7 @@ def along_k(shape: Shape, device: str = "cuda", *, counted: bool = False) -> Wor
 
 
 def expression(expr: str, *, in_planes: bool = False) -> Callable[..., Work]:
-    """Make what makes the work of an expression; `in_planes`: D as torch lays its own, a head at a time."""
+    """Return a maker of an expression's work; `in_planes`: D is laid out as torch's, a head at a time."""
 
     def make(shape: Shape, device: str = "cuda") -> Work:
         sizes = dict(zip("bmnk" if expr.startswith("bmk") else "bhrd", shape, strict=True))

@@ -1,4 +1,4 @@
-// Reads memory by bulk copies into shared memory, and does nothing with it: how long a kernel takes that only streams.
+// Reads memory by bulk copies into shared memory and does nothing with it, to time a kernel that only streams.
 //
 //   one thread of a CTA:  waits until a slot's last chunk has landed, asks for the next one of the CTA's chunks
 #pragma once

@@ -20,7 +20,7 @@ PARAMS = Params.of_source(SOURCE.read_text(), "ReadParams")
 
 @dataclass(frozen=True)
 class ReadConfig(Config):
-    """The configuration: there is one. A CTA has `slots` chunks of so many bytes on their way."""
+    """The only configuration: a CTA has `slots` chunks of `chunk` bytes on their way."""
 
     slots: int = 12
     chunk: int = 16384
@@ -59,7 +59,7 @@ KERNEL = OfLaboratory(READ, PARAMS, lambda: [CONFIG])
 
 
 def read(source: Tensor) -> None:
-    """Bring all of a tensor, whole 16 bytes that lie together, into shared memory of all SMs."""
+    """Bring a whole tensor, contiguous and a multiple of 16 bytes, into shared memory, spread over all SMs."""
     if not source.is_cuda:
         source.clone()
         return
@@ -74,5 +74,5 @@ def values_of(source: Tensor) -> dict[str, Any]:
 
 
 def read_of(count: int) -> Tensor:
-    """Make so many random bytes to read on the current device, rounded up to whole 16."""
+    """Make `count` random bytes, rounded up to a multiple of 16, to read on the current device."""
     return torch.randint(0, 256, (-(-count // 16) * 16,), dtype=torch.uint8)

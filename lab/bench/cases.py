@@ -21,14 +21,14 @@ Shape = tuple[int, ...]
 KINDS = ("dense", "dense_1d1d", "contiguous", "contiguous_uneven", "masked", "k_grouped")
 FP4_DENSE = "fp4_dense"
 FP4_KINDS = (FP4_DENSE, "fp4_masked", "fp4_contiguous")
-"""Products of FP4 weights: their cases are in fp4.py, and their shapes as those of the kinds without "fp4_"."""
+"""Products of FP4 weights: fp4.py has their cases. Their shapes are like shapes of the kinds without "fp4_"."""
 FINE_DENSE = "fine_dense"
 FINE_KINDS = (FINE_DENSE, "fine_masked")
-"""Products with scales finer than 128x128: fine.py, and shapes as those of the kinds without "fine_"."""
+"""Products with scales finer than 128x128: fine.py has their cases. Shapes are like those without "fine_"."""
 PEERS_FILE = Path(__file__).with_name("peers.json")
 RESULTS_FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 PITCHED = (1536, 4096)
-"""A weight whose pitches the cost model was tried with, in no file of times."""
+"""A weight at whose pitches the cost model was tried; no file of times has it."""
 
 # Sustained rate of FP8 WGMMA with operands resident in shared memory, on random data: H200, 700 W.
 PEAK_TFLOPS = 1640
@@ -86,14 +86,14 @@ NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 @dataclass(frozen=True)
 class Case:
-    """One product to measure. `peers.json` says what the numbers of `shape` mean for each kind."""
+    """One product to measure. `peers.json` explains the numbers of `shape` for each kind."""
 
     kind: str
     shape: Shape
     sizes: tuple[int, ...] = ()
     """Rows of each group; for k_grouped, each group's k."""
     is_judged: bool | None = field(default=None, compare=False)
-    """True: nothing was tuned to it, and it is there to judge by; False: it may be tuned to; None: it is no case."""
+    """True: only for judging, no choice was tuned to it; False: choices may be tuned to it; None: a new shape."""
 
     @property
     def name(self) -> str:
@@ -166,14 +166,14 @@ class Case:
 
 
 def floor_of(operations: float, num_bytes: float) -> float:
-    """The larger of the time of operations at peak rate and that of a bulk copy."""
+    """Return the longer of two times: the operations at peak rate, or a bulk copy of the bytes."""
     return max(operations / (PEAK_TFLOPS * 1e6), cold_copy_us(num_bytes))
 
 
 def cold_copy_us(num_bytes: float) -> float:
     """Microseconds of a bulk copy with a cold L2, interpolated between the measured sizes.
 
-    Beyond the largest size the rate is that of the largest, 4.2 TB/s.
+    Sizes beyond the largest are copied at the largest one's rate, 4.2 TB/s.
     """
     mib = num_bytes / (1 << 20)
     largest_mib, largest_us = COLD_COPY_US[-1]
@@ -186,7 +186,7 @@ def cold_copy_us(num_bytes: float) -> float:
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Cases that choices were tuned to: those of `peers.json` in its order, then some at which no peer was measured."""
+    """Cases that choices were tuned to: first `peers.json`, in its order, then shapes at which no peer was measured."""
     peers = json.loads(PEERS_FILE.read_text())
     found = dict.fromkeys(
         (row["kind"], tuple(row["shape"])) for session in peers["sessions"] for row in session["rows"]
@@ -212,7 +212,7 @@ def grid_cases() -> tuple[Case, ...]:
 def tuned_weights() -> frozenset[Shape]:
     """Weights `(n, k)` of `all_cases`, and of the products that the cost model was fitted to on any GPU.
 
-    Those are in the files of times that gemm/choose/timings.json names.
+    The files of times that gemm/choose/timings.json names hold these products.
     """
     of_cases = {
         case.shape[1:] if case.kind in KINDS[:2] else case.shape[1:3] if case.kind == "k_grouped" else case.shape[2:]
@@ -260,7 +260,7 @@ def chosen_of(
     shapes: Sequence[Shape] = (),
     is_judged: bool | None = None,
 ) -> list[Case]:
-    """Give the cases of such a kind: all, `few`, a part of them, or those of shapes, which may be new."""
+    """Choose cases of a kind: all, the `few`, the judged or the tuned ones, or the given shapes, which may be new."""
     known = {case.shape: case for case in every}
     length, meaning = (3, "(m, n, k)") if kind.endswith("_dense") else (4, "(groups, rows, n, k)")
     for shape in shapes:
@@ -275,9 +275,9 @@ def chosen_of(
 def parse_shapes(
     text: str, lengths: Sequence[int] = (3, 4), example: str = "64,2112,7168", least_last: int = 1, meaning: str = ""
 ) -> list[Shape]:
-    """Read `m,n,k;m,n,k`, or shapes of as many numbers as `lengths` allow, the last of which may be `least_last`.
+    """Read shapes like `m,n,k;m,n,k`. `lengths`: how many numbers a shape may have; the last is at least `least_last`.
 
-    Errors say what numbers mean if `meaning` does.
+    `meaning`, if given, explains the numbers in errors.
 
     >>> parse_shapes("64,2112,7168; 4096,7168,2048")
     [(64, 2112, 7168), (4096, 7168, 2048)]

@@ -38,7 +38,7 @@ METHOD = (
 COPY, COMPILED, EAGER = "copy", "compiled", "torch"
 CONTENDERS = (OURS, COPY, COMPILED, EAGER)
 COMPILE_SECONDS = 150
-"""Rivals are compiled for so long; further shapes have none."""
+"""Rivals are compiled for this many seconds; shapes after that have no compiled rival."""
 TOPK, NUM_EXPERTS = 8, 128
 GROUPS, MAX_M = 32, 256
 FINE = 32
@@ -78,7 +78,7 @@ class Cast(NamedTuple):
 
 
 class Compiler:
-    """Compiles casts in torch, as long as the time for that lasts."""
+    """Compiles casts in torch until the time for compiling is used up."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -304,7 +304,7 @@ def _summed(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
 
 
 def copy_of(count: int, device: str = "cuda") -> Callable[[], Any]:
-    """Copy, so that as many bytes are read and written together."""
+    """Copy half of `count` bytes, so that reads and writes together move `count`."""
     source = torch.empty(count // 2, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     return lambda: target.copy_(source)

@@ -25,7 +25,7 @@ PARTS = {"fitted": False, "judged": True}
 
 
 def judged_of(part: str | None) -> bool | None:
-    """Give `Case.is_judged` of the part that was asked for; None for all."""
+    """Give `Case.is_judged` of the requested part; None for all."""
     if part not in (None, *PARTS):
         raise UsageError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
     return None if part is None else PARTS[part]
@@ -36,7 +36,7 @@ class UsageError(Exception):
 
 
 class TimeUpError(Exception):
-    """The time that a run may take is over."""
+    """The time limit of a run is over."""
 
 
 def run(
@@ -101,7 +101,7 @@ WITHOUT_GPU = "`bench compile`, `bench numerics --quick` and `bench distributed 
 
 
 def need_gpu(command: str, instead: str = WITHOUT_GPU) -> None:
-    """Refuse a command that measures a GPU if there is none; name what runs `instead`."""
+    """Refuse a command that measures a GPU if there is none; name the commands to run `instead`."""
     if not has_gpu():
         raise UsageError(f"{command} measures a GPU and found no CUDA GPU; these run anywhere: {instead}")
 
@@ -136,7 +136,7 @@ def _bench(kind: str) -> Bench:
 
 
 def _contenders(kind: str, only: str | None) -> tuple[str, ...]:
-    """The contenders that are asked for; none means all."""
+    """The requested contenders; none means all."""
     if only is None:
         return ()
     known = _bench(kind).contenders
@@ -163,7 +163,7 @@ def _measure_with_progress(report: Report, path: Path, console: Console, steps: 
             if minutes is not None and seconds > minutes * 60:
                 raise TimeUpError(f"{total - place} of {total} steps were left when {minutes:g} minutes were over")
             announce(step)
-            if not console.is_terminal:  # nobody sees the bar there
+            if not console.is_terminal:  # the bar shows only on a terminal
                 console.print(f"{seconds:6.1f} s  {place + 1:3}/{total}  {step}", markup=False)
 
         measure(add, announce_in_time)

@@ -50,7 +50,7 @@ def _compare(row: Row, times: dict[tuple[str, str, Shape], float], gpu: str | No
 
 
 def _regime(kind: str, *, is_judged: bool, least: int = 0, most: int | None = None) -> Callable[[Row], bool]:
-    """Rows of a kind that are judged, or that are not, whose first size is within these limits."""
+    """Rows of one kind, either judged or not, whose first size is within these limits."""
 
     def belongs(row: Row) -> bool:
         is_of_part = row.kind == kind and (row.is_judged is True) == is_judged
@@ -82,7 +82,7 @@ class Summary:
     to_deepgemm: float | None
     fraction_of_floor: float | None
     worst: Comparison | None
-    """The one that is furthest behind cuBLASLt's fast product."""
+    """The case that is furthest behind cuBLASLt's fast product."""
 
 
 def summaries(compared: Sequence[Comparison]) -> list[Summary]:
@@ -149,7 +149,7 @@ def _spread(row: Row) -> float | None:
 
 
 def notes(report: Report) -> list[Table | str]:
-    """Tabulate means of cold products by regime, and say what the figures are."""
+    """Tabulate means of cold products by regime, with a note that explains the figures."""
     found = table.new_table("geometric means")
     found.add_column("regime")
     for heading in ("shapes", "/ fast", "/ DeepGEMM*", "of floor", "worst / fast"):

@@ -45,7 +45,7 @@ def _row(config: GemmConfig) -> Row:
 
 
 def plan(asked: Asked) -> Steps:
-    """Plan the configurations that are asked for."""
+    """Plan the requested configurations."""
     configs = configurations(asked.quick)
     return len(configs), lambda add, announce: measure(configs, add=add, announce=announce)
 

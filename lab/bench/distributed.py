@@ -1,6 +1,6 @@
 """Mixtures of experts over the processes of a group: the layer, its way there and its way back, each beside others.
 
-Each process has a GPU, or none has one. Rank 0 tells the process that started them what was measured.
+Every process has a GPU, or none has one. Rank 0 sends the measured rows to the process that started the others.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
 """The decode form with collectives computes sums for all tokens of all processes: too many to send beyond this."""
 AHEAD_CYCLES = 2_000_000
-"""A GPU sleeps so long, about a millisecond, ahead of what is replayed: time for all hosts to launch it."""
+"""A GPU sleeps this long, about a millisecond, before a replay, so that every host has time to launch it."""
 SECONDS = 120
 """How long a process waits for another one."""
 METHOD = (
@@ -104,7 +104,7 @@ def measure(shapes: Sequence[Shape], processes: int, *, only: Sequence[str] = ()
                 try:
                     what, value = heard.get(timeout=1)
                 except Empty:
-                    running.join(timeout=0)  # raises what a process failed with
+                    running.join(timeout=0)  # raises the exception of a process that failed
                     continue
                 if what == "done":
                     break
@@ -119,7 +119,7 @@ def measure(shapes: Sequence[Shape], processes: int, *, only: Sequence[str] = ()
 def _process(
     rank: int, processes: int, store: str, shapes: Sequence[Shape], only: Sequence[str], heard: Queue[Any]
 ) -> None:
-    """One process: all go through the same steps, as a collective needs them all."""
+    """Run one process. All processes go through the same steps, because a collective needs them all."""
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(rank)
@@ -225,7 +225,7 @@ class Work:
         self.mega = mega_moe.MegaCall(self.x, self.ids, self.p, weights, experts) if has_mega else None
 
     def steps(self) -> Iterator[Step]:
-        """All that is timed."""
+        """All steps that are timed."""
         x, ids, p, layer = self.x, self.ids, self.p, self.layer
         yield Step(LAYER, GROUP, lambda: layer(x, ids, p))
         if self.has_fixed:
@@ -263,7 +263,7 @@ class Work:
         yield Step(COMBINE, FUSED, _replayed(combine, self.device))
 
     def check(self) -> str | None:
-        """Say what is wrong with the forms: they must agree on every process."""
+        """Check that the forms agree on every process; return a sentence about the first that does not, or None."""
         layers = {"decode": (self.layer, self.layer(self.x, self.ids, self.p))} if self.has_fixed else {}
         if self.fused is not None:
             layers["peer_memory"] = (self.fused, self._of_one_process())
@@ -279,13 +279,13 @@ class Work:
         return None
 
     def _of_all(self, found: Tensor) -> int:
-        """Count what is found on all processes."""
+        """Count the True elements of `found` on all processes."""
         count = found.sum()
         dist.all_reduce(count)
         return int(count)
 
     def _of_one_process(self) -> Tensor:
-        """Compute what one process with all experts gives: each route alone, which no rank rounds, and their sum."""
+        """Compute as one process with all experts does: each route alone, so that no rank rounds, then their sum."""
         routes = [
             self.layer(self.x, self.ids[:, [j]], torch.ones_like(self.p[:, [j]])) for j in range(self.ids.shape[1])
         ]
@@ -294,7 +294,7 @@ class Work:
         return weighted_sum(y, row_of, self.p).bfloat16()
 
     def _products(self) -> Callable[[], object]:
-        """Both grouped products of the rows that come here, given what they multiply."""
+        """Return a call of both grouped products on the rows that come to this process; operands are made before."""
         share, (w1, w2) = self.layer.share, self.weights
         ids = local_ids(self.ids_of_all, share.first, share.here)
         ids = ids[(ids >= 0).any(dim=1)]
@@ -310,13 +310,13 @@ class Work:
 
 
 def _steps_of(work: Training) -> Iterator[Step]:
-    """All of training that is timed."""
+    """All steps of training that are timed."""
     yield Step(STEP, GROUP, work.step)
     yield Step(STEP, ALONE, _replayed(work.products(), work.x.device))
 
 
 class Replayed:
-    """A call as a CUDA graph. Its host is ahead of the GPUs, so that none waits for another one's launch."""
+    """A call as a CUDA graph. The host runs ahead of the GPUs, so that no GPU waits for another one's launch."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call = call  # the graph reads tensors that nothing else may hold
@@ -381,7 +381,7 @@ def plan(asked: Asked) -> Steps:
 
 
 def tables(report: Report) -> list[Table | str]:
-    """Tabulate the time of each way, and what the layer takes beside its products on the busiest process."""
+    """Tabulate the time of each way, and how much longer the fastest way takes than the products alone."""
     found: dict[tuple[str, Shape], dict[str, Row]] = {}
     for row in report.rows:
         found.setdefault((row.kind, row.shape), {})[row.contender] = row

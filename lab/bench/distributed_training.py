@@ -35,13 +35,13 @@ METHOD = (
 
 
 def local_ids(topk_ids: Tensor, first: int, count: int) -> Tensor:
-    """Number the experts of one process from 0 on; those of others count as none."""
+    """Number the experts of one process from 0; ids of other processes' experts become -1."""
     ids = topk_ids - first
     return ids.masked_fill_((ids < 0) | (ids >= count), -1)
 
 
 class Training:
-    """The tokens of this process, and its step. Every process draws those of all."""
+    """The tokens of this process, and its step. Every process draws the tokens of all processes."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         experts, topk, tokens, hidden, inner = shape
@@ -70,7 +70,7 @@ class Training:
         self.layer(self.x, self.ids, self.p).backward(self.grad)
 
     def check(self) -> str | None:
-        """Say what is wrong with the gradients of the weights here, beside those of one process with all tokens."""
+        """Compare the weight gradients here with those of one process with all tokens; return a sentence if wrong."""
         self.step()
         w1, w2 = (each.detach().requires_grad_() for each in self.layer.parameters())
         x, grad, p = self.of_all

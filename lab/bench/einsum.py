@@ -64,7 +64,7 @@ class Heads:
         }
 
     def right(self) -> Tensor:
-        """Compute what the FP8 numbers and their scales give in FP32."""
+        """Compute the product in FP32 from the FP8 numbers and their scales."""
         return torch.einsum(EXPRESSION, dequantized(self.a, 1).float(), dequantized(self.w, 128).float())
 
     def verdict(self, call: Call) -> Verdict:

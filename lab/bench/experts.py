@@ -51,7 +51,7 @@ Shape = tuple[int, int, int, int, int]
 
 
 def shapes_of(*, quick: bool = False) -> list[Shape]:
-    """List what is measured; shapes with the same weights follow each other."""
+    """List the shapes to measure; shapes with the same weights follow each other."""
     experts, sizes, tokens = (QUICK_EXPERTS, QUICK_SIZES, QUICK_TOKENS) if quick else (EXPERTS, SIZES, TOKENS)
     return [(count, TOPK, m, *size) for size, count, m in product(sizes, experts, tokens)]
 
@@ -64,11 +64,11 @@ class Weights(NamedTuple):
     plain1: Tensor
     plain2: Tensor
     fp8: tuple[Operand, Operand] | None = None
-    """Nearly the same in FP8, if those are FP4."""
+    """Nearly the same numbers in FP8, if `w1` and `w2` are FP4."""
 
 
 WeightsOf = Callable[[int, int, int, str], Weights]
-"""Makes weights of so many experts, hidden and intermediate sizes, on a device."""
+"""Makes weights for a number of experts, a hidden and an intermediate size, on a device."""
 
 
 def measure(
@@ -80,7 +80,7 @@ def measure(
     add: Add,
     announce: Announce,
 ) -> None:
-    """Measure layers of a kind. Weights are made once for all shapes in a row that have the same."""
+    """Measure layers of a kind. Consecutive shapes with the same weights share them, so each weight is made once."""
     flush = L2Flush()
     for (num_experts, hidden, intermediate), alike in groupby(shapes, key=lambda shape: (shape[0], *shape[3:])):
         weights: Weights | None = None
@@ -104,7 +104,7 @@ def weights_of(num_experts: int, hidden: int, intermediate: int, device: str) ->
 
 
 def _weights(num_experts: int, n: int, k: int, device: str) -> tuple[Operand, Tensor]:
-    """Values as a cast would give them for normal numbers, of which a block's largest is about 4.2 deviations."""
+    """Make values as a cast of normal numbers would; the largest of a block is about 4.2 deviations."""
     values = torch.empty(num_experts, n, k, dtype=torch.float8_e4m3fn, device=device)
     plain = torch.empty(num_experts, n, k, dtype=torch.bfloat16, device=device)
     blocks = ceil_div(n, SCALE_BLOCK), ceil_div(k, SCALE_BLOCK)
@@ -147,7 +147,7 @@ class Experts:
         yield Layer(EAGER, lambda: [call() for _, call in steps], steps=steps)
 
     def _products(self) -> Callable[[], None]:
-        """Both grouped products, given what they multiply."""
+        """Return a call of both grouped products, whose operands are made beforehand."""
         w1, w2 = self.weights.w1, self.weights.w2
         rows = expert_rows(self.topk_ids, w1[0].shape[0])
         h, y = self._buffers(rows)
@@ -168,9 +168,9 @@ class Experts:
         return self.judge(self.out)
 
     def judge(self, out: Tensor) -> tuple[float, str | None]:
-        """Error of a result, and what is wrong with it.
+        """Return the error of a result, and a sentence if it is wrong.
 
-        It must be that of the public parts bit for bit, and near a chain in BF16 that casts nothing to FP8.
+        The result must equal the public parts' bit for bit, and be near a chain in BF16 that casts nothing to FP8.
         """
         plain = self.weights.plain1, self.weights.plain2
         chains = chains_in_bf16(self.x, self.topk_ids, self.topk_weights, *plain, with_compiled=False)

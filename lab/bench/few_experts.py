@@ -35,7 +35,7 @@ SIZES = (
     (512, 10, 2048, 128),  # Qwen3-Next on 4 and 2
     (512, 10, 2048, 256),
     (160, 8, 5120, 384),  # GLM-4.5 on 4
-    (128, 8, 4096, 384),  # Qwen3-235B on 4 and 8; vLLM refuses what is no multiple of 128
+    (128, 8, 4096, 384),  # Qwen3-235B on 4 and 8; vLLM refuses sizes that are no multiple of 128
     (128, 8, 4096, 192),
     (128, 8, 2048, 384),  # Qwen3-30B on 2 and 8
     (128, 8, 2048, 96),
@@ -47,7 +47,7 @@ TOKENS, QUICK_TOKENS = (1, 4, 16, 64, 256, 1024), (1, 16, 64, 256)
 
 
 def shapes_of(*, quick: bool = False) -> list[experts.Shape]:
-    """List what is measured."""
+    """List the shapes to measure."""
     sizes, tokens = (QUICK_SIZES, QUICK_TOKENS) if quick else (SIZES, TOKENS)
     return [(count, topk, m, hidden, width) for count, topk, hidden, width in sizes for m in tokens]
 
@@ -76,7 +76,7 @@ class FewExperts(experts.Experts):
         )
 
     def given_to_vllm(self, config: Any) -> tuple[Tensor, Tensor, Any]:
-        """Give weights as vLLM takes them, and what its `config` makes of their scales."""
+        """Give the weights as vLLM takes them, and the settings that its `config` makes of their scales."""
         (w1, s1), (w2, s2) = self.weights.w1, self.weights.w2
         return w1, w2, config.fp8_w8a8_moe_quant_config(s1, s2, block_shape=[128, 128])
 
@@ -90,7 +90,7 @@ class FewExperts(experts.Experts):
 
 
 def time_lines(rows: Iterable[Row]) -> Iterator[str]:
-    """Say what each shape's kernels take, ours by part, theirs by name, and how far the results are apart.
+    """Yield a line for each row with parts: times of its kernels, then our products' names or vLLM's error.
 
     >>> row = Row("few_experts", (4, 2, 6, 256, 128), VLLM, "cold", error=0.01, parts={"fused": 6.0, "sum": 3.0})
     >>> list(time_lines([row]))

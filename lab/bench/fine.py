@@ -54,7 +54,7 @@ MS = (1, 16, 64, 256, 1024, 4096)
 ROWS = (4, 16, 48, 256)
 """Rows of each group."""
 GROUPS = ((8, 4096, 7168), (8, 7168, 2048), (32, 3072, 3072), (32, 3072, 1536), (48, 4608, 5120), (48, 5120, 2304))
-"""Experts `(groups, n, k)`: two that tiles were tuned to, and what one of eight ranks has of a model."""
+"""Experts `(groups, n, k)`: two that tiles were tuned to, and the experts that one of eight ranks has of a model."""
 QUICK: dict[str, tuple[Shape, ...]] = {
     FINE_DENSE: ((1, 4608, 5120), (16, 5120, 288), (64, 576, 5120), (1024, 4096, 7168), (4096, 4608, 5120)),
     "fine_masked": ((8, 16, 4096, 7168), (32, 48, 3072, 1536)),
@@ -62,10 +62,10 @@ QUICK: dict[str, tuple[Shape, ...]] = {
 
 
 def dense_weights() -> list[tuple[int, int]]:
-    """List the weights `(n, k)`, small ones first: those of two models as 1, 2, 4 or 8 ranks have them, and `FITTED`.
+    """List the weights `(n, k)`, small ones first: two models' as 1, 2, 4 or 8 ranks have them, and `FITTED`.
 
-    Of DeepSeek-V4.1-Flash the hidden size and the shared expert are known, of MiniMax-M3 that all is scaled by 1x32:
-    the rest is as in DeepSeek-V4-Flash, and in MiniMax-M2.
+    DeepSeek-V4.1-Flash: its hidden size and shared expert are known; the rest is taken from DeepSeek-V4-Flash.
+    MiniMax-M3: it is known that all its scales are 1x32; the rest is taken from MiniMax-M2.
     """
     found = set(FITTED)
     models = ((5120, 2304, Compressed(64, 512, 1024, 1024, 8, 64)), (3072, 1536, Grouped(48, 8, 128)))
@@ -78,7 +78,7 @@ def dense_weights() -> list[tuple[int, int]]:
 
 
 def all_cases(kind: str) -> list[Case]:
-    """List the cases of a kind; those with the same weights follow each other."""
+    """List the cases of a kind; cases with the same weights follow each other."""
     if kind == FINE_DENSE:
         shapes: list[Shape] = [(m, n, k) for n, k in dense_weights() for m in MS]
     else:
@@ -140,7 +140,7 @@ def numbers(operand: Operand, of: Scales) -> Tensor:
 
 
 def _plain(x: Tensor, w: Tensor, places: Sequence[tuple[int, Any]], ends: Tensor) -> Contender:
-    """Multiply in BF16; rows of groups are put together first, so that none is multiplied that is not there."""
+    """Multiply in BF16. Rows of groups are put together first, so that only rows of groups are multiplied."""
     together = torch.cat([x[at] for _, at in places])
 
     def call() -> Tensor:
@@ -154,7 +154,7 @@ def _plain(x: Tensor, w: Tensor, places: Sequence[tuple[int, Any]], ends: Tensor
 
 
 def _by_triton(a: Operand, b: Operand, of_b: Scales) -> Callable[[], Tensor]:
-    """Call the rival. What it lacks is said at its first call, so that others are measured."""
+    """Call the rival. If it lacks something, its first call says so, and the others are still measured."""
 
     def call() -> Tensor:
         has_it = importlib.util.find_spec("transformers") is not None

@@ -31,7 +31,7 @@ PARTS = {True: "judged", False: "fitted", None: ""}
 PRODUCT = "product"
 """The part of a rival's call that is its longest kernel."""
 FEW, MANY, LARGE_BYTES = 64, 1024, 29e6
-"""Rows up to which, and from which, ratios have means of their own; bytes of a weight in FP8."""
+"""Rows at which means of ratios are split. Up to FEW rows they are split again, at these bytes of a weight in FP8."""
 METHOD = (
     "FP4: normal weights by quantize_mxfp4, scales as words; deep_gemm_fp8: our product of the same shape with weights "
     "in FP8, 128x128; bulk_read: a kernel that brings as many bytes as the FP4 product must move from DRAM into shared "
@@ -67,7 +67,7 @@ QUICK: dict[str, tuple[Shape, ...]] = {
 
 
 def all_cases(kind: str) -> list[Case]:
-    """List the cases of a kind; those with the same weights follow each other."""
+    """List the cases of a kind; cases with the same weights follow each other."""
     weights = [each for model in MODELS.values() for each in model.weights(1, RANKS) if each.is_fp4]
     if kind == FP4_DENSE:
         new = sorted({(each.n, each.k) for each in weights} - FITTED, key=lambda each: (each[0] * each[1], each))
@@ -97,7 +97,7 @@ class Weights:
         return cast_back_from_fp4(self.packed[group], self.exponents[group], COLUMNS).double()
 
     def numbers_of_fp8(self, group: int) -> Tensor:
-        """Give those of the FP8 weight."""
+        """Give the numbers of a group of the FP8 weight."""
         return dequantized((self.fp8[0][group], self.fp8[1][group]), 128)
 
     @cached_property
@@ -123,7 +123,7 @@ weights_of = kept(Weights)
 
 
 def contenders_of(case: Case, device: str = "cuda") -> Iterator[Contender]:
-    """Make random activations of a case, and its contenders. What is the same function takes both kinds of weights."""
+    """Make random activations of a case, and its contenders. Both kinds of weights go through the same function."""
     groups, rows, n, k = case.shape if case.sizes else (1, *case.shape)
     weights = weights_of(groups, n, k, device)
     torch.manual_seed(1)

@@ -36,7 +36,7 @@ AIMED_AT = (48, 8, 6144, 2048)
 
 
 def shapes_of(*, quick: bool = False) -> list[experts.Shape]:
-    """List what is measured: the experts that one of eight ranks has of each model."""
+    """List the shapes to measure: the experts that one of eight ranks has of each model."""
     models = dict.fromkeys(
         (each.experts // RANKS, each.experts_per_token, each.hidden, each.expert_width)
         for each in MODELS.values()

@@ -2,20 +2,20 @@
 
 The rule for dense shapes, stated here alone:
 
-- Weights `[n, k]` are those that one of 1, 2, 4 or 8 ranks has of each model in `cli/models.py` and of the dense
-  models below, experts' too, each once. A model that so many ranks cannot share is left out for that number. So
-  are weights that choices were tuned to: those of `cases.all_cases`, and those that the cost model was fitted to.
+- Weights `[n, k]` come from each model in `cli/models.py` and from the dense models below, as one of 1, 2, 4 or 8
+  ranks has them, experts' too, each once. If a number of ranks cannot share a model, it is left out for that model.
+  Weights of `cases.all_cases` are left out, and those that the cost model was fitted to: choices were tuned to them.
 - In order of their bytes, every second weight is taken. It gets three m, seven places apart in `MS`; the next one
   begins a place further, so that small and large weights meet every m. Products above `MOST_OPERATIONS` are left out.
 - Every fifth weight taken is for fitting, with all its m. The others are for judging alone.
 
 And for groups:
 
-- Weights of experts in FP8 `[n, k]` are those of each model in `cli/models.py` whose experts 1, 8 or 32 ranks share
-  out whole, or 2, 4 or 8 ranks each in part, but for those that choices were tuned to.
+- Weights `[n, k]` of experts in FP8 come from each model in `cli/models.py`. Either 1, 8 or 32 ranks share out whole
+  experts, or each of 2, 4 or 8 ranks has a part of every expert. Weights that choices were tuned to are left out.
 - In order of their bytes, every second gets three kinds of groups with rows of each on average from `ROWS`, five
-  places apart; the next weight begins with the next kind, a place further. Products above `MOST_OPERATIONS`, and
-  those whose largest tensor takes more than `MOST_BYTES`, are left out.
+  places apart; the next weight begins with the next kind, a place further. Products above `MOST_OPERATIONS` are left
+  out, and so are products whose largest tensor takes more than `MOST_BYTES`.
 - Every fifth weight taken is for fitting.
 """
 
@@ -30,7 +30,7 @@ from deep_gemm.core.check.layout import align
 MS = (1, 3, 7, 16, 24, 48, 80, 128, 150, 200, 320, 500, 700, 1000, 1500, 2300, 3000, 4096, 5000, 8192)
 RANKS = (1, 2, 4, 8)
 EVERY = 2
-"""One weight in so many is taken."""
+"""Of the sorted weights, one in this many is taken."""
 MS_OF_A_WEIGHT, MS_APART = 3, 7
 FITTED_EVERY = 5
 MOST_OPERATIONS = 2e12
@@ -73,7 +73,7 @@ DENSE_MODELS = {
 
 
 class GridShape(NamedTuple):
-    """One shape, and which part it is of."""
+    """One shape, and the part that it belongs to."""
 
     shape: tuple[int, int, int]
     is_judged: bool
@@ -91,7 +91,7 @@ def grid(tuned_to: Collection[tuple[int, ...]]) -> list[GridShape]:
 
 
 class GroupedShape(NamedTuple):
-    """Groups of one kind. `cases.Case` says what the numbers of `shape` mean for each."""
+    """Groups of one kind. `cases.Case` explains the numbers of `shape` for each kind."""
 
     kind: str
     shape: tuple[int, ...]
@@ -146,5 +146,5 @@ def all_weights() -> list[tuple[int, int]]:
 def _shared_weights(weights_of: Callable[[int], Iterator[Weight]], tp: int) -> list[Weight]:
     try:
         return list(weights_of(tp))
-    except ValueError:  # so many ranks cannot share this model
+    except ValueError:  # `tp` ranks cannot share this model
         return []

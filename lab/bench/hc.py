@@ -70,5 +70,5 @@ KINDS = Kinds(
     {"hc_prenorm": Kind(SHAPES, SHAPES[:15:5], work_of)},
     completed=lambda shape: shape if len(shape) == NUMBERS else (*shape, 0),
 )
-"""A single result where the number of splits is left out."""
+"""Without a number of splits a shape asks for a single result."""
 BENCH = KINDS.bench("hc", METHOD, "4096,24,7168,16", (OURS, EAGER, COPY), attention.tables, (NUMBERS - 1, NUMBERS))

@@ -77,7 +77,7 @@ def measure(*, add: Add, announce: Announce) -> None:
 def in_turn(calls: Sequence[Call], rounds: int = ROUNDS, in_a_row: int = CALLS) -> list[Spread]:
     """Microseconds of each of these calls, made many times in a row, one after the other in every round.
 
-    What a machine does only in the beginning, or now and then, so falls on all of them.
+    So if the machine is slow at first, or now and then, all calls are slowed alike.
     """
     for call in calls:
         for _ in range(in_a_row):
@@ -238,7 +238,7 @@ def calls_with_new_m_of_bf16(device: str, count: int = NEW_MS) -> list[Call]:
 
 
 def _new_ms(config_of: Callable[[int], object], count: int) -> list[int]:
-    """Give one more than so many m with the configuration of M."""
+    """List `count + 1` values of m other than M that get M's configuration."""
     like = config_of(M)
     return list(islice((m for m in range(1, 4096) if m != M and config_of(m) == like), count + 1))
 
@@ -295,7 +295,7 @@ WHICH = {"host_new_m": "with a new m", "host_new_weight": "with a new weight"}
 
 
 def tables(report: Report) -> list[Table]:
-    """Tabulate calls, each with what it launches."""
+    """Tabulate calls, each with its times and its number of launches."""
     columns = (
         table.Column("call", lambda line: line.row.contender, is_left=True),
         table.Column("shape", lambda line: table.name_of(size or "any" for size in line.row.shape), is_left=True),

@@ -48,10 +48,10 @@ def run(name: str | None, config: str | None, settings: Sequence[str]) -> bool:
 
 
 def timed(trial: Trial, flush: L2Flush) -> tuple[Spread, float]:
-    """Check a trial's results, and time what it launches; the error is a part of what is allowed."""
+    """Check a trial's results, and time its launches; the error is given as a part of the allowed one."""
     with kept() as made:
         part = trial.run()
-    calls = recorded(made[0], flush)  # another is for what is compared
+    calls = recorded(made[0], flush)  # a second one, if any, belongs to the comparison
     return Spread.of([busy_us([each for each in call if not each.name.startswith("Memcpy")]) for call in calls]), part
 
 

@@ -1,4 +1,4 @@
-"""Kinds of work that are timed cold: their shapes, what makes a work of one, and how its contenders are checked."""
+"""Kinds of work that are timed cold: their shapes, the maker of a shape's work, and the checks of its contenders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHOD = (
 
 
 class Work(NamedTuple):
-    """A work of one shape: its size, the calls of its contenders, and what checks some of them, by name."""
+    """A work of one shape: its size, the calls of its contenders, and the checks of some of them, by name."""
 
     operations: int | None
     bytes: int
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
 
 
 def within(most: float, error: float) -> Verdict:
-    """Judge a difference from what is right; NaN is wrong."""
+    """Judge a difference from the right result; NaN is wrong."""
     return error, None if error <= most else f"wrong: difference {error:.2g}, expected at most {most}"
 
 
@@ -65,9 +65,9 @@ class Kinds:
     """Pause ahead of a shape: a GPU that a long one has warmed runs the next at a lower clock."""
     with_yardsticks: bool = True
     takes_new: bool = True
-    """A shape that no kind lists is of the first kind with as many numbers."""
+    """A shape that no kind lists belongs to the first kind whose shapes have as many numbers."""
     completed: Callable[[Shape], Shape] = lambda shape: shape
-    """Completes a shape that is asked for."""
+    """Completes a requested shape."""
 
     def bench(
         self,
@@ -78,17 +78,17 @@ class Kinds:
         tables: Callable[[Report], Iterable[Table | str]],
         lengths: Sequence[int] = (),
     ) -> Bench:
-        """State the bench of these kinds; shapes have as many numbers as those that are listed, or `lengths`."""
+        """Make the bench of these kinds. A shape has as many numbers as a listed one, or as `lengths` says."""
         method += f"; {yardsticks.METHOD}" if self.with_yardsticks else ""
         return Bench(name, f"{name}: {METHOD}; {method}", self.plan(example, lengths), tables, contenders=contenders)
 
     def plan(self, example: str, lengths: Sequence[int] = ()) -> Callable[[Asked], Steps]:
-        """Plan what is listed, or shapes like the example."""
+        """Plan the listed shapes, or given shapes like the example."""
         lengths = lengths or sorted({len(shape) for _, shape in self.shapes_of()})
         return planned(self.shapes_of, self.measure, lengths, example, self.chosen)
 
     def shapes_of(self, *, quick: bool = False) -> list[tuple[str, Shape]]:
-        """List what is measured: kinds with shapes."""
+        """List the shapes to measure, each with the name of its kind."""
         return [
             (name, shape) for name, kind in self.by_name.items() for shape in (kind.quick if quick else kind.shapes)
         ]
@@ -149,5 +149,5 @@ class Kinds:
 
 
 def of_ours(error: Callable[[], float], most: float) -> dict[str, Callable[[], Verdict]]:
-    """Check our result by its difference from what is right."""
+    """Check our result by its difference from the right one."""
     return {OURS: lambda: within(most, error())}

@@ -1,6 +1,6 @@
 """Layers as replayed CUDA graphs: time from the first kernel's start to the last one's end, and of each part.
 
-Kernels of a layer overlap as dependent launches, and what lies between two of them counts too. In a replayed graph no
+Kernels of a layer overlap as dependent launches, and the gaps between kernels count too. In a replayed graph no
 contender waits for the host.
 """
 
@@ -37,9 +37,9 @@ ROUTING, CAST, ACTIVATION, GATHER = "routing", "cast", "activation", "weighted g
 FIRST, SECOND = "product 1", "product 2"
 
 Parts = Callable[[Sequence[str]], Sequence[str] | None]
-"""Maps the names of a call's kernels to the part that each belongs to; None if nobody can tell."""
+"""Maps the names of a call's kernels to the part that each belongs to; None if the names do not tell."""
 Steps = Sequence[tuple[str, Callable[[], Any]]]
-"""Parts of a chain, and what runs each."""
+"""Parts of a chain, each with the call that runs it."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Work:
 
 
 Check = Callable[[Callable[[], Any]], tuple[float, str | None]]
-"""Makes the call it is given, ours, and gives its error and why it is wrong, or None if it is right."""
+"""Makes our call, and returns its error and a sentence if it is wrong, else None."""
 
 
 def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -> list[Row]:
@@ -128,7 +128,7 @@ def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture a call in a CUDA graph, and give what replays it."""
+    """Capture a call in a CUDA graph, and return the function that replays it."""
     for _ in range(WARM_UPS):
         call()
     torch.cuda.synchronize()
@@ -208,7 +208,7 @@ def parts_of_experts(names: Sequence[str]) -> Sequence[str] | None:
 
 
 def is_product(name: str) -> bool:
-    """Tell whether a kernel of this package is a product, alone or fused with what is around it."""
+    """Tell whether a kernel of this package is a product, alone or fused with other work."""
     return "gemm" in name
 
 

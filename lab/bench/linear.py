@@ -107,7 +107,7 @@ class Linear:
         return self.judge(self.out)
 
     def judge(self, out: Tensor) -> tuple[float, str | None]:
-        """Error of a result, and what is wrong with it."""
+        """Return the error of a result, and a sentence if it is wrong."""
         right = torch.empty_like(out)
         fp8_gemm_nt(per_token_cast_to_fp8(self.x), self.w, right)
         error = relative_error(out, self.x @ self.plain.t())
@@ -117,7 +117,7 @@ class Linear:
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    """Relative error of a whole tensor, of which a piece at a time becomes FP64."""
+    """Compute the relative error of a whole tensor, converting a piece at a time to FP64."""
     off = size = torch.zeros((), dtype=torch.float64, device=expected.device)
     pieces = (torch.split(each.flatten(), MOST_AT_ONCE) for each in (got, expected))
     for piece, right in zip(*pieces, strict=True):

@@ -41,10 +41,10 @@ class MegaCall:
         return self.y
 
     def is_near(self, right: Tensor) -> bool:
-        """Tell whether the result is near that of the layer, which casts and weights elsewhere."""
+        """Tell whether the result is near the layer's, which casts and weights elsewhere."""
         return bool(calc_diff(self(), right) < TOLERANCE)
 
 
 def fits(hidden: int, intermediate: int) -> bool:
-    """Tell whether there is such a call for a shape."""
+    """Tell whether the call takes a shape."""
     return hidden % HIDDEN_MULTIPLE == 0 and intermediate % INTERMEDIATE_MULTIPLE == 0

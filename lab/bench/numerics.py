@@ -1,8 +1,8 @@
 """Measure how far every product is from FP64: by depth, by how the operands are distributed, beside cuBLASLt and BF16.
 
-Two errors of each result, both relative and of the whole of it. `error` is that of the arithmetic alone: beside the
-FP64 product of the very numbers that were multiplied. `error_with_cast` is what a model sees: beside the FP64 product
-of the numbers ahead of the cast.
+Each result has two relative errors, of the whole result. `error` is the arithmetic's alone: it compares the result with
+the FP64 product of the very numbers that were multiplied. `error_with_cast` is the error that a model sees: it compares
+the result with the FP64 product of the numbers before the cast.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ METHOD = (
     "product of 2^16 and small ones of 2^(16-gap), shape: gap, error: share of the small ones' sum that is lost"
 )
 MOST_ERROR = 0.05
-"""Above this, beside the numbers that were multiplied, a result of ours is no product of them. Others may be there."""
+"""Our `error` must not exceed this, or the result is no product of the multiplied numbers. A rival's may."""
 M, N = 256, 256
 FEW_ROWS = 16
 DEPTHS = tuple(1 << e for e in range(7, 17))
 SOME_DEPTHS = (128, 1024, 8192, 65536)
 FRESH = 64
-"""One number in so many of cancelling operands does not cancel."""
+"""One number in this many of cancelling operands does not cancel."""
 
 Result = Callable[[], Tensor]
 
@@ -73,9 +73,9 @@ class Way:
     output: torch.dtype
     call: Result
     given: Result
-    """The result of the numbers that are multiplied."""
+    """The result of the multiplied numbers."""
     asked: Result
-    """The result of the numbers ahead of any cast."""
+    """The result of the numbers before any cast."""
 
 
 Numbers = Callable[[int, int, int], tuple[Tensor, Tensor]]
@@ -85,7 +85,7 @@ Make = Callable[[Shape, Numbers], Iterator[Way]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A product: at which shapes it is computed, k last, with which operands, and the ways to compute it."""
+    """A product: its shapes (k last), the operands to draw, and the ways to compute it."""
 
     shapes: tuple[Shape, ...]
     make: Make
@@ -97,7 +97,7 @@ Step = tuple[str, Shape, str]
 
 
 def steps(*, quick: bool = False) -> list[Step]:
-    """List what is computed; the shallowest and the operands of normal distribution alone where it shall be quick."""
+    """List the steps. A quick run takes the first shape and operands of each kind: the shallowest, and normal ones."""
     found = []
     for name, kind in KINDS.items():
         shapes, operands = (kind.shapes[:1], kind.operands[:1]) if quick else (kind.shapes, kind.operands)
@@ -136,7 +136,7 @@ def row_of(kind: str, shape: Shape, operands: str, way: Way) -> Row:
 
 
 def relative(got: Tensor, right: Tensor) -> float:
-    """The norm of the difference over the norm of what is right."""
+    """Return the norm of the difference over the norm of the right result."""
     return float((got - right).norm() / right.norm())
 
 
@@ -242,7 +242,7 @@ def fp8_of_rows(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def fp8_of_few_rows(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """Another kernel on a GPU, alone."""
+    """Our product alone, for few rows: on a GPU another kernel computes it."""
     return islice(fp8_of_blocks(shape, numbers), 1)
 
 
@@ -372,7 +372,7 @@ def linear_layer(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 
 
 def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
-    """A mixture of two experts, of which each token takes both; k is `hidden`. `given` casts where the layer does."""
+    """Compute a mixture of two experts, both for each token; k is `hidden`. `given` casts where the layer does."""
     tokens, intermediate, k = shape
     x, w1 = numbers(tokens, 4 * intermediate, k)
     w1 = (w1.float() * k**-0.5).bfloat16().view(2, 2 * intermediate, k)
@@ -387,7 +387,7 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     def chain(
         first: Tensor, second: Tensor, to: Callable[[Tensor], Tensor], cast: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Add up both experts' results; `to` rounds what a product gives, `cast` what it takes."""
+        """Add up both experts' results; `to` rounds the result of a product, `cast` its operand."""
         results = []
         for expert in range(2):
             gate, up = to(cast(x) @ first[expert].t()).chunk(2, 1)
@@ -411,7 +411,7 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
 BIG = 8
 """The big product is 2^8 * 2^8, one for each row, in the first 32 of k."""
 GAPS = tuple(range(8, 24))
-"""Powers of two by which the others are smaller. FP32 holds the sum of all for each of these."""
+"""Powers of two: each makes the small products smaller than the big one. FP32 holds the sum of all for each."""
 ONE_BIG: Mapping[str, slice] = {
     "one_big_same_step": slice(1, 32),
     "one_big_same_block": slice(32, 128),
@@ -469,7 +469,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def plan(asked: Asked) -> Steps:
-    """Plan the products that are asked for, on a GPU if there is one."""
+    """Plan the requested products, on a GPU if there is one."""
     chosen, device = steps(quick=asked.quick), "cuda" if torch.cuda.is_available() else "cpu"
     return len(chosen), lambda add, announce: measure(chosen, device, add=add, announce=announce)
 

@@ -16,7 +16,7 @@ from .timing import Spread
 
 DEEPGEMM = "deepgemm"
 HostTimes = dict[str, dict[str, float]]
-"""Microseconds of a call's thread: by what is called, then by who is called."""
+"""Microseconds that a call takes its thread: by the name of the call, then by contender."""
 
 
 @cache
@@ -51,9 +51,9 @@ def host_times(gpu: str) -> HostTimes:
 
 
 def deepgemm_ratio_to_fast(gpu: str | None, kind: str, shape: Shape) -> float | None:
-    """DeepGEMM's time over that of cuBLASLt's fast product in the session of this GPU; None if it has no such time.
+    """DeepGEMM's time over cuBLASLt's fast product's in the session of this GPU; None if the session lacks one of them.
 
-    The fast product is the one of the same shape, or for groups and weight gradients that of their dense anchor.
+    The fast product has the same shape; for groups and weight gradients it is their dense anchor's.
     """
     return _ratios(gpu).get((kind, shape)) if gpu in sessions() else None
 

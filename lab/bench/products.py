@@ -1,7 +1,7 @@
 """Measures cases: checks every contender, then times all cold. Sustained runs come after the last cold one.
 
 If a contender fails on a shape, its row says why, and the run goes on. The run ends early only if the GPU no longer
-answers; the rows so far are kept.
+answers; the rows measured until then are kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SETTLE_SECONDS = 0.05
 
 
 class GpuLostError(RuntimeError):
-    """The GPU's context is in an error from which no call recovers."""
+    """The GPU's context has failed for good: no later call recovers it."""
 
 
 DENSE_OUTPUTS = {
@@ -59,13 +59,13 @@ DENSE_OUTPUTS = {
     FP4_DENSE: Output(b=E2M1, sfb=MX),
 }
 WITH_OWN_RIVALS: dict[str, Any] = {**dict.fromkeys(FP4_KINDS, fp4), **dict.fromkeys(FINE_KINDS, fine)}
-"""Modules that have the cases and contenders of other kinds."""
+"""Modules that hold the cases and contenders of these kinds."""
 
 
 def cases_of(
     kind: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
 ) -> list[Case]:
-    """Give the cases of `bench` for a kind, a part of them, or those of shapes, which may be new."""
+    """Choose cases of `bench` for a kind: all, some of them, or the given shapes, which may be new."""
     source = WITH_OWN_RIVALS.get(kind)
     if source is None:
         return plain.cases_of(kind, quick=quick, shapes=shapes, is_judged=is_judged)
@@ -145,7 +145,7 @@ def made(case: Case) -> list[Contender]:
 
 
 def product_alone(calls: Iterable[Kernels]) -> dict[str, float]:
-    """Tell how long the longest kernel of a call takes, as a part of it: beside a cast, the product."""
+    """Give the fraction of a call's GPU time that its longest kernel takes: the product, not the cast."""
     return {fp4.PRODUCT: statistics.median(max(kernel.us for kernel in kernels) for kernels in calls)}
 
 
@@ -192,7 +192,7 @@ def config_of(case: Case, contender: str) -> GemmConfig | DecodeConfig | None:
 
 
 def configurations(cases: Iterable[Case]) -> list[GemmConfig | DecodeConfig]:
-    """All that dense products with fine scales need, each once: too many to compile one after the other."""
+    """All configurations that dense products with fine scales need, each once: too many to compile one by one."""
     found = (config_of(case, name) for case in cases if case.kind == FINE_DENSE for name in fine.OUTPUTS)
     return [config for config in dict.fromkeys(found) if config is not None]
 
@@ -214,7 +214,7 @@ def raise_if_lost(error: BaseException) -> None:
 
 
 def plan(kind: str, asked: Asked) -> Steps:
-    """Plan the cases that are asked for, and what is compiled ahead."""
+    """Plan the requested cases, and compile their configurations ahead."""
     shapes = plain.parse_shapes(asked.shapes) if asked.shapes is not None else ()
     cases = cases_of(kind, quick=asked.quick, shapes=shapes, is_judged=asked.is_judged)
     ahead = configurations(cases)

@@ -22,7 +22,7 @@ HEADER_KEYS = frozenset(
 FIELDS_OF_EVERY_ROW = frozenset({"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"})
 FIELDS_OF_OLDER_FILES = frozenset({"deepgemm_ratio_to_fast"})  # `peers` holds it now
 MAX_NAME = 100
-"""Kernel names are cut to this length, because those of templates fill pages."""
+"""Kernel names are cut to this length, because names of templates fill pages."""
 MODES = ("cold", "sustained", "host", "host_new_m", "host_new_weight", "compile", "numerics", "step", "forward")
 
 
@@ -45,20 +45,20 @@ class Row:
     fast_shape: Shape | None = None
     """The dense shape whose `cublaslt_fast` is this case's yardstick."""
     is_judged: bool | None = None
-    """True if the case is there to judge by; None for new shapes and in files that are older than this field."""
+    """True if the case is only for judging; None for new shapes, and in files older than this field."""
     kernels: tuple[str, ...] = ()
     """Kernels that one call launched."""
     parts: dict[str, float] | None = field(default=None, hash=False)
-    """Microseconds of each part of a layer, in the order in which they run."""
+    """Microseconds of each part of a layer, in the order they run."""
     operands: str | None = None
-    """How the numbers are distributed that a product's errors were found with."""
+    """How the operands behind a product's errors are distributed."""
     output: str | None = None
     """Type of the result that has these errors."""
     error_with_cast: float | None = None
     bias: float | None = None
     """Mean of the differences away from zero, over the mean magnitude."""
     peak_bytes: int | None = None
-    """The most that a step of training allocates at a time."""
+    """The most bytes that a step of training has allocated at a time."""
     sm_mhz: float | None = None
     power_w: float | None = None
     failed: str | None = None
@@ -117,7 +117,7 @@ class Report:
         return str(self.header["kind"])
 
     def default_path(self) -> Path:
-        """Give `benchmarks/results/kind-date-commit.json` of the checkout, wherever the caller stands."""
+        """Give `benchmarks/results/kind-date-commit.json` of the checkout, from any working directory."""
         date = "".join(character for character in self.header["date"][:19] if character.isalnum())
         return RESULTS / f"{self.kind}-{date}-{self.header['commit']}.json"
 
@@ -129,7 +129,7 @@ class Report:
 
     @classmethod
     def load(cls, path: Path) -> Report:
-        """Read a file that `save` wrote. For any other file a ValueError says what is wrong."""
+        """Read a file that `save` wrote. For any other file a ValueError names the fault."""
         try:
             content = json.loads(path.read_text())
         except json.JSONDecodeError as error:
@@ -146,7 +146,7 @@ class Report:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees part of it."""
+    """Write a file so that readers never see part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
@@ -154,7 +154,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def geometric_mean(ratios: Iterable[float]) -> float | None:
-    """The geometric mean of ratios; None if there are none.
+    """Return the geometric mean of ratios, or None without any.
 
     >>> geometric_mean([0.5, 2.0])
     1.0

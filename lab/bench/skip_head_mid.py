@@ -55,7 +55,7 @@ class IntoHeads:
         }
 
     def verdict(self) -> Verdict:
-        """Compute both, and judge the parts and what lies between."""
+        """Compute both, and judge the parts and the gaps between them."""
         self.d.fill_(UNTOUCHED)
         for call in self.calls().values():
             call()

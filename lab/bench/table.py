@@ -1,4 +1,4 @@
-"""Tables of a run: columns, each of which says its heading and a row's cell, and means of ratios."""
+"""Tables of a run: means of ratios, and columns; a column has a heading and makes the cell of each row."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Ratios = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: a row, those of all contenders of its kind and shape, and what DeepGEMM would take."""
+    """A line of a table: a row, all contenders' rows of its kind and shape, and the time estimated for DeepGEMM."""
 
     row: Row
     others: Mapping[str, Row]
     upstream_us: float | None = None
 
     def us(self, name: str) -> float | None:
-        """The time of a contender; None if there is none."""
+        """Return the time of a contender, or None if it has no row."""
         other = self.others.get(name)
         return None if other is None else other.us
 
@@ -69,7 +69,7 @@ def table_of(title: str, columns: Iterable[Column], lines: Iterable[Line], gap: 
 def means_of(
     keys: Sequence[str], names: Sequence[str], ratios: Iterable[tuple[tuple[str, ...], Ratios]], gap: int = 3
 ) -> Table:
-    """Tabulate geometric means of ratios by what their lines have in common."""
+    """Tabulate geometric means of ratios, one line for each key that ratios share."""
     table = new_table("geometric means of ratios", gap)
     for heading in (*keys, "shapes", *names):
         table.add_column(heading, justify="right")
@@ -84,7 +84,7 @@ def means_of(
 
 
 def new_table(title: str, gap: int = 3) -> Table:
-    """A table with so many spaces between columns."""
+    """Make a table with `gap` spaces between columns."""
     padding = (0, gap - 1, 0, 0)
     return Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, padding=padding

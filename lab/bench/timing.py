@@ -135,7 +135,7 @@ def sustained(call: Callable[[], Any], cold_us: float, while_busy: Callable[[], 
 
 
 def warm(call: Callable[[], Any], repeats: int = 10) -> Spread:
-    """Time calls one after the other, each between two events, behind some that warm up; waits of the host count."""
+    """Time calls one after the other, each between two events, after calls that warm up; waits of the host count."""
     for _ in range(WARM_UPS):
         call()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]

@@ -50,7 +50,7 @@ METHOD = (
 )
 EXPERTS, LINEAR, REGRESSION = "train_experts", "train_linear", "train_regression"
 KEPT = "deep_gemm, casts kept"
-"""A batch of several between two steps of an optimizer, but for the first: weights are cast already."""
+"""One of several batches between two steps of an optimizer, but not the first: the weights are cast already."""
 ROWS, AO, AO_COMPILED = "deep_gemm by rows", "torchao rowwise", "torchao rowwise compiled"
 CONTENDERS = (OURS, KEPT, ROWS, AO, AO_COMPILED, BF16)
 STEP, FORWARD = "step", "forward"
@@ -69,13 +69,13 @@ layers and steps of a regression."""
 KINDS = {3: LINEAR, 4: REGRESSION, 5: EXPERTS}
 MAX_NAME = 48
 MOST_COMPARED = 1 << 31
-"""Bytes of a result or gradient, above which a part of it stands for all."""
+"""If a result or gradient has more bytes than this, only a part of it is compared."""
 WAIT, LAUNCH_US = "wait", 3.0
-"""No more than this lies between launches that follow each other: it is no wait."""
+"""A gap up to this long between two launches is no wait."""
 
 
 def shapes_of(*, quick: bool = False) -> Sequence[Shape]:
-    """List what is measured."""
+    """List the shapes to measure."""
     return (SHAPES[0], SHAPES[4]) if quick else SHAPES
 
 
@@ -209,7 +209,7 @@ def work_of(shape: Shape) -> tuple[int, int]:
 
 
 def rows_of(shape: Shape, layers: dict[str, Layer], only: Sequence[str]) -> list[Row]:
-    """Compare the results of all, and time those that are asked for: steps, and forward alone."""
+    """Compare the result of each requested layer, and time it: whole steps, and forward alone."""
     operations, moved = work_of(shape)
     floor_us = round(floor_of(3 * operations, moved), 3)
     rows = []
@@ -247,12 +247,12 @@ def error_of(layers: dict[str, Layer], name: str = OURS) -> float:
 
 
 def some_of(x: Tensor) -> Tensor:
-    """Copy every n-th row, or expert, so that about `MOST_COMPARED` bytes are there: all, if they are no more."""
+    """Copy every n-th row, or expert, so that the copy has about `MOST_COMPARED` bytes, or all if there are no more."""
     return x[:: ceil_div(x.nbytes, MOST_COMPARED)].clone()
 
 
 def peak_bytes(layer: Layer) -> int:
-    """Count what a step allocates at most above what was there before it."""
+    """Count the bytes that a step allocates at its peak, beyond those allocated before it."""
     for leaf in layer.leaves:
         leaf.grad = None
     torch.cuda.synchronize()
@@ -263,7 +263,7 @@ def peak_bytes(layer: Layer) -> int:
 
 
 def parts_of(events: Sequence[KernelEvent]) -> dict[str, float]:
-    """Give the time line of a step: kernels in the order of their starts, and how long none ran ahead of each.
+    """Give the time line of a step: kernels in the order of their starts, and the time without a kernel before each.
 
     >>> events = [KernelEvent("a", 0, 2), KernelEvent("a", 2, 3), KernelEvent("b", 9, 1)]
     >>> parts_of(events)
@@ -274,7 +274,7 @@ def parts_of(events: Sequence[KernelEvent]) -> dict[str, float]:
     for event in sorted(events, key=lambda event: event.start_us):
         if end is not None and event.start_us > end + LAUNCH_US:
             named.append((WAIT, event.start_us - end))
-        # What ran beside the kernel before counts once.
+        # Time in which the kernel before still ran does not count again.
         us = event.us if end is None else max(0.0, event.start_us + event.us - max(end, event.start_us))
         named.append((event.name[:MAX_NAME], us))
         end = max(end or 0.0, event.start_us + event.us)

@@ -1,7 +1,7 @@
-"""Is the chosen tile the fastest? Every tile that may be is timed beside it, cold, in rotating order.
+"""Is the chosen tile the fastest? Every tile that may be faster is timed beside it, cold, in rotating order.
 
-In two rounds: all tiles of a modelled cost near the lowest, a few calls each; then those that were best and the chosen
-one again, more often. The second round alone judges, so that the best is not the one that luck favoured among many.
+The first of two rounds times every tile whose modelled cost is near the lowest, a few calls each. The second times the
+best of them and the chosen one again, more often. It alone judges, so that luck in the first round cannot win.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .timing import L2Flush, Spread, cold
 
 FIRST_REPEATS, REPEATS = 5, 11
 HOPEFUL = 1.6
-"""Up to this multiple of the lowest modelled cost a tile is timed at all."""
+"""A tile is timed if its modelled cost is up to this multiple of the lowest."""
 FINALISTS = 4
 
 
@@ -53,7 +53,7 @@ class Contest:
 
     @classmethod
     def of(cls, case: Case, output: Output, gpu: Gpu) -> Contest:
-        """Enter the tile that is chosen, and those that may be faster."""
+        """Enter the chosen tile, and the tiles that may be faster."""
         m, n, k = case.shape
         split_k = not get_batch_invariant()
         able = [
@@ -90,12 +90,12 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """The time of the chosen one over that of the best."""
+        """Return the chosen tile's time over the best one's."""
         return self.chosen.spread.us / self.best.spread.us
 
 
 def configurations(contests: Iterable[Contest]) -> list[GemmConfig | DecodeConfig]:
-    """All that are needed, each once."""
+    """List all configurations that the contests need, each once."""
     return list(dict.fromkeys(entrant.config for contest in contests for entrant in contest.entrants))
 
 
@@ -129,7 +129,7 @@ def judge(contest: Contest, flush: L2Flush) -> Judgement:
 
 
 def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -> Problem:
-    """A dense product of random numbers; fine scales of B fold, as those of checkpoints do."""
+    """Make a dense product of random numbers; fine scales of B fold, as the scales of checkpoints do."""
     m, n, k = shape
     with torch.device(device):
         x, w = (torch.randn(rows, k, dtype=torch.bfloat16) for rows in (m, n))

@@ -1,7 +1,7 @@
 """`python -m lab tune --fit`: the constants of the cost model from measured times, and how well choices by them do.
 
 A choice is judged by its regret: how much longer the chosen tile took than the fastest that was timed. The fit looks
-for constants with a small regret in the products that it may see, and times that are right besides. A regret changes in
+for constants that give a small regret in the products that it may see, and right times too. A regret changes in
 jumps, so it is smoothed: each tile counts as chosen in part, the more the closer its cost is to the lowest.
 """
 
@@ -41,9 +41,9 @@ WEIGHT_OF_ERRORS = 0.15
 NEAR = 0.3
 """A tile's error counts if it took up to this part longer than the best, the less the longer it took."""
 FIRST_STEP, LAST_STEP = 0.2, 0.005
-"""Constants are changed by such parts, smaller and smaller ones."""
+"""Constants are changed by these parts of themselves: the first step, and the least one."""
 LEAST_GAIN = 1e-6
-"""Less than that is no gain: the fit comes to an end."""
+"""A smaller gain counts as none."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Collected:
 
     @classmethod
     def load(cls, path: Path) -> Collected:
-        """Read a file; what is none is a ValueError that says what is wrong with it."""
+        """Read a file of times of tiles; for any other file a ValueError names the fault."""
         try:
             content = json.loads(path.read_text())
             machine = content["header"]["machine"]
@@ -177,7 +177,7 @@ def regrets(products: Iterable[Product], gpu: Gpu, timings: Timings) -> list[Reg
 
 
 def regret(product: Product, gpu: Gpu, timings: Timings) -> float:
-    """Say how much longer the chosen tile took than the fastest; one that was not timed as long as the slowest."""
+    """Say how much longer the chosen tile took than the fastest; an untimed tile counts as the slowest."""
     us = product.us.get(product.chosen(gpu, timings).name, max(product.us.values()))
     return us / product.best_us - 1
 
@@ -186,7 +186,7 @@ def regret(product: Product, gpu: Gpu, timings: Timings) -> float:
 
 
 class _Search:
-    """Constants on their way, and what the products cost by them."""
+    """Constants while they are fitted, and the loss of each product with them."""
 
     def __init__(self, collected: Sequence[Collected], timings: Mapping[str, Timings]) -> None:
         self.timings = dict(timings)
@@ -195,7 +195,7 @@ class _Search:
 
     @property
     def loss(self) -> float:
-        """Sum up what is made small."""
+        """Return the mean loss, which the fit makes small."""
         return statistics.fmean(self.losses)
 
     def take_if_better(self, timings: Mapping[str, Timings]) -> bool:
@@ -271,7 +271,7 @@ START = Timings(
     dram_tb_per_s=4,
     evict_us=6,
 )
-"""Start of the fit, with any GPU: what it gives depends on nothing but the files."""
+"""The fit starts here on any GPU, so that its result depends on the files alone."""
 
 
 def fit(
@@ -279,8 +279,8 @@ def fit(
 ) -> dict[str, Timings]:
     """Find constants for the products that the fit may see, of all GPUs together.
 
-    One at a time is changed by a step, which shrinks when it no longer helps; after each round all go once more where
-    they went in it (Hooke and Jeeves).
+    One constant at a time is changed by a step, which shrinks when it no longer helps. After each round all constants
+    go on as far as they went in it, for as long as that helps (Hooke and Jeeves).
     """
     search = _Search(collected, {one.gpu.name: replace(start) for one in collected})
     steps: dict[tuple[str, str | None], float] = {(name, None): FIRST_STEP for name in NAMES if name not in OF_A_GPU}
@@ -315,7 +315,7 @@ def _further(before: Mapping[str, Timings], after: Mapping[str, Timings]) -> dic
 
 
 def rounded(timings: Timings) -> Timings:
-    """Round times as they are written: no more digits than mean something."""
+    """Round times for the file: to the digits that mean something."""
     return Timings(*(float(f"{getattr(timings, name):.3g}") for name in NAMES))
 
 
@@ -330,7 +330,7 @@ def text_of(timings: Mapping[str, Timings], made_by: str) -> str:
 
 
 def run(files: Sequence[Path], out: Path) -> None:
-    """Make the constants of the GPUs that these files are of, and print how well choices by them do."""
+    """Make the constants of these files' GPUs, and print how well choices by them do."""
     if not files:
         raise UsageError("tune: expected --fit and files of times of tiles, got none")
     try:
@@ -350,7 +350,7 @@ def run(files: Sequence[Path], out: Path) -> None:
 
 
 def _of_other_gpus(fitted: Mapping[str, Timings]) -> dict[str, Timings]:
-    """The GPUs without a file: they keep what is their own, and share the rest."""
+    """Make the timings of GPUs without a file: they keep their own constants, and share the rest."""
     shared = next(iter(fitted.values()))
     return {
         name: replace(shared, **{key: getattr(before, key) for key in OF_A_GPU})

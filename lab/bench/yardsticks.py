@@ -1,8 +1,8 @@
 """Estimate how long DeepGEMM would take today: its times of another day, scaled by yardsticks timed on both days.
 
-DeepGEMM is not run here. `family.json` holds what it took. A copy shows how fast memory is that day, torch's BF16
-product how fast arithmetic is; which of the two stands for a shape, the file says. On another GPU than the file's the
-yardsticks are all there is.
+DeepGEMM is not run here; `family.json` holds its measured times. A copy shows how fast memory is that day, and torch's
+BF16 product shows how fast arithmetic is. The file says which of the two scales a shape. On a GPU other than the
+file's there is no estimate, only the yardsticks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Yardsticks:
     bf16_dense_us: float
 
     def upstream_us(self, kind: str, shape: Sequence[int]) -> float | None:
-        """Tell how long DeepGEMM 2.6.1 would take in this run; None on another GPU than its, or if nobody timed it."""
+        """Estimate DeepGEMM 2.6.1's time in this run; None on another GPU than the file's, or for an untimed shape."""
         family = _family()
         found = _times().get((kind, tuple(shape))) if self.gpu == family["gpu"] else None
         if found is None:

@@ -1,8 +1,8 @@
-"""Calls into deep_gemm as releases of engines make them on Hopper, with operands that lie as theirs do.
+"""Calls into deep_gemm as releases of engines make them on Hopper, with operands laid out as theirs are.
 
-`arguments` is the text of a call's arguments, of the names that its family draws; `right` says when its values are
-right. Forms of a family run in order, and a later one may use what an earlier one gave. What engines ask of other GPUs
-alone is in `ELSEWHERE`.
+`arguments` is the text of a call's arguments, with the names that its family draws; `right` says when its values are
+right. Forms of a family run in order, and a later one may use the result of an earlier one. `ELSEWHERE` holds the
+calls that engines make on other GPUs only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Form(NamedTuple):
     arguments: str
     releases: str
     right: str
-    """An expression that is true if the call gave or wrote what it must; `result` is what it gave."""
+    """An expression that is true if the call returned and wrote the right results; `result` is its return value."""
     gives: str = ""
-    """The name by which later forms know the result."""
+    """The name of the result for later forms."""
 
     @property
     def keywords(self) -> set[str]:
@@ -199,7 +199,7 @@ ELSEWHERE = {
     "get_paged_mqa_logits_metadata indices": BLACKWELL,
     "fp8_fp4_paged_mqa_logits indices": BLACKWELL,
 }
-"""Attributes, and keywords behind theirs, of which no call on Hopper is known, and why."""
+"""Attributes, and keywords with their attribute, without a known call on Hopper, and why."""
 
 
 def table() -> str:
@@ -212,7 +212,7 @@ def table() -> str:
 
 
 def lacking(uses: dict[str, set[str]]) -> list[str]:
-    """Give the attributes, and the keywords behind theirs, that are neither in the table nor elsewhere."""
+    """Give the attributes, and the keywords with their attribute, that are neither in the table nor elsewhere."""
     known: dict[str, set[str]] = {}
     for form in (form for family in FAMILIES.values() for form in family.forms):
         known.setdefault(form.function, set()).update(form.keywords)

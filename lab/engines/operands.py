@@ -1,4 +1,4 @@
-"""Operands of engines' calls, which lie as theirs do, and whether what a call gave is right."""
+"""Operands laid out as in engines' calls, and checks of the calls' results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def right_prenorm(d: Tensor, squares: Tensor, a: Tensor, b: Tensor) -> bool:
 
 
 def operands(rows: tuple[int, ...], columns: tuple[int, ...]) -> Drawn:
-    """Draw A and B of 256 columns: FP8 with scales for 128 and for 32, BF16, B in FP4; and what they stand for."""
+    """Draw A and B of 256 columns: FP8 with scales for 128 and for 32, BF16, B in FP4; and their true numbers."""
     of_a, of_b = numbers(*rows, 256), numbers(*columns, 256, seed=1)
     a, sfa = deep_gemm.per_token_cast_to_fp8(of_a)
     b, sfb = deep_gemm.per_block_cast_to_fp8(of_b)
@@ -131,7 +131,7 @@ def paged_logits() -> Drawn:
 
 
 def prenorm() -> Drawn:
-    """Draw what goes ahead of a norm of hyper-connections."""
+    """Draw the operands of the product ahead of a norm of hyper-connections."""
     a, b = random_operands(5, 24, 1024)
     return {
         "a": a,

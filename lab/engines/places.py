@@ -1,4 +1,4 @@
-"""Places of engines that plugins change or call: whether a release's wheel has them as they are known."""
+"""Places of engines that plugins change or call: does a release's wheel have them as the plugins know them?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of engines that are kept: which release, on which card, with which models."""
+"""Kept runs of engines: the release, card and models of each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MODELS = {
     "deepseek_v3": "DeepSeek-V3",
     "deepseek_v4": "DeepSeek-V4",
 }
-"""Names on the page of the models that files name."""
+"""The models' names on the page, by their names in files."""
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 PLANNED = ("| SGLang 0.5.17 | H200 | not yet | DeepSeek-V3 | | |",)
-"""Rows of runs that no file has."""
+"""Rows of runs without a file."""
 
 
 def ran() -> str:

@@ -1,4 +1,4 @@
-"""Calls into deep_gemm in the wheels of engines: which attributes they look for, with which keywords."""
+"""Calls into deep_gemm in the wheels of engines: the attributes they look for, and their keywords."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 Uses = dict[str, set[str]]
-"""The keywords with which each attribute is called somewhere."""
+"""The keywords of each attribute, from all its calls."""
 
 MODULES = ("utils", "layout", "math", "testing")
 NEWEST = ("vllm", "sglang", "lmdeploy")
 COPIES = re.compile(r"(^|/)third_party/deep_gemm/|^deep_gemm/")
-"""Files of a copy of another deep_gemm inside of a wheel: nobody reads them."""
+"""Files of another deep_gemm that a wheel has a copy of: they are not read."""
 _MODULE = re.compile(r"^(_?(dg|deep_gemm)|_?(import|get)_deep_gemm)$")
-"""Names that modules go by, and functions that give one."""
+"""Names of modules, and of functions that return one."""
 _IMPORTED = re.compile(r"(^|third_party\.)deep_gemm(\.|$)")
 _PASSING = re.compile(r"\.utils\.deep_gemm$")
-"""A module of an engine with functions of the same names, which pass keywords on."""
+"""A module of an engine whose functions pass keywords on to functions of the same names."""
 
 
 def uses_in_wheel(path: Path) -> Uses:
@@ -42,7 +42,7 @@ def uses_in_wheel(path: Path) -> Uses:
 
 
 def uses(source: str) -> tuple[Uses, Uses]:
-    """Read one file: what it asks of the module, and of functions that pass calls on to those of their name."""
+    """Read one file: its uses of the module, and of functions that pass calls on to the module's of the same name."""
     tree = ast.parse(source)
     names, passing = dict(_names(tree, _IMPORTED)), dict(_names(tree, _PASSING))
     found: Uses = {attribute: set() for attribute in names.values()}
@@ -86,7 +86,7 @@ def _is_module(node: ast.expr) -> bool:
 
 
 def _looked_up(node: ast.Call) -> str | None:
-    """Give the name for which `getattr` or `hasattr` asks the module."""
+    """Give the name that `getattr` or `hasattr` looks up in the module."""
     if _last(node.func) in ("getattr", "hasattr") and len(node.args) > 1 and _is_module(node.args[0]):
         name = node.args[1]
         return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
@@ -101,7 +101,7 @@ def _called(function: ast.expr, names: dict[str, str]) -> str | None:
 
 @contextmanager
 def wheel_of(release: str) -> Iterator[Path]:
-    """Download a release, `vllm` or `vllm==0.33.0`, for the length of a block; or give a wheel that is there."""
+    """Download a release, `vllm` or `vllm==0.33.0`, for the length of a block; or give a wheel that exists already."""
     path = Path(release)
     if path.is_file():
         yield path

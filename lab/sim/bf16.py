@@ -36,7 +36,7 @@ def random_problem(config: Bf16Config, *sizes: Any, **more: Any) -> Problem:
 
 @dataclass(frozen=True)
 class Bf16Trial(ProductTrial):
-    """One product, or those of some heads."""
+    """One product, or the products of some heads."""
 
     kernel = BF16_GEMM
     works = (DENSE, HEADS)
@@ -49,11 +49,11 @@ class Bf16Trial(ProductTrial):
     in_place: bool = False
     is_dependent: bool = False
     planes: int = 2
-    """How many a configuration of heads has."""
+    """The number of heads, if the configuration has heads."""
     gap: int = 8
     """NaNs behind each row, a multiple of 8."""
     exact: bool = False
-    """Small integers, of which no sum is rounded."""
+    """The operands are small integers, so that no sum is rounded."""
 
     @classmethod
     def drawn(cls, config: Bf16Config, seed: int) -> Bf16Trial:

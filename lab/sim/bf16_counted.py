@@ -24,7 +24,7 @@ class Bf16CountedTrial(Bf16DepthsTrial):
     on_gpu_alone: bool = True
     """Counts lie where the GPU alone knows them."""
     told: tuple[int, ...] = ()
-    """Depths that the GPU finds, if they are wrong; there are no further rows then."""
+    """Wrong depths for the GPU to find, if any; there are no further rows then."""
     more_rows: int = 70
 
     @classmethod

@@ -1,7 +1,7 @@
 """The `cast_depths` kernel in the simulator, with the source and parameters that a GPU gets.
 
-Rows behind the last group are full of NaN and have no token, and outputs are full of poison: what lies behind the last
-group's must be poison afterwards.
+Rows behind the last group are full of NaN and have no token. Outputs are full of poison, and must still be poison
+behind the last group afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .trial import Trial
 
 OUTPUTS = ("columns", "column_scales", "values", "scales", "activated", "activated_scales", "sums")
 OF_BF16 = 2.0**-7
-"""Elements are rounded to BF16 first, and may become the number beside the reference's: so may their scale."""
+"""Elements are rounded to BF16 first, and may become the number beside the reference's; their scale may too."""
 OF_SUMS = 2.0**-15
 """A GPU's sigmoid is within 2^-17, and sums are rounded in another order."""
 
@@ -40,7 +40,7 @@ def run_cast(kernel: HostKernel | None, config: DepthsCastConfig, p: DepthsCast,
 
 
 def of_groups(columns: Quantized, groups: GroupedRows) -> Quantized:
-    """Give what there is of groups, without the room behind them."""
+    """Give the groups' part of columns, without the room behind it."""
     k, blocks = columns[1].shape[0], sum(ceil_div(count, SCALE_BLOCK) for count in groups.counts.tolist())
     return columns[0][: k * int(groups.depths.sum())], columns[1][:, :blocks]
 
@@ -57,16 +57,16 @@ class DepthsTrial(Trial):
     config: DepthsCastConfig
     counts: tuple[int, ...] = (5, 0, 130)
     k: int = 144
-    """Columns of what is cast along groups; of gate and of up."""
+    """Columns of the matrix that is cast along groups, or of gate and of up each."""
     seed: int = 0
     schedule: str | None = None
     behind: int = 3
     """Rows behind the last group."""
     limit: float | None = None
     parts: str = "both"
-    """The parts of SiLU that are asked for: `gradient`, `activation`, or both."""
+    """The parts of SiLU to compute: `gradient`, `activation`, or both."""
     ends: tuple[int, ...] = ()
-    """Ends that are not those of `counts`, of which nothing is right but that nobody writes outside of the outputs."""
+    """Ends that contradict `counts`. No result is right then, but nothing outside of the outputs may be written."""
 
     @classmethod
     def drawn(cls, config: DepthsCastConfig, seed: int) -> DepthsTrial:
@@ -95,7 +95,7 @@ class DepthsTrial(Trial):
         return GroupedRows(counts, counts.cumsum(0, dtype=torch.int32), token_of)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare tokens to the bit, and what SiLU gives to a step of FP8."""
+        """Compare tokens to the bit, and SiLU's results to a step of FP8."""
         groups = self.groups
         if len(groups.token_of) == 0:
             return 0.0
@@ -160,7 +160,7 @@ class DepthsTrial(Trial):
         return others / MOST_OTHERS
 
     def _room(self, groups: GroupedRows, k: int) -> tuple[Quantized, Callable[[Quantized], Quantized]]:
-        """Room for columns, full of poison, and what gives the groups' part of it and sees that the rest is poison."""
+        """Make room for columns, full of poison, and a function that gives the groups' part and checks the rest."""
         depth, blocks = room_of(len(groups.token_of), len(self.counts))
         values = poison(k * depth).view(torch.float8_e4m3fn)
         scales = strided(torch.Size((k, blocks)), (1, align(k, 4)))

@@ -1,7 +1,7 @@
 """The `cast_rows` kernel in the simulator, with the source and parameters that a GPU gets.
 
-A trial has rows that must not matter, full of NaN, and outputs with room around them, full of poison: what is not to be
-written must be poison afterwards, and everything else as the reference casts.
+A trial has rows that must not matter, full of NaN, and outputs with room around them, full of poison. Elements that
+are not to be written must be poison afterwards, and all others as the reference casts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GATINGS = (Gating(), Gating(limit=1.5), Gating(alpha=1.702, beta=1.0, limit=7.0)
 OF_ACTIVATIONS = 2.0**-7
 """How far an activation in BF16 may be from the reference's: it may become the number beside it."""
 HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
-"""Powers of two by which the hard quotients are multiplied: scales of all sizes, the tiny ones too."""
+"""The hard quotients are multiplied by these powers of two, so that scales of all sizes occur, tiny ones too."""
 
 
 GIVEN = (0.37, 2.0**-100, 2.0**100, 1e-40, 0.0, -3.0, torch.inf, torch.nan)
@@ -77,7 +77,7 @@ def run_cast(kernel: HostKernel | None, config: CastConfig, p: RowCast, **how: U
 
 @dataclass(frozen=True)
 class RowTrial(Trial):
-    """One configuration, what it casts, a seed and a schedule."""
+    """One configuration, the rows that it casts, a seed and a schedule."""
 
     kernel = cast_rows.KERNEL
     config: CastConfig
@@ -86,7 +86,7 @@ class RowTrial(Trial):
     seed: int = 0
     schedule: str | None = None
     data: str = "wild"
-    """`wild`: of everything there is; `ordinary`: of one size; `mixed`: blocks of both; `hard`: `hard_quotients`;
+    """`wild`: numbers of every kind; `ordinary`: of one size; `mixed`: blocks of both; `hard`: `hard_quotients`;
     `largest`: the largest numbers, infinities among them; `far`: gates far below zero, and the largest for up."""
     is_m_major: bool = True
     min_amax: float = 0.0
@@ -100,11 +100,11 @@ class RowTrial(Trial):
     matrix: Tensor | None = None
     """x itself, instead of `data`."""
     padding: int = 16
-    """How much further apart rows of values lie than they are long."""
+    """Elements between two rows of values."""
     padding_of_x: int | None = None
-    """The same of x, if it is not that of values."""
+    """The padding of x, if it is another one."""
     scale: float = GIVEN[0]
-    """The one that is given, where a configuration takes one."""
+    """The given scale, if a configuration takes one."""
 
     @property
     def to(self) -> Target:
@@ -113,11 +113,11 @@ class RowTrial(Trial):
 
     @classmethod
     def drawn(cls, config: CastConfig, seed: int) -> RowTrial:
-        """Draw sizes, data, and what a configuration leaves open."""
+        """Draw sizes, data, and the choices that a configuration leaves open."""
         draw = random.Random(seed)
         step = max(config.vector, config.to.format.per_byte)
         m, k = draw.randint(1, 60), draw.randint(1, 600 // step) * step
-        if config.lanes > 32 and draw.random() < 0.5:  # as many columns as lanes hold at once, or more
+        if config.lanes > 32 and draw.random() < 0.5:  # up to more columns than the lanes hold at once
             m, k = (
                 draw.randint(1, 9),
                 draw.randint(1, (PIECES + 1) * config.lanes * max(config.vector, 4) // step) * step,
@@ -148,9 +148,9 @@ class RowTrial(Trial):
         )
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare values, scales and what lies around: to the bit, or values within a step of FP8 if activated.
+        """Compare values, scales and the memory around them: to the bit, or values within a step of FP8 if activated.
 
-        A GPU has approximations of exp and of the reciprocal, which the simulator rounds.
+        A GPU approximates exp and the reciprocal; the simulator rounds them.
         """
         p = problem(self)
         run_cast(kernel, self.config, p, **self.how)
@@ -161,7 +161,7 @@ class RowTrial(Trial):
 
 
 def verdict(trial: RowTrial, p: RowCast) -> float:
-    """Check what came of a trial's problem. Give the share of values that are not the reference's."""
+    """Check the results of a trial's problem. Give the share of values that are not the reference's."""
     right, share = expected(trial), 0.0
     if p.scales is None or right.scales is None:
         assert_near_bf16(p.values, right.values, OF_ACTIVATIONS if trial.config.activates else 0.0)
@@ -169,7 +169,7 @@ def verdict(trial: RowTrial, p: RowCast) -> float:
         share = assert_near((p.values, p.scales), (right.values, right.scales))
     else:
         assert_same_bits((p.values, p.scales), (right.values, right.scales))
-    # What lies between rows too.
+    # The memory between rows must be right too.
     for found, its in ((p.values, right.values), (p.scales, right.scales)):
         if found is None or its is None:
             continue
@@ -248,7 +248,7 @@ def expected(trial: RowTrial) -> RowCast:
 
 
 def data(trial: RowTrial) -> Tensor:
-    """Make rows of x; those that must not matter are NaN."""
+    """Make rows of x; rows that must not matter are NaN."""
     dtype, columns = trial.config.dtype, trial.k * (2 if trial.config.activates else 1)
     generator = torch.Generator().manual_seed(trial.seed)
     ordinary = (torch.randn(trial.m, columns, generator=generator, dtype=torch.float32) * 3).to(dtype)
@@ -275,7 +275,7 @@ def data(trial: RowTrial) -> Tensor:
 
 
 def weights(trial: RowTrial) -> Tensor | None:
-    """Make factors of rows; of those that must not matter NaN."""
+    """Make a factor for each row: NaN for rows that must not matter."""
     if not trial.has_weights:
         return None
     weight = torch.randn(trial.m, generator=torch.Generator().manual_seed(trial.seed + 1), dtype=torch.float32)
@@ -294,7 +294,7 @@ def row_of(trial: RowTrial) -> Tensor:
 
 
 def is_cast(trial: RowTrial) -> Tensor:
-    """Tell of each row whether a group has it, whatever sizes say: none reaches out of its rows."""
+    """Tell for each row whether a group has it; a group never reaches beyond its own rows, whatever sizes say."""
     found = torch.zeros(trial.m, dtype=torch.bool)
     if trial.config.groups == Groups.NONE:
         return ~found

@@ -130,12 +130,12 @@ class TurnedTrial(Trial):
     kernel = cast_tiles.KERNEL
     config: TileCastConfig
     shape: tuple[int, int, int] = (3, 144, 136)
-    """Matrices, and what each is."""
+    """The number of matrices, then the rows and columns of each."""
     seed: int = 0
     schedule: str | None = None
     rounds_up: bool = False
     both_ways: bool = False
-    """Values are asked for as x lies, too."""
+    """Whether values are wanted in x's order too."""
 
     @classmethod
     def takes(cls, config: TileCastConfig) -> bool:
@@ -165,7 +165,7 @@ class TurnedTrial(Trial):
 
 
 def matrix(trial: TileTrial) -> Tensor:
-    """Columns of the first block are ordinary, those of the third tiny, those of others of any size."""
+    """Make a matrix: the first block's columns are ordinary, the third's are tiny, all others are of any size."""
     (m, k), dtype = trial.shape, trial.config.dtype
     x = wild(m, k, dtype, trial.seed, block_rows=32)
     ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed), dtype=torch.float32) * 3

@@ -42,7 +42,7 @@ def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *
             console.print(f"{trial}\n{what}\nagain: {once_more}", soft_wrap=True, markup=False)
             return False
         now = time.perf_counter()
-        if not console.is_terminal and now - told >= SECONDS_BETWEEN_LINES:  # no bar is seen there
+        if not console.is_terminal and now - told >= SECONDS_BETWEEN_LINES:  # the bar shows only on a terminal
             console.print(f"{now - begin:6.1f} s  {done:3}/{seeds}  seed {trial.seed} passed")
             told = now
     seconds = time.perf_counter() - begin

@@ -44,12 +44,12 @@ def operands(
 ) -> tuple[Operand, Operand]:
     """Draw A `[*rows, k]` and B `[*groups, n, k]`, as a configuration multiplies them.
 
-    `any_scales`: those of an FP4 weight do not always fold, and those in words are anything. `words`: sides that have
-    fine scales, or are beside them, in words.
+    `any_scales`: scales of an FP4 weight need not fold, and scales in words may be anything. `words`: the sides whose
+    scales are words, if either side has fine scales.
     """
     of_a, of_b = config.sfa or PER_ROW, config.sfb or PER_BLOCK
     x = torch.randn(*rows, k, generator=generator, dtype=torch.float32)
-    # One weight is drawn ahead of what varies the scales of A, those of groups behind it: seeds stay what they are.
+    # One weight is drawn before the scales of A are varied, weights of groups after: a seed's numbers stay the same.
     w = None if groups or config.b == E2M1 else torch.randn(n, k, generator=generator, dtype=torch.float32)
     if config.sfa == WHOLE:
         w = torch.randn(*groups, n, k, generator=generator, dtype=torch.float32) if w is None else w
@@ -68,7 +68,7 @@ def operands(
 
 
 def varied(scales: Tensor, of: Scales, generator: torch.Generator, in_words: bool, any_scales: bool) -> Tensor:
-    """Give scales that differ as `vary` lets them; or their exponents in words, usual ones then differing too."""
+    """Give scales that `vary` has changed, or their exponents in words; then usual scales differ too."""
     vary(scales, of, generator)
     if not in_words:
         return scales
@@ -96,9 +96,9 @@ def vary(scales: Tensor, of: Scales, generator: torch.Generator) -> None:
 def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) -> tuple[Tensor, Tensor]:
     """Make an FP4 weight of all codes. Its scales, in words, are of few sizes.
 
-    `any_scales`: some are of any size, in the first 128 rows and in some of the others, there in some of 32 rows each.
-    Single ones are NaN, so large that the reference may just not overflow, the largest, of zeros, and, beside others,
-    the smallest. From two k-blocks on, NaN is also among the smallest of some rows, and among the largest, of zeros.
+    `any_scales`: some have any size, in some runs of 32 rows of some runs of 128, the first runs always among them.
+    Single ones are NaN, or the largest, of zeros, or so large that the reference may just not overflow, or, if k has
+    others, the smallest. In one of several k-blocks, 32 rows have the smallest, 32 the largest, of zeros; NaN in each.
     """
     values = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
     scales = torch.randint(118, 130, (n, k // MX.columns), generator=generator, dtype=torch.uint8)
@@ -128,7 +128,7 @@ def random_packed(n: int, k: int, generator: torch.Generator, any_scales: bool) 
                 scales[row, block] = 255
                 if least > 0:
                     values.view(n, -1, 16)[part] &= 0x88
-    behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # not to be looked at
+    behind = torch.full((n, -scales.shape[1] % UE8M0_PER_WORD), 255, dtype=torch.uint8)  # must not be looked at
     return values, words_of(torch.cat([scales, behind], 1))
 
 
@@ -147,9 +147,9 @@ class DenseTrial(ProductTrial):
     """D is also C."""
     is_dependent: bool = False
     any_scales: bool = False
-    """Scales of an FP4 weight that do not always fold, or of words that are anything."""
+    """Scales of an FP4 weight need not fold, and scales in words may be anything."""
     words: Words = Words.NONE
-    """Sides that have fine scales, or are beside them, in words."""
+    """Sides whose scales are words, if either side has fine scales."""
 
     @classmethod
     def takes(cls, config: GemmConfig | DecodeConfig) -> bool:

@@ -110,14 +110,14 @@ class DepthsTrial(ProductTrial):
         return run((maps, kernel), self.config, self.problem(), **self.how)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Check both kernels, or what `headers` make of them."""
+        """Check both kernels, or mutations of them by `headers`."""
         both = (None, None) if headers is None else compile_both(self.config, headers)
         return self.with_maps(*both).checked().worst
 
 
 @dataclass(frozen=True)
 class MapsTrial(Trial):
-    """One list of depths that maps are made for: a product by them, of an unbroken kernel, tells whether they serve."""
+    """One list of depths that maps are made for. A product by the unbroken kernel shows whether the maps are right."""
 
     kernel = K_GROUP_MAPS
     config: MapsConfig

@@ -66,9 +66,9 @@ class GatherTrial(Trial):
         return cls(config, draw.randint(1, 9), draw.randint(1, 40), 8 * draw.choice((1, 5, 257, 520)), seed)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare sums with those of a loop over routes, to the bit."""
+        """Compare sums with a loop over routes, to the bit."""
         generator = torch.Generator().manual_seed(self.seed)
-        # Terms of all magnitudes that cancel each other: what is left shows how each step was rounded.
+        # Terms of all magnitudes that cancel each other: the remainder shows how each step was rounded.
         magnitudes = 2.0 ** torch.randint(0, 24, (self.tokens * self.topk, 1), generator=generator)
         y = (
             torch.randn(self.tokens * self.topk, self.n, generator=generator, dtype=torch.float32) * magnitudes

@@ -1,6 +1,6 @@
 """A GPU's memory in place of a simulation's: trials run there too, by the launchers that the package's calls use.
 
-Whoever writes beside its outputs is found. Races, and reads beside the inputs, are for the simulator to find.
+A write beside the outputs is found here too. Only the simulator finds races, and reads beside the inputs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from deep_gemm.core.kernel import Config, Kernel, launch
 from .simulate import Arena, Buffer, Result
 
 KEPT: list[list[GpuMemory]] = []
-"""Lists of those who want each one that is made: see `kept`."""
+"""Lists that collect every new GpuMemory: see `kept`."""
 
 
 class GpuMemory:
     """Some buffers in a GPU's memory. Kernels run there one after another."""
 
     def __init__(self, buffers: Mapping[str, Buffer], device: str, num_sms: int | None = None) -> None:
-        """`num_sms`: for how many persistent kernels are launched; all unless given."""
+        """`num_sms`: the number of SMs for which persistent kernels are launched; all unless given."""
         self.arena = Arena(buffers, device)
         self.tensor = self.arena.tensor
         self.device = self.arena.memory.get_device()
         self.num_sms = num_sms or torch.cuda.get_device_properties(self.device).multi_processor_count
         self._written = [name for name, buffer in buffers.items() if buffer.is_writable]
         self.is_dependent = any(buffer.is_dependent for buffer in buffers.values())
-        """The kernel ahead may still write what is not ready: kernels start beside its end."""
+        """The kernel ahead may still write buffers that are not ready: kernels start before it has ended."""
         self._before: torch.Tensor | None = None
         self._launches: list[tuple[driver.Launcher, bytes, int]] = []
         for each in KEPT:
@@ -48,7 +48,7 @@ class GpuMemory:
         launch(*self._launches[-1], self.device)
 
     def restore(self) -> None:
-        """Make memory what it was before the first launch, which kernels that count arrivals need."""
+        """Restore memory as it was before the first launch, as kernels that count arrivals need it."""
         assert self._before is not None
         self.arena.memory.copy_(self._before)
 
@@ -58,7 +58,7 @@ class GpuMemory:
             launch(*each, self.device)
 
     def result(self) -> Result:
-        """Wait for what was launched; a ValueError says that something was written beside the outputs."""
+        """Wait for the launches; a ValueError says that something was written beside the outputs."""
         if self._before is not None and (name := self.arena.changed(self._before, self._written)) is not None:
             raise ValueError(f"{name}: expected to be written in its outputs alone, got a write to it or beside it")
         return Result({}, *[0] * 6)
@@ -66,7 +66,7 @@ class GpuMemory:
 
 @contextmanager
 def kept() -> Iterator[list[GpuMemory]]:
-    """Give all that are made meanwhile, in order."""
+    """Collect every GpuMemory that is made in this block, in order."""
     made: list[GpuMemory] = []
     KEPT.append(made)
     try:

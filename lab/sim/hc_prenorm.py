@@ -78,7 +78,7 @@ def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
 
 
 def compare(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, of_step: float = 1.0) -> float:
-    """Give the largest error of results `[splits, m, n]` and `[splits, m]`, as a part of what is allowed.
+    """Give the largest error of results `[splits, m, n]` and `[splits, m]`, as a part of the allowed one.
 
     A product of 16 along k, one of high and one of low parts, may be off by `of_step` units of the magnitudes' sum.
     """

@@ -49,7 +49,7 @@ class _Into(NamedTuple):
         self.stage.launch(kernel, self.compiled[kernel], config, values, grid, inputs)
 
     def room(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
-        """Refuse: all memory of a stage was stated."""
+        """Refuse to make room: all memory of a stage was stated."""
         raise AssertionError(shape)
 
 
@@ -57,13 +57,13 @@ class How(TypedDict, total=False):
     """Settings of a simulation: keywords that functions which run a kernel pass on."""
 
     num_sms: int | None
-    """None: as many as two clusters have CTAs."""
+    """None: the number of CTAs in two clusters."""
     seed: int
     schedule: str | None
     truncate: bool
-    """WGMMA accumulates with Hopper's few bits."""
+    """WGMMA accumulates with Hopper's few bits, not exactly."""
     device: str
-    """`cpu`: the simulator, as everywhere unless said. `cuda`: a GPU, for which only the number of SMs counts."""
+    """`cpu`: the simulator, the default everywhere. `cuda`: a GPU, where only the number of SMs counts."""
 
 
 def is_on_gpu(how: How) -> bool:
@@ -85,10 +85,10 @@ class Stage:
         ranks: Mapping[str, int] | None = None,
         **how: Unpack[How],
     ) -> None:
-        """Copy tensors there. They begin at multiples of their elements, those in `aligned` at multiples of more.
+        """Copy tensors there. Each begins at a multiple of its element size, or of its number in `aligned`.
 
-        `config` is of the kernel with the largest clusters. All is what the kernel ahead may still write, but for
-        tensors that are `ready`. `ranks`: whose memory it is, if not that of rank 0.
+        `config` belongs to the kernel with the largest clusters. The kernel ahead may still write all tensors but the
+        `ready` ones. `ranks`: the rank whose memory holds a tensor, if not rank 0.
         """
         given = {name: x for name, x in {**read, **written}.items() if x is not None}
         self.config, self._written = config, {name: given[name] for name in written if name in given}
@@ -112,7 +112,7 @@ class Stage:
         self.at: dict[str, Any] = {name: self._memory.tensor(name, x) for name, x in given.items()}
 
     def placed(self, p: Problem) -> Problem:
-        """Give a problem with the tensors here in place of those with their names."""
+        """Replace tensors of a problem by the tensors here with the same names."""
         return p._replace(**{name: x for name, x in self.at.items() if name in p._fields})  # type: ignore[no-any-return]
 
     def run(
@@ -126,7 +126,7 @@ class Stage:
     ) -> None:
         """Launch a kernel with the parameters that `values_of` makes of the tensors here, by name.
 
-        What it wrote is copied back; it may not write `inputs`. `config`: the kernel's, if it is another one's stage.
+        Its outputs are copied back; it may not write `inputs`. `config`: the kernel's, if the stage has another one.
         """
         self.launch(kernel, compiled, config or self.config, values_of(self.at), grid, inputs)
         self.copy_back()
@@ -135,7 +135,7 @@ class Stage:
     def launches(
         self, compiled: Mapping[Kernel[Any], HostKernel | None], inputs: Collection[str] = ()
     ) -> Iterator[None]:
-        """Let kernels that code launches in this block run here: those `compiled`, or the package's own.
+        """Run here the kernels that code launches in this block: the `compiled` ones, or the package's own.
 
         All but the last may not write `inputs`.
         """
@@ -163,12 +163,12 @@ class Stage:
             self._memory.launch(KernelLaunch.of(host, config, packed, grid, inputs))
 
     def copy_back(self) -> None:
-        """Copy what kernels wrote back into the tensors that it was made from, and what lies between their rows."""
+        """Copy the kernels' outputs, and the memory between their rows, back into the tensors that were given."""
         for name, x in self.result().buffers.items():
             flat_memory(self._written[name]).view(torch.uint8).copy_(flat_memory(x).view(torch.uint8))
 
     def result(self) -> Result:
-        """Give what kernels wrote, each tensor as it lay before, and counters of the last kernel."""
+        """Give the kernels' outputs, each tensor as it lay before, and counters of the last kernel."""
         result = self._memory.result()
         for name in self._written:
             x = self.at[name]

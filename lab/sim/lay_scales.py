@@ -31,7 +31,7 @@ def run(kernel: HostKernel | None, sf: Tensor, out: Tensor, **how: Unpack[How]) 
 
 
 def check(kernel: HostKernel | None, sf: Tensor, k_blocks: int | None = None, **how: Unpack[How]) -> None:
-    """Compare what is laid out, and what lies between, to the bit. `k_blocks`: how many a row of words has."""
+    """Compare the scales laid out, and the memory between them, to the bit. `k_blocks`: of a row, if it is in words."""
     out = empty_mn_major(sf, k_blocks)
     memory = flat_memory(out).view(torch.int32).fill_(POISON)
     right = memory.clone()
@@ -46,7 +46,7 @@ def check(kernel: HostKernel | None, sf: Tensor, k_blocks: int | None = None, **
 
 @dataclass(frozen=True)
 class ScalesTrial(Trial):
-    """Scales in rows that lie apart; m-major ones where these are turned."""
+    """Scales in rows that lie apart, or m-major ones: the transpose of such rows."""
 
     kernel = lay_scales.KERNEL
     groups: int
@@ -66,7 +66,7 @@ class ScalesTrial(Trial):
         return cls(*sizes, draw.random() < 0.5, seed, are_words=draw.random() < 0.5)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare what is laid out of FP32, or made of words, to the bit."""
+        """Compare scales laid out, in FP32 or from words, to the bit."""
         of_row = ceil_div(self.k_blocks, UE8M0_PER_WORD) if self.are_words else self.k_blocks
         rows, columns = (of_row, self.m) if self.is_m_major else (self.m, of_row)
         shape = self.groups, rows + 1, columns + 3

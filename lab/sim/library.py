@@ -31,17 +31,17 @@ SCHEDULES = (
     "prompt_loads",
     "late_stores",
 )
-"""Each names what is slow or prompt. Same order as `Schedule` in host/model/launch.h."""
+"""Each name says which part is slow or prompt. Same order as `Schedule` in host/model/launch.h."""
 
 _FLAGS: tuple[str, ...] = ("-std=c++20", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
 # The model takes nearly all of a run, and a kernel is compiled about as often as it runs.
 _MODEL_FLAGS: tuple[str, ...] = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-trapping-math")
 _KERNEL_FLAGS = ("-Og",)
-# A register that nothing was written to holds anything on a GPU, and here -1.7e38 as FP32, lest it be a zero by chance.
+# An unwritten register holds anything on a GPU. Here it holds -1.7e38 as FP32, so that it is never a zero by chance.
 POISON_FLAG, _POISON_SINCE = "-ftrivial-auto-var-init=pattern", 12
 # Without these, all loaded kernels would share their variables.
 _PRIVATE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
-# All that g++ would link but libstdc++, whose symbols take as long to read as a small kernel to compile: see `_loaded`.
+# All that g++ would link but libstdc++: to read its symbols takes as long as to compile a small kernel, see `_loaded`.
 _LIBRARIES: tuple[str, ...] = ("-nodefaultlibs", "-lm", "-lgcc_s", "-lgcc", "-lc")
 _COMPILE_SECONDS = 300
 
@@ -83,7 +83,7 @@ class Launch(ctypes.Structure):
 
 
 class Stats(ctypes.Structure):
-    """`sim::Stats`: what a run did."""
+    """`sim::Stats`: counters of a run."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint64) for name in ("steps", "products", "loads", "stores", "prefetches", "to_peers")
@@ -131,7 +131,7 @@ def compile_kernel(
 
 
 def copy_of(kernel: HostKernel, directory: Path) -> HostKernel:
-    """The same kernel with a model of its own, which runs while those of other copies do."""
+    """Copy a kernel with a model of its own, so that copies can run at the same time."""
     copy = directory / f"{len(list(directory.iterdir()))}.so"
     shutil.copyfile(kernel.path, copy)
     return _loaded(kernel.name, copy)
@@ -207,7 +207,7 @@ def _compiler() -> str:
 
 
 def kernel_flags() -> tuple[str, ...]:
-    """Give what a kernel is compiled with: registers are filled if this g++ can."""
+    """Give the options to compile a kernel with; unwritten registers are filled if this g++ can."""
     found = re.search(r" (\d+)\.\d", _compiler_version())
     return (*_KERNEL_FLAGS, POISON_FLAG) if found and int(found[1]) >= _POISON_SINCE else _KERNEL_FLAGS
 

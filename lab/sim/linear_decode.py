@@ -62,11 +62,11 @@ def cast_weight(w: Tensor, config: LinearDecodeConfig) -> Operand:
 
 
 def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, device: str = "cpu") -> Tensor:
-    """Give what the cast and the product give, the tensor cores' few bits included."""
+    """Compute the cast and then the product, with the tensor cores' few bits."""
     a, sfa = per_token_cast_to_fp8(x, gran_k=config.sfa.columns)
     d = torch.full((len(x), len(w[0])), float("nan"), dtype=torch.bfloat16)
     p = Problem(a, sfa, *w, d, c, of_b=config.sfb, of_a=config.sfa)
-    config = replace(config, num_stages=min(config.num_stages, 4))  # those of a tile here are for B alone
+    config = replace(config, num_stages=min(config.num_stages, 4))  # stages of this kernel's tile hold B alone
     return product.run(None, config, p, truncate=True, device=device).d
 
 

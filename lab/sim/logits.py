@@ -105,9 +105,9 @@ def paged_problem(
     device: str = "cpu",
     names_last_block: bool = False,
 ) -> PagedLogits:
-    """Make random operands; `room` bytes between blocks. Pages lie in any order, and entries behind are garbage.
+    """Make random operands; `room` bytes between blocks. Pages lie in any order; table entries behind them are garbage.
 
-    Or they name the last block, in which no page lies.
+    With `names_last_block`, these entries name the last block, which holds no page.
     """
     g = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(contexts, dtype=torch.int32)
@@ -139,9 +139,9 @@ def paged_problem(
 def run(
     kernel: HostKernel | None, config: LogitsConfig, p: Logits, *, hidden_blocks: int = 0, **how: Unpack[How]
 ) -> Tensor:
-    """Compute the logits on simulated SMs. What the kernel leaves unwritten is NaN.
+    """Compute the logits on simulated SMs. Logits that the kernel leaves unwritten are NaN.
 
-    So many of a cache's last blocks are not in memory: whoever reads one is found out.
+    The last `hidden_blocks` blocks of a cache are not in memory, so that a read of them is noticed.
     """
     rows, columns = p.logits.shape
     whole = torch.full((rows, p.logits.stride(0)), torch.nan, dtype=p.logits.dtype)
@@ -185,10 +185,10 @@ def sharing_keys(p: Logits) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tenso
 
 
 def compare(p: Logits, got: Tensor, unwritten: float = torch.nan, of_addends: float = 0.0) -> float:
-    """Give the largest error of logits, as a part of what is allowed. The kernel has left `unwritten` elsewhere.
+    """Give the largest error of logits, as a part of the allowed one. The kernel has left `unwritten` elsewhere.
 
-    A sum over heads may be off by a rounding of its magnitude for each head and a few more. On a GPU each score may be
-    off by a part, `of_addends`, of what its products add up to without their signs: also one that relu takes for zero.
+    A sum over heads may be off by a rounding of its magnitude for each head and a few more. On a GPU each score may
+    also be off by a part, `of_addends`, of the sum of its products' magnitudes, even a score that relu takes for zero.
     """
     is_clean = isinstance(p, MqaLogits) and p.clean_logits
     expected = torch.full(got.shape, -torch.inf if is_clean else unwritten, dtype=torch.float64, device=got.device)
@@ -270,7 +270,7 @@ class MqaTrial(LogitsTrial):
 
 @dataclass(frozen=True)
 class PagedTrial(LogitsTrial):
-    """Contexts of sequences, one of whose tokens each, and what else a problem is made of; seed and schedule."""
+    """Contexts of each sequence, one for each of its tokens, and the rest of a problem; seed and schedule."""
 
     kernel = IN_PAGES
     contexts: tuple[tuple[int, ...], ...]

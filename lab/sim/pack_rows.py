@@ -65,7 +65,7 @@ class PackTrial(Trial):
         return cls(config, *sizes, seed, behind=draw.choice((None, 0, 3)))
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare rows with those that torch's operations make, to the bit."""
+        """Compare rows with the result of torch's operations, to the bit."""
         g = torch.Generator().manual_seed(self.seed)
         x = torch.randn(self.tokens, self.hidden + 16, generator=g, dtype=torch.float32)
         x[-1] *= 2.0**-110  # not ordinary, and neither is an infinity

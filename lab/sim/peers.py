@@ -1,6 +1,6 @@
 """Kernels that read and write memory of peers, `post_rows`, `gather_rows` and `meet_ranks`: the calls of rank_calls.py.
 
-All of them run in each trial, on several simulated ranks: what one does wrong, another may notice.
+All of them run in each trial, on several simulated ranks: one kernel may notice a mistake of another.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ ROWS = "row_of", "token_of"
 
 @cache
 def own_kernel(name: str) -> HostKernel:
-    """Compile a kernel of cuda/: it stands for what other kernels do between those that are tried."""
+    """Compile a kernel of cuda/. It stands for the work of other kernels between the kernels that are tried."""
     headers = {**cuda_sources(), f"{name}.cuh": (SOURCES / f"{name}.cuh").read_text()}
     return compile_kernel(f'#include "{name}.cuh"\n', headers, name=name)
 
 
 def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
-    """Give all that the ranks have, by name; the rank's number ends the name of each."""
+    """Give all buffers of the ranks, by name; each name ends with the rank's number."""
     room, found = sizes.room, {}
 
     def add(name: str, data: Tensor, *, written: bool = False, alignment: int = 4) -> None:
@@ -148,7 +148,7 @@ def launches_of(
 
 
 def gathered_of(sizes: Sizes) -> Gathered:
-    """Give what rows are gathered to, as it is before. Scales lie as `sfa.t()`, contiguous."""
+    """Make the outputs of gather_rows, as they are before. Scales lie as `sfa.t()`, contiguous."""
     rows, hidden = sizes.room.slots * sizes.topk, sizes.hidden
     sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan, dtype=torch.float32)
     values = torch.full((rows, hidden), POISON, dtype=torch.uint8)
@@ -182,7 +182,7 @@ def _bytes_of(row: int, *parts: Tensor) -> Tensor:
 
 
 def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) -> None:
-    """Compare all that came, bit by bit. A slot without a route here may hold anything."""
+    """Compare all results, bit by bit. A slot without a route here may hold anything."""
     room = sizes.room
     for rank, calls in enumerate(by_rank):
         for i, call in enumerate(calls):
@@ -205,7 +205,7 @@ def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) 
 
 @dataclass(frozen=True)
 class PeerTrial(Trial):
-    """Calls of some ranks, which come at different times; it is post_rows that is tried."""
+    """Calls of some ranks, which come at different times; post_rows is tried."""
 
     kernel: ClassVar[Kernel[Any]] = post_rows.KERNEL
     needs_ranks = True
@@ -248,7 +248,7 @@ class PeerTrial(Trial):
         return cls(sizes, seed, num_threads=64 if isinstance(config, MeetConfig) else config.num_threads)
 
     def headers(self) -> dict[str, str]:
-        """Give what all kernels include; each has a configuration of its own."""
+        """Give the headers that all kernels include; each kernel has a configuration of its own."""
         return dict(cuda_sources())
 
     def kernels(self, headers: Mapping[str, str] | None = None) -> dict[str, HostKernel]:
@@ -260,11 +260,11 @@ class PeerTrial(Trial):
         return self.check_all(self.kernels(headers))
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare all that came on every rank, to the bit."""
+        """Compare all results on every rank, to the bit."""
         return self.check_all({**self.kernels(), **({} if kernel is None else {self.kernel.name: kernel})})
 
     def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
-        """Compare all that came on every rank, to the bit."""
+        """Compare all results on every rank, to the bit."""
         found, by_rank = self.simulated(kernels, LIMIT)
         check(self.sizes, by_rank, found)
         return 0.0
@@ -272,7 +272,7 @@ class PeerTrial(Trial):
     def simulated(
         self, kernels: Mapping[str, HostKernel], limit: int, comes: int | None = None
     ) -> tuple[dict[str, Tensor], list[list[Call]]]:
-        """Run the calls of the ranks, or of so many of them: what lies in memory then, and the calls."""
+        """Run the calls of the ranks, or of the first `comes` ranks; return the memory afterwards, and the calls."""
         by_rank = calls_of(self.sizes, self.seed)
         simulation = Simulation(
             buffers_of(self.sizes, by_rank),
@@ -287,24 +287,24 @@ class PeerTrial(Trial):
 
 @dataclass(frozen=True)
 class GatherRowsTrial(PeerTrial):
-    """The same calls, in which gather_rows is tried."""
+    """The same calls, as a trial of gather_rows."""
 
     kernel = gather_rows.KERNEL
 
 
 @dataclass(frozen=True)
 class MeetTrial(PeerTrial):
-    """The same calls, in which meet_ranks is tried."""
+    """The same calls, as a trial of meet_ranks."""
 
     kernel = meet_ranks.KERNEL
 
 
 @dataclass(frozen=True)
 class AbsentTrial(PeerTrial):
-    """The last rank never comes: the others say so, and write no flag from then on."""
+    """The last rank never comes: the others report it, and write no flag from then on."""
 
     def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
-        """Compare what ranks report, and see that nothing is written after."""
+        """Compare the ranks' reports, and see that nothing is written after them."""
         last = self.sizes.ranks - 1
         found, _ = self.simulated(kernels, LIMIT // 2, comes=last)
         room = self.sizes.room
@@ -312,7 +312,7 @@ class AbsentTrial(PeerTrial):
             for what, got in (("report", found[f"report {rank}"][0]), ("error", found[f"state {rank}"][ERROR_WORD])):
                 if int(got) != last + 1:
                     raise ValueError(f"{what} of rank {rank}: expected {last + 1}, got {int(got)}")
-        for rank in range(self.sizes.ranks):  # nobody stores results that others may still read over
+        for rank in range(self.sizes.ranks):  # no rank stores results where others may still read
             if not bool((found[f"room {rank}"][room.results : room.flags] == POISON).all()):
                 raise ValueError(f"results on rank {rank}: expected none")
         flags = found[f"room {last}"][room.flags :].view(torch.int32).view(2, -1)[:, :last]

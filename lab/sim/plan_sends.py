@@ -30,7 +30,7 @@ def check(
     ranks: int,
     **how: Unpack[How],
 ) -> None:
-    """Plan on simulated SMs, and compare `row_of` and what is told with torch's."""
+    """Plan on simulated SMs, and compare `row_of` and `told` with torch's."""
     tokens, topk = topk_ids.shape
     row_of = torch.full((max(tokens, 1), topk), POISON, dtype=torch.int32)  # no buffer is empty
     told = torch.full((NUM_FACTS + 2 * ranks,), POISON, dtype=torch.int64)
@@ -69,7 +69,7 @@ class PlanTrial(Trial):
         return cls(config, draw.randint(1, 400), draw.randint(1, 9), draw.randint(1, 8), draw.randint(1, 64), seed)
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare rows and what is told, to the bit."""
+        """Compare `row_of` and `told`, to the bit."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.tokens, self.topk)
         ids = torch.randint(-1, self.experts_here * self.ranks + 1, shape, generator=generator)

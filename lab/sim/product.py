@@ -93,7 +93,7 @@ class ProductTrial(Trial):
         return self.outcome(kernel).checked().worst
 
     def passed(self) -> Outcome:
-        """Compile the kernel, check it, and give all that it did."""
+        """Compile the kernel, check it, and return the outcome."""
         return self.outcome(self.compiled()).checked()
 
 
@@ -102,12 +102,12 @@ OF_SIGMOID = 2.0**-16
 
 
 def partial_sums(how: How) -> float:
-    """Give the share of an element's magnitudes by which its partial sums may be off."""
+    """Give how far partial sums may be off, as a share of an element's magnitudes."""
     return TENSOR_CORES if how.get("truncate") or is_on_gpu(how) else EXACT_STEPS
 
 
 def units_of_step(how: How) -> float:
-    """Give how many units of the magnitudes' sum a step of 16 along k may be off."""
+    """Give how far a step of 16 along k may be off, in units of the magnitudes' sum."""
     return UNITS_OF_STEP if is_on_gpu(how) else 1.0
 
 
@@ -124,8 +124,8 @@ def stage_of(
 ) -> Stage:
     """Lay out a problem's operands, aligned to 16 bytes unless said otherwise; D, and `more`, are writable.
 
-    `is_dependent`: the kernel ahead may still write them, but for those that are `ready`. `read`: further tensors, or
-    others than the problem's.
+    `is_dependent`: the kernel ahead may still write all of them but the `ready` ones. `read`: further tensors, or
+    replacements of the problem's.
     """
     in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
     names = ("a", "b", "sfa", "sfb", "c", "bias")
@@ -184,12 +184,12 @@ def run(
 
 
 def tile_of(config: Any) -> tuple[int, int]:
-    """Give the rows and columns of a tile, by which mistakes are told."""
+    """Give the rows and columns of a tile; errors name the tile of a wrong element."""
     return config.block_tokens if isinstance(config, DecodeConfig) else config.block_m, config.block_n
 
 
 Part = tuple[Any, Problem]
-"""The place in D of a product of one A and one B, and that product, without a D."""
+"""A product of one A and one B: its place in D, and its problem without a D."""
 
 
 def parts_of(p: Problem, ks: Sequence[int] = ()) -> Iterator[Part]:
@@ -301,11 +301,11 @@ def compile_config(config: Any, edits: Mapping[str, str] | None = None) -> HostK
 
 
 SOME = 0.02
-"""The part of scales in words that is of any size, and of which some are no numbers."""
+"""The share of scales in words that are of any size, or no numbers."""
 
 
 def random_words(exponents: Tensor, generator: torch.Generator, any_scales: bool) -> Tensor:
-    """Give words of these exponents, MN-major or not, and NaN behind a row's last, which nobody is to look at.
+    """Give words of these exponents, MN-major or not. Behind a row's last one is NaN, which no result may depend on.
 
     `any_scales`: some are of any size, or no numbers.
     """
@@ -318,7 +318,7 @@ def random_words(exponents: Tensor, generator: torch.Generator, any_scales: bool
 
 
 def draws(config: Config, seed: int) -> random.Random:
-    """Give what problems of a configuration are drawn by."""
+    """Give the generator that problems of a configuration are drawn from."""
     return random.Random(f"{config.name} {seed}")
 
 
@@ -328,7 +328,7 @@ def drawn_words(draw: random.Random, config: GemmConfig) -> Words:
 
 
 def near_edge(draw: random.Random, block: int, multiple: int = 1, blocks: int = 2) -> int:
-    """Draw a size of up to so many blocks and a bit: often at the edge of a block, or beside it."""
+    """Draw a size of up to `blocks` blocks and a bit, often at the edge of a block or beside it."""
     beside = draw.choice((0, 0, multiple, -multiple, draw.randrange(block)))
     return max(align(draw.choice((0, *range(1, blocks + 1), 1)) * block + beside, multiple), multiple)
 
@@ -336,7 +336,7 @@ def near_edge(draw: random.Random, block: int, multiple: int = 1, blocks: int = 
 def sides(
     draw: random.Random, config: GemmConfig | DecodeConfig, *, blocks: int = 1, of_m: int = 1, of_n: int = 1
 ) -> tuple[int, int]:
-    """Draw m and n, multiples of `of_m` and `of_n`, around the edges of what a cluster computes at a time."""
+    """Draw m and n, multiples of `of_m` and `of_n`, around the edges of the part that a cluster computes at a time."""
     if isinstance(config, DecodeConfig):
         rows, columns = config.block_tokens, config.block_n
     else:
@@ -345,7 +345,7 @@ def sides(
 
 
 def depth(draw: random.Random, config: GemmConfig | DecodeConfig) -> int:
-    """Draw a k that a kernel for FP8 has code for: of `fp8_gemm` runs of k-blocks, with a tail if it has one."""
+    """Draw a k that a kernel for FP8 has code for. `fp8_gemm` takes whole runs of k-blocks, unless it has a tail."""
     if isinstance(config, DecodeConfig):
         blocks = draw.randint(1, 2 * config.cluster_k + config.num_stages)
     else:

@@ -1,4 +1,4 @@
-"""Calls of several ranks of a node, one after another: what kernels that use memory of peers are given, and must give.
+"""Calls of several ranks of a node, one after another: the inputs and right results of kernels that use peers' memory.
 
 Each call of a rank is post_rows, a copy of its room (cuda/keep_room.cuh), gather_rows, stores of results
 (cuda/store_results.cuh), meet_ranks, and the sums. The results are made up: random, and known before.
@@ -50,7 +50,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Call:
-    """A rank's part of one call: what it has, and what must come of it. A row that does not come is None."""
+    """A rank's part of one call: its inputs, and the results it must get. A row that does not come is None."""
 
     x: Tensor
     sf: Tensor | None
@@ -58,7 +58,7 @@ class Call:
     topk_ids: Tensor
     topk_weights: Tensor
     returns_to: Tensor
-    """The place of the result of each route, as post_rows writes it."""
+    """Where each route's result goes, as post_rows writes it."""
     posted: Tensor
     """The bytes of each token's row in this rank's room, up to the weights of its routes."""
     ids: Tensor

@@ -1,8 +1,7 @@
 """Several ranks of a node in the simulator, each with kernels of its own, one after another.
 
-Each rank's kernels run in a thread, and one thread runs at a time: who has the turn hands it to a rank that is drawn,
-every few steps. So runs are repeatable. One rank, drawn too, is slow: the others come to it long before it comes to
-them.
+Each rank's kernels run in a thread, and one thread runs at a time: every few steps it hands the turn to a rank that is
+drawn. So runs are repeatable. One rank, drawn too, is slow: the others reach it long before it reaches them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .library import HostKernel, copy_of
 from .simulate import KernelLaunch, Simulation
 
 SLOW = 24
-"""A slow rank gets as many times fewer turns."""
+"""A slow rank gets this many times fewer turns."""
 
 
 def run_ranks(simulation: Simulation, launches: Sequence[Sequence[KernelLaunch]]) -> None:
@@ -39,7 +38,7 @@ def run_ranks(simulation: Simulation, launches: Sequence[Sequence[KernelLaunch]]
 
 
 def _with_own_models(launches: Sequence[KernelLaunch], directory: Path) -> list[KernelLaunch]:
-    """The launches of a rank, whose models are not those of other ranks."""
+    """Copy the launches of a rank, so that it shares no model with other ranks."""
     own: dict[Path, HostKernel] = {}
     for each in launches:
         if each.kernel.path not in own:

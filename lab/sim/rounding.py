@@ -21,17 +21,17 @@ from deep_gemm.gemm.problem import Problem
 FP32_UNIT = 2.0**-24
 
 EXACT_STEPS = 4 * FP32_UNIT
-"""Share of S by which the simulator is off: it sums 32 products exactly and rounds after each of a block's 4 steps."""
+"""The simulator is off by this share of S: it sums 32 products exactly and rounds after each of a block's 4 steps."""
 
 TENSOR_CORES = 4 * 33 * 2.0**-13
-"""Share of S by which Hopper's FP8 tensor cores may be off.
+"""Hopper's FP8 tensor cores may be off by this share of S.
 
 A 32-deep step aligns 32 products and the accumulator to the largest of them and keeps 13 bits below it, so each of the
 33 loses less than 2^-13 of it. Four steps make a block, and no number exceeds the sum of magnitudes.
 """
 
 UNITS_OF_STEP = 3.0
-"""How many units of the magnitudes' sum a step of 16 along k, of BF16 or TF32, may be off on Hopper.
+"""On Hopper, a step of 16 along k, of BF16 or TF32, may be off by this many units of the magnitudes' sum.
 
 Tensor cores cut off bits of the addends, and of the sum, where the simulator rounds once.
 """
@@ -73,7 +73,7 @@ def allowed_difference(p: Problem, right: Tensor, partial_sums: float) -> Tensor
 
 
 def within_units(right: Tensor, bound: Tensor) -> Tensor:
-    """Add one unit in the last place of D's type, to which both sides round, to a bound of what sums are off."""
+    """Add one unit in the last place of D's type to a bound of the sums' error, because both sides round to it."""
     # frexp's mantissa lies between 0.5 and 1, hence eps / 2.
     info = torch.finfo(right.dtype)
     largest = (right.double().abs() + bound).clamp_min(info.tiny)
@@ -106,7 +106,7 @@ def describe_mistakes(d: Tensor, right: Tensor, allowed: Tensor, tile: tuple[int
 def largest_part(name: str, got: Tensor, expected: Tensor, allowed: Tensor) -> float:
     """Give the largest difference as a part of the allowed one; a ValueError says where it is larger.
 
-    What is not finite, and what may not be off at all, must be the same.
+    Elements that are not finite, or may not be off at all, must be the same.
     """
     found, right = got.double(), expected.double()
     is_same = (found == right) | (found.isnan() & right.isnan())

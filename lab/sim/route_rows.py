@@ -137,7 +137,7 @@ class RouteTrial(CountTrial):
         return {**COUNTER.headers(CountConfig(self.config.id_bytes)), **super().headers()}
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Check both kernels, or what `headers` make of them."""
+        """Check both kernels, or mutations of them by `headers`."""
         return self._check(Kernels() if headers is None else compile_config(self.config, headers))
 
     def check(self, kernel: HostKernel | None = None) -> float:

@@ -44,16 +44,16 @@ class RowsTrial(ProductTrial):
     seed: int = 0
     schedule: str | None = None
     rows: int | None = None
-    """Rows that A has, for counts in each group; ids are as many."""
+    """Rows of A; with counts, rows of each group. With ids, A has a row for each id."""
     alignment: int = 128
     n: int = 136
     k: int = 400
     num_groups: int | None = None
     zero_padding: bool = True
     any_scales: bool = False
-    """Scales of FP4 weights that do not always fold, or of words that are anything."""
+    """Scales of FP4 weights need not fold, and scales in words may be anything."""
     words: Words = Words.NONE
-    """Sides that have fine scales, or are beside them, in words."""
+    """Sides whose scales are words, if either side has fine scales."""
     is_dependent: bool = False
     weight_is_ready: bool = False
 
@@ -87,7 +87,7 @@ class RowsTrial(ProductTrial):
 
     @property
     def groups(self) -> int:
-        """How many there are."""
+        """The number of groups."""
         return self.num_groups or (max(self.layout) + 1 if self.config.work.reads_ids else len(self.layout))
 
     @property
@@ -136,7 +136,7 @@ class DecodeRowsTrial(RowsTrial):
 
     @classmethod
     def drawn(cls, config: DecodeConfig, seed: int) -> Self:
-        """Draw what else the kernel ahead may still do."""
+        """Draw a problem, and which of its operands the kernel ahead may still write."""
         draw, found = draws(config, seed), super().drawn(config, seed)
         is_dependent = draw.random() < 0.5
         return replace(found, is_dependent=is_dependent, weight_is_ready=is_dependent and draw.random() < 0.5)

@@ -44,7 +44,7 @@ def random_problem(
 ) -> Problem:
     """Make a problem with random data. Rows `behind` the groups are NaN: values, scales and weights.
 
-    Gates and ups are `size` apart from zero, about.
+    Gates and ups have magnitudes of about `size`.
     """
     generator = torch.Generator().manual_seed(seed)
     m, groups, ends = sum(sizes) + behind, len(sizes), torch.tensor(sizes, dtype=torch.int64).cumsum(0).int()
@@ -103,7 +103,7 @@ class SiluTrial(Trial):
 
     @classmethod
     def takes(cls, config: GemmConfig) -> bool:
-        """Take rows that are activated, and lie where they are multiplied."""
+        """Take rows that are activated and keep their places."""
         return config.epilogue.activates
 
     @classmethod
@@ -123,7 +123,7 @@ class SiluTrial(Trial):
         )
 
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Compare values and scales with those of the CPU."""
+        """Compare values and scales with the CPU's."""
         p = random_problem(
             self.sizes,
             self.n,

@@ -24,7 +24,7 @@ from .trial import Trial
 
 
 def run(kernel: HostKernel | None, config: GemmConfig, problem: Problem, **how: Unpack[How]) -> Outcome:
-    """Compute a product, and gather what became of its rows. One row of eight goes nowhere."""
+    """Compute a product, and gather its rows from their addresses. One row of eight goes nowhere."""
     p = launch.prepared(problem._replace(epilogue=TO_ADDRESSES), config)
     rows, n = problem.d.shape
     generator = torch.Generator().manual_seed(how.get("seed", 0))
@@ -56,7 +56,7 @@ def run(kernel: HostKernel | None, config: GemmConfig, problem: Problem, **how: 
 
 
 def _check_untouched(found: list[Tensor], place: Tensor, on_peer: Tensor, n: int) -> None:
-    """Raise if there is anything behind a row's columns, or where no row goes."""
+    """Raise if anything was written behind a row's columns, or at a place of no row."""
     for rank, results in enumerate(found):
         places = place[on_peer if rank else ~on_peer]
         is_used = torch.zeros(len(results), dtype=torch.bool)

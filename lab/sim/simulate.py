@@ -30,7 +30,7 @@ class SimulationError(RuntimeError):
     """The kernel broke a rule of the hardware. The message says which, where, and how to repeat it."""
 
     def __init__(self, name: str, what: str, how: str) -> None:
-        super().__init__(name, what, how)  # what an exception is pickled by, from the process of a worker
+        super().__init__(name, what, how)  # a worker's process pickles an exception by these arguments
         self.name, self.what, self.how = name, what, how
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ class Simulation:
     def launch(
         self, launched: KernelLaunch, *, rank: int = 0, other_ranks: Callable[[], int] | None = None, seed: int = 0
     ) -> None:
-        """Run a kernel. A SimulationError says what it did wrong.
+        """Run a kernel. A SimulationError names its mistake.
 
         Among several ranks, it runs on `rank`, and calls `other_ranks` to let others go on; `seed` is this launch's.
         """
@@ -214,7 +214,7 @@ class Arena:
             self.spans[name] = slice(at, at + len(data))
             self.memory[self.spans[name]] = data.to(device)
             at += len(data)
-        # A byte for each word of memory, and more room than that, so that a buffer's lie where it does.
+        # A byte for each word of memory, in arrays as long as memory, so that a buffer's bytes begin at its own offset.
         self.of_words = {name: np.zeros(len(self.memory), np.uint8) for name in ("news", "held", "released")}
         self.addresses = {name: base + span.start for name, span in self.spans.items()}
 
@@ -243,11 +243,11 @@ class Arena:
         )
 
     def trampled(self) -> str | None:
-        """Name a buffer next to which bytes were overwritten."""
+        """Name a buffer at whose edge bytes were overwritten."""
         return self.changed(_CANARY, self.spans)
 
     def changed(self, before: Tensor | int, but: Iterable[str]) -> str | None:
-        """Name the buffer at or next to which memory is no longer as before; buffers `but` may have changed."""
+        """Name the buffer at or next to the first changed byte of memory; buffers `but` may have changed."""
         is_other = self.memory != before
         for name in but:
             is_other[self.spans[name]] = False

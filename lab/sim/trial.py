@@ -1,7 +1,7 @@
-"""A trial: a kernel, one of its configurations, a problem and a schedule, and whether what it wrote is right.
+"""A trial: a kernel, one of its configurations, a problem and a schedule, and a check of the results.
 
-`python -m lab sim`, the sanitizers, the tests and their mutations run kernels by trials in the simulator; the soak, the
-benchmark of kernels and the tests on a GPU there.
+`python -m lab sim`, the sanitizers, the tests and their mutations run trials in the simulator. The soak, the benchmark
+of kernels and the tests on a GPU run them on a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .library import HostKernel, compiled
 @dataclass(frozen=True, kw_only=True)
 class _Gpu:
     num_sms: int | None = None
-    """None: as many as two clusters have CTAs."""
+    """None: the number of CTAs in two clusters."""
     truncate: bool = False
     """WGMMA accumulates with Hopper's few bits."""
     device: str = "cpu"
@@ -41,7 +41,7 @@ def same(name: str, got: Tensor, right: Tensor) -> None:
 class Trial(_Gpu, ABC):
     """One run of a kernel in the simulator. Heirs are frozen dataclasses, so that trials travel to other processes.
 
-    The fields of an heir are its configuration, what its problem is drawn from, and how it runs; all but the
+    The fields of an heir are its configuration, the parameters its problem is drawn from, and how it runs. All but the
     configuration have defaults, or are drawn.
     """
 
@@ -76,9 +76,9 @@ class Trial(_Gpu, ABC):
 
     @abstractmethod
     def check(self, kernel: HostKernel | None = None) -> float:
-        """Run the kernel; a ValueError says what is wrong with its results. None: the package's own source.
+        """Run the kernel, or the package's own source if None; a ValueError says how its results are wrong.
 
-        Gives the largest error, as a part of what is allowed: zero if results are compared to the bit.
+        Gives the largest error, as a part of the allowed one: zero if results are compared to the bit.
         """
 
     def headers(self) -> dict[str, str]:
@@ -90,5 +90,5 @@ class Trial(_Gpu, ABC):
         return compiled(self.kernel, self.config, headers)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
-        """Check the kernel, or what `headers` make of it."""
+        """Check the kernel, or a mutation of it by `headers`."""
         return self.check(None if self.device != "cpu" else self.compiled(headers))

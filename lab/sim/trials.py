@@ -14,7 +14,7 @@ from .trial import Trial
 
 
 def _found() -> Iterator[type[Trial]]:
-    """Find trials. A kind that has kernel, configurations and draws of another is for mutations alone."""
+    """Find trials. A class that defines no kernel, configurations or draws itself is for mutations alone."""
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.name == Path(__file__).name:
             continue
@@ -29,7 +29,7 @@ TRIALS: tuple[type[Trial], ...] = tuple(_found())
 
 
 def trial_of(kernel: Kernel[Any], config: Any) -> type[Trial]:
-    """Find the trial that runs this configuration of a kernel; a ValueError says that there is none."""
+    """Find the trial that runs this configuration of a kernel; raise a ValueError if none does."""
     for each in TRIALS:
         if each.kernel is kernel and each.takes(config):
             return each

@@ -21,7 +21,7 @@ LARGE, SMALL = 448.0, 0.25
 class _Promoted(DenseTrial):
     """A large number at the beginning of k, small ones behind; `truncate` is for them.
 
-    The first k-block loses its small numbers. All others' must be in D, to the bit.
+    The first k-block loses its small numbers. The small numbers of all others must be in D, to the bit.
     """
 
     def operands(self, generator: torch.Generator) -> tuple[Operand, Operand]:

@@ -1,4 +1,4 @@
-"""Kernels compiled by other threads while attempts go on, those that take longest first."""
+"""Compile kernels in other threads while attempts go on, the slowest ones first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(seed: int, first: int, count: int | None, kinds: Sequence[Kind]) -> It
 
 
 def likely() -> Iterator[Callable[[], object]]:
-    """Build each kernel that calls are likely to need. One that is there is only read."""
+    """Build each kernel that calls are likely to need. A kernel in the cache is only read."""
     for kernel in (logits_kernel.IN_ROWS, logits_kernel.IN_PAGES):
         for logits in filter(is_usual, kernel.configs()):
             yield partial(kernel.build, logits)
@@ -53,10 +53,10 @@ def likely() -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def compiling(builds: Iterable[Callable[[], object]]) -> Iterator[None]:
-    """Compile on all cores but a few; what is not done at the end is left."""
+    """Compile on all cores but a few; builds that have not begun by the end are dropped."""
     pool = ThreadPoolExecutor(max(len(os.sched_getaffinity(0)) - CORES_FOR_ATTEMPTS, 1))
     for build in builds:
-        pool.submit(build)  # one that fails fails again, and is told, in an attempt that needs it
+        pool.submit(build)  # a build that fails here fails again, and is reported, in an attempt that needs it
     try:
         yield
     finally:

@@ -23,13 +23,13 @@ TIMES_AT_ONCE = 5
 
 @dataclass
 class Attempt:
-    """A record of what was done, and what was wrong."""
+    """A record of an attempt: its steps, and its mistake if it made one."""
 
     number: int
     kind: str
     text: str = ""
     done: list[str] = field(default_factory=list)
-    """Settings and ways, in order; the last is where it failed."""
+    """Settings and ways, in order; if the attempt failed, it failed at the last."""
     wrong: str | None = None
     calls: int = 0
     refused: int = 0
@@ -47,7 +47,7 @@ def settings_restored() -> Iterator[None]:
 
 
 def picked(seed: int, number: int, kinds: Sequence[Kind]) -> tuple[Kind, str]:
-    """Pick a kind for an attempt, and give the seed of what it draws, which does not depend on the other kinds."""
+    """Pick a kind for an attempt, and the seed of its draws, which does not depend on the other kinds."""
     draw = Draw(f"{seed}/{number}", "cpu")
     kind = kinds[int(draw.rng.random() * len(kinds))]
     return kind, f"{seed}/{number}/{kind.kind}"
@@ -95,7 +95,7 @@ def _try(seed: str, device: str, kind: type[Trial], found: Attempt) -> str | Non
 
 
 def change_settings(draw: Draw) -> str:
-    """Set what a server may set while it runs; say what."""
+    """Change settings as a server may while it runs; return a text of the new ones."""
     settings.in_force.change(num_sms=None)
     available = settings.get_num_sms()
     num_sms = available // draw.rng.choice(DIVISORS_OF_SMS)
@@ -139,7 +139,7 @@ def _call_at_once(trials: Sequence[Trial], found: Attempt) -> str | None:
 
 
 def _call_badly(trial: Trial, found: Attempt) -> str | None:
-    """Make calls with one operand wrong, now that a plan is there: each is refused, and nothing is written."""
+    """Make calls with one operand wrong, now that a plan exists: each is refused, and nothing is written."""
     everything, faults = trial.everything(), trial.refused_faults()
     possible = [
         (name, fault)

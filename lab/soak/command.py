@@ -27,7 +27,7 @@ from .kernels import kernels_on
 from .kinds import ALL, KINDS
 
 MOST_FAILURES = 20
-"""The run ends after so many: the first ones tell more than many."""
+"""The run ends after this many failures: the first ones tell more than many."""
 COUNTED = ("attempts", "calls", "refused", "replays", "failed")
 """Counts of each kind."""
 METHOD = (
@@ -45,7 +45,7 @@ def run(
     out: Path | None,
     commit: str | None = None,
 ) -> bool:
-    """Attempt problems until time is up or `count` are done; print and record what was found. Tell if all passed."""
+    """Attempt problems until time is up or `count` are done; print and record the results. Tell if all passed."""
     device = device_of(device)
     kinds = kinds_of(only, device)
     console = make_console()
@@ -84,7 +84,7 @@ def run(
 
 
 def kinds_of(only: Sequence[str], device: str) -> tuple[Kind, ...]:
-    """Find kinds of problems by their names: those of calls if there are none."""
+    """Find kinds of problems by their names; without names, take all kinds of calls."""
     kernels = {each.kind: each for each in kernels_on(device)}
     kinds: dict[str, tuple[Kind, ...]] = {name: (kind,) for name, kind in (KINDS | kernels).items()}
     kinds["kernels"] = (*kernels.values(),)
@@ -110,7 +110,7 @@ def repeat_line(seed: int, failed: Attempt, device: str) -> str:
 
 
 def memory_now(device: str) -> dict[str, Any]:
-    """Measure what the process holds: MiB of the host at most so far, of the GPU now, and records."""
+    """Measure the process: the host's peak in MiB, the GPU's MiB now, and the number of records."""
     held: dict[str, Any] = {
         "host_peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "records": sum(map(len, RECORDS.values())),

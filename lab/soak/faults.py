@@ -23,20 +23,20 @@ def _dtype(x: Tensor) -> Tensor:
 
 
 def _address(x: Tensor) -> Tensor:
-    """The same strides, an element behind an address that is aligned: a plan of this signature exists."""
+    """Move it an element behind an aligned address, with the same strides: a plan of this signature exists."""
     span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
     room = torch.zeros(span + 16, dtype=torch.uint8 if x.dtype.itemsize == 1 else x.dtype, device=x.device)
     return room.view(x.dtype).as_strided(x.shape, x.stride(), 1)
 
 
 def _stride(x: Tensor) -> Tensor:
-    """Elements of a row lie apart."""
+    """Lay the elements of a row apart."""
     *outer, columns = x.shape
     return torch.zeros((*outer, columns, 2), device=x.device, dtype=torch.float32).to(x.dtype)[..., 0]
 
 
 def _shape(x: Tensor) -> Tensor:
-    """One more at the end."""
+    """Add one element to each row."""
     *outer, columns = x.shape
     return torch.zeros((*outer, columns + 1), device=x.device, dtype=torch.float32).to(x.dtype)
 
@@ -46,12 +46,12 @@ def _device(x: Tensor) -> Tensor:
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """All rows in one place."""
+    """Lay all rows in one place."""
     return x[..., :1, :].expand(x.shape)
 
 
 def _cast_type(x: Tensor) -> Tensor:
-    """Whole numbers where a cast takes numbers with a fraction."""
+    """Give whole numbers to a cast, which takes numbers with a fraction."""
     return torch.zeros(x.shape, dtype=torch.int32, device=x.device)
 
 
@@ -67,7 +67,7 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def applies(fault: str, x: Tensor) -> bool:
-    """Tell whether a fault would be one: nothing is wrong with the strides of one element, or of none."""
+    """Tell whether a fault makes a wrong operand: one element, or none, has no wrong strides."""
     if x.numel() == 0:
         return False
     if fault == "device":

@@ -1,4 +1,4 @@
-"""Judge what is wrong after a call: values, bytes around outputs, operands that changed."""
+"""Judge the state after a call: values, bytes around outputs, operands that changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Before:
         self.buffers = {name: output.buffer.clone() for name, output in trial.outputs.items()}
 
     def changed(self, trial: Trial) -> str | None:
-        """Say what changed, none of which might, as after a call that was refused."""
+        """Name an output or operand that changed; none may, for example after a refused call."""
         for name, output in trial.outputs.items():
             if not torch.equal(output.buffer, self.buffers[name]):
                 return f"{name}: was written"
@@ -51,9 +51,9 @@ class Before:
 
 
 def mistakes(trial: Trial, before: Before, made: Tensors) -> str | None:
-    """Say what is wrong after a call; None if nothing is."""
+    """Check everything after a call; describe the first mistake, or return None."""
     if (changed := before.changed_operand(trial)) is not None:
-        return changed  # first, because what is right follows from the operands
+        return changed  # first, because the right results follow from the operands
     right = trial.right()
     for name, expected in right.items():
         output = trial.outputs.get(name)

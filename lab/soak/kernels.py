@@ -1,6 +1,6 @@
 """Trials of every kernel as kinds of problems: `kernels`, or one of them, such as `kernel:lay_scales`.
 
-A kernel runs by itself here, in any of its configurations; what makes a call choose one is for the other kinds to try.
+A kernel runs by itself here, in any of its configurations; the other kinds try how calls choose one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ class OfKernel:
 
 
 def kernels_on(device: str) -> tuple[OfKernel, ...]:
-    """Give those that run on a device: on a GPU none that needs several ranks."""
+    """Give the kernels that run on a device; on a GPU, kernels of several ranks do not."""
     names = {kind.kernel.name for kind in TRIALS if device == "cpu" or not kind.needs_ranks}
     return tuple(OfKernel(kernel) for name, kernel in all_kernels().items() if name in names)

@@ -1,4 +1,4 @@
-"""A trial states a kind of problem: operands, a call, and what must be there afterwards."""
+"""A trial states a kind of problem: operands, a call, and the right results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Call = Callable[..., Any]
 
 @dataclass
 class Right:
-    """The right result: within `allowed` of `exact`, else to the bit, wherever `written` says.
+    """The right result: within `allowed` of `exact`, or equal to the bit without `allowed`, where it is `written`.
 
-    What is not written keeps what it had, or is undefined if the call made the tensor, or said so by `rest_is_kept`.
+    Elsewhere elements keep their values; they are undefined if the call made the tensor, or without `rest_is_kept`.
     """
 
     exact: Tensor
@@ -37,7 +37,7 @@ class Part:
 
 
 def described(attributes: Mapping[str, object]) -> str:
-    """Name attributes that are numbers, words and types, with those of parts, also of parts by name.
+    """Name attributes that are numbers, words and types. Parts, also parts by name, are named with their attributes.
 
     >>> described({"m": 3, "dtype": torch.bfloat16, "draw": object(), "ks": [1, 2], "c": None})
     'm=3 dtype=torch.bfloat16 ks=[1, 2] c=None'
@@ -59,7 +59,7 @@ class Trial(ABC):
     kind: ClassVar[str]
     dtype: torch.dtype
     faults: ClassVar[Mapping[str, str]] = {}
-    """Operands, and what may be wrong with each so that the call must refuse it (faults.py)."""
+    """Operands, and the faults of each that the call must refuse (faults.py)."""
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
@@ -79,18 +79,18 @@ class Trial(ABC):
 
     @abstractmethod
     def fill(self) -> None:
-        """Draw what the operands hold, in place."""
+        """Draw the values of the operands, in place."""
 
     @abstractmethod
     def call(self, x: Tensors) -> Tensors:
-        """Make the call with these operands and outputs; give what it made, by name."""
+        """Make the call with these operands and outputs; return the tensors that it makes, by name."""
 
     @abstractmethod
     def right(self) -> dict[str, Right]:
-        """Say what each output, and each tensor that a call makes, must be."""
+        """Give the right contents of each output, and of each tensor that a call makes."""
 
     def draw_c(self, shape: tuple[int, ...], c: str | None) -> None:
-        """C as an operand, or as what D starts from."""
+        """Draw C as an operand, or as the values that D starts from."""
         if c is not None:
             drawn = self.draw.integers(shape, -8, 8).to(self.dtype)
             if c == "c":
@@ -99,7 +99,7 @@ class Trial(ABC):
                 self.starts["d"] = drawn
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Give those of `faults` that this problem must refuse."""
+        """Give the `faults` that this problem must refuse."""
         return self.faults
 
     def everything(self) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ class Trial(ABC):
         return {**self.operands, **{name: output.view for name, output in self.outputs.items()}}
 
     def poison(self) -> None:
-        """Make outputs hold what they start from, else NaN."""
+        """Fill outputs with the values they start from, or with NaN."""
         for name, output in self.outputs.items():
             start = self.starts.get(name)
             if start is None:

@@ -1,4 +1,4 @@
-"""Make a call: choose on which stream, in which thread, in a captured graph."""
+"""Ways to make a call: on a stream of its own, in a new thread, in a captured graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plainly(trial: Trial) -> Tensors:
 
 
 def on_a_stream(trial: Trial) -> Tensors:
-    """Call on a stream of its own, behind all that is on the current one."""
+    """Call on a stream of its own, behind all work on the current one."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -33,7 +33,7 @@ def in_a_thread(trial: Trial) -> Tensors:
 
 
 def at_once(trials: Sequence[Trial], times: int) -> list[Tensors]:
-    """Call each trial so many times, in a thread and on a stream of its own; give what the last calls made."""
+    """Call each trial `times` times, in a thread and on a stream of its own; return the tensors of the last calls."""
     made: list[Tensors] = [{} for _ in trials]
     raised: list[BaseException] = []
     is_on_gpu = trials[0].draw.device == "cuda"
@@ -69,6 +69,6 @@ class Captured:
             self.made = plainly(trial)
 
     def replay(self) -> Tensors:
-        """Run what was captured."""
+        """Replay the graph."""
         self.graph.replay()
         return self.made

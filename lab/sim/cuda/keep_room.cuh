@@ -1,4 +1,4 @@
-// Copies what lies in a rank's room, by words: what the kernels between two meetings would read.
+// Copies a rank's room by words, as the kernels between two meetings would read it.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"

@@ -92,7 +92,7 @@ class MaskedBf16(OfBf16, rows.Masked):
     calls = (deep_gemm.m_grouped_bf16_gemm_nt_masked,)
 
     def right(self) -> dict[str, Right]:
-        """All rows; those behind a group's count are undefined, but lie inside of D."""
+        """All rows; rows behind a group's count are undefined, but lie inside of D."""
         found = super().right()
         found["d"].rest_is_kept = False
         return found

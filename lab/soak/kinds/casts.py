@@ -166,7 +166,7 @@ class Activation(Trial):
         return {"numbers": values.float() * sf.repeat_interleave(self.columns or k, -1)[..., :k]}
 
     def right(self) -> dict[str, Right]:
-        """Give what the numbers stand for: within two steps of FP8, because a GPU's sigmoid is not the CPU's."""
+        """Give the activated numbers: right within two steps of FP8, because a GPU's sigmoid is not the CPU's."""
         x = self.operands["x"]
         y = activated(x, self.gating).double()
         if "row_weights" in self.operands:
@@ -198,7 +198,7 @@ class Scales(Trial):
         sf.copy_(self.draw.powers_of_two(sf.shape, -20, 20))
 
     def call(self, x: Tensors) -> Tensors:
-        """The call makes what it gives."""
+        """Call; the results are tensors that the call makes."""
         if self.packs:
             packed = scales.pack_ue8m0_to_int(x["sf"])
             return {"exponents": packed, "again": scales.unpack_ue8m0_from_int(packed)}

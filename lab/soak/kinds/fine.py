@@ -29,7 +29,7 @@ SCALES = "shape device"
 
 
 class FineWeight(fp8.Weight):
-    """A weight with fine scales, or beside such scales of A. Those of exact sums are powers of two, in any form."""
+    """A weight with fine scales, or beside fine scales of A. For exact sums, scales are powers of two, in any form."""
 
     faults: ClassVar[tuple[str, str, str]] = (fp8.VALUES, SCALES, SCALES)
 
@@ -60,7 +60,7 @@ class FineWeight(fp8.Weight):
 
 
 class LayerWeight(FineWeight):
-    """A weight of a layer, whose own scales are fine. What is left unsaid the shape of its scales says."""
+    """A weight of a layer with fine scales. The shape of its scales tells whatever the call leaves out."""
 
     def __init__(self, draw: Draw, exact: bool, low: int = -2, high: int = 2) -> None:
         super().__init__(draw, exact, low, high)
@@ -69,7 +69,7 @@ class LayerWeight(FineWeight):
         self.is_beside(self)
 
     def is_beside(self, other: fp8.Weight) -> None:
-        """Take what a layer is told of both of its weights from the other one."""
+        """Take from the other weight the facts that a layer is told once for both."""
         assert isinstance(other, LayerWeight)
         self.of_a, self.of_b, self.form = other.of_a, other.of_b, other.form
         self.columns_of_a, self.columns = self.of_a.columns, min(self.of_a.columns, self.of_b.columns)
@@ -77,7 +77,7 @@ class LayerWeight(FineWeight):
         self.is_open = self.form == "words"
 
     def refused(self, is_stated: bool) -> str:
-        """Give the faults of its scales that a layer refuses: one more scale may be in a word that is there."""
+        """Give the faults of its scales that a layer refuses. One scale too many may fit into the last word."""
         return SCALES if is_stated and not self.is_open else "device"
 
     def fill(self, values: Tensor, sf: Tensor) -> None:
@@ -93,7 +93,7 @@ class OfFine(fp8.OfFp8):
     weight: FineWeight
 
     def refused_faults(self) -> Mapping[str, str]:
-        """One more scale of B may be in a word that is there: then there is nothing to refuse."""
+        """In words, one scale of B too many may fit into the last word: then there is nothing to refuse."""
         groups = self.operands["sfb"].shape[-1]
         is_in_a_word = self.weight.form == "words" and not self.turned and groups % UE8M0_PER_WORD
         return {**super().refused_faults(), "sfa": SCALES, "sfb": "device" if is_in_a_word else SCALES}

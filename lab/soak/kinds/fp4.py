@@ -1,4 +1,4 @@
-"""FP4 weights (MXFP4) in products and layers of which there are FP8 kinds, and casts to FP4: every form of scales."""
+"""FP4 weights (MXFP4) in all products and layers that have FP8 kinds, and casts to FP4: every form of scales."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Weight(fp8.Weight):
         elif sf.dtype == torch.uint8:
             sf.copy_(of_groups)
         else:
-            exponents[..., -1, 1 + (groups - 1) % 4 :] = 0  # what lies behind the last group
+            exponents[..., -1, 1 + (groups - 1) % 4 :] = 0  # the bytes behind the last group
             first, second, third, fourth = exponents.unbind(-1)
             sf.copy_(first | second << 8 | third << 16 | fourth << 24)
 
@@ -229,21 +229,21 @@ class CastFp4(Trial):
         return {"values": values.view(torch.uint8), "scales": sf}
 
     def right(self) -> dict[str, Right]:
-        """Cast by torch; check MXFP4 by the numbers it stands for, and by what its groups must have."""
+        """Cast by torch. For MXFP4, compute codes and scales by the rules of its groups."""
         x = self.operands["x"]
         if not self.is_mx:
             values, sf = cast_blocks(x, Target(1, self.columns, self.rounds_up, format=FP4))
             return {"values": Right(values.view(torch.uint8)), "scales": Right(sf)}
         of_groups = x.double().reshape(*x.shape[:-1], -1, GROUP)
         largest = of_groups.abs().amax(-1)
-        # The least power of two of which the largest magnitude is at most 7 times as much.
+        # The least power of two such that the largest magnitude is at most 7 times as large.
         mantissa, exponent = torch.frexp(largest / 7)
         exponents = (exponent - (mantissa == 0.5).int()).clamp(-126) + ONE
         exponents = exponents.masked_fill(~largest.isfinite(), 0).masked_fill(largest == 0, 0)
         exponents = self._beside(exponents).masked_fill(~largest.isfinite(), NAN)
         quotients = of_groups / 2.0 ** (exponents.double() - ONE)[..., None]
         steps = (quotients.abs()[..., None] - NUMBERS[:8].to(x.device)).abs()
-        # If two are as near, the one with an even code is right.
+        # Of two codes that are equally near, the even one is right.
         codes = (steps + torch.tensor([0, 1e-9] * 4, device=x.device, dtype=torch.float32)).argmin(-1)
         codes = codes + 8 * (quotients.signbit() & ~quotients.isnan())
         low, high = codes.flatten(-2)[..., ::2], codes.flatten(-2)[..., 1::2]
@@ -255,7 +255,7 @@ class CastFp4(Trial):
 
     @staticmethod
     def _beside(exponents: Tensor) -> Tensor:
-        """Give groups of zeros the largest exponent of their 128 columns, or that of 1."""
+        """Give groups of zeros the largest exponent of their 128 columns, or the exponent of 1."""
         groups = exponents.shape[-1]
         found = exponents.clone()
         for first in range(0, groups, 4):

@@ -44,9 +44,9 @@ def fill_scales(draw: Draw, x: Tensor, exact: bool, low: int = -2, high: int = 2
 def product(
     a: Tensor, b: Tensor, c: Tensor | None, dtype: torch.dtype, exact: bool, columns: int = SCALE_BLOCK
 ) -> tuple[Tensor, Tensor | None]:
-    """Give A @ B.T + C of FP64 numbers, rounded to D's type, and how far D may be from it: None, not at all.
+    """Give A @ B.T + C of FP64 numbers, rounded to D's type, and how far D may be from it; None means not at all.
 
-    Sums of so many columns are promoted by their scales.
+    Sums of `columns` columns are promoted by their scales.
     """
     total = a @ b.mT
     if c is not None:
@@ -60,7 +60,7 @@ def product(
 
 
 class Weight(Part):
-    """A weight of a trial: how it lies, what it holds, what it stands for. This one is FP8; fp4.py has another."""
+    """A weight of a trial: its layout, contents, and the numbers it stands for. This one is FP8; fp4.py has another."""
 
     depths: ClassVar[int] = 16
     """k is a multiple of this."""
@@ -82,11 +82,11 @@ class Weight(Part):
         return {} if (self.of_a, self.of_b) == USUAL else stated
 
     block: tuple[int, int] = (SCALE_BLOCK, SCALE_BLOCK)
-    """Rows and columns under a scale, as a layer is told."""
+    """Rows and columns of a scale, as they are stated to a layer."""
     usual_beside: int = SCALE_BLOCK
-    """Columns of A under a scale in a layer that is told nothing."""
+    """Columns of a scale of A in a layer without a statement."""
     is_open: bool = False
-    """The shape of the scales may not say what they are of."""
+    """Whether the shape of the scales may leave open which blocks they are for."""
 
     def said(self, is_stated: bool) -> dict[str, Any]:
         """Give the keywords that state scales in a call of a layer."""
@@ -94,15 +94,15 @@ class Weight(Part):
         return of_rows | ({"recipe_b": self.block} if is_stated or self.is_open else {})
 
     def refused(self, is_stated: bool) -> str:
-        """Give the faults of its scales that a layer refuses: of another type or shape they may be other ones."""
+        """Give the faults of its scales that a layer refuses: of another type or shape they may be valid too."""
         return SCALES if is_stated else "device"
 
     def is_beside(self, other: Weight) -> None:
-        """Take what a layer is told of both of its weights from the other one."""
+        """Take from the other weight the facts that a layer is told once for both."""
         self.columns_of_a = other.columns_of_a
 
     def room(self, shape: Sequence[int], rows: int = SCALE_BLOCK) -> tuple[Tensor, Tensor]:
-        """Room for a weight `[..., n, k]`, and for a scale of each so many rows."""
+        """Make room for a weight `[..., n, k]`, and for one scale of every `rows` rows."""
         *outer, n, k = shape
         values = self.draw.matrix(shape, torch.float8_e4m3fn)
         return values, self.draw.scales((*outer, ceil_div(n, rows), ceil_div(k, SCALE_BLOCK)))

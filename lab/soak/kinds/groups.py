@@ -1,4 +1,4 @@
-"""Deal rows to groups: ids, ends and counts, empty groups and rows of nobody among them."""
+"""Deal rows to groups: ids, ends and counts, with empty groups and rows without a group."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ids_of_ends(ends: Tensor, m: int, alignment: int) -> Tensor:
 
 
 BLOCK_OF_IDS = 128
-"""Padding with ids is made zero within blocks of so many rows, whatever alignment is set."""
+"""Padding with ids is made zero within blocks of this many rows, whatever alignment is set."""
 
 
 def rows_written(ids: Tensor, alignment: int, zero_padding: bool, by_ends: bool) -> Tensor:

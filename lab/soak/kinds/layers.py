@@ -24,7 +24,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def as_cast(x: Tensor, columns: int) -> Tensor:
-    """The FP64 numbers that a cast by rows makes of x, with a scale for so many columns; BF16 if there is none."""
+    """Give the FP64 numbers that a cast of x by rows makes, with a scale for `columns` columns; 0: of x in BF16."""
     if columns == 0:
         return x.bfloat16().double()
     return spread(*cast_blocks(x, Target(1, columns)), 1, columns)
@@ -50,7 +50,7 @@ class Linear(Trial):
         self.is_stated = draw.flag()
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Give those of `faults` that this problem must refuse."""
+        """Give the `faults` that this problem must refuse."""
         return {**self.faults, "sfw": self.weight.refused(self.is_stated)}
 
     def fill(self) -> None:
@@ -111,7 +111,7 @@ class Experts(Trial):
         self.is_stated = draw.flag()
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Give those of `faults` that this problem must refuse."""
+        """Give the `faults` that this problem must refuse."""
         of_scales = {"sf" + name: weight.refused(self.is_stated) for name, weight in self.weights.items()}
         return {**self.faults, **of_scales, **dict.fromkeys(self.biases(self.operands), "shape device")}
 
@@ -120,7 +120,7 @@ class Experts(Trial):
         return {name: x[name] for name in ("w1_bias", "w2_bias") if name in x}
 
     def fill(self) -> None:
-        """Normal tokens, small whole weights, routes of which some go nowhere."""
+        """Draw normal tokens, small whole weights, and routes; some routes go nowhere."""
         x, draw = self.operands, self.draw
         x["x"].copy_(draw.normal(x["x"].shape))
         x["topk_ids"].copy_(draw.integers(x["topk_ids"].shape, -1, self.experts - 1))

@@ -158,7 +158,7 @@ class PagedLogits(Trial):
             values = pages[:, :keys].reshape(-1, self.depth).view(FP8)[: self.columns]
             scales = pages[:, keys : keys + 4 * self.page].contiguous().view(torch.float32).reshape(-1)[: self.columns]
             at = slice(sequence * self.next_n, (sequence + 1) * self.next_n)
-            # What lies behind a context may be NaN, and is not compared.
+            # Keys behind a context may be NaN; their logits are not compared.
             exact[at] = weighted(x["q"][sequence], values, x["weights"][at]) * scales
         written = torch.arange(self.columns, device=exact.device) < contexts.reshape(-1, 1)
         return {"logits": Right(exact, None, written)}

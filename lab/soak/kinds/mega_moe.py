@@ -68,7 +68,7 @@ class MegaMoe(Trial):
         self.starts = {"counts": draw.integers((1, self.experts), 0, 1000, torch.int32)}
 
     def fill(self) -> None:
-        """Small whole tokens and weights, routes of which some go nowhere."""
+        """Draw small whole tokens and weights, and routes; some routes go nowhere."""
         x, draw = self.operands, self.draw
         fp8.fill_values(draw, x["x"], exact=True)
         x["x_sf"].copy_(draw.powers_of_two(x["x_sf"].shape, -3, 0))

@@ -108,6 +108,6 @@ class Masked(fp8.OfFp8):
         return {}
 
     def right(self) -> dict[str, Right]:
-        """All rows, of which the first of each group are written."""
+        """All rows; of each group only the first ones, by its count, are written."""
         written = rows_of_counts(self.operands["masked_m"], self.max_m)[..., None]
         return {"d": Right(*fp8.product(*self.numbers(), None, self.dtype, self.exact, self.weight.columns), written)}

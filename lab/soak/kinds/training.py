@@ -21,10 +21,10 @@ from .layers import TYPES, as_cast
 
 ROUTES = "topk_ids"
 MOST_ERROR = 0.3
-"""The most error, as a part of the norm of a token's, or of an expert's, numbers.
+"""The largest allowed error, as a part of the norm of a token's, or of an expert's, numbers.
 
-Six casts err by 0.063 together (`TYPICAL_OF_EXPERTS` of the tests); those of few features, some of them cancelling,
-several times as far.
+Six casts err by 0.063 together (`TYPICAL_OF_EXPERTS` of the tests); casts of few features, some of them cancelling,
+err several times as much.
 """
 
 
@@ -118,7 +118,7 @@ class ExpertsStep(Step):
         }
 
     def fill(self) -> None:
-        """Routes of which some go nowhere."""
+        """Draw routes; some go nowhere."""
         super().fill()
         self.operands[ROUTES].copy_(self.draw.integers((self.tokens, self.topk), -1, self.experts - 1))
         # Weights of one sign: an expert that a token has twice does not cancel itself.

@@ -1,4 +1,4 @@
-// Clusters: their barrier, and who may reach into shared memory of other CTAs.
+// Clusters: their barrier, and accesses to the shared memory of other CTAs.
 #pragma once
 #include "warps.h"
 

@@ -85,7 +85,7 @@ void global_store(void* pointer, const T& value, const char* what) {
   store_bytes(global_access(pointer, sizeof(T), true, what), &value, sizeof(T), false);
 }
 
-// What the word's users know of each other changes in the same step as the word.
+// `order` updates the knowledge of the word's users, in the same step in which the word changes.
 template <typename Order>
 uint32_t add_at_once(uint32_t* pointer, uint32_t value, const Order& order) {
   yield();
@@ -189,7 +189,7 @@ uint32_t pack_e4m3(float low, float high) {
     if (magnitude > 0x7f800000) return 0x7f;
     if (magnitude >= bits_of(448.f)) return sign | 0x7e;
     if (magnitude < bits_of(0.015625f)) {  // below 2^-6: multiples of 2^-9
-      const float shifted = float_of(magnitude) + 16384.f;  // whose last bit is 2^-9, to which the addition rounds
+      const float shifted = float_of(magnitude) + 16384.f;  // its last bit is 2^-9, so the addition rounds to 2^-9
       return sign | (bits_of(shifted) - bits_of(16384.f));
     }
     const uint32_t rounded = magnitude + 0x7ffff + (magnitude >> 20 & 1);

@@ -11,9 +11,9 @@ struct Buffer {
   uint32_t is_dependent;  // the kernel before may still use it: not to be touched before griddepcontrol.wait
   uint32_t rank;          // whose memory it is
   // For each word, see peers.h:
-  uint8_t* news;      // who of the peers wrote it and has not been acquired from since
+  uint8_t* news;      // the peer that wrote it, until this rank acquires from that peer
   uint8_t* held;      // bit r: its own rank wrote it, and rank r may not read it yet
-  uint8_t* released;  // bit r: it may, if it acquires what its own rank has released there
+  uint8_t* released;  // bit r: its own rank released it to rank r, which must acquire before it reads
 };
 
 struct Launch {
@@ -26,7 +26,7 @@ struct Launch {
   void** arguments;
   const double (*fp8)[256];   // what bytes stand for, by the type's bits of exponent
   uint32_t rank;              // where the kernel runs
-  uint32_t (*other_ranks)();  // lets kernels of other ranks run; null: there are none. Not 0: one of them has failed
+  uint32_t (*other_ranks)();  // lets kernels of other ranks run; null: no other ranks. Not 0: one of them has failed
 };
 
 struct Stats {

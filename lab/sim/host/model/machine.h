@@ -19,7 +19,7 @@
 
 namespace sim {
 
-// As on the GPU, a block's shared memory begins here in the shared window. The first KiB belongs to the system.
+// A block's shared memory begins here in the shared window, as on the GPU. The first KiB belongs to the system.
 constexpr uint32_t kSharedBase = 1024;
 constexpr uint32_t kSharedLimit = 232448;
 constexpr uint32_t kLanes = 32;
@@ -31,7 +31,7 @@ struct Cta;
 struct Cluster;
 using WaitList = std::vector<Fiber*>;
 
-// What a fiber waits for. The text is built only if it is needed.
+// The event that a fiber waits for. The text is built only if it is needed.
 struct Wait {
   const char* what = nullptr;
   std::function<std::string()> details;
@@ -41,8 +41,8 @@ struct Range {
   uint32_t offset, bytes;
 };
 
-// What st.async has written in a phase of an mbarrier, by the generic proxy: ordinary loads see it behind a wait, TMA and WGMMA
-// behind a fence too, of a thread that has waited.
+// A write of st.async in a phase of an mbarrier, by the generic proxy. Ordinary loads see it after a wait; TMA and
+// WGMMA see it only after a fence too, by a thread that has waited.
 struct Sent {
   uint64_t phase;
   Range range;
@@ -57,7 +57,7 @@ struct Mbarrier {
   uint64_t phase = 0;
   bool is_fenced = false;
   WaitList waiting;
-  // Landed by TMA in a phase, but not yet visible to ordinary loads, because nobody has waited.
+  // Landed by TMA in a phase, but not yet visible to ordinary loads, because no thread has waited.
   std::vector<std::pair<uint64_t, Range>> landed;
   std::vector<Sent> sent;
 };
@@ -71,7 +71,7 @@ struct Accumulators {
   std::vector<float> values;  // lane after lane
 };
 
-// What a WGMMA multiplies: 32 bytes along k of each operand, of the type and majors that the instruction names.
+// The operands of a WGMMA: 32 bytes along k of each, of the type and majors that the instruction names.
 struct ProductKind {
   const char* name;
   bool is_bf16, a_is_mn_major, b_is_mn_major;
@@ -95,7 +95,7 @@ struct Product {
 };
 
 struct Warp {
-  // The operation that the lanes gather at. Two generations of values: slow lanes may still read those of the last.
+  // The operation that the lanes gather at. Two generations of values: slow lanes may still read the last generation.
   const char* operation = nullptr;
   uint32_t arrived = 0, exited = 0;
   uint64_t generation = 0;
@@ -107,7 +107,7 @@ struct Warp {
 
   uint64_t issued = 0;            // products
   std::deque<Product> products;   // issued but not executed
-  std::deque<uint64_t> groups;    // `issued` at each commit that nobody has waited for
+  std::deque<uint64_t> groups;    // `issued` at each commit that is not waited for yet
   std::map<float*, Accumulators> in_flight;   // by lane 0's registers
   std::map<float*, uint64_t> handed_back;     // by lane 0's registers: `fences` when they were handed back
   uint64_t fences = 0;
@@ -124,7 +124,7 @@ struct Warpgroup {
   WaitList waiting;
 };
 
-// How many stores to peers of each place for a fiber a thread knows of.
+// For each place for a fiber: how many of its stores to peers a thread knows of.
 using Known = std::vector<uint64_t>;
 
 // A store to another rank's memory, on its way.
@@ -138,7 +138,7 @@ struct PeerStore {
 
 struct NamedBarrier {
   uint32_t threads = 0, arrived = 0;
-  Known known[2];  // of those that arrive at even and at odd generations
+  Known known[2];  // of the threads that arrive at even and at odd generations
   uint64_t generation = 0;
   WaitList waiting;
 };
@@ -167,7 +167,7 @@ struct Cluster {
   WaitList waiting;
 };
 
-// TMA stores of one commit: those whose shared memory is still to be read, and those that are still to be written.
+// TMA stores of one commit: stores that have yet to read shared memory, and stores that have yet to write.
 struct StoreGroup {
   uint32_t unread = 0, unwritten = 0;
   WaitList waiting;
@@ -201,7 +201,7 @@ struct Fiber {
   Warpgroup& warpgroup() const { return cta->warpgroups[thread / 128]; }
 };
 
-// Something that happens later without a thread.
+// An event that happens later, without a thread.
 struct Event {
   uint64_t due, order;
   std::function<void()> run;

@@ -1,4 +1,4 @@
-// mma.sync: a lane's fragments are those of the whole warp. Products are exact, and added to the accumulator with one rounding.
+// mma.sync; a warp's lanes share its fragments. Products are exact; their sum with the accumulator is rounded once.
 #pragma once
 #include "warps.h"
 

@@ -1,9 +1,9 @@
-// Memory of other ranks. A store there lands late, and out of order; by what barriers and counts order, a thread knows of other
-// threads' stores, and a release lands behind all stores that its thread knows of. What has landed is news, which no
-// ordinary load of its rank may read before a load with acquire has read a flag that was released by the same peer.
+// Memory of other ranks. A store there lands late, and out of order. Through barriers and counts a thread learns of
+// other threads' stores, and a release lands behind all stores that its thread knows of. Landed bytes are news: an
+// ordinary load of their rank may read them only after a load with acquire has read a flag that the same peer released.
 //
-// The other way round a peer may read what this rank has stored in its own memory if a thread that knew of the store has released
-// a flag there, and the peer has acquired it.
+// The other way round, a peer may read a store of this rank to its own memory if a thread that knew of the store has
+// released a flag there, and the peer has acquired it.
 #pragma once
 #include "scheduler.h"
 
@@ -49,7 +49,7 @@ inline void check_not_held(const Buffer& buffer, uint64_t address, uint32_t size
            text(buffer.rank) + " has written: it has released no flag behind that which this rank has acquired");
 }
 
-// This rank has stored in its own memory.
+// Notes a store of this rank to its own memory.
 inline void hold(const Buffer& buffer, uint64_t address, uint32_t size, size_t place) {
   if (!machine->launch.other_ranks || !buffer.held) return;
   const uint64_t word = (address - buffer.base) / 4, words = (size + 3) / 4;
@@ -59,7 +59,7 @@ inline void hold(const Buffer& buffer, uint64_t address, uint32_t size, size_t p
   ++machine->stored[place];
 }
 
-// What a thread knows of is released to a rank, all that kernels before have stored too.
+// Releases to a rank all stores that a thread knows of, and all stores of earlier kernels.
 inline void release_own(const Known& known, uint32_t to) {
   for (uint32_t i = 0; i < machine->launch.num_buffers; ++i) {
     const Buffer& own = machine->launch.buffers[i];
@@ -91,7 +91,7 @@ inline void acquire(const Buffer& buffer, uint64_t address) {
   }
 }
 
-// What a thread knows of itself: all that it has stored so far.
+// Returns a thread's knowledge, with all stores of its own so far.
 inline const Known& known_of(Fiber& fiber) {
   const size_t place = static_cast<size_t>(&fiber - machine->fibers.data());
   if (fiber.known.size() <= place) fiber.known.resize(place + 1);
@@ -99,7 +99,7 @@ inline const Known& known_of(Fiber& fiber) {
   return fiber.known;
 }
 
-// What this thread knows becomes known to those who learn from there.
+// Adds this thread's knowledge to `known`; other threads learn from there.
 inline void tell(Known& known) {
   if (machine->launch.other_ranks) join(known, known_of(*self));
 }

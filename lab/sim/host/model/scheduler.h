@@ -87,7 +87,7 @@ inline std::string state_of(const Fiber& fiber) {
   return fiber.wait.what + (fiber.wait.details ? " " + fiber.wait.details() : "");
 }
 
-// One line for each state and set of lanes, with the warps of which these lanes are in that state.
+// One line for each state and set of lanes: the warps that have exactly these lanes in that state.
 inline std::string who_waits_for_what() {
   std::string report;
   for (const auto& cta : machine->ctas) {

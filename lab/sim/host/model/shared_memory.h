@@ -1,6 +1,6 @@
 // Shared memory in two views. Ordinary loads and stores act on the generic view; TMA and WGMMA act on the async view.
 // A thread's writes reach the async view at its fence.proxy.async. Data from TMA reaches the generic view when a thread
-// has waited for its mbarrier. Memory that nobody has written, or that a load in flight will write, is poison: all bits
+// has waited for its mbarrier. Memory that was never written, or that a load in flight will write, is poison: all bits
 // are one, which is a NaN in E4M3, BF16 and FP32.
 #pragma once
 #include "scheduler.h"
@@ -45,7 +45,7 @@ void shared_store_value(void* pointer, const T& value, const char* what) {
   shared_store(shared_offset(pointer, sizeof(T), sizeof(T), what), &value, sizeof(T));
 }
 
-// PTX ISA, "Swizzling Modes": address bits 4 and up XOR bits 7 and up, as many as the span's chunks need for an index.
+// PTX ISA, "Swizzling Modes": address bits 4 and up XOR bits 7 and up, in the bits that index the span's chunks.
 inline uint32_t swizzle(uint32_t address, uint32_t span_bytes) {
   return span_bytes ? address ^ (address >> 3 & (span_bytes - 16)) : address;
 }
@@ -97,7 +97,7 @@ void st_shared_v4_b32(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint
   st_shared_v4_b32(const_cast<uint8_t*>(shared_pointer(address)), a, b, c, d);
 }
 
-// As on a GPU, the rank of the CTA in its cluster is the highest byte of an address.
+// The highest byte of an address is the rank of the CTA in its cluster, as on a GPU.
 uint32_t smem_address(const void* pointer) {
   return self->cta->rank << 24 | (kSharedBase + shared_offset(pointer, 0, 1, "smem_address"));
 }

@@ -215,7 +215,7 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
   yield();
 }
 
-// A peer sees these bytes as news, like those of other stores. None is still on its way when the kernel has ended.
+// A peer sees these bytes as news, like the bytes of other stores. When the kernel has ended, all have landed.
 inline void land_bytes(uint64_t address, const std::vector<uint8_t>& bytes) {
   const Buffer& buffer = *find_buffer(address, bytes.size());
   std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
@@ -245,7 +245,7 @@ inline void store_bulk(void* global, const void* source, uint32_t bytes, const c
   yield();
 }
 
-// Groups end in any order; all but the `pending` newest are waited for. Those that were written are dropped.
+// Waits until TMA has read all groups but the `pending` newest; groups end in any order. Drops leading written ones.
 void tma_store_wait_read(uint32_t pending) {
   yield();
   auto& groups = self->store_groups;
@@ -301,8 +301,8 @@ void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int
   load_box(map, barrier, destination, {c0, c1, c2, c3}, 1u << self->cta->rank, "tma_load_4d");
 }
 
-// st.async. As with TMA, only threads that have waited for the mbarrier see the data, and TMA and WGMMA only behind a fence of
-// theirs. Until then the destination is poison, so that a late read of the old data is noticed.
+// st.async. Only threads that have waited for the mbarrier see the data, as with TMA; TMA and WGMMA see it only after a
+// fence of such a thread. Until then the destination is poison, so that a late read of the old data is noticed.
 template <typename T>
 void send(void* pointer, uint64_t* barrier, uint32_t rank, const T& value, const char* what) {
   constexpr uint32_t kBytes = sizeof(T);

@@ -1,11 +1,11 @@
-// What the lanes of a warp do together, the barriers of a block, and the pool of registers.
+// Operations of a whole warp, the barriers of a block, and the pool of registers.
 #pragma once
 #include "peers.h"
 #include "shared_memory.h"
 
 namespace sim {
 
-// All 32 lanes must come to the same operation; returns what each passed. It is an error at once if lanes wait at
+// All 32 lanes must come to the same operation; returns the value of each lane. It is an error at once if lanes wait at
 // another operation or have exited; lanes that never come show up as a deadlock.
 inline const uint64_t* gather(const char* operation, uint64_t value) {
   Warp& warp = self->warp();
@@ -60,7 +60,7 @@ inline void wait_at_named(uint32_t id, uint64_t generation, const char* what) {
   learn(barrier.known[generation % 2]);
 }
 
-// __syncthreads waits for the threads that have not exited; they may exit while others wait.
+// __syncthreads waits only for threads that have not exited, so an exit may complete it.
 inline void recheck_syncthreads(Cta* cta) {
   NamedBarrier& barrier = cta->named[0];
   if (barrier.arrived && barrier.arrived == cta->live_threads) complete(barrier);

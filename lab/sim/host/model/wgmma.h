@@ -25,8 +25,8 @@ inline double decode_bf16(const uint8_t* bytes) {
   return value;
 }
 
-// The place of an operand. (PTX ISA, "Matrix Descriptor Format", "Strides".) A row is what the swizzle spans: of a K-major
-// operand elements along k, of an MN-major one elements along m or n.
+// Where an operand lies. (PTX ISA, "Matrix Descriptor Format", "Strides".) A row is one span of the swizzle: elements
+// along k if the operand is K-major, along m or n if it is MN-major.
 struct Operand {
   bool is_bf16, is_mn_major;
   const double* numbers;  // of FP8
